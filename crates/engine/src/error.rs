@@ -9,6 +9,7 @@ use kvant_model::ModelError;
 use kvant_text::chat::TemplateError;
 use kvant_text::sampler::SampleError;
 use kvant_text::tokenizer::TokenizerError;
+use kvant_vision::VisionError;
 
 use crate::{ContextFileError, PlanFileError};
 
@@ -33,6 +34,9 @@ pub enum Error {
         /// What does not fit.
         source: ModelError,
     },
+    /// A tower that cannot be used, or a picture that cannot be read.
+    #[error(transparent)]
+    Vision(#[from] VisionError),
     /// The vocabulary is unsound, or text cannot be encoded.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),

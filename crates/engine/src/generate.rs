@@ -181,9 +181,7 @@ fn check(session: &Session, prompt: &[u32], options: &GenerateOptions) -> Result
         return Err(Error::PromptTooLong { tokens: prompt.len(), n_ctx });
     }
     let n_vocab = model.n_vocab();
-    if let Some(&token) = prompt.iter().find(|&&token| token as usize >= n_vocab) {
-        return Err(ModelError::Token { token, n_vocab }.into());
-    }
+    model.loaded().extra().of(prompt).map_err(|token| ModelError::Token { token, n_vocab })?;
     options.sampler.validate()?;
     model.tokenizer().map(|_| ())
 }

@@ -36,6 +36,7 @@ mod generate;
 #[cfg_attr(not(feature = "cuda"), path = "no_gpu.rs")]
 mod gpu;
 mod model;
+mod picture;
 mod plan_file;
 mod profile;
 mod prompt;
@@ -70,7 +71,9 @@ pub use kvant_text::guess::{Guesser, MOST_GUESSES};
 pub use kvant_text::recommended::Recommended;
 pub use kvant_text::sampler::{Sampler, SamplerParams};
 pub use kvant_text::tokenizer::{self, DecodeStream, Special, Tokenizer};
+pub use kvant_vision::VisionError;
 pub use model::{LoraFile, Model, Needs, OpenOptions, open_file, open_lora};
+pub use picture::Picture;
 pub use plan_file::{Certificate, KvPlan, PlanFileError, added_kld};
 pub use profile::StageTime;
 pub use rank::Scorer;

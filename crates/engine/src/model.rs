@@ -16,6 +16,7 @@ use kvant_text::tokenizer::Tokenizer;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::device::{self, DeviceChoice, Placement};
+use crate::picture::Sight;
 use crate::runtime::{Loaded, Sequence};
 use crate::{Error, Session, SessionOptions, draft, fingerprint};
 
@@ -50,6 +51,8 @@ pub struct OpenOptions<'a> {
     pub draft: Option<Arc<Gguf>>,
     /// Adapters that change the model's matrices, all of them together.
     pub loras: Vec<LoraFile>,
+    /// The file of the tower that makes tokens of pictures, `mmproj-*.gguf` of llama.cpp: see [`Model::look`]. It runs on the CPU.
+    pub mmproj: Option<Arc<Gguf>>,
     /// A chat template to use instead of the file's own.
     pub chat_template: Option<String>,
     /// What the file must have besides its weights.
@@ -105,6 +108,7 @@ pub struct Model {
 struct Inner {
     loaded: Arc<dyn Loaded>,
     draft: Option<Model>,
+    sight: Option<Sight>,
     gguf: Arc<Gguf>,
     /// The vocabulary and the template, or why the file has none that can be used: a model without them still
     /// runs on token numbers.
@@ -202,6 +206,7 @@ impl Model {
         let bytes =
             [Some(&gguf), options.draft.as_ref()].map(|file| file.map_or(0, |file| file.file_bytes()));
         let share = bytes[0] as f32 / bytes.iter().sum::<u64>() as f32;
+        let sight = options.mmproj.map(|file| Sight::load(&file, options.n_threads, &config)).transpose()?;
         let mut tell = |done: f32| progress(done * share);
         let loaded = device::load(placement, options.n_threads, config, &gguf, &mut tell)?;
         let mut tell = |done: f32| progress(share + done * (1.0 - share));
@@ -213,6 +218,7 @@ impl Model {
             inner: Arc::new(Inner {
                 loaded,
                 draft,
+                sight,
                 gguf,
                 tokenizer,
                 template,
@@ -231,6 +237,7 @@ impl Model {
             inner: Arc::new(Inner {
                 loaded,
                 draft: None,
+                sight: None,
                 gguf,
                 tokenizer: Err("none of a draft model".to_owned()),
                 template: Err(TemplateError::Missing),
@@ -274,9 +281,10 @@ impl Model {
         self.inner.loaded.n_vocab()
     }
 
-    /// Bytes of weights, in the file's types, those of a [draft model](OpenOptions::draft) among them.
+    /// Bytes of weights, in the file's types, those of a [draft model](OpenOptions::draft) and of a [tower](OpenOptions::mmproj) among them.
     pub fn weight_bytes(&self) -> usize {
-        self.inner.loaded.weight_bytes() + self.draft().map_or(0, Self::weight_bytes)
+        let beside = self.draft().map_or(0, Self::weight_bytes) + self.sight().map_or(0, Sight::weight_bytes);
+        self.inner.loaded.weight_bytes() + beside
     }
 
     /// Bytes of those weights that stay in the mapped file, and of these, what one decoded token reads.
@@ -420,6 +428,10 @@ impl Model {
     /// [`TemplateError::Missing`] when it has none, and what is wrong with one that cannot be used.
     pub fn chat_template(&self) -> Result<&ChatTemplate, Error> {
         self.inner.template.as_ref().map_err(|error| error.clone().into())
+    }
+
+    pub(crate) fn sight(&self) -> Option<&Sight> {
+        self.inner.sight.as_ref()
     }
 
     pub(crate) fn loaded(&self) -> &Arc<dyn Loaded> {

@@ -11,7 +11,7 @@ use kvant_backend::limits::{MAX_TOKENS, check_size};
 use kvant_backend::{Candidate, TOKENS_PER_BLOCK};
 use kvant_codec::Side;
 use kvant_codec::random::Random;
-use kvant_model::{Entry, OnQueries, Want};
+use kvant_model::{Entry, ExtraRows, OnQueries, Want};
 use kvant_text::sampler::{SampleError, Sampler};
 
 use crate::generate::{CancelFlag, Continuation, GenerateOptions, Generation};
@@ -41,6 +41,8 @@ pub struct Session {
     /// Whether the cache holds what the model made of the tokens.
     is_real: bool,
     owner: Option<Arc<str>>,
+    /// The rows of pictures that it has been shown, for as long as they may have to be read again.
+    shown: Vec<Arc<ExtraRows>>,
 }
 
 impl Session {
@@ -70,7 +72,20 @@ impl Session {
         let root = model.block_root(&sequence, owner.as_deref());
         sequence.loaded().set_root(sequence.id(), root);
         let (ahead, row, likeliest) = (Vec::new(), Vec::new(), Vec::new());
-        Self { model, sequence, tokens, ahead, drafter, lent: None, row, likeliest, is_real: true, owner }
+        let shown = Vec::new();
+        Self {
+            model,
+            sequence,
+            tokens,
+            ahead,
+            drafter,
+            lent: None,
+            row,
+            likeliest,
+            is_real: true,
+            owner,
+            shown,
+        }
     }
 
     /// This session, empty as it is, as one of `owner`: it shares memory with others of the same owner alone, so that nobody can
@@ -329,6 +344,7 @@ impl Session {
     pub fn clear(&mut self) {
         self.cut(0);
         self.is_real = true;
+        self.shown.clear();
     }
 
     /// Forgets everything but the first `n` tokens. Where what comes next would see in 16 bit what is there in codes only, some
@@ -368,7 +384,23 @@ impl Session {
         }
         let n = self.sequence.loaded().attach(self.sequence.id(), tokens, self.n_ctx());
         self.tokens.extend_from_slice(&tokens[..n]);
+        self.keep_shown(&tokens[..n]);
         n
+    }
+
+    /// Whether a picture is among its tokens.
+    pub fn holds_pictures(&self) -> bool {
+        self.tokens.iter().any(|&token| self.sequence.loaded().extra().is_extra(token))
+    }
+
+    /// Keeps the rows of pictures among `tokens`.
+    fn keep_shown(&mut self, tokens: &[u32]) {
+        // What is gone already, nobody can keep.
+        for rows in self.sequence.loaded().extra().of(tokens).unwrap_or_default() {
+            if !self.shown.iter().any(|shown| Arc::ptr_eq(shown, &rows)) {
+                self.shown.push(rows);
+            }
+        }
     }
 
     /// A second session that starts with the same tokens; all memory is shared until one side writes.
@@ -384,6 +416,7 @@ impl Session {
             likeliest: Vec::new(),
             is_real: self.is_real,
             owner: self.owner.clone(),
+            shown: self.shown.clone(),
         }
     }
 
@@ -489,6 +522,7 @@ impl Session {
     /// Takes note of tokens that a step has read.
     fn stepped(&mut self, tokens: &[u32]) {
         self.tokens.extend_from_slice(tokens);
+        self.keep_shown(tokens);
         if self.is_real {
             self.sequence.loaded().publish(self.sequence.id(), &self.tokens);
         }

@@ -99,6 +99,12 @@ pub enum ContextFileError {
         /// What the file has.
         got: String,
     },
+    /// A session that holds a picture, whose tokens are numbers of one loaded model.
+    #[error("{}: a context with a picture cannot be kept yet", printable_path(path))]
+    Pictures {
+        /// The file.
+        path: PathBuf,
+    },
 }
 
 impl Session {
@@ -138,6 +144,9 @@ impl Session {
     /// Writes the bytes of a file. Returns how many.
     fn write_to(&self, out: impl Write + Seek, path: &Path) -> Result<u64, Error> {
         let io = |source| failed(path, source);
+        if self.holds_pictures() {
+            return Err(ContextFileError::Pictures { path: path.to_owned() }.into());
+        }
         self.repay()?;
         let (loaded, id) = (self.sequence().loaded(), self.sequence().id());
         let header = Header::new(self.model(), self.sequence()).to_json();
@@ -173,7 +182,7 @@ impl Session {
         header.check_identity(self.model(), strengths.as_ref(), reader.path())?;
         header.check_turned(self.model().config(), self.n_ctx(), reader.path())?;
         header.check_plan(self.sequence().plan(), reader.path())?;
-        let tokens = reader.tokens(header.n_tokens)?;
+        let tokens = tokens(&mut reader, &header, self.model())?;
         let same = tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         let n = same.min(prompt.len().saturating_sub(1)).min(self.n_ctx());
         if n == 0 {
@@ -200,7 +209,7 @@ impl Model {
         let mut reader = Reader::open(path.as_ref())?;
         let header = Header::parse(&reader)?;
         header.check_identity(self, None, reader.path())?;
-        Ok(reader.tokens(header.n_tokens)?)
+        tokens(&mut reader, &header, self)
     }
 
     /// A session as [`Session::save`] wrote it, with the cache types of the file and a context of `n_ctx` tokens (the
@@ -216,7 +225,7 @@ impl Model {
         let header = Header::parse(&reader)?;
         header.check_identity(self, None, reader.path())?;
         let plan = header.plan(&self.config().kv_shape(), reader.path())?;
-        let tokens = reader.tokens(header.n_tokens)?;
+        let tokens = tokens(&mut reader, &header, self)?;
         if let Some(n_ctx) = n_ctx {
             check_size("n_ctx", n_ctx, 1..=MAX_TOKENS)?;
         }
@@ -255,6 +264,18 @@ impl fmt::Debug for SavedSession {
 
 fn failed(path: &Path, source: io::Error) -> Error {
     ContextFileError::Io { path: path.to_owned(), source }.into()
+}
+
+/// The tokens of a file, which are the vocabulary's.
+fn tokens(reader: &mut Reader<impl Read + Seek>, header: &Header, model: &Model) -> Result<Vec<u32>, Error> {
+    let tokens = reader.tokens(header.n_tokens)?;
+    match tokens.iter().find(|&&token| token as usize >= model.n_vocab()) {
+        Some(token) => {
+            let what = format!("token {token}, of a vocabulary of {}", model.n_vocab());
+            Err(reader.corrupt(what).into())
+        }
+        None => Ok(tokens),
+    }
 }
 
 fn restore(

@@ -17,7 +17,7 @@ use kvant_codec::Side;
 use kvant_codec::random::Random;
 use kvant_gguf::Gguf;
 use kvant_kv::{BlockKey, CacheState, KvShape, Plan};
-use kvant_model::{Config, Entry, OnQueries, Want};
+use kvant_model::{Config, Entry, ExtraTokens, OnQueries, Want};
 
 use crate::Error;
 use crate::profile::StageTime;
@@ -75,6 +75,8 @@ pub(crate) trait Loaded: Caches + Send + Sync {
     fn kv_shape(&self) -> KvShape;
     /// Size of the vocabulary.
     fn n_vocab(&self) -> usize;
+    /// The tokens beyond it.
+    fn extra(&self) -> &Arc<ExtraTokens>;
     /// Bytes of weights in the file's types.
     fn weight_bytes(&self) -> usize;
     /// Bytes of weights that one decoded token reads.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use kvant_backend::{Backend, Candidate, Page, TOKENS_PER_BLOCK};
 use kvant_kv::{BlockKey, Cache, KvShape, Layout, Plan, Pool};
-use kvant_model::{Activations, Config, Decoder, Entry, Outputs, StepPart, Want, Weights};
+use kvant_model::{Activations, Decoder, Entry, Outputs, StepPart, Want, Weights};
 use kvant_text::guess::MOST_GUESSES;
 
 use super::{MAX_ROWS, SequenceId, StepRow};
@@ -62,9 +62,9 @@ struct Followed<P: Page> {
 
 impl<B: Backend> Mtp<B> {
     /// The layer of a model whose other weights are these; `None` where it has none.
-    pub fn new(device: &B, config: &Config, weights: Option<Weights<B>>) -> Result<Option<Self>, Error> {
-        let Some((config, weights)) = config.of_mtp().zip(weights) else { return Ok(None) };
-        let decoder = Decoder::new(config, weights);
+    pub fn new(device: &B, model: &Decoder<B>, weights: Option<Weights<B>>) -> Result<Option<Self>, Error> {
+        let Some((config, weights)) = model.config().of_mtp().zip(weights) else { return Ok(None) };
+        let decoder = Decoder::new(config, weights).with_extra(model.extra());
         let act = decoder.activations(device, MAX_ROWS)?;
         let logits = device.buffer(decoder.n_vocab())?;
         let layer = Layer { decoder, act, logits, likeliest: Vec::new() };

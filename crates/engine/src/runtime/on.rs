@@ -11,8 +11,8 @@ use kvant_codec::random::Random;
 use kvant_gguf::Gguf;
 use kvant_kv::{BlockKey, Cache, CacheState, KvShape, Layout, Plan, Pool};
 use kvant_model::{
-    Activations, Config, Decoder, Entry, LayerSpec, OnQueries, Outputs, Part, StepError, StepPart, Want,
-    Weights,
+    Activations, Config, Decoder, Entry, ExtraTokens, LayerSpec, OnQueries, Outputs, Part, StepError,
+    StepPart, Want, Weights,
 };
 
 use super::mtp::Mtp;
@@ -75,8 +75,8 @@ fn load_with<B: Backend>(
         true => weights.load_mtp(gguf, &config, &*device)?,
         false => None,
     };
-    let mtp = Mtp::new(&*device, &config, mtp)?;
     let decoder = Decoder::new(config, weights);
+    let mtp = Mtp::new(&*device, &decoder, mtp)?;
     let act = decoder.activations(&*device, MAX_ROWS)?;
     let state = Mutex::new(State { caches: HashMap::new(), act, logits: Vec::new(), mtp });
     Ok(Arc::new(On { device, decoder, pool, state }))
@@ -252,6 +252,10 @@ impl<B: Backend> Loaded for On<B> {
 
     fn n_vocab(&self) -> usize {
         self.decoder.n_vocab()
+    }
+
+    fn extra(&self) -> &Arc<ExtraTokens> {
+        self.decoder.extra()
     }
 
     fn weight_bytes(&self) -> usize {

@@ -8,7 +8,7 @@ use kvant_codec::Side;
 use kvant_codec::random::Random;
 use kvant_gguf::Gguf;
 use kvant_kv::{BlockKey, CacheState, KvShape, Plan};
-use kvant_model::{Config, Entry, OnQueries, Want};
+use kvant_model::{Config, Entry, ExtraTokens, OnQueries, Want};
 
 use super::{Caches, Loaded, Logits, Room, SequenceId, StepRow};
 use crate::Error;
@@ -100,6 +100,11 @@ impl Loaded for Relay {
 
     fn n_vocab(&self) -> usize {
         self.parts[0].n_vocab()
+    }
+
+    fn extra(&self) -> &Arc<ExtraTokens> {
+        // Tokens enter there.
+        self.parts[0].extra()
     }
 
     fn weight_bytes(&self) -> usize {

@@ -1,0 +1,172 @@
+//! Models that see, held to `transformers`: see `tools/reference/pictures.py`.
+//!
+//! Tolerance: 1e-4 on logits of order 1 to 10, as for models that read text only (`golden.rs`).
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kvant::{
+    DeviceChoice, Error, Feed, GenerateOptions, KvOptions, Model, OpenOptions, Picture, RenderOptions,
+    SamplerParams, Session, SessionOptions,
+};
+use serde_json::json;
+
+const TOLERANCE: f32 = 1e-4;
+const MODELS: [&str; 5] = ["smolvlm", "internvl", "pixtral", "mistral3", "lfm2vl"];
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../vision/tests")
+}
+
+fn picture(name: &str) -> Vec<u8> {
+    std::fs::read(folder().join(format!("pictures/{name}.png"))).unwrap()
+}
+
+fn open(name: &str) -> Model {
+    let folder = folder().join("models").join(name);
+    let mmproj = Some(Arc::new(kvant::open_file(folder.join("mmproj.gguf")).unwrap()));
+    let options = OpenOptions { mmproj, device: DeviceChoice::Cpu, ..Default::default() };
+    Model::open_with(folder.join("text.gguf"), options).unwrap()
+}
+
+fn session(model: &Model, kv: &str) -> Session {
+    let kv = KvOptions::symmetric(kv.parse().unwrap());
+    model.session(SessionOptions { n_ctx: Some(200), kv }).unwrap()
+}
+
+/// The prompt that the golden files are of.
+fn prompt(model: &Model, picture: &Picture) -> Vec<u32> {
+    let said = |text: &str| json!({ "type": "text", "text": text });
+    let content = json!([said("See "), { "type": "image" }, said("and say what it is.")]);
+    let messages = [json!({ "role": "user", "content": content })];
+    let options = RenderOptions { add_generation_prompt: true, ..Default::default() };
+    model.picture_prompt(&messages, &options, std::slice::from_ref(picture)).unwrap().1
+}
+
+/// Tokens, the one that stands for rows of the picture, and logits `[tokens, n_vocab]`.
+fn golden(name: &str, picture: &str) -> (Vec<u32>, u32, Vec<f32>) {
+    let file = std::fs::read(folder().join(format!("models/{name}/{picture}.golden"))).unwrap();
+    assert_eq!(&file[..4], b"KVPI");
+    let words: Vec<u32> =
+        file[4..].chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect();
+    let [n_tokens, n_vocab] = [words[0] as usize, words[1] as usize];
+    let logits = words[words.len() - n_tokens * n_vocab..].iter().map(|&bits| f32::from_bits(bits));
+    (words[6..6 + n_tokens].to_vec(), words[5], logits.collect())
+}
+
+#[test]
+fn prompts_and_logits_are_those_of_transformers() {
+    for name in MODELS {
+        let model = open(name);
+        let n_vocab = model.n_vocab();
+        for of in ["wide", "tall"] {
+            let prompt = prompt(&model, &model.look(&picture(of)).unwrap());
+            let (tokens, placeholder, logits) = golden(name, of);
+            let as_placeholder = |&token: &u32| if token as usize >= n_vocab { placeholder } else { token };
+            assert_eq!(prompt.iter().map(as_placeholder).collect::<Vec<_>>(), tokens, "{name}, {of}");
+            let mut session = session(&model, "f32");
+            let mut furthest = 0f32;
+            session
+                .feed_scored(&prompt, 0, &mut |i, got| {
+                    let wanted = &logits[i * n_vocab..][..n_vocab];
+                    let off = got.iter().zip(wanted).map(|(a, b)| (a - b).abs());
+                    // Written so that NaN fails.
+                    off.for_each(|off| assert!(off <= TOLERANCE, "{name}, {of}, token {i}: {off}"));
+                    furthest = got.iter().zip(wanted).fold(furthest, |most, (a, b)| most.max((a - b).abs()));
+                })
+                .unwrap();
+            eprintln!("{name}, {of}: logits are off by {furthest} at most");
+        }
+    }
+}
+
+/// In chunks, in company, after a rewind into the picture, in a fork, behind what another session holds: the same bits.
+#[test]
+fn rows_of_pictures_are_tokens_as_others() {
+    for name in MODELS {
+        let model = open(name);
+        let [wide, tall] = ["wide", "tall"].map(|of| prompt(&model, &model.look(&picture(of)).unwrap()));
+        let bits = |session: &mut Session| -> Vec<u32> {
+            session.logits().unwrap().iter().map(|logit| logit.to_bits()).collect()
+        };
+        let alone = |prompt: &[u32]| {
+            let mut session = session(&model, "turbo3");
+            session.feed(prompt, &mut |_| true).unwrap();
+            assert!(session.holds_pictures());
+            bits(&mut session)
+        };
+        let wanted = [alone(&wide), alone(&tall)];
+        assert_ne!(wanted[0], wanted[1]);
+        let mut in_chunks = session(&model, "turbo3");
+        wide.chunks(7).for_each(|chunk| in_chunks.feed(chunk, &mut |_| true).unwrap());
+        assert_eq!(bits(&mut in_chunks), wanted[0], "{name} in chunks");
+        let mut forked = in_chunks.fork();
+        drop(in_chunks);
+        forked.rewind(20).unwrap();
+        forked.feed(&wide[20..], &mut |_| true).unwrap();
+        assert_eq!(bits(&mut forked), wanted[0], "{name}, forked and read again");
+        let mut together = [session(&model, "turbo3"), session(&model, "turbo3")];
+        let [a, b] = &mut together;
+        Session::feed_together(&mut [Feed::new(a, &wide), Feed::new(b, &tall)]).unwrap();
+        assert_eq!(together.each_mut().map(bits), wanted, "{name} together");
+        let mut error = forked.save(std::env::temp_dir().join("kvant-never-written.ctx")).unwrap_err();
+        assert!(error.to_string().ends_with("a context with a picture cannot be kept yet"), "{error}");
+        error = forked.to_saved().unwrap_err();
+        assert!(matches!(error, Error::ContextFile(_)));
+    }
+}
+
+#[test]
+fn a_picture_that_comes_again_has_the_same_tokens_and_another_has_others() {
+    let model = open("smolvlm");
+    let [wide, tall] = ["wide", "tall"].map(picture);
+    let first = model.look(&wide).unwrap();
+    let other = model.look(&tall).unwrap();
+    assert_eq!(first.tokens(), model.look(&wide).unwrap().tokens());
+    let rows = |picture: &Picture| {
+        picture
+            .tokens()
+            .iter()
+            .filter(|&&token| token as usize >= model.n_vocab())
+            .copied()
+            .collect::<Vec<_>>()
+    };
+    assert!(rows(&first).iter().all(|row| !rows(&other).contains(row)));
+    // Nobody else knows them.
+    let unknown = rows(&other).last().unwrap() + 1;
+    let error = session(&model, "f16").feed(&[1, unknown], &mut |_| true).unwrap_err().to_string();
+    assert_eq!(error, format!("token {unknown} is not in the vocabulary of {}", model.n_vocab()));
+}
+
+#[test]
+fn an_answer_to_a_picture_is_generated_with_guesses_and_penalties() {
+    let model = open("smolvlm");
+    let prompt = prompt(&model, &model.look(&picture("wide")).unwrap());
+    let answer = |draft_max| {
+        let sampler = SamplerParams { repeat_penalty: 1.1, ..SamplerParams::greedy() };
+        let options = GenerateOptions { sampler, max_tokens: Some(24), draft_max, ..Default::default() };
+        let mut session = session(&model, "turbo3");
+        session.generate(&prompt, options).unwrap().map(|token| token.unwrap().id).collect::<Vec<_>>()
+    };
+    assert_eq!(answer(Some(0)), answer(Some(8)));
+    assert!(answer(None).iter().all(|&token| (token as usize) < model.n_vocab()));
+}
+
+#[test]
+fn what_cannot_be_seen_says_why() {
+    let blind = Model::bundled(OpenOptions::default()).unwrap();
+    let error = blind.look(&picture("wide")).unwrap_err().to_string();
+    assert!(error.starts_with("picture: expected a model that sees"), "{error}");
+    let model = open("internvl");
+    let error = model.look(b"no picture").unwrap_err().to_string();
+    assert!(error.starts_with("not a picture that can be read"), "{error}");
+    // A tower of another model.
+    let mmproj = kvant::open_file(folder().join("models/smolvlm/mmproj.gguf")).unwrap();
+    let options = OpenOptions { mmproj: Some(Arc::new(mmproj)), ..Default::default() };
+    let error = Model::bundled(options).unwrap_err().to_string();
+    assert!(error.starts_with("mmproj: expected the tower of this model"), "{error}");
+    let options =
+        OpenOptions { mmproj: Some(Arc::new(Model::bundled_file().unwrap())), ..Default::default() };
+    let error = Model::bundled(options).unwrap_err().to_string();
+    assert!(error.starts_with("general.architecture: expected clip"), "{error}");
+}
