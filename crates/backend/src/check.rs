@@ -190,6 +190,16 @@ pub fn check_soft_cap(x: &impl Buffer, len: usize) -> Result<()> {
     BackendError::check_at_least("soft_cap", "length of the buffer", len, x.n_values())
 }
 
+/// Checks [`Backend::attend_all`].
+pub fn check_attend_all(rows: usize, heads: Heads, buffers: [&impl Buffer; 4]) -> Result<()> {
+    const OP: &str = "attend_all";
+    BackendError::check_at_least(OP, "values of a head", 1, heads.dim)?;
+    let len = rows.saturating_mul(heads.n).saturating_mul(heads.dim);
+    buffers
+        .iter()
+        .try_for_each(|of| BackendError::check_at_least(OP, "length of the buffer", len, of.n_values()))
+}
+
 /// Checks [`Backend::scale`].
 pub fn check_scale(x: &impl Buffer, len: usize) -> Result<()> {
     BackendError::check_at_least("scale", "length of the buffer", len, x.n_values())

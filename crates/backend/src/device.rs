@@ -419,6 +419,22 @@ pub trait Backend: Send + Sync + Sized + 'static {
         out: &mut Self::Buffer,
     ) -> Result<()>;
 
+    /// `out[r, h] = Σ_s softmax_s(scale q[r, h] · k[s, h]) v[s, h]` for each head h of the first `rows` rows of `q`, `k`, `v` and `out`
+    /// `[rows, heads.n * heads.dim]`: attention in which each row sees all of them, and that nothing is kept of. A device that has no kernel
+    /// for it refuses.
+    fn attend_all(
+        &self,
+        rows: usize,
+        heads: Heads,
+        scale: f32,
+        qkv: [&Self::Buffer; 3],
+        out: &mut Self::Buffer,
+    ) -> Result<()> {
+        _ = (rows, heads, scale, qkv, out);
+        let (wanted, has) = ("rows that see all others".to_owned(), "rows that see those before".to_owned());
+        Err(BackendError::Unsupported { op: "attend_all", wanted, has })
+    }
+
     /// `y[r, c] = b[c] + Σ_j w[j, c] u[r - taps + 1 + j, c]` for the rows of each part, channel by channel, u what enters of the rows
     /// of `x` `[rows, n_in]` and, before the first of a step, of the state, which is left as the next step wants it: `kernel`
     /// `[taps + 1, channels]` is w and then b, `y` `[rows, channels]`. What enters and what becomes of y says

@@ -21,9 +21,10 @@ pub mod trials;
 
 pub use bytes::SharedBytes;
 pub use check::{
-    check_add_normed, check_copy, check_copy_columns, check_embed, check_expert_ffn, check_experts,
-    check_gate_rows, check_gated_ffn, check_layer_norm, check_matrix, check_project, check_project_each,
-    check_read, check_rope, check_rope_append, check_scale, check_soft_cap, check_top_k, check_write,
+    check_add_normed, check_attend_all, check_copy, check_copy_columns, check_embed, check_expert_ffn,
+    check_experts, check_gate_rows, check_gated_ffn, check_layer_norm, check_matrix, check_project,
+    check_project_each, check_read, check_rope, check_rope_append, check_scale, check_soft_cap, check_top_k,
+    check_write,
 };
 pub use device::{
     Backend, Buffer, Choice, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, Matrix, Output, Page,

@@ -51,6 +51,17 @@ pub struct ModelArgs {
     pub lora: LoraArgs,
 }
 
+/// What a command needs of a model besides its weights.
+#[derive(Default)]
+pub struct Wanted<'a> {
+    pub needs: Needs,
+    pub chat_template: Option<String>,
+    /// What guesses ahead, for a command that answers.
+    pub draft: Option<&'a DraftArgs>,
+    /// What looks at pictures.
+    pub mmproj: Option<Arc<Gguf>>,
+}
+
 /// Where experts are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ExpertPlace {
@@ -164,7 +175,7 @@ impl DecodeArgs {
 impl ModelArgs {
     /// Loads the model, with a progress bar where someone watches.
     pub fn open(&self, quiet: bool) -> Result<Model, Failure> {
-        self.open_for(quiet, Needs::Nothing, None, None)
+        self.open_for(quiet, Wanted::default())
     }
 
     /// The same with exact products of prompts, for what others are compared with.
@@ -179,15 +190,9 @@ impl ModelArgs {
         other.open(quiet)
     }
 
-    /// As [`open`](Self::open), for a command that needs text: what is missing is told before the weights are loaded. With what guesses ahead
-    /// for one that answers.
-    pub fn open_for(
-        &self,
-        quiet: bool,
-        needs: Needs,
-        chat_template: Option<String>,
-        draft: Option<&DraftArgs>,
-    ) -> Result<Model, Failure> {
+    /// As [`open`](Self::open), for a command that needs more: what is missing is told before the weights are loaded.
+    pub fn open_for(&self, quiet: bool, wanted: Wanted<'_>) -> Result<Model, Failure> {
+        let Wanted { needs, chat_template, draft, mmproj } = wanted;
         let place = self.place.place()?;
         let gguf = Arc::new(place.open(&self.place, quiet)?);
         let guesses = draft.filter(|draft| draft.draft_max != Some(0));
@@ -200,15 +205,17 @@ impl ModelArgs {
         let mut tell = |share: f32| bar.set_position((share * 100.0) as u64);
         let template = chat_template.clone();
         let options = self.options(loras.clone(), Some(&mut tell));
-        let options = OpenOptions { needs, chat_template: template, mtp, draft: draft.clone(), ..options };
+        let (drafts, sees) = (draft.clone(), mmproj.clone());
+        let options =
+            OpenOptions { needs, chat_template: template, mtp, draft: drafts, mmproj: sees, ..options };
         let model = match Model::from_gguf(gguf.clone(), options) {
             // Layers were wanted on a GPU that may not be there.
             Err(Error::Device(error)) if self.may_do_without_gpu() && Gpu::open(0).is_err() => {
                 log::note(format_args!("-ngl: {error}; all layers are on the CPU"));
                 let (device, n_gpu_layers) = (DeviceChoice::Cpu, None);
                 let options = self.options(loras, Some(&mut tell));
-                let options =
-                    OpenOptions { needs, chat_template, mtp, draft, device, n_gpu_layers, ..options };
+                let options = OpenOptions { needs, chat_template, mtp, draft, mmproj, ..options };
+                let options = OpenOptions { device, n_gpu_layers, ..options };
                 Model::from_gguf(gguf, options)
             }
             other => other,
@@ -236,7 +243,7 @@ impl ModelArgs {
     }
 
     /// The file of another model, by what `-m` takes.
-    fn open_file(&self, model: &str, quiet: bool) -> Result<Gguf, Failure> {
+    pub fn open_file(&self, model: &str, quiet: bool) -> Result<Gguf, Failure> {
         let place = self.place.named(model);
         place.place()?.open(&place, quiet)
     }

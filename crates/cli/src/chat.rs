@@ -5,12 +5,15 @@ mod conversation;
 mod lines;
 mod voice;
 
+use std::path::PathBuf;
+
 use clap::Args;
 use kvant::gguf::printable;
 use kvant::{ChatTemplate, Message, Needs, RenderOptions, Session, SessionOptions};
 
-use crate::args::{CacheArgs, DecodeArgs, ModelArgs, Resolved, SamplingArgs};
+use crate::args::{CacheArgs, DecodeArgs, ModelArgs, Resolved, SamplingArgs, Wanted};
 use crate::failure::Failure;
+use crate::sight::{SightArgs, look};
 use crate::template::TemplateArgs;
 use crate::{console, output};
 use command::Input;
@@ -37,6 +40,11 @@ pub struct ChatArgs {
     decode: DecodeArgs,
     #[command(flatten)]
     template: TemplateArgs,
+    /// Picture to show before the first message; /image shows others
+    #[arg(long, value_name = "FILE", value_delimiter = ',')]
+    image: Vec<PathBuf>,
+    #[command(flatten)]
+    sight: SightArgs,
     /// The first message
     #[arg(short, long, value_name = "TEXT", conflicts_with = "words")]
     prompt: Option<String>,
@@ -61,8 +69,10 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
     // What is wrong with them is told before anything is loaded.
     args.sampling.params()?;
     let options = args.cache.session_options()?;
-    let model =
-        args.model.open_for(false, Needs::ChatTemplate, args.template.source()?, Some(&args.decode.draft))?;
+    let (chat_template, mmproj) = (args.template.source()?, args.sight.open(&args.model, false)?);
+    let wanted =
+        Wanted { needs: Needs::ChatTemplate, chat_template, draft: Some(&args.decode.draft), mmproj };
+    let model = args.model.open_for(false, wanted)?;
     let (sampler, recommended) = args.sampling.params_for(&model)?;
     let render = render_options(model.chat_template()?, args.think)?;
     let Resolved { options, auto } = args.cache.resolve(options, &model)?;
@@ -82,6 +92,7 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
         context_shift: args.context_shift,
         render,
         thoughts: Shown::of(args.hide_thinking),
+        pictures: look(&model, &args.image, false)?,
         options,
         interrupt,
         session,

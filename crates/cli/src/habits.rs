@@ -64,7 +64,6 @@ const DRAFT: Means =
     noted(Value, "how many guesses pay is found while an answer is made; --draft-max N bounds them");
 const EMBEDDINGS: Means = Only("serve", "kvant serve answers /v1/embeddings");
 const RERANK: Means = Only("serve", "kvant serve answers /v1/rerank, of models that score documents");
-const IMAGES: Means = No("models read text alone");
 const HUB: Means = No("this build fetches nothing (feature `hub`)");
 const SERVER: Means = No("kvant serve listens for requests");
 const THINKING: Means = No(
@@ -141,7 +140,6 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--defrag-thold", noted(Value, ONE_CACHE)),
     ("-fit", silent(Switch)),
     ("--fit", silent(Switch)),
-    ("--no-mmproj", silent(Nothing)),
     ("--log-colors", silent(Switch)),
     ("--log-prefix", silent(Nothing)),
     ("--log-timestamps", silent(Nothing)),
@@ -307,8 +305,10 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--draft-p-min", DRAFT),
     ("--spec-type", DRAFT),
     ("--mtp", noted(Nothing, "layers that predict further are used where the file has them")),
-    ("--mmproj", IMAGES),
-    ("--image", IMAGES),
+    ("-mm", Is("--mmproj")),
+    ("--mmproj-url", No("--mmproj takes a file; one in the model's repository is found by itself")),
+    ("-mmu", No("--mmproj takes a file; one in the model's repository is found by itself")),
+    ("--audio", No("models read texts and pictures")),
     ("-mu", No("-m takes a file, -hf USER/REPO one of the Hugging Face hub")),
     ("--model-url", No("-m takes a file, -hf USER/REPO one of the Hugging Face hub")),
     ("-hft", No("the hub's token is read from HF_TOKEN")),

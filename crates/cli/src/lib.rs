@@ -31,6 +31,7 @@ mod progress;
 mod quantize;
 mod run;
 mod serve;
+mod sight;
 mod template;
 mod variables;
 mod weight_type;

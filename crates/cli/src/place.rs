@@ -88,6 +88,12 @@ impl PlaceArgs {
         }
     }
 
+    /// Whether only files that are here already are used.
+    #[cfg(feature = "hub")]
+    pub fn is_offline(&self) -> bool {
+        self.offline
+    }
+
     /// Whether a model is named, here and not in the environment.
     pub fn is_given(&self) -> bool {
         self.word.is_some() || self.is_by_flag()

@@ -9,7 +9,7 @@ use kvant_eval::report::{Part, PlanReport};
 use kvant_eval::{Goal, MIXTURE, PlanOptions, Planned};
 use serde_json::json;
 
-use crate::args::{ModelArgs, check_target, positive, read_text};
+use crate::args::{ModelArgs, Wanted, check_target, positive, read_text};
 use crate::bench::COMMIT;
 use crate::eval::{StateArgs, Switch, about, add_to_report, check_report, follow};
 use crate::failure::Failure;
@@ -80,7 +80,7 @@ pub fn plan(args: PlanArgs) -> Result<(), Failure> {
         None => MIXTURE.to_owned(),
     };
     let quiet = args.quiet || args.json;
-    let model = args.model.open_for(quiet, Needs::Tokenizer, None, None)?;
+    let model = args.model.open_for(quiet, Wanted { needs: Needs::Tokenizer, ..Wanted::default() })?;
     let path = args.output.clone().map_or_else(|| target(&model), Ok)?;
     check_target(Some(&path))?;
     let bar = progress::bar("plan", 0, quiet);

@@ -13,9 +13,10 @@ use kvant::{
 use serde_json::json;
 
 use crate::args::{
-    CacheArgs, DecodeArgs, ModelArgs, Resolved, SamplingArgs, check_target, from_env, read_text,
+    CacheArgs, DecodeArgs, ModelArgs, Resolved, SamplingArgs, Wanted, check_target, from_env, read_text,
 };
 use crate::failure::Failure;
+use crate::sight::{SightArgs, look};
 use crate::template::TemplateArgs;
 use crate::{console, log, output, progress};
 
@@ -46,6 +47,11 @@ pub struct RunArgs {
     /// With --raw: special tokens written in the text are just text
     #[arg(long, requires = "raw")]
     no_special: bool,
+    /// Picture to show before the prompt, PNG, JPEG, WebP, GIF or BMP; may be given several times, or as a comma list
+    #[arg(long, value_name = "FILE", value_delimiter = ',', conflicts_with_all = ["raw", "prompt_cache"])]
+    image: Vec<PathBuf>,
+    #[command(flatten)]
+    sight: SightArgs,
     #[command(flatten)]
     template: TemplateArgs,
     /// System message, before the prompt
@@ -76,13 +82,17 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     let session_options = args.cache.session_options()?;
     let quiet = args.quiet || args.json;
     let needs = if args.raw { Needs::Tokenizer } else { Needs::NoBadTemplate };
-    let model = args.model.open_for(quiet, needs, args.template.source()?, Some(&args.decode.draft))?;
+    // Who shows nothing needs nobody who looks.
+    let sees = !args.image.is_empty();
+    let mmproj = if sees { Some(args.sight.need(&args.model, quiet)?) } else { None };
+    let (chat_template, draft) = (args.template.source()?, Some(&args.decode.draft));
+    let model = args.model.open_for(quiet, Wanted { needs, chat_template, draft, mmproj })?;
     let (sampler, recommended) = args.sampling.params_for(&model)?;
     options.sampler = sampler;
     let Resolved { options: session_options, auto } = args.cache.resolve(session_options, &model)?;
     let mut session = model.session(session_options)?;
     args.cache.note_length(&session);
-    let prompt = args.tokens(&session, &text)?;
+    let prompt = args.tokens(&session, &text, quiet)?;
     if let Some(path) = args.prompt_cache.as_deref().filter(|path| path.exists()) {
         session.load_prefix(path, &prompt)?;
     }
@@ -160,21 +170,28 @@ impl RunArgs {
     }
 
     /// The prompt in the model's chat format, when it has one; else as it is.
-    fn tokens(&self, session: &Session, text: &str) -> Result<Vec<u32>, Failure> {
+    fn tokens(&self, session: &Session, text: &str, quiet: bool) -> Result<Vec<u32>, Failure> {
         if self.raw {
             let special = if self.no_special { Special::AsText } else { Special::Parse };
             return Ok(session.text_prompt(text, special)?);
         }
         if let Err(missing @ Error::Template(TemplateError::Missing)) = session.model().chat_template() {
-            if self.system_prompt.is_some() {
+            if self.system_prompt.is_some() || !self.image.is_empty() {
                 return Err(missing.into());
             }
             log::note("this model has no chat template, so the text is continued as it is");
             return Ok(session.text_prompt(text, Special::AsText)?);
         }
         let system = self.system_prompt.as_deref().map(Message::system);
-        let messages: Vec<Message> = system.into_iter().chain([Message::user(text)]).collect();
-        Ok(session.chat_prompt(&messages)?)
+        let question = Message::user(text).with_pictures(self.image.len());
+        let messages: Vec<Message> = system.into_iter().chain([question]).collect();
+        match &self.image[..] {
+            [] => Ok(session.chat_prompt(&messages)?),
+            files => {
+                let pictures = look(session.model(), files, quiet)?;
+                Ok(session.model().chat_prompt_with(&messages, &pictures)?)
+            }
+        }
     }
 }
 

@@ -7,13 +7,14 @@ use clap::Args;
 use kvant::{Error, Model, Needs, Pooling, limits};
 use kvant_server::{Drawing, Offer, Opened, Options, ServeError, serve};
 
-use crate::args::{CacheArgs, DraftArgs, ModelArgs, Resolved, SamplingArgs, positive};
+use crate::args::{CacheArgs, DraftArgs, ModelArgs, Resolved, SamplingArgs, Wanted, positive};
 #[cfg(feature = "otel")]
 use crate::collector::CollectorArgs;
 use crate::console;
 use crate::failure::Failure;
 use crate::output;
 use crate::place::Place;
+use crate::sight::SightArgs;
 use crate::template::TemplateArgs;
 
 /// Share of the machine's memory that caches may take where nobody says how much.
@@ -33,6 +34,8 @@ pub struct ServeArgs {
     sampling: SamplingArgs,
     #[command(flatten)]
     template: TemplateArgs,
+    #[command(flatten)]
+    sight: SightArgs,
     /// Address to listen at; 0.0.0.0 is every one of this machine
     #[arg(long, value_name = "HOST", env = "KVANT_HOST", default_value = "127.0.0.1")]
     host: String,
@@ -209,7 +212,9 @@ fn folder(text: &str) -> Result<(PathBuf, u64), String> {
 pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let options = args.cache.session_options()?;
     args.sampling.params()?;
-    let model = args.model.open_for(false, Needs::Tokenizer, args.template.source()?, Some(&args.draft))?;
+    let (chat_template, mmproj) = (args.template.source()?, args.sight.open(&args.model, false)?);
+    let wanted = Wanted { needs: Needs::Tokenizer, chat_template, draft: Some(&args.draft), mmproj };
+    let model = args.model.open_for(false, wanted)?;
     let (drawing, recommended) = drawing(&args.sampling, &model)?;
     let Resolved { options, auto } = args.cache.resolve(options, &model)?;
     let name = args.alias.clone().unwrap_or_else(|| args.model.name());

@@ -5,10 +5,10 @@ use std::sync::{Mutex, PoisonError};
 use kvant_backend::{
     Activation, AttendParams, Backend, BackendError, Candidate, Choice, Columns, DeviceInfo, ExpertWeights,
     Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result, RopeParams,
-    ShortConv, StateHeads, StateInputs, StatePart, WeightSource, check_add_normed, check_copy,
-    check_copy_columns, check_embed, check_expert_ffn, check_gate, check_gate_rows, check_gated_ffn,
-    check_layer_norm, check_project, check_project_each, check_read, check_recur, check_rope, check_scale,
-    check_short_conv, check_soft_cap, check_top_k, check_write, limits,
+    ShortConv, StateHeads, StateInputs, StatePart, WeightSource, check_add_normed, check_attend_all,
+    check_copy, check_copy_columns, check_embed, check_expert_ffn, check_gate, check_gate_rows,
+    check_gated_ffn, check_layer_norm, check_project, check_project_each, check_read, check_recur,
+    check_rope, check_scale, check_short_conv, check_soft_cap, check_top_k, check_write, limits,
 };
 use kvant_codec::DType;
 
@@ -17,8 +17,8 @@ use crate::columns::copy_columns;
 use crate::matmul::{self, Biased, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, To};
 use crate::shards::Shards;
 use crate::{
-    CpuBuffer, CpuPage, Isa, Pool, PromptMath, Tuning, append, attend, embed, gate_rows, norm, recur, rope,
-    short_conv, soft_cap,
+    CpuBuffer, CpuPage, Isa, Pool, PromptMath, Tuning, append, attend, attend_all, embed, gate_rows, norm,
+    recur, rope, short_conv, soft_cap,
 };
 
 /// The CPU device.
@@ -31,6 +31,7 @@ pub struct CpuDevice {
     append: Mutex<append::Scratch>,
     attend: Mutex<attend::Scratch>,
     recur: Mutex<recur::Scratch>,
+    attend_all: Mutex<attend_all::Scratch>,
 }
 
 impl CpuDevice {
@@ -48,6 +49,7 @@ impl CpuDevice {
             append: Mutex::default(),
             attend: Mutex::default(),
             recur: Mutex::default(),
+            attend_all: Mutex::default(),
         })
     }
 
@@ -327,6 +329,22 @@ impl Backend for CpuDevice {
     fn scale(&self, x: &mut CpuBuffer, len: usize, by: f32) -> Result<()> {
         check_scale(x, len)?;
         gate_rows::scale(&self.pool, &mut x.as_mut_slice()[..len], by);
+        Ok(())
+    }
+
+    fn attend_all(
+        &self,
+        rows: usize,
+        heads: Heads,
+        scale: f32,
+        qkv: [&CpuBuffer; 3],
+        out: &mut CpuBuffer,
+    ) -> Result<()> {
+        let [q, k, v] = qkv;
+        check_attend_all(rows, heads, [q, k, v, out])?;
+        let scratch = &mut self.attend_all.lock().unwrap_or_else(PoisonError::into_inner);
+        let qkv = qkv.map(CpuBuffer::as_slice);
+        attend_all::attend_all(self.isa, &self.pool, scratch, (rows, heads, scale), qkv, out.as_mut_slice());
         Ok(())
     }
 

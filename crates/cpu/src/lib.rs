@@ -12,6 +12,7 @@
 mod amx;
 mod append;
 mod attend;
+mod attend_all;
 mod balance;
 mod buffer;
 mod columns;

@@ -22,14 +22,6 @@ pub(crate) fn for_rows(values: &mut [f32], row: usize, n_threads: usize, f: impl
     });
 }
 
-/// `x = exp(x - max) / Σ exp(x - max)` of a row.
-pub(crate) fn softmax(row: &mut [f32]) {
-    let most = row.iter().fold(f32::NEG_INFINITY, |most, &x| if x > most { x } else { most });
-    row.iter_mut().for_each(|x| *x = exp(*x - most));
-    let sum: f32 = row.iter().sum();
-    row.iter_mut().for_each(|x| *x /= sum);
-}
-
 /// What an activation makes of a row.
 pub(crate) fn activate(row: &mut [f32], activation: Activation) {
     let [a, b] = kvant_backend::Activation::GELU;
@@ -107,11 +99,11 @@ mod tests {
         let values: Vec<f32> = points().map(f32::sin).chain(points().map(|x| x / 9.0)).take(31_992).collect();
         let run = |n_threads| {
             let mut values = values.clone();
-            for_rows(&mut values, 24, n_threads, softmax);
+            for_rows(&mut values, 24, n_threads, |row| activate(row, Activation::Silu));
             values
         };
         let alone = run(1);
-        assert!(alone.chunks(24).all(|row| (row.iter().sum::<f32>() - 1.0).abs() < 1e-5));
+        assert_ne!(alone, values);
         for n_threads in [2, 3, 64] {
             assert_eq!(run(n_threads), alone);
         }

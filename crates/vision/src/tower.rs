@@ -9,17 +9,13 @@
 
 use std::sync::Arc;
 
-use kvant_backend::{Backend, Heads, Input, Output, Pairing, RopeParams, WeightSource, limits};
-use kvant_codec::DType;
+use kvant_backend::{Backend, Heads, Input, Output, Pairing, RopeParams, limits};
 use kvant_gguf::Gguf;
 
 use crate::config::{Activation, Config, Projector};
-use crate::host::{activate, for_rows, softmax};
+use crate::host::{activate, for_rows};
 use crate::weights::{Layer, Linear, Norm, NormAndBias, Weights};
 use crate::{Picture, VisionError};
-
-/// Queries whose scores are in memory at once.
-const QUERIES: usize = 256;
 
 /// A tower on a device.
 pub struct Tower<B: Backend> {
@@ -38,9 +34,8 @@ struct Work<B: Backend> {
     x: B::Buffer,
     /// The same, normalised.
     normed: B::Buffer,
-    /// Queries, keys and values, `[n, n_embd]` each, and the same on the host.
+    /// Queries, keys and values, `[n, n_embd]` each.
     qkv: [B::Buffer; 3],
-    on_host: [Vec<f32>; 3],
     /// What attention gives.
     attended: B::Buffer,
     /// `[n, n_ff]`, twice where there are gates.
@@ -112,7 +107,6 @@ impl<B: Backend> Tower<B> {
             x: buffer(c.n_embd)?,
             normed: buffer(c.n_embd)?,
             qkv: [buffer(c.n_embd)?, buffer(c.n_embd)?, buffer(c.n_embd)?],
-            on_host: [(); 3].map(|()| vec![0.0; n * c.n_embd]),
             attended: buffer(c.n_embd)?,
             hidden: [buffer(c.n_ff)?, buffer(c.n_ff)?],
             hidden_on_host: vec![0.0; n * c.n_ff],
@@ -230,69 +224,18 @@ impl<B: Backend> Tower<B> {
             Output { w, bias: bias.as_ref(), y, accumulate: false }
         };
         device.project(input, &mut [output(), output(), output()])?;
+        let heads = Heads { n: c.n_heads, dim: c.head_dim() };
         if let Some(angles) = &work.angles {
             let turned = RopeParams { pairing: Pairing::Interleaved, n_rot: c.head_dim() };
-            let heads = Heads { n: c.n_heads, dim: c.head_dim() };
             for x in &mut work.qkv[..2] {
                 device.rope(x, n, heads, None, turned, angles)?;
             }
         }
-        for (buffer, host) in work.qkv.iter().zip(&mut work.on_host) {
-            device.read(buffer, 0, host)?;
-        }
-        let mut attended = vec![0.0; n * c.n_embd];
-        for head in 0..c.n_heads {
-            self.head(&work.on_host, head, &mut attended)?;
-        }
-        device.write(&mut work.attended, &attended)?;
+        let scale = 1.0 / (c.head_dim() as f32).sqrt();
+        device.attend_all(n, heads, scale, work.qkv.each_ref(), &mut work.attended)?;
         let Linear { w, bias } = &layer.out;
         let input = Input { x: &work.attended, norm: None, first_row: 0, rows: n };
         device.project(input, &mut [Output { w, bias: bias.as_ref(), y: &mut work.x, accumulate: true }])?;
-        Ok(())
-    }
-
-    /// Attention of one head: its keys, and its values turned on their side, are matrices for as long as it takes.
-    fn head(&self, [q, k, v]: &[Vec<f32>; 3], head: usize, out: &mut [f32]) -> Result<(), VisionError> {
-        let (device, n_embd, dim) = (&*self.device, self.config.n_embd, self.config.head_dim());
-        let n = q.len() / n_embd;
-        let own = |row: usize| row * n_embd + head * dim..row * n_embd + (head + 1) * dim;
-        let matrix = |values: &[f32], n_out: usize, n_in: usize| {
-            let bytes = bytemuck::cast_slice(values).to_vec().into();
-            device.matrix(WeightSource { dtype: DType::F32, n_out, n_in, bytes })
-        };
-        let keys: Vec<f32> = (0..n).flat_map(|row| &k[own(row)]).copied().collect();
-        let mut values = vec![0.0; n * dim];
-        for row in 0..n {
-            v[own(row)].iter().enumerate().for_each(|(i, x)| values[i * n + row] = *x);
-        }
-        let (keys, values) = (matrix(&keys, n, dim)?, matrix(&values, dim, n)?);
-        let most = QUERIES.min(n);
-        let (mut query, mut scores) = (device.buffer(most * dim)?, device.buffer(most * n)?);
-        let mut result = device.buffer(most * dim)?;
-        let scale = 1.0 / (dim as f32).sqrt();
-        let mut host = vec![0.0; most * n];
-        for first in (0..n).step_by(most) {
-            let rows = most.min(n - first);
-            let scaled: Vec<f32> =
-                (first..first + rows).flat_map(|row| &q[own(row)]).map(|x| x * scale).collect();
-            device.write(&mut query, &scaled)?;
-            let multiply = |x: &B::Buffer, w: &B::Matrix, y: &mut B::Buffer| {
-                let input = Input { x, norm: None, first_row: 0, rows };
-                device.project(input, &mut [Output { w, bias: None, y, accumulate: false }])
-            };
-            multiply(&query, &keys, &mut scores)?;
-            let host = &mut host[..rows * n];
-            device.read(&scores, 0, host)?;
-            for_rows(host, n, limits::n_cores(), softmax);
-            device.write(&mut scores, host)?;
-            multiply(&scores, &values, &mut result)?;
-            let mut given = vec![0.0; rows * dim];
-            device.read(&result, 0, &mut given)?;
-            given
-                .chunks_exact(dim)
-                .zip(first..)
-                .for_each(|(given, row)| out[own(row)].copy_from_slice(given));
-        }
         Ok(())
     }
 

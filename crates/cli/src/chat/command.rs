@@ -23,6 +23,8 @@ pub enum Input {
     Save(String),
     /// `/load FILE`
     Load(String),
+    /// A picture for the next message.
+    Image(String),
 }
 
 /// What `/help` says.
@@ -34,12 +36,13 @@ pub const HELP: &str = "\
 /kv             what the cache holds and takes
 /save FILE      keep the conversation's cache in a file
 /load FILE      go on with a saved conversation
+/image FILE     a picture to go with the next message
 /exit           leave (also /bye, /quit, Ctrl-D); Ctrl-C stops an answer
 //TEXT          a message that begins with /
 A line that ends in \\ goes on in the next; \"\"\" begins and ends a message of several lines.";
 
 /// Commands of other programs' conversations, and what there is instead.
-const OTHERS: [(&str, &str); 6] = [
+const OTHERS: [(&str, &str); 5] = [
     (
         "set",
         "/system TEXT sets the system message, and options stand behind kvant chat (see kvant chat --help)",
@@ -47,7 +50,6 @@ const OTHERS: [(&str, &str); 6] = [
     ("show", "/stats, /kv and /system show what there is, kvant inspect what is in a model"),
     ("read", "kvant run -f FILE reads a file, and a text between \"\"\" may have many lines"),
     ("glob", "kvant run -f FILE reads a file, and a text between \"\"\" may have many lines"),
-    ("image", "models read text alone"),
     ("model", "another model is another kvant chat MODEL"),
 ];
 
@@ -73,6 +75,7 @@ pub fn parse(line: &str) -> Result<Input, String> {
         "kv" => Ok(Input::Kv),
         "save" => file().map(Input::Save),
         "load" => file().map(Input::Load),
+        "image" => file().map(Input::Image),
         _ => {
             let instead = OTHERS.iter().find(|(other, _)| *other == name).map(|(_, instead)| *instead);
             let instead = instead.unwrap_or("/help lists them, // begins a message with /");
@@ -108,7 +111,7 @@ mod tests {
             let usage = line.split("  ").next().unwrap_or_default();
             assert!(parse(usage).is_ok(), "{usage}");
         }
-        for name in ["clear", "regenerate", "system", "stats", "kv", "save", "load", "exit"] {
+        for name in ["clear", "regenerate", "system", "stats", "kv", "save", "load", "image", "exit"] {
             assert!(HELP.contains(&format!("/{name}")), "{name}");
         }
     }

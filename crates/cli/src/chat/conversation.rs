@@ -1,10 +1,11 @@
 //! A conversation: its messages, the cache that holds them, and what to do when that is full.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use kvant::gguf::printable_path;
 use kvant::{
-    Error, Finish, GenerateOptions, Message, Model, RenderOptions, Rendered, Session, SessionOptions, Stats,
+    Error, Finish, GenerateOptions, Message, Model, Picture, RenderOptions, Rendered, Session,
+    SessionOptions, Stats,
 };
 
 use super::command::{HELP, Input};
@@ -13,6 +14,7 @@ use super::voice::{Shown, Voice};
 use crate::args::check_target;
 use crate::failure::Failure;
 use crate::run::{Answer, Summary, end_line, take_tokens};
+use crate::sight::look;
 use crate::{console, output};
 
 /// Stands for the last answer of a loaded conversation while its continuation is rendered.
@@ -38,6 +40,8 @@ pub struct Chat {
     pub system: Option<String>,
     /// The conversation since the start, or since `loaded`.
     pub messages: Vec<Message>,
+    /// The pictures of those messages, in their order, and then those for the next message.
+    pub pictures: Vec<Picture>,
     /// Tokens of a conversation that was loaded; its messages are not known.
     pub loaded: Option<Vec<u32>>,
     pub last: Option<Stats>,
@@ -60,6 +64,7 @@ impl Chat {
                 console::say(format_args!("{tokens} tokens in {}, {size}", printable_path(file.as_ref())));
             }
             Input::Load(file) => self.load(Path::new(&file))?,
+            Input::Image(file) => self.show(file.into())?,
             Input::Help => console::say(HELP),
             Input::Exit => {}
         }
@@ -67,7 +72,8 @@ impl Chat {
     }
 
     fn answer(&mut self, question: &str) -> Result<(), Failure> {
-        self.messages.push(Message::user(question));
+        let shown: usize = self.messages.iter().map(|message| message.n_pictures).sum();
+        self.messages.push(Message::user(question).with_pictures(self.pictures.len() - shown));
         match self.speak() {
             Ok(answer) => self.messages.push(Message::assistant(answer)),
             Err(failure) => {
@@ -76,6 +82,15 @@ impl Chat {
                 return Err(failure);
             }
         }
+        Ok(())
+    }
+
+    /// Looks at a picture, which goes with the next message.
+    fn show(&mut self, file: PathBuf) -> Result<(), Failure> {
+        let pictures = look(&self.model, &[file], false)?;
+        let n_tokens: usize = pictures.iter().map(|picture| picture.tokens().len()).sum();
+        console::say(format_args!("(a picture of {n_tokens} tokens, for the next message)"));
+        self.pictures.extend(pictures);
         Ok(())
     }
 
@@ -159,6 +174,10 @@ impl Chat {
     /// part are known: the template renders the rest behind a marked answer, and what follows the mark is appended.
     fn prompt(&self) -> Result<(Vec<u32>, Rendered), Failure> {
         let template = self.model.chat_template()?;
+        let shown: usize = self.messages.iter().map(|message| message.n_pictures).sum();
+        if shown > 0 {
+            return self.prompt_with(&self.pictures[..shown]);
+        }
         let Some(loaded) = &self.loaded else {
             let text = template.render(&self.messages, &self.render).map_err(Error::from)?;
             let prompt = match self.context_shift {
@@ -179,6 +198,17 @@ impl Chat {
         let tokens = self.model.tokenizer()?.encode(rest.as_str(), rest.special(), false);
         let tokens = tokens.map_err(Error::from)?;
         Ok(([loaded.as_slice(), &tokens].concat(), rest))
+    }
+
+    /// The same of a conversation with pictures.
+    fn prompt_with(&self, pictures: &[Picture]) -> Result<(Vec<u32>, Rendered), Failure> {
+        if self.loaded.is_some() {
+            let line = "a loaded conversation goes on without pictures; /clear starts one that may have some";
+            return Err(Failure::Work(line.to_owned()));
+        }
+        let messages: Vec<_> = self.messages.iter().map(|message| serde_json::json!(message)).collect();
+        let (text, tokens) = self.model.picture_prompt(&messages, &self.render, pictures)?;
+        Ok((tokens, text))
     }
 
     /// Forgets the oldest turns until the conversation and `n_said` tokens of an answer leave a quarter of the context free.
@@ -204,7 +234,9 @@ impl Chat {
         let first = usize::from(self.messages.first().is_some_and(|message| message.role == "system"));
         let has_two = self.messages.len() > first + 2;
         if has_two {
-            self.messages.drain(first..first + 2);
+            let n_pictures: usize =
+                self.messages.drain(first..first + 2).map(|message| message.n_pictures).sum();
+            self.pictures.drain(..n_pictures);
         }
         has_two
     }
@@ -213,6 +245,7 @@ impl Chat {
     fn clear(&mut self) -> Result<(), Failure> {
         self.session = self.model.session(self.options.clone())?;
         (self.loaded, self.last) = (None, None);
+        self.pictures.clear();
         self.messages = self.system.as_deref().map(Message::system).into_iter().collect();
         Ok(())
     }
@@ -235,6 +268,7 @@ impl Chat {
         self.session = self.model.load_session(path, self.options.n_ctx)?;
         self.loaded = Some(self.session.tokens().to_vec());
         self.messages.clear();
+        self.pictures.clear();
         console::say(format_args!("{} tokens from {}", self.session.tokens().len(), printable_path(path)));
         let kv = self.session.kv();
         if (kv.type_k, kv.type_v) != (asked.type_k, asked.type_v) {

@@ -4,6 +4,7 @@ use kvant::hf::ADAPTER_FILES;
 
 use super::Id;
 use super::remote::Problem;
+use crate::sight::is_tower;
 
 /// What is taken when nothing else is asked for, as llama.cpp does.
 const DEFAULT: &str = "Q4_K_M";
@@ -21,8 +22,7 @@ pub fn files(names: &[String], id: &Id) -> Result<Vec<String>, Problem> {
     if models.is_empty() && ADAPTER_FILES.iter().all(is_there) {
         return Ok(ADAPTER_FILES.map(str::to_owned).to_vec());
     }
-    // The eyes of a model that sees are a file of their own.
-    let text = models.iter().copied().filter(|name| !name.contains("mmproj"));
+    let text = models.iter().copied().filter(|name| !is_tower(name));
     let of = |quant: &str| text.clone().find(|name| names_type(name, quant));
     let chosen = match (&id.file, &id.quant) {
         (Some(file), _) => models.iter().copied().find(|name| *name == file),
@@ -40,6 +40,15 @@ pub fn files(names: &[String], id: &Id) -> Result<Vec<String>, Problem> {
         Some(part) => Err(Problem::Failed(format!("a part is missing: {part}"))),
         None => Ok(parts),
     }
+}
+
+/// The file among `names` that makes tokens of pictures, if there is one: of several in the type that is nearest to what the tower was trained in.
+pub fn sight(names: &[String]) -> Vec<String> {
+    const TYPES: [&str; 4] = ["f16", "bf16", "q8_0", "f32"];
+    let mut towers: Vec<_> = names.iter().filter(|name| is_tower(name)).collect();
+    towers
+        .sort_by_key(|name| (TYPES.iter().position(|of| names_type(name, of)).unwrap_or(TYPES.len()), *name));
+    towers.into_iter().take(1).cloned().collect()
 }
 
 /// Whether a name contains a type's name as a whole word, in any case.
@@ -86,6 +95,17 @@ mod tests {
         assert!(line.contains("no such file") && line.contains("m-Q4_K.gguf"), "{line}");
         assert_eq!(chosen(&["mmproj-x.gguf", "x-f16.gguf"], "a/b").unwrap(), ["x-f16.gguf"]);
         assert!(chosen(&["model.safetensors"], "a/b").unwrap_err().contains("no GGUF file"));
+    }
+
+    #[test]
+    fn a_tower_is_a_file_of_its_own_in_half_precision_best() {
+        let chosen = |names: &[&str]| sight(&names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+        assert_eq!(
+            chosen(&["m-F16.gguf", "mmproj-m-F32.gguf", "mmproj-m-BF16.gguf"]),
+            ["mmproj-m-BF16.gguf"]
+        );
+        assert_eq!(chosen(&["mmproj-m-Q8_0.gguf", "mmproj-m-f16.gguf"]), ["mmproj-m-f16.gguf"]);
+        assert!(chosen(&["m.gguf", "mmproj.json"]).is_empty());
     }
 
     #[test]

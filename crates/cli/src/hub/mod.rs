@@ -60,21 +60,38 @@ impl fmt::Display for Id {
 /// # Errors
 /// A hub that cannot be reached and no copy, no such repository or file, a copy that is not what the hub says, a full disk.
 pub fn fetch(id: &Id, offline: bool, quiet: bool) -> Result<PathBuf, Failure> {
+    let path = fetch_chosen(id, offline, quiet, &|names| choose::files(names, id))?;
+    Ok(path.expect("files that were chosen, or an error"))
+}
+
+/// What makes tokens of pictures for it, if the repository has that.
+///
+/// # Errors
+/// As [`fetch`].
+pub fn fetch_sight(id: &Id, offline: bool, quiet: bool) -> Result<Option<PathBuf>, Failure> {
+    fetch_chosen(id, offline, quiet, &|names| Ok(choose::sight(names)))
+}
+
+/// Which files, of the names of those that there are.
+type Choose<'a> = &'a dyn Fn(&[String]) -> Result<Vec<String>, Problem>;
+
+/// What is chosen, if anything is.
+fn fetch_chosen(id: &Id, offline: bool, quiet: bool, choose: Choose<'_>) -> Result<Option<PathBuf>, Failure> {
     let cache = Cache::from_env(&id.repo)?;
     let set = |name| {
         std::env::var(name).is_ok_and(|value| !matches!(&value[..], "" | "0" | "false" | "off" | "no"))
     };
     if offline || set("HF_HUB_OFFLINE") || set("TRANSFORMERS_OFFLINE") {
-        return cached(&cache, id).ok_or_else(|| {
+        return cached(&cache, choose).ok_or_else(|| {
             Failure::Work(format!("{id}: not in {}, and offline", printable_path(cache.folder())))
         });
     }
     let remote = Remote::from_env(&id.repo, cache.token());
-    match update(&remote, &cache, id, quiet) {
+    match update(&remote, &cache, quiet, choose) {
         Ok(path) => Ok(path),
         Err(Problem::Unreachable(why)) => {
             let folder = printable_path(cache.folder());
-            let path = cached(&cache, id)
+            let path = cached(&cache, choose)
                 .ok_or_else(|| Failure::work(id, format!("{why}; no copy is in {folder}")))?;
             log::note(format!("{id}: {why}; the copy in {folder} is used"));
             Ok(path)
@@ -84,26 +101,31 @@ pub fn fetch(id: &Id, offline: bool, quiet: bool) -> Result<PathBuf, Failure> {
 }
 
 /// The copy that is there.
-fn cached(cache: &Cache, id: &Id) -> Option<PathBuf> {
+fn cached(cache: &Cache, choose: Choose<'_>) -> Option<Option<PathBuf>> {
     let commit = cache.commit()?;
-    let files = choose::files(&cache.files(&commit), id).ok()?;
+    let files = choose(&cache.files(&commit)).ok()?;
     let is_there = files.iter().all(|file| cache.snapshot(&commit, file).is_file());
     is_there.then(|| found(cache, &commit, &files))
 }
 
 /// What these files are opened by: the first, or the folder of an adapter.
-fn found(cache: &Cache, commit: &str, files: &[String]) -> PathBuf {
-    let first = cache.snapshot(commit, &files[0]);
+fn found(cache: &Cache, commit: &str, files: &[String]) -> Option<PathBuf> {
+    let first = cache.snapshot(commit, files.first()?);
     match first.parent() {
-        Some(folder) if files == ADAPTER_FILES => folder.to_owned(),
-        _ => first,
+        Some(folder) if files == ADAPTER_FILES => Some(folder.to_owned()),
+        _ => Some(first),
     }
 }
 
 /// Fetches what is missing of the newest version.
-fn update(remote: &Remote, cache: &Cache, id: &Id, quiet: bool) -> Result<PathBuf, Problem> {
+fn update(
+    remote: &Remote,
+    cache: &Cache,
+    quiet: bool,
+    choose: Choose<'_>,
+) -> Result<Option<PathBuf>, Problem> {
     let (commit, names) = remote.files()?;
-    let files = choose::files(&names, id)?;
+    let files = choose(&names)?;
     for file in &files {
         if !cache.snapshot(&commit, file).is_file() {
             let about = remote.about(&commit, file)?;
