@@ -28,6 +28,13 @@ pub struct Picture {
     rows: Arc<ExtraRows>,
 }
 
+/// The same tokens of a model are the same picture.
+impl PartialEq for Picture {
+    fn eq(&self, other: &Self) -> bool {
+        self.tokens == other.tokens
+    }
+}
+
 impl Picture {
     /// What stands for it in a prompt: marks of the vocabulary, and the numbers of its rows. A session that has been fed them keeps the rows; before that, this does.
     pub fn tokens(&self) -> &[u32] {

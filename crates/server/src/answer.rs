@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kvant::{DecodeStream, Error, Sampler, SamplerParams, Session, Tokenizer};
+use kvant::{DecodeStream, Error, Picture, Sampler, SamplerParams, Session, Tokenizer};
 
 use crate::guide::Guides;
 use crate::thinking::Thinking;
@@ -31,6 +31,8 @@ pub(crate) struct AnswerOptions {
     pub ignore_eos: bool,
     /// Tells thoughts, and ends them, where there may be any.
     pub thinking: Option<Thinking>,
+    /// The pictures of the prompt: their rows are to be there for as long as it may have to be read.
+    pub pictures: Vec<Picture>,
 }
 
 impl AnswerOptions {

@@ -7,6 +7,7 @@ mod folders;
 mod help;
 mod hub;
 mod lora;
+mod pictures;
 mod prompts;
 mod quantize;
 mod serve;

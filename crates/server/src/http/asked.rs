@@ -172,6 +172,7 @@ fn answer(fields: &Fields, defaults: &Drawing, tokenizer: &Tokenizer) -> Result<
         frequency_penalty: penalty("frequency_penalty")?,
         ignore_eos: fields.flag("ignore_eos")?,
         thinking: None,
+        pictures: Vec::new(),
     })
 }
 

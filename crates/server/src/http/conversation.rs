@@ -1,11 +1,12 @@
 //! Messages, tools, and what the template makes of them.
 
 use kvant::chat::Thoughts;
-use kvant::{Model, RenderOptions};
+use kvant::{Model, Picture, RenderOptions};
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
 use super::fields::Fields;
+use super::pictures::content;
 use crate::guide::Form;
 use crate::speech::Speech;
 use crate::speech::tools::{Format, Tool, described, format_of};
@@ -14,6 +15,8 @@ use crate::thinking::Thinking;
 /// A conversation to go on with.
 pub(crate) struct Conversation {
     messages: Vec<Value>,
+    /// The files of the pictures in them, in their order.
+    pictures: Vec<Vec<u8>>,
     options: RenderOptions,
     /// What may be called, and how the model writes that.
     tools: Option<(&'static Format, Vec<Tool>)>,
@@ -36,6 +39,8 @@ enum Choice {
 /// A prompt, and how to read what follows it.
 pub(crate) struct Opening {
     pub tokens: Vec<u32>,
+    /// What some of them are of.
+    pub pictures: Vec<Picture>,
     pub speech: Speech,
     /// Tells when the thought is over that the answer may begin with, and how long that may be.
     pub thinking: Option<Thinking>,
@@ -54,8 +59,11 @@ impl Conversation {
             return Err(ApiError::field("messages", "at least one message", "none"));
         }
         let format = format_of(template);
-        let mut messages =
-            given.into_iter().map(|given| message(given, format)).collect::<Result<Vec<_>, _>>()?;
+        let mut pictures = Vec::new();
+        let mut messages = given
+            .into_iter()
+            .map(|given| message(given, format, &mut pictures))
+            .collect::<Result<Vec<_>, _>>()?;
         let (described_tools, tools, choice) = offered(fields)?;
         let budget = budget(fields)?.unwrap_or(usual.1);
         // Who may not think at all does better to know.
@@ -72,6 +80,7 @@ impl Conversation {
         }
         Ok(Self {
             messages,
+            pictures,
             options,
             tools: (!tools.is_empty()).then_some((format, tools)),
             choice,
@@ -89,7 +98,12 @@ impl Conversation {
 
     pub fn open(&self, model: &Model) -> Result<Opening, ApiError> {
         let template = model.chat_template()?;
-        let rendered = template.render(&self.messages, &self.options).map_err(kvant::Error::from)?;
+        if !self.pictures.is_empty() && !model.sees() {
+            let expected = "parts of type text (this model sees nothing: no mmproj file was given)";
+            return Err(ApiError::field("content", expected, "a picture"));
+        }
+        let pictures = self.pictures.iter().map(|file| model.look(file)).collect::<Result<Vec<_>, _>>()?;
+        let (rendered, tokens) = model.picture_prompt(&self.messages, &self.options, &pictures)?;
         let thoughts = Thoughts::of(template.source(), rendered.as_str());
         let tokenizer = model.tokenizer()?;
         let thinking = (thoughts != Thoughts::none())
@@ -97,8 +111,7 @@ impl Conversation {
             .transpose()
             .map_err(kvant::Error::from)?;
         let thoughts = if self.splits_thoughts { thoughts } else { Thoughts::none() };
-        let tokens = model.rendered_prompt(&rendered)?;
-        Ok(Opening { tokens, speech: Speech::new(thoughts, self.tools.clone()), thinking })
+        Ok(Opening { tokens, pictures, speech: Speech::new(thoughts, self.tools.clone()), thinking })
     }
 
     /// What the answer is held to from its beginning, since a call is asked for.
@@ -185,8 +198,12 @@ fn tell(messages: &mut Vec<Value>, text: &str) {
     }
 }
 
-/// A message as templates read it: its content is text, the arguments of its calls are objects.
-fn message(mut message: Map<String, Value>, format: &Format) -> Result<Value, ApiError> {
+/// A message as templates read it: its content is text, or parts where there are pictures, the arguments of its calls are objects.
+fn message(
+    mut message: Map<String, Value>,
+    format: &Format,
+    pictures: &mut Vec<Vec<u8>>,
+) -> Result<Value, ApiError> {
     let role = message.get("role").and_then(Value::as_str).unwrap_or_default();
     if role.is_empty() {
         return Err(ApiError::field("messages", "a role in every message", Value::Object(message)));
@@ -195,13 +212,13 @@ fn message(mut message: Map<String, Value>, format: &Format) -> Result<Value, Ap
     if role == "developer" {
         message.insert("role".to_owned(), "system".into());
     }
-    let text = match message.remove("content").unwrap_or_default() {
-        Value::String(text) => text,
-        Value::Null => String::new(),
-        Value::Array(parts) => parts.iter().map(part).collect::<Result<_, _>>()?,
+    let content = match message.remove("content").unwrap_or_default() {
+        text @ Value::String(_) => text,
+        Value::Null => "".into(),
+        Value::Array(parts) => content(&parts, pictures)?,
         other => return Err(ApiError::field("content", "a text or a list of parts", other)),
     };
-    message.insert("content".to_owned(), text.into());
+    message.insert("content".to_owned(), content);
     if let Some(Value::Array(calls)) = message.get_mut("tool_calls")
         && !format.wants_text()
     {
@@ -215,12 +232,4 @@ fn message(mut message: Map<String, Value>, format: &Format) -> Result<Value, Ap
         }
     }
     Ok(message.into())
-}
-
-fn part(part: &Value) -> Result<&str, ApiError> {
-    let kind = part["type"].as_str().unwrap_or("none");
-    match (kind, part["text"].as_str()) {
-        ("text" | "input_text" | "output_text", Some(text)) => Ok(text),
-        _ => Err(ApiError::field("content", "parts of type text (this server reads nothing else)", kind)),
-    }
 }

@@ -125,9 +125,17 @@ fn message(given: &Value) -> Result<Vec<Value>, ApiError> {
         text => vec![json!({ "type": "text", "text": text })],
     };
     let (mut messages, mut text, mut calls) = (Vec::new(), Vec::new(), Vec::new());
+    let mut content: Vec<Value> = Vec::new();
     for block in &blocks {
         match (block["type"].as_str().unwrap_or_default(), block["text"].as_str()) {
-            ("text", Some(said)) => text.push(said.to_owned()),
+            ("text", Some(said)) if content.is_empty() => text.push(said.to_owned()),
+            ("text", Some(_)) => content.push(block.clone()),
+            // What was said before it becomes a part as well.
+            ("image", _) => {
+                let before = std::mem::take(&mut text).join("\n\n");
+                content.extend((!before.is_empty()).then(|| json!({ "type": "text", "text": before })));
+                content.push(block.clone());
+            }
             ("thinking" | "redacted_thinking", _) => {}
             ("tool_use", _) => {
                 let function = json!({ "name": block["name"], "arguments": block["input"].to_string() });
@@ -139,13 +147,14 @@ fn message(given: &Value) -> Result<Vec<Value>, ApiError> {
                 "content": block["content"],
             })),
             (kind, _) => {
-                let expected = "blocks of type text, thinking, tool_use or tool_result";
+                let expected = "blocks of type text, image, thinking, tool_use or tool_result";
                 return Err(ApiError::field("content", expected, kind));
             }
         }
     }
-    if !text.is_empty() || !calls.is_empty() || messages.is_empty() {
-        let mut said = json!({ "role": role, "content": text.join("\n\n") });
+    if !text.is_empty() || !content.is_empty() || !calls.is_empty() || messages.is_empty() {
+        let content = if content.is_empty() { text.join("\n\n").into() } else { Value::Array(content) };
+        let mut said = json!({ "role": role, "content": content });
         if !calls.is_empty() {
             said["tool_calls"] = calls.into();
         }

@@ -14,6 +14,7 @@ mod messages;
 mod named;
 mod native;
 mod ollama;
+mod pictures;
 mod prompt;
 mod reply;
 mod rerank;
@@ -62,7 +63,7 @@ const EVENTS_AHEAD: usize = 64;
 /// The longest that a body may take to come.
 const BODY: Duration = Duration::from_secs(60);
 /// The largest body, in bytes: a prompt of a million tokens as numbers.
-const MOST_BYTES: usize = 16 << 20;
+const MOST_BYTES: usize = 64 << 20;
 
 /// A model that is served.
 pub(crate) struct Hosted {
@@ -200,6 +201,7 @@ impl Hosted {
         asked.hold_to(&conversation)?;
         let mut opening = self.tokens(move |model| conversation.open(model)).await?;
         asked.answer.thinking = opening.thinking.take();
+        asked.answer.pictures = std::mem::take(&mut opening.pictures);
         Ok((asked, opening))
     }
 

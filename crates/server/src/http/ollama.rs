@@ -137,7 +137,7 @@ pub(super) async fn generate(
 ) -> Result<Response, Told> {
     let fields = fields?;
     let hosted = hosted(&server, &fields).await?;
-    for name in ["suffix", "template", "context", "images"] {
+    for name in ["suffix", "template", "context"] {
         if fields.value(name).is_some_and(|value| !matches!(value.as_str(), Some("")) && *value != json!([]))
         {
             return Err(ApiError::field(name, "nothing: this server does not take it", "a value").into());
@@ -155,8 +155,9 @@ pub(super) async fn generate(
     } else {
         let system: Option<String> = fields.get("system", "a text")?;
         let system = system.map(|text| json!({ "role": "system", "content": text }));
-        let messages: Vec<Value> =
-            system.into_iter().chain([json!({ "role": "user", "content": prompt })]).collect();
+        let images = fields.value("images").cloned().unwrap_or_default();
+        let question = message(json!({ "role": "user", "content": prompt, "images": images }))?;
+        let messages: Vec<Value> = system.into_iter().chain([question]).collect();
         into.insert("messages".to_owned(), messages.into());
         let (asked, Opening { tokens, speech, .. }) =
             hosted.open(&Fields::new(into), &server.drawing(&hosted)).await?;
@@ -276,10 +277,14 @@ fn translated(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
     Ok(into)
 }
 
-/// A message in OpenAI's words: the arguments of calls are text there, and calls have ids.
+/// A message in words that are read here: the arguments of calls are text, calls have ids, and pictures are parts of the content.
 fn message(mut message: Value) -> Result<Value, ApiError> {
-    if message["images"].as_array().is_some_and(|images| !images.is_empty()) {
-        return Err(ApiError::field("images", "none (this server reads text only)", "some"));
+    if let Some(Value::Array(images)) = message.as_object_mut().and_then(|message| message.remove("images"))
+        && !images.is_empty()
+    {
+        let images = images.iter().map(|data| json!({ "type": "image", "source": { "data": data } }));
+        let text = json!({ "type": "text", "text": message["content"].as_str().unwrap_or_default() });
+        message["content"] = images.chain([text]).collect();
     }
     if let Some(Value::Array(calls)) = message.get_mut("tool_calls") {
         // What is no object is refused where messages are read.

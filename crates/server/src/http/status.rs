@@ -141,7 +141,7 @@ pub(super) async fn props(State(server): State<Arc<Server>>) -> Result<Json<Valu
         "chat_template": hosted.template_source(),
         "bos_token": text(tokenizer.bos()),
         "eos_token": text(tokenizer.eos()),
-        "modalities": { "vision": false, "audio": false },
+        "modalities": { "vision": hosted.model.sees(), "audio": false },
         "build_info": FINGERPRINT,
         "device": hosted.model.device().name,
         "kv_types": types(&hosted),

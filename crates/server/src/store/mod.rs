@@ -81,7 +81,8 @@ impl Store {
         let (hash, tokens) = (self.hash(kind), session.tokens());
         let is_kept =
             self.ram.has(hash, tokens) || self.disk.as_ref().is_some_and(|disk| disk.tier.has(hash, tokens));
-        if tokens.len() < LEAST || is_kept {
+        // Numbers of a picture's rows mean nothing in a file.
+        if tokens.len() < LEAST || is_kept || session.holds_pictures() {
             return;
         }
         // What the disk has of it outlives the process, and goes when it comes there.

@@ -1,0 +1,122 @@
+//! Pictures in messages, by the names that each API has for them.
+
+use base64::Engine as _;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use serde_json::{Value, json};
+
+use super::error::ApiError;
+
+/// The most pictures of a conversation.
+const MOST: usize = 128;
+
+/// With padding or without: clients do both.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// What a content of parts becomes: a text or, with pictures, a list as templates read it; the files of those are added to `pictures`.
+pub(super) fn content(parts: &[Value], pictures: &mut Vec<Vec<u8>>) -> Result<Value, ApiError> {
+    let before = pictures.len();
+    let mut content: Vec<Value> = Vec::new();
+    for part in parts {
+        let kind = part["type"].as_str().unwrap_or("none");
+        match (kind, part["text"].as_str()) {
+            ("text" | "input_text" | "output_text", Some(text)) => match content.last_mut() {
+                // Texts that follow each other are one.
+                Some(Value::Object(last)) if last["type"] == "text" => {
+                    let said = last["text"].as_str().unwrap_or_default();
+                    let text = format!("{said}{text}");
+                    last.insert("text".to_owned(), text.into());
+                }
+                _ => content.push(json!({ "type": "text", "text": text })),
+            },
+            ("image_url" | "input_image" | "image", _) => {
+                if pictures.len() == MOST {
+                    return Err(ApiError::field("content", "at most 128 pictures", "more"));
+                }
+                pictures.push(file(part)?);
+                content.push(json!({ "type": "image" }));
+            }
+            _ => {
+                let expected = "parts of type text or image_url (this server reads nothing else)";
+                return Err(ApiError::field("content", expected, kind));
+            }
+        }
+    }
+    if pictures.len() > before {
+        return Ok(content.into());
+    }
+    Ok(content.first().map_or_else(|| "".into(), |part| part["text"].clone()))
+}
+
+/// The file of a picture: OpenAI's part `{"image_url": {"url": ..}}` or `{"image_url": ..}`, Anthropic's `{"source": {"data": ..}}`.
+fn file(part: &Value) -> Result<Vec<u8>, ApiError> {
+    const EXPECTED: &str = "a picture as data:image/...;base64,... (this server fetches nothing)";
+    if let Some(data) = part["source"]["data"].as_str() {
+        return decode(data);
+    }
+    let places = [&part["image_url"]["url"], &part["image_url"], &part["image"], &part["source"]["url"]];
+    let url = places.iter().find_map(|place| place.as_str()).unwrap_or("nothing");
+    let data = url.strip_prefix("data:").and_then(|rest| rest.split_once(";base64,"));
+    match data {
+        Some((_, data)) => decode(data),
+        None => Err(ApiError::field("image_url", EXPECTED, url.chars().take(64).collect::<String>())),
+    }
+}
+
+/// The bytes of base64.
+pub(super) fn decode(data: &str) -> Result<Vec<u8>, ApiError> {
+    let decoded = BASE64.decode(data.trim());
+    decoded.map_err(|error| ApiError::field("image_url", "a picture in base64", error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(parts: Value) -> Result<(Value, Vec<Vec<u8>>), String> {
+        let mut pictures = Vec::new();
+        let content = content(parts.as_array().unwrap(), &mut pictures);
+        content.map(|content| (content, pictures)).map_err(|error| error.message().to_owned())
+    }
+
+    #[test]
+    fn pictures_are_found_by_every_name_and_texts_are_joined() {
+        let parts = json!([
+            { "type": "text", "text": "a" },
+            { "type": "text", "text": "b" },
+            { "type": "image_url", "image_url": { "url": "data:image/png;base64,AQI=" } },
+            { "type": "input_image", "image_url": "data:image/png;base64,AQI" },
+            { "type": "image", "source": { "type": "base64", "media_type": "image/png", "data": "AQI=" } },
+            { "type": "input_text", "text": "c" },
+        ]);
+        let image = json!({ "type": "image" });
+        let said = |text: &str| json!({ "type": "text", "text": text });
+        let expected = json!([said("ab"), image, image, image, said("c")]);
+        assert_eq!(read(parts).unwrap(), (expected, vec![vec![1, 2]; 3]));
+        let texts = json!([{ "type": "text", "text": "a" }, { "type": "output_text", "text": "b" }]);
+        assert_eq!(read(texts).unwrap(), (json!("ab"), Vec::new()));
+        assert_eq!(read(json!([])).unwrap(), (json!(""), Vec::new()));
+    }
+
+    #[test]
+    fn what_is_no_picture_is_refused_and_nothing_is_fetched() {
+        for (part, line) in [
+            (
+                json!({ "type": "image_url", "image_url": { "url": "http://10.0.0.1/a.png" } }),
+                "fetches nothing",
+            ),
+            (json!({ "type": "image_url", "image_url": { "url": "file:///etc/passwd" } }), "fetches nothing"),
+            (json!({ "type": "image_url" }), "fetches nothing"),
+            (json!({ "type": "image", "source": { "data": "%%%" } }), "base64"),
+            (json!({ "type": "input_audio" }), "parts of type text or image_url"),
+        ] {
+            let error = read(json!([part])).unwrap_err();
+            assert!(error.contains(line), "{error}");
+        }
+        let many = vec![json!({ "type": "image_url", "image_url": "data:;base64,AA" }); MOST + 1];
+        assert!(read(many.into()).unwrap_err().contains("at most 128 pictures"));
+    }
+}

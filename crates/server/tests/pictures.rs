@@ -1,0 +1,124 @@
+//! Pictures in requests, by the names of every API.
+
+mod client;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use client::{Client, options, serve_model};
+use kvant::{Model, OpenOptions};
+use serde_json::{Value, json};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../vision/tests")
+}
+
+/// A server of a tiny model, which sees or not.
+fn start(sees: bool) -> Client {
+    let folder = folder().join("models/smolvlm");
+    let mmproj = sees.then(|| Arc::new(kvant::open_file(folder.join("mmproj.gguf")).unwrap()));
+    let open = OpenOptions { n_threads: Some(2), mmproj, ..Default::default() };
+    Client::at(serve_model(Model::open_with(folder.join("text.gguf"), open).unwrap(), options()))
+}
+
+fn base64(name: &str) -> String {
+    STANDARD.encode(std::fs::read(folder().join(format!("pictures/{name}.png"))).unwrap())
+}
+
+fn part(name: &str) -> Value {
+    json!({ "type": "image_url", "image_url": { "url": format!("data:image/png;base64,{}", base64(name)) } })
+}
+
+fn said(text: &str) -> Value {
+    json!({ "type": "text", "text": text })
+}
+
+fn chat(client: &Client, content: Value) -> Value {
+    let messages = json!([{ "role": "user", "content": content }]);
+    let body = json!({ "messages": messages, "max_tokens": 8, "temperature": 0, "logprobs": true });
+    let (status, answer) = client.post("/v1/chat/completions", &body);
+    assert_eq!(status, 200, "{answer}");
+    answer
+}
+
+/// The tokens of `transformers`' processor: `tools/reference/pictures.py`.
+const N_WIDE: u64 = 87;
+const N_TALL: u64 = 88;
+
+#[test]
+fn a_picture_is_seen_and_found_again_in_the_cache() {
+    let client = &start(true);
+    let ask = |name: &str| chat(client, json!([said("See "), part(name), said("and say what it is.")]));
+    let [first, other, again] = ["wide", "tall", "wide"].map(ask);
+    let prompt = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!([&first, &other, &again].map(prompt), [N_WIDE, N_TALL, N_WIDE]);
+    let likely = |answer: &Value| answer["choices"][0]["logprobs"].clone();
+    assert_eq!(likely(&first), likely(&again));
+    assert_ne!(likely(&first), likely(&other));
+    // A conversation that comes again finds its beginning, and the picture in it.
+    let long = json!([part("tall"), said(&"what was it again? ".repeat(4))]);
+    let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    assert_eq!([0; 2].map(|_| cached(&chat(client, long.clone())) >= 128), [false, true]);
+    let (status, props) = client.get("/props");
+    assert_eq!((status, &props["modalities"]["vision"]), (200, &json!(true)));
+}
+
+#[test]
+fn every_api_takes_pictures_by_its_own_names() {
+    let client = &start(true);
+    let text = "and say what it is.";
+    // All of them with the picture in front.
+    let openai = chat(client, json!([part("wide"), said(text)]));
+    let n = openai["usage"]["prompt_tokens"].as_u64().unwrap();
+    let image = json!({
+        "type": "image", "source": { "type": "base64", "media_type": "image/png", "data": base64("wide") },
+    });
+    let messages = json!([{ "role": "user", "content": [image, said(text)] }]);
+    let body = json!({ "messages": messages, "max_tokens": 4, "model": "any" });
+    let (status, anthropic) = client.post("/v1/messages", &body);
+    assert_eq!(status, 200, "{anthropic}");
+    let usage = &anthropic["usage"];
+    let read = usage["input_tokens"].as_u64().unwrap() + usage["cache_read_input_tokens"].as_u64().unwrap();
+    assert_eq!(read, n);
+    let (status, counted) = client.post("/v1/messages/count_tokens", &body);
+    assert_eq!((status, counted["input_tokens"].as_u64()), (200, Some(n)));
+    let url = part("wide")["image_url"]["url"].clone();
+    let content =
+        json!([{ "type": "input_image", "image_url": url }, { "type": "input_text", "text": text }]);
+    let input = json!([{ "role": "user", "content": content }]);
+    let (status, responses) =
+        client.post("/v1/responses", &json!({ "input": input, "max_output_tokens": 4 }));
+    assert_eq!((status, responses["usage"]["input_tokens"].as_u64()), (200, Some(n)), "{responses}");
+    let message = json!({ "role": "user", "content": text, "images": [base64("wide")] });
+    let options = json!({ "num_predict": 4 });
+    let body = json!({ "messages": [message], "stream": false, "options": options });
+    let (status, ollama) = client.post("/api/chat", &body);
+    assert_eq!((status, ollama["prompt_eval_count"].as_u64()), (200, Some(n)), "{ollama}");
+    let body = json!({ "prompt": text, "images": [base64("wide")], "stream": false, "options": options });
+    let (status, ollama) = client.post("/api/generate", &body);
+    assert_eq!((status, ollama["prompt_eval_count"].as_u64()), (200, Some(n)), "{ollama}");
+}
+
+#[test]
+fn what_cannot_be_seen_says_why() {
+    let refused = |client: &Client, part: Value| {
+        let body = json!({ "messages": [{ "role": "user", "content": [part, said("x")] }] });
+        let (status, answer) = client.post("/v1/chat/completions", &body);
+        assert_eq!(status, 400, "{answer}");
+        answer["error"]["message"].as_str().unwrap().to_owned()
+    };
+    let line = refused(&start(false), part("wide"));
+    assert!(line.contains("this model sees nothing: no mmproj file was given"), "{line}");
+    let client = &start(true);
+    let url = |url: &str| json!({ "type": "image_url", "image_url": { "url": url } });
+    let line = refused(client, url("https://example.com/a.png"));
+    assert!(line.contains("this server fetches nothing"), "{line}");
+    let line = refused(client, url("data:image/png;base64,AAAA"));
+    assert!(line.contains("not a picture that can be read"), "{line}");
+    // Pictures that fill the context are told of as text is.
+    let body = json!({ "messages": [{ "role": "user", "content": vec![part("wide"); 100] }] });
+    let (status, answer) = client.post("/v1/chat/completions", &body);
+    assert_eq!((status, &answer["error"]["type"]), (400, &json!("exceed_context_size_error")));
+}
