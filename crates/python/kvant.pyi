@@ -6,9 +6,9 @@ from typing import Iterator, Mapping, Optional, Sequence, Tuple, Union, final
 
 __version__: str
 
-# A conversation in the model's chat format ({"role": ..., "content": ...}), a text to continue in which nothing is a special
-# token, or token numbers.
-Prompt = Union[Sequence[Mapping[str, str]], str, Sequence[int]]
+# A conversation in the model's chat format ({"role": ..., "content": ...}, and "images": [bytes of files] that are shown before
+# that), a text to continue in which nothing is a special token, or token numbers.
+Prompt = Union[Sequence[Mapping[str, Union[str, Sequence[bytes]]]], str, Sequence[int]]
 
 class KvantError(Exception):
     """The engine refused: one line that says what was expected and what was found."""
@@ -24,9 +24,11 @@ class Model:
         device: str = "auto",
         n_threads: Optional[int] = None,
         loras: "Sequence[Union[str, PathLike[str], Tuple[Union[str, PathLike[str]], float]]]" = (),
+        mmproj: "Optional[Union[str, PathLike[str]]]" = None,
     ) -> "Model":
         """Loads a GGUF file. `device` is auto, cpu, cuda:N or wgpu:N; `n_threads` None is all cores. `loras` are adapters (LoRA),
-        each a GGUF file or a folder as PEFT saves it, or such a path with how much of it is added."""
+        each a GGUF file or a folder as PEFT saves it, or such a path with how much of it is added; `mmproj` is the file that
+        makes tokens of pictures."""
     @staticmethod
     def bundled(*, device: str = "auto", n_threads: Optional[int] = None) -> "Model":
         """Loads the small model that is built in."""

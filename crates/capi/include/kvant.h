@@ -68,7 +68,17 @@ typedef struct {
   const kvant_lora *loras;
   // How many there are.
   size_t n_loras;
+  // The file of the tower that makes tokens of pictures, `mmproj-*.gguf` of llama.cpp; NULL is none.
+  const char *mmproj;
 } kvant_model_options;
+
+// A picture, as a PNG, JPEG, WebP, GIF or BMP file has it.
+typedef struct {
+  // The bytes of the file.
+  const uint8_t *bytes;
+  // How many there are.
+  size_t n_bytes;
+} kvant_picture;
 
 // What someone says in a conversation.
 typedef struct {
@@ -76,6 +86,10 @@ typedef struct {
   const char *role;
   // What is said.
   const char *content;
+  // Pictures that are shown before that, `n_pictures` of them, for a model with a tower; NULL is none.
+  const kvant_picture *pictures;
+  // How many there are.
+  size_t n_pictures;
 } kvant_message;
 
 // How to make a session. Zeroes mean the defaults.

@@ -1,6 +1,7 @@
 //! Models: opened, asked for tokens of texts, freed.
 
 use std::ffi::c_char;
+use std::sync::Arc;
 
 use kvant::{
     DeviceChoice, EmbedOptions, Gguf, LoraFile, Message, Model, OpenOptions, Special, open_file, open_lora,
@@ -34,6 +35,8 @@ pub struct KvantModelOptions {
     pub loras: *const KvantLora,
     /// How many there are.
     pub n_loras: usize,
+    /// The file of the tower that makes tokens of pictures, `mmproj-*.gguf` of llama.cpp; NULL is none.
+    pub mmproj: *const c_char,
 }
 
 /// What someone says in a conversation.
@@ -43,6 +46,19 @@ pub struct KvantMessage {
     pub role: *const c_char,
     /// What is said.
     pub content: *const c_char,
+    /// Pictures that are shown before that, `n_pictures` of them, for a model with a tower; NULL is none.
+    pub pictures: *const KvantPicture,
+    /// How many there are.
+    pub n_pictures: usize,
+}
+
+/// A picture, as a PNG, JPEG, WebP, GIF or BMP file has it.
+#[repr(C)]
+pub struct KvantPicture {
+    /// The bytes of the file.
+    pub bytes: *const u8,
+    /// How many there are.
+    pub n_bytes: usize,
 }
 
 /// How to load the model in `base`.
@@ -64,7 +80,10 @@ unsafe fn open_options(
         let path = unsafe { text(lora.path, "path of an adapter") }?;
         Ok(LoraFile::new(open_lora(path, base)?, lora.strength))
     };
+    // SAFETY: a text or NULL, by the contract of this library.
+    let mmproj = unsafe { text_or_null(options.mmproj, "mmproj") }?;
     Ok(OpenOptions {
+        mmproj: mmproj.map(|path| open_file(path).map(Arc::new)).transpose()?,
         device: device.map_or(Ok(DeviceChoice::Auto), str::parse)?,
         n_threads: Some(options.n_threads).filter(|&n| n > 0),
         loras: loras.iter().map(open).collect::<Result<_, Failure>>()?,
@@ -196,12 +215,23 @@ pub unsafe extern "C" fn kvant_model_chat_prompt(
     unsafe {
         call(error, || {
             let place = place(n_tokens, "n_tokens")?;
+            let model = &borrowed(model, "model")?.0;
             let said = values(messages, n_messages, "messages")?.iter();
+            let mut pictures = Vec::new();
             let said = said.map(|message| {
-                Ok(Message::new(text(message.role, "role")?, text(message.content, "content")?))
+                let shown = values(message.pictures, message.n_pictures, "pictures")?;
+                for picture in shown {
+                    pictures.push(model.look(values(
+                        picture.bytes,
+                        picture.n_bytes,
+                        "bytes of a picture",
+                    )?)?);
+                }
+                let said = Message::new(text(message.role, "role")?, text(message.content, "content")?);
+                Ok(said.with_pictures(shown.len()))
             });
             let said = said.collect::<Result<Vec<_>, Failure>>()?;
-            let all = borrowed(model, "model")?.0.chat_prompt(&said)?;
+            let all = model.chat_prompt_with(&said, &pictures)?;
             copy_counted(&all, tokens, capacity, "tokens", place)
         })
     }

@@ -200,10 +200,40 @@ static void sessions_have_their_own_share_of_adapters(char *paths[3]) {
     kvant_model_free(halved);
 }
 
+// The model, its tower, and a picture.
+static void a_model_that_sees_is_shown_a_picture(char *paths[3]) {
+    kvant_model_options options = {.device = "cpu", .mmproj = paths[1]};
+    kvant_model *seeing = NULL, *blind = NULL;
+    HOLDS(kvant_model_open(paths[0], &options, &seeing, &error) == KVANT_STATUS_OK);
+    HOLDS(kvant_model_open(paths[0], NULL, &blind, &error) == KVANT_STATUS_OK);
+    static uint8_t bytes[1 << 16];
+    FILE *file = fopen(paths[2], "rb");
+    HOLDS(file != NULL);
+    kvant_picture picture = {.bytes = bytes, .n_bytes = fread(bytes, 1, sizeof bytes, file)};
+    fclose(file);
+    kvant_message message = {.role = "user", .content = "What?", .pictures = &picture, .n_pictures = 1};
+    uint32_t prompt[256];
+    size_t n_shown = 0, n_said = 0;
+    HOLDS(kvant_model_chat_prompt(seeing, &message, 1, prompt, 256, &n_shown, &error) == KVANT_STATUS_OK);
+    HOLDS(refused(kvant_model_chat_prompt(blind, &message, 1, NULL, 0, &n_said, &error), KVANT_STATUS_REFUSED, "a model that sees"));
+    kvant_session *session = NULL;
+    HOLDS(kvant_session_new(seeing, NULL, &session, &error) == KVANT_STATUS_OK);
+    HOLDS(kvant_session_feed(session, prompt, n_shown, &error) == KVANT_STATUS_OK);
+    kvant_session_free(session);
+    picture.n_bytes = 8;
+    HOLDS(refused(kvant_model_chat_prompt(seeing, &message, 1, NULL, 0, &n_said, &error), KVANT_STATUS_REFUSED, "not a picture"));
+    message.n_pictures = 0;
+    HOLDS(kvant_model_chat_prompt(seeing, &message, 1, NULL, 0, &n_said, &error) == KVANT_STATUS_OK);
+    HOLDS(n_shown > n_said + 28);
+    kvant_model_free(seeing);
+    kvant_model_free(blind);
+}
+
 int main(int argc, char *argv[]) {
     models_are_refused_in_words();
-    HOLDS(argc == 4);
+    HOLDS(argc == 7);
     sessions_have_their_own_share_of_adapters(argv + 1);
+    a_model_that_sees_is_shown_a_picture(argv + 4);
     kvant_model *model = NULL;
     HOLDS(kvant_model_bundled(NULL, &model, &error) == KVANT_STATUS_OK);
     tokens_say_their_text(model);

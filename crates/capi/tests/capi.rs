@@ -63,10 +63,16 @@ fn the_example_answers_and_says_what_is_wrong_with_a_file() {
 #[test]
 fn every_call_holds_from_c() {
     let Some(program) = compile(&here("tests/calls.c"), "calls") else { return };
-    let model = here("../model/tests/fixtures/llama-h64-g8.gguf");
-    let adapters = ["model/tests/fixtures/adapters/llama-h64-g8.gguf", "engine/tests/adapters/llama-h64-g8"];
-    let [file, folder] = adapters.map(|path| here("..").join(path));
-    let paths = [&model, &file, &folder].map(|path| path.to_str().unwrap());
+    let files = [
+        "model/tests/fixtures/llama-h64-g8.gguf",
+        "model/tests/fixtures/adapters/llama-h64-g8.gguf",
+        "engine/tests/adapters/llama-h64-g8",
+        "vision/tests/models/smolvlm/text.gguf",
+        "vision/tests/models/smolvlm/mmproj.gguf",
+        "vision/tests/pictures/wide.png",
+    ];
+    let files = files.map(|path| here("..").join(path));
+    let paths = files.each_ref().map(|path| path.to_str().unwrap());
     let (code, said, complaint) = run(&program, &paths);
     assert_eq!((code, said.as_str(), complaint.as_str()), (Some(0), "all held\n", ""));
 }

@@ -163,6 +163,9 @@ impl Config {
         if gguf.meta().find("general.type").is_ok_and(|kind: Option<&str>| kind == Some("adapter")) {
             return Err(ModelError::Adapter);
         }
+        if arch == "clip" {
+            return Err(ModelError::Tower);
+        }
         let family = Family::named(arch)?;
         let keys = Keys { gguf, arch };
         refuse_embedding_models(&keys)?;

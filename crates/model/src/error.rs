@@ -23,6 +23,9 @@ pub enum ModelError {
     /// No model, but what changes one.
     #[error("an adapter, which changes a model and is none by itself")]
     Adapter,
+    /// No model, but what makes tokens of pictures for one.
+    #[error("a tower, which makes tokens of pictures for a model and is none by itself")]
+    Tower,
     /// A feature of the architecture that is not implemented.
     #[error("not supported yet: {}", printable(.what, 256))]
     Unsupported {

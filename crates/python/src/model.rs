@@ -1,6 +1,7 @@
 //! `kvant.Model`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use kvant::{
     EmbedOptions, Gguf, KvOptions, LoraFile, OpenOptions, Policies, Pooling, SessionOptions, open_file,
@@ -71,18 +72,20 @@ fn load(
 #[pymethods]
 impl Model {
     #[staticmethod]
-    #[pyo3(signature = (path, *, device = "auto", n_threads = None, loras = Vec::new()))]
+    #[pyo3(signature = (path, *, device = "auto", n_threads = None, loras = Vec::new(), mmproj = None))]
     fn open(
         py: Python<'_>,
         path: PathBuf,
         device: &str,
         n_threads: Option<usize>,
         loras: Vec<Lora>,
+        mmproj: Option<PathBuf>,
     ) -> PyResult<Self> {
         load(py, device, n_threads, |options| {
             let gguf = open_file(path)?;
             let loras = loras.into_iter().map(|lora| lora.open(&gguf)).collect::<Result<_, _>>()?;
-            kvant::Model::from_gguf(gguf, OpenOptions { loras, ..options })
+            let mmproj = mmproj.map(|path| open_file(path).map(Arc::new)).transpose()?;
+            kvant::Model::from_gguf(gguf, OpenOptions { loras, mmproj, ..options })
         })
     }
 

@@ -124,6 +124,27 @@ class Sessions(unittest.TestCase):
         with self.assertRaisesRegex(kvant.KvantError, "a number for each of 1 adapters"):
             whole.session(lora_strengths=[1, 2])
 
+    def test_a_model_that_sees_is_shown_pictures(self):
+        folder = CRATES / "vision/tests"
+        model = folder / "models/smolvlm/text.gguf"
+        seeing = kvant.Model.open(model, n_threads=1, mmproj=model.with_name("mmproj.gguf"))
+        wide, tall = ((folder / f"pictures/{name}.png").read_bytes() for name in ("wide", "tall"))
+
+        def tokens(images, of=seeing):
+            return of.tokens([{"role": "user", "content": "What?", "images": images}])
+
+        self.assertGreater(len(tokens([wide])), len(tokens([])) + 28)
+        self.assertEqual(tokens([wide]), tokens([wide]))
+        self.assertNotEqual(tokens([wide]), tokens([tall]))
+        self.assertGreater(max(tokens([wide])), seeing.n_vocab)
+        self.assertTrue(list(seeing.session().generate(tokens([wide, tall]), max_tokens=2)))
+        with self.assertRaisesRegex(kvant.KvantError, "a model that sees"):
+            tokens([wide], self.model)
+        with self.assertRaisesRegex(kvant.KvantError, "not a picture"):
+            tokens([b"text"])
+        with self.assertRaisesRegex(TypeError, "images of a message"):
+            tokens("a.png")
+
     def test_errors_are_lines_of_the_engine(self):
         refused = self.assertRaisesRegex
         with refused(kvant.KvantError, "absent.gguf"):

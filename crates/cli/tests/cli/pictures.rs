@@ -37,6 +37,9 @@ fn what_cannot_be_seen_says_why() {
     refused(&["--image", &format!("{TESTS}/models/smolvlm/wide.golden")], "not a picture that can be read");
     let other = format!("{TESTS}/models/smolvlm/text.gguf");
     refused(&["--image", &wide, "--mmproj", &other], "general.architecture: expected clip");
+    let tower = format!("{TESTS}/models/smolvlm/mmproj.gguf");
+    let line = "a tower, which makes tokens of pictures for a model and is none by itself (--mmproj takes it, beside the model)";
+    assert_refused(&kvant(&["run", "-m", &tower, "Hi"]), 1, &[line]);
     assert_refused(&kvant(&["run", "Hi", "--image", &wide]), 2, &["expected --mmproj FILE"]);
     assert_refused(&run(&["--image", &wide, "--no-mmproj"]), 2, &["expected --mmproj FILE"]);
     assert_refused(&run(&["--image", &wide, "--raw"]), 2, &["--raw"]);
