@@ -163,6 +163,8 @@ impl Config {
 
     fn check(&self) -> Result<(), ModelError> {
         const MOST: usize = 1 << 16;
+        // Of all tiles of a picture.
+        const MOST_PIXELS: usize = 1 << 26;
         let sizes = [
             ("image_size", self.image_size),
             ("patch_size", self.patch_size),
@@ -208,6 +210,20 @@ impl Config {
         if !(self.eps > 0.0 && self.eps < 1.0) {
             let key = "clip.vision.attention.layer_norm_epsilon";
             return Err(value(key, "a number between 0 and 1", &self.eps.to_string()));
+        }
+        let (side, of_tiles) = match self.projector {
+            Projector::Idefics3 => (self.longest_edge.max(self.image_size), 1),
+            Projector::InternVl => (self.image_size, self.tiles[1]),
+            Projector::Pixtral => (self.image_size, 1),
+            Projector::Lfm2 => (self.longest_edge, self.tiles[1]),
+        };
+        if side.saturating_mul(side).saturating_mul(of_tiles) > MOST_PIXELS {
+            let expected = format!("sides with which all tiles have {MOST_PIXELS} pixels at most");
+            return Err(value(
+                "clip.vision.image_size",
+                &expected,
+                &format!("{of_tiles} of {side} x {side}"),
+            ));
         }
         if self.tiles[0] > self.tiles[1] || self.tiles[1] > 256 {
             let got = format!("{:?}", self.tiles);

@@ -90,10 +90,17 @@ impl<B: Backend> Loader<'_, B> {
         let pixels = 3 * c.patch_size * c.patch_size;
         let patches = self.linear("v.patch_embd", [pixels, c.n_embd], None, None)?;
         let class = self.optional("v.class_embd", &[c.n_embd])?;
-        let positions = match self.find("v.position_embd.weight") {
-            Some(n) => self.values("v.position_embd.weight", &[c.n_embd, n])?,
-            None => Vec::new(),
+        const POSITIONS: &str = "v.position_embd.weight";
+        let n_positions = match c.projector {
+            Projector::Pixtral => None,
+            // Those of a square, which are made those of any picture.
+            Projector::Lfm2 => Some(self.find(POSITIONS).map_or(1, |n| n.isqrt().pow(2).max(1))),
+            Projector::Idefics3 | Projector::InternVl => {
+                Some((c.image_size / c.patch_size).pow(2) + usize::from(class.is_some()))
+            }
         };
+        let positions =
+            n_positions.map(|n| self.values(POSITIONS, &[c.n_embd, n])).transpose()?.unwrap_or_default();
         let [pre_norm, post_norm] =
             ["v.pre_ln", "v.post_ln"].map(|name| match self.find(&format!("{name}.weight")) {
                 Some(_) => self.norm(name, c.n_embd).map(Some),

@@ -8,6 +8,7 @@ mod codec;
 mod context;
 mod http;
 mod mutate;
+mod picture;
 mod template;
 mod tokenizer;
 
@@ -19,6 +20,7 @@ pub use codec::codec;
 pub use context::context;
 pub use http::http;
 pub use mutate::Mutator;
+pub use picture::picture;
 pub use template::template;
 pub use tokenizer::tokenizer;
 
@@ -33,7 +35,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 9] = [
     Target {
         name: "gguf",
         check: gguf,
@@ -45,6 +47,7 @@ pub const TARGETS: [Target; 8] = [
     Target { name: "template", check: template, seeds: template::seeds },
     Target { name: "base", check: base, seeds: base::seeds },
     Target { name: "arguments", check: arguments, seeds: arguments::seeds },
+    Target { name: "picture", check: picture, seeds: picture::seeds },
     Target { name: "http", check: http, seeds: http::seeds },
 ];
 

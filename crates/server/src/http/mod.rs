@@ -63,7 +63,7 @@ const EVENTS_AHEAD: usize = 64;
 /// The longest that a body may take to come.
 const BODY: Duration = Duration::from_secs(60);
 /// The largest body, in bytes: a prompt of a million tokens as numbers.
-const MOST_BYTES: usize = 64 << 20;
+const MOST_BYTES: usize = 32 << 20;
 
 /// A model that is served.
 pub(crate) struct Hosted {

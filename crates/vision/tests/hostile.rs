@@ -1,0 +1,119 @@
+//! Files of towers whose numbers make no sense, or that lack a tensor: one line that says what is wrong, and never a crash.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use kvant_cpu::CpuDevice;
+use kvant_gguf::{Gguf, GgufError, GgufWriter, TensorSink, Value};
+use kvant_vision::{Layout, Picture, Tower, VisionError};
+
+const MODELS: [&str; 5] = ["smolvlm", "internvl", "pixtral", "mistral3", "lfm2vl"];
+
+fn folder() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests"))
+}
+
+fn named(name: &str) -> Gguf {
+    Gguf::open(folder().join(format!("models/{name}/mmproj.gguf"))).unwrap()
+}
+
+/// The file with some of its keys set, and without a tensor.
+fn rewritten(gguf: &Gguf, set: impl FnOnce(&mut GgufWriter), without: &str) -> Gguf {
+    let mut writer = GgufWriter::with_meta(gguf.meta()).unwrap();
+    set(&mut writer);
+    let left = || gguf.tensors().iter().filter(|info| info.name != without);
+    left().for_each(|info| writer.add_tensor(&info.name, &info.shape, info.dtype).unwrap());
+    let mut bytes = Vec::new();
+    let fill =
+        |sink: &mut TensorSink<'_>| left().try_for_each(|info| sink.bytes(&info.name, &gguf.data(info)));
+    writer.write_to::<GgufError>(&mut bytes, fill).unwrap();
+    Gguf::from_bytes(bytes).unwrap()
+}
+
+/// What becomes of a picture.
+fn look(gguf: &Gguf, device: &Arc<CpuDevice>, picture: &Picture) -> Result<usize, VisionError> {
+    let tower = Tower::load(gguf, Arc::clone(device))?;
+    let layout = Layout::new(tower.config(), picture)?;
+    // One is enough where numbers make many.
+    tower.rows(&layout.tiles[0])?;
+    Ok(layout.n_rows())
+}
+
+fn is_a_line(error: &VisionError) -> bool {
+    let line = error.to_string();
+    !line.is_empty() && line.lines().count() == 1 && line.len() < 400
+}
+
+fn wide() -> Picture {
+    Picture::decode(&std::fs::read(folder().join("pictures/wide.png")).unwrap()).unwrap()
+}
+
+#[test]
+fn numbers_that_make_no_sense_are_refused_or_harmless() {
+    let (device, picture) = (Arc::new(CpuDevice::from_env(Some(1)).unwrap()), wide());
+    for name in MODELS {
+        let gguf = named(name);
+        let numbers = gguf.meta().iter().filter_map(|(key, value)| match value {
+            Value::U32(n) if key.starts_with("clip.") => Some((key, n)),
+            _ => None,
+        });
+        for (key, n) in numbers {
+            for value in [0, 1, n / 2, n.saturating_sub(1), n + 1, 2 * n + 1, 3 * n, u32::MAX] {
+                let changed = rewritten(&gguf, |writer| writer.set(key, value).unwrap(), "");
+                if let Err(error) = look(&changed, &device, &picture) {
+                    assert!(is_a_line(&error), "{name} with {key} = {value}: {error}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_tower_that_lacks_a_tensor_says_which_or_does_without() {
+    let (device, picture) = (Arc::new(CpuDevice::from_env(Some(1)).unwrap()), wide());
+    for name in MODELS {
+        let gguf = named(name);
+        for info in gguf.tensors() {
+            let changed = rewritten(&gguf, |_| (), &info.name);
+            // Biases, and norms and scales that some towers have; not what multiplies.
+            let may_lack = [
+                ".bias",
+                "ls1.weight",
+                "ls2.weight",
+                "_ln.weight",
+                "input_norm.weight",
+                "class_embd",
+                "img_break",
+                "ffn_gate.weight",
+            ];
+            match look(&changed, &device, &picture) {
+                Ok(_) => assert!(
+                    may_lack.iter().any(|end| info.name.ends_with(end)),
+                    "{name} without {}",
+                    info.name
+                ),
+                Err(error) => assert!(is_a_line(&error), "{name} without {}: {error}", info.name),
+            }
+        }
+    }
+}
+
+#[test]
+fn pictures_of_any_shape_are_cut_or_refused() {
+    let device = Arc::new(CpuDevice::from_env(Some(1)).unwrap());
+    for name in MODELS {
+        let tower = Tower::load(&named(name), Arc::clone(&device)).unwrap();
+        for [width, height] in [[1, 1], [1, 2000], [2000, 1], [31, 33], [640, 480], [3, 700]] {
+            let rgb = (0..3 * width * height).map(|i| (i * 7 % 251) as u8).collect();
+            let picture = Picture::from_rgb(width as u32, height as u32, rgb).unwrap();
+            match Layout::new(tower.config(), &picture) {
+                Ok(layout) => {
+                    assert!(layout.n_rows() > 0, "{name}, {width} x {height}");
+                    let rows = tower.rows(&layout.tiles[layout.tiles.len() - 1]).unwrap();
+                    assert!(rows.iter().all(|x| x.is_finite()));
+                }
+                Err(error) => assert!(is_a_line(&error) && width.min(height) < 20, "{name}: {error}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Pictures: any bytes as a file that a model is shown.
+
+use std::sync::{Arc, LazyLock};
+
+use kvant::{DeviceChoice, Gguf, Model, OpenOptions};
+
+/// A tiny model that cuts every picture in tiles.
+static SEEING: LazyLock<Model> = LazyLock::new(|| {
+    let text: &'static [u8] = include_bytes!("../../../crates/vision/tests/models/smolvlm/text.gguf");
+    let mmproj: &'static [u8] = include_bytes!("../../../crates/vision/tests/models/smolvlm/mmproj.gguf");
+    let [text, mmproj] = [text, mmproj].map(|file| Gguf::from_bytes(file).expect("a sound file"));
+    let options = OpenOptions {
+        device: DeviceChoice::Cpu,
+        n_threads: Some(1),
+        mmproj: Some(Arc::new(mmproj)),
+        ..OpenOptions::default()
+    };
+    Model::from_gguf(text, options).expect("a model that sees")
+});
+
+/// Whether the bytes are a picture, which stands for tokens then, or are refused in one line.
+///
+/// # Panics
+/// If they are neither.
+pub fn picture(bytes: &[u8]) -> bool {
+    match SEEING.look(bytes) {
+        Ok(picture) => {
+            let n_rows = picture.tokens().iter().filter(|&&token| token as usize >= SEEING.n_vocab()).count();
+            assert!(n_rows > 0 && n_rows.is_multiple_of(4), "{n_rows} rows of tiles of four");
+            true
+        }
+        Err(error) => {
+            let line = error.to_string();
+            assert!(line.lines().count() == 1 && line.len() < 400, "{line}");
+            false
+        }
+    }
+}
+
+/// One of each kind of file.
+pub(crate) fn seeds() -> Vec<Vec<u8>> {
+    let files: [&[u8]; 5] = [
+        include_bytes!("../../seeds/picture/small.png"),
+        include_bytes!("../../seeds/picture/small.jpg"),
+        include_bytes!("../../seeds/picture/small.webp"),
+        include_bytes!("../../seeds/picture/small.gif"),
+        include_bytes!("../../seeds/picture/small.bmp"),
+    ];
+    files.map(<[u8]>::to_vec).to_vec()
+}
