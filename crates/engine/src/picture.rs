@@ -49,6 +49,8 @@ pub(crate) struct Sight {
     n_bytes: usize,
     hashes: [RandomState; 2],
     seen: Mutex<Seen>,
+    /// Held while the tower looks.
+    looking: Mutex<()>,
 }
 
 /// What of a picture's bytes tells it from others; nobody outside can make two that are alike.
@@ -62,6 +64,30 @@ struct Seen {
     recent: VecDeque<(Hash, Picture)>,
 }
 
+impl Seen {
+    /// One of those that came last.
+    fn find(&mut self, hash: Hash) -> Option<Picture> {
+        let at = self.recent.iter().position(|(known, _)| *known == hash)?;
+        let found = self.recent.remove(at)?;
+        let picture = found.1.clone();
+        self.recent.push_back(found);
+        Some(picture)
+    }
+
+    /// Keeps one, and of those before it as many as there is room for: whoever looks at one and reads its tokens then has it.
+    fn keep(&mut self, hash: Hash, picture: &Picture) {
+        self.numbers.insert(hash, picture.rows.tokens().start);
+        self.recent.push_back((hash, picture.clone()));
+        let mut n_bytes: usize = self.recent.iter().map(|(_, picture)| picture.rows.n_bytes()).sum();
+        while n_bytes > KEPT
+            && self.recent.len() > 1
+            && let Some((_, oldest)) = self.recent.pop_front()
+        {
+            n_bytes -= oldest.rows.n_bytes();
+        }
+    }
+}
+
 impl Sight {
     /// The tower in a file, for a model of this configuration.
     pub fn load(gguf: &Gguf, n_threads: Option<usize>, config: &Config) -> Result<Self, Error> {
@@ -73,7 +99,7 @@ impl Sight {
         }
         let hashes = [RandomState::new(), RandomState::new()];
         let n_bytes = gguf.tensors().iter().map(|info| info.n_bytes).sum();
-        Ok(Self { tower, n_bytes, hashes, seen: Mutex::default() })
+        Ok(Self { tower, n_bytes, hashes, seen: Mutex::default(), looking: Mutex::default() })
     }
 
     /// Bytes of its weights, in the file's types.
@@ -86,28 +112,30 @@ impl Sight {
     }
 
     /// The picture in the bytes of a file.
-    fn look(&self, file: &[u8], tokenizer: &Tokenizer, extra: &ExtraTokens) -> Result<Picture, Error> {
-        let hash = self.hashes.each_ref().map(|state| state.hash_one(file));
-        // One picture after the other: they share the threads, and one that comes twice waits for itself.
-        let seen = &mut *self.seen();
-        if let Some(at) = seen.recent.iter().position(|(known, _)| *known == hash) {
-            seen.recent.make_contiguous()[at..].rotate_left(1);
-            return Ok(seen.recent[seen.recent.len() - 1].1.clone());
+    fn look(
+        &self,
+        owner: Option<&str>,
+        file: &[u8],
+        tokenizer: &Tokenizer,
+        extra: &ExtraTokens,
+    ) -> Result<Picture, Error> {
+        let hash = self.hashes.each_ref().map(|state| state.hash_one((owner, file)));
+        if let Some(known) = self.seen().find(hash) {
+            return Ok(known);
+        }
+        // One after the other: they share the threads.
+        let _looking = self.looking.lock().unwrap_or_else(PoisonError::into_inner);
+        // What came twice at once has been looked at meanwhile.
+        if let Some(known) = self.seen().find(hash) {
+            return Ok(known);
         }
         let picture = kvant_vision::Picture::decode(file)?;
         let layout = Layout::new(self.tower.config(), &picture)?;
         let tiles = layout.tiles.iter().map(|tile| self.tower.rows(tile)).collect::<Result<Vec<_>, _>>()?;
-        let picture = self.tokens(&layout, tiles, tokenizer, |values| {
-            extra.add(values, seen.numbers.get(&hash).copied())
-        })?;
-        seen.numbers.insert(hash, picture.rows.tokens().start);
-        seen.recent.push_back((hash, picture.clone()));
-        let mut n_bytes: usize = seen.recent.iter().map(|(_, picture)| picture.rows.n_bytes()).sum();
-        while n_bytes > KEPT
-            && let Some((_, oldest)) = seen.recent.pop_front()
-        {
-            n_bytes -= oldest.rows.n_bytes();
-        }
+        let mut seen = self.seen();
+        let again = seen.numbers.get(&hash).copied();
+        let picture = self.tokens(&layout, tiles, tokenizer, |values| extra.add(values, again))?;
+        seen.keep(hash, &picture);
         Ok(picture)
     }
 
@@ -154,12 +182,20 @@ impl Model {
     /// # Errors
     /// A model that sees nothing, bytes that are no picture, or one that is too large.
     pub fn look(&self, file: &[u8]) -> Result<Picture, Error> {
+        self.look_for(None, file)
+    }
+
+    /// As [`look`](Self::look), for an [owner](crate::Session::owned_by): others cannot find out by the time it takes which pictures this one has shown.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn look_for(&self, owner: Option<&str>, file: &[u8]) -> Result<Picture, Error> {
         let sight = self.sight().ok_or_else(|| Error::Setting {
             name: "picture",
             expected: "a model that sees (opened with the file of its tower, mmproj-*.gguf)".to_owned(),
             got: "one that reads text only".to_owned(),
         })?;
-        sight.look(file, self.tokenizer()?, self.loaded().extra())
+        sight.look(owner, file, self.tokenizer()?, self.loaded().extra())
     }
 
     /// The text and the tokens of a conversation with pictures in the model's own chat format. Messages are as templates read them: a picture is a part

@@ -132,8 +132,12 @@ fn a_picture_that_comes_again_has_the_same_tokens_and_another_has_others() {
             .collect::<Vec<_>>()
     };
     assert!(rows(&first).iter().all(|row| !rows(&other).contains(row)));
+    // That of somebody else is another one.
+    let theirs = model.look_for(Some("somebody else"), &wide).unwrap();
+    assert!(rows(&first).iter().all(|row| !rows(&theirs).contains(row)));
+    assert_eq!(theirs, model.look_for(Some("somebody else"), &wide).unwrap());
     // Nobody else knows them.
-    let unknown = rows(&other).last().unwrap() + 1;
+    let unknown = rows(&theirs).last().unwrap() + 1;
     let error = session(&model, "f16").feed(&[1, unknown], &mut |_| true).unwrap_err().to_string();
     assert_eq!(error, format!("token {unknown} is not in the vocabulary of {}", model.n_vocab()));
 }

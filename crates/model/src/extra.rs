@@ -66,7 +66,7 @@ impl ExtraTokens {
     }
 
     /// Takes rows `[n, n_embd]`, under numbers that nothing has had or, with `again`, under those that the same rows have had before. `None` when
-    /// all numbers have been given.
+    /// all numbers have been given: four billion rows, more than a year of a tower's work.
     ///
     /// # Panics
     /// When the values are no whole rows, or the numbers are those of something else.

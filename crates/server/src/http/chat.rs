@@ -25,7 +25,8 @@ pub(super) async fn chat(
     fields: Fields,
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
-    let (asked, Opening { tokens, speech, .. }) = hosted.open(&fields, &server.drawing(&hosted)).await?;
+    let (asked, Opening { tokens, speech, .. }) =
+        hosted.open(&fields, &server.drawing(&hosted), &caller).await?;
     let head = Head::new(&hosted, &fields, &asked, ("chatcmpl", "chat.completion"));
     let answers = vec![Answer { speech: speech.clone(), n_calls: 0 }; asked.n];
     let prompt = asked.return_tokens.then(|| tokens.clone());

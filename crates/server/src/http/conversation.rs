@@ -96,13 +96,15 @@ impl Conversation {
         Ok(rendered.map_err(kvant::Error::from)?.to_string())
     }
 
-    pub fn open(&self, model: &Model) -> Result<Opening, ApiError> {
+    /// What the next turn begins with, for somebody whose pictures others are not to notice.
+    pub fn open(&self, model: &Model, owner: Option<&str>) -> Result<Opening, ApiError> {
         let template = model.chat_template()?;
         if !self.pictures.is_empty() && !model.sees() {
             let expected = "parts of type text (this model sees nothing: no mmproj file was given)";
             return Err(ApiError::field("content", expected, "a picture"));
         }
-        let pictures = self.pictures.iter().map(|file| model.look(file)).collect::<Result<Vec<_>, _>>()?;
+        let look = |file: &Vec<u8>| model.look_for(owner, file);
+        let pictures = self.pictures.iter().map(look).collect::<Result<Vec<_>, _>>()?;
         let (rendered, tokens) = model.picture_prompt(&self.messages, &self.options, &pictures)?;
         let thoughts = Thoughts::of(template.source(), rendered.as_str());
         let tokenizer = model.tokenizer()?;

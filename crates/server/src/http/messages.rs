@@ -29,7 +29,8 @@ pub(super) async fn messages(
     fields.need::<u64>("max_tokens", "a whole number")?;
     let model = fields.get("model", "a name")?.unwrap_or_else(|| hosted.name.clone());
     let fields = translated(&fields)?;
-    let (asked, Opening { tokens, speech, .. }) = hosted.open(&fields, &server.drawing(&hosted)).await?;
+    let (asked, Opening { tokens, speech, .. }) =
+        hosted.open(&fields, &server.drawing(&hosted), &caller).await?;
     let (id, n_prompt) = (new_id("msg"), tokens.len());
     let format = Messages {
         id,
@@ -48,11 +49,12 @@ pub(super) async fn messages(
 /// How many tokens a request's prompt has.
 pub(super) async fn count_tokens(
     State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
     fields: Fields,
 ) -> Result<Json<Value>, ApiError> {
     let hosted = server.hosted(&fields).await?;
     let conversation = hosted.conversation(&translated(&fields)?)?;
-    let Opening { tokens, .. } = hosted.tokens(move |model| conversation.open(model)).await?;
+    let Opening { tokens, .. } = hosted.opening(conversation, &caller).await?;
     Ok(Json(json!({ "input_tokens": tokens.len() })))
 }
 

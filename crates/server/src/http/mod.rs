@@ -195,14 +195,25 @@ impl Hosted {
     }
 
     /// What a request for the next turn of a conversation asks for, and what it begins with.
-    pub async fn open(&self, fields: &Fields, defaults: &Drawing) -> Result<(Asked, Opening), ApiError> {
+    pub async fn open(
+        &self,
+        fields: &Fields,
+        defaults: &Drawing,
+        caller: &Caller,
+    ) -> Result<(Asked, Opening), ApiError> {
         let mut asked = Asked::read(fields, defaults, self.tokenizer())?;
         let conversation = self.conversation(fields)?;
         asked.hold_to(&conversation)?;
-        let mut opening = self.tokens(move |model| conversation.open(model)).await?;
+        let mut opening = self.opening(conversation, caller).await?;
         asked.answer.thinking = opening.thinking.take();
         asked.answer.pictures = std::mem::take(&mut opening.pictures);
         Ok((asked, opening))
+    }
+
+    /// What the next turn of a conversation begins with.
+    pub async fn opening(&self, conversation: Conversation, caller: &Caller) -> Result<Opening, ApiError> {
+        let owner = caller.owner.clone();
+        self.tokens(move |model| conversation.open(model, owner.as_deref())).await
     }
 
     /// Refuses prompts that cannot be read.

@@ -125,7 +125,7 @@ pub(super) async fn chat(
         into.insert("tools".to_owned(), tools.clone());
     }
     let (asked, Opening { tokens, speech, .. }) =
-        hosted.open(&Fields::new(into), &server.drawing(&hosted)).await?;
+        hosted.open(&Fields::new(into), &server.drawing(&hosted), &caller).await?;
     let format = Ollama::new(&hosted, speech, true);
     Ok(hosted.answer(vec![tokens], &asked, &caller, format).await?)
 }
@@ -160,7 +160,7 @@ pub(super) async fn generate(
         let messages: Vec<Value> = system.into_iter().chain([question]).collect();
         into.insert("messages".to_owned(), messages.into());
         let (asked, Opening { tokens, speech, .. }) =
-            hosted.open(&Fields::new(into), &server.drawing(&hosted)).await?;
+            hosted.open(&Fields::new(into), &server.drawing(&hosted), &caller).await?;
         (asked, tokens, speech)
     };
     let format = Ollama::new(&hosted, speech, false);

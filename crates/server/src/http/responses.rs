@@ -30,7 +30,8 @@ pub(super) async fn responses(
     }
     let model = fields.get("model", "a name")?.unwrap_or_else(|| hosted.name.clone());
     let words = translated(&fields)?;
-    let (asked, Opening { tokens, speech, .. }) = hosted.open(&words, &server.drawing(&hosted)).await?;
+    let (asked, Opening { tokens, speech, .. }) =
+        hosted.open(&words, &server.drawing(&hosted), &caller).await?;
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let (id, number) = (new_id("resp"), 0);
     let format = Responses { id, model, created, request: fields, speech, items: Vec::new(), number };

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
+use axum::{Extension, Json};
 use kvant::Special;
 use serde_json::{Value, json};
 
-use super::Server;
 use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::{Caller, Server};
 use crate::answer::token_text;
 
 pub(super) async fn tokenize(
@@ -79,11 +79,12 @@ pub(super) async fn tokenizer_info(State(server): State<Arc<Server>>) -> Result<
 /// How many tokens the prompt of a conversation has.
 pub(super) async fn count_tokens(
     State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
     fields: Fields,
 ) -> Result<Json<Value>, ApiError> {
     let hosted = server.hosted(&fields).await?;
     let conversation = hosted.conversation(&fields)?;
-    let Opening { tokens, .. } = hosted.tokens(move |model| conversation.open(model)).await?;
+    let Opening { tokens, .. } = hosted.opening(conversation, &caller).await?;
     Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": tokens.len() })))
 }
 
