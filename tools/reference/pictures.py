@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Make tiny random models that see, and what `transformers` makes of two pictures with them.
 
-In `crates/vision/tests` are written: `pictures/wide.png` and `tall.png`, and for every model of SIGHTS in `models/NAME`
+In `crates/vision/tests` are written: `pictures/wide.png` and `tall.png`, and for every model of SIGHTS that need not be asked
+for, or for those that are named, in `models/NAME`
 
 text.gguf      the text model by the conventions of llama.cpp's converter, as `make_fixtures.py` writes those, with a vocabulary:
                token b is the byte b, token 256 is two newlines (the only merge), and the marks of the family follow.
@@ -16,15 +17,17 @@ wide.golden, tall.golden
                    n_tiles times, in the order in which their rows follow:
                        i32 height, width
                        f32 pixels [3, height, width]   red, green, blue, normalised
-                   f32 rows [n_rows, n_hidden]      what goes where image_token is, as it enters the text model
-                   f32 logits [n_tokens, n_vocab]   row t: after tokens 0..=t were read
+                   f32 rows [n_rows, n_hidden]      what goes where image_token is, as it enters the text model; in Qwen3-VL with
+                                                    what is added to it behind each of the first layers
+                   f32 logits [n_tokens, n_vocab]   row t: after tokens 0..=t were read, in Gemma 3 with the rest of a picture
 
 Pictures are resized by Pillow, before version 13, which chooses whether rows or columns come first; also where `transformers` only has torchvision for it, which differs in the last bit of some bytes.
-Before a model is written its worth as a test is checked: the f32 result is near the f64 result, and the picture and every weight of
-what sees make a difference that cannot be missed.
+Before a model is written its worth as a test is checked: the f32 result is near the f64 result, and the picture, what its
+family does otherwise than others and every weight of what sees make a difference that cannot be missed.
 """
 
 import argparse
+import copy
 import struct
 import zlib
 from collections.abc import Iterator
@@ -82,9 +85,9 @@ def tokenizer_of(sight: Sight) -> hf.PreTrainedTokenizerFast:
 
 def spec_of(sight: Sight, n_vocab: int) -> Text:
     """The text model."""
-    head_dim = 64 if sight.family in ("llama", "mistral", "mistral3") else None
+    head_dim = 64 if sight.family in ("llama", "mistral", "mistral3", "qwen3vl", "gemma3") else None
     name = f"{sight.family}-{sight.name}"
-    return Text(name, hidden=128, heads=2, kv_heads=1, head_dim=head_dim, ffn=96, n_vocab=n_vocab, **sight.text)
+    return Text(name, heads=2, kv_heads=1, head_dim=head_dim, n_vocab=n_vocab, **{"hidden": 128, "ffn": 96, **sight.text})
 
 
 def reader_of(model: torch.nn.Module) -> torch.nn.Module:
@@ -99,6 +102,11 @@ def seeing(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
             yield name, weight
 
 
+def offset_of(name: str) -> float:
+    """What a norm behind what sees multiplies by beyond its weight; files hold the sum."""
+    return 1.0 if "soft_emb_norm" in name else 0.0
+
+
 def build(sight: Sight, text: torch.nn.Module, image_token: int) -> torch.nn.Module:
     """A model around this text model whose scores, norms and branches are all far from uniform, and whose matrices are exact in f16."""
     torch.manual_seed(zlib.crc32(sight.name.encode()))
@@ -110,15 +118,17 @@ def build(sight: Sight, text: torch.nn.Module, image_token: int) -> torch.nn.Mod
         if "lambda_" in name:
             values = 0.6 + 0.8 * torch.rand_like(weight)
         elif name.endswith("bias"):
-            values = (0.8 if "q_proj" in name else 0.3) * torch.randn_like(weight)
-        elif "position_embedding" in name or "cls_token" in name or "class_embedding" in name:
+            gain = 0.8 if "q_proj" in name or "qkv" in name else 0.5 if "visual.blocks" in name else 0.3
+            values = gain * torch.randn_like(weight)
+        elif "position_embedding" in name or "pos_embed" in name or "cls_token" in name or "class_embedding" in name:
             values = (0.7 * torch.randn_like(weight)).half().float()
         elif weight.ndim == 1:
-            values = 1 + 0.3 * torch.randn_like(weight)
+            values = 1 + 0.3 * torch.randn_like(weight) - offset_of(name)
         else:
             # Unit inputs give outputs of this spread; the last ones are about as far apart as embeddings.
-            last = "linear_2" in name or "modality_projection" in name
-            gain = 1.4 if name.endswith(("q_proj.weight", "k_proj.weight")) else 0.3 if last else 1.0
+            last = any(part in name for part in ("linear_2", "modality_projection", "input_projection", "merger.mlp.2"))
+            last |= "merger" in name and "linear_fc2" in name
+            gain = 1.4 if name.endswith(("q_proj.weight", "k_proj.weight", "qkv.weight")) else 0.3 if last else 1.0
             values = (gain * n_in**-0.5 * torch.randn_like(weight)).half().float()
         weight.data.copy_(values)
     return model
@@ -127,20 +137,29 @@ def build(sight: Sight, text: torch.nn.Module, image_token: int) -> torch.nn.Mod
 @torch.no_grad()
 def see(model: torch.nn.Module, inputs: hf.BatchFeature) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows of the picture as they enter the text model, and the logits."""
-    entered = []
-    hook = reader_of(model).register_forward_pre_hook(
-        lambda _module, _args, given: entered.append(given["inputs_embeds"][0]), with_kwargs=True
-    )
+    entered, added = [], []
+
+    def keep(_module: Any, _args: Any, given: dict[str, Any]) -> None:
+        entered.append(given["inputs_embeds"][0])
+        added.extend(given.get("deepstack_visual_embeds") or [])
+
+    hook = reader_of(model).register_forward_pre_hook(keep, with_kwargs=True)
     kind = next(model.parameters()).dtype
     given = {name: value.to(kind) if value.is_floating_point() else value for name, value in inputs.items()}
     logits = model(**given).logits[0]
     hook.remove()
-    return entered[0][inputs["input_ids"][0] == model.config.image_token_id], logits
+    return torch.cat([entered[0][inputs["input_ids"][0] == model.config.image_token_id], *added], dim=-1), logits
 
 
 def tiles_of(inputs: hf.BatchFeature) -> list[torch.Tensor]:
     """The pictures that are seen one by one, `[3, height, width]`."""
     pixels = inputs["pixel_values"]
+    if "image_grid_thw" in inputs:  # patches of two moments, in the order of squares of 2 x 2
+        _, rows, columns = inputs["image_grid_thw"][0].tolist()
+        side = int((pixels.shape[-1] // 6) ** 0.5)
+        grid = pixels.reshape(rows // 2, columns // 2, 2, 2, 3, 2, side, side)
+        assert torch.equal(grid[..., 0, :, :], grid[..., 1, :, :])
+        return [grid[..., 0, :, :].permute(4, 0, 2, 5, 1, 3, 6).reshape(3, rows * side, columns * side)]
     if "spatial_shapes" not in inputs:
         return list(pixels.reshape(-1, *pixels.shape[-3:]))
     tiles = []
@@ -173,6 +192,12 @@ def check_worth(sight: Sight, model: torch.nn.Module, processor: hf.ProcessorMix
     other = see(model, ask(processor, ImageOps.invert(picture)))[1]
     effect = float((other - logits).abs().max())
     assert effect >= MIN_EFFECT, f"{sight.name}: the picture changes logits by {effect} only"
+    effects = [effect]
+    for leave_out in sight.without:
+        other, given = copy.deepcopy(model), dict(inputs)
+        leave_out(other, given)
+        effects.append(float((see(other, given)[1] - logits).abs().max()))
+        assert effects[-1] >= MIN_EFFECT, f"{sight.name}: a feature changes logits by {effects[-1]} only"
     least = {}
     for name, _, weight in stored_parts(sight, model):
         if name.endswith("attn_k.bias"):  # which is the same for every row that a row looks at
@@ -185,7 +210,7 @@ def check_worth(sight: Sight, model: torch.nn.Module, processor: hf.ProcessorMix
     assert least[name] >= MIN_ROW_EFFECT, f"{sight.name}: {name} changes rows by {least[name]} only"
     print(
         f"{sight.name:10} rows' std {extent:.2f}  logits' std {float(logits.std()):.2f}  rounding {rounding:.1e}  "
-        f"effect of the picture {effect:.2f}, of {name} {least[name]:.2f}"
+        f"effects of the picture and of features {' '.join(f'{effect:.2f}' for effect in effects)}, of {name} {least[name]:.2f}"
     )
 
 
@@ -200,26 +225,34 @@ OUTER = {
     "class_embedding": "class_embd",
     "ln_pre": "pre_ln",
     "pre_layrnorm": "pre_ln",
+    "proj": "patch_embd",
+    "pos_embed": "position_embd",
     "post_layernorm": "post_ln",
 }
 INNER = {
     "layer_norm1": "ln1",
     "layernorm_before": "ln1",
+    "norm1": "ln1",
     "attention_norm": "ln1",
+    "qkv": "attn_qkv",
     "q_proj": "attn_q",
     "k_proj": "attn_k",
     "v_proj": "attn_v",
     "out_proj": "attn_out",
     "o_proj": "attn_out",
+    "proj": "attn_out",
     "projection_layer": "attn_out",
     "lambda_1": "ls1.weight",
     "layer_norm2": "ln2",
     "layernorm_after": "ln2",
+    "norm2": "ln2",
     "ffn_norm": "ln2",
     "gate_proj": "ffn_gate",
     "fc1": "ffn_up",
+    "linear_fc1": "ffn_up",
     "up_proj": "ffn_up",
     "fc2": "ffn_down",
+    "linear_fc2": "ffn_down",
     "down_proj": "ffn_down",
     "lambda_2": "ls2.weight",
 }
@@ -231,8 +264,17 @@ def stored_parts(sight: Sight, model: torch.nn.Module) -> Iterator[tuple[str, st
         *path, end = name.split(".")
         part, suffix = (path[-1], f".{end}") if end in ("weight", "bias") else (end, "")
         layer = next((int(step) for step in path if step.isdigit()), None)
-        if path[0] in ("connector", "multi_modal_projector"):
+        if path[0] in ("connector", "multi_modal_projector") or "merger" in path:
             yield sight.projecting[part] + suffix, name, weight
+        elif "deepstack_merger_list" in path:
+            behind = model.config.vision_config.deepstack_visual_indexes[layer]
+            yield f"v.deepstack.{behind}.{part.removeprefix('linear_')}{suffix}", name, weight
+        elif part == "qkv" and sight.is_split:
+            for letter, third in zip("qkv", weight.chunk(3)):
+                yield f"v.blk.{layer}.attn_{letter}{suffix}", name, third
+        elif weight.ndim == 5:  # of two moments
+            for moment, end in enumerate(("", ".1")):
+                yield f"v.patch_embd.weight{end}", name, weight[:, :, moment]
         elif layer is not None:
             yield f"v.blk.{layer}.{INNER[part]}{suffix}", name, weight
         else:
@@ -271,10 +313,11 @@ def write_mmproj(path: Path, sight: Sight, model: torch.nn.Module, processor: hf
             weight = to_interleaved(weight, vision.num_attention_heads)
         if name == "v.patch_embd.weight" and weight.ndim == 2:  # as it meets patches: rows, columns, colours
             weight = weight.reshape(len(weight), patch, patch, 3).permute(0, 3, 1, 2).contiguous()
+        weight = weight + offset_of(name)
         is_vector = weight.ndim == 1 or "class_embd" in name or any(part in here for part in sight.in_f32)
         stored = weight.detach().to(torch.float32 if is_vector else torch.float16)
         assert torch.equal(stored.float(), weight), f"{name} is not exact in {stored.dtype}"
-        writer.add_tensor(name, stored.numpy())
+        writer.add_tensor(name, stored.contiguous().numpy())
     if sight.is_turned:
         row = reader_of(model).embed_tokens.weight[tokenizer.convert_tokens_to_ids("[IMG_BREAK]")]
         writer.add_tensor("v.token_embd.img_break", row.detach().numpy())
@@ -299,6 +342,8 @@ def write_text(path: Path, sight: Sight, spec: Text, text: torch.nn.Module, toke
     writer.add_eos_token_id(tokenizer.eos_token_id)
     writer.add_add_bos_token(sight.adds_bos)
     writer.add_chat_template(sight.template)
+    for key, value in sight.reading.items():
+        (writer.add_array if isinstance(value, list) else writer.add_uint32)(f"{arch}.{key}", value)
     for name, stored in stored_tensors(spec, text):
         writer.add_tensor(name, stored)
     write_file(writer)
@@ -320,7 +365,7 @@ def write_golden(path: Path, model: torch.nn.Module, inputs: hf.BatchFeature) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=OUT, help="folder to write to (default: %(default)s)")
-    parser.add_argument("names", nargs="*", help="models to make (default: all)")
+    parser.add_argument("names", nargs="*", help="models to make (default: all that do not have to be asked for)")
     args = parser.parse_args()
     torch.set_num_threads(1)
     pictures = {name: draw(*size) for name, size in SIZES.items()}
@@ -328,7 +373,7 @@ def main() -> None:
     for name, picture in pictures.items():
         picture.save(args.out / f"pictures/{name}.png")
     for sight in SIGHTS:
-        if args.names and sight.name not in args.names:
+        if sight.name not in args.names if args.names else sight.is_asked_for:
             continue
         tokenizer = tokenizer_of(sight)
         processor = sight.to_processor(tokenizer, sight.template)

@@ -10,8 +10,10 @@ import transformers as hf
 from PIL import Image
 from spec import GROWING, Spec
 from transformers.image_processing_backends import TorchvisionBackend
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
@@ -24,6 +26,7 @@ SEEING = {
     "num_attention_heads": 2,
     "attn_implementation": "eager",
 }
+DEEPER = {**SEEING, "num_hidden_layers": 3}
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,10 @@ class Sight:
     adds_bos: bool = False
     is_turned: bool = False  # by RoPE, for which rows of Q and K are reordered
     in_f32: tuple[str, ...] = ("position_embedding",)  # matrices that are so in files
+    is_split: bool = False  # files have Q, K and V apart where the model has one matrix
+    reading: dict[str, Any] = field(default_factory=dict)  # metadata of the text model beside the usual
+    without: tuple[Callable[[torch.nn.Module, dict[str, torch.Tensor]], Any], ...] = ()  # what to take from both to see that it matters
+    is_asked_for: bool = False  # made only where it is named, as nothing reads it yet
 
 
 def marks_of_grid(mark: str, rows: int, columns: int) -> tuple[str, ...]:
@@ -173,6 +180,68 @@ LFM2VL = """\
     {{- "<|im_start|>assistant\\n" -}}
 {%- endif -%}"""
 
+# What the published ones write where there are no tools.
+QWEN25VL = """\
+{% for message in messages %}{% if loop.first and message['role'] != 'system' %}<|im_start|>system
+You are a helpful assistant.<|im_end|>
+{% endif %}<|im_start|>{{ message['role'] }}
+{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}\
+{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>\
+{% elif part['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>\
+{% elif 'text' in part %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+QWEN3VL = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.content is string %}
+        {{- message.content }}
+    {%- else %}
+        {%- for part in message.content %}
+            {%- if part.type == 'image' %}
+                {{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+            {%- elif part.type == 'video' %}
+                {{- '<|vision_start|><|video_pad|><|vision_end|>' }}
+            {%- elif 'text' in part %}
+                {{- part.text }}
+            {%- endif %}
+        {%- endfor %}
+    {%- endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}"""
+GEMMA3 = """\
+{{ bos_token }}
+{%- set said = namespace(first='') -%}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- set system = messages[0]['content'] -%}
+    {%- set said.first = (system if system is string else system[0]['text']) + '\\n\\n' -%}
+    {%- set messages = messages[1:] -%}
+{%- endif -%}
+{%- for message in messages -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
+    {%- endif -%}
+    {{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\\n' }}
+    {{- said.first if loop.first else '' }}
+    {%- if message['content'] is string -%}
+        {{ message['content'] | trim }}
+    {%- else -%}
+        {%- for part in message['content'] -%}
+            {%- if part['type'] == 'image' -%}
+                {{ '<start_of_image>' }}
+            {%- elif part['type'] == 'text' -%}
+                {{ part['text'] | trim }}
+            {%- endif -%}
+        {%- endfor -%}
+    {%- endif -%}
+    {{ '<end_of_turn>\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{ '<start_of_turn>model\\n' }}
+{%- endif -%}"""
 
 
 class PillowBackend(TorchvisionBackend):
@@ -212,6 +281,67 @@ def pixtral(name: str, merge: int, keys: dict[str, Any], **more: Any) -> Sight:
         is_turned=True,
         **more,
     )
+
+
+def as_config(kind: type[hf.PreTrainedConfig], text: hf.PreTrainedConfig, **rope: Any) -> hf.PreTrainedConfig:
+    """The same text model with this RoPE, by the configuration that one that sees has for it."""
+    given = {name: value for name, value in text.to_dict().items() if name not in ("model_type", "transformers_version")}
+    turns = {**given.pop("rope_parameters"), **rope}
+    return kind(**given, rope_parameters=turns, attn_implementation="eager")
+
+
+def qwenvl(
+    name: str,
+    kinds: tuple[type[hf.ProcessorMixin], type],  # of processors: of all, and of what moves
+    patch: int,
+    rows: tuple[int, int],  # of a picture, at least and at most
+    keys: dict[str, Any],
+    more_of_images: dict[str, Any],
+    **more: Any,
+) -> Sight:
+    """Qwen2.5-VL, and what followed it."""
+    least, most = (count * (2 * patch) ** 2 for count in rows)
+    return Sight(
+        name,
+        marks=(
+            *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>"),
+            *("<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
+        ),
+        named={"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"},
+        image_token="<|image_pad|>",
+        pre="qwen2",
+        to_processor=lambda tokenizer, template: kinds[0](
+            Qwen2VLImageProcessorPil(
+                size={"shortest_edge": least, "longest_edge": most}, patch_size=patch, merge_size=2, **more_of_images
+            ),
+            tokenizer,
+            kinds[1](),
+            chat_template=template,
+        ),
+        keys={
+            "clip.vision.attention.layer_norm_epsilon": 1e-6,
+            # Those that the converter does not write: what is not as in every published model.
+            "clip.vision.image_min_pixels": least,
+            "clip.vision.image_max_pixels": most,
+            **keys,
+        },
+        **more,
+    )
+
+
+def marks_of_qwenvl(image_token: int) -> dict[str, int]:
+    """Those that a configuration names, which stand around this one."""
+    return {
+        "image_token_id": image_token,
+        "video_token_id": image_token + 1,
+        "vision_start_token_id": image_token - 3,
+        "vision_end_token_id": image_token - 2,
+    }
+
+
+def turn_once(model: torch.nn.Module, _: dict[str, torch.Tensor]) -> None:
+    """All pairs by the first of the three positions."""
+    model.model.language_model.rotary_emb.mrope_section = [32, 0, 0]
 
 
 PIXTRAL_VISION = hf.PixtralVisionConfig(**SEEING, image_size=64, patch_size=8, hidden_act="silu")
@@ -364,5 +494,119 @@ SIGHTS = [
             "extra": {"conv_L_cache": 3, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
         },
         adds_bos=True,
+    ),
+    qwenvl(
+        "qwen25vl",
+        (hf.Qwen2_5_VLProcessor, hf.Qwen2VLVideoProcessor),
+        patch=14,
+        rows=(32, 48),
+        family="qwen2vl",
+        template=QWEN25VL,
+        to_config=lambda text, image_token: hf.Qwen2_5_VLConfig(
+            vision_config=hf.Qwen2_5_VLVisionConfig(
+                **DEEPER, out_hidden_size=text.hidden_size, patch_size=14, window_size=112, fullatt_block_indexes=[1]
+            ),
+            text_config=as_config(hf.Qwen2_5_VLTextConfig, text, mrope_section=[8, 12, 12]),
+            **marks_of_qwenvl(image_token),
+        ),
+        more_of_images={},
+        keys={
+            "clip.projector_type": "qwen2.5vl_merger",
+            "clip.use_silu": True,
+            "clip.vision.image_size": 560,
+            "clip.vision.n_wa_pattern": 2,
+        },
+        projecting={"ln_q": "v.post_ln", "0": "mm.0", "2": "mm.2"},
+        is_split=True,
+        is_asked_for=True,
+        reading={"rope.dimension_sections": [8, 12, 12, 0]},
+        without=(
+            turn_once,
+            lambda model, _: setattr(model.model.visual, "fullatt_block_indexes", [0, 1, 2]),
+            lambda model, _: setattr(model.model.visual, "fullatt_block_indexes", []),
+        ),
+    ),
+    qwenvl(
+        "qwen3vl",
+        (hf.Qwen3VLProcessor, hf.Qwen3VLVideoProcessor),
+        patch=8,
+        rows=(12, 40),
+        family="qwen3vl",
+        template=QWEN3VL,
+        to_config=lambda text, image_token: hf.Qwen3VLConfig(
+            vision_config=hf.Qwen3VLVisionConfig(
+                **DEEPER,
+                out_hidden_size=text.hidden_size,
+                patch_size=8,
+                num_position_embeddings=49,
+                deepstack_visual_indexes=[0, 2],
+            ),
+            text_config=as_config(hf.Qwen3VLTextConfig, text, mrope_section=[12, 10, 10], mrope_interleaved=True),
+            **marks_of_qwenvl(image_token),
+        ),
+        more_of_images={"image_mean": 3 * [0.5], "image_std": 3 * [0.5]},
+        keys={
+            "clip.projector_type": "qwen3vl_merger",
+            "clip.use_gelu": True,
+            "clip.vision.image_size": 56,
+            "clip.vision.spatial_merge_size": 2,
+            "clip.vision.is_deepstack_layers": [True, False, True],
+        },
+        projecting={"norm": "v.post_ln", "linear_fc1": "mm.0", "linear_fc2": "mm.2"},
+        reading={"rope.dimension_sections": [12, 10, 10, 0], "n_deepstack_layers": 2},
+        text={"hidden": 64, "layers": 3},
+        in_f32=("pos_embed",),
+        is_asked_for=True,
+        without=(turn_once, lambda model, _: setattr(model.model.visual, "deepstack_visual_indexes", [])),
+    ),
+    Sight(
+        "gemma3",
+        "gemma3",
+        marks=(
+            *("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"),
+            *("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
+        ),
+        named={
+            "bos_token": "<bos>",
+            "eos_token": "<eos>",
+            "pad_token": "<pad>",
+            "boi_token": "<start_of_image>",
+            "eoi_token": "<end_of_image>",
+            "image_token": "<image_soft_token>",
+        },
+        image_token="<image_soft_token>",
+        pre="gpt-2",
+        template=GEMMA3,
+        to_config=lambda text, image_token: hf.Gemma3Config(
+            vision_config=hf.SiglipVisionConfig(**SEEING, image_size=64, patch_size=4, vision_use_head=False),
+            text_config=text,
+            mm_tokens_per_image=16,
+            boi_token_index=image_token - 2,
+            eoi_token_index=image_token - 1,
+            image_token_index=image_token,
+        ),
+        to_processor=lambda tokenizer, template: hf.Gemma3Processor(
+            Gemma3ImageProcessorPil(size={"height": 64, "width": 64}),
+            tokenizer,
+            image_seq_length=16,
+            chat_template=template,
+        ),
+        keys={"clip.projector_type": "gemma3", "clip.use_gelu": True},
+        projecting={"mm_input_projection_weight": "mm.input_projection.weight", "mm_soft_emb_norm": "mm.soft_emb_norm"},
+        text={
+            "hidden": 64,
+            "ffn": 48,
+            "layers": 6,
+            "tied": True,
+            "theta": 1e6,
+            "extra": {"query_pre_attn_scalar": 64, "sliding_window": 12},
+        },
+        adds_bos=True,
+        in_f32=("patch_embedding", "position_embedding"),
+        without=(
+            lambda _, inputs: inputs.pop("token_type_ids"),
+            lambda model, _: setattr(model.config.text_config, "sliding_window", 10_000),
+        ),
+        is_asked_for=True,
     ),
 ]

@@ -419,18 +419,18 @@ pub trait Backend: Send + Sync + Sized + 'static {
         out: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// `out[r, h] = Σ_s softmax_s(scale q[r, h] · k[s, h]) v[s, h]` for each head h of the first `rows` rows of `q`, `k`, `v` and `out`
-    /// `[rows, heads.n * heads.dim]`: attention in which each row sees all of them, and that nothing is kept of. A device that has no kernel
-    /// for it refuses.
+    /// `out[r, h] = Σ_s softmax_s(scale q[r, h] · k[s, h]) v[s, h]` for each head h of the first rows of `q`, `k`, `v` and `out`
+    /// `[rows, heads.n * heads.dim]`: attention in which each row sees all of its window, and that nothing is kept of. `windows` says how many
+    /// rows each has, one behind the other. A device that has no kernel for it refuses.
     fn attend_all(
         &self,
-        rows: usize,
+        windows: &[usize],
         heads: Heads,
         scale: f32,
         qkv: [&Self::Buffer; 3],
         out: &mut Self::Buffer,
     ) -> Result<()> {
-        _ = (rows, heads, scale, qkv, out);
+        _ = (windows, heads, scale, qkv, out);
         let (wanted, has) = ("rows that see all others".to_owned(), "rows that see those before".to_owned());
         Err(BackendError::Unsupported { op: "attend_all", wanted, has })
     }

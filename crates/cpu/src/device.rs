@@ -334,17 +334,24 @@ impl Backend for CpuDevice {
 
     fn attend_all(
         &self,
-        rows: usize,
+        windows: &[usize],
         heads: Heads,
         scale: f32,
         qkv: [&CpuBuffer; 3],
         out: &mut CpuBuffer,
     ) -> Result<()> {
         let [q, k, v] = qkv;
-        check_attend_all(rows, heads, [q, k, v, out])?;
+        check_attend_all(windows.iter().sum(), heads, [q, k, v, out])?;
         let scratch = &mut self.attend_all.lock().unwrap_or_else(PoisonError::into_inner);
-        let qkv = qkv.map(CpuBuffer::as_slice);
-        attend_all::attend_all(self.isa, &self.pool, scratch, (rows, heads, scale), qkv, out.as_mut_slice());
+        let (qkv, out) = (qkv.map(CpuBuffer::as_slice), out.as_mut_slice());
+        let mut first = 0;
+        for &rows in windows {
+            let own = first..first + rows * heads.n * heads.dim;
+            let shape = (rows, heads, scale);
+            let own_qkv = qkv.map(|x| &x[own.clone()]);
+            attend_all::attend_all(self.isa, &self.pool, scratch, shape, own_qkv, &mut out[own.clone()]);
+            first = own.end;
+        }
         Ok(())
     }
 

@@ -53,7 +53,8 @@ impl<B: Backend> Running<B> {
     fn step_together(&mut self, ns: &[usize], entry: Entry<'_>, want: Want) -> Vec<f32> {
         let Self { device, decoder, pool, caches, act, strengths, .. } = self;
         let strengths = strengths.as_ref().map(|strengths| &strengths[..]);
-        let parts = caches.iter_mut().zip(ns).map(|(cache, &n)| StepPart { cache, n, want, strengths });
+        let parts =
+            caches.iter_mut().zip(ns).map(|(cache, &n)| StepPart { cache, n, want, strengths, places: None });
         let mut parts: Vec<_> = parts.collect();
         let n_wanted: usize = ns.iter().map(|&n| want.count(n)).sum();
         let mut row = vec![f32::NAN; n_wanted * decoder.n_vocab()];

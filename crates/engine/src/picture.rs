@@ -134,7 +134,8 @@ impl Sight {
         let tiles = layout.tiles.iter().map(|tile| self.tower.rows(tile)).collect::<Result<Vec<_>, _>>()?;
         let mut seen = self.seen();
         let again = seen.numbers.get(&hash).copied();
-        let picture = self.tokens(&layout, tiles, tokenizer, |values| extra.add(values, again))?;
+        let picture =
+            self.tokens(&layout, tiles, tokenizer, |values, columns| extra.add(values, columns, again))?;
         seen.keep(hash, &picture);
         Ok(picture)
     }
@@ -145,14 +146,14 @@ impl Sight {
         layout: &Layout,
         tiles: Vec<Vec<f32>>,
         tokenizer: &Tokenizer,
-        add: impl FnOnce(Vec<f32>) -> Option<Arc<ExtraRows>>,
+        add: impl FnOnce(Vec<f32>, Option<usize>) -> Option<Arc<ExtraRows>>,
     ) -> Result<Picture, Error> {
         let width = self.tower.config().n_embd_text;
         let firsts: Vec<u32> = tiles
             .iter()
             .scan(0, |next, tile| Some(std::mem::replace(next, *next + (tile.len() / width) as u32)))
             .collect();
-        let rows = add(tiles.concat()).ok_or_else(|| Error::Setting {
+        let rows = add(tiles.concat(), layout.columns).ok_or_else(|| Error::Setting {
             name: "picture",
             expected: "one of the first 4 billion parts of pictures".to_owned(),
             got: "another one".to_owned(),

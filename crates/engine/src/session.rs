@@ -3,6 +3,7 @@
 mod ahead;
 mod drafter;
 mod options;
+mod shown;
 mod together;
 
 use std::sync::Arc;
@@ -388,21 +389,6 @@ impl Session {
         n
     }
 
-    /// Whether a picture is among its tokens.
-    pub fn holds_pictures(&self) -> bool {
-        self.tokens.iter().any(|&token| self.sequence.loaded().extra().is_extra(token))
-    }
-
-    /// Keeps the rows of pictures among `tokens`.
-    fn keep_shown(&mut self, tokens: &[u32]) {
-        // What is gone already, nobody can keep.
-        for rows in self.sequence.loaded().extra().of(tokens).unwrap_or_default() {
-            if !self.shown.iter().any(|shown| Arc::ptr_eq(shown, &rows)) {
-                self.shown.push(rows);
-            }
-        }
-    }
-
     /// A second session that starts with the same tokens; all memory is shared until one side writes.
     pub fn fork(&self) -> Self {
         Self {
@@ -512,7 +498,8 @@ impl Session {
     /// Has the model read `tokens` after what the cache holds.
     fn run(&mut self, tokens: &[u32], want: Want, queries: OnQueries<'_>) -> Result<(), Error> {
         self.lent = None;
-        let row = self.sequence.step_row(tokens.len(), want);
+        self.keep_shown(tokens);
+        let row = self.step_row(tokens, want);
         let logits = self.sequence.loaded().step(&[row], Entry::Tokens(tokens), None, queries);
         let logits = logits.map_err(|error| self.failed(error))?;
         self.lent = logits.map(|logits| (logits, want.count(tokens.len()) - 1));
@@ -522,7 +509,6 @@ impl Session {
     /// Takes note of tokens that a step has read.
     fn stepped(&mut self, tokens: &[u32]) {
         self.tokens.extend_from_slice(tokens);
-        self.keep_shown(tokens);
         if self.is_real {
             self.sequence.loaded().publish(self.sequence.id(), &self.tokens);
         }

@@ -15,7 +15,7 @@ use kvant_codec::random::Random;
 use kvant_kv::{Cache, KvShape, Pool};
 
 use crate::weights::{AnyAttention, Attention, KvWeights, Weights};
-use crate::{Config, ExtraTokens, HeadNorms, LayerSpec, LayerState, ModelError, NormKind};
+use crate::{Config, ExtraTokens, HeadNorms, LayerSpec, LayerState, ModelError, NormKind, Place};
 
 mod activations;
 mod entry;
@@ -35,13 +35,13 @@ pub struct Decoder<B: Backend> {
     config: Config,
     weights: Weights<B>,
     /// Where what each layer that is here keeps lies among that of all of them.
-    places: Vec<Place>,
+    places: Vec<Kept>,
     extra: Arc<ExtraTokens>,
 }
 
 /// Where what a layer keeps of past tokens lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Place {
+struct Kept {
     /// The number of the keys and values that it meets.
     kv: Option<usize>,
     /// That of the first of its states.
@@ -105,13 +105,15 @@ pub struct StepPart<'a, P: Page> {
     pub want: Want,
     /// How much of each [adapter](crate::Part::with_loras) they get; as much as that was loaded with where nothing is said.
     pub strengths: Option<&'a [f32]>,
+    /// Where its rows are, for models whose heads are turned by more than the position; there where nothing is said.
+    pub places: Option<&'a [Place]>,
 }
 
 impl<B: Backend> Decoder<B> {
     /// A decoder from its parts.
     pub fn new(config: Config, weights: Weights<B>) -> Self {
         let layers = weights.part.layers();
-        let place = |index| Place {
+        let place = |index| Kept {
             kv: config.kv_ordinal(layers.start, index),
             state: config.state_ordinal(layers.start, index),
         };
@@ -239,8 +241,11 @@ impl<B: Backend> Decoder<B> {
         }
         for (rope, (on_device, angles)) in self.config.ropes.iter().zip(&mut act.angles) {
             angles.clear();
-            for StepPart { cache, n, .. } in parts.iter() {
-                rope.angles(cache.n_ctx(), cache.len(), *n, angles);
+            for StepPart { cache, n, places, .. } in parts.iter() {
+                match places {
+                    Some(places) => rope.angles_at(cache.n_ctx(), places, angles),
+                    None => rope.angles(cache.n_ctx(), cache.len(), *n, angles),
+                }
             }
             backend.write(on_device, angles)?;
         }
@@ -311,7 +316,7 @@ impl<B: Backend> Decoder<B> {
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
-        let (layer, Place { kv, state }) = (&self.weights.layers[index], self.places[index]);
+        let (layer, Kept { kv, state }) = (&self.weights.layers[index], self.places[index]);
         // What is kept beside attention meets the stream as attention does, before that has changed it.
         if let Some(weights) = &layer.recurrent {
             self.enter_state(backend, index, weights, parts, act, rows)?;

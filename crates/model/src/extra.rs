@@ -7,14 +7,26 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use crate::Place;
+
 /// Rows `[n, n_embd]`, and the numbers they are fed by.
 pub struct ExtraRows {
     tokens: Range<u32>,
     n_embd: usize,
     values: Vec<f32>,
+    /// Rows of a line, where they lie in a plane.
+    columns: Option<usize>,
 }
 
 impl ExtraRows {
+    /// Where token `token` of them lies, if they lie in a plane whose first is at `first`; and where what follows all of them is.
+    pub fn place(&self, token: u32, first: u32) -> Option<(Place, u32)> {
+        let columns = u32::try_from(self.columns?).ok()?;
+        let at = token.checked_sub(self.tokens.start).filter(|_| token < self.tokens.end)?;
+        let lines = (self.tokens.end - self.tokens.start).div_ceil(columns);
+        Some(([first, first + at / columns, first + at % columns], first + lines.max(columns)))
+    }
+
     /// The numbers of the rows.
     pub fn tokens(&self) -> Range<u32> {
         self.tokens.clone()
@@ -65,12 +77,17 @@ impl ExtraTokens {
         token as usize >= self.n_vocab
     }
 
-    /// Takes rows `[n, n_embd]`, under numbers that nothing has had or, with `again`, under those that the same rows have had before. `None` when
+    /// Takes rows `[n, n_embd]`, under numbers that nothing has had or, with `again`, under those that the same rows have had before. With `columns` they lie in a plane, line by line. `None` when
     /// all numbers have been given: four billion rows, more than a year of a tower's work.
     ///
     /// # Panics
-    /// When the values are no whole rows, or the numbers are those of something else.
-    pub fn add(&self, values: Vec<f32>, again: Option<u32>) -> Option<Arc<ExtraRows>> {
+    /// When the values are no whole rows, or the columns none, or the numbers are those of something else.
+    pub fn add(
+        &self,
+        values: Vec<f32>,
+        columns: Option<usize>,
+        again: Option<u32>,
+    ) -> Option<Arc<ExtraRows>> {
         assert!(
             values.len().is_multiple_of(self.n_embd),
             "{} values of rows of {}",
@@ -87,7 +104,7 @@ impl ExtraTokens {
             }
         };
         assert!(self.is_extra(first) && first + n <= state.next, "numbers that have been given");
-        let rows = Arc::new(ExtraRows { tokens: first..first + n, n_embd: self.n_embd, values });
+        let rows = Arc::new(ExtraRows { tokens: first..first + n, n_embd: self.n_embd, values, columns });
         state.alive.retain(|_, rows| rows.strong_count() > 0);
         state.alive.insert(first, Arc::downgrade(&rows));
         Some(rows)
@@ -139,7 +156,7 @@ mod tests {
     fn rows_are_found_by_their_numbers_for_as_long_as_somebody_has_them() {
         let extra = ExtraTokens::new(100, 2);
         let rows = |n: usize| (0..2 * n).map(|x| x as f32).collect::<Vec<_>>();
-        let (a, b) = (extra.add(rows(3), None).unwrap(), extra.add(rows(2), None).unwrap());
+        let (a, b) = (extra.add(rows(3), None, None).unwrap(), extra.add(rows(2), None, None).unwrap());
         assert_eq!((a.tokens(), b.tokens()), (100..103, 103..105));
         let text = [1, 101, 102, 7, 103, 104, 100, 99];
         let found = extra.of(&text).unwrap();
@@ -151,16 +168,16 @@ mod tests {
         assert_eq!(extra.of(&[5, 104]).unwrap().len(), 1);
         assert_eq!(extra.of(&[105]).unwrap_err(), 105);
         // The same rows come again under their numbers.
-        let a = extra.add(rows(3), Some(100)).unwrap();
+        let a = extra.add(rows(3), None, Some(100)).unwrap();
         assert_eq!(extra.of(&text).unwrap()[0].tokens(), a.tokens());
-        assert_eq!(extra.add(rows(1), None).unwrap().tokens(), 105..106);
+        assert_eq!(extra.add(rows(1), None, None).unwrap().tokens(), 105..106);
         assert!(extra.of(&[0, 99]).unwrap().is_empty());
     }
 
     #[test]
     fn numbers_end() {
         let extra = ExtraTokens::new(u32::MAX as usize - 2, 1);
-        assert!(extra.add(vec![0.0; 3], None).is_none());
-        assert!(extra.add(vec![0.0; 2], None).is_some() && extra.add(vec![0.0], None).is_none());
+        assert!(extra.add(vec![0.0; 3], None, None).is_none());
+        assert!(extra.add(vec![0.0; 2], None, None).is_some() && extra.add(vec![0.0], None, None).is_none());
     }
 }

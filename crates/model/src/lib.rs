@@ -20,5 +20,5 @@ pub use error::ModelError;
 pub use extra::{ExtraRows, ExtraTokens};
 pub use family::{Family, HeadNorms, NormKind, Norms, SharedExpert};
 pub use lora::Lora;
-pub use rope::{Rope, Scaling, Temperature};
+pub use rope::{Place, Rope, Scaling, Temperature};
 pub use weights::{Part, SCORE_HEAD, Weights, check_finite, decode_values};

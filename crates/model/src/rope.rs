@@ -62,7 +62,12 @@ pub struct Rope {
     short: Option<Short>,
     magnitude: f64,
     temperature: Option<Temperature>,
+    /// Which number of a [`Place`] each pair turns by, where a place is not one number thrice: `[n_rot / 2]`.
+    axes: Vec<usize>,
 }
+
+/// Where a token is: its position or, of a row of a picture, those of its time, its line and its column (M-RoPE, arXiv 2409.12191).
+pub type Place = [u32; 3];
 
 /// Frequencies of contexts of up to so many tokens.
 #[derive(Debug, Clone, PartialEq)]
@@ -111,7 +116,14 @@ impl Rope {
         }
         let sound = frequency.iter().all(|f| f.is_finite()) && f64::is_finite(magnitude);
         let params = RopeParams { pairing, n_rot };
-        sound.then_some(Self { params, frequency, short: None, magnitude, temperature: None })
+        sound.then_some(Self {
+            params,
+            frequency,
+            short: None,
+            magnitude,
+            temperature: None,
+            axes: Vec::new(),
+        })
     }
 
     /// The same with the frequencies of `short` in contexts of up to `n_ctx` tokens (LongRoPE, arXiv 2402.13753).
@@ -127,6 +139,26 @@ impl Rope {
     /// The same for queries whose scores grow so; of heads that are turned whole.
     pub fn growing(self, temperature: Temperature) -> Self {
         Self { temperature: Some(temperature), ..self }
+    }
+
+    /// The same whose pairs turn by times, lines and columns: `sections` says how many by each, one kind after the other or, where they are
+    /// `interleaved`, in turns.
+    pub fn with_axes(self, sections: [usize; 3], interleaved: bool) -> Self {
+        let [times, lines, columns] = sections;
+        let axis = |pair: usize| match (interleaved, pair % 3) {
+            (true, 1) if pair < 3 * lines => 1,
+            (true, 2) if pair < 3 * columns => 2,
+            (true, _) => 0,
+            (false, _) if (times..times + lines).contains(&pair) => 1,
+            (false, _) if (times + lines..times + lines + columns).contains(&pair) => 2,
+            (false, _) => 0,
+        };
+        Self { axes: (0..self.params.n_rot / 2).map(axis).collect(), ..self }
+    }
+
+    /// Whether its pairs turn by several numbers of a place.
+    pub fn has_axes(&self) -> bool {
+        !self.axes.is_empty()
     }
 
     /// Angle per position of each pair in contexts of `n_ctx` tokens, `[n_rot / 2]`, scaling included.
@@ -158,6 +190,19 @@ impl Rope {
             }
         }
     }
+
+    /// The same of tokens at these places.
+    pub fn angles_at(&self, n_ctx: usize, places: &[Place], out: &mut Vec<f32>) {
+        for place in places {
+            let magnitude =
+                self.magnitude * self.temperature.map_or(1.0, |grows| grows.at(place[0] as usize));
+            for (pair, frequency) in self.frequencies(n_ctx).iter().enumerate() {
+                let position = place[self.axes.get(pair).copied().unwrap_or(0)];
+                let (sin, cos) = (f64::from(position) * frequency).sin_cos();
+                out.extend([(cos * magnitude) as f32, (sin * magnitude) as f32]);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -171,6 +216,22 @@ mod tests {
         rope.angles(64, 3, 1, &mut out);
         let want = [3f32.cos(), 3f32.sin(), 0.3f32.cos(), 0.3f32.sin()];
         assert!(out.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-6), "{out:?}");
+    }
+
+    #[test]
+    fn pairs_turn_by_the_numbers_of_a_place() {
+        let rope = Rope::new(Pairing::Halves, 16, 100.0, &Scaling::None, None).unwrap();
+        let apart = rope.clone().with_axes([2, 3, 3], false);
+        assert_eq!(apart.axes, [0, 0, 1, 1, 1, 2, 2, 2]);
+        let in_turns = rope.clone().with_axes([4, 2, 2], true);
+        assert_eq!(in_turns.axes, [0, 1, 2, 0, 1, 2, 0, 0]);
+        let (mut plain, mut placed) = (Vec::new(), Vec::new());
+        rope.angles(64, 5, 2, &mut plain);
+        in_turns.angles_at(64, &[[5; 3], [6; 3]], &mut placed);
+        assert_eq!(plain, placed);
+        placed.clear();
+        apart.angles_at(64, &[[1, 5, 2]], &mut placed);
+        assert_eq!(placed[4..10], plain[4..10]);
     }
 
     #[test]

@@ -14,6 +14,8 @@ pub enum Projector {
     Pixtral,
     /// LFM2-VL: neighbours side by side, two layers.
     Lfm2,
+    /// Qwen2.5-VL (arXiv 2502.13923): the same, of a tower in which most layers see a window of the picture.
+    Qwen25,
 }
 
 impl Projector {
@@ -23,16 +25,18 @@ impl Projector {
             Self::Idefics3 | Self::Lfm2 => "<image>",
             Self::InternVl => "<IMG_CONTEXT>",
             Self::Pixtral => "[IMG]",
+            Self::Qwen25 => "<|vision_start|><|image_pad|><|vision_end|>",
         }
     }
 }
 
 /// Names in `clip.projector_type`.
-const PROJECTORS: [(&str, Projector); 4] = [
+const PROJECTORS: [(&str, Projector); 5] = [
     ("idefics3", Projector::Idefics3),
     ("internvl", Projector::InternVl),
     ("pixtral", Projector::Pixtral),
     ("lfm2", Projector::Lfm2),
+    ("qwen2.5vl_merger", Projector::Qwen25),
 ];
 
 /// What a value of a feed-forward layer becomes.
@@ -79,6 +83,8 @@ pub struct Config {
     pub tiles: [usize; 2],
     /// The fewest and the most pixels of a picture that stays whole (LFM2-VL).
     pub pixels: [usize; 2],
+    /// Which layers see the whole picture, each of so many, and the pixels of a side of what others see (Qwen2.5-VL).
+    pub windows: Option<[usize; 2]>,
     pub(crate) activation: Activation,
 }
 
@@ -110,12 +116,13 @@ impl Config {
         let is_silu = meta.find("clip.use_silu")?.unwrap_or(false);
         let activation = match projector {
             _ if is_silu => Activation::Silu,
-            Projector::InternVl | Projector::Pixtral => Activation::Gelu,
+            Projector::InternVl | Projector::Pixtral | Projector::Qwen25 => Activation::Gelu,
             Projector::Idefics3 | Projector::Lfm2 => Activation::GeluTanh,
         };
         let image_size = size("image_size")?;
         let n_merge = match projector {
             Projector::Pixtral => found("spatial_merge_size")?.unwrap_or(1),
+            Projector::Qwen25 => found("spatial_merge_size")?.unwrap_or(2),
             _ => found("projector.scale_factor")?.unwrap_or(2),
         };
         let patch_size = size("patch_size")?;
@@ -124,6 +131,12 @@ impl Config {
         let (longest_edge, tiles) = match projector {
             Projector::Lfm2 => (32usize.saturating_mul(patch_size), [2, 10]),
             _ => (image_size.saturating_mul(4), [1, 12]),
+        };
+        // A sixteenth of what the processor of Qwen's allows: a tower takes minutes for that.
+        let rows = if projector == Projector::Qwen25 { [4, 4096] } else { [64, 256] };
+        let windows = match projector {
+            Projector::Qwen25 => Some([size("n_wa_pattern")?, found("window_size")?.unwrap_or(112)]),
+            _ => None,
         };
         let found_or = |name: &str, usual: usize| Ok::<_, GgufError>(found(name)?.unwrap_or(usual));
         let config = Self {
@@ -142,9 +155,10 @@ impl Config {
             longest_edge: found_or("preproc_image_size", longest_edge)?,
             tiles: [found_or("preproc_min_tiles", tiles[0])?, found_or("preproc_max_tiles", tiles[1])?],
             pixels: [
-                found_or("image_min_pixels", row.saturating_mul(64))?,
-                found_or("image_max_pixels", row.saturating_mul(256))?,
+                found_or("image_min_pixels", row.saturating_mul(rows[0]))?,
+                found_or("image_max_pixels", row.saturating_mul(rows[1]))?,
             ],
+            windows,
             activation,
         };
         config.check()?;
@@ -193,9 +207,20 @@ impl Config {
             )),
         };
         fits("embedding_length", self.n_embd, self.n_heads)?;
-        fits("image_size", self.image_size, self.row_pixels())?;
+        if self.projector != Projector::Qwen25 {
+            fits("image_size", self.image_size, self.row_pixels())?;
+        }
+        if let Some([every, side]) = self.windows
+            && (every == 0 || side < self.row_pixels() || side > MOST)
+        {
+            let expected =
+                format!("layers of which each of some, and sides of {} to {MOST}", self.row_pixels());
+            return Err(value("clip.vision.window_size", &expected, &format!("{every}, and {side}")));
+        }
         match self.projector {
-            Projector::Pixtral => fits("embedding_length", self.n_embd, 4 * self.n_heads)?,
+            Projector::Pixtral | Projector::Qwen25 => {
+                fits("embedding_length", self.n_embd, 4 * self.n_heads)?
+            }
             Projector::Lfm2 => fits("preproc_image_size", self.longest_edge, self.row_pixels())?,
             Projector::Idefics3 | Projector::InternVl => {}
         }
@@ -215,6 +240,7 @@ impl Config {
             Projector::Idefics3 => (self.longest_edge.max(self.image_size), 1),
             Projector::InternVl => (self.image_size, self.tiles[1]),
             Projector::Pixtral => (self.image_size, 1),
+            Projector::Qwen25 => (self.row_pixels(), 1),
             Projector::Lfm2 => (self.longest_edge, self.tiles[1]),
         };
         if side.saturating_mul(side).saturating_mul(of_tiles) > MOST_PIXELS {

@@ -15,6 +15,8 @@ pub struct Layout {
     pub tiles: Vec<Picture>,
     /// What a text holds in its place.
     pub pieces: Vec<Piece>,
+    /// Rows of a line, where the text model is to know that they lie in a plane.
+    pub columns: Option<usize>,
 }
 
 /// A part of what stands for a picture in a text.
@@ -42,6 +44,7 @@ impl Layout {
             Projector::InternVl => in_best_tiles(config, picture),
             Projector::Pixtral => in_lines(config, picture),
             Projector::Lfm2 => whole_or_in_tiles(config, picture),
+            Projector::Qwen25 => whole(config, picture),
         }
     }
 
@@ -119,7 +122,7 @@ fn in_tiles_of_idefics(config: &Config, picture: &Picture) -> Result<Layout, Vis
     }
     pieces.push(rows_of(config, &tiles, tiles.len() - 1));
     pieces.push(mark(MARK));
-    Ok(Layout { tiles, pieces })
+    Ok(Layout { tiles, pieces, columns: None })
 }
 
 /// As many tiles as are most like the picture; where there are several, all of it once more in one behind them.
@@ -133,7 +136,7 @@ fn in_best_tiles(config: &Config, picture: &Picture) -> Result<Layout, VisionErr
     let mut pieces = vec![mark("<img>")];
     pieces.extend((0..tiles.len()).map(|tile| rows_of(config, &tiles, tile)));
     pieces.push(mark("</img>"));
-    Ok(Layout { tiles, pieces })
+    Ok(Layout { tiles, pieces, columns: None })
 }
 
 /// The grid of so many tiles whose sides are most like the picture's: of those that are as like, the largest that has no more than twice the
@@ -168,29 +171,50 @@ fn in_lines(config: &Config, picture: &Picture) -> Result<Layout, VisionError> {
         pieces.push(Piece::Rows { tile: 0, rows: line * columns..(line + 1) * columns });
         pieces.push(mark(if line + 1 < lines { "[IMG_BREAK]" } else { "[IMG_END]" }));
     }
-    Ok(Layout { tiles, pieces })
+    Ok(Layout { tiles, pieces, columns: None })
+}
+
+fn area([width, height]: [usize; 2]) -> usize {
+    width * height
+}
+
+/// The sides of a picture in whole rows, at least `least`.
+fn rounded(config: &Config, picture: &Picture, least: usize) -> [usize; 2] {
+    let unit = config.row_pixels();
+    let whole = |side: usize| (side as f64 / unit as f64).round_ties_even() as usize * unit;
+    [picture.width(), picture.height()].map(|side| whole(side).max(least))
+}
+
+/// The same, with no more and no fewer pixels than a picture is to have that stays whole.
+fn within_bounds(config: &Config, picture: &Picture) -> [usize; 2] {
+    let (unit, [fewest, most]) = (config.row_pixels(), config.pixels);
+    let sides = [picture.width(), picture.height()];
+    let small = rounded(config, picture, unit);
+    if area(small) > most {
+        let by = (area(sides) as f64 / most as f64).sqrt() * unit as f64;
+        sides.map(|side| ((side as f64 / by).floor() as usize).max(1) * unit)
+    } else if area(small) < fewest {
+        let by = (fewest as f64 / area(sides) as f64).sqrt() / unit as f64;
+        sides.map(|side| (side as f64 * by).ceil() as usize * unit)
+    } else {
+        small
+    }
+}
+
+/// The whole picture, whose rows lie in a plane for the text model too.
+fn whole(config: &Config, picture: &Picture) -> Result<Layout, VisionError> {
+    let [width, height] = within_bounds(config, picture);
+    let tiles = vec![picture.resized(width, height, Filter::Bicubic)];
+    let pieces = vec![mark("<|vision_start|>"), rows_of(config, &tiles, 0), mark("<|vision_end|>")];
+    Ok(Layout { tiles, pieces, columns: Some(width / config.row_pixels()) })
 }
 
 /// A small picture whole, a larger one in tiles, and once more as a small one.
 fn whole_or_in_tiles(config: &Config, picture: &Picture) -> Result<Layout, VisionError> {
-    let unit = config.row_pixels();
-    let sides = [picture.width(), picture.height()];
-    let rounded = |least: usize| {
-        sides.map(|side| ((side as f64 / unit as f64).round_ties_even() as usize * unit).max(least))
-    };
-    let [fewest, most] = config.pixels;
-    let area = |[width, height]: [usize; 2]| width * height;
-    let mut small = rounded(unit);
-    if area(small) > most {
-        let by = (area(sides) as f64 / most as f64).sqrt() * unit as f64;
-        small = sides.map(|side| ((side as f64 / by).floor() as usize).max(1) * unit);
-    } else if area(small) < fewest {
-        let by = (fewest as f64 / area(sides) as f64).sqrt() / unit as f64;
-        small = sides.map(|side| (side as f64 * by).ceil() as usize * unit);
-    }
+    let small = within_bounds(config, picture);
     let whole = picture.resized(small[0], small[1], Filter::Bilinear);
     let (mut tiles, mut pieces) = (Vec::new(), vec![mark("<|image_start|>")]);
-    if area(rounded(config.patch_size)) > 2 * most {
+    if area(rounded(config, picture, config.patch_size)) > 2 * config.pixels[1] {
         let side = config.longest_edge;
         let [columns, rows] = best_grid(picture, side, config.tiles);
         tiles = tiles_of(&picture.resized(columns * side, rows * side, Filter::Bilinear), side);
@@ -203,5 +227,5 @@ fn whole_or_in_tiles(config: &Config, picture: &Picture) -> Result<Layout, Visio
     tiles.push(whole);
     pieces.push(rows_of(config, &tiles, tiles.len() - 1));
     pieces.push(mark("<|image_end|>"));
-    Ok(Layout { tiles, pieces })
+    Ok(Layout { tiles, pieces, columns: None })
 }

@@ -30,6 +30,9 @@ struct Work<B: Backend> {
     n: usize,
     /// Patches of a line, and lines.
     grid: [usize; 2],
+    /// Which patch each row is of, counted line by line, and the rows of each window.
+    order: Vec<usize>,
+    windows: Vec<usize>,
     /// The stream, `[n, n_embd]`.
     x: B::Buffer,
     /// The same, normalised.
@@ -68,8 +71,8 @@ impl<B: Backend> Tower<B> {
     pub fn rows(&self, tile: &Picture) -> Result<Vec<f32>, VisionError> {
         let (c, device) = (&self.config, &*self.device);
         let work = &mut self.enter(tile)?;
-        for layer in &self.weights.layers {
-            self.attention(layer, work)?;
+        for (index, layer) in self.weights.layers.iter().enumerate() {
+            self.attention(index, layer, work)?;
             self.feed_forward(layer, work)?;
         }
         let mut stream = vec![0.0; work.n * c.n_embd];
@@ -78,7 +81,11 @@ impl<B: Backend> Tower<B> {
             None => device.read(&work.x, 0, &mut stream)?,
         }
         let patches = &stream[(work.n - work.grid[0] * work.grid[1]) * c.n_embd..];
-        self.project(patches, work.grid)
+        let mut in_lines = vec![0.0; patches.len()];
+        for (row, &patch) in patches.chunks_exact(c.n_embd).zip(&work.order) {
+            in_lines[patch * c.n_embd..][..c.n_embd].copy_from_slice(row);
+        }
+        self.project(&in_lines, work.grid)
     }
 
     /// The patches of a tile, with where they lie.
@@ -101,9 +108,12 @@ impl<B: Backend> Tower<B> {
             return Err(VisionError::Size { width, height, expected });
         };
         let buffer = |columns: usize| device.buffer(n * columns);
+        let (order, windows) = in_windows(grid, c.windows.map(|[_, side]| side / c.row_pixels() * c.n_merge));
         let mut work = Work {
             n,
             grid,
+            order,
+            windows,
             x: buffer(c.n_embd)?,
             normed: buffer(c.n_embd)?,
             qkv: [buffer(c.n_embd)?, buffer(c.n_embd)?, buffer(c.n_embd)?],
@@ -114,7 +124,7 @@ impl<B: Backend> Tower<B> {
         };
         let n_pixels = 3 * c.patch_size * c.patch_size;
         let mut pixels = device.buffer(n_patches * n_pixels)?;
-        device.write(&mut pixels, &self.patches(tile, grid))?;
+        device.write(&mut pixels, &self.patches(tile, grid, &work.order))?;
         // The class has no pixels: patches become rows of their own before they join it.
         let input = Input { x: &pixels, norm: None, first_row: 0, rows: n_patches };
         let Linear { w, bias } = &self.weights.patches;
@@ -133,19 +143,19 @@ impl<B: Backend> Tower<B> {
             self.normalise_whole(norm, (&work.x, n), &mut work.normed, &mut rows)?;
             device.write(&mut work.x, &rows)?;
         }
-        if c.projector == Projector::Pixtral {
+        if let Some((shift, _)) = turns(c.projector) {
             let mut buffer = device.buffer(n * c.head_dim())?;
-            device.write(&mut buffer, &angles(c.head_dim(), grid))?;
+            device.write(&mut buffer, &angles(c.head_dim(), grid[0], &work.order, shift))?;
             work.angles = Some(buffer);
         }
         Ok(work)
     }
 
     /// The colours of each patch, `[patches, 3, patch_size, patch_size]`.
-    fn patches(&self, tile: &Picture, [columns, lines]: [usize; 2]) -> Vec<f32> {
+    fn patches(&self, tile: &Picture, [columns, _]: [usize; 2], order: &[usize]) -> Vec<f32> {
         let (c, side) = (&self.config, self.config.patch_size);
         let mut values = Vec::with_capacity(3 * tile.width() * tile.height());
-        for patch in 0..columns * lines {
+        for patch in order {
             let [x, y] = [patch % columns * side, patch / columns * side];
             for colour in 0..3 {
                 for row in tile.rgb().chunks_exact(3 * tile.width()).skip(y).take(side) {
@@ -164,7 +174,7 @@ impl<B: Backend> Tower<B> {
         let (c, positions) = (&self.config, &self.weights.positions);
         let n_known = positions.len() / c.n_embd;
         match c.projector {
-            Projector::Pixtral => Some(Vec::new()),
+            Projector::Pixtral | Projector::Qwen25 => Some(Vec::new()),
             Projector::Lfm2 => {
                 let side = n_known.isqrt();
                 (side * side == n_known && side > 0).then(|| resized(positions, [side; 2], grid, c.n_embd))
@@ -214,7 +224,7 @@ impl<B: Backend> Tower<B> {
         Ok(())
     }
 
-    fn attention(&self, layer: &Layer<B>, work: &mut Work<B>) -> Result<(), VisionError> {
+    fn attention(&self, index: usize, layer: &Layer<B>, work: &mut Work<B>) -> Result<(), VisionError> {
         let (c, device, n) = (&self.config, &*self.device, work.n);
         self.normalise(&layer.attn_norm, c.eps, (&work.x, n), &mut work.normed)?;
         let input = Input { x: &work.normed, norm: None, first_row: 0, rows: n };
@@ -225,14 +235,19 @@ impl<B: Backend> Tower<B> {
         };
         device.project(input, &mut [output(), output(), output()])?;
         let heads = Heads { n: c.n_heads, dim: c.head_dim() };
-        if let Some(angles) = &work.angles {
-            let turned = RopeParams { pairing: Pairing::Interleaved, n_rot: c.head_dim() };
+        if let (Some(angles), Some((_, pairing))) = (&work.angles, turns(c.projector)) {
+            let turned = RopeParams { pairing, n_rot: c.head_dim() };
             for x in &mut work.qkv[..2] {
                 device.rope(x, n, heads, None, turned, angles)?;
             }
         }
         let scale = 1.0 / (c.head_dim() as f32).sqrt();
-        device.attend_all(n, heads, scale, work.qkv.each_ref(), &mut work.attended)?;
+        let all = [n];
+        let windows = match c.windows {
+            Some([every, _]) if !(index + 1).is_multiple_of(every) => &work.windows[..],
+            _ => &all[..],
+        };
+        device.attend_all(windows, heads, scale, work.qkv.each_ref(), &mut work.attended)?;
         let Linear { w, bias } = &layer.out;
         let input = Input { x: &work.attended, norm: None, first_row: 0, rows: n };
         device.project(input, &mut [Output { w, bias: bias.as_ref(), y: &mut work.x, accumulate: true }])?;
@@ -337,24 +352,48 @@ fn neighbours(
     rows
 }
 
+/// How the heads of a tower are turned, if they are: how far the frequencies of columns lie from those of lines, in halves of a pair, and which values
+/// are turned together.
+fn turns(projector: Projector) -> Option<(usize, Pairing)> {
+    match projector {
+        Projector::Pixtral => Some((2, Pairing::Interleaved)),
+        Projector::Qwen25 => Some((0, Pairing::Halves)),
+        Projector::Idefics3 | Projector::InternVl | Projector::Lfm2 => None,
+    }
+}
+
 /// Cosines and sines of where each patch lies: the first half of a head's pairs by its line, the others by its column.
-fn angles(head_dim: usize, [columns, lines]: [usize; 2]) -> Vec<f32> {
+fn angles(head_dim: usize, columns: usize, order: &[usize], shift: usize) -> Vec<f32> {
     const THETA: f32 = 10_000.0;
     let n_pairs = head_dim / 2;
-    let mut angles = Vec::with_capacity(columns * lines * head_dim);
-    for patch in 0..columns * lines {
+    let mut angles = Vec::with_capacity(order.len() * head_dim);
+    for patch in order {
         for pair in 0..n_pairs {
-            let is_line = pair < n_pairs / 2;
-            let (place, step) = if is_line {
-                (patch / columns, 4 * pair)
-            } else {
-                (patch % columns, 4 * pair - head_dim + 2)
+            let (place, step) = match pair.checked_sub(n_pairs / 2) {
+                None => (patch / columns, 4 * pair),
+                Some(pair) => (patch % columns, 4 * pair + shift),
             };
             let (sin, cos) = (place as f32 * THETA.powf(-(step as f32) / head_dim as f32)).sin_cos();
             angles.extend([cos, sin]);
         }
     }
     angles
+}
+
+/// The patches of a grid, window by window, where windows have `side` patches or, at the border, fewer; and how many patches each has.
+fn in_windows([columns, lines]: [usize; 2], side: Option<usize>) -> (Vec<usize>, Vec<usize>) {
+    let Some(side) = side else { return ((0..columns * lines).collect(), vec![columns * lines]) };
+    let (mut order, mut windows) = (Vec::with_capacity(columns * lines), Vec::new());
+    for top in (0..lines).step_by(side) {
+        for left in (0..columns).step_by(side) {
+            let before = order.len();
+            for line in top..lines.min(top + side) {
+                order.extend((left..columns.min(left + side)).map(|column| line * columns + column));
+            }
+            windows.push(order.len() - before);
+        }
+    }
+    (order, windows)
 }
 
 /// Positions of a grid as those of another: lines between neighbours and, where there are fewer, means of several.

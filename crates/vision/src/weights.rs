@@ -88,11 +88,14 @@ struct Loader<'a, B: Backend> {
 impl<B: Backend> Loader<'_, B> {
     fn tower(&mut self, c: &Config) -> Result<Weights<B>, ModelError> {
         let pixels = 3 * c.patch_size * c.patch_size;
-        let patches = self.linear("v.patch_embd", [pixels, c.n_embd], None, None)?;
+        let patches = match c.projector {
+            Projector::Qwen25 => self.patches_of_frames([pixels, c.n_embd])?,
+            _ => self.linear("v.patch_embd", [pixels, c.n_embd], None, None)?,
+        };
         let class = self.optional("v.class_embd", &[c.n_embd])?;
         const POSITIONS: &str = "v.position_embd.weight";
         let n_positions = match c.projector {
-            Projector::Pixtral => None,
+            Projector::Pixtral | Projector::Qwen25 => None,
             // Those of a square, which are made those of any picture.
             Projector::Lfm2 => Some(self.find(POSITIONS).map_or(1, |n| n.isqrt().pow(2).max(1))),
             Projector::Idefics3 | Projector::InternVl => {
@@ -109,6 +112,25 @@ impl<B: Backend> Loader<'_, B> {
         let (pre_norm, post_norm) = (pre_norm?, post_norm?);
         let layers = (0..c.n_layers).map(|index| self.layer(c, index)).collect::<Result<_, _>>()?;
         Ok(Weights { patches, class, positions, pre_norm, layers, post_norm, head: self.head(c)? })
+    }
+
+    /// The matrix of patches of two frames, which are the same of a picture that stands still.
+    fn patches_of_frames(&mut self, shape: [usize; 2]) -> Result<Linear<B>, ModelError> {
+        const FRAMES: [&str; 2] = ["v.patch_embd.weight", "v.patch_embd.weight.1"];
+        let [n_in, n_out] = shape;
+        let mut sum = vec![0.0; n_in * n_out];
+        for name in FRAMES {
+            let tensor = self.gguf.tensor(name)?;
+            if tensor.info.elements() != sum.len() {
+                let (expected, got) = (vec![n_in, n_out], tensor.info.shape.clone());
+                return Err(ModelError::TensorShape { name: name.to_owned(), expected, got });
+            }
+            let values = self.values(name, &tensor.info.shape)?;
+            sum.iter_mut().zip(values).for_each(|(sum, x)| *sum += x);
+        }
+        let bytes = bytemuck::cast_slice(&sum).to_vec().into();
+        let w = self.device.matrix(WeightSource { dtype: DType::F32, n_out, n_in, bytes })?;
+        Ok(Linear { w, bias: None })
     }
 
     fn layer(&mut self, c: &Config, index: usize) -> Result<Layer<B>, ModelError> {
@@ -164,6 +186,12 @@ impl<B: Backend> Loader<'_, B> {
                 let first = self.linear("mm.1", [side_by_side, hidden], added.as_deref(), None)?;
                 let second = Some(self.linear("mm.2", [hidden, n_text], None, None)?);
                 Head { norm, merger: None, first, second }
+            }
+            Projector::Qwen25 => {
+                let hidden = n_hidden(self, "mm.0.weight");
+                let first = self.linear("mm.0", [side_by_side, hidden], None, None)?;
+                let second = Some(self.linear("mm.2", [hidden, n_text], None, None)?);
+                Head { norm: None, merger: None, first, second }
             }
             Projector::Pixtral => {
                 let (mut norm, mut merger) = (None, None);

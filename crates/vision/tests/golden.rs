@@ -44,7 +44,7 @@ impl Golden {
 /// A model's tower, and each picture with its golden numbers.
 fn for_each(check: impl Fn(&str, &Tower<CpuDevice>, &Picture, &Golden)) {
     let device = Arc::new(CpuDevice::from_env(None).unwrap());
-    for name in ["smolvlm", "internvl", "pixtral", "mistral3", "lfm2vl"] {
+    for name in ["smolvlm", "internvl", "pixtral", "mistral3", "lfm2vl", "qwen25vl"] {
         let model = folder().join("models").join(name);
         let gguf = Gguf::open(model.join("mmproj.gguf")).unwrap();
         let tower = Tower::load(&gguf, Arc::clone(&device)).unwrap();

@@ -7,7 +7,7 @@ use kvant_cpu::CpuDevice;
 use kvant_gguf::{Gguf, GgufError, GgufWriter, TensorSink, Value};
 use kvant_vision::{Layout, Picture, Tower, VisionError};
 
-const MODELS: [&str; 5] = ["smolvlm", "internvl", "pixtral", "mistral3", "lfm2vl"];
+const MODELS: [&str; 6] = ["smolvlm", "internvl", "pixtral", "mistral3", "lfm2vl", "qwen25vl"];
 
 fn folder() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests"))

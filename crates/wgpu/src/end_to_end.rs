@@ -63,7 +63,7 @@ impl<'a, B: Backend> Running<'a, B> {
         for ((cache, &n), strengths) in caches.iter_mut().zip(ns).zip(strengths) {
             if n > 0 {
                 let strengths = strengths.as_ref().map(|strengths| &strengths[..]);
-                parts.push(StepPart { cache, n, want: Want::Last, strengths });
+                parts.push(StepPart { cache, n, want: Want::Last, strengths, places: None });
             }
         }
         let mut rows = vec![f32::NAN; parts.len() * decoder.n_vocab()];
@@ -78,8 +78,13 @@ impl<'a, B: Backend> Running<'a, B> {
     /// The streams that these tokens of the first sequence leave.
     fn streams(&mut self, tokens: &[u32]) -> Vec<f32> {
         let Self { device, decoder, pool, caches, act, .. } = self;
-        let parts =
-            &mut [StepPart { cache: &mut caches[0], n: tokens.len(), want: Want::Nothing, strengths: None }];
+        let parts = &mut [StepPart {
+            cache: &mut caches[0],
+            n: tokens.len(),
+            want: Want::Nothing,
+            strengths: None,
+            places: None,
+        }];
         decoder.step(device, pool, parts, act, Entry::Tokens(tokens), Outputs::logits(None)).unwrap();
         let mut streams = vec![f32::NAN; tokens.len() * decoder.config().n_embd];
         decoder.left(device, act, tokens.len(), &mut streams).unwrap();

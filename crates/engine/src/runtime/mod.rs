@@ -17,7 +17,7 @@ use kvant_codec::Side;
 use kvant_codec::random::Random;
 use kvant_gguf::Gguf;
 use kvant_kv::{BlockKey, CacheState, KvShape, Plan};
-use kvant_model::{Config, Entry, ExtraTokens, OnQueries, Want};
+use kvant_model::{Config, Entry, ExtraTokens, OnQueries, Place, Want};
 
 use crate::Error;
 use crate::profile::StageTime;
@@ -44,6 +44,8 @@ pub(crate) struct StepRow {
     pub want: Want,
     /// See [`StepPart::strengths`](kvant_model::StepPart::strengths).
     pub strengths: Option<Arc<[f32]>>,
+    /// See [`StepPart::places`](kvant_model::StepPart::places).
+    pub places: Option<Arc<[Place]>>,
 }
 
 /// How many tokens a context is to hold.

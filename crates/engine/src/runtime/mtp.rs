@@ -345,7 +345,7 @@ impl<B: Backend> Layer<B> {
         want: Want,
     ) -> Result<(), Error> {
         let out = Outputs::logits((want != Want::Nothing).then_some(&mut self.logits));
-        let part = StepPart { cache, n: tokens.len(), want, strengths: None };
+        let part = StepPart { cache, n: tokens.len(), want, strengths: None, places: None };
         let entry = Entry::Pairs(tokens, streams);
         let step = self.decoder.step(device, pool, &mut [part], &mut self.act, entry, out);
         step.map_err(|error| super::on::take_back(error, [cache]))

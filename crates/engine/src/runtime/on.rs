@@ -184,7 +184,13 @@ impl<B: Backend> On<B> {
 
 /// One sequence of a step, whose cache this is.
 fn part<'a, P: Page>(cache: &'a mut Cache<P>, row: &'a StepRow) -> StepPart<'a, P> {
-    StepPart { cache, n: row.n, want: row.want, strengths: row.strengths.as_deref() }
+    StepPart {
+        cache,
+        n: row.n,
+        want: row.want,
+        strengths: row.strengths.as_deref(),
+        places: row.places.as_deref(),
+    }
 }
 
 impl<B: Backend> State<B> {
@@ -344,7 +350,7 @@ impl<B: Backend> Loaded for On<B> {
     fn append_random(&self, id: SequenceId, n: usize, random: &mut Random) -> Result<(), Error> {
         let State { caches, act, .. } = &mut *self.state();
         let cache = caches.get_mut(&id).expect("a sequence that was started and not released");
-        let part = StepPart { cache, n, want: Want::Nothing, strengths: None };
+        let part = StepPart { cache, n, want: Want::Nothing, strengths: None, places: None };
         let result = self.decoder.append_random(&*self.device, &self.pool, part, act, random);
         result.map_err(|error| take_back(error, [cache]))
     }

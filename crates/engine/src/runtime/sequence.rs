@@ -66,7 +66,7 @@ impl Sequence {
 
     /// `n` rows of it in a step.
     pub fn step_row(&self, n: usize, want: Want) -> StepRow {
-        StepRow { id: self.id, n, want, strengths: self.strengths.clone() }
+        StepRow { id: self.id, n, want, strengths: self.strengths.clone(), places: None }
     }
 
     pub fn loaded(&self) -> &dyn Loaded {

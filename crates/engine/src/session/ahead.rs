@@ -162,7 +162,7 @@ impl Session {
         if owed.is_empty() {
             return Ok(());
         }
-        let row = self.sequence.step_row(owed.len(), Want::Nothing);
+        let row = self.step_row(owed, Want::Nothing);
         self.sequence.loaded().step(&[row], Entry::Tokens(owed), None, None).map(|_| ())
     }
 }

@@ -106,10 +106,12 @@ fn step(model: &Model, feeds: &mut [Feed<'_>], batch: &[Share], read: &mut [usiz
         session.lent = None;
         let is_all = read[index] + n == tokens.len();
         let want = if is_all && !pools { Want::From(n_owed + n - 1) } else { Want::Nothing };
-        rows.push(session.sequence.step_row(n_owed + n + n_guesses, want));
+        let first = entering.len();
         entering.extend_from_slice(session.owed());
         entering.extend_from_slice(&tokens[read[index]..][..n]);
         entering.extend_from_slice(&guesses[..n_guesses]);
+        session.keep_shown(&entering[first..]);
+        rows.push(session.step_row(&entering[first..], want));
     }
     let mut left = Vec::new();
     let result = model.loaded().step(&rows, Entry::Tokens(&entering), pools.then_some(&mut left), None);

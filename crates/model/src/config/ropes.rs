@@ -43,6 +43,10 @@ pub(super) fn read(
     let [head_dim, windowed_dim] = dims;
     let pairing = read_pairing(keys, family)?;
     let first = read_rope(keys, family, pairing, head_dim, n_ctx_train)?;
+    let first = match read_sections(keys)? {
+        Some(sections) => first.with_axes(sections, INTERLEAVED.contains(&family.name)),
+        None => first,
+    };
     let (n_rot, mut ropes) = (first.params.n_rot, Ropes::of(first));
     let plain = |n_rot, base| {
         let rope = Rope::new(pairing, n_rot, base, &Scaling::None, None);
@@ -116,11 +120,22 @@ fn read_turned(keys: &Keys, key: &str, head_dim: usize) -> Result<usize, ModelEr
 /// Which values are turned together: halves, whatever the family, where pairs follow places of a picture (GLM-4V). Those places are
 /// all the same in text, but files have the rows of such models in the order of halves.
 fn read_pairing(keys: &Keys, family: &Family) -> Result<Pairing, ModelError> {
+    Ok(if read_sections(keys)?.is_some() { Pairing::Halves } else { family.pairing })
+}
+
+/// Families whose pairs turn by times, lines and columns in turns.
+const INTERLEAVED: [&str; 4] = ["qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"];
+
+/// How many pairs turn by the time, the line and the column of a place, where those differ.
+fn read_sections(keys: &Keys) -> Result<Option<[usize; 3]>, ModelError> {
     let sections: Vec<i32> = keys.gguf.meta().find(&keys.key("rope.dimension_sections"))?.unwrap_or_default();
-    match sections[..] {
-        [height, width, ..] if height > 0 && width > 0 => Ok(Pairing::Halves),
-        _ => Ok(family.pairing),
-    }
+    Ok(match sections[..] {
+        [times, lines, ref rest @ ..] if times > 0 && lines > 0 => {
+            let columns = rest.first().copied().unwrap_or(0);
+            Some([times, lines, columns].map(|n| usize::try_from(n).unwrap_or(0)))
+        }
+        _ => None,
+    })
 }
 
 fn read_rope(
