@@ -19,7 +19,7 @@ wide.golden, tall.golden
                        f32 pixels [3, height, width]   red, green, blue, normalised
                    f32 rows [n_rows, n_hidden]      what goes where image_token is, as it enters the text model; in Qwen3-VL with
                                                     what is added to it behind each of the first layers
-                   f32 logits [n_tokens, n_vocab]   row t: after tokens 0..=t were read, in Gemma 3 with the rest of a picture
+                   f32 logits [n_tokens, n_vocab]   row t: after tokens 0..=t were read
 
 Pictures are resized by Pillow, before version 13, which chooses whether rows or columns come first; also where `transformers` only has torchvision for it, which differs in the last bit of some bytes.
 Before a model is written its worth as a test is checked: the f32 result is near the f64 result, and the picture, what its
@@ -85,7 +85,7 @@ def tokenizer_of(sight: Sight) -> hf.PreTrainedTokenizerFast:
 
 def spec_of(sight: Sight, n_vocab: int) -> Text:
     """The text model."""
-    head_dim = 64 if sight.family in ("llama", "mistral", "mistral3", "qwen3vl", "gemma3") else None
+    head_dim = 64 if sight.family in ("llama", "mistral", "mistral3", "qwen3vl") else None
     name = f"{sight.family}-{sight.name}"
     return Text(name, heads=2, kv_heads=1, head_dim=head_dim, n_vocab=n_vocab, **{"hidden": 128, "ffn": 96, **sight.text})
 
@@ -365,7 +365,7 @@ def write_golden(path: Path, model: torch.nn.Module, inputs: hf.BatchFeature) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=OUT, help="folder to write to (default: %(default)s)")
-    parser.add_argument("names", nargs="*", help="models to make (default: all that do not have to be asked for)")
+    parser.add_argument("names", nargs="*", help="models to make (default: all)")
     args = parser.parse_args()
     torch.set_num_threads(1)
     pictures = {name: draw(*size) for name, size in SIZES.items()}
@@ -373,7 +373,7 @@ def main() -> None:
     for name, picture in pictures.items():
         picture.save(args.out / f"pictures/{name}.png")
     for sight in SIGHTS:
-        if sight.name not in args.names if args.names else sight.is_asked_for:
+        if args.names and sight.name not in args.names:
             continue
         tokenizer = tokenizer_of(sight)
         processor = sight.to_processor(tokenizer, sight.template)

@@ -10,7 +10,6 @@ import transformers as hf
 from PIL import Image
 from spec import GROWING, Spec
 from transformers.image_processing_backends import TorchvisionBackend
-from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -66,7 +65,6 @@ class Sight:
     is_split: bool = False  # files have Q, K and V apart where the model has one matrix
     reading: dict[str, Any] = field(default_factory=dict)  # metadata of the text model beside the usual
     without: tuple[Callable[[torch.nn.Module, dict[str, torch.Tensor]], Any], ...] = ()  # what to take from both to see that it matters
-    is_asked_for: bool = False  # made only where it is named, as nothing reads it yet
 
 
 def marks_of_grid(mark: str, rows: int, columns: int) -> tuple[str, ...]:
@@ -212,36 +210,6 @@ QWEN3VL = """\
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}"""
-GEMMA3 = """\
-{{ bos_token }}
-{%- set said = namespace(first='') -%}
-{%- if messages[0]['role'] == 'system' -%}
-    {%- set system = messages[0]['content'] -%}
-    {%- set said.first = (system if system is string else system[0]['text']) + '\\n\\n' -%}
-    {%- set messages = messages[1:] -%}
-{%- endif -%}
-{%- for message in messages -%}
-    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
-        {{ raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
-    {%- endif -%}
-    {{ '<start_of_turn>' + ('model' if message['role'] == 'assistant' else message['role']) + '\\n' }}
-    {{- said.first if loop.first else '' }}
-    {%- if message['content'] is string -%}
-        {{ message['content'] | trim }}
-    {%- else -%}
-        {%- for part in message['content'] -%}
-            {%- if part['type'] == 'image' -%}
-                {{ '<start_of_image>' }}
-            {%- elif part['type'] == 'text' -%}
-                {{ part['text'] | trim }}
-            {%- endif -%}
-        {%- endfor -%}
-    {%- endif -%}
-    {{ '<end_of_turn>\\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{ '<start_of_turn>model\\n' }}
-{%- endif -%}"""
 
 
 class PillowBackend(TorchvisionBackend):
@@ -518,7 +486,6 @@ SIGHTS = [
         },
         projecting={"ln_q": "v.post_ln", "0": "mm.0", "2": "mm.2"},
         is_split=True,
-        is_asked_for=True,
         reading={"rope.dimension_sections": [8, 12, 12, 0]},
         without=(
             turn_once,
@@ -556,57 +523,6 @@ SIGHTS = [
         reading={"rope.dimension_sections": [12, 10, 10, 0], "n_deepstack_layers": 2},
         text={"hidden": 64, "layers": 3},
         in_f32=("pos_embed",),
-        is_asked_for=True,
         without=(turn_once, lambda model, _: setattr(model.model.visual, "deepstack_visual_indexes", [])),
-    ),
-    Sight(
-        "gemma3",
-        "gemma3",
-        marks=(
-            *("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"),
-            *("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
-        ),
-        named={
-            "bos_token": "<bos>",
-            "eos_token": "<eos>",
-            "pad_token": "<pad>",
-            "boi_token": "<start_of_image>",
-            "eoi_token": "<end_of_image>",
-            "image_token": "<image_soft_token>",
-        },
-        image_token="<image_soft_token>",
-        pre="gpt-2",
-        template=GEMMA3,
-        to_config=lambda text, image_token: hf.Gemma3Config(
-            vision_config=hf.SiglipVisionConfig(**SEEING, image_size=64, patch_size=4, vision_use_head=False),
-            text_config=text,
-            mm_tokens_per_image=16,
-            boi_token_index=image_token - 2,
-            eoi_token_index=image_token - 1,
-            image_token_index=image_token,
-        ),
-        to_processor=lambda tokenizer, template: hf.Gemma3Processor(
-            Gemma3ImageProcessorPil(size={"height": 64, "width": 64}),
-            tokenizer,
-            image_seq_length=16,
-            chat_template=template,
-        ),
-        keys={"clip.projector_type": "gemma3", "clip.use_gelu": True},
-        projecting={"mm_input_projection_weight": "mm.input_projection.weight", "mm_soft_emb_norm": "mm.soft_emb_norm"},
-        text={
-            "hidden": 64,
-            "ffn": 48,
-            "layers": 6,
-            "tied": True,
-            "theta": 1e6,
-            "extra": {"query_pre_attn_scalar": 64, "sliding_window": 12},
-        },
-        adds_bos=True,
-        in_f32=("patch_embedding", "position_embedding"),
-        without=(
-            lambda _, inputs: inputs.pop("token_type_ids"),
-            lambda model, _: setattr(model.config.text_config, "sliding_window", 10_000),
-        ),
-        is_asked_for=True,
     ),
 ]

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvant_cpu::{CpuDevice, PromptMath};
 use kvant_gguf::Gguf;
-use kvant_model::{Config, ExtraRows, ExtraTokens};
+use kvant_model::{Config, ExtraRows, ExtraTokens, Given};
 use kvant_text::chat::{Message, RenderOptions, Rendered};
 use kvant_text::tokenizer::{Special, Tokenizer};
 use kvant_vision::{Layout, Piece, Tower};
@@ -134,8 +134,7 @@ impl Sight {
         let tiles = layout.tiles.iter().map(|tile| self.tower.rows(tile)).collect::<Result<Vec<_>, _>>()?;
         let mut seen = self.seen();
         let again = seen.numbers.get(&hash).copied();
-        let picture =
-            self.tokens(&layout, tiles, tokenizer, |values, columns| extra.add(values, columns, again))?;
+        let picture = self.tokens(&layout, &tiles, tokenizer, |given| extra.add(given, again))?;
         seen.keep(hash, &picture);
         Ok(picture)
     }
@@ -144,16 +143,19 @@ impl Sight {
     fn tokens(
         &self,
         layout: &Layout,
-        tiles: Vec<Vec<f32>>,
+        tiles: &[Vec<Vec<f32>>],
         tokenizer: &Tokenizer,
-        add: impl FnOnce(Vec<f32>, Option<usize>) -> Option<Arc<ExtraRows>>,
+        add: impl FnOnce(Given) -> Option<Arc<ExtraRows>>,
     ) -> Result<Picture, Error> {
         let width = self.tower.config().n_embd_text;
         let firsts: Vec<u32> = tiles
             .iter()
-            .scan(0, |next, tile| Some(std::mem::replace(next, *next + (tile.len() / width) as u32)))
+            .scan(0, |next, tile| Some(std::mem::replace(next, *next + (tile[0].len() / width) as u32)))
             .collect();
-        let rows = add(tiles.concat(), layout.columns).ok_or_else(|| Error::Setting {
+        let depth = 1 + self.tower.config().deep.len();
+        let part = |part: usize| tiles.iter().flat_map(|tile| &tile[part]).copied().collect();
+        let given = Given { rows: (0..depth).map(part).collect(), columns: layout.columns };
+        let rows = add(given).ok_or_else(|| Error::Setting {
             name: "picture",
             expected: "one of the first 4 billion parts of pictures".to_owned(),
             got: "another one".to_owned(),

@@ -15,7 +15,7 @@ use kvant_codec::random::Random;
 use kvant_kv::{Cache, KvShape, Pool};
 
 use crate::weights::{AnyAttention, Attention, KvWeights, Weights};
-use crate::{Config, ExtraTokens, HeadNorms, LayerSpec, LayerState, ModelError, NormKind, Place};
+use crate::{Config, ExtraRows, ExtraTokens, HeadNorms, LayerSpec, LayerState, ModelError, NormKind, Place};
 
 mod activations;
 mod entry;
@@ -196,10 +196,14 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<(), StepError> {
         let rows = parts.iter().map(|part| part.n).sum();
         assert!(0 < rows && rows <= act.max_rows, "{rows} rows in a step of at most {}", act.max_rows);
-        self.prepare(backend, pool, parts, act, entry).map_err(StepError::Refused)?;
+        let extra = self.prepare(backend, pool, parts, act, entry).map_err(StepError::Refused)?;
+        let shown = match entry {
+            Entry::Tokens(tokens) if !extra.is_empty() => Some((tokens, &extra[..])),
+            _ => None,
+        };
         let Outputs { logits, mut queries } = out;
         // What is read back in between cannot be recorded.
-        let is_decode = queries.is_none() && parts.iter().all(|part| part.n == 1);
+        let is_decode = queries.is_none() && shown.is_none() && parts.iter().all(|part| part.n == 1);
         let run = || {
             for (index, (layer, spec)) in self.weights.layers.iter().zip(self.layers()).enumerate() {
                 self.mix(backend, index, parts, act, rows)?;
@@ -215,6 +219,9 @@ impl<B: Backend> Decoder<B> {
                 if let Some(by) = layer.out_scale {
                     backend.scale(&mut act.x, rows * self.config.n_embd, by)?;
                 }
+                if let Some(shown) = shown {
+                    self.add_deep(backend, self.weights.part.layers().start + index, shown, &mut act.x)?;
+                }
             }
             match logits {
                 Some(logits) => self.output(backend, act, parts, logits),
@@ -226,7 +233,7 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// What can be refused before anything is written: tokens, room, memory. Then the rows enter.
+    /// What can be refused before anything is written: tokens, room, memory. Then the rows enter. Gives what tokens beyond the vocabulary belong to.
     fn prepare(
         &self,
         backend: &B,
@@ -234,7 +241,7 @@ impl<B: Backend> Decoder<B> {
         parts: &mut [StepPart<'_, B::Page>],
         act: &mut Activations<B>,
         entry: Entry<'_>,
-    ) -> Result<(), ModelError> {
+    ) -> Result<Vec<Arc<ExtraRows>>, ModelError> {
         let extra = self.check_tokens(entry)?;
         for part in parts.iter_mut() {
             part.cache.reserve(backend, pool, part.n)?;
@@ -254,7 +261,8 @@ impl<B: Backend> Decoder<B> {
             act.band = Some(backend.page(n_bytes)?);
         }
         act.low.prepare(backend, &self.weights, parts)?;
-        self.enter_model(backend, entry, &extra, act)
+        self.enter_model(backend, entry, &extra, act)?;
+        Ok(extra)
     }
 
     /// Where the band of each layer's keys and values begins; gives the bytes of all of them.

@@ -17,7 +17,7 @@ mod weights;
 pub use config::{Config, ExpertSpec, Latent, LayerSpec, LayerState, Recurrence};
 pub use decoder::{Activations, Decoder, Entry, OnQueries, Outputs, StepError, StepPart, Want};
 pub use error::ModelError;
-pub use extra::{ExtraRows, ExtraTokens};
+pub use extra::{ExtraRows, ExtraTokens, Given};
 pub use family::{Family, HeadNorms, NormKind, Norms, SharedExpert};
 pub use lora::Lora;
 pub use rope::{Place, Rope, Scaling, Temperature};

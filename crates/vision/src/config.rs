@@ -16,6 +16,8 @@ pub enum Projector {
     Lfm2,
     /// Qwen2.5-VL (arXiv 2502.13923): the same, of a tower in which most layers see a window of the picture.
     Qwen25,
+    /// Qwen3-VL (arXiv 2511.21631): the same without windows; what some layers leave is made rows of too, for the first layers of the text model.
+    Qwen3,
 }
 
 impl Projector {
@@ -25,18 +27,19 @@ impl Projector {
             Self::Idefics3 | Self::Lfm2 => "<image>",
             Self::InternVl => "<IMG_CONTEXT>",
             Self::Pixtral => "[IMG]",
-            Self::Qwen25 => "<|vision_start|><|image_pad|><|vision_end|>",
+            Self::Qwen25 | Self::Qwen3 => "<|vision_start|><|image_pad|><|vision_end|>",
         }
     }
 }
 
 /// Names in `clip.projector_type`.
-const PROJECTORS: [(&str, Projector); 5] = [
+const PROJECTORS: [(&str, Projector); 6] = [
     ("idefics3", Projector::Idefics3),
     ("internvl", Projector::InternVl),
     ("pixtral", Projector::Pixtral),
     ("lfm2", Projector::Lfm2),
     ("qwen2.5vl_merger", Projector::Qwen25),
+    ("qwen3vl_merger", Projector::Qwen3),
 ];
 
 /// What a value of a feed-forward layer becomes.
@@ -85,6 +88,8 @@ pub struct Config {
     pub pixels: [usize; 2],
     /// Which layers see the whole picture, each of so many, and the pixels of a side of what others see (Qwen2.5-VL).
     pub windows: Option<[usize; 2]>,
+    /// Layers that leave something for the text model, besides the last one (Qwen3-VL).
+    pub deep: Vec<usize>,
     pub(crate) activation: Activation,
 }
 
@@ -117,12 +122,12 @@ impl Config {
         let activation = match projector {
             _ if is_silu => Activation::Silu,
             Projector::InternVl | Projector::Pixtral | Projector::Qwen25 => Activation::Gelu,
-            Projector::Idefics3 | Projector::Lfm2 => Activation::GeluTanh,
+            Projector::Idefics3 | Projector::Lfm2 | Projector::Qwen3 => Activation::GeluTanh,
         };
         let image_size = size("image_size")?;
         let n_merge = match projector {
             Projector::Pixtral => found("spatial_merge_size")?.unwrap_or(1),
-            Projector::Qwen25 => found("spatial_merge_size")?.unwrap_or(2),
+            Projector::Qwen25 | Projector::Qwen3 => found("spatial_merge_size")?.unwrap_or(2),
             _ => found("projector.scale_factor")?.unwrap_or(2),
         };
         let patch_size = size("patch_size")?;
@@ -132,8 +137,12 @@ impl Config {
             Projector::Lfm2 => (32usize.saturating_mul(patch_size), [2, 10]),
             _ => (image_size.saturating_mul(4), [1, 12]),
         };
-        // A sixteenth of what the processor of Qwen's allows: a tower takes minutes for that.
-        let rows = if projector == Projector::Qwen25 { [4, 4096] } else { [64, 256] };
+        let rows = match projector {
+            // A fourth of what their processors allow: a tower takes minutes for that.
+            Projector::Qwen25 => [4, 4096],
+            Projector::Qwen3 => [64, 4096],
+            _ => [64, 256],
+        };
         let windows = match projector {
             Projector::Qwen25 => Some([size("n_wa_pattern")?, found("window_size")?.unwrap_or(112)]),
             _ => None,
@@ -159,6 +168,10 @@ impl Config {
                 found_or("image_max_pixels", row.saturating_mul(rows[1]))?,
             ],
             windows,
+            deep: match projector {
+                Projector::Qwen3 => deep(gguf)?,
+                _ => Vec::new(),
+            },
             activation,
         };
         config.check()?;
@@ -207,7 +220,7 @@ impl Config {
             )),
         };
         fits("embedding_length", self.n_embd, self.n_heads)?;
-        if self.projector != Projector::Qwen25 {
+        if !matches!(self.projector, Projector::Qwen25 | Projector::Qwen3) {
             fits("image_size", self.image_size, self.row_pixels())?;
         }
         if let Some([every, side]) = self.windows
@@ -218,7 +231,7 @@ impl Config {
             return Err(value("clip.vision.window_size", &expected, &format!("{every}, and {side}")));
         }
         match self.projector {
-            Projector::Pixtral | Projector::Qwen25 => {
+            Projector::Pixtral | Projector::Qwen25 | Projector::Qwen3 => {
                 fits("embedding_length", self.n_embd, 4 * self.n_heads)?
             }
             Projector::Lfm2 => fits("preproc_image_size", self.longest_edge, self.row_pixels())?,
@@ -240,7 +253,7 @@ impl Config {
             Projector::Idefics3 => (self.longest_edge.max(self.image_size), 1),
             Projector::InternVl => (self.image_size, self.tiles[1]),
             Projector::Pixtral => (self.image_size, 1),
-            Projector::Qwen25 => (self.row_pixels(), 1),
+            Projector::Qwen25 | Projector::Qwen3 => (self.row_pixels(), 1),
             Projector::Lfm2 => (self.longest_edge, self.tiles[1]),
         };
         if side.saturating_mul(side).saturating_mul(of_tiles) > MOST_PIXELS {
@@ -251,12 +264,23 @@ impl Config {
                 &format!("{of_tiles} of {side} x {side}"),
             ));
         }
+        if self.deep.last().is_some_and(|&layer| layer >= self.n_layers) {
+            let expected = format!("layers of {}", self.n_layers);
+            return Err(value("clip.vision.is_deepstack_layers", &expected, &format!("{:?}", self.deep)));
+        }
         if self.tiles[0] > self.tiles[1] || self.tiles[1] > 256 {
             let got = format!("{:?}", self.tiles);
             return Err(value("clip.vision.preproc_max_tiles", "as many as the fewest, up to 256", &got));
         }
         Ok(())
     }
+}
+
+/// Layers of which a file says that they leave something for the text model.
+fn deep(gguf: &Gguf) -> Result<Vec<usize>, ModelError> {
+    let flags: Option<Array<'_>> = gguf.meta().find("clip.vision.is_deepstack_layers")?;
+    let flags = flags.into_iter().flatten().map(|flag| bool::from_value(flag).unwrap_or(false));
+    Ok(flags.enumerate().filter_map(|(layer, is_deep)| is_deep.then_some(layer)).collect())
 }
 
 /// Three numbers of a file, one for each colour.

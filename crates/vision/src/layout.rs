@@ -44,7 +44,7 @@ impl Layout {
             Projector::InternVl => in_best_tiles(config, picture),
             Projector::Pixtral => in_lines(config, picture),
             Projector::Lfm2 => whole_or_in_tiles(config, picture),
-            Projector::Qwen25 => whole(config, picture),
+            Projector::Qwen25 | Projector::Qwen3 => whole(config, picture),
         }
     }
 

@@ -14,7 +14,7 @@ use kvant_gguf::Gguf;
 
 use crate::config::{Activation, Config, Projector};
 use crate::host::{activate, for_rows};
-use crate::weights::{Layer, Linear, Norm, NormAndBias, Weights};
+use crate::weights::{Head, Layer, Linear, Norm, NormAndBias, Weights};
 use crate::{Picture, VisionError};
 
 /// A tower on a device.
@@ -64,28 +64,30 @@ impl<B: Backend> Tower<B> {
         &self.config
     }
 
-    /// The rows of a tile, `[n, n_embd_text]`, line by line.
+    /// The rows of a tile, `[n, n_embd_text]`, line by line; and then, as many, what is to be added to them behind each of the first layers of the text
+    /// model, of as many of them as [`Config::deep`] names.
     ///
     /// # Errors
     /// A tile whose sides are no whole rows, or when the device fails.
-    pub fn rows(&self, tile: &Picture) -> Result<Vec<f32>, VisionError> {
+    pub fn rows(&self, tile: &Picture) -> Result<Vec<Vec<f32>>, VisionError> {
         let (c, device) = (&self.config, &*self.device);
         let work = &mut self.enter(tile)?;
+        let mut stream = vec![0.0; work.n * c.n_embd];
+        let mut rows = vec![Vec::new()];
         for (index, layer) in self.weights.layers.iter().enumerate() {
             self.attention(index, layer, work)?;
             self.feed_forward(layer, work)?;
+            if let Some(head) = c.deep.iter().position(|&deep| deep == index) {
+                device.read(&work.x, 0, &mut stream)?;
+                rows.push(self.project(&self.weights.deep[head], &in_lines(c, work, &stream), work.grid)?);
+            }
         }
-        let mut stream = vec![0.0; work.n * c.n_embd];
         match &self.weights.post_norm {
             Some(norm) => self.normalise_whole(norm, (&work.x, work.n), &mut work.normed, &mut stream)?,
             None => device.read(&work.x, 0, &mut stream)?,
         }
-        let patches = &stream[(work.n - work.grid[0] * work.grid[1]) * c.n_embd..];
-        let mut in_lines = vec![0.0; patches.len()];
-        for (row, &patch) in patches.chunks_exact(c.n_embd).zip(&work.order) {
-            in_lines[patch * c.n_embd..][..c.n_embd].copy_from_slice(row);
-        }
-        self.project(&in_lines, work.grid)
+        rows[0] = self.project(&self.weights.head, &in_lines(c, work, &stream), work.grid)?;
+        Ok(rows)
     }
 
     /// The patches of a tile, with where they lie.
@@ -175,9 +177,13 @@ impl<B: Backend> Tower<B> {
         let n_known = positions.len() / c.n_embd;
         match c.projector {
             Projector::Pixtral | Projector::Qwen25 => Some(Vec::new()),
-            Projector::Lfm2 => {
+            Projector::Lfm2 | Projector::Qwen3 => {
                 let side = n_known.isqrt();
-                (side * side == n_known && side > 0).then(|| resized(positions, [side; 2], grid, c.n_embd))
+                let taps = grid.map(|to| match c.projector {
+                    Projector::Lfm2 => taps(side, to),
+                    _ => taps_of_corners(side, to),
+                });
+                (side > 0).then(|| resized(positions, [side; 2], taps, c.n_embd))
             }
             Projector::Idefics3 | Projector::InternVl => (n == n_known).then(|| positions.clone()),
         }
@@ -285,8 +291,8 @@ impl<B: Backend> Tower<B> {
     }
 
     /// Rows of the text model, of patches `[patches, n_embd]`.
-    fn project(&self, patches: &[f32], grid: [usize; 2]) -> Result<Vec<f32>, VisionError> {
-        let (c, device, head) = (&self.config, &*self.device, &self.weights.head);
+    fn project(&self, head: &Head<B>, patches: &[f32], grid: [usize; 2]) -> Result<Vec<f32>, VisionError> {
+        let (c, device) = (&self.config, &*self.device);
         // Where a matrix merges neighbours, norms are of patches; else of neighbours side by side.
         let mut rows = patches.to_vec();
         let mut width = c.n_embd;
@@ -352,12 +358,23 @@ fn neighbours(
     rows
 }
 
+/// The rows of patches, line by line.
+fn in_lines<B: Backend>(c: &Config, work: &Work<B>, stream: &[f32]) -> Vec<f32> {
+    // A class stands before them.
+    let patches = &stream[(work.n - work.order.len()) * c.n_embd..];
+    let mut in_lines = vec![0.0; patches.len()];
+    for (row, &patch) in patches.chunks_exact(c.n_embd).zip(&work.order) {
+        in_lines[patch * c.n_embd..][..c.n_embd].copy_from_slice(row);
+    }
+    in_lines
+}
+
 /// How the heads of a tower are turned, if they are: how far the frequencies of columns lie from those of lines, in halves of a pair, and which values
 /// are turned together.
 fn turns(projector: Projector) -> Option<(usize, Pairing)> {
     match projector {
         Projector::Pixtral => Some((2, Pairing::Interleaved)),
-        Projector::Qwen25 => Some((0, Pairing::Halves)),
+        Projector::Qwen25 | Projector::Qwen3 => Some((0, Pairing::Halves)),
         Projector::Idefics3 | Projector::InternVl | Projector::Lfm2 => None,
     }
 }
@@ -396,9 +413,9 @@ fn in_windows([columns, lines]: [usize; 2], side: Option<usize>) -> (Vec<usize>,
     (order, windows)
 }
 
-/// Positions of a grid as those of another: lines between neighbours and, where there are fewer, means of several.
-fn resized(positions: &[f32], [columns, lines]: [usize; 2], to: [usize; 2], n: usize) -> Vec<f32> {
-    let taps = [taps(columns, to[0]), taps(lines, to[1])];
+/// Positions of a grid as those of another, whose points are made of these.
+fn resized(positions: &[f32], [columns, lines]: [usize; 2], taps: [Taps; 2], n: usize) -> Vec<f32> {
+    let to = taps.each_ref().map(Vec::len);
     let mut narrow = vec![0.0; lines * to[0] * n];
     for line in 0..lines {
         for (column, taps) in taps[0].iter().enumerate() {
@@ -420,8 +437,23 @@ fn resized(positions: &[f32], [columns, lines]: [usize; 2], to: [usize; 2], n: u
     all
 }
 
+/// What each point is made of: points and their weights.
+type Taps = Vec<Vec<(usize, f32)>>;
+
+/// The same where the first and the last points of both lie on each other: of the two neighbours.
+fn taps_of_corners(from: usize, to: usize) -> Taps {
+    let step = (from - 1) as f32 / (to - 1).max(1) as f32;
+    let of_point = |point: usize| {
+        let place = point as f32 * step;
+        let first = (place as usize).min(from - 1);
+        let rest = place - first as f32;
+        vec![(first, 1.0 - rest), ((first + 1).min(from - 1), rest)]
+    };
+    (0..to).map(of_point).collect()
+}
+
 /// What each of `to` points is made of, of `from` points that lie as far: a triangle as wide as the steps of the sparser ones.
-fn taps(from: usize, to: usize) -> Vec<Vec<(usize, f32)>> {
+fn taps(from: usize, to: usize) -> Taps {
     let step = from as f64 / to as f64;
     let width = step.max(1.0);
     let of_point = |point: usize| {

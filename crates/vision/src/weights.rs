@@ -1,6 +1,7 @@
 //! The matrices of a tower, on a device.
 
 use std::collections::HashSet;
+use std::ops::Range;
 
 use kvant_backend::{Backend, Input, Output, WeightSource};
 use kvant_codec::DType;
@@ -57,6 +58,8 @@ pub(crate) struct Weights<B: Backend> {
     /// Behind the last one.
     pub post_norm: Option<NormAndBias<B>>,
     pub head: Head<B>,
+    /// Behind [`Config::deep`].
+    pub deep: Vec<Head<B>>,
 }
 
 /// A norm, and what it adds in the end.
@@ -89,7 +92,7 @@ impl<B: Backend> Loader<'_, B> {
     fn tower(&mut self, c: &Config) -> Result<Weights<B>, ModelError> {
         let pixels = 3 * c.patch_size * c.patch_size;
         let patches = match c.projector {
-            Projector::Qwen25 => self.patches_of_frames([pixels, c.n_embd])?,
+            Projector::Qwen25 | Projector::Qwen3 => self.patches_of_frames([pixels, c.n_embd])?,
             _ => self.linear("v.patch_embd", [pixels, c.n_embd], None, None)?,
         };
         let class = self.optional("v.class_embd", &[c.n_embd])?;
@@ -97,7 +100,9 @@ impl<B: Backend> Loader<'_, B> {
         let n_positions = match c.projector {
             Projector::Pixtral | Projector::Qwen25 => None,
             // Those of a square, which are made those of any picture.
-            Projector::Lfm2 => Some(self.find(POSITIONS).map_or(1, |n| n.isqrt().pow(2).max(1))),
+            Projector::Lfm2 | Projector::Qwen3 => {
+                Some(self.find(POSITIONS).map_or(1, |n| n.isqrt().pow(2).max(1)))
+            }
             Projector::Idefics3 | Projector::InternVl => {
                 Some((c.image_size / c.patch_size).pow(2) + usize::from(class.is_some()))
             }
@@ -111,7 +116,8 @@ impl<B: Backend> Loader<'_, B> {
             });
         let (pre_norm, post_norm) = (pre_norm?, post_norm?);
         let layers = (0..c.n_layers).map(|index| self.layer(c, index)).collect::<Result<_, _>>()?;
-        Ok(Weights { patches, class, positions, pre_norm, layers, post_norm, head: self.head(c)? })
+        let deep = c.deep.iter().map(|&layer| self.deep_head(c, layer)).collect::<Result<_, _>>()?;
+        Ok(Weights { patches, class, positions, pre_norm, layers, post_norm, head: self.head(c)?, deep })
     }
 
     /// The matrix of patches of two frames, which are the same of a picture that stands still.
@@ -130,16 +136,35 @@ impl<B: Backend> Loader<'_, B> {
         }
         let bytes = bytemuck::cast_slice(&sum).to_vec().into();
         let w = self.device.matrix(WeightSource { dtype: DType::F32, n_out, n_in, bytes })?;
-        Ok(Linear { w, bias: None })
+        let bias = self.optional("v.patch_embd.bias", &[n_out])?;
+        Ok(Linear { w, bias: bias.map(|bias| self.upload(&bias)).transpose()? })
+    }
+
+    /// What makes rows of what a layer leaves for the text model.
+    fn deep_head(&mut self, c: &Config, layer: usize) -> Result<Head<B>, ModelError> {
+        let name = |of: &str| format!("v.deepstack.{layer}.{of}");
+        let side_by_side = c.n_embd * c.n_merge * c.n_merge;
+        let (norm, added) = self.norm(&name("norm"), side_by_side)?;
+        let hidden = self.find(&name("fc1.weight")).unwrap_or(c.n_embd_text);
+        let first = self.linear(&name("fc1"), [side_by_side, hidden], added.as_deref(), None)?;
+        let second = Some(self.linear(&name("fc2"), [hidden, c.n_embd_text], None, None)?);
+        Ok(Head { norm: Some((norm, c.eps)), merger: None, first, second })
     }
 
     fn layer(&mut self, c: &Config, index: usize) -> Result<Layer<B>, ModelError> {
         let name = |of: &str| format!("v.blk.{index}.{of}");
         let (n, n_ff) = (c.n_embd, c.n_ff);
         let (attn_norm, added) = self.norm(&name("ln1"), n)?;
+        let is_fused = self.find(&name("attn_qkv.weight")).is_some();
         let mut qkv = Vec::with_capacity(3);
-        for part in ["attn_q", "attn_k", "attn_v"] {
-            qkv.push(self.linear(&name(part), [n, n], added.as_deref(), None)?);
+        for (index, part) in ["attn_q", "attn_k", "attn_v"].into_iter().enumerate() {
+            qkv.push(match is_fused {
+                true => {
+                    let rows = index * n..(index + 1) * n;
+                    self.rows_of(&name("attn_qkv"), [n, 3 * n], rows, added.as_deref(), None)?
+                }
+                false => self.linear(&name(part), [n, n], added.as_deref(), None)?,
+            });
         }
         let scale = self.optional(&name("ls1.weight"), &[n])?;
         let out = self.linear(&name("attn_out"), [n, n], None, scale.as_deref())?;
@@ -187,7 +212,7 @@ impl<B: Backend> Loader<'_, B> {
                 let second = Some(self.linear("mm.2", [hidden, n_text], None, None)?);
                 Head { norm, merger: None, first, second }
             }
-            Projector::Qwen25 => {
+            Projector::Qwen25 | Projector::Qwen3 => {
                 let hidden = n_hidden(self, "mm.0.weight");
                 let first = self.linear("mm.0", [side_by_side, hidden], None, None)?;
                 let second = Some(self.linear("mm.2", [hidden, n_text], None, None)?);
@@ -242,7 +267,19 @@ impl<B: Backend> Loader<'_, B> {
     fn linear(
         &mut self,
         name: &str,
-        [n_in, n_out]: [usize; 2],
+        shape: [usize; 2],
+        added: Option<&[f32]>,
+        scale: Option<&[f32]>,
+    ) -> Result<Linear<B>, ModelError> {
+        self.rows_of(name, shape, 0..shape[1], added, scale)
+    }
+
+    /// The same of some rows of it.
+    fn rows_of(
+        &mut self,
+        name: &str,
+        [n_in, n_rows]: [usize; 2],
+        rows: Range<usize>,
         added: Option<&[f32]>,
         scale: Option<&[f32]>,
     ) -> Result<Linear<B>, ModelError> {
@@ -251,16 +288,19 @@ impl<B: Backend> Loader<'_, B> {
         self.used.insert(weight.clone());
         let info = tensor.info;
         // Those of patches have three dimensions for what enters.
-        if info.elements() != n_in * n_out
-            || info.shape.last() != Some(&n_out)
+        if info.elements() != n_in * n_rows
+            || info.shape.last() != Some(&n_rows)
             || !n_in.is_multiple_of(info.row_len())
         {
-            let (name, expected) = (weight, vec![n_in, n_out]);
+            let (name, expected) = (weight, vec![n_in, n_rows]);
             return Err(ModelError::TensorShape { name, expected, got: info.shape.clone() });
         }
         check_finite(info, &tensor.bytes)?;
-        let mut bias = self.optional(&format!("{name}.bias"), &[n_out])?;
-        let (mut dtype, mut bytes) = (info.dtype, tensor.bytes.to_vec());
+        let bias = self.optional(&format!("{name}.bias"), &[n_rows])?;
+        let mut bias = bias.map(|bias| bias[rows.clone()].to_vec());
+        let (n_out, row_bytes) = (rows.len(), tensor.bytes.len() / n_rows);
+        let own = rows.start * row_bytes..rows.end * row_bytes;
+        let (mut dtype, mut bytes) = (info.dtype, tensor.bytes[own].to_vec());
         if let Some(scale) = scale {
             let mut values = decode_values(&tensor, &info.shape)?;
             values

@@ -46,7 +46,15 @@ impl<B: Backend> Decoder<B> {
     /// What tokens beyond the vocabulary belong to.
     pub(super) fn check_tokens(&self, entry: Entry<'_>) -> Result<Vec<Arc<ExtraRows>>, ModelError> {
         let (Entry::Tokens(tokens) | Entry::Pairs(tokens, _)) = entry else { return Ok(Vec::new()) };
-        self.extra.of(tokens).map_err(|token| ModelError::Token { token, n_vocab: self.n_vocab() })
+        let found =
+            self.extra.of(tokens).map_err(|token| ModelError::Token { token, n_vocab: self.n_vocab() })?;
+        let (depth, n_layers) = (found.iter().map(|rows| rows.depth()).max(), self.layers().len());
+        if depth.is_some_and(|depth| depth > n_layers) {
+            let what =
+                format!("pictures where fewer than {} layers are on the first device", depth.unwrap_or(0));
+            return Err(ModelError::Unsupported { what });
+        }
+        Ok(found)
     }
 
     /// The rows of tokens, those of `extra` among them. Gives the tokens, with the first of the vocabulary in the place of such.
@@ -65,11 +73,34 @@ impl<B: Backend> Decoder<B> {
         let known = tokens.iter().map(|&token| if self.extra.is_extra(token) { 0 } else { token });
         let known: Vec<u32> = known.collect();
         backend.embed(embedding, &known, scale, x)?;
-        for (first, rows) in runs(tokens, extra) {
-            let mut given = backend.buffer(rows.len())?;
-            backend.write(&mut given, rows)?;
-            backend.copy(&given, 0, x, first * n_embd, rows.len())?;
+        for (first, rows) in runs(tokens, extra, 0) {
+            put(backend, rows, x, first * n_embd)?;
         }
         Ok(Cow::Owned(known))
     }
+
+    /// What is added to tokens of `extra` behind layer `layer` of the model. Steps wait for the device then.
+    pub(super) fn add_deep(
+        &self,
+        backend: &B,
+        layer: usize,
+        (tokens, extra): (&[u32], &[Arc<ExtraRows>]),
+        x: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        for (first, added) in runs(tokens, extra, layer + 1) {
+            let at = first * self.config.n_embd;
+            let mut rows = vec![0.0; added.len()];
+            backend.read(x, at, &mut rows)?;
+            rows.iter_mut().zip(added).for_each(|(x, added)| *x += added);
+            put(backend, &rows, x, at)?;
+        }
+        Ok(())
+    }
+}
+
+/// Copies values to a place in a buffer.
+fn put<B: Backend>(backend: &B, values: &[f32], x: &mut B::Buffer, at: usize) -> Result<(), BackendError> {
+    let mut given = backend.buffer(values.len())?;
+    backend.write(&mut given, values)?;
+    backend.copy(&given, 0, x, at, values.len())
 }
