@@ -318,7 +318,7 @@ mod tests {
     use kvant_cpu::CpuDevice;
     use kvant_gguf::Gguf;
     use kvant_kv::Policies;
-    use kvant_model::{Lora, Part};
+    use kvant_model::{Given, Lora, Part};
 
     use super::*;
     use crate::model::POCKET;
@@ -388,6 +388,37 @@ mod tests {
         });
         assert!(said[0] != said[1] && said[1] != said[2] && said[0] != said[2]);
         assert_eq!(said[1], logits(&start(&cut(&gguf, &[Part::whole(2)])), &text));
+    }
+
+    /// What is added to them behind the first two layers has to be where those are.
+    #[test]
+    fn rows_of_a_picture_enter_the_first_part() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vision/tests/models/qwen3vl");
+        let gguf = Arc::new(Gguf::open(folder.join("text.gguf")).unwrap());
+        let (n_layers, n_embd) = (3, Config::from_gguf(&gguf).unwrap().n_embd);
+        let rows = |seed: u64| {
+            let mut rows = vec![0.0; 6 * n_embd];
+            Random::new(seed).fill_gaussian(&mut rows, 0.5);
+            rows
+        };
+        let shown = |relay: &Arc<Relay>| {
+            let given = Given { rows: (0..3).map(rows).collect(), columns: Some(3) };
+            let shown = relay.extra().add(given, None).unwrap();
+            let text: Vec<u32> = (1..9).chain(shown.tokens()).chain(30..40).collect();
+            (shown, text)
+        };
+        let whole = cut(&gguf, &[Part::whole(n_layers)]);
+        let (_kept, text) = shown(&whole);
+        let expected = logits(&start(&whole), &text);
+        let parts = cut(&gguf, &Part::split(n_layers, 2));
+        let (_kept, text) = shown(&parts);
+        assert_eq!(logits(&start(&parts), &text), expected);
+        let parts = cut(&gguf, &Part::split(n_layers, 1));
+        let (_kept, text) = shown(&parts);
+        let sequence = start(&parts);
+        let batch = [sequence.step_row(text.len(), Want::Last)];
+        let error = parts.step(&batch, Entry::Tokens(&text), None, None).err().unwrap().to_string();
+        assert!(error.contains("fewer than 2 layers are on the first device"), "{error}");
     }
 
     #[test]
