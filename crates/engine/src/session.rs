@@ -383,6 +383,11 @@ impl Session {
         if !self.tokens.is_empty() {
             return 0;
         }
+        // Where rows of a picture are that nobody has any more, nothing that follows could be read.
+        let tokens = match self.sequence.loaded().extra().of(tokens) {
+            Ok(_) => tokens,
+            Err(lost) => &tokens[..tokens.iter().take_while(|&&token| token != lost).count()],
+        };
         let n = self.sequence.loaded().attach(self.sequence.id(), tokens, self.n_ctx());
         self.tokens.extend_from_slice(&tokens[..n]);
         self.keep_shown(&tokens[..n]);

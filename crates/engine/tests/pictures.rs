@@ -142,6 +142,23 @@ fn a_picture_that_comes_again_has_the_same_tokens_and_another_has_others() {
     assert_eq!(error, format!("token {unknown} is not in the vocabulary of {}", model.n_vocab()));
 }
 
+/// Blocks of a prompt stay for a while when the rows of its picture have gone: they are not what a session begins with.
+#[test]
+fn a_picture_that_nobody_has_any_more_is_not_begun_with() {
+    let model = open("smolvlm");
+    let prompt = prompt(&model, &model.look(&picture("tall")).unwrap());
+    let long = [&prompt[..50], &[7; 140]].concat();
+    let mut first = session(&model, "f32");
+    first.feed(&long, &mut |_| true).unwrap();
+    let mut second = session(&model, "f32");
+    assert_eq!((second.attach(&long), second.holds_pictures()), (128, true));
+    // What stands before a number of no row that there is.
+    let lost = u32::MAX;
+    let unread: Vec<u32> =
+        long.iter().enumerate().map(|(i, &token)| if i == 150 { lost } else { token }).collect();
+    assert_eq!(session(&model, "f32").attach(&unread), 128);
+}
+
 #[test]
 fn an_answer_to_a_picture_is_generated_with_guesses_and_penalties() {
     let model = open("smolvlm");
