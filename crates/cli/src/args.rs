@@ -17,6 +17,7 @@ use crate::failure::Failure;
 use crate::lora::LoraArgs;
 use crate::place::{self, PlaceArgs};
 use crate::plan::{self, KvPlanArgs, with_policies};
+use crate::sight::Sight;
 use crate::weight_type::weight_type;
 use crate::{log, output, progress};
 
@@ -59,7 +60,7 @@ pub struct Wanted<'a> {
     /// What guesses ahead, for a command that answers.
     pub draft: Option<&'a DraftArgs>,
     /// What looks at pictures.
-    pub mmproj: Option<Arc<Gguf>>,
+    pub sight: Option<Sight<'a>>,
 }
 
 /// Where experts are kept.
@@ -192,7 +193,7 @@ impl ModelArgs {
 
     /// As [`open`](Self::open), for a command that needs more: what is missing is told before the weights are loaded.
     pub fn open_for(&self, quiet: bool, wanted: Wanted<'_>) -> Result<Model, Failure> {
-        let Wanted { needs, chat_template, draft, mmproj } = wanted;
+        let Wanted { needs, chat_template, draft, sight } = wanted;
         let place = self.place.place()?;
         let gguf = Arc::new(place.open(&self.place, quiet)?);
         let guesses = draft.filter(|draft| draft.draft_max != Some(0));
@@ -200,6 +201,7 @@ impl ModelArgs {
         let draft = guesses.and_then(|draft| draft.model_draft.as_ref());
         let draft = draft.map(|name| self.open_file(name, quiet).map(Arc::new)).transpose()?;
         let loras = self.lora.open(self, &gguf, quiet)?;
+        let mmproj = sight.map(|sight| sight.open(self, &gguf, quiet)).transpose()?.flatten();
         let started = Instant::now();
         let bar = progress::bar("loading", 100, quiet);
         let mut tell = |share: f32| bar.set_position((share * 100.0) as u64);

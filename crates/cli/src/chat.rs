@@ -13,7 +13,7 @@ use kvant::{ChatTemplate, Message, Needs, RenderOptions, Session, SessionOptions
 
 use crate::args::{CacheArgs, DecodeArgs, ModelArgs, Resolved, SamplingArgs, Wanted};
 use crate::failure::Failure;
-use crate::sight::{SightArgs, look};
+use crate::sight::{Sight, SightArgs, look};
 use crate::template::TemplateArgs;
 use crate::{console, output};
 use command::Input;
@@ -69,9 +69,9 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
     // What is wrong with them is told before anything is loaded.
     args.sampling.params()?;
     let options = args.cache.session_options()?;
-    let (chat_template, mmproj) = (args.template.source()?, args.sight.open(&args.model, false)?);
-    let wanted =
-        Wanted { needs: Needs::ChatTemplate, chat_template, draft: Some(&args.decode.draft), mmproj };
+    let sight = Some(Sight { args: &args.sight, is_needed: !args.image.is_empty() });
+    let (chat_template, draft) = (args.template.source()?, Some(&args.decode.draft));
+    let wanted = Wanted { needs: Needs::ChatTemplate, chat_template, draft, sight };
     let model = args.model.open_for(false, wanted)?;
     let (sampler, recommended) = args.sampling.params_for(&model)?;
     let render = render_options(model.chat_template()?, args.think)?;

@@ -16,7 +16,7 @@ use crate::args::{
     CacheArgs, DecodeArgs, ModelArgs, Resolved, SamplingArgs, Wanted, check_target, from_env, read_text,
 };
 use crate::failure::Failure;
-use crate::sight::{SightArgs, look};
+use crate::sight::{Sight, SightArgs, look};
 use crate::template::TemplateArgs;
 use crate::{console, log, output, progress};
 
@@ -83,10 +83,9 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     let quiet = args.quiet || args.json;
     let needs = if args.raw { Needs::Tokenizer } else { Needs::NoBadTemplate };
     // Who shows nothing needs nobody who looks.
-    let sees = !args.image.is_empty();
-    let mmproj = if sees { Some(args.sight.need(&args.model, quiet)?) } else { None };
+    let sight = (!args.image.is_empty()).then_some(Sight { args: &args.sight, is_needed: true });
     let (chat_template, draft) = (args.template.source()?, Some(&args.decode.draft));
-    let model = args.model.open_for(quiet, Wanted { needs, chat_template, draft, mmproj })?;
+    let model = args.model.open_for(quiet, Wanted { needs, chat_template, draft, sight })?;
     let (sampler, recommended) = args.sampling.params_for(&model)?;
     options.sampler = sampler;
     let Resolved { options: session_options, auto } = args.cache.resolve(session_options, &model)?;

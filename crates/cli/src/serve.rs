@@ -14,7 +14,7 @@ use crate::console;
 use crate::failure::Failure;
 use crate::output;
 use crate::place::Place;
-use crate::sight::SightArgs;
+use crate::sight::{Sight, SightArgs};
 use crate::template::TemplateArgs;
 
 /// Share of the machine's memory that caches may take where nobody says how much.
@@ -212,8 +212,9 @@ fn folder(text: &str) -> Result<(PathBuf, u64), String> {
 pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let options = args.cache.session_options()?;
     args.sampling.params()?;
-    let (chat_template, mmproj) = (args.template.source()?, args.sight.open(&args.model, false)?);
-    let wanted = Wanted { needs: Needs::Tokenizer, chat_template, draft: Some(&args.draft), mmproj };
+    let sight = Some(Sight { args: &args.sight, is_needed: false });
+    let (chat_template, draft) = (args.template.source()?, Some(&args.draft));
+    let wanted = Wanted { needs: Needs::Tokenizer, chat_template, draft, sight };
     let model = args.model.open_for(false, wanted)?;
     let (drawing, recommended) = drawing(&args.sampling, &model)?;
     let Resolved { options, auto } = args.cache.resolve(options, &model)?;

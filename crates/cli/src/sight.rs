@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use kvant::gguf::printable_path;
-use kvant::{Gguf, Model, Picture};
+use kvant::{Gguf, Model, Picture, check_mmproj};
 
 use crate::args::ModelArgs;
 use crate::failure::Failure;
@@ -25,54 +25,79 @@ pub struct SightArgs {
     no_mmproj: bool,
 }
 
-impl SightArgs {
-    /// The file of the tower, where there is one.
-    pub fn open(&self, model: &ModelArgs, quiet: bool) -> Result<Option<Arc<Gguf>>, Failure> {
-        if let Some(name) = &self.mmproj {
+/// What a command wants to see with.
+#[derive(Clone, Copy)]
+pub struct Sight<'a> {
+    pub args: &'a SightArgs,
+    /// Whether there are pictures already.
+    pub is_needed: bool,
+}
+
+impl Sight<'_> {
+    /// The file of the tower for the model in `gguf`, where there is one: what was not asked for and cannot be used is gone without.
+    pub fn open(&self, model: &ModelArgs, gguf: &Gguf, quiet: bool) -> Result<Option<Arc<Gguf>>, Failure> {
+        let SightArgs { mmproj, no_mmproj } = self.args;
+        if let Some(name) = mmproj {
             return model.open_file(name, quiet).map(|file| Some(Arc::new(file)));
         }
-        if self.no_mmproj {
-            return Ok(None);
-        }
-        let found = match model.place.place()? {
-            Place::Bundled => None,
-            Place::File(path) => beside(&path),
-            #[cfg(feature = "hub")]
-            Place::Hub(id) => crate::hub::fetch_sight(&id, model.place.is_offline(), quiet)?,
+        let is_wanted = !no_mmproj && (self.is_needed || may_see(gguf));
+        let found = if is_wanted { self.find(model, quiet)? } else { None };
+        let Some(path) = found else {
+            let line = "--image: no file beside the model makes tokens of pictures: expected --mmproj FILE";
+            return if self.is_needed { Err(Failure::Usage(line.to_owned())) } else { Ok(None) };
         };
-        found.map(|path| Ok(Arc::new(kvant::open_file(path)?))).transpose()
+        let file = kvant::open_file(&path)?;
+        match check_mmproj(&file, gguf) {
+            Err(error) if !self.is_needed => {
+                log::note(format_args!("{}: {error}; pictures are not taken", printable_path(&path)));
+                Ok(None)
+            }
+            checked => checked.map(|()| Some(Arc::new(file))).map_err(Failure::from),
+        }
     }
 
-    /// The same where pictures are there to be seen.
-    pub fn need(&self, model: &ModelArgs, quiet: bool) -> Result<Arc<Gguf>, Failure> {
-        self.open(model, quiet)?.ok_or_else(|| {
-            let line = "--image: no file beside the model makes tokens of pictures: expected --mmproj FILE";
-            Failure::Usage(line.to_owned())
-        })
+    /// The file beside the model, or in its repository.
+    fn find(&self, model: &ModelArgs, quiet: bool) -> Result<Option<PathBuf>, Failure> {
+        let path = match model.place.place()? {
+            Place::Bundled => return Ok(None),
+            #[cfg(feature = "hub")]
+            Place::Hub(id) => return crate::hub::fetch_sight(&id, model.place.is_offline(), quiet),
+            Place::File(path) => path,
+        };
+        #[cfg(not(feature = "hub"))]
+        let _ = quiet;
+        let mut found = beside(&path);
+        if found.len() < 2 {
+            return Ok(found.pop());
+        }
+        let first = printable_path(&found[0]);
+        let line = format!(
+            "several files beside the model make tokens of pictures, {first} among them: --mmproj FILE takes one"
+        );
+        if self.is_needed {
+            return Err(Failure::Usage(line));
+        }
+        log::note(line);
+        Ok(None)
     }
 }
 
-/// The one file of the model's folder that is called so.
-fn beside(model: &Path) -> Option<PathBuf> {
-    let folder = if model.is_dir() { model } else { model.parent()? };
-    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    let is_tower = |path: &PathBuf| {
-        path.file_name().is_some_and(|name| is_tower(&name.to_string_lossy())) && path != model
-    };
-    let entries = fs::read_dir(folder).ok()?.filter_map(|entry| Some(entry.ok()?.path()));
-    let mut found: Vec<_> = entries.filter(is_tower).collect();
+/// Whether towers of a model's family are known: nothing is fetched for those whose are not.
+fn may_see(gguf: &Gguf) -> bool {
+    let architecture = gguf.meta().find::<&str>("general.architecture").ok().flatten();
+    architecture.is_some_and(|architecture| !architecture.starts_with("gemma"))
+}
+
+/// The files of the model's folder that are called so.
+fn beside(model: &Path) -> Vec<PathBuf> {
+    let folder = if model.is_dir() { Some(model) } else { model.parent() };
+    let folder = folder.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let is_called_so =
+        |path: &PathBuf| path.file_name().is_some_and(|name| is_tower(&name.to_string_lossy()));
+    let mut found: Vec<_> = entries.filter(|path| is_called_so(path) && path != model).collect();
     found.sort();
-    match &found[..] {
-        [] => None,
-        [one] => Some(one.clone()),
-        [first, ..] => {
-            let (first, n) = (printable_path(first), found.len());
-            log::note(format_args!(
-                "{n} files beside the model make tokens of pictures, {first} among them: --mmproj takes one"
-            ));
-            None
-        }
-    }
+    found
 }
 
 /// Whether a file is called as towers are.

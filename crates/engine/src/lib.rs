@@ -73,7 +73,7 @@ pub use kvant_text::sampler::{Sampler, SamplerParams};
 pub use kvant_text::tokenizer::{self, DecodeStream, Special, Tokenizer};
 pub use kvant_vision::VisionError;
 pub use model::{LoraFile, Model, Needs, OpenOptions, open_file, open_lora};
-pub use picture::Picture;
+pub use picture::{Picture, check_mmproj};
 pub use plan_file::{Certificate, KvPlan, PlanFileError, added_kld};
 pub use profile::StageTime;
 pub use rank::Scorer;

@@ -92,11 +92,7 @@ impl Sight {
     /// The tower in a file, for a model of this configuration.
     pub fn load(gguf: &Gguf, n_threads: Option<usize>, config: &Config) -> Result<Self, Error> {
         let tower = Tower::load(gguf, Arc::new(tuning::open_cpu(n_threads, PromptMath::Exact)?))?;
-        let got = tower.config().n_embd_text;
-        if got != config.n_embd {
-            let expected = format!("the tower of this model, with rows of {} values", config.n_embd);
-            return Err(Error::Setting { name: "mmproj", expected, got: format!("rows of {got}") });
-        }
+        check_width(tower.config().n_embd_text, config.n_embd)?;
         let hashes = [RandomState::new(), RandomState::new()];
         let n_bytes = gguf.tensors().iter().map(|info| info.n_bytes).sum();
         Ok(Self { tower, n_bytes, hashes, seen: Mutex::default(), looking: Mutex::default() })
@@ -172,6 +168,22 @@ impl Sight {
         }
         Ok(Picture { tokens: tokens.into(), rows })
     }
+}
+
+/// Whether a tower can make rows for a model, by what their files say: see [`OpenOptions::mmproj`](crate::OpenOptions::mmproj).
+///
+/// # Errors
+/// A file of another kind, a tower that is not known, or one of another model.
+pub fn check_mmproj(mmproj: &Gguf, model: &Gguf) -> Result<(), Error> {
+    check_width(kvant_vision::Config::from_gguf(mmproj)?.n_embd_text, Config::from_gguf(model)?.n_embd)
+}
+
+fn check_width(got: usize, n_embd: usize) -> Result<(), Error> {
+    if got == n_embd {
+        return Ok(());
+    }
+    let expected = format!("the tower of this model, with rows of {n_embd} values");
+    Err(Error::Setting { name: "mmproj", expected, got: format!("rows of {got}") })
 }
 
 impl Model {

@@ -1,5 +1,7 @@
 //! Pictures on the command line.
 
+use std::path::Path;
+
 use crate::usage::{assert_refused, json, kvant, stderr};
 
 const TESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../vision/tests");
@@ -43,4 +45,32 @@ fn what_cannot_be_seen_says_why() {
     assert_refused(&kvant(&["run", "Hi", "--image", &wide]), 2, &["expected --mmproj FILE"]);
     assert_refused(&run(&["--image", &wide, "--no-mmproj"]), 2, &["expected --mmproj FILE"]);
     assert_refused(&run(&["--image", &wide, "--raw"]), 2, &["--raw"]);
+}
+
+/// A tower of another model that lies beside one is no reason not to talk.
+#[test]
+fn a_tower_that_cannot_be_used_is_told_of_and_gone_without() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("beside");
+    std::fs::create_dir_all(&folder).unwrap();
+    let model = folder.join("model.gguf");
+    std::fs::copy(format!("{TESTS}/models/qwen3vl/text.gguf"), &model).unwrap();
+    let tower = folder.join("mmproj-other.gguf");
+    std::fs::copy(format!("{TESTS}/models/smolvlm/mmproj.gguf"), &tower).unwrap();
+    let (model, wide) = (model.to_str().unwrap(), format!("{TESTS}/pictures/wide.png"));
+    let plain = ["-m", model, "-n", "2", "--temp", "0", "--device", "cpu", "-p", "Hi"];
+    let line = "mmproj: expected the tower of this model, with rows of 64 values, got rows of 128";
+    let output = kvant(&[&["chat"][..], &plain].concat());
+    let said = stderr(&output);
+    assert!(
+        output.status.success() && said.contains(line) && said.contains("pictures are not taken"),
+        "{said}"
+    );
+    assert_refused(&kvant(&[&["run"][..], &plain, &["--image", &wide]].concat()), 1, &[line]);
+    // Two of them are nobody's.
+    std::fs::copy(format!("{TESTS}/models/qwen3vl/mmproj.gguf"), folder.join("mmproj.gguf")).unwrap();
+    let both = kvant(&[&["run"][..], &plain, &["--image", &wide]].concat());
+    assert_refused(&both, 2, &["several files beside the model", "--mmproj FILE takes one"]);
+    std::fs::remove_file(tower).unwrap();
+    let output = kvant(&[&["run"][..], &plain, &["--image", &wide]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
 }
