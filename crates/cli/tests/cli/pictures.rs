@@ -51,6 +51,8 @@ fn what_cannot_be_seen_says_why() {
 #[test]
 fn a_tower_that_cannot_be_used_is_told_of_and_gone_without() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("beside");
+    // Of an earlier run.
+    let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).unwrap();
     let model = folder.join("model.gguf");
     std::fs::copy(format!("{TESTS}/models/qwen3vl/text.gguf"), &model).unwrap();
