@@ -9,12 +9,12 @@
 
 use std::sync::Arc;
 
-use kvant_backend::{Backend, Heads, Input, Output, Pairing, RopeParams, limits};
+use kvant_backend::{Backend, Heads, Pairing, RopeParams, limits};
 use kvant_gguf::Gguf;
 
 use crate::config::{Activation, Config, Projector};
 use crate::host::{activate, for_rows};
-use crate::weights::{Head, Layer, Linear, Norm, NormAndBias, Weights};
+use crate::weights::{Head, Layer, Norm, NormAndBias, Weights, all_rows};
 use crate::{Picture, VisionError};
 
 /// A tower on a device.
@@ -128,12 +128,8 @@ impl<B: Backend> Tower<B> {
         let mut pixels = device.buffer(n_patches * n_pixels)?;
         device.write(&mut pixels, &self.patches(tile, grid, &work.order))?;
         // The class has no pixels: patches become rows of their own before they join it.
-        let input = Input { x: &pixels, norm: None, first_row: 0, rows: n_patches };
-        let Linear { w, bias } = &self.weights.patches;
-        device.project(
-            input,
-            &mut [Output { w, bias: bias.as_ref(), y: &mut work.normed, accumulate: false }],
-        )?;
+        let of_pixels = self.weights.patches.output(&mut work.normed, false);
+        device.project(all_rows(&pixels, n_patches), &mut [of_pixels])?;
         let mut rows = vec![0.0; n * c.n_embd];
         if let Some(class) = &self.weights.class {
             rows[..c.n_embd].copy_from_slice(class);
@@ -233,13 +229,9 @@ impl<B: Backend> Tower<B> {
     fn attention(&self, index: usize, layer: &Layer<B>, work: &mut Work<B>) -> Result<(), VisionError> {
         let (c, device, n) = (&self.config, &*self.device, work.n);
         self.normalise(&layer.attn_norm, c.eps, (&work.x, n), &mut work.normed)?;
-        let input = Input { x: &work.normed, norm: None, first_row: 0, rows: n };
-        let mut outputs = layer.qkv.iter().zip(&mut work.qkv);
-        let mut output = || {
-            let (Linear { w, bias }, y) = outputs.next().expect("three of each");
-            Output { w, bias: bias.as_ref(), y, accumulate: false }
-        };
-        device.project(input, &mut [output(), output(), output()])?;
+        let ([w_q, w_k, w_v], [q, k, v]) = (&layer.qkv, &mut work.qkv);
+        let outputs = &mut [w_q.output(q, false), w_k.output(k, false), w_v.output(v, false)];
+        device.project(all_rows(&work.normed, n), outputs)?;
         let heads = Heads { n: c.n_heads, dim: c.head_dim() };
         if let (Some(angles), Some((_, pairing))) = (&work.angles, turns(c.projector)) {
             let turned = RopeParams { pairing, n_rot: c.head_dim() };
@@ -254,9 +246,7 @@ impl<B: Backend> Tower<B> {
             _ => &all[..],
         };
         device.attend_all(windows, heads, scale, work.qkv.each_ref(), &mut work.attended)?;
-        let Linear { w, bias } = &layer.out;
-        let input = Input { x: &work.attended, norm: None, first_row: 0, rows: n };
-        device.project(input, &mut [Output { w, bias: bias.as_ref(), y: &mut work.x, accumulate: true }])?;
+        device.project(all_rows(&work.attended, n), &mut [layer.out.output(&mut work.x, true)])?;
         Ok(())
     }
 
@@ -264,16 +254,14 @@ impl<B: Backend> Tower<B> {
         let (c, device, n) = (&self.config, &*self.device, work.n);
         self.normalise(&layer.ffn_norm, c.eps, (&work.x, n), &mut work.normed)?;
         let [hidden, gates] = &mut work.hidden;
-        let input = || Input { x: &work.normed, norm: None, first_row: 0, rows: n };
-        let Linear { w, bias } = &layer.up;
-        device.project(input(), &mut [Output { w, bias: bias.as_ref(), y: hidden, accumulate: false }])?;
+        let (input, up) = (all_rows(&work.normed, n), layer.up.output(hidden, false));
         let activated = match &layer.gate {
-            None => &mut *hidden,
-            Some(Linear { w, bias }) => {
-                device.project(
-                    input(),
-                    &mut [Output { w, bias: bias.as_ref(), y: gates, accumulate: false }],
-                )?;
+            None => {
+                device.project(input, &mut [up])?;
+                &mut *hidden
+            }
+            Some(gate) => {
+                device.project(input, &mut [up, gate.output(gates, false)])?;
                 &mut *gates
             }
         };
@@ -284,9 +272,7 @@ impl<B: Backend> Tower<B> {
         if layer.gate.is_some() {
             device.gate(hidden, n * c.n_ff, gates, kvant_backend::Gate::Plain)?;
         }
-        let Linear { w, bias } = &layer.down;
-        let input = Input { x: &work.hidden[0], norm: None, first_row: 0, rows: n };
-        device.project(input, &mut [Output { w, bias: bias.as_ref(), y: &mut work.x, accumulate: true }])?;
+        device.project(all_rows(hidden, n), &mut [layer.down.output(&mut work.x, true)])?;
         Ok(())
     }
 
@@ -309,30 +295,15 @@ impl<B: Backend> Tower<B> {
         }
         if let Some(merger) = &head.merger {
             rows = neighbours(&rows, grid, c.n_merge, [c.n_merge * c.n_merge, 1], c.n_embd);
-            rows = self.through(merger, &rows)?;
+            rows = merger.through(device, &rows)?;
         }
-        rows = self.through(&head.first, &rows)?;
+        rows = head.first.through(device, &rows)?;
         if let Some(second) = &head.second {
             let width = kvant_backend::Matrix::n_out(&head.first.w);
             for_rows(&mut rows, width, limits::n_cores(), |row| activate(row, Activation::Gelu));
-            rows = self.through(second, &rows)?;
+            rows = second.through(device, &rows)?;
         }
         Ok(rows)
-    }
-
-    /// `W x + b` of rows on the host.
-    fn through(&self, linear: &Linear<B>, rows: &[f32]) -> Result<Vec<f32>, VisionError> {
-        let device = &*self.device;
-        let [n_out, n_in] = [kvant_backend::Matrix::n_out(&linear.w), kvant_backend::Matrix::n_in(&linear.w)];
-        let n = rows.len() / n_in;
-        let (mut x, mut y) = (device.buffer(rows.len())?, device.buffer(n * n_out)?);
-        device.write(&mut x, rows)?;
-        let Linear { w, bias } = linear;
-        let input = Input { x: &x, norm: None, first_row: 0, rows: n };
-        device.project(input, &mut [Output { w, bias: bias.as_ref(), y: &mut y, accumulate: false }])?;
-        let mut out = vec![0.0; n * n_out];
-        device.read(&y, 0, &mut out)?;
-        Ok(out)
     }
 }
 

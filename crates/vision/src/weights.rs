@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
-use kvant_backend::{Backend, Input, Output, WeightSource};
+use kvant_backend::{Backend, BackendError, Input, Matrix, Output, WeightSource};
 use kvant_codec::DType;
 use kvant_gguf::Gguf;
 use kvant_model::{ModelError, check_finite, decode_values};
@@ -14,6 +14,29 @@ use crate::config::{Config, Projector};
 pub(crate) struct Linear<B: Backend> {
     pub w: B::Matrix,
     pub bias: Option<B::Buffer>,
+}
+
+impl<B: Backend> Linear<B> {
+    /// One of the products of a projection.
+    pub fn output<'a>(&'a self, y: &'a mut B::Buffer, accumulate: bool) -> Output<'a, B> {
+        Output { w: &self.w, bias: self.bias.as_ref(), y, accumulate }
+    }
+
+    /// `W x + b` of rows on the host.
+    pub fn through(&self, device: &B, rows: &[f32]) -> Result<Vec<f32>, BackendError> {
+        let n = rows.len() / self.w.n_in();
+        let mut out = vec![0.0; n * self.w.n_out()];
+        let (mut x, mut y) = (device.buffer(rows.len())?, device.buffer(out.len())?);
+        device.write(&mut x, rows)?;
+        device.project(all_rows(&x, n), &mut [self.output(&mut y, false)])?;
+        device.read(&y, 0, &mut out)?;
+        Ok(out)
+    }
+}
+
+/// What a projection reads: rows as they are.
+pub(crate) fn all_rows<B: Backend>(x: &B::Buffer, rows: usize) -> Input<'_, B> {
+    Input { x, norm: None, first_row: 0, rows }
 }
 
 /// A norm before products. What a LayerNorm adds then is added by the products that follow.
@@ -311,24 +334,15 @@ impl<B: Backend> Loader<'_, B> {
             bias.iter_mut().flatten().zip(scale).for_each(|(bias, by)| *bias *= by);
         }
         let w = self.device.matrix(WeightSource { dtype, n_out, n_in, bytes: bytes.into() })?;
+        let mut linear = Linear { w, bias: None };
         if let Some(added) = added {
-            let through = self.through(&w, added)?;
+            let through = linear.through(self.device, added)?;
             match &mut bias {
                 Some(bias) => bias.iter_mut().zip(through).for_each(|(bias, x)| *bias += x),
                 None => bias = Some(through),
             }
         }
-        let bias = bias.map(|bias| self.upload(&bias)).transpose()?;
-        Ok(Linear { w, bias })
-    }
-
-    /// `W x` of one row.
-    fn through(&self, w: &B::Matrix, x: &[f32]) -> Result<Vec<f32>, ModelError> {
-        let mut values = vec![0.0; kvant_backend::Matrix::n_out(w)];
-        let (x, mut y) = (self.upload(x)?, self.device.buffer(values.len())?);
-        let input = Input { x: &x, norm: None, first_row: 0, rows: 1 };
-        self.device.project(input, &mut [Output { w, bias: None, y: &mut y, accumulate: false }])?;
-        self.device.read(&y, 0, &mut values)?;
-        Ok(values)
+        linear.bias = bias.map(|bias| self.upload(&bias)).transpose()?;
+        Ok(linear)
     }
 }

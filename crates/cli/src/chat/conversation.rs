@@ -72,7 +72,7 @@ impl Chat {
     }
 
     fn answer(&mut self, question: &str) -> Result<(), Failure> {
-        let shown: usize = self.messages.iter().map(|message| message.n_pictures).sum();
+        let shown = self.n_shown();
         self.messages.push(Message::user(question).with_pictures(self.pictures.len() - shown));
         match self.speak() {
             Ok(answer) => self.messages.push(Message::assistant(answer)),
@@ -170,11 +170,16 @@ impl Chat {
         }
     }
 
+    /// Pictures that the messages show; the rest wait for the next one.
+    fn n_shown(&self) -> usize {
+        self.messages.iter().map(|message| message.n_pictures).sum()
+    }
+
     /// The whole conversation as tokens, and the text that the template has written. After a load only the tokens of the first
     /// part are known: the template renders the rest behind a marked answer, and what follows the mark is appended.
     fn prompt(&self) -> Result<(Vec<u32>, Rendered), Failure> {
         let template = self.model.chat_template()?;
-        let shown: usize = self.messages.iter().map(|message| message.n_pictures).sum();
+        let shown = self.n_shown();
         if shown > 0 {
             return self.prompt_with(&self.pictures[..shown]);
         }

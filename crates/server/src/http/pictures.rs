@@ -67,7 +67,7 @@ fn file(part: &Value) -> Result<Vec<u8>, ApiError> {
 }
 
 /// The bytes of base64.
-pub(super) fn decode(data: &str) -> Result<Vec<u8>, ApiError> {
+fn decode(data: &str) -> Result<Vec<u8>, ApiError> {
     let decoded = BASE64.decode(data.trim());
     decoded.map_err(|error| ApiError::field("image_url", "a picture in base64", error))
 }
