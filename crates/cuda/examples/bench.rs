@@ -1,5 +1,6 @@
 //! What a GPU reaches, by its own clock, in one run: its copy bandwidth, decode and prefill attention per cache type,
-//! and products per weight type. `cargo run --release -p kvant-cuda --example bench -- [tokens] [index]`.
+//! and products per weight type. `cargo run --release -p kvant-cuda --example bench -- [tokens] [index] [KV types] [weight types]`,
+//! as `65536 0 f16,q8_0/turbo3 q4_0`; types that are not given are all, and `-` is none.
 //!
 //! Attention has the shape of Llama-3-8B: 8 KV heads of 128, 4 query heads each. Layers are walked in turn, so that the
 //! cache is read from memory as in decoding. Each figure is the best of several walks.
@@ -15,6 +16,9 @@ use kvant_codec::random::Random;
 use kvant_codec::tile::TILE;
 use kvant_codec::{DType, Side};
 use kvant_cuda::{CudaBuffer, CudaDevice, CudaPage};
+
+/// Types of keys and values.
+type Pair = (DType, DType);
 
 type Result<T> = std::result::Result<T, BackendError>;
 
@@ -35,12 +39,34 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let tokens = args.next().map_or(Ok(65_536), |text| text.parse())?;
     let device = CudaDevice::open(args.next().map_or(Ok(0), |text| text.parse())?)?;
+    let pairs = args.next().map_or_else(|| Ok(all_pairs()), |text| list(&text, pair))?;
+    let weights =
+        args.next().map_or_else(|| Ok(DType::weights().collect()), |text| list(&text, str::parse))?;
     let bandwidth = device.copy_bandwidth()?;
     let info = device.info();
     println!("{}, {}: copies at {:.0} GB/s\n", info.name, info.kernels, bandwidth / 1e9);
-    attention(&device, tokens, bandwidth)?;
-    products(&device, bandwidth)?;
+    attention(&device, tokens, &pairs, bandwidth)?;
+    products(&device, &weights, bandwidth)?;
     Ok(())
+}
+
+/// Every type with itself, and a mixed pair.
+fn all_pairs() -> Vec<Pair> {
+    let alike = DType::KV.into_iter().map(|dtype| (dtype, dtype));
+    alike.chain([(DType::Q8_0, DType::Turbo3)]).collect()
+}
+
+fn list<T, E>(
+    text: &str,
+    parse: impl Fn(&str) -> std::result::Result<T, E>,
+) -> std::result::Result<Vec<T>, E> {
+    text.split(',').filter(|&name| name != "-").map(parse).collect()
+}
+
+/// `turbo3`, or keys and values as `q8_0/turbo3`.
+fn pair(text: &str) -> std::result::Result<Pair, kvant_codec::CodecError> {
+    let (k, v) = text.split_once('/').unwrap_or((text, text));
+    Ok((k.parse()?, v.parse()?))
 }
 
 /// Runs `work` and tells its best time in seconds; the first run compiles and warms up.
@@ -56,15 +82,13 @@ fn random(device: &CudaDevice, len: usize, seed: u64) -> Result<CudaBuffer> {
     Ok(buffer)
 }
 
-fn attention(device: &CudaDevice, tokens: usize, bandwidth: f64) -> Result<()> {
+fn attention(device: &CudaDevice, tokens: usize, pairs: &[Pair], bandwidth: f64) -> Result<()> {
     println!("attention over {tokens} tokens, {LAYERS} layers");
     println!(
         "{:>14} {:>10} {:>8} {:>8} {:>16} {:>16}",
         "K/V", "ms/layer", "GB/s", "of copy", "last 512, ms", "first 8192, ms"
     );
-    let mut pairs = DType::KV.map(|dtype| (dtype, dtype)).to_vec();
-    pairs.push((DType::Q8_0, DType::Turbo3));
-    for (k, v) in pairs {
+    for &(k, v) in pairs {
         match attention_of(device, k, v, tokens) {
             Ok((bytes, [decode, last, first])) => {
                 let speed = bytes as f64 / decode;
@@ -172,11 +196,11 @@ fn rows(start: usize, n: usize, layer: &KvLayer) -> Rows {
     Rows { first: 0, n, start, coded: coded.map_or(0, |spec| spec.coded_tiles(start)) }
 }
 
-fn products(device: &CudaDevice, bandwidth: f64) -> Result<()> {
+fn products(device: &CudaDevice, dtypes: &[DType], bandwidth: f64) -> Result<()> {
     let (n_out, n_in) = (14_336, 4096);
     println!("products of [{n_out}, {n_in}]");
     println!("{:>10} {:>6} {:>10} {:>8} {:>8} {:>8}", "type", "rows", "us", "GB/s", "of copy", "TFLOP/s");
-    for dtype in DType::weights() {
+    for &dtype in dtypes {
         for rows in [1, 4, 8, PREFILL] {
             match product_of(device, dtype, [n_out, n_in], rows) {
                 Ok((bytes, seconds)) => {

@@ -30,6 +30,9 @@ pub use activations::Activations;
 pub use entry::Entry;
 use products::{Branch, Low, Product};
 
+/// Random numbers that [`Decoder::append_random`] draws at a time; odd, so that no two rows become alike.
+const RANDOM_PERIOD: usize = 65_537;
+
 /// A model, or a part of one, on a device.
 pub struct Decoder<B: Backend> {
     config: Config,
@@ -297,21 +300,36 @@ impl<B: Backend> Decoder<B> {
         assert!(rows <= act.max_rows, "{rows} tokens in a step of at most {}", act.max_rows);
         let parts = &mut [part];
         self.prepare(backend, pool, parts, act, Entry::Residual(&[])).map_err(StepError::Refused)?;
-        let own = self.layers().iter().enumerate().filter(|(_, spec)| spec.state == LayerState::Own);
-        for (index, spec) in own {
-            let Some(kv) = self.kv_layer(index) else { continue };
-            let mut append = || {
-                for (width, buffer) in [(spec.n_k(), &mut act.k), (spec.n_v(), &mut act.v)] {
-                    let mut x = vec![0.0; rows * width];
-                    random.fill_gaussian(&mut x, 1.0);
-                    backend.write(buffer, &x)?;
-                }
-                let (k, v, band) = (&act.k, &act.v, act.band.as_mut());
-                for_parts(parts, kv, act.bands[kv], |parts| backend.kv_append(parts, k, v, band))
-            };
-            append().map_err(|error| StepError::Broken(error.into()))?;
-        }
+        self.append_cuts(backend, parts, act, random).map_err(|error| StepError::Broken(error.into()))?;
         parts[0].cache.commit(rows);
+        Ok(())
+    }
+
+    /// Appends to each layer keys and values cut from one buffer of random numbers, anywhere in it: to draw as many would take
+    /// longer than a device takes to store them.
+    fn append_cuts(
+        &self,
+        backend: &B,
+        parts: &mut [StepPart<'_, B::Page>],
+        act: &mut Activations<B>,
+        random: &mut Random,
+    ) -> Result<(), BackendError> {
+        let rows = parts[0].n;
+        let own = self.layers().iter().enumerate().filter(|(_, spec)| spec.state == LayerState::Own);
+        let own: Vec<_> = own.filter_map(|(index, spec)| Some((self.kv_layer(index)?, spec))).collect();
+        let most = rows * own.iter().map(|(_, spec)| spec.n_k().max(spec.n_v())).max().unwrap_or(0);
+        let (mut numbers, mut drawn) = (backend.buffer(2 * most)?, vec![0.0; RANDOM_PERIOD.min(2 * most)]);
+        random.fill_gaussian(&mut drawn, 1.0);
+        let repeated: Vec<f32> = drawn.iter().copied().cycle().take(2 * most).collect();
+        backend.write(&mut numbers, &repeated)?;
+        for (kv, spec) in own {
+            for (width, buffer) in [(spec.n_k(), &mut act.k), (spec.n_v(), &mut act.v)] {
+                let start = (random.uniform() * most as f64) as usize;
+                backend.copy(&numbers, start, buffer, 0, rows * width)?;
+            }
+            let (k, v, band) = (&act.k, &act.v, act.band.as_mut());
+            for_parts(parts, kv, act.bands[kv], |parts| backend.kv_append(parts, k, v, band))?;
+        }
         Ok(())
     }
 
