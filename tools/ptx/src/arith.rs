@@ -382,6 +382,8 @@ pub(crate) fn atomic(op: Atomic, ty: Ty, before: u64, a: u64, b: u64) -> u64 {
     let by = |op| binary(op, ty, mode, before, a).expect("not a division");
     match op {
         Atomic::Add => by(Binary::Add),
+        Atomic::Inc if ty.cut(before) >= ty.cut(a) => 0,
+        Atomic::Inc => ty.cut(before) + 1,
         Atomic::Min => by(Binary::Min),
         Atomic::Max => by(Binary::Max),
         Atomic::And => by(Binary::And),

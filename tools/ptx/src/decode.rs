@@ -93,6 +93,7 @@ fn atomic(mods: &[&str]) -> Result<Atomic> {
     let found = mods.iter().find_map(|name| {
         Some(match *name {
             "add" => Atomic::Add,
+            "inc" => Atomic::Inc,
             "min" => Atomic::Min,
             "max" => Atomic::Max,
             "and" => Atomic::And,
@@ -134,7 +135,7 @@ fn known(name: &str) -> &'static str {
              L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last L1::no_allocate"
         }
         "atom" | "red" => {
-            "global shared shared::cta relaxed acquire release acq_rel cta gpu sys add min max and or xor exch cas noftz"
+            "global shared shared::cta relaxed acquire release acq_rel cta gpu sys add inc min max and or xor exch cas noftz"
         }
         "cp" => {
             "async ca cg shared shared::cta global commit_group wait_group wait_all L2::64B L2::128B L2::256B"
@@ -144,6 +145,7 @@ fn known(name: &str) -> &'static str {
         "fence" => "sc acq_rel cta gpu sys",
         "prefetch" => "global local L1 L2",
         "prefetchu" => "L1",
+        "griddepcontrol" => "launch_dependents wait",
         "bar" | "barrier" => "sync cta aligned warp",
         "shfl" => "sync up down bfly idx",
         "vote" => "sync all any uni ballot",
@@ -248,7 +250,11 @@ pub(crate) fn decode(body: &Body, mods: &[&str], texts: &[String]) -> Result<Op>
         },
         "selp" => Ok(Op::Selp(need()?, o.dst(0)?, o.srcs(1)?, o.src(3)?)),
         "ld" | "ldu" => {
-            let access = if has("nc") || mods[0] == "ldu" { Access::Constant } else { Access::Plain };
+            let access = match () {
+                _ if has("nc") || mods[0] == "ldu" => Access::Constant,
+                _ if has("cg") => Access::Coherent,
+                _ => Access::Plain,
+            };
             Ok(Op::Ld { space: space(mods), access, ty: need()?, dst: o.dsts(0)?, addr: o.addr(1)? })
         }
         "st" => Ok(Op::St { space: space(mods), ty: need()?, addr: o.addr(0)?, src: o.vector(1)? }),
@@ -263,7 +269,9 @@ pub(crate) fn decode(body: &Body, mods: &[&str], texts: &[String]) -> Result<Op>
         "bra" => Ok(Op::Bra(usize::MAX)),
         "ret" | "exit" => Ok(Op::Exit),
         "trap" => Ok(Op::Trap),
-        "membar" | "fence" | "prefetch" | "prefetchu" | "nanosleep" => Ok(Op::Nop),
+        "membar" | "fence" => Ok(if has("cta") { Op::Nop } else { Op::Fence }),
+        // Kernels run one after the other here.
+        "prefetch" | "prefetchu" | "nanosleep" | "griddepcontrol" => Ok(Op::Nop),
         "bar" | "barrier" => barrier(&o, mods),
         "shfl" => {
             let [dst, valid] = o.pair(0)?;

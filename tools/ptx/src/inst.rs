@@ -267,6 +267,8 @@ pub(crate) enum Vote {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Atomic {
     Add,
+    /// One more, or 0 from the limit on.
+    Inc,
     Min,
     Max,
     And,
@@ -359,7 +361,9 @@ pub(crate) enum Op {
     Bra(usize),
     Exit,
     Trap,
-    /// Nothing that can be seen here: fences, prefetches.
+    /// Orders what the block has written before what follows, for other blocks.
+    Fence,
+    /// Nothing that can be seen here: prefetches, fences within a block.
     Nop,
     Shfl {
         mode: Shuffle,

@@ -7,7 +7,7 @@
 //!
 //! - touches memory outside an allocation, out of alignment, or bytes that nobody has written;
 //! - reads or overwrites in global memory what another block of the launch has written, or reads by way of `ld.global.nc`
-//!   what any has (atomics aside);
+//!   what any has (atomics aside, and what is read by `ld.global.cg` behind a fence of the writer and an atomic of both);
 //! - touches shared memory that another thread touches with no barrier between (a race), or where `cp.async` is
 //!   bringing something that has not been waited for;
 //! - waits for threads that never come: barriers, shuffles and matrix products in divergent code;

@@ -1,6 +1,7 @@
 //! Memory that knows what may be touched, what has been written, and who touched it.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Where the memory spaces lie among generic addresses. Nothing but global memory lies above 4 GiB, so shared
 /// addresses fit 32 bits, and an address is the same in its own space and in the generic one.
@@ -22,6 +23,34 @@ struct Allocation {
 /// Writer of what was never written.
 const NOBODY: u32 = 0;
 
+impl Allocation {
+    /// That these bytes are written, and not by a block that `block` may run beside, in a launch whose first one is `first`.
+    fn check_read(
+        &self,
+        bytes: Range<usize>,
+        [block, first]: [u32; 2],
+        access: Access,
+        acquired: &[u32],
+    ) -> Result<(), String> {
+        for (at, &writer) in bytes.clone().zip(&self.writers[bytes]) {
+            if writer == NOBODY {
+                return Err(format!("byte {at} of an allocation of {} was never written", self.bytes.len()));
+            }
+            // Blocks run in any order, and side by side.
+            let is_race = match access {
+                Access::Plain => writer != block,
+                Access::Constant => true,
+                Access::Coherent => writer != block && !acquired.contains(&writer),
+                Access::Atomic => false,
+            };
+            if writer >= first && is_race {
+                return Err(race(at, writer - first));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Global memory.
 #[derive(Debug)]
 pub(crate) struct Global {
@@ -31,6 +60,12 @@ pub(crate) struct Global {
     block: u32,
     /// The first block of the launch.
     first: u32,
+    /// Blocks of the launch that were done writing when they changed the number at an address in one (an atomic after a fence).
+    released: BTreeMap<u64, Vec<u32>>,
+    /// Those of which the block that runs has learnt so.
+    acquired: Vec<u32>,
+    /// Whether it has written since its last fence.
+    is_unfenced: bool,
 }
 
 /// How memory is touched.
@@ -39,23 +74,50 @@ pub(crate) enum Access {
     Plain,
     /// By way of a cache that does not learn of writes of the same launch.
     Constant,
+    /// Beside such caches: sees what the blocks have written of which the reader knows that they have.
+    Coherent,
     /// In one with what others do.
     Atomic,
 }
 
 impl Global {
     pub fn new() -> Self {
-        Self { allocations: BTreeMap::new(), next: GLOBAL_BASE, block: NOBODY + 1, first: u32::MAX }
+        Self {
+            allocations: BTreeMap::new(),
+            next: GLOBAL_BASE,
+            block: NOBODY + 1,
+            first: u32::MAX,
+            released: BTreeMap::new(),
+            acquired: Vec::new(),
+            is_unfenced: false,
+        }
     }
 
     /// From here on a launch runs.
     pub fn begin_launch(&mut self) {
         self.first = self.block + 1;
+        self.released.clear();
     }
 
     /// From here on the next block of the launch runs.
     pub fn begin_block(&mut self) {
         self.block += 1;
+        self.acquired.clear();
+        self.is_unfenced = false;
+    }
+
+    /// All that the block has written so far comes before what follows.
+    pub fn fence(&mut self) {
+        self.is_unfenced = false;
+    }
+
+    /// The block changes the number at `address` in one: it learns which others have done so, and tells those that come after it.
+    pub fn meet(&mut self, address: u64) {
+        let released = self.released.entry(address).or_default();
+        self.acquired.extend_from_slice(released);
+        if !self.is_unfenced {
+            released.push(self.block);
+        }
     }
 
     /// The launch has ended: everybody sees what it wrote.
@@ -97,28 +159,19 @@ impl Global {
 
     pub fn load(&mut self, address: u64, out: &mut [u8], access: Access) -> Result<(), String> {
         let (block, first) = (self.block, self.first);
-        let (allocation, at) = self.find(address, out.len())?;
-        for (i, &writer) in allocation.writers[at..at + out.len()].iter().enumerate() {
-            if writer == NOBODY {
-                let (at, size) = (at + i, allocation.bytes.len());
-                return Err(format!("byte {at} of an allocation of {size} was never written"));
-            }
-            // Blocks run in any order, and side by side.
-            let is_race = match access {
-                Access::Plain => writer != block,
-                Access::Constant => true,
-                Access::Atomic => false,
-            };
-            if writer >= first && is_race {
-                return Err(race(at + i, writer - first));
-            }
-        }
-        out.copy_from_slice(&allocation.bytes[at..at + out.len()]);
-        Ok(())
+        let acquired = std::mem::take(&mut self.acquired);
+        let found = self.find(address, out.len()).and_then(|(allocation, at)| {
+            allocation.check_read(at..at + out.len(), [block, first], access, &acquired)?;
+            out.copy_from_slice(&allocation.bytes[at..at + out.len()]);
+            Ok(())
+        });
+        self.acquired = acquired;
+        found
     }
 
     pub fn store(&mut self, address: u64, bytes: &[u8], access: Access) -> Result<(), String> {
         let (block, first) = (self.block, self.first);
+        self.is_unfenced |= access != Access::Atomic;
         let (allocation, at) = self.find(address, bytes.len())?;
         let (before, writers) = (&mut allocation.bytes[at..], &mut allocation.writers[at..]);
         for (i, &byte) in bytes.iter().enumerate() {

@@ -16,6 +16,17 @@ fn kernel(declared: &str, body: &str) -> String {
 
 /// Runs `k` on `threads` threads over inputs `a` and `b` and `out` words of output.
 fn run(ptx: &str, threads: u32, a: &[u32], b: &[u32], out: usize) -> Result<Vec<u32>, Fault> {
+    run_grid(ptx, [1, threads], a, b, out)
+}
+
+/// The same with so many blocks of so many threads.
+fn run_grid(
+    ptx: &str,
+    [blocks, threads]: [u32; 2],
+    a: &[u32],
+    b: &[u32],
+    out: usize,
+) -> Result<Vec<u32>, Fault> {
     let mut machine = Machine::new();
     let module = machine.load(ptx).unwrap();
     let mut place = |words: &[u32]| {
@@ -27,7 +38,7 @@ fn run(ptx: &str, threads: u32, a: &[u32], b: &[u32], out: usize) -> Result<Vec<
     let (a, b) = (place(a), place(b));
     let y = machine.alloc(4 * out);
     let params: Vec<u8> = [a, b, y].iter().flat_map(|address| address.to_le_bytes()).collect();
-    let grid = Grid { blocks: [1, 1, 1], threads: [threads, 1, 1], shared_bytes: 4096 };
+    let grid = Grid { blocks: [blocks, 1, 1], threads: [threads, 1, 1], shared_bytes: 4096 };
     machine.launch(&module, "k", grid, &params)?;
     let mut bytes = vec![0; 4 * out];
     machine.read(y, &mut bytes).unwrap();
@@ -296,6 +307,26 @@ fn variables_atomics_loops_and_local_memory_work() {
         kernel(".const .align 4 .f32 book[4] = {0f3F800000, 0f40000000, 0f40400000, 0f40800000};", body);
     let got = run(&ptx, 4, &[0, 0], &[], 4).unwrap();
     assert_eq!(got.into_iter().map(f32::from_bits).collect::<Vec<_>>(), [1.0, 2.0, 6.0, 12.0]);
+}
+
+/// Blocks hand a number over: each adds its own, and the last to come, which a counter tells, reads all of them.
+fn hand_over(fence: &str, cache: &str) -> Result<Vec<u32>, Fault> {
+    let body = format!(
+        "mov.u32 %r2, %ctaid.x; mul.wide.u32 %rd4, %r2, 4; add.s64 %rd7, %rd3, %rd4; st.global.u32 [%rd7], %r2; {fence}
+         atom.global.inc.u32 %r3, [%rd1], 2; setp.ne.u32 %p1, %r3, 2; @%p1 bra $L9; {fence}
+         ld.global{cache}.u32 %r4, [%rd3]; ld.global{cache}.u32 %r5, [%rd3+4]; ld.global{cache}.u32 %r6, [%rd3+8];
+         add.s32 %r4, %r4, %r5; add.s32 %r4, %r4, %r6; st.global.u32 [%rd3+12], %r4; $L9: mov.u32 %r7, 0;"
+    );
+    run_grid(&kernel("", &body), [3, 1], &[0], &[], 4)
+}
+
+#[test]
+fn what_other_blocks_wrote_is_seen_behind_a_fence_and_an_atomic() {
+    assert_eq!(hand_over("membar.gl;", ".cg").unwrap(), [0, 1, 2, 3]);
+    for (fence, cache) in [("", ".cg"), ("membar.cta;", ".cg"), ("membar.gl;", "")] {
+        let fault = hand_over(fence, cache).unwrap_err();
+        assert!(fault.what.contains("written in this launch"), "{fence} {cache}: {fault}");
+    }
 }
 
 #[test]

@@ -245,6 +245,7 @@ impl Thread {
                     let before = u64::from_le_bytes(bytes);
                     let after = change(before).to_le_bytes();
                     global.store(address, &after[..ty.bytes()], Access::Atomic)?;
+                    global.meet(address);
                     before
                 };
                 self.set(*dst, before);
@@ -270,6 +271,7 @@ impl Thread {
                 self.groups.push_back(std::mem::take(&mut self.copies));
                 self.finish_copies(0, block)?;
             }
+            Op::Fence => global.fence(),
             Op::Nop => {}
             Op::Trap => return Err("trap".to_owned()),
             op => unreachable!("{op:?} is not done alone"),
