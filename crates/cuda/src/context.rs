@@ -6,7 +6,10 @@ use bytemuck::NoUninit;
 
 use crate::memory::{Arena, Block};
 use crate::module::{Build, Compiler};
-use crate::{CudaError, CudaVersion, Define, Gpu, KernelId, Launch, ModuleId, Source};
+use crate::{CudaError, CudaVersion, Define, DevicePtr, Gpu, KernelId, Launch, ModuleId, Source};
+
+/// Numbers that [`Context::tickets`] gives.
+pub(crate) const MOST_TICKETS: usize = 512;
 
 /// A device, its compiled kernels and its memory.
 pub(crate) struct Context {
@@ -14,6 +17,7 @@ pub(crate) struct Context {
     compiler: Compiler,
     loaded: Mutex<Loaded>,
     arena: Arc<Arena>,
+    tickets: Mutex<Option<Block>>,
 }
 
 #[derive(Default)]
@@ -48,7 +52,7 @@ impl Context {
             return Err(CudaError::OldDriver { found, needed, why });
         }
         let arena = Arena::new(Arc::clone(&gpu));
-        Ok(Self { gpu, compiler, loaded: Mutex::default(), arena })
+        Ok(Self { gpu, compiler, loaded: Mutex::default(), arena, tickets: Mutex::default() })
     }
 
     /// A context on an emulator: no slabs, so that it sees where a block ends, and a cache of its own.
@@ -56,7 +60,7 @@ impl Context {
     pub(crate) fn emulated(gpu: Arc<dyn Gpu>) -> Result<Self, CudaError> {
         let compiler = Compiler::keeping_in(Some(std::env::temp_dir().join("kvant-cuda-tests")))?;
         let arena = Arena::without_slabs(Arc::clone(&gpu));
-        Ok(Self { gpu, compiler, loaded: Mutex::default(), arena })
+        Ok(Self { gpu, compiler, loaded: Mutex::default(), arena, tickets: Mutex::default() })
     }
 
     /// The device.
@@ -86,6 +90,19 @@ impl Context {
     /// [`CudaError::OutOfMemory`].
     pub fn scratch(&self, bytes: usize) -> Result<Block, CudaError> {
         self.arena.take_scratch(bytes)
+    }
+
+    /// [`MOST_TICKETS`] numbers of four bytes that are 0 between launches: blocks of a launch count there how many of them are done,
+    /// and the last one leaves 0 again. The same ones for every launch, as launches run in order.
+    ///
+    /// # Errors
+    /// [`CudaError::OutOfMemory`].
+    pub fn tickets(&self) -> Result<DevicePtr, CudaError> {
+        let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*tickets {
+            Some(block) => Ok(block.ptr()),
+            None => Ok(tickets.insert(self.arena.take_zeroed(MOST_TICKETS * size_of::<u32>())?).ptr()),
+        }
     }
 
     /// The kernel `name` of `source`, compiled at the first call.

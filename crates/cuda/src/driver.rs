@@ -13,6 +13,7 @@ use std::sync::{PoisonError, RwLock};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 
+use crate::entry::Entry;
 use crate::recorder::Recorder;
 use crate::staging::Calls;
 use crate::{CudaError, CudaVersion, DevicePtr, Gpu, GpuProperties, KernelId, Launch, ModuleId};
@@ -21,6 +22,8 @@ use crate::{CudaError, CudaVersion, DevicePtr, Gpu, GpuProperties, KernelId, Lau
 const OLDEST: CudaVersion = CudaVersion { major: 12, minor: 0 };
 /// The driver has the function that reads the device's clock since this version.
 const OLDEST_TIMER: CudaVersion = CudaVersion { major: 12, minor: 8 };
+/// Kernels that wait for the last one's memory themselves may begin before it ends, also where they are recorded, since this version.
+const OLDEST_EARLY: CudaVersion = CudaVersion { major: 12, minor: 3 };
 /// The kernels use asynchronous copies and integer tensor cores.
 const OLDEST_ARCH: u32 = 80;
 /// The dynamic shared memory that a kernel may use.
@@ -79,8 +82,7 @@ impl Drop for Module {
 struct Kernel {
     function: sys::CUfunction,
     name: String,
-    /// Size of its one parameter.
-    param_bytes: usize,
+    entry: Entry,
     /// Dynamic shared memory it has been allowed so far.
     shared_bytes: AtomicU32,
 }
@@ -286,7 +288,7 @@ impl Gpu for Driver {
         self.bind()?;
         let modules = self.modules.read().unwrap_or_else(PoisonError::into_inner);
         let module = &modules[module.0];
-        let param_bytes = param_bytes(&module.ptx, name).ok_or_else(|| {
+        let entry = Entry::of(&module.ptx, name).ok_or_else(|| {
             CudaError::call("finding a kernel", format!("no {name} with one struct parameter"))
         })?;
         let c_name =
@@ -301,7 +303,7 @@ impl Gpu for Driver {
         check("cuFuncGetAttribute", status)?;
         let shared_bytes = AtomicU32::new(shared_bytes.unsigned_abs());
         let mut kernels = self.kernels.write().unwrap_or_else(PoisonError::into_inner);
-        kernels.push(Kernel { function, name: name.to_owned(), param_bytes, shared_bytes });
+        kernels.push(Kernel { function, name: name.to_owned(), entry, shared_bytes });
         Ok(KernelId(kernels.len() - 1))
     }
 
@@ -309,32 +311,38 @@ impl Gpu for Driver {
         let queue = self.recorder.queue()?;
         let kernels = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
         let kernel = &kernels[kernel.0];
-        if params.len() != kernel.param_bytes {
+        if params.len() != kernel.entry.param_bytes {
             let problem =
-                format!("expected {} bytes of parameters, got {}", kernel.param_bytes, params.len());
+                format!("expected {} bytes of parameters, got {}", kernel.entry.param_bytes, params.len());
             return Err(CudaError::call(&kernel.name, problem));
         }
         kernel.allow_shared(launch.shared_bytes)?;
-        let (grid, block) = (launch.grid, launch.block);
+        let mut early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let begins_early = kernel.entry.waits && self.properties.driver >= OLDEST_EARLY;
+        let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (launch.grid, launch.block);
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid_x,
+            gridDimY: grid_y,
+            gridDimZ: grid_z,
+            blockDimX: block_x,
+            blockDimY: block_y,
+            blockDimZ: block_z,
+            sharedMemBytes: launch.shared_bytes,
+            hStream: queue.calls.handle(),
+            attrs: &mut early,
+            numAttrs: begins_early.into(),
+        };
         let mut arguments = [params.as_ptr().cast_mut().cast::<c_void>()];
         // SAFETY: the function belongs to a loaded module; it has one parameter of `params.len()` bytes (checked above),
-        // which the driver copies before it returns; the stream is live and the context current.
+        // which the driver copies before it returns, as it does the attribute; the stream is live and the context current.
         let status = unsafe {
-            sys::cuLaunchKernel(
-                kernel.function,
-                grid[0],
-                grid[1],
-                grid[2],
-                block[0],
-                block[1],
-                block[2],
-                launch.shared_bytes,
-                queue.calls.handle(),
-                arguments.as_mut_ptr(),
-                ptr::null_mut(),
-            )
+            sys::cuLaunchKernelEx(&config, kernel.function, arguments.as_mut_ptr(), ptr::null_mut())
         };
-        check("cuLaunchKernel", status)
+        check("cuLaunchKernelEx", status)
             .map_err(|error| CudaError::call(&kernel.name, format!("{error} ({launch:?})")))
     }
 
@@ -587,30 +595,9 @@ fn describe(error: DriverError) -> String {
     format!("{} ({})", text(error.error_string()), text(error.error_name()))
 }
 
-/// Size of the one parameter of kernel `name`, from its PTX: `.entry name( .param .align 8 .b8 name_param_0[40] )`.
-/// `None` when there is no such kernel or its parameters are others.
-fn param_bytes(ptx: &str, name: &str) -> Option<usize> {
-    let (_, rest) = ptx.split_once(&format!(".entry {name}("))?;
-    let (parameters, _) = rest.split_once(')')?;
-    if parameters.contains(',') {
-        return None;
-    }
-    let (_, size) = parameters.split_once('[')?;
-    size.split_once(']')?.0.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_size_of_a_parameter_is_read_from_the_ptx() {
-        let ptx = ".visible .entry one(\n\t.param .align 8 .b8 one_param_0[40]\n)\n{ret;}\n\
-                   .visible .entry two(\n\t.param .u64 two_param_0,\n\t.param .u64 two_param_1\n)\n{ret;}\n";
-        assert_eq!(param_bytes(ptx, "one"), Some(40));
-        assert_eq!(param_bytes(ptx, "two"), None);
-        assert_eq!(param_bytes(ptx, "on"), None);
-    }
 
     #[test]
     fn a_machine_without_a_driver_or_such_a_device_says_so() {

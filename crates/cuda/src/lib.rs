@@ -21,6 +21,7 @@ mod driver;
 mod emulator;
 #[cfg(test)]
 mod end_to_end;
+mod entry;
 mod error;
 mod experts;
 mod gate;

@@ -13,8 +13,10 @@ use std::thread::{self, ThreadId};
 use crate::staging::{Calls, Staging, Uploads};
 use crate::{CudaError, DevicePtr};
 
-/// Calls that a piece of a recording has: those of some six layers, of which the device has more to do than the host.
+/// Calls that a piece of a recording has: those of some ten layers, of which the device has more to do than the host. The first, for which
+/// it waits, is shorter.
 const PIECE: usize = 64;
+const FIRST_PIECE: usize = 16;
 
 /// A stream and, while a thread records, the graph in the making.
 pub(crate) struct Recorder<C: Calls> {
@@ -190,7 +192,8 @@ impl<C: Calls> State<C> {
     fn count(&mut self, calls: &C) -> Result<(), CudaError> {
         let Some(recording) = &mut self.recording else { return Ok(()) };
         recording.calls += 1;
-        if recording.calls <= PIECE {
+        let most = if recording.pieces == 0 { FIRST_PIECE } else { PIECE };
+        if recording.calls <= most {
             return Ok(());
         }
         let piece = recording.pieces;

@@ -294,6 +294,7 @@ __device__ void write_tile(const AppendParams& p, const Target& t, const Write& 
 // the list, streams.
 extern "C" __global__ void __launch_bounds__(THREADS) centres(const __grid_constant__ AppendParams p) {
     __shared__ float rows[2 * TILE][SPAN];
+    wait_for_kernel_before();
     uint4 listed_centre = listed(p, p.first_centre + blockIdx.x);
     Centre c = {listed_centre.x, listed_centre.y, listed_centre.z, listed_centre.w};
     const AppendPart& part = p.parts[c.plan / MAX_KINDS];
@@ -323,6 +324,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) centres(const __grid_const
 
 extern "C" __global__ void __launch_bounds__(THREADS) append(const __grid_constant__ AppendParams p) {
     extern __shared__ u8 shared[];
+    wait_for_kernel_before();
     u32 tile_blocks = p.n_parts * p.n_streams * p.chains;
     if (blockIdx.x >= tile_blocks) {
         u32 head = (blockIdx.x - tile_blocks) * WARPS + threadIdx.x / 32, dim = p.head_dims[0];

@@ -40,6 +40,7 @@ struct Common {
     u16* queries;      // halves, scaled, rotated where the keys are, [part][head][padded][K_DIM]
     float* share;      // [part][head][split][padded][V_DIM]
     float* state;      // [part][head][split][padded][2]: maximum and sum
+    u32* tickets;      // [part][head]: blocks that are done, where the last one joins their shares; 0 between launches
     u32 n_heads;       // of this launch
     u32 group;         // query heads per KV head
     u32 visible;       // youngest tokens that a query sees

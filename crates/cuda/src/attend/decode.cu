@@ -12,12 +12,6 @@ constexpr u32 PRODUCTS = V_DIM > 64 ? 8 : 4;
 // Bytes of the weights of a tile, [16 tokens][8 queries] halves; 16 more, so that tiles lie in different banks.
 constexpr u32 WEIGHT_BYTES = TILE * QUERIES * 2 + 16;
 
-struct DecodeParams {
-    Common c;
-    Book key_book;
-    Book value_book;
-};
-
 // What codes stand for: the book of their type, and a table of levels where it has a memory.
 struct Levels {
     const Book& book;
@@ -327,58 +321,97 @@ __device__ inline void weigh(const Common& c, Softmax& w, float scores[8][4], co
     }
 }
 
+// Dims of an output that warps hand over at a time.
+constexpr u32 OUT_DIMS = V_DIM < 128 ? V_DIM : 128;
+
 struct Shared {
     uint2 queries[K_DIM / 16 * 32];        // right operands, by chunk of 16 dims and lane
     float2 minus_bias[K_BLOCKS + 1][4];    // of coded keys, by block and t
     LevelTable tables[TABLES > 0 ? TABLES : 1];
     u8 weights[WARPS][UNIT * WEIGHT_BYTES];
-    float out[QUERIES][V_DIM + 4];
+    float out[WARPS][QUERIES][OUT_DIMS + 4];
     float max[WARPS][QUERIES];
     float sum[WARPS][QUERIES];
+    u32 is_last;
 };
 
-// The warps' shares, joined in their order, to memory.
-__device__ inline void join(const Common& c, size_t base, Shared& shared, Softmax& w, float out[SLICES][PRODUCTS][4], u32 lane,
-                            u32 warp) {
-    u32 g = lane / 4, t = lane % 4;
+// Prepares the queries as right operands.
+__device__ inline void prepare(const AttendParams& p, const Slot& slot, uint2* queries, u32 lane, u32 warp) {
+    for (u32 query = warp; query < QUERIES; query += WARPS) {
+        for (u32 span = 0; span < K_DIM; span += SPAN) {
+            uint2 four = prepared(p, slot, query, span, lane);
+            u32 first = span + 4 * lane;
+            if (first < K_DIM) queries[first / 16 * 32 + 4 * query + first % 16 / 4] = four;
+        }
+    }
+}
+
+// Hands the sums of a warp over, told from the largest score of the block: of a slice of dims, for the queries that there are.
+__device__ inline void hand_over(const float factor[2], const float out[PRODUCTS][4], u32 n, u32 dims, float to[QUERIES][OUT_DIMS + 4],
+                                 u32 lane) {
+    u32 dim = 16 * (lane / 4 % PRODUCTS) + first_row(lane);
+    if (dim >= dims) return;
+    for (u32 i = 0; i < PRODUCTS; i++) {
+        for (u32 r = 0; r < 4; r++) {
+            u32 query = 2 * (lane % 4) + r % 2;
+            if (query < n) to[query][dim + i + 8 * (r / 2)] = factor[r % 2] * out[i][r];
+        }
+    }
+}
+
+// Joins the warps' shares in their order. What that gives is the output where nothing is split, or goes to memory.
+__device__ inline void join(const AttendParams& p, const Slot& slot, Shared& shared, Softmax& w, const float out[SLICES][PRODUCTS][4],
+                            u32 lane, u32 warp) {
+    u32 t = lane % 4, n = slot.n_queries(p.c);
     for (u32 q = 0; q < 2; q++) {
         for (u32 step = 4; step < 32; step *= 2) w.sum[q] += __shfl_xor_sync(~0u, w.sum[q], step);
-        if (g == 0) shared.max[warp][2 * t + q] = w.max[q], shared.sum[warp][2 * t + q] = w.sum[q];
+        if (lane < 4) shared.max[warp][2 * t + q] = w.max[q], shared.sum[warp][2 * t + q] = w.sum[q];
     }
     __syncthreads();
-    float factor[2];
-    for (u32 q = 0; q < 2; q++) {
+    auto most = [&](u32 query) {
         float max = HIDDEN;
-        for (u32 other = 0; other < WARPS; other++) max = fmaxf(max, shared.max[other][2 * t + q]);
-        factor[q] = exp2f(w.max[q] - max);
-    }
-    for (u32 turn = 0; turn < WARPS; turn++) {
-        if (turn == warp) {
-            for (u32 slice = 0; slice < SLICES; slice++) {
-                u32 dim = 128 * slice + 16 * (g % PRODUCTS) + first_row(lane);
-                if (dim >= V_DIM) continue;
-                for (u32 i = 0; i < PRODUCTS; i++) {
-                    for (u32 r = 0; r < 4; r++) {
-                        float& to = shared.out[2 * t + r % 2][dim + i + 8 * (r / 2)];
-                        float share = factor[r % 2] * out[slice][i][r];
-                        to = turn == 0 ? share : to + share;
-                    }
-                }
+        for (u32 other = 0; other < WARPS; other++) max = fmaxf(max, shared.max[other][query]);
+        return max;
+    };
+    float factor[2];
+    for (u32 q = 0; q < 2; q++) factor[q] = exp2f(w.max[q] - most(2 * t + q));
+    for (u32 slice = 0; slice < SLICES; slice++) {
+        if (slice > 0) __syncthreads();
+        hand_over(factor, out[slice], n, min(V_DIM - OUT_DIMS * slice, OUT_DIMS), shared.out[warp], lane);
+        __syncthreads();
+        for (u32 query = warp; query < n; query += WARPS) {
+            Total total = {most(query), 0.0f};
+            for (u32 other = 0; other < WARPS; other++) {
+                total.sum += exp2f(shared.max[other][query] - total.max) * shared.sum[other][query];
+            }
+            u32 first = OUT_DIMS * slice + 4 * lane;
+            float x[4] = {};
+            for (u32 other = 0; other < WARPS && 4 * lane < OUT_DIMS && first < V_DIM; other++) {
+                float4 four = *(const float4*)&shared.out[other][query][4 * lane];
+                x[0] += four.x, x[1] += four.y, x[2] += four.z, x[3] += four.w;
+            }
+            if (slot.part.splits == 1) {
+                Total all = with_sink(p, slot, query, total);
+                float rest = exp2f(total.max - all.max);
+                for (u32 e = 0; e < 4; e++) x[e] *= rest;
+                write_output(p, slot, query, OUT_DIMS * slice, x, all.sum, lane);
+            } else {
+                size_t share = slot.share(blockIdx.x, query);
+                if (4 * lane < OUT_DIMS && first < V_DIM) *(float4*)(p.c.share + share * V_DIM + first) = make_float4(x[0], x[1], x[2], x[3]);
+                if (lane == 0) *(float2*)(p.c.state + 2 * share) = make_float2(total.max, total.sum);
             }
         }
-        __syncthreads();
     }
-    for (u32 i = threadIdx.x; i < QUERIES * V_DIM; i += WARPS * 32) {
-        c.share[base * V_DIM + i] = shared.out[i / V_DIM][i % V_DIM];
-    }
-    if (threadIdx.x < QUERIES) {
-        float max = HIDDEN, sum = 0.0f;
-        for (u32 other = 0; other < WARPS; other++) max = fmaxf(max, shared.max[other][threadIdx.x]);
-        for (u32 other = 0; other < WARPS; other++) {
-            sum += exp2f(shared.max[other][threadIdx.x] - max) * shared.sum[other][threadIdx.x];
-        }
-        *(float2*)(c.state + 2 * (base + threadIdx.x)) = make_float2(max, sum);
-    }
+}
+
+// Whether all other blocks of the walk have written their shares, of which this one's threads see all then.
+__device__ inline bool is_last(const Common& c, const Slot& slot, u32& shared, u32 number) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) shared = atomicInc(c.tickets + number, slot.part.splits - 1) == slot.part.splits - 1;
+    __syncthreads();
+    __threadfence();
+    return shared;
 }
 
 // A lane's tile of a unit, and whether it is there.
@@ -427,30 +460,46 @@ __device__ inline void mix_unit(float out[SLICES][PRODUCTS][4], const u8* my_til
     }
 }
 
+// Asks for a lane's share of a tile to be brought beside the multiprocessors: what its first use would wait for.
+__device__ inline void fetch(const Spec& s, const Mine& mine, u32 lane) {
+    u32 bytes = mine.in_f16 ? f16_bytes(s.dim) : mine.in_main ? s.tile_bytes : 0;
+    for (u32 at = lane % 4 * 128; at < bytes; at += 4 * 128) asm volatile("prefetch.global.L2 [%0];" ::"l"(mine.tile + at));
+}
+
+// Asks for those of a unit.
+__device__ inline void fetch_unit(const Common& c, const Slot& slot, u32 index, u32 end, u32 lane) {
+    const Part& part = slot.part;
+    fetch(c.keys, my_tile(part.memory, c.keys, slot.head.keys, index, part.window, end), lane);
+    fetch(c.values, my_tile(part.memory, c.values, slot.head.values, index, part.window, end), lane);
+}
+
 // Rows of one tile: all of them see all tiles in the same form, and none in a band. Grid: splits, KV heads of all sequences. A
-// warp takes every fourth unit of 8 tiles of the split.
-extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __grid_constant__ DecodeParams p) {
+// warp takes every fourth unit of 8 tiles of the split; the last block of a walk joins the splits.
+extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __grid_constant__ AttendParams p) {
     __shared__ __align__(16) Shared shared;
+    wait_for_kernel_before();
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     Slot slot(p.c, blockIdx.y);
     const Part& part = slot.part;
     if (blockIdx.x >= part.splits) return;
-    const u16* queries = p.c.queries + slot.query(0) * K_DIM;
-    for (u32 i = threadIdx.x; i < K_DIM / 16 * 32; i += WARPS * 32) {
-        u32 query = i % 32 / 4, dim = i / 32 * 16 + i % 4 * 4;
-        shared.queries[i] = *(const uint2*)(queries + query * K_DIM + dim);
-    }
+    u32 first_tile = oldest_of(p.c, part, 0) / TILE, end_tile = (part.start + part.rows + TILE - 1) / TILE;
+    u32 units = (end_tile - first_tile + UNIT - 1) / UNIT, split_units = part.split_tiles / UNIT;
+    u32 unit = blockIdx.x * split_units + warp, end = min(units, (blockIdx.x + 1) * split_units);
+    auto tile_index = [&](u32 unit) { return unit < end ? first_tile + unit * UNIT + lane / 4 : ~0u; };
+    // On their way while the queries are prepared.
+    fetch_unit(p.c, slot, tile_index(unit), end_tile, lane);
+    prepare(p, slot, shared.queries, lane, warp);
     if constexpr (K_REMEMBERS) shared.tables[0].fill(K_TYPE, threadIdx.x, WARPS * 32);
     if constexpr (V_REMEMBERS && TABLES > K_REMEMBERS) shared.tables[V_TABLE].fill(V_TYPE, threadIdx.x, WARPS * 32);
     __syncthreads();
     for (u32 block = warp; block < K_BLOCKS; block += WARPS) {
-        float2 minus = minus_bias_of(block, p.key_book, shared.queries, lane);
+        float2 minus = minus_bias_of(block, p.books[K_TYPE], shared.queries, lane);
         if (lane < 4) shared.minus_bias[block][lane] = minus;
     }
     __syncthreads();
 
-    Levels key_levels = {p.key_book, shared.tables[0]};
-    Levels value_levels = {p.value_book, shared.tables[V_TABLE]};
+    Levels key_levels = {p.books[K_TYPE], shared.tables[0]};
+    Levels value_levels = {p.books[V_TYPE], shared.tables[V_TABLE]};
     Sight sight;
     for (u32 q = 0; q < 2; q++) {
         // Queries beyond the last one, which are 0 and go nowhere, see what it does.
@@ -458,17 +507,15 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
         sight.oldest[q] = oldest_of(p.c, part, row);
         sight.end[q] = part.start + row + 1;
     }
-    u32 first_tile = oldest_of(p.c, part, 0) / TILE, end_tile = (part.start + part.rows + TILE - 1) / TILE;
-    u32 units = (end_tile - first_tile + UNIT - 1) / UNIT, split_units = part.split_tiles / UNIT;
-    u32 end = min(units, (blockIdx.x + 1) * split_units);
     u8* weights = shared.weights[warp];
     Softmax w = {{HIDDEN, HIDDEN}, {0.0f, 0.0f}};
     float out[SLICES][PRODUCTS][4] = {};
-    for (u32 unit = blockIdx.x * split_units + warp; unit < end; unit += WARPS) {
-        u32 index = first_tile + unit * UNIT + lane / 4;
-        float scores[8][4] = {};
+    for (; unit < end; unit += WARPS) {
+        u32 index = tile_index(unit);
+        fetch_unit(p.c, slot, tile_index(unit + WARPS), end_tile, lane);
         Mine key = my_tile(part.memory, p.c.keys, slot.head.keys, index, part.window, end_tile);
         Mine value = my_tile(part.memory, p.c.values, slot.head.values, index, part.window, end_tile);
+        float scores[8][4] = {};
         u32 in_main = __ballot_sync(~0u, key.in_main), in_f16 = __ballot_sync(~0u, key.in_f16);
         bool meets = is_coded(K_TYPE) && p.c.keys.centres && in_main;
         const u16* centre = meets && key.in_main ? centre_of(p.c.keys, index, key.tile) : nullptr;
@@ -506,5 +553,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
         }
         __syncwarp();
     }
-    join(p.c, slot.share(blockIdx.x, 0), shared, w, out, lane, warp);
+    join(p, slot, shared, w, out, lane, warp);
+    if (part.splits == 1 || !is_last(p.c, slot, shared.is_last, blockIdx.y)) return;
+    for (u32 query = warp; query < slot.n_queries(p.c); query += WARPS) combine_query(p, slot, query, lane);
 }

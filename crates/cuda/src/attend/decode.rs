@@ -48,26 +48,18 @@
 //! take 13 % of turbo3's instructions, but none of the pipe that binds it; signs of turbo4's keys as those of halves, which are symmetric, 12 %
 //! of its pipe.
 
-use bytemuck::{Pod, Zeroable};
 use kvant_backend::{Result, StreamSpec};
 use kvant_codec::{DType, turbo};
 
-use super::{BOOKS, Book, Common, HEADERS, OP, THREADS, WARPS, constants};
+use super::{HEADERS, KernelParams, OP, THREADS, WARPS, constants};
 use crate::kv::{SpecParams, TYPES, number};
 use crate::module::Build;
 use crate::{Context, Define, Header, Launch, Source};
 
-const DECODE_HEADERS: [Header; 7] = {
-    let [half, rotate, tile, bounded, look_up, attend, ..] = HEADERS;
-    [
-        half,
-        rotate,
-        tile,
-        bounded,
-        look_up,
-        attend,
-        Header { name: "groups.cuh", text: include_str!("groups.cuh") },
-    ]
+const DECODE_HEADERS: [Header; 8] = {
+    let [half, rotate, tile, bounded, look_up, attend, ends, ..] = HEADERS;
+    let groups = Header { name: "groups.cuh", text: include_str!("groups.cuh") };
+    [half, rotate, tile, bounded, look_up, attend, ends, groups]
 };
 
 /// The kernel for few queries.
@@ -122,14 +114,6 @@ fn blocks_at_once(v_dim: usize) -> usize {
     if v_dim <= turbo::LEN { 3 } else { 2 }
 }
 
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct DecodeParams {
-    common: Common,
-    key_book: Book,
-    value_book: Book,
-}
-
 /// What is compiled ahead: every type with itself and one mixed pair, for heads of 128, and turbo types in blocks of every size.
 /// Others when they come.
 pub(super) fn builds() -> impl Iterator<Item = Build> {
@@ -153,17 +137,15 @@ pub(super) fn split_tiles(cx: &Context, tiles: usize, n_kv_heads: usize, v_dim: 
     UNIT * WARPS * tiles.div_ceil(UNIT * WARPS).div_ceil(most).max(1)
 }
 
-/// Queues the kernel: prepared queries to one share per split, as `combine` takes them.
+/// Queues the kernel, which prepares the queries and joins the shares of the splits as well.
 pub(super) fn launch(
     cx: &Context,
-    common: &Common,
+    params: &KernelParams,
     kind: &Kind,
     is_capped: bool,
     [splits, slots]: [usize; 2],
 ) -> Result<()> {
     let kernel = cx.kernel_with(&SOURCE, &defines(kind.types, kind.dims, is_capped), "decode")?;
-    let [key_book, value_book] = kind.types.map(|dtype| BOOKS[number(dtype) as usize]);
-    let params = DecodeParams { common: *common, key_book, value_book };
     let grid = [splits as u32, slots as u32, 1];
-    Ok(cx.launch(kernel, Launch { grid, block: [THREADS, 1, 1], shared_bytes: 0 }, &params)?)
+    Ok(cx.launch(kernel, Launch { grid, block: [THREADS, 1, 1], shared_bytes: 0 }, params)?)
 }

@@ -27,75 +27,89 @@ struct AttendParams {
 };
 
 // Query i of a KV head: query head i % group of its group, of row i / group.
-__device__ size_t query_head(const AttendParams& p, const Slot& slot, u32 i) {
+__device__ inline size_t query_head(const AttendParams& p, const Slot& slot, u32 i) {
     u32 row = slot.part.first_row + i / p.c.group, head = slot.head.kv_head * p.c.group + i % p.c.group;
     return (size_t)row * p.n_query_heads + head;
 }
 
 // Numbers of the balance of a KV head of a sequence, of `dim` values: null where there is none.
-__device__ const float* balance_of(const Slot& slot, u32 at, u32 dim) {
+__device__ inline const float* balance_of(const Slot& slot, u32 at, u32 dim) {
     return slot.part.balance ? slot.part.balance + at + slot.head.kv_head * dim : nullptr;
 }
 
-// Balances, pads, rotates and scales the queries: one warp per query, blocks of WARPS. Grid: queries, KV heads of all sequences.
-extern "C" __global__ void __launch_bounds__(THREADS) prepare_queries(const __grid_constant__ AttendParams p) {
-    u32 lane = threadIdx.x % 32, i = blockIdx.x * WARPS + threadIdx.x / 32;
-    Slot slot(p.c, blockIdx.y);
-    if (i >= slot.part.padded) return;
+// Values span + 4 lane and the next three of query i, balanced, padded, rotated and scaled; zeros of a query that is not there. A whole
+// warp.
+__device__ inline uint2 prepared(const AttendParams& p, const Slot& slot, u32 i, u32 span, u32 lane) {
     bool is_there = i < slot.n_queries(p.c);
     const float* q = p.q + query_head(p, slot, is_there ? i : 0) * p.k_head_dim;
     const float* factors = balance_of(slot, p.balance_at[0], p.k_head_dim);
-    u16* to = p.c.queries + slot.query(i) * K_DIM;
-    for (u32 span = 0; span < K_DIM; span += SPAN) {
-        float x[4];
-        u32 first = span + 4 * lane;
-        for (u32 e = 0; e < 4; e++) {
-            x[e] = is_there && first + e < p.k_head_dim ? q[first + e] : 0.0f;
-            if (factors && first + e < p.k_head_dim) x[e] = __fmul_rn(x[e], factors[first + e]);
-        }
-        if (p.rotates[0]) rotate(x, block_at(TURBO2, K_DIM, first).n, p.before, p.after, lane);
-        if (first < K_DIM) {
-            ((u32*)(to + first))[0] = pack_halves(x[0] * p.scale, x[1] * p.scale);
-            ((u32*)(to + first))[1] = pack_halves(x[2] * p.scale, x[3] * p.scale);
-        }
+    float x[4];
+    u32 first = span + 4 * lane;
+    for (u32 e = 0; e < 4; e++) {
+        x[e] = is_there && first + e < p.k_head_dim ? q[first + e] : 0.0f;
+        if (factors && first + e < p.k_head_dim) x[e] = __fmul_rn(x[e], factors[first + e]);
     }
+    if (p.rotates[0]) rotate(x, block_at(TURBO2, K_DIM, first).n, p.before, p.after, lane);
+    return make_uint2(pack_halves(x[0] * p.scale, x[1] * p.scale), pack_halves(x[2] * p.scale, x[3] * p.scale));
 }
-// Joins the splits in their order, divides, un-rotates, balances and writes: one warp per query. Grid: queries, KV heads of all sequences.
-extern "C" __global__ void __launch_bounds__(THREADS) combine(const __grid_constant__ AttendParams p) {
-    u32 lane = threadIdx.x % 32, i = blockIdx.x * WARPS + threadIdx.x / 32;
-    Slot slot(p.c, blockIdx.y);
-    if (i >= slot.n_queries(p.c)) return;
-    u32 splits = slot.part.splits;
-    float max = HIDDEN, sum = 0.0f;
-    for (u32 split = 0; split < splits; split++) max = fmaxf(max, p.c.state[2 * slot.share(split, i)]);
-    for (u32 split = 0; split < splits; split++) {
-        const float* state = p.c.state + 2 * slot.share(split, i);
-        sum += exp2f(state[0] - max) * state[1];
-    }
-    if (p.sinks) {
-        // All is told from the larger of it and the scores' maximum; sums carry a factor 2^LIFT.
-        float sink = p.sinks[query_head(p, slot, i) % p.n_query_heads] * LOG2_E, top = fmaxf(max, sink);
-        sum = sum * exp2f(max - top) + exp2f(sink - top + LIFT);
-        max = top;
-    }
-    float* out = p.out + query_head(p, slot, i) * p.v_head_dim;
+
+// What a query has seen in all: its largest score, and the sum of the weights that are told from it, which carry a factor 2^LIFT.
+struct Total {
+    float max;
+    float sum;
+};
+
+// Lets the sink of its head join: all is told from the larger of it and the scores' maximum then.
+__device__ inline Total with_sink(const AttendParams& p, const Slot& slot, u32 i, Total total) {
+    if (!p.sinks) return total;
+    float sink = p.sinks[query_head(p, slot, i) % p.n_query_heads] * LOG2_E, top = fmaxf(total.max, sink);
+    return {top, total.sum * exp2f(total.max - top) + exp2f(sink - top + LIFT)};
+}
+
+// Divides values span + 4 lane and the next three of an output by the sum of the weights, un-rotates, balances and writes them. A whole
+// warp.
+__device__ inline void write_output(const AttendParams& p, const Slot& slot, u32 i, u32 span, float x[4], float sum, u32 lane) {
     const float* factors = balance_of(slot, p.balance_at[1], p.is_joint ? p.k_head_dim : p.v_head_dim);
     const float* shifts = p.is_joint ? nullptr : balance_of(slot, p.balance_at[2], p.v_head_dim);
+    float* out = p.out + query_head(p, slot, i) * p.v_head_dim;
+    u32 first = span + 4 * lane;
+    for (u32 e = 0; e < 4; e++) x[e] /= sum;
+    if (p.rotates[1]) rotate(x, block_at(TURBO2, V_DIM, first).n, p.after, p.before, lane);
+    for (u32 e = 0; e < 4; e++) {
+        if (first + e >= p.v_head_dim) continue;
+        if (factors) x[e] = __fmul_rn(x[e], factors[first + e]);
+        if (shifts) x[e] = __fadd_rn(x[e], shifts[first + e]);
+        out[first + e] = x[e];
+    }
+}
+
+// Joins the splits of query i, always in the same order, and writes its output. A whole warp, each lane of which weighs every 32nd split.
+// Shares are read beside the first-level cache, which does not learn of what other blocks of the launch have written.
+__device__ inline void combine_query(const AttendParams& p, const Slot& slot, u32 i, u32 lane) {
+    u32 splits = slot.part.splits;
+    auto state_of = [&](u32 split) { return __ldcg((const float2*)(p.c.state + 2 * slot.share(split, i))); };
+    Total total = {HIDDEN, 0.0f};
+    for (u32 split = lane; split < splits; split += 32) total.max = fmaxf(total.max, state_of(split).x);
+    for (u32 step = 1; step < 32; step *= 2) total.max = fmaxf(total.max, __shfl_xor_sync(~0u, total.max, step));
+    for (u32 split = lane; split < splits; split += 32) {
+        float2 state = state_of(split);
+        total.sum += exp2f(state.x - total.max) * state.y;
+    }
+    for (u32 step = 1; step < 32; step *= 2) total.sum += __shfl_xor_sync(~0u, total.sum, step);
+    total = with_sink(p, slot, i, total);
     for (u32 span = 0; span < V_DIM; span += SPAN) {
         float x[4] = {};
-        u32 first = span + 4 * lane;
-        for (u32 split = 0; split < splits && first < V_DIM; split++) {
-            float weight = exp2f(p.c.state[2 * slot.share(split, i)] - max);
-            float4 v = *(const float4*)(p.c.share + slot.share(split, i) * V_DIM + first);
-            x[0] += weight * v.x, x[1] += weight * v.y, x[2] += weight * v.z, x[3] += weight * v.w;
+        u32 first = min(span + 4 * lane, V_DIM - 4);
+        for (u32 from = 0; from < splits; from += 32) {
+            float weight = from + lane < splits ? exp2f(state_of(from + lane).x - total.max) : 0.0f;
+            u32 n = min(splits - from, 32);
+#pragma unroll 4
+            for (u32 k = 0; k < n; k++) {
+                float w = __shfl_sync(~0u, weight, k);
+                float4 v = __ldcg((const float4*)(p.c.share + slot.share(from + k, i) * V_DIM + first));
+                x[0] += w * v.x, x[1] += w * v.y, x[2] += w * v.z, x[3] += w * v.w;
+            }
         }
-        for (u32 e = 0; e < 4; e++) x[e] /= sum;
-        if (p.rotates[1]) rotate(x, block_at(TURBO2, V_DIM, first).n, p.after, p.before, lane);
-        for (u32 e = 0; e < 4; e++) {
-            if (first + e >= p.v_head_dim) continue;
-            if (factors) x[e] = __fmul_rn(x[e], factors[first + e]);
-            if (shifts) x[e] = __fadd_rn(x[e], shifts[first + e]);
-            out[first + e] = x[e];
-        }
+        write_output(p, slot, i, span, x, total.sum, lane);
     }
 }

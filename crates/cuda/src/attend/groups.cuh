@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "attend.cuh"
+#include "ends.cuh"
 
 template <u32 I>
 __device__ inline u32 word(const uint4& v) {
@@ -188,7 +188,7 @@ struct Group<TURBO3T> : Remembering<TURBO3T> {};
 
 // Levels of the types with a memory as halves, a copy for each lane, so that lanes which look up at once never meet in a bank.
 struct LevelTable {
-    static constexpr u32 LEVELS = sizeof(TRELLIS[0]);
+    static constexpr u32 LEVELS = remembers(K_TYPE) || remembers(V_TYPE) ? sizeof(TRELLIS[0]) : 1;
     u32 levels[LEVELS][32];
 
     __device__ void fill(u32 type, u32 thread, u32 threads) {

@@ -60,6 +60,7 @@ use kvant_codec::{ByteBook, DType, Rotation, Trellis, block32, turbo};
 use self::decode::Kind;
 use self::parts::{Launched, PartParams, Way};
 use crate::constants::Constants;
+use crate::context::MOST_TICKETS;
 use crate::kv::{self, MAX_HEADS, MAX_PARAMS, MAX_PARTS, Offsets, SpecParams, TYPES, is_same, small};
 use crate::module::Build;
 use crate::rotate::words;
@@ -76,14 +77,15 @@ pub(crate) static SOURCE: Source = Source {
 };
 
 /// What the kernels of this op include.
-const HEADERS: [Header; 9] = {
+const HEADERS: [Header; 10] = {
     let [half, rotate, tile] = kv::HEADERS;
     let attend = Header { name: "attend.cuh", text: include_str!("attend.cuh") };
     let look_up = Header { name: "look_up.cuh", text: include_str!("look_up.cuh") };
     let ends = Header { name: "ends.cuh", text: include_str!("ends.cuh") };
+    let apart = Header { name: "apart.cuh", text: include_str!("apart.cuh") };
     let unpack = Header { name: "unpack.cuh", text: include_str!("unpack.cuh") };
     let work = Header { name: "work.cuh", text: include_str!("work.cuh") };
-    [half, rotate, tile, BOUNDED_HEADER, look_up, attend, ends, unpack, work]
+    [half, rotate, tile, BOUNDED_HEADER, look_up, attend, ends, apart, unpack, work]
 };
 
 const OP: &str = "attend";
@@ -135,6 +137,7 @@ struct Common {
     queries: DevicePtr,
     share: DevicePtr,
     state: DevicePtr,
+    tickets: DevicePtr,
     n_heads: u32,
     group: u32,
     visible: u32,
@@ -162,7 +165,7 @@ struct KernelParams {
     after: [u32; 4],
 }
 
-const _: () = assert!(size_of::<KernelParams>() <= MAX_PARAMS);
+const _: () = assert!(size_of::<KernelParams>() <= MAX_PARAMS && MAX_HEADS * MAX_PARTS <= MOST_TICKETS);
 
 /// What both sources of this op take.
 fn constants() -> Constants {
@@ -316,6 +319,7 @@ fn launch(
             queries: on_queries.ptr(),
             share: on_share.ptr(),
             state: on_state.ptr(),
+            tickets: cx.tickets()?,
             n_heads: heads.len() as u32,
             group: (p.n_heads / p.n_kv_heads) as u32,
             visible: layer.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX)),
@@ -349,15 +353,15 @@ fn launch(
         Ok(cx.launch(kernel, launch, &params)?)
     };
     let (splits, most) = (launched.most_splits, launched.most_queries);
+    let (name, threads, shared_bytes) = match way {
+        Way::Decode => return decode::launch(cx, &params, kind, is_capped, [splits, slots]),
+        Way::Split => ("attend_split", THREADS, split_bytes(kind.dims)),
+        Way::Many(cut) => ("attend_many", cut.threads(), cut.bytes(kind.dims)),
+        Way::Wide(tiles) => ("attend_wide", THREADS, wide::bytes(kind.dims, tiles)),
+    };
     let blocks = most.div_ceil(way.queries_per_block());
-    let grid = [splits, blocks, slots];
     start("prepare_queries", [(blocks * way.queries_per_block()).div_ceil(WARPS), slots, 1], THREADS, 0)?;
-    match way {
-        Way::Decode => decode::launch(cx, &params.common, kind, is_capped, [splits, slots])?,
-        Way::Split => start("attend_split", grid, THREADS, split_bytes(kind.dims))?,
-        Way::Many(cut) => start("attend_many", grid, cut.threads(), cut.bytes(kind.dims))?,
-        Way::Wide(tiles) => start("attend_wide", grid, THREADS, wide::bytes(kind.dims, tiles))?,
-    }
+    start(name, [splits, blocks, slots], threads, shared_bytes)?;
     start("combine", [most.div_ceil(WARPS), slots, 1], THREADS, 0)
 }
 

@@ -9,7 +9,7 @@
 
 #pragma once
 
-#include "ends.cuh"
+#include "apart.cuh"
 
 // Where the half of a token and a dim lies, in rows of `dims`, which are tokens.
 __device__ inline u32 in_tokens(u32 dims, u32 token, u32 dim) {

@@ -83,3 +83,12 @@ __device__ inline void copy_eight(u16* to, const void* from, u32 bytes = 16) {
 
 // Waits for what this thread asked for.
 __device__ inline void finish_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Lets the next kernel begin as soon as all blocks of this one have, and waits for the one before to end: what others write is
+// touched behind this alone. What nobody writes, weights above all, can be asked for before.
+__device__ inline void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}

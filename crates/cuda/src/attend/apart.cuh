@@ -1,0 +1,26 @@
+// The beginning and the end of attention as kernels of their own, for walks whose blocks share queries or have too many.
+//
+// Macros: K_DIM, V_DIM (values per token as stored, multiples of 16).
+
+#pragma once
+
+#include "ends.cuh"
+
+// Prepares the queries: one warp per query, blocks of WARPS. Grid: queries, KV heads of all sequences.
+extern "C" __global__ void __launch_bounds__(THREADS) prepare_queries(const __grid_constant__ AttendParams p) {
+    u32 lane = threadIdx.x % 32, i = blockIdx.x * WARPS + threadIdx.x / 32;
+    Slot slot(p.c, blockIdx.y);
+    if (i >= slot.part.padded) return;
+    u16* to = p.c.queries + slot.query(i) * K_DIM;
+    for (u32 span = 0; span < K_DIM; span += SPAN) {
+        uint2 four = prepared(p, slot, i, span, lane);
+        if (span + 4 * lane < K_DIM) *(uint2*)(to + span + 4 * lane) = four;
+    }
+}
+
+// Joins the splits: one warp per query. Grid: queries, KV heads of all sequences.
+extern "C" __global__ void __launch_bounds__(THREADS) combine(const __grid_constant__ AttendParams p) {
+    u32 lane = threadIdx.x % 32, i = blockIdx.x * WARPS + threadIdx.x / 32;
+    Slot slot(p.c, blockIdx.y);
+    if (i < slot.n_queries(p.c)) combine_query(p, slot, i, lane);
+}
