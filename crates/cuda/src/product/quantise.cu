@@ -32,6 +32,7 @@ __device__ float norm_factor(const float* x, const float* weight, unsigned n_in,
 
 extern "C" __global__ void __launch_bounds__(THREADS) quantise(const __grid_constant__ QuantiseParams p) {
     __shared__ float warps[THREADS / 32];
+    wait_for_kernel_before();
     const float* x = p.x + (size_t)blockIdx.x * p.n_in;
     float factor = norm_factor(x, p.weight, p.n_in, p.eps, warps);
     unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, groups = p.n_in / 32;
@@ -79,28 +80,56 @@ struct HalvesParams {
 // 2^exponent, of a normal number.
 __device__ float power_of_two(int exponent) { return __int_as_float((exponent + 127) << 23); }
 
+// Four values of a row of `n` from `i` on, zeros beyond its end.
+__device__ void load_four(const float* row, unsigned i, unsigned n, float v[4]) {
+    if (n % 4 == 0) {
+        float4 four = i < n ? *(const float4*)(row + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
+        return;
+    }
+    // Rows begin anywhere then.
+    for (unsigned e = 0; e < 4; e++) v[e] = i + e < n ? row[i + e] : 0.0f;
+}
+
+// Four values of the row of this block, times the norm's weight.
+__device__ void load_weighted(const HalvesParams& p, unsigned i, float v[4], float& squares) {
+    load_four(p.x + (size_t)blockIdx.x * p.n_in, i, p.n_in, v);
+    if (!p.weight) return;
+    float weight[4];
+    load_four(p.weight, i, p.n_in, weight);
+    for (unsigned e = 0; e < 4; e++) squares += v[e] * v[e], v[e] *= weight[e];
+}
+
+// Twice through the row: for the norm's factor and the largest value, and to round it.
 extern "C" __global__ void __launch_bounds__(THREADS) to_halves(const __grid_constant__ HalvesParams p) {
     __shared__ float warps[THREADS / 32];
     __shared__ unsigned largest;
+    wait_for_kernel_before();
     if (threadIdx.x == 0) largest = 0;
-    const float* x = p.x + (size_t)blockIdx.x * p.n_in;
-    float factor = norm_factor(x, p.weight, p.n_in, p.eps, warps);
-    auto value = [&](unsigned i) { return p.weight ? x[i] * factor * p.weight[i] : x[i]; };
+    float squares = 0.0f, v[4];
     // Magnitudes compare as integers; NaN is above infinity.
     unsigned mine = 0;
-    for (unsigned i = threadIdx.x; i < p.n_in; i += THREADS) {
-        mine = max(mine, __float_as_uint(value(i)) & 0x7fffffff);
+#pragma unroll 4
+    for (unsigned i = 4 * threadIdx.x; i < p.n_in; i += 4 * THREADS) {
+        load_weighted(p, i, v, squares);
+        for (unsigned e = 0; e < 4; e++) mine = max(mine, __float_as_uint(v[e]) & 0x7fffffff);
     }
+    float factor = 1.0f;
+    if (p.weight) factor = 1.0f / sqrtf(add_over_block<THREADS>(squares, warps) / (float)p.n_in + p.eps);
+    for (unsigned step = 1; step < 32; step *= 2) mine = max(mine, __shfl_xor_sync(~0u, mine, step));
     __syncthreads();
-    atomicMax(&largest, mine);
+    if (threadIdx.x % 32 == 0) atomicMax(&largest, mine);
     __syncthreads();
     // What is zero, or no number, stays as it is; what is nearly zero need not be brought up all the way.
-    int exponent = (int)(largest >> 23) - 127, down = 0;
-    if (largest > 0 && exponent < 128) down = max(exponent - 14, -100);
-    float by = power_of_two(-down);
-    for (unsigned i = threadIdx.x; i < p.pitch; i += THREADS) {
-        float scaled = i < p.n_in ? value(i) * by : 0.0f;
-        p.halves[(size_t)blockIdx.x * p.pitch + i] = to_half(scaled);
+    unsigned most = __float_as_uint(__uint_as_float(largest) * factor) & 0x7fffffff;
+    int exponent = (int)(most >> 23) - 127, down = 0;
+    if (most > 0 && exponent < 128) down = max(exponent - 14, -100);
+    float by = factor * power_of_two(-down);
+#pragma unroll 4
+    for (unsigned i = 4 * threadIdx.x; i < p.pitch; i += 4 * THREADS) {
+        load_weighted(p, i, v, squares);
+        uint2 four = make_uint2(pack_halves(v[0] * by, v[1] * by), pack_halves(v[2] * by, v[3] * by));
+        *(uint2*)(p.halves + (size_t)blockIdx.x * p.pitch + i) = four;
     }
     if (threadIdx.x == 0) p.factors[blockIdx.x] = power_of_two(down);
 }
