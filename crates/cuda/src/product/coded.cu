@@ -5,13 +5,7 @@
 // types x is rotated, rather than W); lane l reads the group of 32 weights that starts at 32 l and multiplies bytes with
 // bytes, four at a time. The weights of a step are asked for a step before.
 //
-// Counted in the machine code for compute capability 9.0 (ptxas 13.0), a warp and a step of one row: 162 instructions with q8_0,
-// 184 with q4_0, 242 with q4_K, up to 360 with the others, 427 with the rotated ones. With q4_0 that is 25 bytes per clock and
-// multiprocessor, where the memory of an H200 brings 16. None of it has been measured.
-//
-// A single row is normalised and rounded here, by every block again: some 80 instructions per warp and step beside the 100
-// of the product, where a launch of its own would have the whole device wait for one block. The norm's factor is the
-// same for all of the row and comes last. More rows come rounded (quantise.cu).
+// Rows come rounded (quantise.cu); a single one has a kernel of its own (one.cu).
 //
 // NaN and infinities in x make the scale of their 32 values NaN or infinite, and so the row of y NaN.
 
@@ -36,82 +30,6 @@ __device__ __forceinline__ T add_over(T value, int n) {
     return value;
 }
 
-#if ROWS == 1
-// Rotates a group, of which 8 neighbouring lanes have 4 values each.
-__device__ __forceinline__ void rotate(u32 signs, float (&v)[4]) {
-    u32 part = threadIdx.x % 8;
-#pragma unroll
-    for (int i = 0; i < 4; i++) v[i] *= rotation_sign(signs, 4 * part + i);
-    float sums[4] = {v[0] + v[1], v[0] - v[1], v[2] + v[3], v[2] - v[3]};
-    v[0] = sums[0] + sums[2], v[1] = sums[1] + sums[3], v[2] = sums[0] - sums[2], v[3] = sums[1] - sums[3];
-#pragma unroll
-    for (int step = 1; step < 8; step *= 2) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            float other = __shfl_xor_sync(~0u, v[i], step);
-            v[i] = part & step ? other - v[i] : v[i] + other;
-        }
-    }
-}
-
-// Within an ulp.
-__device__ __forceinline__ float reciprocal(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-// Rounds 4 values of each thread to bytes: a step of one row.
-__device__ __forceinline__ void round_to_bytes(Inputs& to, const float (&v)[4]) {
-    u32 group = threadIdx.x / 8, part = threadIdx.x % 8;
-    // As integers, absolute values are in order, and NaN is the largest.
-    u32 most = 0;
-#pragma unroll
-    for (int i = 0; i < 4; i++) most = max(most, __float_as_uint(v[i]) & 0x7fffffff);
-#pragma unroll
-    for (int step = 1; step < 8; step *= 2) most = max(most, __shfl_xor_sync(~0u, most, step));
-    float largest = __uint_as_float(most);
-    // Smaller ones have no finite inverse; they count as 0. Divisions would take branches.
-    bool is_zero = largest < 1e-36f;
-    float scale = is_zero ? 0.0f : largest * (1.0f / 127.0f), inverse = is_zero ? 0.0f : 127.0f * reciprocal(largest);
-    u32 codes = 0;
-#pragma unroll
-    for (int i = 0; i < 4; i++) codes |= (u32)(__float2int_rn(v[i] * inverse) & 255) << (8 * i);
-    to.codes[part / 4][group][part % 4] = codes;
-    int sum = add_over(__dp4a((int)codes, 0x01010101, 0), 4);
-    if (part % 4 == 0) to.sum[part / 4][group] = scale * (float)sum;
-    if (part == 0) to.scale[group] = scale;
-}
-
-// Brings a step of the row: each thread 4 inputs, whose squares are added to `squares`.
-__device__ __forceinline__ void bring(
-    const ProductParams& p, u32 k, size_t row, Inputs& to, float& squares) {
-    u32 at = k + 4 * threadIdx.x;
-    float v[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    if (at < p.n_in) {
-        float4 x = *(const float4*)(p.x + row * p.n_in + at);
-        v[0] = x.x, v[1] = x.y, v[2] = x.z, v[3] = x.w;
-        if (p.norm) {
-            float4 by = *(const float4*)(p.norm + at);
-            squares += x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
-            v[0] *= by.x, v[1] *= by.y, v[2] *= by.z, v[3] *= by.w;
-        }
-    }
-    if (IS_ROTATED) rotate(p.book.signs, v);
-    round_to_bytes(to, v);
-}
-
-// What the norm multiplies the row with, by the sum of each thread's squares.
-__device__ __forceinline__ float norm_factor(const ProductParams& p, float squares) {
-    __shared__ float of_warps[WARPS];
-    squares = add_over(squares, 32);
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = squares;
-    __syncthreads();
-    float sum = 0.0f;
-    for (int i = 0; i < WARPS; i++) sum += of_warps[i];
-    return 1.0f / sqrtf(sum / (float)p.n_in + p.eps);
-}
-#else
 // Brings a step of one row: each thread 4 codes, the first of each 8 a scale and two sums.
 __device__ __forceinline__ void bring(const ProductParams& p, u32 k, size_t row, Inputs& to) {
     u32 group = threadIdx.x / 8, part = threadIdx.x % 8, groups = p.n_in / 32;
@@ -126,7 +44,6 @@ __device__ __forceinline__ void bring(const ProductParams& p, u32 k, size_t row,
         to.sum[1][group] = scale * (float)((int)both >> 16);
     }
 }
-#endif
 
 // The product of a group with 32 inputs.
 __device__ __forceinline__ float multiply(const Group& w, const Inputs& x, u32 lane) {
@@ -189,21 +106,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_coded(const __grid
         for (int r = 0; r < ROWS; r++) sums[f][r] = 0.0f;
     }
 
-#if ROWS == 1
-    float squares = 0.0f;
-    size_t input_row = x_row(p, block.first);
-#endif
     Group group[FEATURES];
     read_groups(p, w, 0, group);
     u32 buffer = 0;
     for (u32 k = 0; k < p.n_in; k += STEP, buffer ^= 1) {
         Group next[FEATURES];
         read_groups(p, w, k + STEP, next);
-#if ROWS == 1
-        bring(p, k, input_row, inputs[buffer][0], squares);
-#else
         for (u32 r = 0; r < rows; r++) bring(p, k, x_row(p, block.first + r), inputs[buffer][r]);
-#endif
         __syncthreads();
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
@@ -214,16 +123,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) product_coded(const __grid
 #pragma unroll
         for (int f = 0; f < FEATURES; f++) group[f] = next[f];
     }
-    float factor = 1.0f;
-#if ROWS == 1
-    if (p.norm) factor = norm_factor(p, squares);
-#endif
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         if (r >= rows) break;
         float y[FEATURES];
 #pragma unroll
-        for (int f = 0; f < FEATURES; f++) y[f] = factor * add_over(sums[f][r], 32);
+        for (int f = 0; f < FEATURES; f++) y[f] = add_over(sums[f][r], 32);
         float* to = part.y + y_row(p, block.first + r) * part.n_out + first_out;
         if (p.up) {
             if (lane != 0 || first_out >= part.n_out) continue;

@@ -3,7 +3,7 @@
 //! Most blocks of a file are a multiple of 4 bytes long, or of 16, and stay as they are. Those of q8_0, q4_0, q5_0, q3_K,
 //! q6_K and iq4_nl are 2 bytes longer than that, those of mxfp4 one, of nvfp4 four and of iq4_xs eight: these bytes, scales,
 //! move behind the last block of the row, so that the codes lie where they can be read by the word or 16 bytes at a time. A
-//! row then takes a multiple of 16 bytes.
+//! row of blocks takes a multiple of 16 bytes.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -85,7 +85,7 @@ fn file_row_bytes(dtype: DType, n_in: usize) -> usize {
 /// Bytes of a row of `n_in` weights, a whole number of blocks, on the device.
 pub(crate) fn row_bytes(dtype: DType, n_in: usize) -> usize {
     let bytes = file_row_bytes(dtype, n_in);
-    if moved(dtype).is_some() { bytes.next_multiple_of(16) } else { bytes }
+    if dtype.block_len() > 1 { bytes.next_multiple_of(16) } else { bytes }
 }
 
 /// Brings the rows of a matrix `[n_out, n_in]`, as in the file, to the device. They are laid out on several cores, as most
@@ -121,11 +121,12 @@ pub(crate) fn upload(cx: &Context, dtype: DType, n_in: usize, bytes: &[u8]) -> R
 
 /// Lays rows of `from` bytes out as rows of `to` bytes.
 fn put_rows(dtype: DType, file_rows: &[u8], from: usize, rows: &mut [u8], to: usize) {
-    match moved(dtype) {
-        None => rows.copy_from_slice(file_rows),
-        Some(moved) => {
-            for (file_row, row) in file_rows.chunks_exact(from).zip(rows.chunks_exact_mut(to)) {
-                put_row(file_row, dtype.block_bytes(), moved.clone(), row);
+    for (file_row, row) in file_rows.chunks_exact(from).zip(rows.chunks_exact_mut(to)) {
+        match moved(dtype) {
+            Some(moved) => put_row(file_row, dtype.block_bytes(), moved, row),
+            None => {
+                row[..from].copy_from_slice(file_row);
+                row[from..].fill(0);
             }
         }
     }

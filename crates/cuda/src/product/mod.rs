@@ -1,7 +1,7 @@
 //! Products with weights of any type: `y = W x + bias`.
 //!
-//! Few rows, weights in codes (`coded.cu`): `x` in signed bytes with one scale per 32, bytes times bytes, four at a time.
-//! A single row is normalised and rounded on the way, more rows come from `quantise.cu`. The gate of a feed-forward layer
+//! Few rows, weights in codes: `x` in signed bytes with one scale per 32, bytes times bytes. A single row (`one.cu`) is
+//! normalised and rounded on the way, more rows (`coded.cu`) come from `quantise.cu`. The gate of a feed-forward layer
 //! is folded in. Tables of levels are looked up; the codebooks of the rotated types become two bytes, and `x` is rotated
 //! instead of the weights.
 //!
@@ -21,12 +21,13 @@ use crate::module::{Build, Header};
 use crate::{Context, CudaError, DevicePtr, Launch, Source, gate, rotate};
 
 mod layout;
+mod one;
 mod operand;
 pub(crate) use layout::{Weights, upload};
 pub(crate) use operand::Operand;
 
-static HEADERS: [Header; 4] =
-    [HALF_HEADER, gate::HEADER, SPANS, Header { name: "weights.cuh", text: include_str!("weights.cuh") }];
+static HEADERS: [Header; 4] = [HALF_HEADER, gate::HEADER, SPANS, WEIGHTS_HEADER];
+const WEIGHTS_HEADER: Header = Header { name: "weights.cuh", text: include_str!("weights.cuh") };
 /// What says which rows meet which expert's weights.
 pub(crate) const SPANS: Header = Header { name: "spans.cuh", text: include_str!("spans.cuh") };
 static CODED: Source = Source {
@@ -56,7 +57,7 @@ const WARPS: u32 = 8;
 const FEATURES: u32 = 2;
 /// Matrices of one launch: queries, keys and values, and one more.
 const MOST_PARTS: usize = 4;
-/// Rows that their blocks multiply at once: one variant for decoding, one for more.
+/// Rows that their blocks multiply at once: one variant for decoding (of floats), one for more.
 const ROWS: [u32; 2] = [1, 8];
 /// From so many rows on the weights are decoded for tensor cores: fewer would be decoded at most twice anyway.
 pub(crate) const MANY_ROWS: usize = 17;
@@ -234,7 +235,7 @@ pub(crate) fn matrix_bytes(dtype: DType, [n_out, n_in]: [usize; 2]) -> usize {
 
 /// The kernels for a type of weights, of few and of many rows.
 pub(crate) fn kernel_names(dtype: DType) -> &'static str {
-    if is_coded(dtype) { "coded (dp4a), many (f16 mma)" } else { "few, many (f16 mma)" }
+    if is_coded(dtype) { "one, coded (dp4a), many (f16 mma)" } else { "few, many (f16 mma)" }
 }
 
 /// Whether products of so many rows with this type of weights take a gate along.
@@ -259,11 +260,13 @@ fn few(dtype: DType) -> &'static Source {
 /// Every variant there is to compile.
 pub(crate) fn builds() -> impl Iterator<Item = Build> {
     let types = TYPES.into_iter().zip(0..).flat_map(|(dtype, number)| {
-        let variant = |rows| Build { source: few(dtype), defines: vec![("TYPE", number), ("ROWS", rows)] };
-        ROWS.map(variant).into_iter().chain(
-            [TILE, LARGE_TILE]
-                .map(|side| Build { source: &MANY, defines: vec![("TYPE", number), ("SIDE", side)] }),
-        )
+        let of = |source, name, value| Build { source, defines: vec![("TYPE", number), (name, value)] };
+        let one = match is_coded(dtype) {
+            true => Build { source: &one::ONE, defines: one::defines(dtype, number) },
+            false => of(&FEW, "ROWS", ROWS[0]),
+        };
+        let many = [TILE, LARGE_TILE].map(|side| of(&MANY, "SIDE", side));
+        [one, of(few(dtype), "ROWS", ROWS[1])].into_iter().chain(many)
     });
     types.chain([Build { source: &operand::QUANTISE, defines: Vec::new() }])
 }
@@ -326,28 +329,76 @@ fn launch(cx: &Context, x: &mut Operand, products: &[&Product]) -> Result<(), Cu
         return Ok(());
     }
     let p = products[0];
-    debug_assert!(p.up.is_none() || is_coded(p.dtype) && !is_many(x, p), "{p:?}");
     debug_assert!(products.len() == 1 || p.up.is_none() && p.picks.is_none(), "{products:?}");
-    let number = TYPES.iter().position(|&dtype| dtype == p.dtype).expect("a type that is supported");
-    let dtype = ("TYPE", number as u32);
-    let mut params = params(cx, x, p)?;
-    let (kernel, [features, rows], threads, shared_bytes) = if !is_many(x, p) {
-        let rows = ROWS[usize::from(x.rows > 1 && p.picks.is_none())];
-        let name = if is_coded(p.dtype) { "product_coded" } else { "product" };
-        let features = WARPS * if p.up.is_some() { 1 } else { FEATURES };
-        (cx.kernel_with(few(p.dtype), &[dtype, ("ROWS", rows)], name)?, [features, rows], 32 * WARPS, 0)
-    } else {
-        let side = tile(cx, products, params.rows);
-        let kernel = cx.kernel_with(&MANY, &[dtype, ("SIDE", side)], "product_many")?;
-        (kernel, [side, side], 2 * side, stage_bytes(side) * STAGES)
+    let way = Way::of(cx, x, p);
+    debug_assert!(p.up.is_none() || is_coded(p.dtype) && !matches!(way, Way::Many), "{p:?}");
+    let number = number_of(p.dtype);
+    let dtype = ("TYPE", number);
+    let mut params = params(cx, x, p, way)?;
+    let n_sms = cx.gpu().properties().n_sms;
+    let spans = |rows: u32| p.picks.map_or((x.rows as u32).div_ceil(rows), |picks| picks.n_spans as u32);
+    let blocks = |features: u32| products.iter().map(|p| (p.n_out as u32).div_ceil(features)).sum::<u32>();
+    let (kernel, features, grid, threads, shared_bytes) = match way {
+        Way::One { warps, shared_bytes } => {
+            let kernel = cx.kernel_with(&one::ONE, &one::defines(p.dtype, number), "product_one")?;
+            let grid = [one::blocks(n_sms, spans(1), n_out as u32), spans(1), 1];
+            (kernel, 1, grid, 32 * warps, shared_bytes)
+        }
+        Way::Few { rows } => {
+            let name = if is_coded(p.dtype) { "product_coded" } else { "product" };
+            let kernel = cx.kernel_with(few(p.dtype), &[dtype, ("ROWS", rows)], name)?;
+            let features = WARPS * if p.up.is_some() { 1 } else { FEATURES };
+            (kernel, features, [blocks(features), spans(rows), 1], 32 * WARPS, 0)
+        }
+        Way::Many => {
+            let side = tile(n_sms, products, params.rows);
+            let kernel = cx.kernel_with(&MANY, &[dtype, ("SIDE", side)], "product_many")?;
+            (kernel, side, [blocks(side), spans(side), 1], 2 * side, stage_bytes(side) * STAGES)
+        }
     };
     params.n_parts = products.len() as u32;
     for (part, p) in params.parts.iter_mut().zip(products) {
         *part = part_params(p, features);
     }
-    let n_blocks = p.picks.map_or(params.rows.div_ceil(rows), |picks| picks.n_spans as u32);
-    let grid = [params.parts.iter().map(|part| part.blocks).sum(), n_blocks, 1];
     cx.launch(kernel, Launch { grid, block: [threads, 1, 1], shared_bytes }, &params)
+}
+
+/// The kernel that runs.
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    /// One row, or rows one by one, with weights in codes.
+    One {
+        warps: u32,
+        shared_bytes: u32,
+    },
+    /// Few rows, up to so many at once.
+    Few {
+        rows: u32,
+    },
+    Many,
+}
+
+impl Way {
+    fn of(cx: &Context, x: &Operand, p: &Product) -> Self {
+        let is_one = x.rows == 1 || p.picks.is_some();
+        if p.picks.map_or(x.rows >= MANY_ROWS, |picks| picks.is_many) {
+            return Self::Many;
+        }
+        if !is_coded(p.dtype) {
+            return Self::Few { rows: ROWS[usize::from(!is_one)] };
+        }
+        // Behind the longest rows there is no room for weights.
+        let block = one::block(p.dtype, x.n_in, cx.gpu().properties().shared_per_block);
+        match block.filter(|_| is_one) {
+            Some([warps, shared_bytes]) => Self::One { warps, shared_bytes },
+            None => Self::Few { rows: ROWS[1] },
+        }
+    }
+}
+
+/// The number of a type that is supported, in kernels.
+fn number_of(dtype: DType) -> u32 {
+    TYPES.iter().position(|&known| known == dtype).expect("a type that is supported") as u32
 }
 
 fn part_params(p: &Product, features: u32) -> PartParams {
@@ -365,11 +416,11 @@ fn part_params(p: &Product, features: u32) -> PartParams {
 
 /// The side of the tiles of the kernel for many rows: large ones read and decode each weight half as often, if there are enough of
 /// them to keep most multiprocessors busy. Spans of experts are of small ones.
-fn tile(cx: &Context, products: &[&Product], rows: u32) -> u32 {
+fn tile(n_sms: u32, products: &[&Product], rows: u32) -> u32 {
     let features = |p: &&Product| p.n_out.div_ceil(LARGE_TILE as usize);
     let blocks = products.iter().map(features).sum::<usize>() * rows.div_ceil(LARGE_TILE) as usize;
     let has_spans = products.iter().any(|p| p.picks.is_some());
-    let is_large = !has_spans && 4 * blocks >= 3 * cx.gpu().properties().n_sms as usize;
+    let is_large = !has_spans && 4 * blocks >= 3 * n_sms as usize;
     if is_large { LARGE_TILE } else { TILE }
 }
 
@@ -378,13 +429,8 @@ fn stage_bytes(side: u32) -> u32 {
     2 * side * (operand::STEP + PAD) as u32 * size_of::<u16>() as u32
 }
 
-/// Whether the kernel for many rows runs.
-fn is_many(x: &Operand, p: &Product) -> bool {
-    p.picks.map_or(x.rows >= MANY_ROWS, |picks| picks.is_many)
-}
-
 /// The parameter of the kernel for this product and those like it, with the inputs as it takes them, but for the matrices.
-fn params(cx: &Context, x: &mut Operand, p: &Product) -> Result<KernelParams, CudaError> {
+fn params(cx: &Context, x: &mut Operand, p: &Product, way: Way) -> Result<KernelParams, CudaError> {
     let mut params = KernelParams {
         parts: Zeroable::zeroed(),
         up: p.up.map_or(0, |(up, _)| up),
@@ -406,16 +452,21 @@ fn params(cx: &Context, x: &mut Operand, p: &Product) -> Result<KernelParams, Cu
         order: p.picks.map_or(0, |picks| picks.order),
         expert_bytes: p.picks.map_or(0, |picks| picks.expert_bytes as u64),
     };
-    if is_many(x, p) {
-        let halves = x.halves(cx)?;
-        (params.codes, params.scales) = (halves.halves, halves.factors);
-    } else if !is_coded(p.dtype) {
-        params.x = x.plain(cx)?;
-    } else if x.rows > 1 && p.picks.is_none() {
-        let quantised = x.quantised(cx, is_rotated(p.dtype))?;
-        (params.codes, params.scales, params.sums) = (quantised.codes, quantised.scales, quantised.sums);
-    } else if let Some(norm) = x.norm {
-        (params.norm, params.eps) = (norm.weight, norm.eps);
+    match way {
+        Way::Many => {
+            let halves = x.halves(cx)?;
+            (params.codes, params.scales) = (halves.halves, halves.factors);
+        }
+        Way::Few { .. } if is_coded(p.dtype) => {
+            let quantised = x.quantised(cx, is_rotated(p.dtype))?;
+            (params.codes, params.scales, params.sums) = (quantised.codes, quantised.scales, quantised.sums);
+        }
+        Way::Few { .. } => params.x = x.plain(cx)?,
+        Way::One { .. } => {
+            if let Some(norm) = x.norm {
+                (params.norm, params.eps) = (norm.weight, norm.eps);
+            }
+        }
     }
     Ok(params)
 }

@@ -15,6 +15,8 @@
 // Types that have the layout of another, but for what codes stand for.
 #define IS_LIKE_Q3_K (TYPE == Q3_K || TYPE == IQ1 || TYPE == IQ2)
 #define IS_LIKE_IQ4_XS (TYPE == IQ4_XS || TYPE == IQ3 || TYPE == IQ3X)
+// Whether groups of 32 lie in blocks of eight, and share bytes there.
+#define IS_IN_EIGHTS (TYPE == Q2_K || IS_LIKE_Q3_K || TYPE == Q4_K || TYPE == Q5_K || TYPE == Q6_K)
 // Whether the two halves of 32 weights have scales of their own.
 #define HAS_HALVES (TYPE == Q2_K || IS_LIKE_Q3_K || TYPE == Q6_K || TYPE == NVFP4 || IS_ROTATED)
 // Whether a code of zero is another value than 0.
@@ -162,23 +164,22 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
 #elif TYPE == Q4_K || TYPE == Q5_K
     const bool has_fifth = TYPE == Q5_K;
     const u8* block = row + (has_fifth ? Q5_K_BYTES : Q4_K_BYTES) * (g / 8);
-    u32 run = g % 8, at = 8 * (run % 4);
+    // The lower four bits of those 4 to 7 lie apart; their upper two are the top of a byte, of which the others have the rest.
+    bool is_late = g & 4;
+    u32 at = 8 * (g % 4), upper = at + (is_late ? 2 : 0);
     uint4 head = *(const uint4*)block;
-    u32 scale = head.y >> at & 63, min = head.z >> at & 63;
-    if (run >= 4) {
-        scale = head.w >> at & 15 | (head.y >> (at + 6) & 3) << 4;
-        min = head.w >> (at + 4) & 15 | (head.z >> (at + 6) & 3) << 4;
-    }
+    u32 scale = (is_late ? head.w : head.y) >> at & 15 | head.y >> upper & 0x30;
+    u32 min = (is_late ? head.w >> 4 : head.z) >> at & 15 | head.z >> upper & 0x30;
     d = from_half((u16)head.x) * (float)scale;
     m = -from_half((u16)(head.x >> 16)) * (float)min;
-    load_words(block + (has_fifth ? 48 : 16) + 32 * (run / 2), group.codes);
+    load_words(block + (has_fifth ? 48 : 16) + 32 * (g / 2 % 4), group.codes);
 #pragma unroll
-    for (int k = 0; k < 8; k++) group.codes[k] = group.codes[k] >> (4 * (run % 2)) & 0x0f0f0f0f;
+    for (int k = 0; k < 8; k++) group.codes[k] = group.codes[k] >> (4 * (g % 2)) & 0x0f0f0f0f;
     if (has_fifth) {
         u32 fifth[8];
         load_words(block + 16, fifth);
 #pragma unroll
-        for (int k = 0; k < 8; k++) group.codes[k] |= (fifth[k] >> run & 0x01010101) << 4;
+        for (int k = 0; k < 8; k++) group.codes[k] |= (fifth[k] >> (g % 8) & 0x01010101) << 4;
     }
 #elif TYPE == Q2_K
     const u8* block = row + Q2_K_BYTES * (g / 8);
@@ -216,14 +217,14 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
     }
 #elif TYPE == Q6_K
     const u8* block = row + Q6_K_BYTES * (g / 8);
-    u32 run = g % 8, quarter = run % 4, scales = ((const u16*)(block + 192))[run], high[8];
+    u32 scales = ((const u16*)(block + 192))[g % 8], high[8];
     d = half_at(row + Q6_K_BYTES * (n / 256) + 2 * (g / 8));
-    load_words(block + 64 * (run / 4) + 32 * (quarter % 2), group.codes);
-    load_words(block + 128 + 32 * (run / 4), high);
+    load_words(block + 64 * (g / 4 % 2) + 32 * (g % 2), group.codes);
+    load_words(block + 128 + 32 * (g / 4 % 2), high);
 #pragma unroll
     for (int k = 0; k < 8; k++) {
-        u32 lower = group.codes[k] >> (4 * (quarter / 2)) & 0x0f0f0f0f;
-        group.codes[k] = lower | (high[k] >> (2 * quarter) & 0x03030303) << 4;
+        u32 lower = group.codes[k] >> (4 * (g / 2 % 2)) & 0x0f0f0f0f;
+        group.codes[k] = lower | (high[k] >> (2 * (g % 4)) & 0x03030303) << 4;
     }
 #pragma unroll
     for (int s = 0; s < 2; s++) {

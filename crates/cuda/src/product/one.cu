@@ -1,0 +1,319 @@
+// y = W x + bias for one row of x, with weights in codes. Or y = a(W x) (U x), a an activation: then a warp has a feature of W
+// and the same one of U, one after the other.
+//
+// A block has a multiprocessor for itself, and a share of all features; its warps take them in turn, one each, so that all
+// end at about the same time. What comes from memory has to be asked for long before it is there: each warp has a ring of STAGES
+// steps of 2,048 weights in shared memory, which it alone fills (cp.async) and reads, across the ends of features. While the
+// first are on their way the block brings all of x to shared memory, as signed bytes with one scale per 32 (for
+// the rotated types x is rotated, rather than W). After one barrier no warp waits for another.
+//
+// In a step each lane reads two groups of 32 weights, such that share bytes if there are, and multiplies bytes with bytes, four at a
+// time. A stage is laid out as a row of 2,048 weights would be.
+//
+// The row is normalised and rounded by every block again: a launch of its own would have the whole device wait for one
+// block. The norm's factor is the same for all of the row and comes last.
+//
+// Counted in the machine code for compute capability 9.0 (ptxas 13.0), a warp and a step: 140 instructions with q4_0 and q8_0, 174 with
+// q4_K, 223 with q5_K, 240 with q6_K, and some 95 of a feature. At the speed of an H100's copies, 13 bytes per clock and
+// multiprocessor, q4_0 and q4_K in rows of 4,096 leave a third to a half of all issue slots free, the others more. Its predecessor, blocks
+// of 256 threads with a step of x and a barrier in turn, was measured there with [14336, 4096]: q4_0 reached 62 % of that speed,
+// q8_0 80 %, q4_K 57 %, q6_K 54 %; it waited for x half of the time. This one has not been measured.
+//
+// NaN and infinities in x make the scale of their 32 values NaN, and so the row of y.
+
+#include "copies.cuh"
+#include "gate.cuh"
+#include "sum.cuh"
+#include "weights.cuh"
+
+constexpr u32 STEP = 2048;
+constexpr u32 GROUPS = STEP / 32;
+constexpr u32 STAGE_BYTES = (CODE_BYTES + TAIL_BYTES + 15) / 16 * 16;
+
+extern __shared__ uint4 shared[];
+
+// Which group of a step is the first, or the second, of a lane: two that share bytes, where groups do.
+__device__ __forceinline__ u32 group_of(u32 lane, u32 second) {
+#if TYPE == Q6_K
+    return 4 * (lane / 2) | 2 * second | lane % 2;
+#else
+    return IS_IN_EIGHTS ? 2 * lane | second : lane + 32 * second;
+#endif
+}
+
+// Where the inputs of a group are: those of all lanes' first groups of a step, then those of their second.
+__device__ __forceinline__ u32 slot_of(u32 g) {
+    u32 step = g / GROUPS * GROUPS, r = g % GROUPS;
+#if TYPE == Q6_K
+    return step + (r / 4 * 2 + r % 2) + 32 * (r / 2 % 2);
+#else
+    return IS_IN_EIGHTS ? step + r / 2 + 32 * (r % 2) : g;
+#endif
+}
+
+// The row, in slots, and behind it the rings.
+struct Row {
+    uint4* first;    // the first halves' codes: 16 bytes each, so that the lanes' reads fall into different banks
+    uint4* second;
+    float2* scales;  // and `sums_of` the codes
+    u8* rings;
+};
+
+__device__ __forceinline__ Row row_in_shared(u32 n_in) {
+    u32 slots = (n_in + STEP - 1) / STEP * GROUPS;
+    return {shared, shared + slots, (float2*)(shared + 2 * slots), (u8*)(shared + 2 * slots + slots / 2)};
+}
+
+// Adds over the `n` neighbouring lanes of which this is one.
+template <typename T>
+__device__ __forceinline__ T add_over(T value, int n) {
+    for (int step = n / 2; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+    return value;
+}
+
+// What minimums are multiplied by: the sum of the codes of both halves, scaled; where the halves have minimums of their
+// own two sums of 16 bits.
+__device__ __forceinline__ float sums_of(float scale, int first, int second) {
+    if (!HAS_MIN) return 0.0f;
+    return HAS_HALVES ? __int_as_float(first & 0xffff | second << 16) : scale * (float)(first + second);
+}
+
+// Rotates a group, of which 8 neighbouring lanes have 4 values each.
+__device__ __forceinline__ void rotate(u32 signs, float (&v)[4]) {
+    u32 part = threadIdx.x % 8;
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] *= rotation_sign(signs, 4 * part + i);
+    float sums[4] = {v[0] + v[1], v[0] - v[1], v[2] + v[3], v[2] - v[3]};
+    v[0] = sums[0] + sums[2], v[1] = sums[1] + sums[3], v[2] = sums[0] - sums[2], v[3] = sums[1] - sums[3];
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float other = __shfl_xor_sync(~0u, v[i], step);
+            v[i] = part & step ? other - v[i] : v[i] + other;
+        }
+    }
+}
+
+// Within an ulp.
+__device__ __forceinline__ float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Rounds 4 values of each thread to bytes, of a group for 8 neighbouring lanes.
+__device__ __forceinline__ void round_to_bytes(const Row& to, u32 group, bool is_there, const float (&v)[4]) {
+    u32 part = threadIdx.x % 8;
+    // As integers, absolute values are in order, and NaN is the largest.
+    u32 most = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) most = max(most, __float_as_uint(v[i]) & 0x7fffffff);
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2) most = max(most, __shfl_xor_sync(~0u, most, step));
+    float largest = __uint_as_float(most);
+    // Smaller ones have no finite inverse; they count as 0. Divisions would take branches. 0 times infinity is NaN.
+    bool is_zero = largest < 1e-36f;
+    float scale = is_zero ? 0.0f : largest * (1.0f / 127.0f) + 0.0f * largest;
+    float inverse = is_zero ? 0.0f : 127.0f * reciprocal(largest);
+    // Around 1.5 * 2^23 floats are whole, and their lowest byte is that of the integer.
+    u32 bytes[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) bytes[i] = __float_as_uint(__fmaf_rn(v[i], inverse, 12582912.0f));
+    u32 low = __byte_perm(bytes[0], bytes[1], 0x0040), high = __byte_perm(bytes[2], bytes[3], 0x0040);
+    u32 codes = __byte_perm(low, high, 0x5410);
+    int sum = add_over(__dp4a((int)codes, 0x01010101, 0), 4), other = __shfl_xor_sync(~0u, sum, 4);
+    if (!is_there) return;
+    u32 slot = slot_of(group);
+    ((u32*)&(part < 4 ? to.first : to.second)[slot])[part % 4] = codes;
+    if (part == 0) to.scales[slot] = make_float2(scale, sums_of(scale, sum, other));
+}
+
+// 4 inputs, and what the norm multiplies each by.
+struct Four {
+    float4 x, by;
+};
+
+__device__ __forceinline__ Four four_at(const ProductParams& p, const float* x, u32 at) {
+    Four four = {make_float4(0, 0, 0, 0), make_float4(1, 1, 1, 1)};
+    if (at < p.n_in) {
+        four.x = *(const float4*)(x + at);
+        if (p.norm) four.by = *(const float4*)(p.norm + at);
+    }
+    return four;
+}
+
+// Brings the row to shared memory; `first` are the first values of each thread. Returns the sum of this thread's squares.
+__device__ __forceinline__ float bring(const ProductParams& p, const float* x, Four first, const Row& to) {
+    float squares = 0.0f;
+    Four next = first;
+    for (u32 from = 0; from < p.n_in; from += 4 * blockDim.x) {
+        u32 at = from + 4 * threadIdx.x;
+        Four four = next;
+        next = four_at(p, x, at + 4 * blockDim.x);
+        float v[4] = {four.x.x, four.x.y, four.x.z, four.x.w};
+        squares += v[0] * v[0] + v[1] * v[1] + v[2] * v[2] + v[3] * v[3];
+        v[0] *= four.by.x, v[1] *= four.by.y, v[2] *= four.by.z, v[3] *= four.by.w;
+        if (IS_ROTATED) rotate(p.book.signs, v);
+        round_to_bytes(to, at / 32, at < p.n_in, v);
+    }
+    return squares;
+}
+
+// A feature among those of all matrices.
+struct Place {
+    const ProductPart& part;
+    u32 out;
+};
+
+__device__ __forceinline__ Place place_of(const ProductParams& p, u32 feature) {
+    u32 number = 0;
+    while (number + 1 < p.n_parts && feature >= p.parts[number].n_out) feature -= p.parts[number++].n_out;
+    return {p.parts[number], feature};
+}
+
+// What a warp asks for next: a step of a row of weights, of which the codes come first and what was moved behind them follows.
+struct Ahead {
+    u32 feature;
+    bool is_up;
+    int left;         // bytes of codes of the row; none behind the last row
+    const u8* codes;  // where those of this lane begin
+    const u8* tail;
+
+    __device__ __forceinline__ void enter_row(const ProductParams& p, u32 last, size_t skipped) {
+        left = 0;
+        if (feature >= last) return;
+        Place place = place_of(p, feature);
+        const u8* row = (is_up ? p.up : place.part.w) + skipped + p.row_bytes * place.out;
+        left = CODE_BYTES * (p.n_in / 32) / GROUPS;
+        codes = row + 16 * (threadIdx.x % 32);
+        tail = row + left + 4 * (threadIdx.x % 32);
+    }
+};
+
+// Asks for a step, if one is left. Rows are a multiple of 16 bytes long: the last copies may take more than a step, but not more
+// than the row.
+__device__ __forceinline__ void ask(const ProductParams& p, Ahead& ahead, u32 last, size_t skipped, u8* to) {
+    if (ahead.left > 0) {
+        int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int first = 0; first < CODE_BYTES; first += 32 * 16) {
+            int at = first + 16 * lane;
+            if (at < CODE_BYTES && at < ahead.left) copy_16(to + at, ahead.codes + first);
+        }
+#if TAIL_BYTES > 0
+        if (4 * lane < TAIL_BYTES && 4 * lane * CODE_BYTES / TAIL_BYTES < ahead.left) {
+            copy_4(to + CODE_BYTES + 4 * lane, ahead.tail);
+        }
+#endif
+        ahead.codes += CODE_BYTES, ahead.tail += TAIL_BYTES, ahead.left -= CODE_BYTES;
+        if (ahead.left <= 0) {
+            ahead.is_up = p.up && !ahead.is_up;
+            if (!ahead.is_up) ahead.feature += blockDim.x / 32;
+            ahead.enter_row(p, last, skipped);
+        }
+    }
+    commit_copies();
+}
+
+// The product of a group with the inputs of a slot.
+__device__ __forceinline__ float multiply(const Group& w, const Row& x, u32 slot) {
+    float2 scale = x.scales[slot];
+    int dots[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        uint4 half = (h == 0 ? x.first : x.second)[slot];
+        u32 words[4] = {half.x, half.y, half.z, half.w};
+        int dot = 0;
+#pragma unroll
+        for (int k = 0; k < 4; k++) dot = __dp4a((int)w.codes[4 * h + k], (int)words[k], dot);
+#if IS_ROTATED
+        dot *= 256;
+#pragma unroll
+        for (int k = 0; k < 4; k++) dot = __dp4a((int)w.low[4 * h + k], (int)words[k], dot);
+#endif
+        dots[h] = dot;
+    }
+#if HAS_HALVES
+    float sum = w.scale[0] * (float)dots[0] + w.scale[1] * (float)dots[1];
+    int sums = __float_as_int(scale.y);
+    if (HAS_MIN) sum += w.min[0] * (float)(short)sums + w.min[1] * (float)(sums >> 16);
+    return scale.x * sum;
+#else
+    float sum = scale.x * w.scale[0] * (float)(dots[0] + dots[1]);
+    if (HAS_MIN) sum += w.min[0] * scale.y;
+    return sum;
+#endif
+}
+
+// The products of a lane's groups of a step, of which the first `n` are there. Without branches, so that the groups share what
+// they can: for a lane that has none left others' come again, and do not count.
+__device__ __forceinline__ float multiply_step(const ProductParams& p, const u8* stage, const Row& x, u32 step, u32 n) {
+    u32 lane = threadIdx.x % 32;
+    float sum = 0.0f;
+#pragma unroll
+    for (u32 second = 0; second < 2; second++) {
+        bool is_there = group_of(lane, second) < n;
+        u32 known = IS_IN_EIGHTS ? min(lane, n / 2 - 1) : is_there ? lane : 0, of = is_there || IS_IN_EIGHTS ? second : 0;
+        float product = multiply(read_group(stage, group_of(known, of), STEP, p.book), x, step + known + 32 * of);
+        sum += is_there ? product : 0.0f;
+    }
+    return sum;
+}
+
+// What the norm multiplies the row with, by the sum of each warp's squares.
+__device__ __forceinline__ float norm_factor(const ProductParams& p, const float* of_warps) {
+    u32 lane = threadIdx.x % 32;
+    float sum = add_over_warp(lane < blockDim.x / 32 ? of_warps[lane] : 0.0f);
+    return 1.0f / sqrtf(sum / (float)p.n_in + p.eps);
+}
+
+extern "C" __global__ void __launch_bounds__(MOST_WARPS * 32, 1) product_one(const __grid_constant__ ProductParams p) {
+    __shared__ float of_warps[MOST_WARPS];
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    BlockRows rows = block_rows(p, p.parts[0], 1);
+    if (rows.n == 0) return;
+    Row row = row_in_shared(p.n_in);
+    const float* x = p.x + x_row(p, rows.first) * p.n_in;
+    Four first_inputs = four_at(p, x, 4 * threadIdx.x);
+
+    u32 total = 0;
+    for (u32 i = 0; i < p.n_parts; i++) total += p.parts[i].n_out;
+    u32 first = (u64)total * blockIdx.x / gridDim.x + warp, last = (u64)total * (blockIdx.x + 1) / gridDim.x;
+    u8* ring = row.rings + warp * (STAGES * STAGE_BYTES);
+    Ahead ahead = {first, false, 0, nullptr, nullptr};
+    ahead.enter_row(p, last, rows.skipped);
+    for (u32 i = 0; i + 1 < STAGES; i++) ask(p, ahead, last, rows.skipped, ring + i * STAGE_BYTES);
+
+    float squares = add_over_warp(bring(p, x, first_inputs, row));
+    if (lane == 0) of_warps[warp] = squares;
+    __syncthreads();
+    float factor = p.norm ? norm_factor(p, of_warps) : 1.0f;
+
+    u32 groups = p.n_in / 32, read = 0, fill = (STAGES - 1) * STAGE_BYTES;
+    for (u32 feature = first; feature < last; feature += warps) {
+        Place place = place_of(p, feature);
+        const ProductPart& part = place.part;
+        float* to = part.y + y_row(p, rows.first) * part.n_out + place.out;
+        // Asked for here, where nothing waits for it.
+        float gate_bias = p.up && part.bias ? part.bias[rows.bias + place.out] : 0.0f;
+        const float* bias = p.up ? p.up_bias : part.bias;
+        float added = (bias ? bias[rows.bias + place.out] : 0.0f) + (part.accumulate ? *to : 0.0f);
+        float gate = 0.0f, y = 0.0f;
+        for (u32 matrix = 0; matrix < (p.up ? 2 : 1); matrix++) {
+            float sum = 0.0f;
+            for (u32 step = 0; step < groups; step += GROUPS) {
+                wait_copies<STAGES - 2>();
+                __syncwarp();
+                ask(p, ahead, last, rows.skipped, ring + fill);
+                sum += multiply_step(p, ring + read, row, step, groups - step);
+                fill = read;
+                read = read == (STAGES - 1) * STAGE_BYTES ? 0 : read + STAGE_BYTES;
+            }
+            gate = y;
+            y = factor * add_over_warp(sum);
+        }
+        y += added;
+        if (lane == 0) *to = p.up ? gated(p.activation, gate + gate_bias, y) : y;
+    }
+}

@@ -1,0 +1,97 @@
+//! How the kernel for one row (`one.cu`) is compiled for a type, and launched.
+
+use kvant_codec::DType;
+
+use super::{SPANS, few_constants, layout};
+use crate::half::HALF_HEADER;
+use crate::module::Header;
+use crate::norm::SUM_HEADER;
+use crate::{Define, Source, gate};
+
+pub(super) static ONE: Source = Source {
+    name: "one.cu",
+    text: include_str!("one.cu"),
+    headers: &[HALF_HEADER, gate::HEADER, SPANS, SUM_HEADER, super::WEIGHTS_HEADER, COPIES_HEADER],
+    constants: || few_constants().whole("MOST_WARPS", MOST_WARPS as usize),
+    options: &[],
+};
+const COPIES_HEADER: Header = Header { name: "copies.cuh", text: include_str!("copies.cuh") };
+
+/// Warps of a block, where shared memory has room for what they ask for ahead.
+const MOST_WARPS: u32 = 32;
+/// Weights of a step of a warp.
+const STEP: usize = 2048;
+/// Bytes that the warps of a block have asked for, or read, at most where a ring has more than two steps. On an H100 32 KB per multiprocessor
+/// have to be on their way, always.
+const RINGS_BYTES: usize = 136 << 10;
+/// Static shared memory, and what the driver keeps of each block.
+const RESERVED: u32 = 2 << 10;
+
+/// The macros of the variant for `dtype`, which has this number in kernels.
+pub(super) fn defines(dtype: DType, number: u32) -> Vec<Define> {
+    let [codes, tail] = step_bytes(dtype).map(|bytes| bytes as u32);
+    vec![("TYPE", number), ("CODE_BYTES", codes), ("TAIL_BYTES", tail), ("STAGES", stages(dtype))]
+}
+
+/// Bytes of a step: of what is left of blocks, and of what moved behind them.
+fn step_bytes(dtype: DType) -> [usize; 2] {
+    let left = layout::block_bytes(dtype);
+    [left, dtype.block_bytes() - left].map(|bytes| bytes * STEP / dtype.block_len())
+}
+
+fn stage_bytes(dtype: DType) -> usize {
+    step_bytes(dtype).iter().sum::<usize>().next_multiple_of(16)
+}
+
+/// Steps of the ring of a warp: one is read, the others are on their way.
+fn stages(dtype: DType) -> u32 {
+    (RINGS_BYTES / (MOST_WARPS as usize * stage_bytes(dtype))).clamp(2, 8) as u32
+}
+
+/// Warps and dynamic shared memory of a block, where a row of `n_in` inputs fits beside the ring of one warp.
+pub(super) fn block(dtype: DType, n_in: usize, shared_per_block: u32) -> Option<[u32; 2]> {
+    const GROUP: usize = 32;
+    // Codes, a scale, and what minimums are multiplied by.
+    let row = (n_in.next_multiple_of(STEP) / GROUP * (GROUP + 2 * size_of::<f32>())) as u32;
+    let ring = stages(dtype) * stage_bytes(dtype) as u32;
+    let warps = (shared_per_block.saturating_sub(RESERVED + row) / ring).min(MOST_WARPS);
+    (warps > 0).then_some([warps, row + warps * ring])
+}
+
+/// Blocks that share the features of a row, where there are so many rows (experts of rows) and each block has a multiprocessor for
+/// itself: the number with which the last one ends first.
+pub(super) fn blocks(n_sms: u32, rows: u32, features: u32) -> u32 {
+    const MOST: u32 = 8;
+    let most = (n_sms / rows).max(MOST).min(features);
+    // What each multiprocessor does takes as long as its rounds of blocks, each 1 / n of a row.
+    let rounds = |n: u32| f64::from((rows * n).div_ceil(n_sms)) / f64::from(n);
+    (1..=most).min_by(|&a, &b| rounds(a).total_cmp(&rounds(b))).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_rows_leave_room_for_fewer_warps_and_at_last_for_none() {
+        let warps = |dtype, n_in, kib: u32| block(dtype, n_in, kib << 10).map(|[warps, _]| warps);
+        assert_eq!(warps(DType::Q4_0, 53_248, 227), Some(32));
+        assert_eq!(warps(DType::Q8_0, 14_336, 227), Some(32));
+        assert_eq!(warps(DType::Q8_0, 4096, 99), Some(21));
+        assert_eq!(warps(DType::Q8_0, 1 << 18, 227), None);
+    }
+
+    #[test]
+    fn every_multiprocessor_has_a_share_and_none_two_of_them_for_nothing() {
+        for (n_sms, rows, features, want) in
+            [(132, 1, 4096, 132), (132, 1, 100, 100), (132, 8, 768, 16), (4, 3, 700, 4), (132, 132, 768, 1)]
+        {
+            assert_eq!(blocks(n_sms, rows, features), want, "{rows} rows, {features} features");
+        }
+        for rows in 1..300 {
+            let n = blocks(132, rows, 4096);
+            let taken = f64::from((rows * n).div_ceil(132) * 132) / f64::from(n * rows);
+            assert!(taken < 1.25, "{rows} rows: {n} blocks each");
+        }
+    }
+}
