@@ -143,10 +143,10 @@ __device__ __forceinline__ Four four_at(const ProductParams& p, const float* x, 
     return four;
 }
 
-// Brings the row to shared memory; `first` are the first values of each thread. Returns the sum of this thread's squares.
-__device__ __forceinline__ float bring(const ProductParams& p, const float* x, Four first, const Row& to) {
+// Brings the row to shared memory. Returns the sum of this thread's squares.
+__device__ __forceinline__ float bring(const ProductParams& p, const float* x, const Row& to) {
     float squares = 0.0f;
-    Four next = first;
+    Four next = four_at(p, x, 4 * threadIdx.x);
     for (u32 from = 0; from < p.n_in; from += 4 * blockDim.x) {
         u32 at = from + 4 * threadIdx.x;
         Four four = next;
@@ -271,12 +271,11 @@ __device__ __forceinline__ float norm_factor(const ProductParams& p, const float
 extern "C" __global__ void __launch_bounds__(MOST_WARPS * 32, 1) product_one(const __grid_constant__ ProductParams p) {
     __shared__ float of_warps[MOST_WARPS];
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    // Which expert's weights are wanted, the kernel before says.
+    if (p.spans) wait_for_kernel_before();
     BlockRows rows = block_rows(p, p.parts[0], 1);
     if (rows.n == 0) return;
     Row row = row_in_shared(p.n_in);
-    const float* x = p.x + x_row(p, rows.first) * p.n_in;
-    Four first_inputs = four_at(p, x, 4 * threadIdx.x);
-
     u32 total = 0;
     for (u32 i = 0; i < p.n_parts; i++) total += p.parts[i].n_out;
     u32 first = (u64)total * blockIdx.x / gridDim.x + warp, last = (u64)total * (blockIdx.x + 1) / gridDim.x;
@@ -285,7 +284,10 @@ extern "C" __global__ void __launch_bounds__(MOST_WARPS * 32, 1) product_one(con
     ahead.enter_row(p, last, rows.skipped);
     for (u32 i = 0; i + 1 < STAGES; i++) ask(p, ahead, last, rows.skipped, ring + i * STAGE_BYTES);
 
-    float squares = add_over_warp(bring(p, x, first_inputs, row));
+    // Weights are on their way while it ends.
+    wait_for_kernel_before();
+    const float* x = p.x + x_row(p, rows.first) * p.n_in;
+    float squares = add_over_warp(bring(p, x, row));
     if (lane == 0) of_warps[warp] = squares;
     __syncthreads();
     float factor = p.norm ? norm_factor(p, of_warps) : 1.0f;
