@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use kvant_backend::{
-    AttendParams, Backend, BackendError, Held, Input, KvLayer, KvMemory, KvPart, Output, Page, Pages, Rows,
-    StreamSizes, StreamSpec, TOKENS_PER_BLOCK, WeightSource,
+    AttendParams, Backend, BackendError, Held, Input, KvLayer, KvMemory, KvPart, Matrix as _, Output, Page,
+    Pages, Rows, StreamSizes, StreamSpec, TOKENS_PER_BLOCK, WeightSource,
 };
 use kvant_codec::random::Random;
 use kvant_codec::tile::TILE;
 use kvant_codec::{DType, Side};
-use kvant_cuda::{CudaBuffer, CudaDevice, CudaPage};
+use kvant_cuda::{CudaBuffer, CudaDevice, CudaMatrix, CudaPage};
 
 /// Types of keys and values.
 type Pair = (DType, DType);
@@ -196,43 +196,50 @@ fn rows(start: usize, n: usize, layer: &KvLayer) -> Rows {
     Rows { first: 0, n, start, coded: coded.map_or(0, |spec| spec.coded_tiles(start)) }
 }
 
+/// The shapes of Llama-3-8B: gate or up, attention's output, down.
+const SHAPES: [[usize; 2]; 3] = [[14_336, 4096], [4096, 4096], [4096, 14_336]];
+
 fn products(device: &CudaDevice, dtypes: &[DType], bandwidth: f64) -> Result<()> {
-    let (n_out, n_in) = (14_336, 4096);
-    println!("products of [{n_out}, {n_in}]");
-    println!("{:>10} {:>6} {:>10} {:>8} {:>8} {:>8}", "type", "rows", "us", "GB/s", "of copy", "TFLOP/s");
-    for &dtype in dtypes {
-        for rows in [1, 4, 8, PREFILL] {
-            match product_of(device, dtype, [n_out, n_in], rows) {
-                Ok((bytes, seconds)) => {
-                    let speed = bytes as f64 / seconds;
-                    let flops = 2.0 * (rows * n_out * n_in) as f64 / seconds;
-                    println!(
-                        "{:>10} {rows:>6} {:>10.1} {:>8.0} {:>7.0}% {:>8.1}",
-                        dtype.name(),
-                        seconds * 1e6,
-                        speed / 1e9,
-                        100.0 * speed / bandwidth,
-                        flops / 1e12
-                    );
-                }
-                Err(error) => {
-                    println!("{:>10} {error}", dtype.name());
-                    break;
-                }
-            }
+    for [n_out, n_in] in SHAPES {
+        println!("products of [{n_out}, {n_in}]");
+        println!("{:>10} {:>6} {:>10} {:>8} {:>8} {:>8}", "type", "rows", "us", "GB/s", "of copy", "TFLOP/s");
+        for &dtype in dtypes {
+            products_of(device, dtype, [n_out, n_in], bandwidth)?;
         }
+        println!();
     }
     Ok(())
 }
 
-/// Bytes of the weights, and seconds of one product. Several matrices take turns, so that none stays in the L2 cache.
-fn product_of(
-    device: &CudaDevice,
-    dtype: DType,
-    [n_out, n_in]: [usize; 2],
-    rows: usize,
-) -> Result<(usize, f64)> {
-    const MATRICES: usize = 4;
+/// A line for each number of rows.
+fn products_of(device: &CudaDevice, dtype: DType, [n_out, n_in]: [usize; 2], bandwidth: f64) -> Result<()> {
+    let weights = match matrices(device, dtype, [n_out, n_in]) {
+        Ok(weights) => weights,
+        Err(error) => {
+            println!("{:>10} {error}", dtype.name());
+            return Ok(());
+        }
+    };
+    let bytes = dtype.row_bytes(n_in).expect("they were encoded") * n_out;
+    for rows in [1, 4, 8, 16, PREFILL] {
+        let seconds = product_of(device, &weights, rows)?;
+        let speed = bytes as f64 / seconds;
+        println!(
+            "{:>10} {rows:>6} {:>10.1} {:>8.0} {:>7.0}% {:>8.1}",
+            dtype.name(),
+            seconds * 1e6,
+            speed / 1e9,
+            100.0 * speed / bandwidth,
+            2.0 * (rows * n_out * n_in) as f64 / seconds / 1e12
+        );
+    }
+    Ok(())
+}
+
+/// So many matrices that, where they take turns, none stays in the L2 cache.
+fn matrices(device: &CudaDevice, dtype: DType, [n_out, n_in]: [usize; 2]) -> Result<Vec<CudaMatrix>> {
+    /// Several times that cache.
+    const ALL_BYTES: usize = 256 << 20;
     let unsupported = |error: kvant_codec::CodecError| BackendError::Unsupported {
         op: "matrix",
         wanted: error.to_string(),
@@ -245,7 +252,12 @@ fn product_of(
     kvant_codec::encode(dtype, &row, &mut row_code).map_err(unsupported)?;
     let bytes = row_code.repeat(n_out);
     let source = || WeightSource { dtype, n_out, n_in, bytes: bytes.clone().into() };
-    let weights = (0..MATRICES).map(|_| device.matrix(source())).collect::<Result<Vec<_>>>()?;
+    (0..ALL_BYTES.div_ceil(bytes.len())).map(|_| device.matrix(source())).collect()
+}
+
+/// Seconds of the product of one of these with so many rows.
+fn product_of(device: &CudaDevice, weights: &[CudaMatrix], rows: usize) -> Result<f64> {
+    let (n_out, n_in) = (weights[0].n_out(), weights[0].n_in());
     let x = random(device, rows * n_in, 4)?;
     let mut y = device.buffer(rows * n_out)?;
     let seconds = best(device, || {
@@ -254,5 +266,5 @@ fn product_of(
             device.project(input, &mut [Output { w, bias: None, y: &mut y, accumulate: false }])
         })
     })?;
-    Ok((bytes.len(), seconds / MATRICES as f64))
+    Ok(seconds / weights.len() as f64)
 }

@@ -1,146 +1,316 @@
-// y = W x + bias for few rows of x, with weights in codes: a block has 8 warps, a warp FEATURES output features and up
-// to ROWS rows. Or y = a(W x) (U x), a an activation: then the two of a warp are the same feature of W and of U.
+// y = W x + bias for few rows of x, up to ROWS at once, with weights in codes, on tensor cores. Or y = a(W x) (U x), a an activation.
 //
-// Per step of 1,024 inputs the block has them as signed bytes in shared memory, with one scale per 32 (for the rotated
-// types x is rotated, rather than W); lane l reads the group of 32 weights that starts at 32 l and multiplies bytes with
-// bytes, four at a time. The weights of a step are asked for a step before.
+// A block has 32 features (with a gate 16 of W and the same 16 of U); its warps share the inputs, each every WARPS-th slice of 256
+// from its own on, and their sums are added in the order of warps at the end. A warp has two slices of its weights in shared memory in
+// turn: one is on its way (cp.async) while the other is multiplied.
 //
-// Rows come rounded (quantise.cu); a single one has a kernel of its own (one.cu).
+// Groups of 32 inputs come in pairs. Each lane decodes those of one feature and puts the codes where `ldmatrix` finds them; then 16 features
+// and 8 rows are multiplied at a time, bytes by bytes (mma.m16n8k32), and the whole numbers that result by the scales of weights
+// and inputs. Where the halves of a group have scales of their own they are multiplied apart (m16n8k16).
+//
+// Rows come rounded (quantise.cu); a single one has a kernel of its own (one.cu). What a row gets does not depend on the others.
+//
+// Counted in the machine code for compute capability 9.0 (ptxas 13.0), a warp, 32 features and 64 inputs of up to 8 rows: 190
+// instructions with q4_0, 230 with q4_K, 400 with q6_K, of up to 16 rows 100 to 150 more, and some 40 to 100 to ask for weights.
+// At half of the instructions that an H100 can issue q4_0 would take 14 us for [14336, 4096], its bytes 11 us. Its predecessor,
+// without tensor cores, was measured there: 8 rows took 68 us with q4_0 and 84 us with q4_K. This one has not been measured.
 //
 // NaN and infinities in x make the scale of their 32 values NaN or infinite, and so the row of y NaN.
 
+#include "copies.cuh"
 #include "gate.cuh"
 #include "weights.cuh"
 
-#define THREADS (WARPS * 32)
-#define STEP 1024
-#define GROUPS (STEP / 32)
+constexpr u32 SLICE = 256;
+constexpr u32 SLICE_GROUPS = SLICE / 32;
+constexpr u32 ROW_TILES = ROWS / 8;
+constexpr u32 FEATURES = 32;
+// Of a slice: codes, and what was moved behind the row. Of some types that is two bytes, which come with their neighbours.
+constexpr u32 TAIL_COPY = TAIL_BYTES == 2 ? 4 : TAIL_BYTES;
+constexpr u32 COPY = CODE_BYTES % 16 == 0 ? 16 : 4;
+// From feature to feature in a stage: an odd number of copies, so that the lanes' reads fall into different banks.
+constexpr u32 PITCH = ((CODE_BYTES + TAIL_COPY + COPY - 1) / COPY | 1) * COPY;
 
-// One step of one row. Two buffers in turn: one is filled while the other may still be read.
-struct Inputs {
-    u32 codes[2][GROUPS][4];  // 16 bytes per half of a group: the lanes' reads fall into different banks
-    float scale[GROUPS];
-    float sum[2][GROUPS];  // of the half of a group, scaled
+// Scales and minimums of a group, of either half where they differ.
+struct Scales {
+    float scale[HAS_HALVES ? 2 : 1];
+    float min[HAS_HALVES ? 2 : 1];
 };
 
-// Adds over the `n` neighbouring lanes of which this is one.
-template <typename T>
-__device__ __forceinline__ T add_over(T value, int n) {
-    for (int step = n / 2; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-    return value;
+// What a warp has in shared memory.
+struct Warp {
+    u8 stages[2][FEATURES * PITCH];
+    uint4 codes[IS_ROTATED ? 2 : 1][2][2][2][16];  // [high, low][features / 16][group][half]
+    Scales scales[2][2][16];
+};
+
+extern __shared__ uint4 shared[];
+
+// Where the rows of weights are that a block has.
+struct Rows {
+    const u8* w[2];  // of either half of the features
+    u32 first[2];    // features
+    u32 last;        // the last feature there is
+};
+
+__device__ __forceinline__ const u8* row_of(const ProductParams& p, const Rows& rows, u32 feature) {
+    // A feature beyond the last computes what the last does; it is not stored.
+    bool second = feature >= 16;
+    return (second ? rows.w[1] : rows.w[0]) + p.row_bytes * min((second ? rows.first[1] : rows.first[0]) + feature % 16, rows.last);
 }
 
-// Brings a step of one row: each thread 4 codes, the first of each 8 a scale and two sums.
-__device__ __forceinline__ void bring(const ProductParams& p, u32 k, size_t row, Inputs& to) {
-    u32 group = threadIdx.x / 8, part = threadIdx.x % 8, groups = p.n_in / 32;
-    bool is_there = k / 32 + group < groups;
-    size_t at = row * groups + k / 32 + group;
-    to.codes[part / 4][group][part % 4] = is_there ? p.codes[8 * at + part] : 0;
-    if (part == 0) {
-        float scale = is_there ? p.scales[at] : 0.0f;
-        u32 both = is_there ? p.sums[at] : 0;
-        to.scale[group] = scale;
-        to.sum[0][group] = scale * (float)(short)both;
-        to.sum[1][group] = scale * (float)((int)both >> 16);
-    }
-}
-
-// The product of a group with 32 inputs.
-__device__ __forceinline__ float multiply(const Group& w, const Inputs& x, u32 lane) {
-    uint4 halves[2] = {*(const uint4*)x.codes[0][lane], *(const uint4*)x.codes[1][lane]};
-    int dots[2];
+// Asks for a slice, if it is there.
+__device__ __forceinline__ void ask(const ProductParams& p, const Rows& rows, u32 slice, u8* to) {
+    u32 lane = threadIdx.x % 32, groups = p.n_in / 32;
+    if (slice * SLICE_GROUPS < groups) {
+        u32 bytes = CODE_BYTES * min(groups - slice * SLICE_GROUPS, SLICE_GROUPS) / SLICE_GROUPS;
+        // Rows are a multiple of 16 bytes long: the last copy may take more than the codes, but not more than the row.
+        constexpr u32 COPIES = CODE_BYTES / COPY;
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        u32 words[4] = {halves[h].x, halves[h].y, halves[h].z, halves[h].w};
-        int dot = 0;
+        for (u32 i = 0; i < COPIES; i++) {
+            u32 number = 32 * i + lane, feature = number / COPIES, at = number % COPIES * COPY;
+            if (at >= bytes) continue;
+            const u8* from = row_of(p, rows, feature) + CODE_BYTES * slice + at;
+            if (COPY == 16) copy_16(to + PITCH * feature + at, from);
+            else copy_4(to + PITCH * feature + at, from);
+        }
+#if TAIL_BYTES > 0
+        u32 behind = CODE_BYTES * groups / SLICE_GROUPS + TAIL_BYTES * slice / 4 * 4, words = TAIL_COPY / 4;
+#pragma unroll
+        for (u32 i = 0; i < words; i++) {
+            u32 number = 32 * i + lane, feature = number / words, at = number % words * 4;
+            if (at * CODE_BYTES >= TAIL_COPY * bytes) continue;
+            copy_4(to + PITCH * feature + CODE_BYTES + at, row_of(p, rows, feature) + behind + at);
+        }
+#endif
+    }
+    commit_copies();
+}
+
+// Group `g` of a slice of a feature.
+__device__ __forceinline__ Group read_slice(const ProductParams& p, const u8* row, u32 slice, u32 g) {
+#if TAIL_BYTES == 2
+    // Two slices' bytes behind the row lie in one word. As that of the second of two blocks, one would be found where it is.
+    u32 odd = slice % 2;
+    return read_group(row - CODE_BYTES * odd, g + SLICE_GROUPS * odd, SLICE * (1 + odd), p.book);
+#else
+    return read_group(row, g, SLICE, p.book);
+#endif
+}
+
+// Puts the weights of a lane's feature, groups g and g + 1 of a slice, where they are multiplied from.
+__device__ __forceinline__ void decode_pair(const ProductParams& p, Warp& warp, const u8* stage, u32 slice, u32 g, u32 n) {
+    u32 lane = threadIdx.x % 32, tile = lane / 16, row = lane % 16;
+    // Behind the last group comes that again, which inputs of zero are for.
+    Group groups[2] = {
+        read_slice(p, stage + PITCH * lane, slice, g),
+        read_slice(p, stage + PITCH * lane, slice, IS_IN_EIGHTS ? g | 1 : min(g + 1, n - 1)),
+    };
+#pragma unroll
+    for (u32 second = 0; second < 2; second++) {
+        const Group& group = groups[second];
+#pragma unroll
+        for (u32 h = 0; h < 2; h++) {
+            warp.codes[0][tile][second][h][row] =
+                make_uint4(group.codes[4 * h], group.codes[4 * h + 1], group.codes[4 * h + 2], group.codes[4 * h + 3]);
 #if IS_ROTATED
-#pragma unroll
-        for (int k = 0; k < 4; k++) dot = __dp4a((int)w.codes[4 * h + k], (int)words[k], dot);
-        dot *= 256;
-#pragma unroll
-        for (int k = 0; k < 4; k++) dot = __dp4a((int)w.low[4 * h + k], (int)words[k], dot);
-#else
-#pragma unroll
-        for (int k = 0; k < 4; k++) dot = __dp4a((int)w.codes[4 * h + k], (int)words[k], dot);
+            warp.codes[1][tile][second][h][row] =
+                make_uint4(group.low[4 * h], group.low[4 * h + 1], group.low[4 * h + 2], group.low[4 * h + 3]);
 #endif
-        dots[h] = dot;
+        }
+        Scales& scales = warp.scales[tile][second][row];
+#pragma unroll
+        for (u32 h = 0; h < (HAS_HALVES ? 2 : 1); h++) scales.scale[h] = group.scale[h], scales.min[h] = group.min[h];
     }
-#if HAS_HALVES
-    float sum = x.scale[lane] * (w.scale[0] * (float)dots[0] + w.scale[1] * (float)dots[1]);
-    if (HAS_MIN) sum += w.min[0] * x.sum[0][lane] + w.min[1] * x.sum[1][lane];
+}
+
+// Where a lane's inputs begin, in groups: of row lane / 4 its codes, of rows 2 (lane % 4) and the next the scales.
+struct Origin {
+    u32 codes[ROW_TILES];
+    u32 scales[ROW_TILES][2];
+};
+
+__device__ __forceinline__ Origin origin_of(const ProductParams& p, const BlockRows& rows) {
+    u32 lane = threadIdx.x % 32, groups = p.n_in / 32;
+    // Rows beyond the last are the last again; their products are not stored.
+    auto begin = [&](u32 row) { return (u32)x_row(p, rows.first + min(row, rows.n - 1)) * groups; };
+    Origin origin;
+#pragma unroll
+    for (u32 tile = 0; tile < ROW_TILES; tile++) {
+        origin.codes[tile] = begin(8 * tile + lane / 4);
+        for (u32 i = 0; i < 2; i++) origin.scales[tile][i] = begin(8 * tile + lane % 4 * 2 + i);
+    }
+    return origin;
+}
+
+// The inputs of a group as a lane has them: a word of either half, scales, and sums of the codes of either half, 16 bits each.
+struct Inputs {
+    u32 codes[ROW_TILES][2];
+    float scale[ROW_TILES][2];
+    u32 sums[ROW_TILES][2];
+};
+
+// Groups `g` and `g + 1`; behind the last group come zeros.
+__device__ __forceinline__ void inputs_at(const ProductParams& p, const Origin& origin, u32 g, Inputs (&x)[2]) {
+    bool has_second = g + 1 < p.n_in / 32;
+#pragma unroll
+    for (u32 tile = 0; tile < ROW_TILES; tile++) {
+        const u32* codes = p.codes + 8 * (size_t)(origin.codes[tile] + g) + threadIdx.x % 4;
+#pragma unroll
+        for (u32 second = 0; second < 2; second++) {
+            bool is_there = second == 0 || has_second;
+            x[second].codes[tile][0] = is_there ? codes[8 * second] : 0;
+            x[second].codes[tile][1] = is_there ? codes[8 * second + 4] : 0;
+        }
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            const float* scales = p.scales + (origin.scales[tile][i] + g);
+            const u32* sums = p.sums + (origin.scales[tile][i] + g);
+#pragma unroll
+            for (u32 second = 0; second < 2; second++) {
+                bool is_there = second == 0 || has_second;
+                x[second].scale[tile][i] = is_there ? scales[second] : 0.0f;
+                x[second].sums[tile][i] = is_there ? sums[second] : 0;
+            }
+        }
+    }
+}
+
+// What the minimum of half `h` of a group, or of all of it, is multiplied by.
+__device__ __forceinline__ float sum_of(u32 both, float scale, u32 h) {
+    int first = (short)both, second = (int)both >> 16;
+    return scale * (float)(HAS_HALVES ? h == 0 ? first : second : first + second);
+}
+
+// Adds products of bytes, [16][32] by [32][8], to `d`, or of halves of groups, [16][16] by [16][8].
+__device__ __forceinline__ void multiply_bytes(int (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+__device__ __forceinline__ void multiply_half(int (&d)[4], u32 upper, u32 lower, u32 b) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]) : "r"(upper), "r"(lower), "r"(b));
+}
+
+// The products of half `h` of a group, or of all of it, as floats.
+__device__ __forceinline__ void dots(const u32 (&high)[4], const u32 (&low)[4], const u32 (&b)[2], u32 h, float (&of)[4]) {
+#if IS_ROTATED
+    int d[4] = {0, 0, 0, 0};
+    multiply_half(d, high[2 * h], high[2 * h + 1], b[h]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) d[i] *= 256;
+    multiply_half(d, low[2 * h], low[2 * h + 1], b[h]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) of[i] = (float)d[i];
 #else
-    float sum = x.scale[lane] * w.scale[0] * (float)(dots[0] + dots[1]);
-    if (HAS_MIN) sum += w.min[0] * (x.sum[0][lane] + x.sum[1][lane]);
+    // They are less than 2^22: counted from the bits of 1.5 * 2^23 on they are those of that float plus the number.
+    constexpr int START = 0x4b400000;
+    int d[4] = {START, START, START, START};
+#if HAS_HALVES
+    multiply_half(d, high[2 * h], high[2 * h + 1], b[h]);
+#else
+    multiply_bytes(d, high, b);
 #endif
+#pragma unroll
+    for (int i = 0; i < 4; i++) of[i] = __int_as_float(d[i]) - 12582912.0f;
+#endif
+}
+
+// Adds the products of a group, number `second` of a pair, with its inputs to `sums`, [features / 16][rows / 8].
+__device__ __forceinline__ void multiply_group(const Warp& warp, u32 second, const Inputs& x, float (&sums)[2][ROW_TILES][4]) {
+    u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (u32 tile = 0; tile < 2; tile++) {
+        u32 high[4], low[4] = {0, 0, 0, 0};
+        load_matrices(high, (const u16*)(&warp.codes[0][tile][second][0][0] + lane), false);
+#if IS_ROTATED
+        load_matrices(low, (const u16*)(&warp.codes[1][tile][second][0][0] + lane), false);
+#endif
+        Scales w[2] = {warp.scales[tile][second][lane / 4], warp.scales[tile][second][lane / 4 + 8]};
+#pragma unroll
+        for (u32 rows = 0; rows < ROW_TILES; rows++) {
+#pragma unroll
+            for (u32 h = 0; h < (HAS_HALVES ? 2 : 1); h++) {
+                float of[4];
+                dots(high, low, x.codes[rows], h, of);
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    float scale = x.scale[rows][i % 2], &sum = sums[tile][rows][i];
+                    sum += w[i / 2].scale[h] * scale * of[i];
+                    if (HAS_MIN) sum += w[i / 2].min[h] * sum_of(x.sums[rows][i % 2], scale, h);
+                }
+            }
+        }
+    }
+}
+
+// Adds what the warps have, for one feature of 32 and one row.
+__device__ __forceinline__ float add_warps(const float* sums, u32 feature, u32 row) {
+    float sum = 0.0f;
+    for (u32 warp = 0; warp < blockDim.x / 32; warp++) sum += sums[(warp * FEATURES + feature) * ROWS + row];
     return sum;
 }
 
-// Asks for a lane's groups of the step from k on. Without branches, so that the compiler moves what waits for memory behind
-// the step before: where no group is left in a step, the last one comes again, which zeros are multiplied by; where no step is,
-// all lanes ask for the first one, a line that is never used.
-__device__ __forceinline__ void read_groups(const ProductParams& p, const u8* const (&w)[FEATURES], u32 k,
-                                            Group (&groups)[FEATURES]) {
-    u32 g = k < p.n_in ? min(k / 32 + threadIdx.x % 32, (p.n_in - 1) / 32) : 0;
-#pragma unroll
-    for (int f = 0; f < FEATURES; f++) groups[f] = read_group(w[f], g, p.n_in, p.book);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS) product_coded(const __grid_constant__ ProductParams p) {
-    __shared__ Inputs inputs[2][ROWS];
-    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) product_coded(const __grid_constant__ ProductParams p) {
+    u32 number = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     BlockPart mine = block_part(p);
     const ProductPart& part = mine.part;
-    BlockRows block = block_rows(p, part, ROWS);
-    u32 rows = block.n;
-    if (rows == 0) return;
-    u32 first_out = p.up ? mine.block * WARPS + warp : (mine.block * WARPS + warp) * FEATURES;
+    BlockRows rows = block_rows(p, part, ROWS);
+    if (rows.n == 0) return;
+    u32 outs = p.up ? FEATURES / 2 : FEATURES, first_out = mine.block * outs;
+    const u8* w = part.w + rows.skipped;
+    Rows of = {{w, p.up ? p.up + rows.skipped : w}, {first_out, p.up ? first_out : first_out + 16}, part.n_out - 1};
 
-    const u8* w[FEATURES];
-    float sums[FEATURES][ROWS];
-#pragma unroll
-    for (int f = 0; f < FEATURES; f++) {
-        // A feature beyond the last computes what the last does; it is not stored.
-        u32 out = min(p.up ? first_out : first_out + f, part.n_out - 1);
-        w[f] = (p.up && f == 1 ? p.up : part.w) + block.skipped + p.row_bytes * out;
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) sums[f][r] = 0.0f;
-    }
-
-    Group group[FEATURES];
-    read_groups(p, w, 0, group);
-    u32 buffer = 0;
-    for (u32 k = 0; k < p.n_in; k += STEP, buffer ^= 1) {
-        Group next[FEATURES];
-        read_groups(p, w, k + STEP, next);
-        for (u32 r = 0; r < rows; r++) bring(p, k, x_row(p, block.first + r), inputs[buffer][r]);
-        __syncthreads();
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            if (r > 0 && r >= rows) break;
-#pragma unroll
-            for (int f = 0; f < FEATURES; f++) sums[f][r] += multiply(group[f], inputs[buffer][r], lane);
+    Warp& warp = ((Warp*)shared)[number];
+    float sums[2][ROW_TILES][4] = {};
+    u32 groups = p.n_in / 32, stage = 0;
+    Origin origin = origin_of(p, rows);
+    ask(p, of, number, warp.stages[0]);
+    for (u32 slice = number; slice * SLICE_GROUPS < groups; slice += warps, stage ^= 1) {
+        ask(p, of, slice + warps, warp.stages[stage ^ 1]);
+        wait_copies<1>();
+        __syncwarp();
+        u32 n = min(groups - slice * SLICE_GROUPS, SLICE_GROUPS);
+#pragma unroll 1
+        for (u32 g = 0; g < n; g += 2) {
+            Inputs x[2];
+            inputs_at(p, origin, slice * SLICE_GROUPS + g, x);
+            decode_pair(p, warp, warp.stages[stage], slice, g, n);
+            __syncwarp();
+            multiply_group(warp, 0, x[0], sums);
+            multiply_group(warp, 1, x[1], sums);
+            __syncwarp();
         }
-#pragma unroll
-        for (int f = 0; f < FEATURES; f++) group[f] = next[f];
     }
+    wait_copies<0>();
+    __syncthreads();
+
+    float* all = (float*)shared;
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        if (r >= rows) break;
-        float y[FEATURES];
+    for (u32 tile = 0; tile < 2; tile++) {
 #pragma unroll
-        for (int f = 0; f < FEATURES; f++) y[f] = add_over(sums[f][r], 32);
-        float* to = part.y + y_row(p, block.first + r) * part.n_out + first_out;
+        for (u32 r = 0; r < ROW_TILES; r++) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                u32 feature = 16 * tile + lane / 4 + i / 2 * 8, row = 8 * r + lane % 4 * 2 + i % 2;
+                all[(number * FEATURES + feature) * ROWS + row] = sums[tile][r][i];
+            }
+        }
+    }
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < outs * rows.n; i += blockDim.x) {
+        u32 feature = i % outs, row = i / outs, out = first_out + feature;
+        if (out >= part.n_out) continue;
+        float y = add_warps(all, feature, row);
+        float* to = part.y + y_row(p, rows.first + row) * part.n_out + out;
+        if (part.bias) y += part.bias[rows.bias + out];
         if (p.up) {
-            if (lane != 0 || first_out >= part.n_out) continue;
-            if (part.bias) y[0] += part.bias[block.bias + first_out], y[1] += p.up_bias[block.bias + first_out];
-            *to = gated(p.activation, y[0], y[1]);
-            continue;
-        }
-#pragma unroll
-        for (int f = 0; f < FEATURES; f++) {
-            if (lane != 0 || first_out + f >= part.n_out) continue;
-            if (part.bias) y[f] += part.bias[block.bias + first_out + f];
-            to[f] = part.accumulate ? to[f] + y[f] : y[f];
+            float u = add_warps(all, 16 + feature, row);
+            if (part.bias) u += p.up_bias[rows.bias + out];
+            *to = gated(p.activation, y, u);
+        } else {
+            *to = part.accumulate ? *to + y : y;
         }
     }
 }

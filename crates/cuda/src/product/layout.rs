@@ -77,6 +77,12 @@ pub(super) fn block_bytes(dtype: DType) -> usize {
     dtype.block_bytes() - moved(dtype).map_or(0, |moved| moved.len())
 }
 
+/// Bytes of `n` weights in a row, whole blocks: what stays of them, and what moves.
+pub(super) fn bytes_of(dtype: DType, n: usize) -> [usize; 2] {
+    let stays = block_bytes(dtype);
+    [stays, dtype.block_bytes() - stays].map(|bytes| bytes * n / dtype.block_len())
+}
+
 /// Bytes of a row in the file.
 fn file_row_bytes(dtype: DType, n_in: usize) -> usize {
     dtype.row_bytes(n_in).expect("rows of whole blocks")

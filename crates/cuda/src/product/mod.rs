@@ -20,23 +20,17 @@ use crate::half::HALF_HEADER;
 use crate::module::{Build, Header};
 use crate::{Context, CudaError, DevicePtr, Launch, Source, gate, rotate};
 
+mod coded;
 mod layout;
 mod one;
 mod operand;
 pub(crate) use layout::{Weights, upload};
 pub(crate) use operand::Operand;
 
-static HEADERS: [Header; 4] = [HALF_HEADER, gate::HEADER, SPANS, WEIGHTS_HEADER];
+static HEADERS: [Header; 3] = [HALF_HEADER, SPANS, WEIGHTS_HEADER];
 const WEIGHTS_HEADER: Header = Header { name: "weights.cuh", text: include_str!("weights.cuh") };
 /// What says which rows meet which expert's weights.
 pub(crate) const SPANS: Header = Header { name: "spans.cuh", text: include_str!("spans.cuh") };
-static CODED: Source = Source {
-    name: "coded.cu",
-    text: include_str!("coded.cu"),
-    headers: &HEADERS,
-    constants: few_constants,
-    options: &[],
-};
 static FEW: Source = Source {
     name: "few.cu",
     text: include_str!("few.cu"),
@@ -52,14 +46,14 @@ static MANY: Source = Source {
     options: &[],
 };
 
-/// Warps of a block of the kernels for few rows, and output features of each.
+/// Warps of a block of the kernel for few rows and floats, and output features of each.
 const WARPS: u32 = 8;
 const FEATURES: u32 = 2;
 /// Matrices of one launch: queries, keys and values, and one more.
 const MOST_PARTS: usize = 4;
-/// Rows that their blocks multiply at once: one variant for decoding (of floats), one for more.
+/// Rows that its blocks multiply at once: one variant for decoding, one for more.
 const ROWS: [u32; 2] = [1, 8];
-/// From so many rows on the weights are decoded for tensor cores: fewer would be decoded at most twice anyway.
+/// From so many rows on the weights are decoded to halves, and inputs rounded to them.
 pub(crate) const MANY_ROWS: usize = 17;
 /// Output features and rows of a block of the kernel for many rows, where experts are not, and where there are blocks enough.
 pub(crate) const TILE: u32 = 64;
@@ -109,8 +103,13 @@ fn constants() -> Constants {
     rotate::constants(types)
 }
 
+/// What the kernels take that multiply codes.
+fn coded_constants() -> Constants {
+    gate::constants(constants())
+}
+
 fn few_constants() -> Constants {
-    gate::constants(constants()).whole("WARPS", WARPS as usize).whole("FEATURES", FEATURES as usize)
+    constants().whole("WARPS", WARPS as usize).whole("FEATURES", FEATURES as usize)
 }
 
 /// Levels of a codebook as `(256 high + low) unit`, or of a table as `high unit`, as the kernels look them up.
@@ -235,7 +234,7 @@ pub(crate) fn matrix_bytes(dtype: DType, [n_out, n_in]: [usize; 2]) -> usize {
 
 /// The kernels for a type of weights, of few and of many rows.
 pub(crate) fn kernel_names(dtype: DType) -> &'static str {
-    if is_coded(dtype) { "one, coded (dp4a), many (f16 mma)" } else { "few, many (f16 mma)" }
+    if is_coded(dtype) { "one (dp4a), coded (s8 mma), many (f16 mma)" } else { "few, many (f16 mma)" }
 }
 
 /// Whether products of so many rows with this type of weights take a gate along.
@@ -252,21 +251,18 @@ fn is_rotated(dtype: DType) -> bool {
     matches!(dtype, DType::TQ3_1S | DType::TQ4_1S)
 }
 
-/// The source for few rows of this type.
-fn few(dtype: DType) -> &'static Source {
-    if is_coded(dtype) { &CODED } else { &FEW }
-}
-
 /// Every variant there is to compile.
 pub(crate) fn builds() -> impl Iterator<Item = Build> {
     let types = TYPES.into_iter().zip(0..).flat_map(|(dtype, number)| {
-        let of = |source, name, value| Build { source, defines: vec![("TYPE", number), (name, value)] };
-        let one = match is_coded(dtype) {
-            true => Build { source: &one::ONE, defines: one::defines(dtype, number) },
-            false => of(&FEW, "ROWS", ROWS[0]),
+        let build = |source, defines| Build { source, defines };
+        let few = if is_coded(dtype) {
+            let coded = coded::ROWS.map(|rows| build(&coded::CODED, coded::defines(dtype, number, rows)));
+            [build(&one::ONE, one::defines(dtype, number))].into_iter().chain(coded).collect::<Vec<_>>()
+        } else {
+            ROWS.map(|rows| build(&FEW, vec![("TYPE", number), ("ROWS", rows)])).into()
         };
-        let many = [TILE, LARGE_TILE].map(|side| of(&MANY, "SIDE", side));
-        [one, of(few(dtype), "ROWS", ROWS[1])].into_iter().chain(many)
+        let many = [TILE, LARGE_TILE].map(|side| build(&MANY, vec![("TYPE", number), ("SIDE", side)]));
+        few.into_iter().chain(many)
     });
     types.chain([Build { source: &operand::QUANTISE, defines: Vec::new() }])
 }
@@ -335,7 +331,7 @@ fn launch(cx: &Context, x: &mut Operand, products: &[&Product]) -> Result<(), Cu
     let number = number_of(p.dtype);
     let dtype = ("TYPE", number);
     let mut params = params(cx, x, p, way)?;
-    let n_sms = cx.gpu().properties().n_sms;
+    let (n_sms, shared_per_block) = (cx.gpu().properties().n_sms, cx.gpu().properties().shared_per_block);
     let spans = |rows: u32| p.picks.map_or((x.rows as u32).div_ceil(rows), |picks| picks.n_spans as u32);
     let blocks = |features: u32| products.iter().map(|p| (p.n_out as u32).div_ceil(features)).sum::<u32>();
     let (kernel, features, grid, threads, shared_bytes) = match way {
@@ -344,10 +340,16 @@ fn launch(cx: &Context, x: &mut Operand, products: &[&Product]) -> Result<(), Cu
             let grid = [one::blocks(n_sms, spans(1), n_out as u32), spans(1), 1];
             (kernel, 1, grid, 32 * warps, shared_bytes)
         }
+        Way::Coded { rows } => {
+            let defines = coded::defines(p.dtype, number, rows);
+            let kernel = cx.kernel_with(&coded::CODED, &defines, "product_coded")?;
+            let features = coded::FEATURES / if p.up.is_some() { 2 } else { 1 };
+            let [warps, shared_bytes] = coded::block(p.dtype, shared_per_block);
+            (kernel, features, [blocks(features), spans(rows), 1], 32 * warps, shared_bytes)
+        }
         Way::Few { rows } => {
-            let name = if is_coded(p.dtype) { "product_coded" } else { "product" };
-            let kernel = cx.kernel_with(few(p.dtype), &[dtype, ("ROWS", rows)], name)?;
-            let features = WARPS * if p.up.is_some() { 1 } else { FEATURES };
+            let kernel = cx.kernel_with(&FEW, &[dtype, ("ROWS", rows)], "product")?;
+            let features = WARPS * FEATURES;
             (kernel, features, [blocks(features), spans(rows), 1], 32 * WARPS, 0)
         }
         Way::Many => {
@@ -371,7 +373,11 @@ enum Way {
         warps: u32,
         shared_bytes: u32,
     },
-    /// Few rows, up to so many at once.
+    /// Few rows, up to so many at once, with weights in codes.
+    Coded {
+        rows: u32,
+    },
+    /// The same, with floats.
     Few {
         rows: u32,
     },
@@ -391,7 +397,7 @@ impl Way {
         let block = one::block(p.dtype, x.n_in, cx.gpu().properties().shared_per_block);
         match block.filter(|_| is_one) {
             Some([warps, shared_bytes]) => Self::One { warps, shared_bytes },
-            None => Self::Few { rows: ROWS[1] },
+            None => Self::Coded { rows: coded::ROWS[usize::from(x.rows > coded::ROWS[0] as usize)] },
         }
     }
 }
@@ -457,7 +463,7 @@ fn params(cx: &Context, x: &mut Operand, p: &Product, way: Way) -> Result<Kernel
             let halves = x.halves(cx)?;
             (params.codes, params.scales) = (halves.halves, halves.factors);
         }
-        Way::Few { .. } if is_coded(p.dtype) => {
+        Way::Coded { .. } => {
             let quantised = x.quantised(cx, is_rotated(p.dtype))?;
             (params.codes, params.scales, params.sums) = (quantised.codes, quantised.scales, quantised.sums);
         }

@@ -292,16 +292,17 @@ extern "C" __global__ void __launch_bounds__(MOST_WARPS * 32, 1) product_one(con
     __syncthreads();
     float factor = p.norm ? norm_factor(p, of_warps) : 1.0f;
 
+    size_t y = y_row(p, rows.first);
     u32 groups = p.n_in / 32, read = 0, fill = (STAGES - 1) * STAGE_BYTES;
     for (u32 feature = first; feature < last; feature += warps) {
         Place place = place_of(p, feature);
         const ProductPart& part = place.part;
-        float* to = part.y + y_row(p, rows.first) * part.n_out + place.out;
-        // Asked for here, where nothing waits for it.
-        float gate_bias = p.up && part.bias ? part.bias[rows.bias + place.out] : 0.0f;
+        float* to = part.y + y * part.n_out + place.out;
+        // Asked for here, and waited for at the end: nothing is made of them before.
         const float* bias = p.up ? p.up_bias : part.bias;
-        float added = (bias ? bias[rows.bias + place.out] : 0.0f) + (part.accumulate ? *to : 0.0f);
-        float gate = 0.0f, y = 0.0f;
+        float gate_bias = p.up && part.bias ? part.bias[rows.bias + place.out] : 0.0f;
+        float own_bias = bias ? bias[rows.bias + place.out] : 0.0f, before = part.accumulate ? *to : 0.0f;
+        float other = 0.0f, own = 0.0f;  // of the gate, and what it opens
         for (u32 matrix = 0; matrix < (p.up ? 2 : 1); matrix++) {
             float sum = 0.0f;
             for (u32 step = 0; step < groups; step += GROUPS) {
@@ -312,10 +313,10 @@ extern "C" __global__ void __launch_bounds__(MOST_WARPS * 32, 1) product_one(con
                 fill = read;
                 read = read == (STAGES - 1) * STAGE_BYTES ? 0 : read + STAGE_BYTES;
             }
-            gate = y;
-            y = factor * add_over_warp(sum);
+            other = own;
+            own = factor * add_over_warp(sum);
         }
-        y += added;
-        if (lane == 0) *to = p.up ? gated(p.activation, gate + gate_bias, y) : y;
+        own += own_bias;
+        if (lane == 0) *to = p.up ? gated(p.activation, other + gate_bias, own) : before + own;
     }
 }

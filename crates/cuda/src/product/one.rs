@@ -2,7 +2,7 @@
 
 use kvant_codec::DType;
 
-use super::{SPANS, few_constants, layout};
+use super::{SPANS, WEIGHTS_HEADER, coded_constants, layout};
 use crate::half::HALF_HEADER;
 use crate::module::Header;
 use crate::norm::SUM_HEADER;
@@ -11,11 +11,11 @@ use crate::{Define, Source, gate};
 pub(super) static ONE: Source = Source {
     name: "one.cu",
     text: include_str!("one.cu"),
-    headers: &[HALF_HEADER, gate::HEADER, SPANS, SUM_HEADER, super::WEIGHTS_HEADER, COPIES_HEADER],
-    constants: || few_constants().whole("MOST_WARPS", MOST_WARPS as usize),
+    headers: &[HALF_HEADER, gate::HEADER, SPANS, SUM_HEADER, WEIGHTS_HEADER, COPIES_HEADER],
+    constants: || coded_constants().whole("MOST_WARPS", MOST_WARPS as usize),
     options: &[],
 };
-const COPIES_HEADER: Header = Header { name: "copies.cuh", text: include_str!("copies.cuh") };
+pub(super) const COPIES_HEADER: Header = Header { name: "copies.cuh", text: include_str!("copies.cuh") };
 
 /// Warps of a block, where shared memory has room for what they ask for ahead.
 const MOST_WARPS: u32 = 32;
@@ -29,18 +29,12 @@ const RESERVED: u32 = 2 << 10;
 
 /// The macros of the variant for `dtype`, which has this number in kernels.
 pub(super) fn defines(dtype: DType, number: u32) -> Vec<Define> {
-    let [codes, tail] = step_bytes(dtype).map(|bytes| bytes as u32);
+    let [codes, tail] = layout::bytes_of(dtype, STEP).map(|bytes| bytes as u32);
     vec![("TYPE", number), ("CODE_BYTES", codes), ("TAIL_BYTES", tail), ("STAGES", stages(dtype))]
 }
 
-/// Bytes of a step: of what is left of blocks, and of what moved behind them.
-fn step_bytes(dtype: DType) -> [usize; 2] {
-    let left = layout::block_bytes(dtype);
-    [left, dtype.block_bytes() - left].map(|bytes| bytes * STEP / dtype.block_len())
-}
-
 fn stage_bytes(dtype: DType) -> usize {
-    step_bytes(dtype).iter().sum::<usize>().next_multiple_of(16)
+    layout::bytes_of(dtype, STEP).iter().sum::<usize>().next_multiple_of(16)
 }
 
 /// Steps of the ring of a warp: one is read, the others are on their way.

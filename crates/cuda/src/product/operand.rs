@@ -17,8 +17,10 @@ pub(super) static QUANTISE: Source = Source {
     options: &[],
 };
 
-/// Threads of a block, which has a row.
+/// Threads of a block, which has a row, or a piece of one.
 const THREADS: u32 = 256;
+/// Groups of each warp of a block that has a piece.
+const GROUPS_OF_WARP: u32 = 2;
 
 /// Values of a group: those that share a scale.
 const GROUP: usize = 32;
@@ -154,6 +156,8 @@ fn quantise(
         rotates: u32::from(rotates),
         signs: Rotation::tq().before() as u32,
     };
-    cx.launch(cx.kernel(&QUANTISE, "quantise")?, Launch::linear(rows as u32, THREADS), &params)?;
+    let pieces = ((n_in / GROUP) as u32).div_ceil(GROUPS_OF_WARP * THREADS / 32);
+    let launch = Launch { grid: [rows as u32, pieces, 1], ..Launch::linear(rows as u32, THREADS) };
+    cx.launch(cx.kernel(&QUANTISE, "quantise")?, launch, &params)?;
     Ok(Quantised { _memory: memory, codes, scales, sums })
 }

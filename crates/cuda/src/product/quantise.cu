@@ -1,7 +1,8 @@
 // Inputs of products, as the kernels take them.
 //
 // In 8 bits: groups of 32 values, code = round(value / scale), scale = max |value| / 127. Before that
-// the row may be normalised (RMS, arXiv 1910.07467), and each group rotated as the tq types' weights are. A block per row.
+// the row may be normalised (RMS, arXiv 1910.07467), and each group rotated as the tq types' weights are. Rows are few: several
+// blocks share one, and each adds up its squares, in the same order.
 
 #include "constants.cuh"
 #include "half.cuh"
@@ -36,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) quantise(const __grid_cons
     const float* x = p.x + (size_t)blockIdx.x * p.n_in;
     float factor = norm_factor(x, p.weight, p.n_in, p.eps, warps);
     unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, groups = p.n_in / 32;
-    for (unsigned g = warp; g < groups; g += THREADS / 32) {
+    for (unsigned g = blockIdx.y * (THREADS / 32) + warp; g < groups; g += gridDim.y * (THREADS / 32)) {
         float value = x[32 * g + lane];
         if (p.weight) value = value * factor * p.weight[32 * g + lane];
         if (p.rotates) {

@@ -77,6 +77,44 @@ fn matrices_that_are_asked_for_at_once_say_what_each_says_alone() {
     }
 }
 
+/// Of few rows and weights in codes, up to 8 and up to 16 at once.
+#[test]
+fn what_a_row_gets_does_not_depend_on_the_others() {
+    let Some(device) = emulator::device(80) else { return };
+    let (n_out, most) = (37, 16);
+    let x = gaussian(5, most * N_IN, 1.0);
+    for dtype in [DType::Q4_0, DType::Q8_0, DType::NVFP4, DType::TQ4_1S] {
+        let w = matrix(&device, dtype, 6, n_out);
+        let all = project(&device, &[&w], &x).remove(0);
+        for rows in [2, 7, 8, 9] {
+            let some = project(&device, &[&w], &x[..rows * N_IN]).remove(0);
+            assert_eq!(some, all[..rows * n_out], "{dtype}, {rows} rows");
+        }
+    }
+}
+
+/// The kernel for one row keeps it in shared memory; rows of more inputs than that holds are multiplied as few are.
+#[test]
+fn a_row_may_be_longer_than_shared_memory() {
+    let Some(device) = emulator::device(80) else { return };
+    let (dtype, n_in) = (DType::Q8_0, 1 << 17);
+    let weights = gaussian(7, n_in, 0.1);
+    let mut bytes = vec![0; dtype.row_bytes(n_in).unwrap()];
+    kvant_codec::encode(dtype, &weights, &mut bytes).unwrap();
+    let w = device.matrix(WeightSource { dtype, n_out: 1, n_in, bytes: bytes.into() }).unwrap();
+    let x = gaussian(8, n_in, 1.0);
+    let mut input = device.buffer(n_in).unwrap();
+    device.write(&mut input, &x).unwrap();
+    let (mut y, mut got) = (device.buffer(1).unwrap(), [f32::NAN]);
+    let input = Input { x: &input, norm: None, first_row: 0, rows: 1 };
+    device.project(input, &mut [Output { w: &w, bias: None, y: &mut y, accumulate: false }]).unwrap();
+    device.read(&y, 0, &mut got).unwrap();
+    let terms = || x.iter().zip(&weights).map(|(&x, &w)| f64::from(x) * f64::from(w));
+    let (want, norm) = (terms().sum::<f64>(), terms().map(|term| term * term).sum::<f64>().sqrt());
+    // Bytes of either side are within half a step of 1 / 127 of the largest of 32, some 2.2 of their deviation.
+    assert!((f64::from(got[0]) - want).abs() <= 0.05 * norm, "{} for {want}, of {norm}", got[0]);
+}
+
 #[test]
 fn levels_of_two_bytes_are_within_half_a_unit() {
     for (dtype, book) in [(DType::TQ3_1S, Codebook::TQ3), (DType::TQ4_1S, Codebook::GAUSS4)] {
