@@ -256,6 +256,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) product_coded(const 
     u32 number = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     BlockPart mine = block_part(p);
     const ProductPart& part = mine.part;
+    // Which expert's weights are wanted, the kernel before says.
+    if (p.spans) wait_for_kernel_before();
     BlockRows rows = block_rows(p, part, ROWS);
     if (rows.n == 0) return;
     u32 outs = p.up ? FEATURES / 2 : FEATURES, first_out = mine.block * outs;
@@ -267,6 +269,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) product_coded(const 
     u32 groups = p.n_in / 32, stage = 0;
     Origin origin = origin_of(p, rows);
     ask(p, of, number, warp.stages[0]);
+    // Weights are on their way while it ends.
+    wait_for_kernel_before();
     for (u32 slice = number; slice * SLICE_GROUPS < groups; slice += warps, stage ^= 1) {
         ask(p, of, slice + warps, warp.stages[stage ^ 1]);
         wait_copies<1>();

@@ -12,6 +12,7 @@
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) product(const __grid_constant__ ProductParams p) {
     __shared__ float inputs[ROWS][STEP / 32 * PITCH];
+    wait_for_kernel_before();
     BlockPart mine = block_part(p);
     const ProductPart& part = mine.part;
     u32 first_out = (mine.block * WARPS + threadIdx.x / 32) * FEATURES, lane = threadIdx.x % 32;
