@@ -30,7 +30,7 @@ pub(crate) struct Source {
     pub headers: &'static [Header],
     /// The numbers that it includes as [`Constants::HEADER`].
     pub constants: fn() -> Constants,
-    /// Compiler options besides the architecture, the language version and the definitions.
+    /// Compiler options besides the architecture, unless they name one, the language version and the definitions.
     pub options: &'static [&'static str],
 }
 
@@ -114,10 +114,15 @@ impl Compiler {
     }
 }
 
+/// The option that names the architecture.
+const ARCHITECTURE: &str = "--gpu-architecture";
+
 fn options(source: &Source, defines: &[Define], arch: u32) -> Vec<String> {
-    let fixed = [format!("--gpu-architecture=compute_{arch}"), "--std=c++17".to_owned()];
+    let is_named = source.options.iter().any(|option| option.starts_with(ARCHITECTURE));
+    let architecture = (!is_named).then(|| format!("{ARCHITECTURE}=compute_{arch}"));
+    let fixed = architecture.into_iter().chain(["--std=c++17".to_owned()]);
     let defines = defines.iter().map(|(name, value)| format!("--define-macro={name}={value}"));
-    fixed.into_iter().chain(source.options.iter().map(|&option| option.to_owned())).chain(defines).collect()
+    fixed.chain(source.options.iter().map(|&option| option.to_owned())).chain(defines).collect()
 }
 
 /// The files of one compilation: the PTX, and beside it its options, constants and source, for whoever debugs it.

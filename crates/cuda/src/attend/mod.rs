@@ -43,6 +43,7 @@
 //! tests hold the sum of these against the CPU's attention in f64.
 
 mod decode;
+mod hopper;
 mod parts;
 mod prompt;
 mod wide;
@@ -188,7 +189,12 @@ fn defines([k_dim, v_dim]: [usize; 2], is_capped: bool) -> [Define; 3] {
 /// What is compiled ahead; other sizes and types are compiled when they come.
 pub(crate) fn builds() -> impl Iterator<Item = Build> {
     let build = |(dims, is_capped)| Build { source: &SOURCE, defines: defines(dims, is_capped).to_vec() };
-    usual_heads().map(build).chain(decode::builds()).chain(prompt::builds()).chain(wide::builds())
+    usual_heads()
+        .map(build)
+        .chain(decode::builds())
+        .chain(prompt::builds())
+        .chain(hopper::builds())
+        .chain(wide::builds())
 }
 
 /// The sizes of stored heads in use, and whether their scores are capped.
@@ -217,12 +223,13 @@ pub(crate) fn attend(
     rows: Rows,
 ) -> Result<()> {
     let group = p.n_heads / p.n_kv_heads.max(1);
-    let shared_bytes = cx.gpu().properties().shared_per_block as usize;
+    let device = cx.gpu().properties();
+    let shared_bytes = device.shared_per_block as usize;
     for part in parts {
         check(p, part.layer, shared_bytes)?;
     }
     let parts: Vec<_> = parts.iter().filter(|part| part.rows.n > 0 && p.n_kv_heads > 0).collect();
-    let way = |part: &KvPart<'_, _>| Way::of(part.rows, group, part.layer, shared_bytes);
+    let way = |part: &KvPart<'_, _>| Way::of(part.rows, group, part.layer, device);
     let mut sorted: Vec<_> = parts.iter().map(|part| (way(part), *part)).collect();
     sorted.sort_by_key(|(way, _)| *way);
     // Sequences of one layer that take one way share launches, and so do heads that store alike.
@@ -341,6 +348,7 @@ fn launch(
     let start = |name, grid: [usize; 3], threads: u32, shared_bytes: usize| -> Result<()> {
         let kernel = match way {
             Way::Many(cut) => prompt::kernel(cx, kind, is_capped, cut, name)?,
+            Way::Warpgroups => hopper::kernel(cx, kind, is_capped, name)?,
             Way::Wide(tiles) => wide::kernel(cx, kind, is_capped, tiles, name)?,
             Way::Decode | Way::Split => cx.kernel_with(&SOURCE, &defines(kind.dims, is_capped), name)?,
         };
@@ -356,6 +364,7 @@ fn launch(
         Way::Decode => decode::launch(cx, &params.common, kind, is_capped, [splits, slots])?,
         Way::Split => start("attend_split", grid, THREADS, split_bytes(kind.dims))?,
         Way::Many(cut) => start("attend_many", grid, cut.threads(), cut.bytes(kind.dims))?,
+        Way::Warpgroups => start("attend_many", grid, hopper::THREADS, hopper::bytes(kind.dims))?,
         Way::Wide(tiles) => start("attend_wide", grid, THREADS, wide::bytes(kind.dims, tiles))?,
     }
     start("combine", [most.div_ceil(WARPS), slots, 1], THREADS, 0)
