@@ -115,29 +115,32 @@ __device__ void hide_step(const Common& c, const Range& range, u32 i, StepScores
     }
 }
 
-// Begins the scores of a step.
-__device__ void begin_scores(StepScores& s, u64 queries, const Stage& stage) {
-    u64 keys = matrix_in_tokens(stage.keys, K_DIM);
+// Begins the scores of the step whose stage begins at `stage`, as descriptors count; so do `queries`.
+__device__ void begin_scores(StepScores& s, u32 queries, u32 stage) {
+    constexpr u32 LYING = lying_in_tokens(K_DIM);
+    float(&scores)[8 * STEP] = (float(&)[8 * STEP])s;
+    multiply<LYING, false>(scores, queries, stage);
 #pragma unroll
-    for (u32 k = 0; k < K_DIM / 16; k++) {
+    for (u32 k = 1; k < K_DIM / 16; k++) {
         u32 at = k / 4 * NEXT_SIXTY_FOUR + k % 4 * NEXT_SIXTEEN;
-        multiply((float(&)[8 * STEP])s, queries + at, keys + at, k > 0);
+        multiply<LYING, true>(scores, queries + at, stage + at);
     }
     commit_products();
 }
 
 // Begins to add the values of a step, weighted.
-__device__ void begin_mix(Work<1>& w, const StepWeights& weights, const Stage& stage) {
+__device__ void begin_mix(Work<1>& w, const StepWeights& weights, u32 stage) {
+    constexpr u32 KEYS = sizeof(Stage::keys) / 16, NEXT = TILE * V_DIM * sizeof(u16) / 16;
 #pragma unroll
     for (u32 t = 0; t < STEP; t++) {
-        multiply((float(&)[V_DIM / 2])w.out, weights[0][t], matrix_in_dims(stage.values + t * TILE * V_DIM));
+        multiply<LYING_IN_DIMS>((float(&)[V_DIM / 2])w.out, weights[0][t], stage + KEYS + t * NEXT);
     }
     commit_products();
 }
 
 // Takes all steps in. While a step's scores are softened the products of other warpgroups run; those of its values follow with the next
 // step's scores.
-__device__ void take_all(const Common& c, const Range& range, const Stage* stages, u64 queries, const Sight* sights, u32 taker, u32 takers,
+__device__ void take_all(const Common& c, const Range& range, const Stage* stages, u32 queries, const Sight* sights, u32 taker, u32 takers,
                          Work<1>& w, u32 lane, u32 warp) {
     u32 steps = range.steps();
     StepScores s;
@@ -149,7 +152,8 @@ __device__ void take_all(const Common& c, const Range& range, const Stage* stage
     meet(filled(0, taker), FILL_THREADS);
     pin(scores);
     show_registers();
-    begin_scores(s, queries, stages[0]);
+    u32 now = beginning(stages[0].keys);
+    begin_scores(s, queries, now);
     wait_for_products<0>();
     pin(scores);
 #pragma unroll 1
@@ -161,7 +165,7 @@ __device__ void take_all(const Common& c, const Range& range, const Stage* stage
         if (step + 1 == steps) {
             pin(operands), pin(out);
             show_registers();
-            begin_mix(w, weights, stages[stage]);
+            begin_mix(w, weights, now);
             wait_for_products<0>();
             pin(out);
             return;
@@ -169,8 +173,9 @@ __device__ void take_all(const Common& c, const Range& range, const Stage* stage
         meet(filled(next, taker), FILL_THREADS);
         pin(operands), pin(out), pin(scores);
         show_registers();
-        begin_mix(w, weights, stages[stage]);
-        begin_scores(s, queries, stages[next]);
+        begin_mix(w, weights, now);
+        now = beginning(stages[next].keys);
+        begin_scores(s, queries, now);
         wait_for_products<1>();
         pin(out);
         if (step + STAGES < steps) arrive(emptied(stage), empty_threads(takers));
@@ -203,7 +208,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) attend_many(const
     } else if (group < takers) {
         claim_registers<TAKER_REGISTERS>();
         u32 first = PRODUCT_ROWS * group;
-        u64 queries = matrix_in_tokens(shared.queries + first * K_DIM, K_DIM);
+        u32 queries = beginning(shared.queries + first * K_DIM);
         Work<1> w;
         take_all(p.c, range, shared.stages, queries, shared.sights + first, group, takers, w, lane, warp);
         finish_sums(w);

@@ -1,4 +1,30 @@
-//! Many queries of a KV head on compute capability 9.0.
+//! Many queries of a KV head on compute capability 9.0, whose products of warpgroups (`wgmma`) have nearly twice the rate of those of
+//! [`prompt`](super::prompt).
+//!
+//! A block has three warpgroups of 64 queries each, the *takers*, and one that unpacks tiles for all of them, the *bringer*. They walk steps
+//! of 64 tokens, four tiles of keys and four of values, through three stages of shared memory.
+//!
+//! - **Scores** of a step are products of queries and keys in shared memory, `m64n64k16`; **values** are added by `m64n128k16` with the
+//!   weights as left operand, straight from the registers of the scores. Both lie as the existing orders of `unpack.cuh` have them, rows of
+//!   tokens in the swizzle of 128 bytes, rows of dims in that of 32.
+//! - **Products run beside the threads.** A taker asks for the values of a step and the scores of the next at once, and waits for both; meanwhile
+//!   the two others soften theirs and the bringer unpacks.
+//! - **What a product sums over lies side by side**, of float tiles too: the bringer turns these in registers. So no step is special, and only
+//!   what is hidden tells tiles of a step apart. Tiles that are not there are zeros.
+//! - **Each side waits only for the other**, at barriers of a stage: each taker has one of its own where it waits for the bringer, which waits
+//!   for all takers at one before it fills a stage again. Stores are shown to the products by a fence before that.
+//! - **Codes come ahead**, to the first-level cache: copies of a word of each 32 bytes of the next step's tile, to nowhere.
+//! - **Registers** move from the bringer to the takers, 80 and 144 of a thread.
+//!
+//! How a walk is split is [`prompt`](super::prompt)'s.
+//!
+//! # Budget
+//!
+//! Counted in the machine code that ptxas 13.0 makes, not measured on a card. For a step of 64 tokens and 192 queries, heads of 128, the tensor cores
+//! of a multiprocessor take 1,536 clocks, and shared memory 1,408: 768 for scores, 384 for values, 256 for what is unpacked. Of a
+//! scheduler's instructions three takers have 305 each (and 70 where a maximum rises), and the bringer those of `prompt.rs`, 930 for turbo3 and
+//! 300 for f16. So issue binds turbo3, at 1,850 clocks or 760 TFLOP/s for 132 multiprocessors at 1.7 GHz, of which latencies leave a part.
+//! The bringer is one warp on a scheduler: the instructions of a step follow each other in it.
 
 use kvant_backend::{KvLayer, Result};
 use kvant_codec::DType;
@@ -6,6 +32,7 @@ use kvant_codec::tile::TILE;
 
 use super::decode::Kind;
 use super::{HEADERS, SIGHT, constants};
+use crate::half::{WARPGROUP_ARCH, WARPGROUP_HEADER, WARPGROUP_OPTIONS};
 use crate::kv::{TYPES, number};
 use crate::module::Build;
 use crate::{Context, Define, Header, KernelId, Source};
@@ -14,8 +41,7 @@ use crate::{Context, Define, Header, KernelId, Source};
 const HOPPER_HEADERS: [Header; HEADERS.len() + 2] = {
     let [half, rotate, tile, bounded, look_up, attend, ends, unpack, work] = HEADERS;
     let turn = Header { name: "turn.cuh", text: include_str!("turn.cuh") };
-    let warpgroup = Header { name: "warpgroup.cuh", text: include_str!("warpgroup.cuh") };
-    [half, rotate, tile, bounded, look_up, attend, ends, unpack, work, turn, warpgroup]
+    [half, rotate, tile, bounded, look_up, attend, ends, unpack, work, turn, WARPGROUP_HEADER]
 };
 
 /// The kernels for many queries.
@@ -29,12 +55,9 @@ static SOURCE: Source = Source {
         let numbers = cut.into_iter().chain(registers).chain([("QUERIES", super::QUERIES)]);
         numbers.fold(constants(), |constants, (name, n)| constants.whole(name, n))
     },
-    // What no other architecture has, not even a later one.
-    options: &["--gpu-architecture=compute_90a"],
+    options: &WARPGROUP_OPTIONS,
 };
 
-/// The one architecture.
-const ARCH: u32 = 90;
 /// Sizes of values, as stored, that the kernels are for.
 const DIMS: [usize; 2] = [64, 128];
 /// Warpgroups of a block that take queries, and that unpack tiles.
@@ -61,7 +84,7 @@ pub(super) fn takes(layer: &KvLayer, arch: u32) -> bool {
     let is_known = |head: usize| {
         DIMS.contains(&layer.k[head].spec.dim()) && DIMS.contains(&layer.values(head).spec.value_dim())
     };
-    arch == ARCH && (0..layer.k.len()).all(is_known)
+    arch == WARPGROUP_ARCH && (0..layer.k.len()).all(is_known)
 }
 
 /// Shared memory of a block for heads of these sizes: `Shared` of `hopper.cu`.

@@ -25,15 +25,16 @@
 //!
 //! The KV heads of all sequences of a step share launches. Up to eight queries of a KV head whose rows lie in one tile
 //! (decoding) take [`decode`], which needs no shared memory for tiles. Up to 32 others split the sequence over blocks and over
-//! the four warps of a block (flash-decoding); many share unpacked tiles among up to eight warps ([`prompt`]). Heads beyond 256, and
-//! joint streams, take a kernel whose warps share outputs too ([`wide`]). How a walk is split depends on
+//! the four warps of a block (flash-decoding); many share unpacked tiles among up to eight warps ([`prompt`]), on compute capability 9.0
+//! in heads of 64 and 128 among three warpgroups ([`hopper`]). Heads beyond 256, and joint streams, take a kernel whose warps share
+//! outputs too ([`wide`]). How a walk is split depends on
 //! the rows of its own sequence alone, and shares are joined in a fixed order: whoever else is in the step, the results are the
 //! same to the bit. Chunks of a prompt that are cut elsewhere may be walked by another kernel or split elsewhere: their results
 //! differ by roundings, within the error below. Nothing of the cache's size is ever written.
 //!
 //! # Budget
 //!
-//! Counted in the machine code that ptxas 13.0 makes for 9.0, not measured on a card: [`decode`], [`prompt`] and [`wide`] say what theirs is
+//! Counted in the machine code that ptxas 13.0 makes for 9.0, not measured on a card: [`decode`], [`prompt`], [`hopper`] and [`wide`] say what theirs is
 //! bound by. The kernel for up to 32 queries takes 167 registers for heads of 128, so that three blocks of four warps run on a
 //! multiprocessor, and 255 for heads of 256, two blocks; none are spilled.
 //!

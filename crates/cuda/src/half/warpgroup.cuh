@@ -1,6 +1,6 @@
 // Products of a warpgroup of halves, as compute capability 9.0 has them alone: they run beside the threads, which wait for them.
 //
-// An operand in shared memory is rows of what a product sums over, in the orders of unpack.cuh. A lane has of results, and of left
+// An operand in shared memory is rows of what a product sums over, whose eights of halves change places. A lane has of results, and of left
 // operands in registers, what `mma.m16n8k16` gives it: warp w of the four has rows 16 w to 16 w + 16.
 
 #pragma once
@@ -11,21 +11,21 @@ constexpr u32 WARPGROUP = 128;
 // Rows of a product.
 constexpr u32 PRODUCT_ROWS = 64;
 
-// Swizzles of 128 and 32 bytes.
-constexpr u64 IN_TOKENS_ORDER = 1ull << 62, IN_DIMS_ORDER = 3ull << 62;
+// A descriptor of a matrix has in its lower half where that begins, in sixteens of bytes, and in its upper half how it lies: how far eight
+// rows are from the next, and the swizzle, of 128 bytes or of 32.
+__device__ constexpr u32 lying(u32 eight_rows, u32 swizzle) { return eight_rows * sizeof(u16) / 16 | swizzle << 30; }
 
-// A matrix of rows of `dims` halves, which are queries or tokens, in the order of `in_tokens`. So many sixteens of bytes further on begin
-// the next 16 dims, and in the end the next 64.
+// Rows of `dims` halves, a multiple of 64: eight rows together, 64 of their halves after 64, in which the eights of a row are at their
+// number xor the row's (`in_tokens` of unpack.cuh).
+__device__ constexpr u32 lying_in_tokens(u32 dims) { return lying(8 * dims, 1); }
+// How much further on the next 16 dims begin, and behind four of these the next 64.
 constexpr u32 NEXT_SIXTEEN = 2, NEXT_SIXTY_FOUR = 64;
 
-__device__ inline u64 matrix(const u16* at, u32 eight_rows, u64 order) {
-    return (shared_address(at) & 0x3ffff) >> 4 | (u64)(eight_rows * sizeof(u16) / 16) << 32 | order;
-}
+// Rows of 16 halves, whose two eights change places in every other four rows (`in_dims`).
+constexpr u32 LYING_IN_DIMS = lying(8 * 16, 3);
 
-__device__ inline u64 matrix_in_tokens(const u16* at, u32 dims) { return matrix(at, 8 * dims, IN_TOKENS_ORDER); }
-
-// A matrix whose rows are dims, of 16 tokens, in the order of `in_dims`.
-__device__ inline u64 matrix_in_dims(const u16* at) { return matrix(at, 8 * 16, IN_DIMS_ORDER); }
+// Where a matrix begins. All lanes have the same, of which the compiler is to know.
+__device__ inline u32 beginning(const u16* at) { return __shfl_sync(~0u, (shared_address(at) & 0x3ffff) >> 4, 0); }
 
 // What this thread has stored to shared memory is seen by products that begin after a barrier.
 __device__ inline void show_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -64,30 +64,44 @@ __device__ inline void wait_for_products() {
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, " \
     "%55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-// d = a b, or d += a b where `keeps` is not 0: rows of 16 halves of `a` and of `b`, 64 of each.
-__device__ inline void multiply(float (&d)[32], u64 a, u64 b, u32 keeps) {
-    asm volatile("{ .reg .pred keeps; setp.ne.b32 keeps, %34, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" FIRST_32 "}, %32, %33, keeps, 1, 1, 0, 0; }"
+// d = a b, or d += a b where KEEPS: rows of 16 halves of `a` and of `b`, 64 of each, which lie alike.
+template <u32 LYING, bool KEEPS>
+__device__ inline void multiply(float (&d)[32], u32 a, u32 b) {
+    asm volatile("{ .reg .pred keeps; .reg .b64 a, b; setp.ne.b32 keeps, %35, 0; mov.b64 a, {%32, %34}; mov.b64 b, {%33, %34}; "
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" FIRST_32 "}, a, b, keeps, 1, 1, 0, 0; }"
                  : IN_32(d, 0)
-                 : "l"(a), "l"(b), "r"(keeps)
+                 : "r"(a), "r"(b), "r"(LYING), "r"((u32)KEEPS)
+                 : "memory");
+}
+
+// d += a b: rows of 16 halves, 64 of `a` and 128 of `b`, which lie alike.
+template <u32 LYING>
+__device__ inline void multiply(float (&d)[64], u32 a, u32 b) {
+    asm volatile("{ .reg .pred keeps; .reg .b64 a, b; setp.ne.b32 keeps, %67, 0; mov.b64 a, {%64, %66}; mov.b64 b, {%65, %66}; "
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" FIRST_32 ", " NEXT_32 "}, a, b, keeps, 1, 1, 0, 0; }"
+                 : IN_32(d, 0), IN_32(d, 32)
+                 : "r"(a), "r"(b), "r"(LYING), "r"(1)
                  : "memory");
 }
 
 // d += a b: `a` in registers, and 64 rows of `b`.
-__device__ inline void multiply(float (&d)[32], const u32 (&a)[4], u64 b) {
-    asm volatile("{ .reg .pred keeps; setp.ne.b32 keeps, %37, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" FIRST_32 "}, {%32, %33, %34, %35}, %36, keeps, 1, 1, 0; }"
+template <u32 LYING>
+__device__ inline void multiply(float (&d)[32], const u32 (&a)[4], u32 b) {
+    asm volatile("{ .reg .pred keeps; .reg .b64 b; setp.ne.b32 keeps, %38, 0; mov.b64 b, {%36, %37}; "
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" FIRST_32 "}, {%32, %33, %34, %35}, b, keeps, 1, 1, 0; }"
                  : IN_32(d, 0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(LYING), "r"(1)
                  : "memory");
 }
 
 // The same with 128 rows of `b`.
-__device__ inline void multiply(float (&d)[64], const u32 (&a)[4], u64 b) {
-    asm volatile("{ .reg .pred keeps; setp.ne.b32 keeps, %69, 0; "
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" FIRST_32 ", " NEXT_32 "}, {%64, %65, %66, %67}, %68, keeps, 1, 1, 0; }"
+template <u32 LYING>
+__device__ inline void multiply(float (&d)[64], const u32 (&a)[4], u32 b) {
+    asm volatile("{ .reg .pred keeps; .reg .b64 b; setp.ne.b32 keeps, %70, 0; mov.b64 b, {%68, %69}; "
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" FIRST_32 ", " NEXT_32
+                 "}, {%64, %65, %66, %67}, b, keeps, 1, 1, 0; }"
                  : IN_32(d, 0), IN_32(d, 32)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(LYING), "r"(1)
                  : "memory");
 }
 
