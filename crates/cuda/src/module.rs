@@ -34,6 +34,14 @@ pub(crate) struct Source {
     pub options: &'static [&'static str],
 }
 
+impl Source {
+    /// Whether it has kernels for compute capability `arch / 10`: it may name the one that it is for.
+    pub fn is_for(&self, arch: u32) -> bool {
+        let mut named = self.options.iter().filter_map(|option| option.strip_prefix(ARCHITECTURE));
+        named.all(|name| name.trim_start_matches("=compute_").trim_end_matches('a') == arch.to_string())
+    }
+}
+
 /// A macro and its value: how one source is compiled for several types.
 pub(crate) type Define = (&'static str, u32);
 
@@ -216,8 +224,8 @@ mod tests {
         // What this very compiler has compiled before it need not compile again.
         let Some(mut compiler) = compiler("every") else { return };
         compiler.folder = Some(std::env::temp_dir().join("kvant-cuda-tests"));
-        let builds = crate::builds::builds();
-        let jobs: Vec<_> = builds.iter().flat_map(|build| [80, 90].map(|arch| (build, arch))).collect();
+        let of = |arch| crate::builds::builds(arch).into_iter().map(move |build| (build, arch));
+        let jobs: Vec<_> = [80, 90].into_iter().flat_map(of).collect();
         let next = AtomicUsize::new(0);
         let work = || {
             while let Some((build, arch)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {

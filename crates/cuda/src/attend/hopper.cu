@@ -87,6 +87,7 @@ __device__ void bring_all(const AttendParams& p, const Range& range, Stage* stag
             if (taker < takers) arrive(filled(stage, taker), FILL_THREADS);
         }
     }
+    finish_copies();
 }
 
 using StepScores = Scores<1, STEP>;
