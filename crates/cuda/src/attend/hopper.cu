@@ -3,6 +3,7 @@
 // Macros: K_TYPE, V_TYPE, K_DIM, V_DIM (values per token as stored, 64 or 128), CAPPED (whether scores are), TAKERS, BRINGERS
 // (warpgroups that multiply and that unpack), STAGES (steps that there is room for), TAKER_REGISTERS, BRINGER_REGISTERS.
 
+#define EIGHTS_TOGETHER
 #include "turn.cuh"
 #include "warpgroup.cuh"
 #include "work.cuh"
