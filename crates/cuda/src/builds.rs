@@ -3,8 +3,8 @@
 use crate::module::Build;
 use crate::{append, attend, columns, experts, gate, norm, product, recurrent, rope, soft_cap, top_k};
 
-/// What there is to compile.
-pub(crate) fn builds() -> Vec<Build> {
+/// What there is to compile for compute capability `arch / 10`.
+pub(crate) fn builds(arch: u32) -> Vec<Build> {
     let plain = |source| Build { source, defines: Vec::new() };
     let sources = [
         &append::SOURCE,
@@ -22,5 +22,6 @@ pub(crate) fn builds() -> Vec<Build> {
         .chain(attend::builds())
         .chain(product::builds())
         .chain(recurrent::builds())
+        .filter(|build| build.source.is_for(arch))
         .collect()
 }

@@ -41,7 +41,7 @@ fn on_card() -> Option<Subject<CudaDevice>> {
 }
 
 /// Runs the suite `op`, and says what it leaves out.
-fn hold(subject: Option<Subject<CudaDevice>>, op: &str) {
+pub(crate) fn hold(subject: Option<Subject<CudaDevice>>, op: &str) {
     let Some(subject) = subject else { return };
     let suites = suites();
     let suite = suites.iter().find(|suite| suite.op == op).expect("a suite of this name");

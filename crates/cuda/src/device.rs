@@ -130,7 +130,7 @@ impl CudaDevice {
     /// # Errors
     /// The first that does not compile.
     pub fn compile_all(&self) -> Result<usize> {
-        let builds = crate::builds::builds();
+        let builds = crate::builds::builds(self.cx.gpu().properties().arch);
         let next = AtomicUsize::new(0);
         // A compilation takes a second or so of one core.
         let work = || {

@@ -30,8 +30,16 @@ pub(crate) struct Source {
     pub headers: &'static [Header],
     /// The numbers that it includes as [`Constants::HEADER`].
     pub constants: fn() -> Constants,
-    /// Compiler options besides the architecture, the language version and the definitions.
+    /// Compiler options besides the architecture, unless they name one, the language version and the definitions.
     pub options: &'static [&'static str],
+}
+
+impl Source {
+    /// Whether it has kernels for compute capability `arch / 10`: it may name the one that it is for.
+    pub fn is_for(&self, arch: u32) -> bool {
+        let mut named = self.options.iter().filter_map(|option| option.strip_prefix(ARCHITECTURE));
+        named.all(|name| name.trim_start_matches("=compute_").trim_end_matches('a') == arch.to_string())
+    }
 }
 
 /// A macro and its value: how one source is compiled for several types.
@@ -114,10 +122,15 @@ impl Compiler {
     }
 }
 
+/// The option that names the architecture.
+const ARCHITECTURE: &str = "--gpu-architecture";
+
 fn options(source: &Source, defines: &[Define], arch: u32) -> Vec<String> {
-    let fixed = [format!("--gpu-architecture=compute_{arch}"), "--std=c++17".to_owned()];
+    let is_named = source.options.iter().any(|option| option.starts_with(ARCHITECTURE));
+    let architecture = (!is_named).then(|| format!("{ARCHITECTURE}=compute_{arch}"));
+    let fixed = architecture.into_iter().chain(["--std=c++17".to_owned()]);
     let defines = defines.iter().map(|(name, value)| format!("--define-macro={name}={value}"));
-    fixed.into_iter().chain(source.options.iter().map(|&option| option.to_owned())).chain(defines).collect()
+    fixed.chain(source.options.iter().map(|&option| option.to_owned())).chain(defines).collect()
 }
 
 /// The files of one compilation: the PTX, and beside it its options, constants and source, for whoever debugs it.
@@ -211,8 +224,8 @@ mod tests {
         // What this very compiler has compiled before it need not compile again.
         let Some(mut compiler) = compiler("every") else { return };
         compiler.folder = Some(std::env::temp_dir().join("kvant-cuda-tests"));
-        let builds = crate::builds::builds();
-        let jobs: Vec<_> = builds.iter().flat_map(|build| [80, 90].map(|arch| (build, arch))).collect();
+        let of = |arch| crate::builds::builds(arch).into_iter().map(move |build| (build, arch));
+        let jobs: Vec<_> = [80, 90].into_iter().flat_map(of).collect();
         let next = AtomicUsize::new(0);
         let work = || {
             while let Some((build, arch)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {

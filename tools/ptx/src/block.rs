@@ -1,9 +1,12 @@
 //! A block of threads: who waits for whom, and what they do together.
 
+use std::collections::BTreeMap;
+
 use crate::arith;
 use crate::inst::{Atomic, Dst, Op, Shuffle, Src, Ty, Vote};
 use crate::memory::Global;
 use crate::thread::{Block, State, Thread};
+use crate::warpgroup;
 
 /// What went wrong, in which thread and at which line.
 pub(crate) struct Failed {
@@ -12,8 +15,17 @@ pub(crate) struct Failed {
     pub what: String,
 }
 
+/// Threads of a warp that have come to a barrier and gone on.
+pub(crate) struct Arrived {
+    id: u64,
+    count: u64,
+    threads: usize,
+    /// What came before, as [`Clocks`](crate::memory::Clocks) count it.
+    known: Vec<u32>,
+}
+
 impl Failed {
-    fn new(threads: &[Thread], index: usize, block: &Block<'_>, what: String) -> Self {
+    pub fn new(threads: &[Thread], index: usize, block: &Block<'_>, what: String) -> Self {
         let thread = &threads[index];
         let line = block.kernel.insts.get(thread.pc).map_or(0, |inst| inst.line);
         Self { thread: thread.moment.thread as usize, line, what }
@@ -37,6 +49,7 @@ pub(crate) fn run(block: &mut Block<'_>, global: &mut Global, budget: &mut u64) 
             }
             moved |= meet(&mut threads[warp], block)?;
         }
+        moved |= warpgroup::meet(&mut threads, block)?;
         if threads.iter().all(|thread| thread.state == State::Done) {
             return Ok(());
         }
@@ -74,6 +87,7 @@ fn meet(warp: &mut [Thread], block: &mut Block<'_>) -> Result<bool, Failed> {
         let op = &kernel.insts[pc].op;
         let mask = match op {
             Op::Barrier { .. } => continue,
+            op if op.is_of_warpgroup() => continue,
             Op::Shfl { mask, .. }
             | Op::Vote { mask, .. }
             | Op::Redux { mask, .. }
@@ -107,7 +121,7 @@ fn meet(warp: &mut [Thread], block: &mut Block<'_>) -> Result<bool, Failed> {
 }
 
 /// Lets threads pass a barrier of the block once all that have not ended are there.
-fn pass_barrier(threads: &mut [Thread], block: &Block<'_>) -> Result<bool, Failed> {
+fn pass_barrier(threads: &mut [Thread], block: &mut Block<'_>) -> Result<bool, Failed> {
     let Some(index) = threads.iter().position(|thread| thread.state == State::Waiting) else {
         return Ok(false);
     };
@@ -117,14 +131,23 @@ fn pass_barrier(threads: &mut [Thread], block: &Block<'_>) -> Result<bool, Faile
         }
         _ => None,
     };
+    let at: Vec<_> = threads.iter().map(at).collect();
     for index in index..threads.len() {
-        let Some((id, count)) = at(&threads[index]) else { continue };
+        let Some((id, count)) = at[index] else { continue };
         let here: Vec<usize> =
-            (0..threads.len()).filter(|&i| at(&threads[i]).is_some_and(|(other, _)| other == id)).collect();
+            (0..threads.len()).filter(|&i| at[i].is_some_and(|(other, _)| other == id)).collect();
         let alive = threads.iter().filter(|thread| thread.state != State::Done).count();
         let wanted = count.map_or(alive, |count| count as usize);
-        if here.len() < wanted {
+        let gone_on: usize = block.arrived.iter().filter(|a| a.id == id).map(|a| a.threads).sum();
+        if here.len() + gone_on < wanted {
             continue;
+        }
+        let is_agreed = here.iter().all(|&i| at[i] == Some((id, count)))
+            && block.arrived.iter().all(|a| a.id != id || Some(a.count) == count);
+        if here.len() + gone_on > wanted || !is_agreed {
+            let what =
+                format!("{} threads at barrier {id}, which disagree on how many", here.len() + gone_on);
+            return Err(Failed::new(threads, index, block, what));
         }
         // Threads of one warp must come to one place.
         for pair in here.windows(2) {
@@ -133,11 +156,16 @@ fn pass_barrier(threads: &mut [Thread], block: &Block<'_>) -> Result<bool, Faile
                 return Err(Failed::new(threads, pair[1], block, what));
             }
         }
-        // All come out at one moment, later than any before, also after barriers that only some took part in.
-        let latest = here.iter().map(|&i| threads[i].moment.block).max().unwrap_or(0);
+        let clocks = &mut block.shared.clocks;
+        let waiting: BTreeMap<_, _> = here.iter().map(|&i| (i / 32, threads[i].moment)).collect();
+        let gone_on = block.arrived.extract_if(.., |arrived| arrived.id == id).map(|arrived| arrived.known);
+        let before: Vec<_> = waiting.values().map(|&moment| clocks.before(moment)).chain(gone_on).collect();
+        for &warp in waiting.keys() {
+            before.iter().for_each(|known| clocks.learn(warp, known));
+        }
         for index in here {
             let thread = &mut threads[index];
-            thread.moment.block = latest + 1;
+            thread.moment.block += 1;
             thread.pc += 1;
             thread.state = State::Running;
         }
@@ -166,6 +194,12 @@ fn together(op: &Op, warp: &mut [Thread], lanes: &[usize], block: &mut Block<'_>
             let first = values.next().unwrap_or(0);
             let joined = values.fold(first, |joined, value| reduce(*op, *ty, joined, value));
             lanes.iter().for_each(|&lane| warp[lane].set(*dst, joined));
+        }
+        Op::Arrive { id, count } => {
+            let [id, count] = [*id, *count].map(|src| warp[lanes[0]].get(block, src));
+            let known = block.shared.clocks.before(warp[lanes[0]].moment);
+            block.arrived.push(Arrived { id, count, threads: lanes.len(), known });
+            lanes.iter().for_each(|&lane| warp[lane].moment.block += 1);
         }
         Op::WarpBarrier(_) => lanes.iter().for_each(|&lane| warp[lane].moment.warp += 1),
         Op::Mma { ty, acc, d, a, b, c } => multiply(*ty, *acc, d, [a, b, c], warp, block),
@@ -294,7 +328,7 @@ fn multiply(
 }
 
 /// Products that a tensor core adds at once.
-const SUMMED: usize = 8;
+pub(crate) const SUMMED: usize = 8;
 
 /// `before` and eight products as tensor cores of compute capability 8.0 have been seen to add them (doi 10.7717/peerj-cs.330), the
 /// coarsest there are to run on: all are cut off below one bit behind the last that the largest has in f32, added, and the

@@ -1,7 +1,8 @@
 //! One instruction, from its dotted name and its operands.
 
 use crate::inst::{
-    Atomic, Binary, Compare, Dst, FloatMode, Logic, Op, Round, Shuffle, Space, Src, Ternary, Ty, Unary, Vote,
+    Atomic, Binary, Compare, Dst, FloatMode, Left, Logic, Op, Round, Shuffle, Space, Src, Ternary, Ty, Unary,
+    Vote, Wgmma,
 };
 use crate::memory::Access;
 use crate::parse::{Body, number};
@@ -142,16 +143,18 @@ fn known(name: &str) -> &'static str {
         }
         "bra" | "ret" => "uni",
         "membar" => "cta gl sys",
-        "fence" => "sc acq_rel cta gpu sys",
+        "fence" => "sc acq_rel cta gpu sys proxy async shared::cta",
         "prefetch" => "global local L1 L2",
         "prefetchu" => "L1",
         "griddepcontrol" => "launch_dependents wait",
-        "bar" | "barrier" => "sync cta aligned warp",
+        "bar" | "barrier" => "sync arrive cta aligned warp",
+        "setmaxnreg" => "inc dec sync aligned",
         "shfl" => "sync up down bfly idx",
         "vote" => "sync all any uni ballot",
         "redux" => "sync add min max and or xor",
         "mma" => "sync aligned row col m16n8k8 m16n8k16 m16n8k32",
         "ldmatrix" => "sync aligned m8n8 x1 x2 x4 trans shared shared::cta",
+        "wgmma" => "mma_async fence commit_group wait_group sync aligned",
         _ => "",
     }
 }
@@ -159,8 +162,10 @@ fn known(name: &str) -> &'static str {
 /// Decodes `mods[0].mods[1]...`.
 pub(crate) fn decode(body: &Body, mods: &[&str], texts: &[String]) -> Result<Op> {
     let o = Operands { body, texts };
-    let is_known =
-        |name: &&str| Ty::parse(name).is_some() || known(mods[0]).split_whitespace().any(|k| k == *name);
+    let is_known = |name: &&str| {
+        let is_shape = mods[0] == "wgmma" && name.starts_with("m64n");
+        is_shape || Ty::parse(name).is_some() || known(mods[0]).split_whitespace().any(|k| k == *name)
+    };
     if let Some(name) = mods[1..].iter().find(|name| !is_known(name)) {
         return Err(format!("a modifier that is not known of {}, .{name}", mods[0]));
     }
@@ -269,9 +274,10 @@ pub(crate) fn decode(body: &Body, mods: &[&str], texts: &[String]) -> Result<Op>
         "bra" => Ok(Op::Bra(usize::MAX)),
         "ret" | "exit" => Ok(Op::Exit),
         "trap" => Ok(Op::Trap),
+        "fence" if has("proxy") => Ok(Op::FenceProxy),
         "membar" | "fence" => Ok(if has("cta") { Op::Nop } else { Op::Fence }),
         // Kernels run one after the other here.
-        "prefetch" | "prefetchu" | "nanosleep" | "griddepcontrol" => Ok(Op::Nop),
+        "prefetch" | "prefetchu" | "nanosleep" | "griddepcontrol" | "setmaxnreg" => Ok(Op::Nop),
         "bar" | "barrier" => barrier(&o, mods),
         "shfl" => {
             let [dst, valid] = o.pair(0)?;
@@ -299,6 +305,12 @@ pub(crate) fn decode(body: &Body, mods: &[&str], texts: &[String]) -> Result<Op>
             Ok(Op::Redux { op, ty: need()?, dst: o.dst(0)?, src: o.src(1)?, mask: o.src(2)? })
         }
         "mma" => matrix(&o, mods, &types),
+        "wgmma" => match mods[1] {
+            "fence" => Ok(Op::WgmmaFence),
+            "commit_group" => Ok(Op::WgmmaCommit),
+            "wait_group" => Ok(Op::WgmmaWait(number(o.text(0)?).ok_or("no number")? as usize)),
+            _ => warpgroup_matrix(&o, mods, &types),
+        },
         "ldmatrix" if has("m8n8") && has("b16") => {
             Ok(Op::Ldmatrix { transposed: has("trans"), dst: o.dsts(0)?, addr: o.addr(1)? })
         }
@@ -386,6 +398,9 @@ fn barrier(o: &Operands<'_>, mods: &[&str]) -> Result<Op> {
     if mods.contains(&"warp") {
         return Ok(Op::WarpBarrier(o.src(0)?));
     }
+    if mods.contains(&"arrive") {
+        return Ok(Op::Arrive { id: o.src(0)?, count: o.src(1)? });
+    }
     if !mods.contains(&"sync") {
         return Err("a barrier that is not known".to_owned());
     }
@@ -412,5 +427,26 @@ fn matrix(o: &Operands<'_>, mods: &[&str], types: &[Ty]) -> Result<Op> {
         Ok(op)
     } else {
         Err("a matrix product that is not known".to_owned())
+    }
+}
+
+/// Of halves, each side as the ISA has it without transposing, nothing negated.
+fn warpgroup_matrix(o: &Operands<'_>, mods: &[&str], types: &[Ty]) -> Result<Op> {
+    let n =
+        mods.iter().find_map(|name| name.strip_prefix("m64n")?.strip_suffix("k16")?.parse::<usize>().ok());
+    let n = n.filter(|n| (8..=256).contains(n) && n.is_multiple_of(8)).ok_or("a shape that is not known")?;
+    let a = match o.vector(1)?[..] {
+        [matrix] => Left::Matrix(matrix),
+        [a, b, c, d] => Left::Registers([a, b, c, d]),
+        _ => return Err("a left operand that is not known".to_owned()),
+    };
+    let is_transposed = if matches!(a, Left::Matrix(_)) { &["0", "0"][..] } else { &["0"] };
+    let wanted = ["1", "1"].iter().chain(is_transposed);
+    let product = Wgmma { d: o.dsts(0)?, a, b: o.src(2)?, keeps: o.src(3)? };
+    match types {
+        [Ty::F32, Ty::F16, Ty::F16] if product.d.len() == n / 2 && o.texts[4..].iter().eq(wanted) => {
+            Ok(Op::Wgmma(product))
+        }
+        _ => Err("a matrix product that is not known".to_owned()),
     }
 }

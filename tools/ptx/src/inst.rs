@@ -390,6 +390,19 @@ pub(crate) enum Op {
         id: Src,
         count: Option<Src>,
     },
+    /// Comes to a barrier that others wait at, and goes on.
+    Arrive {
+        id: Src,
+        count: Src,
+    },
+    /// Makes stores to shared memory known to `wgmma`.
+    FenceProxy,
+    Wgmma(Wgmma),
+    /// Makes registers known to `wgmma`.
+    WgmmaFence,
+    WgmmaCommit,
+    /// Waits until at most this many groups of products are under way.
+    WgmmaWait(usize),
     /// `[16, k] x [k, 8]`: `ty` of a and b; accumulates in `acc`.
     Mma {
         ty: [Ty; 2],
@@ -406,7 +419,30 @@ pub(crate) enum Op {
     },
 }
 
+/// The left operand of a product of a warpgroup.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Left {
+    Registers([Src; 4]),
+    /// A matrix in shared memory, by its descriptor.
+    Matrix(Src),
+}
+
+/// `d = a b + d`, or `d = a b` where `keeps` does not hold: `[64, 16] x [16, n]`, halves accumulated in f32.
+#[derive(Debug, Clone)]
+pub(crate) struct Wgmma {
+    pub d: Vec<Dst>,
+    pub a: Left,
+    /// A descriptor.
+    pub b: Src,
+    pub keeps: Src,
+}
+
 impl Op {
+    /// Whether four warps must arrive together.
+    pub fn is_of_warpgroup(&self) -> bool {
+        matches!(self, Self::Wgmma(_) | Self::WgmmaFence | Self::WgmmaCommit | Self::WgmmaWait(_))
+    }
+
     /// Whether threads of a warp or block must arrive together.
     pub fn is_together(&self) -> bool {
         matches!(
@@ -416,9 +452,10 @@ impl Op {
                 | Self::Redux { .. }
                 | Self::WarpBarrier(_)
                 | Self::Barrier { .. }
+                | Self::Arrive { .. }
                 | Self::Mma { .. }
                 | Self::Ldmatrix { .. }
-        )
+        ) || self.is_of_warpgroup()
     }
 }
 

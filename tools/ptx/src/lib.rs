@@ -2,7 +2,7 @@
 //!
 //! A [`Machine`] has global memory and launches the kernels of the PTX it has loaded, the very text that a driver would
 //! get. It follows the PTX ISA for the instructions that NVRTC makes of ordinary kernels, shuffles, votes, `dp4a`,
-//! `prmt`, `cp.async`, `ldmatrix` and `mma.sync` among them, and it is stricter than a GPU. A launch fails with a
+//! `prmt`, `cp.async`, `ldmatrix` and `mma.sync` among them, and for `wgmma` of halves, and it is stricter than a GPU. A launch fails with a
 //! [`Fault`] when a thread
 //!
 //! - touches memory outside an allocation, out of alignment, or bytes that nobody has written;
@@ -10,6 +10,8 @@
 //!   what any has (atomics aside, and what is read by `ld.global.cg` behind a fence of the writer and an atomic of both);
 //! - touches shared memory that another thread touches with no barrier between (a race), or where `cp.async` is
 //!   bringing something that has not been waited for;
+//! - gives `wgmma` what it has stored to shared memory or written to registers with no fence between, or touches its operands
+//!   before it has waited for it (a result that is read too early is not a number);
 //! - waits for threads that never come: barriers, shuffles and matrix products in divergent code;
 //! - divides an integer by zero, traps, or does not end.
 //!
@@ -31,6 +33,7 @@ mod memory;
 mod parse;
 mod round;
 mod thread;
+mod warpgroup;
 
 #[cfg(test)]
 mod compiled;
@@ -243,8 +246,15 @@ impl Machine {
         let ran = blocks.map(|i| grid.index(i)).try_for_each(|index| {
             self.global.begin_block();
             let dims = Dims { grid: grid.blocks, block: grid.threads, index };
-            let shared = Shared::new(found.dynamic_at + grid.shared_bytes);
-            let mut block = Block { kernel: found, params, dims, shared };
+            let n_threads: u32 = grid.threads.iter().product();
+            let mut block = Block {
+                kernel: found,
+                params,
+                dims,
+                shared: Shared::new(found.dynamic_at + grid.shared_bytes, n_threads as usize),
+                arrived: Vec::new(),
+                products: Vec::new(),
+            };
             block::run(&mut block, &mut self.global, &mut budget).map_err(|failed| Fault {
                 kernel: kernel.to_owned(),
                 block: index,

@@ -204,7 +204,7 @@ fn race(byte: usize, other: u32) -> String {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Moment {
     pub thread: u32,
-    /// Barriers of the block passed so far.
+    /// Barriers that the warp has come to so far.
     pub block: u32,
     /// Barriers of the warp passed so far.
     pub warp: u32,
@@ -213,11 +213,42 @@ pub(crate) struct Moment {
 }
 
 impl Moment {
-    /// Whether nothing orders an access at `self` and one at `other`.
-    fn races(self, other: Self) -> bool {
-        (self.thread != other.thread || self.others)
-            && self.block == other.block
-            && (self.thread / 32 != other.thread / 32 || self.warp == other.warp)
+    fn warp(self) -> usize {
+        self.thread as usize / 32
+    }
+}
+
+/// What each warp knows to have come before, by barriers: of each other warp, how many barriers it had come to (a vector clock).
+#[derive(Debug)]
+pub(crate) struct Clocks {
+    known: Vec<Vec<u32>>,
+}
+
+impl Clocks {
+    fn new(warps: usize) -> Self {
+        Self { known: vec![vec![0; warps]; warps] }
+    }
+
+    /// What whoever waits for a warp that comes to a barrier at `now` knows from then on.
+    pub fn before(&self, now: Moment) -> Vec<u32> {
+        let mut known = self.known[now.warp()].clone();
+        known[now.warp()] = now.block + 1;
+        known
+    }
+
+    /// Tells a warp what has come before.
+    pub fn learn(&mut self, warp: usize, before: &[u32]) {
+        self.known[warp].iter_mut().zip(before).for_each(|(known, &before)| *known = before.max(*known));
+    }
+
+    /// Whether nothing orders an access at `then`, of which we hear, and one at `now`.
+    fn is_race(&self, then: Moment, now: Moment) -> bool {
+        match then.warp() == now.warp() {
+            true => {
+                (then.thread != now.thread || then.others) && (then.block, then.warp) == (now.block, now.warp)
+            }
+            false => self.known[now.warp()][then.warp()] <= then.block,
+        }
     }
 }
 
@@ -232,6 +263,10 @@ struct Touched {
     atomic: bool,
     /// The thread whose copy to this byte is under way.
     copying: Option<u32>,
+    /// Fences for `wgmma` that the writer had passed.
+    fences: u32,
+    /// Products under way that read the byte.
+    products: u32,
 }
 
 impl Touched {
@@ -246,10 +281,15 @@ impl Touched {
     }
 
     /// That an exclusive access `now` is ordered against all before.
-    fn alone(&self, at: usize, now: Moment) -> Result<(), String> {
+    fn alone(&self, at: usize, now: Moment, clocks: &Clocks) -> Result<(), String> {
         self.settled(at)?;
+        if self.products > 0 {
+            return Err(format!(
+                "byte {at} of shared memory is read by a product that has not been waited for"
+            ));
+        }
         let before = [self.written, self.read, self.also_read];
-        match before.into_iter().flatten().find(|other| other.races(now)) {
+        match before.into_iter().flatten().find(|&other| clocks.is_race(other, now)) {
             None => Ok(()),
             Some(other) => Err(format!(
                 "a race: byte {at} of shared memory was touched by thread {} with no barrier between",
@@ -258,12 +298,27 @@ impl Touched {
         }
     }
 
-    fn read_at(&mut self, now: Moment) {
+    /// That what was written is ordered before a read `now`.
+    fn readable(&self, at: usize, now: Moment, clocks: &Clocks) -> Result<(), String> {
+        self.settled(at)?;
+        match self.written {
+            None => Err(format!("byte {at} of shared memory was never written")),
+            Some(writer) if clocks.is_race(writer, now) => Err(format!(
+                "a race: byte {at} of shared memory was written by thread {} with no barrier between",
+                writer.thread
+            )),
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn read_at(&mut self, now: Moment, clocks: &Clocks) {
         match &mut self.read {
-            Some(reader) if reader.block == now.block && reader.thread / 32 != now.thread / 32 => {
+            Some(reader) if reader.warp() != now.warp() && clocks.is_race(*reader, now) => {
                 self.also_read = Some(now);
             }
-            Some(reader) if reader.block == now.block && reader.warp == now.warp => {
+            Some(reader)
+                if (reader.warp(), reader.block, reader.warp) == (now.warp(), now.block, now.warp) =>
+            {
                 reader.others |= reader.thread != now.thread;
             }
             _ => self.read = Some(now),
@@ -276,11 +331,25 @@ impl Touched {
 pub(crate) struct Shared {
     bytes: Vec<u8>,
     touched: Vec<Touched>,
+    pub clocks: Clocks,
+    /// Fences for `wgmma` that each thread has passed.
+    fences: Vec<u32>,
 }
 
 impl Shared {
-    pub fn new(bytes: usize) -> Self {
-        Self { bytes: vec![0xcd; bytes], touched: vec![Touched::default(); bytes] }
+    /// Of a block of so many threads.
+    pub fn new(bytes: usize, threads: usize) -> Self {
+        Self {
+            bytes: vec![0xcd; bytes],
+            touched: vec![Touched::default(); bytes],
+            clocks: Clocks::new(threads.div_ceil(32)),
+            fences: vec![0; threads],
+        }
+    }
+
+    /// What `thread` has stored is known to `wgmma` from here on.
+    pub fn fence_proxy(&mut self, thread: u32) {
+        self.fences[thread as usize] += 1;
     }
 
     fn at(&self, address: u64, len: usize) -> Result<usize, String> {
@@ -298,29 +367,47 @@ impl Shared {
     pub fn load(&mut self, address: u64, out: &mut [u8], now: Moment) -> Result<(), String> {
         let at = self.at(address, out.len())?;
         for (i, touched) in self.touched[at..at + out.len()].iter_mut().enumerate() {
-            touched.settled(at + i)?;
-            match touched.written {
-                None => return Err(format!("byte {} of shared memory was never written", at + i)),
-                Some(writer) if writer.races(now) => {
-                    return Err(format!(
-                        "a race: byte {} of shared memory was written by thread {} with no barrier between",
-                        at + i,
-                        writer.thread
-                    ));
-                }
-                Some(_) => {}
-            }
-            touched.read_at(now);
+            touched.readable(at + i, now, &self.clocks)?;
+            touched.read_at(now, &self.clocks);
         }
         out.copy_from_slice(&self.bytes[at..at + out.len()]);
         Ok(())
     }
 
+    /// Begins to read for a product of warps that are at `now`: until it ends, nobody may write there.
+    pub fn begin_product(&mut self, address: u64, out: &mut [u8], now: [Moment; 4]) -> Result<(), String> {
+        let at = self.at(address, out.len())?;
+        for (i, touched) in self.touched[at..at + out.len()].iter_mut().enumerate() {
+            for now in now {
+                touched.readable(at + i, now, &self.clocks)?;
+                touched.read_at(now, &self.clocks);
+            }
+            if let Some(writer) = touched.written
+                && self.fences[writer.thread as usize] == touched.fences
+            {
+                let (at, thread) = (at + i, writer.thread);
+                return Err(format!(
+                    "byte {at} of shared memory: no fence.proxy.async of its writer, thread {thread}"
+                ));
+            }
+            touched.products += 1;
+        }
+        out.copy_from_slice(&self.bytes[at..at + out.len()]);
+        Ok(())
+    }
+
+    /// Ends a product's reading.
+    pub fn end_product(&mut self, address: u64, len: usize) {
+        let at = (address - SHARED_BASE) as usize;
+        self.touched[at..at + len].iter_mut().for_each(|touched| touched.products -= 1);
+    }
+
     pub fn store(&mut self, address: u64, bytes: &[u8], now: Moment) -> Result<(), String> {
         let at = self.at(address, bytes.len())?;
         for (i, touched) in self.touched[at..at + bytes.len()].iter_mut().enumerate() {
-            touched.alone(at + i, now)?;
-            *touched = Touched { written: Some(now), ..Touched::default() };
+            touched.alone(at + i, now, &self.clocks)?;
+            let fences = self.fences[now.thread as usize];
+            *touched = Touched { written: Some(now), fences, ..Touched::default() };
         }
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
         Ok(())
@@ -330,7 +417,7 @@ impl Shared {
     pub fn begin_copy(&mut self, address: u64, len: usize, now: Moment) -> Result<(), String> {
         let at = self.at(address, len)?;
         for (i, touched) in self.touched[at..at + len].iter_mut().enumerate() {
-            touched.alone(at + i, now)?;
+            touched.alone(at + i, now, &self.clocks)?;
             *touched = Touched { copying: Some(now.thread), ..Touched::default() };
         }
         Ok(())
@@ -357,8 +444,9 @@ impl Shared {
                 return Err(format!("byte {} of shared memory was never written", at + i));
             }
             let plain = Touched { written: touched.written.filter(|_| !touched.atomic), ..*touched };
-            plain.alone(at + i, now)?;
-            *touched = Touched { written: Some(now), atomic: true, ..Touched::default() };
+            plain.alone(at + i, now, &self.clocks)?;
+            let fences = self.fences[now.thread as usize];
+            *touched = Touched { written: Some(now), atomic: true, fences, ..Touched::default() };
         }
         let mut value = [0; 8];
         value[..len].copy_from_slice(&self.bytes[at..at + len]);

@@ -16,17 +16,23 @@ fn kernel(declared: &str, body: &str) -> String {
 
 /// Runs `k` on `threads` threads over inputs `a` and `b` and `out` words of output.
 fn run(ptx: &str, threads: u32, a: &[u32], b: &[u32], out: usize) -> Result<Vec<u32>, Fault> {
-    run_grid(ptx, [1, threads], a, b, out)
+    run_with(ptx, threads, a, b, out, 4096)
 }
 
-/// The same with so many blocks of so many threads.
-fn run_grid(
+/// The same with so much shared memory.
+fn run_with(
     ptx: &str,
-    [blocks, threads]: [u32; 2],
+    threads: u32,
     a: &[u32],
     b: &[u32],
     out: usize,
+    shared_bytes: usize,
 ) -> Result<Vec<u32>, Fault> {
+    run_grid(ptx, Grid { blocks: [1, 1, 1], threads: [threads, 1, 1], shared_bytes }, a, b, out)
+}
+
+/// The same on so many blocks.
+fn run_grid(ptx: &str, grid: Grid, a: &[u32], b: &[u32], out: usize) -> Result<Vec<u32>, Fault> {
     let mut machine = Machine::new();
     let module = machine.load(ptx).unwrap();
     let mut place = |words: &[u32]| {
@@ -38,7 +44,6 @@ fn run_grid(
     let (a, b) = (place(a), place(b));
     let y = machine.alloc(4 * out);
     let params: Vec<u8> = [a, b, y].iter().flat_map(|address| address.to_le_bytes()).collect();
-    let grid = Grid { blocks: [blocks, 1, 1], threads: [threads, 1, 1], shared_bytes: 4096 };
     machine.launch(&module, "k", grid, &params)?;
     let mut bytes = vec![0; 4 * out];
     machine.read(y, &mut bytes).unwrap();
@@ -317,7 +322,13 @@ fn hand_over(fence: &str, cache: &str) -> Result<Vec<u32>, Fault> {
          ld.global{cache}.u32 %r4, [%rd3]; ld.global{cache}.u32 %r5, [%rd3+4]; ld.global{cache}.u32 %r6, [%rd3+8];
          add.s32 %r4, %r4, %r5; add.s32 %r4, %r4, %r6; st.global.u32 [%rd3+12], %r4; $L9: mov.u32 %r7, 0;"
     );
-    run_grid(&kernel("", &body), [3, 1], &[0], &[], 4)
+    run_grid(
+        &kernel("", &body),
+        Grid { blocks: [3, 1, 1], threads: [1, 1, 1], shared_bytes: 0 },
+        &[0],
+        &[],
+        4,
+    )
 }
 
 #[test]
@@ -453,4 +464,156 @@ fn what_is_not_known_is_refused_with_its_line() {
         let error = Machine::new().load(&kernel("", text)).unwrap_err();
         assert!(error.what.contains(what) && error.line > 5, "{error}");
     }
+}
+
+/// What a warpgroup multiplies: numbers that halves hold, and whose sums of a few dozen are exact in f32.
+fn halves(n: usize, seed: usize) -> Vec<half::f16> {
+    (0..n).map(|i| half::f16::from_f32(((i * seed) % 23) as f32 - 11.0)).collect()
+}
+
+fn pairs(halves: &[half::f16]) -> Vec<u32> {
+    halves.chunks(2).map(|c| u32::from(c[1].to_bits()) << 16 | u32::from(c[0].to_bits())).collect()
+}
+
+/// Rows of `width` bytes, as `wgmma` reads them: sixteens of bytes change places by the row.
+fn swizzled(rows: &[half::f16], width: usize) -> Vec<half::f16> {
+    let mut swizzled = rows.to_vec();
+    for (i, &half) in rows.iter().enumerate() {
+        let byte = 2 * i;
+        swizzled[(byte ^ (byte >> 7 & (width / 16 - 1)) << 4) / 2] = half;
+    }
+    swizzled
+}
+
+/// `a [64, 32] x b [16, 32]` in two products, of two groups: `a` through registers or in shared memory, `b` in rows of `width` bytes.
+/// `between` comes between the products and the wait, `before` before the products.
+fn warpgroup(width: usize, a_in_shared: bool, before: &str, between: &str) -> String {
+    let (layout, stride) = ([(128, 1_u64), (64, 2), (32, 3)], 8 * width as u64);
+    let bits = layout.iter().find(|(bytes, _)| *bytes == width).unwrap().1 << 62 | (stride >> 4) << 32;
+    // Of 32 bytes a row has one product's sixteen, and those of the next lie behind.
+    let next = if width == 32 { 16 * 32 / 16 } else { 2 };
+    let next_a = if width == 32 { 64 * 32 / 16 } else { 2 };
+    let copy = "mov.u32 %r2, buffer; mov.u32 %r3, %r1;
+        $L1: mad.lo.u32 %r4, %r3, 4, %r2; mul.wide.u32 %rd4, %r3, 4; add.s64 %rd5, %rd1, %rd4; add.s64 %rd6, %rd2, %rd4;
+        ld.global.u32 %r5, [%rd5]; st.shared.u32 [%r4], %r5; add.u32 %r3, %r3, 128; setp.lt.u32 %p1, %r3, 2048; @%p1 bra $L1;
+        mov.u32 %r3, %r1;
+        $L2: mad.lo.u32 %r4, %r3, 4, %r2; mul.wide.u32 %rd4, %r3, 4; add.s64 %rd6, %rd2, %rd4;
+        ld.global.u32 %r5, [%rd6]; st.shared.u32 [%r4+8192], %r5; add.u32 %r3, %r3, 128; setp.lt.u32 %p1, %r3, 512; @%p1 bra $L2;";
+    let (from_a, a_of) = match a_in_shared {
+        true => (String::new(), ["%rd10", "%rd11"]),
+        // From the input itself, whose rows are of 32 halves: lane l of warp w has row 16 w + l / 4.
+        false => {
+            let load = "shr.u32 %r6, %r1, 5; and.b32 %r7, %r1, 31; shr.u32 %r8, %r7, 2; mad.lo.u32 %r8, %r6, 16, %r8; and.b32 %r9, %r7, 3;
+        mad.lo.u32 %r8, %r8, 64, 0; mad.lo.u32 %r8, %r9, 4, %r8; cvt.u64.u32 %rd7, %r8; add.s64 %rd7, %rd1, %rd7;
+        ld.global.u32 %r10, [%rd7]; ld.global.u32 %r11, [%rd7+512]; ld.global.u32 %r12, [%rd7+16]; ld.global.u32 %r13, [%rd7+528];
+        ld.global.u32 %r14, [%rd7+32]; ld.global.u32 %r15, [%rd7+544]; ld.global.u32 %r16, [%rd7+48]; ld.global.u32 %r17, [%rd7+560];";
+            (load.to_owned(), ["{%r10, %r11, %r12, %r13}", "{%r14, %r15, %r16, %r17}"])
+        }
+    };
+    let trans = if a_in_shared { "0, 0" } else { "0" };
+    let d = "{%f0, %f1, %f2, %f3, %f4, %f5, %f6, %f7}";
+    let body = format!(
+        "{copy} {from_a}
+        cvt.u64.u32 %rd8, %r2; shr.u64 %rd8, %rd8, 4; and.b64 %rd8, %rd8, 16383; or.b64 %rd10, %rd8, {bits};
+        add.s64 %rd11, %rd10, {next_a}; add.s64 %rd12, %rd10, 512; add.s64 %rd13, %rd12, {next};
+        {before}
+        setp.ne.b32 %p2, %r1, %r1; setp.eq.b32 %p3, %r1, %r1;
+        wgmma.fence.sync.aligned;
+        wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {d}, {}, %rd12, %p2, 1, 1, {trans};
+        wgmma.commit_group.sync.aligned;
+        wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 {d}, {}, %rd13, %p3, 1, 1, {trans};
+        wgmma.commit_group.sync.aligned;
+        {between}
+        wgmma.wait_group.sync.aligned 0;
+        shr.u32 %r6, %r1, 5; and.b32 %r7, %r1, 31; shr.u32 %r8, %r7, 2; mad.lo.u32 %r8, %r6, 16, %r8; and.b32 %r9, %r7, 3;
+        mad.lo.u32 %r8, %r8, 64, 0; mad.lo.u32 %r8, %r9, 8, %r8; cvt.u64.u32 %rd7, %r8; add.s64 %rd7, %rd3, %rd7;
+        st.global.v2.f32 [%rd7], {{%f0, %f1}}; st.global.v2.f32 [%rd7+512], {{%f2, %f3}};
+        st.global.v2.f32 [%rd7+32], {{%f4, %f5}}; st.global.v2.f32 [%rd7+544], {{%f6, %f7}};",
+        a_of[0], a_of[1]
+    );
+    kernel(".extern .shared .align 1024 .b8 buffer[];", &body)
+}
+
+/// Rows `[rows, 32]` where `wgmma` finds them in rows of `width` bytes, filled up to `len` halves.
+fn laid_out(rows: &[half::f16], width: usize, len: usize) -> Vec<u32> {
+    let per_row = width / 2;
+    let mut all = vec![half::f16::ZERO; len];
+    for (i, &half) in rows.iter().enumerate() {
+        let (row, col, n_rows) = (i / 32, i % 32, rows.len() / 32);
+        // Of 32 bytes the sixteens follow each other as matrices of their own.
+        let at = if width == 32 { col / 16 * n_rows * 16 + row * 16 + col % 16 } else { row * per_row + col };
+        all[at] = half;
+    }
+    pairs(&swizzled(&all, width))
+}
+
+const FENCED: &str = "fence.proxy.async.shared::cta; bar.sync 0;";
+
+#[test]
+fn warpgroups_multiply_what_descriptors_name() {
+    let (a, b) = (halves(64 * 32, 5), halves(16 * 32, 7));
+    for width in [128, 64, 32] {
+        for a_in_shared in [true, false] {
+            let left =
+                if a_in_shared { laid_out(&a, width, 4096) } else { [pairs(&a), vec![0; 1024]].concat() };
+            let ptx = warpgroup(width, a_in_shared, FENCED, "");
+            let got = run_with(&ptx, 128, &left, &laid_out(&b, width, 1024), 1024, 10240).unwrap();
+            for (i, got) in got.into_iter().enumerate() {
+                let (m, n) = (i / 16, i % 16);
+                let dot: f32 = (0..32).map(|k| a[32 * m + k].to_f32() * b[32 * n + k].to_f32()).sum();
+                assert_eq!(f32::from_bits(got), dot, "{width} {a_in_shared}: {m} {n}");
+            }
+        }
+    }
+}
+
+#[test]
+fn warpgroups_that_forget_a_fence_or_a_wait_are_found_out() {
+    let run = |ptx: &str| run_with(ptx, 128, &[0; 2048], &[0; 512], 1024, 10240).map(|got| got[0]);
+    let fault = |ptx: &str| run(ptx).unwrap_err().what;
+    assert_eq!(run(&warpgroup(128, true, FENCED, "")).unwrap(), 0);
+    let cases = [
+        (warpgroup(128, true, "bar.sync 0;", ""), "fence.proxy.async"),
+        (warpgroup(128, true, "fence.proxy.async.shared::cta;", ""), "race"),
+        (warpgroup(128, false, FENCED, "mov.u32 %r12, 7;"), "wrote an operand"),
+        (warpgroup(128, true, FENCED, "mov.f32 %f1, 0f00000000;"), "wrote a result"),
+        (warpgroup(128, true, FENCED, "bar.sync 0; st.shared.u32 [%r4+8192], %r5;"), "not been waited for"),
+        (warpgroup(128, true, FENCED, "").replace("wgmma.fence.sync.aligned;", ""), "since wgmma.fence"),
+        (warpgroup(128, true, &format!("{FENCED} add.s64 %rd12, %rd12, 8;"), ""), "descriptor"),
+        (warpgroup(128, true, &format!("{FENCED} setp.gt.u32 %p4, %r1, 95; @%p4 ret;"), ""), "divergence"),
+    ];
+    for (ptx, what) in cases {
+        let fault = fault(&ptx);
+        assert!(fault.contains(what), "{what}: {fault}");
+    }
+    let early = "wgmma.wait_group.sync.aligned 1; st.global.f32 [%rd3], %f0; ret;";
+    assert!(f32::from_bits(run_early(&warpgroup(128, true, FENCED, early))).is_nan());
+}
+
+/// The first word of the output alone.
+fn run_early(ptx: &str) -> u32 {
+    run_with(ptx, 128, &[0; 2048], &[0; 512], 1, 10240).unwrap()[0]
+}
+
+/// Warp 1 brings two words, one after the other, and warp 0 takes them.
+fn handed_over(full: &str, empty: &str) -> Result<Vec<u32>, Fault> {
+    let body = format!(
+        "mov.u32 %r2, buffer; mad.lo.u32 %r2, %r1, 4, %r2; mov.u32 %r3, 0; mul.wide.u32 %rd4, %r1, 4; add.s64 %rd5, %rd3, %rd4;
+        setp.lt.u32 %p1, %r1, 32; @%p1 bra $L3;
+        $L1: add.u32 %r4, %r1, %r3; st.shared.u32 [%r2+-128], %r4; {full} {empty} add.u32 %r3, %r3, 1;
+        setp.lt.u32 %p2, %r3, 2; @%p2 bra $L1; ret;
+        $L3: bar.sync 1, 64; ld.shared.u32 %r4, [%r2]; bar.arrive 2, 64; bar.sync 1, 64; ld.shared.u32 %r5, [%r2]; bar.arrive 2, 64;
+        mad.lo.u32 %r4, %r4, 100, %r5; st.global.u32 [%rd5], %r4;"
+    );
+    run(&kernel(".extern .shared .align 16 .b8 buffer[];", &body), 64, &[], &[], 32)
+}
+
+#[test]
+fn warps_hand_over_at_barriers_that_only_one_side_waits_at() {
+    let got = handed_over("bar.arrive 1, 64;", "bar.sync 2, 64;").unwrap();
+    assert!((0..32).all(|i| got[i] == (i as u32 + 32) * 101 + 1), "{got:?}");
+    let fault = handed_over("bar.arrive 1, 64;", "").unwrap_err();
+    assert!(fault.what.contains("race") || fault.what.contains("disagree"), "{fault}");
+    let fault = handed_over("bar.arrive 1, 96;", "bar.sync 2, 64;").unwrap_err();
+    assert!(fault.what.contains("disagree"), "{fault}");
 }

@@ -3,9 +3,11 @@
 use std::collections::VecDeque;
 
 use crate::arith;
+use crate::block::Arrived;
 use crate::inst::{Addr, Dst, Logic, Op, Space, Special, Src, Ty};
 use crate::memory::{Access, Global, LOCAL_BASE, Moment, PARAM_BASE, SHARED_BASE, Shared};
 use crate::parse::Kernel;
+use crate::warpgroup::Products;
 
 /// Where a block is, and what it shares.
 pub(crate) struct Block<'a> {
@@ -13,6 +15,10 @@ pub(crate) struct Block<'a> {
     pub params: &'a [u8],
     pub dims: Dims,
     pub shared: Shared,
+    /// Threads that have come to a barrier and gone on.
+    pub arrived: Vec<Arrived>,
+    /// Products under way, of each warpgroup.
+    pub products: Vec<Products>,
 }
 
 /// Geometry of a launch, and the block's place in it.
@@ -49,6 +55,8 @@ pub(crate) struct Thread {
     pub pc: usize,
     pub moment: Moment,
     regs: Vec<u64>,
+    /// Registers at the last fence for products of the warpgroup.
+    fenced: Vec<u64>,
     local: Vec<u8>,
     known: Vec<bool>,
     /// Groups of copies, oldest first.
@@ -63,6 +71,7 @@ impl Thread {
             pc: 0,
             moment: Moment { thread: index, ..Moment::default() },
             regs: vec![UNSET; kernel.n_regs],
+            fenced: Vec::new(),
             local: vec![0; kernel.local_bytes],
             known: vec![false; kernel.local_bytes],
             groups: VecDeque::new(),
@@ -88,6 +97,26 @@ impl Thread {
         if let Some(reg) = dst {
             self.regs[reg as usize] = value;
         }
+    }
+
+    /// From here on products of the warpgroup see the registers as they are now.
+    pub fn fence(&mut self) {
+        self.fenced.clone_from(&self.regs);
+    }
+
+    /// A register as products of the warpgroup see it.
+    pub fn get_fenced(&self, reg: u32) -> Result<u64, String> {
+        let now = self.regs[reg as usize];
+        match self.fenced.get(reg as usize) {
+            Some(&fenced) if fenced == now => Ok(now),
+            _ => Err(format!("thread {} has written an operand since wgmma.fence", self.moment.thread)),
+        }
+    }
+
+    /// Writes a register as a product of the warpgroup does.
+    pub fn set_fenced(&mut self, reg: u32, value: u64) {
+        self.regs[reg as usize] = value;
+        self.fenced[reg as usize] = value;
     }
 
     fn special(&self, block: &Block<'_>, special: Special) -> u64 {
@@ -272,6 +301,7 @@ impl Thread {
                 self.finish_copies(0, block)?;
             }
             Op::Fence => global.fence(),
+            Op::FenceProxy => block.shared.fence_proxy(self.moment.thread),
             Op::Nop => {}
             Op::Trap => return Err("trap".to_owned()),
             op => unreachable!("{op:?} is not done alone"),

@@ -80,6 +80,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_split(const __grid_
         }
         __syncwarp();
         load_tile<false, V_DIM>(p, value, nullptr, tile, lane);
+        bound<1, 1>(p.c, s);
         hide<1, 1>(p.c, s, shared.sights, index * TILE, is_main, lane);
         Weights<1, 1> weights;
         soften<1, 1>(w, s, weights);

@@ -25,15 +25,16 @@
 //!
 //! The KV heads of all sequences of a step share launches. Up to eight queries of a KV head whose rows lie in one tile
 //! (decoding) take [`decode`], which needs no shared memory for tiles. Up to 32 others split the sequence over blocks and over
-//! the four warps of a block (flash-decoding); many share unpacked tiles among up to eight warps ([`prompt`]). Heads beyond 256, and
-//! joint streams, take a kernel whose warps share outputs too ([`wide`]). How a walk is split depends on
+//! the four warps of a block (flash-decoding); many share unpacked tiles among up to eight warps ([`prompt`]), on compute capability 9.0
+//! in heads of 64 and 128 among three warpgroups ([`hopper`]). Heads beyond 256, and joint streams, take a kernel whose warps share
+//! outputs too ([`wide`]). How a walk is split depends on
 //! the rows of its own sequence alone, and shares are joined in a fixed order: whoever else is in the step, the results are the
 //! same to the bit. Chunks of a prompt that are cut elsewhere may be walked by another kernel or split elsewhere: their results
 //! differ by roundings, within the error below. Nothing of the cache's size is ever written.
 //!
 //! # Budget
 //!
-//! Counted in the machine code that ptxas 13.0 makes for 9.0, not measured on a card: [`decode`], [`prompt`] and [`wide`] say what theirs is
+//! Counted in the machine code that ptxas 13.0 makes for 9.0, not measured on a card: [`decode`], [`prompt`], [`hopper`] and [`wide`] say what theirs is
 //! bound by. The kernel for up to 32 queries takes 167 registers for heads of 128, so that three blocks of four warps run on a
 //! multiprocessor, and 255 for heads of 256, two blocks; none are spilled.
 //!
@@ -43,6 +44,7 @@
 //! tests hold the sum of these against the CPU's attention in f64.
 
 mod decode;
+mod hopper;
 mod parts;
 mod prompt;
 mod wide;
@@ -191,7 +193,12 @@ fn defines([k_dim, v_dim]: [usize; 2], is_capped: bool) -> [Define; 3] {
 /// What is compiled ahead; other sizes and types are compiled when they come.
 pub(crate) fn builds() -> impl Iterator<Item = Build> {
     let build = |(dims, is_capped)| Build { source: &SOURCE, defines: defines(dims, is_capped).to_vec() };
-    usual_heads().map(build).chain(decode::builds()).chain(prompt::builds()).chain(wide::builds())
+    usual_heads()
+        .map(build)
+        .chain(decode::builds())
+        .chain(prompt::builds())
+        .chain(hopper::builds())
+        .chain(wide::builds())
 }
 
 /// The sizes of stored heads in use, and whether their scores are capped.
@@ -220,12 +227,13 @@ pub(crate) fn attend(
     rows: Rows,
 ) -> Result<()> {
     let group = p.n_heads / p.n_kv_heads.max(1);
-    let shared_bytes = cx.gpu().properties().shared_per_block as usize;
+    let device = cx.gpu().properties();
+    let shared_bytes = device.shared_per_block as usize;
     for part in parts {
         check(p, part.layer, shared_bytes)?;
     }
     let parts: Vec<_> = parts.iter().filter(|part| part.rows.n > 0 && p.n_kv_heads > 0).collect();
-    let way = |part: &KvPart<'_, _>| Way::of(part.rows, group, part.layer, shared_bytes);
+    let way = |part: &KvPart<'_, _>| Way::of(part.rows, group, part.layer, device);
     let mut sorted: Vec<_> = parts.iter().map(|part| (way(part), *part)).collect();
     sorted.sort_by_key(|(way, _)| *way);
     // Sequences of one layer that take one way share launches, and so do heads that store alike.
@@ -345,6 +353,7 @@ fn launch(
     let start = |name, grid: [usize; 3], threads: u32, shared_bytes: usize| -> Result<()> {
         let kernel = match way {
             Way::Many(cut) => prompt::kernel(cx, kind, is_capped, cut, name)?,
+            Way::Warpgroups => hopper::kernel(cx, kind, is_capped, name)?,
             Way::Wide(tiles) => wide::kernel(cx, kind, is_capped, tiles, name)?,
             Way::Decode | Way::Split => cx.kernel_with(&SOURCE, &defines(kind.dims, is_capped), name)?,
         };
@@ -357,6 +366,7 @@ fn launch(
         Way::Decode => return decode::launch(cx, &params, kind, is_capped, [splits, slots]),
         Way::Split => ("attend_split", THREADS, split_bytes(kind.dims)),
         Way::Many(cut) => ("attend_many", cut.threads(), cut.bytes(kind.dims)),
+        Way::Warpgroups => ("attend_many", hopper::THREADS, hopper::bytes(kind.dims)),
         Way::Wide(tiles) => ("attend_wide", THREADS, wide::bytes(kind.dims, tiles)),
     };
     let blocks = most.div_ceil(way.queries_per_block());

@@ -5,9 +5,9 @@ use kvant_backend::{AttendParams, KvLayer, KvPart, Result, Rows};
 use kvant_codec::tile::TILE;
 
 use super::prompt::Cut;
-use super::{OP, QUERIES, WARPS, decode, prompt, wide};
+use super::{OP, QUERIES, WARPS, decode, hopper, prompt, wide};
 use crate::kv::{self, MemoryParams, small};
-use crate::{Context, CudaPage, DevicePtr};
+use crate::{Context, CudaPage, DevicePtr, GpuProperties};
 
 /// Above this many queries of a KV head, warps share tiles instead of splitting them.
 const FEW: usize = 32;
@@ -21,14 +21,16 @@ pub(super) enum Way {
     Split,
     /// Warps share tiles, in blocks that are cut so.
     Many(Cut),
+    /// Warpgroups share tiles, which others bring.
+    Warpgroups,
     /// Warps share tiles and outputs, of so many sixteens of queries.
     Wide(usize),
 }
 
 impl Way {
-    /// For rows with `group` queries of a KV head of `layer` each, where a block has so much shared memory.
-    pub fn of(rows: Rows, group: usize, layer: &KvLayer, shared_bytes: usize) -> Self {
-        let queries = rows.n * group;
+    /// For rows with `group` queries of a KV head of `layer` each, on a device of these properties.
+    pub fn of(rows: Rows, group: usize, layer: &KvLayer, device: &GpuProperties) -> Self {
+        let (queries, shared_bytes) = (rows.n * group, device.shared_per_block as usize);
         if let Some(most) = wide::most_tiles(layer, shared_bytes) {
             return Self::Wide(queries.div_ceil(QUERIES).clamp(1, most));
         }
@@ -36,6 +38,7 @@ impl Way {
             // It walks each tile in one form, so the rows must lie in one tile.
             queries if queries <= decode::QUERIES && !rows.cross() => Self::Decode,
             queries if queries <= FEW => Self::Split,
+            _ if hopper::takes(layer, device.arch) => Self::Warpgroups,
             _ => Self::Many(Cut::of(layer, shared_bytes)),
         }
     }
@@ -45,6 +48,7 @@ impl Way {
             Self::Decode => decode::QUERIES,
             Self::Split => QUERIES,
             Self::Many(cut) => cut.queries(),
+            Self::Warpgroups => hopper::QUERIES,
             Self::Wide(tiles) => QUERIES * tiles,
         }
     }
@@ -127,7 +131,9 @@ impl Launched {
                 let v_dim = part.layer.values(head).spec.value_dim();
                 decode::split_tiles(cx, tiles, p.n_kv_heads, v_dim)
             }
-            Way::Many(cut) => prompt::split_tiles(cx, tiles, p.n_kv_heads * padded / cut.queries()),
+            Way::Many(_) | Way::Warpgroups => {
+                prompt::split_tiles(cx, tiles, p.n_kv_heads * padded / way.queries_per_block())
+            }
             Way::Split | Way::Wide(_) => {
                 split_tiles(cx, tiles, p.n_kv_heads * padded / way.queries_per_block())
             }

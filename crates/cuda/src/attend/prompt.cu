@@ -74,6 +74,7 @@ __device__ void take(const Common& c, const Range& range, u32 i, const u16* keys
     } else {
         scores<QUERY_TILES, TILES, false>(queries, keys, s, lane);
     }
+    bound<QUERY_TILES, TILES>(c, s);
     hide<QUERY_TILES, TILES>(c, s, sights, first_token, is_main, lane);
     Weights<QUERY_TILES, TILES> weights;
     soften<QUERY_TILES, TILES>(w, s, weights);

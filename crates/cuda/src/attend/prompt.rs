@@ -1,4 +1,4 @@
-//! Many queries of a KV head, prompts above all.
+//! Many queries of a KV head, prompts above all, wherever [`hopper`](super::hopper) does not take them.
 //!
 //! A block of eight warps takes 256 queries and walks its tiles in steps of 64 tokens: four tiles of keys and four of values, of which each
 //! warp unpacks one, for all.

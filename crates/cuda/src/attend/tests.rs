@@ -7,12 +7,21 @@ use kvant_conformance::kv::{Batch, Shape, Tokens};
 use kvant_conformance::weights::gaussian;
 
 use super::*;
-use crate::conformance::on_emulator;
+use crate::conformance::{hold, on_emulator};
 
 /// Sequences of other lengths, each with a number of rows of its own; more than a launch takes, and more heads than that.
 #[test]
 fn sequences_attend_together_as_each_does_alone() {
-    let Some(subject) = on_emulator(80) else { return };
+    together_as_alone(80);
+}
+
+#[test]
+fn sequences_attend_together_as_each_does_alone_with_warpgroups() {
+    together_as_alone(90);
+}
+
+fn together_as_alone(arch: u32) {
+    let Some(subject) = on_emulator(arch) else { return };
     let base = Shape { k_head_dim: 64, v_head_dim: 64, ..Shape::new(DType::Turbo3, DType::Turbo3) };
     for (shape, lens, counts) in [
         (Shape { n_kv_heads: 25, ..base }, &[40, 30][..], &[1, 1][..]),
@@ -52,6 +61,43 @@ fn a_long_context_is_split_and_joined() {
         let what = || format!("{n} rows after {TOKENS} tokens");
         batch.append(&[n]).unwrap();
         let q = gaussian(16, n * shape.n_heads() * 128, 1.0);
+        let got = batch.attend(&q, &what).unwrap();
+        batch.assert_answers(&q, &got, &what);
+    }
+}
+
+/// Suites with more queries than few, as `attend_steps` has.
+#[test]
+fn warpgroups_hold_the_suites() {
+    for op in ["attend_types", "attend_capped"] {
+        hold(on_emulator(90), op);
+    }
+}
+
+/// Warpgroups with all, one and none of their queries, over more steps than there is room for, none of them split.
+#[test]
+fn warpgroups_share_steps_for_any_number_of_queries() {
+    const TOKENS: usize = 400;
+    let Some(subject) = on_emulator(90) else { return };
+    let base = Shape { n_kv_heads: 4, group: 1, ..Shape::new(DType::Turbo3, DType::Turbo3) };
+    let shapes = [
+        base,
+        Shape { sink_tiles: 3, extra_tail_tiles: 5, ..base },
+        Shape { k_head_dim: 64, window: Some(300), ..base },
+        Shape {
+            v_head_dim: 64,
+            soft_cap: Some(2.0),
+            n_kv_heads: 4,
+            group: 1,
+            ..Shape::new(DType::F16, DType::Q8_0)
+        },
+    ];
+    for (shape, rows) in shapes.into_iter().zip([129, 193, 64, 65]) {
+        let tokens = Tokens::gaussian(shape, TOKENS + rows, 31);
+        let mut batch = Batch::fed(&subject, &tokens, TOKENS, TOKENS).unwrap();
+        let what = || format!("{shape:?}, {rows} rows after {TOKENS} tokens");
+        batch.append(&[rows]).unwrap();
+        let q = gaussian(32, rows * shape.n_heads() * shape.k_head_dim, 1.0);
         let got = batch.attend(&q, &what).unwrap();
         batch.assert_answers(&q, &got, &what);
     }

@@ -5,7 +5,10 @@
 // Halves are finished there: scales and centres are in them.
 //
 // Rows lie without a gap. Eights of halves change places, so that those of eight rows that are read together lie in different banks:
-// rows of tokens in every 64 dims, rows of dims, which are two eights, in pairs.
+// rows of tokens in every 64 dims, rows of dims, which are two eights, in pairs. These are orders that the products of warpgroups know, as
+// swizzles of 128 and of 32 bytes, where of rows of tokens, of whole 64s then, eight lie together, 64 dims after 64 dims.
+//
+// Macros: EIGHTS_TOGETHER (whether they do).
 
 #pragma once
 
@@ -14,7 +17,11 @@
 // Where the half of a token and a dim lies, in rows of `dims`, which are tokens.
 __device__ inline u32 in_tokens(u32 dims, u32 token, u32 dim) {
     u32 eight = dim / 8;
+#ifdef EIGHTS_TOGETHER
+    return token / 8 * 8 * dims + dim / 64 * 512 + token % 8 * 64 + 8 * (eight % 8 ^ token % 8) + dim % 8;
+#else
     return token * dims + 8 * (eight < dims / 64 * 8 ? eight ^ token % 8 : eight) + dim % 8;
+#endif
 }
 
 // The same in rows that are dims.

@@ -60,16 +60,20 @@ __device__ void scores(const u16* queries, const u16* keys, Scores<SIXTEENS, TIL
     }
 }
 
-// Bounds scores, where they are capped, and hides what a query does not see of tokens from `first_token` on.
+// Bounds scores, where they are capped.
+template <u32 SIXTEENS, u32 TILES>
+__device__ void bound(const Common& c, Scores<SIXTEENS, TILES>& s) {
+    if (!CAPPED) return;
+#pragma unroll
+    for (u32 i = 0; i < SIXTEENS * TILES * 8; i++) {
+        float& x = s[i / (TILES * 8)][i / 8 % TILES][i / 4 % 2][i % 4];
+        x = capped(c, x);
+    }
+}
+
+// Hides what a query does not see of tokens from `first_token` on.
 template <u32 SIXTEENS, u32 TILES>
 __device__ void hide(const Common& c, Scores<SIXTEENS, TILES>& s, const Sight* sights, u32 first_token, bool is_main, u32 lane) {
-    if (CAPPED) {
-#pragma unroll
-        for (u32 i = 0; i < SIXTEENS * TILES * 8; i++) {
-            float& x = s[i / (TILES * 8)][i / 8 % TILES][i / 4 % 2][i % 4];
-            x = capped(c, x);
-        }
-    }
     bool is_cut = first_token < sights[QUERIES * SIXTEENS - 1].first(c, is_main) || first_token + TILE * TILES > sights[0].last(is_main);
     if (!is_cut) return;
 #pragma unroll

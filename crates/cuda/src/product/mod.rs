@@ -9,6 +9,7 @@
 //!
 //! Many rows (`many.cu`): tensor cores. Weights and inputs are rounded to f16, the inputs times a power of two for each
 //! row and weights in f32 or bf16 times one for their matrix, so that none is too large or too small; sums stay in f32. Each weight is decoded once per 128 rows, or 64.
+//! On compute capability 9.0, where there are blocks enough, with the products of warpgroups (`hopper.cu`), once per 256 rows, or 128.
 
 use bytemuck::{NoUninit, Pod, Zeroable};
 use kvant_backend::{Activation, BackendError};
@@ -16,7 +17,7 @@ use kvant_codec::fields::Spec;
 use kvant_codec::{Codebook, DType, Rotation, Table};
 
 use crate::constants::Constants;
-use crate::half::HALF_HEADER;
+use crate::half::{HALF_HEADER, WARPGROUP_ARCH, WARPGROUP_HEADER, WARPGROUP_OPTIONS};
 use crate::module::{Build, Header};
 use crate::{Context, CudaError, DevicePtr, Launch, Source, gate, rotate};
 
@@ -27,7 +28,7 @@ mod operand;
 pub(crate) use layout::{Weights, upload};
 pub(crate) use operand::Operand;
 
-static HEADERS: [Header; 3] = [HALF_HEADER, SPANS, WEIGHTS_HEADER];
+const HEADERS: [Header; 3] = [HALF_HEADER, SPANS, WEIGHTS_HEADER];
 const WEIGHTS_HEADER: Header = Header { name: "weights.cuh", text: include_str!("weights.cuh") };
 /// What says which rows meet which expert's weights.
 pub(crate) const SPANS: Header = Header { name: "spans.cuh", text: include_str!("spans.cuh") };
@@ -37,6 +38,17 @@ static FEW: Source = Source {
     headers: &HEADERS,
     constants: few_constants,
     options: &[],
+};
+/// The kernel for many rows on compute capability 9.0.
+static HOPPER: Source = Source {
+    name: "hopper_many.cu",
+    text: include_str!("hopper.cu"),
+    headers: &{
+        let [half, spans, weights] = HEADERS;
+        [half, spans, weights, WARPGROUP_HEADER]
+    },
+    constants: || constants().whole("STEP", operand::STEP),
+    options: &WARPGROUP_OPTIONS,
 };
 static MANY: Source = Source {
     name: "many.cu",
@@ -58,7 +70,11 @@ pub(crate) const MANY_ROWS: usize = 17;
 /// Output features and rows of a block of the kernel for many rows, where experts are not, and where there are blocks enough.
 pub(crate) const TILE: u32 = 64;
 const LARGE_TILE: u32 = 128;
-/// Steps of it that are in shared memory at once, and halves between their rows.
+/// Output features and threads of a block of that of compute capability 9.0, and rows of its variants.
+const HOPPER_FEATURES: u32 = 128;
+const HOPPER_THREADS: u32 = 256;
+const HOPPER_ROWS: [u32; 2] = [256, 128];
+/// Steps of both that are in shared memory at once, and halves between their rows.
 const STAGES: u32 = 2;
 const PAD: usize = 8;
 
@@ -262,7 +278,8 @@ pub(crate) fn builds() -> impl Iterator<Item = Build> {
             ROWS.map(|rows| build(&FEW, vec![("TYPE", number), ("ROWS", rows)])).into()
         };
         let many = [TILE, LARGE_TILE].map(|side| build(&MANY, vec![("TYPE", number), ("SIDE", side)]));
-        few.into_iter().chain(many)
+        let hopper = HOPPER_ROWS.map(|rows| build(&HOPPER, vec![("TYPE", number), ("ROWS", rows)]));
+        few.into_iter().chain(many).chain(hopper)
     });
     types.chain([Build { source: &operand::QUANTISE, defines: Vec::new() }])
 }
@@ -352,6 +369,12 @@ fn launch(cx: &Context, x: &mut Operand, products: &[&Product]) -> Result<(), Cu
             let features = WARPS * FEATURES;
             (kernel, features, [blocks(features), spans(rows), 1], 32 * WARPS, 0)
         }
+        Way::Many if let Some(rows) = hopper_rows(cx, products, params.rows) => {
+            let kernel = cx.kernel_with(&HOPPER, &[dtype, ("ROWS", rows)], "product_many")?;
+            let step_bytes = (HOPPER_FEATURES + rows) * (operand::STEP * size_of::<u16>()) as u32;
+            let grid = [blocks(HOPPER_FEATURES), spans(rows), 1];
+            (kernel, HOPPER_FEATURES, grid, HOPPER_THREADS, step_bytes * STAGES)
+        }
         Way::Many => {
             let side = tile(n_sms, products, params.rows);
             let kernel = cx.kernel_with(&MANY, &[dtype, ("SIDE", side)], "product_many")?;
@@ -428,6 +451,17 @@ fn tile(n_sms: u32, products: &[&Product], rows: u32) -> u32 {
     let has_spans = products.iter().any(|p| p.picks.is_some());
     let is_large = !has_spans && 4 * blocks >= 3 * n_sms as usize;
     if is_large { LARGE_TILE } else { TILE }
+}
+
+/// The rows of a block of the kernel for compute capability 9.0: as many as leave blocks enough, as for [`tile`]. `None` where another
+/// kernel runs.
+fn hopper_rows(cx: &Context, products: &[&Product], rows: u32) -> Option<u32> {
+    let device = cx.gpu().properties();
+    if device.arch != WARPGROUP_ARCH || products.iter().any(|p| p.picks.is_some()) {
+        return None;
+    }
+    let features: u32 = products.iter().map(|p| (p.n_out as u32).div_ceil(HOPPER_FEATURES)).sum();
+    HOPPER_ROWS.into_iter().find(|of_block| 4 * features * rows.div_ceil(*of_block) >= 3 * device.n_sms)
 }
 
 /// Shared memory of a step: `Stage` of `many.cu`.

@@ -1,0 +1,219 @@
+// Attention of many queries over compressed tiles, with the products of warpgroups. The method is in hopper.rs.
+//
+// Macros: K_TYPE, V_TYPE, K_DIM, V_DIM (values per token as stored, 64 or 128), CAPPED (whether scores are), TAKERS, BRINGERS
+// (warpgroups that multiply and that unpack), STAGES (steps that there is room for), TAKER_REGISTERS, BRINGER_REGISTERS.
+
+#define EIGHTS_TOGETHER
+#include "turn.cuh"
+#include "warpgroup.cuh"
+#include "work.cuh"
+
+// Tiles of a step.
+constexpr u32 STEP = 4;
+constexpr u32 BLOCK_THREADS = WARPGROUP * (TAKERS + BRINGERS), BLOCK_QUERIES = PRODUCT_ROWS * TAKERS;
+
+struct Stage {
+    u16 keys[STEP * TILE * K_DIM];
+    u16 values[STEP * TILE * V_DIM];
+};
+
+// Bytes that the first-level cache brings at once, and how many of these a lane asks for of the largest tile.
+constexpr u32 SECTOR = 32, MOST_SECTORS = TILE * (K_DIM > V_DIM ? K_DIM : V_DIM) * sizeof(float) / SECTOR / 32;
+
+struct Shared {
+    u16 queries[BLOCK_QUERIES * K_DIM];
+    Stage stages[STAGES];
+    u32 nowhere[WARPGROUP * BRINGERS][MOST_SECTORS];
+    Sight sights[BLOCK_QUERIES];
+};
+
+// The tiles of a block: of a walk those from `begin` to before `end`.
+struct Range {
+    View keys, values;
+    Walk walk;
+    u32 begin, end;
+
+    __device__ u32 steps() const { return begin < end ? (end - begin + STEP - 1) / STEP : 0; }
+};
+
+// Barriers of a stage, behind that of the block: one for each warpgroup that takes it, and one for those that bring it.
+__device__ u32 filled(u32 stage, u32 taker) { return 1 + stage * (TAKERS + 1) + taker; }
+__device__ u32 emptied(u32 stage) { return filled(stage, TAKERS); }
+static_assert(STAGES * (TAKERS + 1) < 16, "a block has sixteen barriers");
+
+constexpr u32 FILL_THREADS = WARPGROUP * (BRINGERS + 1);
+__device__ u32 empty_threads(u32 takers) { return WARPGROUP * (BRINGERS + takers); }
+
+// Asks for a tile to be brought to the first-level cache: the time its first use would wait for. Copies to nowhere in particular take no
+// registers while they are under way.
+__device__ void touch_tile(const Tile& tile, u32* nowhere, u32 lane) {
+    finish_copies();
+#pragma unroll 1
+    for (u32 at = SECTOR * lane, n = 0; at < tile.bytes; at += SECTOR * 32, n++) {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(nowhere + n)), "l"(tile.at + at) : "memory");
+    }
+}
+
+// Brings tile `i` of the walk, of keys or of values.
+template <bool KEYS>
+__device__ void bring(const AttendParams& p, const Range& range, u32 i, u16* to, u32* nowhere, u32 lane) {
+    constexpr u32 DIM = KEYS ? K_DIM : V_DIM;
+    if (i >= range.end) return load_nothing<DIM>(to, lane);
+    const View& view = KEYS ? range.keys : range.values;
+    u32 later = i + STEP, index = range.walk.tile(i);
+    if (later < range.end) touch_tile(view.tile(range.walk.tile(later), range.walk.is_main(later)), nowhere, lane);
+    Tile tile = view.tile(index, range.walk.is_main(i));
+    load_alike<KEYS, DIM, KEYS ? K_TYPE : V_TYPE>(p, tile, KEYS ? view.centre(index, tile) : nullptr, to, lane);
+}
+
+// Brings all steps, for so many takers: a warp some tiles of each, keys and values in turn.
+__device__ void bring_all(const AttendParams& p, const Range& range, Stage* stages, u32* nowhere, u32 takers, u32 lane, u32 warp) {
+    u32 steps = range.steps();
+#pragma unroll 1
+    for (u32 step = 0; step < steps; step++) {
+        u32 stage = step % STAGES, first = range.begin + STEP * step;
+        if (step >= STAGES) meet(emptied(stage), empty_threads(takers));
+#pragma unroll 1
+        for (u32 n = warp; n < 2 * STEP; n += 4 * BRINGERS) {
+            u32 place = n % STEP;
+            if ((n / STEP + step) % 2 == 0) {
+                bring<true>(p, range, first + place, stages[stage].keys + place * TILE * K_DIM, nowhere, lane);
+            } else {
+                bring<false>(p, range, first + place, stages[stage].values + place * TILE * V_DIM, nowhere, lane);
+            }
+        }
+        show_stores();
+#pragma unroll
+        for (u32 taker = 0; taker < TAKERS; taker++) {
+            if (taker < takers) arrive(filled(stage, taker), FILL_THREADS);
+        }
+    }
+    finish_copies();
+}
+
+using StepScores = Scores<1, STEP>;
+using StepWeights = Weights<1, STEP>;
+
+// Hides what a query does not see of the step from tile `i` of the walk on, in which each tile may be of another part. `sights` are those
+// of the warpgroup.
+__device__ void hide_step(const Common& c, const Range& range, u32 i, StepScores& s, const Sight* sights, u32 lane, u32 warp) {
+    const Walk& walk = range.walk;
+    u32 last = i + STEP - 1, first_token = walk.tile(i) * TILE;
+    bool is_main = walk.is_main(i), is_one = last < range.end && walk.is_main(last) == is_main;
+    bool is_seen = first_token >= sights[PRODUCT_ROWS - 1].first(c, is_main) && first_token + STEP * TILE <= sights[0].last(is_main);
+    if (is_one && is_seen) return;
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+        const Sight& sight = sights[QUERIES * warp + lane / 4 + 8 * half];
+#pragma unroll
+        for (u32 t = 0; t < STEP; t++) {
+            bool is_main = walk.is_main(i + t);
+            u32 from = sight.first(c, is_main), seen = i + t < range.end ? sight.last(is_main) - from : 0;
+            u32 col = walk.tile(i + t) * TILE + 2 * (lane % 4) - from;
+            for (u32 e = 0; e < 4; e++) {
+                if (col + 8 * (e / 2) + e % 2 >= seen) s[0][t][e / 2][2 * half + e % 2] = HIDDEN;
+            }
+        }
+    }
+}
+
+// Begins the scores of the step whose stage begins at `stage`, as descriptors count; so do `queries`.
+__device__ void begin_scores(StepScores& s, u32 queries, u32 stage) {
+    constexpr u32 LYING = lying_in_tokens(K_DIM);
+    float(&scores)[8 * STEP] = (float(&)[8 * STEP])s;
+    multiply<LYING, false>(scores, queries, stage);
+#pragma unroll
+    for (u32 k = 1; k < K_DIM / 16; k++) {
+        u32 at = k / 4 * NEXT_SIXTY_FOUR + k % 4 * NEXT_SIXTEEN;
+        multiply<LYING, true>(scores, queries + at, stage + at);
+    }
+    commit_products();
+}
+
+// Begins to add the values of a step, weighted.
+__device__ void begin_mix(Work<1>& w, const StepWeights& weights, u32 stage) {
+    constexpr u32 KEYS = sizeof(Stage::keys) / 16, NEXT = TILE * V_DIM * sizeof(u16) / 16;
+#pragma unroll
+    for (u32 t = 0; t < STEP; t++) {
+        multiply<LYING_IN_DIMS>((float(&)[V_DIM / 2])w.out, weights[0][t], stage + KEYS + t * NEXT);
+    }
+    commit_products();
+}
+
+// Takes all steps in. While a step's scores are softened the products of other warpgroups run; those of its values follow with the next
+// step's scores.
+__device__ void take_all(const Common& c, const Range& range, const Stage* stages, u32 queries, const Sight* sights, u32 taker, u32 takers,
+                         Work<1>& w, u32 lane, u32 warp) {
+    u32 steps = range.steps();
+    StepScores s;
+    StepWeights weights;
+    float(&scores)[8 * STEP] = (float(&)[8 * STEP])s;
+    u32(&operands)[4 * STEP] = (u32(&)[4 * STEP])weights;
+    float(&out)[V_DIM / 2] = (float(&)[V_DIM / 2])w.out;
+    if (steps == 0) return;
+    meet(filled(0, taker), FILL_THREADS);
+    pin(scores);
+    show_registers();
+    u32 now = beginning(stages[0].keys);
+    begin_scores(s, queries, now);
+    wait_for_products<0>();
+    pin(scores);
+#pragma unroll 1
+    for (u32 step = 0;; step++) {
+        bound<1, STEP>(c, s);
+        hide_step(c, range, range.begin + STEP * step, s, sights, lane, warp);
+        soften<1, STEP>(w, s, weights);
+        u32 stage = step % STAGES, next = (step + 1) % STAGES;
+        if (step + 1 == steps) {
+            pin(operands), pin(out);
+            show_registers();
+            begin_mix(w, weights, now);
+            wait_for_products<0>();
+            pin(out);
+            return;
+        }
+        meet(filled(next, taker), FILL_THREADS);
+        pin(operands), pin(out), pin(scores);
+        show_registers();
+        begin_mix(w, weights, now);
+        now = beginning(stages[next].keys);
+        begin_scores(s, queries, now);
+        wait_for_products<1>();
+        pin(out);
+        if (step + STAGES < steps) arrive(emptied(stage), empty_threads(takers));
+        wait_for_products<0>();
+        pin(scores);
+    }
+}
+
+// Warpgroups take queries of their own and share tiles, which others bring. Grid: splits, blocks of queries, KV heads of all sequences.
+extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) attend_many(const __grid_constant__ AttendParams p) {
+    extern __shared__ __align__(1024) u8 bytes[];
+    Shared& shared = *(Shared*)bytes;
+    u32 lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32, group = threadIdx.x / WARPGROUP;
+    u32 split = blockIdx.x, block_query = blockIdx.y * BLOCK_QUERIES;
+    Slot slot(p.c, blockIdx.z);
+    u32 n_queries = slot.n_queries(p.c);
+    if (split >= slot.part.splits || block_query >= n_queries) return;
+    bring_queries(p.c, slot, block_query, BLOCK_QUERIES, BLOCK_THREADS, shared.queries, shared.sights);
+    show_stores();
+    __syncthreads();
+    u32 last_query = min(block_query + BLOCK_QUERIES, n_queries) - 1;
+    Walk walk = walk_of(p.c, slot.part, block_query / p.c.group, last_query / p.c.group);
+    u32 begin = split * slot.part.split_tiles, end = min(walk.n, begin + slot.part.split_tiles);
+    Range range = {keys_of(p.c, slot), values_of(p.c, slot), walk, begin, end};
+    u32 takers = (last_query - block_query) / PRODUCT_ROWS + 1;
+    if (group >= TAKERS) {
+        release_registers<BRINGER_REGISTERS>();
+        u32* nowhere = shared.nowhere[threadIdx.x - WARPGROUP * TAKERS];
+        bring_all(p, range, shared.stages, nowhere, takers, lane, warp + 4 * (group - TAKERS));
+    } else if (group < takers) {
+        claim_registers<TAKER_REGISTERS>();
+        u32 first = PRODUCT_ROWS * group;
+        u32 queries = beginning(shared.queries + first * K_DIM);
+        Work<1> w;
+        take_all(p.c, range, shared.stages, queries, shared.sights + first, group, takers, w, lane, warp);
+        finish_sums(w);
+        write_share(p.c, slot, w, split, block_query + first + QUERIES * warp, lane);
+    }
+}

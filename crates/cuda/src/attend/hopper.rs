@@ -1,0 +1,118 @@
+//! Many queries of a KV head on compute capability 9.0, whose products of warpgroups (`wgmma`) have nearly twice the rate of those of
+//! [`prompt`](super::prompt).
+//!
+//! A block has three warpgroups of 64 queries each, the *takers*, and one that unpacks tiles for all of them, the *bringer*. They walk steps
+//! of 64 tokens, four tiles of keys and four of values, through three stages of shared memory.
+//!
+//! - **Scores** of a step are products of queries and keys in shared memory, `m64n64k16`; **values** are added by `m64n128k16` with the
+//!   weights as left operand, straight from the registers of the scores. Both lie as the existing orders of `unpack.cuh` have them, rows of
+//!   tokens in the swizzle of 128 bytes, rows of dims in that of 32.
+//! - **Products run beside the threads.** A taker asks for the values of a step and the scores of the next at once, and waits for both; meanwhile
+//!   the two others soften theirs and the bringer unpacks.
+//! - **What a product sums over lies side by side**, of float tiles too: the bringer turns these in registers. So no step is special, and only
+//!   what is hidden tells tiles of a step apart. Tiles that are not there are zeros.
+//! - **Each side waits only for the other**, at barriers of a stage: each taker has one of its own where it waits for the bringer, which waits
+//!   for all takers at one before it fills a stage again. Stores are shown to the products by a fence before that.
+//! - **Codes come ahead**, to the first-level cache: copies of a word of each 32 bytes of the next step's tile, to nowhere.
+//! - **Registers** move from the bringer to the takers, 80 and 144 of a thread.
+//!
+//! How a walk is split is [`prompt`](super::prompt)'s.
+//!
+//! # Budget
+//!
+//! Counted in the machine code that ptxas 13.0 makes, not measured on a card. For a step of 64 tokens and 192 queries, heads of 128, the tensor cores
+//! of a multiprocessor take 1,536 clocks, and shared memory 1,408: 768 for scores, 384 for values, 256 for what is unpacked. Of a
+//! scheduler's instructions three takers have 305 each (and 70 where a maximum rises), and the bringer those of `prompt.rs`, 930 for turbo3 and
+//! 300 for f16. So issue binds turbo3, at 1,850 clocks or 760 TFLOP/s for 132 multiprocessors at 1.7 GHz, of which latencies leave a part.
+//! The bringer is one warp on a scheduler: the instructions of a step follow each other in it.
+
+use kvant_backend::{KvLayer, Result};
+use kvant_codec::DType;
+use kvant_codec::tile::TILE;
+
+use super::decode::Kind;
+use super::{HEADERS, SIGHT, constants};
+use crate::half::{WARPGROUP_ARCH, WARPGROUP_HEADER, WARPGROUP_OPTIONS};
+use crate::kv::{TYPES, number};
+use crate::module::Build;
+use crate::{Context, Define, Header, KernelId, Source};
+
+/// What only these kernels include.
+const HOPPER_HEADERS: [Header; HEADERS.len() + 2] = {
+    let [half, rotate, tile, bounded, look_up, attend, ends, apart, unpack, work] = HEADERS;
+    let turn = Header { name: "turn.cuh", text: include_str!("turn.cuh") };
+    [half, rotate, tile, bounded, look_up, attend, ends, apart, unpack, work, turn, WARPGROUP_HEADER]
+};
+
+/// The kernels for many queries.
+static SOURCE: Source = Source {
+    name: "hopper.cu",
+    text: include_str!("hopper.cu"),
+    headers: &HOPPER_HEADERS,
+    constants: || {
+        let cut = [("TAKERS", TAKERS), ("BRINGERS", BRINGERS), ("STAGES", STAGES)];
+        let registers = [("TAKER_REGISTERS", REGISTERS[0]), ("BRINGER_REGISTERS", REGISTERS[1])];
+        let numbers = cut.into_iter().chain(registers).chain([("QUERIES", super::QUERIES)]);
+        numbers.fold(constants(), |constants, (name, n)| constants.whole(name, n))
+    },
+    options: &WARPGROUP_OPTIONS,
+};
+
+/// Sizes of values, as stored, that the kernels are for.
+const DIMS: [usize; 2] = [64, 128];
+/// Warpgroups of a block that take queries, and that unpack tiles.
+const TAKERS: usize = 3;
+const BRINGERS: usize = 1;
+const WARPGROUP: usize = 128;
+/// Steps that there is room for.
+const STAGES: usize = 3;
+/// Tiles of a step.
+const STEP: usize = 4;
+/// Bytes that the first-level cache brings at once.
+const SECTOR: usize = 32;
+/// Registers of a thread that takes queries, and of one that unpacks: multiples of 8, of all threads what a multiprocessor has.
+const REGISTERS: [usize; 2] = [144, 80];
+const _: () = assert!((REGISTERS[0] * TAKERS + REGISTERS[1] * BRINGERS) * WARPGROUP <= 1 << 16);
+
+/// Queries of a block.
+pub(super) const QUERIES: usize = 64 * TAKERS;
+/// Threads of a block.
+pub(super) const THREADS: u32 = (WARPGROUP * (TAKERS + BRINGERS)) as u32;
+
+/// Whether the heads of `layer` are for these kernels, on compute capability `arch / 10`.
+pub(super) fn takes(layer: &KvLayer, arch: u32) -> bool {
+    let is_known = |head: usize| {
+        DIMS.contains(&layer.k[head].spec.dim()) && DIMS.contains(&layer.values(head).spec.value_dim())
+    };
+    arch == WARPGROUP_ARCH && (0..layer.k.len()).all(is_known)
+}
+
+/// Shared memory of a block for heads of these sizes: `Shared` of `hopper.cu`.
+pub(super) fn bytes([k_dim, v_dim]: [usize; 2]) -> usize {
+    let stages = STAGES * STEP * TILE * (k_dim + v_dim);
+    let nowhere =
+        WARPGROUP * BRINGERS * (TILE * k_dim.max(v_dim) * size_of::<f32>() / SECTOR / 32) * size_of::<u32>();
+    (stages + QUERIES * k_dim) * size_of::<u16>() + nowhere + QUERIES * SIGHT
+}
+
+/// One of the kernels.
+pub(super) fn kernel(cx: &Context, kind: &Kind, is_capped: bool, name: &'static str) -> Result<KernelId> {
+    let types = kind.specs.map(|spec| spec.dtype.into());
+    Ok(cx.kernel_with(&SOURCE, &defines(types, kind.dims, is_capped), name)?)
+}
+
+/// `types` are numbers, as kernels count them.
+fn defines([k, v]: [u32; 2], dims: [usize; 2], is_capped: bool) -> Vec<Define> {
+    [("K_TYPE", k), ("V_TYPE", v)].into_iter().chain(super::defines(dims, is_capped)).collect()
+}
+
+/// What is compiled ahead: the sizes of stored heads in use, and every type in heads of 128. Others when they come.
+pub(super) fn builds() -> impl Iterator<Item = Build> {
+    let known = super::usual_heads().filter(|(dims, _)| dims.iter().all(|dim| DIMS.contains(dim)));
+    let usual = known.map(|(dims, is_capped)| (DType::Turbo3, dims, is_capped));
+    let others = TYPES.into_iter().filter(|&dtype| dtype != DType::Turbo3);
+    usual.chain(others.map(|dtype| (dtype, [128; 2], false))).map(|(dtype, dims, is_capped)| Build {
+        source: &SOURCE,
+        defines: defines([number(dtype); 2], dims, is_capped),
+    })
+}

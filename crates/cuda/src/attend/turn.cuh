@@ -1,0 +1,62 @@
+// Float tiles in shared memory in the order of coded ones: what a product sums over side by side.
+
+#pragma once
+
+#include "unpack.cuh"
+
+// Eight values of a float tile from value `i` on, as halves. f32 and bf16 beyond f16 saturate.
+__device__ inline uint4 eight_halves(u32 type, const u8* tile, u32 i) {
+    if (type == F16) return *(const uint4*)(tile + 2 * i);
+    float x[8];
+#pragma unroll
+    for (u32 e = 0; e < 8; e++) {
+        float v = type == F32 ? ((const float*)tile)[i + e] : from_bfloat(((const u16*)tile)[i + e]);
+        x[e] = fminf(fmaxf(v, -HALF_MAX), HALF_MAX);
+    }
+    return make_uint4(pack_halves(x[0], x[1]), pack_halves(x[2], x[3]), pack_halves(x[4], x[5]), pack_halves(x[6], x[7]));
+}
+
+// Four rows of eight halves as eight rows of four, pair `q` of them: row 2 q is in x and y, row 2 q + 1 in z and w.
+__device__ inline uint4 turned(const u32 (&rows)[4][4], u32 q) {
+    return make_uint4(__byte_perm(rows[0][q], rows[1][q], 0x5410), __byte_perm(rows[2][q], rows[3][q], 0x5410),
+                      __byte_perm(rows[0][q], rows[1][q], 0x7632), __byte_perm(rows[2][q], rows[3][q], 0x7632));
+}
+
+// Brings a tile that lies in rows of dims (keys) or of tokens (values) in rows of the other. A lane turns four rows of eight at a time: of
+// keys eight tokens in sixteen lanes, so that these write whole rows; of values four tokens in each four lanes.
+template <bool KEYS, u32 DIM>
+__device__ void load_turned(u32 type, const u8* tile, u16* to, u32 lane) {
+    constexpr u32 COLS = KEYS ? TILE : DIM;
+#pragma unroll 2
+    for (u32 pass = 0; pass < DIM / 64; pass++) {
+        u32 row = 4 * (KEYS ? 16 * pass + lane % 16 : lane % 4), col = 8 * (KEYS ? lane / 16 : 8 * pass + lane / 4);
+        u32 rows[4][4];
+#pragma unroll
+        for (u32 r = 0; r < 4; r++) *(uint4*)rows[r] = eight_halves(type, tile, (row + r) * COLS + col);
+#pragma unroll
+        for (u32 q = 0; q < 4; q++) {
+            uint4 pair = turned(rows, q);
+            u32 first = col + 2 * q;
+            *(uint2*)(to + (KEYS ? in_tokens(DIM, first, row) : in_dims(first, row))) = make_uint2(pair.x, pair.y);
+            *(uint2*)(to + (KEYS ? in_tokens(DIM, first + 1, row) : in_dims(first + 1, row))) = make_uint2(pair.z, pair.w);
+        }
+    }
+}
+
+// A tile of a stream that stores TYPE, or halves.
+template <bool KEYS, u32 DIM, u32 TYPE>
+__device__ void load_alike(const AttendParams& p, const Tile& tile, const u16* centre, u16* to, u32 lane) {
+    if constexpr (is_coded(TYPE)) {
+        if (tile.type == TYPE) {
+            load_coded<KEYS, DIM, TYPE>(p.books[TYPE], tile.at, centre, to, lane);
+            return;
+        }
+    }
+    load_turned<KEYS, DIM>(is_coded(TYPE) || TYPE == F16 ? F16 : tile.type, tile.at, to, lane);
+}
+
+// Zeros in place of a tile of DIM dims.
+template <u32 DIM>
+__device__ void load_nothing(u16* to, u32 lane) {
+    for (u32 i = 8 * lane; i < TILE * DIM; i += 8 * 32) *(uint4*)(to + i) = make_uint4(0, 0, 0, 0);
+}

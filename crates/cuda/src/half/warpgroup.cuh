@@ -1,0 +1,120 @@
+// Products of a warpgroup of halves, as compute capability 9.0 has them alone: they run beside the threads, which wait for them.
+//
+// An operand in shared memory is rows of what a product sums over, whose eights of halves change places. A lane has of results, and of left
+// operands in registers, what `mma.m16n8k16` gives it: warp w of the four has rows 16 w to 16 w + 16.
+
+#pragma once
+
+#include "half.cuh"
+
+constexpr u32 WARPGROUP = 128;
+// Rows of a product.
+constexpr u32 PRODUCT_ROWS = 64;
+
+// A descriptor of a matrix has in its lower half where that begins, in sixteens of bytes, and in its upper half how it lies: how far eight
+// rows are from the next, and the swizzle, of 128 bytes or of 32.
+__device__ constexpr u32 lying(u32 eight_rows, u32 swizzle) { return eight_rows * sizeof(u16) / 16 | swizzle << 30; }
+
+// Rows of `dims` halves, a multiple of 64: eight rows together, 64 of their halves after 64, in which the eights of a row are at their
+// number xor the row's (`in_tokens` of unpack.cuh).
+__device__ constexpr u32 lying_in_tokens(u32 dims) { return lying(8 * dims, 1); }
+// How much further on the next 16 dims begin, and behind four of these the next 64.
+constexpr u32 NEXT_SIXTEEN = 2, NEXT_SIXTY_FOUR = 64;
+
+// Rows of 16 halves, whose two eights change places in every other four rows (`in_dims`).
+constexpr u32 LYING_IN_DIMS = lying(8 * 16, 3);
+
+// Where a matrix begins. All lanes have the same, of which the compiler is to know.
+__device__ inline u32 beginning(const u16* at) { return __shfl_sync(~0u, (shared_address(at) & 0x3ffff) >> 4, 0); }
+
+// What this thread has stored to shared memory is seen by products that begin after a barrier.
+__device__ inline void show_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// What is in registers is seen by products that follow.
+__device__ inline void show_registers() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+// Keeps the compiler from moving what is done with registers across the beginning or the end of a product.
+template <u32 N>
+__device__ inline void pin(float (&x)[N]) {
+#pragma unroll
+    for (u32 i = 0; i < N; i++) asm volatile("" : "+f"(x[i])::"memory");
+}
+
+template <u32 N>
+__device__ inline void pin(u32 (&x)[N]) {
+#pragma unroll
+    for (u32 i = 0; i < N; i++) asm volatile("" : "+r"(x[i])::"memory");
+}
+
+// Ends a group of products.
+__device__ inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Waits until at most so many groups are under way.
+template <u32 LEFT>
+__device__ inline void wait_for_products() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+#define IN_8(x, i) "+f"(x[i]), "+f"(x[i + 1]), "+f"(x[i + 2]), "+f"(x[i + 3]), "+f"(x[i + 4]), "+f"(x[i + 5]), "+f"(x[i + 6]), "+f"(x[i + 7])
+#define IN_32(x, i) IN_8(x, i), IN_8(x, i + 8), IN_8(x, i + 16), IN_8(x, i + 24)
+#define FIRST_32                                                                                                   \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
+    "%24, %25, %26, %27, %28, %29, %30, %31"
+#define NEXT_32                                                                                                        \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, " \
+    "%55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+// d = a b, or d += a b where KEEPS: rows of 16 halves of `a` and of `b`, 64 of each, which lie alike.
+template <u32 LYING, bool KEEPS>
+__device__ inline void multiply(float (&d)[32], u32 a, u32 b) {
+    asm volatile("{ .reg .pred keeps; .reg .b64 a, b; setp.ne.b32 keeps, %35, 0; mov.b64 a, {%32, %34}; mov.b64 b, {%33, %34}; "
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" FIRST_32 "}, a, b, keeps, 1, 1, 0, 0; }"
+                 : IN_32(d, 0)
+                 : "r"(a), "r"(b), "r"(LYING), "r"((u32)KEEPS)
+                 : "memory");
+}
+
+// d += a b: rows of 16 halves, 64 of `a` and 128 of `b`, which lie alike.
+template <u32 LYING>
+__device__ inline void multiply(float (&d)[64], u32 a, u32 b) {
+    asm volatile("{ .reg .pred keeps; .reg .b64 a, b; setp.ne.b32 keeps, %67, 0; mov.b64 a, {%64, %66}; mov.b64 b, {%65, %66}; "
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" FIRST_32 ", " NEXT_32 "}, a, b, keeps, 1, 1, 0, 0; }"
+                 : IN_32(d, 0), IN_32(d, 32)
+                 : "r"(a), "r"(b), "r"(LYING), "r"(1)
+                 : "memory");
+}
+
+// d += a b: `a` in registers, and 64 rows of `b`.
+template <u32 LYING>
+__device__ inline void multiply(float (&d)[32], const u32 (&a)[4], u32 b) {
+    asm volatile("{ .reg .pred keeps; .reg .b64 b; setp.ne.b32 keeps, %38, 0; mov.b64 b, {%36, %37}; "
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {" FIRST_32 "}, {%32, %33, %34, %35}, b, keeps, 1, 1, 0; }"
+                 : IN_32(d, 0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(LYING), "r"(1)
+                 : "memory");
+}
+
+// The same with 128 rows of `b`.
+template <u32 LYING>
+__device__ inline void multiply(float (&d)[64], const u32 (&a)[4], u32 b) {
+    asm volatile("{ .reg .pred keeps; .reg .b64 b; setp.ne.b32 keeps, %70, 0; mov.b64 b, {%68, %69}; "
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {" FIRST_32 ", " NEXT_32
+                 "}, {%64, %65, %66, %67}, b, keeps, 1, 1, 0; }"
+                 : IN_32(d, 0), IN_32(d, 32)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(LYING), "r"(1)
+                 : "memory");
+}
+
+// Waits at barrier `id` for `threads`, this one among them.
+__device__ inline void meet(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// Comes to barrier `id`, of `threads`, and goes on.
+__device__ inline void arrive(u32 id, u32 threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// From here on the threads of this warpgroup have so many registers each, more than before.
+template <u32 REGISTERS>
+__device__ inline void claim_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
+
+// The same, fewer than before.
+template <u32 REGISTERS>
+__device__ inline void release_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }

@@ -1,0 +1,250 @@
+//! What the four warps of a warpgroup do together: `wgmma`, products of halves that run beside the threads until these wait for them.
+//!
+//! A result is in its registers only after the wait; before, these hold what is not a number.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::block::{Failed, SUMMED, tensor_sum};
+use crate::inst::{Left, Op, Src, Wgmma};
+use crate::memory::{Moment, SHARED_BASE};
+use crate::thread::{Block, State, Thread};
+
+/// Threads of a warpgroup.
+const THREADS: usize = 128;
+/// What a product sums over, and the rows of its result.
+const K: usize = 16;
+const M: usize = 64;
+/// In a register whose result is under way.
+const UNDER_WAY: u64 = 0x7fff_dead;
+
+/// Products of a warpgroup that have not been waited for.
+#[derive(Debug, Default)]
+pub(crate) struct Products {
+    groups: VecDeque<Group>,
+    /// The group that is not committed yet.
+    open: Group,
+}
+
+#[derive(Debug, Default)]
+struct Group {
+    /// By thread and register.
+    results: BTreeMap<(usize, u32), u64>,
+    /// Left operands in registers: thread, register and what is in it.
+    left: Vec<(usize, u32, u64)>,
+    /// Where rows in shared memory are read.
+    rows: Vec<u64>,
+}
+
+impl Products {
+    /// The last result for a register, if one is under way.
+    fn result(&self, key: (usize, u32)) -> Option<u64> {
+        let groups = [&self.open].into_iter().chain(self.groups.iter().rev());
+        groups.filter_map(|group| group.results.get(&key).copied()).next()
+    }
+}
+
+/// Lets warpgroups all of whose threads have met do what they came for.
+pub(crate) fn meet(threads: &mut [Thread], block: &mut Block<'_>) -> Result<bool, Failed> {
+    let mut moved = false;
+    for first in (0..threads.len()).step_by(THREADS) {
+        let kernel = block.kernel;
+        let (pc, state) = (threads[first].pc, threads[first].state);
+        let Some(op) = kernel.insts.get(pc).map(|inst| &inst.op) else { continue };
+        if state != State::Waiting || !op.is_of_warpgroup() {
+            continue;
+        }
+        let Some(group) = threads.get_mut(first..first + THREADS) else {
+            return Err(Failed::new(threads, first, block, "a warpgroup is four whole warps".to_owned()));
+        };
+        if group.iter().any(|thread| thread.state != State::Waiting || thread.pc != pc) {
+            continue;
+        }
+        block.products.resize_with(block.products.len().max(first / THREADS + 1), Products::default);
+        let mut products = std::mem::take(&mut block.products[first / THREADS]);
+        let done = together(op, group, &mut products, block);
+        block.products[first / THREADS] = products;
+        done.map_err(|what| Failed::new(group, 0, block, what))?;
+        for thread in group {
+            thread.pc += 1;
+            thread.state = State::Running;
+        }
+        moved = true;
+    }
+    Ok(moved)
+}
+
+fn together(
+    op: &Op,
+    group: &mut [Thread],
+    products: &mut Products,
+    block: &mut Block<'_>,
+) -> Result<(), String> {
+    match op {
+        Op::Wgmma(product) => multiply(product, group, products, block)?,
+        Op::WgmmaFence => group.iter_mut().for_each(Thread::fence),
+        Op::WgmmaCommit => products.groups.push_back(std::mem::take(&mut products.open)),
+        Op::WgmmaWait(left) => {
+            while products.groups.len() > *left {
+                let done = products.groups.pop_front().unwrap_or_default();
+                finish(done, group, products, block)?;
+            }
+        }
+        op => unreachable!("{op:?} is not of a warpgroup"),
+    }
+    Ok(())
+}
+
+/// Brings the results of a group to their registers, but for those that a later product adds to.
+fn finish(
+    done: Group,
+    group: &mut [Thread],
+    products: &Products,
+    block: &mut Block<'_>,
+) -> Result<(), String> {
+    let now = |group: &[Thread], thread: usize, reg: u32| group[thread].get(block, Src::Reg(reg));
+    for (thread, reg, value) in done.left {
+        if now(group, thread, reg) != value {
+            return Err(format!("thread {thread} wrote an operand of a product under way"));
+        }
+    }
+    for ((thread, reg), value) in done.results {
+        if now(group, thread, reg) != UNDER_WAY {
+            return Err(format!("thread {thread} wrote a result of a product under way"));
+        }
+        if products.result((thread, reg)).is_none() {
+            group[thread].set_fenced(reg, value);
+        }
+    }
+    done.rows.into_iter().for_each(|address| block.shared.end_product(address, ROW));
+    Ok(())
+}
+
+/// Bytes that lie side by side whatever the swizzle: eight halves.
+const ROW: usize = 16;
+
+/// A matrix in shared memory whose rows are what a product sums over: `matrix descriptor` of the PTX ISA.
+#[derive(Debug, Clone, Copy)]
+struct Matrix {
+    start: u64,
+    /// From eight columns to the next eight, where nothing is swizzled.
+    leading: u64,
+    /// From eight rows to the next eight.
+    stride: u64,
+    /// Bytes of a row between which sixteens change places: 16 for none.
+    width: u64,
+}
+
+impl Matrix {
+    fn new(bits: u64) -> Result<Self, String> {
+        let field = |at: u32| (bits >> at & 0x3fff) << 4;
+        let width = match bits >> 62 {
+            0 => 16,
+            1 => 128,
+            2 => 64,
+            _ => 32,
+        };
+        let matrix = Self { start: field(0), leading: field(16), stride: field(32), width };
+        let unknown = bits & !(0x3fff | 0x3fff << 16 | 0x3fff << 32 | 3 << 62);
+        // The first row begins where the pattern does, or within that row.
+        let is_whole =
+            width == 16 || matrix.start % (8 * width) < width && matrix.start % width + 32 <= width;
+        match unknown == 0 && is_whole && matrix.stride.is_multiple_of(8 * width) {
+            true => Ok(matrix),
+            false => Err(format!("a matrix descriptor that is not known, {bits:#018x}: {matrix:?}")),
+        }
+    }
+
+    /// Where eight halves of a row are.
+    fn address(self, row: usize, eight: usize) -> u64 {
+        let (row, eight) = (row as u64, eight as u64);
+        let leading = if self.width == 16 { self.leading } else { 16 };
+        let at = self.start + row / 8 * self.stride + row % 8 * self.width + eight * leading;
+        // In 128 bytes the lowest three bits of the row change those of the sixteen, in 64 two, in 32 one.
+        let bits = at >> 7 & (self.width / 16 - 1);
+        SHARED_BASE + (at ^ bits << 4)
+    }
+}
+
+/// `rows` rows of a matrix in shared memory.
+fn read(
+    bits: u64,
+    rows: usize,
+    now: [Moment; 4],
+    open: &mut Group,
+    block: &mut Block<'_>,
+) -> Result<Vec<[f64; K]>, String> {
+    let matrix = Matrix::new(bits)?;
+    let mut halves = vec![[0.0; K]; rows];
+    for (row, halves) in halves.iter_mut().enumerate() {
+        for (eight, halves) in halves.chunks_exact_mut(ROW / 2).enumerate() {
+            let (mut bytes, address) = ([0; ROW], matrix.address(row, eight));
+            block.shared.begin_product(address, &mut bytes, now)?;
+            open.rows.push(address);
+            for (half, bytes) in halves.iter_mut().zip(bytes.as_chunks().0) {
+                *half = half::f16::from_le_bytes(*bytes).to_f64();
+            }
+        }
+    }
+    Ok(halves)
+}
+
+/// Warp w of the group has rows 16 w to 16 w + 16, in each eight columns as `mma.m16n8k16` has them.
+fn multiply(
+    product: &Wgmma,
+    group: &mut [Thread],
+    products: &mut Products,
+    block: &mut Block<'_>,
+) -> Result<(), String> {
+    let now = [0, 1, 2, 3].map(|warp| group[32 * warp].moment);
+    let same = |src: Src, block: &Block<'_>| {
+        let first = group[0].get(block, src);
+        let is_same = group.iter().all(|thread| thread.get(block, src) == first);
+        is_same.then_some(first).ok_or("threads of a warpgroup disagree on an operand")
+    };
+    let keeps = same(product.keeps, block)? != 0;
+    let right = same(product.b, block)?;
+    let left = match product.a {
+        Left::Matrix(matrix) => {
+            let matrix = same(matrix, block)?;
+            read(matrix, M, now, &mut products.open, block)?
+        }
+        Left::Registers(registers) => left_of(registers, group, &mut products.open)?,
+    };
+    let right = read(right, 2 * product.d.len(), now, &mut products.open, block)?;
+    for (index, thread) in group.iter_mut().enumerate() {
+        let (row, quad) = (16 * (index / 32) + index % 32 / 4, index % 4);
+        for (r, dst) in product.d.iter().enumerate() {
+            let reg = dst.ok_or("a result without a register")?;
+            let (row, col) = (row + 8 * (r / 2 % 2), 8 * (r / 4) + 2 * quad + r % 2);
+            let before = match products.result((index, reg)) {
+                Some(result) => result,
+                None => thread.get_fenced(reg)?,
+            };
+            let mut sum = if keeps { f32::from_bits(before as u32) } else { 0.0 };
+            for first in (0..K).step_by(SUMMED) {
+                sum = tensor_sum(sum, std::array::from_fn(|i| left[row][first + i] * right[col][first + i]));
+            }
+            products.open.results.insert((index, reg), sum.to_bits().into());
+            thread.set_fenced(reg, UNDER_WAY);
+        }
+    }
+    Ok(())
+}
+
+/// The left operand in registers: each warp's as `mma.m16n8k16` has it.
+fn left_of(registers: [Src; 4], group: &[Thread], open: &mut Group) -> Result<Vec<[f64; K]>, String> {
+    let mut halves = vec![[0.0; K]; M];
+    for (index, thread) in group.iter().enumerate() {
+        for (r, src) in registers.into_iter().enumerate() {
+            let Src::Reg(reg) = src else { return Err("an operand that is no register".to_owned()) };
+            let pair = thread.get_fenced(reg)?;
+            open.left.push((index, reg, pair));
+            let row = 16 * (index / 32) + index % 32 / 4 + 8 * (r % 2);
+            for e in 0..2 {
+                let half = half::f16::from_bits((pair >> (16 * e)) as u16);
+                halves[row][2 * (index % 4) + e + 8 * (r / 2)] = half.to_f64();
+            }
+        }
+    }
+    Ok(halves)
+}
