@@ -29,6 +29,8 @@ struct Part {
     u32 first_share;   // of the first head
     u32 splits;        // of the walk
     u32 split_tiles;   // tiles of each
+    u32 first_image;   // of its unpacked tiles, of the first head
+    u32 images;        // of a head: the tiles that any of its rows sees
 };
 
 struct Common {
@@ -40,6 +42,7 @@ struct Common {
     u16* queries;      // halves, scaled, rotated where the keys are, [part][head][padded][K_DIM]
     float* share;      // [part][head][split][padded][V_DIM]
     float* state;      // [part][head][split][padded][2]: maximum and sum
+    u16* images;       // [part][head][images][TILE * (K_DIM + V_DIM)]: keys, then values
     u32* tickets;      // [part][head]: blocks that are done, where the last one joins their shares; 0 between launches
     u32 n_heads;       // of this launch
     u32 group;         // query heads per KV head

@@ -4,12 +4,15 @@
 // (warpgroups that multiply and that unpack), STAGES (steps that there is room for), TAKER_REGISTERS, BRINGER_REGISTERS.
 
 #define EIGHTS_TOGETHER
+#include "copies.cuh"
 #include "turn.cuh"
 #include "warpgroup.cuh"
 #include "work.cuh"
 
 // Tiles of a step.
 constexpr u32 STEP = 4;
+// Halves of an unpacked tile of keys and of values.
+constexpr u32 IMAGE = TILE * (K_DIM + V_DIM);
 constexpr u32 BLOCK_THREADS = WARPGROUP * (TAKERS + BRINGERS), BLOCK_QUERIES = PRODUCT_ROWS * TAKERS;
 
 struct Stage {
@@ -17,23 +20,34 @@ struct Stage {
     u16 values[STEP * TILE * V_DIM];
 };
 
-// Bytes that the first-level cache brings at once, and how many of these a lane asks for of the largest tile.
-constexpr u32 SECTOR = 32, MOST_SECTORS = TILE * (K_DIM > V_DIM ? K_DIM : V_DIM) * sizeof(float) / SECTOR / 32;
-
 struct Shared {
     u16 queries[BLOCK_QUERIES * K_DIM];
     Stage stages[STAGES];
-    u32 nowhere[WARPGROUP * BRINGERS][MOST_SECTORS];
     Sight sights[BLOCK_QUERIES];
 };
 
-// The tiles of a block: of a walk those from `begin` to before `end`.
+// Where the image of tile `i` of those that any row of a sequence sees lies.
+__device__ u16* image_of(const Common& c, const Slot& slot, u32 i) {
+    return c.images + (slot.part.first_image + (size_t)slot.index * slot.part.images + i) * IMAGE;
+}
+
+// The tiles that any row of a sequence sees.
+__device__ Walk walk_of_all(const Common& c, const Part& part) { return walk_of(c, part, 0, part.rows - 1); }
+
+// The tiles of a block: of a walk those from `begin` to before `end`, and where they are unpacked.
 struct Range {
-    View keys, values;
     Walk walk;
     u32 begin, end;
+    const u16* mains;    // images of tiles from `walk.main` on, as they lie in the blocks
+    const u16* recents;  // of those from `walk.recent` on, in 16 bit
 
+    __device__ Range(const Common& c, const Slot& slot, Walk walk, u32 begin, u32 end) : walk(walk), begin(begin), end(end) {
+        Walk all = walk_of_all(c, slot.part);
+        mains = image_of(c, slot, walk.main - all.main);
+        recents = image_of(c, slot, all.mains + walk.recent - all.recent);
+    }
     __device__ u32 steps() const { return begin < end ? (end - begin + STEP - 1) / STEP : 0; }
+    __device__ const u16* image(u32 i) const { return walk.is_main(i) ? mains + i * IMAGE : recents + (i - walk.mains) * IMAGE; }
 };
 
 // Barriers of a stage, behind that of the block: one for each warpgroup that takes it, and one for those that bring it.
@@ -44,51 +58,39 @@ static_assert(STAGES * (TAKERS + 1) < 16, "a block has sixteen barriers");
 constexpr u32 FILL_THREADS = WARPGROUP * (BRINGERS + 1);
 __device__ u32 empty_threads(u32 takers) { return WARPGROUP * (BRINGERS + takers); }
 
-// Asks for a tile to be brought to the first-level cache: the time its first use would wait for. Copies to nowhere in particular take no
-// registers while they are under way.
-__device__ void touch_tile(const Tile& tile, u32* nowhere, u32 lane) {
-    finish_copies();
-#pragma unroll 1
-    for (u32 at = SECTOR * lane, n = 0; at < tile.bytes; at += SECTOR * 32, n++) {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(nowhere + n)), "l"(tile.at + at) : "memory");
-    }
-}
-
-// Brings tile `i` of the walk, of keys or of values.
+// Asks for tile `i` of the walk, of keys or of values; zeros where there is none.
 template <bool KEYS>
-__device__ void bring(const AttendParams& p, const Range& range, u32 i, u16* to, u32* nowhere, u32 lane) {
+__device__ void ask(const Range& range, u32 i, u16* to, u32 lane) {
     constexpr u32 DIM = KEYS ? K_DIM : V_DIM;
     if (i >= range.end) return load_nothing<DIM>(to, lane);
-    const View& view = KEYS ? range.keys : range.values;
-    u32 later = i + STEP, index = range.walk.tile(i);
-    if (later < range.end) touch_tile(view.tile(range.walk.tile(later), range.walk.is_main(later)), nowhere, lane);
-    Tile tile = view.tile(index, range.walk.is_main(i));
-    load_alike<KEYS, DIM, KEYS ? K_TYPE : V_TYPE>(p, tile, KEYS ? view.centre(index, tile) : nullptr, to, lane);
+    const u16* from = range.image(i) + (KEYS ? 0 : TILE * K_DIM);
+#pragma unroll
+    for (u32 at = 8 * lane; at < TILE * DIM; at += 8 * 32) copy_16(to + at, from + at);
 }
 
-// Brings all steps, for so many takers: a warp some tiles of each, keys and values in turn.
-__device__ void bring_all(const AttendParams& p, const Range& range, Stage* stages, u32* nowhere, u32 takers, u32 lane, u32 warp) {
+// Brings all steps, for so many takers: a warp some tiles of each. While a step arrives the next one is asked for.
+__device__ void bring_all(const Range& range, Stage* stages, u32 takers, u32 lane, u32 warp) {
     u32 steps = range.steps();
 #pragma unroll 1
-    for (u32 step = 0; step < steps; step++) {
-        u32 stage = step % STAGES, first = range.begin + STEP * step;
-        if (step >= STAGES) meet(emptied(stage), empty_threads(takers));
-#pragma unroll 1
-        for (u32 n = warp; n < 2 * STEP; n += 4 * BRINGERS) {
-            u32 place = n % STEP;
-            if ((n / STEP + step) % 2 == 0) {
-                bring<true>(p, range, first + place, stages[stage].keys + place * TILE * K_DIM, nowhere, lane);
-            } else {
-                bring<false>(p, range, first + place, stages[stage].values + place * TILE * V_DIM, nowhere, lane);
+    for (u32 step = 0; step <= steps; step++) {
+        if (step < steps) {
+            u32 stage = step % STAGES, first = range.begin + STEP * step;
+            if (step >= STAGES) meet(emptied(stage), empty_threads(takers));
+#pragma unroll
+            for (u32 place = warp; place < STEP; place += 4 * BRINGERS) {
+                ask<true>(range, first + place, stages[stage].keys + place * TILE * K_DIM, lane);
+                ask<false>(range, first + place, stages[stage].values + place * TILE * V_DIM, lane);
             }
         }
+        commit_copies();
+        if (step == 0) continue;
+        wait_copies<1>();
         show_stores();
 #pragma unroll
         for (u32 taker = 0; taker < TAKERS; taker++) {
-            if (taker < takers) arrive(filled(stage, taker), FILL_THREADS);
+            if (taker < takers) arrive(filled((step - 1) % STAGES, taker), FILL_THREADS);
         }
     }
-    finish_copies();
 }
 
 using StepScores = Scores<1, STEP>;
@@ -186,6 +188,25 @@ __device__ void take_all(const Common& c, const Range& range, const Stage* stage
     }
 }
 
+// Unpacks the tiles that any row sees, as the stages have them: a warp one of keys or of values. Grid: fours of tiles, keys and values, KV
+// heads of all sequences.
+extern "C" __global__ void __launch_bounds__(THREADS) unpack_tiles(const __grid_constant__ AttendParams p) {
+    u32 lane = threadIdx.x % 32, i = blockIdx.x * WARPS + threadIdx.x / 32;
+    Slot slot(p.c, blockIdx.z);
+    Walk walk = walk_of_all(p.c, slot.part);
+    if (i >= walk.n) return;
+    u32 index = walk.tile(i);
+    u16* to = image_of(p.c, slot, i);
+    if (blockIdx.y == 0) {
+        View keys = keys_of(p.c, slot);
+        Tile tile = keys.tile(index, walk.is_main(i));
+        load_alike<true, K_DIM, K_TYPE>(p, tile, keys.centre(index, tile), to, lane);
+    } else {
+        View values = values_of(p.c, slot);
+        load_alike<false, V_DIM, V_TYPE>(p, values.tile(index, walk.is_main(i)), nullptr, to + TILE * K_DIM, lane);
+    }
+}
+
 // Warpgroups take queries of their own and share tiles, which others bring. Grid: splits, blocks of queries, KV heads of all sequences.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) attend_many(const __grid_constant__ AttendParams p) {
     extern __shared__ __align__(1024) u8 bytes[];
@@ -201,12 +222,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) attend_many(const
     u32 last_query = min(block_query + BLOCK_QUERIES, n_queries) - 1;
     Walk walk = walk_of(p.c, slot.part, block_query / p.c.group, last_query / p.c.group);
     u32 begin = split * slot.part.split_tiles, end = min(walk.n, begin + slot.part.split_tiles);
-    Range range = {keys_of(p.c, slot), values_of(p.c, slot), walk, begin, end};
+    Range range(p.c, slot, walk, begin, end);
     u32 takers = (last_query - block_query) / PRODUCT_ROWS + 1;
     if (group >= TAKERS) {
         release_registers<BRINGER_REGISTERS>();
-        u32* nowhere = shared.nowhere[threadIdx.x - WARPGROUP * TAKERS];
-        bring_all(p, range, shared.stages, nowhere, takers, lane, warp + 4 * (group - TAKERS));
+        bring_all(range, shared.stages, takers, lane, warp + 4 * (group - TAKERS));
     } else if (group < takers) {
         claim_registers<TAKER_REGISTERS>();
         u32 first = PRODUCT_ROWS * group;

@@ -32,16 +32,30 @@ use kvant_codec::tile::TILE;
 
 use super::decode::Kind;
 use super::{HEADERS, SIGHT, constants};
-use crate::half::{WARPGROUP_ARCH, WARPGROUP_HEADER, WARPGROUP_OPTIONS};
-use crate::kv::{TYPES, number};
+use crate::half::{COPIES_HEADER, WARPGROUP_ARCH, WARPGROUP_HEADER, WARPGROUP_OPTIONS};
+use crate::kv::{MAX_HEADS, TYPES, number};
 use crate::module::Build;
 use crate::{Context, Define, Header, KernelId, Source};
 
 /// What only these kernels include.
-const HOPPER_HEADERS: [Header; HEADERS.len() + 2] = {
+const HOPPER_HEADERS: [Header; HEADERS.len() + 3] = {
     let [half, rotate, tile, bounded, look_up, attend, ends, apart, unpack, work] = HEADERS;
     let turn = Header { name: "turn.cuh", text: include_str!("turn.cuh") };
-    [half, rotate, tile, bounded, look_up, attend, ends, apart, unpack, work, turn, WARPGROUP_HEADER]
+    [
+        half,
+        rotate,
+        tile,
+        bounded,
+        look_up,
+        attend,
+        ends,
+        apart,
+        unpack,
+        work,
+        turn,
+        COPIES_HEADER,
+        WARPGROUP_HEADER,
+    ]
 };
 
 /// The kernels for many queries.
@@ -68,10 +82,10 @@ const WARPGROUP: usize = 128;
 const STAGES: usize = 3;
 /// Tiles of a step.
 const STEP: usize = 4;
-/// Bytes that the first-level cache brings at once.
-const SECTOR: usize = 32;
-/// Registers of a thread that takes queries, and of one that unpacks: multiples of 8, of all threads what a multiprocessor has.
-const REGISTERS: [usize; 2] = [144, 80];
+/// Bytes of unpacked tiles at a time, unless one KV head has more: about what the second-level cache of such a device holds.
+const MOST_IMAGE_BYTES: usize = 96 << 20;
+/// Registers of a thread that takes queries, and of one that brings tiles: multiples of 8, of all threads what a multiprocessor has.
+const REGISTERS: [usize; 2] = [152, 56];
 const _: () = assert!((REGISTERS[0] * TAKERS + REGISTERS[1] * BRINGERS) * WARPGROUP <= 1 << 16);
 
 /// Queries of a block.
@@ -90,9 +104,19 @@ pub(super) fn takes(layer: &KvLayer, arch: u32) -> bool {
 /// Shared memory of a block for heads of these sizes: `Shared` of `hopper.cu`.
 pub(super) fn bytes([k_dim, v_dim]: [usize; 2]) -> usize {
     let stages = STAGES * STEP * TILE * (k_dim + v_dim);
-    let nowhere =
-        WARPGROUP * BRINGERS * (TILE * k_dim.max(v_dim) * size_of::<f32>() / SECTOR / 32) * size_of::<u32>();
-    (stages + QUERIES * k_dim) * size_of::<u16>() + nowhere + QUERIES * SIGHT
+    (stages + QUERIES * k_dim) * size_of::<u16>() + QUERIES * SIGHT
+}
+
+/// Bytes of a tile, unpacked, of keys and of values of these sizes.
+pub(super) fn image_bytes([k_dim, v_dim]: [usize; 2]) -> usize {
+    TILE * (k_dim + v_dim) * size_of::<u16>()
+}
+
+/// KV heads of a layer of `n_heads` whose `images` tiles each are unpacked at a time: about as many of each time.
+pub(super) fn heads_at_once(layer: &KvLayer, images: usize, n_heads: usize) -> usize {
+    let dims = [layer.k[0].spec.dim(), layer.values(0).spec.value_dim()];
+    let most = (MOST_IMAGE_BYTES / (images * image_bytes(dims)).max(1)).clamp(1, MAX_HEADS);
+    n_heads.div_ceil(n_heads.div_ceil(most))
 }
 
 /// One of the kernels.

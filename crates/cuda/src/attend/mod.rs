@@ -139,6 +139,7 @@ struct Common {
     queries: DevicePtr,
     share: DevicePtr,
     state: DevicePtr,
+    images: DevicePtr,
     tickets: DevicePtr,
     n_heads: u32,
     group: u32,
@@ -241,8 +242,15 @@ pub(crate) fn attend(
         let (way, layer) = (alike[0].0, alike[0].1.layer);
         let parts: Vec<_> = alike.iter().map(|(_, part)| *part).collect();
         for (kind, heads) in kinds(layer)? {
-            for heads in heads.chunks(MAX_HEADS) {
-                for parts in parts.chunks(MAX_PARTS) {
+            for parts in parts.chunks(MAX_PARTS) {
+                let most = match way {
+                    Way::Warpgroups => {
+                        let images = parts.iter().map(|part| parts::images(part, heads[0])).sum();
+                        hopper::heads_at_once(layer, images, heads.len())
+                    }
+                    _ => MAX_HEADS,
+                };
+                for heads in heads.chunks(most) {
                     launch(cx, p, way, &kind, heads, parts, rows)?;
                 }
             }
@@ -301,6 +309,7 @@ fn launch(
     let on_queries = cx.scratch(launched.n_queries * k_dim * size_of::<u16>())?;
     let on_share = cx.scratch(launched.n_shares * v_dim * size_of::<f32>())?;
     let on_state = cx.scratch(launched.n_shares * 2 * size_of::<f32>())?;
+    let on_images = cx.scratch(launched.n_images * hopper::image_bytes(kind.dims))?;
     let windows =
         (!launched.windows.is_empty()).then(|| cx.scratch(size_of_val(&launched.windows[..]))).transpose()?;
     if let Some(windows) = &windows {
@@ -327,6 +336,7 @@ fn launch(
             queries: on_queries.ptr(),
             share: on_share.ptr(),
             state: on_state.ptr(),
+            images: on_images.ptr(),
             tickets: cx.tickets()?,
             n_heads: heads.len() as u32,
             group: (p.n_heads / p.n_kv_heads) as u32,
@@ -371,6 +381,9 @@ fn launch(
     };
     let blocks = most.div_ceil(way.queries_per_block());
     start("prepare_queries", [(blocks * way.queries_per_block()).div_ceil(WARPS), slots, 1], THREADS, 0)?;
+    if way == Way::Warpgroups {
+        start("unpack_tiles", [launched.most_images.div_ceil(WARPS), 2, slots], THREADS, 0)?;
+    }
     start(name, [splits, blocks, slots], threads, shared_bytes)?;
     start("combine", [most.div_ceil(WARPS), slots, 1], THREADS, 0)
 }

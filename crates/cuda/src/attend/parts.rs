@@ -72,6 +72,8 @@ pub(super) struct PartParams {
     first_share: u32,
     splits: u32,
     split_tiles: u32,
+    first_image: u32,
+    images: u32,
 }
 
 /// The sequences of a launch, and what room they take together.
@@ -83,9 +85,13 @@ pub(super) struct Launched {
     pub n_queries: usize,
     /// Shares of queries, one for each split.
     pub n_shares: usize,
+    /// Unpacked tiles.
+    pub n_images: usize,
     pub most_splits: usize,
     /// Most queries of a KV head of a sequence.
     pub most_queries: usize,
+    /// Most unpacked tiles of one.
+    pub most_images: usize,
 }
 
 impl Launched {
@@ -103,8 +109,10 @@ impl Launched {
             windows: Vec::new(),
             n_queries: 0,
             n_shares: 0,
+            n_images: 0,
             most_splits: 0,
             most_queries: 0,
+            most_images: 0,
         };
         for part in parts {
             all.push(cx, p, way, heads, part, band)?;
@@ -126,13 +134,16 @@ impl Launched {
         let queries = rows.n * (p.n_heads / p.n_kv_heads);
         let padded = queries.next_multiple_of(way.queries_per_block());
         let tiles = most_tiles(p, way, part, head);
+        let images = if way == Way::Warpgroups { images(part, head) } else { 0 };
         let split_tiles = match way {
             Way::Decode => {
                 let v_dim = part.layer.values(head).spec.value_dim();
                 decode::split_tiles(cx, tiles, p.n_kv_heads, v_dim)
             }
-            Way::Many(_) | Way::Warpgroups => {
-                prompt::split_tiles(cx, tiles, p.n_kv_heads * padded / way.queries_per_block())
+            Way::Many(_) => prompt::split_tiles(cx, tiles, p.n_kv_heads * padded / way.queries_per_block()),
+            Way::Warpgroups => {
+                let heads = hopper::heads_at_once(part.layer, images, p.n_kv_heads);
+                prompt::split_tiles(cx, tiles, heads * padded / way.queries_per_block())
             }
             Way::Split | Way::Wide(_) => {
                 split_tiles(cx, tiles, p.n_kv_heads * padded / way.queries_per_block())
@@ -160,30 +171,42 @@ impl Launched {
             first_share: self.n_shares as u32,
             splits: splits as u32,
             split_tiles: split_tiles as u32,
+            first_image: small(OP, "tiles", self.n_images)?,
+            images: images as u32,
         });
         for tile in row_tiles {
             self.windows.push(window(tile)?);
         }
         self.n_queries += heads.len() * padded;
         self.n_shares += heads.len() * splits * padded;
+        self.n_images += heads.len() * images;
         self.most_splits = self.most_splits.max(splits);
         self.most_queries = self.most_queries.max(queries);
+        self.most_images = self.most_images.max(images);
         Ok(())
     }
 }
 
-/// Tiles of the longest walk of a block of queries: `walk_of` of `attend.cuh`, over all blocks.
+/// Tiles that rows from position `first` to `last` see: `walk_of` of `attend.cuh`.
+fn walk(layer: &KvLayer, head: usize, [first, last]: [usize; 2]) -> usize {
+    let (oldest, end) = (layer.oldest(first) / TILE, last / TILE + 1);
+    let codes = layer.head_window(head, last / TILE).min(end).saturating_sub(oldest);
+    codes + end.saturating_sub(layer.head_window(head, first / TILE).max(oldest))
+}
+
+/// Tiles of the longest walk of a block of queries.
 fn most_tiles(p: &AttendParams, way: Way, part: &KvPart<'_, CudaPage>, head: usize) -> usize {
-    let (rows, layer, group) = (part.rows, part.layer, p.n_heads / p.n_kv_heads);
-    let per_block = way.queries_per_block();
+    let (rows, group, per_block) = (part.rows, p.n_heads / p.n_kv_heads, way.queries_per_block());
     let walk = |first_query: usize| {
         let last_query = (first_query + per_block).min(rows.n * group) - 1;
-        let [first, last] = [first_query, last_query].map(|query| rows.start + query / group);
-        let (oldest, end) = (layer.oldest(first) / TILE, last / TILE + 1);
-        let codes = layer.head_window(head, last / TILE).min(end).saturating_sub(oldest);
-        codes + end.saturating_sub(layer.head_window(head, first / TILE).max(oldest))
+        walk(part.layer, head, [first_query, last_query].map(|query| rows.start + query / group))
     };
     (0..rows.n * group).step_by(per_block).map(walk).max().unwrap_or(0)
+}
+
+/// Tiles that any of a sequence's rows sees.
+pub(super) fn images(part: &KvPart<'_, CudaPage>, head: usize) -> usize {
+    walk(part.layer, head, [part.rows.start, part.rows.end() - 1])
 }
 
 /// Tiles of one split: so many that all multiprocessors have work, but each warp several.

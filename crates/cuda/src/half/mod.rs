@@ -5,6 +5,9 @@ use crate::Header;
 /// The header.
 pub(crate) const HALF_HEADER: Header = Header { name: "half.cuh", text: include_str!("half.cuh") };
 
+/// Copies to shared memory that threads do not wait for.
+pub(crate) const COPIES_HEADER: Header = Header { name: "copies.cuh", text: include_str!("copies.cuh") };
+
 /// Products of warpgroups, for sources with [`WARPGROUP_OPTIONS`].
 pub(crate) const WARPGROUP_HEADER: Header =
     Header { name: "warpgroup.cuh", text: include_str!("warpgroup.cuh") };

@@ -2,9 +2,8 @@
 
 use kvant_codec::DType;
 
-use super::one::COPIES_HEADER;
 use super::{SPANS, WEIGHTS_HEADER, coded_constants, is_rotated, layout};
-use crate::half::HALF_HEADER;
+use crate::half::{COPIES_HEADER, HALF_HEADER};
 use crate::{Define, Source, gate};
 
 pub(super) static CODED: Source = Source {

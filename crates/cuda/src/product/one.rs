@@ -3,8 +3,7 @@
 use kvant_codec::DType;
 
 use super::{SPANS, WEIGHTS_HEADER, coded_constants, layout};
-use crate::half::HALF_HEADER;
-use crate::module::Header;
+use crate::half::{COPIES_HEADER, HALF_HEADER};
 use crate::norm::SUM_HEADER;
 use crate::{Define, Source, gate};
 
@@ -15,7 +14,6 @@ pub(super) static ONE: Source = Source {
     constants: || coded_constants().whole("MOST_WARPS", MOST_WARPS as usize),
     options: &[],
 };
-pub(super) const COPIES_HEADER: Header = Header { name: "copies.cuh", text: include_str!("copies.cuh") };
 
 /// Warps of a block, where shared memory has room for what they ask for ahead.
 const MOST_WARPS: u32 = 32;
