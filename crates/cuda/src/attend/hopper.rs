@@ -26,14 +26,14 @@
 //! 300 for f16. So issue binds turbo3, at 1,850 clocks or 760 TFLOP/s for 132 multiprocessors at 1.7 GHz, of which latencies leave a part.
 //! The bringer is one warp on a scheduler: the instructions of a step follow each other in it.
 
-use kvant_backend::{KvLayer, Result};
+use kvant_backend::{KvLayer, Result, Rows};
 use kvant_codec::DType;
 use kvant_codec::tile::TILE;
 
 use super::decode::Kind;
-use super::{HEADERS, SIGHT, constants};
+use super::{HEADERS, SIGHT, constants, parts};
 use crate::half::{COPIES_HEADER, WARPGROUP_ARCH, WARPGROUP_HEADER, WARPGROUP_OPTIONS};
-use crate::kv::{MAX_HEADS, TYPES, number};
+use crate::kv::{MAX_HEADS, MAX_PARTS, TYPES, number};
 use crate::module::Build;
 use crate::{Context, Define, Header, KernelId, Source};
 
@@ -82,7 +82,7 @@ const WARPGROUP: usize = 128;
 const STAGES: usize = 3;
 /// Tiles of a step.
 const STEP: usize = 4;
-/// Bytes of unpacked tiles at a time, unless one KV head has more: about what the second-level cache of such a device holds.
+/// Bytes of unpacked tiles at a time: some twice what the second-level cache of such a device holds, and of what a device keeps free for such.
 const MOST_IMAGE_BYTES: usize = 96 << 20;
 /// Registers of a thread that takes queries, and of one that brings tiles: multiples of 8, of all threads what a multiprocessor has.
 const REGISTERS: [usize; 2] = [152, 56];
@@ -93,12 +93,19 @@ pub(super) const QUERIES: usize = 64 * TAKERS;
 /// Threads of a block.
 pub(super) const THREADS: u32 = (WARPGROUP * (TAKERS + BRINGERS)) as u32;
 
-/// Whether the heads of `layer` are for these kernels, on compute capability `arch / 10`.
-pub(super) fn takes(layer: &KvLayer, arch: u32) -> bool {
+/// Whether the heads of `layer` are for these kernels, on compute capability `arch / 10`, and what these rows see of one can be unpacked at a
+/// time.
+pub(super) fn takes(rows: Rows, layer: &KvLayer, arch: u32) -> bool {
     let is_known = |head: usize| {
-        DIMS.contains(&layer.k[head].spec.dim()) && DIMS.contains(&layer.values(head).spec.value_dim())
+        let dims = dims(layer, head);
+        let bytes = parts::images(rows, layer, head) * image_bytes(dims);
+        dims.iter().all(|dim| DIMS.contains(dim)) && bytes <= MOST_IMAGE_BYTES
     };
     arch == WARPGROUP_ARCH && (0..layer.k.len()).all(is_known)
+}
+
+fn dims(layer: &KvLayer, head: usize) -> [usize; 2] {
+    [layer.k[head].spec.dim(), layer.values(head).spec.value_dim()]
 }
 
 /// Shared memory of a block for heads of these sizes: `Shared` of `hopper.cu`.
@@ -112,10 +119,15 @@ pub(super) fn image_bytes([k_dim, v_dim]: [usize; 2]) -> usize {
     TILE * (k_dim + v_dim) * size_of::<u16>()
 }
 
+/// Sequences of so many `images` each that a launch takes: as many as go together, or one.
+pub(super) fn parts_at_once(layer: &KvLayer, images: impl Iterator<Item = usize>) -> usize {
+    let bytes = images.sum::<usize>() * image_bytes(dims(layer, 0));
+    if bytes <= MOST_IMAGE_BYTES { MAX_PARTS } else { 1 }
+}
+
 /// KV heads of a layer of `n_heads` whose `images` tiles each are unpacked at a time: about as many of each time.
 pub(super) fn heads_at_once(layer: &KvLayer, images: usize, n_heads: usize) -> usize {
-    let dims = [layer.k[0].spec.dim(), layer.values(0).spec.value_dim()];
-    let most = (MOST_IMAGE_BYTES / (images * image_bytes(dims)).max(1)).clamp(1, MAX_HEADS);
+    let most = (MOST_IMAGE_BYTES / (images * image_bytes(dims(layer, 0))).max(1)).clamp(1, MAX_HEADS);
     n_heads.div_ceil(n_heads.div_ceil(most))
 }
 

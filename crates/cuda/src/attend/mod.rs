@@ -242,14 +242,15 @@ pub(crate) fn attend(
         let (way, layer) = (alike[0].0, alike[0].1.layer);
         let parts: Vec<_> = alike.iter().map(|(_, part)| *part).collect();
         for (kind, heads) in kinds(layer)? {
-            for parts in parts.chunks(MAX_PARTS) {
-                let most = match way {
-                    Way::Warpgroups => {
-                        let images = parts.iter().map(|part| parts::images(part, heads[0])).sum();
-                        hopper::heads_at_once(layer, images, heads.len())
-                    }
-                    _ => MAX_HEADS,
-                };
+            let images = |part: &&KvPart<'_, _>| parts::images(part.rows, layer, heads[0]);
+            let is_unpacked = way == Way::Warpgroups;
+            // What is unpacked for a launch has its bounds.
+            let most =
+                if is_unpacked { hopper::parts_at_once(layer, parts.iter().map(images)) } else { MAX_PARTS };
+            for parts in parts.chunks(most) {
+                let images = parts.iter().map(images).sum();
+                let most =
+                    if is_unpacked { hopper::heads_at_once(layer, images, heads.len()) } else { MAX_HEADS };
                 for heads in heads.chunks(most) {
                     launch(cx, p, way, &kind, heads, parts, rows)?;
                 }

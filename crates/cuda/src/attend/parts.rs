@@ -38,7 +38,7 @@ impl Way {
             // It walks each tile in one form, so the rows must lie in one tile.
             queries if queries <= decode::QUERIES && !rows.cross() => Self::Decode,
             queries if queries <= FEW => Self::Split,
-            _ if hopper::takes(layer, device.arch) => Self::Warpgroups,
+            _ if hopper::takes(rows, layer, device.arch) => Self::Warpgroups,
             _ => Self::Many(Cut::of(layer, shared_bytes)),
         }
     }
@@ -134,7 +134,7 @@ impl Launched {
         let queries = rows.n * (p.n_heads / p.n_kv_heads);
         let padded = queries.next_multiple_of(way.queries_per_block());
         let tiles = most_tiles(p, way, part, head);
-        let images = if way == Way::Warpgroups { images(part, head) } else { 0 };
+        let images = if way == Way::Warpgroups { images(rows, part.layer, head) } else { 0 };
         let split_tiles = match way {
             Way::Decode => {
                 let v_dim = part.layer.values(head).spec.value_dim();
@@ -205,8 +205,8 @@ fn most_tiles(p: &AttendParams, way: Way, part: &KvPart<'_, CudaPage>, head: usi
 }
 
 /// Tiles that any of a sequence's rows sees.
-pub(super) fn images(part: &KvPart<'_, CudaPage>, head: usize) -> usize {
-    walk(part.layer, head, [part.rows.start, part.rows.end() - 1])
+pub(super) fn images(rows: Rows, layer: &KvLayer, head: usize) -> usize {
+    walk(layer, head, [rows.start, rows.end() - 1])
 }
 
 /// Tiles of one split: so many that all multiprocessors have work, but each warp several.
