@@ -26,6 +26,7 @@ constexpr u32 TAKER_REGISTERS = 160, BRINGER_REGISTERS = 96;
 constexpr u32 SIDE = 128, SIDES = ROWS / SIDE;
 constexpr u32 EIGHTS = STEP / 8;  // of halves that a thread brings at a time
 constexpr u32 COPIED_ROWS = BRINGER_THREADS / EIGHTS, COPIES = ROWS / COPIED_ROWS;
+constexpr u32 EIGHTS_AT_ONCE = ROWS == 256 ? 2 : 4;  // of rows, as there are registers
 constexpr u32 LYING = lying_in_tokens(STEP);
 static_assert(STEP == 64, "a row is what changes places, and two groups of weights");
 static_assert(BRINGER_THREADS == 2 * FEATURES, "each thread decodes a group");
@@ -88,6 +89,7 @@ struct Share {
     u32 pitch;          // from row to row
     u32 rows;           // from the first on, as many as the tile has
     const u8* weights;  // a row
+    u32 group_bytes;    // of a group in it, of all that a row has
 };
 
 __device__ inline Share share_of(const ProductParams& p, const Tile& tile) {
@@ -95,7 +97,7 @@ __device__ inline Share share_of(const ProductParams& p, const Tile& tile) {
     const u16* inputs = (const u16*)p.codes + (size_t)(tile.row + min(row, tile.rows - 1)) * pitch + 8 * eight;
     // A feature beyond the last computes what the last does; it is not stored.
     u32 feature = min(tile.feature + threadIdx.x / 2, tile.part.n_out - 1);
-    return {inputs, pitch, tile.rows > row ? tile.rows - row : 0, tile.part.w + p.row_bytes * feature};
+    return {inputs, pitch, tile.rows > row ? tile.rows - row : 0, tile.part.w + p.row_bytes * feature, (u32)p.row_bytes / ((p.n_in + 31) / 32)};
 }
 
 // Asks for the inputs from k on: zeros behind the last row.
@@ -112,6 +114,14 @@ __device__ inline void copy_inputs(const Share& share, u32 k, Stage& to) {
 // The group of weights of a thread, of the step from k on. Behind the last one comes that again, which zeros are multiplied by.
 __device__ inline Group fetch_weights(const ProductParams& p, const Share& share, u32 k) {
     return read_group(share.weights, min(k / 32 + threadIdx.x % 2, (p.n_in - 1) / 32), p.n_in, p.book);
+}
+
+// Asks for the group that `fetch_weights` reads LATER steps on to be brought to the second-level cache. Where scales lie behind the codes of
+// a row it is one somewhat further on.
+__device__ inline void touch_weights(const ProductParams& p, const Share& share, u32 k) {
+    constexpr u32 LATER = 4;
+    u32 at = min((k / 32 + 2 * LATER + threadIdx.x % 2) * share.group_bytes, (u32)p.row_bytes - 1);
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(share.weights + at) : "memory");
 }
 
 __device__ inline void put_weights(const ProductParams& p, const ProductPart& part, const Group& group, Stage& to) {
@@ -147,6 +157,7 @@ __device__ inline u32 bring_tile(const ProductParams& p, const Tile& tile, Stage
         }
         commit_copies();
         Group later = fetch_weights(p, share, next);
+        touch_weights(p, share, next);
         put_weights(p, tile.part, weights, stages[step % STAGES]);
         finish_former_copies();
         show_stores();
@@ -196,8 +207,8 @@ __device__ inline u32 take_tile(const ProductParams& p, const Stage* stages, u32
     return end;
 }
 
-// Writes a warp's sums, of features `feature` of the matrix, eight more and the seven behind each. Sums of eight rows at a time: what they
-// are added to is on its way together.
+// Writes a warp's sums, of features `feature` of the matrix, eight more and the seven behind each. Those of EIGHTS_AT_ONCE times eight rows
+// at a time: what they are added to is on its way together.
 __device__ inline void write_sums(const ProductParams& p, const Tile& tile, const Sums& sums, u32 feature, u32 lane) {
     const ProductPart& part = tile.part;
     // A lane has the factors of one row in 32.
@@ -209,25 +220,33 @@ __device__ inline void write_sums(const ProductParams& p, const Tile& tile, cons
     for (u32 half = 0; half < 2; half++) {
         bias[half] = part.bias && out + 8 * half < part.n_out ? part.bias[out + 8 * half] : 0.0f;
     }
-    float* y = part.y + (size_t)tile.row * part.n_out + out;
+    float* y = part.y + (size_t)(tile.row + lane % 4 * 2) * part.n_out + out;
+    u32 rows = tile.rows > lane % 4 * 2 ? tile.rows - lane % 4 * 2 : 0;
+    bool is_feature[2] = {out < part.n_out, out + 8 < part.n_out};
 #pragma unroll
-    for (u32 eight = 0; eight < ROWS / 8; eight++) {
-        float* at[4];
-        float old[4] = {};
-        bool is_there[4];
+    for (u32 first = 0; first < ROWS / 8; first += EIGHTS_AT_ONCE) {
+        float old[2 * EIGHTS_AT_ONCE][2] = {};
+        if (part.accumulate) {
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            u32 row = 8 * eight + lane % 4 * 2 + i % 2;
-            is_there[i] = row < tile.rows && out + i / 2 * 8 < part.n_out;
-            at[i] = y + (size_t)row * part.n_out + i / 2 * 8;
-            if (part.accumulate && is_there[i]) old[i] = *at[i];
+            for (u32 i = 0; i < 2 * EIGHTS_AT_ONCE; i++) {
+                u32 row = 8 * (first + i / 2) + i % 2;
+                const float* at = y + (size_t)row * part.n_out;
+                if (row < rows && is_feature[0]) old[i][0] = at[0];
+                if (row < rows && is_feature[1]) old[i][1] = at[8];
+            }
         }
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            float factor = __shfl_sync(~0u, factors[eight / 4], eight % 4 * 8 + lane % 4 * 2 + i % 2);
-            float sum = sums[eight / (SIDE / 8)][eight % (SIDE / 8) * 4 + i] * factor;
-            if (part.bias) sum += bias[i / 2];
-            if (is_there[i]) *at[i] = part.accumulate ? old[i] + sum : sum;
+        for (u32 i = 0; i < 2 * EIGHTS_AT_ONCE; i++) {
+            u32 eight = first + i / 2, row = 8 * eight + i % 2;
+            float factor = __shfl_sync(~0u, factors[eight / 4], row % 32 + lane % 4 * 2);
+            float* at = y + (size_t)row * part.n_out;
+#pragma unroll
+            for (u32 half = 0; half < 2; half++) {
+                float sum = sums[eight / (SIDE / 8)][eight % (SIDE / 8) * 4 + 2 * half + i % 2] * factor;
+                if (part.bias) sum += bias[half];
+                if (part.accumulate) sum = old[i][half] + sum;
+                if (row < rows && is_feature[half]) at[8 * half] = sum;
+            }
         }
     }
 }
