@@ -95,6 +95,33 @@ fn warpgroups_give_sums_of_several_matrices_the_bits_that_warps_do() {
     assert!(of(&devices[0]) == of(&devices[1]));
 }
 
+/// With a bias, and added to what is there, in tiles of 256 rows and of 128.
+#[test]
+fn warpgroups_add_to_what_is_there_as_warps_do() {
+    let Some(devices) = [80, 90].map(emulator::device).into_iter().collect::<Option<Vec<_>>>() else {
+        return;
+    };
+    for (n_out, rows) in [(300, 150), (257, 257)] {
+        let (x, bias) = (gaussian(6, rows * N_IN, 1.0), gaussian(7, n_out, 1.0));
+        let before = gaussian(8, rows * n_out, 1.0);
+        let of = |device: &CudaDevice| {
+            let buffer = |values: &[f32]| {
+                let mut buffer = device.buffer(values.len()).unwrap();
+                device.write(&mut buffer, values).unwrap();
+                buffer
+            };
+            let (w, x, bias, mut y) =
+                (matrix(device, DType::Q8_0, 1, n_out), buffer(&x), buffer(&bias), buffer(&before));
+            let output = Output { w: &w, bias: Some(&bias), y: &mut y, accumulate: true };
+            device.project(Input { x: &x, norm: None, first_row: 0, rows }, &mut [output]).unwrap();
+            let mut got = vec![f32::NAN; rows * n_out];
+            device.read(&y, 0, &mut got).unwrap();
+            got
+        };
+        assert!(of(&devices[0]) == of(&devices[1]), "[{n_out}], {rows} rows");
+    }
+}
+
 /// More than one launch takes, of two types, which wait for one another's inputs in three forms.
 #[test]
 fn matrices_that_are_asked_for_at_once_say_what_each_says_alone() {
