@@ -1,30 +1,32 @@
 //! Many queries of a KV head on compute capability 9.0, whose products of warpgroups (`wgmma`) have nearly twice the rate of those of
 //! [`prompt`](super::prompt).
 //!
-//! A block has three warpgroups of 64 queries each, the *takers*, and one that unpacks tiles for all of them, the *bringer*. They walk steps
-//! of 64 tokens, four tiles of keys and four of values, through three stages of shared memory.
+//! **Tiles are unpacked once**, by a kernel before (`unpack_tiles`), to halves in memory as products take them. Queries of 512 rows are ten and more
+//! blocks for a KV head, each of which would unpack all tiles again: a warp takes 930 instructions for a tile of turbo3's keys and one of its
+//! values, one after the other, and on an H200 that was three quarters of the time. Memory for them is bounded ([`MOST_IMAGE_BYTES`]): KV
+//! heads take turns, and one that alone has more goes by [`prompt`](super::prompt).
+//!
+//! A block has three warpgroups of 64 queries each, the *takers*, and one that copies, the *bringer*. They walk steps of 64 tokens, four
+//! tiles of keys and four of values, through three stages of shared memory.
 //!
 //! - **Scores** of a step are products of queries and keys in shared memory, `m64n64k16`; **values** are added by `m64n128k16` with the
 //!   weights as left operand, straight from the registers of the scores. Both lie as the existing orders of `unpack.cuh` have them, rows of
 //!   tokens in the swizzle of 128 bytes, rows of dims in that of 32.
 //! - **Products run beside the threads.** A taker asks for the values of a step and the scores of the next at once, and waits for both; meanwhile
-//!   the two others soften theirs and the bringer unpacks.
-//! - **What a product sums over lies side by side**, of float tiles too: the bringer turns these in registers. So no step is special, and only
+//!   the two others soften theirs.
+//! - **What a product sums over lies side by side**, of float tiles too: these are turned in registers. So no step is special, and only
 //!   what is hidden tells tiles of a step apart. Tiles that are not there are zeros.
 //! - **Each side waits only for the other**, at barriers of a stage: each taker has one of its own where it waits for the bringer, which waits
-//!   for all takers at one before it fills a stage again. Stores are shown to the products by a fence before that.
-//! - **Codes come ahead**, to the first-level cache: copies of a word of each 32 bytes of the next step's tile, to nowhere.
-//! - **Registers** move from the bringer to the takers, 80 and 144 of a thread.
+//!   for all takers at one before it fills a stage again. Copies are shown to the products by a fence before that.
+//! - **Registers** move from the bringer to the takers, 56 and 152 of a thread.
 //!
 //! How a walk is split is [`prompt`](super::prompt)'s.
 //!
 //! # Budget
 //!
-//! Counted in the machine code that ptxas 13.0 makes, not measured on a card. For a step of 64 tokens and 192 queries, heads of 128, the tensor cores
-//! of a multiprocessor take 1,536 clocks, and shared memory 1,408: 768 for scores, 384 for values, 256 for what is unpacked. Of a
-//! scheduler's instructions three takers have 305 each (and 70 where a maximum rises), and the bringer those of `prompt.rs`, 930 for turbo3 and
-//! 300 for f16. So issue binds turbo3, at 1,850 clocks or 760 TFLOP/s for 132 multiprocessors at 1.7 GHz, of which latencies leave a part.
-//! The bringer is one warp on a scheduler: the instructions of a step follow each other in it.
+//! For a step of 64 tokens and 192 queries, heads of 128, the tensor cores of a multiprocessor take 1,536 clocks, and shared memory 1,408: 768
+//! for scores, 384 for values, 256 for what arrives. Of a scheduler's instructions three takers have 305 each (and 70 where a maximum
+//! rises), counted in the machine code that ptxas 13.0 makes.
 
 use kvant_backend::{KvLayer, Result, Rows};
 use kvant_codec::DType;

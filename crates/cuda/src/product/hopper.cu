@@ -1,22 +1,36 @@
-// y = W x + bias for many rows of x on compute capability 9.0, whose products of warpgroups run beside the threads: a block has 128 output
-// features and ROWS rows, 128 or 256, a warpgroup half of the features and all rows.
+// y = W x + bias for many rows of x on compute capability 9.0, whose products of warpgroups run beside the threads.
 //
-// As in many.cu inputs come in steps of 64, and each thread decodes one group of 32 weights. While a step is multiplied the next one is
-// brought to the other of two stages. Both sides lie in rows of 128 bytes whose sixteens change places, as the products want them.
-// Sums are f32, over the inputs in their order; whether a card gives them the bits of many.cu's is not known.
+// Tiles have 128 output features and ROWS rows, 128 or 256, and blocks take them in turn, one block on a multiprocessor. Two of a block's
+// warpgroups multiply, each half of the features by all rows; two bring: steps of 64 inputs, of which each of their threads decodes one
+// group of 32 weights. There is room for STAGES steps. Inputs are asked for a step before they are handed on, codes of weights a step
+// before they are decoded, and a warpgroup has the products of the next step under way before those of a step are done: the tensor cores
+// wait for nobody as long as bringing a step takes no longer than multiplying it. While sums are written, steps of the next tile are brought.
 //
-// Counted, not measured: of 256 rows a step takes the tensor cores of a multiprocessor 1,024 clocks, and shared memory 1,152.
+// Both sides lie in rows of 128 bytes whose sixteens change places, as the products want them; no eight threads that store together meet
+// in a bank. Sums are f32, over the inputs in their order: a row has the same bits for either ROWS; whether a card gives them the bits of
+// many.cu's is not known.
+//
+// Counted, not measured: of 256 rows a step takes the tensor cores of a multiprocessor 1,024 clocks, and shared memory 1,152 (96 KB
+// read, 48 KB written); of 128 rows 512 and 640.
 
 #include "warpgroup.cuh"
 #include "weights.cuh"
 
-constexpr u32 GROUPS = 2, THREADS = WARPGROUP * GROUPS, FEATURES = PRODUCT_ROWS * GROUPS;
+// Warpgroups of a block that bring, which come first, and that multiply.
+constexpr u32 BRINGERS = 2, TAKERS = 2;
+constexpr u32 BRINGER_THREADS = WARPGROUP * BRINGERS, TAKER_THREADS = WARPGROUP * TAKERS, THREADS = BRINGER_THREADS + TAKER_THREADS;
+constexpr u32 FEATURES = PRODUCT_ROWS * TAKERS;
+// What a thread has of 65,536 registers, where not all have the same: those that multiply half a sum for each row, and what is left.
+constexpr u32 TAKER_REGISTERS = 160, BRINGER_REGISTERS = 96;
 // Rows of one product, and products of a warpgroup in 16 inputs.
 constexpr u32 SIDE = 128, SIDES = ROWS / SIDE;
 constexpr u32 EIGHTS = STEP / 8;  // of halves that a thread brings at a time
-constexpr u32 COPIES = ROWS * EIGHTS / THREADS;
+constexpr u32 COPIED_ROWS = BRINGER_THREADS / EIGHTS, COPIES = ROWS / COPIED_ROWS;
+constexpr u32 EIGHTS_AT_ONCE = ROWS == 256 ? 2 : 4;  // of rows, as there are registers
 constexpr u32 LYING = lying_in_tokens(STEP);
 static_assert(STEP == 64, "a row is what changes places, and two groups of weights");
+static_assert(BRINGER_THREADS == 2 * FEATURES, "each thread decodes a group");
+static_assert(ROWS == 128 || ROWS == 256, "whole products, whose sums a thread has registers for");
 
 // A step: its weights as halves, [feature][k], and its inputs, [row][k].
 struct Stage {
@@ -27,20 +41,87 @@ struct Stage {
 // Where an eight of halves of a row is.
 __device__ inline u32 eight_at(u32 row, u32 eight) { return row * STEP + 8 * (eight ^ row % 8); }
 
-// Asks for the inputs from k on, which `finish_copies` waits for: zeros behind the last row.
-__device__ inline void copy_inputs(const ProductParams& p, const BlockRows& rows, u32 k, Stage& to) {
-    u32 pitch = (p.n_in + STEP - 1) / STEP * STEP, eight = threadIdx.x % EIGHTS;
-    const u16* from = (const u16*)p.codes + (size_t)rows.first * pitch + k + 8 * eight;
+// Barriers of a stage, behind that of the block: one for each warpgroup that takes it, and one for those that bring it.
+__device__ inline u32 filled(u32 stage, u32 taker) { return 1 + stage * (TAKERS + 1) + taker; }
+__device__ inline u32 emptied(u32 stage) { return filled(stage, TAKERS); }
+static_assert(STAGES * (TAKERS + 1) < 16, "a block has sixteen barriers");
+constexpr u32 FILL_THREADS = BRINGER_THREADS + WARPGROUP;
+
+// Of a matrix the features from `feature` on, and the `rows` rows of inputs from `row` on.
+struct Tile {
+    const ProductPart& part;
+    u32 feature, row, rows;
+};
+
+// The tiles of a launch. Blocks that run together take few features of many rows, or the same weights would come from memory again for
+// each tile of rows: tiles are counted by rows first, in bands of 1,024 rows.
+struct Tiles {
+    const ProductParams& p;
+    u32 across, down;  // of features, of all matrices, and of rows
+
+    __device__ explicit Tiles(const ProductParams& p) : p(p), across(0), down((p.rows + ROWS - 1) / ROWS) {
+        for (u32 i = 0; i < p.n_parts; i++) across += p.parts[i].blocks;
+    }
+
+    __device__ u32 count() const { return across * down; }
+
+    __device__ Tile operator[](u32 number) const {
+        constexpr u32 BAND = 1024 / ROWS;
+        u32 band = number / (BAND * across), rest = number % (BAND * across);
+        u32 height = min(BAND, down - BAND * band), block = rest / height, matrix = 0;
+        u32 row = ROWS * (BAND * band + rest % height);
+        while (matrix + 1 < p.n_parts && block >= p.parts[matrix].blocks) block -= p.parts[matrix++].blocks;
+        return {p.parts[matrix], FEATURES * block, row, min(p.rows - row, ROWS)};
+    }
+};
+
+__device__ inline u32 last_step(const ProductParams& p) { return (p.n_in - 1) / STEP * STEP; }
+
+// Ends a group of copies that this thread has asked for.
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits for those but the last group.
+__device__ inline void finish_former_copies() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
+
+// What a thread brings of each step of a tile.
+struct Share {
+    const u16* inputs;  // an eight of one row in COPIED_ROWS, this the first
+    u32 pitch;          // from row to row
+    u32 rows;           // from the first on, as many as the tile has
+    const u8* weights;  // a row
+    u32 group_bytes;    // of a group in it, of all that a row has
+};
+
+__device__ inline Share share_of(const ProductParams& p, const Tile& tile) {
+    u32 pitch = (p.n_in + STEP - 1) / STEP * STEP, row = threadIdx.x / EIGHTS, eight = threadIdx.x % EIGHTS;
+    const u16* inputs = (const u16*)p.codes + (size_t)(tile.row + min(row, tile.rows - 1)) * pitch + 8 * eight;
+    // A feature beyond the last computes what the last does; it is not stored.
+    u32 feature = min(tile.feature + threadIdx.x / 2, tile.part.n_out - 1);
+    return {inputs, pitch, tile.rows > row ? tile.rows - row : 0, tile.part.w + p.row_bytes * feature, (u32)p.row_bytes / ((p.n_in + 31) / 32)};
+}
+
+// Asks for the inputs from k on: zeros behind the last row.
+__device__ inline void copy_inputs(const Share& share, u32 k, Stage& to) {
+    u16* at = to.inputs + eight_at(threadIdx.x / EIGHTS, threadIdx.x % EIGHTS);
 #pragma unroll
     for (u32 i = 0; i < COPIES; i++) {
-        u32 row = threadIdx.x / EIGHTS + i * (THREADS / EIGHTS);
-        copy_eight(to.inputs + eight_at(row, eight), from + (size_t)min(row, rows.n - 1) * pitch, row < rows.n ? 16 : 0);
+        bool is_row = COPIED_ROWS * i < share.rows;
+        const u16* from = share.inputs + k + (is_row ? (size_t)(COPIED_ROWS * i) * share.pitch : 0);
+        copy_eight(at + i * COPIED_ROWS * STEP, from, is_row ? 16 : 0);
     }
 }
 
 // The group of weights of a thread, of the step from k on. Behind the last one comes that again, which zeros are multiplied by.
-__device__ inline Group fetch_weights(const ProductParams& p, const u8* row, u32 k) {
-    return read_group(row, min(k / 32 + threadIdx.x % 2, (p.n_in - 1) / 32), p.n_in, p.book);
+__device__ inline Group fetch_weights(const ProductParams& p, const Share& share, u32 k) {
+    return read_group(share.weights, min(k / 32 + threadIdx.x % 2, (p.n_in - 1) / 32), p.n_in, p.book);
+}
+
+// Asks for the group that `fetch_weights` reads LATER steps on to be brought to the second-level cache. Where scales lie behind the codes of
+// a row it is one somewhat further on.
+__device__ inline void touch_weights(const ProductParams& p, const Share& share, u32 k) {
+    constexpr u32 LATER = 4;
+    u32 at = min((k / 32 + 2 * LATER + threadIdx.x % 2) * share.group_bytes, (u32)p.row_bytes - 1);
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(share.weights + at) : "memory");
 }
 
 __device__ inline void put_weights(const ProductParams& p, const ProductPart& part, const Group& group, Stage& to) {
@@ -53,9 +134,45 @@ __device__ inline void put_weights(const ProductParams& p, const ProductPart& pa
     }
 }
 
+// Waits until the stage of a step, of all that a block brings, has been multiplied with what it had before.
+__device__ inline void wait_for_room(u32 step) {
+    if (step >= STAGES) meet(emptied(step % STAGES), THREADS);
+}
+
+// Brings a tile, whose first step is the block's `step`; returns the first of the next one.
+__device__ inline u32 bring_tile(const ProductParams& p, const Tile& tile, Stage* stages, u32 step) {
+    Share share = share_of(p, tile);
+    u32 last = last_step(p);
+    wait_for_room(step);
+    copy_inputs(share, 0, stages[step % STAGES]);
+    commit_copies();
+    Group weights = fetch_weights(p, share, 0);
+#pragma unroll 1
+    for (u32 k = 0; k <= last; k += STEP, step++) {
+        // The last one fetches its own codes once more, which nobody wants.
+        u32 next = min(k + STEP, last);
+        if (k < last) {
+            wait_for_room(step + 1);
+            copy_inputs(share, next, stages[(step + 1) % STAGES]);
+        }
+        commit_copies();
+        Group later = fetch_weights(p, share, next);
+        touch_weights(p, share, next);
+        put_weights(p, tile.part, weights, stages[step % STAGES]);
+        finish_former_copies();
+        show_stores();
+#pragma unroll
+        for (u32 taker = 0; taker < TAKERS; taker++) arrive(filled(step % STAGES, taker), FILL_THREADS);
+        weights = later;
+    }
+    return step;
+}
+
+using Sums = float[SIDES][SIDE / 2];
+
 // Begins to add the products of a step, those of each 128 rows to sums of their own.
-__device__ inline void begin_step(float (&sums)[SIDES][SIDE / 2], const Stage& stage, u32 group) {
-    u32 weights = beginning(stage.weights + group * PRODUCT_ROWS * STEP), inputs = beginning(stage.inputs);
+__device__ inline void begin_step(Sums& sums, const Stage& stage, u32 taker) {
+    u32 weights = beginning(stage.weights + taker * PRODUCT_ROWS * STEP), inputs = beginning(stage.inputs);
 #pragma unroll
     for (u32 part = 0; part < STEP / 16; part++) {
 #pragma unroll
@@ -67,62 +184,93 @@ __device__ inline void begin_step(float (&sums)[SIDES][SIDE / 2], const Stage& s
     commit_products();
 }
 
-// `feature` is the first of the lane's two in the block.
-__device__ inline void write_sums(const ProductParams& p, const BlockPart& mine, const BlockRows& rows,
-                                  const float (&sums)[SIDES][SIDE / 2], u32 feature, u32 lane) {
-    const ProductPart& part = mine.part;
+__device__ inline void pin(Sums& sums) {
 #pragma unroll
-    for (u32 eight = 0; eight < ROWS / 8; eight++) {
+    for (u32 side = 0; side < SIDES; side++) pin(sums[side]);
+}
+
+// Multiplies a tile; `step` as in `bring_tile`.
+__device__ inline u32 take_tile(const ProductParams& p, const Stage* stages, u32 step, u32 taker, Sums& sums) {
+    u32 end = step + last_step(p) / STEP + 1;
+    pin(sums);
+#pragma unroll 1
+    for (u32 first = step; step < end; step++) {
+        meet(filled(step % STAGES, taker), FILL_THREADS);
+        show_registers();
+        begin_step(sums, stages[step % STAGES], taker);
+        wait_for_products<1>();
+        if (step > first) arrive(emptied((step - 1) % STAGES), THREADS);
+    }
+    wait_for_products<0>();
+    pin(sums);
+    arrive(emptied((end - 1) % STAGES), THREADS);
+    return end;
+}
+
+// Writes a warp's sums, of features `feature` of the matrix, eight more and the seven behind each. Those of EIGHTS_AT_ONCE times eight rows
+// at a time: what they are added to is on its way together.
+__device__ inline void write_sums(const ProductParams& p, const Tile& tile, const Sums& sums, u32 feature, u32 lane) {
+    const ProductPart& part = tile.part;
+    // A lane has the factors of one row in 32.
+    float factors[ROWS / 32], bias[2];
 #pragma unroll
-        for (u32 e = 0; e < 2; e++) {
-            u32 row = 8 * eight + lane % 4 * 2 + e;
-            if (row >= rows.n) continue;
-            float scale = p.scales[rows.first + row] * part.unit;
-            float* y = part.y + (size_t)(rows.first + row) * part.n_out;
+    for (u32 i = 0; i < ROWS / 32; i++) factors[i] = p.scales[tile.row + min(32 * i + lane, tile.rows - 1)] * part.unit;
+    u32 out = feature + lane / 4;
+#pragma unroll
+    for (u32 half = 0; half < 2; half++) {
+        bias[half] = part.bias && out + 8 * half < part.n_out ? part.bias[out + 8 * half] : 0.0f;
+    }
+    float* y = part.y + (size_t)(tile.row + lane % 4 * 2) * part.n_out + out;
+    u32 rows = tile.rows > lane % 4 * 2 ? tile.rows - lane % 4 * 2 : 0;
+    bool is_feature[2] = {out < part.n_out, out + 8 < part.n_out};
+#pragma unroll
+    for (u32 first = 0; first < ROWS / 8; first += EIGHTS_AT_ONCE) {
+        float old[2 * EIGHTS_AT_ONCE][2] = {};
+        if (part.accumulate) {
+#pragma unroll
+            for (u32 i = 0; i < 2 * EIGHTS_AT_ONCE; i++) {
+                u32 row = 8 * (first + i / 2) + i % 2;
+                const float* at = y + (size_t)row * part.n_out;
+                if (row < rows && is_feature[0]) old[i][0] = at[0];
+                if (row < rows && is_feature[1]) old[i][1] = at[8];
+            }
+        }
+#pragma unroll
+        for (u32 i = 0; i < 2 * EIGHTS_AT_ONCE; i++) {
+            u32 eight = first + i / 2, row = 8 * eight + i % 2;
+            float factor = __shfl_sync(~0u, factors[eight / 4], row % 32 + lane % 4 * 2);
+            float* at = y + (size_t)row * part.n_out;
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
-                u32 out = mine.block * FEATURES + feature + 8 * half;
-                if (out >= part.n_out) continue;
-                float sum = sums[eight / (SIDE / 8)][eight % (SIDE / 8) * 4 + 2 * half + e] * scale;
-                if (part.bias) sum += part.bias[out];
-                y[out] = part.accumulate ? y[out] + sum : sum;
+                float sum = sums[eight / (SIDE / 8)][eight % (SIDE / 8) * 4 + 2 * half + i % 2] * factor;
+                if (part.bias) sum += bias[half];
+                if (part.accumulate) sum = old[i][half] + sum;
+                if (row < rows && is_feature[half]) at[8 * half] = sum;
             }
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 256 / ROWS) product_many(const __grid_constant__ ProductParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) product_many(const __grid_constant__ ProductParams p) {
     extern __shared__ __align__(1024) u8 shared[];
     Stage* stages = (Stage*)shared;
-    BlockPart mine = block_part(p);
-    BlockRows rows = block_rows(p, mine.part, ROWS);
-    u32 lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32, group = threadIdx.x / WARPGROUP;
-    // A feature beyond the last computes what the last does; it is not stored.
-    const u8* row = mine.part.w + p.row_bytes * min(mine.block * FEATURES + threadIdx.x / 2, mine.part.n_out - 1);
-    float sums[SIDES][SIDE / 2] = {};
-
-    copy_inputs(p, rows, 0, stages[0]);
-    put_weights(p, mine.part, fetch_weights(p, row, 0), stages[0]);
-    u32 last = (p.n_in - 1) / STEP * STEP;
+    u32 group = threadIdx.x / WARPGROUP, step = 0;
+    Tiles tiles(p);
+    if (group < BRINGERS) {
+        if (ROWS == 256) release_registers<BRINGER_REGISTERS>();
 #pragma unroll 1
-    for (u32 k = 0, turn = 0; k <= last; k += STEP, turn ^= 1) {
-        // The last one asks for itself once more, as in many.cu.
-        u32 next = min(k + STEP, last);
-        Group weights = fetch_weights(p, row, next);
-        finish_copies();
-        show_stores();
-        // The step is there, and the one before has been multiplied by all.
-        __syncthreads();
-#pragma unroll
-        for (u32 side = 0; side < SIDES; side++) pin(sums[side]);
-        show_registers();
-        begin_step(sums, stages[turn], group);
-        copy_inputs(p, rows, next, stages[turn ^ 1]);
-        put_weights(p, mine.part, weights, stages[turn ^ 1]);
-        wait_for_products<0>();
-#pragma unroll
-        for (u32 side = 0; side < SIDES; side++) pin(sums[side]);
+        for (u32 i = blockIdx.x; i < tiles.count(); i += gridDim.x) step = bring_tile(p, tiles[i], stages, step);
+        // Whoever is still to say that a stage is empty meets somebody.
+        for (u32 i = 0; i < STAGES; i++) wait_for_room(step + i);
+    } else {
+        if (ROWS == 256) claim_registers<TAKER_REGISTERS>();
+        u32 taker = group - BRINGERS, lane = threadIdx.x % 32, warp = threadIdx.x % WARPGROUP / 32;
+#pragma unroll 1
+        for (u32 i = blockIdx.x; i < tiles.count(); i += gridDim.x) {
+            Sums sums = {};
+            step = take_tile(p, stages, step, taker, sums);
+            Tile tile = tiles[i];
+            write_sums(p, tile, sums, tile.feature + PRODUCT_ROWS * taker + 16 * warp, lane);
+        }
     }
-    finish_copies();
-    write_sums(p, mine, rows, sums, PRODUCT_ROWS * group + 16 * warp + lane / 4, lane);
 }

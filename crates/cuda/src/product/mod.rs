@@ -47,7 +47,7 @@ static HOPPER: Source = Source {
         let [half, spans, weights] = HEADERS;
         [half, spans, weights, WARPGROUP_HEADER]
     },
-    constants: || constants().whole("STEP", operand::STEP),
+    constants: || constants().whole("STEP", operand::STEP).whole("STAGES", HOPPER_STAGES as usize),
     options: &WARPGROUP_OPTIONS,
 };
 static MANY: Source = Source {
@@ -70,11 +70,13 @@ pub(crate) const MANY_ROWS: usize = 17;
 /// Output features and rows of a block of the kernel for many rows, where experts are not, and where there are blocks enough.
 pub(crate) const TILE: u32 = 64;
 const LARGE_TILE: u32 = 128;
-/// Output features and threads of a block of that of compute capability 9.0, and rows of its variants.
+/// Output features of a tile of that of compute capability 9.0, threads of its blocks, and steps that are in shared memory at once.
 const HOPPER_FEATURES: u32 = 128;
-const HOPPER_THREADS: u32 = 256;
-const HOPPER_ROWS: [u32; 2] = [256, 128];
-/// Steps of both that are in shared memory at once, and halves between their rows.
+const HOPPER_THREADS: u32 = 512;
+const HOPPER_STAGES: u32 = 4;
+/// Rows of the tiles of its variants, and clocks that a step of one takes shared memory, longer than the tensor cores.
+const HOPPER_ROWS: [(u32, u32); 2] = [(256, 1152), (128, 640)];
+/// Steps of the other that are in shared memory at once, and halves between their rows.
 const STAGES: u32 = 2;
 const PAD: usize = 8;
 
@@ -278,7 +280,7 @@ pub(crate) fn builds() -> impl Iterator<Item = Build> {
             ROWS.map(|rows| build(&FEW, vec![("TYPE", number), ("ROWS", rows)])).into()
         };
         let many = [TILE, LARGE_TILE].map(|side| build(&MANY, vec![("TYPE", number), ("SIDE", side)]));
-        let hopper = HOPPER_ROWS.map(|rows| build(&HOPPER, vec![("TYPE", number), ("ROWS", rows)]));
+        let hopper = HOPPER_ROWS.map(|(rows, _)| build(&HOPPER, vec![("TYPE", number), ("ROWS", rows)]));
         few.into_iter().chain(many).chain(hopper)
     });
     types.chain([Build { source: &operand::QUANTISE, defines: Vec::new() }])
@@ -372,8 +374,9 @@ fn launch(cx: &Context, x: &mut Operand, products: &[&Product]) -> Result<(), Cu
         Way::Many if let Some(rows) = hopper_rows(cx, products, params.rows) => {
             let kernel = cx.kernel_with(&HOPPER, &[dtype, ("ROWS", rows)], "product_many")?;
             let step_bytes = (HOPPER_FEATURES + rows) * (operand::STEP * size_of::<u16>()) as u32;
-            let grid = [blocks(HOPPER_FEATURES), spans(rows), 1];
-            (kernel, HOPPER_FEATURES, grid, HOPPER_THREADS, step_bytes * STAGES)
+            // Each takes tiles in turn.
+            let grid = [n_sms.min(blocks(HOPPER_FEATURES) * spans(rows)), 1, 1];
+            (kernel, HOPPER_FEATURES, grid, HOPPER_THREADS, step_bytes * HOPPER_STAGES)
         }
         Way::Many => {
             let side = tile(n_sms, products, params.rows);
@@ -453,15 +456,18 @@ fn tile(n_sms: u32, products: &[&Product], rows: u32) -> u32 {
     if is_large { LARGE_TILE } else { TILE }
 }
 
-/// The rows of a block of the kernel for compute capability 9.0: as many as leave blocks enough, as for [`tile`]. `None` where another
-/// kernel runs.
+/// The rows of a tile of the kernel for compute capability 9.0, each of whose blocks takes tiles in turn: those that take the fewest clocks.
+/// `None` where another kernel runs: there are to be enough, as for [`tile`].
 fn hopper_rows(cx: &Context, products: &[&Product], rows: u32) -> Option<u32> {
     let device = cx.gpu().properties();
     if device.arch != WARPGROUP_ARCH || products.iter().any(|p| p.picks.is_some()) {
         return None;
     }
     let features: u32 = products.iter().map(|p| (p.n_out as u32).div_ceil(HOPPER_FEATURES)).sum();
-    HOPPER_ROWS.into_iter().find(|of_block| 4 * features * rows.div_ceil(*of_block) >= 3 * device.n_sms)
+    let tiles = |of_tile| features * rows.div_ceil(of_tile);
+    let has_enough = HOPPER_ROWS.into_iter().any(|(of_tile, _)| 4 * tiles(of_tile) >= 3 * device.n_sms);
+    let clocks = |&(of_tile, clocks): &(u32, u32)| tiles(of_tile).div_ceil(device.n_sms) * clocks;
+    HOPPER_ROWS.into_iter().filter(|_| has_enough).min_by_key(clocks).map(|(of_tile, _)| of_tile)
 }
 
 /// Shared memory of a step: `Stage` of `many.cu`.

@@ -60,19 +60,65 @@ fn a_sum_has_the_same_bits_in_large_tiles_as_in_small_ones() {
     }
 }
 
-/// Tiles of 128 and of 256 rows, and features and rows that do not fill the last ones. The interpreter adds the products of
-/// warpgroups as those of warps.
+/// Tiles of 128 and of 256 rows, several of which a block takes in turn, and features and rows that do not fill the last ones. The
+/// interpreter adds the products of warpgroups as those of warps.
 #[test]
 fn warpgroups_give_sums_the_bits_that_warps_do() {
     let Some(devices) = [80, 90].map(emulator::device).into_iter().collect::<Option<Vec<_>>>() else {
         return;
     };
-    for (dtype, n_out, rows) in
-        [(DType::Q4_0, 300, 150), (DType::F16, 257, 257), (DType::Q5_1, 130, 300), (DType::BF16, 390, 128)]
-    {
+    for (dtype, n_out, rows) in [
+        (DType::Q4_0, 300, 150),
+        (DType::F16, 257, 257),
+        (DType::Q5_1, 130, 300),
+        (DType::BF16, 390, 128),
+        (DType::Q8_0, 650, 300),
+    ] {
         let x = gaussian(2, rows * N_IN, 1.0);
         let of = |device| project(device, &[&matrix(device, dtype, 1, n_out)], &x).remove(0);
         assert!(of(&devices[0]) == of(&devices[1]), "{dtype} [{n_out}], {rows} rows");
+    }
+}
+
+/// Tiles of all matrices of a launch are counted together.
+#[test]
+fn warpgroups_give_sums_of_several_matrices_the_bits_that_warps_do() {
+    let Some(devices) = [80, 90].map(emulator::device).into_iter().collect::<Option<Vec<_>>>() else {
+        return;
+    };
+    let x = gaussian(5, 140 * N_IN, 1.0);
+    let of = |device| {
+        let matrices =
+            [(1, 130), (2, 7), (3, 257)].map(|(seed, n_out)| matrix(device, DType::Q4_0, seed, n_out));
+        project(device, &matrices.each_ref(), &x)
+    };
+    assert!(of(&devices[0]) == of(&devices[1]));
+}
+
+/// With a bias, and added to what is there, in tiles of 256 rows and of 128.
+#[test]
+fn warpgroups_add_to_what_is_there_as_warps_do() {
+    let Some(devices) = [80, 90].map(emulator::device).into_iter().collect::<Option<Vec<_>>>() else {
+        return;
+    };
+    for (n_out, rows) in [(300, 150), (257, 257)] {
+        let (x, bias) = (gaussian(6, rows * N_IN, 1.0), gaussian(7, n_out, 1.0));
+        let before = gaussian(8, rows * n_out, 1.0);
+        let of = |device: &CudaDevice| {
+            let buffer = |values: &[f32]| {
+                let mut buffer = device.buffer(values.len()).unwrap();
+                device.write(&mut buffer, values).unwrap();
+                buffer
+            };
+            let (w, x, bias, mut y) =
+                (matrix(device, DType::Q8_0, 1, n_out), buffer(&x), buffer(&bias), buffer(&before));
+            let output = Output { w: &w, bias: Some(&bias), y: &mut y, accumulate: true };
+            device.project(Input { x: &x, norm: None, first_row: 0, rows }, &mut [output]).unwrap();
+            let mut got = vec![f32::NAN; rows * n_out];
+            device.read(&y, 0, &mut got).unwrap();
+            got
+        };
+        assert!(of(&devices[0]) == of(&devices[1]), "[{n_out}], {rows} rows");
     }
 }
 
