@@ -111,7 +111,7 @@ fn defines(types: [DType; 2], dims: [usize; 2], is_capped: bool) -> [Define; 6] 
 
 /// Blocks that a multiprocessor holds at once: as many as leave the sums of so many dims in registers.
 fn blocks_at_once(v_dim: usize) -> usize {
-    if v_dim <= turbo::LEN { if std::env::var_os("TMP_FOUR").is_some() { 4 } else { 3 } } else { 2 }
+    if v_dim <= turbo::LEN { 3 } else { 2 }
 }
 
 /// What is compiled ahead: every type with itself and one mixed pair, for heads of 128, and turbo types in blocks of every size.
