@@ -371,18 +371,20 @@ fn launch(cx: &Context, x: &mut Operand, products: &[&Product]) -> Result<(), Cu
             let features = WARPS * FEATURES;
             (kernel, features, [blocks(features), spans(rows), 1], 32 * WARPS, 0)
         }
-        Way::Many if let Some(rows) = hopper_rows(cx, products, params.rows) => {
-            let kernel = cx.kernel_with(&HOPPER, &[dtype, ("ROWS", rows)], "product_many")?;
-            let step_bytes = (HOPPER_FEATURES + rows) * (operand::STEP * size_of::<u16>()) as u32;
-            // Each takes tiles in turn.
-            let grid = [n_sms.min(blocks(HOPPER_FEATURES) * spans(rows)), 1, 1];
-            (kernel, HOPPER_FEATURES, grid, HOPPER_THREADS, step_bytes * HOPPER_STAGES)
-        }
-        Way::Many => {
-            let side = tile(n_sms, products, params.rows);
-            let kernel = cx.kernel_with(&MANY, &[dtype, ("SIDE", side)], "product_many")?;
-            (kernel, side, [blocks(side), spans(side), 1], 2 * side, stage_bytes(side) * STAGES)
-        }
+        Way::Many => match hopper_rows(cx, products, params.rows) {
+            Some(rows) => {
+                let kernel = cx.kernel_with(&HOPPER, &[dtype, ("ROWS", rows)], "product_many")?;
+                let step_bytes = (HOPPER_FEATURES + rows) * (operand::STEP * size_of::<u16>()) as u32;
+                // Each takes tiles in turn.
+                let grid = [n_sms.min(blocks(HOPPER_FEATURES) * spans(rows)), 1, 1];
+                (kernel, HOPPER_FEATURES, grid, HOPPER_THREADS, step_bytes * HOPPER_STAGES)
+            }
+            None => {
+                let side = tile(n_sms, products, params.rows);
+                let kernel = cx.kernel_with(&MANY, &[dtype, ("SIDE", side)], "product_many")?;
+                (kernel, side, [blocks(side), spans(side), 1], 2 * side, stage_bytes(side) * STAGES)
+            }
+        },
     };
     params.n_parts = products.len() as u32;
     for (part, p) in params.parts.iter_mut().zip(products) {
