@@ -112,7 +112,7 @@ __device__ inline void add_block_scores(float scores[8][4], const u8* block, Beg
     Group<TYPE>* groups = begun.groups;
     Group<TYPE> last;
     if constexpr (remembers(TYPE)) last.begin(block + SCALE_BYTES, DIMS, lane);
-#pragma unroll 1
+#pragma unroll 2
     for (u32 first = 0; first < CHUNKS; first += AHEAD) {
         // Behind the last ones these come again, and are not used.
         Group<TYPE> next[AHEAD];
@@ -513,7 +513,7 @@ __device__ inline void load_values(Values<V_TYPE> values[TILES_AHEAD], const u8*
 // Eight tiles of one type, of which `values` has the first.
 __device__ inline void mix_unit(float out[SLICES][PRODUCTS][4], Values<V_TYPE> values[TILES_AHEAD], const u8* my_tile,
                                 const Levels& levels, const u8* weights, u32 lane) {
-#pragma unroll 1
+#pragma unroll 2
     for (u32 first = 0; first < UNIT; first += TILES_AHEAD) {
         // Behind the last ones these come again, and are not used.
         Values<V_TYPE> next[TILES_AHEAD];
