@@ -84,41 +84,22 @@ __device__ inline float2 beginning(const float2 (*minus_bias)[4], u32 block, u32
     return make_float2(0.0f, 0.0f);
 }
 
-// Groups of a lane that are on their way at a time; as many more are multiplied meanwhile.
-constexpr u32 AHEAD = 2;
-
-// What is asked for of a block of keys of `DIMS` dims before any of it is multiplied.
-template <u32 TYPE>
-struct Beginning {
-    Scales scales;
-    Group<TYPE> groups[AHEAD];
-
-    __device__ void load(const u8* block, u32 dims, u32 lane) {
-        scales.load(block);
-#pragma unroll
-        for (u32 c = 0; c < AHEAD; c++) groups[c].load(block + SCALE_BYTES, dims, 4 * c + lane % 4);
-    }
-};
-
 // Adds the scores of the `DIMS` dims of one block, as `add_scores` does; `queries` begin with those dims.
 template <u32 TYPE, u32 DIMS>
-__device__ inline void add_block_scores(float scores[8][4], const u8* block, Beginning<TYPE>& begun, bool mine, const Levels& levels,
+__device__ inline void add_block_scores(float scores[8][4], const u8* block, bool mine, const Levels& levels,
                                         const uint2* queries, float2 first_sum, u32 lane) {
-    constexpr u32 CHUNKS = DIMS / 16;
-    static_assert(CHUNKS % AHEAD == 0, "blocks are whole turns");
+    constexpr u32 CHUNKS = DIMS / 16, AHEAD = CHUNKS < 4 ? CHUNKS : 4;
     float part[8][4];
     for (u32 i = 0; i < 8; i++) part[i][0] = part[i][2] = first_sum.x, part[i][1] = part[i][3] = first_sum.y;
-    const Scales& scales = begun.scales;
-    Group<TYPE>* groups = begun.groups;
+    Scales scales;
+    scales.load(block);
     Group<TYPE> last;
     if constexpr (remembers(TYPE)) last.begin(block + SCALE_BYTES, DIMS, lane);
-#pragma unroll 2
+#pragma unroll 1
     for (u32 first = 0; first < CHUNKS; first += AHEAD) {
-        // Behind the last ones these come again, and are not used.
-        Group<TYPE> next[AHEAD];
-        u32 later = min(first + AHEAD, CHUNKS - AHEAD);
+        Group<TYPE> groups[AHEAD];
 #pragma unroll
-        for (u32 c = 0; c < AHEAD; c++) next[c].load(block + SCALE_BYTES, DIMS, 4 * (later + c) + lane % 4);
+        for (u32 c = 0; c < AHEAD; c++) groups[c].load(block + SCALE_BYTES, DIMS, 4 * (first + c) + lane % 4);
 #pragma unroll
         for (u32 c = 0; c < AHEAD; c++) {
             if constexpr (remembers(TYPE)) groups[c].follow(last), last = groups[c];
@@ -130,8 +111,6 @@ __device__ inline void add_block_scores(float scores[8][4], const u8* block, Beg
                 multiply(part[i.value], a, b.x, b.y);
             });
         }
-#pragma unroll
-        for (u32 c = 0; c < AHEAD; c++) groups[c] = next[c];
     }
     float step = mine ? levels.book.step / (has_bias(TYPE) ? BYTE_UNIT : 1.0f) : 0.0f;
     for_eight([&](auto i) {
@@ -143,97 +122,46 @@ __device__ inline void add_block_scores(float scores[8][4], const u8* block, Beg
 
 // Adds the scores of the 128 tokens of a unit: scores[i] of lane (g, t) are those of tokens i (first two) and i + 8 of
 // tile g, with queries 2t and 2t + 1. Lanes whose tile is not `mine` read another one and add nothing.
-template <u32 FLOAT>
-__device__ inline void add_float_scores(float scores[8][4], const u8* tile, bool mine, const uint2* queries, u32 lane) {
-    float part[8][4] = {};
+template <u32 TYPE>
+__device__ inline void add_scores(float scores[8][4], const u8* tile, bool mine, const Levels& levels,
+                                  const uint2* queries, const float2 (*minus_bias)[4], u32 lane) {
+    if constexpr (TYPE < Q8_0) {
+        float part[8][4] = {};
 #pragma unroll 1
-    for (u32 chunk = 0; chunk < K_DIM / 16; chunk++) {
-        Floats group;
-        load_floats<FLOAT>(group, tile, (16 * chunk + 4 * (lane % 4)) * TILE, TILE);
-        uint2 b = queries[32 * chunk + lane];
+        for (u32 chunk = 0; chunk < K_DIM / 16; chunk++) {
+            Floats group;
+            load_floats<TYPE>(group, tile, (16 * chunk + 4 * (lane % 4)) * TILE, TILE);
+            uint2 b = queries[32 * chunk + lane];
+            for_eight([&](auto i) {
+                u32 a[4];
+                fragment<i.value>(group, a);
+                multiply(part[i.value], a, b.x, b.y);
+            });
+        }
         for_eight([&](auto i) {
-            u32 a[4];
-            fragment<i.value>(group, a);
-            multiply(part[i.value], a, b.x, b.y);
+            for (int r = 0; r < 4; r++) scores[i.value][r] += mine ? part[i.value][r] : 0.0f;
         });
-    }
-    for_eight([&](auto i) {
-        for (int r = 0; r < 4; r++) scores[i.value][r] += mine ? part[i.value][r] : 0.0f;
-    });
-}
-
-// The same of codes, of whose first block `begun` has the beginning.
-template <u32 TYPE>
-__device__ inline void add_coded_scores(float scores[8][4], const u8* tile, Beginning<TYPE>& begun, bool mine, const Levels& levels,
-                                        const uint2* queries, const float2 (*minus_bias)[4], u32 lane) {
-    constexpr u32 MOST = is_turbo(TYPE) ? TURBO_DIMS : BLOCK32_DIMS, WHOLE = K_DIM / MOST * MOST;
-    auto block_of = [&](u32 index, u32 first, u32 n) {
-        const u8* block = tile + block_byte(TYPE, index, first);
-        if (index > 0) begun.load(block, n, lane);
-        return block;
-    };
+    } else {
+        constexpr u32 MOST = is_turbo(TYPE) ? TURBO_DIMS : BLOCK32_DIMS, WHOLE = K_DIM / MOST * MOST;
 #pragma unroll 1
-    for (u32 first = 0; first < WHOLE; first += MOST) {
-        const u8* block = block_of(first / MOST, first, MOST);
-        float2 less = beginning<TYPE>(minus_bias, first / MOST, lane);
-        add_block_scores<TYPE, MOST>(scores, block, begun, mine, levels, queries + 2 * first, less, lane);
-    }
-    if constexpr (K_DIM - WHOLE >= 64) {
-        const u8* block = block_of(WHOLE / MOST, WHOLE, 64);
-        float2 less = beginning<TYPE>(minus_bias, WHOLE / MOST, lane);
-        add_block_scores<TYPE, 64>(scores, block, begun, mine, levels, queries + 2 * WHOLE, less, lane);
-    }
-    if constexpr ((K_DIM - WHOLE) % 64 > 0) {
-        constexpr Dims LAST = block_at(TYPE, K_DIM, K_DIM - 1);
-        const u8* block = block_of(LAST.index, LAST.first, 32);
-        float2 less = beginning<TYPE>(minus_bias, LAST.index, lane);
-        add_block_scores<TYPE, 32>(scores, block, begun, mine, levels, queries + 2 * LAST.first, less, lane);
+        for (u32 first = 0; first < WHOLE; first += MOST) {
+            const u8* block = tile + block_byte(TYPE, first / MOST, first);
+            float2 less = beginning<TYPE>(minus_bias, first / MOST, lane);
+            add_block_scores<TYPE, MOST>(scores, block, mine, levels, queries + 2 * first, less, lane);
+        }
+        if constexpr (K_DIM - WHOLE >= 64) {
+            const u8* block = tile + block_byte(TYPE, WHOLE / MOST, WHOLE);
+            float2 less = beginning<TYPE>(minus_bias, WHOLE / MOST, lane);
+            add_block_scores<TYPE, 64>(scores, block, mine, levels, queries + 2 * WHOLE, less, lane);
+        }
+        if constexpr ((K_DIM - WHOLE) % 64 > 0) {
+            constexpr Dims LAST = block_at(TYPE, K_DIM, K_DIM - 1);
+            const u8* block = tile + block_byte(TYPE, LAST.index, LAST.first);
+            float2 less = beginning<TYPE>(minus_bias, LAST.index, lane);
+            add_block_scores<TYPE, 32>(scores, block, mine, levels, queries + 2 * LAST.first, less, lane);
+        }
     }
 }
-
-// A lane's tile of a unit, and whether it is there.
-struct Mine {
-    const u8* tile;
-    bool in_main;
-    bool in_f16;
-};
-
-// The tile, if it is before `end`; those before `window` as they lie in the blocks, later ones in 16 bit.
-__device__ inline Mine my_tile(const Memory& memory, const Spec& s, const Offsets& at, u32 index, u32 window, u32 end) {
-    if (index >= end) return {nullptr, false, false};
-    u32 place = place_of(s, index, window);
-    return {tile_at(memory, s, at, index, place), place == IN_MAIN, place != IN_MAIN};
-}
-
-__device__ inline const u8* tile_of_lane(const u8* tile, u32 lane) {
-    return (const u8*)__shfl_sync(~0u, (u64)tile, lane);
-}
-
-// The beginning of a unit of keys, where they are codes and all in main tiles.
-template <u32 TYPE, bool CODED = is_coded(TYPE)>
-struct Begun {
-    Beginning<TYPE> beginning;
-    bool is_there;
-
-    __device__ void load(const Mine& key, u32 lane) {
-        is_there = __all_sync(~0u, key.in_main);
-        if (is_there) beginning.load(key.tile, block_at(TYPE, K_DIM, 0).n, lane);
-    }
-    __device__ void add_scores(float scores[8][4], const u8* tile, bool mine, const Levels& levels, const uint2* queries,
-                               const float2 (*minus_bias)[4], u32 lane) {
-        if (!is_there) beginning.load(tile, block_at(TYPE, K_DIM, 0).n, lane);
-        add_coded_scores<TYPE>(scores, tile, beginning, mine, levels, queries, minus_bias, lane);
-    }
-};
-
-template <u32 TYPE>
-struct Begun<TYPE, false> {
-    __device__ void load(const Mine&, u32) {}
-    __device__ void add_scores(float scores[8][4], const u8* tile, bool mine, const Levels&, const uint2* queries,
-                               const float2 (*)[4], u32 lane) {
-        add_float_scores<TYPE>(scores, tile, mine, queries, lane);
-    }
-};
 
 // What the centre of a lane's tile adds to its scores with queries 2t and 2t + 1; nothing where that is null. Rows of the product
 // are the tiles of the unit, each twice, so that it comes out where the scores do.
@@ -492,6 +420,24 @@ __device__ inline bool is_last(const Common& c, const Slot& slot, u32& shared, u
     return shared;
 }
 
+// A lane's tile of a unit, and whether it is there.
+struct Mine {
+    const u8* tile;
+    bool in_main;
+    bool in_f16;
+};
+
+// The tile, if it is before `end`; those before `window` as they lie in the blocks, later ones in 16 bit.
+__device__ inline Mine my_tile(const Memory& memory, const Spec& s, const Offsets& at, u32 index, u32 window, u32 end) {
+    if (index >= end) return {nullptr, false, false};
+    u32 place = place_of(s, index, window);
+    return {tile_at(memory, s, at, index, place), place == IN_MAIN, place != IN_MAIN};
+}
+
+__device__ inline const u8* tile_of_lane(const u8* tile, u32 lane) {
+    return (const u8*)__shfl_sync(~0u, (u64)tile, lane);
+}
+
 template <u32 TYPE>
 __device__ inline void mix_tile(float out[SLICES][PRODUCTS][4], const u8* tile, const Levels& levels, const u8* weights, u32 lane) {
     Values<TYPE> values;
@@ -501,31 +447,22 @@ __device__ inline void mix_tile(float out[SLICES][PRODUCTS][4], const u8* tile, 
     values.mix(out, levels, b, lane);
 }
 
-// Tiles of values that are on their way at a time; as many more are multiplied meanwhile.
-constexpr u32 TILES_AHEAD = V_TYPE >= Q4_0 && SLICES == 1 ? 2 : 1;
-
-// Those from tile `first` of a unit on.
-__device__ inline void load_values(Values<V_TYPE> values[TILES_AHEAD], const u8* my_tile, u32 first, u32 lane) {
+// Eight tiles of one type, several on their way at a time.
+template <u32 TYPE>
+__device__ inline void mix_unit(float out[SLICES][PRODUCTS][4], const u8* my_tile, const Levels& levels, const u8* weights,
+                                u32 lane) {
+    constexpr u32 AHEAD = (TYPE >= Q4_0 ? 4 : TYPE == Q8_0 ? 2 : 1) / (TYPE >= Q8_0 ? SLICES : 1);
+#pragma unroll 1
+    for (u32 first = 0; first < UNIT; first += AHEAD) {
+        Values<TYPE> values[AHEAD];
 #pragma unroll
-    for (u32 i = 0; i < TILES_AHEAD; i++) values[i].load(tile_of_lane(my_tile, 4 * (first + i)), lane);
-}
-
-// Eight tiles of one type, of which `values` has the first.
-__device__ inline void mix_unit(float out[SLICES][PRODUCTS][4], Values<V_TYPE> values[TILES_AHEAD], const u8* my_tile,
-                                const Levels& levels, const u8* weights, u32 lane) {
-#pragma unroll 2
-    for (u32 first = 0; first < UNIT; first += TILES_AHEAD) {
-        // Behind the last ones these come again, and are not used.
-        Values<V_TYPE> next[TILES_AHEAD];
-        load_values(next, my_tile, min(first + TILES_AHEAD, UNIT - TILES_AHEAD), lane);
+        for (u32 i = 0; i < AHEAD; i++) values[i].load(tile_of_lane(my_tile, 4 * (first + i)), lane);
 #pragma unroll
-        for (u32 i = 0; i < TILES_AHEAD; i++) {
+        for (u32 i = 0; i < AHEAD; i++) {
             u32 b[2];
             load_weights(b, weights + (first + i) * WEIGHT_BYTES, lane);
             values[i].mix(out, levels, b, lane);
         }
-#pragma unroll
-        for (u32 i = 0; i < TILES_AHEAD; i++) values[i] = next[i];
     }
 }
 
@@ -541,14 +478,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
     u32 first_tile = oldest_of(p.c, part, 0) / TILE, end_tile = (part.start + part.rows + TILE - 1) / TILE;
     u32 units = (end_tile - first_tile + UNIT - 1) / UNIT, split_units = part.split_tiles / UNIT;
     u32 unit = blockIdx.x * split_units + warp, end = min(units, (blockIdx.x + 1) * split_units);
-    auto tile_index = [&](u32 unit) { return unit < end ? first_tile + unit * UNIT + lane / 4 : ~0u; };
-    auto key_of = [&](u32 unit) {
-        return my_tile(part.memory, p.c.keys, slot.head.keys, tile_index(unit), part.window, end_tile);
-    };
-    // Of the next unit the first keys are asked for while the values of this one are multiplied, if all of it is coded.
-    Mine key = key_of(unit);
-    Begun<K_TYPE> begun;
-    begun.load(key, lane);
     prepare(p, slot, shared.queries, lane, warp);
     if constexpr (K_REMEMBERS) shared.tables[0].fill(K_TYPE, threadIdx.x, WARPS * 32);
     if constexpr (V_REMEMBERS && TABLES > K_REMEMBERS) shared.tables[V_TABLE].fill(V_TYPE, threadIdx.x, WARPS * 32);
@@ -572,7 +501,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
     Softmax w = {{HIDDEN, HIDDEN}, {0.0f, 0.0f}};
     float out[SLICES][PRODUCTS][4] = {};
     for (; unit < end; unit += WARPS) {
-        u32 index = tile_index(unit);
+        u32 index = first_tile + unit * UNIT + lane / 4;
+        Mine key = my_tile(part.memory, p.c.keys, slot.head.keys, index, part.window, end_tile);
         Mine value = my_tile(part.memory, p.c.values, slot.head.values, index, part.window, end_tile);
         float scores[8][4] = {};
         u32 in_main = __ballot_sync(~0u, key.in_main), in_f16 = __ballot_sync(~0u, key.in_f16);
@@ -582,15 +512,13 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
         if (centre) asm volatile("prefetch.global.L2 [%0];" ::"l"(centre + lane % 4 * (K_DIM / 4)));
         if (in_main) {
             const u8* any = tile_of_lane(key.tile, __ffs(in_main) - 1);
-            begun.add_scores(scores, key.in_main ? key.tile : any, key.in_main, key_levels, shared.queries, shared.minus_bias, lane);
+            add_scores<K_TYPE>(scores, key.in_main ? key.tile : any, key.in_main, key_levels, shared.queries, shared.minus_bias,
+                               lane);
         }
         if (in_f16) {
             const u8* any = tile_of_lane(key.tile, __ffs(in_f16) - 1);
-            add_float_scores<F16>(scores, key.in_f16 ? key.tile : any, key.in_f16, shared.queries, lane);
+            add_scores<F16>(scores, key.in_f16 ? key.tile : any, key.in_f16, key_levels, shared.queries, shared.minus_bias, lane);
         }
-        in_main = __ballot_sync(~0u, value.in_main), in_f16 = __ballot_sync(~0u, value.in_f16);
-        Values<V_TYPE> values[TILES_AHEAD];
-        if (in_main == ~0u) load_values(values, value.tile, 0, lane);
         float keep[2], met[2] = {};
         if (meets) meet(met, centre, shared.queries, lane);
         weigh(p.c, w, scores, met, index * TILE, sight, weights, keep, lane);
@@ -602,10 +530,9 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
             }
         }
         __syncwarp();
-        key = key_of(unit + WARPS);
-        begun.load(key, lane);
+        in_main = __ballot_sync(~0u, value.in_main), in_f16 = __ballot_sync(~0u, value.in_f16);
         if (in_main == ~0u) {
-            mix_unit(out, values, value.tile, value_levels, weights, lane);
+            mix_unit<V_TYPE>(out, value.tile, value_levels, weights, lane);
         } else {
             for (u32 i = 0; i < UNIT; i++) {
                 const u8* tile = tile_of_lane(value.tile, 4 * i);
