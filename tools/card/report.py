@@ -32,7 +32,7 @@ STOPPED = 124
 # Lines of a step's output that the report shows; the log has all of them.
 SHOWN = 80
 # What compute-sanitizer watches: one kernel of each kind. Watched kernels take up to a hundred times longer.
-WATCHED = ["card::kv_append", "card::attend_types", "card::project", "card::top_k"]
+WATCHED = ["card::kv_append", "card::attend_types", "card::attend_steps", "card::project"]
 # The attention of Llama-3-8B in PyTorch, and copies, as `kvant-cuda`'s example `bench` times its own.
 TORCH = """
 import sys, torch

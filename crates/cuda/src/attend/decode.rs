@@ -42,11 +42,20 @@
 //!
 //! turbo3 of 64 dims: 4.0 and 2.0 instructions, 77 % and 76 %; of 256: 2.9 and 1.5, all. What waits for memory or for another instruction comes on
 //! top: 12 warps fit a multiprocessor at 168 registers. Loads in flight: two to four groups of 24 bytes per lane (turbo3), 18 to 36 KB
-//! for these; 4.3 TB/s at 700 ns take 23 KB. None of this has been measured on a card.
+//! for these; 4.3 TB/s at 700 ns take 23 KB.
 //!
-//! Left, for what it would save: scales of values that join the weights as powers of two, with a maximum of their own, would
-//! take 13 % of turbo3's instructions, but none of the pipe that binds it; signs of turbo4's keys as those of halves, which are symmetric, 12 %
-//! of its pipe.
+//! # On an H100
+//!
+//! 65,536 tokens, eight KV heads, of what copies move: f16 80 %, q8_0 68 %, turbo4 42 %, turbo3 38 %
+//! (docs/benchmarks/2026-11-26-h100.md). Codes are bound by latency: each scheduler has two and
+//! a half warps, of which one can go on in 42 % of the clocks. A third of their waiting is for memory, a sixth for what they have just computed, a tenth at the
+//! barriers of the end. Tried there, and slower: asking for the next unit ahead (its lines leave the second-level cache before they are used, f16
+//! 1.3 times as long); groups and tiles that are loaded a turn ahead (registers spill around the loops: turbo3 1.12 times, q8_0 1.4 times as
+//! long); four blocks on a multiprocessor (128 registers, spilled: 1.16 times).
+//!
+//! Left, for what it would save: scales of values that join the weights as powers of two, with a maximum of their own: half of the
+//! operations on halves, 17 % of turbo3's instructions; signs of turbo4's keys as those of halves, which are symmetric, 12 % of its pipe; tiles
+//! that come by copies to shared memory, as weights do in `one.cu`, which leaves registers for more warps.
 
 use kvant_backend::{Result, StreamSpec};
 use kvant_codec::{DType, turbo};

@@ -27,6 +27,10 @@
 //! For a step of 64 tokens and 192 queries, heads of 128, the tensor cores of a multiprocessor take 1,536 clocks, and shared memory 1,408: 768
 //! for scores, 384 for values, 256 for what arrives. Of a scheduler's instructions three takers have 305 each (and 70 where a maximum
 //! rises), counted in the machine code that ptxas 13.0 makes.
+//!
+//! An H100 takes 1.17 to 1.25 ms for 512 rows of 32 heads at 65,536 tokens, whatever the type, 2.25 with [`prompt`](super::prompt); PyTorch's
+//! attention of f16 takes 0.83. The first 8,192 rows in pieces of 512 take 2.0 ms (3.0; 1.03): there a piece has 128 blocks at most, some of
+//! them for a few steps, and the launches before and behind.
 
 use kvant_backend::{KvLayer, Result, Rows};
 use kvant_codec::DType;

@@ -34,8 +34,8 @@
 //!
 //! # Budget
 //!
-//! Counted in the machine code that ptxas 13.0 makes for 9.0, not measured on a card: [`decode`], [`prompt`], [`hopper`] and [`wide`] say what theirs is
-//! bound by. The kernel for up to 32 queries takes 167 registers for heads of 128, so that three blocks of four warps run on a
+//! [`decode`], [`prompt`], [`hopper`] and [`wide`] say what theirs is bound by, counted in the machine code that ptxas 13.0 makes for 9.0, and what an H100
+//! takes. The kernel for up to 32 queries takes 167 registers for heads of 128, so that three blocks of four warps run on a
 //! multiprocessor, and 255 for heads of 256, two blocks; none are spilled.
 //!
 //! # Error

@@ -23,7 +23,7 @@
 //!
 //! # Budget
 //!
-//! Counted in the machine code that ptxas 13.0 makes for 9.0, not measured on a card. For a step of 64 tokens and 256 queries, heads of 128, each
+//! Counted in the machine code that ptxas 13.0 makes for 9.0. For a step of 64 tokens and 256 queries, heads of 128, each
 //! scheduler of a multiprocessor has 512 products `mma.m16n8k16` of 6.5 clocks, 3,328, and shared memory gives and takes 360,448 bytes in
 //! 2,816. Two warps issue 1,035 instructions each to take a step in (1,240 over floats, whose softmax is drawn into the products), 140
 //! more where a maximum rises, and 130 each to find their tile. To unpack one they issue, keys and values, per value:
@@ -36,6 +36,9 @@
 //! The last row is instructions of a scheduler in a step. So products bound all but turbo2t and turbo3t, at 565 TFLOP/s for 132
 //! multiprocessors at 1.7 GHz, of which latencies leave a part. In heads of 256 a fragment serves one product: shared memory takes 5,120
 //! clocks for 3,328 of products, 368 TFLOP/s at best. Coded kernels spill no register, those for floats of 128 wide some twenty in a step.
+//!
+//! Measured on an H100: 244 TFLOP/s, of f16 and of codes alike. Two warps on a scheduler wait for what they have just asked for in 40 % of their clocks, and
+//! issue in 41 %. What it was counted for assumed that one of the two always multiplies.
 
 use kvant_backend::{KvLayer, Result};
 use kvant_codec::DType;
