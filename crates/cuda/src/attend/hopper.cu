@@ -1,7 +1,7 @@
 // Attention of many queries over compressed tiles, with the products of warpgroups. The method is in hopper.rs.
 //
 // Macros: K_TYPE, V_TYPE, K_DIM, V_DIM (values per token as stored, 64 or 128), CAPPED (whether scores are), TAKERS, BRINGERS
-// (warpgroups that multiply and that unpack), STAGES (steps that there is room for), TAKER_REGISTERS, BRINGER_REGISTERS.
+// (warpgroups that multiply and that bring tiles), STAGES (steps that there is room for), TAKER_REGISTERS, BRINGER_REGISTERS.
 
 #define EIGHTS_TOGETHER
 #include "copies.cuh"

@@ -30,7 +30,7 @@
 //! outputs too ([`wide`]). How a walk is split depends on
 //! the rows of its own sequence alone, and shares are joined in a fixed order: whoever else is in the step, the results are the
 //! same to the bit. Chunks of a prompt that are cut elsewhere may be walked by another kernel or split elsewhere: their results
-//! differ by roundings, within the error below. Nothing of the cache's size is ever written.
+//! differ by roundings, within the error below. Nothing of the cache's size is ever written: what [`hopper`] unpacks has its bounds.
 //!
 //! # Budget
 //!
