@@ -337,10 +337,9 @@ struct Shared {
 
 // Prepares the queries as right operands.
 __device__ inline void prepare(const AttendParams& p, const Slot& slot, uint2* queries, u32 lane, u32 warp) {
-    u32 n = slot.n_queries(p.c);
     for (u32 query = warp; query < QUERIES; query += WARPS) {
         for (u32 span = 0; span < K_DIM; span += SPAN) {
-            uint2 four = query < n ? prepared(p, slot, query, span, lane) : make_uint2(0, 0);
+            uint2 four = prepared(p, slot, query, span, lane);
             u32 first = span + 4 * lane;
             if (first < K_DIM) queries[first / 16 * 32 + 4 * query + first % 16 / 4] = four;
         }

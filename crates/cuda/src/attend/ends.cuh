@@ -40,13 +40,13 @@ __device__ inline const float* balance_of(const Slot& slot, u32 at, u32 dim) {
 // Values span + 4 lane and the next three of query i, balanced, padded, rotated and scaled; zeros of a query that is not there. A whole
 // warp.
 __device__ inline uint2 prepared(const AttendParams& p, const Slot& slot, u32 i, u32 span, u32 lane) {
-    bool is_there = i < slot.n_queries(p.c);
-    const float* q = p.q + query_head(p, slot, is_there ? i : 0) * p.k_head_dim;
+    if (i >= slot.n_queries(p.c)) return make_uint2(0, 0);
+    const float* q = p.q + query_head(p, slot, i) * p.k_head_dim;
     const float* factors = balance_of(slot, p.balance_at[0], p.k_head_dim);
     float x[4];
     u32 first = span + 4 * lane;
     for (u32 e = 0; e < 4; e++) {
-        x[e] = is_there && first + e < p.k_head_dim ? q[first + e] : 0.0f;
+        x[e] = first + e < p.k_head_dim ? q[first + e] : 0.0f;
         if (factors && first + e < p.k_head_dim) x[e] = __fmul_rn(x[e], factors[first + e]);
     }
     if (p.rotates[0]) rotate(x, block_at(TURBO2, K_DIM, first).n, p.before, p.after, lane);

@@ -50,11 +50,7 @@ struct Range {
     __device__ const u16* image(u32 i) const { return walk.is_main(i) ? mains + i * IMAGE : recents + (i - walk.mains) * IMAGE; }
 };
 
-// Barriers of a stage, behind that of the block: one for each warpgroup that takes it, and one for those that bring it.
-__device__ u32 filled(u32 stage, u32 taker) { return 1 + stage * (TAKERS + 1) + taker; }
-__device__ u32 emptied(u32 stage) { return filled(stage, TAKERS); }
-static_assert(STAGES * (TAKERS + 1) < 16, "a block has sixteen barriers");
-
+using Barriers = StageBarriers<STAGES, TAKERS>;
 constexpr u32 FILL_THREADS = WARPGROUP * (BRINGERS + 1);
 __device__ u32 empty_threads(u32 takers) { return WARPGROUP * (BRINGERS + takers); }
 
@@ -75,7 +71,7 @@ __device__ void bring_all(const Range& range, Stage* stages, u32 takers, u32 lan
     for (u32 step = 0; step <= steps; step++) {
         if (step < steps) {
             u32 stage = step % STAGES, first = range.begin + STEP * step;
-            if (step >= STAGES) meet(emptied(stage), empty_threads(takers));
+            if (step >= STAGES) meet(Barriers::emptied(stage), empty_threads(takers));
 #pragma unroll
             for (u32 place = warp; place < STEP; place += 4 * BRINGERS) {
                 ask<true>(range, first + place, stages[stage].keys + place * TILE * K_DIM, lane);
@@ -88,7 +84,7 @@ __device__ void bring_all(const Range& range, Stage* stages, u32 takers, u32 lan
         show_stores();
 #pragma unroll
         for (u32 taker = 0; taker < TAKERS; taker++) {
-            if (taker < takers) arrive(filled((step - 1) % STAGES, taker), FILL_THREADS);
+            if (taker < takers) arrive(Barriers::filled((step - 1) % STAGES, taker), FILL_THREADS);
         }
     }
 }
@@ -153,7 +149,7 @@ __device__ void take_all(const Common& c, const Range& range, const Stage* stage
     u32(&operands)[4 * STEP] = (u32(&)[4 * STEP])weights;
     float(&out)[V_DIM / 2] = (float(&)[V_DIM / 2])w.out;
     if (steps == 0) return;
-    meet(filled(0, taker), FILL_THREADS);
+    meet(Barriers::filled(0, taker), FILL_THREADS);
     pin(scores);
     show_registers();
     u32 now = beginning(stages[0].keys);
@@ -174,7 +170,7 @@ __device__ void take_all(const Common& c, const Range& range, const Stage* stage
             pin(out);
             return;
         }
-        meet(filled(next, taker), FILL_THREADS);
+        meet(Barriers::filled(next, taker), FILL_THREADS);
         pin(operands), pin(out), pin(scores);
         show_registers();
         begin_mix(w, weights, now);
@@ -182,7 +178,7 @@ __device__ void take_all(const Common& c, const Range& range, const Stage* stage
         begin_scores(s, queries, now);
         wait_for_products<1>();
         pin(out);
-        if (step + STAGES < steps) arrive(emptied(stage), empty_threads(takers));
+        if (step + STAGES < steps) arrive(Barriers::emptied(stage), empty_threads(takers));
         wait_for_products<0>();
         pin(scores);
     }

@@ -310,9 +310,10 @@ fn launch(
     let on_queries = cx.scratch(launched.n_queries * k_dim * size_of::<u16>())?;
     let on_share = cx.scratch(launched.n_shares * v_dim * size_of::<f32>())?;
     let on_state = cx.scratch(launched.n_shares * 2 * size_of::<f32>())?;
-    let on_images = cx.scratch(launched.n_images * hopper::image_bytes(kind.dims))?;
-    let windows =
-        (!launched.windows.is_empty()).then(|| cx.scratch(size_of_val(&launched.windows[..]))).transpose()?;
+    // What only some launches have.
+    let scratch = |bytes: usize| (bytes > 0).then(|| cx.scratch(bytes)).transpose();
+    let images = scratch(launched.n_images * hopper::image_bytes(kind.dims))?;
+    let windows = scratch(size_of_val(&launched.windows[..]))?;
     if let Some(windows) = &windows {
         cx.gpu().write(windows.ptr(), bytemuck::cast_slice(&launched.windows))?;
     }
@@ -337,7 +338,7 @@ fn launch(
             queries: on_queries.ptr(),
             share: on_share.ptr(),
             state: on_state.ptr(),
-            images: on_images.ptr(),
+            images: images.as_ref().map_or(0, |images| images.ptr()),
             tickets: cx.tickets()?,
             n_heads: heads.len() as u32,
             group: (p.n_heads / p.n_kv_heads) as u32,

@@ -4,18 +4,6 @@
 
 #include "unpack.cuh"
 
-// Eight values of a float tile from value `i` on, as halves. f32 and bf16 beyond f16 saturate.
-__device__ inline uint4 eight_halves(u32 type, const u8* tile, u32 i) {
-    if (type == F16) return *(const uint4*)(tile + 2 * i);
-    float x[8];
-#pragma unroll
-    for (u32 e = 0; e < 8; e++) {
-        float v = type == F32 ? ((const float*)tile)[i + e] : from_bfloat(((const u16*)tile)[i + e]);
-        x[e] = fminf(fmaxf(v, -HALF_MAX), HALF_MAX);
-    }
-    return make_uint4(pack_halves(x[0], x[1]), pack_halves(x[2], x[3]), pack_halves(x[4], x[5]), pack_halves(x[6], x[7]));
-}
-
 // Four rows of eight halves as eight rows of four, pair `q` of them: row 2 q is in x and y, row 2 q + 1 in z and w.
 __device__ inline uint4 turned(const u32 (&rows)[4][4], u32 q) {
     return make_uint4(__byte_perm(rows[0][q], rows[1][q], 0x5410), __byte_perm(rows[2][q], rows[3][q], 0x5410),

@@ -168,6 +168,18 @@ __device__ void load_coded(const Book& book, const u8* tile, const u16* centre, 
     }
 }
 
+// Eight values of a float tile from value `i` on, as halves. f32 and bf16 beyond f16 saturate.
+__device__ inline uint4 eight_halves(u32 type, const u8* tile, u32 i) {
+    if (type == F16) return *(const uint4*)(tile + 2 * i);
+    float x[8];
+#pragma unroll
+    for (u32 e = 0; e < 8; e++) {
+        float v = type == F32 ? ((const float*)tile)[i + e] : from_bfloat(((const u16*)tile)[i + e]);
+        x[e] = fminf(fmaxf(v, -HALF_MAX), HALF_MAX);
+    }
+    return make_uint4(pack_halves(x[0], x[1]), pack_halves(x[2], x[3]), pack_halves(x[4], x[5]), pack_halves(x[6], x[7]));
+}
+
 // A float tile, in rows of dims (keys) or of tokens. f32 and bf16 beyond f16 saturate; halves are there after `finish_copies`.
 template <bool KEYS, u32 DIM>
 __device__ void load_floats(u32 type, const u8* tile, u16* to, u32 lane) {
@@ -178,15 +190,9 @@ __device__ void load_floats(u32 type, const u8* tile, u16* to, u32 lane) {
         u16* at = to + (KEYS ? in_dims(row, col) : in_tokens(DIM, row, col));
         if (type == F16) {
             copy_eight(at, tile + 2 * i);
-            continue;
+        } else {
+            *(uint4*)at = eight_halves(type, tile, i);
         }
-        float x[8];
-        for (int e = 0; e < 8; e++) {
-            float v = type == F32 ? ((const float*)tile)[i + e] : from_bfloat(((const u16*)tile)[i + e]);
-            x[e] = fminf(fmaxf(v, -HALF_MAX), HALF_MAX);
-        }
-        *(uint4*)at = make_uint4(pack_halves(x[0], x[1]), pack_halves(x[2], x[3]), pack_halves(x[4], x[5]),
-                                 pack_halves(x[6], x[7]));
     }
 }
 

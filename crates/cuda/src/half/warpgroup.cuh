@@ -111,6 +111,15 @@ __device__ inline void meet(u32 id, u32 threads) { asm volatile("bar.sync %0, %1
 // Comes to barrier `id`, of `threads`, and goes on.
 __device__ inline void arrive(u32 id, u32 threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
+// The barriers of N_STAGES stages, behind that of the block: of each stage one for each warpgroup that takes it, and one for those that
+// bring it.
+template <u32 N_STAGES, u32 N_TAKERS>
+struct StageBarriers {
+    static_assert(N_STAGES * (N_TAKERS + 1) < 16, "a block has sixteen barriers");
+    __device__ static u32 filled(u32 stage, u32 taker) { return 1 + stage * (N_TAKERS + 1) + taker; }
+    __device__ static u32 emptied(u32 stage) { return filled(stage, N_TAKERS); }
+};
+
 // From here on the threads of this warpgroup have so many registers each, more than before.
 template <u32 REGISTERS>
 __device__ inline void claim_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }

@@ -14,6 +14,7 @@
 // 196 us for [4096, 14336], where 128 blocks have a tile each. By count, of 256 rows a step takes the tensor cores of a multiprocessor 1,024 clocks, and shared memory 1,152 (96 KB
 // read, 48 KB written); of 128 rows 512 and 640.
 
+#include "copies.cuh"
 #include "warpgroup.cuh"
 #include "weights.cuh"
 
@@ -42,10 +43,7 @@ struct Stage {
 // Where an eight of halves of a row is.
 __device__ inline u32 eight_at(u32 row, u32 eight) { return row * STEP + 8 * (eight ^ row % 8); }
 
-// Barriers of a stage, behind that of the block: one for each warpgroup that takes it, and one for those that bring it.
-__device__ inline u32 filled(u32 stage, u32 taker) { return 1 + stage * (TAKERS + 1) + taker; }
-__device__ inline u32 emptied(u32 stage) { return filled(stage, TAKERS); }
-static_assert(STAGES * (TAKERS + 1) < 16, "a block has sixteen barriers");
+using Barriers = StageBarriers<STAGES, TAKERS>;
 constexpr u32 FILL_THREADS = BRINGER_THREADS + WARPGROUP;
 
 // Of a matrix the features from `feature` on, and the `rows` rows of inputs from `row` on.
@@ -77,12 +75,6 @@ struct Tiles {
 };
 
 __device__ inline u32 last_step(const ProductParams& p) { return (p.n_in - 1) / STEP * STEP; }
-
-// Ends a group of copies that this thread has asked for.
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits for those but the last group.
-__device__ inline void finish_former_copies() { asm volatile("cp.async.wait_group 1;" ::: "memory"); }
 
 // What a thread brings of each step of a tile.
 struct Share {
@@ -137,7 +129,7 @@ __device__ inline void put_weights(const ProductParams& p, const ProductPart& pa
 
 // Waits until the stage of a step, of all that a block brings, has been multiplied with what it had before.
 __device__ inline void wait_for_room(u32 step) {
-    if (step >= STAGES) meet(emptied(step % STAGES), THREADS);
+    if (step >= STAGES) meet(Barriers::emptied(step % STAGES), THREADS);
 }
 
 // Brings a tile, whose first step is the block's `step`; returns the first of the next one.
@@ -160,10 +152,10 @@ __device__ inline u32 bring_tile(const ProductParams& p, const Tile& tile, Stage
         Group later = fetch_weights(p, share, next);
         touch_weights(p, share, next);
         put_weights(p, tile.part, weights, stages[step % STAGES]);
-        finish_former_copies();
+        wait_copies<1>();
         show_stores();
 #pragma unroll
-        for (u32 taker = 0; taker < TAKERS; taker++) arrive(filled(step % STAGES, taker), FILL_THREADS);
+        for (u32 taker = 0; taker < TAKERS; taker++) arrive(Barriers::filled(step % STAGES, taker), FILL_THREADS);
         weights = later;
     }
     return step;
@@ -196,15 +188,15 @@ __device__ inline u32 take_tile(const ProductParams& p, const Stage* stages, u32
     pin(sums);
 #pragma unroll 1
     for (u32 first = step; step < end; step++) {
-        meet(filled(step % STAGES, taker), FILL_THREADS);
+        meet(Barriers::filled(step % STAGES, taker), FILL_THREADS);
         show_registers();
         begin_step(sums, stages[step % STAGES], taker);
         wait_for_products<1>();
-        if (step > first) arrive(emptied((step - 1) % STAGES), THREADS);
+        if (step > first) arrive(Barriers::emptied((step - 1) % STAGES), THREADS);
     }
     wait_for_products<0>();
     pin(sums);
-    arrive(emptied((end - 1) % STAGES), THREADS);
+    arrive(Barriers::emptied((end - 1) % STAGES), THREADS);
     return end;
 }
 

@@ -17,7 +17,7 @@ use kvant_codec::fields::Spec;
 use kvant_codec::{Codebook, DType, Rotation, Table};
 
 use crate::constants::Constants;
-use crate::half::{HALF_HEADER, WARPGROUP_ARCH, WARPGROUP_HEADER, WARPGROUP_OPTIONS};
+use crate::half::{COPIES_HEADER, HALF_HEADER, WARPGROUP_ARCH, WARPGROUP_HEADER, WARPGROUP_OPTIONS};
 use crate::module::{Build, Header};
 use crate::{Context, CudaError, DevicePtr, Launch, Source, gate, rotate};
 
@@ -45,7 +45,7 @@ static HOPPER: Source = Source {
     text: include_str!("hopper.cu"),
     headers: &{
         let [half, spans, weights] = HEADERS;
-        [half, spans, weights, WARPGROUP_HEADER]
+        [half, spans, weights, COPIES_HEADER, WARPGROUP_HEADER]
     },
     constants: || constants().whole("STEP", operand::STEP).whole("STAGES", HOPPER_STAGES as usize),
     options: &WARPGROUP_OPTIONS,
