@@ -122,8 +122,9 @@ pub enum Isa {
     I8mm(I8mm),
     /// 128-bit kernels of WebAssembly.
     Simd128(Simd128),
-    /// The kernels of the matrix unit, on a strict imitation of it beside 256-bit vectors: for machines without one.
-    #[cfg(all(any(test, feature = "soft-unit"), target_arch = "x86_64"))]
+    /// The kernels of the matrix unit, on a strict emulation of it beside 256-bit vectors, which debug builds have:
+    /// for tests on machines without one.
+    #[cfg(all(any(test, debug_assertions), target_arch = "x86_64"))]
     Soft(Avx2),
 }
 
@@ -135,9 +136,10 @@ impl Isa {
         let avx512 = Avx512::detect().map(Self::Avx512);
         let avx512_vbmi = Avx512Vbmi::detect().map(Self::Avx512Vbmi);
         let amx = Amx::detect().map(Self::Amx);
-        let sets = std::iter::once(Self::Scalar).chain(avx2).chain(avx_vnni);
-        #[cfg(all(any(test, feature = "soft-unit"), target_arch = "x86_64"))]
+        let sets = std::iter::once(Self::Scalar);
+        #[cfg(all(any(test, debug_assertions), target_arch = "x86_64"))]
         let sets = sets.chain(Avx2::detect().map(Self::Soft));
+        let sets = sets.chain(avx2).chain(avx_vnni);
         let neon = Neon::detect().map(Self::Neon);
         let simd128 = Simd128::detect().map(Self::Simd128);
         let i8mm = I8mm::detect().map(Self::I8mm);
@@ -176,7 +178,7 @@ impl Isa {
     pub(crate) fn of_vectors(self) -> Self {
         match self {
             Self::Amx(amx) => Self::Avx512Vbmi(amx.vectors()),
-            #[cfg(all(any(test, feature = "soft-unit"), target_arch = "x86_64"))]
+            #[cfg(all(any(test, debug_assertions), target_arch = "x86_64"))]
             Self::Soft(vectors) => Self::Avx2(vectors),
             isa => isa,
         }
@@ -204,7 +206,7 @@ impl Isa {
             Self::Neon(_) => "neon",
             Self::I8mm(_) => "i8mm",
             Self::Simd128(_) => "simd128",
-            #[cfg(all(any(test, feature = "soft-unit"), target_arch = "x86_64"))]
+            #[cfg(all(any(test, debug_assertions), target_arch = "x86_64"))]
             Self::Soft(_) => "soft",
         }
     }

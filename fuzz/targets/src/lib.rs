@@ -1,5 +1,5 @@
-//! What must hold for any bytes. cargo-fuzz drives these functions where a nightly compiler is; `kvant-fuzz`, which needs
-//! none, drives them in `.ci/run`.
+//! What must hold for any bytes. cargo-fuzz drives these functions where a nightly compiler is; tests, for seconds, and
+//! `kvant-fuzz`, for as long as is asked, need none.
 #![forbid(unsafe_code)]
 
 mod arguments;
@@ -9,6 +9,7 @@ mod context;
 mod http;
 mod mutate;
 mod picture;
+mod runner;
 mod template;
 mod tokenizer;
 
@@ -21,6 +22,7 @@ pub use context::context;
 pub use http::http;
 pub use mutate::Mutator;
 pub use picture::picture;
+pub use runner::{Tried, run};
 pub use template::template;
 pub use tokenizer::tokenizer;
 

@@ -33,8 +33,9 @@ fn column(verdict: &Verdict) -> &'static str {
 ///
 /// # Errors
 /// What keeps the inputs from being made, or the program from being started.
-pub fn measure(binary: &str, n_inputs: usize, kinds: &[&Kind]) -> io::Result<bool> {
-    let binary = fs::canonicalize(binary).map_err(|error| io::Error::other(format!("{binary}: {error}")))?;
+pub fn measure(binary: &Path, n_inputs: usize, kinds: &[&Kind]) -> io::Result<bool> {
+    let binary = fs::canonicalize(binary)
+        .map_err(|error| io::Error::other(format!("{}: {error}", binary.display())))?;
     let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/hostile");
     let _ = fs::remove_dir_all(&kept);
     let beside = std::env::temp_dir().join(format!("kvant-hostile-{}", std::process::id()));

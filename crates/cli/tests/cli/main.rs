@@ -5,6 +5,8 @@ mod drafts;
 mod files;
 mod folders;
 mod help;
+#[cfg(unix)]
+mod hostile;
 mod hub;
 mod lora;
 mod pictures;

@@ -128,7 +128,7 @@ pub(crate) fn attend(
             run!(crate::lanes::Zmm(amx.vectors()), BesideUnit<crate::Amx>, Some(amx));
             return Ok(());
         }
-        #[cfg(any(test, feature = "soft-unit"))]
+        #[cfg(any(test, debug_assertions))]
         Isa::Soft(vectors) => {
             run!(vectors, BesideUnit<crate::unit::SoftUnit>, Some(crate::unit::SoftUnit));
             return Ok(());

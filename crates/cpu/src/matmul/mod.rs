@@ -115,7 +115,7 @@ macro_rules! with_set {
                 let $set = $crate::quad::Quads(token);
                 $body
             }
-            #[cfg(all(any(test, feature = "soft-unit"), target_arch = "x86_64"))]
+            #[cfg(all(any(test, debug_assertions), target_arch = "x86_64"))]
             $crate::Isa::Soft(vectors) => {
                 let $set = $crate::matmul::set::Tiled { vectors, unit: $crate::unit::SoftUnit };
                 $body

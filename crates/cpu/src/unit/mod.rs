@@ -21,10 +21,10 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
-#[cfg(all(any(test, feature = "soft-unit"), target_arch = "x86_64"))]
+#[cfg(all(any(test, debug_assertions), target_arch = "x86_64"))]
 mod soft;
 
-#[cfg(all(any(test, feature = "soft-unit"), target_arch = "x86_64"))]
+#[cfg(all(any(test, debug_assertions), target_arch = "x86_64"))]
 pub(crate) use soft::SoftUnit;
 
 use bytemuck::{Pod, Zeroable};

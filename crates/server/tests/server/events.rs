@@ -1,12 +1,10 @@
 //! What routers are told is what the server need not read again.
 
-mod client;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::sync::{Arc, Mutex};
 
-use client::{Client, options, start};
+use crate::client::{Client, options, start};
 use kvant_server::{KvEvent, KvEventSink, Medium, Options};
 use serde_json::{Value, json};
 

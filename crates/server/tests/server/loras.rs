@@ -1,10 +1,8 @@
 //! Adapters: how much of each an answer is made with.
 
-mod client;
-
 use std::sync::Arc;
 
-use client::{Client, options, serve_model};
+use crate::client::{Client, options, serve_model};
 use kvant::gguf::{GgufError, GgufWriter, TensorSink};
 use kvant::{DType, Gguf, LoraFile, Model, OpenOptions};
 use kvant_server::{Offer, Options};

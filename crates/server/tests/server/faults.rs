@@ -1,7 +1,5 @@
 //! What goes wrong outside the server: slow, hostile and vanishing clients, a full disk, and an end at the worst moment.
 
-mod client;
-
 use std::fs;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -9,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use client::{Client, options, start};
+use crate::client::{Client, options, start};
 use kvant::{Model, OpenOptions};
 use kvant_server::{Options, serve};
 use serde_json::{Value, json};
@@ -232,7 +230,10 @@ impl Process {
         _ = fs::remove_file(&told);
         let test = std::env::current_exe().unwrap();
         let mut child = Command::new("sh")
-            .args(["-c", &format!("{limits} exec \"$0\" --exact a_server_for_other_tests --nocapture")])
+            .args([
+                "-c",
+                &format!("{limits} exec \"$0\" --exact faults::a_server_for_other_tests --nocapture"),
+            ])
             .arg(test)
             .env("KVANT_TEST_FOLDER", folder)
             .stdout(Stdio::null())

@@ -1,11 +1,9 @@
 //! Several models, names of requests, and pages of others.
 
-mod client;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use client::{options, start};
+use crate::client::{options, start};
 use kvant::{DType, KvOptions, Model, OpenOptions, SamplerParams};
 use kvant_server::{Offer, Opened, Options};
 use serde_json::{Value, json};

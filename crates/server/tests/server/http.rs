@@ -1,11 +1,9 @@
 //! The server as a client sees it: the bundled model on a port of its own.
 
-mod client;
-
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use client::{Client, options, start};
+use crate::client::{Client, options, start};
 use kvant::DType;
 use serde_json::{Value, json};
 

@@ -1,15 +1,13 @@
 //! The server behind TLS.
 #![cfg(feature = "tls")]
 
-mod client;
-
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use client::{options, start, start_at};
+use crate::client::{options, start, start_at};
 use kvant::{Model, OpenOptions};
 use kvant_server::{Options, TlsFiles};
 use tokio_rustls::rustls::crypto::ring;

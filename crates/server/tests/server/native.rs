@@ -1,10 +1,8 @@
 //! What llama.cpp's server and OpenAI's older API tell of tokens: likelihoods of a prompt, `/completion`, `/infill`, `/metrics`.
 
-mod client;
-
 use std::sync::Arc;
 
-use client::{Client, options, start, start_with};
+use crate::client::{Client, options, start, start_with};
 use kvant::{Model, OpenOptions, SamplerParams};
 use kvant_server::{Drawing, Options};
 use serde_json::{Value, json};

@@ -1,21 +1,9 @@
 //! Prompts in bf16: close to exact ones, another model's to a cache file, and refused where there is no matrix unit.
 #![cfg(target_arch = "x86_64")]
 
-use std::process::Command;
-
 use kvant::{DeviceChoice, Error, Model, OpenOptions, PromptMath, SessionOptions};
 
-/// Whether this process runs on kernel set `set`; another one that does runs the test named `name` otherwise.
-fn runs_on(set: &str, name: &str) -> bool {
-    if std::env::var("KVANT_ISA").as_deref() == Ok(set) {
-        return true;
-    }
-    let mut again = Command::new(std::env::current_exe().unwrap());
-    let output = again.env("KVANT_ISA", set).args([name, "--exact", "--nocapture"]).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}");
-    false
-}
+use crate::isa_process::runs_on;
 
 fn open(prompt_math: PromptMath) -> Result<Model, Error> {
     let device = DeviceChoice::Cpu;
@@ -43,7 +31,7 @@ fn prompts_in_bf16_say_nearly_what_exact_ones_say() {
         eprintln!("skipped: prompts_in_bf16_say_nearly_what_exact_ones_say: this CPU has no avx2");
         return;
     }
-    if !runs_on("soft", "prompts_in_bf16_say_nearly_what_exact_ones_say") {
+    if !runs_on("soft", "prompt_math::prompts_in_bf16_say_nearly_what_exact_ones_say") {
         return;
     }
     let [exact, rounded] = [PromptMath::Exact, PromptMath::Bf16].map(|math| open(math).unwrap());
@@ -66,7 +54,7 @@ fn prompts_in_bf16_say_nearly_what_exact_ones_say() {
 
 #[test]
 fn prompts_in_bf16_are_refused_without_a_matrix_unit() {
-    if !runs_on("scalar", "prompts_in_bf16_are_refused_without_a_matrix_unit") {
+    if !runs_on("scalar", "prompt_math::prompts_in_bf16_are_refused_without_a_matrix_unit") {
         return;
     }
     let error = open(PromptMath::Bf16).err().unwrap();

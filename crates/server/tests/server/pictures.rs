@@ -1,13 +1,11 @@
 //! Pictures in requests, by the names of every API.
 
-mod client;
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::client::{Client, options, serve_model};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use client::{Client, options, serve_model};
 use kvant::{Model, OpenOptions};
 use serde_json::{Value, json};
 

@@ -1,10 +1,8 @@
 //! Texts as vectors, as clients of OpenAI, llama.cpp and ollama ask for them, and documents by how well they answer a query.
 
-mod client;
-
+use crate::client::{Client, options, serve_model, start};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use client::{Client, options, serve_model, start};
 use kvant::gguf::{GgufError, GgufWriter, Value as GgufValue};
 use kvant::{EmbedOptions, Gguf, Model, OpenOptions, Pooling};
 use kvant_server::Options;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use kvant::gguf::{GgufError, GgufWriter, Packed, TensorSink};
 use kvant::{DType, Gguf, Model, OpenOptions, SessionOptions, quantize};
 
-const BUNDLED: &[u8] = include_bytes!("../assets/pocket-q8_0.gguf");
+const BUNDLED: &[u8] = include_bytes!("../../assets/pocket-q8_0.gguf");
 
 /// The bytes of the bundled model with its matrices in this type.
 fn written(dtype: DType) -> Vec<u8> {

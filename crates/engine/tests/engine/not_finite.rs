@@ -2,7 +2,7 @@
 
 use kvant::{Error, GenerateOptions, Gguf, KvOptions, Model, OpenOptions, SamplerParams, SessionOptions};
 
-const BUNDLED: &[u8] = include_bytes!("../assets/pocket-q8_0.gguf");
+const BUNDLED: &[u8] = include_bytes!("../../assets/pocket-q8_0.gguf");
 
 /// The bundled model with every value of an f32 vector as large as can be: finite itself, and nothing that meets it is.
 fn overflowing(vector: &str) -> Model {

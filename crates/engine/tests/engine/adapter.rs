@@ -1,8 +1,7 @@
 //! A model on an adapter of Vulkan, Metal or DX12 says what it says on the CPU. Without an adapter nothing is said but that.
 #![cfg(feature = "wgpu")]
 
-use std::process::Command;
-
+use crate::isa_process::runs_on;
 use kvant::{DType, DeviceChoice, KvOptions, Model, OpenOptions, Session, SessionOptions};
 
 const TEXT: &str = "The capital of France is Paris, and that of Italy is Rome. Small models know a few such things, and \
@@ -30,14 +29,8 @@ fn log_softmax(logits: &[f32]) -> Vec<f64> {
 /// environment says so. An adapter rounds none for weights in f16; for others it may cost what rounding may.
 #[test]
 fn an_adapter_gives_the_logits_of_the_cpu() {
-    const NAME: &str = "an_adapter_gives_the_logits_of_the_cpu";
-    if std::env::var("KVANT_ISA").as_deref() != Ok("scalar") {
-        let mut again = Command::new(std::env::current_exe().unwrap());
-        let output =
-            again.env("KVANT_ISA", "scalar").args([NAME, "--exact", "--nocapture"]).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        said.lines().filter(|line| line.starts_with("skipped: ")).for_each(|line| eprintln!("{line}"));
-        assert!(output.status.success(), "{said}");
+    const NAME: &str = "adapter::an_adapter_gives_the_logits_of_the_cpu";
+    if !runs_on("scalar", NAME) {
         return;
     }
     if kvant::adapters().is_ok_and(|adapters| adapters.is_empty()) {

@@ -1,11 +1,9 @@
 //! Conversations that there is no room for on the device: where they are, and that nobody notices.
 
-mod client;
-
 use std::fs;
 use std::sync::LazyLock;
 
-use client::{Client, options, start};
+use crate::client::{Client, options, start};
 use kvant_server::Options;
 use serde_json::{Value, json};
 

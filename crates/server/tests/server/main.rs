@@ -1,0 +1,13 @@
+//! The server over HTTP, as clients meet it.
+
+mod client;
+mod embeddings;
+mod events;
+mod faults;
+mod hosting;
+mod http;
+mod loras;
+mod native;
+mod pictures;
+mod tiers;
+mod tls;
