@@ -19,7 +19,7 @@ use crate::shop::Shop;
 pub struct Kind {
     /// Its name in the table.
     pub name: &'static str,
-    /// How many of [`N_WEIGHTS`] inputs are of this kind.
+    /// How many of `N_WEIGHTS` inputs are of this kind.
     pub weight: usize,
     /// Makes one, in a folder of its own.
     pub make: fn(&mut Chance, &Shop, &Path) -> io::Result<Case>,
