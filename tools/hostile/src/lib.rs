@@ -1,5 +1,5 @@
 //! Throws generated inputs at a built `kvant` as its users would meet them (files, arguments, environment, ends of pipes) and
-//! counts what no input may do: a panic, an abort, a hang, memory without end, or a wrong answer that nobody is told of.
+//! counts what no input may do: a panic, an abort, a hang, memory without end, or a wrong answer without an error.
 //!
 //! Inputs follow from their kind and number alone: a run repeats. Failures are kept in `target/hostile`, with their command.
 #![forbid(unsafe_code)]
