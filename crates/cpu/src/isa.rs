@@ -82,6 +82,12 @@ impl Simd128 {
     }
 }
 
+impl From<AvxVnni> for Avx2 {
+    fn from(_: AvxVnni) -> Self {
+        Self(())
+    }
+}
+
 impl From<Avx512Vbmi> for Avx512 {
     fn from(_: Avx512Vbmi) -> Self {
         Self(())

@@ -27,6 +27,8 @@ pub(super) struct Encode<'a> {
 impl Op for Encode<'_> {
     type Output = ();
 
+    const LOOKS_UP_64: bool = true;
+
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         match self.dtype {

@@ -33,6 +33,11 @@ pub(super) trait Codes {
     /// The planes of eight groups.
     type Octet<'a>: Copy;
 
+    /// What its codes lose of values of variance 1; none where scales may be negative.
+    const LOSS: f32;
+    /// [`Op::LOOKS_UP_64`]
+    const LOOKS_UP_64: bool = false;
+
     /// Octet `index` of a block's planes, which are `planes`; the high planes begin at byte `high`, where there are
     /// any.
     fn octet(planes: &[u8], high: usize, index: usize) -> Self::Octet<'_>;
@@ -54,6 +59,8 @@ pub(super) struct Whole;
 impl Codes for Whole {
     type Octet<'a> = &'a [[u8; 64]; 8];
 
+    const LOSS: f32 = 0.0;
+
     #[inline(always)]
     fn octet(planes: &[u8], _: usize, index: usize) -> Self::Octet<'_> {
         eight(planes, 512 * index)
@@ -70,6 +77,8 @@ pub(super) struct Nibbles;
 
 impl Codes for Nibbles {
     type Octet<'a> = &'a [[u8; 32]; 8];
+
+    const LOSS: f32 = 0.0;
 
     #[inline(always)]
     fn octet(planes: &[u8], _: usize, index: usize) -> Self::Octet<'_> {
@@ -88,6 +97,8 @@ pub(super) struct Turbo4;
 impl Codes for Turbo4 {
     type Octet<'a> = &'a [[u8; 32]; 8];
 
+    const LOSS: f32 = 0.0079;
+
     #[inline(always)]
     fn octet(planes: &[u8], _: usize, index: usize) -> Self::Octet<'_> {
         eight(planes, 256 * index)
@@ -104,6 +115,8 @@ pub(super) struct Turbo3;
 
 impl Codes for Turbo3 {
     type Octet<'a> = (&'a [[u8; 16]; 8], &'a [[u8; 8]; 8]);
+
+    const LOSS: f32 = 0.0318;
 
     #[inline(always)]
     fn octet(planes: &[u8], high: usize, index: usize) -> Self::Octet<'_> {
@@ -122,6 +135,8 @@ pub(super) struct Turbo2;
 
 impl Codes for Turbo2 {
     type Octet<'a> = &'a [[u8; 16]; 8];
+
+    const LOSS: f32 = 0.1175;
 
     #[inline(always)]
     fn octet(planes: &[u8], _: usize, index: usize) -> Self::Octet<'_> {
@@ -177,6 +192,9 @@ pub(super) struct Turbo3T;
 impl Codes for Turbo3T {
     type Octet<'a> = Chained<<Turbo3 as Codes>::Octet<'a>>;
 
+    const LOSS: f32 = 0.0216;
+    const LOOKS_UP_64: bool = true;
+
     #[inline(always)]
     fn octet(planes: &[u8], high: usize, index: usize) -> Self::Octet<'_> {
         Chained::new(high / 128, index, |index| Turbo3::octet(planes, high, index))
@@ -211,6 +229,9 @@ pub(super) struct Turbo2T;
 
 impl Codes for Turbo2T {
     type Octet<'a> = Chained<<Turbo2 as Codes>::Octet<'a>>;
+
+    const LOSS: f32 = 0.0802;
+    const LOOKS_UP_64: bool = true;
 
     #[inline(always)]
     fn octet(planes: &[u8], high: usize, index: usize) -> Self::Octet<'_> {
@@ -262,7 +283,7 @@ pub(super) struct Meaning {
     pub(super) step: f32,
     /// Byte planes of a query that meets such keys.
     pub(super) query_planes: usize,
-    /// What codes lose of values of variance 1; none where scales may be negative.
+    /// [`Codes::LOSS`]
     pub(super) loss: f32,
 }
 
@@ -271,12 +292,12 @@ impl Meaning {
     pub(super) fn of(dtype: DType) -> Option<Self> {
         let code = dtype.code()?;
         let (bias, step, loss) = match (&code.levels, code.bits) {
-            (Levels::Steps { zero }, _) => (i32::from(*zero), 1.0, 0.0),
-            (Levels::Book(_), 2) => (128, TURBO2.step, 0.1175),
-            (Levels::Book(_), 3) => (128, TURBO3.step, 0.0318),
-            (Levels::Book(_), _) => (128, TURBO4.step, 0.0079),
-            (Levels::Trellis(_), 2) => (128, Trellis::CENTROID_STEP, 0.0802),
-            (Levels::Trellis(_), _) => (128, Trellis::CENTROID_STEP, 0.0216),
+            (Levels::Steps { zero }, _) => (i32::from(*zero), 1.0, Whole::LOSS),
+            (Levels::Book(_), 2) => (128, TURBO2.step, Turbo2::LOSS),
+            (Levels::Book(_), 3) => (128, TURBO3.step, Turbo3::LOSS),
+            (Levels::Book(_), _) => (128, TURBO4.step, Turbo4::LOSS),
+            (Levels::Trellis(_), 2) => (128, Trellis::CENTROID_STEP, Turbo2T::LOSS),
+            (Levels::Trellis(_), _) => (128, Trellis::CENTROID_STEP, Turbo3T::LOSS),
         };
         // q8_0 loses so little itself that its queries take two bytes.
         let query_planes = if code.bits == 8 { 2 } else { 1 };
@@ -360,6 +381,8 @@ pub(super) struct Expand<'a> {
 
 impl Op for Expand<'_> {
     type Output = ();
+
+    const LOOKS_UP_64: bool = true;
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {

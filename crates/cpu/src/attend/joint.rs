@@ -32,6 +32,8 @@ pub(super) struct Unpack<'a> {
 impl Op for Unpack<'_> {
     type Output = ();
 
+    const LOOKS_UP_64: bool = true;
+
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         with_codes!(self.coding, C => self.unpack::<L, C>(lanes))

@@ -18,7 +18,7 @@ use kvant_codec::{DType, Side};
 
 use super::ahead::Ahead;
 use super::codes::{Codes, Coding, Whole, with_codes};
-use super::weights::weighted;
+use super::weights::{weight_planes, weighted};
 use crate::lanes::{Lanes, Op};
 
 /// Tokens that go through the softmax together.
@@ -164,6 +164,9 @@ struct ScoreChunk<'b, 'a, C, const N: usize, const P: usize>(&'b mut ScoreCodes<
 
 impl<C: Codes, const N: usize, const P: usize> Op for ScoreChunk<'_, '_, C, N, P> {
     type Output = ();
+
+    const MULTIPLIES_BYTES: bool = true;
+    const LOOKS_UP_64: bool = C::LOOKS_UP_64;
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
@@ -336,10 +339,18 @@ pub(super) struct MixCodes<'a> {
 impl MixCodes<'_> {
     pub(super) fn run<L: Lanes>(mut self, lanes: L) {
         let n = self.factors.len();
-        with_codes!(self.coding, C => with_n!(n, N => match self.weight_planes {
-            1 => lanes.run(MixChunk::<C, N, 1>(&mut self, PhantomData)),
-            _ => lanes.run(MixChunk::<C, N, 2>(&mut self, PhantomData)),
-        }))
+        match (self.coding, self.weight_planes) {
+            // Codes of another type, expanded.
+            (Coding::Whole, 1) => with_n!(n, N => lanes.run(MixChunk::<Whole, N, 1>(&mut self, PhantomData))),
+            (coding, _) => with_codes!(coding, C => with_n!(n, N => {
+                // Only one of them is compiled.
+                if const { weight_planes::<L>(C::LOSS) == 1 } {
+                    lanes.run(MixChunk::<C, N, 1>(&mut self, PhantomData));
+                } else {
+                    lanes.run(MixChunk::<C, N, 2>(&mut self, PhantomData));
+                }
+            })),
+        }
     }
 }
 
@@ -347,6 +358,9 @@ struct MixChunk<'b, 'a, C, const N: usize, const P: usize>(&'b mut MixCodes<'a>,
 
 impl<C: Codes, const N: usize, const P: usize> Op for MixChunk<'_, '_, C, N, P> {
     type Output = ();
+
+    const MULTIPLIES_BYTES: bool = true;
+    const LOOKS_UP_64: bool = C::LOOKS_UP_64;
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {

@@ -317,7 +317,7 @@ impl Local {
     pub(super) fn round_weights<L: Lanes>(&mut self, lanes: L, run: &Run, of_block: &[u8]) -> usize {
         let (scales, stride) = self.stage.scales(of_block, run.tile_bytes);
         let meaning = Meaning::of(run.layout.dtype()).expect("coded tiles");
-        let planes = weight_planes::<L>(meaning);
+        let planes = weight_planes::<L>(meaning.loss);
         lanes.run(RoundWeights {
             p: &self.scores,
             scales,

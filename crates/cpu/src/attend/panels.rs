@@ -93,7 +93,7 @@ impl Local {
                 }
                 let columns = &mut self.panels.values[at * COLUMNS..][..COLUMNS];
                 codes.expand_across(lanes, run, columns);
-                if weight_planes::<L>(meaning) == 1 {
+                if weight_planes::<L>(meaning.loss) == 1 {
                     for (column, sums) in
                         columns.chunks_exact(COLUMNS / 2).zip(&mut self.panels.sums[2 * at..])
                     {
@@ -191,6 +191,8 @@ struct SumCodes<'a> {
 
 impl Op for SumCodes<'_> {
     type Output = ();
+
+    const MULTIPLIES_BYTES: bool = true;
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {

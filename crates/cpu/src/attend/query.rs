@@ -102,6 +102,8 @@ struct RoundQuery<'a> {
 impl Op for RoundQuery<'_> {
     type Output = (f32, i32);
 
+    const MULTIPLIES_BYTES: bool = true;
+
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) -> (f32, i32) {
         let (x, _) = self.x.as_chunks::<16>();

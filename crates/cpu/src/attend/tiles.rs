@@ -124,6 +124,8 @@ struct Place {
 impl<T: Tiles, K: Take, const H: usize, const P: usize> Op for Multiply<'_, T, K, H, P> {
     type Output = ();
 
+    const MULTIPLIES_BYTES: bool = true;
+
     #[inline(always)]
     fn run<L: Lanes>(mut self, lanes: L) {
         let n = self.of.n_panels * self.of.queries.div_ceil(ROWS) * P;
@@ -307,6 +309,8 @@ mod tests {
 
     impl Op for Mix<'_> {
         type Output = (Vec<Lane>, i32);
+
+        const MULTIPLIES_BYTES: bool = true;
 
         fn run<L: Lanes>(self, lanes: L) -> (Vec<Lane>, i32) {
             let Self { panels, rows, starts, all } = self;

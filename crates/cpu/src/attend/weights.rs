@@ -36,11 +36,11 @@ static DITHER: [Lane; BLOCK_TILES] = {
     dither
 };
 
-/// Planes of the bytes of weights that meet such values: one where rounding to it costs at most a twentieth of what codes of the largest
+/// Planes of the bytes of weights that meet values of such a [`Codes::LOSS`](super::codes::Codes): one where rounding to it costs at most a twentieth of what codes of the largest
 /// weight's value lose, with all others of a block anywhere between two units, where dithering is off by 1/6 unit² in the mean.
-pub(super) fn weight_planes<L: Lanes>(meaning: Meaning) -> usize {
+pub(super) const fn weight_planes<L: Lanes>(loss: f32) -> usize {
     let unit = 1.0 / max_unsigned::<L>() as f32;
-    if BLOCK as f32 / 6.0 * unit * unit <= meaning.loss / 20.0 { 1 } else { 2 }
+    if BLOCK as f32 / 6.0 * unit * unit <= loss / 20.0 { 1 } else { 2 }
 }
 
 /// Codes times weights, from their products with `P` planes of bytes and the sums of all codes.
@@ -74,6 +74,8 @@ pub(super) struct RoundWeights<'a> {
 impl Op for RoundWeights<'_> {
     type Output = ();
 
+    const MULTIPLIES_BYTES: bool = true;
+
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         let mut scales = [lanes.splat(0.0); BLOCK_TILES];
@@ -81,7 +83,7 @@ impl Op for RoundWeights<'_> {
             *scales = lanes.load_f16(self.scales[t * self.stride..].first_chunk().expect("16 scales"));
         }
         let is_whole = L::WIDE == 2 && self.tiles == BLOCK_TILES;
-        match (weight_planes::<L>(self.meaning), is_whole) {
+        match (weight_planes::<L>(self.meaning.loss), is_whole) {
             (1, true) => self.round::<L, 1, true>(lanes, &scales),
             (1, false) => self.round::<L, 1, false>(lanes, &scales),
             (2, true) => self.round::<L, 2, true>(lanes, &scales),
@@ -238,8 +240,10 @@ mod tests {
         impl Op for Planes {
             type Output = (usize, i32);
 
+            const MULTIPLIES_BYTES: bool = true;
+
             fn run<L: Lanes>(self, _: L) -> (usize, i32) {
-                (weight_planes::<L>(self.0), below::<L>())
+                (weight_planes::<L>(self.0.loss), below::<L>())
             }
         }
         let meaning = Meaning::of(dtype).unwrap();

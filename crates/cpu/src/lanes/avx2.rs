@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 
 use kvant_codec::finite::F16_MAX;
 
-use super::{Lanes, Op};
+use super::{Lanes, Op, Shared};
 use crate::isa::{avx_vnni, avx2};
 use crate::{Avx2, AvxVnni};
 
@@ -47,8 +47,29 @@ pub(crate) trait Ymm: Copy + Send + Sync {
 }
 
 avx2! {
+    fn run_shared<O: Op>(lanes: Shared<Avx2>, op: O) -> O::Output {
+        op.run(lanes)
+    }
+
     fn run_avx2<O: Op>(lanes: Avx2, op: O) -> O::Output {
         op.run(lanes)
+    }
+}
+
+impl Ymm for Shared<Avx2> {
+    // No byte at all, so that whatever asks without having declared it fails its tests on every set.
+    const BYTE: i32 = 0;
+    const SPLIT: i32 = 0;
+    const SPLIT_BITS: i32 = 0;
+
+    #[inline(always)]
+    fn run_op<O: Op>(self, op: O) -> O::Output {
+        intrinsic!(run_shared(self, op))
+    }
+
+    #[inline(always)]
+    fn dot_half(self, _: __m256i, _: __m256i, _: __m256i) -> __m256i {
+        unreachable!("an op that declares no MULTIPLIES_BYTES")
     }
 }
 
@@ -59,7 +80,7 @@ impl Ymm for Avx2 {
 
     #[inline(always)]
     fn run_op<O: Op>(self, op: O) -> O::Output {
-        intrinsic!(run_avx2(self, op))
+        if O::MULTIPLIES_BYTES { intrinsic!(run_avx2(self, op)) } else { Shared(self).run_op(op) }
     }
 
     #[inline(always)]
@@ -84,6 +105,9 @@ impl Ymm for AvxVnni {
 
     #[inline(always)]
     fn run_op<O: Op>(self, op: O) -> O::Output {
+        if !O::MULTIPLIES_BYTES {
+            return Shared(Avx2::from(self)).run_op(op);
+        }
         // SAFETY: this token proves AVX-VNNI beside the rest.
         unsafe { run_avx_vnni(self, op) }
     }
@@ -314,7 +338,7 @@ impl<Y: Ymm> Lanes for Y {
 
     #[inline(always)]
     fn dot(self, sum: [__m256i; 2], codes: [__m256i; 2], bytes: [i8; 4]) -> [__m256i; 2] {
-        let bytes = intrinsic!(_mm256_set1_epi32(i32::from_le_bytes(bytes.map(|b| b as u8))));
+        let bytes = intrinsic!(_mm256_set1_epi32(bytemuck::cast(bytes)));
         [self.dot_half(sum[0], codes[0], bytes), self.dot_half(sum[1], codes[1], bytes)]
     }
 
@@ -398,7 +422,8 @@ impl<Y: Ymm> Lanes for Y {
     fn next_lane(self, codes: [__m256i; 2]) -> [__m256i; 2] {
         intrinsic!({
             let turn = _mm256_setr_epi32(7, 0, 1, 2, 3, 4, 5, 6);
-            let [low, high] = codes.map(|codes| _mm256_permutevar8x32_epi32(codes, turn));
+            let (low, high) =
+                (_mm256_permutevar8x32_epi32(codes[0], turn), _mm256_permutevar8x32_epi32(codes[1], turn));
             [_mm256_blend_epi32::<1>(low, high), _mm256_blend_epi32::<1>(high, low)]
         })
     }

@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 
 use kvant_codec::finite::F16_MAX;
 
-use super::{Lanes, Op};
+use super::{Lanes, Op, Shared};
 use crate::isa::{avx512, avx512vbmi};
 use crate::{Avx512, Avx512Vbmi};
 
@@ -71,15 +71,41 @@ pub(crate) trait Wide: Copy + Send + Sync {
 pub(crate) struct Zmm<W>(pub(crate) W);
 
 avx512! {
+    fn run_shared<O: Op>(lanes: Zmm<Shared<Avx512>>, op: O) -> O::Output {
+        op.run(lanes)
+    }
+
     fn run_avx512<O: Op>(lanes: Zmm<Avx512>, op: O) -> O::Output {
         op.run(lanes)
+    }
+}
+
+impl Wide for Shared<Avx512> {
+    #[inline(always)]
+    fn run_op<O: Op>(self, op: O) -> O::Output {
+        intrinsic!(run_shared(Zmm(self), op))
+    }
+
+    #[inline(always)]
+    fn look_up(self, _: __m512i, _: &[u8; 64]) -> __m512i {
+        unreachable!("an op that declares no LOOKS_UP_64")
+    }
+
+    #[inline(always)]
+    fn bits_3<const LATE: bool>(self, _: &[u8; 16], _: &[u8; 8]) -> __m512i {
+        unreachable!("an op that declares no LOOKS_UP_64")
+    }
+
+    #[inline(always)]
+    fn joined_3<const LATE: bool>(self, _: __m512i, _: __m512i) -> __m512i {
+        unreachable!("an op that declares no LOOKS_UP_64")
     }
 }
 
 impl Wide for Avx512 {
     #[inline(always)]
     fn run_op<O: Op>(self, op: O) -> O::Output {
-        intrinsic!(run_avx512(Zmm(self), op))
+        if O::LOOKS_UP_64 { intrinsic!(run_avx512(Zmm(self), op)) } else { Shared(self).run_op(op) }
     }
 
     #[inline(always)]
@@ -117,6 +143,9 @@ avx512vbmi! {
 impl Wide for Avx512Vbmi {
     #[inline(always)]
     fn run_op<O: Op>(self, op: O) -> O::Output {
+        if !O::LOOKS_UP_64 {
+            return Shared(Avx512::from(self)).run_op(op);
+        }
         // SAFETY: this token proves AVX-512 VBMI beside the rest.
         unsafe { run_avx512vbmi(Zmm(self), op) }
     }
@@ -393,7 +422,7 @@ impl<W: Wide> Lanes for Zmm<W> {
 
     #[inline(always)]
     fn dot(self, sum: __m512i, codes: __m512i, bytes: [i8; 4]) -> __m512i {
-        let bytes = i32::from_le_bytes(bytes.map(|b| b as u8));
+        let bytes = bytemuck::cast(bytes);
         intrinsic!(_mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(bytes)))
     }
 

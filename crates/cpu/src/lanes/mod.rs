@@ -21,9 +21,20 @@ pub(crate) trait Op {
     /// What it gives back.
     type Output;
 
+    /// Whether it multiplies bytes ([`Lanes::dot`], [`Lanes::split`], [`Lanes::MAX_BYTE`]), in which sets of 256 bits differ.
+    const MULTIPLIES_BYTES: bool = false;
+    /// Whether it looks up among 64 ([`Lanes::look_up_64`], [`Lanes::bits_3`]), in which sets of 512 bits differ.
+    const LOOKS_UP_64: bool = false;
+
     /// The kernel's body. Implementations are `#[inline(always)]`.
     fn run<L: Lanes>(self, lanes: L) -> Self::Output;
 }
+
+/// What sets of one width share, proven by the least of them: an [`Op`] that needs no more is compiled once for all of them. One that needs more
+/// and does not declare it panics, or finds no byte to multiply, on the least set as on the best.
+#[cfg(target_arch = "x86_64")]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Shared<T>(T);
 
 /// Operations on 16 lanes of 32 bits. Methods do lane by lane what their name says.
 ///
@@ -43,7 +54,7 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     /// How far [`Lanes::store_below`] stores bytes below themselves, as a power of two: the largest that `MAX_BYTE` lets.
     const BELOW_BITS: i32 = (Self::MAX_BYTE + 1).ilog2() as i32;
 
-    /// Runs `op` with these instructions switched on.
+    /// Runs `op` with these instructions switched on, or with those that its [`Op`] constants leave.
     fn run<O: Op>(self, op: O) -> O::Output;
 
     fn splat_i(self, x: i32) -> Self::Ints;
