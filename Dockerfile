@@ -8,12 +8,12 @@
 FROM rust:1.95-slim-bookworm AS build
 WORKDIR /source
 COPY . .
-RUN cargo build --release --locked -p kvant-cli
+RUN cargo build --profile profiling --locked -p kvant-cli
 # The names and lines that debuggers, profilers and backtraces want go beside the binary.
 RUN mkdir /out /out/models \
-    && cp target/release/kvant.dwp /out \
-    && objcopy --only-keep-debug target/release/kvant /out/kvant.debug \
-    && objcopy --strip-debug --add-gnu-debuglink=/out/kvant.debug target/release/kvant /out/kvant
+    && cp target/profiling/kvant.dwp /out \
+    && objcopy --only-keep-debug target/profiling/kvant /out/kvant.debug \
+    && objcopy --strip-debug --add-gnu-debuglink=/out/kvant.debug target/profiling/kvant /out/kvant
 
 # `docker build --target symbols -o DIR .` writes them to a folder.
 FROM scratch AS symbols

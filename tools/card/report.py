@@ -269,7 +269,7 @@ def main():
     args = arguments()
     crate = "kvant-cuda" if args.is_cuda else "kvant-wgpu"
     cargo = ["cargo", "run", "--release", "--quiet"]
-    kvant = [args.kvant] if args.kvant else [*cargo, "-p", "kvant-cli", "--"]
+    kvant = [args.kvant] if args.kvant else [*cargo, "-p", "kvant-cli", *([] if args.is_cuda else ["--features", "wgpu"]), "--"]
     suites = [args.suites] if args.suites else ["cargo", "test", "--release", "--quiet", "-p", crate, "--lib", "--"]
     kernels = [args.kernels] if args.kernels else [*cargo, "-p", crate, "--example", "bench", "--"]
     report = Report(args.out, args.minutes)
