@@ -17,7 +17,7 @@ use kvant_codec::tile::{TILE, high_planes};
 use kvant_codec::{DType, Side};
 
 use super::ahead::Ahead;
-use super::codes::{Codes, Coding, Whole, with_codes};
+use super::codes::{Codes, Coding, Turbo2, Whole, with_codes};
 use super::weights::{weight_planes, weighted};
 use crate::lanes::{Lanes, Op};
 
@@ -340,8 +340,11 @@ impl MixCodes<'_> {
     pub(super) fn run<L: Lanes>(mut self, lanes: L) {
         let n = self.factors.len();
         match (self.coding, self.weight_planes) {
-            // Codes of another type, expanded.
+            // Codes of another type: expanded, or of its low bits alone ([`Stage::LowBits`](super::Stage)).
             (Coding::Whole, 1) => with_n!(n, N => lanes.run(MixChunk::<Whole, N, 1>(&mut self, PhantomData))),
+            (Coding::Turbo2, 2) => {
+                with_n!(n, N => lanes.run(MixChunk::<Turbo2, N, 2>(&mut self, PhantomData)))
+            }
             (coding, _) => with_codes!(coding, C => with_n!(n, N => {
                 // Only one of them is compiled.
                 if const { weight_planes::<L>(C::LOSS) == 1 } {
