@@ -98,7 +98,7 @@ typedef struct {
   const char *type_k;
   // What the cache stores of values; NULL is `f16`.
   const char *type_v;
-  // Rules on top, as `sink:16,boundary:2` or `none`; NULL is `auto-asymmetric,sink:16`.
+  // Rules on top, as `sink:16,boundary:2` or `none`; NULL is `auto-keys,sink:16`.
   const char *kv_policy;
   // Tokens the context holds; 0 is the length the model was trained for.
   size_t n_ctx;

@@ -17,7 +17,7 @@ pub struct KvantSessionOptions {
     pub type_k: *const c_char,
     /// What the cache stores of values; NULL is `f16`.
     pub type_v: *const c_char,
-    /// Rules on top, as `sink:16,boundary:2` or `none`; NULL is `auto-asymmetric,sink:16`.
+    /// Rules on top, as `sink:16,boundary:2` or `none`; NULL is `auto-keys,sink:16`.
     pub kv_policy: *const c_char,
     /// Tokens the context holds; 0 is the length the model was trained for.
     pub n_ctx: usize,

@@ -94,8 +94,8 @@ pub struct CacheArgs {
     /// Type of the values (-ctv) [default: as for -ctk]
     #[arg(long, value_name = "TYPE", env = "KVANT_CACHE_TYPE_V", value_parser = kv_type_or_auto)]
     cache_type_v: Option<KvTypeArg>,
-    /// Rules on top of the types: none, or a comma list of auto-asymmetric, boundary:FIRST,LAST, sink:N, recent:N,
-    /// alpha:X
+    /// Rules on top of the types: none, or a comma list of auto-keys, auto-asymmetric, boundary:FIRST,LAST, sink:N,
+    /// recent:N, alpha:X
     #[arg(long, value_name = "RULES", env = "KVANT_KV_POLICY", default_value_t, value_parser = policies)]
     pub kv_policy: Policies,
     /// Table of types per layer, head and side; lines of 'LAYER HEAD K|V|KV TYPE', * for all
@@ -360,6 +360,7 @@ impl CacheArgs {
                 }
             },
         };
+        options.kv = self.plan.balanced(options.kv)?;
         Ok(Resolved { options, auto })
     }
 }

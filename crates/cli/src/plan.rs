@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use kvant::gguf::printable_path;
-use kvant::{Certificate, Gguf, KvOptions, KvPlan, Model, Needs, Policies};
+use kvant::{Certificate, Gguf, KvBalance, KvOptions, KvPlan, Model, Needs, Policies};
 use kvant_eval::report::{Part, PlanReport};
 use kvant_eval::{Goal, MIXTURE, PlanOptions, Planned};
 use serde_json::json;
@@ -156,6 +156,21 @@ pub struct KvPlanArgs {
     /// by
     #[arg(long, value_name = "FILE", env = "KVANT_KV_PLAN")]
     kv_plan: Option<PathBuf>,
+    /// What keys and values are multiplied by before they are coded: off, weights (factors that follow from the model's weights) or plan
+    /// [default: plan where one is followed, else weights]
+    #[arg(long, value_name = "FROM", env = "KVANT_KV_BALANCE")]
+    kv_balance: Option<BalanceArg>,
+}
+
+/// Where the factors on keys and values are from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BalanceArg {
+    /// No factors
+    Off,
+    /// From the model's weights
+    Weights,
+    /// From the plan
+    Plan,
 }
 
 impl KvPlanArgs {
@@ -170,6 +185,25 @@ impl KvPlanArgs {
         Ok(Some(plan.kv_options()?))
     }
 
+    /// This cache with the factors that were asked for.
+    ///
+    /// # Errors
+    /// Those of a plan where none is followed.
+    pub fn balanced(&self, kv: KvOptions) -> Result<KvOptions, Failure> {
+        let balance = match self.kv_balance {
+            None => return Ok(kv),
+            Some(BalanceArg::Plan) if matches!(kv.balance, KvBalance::Plan(_)) => return Ok(kv),
+            Some(BalanceArg::Plan) => {
+                let problem =
+                    "--kv-balance plan: no plan is followed; kvant plan makes one, --kv-plan FILE names it";
+                return Err(Failure::Usage(problem.to_owned()));
+            }
+            Some(BalanceArg::Off) => KvBalance::Off,
+            Some(BalanceArg::Weights) => KvBalance::Weights,
+        };
+        Ok(KvOptions { balance, ..kv })
+    }
+
     /// These caches with what the plan multiplies by, where one is given, or the plan's own in their place where no type was named.
     ///
     /// # Errors
@@ -181,13 +215,14 @@ impl KvPlanArgs {
         policies: &Policies,
         model: &Model,
     ) -> Result<Vec<KvOptions>, Failure> {
-        Ok(match self.open(model)? {
+        let caches = match self.open(model)? {
             None => caches,
             Some(plan) if has_types => {
                 caches.into_iter().map(|kv| KvOptions { balance: plan.balance.clone(), ..kv }).collect()
             }
             Some(plan) => vec![with_policies(plan, policies)],
-        })
+        };
+        caches.into_iter().map(|kv| self.balanced(kv)).collect()
     }
 }
 

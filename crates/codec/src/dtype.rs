@@ -140,6 +140,21 @@ impl DType {
         (8 * self.block_bytes()) as f64 / self.block_len() as f64
     }
 
+    /// What a cache type loses of Gaussian vectors: the mean squared error relative to their squares, as
+    /// `eval distortion` measures it; 0 for floats and for types that no cache has.
+    pub fn squared_error(self) -> f64 {
+        match self {
+            Self::Q8_0 => 3e-5,
+            Self::Q4_0 => 0.0074,
+            Self::Turbo4 => 0.0079,
+            Self::Turbo3 => 0.0318,
+            Self::Turbo3T => 0.0216,
+            Self::Turbo2 => 0.1175,
+            Self::Turbo2T => 0.0802,
+            _ => 0.0,
+        }
+    }
+
     /// The tensor type id in GGUF files. `None` for those that no file holds: turbo, and iq1 to iq3x ([`crate::iq`]).
     ///
     /// 45 and 46 (tq3_1s, tq4_1s) are private to one fork; upstream may give them another meaning.

@@ -64,6 +64,7 @@ pub use kvant_gguf::{self as gguf, Gguf};
 pub use kvant_hf::{self as hf, HfError};
 pub use kvant_kv::{
     Balance, HeadTypes, KvError, KvLayerShape, KvShape, LayerBalance, Plan, Policies, Policy,
+    WeightStatistics, balance_factors, five_digits,
 };
 pub use kvant_model::{Config, ExpertSpec, LayerSpec, ModelError, Part, Want};
 pub use kvant_text::chat::{self, ChatTemplate, Message, RenderOptions, Rendered, TemplateError};
@@ -77,4 +78,4 @@ pub use picture::{Picture, check_mmproj};
 pub use plan_file::{Certificate, KvPlan, PlanFileError, added_kld};
 pub use profile::StageTime;
 pub use rank::Scorer;
-pub use session::{Feed, KvOptions, KvUse, Session, SessionOptions};
+pub use session::{Feed, KvBalance, KvOptions, KvUse, Session, SessionOptions};

@@ -178,7 +178,9 @@ impl Model {
     /// As [`Model::open`].
     pub fn from_gguf(gguf: impl Into<Arc<Gguf>>, options: OpenOptions<'_>) -> Result<Self, Error> {
         let gguf = gguf.into();
-        let config = Config::from_gguf(&gguf)?;
+        let mut config = Config::from_gguf(&gguf)?;
+        let statistics = config.weight_statistics(&gguf).map(Arc::new);
+        config.statistics = statistics.as_ref().ok().cloned();
         let (tokenizer, template) = text_side(&gguf, options.chat_template.as_deref(), options.needs)?;
         let mut silent = |_| ();
         let progress = options.progress.unwrap_or(&mut silent);
@@ -208,7 +210,9 @@ impl Model {
         let share = bytes[0] as f32 / bytes.iter().sum::<u64>() as f32;
         let sight = options.mmproj.map(|file| Sight::load(&file, options.n_threads, &config)).transpose()?;
         let mut tell = |done: f32| progress(done * share);
+        // Loading says better what is wrong with a tensor.
         let loaded = device::load(placement, options.n_threads, config, &gguf, &mut tell)?;
+        statistics?;
         let mut tell = |done: f32| progress(share + done * (1.0 - share));
         let draft = match options.draft {
             Some(file) => Some(Self::drafting(draft::load(&*loaded, &file, &mut tell)?, file)),

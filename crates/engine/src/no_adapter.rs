@@ -12,7 +12,7 @@ use crate::runtime::Loaded;
 use crate::tuning::{AdapterName, Kept, WayTrial};
 
 fn missing() -> Error {
-    let problem = "this build has no adapters of Vulkan, Metal or DX12 (`cargo build --features wgpu` makes one that has)".to_owned();
+    let problem = "this build has no adapters of Vulkan, Metal or DX12 (feature `wgpu`)".to_owned();
     BackendError::Failed { device: "wgpu", problem }.into()
 }
 

@@ -24,7 +24,7 @@ use kvant_model::Config;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::{Error, KvOptions, fingerprint};
+use crate::{Error, KvBalance, KvOptions, fingerprint};
 
 /// What the file begins with.
 const MAGIC: &str = "kvplan";
@@ -306,7 +306,7 @@ impl KvPlan {
             }
         }
         let policies = Policies(vec![Policy::Sink(self.sink)]).with_table(&table)?;
-        Ok(KvOptions { policies, balance: Some(Arc::clone(&self.balance)), ..Default::default() })
+        Ok(KvOptions { policies, balance: KvBalance::Plan(Arc::clone(&self.balance)), ..Default::default() })
     }
 }
 

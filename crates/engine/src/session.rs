@@ -19,7 +19,7 @@ use crate::generate::{CancelFlag, Continuation, GenerateOptions, Generation};
 use crate::runtime::{Logits, Room, Sequence};
 use crate::{Error, Model};
 
-pub use options::{KvOptions, KvUse, SessionOptions};
+pub use options::{KvBalance, KvOptions, KvUse, SessionOptions};
 pub use together::Feed;
 
 /// One sequence of tokens and its KV cache.

@@ -5,6 +5,8 @@
 //! over the stored dims, so that dims in which queries are long deserve larger keys, and dims that the output matrix reads
 //! strongly larger values.
 
+use std::sync::Arc;
+
 use kvant_backend::BalanceLayout;
 use kvant_codec::finite::F16_MAX;
 use kvant_codec::tile::Side;
@@ -32,7 +34,54 @@ pub struct LayerBalance {
     pub v_centre: Vec<f32>,
 }
 
+/// What the weights of a model say of its cache before any text is read.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct WeightStatistics {
+    /// What keys and values are best multiplied by.
+    pub balance: Arc<Balance>,
+    /// The variance, in nats squared, that a code of relative squared error 1 gives the scores of a KV head's keys with these factors,
+    /// `[layers][n_kv_heads]`.
+    pub score_noise: Vec<Vec<f64>>,
+}
+
+/// Factors of a head lie within this of their geometric mean: statistics of few tokens are not to be trusted further, and
+/// numbers stay within f16.
+const MOST_APART: f64 = 64.0;
+
+/// `(read / stored)^(1/4)` of each dim, their geometric mean 1: a factor that all share changes nothing. 1 where nothing is
+/// stored, nothing reads it, or either is no number.
+///
+/// A rotated code spreads its noise evenly over the stored dims. With keys stored as A k and queries divided by A, the noise of
+/// a score is `tr(A Sk A^T) tr(A^-T Sq A^-1)` up to the code's own factor: Sk the covariance of the keys around their centre, Sq
+/// the second moment of the queries that meet them. For a diagonal A = diag(s) that is `(sum s^2 Sk) (sum Sq / s^2)`, and by
+/// Cauchy and Schwarz least at `s^4 = Sq / Sk`. Values are the same, with the squared columns of the output matrix for Sq.
+pub fn balance_factors(read: &[f64], stored: &[f64]) -> Vec<f32> {
+    let log = |(read, stored): (&f64, &f64)| {
+        let ratio = read / stored;
+        (ratio.is_finite() && ratio > 0.0).then(|| ratio.ln() / 4.0)
+    };
+    let logs: Vec<Option<f64>> = read.iter().zip(stored).map(log).collect();
+    let sound = || logs.iter().flatten();
+    let mean = sound().sum::<f64>() / sound().count().max(1) as f64;
+    let factor = |log: &Option<f64>| {
+        log.map_or(1.0, |log| five_digits((log - mean).exp().clamp(1.0 / MOST_APART, MOST_APART)))
+    };
+    logs.iter().map(factor).collect()
+}
+
+/// So rounded, a file says what was measured.
+pub fn five_digits(x: f64) -> f32 {
+    format!("{x:.4e}").parse().unwrap_or(0.0)
+}
+
 impl LayerBalance {
+    /// What changes nothing.
+    pub fn none(heads: &KvLayerShape) -> Self {
+        let n_k = heads.n_kv_heads * heads.k_head_dim;
+        let n_v = heads.values_per_token() - n_k;
+        Self { k_scale: vec![1.0; n_k], v_scale: vec![1.0; n_v], v_centre: vec![0.0; n_v] }
+    }
+
     /// Gives a row `[head_dim]` of a head back what it was before.
     pub(crate) fn undo(&self, head: usize, side: Side, row: &mut [f32]) {
         let dims = head * row.len()..(head + 1) * row.len();
@@ -87,6 +136,16 @@ impl Balance {
         Ok(())
     }
 
+    /// Whether it changes nothing.
+    pub fn is_none(&self) -> bool {
+        let of_layer = |layer: &LayerBalance| {
+            let LayerBalance { k_scale, v_scale, v_centre } = layer;
+            k_scale.iter().chain(v_scale).all(|&scale| scale == 1.0)
+                && v_centre.iter().all(|&centre| centre == 0.0)
+        };
+        self.layers.iter().all(of_layer)
+    }
+
     /// What a device is given for layer `index`, as [`BalanceLayout`] says, in bytes, padded to what any device allocates.
     pub(crate) fn bytes(&self, index: usize) -> Vec<u8> {
         let LayerBalance { k_scale, v_scale, v_centre } = &self.layers[index];
@@ -125,6 +184,43 @@ impl Balance {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_other_factors_make_less_noise() {
+        let (read, stored) = ([4.0, 1.0, 12.0, 0.5], [0.1, 3.0, 0.2, 1.0]);
+        let noise = |s: &[f32]| {
+            let sum = |of: fn(f64, f64) -> f64, x: &[f64]| {
+                s.iter().zip(x).map(|(&s, &x)| of(f64::from(s).powi(2), x)).sum::<f64>()
+            };
+            sum(|s, x| s * x, &stored) * sum(|s, x| x / s, &read)
+        };
+        let best = balance_factors(&read, &stored);
+        assert!((best.iter().map(|s| s.ln()).sum::<f32>()).abs() < 1e-3, "{best:?}");
+        for change in [0.8, 0.9, 0.99, 1.01, 1.1, 1.25] {
+            let other = [best[0] * change, best[1], best[2], best[3] / change];
+            assert!(noise(&best) < noise(&other), "{change}: {} {}", noise(&best), noise(&other));
+        }
+        // Nothing at all is worse by far.
+        assert!(2.0 * noise(&best) < noise(&[1.0; 4]));
+    }
+
+    #[test]
+    fn what_is_never_there_or_no_number_has_factor_one_and_no_factor_runs_away() {
+        for (read, stored) in [
+            ([0.0; 4], [1.0; 4]),
+            ([1.0; 4], [0.0; 4]),
+            ([f64::NAN; 4], [1.0; 4]),
+            ([f64::INFINITY; 4], [1.0; 4]),
+            ([1.0; 4], [f64::INFINITY; 4]),
+            ([0.0; 4], [0.0; 4]),
+        ] {
+            assert_eq!(balance_factors(&read, &stored), [1.0; 4], "{read:?} {stored:?}");
+        }
+        // Some dims dead, the others as they would be alone.
+        assert_eq!(balance_factors(&[0.0, 5.0, 0.0, 5.0], &[1.0; 4]), [1.0; 4]);
+        let far = balance_factors(&[1e30, 1.0, 1e30, 1.0], &[1e-30, 1.0, 1e-30, 1.0]);
+        assert_eq!(far, [64.0, 1.0 / 64.0, 64.0, 1.0 / 64.0]);
+    }
 
     #[test]
     fn a_balance_of_another_shape_or_out_of_range_is_refused_with_the_place() {

@@ -23,7 +23,7 @@ mod policy;
 mod pool;
 mod states;
 
-pub use balance::{Balance, LayerBalance};
+pub use balance::{Balance, LayerBalance, WeightStatistics, balance_factors, five_digits};
 pub use cache::Cache;
 pub use error::KvError;
 pub use image::CacheState;

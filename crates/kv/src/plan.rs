@@ -7,15 +7,17 @@ use kvant_backend::{StreamSpec, TILES_PER_BLOCK, TOKENS_PER_BLOCK};
 use kvant_codec::DType;
 use kvant_codec::tile::{Side, TILE};
 
-use crate::{Balance, KvError, Layout, Policies};
+use crate::{Balance, KvError, Layout, Policies, WeightStatistics};
 
 /// What a model keeps of past tokens.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct KvShape {
     /// The layers that have keys and values of their own.
     pub layers: Vec<KvLayerShape>,
     /// The recurrent layers: f32 values of each one's state.
     pub states: Vec<usize>,
+    /// What the model's weights say of its keys and values, where that is known.
+    pub statistics: Option<Arc<WeightStatistics>>,
 }
 
 /// The KV heads of a layer.
@@ -55,7 +57,7 @@ impl KvLayerShape {
 impl KvShape {
     /// Layers of one shape.
     pub fn uniform(n_layers: usize, layer: KvLayerShape) -> Self {
-        Self { layers: vec![layer; n_layers], states: Vec::new() }
+        Self { layers: vec![layer; n_layers], ..Self::default() }
     }
 
     /// Bytes that a cache of `tokens` tokens would allocate in f16, in the same blocks: what a saving is measured

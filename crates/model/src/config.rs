@@ -1,10 +1,11 @@
 //! Hyper-parameters, read from a GGUF file's metadata.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use kvant_backend::{Activation, AttendParams, Routing};
 use kvant_gguf::{Gguf, Value};
-use kvant_kv::{KvLayerShape, KvShape};
+use kvant_kv::{KvLayerShape, KvShape, WeightStatistics};
 
 mod experts;
 mod heads;
@@ -51,6 +52,8 @@ pub struct Config {
     pub logit_soft_cap: Option<f32>,
     /// How many numbers of each token every layer is given, beside the stream.
     pub n_per_layer: Option<usize>,
+    /// What the weights say of the layers' keys and values, once [they have been looked at](Self::weight_statistics).
+    pub statistics: Option<Arc<WeightStatistics>>,
 }
 
 /// What a decoder layer is and does.
@@ -248,6 +251,7 @@ impl Config {
             logit_scale: 1.0,
             logit_soft_cap,
             n_per_layer: Some(keys.count(PER_LAYER)?).filter(|&n| n > 0),
+            statistics: None,
         };
         config.read_factors(&keys)?;
         config.mtp = config.find_mtp(gguf);
@@ -303,7 +307,7 @@ impl Config {
 
     /// The KV heads, as the cache sees them.
     pub fn kv_shape(&self) -> KvShape {
-        self.kv_shape_of(0..self.layers.len())
+        KvShape { statistics: self.statistics.clone(), ..self.kv_shape_of(0..self.layers.len()) }
     }
 
     /// Which keys and values layer `index` meets: their number among those that layers from `first` on keep; `None` when an
@@ -333,7 +337,7 @@ impl Config {
         let layers = &self.layers[layers];
         let own = layers.iter().filter(|layer| layer.state == LayerState::Own);
         let states = layers.iter().filter_map(|layer| layer.recurrence).flat_map(|of| of.states());
-        KvShape { layers: own.map(|layer| layer.heads).collect(), states: states.collect() }
+        KvShape { layers: own.map(|layer| layer.heads).collect(), states: states.collect(), statistics: None }
     }
 }
 

@@ -12,6 +12,7 @@ mod family;
 mod lora;
 pub mod retype;
 mod rope;
+mod statistics;
 mod weights;
 
 pub use config::{Config, ExpertSpec, Latent, LayerSpec, LayerState, Recurrence};

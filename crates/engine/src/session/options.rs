@@ -8,6 +8,18 @@ use kvant_kv::{Balance, KvError, KvShape, Plan, Policies};
 
 use crate::Error;
 
+/// What keys and values are multiplied by before they are stored in codes, and divided by where they are read.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub enum KvBalance {
+    /// Nothing.
+    Off,
+    /// Factors that follow from the model's weights.
+    #[default]
+    Weights,
+    /// Factors and centres that were measured, as those of a [plan](crate::KvPlan).
+    Plan(Arc<Balance>),
+}
+
 /// What the KV cache stores.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KvOptions {
@@ -17,8 +29,8 @@ pub struct KvOptions {
     pub v: DType,
     /// Rules that change the types of some heads or keep some tokens in f16.
     pub policies: Policies,
-    /// What keys and values are multiplied by before they are stored.
-    pub balance: Option<Arc<Balance>>,
+    /// What keys and values are multiplied by before they are stored in codes.
+    pub balance: KvBalance,
     /// Whether the youngest tokens, those that do not fill a tile yet, wait in f16. On except for measurements:
     /// without, what is stored depends on how tokens are fed.
     pub tail: bool,
@@ -35,11 +47,22 @@ impl KvOptions {
     /// # Errors
     /// Policies or a balance that do not fit the model.
     pub fn plan(&self, shape: &KvShape) -> Result<Plan, KvError> {
-        if let Some(balance) = &self.balance {
+        let mut plan = Plan::new(shape, self.k, self.v, &self.policies)?;
+        let is_coded = || {
+            plan.types.iter().flatten().any(|types| [types.k, types.v].iter().any(|of| of.code().is_some()))
+        };
+        let balance = match (&self.balance, &shape.statistics) {
+            (KvBalance::Plan(balance), _) => Some(Arc::clone(balance)),
+            (KvBalance::Weights, Some(statistics)) if is_coded() && !statistics.balance.is_none() => {
+                plan.notes.push("balance: factors from the weights".to_owned());
+                Some(Arc::clone(&statistics.balance))
+            }
+            (KvBalance::Weights | KvBalance::Off, _) => None,
+        };
+        if let Some(balance) = &balance {
             balance.check(shape)?;
         }
-        let plan = Plan::new(shape, self.k, self.v, &self.policies)?;
-        Ok(Plan { tail: self.tail, balance: self.balance.clone(), ..plan })
+        Ok(Plan { tail: self.tail, balance, ..plan })
     }
 }
 
@@ -59,7 +82,13 @@ impl FromStr for KvOptions {
 
 impl Default for KvOptions {
     fn default() -> Self {
-        Self { k: DType::F16, v: DType::F16, policies: Policies::default(), balance: None, tail: true }
+        Self {
+            k: DType::F16,
+            v: DType::F16,
+            policies: Policies::default(),
+            balance: KvBalance::default(),
+            tail: true,
+        }
     }
 }
 
@@ -94,4 +123,49 @@ pub struct KvUse {
     pub bpv_v: f64,
     /// What policies changed, one line each.
     pub notes: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use kvant_kv::{KvLayerShape, LayerBalance, WeightStatistics};
+
+    use super::*;
+
+    #[test]
+    fn a_coded_cache_is_balanced_by_the_weights_unless_a_plan_or_nothing_was_asked_for() {
+        let heads = KvLayerShape {
+            n_heads: 1,
+            n_kv_heads: 1,
+            k_head_dim: 32,
+            v_head_dim: 32,
+            window: None,
+            joint: false,
+        };
+        let of_weights =
+            Balance { layers: vec![LayerBalance { k_scale: vec![2.0; 32], ..LayerBalance::none(&heads) }] };
+        let of_plan = Arc::new(Balance {
+            layers: vec![LayerBalance { k_scale: vec![3.0; 32], ..LayerBalance::none(&heads) }],
+        });
+        let statistics = |balance: Balance| {
+            Some(Arc::new(WeightStatistics { balance: Arc::new(balance), score_noise: vec![vec![0.0]] }))
+        };
+        let shape = KvShape { statistics: statistics(of_weights.clone()), ..KvShape::uniform(1, heads) };
+        let plan = |dtype: DType, balance: KvBalance, shape: &KvShape| {
+            KvOptions { balance, ..KvOptions::symmetric(dtype) }.plan(shape).unwrap()
+        };
+        let balanced = plan(DType::Turbo3, KvBalance::Weights, &shape);
+        assert_eq!(balanced.balance.as_deref(), Some(&of_weights));
+        assert!(
+            balanced.notes.contains(&"balance: factors from the weights".to_owned()),
+            "{:?}",
+            balanced.notes
+        );
+        assert_eq!(plan(DType::Turbo3, KvBalance::Plan(Arc::clone(&of_plan)), &shape).balance, Some(of_plan));
+        assert_eq!(plan(DType::Turbo3, KvBalance::Off, &shape).balance, None);
+        // Floats lose nothing that factors could spread.
+        assert_eq!(plan(DType::F16, KvBalance::Weights, &shape).balance, None);
+        let even = Balance { layers: vec![LayerBalance::none(&heads)] };
+        let shape = KvShape { statistics: statistics(even), ..KvShape::uniform(1, heads) };
+        assert_eq!(plan(DType::Turbo3, KvBalance::Weights, &shape).balance, None);
+    }
 }

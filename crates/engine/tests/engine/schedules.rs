@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvant::{
-    Balance, DeviceChoice, Feed, GenerateOptions, Guesser, KvLayerShape, KvOptions, LayerBalance, Message,
-    Model, OpenOptions, SamplerParams, Session, SessionOptions,
+    Balance, DeviceChoice, Feed, GenerateOptions, Guesser, KvBalance, KvLayerShape, KvOptions, LayerBalance,
+    Message, Model, OpenOptions, SamplerParams, Session, SessionOptions,
 };
 use kvant_codec::random::Random;
 
@@ -80,7 +80,7 @@ fn balance(model: &Model) -> Arc<Balance> {
 
 fn empty(model: &Model, (k, v, policies, is_balanced): Case) -> Session {
     let (k, v, policies) = (k.parse().unwrap(), v.parse().unwrap(), policies.parse().unwrap());
-    let balance = is_balanced.then(|| balance(model));
+    let balance = if is_balanced { KvBalance::Plan(balance(model)) } else { KvBalance::Off };
     let kv = KvOptions { k, v, policies, balance, ..Default::default() };
     model.session(SessionOptions { n_ctx: Some(N_TEXT), kv }).unwrap()
 }

@@ -22,8 +22,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kvant::{
-    Balance, Certificate, DType, HeadTypes, KvOptions, KvPlan, KvShape, Model, Plan, Policies, Policy,
-    added_kld,
+    Balance, Certificate, DType, HeadTypes, KvBalance, KvOptions, KvPlan, KvShape, Model, Plan, Policies,
+    Policy, added_kld,
 };
 use kvant_codec::Side;
 use serde_json::json;
@@ -180,7 +180,7 @@ impl<'a> Finder<'a> {
             // The first tokens would drown all else.
             let sink = Policies(vec![Policy::Sink(statistics::SINK)]);
             let policies = sink.with_table(&table).map_err(kvant::Error::from)?;
-            let balance = Some(Arc::clone(&self.balance));
+            let balance = KvBalance::Plan(Arc::clone(&self.balance));
             Ok(KvOptions { policies, balance, tail: self.options.tail, ..Default::default() })
         };
         let layers = self.shape.layers.iter().enumerate();

@@ -70,7 +70,7 @@ impl Prices {
 /// The price of a type for one head's keys or values.
 fn price(layer: KvLayerShape, side: Side, dtype: DType) -> Result<Price, EvalError> {
     let dim = if side == Side::K { layer.k_head_dim } else { layer.v_head_dim };
-    let one = KvShape { layers: vec![layer], states: Vec::new() };
+    let one = KvShape::uniform(1, layer);
     let plan = Plan::new(&one, dtype, dtype, &Policies::none()).map_err(kvant::Error::from)?;
     let bits = plan.bits_per_value(&one);
     let bits = if side == Side::K { bits.0 } else { bits.1 };

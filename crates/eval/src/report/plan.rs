@@ -49,7 +49,7 @@ impl PlanReport {
 
 /// The keys and values of one head of a layer.
 fn cells(types: HeadTypes, layer: KvLayerShape) -> Result<[PlanCell; 2], EvalError> {
-    let one = KvShape { layers: vec![layer], states: Vec::new() };
+    let one = KvShape::uniform(1, layer);
     let stored = Plan::new(&one, types.k, types.v, &Policies::none()).map_err(kvant::Error::from)?;
     let (k, v) = stored.bits_per_value(&one);
     Ok([(types.k, k), (types.v, v)].map(|(dtype, bits)| PlanCell { dtype: dtype.name().to_owned(), bits }))

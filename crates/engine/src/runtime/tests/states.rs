@@ -35,7 +35,7 @@ impl Model {
             window: None,
             joint: false,
         };
-        let shape = KvShape { layers: vec![heads], states: STATES.to_vec() };
+        let shape = KvShape { layers: vec![heads], states: STATES.to_vec(), statistics: None };
         let plan = Plan::new(&shape, DType::Turbo3, DType::Turbo3, &Policies::none()).unwrap();
         let device = CpuDevice::from_env(Some(1)).unwrap();
         Self { device, pool: Pool::default(), layout: Arc::new(Layout::new(&shape, plan)) }

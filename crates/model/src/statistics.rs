@@ -1,0 +1,462 @@
+//! What the weights of a model say of its queries, keys and values before any text is read.
+//!
+//! What enters attention has been normalised: its dims have unit variance, times the gain `g` of the norm. So the mean square of
+//! dim i of a key, around its bias, is `K_i = sum_j (W_k[i, j] g_j)^2`, and that of a query `Q_i = sum_j (W_q[i, j] g_j)^2 + b_i^2`; where
+//! heads are normalised themselves, both are the squares of that norm's gains. RoPE turns two dims into each other, so that both have
+//! the mean of the two. Values are read as strongly as the columns of the output matrix are long.
+//!
+//! Sums over many rows and columns hardly change where a part of them is left out: some columns of each row, and some rows of the output
+//! matrix, are enough.
+
+use std::sync::Arc;
+
+use kvant_backend::Pairing;
+use kvant_gguf::{Gguf, TensorView};
+use kvant_kv::{Balance, KvLayerShape, LayerBalance, WeightStatistics, balance_factors};
+
+use crate::family::HeadNorms;
+use crate::weights::decode_vector;
+use crate::{Config, LayerSpec, LayerState, ModelError};
+
+/// Share of a code's noise that factors have to leave at most. Predicted from weights alone it is off by some percent: SmolLM2's heads
+/// have 0.94 to 1, and taking all their factors costs it a tenth of its quality; Qwen2.5's and Gemma 3's have 0.1 to 0.8.
+const MOST_LEFT: f64 = 0.75;
+
+/// Most columns of a row that are looked at together.
+const SPAN: usize = 256;
+/// Spans of a row of keys and values, of which there are few, and of one of queries.
+const SPANS_OF_KEYS: usize = 4;
+const SPANS_OF_QUERIES: usize = 1;
+/// Rows of the output matrix that are looked at.
+const ROWS_OF_OUTPUT: usize = 256;
+/// Tokens whose mean is the centre of a block of keys, and tokens of the block.
+const CENTRE: usize = 32;
+const BLOCK: usize = 128;
+
+impl Config {
+    /// What the weights in `gguf` say of each KV layer.
+    ///
+    /// # Errors
+    /// A tensor of attention that is missing, of another shape or not finite.
+    pub fn weight_statistics(&self, gguf: &Gguf) -> Result<WeightStatistics, ModelError> {
+        let (mut balances, mut score_noise) = (Balance::default(), Vec::new());
+        for (index, spec) in self.layers.iter().enumerate() {
+            if spec.state != LayerState::Own {
+                continue;
+            }
+            let (balance, noise) = match spec.latent {
+                None => Moments::of(gguf, self, index)?.balance(spec),
+                // Behind matrices of many heads no dim of a latent vector counts more than another.
+                Some(_) => (LayerBalance::none(&spec.heads), vec![0.0; spec.heads.n_kv_heads]),
+            };
+            balances.layers.push(balance);
+            score_noise.push(noise);
+        }
+        Ok(WeightStatistics { balance: Arc::new(balances), score_noise })
+    }
+}
+
+/// Mean squares of what a layer makes of rows of unit variance, by KV head.
+struct Moments {
+    /// Of queries, summed over those that share a KV head, and of keys around their bias, `[n_kv_heads * k_head_dim]`.
+    q: Vec<f64>,
+    k: Vec<f64>,
+    /// What the centre of a block leaves of the keys' bias, `[n_kv_heads * k_head_dim]`.
+    bias: Vec<f64>,
+    /// Of values, and how strongly the output matrix reads them, `[n_kv_heads * v_head_dim]`.
+    v: Vec<f64>,
+    w: Vec<f64>,
+}
+
+impl Moments {
+    fn of(gguf: &Gguf, config: &Config, index: usize) -> Result<Self, ModelError> {
+        let spec = &config.layers[index];
+        let layer = Layer { gguf, spec, index, gains: gains(gguf, config, index)? };
+        let KvLayerShape { n_heads, k_head_dim, v_head_dim, .. } = spec.heads;
+        let [q_rows, k_rows, v_rows] = layer.entering(config.n_embd)?;
+        let [q_bias, k_bias] =
+            [("attn_q.bias", 0..spec.n_q()), ("attn_k.bias", spec.n_q()..spec.n_q() + spec.n_k())]
+                .map(|(name, rows)| layer.bias(name, rows));
+        let (q_bias, k_bias) = (q_bias?, k_bias?);
+        let mut q = layer.normed("attn_q_norm.weight", spec.n_q())?;
+        if q.is_empty() {
+            q = (0..spec.n_q())
+                .map(|row| layer.row_square(&q_rows, layer.q_row(row), SPANS_OF_QUERIES))
+                .collect::<Result<_, _>>()?;
+            q.iter_mut().zip(&q_bias).for_each(|(q, b)| *q += b * b);
+        }
+        let mut k = layer.normed("attn_k_norm.weight", spec.n_k())?;
+        let is_normed = !k.is_empty();
+        if !is_normed {
+            k = (0..spec.n_k())
+                .map(|row| layer.row_square(&k_rows, row, SPANS_OF_KEYS))
+                .collect::<Result<_, _>>()?;
+        }
+        let mut bias: Vec<f64> = k_bias.iter().map(|b| if is_normed { 0.0 } else { b * b }).collect();
+        bias.resize(spec.n_k(), 0.0);
+        let v = match spec.norms.values {
+            true => vec![1.0; spec.n_v()],
+            false => (0..spec.n_v())
+                .map(|row| layer.row_square(&v_rows, row, SPANS_OF_KEYS))
+                .collect::<Result<_, _>>()?,
+        };
+        let mut w = vec![0.0; spec.n_v()];
+        let ratio = spec.heads.gqa_ratio();
+        for (head, columns) in layer.output_columns(config.n_embd)?.chunks_exact(v_head_dim).enumerate() {
+            w[head / ratio * v_head_dim..].iter_mut().zip(columns).for_each(|(w, column)| *w += column);
+        }
+        let mut shared = vec![0.0; spec.n_k()];
+        for (head, squares) in q.chunks_exact(k_head_dim).enumerate().take(n_heads) {
+            shared[head / ratio * k_head_dim..].iter_mut().zip(squares).for_each(|(q, square)| *q += square);
+        }
+        let mut moments = Self { q: shared, k, bias, v, w };
+        moments.turn(config, spec);
+        Ok(moments)
+    }
+
+    /// Gives both dims of each pair that RoPE turns their mean, and takes from the bias what the centre of a block takes.
+    fn turn(&mut self, config: &Config, spec: &LayerSpec) {
+        let rope = &config.ropes[spec.rope];
+        let half = rope.params.n_rot / 2;
+        let is_turned_first = spec.norms.heads == HeadNorms::EachTurned;
+        for head in 0..spec.heads.n_kv_heads {
+            let first = head * spec.heads.k_head_dim;
+            for (i, &frequency) in rope.frequencies(config.n_ctx_train).iter().enumerate() {
+                let dims = match rope.params.pairing {
+                    Pairing::Interleaved => [2 * i, 2 * i + 1],
+                    Pairing::Halves => [i, i + half],
+                };
+                let [x, y] = dims.map(|dim| first + dim);
+                if !is_turned_first {
+                    for squares in [&mut self.q, &mut self.k] {
+                        let mean = (squares[x] + squares[y]) / 2.0;
+                        (squares[x], squares[y]) = (mean, mean);
+                    }
+                }
+                let left = (self.bias[x] + self.bias[y]) / 2.0 * left_by_centre(frequency);
+                (self.bias[x], self.bias[y]) = (left, left);
+            }
+            // What is not turned is the same for all tokens.
+            let unturned = first + rope.params.n_rot..first + spec.heads.k_head_dim;
+            self.bias[unturned].fill(0.0);
+        }
+    }
+
+    /// The factors of the layer, and what a code of keys that loses all would do to the scores of each KV head, as a variance.
+    fn balance(&self, spec: &LayerSpec) -> (LayerBalance, Vec<f64>) {
+        let KvLayerShape { n_kv_heads, k_head_dim, v_head_dim, .. } = spec.heads;
+        let of_heads = |read: &[f64], stored: &[f64], dim: usize| {
+            let heads = read.chunks_exact(dim).zip(stored.chunks_exact(dim));
+            heads.flat_map(|(read, stored)| factors(read, stored)).collect::<Vec<f32>>()
+        };
+        let k_scale = of_heads(&self.q, &self.k, k_head_dim);
+        let v_scale = of_heads(&self.w, &self.v, v_head_dim);
+        let noise = |head: usize| {
+            let dims = head * k_head_dim..(head + 1) * k_head_dim;
+            let (mut stored, mut read) = (0.0, 0.0);
+            for dim in dims {
+                let square = f64::from(k_scale[dim]).powi(2);
+                stored += square * (self.k[dim] + self.bias[dim]);
+                read += self.q[dim] / square;
+            }
+            let queries = spec.heads.gqa_ratio().max(1) as f64;
+            f64::from(spec.scale).powi(2) * stored * read / queries / k_head_dim as f64
+        };
+        let noise = (0..n_kv_heads).map(noise).collect();
+        let v_centre = vec![0.0; spec.n_v()];
+        (LayerBalance { k_scale, v_scale, v_centre }, noise)
+    }
+}
+
+/// The factors of a head, or none where they would gain less than what the weights get wrong about a text: 1 for each dim.
+fn factors(read: &[f64], stored: &[f64]) -> Vec<f32> {
+    let sum = |values: &[f64]| values.iter().sum::<f64>();
+    let best: f64 = read.iter().zip(stored).map(|(read, stored)| (read * stored).sqrt()).sum();
+    let is_worth_it = best * best < MOST_LEFT * sum(read) * sum(stored);
+    if is_worth_it { balance_factors(read, stored) } else { vec![1.0; read.len()] }
+}
+
+/// What the mean of the first tokens of a block leaves of the square of a vector that turns by `frequency` per token, over the block.
+fn left_by_centre(frequency: f64) -> f64 {
+    let mean = |n: usize| {
+        let (mut cos, mut sin) = (0.0, 0.0);
+        for t in 0..n {
+            let angle = t as f64 * frequency;
+            (cos, sin) = (cos + angle.cos() / n as f64, sin + angle.sin() / n as f64);
+        }
+        [cos, sin]
+    };
+    let ([a, b], [c, d]) = (mean(CENTRE), mean(BLOCK));
+    1.0 + a * a + b * b - 2.0 * (a * c + b * d)
+}
+
+/// The gains of the norm in front of attention, squared, `[n_embd]`.
+fn gains(gguf: &Gguf, config: &Config, index: usize) -> Result<Vec<f64>, ModelError> {
+    let name = format!("blk.{index}.attn_norm.weight");
+    match config.layers[index].norms.before && gguf.find_info(&name).is_some() {
+        true => squares(&gguf.tensor(&name)?, config.n_embd),
+        false => Ok(vec![1.0; config.n_embd]),
+    }
+}
+
+fn squares(tensor: &TensorView<'_>, len: usize) -> Result<Vec<f64>, ModelError> {
+    Ok(decode_vector(tensor, len)?.into_iter().map(|x| f64::from(x).powi(2)).collect())
+}
+
+/// Where rows of a matrix lie.
+struct RowsIn<'a> {
+    tensor: TensorView<'a>,
+    first: usize,
+    n_in: usize,
+}
+
+/// A layer in its file.
+struct Layer<'a> {
+    gguf: &'a Gguf,
+    spec: &'a LayerSpec,
+    index: usize,
+    /// Squared, `[n_embd]`.
+    gains: Vec<f64>,
+}
+
+impl<'a> Layer<'a> {
+    fn name(&self, suffix: &str) -> String {
+        format!("blk.{}.{suffix}", self.index)
+    }
+
+    /// The rows of queries, keys and values.
+    fn entering(&self, n_in: usize) -> Result<[RowsIn<'a>; 3], ModelError> {
+        let is_fused = self.gguf.find_info(&self.name("attn_q.weight")).is_none();
+        let (n_q, n_k) = (self.spec.n_q(), self.spec.n_k());
+        let value = if self.spec.values_of_keys { "attn_k.weight" } else { "attn_v.weight" };
+        let v_first = n_q + if self.spec.values_of_keys { 0 } else { n_k };
+        let rows = |name: &str, first: usize| -> Result<_, ModelError> {
+            let (name, first) = if is_fused { ("attn_qkv.weight", first) } else { (name, 0) };
+            Ok(RowsIn { tensor: self.gguf.tensor(&self.name(name))?, first, n_in })
+        };
+        Ok([rows("attn_q.weight", 0)?, rows("attn_k.weight", n_q)?, rows(value, v_first)?])
+    }
+
+    /// The row of the matrix of queries that a dim of theirs is made with: behind the rows of each head may lie as many of its gate.
+    fn q_row(&self, dim: usize) -> usize {
+        let n = self.spec.heads.k_head_dim;
+        if self.spec.gated { dim / n * 2 * n + dim % n } else { dim }
+    }
+
+    /// The square of a row times the gains, from some of its spans.
+    fn row_square(&self, rows: &RowsIn<'_>, row: usize, most_spans: usize) -> Result<f64, ModelError> {
+        let RowsIn { ref tensor, first, n_in } = *rows;
+        let (dtype, row) = (tensor.info.dtype, first + row);
+        let span = span_of(n_in, dtype.block_len());
+        let spans = n_in / span;
+        let row_bytes = dtype.row_bytes(n_in).map_err(|error| wrong_type(tensor, &error))?;
+        let bytes = tensor.bytes.get(row * row_bytes..(row + 1) * row_bytes).ok_or_else(|| {
+            ModelError::TensorShape {
+                name: tensor.info.name.clone(),
+                expected: vec![n_in, row + 1],
+                got: tensor.info.shape.clone(),
+            }
+        })?;
+        let (mut sum, mut values) = (0.0, vec![0.0; span]);
+        let n = most_spans.min(spans);
+        for i in 0..n {
+            let at = (row + i * spans / n) % spans;
+            let bytes = &bytes[at * (row_bytes / spans)..(at + 1) * (row_bytes / spans)];
+            kvant_codec::decode(dtype, bytes, &mut values).map_err(|error| wrong_type(tensor, &error))?;
+            let gains = &self.gains[at * span..];
+            sum += values.iter().zip(gains).map(|(&x, gain)| f64::from(x).powi(2) * gain).sum::<f64>();
+        }
+        Ok(sum * spans as f64 / n as f64)
+    }
+
+    /// The gains of a norm of heads, squared, for each of `len` dims of a row; none where there is no such norm.
+    fn normed(&self, suffix: &str, len: usize) -> Result<Vec<f64>, ModelError> {
+        let name = self.name(suffix);
+        let width = self.spec.norms.heads.width(self.spec.heads.k_head_dim, len);
+        let Some(width) = width.filter(|_| self.gguf.find_info(&name).is_some()) else {
+            return Ok(Vec::new());
+        };
+        let gains = squares(&self.gguf.tensor(&name)?, width)?;
+        Ok(gains.iter().copied().cycle().take(len).collect())
+    }
+
+    /// A bias, where there is one.
+    fn bias(&self, suffix: &str, rows: std::ops::Range<usize>) -> Result<Vec<f64>, ModelError> {
+        let (own, fused) = (self.name(suffix), self.name("attn_qkv.bias"));
+        let total = self.spec.n_q() + self.spec.n_k() + self.spec.n_v();
+        let values = if self.gguf.find_info(&own).is_some() {
+            decode_vector(&self.gguf.tensor(&own)?, rows.len())?
+        } else if self.gguf.find_info(&fused).is_some() {
+            decode_vector(&self.gguf.tensor(&fused)?, total)?[rows].to_vec()
+        } else {
+            Vec::new()
+        };
+        Ok(values.into_iter().map(f64::from).collect())
+    }
+
+    /// Squares of the columns of the output matrix, from some of its rows, `[n_heads * v_head_dim]`.
+    fn output_columns(&self, n_embd: usize) -> Result<Vec<f64>, ModelError> {
+        let tensor = self.gguf.tensor(&self.name("attn_output.weight"))?;
+        let (n_in, dtype) = (self.spec.n_out(), tensor.info.dtype);
+        let row_bytes = dtype.row_bytes(n_in).map_err(|error| wrong_type(&tensor, &error))?;
+        let (mut sums, mut row) = (vec![0.0; n_in], vec![0.0; n_in]);
+        let step = (n_embd / ROWS_OF_OUTPUT).max(1);
+        for bytes in tensor.bytes.chunks_exact(row_bytes).step_by(step) {
+            kvant_codec::decode(dtype, bytes, &mut row).map_err(|error| wrong_type(&tensor, &error))?;
+            sums.iter_mut().zip(&row).for_each(|(sum, &x)| *sum += f64::from(x).powi(2));
+        }
+        Ok(sums)
+    }
+}
+
+/// Columns that are looked at together: whole blocks that divide a row.
+fn span_of(n_in: usize, block_len: usize) -> usize {
+    (1..=SPAN / block_len.max(1))
+        .rev()
+        .map(|n| n * block_len)
+        .find(|span| n_in.is_multiple_of(*span))
+        .unwrap_or(n_in)
+}
+
+fn wrong_type(tensor: &TensorView<'_>, error: &kvant_codec::CodecError) -> ModelError {
+    let expected = "rows of whole blocks".to_owned();
+    ModelError::Value { key: tensor.info.name.clone(), expected, got: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvant_codec::DType;
+    use kvant_codec::random::Random;
+    use kvant_gguf::GgufWriter;
+
+    use super::*;
+
+    const N_EMBD: usize = 32;
+    const HEADS: usize = 4;
+    const KV_HEADS: usize = 2;
+    const DIM: usize = 8;
+
+    type Tensors = Vec<(&'static str, Vec<usize>, Vec<f32>)>;
+
+    /// One layer with two query heads per KV head, whose queries are long in the first and the fifth dim, a pair of RoPE's.
+    fn tensors(q_gain: f32) -> Tensors {
+        let mut random = Random::new(7);
+        let mut matrix = |rows: usize, cols: usize, gain: &dyn Fn(usize) -> f32| {
+            let mut values = vec![0.0; rows * cols];
+            random.fill_gaussian(&mut values, 1.0);
+            values
+                .chunks_exact_mut(cols)
+                .enumerate()
+                .for_each(|(row, values)| values.iter_mut().for_each(|x| *x *= gain(row)));
+            values
+        };
+        let in_pair = move |row: usize| if row.is_multiple_of(DIM / 2) { q_gain } else { 1.0 };
+        let gains = (0..N_EMBD).map(|i| 0.5 + i as f32 / 32.0).collect();
+        vec![
+            ("blk.0.attn_norm.weight", vec![N_EMBD], gains),
+            ("blk.0.attn_q.weight", vec![N_EMBD, HEADS * DIM], matrix(HEADS * DIM, N_EMBD, &in_pair)),
+            ("blk.0.attn_k.weight", vec![N_EMBD, KV_HEADS * DIM], matrix(KV_HEADS * DIM, N_EMBD, &|_| 1.0)),
+            ("blk.0.attn_v.weight", vec![N_EMBD, KV_HEADS * DIM], matrix(KV_HEADS * DIM, N_EMBD, &|_| 1.0)),
+            ("blk.0.attn_output.weight", vec![HEADS * DIM, N_EMBD], matrix(N_EMBD, HEADS * DIM, &|_| 1.0)),
+        ]
+    }
+
+    fn gguf(tensors: &Tensors) -> Gguf {
+        let mut writer = GgufWriter::new();
+        writer.set("general.architecture", "qwen2").unwrap();
+        for (key, value) in [
+            ("block_count", 1),
+            ("context_length", 64),
+            ("embedding_length", N_EMBD as u32),
+            ("feed_forward_length", 48),
+            ("attention.head_count", HEADS as u32),
+            ("attention.head_count_kv", KV_HEADS as u32),
+        ] {
+            writer.set(&format!("qwen2.{key}"), value).unwrap();
+        }
+        writer.set("qwen2.attention.layer_norm_rms_epsilon", 1e-5_f32).unwrap();
+        for (name, shape, _) in tensors {
+            writer.add_tensor(name, shape, DType::F32).unwrap();
+        }
+        let mut bytes = Vec::new();
+        let of = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+        let write = |sink: &mut kvant_gguf::TensorSink<'_>| {
+            tensors.iter().try_for_each(|(name, _, values)| sink.bytes(name, &of(values)))
+        };
+        writer.write_to(&mut bytes, write).unwrap();
+        Gguf::from_bytes(bytes).unwrap()
+    }
+
+    fn statistics(tensors: &Tensors) -> WeightStatistics {
+        let gguf = gguf(tensors);
+        Config::from_gguf(&gguf).unwrap().weight_statistics(&gguf).unwrap()
+    }
+
+    #[test]
+    fn factors_are_those_of_all_rows_and_columns() {
+        let tensors = tensors(12.0);
+        let found = statistics(&tensors);
+        let layer = &found.balance.layers[0];
+        let gains = &tensors[0].2;
+        let row = |which: usize, row: usize| -> f64 {
+            let values = &tensors[which].2[row * N_EMBD..(row + 1) * N_EMBD];
+            values.iter().zip(gains).map(|(x, g)| f64::from(x * g).powi(2)).sum()
+        };
+        let mut want = Vec::new();
+        for head in 0..KV_HEADS {
+            let pair = |of: &dyn Fn(usize) -> f64, dim: usize| (of(dim) + of((dim + DIM / 2) % DIM)) / 2.0;
+            let q = |dim: usize| (0..2).map(|i| row(1, (2 * head + i) * DIM + dim)).sum::<f64>();
+            let k = |dim: usize| row(2, head * DIM + dim);
+            let ratios: Vec<f64> = (0..DIM).map(|dim| (pair(&q, dim) / pair(&k, dim)).powf(0.25)).collect();
+            let mean = (ratios.iter().map(|x| x.ln()).sum::<f64>() / DIM as f64).exp();
+            want.extend(ratios.into_iter().map(|x| x / mean));
+        }
+        for (got, want) in layer.k_scale.iter().zip(&want) {
+            assert!((f64::from(*got) / want - 1.0).abs() < 1e-4, "{:?} {want:?}", layer.k_scale);
+        }
+        assert!(layer.k_scale[0] > 2.0 && layer.k_scale[0] == layer.k_scale[DIM / 2]);
+        // Values whose dims are read alike keep theirs.
+        assert_eq!(layer.v_scale, [1.0; KV_HEADS * DIM]);
+    }
+
+    #[test]
+    fn even_heads_have_no_factors() {
+        assert!(statistics(&tensors(1.0)).balance.is_none());
+    }
+
+    #[test]
+    fn a_fused_matrix_says_the_same() {
+        let apart = tensors(12.0);
+        let fused: Vec<f32> = apart[1..4].iter().flat_map(|(_, _, values)| values.clone()).collect();
+        let rows = (HEADS + 2 * KV_HEADS) * DIM;
+        let together =
+            vec![apart[0].clone(), ("blk.0.attn_qkv.weight", vec![N_EMBD, rows], fused), apart[4].clone()];
+        assert_eq!(statistics(&together), statistics(&apart));
+    }
+
+    #[test]
+    fn a_bias_that_turns_blurs_scores_and_one_that_stands_does_not() {
+        let noise = |dim: usize| {
+            let mut bias = vec![0.0; KV_HEADS * DIM];
+            bias[dim] = 300.0;
+            let mut tensors = tensors(12.0);
+            tensors.push(("blk.0.attn_k.bias", vec![KV_HEADS * DIM], bias));
+            statistics(&tensors).score_noise[0].clone()
+        };
+        let plain = statistics(&tensors(12.0)).score_noise[0].clone();
+        // The first pair turns by one per token, the last one by a thousandth.
+        let (turning, standing) = (noise(0), noise(DIM / 2 - 1));
+        assert!(turning[0] > 100.0 * plain[0] && turning[1] == plain[1], "{turning:?} {plain:?}");
+        assert!(standing[0] < 2.0 * plain[0], "{standing:?} {plain:?}");
+        assert!(left_by_centre(0.0).abs() < 1e-12 && (left_by_centre(1.0) - 1.0).abs() < 0.1);
+    }
+
+    #[test]
+    fn a_span_is_whole_blocks_that_divide_a_row() {
+        for (n_in, block_len, span) in
+            [(1536, 256, 256), (896, 32, 224), (896, 1, 224), (576, 32, 192), (40, 32, 40), (64, 256, 64)]
+        {
+            assert_eq!(span_of(n_in, block_len), span, "{n_in} {block_len}");
+        }
+    }
+}
