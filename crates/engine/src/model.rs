@@ -342,10 +342,14 @@ impl Model {
     /// What the first block of the cache of a sequence follows on. Blocks are found in the memory of one loaded model alone, so the plan, how
     /// keys are turned, how much of adapters they are made with and whose they are is all that tells them apart.
     pub(crate) fn block_root(&self, sequence: &Sequence, owner: Option<&str>) -> BlockKey {
-        let stored = Plan { notes: Vec::new(), ..sequence.plan().clone() };
+        let plan = sequence.plan();
+        // Thousands of factors in digits would take longer than the first token of a short prompt.
+        let balance: Vec<u8> =
+            plan.balance.iter().flat_map(|balance| balance.values()).flat_map(f32::to_le_bytes).collect();
+        let stored = Plan { notes: Vec::new(), balance: None, ..plan.clone() };
         let turns_long = self.config().turns_long(sequence.n_ctx());
         let stored = format!("{stored:?}, turned long: {turns_long}, {:?}", sequence.strengths());
-        let parts = [Some(stored.as_bytes()), owner.map(str::as_bytes)];
+        let parts = [Some(stored.as_bytes()), Some(&balance[..]), owner.map(str::as_bytes)];
         BlockKey::root(&parts.into_iter().flatten().collect::<Vec<_>>())
     }
 

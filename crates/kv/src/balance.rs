@@ -136,6 +136,13 @@ impl Balance {
         Ok(())
     }
 
+    /// All factors and centres, layer by layer.
+    pub fn values(&self) -> impl Iterator<Item = f32> {
+        self.layers.iter().flat_map(|LayerBalance { k_scale, v_scale, v_centre }| {
+            [k_scale, v_scale, v_centre].into_iter().flatten().copied()
+        })
+    }
+
     /// Whether it changes nothing.
     pub fn is_none(&self) -> bool {
         let of_layer = |layer: &LayerBalance| {
