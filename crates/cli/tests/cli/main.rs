@@ -1,5 +1,6 @@
 //! The `kvant` program as its users meet it. One test binary, as each links for seconds.
 
+mod balance;
 mod chat;
 mod drafts;
 mod files;

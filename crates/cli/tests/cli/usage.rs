@@ -208,12 +208,6 @@ fn wrong_usage_is_refused_in_one_line_with_exit_code_2() {
     assert_refused(&kvant(&["run", "-p", "x", "-ctv", "q6_K"]), 2, &["not a KV type"]);
     assert_refused(&kvant(&["run", "-p", "x", "--kv-policy", "boundry"]), 2, &["boundry", "boundary"]);
     assert_refused(&kvant(&["run", "-p", "x", "--device", "gpu"]), 2, &["gpu", "cpu", "cuda:N", "wgpu:N"]);
-    let unplanned = kvant(&["run", "-p", "x", "--kv-balance", "plan"]);
-    assert_refused(
-        &unplanned,
-        2,
-        &["--kv-balance plan: no plan is followed", "kvant plan", "--kv-plan FILE"],
-    );
     // Layers for a GPU are not run elsewhere in silence.
     assert_refused(&kvant(&["run", "-p", "x", "-ngl", "3", "--device", "cpu"]), 1, &["-ngl", "cpu", "got 3"]);
     assert_refused(&kvant(&["run", "-p", "x", "-ngl", "3", "--device", "cuda:9999"]), 1, &["cuda: no "]);
