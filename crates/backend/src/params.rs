@@ -124,6 +124,16 @@ pub struct RopeParams {
     pub n_rot: usize,
 }
 
+impl RopeParams {
+    /// The two values of a head that form pair `index`.
+    pub fn pair(self, index: usize) -> [usize; 2] {
+        match self.pairing {
+            Pairing::Interleaved => [2 * index, 2 * index + 1],
+            Pairing::Halves => [index, index + self.n_rot / 2],
+        }
+    }
+}
+
 /// RoPE of the queries and keys of a step, with the per-head norms that may precede it.
 #[derive(Debug)]
 pub struct Rope<'a, Buffer> {

@@ -142,7 +142,7 @@ impl DType {
 
     /// What a cache type loses of Gaussian vectors: the mean squared error relative to their squares, as
     /// `eval distortion` measures it; 0 for floats and for types that no cache has.
-    pub fn squared_error(self) -> f64 {
+    pub const fn squared_error(self) -> f64 {
         match self {
             Self::Q8_0 => 3e-5,
             Self::Q4_0 => 0.0074,

@@ -10,7 +10,6 @@
 
 use std::sync::Arc;
 
-use kvant_backend::Pairing;
 use kvant_gguf::{Gguf, TensorView};
 use kvant_kv::{Balance, KvLayerShape, LayerBalance, WeightStatistics, balance_factors};
 
@@ -54,6 +53,34 @@ impl Config {
         }
         Ok(WeightStatistics { balance: Arc::new(balances), score_noise })
     }
+
+    /// Squares of the columns of the output matrix of attention of layer `index`, summed over the query heads that share a KV head,
+    /// `[n_kv_heads * v_head_dim]`: from about `most_rows` of its rows, evenly spread.
+    ///
+    /// # Errors
+    /// A matrix that is missing, or whose rows cannot be read.
+    pub fn output_columns(
+        &self,
+        gguf: &Gguf,
+        index: usize,
+        most_rows: usize,
+    ) -> Result<Vec<f64>, ModelError> {
+        let spec = &self.layers[index];
+        let tensor = gguf.tensor(&format!("blk.{index}.attn_output.weight"))?;
+        let (n_in, dtype) = (spec.n_out(), tensor.info.dtype);
+        let (dim, ratio) = (spec.heads.v_head_dim, spec.heads.gqa_ratio());
+        let row_bytes = dtype.row_bytes(n_in).map_err(|error| wrong_type(&tensor, &error))?;
+        let (mut sums, mut row) = (vec![0.0; spec.n_v()], vec![0.0; n_in]);
+        let step = (self.n_embd / most_rows).max(1);
+        for bytes in tensor.bytes.chunks_exact(row_bytes).step_by(step) {
+            kvant_codec::decode(dtype, bytes, &mut row).map_err(|error| wrong_type(&tensor, &error))?;
+            for (head, columns) in row.chunks_exact(dim).enumerate() {
+                let sums = &mut sums[head / ratio * dim..][..dim];
+                sums.iter_mut().zip(columns).for_each(|(sum, &x)| *sum += f64::from(x).powi(2));
+            }
+        }
+        Ok(sums)
+    }
 }
 
 /// Mean squares of what a layer makes of rows of unit variance, by KV head.
@@ -72,7 +99,7 @@ impl Moments {
     fn of(gguf: &Gguf, config: &Config, index: usize) -> Result<Self, ModelError> {
         let spec = &config.layers[index];
         let layer = Layer { gguf, spec, index, gains: gains(gguf, config, index)? };
-        let KvLayerShape { n_heads, k_head_dim, v_head_dim, .. } = spec.heads;
+        let KvLayerShape { n_heads, k_head_dim, .. } = spec.heads;
         let [q_rows, k_rows, v_rows] = layer.entering(config.n_embd)?;
         let [q_bias, k_bias] =
             [("attn_q.bias", 0..spec.n_q()), ("attn_k.bias", spec.n_q()..spec.n_q() + spec.n_k())]
@@ -100,11 +127,8 @@ impl Moments {
                 .map(|row| layer.row_square(&v_rows, row, SPANS_OF_KEYS))
                 .collect::<Result<_, _>>()?,
         };
-        let mut w = vec![0.0; spec.n_v()];
+        let w = config.output_columns(gguf, index, ROWS_OF_OUTPUT)?;
         let ratio = spec.heads.gqa_ratio();
-        for (head, columns) in layer.output_columns(config.n_embd)?.chunks_exact(v_head_dim).enumerate() {
-            w[head / ratio * v_head_dim..].iter_mut().zip(columns).for_each(|(w, column)| *w += column);
-        }
         let mut shared = vec![0.0; spec.n_k()];
         for (head, squares) in q.chunks_exact(k_head_dim).enumerate().take(n_heads) {
             shared[head / ratio * k_head_dim..].iter_mut().zip(squares).for_each(|(q, square)| *q += square);
@@ -117,28 +141,25 @@ impl Moments {
     /// Gives both dims of each pair that RoPE turns their mean, and takes from the bias what the centre of a block takes.
     fn turn(&mut self, config: &Config, spec: &LayerSpec) {
         let rope = &config.ropes[spec.rope];
-        let half = rope.params.n_rot / 2;
         let is_turned_first = spec.norms.heads == HeadNorms::EachTurned;
-        for head in 0..spec.heads.n_kv_heads {
-            let first = head * spec.heads.k_head_dim;
-            for (i, &frequency) in rope.frequencies(config.n_ctx_train).iter().enumerate() {
-                let dims = match rope.params.pairing {
-                    Pairing::Interleaved => [2 * i, 2 * i + 1],
-                    Pairing::Halves => [i, i + half],
-                };
-                let [x, y] = dims.map(|dim| first + dim);
+        let heads = (0..spec.heads.n_kv_heads).map(|head| head * spec.heads.k_head_dim);
+        for (i, &frequency) in rope.frequencies(config.n_ctx_train).iter().enumerate() {
+            let left_of_bias = left_by_centre(frequency);
+            for first in heads.clone() {
+                let [x, y] = rope.params.pair(i).map(|dim| first + dim);
                 if !is_turned_first {
                     for squares in [&mut self.q, &mut self.k] {
                         let mean = (squares[x] + squares[y]) / 2.0;
                         (squares[x], squares[y]) = (mean, mean);
                     }
                 }
-                let left = (self.bias[x] + self.bias[y]) / 2.0 * left_by_centre(frequency);
+                let left = (self.bias[x] + self.bias[y]) / 2.0 * left_of_bias;
                 (self.bias[x], self.bias[y]) = (left, left);
             }
-            // What is not turned is the same for all tokens.
-            let unturned = first + rope.params.n_rot..first + spec.heads.k_head_dim;
-            self.bias[unturned].fill(0.0);
+        }
+        // What is not turned is the same for all tokens.
+        for first in heads {
+            self.bias[first + rope.params.n_rot..first + spec.heads.k_head_dim].fill(0.0);
         }
     }
 
@@ -178,13 +199,12 @@ fn factors(read: &[f64], stored: &[f64]) -> Vec<f32> {
 
 /// What the mean of the first tokens of a block leaves of the square of a vector that turns by `frequency` per token, over the block.
 fn left_by_centre(frequency: f64) -> f64 {
+    // A sum of n powers of one turn.
     let mean = |n: usize| {
-        let (mut cos, mut sin) = (0.0, 0.0);
-        for t in 0..n {
-            let angle = t as f64 * frequency;
-            (cos, sin) = (cos + angle.cos() / n as f64, sin + angle.sin() / n as f64);
-        }
-        [cos, sin]
+        let (n, half) = (n as f64, frequency / 2.0);
+        let length = if half.sin() == 0.0 { 1.0 } else { (n * half).sin() / (n * half.sin()) };
+        let angle = (n - 1.0) * half;
+        [length * angle.cos(), length * angle.sin()]
     };
     let ([a, b], [c, d]) = (mean(CENTRE), mean(BLOCK));
     1.0 + a * a + b * b - 2.0 * (a * c + b * d)
@@ -292,20 +312,6 @@ impl<'a> Layer<'a> {
             Vec::new()
         };
         Ok(values.into_iter().map(f64::from).collect())
-    }
-
-    /// Squares of the columns of the output matrix, from some of its rows, `[n_heads * v_head_dim]`.
-    fn output_columns(&self, n_embd: usize) -> Result<Vec<f64>, ModelError> {
-        let tensor = self.gguf.tensor(&self.name("attn_output.weight"))?;
-        let (n_in, dtype) = (self.spec.n_out(), tensor.info.dtype);
-        let row_bytes = dtype.row_bytes(n_in).map_err(|error| wrong_type(&tensor, &error))?;
-        let (mut sums, mut row) = (vec![0.0; n_in], vec![0.0; n_in]);
-        let step = (n_embd / ROWS_OF_OUTPUT).max(1);
-        for bytes in tensor.bytes.chunks_exact(row_bytes).step_by(step) {
-            kvant_codec::decode(dtype, bytes, &mut row).map_err(|error| wrong_type(&tensor, &error))?;
-            sums.iter_mut().zip(&row).for_each(|(sum, &x)| *sum += f64::from(x).powi(2));
-        }
-        Ok(sums)
     }
 }
 

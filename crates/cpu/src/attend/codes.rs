@@ -97,7 +97,7 @@ pub(super) struct Turbo4;
 impl Codes for Turbo4 {
     type Octet<'a> = &'a [[u8; 32]; 8];
 
-    const LOSS: f32 = 0.0079;
+    const LOSS: f32 = DType::Turbo4.squared_error() as f32;
 
     #[inline(always)]
     fn octet(planes: &[u8], _: usize, index: usize) -> Self::Octet<'_> {
@@ -116,7 +116,7 @@ pub(super) struct Turbo3;
 impl Codes for Turbo3 {
     type Octet<'a> = (&'a [[u8; 16]; 8], &'a [[u8; 8]; 8]);
 
-    const LOSS: f32 = 0.0318;
+    const LOSS: f32 = DType::Turbo3.squared_error() as f32;
 
     #[inline(always)]
     fn octet(planes: &[u8], high: usize, index: usize) -> Self::Octet<'_> {
@@ -136,7 +136,7 @@ pub(super) struct Turbo2;
 impl Codes for Turbo2 {
     type Octet<'a> = &'a [[u8; 16]; 8];
 
-    const LOSS: f32 = 0.1175;
+    const LOSS: f32 = DType::Turbo2.squared_error() as f32;
 
     #[inline(always)]
     fn octet(planes: &[u8], _: usize, index: usize) -> Self::Octet<'_> {
@@ -192,7 +192,7 @@ pub(super) struct Turbo3T;
 impl Codes for Turbo3T {
     type Octet<'a> = Chained<<Turbo3 as Codes>::Octet<'a>>;
 
-    const LOSS: f32 = 0.0216;
+    const LOSS: f32 = DType::Turbo3T.squared_error() as f32;
     const LOOKS_UP_64: bool = true;
 
     #[inline(always)]
@@ -230,7 +230,7 @@ pub(super) struct Turbo2T;
 impl Codes for Turbo2T {
     type Octet<'a> = Chained<<Turbo2 as Codes>::Octet<'a>>;
 
-    const LOSS: f32 = 0.0802;
+    const LOSS: f32 = DType::Turbo2T.squared_error() as f32;
     const LOOKS_UP_64: bool = true;
 
     #[inline(always)]

@@ -11,7 +11,7 @@
 //! and that of `(s x + c y)^2` the same with x and y exchanged and the other sign. Dims that turn slowly keep squares of their own;
 //! where a pair goes round and round, both have their mean, and with it one factor, which holds at any position.
 
-use kvant::{Pairing, RopeParams};
+use kvant::RopeParams;
 
 /// Two dims of a head that turn into each other.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -24,12 +24,7 @@ pub(super) struct Pair {
 /// The pairs that RoPE turns from dim `first` on, each by its angle per position `[n_rot / 2]`; other dims of a head stay as they
 /// are.
 pub(super) fn pairs(rope: RopeParams, first: usize, frequencies: &[f64]) -> Vec<Pair> {
-    let half = rope.n_rot / 2;
-    let dims = |i: usize| match rope.pairing {
-        Pairing::Interleaved => [2 * i, 2 * i + 1],
-        Pairing::Halves => [i, i + half],
-    };
-    let dims = |i: usize| dims(i).map(|dim| first + dim);
+    let dims = |i: usize| rope.pair(i).map(|dim| first + dim);
     frequencies.iter().enumerate().map(|(i, &frequency)| Pair { dims: dims(i), frequency }).collect()
 }
 
@@ -85,6 +80,8 @@ impl Moments {
 
 #[cfg(test)]
 mod tests {
+    use kvant::Pairing;
+
     use super::*;
 
     /// The first pair turns by 1, the next by a tenth.

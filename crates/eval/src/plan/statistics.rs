@@ -56,7 +56,11 @@ impl Statistics {
             // Recurrent layers keep none.
             let Some(kv) = model.config().kv_ordinal(0, index) else { continue };
             match layer.latent {
-                None => add_columns(model, index, layer.n_out(), &mut sums[kv])?,
+                None => {
+                    let columns = model.config().output_columns(model.gguf(), index, model.config().n_embd);
+                    let columns = columns.map_err(kvant::Error::from)?;
+                    sums[kv].w.iter_mut().zip(columns).for_each(|(sum, column)| *sum += column);
+                }
                 // Behind matrices of many heads no dim of a latent vector counts more than another.
                 Some(_) => sums[kv].w.fill(1.0),
             }
@@ -268,23 +272,6 @@ impl Sums {
             w: self.w,
         }
     }
-}
-
-/// Adds the squares of the columns of the output matrix of model layer `index`, `[n_embd, n_out]`.
-fn add_columns(model: &Model, index: usize, n_out: usize, layer: &mut Sums) -> Result<(), EvalError> {
-    let name = format!("blk.{index}.attn_output.weight");
-    let tensor = model.gguf().tensor(&name).map_err(kvant::Error::from)?;
-    let row_bytes = tensor.info.dtype.row_bytes(n_out).map_err(kvant::Error::from)?;
-    let (dim, ratio) = (layer.shape.v_head_dim, layer.shape.gqa_ratio());
-    let mut row = vec![0.0; n_out];
-    for bytes in tensor.bytes.chunks_exact(row_bytes) {
-        kvant_codec::decode(tensor.info.dtype, bytes, &mut row).map_err(kvant::Error::from)?;
-        for (head, w) in row.chunks_exact(dim).enumerate() {
-            let sums = &mut layer.w[head / ratio * dim..][..dim];
-            sums.iter_mut().zip(w).for_each(|(sum, w)| *sum += f64::from(*w).powi(2));
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
