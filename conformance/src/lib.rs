@@ -72,6 +72,8 @@ list! {
     "rope": ops::rope::run,
     "top_k": ops::top_k::run,
     "kv_append": ops::kv_append::run,
+    "kv_append_heads": ops::kv_append::heads,
+    "kv_append_chunks": ops::kv_append::chunks,
     "rope_append": ops::rope_append::run,
     "attend_types": ops::attend::types,
     "attend_heads": ops::attend::heads,

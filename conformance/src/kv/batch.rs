@@ -57,7 +57,10 @@ impl<'a, B: Backend> Batch<'a, B> {
                 let specs = |side, n| vec![shape.spec(side); n];
                 let n_v = if shape.joint { 0 } else { shape.n_kv_heads };
                 let (keys, values) = (specs(Side::K, shape.n_kv_heads), specs(Side::V, n_v));
-                let layer = KvLayer::new(keys, values, shape.window, &mut sizes);
+                let layer = KvLayer {
+                    scales_values: shape.scales_values(),
+                    ..KvLayer::new(keys, values, shape.window, &mut sizes)
+                };
                 layers.push((shape, Arc::new(layer), sizes));
                 layers.len() - 1
             });

@@ -44,8 +44,8 @@ pub struct Shape {
     pub has_tail: bool,
     /// Whether codes of keys are of what the centres of their blocks leave.
     pub centres: bool,
-    /// Whether rows are multiplied and moved before they are stored.
-    pub balanced: bool,
+    /// Which rows are multiplied and moved before they are stored.
+    pub scaled: Scaled,
     /// Factor on every coded vector.
     pub alpha: f32,
     /// The youngest tokens that a query sees.
@@ -54,6 +54,17 @@ pub struct Shape {
     pub soft_cap: Option<f32>,
     /// Scores without a value that join the softmax, of the first query head, and how much larger that of each next one is.
     pub sinks: Option<[f32; 2]>,
+}
+
+/// Which rows are multiplied and moved before they are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scaled {
+    /// None of them.
+    None,
+    /// Keys, and queries the other way.
+    Keys,
+    /// Keys and values, queries and outputs the other way.
+    All,
 }
 
 impl Shape {
@@ -71,7 +82,7 @@ impl Shape {
             extra_tail_tiles: 0,
             has_tail: true,
             centres: true,
-            balanced: false,
+            scaled: Scaled::None,
             alpha: 1.0,
             window: None,
             soft_cap: None,
@@ -103,7 +114,7 @@ impl Shape {
     /// What rows are multiplied by, as [`BalanceLayout`] says, where they are: factors between 1/4 and 4, those of queries and
     /// outputs undoing those of keys and values, and shifts.
     pub fn balance(&self) -> Option<Vec<f32>> {
-        self.balanced.then(|| {
+        (self.scaled != Scaled::None).then(|| {
             let layout = self.balance_layout();
             let mut values = gaussian(77, layout.n_values(), 1.0);
             let (key, value) = (layout.key.clone(), layout.value.clone());
@@ -119,9 +130,14 @@ impl Shape {
         })
     }
 
+    /// Whether values are multiplied and moved by numbers of their own.
+    pub fn scales_values(&self) -> bool {
+        self.scaled == Scaled::All && !self.joint
+    }
+
     /// Where in these each of them is.
     pub fn balance_layout(&self) -> BalanceLayout {
-        let n_v = if self.joint { 0 } else { self.n_kv_heads * self.v_head_dim };
+        let n_v = if self.scales_values() { self.n_kv_heads * self.v_head_dim } else { 0 };
         BalanceLayout::new(self.n_kv_heads * self.k_head_dim, n_v)
     }
 

@@ -39,6 +39,7 @@ impl Affine {
         let layout = shape.balance_layout();
         match side {
             Side::K => Self::new(shape, side, kv_head, layout.key, None),
+            Side::V if !shape.scales_values() => Self::none(shape.spec(side).head_dim),
             Side::V => Self::new(shape, side, kv_head, layout.value, Some(layout.value_shift)),
         }
     }
@@ -54,6 +55,7 @@ impl Affine {
                 Self { scale, shift }
             }
             Side::K => Self::new(shape, side, kv_head, layout.query, None),
+            Side::V if !shape.scales_values() => Self::none(shape.spec(side).head_dim),
             Side::V => Self::new(shape, side, kv_head, layout.out, Some(layout.out_shift)),
         }
     }
@@ -67,10 +69,15 @@ impl Affine {
     ) -> Self {
         let dim = shape.spec(side).head_dim;
         let Some(values) = shape.balance() else {
-            return Self { scale: vec![1.0; dim], shift: vec![0.0; dim] };
+            return Self::none(dim);
         };
         let of_head = |all: Range<usize>| values[all][kv_head * dim..][..dim].to_vec();
         Self { scale: of_head(scale), shift: shift.map_or_else(|| vec![0.0; dim], of_head) }
+    }
+
+    /// What changes nothing.
+    fn none(dim: usize) -> Self {
+        Self { scale: vec![1.0; dim], shift: vec![0.0; dim] }
     }
 
     /// What becomes of `row` `[head_dim]`.

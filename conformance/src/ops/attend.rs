@@ -4,7 +4,7 @@ use kvant_backend::{Backend, Result};
 use kvant_codec::DType;
 
 use super::kv_append::HEAD_DIMS;
-use crate::kv::{Batch, Shape, Tokens};
+use crate::kv::{Batch, Scaled, Shape, Tokens};
 use crate::lacks::product;
 use crate::weights::gaussian;
 use crate::{Lacks, Subject};
@@ -64,8 +64,8 @@ pub fn steps<B: Backend>(subject: &Subject<B>) -> Lacks {
         shape,
         // Without a tail a centre depends on how tokens are fed.
         Shape { has_tail: false, centres: false, ..shape },
-        Shape { balanced: true, sink_tiles: 1, ..shape },
-        Shape { extra_tail_tiles: 7, sink_tiles: 1, ..shape },
+        Shape { scaled: Scaled::All, sink_tiles: 1, ..shape },
+        Shape { extra_tail_tiles: 7, sink_tiles: 1, scaled: Scaled::Keys, ..shape },
         Shape { window: Some(21), ..shape },
         Shape { window: Some(100), sink_tiles: 1, ..shape },
     ];
@@ -135,7 +135,7 @@ pub fn joint<B: Backend>(subject: &Subject<B>) -> Lacks {
     let shape = Shape::new(DType::F16, DType::F16);
     // Without a tail a centre depends on how tokens are fed.
     let at_once = Shape { has_tail: false, centres: false, ..shape };
-    let behind_a_sink = Shape { balanced: true, sink_tiles: 1, alpha: 1.02, ..shape };
+    let behind_a_sink = Shape { scaled: Scaled::All, sink_tiles: 1, alpha: 1.02, ..shape };
     let windowed = Shape { window: Some(50), soft_cap: Some(2.0), extra_tail_tiles: 1, ..shape };
     let with_sinks = Shape { sinks: Some([1.0, 0.5]), sink_tiles: 3, n_kv_heads: 2, ..shape };
     let cases = [

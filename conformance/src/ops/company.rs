@@ -4,7 +4,7 @@
 use kvant_backend::Backend;
 use kvant_codec::DType;
 
-use crate::kv::{Batch, Shape, Tokens};
+use crate::kv::{Batch, Scaled, Shape, Tokens};
 use crate::lacks::product;
 use crate::weights::gaussian;
 use crate::{Lacks, Subject};
@@ -31,8 +31,15 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
         shape,
         Shape { sink_tiles: 1, window: Some(100), ..shape },
         Shape { has_tail: false, centres: false, group: 3, ..shape },
-        Shape { balanced: true, sink_tiles: 1, window: Some(150), ..shape },
-        Shape { extra_tail_tiles: 7, window: Some(400), n_kv_heads: 2, group: 1, ..shape },
+        Shape { scaled: Scaled::All, sink_tiles: 1, window: Some(150), ..shape },
+        Shape {
+            extra_tail_tiles: 7,
+            scaled: Scaled::Keys,
+            window: Some(400),
+            n_kv_heads: 2,
+            group: 1,
+            ..shape
+        },
     ];
     for ((shape, steps), (k, v)) in lacks.combine(&product(&shapes, &STEPS), &types) {
         rows_have_the_bits_they_have_alone(subject, Shape { k, v, ..shape }, steps, &mut lacks);

@@ -3,7 +3,7 @@
 use kvant_backend::Backend;
 use kvant_codec::DType;
 
-use crate::kv::{Batch, Shape, Tokens};
+use crate::kv::{Batch, Scaled, Shape, Tokens};
 use crate::lacks::product;
 use crate::{Lacks, Subject};
 
@@ -16,7 +16,7 @@ const TOKENS: usize = 150;
 const WHOLE_TILES: usize = 160;
 const OVER_A_BORDER: usize = 608;
 
-/// Holds `kv_append` to the codec.
+/// Holds `kv_append` to the codec, with and without a tail, a sink and a balance.
 pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     let shape = |dtype| Shape { k_head_dim: 80, v_head_dim: 192, ..Shape::new(dtype, dtype) };
@@ -30,25 +30,43 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
         chunks_hold_what_was_fed(subject, &tokens, chunk, &mut lacks);
     }
     for (dtype, sink_tiles) in lacks.combine(&DType::KV, &[0, 2, 9]) {
-        let shape = Shape { has_tail: false, sink_tiles, balanced: true, ..shape(dtype) };
+        let shape = Shape { has_tail: false, sink_tiles, scaled: Scaled::All, ..shape(dtype) };
         chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, TOKENS, 8), TOKENS, &mut lacks);
-        let shape = Shape { has_tail: true, n_kv_heads: 2, ..shape };
+        let shape = Shape { has_tail: true, n_kv_heads: 2, scaled: Scaled::Keys, ..shape };
         chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, TOKENS, 8), 33, &mut lacks);
     }
     for (dtype, kept) in lacks.combine(&DType::KV, &kept) {
         parts_are_what_they_are_alone(subject, Shape { n_kv_heads: 2, ..kept(shape(dtype)) }, &mut lacks);
     }
+    for dtype in DType::KV {
+        bad_numbers_are_stored_as_the_codec_stores_them(subject, Shape::new(dtype, dtype), &mut lacks);
+    }
+    unequal_types_stand_side_by_side(subject, &mut lacks);
+    unlike_layers_meet_in_a_step(subject, &mut lacks);
+    what_is_not_there_is_refused(subject);
+    lacks
+}
+
+/// Holds `kv_append` to the codec for heads of every size, and streams of both sides in one.
+pub fn heads<B: Backend>(subject: &Subject<B>) -> Lacks {
+    let mut lacks = subject.lacks();
     let dims: Vec<_> = HEAD_DIMS.into_iter().zip(HEAD_DIMS.into_iter().rev()).chain([(16, 96)]).collect();
     for (dtype, (k_head_dim, v_head_dim)) in lacks.combine(&DType::KV, &dims) {
         let shape = Shape { k_head_dim, v_head_dim, n_kv_heads: 2, ..Shape::new(dtype, dtype) };
         chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, 50, 2), 50, &mut lacks);
     }
     for (dtype, chunk) in lacks.combine(&DType::KV, &[7, 130]) {
-        let shape = Shape { n_kv_heads: 2, balanced: true, ..Shape::joint(dtype, 96, 64) };
+        let shape = Shape { n_kv_heads: 2, scaled: Scaled::All, ..Shape::joint(dtype, 96, 64) };
         chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, TOKENS, 10), chunk, &mut lacks);
         let shape = Shape { n_kv_heads: 1, ..shape };
         bytes_do_not_depend_on_chunks(subject, shape, WHOLE_TILES, chunk, &mut lacks);
     }
+    lacks
+}
+
+/// Holds `kv_append` to write the same bytes however tokens are fed.
+pub fn chunks<B: Backend>(subject: &Subject<B>) -> Lacks {
+    let mut lacks = subject.lacks();
     let shape = |dtype| Shape { k_head_dim: 64, sink_tiles: 1, ..Shape::new(dtype, dtype) };
     for (dtype, chunk) in lacks.combine(&DType::KV, &[5, 16, 100, WHOLE_TILES]) {
         bytes_do_not_depend_on_chunks(subject, shape(dtype), WHOLE_TILES, chunk, &mut lacks);
@@ -57,12 +75,6 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     for (dtype, chunk) in lacks.combine(&[DType::Turbo3, DType::Q4_0], &[16, 100, OVER_A_BORDER]) {
         bytes_do_not_depend_on_chunks(subject, shape(dtype), OVER_A_BORDER, chunk, &mut lacks);
     }
-    for dtype in DType::KV {
-        bad_numbers_are_stored_as_the_codec_stores_them(subject, Shape::new(dtype, dtype), &mut lacks);
-    }
-    unequal_types_stand_side_by_side(subject, &mut lacks);
-    unlike_layers_meet_in_a_step(subject, &mut lacks);
-    what_is_not_there_is_refused(subject);
     lacks
 }
 

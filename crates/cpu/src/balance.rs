@@ -31,8 +31,10 @@ impl Affine<'_> {
 pub(crate) struct HeadBalance<'a> {
     pub(crate) key: Affine<'a>,
     pub(crate) query: Affine<'a>,
-    pub(crate) value: Affine<'a>,
-    pub(crate) out: Affine<'a>,
+    /// None where values are as they are.
+    pub(crate) value: Option<Affine<'a>>,
+    /// None where outputs are as they are.
+    pub(crate) out: Option<Affine<'a>>,
 }
 
 impl<'a> HeadBalance<'a> {
@@ -40,19 +42,21 @@ impl<'a> HeadBalance<'a> {
     pub(crate) fn of(part: &KvPart<'a, CpuPage>, head: usize) -> Option<Self> {
         let values: &'a [f32] = bytemuck::cast_slice(part.balance?.as_bytes());
         let layout = BalanceLayout::of(part.layer);
+        let scales_values = layout.scales_values();
         let k = part.layer.k[head].spec.head_dim;
         let of_head = |all: Range<usize>, dim: usize| &values[all][head * dim..][..dim];
         let affine = |scale, shift| Affine { scale, shift };
         let (key, query) = (affine(of_head(layout.key, k), None), affine(of_head(layout.query, k), None));
         let Some(v) = part.layer.v.get(head).map(|stream| stream.spec.head_dim) else {
             // Values are the first part of their keys: what undoes a key's factors for queries undoes them here.
-            return Some(Self { key, query, value: key, out: query });
+            return Some(Self { key, query, value: Some(key), out: Some(query) });
         };
-        Some(Self {
-            key,
-            query,
-            value: affine(of_head(layout.value, v), Some(of_head(layout.value_shift, v))),
-            out: affine(of_head(layout.out, v), Some(of_head(layout.out_shift, v))),
-        })
+        if !scales_values {
+            return Some(Self { key, query, value: None, out: None });
+        }
+        let of_values = |scale, shift| Some(affine(of_head(scale, v), Some(of_head(shift, v))));
+        let (value, out) =
+            (of_values(layout.value, layout.value_shift), of_values(layout.out, layout.out_shift));
+        Some(Self { key, query, value, out })
     }
 }

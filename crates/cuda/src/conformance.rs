@@ -100,6 +100,8 @@ tests! {
     rope: 90,
     top_k: 80,
     kv_append: 90,
+    kv_append_heads: 80,
+    kv_append_chunks: 90,
     rope_append: 80,
     attend_types: 80,
     // The least shared memory of all.

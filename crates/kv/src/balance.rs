@@ -82,6 +82,16 @@ impl LayerBalance {
         Self { k_scale: vec![1.0; n_k], v_scale: vec![1.0; n_v], v_centre: vec![0.0; n_v] }
     }
 
+    /// Whether it changes values. Where it does not, devices are given nothing for them.
+    pub(crate) fn scales_values(&self) -> bool {
+        self.v_scale.iter().any(|&scale| scale != 1.0) || self.v_centre.iter().any(|&centre| centre != 0.0)
+    }
+
+    /// Where a device finds each of its parts.
+    fn on_device(&self) -> BalanceLayout {
+        BalanceLayout::new(self.k_scale.len(), if self.scales_values() { self.v_scale.len() } else { 0 })
+    }
+
     /// Gives a row `[head_dim]` of a head back what it was before.
     pub(crate) fn undo(&self, head: usize, side: Side, row: &mut [f32]) {
         let dims = head * row.len()..(head + 1) * row.len();
@@ -145,11 +155,8 @@ impl Balance {
 
     /// Whether it changes nothing.
     pub fn is_none(&self) -> bool {
-        let of_layer = |layer: &LayerBalance| {
-            let LayerBalance { k_scale, v_scale, v_centre } = layer;
-            k_scale.iter().chain(v_scale).all(|&scale| scale == 1.0)
-                && v_centre.iter().all(|&centre| centre == 0.0)
-        };
+        let of_layer =
+            |layer: &LayerBalance| !layer.scales_values() && layer.k_scale.iter().all(|&scale| scale == 1.0);
         self.layers.iter().all(of_layer)
     }
 
@@ -157,15 +164,17 @@ impl Balance {
     pub(crate) fn bytes(&self, index: usize) -> Vec<u8> {
         let LayerBalance { k_scale, v_scale, v_centre } = &self.layers[index];
         let inverse = |scale: &[f32]| scale.iter().map(|s| 1.0 / s).collect::<Vec<_>>();
-        let layout = BalanceLayout::new(k_scale.len(), v_scale.len());
-        let v_shift: Vec<f32> = v_centre.iter().zip(v_scale).map(|(c, s)| -c * s).collect();
+        let layout = self.layers[index].on_device();
         let mut values = vec![0.0; layout.n_values()];
-        values[layout.key].copy_from_slice(k_scale);
-        values[layout.query].copy_from_slice(&inverse(k_scale));
-        values[layout.value].copy_from_slice(v_scale);
-        values[layout.value_shift].copy_from_slice(&v_shift);
-        values[layout.out].copy_from_slice(&inverse(v_scale));
-        values[layout.out_shift].copy_from_slice(v_centre);
+        values[layout.key.clone()].copy_from_slice(k_scale);
+        values[layout.query.clone()].copy_from_slice(&inverse(k_scale));
+        if layout.scales_values() {
+            let v_shift: Vec<f32> = v_centre.iter().zip(v_scale).map(|(c, s)| -c * s).collect();
+            values[layout.value].copy_from_slice(v_scale);
+            values[layout.value_shift].copy_from_slice(&v_shift);
+            values[layout.out].copy_from_slice(&inverse(v_scale));
+            values[layout.out_shift].copy_from_slice(v_centre);
+        }
         let mut bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
         bytes.resize(padded(bytes.len()), 0);
         bytes
@@ -173,9 +182,7 @@ impl Balance {
 
     /// Bytes that a device is given for all layers.
     pub(crate) fn n_bytes(&self) -> usize {
-        let of_layer = |layer: &LayerBalance| {
-            size_of::<f32>() * BalanceLayout::new(layer.k_scale.len(), layer.v_scale.len()).n_values()
-        };
+        let of_layer = |layer: &LayerBalance| size_of::<f32>() * layer.on_device().n_values();
         self.layers.iter().map(of_layer).map(padded).sum()
     }
 
@@ -258,5 +265,15 @@ mod tests {
             "layer 0: expected factors of 1/1024 to 1024, got NaN",
         );
         refused(|b| b.layers[1].v_centre[0] = 1e6, "layer 1: expected centres within f16, got 1000000");
+    }
+
+    #[test]
+    fn a_device_is_given_nothing_for_values_that_stay_as_they_are() {
+        let keys = LayerBalance { k_scale: vec![2.0; 16], v_scale: vec![1.0; 8], v_centre: vec![0.0; 8] };
+        let moved = LayerBalance { v_centre: vec![0.5; 8], ..keys.clone() };
+        let balance = Balance { layers: vec![keys, moved] };
+        let sizes = [2 * 16, 2 * 16 + 4 * 8].map(|n| n * size_of::<f32>());
+        assert_eq!([0, 1].map(|index| balance.bytes(index).len()), sizes);
+        assert_eq!(balance.n_bytes(), sizes.iter().sum::<usize>());
     }
 }

@@ -68,7 +68,9 @@ impl Layout {
                     kinds.push(*spec);
                 }
             }
-            layers.push(KvLayer::new(k, v, layer.window, sizes));
+            let streams = KvLayer::new(k, v, layer.window, sizes);
+            let scales_values = plan.balance.as_ref().is_some_and(|of| of.layers[index].scales_values());
+            layers.push(KvLayer { scales_values, ..streams });
             group_of.push(group);
         }
         let tailed = groups.iter().flat_map(|group| &group.kinds).find(|kind| kind.tail_tiles > 0).copied();

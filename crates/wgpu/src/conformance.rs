@@ -160,6 +160,8 @@ tests! {
     rope,
     top_k,
     kv_append,
+    kv_append_heads,
+    kv_append_chunks,
     rope_append,
     attend_types,
     attend_heads,

@@ -48,6 +48,8 @@ pub struct KvLayer {
     pub v: Vec<KvStream>,
     /// The youngest tokens that a query sees, itself included; all of them when `None`.
     pub window: Option<usize>,
+    /// Whether a balance has factors on values too, not on keys alone.
+    pub scales_values: bool,
     /// Bytes of the band for each of its tiles.
     pub band_bytes: usize,
 }
@@ -67,7 +69,7 @@ pub struct StreamSizes {
 const ALIGN: usize = 64;
 
 impl KvLayer {
-    /// A layer with streams of `k` and `v`, placed behind those that `sizes` counts.
+    /// A layer with streams of `k` and `v`, placed behind those that `sizes` counts. A balance scales both.
     pub fn new(
         k: impl IntoIterator<Item = StreamSpec>,
         v: impl IntoIterator<Item = StreamSpec>,
@@ -88,7 +90,7 @@ impl KvLayer {
         };
         let k = k.into_iter().map(&mut put).collect();
         let v = v.into_iter().map(&mut put).collect();
-        Self { k, v, window, band_bytes }
+        Self { k, v, window, scales_values: true, band_bytes }
     }
 
     /// The stream that values of KV head `head` are read from.

@@ -75,7 +75,7 @@ pub(crate) fn kv_append(
         let (rows, head_dim) = (part.rows, stream.spec.head_dim);
         let width = streams.len() * head_dim;
         let row = |row| &x[(rows.first + row) * width + head * head_dim..][..head_dim];
-        let balance = HeadBalance::of(part, head).map(|of| if is_key { of.key } else { of.value });
+        let balance = HeadBalance::of(part, head).and_then(|of| if is_key { Some(of.key) } else { of.value });
         let source = Source { row, balance };
         with_lanes!(isa,
             lanes => slices::append(lanes, stream, rows, target, source),

@@ -468,9 +468,9 @@ impl<B: Beside> Task<'_, B> {
             let at = (query_row * p.n_heads + head) * p.v_head_dim;
             // SAFETY: each (row, query head) is finished once, by the thread that completes its job.
             let (out, row) = (unsafe { out.part(at..at + p.v_head_dim) }, &row[..p.v_head_dim]);
-            match &self.balance {
+            match self.balance.as_ref().and_then(|balance| balance.out) {
                 None => out.copy_from_slice(row),
-                Some(balance) => balance.out.apply(0..row.len(), row, out),
+                Some(of_out) => of_out.apply(0..row.len(), row, out),
             }
         }
     }

@@ -71,8 +71,8 @@ pub(super) fn attend(
                 // SAFETY: each (row, query head) belongs to exactly one item.
                 let out = unsafe { out.part(at..at + p.v_head_dim) };
                 restore_row(values.stream.spec.rotates, &mut mean, out);
-                if let Some(balance) = &balance {
-                    balance.out.apply(0..p.v_head_dim, &mean[..p.v_head_dim], out);
+                if let Some(of_out) = balance.as_ref().and_then(|balance| balance.out) {
+                    of_out.apply(0..p.v_head_dim, &mean[..p.v_head_dim], out);
                 }
             }
         });

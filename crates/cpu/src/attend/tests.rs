@@ -1,7 +1,7 @@
 //! What the conformance suites do not ask of attention: threads, and sums over thousands of tokens.
 
 use kvant_codec::{DType, Levels};
-use kvant_conformance::kv::{Batch, Shape, Tokens};
+use kvant_conformance::kv::{Batch, Scaled, Shape, Tokens};
 use kvant_conformance::weights::gaussian;
 use kvant_conformance::{Arithmetic, Attention, Subject};
 
@@ -127,7 +127,7 @@ fn other_ways_to_multiply_give_the_bits_of_vectors_whatever_is_seen() {
             Shape { window: Some(600), sink_tiles: 3, ..shape },
             Shape { soft_cap: Some(1.5), sinks: Some([1.0, 0.5]), ..shape },
             Shape { has_tail: false, centres: false, ..shape },
-            Shape { balanced: true, sink_tiles: 1, extra_tail_tiles: 7, ..shape },
+            Shape { scaled: Scaled::All, sink_tiles: 1, extra_tail_tiles: 7, ..shape },
         ];
         for (shape, (n, rows)) in
             shapes.into_iter().flat_map(|shape| [(130, 9), (529, 20), (1100, 40)].map(|step| (shape, step)))

@@ -157,9 +157,9 @@ struct Row {
         values = (t.is_key ? p.k : p.v) + ((size_t)row * p.n_kv_heads + t.head) * head_dim;
         turn = t.is_key && p.k_turn.is_on ? &p.k_turn : nullptr;
         angles = turn ? turn->angles + (size_t)row * turn->n_rot : nullptr;
-        const float* balance = t.part.balance ? t.part.balance + t.head * head_dim : nullptr;
-        scale = balance ? balance + p.balance_at[t.is_key ? 0 : 1] : nullptr;
-        shift = balance && !t.is_key ? balance + p.balance_at[2] : nullptr;
+        u32 column = t.head * head_dim;
+        scale = balance_head(t.part.balance, p.balance_at[t.is_key ? 0 : 1], column);
+        shift = t.is_key ? nullptr : balance_head(t.part.balance, p.balance_at[2], column);
         factor = turn ? norm_factor(*turn, values, head_dim, lane) : 1.0f;
     }
 

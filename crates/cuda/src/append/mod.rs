@@ -254,7 +254,7 @@ fn launch(
     params.chains = list.most_chains();
     let balance = BalanceLayout::of(layer);
     for (to, from) in params.balance_at.iter_mut().zip([balance.key, balance.value, balance.value_shift]) {
-        *to = small(OP, "values of the balance", from.start)?;
+        *to = kv::begin(OP, &from)?;
     }
     let masks = Rotation::kv(turbo::LEN);
     (params.before, params.after) = (words(masks.before()), words(masks.after()));

@@ -32,9 +32,9 @@ __device__ inline size_t query_head(const AttendParams& p, const Slot& slot, u32
     return (size_t)row * p.n_query_heads + head;
 }
 
-// Numbers of the balance of a KV head of a sequence, of `dim` values: null where there is none.
+// Numbers of the balance of a KV head of a sequence, of `dim` values: null where there are none.
 __device__ inline const float* balance_of(const Slot& slot, u32 at, u32 dim) {
-    return slot.part.balance ? slot.part.balance + at + slot.head.kv_head * dim : nullptr;
+    return balance_head(slot.part.balance, at, slot.head.kv_head * dim);
 }
 
 // Values span + 4 lane and the next three of query i, balanced, padded, rotated and scaled; zeros of a query that is not there. A whole

@@ -50,7 +50,6 @@ mod prompt;
 mod wide;
 
 use std::f32::consts::LOG2_E;
-use std::ops::Range;
 use std::sync::LazyLock;
 
 use bytemuck::{Pod, Zeroable};
@@ -327,9 +326,9 @@ fn launch(
     let masks = Rotation::kv(turbo::LEN);
     let BalanceLayout { query, out, out_shift, .. } = BalanceLayout::of(layer);
     let out = if kind.is_joint { query.clone() } else { out };
+    let begin = |values| kv::begin(OP, values);
     let caps = p.soft_cap.map(|cap| cap * LOG2_E);
     let (soft_cap, cap_rate) = caps.map_or((0.0, 0.0), |cap| (cap, rate(cap)));
-    let begin = |values: Range<usize>| small(OP, "values of the balance", values.start);
     let params = KernelParams {
         common: Common {
             keys: kind.specs[0],
@@ -355,7 +354,7 @@ fn launch(
         v_head_dim: p.v_head_dim as u32,
         scale: p.scale * LOG2_E,
         rotates: [&layer.k[heads[0]], layer.values(heads[0])].map(|stream| stream.spec.rotates.into()),
-        balance_at: [begin(query)?, begin(out)?, begin(out_shift)?],
+        balance_at: [begin(&query)?, begin(&out)?, begin(&out_shift)?],
         is_joint: kind.is_joint.into(),
         books: *BOOKS,
         before: words(masks.before()),

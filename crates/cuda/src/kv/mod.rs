@@ -1,5 +1,6 @@
 //! The streams of a layer as kernels see them.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
@@ -120,6 +121,14 @@ pub(crate) fn balance(part: &KvPart<'_, CudaPage>) -> DevicePtr {
     part.balance.map_or(0, CudaPage::ptr)
 }
 
+/// Where numbers of a balance begin in it; [`UNSCALED`] where it has none of that kind.
+pub(crate) fn begin(op: &'static str, values: &Range<usize>) -> Result<u32> {
+    if values.is_empty() { Ok(UNSCALED) } else { small(op, "values of the balance", values.start) }
+}
+
+/// No place in a balance.
+const UNSCALED: u32 = u32::MAX;
+
 /// Whether codes of a stream are of what the centres of their blocks leave. Floats are stored as they are.
 pub(crate) fn has_centres(spec: &StreamSpec) -> bool {
     spec.centres && spec.dtype.code().is_some()
@@ -144,6 +153,7 @@ pub(crate) fn constants() -> Constants {
         .whole("MAX_HEADS", MAX_HEADS)
         .whole("TILE", TILE)
         .whole("MAX_PARTS", MAX_PARTS)
+        .whole("UNSCALED", UNSCALED as usize)
         .whole("TILES_PER_BLOCK", TILES_PER_BLOCK)
         .whole("SCALE_BYTES", SCALE_BYTES)
         .whole("BLOCK32_DIMS", block32::LEN)

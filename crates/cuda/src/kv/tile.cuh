@@ -37,6 +37,11 @@ struct Memory {
     u8* band;           // f16 tiles of the step that some rows see and the tail no longer holds
 };
 
+// Numbers of a balance that begin at `at`, from `column` on: null where there is no balance, or it has none of that kind.
+__device__ inline const float* balance_head(const float* balance, u32 at, u32 column) {
+    return balance && at != UNSCALED ? balance + at + column : nullptr;
+}
+
 static_assert(F32 < Q8_0 && F16 < Q8_0 && BF16 < Q8_0 && Q8_0 < TURBO2 && Q4_0 < TURBO2, "types are in this order");
 static_assert(TURBO3 == TURBO2 + 1 && TURBO4 == TURBO2 + 2, "a book has the number of its type");
 static_assert(TURBO2T == TURBO4 + 1 && TURBO3T == TURBO4 + 2, "types with a memory are the last");

@@ -247,7 +247,10 @@ fn common(part: &KvPart<'_, WgpuPage>, stream: &KvStream, head: usize) -> Result
     let of_keys = spec.side == Side::K || spec.joint.is_some();
     let [scale, shift] = match of_keys {
         true => [balance(part, of.key.start + column), NONE],
-        false => [of.value, of.value_shift].map(|range| balance(part, range.start + column)),
+        false if of.scales_values() => {
+            [of.value, of.value_shift].map(|range| balance(part, range.start + column))
+        }
+        false => [NONE; 2],
     };
     Ok(Write {
         tile: NONE,

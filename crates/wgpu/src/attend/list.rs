@@ -101,7 +101,10 @@ fn of_keys(part: &KvPart<'_, WgpuPage>, head: usize) -> [u32; 2] {
 fn of_values(part: &KvPart<'_, WgpuPage>, head: usize) -> [u32; 2] {
     let Some(stream) = part.layer.v.get(head) else { return of_keys(part, head) };
     let (of, column) = (BalanceLayout::of(part.layer), head * stream.spec.head_dim);
-    [of.out, of.out_shift].map(|range| balance(part, range.start + column))
+    match of.scales_values() {
+        true => [of.out, of.out_shift].map(|range| balance(part, range.start + column)),
+        false => [NONE; 2],
+    }
 }
 
 /// Words of a stream in the list.
