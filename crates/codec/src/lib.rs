@@ -16,6 +16,7 @@
 //! | [`candidate`] | the likeliest tokens of a row of logits, and their order |
 //! | [`distortion`] | what a format loses on synthetic vectors, beside what theory predicts |
 //! | [`qjl`] | the paper's inner-product codec, for research |
+//! | [`two_axis`] | scales along both axes of a tile, as KVarN has them, for research |
 //!
 //! # Bad numbers
 //!
@@ -52,6 +53,7 @@ pub mod tile;
 pub mod tq;
 pub mod trellis;
 pub mod turbo;
+pub mod two_axis;
 
 pub use block::{decode, encode};
 pub use byte_book::ByteBook;

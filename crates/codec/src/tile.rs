@@ -100,7 +100,7 @@ fn dim_step(dtype: DType) -> Result<usize, CodecError> {
 }
 
 /// Dims of the narrowest block.
-const LEAST_DIMS: usize = 32;
+pub const LEAST_DIMS: usize = 32;
 
 /// Cuts `dim` values, a multiple of 32, into slices of at most `most` (a power of two): as many of `most` as fit, then halves of
 /// it down to 32, where they fit.

@@ -1,0 +1,200 @@
+//! Scales along both axes of a tile of tokens, then plain rounding: KVarN's codec. Research only.
+//!
+//! KVarN ([arXiv 2606.03458](https://arxiv.org/abs/2606.03458)) takes [`TOKENS`] rows of one head, rotates each, and divides
+//! columns and rows by their standard deviations, in turn and [`ROUNDS`] times, until all of them have one. What is left is
+//! rounded to evenly spaced steps between the least and the largest value of each channel (keys) or token (values):
+//!
+//! ```text
+//! x[t, i] ≈ token[t] · channel[i] · (least[l] + step[l] · code[t, i])        l = i for keys, t for values
+//! ```
+//!
+//! The scale of the axis that has steps goes into these. So a tile stores two f16 for each of its channels (keys) or tokens
+//! (values), and one for each of the other axis: 0.375 bits per value at 128 tokens of 128 dims.
+//!
+//! No cache format uses it: it is here so that ours can be measured beside it on the same vectors.
+
+use crate::Side;
+use crate::finite::to_f16;
+use crate::tile::{prepare_row, restore_row};
+
+/// Tokens of a tile; the last of a sequence may have fewer.
+pub const TOKENS: usize = 128;
+
+/// Times that both axes are divided by their standard deviations.
+pub const ROUNDS: usize = 16;
+
+/// Codes of `bits` bits for rows of one side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TwoAxis {
+    bits: u32,
+    side: Side,
+}
+
+impl TwoAxis {
+    /// Codes of 1 to 8 bits. `None` for other numbers.
+    pub fn new(bits: u32, side: Side) -> Option<Self> {
+        (1..=8).contains(&bits).then_some(Self { bits, side })
+    }
+
+    /// Stored bits per value of a tile of `n` rows of `dim` values, scales included.
+    pub fn bits_per_value(self, n: usize, dim: usize) -> f64 {
+        let (stepped, other) = match self.side {
+            Side::K => (dim, n),
+            Side::V => (n, dim),
+        };
+        f64::from(self.bits) + (32 * stepped + 16 * other) as f64 / (n * dim) as f64
+    }
+
+    /// Replaces the rows of a tile, `[n, dim]`, by what becomes of them.
+    ///
+    /// # Panics
+    /// When `dim` is no multiple of 32: rows are not padded.
+    pub fn apply(self, rows: &mut [f32], dim: usize) {
+        let mut tile = Tile::rotated(rows, dim);
+        let mut scales = [vec![1.0; rows.len() / dim], vec![1.0; dim]];
+        for _ in 0..ROUNDS {
+            for axis in [Axis::Channel, Axis::Token] {
+                tile.normalise(axis, &mut scales[axis as usize]);
+            }
+        }
+        let stepped = if self.side == Side::K { Axis::Channel } else { Axis::Token };
+        tile.round(stepped, self.bits, &scales);
+        tile.restore(rows);
+    }
+}
+
+/// What scales are along.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Axis {
+    /// A scale for each row.
+    Token,
+    /// A scale for each column.
+    Channel,
+}
+
+/// Rotated rows, `[n, dim]`.
+struct Tile {
+    values: Vec<f32>,
+    dim: usize,
+}
+
+impl Tile {
+    fn rotated(rows: &[f32], dim: usize) -> Self {
+        let mut values = vec![0.0; rows.len()];
+        values
+            .chunks_exact_mut(dim)
+            .zip(rows.chunks_exact(dim))
+            .for_each(|(to, row)| prepare_row(true, row, to));
+        Self { values, dim }
+    }
+
+    /// Where the values of line `index` along `axis` lie.
+    fn line(&self, axis: Axis, index: usize) -> impl Iterator<Item = usize> + use<> {
+        let (first, by, end) = match axis {
+            Axis::Token => (index * self.dim, 1, (index + 1) * self.dim),
+            Axis::Channel => (index, self.dim, self.values.len()),
+        };
+        (first..end).step_by(by)
+    }
+
+    /// Divides each line along `axis` by its standard deviation, which its scale is multiplied by. One without any stays.
+    fn normalise(&mut self, axis: Axis, scales: &mut [f32]) {
+        for (index, scale) in scales.iter_mut().enumerate() {
+            let line = self.line(axis, index);
+            let values = || self.line(axis, index).map(|at| f64::from(self.values[at]));
+            let n = values().count() as f64;
+            let mean = values().sum::<f64>() / n;
+            let sd = (values().map(|x| (x - mean).powi(2)).sum::<f64>() / n).sqrt() as f32;
+            if sd > f32::MIN_POSITIVE {
+                line.for_each(|at| self.values[at] /= sd);
+                *scale *= sd;
+            }
+        }
+    }
+
+    /// Rounds each line along `stepped` to steps from its least value to its largest, and multiplies scales back; all of them
+    /// rounded to f16.
+    fn round(&mut self, stepped: Axis, bits: u32, [tokens, channels]: &[Vec<f32>; 2]) {
+        let (of_lines, of_others) = match stepped {
+            Axis::Token => (tokens, channels),
+            Axis::Channel => (channels, tokens),
+        };
+        let half = |x: f32| to_f16(x).to_f32();
+        let most = ((1u32 << bits) - 1) as f32;
+        for (index, scale) in of_lines.iter().enumerate() {
+            let values = self.line(stepped, index).map(|at| self.values[at]);
+            let (least, largest) =
+                values.fold((f32::INFINITY, f32::NEG_INFINITY), |(a, b), x| (a.min(x), b.max(x)));
+            let step = (largest - least) / most;
+            let (stored_least, stored_step) = (half(least * scale), half(step * scale));
+            for (at, other) in self.line(stepped, index).zip(of_others) {
+                let code = if step > 0.0 { ((self.values[at] - least) / step).round() } else { 0.0 };
+                self.values[at] = (stored_least + stored_step * code) * half(*other);
+            }
+        }
+    }
+
+    fn restore(mut self, rows: &mut [f32]) {
+        let stored = self.values.chunks_exact_mut(self.dim);
+        rows.chunks_exact_mut(self.dim).zip(stored).for_each(|(row, from)| restore_row(true, from, row));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    fn lost(two_axis: TwoAxis, rows: &[f32], dim: usize) -> f64 {
+        let mut back = rows.to_vec();
+        back.chunks_mut(TOKENS * dim).for_each(|tile| two_axis.apply(tile, dim));
+        let square = |x: f64| x * x;
+        let error: f64 = rows.iter().zip(&back).map(|(a, b)| square(f64::from(a - b))).sum();
+        error / rows.iter().map(|&x| square(f64::from(x))).sum::<f64>()
+    }
+
+    /// Steps between the least and largest of n Gaussians lose step² / 12: the range of 128 of them is 5.2 in the mean.
+    #[test]
+    fn gaussians_lose_what_their_range_says() {
+        let mut rows = vec![0.0; 1024 * 128];
+        Random::new(3).fill_gaussian(&mut rows, 0.3);
+        for side in [Side::K, Side::V] {
+            for (bits, most_off) in [(8, 0.1), (4, 0.1), (3, 0.1)] {
+                let two_axis = TwoAxis::new(bits, side).unwrap();
+                assert_eq!(two_axis.bits_per_value(128, 128), f64::from(bits) + 0.375);
+                let steps = f64::from((1u32 << bits) - 1);
+                let want = (5.2 / steps).powi(2) / 12.0;
+                let got = lost(two_axis, &rows, 128);
+                assert!((got / want - 1.0).abs() < most_off, "{bits} bits of {side:?}: {got} {want}");
+            }
+        }
+    }
+
+    /// A channel that is always large, and tokens that are, cost no more: that is what the two axes are for.
+    #[test]
+    fn scales_of_channels_and_tokens_are_taken_out() {
+        let mut rows = vec![0.0; 128 * 64];
+        Random::new(4).fill_gaussian(&mut rows, 1.0);
+        let mut rotated = Tile::rotated(&rows, 64);
+        for (i, x) in rotated.values.iter_mut().enumerate() {
+            *x *= [1.0, 30.0][usize::from(i % 64 == 5)] * [1.0, 10.0][usize::from(i / 64 % 9 == 2)];
+        }
+        let mut scaled = rows.clone();
+        rotated.restore(&mut scaled);
+        let two_axis = TwoAxis::new(4, Side::K).unwrap();
+        let (plain, uneven) = (lost(two_axis, &rows, 64), lost(two_axis, &scaled, 64));
+        // Nearly all energy is now in the 15 values where both meet: their mean is what varies.
+        assert!(uneven < 2.0 * plain, "{uneven} {plain}");
+    }
+
+    #[test]
+    fn tiles_that_do_not_vary_come_back() {
+        for rows in [vec![0.0; 128 * 32], vec![2.0; 128 * 32], vec![2.0; 32]] {
+            let mut back = rows.clone();
+            TwoAxis::new(8, Side::V).unwrap().apply(&mut back, 32);
+            assert!(rows.iter().zip(&back).all(|(a, b)| (a - b).abs() < 0.05), "{back:?}");
+        }
+        assert_eq!(TwoAxis::new(0, Side::K), None);
+        assert_eq!(TwoAxis::new(9, Side::K), None);
+    }
+}
