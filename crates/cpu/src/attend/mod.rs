@@ -173,6 +173,3 @@ pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
     };
     format!("attend-{dtype}-{set}")
 }
-
-#[cfg(test)]
-mod tests;

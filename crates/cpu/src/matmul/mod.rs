@@ -208,6 +208,3 @@ impl Matrix for CpuMatrix {
         self.n_in
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -424,3 +424,42 @@ fn grow<V: Clone + Default>(values: &mut Vec<V>, len: usize) {
         values.resize(len, V::default());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use kvant_conformance::weights::gaussian;
+
+    use super::*;
+
+    #[test]
+    fn all_kernel_sets_quantise_alike_and_bad_numbers_stay_visible() {
+        let mut x = gaussian(30, 3 * 96, 5.0);
+        let gain = gaussian(31, 96, 1.0);
+        x[..32].fill(0.0);
+        x[32..64].fill(1e-35);
+        x[100] = f32::INFINITY;
+        x[200] = f32::NAN;
+        let pool = Pool::new(1).unwrap();
+        let norms = [None, Some((&gain[..], 1e-5))];
+        for (norm, rotates) in norms.into_iter().flat_map(|norm| [(norm, false), (norm, true)]) {
+            for tile_rows in [1, 2, 4, 6, 8] {
+                let source = Source { x: &x, picks: None, n_in: 96, norm, rotates };
+                let fill = |isa| {
+                    let mut quantised = Quantised::default();
+                    quantised.fill(isa, &pool, source, tile_rows);
+                    quantised.bits(isa.of_vectors().of_products().name() == "avx2")
+                };
+                let want = fill(Isa::Scalar);
+                for isa in Isa::available() {
+                    assert_eq!(fill(isa), want, "{}, {tile_rows} rows to a tile", isa.name());
+                }
+            }
+        }
+        let mut quantised = Quantised::default();
+        let source = Source { x: &x, picks: None, n_in: 96, norm: None, rotates: false };
+        quantised.fill(Isa::Scalar, &pool, source, 1);
+        let steps = |row| quantised.tiles(0, 1).tile::<1>(row).scales;
+        assert_eq!(steps(0)[..2], [[0.0], [0.0]]);
+        assert!(steps(1)[0][0].is_nan() && steps(2)[0][0].is_nan(), "{:?} {:?}", steps(1), steps(2));
+    }
+}

@@ -1,9 +1,9 @@
 //! What experts give a row does not depend on the rows beside it, on whom those chose, or on the threads.
 
 use kvant_backend::{Choice, ExpertWeights, Routing, Scores};
+use kvant_cpu::CpuExperts;
 
 use super::*;
-use crate::CpuExperts;
 
 const N_EXPERTS: usize = 6;
 const ROWS: [usize; 7] = [1, 2, 3, 5, 9, 13, 60];

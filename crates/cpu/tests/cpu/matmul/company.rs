@@ -1,7 +1,8 @@
 //! What a row is multiplied to does not depend on the rows beside it, on the threads, or on where the weights lie.
 
+use kvant_backend::Gate;
+
 use super::*;
-use crate::matmul::gate;
 
 /// Rows at once: alone, below, at and above every tile, and more than a row block.
 const ROWS: [usize; 10] = [1, 2, 3, 5, 8, 9, 13, 37, 130, 520];
@@ -57,7 +58,7 @@ impl Case {
         let input = Input { x: &self.x, norm, first_row: row, rows: 1 };
         let output = |w, y| Output { w, bias: None, y, accumulate: false };
         device.project(input, &mut [output(&self.gate, &mut g), output(&self.w, &mut u)]).unwrap();
-        gate::gate(Activation::Gelu, g.as_slice(), u.as_mut_slice());
+        device.gate(&mut u, n_out, &g, Gate::Gelu).unwrap();
         bits(u.as_slice())
     }
 }

@@ -8,11 +8,7 @@ use kvant_backend::{Activation, Backend, Input, Matrix, Norm, Output, WeightSour
 use kvant_codec::fields::{Fields, Spec};
 use kvant_codec::random::Random;
 use kvant_codec::{ByteBook, DType, Rotation, decode, encode};
-
-use super::panel::{is_float, is_rotated};
-use super::quantise::{Quantised, Source};
-use super::uses_panels;
-use crate::{CpuBuffer, CpuDevice, CpuMatrix, Isa, Pool};
+use kvant_cpu::{CpuBuffer, CpuDevice, CpuMatrix, Isa};
 
 const WEIGHTS: [DType; 23] = [
     DType::F32,
@@ -120,16 +116,36 @@ const SHAPES: [(usize, usize); 12] = [
     (70, 100),
 ];
 
-/// The activations as coded kernels see them: steps of each block, and the values that the codes stand for.
+/// Whether `isa` multiplies weights of this type with activations in 8 bits: the reference takes them as they are.
+fn is_in_8_bits(isa: Isa, dtype: DType) -> bool {
+    uses_panels(isa) && !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+/// Whether `isa` reads weights from panels, and not as they lie in the file.
+fn uses_panels(isa: Isa) -> bool {
+    isa != Isa::Scalar
+}
+
+/// Whether weights of this type are rotated, and want rotated activations.
+fn is_rotated(dtype: DType) -> bool {
+    Spec::book_of(dtype).is_some()
+}
+
+/// The activations as coded kernels see them: steps of each block of 32, 127 of which are its largest magnitude, and the values
+/// rounded to whole steps.
 fn quantised(x: &[f32], rotates: bool) -> (Vec<f32>, Vec<f32>) {
-    let mut quantised = Quantised::default();
-    let source = Source { x, picks: None, n_in: x.len(), norm: None, rotates };
-    quantised.fill(Isa::Scalar, &Pool::new(1).unwrap(), source, 1);
-    let tile = quantised.tiles(0, 1).tile::<1>(0);
-    let steps: Vec<f32> = tile.scales.iter().map(|&[step]| step).collect();
-    let codes = tile.codes.iter().flatten().flat_map(|codes| codes.0).flat_map(i32::to_le_bytes);
-    let values = codes.enumerate().map(|(i, code)| f32::from(code as i8) * steps[i / 32]).collect();
-    (steps, values)
+    let mut values = x.to_vec();
+    let (blocks, []) = values.as_chunks_mut::<32>() else { panic!("{} values are no whole blocks", x.len()) };
+    let steps = blocks.iter_mut().map(|block| {
+        if rotates {
+            Rotation::tq().forward(block);
+        }
+        let max = block.iter().fold(0f32, |max, v| max.max(v.abs()));
+        let (inverse, step) = if max == 0.0 { (0.0, 0.0) } else { (127.0 / max, max / 127.0) };
+        block.iter_mut().for_each(|v| *v = (*v * inverse).round_ties_even() * step);
+        step
+    });
+    (steps.collect(), values)
 }
 
 /// The weights of a row as the kernels of the device multiply them: those of the rotated formats in panels are turned, and
@@ -181,7 +197,7 @@ fn wanted(weights: &[f32], magnitudes: &[f32], x: &[f32]) -> Want {
 fn every_kernel_set_equals_sums_in_f64_of_its_own_arithmetic() {
     for device in devices() {
         for dtype in WEIGHTS {
-            let in_8_bits = uses_panels(device.isa()) && !is_float(dtype);
+            let in_8_bits = is_in_8_bits(device.isa(), dtype);
             for (case, &n_in) in widths(dtype).iter().enumerate() {
                 for (n_out, rows) in SHAPES {
                     let (w, weights, bytes) = encoded(&device, dtype, n_out, n_in, case as u64);
@@ -229,7 +245,7 @@ fn activations_in_8_bits_cost_at_most_half_a_step_of_each() {
                 for o in 0..n_out {
                     let (row, weights) = (&bytes[o * row_bytes..][..row_bytes], &weights[o * n_in..][..n_in]);
                     let mut want = wanted(weights, &magnitudes(dtype, row, weights), x);
-                    if uses_panels(device.isa()) && !is_float(dtype) {
+                    if is_in_8_bits(device.isa(), dtype) {
                         let seen = seen_weights(device.isa(), dtype, row, weights);
                         // Half a step, and the rounding of the step.
                         let half = |i: usize| f64::from(steps[i / 32]) * 0.500_1;
@@ -315,8 +331,7 @@ fn extreme_codes_meet_extreme_activations_without_saturating() {
                     if is_rotated(dtype) {
                         Rotation::tq().inverse(&mut x);
                     }
-                    let in_8_bits = uses_panels(device.isa());
-                    let seen = if in_8_bits {
+                    let seen = if is_in_8_bits(device.isa(), dtype) {
                         quantised(&x[..n_in], is_rotated(dtype)).1
                     } else {
                         x[..n_in].to_vec()
@@ -340,31 +355,7 @@ fn extreme_codes_meet_extreme_activations_without_saturating() {
 }
 
 #[test]
-fn all_kernel_sets_quantise_alike_and_bad_numbers_stay_visible() {
-    let mut x = gaussian(30, 3 * 96, 5.0);
-    let gain = gaussian(31, 96, 1.0);
-    x[..32].fill(0.0);
-    x[32..64].fill(1e-35);
-    x[100] = f32::INFINITY;
-    x[200] = f32::NAN;
-    let pool = Pool::new(1).unwrap();
-    let norms = [None, Some((&gain[..], 1e-5))];
-    for (norm, rotates) in norms.into_iter().flat_map(|norm| [(norm, false), (norm, true)]) {
-        for tile_rows in [1, 2, 4, 6, 8] {
-            let source = Source { x: &x, picks: None, n_in: 96, norm, rotates };
-            let fill = |isa| {
-                let mut quantised = Quantised::default();
-                quantised.fill(isa, &pool, source, tile_rows);
-                quantised.bits(isa.of_vectors().of_products().name() == "avx2")
-            };
-            let want = fill(Isa::Scalar);
-            for isa in Isa::available() {
-                assert_eq!(fill(isa), want, "{}, {tile_rows} rows to a tile", isa.name());
-            }
-        }
-    }
-    let (steps, _) = quantised(&x[..96], false);
-    assert_eq!(steps[..2], [0.0, 0.0]);
+fn bad_numbers_stay_visible_in_products() {
     for device in devices() {
         for dtype in [DType::Q4_0, DType::Q6K, DType::NVFP4, DType::TQ3_1S, DType::F16] {
             let (w, _, _) = encoded(&device, dtype, 3, 256, 32);
@@ -401,19 +392,19 @@ fn bias_norm_first_row_and_accumulation_are_applied_in_order() {
         ];
         device.project(Input { x: &x, norm: Some(norm), first_row: 1, rows }, &mut outputs).unwrap();
 
-        let mut normed = vec![0.0; rows * n_in];
-        for (r, row) in normed.chunks_mut(n_in).enumerate() {
-            crate::norm::rms_norm(&x.as_slice()[(r + 1) * n_in..][..n_in], gain.as_slice(), 1e-5, row);
-        }
-        let products = project(device, &w, &normed);
+        // What is added to zeros is the norm itself.
+        let mut normed = buffer(&vec![0.0; rows * n_in]);
+        device.add_normed(&mut normed, &buffer(&x.as_slice()[n_in..]), rows, norm).unwrap();
+        let normed = normed.as_slice();
+        let products = project(device, &w, normed);
         for (i, product) in products.as_slice().iter().enumerate() {
             let with_bias = product + bias.as_slice()[i % n_out];
             assert_eq!(ys[0].as_slice()[i], old[i] + with_bias);
             assert_eq!(ys[1].as_slice()[i], with_bias);
             assert_eq!(plain.as_slice()[i], old[i] + product);
         }
-        assert_eq!(ys[2].as_slice(), project(device, &v, &normed).as_slice());
-        assert_eq!(ys[3].as_slice(), project(device, &t, &normed).as_slice());
+        assert_eq!(ys[2].as_slice(), project(device, &v, normed).as_slice());
+        assert_eq!(ys[3].as_slice(), project(device, &t, normed).as_slice());
     }
 }
 

@@ -1,17 +1,10 @@
 //! A matrix unit, and products of two rows by two, give the bits of the vectors beside them.
 
 use kvant_backend::BackendError;
+use kvant_cpu::PromptMath;
 
 use super::*;
-use crate::PromptMath;
-
-/// Sets that multiply blocks otherwise than vectors do, and those of the vectors beside that.
-fn pairs() -> Vec<[Isa; 2]> {
-    let sets = Isa::available();
-    let named = |name| sets.iter().copied().find(|isa| isa.name() == name);
-    let pairs = [("soft", "avx2"), ("amx", "avx512"), ("i8mm", "neon")];
-    pairs.into_iter().filter_map(|(other, vectors)| Some([named(other)?, named(vectors)?])).collect()
-}
+use crate::pairs;
 
 /// Sets that multiply bf16.
 fn of_bf16() -> impl Iterator<Item = Isa> {
