@@ -8,24 +8,35 @@
 //! other. So workers tell that they are done in groups of [`GROUP`], each with a counter of its own, and a thread takes
 //! items from its own counter until it has none left.
 
+#[cfg(all(test, loom))]
+mod every_order;
+mod sync;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
 use std::cell::UnsafeCell;
 use std::io;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, PoisonError};
+#[cfg(not(loom))]
 use std::time::{Duration, Instant};
 
 use kvant_backend::{BackendError, Result};
 
+use self::sync::{
+    AtomicBool, AtomicU32, AtomicUsize, Builder, Condvar, JoinHandle, Mutex, MutexGuard, Ordering, keep_order,
+};
 use crate::shards::Shards;
 
-/// Spins before a look at the clock.
-const SPINS: u32 = 1 << 10;
+/// Spins before a look at the clock; where they are interpreted, each takes as long as a thousand.
+#[cfg(not(loom))]
+const SPINS: u32 = if cfg!(miri) { 1 } else { 1 << 10 };
 /// A worker that has been idle this long sleeps until the next region.
+#[cfg(not(loom))]
 const SLEEP_AFTER: Duration = Duration::from_millis(2);
 /// A thread that has waited this long gives its core away between looks.
+#[cfg(not(loom))]
 const YIELD_AFTER: Duration = Duration::from_micros(100);
 
 /// Workers that count down together at the end of a region. The caller looks at one counter after the other: with 64
@@ -103,7 +114,7 @@ impl Pool {
     /// # Errors
     /// [`BackendError::Threads`] when the system starts fewer; those it has started are ended again.
     pub fn new(n_threads: usize) -> Result<Self> {
-        Self::spawned(n_threads, |name, work| std::thread::Builder::new().name(name).spawn(work))
+        Self::spawned(n_threads, |name, work| Builder::new().name(name).spawn(work))
     }
 
     /// A pool whose threads `spawn` starts.
@@ -163,6 +174,7 @@ impl Pool {
         }
         // Releases what was written above, the cell and the counters, to workers that see the new epoch.
         shared.epoch.fetch_add(1, Ordering::SeqCst);
+        keep_order();
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
             drop(shared.lock.lock().unwrap_or_else(PoisonError::into_inner));
             shared.wake.notify_all();
@@ -280,6 +292,7 @@ fn work(shared: &Shared, index: usize) {
 }
 
 /// Waits until `done`: spins, then yields between looks, then (a worker between regions) sleeps on `sleep.wake`.
+#[cfg(not(loom))]
 fn wait(done: impl Fn() -> bool, sleep: Option<&Shared>) {
     let mut started = None;
     loop {
@@ -291,188 +304,36 @@ fn wait(done: impl Fn() -> bool, sleep: Option<&Shared>) {
         }
         let waited = started.get_or_insert_with(Instant::now).elapsed();
         match sleep {
-            Some(shared) if waited > SLEEP_AFTER => {
-                let mut guard = shared.lock.lock().unwrap_or_else(PoisonError::into_inner);
-                // Announced before the last look: `run` looks at `sleepers` after it changed the epoch.
-                shared.sleepers.fetch_add(1, Ordering::SeqCst);
-                while !done() {
-                    guard = shared.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
-                }
-                shared.sleepers.fetch_sub(1, Ordering::SeqCst);
-                return;
-            }
+            Some(shared) if waited > SLEEP_AFTER => return shared.sleep_until(done),
             _ if waited > YIELD_AFTER => std::thread::yield_now(),
             _ => {}
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::sync::Barrier;
-
-    use super::*;
-
-    #[test]
-    fn every_item_runs_exactly_once() {
-        // 17 and 33: one worker more than whole groups have, and more threads than cores.
-        for n_threads in [1, 2, 5, 9, 17, 33, 34] {
-            let pool = Pool::new(n_threads).unwrap();
-            for n in [0, 1, 2, 7, 1000] {
-                let counts: Vec<_> = (0..n).map(|_| AtomicUsize::new(0)).collect();
-                pool.for_each(n, &|i| {
-                    counts[i].fetch_add(1, Ordering::Relaxed);
-                });
-                assert!(
-                    counts.iter().all(|c| c.load(Ordering::Relaxed) == 1),
-                    "{n_threads} threads, {n} items"
-                );
+/// As above, without a clock: a worker sleeps at once, the caller of a region lets others run.
+#[cfg(loom)]
+fn wait(done: impl Fn() -> bool, sleep: Option<&Shared>) {
+    match sleep {
+        Some(shared) => shared.sleep_until(done),
+        None => {
+            while !done() {
+                loom::thread::yield_now();
             }
         }
     }
+}
 
-    /// Shares of any size, empty ones and one item in all among them.
-    #[test]
-    fn every_item_of_a_share_meets_the_state_of_one_thread() {
-        for n_threads in [1, 3, 17, 33] {
-            let pool = Pool::new(n_threads).unwrap();
-            let sizes: [fn(usize) -> usize; 4] = [
-                |thread| 7 * thread % 5,
-                |_| 0,
-                |thread| usize::from(thread == 2),
-                |thread| 100 * (thread / 2),
-            ];
-            for n_items in sizes {
-                let mut seen = vec![Vec::new(); n_threads];
-                pool.for_shares_with(&mut seen, n_items, &|own, owner, item| own.push((owner, item)));
-                let mut all = seen.concat();
-                all.sort_unstable();
-                let items = |owner| (0..n_items(owner)).map(move |item| (owner, item));
-                assert_eq!(all, (0..n_threads).flat_map(items).collect::<Vec<_>>(), "{n_threads} threads");
-            }
+impl Shared {
+    /// Sleeps until `done`, which a change of the epoch brings about.
+    fn sleep_until(&self, done: impl Fn() -> bool) {
+        let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        // Announced before the last look: `run` looks at `sleepers` after it changed the epoch.
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        keep_order();
+        while !done() {
+            guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
-    }
-
-    /// All are held until everybody has an item, so that nobody can take a second one before.
-    #[test]
-    fn threads_begin_with_their_own_share() {
-        for n_threads in [2, 9, 33] {
-            let pool = Pool::new(n_threads).unwrap();
-            let (all_are_there, mut firsts) = (Barrier::new(n_threads), vec![None; n_threads]);
-            pool.for_shares_with(&mut firsts, |thread| 1 + thread % 3, &|first, owner, item| {
-                if first.is_none() {
-                    *first = Some((owner, item));
-                    all_are_there.wait();
-                }
-            });
-            let own = (0..n_threads).map(|thread| Some((thread, 0)));
-            assert_eq!(firsts, own.collect::<Vec<_>>());
-        }
-    }
-
-    /// What every thread has written without any ordering of its own is there when the region ends, region after region.
-    #[test]
-    fn the_caller_sees_what_all_groups_have_written() {
-        for n_threads in [2, 9, 17, 33] {
-            let pool = Pool::new(n_threads).unwrap();
-            let mut written = vec![0; n_threads];
-            for region in 1..=50 {
-                let shards = Shards::new(&mut written);
-                pool.run(&|thread| {
-                    // SAFETY: each thread of the region has its own number.
-                    unsafe { shards.part(thread..thread + 1)[0] += 1 };
-                });
-                assert_eq!(written, vec![region; n_threads]);
-            }
-        }
-    }
-
-    #[test]
-    fn workers_wake_from_sleep() {
-        for n_threads in [3, 17, 33] {
-            let pool = Pool::new(n_threads).unwrap();
-            for _ in 0..3 {
-                let sum = AtomicUsize::new(0);
-                pool.run(&|thread| {
-                    sum.fetch_add(thread + 1, Ordering::Relaxed);
-                });
-                assert_eq!(sum.into_inner(), n_threads * (n_threads + 1) / 2);
-                std::thread::sleep(2 * SLEEP_AFTER);
-            }
-        }
-    }
-
-    /// Asleep, awake, and not yet begun: a dropped pool waits for all of its threads.
-    #[test]
-    fn a_dropped_pool_ends_its_threads_whatever_they_do() {
-        for n_threads in [2, 17, 33] {
-            for pause in [Duration::ZERO, 2 * SLEEP_AFTER] {
-                for regions in [0, 1] {
-                    let alive = Arc::new(AtomicUsize::new(0));
-                    let pool = Pool::spawned(n_threads, counted(&alive)).unwrap();
-                    (0..regions).for_each(|_| pool.run(&|_| {}));
-                    std::thread::sleep(pause);
-                    drop(pool);
-                    assert_eq!(alive.load(Ordering::SeqCst), 0);
-                }
-            }
-        }
-    }
-
-    /// Whoever it is: the caller, the last of a group, the only one of a group, all at once.
-    #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
-        for n_threads in [2, 17, 33] {
-            let pool = Pool::new(n_threads).unwrap();
-            for bad in [0..1, 1..2, n_threads - 1..n_threads, 1..n_threads, 0..n_threads] {
-                let finished = AtomicUsize::new(0);
-                let result = catch_unwind(AssertUnwindSafe(|| {
-                    pool.run(&|thread| {
-                        assert!(!bad.contains(&thread), "as it should");
-                        finished.fetch_add(1, Ordering::Relaxed);
-                    });
-                }));
-                assert!(result.is_err());
-                // Nobody is still at work in a closure that is gone.
-                assert_eq!(finished.into_inner(), n_threads - bad.len());
-            }
-            let ran = AtomicUsize::new(0);
-            pool.for_each(100, &|_| {
-                ran.fetch_add(1, Ordering::Relaxed);
-            });
-            assert_eq!(ran.into_inner(), 100);
-        }
-    }
-
-    /// Starts threads that count themselves while they live.
-    fn counted(
-        alive: &Arc<AtomicUsize>,
-    ) -> impl Fn(String, Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>> {
-        let alive = Arc::clone(alive);
-        move |name, work| {
-            let alive = Arc::clone(&alive);
-            std::thread::Builder::new().name(name).spawn(move || {
-                alive.fetch_add(1, Ordering::SeqCst);
-                work();
-                alive.fetch_sub(1, Ordering::SeqCst);
-            })
-        }
-    }
-
-    /// Of five threads the system starts three.
-    #[test]
-    fn a_thread_that_cannot_be_started_is_an_error_and_the_others_end() {
-        let alive = Arc::new(AtomicUsize::new(0));
-        let start = counted(&alive);
-        let refused = Pool::spawned(5, |name, work| {
-            if name == "kvant-3" {
-                return Err(io::Error::from(io::ErrorKind::WouldBlock));
-            }
-            start(name, work)
-        });
-        let error = refused.err().expect("a refusal").to_string();
-        assert!(error.starts_with("3 of 5 threads started: "), "{error}");
-        // The pool is gone, and with it everyone it had waited for.
-        assert_eq!(alive.load(Ordering::SeqCst), 0);
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 }
