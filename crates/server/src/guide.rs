@@ -3,8 +3,10 @@
 //! `llguidance` says which tokens may come next. That takes a while (microseconds mostly, milliseconds at worst), so it is worked
 //! out by a thread of its own while the model reads the token before.
 
+mod levels;
+
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use kvant::{Tokenizer, tokenizer::TokenKind};
 use llguidance::api::TopLevelGrammar;
@@ -12,6 +14,13 @@ use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
+
+use levels::TooLarge;
+
+/// The stack of a thread that compiles a grammar: [`levels::MAX_LEVELS`] of 12 KiB each. What is not reached is not taken.
+const COMPILER_STACK: usize = 128 << 20;
+/// The stack of the thread that works masks out.
+const MASK_STACK: usize = 16 << 20;
 
 /// What an answer must be.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,6 +39,16 @@ impl Form {
     /// Any JSON object.
     pub fn object() -> Self {
         Self::Schema(json!({ "type": "object" }))
+    }
+
+    /// Refuses what cannot be compiled safely.
+    fn check(&self) -> Result<(), TooLarge> {
+        match self {
+            Self::Schema(schema) => levels::check_schema(schema),
+            Self::Lark(lark) => levels::check_lark(lark),
+            Self::Regex(regex) => levels::check_bytes(regex.len()),
+            Self::Choice(texts) => levels::check_bytes(texts.iter().map(|text| text.len() + 5).sum()),
+        }
     }
 
     fn grammar(&self) -> TopLevelGrammar {
@@ -58,22 +77,47 @@ pub(crate) fn with_little_space(schema: &Value) -> Value {
 
 /// Grammars for one vocabulary, which is laid out for them when the first one is asked for.
 #[derive(Default)]
-pub(crate) struct Grammars(OnceLock<Result<(ParserFactory, Sender<Work>), String>>);
+pub(crate) struct Grammars {
+    ready: OnceLock<Result<(ParserFactory, Sender<Work>), String>>,
+    /// Held while a grammar is compiled: one large stack at a time.
+    compiling: Mutex<()>,
+}
+
+/// Why answers cannot be held to a form.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum FormError {
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
+    /// What is wrong with it, or not known of it, in a line.
+    #[error("{0}")]
+    Wrong(String),
+}
 
 impl Grammars {
     /// A guide to answers of this form.
     ///
     /// # Errors
-    /// What is wrong with the form, or not known of it, in a line.
-    pub fn guide(&self, tokenizer: &Tokenizer, form: &Form) -> Result<Guide, String> {
-        let ready = self.0.get_or_init(|| Ok((factory(tokenizer)?, start_thread()?)));
-        let (factory, work) = ready.as_ref().map_err(Clone::clone)?;
-        let parser = factory.create_parser(form.grammar());
-        let matcher = Matcher::new(parser);
+    /// [`FormError`].
+    pub fn guide(&self, tokenizer: &Tokenizer, form: &Form) -> Result<Guide, FormError> {
+        form.check()?;
+        let ready = self.ready.get_or_init(|| Ok((factory(tokenizer)?, start_thread()?)));
+        let (factory, work) = ready.as_ref().map_err(|why| FormError::Wrong(why.clone()))?;
+        let matcher = self.on_large_stack(|| Matcher::new(factory.create_parser(form.grammar())))?;
         match matcher.get_error() {
-            Some(why) => Err(why.lines().next().unwrap_or_default().to_owned()),
+            Some(why) => Err(FormError::Wrong(why.lines().next().unwrap_or_default().to_owned())),
             None => Ok(Guide { matcher: Some(matcher), coming: None, work: work.clone() }),
         }
+    }
+
+    /// Compiles where deep grammars do not overflow the stack.
+    fn on_large_stack(&self, compile: impl FnOnce() -> Matcher + Send) -> Result<Matcher, FormError> {
+        let _alone = self.compiling.lock().unwrap_or_else(PoisonError::into_inner);
+        let compiled = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("compiler".to_owned()).stack_size(COMPILER_STACK);
+            let thread = thread.spawn_scoped(scope, compile).map_err(|error| error.to_string())?;
+            thread.join().map_err(|_| "an internal error while the form was compiled".to_owned())
+        });
+        compiled.map_err(FormError::Wrong)
     }
 }
 
@@ -115,7 +159,7 @@ fn start_thread() -> Result<Sender<Work>, String> {
             _ = to.send((matcher, mask));
         }
     };
-    let thread = std::thread::Builder::new().name("grammar".to_owned()).spawn(run);
+    let thread = std::thread::Builder::new().name("grammar".to_owned()).stack_size(MASK_STACK).spawn(run);
     thread.map(|_| work).map_err(|error| error.to_string())
 }
 
@@ -247,6 +291,9 @@ impl Guide {
         }) && matcher.is_accepting().is_ok_and(|accepts| accepts)
     }
 }
+
+#[cfg(test)]
+mod deepest;
 
 #[cfg(test)]
 mod tests {

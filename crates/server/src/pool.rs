@@ -22,6 +22,9 @@ use crate::{Drawing, Options, ServeError};
 /// Rows of a step, at most.
 const ROWS: usize = 512;
 
+/// The stack of a model's thread, which tells grammars of tokens.
+const MODEL_STACK: usize = 16 << 20;
+
 /// A model that is loaded when somebody asks for it by its name.
 #[derive(Clone)]
 pub struct Offer {
@@ -246,7 +249,8 @@ impl Pool {
             worker.run(&received);
             alarm.disarm();
         };
-        let thread = std::thread::Builder::new().name("model".to_owned()).spawn(work)?;
+        let thread =
+            std::thread::Builder::new().name("model".to_owned()).stack_size(MODEL_STACK).spawn(work)?;
         let hosted = Hosted {
             name,
             n_ctx,

@@ -7,6 +7,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use crate::guide::FormError;
 use crate::scheduler::Refusal;
 
 /// An error as OpenAI's API and llama.cpp's server write them.
@@ -102,6 +103,12 @@ impl From<Refusal> for ApiError {
                 Self::new(StatusCode::BAD_REQUEST, "exceed_context_size_error", message)
             }
         }
+    }
+}
+
+impl From<FormError> for ApiError {
+    fn from(error: FormError) -> Self {
+        Self::invalid(error.to_string())
     }
 }
 

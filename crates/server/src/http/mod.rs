@@ -179,7 +179,7 @@ impl Hosted {
         let grammars = Arc::clone(&self.grammars);
         let guides = self.tokens(move |model| {
             let tokenizer = model.tokenizer()?;
-            let guide = |form| grammars.guide(tokenizer, &form).map_err(ApiError::invalid);
+            let guide = |form| grammars.guide(tokenizer, &form).map_err(ApiError::from);
             Ok(match (form.map(guide).transpose()?, later) {
                 (Some(guide), _) if is_thinking => Guides::later(Cue::Thought, guide),
                 (Some(guide), _) => Guides::now(guide),

@@ -11,3 +11,4 @@ mod native;
 mod pictures;
 mod tiers;
 mod tls;
+mod walls;

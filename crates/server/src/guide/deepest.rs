@@ -1,0 +1,67 @@
+//! The deepest forms that are not refused: each must be compiled without an overflow, which would end this process.
+
+use serde_json::{Map, Value, json};
+
+use super::levels::{MAX_LEVELS, MAX_PROPERTIES};
+use super::{Form, FormError, Grammars};
+
+const ARRAY: (&str, &str) = ("array", "items");
+const OBJECT: (&str, &str) = ("object", "additionalProperties");
+
+/// References in a row, each so many levels above the next, of this type and by this keyword.
+fn references(n: usize, between: usize, (kind, keyword): (&str, &str)) -> Form {
+    let refer = |i: usize| json!({ "$ref": format!("#/$defs/{i}") });
+    let nested = |inner: Value| (0..between).fold(inner, |inner, _| json!({ "type": kind, keyword: inner }));
+    let mut defs: Map<String, Value> = (0..n).map(|i| (i.to_string(), nested(refer(i + 1)))).collect();
+    defs.insert(n.to_string(), json!({ "type": "null" }));
+    Form::Schema(json!({ "$defs": defs, "$ref": "#/$defs/0" }))
+}
+
+fn properties(n: usize, is_required: bool) -> Form {
+    let all: Map<_, _> = (0..n).map(|i| (i.to_string(), json!({ "type": "null" }))).collect();
+    let required: Vec<String> = all.keys().filter(|_| is_required).cloned().collect();
+    Form::Schema(json!({ "type": "object", "properties": all, "required": required }))
+}
+
+/// Rules in a row, each of which names the next.
+fn rules(n: usize, name: &str, defines: &str, end: &str) -> String {
+    let rules = (0..n).map(|i| format!("{name}{i}{defines}\"a\"{name}{}{end}\n", i + 1));
+    rules.collect::<String>() + &format!("{name}{n}{defines} \"b\"\n")
+}
+
+/// Forms of so many levels, of each kind that the compiler calls itself for.
+fn forms(levels: usize) -> Vec<(&'static str, Form)> {
+    let lark =
+        |name: &str, end: &str| Form::Lark(format!("start: {name}0\n{}", rules(levels - 2, name, ":", end)));
+    let gbnf = format!("root ::= r0\n{}", rules(levels - 2, "r", "::=", "|root"));
+    vec![
+        ("references", references((levels - 5) / 2, 0, ARRAY)),
+        ("references in arrays", references((levels - 115) / 112, 110, ARRAY)),
+        ("references in objects", references((levels - 115) / 112, 110, OBJECT)),
+        ("rules", lark("r", "")),
+        ("terminals", lark("R", "")),
+        ("alternatives of terminals", lark("R", " | \"c\"")),
+        ("rules of GBNF", Form::Lark(crate::gbnf::lark(&gbnf, &|_| None).unwrap())),
+    ]
+}
+
+#[test]
+fn the_deepest_forms_overflow_no_stack_and_deeper_ones_are_refused() {
+    let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
+    let (tokenizer, grammars) = (model.tokenizer().unwrap(), Grammars::default());
+    for (name, form) in forms(MAX_LEVELS) {
+        let mut guide = grammars.guide(tokenizer, &form).unwrap_or_else(|error| panic!("{name}: {error}"));
+        guide.mask(&mut vec![0.0; model.n_vocab()]).unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+    for (name, form) in forms(MAX_LEVELS + 250) {
+        let error = grammars.guide(tokenizer, &form).err();
+        assert!(matches!(error, Some(FormError::TooLarge(_))), "{name}: {error:?}");
+    }
+    for is_required in [true, false] {
+        // The compiler knows a bound of its own, below that which is safe.
+        let error = grammars.guide(tokenizer, &properties(MAX_PROPERTIES, is_required)).err();
+        assert!(!matches!(error, Some(FormError::TooLarge(_))), "{error:?}");
+        let error = grammars.guide(tokenizer, &properties(MAX_PROPERTIES + 1, is_required)).err();
+        assert!(matches!(error, Some(FormError::TooLarge(_))), "{error:?}");
+    }
+}
