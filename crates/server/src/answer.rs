@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvant::{DecodeStream, Error, Picture, Sampler, SamplerParams, Session, Tokenizer};
 
-use crate::guide::Guides;
+use crate::guide::{FormError, Guides};
 use crate::thinking::Thinking;
 
 /// How to answer.
@@ -47,7 +48,14 @@ pub(crate) enum DrawError {
     #[error(transparent)]
     Model(#[from] Error),
     #[error("the answer cannot be held to its form: {0}")]
-    Guide(String),
+    Form(#[from] FormError),
+}
+
+impl DrawError {
+    /// Whether it is the request that asks for what cannot be done.
+    pub fn is_of_request(&self) -> bool {
+        matches!(self, Self::Form(_))
+    }
 }
 
 /// A token and its log probability.
@@ -131,6 +139,11 @@ impl Voice {
         self.n_said
     }
 
+    /// Whether a token can be drawn, after `patience` at the latest: what may be said next is worked out elsewhere.
+    pub fn is_ready(&mut self, patience: Duration) -> bool {
+        self.guides.holding().is_none_or(|guide| guide.is_ready(patience))
+    }
+
     /// Draws what follows the last token that `session` has read.
     pub fn draw(&mut self, session: &mut Session) -> Result<Drawn, DrawError> {
         let options = Arc::clone(&self.options);
@@ -151,7 +164,7 @@ impl Voice {
             thinking.said(&text);
         }
         let is_thinking = self.thinking.as_ref().is_some_and(Thinking::is_going_on);
-        let is_complete = self.guides.said(token, &text, is_thinking).map_err(DrawError::Guide)?;
+        let is_complete = self.guides.said(token, &text, is_thinking)?;
         let (text, stopped) = self.stops.push(&text);
         let ended = stopped.map(Finish::Word).or(is_complete.then_some(Finish::Stop));
         let finish = ended.or((self.n_said >= options.max_tokens).then_some(Finish::Length));
@@ -177,7 +190,7 @@ impl Voice {
                 logits[must as usize] = 0.0;
             }
         });
-        guided.map_err(DrawError::Guide)?;
+        guided?;
         let token = token?;
         *self.said.entry(token).or_default() += 1;
         Ok(token)

@@ -1,26 +1,33 @@
 //! Answers that are held to a form: a JSON schema, a regular expression, a Lark grammar.
 //!
-//! `llguidance` says which tokens may come next. That takes a while (microseconds mostly, milliseconds at worst), so it is worked
-//! out by a thread of its own while the model reads the token before.
+//! `llguidance` compiles a form and says which tokens may come next. A form may be a stranger's: it is measured before it is compiled
+//! ([`levels`]), compiled by a thread of its own with a large stack, and its first mask is worked out before anything is taken on.
 
 mod levels;
+mod masks;
 
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use kvant::{Tokenizer, tokenizer::TokenKind};
+use kvant::{Model, Tokenizer, tokenizer::TokenKind};
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokRxInfo, TokTrie};
-use llguidance::{Matcher, ParserFactory};
+use llguidance::{CancellationHandle, Matcher, ParserFactory};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 
+use crate::lanes::{Lane, Lanes, Owner};
 use levels::TooLarge;
+pub(crate) use masks::Guide;
+use masks::{MASK_TIME, MaskThreads};
 
-/// The stack of a thread that compiles a grammar: [`levels::MAX_LEVELS`] of 12 KiB each. What is not reached is not taken.
-const COMPILER_STACK: usize = 128 << 20;
-/// The stack of the thread that works masks out.
-const MASK_STACK: usize = 16 << 20;
+/// The stack of a thread that compiles a form: [`levels::MAX_LEVELS`] of 12 KiB each. What is not reached is not taken.
+const STACK: usize = 128 << 20;
+/// Forms that are compiled at once, and those of one owner.
+const COMPILERS: (usize, usize) = (3, 2);
+/// The longest that a request waits for its form to be compiled.
+const COMPILE_TIME: Duration = Duration::from_secs(30);
 
 /// What an answer must be.
 #[derive(Debug, Clone, PartialEq)]
@@ -75,49 +82,132 @@ pub(crate) fn with_little_space(schema: &Value) -> Value {
     schema
 }
 
-/// Grammars for one vocabulary, which is laid out for them when the first one is asked for.
-#[derive(Default)]
-pub(crate) struct Grammars {
-    ready: OnceLock<Result<(ParserFactory, Sender<Work>), String>>,
-    /// Held while a grammar is compiled: one large stack at a time.
-    compiling: Mutex<()>,
-}
-
 /// Why answers cannot be held to a form.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FormError {
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
+    #[error("the form takes too long to compile: expected at most {} s, got more", COMPILE_TIME.as_secs())]
+    SlowToCompile,
+    #[error("the form leaves too many ways open: expected at most {} s to find the next tokens, got more", MASK_TIME.as_secs())]
+    SlowMask,
     /// What is wrong with it, or not known of it, in a line.
     #[error("{0}")]
     Wrong(String),
 }
 
+/// What `llguidance` says of an error, in a line and in our words where its own are of its inner life.
+fn in_a_line(error: &str) -> String {
+    let line = error.lines().next().unwrap_or_default();
+    let ours = match line {
+        "NoExtensionBias" => "no text is of this form",
+        _ if line.contains("Current row has") => {
+            "the form leaves too many ways open: expected at most 2000 at one place, got more"
+        }
+        _ if line.starts_with("panic: ") => "the form is too large for its compiler",
+        _ => line,
+    };
+    ours.to_owned()
+}
+
+/// Grammars for one vocabulary, which is laid out for them when the first one is asked for.
+pub(crate) struct Grammars {
+    ready: OnceLock<Result<(ParserFactory, Arc<MaskThreads>), String>>,
+    compilers: Arc<Lanes>,
+}
+
+impl Default for Grammars {
+    fn default() -> Self {
+        Self { ready: OnceLock::new(), compilers: Lanes::new(COMPILERS.0, COMPILERS.1) }
+    }
+}
+
+/// What comes of compiling: first how to end what follows, then the first mask.
+type Compiled = Result<CancellationHandle, FormError>;
+type First = (Matcher, Result<SimpleVob, FormError>);
+
+/// Ends the work on a mask when whoever wants it has gone.
+struct EndsWithClient(Option<CancellationHandle>);
+
+impl Drop for EndsWithClient {
+    fn drop(&mut self) {
+        self.0.iter().for_each(CancellationHandle::cancel);
+    }
+}
+
 impl Grammars {
-    /// A guide to answers of this form.
+    /// A guide to answers of this form, for a request of `owner`.
     ///
     /// # Errors
     /// [`FormError`].
-    pub fn guide(&self, tokenizer: &Tokenizer, form: &Form) -> Result<Guide, FormError> {
+    pub async fn guide(
+        self: &Arc<Self>,
+        model: &Model,
+        form: Form,
+        owner: Owner,
+    ) -> Result<Guide, FormError> {
+        let lane = self.compilers.enter(&owner).await;
+        let (compiled, first) = self.start(model, form, lane)?;
+        let ended = |_| FormError::Wrong("an internal error while the form was compiled".to_owned());
+        let handle = timeout(COMPILE_TIME, compiled).await.map_err(|_| FormError::SlowToCompile)?;
+        let mut ends = EndsWithClient(Some(handle.map_err(ended)??));
+        let first = timeout(MASK_TIME, first).await.map_err(|_| FormError::SlowMask)?;
+        let (matcher, mask) = first.map_err(ended)?;
+        ends.0 = None;
+        let (_, threads) = self.ready(model)?;
+        Ok(Guide::new(matcher, mask?, owner, Arc::clone(threads)))
+    }
+
+    fn ready(&self, model: &Model) -> Result<&(ParserFactory, Arc<MaskThreads>), FormError> {
+        let make = || {
+            let tokenizer = model.tokenizer().map_err(|error| error.to_string())?;
+            let threads = MaskThreads::start().map_err(|error| error.to_string())?;
+            Ok((factory(tokenizer)?, Arc::new(threads)))
+        };
+        self.ready.get_or_init(make).as_ref().map_err(|why| FormError::Wrong(why.clone()))
+    }
+
+    /// Starts a thread that compiles a form, as long as somebody waits for it.
+    fn start(
+        self: &Arc<Self>,
+        model: &Model,
+        form: Form,
+        lane: Lane,
+    ) -> Result<(oneshot::Receiver<Compiled>, oneshot::Receiver<First>), FormError> {
+        let ((to, compiled), (to_first, first)) = (oneshot::channel(), oneshot::channel());
+        let (grammars, model) = (Arc::clone(self), model.clone());
+        let compile = move || {
+            let _lane = lane;
+            let mut matcher = match grammars.compile(&model, &form) {
+                Ok(matcher) => matcher,
+                Err(error) => return drop(to.send(Err(error))),
+            };
+            let handle = matcher.cancellation_handle().unwrap_or_default();
+            if to.send(Ok(handle)).is_ok() {
+                let mask = masks::mask(&mut matcher);
+                _ = to_first.send((matcher, mask));
+            }
+        };
+        let thread = std::thread::Builder::new().name("compiler".to_owned()).stack_size(STACK).spawn(compile);
+        thread.map_err(|error| FormError::Wrong(error.to_string()))?;
+        Ok((compiled, first))
+    }
+
+    fn compile(&self, model: &Model, form: &Form) -> Result<Matcher, FormError> {
         form.check()?;
-        let ready = self.ready.get_or_init(|| Ok((factory(tokenizer)?, start_thread()?)));
-        let (factory, work) = ready.as_ref().map_err(|why| FormError::Wrong(why.clone()))?;
-        let matcher = self.on_large_stack(|| Matcher::new(factory.create_parser(form.grammar())))?;
+        let (factory, _) = self.ready(model)?;
+        let matcher = Matcher::new(factory.create_parser(form.grammar())).into_cancellable();
         match matcher.get_error() {
-            Some(why) => Err(FormError::Wrong(why.lines().next().unwrap_or_default().to_owned())),
-            None => Ok(Guide { matcher: Some(matcher), coming: None, work: work.clone() }),
+            Some(why) => Err(FormError::Wrong(in_a_line(&why))),
+            None => Ok(matcher),
         }
     }
 
-    /// Compiles where deep grammars do not overflow the stack.
-    fn on_large_stack(&self, compile: impl FnOnce() -> Matcher + Send) -> Result<Matcher, FormError> {
-        let _alone = self.compiling.lock().unwrap_or_else(PoisonError::into_inner);
-        let compiled = std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().name("compiler".to_owned()).stack_size(COMPILER_STACK);
-            let thread = thread.spawn_scoped(scope, compile).map_err(|error| error.to_string())?;
-            thread.join().map_err(|_| "an internal error while the form was compiled".to_owned())
-        });
-        compiled.map_err(FormError::Wrong)
+    /// [`Self::guide`], waited for.
+    #[cfg(test)]
+    pub fn guide_at_once(self: &Arc<Self>, model: &Model, form: &Form) -> Result<Guide, FormError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(self.guide(model, form.clone(), None))
     }
 }
 
@@ -142,33 +232,6 @@ fn factory(tokenizer: &Tokenizer) -> Result<ParserFactory, String> {
     factory.quiet();
     factory.limits_mut().verbose_errors = false;
     Ok(factory)
-}
-
-/// A mask to be worked out, and where it goes.
-struct Work {
-    matcher: Matcher,
-    to: oneshot::Sender<(Matcher, Result<SimpleVob, String>)>,
-}
-
-fn start_thread() -> Result<Sender<Work>, String> {
-    let (work, received) = channel::<Work>();
-    let run = move || {
-        for Work { mut matcher, to } in received {
-            let mask = matcher.compute_mask_or_eos().map_err(|error| error.to_string());
-            // Whoever asked may have gone.
-            _ = to.send((matcher, mask));
-        }
-    };
-    let thread = std::thread::Builder::new().name("grammar".to_owned()).stack_size(MASK_STACK).spawn(run);
-    thread.map(|_| work).map_err(|error| error.to_string())
-}
-
-/// Where an answer stands in its form.
-pub(crate) struct Guide {
-    /// Away while the next mask is worked out.
-    matcher: Option<Matcher>,
-    coming: Option<oneshot::Receiver<(Matcher, Result<SimpleVob, String>)>>,
-    work: Sender<Work>,
 }
 
 /// When a guide begins to hold.
@@ -225,7 +288,7 @@ impl Guides {
 
     /// Takes note of a token, of the text that has become certain with it, and whether that ends within a thought. Whether the answer
     /// is complete.
-    pub fn said(&mut self, token: u32, text: &str, is_thinking: bool) -> Result<bool, String> {
+    pub fn said(&mut self, token: u32, text: &str, is_thinking: bool) -> Result<bool, FormError> {
         if let Some(guide) = &mut self.now {
             return guide.said(token);
         }
@@ -233,62 +296,6 @@ impl Guides {
         let given = |(cue, _): &mut (Cue, Guide)| !is_thinking && cue.is_given(recent, text);
         self.now = self.later.take_if(given).map(|(_, guide)| guide);
         Ok(false)
-    }
-}
-
-const AWAY: &str = "the thread of the grammars has ended";
-
-impl Guide {
-    /// A guide at the same place.
-    pub fn fork(&self) -> Option<Self> {
-        let matcher = self.matcher.as_ref()?.deep_clone();
-        Some(Self { matcher: Some(matcher), coming: None, work: self.work.clone() })
-    }
-
-    /// Begins to work out which tokens may come next.
-    fn look_ahead(&mut self) {
-        if let Some(matcher) = self.matcher.take() {
-            let (to, coming) = oneshot::channel();
-            self.coming = Some(coming);
-            // Where the thread has ended nothing comes, which is noticed.
-            _ = self.work.send(Work { matcher, to });
-        }
-    }
-
-    /// Rules out what may not come next.
-    pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), String> {
-        self.look_ahead();
-        let (matcher, mask) =
-            self.coming.take().and_then(|coming| coming.blocking_recv().ok()).ok_or(AWAY)?;
-        self.matcher = Some(matcher);
-        let mask = mask?;
-        for (id, logit) in logits.iter_mut().enumerate() {
-            if id >= mask.len() || !mask.is_allowed(id as u32) {
-                *logit = f32::NEG_INFINITY;
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes note of a token. Whether the answer is complete with it, and nothing can follow.
-    pub fn said(&mut self, token: u32) -> Result<bool, String> {
-        let matcher = self.matcher.as_mut().ok_or(AWAY)?;
-        matcher.consume_token(token).map_err(|error| error.to_string())?;
-        let is_complete = matcher.is_stopped();
-        if !is_complete {
-            self.look_ahead();
-        }
-        Ok(is_complete)
-    }
-
-    /// Whether these tokens are a whole answer.
-    #[cfg(test)]
-    pub fn takes(mut self, tokens: &[u32]) -> bool {
-        let matcher = self.matcher.as_mut().expect("nothing has been asked for");
-        tokens.iter().all(|&token| {
-            matcher.compute_mask().is_ok_and(|mask| mask.is_allowed(token))
-                && matcher.consume_token(token).is_ok()
-        }) && matcher.is_accepting().is_ok_and(|accepts| accepts)
     }
 }
 
@@ -303,7 +310,7 @@ mod tests {
     fn a_form_holds_from_its_cue_on_and_a_thought_gives_none() {
         let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
         let form = Form::object();
-        let guide = || Grammars::default().guide(model.tokenizer().unwrap(), &form).unwrap();
+        let guide = || Arc::new(Grammars::default()).guide_at_once(&model, &form).unwrap();
         let mut call = Guides::later(Cue::Said("<tool_call>"), guide());
         let mut holds_after = |text: &str, is_thinking| {
             assert_eq!(call.said(0, text, is_thinking), Ok(false));

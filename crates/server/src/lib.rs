@@ -15,6 +15,7 @@ mod events;
 mod gbnf;
 mod guide;
 mod http;
+mod lanes;
 mod listen;
 mod metrics;
 mod pool;
@@ -188,8 +189,8 @@ pub enum ServeError {
     Model(#[from] Error),
 }
 
-/// Serves `model` until the process is told to end (SIGTERM or an interrupt): then what is in work is brought to its end, and
-/// nothing new is taken on. `ready` is told where the server listens.
+/// Serves `model` until the process is told to end (SIGTERM or an interrupt): then what is in work is brought to its end, within two
+/// minutes or until the process is told again, and nothing new is taken on. Conversations are put away within another minute. `ready` is told where the server listens.
 ///
 /// # Errors
 /// [`ServeError`]; never because of a request.
@@ -206,8 +207,8 @@ pub fn serve(model: Model, options: Options, ready: impl FnOnce(SocketAddr)) -> 
     let server = Arc::new(Server { options, pool: Arc::clone(&pool), n_asked, is_leaving, work });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(listen::listen(server, (cors, tls), has_broken, ready));
-    // Without anybody who could send jobs, the workers end.
-    drop(runtime);
+    // Without anybody who could send jobs, the workers end. What blocks a thread of the runtime is not waited for.
+    runtime.shutdown_background();
     pool.end();
     result
 }

@@ -112,8 +112,8 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin + 'static, app: axum:
     }
 }
 
-/// Returns when the process was told to end and the last answer has ended.
-async fn end(server: Arc<Server>, signals: Signals) {
+/// Returns when the process was told to end and the last answer has ended, or it is told again.
+async fn end(server: Arc<Server>, mut signals: Signals) {
     signals.come().await;
     tracing::info!("told to end: no more work is taken on");
     server.is_leaving.store(true, Ordering::Relaxed);
@@ -122,8 +122,10 @@ async fn end(server: Arc<Server>, signals: Signals) {
             tokio::time::sleep(LOOK_AGAIN).await;
         }
     };
-    if tokio::time::timeout(DRAIN, drained).await.is_err() {
-        tracing::warn!("the last answers take too long: they are broken off");
+    tokio::select! {
+        () = drained => {}
+        () = tokio::time::sleep(DRAIN) => tracing::warn!("the last answers take too long: they are broken off"),
+        () = signals.come() => tracing::warn!("told to end again: the last answers are broken off"),
     }
 }
 
@@ -139,7 +141,7 @@ impl Signals {
     }
 
     /// Returns when one comes.
-    async fn come(mut self) {
+    async fn come(&mut self) {
         let [interrupt, terminate] = &mut self.0;
         tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
     }
@@ -156,7 +158,7 @@ impl Signals {
     }
 
     /// Returns when it comes.
-    async fn come(self) {
+    async fn come(&mut self) {
         if tokio::signal::ctrl_c().await.is_err() {
             // Nobody can tell.
             std::future::pending::<()>().await;

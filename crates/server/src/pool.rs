@@ -6,7 +6,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kvant::{KvOptions, Model, SessionOptions, TOKENS_PER_BLOCK};
 
@@ -22,6 +22,10 @@ use crate::{Drawing, Options, ServeError};
 /// Rows of a step, at most.
 const ROWS: usize = 512;
 
+/// The longest that a model's thread may take to put conversations away.
+const ENDING: Duration = Duration::from_secs(60);
+/// How often it is looked whether it has ended.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// The stack of a model's thread, which tells grammars of tokens.
 const MODEL_STACK: usize = 16 << 20;
 
@@ -78,10 +82,22 @@ struct Loaded {
 }
 
 impl Loaded {
-    /// Brings what is in work to its end, puts away what is worth it, and frees all memory.
-    fn end(self) {
-        drop(self.hosted);
-        _ = self.thread.join();
+    /// Brings what is in work to its end, puts away what is worth it, and frees all memory: until then at the latest.
+    fn end(self, until: Instant) {
+        let Self { hosted, thread, .. } = self;
+        let name = hosted.name.clone();
+        drop(hosted);
+        while !thread.is_finished() {
+            if Instant::now() > until {
+                tracing::error!(
+                    name,
+                    "a model's thread does not end: conversations that are not put away yet are lost"
+                );
+                return;
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        _ = thread.join();
     }
 }
 
@@ -213,7 +229,7 @@ impl Pool {
             };
             drop(all);
             tracing::info!(model = oldest.hosted.name, "unloaded");
-            oldest.end();
+            oldest.end(Instant::now() + ENDING);
         }
     }
 
@@ -269,7 +285,8 @@ impl Pool {
     /// Brings all models to their end.
     pub fn end(&self) {
         let all = std::mem::take(&mut *self.all());
-        all.into_iter().flatten().for_each(Loaded::end);
+        let until = Instant::now() + ENDING;
+        all.into_iter().flatten().for_each(|loaded| loaded.end(until));
     }
 }
 

@@ -1,6 +1,7 @@
 //! The thread that has the model: it does what the [scheduler](crate::scheduler) says, and tells those who wait.
 
 mod course;
+mod waits;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -26,8 +27,8 @@ use course::Course;
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// How long what is told of the worker may be out of date while it works.
 const OUT_OF_DATE: Duration = Duration::from_millis(50);
-/// Whoever does not listen for so long has gone.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The longest that a step waits for masks of tokens: an answer that needs more goes on later, without the others.
+const MASK_GRACE: Duration = Duration::from_millis(2);
 
 /// The most events of an answer between two looks at who listens: the prompt is read and scored, a token said, and all ended.
 pub(crate) const EVENTS_OF_ANSWER: usize = 4;
@@ -73,8 +74,8 @@ pub(crate) enum Event {
     Said(usize, Said),
     /// An answer has ended; the text is what had been held back.
     Ended(usize, Finish, String, Times),
-    /// All has ended: something does not work.
-    Failed(String),
+    /// All has ended: the request asks for what cannot be done, or something of ours does not work.
+    Failed { why: String, is_of_request: bool },
 }
 
 /// How far a prompt has been read.
@@ -208,6 +209,7 @@ impl Worker {
                 }
             }
             self.look_who_listens();
+            let awaits_masks = self.look_for_masks();
             self.blocks.tell();
             let act = self.scheduler.next(self.began.elapsed(), self.memory());
             if act != Act::Wait {
@@ -221,7 +223,7 @@ impl Worker {
                     Ok(job) => self.submit(job),
                     Err(_) => is_open = false,
                 },
-                (false, _) => match jobs.recv_timeout(LOOK_AGAIN) {
+                (false, _) => match jobs.recv_timeout(if awaits_masks { MASK_GRACE } else { LOOK_AGAIN }) {
                     Ok(job) => self.submit(job),
                     Err(RecvTimeoutError::Disconnected) => std::thread::sleep(LOOK_AGAIN),
                     Err(RecvTimeoutError::Timeout) => {}
@@ -244,7 +246,8 @@ impl Worker {
         let plan = match job.kind.stored.options.plan(&shape) {
             Ok(plan) => plan,
             Err(error) => {
-                _ = job.events.try_send(Event::Failed(error.to_string()));
+                let failed = Event::Failed { why: error.to_string(), is_of_request: true };
+                _ = job.events.try_send(failed);
                 return;
             }
         };
@@ -273,27 +276,6 @@ impl Worker {
         }
     }
 
-    /// Lets go of those whom nobody waits for, and holds those back whom nobody listens to.
-    fn look_who_listens(&mut self) {
-        let mut gone = Vec::new();
-        for (&id, course) in &mut self.courses {
-            // All of them may have something to tell before it is looked again.
-            let is_heard = course.job.events.capacity() >= EVENTS_OF_ANSWER * course.job.n_together;
-            if is_heard != course.unheard.is_none() {
-                course.unheard = (!is_heard).then(Instant::now);
-                self.scheduler.pause(id, !is_heard);
-            }
-            if course.job.events.is_closed() || course.unheard.is_some_and(|since| since.elapsed() > PATIENCE)
-            {
-                gone.push(id);
-            }
-        }
-        for id in gone {
-            self.metrics.cancelled.inc();
-            self.leave(id);
-        }
-    }
-
     fn act(&mut self, act: Act) {
         match act {
             Act::Evict => {
@@ -314,6 +296,7 @@ impl Worker {
                 self.is_short = false;
                 self.metrics.parked.inc();
                 // Where it cannot be put away its tokens are enough to bring it back.
+                self.await_mask(id, false);
                 if let Some(course) = self.courses.get_mut(&id)
                     && let Some(session) = course.take_session()
                 {
@@ -391,11 +374,12 @@ impl Worker {
         }
         let took = if n_rows > 0 { started.elapsed() } else { Duration::ZERO };
         self.scheduler.ran(&ran, took);
+        let until = Instant::now() + MASK_GRACE;
         for &(id, n) in &ran {
             if self.scheduler.leaves_copy(id, self.memory()) {
                 self.leave_copy(id);
             }
-            self.go_on(id, n);
+            self.go_on(id, n, until);
         }
         self.metrics.steps.inc();
         if self.told.elapsed() > OUT_OF_DATE {
@@ -477,8 +461,9 @@ impl Worker {
         self.scheduler.resumed(id, session.map_or(0, |session| session.tokens().len()));
     }
 
-    /// A sequence has read `n` tokens: tells so, or draws what follows when that is all there was.
-    fn go_on(&mut self, id: Id, n: usize) {
+    /// A sequence has read `n` tokens: tells so, or draws what follows when that is all there was. Where it is not known `until` then what
+    /// may be said next, the others go on without it.
+    fn go_on(&mut self, id: Id, n: usize, until: Instant) {
         let Some(course) = self.courses.get_mut(&id) else { return };
         course.tell_blocks();
         let read = course.session.as_ref().map_or(0, |session| session.tokens().len());
@@ -496,6 +481,9 @@ impl Worker {
         if let Some(pooled) = course.pooled.take() {
             course.tell(Event::Pooled(pooled));
             return self.end(id, Finish::Stop);
+        }
+        if !course.voice.is_ready(until.saturating_duration_since(Instant::now())) {
+            return self.await_mask(id, true);
         }
         let others = if course.spoke.is_none() { 1..course.job.n } else { 0..0 };
         if course.spoke.is_none()
@@ -558,7 +546,7 @@ impl Worker {
             Some((Ok(Drawn::End), _)) => ended = Some(Finish::Stop),
             Some((Err(error), _)) => {
                 self.courses.insert(id, course);
-                return self.fail(id, &error);
+                return self.fail_for(id, &error, error.is_of_request());
             }
             None => {}
         }
@@ -592,10 +580,18 @@ impl Worker {
     }
 
     fn fail(&mut self, id: Id, error: &dyn std::fmt::Display) {
+        self.fail_for(id, error, false);
+    }
+
+    /// Ends a sequence by an error, which is the request's or ours.
+    fn fail_for(&mut self, id: Id, error: &dyn std::fmt::Display, is_of_request: bool) {
         if let Some(course) = self.courses.remove(&id) {
-            tracing::error!(%error, id = %course.job.id, "a request failed");
+            match is_of_request {
+                true => tracing::warn!(%error, id = %course.job.id, "a request cannot be answered"),
+                false => tracing::error!(%error, id = %course.job.id, "a request failed"),
+            }
             trace::failed(&course.span);
-            course.tell(Event::Failed(error.to_string()));
+            course.tell(Event::Failed { why: error.to_string(), is_of_request });
         }
         self.scheduler.remove(id);
     }

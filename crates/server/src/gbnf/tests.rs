@@ -1,6 +1,7 @@
 //! What passes a grammar is what GBNF means by it.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use kvant::{Model, OpenOptions, Special};
 
@@ -105,7 +106,7 @@ list ::= "- " [a-z]* "\n" list?"#,
 #[test]
 fn what_a_grammar_lets_pass_is_what_it_means() {
     let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
-    let (tokenizer, grammars) = (model.tokenizer().unwrap(), Grammars::default());
+    let (tokenizer, grammars) = (model.tokenizer().unwrap(), Arc::new(Grammars::default()));
     let none = |_: &str| None;
     for (grammar, texts) in CASES {
         let rules = Reader::new(grammar, &none).rules().unwrap();
@@ -120,7 +121,7 @@ fn what_a_grammar_lets_pass_is_what_it_means() {
                     any_end(&rules, &rules[0], &characters, &HashSet::from([0])).contains(&characters.len())
                 }
             };
-            let guide = grammars.guide(tokenizer, &Form::Lark(lark.clone()));
+            let guide = grammars.guide_at_once(&model, &Form::Lark(lark.clone()));
             let guide = guide.unwrap_or_else(|error| panic!("{grammar}: {error}\n{lark}"));
             let tokens = tokenizer.encode(text, Special::AsText, false).unwrap();
             assert_eq!(guide.takes(&tokens), expected, "{text:?} of {grammar}\n{lark}");

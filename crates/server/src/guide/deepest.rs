@@ -1,5 +1,7 @@
 //! The deepest forms that are not refused: each must be compiled without an overflow, which would end this process.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value, json};
 
 use super::levels::{MAX_LEVELS, MAX_PROPERTIES};
@@ -48,20 +50,21 @@ fn forms(levels: usize) -> Vec<(&'static str, Form)> {
 #[test]
 fn the_deepest_forms_overflow_no_stack_and_deeper_ones_are_refused() {
     let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
-    let (tokenizer, grammars) = (model.tokenizer().unwrap(), Grammars::default());
+    let grammars = Arc::new(Grammars::default());
     for (name, form) in forms(MAX_LEVELS) {
-        let mut guide = grammars.guide(tokenizer, &form).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let mut guide =
+            grammars.guide_at_once(&model, &form).unwrap_or_else(|error| panic!("{name}: {error}"));
         guide.mask(&mut vec![0.0; model.n_vocab()]).unwrap_or_else(|error| panic!("{name}: {error}"));
     }
     for (name, form) in forms(MAX_LEVELS + 250) {
-        let error = grammars.guide(tokenizer, &form).err();
+        let error = grammars.guide_at_once(&model, &form).err();
         assert!(matches!(error, Some(FormError::TooLarge(_))), "{name}: {error:?}");
     }
     for is_required in [true, false] {
         // The compiler knows a bound of its own, below that which is safe.
-        let error = grammars.guide(tokenizer, &properties(MAX_PROPERTIES, is_required)).err();
+        let error = grammars.guide_at_once(&model, &properties(MAX_PROPERTIES, is_required)).err();
         assert!(!matches!(error, Some(FormError::TooLarge(_))), "{error:?}");
-        let error = grammars.guide(tokenizer, &properties(MAX_PROPERTIES + 1, is_required)).err();
+        let error = grammars.guide_at_once(&model, &properties(MAX_PROPERTIES + 1, is_required)).err();
         assert!(matches!(error, Some(FormError::TooLarge(_))), "{error:?}");
     }
 }

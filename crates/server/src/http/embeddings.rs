@@ -122,7 +122,9 @@ impl Hosted {
             match received.recv().await {
                 Some(Event::Pooled(pooled)) => return Ok(pooled),
                 Some(Event::Refused(refusal)) => return Err(refusal.into()),
-                Some(Event::Failed(why)) => return Err(ApiError::internal(why)),
+                Some(Event::Failed { why, is_of_request }) => {
+                    return Err(ApiError::failed(why, is_of_request));
+                }
                 Some(Event::Ended(..)) => {
                     return Err(ApiError::internal("the text outgrew the memory for caches"));
                 }

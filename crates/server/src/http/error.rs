@@ -59,6 +59,11 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
+    /// An answer has failed, by what the request asks for or by a fault of ours.
+    pub fn failed(why: String, is_of_request: bool) -> Self {
+        if is_of_request { Self::invalid(why) } else { Self::internal(why) }
+    }
+
     /// The server is about to end.
     pub fn leaving() -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", "the server is shutting down")

@@ -41,7 +41,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::CorsLayer;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::guide::{Cue, Grammars, Guides};
+use crate::guide::{Cue, Form, Grammars, Guides};
 use crate::pool::Pool;
 use crate::shelf::{Kind, Stored};
 use crate::thinking::Thinking;
@@ -169,29 +169,20 @@ impl Hosted {
     }
 
     /// What answers are held to, where they are to have a form, and what once they have said a certain text.
-    async fn guides(&self, asked: &Asked) -> Result<Guides, ApiError> {
-        let (form, later) = (asked.form.clone(), asked.form_later.clone());
-        if form.is_none() && later.is_none() {
-            return Ok(Guides::default());
-        }
+    async fn guides(&self, asked: &Asked, caller: &Caller) -> Result<Guides, ApiError> {
+        let guide = |form: Form| self.grammars.guide(&self.model, form, caller.owner.clone());
         // What follows a thought has the form, not the thought.
         let is_thinking = asked.answer.thinking.as_ref().is_some_and(Thinking::is_going_on);
-        let grammars = Arc::clone(&self.grammars);
-        let guides = self.tokens(move |model| {
-            let tokenizer = model.tokenizer()?;
-            let guide = |form| grammars.guide(tokenizer, &form).map_err(ApiError::from);
-            Ok(match (form.map(guide).transpose()?, later) {
-                (Some(guide), _) if is_thinking => Guides::later(Cue::Thought, guide),
-                (Some(guide), _) => Guides::now(guide),
-                // A call that cannot be held to its form is still read.
-                (None, Some((opens, form))) => match guide(form) {
-                    Ok(guide) => Guides::later(Cue::Said(opens), guide),
-                    Err(_) => Guides::default(),
-                },
-                (None, None) => Guides::default(),
-            })
-        });
-        guides.await
+        Ok(match (asked.form.clone(), asked.form_later.clone()) {
+            (Some(form), _) if is_thinking => Guides::later(Cue::Thought, guide(form).await?),
+            (Some(form), _) => Guides::now(guide(form).await?),
+            // A call that cannot be held to its form is still read.
+            (None, Some((opens, form))) => match guide(form).await {
+                Ok(guide) => Guides::later(Cue::Said(opens), guide),
+                Err(_) => Guides::default(),
+            },
+            (None, None) => Guides::default(),
+        })
     }
 
     /// What a request for the next turn of a conversation asks for, and what it begins with.
@@ -243,7 +234,7 @@ impl Hosted {
         let (events, received) = channel(EVENTS_AHEAD + EVENTS_OF_ANSWER * n_answers);
         let n_jobs = prompts.len();
         self.check(&prompts)?;
-        let guides = self.guides(asked).await?;
+        let guides = self.guides(asked, caller).await?;
         let stored = self.stored(&asked.wanted)?;
         for (index, prompt) in prompts.into_iter().enumerate() {
             let first = index * asked.n;

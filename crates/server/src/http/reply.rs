@@ -124,7 +124,9 @@ impl<F: Format> Listener<F> {
             match events.recv().await {
                 Some(Event::Taken) => n_taken += 1,
                 Some(Event::Refused(refusal)) => return Err(refusal.into()),
-                Some(Event::Failed(why)) => return Err(ApiError::invalid(why)),
+                Some(Event::Failed { why, is_of_request }) => {
+                    return Err(ApiError::failed(why, is_of_request));
+                }
                 // The first jobs may be answered before the last one is taken on.
                 Some(event) => early.push_back(event),
                 None => return Err(ApiError::leaving()),
@@ -167,7 +169,7 @@ impl<F: Format> Listener<F> {
                 }
             }
             Some(Event::Refused(refusal)) => return Err(refusal.into()),
-            Some(Event::Failed(why)) => return Err(ApiError::internal(why)),
+            Some(Event::Failed { why, is_of_request }) => return Err(ApiError::failed(why, is_of_request)),
             None => return Err(ApiError::leaving()),
         }
         Ok(true)

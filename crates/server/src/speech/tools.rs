@@ -372,6 +372,8 @@ fn quoted(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use std::path::Path;
 
     use kvant::{ChatTemplate, RenderOptions, Special};
@@ -504,7 +506,7 @@ mod tests {
         });
         let tools = [Tool { name: "f".to_owned(), parameters }];
         let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
-        let (tokenizer, grammars) = (model.tokenizer().unwrap(), Grammars::default());
+        let (tokenizer, grammars) = (model.tokenizer().unwrap(), Arc::new(Grammars::default()));
         for format in FORMATS.iter().filter(|format| matches!(format.style, Style::Function | Style::Pairs)) {
             let form = Form::Lark(format.grammar(&tools, true, false));
             let call = |[unit, kind, level]: [&str; 3]| {
@@ -531,7 +533,7 @@ mod tests {
             };
             let takes = |text: &str| {
                 let tokens = tokenizer.encode(text, Special::AsText, false).unwrap();
-                grammars.guide(tokenizer, &form).unwrap().takes(&tokens)
+                grammars.guide_at_once(&model, &form).unwrap().takes(&tokens)
             };
             let text = call(["F", "7", "\"2\""]);
             assert!(takes(&text) && takes(&call(["C", "", "1"])), "{}: {text}", format.name);

@@ -40,6 +40,8 @@ pub(super) struct Course {
     pub last_said: Instant,
     /// Since when nobody listens.
     pub unheard: Option<Instant>,
+    /// It has read all, and what it may say next is being worked out.
+    pub awaits_mask: bool,
     pub span: Span,
 }
 
@@ -68,7 +70,13 @@ impl Course {
             spoke: None,
             last_said: now,
             unheard: None,
+            awaits_mask: false,
         }
+    }
+
+    /// Whether others go on without it.
+    pub fn is_held_back(&self) -> bool {
+        self.unheard.is_some() || self.awaits_mask
     }
 
     /// How many likeliest tokens to tell beside each of the prompt, while they are still to be told.

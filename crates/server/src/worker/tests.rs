@@ -48,7 +48,7 @@ fn nothing_is_lost_on_whoever_listens_slowly_to_several_prompts() {
             Event::Ended(index, _, _, times) => {
                 assert_eq!((n_said[index], times.n_said), (max_tokens, max_tokens))
             }
-            Event::Failed(why) => panic!("{why}"),
+            Event::Failed { why, .. } => panic!("{why}"),
             _ => {}
         }
     }

@@ -331,3 +331,34 @@ fn where_the_disk_is_full_answers_go_on_and_nothing_half_written_stays() {
     assert!(server.end("-TERM").success());
     fs::remove_dir_all(&folder).unwrap();
 }
+
+/// Also while a client's grammar keeps threads busy, whether the client is there or not.
+#[cfg(unix)]
+#[test]
+fn a_server_that_is_told_to_end_does_so_whatever_its_threads_do() {
+    let folder = folder("ends");
+    for is_there in [true, false] {
+        let server = Process::start(&folder, "");
+        let (answer, _) = server.ask(1);
+        let hostile = |beginning| {
+            let grammar = crate::walls::ambiguous(1900, beginning);
+            let body = json!({ "prompt": "x", "max_tokens": 200, "guided_grammar": grammar });
+            server.client.send("/v1/completions", &body)
+        };
+        let mut sent = vec![hostile(""), hostile("\"xx\"")];
+        std::thread::sleep(Duration::from_millis(300));
+        if !is_there {
+            sent.clear();
+        }
+        let began = Instant::now();
+        assert!(server.end("-TERM").success());
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+        drop(sent);
+        // What was said before has been put away.
+        let server = Process::start(&folder, "");
+        let (again, cached) = server.ask(1);
+        assert!(again == answer && cached > 512, "{cached}");
+        assert!(server.end("-TERM").success());
+    }
+    fs::remove_dir_all(&folder).unwrap();
+}

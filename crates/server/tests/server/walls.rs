@@ -1,5 +1,7 @@
 //! One stranger must not end, hold, read or starve the server.
 
+use std::time::{Duration, Instant};
+
 use kvant_server::Options;
 use serde_json::{Map, Value, json};
 
@@ -62,4 +64,70 @@ fn no_form_ends_the_server_whichever_way_it_comes() {
     let (status, answer) = client.post("/v1/messages", &with(own));
     assert_eq!(status, 200, "{answer}");
     assert_eq!(client.get("/health").0, 200);
+}
+
+/// A grammar of alternatives that begin alike, behind this beginning: to find the next tokens takes minutes where there are thousands.
+pub fn ambiguous(n: usize, beginning: &str) -> String {
+    let same = vec!["\"a\" s \"b\""; n].join(" | ");
+    format!("start: {beginning} s\ns: {same} | \"c\"\n")
+}
+
+#[test]
+fn nobody_waits_for_the_masks_of_another() {
+    let keys = ["alice", "bob"].map(str::to_owned).to_vec();
+    let client = start(Options { api_keys: keys, ..options() });
+    let (alice, bob) = (client.with_key("alice"), client.with_key("bob"));
+    let plain = json!({ "prompt": "hi", "max_tokens": 8, "ignore_eos": true });
+    let formed = json!({ "prompt": "hi", "max_tokens": 30, "guided_regex": "[a-z ]{20}" });
+    for beginning in ["", "\"xxxxxxxxxxxxxxxxxxxxxxx\"", "/[a-z]{30}/"] {
+        // Masks of about half a second each, and those that take too long.
+        let sent: Vec<_> = [1000, 1000, 1900, 1900, 1900, 5000]
+            .map(|n| {
+                let grammar = ambiguous(n, beginning);
+                bob.send(
+                    "/v1/completions",
+                    &json!({ "prompt": "hi", "max_tokens": 200, "guided_grammar": grammar }),
+                )
+            })
+            .into();
+        let began = Instant::now();
+        for body in [&plain, &formed, &plain, &formed] {
+            let (status, answer) = alice.post("/v1/completions", body);
+            assert_eq!(status, 200, "{answer}");
+        }
+        // Some of bob's masks would take longer by themselves, if they were let.
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+        drop(sent);
+    }
+    // What was sent ends with its client.
+    alice.wait_for("/slots", |slots| {
+        slots.as_array().unwrap().iter().all(|slot| slot["is_processing"] == false)
+    });
+    let (status, answer) = bob.post(
+        "/v1/completions",
+        &json!({ "prompt": "hi", "max_tokens": 200, "guided_grammar": ambiguous(1900, "\"xx\"") }),
+    );
+    let told = "the form leaves too many ways open: expected at most 2 s to find the next tokens, got more";
+    assert!(status == 400 && answer.to_string().contains(told), "{status} {answer}");
+}
+
+#[test]
+fn a_form_that_no_text_is_of_is_refused_before_the_answer_begins() {
+    let client = start(options());
+    for (form, told) in [
+        (json!({ "guided_regex": "[^\\s\\S]" }), "no text is of this form"),
+        (json!({ "guided_json": { "$ref": "#" } }), "no text is of this form"),
+        (json!({ "guided_grammar": "start: a\na: b\nb: a" }), "no text is of this form"),
+    ] {
+        let mut body = json!({ "prompt": "hi", "max_tokens": 8, "stream": true });
+        body.as_object_mut().unwrap().extend(form.as_object().unwrap().clone());
+        let (status, answer) = client.post("/v1/completions", &body);
+        assert!(status == 400 && answer["error"]["message"] == told, "{status} {answer}");
+    }
+    // Where the answer has to begin before it shows.
+    let many = "start: ".to_owned() + &vec!["/[a-z]+/ s"; 3000].join(" | ") + "\ns: \"x\"\n";
+    let (status, answer) =
+        client.post("/v1/completions", &json!({ "prompt": "hi", "max_tokens": 8, "guided_grammar": many }));
+    let told = "the form leaves too many ways open: expected at most 2000 at one place, got more";
+    assert!(status == 400 && answer.to_string().contains(told), "{status} {answer}");
 }
