@@ -91,6 +91,10 @@ pub struct ServeArgs {
     /// Origin of a web page that may send requests, such as https://chat.example, or * for all; may be given several times
     #[arg(long, value_name = "ORIGIN", env = "KVANT_CORS_ORIGIN", value_delimiter = ',')]
     cors_origin: Vec<String>,
+    /// Name that clients call this machine by, such as box.example, where the server asks for no key and listens at 127.0.0.1 behind a
+    /// proxy; may be given several times
+    #[arg(long, value_name = "NAME", env = "KVANT_ALLOWED_HOST", value_delimiter = ',')]
+    allowed_host: Vec<String>,
     /// Another model, loaded when a request names it; may be given several times. Unused models make room for others
     #[arg(long, value_name = "NAME=FILE", value_parser = named)]
     also: Vec<(String, String)>,
@@ -259,6 +263,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         tls: None,
         api_keys: args.api_key,
         origins: args.cors_origin,
+        allowed_hosts: args.allowed_host,
     };
     let device = model.device().name;
     let scheme = if served.tls.is_some() { "https" } else { "http" };
@@ -279,6 +284,7 @@ impl From<ServeError> for Failure {
         match error {
             ServeError::Model(error) => error.into(),
             ServeError::Origin(_) => Self::Usage(format!("--cors-origin: {error}")),
+            ServeError::Host(_) => Self::Usage(format!("--allowed-host: {error}")),
             error => Self::Work(error.to_string()),
         }
     }

@@ -112,8 +112,10 @@ pub struct Options {
     pub tls: Option<TlsFiles>,
     /// Keys that callers must have, one of them; none are asked for when there are none.
     pub api_keys: Vec<String>,
-    /// Origins of web pages that may send requests (`https://chat.example`), `*` for all; none when there are none.
+    /// Origins of web pages that may send requests (`https://chat.example`), `*` for all; none but the server's own when there are none.
     pub origins: Vec<String>,
+    /// Names by which a server that listens for its own machine alone, and asks for no key, may be called, beside `localhost` and addresses.
+    pub allowed_hosts: Vec<String>,
 }
 
 impl Options {
@@ -141,6 +143,7 @@ impl Options {
             tls: None,
             api_keys: Vec::new(),
             origins: Vec::new(),
+            allowed_hosts: Vec::new(),
         }
     }
 }
@@ -178,6 +181,9 @@ pub enum ServeError {
     /// No page has such an origin.
     #[error("expected an origin such as https://chat.example, or *, got {0}")]
     Origin(String),
+    /// No host has such a name.
+    #[error("expected the name of a host such as box.example, got {0}")]
+    Host(String),
     /// The system gives no threads or sockets.
     #[error("the server cannot go on: {0}")]
     Io(#[from] std::io::Error),
@@ -196,6 +202,10 @@ pub enum ServeError {
 /// [`ServeError`]; never because of a request.
 pub fn serve(model: Model, options: Options, ready: impl FnOnce(SocketAddr)) -> Result<(), ServeError> {
     let cors = http::cors(&options.origins)?;
+    let is_name = |host: &&String| !host.is_empty() && !host.contains(['/', ':', '*', ' ', ',']);
+    if let Some(host) = options.allowed_hosts.iter().find(|host| !is_name(host)) {
+        return Err(ServeError::Host(host.clone()));
+    }
     #[cfg(feature = "tls")]
     let tls = options.tls.as_ref().map(tls::acceptor).transpose()?;
     #[cfg(not(feature = "tls"))]

@@ -48,7 +48,7 @@ impl Server {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let head = format!(
-            "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{heads}Content-Length: {}\r\n\r\n",
+            "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{heads}Content-Length: {}\r\n\r\n",
             body.len()
         );
         stream.write_all(format!("{head}{body}").as_bytes()).unwrap();

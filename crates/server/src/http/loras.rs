@@ -4,6 +4,7 @@ use std::sync::{Arc, PoisonError};
 
 use axum::Json;
 use axum::extract::State;
+use axum::http::HeaderMap;
 use kvant::KvOptions;
 use kvant::gguf::printable_path;
 use serde::Deserialize;
@@ -12,6 +13,7 @@ use serde_json::{Value, json};
 use super::asked::kv_type;
 use super::error::ApiError;
 use super::fields::{Body, Fields};
+use super::origin::refuse_unless_json;
 use super::{Hosted, Server};
 use crate::shelf::Stored;
 
@@ -117,8 +119,10 @@ pub(super) async fn list(State(server): State<Arc<Server>>) -> Result<Json<Value
 /// Sets how much of each an answer gets whose request does not say, from now on; none of those that are not named.
 pub(super) async fn set(
     State(server): State<Arc<Server>>,
+    headers: HeaderMap,
     Body(body): Body,
 ) -> Result<Json<Value>, ApiError> {
+    refuse_unless_json(&headers)?;
     let hosted = server.pool.first()?;
     let scales = Vec::<Scale>::deserialize(&body)
         .map_err(|_| ApiError::field("lora", FORM, super::fields::short(&body)))?;

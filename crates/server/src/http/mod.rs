@@ -14,6 +14,7 @@ mod messages;
 mod named;
 mod native;
 mod ollama;
+mod origin;
 mod pictures;
 mod prompt;
 mod reply;
@@ -332,9 +333,12 @@ async fn not_so(method: Method, request: Request) -> ApiError {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
 }
 
-/// Lets in who has a key, where keys are asked for, as long as work is taken on.
+/// Lets in who has a key, where keys are asked for, and no page of another site where none are, as long as work is taken on.
 async fn admit(State(server): State<Arc<Server>>, mut request: Request, next: Next) -> Response {
     const OPEN: [&str; 7] = ["/", "/health", "/v1/health", "/live", "/ready", "/models", "/v1/models"];
+    if let Some(error) = origin::refusal(&server.options, request.method(), request.headers()) {
+        return error.into_response();
+    }
     let is_open = OPEN.contains(&request.uri().path());
     let keys = &server.options.api_keys;
     let owner = match key(request.headers()) {

@@ -112,7 +112,7 @@ fn two_requests_at_once_load_a_model_once() {
 fn a_request_has_a_name_that_its_answer_tells() {
     let client = start(options());
     let head = |named: &str| {
-        client.raw(&format!("GET /health HTTP/1.1\r\nHost: x\r\n{named}Connection: close\r\n\r\n"))
+        client.raw(&format!("GET /health HTTP/1.1\r\nHost: localhost\r\n{named}Connection: close\r\n\r\n"))
     };
     let name = |head: &str| {
         let line = head.lines().find_map(|line| line.strip_prefix("x-request-id: ")).map(str::to_owned);
@@ -124,8 +124,8 @@ fn a_request_has_a_name_that_its_answer_tells() {
     // What could be mistaken for something else in a log is not taken over.
     assert!(name(&head("X-Request-Id: two words\r\n")).starts_with("req_"));
     assert!(name(&head(&format!("X-Request-Id: {}\r\n", "x".repeat(200)))).starts_with("req_"));
-    let missing =
-        client.raw("POST /nothing HTTP/1.1\r\nHost: x\r\nX-Request-Id: lost\r\nConnection: close\r\n\r\n");
+    let missing = client
+        .raw("POST /nothing HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: lost\r\nConnection: close\r\n\r\n");
     assert!(missing.starts_with("HTTP/1.1 404") && name(&missing) == "lost", "{missing}");
 }
 
@@ -133,16 +133,17 @@ fn a_request_has_a_name_that_its_answer_tells() {
 fn only_pages_that_were_let_in_may_send_requests() {
     let preflight = |origin: &str| {
         format!(
-            "OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: x\r\nOrigin: {origin}\r\nConnection: close\r\n\
+            "OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nOrigin: {origin}\r\nConnection: close\r\n\
              Access-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: authorization\r\n\r\n"
         )
     };
     let get = |origin: &str| {
-        format!("GET /health HTTP/1.1\r\nHost: x\r\nOrigin: {origin}\r\nConnection: close\r\n\r\n")
+        format!("GET /health HTTP/1.1\r\nHost: localhost\r\nOrigin: {origin}\r\nConnection: close\r\n\r\n")
     };
     const ALLOWED: &str = "access-control-allow-origin: ";
     let closed = start(options());
-    assert!(!closed.raw(&get("https://chat.example")).contains(ALLOWED));
+    let refused = closed.raw(&get("https://chat.example"));
+    assert!(refused.starts_with("HTTP/1.1 403") && !refused.contains(ALLOWED), "{refused}");
     assert!(!closed.raw(&preflight("https://chat.example")).contains(ALLOWED));
     let keys = vec!["secret".to_owned()];
     let origins = vec!["https://chat.example".to_owned()];
@@ -160,11 +161,16 @@ fn only_pages_that_were_let_in_may_send_requests() {
 }
 
 #[test]
-fn what_is_no_origin_is_refused_by_its_name() {
+fn what_is_no_origin_and_no_host_is_refused_by_its_name() {
     let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
     for origin in ["chat.example", "https://", "https://a/b", "https://*.example"] {
         let options = Options { origins: vec![origin.to_owned()], ..options() };
         let error = kvant_server::serve(model.clone(), options, |_| ()).unwrap_err().to_string();
         assert!(error.contains(origin) && error.lines().count() == 1, "{error}");
+    }
+    for host in ["", "https://box.example", "box.example:80", "*"] {
+        let options = Options { allowed_hosts: vec![host.to_owned()], ..options() };
+        let error = kvant_server::serve(model.clone(), options, |_| ()).unwrap_err().to_string();
+        assert_eq!(error, format!("expected the name of a host such as box.example, got {host}"));
     }
 }

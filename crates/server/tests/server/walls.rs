@@ -131,3 +131,49 @@ fn a_form_that_no_text_is_of_is_refused_before_the_answer_begins() {
     let told = "the form leaves too many ways open: expected at most 2000 at one place, got more";
     assert!(status == 400 && answer.to_string().contains(told), "{status} {answer}");
 }
+
+#[test]
+fn no_page_of_another_site_uses_a_server_without_keys() {
+    let client = start(options());
+    let post = |path: &str, heads: &str, body: &str| {
+        let n = body.len();
+        let head =
+            format!("POST {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: {n}\r\n{heads}\r\n{body}");
+        client.raw(&head)
+    };
+    let body = r#"{"messages":[{"role":"user","content":"hi"}],"max_tokens":1}"#;
+    let chat = |heads: &str| post("/v1/chat/completions", heads, body);
+    let local = "Host: 127.0.0.1:8080\r\n";
+    for kind in ["", "text/plain", "application/x-www-form-urlencoded", "application/json"] {
+        let kind = if kind.is_empty() { String::new() } else { format!("Content-Type: {kind}\r\n") };
+        // As curl sends it.
+        let answer = chat(&format!("{local}{kind}"));
+        assert!(answer.starts_with("HTTP/1.1 200"), "{kind}: {answer}");
+        let foreign = format!("{local}{kind}Origin: https://evil.example\r\nSec-Fetch-Site: cross-site\r\n");
+        let answer = chat(&foreign);
+        assert!(answer.starts_with("HTTP/1.1 403"), "{kind}: {answer}");
+        assert!(
+            answer
+                .contains("Origin: expected the server's own or an allowed origin, got https://evil.example"),
+            "{answer}"
+        );
+    }
+    for path in ["/", "/slots", "/metrics", "/v1/models", "/props", "/health"] {
+        let get = |host: &str| {
+            client.raw(&format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"))
+        };
+        assert!(get("localhost:8080").starts_with("HTTP/1.1 200"), "{path}");
+        let answer = get("evil.example");
+        let told = "Host: expected localhost, an IP address or an allowed host, got evil.example";
+        assert!(answer.starts_with("HTTP/1.1 403") && answer.contains(told), "{path}: {answer}");
+    }
+    // What changes the server is JSON.
+    for (kind, status) in [
+        ("", 415),
+        ("Content-Type: text/plain\r\n", 415),
+        ("Content-Type: Application/JSON; charset=utf-8\r\n", 200),
+    ] {
+        let answer = post("/lora-adapters", &format!("{local}{kind}"), "[]");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{kind}: {answer}");
+    }
+}

@@ -63,7 +63,7 @@ impl Client {
             self.key.as_ref().map_or_else(String::new, |key| format!("Authorization: Bearer {key}\r\n"));
         let length = body.len();
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nHost: kvant\r\nConnection: close\r\n{key}Content-Length: {length}\r\n\r\n{body}"
+            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n{key}Content-Length: {length}\r\n\r\n{body}"
         );
         stream.write_all(request.as_bytes()).unwrap();
         stream
