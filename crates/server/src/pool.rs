@@ -201,8 +201,10 @@ impl Pool {
         let offer = &self.options.others[index - 1];
         self.make_room(offer)?;
         let started = Instant::now();
+        // Paths are for the log.
         let failed = |error: &dyn fmt::Display| {
-            ApiError::internal(format!("{} cannot be loaded: {error}", offer.name))
+            tracing::error!(model = offer.name, %error, "cannot be loaded");
+            ApiError::internal(format!("{} cannot be loaded: the server's log tells why", offer.name))
         };
         let opened = (offer.open)().map_err(|error| failed(&error))?;
         let loaded = self.start(offer.name.clone(), opened).map_err(|error| failed(&error))?;
@@ -270,7 +272,8 @@ impl Pool {
         let hosted = Hosted {
             name,
             n_ctx,
-            usual: Mutex::new(stored),
+            usual: stored,
+            usual_of: Mutex::default(),
             drawing,
             thinks: options.thinks,
             thinking_budget: options.thinking_budget,

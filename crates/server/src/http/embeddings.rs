@@ -87,7 +87,7 @@ impl Hosted {
         caller: &Caller,
     ) -> Result<Vec<Pooled>, ApiError> {
         self.check(&texts)?;
-        let stored = self.stored(&Wanted::read(fields)?)?;
+        let stored = self.stored(&Wanted::read(fields)?, &caller.owner)?;
         let kind = Kind { stored, owner: caller.owner.clone() };
         let read = |text: Vec<u32>| self.states(text, empty.clone(), kind.clone(), caller);
         stream::iter(texts).map(read).buffered(AT_ONCE).try_collect().await

@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, PoisonError};
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::HeaderMap;
+use axum::{Extension, Json};
 use kvant::KvOptions;
 use kvant::gguf::printable_path;
 use serde::Deserialize;
@@ -14,7 +14,8 @@ use super::asked::kv_type;
 use super::error::ApiError;
 use super::fields::{Body, Fields};
 use super::origin::refuse_unless_json;
-use super::{Hosted, Server};
+use super::{Caller, Hosted, Server};
+use crate::lanes::Owner;
 use crate::shelf::Stored;
 
 /// An adapter by its number, and how much of it.
@@ -24,6 +25,8 @@ pub(crate) struct Scale {
     scale: f32,
 }
 
+/// The largest share of an adapter, either way: far beyond, answers are no numbers any more.
+const MAX_SCALE: f32 = 100.0;
 const FORM: &str = "a list of {\"id\": number, \"scale\": number}";
 
 /// What a request says of the tokens that it is answered with.
@@ -45,10 +48,10 @@ impl Wanted {
 }
 
 impl Hosted {
-    /// What the caches of a request store that wants this.
-    pub(super) fn stored(&self, wanted: &Wanted) -> Result<Arc<Stored>, ApiError> {
+    /// What the caches of a request of `owner` store that wants this.
+    pub(super) fn stored(&self, wanted: &Wanted, owner: &Owner) -> Result<Arc<Stored>, ApiError> {
         let Wanted { kv, scales, model } = wanted;
-        let usual = self.usual();
+        let usual = self.usual(owner);
         let strengths = match (scales, model) {
             (Some(scales), _) => Some(self.strengths(scales)?),
             (None, Some(model)) => self.alone(model),
@@ -65,9 +68,10 @@ impl Hosted {
         })
     }
 
-    /// The same where a request says nothing.
-    pub(super) fn usual(&self) -> Arc<Stored> {
-        Arc::clone(&self.usual.lock().unwrap_or_else(PoisonError::into_inner))
+    /// The same where a request says nothing: as its owner has set it, and nobody else.
+    pub(super) fn usual(&self, owner: &Owner) -> Arc<Stored> {
+        let set = self.usual_of.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(set.get(owner).unwrap_or(&self.usual))
     }
 
     /// The adapter of this name; `name:latest` is `name`, as ollama's clients write it.
@@ -94,10 +98,12 @@ impl Hosted {
         let mut strengths = vec![0.0; self.model.loras().len()];
         for Scale { id, scale } in scales {
             let n = strengths.len();
-            let strength = strengths.get_mut(*id).filter(|_| scale.is_finite());
+            let strength = strengths.get_mut(*id).filter(|_| scale.abs() <= MAX_SCALE);
             *strength.ok_or_else(|| {
                 let got = format!("id {id}, scale {scale}");
-                ApiError::field("lora", &format!("numbers for some of the {n} adapters"), got)
+                let expected =
+                    format!("numbers from -{MAX_SCALE} to {MAX_SCALE} for some of the {n} adapters");
+                ApiError::field("lora", &expected, got)
             })? = *scale;
         }
         Ok(strengths.into())
@@ -105,9 +111,12 @@ impl Hosted {
 }
 
 /// The adapters, and how much of each an answer gets whose request does not say.
-pub(super) async fn list(State(server): State<Arc<Server>>) -> Result<Json<Value>, ApiError> {
+pub(super) async fn list(
+    State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Json<Value>, ApiError> {
     let hosted = server.pool.first()?;
-    let strengths = hosted.strengths_of(&hosted.usual());
+    let strengths = hosted.strengths_of(&hosted.usual(&caller.owner));
     let adapters = hosted.model.loras().iter().zip(&strengths[..]).enumerate();
     let told = adapters.map(|(id, (lora, scale))| {
         let path = lora.file.path().map_or_else(String::new, printable_path);
@@ -116,9 +125,11 @@ pub(super) async fn list(State(server): State<Arc<Server>>) -> Result<Json<Value
     Ok(Json(told.collect()))
 }
 
-/// Sets how much of each an answer gets whose request does not say, from now on; none of those that are not named.
+/// Sets how much of each an answer gets whose request does not say, from now on and for requests with the same key; none of those that are
+/// not named.
 pub(super) async fn set(
     State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
     headers: HeaderMap,
     Body(body): Body,
 ) -> Result<Json<Value>, ApiError> {
@@ -126,7 +137,14 @@ pub(super) async fn set(
     let hosted = server.pool.first()?;
     let scales = Vec::<Scale>::deserialize(&body)
         .map_err(|_| ApiError::field("lora", FORM, super::fields::short(&body)))?;
-    let stored = hosted.stored(&Wanted { kv: None, scales: Some(scales), model: None })?;
-    *hosted.usual.lock().unwrap_or_else(PoisonError::into_inner) = stored;
+    let strengths = hosted.strengths(&scales)?;
+    let stored = Stored::new(hosted.usual.options.clone(), Some(strengths));
+    let mut set = hosted.usual_of.lock().unwrap_or_else(PoisonError::into_inner);
+    // Those who ask for what all others get share with them.
+    if hosted.strengths_of(&stored) == hosted.strengths_of(&hosted.usual) {
+        set.remove(&caller.owner);
+    } else {
+        set.insert(caller.owner, stored);
+    }
     Ok(Json(json!({ "success": true })))
 }

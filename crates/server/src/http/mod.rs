@@ -23,6 +23,7 @@ mod responses;
 mod status;
 mod text;
 
+use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -43,6 +44,7 @@ use tower_http::cors::CorsLayer;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::guide::{Cue, Form, Grammars, Guides};
+use crate::lanes::Owner;
 use crate::pool::Pool;
 use crate::shelf::{Kind, Stored};
 use crate::thinking::Thinking;
@@ -73,7 +75,9 @@ pub(crate) struct Hosted {
     /// Tokens that a conversation may have.
     pub n_ctx: usize,
     /// What caches store where a request does not say.
-    pub usual: Mutex<Arc<Stored>>,
+    pub usual: Arc<Stored>,
+    /// The same for those who have set it otherwise.
+    pub usual_of: Mutex<HashMap<Owner, Arc<Stored>>>,
     /// How tokens are drawn where a request does not say.
     pub drawing: Drawing,
     /// Whether the template is told to think where a request does not say.
@@ -236,7 +240,7 @@ impl Hosted {
         let n_jobs = prompts.len();
         self.check(&prompts)?;
         let guides = self.guides(asked, caller).await?;
-        let stored = self.stored(&asked.wanted)?;
+        let stored = self.stored(&asked.wanted, &caller.owner)?;
         for (index, prompt) in prompts.into_iter().enumerate() {
             let first = index * asked.n;
             let job = Job {

@@ -83,7 +83,9 @@ fn adapter_cards(hosted: &Hosted) -> impl Iterator<Item = Value> {
     hosted.model.loras().iter().map(|lora| {
         let mut card = named(&lora.name, true);
         card["parent"] = json!(hosted.name);
-        card["root"] = json!(lora.file.path().map(printable_path));
+        // Without its folder: no key is needed to read this.
+        let file = lora.file.path().and_then(|path| path.file_name());
+        card["root"] = json!(file.map(|name| printable_path(name.as_ref())));
         card
     })
 }
@@ -184,7 +186,7 @@ pub(super) async fn kv(State(server): State<Arc<Server>>) -> Result<Json<Value>,
 
 /// Names of the types of keys and values: `mixed` where they differ by layer or head.
 fn types(hosted: &Hosted) -> [&'static str; 2] {
-    let kv = &hosted.usual().options;
+    let kv = &hosted.usual.options;
     let (k, v) = kv
         .plan(&hosted.model.config().kv_shape())
         .map_or((kv.k.name(), kv.v.name()), |plan| plan.type_names());

@@ -23,7 +23,7 @@ fn nothing_is_lost_on_whoever_listens_slowly_to_several_prompts() {
     for first in 0..n_jobs {
         let job = Job {
             prompt: [1, 2 + first as u32].into(),
-            kind: Kind { stored: Arc::clone(&hosted.usual.lock().unwrap()), owner: None },
+            kind: Kind { stored: Arc::clone(&hosted.usual), owner: None },
             n: 1,
             first,
             n_together: n_jobs,
