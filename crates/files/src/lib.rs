@@ -8,6 +8,7 @@
 //!   meanwhile, a reader sees the old file or the new one.
 //! - A replaced file keeps its mode and, where the system lets us, its owner. A symlink stays, what it leads to is
 //!   replaced.
+//! - What was said is for its owner's eyes alone ([`write_private`]).
 //! - Long work asks first whether its result can be written ([`check_target`]).
 #![forbid(unsafe_code)]
 
@@ -20,7 +21,7 @@ use std::path::{Path, PathBuf};
 
 use etcetera::BaseStrategy;
 
-pub use write::{check_target, write, write_whole};
+pub use write::{check_target, write, write_private, write_whole};
 
 /// Opens a regular file for reading.
 ///

@@ -92,6 +92,29 @@ fn what_is_no_regular_file_is_refused_at_once_and_stays() {
 
 #[cfg(unix)]
 #[test]
+fn what_is_private_is_so_in_any_folder_and_whatever_it_replaces() {
+    use std::io::Write;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let folder = folder("private");
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
+    let path = folder.join("file");
+    for old in [None, Some(0o644), Some(0o666), Some(0o600), Some(0o400 | 0o200)] {
+        if let Some(old) = old {
+            fs::set_permissions(&path, fs::Permissions::from_mode(old)).unwrap();
+        }
+        write_private(&path, std::convert::identity, |file| {
+            // Not even while it is written.
+            assert_eq!(file.get_ref().metadata()?.mode() & 0o777, 0o600);
+            file.write_all(b"said")
+        })
+        .unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600, "{old:?}");
+    }
+    fs::remove_dir_all(&folder).unwrap();
+}
+
+#[cfg(unix)]
+#[test]
 fn a_replaced_file_keeps_its_mode_and_owner_and_a_new_one_has_that_of_other_programs() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
     let folder = folder("mode");

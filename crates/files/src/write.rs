@@ -25,7 +25,33 @@ pub fn write_whole<T, E>(
     fail: impl Fn(io::Error) -> E,
     write: impl FnOnce(&mut BufWriter<File>) -> Result<T, E>,
 ) -> Result<T, E> {
-    let (target, unfinished) = begin(path.as_ref()).map_err(&fail)?;
+    write_with(path.as_ref(), ANYONE, fail, write)
+}
+
+/// [`write_whole`] of what is for its owner's eyes alone, such as what was said: nobody else may read the file, whatever the folder, the
+/// umask or the file that it replaces allow.
+///
+/// # Errors
+/// As [`write_whole`].
+pub fn write_private<T, E>(
+    path: impl AsRef<Path>,
+    fail: impl Fn(io::Error) -> E,
+    write: impl FnOnce(&mut BufWriter<File>) -> Result<T, E>,
+) -> Result<T, E> {
+    write_with(path.as_ref(), OWNER, fail, write)
+}
+
+/// What a file may be made with, at most.
+const ANYONE: u32 = 0o777;
+const OWNER: u32 = 0o600;
+
+fn write_with<T, E>(
+    path: &Path,
+    most: u32,
+    fail: impl Fn(io::Error) -> E,
+    write: impl FnOnce(&mut BufWriter<File>) -> Result<T, E>,
+) -> Result<T, E> {
+    let (target, unfinished) = begin(path, most).map_err(&fail)?;
     let mut writer = BufWriter::with_capacity(1 << 20, unfinished.file().map_err(&fail)?);
     let value = write(&mut writer)?;
     writer.flush().map_err(&fail)?;
@@ -47,11 +73,11 @@ pub fn write(path: impl AsRef<Path>, bytes: &[u8]) -> io::Result<()> {
 /// [`io::ErrorKind::InvalidInput`] for what is there and is no regular file; what the system says when the file that is
 /// there may not be written, or none can be made in its folder.
 pub fn check_target(path: impl AsRef<Path>) -> io::Result<()> {
-    begin(path.as_ref()).map(drop)
+    begin(path.as_ref(), ANYONE).map(drop)
 }
 
-fn begin(path: &Path) -> io::Result<(Target, Unfinished)> {
-    let target = Target::find(path)?;
+fn begin(path: &Path, most: u32) -> io::Result<(Target, Unfinished)> {
+    let target = Target::find(path, most)?;
     let unfinished = Unfinished::begin(&target.path, target.mode());
     let unfinished = unfinished.map_err(|error| {
         let folder = folder_of(&target.path);
@@ -66,10 +92,12 @@ struct Target {
     path: PathBuf,
     /// What is there.
     old: Option<Metadata>,
+    /// What the file may be made with, at most.
+    most: u32,
 }
 
 impl Target {
-    fn find(path: &Path) -> io::Result<Self> {
+    fn find(path: &Path, most: u32) -> io::Result<Self> {
         let old = found(path)?;
         let path = follow(path)?;
         if let Some(old) = &old {
@@ -80,18 +108,18 @@ impl Target {
         if path.file_name().is_none() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "is not the name of a file"));
         }
-        Ok(Self { path, old })
+        Ok(Self { path, old, most })
     }
 
     /// What the file may be made with: no more than what it replaces.
     fn mode(&self) -> u32 {
-        self.old.as_ref().map_or(0o666, permissions)
+        self.old.as_ref().map_or(0o666, permissions) & self.most
     }
 
     /// Puts what was written in the place of what is there.
     fn finish(self, unfinished: Unfinished) -> io::Result<()> {
         if let Some(old) = &self.old {
-            make_alike(&unfinished.file()?, old)?;
+            make_alike(&unfinished.file()?, old, self.most)?;
         }
         unfinished.rename(&self.path)?;
         sync_folder(folder_of(&self.path))
@@ -125,9 +153,9 @@ fn permissions(_: &Metadata) -> u32 {
     0o666
 }
 
-/// Gives a file owner and mode of the one it replaces.
+/// Gives a file owner and mode of the one it replaces, the mode `most` at most.
 #[cfg(unix)]
-fn make_alike(file: &File, old: &Metadata) -> io::Result<()> {
+fn make_alike(file: &File, old: &Metadata, most: u32) -> io::Result<()> {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
     let new = file.metadata()?;
     if (new.uid(), new.gid()) != (old.uid(), old.gid()) {
@@ -135,14 +163,15 @@ fn make_alike(file: &File, old: &Metadata) -> io::Result<()> {
         let _ =
             fchown(file, Some(old.uid()), Some(old.gid())).or_else(|_| fchown(file, None, Some(old.gid())));
     }
-    if permissions(&new) != permissions(old) {
-        file.set_permissions(fs::Permissions::from_mode(permissions(old)))?;
+    let wanted = permissions(old) & most;
+    if permissions(&new) != wanted {
+        file.set_permissions(fs::Permissions::from_mode(wanted))?;
     }
     Ok(())
 }
 
 #[cfg(not(unix))]
-fn make_alike(_: &File, _: &Metadata) -> io::Result<()> {
+fn make_alike(_: &File, _: &Metadata, _: u32) -> io::Result<()> {
     Ok(())
 }
 

@@ -25,7 +25,7 @@
 //! Checksums are XXH3-64. The header names what must agree before a file is used (`identity`: layout, RoPE, shape, and the
 //! [fingerprint](Model::fingerprint) of the whole model) and what the cache stores (`plan`).
 //!
-//! A file is replaced whole or not at all ([`write_whole`](kvant_files::write_whole)): a crash, a full disk or a kill
+//! A file is replaced whole or not at all ([`write_private`](kvant_files::write_private)), and for its owner's eyes alone: a crash, a full disk or a kill
 //! leaves the old one.
 //!
 //! A [`SavedSession`] is the same bytes in memory, written and read by the same code. It has checksums, since it may be moved
@@ -114,7 +114,7 @@ impl Session {
     /// [`Error::ContextFile`] when the file cannot be written (the old one is still there then), a device error.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<u64, Error> {
         let path = path.as_ref();
-        kvant_files::write_whole(path, |source| failed(path, source), |file| self.write_to(file, path))
+        kvant_files::write_private(path, |source| failed(path, source), |file| self.write_to(file, path))
     }
 
     /// Bytes that [`Session::save`] would write now.
@@ -251,7 +251,8 @@ impl SavedSession {
     /// [`Error::ContextFile`] when the file cannot be written; the old one is still there then.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<u64, Error> {
         let path = path.as_ref();
-        kvant_files::write(path, &self.0).map_err(|source| failed(path, source))?;
+        let failed = |source| failed(path, source);
+        kvant_files::write_private(path, failed, |file| file.write_all(&self.0).map_err(failed))?;
         Ok(self.n_bytes())
     }
 }

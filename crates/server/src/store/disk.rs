@@ -131,6 +131,7 @@ fn read(path: &Path, model: &Model) -> Option<Kept<PathBuf>> {
     let name = path.file_name()?.to_str()?.strip_suffix(ENDING)?.strip_suffix('.')?;
     let kind = u64::from_str_radix(name.split_once('-')?.0, 16).ok()?;
     let bytes = fs::metadata(path).ok()?.len();
+    keep_private(path);
     match model.saved_tokens(path) {
         Ok(tokens) => Some(Kept { kind, tokens, bytes, place: path.to_owned(), held: None }),
         Err(error) => {
@@ -138,6 +139,18 @@ fn read(path: &Path, model: &Model) -> Option<Kept<PathBuf>> {
             None
         }
     }
+}
+
+/// Takes from others the right to read a file: before 0.1 files had that of any new one.
+fn keep_private(path: &Path) {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // Somebody else's file may be read, and changed by them alone.
+        _ = fs::set_permissions(path, fs::Permissions::from_mode(0o600));
+    }
+    #[cfg(not(unix))]
+    let _ = path;
 }
 
 /// Makes a folder that nobody else may look into: it will hold what was said.

@@ -109,3 +109,27 @@ fn whoever_is_parked_in_memory_goes_on_with_the_same_answer() {
     });
     assert!(metric(&few, "vllm:num_preemptions_total") > 0, "nobody was parked");
 }
+
+#[cfg(unix)]
+#[test]
+fn nobody_else_reads_what_was_said_in_a_folder_that_was_there() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let folder = std::env::temp_dir().join(format!("kvant-tiers-open-{}", std::process::id()));
+    _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+    let files = || -> Vec<std::path::PathBuf> {
+        fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+    };
+    let modes = || files().iter().map(|path| fs::metadata(path).unwrap().mode() & 0o777).collect::<Vec<_>>();
+    let on_disk = || Options { kv_budget: FEW, kv_disk: Some((folder.clone(), 64 << 20)), ..options() };
+    let client = start(on_disk());
+    (0..N).for_each(|seed| drop(ask(&client, seed)));
+    told(&client, "disk_bytes");
+    assert!(!modes().is_empty() && modes().iter().all(|&mode| mode == 0o600), "{:?}", modes());
+    // As earlier versions left them.
+    files().iter().for_each(|path| fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap());
+    start(on_disk());
+    assert!(!modes().is_empty() && modes().iter().all(|&mode| mode == 0o600), "{:?}", modes());
+    fs::remove_dir_all(&folder).unwrap();
+}
