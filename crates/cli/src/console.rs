@@ -4,6 +4,7 @@
 //! to whoever listens, and nobody listening stops no work. Text of strangers (a file's metadata, a name, an error that quotes
 //! them) is made [printable] on the way.
 
+use std::borrow::Cow;
 use std::fmt::Display;
 use std::io::{self, IsTerminal, StderrLock, StdoutLock, Write};
 
@@ -17,6 +18,18 @@ const LINE: usize = 2048;
 /// Where results are written as they come: text of a model, tables of numbers.
 pub fn results() -> StdoutLock<'static> {
     io::stdout().lock()
+}
+
+/// Whether a terminal shows results, and would obey what is in them.
+pub fn is_obeyed() -> bool {
+    io::stdout().is_terminal()
+}
+
+/// The text of a model as it may be written: to a terminal without control characters, but for ends of lines and tabs. A model repeats what
+/// strangers have written, and a terminal would take its title, its colours or the clipboard from there. Files and pipes get all.
+pub fn spoken(text: &str, is_obeyed: bool) -> Cow<'_, str> {
+    let is_obeyed = |c: char| is_obeyed && c.is_control() && !matches!(c, '\n' | '\t');
+    if text.contains(is_obeyed) { text.replace(is_obeyed, "").into() } else { text.into() }
 }
 
 /// Prints lines of a result.
@@ -75,6 +88,17 @@ pub fn escaped(json: String) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_model_says_moves_no_terminal_and_reaches_a_file_whole() {
+        let said =
+            "a\u{1b}]0;OWNED\u{7}\u{1b}]52;c;b3du\u{1b}\\\tb\r\n\u{9b}31m\u{85}\u{7f}\u{0}\u{8}字 é \u{200d}";
+        assert_eq!(spoken(said, true), "a]0;OWNED]52;c;b3du\\\tb\n31m字 é \u{200d}");
+        assert_eq!(spoken(said, false), said);
+        let all: String = (0..0x100).filter_map(char::from_u32).collect();
+        let left: Vec<char> = spoken(&all, true).chars().filter(|c| c.is_control()).collect();
+        assert_eq!(left, ['\t', '\n']);
+    }
 
     #[test]
     fn lines_stay_lines_and_lose_what_a_terminal_obeys() {

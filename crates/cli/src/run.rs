@@ -102,10 +102,10 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     bar.finish_and_clear();
 
     let mut answer = Answer::default();
-    let mut out = console::results();
+    let (mut out, is_obeyed) = (console::results(), console::is_obeyed());
     take_tokens(&mut generation, &mut answer, &mut |piece| match args.json {
         true => Ok(()),
-        false => out.write_all(piece.as_bytes()).and_then(|()| out.flush()),
+        false => out.write_all(console::spoken(piece, is_obeyed).as_bytes()).and_then(|()| out.flush()),
     })?;
     drop(out);
     if !args.json {

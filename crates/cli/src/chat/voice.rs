@@ -37,6 +37,8 @@ pub struct Voice {
     shown: Shown,
     /// A thought stands there; what is said begins below it.
     has_thought: bool,
+    /// A terminal would obey what the model writes.
+    is_obeyed: bool,
 }
 
 impl Voice {
@@ -46,7 +48,7 @@ impl Voice {
             Shown::AsWritten => Thoughts::none(),
             Shown::Dimmed | Shown::Hidden => Thoughts::of(source, prompt),
         };
-        Self { thoughts, shown, has_thought: false }
+        Self { thoughts, shown, has_thought: false, is_obeyed: console::is_obeyed() }
     }
 
     /// Writes what has become certain with more text.
@@ -68,9 +70,11 @@ impl Voice {
                 // Each piece by itself: an answer may be stopped after any.
                 Said::Thought(text) => {
                     self.has_thought = true;
+                    let text = console::spoken(&text, self.is_obeyed);
                     write!(out, "{DIM}{text}{PLAIN}")?;
                 }
                 Said::Text(text) => {
+                    let text = console::spoken(&text, self.is_obeyed);
                     let between = if std::mem::take(&mut self.has_thought) { "\n\n" } else { "" };
                     write!(out, "{between}{text}")?;
                 }
@@ -85,7 +89,10 @@ mod tests {
     use super::*;
 
     fn shown(shown: Shown, pieces: &[&str]) -> String {
-        let mut voice = Voice::new("</think>", "", shown);
+        said(Voice { is_obeyed: false, ..Voice::new("</think>", "", shown) }, pieces)
+    }
+
+    fn said(mut voice: Voice, pieces: &[&str]) -> String {
         let mut out = Vec::new();
         pieces.iter().for_each(|piece| voice.say(piece, &mut out).unwrap());
         voice.end(&mut out).unwrap();
@@ -101,5 +108,14 @@ mod tests {
         for how in [Shown::Dimmed, Shown::Hidden, Shown::AsWritten] {
             assert_eq!(shown(how, &["Yes", "."]), "Yes.");
         }
+    }
+
+    #[test]
+    fn a_terminal_obeys_the_marks_of_a_thought_and_nothing_of_what_is_said() {
+        let pieces = ["<think>\nHm\u{1b}[31m", "\n</think>\n", "\nYes\u{1b}]52;c;b3du\u{7}", "\u{9b}2J."];
+        let voice = |shown| Voice { is_obeyed: true, ..Voice::new("</think>", "", shown) };
+        assert_eq!(said(voice(Shown::Dimmed), &pieces), "\u{1b}[2mHm[31m\u{1b}[0m\n\nYes]52;c;b3du2J.");
+        assert_eq!(said(voice(Shown::Hidden), &pieces), "Yes]52;c;b3du2J.");
+        assert!(!said(voice(Shown::AsWritten), &pieces).contains(['\u{1b}', '\u{7}', '\u{9b}']));
     }
 }
