@@ -245,6 +245,7 @@ impl Pool {
         let limits = Limits {
             n_running: options.n_running,
             n_waiting: options.n_waiting,
+            n_owners: options.api_keys.len().max(1),
             n_rows: ROWS,
             block: TOKENS_PER_BLOCK,
             worth: TOKENS_PER_BLOCK / 2,

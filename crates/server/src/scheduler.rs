@@ -9,12 +9,17 @@
 //!   queueing by virtual time). Among an owner's, the shortest comes first, and each second of waiting makes one shorter.
 //! - A prompt whose beginning another one is just reading waits for it, and takes that beginning over. Whoever reads it stops where
 //!   they part (a *branch*), so that a copy can be left there: blocks alone can be taken over at few places.
+//! - Places and memory are shared evenly where several owners want them ([`shares`]); an owner alone may have all.
 //! - Nobody begins unless the whole prompt and a block fit beside what those who run may still need. Where somebody who runs needs
 //!   more than there is, what is idle goes first; then the youngest is parked. Those come back before anybody new begins.
+
+mod shares;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
+
+use shares::Shares;
 
 /// How many times longer than without prompts a step may take that somebody waits for, on average.
 const GAP: f64 = 2.0;
@@ -38,6 +43,8 @@ pub struct Limits {
     pub n_running: usize,
     /// Sequences that wait at most.
     pub n_waiting: usize,
+    /// Owners that there may be.
+    pub n_owners: usize,
     /// Rows of a step.
     pub n_rows: usize,
     /// Tokens of a block.
@@ -311,7 +318,7 @@ impl Scheduler {
             return Err(Refusal::TooLarge { needed, budget: self.limits.budget });
         }
         let waiting = self.counts().waiting;
-        if waiting >= self.limits.n_waiting {
+        if !self.may_wait(sequence.request.owner) {
             return Err(Refusal::Full { waiting, retry_after: self.seconds_of_waiting() });
         }
         self.welcome(sequence.request.owner);
@@ -437,11 +444,16 @@ impl Scheduler {
     /// What to do next.
     pub fn next(&mut self, now: Duration, memory: Memory) -> Act {
         let needs = self.needs();
+        let shares = Shares::of(self);
         if needs > memory.free || memory.is_short {
-            return self.make_room(memory);
+            return self.make_room(memory, &shares);
         }
         let free = memory.free - needs;
-        if let Some(act) = self.bring_back(free, memory).or_else(|| self.take_on(now, free, memory)) {
+        if let Some(id) = shares.in_the_way(self, free, memory) {
+            return self.park(id);
+        }
+        let back = self.bring_back(free, memory, &shares);
+        if let Some(act) = back.or_else(|| self.take_on((now, free, memory), &shares)) {
             return act;
         }
         let rows = self.rows(now);
@@ -457,19 +469,23 @@ impl Scheduler {
         self.running().map(|(_, s)| s.needs(s.n_tokens, self.limits.block)).sum()
     }
 
+    fn park(&mut self, id: Id) -> Act {
+        if let Some(sequence) = self.sequences.get_mut(&id) {
+            sequence.stage = Stage::Parked;
+        }
+        Act::Park(id)
+    }
+
     /// Those who run need more than there is.
-    fn make_room(&mut self, memory: Memory) -> Act {
+    fn make_room(&mut self, memory: Memory, shares: &Shares) -> Act {
         if memory.can_evict {
             return Act::Evict;
         }
         let n_running = self.running().count();
-        let youngest = self.sequences.iter_mut().rev().find(|(_, sequence)| sequence.is_running());
-        match youngest {
-            Some((&id, sequence)) if n_running > 1 => {
-                sequence.stage = Stage::Parked;
-                Act::Park(id)
-            }
-            Some((&id, _)) => {
+        let youngest = self.running().next_back().map(|(id, _)| id);
+        match shares.largest(self).or(youngest) {
+            Some(id) if n_running > 1 => self.park(id),
+            Some(id) => {
                 self.remove(id);
                 Act::End(id)
             }
@@ -478,28 +494,34 @@ impl Scheduler {
     }
 
     /// The oldest of those that were parked, where it fits with a block to spare for everybody: else it would soon go again.
-    fn bring_back(&self, free: usize, memory: Memory) -> Option<Act> {
-        let (&id, parked) = self.sequences.iter().find(|(_, s)| s.stage == Stage::Parked)?;
+    fn bring_back(&self, free: usize, memory: Memory, shares: &Shares) -> Option<Act> {
+        let (&id, parked) = self.parked(shares).next()?;
         let spare: usize = self.running().map(|(_, s)| s.request.cost.block).sum();
-        let fits = parked.needs(0, self.limits.block) + spare <= free;
+        let has_place = self.running().count() < self.limits.n_running;
+        let fits = has_place && parked.needs(0, self.limits.block) + spare <= free;
         if fits || self.running().next().is_none() && !memory.can_evict {
             return Some(Act::Resume(id));
         }
-        memory.can_evict.then_some(Act::Evict)
+        (has_place && memory.can_evict).then_some(Act::Evict)
     }
 
-    /// The next of those who wait, if there is room and nobody is parked.
-    fn take_on(&self, now: Duration, free: usize, memory: Memory) -> Option<Act> {
-        if self.running().count() >= self.limits.n_running
-            || self.sequences.values().any(|s| s.stage == Stage::Parked)
-        {
+    /// Those that were parked and may come back.
+    fn parked<'a>(&'a self, shares: &'a Shares) -> impl Iterator<Item = (&'a Id, &'a Sequence)> {
+        let parked = self.sequences.iter().filter(|(_, s)| s.stage == Stage::Parked);
+        parked.filter(|(_, s)| shares.lets_in(s, self.limits.block))
+    }
+
+    /// The next of those who wait, if there is room and nobody is parked who may come back.
+    fn take_on(&self, (now, free, memory): (Duration, usize, Memory), shares: &Shares) -> Option<Act> {
+        if self.running().count() >= self.limits.n_running || self.parked(shares).next().is_some() {
             return None;
         }
+        let block = self.limits.block;
         let waiting = self.sequences.iter().filter(|(_, s)| s.stage == Stage::Waiting);
-        let ready = waiting.filter(|(_, waiting)| !self.is_being_read(waiting));
+        let ready =
+            waiting.filter(|(_, waiting)| !self.is_being_read(waiting) && shares.lets_in(waiting, block));
         let (&id, next) = ready.min_by_key(|&(&id, s)| self.rank(id, s, now))?;
         let known = self.known(next);
-        let block = self.limits.block;
         if next.needs(0, block).saturating_sub(known / block * next.request.cost.block) <= free {
             return Some(Act::Begin(id));
         }

@@ -66,8 +66,15 @@ struct Engine {
 
 impl Engine {
     fn new(budget: usize, n_running: usize) -> Self {
-        let limits =
-            Limits { n_running, n_waiting: 1000, n_rows: 32, block: BLOCK, worth: BLOCK / 2, budget };
+        let limits = Limits {
+            n_running,
+            n_waiting: 1000,
+            n_owners: 3,
+            n_rows: 32,
+            block: BLOCK,
+            worth: BLOCK / 2,
+            budget,
+        };
         Self {
             scheduler: Scheduler::new(limits),
             jobs: BTreeMap::new(),
@@ -328,7 +335,7 @@ fn owners_share_rows_evenly_and_a_short_prompt_does_not_wait_for_long_ones() {
 #[test]
 fn a_queue_has_an_end_and_says_when_to_come_again() {
     let mut engine = Engine::new(1_000, 1);
-    engine.scheduler.limits.n_waiting = 2;
+    (engine.scheduler.limits.n_waiting, engine.scheduler.limits.n_owners) = (2, 1);
     for _ in 0..2 {
         engine.submit(0, &[1, 2, 3], 1).unwrap();
     }
@@ -338,6 +345,55 @@ fn a_queue_has_an_end_and_says_when_to_come_again() {
     assert_eq!(refused, Refusal::TooLarge { needed: 3 + 10 * 251, budget: 1000 });
     engine.run_all();
     engine.submit(0, &[1, 2, 3], 1).unwrap();
+}
+
+#[test]
+fn an_owner_has_a_part_of_the_queue_that_nobody_takes() {
+    let mut engine = Engine::new(100_000, 1);
+    (engine.scheduler.limits.n_waiting, engine.scheduler.limits.n_owners) = (64, 2);
+    let mut wait = |owner: u64| {
+        let all = (0..100).map(|i| engine.submit(owner, &[owner, i, 3], 1));
+        all.filter(Result::is_ok).count()
+    };
+    // Half of it is kept, in even parts; the rest is for whoever comes first.
+    assert_eq!((wait(1), wait(2)), (48, 16));
+    engine.run_all();
+    assert_eq!(engine.finished.len(), 64);
+}
+
+#[test]
+fn an_owner_begins_at_once_in_its_share_of_places_and_memory() {
+    // Whoever came first has all places, or all memory, with answers that take long.
+    for (budget, n_running) in [(100_000, 8), (2_000, 64)] {
+        let mut engine = Engine::new(budget, n_running);
+        for i in 0..64 {
+            engine.submit(1, &(0..20).map(|t| 100 * i + t).collect::<Vec<_>>(), 200).unwrap();
+        }
+        let began = |engine: &Engine, owner: u64| {
+            engine.jobs.values().filter(|job| job.owner == owner && job.cache.is_some()).count()
+        };
+        (0..200).for_each(|_| assert!(engine.act()));
+        let before = began(&engine, 1);
+        assert!(before > 4);
+        let asked = engine.n_steps;
+        let short: Vec<Vec<u64>> = (0..2).map(|i| (0..12).map(|t| 90_000 + 50 * i + t).collect()).collect();
+        for prompt in &short {
+            engine.submit(2, prompt, 4).unwrap();
+        }
+        while short.iter().any(|short| !engine.finished.iter().any(|(prompt, _)| prompt == short)) {
+            assert!(engine.act());
+            assert!(engine.n_steps < asked + 20, "{budget}: {} steps", engine.n_steps - asked);
+        }
+        assert!(engine.finished.len() < 2 + 64, "nobody had to end for it");
+        // What was parked comes back, and says what it would have said.
+        engine.run_all();
+        assert_eq!(engine.finished.len(), 66);
+        for (prompt, tokens) in &engine.finished {
+            let mut alone = prompt.clone();
+            (prompt.len()..tokens.len()).for_each(|_| alone.push(says(&alone)));
+            assert_eq!(*tokens, alone);
+        }
+    }
 }
 
 #[test]

@@ -177,3 +177,29 @@ fn no_page_of_another_site_uses_a_server_without_keys() {
         assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{kind}: {answer}");
     }
 }
+
+#[test]
+fn a_key_takes_neither_all_places_nor_the_whole_queue_from_another() {
+    let keys = ["alice", "bob"].map(str::to_owned).to_vec();
+    let client = start(Options { api_keys: keys, n_running: 8, n_waiting: 16, ..options() });
+    let (alice, bob) = (client.with_key("alice"), client.with_key("bob"));
+    let hi = json!({ "prompt": "hi", "max_tokens": 2 });
+    let long = json!({ "prompt": "x", "n": 8, "max_tokens": 1900, "ignore_eos": true });
+    let all = bob.send("/v1/completions", &long);
+    bob.wait_for("/slots", |slots| {
+        slots.as_array().unwrap().iter().filter(|slot| slot["is_processing"] == true).count() == 8
+    });
+    assert_eq!(alice.post("/v1/completions", &hi).0, 200);
+    // Bob's answers are not done yet, so that there was no place until one was made.
+    let (_, slots) = alice.get("/slots");
+    assert!(slots.as_array().unwrap().iter().any(|slot| slot["is_processing"] == true), "{slots}");
+    let more: Vec<_> = (0..40).map(|_| bob.send("/v1/completions", &long)).collect();
+    let refused = |answer: &serde_json::Value| answer["error"]["code"] == 429;
+    let (_, told) = bob.post("/v1/completions", &hi);
+    assert!(refused(&told), "{told}");
+    for _ in 0..3 {
+        let (status, told) = alice.post("/v1/completions", &hi);
+        assert_eq!(status, 200, "{told}");
+    }
+    drop((all, more));
+}
