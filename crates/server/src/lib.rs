@@ -40,7 +40,7 @@ use kvant::{Error, KvOptions, Model, Pooling, SamplerParams};
 pub use crate::events::{KvEvent, KvEventSink, Medium};
 #[cfg(feature = "kv-events")]
 pub use crate::events::{PublishError, Publisher};
-use crate::http::Server;
+use crate::http::{Bodies, Server};
 use crate::pool::Pool;
 pub use crate::pool::{Offer, Opened};
 #[cfg(feature = "tls")]
@@ -213,8 +213,8 @@ pub fn serve(model: Model, options: Options, ready: impl FnOnce(SocketAddr)) -> 
     let (broken, has_broken) = tokio::sync::mpsc::channel(1);
     let pool = Arc::new(Pool::new(model, options.clone(), broken)?);
     let is_leaving = AtomicBool::new(false);
-    let (n_asked, work) = (AtomicU64::new(0), Arc::default());
-    let server = Arc::new(Server { options, pool: Arc::clone(&pool), n_asked, is_leaving, work });
+    let (n_asked, bodies, work) = (AtomicU64::new(0), Bodies::default(), Arc::default());
+    let server = Arc::new(Server { options, pool: Arc::clone(&pool), n_asked, bodies, is_leaving, work });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(listen::listen(server, (cors, tls), has_broken, ready));
     // Without anybody who could send jobs, the workers end. What blocks a thread of the runtime is not waited for.

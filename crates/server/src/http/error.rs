@@ -54,6 +54,13 @@ impl ApiError {
         Self { retry_after: Some(10), ..error }
     }
 
+    /// Large bodies of others take all room.
+    pub fn busy(room: usize) -> Self {
+        let message = format!("bodies of other requests take all of {room} bytes: try again");
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message);
+        Self { retry_after: Some(5), ..error }
+    }
+
     /// The server is at fault.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)

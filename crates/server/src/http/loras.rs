@@ -11,8 +11,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::asked::kv_type;
+use super::body::Body;
 use super::error::ApiError;
-use super::fields::{Body, Fields};
+use super::fields::Fields;
 use super::origin::refuse_unless_json;
 use super::{Caller, Hosted, Server};
 use crate::lanes::Owner;
@@ -131,7 +132,7 @@ pub(super) async fn set(
     State(server): State<Arc<Server>>,
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
-    Body(body): Body,
+    Body(body, _held): Body,
 ) -> Result<Json<Value>, ApiError> {
     refuse_unless_json(&headers)?;
     let hosted = server.pool.first()?;

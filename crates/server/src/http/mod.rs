@@ -1,6 +1,7 @@
 //! The HTTP side: requests become [jobs](crate::worker::Job), events become answers.
 
 mod asked;
+mod body;
 mod chat;
 mod completions;
 mod conversation;
@@ -29,7 +30,6 @@ use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -52,6 +52,7 @@ use crate::trace::Trace;
 use crate::worker::{EVENTS_OF_ANSWER, Job, Status};
 use crate::{Drawing, Options};
 use asked::Asked;
+pub(crate) use body::Bodies;
 use conversation::{Conversation, Opening};
 pub(crate) use error::ApiError;
 use fields::Fields;
@@ -63,11 +64,6 @@ use reply::{Format, Listener};
 const FINGERPRINT: &str = concat!("b", env!("CARGO_PKG_VERSION"), "-kvant");
 /// Events of an answer that may wait to be sent before its sequence is held back.
 const EVENTS_AHEAD: usize = 64;
-/// The longest that a body may take to come.
-const BODY: Duration = Duration::from_secs(60);
-/// The largest body, in bytes: a prompt of a million tokens as numbers.
-const MOST_BYTES: usize = 32 << 20;
-
 /// A model that is served.
 pub(crate) struct Hosted {
     pub name: String,
@@ -95,6 +91,8 @@ pub(crate) struct Server {
     pub pool: Arc<Pool>,
     /// Requests that have been read.
     pub n_asked: AtomicU64,
+    /// What bodies of requests share.
+    pub bodies: Bodies,
     /// No more work is taken on.
     pub is_leaving: AtomicBool,
     /// Held by every answer until it has been sent.
@@ -321,7 +319,7 @@ fn router_with(others: Router<Arc<Server>>, server: Arc<Server>, cors: CorsLayer
         .method_not_allowed_fallback(not_so)
         .layer(from_fn_with_state(Arc::clone(&server), admit))
         .layer(CatchPanicLayer::custom(error::panicked))
-        .layer(DefaultBodyLimit::max(MOST_BYTES))
+        .layer(DefaultBodyLimit::max(body::MAX_BYTES))
         .layer(cors)
         .layer(from_fn(named::name))
         .with_state(server)

@@ -20,7 +20,8 @@ fn server() -> Arc<Server> {
     let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
     let pool = Arc::new(Pool::new(model, options.clone(), channel(1).0).unwrap());
     let (n_asked, is_leaving) = (AtomicU64::new(0), AtomicBool::new(false));
-    Arc::new(Server { options, pool, n_asked, is_leaving, work: Arc::default() })
+    let bodies = Bodies::default();
+    Arc::new(Server { options, pool, n_asked, bodies, is_leaving, work: Arc::default() })
 }
 
 #[test]
@@ -38,7 +39,7 @@ fn a_fault_in_a_handler_is_told_as_an_error_and_the_next_request_is_answered() {
             let response = service.call(request).await.unwrap();
             assert!(response.headers().contains_key("x-request-id"));
             let (head, body) = response.into_parts();
-            let body = to_bytes(body, MOST_BYTES).await.unwrap();
+            let body = to_bytes(body, body::MAX_BYTES).await.unwrap();
             (head.status.as_u16(), serde_json::from_slice::<Value>(&body).unwrap())
         })
     };

@@ -364,3 +364,32 @@ fn a_server_that_is_told_to_end_does_so_whatever_its_threads_do() {
     }
     fs::remove_dir_all(&folder).unwrap();
 }
+
+/// Bodies that are many times as large once they are read.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_large_body_takes_little_memory_and_gives_it_back() {
+    let folder = folder("memory");
+    let server = Process::start(&folder, "");
+    server.ask(1);
+    let bytes = |name: &str| {
+        let status = fs::read_to_string(format!("/proc/{}/status", server.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+        line.trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+    };
+    let before = bytes("VmRSS:");
+    let many = |n: usize, value: &str| vec![value; n].join(",");
+    for body in [
+        format!("{{\"prompt\":[{}],\"max_tokens\":1}}", many(8_000_000, "[0]")),
+        format!("{{\"prompt\":\"x\",\"a\":[{}]}}", many(4_000_000, "{\"\":0}")),
+        format!("{{\"prompt\":[{}]}}", many(1_100_000, "0")),
+    ] {
+        let (status, answer) = server.client.post_text("/v1/completions", &body);
+        assert!([400, 413].contains(&status), "{status} {answer}");
+    }
+    let (peak, after) = (bytes("VmHWM:") - before, bytes("VmRSS:").saturating_sub(before));
+    // Four times and more as much where all values were made.
+    assert!(peak < 512 << 20 && after < 256 << 20, "{peak} at most, {after} after");
+    assert!(server.end("-TERM").success());
+    fs::remove_dir_all(&folder).unwrap();
+}

@@ -203,3 +203,64 @@ fn a_key_takes_neither_all_places_nor_the_whole_queue_from_another() {
     }
     drop((all, more));
 }
+
+#[test]
+fn a_body_of_too_many_values_is_refused_before_any_is_made() {
+    let client = start(options());
+    let told = |body: String| {
+        let (status, answer) = client.post_text("/v1/completions", &body);
+        (
+            status,
+            serde_json::from_str::<Value>(&answer).unwrap()["error"]["message"].as_str().unwrap().to_owned(),
+        )
+    };
+    let zeros = |n: usize, each: &str| vec![each; n].join(",");
+    for (body, status, expected) in [
+        (
+            format!("{{\"prompt\":[{}],\"max_tokens\":1}}", zeros(2_000_000, "[0]")),
+            413,
+            " values, at most 1200000 are read",
+        ),
+        (
+            format!("{{\"prompt\":\"x\",\"a\":[{}]}}", zeros(1_000_000, "{\"\":0}")),
+            413,
+            " values, at most 1200000 are read",
+        ),
+        (
+            format!("{{\"prompt\":[{}]}}", zeros(1_000_000, "7")),
+            400,
+            "the prompt (1000000 tokens) exceeds the available context size",
+        ),
+    ] {
+        let (got, message) = told(body);
+        assert!(got == status && message.contains(expected), "{got} {message}");
+    }
+}
+
+#[test]
+fn large_bodies_that_do_not_come_keep_no_small_ones_out() {
+    use std::io::{Read, Write};
+    let client = start(options());
+    let n = 31 << 20;
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {n}\r\n\r\n"
+    );
+    let part = vec![b' '; n - 1];
+    let send = |part: &[u8]| {
+        let mut stream = client.connect();
+        stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(part)).unwrap();
+        stream
+    };
+    let stalled: Vec<_> = (0..4).map(|_| send(&part)).collect();
+    let body = json!({ "prompt": "hi", "max_tokens": 1 });
+    assert_eq!(client.post("/v1/completions", &body).0, 200);
+    // There is no room for one more of these.
+    let mut refused = String::new();
+    let mut last = send(&part[..8 << 20]);
+    last.read_to_string(&mut refused).unwrap();
+    assert!(refused.starts_with("HTTP/1.1 503") && refused.contains("bodies of other requests"), "{refused}");
+    assert_eq!(client.post("/v1/completions", &body).0, 200);
+    drop(stalled);
+    let large = json!({ "prompt": "hi", "max_tokens": 1, "user": "x".repeat(20 << 20) });
+    client.wait_for("/health", |_| client.post("/v1/completions", &large).0 == 200);
+}

@@ -1,0 +1,172 @@
+//! Bodies of requests: bounded one by one and all together, and read where they keep nobody waiting.
+//!
+//! JSON takes many times its bytes once it is read: `[0],` is four of them and 72 as a value. So the values of a body are counted before
+//! any is made, large bodies are read one at a time by a thread of their own, and all that are in work share a room.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body as Sent;
+use axum::extract::{FromRequest, Request};
+use axum::http::{StatusCode, header};
+use futures_util::StreamExt as _;
+use serde_json::Value;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+use super::error::ApiError;
+use super::{Caller, Server};
+use crate::lanes::{Lanes, Owner};
+
+/// The longest that a body may take to come.
+const TIME: Duration = Duration::from_secs(60);
+/// The largest body, in bytes: a prompt of a million tokens as numbers.
+pub(super) const MAX_BYTES: usize = 32 << 20;
+/// The most values of a body, names and values of fields each for one.
+const MAX_VALUES: usize = 1_200_000;
+/// The most bytes of a body that is too large which are taken before it is refused.
+const MAX_TAKEN: usize = 8 * MAX_BYTES;
+/// The largest body that is read at once and takes no room.
+const SMALL: usize = 64 << 10;
+/// Bytes of all larger bodies in work together.
+const ROOM: usize = 128 << 20;
+/// The longest that a body waits for room.
+const ROOM_TIME: Duration = Duration::from_secs(5);
+
+/// What bodies share.
+pub(crate) struct Bodies {
+    room: Arc<Semaphore>,
+    readers: Arc<Lanes>,
+}
+
+impl Default for Bodies {
+    fn default() -> Self {
+        Self { room: Arc::new(Semaphore::new(ROOM)), readers: Lanes::new(2, 1) }
+    }
+}
+
+/// Room that a body takes until its request has been taken on.
+pub(crate) type Held = Option<Arc<OwnedSemaphorePermit>>;
+
+/// A body of any JSON.
+pub(crate) struct Body(pub Value, pub Held);
+
+impl FromRequest<Arc<Server>> for Body {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, server: &Arc<Server>) -> Result<Self, ApiError> {
+        let request = refuse_if_large(request).await?;
+        let owner = request.extensions().get::<Caller>().and_then(|caller| caller.owner.clone());
+        let late =
+            |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "the body did not come");
+        let received = timeout(TIME, server.bodies.receive(request.into_body())).await;
+        let (bytes, held) = received.map_err(late)??;
+        let value = server.bodies.read(bytes, &owner).await?;
+        Ok(Self(value, held.map(Arc::new)))
+    }
+}
+
+impl Bodies {
+    /// All bytes of a body, with room for them.
+    async fn receive(&self, body: Sent) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
+        let mut parts = body.into_data_stream();
+        let (mut bytes, mut held): (Vec<u8>, Option<OwnedSemaphorePermit>) = (Vec::new(), None);
+        while let Some(part) = parts.next().await {
+            let part = part.map_err(|error| ApiError::invalid(format!("the body did not come: {error}")))?;
+            let n = bytes.len() + part.len();
+            if n > MAX_BYTES {
+                return Err(too_large("bytes", MAX_BYTES, n));
+            }
+            if n > SMALL {
+                let more = n - held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+                let more = Arc::clone(&self.room).acquire_many_owned(more as u32);
+                let more = timeout(ROOM_TIME, more).await.map_err(|_| ApiError::busy(ROOM))?;
+                let more = more.map_err(|_| ApiError::leaving())?;
+                match &mut held {
+                    Some(held) => held.merge(more),
+                    None => held = Some(more),
+                }
+            }
+            bytes.extend_from_slice(&part);
+        }
+        Ok((bytes, held))
+    }
+
+    async fn read(&self, bytes: Vec<u8>, owner: &Owner) -> Result<Value, ApiError> {
+        if bytes.len() <= SMALL {
+            return value(&bytes);
+        }
+        let lane = self.readers.enter(owner).await;
+        let read = move || {
+            let _lane = lane;
+            value(&bytes)
+        };
+        let read = tokio::task::spawn_blocking(read).await;
+        read.map_err(|_| ApiError::internal("an internal error while the body was read"))?
+    }
+}
+
+fn value(bytes: &[u8]) -> Result<Value, ApiError> {
+    let n = n_values(bytes);
+    if n > MAX_VALUES {
+        return Err(too_large("values", MAX_VALUES, n));
+    }
+    serde_json::from_slice(bytes).map_err(|error| ApiError::invalid(format!("the body is no JSON: {error}")))
+}
+
+/// Values of JSON, about: never fewer than there are.
+fn n_values(bytes: &[u8]) -> usize {
+    let (mut n, mut is_text, mut is_escaped) = (1, false, false);
+    for byte in bytes {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if is_text => is_escaped = true,
+            b'"' => is_text = !is_text,
+            b',' | b':' | b'[' | b'{' if !is_text => n += 1,
+            _ => {}
+        }
+    }
+    n
+}
+
+fn too_large(what: &str, most: usize, n: usize) -> ApiError {
+    let message = format!("the body has {n} {what}, at most {most} are read");
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
+}
+
+/// Refuses a body that says itself that it is too large. Most of those who send one listen only when they have sent it whole, so
+/// it is taken for a while, and let go of.
+async fn refuse_if_large(request: Request) -> Result<Request, ApiError> {
+    let length = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+    let length = length.and_then(|length| length.parse::<usize>().ok());
+    let Some(length) = length.filter(|&length| length > MAX_BYTES) else { return Ok(request) };
+    if length <= MAX_TAKEN && !request.headers().contains_key(header::EXPECT) {
+        let mut body = request.into_body().into_data_stream();
+        _ = timeout(TIME, async { while body.next().await.is_some_and(|part| part.is_ok()) {} }).await;
+    }
+    Err(too_large("bytes", MAX_BYTES, length))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_value_is_left_out_of_the_count() {
+        fn count(value: &Value) -> usize {
+            1 + match value {
+                Value::Array(items) => items.iter().map(count).sum(),
+                Value::Object(fields) => fields.values().map(count).sum(),
+                _ => 0,
+            }
+        }
+        for text in
+            ["1", "[]", "[[0],[0]]", r#"{"a":{"b":[1,2,"x,[{:\",\\"]},"c":null}"#, r#"{"":0}"#, "[[[[]]]]"]
+        {
+            let n = count(&serde_json::from_str(text).unwrap());
+            assert!((n..=2 * n).contains(&n_values(text.as_bytes())), "{text}: {n}");
+        }
+        let texts = r#"["a,b,c,d,e,f,g,[[[[", "\",,,,,,\\"]"#;
+        assert_eq!(n_values(texts.as_bytes()), 3);
+    }
+}
