@@ -12,7 +12,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use kvant::gguf::printable_path;
+use kvant::gguf::{printable, printable_path};
 
 use super::remote::{About, Problem};
 use crate::failure::Failure;
@@ -63,6 +63,11 @@ impl Cache {
         self.folder.join("snapshots").join(commit).join(file)
     }
 
+    /// Whether a file of a commit is here, with something in it.
+    pub fn has(&self, commit: &str, file: &str) -> bool {
+        fs::metadata(self.snapshot(commit, file)).is_ok_and(|there| there.is_file() && there.len() > 0)
+    }
+
     /// The files of a commit that are here, with `/` between folders.
     pub fn files(&self, commit: &str) -> Vec<String> {
         let mut found = Vec::new();
@@ -78,11 +83,17 @@ impl Cache {
         about: &About,
         fetch: impl FnOnce(&mut File, u64) -> Result<(), Problem>,
     ) -> Result<(), Problem> {
-        if !is_plain(&about.etag) || !is_plain(commit) || file.split('/').any(|part| !is_plain(part)) {
-            return Err(Problem::Failed(format!("a name that is none: {file}")));
+        check_names(commit, file)?;
+        if !is_plain(&about.etag) {
+            return Err(Problem::Failed(format!("a name that is none: {}", printable(&about.etag, 100))));
         }
         let blob = self.folder.join("blobs").join(&about.etag);
-        if !blob.is_file() {
+        // What an earlier hub has left under this name may be cut.
+        let is_whole = || {
+            let there = fs::metadata(&blob).ok().filter(fs::Metadata::is_file);
+            there.is_some_and(|there| there.len() > 0 && about.size.is_none_or(|size| size == there.len()))
+        };
+        if !is_whole() {
             let part = blob.with_file_name(format!("{}.incomplete", about.etag));
             let open = || {
                 create_parent(&part)?;
@@ -93,7 +104,7 @@ impl Cache {
                 Ok((file, n_bytes))
             };
             let (mut open_part, n_bytes) = open().map_err(|error| failed(&part, error))?;
-            if !blob.is_file() {
+            if !is_whole() {
                 match fetch(&mut open_part, n_bytes) {
                     Ok(()) => fs::rename(&part, &blob).map_err(|error| failed(&blob, error))?,
                     Err(problem) => {
@@ -130,6 +141,15 @@ fn place(blob: &Path, link: &Path, _: usize) -> io::Result<()> {
     fs::rename(blob, link)
 }
 
+/// Refuses what a hub calls a commit or a file and would lead elsewhere on this machine.
+pub fn check_names(commit: &str, file: &str) -> Result<(), Problem> {
+    let wrong = if is_plain(commit) { file } else { commit };
+    match is_plain(commit) && file.split('/').all(is_plain) {
+        true => Ok(()),
+        false => Err(Problem::Failed(format!("a name that is none: {}", printable(wrong, 100)))),
+    }
+}
+
 /// Whether this is one name of a file, and no way to another folder.
 fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', ':', '\0'])
@@ -152,6 +172,32 @@ fn walk(folder: &Path, above: &str, found: &mut Vec<String>) {
             walk(&path, &format!("{name}/"), found);
         } else {
             found.push(name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_name_leads_out_of_the_folder() {
+        assert!(check_names("0123abcd", "model.gguf").is_ok());
+        assert!(check_names("0123abcd", "a/b/model.gguf").is_ok());
+        for file in [
+            "/etc/x.gguf",
+            "../x.gguf",
+            "a/../x.gguf",
+            "a//x.gguf",
+            "",
+            "C:\\x.gguf",
+            "a\\x.gguf",
+            "./x.gguf",
+        ] {
+            assert!(check_names("0123abcd", file).is_err(), "{file}");
+        }
+        for commit in ["/tmp", "..", "", "a/b"] {
+            assert!(check_names(commit, "model.gguf").is_err(), "{commit}");
         }
     }
 }

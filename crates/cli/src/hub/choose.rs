@@ -66,8 +66,8 @@ fn split(name: &str) -> Option<(&str, usize)> {
     let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
     let (stem, index) = rest.rsplit_once('-')?;
     let is_number = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
-    let count = count.parse().ok().filter(|_| is_number(count) && is_number(index))?;
-    Some((stem, count))
+    let n: usize = count.parse().ok().filter(|_| is_number(count) && is_number(index))?;
+    (n > 0).then_some((stem, n))
 }
 
 #[cfg(test)]
@@ -77,6 +77,11 @@ mod tests {
     fn chosen(names: &[&str], id: &str) -> Result<Vec<String>, String> {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         files(&names, &Id::parse(id).unwrap()).map_err(|problem| problem.to_string())
+    }
+
+    #[test]
+    fn a_part_of_nothing_is_a_file_by_itself() {
+        assert_eq!(chosen(&["m-00001-of-00000.gguf"], "a/b").unwrap(), ["m-00001-of-00000.gguf"]);
     }
 
     #[test]

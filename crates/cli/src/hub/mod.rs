@@ -16,7 +16,7 @@ use kvant::hf::ADAPTER_FILES;
 
 use crate::failure::Failure;
 use crate::log;
-use cache::Cache;
+use cache::{Cache, check_names};
 use remote::{Problem, Remote};
 
 /// A model of the hub.
@@ -104,7 +104,7 @@ fn fetch_chosen(id: &Id, offline: bool, quiet: bool, choose: Choose<'_>) -> Resu
 fn cached(cache: &Cache, choose: Choose<'_>) -> Option<Option<PathBuf>> {
     let commit = cache.commit()?;
     let files = choose(&cache.files(&commit)).ok()?;
-    let is_there = files.iter().all(|file| cache.snapshot(&commit, file).is_file());
+    let is_there = files.iter().all(|file| cache.has(&commit, file));
     is_there.then(|| found(cache, &commit, &files))
 }
 
@@ -126,8 +126,10 @@ fn update(
 ) -> Result<Option<PathBuf>, Problem> {
     let (commit, names) = remote.files()?;
     let files = choose(&names)?;
+    // Before anything of this machine is looked at by these names.
+    files.iter().try_for_each(|file| check_names(&commit, file))?;
     for file in &files {
-        if !cache.snapshot(&commit, file).is_file() {
+        if !cache.has(&commit, file) {
             let about = remote.about(&commit, file)?;
             cache.keep(&commit, file, &about, |part, from| {
                 remote.fetch(&commit, file, &about, part, from, quiet)

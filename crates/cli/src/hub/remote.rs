@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use kvant::gguf::printable;
@@ -17,6 +18,10 @@ const RETRIES: usize = 5;
 
 /// Bytes that are read at once.
 const BUFFER: usize = 1 << 16;
+/// The longest that nothing may come of a body that has begun.
+const STALL: Duration = Duration::from_secs(30);
+/// The largest file whose size the hub does not say.
+const MAX_UNSAID: u64 = 16 << 20;
 
 /// Why something could not be had.
 #[derive(Debug)]
@@ -49,6 +54,7 @@ pub struct Remote {
     endpoint: String,
     repo: String,
     token: Option<String>,
+    stall: Duration,
 }
 
 impl Remote {
@@ -62,7 +68,7 @@ impl Remote {
             .timeout_recv_response(Some(Duration::from_secs(30)))
             .user_agent(concat!("kvant/", env!("CARGO_PKG_VERSION")));
         let (agent, endpoint) = (config.build().into(), endpoint.trim_end_matches('/').to_owned());
-        Self { agent, endpoint, repo: repo.to_owned(), token }
+        Self { agent, endpoint, repo: repo.to_owned(), token, stall: STALL }
     }
 
     /// The newest commit, and the names of its files.
@@ -118,11 +124,11 @@ impl Remote {
         let url = self.url(commit, file);
         let bar = progress::bar("fetching", about.size.unwrap_or(0), quiet);
         bar.set_message(printable(file, 64));
-        let mut done = from;
+        let (mut done, mut most) = (from, from);
         let mut tries = 0;
         while about.size.is_none_or(|size| done < size) {
-            let before = done;
-            match self.fetch_on(&url, part, &mut done, &mut |done| bar.set_position(done)) {
+            let tell = &mut |done| bar.set_position(done);
+            match self.fetch_on(&url, part, (&mut done, about.size.unwrap_or(MAX_UNSAID)), tell) {
                 Ok(()) if about.size.is_none() => break,
                 // An end that came too early is a broken connection.
                 Ok(()) => {}
@@ -130,8 +136,9 @@ impl Remote {
                 Err(problem) if tries == RETRIES => return Err(problem),
                 Err(_) => {}
             }
-            // As long as something comes, it goes on.
-            tries = if done > before { 0 } else { tries + 1 };
+            // As long as something new comes, it goes on.
+            tries = if done > most { 0 } else { tries + 1 };
+            most = most.max(done);
             if tries > RETRIES {
                 return Err(Problem::Unreachable(format!("{url}: nothing came after {done} bytes")));
             }
@@ -141,12 +148,12 @@ impl Remote {
         check(part, about, &url)
     }
 
-    /// One connection's worth of it.
+    /// One connection's worth of it, to `size` bytes in all.
     fn fetch_on(
         &self,
         url: &str,
         part: &mut File,
-        done: &mut u64,
+        (done, size): (&mut u64, u64),
         tell: &mut dyn FnMut(u64),
     ) -> Result<(), Problem> {
         let request = self.get(url);
@@ -157,15 +164,21 @@ impl Remote {
             part.set_len(0).map_err(broken)?;
             *done = 0;
         }
-        let mut body = response.into_body().into_reader();
-        let mut buffer = vec![0; BUFFER];
+        let parts = parts(response.into_body());
         loop {
-            match body.read(&mut buffer) {
-                Ok(0) => return Ok(()),
-                Ok(n) => part.write_all(&buffer[..n]).map_err(broken)?,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(unreachable(url, error)),
+            let bytes = match parts.recv_timeout(self.stall) {
+                Ok(Ok(bytes)) => bytes,
+                Ok(Err(error)) => return Err(unreachable(url, error)),
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+                Err(RecvTimeoutError::Timeout) => {
+                    let seconds = self.stall.as_secs();
+                    return Err(Problem::Unreachable(format!("{url}: nothing came for {seconds} seconds")));
+                }
+            };
+            if *done + bytes.len() as u64 > size {
+                return Err(Problem::Failed(format!("{url}: expected {size} bytes, got more")));
             }
+            part.write_all(&bytes).map_err(broken)?;
             *done = part.metadata().map_err(broken)?.len();
             tell(*done);
         }
@@ -208,6 +221,30 @@ impl Remote {
     }
 }
 
+/// The parts of a body as they come, read by a thread of their own: nothing bounds how long one may stay away. It ends with the process
+/// where the other side never does.
+fn parts(body: Body) -> Receiver<io::Result<Vec<u8>>> {
+    let (to, parts) = sync_channel(4);
+    let mut body = body.into_reader();
+    let read = move || {
+        let mut buffer = vec![0; BUFFER];
+        loop {
+            let part = match body.read(&mut buffer) {
+                Ok(0) => return,
+                Ok(n) => Ok(buffer[..n].to_vec()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => Err(error),
+            };
+            let is_last = part.is_err();
+            if to.send(part).is_err() || is_last {
+                return;
+            }
+        }
+    };
+    std::thread::spawn(read);
+    parts
+}
+
 /// Holds the content to its checksum, where that is a SHA-256, and to its size.
 fn check(part: &mut File, about: &About, url: &str) -> Result<(), Problem> {
     let mut hash = Sha256::new();
@@ -220,6 +257,9 @@ fn check(part: &mut File, about: &About, url: &str) -> Result<(), Problem> {
             n => hash.update(&buffer[..n]),
         }
         n_bytes = part.stream_position().map_err(broken)?;
+    }
+    if n_bytes == 0 {
+        return Err(Problem::Failed(format!("{url}: the file is empty")));
     }
     if let Some(size) = about.size.filter(|size| *size != n_bytes) {
         return Err(Problem::Failed(format!("{url}: expected {size} bytes, got {n_bytes}")));
@@ -239,4 +279,77 @@ fn broken(error: io::Error) -> Problem {
 
 fn unreachable(what: &str, error: impl fmt::Display) -> Problem {
     Problem::Unreachable(format!("{what} cannot be reached: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// What comes of fetching ten bytes from a hub that sends this over each connection, and how many it was asked for.
+    fn fetched(size: Option<u64>, sends: fn(&mut dyn Write)) -> (String, usize) {
+        let hub = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", hub.local_addr().unwrap());
+        let (asked, connections) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let mut held = Vec::new();
+            for stream in hub.incoming() {
+                let mut stream = stream.unwrap();
+                _ = asked.send(());
+                let mut head = [0; 4096];
+                _ = stream.read(&mut head);
+                sends(&mut stream);
+                held.push(stream);
+            }
+        });
+        let (agent, stall) = (Agent::new_with_defaults(), Duration::from_millis(200));
+        let remote = Remote { agent, endpoint, repo: "a/b".to_owned(), token: None, stall };
+        let mut part = tempfile();
+        let about = About { etag: "x".to_owned(), size };
+        let result = remote.fetch("c", "f", &about, &mut part, 0, true);
+        assert!(part.metadata().unwrap().len() <= MAX_UNSAID);
+        (
+            result.map_or_else(|problem| problem.to_string(), |()| "all".to_owned()),
+            connections.try_iter().count(),
+        )
+    }
+
+    fn tempfile() -> File {
+        let path = std::env::temp_dir().join(format!("kvant-hub-{:?}", std::thread::current().id()));
+        _ = std::fs::remove_file(&path);
+        let file = File::options().create_new(true).read(true).append(true).open(&path).unwrap();
+        _ = std::fs::remove_file(path);
+        file
+    }
+
+    #[test]
+    fn a_body_without_end_is_left_at_the_size_that_was_said() {
+        fn endless(stream: &mut dyn Write) {
+            _ = stream.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n");
+            while stream.write_all(&[b'x'; 4096]).is_ok() {}
+        }
+        let (told, n) = fetched(Some(10), endless);
+        assert!(told.ends_with("expected 10 bytes, got more") && n == 1, "{n}: {told}");
+        let (told, n) = fetched(None, endless);
+        assert!(told.ends_with("expected 16777216 bytes, got more") && n == 1, "{n}: {told}");
+    }
+
+    #[test]
+    fn a_body_that_stalls_or_never_gets_further_is_given_up() {
+        fn stalls(stream: &mut dyn Write) {
+            _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc");
+        }
+        let (told, n) = fetched(Some(10), stalls);
+        assert!(told.contains("nothing came") && (2..=RETRIES + 3).contains(&n), "{n}: {told}");
+    }
+
+    #[test]
+    fn an_empty_file_is_none() {
+        fn nothing(stream: &mut dyn Write) {
+            _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
+        }
+        assert!(fetched(Some(0), nothing).0.ends_with("the file is empty"));
+        assert!(fetched(None, nothing).0.ends_with("the file is empty"));
+    }
 }
