@@ -133,10 +133,16 @@ async fn end(server: Arc<Server>, mut signals: Signals) {
 #[cfg(unix)]
 struct Signals([tokio::signal::unix::Signal; 2]);
 
+/// Sent to who writes beyond the largest file that it may; the same number on Linux and on macOS.
+#[cfg(unix)]
+const SIGXFSZ: i32 = 25;
+
 #[cfg(unix)]
 impl Signals {
     fn listen() -> std::io::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
+        // From now on the write fails instead, as on a full disk: what is put away is left out, and the server goes on.
+        drop(signal(SignalKind::from_raw(SIGXFSZ))?);
         Ok(Self([signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?]))
     }
 
