@@ -285,6 +285,7 @@ impl From<ServeError> for Failure {
             ServeError::Model(error) => error.into(),
             ServeError::Origin(_) => Self::Usage(format!("--cors-origin: {error}")),
             ServeError::Host(_) => Self::Usage(format!("--allowed-host: {error}")),
+            ServeError::Key(_) => Self::Usage(format!("--api-key: {error}")),
             error => Self::Work(error.to_string()),
         }
     }

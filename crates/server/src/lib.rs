@@ -184,6 +184,9 @@ pub enum ServeError {
     /// No host has such a name.
     #[error("expected the name of a host such as box.example, got {0}")]
     Host(String),
+    /// No request can have such a key.
+    #[error("expected an API key in one line that is not blank, got {0:?}")]
+    Key(String),
     /// The system gives no threads or sockets.
     #[error("the server cannot go on: {0}")]
     Io(#[from] std::io::Error),
@@ -205,6 +208,11 @@ pub fn serve(model: Model, options: Options, ready: impl FnOnce(SocketAddr)) -> 
     let is_name = |host: &&String| !host.is_empty() && !host.contains(['/', ':', '*', ' ', ',']);
     if let Some(host) = options.allowed_hosts.iter().find(|host| !is_name(host)) {
         return Err(ServeError::Host(host.clone()));
+    }
+    let is_key =
+        |key: &&String| !key.trim_ascii().is_empty() && !key.trim_ascii().contains(|c: char| c.is_control());
+    if let Some(key) = options.api_keys.iter().find(|key| !is_key(key)) {
+        return Err(ServeError::Key(key.clone()));
     }
     #[cfg(feature = "tls")]
     let tls = options.tls.as_ref().map(tls::acceptor).transpose()?;

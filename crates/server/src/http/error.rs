@@ -35,6 +35,7 @@ impl ApiError {
 
     /// A field makes no sense.
     pub fn field(name: &'static str, expected: &str, got: impl std::fmt::Display) -> Self {
+        let got = shortened(&got.to_string());
         Self { param: Some(name), ..Self::invalid(format!("{name}: expected {expected}, got {got}")) }
     }
 
@@ -120,7 +121,7 @@ impl From<Refusal> for ApiError {
 
 impl From<FormError> for ApiError {
     fn from(error: FormError) -> Self {
-        Self::invalid(error.to_string())
+        Self::invalid(shortened(&error.to_string()))
     }
 }
 
@@ -146,6 +147,15 @@ impl ApiError {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
+    }
+}
+
+/// What a request says, as an error tells of it.
+pub(crate) fn shortened(text: &str) -> String {
+    const MOST: usize = 300;
+    match text.char_indices().nth(MOST) {
+        Some((at, _)) => format!("{}...", &text[..at]),
+        None => text.to_owned(),
     }
 }
 

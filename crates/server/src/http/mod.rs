@@ -33,7 +33,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{HeaderMap, Method, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -345,7 +345,9 @@ async fn admit(State(server): State<Arc<Server>>, mut request: Request, next: Ne
     let keys = &server.options.api_keys;
     let owner = match key(request.headers()) {
         _ if keys.is_empty() => None,
-        Some(key) if keys.iter().any(|known| !known.is_empty() && is_same(known, key)) => Some(key.into()),
+        Some(key) if keys.iter().any(|known| is_known(known, key)) => {
+            Some(String::from_utf8_lossy(key).into())
+        }
         _ if is_open => None,
         _ => {
             let message = "this server wants an API key, as a bearer token or in x-api-key";
@@ -363,15 +365,25 @@ async fn admit(State(server): State<Arc<Server>>, mut request: Request, next: Ne
     next.run(request).await
 }
 
-fn key(headers: &HeaderMap) -> Option<&str> {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let bearer = text("authorization").and_then(|value| value.strip_prefix("Bearer "));
-    bearer.or_else(|| text("x-api-key")).map(str::trim)
+/// Whether a request has this key; blanks around it get lost on the way.
+fn is_known(known: &str, key: &[u8]) -> bool {
+    let known = known.trim_ascii().as_bytes();
+    !known.is_empty() && is_same(known, key)
+}
+
+/// The key that a request has, whatever its text: headers are bytes.
+fn key(headers: &HeaderMap) -> Option<&[u8]> {
+    let bytes = |name: &str| headers.get(name).map(HeaderValue::as_bytes);
+    let bearer = bytes("authorization").and_then(|value| {
+        let (scheme, key) = value.split_at_checked("Bearer ".len())?;
+        scheme.eq_ignore_ascii_case(b"Bearer ").then_some(key)
+    });
+    bearer.or_else(|| bytes("x-api-key")).map(<[u8]>::trim_ascii)
 }
 
 /// Whether two keys are the same, in a time that does not tell where they differ.
-fn is_same(a: &str, b: &str) -> bool {
-    a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
+fn is_same(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }
 
 #[cfg(test)]

@@ -264,3 +264,55 @@ fn large_bodies_that_do_not_come_keep_no_small_ones_out() {
     let large = json!({ "prompt": "hi", "max_tokens": 1, "user": "x".repeat(20 << 20) });
     client.wait_for("/health", |_| client.post("/v1/completions", &large).0 == 200);
 }
+
+#[test]
+fn a_key_may_be_any_line_of_text_and_its_scheme_in_any_case() {
+    let keys = ["schlüssel", " padded ", "plain"].map(str::to_owned).to_vec();
+    let client = start(Options { api_keys: keys, ..options() });
+    let status = |head: &str| {
+        let answer = client
+            .raw(&format!("GET /slots HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{head}\r\n\r\n"));
+        answer.split(' ').nth(1).unwrap().to_owned()
+    };
+    for head in [
+        "Authorization: Bearer schlüssel",
+        "authorization: bearer plain",
+        "Authorization: BEARER padded",
+        "X-Api-Key: schlüssel",
+    ] {
+        assert_eq!(status(head), "200", "{head}");
+    }
+    for head in [
+        "Authorization: Bearer schlussel",
+        "Authorization: Basic plain",
+        "Authorization: Bearer",
+        "X-Api-Key:",
+        "X: plain",
+    ] {
+        assert_eq!(status(head), "401", "{head}");
+    }
+    let model =
+        kvant::Model::bundled(kvant::OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
+    for key in ["", "  ", "two\nlines"] {
+        let options = Options { api_keys: vec![key.to_owned()], ..options() };
+        let error = kvant_server::serve(model.clone(), options, |_| ()).unwrap_err().to_string();
+        assert_eq!(error, format!("expected an API key in one line that is not blank, got {key:?}"));
+    }
+}
+
+#[test]
+fn an_error_repeats_little_of_what_was_sent() {
+    let client = start(options());
+    let long = "x".repeat(1_000_000);
+    for more in [
+        json!({ "kv_type": long }),
+        json!({ "guided_regex": format!("({long}") }),
+        json!({ "temperature": long }),
+        json!({ "grammar": format!("root ::= {long}") }),
+    ] {
+        let mut body = json!({ "prompt": "hi", "max_tokens": 1 });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let (status, answer) = client.post_text("/v1/completions", &body.to_string());
+        assert!(status == 400 && answer.len() < 1000, "{status}, {} bytes", answer.len());
+    }
+}
