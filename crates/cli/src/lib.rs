@@ -65,7 +65,7 @@ enum Command {
     /// Talk with a model in the terminal
     Chat(chat::ChatArgs),
     /// Answer requests as OpenAI's API does, many at once
-    Serve(serve::ServeArgs),
+    Serve(Box<serve::ServeArgs>),
     /// Show what is in a GGUF file, and what its KV cache would take
     Inspect(inspect::InspectArgs),
     /// Show what this machine can do, and which kernel runs for each type
@@ -190,7 +190,7 @@ fn dispatch(command: Command) -> Result<(), Failure> {
     match command {
         Command::Run(args) => run::run(args),
         Command::Chat(args) => chat::chat(args),
-        Command::Serve(args) => serve::run(args),
+        Command::Serve(args) => serve::run(*args),
         Command::Inspect(args) => inspect::inspect(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Bench(args) => bench::bench(args),
