@@ -40,7 +40,7 @@ class Task:
 def sums(draw, n):
     """Two steps with whole numbers, to be worked out aloud."""
     for _ in range(n):
-        a, b, c = draw.randint(100, 999), draw.randint(100, 999), draw.randint(2, 9)
+        a, b, c = draw.randint(11, 99), draw.randint(11, 99), draw.randint(2, 9)
         want = (a + b) * c
         question = f"A shop has {a} red and {b} blue boxes. Each box holds {c} pens. How many pens are there? "
         question += "Work it out step by step, then write the result in the form 'Answer: N'."
@@ -49,7 +49,7 @@ def sums(draw, n):
 
 def said(text):
     """The number that an answer ends with."""
-    found = re.findall(r"Answer:\D*?([\d,]*\d)", text)
+    found = re.findall(r"(?:Answer:|boxed)\D*?([\d,]*\d)", text)
     return int(found[-1].replace(",", "")) if found else None
 
 

@@ -88,13 +88,13 @@ pub struct CacheArgs {
     #[arg(short = 'c', long, value_name = "N", env = "KVANT_CTX_SIZE")]
     pub ctx_size: Option<usize>,
     /// Type of the keys (-ctk): auto f32 f16 bf16 q8_0 q4_0 turbo4 turbo3 turbo2 turbo3t turbo2t [default: f16 if only -ctv is
-    /// set, else the plan beside the model (kvant plan), or q8_0]
+    /// set, else the plan beside the model (kvant plan), or turbo4]
     #[arg(long, value_name = "TYPE", env = "KVANT_CACHE_TYPE_K", value_parser = kv_type_or_auto)]
     cache_type_k: Option<KvTypeArg>,
     /// Type of the values (-ctv) [default: as for -ctk]
     #[arg(long, value_name = "TYPE", env = "KVANT_CACHE_TYPE_V", value_parser = kv_type_or_auto)]
     cache_type_v: Option<KvTypeArg>,
-    /// Rules on top of the types: none, or a comma list of auto-keys, auto-asymmetric, boundary:FIRST,LAST, sink:N,
+    /// Rules on top of the types: none, or a comma list of auto-keys:NOISE, auto-asymmetric, boundary:FIRST,LAST, sink:N,
     /// recent:N, alpha:X
     #[arg(long, value_name = "RULES", env = "KVANT_KV_POLICY", default_value_t, value_parser = policies)]
     pub kv_policy: Policies,
@@ -356,7 +356,10 @@ impl CacheArgs {
                 }
                 None => {
                     auto = Some("auto, no plan".to_owned());
-                    KvOptions { k: DType::Q8_0, v: DType::Q8_0, ..options.kv }
+                    let unnamed = KvOptions::unnamed(&model.config().kv_shape());
+                    let asked = self.kv_policy != Policies::default();
+                    let policies = if asked { options.kv.policies } else { unnamed.policies };
+                    KvOptions { policies, ..unnamed }
                 }
             },
         };

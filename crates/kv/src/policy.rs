@@ -15,7 +15,10 @@ use crate::{HeadTypes, KvError, KvShape, Plan};
 pub enum Policy {
     /// Keys whose code would blur their scores, as the weights tell ([`WeightStatistics`](crate::WeightStatistics)), get the smallest type
     /// that does not.
-    AutoKeys,
+    AutoKeys {
+        /// The largest predicted variance of scores, in nats squared: above it a code blurs which tokens are looked at.
+        most: f64,
+    },
     /// Keys below 8 bits become q8_0 where 6 or more query heads share a KV head: symmetric low-bit keys ruined such
     /// models (Qwen2.5: perplexity 2887 against 7.4).
     AutoAsymmetric,
@@ -53,20 +56,19 @@ pub struct Policies(pub Vec<Policy>);
 /// Query heads per KV head from which on keys of few bits are not trusted.
 const WIDE_GROUP: usize = 6;
 
-/// The predicted variance of scores, in nats squared, from which on a code blurs which tokens are looked at. Of the models that were measured
+/// What a code may do to scores where nothing else is said, in nats squared. Of the models that were measured
 /// only the first layer of Qwen2.5-0.5B is above at 3 bits (3.7; the next is a layer of Gemma 3 270M with 2.1, which loses nothing by it):
 /// alone it made three quarters of all the divergence.
 const MOST_SCORE_NOISE: f64 = 2.5;
 
 /// How policies are written.
-const POLICY_SYNTAX: &str =
-    "none, or a comma list of auto-keys, auto-asymmetric, boundary[:FIRST[,LAST]], sink:N, recent:N, alpha:X";
+const POLICY_SYNTAX: &str = "none, or a comma list of auto-keys[:NOISE], auto-asymmetric, boundary[:FIRST[,LAST]], sink:N, recent:N, alpha:X";
 
 impl Default for Policies {
     /// `auto-keys,sink:16`: quality is not given away silently. Many heads look at the first token wherever they are, so that
     /// a code of it is off for every query; a tile in f16 is the cheapest quality there is.
     fn default() -> Self {
-        Self(vec![Policy::AutoKeys, Policy::Sink(TILE)])
+        Self(vec![Policy::AutoKeys { most: MOST_SCORE_NOISE }, Policy::Sink(TILE)])
     }
 }
 
@@ -131,7 +133,11 @@ impl FromStr for Policy {
         let args: Vec<&str> = parts.collect();
         let count = |arg: &str| arg.parse::<usize>().map_err(|_| error());
         match (name, args.as_slice()) {
-            ("auto-keys", []) => Ok(Self::AutoKeys),
+            ("auto-keys", []) => Ok(Self::AutoKeys { most: MOST_SCORE_NOISE }),
+            ("auto-keys", [x]) => {
+                let most = x.parse().ok().filter(|most: &f64| *most >= 0.0 && most.is_finite());
+                most.map(|most| Self::AutoKeys { most }).ok_or_else(error)
+            }
             ("auto-asymmetric", []) => Ok(Self::AutoAsymmetric),
             ("boundary", []) => Ok(Self::Boundary { first: 2, last: 2 }),
             ("boundary", [n]) => Ok(Self::Boundary { first: count(n)?, last: count(n)? }),
@@ -147,7 +153,7 @@ impl FromStr for Policy {
 impl Policy {
     fn apply(&self, shape: &KvShape, plan: &mut Plan) -> Result<(), KvError> {
         match self {
-            Self::AutoKeys => raise_blurred_keys(shape, plan),
+            Self::AutoKeys { most } => raise_blurred_keys(shape, plan, *most),
             Self::AutoAsymmetric => {
                 let mut raised = None;
                 for (layer, heads) in shape.layers.iter().zip(&mut plan.types) {
@@ -219,7 +225,8 @@ impl fmt::Display for Policies {
         for (i, policy) in self.0.iter().enumerate() {
             f.write_str(if i == 0 { "" } else { "," })?;
             match policy {
-                Policy::AutoKeys => f.write_str("auto-keys"),
+                Policy::AutoKeys { most: MOST_SCORE_NOISE } => f.write_str("auto-keys"),
+                Policy::AutoKeys { most } => write!(f, "auto-keys:{most}"),
                 Policy::AutoAsymmetric => f.write_str("auto-asymmetric"),
                 Policy::Boundary { first, last } => write!(f, "boundary:{first},{last}"),
                 Policy::Sink(n) => write!(f, "sink:{n}"),
@@ -236,13 +243,13 @@ impl fmt::Display for Policies {
 const SHARPER: [DType; 3] = [DType::Turbo3, DType::Turbo4, DType::Q8_0];
 
 /// Gives keys whose scores a code would blur the smallest type that does not.
-fn raise_blurred_keys(shape: &KvShape, plan: &mut Plan) {
+fn raise_blurred_keys(shape: &KvShape, plan: &mut Plan, most: f64) {
     let Some(statistics) = &shape.statistics else { return };
     let (mut n, mut raised) = (0, 0);
     for (heads, noise) in plan.types.iter_mut().zip(&statistics.score_noise) {
         for (types, noise) in heads.iter_mut().zip(noise) {
             n += 1;
-            let blurs = |dtype: DType| noise * dtype.squared_error() > MOST_SCORE_NOISE;
+            let blurs = |dtype: DType| noise * dtype.squared_error() > most;
             if !blurs(types.k) {
                 continue;
             }
@@ -373,6 +380,7 @@ mod tests {
         assert_eq!(notes, ["auto-keys: keys of 3 of 8 KV heads raised (policy none keeps them)"]);
         assert_eq!(keys(DType::Turbo3, "auto-keys").0, "turbo3 turbo4 q8_0 q8_0");
         assert_eq!(keys(DType::Turbo4, "auto-keys").0, "turbo4 turbo4 q8_0 q8_0");
+        assert_eq!(keys(DType::Turbo4, "auto-keys:0.5").0, "turbo4 q8_0 q8_0 q8_0");
         for exact in [DType::Q8_0, DType::F16] {
             let (types, notes) = keys(exact, "auto-keys");
             assert_eq!((types, notes.len()), ([exact.name(); 4].join(" "), 0));
@@ -466,6 +474,9 @@ mod tests {
             "sink:1:2",
             "alpha:nan",
             "alpha:0",
+            "auto-keys:nan",
+            "auto-keys:-1",
+            "auto-keys:1:2",
             "none,sink:1",
             "boundary:1,2,3",
             "sink:1,2",
@@ -484,7 +495,13 @@ mod tests {
 
     #[test]
     fn policies_print_as_they_are_written() {
-        for text in ["none", "auto-asymmetric", "boundary:1,2,sink:16,recent:64,alpha:1.02"] {
+        for text in [
+            "none",
+            "auto-keys",
+            "auto-keys:0.5",
+            "auto-asymmetric",
+            "boundary:1,2,sink:16,recent:64,alpha:1.02",
+        ] {
             assert_eq!(text.parse::<Policies>().unwrap().to_string(), text);
         }
     }

@@ -631,7 +631,7 @@ fn a_plan_is_made_and_shown_and_followed_and_refused_where_it_was_changed_or_is_
     assert!(hello(&model, &["-ctv", "turbo4"]).contains("KV f16/turbo4:"));
     let other = text(dir.join("other.gguf"));
     assert!(kvant(&["quantize", &model, &other, "q4_0"]).status.success());
-    assert!(hello(&other, &[]).contains("KV q8_0/q8_0 (auto, no plan)"));
+    assert!(hello(&other, &[]).contains("KV turbo4/turbo4 (auto, no plan)"));
     assert_refused(&ask(&other, &[]), 1, &["pocket.kvplan", "the plan of another model"]);
     let changed = fs::read_to_string(&path).unwrap().replacen("turbo3", "turbo2", 1);
     fs::write(&path, changed).unwrap();
@@ -639,7 +639,7 @@ fn a_plan_is_made_and_shown_and_followed_and_refused_where_it_was_changed_or_is_
     assert!(inspect().contains("Plan: not usable"), "{}", inspect());
     let told = hello(&model, &[]);
     assert!(told.contains("checksum") && told.contains("the plan is not used"), "{told}");
-    assert!(told.contains("KV q8_0/q8_0 (auto, no plan)"), "{told}");
+    assert!(told.contains("KV turbo4/turbo4 (auto, no plan)"), "{told}");
     assert_refused(&kvant(&["plan", &model, "--budget", "1", "-c", "128"]), 1, &["--budget: expected 2."]);
     assert_refused(&kvant(&["plan", "bundled"]), 2, &["-o FILE"]);
 }

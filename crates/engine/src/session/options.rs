@@ -3,8 +3,8 @@
 use std::str::FromStr;
 use std::sync::Arc;
 
-use kvant_codec::DType;
-use kvant_kv::{Balance, KvError, KvShape, Plan, Policies};
+use kvant_codec::{DType, TILE};
+use kvant_kv::{Balance, KvError, KvShape, Plan, Policies, Policy};
 
 use crate::Error;
 
@@ -36,10 +36,22 @@ pub struct KvOptions {
     pub tail: bool,
 }
 
+/// What a code may do to scores where nobody asked for it, in nats squared: a thirtieth of what a named type may.
+const MOST_UNNAMED_NOISE: f64 = 0.08;
+
 impl KvOptions {
     /// The same type for keys and values, with the default policies.
     pub fn symmetric(dtype: DType) -> Self {
         Self { k: dtype, v: dtype, ..Default::default() }
+    }
+
+    /// What a model of this shape stores where nobody names a type: the smallest of which no model that was measured loses 0.005 nats
+    /// (docs/quality.md). Of latent vectors the weights say nothing: q8_0.
+    pub fn unnamed(shape: &KvShape) -> Self {
+        let is_latent = shape.layers.iter().any(|layer| layer.joint);
+        let policies = vec![Policy::AutoKeys { most: MOST_UNNAMED_NOISE }, Policy::Sink(TILE)];
+        let dtype = if is_latent { DType::Q8_0 } else { DType::Turbo4 };
+        Self { policies: Policies(policies), ..Self::symmetric(dtype) }
     }
 
     /// What each layer and head of a model of this shape stores then.
