@@ -75,7 +75,8 @@ fn asked(path: &str, body: &[u8]) -> (u16, String) {
             stream.set_read_timeout(Some(PATIENCE)).expect("a socket has a timeout");
             BufReader::new(stream)
         });
-        let head = format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len());
+        let head =
+            format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", body.len());
         reader.get_mut().write_all(&[head.as_bytes(), body].concat()).expect("the server reads");
         let answer = received(&mut reader);
         *connection = Some(reader);

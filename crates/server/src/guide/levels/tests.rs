@@ -1,3 +1,5 @@
+//! Bounds of each way to write a form, and that each kind of depth is counted.
+
 use serde_json::json;
 
 use super::*;
