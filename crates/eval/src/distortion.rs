@@ -76,8 +76,8 @@ pub fn synthetic(dim: usize, vectors: usize, seed: u64) -> Result<Vec<Distortion
     Ok(rows)
 }
 
-/// Every KV format, and [KVarN's](kvant_codec::two_axis), on the keys (after RoPE) and values that `model` makes of `tokens`, all heads
-/// of a layer together. Codes of keys are, as in the cache, of what the centres of their blocks leave.
+/// Every KV format on the keys (after RoPE) and values that `model` makes of `tokens`, and [KVarN's](kvant_codec::two_axis) on the values,
+/// all heads of a layer together. Codes of keys are, as in the cache, of what the centres of their blocks leave.
 ///
 /// # Errors
 /// More tokens than the model's context, or an engine error.
@@ -145,9 +145,11 @@ impl Captured {
         })
     }
 
-    /// Codes of `bits` bits with scales along both axes, where vectors need no padding.
+    /// Codes of `bits` bits with scales along both axes, of values that need no padding. Keys have channels with an offset, where
+    /// deviations around the mean do not settle however often both axes are divided by them: what that gave would say nothing.
     fn through_two_axis(&self, bits: u32) -> Option<Distortion> {
-        let codec = TwoAxis::new(bits, self.side).filter(|_| self.dim.is_multiple_of(LEAST_DIMS))?;
+        let fits = self.side == Side::V && self.dim.is_multiple_of(LEAST_DIMS);
+        let codec = TwoAxis::new(bits, self.side).filter(|_| fits)?;
         let bpv = codec.bits_per_value(BLOCK, self.dim);
         let apply = |block: &mut [f32]| {
             codec.apply(block, self.dim);

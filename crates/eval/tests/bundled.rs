@@ -191,8 +191,8 @@ fn keys_and_values_of_a_model_lose_what_gaussian_vectors_do() {
     let model = model();
     let tokens = model.text_prompt(TEXT, kvant::Special::AsText).unwrap();
     let rows = captured(&model, &tokens[..256], 1, &mut |_| ()).unwrap();
-    // The cache's types, and KVarN's of 2 to 4 bits.
-    assert_eq!(rows.len(), 2 * model.config().layers.len() * (kvant::DType::KV.len() + 3));
+    // The cache's types, and KVarN's of 2 to 4 bits on values.
+    assert_eq!(rows.len(), model.config().layers.len() * (2 * kvant::DType::KV.len() + 3));
     // 256 vectors of a layer resemble each other: twice the spread that independent ones would have.
     for (codec, theory) in
         [("turbo2", 0.1178), ("turbo3", 0.0320), ("turbo4", 0.0079), ("turbo2t", 0.0802), ("turbo3t", 0.0216)]
