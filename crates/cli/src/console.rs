@@ -28,8 +28,8 @@ pub fn is_obeyed() -> bool {
 /// The text of a model as it may be written: to a terminal without control characters, but for ends of lines and tabs. A model repeats what
 /// strangers have written, and a terminal would take its title, its colours or the clipboard from there. Files and pipes get all.
 pub fn spoken(text: &str, is_obeyed: bool) -> Cow<'_, str> {
-    let is_obeyed = |c: char| is_obeyed && c.is_control() && !matches!(c, '\n' | '\t');
-    if text.contains(is_obeyed) { text.replace(is_obeyed, "").into() } else { text.into() }
+    let is_left_out = |c: char| is_obeyed && c.is_control() && !matches!(c, '\n' | '\t');
+    if text.contains(is_left_out) { text.replace(is_left_out, "").into() } else { text.into() }
 }
 
 /// Prints lines of a result.
