@@ -5,8 +5,9 @@
 //!
 //! - Whoever speaks goes on in every step; prompts are read beside that, in as many rows as keep the gap between two tokens below
 //!   [`GAP`] times what it is without them.
-//! - Owners (API keys) share rows evenly: the prompt that is read next is one of whoever has been given the least so far (fair
-//!   queueing by virtual time). Among an owner's, the shortest comes first, and each second of waiting makes one shorter.
+//! - Owners (API keys) share rows evenly: the prompt that is read next is one of the owner that has been given the least so far
+//!   (fair queueing by virtual time). Of an owner's prompts, the one with the fewest tokens left comes first, and in one step of
+//!   [`OLDEST_EVERY`] the oldest: a short prompt waits for a fraction of its own time at any pace, and a long one is read on.
 //! - A prompt whose beginning another one is just reading waits for it, and takes that beginning over. Whoever reads it stops where
 //!   they part (a *branch*), so that a copy can be left there: blocks alone can be taken over at few places.
 //! - Places and memory are shared evenly where several owners want them ([`shares`]); an owner alone may have all.
@@ -29,8 +30,8 @@ const LONGEST_STEP: f64 = 0.1;
 const LEAST_ROWS: usize = 16;
 /// Rows of prompts beside those who speak while it is not known what they take.
 const FIRST_ROWS: usize = 4;
-/// Rows by which a prompt counts as shorter for each second that it has waited.
-const ROWS_PER_SECOND: f64 = 256.0;
+/// An owner's oldest prompt comes first in one step of so many, and the shortest in the others.
+const OLDEST_EVERY: u64 = 4;
 
 /// The number of a sequence, in the order of coming.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -146,7 +147,6 @@ struct Sequence {
     stage: Stage,
     /// Tokens in its cache; of one that is parked, those that will be.
     n_tokens: usize,
-    since: Duration,
     /// Nobody listens to it at the moment.
     paused: bool,
     /// Where others part from its prompt.
@@ -156,9 +156,9 @@ struct Sequence {
 }
 
 impl Sequence {
-    fn new(request: Request, now: Duration) -> Self {
+    fn new(request: Request) -> Self {
         let branches = BTreeSet::new();
-        Self { request, stage: Stage::Waiting, n_tokens: 0, since: now, paused: false, branches, found: 0 }
+        Self { request, stage: Stage::Waiting, n_tokens: 0, paused: false, branches, found: 0 }
     }
 
     /// Others part from its prompt at `at`: of two places that lie close together the first counts.
@@ -230,9 +230,19 @@ pub struct Scheduler {
     limits: Limits,
     sequences: BTreeMap<Id, Sequence>,
     next_id: u64,
-    /// Rows that each owner has been given, with a start as if it had always been here.
-    given: HashMap<u64, u64>,
+    owners: HashMap<u64, Owner>,
     pace: Pace,
+}
+
+/// What an owner has been given.
+#[derive(Debug, Clone, Copy, Default)]
+struct Owner {
+    /// Rows, with a start as if it had always been here.
+    n_rows: u64,
+    /// Steps that read its prompts.
+    n_steps: u64,
+    /// Sequences that began.
+    n_begun: u64,
 }
 
 /// What steps take, in seconds, as running averages.
@@ -285,7 +295,7 @@ impl Pace {
 impl Scheduler {
     /// One without any sequences.
     pub fn new(limits: Limits) -> Self {
-        Self { limits, sequences: BTreeMap::new(), next_id: 0, given: HashMap::new(), pace: Pace::default() }
+        Self { limits, sequences: BTreeMap::new(), next_id: 0, owners: HashMap::new(), pace: Pace::default() }
     }
 
     /// What bounds the work.
@@ -311,8 +321,8 @@ impl Scheduler {
     ///
     /// # Errors
     /// It is refused: nothing is known of it then.
-    pub fn submit(&mut self, request: Request, now: Duration) -> Result<Id, Refusal> {
-        let mut sequence = Sequence::new(request, now);
+    pub fn submit(&mut self, request: Request) -> Result<Id, Refusal> {
+        let mut sequence = Sequence::new(request);
         let needed = sequence.needs(0, self.limits.block);
         if needed > self.limits.budget {
             return Err(Refusal::TooLarge { needed, budget: self.limits.budget });
@@ -344,9 +354,9 @@ impl Scheduler {
         if is_here(owner) {
             return;
         }
-        self.given.retain(|&owner, _| self.sequences.values().any(|other| other.request.owner == owner));
-        let least = self.given.values().copied().min().unwrap_or(0);
-        self.given.insert(owner, least);
+        self.owners.retain(|&owner, _| self.sequences.values().any(|other| other.request.owner == owner));
+        let n_rows = self.owners.values().map(|owner| owner.n_rows).min().unwrap_or(0);
+        self.owners.insert(owner, Owner { n_rows, ..Owner::default() });
     }
 
     fn insert(&mut self, sequence: Sequence) -> Id {
@@ -357,9 +367,9 @@ impl Scheduler {
     }
 
     /// A second sequence goes on from where `of` stands, which speaks. `None` where it does not.
-    pub fn fork(&mut self, of: Id, now: Duration) -> Option<Id> {
+    pub fn fork(&mut self, of: Id) -> Option<Id> {
         let of = self.sequences.get(&of).filter(|of| of.stage == Stage::Speaking)?;
-        let fork = Sequence::new(of.request.clone(), now);
+        let fork = Sequence::new(of.request.clone());
         Some(self.insert(Sequence { stage: Stage::Speaking, n_tokens: of.n_tokens, ..fork }))
     }
 
@@ -402,6 +412,9 @@ impl Scheduler {
 
     /// A sequence begins with so many tokens that were there.
     pub fn began(&mut self, id: Id, n_tokens: usize) {
+        if let Some(sequence) = self.sequences.get(&id) {
+            self.owners.entry(sequence.request.owner).or_default().n_begun += 1;
+        }
         self.enter(id, Stage::Reading, n_tokens);
     }
 
@@ -425,24 +438,29 @@ impl Scheduler {
     /// A step of these rows has taken so long; no time at all where all of them had been read ahead.
     pub fn ran(&mut self, rows: &[(Id, usize)], took: Duration) {
         let (mut n_speaking, mut n_read) = (0, 0);
+        let mut readers = BTreeSet::new();
         for &(id, n) in rows {
             let Some(sequence) = self.sequences.get_mut(&id) else { continue };
-            *self.given.entry(sequence.request.owner).or_default() += n as u64;
+            self.owners.entry(sequence.request.owner).or_default().n_rows += n as u64;
             sequence.n_tokens += n;
             if sequence.stage == Stage::Speaking {
                 n_speaking += n;
                 continue;
             }
             n_read += n;
+            readers.insert(sequence.request.owner);
             if sequence.left() == 0 {
                 sequence.stage = Stage::Speaking;
             }
+        }
+        for owner in readers {
+            self.owners.entry(owner).or_default().n_steps += 1;
         }
         self.pace.ran(n_speaking, n_read, took.as_secs_f64());
     }
 
     /// What to do next.
-    pub fn next(&mut self, now: Duration, memory: Memory) -> Act {
+    pub fn next(&mut self, memory: Memory) -> Act {
         let needs = self.needs();
         let shares = Shares::of(self);
         if needs > memory.free || memory.is_short {
@@ -453,10 +471,10 @@ impl Scheduler {
             return self.park(id);
         }
         let back = self.bring_back(free, memory, &shares);
-        if let Some(act) = back.or_else(|| self.take_on((now, free, memory), &shares)) {
+        if let Some(act) = back.or_else(|| self.take_on(free, memory, &shares)) {
             return act;
         }
-        let rows = self.rows(now);
+        let rows = self.rows();
         if rows.is_empty() { Act::Wait } else { Act::Run(rows) }
     }
 
@@ -512,7 +530,7 @@ impl Scheduler {
     }
 
     /// The next of those who wait, if there is room and nobody is parked who may come back.
-    fn take_on(&self, (now, free, memory): (Duration, usize, Memory), shares: &Shares) -> Option<Act> {
+    fn take_on(&self, free: usize, memory: Memory, shares: &Shares) -> Option<Act> {
         if self.running().count() >= self.limits.n_running || self.parked(shares).next().is_some() {
             return None;
         }
@@ -520,7 +538,7 @@ impl Scheduler {
         let waiting = self.sequences.iter().filter(|(_, s)| s.stage == Stage::Waiting);
         let ready =
             waiting.filter(|(_, waiting)| !self.is_being_read(waiting) && shares.lets_in(waiting, block));
-        let (&id, next) = ready.min_by_key(|&(&id, s)| self.rank(id, s, now))?;
+        let (&id, next) = ready.min_by_key(|&(&id, s)| self.rank(id, s, |owner| owner.n_begun))?;
         let known = self.known(next);
         if next.needs(0, block).saturating_sub(known / block * next.request.cost.block) <= free {
             return Some(Act::Begin(id));
@@ -543,20 +561,21 @@ impl Scheduler {
         self.running().map(|(_, s)| known(s)).max().unwrap_or(0)
     }
 
-    /// Who comes first: of whoever has been given least, what is shortest, less what it has waited.
-    fn rank(&self, id: Id, sequence: &Sequence, now: Duration) -> (u64, i64, Id) {
-        let given = self.given.get(&sequence.request.owner).copied().unwrap_or(0);
-        let waited = now.saturating_sub(sequence.since).as_secs_f64() * ROWS_PER_SECOND;
-        (given, sequence.left() as i64 - waited as i64, id)
+    /// Who comes first, the smallest: of the owner that was given least, the shortest, or the oldest where it is its turn.
+    fn rank(&self, id: Id, sequence: &Sequence, turns: impl Fn(&Owner) -> u64) -> (u64, usize, Id) {
+        let owner = self.owners.get(&sequence.request.owner).copied().unwrap_or_default();
+        let is_oldest_first = turns(&owner) % OLDEST_EVERY == OLDEST_EVERY - 1;
+        (owner.n_rows, if is_oldest_first { 0 } else { sequence.left() }, id)
     }
 
     /// The rows of a step.
-    fn rows(&mut self, now: Duration) -> Vec<(Id, usize)> {
+    fn rows(&mut self) -> Vec<(Id, usize)> {
         let speaking = self.running().filter(|(_, s)| s.stage == Stage::Speaking && !s.paused);
         let mut rows: Vec<_> = speaking.take(self.limits.n_rows).map(|(id, _)| (id, 1)).collect();
         let mut room = self.pace.rows(!rows.is_empty(), self.limits.n_rows - rows.len());
         let reading = self.running().filter(|(_, s)| s.stage == Stage::Reading);
-        let mut reading: Vec<_> = reading.map(|(id, s)| (self.rank(id, s, now), s.stretch())).collect();
+        let mut reading: Vec<_> =
+            reading.map(|(id, s)| (self.rank(id, s, |owner| owner.n_steps), s.stretch())).collect();
         reading.sort_unstable();
         for ((.., id), stretch) in reading {
             let n = stretch.min(room);

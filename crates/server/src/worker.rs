@@ -164,7 +164,6 @@ pub(crate) struct Worker {
     blocks: Blocks,
     metrics: Arc<Metrics>,
     status: Arc<Mutex<Status>>,
-    began: Instant,
     told: Instant,
     /// A step ran out of memory: the scheduler reckons with blocks, a cache takes more than those.
     is_short: bool,
@@ -191,7 +190,6 @@ impl Worker {
             blocks,
             metrics,
             status,
-            began: Instant::now(),
             told: Instant::now(),
             is_short: false,
         }
@@ -211,7 +209,7 @@ impl Worker {
             self.look_who_listens();
             let awaits_masks = self.look_for_masks();
             self.blocks.tell();
-            let act = self.scheduler.next(self.began.elapsed(), self.memory());
+            let act = self.scheduler.next(self.memory());
             if act != Act::Wait {
                 self.act(act);
                 continue;
@@ -263,7 +261,7 @@ impl Worker {
             blocks: course::blocks(&job),
             cost,
         };
-        match self.scheduler.submit(request, self.began.elapsed()) {
+        match self.scheduler.submit(request) {
             Ok(id) => {
                 let course = Course::new(Arc::new(job), 0);
                 course.tell(Event::Taken);
@@ -504,7 +502,7 @@ impl Worker {
 
     /// One more answer to a prompt that has just been read.
     fn fork(&mut self, of: Id, index: usize) {
-        let Some(id) = self.scheduler.fork(of, self.began.elapsed()) else { return };
+        let Some(id) = self.scheduler.fork(of) else { return };
         let Some(first) = self.courses.get(&of) else { return };
         let mut course = Course::new(Arc::clone(&first.job), index);
         (course.submitted, course.progress) = (first.submitted, first.progress);

@@ -22,18 +22,27 @@ impl Cache {
     fn push(&mut self, token: u64) {
         self.tokens.push(token);
         if self.tokens.len().is_multiple_of(BLOCK) {
-            self.blocks.push(names(&self.tokens)[self.tokens.len() / BLOCK - 1]);
+            let before = self.blocks.last().copied().unwrap_or(NO_BLOCK);
+            self.blocks.push(name(before, &self.tokens[self.tokens.len() - BLOCK..]));
         }
     }
 }
 
+/// What stands for the name of the block before the first one.
+const NO_BLOCK: u64 = 7;
+
+/// Names a block together with those before it.
+fn name(before: u64, block: &[u64]) -> u64 {
+    block.iter().fold(before, |hash, token| (hash ^ token).wrapping_mul(0x100_0000_01b3).rotate_left(17))
+}
+
 fn names(tokens: &[u64]) -> Vec<u64> {
-    let mut hash = 7u64;
-    let mut next = |block: &[u64]| {
-        block.iter().for_each(|&token| hash = (hash ^ token).wrapping_mul(0x100_0000_01b3).rotate_left(17));
-        hash
+    let mut last = NO_BLOCK;
+    let next = |block: &[u64]| {
+        last = name(last, block);
+        last
     };
-    tokens.chunks_exact(BLOCK).map(&mut next).collect()
+    tokens.chunks_exact(BLOCK).map(next).collect()
 }
 
 /// What follows tokens: something that depends on all of them.
@@ -58,6 +67,9 @@ struct Engine {
     jobs: BTreeMap<Id, Job>,
     idle: Vec<Cache>,
     now: Duration,
+    /// What a row takes, and what a step takes besides.
+    row: Duration,
+    step: Duration,
     n_steps: usize,
     /// Tokens of prompts that were read rather than taken over.
     n_read: usize,
@@ -80,6 +92,8 @@ impl Engine {
             jobs: BTreeMap::new(),
             idle: Vec::new(),
             now: Duration::ZERO,
+            row: Duration::from_millis(1),
+            step: Duration::from_millis(5),
             n_steps: 0,
             n_read: 0,
             finished: Vec::new(),
@@ -91,7 +105,7 @@ impl Engine {
         let (blocks, tokens) = (names(shared).into(), prompt.iter().map(|&token| token as u32).collect());
         let (n_prompt, n_shared) = (prompt.len(), shared.len());
         let request = Request { owner, n_prompt, prompt: tokens, n_shared, blocks, cost: COST };
-        let id = self.scheduler.submit(request, self.now)?;
+        let id = self.scheduler.submit(request)?;
         let (prompt, submitted) = (prompt.to_vec(), self.n_steps);
         let tokens = prompt.clone();
         self.jobs.insert(id, Job { owner, prompt, tokens, wanted, cache: None, submitted, paused: false });
@@ -136,7 +150,7 @@ impl Engine {
 
     /// Does one thing. `false` when there is nothing to do.
     fn act(&mut self) -> bool {
-        let act = self.scheduler.next(self.now, self.memory());
+        let act = self.scheduler.next(self.memory());
         match act {
             Act::Wait => return false,
             Act::Evict => _ = self.idle.remove(0),
@@ -165,9 +179,11 @@ impl Engine {
     }
 
     fn run(&mut self, rows: &[(Id, usize)]) {
-        assert!(!rows.is_empty() && rows.iter().map(|(_, n)| n).sum::<usize>() <= 32);
+        assert!(
+            !rows.is_empty() && rows.iter().map(|(_, n)| n).sum::<usize>() <= self.scheduler.limits().n_rows
+        );
         self.n_steps += 1;
-        let took = Duration::from_millis(5 + rows.iter().map(|(_, n)| *n as u64).sum::<u64>());
+        let took = self.step + self.row * rows.iter().map(|&(_, n)| n as u32).sum::<u32>();
         self.now += took;
         self.scheduler.ran(rows, took);
         let speaking = self.jobs.values().filter(|job| job.tokens.len() > job.prompt.len());
@@ -442,4 +458,107 @@ fn two_owners_with_work_are_given_as_much_whoever_sends_longer_prompts() {
     let given = [200 * 40 - left[&1], 200 * 160 - left[&2]];
     let most = given[0].max(given[1]);
     assert!(given[0].abs_diff(given[1]) * 10 <= most, "{given:?}");
+}
+
+/// A machine that reads so many rows a second; what a step takes besides is the time of three rows, as on a CPU.
+fn paced(rows_per_second: u32) -> Engine {
+    let mut engine = Engine::new(10_000_000, 64);
+    engine.scheduler.limits.n_rows = 512;
+    engine.row = Duration::from_secs(1) / rows_per_second;
+    engine.step = 3 * engine.row;
+    engine
+}
+
+/// A prompt of so many tokens that no other begins like.
+fn distinct(random: &mut Random, n_tokens: usize) -> Vec<u64> {
+    let seed = random.bits();
+    (0..n_tokens as u64).map(|i| seed.wrapping_add(i) % 1_000_003).collect()
+}
+
+/// The longest step: a new prompt waits for the end of one, and its last rows are read in one that others fill.
+fn longest_step(engine: &Engine) -> Duration {
+    Duration::from_secs_f64(LONGEST_STEP).max(engine.step + engine.row * LEAST_ROWS as u32)
+}
+
+/// Acts until `prompt` has been answered. Returns how long that took.
+fn time_of(engine: &mut Engine, prompt: &[u64]) -> Duration {
+    let began = engine.now;
+    while !engine.finished.iter().any(|(finished, _)| finished == prompt) {
+        assert!(engine.act());
+    }
+    engine.now - began
+}
+
+#[test]
+fn a_short_prompt_behind_a_long_one_waits_three_times_its_own_time_at_most() {
+    let mut random = Random::new(1);
+    println!("rows/s | alone | behind 12,000 tokens, at most | the long one's throughput");
+    for rows_per_second in [20, 75, 300, 2_000, 20_000] {
+        let (long, short) = (distinct(&mut random, 12_000), distinct(&mut random, 50));
+        let mut engine = paced(rows_per_second);
+        engine.submit(0, &long, 1).unwrap();
+        let long_alone = time_of(&mut engine, &long);
+        engine.submit(0, &short, 1).unwrap();
+        let alone = time_of(&mut engine, &short);
+
+        let (mut slowest, mut lost) = (Duration::ZERO, 1.0f64);
+        for share in [0.02, 0.3, 0.6, 0.95] {
+            let mut engine = paced(rows_per_second);
+            engine.submit(0, &long, 1).unwrap();
+            while engine.now < long_alone.mul_f64(share) {
+                assert!(engine.act());
+            }
+            engine.submit(0, &short, 1).unwrap();
+            slowest = slowest.max(time_of(&mut engine, &short));
+            time_of(&mut engine, &long);
+            lost = lost.min(long_alone.as_secs_f64() / engine.now.as_secs_f64());
+        }
+        println!("{rows_per_second} | {alone:.2?} | {slowest:.2?} | {lost:.3}");
+        assert!(slowest <= (3 * alone).max(2 * longest_step(&engine)), "{rows_per_second}: {slowest:?}");
+        assert!(lost >= 0.9, "{rows_per_second}: {lost}");
+    }
+}
+
+#[test]
+fn titles_and_chats_beside_an_agent_are_read_soon_and_no_step_is_lost() {
+    println!("rows/s | titles alone | median | 9 of 10 | rows/s beside them");
+    for rows_per_second in [20, 75, 300, 2_000, 20_000] {
+        let mut random = Random::new(u64::from(rows_per_second));
+        let agent = distinct(&mut random, 12_000);
+        let mut engine = paced(rows_per_second);
+        engine.submit(0, &agent, 1).unwrap();
+        let alone = time_of(&mut engine, &agent);
+        let title = distinct(&mut random, 50);
+        engine.submit(0, &title, 1).unwrap();
+        let title_alone = time_of(&mut engine, &title);
+
+        let mut engine = paced(rows_per_second);
+        engine.submit(0, &agent, 1).unwrap();
+        // Whose rows are a third of what the machine reads.
+        let (mut next, mut titles, mut seen) = (Duration::ZERO, HashMap::new(), 0);
+        let mut waits = Vec::new();
+        while !engine.finished.iter().any(|(prompt, _)| *prompt == agent) {
+            if engine.now >= next {
+                let is_title = !random.bits().is_multiple_of(3);
+                let n_tokens = if is_title { 50 } else { 200 + random.bits() as usize % 1_000 };
+                let prompt = distinct(&mut random, n_tokens);
+                engine.submit(0, &prompt, 1).unwrap();
+                if is_title {
+                    titles.insert(prompt, engine.now);
+                }
+                next += engine.row * (300 + random.bits() % 1_200) as u32;
+            }
+            assert!(engine.act());
+            for (prompt, _) in &engine.finished[seen..] {
+                waits.extend(titles.get(prompt).map(|&came| engine.now - came));
+            }
+            seen = engine.finished.len();
+        }
+        waits.sort_unstable();
+        let (median, most) = (waits[waits.len() / 2], waits[waits.len() * 9 / 10]);
+        let pace = engine.n_read as f64 / engine.now.as_secs_f64();
+        println!("{rows_per_second} | {title_alone:.2?} | {median:.2?} | {most:.2?} | {pace:.0}");
+        assert!(most <= (3 * title_alone).max(2 * longest_step(&engine)), "{rows_per_second}: {most:?}");
+        assert!(pace >= 0.9 * 12_000.0 / alone.as_secs_f64(), "{rows_per_second}: {pace}");
+    }
 }
