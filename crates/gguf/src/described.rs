@@ -46,7 +46,13 @@ impl Gguf {
     ) -> Result<Self, GgufError> {
         let (head, file_len) = writer.layout()?;
         let parsed = parse::parse_head(&head, file_len).map_err(|error| error.in_file(Some(place)))?;
-        let shard = Shard { path: Some(place.to_owned()), modified: None, bytes: Source::from(head), parsed };
+        let shard = Shard {
+            path: Some(place.to_owned()),
+            modified: None,
+            bytes: Source::from(head),
+            head: None,
+            parsed,
+        };
         let gguf = Self::from_shards(vec![shard])?;
         Ok(Self { described: Some(Described { files, source }), ..gguf })
     }

@@ -1,7 +1,7 @@
 //! Read and write GGUF v2 and v3 files; every byte is untrusted.
 //!
 //! [`Gguf::open`] maps a file, or all shards of a split one, walks it once and checks everything that later calls rely
-//! on: after that, no call can leave the bytes of the file. Metadata stays in the map: an array of 150,000 tokens costs
+//! on: after that, no call can leave the bytes of the file. Metadata stays as the file has it: an array of 150,000 tokens costs
 //! no allocation until it is iterated. [`GgufWriter`] writes a file whole or not at all.
 //!
 //! ```
@@ -78,6 +78,8 @@ struct Shard {
     path: Option<PathBuf>,
     modified: Option<SystemTime>,
     bytes: Source,
+    /// A copy of what the file says of itself, where another program may change it: see [`Shard::open`].
+    head: Option<Vec<u8>>,
     parsed: Parsed,
 }
 
@@ -171,7 +173,7 @@ impl Gguf {
                 done => break done?,
             }
         };
-        let shard = Shard { path: None, modified: None, bytes: source, parsed };
+        let shard = Shard { path: None, modified: None, bytes: source, head: None, parsed };
         split::refuse_shard(&shard)?;
         Ok(Self::from_shards(vec![shard])?.with_scales())
     }
@@ -307,6 +309,24 @@ impl Gguf {
 impl Shard {
     fn new(path: Option<PathBuf>, bytes: Source) -> Result<Self, GgufError> {
         let parsed = parse::parse(&bytes).map_err(|e| e.in_file(path.as_deref()))?;
-        Ok(Self { path, modified: None, bytes, parsed })
+        Ok(Self { path, modified: None, bytes, head: None, parsed })
+    }
+
+    /// Maps a file and copies its metadata: they are read for as long as the model is open, and a file that is truncated or overwritten
+    /// meanwhile would end the process, or say what was not checked.
+    fn open(path: PathBuf) -> Result<Self, GgufError> {
+        let (bytes, modified) = Source::map(&path)?;
+        let copied = |bytes: &Source| {
+            let head = bytes[..parse::parse(bytes)?.n_head].to_vec();
+            let parsed = parse::parse_head(&head, bytes.n_bytes())?;
+            Ok((head, parsed))
+        };
+        let (head, parsed) = copied(&bytes).map_err(|e: GgufError| e.in_file(Some(&path)))?;
+        Ok(Self { path: Some(path), modified, bytes, head: Some(head), parsed })
+    }
+
+    /// Bytes that hold the metadata, from the beginning of the file on.
+    fn head(&self) -> &[u8] {
+        self.head.as_deref().unwrap_or(&self.bytes)
     }
 }

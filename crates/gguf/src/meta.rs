@@ -71,7 +71,7 @@ impl<'a> Meta<'a> {
 }
 
 fn value<'a>(shard: &'a Shard, entry: &Entry) -> Value<'a> {
-    Value::read_checked(entry.value_type, &shard.bytes[entry.payload.clone()])
+    Value::read_checked(entry.value_type, &shard.head()[entry.payload.clone()])
 }
 
 impl<'a> IntoIterator for Meta<'a> {

@@ -58,6 +58,8 @@ pub(crate) struct Parsed {
     pub by_key: Vec<usize>,
     /// In the order of the file, of shard 0.
     pub tensors: Vec<TensorInfo>,
+    /// Bytes of all records, which lie in front.
+    pub n_head: usize,
 }
 
 /// Walks and checks a whole file.
@@ -76,8 +78,9 @@ pub(crate) fn parse_head(bytes: &[u8], file_len: u64) -> Result<Parsed, GgufErro
     })?;
     let alignment = alignment(&entries, bytes)?;
     let records = (0..n_tensors).map(|n| tensor(&mut cursor, n)).collect::<Result<Vec<_>, _>>()?;
+    let n_head = cursor.index();
     let tensors = place(records, cursor.offset(), alignment, file_len)?;
-    Ok(Parsed { version, alignment, entries, by_key, tensors })
+    Ok(Parsed { version, alignment, entries, by_key, tensors, n_head })
 }
 
 /// Version, tensor count, metadata count.

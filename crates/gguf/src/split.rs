@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{GgufError, Meta, Problem, Shard, Source, Value};
+use crate::{GgufError, Meta, Problem, Shard, Value};
 
 const NO: &str = "split.no";
 const COUNT: &str = "split.count";
@@ -18,7 +18,7 @@ pub(crate) fn is_split_key(key: &str) -> bool {
 
 /// The file at `path`, or all shards of the model that it belongs to, in order.
 pub(crate) fn open_all(path: &Path) -> Result<Vec<Shard>, GgufError> {
-    let opened = open(path.to_owned())?;
+    let opened = Shard::open(path.to_owned())?;
     let Some(count) = shard_count(&opened)? else { return Ok(vec![opened]) };
     let meta = Meta::of(&opened);
     let name = ShardName::parse(path).ok_or_else(|| meta.error(COUNT, Problem::ShardName { count }))?;
@@ -33,7 +33,7 @@ pub(crate) fn open_all(path: &Path) -> Result<Vec<Shard>, GgufError> {
     for number in 1..=count {
         let shard = match opened.take_if(|_| number == name.number) {
             Some(shard) => shard,
-            None => open(name.sibling(number))?,
+            None => Shard::open(name.sibling(number))?,
         };
         let stated = Meta::of(&shard).get::<u64>(NO)?;
         agree(&shard, NO, stated, number - 1, "the file's name")?;
@@ -54,11 +54,6 @@ pub(crate) fn refuse_shard(shard: &Shard) -> Result<(), GgufError> {
         Some(count) => Err(Meta::of(shard).error(COUNT, Problem::ShardName { count })),
         None => Ok(()),
     }
-}
-
-fn open(path: PathBuf) -> Result<Shard, GgufError> {
-    let (source, modified) = Source::map(&path)?;
-    Ok(Shard { modified, ..Shard::new(Some(path), source)? })
 }
 
 /// The number of files of the model, `None` for one that is whole.

@@ -12,6 +12,7 @@ use kvant::{KvOptions, Model, SessionOptions, TOKENS_PER_BLOCK};
 
 use crate::events::Blocks;
 use crate::http::{ApiError, Hosted};
+use crate::lanes::Lanes;
 use crate::metrics::Metrics;
 use crate::scheduler::Limits;
 use crate::shelf::Stored;
@@ -241,6 +242,8 @@ impl Pool {
         let session = SessionOptions { n_ctx: options.n_ctx, kv: kv.clone() };
         let n_ctx = model.session(session)?.n_ctx();
         model.tokenizer()?;
+        // Read from the file while that is as it was: caches are named by it.
+        model.fingerprint();
         let (share, bytes) = (1 + options.others.len(), model.weight_bytes() as u64);
         let limits = Limits {
             n_running: options.n_running,
@@ -279,6 +282,7 @@ impl Pool {
             thinks: options.thinks,
             thinking_budget: options.thinking_budget,
             grammars: Arc::default(),
+            long_texts: Lanes::new(1, 1),
             model,
             jobs,
             status,

@@ -175,7 +175,9 @@ fn a_beginning_that_was_read_before_a_restart_is_not_read_again() {
     let first = Server::start(&["--kv-disk", &kept, "-ctk", "turbo3", "-ctv", "turbo3"]);
     let before = first.ask(&body);
     assert_eq!(cached(&before), 0);
-    assert!(first.end().success());
+    // As a terminal does that is closed.
+    first.tell("-HUP");
+    assert!(first.ended().success());
     let second = Server::start(&["--kv-disk", &kept, "-ctk", "turbo3", "-ctv", "turbo3"]);
     let after = second.ask(&body);
     assert!(cached(&after) > 300, "{after}");
@@ -184,6 +186,25 @@ fn a_beginning_that_was_read_before_a_restart_is_not_read_again() {
     // Other types do not find it.
     let other = Server::start(&["--kv-disk", &kept, "-ctk", "q8_0", "-ctv", "turbo3"]);
     assert_eq!(cached(&other.ask(&body)), 0);
+}
+
+#[test]
+fn a_server_answers_on_when_its_model_file_is_truncated() {
+    let file = scratch("truncated").join("model.gguf");
+    fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/assets/pocket-q8_0.gguf"), &file).unwrap();
+    let server = Server::start(&["-m", file.to_str().unwrap()]);
+    fs::write(&file, []).unwrap();
+    for path in ["/props", "/tokenizer_info", "/v1/models", "/api/tags"] {
+        let mut stream = TcpStream::connect(&server.address).unwrap();
+        let head = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+    }
+    let answer = server.ask(QUESTION);
+    assert!(answer.contains("Paris"), "{answer}");
+    assert!(server.end().success());
 }
 
 #[test]
@@ -196,6 +217,9 @@ fn what_makes_no_server_is_told_in_a_line() {
         (&["--kv-ram", "much"], "8G"),
         (&["--kv-disk", "there"], "kv:100G"),
         (&["--kv-disk", "/dev/null/x:1G"], "/dev/null/x"),
+        // It is there, and nobody may write to it.
+        #[cfg(target_os = "linux")]
+        (&["--kv-disk", "/proc/self:1G"], "/proc/self"),
         (&["--port", "99999"], "99999"),
         (&["-np", "0"], "from 1 up"),
         (&["--also", "small"], "small=small.gguf"),
