@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvant::{DecodeStream, Error, Picture, Sampler, SamplerParams, Session, Tokenizer};
+use kvant::{DecodeStream, Error, Picture, SampleError, Sampler, SamplerParams, Session, Tokenizer};
 
 use crate::guide::{FormError, Guides};
 use crate::thinking::Thinking;
@@ -54,7 +54,7 @@ pub(crate) enum DrawError {
 impl DrawError {
     /// Whether it is the request that asks for what cannot be done.
     pub fn is_of_request(&self) -> bool {
-        matches!(self, Self::Form(_))
+        matches!(self, Self::Form(_) | Self::Model(Error::Sample(SampleError::NoCandidate)))
     }
 }
 

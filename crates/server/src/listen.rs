@@ -21,8 +21,9 @@ use crate::http::{Server, router};
 
 /// Connections at once; others wait to be taken.
 const CONNECTIONS: usize = 1024;
-/// The longest that the head of a request may take to come.
+/// The longest that the head of a request may take to come, and while half of all connections are taken.
 const HEAD: Duration = Duration::from_secs(10);
+const HEAD_IN_CROWD: Duration = Duration::from_secs(1);
 /// How often it is looked whether the last answer has ended.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// The longest that the end waits for the last answers.
@@ -55,9 +56,10 @@ pub(crate) async fn listen(
     let take = async {
         loop {
             let permit = Arc::clone(&room).acquire_owned().await;
+            let head = if room.available_permits() < CONNECTIONS / 2 { HEAD_IN_CROWD } else { HEAD };
             match (listener.accept().await, permit) {
                 (Ok((stream, _)), Ok(permit)) => {
-                    talk((stream, tls.clone()), permit, app.clone(), graceful.watcher())
+                    talk((stream, tls.clone()), (permit, head), app.clone(), graceful.watcher())
                 }
                 (Err(error), _) => {
                     tracing::warn!(%error, "a connection cannot be taken");
@@ -80,7 +82,7 @@ pub(crate) async fn listen(
 /// Serves one connection, whatever becomes of others.
 fn talk(
     (stream, tls): (TcpStream, Option<TlsAcceptor>),
-    permit: OwnedSemaphorePermit,
+    (permit, head): (OwnedSemaphorePermit, Duration),
     app: axum::Router,
     watcher: Watcher,
 ) {
@@ -88,10 +90,10 @@ fn talk(
     _ = stream.set_nodelay(true);
     tokio::spawn(async move {
         match tls {
-            None => serve(stream, app, watcher).await,
+            None => serve(stream, head, app, watcher).await,
             #[cfg(feature = "tls")]
-            Some(tls) => match tokio::time::timeout(HEAD, tls.accept(stream)).await {
-                Ok(Ok(stream)) => serve(stream, app, watcher).await,
+            Some(tls) => match tokio::time::timeout(head, tls.accept(stream)).await {
+                Ok(Ok(stream)) => serve(stream, head, app, watcher).await,
                 Ok(Err(error)) => tracing::debug!(%error, "a connection does not speak TLS as it should"),
                 Err(_) => tracing::debug!("a connection speaks no TLS"),
             },
@@ -103,9 +105,14 @@ fn talk(
 }
 
 /// Answers what comes over a connection until it ends.
-async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin + 'static, app: axum::Router, watcher: Watcher) {
+async fn serve(
+    stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
+    head: Duration,
+    app: axum::Router,
+    watcher: Watcher,
+) {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD);
+    http.timer(TokioTimer::new()).header_read_timeout(head);
     let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(app));
     if let Err(error) = watcher.watch(connection).await {
         tracing::debug!(%error, "a connection broke");
@@ -131,7 +138,7 @@ async fn end(server: Arc<Server>, mut signals: Signals) {
 
 /// Signals that tell the process to end, listened for from now on.
 #[cfg(unix)]
-struct Signals([tokio::signal::unix::Signal; 2]);
+struct Signals([tokio::signal::unix::Signal; 3]);
 
 /// Sent to who writes beyond the largest file that it may; the same number on Linux and on macOS.
 #[cfg(unix)]
@@ -143,13 +150,15 @@ impl Signals {
         use tokio::signal::unix::{SignalKind, signal};
         // From now on the write fails instead, as on a full disk: what is put away is left out, and the server goes on.
         drop(signal(SignalKind::from_raw(SIGXFSZ))?);
-        Ok(Self([signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?]))
+        let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+        let [interrupt, terminate, hangup] = kinds.map(signal);
+        Ok(Self([interrupt?, terminate?, hangup?]))
     }
 
     /// Returns when one comes.
     async fn come(&mut self) {
-        let [interrupt, terminate] = &mut self.0;
-        tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {} }
+        let [interrupt, terminate, hangup] = &mut self.0;
+        tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {}, _ = hangup.recv() => {} }
     }
 }
 

@@ -70,7 +70,7 @@ enum OneOrMany {
 #[serde(untagged)]
 enum Bias {
     /// OpenAI's: token number to what is added.
-    Map(BTreeMap<String, f32>),
+    Map(BTreeMap<String, f64>),
     /// llama.cpp's: pairs of a token's number, or a text whose tokens are meant, and what is added or `false`.
     Pairs(Vec<(Value, Value)>),
 }
@@ -137,6 +137,7 @@ fn answer(fields: &Fields, defaults: &Drawing, tokenizer: &Tokenizer) -> Result<
     absent(fields)?;
     let number = |name| fields.get::<f32>(name, "a number");
     let whole = |name| fields.get::<usize>(name, "a whole number");
+    // Below zero is zero, as llama.cpp's clients have it.
     let temperature = number("temperature")?.map(|temperature| temperature.max(0.0));
     let defaults = if temperature == Some(0.0) { &defaults.likeliest } else { &defaults.usual };
     let sampler = SamplerParams {

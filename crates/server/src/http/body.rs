@@ -1,25 +1,31 @@
 //! Bodies of requests: bounded one by one and all together, and read where they keep nobody waiting.
 //!
 //! JSON takes many times its bytes once it is read: `[0],` is four of them and 72 as a value. So the values of a body are counted before
-//! any is made, large bodies are read one at a time by a thread of their own, and all that are in work share a room.
+//! any is made, large bodies are read one at a time by a thread of their own, and all that are in work share a room. A body that does not
+//! come holds a connection, so that it must keep a pace, and few may be slow at once.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::Body as Sent;
+use axum::body::{Body as Sent, BodyDataStream, Bytes};
 use axum::extract::{FromRequest, Request};
 use axum::http::{StatusCode, header};
 use futures_util::StreamExt as _;
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::error::ApiError;
 use super::{Caller, Server};
 use crate::lanes::{Lanes, Owner};
 
-/// The longest that a body may take to come.
-const TIME: Duration = Duration::from_secs(60);
+/// A body that takes longer to come is slow.
+const AT_ONCE: Duration = Duration::from_millis(250);
+/// Slow bodies at once: a quarter of all connections.
+const MAX_SLOW: usize = 256;
+/// The longest that a body may take to begin, and the bytes of it that must have come for each second after that.
+const TO_BEGIN: Duration = Duration::from_secs(10);
+const MIN_PACE: f64 = 16.0 * 1024.0;
 /// The largest body, in bytes: a prompt of a million tokens as numbers.
 pub(super) const MAX_BYTES: usize = 32 << 20;
 /// The most values of a body, names and values of fields each for one.
@@ -36,12 +42,14 @@ const ROOM_TIME: Duration = Duration::from_secs(5);
 /// What bodies share.
 pub(crate) struct Bodies {
     room: Arc<Semaphore>,
+    slow: Arc<Semaphore>,
     readers: Arc<Lanes>,
 }
 
 impl Default for Bodies {
     fn default() -> Self {
-        Self { room: Arc::new(Semaphore::new(ROOM)), readers: Lanes::new(2, 1) }
+        let permits = |n| Arc::new(Semaphore::new(n));
+        Self { room: permits(ROOM), slow: permits(MAX_SLOW), readers: Lanes::new(2, 1) }
     }
 }
 
@@ -55,12 +63,10 @@ impl FromRequest<Arc<Server>> for Body {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, server: &Arc<Server>) -> Result<Self, ApiError> {
-        let request = refuse_if_large(request).await?;
+        let bodies = &server.bodies;
+        let request = bodies.refuse_if_large(request).await?;
         let owner = request.extensions().get::<Caller>().and_then(|caller| caller.owner.clone());
-        let late =
-            |_| ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "the body did not come");
-        let received = timeout(TIME, server.bodies.receive(request.into_body())).await;
-        let (bytes, held) = received.map_err(late)??;
+        let (bytes, held) = bodies.receive(request.into_body()).await?;
         let value = server.bodies.read(bytes, &owner).await?;
         Ok(Self(value, held.map(Arc::new)))
     }
@@ -69,10 +75,9 @@ impl FromRequest<Arc<Server>> for Body {
 impl Bodies {
     /// All bytes of a body, with room for them.
     async fn receive(&self, body: Sent) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
-        let mut parts = body.into_data_stream();
+        let mut arriving = self.arriving(body);
         let (mut bytes, mut held): (Vec<u8>, Option<OwnedSemaphorePermit>) = (Vec::new(), None);
-        while let Some(part) = parts.next().await {
-            let part = part.map_err(|error| ApiError::invalid(format!("the body did not come: {error}")))?;
+        while let Some(part) = arriving.next().await? {
             let n = bytes.len() + part.len();
             if n > MAX_BYTES {
                 return Err(too_large("bytes", MAX_BYTES, n));
@@ -92,6 +97,24 @@ impl Bodies {
         Ok((bytes, held))
     }
 
+    fn arriving(&self, body: Sent) -> Arriving {
+        let (parts, slow) = (body.into_data_stream(), Arc::clone(&self.slow));
+        Arriving { parts, began: Instant::now(), n_bytes: 0, slow, is_slow: None }
+    }
+
+    /// Refuses a body that says itself that it is too large. Most of those who send one listen only when they have sent it whole, so
+    /// it is taken for a while, and let go of.
+    async fn refuse_if_large(&self, request: Request) -> Result<Request, ApiError> {
+        let length = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+        let length = length.and_then(|length| length.parse::<usize>().ok());
+        let Some(length) = length.filter(|&length| length > MAX_BYTES) else { return Ok(request) };
+        if length <= MAX_TAKEN && !request.headers().contains_key(header::EXPECT) {
+            let mut arriving = self.arriving(request.into_body());
+            while arriving.next().await?.is_some() {}
+        }
+        Err(too_large("bytes", MAX_BYTES, length))
+    }
+
     async fn read(&self, bytes: Vec<u8>, owner: &Owner) -> Result<Value, ApiError> {
         if bytes.len() <= SMALL {
             return value(&bytes);
@@ -103,6 +126,43 @@ impl Bodies {
         };
         let read = tokio::task::spawn_blocking(read).await;
         read.map_err(|_| ApiError::internal("an internal error while the body was read"))?
+    }
+}
+
+/// A body on its way.
+struct Arriving {
+    parts: BodyDataStream,
+    began: Instant,
+    n_bytes: usize,
+    slow: Arc<Semaphore>,
+    /// Held by a body that is slow.
+    is_slow: Option<OwnedSemaphorePermit>,
+}
+
+impl Arriving {
+    /// Until when the next part is to come.
+    fn deadline(&self) -> Instant {
+        self.began + TO_BEGIN + Duration::from_secs_f64(self.n_bytes as f64 / MIN_PACE)
+    }
+
+    /// The next part, as long as the body keeps its pace.
+    async fn next(&mut self) -> Result<Option<Bytes>, ApiError> {
+        let mut next = timeout_at(self.began + AT_ONCE, self.parts.next()).await;
+        if next.is_err() {
+            if self.is_slow.is_none() {
+                self.is_slow =
+                    Some(Arc::clone(&self.slow).try_acquire_owned().map_err(|_| ApiError::crowded())?);
+            }
+            next = timeout_at(self.deadline(), self.parts.next()).await;
+        }
+        let late = |_| {
+            let message = "the body did not come: expected 16 KiB of it each second, got less";
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
+        };
+        let part = next.map_err(late)?.transpose();
+        let part = part.map_err(|error| ApiError::invalid(format!("the body did not come: {error}")))?;
+        self.n_bytes += part.as_ref().map_or(0, Bytes::len);
+        Ok(part)
     }
 }
 
@@ -129,27 +189,44 @@ fn n_values(bytes: &[u8]) -> usize {
     n
 }
 
-fn too_large(what: &str, most: usize, n: usize) -> ApiError {
+pub(super) fn too_large(what: &str, most: usize, n: usize) -> ApiError {
     let message = format!("the body has {n} {what}, at most {most} are read");
     ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
-}
-
-/// Refuses a body that says itself that it is too large. Most of those who send one listen only when they have sent it whole, so
-/// it is taken for a while, and let go of.
-async fn refuse_if_large(request: Request) -> Result<Request, ApiError> {
-    let length = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
-    let length = length.and_then(|length| length.parse::<usize>().ok());
-    let Some(length) = length.filter(|&length| length > MAX_BYTES) else { return Ok(request) };
-    if length <= MAX_TAKEN && !request.headers().contains_key(header::EXPECT) {
-        let mut body = request.into_body().into_data_stream();
-        _ = timeout(TIME, async { while body.next().await.is_some_and(|part| part.is_ok()) {} }).await;
-    }
-    Err(too_large("bytes", MAX_BYTES, length))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_body_has_time_to_begin_and_more_for_what_has_come() {
+        let bodies = Bodies::default();
+        let after = |n_bytes: usize| {
+            let arriving = Arriving { n_bytes, ..bodies.arriving(Sent::empty()) };
+            arriving.deadline() - arriving.began
+        };
+        assert_eq!(after(0), TO_BEGIN);
+        assert_eq!(after(16 << 10), TO_BEGIN + Duration::from_secs(1));
+        // A picture of 4 MB over 30 KiB/s comes in 137 s.
+        assert!(after(4_000_000) > Duration::from_secs(137));
+    }
+
+    #[test]
+    fn what_comes_at_once_is_taken_while_as_many_bodies_are_slow_as_may_be() {
+        let bodies = Bodies::default();
+        let slow: Vec<_> = (0..MAX_SLOW).map(|_| Arc::clone(&bodies.slow).try_acquire_owned()).collect();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let (bytes, _) = bodies.receive(Sent::from("{}")).await.unwrap();
+            assert_eq!(bytes, b"{}");
+            let stalled = || Sent::from_stream(futures_util::stream::pending::<std::io::Result<Bytes>>());
+            let error = bodies.receive(stalled()).await.unwrap_err();
+            assert_eq!(error.object()["code"], 503);
+            drop(slow);
+            // With a place it waits for longer than that.
+            assert!(timeout(4 * AT_ONCE, bodies.receive(stalled())).await.is_err());
+        });
+    }
 
     #[test]
     fn no_value_is_left_out_of_the_count() {

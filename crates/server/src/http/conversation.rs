@@ -5,7 +5,7 @@ use kvant::{Model, Picture, RenderOptions};
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
-use super::fields::Fields;
+use super::fields::{Fields, text_bytes};
 use super::pictures::content;
 use crate::guide::Form;
 use crate::speech::Speech;
@@ -96,15 +96,33 @@ impl Conversation {
         Ok(rendered.map_err(kvant::Error::from)?.to_string())
     }
 
-    /// What the next turn begins with, for somebody whose pictures others are not to notice.
-    pub fn open(&self, model: &Model, owner: Option<&str>) -> Result<Opening, ApiError> {
+    /// Bytes of what it says, pictures aside.
+    pub fn n_bytes(&self) -> usize {
+        self.messages.iter().map(text_bytes).sum()
+    }
+
+    /// What the next turn begins with. `look` brings pictures, as long as their tokens fit into `n_ctx`.
+    pub fn open(
+        &self,
+        model: &Model,
+        n_ctx: usize,
+        mut look: impl FnMut(&[u8]) -> Result<Picture, ApiError>,
+    ) -> Result<Opening, ApiError> {
         let template = model.chat_template()?;
         if !self.pictures.is_empty() && !model.sees() {
             let expected = "parts of type text (this model sees nothing: no mmproj file was given)";
             return Err(ApiError::field("content", expected, "a picture"));
         }
-        let look = |file: &Vec<u8>| model.look_for(owner, file);
-        let pictures = self.pictures.iter().map(look).collect::<Result<Vec<_>, _>>()?;
+        let mut pictures = Vec::with_capacity(self.pictures.len());
+        let mut n_tokens = 0;
+        for file in &self.pictures {
+            let picture = look(file)?;
+            n_tokens += picture.tokens().len();
+            if n_tokens > n_ctx {
+                return Err(ApiError::too_long(n_tokens, n_ctx));
+            }
+            pictures.push(picture);
+        }
         let (rendered, tokens) = model.picture_prompt(&self.messages, &self.options, &pictures)?;
         let thoughts = Thoughts::of(template.source(), rendered.as_str());
         let tokenizer = model.tokenizer()?;

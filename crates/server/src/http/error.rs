@@ -62,6 +62,13 @@ impl ApiError {
         Self { retry_after: Some(5), ..error }
     }
 
+    /// As many bodies as may be are on their way, and do not come.
+    pub fn crowded() -> Self {
+        let message = "too many requests are on their way here: try again";
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message);
+        Self { retry_after: Some(5), ..error }
+    }
+
     /// The server is at fault.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
@@ -129,7 +136,7 @@ impl From<kvant::Error> for ApiError {
     fn from(error: kvant::Error) -> Self {
         match error {
             kvant::Error::StateNotFinite { .. } => Self::internal(error.to_string()),
-            error => Self::invalid(error.to_string()),
+            error => Self::invalid(shortened(&error.to_string())),
         }
     }
 }

@@ -27,6 +27,16 @@ pub(super) fn short(value: &Value) -> String {
     }
 }
 
+/// Bytes of all texts within a value.
+pub(super) fn text_bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(text_bytes).sum(),
+        Value::Object(fields) => fields.values().map(text_bytes).sum(),
+        _ => 0,
+    }
+}
+
 impl Fields {
     pub fn new(map: Map<String, Value>) -> Self {
         Self { map, _held: None }

@@ -58,6 +58,12 @@ pub(super) struct Gap {
 }
 
 impl Gap {
+    /// Bytes of its longest text.
+    pub fn n_bytes(&self) -> usize {
+        let files = self.files.iter().map(|(name, text)| name.len() + text.len());
+        files.chain([self.before.len(), self.behind.len()]).max().unwrap_or(0)
+    }
+
     pub fn read(fields: &Fields) -> Result<Self, ApiError> {
         let text = |name| Ok::<_, ApiError>(fields.get::<String>(name, "a text")?.unwrap_or_default());
         let given: Vec<Map<String, Value>> =

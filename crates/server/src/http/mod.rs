@@ -29,7 +29,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -37,14 +37,14 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use kvant::{Model, SamplerParams, Tokenizer};
+use kvant::{Model, SamplerParams, Special, Tokenizer};
 use tokio::sync::mpsc::channel;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::CorsLayer;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::guide::{Cue, Form, Grammars, Guides};
-use crate::lanes::Owner;
+use crate::lanes::{Lanes, Owner};
 use crate::pool::Pool;
 use crate::shelf::{Kind, Stored};
 use crate::thinking::Thinking;
@@ -64,6 +64,11 @@ use reply::{Format, Listener};
 const FINGERPRINT: &str = concat!("b", env!("CARGO_PKG_VERSION"), "-kvant");
 /// Events of an answer that may wait to be sent before its sequence is held back.
 const EVENTS_AHEAD: usize = 64;
+/// The longest text that becomes tokens, in bytes: more than any context holds.
+const MAX_TEXT: usize = 8 << 20;
+/// A text of more bytes is long. A tokenizer may take fifty times those of memory.
+const LONG_TEXT: usize = 1 << 20;
+
 /// A model that is served.
 pub(crate) struct Hosted {
     pub name: String,
@@ -81,6 +86,8 @@ pub(crate) struct Hosted {
     /// The most tokens of a thought where a request does not say.
     pub thinking_budget: Option<usize>,
     pub grammars: Arc<Grammars>,
+    /// Long texts become tokens one at a time.
+    pub long_texts: Arc<Lanes>,
     pub jobs: Sender<Job>,
     pub status: Arc<Mutex<Status>>,
 }
@@ -108,6 +115,16 @@ pub(crate) struct Caller {
     work: Arc<()>,
     /// The name of the request.
     id: Arc<str>,
+}
+
+/// Whoever waits for work on another thread.
+pub(crate) struct Client(Weak<()>);
+
+impl Client {
+    /// Fails where it has gone: what is left of the work is for nobody.
+    fn check(&self) -> Result<(), ApiError> {
+        if self.0.strong_count() > 0 { Ok(()) } else { Err(ApiError::invalid("the client has gone")) }
+    }
 }
 
 /// An identifier that nobody has had. A line joins its parts as clients expect it: they look for `chatcmpl-` and for `resp_`.
@@ -161,14 +178,30 @@ impl Hosted {
         *self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does what may take a while, such as reading a long text, where it keeps nobody else waiting.
+    /// Makes tokens of texts of so many bytes at most, where it keeps nobody else waiting and as long as the client is there.
     pub async fn tokens<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Model) -> Result<T, ApiError> + Send + 'static,
+        n_bytes: usize,
+        work: impl FnOnce(&Model, &Client) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let model = self.model.clone();
-        let done = tokio::task::spawn_blocking(move || work(&model)).await;
+        if n_bytes > MAX_TEXT {
+            return Err(body::too_large("bytes of text", MAX_TEXT, n_bytes));
+        }
+        let lane = if n_bytes > LONG_TEXT { Some(self.long_texts.enter(&None).await) } else { None };
+        // Dropped together with this future, which ends when the client goes.
+        let is_here = Arc::new(());
+        let (model, client) = (self.model.clone(), Client(Arc::downgrade(&is_here)));
+        let work = move || {
+            let _lane = lane;
+            work(&model, &client)
+        };
+        let done = tokio::task::spawn_blocking(work).await;
         done.map_err(|_| ApiError::internal("an internal error while the prompt was read"))?
+    }
+
+    /// The tokens of a text that may name special ones.
+    async fn text_tokens(&self, text: String) -> Result<Vec<u32>, ApiError> {
+        self.tokens(text.len(), move |model, _| Ok(model.text_prompt(&text, Special::Parse)?)).await
     }
 
     /// What answers are held to, where they are to have a form, and what once they have said a certain text.
@@ -206,8 +239,14 @@ impl Hosted {
 
     /// What the next turn of a conversation begins with.
     pub async fn opening(&self, conversation: Conversation, caller: &Caller) -> Result<Opening, ApiError> {
-        let owner = caller.owner.clone();
-        self.tokens(move |model| conversation.open(model, owner.as_deref())).await
+        let (owner, n_ctx, n_bytes) = (caller.owner.clone(), self.n_ctx, conversation.n_bytes());
+        let open = move |model: &Model, client: &Client| {
+            conversation.open(model, n_ctx, |file| {
+                client.check()?;
+                Ok(model.look_for(owner.as_deref(), file)?)
+            })
+        };
+        self.tokens(n_bytes, open).await
     }
 
     /// Refuses prompts that cannot be read.

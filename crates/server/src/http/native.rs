@@ -47,7 +47,7 @@ pub(super) async fn infill(
     })?;
     let n_ctx = hosted.n_ctx;
     let tokens = hosted
-        .tokens(move |model| {
+        .tokens(gap.n_bytes(), move |model, _| {
             let tokenizer = model.tokenizer()?;
             let encode = |text: &str| {
                 let tokens = tokenizer.encode(text, Special::AsText, false);

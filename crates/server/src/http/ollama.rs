@@ -8,7 +8,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use kvant::Special;
 use kvant::chat::Thoughts;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -150,7 +149,7 @@ pub(super) async fn generate(
     let mut into = translated(&fields)?;
     let (asked, tokens, speech) = if fields.flag("raw")? {
         let asked = Asked::read(&Fields::new(into), &server.drawing(&hosted), hosted.tokenizer())?;
-        let tokens = hosted.tokens(move |model| Ok(model.text_prompt(&prompt, Special::Parse)?)).await?;
+        let tokens = hosted.text_tokens(prompt).await?;
         (asked, tokens, Speech::new(Thoughts::none(), None))
     } else {
         let system: Option<String> = fields.get("system", "a text")?;
@@ -209,7 +208,7 @@ pub(super) async fn embeddings(
     let fields = fields?;
     let hosted = hosted(&server, &fields).await?;
     let text: String = fields.need("prompt", "a text")?;
-    let text = hosted.tokens(move |model| Ok(model.text_prompt(&text, Special::Parse)?)).await?;
+    let text = hosted.text_tokens(text).await?;
     let embedded = server.embed(&hosted, vec![text], &fields, &caller).await?;
     Ok(Json(Embedding { embedding: embedded.vectors()?.remove(0) }).into_response())
 }

@@ -3,9 +3,9 @@
 use kvant::{Model, Special};
 use serde_json::Value;
 
-use super::Hosted;
 use super::error::ApiError;
-use super::fields::Fields;
+use super::fields::{Fields, text_bytes};
+use super::{Client, Hosted};
 
 const EXPECTED: &str = "a text, a list of token numbers and texts, or a list of those";
 /// The most prompts of a request, as many as OpenAI takes.
@@ -27,17 +27,22 @@ pub(super) async fn prompts(
 ) -> Result<Vec<Prompt>, ApiError> {
     let given = fields.value(name).cloned();
     let given = given.ok_or_else(|| ApiError::field(name, EXPECTED, "nothing"))?;
-    hosted.tokens(move |model| all(model, &given, name)).await
+    let longest = match &given {
+        Value::Array(items) => items.iter().map(text_bytes).max().unwrap_or(0),
+        other => text_bytes(other),
+    };
+    hosted.tokens(longest, move |model, client| all(model, client, &given, name)).await
 }
 
 /// A list of numbers, or of numbers and texts, is one prompt; any other list is several.
-fn all(model: &Model, given: &Value, name: &'static str) -> Result<Vec<Prompt>, ApiError> {
+fn all(model: &Model, client: &Client, given: &Value, name: &'static str) -> Result<Vec<Prompt>, ApiError> {
     match given {
         Value::Array(items) if !items.iter().any(Value::is_number) && !items.is_empty() => {
             if items.len() > MOST_PROMPTS {
                 return Err(ApiError::field(name, "at most 2048 texts", items.len()));
             }
-            items.iter().map(|item| prompt(model, item, name)).collect()
+            let read = |item| client.check().and_then(|()| prompt(model, item, name));
+            items.iter().map(read).collect()
         }
         other => Ok(vec![prompt(model, other, name)?]),
     }

@@ -26,13 +26,15 @@ pub(super) async fn rerank(
     let documents = documents(&fields, if is_tei { "texts" } else { "documents" })?;
     let most = fields.get("top_n", "a whole number")?.unwrap_or(usize::MAX);
     let tells_text = fields.flag(if is_tei { "return_text" } else { "return_documents" })?;
+    let longest = query.len() + documents.iter().map(String::len).max().unwrap_or(0);
     let (put, asked) = (scorer.clone(), documents.clone());
     let prompts = hosted
-        .tokens(move |model| {
-            asked
-                .iter()
-                .map(|document| Ok(put.prompt(model, &query, document)?))
-                .collect::<Result<Vec<_>, _>>()
+        .tokens(longest, move |model, client| {
+            let read = |document: &String| {
+                client.check()?;
+                Ok(put.prompt(model, &query, document)?)
+            };
+            asked.iter().map(read).collect::<Result<Vec<_>, ApiError>>()
         })
         .await?;
     let n_tokens: usize = prompts.iter().map(Vec::len).sum();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{Html, IntoResponse};
@@ -69,8 +70,9 @@ pub(super) async fn models(State(server): State<Arc<Server>>) -> Json<Value> {
 
 pub(super) async fn model(
     State(server): State<Arc<Server>>,
-    Path(id): Path<String>,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
+    let Path(id) = id.map_err(|error| ApiError::invalid(error.body_text()))?;
     let index = server.pool.index(&id)?;
     let models = server.pool.models();
     let (name, hosted) = models.get(index).ok_or_else(ApiError::leaving)?;

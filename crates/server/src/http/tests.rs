@@ -52,3 +52,26 @@ fn a_fault_in_a_handler_is_told_as_an_error_and_the_next_request_is_answered() {
     assert_eq!(ask("/health").0, 200);
     assert_eq!(Arc::strong_count(&server.work), 1, "it is no more in work");
 }
+
+#[test]
+fn work_on_a_text_ends_with_its_client_and_a_text_without_end_is_refused() {
+    let hosted = server().pool.first().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(async {
+        let (to, ended) = tokio::sync::oneshot::channel();
+        let work = move |_: &Model, client: &Client| {
+            while client.check().is_ok() {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+            _ = to.send(());
+            client.check()
+        };
+        let minute = std::time::Duration::from_secs(60);
+        let given_up = tokio::time::timeout(minute / 1000, hosted.tokens(1, work)).await;
+        assert!(given_up.is_err());
+        tokio::time::timeout(minute, ended).await.unwrap().unwrap();
+        let error = hosted.tokens(MAX_TEXT + 1, |_, client| client.check()).await.unwrap_err();
+        assert_eq!(error.object()["code"], 413);
+        hosted.tokens(MAX_TEXT, |_, client| client.check()).await.unwrap();
+    });
+}

@@ -153,10 +153,14 @@ fn keep_private(path: &Path) {
     let _ = path;
 }
 
-/// Makes a folder that nobody else may look into: it will hold what was said.
+/// Makes a folder that nobody else may look into, since it will hold what was said, or finds that one which is there may be written to.
 fn make(folder: &Path) -> std::io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.recursive(true).create(folder)
+    builder.recursive(true).create(folder)?;
+    // A conversation that cannot be kept would be told of when it is lost.
+    let probe = folder.join(format!(".probe-{}", std::process::id()));
+    fs::File::create_new(&probe)?;
+    fs::remove_file(probe)
 }
