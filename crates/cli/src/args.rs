@@ -1,7 +1,9 @@
 //! Flags that several commands share. They carry the names that llama.cpp users know.
 
 use std::collections::hash_map::RandomState;
+use std::fs::File;
 use std::hash::BuildHasher;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -463,15 +465,25 @@ pub fn check_model_target(path: &Path, from: Option<&Path>) -> Result<(), Failur
     check_writable(path)
 }
 
+/// The longest text that is read, in bytes: what goes on without end is no text.
+const MAX_TEXT: u64 = 256 << 20;
+
 /// A text file's content; `-` is stdin.
 pub fn read_text(path: &Path) -> Result<String, Failure> {
-    let bytes = if path == Path::new("-") {
+    let read = |from: &mut dyn Read| {
         let mut bytes = Vec::new();
-        std::io::Read::read_to_end(&mut std::io::stdin().lock(), &mut bytes).map(|_| bytes)
-    } else {
-        std::fs::read(path)
+        from.take(MAX_TEXT + 1).read_to_end(&mut bytes).map(|_| bytes)
+    };
+    let bytes = match path == Path::new("-") {
+        true => read(&mut std::io::stdin().lock()),
+        // A pipe will do: shells hand over what a command writes as one.
+        false => File::open(path).and_then(|mut file| read(&mut file)),
     };
     let bytes = bytes.map_err(|error| Failure::work(printable_path(path), error))?;
+    if bytes.len() as u64 > MAX_TEXT {
+        let most = format!("expected at most {} of text, got more", output::bytes(MAX_TEXT as usize));
+        return Err(Failure::work(printable_path(path), most));
+    }
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
         Failure::work(printable_path(path), format!("expected UTF-8 text, got another byte at offset {at}"))

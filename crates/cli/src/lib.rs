@@ -93,6 +93,9 @@ pub fn main() -> ExitCode {
         let place = panic.location().map(|l| format!(" ({}:{})", l.file(), l.line())).unwrap_or_default();
         console::say(format_args!("error: internal error{place}; please report it"));
     }));
+    // A write beyond the largest file that the process may make fails then, as on a full disk, and ends nobody.
+    #[cfg(unix)]
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, std::sync::Arc::default());
     match start() {
         Ok((cli, _collector)) => {
             match catch_unwind(|| dispatch(cli.command).and_then(|()| Ok(console::flush()?))) {

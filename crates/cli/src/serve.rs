@@ -267,7 +267,12 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     };
     let device = model.device().name;
     let scheme = if served.tls.is_some() { "https" } else { "http" };
+    let asks_key = !served.api_keys.is_empty();
     let ready = |address: std::net::SocketAddr| {
+        if !asks_key && !address.ip().is_loopback() {
+            let who = "everyone who reaches this address may use the server: --api-key asks for a key";
+            console::say(format_args!("warning: {who}"));
+        }
         let auto = auto.map_or_else(String::new, |why| format!(" ({why})"));
         let recommended = recommended.map_or_else(String::new, |settings| format!("{settings} | "));
         let budget = output::bytes(budget);

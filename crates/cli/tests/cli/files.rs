@@ -197,3 +197,22 @@ fn a_model_that_was_changed_in_the_middle_refuses_the_context_of_the_old_one() {
     fs::write(&model, &bytes).unwrap();
     assert_refused(&kvant(&args, &dir, ""), &["context: model.fingerprint: expected", "the file has"]);
 }
+
+#[test]
+#[cfg(unix)]
+fn a_file_beyond_what_the_process_may_write_is_an_error_in_a_line() {
+    let dir = scratch("limit");
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/assets/pocket-q8_0.gguf");
+    let cache = format!("run -p hi -n 1 -m {} --prompt-cache cache --quiet", model.display());
+    let quantized = format!("quantize {} out.gguf q4_0", model.display());
+    for (args, made) in [(cache, "cache"), (quantized, "out.gguf")] {
+        // Blocks of 512 bytes in some shells and of 1,024 in others.
+        let script = format!("ulimit -f 8; exec {} {args}", env!("CARGO_BIN_EXE_kvant"));
+        let output = Command::new("sh").args(["-c", &script]).current_dir(&dir).env("HOME", &dir).output();
+        let output = output.unwrap();
+        let told = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{args}: {told}");
+        assert_eq!(told.lines().filter(|line| line.starts_with("error: ")).count(), 1, "{args}: {told}");
+        assert!(!dir.join(made).exists(), "{args}: half a file");
+    }
+}
