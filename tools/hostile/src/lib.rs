@@ -1,5 +1,5 @@
-//! Throws generated inputs at a built `kvant` as its users would meet them (files, arguments, environment, ends of pipes) and
-//! counts what no input may do: a panic, an abort, a hang, memory without end, or a wrong answer without an error.
+//! Throws generated inputs at a built `kvant` as its users would meet them (files, arguments, environment, ends of pipes, requests to a
+//! server, a hub that lies) and counts what no input may do: a panic, an abort, a hang, memory without end, or a wrong answer without an error.
 //!
 //! Inputs follow from their kind and number alone: a run repeats. Failures are kept in `target/hostile`, with their command.
 #![forbid(unsafe_code)]
@@ -8,9 +8,11 @@
 
 mod case;
 mod chance;
+mod hub;
 mod judge;
 mod kinds;
 mod run;
+mod served;
 mod shop;
 mod table;
 

@@ -105,7 +105,7 @@ fn wait(child: &mut Child) -> io::Result<(ExitStatus, Option<Ended>)> {
 }
 
 /// Bytes in memory, where the system tells.
-fn resident(id: u32) -> u64 {
+pub fn resident(id: u32) -> u64 {
     let pages = fs::read_to_string(format!("/proc/{id}/statm")).unwrap_or_default();
     let pages = pages.split(' ').nth(1).and_then(|n| n.parse::<u64>().ok());
     pages.unwrap_or_default().saturating_mul(4096)

@@ -31,6 +31,8 @@ pub struct Shop {
     pub states: Vec<(&'static str, Vec<u8>)>,
     /// Tokens of a prompt that says `x`.
     pub n_prompt: usize,
+    /// The port of a hub that lies.
+    pub hub: u16,
 }
 
 /// A short text, for measurements of two chunks.
@@ -82,6 +84,7 @@ impl Shop {
             base,
             states: vec![("ppl", ppl), ("kld", kld)],
             n_prompt,
+            hub: crate::hub::start()?,
         })
     }
 }

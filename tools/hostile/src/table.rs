@@ -5,14 +5,16 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::case::Case;
 use crate::chance::Chance;
 use crate::judge::{Verdict, judge};
-use crate::kinds::{Kind, N_WEIGHTS};
+use crate::kinds::{Kind, Make, N_WEIGHTS};
 use crate::run::run;
+use crate::served::Served;
 use crate::shop::Shop;
 
 /// Inputs of a whole run, all kinds together.
-pub const N_INPUTS: usize = 1300;
+pub const N_INPUTS: usize = 1600;
 
 /// Columns of the table.
 const COLUMNS: [&str; 7] = ["answered", "refused", "panics", "aborts", "hangs", "memory", "wrong"];
@@ -46,7 +48,10 @@ pub fn measure(binary: &Path, n_inputs: usize, kinds: &[&Kind]) -> io::Result<bo
         for kind in kinds {
             // Some of each kind, however few there are.
             let n = (n_inputs * kind.weight).div_ceil(N_WEIGHTS);
-            is_sound &= throw(kind, n, &shop, &beside, &kept)?;
+            is_sound &= match kind.make {
+                Make::Case(make) => throw((kind, make), n, &shop, &beside, &kept)?,
+                Make::Request(make) => send((kind, make), n, &shop, &beside, &kept)?,
+            };
         }
         Ok(is_sound)
     });
@@ -54,14 +59,63 @@ pub fn measure(binary: &Path, n_inputs: usize, kinds: &[&Kind]) -> io::Result<bo
     result
 }
 
+/// Makes a case.
+type MakeCase = fn(&mut Chance, &Shop, &Path) -> io::Result<Case>;
+
+/// Sends `n` requests of one kind, and prints its line. Where the server is lost, the next one meets another.
+fn send(
+    (kind, make): (&Kind, fn(&mut Chance) -> Vec<u8>),
+    n: usize,
+    shop: &Shop,
+    beside: &Path,
+    kept: &Path,
+) -> io::Result<bool> {
+    let mut counts = BTreeMap::new();
+    let mut served = Served::start(&shop.binary, beside)?;
+    let mut note = |verdict: Verdict, name: String, request: &[u8], served: &Served| -> io::Result<bool> {
+        *counts.entry(column(&verdict)).or_insert(0) += 1;
+        let is_sound = matches!(verdict, Verdict::Answered | Verdict::Refused);
+        if !is_sound {
+            fs::create_dir_all(kept)?;
+            fs::write(kept.join(&name), request)?;
+            let said = served.said();
+            println!(
+                "{name}: {verdict:?}\n  {}\n  kept in {}",
+                said.lines().last().unwrap_or_default(),
+                kept.display()
+            );
+        }
+        Ok(is_sound)
+    };
+    for number in 0..n {
+        let request = make(&mut Chance::new(kind.name, number));
+        let verdict = served.meets(&request)?;
+        if !note(verdict, format!("{}-{number}", kind.name), &request, &served)? {
+            drop(served);
+            served = Served::start(&shop.binary, beside)?;
+        }
+    }
+    let ended = served.end()?;
+    if ended != Verdict::Answered {
+        note(ended, format!("{}-end", kind.name), &[], &served)?;
+    }
+    Ok(print(kind, n, &counts))
+}
+
 /// Throws `n` inputs of one kind, and prints its line.
-fn throw(kind: &Kind, n: usize, shop: &Shop, beside: &Path, kept: &Path) -> io::Result<bool> {
+fn throw(
+    (kind, make): (&Kind, MakeCase),
+    n: usize,
+    shop: &Shop,
+    beside: &Path,
+    kept: &Path,
+) -> io::Result<bool> {
     let mut counts = BTreeMap::new();
     for number in 0..n {
         let folder = beside.join("case");
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder)?;
-        let case = (kind.make)(&mut Chance::new(kind.name, number), shop, &folder)?;
+        let case = make(&mut Chance::new(kind.name, number), shop, &folder)?;
         let outcome = run(&case, &shop.binary, beside)?;
         let verdict = judge(&case, &outcome);
         *counts.entry(column(&verdict)).or_insert(0) += 1;
@@ -77,9 +131,14 @@ fn throw(kind: &Kind, n: usize, shop: &Shop, beside: &Path, kept: &Path) -> io::
             );
         }
     }
+    Ok(print(kind, n, &counts))
+}
+
+/// Prints the line of a kind. Whether nothing happened that may not.
+fn print(kind: &Kind, n: usize, counts: &BTreeMap<&str, usize>) -> bool {
     let line = COLUMNS.map(|name| format!("{:>10}", counts.get(name).copied().unwrap_or(0)));
     println!("{:10} {n:>8}{}", kind.name, line.concat());
-    Ok(counts.keys().all(|name| ["answered", "refused"].contains(name)))
+    counts.keys().all(|name| ["answered", "refused"].contains(name))
 }
 
 /// Keeps what a failure needs to be seen again: files, stdin and the command.

@@ -2,8 +2,10 @@
 
 mod arguments;
 mod ends;
+mod fetched;
 mod kept;
 mod models;
+mod requests;
 mod talk;
 mod templates;
 mod texts;
@@ -21,25 +23,37 @@ pub struct Kind {
     pub name: &'static str,
     /// How many of `N_WEIGHTS` inputs are of this kind.
     pub weight: usize,
-    /// Makes one, in a folder of its own.
-    pub make: fn(&mut Chance, &Shop, &Path) -> io::Result<Case>,
+    /// Makes one.
+    pub make: Make,
 }
 
+/// How an input is made.
+pub enum Make {
+    /// A command that meets it, in a folder of its own.
+    Case(fn(&mut Chance, &Shop, &Path) -> io::Result<Case>),
+    /// A request to a server that runs all the while.
+    Request(fn(&mut Chance) -> Vec<u8>),
+}
+
+use Make::{Case as Command, Request};
+
 /// The sum of all weights.
-pub const N_WEIGHTS: usize = 26;
+pub const N_WEIGHTS: usize = 32;
 
 /// Every kind.
-pub const KINDS: [Kind; 12] = [
-    Kind { name: "model", weight: 3, make: models::changed },
-    Kind { name: "weights", weight: 1, make: models::no_numbers },
-    Kind { name: "metadata", weight: 4, make: models::metadata },
-    Kind { name: "template", weight: 3, make: templates::template },
-    Kind { name: "context", weight: 2, make: kept::context },
-    Kind { name: "measured", weight: 2, make: kept::measured },
-    Kind { name: "text", weight: 2, make: texts::text },
-    Kind { name: "special", weight: 1, make: texts::special },
-    Kind { name: "arguments", weight: 4, make: arguments::arguments },
-    Kind { name: "variables", weight: 1, make: arguments::variables },
-    Kind { name: "ends", weight: 2, make: ends::ends },
-    Kind { name: "talk", weight: 1, make: talk::talk },
+pub const KINDS: [Kind; 14] = [
+    Kind { name: "model", weight: 3, make: Command(models::changed) },
+    Kind { name: "weights", weight: 1, make: Command(models::no_numbers) },
+    Kind { name: "metadata", weight: 4, make: Command(models::metadata) },
+    Kind { name: "template", weight: 3, make: Command(templates::template) },
+    Kind { name: "context", weight: 2, make: Command(kept::context) },
+    Kind { name: "measured", weight: 2, make: Command(kept::measured) },
+    Kind { name: "text", weight: 2, make: Command(texts::text) },
+    Kind { name: "special", weight: 1, make: Command(texts::special) },
+    Kind { name: "arguments", weight: 4, make: Command(arguments::arguments) },
+    Kind { name: "variables", weight: 1, make: Command(arguments::variables) },
+    Kind { name: "ends", weight: 2, make: Command(ends::ends) },
+    Kind { name: "talk", weight: 1, make: Command(talk::talk) },
+    Kind { name: "fetched", weight: 2, make: Command(fetched::fetched) },
+    Kind { name: "requests", weight: 4, make: Request(requests::request) },
 ];

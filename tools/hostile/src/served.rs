@@ -1,0 +1,172 @@
+//! A server with two keys: what one of them sends is hostile, and the other one is answered all the while.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::judge::Verdict;
+use crate::run::resident;
+
+/// The longest that the polite key waits for a token.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The longest that a hostile request is waited for: a form may compile for half a minute. Then its client goes.
+const TIME: Duration = Duration::from_secs(45);
+/// The longest that the end takes.
+const END: Duration = Duration::from_secs(30);
+/// The most memory over what the server had at its start, in bytes.
+const MEMORY: u64 = 512 << 20;
+/// Between two looks at a request that is not answered.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The key that hostile requests have.
+pub const HOSTILE: &str = "hostile";
+const POLITE: &str = "polite";
+
+/// A server that is running.
+pub struct Served {
+    child: Child,
+    address: (&'static str, u16),
+    log: PathBuf,
+    /// Bytes that it had in memory when it was ready.
+    resident: u64,
+}
+
+impl Served {
+    /// Starts `binary` with the bundled model and files in `beside`.
+    pub fn start(binary: &Path, beside: &Path) -> io::Result<Self> {
+        // Free now, and soon again.
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let log = beside.join("served");
+        let mut command = Command::new(binary);
+        command.args(["serve", "-t", "1", "-c", "2048", "--kv-budget", "64M", "--port", &port.to_string()]);
+        command.args(["--api-key", POLITE, "--api-key", HOSTILE]).env("HOME", beside.join("home"));
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?);
+        let child = command.spawn()?;
+        let mut served = Self { child, address: ("127.0.0.1", port), log, resident: 0 };
+        let began = Instant::now();
+        while served.polite().is_err() {
+            if began.elapsed() > TIME {
+                return Err(io::Error::other(format!("the server is not ready: {}", served.said())));
+            }
+            sleep(LOOK);
+        }
+        served.resident = resident(served.child.id());
+        Ok(served)
+    }
+
+    /// Sends a request of these bytes, and meanwhile those of the polite key.
+    pub fn meets(&mut self, request: &[u8]) -> io::Result<Verdict> {
+        let (address, request) = (self.address, request.to_vec());
+        let hostile = TcpStream::connect(address)?;
+        hostile.set_read_timeout(Some(TIME))?;
+        let mut stream = hostile.try_clone()?;
+        let asks = std::thread::spawn(move || {
+            let mut answer = Vec::new();
+            // One that is refused early may not be read whole.
+            _ = stream.write_all(&request);
+            _ = (&stream).take(1 << 20).read_to_end(&mut answer);
+            answer
+        });
+        let began = Instant::now();
+        let mut verdict = None;
+        while !asks.is_finished() && began.elapsed() < TIME {
+            verdict = verdict.or_else(|| self.look());
+            sleep(LOOK);
+        }
+        _ = hostile.shutdown(Shutdown::Both);
+        let answer = asks.join().unwrap_or_default();
+        let verdict = verdict.or_else(|| self.look());
+        Ok(verdict.unwrap_or_else(|| judge(&answer, began.elapsed())))
+    }
+
+    /// What is wrong with the server, as the polite key sees it and the system.
+    fn look(&mut self) -> Option<Verdict> {
+        let began = Instant::now();
+        let polite = self.polite();
+        if let Ok(Some(status)) = self.child.try_wait() {
+            use std::os::unix::process::ExitStatusExt;
+            return Some(status.signal().map_or_else(|| Verdict::Wrong(status.to_string()), Verdict::Abort));
+        }
+        if began.elapsed() > PATIENCE {
+            return Some(Verdict::Hang);
+        }
+        if resident(self.child.id()) > self.resident + MEMORY {
+            return Some(Verdict::Memory);
+        }
+        match polite {
+            Ok(answer) if answer.starts_with("HTTP/1.1 200") => None,
+            Ok(answer) => Some(Verdict::Wrong(format!("the polite key: {answer:.200}"))),
+            Err(error) => Some(Verdict::Wrong(format!("the polite key: {error}"))),
+        }
+    }
+
+    /// The answer to a chat of the polite key.
+    fn polite(&self) -> io::Result<String> {
+        let mut stream = TcpStream::connect(self.address)?;
+        stream.set_read_timeout(Some(2 * PATIENCE))?;
+        let body =
+            r#"{"messages":[{"role":"user","content":"What is the capital of France?"}],"max_tokens":1}"#;
+        stream.write_all(&post("/v1/chat/completions", POLITE, body.as_bytes()))?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    }
+
+    /// Tells it to end.
+    pub fn end(&mut self) -> io::Result<Verdict> {
+        Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status()?;
+        let began = Instant::now();
+        while self.child.try_wait()?.is_none() {
+            if began.elapsed() > END {
+                return Ok(Verdict::Hang);
+            }
+            sleep(LOOK);
+        }
+        let said = self.said();
+        let is_broken = said.contains("panicked") || said.contains("internal error");
+        Ok(if is_broken { Verdict::Panic } else { Verdict::Answered })
+    }
+
+    /// Its log.
+    pub fn said(&self) -> String {
+        fs::read_to_string(&self.log).unwrap_or_default()
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // Where it has not ended.
+        _ = self.child.kill();
+        _ = self.child.wait();
+    }
+}
+
+/// A request with this body.
+pub fn post(path: &str, key: &str, body: &[u8]) -> Vec<u8> {
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: Bearer {key}\r\n\
+         Content-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    [head.as_bytes(), body].concat()
+}
+
+/// What an answer says of the server: a fault of the request is the request's.
+fn judge(answer: &[u8], took: Duration) -> Verdict {
+    let answer = String::from_utf8_lossy(answer);
+    let status = answer.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse::<u16>().ok());
+    match status {
+        Some(200..=299) => Verdict::Answered,
+        Some(400..=499 | 503) => Verdict::Refused,
+        Some(_) => Verdict::Wrong(format!("{answer:.200}")),
+        // Its client has gone.
+        None if took >= TIME => Verdict::Refused,
+        // Bytes that are no request are not answered.
+        None if answer.is_empty() => Verdict::Refused,
+        None => Verdict::Wrong(format!("no HTTP: {answer:.200}")),
+    }
+}
