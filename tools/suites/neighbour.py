@@ -1,0 +1,216 @@
+"""A hostile neighbour: what one API key does to the answers of another, by time to first token and between tokens.
+
+    kvant serve model.gguf --port 8080 -c 8192 --api-key polite --api-key hostile &
+    python3 tools/suites/neighbour.py --text FILE http://127.0.0.1:8080
+
+The polite key chats: one prompt of 200 to 2,000 tokens after the other, none like those before. Meanwhile the hostile key sends one kind
+of request at a time, over and over: grammars, bodies and queues that have brought servers down. Told are, for each kind, TTFT and ITL of
+the polite key (p50, p99), how many times those alone the TTFT is, and its errors. Fails where there are any. Needs nothing but Python;
+nothing of the repository needs it.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import http.client
+import json
+import random
+import socket
+import threading
+import time
+import urllib.parse
+
+TOKENS = 24
+
+
+@dataclasses.dataclass
+class Seen:
+    """What the polite key has seen of one kind, in seconds."""
+
+    first: list
+    between: list
+    errors: list
+
+
+class Client:
+    """Sends requests with a key."""
+
+    def __init__(self, url, key):
+        parts = urllib.parse.urlsplit(url)
+        self.address, self.key = (parts.hostname, parts.port), key
+
+    def post(self, path, body, seconds=300):
+        """The connection and the answer to a body: bytes as they are, all else as JSON."""
+        connection = http.client.HTTPConnection(*self.address, timeout=seconds)
+        heads = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}
+        connection.request("POST", path, body if isinstance(body, bytes) else json.dumps(body), heads)
+        return connection, connection.getresponse()
+
+    def whole(self, path, body, seconds=300):
+        connection, answer = self.post(path, body, seconds)
+        with contextlib.closing(connection):
+            return answer.status, answer.read()
+
+
+def percentile(times, share):
+    return sorted(times)[min(int(len(times) * share), len(times) - 1)] if times else float("nan")
+
+
+def chat(client, prompt, seen):
+    """One chat, with its times."""
+    began = last = time.perf_counter()
+    body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": TOKENS, "stream": True, "ignore_eos": True}
+    connection, answer = client.post("/v1/chat/completions", body)
+    with contextlib.closing(connection):
+        if answer.status != 200:
+            return seen.errors.append(f"{answer.status} {answer.read()[:120]}")
+        is_first = True
+        for line in answer:
+            if not line.startswith(b"data: {"):
+                continue
+            said = json.loads(line[6:])
+            if "error" in said:
+                return seen.errors.append(str(said["error"])[:120])
+            if any(choice["delta"].get("content") for choice in said["choices"]):
+                now = time.perf_counter()
+                (seen.first if is_first else seen.between).append(now - (began if is_first else last))
+                is_first, last = False, now
+
+
+# Each kind is a function of a client and a text that sends once; several threads of it run at a time.
+
+
+def long_prompts(client, text, chance):
+    at = chance.randrange(len(text) - 16_000)
+    client.whole("/v1/completions", {"prompt": text[at : at + 16_000], "max_tokens": 1})
+
+
+def many_answers(client, text, chance):
+    client.whole("/v1/completions", {"prompt": "Go on.", "n": 64, "max_tokens": 4000, "ignore_eos": True}, 20)
+
+
+def full_queue(client, text, chance):
+    at = chance.randrange(len(text) - 400_000)
+    prompts = [text[at + i : at + i + 40] for i in range(0, 400_000, 400)]
+    client.whole("/v1/completions", {"prompt": prompts, "max_tokens": 8}, 20)
+
+
+def wide_grammar(client, text, chance):
+    ways = " | ".join(['"a" root "b"'] * chance.choice([1900, 5000]))
+    client.whole("/completion", {"prompt": "hi", "n_predict": 200, "grammar": f'root ::= {ways} | "c"\n'}, 3)
+
+
+def deep_schema(client, text, chance):
+    def nested(depth, inner):
+        return {"items": nested(depth - 1, inner)} if depth else inner
+
+    links = {str(i): nested(chance.choice([0, 40, 110]), {"$ref": f"#/$defs/{i + 1}"}) for i in range(300)}
+    schema = {"$defs": links | {"300": {}}, "$ref": "#/$defs/0"}
+    client.whole("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "guided_json": schema})
+
+
+def large_choice(client, text, chance):
+    choice = [str(chance.random()) for _ in range(chance.choice([2000, 100_000]))]
+    client.whole("/v1/completions", {"prompt": "hi", "max_tokens": 2, "guided_choice": choice})
+
+
+def nested_body(client, text, chance):
+    body = chance.choice([b'{"prompt":[' + b",".join([b"[0]"] * 7_000_000) + b"]}", b'{"x":' + b"[" * 127 + b"0," * 10_000_000 + b"0" + b"]" * 127 + b"}"])
+    client.whole("/v1/completions", body)
+
+
+def long_text(client, text, chance):
+    client.whole("/tokenize", {"content": chance.choice([" ", "a"]) * chance.choice([7_000_000, 30_000_000])})
+
+
+def stalled(client, sent, seconds):
+    """Connections that say so much and no more."""
+    sockets = []
+    for _ in range(300):
+        with contextlib.suppress(OSError):
+            sockets.append(socket.create_connection(client.address, timeout=5))
+            sockets[-1].sendall(sent)
+    time.sleep(seconds)
+    for one in sockets:
+        one.close()
+
+
+def stalled_bodies(client, text, chance):
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {client.key}\r\nContent-Length: 99\r\n\r\n"
+    stalled(client, head.encode(), 12)
+
+
+def stalled_heads(client, text, chance):
+    stalled(client, b"POST /v1/completions HTTP/1.1\r\nHost:", 12)
+
+
+def gone_clients(client, text, chance):
+    at = chance.randrange(len(text) - 16_000)
+    with contextlib.suppress(TimeoutError):
+        client.whole("/v1/completions", {"prompt": text[at : at + 16_000], "max_tokens": 500}, 0.3)
+
+
+KINDS = [long_prompts, many_answers, full_queue, wide_grammar, deep_schema, large_choice, nested_body, long_text]
+KINDS += [stalled_bodies, stalled_heads, gone_clients]
+THREADS = {long_prompts: 64, gone_clients: 16, stalled_bodies: 4, stalled_heads: 4}
+
+
+def beside(kind, args, text):
+    """What the polite key sees beside a kind, or alone."""
+    done = threading.Event()
+    hostile = Client(args.url, args.hostile)
+
+    def send(seed):
+        chance = random.Random(seed)
+        while not done.is_set():
+            try:
+                kind(hostile, text, chance)
+            except OSError:
+                # To be refused, cut off or late is a hostile client's lot.
+                done.wait(0.05)
+
+    threads = [threading.Thread(target=send, args=(seed,), daemon=True) for seed in range(THREADS.get(kind, 4) if kind else 0)]
+    for thread in threads:
+        thread.start()
+    time.sleep(3 if kind else 0)
+    seen, polite, chance = Seen([], [], []), Client(args.url, args.polite), random.Random(7)
+    for _ in range(args.chats):
+        at = chance.randrange(len(text) - 8000)
+        try:
+            chat(polite, text[at : at + chance.randrange(800, 8000)], seen)
+        except OSError as error:
+            seen.errors.append(f"{type(error).__name__}: {error}")
+    done.set()
+    return seen
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("url")
+    parser.add_argument("--text", required=True, help="a long text to take prompts from")
+    parser.add_argument("--chats", type=int, default=20)
+    parser.add_argument("--polite", default="polite", help="the key of one")
+    parser.add_argument("--hostile", default="hostile", help="the key of the other")
+    parser.add_argument("--kind", action="append", choices=[kind.__name__ for kind in KINDS])
+    args = parser.parse_args()
+    text = open(args.text, encoding="utf-8").read()
+    kinds = [kind for kind in KINDS if not args.kind or kind.__name__ in args.kind]
+    print("| beside | TTFT p50, ms | p99 | times alone | ITL p50, ms | p99 | errors |\n|---|---|---|---|---|---|---|")
+    alone, n_errors = None, 0
+    for kind in [None, *kinds]:
+        seen = beside(kind, args, text)
+        alone = alone or seen
+        times = percentile(seen.first, 0.99) / percentile(alone.first, 0.99)
+        numbers = [1000 * percentile(part, share) for part in (seen.first, seen.between) for share in (0.5, 0.99)]
+        name = kind.__name__.replace("_", " ") if kind else "nobody"
+        print(f"| {name} | {numbers[0]:.0f} | {numbers[1]:.0f} | {times:.1f} | {numbers[2]:.1f} | {numbers[3]:.1f} | {len(seen.errors)} |", flush=True)
+        for error in seen.errors[:3]:
+            print(f"  {error}", flush=True)
+        n_errors += len(seen.errors)
+        # What the hostile key has sent ends first.
+        time.sleep(15)
+    raise SystemExit(n_errors > 0)
+
+
+if __name__ == "__main__":
+    main()
