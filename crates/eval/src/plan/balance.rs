@@ -42,18 +42,27 @@ impl LayerStatistics {
 /// How much of a layer's noise each head makes when all have the same code: `(sum s^2 stored) (sum read / s^2)`, in shares of
 /// the layer. Even shares where nothing can be said.
 pub(super) fn shares(scale: &[f32], read: &[f64], stored: &[f64], n_heads: usize) -> Vec<f64> {
+    in_shares(&noise(scale, read, stored, n_heads))
+}
+
+/// What a code's errors in what is multiplied by `scale` do to what reads it, head by head.
+pub(super) fn noise(scale: &[f32], read: &[f64], stored: &[f64], n_heads: usize) -> Vec<f64> {
     let dim = scale.len() / n_heads.max(1);
-    let noise = |head: usize| {
+    let of_head = |head: usize| {
         let dims = head * dim..(head + 1) * dim;
         let squares = || scale[dims.clone()].iter().map(|&s| f64::from(s).powi(2));
         let stored: f64 = squares().zip(&stored[dims.clone()]).map(|(s, x)| s * x).sum();
         let read: f64 = squares().zip(&read[dims.clone()]).map(|(s, x)| x / s).sum();
         stored * read
     };
-    let noise: Vec<f64> = (0..n_heads).map(noise).collect();
-    let total: f64 = noise.iter().sum();
-    let even = 1.0 / n_heads.max(1) as f64;
-    noise.iter().map(|x| if total.is_finite() && total > 0.0 { x / total } else { even }).collect()
+    (0..n_heads).map(of_head).collect()
+}
+
+/// Each part of a sum as a share of it; even shares where nothing can be said.
+pub(super) fn in_shares(parts: &[f64]) -> Vec<f64> {
+    let total: f64 = parts.iter().sum();
+    let even = 1.0 / parts.len().max(1) as f64;
+    parts.iter().map(|x| if total.is_finite() && total > 0.0 { x / total } else { even }).collect()
 }
 
 #[cfg(test)]

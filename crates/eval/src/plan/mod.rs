@@ -2,10 +2,10 @@
 //! found to do.
 //!
 //! 1. Queries, keys and values are looked at over one half of a text: from what is seen follows the balance.
-//! 2. What each layer's keys and values alone cost in a coarse type is measured, in divergence, on pieces of the other half, less
-//!    what an f32 cache costs: products with quantised weights round activations, so that any two caches differ by that. What
-//!    that hides is taken for as much as could be hidden. Noise of other types is that of the coarse one times what codes of
-//!    them lose; heads of a layer share its cost as statistics say.
+//! 2. What the keys, or the values, of two neighbouring layers alone cost in a coarse type is measured, in divergence, on pieces of
+//!    the other half, less what an f32 cache costs: products with quantised weights round activations, so that any two caches differ
+//!    by that. What that hides is taken for as much as could be hidden. Noise of other types is that of the coarse one times what codes
+//!    of them lose; both layers share their cost, and heads that of their layer, as statistics say.
 //! 3. The search spends bits where they save most.
 //! 4. What comes out is measured whole, the prediction put right by that, and so on until the goal is met.
 
@@ -18,6 +18,8 @@ mod search;
 mod sensitivity;
 mod statistics;
 
+use std::cell::Cell;
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -29,7 +31,7 @@ use kvant_codec::Side;
 use serde_json::json;
 use xxhash_rust::xxh3::xxh3_64;
 
-use self::balance::shares;
+use self::balance::{in_shares, noise, shares};
 use self::pieces::Text;
 use self::prices::Prices;
 use self::search::{Choice, Frontier};
@@ -67,8 +69,10 @@ const PROBE: DType = DType::Turbo2;
 /// Tokens of a piece that sensitivities are measured on, and how many.
 const PROBE_CTX: usize = 256;
 const PROBE_CHUNKS: usize = 2;
-/// Streams that are measured beside one run of the base: each holds a cache.
-const AT_ONCE: usize = 12;
+/// Layers whose keys, or values, are measured together.
+const TOGETHER: usize = 2;
+/// Caches that are measured beside one run of the base.
+const AT_ONCE: usize = 24;
 /// Tokens that plans are judged on.
 const JUDGED: usize = 2048;
 
@@ -106,6 +110,12 @@ pub fn plan(
     Ok(Planned { plan: finder.certified(plan, &judged, text)?, frontier })
 }
 
+/// Layers whose keys, or values, are measured together.
+struct Group {
+    side: Side,
+    layers: Vec<usize>,
+}
+
 /// What a search goes by.
 struct Finder<'a> {
     model: &'a Model,
@@ -117,6 +127,8 @@ struct Finder<'a> {
     /// What sensitivities are measured on, and what plans are judged by.
     probed: Chunks,
     judged: Chunks,
+    /// The mean divergence of an f32 cache on the latter, once it is known.
+    noise: Cell<Option<f64>>,
 }
 
 impl<'a> Finder<'a> {
@@ -131,7 +143,17 @@ impl<'a> Finder<'a> {
         let probed = text.chunks(model, PROBE_CTX.min(n_ctx), PROBE_CHUNKS)?;
         let judged = text.chunks(model, n_ctx, (JUDGED / n_ctx).max(1))?;
         let (balance, shape) = (Arc::new(statistics.balance()), model.config().kv_shape());
-        Ok(Self { model, statistics, balance, shape, prices, options, probed, judged })
+        Ok(Self {
+            model,
+            statistics,
+            balance,
+            shape,
+            prices,
+            options,
+            probed,
+            judged,
+            noise: Cell::new(None),
+        })
     }
 
     /// The plan that meets the goal best, and what was measured of it.
@@ -152,8 +174,11 @@ impl<'a> Finder<'a> {
 
     /// The choices of every stream: layer by layer, the keys of each head, then the values where they have streams of their own.
     fn streams(&self, state: Option<&Path>, progress: OnProgress<'_>) -> Result<Vec<Vec<Choice>>, EvalError> {
-        let costs = self.sensitivities(state, progress)?;
-        let mut sides = costs.into_iter().zip(&self.prices.sides);
+        let groups = self.groups();
+        let costs = self.sensitivities(&groups, state, progress)?;
+        let costs = groups.iter().zip(costs).flat_map(|(group, cost)| self.split(group, cost));
+        let costs: HashMap<(usize, Side), Estimate> = costs.collect();
+        let mut prices = self.prices.sides.iter();
         let mut streams = Vec::new();
         for (index, (layer, seen)) in self.shape.layers.iter().zip(&self.statistics.layers).enumerate() {
             let balance = &self.balance.layers[index];
@@ -162,37 +187,70 @@ impl<'a> Finder<'a> {
             let of_values = shares(&balance.v_scale, &seen.w, &seen.v, n);
             for &side in layer.sides() {
                 let shares = if side == Side::K { &of_keys } else { &of_values };
-                let (alone, prices) = sides.next().expect("a cost of each side");
-                streams.extend(shares.iter().map(|&share| choices(prices, alone, share)));
+                let prices = prices.next().expect("prices of each side");
+                streams.extend(shares.iter().map(|&share| choices(prices, costs[&(index, side)], share)));
             }
         }
         Ok(streams)
     }
 
-    /// The divergence that each layer's keys and values add alone in the coarse type, `[layers][sides]`, as it was measured.
+    /// What is measured together: keys or values of neighbouring layers.
+    fn groups(&self) -> Vec<Group> {
+        let with = |side: Side| {
+            let layers = self.shape.layers.iter().enumerate();
+            layers
+                .filter(move |(_, layer)| layer.sides().contains(&side))
+                .map(|(index, _)| index)
+                .collect::<Vec<_>>()
+        };
+        let groups = |side: Side| {
+            let layers = with(side);
+            layers.chunks(TOGETHER).map(|layers| Group { side, layers: layers.to_vec() }).collect::<Vec<_>>()
+        };
+        [Side::K, Side::V].into_iter().flat_map(groups).collect()
+    }
+
+    /// What each layer of a group costs: what all of them do, in parts as the noise is that statistics foretell. Each of them may be
+    /// what the standard error hides.
+    fn split(&self, group: &Group, cost: Estimate) -> Vec<((usize, Side), Estimate)> {
+        let of_layer = |&layer: &usize| {
+            let (balance, seen) = (&self.balance.layers[layer], &self.statistics.layers[layer]);
+            let n = seen.shape.n_kv_heads;
+            let of_heads = match group.side {
+                Side::K => noise(&balance.k_scale, &seen.q, &seen.k, n),
+                Side::V => noise(&balance.v_scale, &seen.w, &seen.v, n),
+            };
+            of_heads.iter().sum()
+        };
+        let shares = in_shares(&group.layers.iter().map(of_layer).collect::<Vec<f64>>());
+        let part = |share: f64| Estimate { value: share * cost.value, ..cost };
+        group.layers.iter().zip(shares).map(|(&layer, share)| ((layer, group.side), part(share))).collect()
+    }
+
+    /// The divergence that each group adds alone in the coarse type, as it was measured.
     fn sensitivities(
         &self,
+        groups: &[Group],
         state: Option<&Path>,
         progress: OnProgress<'_>,
     ) -> Result<Vec<Estimate>, EvalError> {
-        let alone = |(layer, side): (usize, Side)| {
-            let table = format!("{layer} * {side:?} {}", PROBE.name());
+        let alone = |group: &Group| {
+            let line = |layer: &usize| format!("{layer} * {:?} {}\n", group.side, PROBE.name());
+            let table: String = group.layers.iter().map(line).collect();
             // The first tokens would drown all else.
             let sink = Policies(vec![Policy::Sink(statistics::SINK)]);
             let policies = sink.with_table(&table).map_err(kvant::Error::from)?;
             let balance = KvBalance::Plan(Arc::clone(&self.balance));
             Ok(KvOptions { policies, balance, tail: self.options.tail, ..Default::default() })
         };
-        let layers = self.shape.layers.iter().enumerate();
-        let sides = layers.flat_map(|(index, layer)| layer.sides().iter().map(move |&side| (index, side)));
-        let configs = sides.map(alone).collect::<Result<Vec<_>, EvalError>>()?;
+        let configs = groups.iter().map(alone).collect::<Result<Vec<_>, EvalError>>()?;
         let (mut state, mut costs) = RunState::open(state, || self.measured(&configs))?;
         costs.truncate(configs.len());
         let (resumed, total) = (costs.len(), configs.len());
         for configs in configs[resumed..].chunks(AT_ONCE) {
-            for judged in judge(self.model, &self.probed, configs)? {
-                state.push(&judged.difference)?;
-                costs.push(judged.difference);
+            for cost in added(self.model, &self.probed, configs)? {
+                state.push(&cost)?;
+                costs.push(cost);
             }
             let note = "sensitivity of layers".to_owned();
             progress(&Progress { done: costs.len(), total, resumed, note });
@@ -205,7 +263,7 @@ impl<'a> Finder<'a> {
         let kv = configs.iter().map(|kv| KvConfig::new(self.model, kv, self.probed.n_ctx()));
         let kv: String = kv.flatten().map(|kv| kv.identity()).collect();
         json!({
-            "measure": "plan", "version": 2, "model": self.model.computed_by(),
+            "measure": "plan", "version": 3, "model": self.model.computed_by(),
             "text": self.probed.fingerprint(), "chunks": self.probed.len(),
             "kv": format!("{:016x}", xxh3_64(kv.as_bytes())),
         })
@@ -227,7 +285,16 @@ impl<'a> Finder<'a> {
 
     /// Measures a plan.
     fn judge(&self, plan: &KvPlan) -> Result<Judged, EvalError> {
-        Ok(judge(self.model, &self.judged, &[self.cache(plan)?])?.remove(0))
+        let cache = self.cache(plan)?;
+        let known = self.noise.get();
+        let mut configs = if known.is_some() { Vec::new() } else { vec![exact()] };
+        configs.push(cache);
+        let mut results = measured(self.model, &self.judged, configs)?;
+        let kld = results.pop().expect("the plan's result");
+        let of_exact = || results.first().map_or(0.0, |exact| exact.stats().mean_kld.value);
+        let noise = known.unwrap_or_else(of_exact);
+        self.noise.set(Some(noise));
+        Ok(Judged { kld, noise })
     }
 
     /// The cache that a plan is judged as.
@@ -302,8 +369,6 @@ struct Judged {
     kld: Kld,
     /// The mean divergence of an f32 cache.
     noise: f64,
-    /// What the cache adds to that, and the standard error of it: tokens of both are alike, so that it is small.
-    difference: Estimate,
 }
 
 impl Judged {
@@ -313,15 +378,21 @@ impl Judged {
     }
 }
 
-/// Measures caches beside one that loses nothing.
-fn judge(model: &Model, chunks: &Chunks, caches: &[KvOptions]) -> Result<Vec<Judged>, EvalError> {
-    let exact = KvOptions { policies: Policies::none(), ..KvOptions::symmetric(DType::F32) };
-    let configs = [exact].into_iter().chain(caches.iter().cloned()).collect();
-    let mut results = kld(model, chunks, Base::F16, &KldOptions { configs, step: None }, None, &mut |_| ())?;
-    let exact = results.remove(0);
-    let noise = exact.stats().mean_kld.value;
-    let judged = |kld: Kld| Judged { difference: difference(&kld, &exact), noise, kld };
-    Ok(results.into_iter().map(judged).collect())
+/// A cache that loses nothing.
+fn exact() -> KvOptions {
+    KvOptions { policies: Policies::none(), ..KvOptions::symmetric(DType::F32) }
+}
+
+fn measured(model: &Model, chunks: &Chunks, configs: Vec<KvOptions>) -> Result<Vec<Kld>, EvalError> {
+    kld(model, chunks, Base::F16, &KldOptions { configs, step: None }, None, &mut |_| ())
+}
+
+/// What caches add to the divergence of one that loses nothing, and the standard error of it: tokens of both are alike, so that it is
+/// small.
+fn added(model: &Model, chunks: &Chunks, caches: &[KvOptions]) -> Result<Vec<Estimate>, EvalError> {
+    let results = measured(model, chunks, [exact()].into_iter().chain(caches.iter().cloned()).collect())?;
+    let (exact, caches) = results.split_first().expect("a result of each cache");
+    Ok(caches.iter().map(|cache| difference(cache, exact)).collect())
 }
 
 /// Texts that a sentence is hidden in, each at another depth.
