@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use kvant::{KvOptions, Model, OpenOptions, Policies};
+use kvant::{KvOptions, KvPlan, Model, OpenOptions, Policies};
 use kvant_eval::distortion::captured;
 use kvant_eval::{
     AgreeOptions, Base, Chunks, EvalError, Goal, Kld, KldOptions, NeedleForm, NiahOptions, PlanOptions,
@@ -272,13 +272,11 @@ fn a_plan_keeps_to_its_budget_and_tells_what_measuring_it_again_gives() {
     let coded = coded.certificate;
     assert!(frontier.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 > pair[1].1), "{frontier:?}");
     assert!(!coded.tail && certificate.tail && coded.added_kld() > certificate.added_kld(), "{coded:?}");
-    let wider = of(Goal::Bits(8.6)).unwrap().certificate;
+    let KvPlan { types: widest, certificate: wider, .. } = of(Goal::Bits(8.6)).unwrap();
     assert!(0.0 < wider.mean_kld && wider.mean_kld < 0.5 * certificate.mean_kld, "{wider:?} {certificate:?}");
     // What no measurement tells from nothing gets the finest type all the same once there are bits for it.
     let q8_0 = kvant::DType::Q8_0;
-    assert!(
-        of(Goal::Bits(8.6)).unwrap().types.iter().flatten().all(|heads| (heads.k, heads.v) == (q8_0, q8_0))
-    );
+    assert!(widest.iter().flatten().all(|heads| (heads.k, heads.v) == (q8_0, q8_0)));
     // Whatever is stored, the same arithmetic runs beside it.
     assert!(0.0 < wider.noise_kld && wider.noise_kld == certificate.noise_kld, "{wider:?} {certificate:?}");
     // A goal that the wide plan meets with room to spare takes fewer bits, and one that nothing meets takes all of them.
