@@ -173,11 +173,13 @@ def beside(kind, args, text):
     for thread in threads:
         thread.start()
     time.sleep(3 if kind else 0)
-    seen, polite, chance = Seen([], [], []), Client(args.url, args.polite), random.Random(7)
+    seen, polite = Seen([], [], []), Client(args.url, args.polite)
+    # As long each time, and never the same.
+    lengths, places = random.Random(7), random.Random(time.time())
     for _ in range(args.chats):
-        at = chance.randrange(len(text) - 8000)
+        at = places.randrange(len(text) - 8000)
         try:
-            chat(polite, text[at : at + chance.randrange(800, 8000)], seen)
+            chat(polite, text[at : at + lengths.randrange(800, 8000)], seen)
         except OSError as error:
             seen.errors.append(f"{type(error).__name__}: {error}")
     done.set()
