@@ -24,6 +24,8 @@ use shares::Shares;
 
 /// How many times longer than without prompts a step may take that somebody waits for, on average.
 const GAP: f64 = 2.0;
+/// Nobody reads in one of so many steps in which others speak, so that it is known what those take.
+const SPEAK_EVERY: u32 = 32;
 /// The longest that a step is meant to take where nobody speaks, in seconds: so long may pass until somebody new is noticed.
 const LONGEST_STEP: f64 = 0.1;
 /// The fewest rows of prompts in a step where nobody speaks: with fewer, weights are read for too little.
@@ -248,13 +250,29 @@ struct Owner {
 /// What steps take, in seconds, as running averages.
 #[derive(Debug, Default)]
 struct Pace {
-    /// A step in which everybody speaks and nobody reads.
-    speaking: Option<f64>,
+    /// Steps in which somebody speaks and nobody reads, by the binary logarithm of how many speak: of a few others it would be taken for
+    /// what rows of prompts add.
+    speaking: BTreeMap<u32, Speaking>,
     /// A row of a prompt where nobody speaks.
     row: Option<f64>,
     /// What a row of a prompt adds to a step in which others speak: more, as few rows are multiplied at a time. The largest of
     /// late, so that the gap is kept.
     beside: Option<f64>,
+}
+
+/// What steps take in which so many speak and nobody reads.
+#[derive(Debug, Default)]
+struct Speaking {
+    seconds: Option<f64>,
+    /// Steps of as many since then in which somebody read.
+    n_since: u32,
+}
+
+impl Speaking {
+    /// Whether the next step is to tell: nothing is known, or contexts have grown since.
+    fn is_to_be_known(&self) -> bool {
+        self.n_since >= if self.seconds.is_none() { 1 } else { SPEAK_EVERY }
+    }
 }
 
 impl Pace {
@@ -266,10 +284,16 @@ impl Pace {
         match (n_speaking, n_read) {
             _ if seconds == 0.0 => {}
             (0, 0) => {}
-            (_, 0) => Self::learn(&mut self.speaking, seconds),
+            (n, 0) => {
+                let speaking = self.speaking.entry(n.ilog2()).or_default();
+                Self::learn(&mut speaking.seconds, seconds);
+                speaking.n_since = 0;
+            }
             (0, rows) => Self::learn(&mut self.row, seconds / rows as f64),
-            (_, rows) => {
-                if let Some(speaking) = self.speaking {
+            (n, rows) => {
+                let speaking = self.speaking.entry(n.ilog2()).or_default();
+                speaking.n_since += 1;
+                if let Some(speaking) = speaking.seconds {
                     let row = ((seconds - speaking) / rows as f64).max(1e-5);
                     Self::learn(&mut self.beside, row);
                     self.beside = self.beside.map(|beside| beside.max(row));
@@ -279,11 +303,16 @@ impl Pace {
     }
 
     /// Rows of prompts that the next step may have.
-    fn rows(&self, speaking: bool, most: usize) -> usize {
-        let (seconds, row, least) = match (speaking, self.speaking, self.beside) {
-            (true, Some(speaking), Some(beside)) => ((GAP - 1.0) * speaking, beside, 1),
-            (true, ..) => return FIRST_ROWS.min(most),
-            (false, ..) => match self.row.filter(|&row| row > 0.0) {
+    fn rows(&self, n_speaking: usize, most: usize) -> usize {
+        let (seconds, row, least) = match n_speaking.checked_ilog2() {
+            Some(n) => match (self.speaking.get(&n), self.beside) {
+                (Some(speaking), _) if speaking.is_to_be_known() => return 0,
+                (Some(Speaking { seconds: Some(speaking), .. }), Some(beside)) => {
+                    ((GAP - 1.0) * speaking, beside, 1)
+                }
+                _ => return FIRST_ROWS.min(most),
+            },
+            None => match self.row.filter(|&row| row > 0.0) {
                 Some(row) => (LONGEST_STEP, row, LEAST_ROWS),
                 None => return most.min(8 * LEAST_ROWS),
             },
@@ -572,7 +601,7 @@ impl Scheduler {
     fn rows(&mut self) -> Vec<(Id, usize)> {
         let speaking = self.running().filter(|(_, s)| s.stage == Stage::Speaking && !s.paused);
         let mut rows: Vec<_> = speaking.take(self.limits.n_rows).map(|(id, _)| (id, 1)).collect();
-        let mut room = self.pace.rows(!rows.is_empty(), self.limits.n_rows - rows.len());
+        let mut room = self.pace.rows(rows.len(), self.limits.n_rows - rows.len());
         let reading = self.running().filter(|(_, s)| s.stage == Stage::Reading);
         let mut reading: Vec<_> =
             reading.map(|(id, s)| (self.rank(id, s, |owner| owner.n_steps), s.stretch())).collect();

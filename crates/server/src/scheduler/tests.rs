@@ -419,27 +419,36 @@ fn an_owner_begins_at_once_in_its_share_of_places_and_memory() {
 #[test]
 fn prompts_are_read_beside_speech_in_rows_that_keep_the_gap_small() {
     let mut pace = Pace::default();
-    assert_eq!(pace.rows(true, 500), FIRST_ROWS);
+    assert_eq!(pace.rows(4, 500), FIRST_ROWS);
     for _ in 0..20 {
         pace.ran(4, 0, 0.050);
         pace.ran(4, 40, 0.050 + 40.0 * 0.001);
         pace.ran(0, 100, 0.1);
     }
-    assert!((45..=55).contains(&pace.rows(true, 500)), "{}", pace.rows(true, 500));
-    assert!((95..=105).contains(&pace.rows(false, 500)), "{}", pace.rows(false, 500));
-    assert_eq!(pace.rows(false, 7), 7);
+    assert!((45..=55).contains(&pace.rows(4, 500)), "{}", pace.rows(4, 500));
+    assert!((95..=105).contains(&pace.rows(0, 500)), "{}", pace.rows(0, 500));
+    assert_eq!(pace.rows(0, 7), 7);
     // Rows that took longer once are fewer at once, and more again by and by.
     pace.ran(4, 40, 0.050 + 40.0 * 0.005);
-    assert_eq!(pace.rows(true, 500), 10);
+    assert_eq!(pace.rows(4, 500), 10);
     (0..60).for_each(|_| pace.ran(4, 40, 0.050 + 40.0 * 0.001));
-    assert!((45..=55).contains(&pace.rows(true, 500)), "{}", pace.rows(true, 500));
+    pace.ran(4, 0, 0.050);
+    assert!((45..=55).contains(&pace.rows(4, 500)), "{}", pace.rows(4, 500));
+    // What more who speak take is not put down to rows of prompts, and is looked at again.
+    pace.ran(64, 4, 0.304);
+    assert_eq!(pace.rows(64, 500), 0);
+    pace.ran(64, 0, 0.300);
+    (0..SPEAK_EVERY).for_each(|_| pace.ran(64, 40, 0.300 + 40.0 * 0.001));
+    assert_eq!(pace.rows(64, 500), 0);
+    pace.ran(64, 0, 0.300);
+    assert!((270..=330).contains(&pace.rows(64, 500)), "{}", pace.rows(64, 500));
     // A machine that is slow at prompts still reads some.
     let mut slow = Pace::default();
     slow.ran(0, 10, 10.0);
     slow.ran(1, 0, 0.5);
-    assert_eq!((slow.rows(true, 500), slow.rows(false, 500)), (FIRST_ROWS, LEAST_ROWS));
+    assert_eq!((slow.rows(1, 500), slow.rows(0, 500)), (FIRST_ROWS, LEAST_ROWS));
     slow.ran(1, 4, 4.5);
-    assert_eq!(slow.rows(true, 500), 1);
+    assert_eq!(slow.rows(1, 500), 1);
 }
 
 /// What each owner was given, while both have work all the time.
