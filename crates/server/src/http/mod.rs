@@ -65,7 +65,7 @@ const FINGERPRINT: &str = concat!("b", env!("CARGO_PKG_VERSION"), "-kvant");
 /// Events of an answer that may wait to be sent before its sequence is held back.
 const EVENTS_AHEAD: usize = 64;
 /// The longest text that becomes tokens, in bytes: more than any context holds.
-const MAX_TEXT: usize = 8 << 20;
+const MAX_TEXT: usize = 6 << 20;
 /// A text of more bytes is long. A tokenizer may take fifty times those of memory.
 const LONG_TEXT: usize = 1 << 20;
 
