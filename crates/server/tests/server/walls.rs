@@ -194,6 +194,8 @@ fn a_key_takes_neither_all_places_nor_the_whole_queue_from_another() {
     let (_, slots) = alice.get("/slots");
     assert!(slots.as_array().unwrap().iter().any(|slot| slot["is_processing"] == true), "{slots}");
     let more: Vec<_> = (0..40).map(|_| bob.send("/v1/completions", &long)).collect();
+    // His part of the queue, four, and what is for whoever comes first.
+    bob.wait_for("/kv", |kv| kv["waiting"] == 12);
     let refused = |answer: &serde_json::Value| answer["error"]["code"] == 429;
     let (_, told) = bob.post("/v1/completions", &hi);
     assert!(refused(&told), "{told}");
