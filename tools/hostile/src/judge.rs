@@ -27,6 +27,13 @@ pub enum Verdict {
     Wrong(String),
 }
 
+impl Verdict {
+    /// Whether it may be.
+    pub fn is_sound(&self) -> bool {
+        matches!(self, Self::Answered | Self::Refused)
+    }
+}
+
 /// Exit codes: done, failed, wrong usage, Ctrl-C, a pipe that nobody reads.
 const CODES: [i32; 5] = [0, 1, 2, 130, 141];
 /// The longest line, in characters: what the program shows of a line, and by how much that was longer.

@@ -5,10 +5,9 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::case::Case;
 use crate::chance::Chance;
 use crate::judge::{Verdict, judge};
-use crate::kinds::{Kind, Make, N_WEIGHTS};
+use crate::kinds::{Kind, Make, MakeCase, MakeRequest, N_WEIGHTS};
 use crate::run::run;
 use crate::served::Served;
 use crate::shop::Shop;
@@ -44,13 +43,14 @@ pub fn measure(binary: &Path, n_inputs: usize, kinds: &[&Kind]) -> io::Result<bo
     fs::create_dir_all(beside.join("home"))?;
     let result = Shop::open(&binary, &beside).and_then(|shop| {
         println!("{:10} {:>8}{}", "kind", "inputs", COLUMNS.map(|name| format!("{name:>10}")).concat());
+        let bench = Bench { shop: &shop, beside: &beside, kept: &kept };
         let mut is_sound = true;
         for kind in kinds {
             // Some of each kind, however few there are.
             let n = (n_inputs * kind.weight).div_ceil(N_WEIGHTS);
             is_sound &= match kind.make {
-                Make::Case(make) => throw((kind, make), n, &shop, &beside, &kept)?,
-                Make::Request(make) => send((kind, make), n, &shop, &beside, &kept)?,
+                Make::Case(make) => bench.throw(kind, make, n)?,
+                Make::Request(make) => bench.send(kind, make, n)?,
             };
         }
         Ok(is_sound)
@@ -59,86 +59,97 @@ pub fn measure(binary: &Path, n_inputs: usize, kinds: &[&Kind]) -> io::Result<bo
     result
 }
 
-/// Makes a case.
-type MakeCase = fn(&mut Chance, &Shop, &Path) -> io::Result<Case>;
-
-/// Sends `n` requests of one kind, and prints its line. Where the server is lost, the next one meets another.
-fn send(
-    (kind, make): (&Kind, fn(&mut Chance) -> Vec<u8>),
-    n: usize,
-    shop: &Shop,
-    beside: &Path,
-    kept: &Path,
-) -> io::Result<bool> {
-    let mut counts = BTreeMap::new();
-    let mut served = Served::start(&shop.binary, beside)?;
-    let mut note = |verdict: Verdict, name: String, request: &[u8], served: &Served| -> io::Result<bool> {
-        *counts.entry(column(&verdict)).or_insert(0) += 1;
-        let is_sound = matches!(verdict, Verdict::Answered | Verdict::Refused);
-        if !is_sound {
-            fs::create_dir_all(kept)?;
-            fs::write(kept.join(&name), request)?;
-            let said = served.said();
-            println!(
-                "{name}: {verdict:?}\n  {}\n  kept in {}",
-                said.lines().last().unwrap_or_default(),
-                kept.display()
-            );
-        }
-        Ok(is_sound)
-    };
-    for number in 0..n {
-        let request = make(&mut Chance::new(kind.name, number));
-        let verdict = served.meets(&request)?;
-        if !note(verdict, format!("{}-{number}", kind.name), &request, &served)? {
-            drop(served);
-            served = Served::start(&shop.binary, beside)?;
-        }
-    }
-    let ended = served.end()?;
-    if ended != Verdict::Answered {
-        note(ended, format!("{}-end", kind.name), &[], &served)?;
-    }
-    Ok(print(kind, n, &counts))
+/// What inputs are made of, and the folders for what they leave and for failures.
+struct Bench<'a> {
+    shop: &'a Shop,
+    beside: &'a Path,
+    kept: &'a Path,
 }
 
-/// Throws `n` inputs of one kind, and prints its line.
-fn throw(
-    (kind, make): (&Kind, MakeCase),
-    n: usize,
-    shop: &Shop,
-    beside: &Path,
-    kept: &Path,
-) -> io::Result<bool> {
-    let mut counts = BTreeMap::new();
-    for number in 0..n {
-        let folder = beside.join("case");
-        let _ = fs::remove_dir_all(&folder);
-        fs::create_dir_all(&folder)?;
-        let case = make(&mut Chance::new(kind.name, number), shop, &folder)?;
-        let outcome = run(&case, &shop.binary, beside)?;
-        let verdict = judge(&case, &outcome);
-        *counts.entry(column(&verdict)).or_insert(0) += 1;
-        if !matches!(verdict, Verdict::Answered | Verdict::Refused) {
-            let command = case.command(&shop.binary);
-            let place = keep(kept.join(format!("{}-{number}", kind.name)), &folder, beside, &command)?;
-            let said = String::from_utf8_lossy(&outcome.stderr);
-            let said: String = said.trim_end().chars().take(300).flat_map(char::escape_debug).collect();
-            println!(
-                "{}-{number}: {verdict:?}\n  {command}\n  {said}\n  kept in {}",
-                kind.name,
-                place.display()
-            );
-        }
-    }
-    Ok(print(kind, n, &counts))
+/// What came of the inputs of a kind.
+struct Tally<'a> {
+    kind: &'a Kind,
+    counts: BTreeMap<&'static str, usize>,
+    is_sound: bool,
 }
 
-/// Prints the line of a kind. Whether nothing happened that may not.
-fn print(kind: &Kind, n: usize, counts: &BTreeMap<&str, usize>) -> bool {
-    let line = COLUMNS.map(|name| format!("{:>10}", counts.get(name).copied().unwrap_or(0)));
-    println!("{:10} {n:>8}{}", kind.name, line.concat());
-    counts.keys().all(|name| ["answered", "refused"].contains(name))
+impl<'a> Tally<'a> {
+    fn new(kind: &'a Kind) -> Self {
+        Self { kind, counts: BTreeMap::new(), is_sound: true }
+    }
+
+    /// Counts an input. Whether that may be.
+    fn count(&mut self, verdict: &Verdict) -> bool {
+        *self.counts.entry(column(verdict)).or_insert(0) += 1;
+        self.is_sound &= verdict.is_sound();
+        verdict.is_sound()
+    }
+
+    /// Prints the line of the kind. Whether nothing happened that may not.
+    fn print(&self, n: usize) -> bool {
+        let line = COLUMNS.map(|name| format!("{:>10}", self.counts.get(name).copied().unwrap_or(0)));
+        println!("{:10} {n:>8}{}", self.kind.name, line.concat());
+        self.is_sound
+    }
+}
+
+impl Bench<'_> {
+    /// Sends `n` requests of one kind, and prints its line. Where the server is lost, the next one meets another.
+    fn send(&self, kind: &Kind, make: MakeRequest, n: usize) -> io::Result<bool> {
+        let mut tally = Tally::new(kind);
+        let mut served = Served::start(&self.shop.binary, self.beside)?;
+        for number in 0..n {
+            let request = make(&mut Chance::new(kind.name, number));
+            let verdict = served.meets(&request)?;
+            if !tally.count(&verdict) {
+                self.keep_request(&format!("{}-{number}", kind.name), &verdict, &request, &served)?;
+                drop(served);
+                served = Served::start(&self.shop.binary, self.beside)?;
+            }
+        }
+        let ended = served.end()?;
+        if ended != Verdict::Answered {
+            tally.count(&ended);
+            self.keep_request(&format!("{}-end", kind.name), &ended, &[], &served)?;
+        }
+        Ok(tally.print(n))
+    }
+
+    /// Keeps a request that the server did not stand.
+    fn keep_request(&self, name: &str, verdict: &Verdict, request: &[u8], served: &Served) -> io::Result<()> {
+        fs::create_dir_all(self.kept)?;
+        fs::write(self.kept.join(name), request)?;
+        let said = served.said();
+        let last = said.lines().last().unwrap_or_default();
+        println!("{name}: {verdict:?}\n  {last}\n  kept in {}", self.kept.display());
+        Ok(())
+    }
+
+    /// Throws `n` inputs of one kind, and prints its line.
+    fn throw(&self, kind: &Kind, make: MakeCase, n: usize) -> io::Result<bool> {
+        let Self { shop, beside, kept } = self;
+        let mut tally = Tally::new(kind);
+        for number in 0..n {
+            let folder = beside.join("case");
+            let _ = fs::remove_dir_all(&folder);
+            fs::create_dir_all(&folder)?;
+            let case = make(&mut Chance::new(kind.name, number), shop, &folder)?;
+            let outcome = run(&case, &shop.binary, beside)?;
+            let verdict = judge(&case, &outcome);
+            if !tally.count(&verdict) {
+                let command = case.command(&shop.binary);
+                let place = keep(kept.join(format!("{}-{number}", kind.name)), &folder, beside, &command)?;
+                let said = String::from_utf8_lossy(&outcome.stderr);
+                let said: String = said.trim_end().chars().take(300).flat_map(char::escape_debug).collect();
+                println!(
+                    "{}-{number}: {verdict:?}\n  {command}\n  {said}\n  kept in {}",
+                    kind.name,
+                    place.display()
+                );
+            }
+        }
+        Ok(tally.print(n))
+    }
 }
 
 /// Keeps what a failure needs to be seen again: files, stdin and the command.

@@ -51,22 +51,23 @@ impl ApiError {
         let message = format!(
             "{name} takes {needed} bytes, models that are in use take {there}, all together may take {budget}"
         );
+        Self::unavailable(message, 10)
+    }
+
+    /// There is no room now, and there may be after so many seconds.
+    fn unavailable(message: impl Into<String>, retry_after: u64) -> Self {
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message);
-        Self { retry_after: Some(10), ..error }
+        Self { retry_after: Some(retry_after), ..error }
     }
 
     /// Large bodies of others take all room.
     pub fn busy(room: usize) -> Self {
-        let message = format!("bodies of other requests take all of {room} bytes: try again");
-        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message);
-        Self { retry_after: Some(5), ..error }
+        Self::unavailable(format!("bodies of other requests take all of {room} bytes: try again"), 5)
     }
 
     /// As many bodies as may be are on their way, and do not come.
     pub fn crowded() -> Self {
-        let message = "too many requests are on their way here: try again";
-        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message);
-        Self { retry_after: Some(5), ..error }
+        Self::unavailable("too many requests are on their way here: try again", 5)
     }
 
     /// The server is at fault.

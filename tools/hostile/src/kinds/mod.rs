@@ -30,10 +30,13 @@ pub struct Kind {
 /// How an input is made.
 pub enum Make {
     /// A command that meets it, in a folder of its own.
-    Case(fn(&mut Chance, &Shop, &Path) -> io::Result<Case>),
+    Case(MakeCase),
     /// A request to a server that runs all the while.
-    Request(fn(&mut Chance) -> Vec<u8>),
+    Request(MakeRequest),
 }
+
+pub type MakeCase = fn(&mut Chance, &Shop, &Path) -> io::Result<Case>;
+pub type MakeRequest = fn(&mut Chance) -> Vec<u8>;
 
 use Make::{Case as Command, Request};
 
