@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
+use std::thread;
 
 use kvant_backend::{DeviceInfo, KernelChoice};
 use kvant_codec::DType;
@@ -179,9 +180,12 @@ impl Model {
     pub fn from_gguf(gguf: impl Into<Arc<Gguf>>, options: OpenOptions<'_>) -> Result<Self, Error> {
         let gguf = gguf.into();
         let mut config = Config::from_gguf(&gguf)?;
-        let statistics = config.weight_statistics(&gguf).map(Arc::new);
+        let (statistics, text) = beside(
+            || config.weight_statistics(&gguf).map(Arc::new),
+            || text_side(&gguf, options.chat_template.as_deref(), options.needs),
+        );
         config.statistics = statistics.as_ref().ok().cloned();
-        let (tokenizer, template) = text_side(&gguf, options.chat_template.as_deref(), options.needs)?;
+        let (tokenizer, template) = text?;
         let mut silent = |_| ();
         let progress = options.progress.unwrap_or(&mut silent);
         let weights = options.weights.map(weight_type).transpose()?;
@@ -490,6 +494,19 @@ fn text_side(gguf: &Gguf, source: Option<&str>, needs: Needs) -> Result<TextSide
         _ => {}
     }
     Ok((Ok(tokenizer), template))
+}
+
+/// Runs `first` on a thread beside `second`; one after the other where no thread can be had, as in a browser.
+fn beside<A: Send, B>(first: impl Fn() -> A + Send + Sync, second: impl FnOnce() -> B) -> (A, B) {
+    thread::scope(|scope| {
+        let spawned = thread::Builder::new().spawn_scoped(scope, &first);
+        let b = second();
+        let a = match spawned {
+            Ok(spawned) => spawned.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Err(_) => first(),
+        };
+        (a, b)
+    })
 }
 
 impl std::fmt::Debug for Model {

@@ -3,10 +3,10 @@
 //! What enters attention has been normalised: its dims have unit variance, times the gain `g` of the norm. So the mean square of
 //! dim i of a key, around its bias, is `K_i = sum_j (W_k[i, j] g_j)^2`, and that of a query `Q_i = sum_j (W_q[i, j] g_j)^2 + b_i^2`; where
 //! heads are normalised themselves, both are the squares of that norm's gains. RoPE turns two dims into each other, so that both have
-//! the mean of the two. Values are read as strongly as the columns of the output matrix are long.
+//! the mean of the two. Values get no factors: rows of W_v and columns of W_o of real models are so even that factors would leave 0.88 to
+//! 1.00 of the noise (docs/benchmarks/2026-11-27-balance-from-weights.md).
 //!
-//! Sums over many rows and columns hardly change where a part of them is left out: some columns of each row, and some rows of the output
-//! matrix, are enough.
+//! Sums over many columns hardly change where a part of them is left out: some columns of each row are enough.
 
 use std::sync::Arc;
 
@@ -23,11 +23,9 @@ const MOST_LEFT: f64 = 0.75;
 
 /// Most columns of a row that are looked at together.
 const SPAN: usize = 256;
-/// Spans of a row of keys and values, of which there are few, and of one of queries.
-const SPANS_OF_KEYS: usize = 4;
+/// Spans of a row of keys, and of one of queries, of which there are more.
+const SPANS_OF_KEYS: usize = 2;
 const SPANS_OF_QUERIES: usize = 1;
-/// Rows of the output matrix that are looked at.
-const ROWS_OF_OUTPUT: usize = 256;
 /// Tokens whose mean is the centre of a block of keys, and tokens of the block.
 const CENTRE: usize = 32;
 const BLOCK: usize = 128;
@@ -55,24 +53,18 @@ impl Config {
     }
 
     /// Squares of the columns of the output matrix of attention of layer `index`, summed over the query heads that share a KV head,
-    /// `[n_kv_heads * v_head_dim]`: from about `most_rows` of its rows, evenly spread.
+    /// `[n_kv_heads * v_head_dim]`.
     ///
     /// # Errors
     /// A matrix that is missing, or whose rows cannot be read.
-    pub fn output_columns(
-        &self,
-        gguf: &Gguf,
-        index: usize,
-        most_rows: usize,
-    ) -> Result<Vec<f64>, ModelError> {
+    pub fn output_columns(&self, gguf: &Gguf, index: usize) -> Result<Vec<f64>, ModelError> {
         let spec = &self.layers[index];
         let tensor = gguf.tensor(&format!("blk.{index}.attn_output.weight"))?;
         let (n_in, dtype) = (spec.n_out(), tensor.info.dtype);
         let (dim, ratio) = (spec.heads.v_head_dim, spec.heads.gqa_ratio());
         let row_bytes = dtype.row_bytes(n_in).map_err(|error| wrong_type(&tensor, &error))?;
         let (mut sums, mut row) = (vec![0.0; spec.n_v()], vec![0.0; n_in]);
-        let step = (self.n_embd / most_rows).max(1);
-        for bytes in tensor.bytes.chunks_exact(row_bytes).step_by(step) {
+        for bytes in tensor.bytes.chunks_exact(row_bytes) {
             kvant_codec::decode(dtype, bytes, &mut row).map_err(|error| wrong_type(&tensor, &error))?;
             for (head, columns) in row.chunks_exact(dim).enumerate() {
                 let sums = &mut sums[head / ratio * dim..][..dim];
@@ -90,9 +82,6 @@ struct Moments {
     k: Vec<f64>,
     /// What the centre of a block leaves of the keys' bias, `[n_kv_heads * k_head_dim]`.
     bias: Vec<f64>,
-    /// Of values, and how strongly the output matrix reads them, `[n_kv_heads * v_head_dim]`.
-    v: Vec<f64>,
-    w: Vec<f64>,
 }
 
 impl Moments {
@@ -100,7 +89,7 @@ impl Moments {
         let spec = &config.layers[index];
         let layer = Layer { gguf, spec, index, gains: gains(gguf, config, index)? };
         let KvLayerShape { n_heads, k_head_dim, .. } = spec.heads;
-        let [q_rows, k_rows, v_rows] = layer.entering(config.n_embd)?;
+        let [q_rows, k_rows] = layer.entering(config.n_embd)?;
         let [q_bias, k_bias] =
             [("attn_q.bias", 0..spec.n_q()), ("attn_k.bias", spec.n_q()..spec.n_q() + spec.n_k())]
                 .map(|(name, rows)| layer.bias(name, rows));
@@ -121,19 +110,12 @@ impl Moments {
         }
         let mut bias: Vec<f64> = k_bias.iter().map(|b| if is_normed { 0.0 } else { b * b }).collect();
         bias.resize(spec.n_k(), 0.0);
-        let v = match spec.norms.values {
-            true => vec![1.0; spec.n_v()],
-            false => (0..spec.n_v())
-                .map(|row| layer.row_square(&v_rows, row, SPANS_OF_KEYS))
-                .collect::<Result<_, _>>()?,
-        };
-        let w = config.output_columns(gguf, index, ROWS_OF_OUTPUT)?;
         let ratio = spec.heads.gqa_ratio();
         let mut shared = vec![0.0; spec.n_k()];
         for (head, squares) in q.chunks_exact(k_head_dim).enumerate().take(n_heads) {
             shared[head / ratio * k_head_dim..].iter_mut().zip(squares).for_each(|(q, square)| *q += square);
         }
-        let mut moments = Self { q: shared, k, bias, v, w };
+        let mut moments = Self { q: shared, k, bias };
         moments.turn(config, spec);
         Ok(moments)
     }
@@ -165,13 +147,9 @@ impl Moments {
 
     /// The factors of the layer, and what a code of keys that loses all would do to the scores of each KV head, as a variance.
     fn balance(&self, spec: &LayerSpec) -> (LayerBalance, Vec<f64>) {
-        let KvLayerShape { n_kv_heads, k_head_dim, v_head_dim, .. } = spec.heads;
-        let of_heads = |read: &[f64], stored: &[f64], dim: usize| {
-            let heads = read.chunks_exact(dim).zip(stored.chunks_exact(dim));
-            heads.flat_map(|(read, stored)| factors(read, stored)).collect::<Vec<f32>>()
-        };
-        let k_scale = of_heads(&self.q, &self.k, k_head_dim);
-        let v_scale = of_heads(&self.w, &self.v, v_head_dim);
+        let KvLayerShape { n_kv_heads, k_head_dim, .. } = spec.heads;
+        let heads = self.q.chunks_exact(k_head_dim).zip(self.k.chunks_exact(k_head_dim));
+        let k_scale: Vec<f32> = heads.flat_map(|(read, stored)| factors(read, stored)).collect();
         let noise = |head: usize| {
             let dims = head * k_head_dim..(head + 1) * k_head_dim;
             let (mut stored, mut read) = (0.0, 0.0);
@@ -184,8 +162,7 @@ impl Moments {
             f64::from(spec.scale).powi(2) * stored * read / queries / k_head_dim as f64
         };
         let noise = (0..n_kv_heads).map(noise).collect();
-        let v_centre = vec![0.0; spec.n_v()];
-        (LayerBalance { k_scale, v_scale, v_centre }, noise)
+        (LayerBalance { k_scale, ..LayerBalance::none(&spec.heads) }, noise)
     }
 }
 
@@ -244,17 +221,14 @@ impl<'a> Layer<'a> {
         format!("blk.{}.{suffix}", self.index)
     }
 
-    /// The rows of queries, keys and values.
-    fn entering(&self, n_in: usize) -> Result<[RowsIn<'a>; 3], ModelError> {
+    /// The rows of queries and keys.
+    fn entering(&self, n_in: usize) -> Result<[RowsIn<'a>; 2], ModelError> {
         let is_fused = self.gguf.find_info(&self.name("attn_q.weight")).is_none();
-        let (n_q, n_k) = (self.spec.n_q(), self.spec.n_k());
-        let value = if self.spec.values_of_keys { "attn_k.weight" } else { "attn_v.weight" };
-        let v_first = n_q + if self.spec.values_of_keys { 0 } else { n_k };
         let rows = |name: &str, first: usize| -> Result<_, ModelError> {
             let (name, first) = if is_fused { ("attn_qkv.weight", first) } else { (name, 0) };
             Ok(RowsIn { tensor: self.gguf.tensor(&self.name(name))?, first, n_in })
         };
-        Ok([rows("attn_q.weight", 0)?, rows("attn_k.weight", n_q)?, rows(value, v_first)?])
+        Ok([rows("attn_q.weight", 0)?, rows("attn_k.weight", self.spec.n_q())?])
     }
 
     /// The row of the matrix of queries that a dim of theirs is made with: behind the rows of each head may lie as many of its gate.
@@ -283,8 +257,7 @@ impl<'a> Layer<'a> {
             let at = (row + i * spans / n) % spans;
             let bytes = &bytes[at * (row_bytes / spans)..(at + 1) * (row_bytes / spans)];
             kvant_codec::decode(dtype, bytes, &mut values).map_err(|error| wrong_type(tensor, &error))?;
-            let gains = &self.gains[at * span..];
-            sum += values.iter().zip(gains).map(|(&x, gain)| f64::from(x).powi(2) * gain).sum::<f64>();
+            sum += weighted_square(&values, &self.gains[at * span..][..span]);
         }
         Ok(sum * spans as f64 / n as f64)
     }
@@ -313,6 +286,17 @@ impl<'a> Layer<'a> {
         };
         Ok(values.into_iter().map(f64::from).collect())
     }
+}
+
+/// The sum of squares times their gains, in lanes that do not wait for each other.
+fn weighted_square(values: &[f32], gains: &[f64]) -> f64 {
+    let mut lanes = [0.0; 8];
+    for (values, gains) in values.chunks(lanes.len()).zip(gains.chunks(lanes.len())) {
+        for (lane, (&x, gain)) in lanes.iter_mut().zip(values.iter().zip(gains)) {
+            *lane += f64::from(x).powi(2) * gain;
+        }
+    }
+    lanes.iter().sum()
 }
 
 /// Columns that are looked at together: whole blocks that divide a row.

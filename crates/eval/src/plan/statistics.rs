@@ -57,7 +57,7 @@ impl Statistics {
             let Some(kv) = model.config().kv_ordinal(0, index) else { continue };
             match layer.latent {
                 None => {
-                    let columns = model.config().output_columns(model.gguf(), index, model.config().n_embd);
+                    let columns = model.config().output_columns(model.gguf(), index);
                     let columns = columns.map_err(kvant::Error::from)?;
                     sums[kv].w.iter_mut().zip(columns).for_each(|(sum, column)| *sum += column);
                 }
