@@ -215,7 +215,7 @@ impl Tokenizer {
             return 0;
         }
         // Characters, as the mark of a space has three bytes and writes one.
-        text.chars().count() / self.vocab.longest().max(1)
+        text.chars().count() / self.vocab.longest.max(1)
     }
 
     /// The text of `ids`: control and unknown tokens and ids out of range write nothing, the space

@@ -145,6 +145,8 @@ pub(super) struct Vocab {
     arena: Vec<u8>,
     /// Token `i` writes `arena[bounds[i]..bounds[i + 1]]`  [n_vocab + 1].
     bounds: Vec<u32>,
+    /// Bytes of the longest token.
+    pub(super) longest: usize,
     /// Ids by the bytes they write.
     by_bytes: HashTable<u32>,
     hasher: DefaultHashBuilder,
@@ -177,6 +179,7 @@ impl Vocab {
             kinds: Vec::with_capacity(tokens.len()),
             arena: Vec::with_capacity(bytes),
             bounds: Vec::with_capacity(tokens.len() + 1),
+            longest: 0,
             by_bytes: HashTable::with_capacity(tokens.len()),
             hasher: DefaultHashBuilder::default(),
             byte_ids: [None; 256],
@@ -225,6 +228,8 @@ impl Vocab {
             _ => self.arena.extend_from_slice(text.as_bytes()),
         }
         self.kinds.push(kind);
+        let begin = self.bounds.last().map_or(0, |&begin| begin as usize);
+        self.longest = self.longest.max(self.arena.len() - begin);
         self.bounds.push(self.arena.len() as u32);
         Ok(())
     }
@@ -300,11 +305,6 @@ impl Vocab {
     pub(super) fn bytes(&self, id: u32) -> Option<&[u8]> {
         let i = id as usize;
         (i < self.len()).then(|| &self.arena[self.bounds[i] as usize..self.bounds[i + 1] as usize])
-    }
-
-    /// Bytes of the longest token.
-    pub(super) fn longest(&self) -> usize {
-        self.bounds.windows(2).map(|pair| (pair[1] - pair[0]) as usize).max().unwrap_or(0)
     }
 
     /// The token, of any kind but a byte, that writes `key`.

@@ -35,7 +35,7 @@ impl WordPiece {
         Ok(WordPiece {
             words: prepare("word pattern", &format!(r"[{single}]|[^\s{single}]+"))?,
             dropped: prepare("character filter", r"[\p{Mn}\x{FFFD}\p{Cc}\p{Cf}\p{Co}--[\t\n\r]]")?,
-            longest: vocab.longest(),
+            longest: vocab.longest,
             unk,
         })
     }
