@@ -14,24 +14,22 @@
 //! - Nobody begins unless the whole prompt and a block fit beside what those who run may still need. Where somebody who runs needs
 //!   more than there is, what is idle goes first; then the youngest is parked. Those come back before anybody new begins.
 
+mod pace;
 mod shares;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use pace::Pace;
 use shares::Shares;
 
 /// How many times longer than without prompts a step may take that somebody waits for, on average.
 const GAP: f64 = 2.0;
-/// Nobody reads in one of so many steps in which others speak, so that it is known what those take.
-const SPEAK_EVERY: u32 = 32;
-/// The longest that a step is meant to take where nobody speaks, in seconds: so long may pass until somebody new is noticed.
-const LONGEST_STEP: f64 = 0.1;
-/// The fewest rows of prompts in a step where nobody speaks: with fewer, weights are read for too little.
-const LEAST_ROWS: usize = 16;
-/// Rows of prompts beside those who speak while it is not known what they take.
-const FIRST_ROWS: usize = 4;
+/// The same where many answers of other owners wait for it, [`MANY`] of each or more: one key that lets many speak leaves the prompts of
+/// another most of the time.
+const GAP_OF_MANY: f64 = 4.0;
+const MANY: usize = 8;
 /// An owner's oldest prompt comes first in one step of so many, and the shortest in the others.
 const OLDEST_EVERY: u64 = 4;
 
@@ -247,80 +245,6 @@ struct Owner {
     n_begun: u64,
 }
 
-/// What steps take, in seconds, as running averages.
-#[derive(Debug, Default)]
-struct Pace {
-    /// Steps in which somebody speaks and nobody reads, by the binary logarithm of how many speak: of a few others it would be taken for
-    /// what rows of prompts add.
-    speaking: BTreeMap<u32, Speaking>,
-    /// A row of a prompt where nobody speaks.
-    row: Option<f64>,
-    /// What a row of a prompt adds to a step in which others speak: more, as few rows are multiplied at a time. The largest of
-    /// late, so that the gap is kept.
-    beside: Option<f64>,
-}
-
-/// What steps take in which so many speak and nobody reads.
-#[derive(Debug, Default)]
-struct Speaking {
-    seconds: Option<f64>,
-    /// Steps of as many since then in which somebody read.
-    n_since: u32,
-}
-
-impl Speaking {
-    /// Whether the next step is to tell: nothing is known, or contexts have grown since.
-    fn is_to_be_known(&self) -> bool {
-        self.n_since >= if self.seconds.is_none() { 1 } else { SPEAK_EVERY }
-    }
-}
-
-impl Pace {
-    fn learn(average: &mut Option<f64>, seconds: f64) {
-        *average = Some(average.map_or(seconds, |average| average + 0.1 * (seconds - average)));
-    }
-
-    fn ran(&mut self, n_speaking: usize, n_read: usize, seconds: f64) {
-        match (n_speaking, n_read) {
-            _ if seconds == 0.0 => {}
-            (0, 0) => {}
-            (n, 0) => {
-                let speaking = self.speaking.entry(n.ilog2()).or_default();
-                Self::learn(&mut speaking.seconds, seconds);
-                speaking.n_since = 0;
-            }
-            (0, rows) => Self::learn(&mut self.row, seconds / rows as f64),
-            (n, rows) => {
-                let speaking = self.speaking.entry(n.ilog2()).or_default();
-                speaking.n_since += 1;
-                if let Some(speaking) = speaking.seconds {
-                    let row = ((seconds - speaking) / rows as f64).max(1e-5);
-                    Self::learn(&mut self.beside, row);
-                    self.beside = self.beside.map(|beside| beside.max(row));
-                }
-            }
-        }
-    }
-
-    /// Rows of prompts that the next step may have.
-    fn rows(&self, n_speaking: usize, most: usize) -> usize {
-        let (seconds, row, least) = match n_speaking.checked_ilog2() {
-            Some(n) => match (self.speaking.get(&n), self.beside) {
-                (Some(speaking), _) if speaking.is_to_be_known() => return 0,
-                (Some(Speaking { seconds: Some(speaking), .. }), Some(beside)) => {
-                    ((GAP - 1.0) * speaking, beside, 1)
-                }
-                _ => return FIRST_ROWS.min(most),
-            },
-            None => match self.row.filter(|&row| row > 0.0) {
-                Some(row) => (LONGEST_STEP, row, LEAST_ROWS),
-                None => return most.min(8 * LEAST_ROWS),
-            },
-        };
-        ((seconds / row) as usize).max(least).min(most)
-    }
-}
-
 impl Scheduler {
     /// One without any sequences.
     pub fn new(limits: Limits) -> Self {
@@ -395,11 +319,19 @@ impl Scheduler {
         id
     }
 
-    /// A second sequence goes on from where `of` stands, which speaks. `None` where it does not.
+    /// A second sequence goes on from where `of` stands, which speaks; parked until there is a place for it. `None` where `of` does not
+    /// speak.
     pub fn fork(&mut self, of: Id) -> Option<Id> {
         let of = self.sequences.get(&of).filter(|of| of.stage == Stage::Speaking)?;
+        let has_place = self.running().count() < self.limits.n_running;
+        let stage = if has_place { Stage::Speaking } else { Stage::Parked };
         let fork = Sequence::new(of.request.clone());
-        Some(self.insert(Sequence { stage: Stage::Speaking, n_tokens: of.n_tokens, ..fork }))
+        Some(self.insert(Sequence { stage, n_tokens: of.n_tokens, ..fork }))
+    }
+
+    /// Whether a sequence has no cache now and will come back.
+    pub fn is_parked(&self, id: Id) -> bool {
+        self.sequences.get(&id).is_some_and(|sequence| sequence.stage == Stage::Parked)
     }
 
     /// A sequence has said all, or nobody wants it any more. Whether it was known.
@@ -600,12 +532,19 @@ impl Scheduler {
     /// The rows of a step.
     fn rows(&mut self) -> Vec<(Id, usize)> {
         let speaking = self.running().filter(|(_, s)| s.stage == Stage::Speaking && !s.paused);
-        let mut rows: Vec<_> = speaking.take(self.limits.n_rows).map(|(id, _)| (id, 1)).collect();
-        let mut room = self.pace.rows(rows.len(), self.limits.n_rows - rows.len());
+        let speaking: Vec<_> = speaking.take(self.limits.n_rows).collect();
+        let speakers: BTreeSet<u64> = speaking.iter().map(|(_, s)| s.request.owner).collect();
+        let mut rows: Vec<_> = speaking.iter().map(|&(id, _)| (id, 1)).collect();
         let reading = self.running().filter(|(_, s)| s.stage == Stage::Reading);
         let mut reading: Vec<_> =
             reading.map(|(id, s)| (self.rank(id, s, |owner| owner.n_steps), s.stretch())).collect();
         reading.sort_unstable();
+        let first = reading.first().and_then(|((.., id), _)| self.sequences.get(id));
+        let is_crowded_out = first.is_some_and(|first| {
+            !speakers.contains(&first.request.owner) && rows.len() >= MANY * speakers.len()
+        });
+        let gap = if is_crowded_out { GAP_OF_MANY } else { GAP };
+        let mut room = self.pace.rows(rows.len(), self.limits.n_rows - rows.len(), gap);
         for ((.., id), stretch) in reading {
             let n = stretch.min(room);
             if n == 0 {

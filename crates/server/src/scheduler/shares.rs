@@ -3,9 +3,9 @@
 //! One owner alone may have all. Once another has something to begin that fits in its even share, whoever has more than that gives back:
 //! the youngest of its sequences is parked, and does not come back while another's share is claimed.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
-use super::{Id, Memory, Scheduler, Sequence, Stage};
+use super::{Id, Limits, Memory, Scheduler, Sequence, Stage};
 
 /// What an owner has.
 #[derive(Debug, Clone, Copy, Default)]
@@ -17,7 +17,7 @@ struct Held {
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Shares {
-    held: HashMap<u64, Held>,
+    held: BTreeMap<u64, Held>,
     /// The even share of each.
     each: Held,
     /// Whoever claims its share, and the bytes that it needs for that.
@@ -27,7 +27,7 @@ pub(super) struct Shares {
 impl Shares {
     pub fn of(scheduler: &Scheduler) -> Self {
         let limits = &scheduler.limits;
-        let mut held: HashMap<u64, Held> = HashMap::new();
+        let mut held: BTreeMap<u64, Held> = BTreeMap::new();
         for sequence in scheduler.sequences.values() {
             let held = held.entry(sequence.request.owner).or_default();
             if sequence.is_running() {
@@ -87,13 +87,29 @@ impl Shares {
 impl Scheduler {
     /// Whether one more may wait: half of the queue is for each owner alone, in even parts, and the rest is for whoever comes first.
     pub(super) fn may_wait(&self, owner: u64) -> bool {
-        let mut waiting: HashMap<u64, usize> = HashMap::new();
+        let mut waiting: BTreeMap<u64, usize> = BTreeMap::new();
         for sequence in self.sequences.values().filter(|s| s.stage == Stage::Waiting) {
             *waiting.entry(sequence.request.owner).or_default() += 1;
         }
-        let (n_waiting, n_owners) = (self.limits.n_waiting, self.limits.n_owners.max(1));
-        let own = if n_owners > 1 { n_waiting / (2 * n_owners) } else { 0 };
+        let own = self.limits.own_queue();
         let for_all: usize = waiting.values().map(|n| n.saturating_sub(own)).sum();
-        waiting.get(&owner).copied().unwrap_or(0) < own || for_all < n_waiting - own * n_owners
+        waiting.get(&owner).copied().unwrap_or(0) < own || for_all < self.limits.shared_queue()
+    }
+}
+
+impl Limits {
+    /// Places in the queue for each owner alone.
+    fn own_queue(&self) -> usize {
+        if self.n_owners > 1 { self.n_waiting / (2 * self.n_owners) } else { 0 }
+    }
+
+    /// Places for whoever comes first.
+    fn shared_queue(&self) -> usize {
+        self.n_waiting - self.own_queue() * self.n_owners.max(1)
+    }
+
+    /// Sequences of one owner that wait at most.
+    pub fn most_waiting(&self) -> usize {
+        self.own_queue() + self.shared_queue()
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use kvant_codec::random::Random;
 
+use super::pace::{LEAST_ROWS, LONGEST_STEP};
 use super::*;
 
 const BLOCK: usize = 4;
@@ -320,6 +321,22 @@ fn a_beginning_that_many_share_is_read_once() {
 }
 
 #[test]
+fn answers_to_one_prompt_take_no_more_places_than_there_are() {
+    let mut engine = Engine::new(10_000, 3);
+    let first = engine.submit(1, &[1, 2, 3, 4, 5, 6], 20).unwrap();
+    while engine.scheduler.counts().speaking == 0 {
+        engine.act();
+    }
+    let forks: Vec<Id> = (0..5).map(|_| engine.scheduler.fork(first).unwrap()).collect();
+    let counts = engine.scheduler.counts();
+    assert_eq!((counts.speaking, counts.parked), (3, 3));
+    assert_eq!(forks.iter().filter(|&&id| engine.scheduler.is_parked(id)).count(), 3);
+    // As soon as one ends, the oldest of those that wait comes.
+    engine.scheduler.remove(forks[0]);
+    assert_eq!(engine.scheduler.next(engine.memory()), Act::Resume(forks[2]));
+}
+
+#[test]
 fn owners_share_rows_evenly_and_a_short_prompt_does_not_wait_for_long_ones() {
     let mut engine = Engine::new(1_000_000, 64);
     // The first owner sends a lot of work; the second a little, later.
@@ -414,41 +431,6 @@ fn an_owner_begins_at_once_in_its_share_of_places_and_memory() {
             assert_eq!(*tokens, alone);
         }
     }
-}
-
-#[test]
-fn prompts_are_read_beside_speech_in_rows_that_keep_the_gap_small() {
-    let mut pace = Pace::default();
-    assert_eq!(pace.rows(4, 500), FIRST_ROWS);
-    for _ in 0..20 {
-        pace.ran(4, 0, 0.050);
-        pace.ran(4, 40, 0.050 + 40.0 * 0.001);
-        pace.ran(0, 100, 0.1);
-    }
-    assert!((45..=55).contains(&pace.rows(4, 500)), "{}", pace.rows(4, 500));
-    assert!((95..=105).contains(&pace.rows(0, 500)), "{}", pace.rows(0, 500));
-    assert_eq!(pace.rows(0, 7), 7);
-    // Rows that took longer once are fewer at once, and more again by and by.
-    pace.ran(4, 40, 0.050 + 40.0 * 0.005);
-    assert_eq!(pace.rows(4, 500), 10);
-    (0..60).for_each(|_| pace.ran(4, 40, 0.050 + 40.0 * 0.001));
-    pace.ran(4, 0, 0.050);
-    assert!((45..=55).contains(&pace.rows(4, 500)), "{}", pace.rows(4, 500));
-    // What more who speak take is not put down to rows of prompts, and is looked at again.
-    pace.ran(64, 4, 0.304);
-    assert_eq!(pace.rows(64, 500), 0);
-    pace.ran(64, 0, 0.300);
-    (0..SPEAK_EVERY).for_each(|_| pace.ran(64, 40, 0.300 + 40.0 * 0.001));
-    assert_eq!(pace.rows(64, 500), 0);
-    pace.ran(64, 0, 0.300);
-    assert!((270..=330).contains(&pace.rows(64, 500)), "{}", pace.rows(64, 500));
-    // A machine that is slow at prompts still reads some.
-    let mut slow = Pace::default();
-    slow.ran(0, 10, 10.0);
-    slow.ran(1, 0, 0.5);
-    assert_eq!((slow.rows(1, 500), slow.rows(0, 500)), (FIRST_ROWS, LEAST_ROWS));
-    slow.ran(1, 4, 4.5);
-    assert_eq!(slow.rows(1, 500), 1);
 }
 
 /// What each owner was given, while both have work all the time.
