@@ -1,7 +1,7 @@
 //! Answers that are held to a form: a JSON schema, a regular expression, a Lark grammar.
 //!
 //! `llguidance` compiles a form and says which tokens may come next. A form may be a stranger's: it is measured before it is compiled
-//! ([`levels`]), compiled by a thread of its own with a large stack, and its first mask is worked out before anything is taken on.
+//! ([`levels`]), compiled by a thread of its own that gives way to the model, and its first mask is worked out before anything is taken on.
 
 mod levels;
 mod masks;
@@ -11,16 +11,17 @@ use std::time::Duration;
 
 use kvant::{Model, Tokenizer, tokenizer::TokenKind};
 use llguidance::api::TopLevelGrammar;
-use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokRxInfo, TokTrie};
+use llguidance::toktrie::{ApproximateTokEnv, TokRxInfo, TokTrie};
 use llguidance::{CancellationHandle, Matcher, ParserFactory};
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::lanes::{Lane, Lanes, Owner};
+use crate::priority::give_way;
 use levels::TooLarge;
 pub(crate) use masks::Guide;
-use masks::{MASK_TIME, MaskThreads};
+use masks::{Done, MASK_TIME, MaskThreads};
 
 /// The stack of a thread that compiles a form: [`levels::MAX_LEVELS`] of 12 KiB each. What is not reached is not taken.
 const STACK: usize = 128 << 20;
@@ -33,7 +34,7 @@ const COMPILE_TIME: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Form {
     /// A JSON value that this schema describes.
-    Schema(Value),
+    Schema(Arc<Value>),
     /// Text that this regular expression matches.
     Regex(String),
     /// Text of this Lark grammar.
@@ -45,7 +46,12 @@ pub(crate) enum Form {
 impl Form {
     /// Any JSON object.
     pub fn object() -> Self {
-        Self::Schema(json!({ "type": "object" }))
+        Self::schema(json!({ "type": "object" }))
+    }
+
+    /// A JSON value that this schema describes.
+    pub fn schema(schema: Value) -> Self {
+        Self::Schema(Arc::new(schema))
     }
 
     /// Refuses what cannot be compiled safely.
@@ -112,19 +118,13 @@ fn in_a_line(error: &str) -> String {
 
 /// Grammars for one vocabulary, which is laid out for them when the first one is asked for.
 pub(crate) struct Grammars {
-    ready: OnceLock<Result<(ParserFactory, Arc<MaskThreads>), String>>,
+    factory: OnceLock<Result<ParserFactory, String>>,
     compilers: Arc<Lanes>,
-}
-
-impl Default for Grammars {
-    fn default() -> Self {
-        Self { ready: OnceLock::new(), compilers: Lanes::new(COMPILERS.0, COMPILERS.1) }
-    }
+    masks: Arc<MaskThreads>,
 }
 
 /// What comes of compiling: first how to end what follows, then the first mask.
 type Compiled = Result<CancellationHandle, FormError>;
-type First = (Matcher, Result<SimpleVob, FormError>);
 
 /// Ends the work on a mask when whoever wants it has gone.
 struct EndsWithClient(Option<CancellationHandle>);
@@ -136,6 +136,12 @@ impl Drop for EndsWithClient {
 }
 
 impl Grammars {
+    /// Those of a model, with the threads that work their masks out.
+    pub fn new() -> std::io::Result<Self> {
+        let compilers = Lanes::new(COMPILERS.0, COMPILERS.1);
+        Ok(Self { factory: OnceLock::new(), compilers, masks: Arc::new(MaskThreads::start()?) })
+    }
+
     /// A guide to answers of this form, for a request of `owner`.
     ///
     /// # Errors
@@ -152,19 +158,14 @@ impl Grammars {
         let handle = timeout(COMPILE_TIME, compiled).await.map_err(|_| FormError::SlowToCompile)?;
         let mut ends = EndsWithClient(Some(handle.map_err(ended)??));
         let first = timeout(MASK_TIME, first).await.map_err(|_| FormError::SlowMask)?;
-        let (matcher, mask) = first.map_err(ended)?;
+        let first = first.map_err(ended)?;
         ends.0 = None;
-        let (_, threads) = self.ready(model)?;
-        Ok(Guide::new(matcher, mask?, owner, Arc::clone(threads)))
+        Guide::new(first, owner, Arc::clone(&self.masks))
     }
 
-    fn ready(&self, model: &Model) -> Result<&(ParserFactory, Arc<MaskThreads>), FormError> {
-        let make = || {
-            let tokenizer = model.tokenizer().map_err(|error| error.to_string())?;
-            let threads = MaskThreads::start().map_err(|error| error.to_string())?;
-            Ok((factory(tokenizer)?, Arc::new(threads)))
-        };
-        self.ready.get_or_init(make).as_ref().map_err(|why| FormError::Wrong(why.clone()))
+    fn factory(&self, model: &Model) -> Result<&ParserFactory, FormError> {
+        let make = || factory(model.tokenizer().map_err(|error| error.to_string())?);
+        self.factory.get_or_init(make).as_ref().map_err(|why| FormError::Wrong(why.clone()))
     }
 
     /// Starts a thread that compiles a form, as long as somebody waits for it.
@@ -173,19 +174,21 @@ impl Grammars {
         model: &Model,
         form: Form,
         lane: Lane,
-    ) -> Result<(oneshot::Receiver<Compiled>, oneshot::Receiver<First>), FormError> {
+    ) -> Result<(oneshot::Receiver<Compiled>, oneshot::Receiver<Done>), FormError> {
         let ((to, compiled), (to_first, first)) = (oneshot::channel(), oneshot::channel());
         let (grammars, model) = (Arc::clone(self), model.clone());
         let compile = move || {
             let _lane = lane;
-            let mut matcher = match grammars.compile(&model, &form) {
+            // What all forms need is laid out first; an error is the form's below.
+            _ = grammars.factory(&model);
+            give_way();
+            let matcher = match grammars.compile(&model, &form) {
                 Ok(matcher) => matcher,
                 Err(error) => return drop(to.send(Err(error))),
             };
             let handle = matcher.cancellation_handle().unwrap_or_default();
             if to.send(Ok(handle)).is_ok() {
-                let mask = masks::mask(&mut matcher);
-                _ = to_first.send((matcher, mask));
+                _ = to_first.send(Done::of(Box::new(matcher)));
             }
         };
         let thread = std::thread::Builder::new().name("compiler".to_owned()).stack_size(STACK).spawn(compile);
@@ -195,7 +198,7 @@ impl Grammars {
 
     fn compile(&self, model: &Model, form: &Form) -> Result<Matcher, FormError> {
         form.check()?;
-        let (factory, _) = self.ready(model)?;
+        let factory = self.factory(model)?;
         let matcher = Matcher::new(factory.create_parser(form.grammar())).into_cancellable();
         match matcher.get_error() {
             Some(why) => Err(FormError::Wrong(in_a_line(&why))),
@@ -310,7 +313,7 @@ mod tests {
     fn a_form_holds_from_its_cue_on_and_a_thought_gives_none() {
         let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
         let form = Form::object();
-        let guide = || Arc::new(Grammars::default()).guide_at_once(&model, &form).unwrap();
+        let guide = || Arc::new(Grammars::new().unwrap()).guide_at_once(&model, &form).unwrap();
         let mut call = Guides::later(Cue::Said("<tool_call>"), guide());
         let mut holds_after = |text: &str, is_thinking| {
             assert_eq!(call.said(0, text, is_thinking), Ok(false));

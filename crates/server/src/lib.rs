@@ -19,6 +19,7 @@ mod lanes;
 mod listen;
 mod metrics;
 mod pool;
+mod priority;
 mod scheduler;
 mod shelf;
 mod speech;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use kvant::{KvOptions, Model, SessionOptions, TOKENS_PER_BLOCK};
 
 use crate::events::Blocks;
+use crate::guide::Grammars;
 use crate::http::{ApiError, Hosted};
 use crate::lanes::Lanes;
 use crate::metrics::Metrics;
@@ -254,7 +255,7 @@ impl Pool {
             worth: TOKENS_PER_BLOCK / 2,
             budget: options.kv_budget / share,
         };
-        let stored = Stored::new(kv, None);
+        let (stored, most_waiting) = (Stored::new(kv, None), limits.most_waiting());
         // A router could not tell tokens of several models apart.
         let sink = options.kv_events.clone().filter(|_| options.others.is_empty());
         let blocks = Blocks::new(sink, Arc::clone(&stored));
@@ -281,8 +282,9 @@ impl Pool {
             drawing,
             thinks: options.thinks,
             thinking_budget: options.thinking_budget,
-            grammars: Arc::default(),
+            grammars: Arc::new(Grammars::new()?),
             long_texts: Lanes::new(1, 1),
+            most_waiting,
             model,
             jobs,
             status,

@@ -1,12 +1,13 @@
 //! Conversations that nobody is waiting for: kept as long as there is memory, since most of them go on.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use kvant::{KvOptions, Session};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::events::{Blocks, Held, Medium};
+use crate::scheduler::Cost;
 
 /// What a cache stores, and of which model, with a name for it: a plan's factors are many numbers to compare.
 #[derive(Debug)]
@@ -14,6 +15,8 @@ pub(crate) struct Stored {
     pub options: KvOptions,
     /// How much of each adapter tokens are made with; as much as those were loaded with where nothing is said.
     pub strengths: Option<Arc<[f32]>>,
+    /// What a cache takes, once it has been worked out.
+    pub cost: OnceLock<Cost>,
     name: u64,
 }
 
@@ -21,7 +24,7 @@ impl Stored {
     pub fn new(options: KvOptions, strengths: Option<Arc<[f32]>>) -> Arc<Self> {
         let adapters = strengths.as_ref().map_or_else(String::new, |strengths| format!(" {strengths:?}"));
         let name = xxh3_64(format!("{options:?}{adapters}").as_bytes());
-        Arc::new(Self { options, strengths, name })
+        Arc::new(Self { options, strengths, cost: OnceLock::new(), name })
     }
 }
 

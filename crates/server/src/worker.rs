@@ -18,7 +18,7 @@ use crate::events::Blocks;
 use crate::guide::Guides;
 use crate::metrics::Metrics;
 use crate::scheduler::{Act, Cost, Counts, Id, Limits, Memory, Refusal, Request, Scheduler};
-use crate::shelf::{Idle, Kind, Shelf};
+use crate::shelf::{Idle, Kind, Shelf, Stored};
 use crate::store::{Store, StoreUse};
 use crate::trace::{self, Trace};
 use course::Course;
@@ -240,19 +240,14 @@ impl Worker {
         if job.events.is_closed() {
             return;
         }
-        let shape = self.model.config().kv_shape();
-        let plan = match job.kind.stored.options.plan(&shape) {
-            Ok(plan) => plan,
+        let cost = match self.cost(&job.kind.stored) {
+            Ok(cost) => cost,
             Err(error) => {
                 let failed = Event::Failed { why: error.to_string(), is_of_request: true };
                 _ = job.events.try_send(failed);
                 return;
             }
         };
-        let bytes = |n_blocks: usize| self.model.kv_bytes_for(&plan, n_blocks * TOKENS_PER_BLOCK);
-        let block = (bytes(16) - bytes(8)) / 8;
-        // Where the answer begins is remembered, and states before guesses.
-        let cost = Cost { fixed: bytes(8) - 8 * block + plan.bytes_aside(&shape), block };
         let request = Request {
             owner: xxh3_64(job.kind.names().1.as_bytes()),
             n_prompt: job.prompt.len(),
@@ -272,6 +267,20 @@ impl Worker {
                 _ = job.events.try_send(Event::Refused(refusal));
             }
         }
+    }
+
+    /// What a cache that stores this takes.
+    fn cost(&self, stored: &Stored) -> Result<Cost, Error> {
+        if let Some(&cost) = stored.cost.get() {
+            return Ok(cost);
+        }
+        let shape = self.model.config().kv_shape();
+        let plan = stored.options.plan(&shape)?;
+        let bytes = |n_blocks: usize| self.model.kv_bytes_for(&plan, n_blocks * TOKENS_PER_BLOCK);
+        let block = (bytes(16) - bytes(8)) / 8;
+        // Where the answer begins is remembered, and states before guesses.
+        let cost = Cost { fixed: bytes(8) - 8 * block + plan.bytes_aside(&shape), block };
+        Ok(*stored.cost.get_or_init(|| cost))
     }
 
     fn act(&mut self, act: Act) {
@@ -506,7 +515,7 @@ impl Worker {
         let Some(first) = self.courses.get(&of) else { return };
         let mut course = Course::new(Arc::clone(&first.job), index);
         (course.submitted, course.progress) = (first.submitted, first.progress);
-        if let Some(session) = &first.session {
+        if let Some(session) = first.session.as_ref().filter(|_| !self.scheduler.is_parked(id)) {
             course.set_session(session.fork(), &self.blocks);
         }
         self.courses.insert(id, course);

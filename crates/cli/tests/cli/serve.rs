@@ -17,6 +17,8 @@ pub struct Server {
     address: String,
     /// What it says first.
     pub banner: String,
+    /// What it says before that.
+    warnings: Vec<String>,
     /// The line that shows how to ask.
     pub curl: String,
 }
@@ -31,12 +33,19 @@ impl Server {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
-        let banner = lines.find(|line| line.contains("http://")).expect("it says where it listens");
+        let mut warnings = Vec::new();
+        let banner = loop {
+            let line = lines.next().expect("it says where it listens");
+            if line.contains("http://") {
+                break line;
+            }
+            warnings.push(line);
+        };
         let address = banner.split("http://").nth(1).unwrap().trim().to_owned();
         let curl = lines.next().unwrap();
         // Whatever it says later must find somebody who reads.
         std::thread::spawn(move || lines.for_each(|line| eprintln!("{line}")));
-        Self { child, address, banner, curl }
+        Self { child, address, banner, warnings, curl }
     }
 
     fn send(&self, body: &str) -> TcpStream {
@@ -120,6 +129,17 @@ fn the_line_that_it_prints_asks_it() {
         assert!(String::from_utf8_lossy(&output.stdout).contains("chat.completion"), "{output:?}");
     }
     assert!(server.end().success());
+}
+
+#[test]
+fn an_address_open_to_others_without_a_key_is_warned_of() {
+    let warns = |args: &[&str]| {
+        let server = Server::start(args);
+        server.warnings.iter().any(|line| line.contains("everyone who reaches this address"))
+    };
+    assert!(warns(&["--host", "0.0.0.0"]));
+    assert!(!warns(&["--host", "0.0.0.0", "--api-key", "secret"]));
+    assert!(!warns(&[]));
 }
 
 #[test]

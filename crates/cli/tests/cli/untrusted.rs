@@ -88,6 +88,13 @@ fn a_chat_that_cannot_be_written_ends_and_says_so_once() {
 }
 
 #[test]
+fn a_text_without_end_is_refused_in_one_line() {
+    let output = kvant(&["eval", "ppl", "-f", "/dev/zero"]);
+    assert!(!output.status.success());
+    assert_line("/dev/zero", &output.stderr, &["/dev/zero", "of text, got more"]);
+}
+
+#[test]
 fn a_closed_pipe_ends_a_command_quietly() {
     let model = bundled();
     for args in

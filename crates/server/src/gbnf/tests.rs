@@ -106,7 +106,7 @@ list ::= "- " [a-z]* "\n" list?"#,
 #[test]
 fn what_a_grammar_lets_pass_is_what_it_means() {
     let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
-    let (tokenizer, grammars) = (model.tokenizer().unwrap(), Arc::new(Grammars::default()));
+    let (tokenizer, grammars) = (model.tokenizer().unwrap(), Arc::new(Grammars::new().unwrap()));
     let none = |_: &str| None;
     for (grammar, texts) in CASES {
         let rules = Reader::new(grammar, &none).rules().unwrap();

@@ -16,13 +16,13 @@ fn references(n: usize, between: usize, (kind, keyword): (&str, &str)) -> Form {
     let nested = |inner: Value| (0..between).fold(inner, |inner, _| json!({ "type": kind, keyword: inner }));
     let mut defs: Map<String, Value> = (0..n).map(|i| (i.to_string(), nested(refer(i + 1)))).collect();
     defs.insert(n.to_string(), json!({ "type": "null" }));
-    Form::Schema(json!({ "$defs": defs, "$ref": "#/$defs/0" }))
+    Form::schema(json!({ "$defs": defs, "$ref": "#/$defs/0" }))
 }
 
 fn properties(n: usize, is_required: bool) -> Form {
     let all: Map<_, _> = (0..n).map(|i| (i.to_string(), json!({ "type": "null" }))).collect();
     let required: Vec<String> = all.keys().filter(|_| is_required).cloned().collect();
-    Form::Schema(json!({ "type": "object", "properties": all, "required": required }))
+    Form::schema(json!({ "type": "object", "properties": all, "required": required }))
 }
 
 /// Rules in a row, each of which names the next.
@@ -50,7 +50,7 @@ fn forms(levels: usize) -> Vec<(&'static str, Form)> {
 #[test]
 fn the_deepest_forms_overflow_no_stack_and_deeper_ones_are_refused() {
     let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
-    let grammars = Arc::new(Grammars::default());
+    let grammars = Arc::new(Grammars::new().unwrap());
     for (name, form) in forms(MAX_LEVELS) {
         let mut guide =
             grammars.guide_at_once(&model, &form).unwrap_or_else(|error| panic!("{name}: {error}"));

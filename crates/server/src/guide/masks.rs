@@ -1,7 +1,8 @@
 //! Which tokens may come next, worked out by threads of their own while the model reads the token before.
 //!
 //! Most masks take microseconds; those of an ambiguous grammar take minutes. Each has a bound of time, beyond which its answer ends, and
-//! an owner has one thread at a time, so that nobody waits for the masks of another.
+//! an owner has one thread at a time, so that nobody waits for the masks of another. After a mask that took long the next one of that
+//! answer is left to threads that give way to the model.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -13,10 +14,13 @@ use llguidance::{CancellationHandle, Matcher};
 
 use super::{FormError, in_a_line};
 use crate::lanes::Owner;
+use crate::priority::give_way;
 
 /// The longest that a mask may take.
 pub(super) const MASK_TIME: Duration = Duration::from_secs(2);
-/// Masks that are worked out at once, each of another owner.
+/// After a mask that took longer the next one is for threads that give way.
+const QUICK: Duration = Duration::from_millis(20);
+/// Masks that are worked out at once by each kind of thread, each of another owner.
 const THREADS: usize = 2;
 /// The stack of a thread that works masks out.
 const STACK: usize = 16 << 20;
@@ -30,7 +34,22 @@ struct Work {
     to: SyncSender<Done>,
 }
 
-type Done = (Box<Matcher>, Result<SimpleVob, FormError>);
+/// What comes of it.
+pub(super) struct Done {
+    matcher: Box<Matcher>,
+    mask: Result<SimpleVob, FormError>,
+    took: Duration,
+}
+
+impl Done {
+    /// Works out which tokens may come next.
+    pub fn of(mut matcher: Box<Matcher>) -> Self {
+        let began = Instant::now();
+        let mask = matcher.compute_mask_or_eos();
+        let mask = mask.map_err(|error| FormError::Wrong(in_a_line(&error.to_string())));
+        Self { matcher, mask, took: began.elapsed() }
+    }
+}
 
 /// Masks that nobody works out yet.
 #[derive(Default)]
@@ -69,52 +88,59 @@ impl Queue {
     }
 
     fn work(&self) {
-        while let Some(Work { mut matcher, owner, began, to }) = self.take() {
+        while let Some(Work { matcher, owner, began, to }) = self.take() {
             _ = began.set(Instant::now());
-            let mask = mask(&mut matcher);
             // Whoever asked may have gone.
-            _ = to.send((matcher, mask));
+            _ = to.send(Done::of(matcher));
             self.state().busy.retain(|busy| *busy != owner);
             self.changed.notify_all();
         }
     }
 }
 
-/// Which tokens may come next.
-pub(super) fn mask(matcher: &mut Matcher) -> Result<SimpleVob, FormError> {
-    matcher.compute_mask_or_eos().map_err(|error| FormError::Wrong(in_a_line(&error.to_string())))
-}
-
 /// The threads; they end with this.
-pub(super) struct MaskThreads(Arc<Queue>);
+pub(super) struct MaskThreads {
+    quick: Arc<Queue>,
+    slow: Arc<Queue>,
+}
 
 impl MaskThreads {
     pub fn start() -> std::io::Result<Self> {
-        let queue = Arc::new(Queue::default());
+        let threads = Self { quick: Arc::default(), slow: Arc::default() };
         for _ in 0..THREADS {
-            let thread = std::thread::Builder::new().name("masks".to_owned()).stack_size(STACK);
-            let queue = Arc::clone(&queue);
-            thread.spawn(move || queue.work())?;
+            let thread = || std::thread::Builder::new().name("masks".to_owned()).stack_size(STACK);
+            let (quick, slow) = (Arc::clone(&threads.quick), Arc::clone(&threads.slow));
+            thread().spawn(move || quick.work())?;
+            thread().spawn(move || {
+                give_way();
+                slow.work();
+            })?;
         }
-        Ok(Self(queue))
+        Ok(threads)
     }
 
-    fn send(&self, work: Work) {
-        self.0.state().waiting.push_back(work);
-        self.0.changed.notify_one();
+    /// Leaves work to the threads for what took so long before.
+    fn send(&self, work: Work, took: Duration) {
+        let queue = if took > QUICK { &self.slow } else { &self.quick };
+        queue.state().waiting.push_back(work);
+        queue.changed.notify_one();
     }
 }
 
 impl Drop for MaskThreads {
     fn drop(&mut self) {
-        self.0.state().is_closed = true;
-        self.0.changed.notify_all();
+        for queue in [&self.quick, &self.slow] {
+            queue.state().is_closed = true;
+            queue.changed.notify_all();
+        }
     }
 }
 
 /// Where an answer stands in its form.
 pub(crate) struct Guide {
     mask: Mask,
+    /// What the last mask took.
+    took: Duration,
     owner: Owner,
     threads: Arc<MaskThreads>,
 }
@@ -131,15 +157,18 @@ enum Mask {
 }
 
 impl Guide {
-    pub(super) fn new(matcher: Matcher, mask: SimpleVob, owner: Owner, threads: Arc<MaskThreads>) -> Self {
-        Self { mask: Mask::There(Box::new(matcher), mask), owner, threads }
+    /// One at the beginning, with its first mask.
+    pub(super) fn new(first: Done, owner: Owner, threads: Arc<MaskThreads>) -> Result<Self, FormError> {
+        let mask = Mask::There(first.matcher, first.mask?);
+        Ok(Self { mask, took: first.took, owner, threads })
     }
 
     /// A guide at the same place, where its mask is there.
     pub fn fork(&self) -> Option<Self> {
         let Mask::There(matcher, mask) = &self.mask else { return None };
         let (owner, threads) = (self.owner.clone(), Arc::clone(&self.threads));
-        Some(Self { mask: Mask::There(Box::new(matcher.deep_clone()), mask.clone()), owner, threads })
+        let mask = Mask::There(Box::new(matcher.deep_clone()), mask.clone());
+        Some(Self { mask, took: self.took, owner, threads })
     }
 
     /// Whether a token can be chosen, or is known why not, after `patience` at the latest. A mask that takes too long is given up.
@@ -147,8 +176,10 @@ impl Guide {
         let Mask::Coming { done, began, cancels } = &mut self.mask else { return true };
         let done = done.get_mut().unwrap_or_else(PoisonError::into_inner);
         self.mask = match done.recv_timeout(patience) {
-            Ok((matcher, Ok(mask))) => Mask::There(matcher, mask),
-            Ok((_, Err(error))) => Mask::Failed(error),
+            Ok(Done { matcher, mask, took }) => {
+                self.took = took;
+                mask.map_or_else(Mask::Failed, |mask| Mask::There(matcher, mask))
+            }
             Err(RecvTimeoutError::Disconnected) => Mask::Failed(FormError::Wrong(AWAY.to_owned())),
             Err(RecvTimeoutError::Timeout) => {
                 if began.get().is_none_or(|began| began.elapsed() < MASK_TIME) {
@@ -193,7 +224,7 @@ impl Guide {
         let ((to, done), began) = (sync_channel(1), Arc::default());
         let cancels = matcher.cancellation_handle();
         self.mask = Mask::Coming { done: Mutex::new(done), began: Arc::clone(&began), cancels };
-        self.threads.send(Work { matcher, owner: self.owner.clone(), began, to });
+        self.threads.send(Work { matcher, owner: self.owner.clone(), began, to }, self.took);
         Ok(false)
     }
 

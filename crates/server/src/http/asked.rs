@@ -257,11 +257,11 @@ fn form(fields: &Fields, tokenizer: &Tokenizer) -> Result<Option<Form>, ApiError
     let format = fields.object("response_format")?;
     let form = match format.get::<String>("type", "text, json_object or json_schema")?.as_deref() {
         None | Some("text") => None,
-        Some("json_object") => Some(format.value("schema").cloned().map_or_else(Form::object, Form::Schema)),
+        Some("json_object") => Some(format.value("schema").cloned().map_or_else(Form::object, Form::schema)),
         Some("json_schema") => {
             let described = format.object("json_schema")?;
             let schema = described.value("schema").or(format.value("schema")).cloned();
-            Some(Form::Schema(schema.ok_or_else(|| ApiError::field("schema", "a JSON schema", "nothing"))?))
+            Some(Form::schema(schema.ok_or_else(|| ApiError::field("schema", "a JSON schema", "nothing"))?))
         }
         Some(other) => {
             return Err(ApiError::field("response_format", "type text, json_object or json_schema", other));
@@ -282,7 +282,7 @@ fn form(fields: &Fields, tokenizer: &Tokenizer) -> Result<Option<Form>, ApiError
     let lark: Option<String> = fields.get("guided_grammar", "a Lark grammar")?;
     let choice: Option<Vec<String>> = fields.get("guided_choice", "a list of texts")?;
     let others = [
-        json.map(Form::Schema),
+        json.map(Form::schema),
         regex.map(Form::Regex),
         lark.map(Form::Lark),
         choice.map(Form::Choice),

@@ -1,10 +1,11 @@
 //! Bodies of requests: bounded one by one and all together, and read where they keep nobody waiting.
 //!
 //! JSON takes many times its bytes once it is read: `[0],` is four of them and 72 as a value. So the values of a body are counted before
-//! any is made, large bodies are read one at a time by a thread of their own, and all that are in work share a room. A body that does not
+//! any is made, large bodies are read one at a time by a thread that gives way to the model, and all that are in work share a room. A body that does not
 //! come holds a connection, so that it must keep a pace, and few may be slow at once.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::body::{Body as Sent, BodyDataStream, Bytes};
@@ -13,11 +14,12 @@ use axum::http::{StatusCode, header};
 use futures_util::StreamExt as _;
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::error::ApiError;
 use super::{Caller, Server};
 use crate::lanes::{Lanes, Owner};
+use crate::priority::do_giving_way;
 
 /// A body that takes longer to come is slow.
 const AT_ONCE: Duration = Duration::from_millis(250);
@@ -33,23 +35,29 @@ const MAX_VALUES: usize = 1_200_000;
 /// The most bytes of a body that is too large which are taken before it is refused.
 const MAX_TAKEN: usize = 8 * MAX_BYTES;
 /// The largest body that is read at once and takes no room.
-const SMALL: usize = 64 << 10;
+const SMALL: usize = 16 << 10;
 /// Bytes of all larger bodies in work together.
 const ROOM: usize = 128 << 20;
 /// The longest that a body waits for room.
 const ROOM_TIME: Duration = Duration::from_secs(5);
+
+/// Bytes of a refused body for each second that its client waits to be told so, and the longest of such waits.
+const REFUSED_PACE: f64 = 1024.0 * 1024.0;
+const REFUSED_TIME: Duration = Duration::from_secs(2);
 
 /// What bodies share.
 pub(crate) struct Bodies {
     room: Arc<Semaphore>,
     slow: Arc<Semaphore>,
     readers: Arc<Lanes>,
+    refused: Arc<Lanes>,
 }
 
 impl Default for Bodies {
     fn default() -> Self {
         let permits = |n| Arc::new(Semaphore::new(n));
-        Self { room: permits(ROOM), slow: permits(MAX_SLOW), readers: Lanes::new(2, 1) }
+        let refused = Lanes::new(usize::MAX, 1);
+        Self { room: permits(ROOM), slow: permits(MAX_SLOW), readers: Lanes::new(2, 1), refused }
     }
 }
 
@@ -65,9 +73,10 @@ impl FromRequest<Arc<Server>> for Body {
     async fn from_request(request: Request, server: &Arc<Server>) -> Result<Self, ApiError> {
         let bodies = &server.bodies;
         let request = bodies.refuse_if_large(request).await?;
-        let owner = request.extensions().get::<Caller>().and_then(|caller| caller.owner.clone());
+        let caller = request.extensions().get::<Caller>().cloned();
         let (bytes, held) = bodies.receive(request.into_body()).await?;
-        let value = server.bodies.read(bytes, &owner).await?;
+        caller.iter().for_each(|caller| caller.n_bytes.store(bytes.len(), Ordering::Relaxed));
+        let value = bodies.read(bytes, &caller.and_then(|caller| caller.owner)).await?;
         Ok(Self(value, held.map(Arc::new)))
     }
 }
@@ -115,6 +124,15 @@ impl Bodies {
         Err(too_large("bytes", MAX_BYTES, length))
     }
 
+    /// Waits before a client is told that its large body was refused, one after the other of each owner: whoever sends those as fast as
+    /// they are refused would keep the threads busy that others wait for.
+    pub async fn hold_refused(&self, n_bytes: usize, owner: &Owner) {
+        if n_bytes > SMALL {
+            let _lane = self.refused.enter(owner).await;
+            sleep(REFUSED_TIME.min(Duration::from_secs_f64(n_bytes as f64 / REFUSED_PACE))).await;
+        }
+    }
+
     async fn read(&self, bytes: Vec<u8>, owner: &Owner) -> Result<Value, ApiError> {
         if bytes.len() <= SMALL {
             return value(&bytes);
@@ -124,8 +142,8 @@ impl Bodies {
             let _lane = lane;
             value(&bytes)
         };
-        let read = tokio::task::spawn_blocking(read).await;
-        read.map_err(|_| ApiError::internal("an internal error while the body was read"))?
+        let read = do_giving_way(read).await;
+        read.ok_or_else(|| ApiError::internal("an internal error while the body was read"))?
     }
 }
 

@@ -29,7 +29,7 @@ pub(super) async fn completions(
     if fields.value("suffix").is_some_and(|value| value != "") {
         return Err(ApiError::field("suffix", "nothing: /infill fills gaps", "a value"));
     }
-    let prompts = prompts(&hosted, &fields, "prompt").await?;
+    let prompts = prompts(&hosted, &fields).await?;
     let tokens: Vec<Vec<u32>> = prompts.iter().map(|prompt| prompt.tokens.clone()).collect();
     let of_answers = tokens.iter().flat_map(|tokens| std::iter::repeat_n(Some(tokens.clone()), asked.n));
     let untold = if asked.return_tokens { of_answers.collect() } else { Vec::new() };

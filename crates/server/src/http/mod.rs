@@ -27,7 +27,7 @@ mod text;
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -46,6 +46,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::guide::{Cue, Form, Grammars, Guides};
 use crate::lanes::{Lanes, Owner};
 use crate::pool::Pool;
+use crate::priority::do_giving_way;
 use crate::shelf::{Kind, Stored};
 use crate::thinking::Thinking;
 use crate::trace::Trace;
@@ -88,6 +89,8 @@ pub(crate) struct Hosted {
     pub grammars: Arc<Grammars>,
     /// Long texts become tokens one at a time.
     pub long_texts: Arc<Lanes>,
+    /// Prompts of one key that may wait for an answer.
+    pub most_waiting: usize,
     pub jobs: Sender<Job>,
     pub status: Arc<Mutex<Status>>,
 }
@@ -115,6 +118,8 @@ pub(crate) struct Caller {
     work: Arc<()>,
     /// The name of the request.
     id: Arc<str>,
+    /// Bytes of its body, once they have come.
+    n_bytes: Arc<AtomicUsize>,
 }
 
 /// Whoever waits for work on another thread.
@@ -191,12 +196,17 @@ impl Hosted {
         // Dropped together with this future, which ends when the client goes.
         let is_here = Arc::new(());
         let (model, client) = (self.model.clone(), Client(Arc::downgrade(&is_here)));
-        let work = move || {
-            let _lane = lane;
-            work(&model, &client)
+        let done = match lane {
+            None => tokio::task::spawn_blocking(move || work(&model, &client)).await.ok(),
+            Some(lane) => {
+                do_giving_way(move || {
+                    let _lane = lane;
+                    work(&model, &client)
+                })
+                .await
+            }
         };
-        let done = tokio::task::spawn_blocking(work).await;
-        done.map_err(|_| ApiError::internal("an internal error while the prompt was read"))?
+        done.ok_or_else(|| ApiError::internal("an internal error while the prompt was read"))?
     }
 
     /// The tokens of a text that may name special ones.
@@ -400,8 +410,14 @@ async fn admit(State(server): State<Arc<Server>>, mut request: Request, next: Ne
         return ApiError::leaving().into_response();
     }
     let id = request.extensions().get::<RequestId>().map_or_else(|| "".into(), |id| Arc::clone(&id.0));
-    request.extensions_mut().insert(Caller { owner, work, id });
-    next.run(request).await
+    let n_bytes = Arc::default();
+    let caller = Caller { owner: owner.clone(), work, id, n_bytes: Arc::clone(&n_bytes) };
+    request.extensions_mut().insert(caller);
+    let response = next.run(request).await;
+    if !response.status().is_success() {
+        server.bodies.hold_refused(n_bytes.load(Ordering::Relaxed), &owner).await;
+    }
+    response
 }
 
 /// Whether a request has this key; blanks around it get lost on the way.

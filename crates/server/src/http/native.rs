@@ -28,7 +28,7 @@ pub(super) async fn completion(
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
     let asked = Asked::read(&fields, &server.drawing(&hosted), hosted.tokenizer())?;
-    let prompts = prompts(&hosted, &fields, "prompt").await?;
+    let prompts = prompts(&hosted, &fields).await?;
     let head = Head::new(&hosted, &fields, &asked, ("cmpl", "text_completion"));
     answer(head, prompts, &fields, &caller).await
 }

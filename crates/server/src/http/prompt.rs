@@ -19,8 +19,20 @@ pub(super) struct Prompt {
     pub tokens: Vec<u32>,
 }
 
-/// The prompts of a request, in tokens of the model that answers it. They are in the field `name`.
-pub(super) async fn prompts(
+/// The prompts of a request that is answered: no more than may wait for that.
+pub(super) async fn prompts(hosted: &Hosted, fields: &Fields) -> Result<Vec<Prompt>, ApiError> {
+    if let Some(Value::Array(items)) = fields.value("prompt")
+        && items.len() > hosted.most_waiting
+        && !items.iter().any(Value::is_number)
+    {
+        let expected = format!("at most {} texts (as many as may wait: --queue)", hosted.most_waiting);
+        return Err(ApiError::field("prompt", &expected, items.len()));
+    }
+    texts(hosted, fields, "prompt").await
+}
+
+/// The texts in the field `name`, in tokens of the model that reads them.
+pub(super) async fn texts(
     hosted: &Hosted,
     fields: &Fields,
     name: &'static str,

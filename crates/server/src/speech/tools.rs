@@ -506,7 +506,7 @@ mod tests {
         });
         let tools = [Tool { name: "f".to_owned(), parameters }];
         let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
-        let (tokenizer, grammars) = (model.tokenizer().unwrap(), Arc::new(Grammars::default()));
+        let (tokenizer, grammars) = (model.tokenizer().unwrap(), Arc::new(Grammars::new().unwrap()));
         for format in FORMATS.iter().filter(|format| matches!(format.style, Style::Function | Style::Pairs)) {
             let form = Form::Lark(format.grammar(&tools, true, false));
             let call = |[unit, kind, level]: [&str; 3]| {

@@ -313,7 +313,12 @@ fn what_makes_no_sense_is_refused_in_a_line_that_names_it() {
         ("/v1/completions", json!({ "prompt": [] }), "prompt"),
         ("/v1/completions", json!({ "prompt": [99_999_999] }), "prompt"),
         ("/v1/completions", json!({ "prompt": { "a": 1 } }), "prompt"),
-        ("/v1/completions", json!({ "prompt": vec![""; 1_000_000] }), "at most 2048 texts"),
+        (
+            "/v1/completions",
+            json!({ "prompt": vec!["x"; 65] }),
+            "at most 64 texts (as many as may wait: --queue)",
+        ),
+        ("/v1/embeddings", json!({ "input": vec![""; 1_000_000] }), "at most 2048 texts"),
         ("/v1/completions", json!({ "prompt": "x", "max_tokens": -7 }), "max_tokens"),
         ("/detokenize", json!({ "tokens": [99_999_999] }), "tokens"),
     ] {

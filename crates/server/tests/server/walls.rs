@@ -318,3 +318,31 @@ fn an_error_repeats_little_of_what_was_sent() {
         assert!(status == 400 && answer.len() < 1000, "{status}, {} bytes", answer.len());
     }
 }
+
+#[test]
+fn biases_beyond_any_logit_rule_in_or_out_and_break_nothing() {
+    let client = start(options());
+    let ask = |bias: Value| {
+        let body = json!({ "prompt": "hi", "max_tokens": 1, "logit_bias": bias });
+        client.post("/v1/completions", &body)
+    };
+    assert_eq!(ask(json!({ "5": 1e308, "6": -1e308 })).0, 200);
+    let model =
+        kvant::Model::bundled(kvant::OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
+    let none: Vec<Value> = (0..model.n_vocab()).map(|token| json!([token, false])).collect();
+    let (status, answer) = ask(none.into());
+    assert!(status == 400 && answer["error"]["message"].is_string(), "{status} {answer}");
+    assert_eq!(ask(json!({})).0, 200);
+}
+
+#[test]
+fn a_path_that_is_no_text_is_refused_in_our_words() {
+    let client = start(options());
+    for path in ["/v1/models/%ff", "/v1/models/%00", "/%ff"] {
+        let answer =
+            client.raw(&format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"));
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let error: Value = serde_json::from_str(body).unwrap_or_else(|_| panic!("{path}: {answer}"));
+        assert!(head.starts_with("HTTP/1.1 4") && error["error"]["message"].is_string(), "{path}: {answer}");
+    }
+}
