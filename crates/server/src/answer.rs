@@ -164,7 +164,7 @@ impl Voice {
             thinking.said(&text);
         }
         let is_thinking = self.thinking.as_ref().is_some_and(Thinking::is_going_on);
-        let is_complete = self.guides.said(token, &text, is_thinking)?;
+        let is_complete = self.guides.said(tokenizer, token, &text, is_thinking)?;
         let (text, stopped) = self.stops.push(&text);
         let ended = stopped.map(Finish::Word).or(is_complete.then_some(Finish::Stop));
         let finish = ended.or((self.n_said >= options.max_tokens).then_some(Finish::Length));

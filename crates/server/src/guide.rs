@@ -9,7 +9,7 @@ mod masks;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use kvant::{Model, Tokenizer, tokenizer::TokenKind};
+use kvant::{Model, Special, Tokenizer, tokenizer::TokenKind};
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokRxInfo, TokTrie};
 use llguidance::{CancellationHandle, Matcher, ParserFactory};
@@ -19,6 +19,7 @@ use tokio::time::timeout;
 
 use crate::lanes::{Lane, Lanes, Owner};
 use crate::priority::give_way;
+use crate::speech::json_calls::CallScanner;
 use levels::TooLarge;
 pub(crate) use masks::Guide;
 use masks::{Done, MASK_TIME, MaskThreads};
@@ -238,23 +239,42 @@ fn factory(tokenizer: &Tokenizer) -> Result<ParserFactory, String> {
 }
 
 /// When a guide begins to hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) enum Cue {
     /// The thought is over that the answer begins with.
     Thought,
     /// This text has been said, outside of a thought.
-    Said(&'static str),
+    Said(Recent),
+    /// A tool call has opened that is a plain JSON object. The guide holds it from its brace on.
+    JsonCall(CallScanner),
+}
+
+/// A text to wait for, and the last of what was said.
+#[derive(Debug, Clone)]
+pub(crate) struct Recent {
+    wanted: &'static str,
+    said: String,
 }
 
 impl Cue {
-    /// Whether it is, with more text behind what was said of late.
-    fn is_given(self, recent: &mut String, text: &str) -> bool {
-        let Self::Said(wanted) = self else { return true };
-        *recent += text;
-        let surplus = recent.len().saturating_sub(2 * wanted.len());
-        let cut = (surplus..recent.len()).find(|&at| recent.is_char_boundary(at)).unwrap_or(0);
-        recent.drain(..cut);
-        recent.ends_with(wanted)
+    /// A text to wait for.
+    pub fn said(wanted: &'static str) -> Self {
+        Self::Said(Recent { wanted, said: String::new() })
+    }
+
+    /// Takes more text. Where the cue is given with it, the text that the guide has to catch up with.
+    fn given(&mut self, text: &str) -> Option<String> {
+        match self {
+            Self::Thought => Some(String::new()),
+            Self::Said(Recent { wanted, said }) => {
+                *said += text;
+                let surplus = said.len().saturating_sub(2 * wanted.len());
+                let cut = (surplus..said.len()).find(|&at| said.is_char_boundary(at)).unwrap_or(0);
+                said.drain(..cut);
+                said.ends_with(*wanted).then(String::new)
+            }
+            Self::JsonCall(scanner) => scanner.push(text).call.map(|call| call.object),
+        }
     }
 }
 
@@ -262,9 +282,8 @@ impl Cue {
 #[derive(Default)]
 pub(crate) struct Guides {
     now: Option<Guide>,
-    later: Option<(Cue, Guide)>,
-    /// The last of what was said, while a guide waits for a text.
-    recent: String,
+    /// The first whose cue is given holds.
+    later: Vec<(Cue, Guide)>,
 }
 
 impl Guides {
@@ -273,15 +292,16 @@ impl Guides {
         Self { now: Some(guide), ..Self::default() }
     }
 
-    /// Of one that is from there on.
-    pub fn later(cue: Cue, guide: Guide) -> Self {
-        Self { later: Some((cue, guide)), ..Self::default() }
+    /// Of one that is from one of these cues on.
+    pub fn later(later: Vec<(Cue, Guide)>) -> Self {
+        Self { now: None, later }
     }
 
     /// The same for another answer.
     pub fn fork(&self) -> Self {
-        let later = self.later.as_ref().and_then(|(cue, guide)| Some((*cue, guide.fork()?)));
-        Self { now: self.now.as_ref().and_then(Guide::fork), later, recent: self.recent.clone() }
+        let fork = |(cue, guide): &(Cue, Guide)| Some((cue.clone(), guide.fork()?));
+        let later = self.later.iter().filter_map(fork).collect();
+        Self { now: self.now.as_ref().and_then(Guide::fork), later }
     }
 
     /// The guide that holds now.
@@ -291,13 +311,30 @@ impl Guides {
 
     /// Takes note of a token, of the text that has become certain with it, and whether that ends within a thought. Whether the answer
     /// is complete.
-    pub fn said(&mut self, token: u32, text: &str, is_thinking: bool) -> Result<bool, FormError> {
+    pub fn said(
+        &mut self,
+        tokenizer: &Tokenizer,
+        token: u32,
+        text: &str,
+        is_thinking: bool,
+    ) -> Result<bool, FormError> {
         if let Some(guide) = &mut self.now {
             return guide.said(token);
         }
-        let recent = &mut self.recent;
-        let given = |(cue, _): &mut (Cue, Guide)| !is_thinking && cue.is_given(recent, text);
-        self.now = self.later.take_if(given).map(|(_, guide)| guide);
+        if is_thinking {
+            return Ok(false);
+        }
+        for at in 0..self.later.len() {
+            let Some(behind) = self.later[at].0.given(text) else { continue };
+            let mut guide = self.later.swap_remove(at).1;
+            self.later.clear();
+            let tokens = tokenizer.encode(&behind, Special::AsText, false);
+            // A call that is written in another way than the guide knows goes on without one.
+            if tokens.is_ok_and(|tokens| guide.catch_up(&tokens).is_ok()) {
+                self.now = Some(guide);
+            }
+            break;
+        }
         Ok(false)
     }
 }
@@ -308,15 +345,18 @@ mod deepest;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::speech::json_calls;
+    use crate::speech::tools::Tool;
 
     #[test]
     fn a_form_holds_from_its_cue_on_and_a_thought_gives_none() {
         let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
+        let tokenizer = model.tokenizer().unwrap();
         let form = Form::object();
         let guide = || Arc::new(Grammars::new().unwrap()).guide_at_once(&model, &form).unwrap();
-        let mut call = Guides::later(Cue::Said("<tool_call>"), guide());
+        let mut call = Guides::later(vec![(Cue::said("<tool_call>"), guide())]);
         let mut holds_after = |text: &str, is_thinking| {
-            assert_eq!(call.said(0, text, is_thinking), Ok(false));
+            assert_eq!(call.said(tokenizer, 0, text, is_thinking), Ok(false));
             call.holding().is_some()
         };
         for text in ["I may write ", "<tool_", "call>", "<tool_call>"] {
@@ -326,9 +366,22 @@ mod tests {
             assert!(!holds_after(text, false), "{text}");
         }
         assert!(holds_after(">", false));
-        let mut spoken = Guides::later(Cue::Thought, guide());
+        // A plain call is held from its brace on, wherever its tokens end.
+        let tools = [Tool { name: "f".to_owned(), parameters: json!({ "type": "object" }) }];
+        let form = Form::Lark(json_calls::grammar(&tools, false));
+        let plain = Arc::new(Grammars::new().unwrap()).guide_at_once(&model, &form).unwrap();
+        let cue = Cue::JsonCall(CallScanner::new(["f".to_owned()]));
+        let mut call = Guides::later(vec![(cue, plain)]);
+        for text in ["Now:\n```json", "\n{\n", "  \"name\": \""] {
+            assert_eq!(call.said(tokenizer, 0, text, false), Ok(false));
+            assert!(call.holding().is_none(), "{text}");
+        }
+        assert_eq!(call.said(tokenizer, 0, "f\", \"arg", false), Ok(false));
+        let rest = tokenizer.encode("uments\": {}}", Special::AsText, false).unwrap();
+        assert!(call.now.take().is_some_and(|guide| guide.takes(&rest)));
+        let mut spoken = Guides::later(vec![(Cue::Thought, guide())]);
         for (is_thinking, holds) in [(true, false), (false, true)] {
-            assert_eq!(spoken.said(0, "a", is_thinking), Ok(false));
+            assert_eq!(spoken.said(tokenizer, 0, "a", is_thinking), Ok(false));
             assert_eq!(spoken.fork().holding().is_some(), holds);
         }
     }

@@ -228,9 +228,18 @@ impl Guide {
         Ok(false)
     }
 
+    /// Goes on behind tokens that were said before this held.
+    pub fn catch_up(&mut self, tokens: &[u32]) -> Result<(), FormError> {
+        let Mask::There(matcher, _) = &mut self.mask else { return Err(FormError::Wrong(AWAY.to_owned())) };
+        let Some((&last, before)) = tokens.split_last() else { return Ok(()) };
+        matcher.consume_tokens(before).map_err(|error| FormError::Wrong(in_a_line(&error.to_string())))?;
+        self.said(last).map(|_| ())
+    }
+
     /// Whether these tokens are a whole answer.
     #[cfg(test)]
     pub fn takes(mut self, tokens: &[u32]) -> bool {
+        while !self.is_ready(MASK_TIME) {}
         let Mask::There(matcher, _) = &mut self.mask else { panic!("something has been asked for") };
         tokens.iter().all(|&token| {
             matcher.compute_mask().is_ok_and(|mask| mask.is_allowed(token))

@@ -15,6 +15,7 @@ use crate::Drawing;
 use crate::answer::AnswerOptions;
 use crate::gbnf;
 use crate::guide::Form;
+use crate::speech::constraint::{Forms, ToolConstraint};
 
 /// The most answers to one prompt.
 const MOST_ANSWERS: usize = 128;
@@ -46,8 +47,8 @@ pub(crate) struct Asked {
     pub names_seed: bool,
     /// What the answer must be.
     pub form: Option<Form>,
-    /// What it must be from where it has said a text.
-    pub form_later: Option<(&'static str, Form)>,
+    /// The tools that it may call.
+    pub tools: Option<ToolConstraint>,
     /// What it is answered with.
     pub wanted: Wanted,
     pub stream: bool,
@@ -94,7 +95,7 @@ impl Asked {
             answer: answer(fields, defaults, tokenizer)?,
             names_seed: seed(fields)?.is_some(),
             form: form(fields, tokenizer)?,
-            form_later: None,
+            tools: None,
             wanted: Wanted::read(fields)?,
             stream: fields.flag("stream")?,
             include_usage: stream_options.flag("include_usage")?,
@@ -106,14 +107,20 @@ impl Asked {
     }
 
     /// Holds answers to what the tools of a conversation ask for.
-    pub fn hold_to(&mut self, conversation: &Conversation) -> Result<(), ApiError> {
-        let form = conversation.form();
-        if form.is_some() && self.form.is_some() {
-            return Err(ApiError::invalid("two forms for one answer: that of a call, and response_format"));
+    pub fn hold_to(&mut self, conversation: &Conversation) {
+        self.tools = conversation.tool_constraint();
+        if let (Some(tools), Some(Form::Schema(schema))) = (&mut self.tools, &self.form) {
+            tools.value = Some(Arc::clone(schema));
         }
-        self.form_later = conversation.form_of_calls().filter(|_| self.form.is_none());
-        self.form = form.or(self.form.take());
-        Ok(())
+    }
+
+    /// What answers are held to: what is said of tools, unless a form leaves no room for calls.
+    pub fn forms(&self, tools: Option<&ToolConstraint>) -> Forms {
+        match (tools, &self.form) {
+            (Some(tools), None | Some(Form::Schema(_))) => tools.forms(),
+            (Some(tools), Some(_)) if tools.is_required => tools.forms(),
+            (_, form) => Forms { now: form.clone(), later: Vec::new() },
+        }
     }
 
     /// The seed of the answer with this index. With one that was named the same prompts have the same answers; else each answer of a

@@ -122,11 +122,16 @@ impl Chat {
 }
 
 impl Format for Chat {
+    fn warn(&mut self, warnings: Vec<String>) {
+        self.head.warnings = warnings;
+    }
+
     fn begin(&mut self, out: &mut VecDeque<Sent>) {
         for index in 0..self.head.asked.n {
-            let delta = json!({ "role": "assistant", "content": null });
+            let delta = json!({ "role": "assistant", "content": "" });
             let choice = json!({ "index": index, "delta": delta, "finish_reason": null });
             let mut chunk = self.head.chunk(choice);
+            self.head.add_warnings(&mut chunk);
             if let Some(prompt) = self.prompt.take() {
                 chunk.insert("prompt_token_ids".to_owned(), json!(prompt));
             }

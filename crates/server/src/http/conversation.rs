@@ -6,9 +6,9 @@ use serde_json::{Map, Value};
 
 use super::error::ApiError;
 use super::fields::{Fields, text_bytes};
-use super::pictures::content;
-use crate::guide::Form;
+use super::history;
 use crate::speech::Speech;
+use crate::speech::constraint::ToolConstraint;
 use crate::speech::tools::{Format, Tool, described, format_of};
 use crate::thinking::Thinking;
 
@@ -18,6 +18,8 @@ pub(crate) struct Conversation {
     /// The files of the pictures in them, in their order.
     pictures: Vec<Vec<u8>>,
     options: RenderOptions,
+    /// Instructions about the tools, where the template has none.
+    instructions: Option<String>,
     /// What may be called, and how the model writes that.
     tools: Option<(&'static Format, Vec<Tool>)>,
     choice: Choice,
@@ -28,6 +30,9 @@ pub(crate) struct Conversation {
     /// The most tokens of a thought.
     budget: Option<usize>,
 }
+
+/// What templates say that take one call of a message.
+const SINGLE_CALLS: &str = "only supports single tool-calls";
 
 /// Whether tools are to be called.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,31 +65,43 @@ impl Conversation {
         }
         let format = format_of(template);
         let mut pictures = Vec::new();
-        let mut messages = given
+        let messages = given
             .into_iter()
-            .map(|given| message(given, format, &mut pictures))
+            .map(|given| history::message(given, format, &mut pictures))
             .collect::<Result<Vec<_>, _>>()?;
         let (described_tools, tools, choice) = offered(fields)?;
         let budget = budget(fields)?.unwrap_or(usual.1);
         // Who may not think at all does better to know.
         let thinks = if budget == Some(0) { Some(false) } else { usual.0 };
         let extra = told(fields, thinks)?;
-        let add_generation_prompt = fields.get("add_generation_prompt", "true or false")?.unwrap_or(true);
-        let mut options = RenderOptions { add_generation_prompt, extra, ..RenderOptions::default() };
+        let messages =
+            if template.contains(SINGLE_CALLS) { history::one_call_each(messages) } else { messages };
+        let continue_final_message = continues(fields, messages.last())?;
+        let opens_turn: Option<bool> = fields.get("add_generation_prompt", "true or false")?;
+        let add_generation_prompt = opens_turn.unwrap_or(true) && !continue_final_message;
+        let mut options = RenderOptions {
+            add_generation_prompt,
+            continue_final_message,
+            extra,
+            ..RenderOptions::default()
+        };
+        let mut instructions = None;
         if !tools.is_empty() {
-            if template.contains("tools") {
-                options.tools = Some(described_tools.into());
-            } else {
-                tell(&mut messages, &described(&described_tools));
+            match template.contains("tools") {
+                true => options.tools = Some(described_tools.into()),
+                false => instructions = Some(described(&described_tools)),
             }
         }
         Ok(Self {
             messages,
             pictures,
             options,
+            instructions,
             tools: (!tools.is_empty()).then_some((format, tools)),
             choice,
-            parallel: fields.get("parallel_tool_calls", "true or false")?.unwrap_or(true),
+            parallel: fields
+                .get("parallel_tool_calls", "true or false")?
+                .unwrap_or(!template.contains(SINGLE_CALLS)),
             splits_thoughts: fields.get::<String>("reasoning_format", "a text")?.as_deref() != Some("none"),
             budget,
         })
@@ -92,8 +109,29 @@ impl Conversation {
 
     /// The text of the prompt.
     pub fn text(&self, model: &Model) -> Result<String, ApiError> {
-        let rendered = model.chat_template()?.render(&self.messages, &self.options);
-        Ok(rendered.map_err(kvant::Error::from)?.to_string())
+        let template = model.chat_template()?;
+        let render = |messages: &[Value]| Ok(template.render(messages, &self.options)?.to_string());
+        Ok(self.with_instructions(render)?)
+    }
+
+    /// Renders the messages in the first of several spellings that the template takes. A template without tools is told of them in words:
+    /// as a system message, or in front of the first message. Others want the arguments of calls as objects, or as texts.
+    fn with_instructions<T>(
+        &self,
+        render: impl Fn(&[Value]) -> Result<T, kvant::Error>,
+    ) -> Result<T, kvant::Error> {
+        let spellings = match &self.instructions {
+            Some(text) => history::in_words(&self.messages, text),
+            None => vec![self.messages.clone(), history::with_text_arguments(&self.messages)],
+        };
+        let mut refused = None;
+        for messages in &spellings {
+            match render(messages) {
+                Ok(rendered) => return Ok(rendered),
+                Err(error) => _ = refused.get_or_insert(error),
+            }
+        }
+        refused.map_or_else(|| render(&self.messages), Err)
     }
 
     /// Bytes of what it says, pictures aside.
@@ -123,7 +161,8 @@ impl Conversation {
             }
             pictures.push(picture);
         }
-        let (rendered, tokens) = model.picture_prompt(&self.messages, &self.options, &pictures)?;
+        let render = |messages: &[Value]| model.picture_prompt(messages, &self.options, &pictures);
+        let (rendered, tokens) = self.with_instructions(render)?;
         let thoughts = Thoughts::of(template.source(), rendered.as_str());
         let tokenizer = model.tokenizer()?;
         let thinking = (thoughts != Thoughts::none())
@@ -134,17 +173,28 @@ impl Conversation {
         Ok(Opening { tokens, pictures, speech: Speech::new(thoughts, self.tools.clone()), thinking })
     }
 
-    /// What the answer is held to from its beginning, since a call is asked for.
-    pub fn form(&self) -> Option<Form> {
-        let (format, tools) = self.tools.as_ref().filter(|_| self.choice == Choice::Required)?;
-        Some(Form::Lark(format.grammar(tools, false, self.parallel)))
+    /// What the answer is held to on account of its tools.
+    pub fn tool_constraint(&self) -> Option<ToolConstraint> {
+        let (format, tools) = self.tools.as_ref()?;
+        let (tools, is_required) = (tools.clone(), self.choice == Choice::Required);
+        Some(ToolConstraint { format, tools, parallel: self.parallel, is_required, value: None })
     }
+}
 
-    /// What the answer is held to once it has said the text that opens a call.
-    pub fn form_of_calls(&self) -> Option<(&'static str, Form)> {
-        let (format, tools) = self.tools.as_ref().filter(|_| self.choice == Choice::Auto)?;
-        let form = Form::Lark(format.grammar(tools, true, self.parallel));
-        (!format.only_first).then_some((format.opens, form))
+/// Whether the last message is to be continued: as the request says, else where the assistant said it and no new turn is asked for.
+fn continues(fields: &Fields, last: Option<&Value>) -> Result<bool, ApiError> {
+    let is_text = |message: &&Value| {
+        let has_text = message["content"].as_str().is_some_and(|text| !text.trim().is_empty());
+        message["role"] == "assistant" && message["tool_calls"].is_null() && has_text
+    };
+    let can = last.filter(is_text).is_some();
+    match fields.get("continue_final_message", "true or false")? {
+        Some(true) if !can => {
+            let expected = "a text of the assistant as the last message, which is continued";
+            Err(ApiError::field("continue_final_message", expected, "another one"))
+        }
+        Some(continues) => Ok(continues),
+        None => Ok(can && fields.value("add_generation_prompt").is_none()),
     }
 }
 
@@ -176,6 +226,22 @@ fn offered(fields: &Fields) -> Result<(Vec<Value>, Vec<Tool>, Choice), ApiError>
     let expected = "none, auto, required, or a function's name";
     let choice = match fields.value("tool_choice") {
         None => Choice::Auto,
+        Some(given) if given["type"] == "allowed_tools" => {
+            // Chat Completions nests what Responses writes flat.
+            let allowed = given.get("allowed_tools").unwrap_or(given);
+            let listed = allowed["tools"].as_array();
+            let listed =
+                listed.ok_or_else(|| ApiError::field("tool_choice", "a list of allowed tools", given))?;
+            let name =
+                |tool: &Value| tool["function"]["name"].as_str().or(tool["name"].as_str()).map(str::to_owned);
+            let names: Vec<_> = listed.iter().filter_map(name).collect();
+            all.retain(|tool| names.iter().any(|name| tool["function"]["name"] == **name));
+            match allowed["mode"].as_str() {
+                None | Some("auto") => Choice::Auto,
+                Some("required") => Choice::Required,
+                Some(other) => return Err(ApiError::field("tool_choice", "mode auto or required", other)),
+            }
+        }
         Some(Value::String(choice)) => match choice.as_str() {
             "none" => return Ok((Vec::new(), Vec::new(), Choice::Auto)),
             "auto" => Choice::Auto,
@@ -208,48 +274,130 @@ fn tool(described: &Value) -> Result<Tool, ApiError> {
     Ok(Tool { name: name.to_owned(), parameters: parameters.unwrap_or_else(any) })
 }
 
-/// Adds to the system message, or puts one first.
-fn tell(messages: &mut Vec<Value>, text: &str) {
-    if let Some(system) = messages.first_mut().filter(|message| message["role"] == "system") {
-        let said = system["content"].as_str().unwrap_or_default();
-        system["content"] = format!("{said}\n\n{text}").into();
-    } else {
-        messages.insert(0, serde_json::json!({ "role": "system", "content": text }));
-    }
-}
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
 
-/// A message as templates read it: its content is text, or parts where there are pictures, the arguments of its calls are objects.
-fn message(
-    mut message: Map<String, Value>,
-    format: &Format,
-    pictures: &mut Vec<Vec<u8>>,
-) -> Result<Value, ApiError> {
-    let role = message.get("role").and_then(Value::as_str).unwrap_or_default();
-    if role.is_empty() {
-        return Err(ApiError::field("messages", "a role in every message", Value::Object(message)));
+    use kvant::ChatTemplate;
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(source: &str, body: &Value) -> Result<Conversation, ApiError> {
+        Conversation::read(&Fields::new(body.as_object().unwrap().clone()), source, (None, None))
     }
-    // What newer clients call a system message.
-    if role == "developer" {
-        message.insert("role".to_owned(), "system".into());
+
+    fn rendered(source: &str, body: &Value) -> Result<String, String> {
+        let template = ChatTemplate::new(source, "<s>", "</s>").map_err(|error| error.to_string())?;
+        let conversation = read(source, body).map_err(|error| error.message().to_owned())?;
+        let render = |messages: &[Value]| Ok(template.render(messages, &conversation.options)?.to_string());
+        conversation.with_instructions(render).map_err(|error| error.to_string())
     }
-    let content = match message.remove("content").unwrap_or_default() {
-        text @ Value::String(_) => text,
-        Value::Null => "".into(),
-        Value::Array(parts) => content(&parts, pictures)?,
-        other => return Err(ApiError::field("content", "a text or a list of parts", other)),
-    };
-    message.insert("content".to_owned(), content);
-    if let Some(Value::Array(calls)) = message.get_mut("tool_calls")
-        && !format.wants_text()
-    {
-        for call in calls {
-            let arguments = call.get_mut("function").and_then(|function| function.get_mut("arguments"));
-            let Some(arguments) = arguments else { continue };
-            if let Some(object) = arguments.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok())
-            {
-                *arguments = object;
+
+    /// Clients send calls of any server back, in the spellings of their languages.
+    #[test]
+    fn every_template_takes_the_turn_after_a_tool_call() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/assets/templates");
+        if !folder.is_dir() {
+            println!("skipped: {}: the templates are not here", folder.display());
+            return;
+        }
+        let mut wrong = Vec::new();
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_none_or(|extension| extension != "jinja") {
+                continue;
+            }
+            let source = std::fs::read_to_string(&path).unwrap();
+            let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+            let parameters = json!({ "type": "object", "properties": { "city": { "type": "string", "description": "A city" } }, "required": ["city"] });
+            let tools = json!([{ "type": "function", "function": { "name": "weather", "description": "The weather", "parameters": parameters } }]);
+            let call = |id: &str, arguments: Value| json!({ "id": id, "type": "function", "function": { "name": "weather", "arguments": arguments } });
+            let id = "call_1a5edd9978c290030000000c";
+            let result = |id: &str| json!({ "role": "tool", "tool_call_id": id, "content": "Rain." });
+            let user = json!({ "role": "user", "content": "How is it?" });
+            let said = |content: Value, calls: Value| json!({ "role": "assistant", "content": content, "tool_calls": calls });
+            for (what, messages) in [
+                ("a first turn", json!([user])),
+                (
+                    "an object",
+                    json!([
+                        user,
+                        said(Value::Null, json!([call(id, json!({ "city": "Oslo" }))])),
+                        result(id)
+                    ]),
+                ),
+                (
+                    "a text",
+                    json!([
+                        user,
+                        said("".into(), json!([call(id, r#"{"city": "Oslo"}"#.into())])),
+                        result(id)
+                    ]),
+                ),
+                ("none", json!([user, said(Value::Null, json!([call(id, "".into())])), result(id)])),
+                ("null", json!([user, said(Value::Null, json!([call(id, Value::Null)])), result(id)])),
+                (
+                    "a cut text",
+                    json!([
+                        user,
+                        said("I see.".into(), json!([call(id, r#"{"city": "Os"#.into())])),
+                        result(id)
+                    ]),
+                ),
+                (
+                    "two calls",
+                    json!([
+                        user,
+                        said(Value::Null, json!([call("a", json!({})), call("b", json!({}))])),
+                        result("a"),
+                        result("b")
+                    ]),
+                ),
+            ] {
+                let body = json!({ "messages": messages, "tools": tools });
+                let wants = if messages.as_array().unwrap().len() > 1 { "Rain." } else { "How is it?" };
+                match rendered(&source, &body) {
+                    Ok(text) if text.contains("How is it?") && text.contains(wants) => {}
+                    Ok(text) => wrong.push(format!("{name}: {what}: something is lost: {text}")),
+                    Err(error) => wrong.push(format!("{name}: {what}: {error}")),
+                }
             }
         }
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     }
-    Ok(message.into())
+
+    #[test]
+    fn an_answer_of_the_assistant_at_the_end_is_continued_unless_a_turn_is_asked_for() {
+        let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+        let messages =
+            json!([{ "role": "user", "content": "Count." }, { "role": "assistant", "content": "1, 2," }]);
+        for (more, want) in [
+            (json!({}), "<user>Count.</><assistant>1, 2,"),
+            (json!({ "continue_final_message": true }), "<user>Count.</><assistant>1, 2,"),
+            (json!({ "continue_final_message": false }), "<user>Count.</><assistant>1, 2,</><assistant>"),
+            (json!({ "add_generation_prompt": true }), "<user>Count.</><assistant>1, 2,</><assistant>"),
+            (json!({ "add_generation_prompt": false }), "<user>Count.</><assistant>1, 2,</>"),
+        ] {
+            let mut body = json!({ "messages": messages });
+            body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            assert_eq!(rendered(source, &body).unwrap(), want, "{more}");
+        }
+        let body = json!({ "messages": [messages[0]], "continue_final_message": true });
+        assert!(rendered(source, &body).unwrap_err().contains("continue_final_message"));
+    }
+
+    #[test]
+    fn allowed_tools_are_those_that_are_offered() {
+        let tool = |name: &str| json!({ "type": "function", "function": { "name": name } });
+        let body = |choice: Value| json!({ "messages": [{ "role": "user", "content": "x" }], "tools": [tool("a"), tool("b")], "tool_choice": choice });
+        let nested =
+            json!({ "type": "allowed_tools", "allowed_tools": { "mode": "required", "tools": [tool("b")] } });
+        let flat = json!({ "type": "allowed_tools", "mode": "auto", "tools": [{ "type": "function", "name": "b" }] });
+        for (choice, want) in [(nested, Choice::Required), (flat, Choice::Auto)] {
+            let conversation = read("tools", &body(choice)).unwrap();
+            let (_, tools) = conversation.tools.unwrap();
+            assert_eq!((tools.len(), tools[0].name.as_str(), conversation.choice), (1, "b", want));
+        }
+    }
 }

@@ -97,10 +97,20 @@ impl ApiError {
         }
     }
 
+    /// OpenAI's name of the error where clients look for it, else the number of the status, as llama.cpp has it.
+    fn code(&self) -> Value {
+        match (self.kind, self.param) {
+            ("exceed_context_size_error", _) => "context_length_exceeded".into(),
+            ("authentication_error", _) => "invalid_api_key".into(),
+            ("not_found_error", Some("model")) => "model_not_found".into(),
+            _ => self.status.as_u16().into(),
+        }
+    }
+
     /// What stands within `error` in the body.
     pub fn object(&self) -> Value {
         let mut object = json!({
-            "code": self.status.as_u16(),
+            "code": self.code(),
             "message": self.message,
             "type": self.kind,
             "param": self.param,

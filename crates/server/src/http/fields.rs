@@ -27,6 +27,12 @@ pub(super) fn short(value: &Value) -> String {
     }
 }
 
+/// A whole number that is written with a point, as languages without integers do.
+fn whole(value: &Value) -> Option<Value> {
+    let number = value.as_f64().filter(|number| number.fract() == 0.0 && number.abs() < 2f64.powi(53))?;
+    Some((number as i64).into())
+}
+
 /// Bytes of all texts within a value.
 pub(super) fn text_bytes(value: &Value) -> usize {
     match value {
@@ -53,7 +59,11 @@ impl Fields {
         expected: &str,
     ) -> Result<Option<T>, ApiError> {
         let Some(value) = self.value(name) else { return Ok(None) };
-        T::deserialize(value).map(Some).map_err(|_| ApiError::field(name, expected, short(value)))
+        let read = T::deserialize(value).or_else(|error| match whole(value) {
+            Some(whole) => T::deserialize(whole),
+            None => Err(error),
+        });
+        read.map(Some).map_err(|_| ApiError::field(name, expected, short(value)))
     }
 
     pub fn need<T: DeserializeOwned>(&self, name: &'static str, expected: &str) -> Result<T, ApiError> {

@@ -22,6 +22,8 @@ pub(super) struct Head {
     created: u64,
     model: String,
     pub asked: Asked,
+    /// What of the request was left out.
+    pub warnings: Vec<String>,
 }
 
 impl Head {
@@ -30,7 +32,8 @@ impl Head {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let model = fields.value("model").and_then(Value::as_str).unwrap_or(&hosted.name).to_owned();
         let hosted = Arc::clone(hosted);
-        Self { id: super::new_id(prefix), hosted, object, created, model, asked: asked.clone() }
+        let (id, asked) = (super::new_id(prefix), asked.clone());
+        Self { id, hosted, object, created, model, asked, warnings: Vec::new() }
     }
 
     pub fn tokenizer(&self) -> &Tokenizer {
@@ -76,7 +79,15 @@ impl Head {
     pub fn whole(&self, choices: Vec<Value>, heard: &[Heard]) -> Value {
         let mut object = self.object(self.object, choices.into());
         object.extend(accounts(heard, self.asked.n));
+        self.add_warnings(&mut object);
         object.into()
+    }
+
+    /// Adds the field `warnings` where there are any.
+    pub fn add_warnings(&self, object: &mut Map<String, Value>) {
+        if !self.warnings.is_empty() {
+            object.insert("warnings".to_owned(), json!(self.warnings));
+        }
     }
 
     pub fn chunk(&self, choice: Value) -> Map<String, Value> {

@@ -10,6 +10,7 @@ mod error;
 mod fields;
 mod gap;
 mod head;
+mod history;
 mod loras;
 mod messages;
 mod named;
@@ -36,18 +37,20 @@ use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use kvant::{Model, SamplerParams, Special, Tokenizer};
 use tokio::sync::mpsc::channel;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::CorsLayer;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::guide::{Cue, Form, Grammars, Guides};
+use crate::guide::{Cue, Form, FormError, Grammars, Guides};
 use crate::lanes::{Lanes, Owner};
 use crate::pool::Pool;
 use crate::priority::do_giving_way;
 use crate::shelf::{Kind, Stored};
+use crate::speech::constraint::{Forms, ToolConstraint};
+use crate::speech::tools::Tool;
 use crate::thinking::Thinking;
 use crate::trace::Trace;
 use crate::worker::{EVENTS_OF_ANSWER, Job, Status};
@@ -55,7 +58,7 @@ use crate::{Drawing, Options};
 use asked::Asked;
 pub(crate) use body::Bodies;
 use conversation::{Conversation, Opening};
-pub(crate) use error::ApiError;
+pub(crate) use error::{ApiError, shortened};
 use fields::Fields;
 use named::RequestId;
 pub(crate) use named::cors;
@@ -214,21 +217,63 @@ impl Hosted {
         self.tokens(text.len(), move |model, _| Ok(model.text_prompt(&text, Special::Parse)?)).await
     }
 
-    /// What answers are held to, where they are to have a form, and what once they have said a certain text.
-    async fn guides(&self, asked: &Asked, caller: &Caller) -> Result<Guides, ApiError> {
-        let guide = |form: Form| self.grammars.guide(&self.model, form, caller.owner.clone());
+    /// What answers are held to, and warnings of what cannot be.
+    async fn guides(&self, asked: &Asked, caller: &Caller) -> Result<(Guides, Vec<String>), ApiError> {
+        let refused = match self.guides_of(asked, asked.tools.as_ref(), caller).await {
+            Ok(guides) => return Ok((guides, Vec::new())),
+            Err(refused) => refused,
+        };
+        // One tool whose schema cannot be held takes nothing from the others.
+        let (Some(mut tools), mut warnings) = (asked.tools.clone(), Vec::new()) else {
+            return Err(refused.into());
+        };
+        for index in 0..tools.tools.len() {
+            let Tool { name, parameters } = tools.tools[index].clone();
+            let alone = self.grammars.guide(&self.model, Form::schema(parameters), caller.owner.clone());
+            let Err(error) = alone.await else { continue };
+            let why = format!("the arguments of the tool '{name}' cannot be held to their schema: {error}");
+            if tools.is_required {
+                return Err(ApiError::invalid(shortened(&why)));
+            }
+            tools.forget_schema(index);
+            warnings.push(shortened(&why));
+        }
+        warnings.iter().for_each(|warning| tracing::warn!(id = %caller.id, "{warning}"));
+        match self.guides_of(asked, Some(&tools), caller).await {
+            Ok(guides) => Ok((guides, warnings)),
+            Err(error) if tools.is_required || tools.value.is_some() => Err(error.into()),
+            // Calls that cannot be held to a form are still read.
+            Err(error) => {
+                warnings.push(format!("calls cannot be held to their schemas: {error}"));
+                Ok((Guides::default(), warnings))
+            }
+        }
+    }
+
+    /// The guides of a request whose tools are these.
+    async fn guides_of(
+        &self,
+        asked: &Asked,
+        tools: Option<&ToolConstraint>,
+        caller: &Caller,
+    ) -> Result<Guides, FormError> {
+        let guide = async |form: Form| self.grammars.guide(&self.model, form, caller.owner.clone()).await;
         // What follows a thought has the form, not the thought.
         let is_thinking = asked.answer.thinking.as_ref().is_some_and(Thinking::is_going_on);
-        Ok(match (asked.form.clone(), asked.form_later.clone()) {
-            (Some(form), _) if is_thinking => Guides::later(Cue::Thought, guide(form).await?),
-            (Some(form), _) => Guides::now(guide(form).await?),
-            // A call that cannot be held to its form is still read.
-            (None, Some((opens, form))) => match guide(form).await {
-                Ok(guide) => Guides::later(Cue::Said(opens), guide),
-                Err(_) => Guides::default(),
-            },
-            (None, None) => Guides::default(),
-        })
+        let Forms { now, later } = asked.forms(tools);
+        if let Some(form) = now {
+            let guide = guide(form).await?;
+            return Ok(if is_thinking {
+                Guides::later(vec![(Cue::Thought, guide)])
+            } else {
+                Guides::now(guide)
+            });
+        }
+        let mut guides = Vec::with_capacity(later.len());
+        for (cue, form) in later {
+            guides.push((cue, guide(form).await?));
+        }
+        Ok(Guides::later(guides))
     }
 
     /// What a request for the next turn of a conversation asks for, and what it begins with.
@@ -240,7 +285,7 @@ impl Hosted {
     ) -> Result<(Asked, Opening), ApiError> {
         let mut asked = Asked::read(fields, defaults, self.tokenizer())?;
         let conversation = self.conversation(fields)?;
-        asked.hold_to(&conversation)?;
+        asked.hold_to(&conversation);
         let mut opening = self.opening(conversation, caller).await?;
         asked.answer.thinking = opening.thinking.take();
         asked.answer.pictures = std::mem::take(&mut opening.pictures);
@@ -279,14 +324,15 @@ impl Hosted {
         prompts: Vec<Vec<u32>>,
         asked: &Asked,
         caller: &Caller,
-        format: impl Format,
+        mut format: impl Format,
     ) -> Result<Response, ApiError> {
         let held = (Arc::clone(&caller.work), Arc::clone(self));
         let n_answers = prompts.len() * asked.n;
         let (events, received) = channel(EVENTS_AHEAD + EVENTS_OF_ANSWER * n_answers);
         let n_jobs = prompts.len();
         self.check(&prompts)?;
-        let guides = self.guides(asked, caller).await?;
+        let (guides, warnings) = self.guides(asked, caller).await?;
+        format.warn(warnings);
         let stored = self.stored(&asked.wanted, &caller.owner)?;
         for (index, prompt) in prompts.into_iter().enumerate() {
             let first = index * asked.n;
@@ -354,7 +400,13 @@ fn router_with(others: Router<Arc<Server>>, server: Arc<Server>, cors: CorsLayer
         .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/api/version", get(ollama::version))
         .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::running))
         .route("/api/show", post(ollama::show))
+        .route("/api/pull", post(ollama::unchangeable))
+        .route("/api/push", post(ollama::unchangeable))
+        .route("/api/create", post(ollama::unchangeable))
+        .route("/api/copy", post(ollama::unchangeable))
+        .route("/api/delete", delete(ollama::unchangeable))
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
         .route("/api/embed", post(ollama::embed))

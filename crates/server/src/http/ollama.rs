@@ -6,16 +6,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
+use kvant::Model;
 use kvant::chat::Thoughts;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use xxhash_rust::xxh3::xxh3_128;
 
 use super::asked::Asked;
 use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::gap::GapTokens;
 use super::reply::{Format, Framing, Heard, Piece, Sent};
 use super::{Caller, Hosted, Server};
 use crate::answer::Finish;
@@ -53,12 +57,45 @@ pub(super) async fn tags(State(server): State<Arc<Server>>) -> Json<Value> {
             "model": name,
             "modified_at": timestamp(),
             "size": bytes,
-            "digest": "",
+            "digest": digest(name),
             "details": details(hosted.as_deref()),
         })
     };
     let models: Vec<Value> = server.pool.models().iter().map(tag).collect();
     Json(json!({ "models": models }))
+}
+
+/// Models in memory.
+pub(super) async fn running(State(server): State<Arc<Server>>) -> Json<Value> {
+    let running = |(name, hosted): &(&str, Option<Arc<Hosted>>)| {
+        let hosted = hosted.as_ref()?;
+        let bytes = hosted.model.weight_bytes();
+        let on_gpu = if hosted.model.device().name == "cpu" { 0 } else { bytes };
+        Some(json!({
+            "name": name,
+            "model": name,
+            "size": bytes,
+            "size_vram": on_gpu,
+            "digest": digest(name),
+            "details": details(Some(hosted)),
+            "context_length": hosted.n_ctx,
+            // It stays until there is no room.
+            "expires_at": "9999-12-31T23:59:59Z",
+        }))
+    };
+    let models: Vec<Value> = server.pool.models().iter().filter_map(running).collect();
+    Json(json!({ "models": models }))
+}
+
+/// What changes models: they are those that the server was started with.
+pub(super) async fn unchangeable() -> Told {
+    let message = "models are those that kvant serve was started with: -m, -hf or --also names them";
+    Told(ApiError::new(StatusCode::NOT_IMPLEMENTED, "not_supported_error", message))
+}
+
+/// Sixty-four hexadecimal digits: clients cut them to twelve without a look.
+fn digest(name: &str) -> String {
+    format!("{:064x}", xxh3_128(name.as_bytes()))
 }
 
 fn details(hosted: Option<&Hosted>) -> Value {
@@ -95,8 +132,23 @@ pub(super) async fn show(
         "template": text("tokenizer.chat_template"),
         "details": details(Some(&hosted)),
         "model_info": info,
-        "capabilities": ["completion", "tools"],
+        "capabilities": capabilities(&hosted.model),
     })))
+}
+
+/// What a model can do, by ollama's names.
+fn capabilities(model: &Model) -> Vec<&'static str> {
+    let template = model.chat_template().map(|template| template.source().to_owned()).unwrap_or_default();
+    [
+        ("completion", true),
+        ("tools", !template.is_empty()),
+        ("thinking", Thoughts::of(&template, "") != Thoughts::none()),
+        ("vision", model.sees()),
+        ("insert", GapTokens::of(model).is_some()),
+    ]
+    .into_iter()
+    .filter_map(|(name, can)| can.then_some(name))
+    .collect()
 }
 
 /// The model of a request; `name:latest` is `name`.

@@ -67,16 +67,17 @@ pub(crate) enum Framing {
 /// A value as an event; none is the mark of the end.
 fn event<F: Format>(sent: Option<Sent>) -> Sse {
     let Some(Sent(value)) = sent else { return Sse::default().data(DONE) };
-    let event = Sse::default().data(value.to_string());
-    match value["type"].as_str().filter(|_| F::FRAMING == Framing::Named) {
-        Some(name) => event.event(name),
-        None => event,
-    }
+    let name = value["type"].as_str().filter(|_| F::FRAMING == Framing::Named);
+    // The name goes first: some clients act on the data as soon as they read it.
+    let event = name.map_or_else(Sse::default, |name| Sse::default().event(name));
+    event.data(value.to_string())
 }
 
 /// How an API writes answers down.
 pub(crate) trait Format: Send + 'static {
     const FRAMING: Framing = Framing::Done;
+    /// What of the request could not be done, and is left out.
+    fn warn(&mut self, _warnings: Vec<String>) {}
     /// Before anything else in a stream.
     fn begin(&mut self, _out: &mut VecDeque<Sent>) {}
     /// How likely the tokens of the prompt were that this answer goes on from.

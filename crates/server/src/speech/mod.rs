@@ -1,7 +1,10 @@
-//! What a model says, taken apart while it says it: what it thinks, what it says, and which tools it calls.
+//! Parses what a model writes, while it writes it: reasoning, content, and the tools that it calls.
 
+pub(crate) mod constraint;
+pub(crate) mod json_calls;
 pub(crate) mod tools;
 
+use json_calls::{CallScanner, OpenCall, Scanned};
 use kvant::chat::{Said, Thoughts, take_until};
 use tools::{Call, Format, Tool};
 
@@ -15,31 +18,48 @@ pub(crate) enum Part {
 
 #[derive(Debug, Clone, PartialEq)]
 enum State {
-    /// Nothing but blanks has been said.
-    Start,
-    Speaking,
-    Calling,
+    Text,
+    /// Behind the mark that opens a call in the template's format.
+    Call,
     /// A call has been made; others may follow.
-    Called,
+    AfterCall,
+    /// In a call that is a plain JSON object.
+    JsonCall,
+    /// Behind such a call.
+    AfterJsonCall,
 }
 
-/// Takes text apart that comes in pieces. What may be the beginning of a mark is held back.
+/// Which tools may be called, and how the template writes that.
+#[derive(Debug, Clone)]
+struct Offer {
+    format: &'static Format,
+    tools: Vec<Tool>,
+    scanner: CallScanner,
+    /// What closes the fence or the tags around plain calls.
+    closes: String,
+}
+
+/// Parses text that comes in pieces into reasoning, content and tool calls. Holds back what may be the beginning of a mark.
 #[derive(Debug, Clone)]
 pub(crate) struct Speech {
     thoughts: Thoughts,
     state: State,
-    /// How calls are written and what may be called, where anything may.
-    tools: Option<(&'static Format, Vec<Tool>)>,
+    /// None where no tool may be called.
+    offer: Option<Offer>,
     held: String,
 }
 
 impl Speech {
-    /// Of a model that may think first, and call tools.
+    /// A parser for a model that may reason first and call these tools.
     pub fn new(thoughts: Thoughts, tools: Option<(&'static Format, Vec<Tool>)>) -> Self {
-        Self { thoughts, state: State::Start, tools, held: String::new() }
+        let offer = tools.map(|(format, tools)| {
+            let scanner = CallScanner::new(tools.iter().map(|tool| tool.name.clone()));
+            Offer { format, tools, scanner, closes: String::new() }
+        });
+        Self { thoughts, state: State::Text, offer, held: String::new() }
     }
 
-    /// What has become certain with more text.
+    /// Parses more text and returns the parts that it completes.
     pub fn push(&mut self, text: &str) -> Vec<Part> {
         let said = self.thoughts.push(text);
         self.take_apart(said)
@@ -59,78 +79,121 @@ impl Speech {
         parts
     }
 
-    /// What was held back, at the end.
+    /// Returns what was held back, at the end. A call that is cut has the arguments that there are.
     pub fn rest(&mut self) -> Vec<Part> {
         let said = self.thoughts.rest();
         let mut parts = self.take_apart(said);
         let held = std::mem::take(&mut self.held);
-        // Where a call begins as an answer does, the mark was kept.
-        let opens =
-            self.tools.as_ref().map_or("", |(format, _)| if format.only_first { "" } else { format.opens });
+        let Some(offer) = &mut self.offer else {
+            put(&mut parts, Part::Text, &held);
+            return parts;
+        };
+        let (format, trimmed) = (offer.format, held.trim());
         match self.state {
-            // What was no call after all is not lost.
-            State::Calling => put(&mut parts, Part::Text, &format!("{opens}{held}")),
-            State::Called => put(&mut parts, Part::Text, self.beyond_calls(held.trim())),
-            State::Start | State::Speaking => put(&mut parts, Part::Text, &held),
+            State::Text => put(&mut parts, Part::Text, &(offer.scanner.rest() + &held)),
+            State::Call => match format.read_cut(&held, &offer.tools) {
+                Some(call) => parts.push(Part::Call(call)),
+                None => put(&mut parts, Part::Text, &format!("{}{held}", format.opens)),
+            },
+            State::AfterCall => {
+                let is_mark = format.marks_begin_with(trimmed);
+                match format.read_cut(&held, &offer.tools) {
+                    Some(call) => parts.push(Part::Call(call)),
+                    None => put(&mut parts, Part::Text, if is_mark { "" } else { trimmed }),
+                }
+            }
+            State::JsonCall => match json_calls::cut_object(&held) {
+                Some(call) => parts.push(Part::Call(call)),
+                None => put(&mut parts, Part::Text, &held),
+            },
+            State::AfterJsonCall => {
+                let is_mark = offer.closes.starts_with(trimmed) || ["]", ",", ";"].contains(&trimmed);
+                put(&mut parts, Part::Text, if is_mark { "" } else { trimmed });
+            }
         }
         parts
     }
 
-    /// What stands behind the last call, but for a mark that is cut.
-    fn beyond_calls<'t>(&self, left: &'t str) -> &'t str {
-        let is_mark = self.tools.as_ref().is_some_and(|(format, _)| format.marks_begin_with(left));
-        if is_mark { "" } else { left }
-    }
-
     /// Takes one thing from what is held. Whether there may be more.
     fn step(&mut self, parts: &mut Vec<Part>) -> bool {
+        let Some(offer) = &mut self.offer else {
+            put(parts, Part::Text, &std::mem::take(&mut self.held));
+            return false;
+        };
         match self.state {
-            State::Start => self.start(),
-            State::Speaking => match self.tools {
-                Some((format, _)) if !format.only_first => {
-                    let (text, is_call) = take_until(&mut self.held, format.opens);
-                    put(parts, Part::Text, &text);
-                    if is_call {
-                        self.state = State::Calling;
-                    }
-                    is_call
+            State::Text => {
+                // A format without a mark of its own is plain JSON.
+                let (text, opens_call) = match offer.format.only_first {
+                    true => (std::mem::take(&mut self.held), false),
+                    false => take_until(&mut self.held, offer.format.opens),
+                };
+                let Scanned { text, call } = offer.scanner.push(&text);
+                put(parts, Part::Text, &text);
+                if let Some(OpenCall { object, closes }) = call {
+                    let mark = if opens_call { offer.format.opens } else { "" };
+                    self.held = object + mark + &self.held;
+                    (offer.closes, self.state) = (closes, State::JsonCall);
+                    return true;
                 }
-                _ => {
-                    put(parts, Part::Text, &std::mem::take(&mut self.held));
-                    false
+                if opens_call {
+                    put(parts, Part::Text, offer.scanner.rest().trim_end());
+                    self.state = State::Call;
                 }
-            },
-            State::Calling => self.call(parts),
-            State::Called => {
-                let Some((format, _)) = &self.tools else { return false };
-                self.held = format.behind(&self.held).to_owned();
+                opens_call
+            }
+            State::Call => self.call(parts),
+            State::AfterCall => {
+                self.held = offer.format.behind(&self.held).to_owned();
                 self.call(parts)
             }
+            State::JsonCall => {
+                let Some((call, rest)) = tools::object(&self.held) else { return false };
+                (self.held, self.state) = (rest.to_owned(), State::AfterJsonCall);
+                parts.push(Part::Call(call));
+                true
+            }
+            State::AfterJsonCall => self.after_json_call(),
         }
-    }
-
-    /// What the answer begins with decides what it is.
-    fn start(&mut self) -> bool {
-        let begun = self.held.trim_start();
-        if begun.is_empty() {
-            return false;
-        }
-        let calls =
-            self.tools.as_ref().filter(|(format, _)| format.only_first && begun.starts_with(format.opens));
-        self.state = if calls.is_some() { State::Calling } else { State::Speaking };
-        if calls.is_some() {
-            self.held = begun.to_owned();
-        }
-        true
     }
 
     /// Takes a call that is complete.
     fn call(&mut self, parts: &mut Vec<Part>) -> bool {
-        let Some((format, tools)) = &self.tools else { return false };
-        let Some((call, rest)) = format.read(&self.held, tools) else { return false };
+        let Some(offer) = &self.offer else { return false };
+        let Some((call, rest)) = offer.format.read(&self.held, &offer.tools) else { return false };
         self.held = rest.to_owned();
-        self.state = State::Called;
+        self.state = State::AfterCall;
         parts.push(Part::Call(call));
+        true
+    }
+
+    /// Takes what closes or separates plain calls, until another call or text begins.
+    fn after_json_call(&mut self) -> bool {
+        let Some(offer) = &mut self.offer else { return false };
+        let held = self.held.trim_start();
+        let next = held.trim_start_matches([',', ';']).trim_start();
+        let rest = match held {
+            "" => return false,
+            held if !offer.closes.is_empty() && held.starts_with(&offer.closes) => {
+                let rest = held[offer.closes.len()..].to_owned();
+                offer.closes.clear();
+                rest
+            }
+            held if offer.closes.starts_with(held) => return false,
+            held if held.starts_with(']') => held[1..].to_owned(),
+            _ if next.is_empty() => return false,
+            _ if next.starts_with('{') => match offer.scanner.reads_again(next) {
+                None => return false,
+                Some(is_call) => {
+                    self.state = if is_call { State::JsonCall } else { State::Text };
+                    next.to_owned()
+                }
+            },
+            held => {
+                self.state = State::Text;
+                held.to_owned()
+            }
+        };
+        self.held = rest;
         true
     }
 }
@@ -209,6 +272,25 @@ mod tests {
         assert_eq!(parts(&hermes, &two), expected);
         assert_eq!(parts(&hermes, "a < b, a <tool"), [text("a < b, a <tool")]);
         assert_eq!(parts(&hermes, "<tool_call>\n{\"name\":"), [text("<tool_call>\n{\"name\":")]);
+        // A call that is cut has the arguments that there are.
+        let cut = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1, \"b";
+        assert_eq!(parts(&hermes, cut), [call("{\"a\": 1, \"b")]);
+        let plain = "{\n \"name\": \"f\",\n \"arguments\": {}\n}";
+        for (said, expected) in [
+            (plain.to_owned(), vec![call("{}")]),
+            (format!("\n```json\n{plain}\n```\n"), vec![call("{}")]),
+            (format!("<tools>\n{plain}\n{plain}\n</tools>"), vec![call("{}"), call("{}")]),
+            (format!("```json\n[{plain}, {plain}]\n```"), vec![call("{}"), call("{}")]),
+            (
+                format!("Sure.\n```\n{plain}\n```\n\n```\n{plain}\n```\nDone."),
+                vec![text("Sure.\n"), call("{}"), call("{}"), text("Done.")],
+            ),
+            (format!("Sure.\n{one}"), vec![text("Sure."), call("{\"a\":1}")]),
+            ("{\"name\": \"g\"}".to_owned(), vec![text("{\"name\": \"g\"}")]),
+            ("{\"name\": \"f\", \"arguments\": {\"a".to_owned(), vec![call("{\"a")]),
+        ] {
+            assert_eq!(parts(&hermes, &said), expected, "{said}");
+        }
         let llama = of("\"parameters\": dictionary of argument name and its value");
         assert_eq!(parts(&llama, "{\"name\": \"f\", \"parameters\": {}}"), [call("{}")]);
         assert_eq!(parts(&llama, "It is {\"name\": \"f\"}"), [text("It is {\"name\": \"f\"}")]);

@@ -4,7 +4,9 @@
 use std::fmt::Write;
 
 use serde_json::{Map, Value, json};
+use xxhash_rust::xxh3::xxh3_64;
 
+use super::json_calls::{self, cut_object};
 use crate::guide::with_little_space;
 
 /// How one family of models writes calls. A format is told by what stands in the chat template.
@@ -159,6 +161,23 @@ pub(crate) fn described(tools: &[Value]) -> String {
 }
 
 impl Format {
+    /// The id of a call as the template takes it: Mistral's have nine letters or digits, and templates refuse all others.
+    pub fn id(&self, id: &Value) -> Value {
+        const LEN: usize = 9;
+        let Some(text) = id.as_str().filter(|_| self.opens == "[TOOL_CALLS]") else { return id.clone() };
+        if text.len() == LEN && text.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+            return id.clone();
+        }
+        let digits = b"0123456789abcdefghijklmnopqrstuvwxyz";
+        let mut hash = xxh3_64(text.as_bytes());
+        let mut digit = || {
+            let digit = digits[(hash % digits.len() as u64) as usize];
+            hash /= digits.len() as u64;
+            char::from(digit)
+        };
+        (0..LEN).map(|_| digit()).collect::<String>().into()
+    }
+
     /// Whether the template wants arguments as a text rather than as an object.
     pub fn wants_text(&self) -> bool {
         self.name == "deepseek r1"
@@ -178,6 +197,15 @@ impl Format {
             }
         }
         lark
+    }
+
+    /// The Lark grammar of an answer that is either a JSON value of this schema or calls of these tools.
+    pub fn grammar_beside(&self, tools: &[Tool], parallel: bool, schema: &Value) -> String {
+        let named = |name: &str, lark: String| lark.replacen("start:", &format!("{name}:"), 1);
+        let calls = named("calls", self.grammar(tools, false, parallel));
+        let plain = named("json_calls", json_calls::grammar(tools, parallel));
+        let value = with_little_space(schema);
+        format!("start: value | calls | json_calls\nvalue: %json {value}\n{calls}\n{plain}")
     }
 
     /// The call of one tool.
@@ -270,6 +298,33 @@ impl Format {
         Some((call, self.behind(rest)))
     }
 
+    /// The call that the end of an answer cuts, with as much of its arguments as there is. `None` where its tool is not known yet.
+    pub fn read_cut(&self, text: &str, tools: &[Tool]) -> Option<Call> {
+        let text = text.trim_start();
+        // Values that are complete, in an object that is not.
+        let open = |call: Call| Call { arguments: call.arguments.trim_end_matches('}').to_owned(), ..call };
+        match self.style {
+            Style::Object { before, .. } => cut_object(text.strip_prefix(before.trim()).unwrap_or(text)),
+            Style::Named { before, between } => {
+                let text = text.strip_prefix(before.trim_start()).unwrap_or(text);
+                let (name, arguments) = text.split_once(between.trim_end())?;
+                let (name, arguments) = (name.trim().to_owned(), arguments.trim_start().to_owned());
+                Some(Call { name, arguments })
+            }
+            Style::Function => {
+                let (head, rest) = text.strip_prefix("<function=")?.split_once('>')?;
+                let values = rest.rsplit_once("</parameter>").map_or("", |(values, _)| values);
+                let call = format!("<function={head}>{values}</parameter></function>");
+                Some(open(self.read(&call, tools)?.0))
+            }
+            Style::Pairs => {
+                let (name, _) = text.split_once("<arg_key>")?;
+                let values = text.rsplit_once("</arg_value>").map_or(name, |(values, _)| values);
+                Some(open(self.read(&format!("{values}</arg_value>{}", self.closes), tools)?.0))
+            }
+        }
+    }
+
     /// Whether a text may be the beginning of what stands behind calls.
     pub fn marks_begin_with(&self, text: &str) -> bool {
         [self.closes, self.ends, self.next].iter().any(|mark| mark.trim().starts_with(text))
@@ -298,7 +353,7 @@ fn value(text: &str) -> Option<(Value, &str)> {
 }
 
 /// A call that is a JSON object, with the arguments under either name.
-fn object(text: &str) -> Option<(Call, &str)> {
+pub(super) fn object(text: &str) -> Option<(Call, &str)> {
     let (object, rest) = value(text)?;
     let arguments =
         object.get("arguments").or(object.get("parameters")).cloned().unwrap_or_else(|| json!({}));
@@ -366,7 +421,7 @@ fn written(schema: &Value) -> Written<'_> {
 }
 
 /// A text as a Lark grammar writes it.
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     if text.is_empty() { String::new() } else { Value::String(text.to_owned()).to_string() }
 }
 

@@ -7,13 +7,13 @@ use crate::client::{Client, options, start};
 use kvant::DType;
 use serde_json::{Value, json};
 
-const QUESTION: &str = "What is the capital of France?";
+pub const QUESTION: &str = "What is the capital of France?";
 
-fn chat(question: &str) -> Value {
+pub fn chat(question: &str) -> Value {
     json!({ "messages": [{ "role": "user", "content": question }], "temperature": 0 })
 }
 
-fn with(mut body: Value, more: Value) -> Value {
+pub fn with(mut body: Value, more: Value) -> Value {
     let fields = more.as_object().unwrap().clone();
     body.as_object_mut().unwrap().extend(fields);
     body
@@ -24,7 +24,7 @@ fn content(answer: &Value) -> &str {
 }
 
 /// A prompt of about so many tokens.
-fn long(n: usize) -> String {
+pub fn long(n: usize) -> String {
     (0..n / 7).map(|i| format!("{} is a number. ", i % 97)).collect()
 }
 
@@ -405,103 +405,6 @@ fn the_server_tells_how_it_is() {
         text["tokens"].as_array().unwrap().iter().map(|t| t["piece"].as_str().unwrap()).collect();
     assert_eq!(pieces, "Hello world");
     assert!(client.get_text("/").contains("<title>"));
-}
-
-fn tools() -> Value {
-    json!([
-        { "type": "function", "function": { "name": "weather", "parameters": {
-            "type": "object",
-            "properties": { "city": { "type": "string", "maxLength": 6 }, "days": { "type": "integer", "minimum": 1, "maximum": 9 } },
-            "required": ["city", "days"],
-            "additionalProperties": false,
-        } } },
-        { "type": "function", "function": { "name": "clock", "parameters": { "type": "object", "properties": {}, "additionalProperties": false } } },
-    ])
-}
-
-#[test]
-fn a_call_that_is_asked_for_is_made_as_its_tool_describes_it() {
-    let client = start(options());
-    let is_sound = |call: &Value| {
-        let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
-        assert!(call["id"].as_str().unwrap().starts_with("call"), "{call}");
-        match call["function"]["name"].as_str().unwrap() {
-            "weather" => {
-                assert!(arguments["city"].as_str().unwrap().chars().count() <= 6, "{call}");
-                assert!((1..=9).contains(&arguments["days"].as_i64().unwrap()), "{call}");
-            }
-            "clock" => assert_eq!(arguments, json!({})),
-            other => panic!("{other}"),
-        }
-    };
-    for seed in 0..4 {
-        let asked = json!({ "tools": tools(), "tool_choice": "required", "parallel_tool_calls": false });
-        let hot = json!({ "temperature": 1.5, "seed": seed, "max_tokens": 150 });
-        let body = with(with(chat("How is it?"), asked), hot);
-        let (status, answer) = client.post("/v1/chat/completions", &body);
-        assert_eq!(status, 200, "{answer}");
-        let choice = &answer["choices"][0];
-        assert_eq!(choice["finish_reason"], "tool_calls", "{answer}");
-        assert_eq!(choice["message"]["content"], Value::Null);
-        let calls = choice["message"]["tool_calls"].as_array().unwrap();
-        assert_eq!(calls.len(), 1);
-        is_sound(&calls[0]);
-        // In a stream the same call comes.
-        let chunks = client.stream("/v1/chat/completions", &with(body, json!({ "stream": true })));
-        let told: Vec<&Value> = chunks
-            .iter()
-            .filter_map(|c| c["choices"][0]["delta"]["tool_calls"].as_array())
-            .flatten()
-            .collect();
-        assert_eq!((told.len(), &told[0]["index"]), (1, &json!(0)));
-        assert_eq!(told[0]["function"], calls[0]["function"]);
-        assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
-    }
-    let named =
-        json!({ "tools": tools(), "tool_choice": { "type": "function", "function": { "name": "clock" } } });
-    let (_, answer) = client.post("/v1/chat/completions", &with(chat("How is it?"), named));
-    for call in answer["choices"][0]["message"]["tool_calls"].as_array().unwrap() {
-        assert_eq!(call["function"]["name"], "clock");
-    }
-}
-
-#[test]
-fn tools_are_told_to_the_model_and_calls_of_before_are_remembered() {
-    let client = start(options());
-    let conversation = json!({
-        "messages": [
-            { "role": "user", "content": "How is it?" },
-            { "role": "assistant", "content": null, "tool_calls": [
-                { "id": "1", "type": "function", "function": { "name": "weather", "arguments": "{\"city\": \"Oslo\", \"days\": 2}" } },
-            ] },
-            { "role": "tool", "tool_call_id": "1", "content": "Sun." },
-        ],
-        "tools": tools(),
-    });
-    let (status, text) = client.post("/apply-template", &conversation);
-    assert_eq!(status, 200, "{text}");
-    let text = text["prompt"].as_str().unwrap();
-    assert!(text.contains("\"weather\"") && text.contains("Sun."), "{text}");
-    let (_, text) =
-        client.post("/apply-template", &with(conversation.clone(), json!({ "tool_choice": "none" })));
-    assert!(!text["prompt"].as_str().unwrap().contains("\"clock\""));
-    let (status, answer) =
-        client.post("/v1/chat/completions", &with(conversation, json!({ "max_tokens": 8 })));
-    assert_eq!(status, 200, "{answer}");
-    for (asked, words) in [
-        (json!({ "tool_choice": "required" }), "tools"),
-        (json!({ "tools": tools(), "tool_choice": "sometimes" }), "tool_choice"),
-        (json!({ "tools": tools(), "tool_choice": { "function": { "name": "x" } } }), "tool_choice"),
-        (json!({ "tools": [{ "type": "function" }] }), "tools"),
-        (
-            json!({ "tools": tools(), "tool_choice": "required", "response_format": { "type": "json_object" } }),
-            "two forms",
-        ),
-    ] {
-        let (status, error) = client.post("/v1/chat/completions", &with(chat("x"), asked.clone()));
-        let message = error["error"]["message"].as_str().unwrap_or_default();
-        assert!(status == 400 && message.contains(words), "{asked}: {error}");
-    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The server over HTTP, as clients meet it.
 
+mod agents;
 mod client;
 mod embeddings;
 mod events;

@@ -45,6 +45,9 @@ pub enum TemplateError {
         /// The limit that it met.
         limit: String,
     },
+    /// The template drops or changes the message that is to be continued.
+    #[error("the chat template does not write the last message as it is, so that it cannot be continued")]
+    FinalMessage,
     /// The template lets pictures go, or shows them twice.
     #[error("the chat template writes {got} of {wanted} pictures of this conversation")]
     Pictures {

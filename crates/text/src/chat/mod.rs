@@ -95,6 +95,8 @@ impl Message {
 pub struct RenderOptions {
     /// End with the opening of the assistant's next turn.
     pub add_generation_prompt: bool,
+    /// End within the last message, right behind its text, so that the model continues it.
+    pub continue_final_message: bool,
     /// Descriptions of the tools that the model may call: a JSON array.
     pub tools: Option<serde_json::Value>,
     /// Variables of this template's own, such as `enable_thinking`. They come before all others.
@@ -141,6 +143,15 @@ impl Rendered {
         Some(self.part(start..self.text.len()))
     }
 
+    /// What ends with the last occurrence of `text`. Templates may trim what they are given.
+    fn up_to_last(&self, text: &str) -> Option<Rendered> {
+        let trimmed = text.trim();
+        let start = self.text.rfind(trimmed)?;
+        let whole = text.trim_start();
+        let len = if self.text[start..].starts_with(whole) { whole.len() } else { trimmed.len() };
+        Some(self.part(0..start + len))
+    }
+
     fn part(&self, part: Range<usize>) -> Rendered {
         let own = self.own.iter().filter(|own| own.end > part.start && own.start < part.end);
         let own = own.map(|own| own.start.max(part.start) - part.start..own.end.min(part.end) - part.start);
@@ -152,6 +163,13 @@ impl fmt::Display for Rendered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
+}
+
+/// The text of a message: its content, or the last part of that which is a text.
+fn final_text(message: &Json) -> Option<String> {
+    let content = &message["content"];
+    let part = || content.as_array()?.iter().rev().find_map(|part| part["text"].as_str());
+    content.as_str().or_else(part).map(str::to_owned)
 }
 
 /// A parsed chat template.
@@ -230,10 +248,16 @@ impl ChatTemplate {
         options: &RenderOptions,
     ) -> Result<Rendered, TemplateError> {
         let mut messages = json!(messages);
+        let last = messages.as_array().and_then(|messages| messages.last()).and_then(final_text);
+        let last = last.filter(|_| options.continue_final_message);
         if let Some(messages) = messages.as_array_mut().filter(|_| self.wants_parts()) {
             messages.iter_mut().for_each(|message| *message = in_parts(message));
         }
-        self.render_as_given(messages, options)
+        let rendered = self.render_as_given(messages, options)?;
+        match last {
+            Some(last) => rendered.up_to_last(&last).ok_or(TemplateError::FinalMessage),
+            None => Ok(rendered),
+        }
     }
 
     /// Whether it says the same of any text, and something of a list with a part that is one.
@@ -258,8 +282,14 @@ impl ChatTemplate {
             ("tools", json!(options.tools)),
             ("documents", Json::Null),
         ];
+        // Firefunction's template reads what its makers' server defines.
+        let of_makers = self.source.contains("+ datetime").then(|| {
+            let tools = options.tools.as_ref().map(|tools| format!("{tools:#}")).unwrap_or_default();
+            let now = options.now().strftime("%b %d %Y %H:%M:%S GMT").to_string();
+            [("datetime", json!(now)), ("functions", json!(tools))]
+        });
         let extra = options.extra.iter().map(|(name, value)| (name.as_str(), value.clone()));
-        let given = Given { own, said: extra.chain(said).collect() };
+        let given = Given { own, said: extra.chain(of_makers.into_iter().flatten()).chain(said).collect() };
         let (text, own) = self.template.render(&given, options.now()).map_err(TemplateError::render)?;
         Ok(Rendered { text, own })
     }

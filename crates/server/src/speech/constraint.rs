@@ -1,0 +1,54 @@
+//! What answers are held to where tools may be called.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::json_calls::{self, CallScanner};
+use super::tools::{Format, Tool};
+use crate::guide::{Cue, Form};
+
+/// Tools that may or must be called, beside a value that `response_format` asks for.
+#[derive(Debug, Clone)]
+pub(crate) struct ToolConstraint {
+    pub format: &'static Format,
+    pub tools: Vec<Tool>,
+    /// Whether an answer may hold several calls.
+    pub parallel: bool,
+    pub is_required: bool,
+    /// Schema of a value that is an answer as well.
+    pub value: Option<Arc<Value>>,
+}
+
+/// The forms of one constraint.
+pub(crate) struct Forms {
+    /// Holds from the beginning of the answer.
+    pub now: Option<Form>,
+    /// The first whose cue is given holds from there on.
+    pub later: Vec<(Cue, Form)>,
+}
+
+impl ToolConstraint {
+    /// A required call goes before a value; where calls are optional, either is an answer, and so is any text where no value is asked for.
+    pub fn forms(&self) -> Forms {
+        let Self { format, tools, parallel, .. } = self;
+        let now = match &self.value {
+            _ if self.is_required => Some(format.grammar(tools, false, *parallel)),
+            Some(schema) => Some(format.grammar_beside(tools, *parallel, schema)),
+            None => None,
+        };
+        if let Some(lark) = now {
+            return Forms { now: Some(Form::Lark(lark)), later: Vec::new() };
+        }
+        let scanner = CallScanner::new(tools.iter().map(|tool| tool.name.clone()));
+        let own = (!format.only_first)
+            .then(|| (Cue::said(format.opens), Form::Lark(format.grammar(tools, true, *parallel))));
+        let plain = (Cue::JsonCall(scanner), Form::Lark(json_calls::grammar(tools, *parallel)));
+        Forms { now: None, later: own.into_iter().chain([plain]).collect() }
+    }
+
+    /// The same with any object for the arguments of the tool at `index`.
+    pub fn forget_schema(&mut self, index: usize) {
+        self.tools[index].parameters = json!({ "type": "object" });
+    }
+}

@@ -1,0 +1,365 @@
+//! Finds tool calls that a model writes as a plain JSON object, whatever format its chat template has.
+//!
+//! Qwen2.5-Coder writes `{"name": .., "arguments": ..}` bare or in a Markdown fence, other models in the tags of another family. An object
+//! is a call where it begins a line, bare, in a fence or in one of [`TAGS`], and its first key names an offered tool. Any other object
+//! stays text.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::tools::{Call, Tool, quoted};
+use crate::guide::with_little_space;
+
+/// Tags that models write around calls.
+const TAGS: [&str; 5] = ["tool_call", "tools", "tool", "function_call", "function"];
+/// The longest language name behind the marks of a fence.
+const MAX_LANGUAGE: usize = 16;
+
+/// Finds where a call opens in text that comes in pieces.
+#[derive(Debug, Clone)]
+pub(crate) struct CallScanner {
+    /// The offered tools.
+    names: Arc<[String]>,
+    /// Text that may still turn out to open a call; begins at the beginning of a line.
+    pending: String,
+    at_line_start: bool,
+}
+
+/// What a scanner makes of a piece of text.
+#[derive(Debug, PartialEq, Default)]
+pub(crate) struct Scanned {
+    /// Text that belongs to no call.
+    pub text: String,
+    pub call: Option<OpenCall>,
+}
+
+/// A call whose tool is known.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct OpenCall {
+    /// The object so far, from its brace on.
+    pub object: String,
+    /// What closes the fence or the tags that it stands in; empty where it stands bare.
+    pub closes: String,
+}
+
+/// Why a text opens no call.
+#[derive(Debug, PartialEq)]
+enum Miss {
+    /// More text decides.
+    Undecided,
+    NoCall,
+}
+
+impl CallScanner {
+    /// A scanner at the beginning of an answer.
+    pub fn new(names: impl IntoIterator<Item = String>) -> Self {
+        Self { names: names.into_iter().collect(), pending: String::new(), at_line_start: true }
+    }
+
+    /// Takes a piece of text and returns what it decides. What follows an open call is not scanned.
+    pub fn push(&mut self, text: &str) -> Scanned {
+        self.pending += text;
+        let mut scanned = Scanned::default();
+        loop {
+            if self.at_line_start {
+                match opening(&self.pending, &self.names) {
+                    Ok(call) => {
+                        self.pending.clear();
+                        scanned.call = Some(call);
+                        return scanned;
+                    }
+                    Err(Miss::Undecided) => return scanned,
+                    Err(Miss::NoCall) => self.at_line_start = false,
+                }
+            }
+            // An empty line is part of what may open a call, so that the text before it goes out alone.
+            let Some(end) = self.pending.find('\n') else {
+                scanned.text += &std::mem::take(&mut self.pending);
+                return scanned;
+            };
+            let next = self.pending.split_off(end + 1);
+            scanned.text += &std::mem::replace(&mut self.pending, next);
+            self.at_line_start = true;
+        }
+    }
+
+    /// Text that was held back, at the end of an answer.
+    pub fn rest(&mut self) -> String {
+        std::mem::take(&mut self.pending)
+    }
+
+    /// Reads an object right behind another as the next call. `None` while more text decides.
+    pub fn reads_again(&self, text: &str) -> Option<bool> {
+        match opening(text, &self.names) {
+            Ok(_) => Some(true),
+            Err(Miss::NoCall) => Some(false),
+            Err(Miss::Undecided) => None,
+        }
+    }
+}
+
+/// What all plain JSON calls have in common, in Lark.
+const JSON_CALLS: &str = r#"WS: / {1,4}|\r?\n[ \t]{0,32}/
+CLOSES: /```|<\/[a-z_]{4,16}>/
+REOPENS: /(```|<\/[a-z_]{4,16}>)\n{1,2}(```json|<[a-z_]{4,16}>)/
+json_head: "{" WS? ("\"type\"" WS? ":" WS? "\"function\"" WS? "," WS?)? "\"name\"" WS? ":" WS?
+json_key: "," WS? ("\"arguments\"" | "\"parameters\"") WS? ":" WS?"#;
+
+/// The Lark grammar of calls that are plain JSON objects, whatever the template writes: of an object from its brace on, those that
+/// follow it, and what may close them.
+pub(crate) fn grammar(tools: &[Tool], parallel: bool) -> String {
+    let again = if parallel { "(WS? (/[,;]/ WS?)? (REOPENS WS?)? json_call)*" } else { "" };
+    let mut lark = format!("start: json_call {again} WS? (\"]\" WS?)? CLOSES?\n{JSON_CALLS}\njson_call: ");
+    lark += &(0..tools.len()).map(|i| format!("json_call_{i}")).collect::<Vec<_>>().join(" | ");
+    for (i, tool) in tools.iter().enumerate() {
+        let (name, schema) = (quoted(&json!(tool.name).to_string()), with_little_space(&tool.parameters));
+        _ = write!(lark, "\njson_call_{i}: json_head {name} WS? json_key %json {schema} WS? \"}}\"");
+    }
+    lark
+}
+
+/// The call that `text` opens.
+fn opening(text: &str, names: &[String]) -> Result<OpenCall, Miss> {
+    let mut cursor = Cursor(text.trim_start());
+    let closes = cursor.enclosure()?;
+    cursor.skip_blanks();
+    if cursor.0.starts_with('[') {
+        cursor.expect("[")?;
+        cursor.skip_blanks();
+    }
+    let object = cursor.0.to_owned();
+    cursor.head()?;
+    let mut miss = Miss::NoCall;
+    for name in names {
+        match cursor.clone().expect(&json!(name).to_string()) {
+            Ok(()) => return Ok(OpenCall { object, closes }),
+            Err(Miss::Undecided) => miss = Miss::Undecided,
+            Err(Miss::NoCall) => {}
+        }
+    }
+    Err(miss)
+}
+
+/// The call in an object that ends too early, with as much of its arguments as there is.
+pub(super) fn cut_object(text: &str) -> Option<Call> {
+    let mut cursor = Cursor(text.trim_start());
+    cursor.head().ok()?;
+    let mut names = serde_json::Deserializer::from_str(cursor.0).into_iter::<String>();
+    let name = names.next()?.ok()?;
+    let rest =
+        cursor.0[names.byte_offset()..].trim_start().strip_prefix(',').unwrap_or_default().trim_start();
+    let keys = ["\"arguments\"", "\"parameters\""];
+    let value = keys.iter().find_map(|key| rest.strip_prefix(key)?.trim_start().strip_prefix(':'));
+    Some(Call { name, arguments: value.unwrap_or_default().trim_start().to_owned() })
+}
+
+/// What is left of a text.
+#[derive(Clone)]
+struct Cursor<'t>(&'t str);
+
+impl Cursor<'_> {
+    fn skip_blanks(&mut self) {
+        self.0 = self.0.trim_start();
+    }
+
+    /// Takes `wanted`.
+    fn expect(&mut self, wanted: &str) -> Result<(), Miss> {
+        match self.0.strip_prefix(wanted) {
+            Some(rest) => {
+                self.0 = rest;
+                Ok(())
+            }
+            None if wanted.starts_with(self.0) => Err(Miss::Undecided),
+            None => Err(Miss::NoCall),
+        }
+    }
+
+    /// Takes what opens a fence or tags, and returns what closes them.
+    fn enclosure(&mut self) -> Result<String, Miss> {
+        if self.0.is_empty() {
+            return Err(Miss::Undecided);
+        }
+        if self.0.starts_with('`') {
+            self.expect("```")?;
+            let is_language = |c: char| c.is_ascii_alphanumeric() || c == '_';
+            let rest = self.0.trim_start_matches(is_language);
+            match rest {
+                _ if self.0.len() - rest.len() > MAX_LANGUAGE => return Err(Miss::NoCall),
+                "" => return Err(Miss::Undecided),
+                rest => self.0 = rest,
+            }
+            return Ok("```".to_owned());
+        }
+        // Firefunction's mark.
+        if self.0.starts_with('f') {
+            self.expect("functools")?;
+        }
+        if !self.0.starts_with('<') {
+            return Ok(String::new());
+        }
+        let mut miss = Miss::NoCall;
+        for tag in TAGS {
+            match self.expect(&format!("<{tag}>")) {
+                Ok(()) => return Ok(format!("</{tag}>")),
+                Err(Miss::Undecided) => miss = Miss::Undecided,
+                Err(Miss::NoCall) => {}
+            }
+        }
+        Err(miss)
+    }
+
+    /// Takes the object up to the name of its tool: `{"name":`, with `"type": "function"` in front or not.
+    fn head(&mut self) -> Result<(), Miss> {
+        self.expect("{")?;
+        self.skip_blanks();
+        let mut typed = self.clone();
+        match typed.token("\"type\"", ":").and_then(|()| typed.token("\"function\"", ",")) {
+            Ok(()) => *self = typed,
+            Err(Miss::Undecided) => return Err(Miss::Undecided),
+            Err(Miss::NoCall) => {}
+        }
+        self.token("\"name\"", ":")
+    }
+
+    /// Takes a text in quotes, the mark behind it and the blanks around that.
+    fn token(&mut self, token: &str, mark: &str) -> Result<(), Miss> {
+        self.expect(token)?;
+        self.skip_blanks();
+        self.expect(mark)?;
+        self.skip_blanks();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvant::Special;
+
+    use super::*;
+    use crate::guide::{Form, Grammars};
+
+    fn scanner() -> CallScanner {
+        CallScanner::new(["add".to_owned(), "add_all".to_owned()])
+    }
+
+    #[test]
+    fn a_call_opens_bare_in_a_fence_and_in_tags_at_the_beginning_of_a_line() {
+        for (text, before, object, closes) in [
+            (r#"{"name": "add", "#, "", r#"{"name": "add", "#, ""),
+            ("\n ```json\n{\n  \"name\":\"add\"", "", "{\n  \"name\":\"add\"", "```"),
+            ("```\n[{\"name\": \"add_all\"", "", "{\"name\": \"add_all\"", "```"),
+            ("functools[{\"name\": \"add\"", "", "{\"name\": \"add\"", ""),
+            ("<tools>\n{\"name\": \"add\"", "", "{\"name\": \"add\"", "</tools>"),
+            ("<tool_call>{\"name\": \"add\"", "", "{\"name\": \"add\"", "</tool_call>"),
+            ("Sure.\n\n{\"name\": \"add\"", "Sure.\n", "{\"name\": \"add\"", ""),
+            (
+                "a\nb `x`\n{\"type\": \"function\", \"name\": \"add\"",
+                "a\nb `x`\n",
+                "{\"type\": \"function\", \"name\": \"add\"",
+                "",
+            ),
+        ] {
+            for size in 1..=text.len() {
+                let (mut scanner, mut said, mut call) = (scanner(), String::new(), None);
+                for piece in text.as_bytes().chunks(size) {
+                    let piece = std::str::from_utf8(piece).unwrap();
+                    match &mut call {
+                        None => {
+                            let scanned = scanner.push(piece);
+                            said += &scanned.text;
+                            call = scanned.call;
+                        }
+                        Some(OpenCall { object, .. }) => *object += piece,
+                    }
+                }
+                let want = OpenCall { object: object.to_owned(), closes: closes.to_owned() };
+                assert_eq!((said.as_str(), call), (before, Some(want)), "{text:?} by {size}");
+            }
+        }
+    }
+
+    #[test]
+    fn other_text_passes_unchanged_and_soon() {
+        for text in [
+            "Hello.",
+            "{\"name\": \"ada\"}",
+            "{\"names\": []}",
+            "{\"type\": \"object\"}",
+            "{}",
+            "```python\nprint({})\n```\n",
+            "a {\"name\": \"add\"}",
+            "<thin>\n\n<toolbox>",
+            "{\"name\": \"ad\"}\n[1]\n`x`",
+            "`` ` ```````",
+            "fun\nfunctools are",
+        ] {
+            for size in 1..=text.len() {
+                let (mut scanner, mut said) = (scanner(), String::new());
+                for piece in text.as_bytes().chunks(size) {
+                    let scanned = scanner.push(std::str::from_utf8(piece).unwrap());
+                    said += &scanned.text;
+                    assert_eq!(scanned.call, None, "{text:?}");
+                }
+                assert_eq!(said + &scanner.rest(), text);
+            }
+        }
+        let mut scanner = scanner();
+        assert_eq!(scanner.push("{\"name\": \"ada").text, "{\"name\": \"ada");
+        assert_eq!(scanner.push(" {\"name\": \"add\"").text, " {\"name\": \"add\"");
+    }
+
+    #[test]
+    fn plain_calls_are_held_to_the_schemas_of_their_tools() {
+        let number = json!({ "type": "integer" });
+        let parameters = json!({ "type": "object", "properties": { "a": number }, "required": ["a"] });
+        let tools =
+            ["add", "add_all"].map(|name| Tool { name: name.to_owned(), parameters: parameters.clone() });
+        let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
+        let (tokenizer, grammars) = (model.tokenizer().unwrap(), Arc::new(Grammars::new().unwrap()));
+        let takes = |text: &str, parallel: bool| {
+            let form = Form::Lark(grammar(&tools, parallel));
+            let tokens = tokenizer.encode(text, Special::AsText, false).unwrap();
+            grammars.guide_at_once(&model, &form).unwrap().takes(&tokens)
+        };
+        let one = r#"{"name": "add", "arguments": {"a": 1}}"#;
+        let printed = "{\n  \"name\": \"add_all\",\n  \"arguments\": {\n    \"a\": 1\n  }\n}";
+        for text in [
+            one.to_owned(),
+            one.replace(' ', ""),
+            one.replace("arguments", "parameters"),
+            one.replace("{\"name", "{\"type\": \"function\", \"name"),
+            printed.to_owned(),
+            format!("{printed}\n```"),
+            format!("{one}]\n</tool_call>"),
+        ] {
+            assert!(takes(&text, false), "{text}");
+        }
+        for text in [
+            format!("{one}\n{printed}"),
+            format!("{one}, {one}]"),
+            format!("{printed}\n```\n\n```json\n{printed}\n```"),
+        ] {
+            assert!(takes(&text, true) && !takes(&text, false), "{text}");
+        }
+        for (from, to) in [("1", "\"1\""), ("add", "sub"), ("\"a\"", "\"b\""), ("arguments", "args")] {
+            assert!(!takes(&one.replace(from, to), true), "{to}");
+        }
+    }
+
+    #[test]
+    fn a_cut_object_keeps_its_name_and_arguments_so_far() {
+        let call = |arguments: &str| Call { name: "add".to_owned(), arguments: arguments.to_owned() };
+        for (text, want) in [
+            ("{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b", Some(call("{\"a\": 1, \"b"))),
+            ("{\"type\": \"function\", \"name\": \"add\", \"parameters\": {", Some(call("{"))),
+            ("{\"name\": \"add\", \"argum", Some(call(""))),
+            ("{\"name\": \"add\"", Some(call(""))),
+            ("{\"name\": \"ad", None),
+            ("{\"x\": 1", None),
+        ] {
+            assert_eq!(cut_object(text), want, "{text}");
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! What agents rely on: tool calls as their schemas have them, answers that go on, errors by name.
+
+use kvant_server::Options;
+use serde_json::{Value, json};
+
+use crate::client::{options, start};
+use crate::http::{QUESTION, chat, long, with};
+
+fn tools() -> Value {
+    json!([
+        { "type": "function", "function": { "name": "weather", "parameters": {
+            "type": "object",
+            "properties": { "city": { "type": "string", "maxLength": 6 }, "days": { "type": "integer", "minimum": 1, "maximum": 9 } },
+            "required": ["city", "days"],
+            "additionalProperties": false,
+        } } },
+        { "type": "function", "function": { "name": "clock", "parameters": { "type": "object", "properties": {}, "additionalProperties": false } } },
+    ])
+}
+
+#[test]
+fn a_call_that_is_asked_for_is_made_as_its_tool_describes_it() {
+    let client = start(options());
+    let is_sound = |call: &Value| {
+        let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+        assert!(call["id"].as_str().unwrap().starts_with("call"), "{call}");
+        match call["function"]["name"].as_str().unwrap() {
+            "weather" => {
+                assert!(arguments["city"].as_str().unwrap().chars().count() <= 6, "{call}");
+                assert!((1..=9).contains(&arguments["days"].as_i64().unwrap()), "{call}");
+            }
+            "clock" => assert_eq!(arguments, json!({})),
+            other => panic!("{other}"),
+        }
+    };
+    for seed in 0..4 {
+        let asked = json!({ "tools": tools(), "tool_choice": "required", "parallel_tool_calls": false });
+        let hot = json!({ "temperature": 1.5, "seed": seed, "max_tokens": 150 });
+        let body = with(with(chat("How is it?"), asked), hot);
+        let (status, answer) = client.post("/v1/chat/completions", &body);
+        assert_eq!(status, 200, "{answer}");
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["finish_reason"], "tool_calls", "{answer}");
+        assert_eq!(choice["message"]["content"], Value::Null);
+        let calls = choice["message"]["tool_calls"].as_array().unwrap();
+        assert_eq!(calls.len(), 1);
+        is_sound(&calls[0]);
+        // In a stream the same call comes.
+        let chunks = client.stream("/v1/chat/completions", &with(body, json!({ "stream": true })));
+        let told: Vec<&Value> = chunks
+            .iter()
+            .filter_map(|c| c["choices"][0]["delta"]["tool_calls"].as_array())
+            .flatten()
+            .collect();
+        assert_eq!((told.len(), &told[0]["index"]), (1, &json!(0)));
+        assert_eq!(told[0]["function"], calls[0]["function"]);
+        assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
+    }
+    let named =
+        json!({ "tools": tools(), "tool_choice": { "type": "function", "function": { "name": "clock" } } });
+    let (_, answer) = client.post("/v1/chat/completions", &with(chat("How is it?"), named));
+    for call in answer["choices"][0]["message"]["tool_calls"].as_array().unwrap() {
+        assert_eq!(call["function"]["name"], "clock");
+    }
+}
+
+#[test]
+fn tools_are_told_to_the_model_and_calls_of_before_are_remembered() {
+    let client = start(options());
+    let conversation = json!({
+        "messages": [
+            { "role": "user", "content": "How is it?" },
+            { "role": "assistant", "content": null, "tool_calls": [
+                { "id": "1", "type": "function", "function": { "name": "weather", "arguments": "{\"city\": \"Oslo\", \"days\": 2}" } },
+            ] },
+            { "role": "tool", "tool_call_id": "1", "content": "Sun." },
+        ],
+        "tools": tools(),
+    });
+    let (status, text) = client.post("/apply-template", &conversation);
+    assert_eq!(status, 200, "{text}");
+    let text = text["prompt"].as_str().unwrap();
+    assert!(text.contains("\"weather\"") && text.contains("Sun."), "{text}");
+    let (_, text) =
+        client.post("/apply-template", &with(conversation.clone(), json!({ "tool_choice": "none" })));
+    assert!(!text["prompt"].as_str().unwrap().contains("\"clock\""));
+    let (status, answer) =
+        client.post("/v1/chat/completions", &with(conversation, json!({ "max_tokens": 8 })));
+    assert_eq!(status, 200, "{answer}");
+    for (asked, words) in [
+        (json!({ "tool_choice": "required" }), "tools"),
+        (json!({ "tools": tools(), "tool_choice": "sometimes" }), "tool_choice"),
+        (json!({ "tools": tools(), "tool_choice": { "function": { "name": "x" } } }), "tool_choice"),
+        (json!({ "tools": [{ "type": "function" }] }), "tools"),
+    ] {
+        let (status, error) = client.post("/v1/chat/completions", &with(chat("x"), asked.clone()));
+        let message = error["error"]["message"].as_str().unwrap_or_default();
+        assert!(status == 400 && message.contains(words), "{asked}: {error}");
+    }
+}
+
+#[test]
+fn a_tool_whose_schema_cannot_be_held_takes_nothing_from_the_others() {
+    let client = start(options());
+    let odd = json!({ "type": "object", "properties": { "x": { "type": "array", "uniqueItems": true } } });
+    let mut all = tools();
+    all.as_array_mut()
+        .unwrap()
+        .push(json!({ "type": "function", "function": { "name": "odd", "parameters": odd } }));
+    let body = with(chat("How is it?"), json!({ "tools": all, "max_tokens": 4 }));
+    let (status, answer) = client.post("/v1/chat/completions", &body);
+    let warnings = answer["warnings"].as_array().map_or(0, Vec::len);
+    assert!(
+        status == 200 && warnings == 1 && answer["warnings"][0].as_str().unwrap().contains("'odd'"),
+        "{answer}"
+    );
+    let chunks = client.stream("/v1/chat/completions", &with(body.clone(), json!({ "stream": true })));
+    assert_eq!(chunks[0]["warnings"], answer["warnings"]);
+    let (status, error) =
+        client.post("/v1/chat/completions", &with(body, json!({ "tool_choice": "required" })));
+    let message = error["error"]["message"].as_str().unwrap();
+    assert!(status == 400 && message.contains("'odd'"), "{error}");
+}
+
+#[test]
+fn a_call_that_is_required_goes_before_a_format_and_either_is_an_answer_where_it_is_not() {
+    let client = start(options());
+    let format = json!({ "type": "json_schema", "json_schema": { "schema": { "type": "object", "properties": { "ok": { "type": "boolean" } }, "required": ["ok"], "additionalProperties": false } } });
+    let body = with(
+        chat("How is it?"),
+        json!({ "tools": tools(), "response_format": format, "max_tokens": 150, "parallel_tool_calls": false }),
+    );
+    let (_, answer) =
+        client.post("/v1/chat/completions", &with(body.clone(), json!({ "tool_choice": "required" })));
+    assert_eq!(answer["choices"][0]["finish_reason"], "tool_calls", "{answer}");
+    for seed in 0..4 {
+        let hot = json!({ "temperature": 1.5, "seed": seed });
+        let (status, answer) = client.post("/v1/chat/completions", &with(body.clone(), hot));
+        let message = &answer["choices"][0]["message"];
+        let value: Value = serde_json::from_str(message["content"].as_str().unwrap_or("null")).unwrap();
+        assert!(status == 200 && (value["ok"].is_boolean() || message["tool_calls"].is_array()), "{answer}");
+    }
+}
+
+#[test]
+fn errors_have_the_names_that_clients_look_for() {
+    let client = start(Options { api_keys: vec!["secret".to_owned()], ..options() });
+    let answer = client.raw("GET /slots HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    assert!(answer.contains("\"code\":\"invalid_api_key\""), "{answer}");
+    let client = start(Options { n_ctx: Some(64), ..options() });
+    let (_, error) = client.get("/v1/models/other");
+    assert_eq!(error["error"]["code"], "model_not_found", "{error}");
+    let (_, error) = client.post("/v1/chat/completions", &chat(&long(400)));
+    assert_eq!(error["error"]["code"], "context_length_exceeded");
+}
+
+#[test]
+fn whole_numbers_may_have_a_point_and_events_are_named_before_their_data() {
+    let client = start(options());
+    let body = with(chat("x"), json!({ "max_tokens": 2.0, "top_k": 40.0, "seed": 1.0 }));
+    let (status, answer) = client.post("/v1/chat/completions", &body);
+    assert_eq!((status, &answer["usage"]["completion_tokens"]), (200, &json!(2)), "{answer}");
+    assert_eq!(client.post("/v1/chat/completions", &with(chat("x"), json!({ "max_tokens": 2.5 }))).0, 400);
+    let ask = json!({ "max_tokens": 2, "stream": true, "messages": [{ "role": "user", "content": "x" }] });
+    let (_, events) = client.post_text("/v1/messages", &ask.to_string());
+    let (name, data) = (events.find("event: message_start").unwrap(), events.find("data: ").unwrap());
+    assert!(name < data, "{events}");
+}
+
+#[test]
+fn the_assistants_last_message_is_continued() {
+    let client = start(options());
+    let messages = json!([{ "role": "user", "content": QUESTION }, { "role": "assistant", "content": "The capital of France is" }]);
+    let ask = json!({ "messages": messages, "temperature": 0, "max_tokens": 8 });
+    let (_, text) = client.post("/apply-template", &ask);
+    assert!(text["prompt"].as_str().unwrap().ends_with("The capital of France is"), "{text}");
+    for path in ["/v1/chat/completions", "/v1/messages"] {
+        let (status, answer) = client.post(path, &ask);
+        assert_eq!(status, 200, "{answer}");
+        assert!(
+            answer.to_string().contains("Paris") && !answer.to_string().contains("France"),
+            "{path}: {answer}"
+        );
+    }
+}
+
+#[test]
+fn ollamas_clients_see_what_runs_and_are_told_what_cannot_be_changed() {
+    let client = start(options());
+    let (_, tags) = client.get("/api/tags");
+    let digest = tags["models"][0]["digest"].as_str().unwrap();
+    assert!(digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()), "{tags}");
+    let (_, running) = client.get("/api/ps");
+    assert_eq!(running["models"][0]["digest"], digest, "{running}");
+    let (status, error) = client.post("/api/pull", &json!({ "model": "other" }));
+    assert!(status == 501 && error["error"].is_string(), "{error}");
+    let (_, shown) = client.post("/api/show", &json!({ "model": "pocket" }));
+    let can = shown["capabilities"].as_array().unwrap();
+    assert!(can.contains(&json!("completion")) && !can.contains(&json!("vision")), "{shown}");
+}
