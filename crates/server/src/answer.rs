@@ -1,6 +1,6 @@
 //! What is said: tokens drawn, turned into text, and stopped where they are to stop.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +18,14 @@ pub(crate) struct AnswerOptions {
     pub max_tokens: usize,
     /// Texts that end the answer, and are not part of it.
     pub stop: Vec<String>,
+    /// Whether the text that ends the answer is part of it.
+    pub keeps_stop: bool,
+    /// Tokens that end the answer, and are not part of it.
+    pub stop_tokens: Vec<u32>,
+    /// Tokens that the answer has at least, unless its form ends it.
+    pub min_tokens: usize,
+    /// Texts that are never said, as tokens.
+    pub bad_words: Vec<Vec<u32>>,
     /// With the log probability of each token, and those of so many likeliest beside it.
     pub logprobs: Option<usize>,
     /// Those among which a token was drawn, with all that changes them; else those of the model.
@@ -38,7 +46,8 @@ pub(crate) struct AnswerOptions {
 
 impl AnswerOptions {
     fn changes_logits(&self) -> bool {
-        !self.bias.is_empty() || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+        let penalises = self.presence_penalty != 0.0 || self.frequency_penalty != 0.0;
+        penalises || !self.bias.is_empty() || !self.bad_words.is_empty() || self.min_tokens > 0
     }
 }
 
@@ -121,6 +130,8 @@ pub(crate) struct Voice {
     n_said: usize,
     /// How often each token was said, where that matters.
     said: HashMap<u32, u32>,
+    /// The last tokens that were said, as many as the longest text has that is never said.
+    recent: VecDeque<u32>,
 }
 
 impl Voice {
@@ -128,10 +139,11 @@ impl Voice {
     pub fn new(options: Arc<AnswerOptions>, guides: Guides, index: usize) -> Self {
         let seed = options.sampler.seed.wrapping_add(index as u64);
         let sampler = Sampler::new(SamplerParams { seed, ..options.sampler });
-        let stops = Stops::new(options.stop.clone());
+        let stops = Stops::new(options.stop.clone(), options.keeps_stop);
         let decode = DecodeStream::default();
         let (thinking, said) = (options.thinking.clone(), HashMap::new());
-        Self { options, sampler, decode, stops, guides, thinking, n_said: 0, said }
+        let recent = VecDeque::new();
+        Self { options, sampler, decode, stops, guides, thinking, n_said: 0, said, recent }
     }
 
     /// Tokens said.
@@ -151,7 +163,7 @@ impl Voice {
         let before = told.map(|_| session.logits().map(<[f32]>::to_vec)).transpose()?;
         let token = self.choose(session, &options)?;
         let tokenizer = session.model().tokenizer()?;
-        if tokenizer.is_eog(token) && !options.ignore_eos {
+        if tokenizer.is_eog(token) && !options.ignore_eos || options.stop_tokens.contains(&token) {
             return Ok(Drawn::End);
         }
         self.n_said += 1;
@@ -178,10 +190,17 @@ impl Voice {
         if is_free && !options.changes_logits() && must.is_none() {
             return Ok(session.draw(&mut self.sampler)?);
         }
-        let (said, mut guide) = (&self.said, self.guides.holding());
+        let ends: Vec<u32> = match self.n_said < options.min_tokens && is_free {
+            true => {
+                session.model().tokenizer()?.eog_ids().iter().chain(&options.stop_tokens).copied().collect()
+            }
+            false => Vec::new(),
+        };
+        let (said, recent, mut guide) = (&self.said, &self.recent, self.guides.holding());
         let mut guided = Ok(());
         let token = session.draw_changed(&mut self.sampler, &mut |logits| {
             change(logits, options, said);
+            rule_out(logits, &ends, &options.bad_words, recent);
             if let Some(guide) = &mut guide {
                 guided = guide.mask(logits);
             }
@@ -193,6 +212,10 @@ impl Voice {
         guided?;
         let token = token?;
         *self.said.entry(token).or_default() += 1;
+        self.recent.push_back(token);
+        if self.recent.len() > options.bad_words.iter().map(Vec::len).max().unwrap_or(0) {
+            self.recent.pop_front();
+        }
         Ok(token)
     }
 
@@ -201,6 +224,20 @@ impl Voice {
         let text = self.decode.flush();
         let (text, stopped) = self.stops.push(&text);
         if stopped.is_some() { text } else { text + &self.stops.rest() }
+    }
+}
+
+/// Rules out tokens that would end the answer, and those that would complete a text that is never said.
+fn rule_out(logits: &mut [f32], ends: &[u32], bad_words: &[Vec<u32>], recent: &VecDeque<u32>) {
+    let completes = |word: &&Vec<u32>| {
+        let before = &word[..word.len() - 1];
+        before.len() <= recent.len() && recent.iter().skip(recent.len() - before.len()).eq(before)
+    };
+    let last = bad_words.iter().filter(completes).filter_map(|word| word.last());
+    for &token in ends.iter().chain(last) {
+        if let Some(logit) = logits.get_mut(token as usize) {
+            *logit = f32::NEG_INFINITY;
+        }
     }
 }
 
@@ -247,13 +284,15 @@ fn drawn(sampler: &Sampler, token: u32, n: usize) -> Likelihood {
 /// Finds texts to stop at in text that comes in pieces.
 struct Stops {
     wanted: Vec<String>,
+    /// Whether a text that was found is part of the answer.
+    keeps: bool,
     /// What may be the beginning of one.
     held: String,
 }
 
 impl Stops {
-    fn new(wanted: Vec<String>) -> Self {
-        Self { wanted, held: String::new() }
+    fn new(wanted: Vec<String>, keeps: bool) -> Self {
+        Self { wanted, keeps, held: String::new() }
     }
 
     /// Those that are not empty, with their indices: an empty one is nowhere to be found.
@@ -269,7 +308,7 @@ impl Stops {
         self.held.push_str(text);
         let found = self.wanted().filter_map(|(index, wanted)| Some((self.held.find(wanted)?, index))).min();
         if let Some((at, index)) = found {
-            self.held.truncate(at);
+            self.held.truncate(if self.keeps { at + self.wanted[index].len() } else { at });
             return (std::mem::take(&mut self.held), Some(index));
         }
         let may_begin = |at: &usize| self.wanted().any(|(_, wanted)| wanted.starts_with(&self.held[*at..]));
@@ -298,7 +337,7 @@ mod tests {
         let chars: Vec<char> = text.chars().collect();
         let mut ways = Vec::new();
         for size in 1..=chars.len().max(1) {
-            let mut stops = Stops::new(wanted.iter().map(|&text| text.to_owned()).collect());
+            let mut stops = Stops::new(wanted.iter().map(|&text| text.to_owned()).collect(), false);
             let (mut said, mut stopped) = (String::new(), None);
             for piece in chars.chunks(size) {
                 let (text, hit) = stops.push(&piece.iter().collect::<String>());

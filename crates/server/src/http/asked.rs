@@ -11,6 +11,7 @@ use super::conversation::Conversation;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::loras::Wanted;
+use super::refused;
 use crate::Drawing;
 use crate::answer::AnswerOptions;
 use crate::gbnf;
@@ -23,17 +24,8 @@ const MOST_ANSWERS: usize = 128;
 const MOST_LOGPROBS: usize = 100;
 /// The most texts to stop at.
 const MOST_STOPS: usize = 64;
-
-/// Ways to draw that llama.cpp has and this server has not, with the values that switch them off: clients send those.
-pub(super) const ABSENT: [(&str, f64); 7] = [
-    ("typical_p", 1.0),
-    ("top_n_sigma", -1.0),
-    ("xtc_probability", 0.0),
-    ("dynatemp_range", 0.0),
-    ("dry_multiplier", 0.0),
-    ("mirostat", 0.0),
-    ("adaptive_target", -1.0),
-];
+/// The most texts that are never to be said.
+const MOST_BAD_WORDS: usize = 256;
 
 /// See the [module](self).
 #[derive(Debug, Clone)]
@@ -141,9 +133,8 @@ impl Asked {
 }
 
 fn answer(fields: &Fields, defaults: &Drawing, tokenizer: &Tokenizer) -> Result<AnswerOptions, ApiError> {
-    absent(fields)?;
+    refused::check(fields)?;
     let number = |name| fields.get::<f32>(name, "a number");
-    let whole = |name| fields.get::<usize>(name, "a whole number");
     // Below zero is zero, as llama.cpp's clients have it.
     let temperature = number("temperature")?.map(|temperature| temperature.max(0.0));
     let defaults = if temperature == Some(0.0) { &defaults.likeliest } else { &defaults.usual };
@@ -152,8 +143,13 @@ fn answer(fields: &Fields, defaults: &Drawing, tokenizer: &Tokenizer) -> Result<
         top_k: fields.get::<i64>("top_k", "a whole number")?.map_or(defaults.top_k, |k| k.max(0) as usize),
         top_p: number("top_p")?.unwrap_or(defaults.top_p),
         min_p: number("min_p")?.unwrap_or(defaults.min_p),
-        repeat_penalty: number("repeat_penalty")?.unwrap_or(defaults.repeat_penalty),
-        repeat_last_n: whole("repeat_last_n")?.unwrap_or(defaults.repeat_last_n),
+        repeat_penalty: fields
+            .any(&["repeat_penalty", "repetition_penalty"], "a number")?
+            .unwrap_or(defaults.repeat_penalty),
+        // Below zero it is all that was said, as llama.cpp has it.
+        repeat_last_n: fields
+            .get::<i64>("repeat_last_n", "a whole number")?
+            .map_or(defaults.repeat_last_n, |n| usize::try_from(n).unwrap_or(usize::MAX)),
         seed: seed(fields)?.unwrap_or(defaults.seed),
     };
     sampler.validate().map_err(|error| ApiError::invalid(error.to_string()))?;
@@ -173,6 +169,10 @@ fn answer(fields: &Fields, defaults: &Drawing, tokenizer: &Tokenizer) -> Result<
         sampler,
         max_tokens: 0,
         stop,
+        keeps_stop: fields.flag("include_stop_str_in_output")?,
+        stop_tokens: fields.get("stop_token_ids", "a list of token numbers")?.unwrap_or_default(),
+        min_tokens: fields.get("min_tokens", "a whole number")?.unwrap_or(0),
+        bad_words: bad_words(fields, tokenizer)?,
         logprobs: logprobs(fields)?,
         after_sampling: fields.flag("post_sampling_probs")?,
         bias: bias(fields, tokenizer)?,
@@ -191,16 +191,17 @@ fn seed(fields: &Fields) -> Result<Option<u64>, ApiError> {
     Ok(seed.filter(|&seed| seed != i64::from(u32::MAX)).and_then(|seed| u64::try_from(seed).ok()))
 }
 
-/// Refuses ways to draw that there are not, where they would make a difference.
-fn absent(fields: &Fields) -> Result<(), ApiError> {
-    for (name, off) in ABSENT {
-        // Negative and zero are off where the one is.
-        let is_on = |value: &f64| if off > 0.0 { *value != off } else { *value > 0.0 };
-        if let Some(value) = fields.get(name, "a number")?.filter(is_on) {
-            return Err(ApiError::field(name, "not to be set: this way of sampling is not supported", value));
-        }
+/// The tokens of texts that are never to be said, at the beginning of a word and within one.
+fn bad_words(fields: &Fields, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, ApiError> {
+    let words: Vec<String> = fields.get("bad_words", "a list of texts")?.unwrap_or_default();
+    if words.len() > MOST_BAD_WORDS {
+        return Err(ApiError::field("bad_words", "at most 256 texts", words.len()));
     }
-    Ok(())
+    let texts = words.iter().flat_map(|word| [word.clone(), format!(" {}", word.trim_start())]);
+    let tokens = texts.map(|text| tokenizer.encode(&text, kvant::Special::AsText, false));
+    let tokens =
+        tokens.collect::<Result<Vec<_>, _>>().map_err(|error| ApiError::invalid(error.to_string()))?;
+    Ok(tokens.into_iter().filter(|tokens| !tokens.is_empty()).collect())
 }
 
 /// Chat has a flag and a number beside it, completions have a number, llama.cpp has one of its own.
@@ -275,6 +276,7 @@ fn form(fields: &Fields, tokenizer: &Tokenizer) -> Result<Option<Form>, ApiError
         }
     };
     let gbnf: Option<String> = fields.get("grammar", "a GBNF grammar")?;
+    let gbnf = gbnf.or(fields.object("structured_outputs")?.get("grammar", "a GBNF grammar")?);
     let gbnf = gbnf.filter(|gbnf| !gbnf.is_empty()).map(|gbnf| {
         let token = |text: &str| match tokenizer.encode(text, kvant::Special::Parse, false).ok()?[..] {
             [token] => Some(token),
@@ -288,6 +290,21 @@ fn form(fields: &Fields, tokenizer: &Tokenizer) -> Result<Option<Form>, ApiError
     let regex: Option<String> = fields.get("guided_regex", "a regular expression")?;
     let lark: Option<String> = fields.get("guided_grammar", "a Lark grammar")?;
     let choice: Option<Vec<String>> = fields.get("guided_choice", "a list of texts")?;
+    // vLLM's present names.
+    let structured = fields.object("structured_outputs")?;
+    if let Some(tags) = structured.value("structural_tag") {
+        return Err(ApiError::field("structural_tag", "json, regex, choice, grammar or json_object", tags));
+    }
+    let json = json.or(match structured.value("json") {
+        Some(Value::String(text)) => Some(
+            serde_json::from_str(text)
+                .map_err(|error| ApiError::invalid(format!("structured_outputs.json: {error}")))?,
+        ),
+        other => other.cloned(),
+    });
+    let json = json.or(structured.flag("json_object")?.then(|| serde_json::json!({ "type": "object" })));
+    let regex = regex.or(structured.get("regex", "a regular expression")?);
+    let choice = choice.or(structured.get("choice", "a list of texts")?);
     let others = [
         json.map(Form::schema),
         regex.map(Form::Regex),

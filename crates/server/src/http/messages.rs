@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::refused;
 use super::reply::{Format, Framing, Heard, Piece, Sent};
 use super::{Caller, Server, new_id};
 use crate::answer::Finish;
@@ -28,6 +29,7 @@ pub(super) async fn messages(
     let hosted = server.hosted(&fields).await?;
     fields.need::<u64>("max_tokens", "a whole number")?;
     let model = fields.get("model", "a name")?.unwrap_or_else(|| hosted.name.clone());
+    refused::check_messages(&fields)?;
     let fields = translated(&fields)?;
     let (asked, Opening { tokens, speech, .. }) =
         hosted.open(&fields, &server.drawing(&hosted), &caller).await?;
@@ -70,6 +72,15 @@ fn translated(fields: &Fields) -> Result<Fields, ApiError> {
     }
     if let Some(stop) = fields.value("stop_sequences") {
         into.insert("stop".to_owned(), stop.clone());
+    }
+    // The format of the answer, by its present name and the one before.
+    let format = fields.object("output_config")?.value("format").or(fields.value("output_format")).cloned();
+    if let Some(format) = format {
+        if format["type"] != "json_schema" {
+            return Err(ApiError::field("output_config", "a format of type json_schema", format));
+        }
+        let described = json!({ "type": "json_schema", "json_schema": { "schema": format["schema"] } });
+        into.insert("response_format".to_owned(), described);
     }
     let mut messages: Vec<Value> = fields.value("system").map(system).into_iter().flatten().collect();
     for given in fields.need::<Vec<Value>>("messages", "a list of messages")? {

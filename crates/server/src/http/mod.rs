@@ -19,6 +19,7 @@ mod ollama;
 mod origin;
 mod pictures;
 mod prompt;
+mod refused;
 mod reply;
 mod rerank;
 mod responses;

@@ -107,7 +107,7 @@ impl Native {
             // How fast a target that nobody sets is forgotten.
             "adaptive_decay": 0.0,
         });
-        for (name, off) in super::asked::ABSENT {
+        for (name, off) in super::refused::SAMPLERS {
             settings[name] = off.into();
         }
         settings

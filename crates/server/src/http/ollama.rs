@@ -20,6 +20,7 @@ use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::gap::GapTokens;
+use super::refused;
 use super::reply::{Format, Framing, Heard, Piece, Sent};
 use super::{Caller, Hosted, Server};
 use crate::answer::Finish;
@@ -278,7 +279,7 @@ fn loaded(hosted: &Hosted, mut said: Value) -> Response {
 /// The fields of a request in OpenAI's words, but for what is to be answered.
 fn translated(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
     // What there is one of for all requests, or what is for ollama alone.
-    const NAMES: [&str; 11] = [
+    const NAMES: [&str; 10] = [
         "temperature",
         "top_k",
         "top_p",
@@ -289,10 +290,10 @@ fn translated(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
         "repeat_last_n",
         "presence_penalty",
         "frequency_penalty",
-        "typical_p",
     ];
     let (options, mut into) = (fields.object("options")?, Map::new());
-    for name in NAMES {
+    let samplers = refused::SAMPLERS.map(|(name, _)| name);
+    for name in NAMES.into_iter().chain(samplers) {
         if let Some(value) = options.value(name) {
             into.insert(name.to_owned(), value.clone());
         }

@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::refused;
 use super::reply::{Format, Framing, Heard, Piece, Sent};
 use super::{Caller, Server, new_id};
 use crate::answer::Finish;
@@ -24,10 +25,7 @@ pub(super) async fn responses(
     fields: Fields,
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
-    if fields.value("previous_response_id").is_some() {
-        let expected = "nothing: no response is stored here, send the whole conversation";
-        return Err(ApiError::field("previous_response_id", expected, "a response"));
-    }
+    refused::check_responses(&fields)?;
     let model = fields.get("model", "a name")?.unwrap_or_else(|| hosted.name.clone());
     let words = translated(&fields)?;
     let (asked, Opening { tokens, speech, .. }) =

@@ -198,3 +198,60 @@ fn ollamas_clients_see_what_runs_and_are_told_what_cannot_be_changed() {
     let can = shown["capabilities"].as_array().unwrap();
     assert!(can.contains(&json!("completion")) && !can.contains(&json!("vision")), "{shown}");
 }
+
+#[test]
+fn fields_that_change_an_answer_are_taken_or_refused_by_name() {
+    let client = start(options());
+    let ask = |more: Value| client.post("/v1/chat/completions", &with(chat(QUESTION), more));
+    let text = |more: Value| {
+        let (status, answer) = ask(more);
+        assert_eq!(status, 200, "{answer}");
+        answer["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned()
+    };
+    let usual = text(json!({}));
+    assert!(usual.contains("Paris"), "{usual}");
+    assert!(!text(json!({ "bad_words": ["Paris"], "max_tokens": 12 })).contains("Paris"));
+    assert!(text(json!({ "stop": ["Paris"], "include_stop_str_in_output": true })).ends_with("Paris"));
+    let (_, tokens) = client.post("/tokenize", &json!({ "content": usual }));
+    let first = tokens["tokens"][0].as_u64().unwrap();
+    assert_eq!(text(json!({ "stop_token_ids": [first] })), "");
+    let (_, long) = ask(json!({ "min_tokens": 30, "max_tokens": 40 }));
+    assert!(long["usage"]["completion_tokens"].as_u64().unwrap() >= 30, "{long}");
+    let value: Value =
+        serde_json::from_str(&text(json!({ "structured_outputs": { "choice": ["12", "34"] } }))).unwrap();
+    assert!([json!(12), json!(34)].contains(&value), "{value}");
+    let held = json!({ "structured_outputs": { "regex": "[0-9]{3}" } });
+    assert!(text(held).bytes().all(|byte| byte.is_ascii_digit()));
+    assert_ne!(text(json!({ "repetition_penalty": 1.9, "max_tokens": 40 })), "");
+    for (more, name) in [
+        (json!({ "functions": [{ "name": "f" }] }), "functions"),
+        (json!({ "best_of": 2 }), "best_of"),
+        (json!({ "use_beam_search": true }), "use_beam_search"),
+        (json!({ "xtc_probability": 0.5 }), "xtc_probability"),
+        (json!({ "structured_outputs": { "structural_tag": {} } }), "structural_tag"),
+    ] {
+        let (status, error) = ask(more);
+        assert!(status == 400 && error["error"]["message"].as_str().unwrap().contains(name), "{error}");
+    }
+    for (more, is_taken) in [
+        (json!({ "functions": [], "best_of": 1, "use_beam_search": false, "repeat_last_n": -1 }), true),
+        (json!({ "functions": null, "function_call": "none" }), true),
+    ] {
+        assert_eq!(ask(more).0 == 200, is_taken);
+    }
+    for (path, body, name) in [
+        ("/v1/responses", json!({ "input": "x", "background": true }), "background"),
+        ("/v1/responses", json!({ "input": "x", "conversation": "conv_1" }), "conversation"),
+        ("/v1/responses", json!({ "input": "x", "truncation": "auto" }), "truncation"),
+        ("/v1/messages", with(chat("x"), json!({ "max_tokens": 1, "mcp_servers": [{}] })), "mcp_servers"),
+        ("/api/chat", with(chat("x"), json!({ "options": { "mirostat": 2 } })), "mirostat"),
+    ] {
+        let (status, error) = client.post(path, &body);
+        assert!(status == 400 && error.to_string().contains(name), "{path}: {error}");
+    }
+    let schema = json!({ "type": "object", "properties": { "n": { "type": "integer", "maximum": 9 } }, "required": ["n"], "additionalProperties": false });
+    let format = json!({ "max_tokens": 60, "output_config": { "format": { "type": "json_schema", "schema": schema } } });
+    let (status, answer) = client.post("/v1/messages", &with(chat("x"), format));
+    let value: Value = serde_json::from_str(answer["content"][0]["text"].as_str().unwrap()).unwrap();
+    assert!(status == 200 && value["n"].is_i64(), "{answer}");
+}
