@@ -1,6 +1,7 @@
 //! Flags that several commands share. They carry the names that llama.cpp users know.
 
 use std::collections::hash_map::RandomState;
+use std::ffi::OsString;
 use std::fs::File;
 use std::hash::BuildHasher;
 use std::io::Read;
@@ -490,10 +491,17 @@ pub fn read_text(path: &Path) -> Result<String, Failure> {
     })
 }
 
-/// What a variable of the environment says, unless it is empty. For flags that others replace: clap takes a variable for a
+/// The value of an environment variable, unless it is empty. For flags that others replace: clap takes a variable for a
 /// flag that was given beside those.
-pub fn from_env(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
+///
+/// # Errors
+/// A value that is no UTF-8: another model or prompt than the one that is meant would answer.
+pub fn from_env(name: &str) -> Result<Option<String>, Failure> {
+    let Some(value) = std::env::var_os(name).filter(|value| !value.is_empty()) else { return Ok(None) };
+    let refused = |value: OsString| {
+        Failure::Usage(format!("{name}: expected UTF-8 text, got {}", printable_path(Path::new(&value))))
+    };
+    value.into_string().map(Some).map_err(refused)
 }
 
 /// The seed of the draws.

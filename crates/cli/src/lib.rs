@@ -155,7 +155,9 @@ fn parse(args: impl Iterator<Item = OsString>) -> Result<(argv::Argv, Cli), End>
     let parsed = matches.and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
     match parsed {
         Ok((cli, matches)) => {
-            argv.notes.extend(variables::note(&root, &matches, |name| args::from_env(name).is_some()));
+            argv.notes.extend(variables::note(&root, &matches, |name| {
+                std::env::var_os(name).is_some_and(|value| !value.is_empty())
+            }));
             Ok((argv, cli))
         }
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {

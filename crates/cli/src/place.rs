@@ -119,7 +119,8 @@ impl PlaceArgs {
         }
         let given = match (&self.word, &self.model) {
             (Some(a), Some(b)) if a != b => return Err(Failure::Usage(format!("two models: {b} and {a}"))),
-            (given @ Some(_), _) | (None, given) => given.clone().or_else(|| from_env("KVANT_MODEL")),
+            (given @ Some(_), _) | (None, given @ Some(_)) => given.clone(),
+            (None, None) => from_env("KVANT_MODEL")?,
         };
         Ok(given.map_or(Place::Bundled, |given| Place::new(&given)))
     }

@@ -139,7 +139,7 @@ impl RunArgs {
             (Some(text), None, None) => text,
             (None, Some(text), _) => text.clone(),
             (None, None, Some(path)) => read_text(path)?,
-            (None, None, None) => match from_env("KVANT_PROMPT") {
+            (None, None, None) => match from_env("KVANT_PROMPT")? {
                 Some(text) => text,
                 None => self.piped()?,
             },

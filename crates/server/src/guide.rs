@@ -3,6 +3,7 @@
 //! `llguidance` compiles a form and says which tokens may come next. A form may be a stranger's: it is measured before it is compiled
 //! ([`levels`]), compiled by a thread of its own that gives way to the model, and its first mask is worked out before anything is taken on.
 
+mod cache;
 mod levels;
 mod masks;
 
@@ -20,6 +21,7 @@ use tokio::time::timeout;
 use crate::lanes::{Lane, Lanes, Owner};
 use crate::priority::give_way;
 use crate::speech::json_calls::CallScanner;
+use cache::{Cache, Key};
 use levels::TooLarge;
 pub(crate) use masks::Guide;
 use masks::{Done, MASK_TIME, MaskThreads};
@@ -122,6 +124,7 @@ pub(crate) struct Grammars {
     factory: OnceLock<Result<ParserFactory, String>>,
     compilers: Arc<Lanes>,
     masks: Arc<MaskThreads>,
+    known: Cache,
 }
 
 /// What comes of compiling: first how to end what follows, then the first mask.
@@ -140,7 +143,8 @@ impl Grammars {
     /// Those of a model, with the threads that work their masks out.
     pub fn new() -> std::io::Result<Self> {
         let compilers = Lanes::new(COMPILERS.0, COMPILERS.1);
-        Ok(Self { factory: OnceLock::new(), compilers, masks: Arc::new(MaskThreads::start()?) })
+        let masks = Arc::new(MaskThreads::start()?);
+        Ok(Self { factory: OnceLock::new(), compilers, masks, known: Cache::default() })
     }
 
     /// A guide to answers of this form, for a request of `owner`.
@@ -153,6 +157,10 @@ impl Grammars {
         form: Form,
         owner: Owner,
     ) -> Result<Guide, FormError> {
+        let key = Key::of(&form, &owner);
+        if let Some(guide) = key.and_then(|key| self.known.find(key)) {
+            return Ok(guide);
+        }
         let lane = self.compilers.enter(&owner).await;
         let (compiled, first) = self.start(model, form, lane)?;
         let ended = |_| FormError::Wrong("an internal error while the form was compiled".to_owned());
@@ -161,7 +169,11 @@ impl Grammars {
         let first = timeout(MASK_TIME, first).await.map_err(|_| FormError::SlowMask)?;
         let first = first.map_err(ended)?;
         ends.0 = None;
-        Guide::new(first, owner, Arc::clone(&self.masks))
+        let guide = Guide::new(first, owner, Arc::clone(&self.masks))?;
+        if let Some(key) = key {
+            self.known.keep(key, &guide);
+        }
+        Ok(guide)
     }
 
     fn factory(&self, model: &Model) -> Result<&ParserFactory, FormError> {
@@ -347,6 +359,25 @@ mod tests {
     use super::*;
     use crate::speech::json_calls;
     use crate::speech::tools::Tool;
+
+    #[test]
+    fn a_form_that_is_known_begins_anew_for_each_answer() {
+        let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
+        let grammars = Arc::new(Grammars::new().unwrap());
+        let form = |n: usize| Form::Regex(format!("a{{{n}}}"));
+        let a = model.tokenizer().unwrap().encode("a", Special::AsText, false).unwrap();
+        let key = Key::of(&form(1), &None).unwrap();
+        assert!(grammars.known.find(key).is_none());
+        for _ in 0..2 {
+            assert!(grammars.guide_at_once(&model, &form(1)).unwrap().takes(&a));
+            assert!(grammars.known.find(key).is_some_and(|guide| guide.takes(&a)));
+        }
+        // Others' forms are others, large ones are not kept, and the oldest goes.
+        assert_ne!(Key::of(&form(1), &Some("key".into())), Some(key));
+        assert_eq!(Key::of(&Form::Regex("a".repeat(100_000)), &None), None);
+        (2..18).for_each(|n| drop(grammars.guide_at_once(&model, &form(n)).unwrap()));
+        assert!(grammars.known.find(key).is_none());
+    }
 
     #[test]
     fn a_form_holds_from_its_cue_on_and_a_thought_gives_none() {

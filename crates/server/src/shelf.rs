@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 
-use kvant::{KvOptions, Session};
+use kvant::{Error, KvOptions, Model, Session, TOKENS_PER_BLOCK};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::events::{Blocks, Held, Medium};
@@ -16,7 +16,7 @@ pub(crate) struct Stored {
     /// How much of each adapter tokens are made with; as much as those were loaded with where nothing is said.
     pub strengths: Option<Arc<[f32]>>,
     /// What a cache takes, once it has been worked out.
-    pub cost: OnceLock<Cost>,
+    cost: OnceLock<Cost>,
     name: u64,
 }
 
@@ -25,6 +25,23 @@ impl Stored {
         let adapters = strengths.as_ref().map_or_else(String::new, |strengths| format!(" {strengths:?}"));
         let name = xxh3_64(format!("{options:?}{adapters}").as_bytes());
         Arc::new(Self { options, strengths, cost: OnceLock::new(), name })
+    }
+
+    /// What a cache of the model takes that stores this.
+    ///
+    /// # Errors
+    /// Types that the model cannot have.
+    pub fn cost(&self, model: &Model) -> Result<Cost, Error> {
+        if let Some(&cost) = self.cost.get() {
+            return Ok(cost);
+        }
+        let shape = model.config().kv_shape();
+        let plan = self.options.plan(&shape)?;
+        let bytes = |n_blocks: usize| model.kv_bytes_for(&plan, n_blocks * TOKENS_PER_BLOCK);
+        let block = (bytes(16) - bytes(8)) / 8;
+        // Where the answer begins is remembered, and states before guesses.
+        let cost = Cost { fixed: bytes(8) - 8 * block + plan.bytes_aside(&shape), block };
+        Ok(*self.cost.get_or_init(|| cost))
     }
 }
 

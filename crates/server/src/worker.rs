@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvant::{Error, MOST_GUESSES, Model, Pooled, Session, SessionOptions, TOKENS_PER_BLOCK};
+use kvant::{Error, MOST_GUESSES, Model, Pooled, Session, SessionOptions};
 use tokio::sync::mpsc::Sender;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -17,8 +17,8 @@ use crate::answer::{AnswerOptions, Drawn, Finish, Likelihood, Said};
 use crate::events::Blocks;
 use crate::guide::Guides;
 use crate::metrics::Metrics;
-use crate::scheduler::{Act, Cost, Counts, Id, Limits, Memory, Refusal, Request, Scheduler};
-use crate::shelf::{Idle, Kind, Shelf, Stored};
+use crate::scheduler::{Act, Counts, Id, Limits, Memory, Refusal, Request, Scheduler};
+use crate::shelf::{Idle, Kind, Shelf};
 use crate::store::{Store, StoreUse};
 use crate::trace::{self, Trace};
 use course::Course;
@@ -240,7 +240,7 @@ impl Worker {
         if job.events.is_closed() {
             return;
         }
-        let cost = match self.cost(&job.kind.stored) {
+        let cost = match job.kind.stored.cost(&self.model) {
             Ok(cost) => cost,
             Err(error) => {
                 let failed = Event::Failed { why: error.to_string(), is_of_request: true };
@@ -267,20 +267,6 @@ impl Worker {
                 _ = job.events.try_send(Event::Refused(refusal));
             }
         }
-    }
-
-    /// What a cache that stores this takes.
-    fn cost(&self, stored: &Stored) -> Result<Cost, Error> {
-        if let Some(&cost) = stored.cost.get() {
-            return Ok(cost);
-        }
-        let shape = self.model.config().kv_shape();
-        let plan = stored.options.plan(&shape)?;
-        let bytes = |n_blocks: usize| self.model.kv_bytes_for(&plan, n_blocks * TOKENS_PER_BLOCK);
-        let block = (bytes(16) - bytes(8)) / 8;
-        // Where the answer begins is remembered, and states before guesses.
-        let cost = Cost { fixed: bytes(8) - 8 * block + plan.bytes_aside(&shape), block };
-        Ok(*stored.cost.get_or_init(|| cost))
     }
 
     fn act(&mut self, act: Act) {

@@ -1,6 +1,6 @@
 //! Messages as they are typed or piped in, and what Ctrl-C does.
 
-use std::io::{IsTerminal, stdin};
+use std::io::{ErrorKind, IsTerminal, stdin};
 use std::process::exit;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,8 +9,8 @@ use kvant::CancelFlag;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 
-use crate::console;
 use crate::failure::Failure;
+use crate::{console, log};
 
 /// Begins and ends a message of several lines.
 const FENCE: &str = "\"\"\"";
@@ -51,6 +51,10 @@ impl Lines {
                     // A message that cannot be remembered is no worse for it.
                     let _ = self.0.add_history_entry(&message);
                     return Ok(Read::Message(message));
+                }
+                // The conversation is worth more than the line.
+                Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
+                    log::note("a line that is no UTF-8 text was left out");
                 }
                 Err(ReadlineError::Interrupted) => return Ok(Read::Interrupted),
                 Err(ReadlineError::Eof) => return Ok(Read::End),

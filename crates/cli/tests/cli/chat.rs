@@ -7,6 +7,10 @@ use std::process::{Command, Stdio};
 
 /// What was said on stdout and stderr to lines of input.
 fn chat(args: &[&str], lines: &str) -> (String, String) {
+    chat_with_bytes(args, lines.as_bytes())
+}
+
+fn chat_with_bytes(args: &[&str], lines: &[u8]) -> (String, String) {
     let mut chat = Command::new(env!("CARGO_BIN_EXE_kvant"))
         .arg("chat")
         .args(args)
@@ -15,7 +19,7 @@ fn chat(args: &[&str], lines: &str) -> (String, String) {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    chat.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    chat.stdin.take().unwrap().write_all(lines).unwrap();
     let output = chat.wait_with_output().unwrap();
     assert!(output.status.success());
     (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
@@ -48,6 +52,13 @@ fn what_leaves_is_exit_bye_quit_or_the_end() {
         let (out, _) = chat(&["--temp", "0", "-n", "4"], &format!("{FRANCE}\n{leave}\n{FRANCE}\n"));
         assert_eq!(out.lines().count(), 1, "{leave}: {out}");
     }
+}
+
+#[test]
+fn a_line_that_is_no_text_is_left_out_and_the_conversation_goes_on() {
+    let lines = [b"caf\xe9 \xff\n", FRANCE.as_bytes(), b"\n"].concat();
+    let (said, told) = chat_with_bytes(&["-n", "8", "--temp", "0"], &lines);
+    assert!(said.contains("Paris") && told.contains("no UTF-8"), "{said}\n{told}");
 }
 
 #[test]

@@ -94,6 +94,17 @@ fn a_text_without_end_is_refused_in_one_line() {
     assert_line("/dev/zero", &output.stderr, &["/dev/zero", "of text, got more"]);
 }
 
+#[cfg(unix)]
+#[test]
+fn a_variable_that_is_no_text_names_no_other_model() {
+    use std::os::unix::ffi::OsStrExt;
+    for (name, args) in [("KVANT_MODEL", &["run", "-p", "hi"][..]), ("KVANT_PROMPT", &["run"])] {
+        let output = command(args).env(name, std::ffi::OsStr::from_bytes(b"m\xff.gguf")).output().unwrap();
+        assert!(!output.status.success(), "{name}");
+        assert_line(name, &output.stderr, &[name, "expected UTF-8 text"]);
+    }
+}
+
 #[test]
 fn a_closed_pipe_ends_a_command_quietly() {
     let model = bundled();

@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::foreign;
 use super::refused;
 use super::reply::{Format, Framing, Heard, Piece, Sent};
 use super::{Caller, Server, new_id};
@@ -159,10 +160,8 @@ fn message(given: &Value) -> Result<Vec<Value>, ApiError> {
                 "tool_call_id": block["tool_use_id"],
                 "content": block["content"],
             })),
-            (kind, _) => {
-                let expected = "blocks of type text, image, thinking, tool_use or tool_result";
-                return Err(ApiError::field("content", expected, kind));
-            }
+            _ if content.is_empty() => text.push(foreign::as_text(block)?),
+            _ => content.push(json!({ "type": "text", "text": foreign::as_text(block)? })),
         }
     }
     if !text.is_empty() || !content.is_empty() || !calls.is_empty() || messages.is_empty() {

@@ -8,6 +8,7 @@ mod conversation;
 mod embeddings;
 mod error;
 mod fields;
+mod foreign;
 mod gap;
 mod head;
 mod history;

@@ -6,6 +6,7 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
+use super::foreign;
 
 /// The most pictures of a conversation.
 const MOST: usize = 128;
@@ -23,15 +24,7 @@ pub(super) fn content(parts: &[Value], pictures: &mut Vec<Vec<u8>>) -> Result<Va
     for part in parts {
         let kind = part["type"].as_str().unwrap_or("none");
         match (kind, part["text"].as_str()) {
-            ("text" | "input_text" | "output_text", Some(text)) => match content.last_mut() {
-                // Texts that follow each other are one.
-                Some(Value::Object(last)) if last["type"] == "text" => {
-                    let said = last["text"].as_str().unwrap_or_default();
-                    let text = format!("{said}{text}");
-                    last.insert("text".to_owned(), text.into());
-                }
-                _ => content.push(json!({ "type": "text", "text": text })),
-            },
+            ("text" | "input_text" | "output_text", Some(text)) => add_text(&mut content, text),
             ("image_url" | "input_image" | "image", _) => {
                 if pictures.len() == MOST {
                     return Err(ApiError::field("content", "at most 128 pictures", "more"));
@@ -39,16 +32,25 @@ pub(super) fn content(parts: &[Value], pictures: &mut Vec<Vec<u8>>) -> Result<Va
                 pictures.push(file(part)?);
                 content.push(json!({ "type": "image" }));
             }
-            _ => {
-                let expected = "parts of type text or image_url (this server reads nothing else)";
-                return Err(ApiError::field("content", expected, kind));
-            }
+            _ => add_text(&mut content, &foreign::as_text(part)?),
         }
     }
     if pictures.len() > before {
         return Ok(content.into());
     }
     Ok(content.first().map_or_else(|| "".into(), |part| part["text"].clone()))
+}
+
+/// Adds a text; those that follow each other are one.
+fn add_text(content: &mut Vec<Value>, text: &str) {
+    match content.last_mut() {
+        Some(Value::Object(last)) if last["type"] == "text" => {
+            let said = last["text"].as_str().unwrap_or_default();
+            let text = format!("{said}{text}");
+            last.insert("text".to_owned(), text.into());
+        }
+        _ => content.push(json!({ "type": "text", "text": text })),
+    }
 }
 
 /// The file of a picture: OpenAI's part `{"image_url": {"url": ..}}` or `{"image_url": ..}`, Anthropic's `{"source": {"data": ..}}`.
@@ -111,7 +113,7 @@ mod tests {
             (json!({ "type": "image_url", "image_url": { "url": "file:///etc/passwd" } }), "fetches nothing"),
             (json!({ "type": "image_url" }), "fetches nothing"),
             (json!({ "type": "image", "source": { "data": "%%%" } }), "base64"),
-            (json!({ "type": "input_audio" }), "parts of type text or image_url"),
+            (json!({ "type": "input_audio" }), "text and pictures"),
         ] {
             let error = read(json!([part])).unwrap_err();
             assert!(error.contains(line), "{error}");

@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::foreign;
 use super::refused;
 use super::reply::{Format, Framing, Heard, Piece, Sent};
 use super::{Caller, Server, new_id};
@@ -105,10 +106,7 @@ fn item(given: &Value) -> Result<Option<Value>, ApiError> {
             json!({ "role": "tool", "tool_call_id": given["call_id"], "content": given["output"] })
         }
         "reasoning" => return Ok(None),
-        other => {
-            let expected = "items of type message, function_call, function_call_output or reasoning";
-            return Err(ApiError::field("input", expected, other));
-        }
+        _ => foreign::item(given)?,
     }))
 }
 
