@@ -336,17 +336,13 @@ impl Guides {
         if is_thinking {
             return Ok(false);
         }
-        for at in 0..self.later.len() {
-            let Some(behind) = self.later[at].0.given(text) else { continue };
-            let mut guide = self.later.swap_remove(at).1;
-            self.later.clear();
-            let tokens = tokenizer.encode(&behind, Special::AsText, false);
-            // A call that is written in another way than the guide knows goes on without one.
-            if tokens.is_ok_and(|tokens| guide.catch_up(&tokens).is_ok()) {
-                self.now = Some(guide);
-            }
-            break;
-        }
+        let given = |(at, (cue, _)): (usize, &mut (Cue, Guide))| Some((at, cue.given(text)?));
+        let Some((at, behind)) = self.later.iter_mut().enumerate().find_map(given) else { return Ok(false) };
+        let mut guide = self.later.swap_remove(at).1;
+        self.later.clear();
+        let tokens = tokenizer.encode(&behind, Special::AsText, false);
+        // A call that is written in another way than the guide knows goes on without one.
+        self.now = tokens.is_ok_and(|tokens| guide.catch_up(&tokens).is_ok()).then_some(guide);
         Ok(false)
     }
 }

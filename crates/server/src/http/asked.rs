@@ -276,7 +276,9 @@ fn form(fields: &Fields, tokenizer: &Tokenizer) -> Result<Option<Form>, ApiError
         }
     };
     let gbnf: Option<String> = fields.get("grammar", "a GBNF grammar")?;
-    let gbnf = gbnf.or(fields.object("structured_outputs")?.get("grammar", "a GBNF grammar")?);
+    // vLLM's present names.
+    let structured = fields.object("structured_outputs")?;
+    let gbnf = gbnf.or(structured.get("grammar", "a GBNF grammar")?);
     let gbnf = gbnf.filter(|gbnf| !gbnf.is_empty()).map(|gbnf| {
         let token = |text: &str| match tokenizer.encode(text, kvant::Special::Parse, false).ok()?[..] {
             [token] => Some(token),
@@ -290,8 +292,6 @@ fn form(fields: &Fields, tokenizer: &Tokenizer) -> Result<Option<Form>, ApiError
     let regex: Option<String> = fields.get("guided_regex", "a regular expression")?;
     let lark: Option<String> = fields.get("guided_grammar", "a Lark grammar")?;
     let choice: Option<Vec<String>> = fields.get("guided_choice", "a list of texts")?;
-    // vLLM's present names.
-    let structured = fields.object("structured_outputs")?;
     if let Some(tags) = structured.value("structural_tag") {
         return Err(ApiError::field("structural_tag", "json, regex, choice, grammar or json_object", tags));
     }

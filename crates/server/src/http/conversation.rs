@@ -120,18 +120,12 @@ impl Conversation {
         &self,
         render: impl Fn(&[Value]) -> Result<T, kvant::Error>,
     ) -> Result<T, kvant::Error> {
-        let spellings = match &self.instructions {
-            Some(text) => history::in_words(&self.messages, text),
-            None => vec![self.messages.clone(), history::with_text_arguments(&self.messages)],
+        let Some(instructions) = &self.instructions else {
+            let with_texts = || render(&history::with_text_arguments(&self.messages));
+            return render(&self.messages).or_else(|refused| with_texts().map_err(|_| refused));
         };
-        let mut refused = None;
-        for messages in &spellings {
-            match render(messages) {
-                Ok(rendered) => return Ok(rendered),
-                Err(error) => _ = refused.get_or_insert(error),
-            }
-        }
-        refused.map_or_else(|| render(&self.messages), Err)
+        let [as_system, in_front] = history::in_words(&self.messages, instructions);
+        render(&as_system).or_else(|refused| render(&in_front).map_err(|_| refused))
     }
 
     /// Bytes of what it says, pictures aside.

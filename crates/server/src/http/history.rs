@@ -105,7 +105,7 @@ pub(super) fn with_text_arguments(messages: &[Value]) -> Vec<Value> {
 
 /// The same messages for a template without tools: calls and results in words, and `instructions` as a system message or, for templates that
 /// refuse those, in front of the first message together with what the client's system message says.
-pub(super) fn in_words(messages: &[Value], instructions: &str) -> Vec<Vec<Value>> {
+pub(super) fn in_words(messages: &[Value], instructions: &str) -> [Vec<Value>; 2] {
     let mut spoken: Vec<Value> = Vec::with_capacity(messages.len());
     for message in messages {
         let mut message = message.clone();
@@ -144,7 +144,7 @@ pub(super) fn in_words(messages: &[Value], instructions: &str) -> Vec<Vec<Value>
             content => *content = format!("{text}\n\n{}", content.as_str().unwrap_or_default()).into(),
         }
     }
-    vec![as_system, spoken]
+    [as_system, spoken]
 }
 
 /// Adds text to a message.
