@@ -15,8 +15,7 @@ use super::head::{Head, accounts, timings};
 use super::reply::{Format, Heard, Piece, Sent};
 use super::{Caller, Server, new_id};
 use crate::answer::{Finish, Likelihood};
-use crate::speech::tools::Call;
-use crate::speech::{Part, Speech};
+use crate::speech::{Call, Part, Speech};
 use crate::worker::Progress;
 
 pub(super) async fn chat(
@@ -60,15 +59,19 @@ fn finish(finish: Finish, n_calls: usize) -> &'static str {
 
 impl Answer {
     /// A part as a chunk tells it.
-    fn delta(&mut self, part: &Part) -> Value {
+    fn delta(&mut self, part: Part) -> Value {
         match part {
             Part::Text(text) => json!({ "content": text }),
             Part::Thought(text) => json!({ "reasoning_content": text }),
-            Part::Call(made) => {
-                let mut call = call(made);
+            Part::Call(name) => {
+                let mut call = call(&Call::of(name));
                 call["index"] = self.n_calls.into();
                 self.n_calls += 1;
                 json!({ "tool_calls": [call] })
+            }
+            Part::Arguments(text) => {
+                let index = self.n_calls.saturating_sub(1);
+                json!({ "tool_calls": [{ "index": index, "function": { "arguments": text } }] })
             }
         }
     }
@@ -99,12 +102,15 @@ impl Chat {
 
     fn message(&self, heard: &Heard) -> (Value, usize) {
         let mut speech = self.speech.clone();
-        let (mut content, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
-        for part in speech.push(&heard.text).into_iter().chain(speech.rest()) {
+        let (mut content, mut thought, mut calls) = (String::new(), String::new(), Vec::<Call>::new());
+        for part in speech.whole(&heard.text) {
             match part {
                 Part::Text(text) => content += &text,
                 Part::Thought(text) => thought += &text,
-                Part::Call(made) => calls.push(call(&made)),
+                Part::Call(name) => calls.push(Call::of(name)),
+                Part::Arguments(text) => {
+                    calls.iter_mut().last().into_iter().for_each(|call| call.arguments += &text)
+                }
             }
         }
         let n_calls = calls.len();
@@ -115,7 +121,7 @@ impl Chat {
             message["reasoning_content"] = thought.into();
         }
         if n_calls > 0 {
-            message["tool_calls"] = calls.into();
+            message["tool_calls"] = calls.iter().map(call).collect();
         }
         (message, n_calls)
     }
@@ -150,7 +156,7 @@ impl Format for Chat {
         if piece.finish.is_some() {
             parts.extend(answer.speech.rest());
         }
-        let mut deltas: Vec<Value> = parts.iter().map(|part| answer.delta(part)).collect();
+        let mut deltas: Vec<Value> = parts.into_iter().map(|part| answer.delta(part)).collect();
         let tells_token = self.head.asked.return_tokens && piece.token.is_some();
         if deltas.is_empty() && (piece.likelihood.is_some() || tells_token) {
             deltas.push(json!({ "content": "" }));

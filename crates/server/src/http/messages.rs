@@ -16,7 +16,7 @@ use super::refused;
 use super::reply::{Format, Framing, Heard, Piece, Sent};
 use super::{Caller, Server, new_id};
 use crate::answer::Finish;
-use crate::speech::{Part, Speech};
+use crate::speech::{Call, Part, Speech};
 
 /// What a client's system message begins with that changes from request to request and says nothing to the model: it would keep
 /// every prompt from being known.
@@ -180,6 +180,7 @@ fn message(given: &Value) -> Result<Vec<Value>, ApiError> {
 enum Kind {
     Text,
     Thought,
+    Call,
 }
 
 struct Messages {
@@ -244,46 +245,35 @@ impl Messages {
         }
     }
 
-    fn begin_block(&mut self, block: Value, out: &mut VecDeque<Sent>) -> usize {
+    fn begin_block(&mut self, kind: Kind, block: Value, out: &mut VecDeque<Sent>) {
         self.close(out);
         let index = self.n_blocks;
-        self.n_blocks += 1;
         out.push_back(Sent(json!({ "type": "content_block_start", "index": index, "content_block": block })));
-        index
+        (self.n_blocks, self.open) = (index + 1, Some(kind));
     }
 
-    fn delta(&mut self, kind: Kind, text: &str, out: &mut VecDeque<Sent>) {
-        if self.open != Some(kind) {
-            let block = match kind {
-                Kind::Text => json!({ "type": "text", "text": "" }),
-                Kind::Thought => json!({ "type": "thinking", "thinking": "", "signature": "" }),
-            };
-            self.begin_block(block, out);
-            self.open = Some(kind);
-        }
-        let delta = match kind {
-            Kind::Text => json!({ "type": "text_delta", "text": text }),
-            Kind::Thought => json!({ "type": "thinking_delta", "thinking": text }),
-        };
-        out.push_back(Sent(
-            json!({ "type": "content_block_delta", "index": self.n_blocks - 1, "delta": delta }),
-        ));
-    }
-
-    fn part(&mut self, part: Part, out: &mut VecDeque<Sent>) {
-        match part {
-            Part::Text(text) => self.delta(Kind::Text, &text, out),
-            Part::Thought(text) => self.delta(Kind::Thought, &text, out),
-            Part::Call(call) => {
-                self.calls = true;
-                let block =
-                    json!({ "type": "tool_use", "id": new_id("toolu"), "name": call.name, "input": {} });
-                let index = self.begin_block(block, out);
-                let delta = json!({ "type": "input_json_delta", "partial_json": call.arguments });
-                out.push_back(Sent(json!({ "type": "content_block_delta", "index": index, "delta": delta })));
-                out.push_back(Sent(json!({ "type": "content_block_stop", "index": index })));
+    fn part(&mut self, part: &Part, out: &mut VecDeque<Sent>) {
+        let (kind, delta) = match part {
+            Part::Text(text) => (Kind::Text, json!({ "type": "text_delta", "text": text })),
+            Part::Thought(text) => (Kind::Thought, json!({ "type": "thinking_delta", "thinking": text })),
+            Part::Arguments(text) => {
+                (Kind::Call, json!({ "type": "input_json_delta", "partial_json": text }))
             }
+            Part::Call(name) => {
+                self.calls = true;
+                let block = json!({ "type": "tool_use", "id": new_id("toolu"), "name": name, "input": {} });
+                return self.begin_block(Kind::Call, block, out);
+            }
+        };
+        match kind {
+            _ if self.open == Some(kind) => {}
+            Kind::Thought => {
+                self.begin_block(kind, json!({ "type": "thinking", "thinking": "", "signature": "" }), out);
+            }
+            Kind::Text | Kind::Call => self.begin_block(kind, json!({ "type": "text", "text": "" }), out),
         }
+        let index = self.n_blocks - 1;
+        out.push_back(Sent(json!({ "type": "content_block_delta", "index": index, "delta": delta })));
     }
 }
 
@@ -301,7 +291,7 @@ impl Format for Messages {
         if piece.finish.is_some() {
             parts.extend(self.speech.rest());
         }
-        parts.into_iter().for_each(|part| self.part(part, out));
+        parts.iter().for_each(|part| self.part(part, out));
         let Some(finish) = piece.finish else { return };
         self.close(out);
         let word = self.word(finish);
@@ -320,31 +310,31 @@ impl Format for Messages {
 
     fn whole(&mut self, heard: &[Heard]) -> Value {
         let heard = &heard[0];
-        let (mut content, mut calls) = (Vec::<Value>::new(), false);
+        let mut content = Vec::<Value>::new();
         let mut add = |kind: &str, field: &str, text: String| match content.last_mut() {
             Some(last) if last["type"] == kind => {
                 last[field] = format!("{}{text}", last[field].as_str().unwrap_or_default()).into();
             }
             _ => content.push(json!({ "type": kind, field: text })),
         };
-        let mut used = Vec::new();
-        for part in self.whole.push(&heard.text).into_iter().chain(self.whole.rest()) {
+        let mut used: Vec<Call> = Vec::new();
+        for part in self.whole.whole(&heard.text) {
             match part {
                 Part::Text(text) => add("text", "text", text),
                 Part::Thought(text) => add("thinking", "thinking", text),
-                Part::Call(call) => {
-                    calls = true;
-                    let input: Value = serde_json::from_str(&call.arguments).unwrap_or_default();
-                    used.push(json!({ "type": "tool_use", "id": new_id("toolu"), "name": call.name, "input": input }));
+                Part::Call(name) => used.push(Call::of(name)),
+                Part::Arguments(text) => {
+                    used.iter_mut().last().into_iter().for_each(|call| call.arguments += &text)
                 }
             }
         }
         for block in content.iter_mut().filter(|block| block["type"] == "thinking") {
             block["signature"] = "".into();
         }
-        content.extend(used);
+        let block = |call: &Call| json!({ "type": "tool_use", "id": new_id("toolu"), "name": call.name, "input": call.object() });
+        content.extend(used.iter().map(block));
         let mut message = self.message(content.into(), self.usage(heard));
-        message["stop_reason"] = heard.finish.map(|finish| stop_reason(finish, calls)).into();
+        message["stop_reason"] = heard.finish.map(|finish| stop_reason(finish, !used.is_empty())).into();
         message["stop_sequence"] = heard.finish.and_then(|finish| self.word(finish)).into();
         message
     }

@@ -24,7 +24,7 @@ use super::refused;
 use super::reply::{Format, Framing, Heard, Piece, Sent};
 use super::{Caller, Hosted, Server};
 use crate::answer::Finish;
-use crate::speech::{Part, Speech};
+use crate::speech::{Call, Part, Speech};
 use crate::worker::Times;
 
 /// An error as ollama's clients read it.
@@ -365,13 +365,16 @@ struct Ollama {
     thought: String,
     said: String,
     calls: Vec<Value>,
+    /// The call that is being written.
+    open: Option<Call>,
     is_chat: bool,
 }
 
 impl Ollama {
     fn new(hosted: &Hosted, speech: Speech, is_chat: bool) -> Self {
         let (model, whole) = (hosted.name.clone(), speech.clone());
-        Self { model, whole, speech, thought: String::new(), said: String::new(), calls: Vec::new(), is_chat }
+        let (thought, said, calls, open) = Default::default();
+        Self { model, whole, speech, thought, said, calls, open, is_chat }
     }
 
     fn hear(&mut self, text: &str, is_last: bool) {
@@ -380,14 +383,25 @@ impl Ollama {
             parts.extend(self.speech.rest());
         }
         for part in parts {
+            if !matches!(part, Part::Arguments(_)) {
+                self.end_call();
+            }
             match part {
                 Part::Text(text) => self.said += &text,
                 Part::Thought(text) => self.thought += &text,
-                Part::Call(call) => {
-                    let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_default();
-                    self.calls.push(json!({ "function": { "name": call.name, "arguments": arguments } }));
-                }
+                Part::Call(name) => self.open = Some(Call::of(name)),
+                Part::Arguments(text) => self.open.iter_mut().for_each(|call| call.arguments += &text),
             }
+        }
+        if is_last {
+            self.end_call();
+        }
+    }
+
+    /// Calls are told whole.
+    fn end_call(&mut self) {
+        if let Some(call) = self.open.take() {
+            self.calls.push(json!({ "function": { "name": call.name, "arguments": call.object() } }));
         }
     }
 

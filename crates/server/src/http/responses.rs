@@ -18,7 +18,7 @@ use super::refused;
 use super::reply::{Format, Framing, Heard, Piece, Sent};
 use super::{Caller, Server, new_id};
 use crate::answer::Finish;
-use crate::speech::{Part, Speech};
+use crate::speech::{Call, Part, Speech};
 
 pub(super) async fn responses(
     State(server): State<Arc<Server>>,
@@ -125,33 +125,52 @@ struct Responses {
 /// A part of an answer as it is told.
 struct Item {
     id: String,
-    part: Part,
+    content: Content,
+}
+
+enum Content {
+    Text(String),
+    Thought(String),
+    Call(Call),
 }
 
 impl Item {
-    fn new(part: Part) -> Self {
-        let prefix = match part {
-            Part::Text(_) => "msg",
-            Part::Thought(_) => "rs",
-            Part::Call(_) => "fc",
+    fn new(content: Content) -> Self {
+        let prefix = match content {
+            Content::Text(_) => "msg",
+            Content::Thought(_) => "rs",
+            Content::Call(_) => "fc",
         };
-        Self { id: new_id(prefix), part }
+        Self { id: new_id(prefix), content }
+    }
+
+    /// Takes more of what it is. Whether it is of that kind.
+    fn extend(&mut self, part: &Part) -> bool {
+        let (so_far, more) = match (&mut self.content, part) {
+            (Content::Text(text), Part::Text(more)) | (Content::Thought(text), Part::Thought(more)) => {
+                (text, more)
+            }
+            (Content::Call(call), Part::Arguments(more)) => (&mut call.arguments, more),
+            _ => return false,
+        };
+        *so_far += more;
+        true
     }
 
     /// As the API writes it; `status` is `in_progress` while more may come.
     fn value(&self, status: &str) -> Value {
         let id = &self.id;
-        match &self.part {
-            Part::Text(text) => {
+        match &self.content {
+            Content::Text(text) => {
                 let content =
                     json!([{ "type": "output_text", "text": text, "annotations": [], "logprobs": [] }]);
                 json!({ "type": "message", "id": id, "status": status, "role": "assistant", "content": content })
             }
-            Part::Thought(text) => {
+            Content::Thought(text) => {
                 let content = json!([{ "type": "reasoning_text", "text": text }]);
                 json!({ "type": "reasoning", "id": id, "status": status, "summary": [], "content": content })
             }
-            Part::Call(call) => json!({
+            Content::Call(call) => json!({
                 "type": "function_call",
                 "id": id,
                 "call_id": format!("call_{id}"),
@@ -209,16 +228,16 @@ impl Responses {
     }
 
     /// Says that an item begins.
-    fn open(&mut self, part: Part, out: &mut VecDeque<Sent>) {
+    fn open(&mut self, content: Content, out: &mut VecDeque<Sent>) {
         self.close(out);
-        let (index, item) = (self.items.len(), Item::new(part));
-        let added = match &item.part {
-            Part::Text(_) => json!({
+        let (index, item) = (self.items.len(), Item::new(content));
+        let added = match &item.content {
+            Content::Text(_) => json!({
                 "type": "message", "id": item.id, "status": "in_progress", "role": "assistant", "content": [],
             }),
             _ => item.value("in_progress"),
         };
-        let (id, is_text) = (item.id.clone(), matches!(item.part, Part::Text(_)));
+        let (id, is_text) = (item.id.clone(), matches!(item.content, Content::Text(_)));
         self.items.push(item);
         self.send(json!({ "type": "response.output_item.added", "output_index": index, "item": added }), out);
         if is_text {
@@ -236,8 +255,8 @@ impl Responses {
         let (index, id, value) = (self.items.len() - 1, item.id.clone(), item.value("completed"));
         let done = |kind: &str| json!({ "type": kind, "item_id": id, "output_index": index });
         let mut ends = Vec::new();
-        match &item.part {
-            Part::Text(text) => {
+        match &item.content {
+            Content::Text(text) => {
                 let mut said = done("response.output_text.done");
                 (said["content_index"], said["text"], said["logprobs"]) =
                     (0.into(), text.as_str().into(), json!([]));
@@ -245,12 +264,12 @@ impl Responses {
                 (part["content_index"], part["part"]) = (0.into(), value["content"][0].clone());
                 ends.extend([said, part]);
             }
-            Part::Thought(text) => {
+            Content::Thought(text) => {
                 let mut thought = done("response.reasoning_text.done");
                 (thought["content_index"], thought["text"]) = (0.into(), text.as_str().into());
                 ends.push(thought);
             }
-            Part::Call(call) => {
+            Content::Call(call) => {
                 let mut made = done("response.function_call_arguments.done");
                 (made["name"], made["arguments"]) =
                     (call.name.as_str().into(), call.arguments.as_str().into());
@@ -263,16 +282,17 @@ impl Responses {
 
     /// Says more of the last item, or begins another one.
     fn part(&mut self, part: Part, out: &mut VecDeque<Sent>) {
-        let (kind, more) = match &part {
-            Part::Text(text) => ("response.output_text.delta", text.clone()),
-            Part::Thought(text) => ("response.reasoning_text.delta", text.clone()),
-            Part::Call(call) => ("response.function_call_arguments.delta", call.arguments.clone()),
+        let goes_on = self.items.last_mut().is_some_and(|item| item.extend(&part));
+        let (kind, more) = match part {
+            Part::Call(name) => return self.open(Content::Call(Call::of(name)), out),
+            Part::Text(text) => ("response.output_text.delta", text),
+            Part::Thought(text) => ("response.reasoning_text.delta", text),
+            Part::Arguments(text) => ("response.function_call_arguments.delta", text),
         };
-        match (self.items.last_mut().map(|item| &mut item.part), part) {
-            (Some(Part::Text(text)), Part::Text(more)) | (Some(Part::Thought(text)), Part::Thought(more)) => {
-                *text += &more;
-            }
-            (_, part) => self.open(part, out),
+        if !goes_on {
+            let content =
+                if kind == "response.reasoning_text.delta" { Content::Thought } else { Content::Text };
+            self.open(content(more.clone()), out);
         }
         let index = self.items.len() - 1;
         let mut delta =

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use super::tools::{Call, Tool, quoted};
+use super::tools::{Tool, quoted};
 use crate::guide::with_little_space;
 
 /// Tags that models write around calls.
@@ -46,7 +46,7 @@ pub(crate) struct OpenCall {
 
 /// Why a text opens no call.
 #[derive(Debug, PartialEq)]
-enum Miss {
+pub(super) enum Miss {
     /// More text decides.
     Undecided,
     NoCall,
@@ -142,17 +142,29 @@ fn opening(text: &str, names: &[String]) -> Result<OpenCall, Miss> {
     Err(miss)
 }
 
-/// The call in an object that ends too early, with as much of its arguments as there is.
-pub(super) fn cut_object(text: &str) -> Option<Call> {
-    let mut cursor = Cursor(text.trim_start());
+/// The name in an object that calls a tool, and what follows in front of its arguments.
+pub(super) fn open_object(text: &str) -> Result<(String, &str), Miss> {
+    let mut cursor = Cursor(text);
+    cursor.head()?;
+    let name = cursor.name()?;
+    cursor.expect(",")?;
+    cursor.skip_blanks();
+    let mut other = cursor.clone();
+    match (cursor.token("\"arguments\"", ":"), other.token("\"parameters\"", ":")) {
+        (Ok(()), _) => Ok((name, cursor.0)),
+        (_, Ok(())) => Ok((name, other.0)),
+        (Err(Miss::Undecided), _) | (_, Err(Miss::Undecided)) => Err(Miss::Undecided),
+        _ => Err(Miss::NoCall),
+    }
+}
+
+/// The name in an object that ends too early, and as much of its arguments as there is.
+pub(super) fn cut_object(text: &str) -> Option<(String, String)> {
+    let mut cursor = Cursor(text);
     cursor.head().ok()?;
-    let mut names = serde_json::Deserializer::from_str(cursor.0).into_iter::<String>();
-    let name = names.next()?.ok()?;
-    let rest =
-        cursor.0[names.byte_offset()..].trim_start().strip_prefix(',').unwrap_or_default().trim_start();
-    let keys = ["\"arguments\"", "\"parameters\""];
-    let value = keys.iter().find_map(|key| rest.strip_prefix(key)?.trim_start().strip_prefix(':'));
-    Some(Call { name, arguments: value.unwrap_or_default().trim_start().to_owned() })
+    let name = cursor.name().ok()?;
+    let arguments = open_object(text).map_or("", |(_, arguments)| arguments);
+    Some((name, arguments.to_owned()))
 }
 
 /// What is left of a text.
@@ -221,6 +233,19 @@ impl Cursor<'_> {
             Err(Miss::NoCall) => {}
         }
         self.token("\"name\"", ":")
+    }
+
+    /// Takes a name in quotes and the blanks behind it.
+    fn name(&mut self) -> Result<String, Miss> {
+        let mut names = serde_json::Deserializer::from_str(self.0).into_iter::<String>();
+        match names.next() {
+            Some(Ok(name)) => {
+                self.0 = self.0[names.byte_offset()..].trim_start();
+                Ok(name)
+            }
+            Some(Err(error)) if !error.is_eof() => Err(Miss::NoCall),
+            _ => Err(Miss::Undecided),
+        }
     }
 
     /// Takes a text in quotes, the mark behind it and the blanks around that.
@@ -350,7 +375,7 @@ mod tests {
 
     #[test]
     fn a_cut_object_keeps_its_name_and_arguments_so_far() {
-        let call = |arguments: &str| Call { name: "add".to_owned(), arguments: arguments.to_owned() };
+        let call = |arguments: &str| ("add".to_owned(), arguments.to_owned());
         for (text, want) in [
             ("{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b", Some(call("{\"a\": 1, \"b"))),
             ("{\"type\": \"function\", \"name\": \"add\", \"parameters\": {", Some(call("{"))),

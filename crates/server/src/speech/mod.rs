@@ -1,30 +1,57 @@
 //! Parses what a model writes, while it writes it: reasoning, content, and the tools that it calls.
 
+mod call_reader;
 pub(crate) mod constraint;
 pub(crate) mod json_calls;
 pub(crate) mod tools;
 
+use call_reader::CallReader;
 use json_calls::{CallScanner, OpenCall, Scanned};
 use kvant::chat::{Said, Thoughts, take_until};
-use tools::{Call, Format, Tool};
+use serde_json::{Value, json};
+use tools::{Behind, Format, Tool};
 
 /// A part of what was said.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Part {
     Text(String),
     Thought(String),
-    Call(Call),
+    /// A call of this tool begins.
+    Call(String),
+    /// More of the last call's arguments, as JSON.
+    Arguments(String),
+}
+
+/// A call, as far as it has been read.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Call {
+    pub name: String,
+    /// A JSON object, which the end of an answer may cut.
+    pub arguments: String,
+}
+
+impl Call {
+    /// A call whose arguments follow.
+    pub fn of(name: String) -> Self {
+        Self { name, arguments: String::new() }
+    }
+
+    /// The arguments as an object; an empty one where they are cut.
+    pub fn object(&self) -> Value {
+        let value: Option<Value> = serde_json::from_str(&self.arguments).ok();
+        value.filter(Value::is_object).unwrap_or_else(|| json!({}))
+    }
 }
 
 #[derive(Debug, Clone, PartialEq)]
 enum State {
     Text,
     /// Behind the mark that opens a call in the template's format.
-    Call,
+    Call(CallReader),
     /// A call has been made; others may follow.
     AfterCall,
     /// In a call that is a plain JSON object.
-    JsonCall,
+    JsonCall(CallReader),
     /// Behind such a call.
     AfterJsonCall,
 }
@@ -65,11 +92,18 @@ impl Speech {
         self.take_apart(said)
     }
 
+    /// Parses all of an answer: each call has one part of arguments, if any.
+    pub fn whole(&mut self, text: &str) -> Vec<Part> {
+        let mut parts = self.push(text);
+        extend(&mut parts, self.rest());
+        parts
+    }
+
     fn take_apart(&mut self, said: Vec<Said>) -> Vec<Part> {
         let mut parts = Vec::new();
         for said in said {
             match said {
-                Said::Thought(thought) => parts.push(Part::Thought(thought)),
+                Said::Thought(thought) => put(&mut parts, Part::Thought, &thought),
                 Said::Text(text) => {
                     self.held += &text;
                     while self.step(&mut parts) {}
@@ -88,24 +122,21 @@ impl Speech {
             put(&mut parts, Part::Text, &held);
             return parts;
         };
-        let (format, trimmed) = (offer.format, held.trim());
-        match self.state {
+        let trimmed = held.trim();
+        match &mut self.state {
             State::Text => put(&mut parts, Part::Text, &(offer.scanner.rest() + &held)),
-            State::Call => match format.read_cut(&held, &offer.tools) {
-                Some(call) => parts.push(Part::Call(call)),
-                None => put(&mut parts, Part::Text, &format!("{}{held}", format.opens)),
-            },
-            State::AfterCall => {
-                let is_mark = format.marks_begin_with(trimmed);
-                match format.read_cut(&held, &offer.tools) {
-                    Some(call) => parts.push(Part::Call(call)),
-                    None => put(&mut parts, Part::Text, if is_mark { "" } else { trimmed }),
+            State::Call(reader) => {
+                if !reader.cut(&held, &mut parts) {
+                    put(&mut parts, Part::Text, &format!("{}{held}", offer.format.opens));
                 }
             }
-            State::JsonCall => match json_calls::cut_object(&held) {
-                Some(call) => parts.push(Part::Call(call)),
-                None => put(&mut parts, Part::Text, &held),
-            },
+            // What could not be told from a mark is one that the end has cut.
+            State::AfterCall => {}
+            State::JsonCall(reader) => {
+                if !reader.cut(&held, &mut parts) {
+                    put(&mut parts, Part::Text, &held);
+                }
+            }
             State::AfterJsonCall => {
                 let is_mark = offer.closes.starts_with(trimmed) || ["]", ",", ";"].contains(&trimmed);
                 put(&mut parts, Part::Text, if is_mark { "" } else { trimmed });
@@ -120,7 +151,7 @@ impl Speech {
             put(parts, Part::Text, &std::mem::take(&mut self.held));
             return false;
         };
-        match self.state {
+        match &mut self.state {
             State::Text => {
                 // A format without a mark of its own is plain JSON.
                 let (text, opens_call) = match offer.format.only_first {
@@ -132,38 +163,40 @@ impl Speech {
                 if let Some(OpenCall { object, closes }) = call {
                     let mark = if opens_call { offer.format.opens } else { "" };
                     self.held = object + mark + &self.held;
-                    (offer.closes, self.state) = (closes, State::JsonCall);
+                    (offer.closes, self.state) = (closes, State::JsonCall(CallReader::plain()));
                     return true;
                 }
                 if opens_call {
                     put(parts, Part::Text, offer.scanner.rest().trim_end());
-                    self.state = State::Call;
+                    self.state = State::Call(CallReader::new(offer.format));
                 }
                 opens_call
             }
-            State::Call => self.call(parts),
-            State::AfterCall => {
-                self.held = offer.format.behind(&self.held).to_owned();
-                self.call(parts)
+            State::Call(reader) => {
+                let has_ended = reader.read(&mut self.held, &offer.tools, parts);
+                if has_ended {
+                    self.state = State::AfterCall;
+                }
+                has_ended
             }
-            State::JsonCall => {
-                let Some((call, rest)) = tools::object(&self.held) else { return false };
-                (self.held, self.state) = (rest.to_owned(), State::AfterJsonCall);
-                parts.push(Part::Call(call));
+            State::AfterCall => {
+                let (state, rest) = match offer.format.behind(&self.held) {
+                    None => return false,
+                    Some(Behind::Call(rest)) => (State::Call(CallReader::new(offer.format)), rest),
+                    Some(Behind::Text(rest)) => (State::Text, rest),
+                };
+                (self.held, self.state) = (rest.to_owned(), state);
                 true
+            }
+            State::JsonCall(reader) => {
+                let has_ended = reader.read(&mut self.held, &offer.tools, parts);
+                if has_ended {
+                    self.state = State::AfterJsonCall;
+                }
+                has_ended
             }
             State::AfterJsonCall => self.after_json_call(),
         }
-    }
-
-    /// Takes a call that is complete.
-    fn call(&mut self, parts: &mut Vec<Part>) -> bool {
-        let Some(offer) = &self.offer else { return false };
-        let Some((call, rest)) = offer.format.read(&self.held, &offer.tools) else { return false };
-        self.held = rest.to_owned();
-        self.state = State::AfterCall;
-        parts.push(Part::Call(call));
-        true
     }
 
     /// Takes what closes or separates plain calls, until another call or text begins.
@@ -184,7 +217,7 @@ impl Speech {
             _ if next.starts_with('{') => match offer.scanner.reads_again(next) {
                 None => return false,
                 Some(is_call) => {
-                    self.state = if is_call { State::JsonCall } else { State::Text };
+                    self.state = if is_call { State::JsonCall(CallReader::plain()) } else { State::Text };
                     next.to_owned()
                 }
             },
@@ -201,14 +234,24 @@ impl Speech {
 /// Puts text behind what is there; none is no part.
 fn put(parts: &mut Vec<Part>, part: fn(String) -> Part, text: &str) {
     if !text.is_empty() {
-        parts.push(part(text.to_owned()));
+        extend(parts, vec![part(text.to_owned())]);
+    }
+}
+
+/// Puts parts behind others; text goes on in the part of its kind.
+fn extend(parts: &mut Vec<Part>, more: Vec<Part>) {
+    for part in more {
+        match (parts.last_mut(), part) {
+            (Some(Part::Text(said)), Part::Text(more))
+            | (Some(Part::Thought(said)), Part::Thought(more))
+            | (Some(Part::Arguments(said)), Part::Arguments(more)) => *said += &more,
+            (_, part) => parts.push(part),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     /// The parts of a text however it is cut, joined.
@@ -217,17 +260,11 @@ mod tests {
         let mut ways: Vec<Vec<Part>> = Vec::new();
         for size in 1..=chars.len().max(1) {
             let mut speech = make();
-            let mut all: Vec<Part> = Vec::new();
-            let pieces = chars.chunks(size).map(|piece| speech.push(&piece.iter().collect::<String>()));
-            let mut said: Vec<Part> = pieces.collect::<Vec<_>>().concat();
-            said.extend(speech.rest());
-            for part in said {
-                match (all.last_mut(), part) {
-                    (Some(Part::Text(text)), Part::Text(more)) => *text += &more,
-                    (Some(Part::Thought(text)), Part::Thought(more)) => *text += &more,
-                    (_, part) => all.push(part),
-                }
+            let mut all = Vec::new();
+            for piece in chars.chunks(size) {
+                extend(&mut all, speech.push(&piece.iter().collect::<String>()));
             }
+            extend(&mut all, speech.rest());
             ways.push(all);
         }
         assert!(ways.iter().all(|way| *way == ways[0]), "{text:?}: {ways:?}");
@@ -262,40 +299,43 @@ mod tests {
             let (format, tools) = (tools::format_of(template), tools.clone());
             move || Speech::new(Thoughts::of("</think>", ""), Some((format, tools.clone())))
         };
-        let call =
-            |arguments: &str| Part::Call(Call { name: "f".to_owned(), arguments: arguments.to_owned() });
+        let call = |arguments: &str| vec![Part::Call("f".to_owned()), Part::Arguments(arguments.to_owned())];
+        let said = |said: &str| vec![text(said)];
         let hermes = of("");
         let one = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>";
-        assert_eq!(parts(&hermes, one), [call("{\"a\":1}")]);
-        let two = format!("<think>Hm</think>Let me see.\n{one}\n{one}");
-        let expected = [thought("Hm"), text("Let me see."), call("{\"a\":1}"), call("{\"a\":1}")];
-        assert_eq!(parts(&hermes, &two), expected);
-        assert_eq!(parts(&hermes, "a < b, a <tool"), [text("a < b, a <tool")]);
-        assert_eq!(parts(&hermes, "<tool_call>\n{\"name\":"), [text("<tool_call>\n{\"name\":")]);
-        // A call that is cut has the arguments that there are.
-        let cut = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1, \"b";
-        assert_eq!(parts(&hermes, cut), [call("{\"a\": 1, \"b")]);
         let plain = "{\n \"name\": \"f\",\n \"arguments\": {}\n}";
-        for (said, expected) in [
+        let made = call("{\"a\": 1}");
+        for (written, expected) in [
+            (one.to_owned(), vec![made.clone()]),
+            (
+                format!("<think>Hm</think>Let me see.\n{one}\n{one}"),
+                vec![vec![thought("Hm")], said("Let me see."), made.clone(), made.clone()],
+            ),
+            (format!("{one}\nDone. {one}\n"), vec![made.clone(), said("Done."), made.clone()]),
+            ("a < b, a <tool".to_owned(), vec![said("a < b, a <tool")]),
+            ("<tool_call>\n{\"name\":".to_owned(), vec![said("<tool_call>\n{\"name\":")]),
+            // A call that is cut has the arguments that there are.
+            (one[..45].to_owned(), vec![call("{\"a\": ")]),
+            (one[..30].to_owned(), vec![vec![Part::Call("f".to_owned())]]),
             (plain.to_owned(), vec![call("{}")]),
             (format!("\n```json\n{plain}\n```\n"), vec![call("{}")]),
             (format!("<tools>\n{plain}\n{plain}\n</tools>"), vec![call("{}"), call("{}")]),
             (format!("```json\n[{plain}, {plain}]\n```"), vec![call("{}"), call("{}")]),
             (
                 format!("Sure.\n```\n{plain}\n```\n\n```\n{plain}\n```\nDone."),
-                vec![text("Sure.\n"), call("{}"), call("{}"), text("Done.")],
+                vec![said("Sure.\n"), call("{}"), call("{}"), said("Done.")],
             ),
-            (format!("Sure.\n{one}"), vec![text("Sure."), call("{\"a\":1}")]),
-            ("{\"name\": \"g\"}".to_owned(), vec![text("{\"name\": \"g\"}")]),
+            (format!("Sure.\n{one}"), vec![said("Sure."), made.clone()]),
+            ("{\"name\": \"g\"}".to_owned(), vec![said("{\"name\": \"g\"}")]),
             ("{\"name\": \"f\", \"arguments\": {\"a".to_owned(), vec![call("{\"a")]),
         ] {
-            assert_eq!(parts(&hermes, &said), expected, "{said}");
+            assert_eq!(parts(&hermes, &written), expected.concat(), "{written}");
         }
         let llama = of("\"parameters\": dictionary of argument name and its value");
-        assert_eq!(parts(&llama, "{\"name\": \"f\", \"parameters\": {}}"), [call("{}")]);
-        assert_eq!(parts(&llama, "It is {\"name\": \"f\"}"), [text("It is {\"name\": \"f\"}")]);
+        assert_eq!(parts(&llama, "{\"name\": \"f\", \"parameters\": {}}"), call("{}"));
+        assert_eq!(parts(&llama, "It is {\"name\": \"f\"}"), said("It is {\"name\": \"f\"}"));
         let mistral = of("[TOOL_CALLS]");
         let list = "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"f\", \"arguments\": {}}]";
-        assert_eq!(parts(&mistral, list), [call("{}"), call("{}")]);
+        assert_eq!(parts(&mistral, list), [call("{}"), call("{}")].concat());
     }
 }

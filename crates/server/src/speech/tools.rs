@@ -6,7 +6,7 @@ use std::fmt::Write;
 use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::json_calls::{self, cut_object};
+use super::json_calls;
 use crate::guide::with_little_space;
 
 /// How one family of models writes calls. A format is told by what stands in the chat template.
@@ -20,9 +20,9 @@ pub(crate) struct Format {
     pub opens: &'static str,
     /// Whether calls stand only where an answer begins.
     pub only_first: bool,
-    style: Style,
+    pub(super) style: Style,
     /// What follows a call.
-    closes: &'static str,
+    pub(super) closes: &'static str,
     /// What stands between a call and the next.
     next: &'static str,
     /// What follows the last call.
@@ -30,8 +30,8 @@ pub(crate) struct Format {
 }
 
 /// What stands in a call.
-#[derive(Debug, PartialEq)]
-enum Style {
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Style {
     /// A JSON object with `name` and, under this key, the arguments. The text before it in what is written.
     Object { before: &'static str, arguments: &'static str },
     /// The name, then the arguments as a JSON object.
@@ -126,12 +126,11 @@ static FORMATS: &[Format] = &[
     },
 ];
 
-/// A call that was read.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Call {
-    pub name: String,
-    /// A JSON object.
-    pub arguments: String,
+/// What stands behind a call.
+pub(super) enum Behind<'t> {
+    /// Another call, behind what opens it.
+    Call(&'t str),
+    Text(&'t str),
 }
 
 /// A tool that may be called.
@@ -263,119 +262,30 @@ impl Format {
         format!("\nvalues_{i}:{order}{rules}")
     }
 
-    /// The first call in what follows [`Format::opens`], and what comes after it. `None` where it is not complete yet, or none.
-    pub fn read<'t>(&self, text: &'t str, tools: &[Tool]) -> Option<(Call, &'t str)> {
-        let text = text.trim_start();
-        let (call, rest) = match self.style {
-            Style::Object { before, .. } => object(text.strip_prefix(before.trim()).unwrap_or(text))?,
-            Style::Named { before, between } => {
-                let text = text.strip_prefix(before.trim_start()).unwrap_or(text);
-                let (name, rest) = text.split_once(between.trim_end())?;
-                let (arguments, rest) = value(rest)?;
-                (Call { name: name.trim().to_owned(), arguments: arguments.to_string() }, rest)
-            }
-            Style::Function => {
-                let (head, rest) = text.strip_prefix("<function=")?.split_once('>')?;
-                let (body, rest) = rest.split_once("</function>")?;
-                let values = body.split("<parameter=").skip(1).filter_map(|parameter| {
-                    let (key, value) = parameter.split_once('>')?;
-                    let value = value.split("</parameter>").next()?;
-                    Some((key, value.strip_prefix('\n').unwrap_or(value).strip_suffix('\n').unwrap_or(value)))
-                });
-                (typed(head, values, tools), rest)
-            }
-            Style::Pairs => {
-                let (body, _) = text.split_once(self.closes)?;
-                let name = body.split("<arg_key>").next()?;
-                let values = body.split("<arg_key>").skip(1).filter_map(|pair| {
-                    let (key, rest) = pair.split_once("</arg_key>")?;
-                    let value = rest.split_once("<arg_value>")?.1;
-                    Some((key, value.split("</arg_value>").next()?))
-                });
-                (typed(name.trim(), values, tools), &text[body.len()..])
-            }
-        };
-        Some((call, self.behind(rest)))
-    }
-
-    /// The call that the end of an answer cuts, with as much of its arguments as there is. `None` where its tool is not known yet.
-    pub fn read_cut(&self, text: &str, tools: &[Tool]) -> Option<Call> {
-        let text = text.trim_start();
-        // Values that are complete, in an object that is not.
-        let open = |call: Call| Call { arguments: call.arguments.trim_end_matches('}').to_owned(), ..call };
-        match self.style {
-            Style::Object { before, .. } => cut_object(text.strip_prefix(before.trim()).unwrap_or(text)),
-            Style::Named { before, between } => {
-                let text = text.strip_prefix(before.trim_start()).unwrap_or(text);
-                let (name, arguments) = text.split_once(between.trim_end())?;
-                let (name, arguments) = (name.trim().to_owned(), arguments.trim_start().to_owned());
-                Some(Call { name, arguments })
-            }
-            Style::Function => {
-                let (head, rest) = text.strip_prefix("<function=")?.split_once('>')?;
-                let values = rest.rsplit_once("</parameter>").map_or("", |(values, _)| values);
-                let call = format!("<function={head}>{values}</parameter></function>");
-                Some(open(self.read(&call, tools)?.0))
-            }
-            Style::Pairs => {
-                let (name, _) = text.split_once("<arg_key>")?;
-                let values = text.rsplit_once("</arg_value>").map_or(name, |(values, _)| values);
-                Some(open(self.read(&format!("{values}</arg_value>{}", self.closes), tools)?.0))
+    /// What follows in `text` behind a call. `None` while more text decides.
+    pub(super) fn behind<'t>(&self, text: &'t str) -> Option<Behind<'t>> {
+        let mut rest = text.trim_start();
+        for mark in [self.closes.trim(), self.ends.trim()].into_iter().filter(|mark| !mark.is_empty()) {
+            match rest.strip_prefix(mark) {
+                Some(after) => rest = after.trim_start(),
+                None if mark.starts_with(rest) => return None,
+                None => {}
             }
         }
-    }
-
-    /// Whether a text may be the beginning of what stands behind calls.
-    pub fn marks_begin_with(&self, text: &str) -> bool {
-        [self.closes, self.ends, self.next].iter().any(|mark| mark.trim().starts_with(text))
-    }
-
-    /// What follows a call and all that belongs to it.
-    pub fn behind<'t>(&self, rest: &'t str) -> &'t str {
-        let mut rest = rest;
-        for text in [self.closes, self.ends, self.next] {
-            let (text, trimmed) = (text.trim(), rest.trim_start());
-            if !text.is_empty()
-                && let Some(after) = trimmed.strip_prefix(text)
-            {
-                rest = after;
-            }
+        let next = self.next.trim();
+        match rest.strip_prefix(next) {
+            Some(call) => Some(Behind::Call(call)),
+            None if next.starts_with(rest) => None,
+            None => Some(Behind::Text(rest)),
         }
-        rest
     }
 }
 
-/// A JSON value and what follows it; `None` where it is not complete.
-fn value(text: &str) -> Option<(Value, &str)> {
-    let mut values = serde_json::Deserializer::from_str(text).into_iter::<Value>();
-    let value = values.next()?.ok()?;
-    Some((value, &text[values.byte_offset()..]))
-}
-
-/// A call that is a JSON object, with the arguments under either name.
-pub(super) fn object(text: &str) -> Option<(Call, &str)> {
-    let (object, rest) = value(text)?;
-    let arguments =
-        object.get("arguments").or(object.get("parameters")).cloned().unwrap_or_else(|| json!({}));
-    let name = object["name"].as_str()?.to_owned();
-    Some((Call { name, arguments: arguments.to_string() }, rest))
-}
-
-/// A call whose values are texts, each as the tool's schema has it.
-fn typed<'v>(name: &str, values: impl Iterator<Item = (&'v str, &'v str)>, tools: &[Tool]) -> Call {
+/// Whether the schema of the tool `name` wants this argument to be a text.
+pub(super) fn is_text(tools: &[Tool], name: &str, key: &str) -> bool {
     let tool = tools.iter().find(|tool| tool.name == name);
-    let is_text = |key: &str| {
-        let schema =
-            tool.and_then(|tool| Some(whole(tool.parameters["properties"].get(key)?, &tool.parameters)));
-        schema.is_some_and(|schema| written(&schema) != Written::Json)
-    };
-    let value = |key: &str, text: &str| match serde_json::from_str(text) {
-        Ok(value) if !is_text(key) => value,
-        _ => Value::String(text.to_owned()),
-    };
-    let values: Map<String, Value> =
-        values.map(|(key, text)| (key.trim().to_owned(), value(key.trim(), text))).collect();
-    Call { name: name.to_owned(), arguments: Value::Object(values).to_string() }
+    let schema = tool.and_then(|tool| Some(whole(tool.parameters["properties"].get(key)?, &tool.parameters)));
+    schema.is_some_and(|schema| written(&schema) != Written::Json)
 }
 
 /// Where schemas keep what others of them refer to.
@@ -435,6 +345,21 @@ mod tests {
 
     use super::*;
     use crate::guide::{Form, Grammars};
+    use crate::speech::call_reader::CallReader;
+    use crate::speech::{Call, Part};
+
+    /// The call that a text begins with, and what stands behind it and all that belongs to it.
+    fn read(format: &Format, text: &str, tools: &[Tool]) -> Option<(Call, String)> {
+        let (mut held, mut parts) = (text.to_owned(), Vec::new());
+        if !CallReader::new(format).read(&mut held, tools, &mut parts) {
+            return None;
+        }
+        let [Part::Call(name), Part::Arguments(arguments)] = &parts[..] else { panic!("{parts:?}") };
+        let rest = format.behind(&held).map_or("", |behind| match behind {
+            Behind::Call(rest) | Behind::Text(rest) => rest,
+        });
+        Some((Call { name: name.clone(), arguments: arguments.clone() }, rest.to_owned()))
+    }
 
     fn tool() -> Value {
         json!({ "type": "function", "function": {
@@ -500,7 +425,7 @@ mod tests {
             let at = turn.find(if format.only_first { "{\"name\"" } else { format.opens });
             let at = at.unwrap_or_else(|| panic!("{file}: {turn}"));
             let inside = &turn[at + if format.only_first { 0 } else { format.opens.len() }..];
-            let (call, rest) = format.read(inside, &tools()).unwrap_or_else(|| panic!("{file}: {inside}"));
+            let (call, rest) = read(format, inside, &tools()).unwrap_or_else(|| panic!("{file}: {inside}"));
             assert_eq!(call.name, "get_weather", "{file}");
             let mut read: Value = serde_json::from_str(&call.arguments).unwrap();
             if let Value::String(text) = &read {
@@ -532,11 +457,11 @@ mod tests {
             let Format { closes, next, ends, .. } = format;
             let text = format!("{call}{closes}{next}{again}{closes}{ends}");
             let want = Call { name: "get_weather".to_owned(), arguments: r#"{"city":"Oslo"}"#.to_owned() };
-            let (first, rest) = format.read(&text, &tools()).unwrap();
-            let (second, rest) = format.read(rest, &tools()).unwrap();
+            let (first, rest) = read(format, &text, &tools()).unwrap();
+            let (second, rest) = read(format, &rest, &tools()).unwrap();
             assert_eq!((first, second, rest.trim()), (want.clone(), want, ""), "{}", format.name);
             // A call that is cut is none.
-            assert_eq!(format.read(&call[..call.len() - 1], &tools()), None, "{}", format.name);
+            assert_eq!(read(format, &call[..call.len() - 1], &tools()), None, "{}", format.name);
         }
     }
 
@@ -595,7 +520,8 @@ mod tests {
             for other in [["\"F\"", "7", "1"], ["K", "7", "1"], ["F", "8", "1"], ["F", "7", "2"]] {
                 assert!(!takes(&call(other)), "{}: {other:?}", format.name);
             }
-            let read: Value = serde_json::from_str(&format.read(&text, &tools).unwrap().0.arguments).unwrap();
+            let read: Value =
+                serde_json::from_str(&read(format, &text, &tools).unwrap().0.arguments).unwrap();
             let want = json!({ "unit": "F", "kind": "7", "fixed": "x", "level": "2", "days": [{ "n": 3 }] });
             assert_eq!(read, want, "{}", format.name);
         }
