@@ -6,6 +6,7 @@
 mod cache;
 mod levels;
 mod masks;
+pub(crate) mod schema;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -25,6 +26,7 @@ use cache::{Cache, Key};
 use levels::TooLarge;
 pub(crate) use masks::Guide;
 use masks::{Done, MASK_TIME, MaskThreads};
+use schema::HeldSchema;
 
 /// The stack of a thread that compiles a form: [`levels::MAX_LEVELS`] of 12 KiB each. What is not reached is not taken.
 const STACK: usize = 128 << 20;
@@ -32,6 +34,9 @@ const STACK: usize = 128 << 20;
 const COMPILERS: (usize, usize) = (3, 2);
 /// The longest that a request waits for its form to be compiled.
 const COMPILE_TIME: Duration = Duration::from_secs(30);
+
+/// The most parts of a schema that are left out one by one.
+const MOST_FAULTS: usize = 8;
 
 /// What an answer must be.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,13 +63,18 @@ impl Form {
     }
 
     /// Refuses what cannot be compiled safely.
-    fn check(&self) -> Result<(), TooLarge> {
+    fn check(&self) -> Result<(), FormError> {
         match self {
-            Self::Schema(schema) => levels::check_schema(schema),
-            Self::Lark(lark) => levels::check_lark(lark),
-            Self::Regex(regex) => levels::check_bytes(regex.len()),
-            Self::Choice(texts) => levels::check_bytes(texts.iter().map(|text| text.len() + 5).sum()),
+            Self::Schema(schema) => {
+                levels::check_schema(schema)?;
+                let missing = HeldSchema::of(schema).missing();
+                return missing.map_or(Ok(()), |missing| Err(FormError::Unheld(missing)));
+            }
+            Self::Lark(lark) => levels::check_lark(lark)?,
+            Self::Regex(regex) => levels::check_bytes(regex.len())?,
+            Self::Choice(texts) => levels::check_bytes(texts.iter().map(|text| text.len() + 5).sum())?,
         }
+        Ok(())
     }
 
     fn grammar(&self) -> TopLevelGrammar {
@@ -80,13 +90,25 @@ impl Form {
     }
 }
 
-/// A schema whose values are written with no more space than people write: a blank, or a line's end and what indents the next.
-/// A small model that may write blanks without end does.
+/// Options of `llguidance` within a schema.
+const OPTIONS: &str = "x-guidance";
+
+/// What can be held of a schema, whose values are written with no more space than people write: a blank, or a line's end and what
+/// indents the next. A small model that may write blanks without end does.
 pub(crate) fn with_little_space(schema: &Value) -> Value {
-    const OPTIONS: &str = "x-guidance";
-    let mut schema = schema.clone();
+    let mut schema = HeldSchema::of(schema).schema;
     if let Some(fields) = schema.as_object_mut().filter(|fields| !fields.contains_key(OPTIONS)) {
-        fields.insert(OPTIONS.to_owned(), json!({ "whitespace_pattern": r" |\n {0,32}" }));
+        fields.insert(OPTIONS.to_owned(), json!({ "whitespace_pattern": LITTLE_SPACE }));
+    }
+    schema
+}
+
+const LITTLE_SPACE: &str = r" |\n {0,32}";
+
+/// A schema of which one alternative of `oneOf` or more may hold.
+fn leniently(mut schema: Value) -> Value {
+    if let Some(fields) = schema.as_object_mut() {
+        fields.insert(OPTIONS.to_owned(), json!({ "whitespace_pattern": LITTLE_SPACE, "lenient": true }));
     }
     schema
 }
@@ -100,6 +122,12 @@ pub(crate) enum FormError {
     SlowToCompile,
     #[error("the form leaves too many ways open: expected at most {} s to find the next tokens, got more", MASK_TIME.as_secs())]
     SlowMask,
+    /// Parts of a schema, each with its place.
+    #[error("no answer can be held to {0}")]
+    Unheld(String),
+    /// A part of a schema, a JSON pointer, and what is wrong with it or not known of it.
+    #[error("{why}{}", schema::at(place))]
+    WrongAt { why: String, place: String },
     /// What is wrong with it, or not known of it, in a line.
     #[error("{0}")]
     Wrong(String),
@@ -108,13 +136,27 @@ pub(crate) enum FormError {
 /// What `llguidance` says of an error, in a line and in our words where its own are of its inner life.
 fn in_a_line(error: &str) -> String {
     let line = error.lines().next().unwrap_or_default();
+    let reason = error.lines().find_map(|line| line.strip_prefix("error: "));
+    if let Some(reason) = reason {
+        return format!("the pattern cannot be held: {reason}");
+    }
     let ours = match line {
         "NoExtensionBias" => "no text is of this form",
         _ if line.contains("Current row has") => {
             "the form leaves too many ways open: expected at most 2000 at one place, got more"
         }
         _ if line.starts_with("panic: ") => "the form is too large for its compiler",
-        _ => line,
+        _ if line.starts_with("oneOf constraints") => "the alternatives of oneOf cannot be told apart",
+        _ if line.starts_with("lookarounds not supported") => {
+            "the pattern cannot be held: it looks for the edge of a word"
+        }
+        _ if line.starts_with("Only absolute $ref") => {
+            return line.replace(
+                "Only absolute $ref's (#/...) are supported without 'referencing' feature; ref",
+                "$ref: expected a place in the same schema (#/..), got",
+            );
+        }
+        _ => line.strip_prefix("Unsatisfiable schema: ").unwrap_or(line),
     };
     ours.to_owned()
 }
@@ -176,6 +218,23 @@ impl Grammars {
         Ok(guide)
     }
 
+    /// As much of the schema of an object as can be held: a part that cannot may be any value.
+    pub async fn loosened(self: &Arc<Self>, model: &Model, schema: &Value, owner: Owner) -> Value {
+        let mut schema = leniently(HeldSchema::of(schema).schema);
+        for _ in 0..MOST_FAULTS {
+            let place = match self.guide(model, Form::schema(schema.clone()), owner.clone()).await {
+                Ok(_) => return schema,
+                Err(FormError::WrongAt { place, .. }) => place,
+                Err(_) => break,
+            };
+            match schema.pointer_mut(&place).filter(|_| !place.is_empty()) {
+                Some(part) => *part = json!({}),
+                None => break,
+            }
+        }
+        json!({ "type": "object" })
+    }
+
     fn factory(&self, model: &Model) -> Result<&ParserFactory, FormError> {
         let make = || factory(model.tokenizer().map_err(|error| error.to_string())?);
         self.factory.get_or_init(make).as_ref().map_err(|why| FormError::Wrong(why.clone()))
@@ -213,10 +272,16 @@ impl Grammars {
         form.check()?;
         let factory = self.factory(model)?;
         let matcher = Matcher::new(factory.create_parser(form.grammar())).into_cancellable();
-        match matcher.get_error() {
-            Some(why) => Err(FormError::Wrong(in_a_line(&why))),
-            None => Ok(matcher),
-        }
+        let Some(why) = matcher.get_error() else { return Ok(matcher) };
+        let why = in_a_line(&why);
+        let Form::Schema(schema) = form else { return Err(FormError::Wrong(why)) };
+        let place = schema::faulty_place(schema, |part| {
+            let part = Form::schema(part.clone()).grammar();
+            Matcher::new(factory.create_parser(part))
+                .get_error()
+                .is_some_and(|other| in_a_line(&other) == why)
+        });
+        Err(FormError::WrongAt { why, place })
     }
 
     /// [`Self::guide`], waited for.

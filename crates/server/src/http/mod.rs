@@ -11,6 +11,7 @@ mod fields;
 mod foreign;
 mod gap;
 mod head;
+mod held;
 mod history;
 mod loras;
 mod messages;
@@ -46,22 +47,20 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::CorsLayer;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::guide::{Cue, Form, FormError, Grammars, Guides};
+use crate::guide::Grammars;
 use crate::lanes::{Lanes, Owner};
 use crate::pool::Pool;
 use crate::priority::do_giving_way;
 use crate::shelf::{Kind, Stored};
-use crate::speech::constraint::{Forms, ToolConstraint};
-use crate::speech::tools::Tool;
-use crate::thinking::Thinking;
 use crate::trace::Trace;
 use crate::worker::{EVENTS_OF_ANSWER, Job, Status};
 use crate::{Drawing, Options};
 use asked::Asked;
 pub(crate) use body::Bodies;
 use conversation::{Conversation, Opening};
-pub(crate) use error::{ApiError, shortened};
+pub(crate) use error::ApiError;
 use fields::Fields;
+use held::Held;
 use named::RequestId;
 pub(crate) use named::cors;
 use reply::{Format, Listener};
@@ -219,65 +218,6 @@ impl Hosted {
         self.tokens(text.len(), move |model, _| Ok(model.text_prompt(&text, Special::Parse)?)).await
     }
 
-    /// What answers are held to, and warnings of what cannot be.
-    async fn guides(&self, asked: &Asked, caller: &Caller) -> Result<(Guides, Vec<String>), ApiError> {
-        let refused = match self.guides_of(asked, asked.tools.as_ref(), caller).await {
-            Ok(guides) => return Ok((guides, Vec::new())),
-            Err(refused) => refused,
-        };
-        // One tool whose schema cannot be held takes nothing from the others.
-        let (Some(mut tools), mut warnings) = (asked.tools.clone(), Vec::new()) else {
-            return Err(refused.into());
-        };
-        for index in 0..tools.tools.len() {
-            let Tool { name, parameters } = tools.tools[index].clone();
-            let alone = self.grammars.guide(&self.model, Form::schema(parameters), caller.owner.clone());
-            let Err(error) = alone.await else { continue };
-            let why = format!("the arguments of the tool '{name}' cannot be held to their schema: {error}");
-            if tools.is_required {
-                return Err(ApiError::invalid(shortened(&why)));
-            }
-            tools.forget_schema(index);
-            warnings.push(shortened(&why));
-        }
-        warnings.iter().for_each(|warning| tracing::warn!(id = %caller.id, "{warning}"));
-        match self.guides_of(asked, Some(&tools), caller).await {
-            Ok(guides) => Ok((guides, warnings)),
-            Err(error) if tools.is_required || tools.value.is_some() => Err(error.into()),
-            // Calls that cannot be held to a form are still read.
-            Err(error) => {
-                warnings.push(format!("calls cannot be held to their schemas: {error}"));
-                Ok((Guides::default(), warnings))
-            }
-        }
-    }
-
-    /// The guides of a request whose tools are these.
-    async fn guides_of(
-        &self,
-        asked: &Asked,
-        tools: Option<&ToolConstraint>,
-        caller: &Caller,
-    ) -> Result<Guides, FormError> {
-        let guide = async |form: Form| self.grammars.guide(&self.model, form, caller.owner.clone()).await;
-        // What follows a thought has the form, not the thought.
-        let is_thinking = asked.answer.thinking.as_ref().is_some_and(Thinking::is_going_on);
-        let Forms { now, later } = asked.forms(tools);
-        if let Some(form) = now {
-            let guide = guide(form).await?;
-            return Ok(if is_thinking {
-                Guides::later(vec![(Cue::Thought, guide)])
-            } else {
-                Guides::now(guide)
-            });
-        }
-        let mut guides = Vec::with_capacity(later.len());
-        for (cue, form) in later {
-            guides.push((cue, guide(form).await?));
-        }
-        Ok(Guides::later(guides))
-    }
-
     /// What a request for the next turn of a conversation asks for, and what it begins with.
     pub async fn open(
         &self,
@@ -333,7 +273,7 @@ impl Hosted {
         let (events, received) = channel(EVENTS_AHEAD + EVENTS_OF_ANSWER * n_answers);
         let n_jobs = prompts.len();
         self.check(&prompts)?;
-        let (guides, warnings) = self.guides(asked, caller).await?;
+        let Held { guides, warnings } = self.held(asked, caller).await?;
         format.warn(warnings);
         let stored = self.stored(&asked.wanted, &caller.owner)?;
         for (index, prompt) in prompts.into_iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::json_calls::{self, CallScanner};
 use super::tools::{Format, Tool};
@@ -47,8 +47,8 @@ impl ToolConstraint {
         Forms { now: None, later: own.into_iter().chain([plain]).collect() }
     }
 
-    /// The same with any object for the arguments of the tool at `index`.
-    pub fn forget_schema(&mut self, index: usize) {
-        self.tools[index].parameters = json!({ "type": "object" });
+    /// Holds the arguments of the tool at `index` to another schema.
+    pub fn set_schema(&mut self, index: usize, schema: Value) {
+        self.tools[index].parameters = schema;
     }
 }

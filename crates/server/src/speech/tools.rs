@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::json_calls;
+use crate::guide::schema::DEFINITIONS;
 use crate::guide::with_little_space;
 
 /// How one family of models writes calls. A format is told by what stands in the chat template.
@@ -288,8 +289,6 @@ pub(super) fn is_text(tools: &[Tool], name: &str, key: &str) -> bool {
     schema.is_some_and(|schema| written(&schema) != Written::Json)
 }
 
-/// Where schemas keep what others of them refer to.
-const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 /// References that are followed, one behind the other: they may run in a ring.
 const MOST_REFERENCES: usize = 8;
 

@@ -1,0 +1,116 @@
+//! What the answers to a request are held to, and warnings of what they cannot be held to.
+
+use serde_json::Value;
+
+use super::asked::Asked;
+use super::error::{ApiError, shortened};
+use super::{Caller, Hosted};
+use crate::guide::schema::HeldSchema;
+use crate::guide::{Cue, Form, FormError, Guides};
+use crate::speech::constraint::{Forms, ToolConstraint};
+use crate::thinking::Thinking;
+
+/// Guides, and what clients are told of them.
+pub(super) struct Held {
+    pub guides: Guides,
+    pub warnings: Vec<String>,
+}
+
+impl Hosted {
+    /// What the answers to a request are held to.
+    ///
+    /// # Errors
+    /// Of a form that cannot be held, and of a tool that must be called and has such a schema.
+    pub(super) async fn held(&self, asked: &Asked, caller: &Caller) -> Result<Held, ApiError> {
+        let held = self.held_with_warnings(asked, caller).await?;
+        held.warnings.iter().for_each(|warning| tracing::warn!(id = %caller.id, "{warning}"));
+        Ok(held)
+    }
+
+    async fn held_with_warnings(&self, asked: &Asked, caller: &Caller) -> Result<Held, ApiError> {
+        let mut warnings = notes(asked);
+        let tools = asked.tools.iter().flat_map(|tools| &tools.tools);
+        let are_whole =
+            tools.map(|tool| HeldSchema::of(&tool.parameters)).all(|held| held.missing().is_none());
+        if are_whole {
+            match self.guides(asked, asked.tools.as_ref(), caller).await {
+                Ok(guides) => return Ok(Held { guides, warnings }),
+                Err(refused) if asked.tools.is_none() => return Err(refused.into()),
+                Err(_) => {}
+            }
+        }
+        // One tool whose schema cannot be held takes nothing from the others.
+        let Some(mut tools) = asked.tools.clone() else {
+            return Ok(Held { guides: Guides::default(), warnings });
+        };
+        for index in 0..tools.tools.len() {
+            let tool = tools.tools[index].clone();
+            let Err(error) = self.try_schema(&tool.parameters, caller).await else { continue };
+            let name = tool.name;
+            if tools.is_required {
+                let why =
+                    format!("the arguments of the tool '{name}' cannot be held to their schema: {error}");
+                return Err(ApiError::invalid(shortened(&why)));
+            }
+            let owner = caller.owner.clone();
+            tools.set_schema(index, self.grammars.loosened(&self.model, &tool.parameters, owner).await);
+            let why =
+                format!("the arguments of the tool '{name}' are not held to all of their schema: {error}");
+            warnings.push(shortened(&why));
+        }
+        match self.guides(asked, Some(&tools), caller).await {
+            Ok(guides) => Ok(Held { guides, warnings }),
+            Err(error) if tools.is_required || tools.value.is_some() => Err(error.into()),
+            // Calls that cannot be held to a form are still read.
+            Err(error) => {
+                warnings.push(format!("calls cannot be held to their schemas: {error}"));
+                Ok(Held { guides: Guides::default(), warnings })
+            }
+        }
+    }
+
+    /// The guides of a request whose tools are these.
+    async fn guides(
+        &self,
+        asked: &Asked,
+        tools: Option<&ToolConstraint>,
+        caller: &Caller,
+    ) -> Result<Guides, FormError> {
+        let guide = async |form: Form| self.grammars.guide(&self.model, form, caller.owner.clone()).await;
+        // What follows a thought has the form, not the thought.
+        let is_thinking = asked.answer.thinking.as_ref().is_some_and(Thinking::is_going_on);
+        let Forms { now, later } = asked.forms(tools);
+        if let Some(form) = now {
+            let guide = guide(form).await?;
+            return Ok(if is_thinking {
+                Guides::later(vec![(Cue::Thought, guide)])
+            } else {
+                Guides::now(guide)
+            });
+        }
+        let mut guides = Vec::with_capacity(later.len());
+        for (cue, form) in later {
+            guides.push((cue, guide(form).await?));
+        }
+        Ok(Guides::later(guides))
+    }
+
+    async fn try_schema(&self, schema: &Value, caller: &Caller) -> Result<(), FormError> {
+        let form = Form::schema(schema.clone());
+        self.grammars.guide(&self.model, form, caller.owner.clone()).await.map(drop)
+    }
+}
+
+/// What schemas note that answers need not obey, such as formats nobody here knows.
+fn notes(asked: &Asked) -> Vec<String> {
+    let tools = asked.tools.iter().flat_map(|tools| &tools.tools);
+    let of_tools = tools.filter_map(|tool| {
+        let notes = HeldSchema::of(&tool.parameters).notes()?;
+        Some(shortened(&format!("the arguments of the tool '{}' are not held to {notes}", tool.name)))
+    });
+    let of_answer = match &asked.form {
+        Some(Form::Schema(schema)) => HeldSchema::of(schema).notes(),
+        _ => None,
+    };
+    of_tools.chain(of_answer.map(|notes| shortened(&format!("the answer is not held to {notes}")))).collect()
+}
