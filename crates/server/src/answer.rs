@@ -42,6 +42,8 @@ pub(crate) struct AnswerOptions {
     pub thinking: Option<Thinking>,
     /// The pictures of the prompt: their rows are to be there for as long as it may have to be read.
     pub pictures: Vec<Picture>,
+    /// Control tokens whose text is part of the answer.
+    pub call_marks: Vec<u32>,
 }
 
 impl AnswerOptions {
@@ -171,7 +173,10 @@ impl Voice {
             Some(logits) => likelihood(&logits, token, n),
             None => drawn(&self.sampler, token, n),
         });
-        let text = self.decode.push(tokenizer, token);
+        let text = match options.call_marks.contains(&token) {
+            true => self.decode.flush() + tokenizer.token_text(token).unwrap_or_default(),
+            false => self.decode.push(tokenizer, token),
+        };
         if let Some(thinking) = &mut self.thinking {
             thinking.said(&text);
         }

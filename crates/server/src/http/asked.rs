@@ -107,10 +107,10 @@ impl Asked {
     }
 
     /// What answers are held to: what is said of tools, unless a form leaves no room for calls.
-    pub fn forms(&self, tools: Option<&ToolConstraint>) -> Forms {
+    pub fn forms(&self, tools: Option<&ToolConstraint>, tokenizer: &Tokenizer) -> Forms {
         match (tools, &self.form) {
-            (Some(tools), None | Some(Form::Schema(_))) => tools.forms(),
-            (Some(tools), Some(_)) if tools.is_required => tools.forms(),
+            (Some(tools), None | Some(Form::Schema(_))) => tools.forms(tokenizer),
+            (Some(tools), Some(_)) if tools.is_required => tools.forms(tokenizer),
             (_, form) => Forms { now: form.clone(), later: Vec::new() },
         }
     }
@@ -181,6 +181,7 @@ fn answer(fields: &Fields, defaults: &Drawing, tokenizer: &Tokenizer) -> Result<
         ignore_eos: fields.flag("ignore_eos")?,
         thinking: None,
         pictures: Vec::new(),
+        call_marks: Vec::new(),
     })
 }
 

@@ -1,7 +1,7 @@
 //! Messages, tools, and what the template makes of them.
 
 use kvant::chat::Thoughts;
-use kvant::{Model, Picture, RenderOptions};
+use kvant::{Model, Picture, RenderOptions, Tokenizer};
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
@@ -165,6 +165,11 @@ impl Conversation {
             .map_err(kvant::Error::from)?;
         let thoughts = if self.splits_thoughts { thoughts } else { Thoughts::none() };
         Ok(Opening { tokens, pictures, speech: Speech::new(thoughts, self.tools.clone()), thinking })
+    }
+
+    /// Control tokens that are part of the answer, as tools may be called.
+    pub fn call_marks(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        self.tools.as_ref().map_or(Vec::new(), |(format, _)| format.control_tokens(tokenizer))
     }
 
     /// What the answer is held to on account of its tools.

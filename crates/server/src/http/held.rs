@@ -79,7 +79,7 @@ impl Hosted {
         let guide = async |form: Form| self.grammars.guide(&self.model, form, caller.owner.clone()).await;
         // What follows a thought has the form, not the thought.
         let is_thinking = asked.answer.thinking.as_ref().is_some_and(Thinking::is_going_on);
-        let Forms { now, later } = asked.forms(tools);
+        let Forms { now, later } = asked.forms(tools, self.tokenizer());
         if let Some(form) = now {
             let guide = guide(form).await?;
             return Ok(if is_thinking {

@@ -228,6 +228,7 @@ impl Hosted {
         let mut asked = Asked::read(fields, defaults, self.tokenizer())?;
         let conversation = self.conversation(fields)?;
         asked.hold_to(&conversation);
+        asked.answer.call_marks = conversation.call_marks(self.tokenizer());
         let mut opening = self.opening(conversation, caller).await?;
         asked.answer.thinking = opening.thinking.take();
         asked.answer.pictures = std::mem::take(&mut opening.pictures);

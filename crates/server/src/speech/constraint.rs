@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kvant::Tokenizer;
 use serde_json::Value;
 
 use super::json_calls::{self, CallScanner};
@@ -30,19 +31,20 @@ pub(crate) struct Forms {
 
 impl ToolConstraint {
     /// A required call goes before a value; where calls are optional, either is an answer, and so is any text where no value is asked for.
-    pub fn forms(&self) -> Forms {
+    pub fn forms(&self, tokenizer: &Tokenizer) -> Forms {
         let Self { format, tools, parallel, .. } = self;
         let now = match &self.value {
-            _ if self.is_required => Some(format.grammar(tools, false, *parallel)),
-            Some(schema) => Some(format.grammar_beside(tools, *parallel, schema)),
+            _ if self.is_required => Some(format.grammar(tools, false, *parallel, tokenizer)),
+            Some(schema) => Some(format.grammar_beside(tools, *parallel, schema, tokenizer)),
             None => None,
         };
         if let Some(lark) = now {
             return Forms { now: Some(Form::Lark(lark)), later: Vec::new() };
         }
         let scanner = CallScanner::new(tools.iter().map(|tool| tool.name.clone()));
-        let own = (!format.only_first)
-            .then(|| (Cue::said(format.opens), Form::Lark(format.grammar(tools, true, *parallel))));
+        let own = (!format.only_first).then(|| {
+            (Cue::said(format.opens), Form::Lark(format.grammar(tools, true, *parallel, tokenizer)))
+        });
         let plain = (Cue::JsonCall(scanner), Form::Lark(json_calls::grammar(tools, *parallel)));
         Forms { now: None, later: own.into_iter().chain([plain]).collect() }
     }

@@ -3,6 +3,7 @@
 mod call_reader;
 pub(crate) mod constraint;
 pub(crate) mod json_calls;
+mod marks;
 pub(crate) mod tools;
 
 use call_reader::CallReader;

@@ -3,10 +3,11 @@
 
 use std::fmt::Write;
 
+use kvant::Tokenizer;
 use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::json_calls;
+use super::{json_calls, marks};
 use crate::guide::schema::DEFINITIONS;
 use crate::guide::with_little_space;
 
@@ -185,41 +186,48 @@ impl Format {
 
     /// The Lark grammar of calls of these tools: of what follows [`Format::opens`], or all of it. At most one call unless
     /// `parallel`.
-    pub fn grammar(&self, tools: &[Tool], is_open: bool, parallel: bool) -> String {
-        let opens = if is_open { String::new() } else { quoted(self.opens) };
-        let again = if parallel { format!("({} call)*", quoted(self.next)) } else { String::new() };
-        let mut lark = format!("start: {opens} call {again} {}\ncall: ", quoted(self.ends));
+    pub fn grammar(&self, tools: &[Tool], is_open: bool, parallel: bool, tokenizer: &Tokenizer) -> String {
+        let mark = |text: &str| marks::lark(text, tokenizer);
+        let opens = if is_open { String::new() } else { mark(self.opens) };
+        let again = if parallel { format!("({} call)*", mark(self.next)) } else { String::new() };
+        let mut lark = format!("start: {opens} call {again} {}\ncall: ", mark(self.ends));
         lark += &(0..tools.len()).map(|i| format!("call_{i}")).collect::<Vec<_>>().join(" | ");
         for (i, tool) in tools.iter().enumerate() {
-            _ = write!(lark, "\ncall_{i}: {} {}", self.call(i, tool), quoted(self.closes));
+            _ = write!(lark, "\ncall_{i}: {} {}", self.call(i, tool, &mark), mark(self.closes));
             if self.style == Style::Function || self.style == Style::Pairs {
-                lark += &self.values(i, tool);
+                lark += &self.values(i, tool, &mark);
             }
         }
         lark
     }
 
     /// The Lark grammar of an answer that is either a JSON value of this schema or calls of these tools.
-    pub fn grammar_beside(&self, tools: &[Tool], parallel: bool, schema: &Value) -> String {
+    pub fn grammar_beside(
+        &self,
+        tools: &[Tool],
+        parallel: bool,
+        schema: &Value,
+        tokenizer: &Tokenizer,
+    ) -> String {
         let named = |name: &str, lark: String| lark.replacen("start:", &format!("{name}:"), 1);
-        let calls = named("calls", self.grammar(tools, false, parallel));
+        let calls = named("calls", self.grammar(tools, false, parallel, tokenizer));
         let plain = named("json_calls", json_calls::grammar(tools, parallel));
         let value = with_little_space(schema);
         format!("start: value | calls | json_calls\nvalue: %json {value}\n{calls}\n{plain}")
     }
 
-    /// The call of one tool.
-    fn call(&self, i: usize, tool: &Tool) -> String {
+    /// The call of one tool; `mark` puts what special tokens may write into Lark.
+    fn call(&self, i: usize, tool: &Tool, mark: &dyn Fn(&str) -> String) -> String {
         let schema = with_little_space(&tool.parameters);
         match self.style {
             Style::Object { before, arguments } => {
                 // The brace is part of what opens a call where that is all there is.
                 let brace = if self.opens == "{" { "" } else { "{" };
-                let head = format!("{before}{brace}\"name\": {}, \"{arguments}\": ", json!(tool.name));
-                format!("{} %json {schema} \"}}\"", quoted(&head))
+                let head = format!("{brace}\"name\": {}, \"{arguments}\": ", json!(tool.name));
+                format!("{} {} %json {schema} \"}}\"", mark(before), quoted(&head))
             }
             Style::Named { before, between } => {
-                format!("{} %json {schema}", quoted(&format!("{before}{}{between}", tool.name)))
+                format!("{} {} {} %json {schema}", mark(before), quoted(&tool.name), mark(between))
             }
             Style::Function => {
                 let [head, tail] = [format!("\n<function={}>\n", tool.name), "</function>".to_owned()];
@@ -230,7 +238,7 @@ impl Format {
     }
 
     /// The rules of a tool's arguments where each stands for itself: those that it needs, and others in their order.
-    fn values(&self, i: usize, tool: &Tool) -> String {
+    fn values(&self, i: usize, tool: &Tool, mark: &dyn Fn(&str) -> String) -> String {
         let none = Map::new();
         let properties = tool.parameters["properties"].as_object().unwrap_or(&none);
         let needed = |key: &str| {
@@ -239,13 +247,16 @@ impl Format {
         let (mut order, mut rules) = (String::new(), String::new());
         for (k, (key, schema)) in properties.iter().enumerate() {
             let (head, tail) = match self.style {
-                Style::Function => (format!("<parameter={key}>\n"), "\n</parameter>\n"),
-                _ => (format!("<arg_key>{key}</arg_key>\n<arg_value>"), "</arg_value>\n"),
+                Style::Function => (quoted(&format!("<parameter={key}>\n")), "\n</parameter>\n"),
+                _ => {
+                    let [opens, closes] = ["<arg_key>", "</arg_key>\n<arg_value>"].map(mark);
+                    (format!("{opens} {} {closes}", quoted(key)), "</arg_value>\n")
+                }
             };
             let optional = if needed(key) { "" } else { "?" };
             _ = write!(order, " value_{i}_{k}{optional}");
             let schema = whole(schema, &tool.parameters);
-            let (name, head, tail) = (format!("value_{i}_{k}"), quoted(&head), quoted(tail));
+            let (name, ends, tail) = (format!("value_{i}_{k}"), quoted(tail), mark(tail));
             _ = match written(&schema) {
                 Written::OneOf(texts) => {
                     let texts: Vec<String> = texts.iter().map(|text| json!(text).to_string()).collect();
@@ -253,7 +264,7 @@ impl Format {
                 }
                 Written::Text => {
                     let text = format!("text_{i}_{k}");
-                    write!(rules, "\n{name}: {head} {text}\n{text}[suffix={tail}]: /(?s:.*)/")
+                    write!(rules, "\n{name}: {head} {text}\n{text}[suffix={ends}]: /(?s:.*)/")
                 }
                 Written::Json => {
                     write!(rules, "\n{name}: {head} %json {} {tail}", with_little_space(&schema))
@@ -261,6 +272,18 @@ impl Format {
             };
         }
         format!("\nvalues_{i}:{order}{rules}")
+    }
+
+    /// Control tokens that are part of an answer in which tools are called.
+    pub fn control_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let mut texts = vec![self.opens, self.closes, self.next, self.ends];
+        match self.style {
+            Style::Named { before, between } => texts.extend([before, between]),
+            Style::Object { before, .. } => texts.push(before),
+            Style::Pairs => texts.extend(["<arg_key></arg_key>", "<arg_value></arg_value>"]),
+            Style::Function => {}
+        }
+        marks::control_tokens(&texts, tokenizer)
     }
 
     /// What follows in `text` behind a call. `None` while more text decides.
@@ -487,7 +510,7 @@ mod tests {
         let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
         let (tokenizer, grammars) = (model.tokenizer().unwrap(), Arc::new(Grammars::new().unwrap()));
         for format in FORMATS.iter().filter(|format| matches!(format.style, Style::Function | Style::Pairs)) {
-            let form = Form::Lark(format.grammar(&tools, true, false));
+            let form = Form::Lark(format.grammar(&tools, true, false, tokenizer));
             let call = |[unit, kind, level]: [&str; 3]| {
                 let pairs = [
                     ("unit", unit),
