@@ -1,6 +1,7 @@
 //! What is said: tokens drawn, turned into text, and stopped where they are to stop.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -110,7 +111,15 @@ pub(crate) struct Said {
     pub token: u32,
     /// Text that has become certain; it may be that of tokens before.
     pub text: String,
-    pub likelihood: Option<Likelihood>,
+    /// Of tokens whose text is certain with it, where they are asked for.
+    pub likelihoods: Vec<Likelihood>,
+}
+
+/// What was held back of an answer, once it is certain that no more comes.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct Rest {
+    pub text: String,
+    pub likelihoods: Vec<Likelihood>,
 }
 
 /// What comes of a draw.
@@ -134,6 +143,7 @@ pub(crate) struct Voice {
     said: HashMap<u32, u32>,
     /// The last tokens that were said, as many as the longest text has that is never said.
     recent: VecDeque<u32>,
+    untold: Untold,
 }
 
 impl Voice {
@@ -144,13 +154,18 @@ impl Voice {
         let stops = Stops::new(options.stop.clone(), options.keeps_stop);
         let decode = DecodeStream::default();
         let (thinking, said) = (options.thinking.clone(), HashMap::new());
-        let recent = VecDeque::new();
-        Self { options, sampler, decode, stops, guides, thinking, n_said: 0, said, recent }
+        let (recent, untold) = (VecDeque::new(), Untold::default());
+        Self { options, sampler, decode, stops, guides, thinking, n_said: 0, said, recent, untold }
     }
 
     /// Tokens said.
     pub fn n_said(&self) -> usize {
         self.n_said
+    }
+
+    /// Tokens of its thought.
+    pub fn n_thought(&self) -> usize {
+        self.thinking.as_ref().map_or(0, Thinking::n_said)
     }
 
     /// Whether a token can be drawn, after `patience` at the latest: what may be said next is worked out elsewhere.
@@ -182,10 +197,12 @@ impl Voice {
         }
         let is_thinking = self.thinking.as_ref().is_some_and(Thinking::is_going_on);
         let is_complete = self.guides.said(tokenizer, token, &text, is_thinking)?;
+        self.untold.said(likelihood, text.len());
         let (text, stopped) = self.stops.push(&text);
+        let likelihoods = self.untold.told(text.len(), stopped.is_some());
         let ended = stopped.map(Finish::Word).or(is_complete.then_some(Finish::Stop));
         let finish = ended.or((self.n_said >= options.max_tokens).then_some(Finish::Length));
-        Ok(Drawn::Token(Said { token, text, likelihood }, finish))
+        Ok(Drawn::Token(Said { token, text, likelihoods }, finish))
     }
 
     fn choose(&mut self, session: &mut Session, options: &AnswerOptions) -> Result<u32, DrawError> {
@@ -224,11 +241,48 @@ impl Voice {
         Ok(token)
     }
 
-    /// Text that was held back, once it is certain that no more comes.
-    pub fn rest(&mut self) -> String {
+    /// What was held back, once it is certain that no more comes.
+    pub fn rest(&mut self) -> Rest {
         let text = self.decode.flush();
         let (text, stopped) = self.stops.push(&text);
-        if stopped.is_some() { text } else { text + &self.stops.rest() }
+        let text = if stopped.is_some() { text } else { text + &self.stops.rest() };
+        Rest { text, likelihoods: std::mem::take(&mut self.untold).likelihoods() }
+    }
+}
+
+/// Likelihoods of tokens whose text may still be that of a text to stop at, which is no part of the answer.
+#[derive(Default)]
+struct Untold {
+    /// Each with where the text of its token begins and ends, in bytes.
+    likelihoods: VecDeque<(Range<usize>, Likelihood)>,
+    n_said: usize,
+    n_told: usize,
+}
+
+impl Untold {
+    /// A token has been said whose text has so many bytes.
+    fn said(&mut self, likelihood: Option<Likelihood>, n: usize) {
+        let text = self.n_said..self.n_said + n;
+        self.n_said = text.end;
+        self.likelihoods.extend(likelihood.map(|likelihood| (text, likelihood)));
+    }
+
+    /// So many bytes more are certain: the likelihoods of their tokens. After the last ones none follow.
+    fn told(&mut self, n: usize, are_last: bool) -> Vec<Likelihood> {
+        self.n_told += n;
+        let n_told = self.n_told;
+        let is_told =
+            |(text, _): &&(Range<usize>, Likelihood)| text.end <= n_told || (are_last && text.start < n_told);
+        let n = self.likelihoods.iter().take_while(is_told).count();
+        let told = self.likelihoods.drain(..n).map(|(_, likelihood)| likelihood).collect();
+        if are_last {
+            self.likelihoods.clear();
+        }
+        told
+    }
+
+    fn likelihoods(self) -> Vec<Likelihood> {
+        self.likelihoods.into_iter().map(|(_, likelihood)| likelihood).collect()
     }
 }
 
@@ -327,6 +381,15 @@ impl Stops {
     }
 }
 
+/// The text of a token as a key, by which bytes that are no text can be told apart: as OpenAI writes them.
+pub(crate) fn token_key(tokenizer: &Tokenizer, token: u32) -> String {
+    let bytes = tokenizer.token_bytes(token);
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => bytes.iter().fold("bytes:".to_owned(), |key, byte| key + &format!("\\x{byte:02x}")),
+    }
+}
+
 /// The text of a token, and its bytes.
 pub(crate) fn token_text(tokenizer: &Tokenizer, token: u32) -> (String, Vec<u8>) {
     let bytes = tokenizer.token_bytes(token).to_vec();
@@ -376,6 +439,26 @@ mod tests {
                 assert_eq!(way, (expected.to_owned(), stopped), "{wanted:?} in {text:?}");
             }
         }
+    }
+
+    #[test]
+    fn tokens_of_a_text_to_stop_at_have_no_likelihoods() {
+        let of = |token| Likelihood { token: Logprob { token, logprob: 0.0 }, top: Vec::new() };
+        let tokens = |told: Vec<Likelihood>| told.iter().map(|of| of.token.token).collect::<Vec<_>>();
+        let (mut stops, mut untold) = (Stops::new(vec!["cd".to_owned()], false), Untold::default());
+        let mut told = Vec::new();
+        // The third may begin what is stopped at, the last does: its first letter is part of the answer.
+        for (token, text) in [(0, "a"), (1, ""), (2, "c"), (3, "b"), (4, "bc"), (5, "d")] {
+            untold.said(Some(of(token)), text.len());
+            let (text, stopped) = stops.push(text);
+            told.push(tokens(untold.told(text.len(), stopped.is_some())));
+        }
+        assert_eq!(told, [vec![0], vec![1], vec![], vec![2, 3], vec![], vec![4]]);
+        assert!(untold.likelihoods().is_empty());
+        let mut untold = Untold::default();
+        untold.said(Some(of(7)), 1);
+        assert_eq!(tokens(untold.told(0, false)), [0; 0]);
+        assert_eq!(tokens(untold.likelihoods()), [7]);
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub(crate) struct Thinking {
     /// The tokens that end it, and how many of them have been said.
     end: Arc<[u32]>,
     n_ended: usize,
+    /// Tokens of the thought, its marks among them.
+    n_said: usize,
 }
 
 impl Thinking {
@@ -28,12 +30,17 @@ impl Thinking {
         tokenizer: &Tokenizer,
     ) -> Result<Self, TokenizerError> {
         let end = tokenizer.encode(HAS_THOUGHT, Special::Parse, false)?.into();
-        Ok(Self { thoughts, left: budget, end, n_ended: 0 })
+        Ok(Self { thoughts, left: budget, end, n_ended: 0, n_said: 0 })
     }
 
     /// Whether a thought has begun and not ended.
     pub fn is_going_on(&self) -> bool {
         self.thoughts.is_thinking()
+    }
+
+    /// Tokens of the thought so far.
+    pub fn n_said(&self) -> usize {
+        self.n_said
     }
 
     /// What is to be said next whatever the model would say.
@@ -50,7 +57,9 @@ impl Thinking {
             // A form that is held to may keep the mark from being said.
             self.left = self.left.map(|left| left.saturating_sub(1));
         }
+        let was_going_on = self.is_going_on();
         self.thoughts.push(text);
+        self.n_said += usize::from(was_going_on || self.is_going_on());
     }
 }
 

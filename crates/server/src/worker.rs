@@ -13,7 +13,7 @@ use kvant::{Error, MOST_GUESSES, Model, Pooled, Session, SessionOptions};
 use tokio::sync::mpsc::Sender;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::answer::{AnswerOptions, Drawn, Finish, Likelihood, Said};
+use crate::answer::{AnswerOptions, Drawn, Finish, Likelihood, Rest, Said};
 use crate::events::Blocks;
 use crate::guide::Guides;
 use crate::metrics::Metrics;
@@ -72,8 +72,8 @@ pub(crate) enum Event {
     Pooled(Pooled),
     /// A token of the answer with this index.
     Said(usize, Said),
-    /// An answer has ended; the text is what had been held back.
-    Ended(usize, Finish, String, Times),
+    /// An answer has ended; the rest is what had been held back.
+    Ended(usize, Finish, Rest, Times),
     /// All has ended: the request asks for what cannot be done, or something of ours does not work.
     Failed { why: String, is_of_request: bool },
 }
@@ -94,6 +94,8 @@ pub(crate) struct Progress {
 pub(crate) struct Times {
     pub prompt: Progress,
     pub n_said: usize,
+    /// Those of its thought.
+    pub n_thought: usize,
     /// Guesses that were read, and those that were said after all.
     pub n_drafted: usize,
     pub n_accepted: usize,

@@ -87,8 +87,8 @@ impl Chat {
 
     fn chunk(&self, piece: &Piece<'_>, delta: &Value) -> Value {
         let mut choice = json!({ "index": piece.index, "delta": delta, "finish_reason": null });
-        if let Some(likelihood) = piece.likelihood {
-            choice["logprobs"] = self.logprobs(std::slice::from_ref(likelihood));
+        if !piece.likelihoods.is_empty() {
+            choice["logprobs"] = self.logprobs(piece.likelihoods);
         }
         if self.head.asked.return_tokens {
             choice["token_ids"] = json!(piece.token.as_slice());
@@ -158,14 +158,14 @@ impl Format for Chat {
         }
         let mut deltas: Vec<Value> = parts.into_iter().map(|part| answer.delta(part)).collect();
         let tells_token = self.head.asked.return_tokens && piece.token.is_some();
-        if deltas.is_empty() && (piece.likelihood.is_some() || tells_token) {
+        if deltas.is_empty() && (!piece.likelihoods.is_empty() || tells_token) {
             deltas.push(json!({ "content": "" }));
         }
         let n_calls = answer.n_calls;
         let chunks = deltas.iter().enumerate().map(|(i, delta)| {
-            // A token and its likelihood are told once.
-            let (likelihood, token) = (piece.likelihood.filter(|_| i == 0), piece.token.filter(|_| i == 0));
-            self.chunk(&Piece { likelihood, token, ..*piece }, delta)
+            // Tokens and their likelihoods are told once.
+            let likelihoods = if i == 0 { piece.likelihoods } else { &[] };
+            self.chunk(&Piece { likelihoods, token: piece.token.filter(|_| i == 0), ..*piece }, delta)
         });
         out.extend(chunks.map(Sent).collect::<Vec<_>>());
         if let Some(reason) = piece.finish {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::extract::State;
 use axum::response::Response;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::asked::Asked;
 use super::error::ApiError;
@@ -15,7 +15,7 @@ use super::head::{Head, accounts};
 use super::prompt::{Prompt, prompts};
 use super::reply::{Format, Heard, Piece, Sent};
 use super::{Caller, Server};
-use crate::answer::{Finish, Likelihood, token_text};
+use crate::answer::{Finish, Likelihood, token_key, token_text};
 use crate::worker::Progress;
 
 /// A text to go on with.
@@ -34,7 +34,9 @@ pub(super) async fn completions(
     let of_answers = tokens.iter().flat_map(|tokens| std::iter::repeat_n(Some(tokens.clone()), asked.n));
     let untold = if asked.return_tokens { of_answers.collect() } else { Vec::new() };
     let head = Head::new(&hosted, &fields, &asked, ("cmpl", "text_completion"));
-    let format = Completion { prompts: if asked.echo { prompts } else { Vec::new() }, untold, head };
+    let n_told = vec![0; tokens.len() * asked.n];
+    let prompts = if asked.echo { prompts } else { Vec::new() };
+    let format = Completion { prompts, untold, n_told, head };
     hosted.answer(tokens, &asked, &caller, format).await
 }
 
@@ -44,6 +46,8 @@ struct Completion {
     prompts: Vec<Prompt>,
     /// The tokens of each answer's prompt, until they have been told where they are asked for.
     untold: Vec<Option<Vec<u32>>>,
+    /// Characters of each answer whose tokens' likelihoods have been told.
+    n_told: Vec<usize>,
 }
 
 impl Completion {
@@ -76,6 +80,7 @@ impl Completion {
             return Value::Null;
         }
         let text = |token: u32| token_text(self.head.tokenizer(), token).0;
+        let key = |token: u32| token_key(self.head.tokenizer(), token);
         let (mut at, mut tokens, mut offsets) = (before, Vec::new(), Vec::new());
         let (mut chosen, mut tops) = (Vec::new(), Vec::new());
         for (token, likelihood) in likelihoods {
@@ -84,8 +89,14 @@ impl Completion {
             at += text_of.chars().count();
             tokens.push(text_of);
             chosen.push(likelihood.map(|of| of.token.logprob));
-            let pair = |top: &crate::answer::Logprob| (text(top.token), json!(top.logprob));
-            tops.push(likelihood.map(|of| Value::Object(of.top.iter().map(pair).collect())));
+            tops.push(likelihood.map(|of| {
+                let mut likeliest = Map::new();
+                for top in &of.top {
+                    // Two tokens may write the same: the likelier one goes first, and stays.
+                    likeliest.entry(key(top.token)).or_insert(json!(top.logprob));
+                }
+                likeliest
+            }));
         }
         json!({ "tokens": tokens, "token_logprobs": chosen, "top_logprobs": tops, "text_offset": offsets })
     }
@@ -136,16 +147,16 @@ impl Format for Completion {
     }
 
     fn piece(&mut self, piece: &Piece<'_>, out: &mut VecDeque<Sent>) {
-        let likelihoods = piece.likelihood.map(std::slice::from_ref).unwrap_or_default();
+        let likelihoods = piece.likelihoods;
         let tells_token = self.head.asked.return_tokens && piece.token.is_some();
         if piece.text.is_empty() && likelihoods.is_empty() && piece.finish.is_none() && !tells_token {
             return;
         }
-        // Counted only where it is told: an answer may be long.
-        let before = piece.likelihood.map_or(0, |_| {
-            let echoed = self.prompt(piece.index).map_or(0, |prompt| prompt.text.chars().count());
-            echoed + piece.heard.text.chars().count() - piece.text.chars().count()
-        });
+        let text = |likelihood: &Likelihood| token_text(self.head.tokenizer(), likelihood.token.token).0;
+        let n_chars: usize = likelihoods.iter().map(|likelihood| text(likelihood).chars().count()).sum();
+        let echoed = self.prompt(piece.index).filter(|_| !likelihoods.is_empty());
+        let before = self.n_told[piece.index] + echoed.map_or(0, |prompt| prompt.text.chars().count());
+        self.n_told[piece.index] += n_chars;
         let logprobs = self.logprobs(said(likelihoods), before);
         let mut choice = self.choice(piece.index, piece.text, &logprobs, piece.finish);
         // Else the whole answer tells them.

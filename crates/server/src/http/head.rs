@@ -126,6 +126,7 @@ pub(super) fn told(progress: Progress) -> Value {
 pub(super) fn accounts(heard: &[Heard], n: usize) -> Map<String, Value> {
     let first = heard.first().map_or_else(Times::default, |heard| heard.times);
     let n_said: usize = heard.iter().map(|heard| heard.times.n_said).sum();
+    let n_thought: usize = heard.iter().map(|heard| heard.times.n_thought).sum();
     let prompts = || heard.chunks(n).filter_map(|answers| answers.first()).map(|heard| heard.times.prompt);
     let (total, cached): (usize, usize) =
         (prompts().map(|p| p.total).sum(), prompts().map(|p| p.cached).sum());
@@ -135,6 +136,7 @@ pub(super) fn accounts(heard: &[Heard], n: usize) -> Map<String, Value> {
             "completion_tokens": n_said,
             "total_tokens": total + n_said,
             "prompt_tokens_details": { "cached_tokens": cached },
+            "completion_tokens_details": { "reasoning_tokens": n_thought },
         },
         "timings": timings(&first),
         "kv": kv(&first),

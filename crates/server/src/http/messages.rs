@@ -17,6 +17,7 @@ use super::reply::{Format, Framing, Heard, Piece, Sent};
 use super::{Caller, Server, new_id};
 use crate::answer::Finish;
 use crate::speech::{Call, Part, Speech};
+use crate::worker::Progress;
 
 /// What a client's system message begins with that changes from request to request and says nothing to the model: it would keep
 /// every prompt from being known.
@@ -39,6 +40,7 @@ pub(super) async fn messages(
         id,
         model,
         n_prompt,
+        has_begun: false,
         stop: asked.answer.stop.clone(),
         whole: speech.clone(),
         speech,
@@ -187,6 +189,7 @@ struct Messages {
     id: String,
     model: String,
     n_prompt: usize,
+    has_begun: bool,
     /// Texts to stop at.
     stop: Vec<String>,
     /// How to read an answer, from its beginning.
@@ -229,13 +232,13 @@ impl Messages {
         }
     }
 
-    fn usage(&self, heard: &Heard) -> Value {
-        let cached = heard.times.prompt.cached;
+    /// Tokens of the prompt, of which so many were `cached`, and of the answer.
+    fn usage(&self, cached: usize, n_said: usize) -> Value {
         json!({
             "input_tokens": self.n_prompt - cached.min(self.n_prompt),
             "cache_read_input_tokens": cached,
             "cache_creation_input_tokens": 0,
-            "output_tokens": heard.times.n_said,
+            "output_tokens": n_said,
         })
     }
 
@@ -279,11 +282,14 @@ impl Messages {
 
 impl Format for Messages {
     const FRAMING: Framing = Framing::Named;
+    const TELLS_PROGRESS: bool = true;
 
-    fn begin(&mut self, out: &mut VecDeque<Sent>) {
-        let usage = json!({ "input_tokens": self.n_prompt, "output_tokens": 0 });
-        let message = self.message(json!([]), usage);
-        out.push_back(Sent(json!({ "type": "message_start", "message": message })));
+    /// A message starts when it is known how much of its prompt was cached.
+    fn progress(&mut self, progress: Progress, out: &mut VecDeque<Sent>) {
+        if !std::mem::replace(&mut self.has_begun, true) {
+            let message = self.message(json!([]), self.usage(progress.cached, 0));
+            out.push_back(Sent(json!({ "type": "message_start", "message": message })));
+        }
     }
 
     fn piece(&mut self, piece: &Piece<'_>, out: &mut VecDeque<Sent>) {
@@ -296,7 +302,8 @@ impl Format for Messages {
         self.close(out);
         let word = self.word(finish);
         let delta = json!({ "stop_reason": stop_reason(finish, self.calls), "stop_sequence": word });
-        let usage = self.usage(piece.heard);
+        let times = &piece.heard.times;
+        let usage = self.usage(times.prompt.cached, times.n_said);
         out.push_back(Sent(json!({ "type": "message_delta", "delta": delta, "usage": usage })));
     }
 
@@ -333,7 +340,8 @@ impl Format for Messages {
         }
         let block = |call: &Call| json!({ "type": "tool_use", "id": new_id("toolu"), "name": call.name, "input": call.object() });
         content.extend(used.iter().map(block));
-        let mut message = self.message(content.into(), self.usage(heard));
+        let mut message =
+            self.message(content.into(), self.usage(heard.times.prompt.cached, heard.times.n_said));
         message["stop_reason"] = heard.finish.map(|finish| stop_reason(finish, !used.is_empty())).into();
         message["stop_sequence"] = heard.finish.and_then(|finish| self.word(finish)).into();
         message

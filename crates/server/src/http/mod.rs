@@ -262,12 +262,12 @@ impl Hosted {
     }
 
     /// Answers prompts as `asked` says.
-    pub async fn answer(
+    pub async fn answer<F: Format>(
         self: &Arc<Self>,
         prompts: Vec<Vec<u32>>,
         asked: &Asked,
         caller: &Caller,
-        mut format: impl Format,
+        mut format: F,
     ) -> Result<Response, ApiError> {
         let held = (Arc::clone(&caller.work), Arc::clone(self));
         let n_answers = prompts.len() * asked.n;
@@ -287,7 +287,7 @@ impl Hosted {
                 n: asked.n,
                 first,
                 n_together: n_answers,
-                tells_progress: asked.stream && asked.return_progress,
+                tells_progress: asked.stream && (asked.return_progress || F::TELLS_PROGRESS),
                 scores: asked.answer.logprobs.filter(|_| asked.echo),
                 pooled: None,
                 id: Arc::clone(&caller.id),

@@ -196,8 +196,8 @@ impl Format for Native {
             "tokens_predicted": piece.heard.tokens.len(),
             "tokens_evaluated": self.prompts[piece.index / self.head.asked.n].len(),
         });
-        if let Some(likelihood) = piece.likelihood {
-            said["completion_probabilities"] = self.head.likelihoods(std::slice::from_ref(likelihood));
+        if !piece.likelihoods.is_empty() {
+            said["completion_probabilities"] = self.head.likelihoods(piece.likelihoods);
         }
         if self.head.asked.timings_per_token {
             said["timings"] = timings(times);

@@ -15,7 +15,7 @@ use serde_json::Value;
 use tokio::sync::mpsc::Receiver;
 
 use super::error::ApiError;
-use crate::answer::{Finish, Likelihood, Said};
+use crate::answer::{Finish, Likelihood, Rest, Said};
 use crate::worker::{Event, Progress, Times};
 
 /// A comment goes out when nothing else has for so long, so that nobody takes the connection for dead.
@@ -39,7 +39,8 @@ pub(crate) struct Piece<'a> {
     pub index: usize,
     pub text: &'a str,
     pub token: Option<u32>,
-    pub likelihood: Option<&'a Likelihood>,
+    /// Of tokens whose text is certain with it.
+    pub likelihoods: &'a [Likelihood],
     pub finish: Option<Finish>,
     pub heard: &'a Heard,
 }
@@ -76,6 +77,8 @@ fn event<F: Format>(sent: Option<Sent>) -> Sse {
 /// How an API writes answers down.
 pub(crate) trait Format: Send + 'static {
     const FRAMING: Framing = Framing::Done;
+    /// Whether a stream tells how far a prompt is that nobody asked about.
+    const TELLS_PROGRESS: bool = false;
     /// What of the request could not be done, and is left out.
     fn warn(&mut self, _warnings: Vec<String>) {}
     /// Before anything else in a stream.
@@ -156,12 +159,13 @@ impl<F: Format> Listener<F> {
                 }
             }
             Some(Event::Said(index, said)) => self.said(index, &said, out),
-            Some(Event::Ended(index, finish, text, times)) => {
+            Some(Event::Ended(index, finish, Rest { text, likelihoods }, times)) => {
                 let heard = &mut self.heard[index];
                 heard.text += &text;
+                heard.likelihoods.extend(likelihoods.clone());
                 (heard.finish, heard.times) = (Some(finish), times);
-                let (token, likelihood, finish) = (None, None, Some(finish));
-                let piece = Piece { index, text: &text, token, likelihood, finish, heard };
+                let (token, likelihoods, finish) = (None, &likelihoods[..], Some(finish));
+                let piece = Piece { index, text: &text, token, likelihoods, finish, heard };
                 self.format.piece(&piece, out);
                 self.n_ended += 1;
                 if self.n_ended == self.heard.len() {
@@ -180,9 +184,9 @@ impl<F: Format> Listener<F> {
         let heard = &mut self.heard[index];
         heard.text += &said.text;
         heard.tokens.push(said.token);
-        heard.likelihoods.extend(said.likelihood.clone());
-        let (text, token, likelihood) = (said.text.as_str(), Some(said.token), said.likelihood.as_ref());
-        self.format.piece(&Piece { index, text, token, likelihood, finish: None, heard }, out);
+        heard.likelihoods.extend(said.likelihoods.iter().cloned());
+        let (text, token, likelihoods) = (said.text.as_str(), Some(said.token), &said.likelihoods[..]);
+        self.format.piece(&Piece { index, text, token, likelihoods, finish: None, heard }, out);
     }
 
     /// All answers at once, when the last one has ended.
@@ -275,8 +279,8 @@ mod tests {
     #[test]
     fn a_job_may_be_answered_before_the_last_one_is_taken_on() {
         let (events, received) = channel(16);
-        let said = |text: &str| Said { token: 1, text: text.to_owned(), likelihood: None };
-        let ended = |index| Event::Ended(index, Finish::Stop, String::new(), Times::default());
+        let said = |text: &str| Said { token: 1, text: text.to_owned(), likelihoods: Vec::new() };
+        let ended = |index| Event::Ended(index, Finish::Stop, Rest::default(), Times::default());
         for event in
             [Event::Taken, Event::Said(0, said("a")), ended(0), Event::Taken, Event::Said(1, said("b"))]
         {

@@ -189,9 +189,9 @@ impl Responses {
             let (read, said) = (heard.times.prompt.total, heard.times.n_said);
             json!({
                 "input_tokens": read,
-                "input_tokens_details": { "cached_tokens": heard.times.prompt.cached },
+                "input_tokens_details": { "cached_tokens": heard.times.prompt.cached, "cache_write_tokens": 0 },
                 "output_tokens": said,
-                "output_tokens_details": { "reasoning_tokens": 0 },
+                "output_tokens_details": { "reasoning_tokens": heard.times.n_thought },
                 "total_tokens": read + said,
             })
         });

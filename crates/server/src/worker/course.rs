@@ -127,6 +127,7 @@ impl Course {
         Times {
             prompt: self.progress,
             n_said: self.voice.n_said(),
+            n_thought: self.voice.n_thought(),
             n_drafted: self.n_drafted,
             n_accepted: self.n_accepted,
             speaking: self.spoke.map_or(Duration::ZERO, |spoke| self.last_said - spoke),

@@ -191,6 +191,30 @@ fn likelihoods_are_those_of_the_tokens_and_a_bias_moves_them() {
 }
 
 #[test]
+fn what_is_stopped_at_has_no_likelihoods() {
+    let client = start(options());
+    let of = |answer: &Value| {
+        let choice = &answer["choices"][0];
+        let told = choice["logprobs"]["content"].as_array().unwrap().clone();
+        let text = told.iter().map(|token| token["token"].as_str().unwrap()).collect::<String>();
+        (text, choice["message"]["content"].as_str().unwrap().to_owned(), told)
+    };
+    let asked = with(chat(QUESTION), json!({ "logprobs": true, "max_tokens": 12, "temperature": 0 }));
+    let (whole, content, all) = of(&client.post("/v1/chat/completions", &asked).1);
+    assert_eq!(whole, content);
+    // From within a token of the middle on, to the end of the one after it.
+    let middle = all.iter().position(|token| token["token"].as_str().unwrap().len() > 2).unwrap().max(1);
+    let stop: String = all[middle..middle + 2].iter().map(|token| token["token"].as_str().unwrap()).collect();
+    let asked = with(asked, json!({ "stop": stop[1..] }));
+    let (text, content, told) = of(&client.post("/v1/chat/completions", &asked).1);
+    assert!(text.starts_with(&content) && text.len() < content.len() + stop.len(), "{text:?} {content:?}");
+    assert_eq!(told, all[..=middle]);
+    let chunks = client.stream("/v1/chat/completions", &with(asked, json!({ "stream": true })));
+    let streamed = chunks.iter().filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array());
+    assert_eq!(streamed.flatten().cloned().collect::<Vec<_>>(), told);
+}
+
+#[test]
 fn an_answer_has_the_form_that_was_asked_for() {
     let client = start(options());
     let schema = json!({
@@ -423,6 +447,14 @@ fn anthropics_clients_are_answered_in_their_own_words() {
     assert!(events.iter().all(|(name, data)| data["type"] == **name));
     let said: String = events.iter().filter_map(|(_, data)| data["delta"]["text"].as_str()).collect();
     assert_eq!(said, text);
+    // The prompt is known by now, and both ends of a stream say so.
+    let usage_of = |at: usize, usage: &Value| {
+        assert!(usage["cache_read_input_tokens"].as_u64().unwrap() > 0, "{at}: {usage}");
+        [usage["input_tokens"].clone(), usage["cache_read_input_tokens"].clone()]
+    };
+    let ends =
+        [usage_of(0, &events[0].1["message"]["usage"]), usage_of(1, &events[events.len() - 2].1["usage"])];
+    assert_eq!(ends[0], ends[1]);
     let (_, count) = client.post("/v1/messages/count_tokens", &ask);
     let usage = &answer["usage"];
     assert_eq!(count["input_tokens"], usage["input_tokens"]);

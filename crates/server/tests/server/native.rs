@@ -353,6 +353,11 @@ fn a_thought_ends_where_its_budget_does() {
     let (_, answer) =
         free.post("/v1/messages", &json!({ "messages": messages, "max_tokens": 24, "thinking": thinking }));
     assert_eq!(answer["content"][0]["thinking"], thought, "{answer}");
+    // A thought is counted with the mark that ends it.
+    let body = json!({ "messages": messages, "max_tokens": 24, "thinking_budget_tokens": 5 });
+    let (_, answer) = free.post("/v1/chat/completions", &body);
+    let counted = &answer["usage"]["completion_tokens_details"]["reasoning_tokens"];
+    assert_eq!(*counted, json!(5 + end.len()), "{answer}");
 }
 
 #[test]
