@@ -49,7 +49,7 @@ impl Recommended {
             min_p: self.min_p.unwrap_or(others.min_p),
             repeat_penalty: self.repeat_penalty.unwrap_or(others.repeat_penalty),
             repeat_last_n: self.repeat_last_n.unwrap_or(others.repeat_last_n),
-            seed: others.seed,
+            ..*others
         }
     }
 

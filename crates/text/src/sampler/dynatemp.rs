@@ -1,0 +1,42 @@
+//! Dynamic temperature: low where the model is sure, high where it is not
+//! (<https://github.com/ggml-org/llama.cpp/pull/4972>).
+
+use kvant_codec::candidate::Candidate;
+
+use super::entropy::Distribution;
+use super::math::{ln, pow};
+
+/// Settings of the dynamic temperature.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Dynatemp {
+    /// How far the temperature may be from the one that is set, down to 0; 0 is off.
+    pub range: f32,
+    /// The power of the entropy, as a share of the largest that there can be, that says where in the range it is.
+    pub exponent: f32,
+}
+
+impl Default for Dynatemp {
+    /// llama.cpp's: off.
+    fn default() -> Self {
+        Self { range: 0.0, exponent: 1.0 }
+    }
+}
+
+impl Dynatemp {
+    pub(super) fn is_on(&self) -> bool {
+        self.range > 0.0
+    }
+
+    /// The temperature for a draw from `candidates`.
+    pub(super) fn temperature(&self, usual: f32, candidates: &[Candidate]) -> f64 {
+        let usual = f64::from(usual);
+        if !self.is_on() || candidates.len() < 2 {
+            return usual;
+        }
+        let range = f64::from(self.range);
+        let (low, high) = ((usual - range).max(0.0), usual + range);
+        let most = ln(candidates.len() as f64);
+        let share = (Distribution::of(candidates).entropy(candidates) / most).clamp(0.0, 1.0);
+        low + (high - low) * pow(share, f64::from(self.exponent))
+    }
+}

@@ -1,0 +1,285 @@
+//! Choosing the next token from the logits.
+//!
+//! The chain and its defaults are llama.cpp's: repeat penalty, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature,
+//! then one draw; each stage has a module. Top-p (Holtzman et al., <https://arxiv.org/abs/1904.09751>) and min-p (Nguyen et al.,
+//! <https://arxiv.org/abs/2407.01082>) look at the distribution before the temperature changes it. Mirostat takes the place of
+//! all that keeps some tokens, and comes behind the temperature.
+//!
+//! The same seed and logits give the same tokens on every platform: the generator is fixed, ties go
+//! to the lower id, and `exp` and the like are computed here from correctly rounded operations, as platforms' own
+//! differ in the last bit.
+//!
+//! All that a draw depends on besides the tokens so far, the generator and Mirostat's error, is in the [`Sampler`] and changes with
+//! a draw alone: a sequence that rests, is read again or is read ahead says the same.
+
+mod breakers;
+mod dry;
+mod dynatemp;
+mod entropy;
+mod math;
+mod mirostat;
+mod params;
+#[cfg(test)]
+mod reference;
+mod rng;
+#[cfg(test)]
+mod stages;
+#[cfg(test)]
+mod tests;
+mod top_n_sigma;
+mod typical;
+mod xtc;
+
+use kvant_codec::candidate::Candidate;
+
+pub use breakers::Breakers;
+pub use dry::Dry;
+pub use dynatemp::Dynatemp;
+pub use mirostat::{Mirostat, MirostatVersion};
+pub use params::{SampleError, SamplerParams};
+pub use xtc::Xtc;
+
+use math::exp;
+use mirostat::Scale;
+use rng::Xoshiro256;
+use typical::Typicality;
+
+/// Draws tokens. Its buffers grow to the vocabulary in the first call and are kept.
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    params: SamplerParams,
+    breakers: Breakers,
+    rng: Xoshiro256,
+    /// The most surprise, in bits, that Mirostat lets through next.
+    mu: f64,
+    /// Candidates left in the race.
+    candidates: Vec<Candidate>,
+    /// Weight of each sorted candidate relative to the first, for top-p or the draw.
+    weights: Vec<f64>,
+    /// Distinct recent tokens.
+    recent: Vec<u32>,
+    repetitions: dry::Scratch,
+    typicality: Vec<Typicality>,
+}
+
+impl Sampler {
+    /// A sampler at the start of its seed's sequence.
+    pub fn new(params: SamplerParams) -> Self {
+        Sampler {
+            rng: Xoshiro256::new(params.seed),
+            mu: params.mirostat.first_mu(),
+            params,
+            breakers: Breakers::default(),
+            candidates: Vec::new(),
+            weights: Vec::new(),
+            recent: Vec::new(),
+            repetitions: dry::Scratch::default(),
+            typicality: Vec::new(),
+        }
+    }
+
+    /// With texts that break the repetitions that DRY penalises.
+    #[must_use]
+    pub fn with_breakers(self, breakers: Breakers) -> Self {
+        Self { breakers, ..self }
+    }
+
+    /// The settings.
+    pub fn params(&self) -> &SamplerParams {
+        &self.params
+    }
+
+    /// How many of the likeliest tokens a draw needs to see after `n_recent` tokens; all when `None`.
+    ///
+    /// Penalties lower tokens that have been said and nothing else, so that at most as many others move up; a penalty below 1
+    /// may lift any token. Top-n-sigma and Mirostat measure all.
+    pub fn n_candidates(&self, n_recent: usize) -> Option<usize> {
+        let SamplerParams { top_k, top_n_sigma, repeat_penalty, repeat_last_n, dry, mirostat, .. } =
+            self.params;
+        let is_greedy = self.params.is_greedy();
+        let measures_all = top_n_sigma > 0.0 || mirostat.version != MirostatVersion::Off;
+        if repeat_penalty < 1.0 || measures_all && !is_greedy {
+            return None;
+        }
+        let kept = if is_greedy { 1 } else { top_k };
+        let repeated = if repeat_penalty == 1.0 { 0 } else { repeat_last_n };
+        let penalised = n_recent.min(repeated.max(if dry.is_on() { dry.last_n } else { 0 }));
+        (kept > 0).then(|| kept.saturating_add(penalised))
+    }
+
+    /// The next token, given `logits` `[n_vocab]` and the tokens so far, oldest first. A logit of
+    /// negative infinity rules its token out. Ids in `recent` without a logit are ignored.
+    ///
+    /// # Errors
+    /// [`SampleError`] for senseless settings, a logit that is NaN or positive infinity, and where no
+    /// token is possible.
+    pub fn sample(&mut self, logits: &[f32], recent: &[u32]) -> Result<u32, SampleError> {
+        self.candidates.clear();
+        self.candidates
+            .extend(logits.iter().enumerate().map(|(id, &logit)| Candidate { id: id as u32, logit }));
+        self.choose(recent)
+    }
+
+    /// As [`Sampler::sample`], from the likeliest tokens alone, at least [`Sampler::n_candidates`] of them where there are as
+    /// many, in the order of [`Candidate::rank`]: the same token.
+    ///
+    /// # Errors
+    /// As [`Sampler::sample`].
+    pub fn sample_likeliest(&mut self, likeliest: &[Candidate], recent: &[u32]) -> Result<u32, SampleError> {
+        self.candidates.clear();
+        self.candidates.extend_from_slice(likeliest);
+        self.choose(recent)
+    }
+
+    /// The tokens that the last draw was among, likeliest first, each with the probability that it had.
+    pub fn drawn_among(&self) -> impl ExactSizeIterator<Item = (u32, f64)> {
+        let total: f64 = self.weights.iter().sum();
+        self.candidates
+            .iter()
+            .zip(&self.weights)
+            .map(move |(candidate, weight)| (candidate.id, weight / total))
+    }
+
+    fn choose(&mut self, recent: &[u32]) -> Result<u32, SampleError> {
+        self.params.validate()?;
+        if let Some(bad) = self.candidates.iter().find(|c| c.is_bad()) {
+            return Err(SampleError::NotANumber { id: bad.id, got: bad.logit });
+        }
+        let n_vocab = self.candidates.len();
+        self.penalise(recent);
+        if self.params.dry.is_on() {
+            self.params.dry.apply(&self.breakers, recent, &mut self.candidates, &mut self.repetitions);
+        }
+        self.candidates.retain(|c| c.logit > f32::NEG_INFINITY);
+        let best = self.best()?;
+        if self.params.is_greedy() {
+            return Ok(self.take(best));
+        }
+        if self.params.mirostat.version != MirostatVersion::Off {
+            return Ok(self.draw_for_target(best, n_vocab));
+        }
+        self.keep(best)?;
+        let SamplerParams { temperature, dynatemp, .. } = self.params;
+        Ok(self.draw(dynatemp.temperature(temperature, &self.candidates)))
+    }
+
+    /// The likeliest candidate.
+    fn best(&self) -> Result<Candidate, SampleError> {
+        self.candidates.iter().min_by(|a, b| Candidate::rank(a, b)).copied().ok_or(SampleError::NoCandidate)
+    }
+
+    /// The only token that is possible.
+    fn take(&mut self, only: Candidate) -> u32 {
+        self.candidates.clear();
+        self.candidates.push(only);
+        self.weights.clear();
+        self.weights.push(1.0);
+        only.id
+    }
+
+    /// Keeps, in order, what each stage leaves of the candidates, of which `best` is the likeliest.
+    fn keep(&mut self, best: Candidate) -> Result<(), SampleError> {
+        let SamplerParams { top_n_sigma, typical_p, xtc, .. } = self.params;
+        if top_n_sigma > 0.0 {
+            top_n_sigma::apply(top_n_sigma, &mut self.candidates);
+        }
+        self.keep_top_k();
+        let mut best = best;
+        if typical_p < 1.0 {
+            typical::apply(typical_p, &mut self.candidates, &mut self.typicality);
+            best = self.best()?;
+        }
+        self.keep_top_p_min_p(best.logit);
+        if xtc.is_on() && self.candidates.len() > 1 && self.rng.unit() < f64::from(xtc.probability) {
+            xtc.apply(&mut self.candidates);
+        }
+        Ok(())
+    }
+
+    /// Draws a token as Mirostat has it, of `n_vocab` that there are, and takes note of how likely it was.
+    fn draw_for_target(&mut self, best: Candidate, n_vocab: usize) -> u32 {
+        let SamplerParams { temperature, dynatemp, mirostat, .. } = self.params;
+        let temperature = dynatemp.temperature(temperature, &self.candidates);
+        if temperature == 0.0 {
+            return self.take(best);
+        }
+        let scale = Scale { best: f64::from(best.logit), temperature };
+        mirostat.apply(self.mu, scale, n_vocab, &mut self.candidates);
+        let id = self.draw(temperature);
+        let probability = self.drawn_among().find(|(of, _)| *of == id).map_or(1.0, |(_, p)| p);
+        self.mu = mirostat.next_mu(self.mu, probability);
+        id
+    }
+
+    /// Makes each recent token less likely.
+    fn penalise(&mut self, recent: &[u32]) {
+        let SamplerParams { repeat_penalty, repeat_last_n, .. } = self.params;
+        if repeat_penalty == 1.0 {
+            return;
+        }
+        self.recent.clear();
+        self.recent.extend_from_slice(&recent[recent.len().saturating_sub(repeat_last_n)..]);
+        self.recent.sort_unstable();
+        self.recent.dedup();
+        for c in &mut self.candidates {
+            if c.logit > f32::NEG_INFINITY && self.recent.binary_search(&c.id).is_ok() {
+                // Clamped: an extreme penalty must not make an infinity of a logit.
+                let scaled = if c.logit <= 0.0 { c.logit * repeat_penalty } else { c.logit / repeat_penalty };
+                c.logit = scaled.clamp(f32::MIN, f32::MAX);
+            }
+        }
+    }
+
+    /// Keeps the likeliest `top_k`, in their order.
+    fn keep_top_k(&mut self) {
+        let k = self.params.top_k;
+        if k == 0 {
+            return;
+        }
+        if k < self.candidates.len() {
+            self.candidates.select_nth_unstable_by(k - 1, Candidate::rank);
+            self.candidates.truncate(k);
+        }
+        self.candidates.sort_unstable_by(Candidate::rank);
+    }
+
+    /// Sorts, and applies top-p and min-p. Each keeps a prefix of the sorted candidates, so together
+    /// they keep the shorter one, and what min-p drops need not be sorted. At least one stays.
+    fn keep_top_p_min_p(&mut self, best: f32) {
+        let SamplerParams { top_p, min_p, .. } = self.params;
+        let weight = |c: &Candidate| exp(f64::from(c.logit) - f64::from(best));
+        // Before min-p: the probabilities of top-p are those of all that top-k left.
+        let total: f64 = if top_p < 1.0 { self.candidates.iter().map(weight).sum() } else { 0.0 };
+        if min_p > 0.0 {
+            self.candidates.retain(|c| weight(c) >= f64::from(min_p));
+        }
+        self.candidates.sort_unstable_by(Candidate::rank);
+        if top_p < 1.0 {
+            let enough = f64::from(top_p) * total;
+            let mut sum = 0.0;
+            let reached = self.candidates.iter().position(|c| {
+                sum += weight(c);
+                sum >= enough
+            });
+            self.candidates.truncate(reached.map_or(self.candidates.len(), |last| last + 1));
+        }
+    }
+
+    /// Draws one of the sorted candidates at a temperature; the first at 0.
+    fn draw(&mut self, temperature: f64) -> u32 {
+        let first = self.candidates[0];
+        if temperature == 0.0 {
+            return self.take(first);
+        }
+        self.weights.clear();
+        let weight = |c: &Candidate| exp((f64::from(c.logit) - f64::from(first.logit)) / temperature);
+        self.weights.extend(self.candidates.iter().map(weight));
+        let mut left = self.rng.unit() * self.weights.iter().sum::<f64>();
+        let drawn = self.weights.iter().position(|w| {
+            left -= w;
+            left < 0.0
+        });
+        // Rounding may leave a crumb behind the last weight; the likeliest takes it.
+        self.candidates[drawn.unwrap_or(0)].id
+    }
+}
