@@ -68,7 +68,7 @@ pub type KvantOnText =
 #[unsafe(no_mangle)]
 pub extern "C" fn kvant_generate_options_default() -> KvantGenerateOptions {
     let GenerateOptions { max_tokens, sampler, ignore_eos, .. } = GenerateOptions::default();
-    let SamplerParams { temperature, top_k, top_p, min_p, repeat_penalty, repeat_last_n, seed } = sampler;
+    let SamplerParams { temperature, top_k, top_p, min_p, repeat_penalty, repeat_last_n, seed, .. } = sampler;
     KvantGenerateOptions {
         max_tokens: max_tokens.unwrap_or(0),
         temperature,
@@ -87,7 +87,16 @@ impl From<&KvantGenerateOptions> for GenerateOptions {
         let &KvantGenerateOptions { max_tokens, temperature, top_k, top_p, min_p, seed, ignore_eos, .. } =
             options;
         let &KvantGenerateOptions { repeat_penalty, repeat_last_n, .. } = options;
-        let sampler = SamplerParams { temperature, top_k, top_p, min_p, repeat_penalty, repeat_last_n, seed };
+        let sampler = SamplerParams {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repeat_penalty,
+            repeat_last_n,
+            seed,
+            ..SamplerParams::default()
+        };
         let max_tokens = Some(max_tokens).filter(|&n| n > 0);
         GenerateOptions { max_tokens, sampler, ignore_eos, ..Self::default() }
     }

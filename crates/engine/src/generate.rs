@@ -195,6 +195,7 @@ impl Continuation {
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, Error> {
         check(session, prompt, &options)?;
+        let sampler = session.model().sampler(options.sampler)?;
         let started = Stopwatch::start();
         let kept = session.keep_prefix(prompt);
         session.feed(&prompt[kept..], &mut |done| {
@@ -206,7 +207,7 @@ impl Continuation {
         let stats =
             Stats { n_prompt: prompt.len() - kept, prompt_time: started.elapsed(), ..Stats::default() };
         let draft_max = options.draft_max.unwrap_or_else(|| session.model().most_guesses());
-        let (sampler, guesser) = (Sampler::new(options.sampler), Guesser::default());
+        let guesser = Guesser::default();
         let decode = DecodeStream::default();
         Ok(Self {
             sampler,

@@ -70,7 +70,9 @@ pub use kvant_model::{Config, ExpertSpec, LayerSpec, ModelError, Part, Want};
 pub use kvant_text::chat::{self, ChatTemplate, Message, RenderOptions, Rendered, TemplateError};
 pub use kvant_text::guess::{Guesser, MOST_GUESSES};
 pub use kvant_text::recommended::Recommended;
-pub use kvant_text::sampler::{SampleError, Sampler, SamplerParams};
+pub use kvant_text::sampler::{
+    Breakers, Dry, Dynatemp, Mirostat, MirostatVersion, SampleError, Sampler, SamplerParams, Xtc,
+};
 pub use kvant_text::tokenizer::{self, DecodeStream, Special, Tokenizer};
 pub use kvant_vision::VisionError;
 pub use model::{LoraFile, Model, Needs, OpenOptions, open_file, open_lora};

@@ -13,6 +13,7 @@ use kvant_model::{Config, Lora, Part};
 use kvant_text::chat::{ChatTemplate, TemplateError};
 use kvant_text::guess::MOST_GUESSES;
 use kvant_text::recommended::Recommended;
+use kvant_text::sampler::{Breakers, Sampler, SamplerParams};
 use kvant_text::tokenizer::Tokenizer;
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -113,7 +114,7 @@ struct Inner {
     gguf: Arc<Gguf>,
     /// The vocabulary and the template, or why the file has none that can be used: a model without them still
     /// runs on token numbers.
-    tokenizer: Result<Tokenizer, String>,
+    tokenizer: Result<Arc<Tokenizer>, String>,
     template: Result<ChatTemplate, TemplateError>,
     weights: Option<DType>,
     loras: Vec<LoraFile>,
@@ -427,11 +428,35 @@ impl Model {
     /// # Errors
     /// When the file has none that this engine can use.
     pub fn tokenizer(&self) -> Result<&Tokenizer, Error> {
+        self.shared_tokenizer().map(AsRef::as_ref)
+    }
+
+    fn shared_tokenizer(&self) -> Result<&Arc<Tokenizer>, Error> {
         self.inner.tokenizer.as_ref().map_err(|why| Error::Setting {
             name: "tokenizer",
             expected: "one that this engine can use".to_owned(),
             got: why.clone(),
         })
+    }
+
+    /// Texts that break the repetitions that DRY penalises, in what this model's tokens write.
+    ///
+    /// # Errors
+    /// As [`Model::tokenizer`]; more text than can be looked for.
+    pub fn breakers(&self, texts: Vec<String>) -> Result<Breakers, Error> {
+        Ok(Breakers::new(texts, Arc::clone(self.shared_tokenizer()?))?)
+    }
+
+    /// A sampler with these settings and, where DRY is on, the usual breakers.
+    ///
+    /// # Errors
+    /// As [`Model::breakers`].
+    pub fn sampler(&self, params: SamplerParams) -> Result<Sampler, Error> {
+        let sampler = Sampler::new(params);
+        if !params.dry.is_on() {
+            return Ok(sampler);
+        }
+        Ok(sampler.with_breakers(self.breakers(Breakers::USUAL.map(str::to_owned).to_vec())?))
     }
 
     /// The file's chat template.
@@ -475,12 +500,12 @@ fn check_mapped(config: &Config, weights: Option<DType>) -> Result<(), Error> {
     }
 }
 
-type TextSide = (Result<Tokenizer, String>, Result<ChatTemplate, TemplateError>);
+type TextSide = (Result<Arc<Tokenizer>, String>, Result<ChatTemplate, TemplateError>);
 
 /// The tokenizer and the chat template of a file, or why there is none; refused here if it is needed.
 fn text_side(gguf: &Gguf, source: Option<&str>, needs: Needs) -> Result<TextSide, Error> {
     let tokenizer = match Tokenizer::from_gguf(gguf) {
-        Ok(tokenizer) => tokenizer,
+        Ok(tokenizer) => Arc::new(tokenizer),
         Err(error) if needs != Needs::Nothing => return Err(error.into()),
         Err(error) => return Ok((Err(error.to_string()), Err(TemplateError::Missing))),
     };

@@ -144,7 +144,16 @@ impl Session {
         seed: u64,
         ignore_eos: bool,
     ) -> PyResult<Generation> {
-        let sampler = SamplerParams { temperature, top_k, top_p, min_p, repeat_penalty, repeat_last_n, seed };
+        let sampler = SamplerParams {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repeat_penalty,
+            repeat_last_n,
+            seed,
+            ..SamplerParams::default()
+        };
         let options = GenerateOptions { max_tokens, sampler, ignore_eos, ..GenerateOptions::default() };
         let (course, turn) = slf.get().with(slf.py(), |turns| {
             let session = turns.anew();

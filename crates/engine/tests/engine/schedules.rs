@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvant::{
-    Balance, DeviceChoice, Feed, GenerateOptions, Guesser, KvBalance, KvLayerShape, KvOptions, LayerBalance,
-    Message, Model, OpenOptions, SamplerParams, Session, SessionOptions,
+    Balance, DeviceChoice, Dry, Feed, GenerateOptions, Guesser, KvBalance, KvLayerShape, KvOptions,
+    LayerBalance, Message, Mirostat, MirostatVersion, Model, OpenOptions, SamplerParams, Session,
+    SessionOptions, Xtc,
 };
 use kvant_codec::random::Random;
 
@@ -491,8 +492,13 @@ fn a_prompt_cache_changes_no_token() {
 fn guesses_change_no_token() {
     let model = bundled(2);
     let n = if is_scalar(&model) { 60 } else { 200 };
+    let drawn = SamplerParams { seed: 7, ..SamplerParams::default() };
+    let dry = Dry { multiplier: 0.3, ..Dry::default() };
+    // What depends on the draws before, too.
+    let with_state = SamplerParams { dry, xtc: Xtc { probability: 0.3, threshold: 0.1 }, ..drawn };
+    let mirostat = Mirostat { version: MirostatVersion::V2, tau: 2.0, eta: 0.3 };
     for case in [CASES[0], CASES[2]] {
-        for sampler in [SamplerParams::greedy(), SamplerParams { seed: 7, ..SamplerParams::default() }] {
+        for sampler in [SamplerParams::greedy(), drawn, with_state, SamplerParams { mirostat, ..drawn }] {
             let answer = |draft_max| {
                 let mut session = empty(&model, case);
                 let options = GenerateOptions { max_tokens: Some(n), sampler, ignore_eos: true, draft_max };
