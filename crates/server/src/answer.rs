@@ -5,7 +5,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvant::{DecodeStream, Error, Picture, SampleError, Sampler, SamplerParams, Session, Tokenizer};
+use kvant::{
+    Breakers, DecodeStream, Error, Picture, SampleError, Sampler, SamplerParams, Session, Tokenizer,
+};
 
 use crate::guide::{FormError, Guides};
 use crate::thinking::Thinking;
@@ -15,6 +17,8 @@ use crate::thinking::Thinking;
 pub(crate) struct AnswerOptions {
     /// How tokens are drawn.
     pub sampler: SamplerParams,
+    /// Texts that break the repetitions that DRY penalises.
+    pub breakers: Breakers,
     /// Tokens at most.
     pub max_tokens: usize,
     /// Texts that end the answer, and are not part of it.
@@ -150,7 +154,8 @@ impl Voice {
     /// The `index`-th answer to a prompt: each draws with a seed of its own.
     pub fn new(options: Arc<AnswerOptions>, guides: Guides, index: usize) -> Self {
         let seed = options.sampler.seed.wrapping_add(index as u64);
-        let sampler = Sampler::new(SamplerParams { seed, ..options.sampler });
+        let sampler =
+            Sampler::new(SamplerParams { seed, ..options.sampler }).with_breakers(options.breakers.clone());
         let stops = Stops::new(options.stop.clone(), options.keeps_stop);
         let decode = DecodeStream::default();
         let (thinking, said) = (options.thinking.clone(), HashMap::new());

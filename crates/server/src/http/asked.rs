@@ -7,11 +7,12 @@ use kvant::{KvOptions, SamplerParams, Tokenizer};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::Hosted;
 use super::conversation::Conversation;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::loras::Wanted;
-use super::refused;
+use super::{refused, sampling};
 use crate::Drawing;
 use crate::answer::AnswerOptions;
 use crate::gbnf;
@@ -69,7 +70,7 @@ enum Bias {
 }
 
 impl Asked {
-    pub fn read(fields: &Fields, defaults: &Drawing, tokenizer: &Tokenizer) -> Result<Self, ApiError> {
+    pub fn read(fields: &Fields, defaults: &Drawing, hosted: &Hosted) -> Result<Self, ApiError> {
         let n = fields.get::<usize>("n", "a whole number")?.unwrap_or(1);
         if !(1..=MOST_ANSWERS).contains(&n) {
             return Err(ApiError::field("n", "a number from 1 to 128", n));
@@ -84,9 +85,9 @@ impl Asked {
         Ok(Self {
             n,
             max_tokens,
-            answer: answer(fields, defaults, tokenizer)?,
-            names_seed: seed(fields)?.is_some(),
-            form: form(fields, tokenizer)?,
+            answer: answer(fields, defaults, hosted)?,
+            names_seed: sampling::seed(fields)?.is_some(),
+            form: form(fields, hosted.tokenizer())?,
             tools: None,
             wanted: Wanted::read(fields)?,
             stream: fields.flag("stream")?,
@@ -132,27 +133,10 @@ impl Asked {
     }
 }
 
-fn answer(fields: &Fields, defaults: &Drawing, tokenizer: &Tokenizer) -> Result<AnswerOptions, ApiError> {
+fn answer(fields: &Fields, defaults: &Drawing, hosted: &Hosted) -> Result<AnswerOptions, ApiError> {
     refused::check(fields)?;
-    let number = |name| fields.get::<f32>(name, "a number");
-    // Below zero is zero, as llama.cpp's clients have it.
-    let temperature = number("temperature")?.map(|temperature| temperature.max(0.0));
-    let defaults = if temperature == Some(0.0) { &defaults.likeliest } else { &defaults.usual };
-    let sampler = SamplerParams {
-        temperature: temperature.unwrap_or(defaults.temperature),
-        top_k: fields.get::<i64>("top_k", "a whole number")?.map_or(defaults.top_k, |k| k.max(0) as usize),
-        top_p: number("top_p")?.unwrap_or(defaults.top_p),
-        min_p: number("min_p")?.unwrap_or(defaults.min_p),
-        repeat_penalty: fields
-            .any(&["repeat_penalty", "repetition_penalty"], "a number")?
-            .unwrap_or(defaults.repeat_penalty),
-        // Below zero it is all that was said, as llama.cpp has it.
-        repeat_last_n: fields
-            .get::<i64>("repeat_last_n", "a whole number")?
-            .map_or(defaults.repeat_last_n, |n| usize::try_from(n).unwrap_or(usize::MAX)),
-        seed: seed(fields)?.unwrap_or(defaults.seed),
-    };
-    sampler.validate().map_err(|error| ApiError::invalid(error.to_string()))?;
+    let tokenizer = hosted.tokenizer();
+    let sampler = sampling::sampler(fields, defaults)?;
     let stop = match fields.get("stop", "a text or a list of texts")? {
         None => Vec::new(),
         Some(OneOrMany::One(text)) => vec![text],
@@ -161,11 +145,12 @@ fn answer(fields: &Fields, defaults: &Drawing, tokenizer: &Tokenizer) -> Result<
         }
         Some(OneOrMany::Many(texts)) => texts,
     };
-    let penalty = |name| match number(name)?.unwrap_or(0.0) {
+    let penalty = |name| match fields.get::<f32>(name, "a number")?.unwrap_or(0.0) {
         penalty if (-100.0..=100.0).contains(&penalty) => Ok(penalty),
         other => Err(ApiError::field(name, "a number from -100 to 100", other)),
     };
     Ok(AnswerOptions {
+        breakers: sampling::breakers(fields, sampler.dry, hosted)?,
         sampler,
         max_tokens: 0,
         stop,
@@ -183,13 +168,6 @@ fn answer(fields: &Fields, defaults: &Drawing, tokenizer: &Tokenizer) -> Result<
         pictures: Vec::new(),
         call_marks: Vec::new(),
     })
-}
-
-/// The seed that a request names.
-fn seed(fields: &Fields) -> Result<Option<u64>, ApiError> {
-    let seed = fields.get::<i64>("seed", "a whole number")?;
-    // llama.cpp's clients send 2^32 - 1 for a random one.
-    Ok(seed.filter(|&seed| seed != i64::from(u32::MAX)).and_then(|seed| u64::try_from(seed).ok()))
 }
 
 /// The tokens of texts that are never to be said, at the beginning of a word and within one.

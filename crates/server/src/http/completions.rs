@@ -25,7 +25,7 @@ pub(super) async fn completions(
     fields: Fields,
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
-    let asked = Asked::read(&fields, &server.drawing(&hosted), hosted.tokenizer())?;
+    let asked = Asked::read(&fields, &server.drawing(&hosted), &hosted)?;
     if fields.value("suffix").is_some_and(|value| value != "") {
         return Err(ApiError::field("suffix", "nothing: /infill fills gaps", "a value"));
     }

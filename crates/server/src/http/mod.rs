@@ -25,6 +25,7 @@ mod refused;
 mod reply;
 mod rerank;
 mod responses;
+mod sampling;
 mod status;
 mod text;
 
@@ -225,7 +226,7 @@ impl Hosted {
         defaults: &Drawing,
         caller: &Caller,
     ) -> Result<(Asked, Opening), ApiError> {
-        let mut asked = Asked::read(fields, defaults, self.tokenizer())?;
+        let mut asked = Asked::read(fields, defaults, self)?;
         let conversation = self.conversation(fields)?;
         asked.hold_to(&conversation);
         asked.answer.call_marks = conversation.call_marks(self.tokenizer());

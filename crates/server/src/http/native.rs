@@ -16,7 +16,7 @@ use super::gap::{Gap, GapTokens};
 use super::head::{Head, kv, timings, told};
 use super::prompt::{Prompt, prompts};
 use super::reply::{Format, Framing, Heard, Piece, Sent};
-use super::{Caller, Server};
+use super::{Caller, Server, sampling};
 use crate::answer::{Finish, token_text};
 use crate::worker::{Progress, Times};
 
@@ -27,7 +27,7 @@ pub(super) async fn completion(
     fields: Fields,
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
-    let asked = Asked::read(&fields, &server.drawing(&hosted), hosted.tokenizer())?;
+    let asked = Asked::read(&fields, &server.drawing(&hosted), &hosted)?;
     let prompts = prompts(&hosted, &fields).await?;
     let head = Head::new(&hosted, &fields, &asked, ("cmpl", "text_completion"));
     answer(head, prompts, &fields, &caller).await
@@ -40,7 +40,7 @@ pub(super) async fn infill(
     fields: Fields,
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
-    let asked = Asked::read(&fields, &server.drawing(&hosted), hosted.tokenizer())?;
+    let asked = Asked::read(&fields, &server.drawing(&hosted), &hosted)?;
     let gap = Gap::read(&fields)?;
     let known = GapTokens::of(&hosted.model).ok_or_else(|| {
         ApiError::invalid("this model does not support fill-in-the-middle: its vocabulary has no tokens for prefix and suffix")
@@ -85,17 +85,11 @@ impl Native {
     /// How the answer with this index is made, with what is not there switched off.
     fn settings(&self, index: usize) -> Value {
         let asked = &self.head.asked;
-        let (answer, sampler) = (&asked.answer, &asked.answer.sampler);
+        let answer = &asked.answer;
         let bias = |&(token, bias): &(u32, f32)| json!({ "token": token, "bias": bias });
         let mut settings = json!({
             "n_predict": asked.max_tokens.map_or(-1, |n| n as i64),
             "seed": asked.seed_of(index),
-            "temperature": sampler.temperature,
-            "top_k": sampler.top_k,
-            "top_p": sampler.top_p,
-            "min_p": sampler.min_p,
-            "repeat_penalty": sampler.repeat_penalty,
-            "repeat_last_n": sampler.repeat_last_n,
             "presence_penalty": answer.presence_penalty,
             "frequency_penalty": answer.frequency_penalty,
             "logit_bias": answer.bias.iter().map(bias).collect::<Vec<_>>(),
@@ -107,8 +101,14 @@ impl Native {
             // How fast a target that nobody sets is forgotten.
             "adaptive_decay": 0.0,
         });
+        if answer.sampler.dry.is_on() {
+            settings["dry_sequence_breakers"] = json!(answer.breakers.texts());
+        }
         for (name, off) in super::refused::SAMPLERS {
             settings[name] = off.into();
+        }
+        for (name, value) in sampling::told(&answer.sampler) {
+            settings[name] = value;
         }
         settings
     }

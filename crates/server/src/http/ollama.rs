@@ -20,9 +20,8 @@ use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::gap::GapTokens;
-use super::refused;
 use super::reply::{Format, Framing, Heard, Piece, Sent};
-use super::{Caller, Hosted, Server};
+use super::{Caller, Hosted, Server, refused, sampling};
 use crate::answer::Finish;
 use crate::speech::{Call, Part, Speech};
 use crate::worker::Times;
@@ -201,7 +200,7 @@ pub(super) async fn generate(
     }
     let mut into = translated(&fields)?;
     let (asked, tokens, speech) = if fields.flag("raw")? {
-        let asked = Asked::read(&Fields::new(into), &server.drawing(&hosted), hosted.tokenizer())?;
+        let asked = Asked::read(&Fields::new(into), &server.drawing(&hosted), &hosted)?;
         let tokens = hosted.text_tokens(prompt).await?;
         (asked, tokens, Speech::new(Thoughts::none(), None))
     } else {
@@ -279,21 +278,10 @@ fn loaded(hosted: &Hosted, mut said: Value) -> Response {
 /// The fields of a request in OpenAI's words, but for what is to be answered.
 fn translated(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
     // What there is one of for all requests, or what is for ollama alone.
-    const NAMES: [&str; 10] = [
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "seed",
-        "stop",
-        "repeat_penalty",
-        "repeat_last_n",
-        "presence_penalty",
-        "frequency_penalty",
-    ];
+    const NAMES: [&str; 4] = ["seed", "stop", "presence_penalty", "frequency_penalty"];
     let (options, mut into) = (fields.object("options")?, Map::new());
-    let samplers = refused::SAMPLERS.map(|(name, _)| name);
-    for name in NAMES.into_iter().chain(samplers) {
+    let missing = refused::SAMPLERS.map(|(name, _)| name);
+    for name in NAMES.into_iter().chain(sampling::NAMES).chain(missing) {
         if let Some(value) = options.value(name) {
             into.insert(name.to_owned(), value.clone());
         }

@@ -7,16 +7,7 @@ use super::error::ApiError;
 use super::fields::Fields;
 
 /// Samplers that are missing, with the values that switch them off.
-pub(super) const SAMPLERS: [(&str, f64); 8] = [
-    ("typical_p", 1.0),
-    ("tfs_z", 1.0),
-    ("top_n_sigma", -1.0),
-    ("xtc_probability", 0.0),
-    ("dynatemp_range", 0.0),
-    ("dry_multiplier", 0.0),
-    ("mirostat", 0.0),
-    ("adaptive_target", -1.0),
-];
+pub(super) const SAMPLERS: [(&str, f64); 2] = [("tfs_z", 1.0), ("adaptive_target", -1.0)];
 
 /// Others, with what to do instead.
 const OTHERS: [(&str, &str); 4] = [

@@ -12,7 +12,7 @@ use kvant::gguf::printable_path;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::{FINGERPRINT, Hosted, Server};
+use super::{FINGERPRINT, Hosted, Server, sampling};
 use crate::answer::token_text;
 use crate::metrics::older;
 
@@ -126,16 +126,11 @@ fn card(name: &str, hosted: Option<&Hosted>) -> Value {
 pub(super) async fn props(State(server): State<Arc<Server>>) -> Result<Json<Value>, ApiError> {
     let hosted = server.pool.first()?;
     let sampler = &hosted.drawing.usual;
-    let params = json!({
-        "temperature": sampler.temperature,
-        "top_k": sampler.top_k,
-        "top_p": sampler.top_p,
-        "min_p": sampler.min_p,
-        "repeat_penalty": sampler.repeat_penalty,
-        "repeat_last_n": sampler.repeat_last_n,
-        "n_predict": -1,
-        "seed": sampler.seed,
-    });
+    let mut params = sampling::told(sampler);
+    params.extend(
+        [("n_predict", json!(-1)), ("seed", json!(sampler.seed))]
+            .map(|(name, value)| (name.to_owned(), value)),
+    );
     let tokenizer = hosted.tokenizer();
     let text = |id: Option<u32>| id.map(|id| token_text(tokenizer, id).0).unwrap_or_default();
     Ok(Json(json!({

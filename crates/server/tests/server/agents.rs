@@ -241,7 +241,7 @@ fn fields_that_change_an_answer_are_taken_or_refused_by_name() {
         (json!({ "functions": [{ "name": "f" }] }), "functions"),
         (json!({ "best_of": 2 }), "best_of"),
         (json!({ "use_beam_search": true }), "use_beam_search"),
-        (json!({ "xtc_probability": 0.5 }), "xtc_probability"),
+        (json!({ "adaptive_target": 0.5 }), "adaptive_target"),
         (json!({ "structured_outputs": { "structural_tag": {} } }), "structural_tag"),
     ] {
         let (status, error) = ask(more);
@@ -258,7 +258,7 @@ fn fields_that_change_an_answer_are_taken_or_refused_by_name() {
         ("/v1/responses", json!({ "input": "x", "conversation": "conv_1" }), "conversation"),
         ("/v1/responses", json!({ "input": "x", "truncation": "auto" }), "truncation"),
         ("/v1/messages", with(chat("x"), json!({ "max_tokens": 1, "mcp_servers": [{}] })), "mcp_servers"),
-        ("/api/chat", with(chat("x"), json!({ "options": { "mirostat": 2 } })), "mirostat"),
+        ("/api/chat", with(chat("x"), json!({ "options": { "tfs_z": 0.9 } })), "tfs_z"),
     ] {
         let (status, error) = client.post(path, &body);
         assert!(status == 400 && error.to_string().contains(name), "{path}: {error}");

@@ -10,6 +10,7 @@ mod http;
 mod loras;
 mod native;
 mod pictures;
+mod samplers;
 mod tiers;
 mod tls;
 mod walls;

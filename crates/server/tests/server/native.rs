@@ -416,8 +416,7 @@ fn prompts_are_texts_tokens_and_both_in_a_row() {
         (json!({ "prompt": { "prompt_string": "x", "multimodal_data": ["AAAA"] } }), "multimodal_data"),
         (json!({ "prompt": [1, true] }), "prompt"),
         (json!({ "prompt": [1, 99_999_999] }), "prompt"),
-        (json!({ "prompt": "x", "mirostat": 2 }), "mirostat"),
-        (json!({ "prompt": "x", "typical_p": 0.5 }), "typical_p"),
+        (json!({ "prompt": "x", "tfs_z": 0.5 }), "tfs_z"),
         (json!({ "prompt": "x", "grammar": "root ::= (" }), "line 1"),
         (json!({ "prompt": "x", "grammar": "root ::= \"a\"", "guided_regex": "a" }), "two forms"),
     ] {
