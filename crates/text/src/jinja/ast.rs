@@ -21,7 +21,7 @@ pub(super) enum StmtKind {
     Print(Expr),
     /// Conditions with their bodies, and the body of `else`.
     If(Vec<(Expr, Body)>, Body),
-    For(Box<For>),
+    For(Arc<For>),
     Set(Target, Expr),
     /// `{% set name %}...{% endset %}`, with filters.
     SetBlock(Target, Vec<Filter>, Body),
@@ -42,6 +42,8 @@ pub(super) struct For {
     pub(super) only_if: Option<Expr>,
     pub(super) body: Body,
     pub(super) otherwise: Body,
+    /// Whether its body may call it for other items.
+    pub(super) is_recursive: bool,
 }
 
 #[derive(Debug)]
@@ -70,6 +72,7 @@ pub(super) enum Expr {
     Text(String),
     Name(String),
     List(Vec<Expr>),
+    Tuple(Vec<Expr>),
     Map(Vec<(Expr, Expr)>),
     /// Operators of one precedence, from left to right.
     Chain(Box<Expr>, Vec<(Op, Expr)>),

@@ -10,7 +10,7 @@ use jiff::civil::DateTime;
 use super::ast::{Args, Cmp, Expr, Filter, For, MacroDef, Post, Stmt, StmtKind};
 use super::meter::Meter;
 use super::text::{Draft, Text};
-use super::value::{Closure, Entries, Function, Items, List, Value};
+use super::value::{Closure, Entries, Function, Items, List, Loop, Value};
 use super::{Fault, Located, methods, ops, place, show, time};
 
 /// How deep statements, expressions and macros may stand in each other. A level takes about a kilobyte of stack.
@@ -175,7 +175,10 @@ impl Interpreter {
                 }
                 return self.body(otherwise, out);
             }
-            StmtKind::For(each) => return self.for_each(each, out),
+            StmtKind::For(each) => {
+                let over = self.eval(&each.over)?;
+                return self.for_each(each, &over, 1, out);
+            }
             StmtKind::Set(target, expr) => {
                 let value = match expr {
                     Expr::Chain(first, rest) if target.is(first) => self.grown(target, first, rest)?,
@@ -226,9 +229,9 @@ impl Interpreter {
         Ok(Flow::Next)
     }
 
-    fn for_each(&mut self, each: &For, out: &mut Draft) -> Result<Flow> {
-        let over = self.eval(&each.over)?;
-        let mut list = ops::list(&over, &self.meter)?;
+    fn for_each(&mut self, each: &Arc<For>, over: &Value, depth: usize, out: &mut Draft) -> Result<Flow> {
+        let mut list = ops::list(over, &self.meter)?;
+        let again = each.is_recursive.then(|| (Arc::clone(each), self.scopes.len()));
         if let Some(only_if) = &each.only_if {
             let mut kept = Items::new(&self.meter);
             for item in list.items() {
@@ -245,7 +248,7 @@ impl Interpreter {
         let mut is_done = false;
         for (at, item) in list.items().iter().enumerate() {
             let flow = self.scoped(|me| {
-                me.set("loop", Value::Loop(list.clone(), at));
+                me.set("loop", Loop::value(&list, at, depth, again.clone())?);
                 me.assign(&each.target, item.clone())?;
                 me.body(&each.body, out)
             })?;
@@ -278,6 +281,10 @@ impl Interpreter {
             Expr::List(items) => {
                 let meter = Rc::clone(&me.meter);
                 List::collect(&meter, items.iter().map(|item| me.eval(item)))
+            }
+            Expr::Tuple(items) => {
+                let meter = Rc::clone(&me.meter);
+                List::tuple(&meter, items.iter().map(|item| me.eval(item)))
             }
             Expr::Map(pairs) => {
                 let mut entries = Entries::new(&me.meter);
@@ -404,7 +411,8 @@ impl Interpreter {
                 Some(entries) => entries.get_str(name, &self.meter)?.cloned(),
                 None => None,
             },
-            Value::Loop(list, at) => ops::loop_attr(list, *at, name),
+            Value::Loop(round) => ops::loop_attr(round, name),
+            Value::List(list) => list.part(name),
             Value::Undefined => {
                 return Err(Fault::failed(format!("cannot read '{name}' of an undefined value")));
             }
@@ -427,6 +435,7 @@ impl Interpreter {
     pub(super) fn call(&mut self, value: &Value, mut args: CallArgs) -> Result<Value> {
         let function = match value {
             Value::Macro(closure) => return self.call_macro(closure, args),
+            Value::Loop(round) => return self.call_loop(round, args),
             Value::Function(function) => *function,
             Value::Method(map, name) => return self.method(&Value::Map(map.clone()), name, args),
             _ => return Err(Fault::failed(format!("{} cannot be called", value.kind()))),
@@ -462,6 +471,20 @@ impl Interpreter {
                 Ok(Value::Text(out.finish()?))
             }
         }
+    }
+
+    /// The text of a recursive loop for other items, which sees the variables around the loop.
+    fn call_loop(&mut self, round: &Loop, mut args: CallArgs) -> Result<Value> {
+        let Some((each, n_scopes)) = &round.again else {
+            return Err(Fault::failed("'loop' can be called where it is 'recursive'"));
+        };
+        let over = args.need(0, "iterable")?;
+        args.finish(1)?;
+        let inner = self.scopes.split_off((*n_scopes).min(self.scopes.len()));
+        let (text, _) =
+            self.deeper(|me| me.capture(|me, out| me.for_each(each, &over, round.depth + 1, out)))?;
+        self.scopes.extend(inner);
+        Ok(Value::Text(text))
     }
 
     /// A macro as a value, with the variables around it.

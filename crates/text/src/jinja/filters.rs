@@ -6,8 +6,8 @@ use super::Fault;
 use super::eval::{CallArgs, Interpreter};
 use super::show::{self, JsonStyle};
 use super::text::{Draft, Text};
-use super::value::{Items, List, Value};
-use super::{methods, ops};
+use super::value::{Entries, Items, List, Value};
+use super::{layout, methods, ops, printf};
 
 type Result<T> = std::result::Result<T, Fault>;
 
@@ -23,7 +23,8 @@ impl Interpreter {
                 args.finish(0)?;
                 Ok(Value::Text(self.text(&value)?))
             }
-            "upper" | "lower" | "capitalize" | "title" | "trim" | "replace" | "indent" | "escape" | "e" => {
+            "upper" | "lower" | "capitalize" | "title" | "trim" | "replace" | "indent" | "escape" | "e"
+            | "forceescape" | "truncate" | "center" => {
                 let text = self.text(&value)?;
                 self.text_filter(name, text, args).map(Value::Text)
             }
@@ -34,6 +35,11 @@ impl Interpreter {
                 let absent = matches!(value, Value::Undefined) || (falsy_too && !value.is_true());
                 Ok(if absent { other } else { value })
             }
+            "wordcount" => {
+                args.finish(0)?;
+                layout::n_words(&self.text(&value)?)
+            }
+            "format" => self.format(&value, args),
             "tojson" => self.tojson(&value, args),
             "length" | "count" => {
                 args.finish(0)?;
@@ -42,7 +48,7 @@ impl Interpreter {
                         self.meter.read(text.len())?;
                         text.as_str().chars().count()
                     }
-                    Value::Loop(list, _) => list.items().len(),
+                    Value::Loop(round) => round.list.items().len(),
                     _ => ops::list(&value, &self.meter)?.items().len(),
                 };
                 Ok(Value::Int(n as i128))
@@ -113,6 +119,9 @@ impl Interpreter {
                 Ok(sum)
             }
             "map" => self.map(value, args),
+            "batch" => self.batch(value, args),
+            "slice" => self.slices(value, args),
+            "groupby" => self.group_by(value, args),
             "select" | "reject" | "selectattr" | "rejectattr" => self.select(name, value, args),
             _ => Err(Fault::failed(format!("there is no filter '{name}'"))),
         }
@@ -147,7 +156,13 @@ impl Interpreter {
                 };
                 indent(&text, &self.text(&width)?, first, blank)
             }
-            "escape" | "e" => {
+            "truncate" => self.truncate(&text, args),
+            "center" => {
+                let width = args.take(0, "width").unwrap_or(Value::Int(80));
+                args.finish(1)?;
+                layout::justify(name, &text, &width, None)
+            }
+            "escape" | "e" | "forceescape" => {
                 args.finish(0)?;
                 let escape = |c: char| match c {
                     '&' => "&amp;".to_owned(),
@@ -208,7 +223,7 @@ impl Interpreter {
             _ => return Err(Fault::failed(format!("'{name}' expects a mapping, got {}", value.kind()))),
         };
         let pair =
-            |(key, value): &(Value, Value)| List::collect(&self.meter, [Ok(key.clone()), Ok(value.clone())]);
+            |(key, value): &(Value, Value)| List::tuple(&self.meter, [Ok(key.clone()), Ok(value.clone())]);
         if name == "items" {
             args.finish(0)?;
             return List::collect(&self.meter, map.entries().iter().map(pair));
@@ -227,7 +242,7 @@ impl Interpreter {
     }
 
     /// What `value` is ordered by: text without case, unless that counts.
-    fn sort_key(&self, value: Value, cased: bool) -> Result<Value> {
+    pub(super) fn sort_key(&self, value: Value, cased: bool) -> Result<Value> {
         match &value {
             Value::Text(text) if !cased => Ok(Value::Text(text.map(str::to_lowercase)?)),
             _ => Ok(value),
@@ -253,12 +268,33 @@ impl Interpreter {
         if matches!(how, "min" | "max") {
             return self.extreme(keyed, if how == "min" { Ordering::Less } else { Ordering::Greater });
         }
-        // Equal ones keep their order either way.
-        let keyed = sorted(keyed, &mut |a, b| {
+        let keyed = self.in_order(keyed, reverse)?;
+        List::collect(&self.meter, keyed.into_iter().map(|(_, value)| Ok(value)))
+    }
+
+    /// Sorted by keys; equal ones keep their order either way.
+    pub(super) fn in_order(&self, keyed: Vec<(Value, Value)>, reverse: bool) -> Result<Vec<(Value, Value)>> {
+        sorted(keyed, &mut |a, b| {
             let order = a.compare(b, &self.meter)?;
             Ok(if reverse { order.is_lt() } else { order.is_gt() })
-        })?;
-        List::collect(&self.meter, keyed.into_iter().map(|(_, value)| Ok(value)))
+        })
+    }
+
+    /// `format(values...)`: as `%` has it, with values by position or by name.
+    fn format(&self, value: &Value, args: CallArgs) -> Result<Value> {
+        let template = self.text(value)?;
+        let values = match (args.positional.is_empty(), args.named.is_empty()) {
+            (false, false) => return Err(Fault::failed("'format' expects values by position or by name")),
+            (true, false) => {
+                let mut entries = Entries::new(&self.meter);
+                for (name, value) in args.named {
+                    entries.set(Value::own(&self.meter, &name)?, value)?;
+                }
+                entries.finish()?
+            }
+            (_, true) => List::tuple(&self.meter, args.positional.into_iter().map(Ok))?,
+        };
+        printf::format(&template, &values, &self.meter)
     }
 
     /// The first value whose key is in the order `wanted` to all others.
@@ -274,7 +310,7 @@ impl Interpreter {
     }
 
     /// The attribute `path` of `value`, with dots, or the value itself.
-    fn pick(&mut self, value: &Value, path: Option<&Value>) -> Result<Value> {
+    pub(super) fn pick(&mut self, value: &Value, path: Option<&Value>) -> Result<Value> {
         let path = match path {
             None | Some(Value::None) => return Ok(value.clone()),
             Some(Value::Text(path)) => path.clone(),

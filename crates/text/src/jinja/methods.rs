@@ -9,7 +9,7 @@ use super::meter::Meter;
 use super::show;
 use super::text::{Draft, Text};
 use super::value::{Items, List, Value};
-use super::{eval, ops};
+use super::{eval, layout, ops};
 
 type Result<T> = std::result::Result<T, Fault>;
 
@@ -34,9 +34,9 @@ impl Interpreter {
             Value::List(list) if matches!(name, "count" | "index") => {
                 Some(list_method(list, name, args, &self.meter)?)
             }
-            Value::Loop(_, at) if name == "cycle" => {
+            Value::Loop(round) if name == "cycle" => {
                 let n = args.positional.len().max(1);
-                args.positional.get(at % n).cloned()
+                args.positional.get(round.at % n).cloned()
             }
             _ => None,
         };
@@ -65,6 +65,14 @@ impl Interpreter {
                 (Value::Text(strip(text, chars.as_ref(), name != "rstrip", name != "lstrip")?), 1)
             }
             "isspace" => (every(char::is_whitespace), 0),
+            "swapcase" => (Value::Text(text.map(swapped)?), 0),
+            "center" | "ljust" | "rjust" => {
+                let (width, fill) = (args.need(0, "width")?, args.take(1, "fillchar"));
+                let fill = fill.map(|fill| self.text(&fill)).transpose()?;
+                (Value::Text(layout::justify(name, text, &width, fill.as_ref())?), 2)
+            }
+            "zfill" => (Value::Text(layout::fill_zeros(text, &args.need(0, "width")?)?), 1),
+            "format" => return layout::format(text, args, self).map(Some),
             "isdigit" | "isnumeric" => (every(char::is_numeric), 0),
             "isalpha" => (every(char::is_alphabetic), 0),
             "isalnum" => (every(char::is_alphanumeric), 0),
@@ -92,9 +100,21 @@ impl Interpreter {
 
     /// The methods that look for other text.
     fn text_search(&self, text: &Text, name: &str, mut args: CallArgs) -> Result<Option<Value>> {
-        if !["replace", "startswith", "endswith", "find", "rfind", "count", "removeprefix", "removesuffix"]
-            .contains(&name)
-        {
+        const KNOWN: [&str; 12] = [
+            "replace",
+            "startswith",
+            "endswith",
+            "find",
+            "rfind",
+            "index",
+            "rindex",
+            "count",
+            "partition",
+            "rpartition",
+            "removeprefix",
+            "removesuffix",
+        ];
+        if !KNOWN.contains(&name) {
             return Ok(None);
         }
         let first = args.need(0, "sub")?;
@@ -114,7 +134,7 @@ impl Interpreter {
         };
         self.meter.read(sub.len())?;
         let at = |byte: Option<usize>| byte.map_or(-1, |byte| all[..byte].chars().count() as i128);
-        if ["startswith", "endswith", "find", "rfind", "count"].contains(&name) {
+        if ["startswith", "endswith", "find", "rfind", "index", "rindex", "count"].contains(&name) {
             // To go to a start or an end is to count characters.
             self.meter.read(if args.positional.len() > 1 { all.len() } else { 0 })?;
             let range = window(all, args.take(1, "start"), args.take(2, "end"))?;
@@ -122,16 +142,21 @@ impl Interpreter {
             let part = range.clone().map(|range| &all[range]);
             let found =
                 |found: Option<usize>| Value::Int(at(found.zip(range).map(|(at, range)| range.start + at)));
-            return Ok(Some(match name {
+            let value = match name {
                 "startswith" => Value::Bool(part.is_some_and(|part| part.starts_with(sub.as_str()))),
                 "endswith" => Value::Bool(part.is_some_and(|part| part.ends_with(sub.as_str()))),
-                "find" => found(part.and_then(|part| part.find(sub.as_str()))),
-                "rfind" => found(part.and_then(|part| part.rfind(sub.as_str()))),
+                "find" | "index" => found(part.and_then(|part| part.find(sub.as_str()))),
+                "rfind" | "rindex" => found(part.and_then(|part| part.rfind(sub.as_str()))),
                 _ => Value::Int(part.map_or(0, |part| part.matches(sub.as_str()).count()) as i128),
-            }));
+            };
+            if name.ends_with("index") && matches!(value, Value::Int(-1)) {
+                return Err(Fault::failed("the text has no such part"));
+            }
+            return Ok(Some(value));
         }
         let (value, n_args) = match name {
             "removeprefix" => (Value::Text(text.part(all.strip_prefix(sub.as_str()).unwrap_or(all))?), 1),
+            "partition" | "rpartition" => (layout::partition(text, sub.as_str(), name == "rpartition")?, 1),
             "removesuffix" => (Value::Text(text.part(all.strip_suffix(sub.as_str()).unwrap_or(all))?), 1),
             _ => {
                 let new = self.text(&args.need(1, "new")?)?;
@@ -142,6 +167,18 @@ impl Interpreter {
         args.finish(n_args)?;
         Ok(Some(value))
     }
+}
+
+/// Capitals as small letters, and small letters as capitals.
+fn swapped(text: &str) -> String {
+    let mut out = String::new();
+    for c in text.chars() {
+        match c.is_uppercase() {
+            true => out.extend(c.to_lowercase()),
+            false => out.extend(c.to_uppercase()),
+        }
+    }
+    out
 }
 
 /// The lines of a text as Python counts them, each without and with what ends it.
@@ -313,7 +350,7 @@ fn map_method(
         "values" => List::collect(meter, entries.iter().map(|(_, value)| Ok(value.clone())))?,
         "items" => {
             let pair =
-                |(key, value): &(Value, Value)| List::collect(meter, [Ok(key.clone()), Ok(value.clone())]);
+                |(key, value): &(Value, Value)| List::tuple(meter, [Ok(key.clone()), Ok(value.clone())]);
             List::collect(meter, entries.iter().map(pair))?
         }
         _ => return Ok(None),

@@ -9,22 +9,28 @@
 //!   a message can never write a special token, however a template cuts, joins or changes it.
 //!
 //! Where Python gives up and nothing is gained by it, this does not: none is an empty list in a loop, and what a
-//! template marks as safe is plain text. Generators are lists, tuples are lists.
+//! template marks as safe is plain text. Generators are lists, and what is
+//! made of a tuple is one.
 
 mod ast;
 mod eval;
 mod filters;
+mod groups;
+mod layout;
 mod lex;
 mod meter;
 mod methods;
 mod ops;
 mod parse;
 mod place;
+mod printf;
 mod show;
 mod text;
 mod time;
 mod value;
 
+#[cfg(test)]
+mod builtins;
 #[cfg(test)]
 mod tests;
 

@@ -6,9 +6,9 @@ use super::Fault;
 use super::ast::{Cmp, Op};
 use super::eval::CallArgs;
 use super::meter::Meter;
-use super::show;
 use super::text::{Draft, Text};
-use super::value::{Items, List, Value};
+use super::value::{Items, List, Loop, Value};
+use super::{printf, show};
 
 type Result<T> = std::result::Result<T, Fault>;
 
@@ -46,6 +46,7 @@ pub(super) fn binary(op: Op, left: Value, right: &Value, meter: &Rc<Meter>) -> R
         (Op::Add, Value::List(a), Value::List(b)) => {
             List::collect(meter, a.items().iter().chain(b.items()).map(|item| Ok(item.clone())))
         }
+        (Op::Rem, Value::Text(text), value) => printf::format(&text, value, meter),
         (Op::Mul, Value::Text(text), n) => repeat_text(&text, n, meter),
         (Op::Mul, n, Value::Text(text)) => repeat_text(text, &n, meter),
         (Op::Mul, Value::List(list), n) => repeat_list(&list, n, meter),
@@ -300,8 +301,10 @@ pub(super) fn range(args: CallArgs, meter: &Rc<Meter>) -> Result<Value> {
     List::collect(meter, numbers)
 }
 
-/// An attribute of `loop`, at position `at` of `list`.
-pub(super) fn loop_attr(list: &List, at: usize, name: &str) -> Option<Value> {
+/// An attribute of `loop`.
+pub(super) fn loop_attr(round: &Loop, name: &str) -> Option<Value> {
+    let Loop { list, at, depth, .. } = round;
+    let at = *at;
     let n = list.items().len();
     let number = |n: usize| Some(Value::Int(n as i128));
     match name {
@@ -314,8 +317,8 @@ pub(super) fn loop_attr(list: &List, at: usize, name: &str) -> Option<Value> {
         "last" => Some(Value::Bool(at + 1 == n)),
         "previtem" => at.checked_sub(1).map(|at| list.items()[at].clone()),
         "nextitem" => list.items().get(at + 1).cloned(),
-        "depth" => number(1),
-        "depth0" => number(0),
+        "depth" => number(*depth),
+        "depth0" => number(depth - 1),
         _ => None,
     }
 }

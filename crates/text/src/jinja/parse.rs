@@ -241,6 +241,7 @@ impl Parser {
         }
         let over = self.tuple_of(Self::or)?;
         let only_if = if self.skip_name("if") { Some(self.expr()?) } else { None };
+        let is_recursive = self.skip_name("recursive");
         self.body_begin()?;
         self.loops += 1;
         let (body, end) = self.body(&["else", "endfor"])?;
@@ -249,7 +250,7 @@ impl Parser {
         if end == "endfor" {
             self.block_end()?;
         }
-        Ok(StmtKind::For(Box::new(For { target, over, only_if, body, otherwise })))
+        Ok(StmtKind::For(Arc::new(For { target, over, only_if, body, otherwise, is_recursive })))
     }
 
     fn set_statement(&mut self) -> Result<StmtKind> {
@@ -311,7 +312,7 @@ impl Parser {
         Ok(first.map_or_else(|| Target::Tuple(names), Target::Name))
     }
 
-    /// An expression, or several with commas between them as a list.
+    /// An expression, or several with commas between them as a tuple.
     fn tuple(&mut self) -> Result<Expr> {
         self.tuple_of(Self::expr)
     }
@@ -328,7 +329,7 @@ impl Parser {
                 _ => items.push(item(self)?),
             }
         }
-        Ok(Expr::List(items))
+        Ok(Expr::Tuple(items))
     }
 
     /// Any expression, one level deeper.
@@ -468,7 +469,7 @@ impl Parser {
             Token::Op("(") => {
                 self.at += 1;
                 if self.skip_op(")") {
-                    return Ok(Expr::List(Vec::new()));
+                    return Ok(Expr::Tuple(Vec::new()));
                 }
                 let inside = self.tuple()?;
                 self.expect_op(")")?;

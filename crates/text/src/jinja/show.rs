@@ -8,7 +8,7 @@ use regex_automata::meta::Regex;
 use super::Fault;
 use super::meter::Meter;
 use super::text::{Draft, Text};
-use super::value::Value;
+use super::value::{Shape, Value};
 
 /// `str(value)`, as Jinja prints it: text stands bare at the top and quoted inside.
 pub(super) fn str(value: &Value, meter: &std::rc::Rc<Meter>) -> Result<Text, Fault> {
@@ -29,6 +29,13 @@ pub(super) fn print(value: &Value, out: &mut Draft, meter: &Meter) -> Result<(),
     }
 }
 
+/// `repr(value)`
+pub(super) fn quoted(value: &Value, meter: &std::rc::Rc<Meter>) -> Result<Text, Fault> {
+    let mut out = Draft::new(meter);
+    repr(value, &mut out, meter)?;
+    out.finish()
+}
+
 /// Appends `repr(value)`. Values nest no deeper than [`super::value::MAX_NESTING`].
 fn repr(value: &Value, out: &mut Draft, meter: &Meter) -> Result<(), Fault> {
     meter.work(1)?;
@@ -40,12 +47,17 @@ fn repr(value: &Value, out: &mut Draft, meter: &Meter) -> Result<(), Fault> {
         Value::Float(x) => out.own(&float(*x)),
         Value::Text(text) => quote(text, out, meter),
         Value::List(list) => {
-            out.own("[")?;
+            let is_tuple = list.shape() != Shape::List;
+            out.own(if is_tuple { "(" } else { "[" })?;
             for (i, item) in list.items().iter().enumerate() {
                 out.own(if i > 0 { ", " } else { "" })?;
                 repr(item, out, meter)?;
             }
-            out.own("]")
+            out.own(match (is_tuple, list.items().len()) {
+                (true, 1) => ",)",
+                (true, _) => ")",
+                (false, _) => "]",
+            })
         }
         Value::Map(map) => {
             out.own("{")?;

@@ -5,7 +5,7 @@ use serde_json::json;
 use super::*;
 
 /// What `source` writes of some values, with what was said in «marks».
-fn marked(source: &str) -> Result<String, Fault> {
+pub(super) fn marked(source: &str) -> Result<String, Fault> {
     let said = vec![
         ("x", json!("Ab c")),
         ("end", json!("<|end|>")),
@@ -120,7 +120,7 @@ fn expressions_and_statements_mean_what_jinja_says() {
         ),
         (
             "{{ {'b': 1, 'a': 2}|dictsort }}{{ [3, 1, 3]|unique|list }}{{ [3, 1]|min }}{{ [3, 1]|max }}{{ [1, 2]|sum }}",
-            "[['a', 2], ['b', 1]][3, 1]133",
+            "[('a', 2), ('b', 1)][3, 1]133",
         ),
         ("a\n  {%- if true +%}\n b{% endif %}\n\n {#- c -#} d", "a\n bd"),
         ("{{ 'it''s' }}{{ \"a\\tb\\u00e9\\x41\\q\" }}", "its{a}"),
@@ -215,7 +215,7 @@ fn what_jinja_and_python_do_at_their_edges_is_done() {
         ),
         ("{{ '1_000'|int + '1_0.5'|float }}{{ '_1'|int(7) }}{{ '1__0'|int(8) }}", "1010.578"),
         ("{{ [[1]]|tojson(indent='-') }}{{ [1]|tojson(indent=-1) }}", "[\n-[\n--1\n-]\n][\n1\n]"),
-        ("{% set f = {'a': 1}.items %}{{ f() }}{{ f is callable }}", "[['a', 1]]True"),
+        ("{% set f = {'a': 1}.items %}{{ f() }}{{ f is callable }}", "[('a', 1)]True"),
         ("{{ 1e300 // 1e-10 }} {{ -7.5 // 2 }} {{ 1 // 0.1 }} {{ -0.0 // 1 }}", "inf -4.0 9.0 -0.0"),
         (
             "{{ 1 % 0.1 }} {{ -7.5 % 2 }} {{ 7.5 % -2 }} {{ -1e-20 % 3 }} {{ 4.0 % -2 }}",

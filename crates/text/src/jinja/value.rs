@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::Fault;
-use super::ast::MacroDef;
+use super::ast::{For, MacroDef};
 use super::meter::{Held, Meter};
 use super::text::Text;
 
@@ -34,8 +34,33 @@ pub(super) enum Value {
     Function(Function),
     /// A method of a mapping that is not called yet.
     Method(Map, &'static str),
-    /// `loop`: what is gone through, and where it stands.
-    Loop(List, usize),
+    Loop(Rc<Loop>),
+}
+
+/// `loop`: what is gone through, and where it stands.
+#[derive(Debug)]
+pub(super) struct Loop {
+    pub(super) list: List,
+    pub(super) at: usize,
+    /// How many loops of its kind it stands in.
+    pub(super) depth: usize,
+    /// What calling it repeats for other items, where it is `recursive`, and how many scopes there were around it.
+    pub(super) again: Option<(Arc<For>, usize)>,
+    _held: Held,
+}
+
+impl Loop {
+    /// A loop as a value.
+    pub(super) fn value(
+        list: &List,
+        at: usize,
+        depth: usize,
+        again: Option<(Arc<For>, usize)>,
+    ) -> Result<Value, Fault> {
+        let mut held = Held::none(list.0.held.meter());
+        held.grow(size_of::<Self>())?;
+        Ok(Value::Loop(Rc::new(Loop { list: list.clone(), at, depth, again, _held: held })))
+    }
 }
 
 /// The functions that a template can call.
@@ -81,17 +106,27 @@ const OVERHEAD: usize = 96;
 #[derive(Debug, Clone)]
 pub(super) struct List(Rc<Items>);
 
+/// What a list is in Python. It counts where values are printed or formatted; what is made of a tuple is a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shape {
+    List,
+    Tuple,
+    /// A pair of `groupby`, whose parts have the names `grouper` and `list`.
+    Group,
+}
+
 /// A list being written, and the inside of one.
 #[derive(Debug)]
 pub(super) struct Items {
     items: Vec<Value>,
+    shape: Shape,
     nesting: usize,
     held: Held,
 }
 
 impl Items {
     pub(super) fn new(meter: &Rc<Meter>) -> Self {
-        Items { items: Vec::new(), nesting: 0, held: Held::none(meter) }
+        Items { items: Vec::new(), shape: Shape::List, nesting: 0, held: Held::none(meter) }
     }
 
     pub(super) fn push(&mut self, value: Value) -> Result<(), Fault> {
@@ -112,7 +147,7 @@ impl Items {
             Err(shared) => {
                 let mut held = Held::none(shared.held.meter());
                 held.grow(shared.items.len() * ITEM)?;
-                Ok(Items { items: shared.items.clone(), nesting: shared.nesting, held })
+                Ok(Items { items: shared.items.clone(), shape: shared.shape, nesting: shared.nesting, held })
             }
         }
     }
@@ -145,6 +180,36 @@ impl List {
             items.push(value?)?;
         }
         items.finish()
+    }
+
+    /// A tuple of `values`.
+    pub(super) fn tuple(
+        meter: &Rc<Meter>,
+        values: impl IntoIterator<Item = Result<Value, Fault>>,
+    ) -> Result<Value, Fault> {
+        let mut items = Items { shape: Shape::Tuple, ..Items::new(meter) };
+        for value in values {
+            items.push(value?)?;
+        }
+        items.finish()
+    }
+
+    /// A group of `groupby`.
+    pub(super) fn group(meter: &Rc<Meter>, grouper: Value, list: Value) -> Result<Value, Fault> {
+        let mut items = Items { shape: Shape::Group, ..Items::new(meter) };
+        items.push(grouper)?;
+        items.push(list)?;
+        items.finish()
+    }
+
+    pub(super) fn shape(&self) -> Shape {
+        self.0.shape
+    }
+
+    /// A part of a group by its name.
+    pub(super) fn part(&self, name: &str) -> Option<Value> {
+        let at = ["grouper", "list"].iter().position(|part| *part == name)?;
+        self.items().get(at).filter(|_| self.shape() == Shape::Group).cloned()
     }
 
     pub(super) fn items(&self) -> &[Value] {
@@ -233,7 +298,8 @@ impl Map {
 /// The nesting of what holds `values`.
 fn nested<'a>(values: impl IntoIterator<Item = &'a Value>) -> Result<usize, Fault> {
     let nesting = |value: &Value| match value {
-        Value::List(list) | Value::Loop(list, _) => list.0.nesting,
+        Value::List(list) => list.0.nesting,
+        Value::Loop(round) => round.list.0.nesting,
         Value::Map(map) | Value::Method(map, _) => map.0.nesting,
         Value::Macro(closure) => closure.nesting,
         _ => 0,
