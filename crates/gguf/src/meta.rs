@@ -1,5 +1,7 @@
 //! Metadata by key.
 
+use std::borrow::Cow;
+
 use crate::error::Item;
 use crate::parse::Entry;
 use crate::value::convert;
@@ -51,6 +53,15 @@ impl<'a> Meta<'a> {
     pub fn find<T: FromValue<'a>>(&self, key: &str) -> Result<Option<T>, GgufError> {
         let Some(entry) = self.entry(key) else { return Ok(None) };
         convert(value(self.shard, entry)).map(Some).map_err(|problem| self.fail(key, Some(entry), problem))
+    }
+
+    /// The string of `key` as people may see it: what is no UTF-8 reads as U+FFFD. `None` without such a key, or for a value of
+    /// another type: a name, an author or a licence that is not well written keeps nobody from a model.
+    pub fn text_lossy(&self, key: &str) -> Option<Cow<'a, str>> {
+        match self.value(key)? {
+            Value::String(bytes) => Some(String::from_utf8_lossy(bytes)),
+            _ => None,
+        }
     }
 
     /// An error about `key`, for callers whose demands go beyond the type.

@@ -38,6 +38,19 @@ impl Folder {
         self.path.join(name).exists()
     }
 
+    /// The names in a folder within it that end in `end`, in order; none where there is no such folder.
+    pub fn names(&self, within: &str, end: &str) -> Result<Vec<String>, HfError> {
+        let path = self.path.join(within);
+        let entries = match fs::read_dir(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(|source| HfError::File { path, source })?,
+        };
+        let name = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().into_string().ok();
+        let mut names: Vec<String> = entries.filter_map(name).filter(|name| name.ends_with(end)).collect();
+        names.sort();
+        Ok(names)
+    }
+
     /// The text of a file; `None` where there is none.
     pub fn text(&mut self, name: &str) -> Result<Option<String>, HfError> {
         let path = self.path.join(name);

@@ -12,6 +12,13 @@ use serde_json::Value;
 use crate::folder::{Folder, Object, shown};
 use crate::{HfError, pre};
 
+mod added;
+mod normalizer;
+mod templates;
+
+use added::AddedTokens;
+use normalizer::Normalizer;
+
 /// Token types of GGUF.
 const NORMAL: i32 = 1;
 const UNKNOWN: i32 = 2;
@@ -80,9 +87,10 @@ pub(crate) fn write(
     writer.set_array("tokenizer.ggml.token_type", vocab.kinds.iter().copied())?;
     let settings = folder.json("tokenizer_config.json")?;
     let settings = settings.as_ref().map(|settings| settings.object()).transpose()?;
+    vocab.added.write(writer)?;
     let special = Special { vocab: &vocab, settings, said };
     special.write(writer, file, has_fallback)?;
-    write_templates(writer, folder, settings)
+    templates::write(writer, folder, settings)
 }
 
 /// Tokens as GGUF has them.
@@ -91,6 +99,7 @@ struct Vocab {
     texts: Vec<String>,
     kinds: Vec<i32>,
     ids: HashMap<String, u32>,
+    added: AddedTokens,
 }
 
 impl Vocab {
@@ -106,6 +115,7 @@ impl Vocab {
             texts: (0..n_vocab).map(|id| format!("[PAD{id}]")).collect(),
             kinds: vec![UNUSED; n_vocab],
             ids: HashMap::new(),
+            added: AddedTokens::default(),
         };
         let tokens = model.object("vocab")?;
         for (text, id) in tokens.map {
@@ -144,6 +154,7 @@ impl Vocab {
         if id >= self.texts.len() {
             return Ok(());
         }
+        self.added.read(token, id as u32)?;
         match token.find_bool("special")?.unwrap_or(false) || looks_special(text) {
             // What stands for unknown text stays that.
             true if self.kinds[id] == UNKNOWN && self.texts[id] == text => {}
@@ -192,12 +203,15 @@ fn merges<'a>(model: Object<'a>) -> Result<Vec<(&'a str, &'a str)>, HfError> {
 }
 
 fn write_bytes(writer: &mut GgufWriter, file: Object<'_>, model: Object<'_>) -> Result<(), HfError> {
-    // Readers of GGUF compose nothing: text is nearly always composed as it comes.
-    check_normalizer(file, &|kind, _| kind == "NFC")?;
+    write_normalizer(writer, Normalizer::read(file, false)?)?;
     let whole_words = model.find_bool("ignore_merges")?.unwrap_or(false);
     writer.set("tokenizer.ggml.model", "gpt2")?;
     writer.set("tokenizer.ggml.pre", pre::name(file.path, file.value("pre_tokenizer"), whole_words)?)?;
     write_merges(writer, merges(model)?)
+}
+
+fn write_normalizer(writer: &mut GgufWriter, normalizer: Normalizer) -> Result<(), HfError> {
+    Ok(writer.set_array(normalizer::KEY, normalizer.words.iter().map(String::as_str))?)
 }
 
 fn write_merges(writer: &mut GgufWriter, merges: Vec<(&str, &str)>) -> Result<(), HfError> {
@@ -213,18 +227,9 @@ fn write_marked(
     keeps_merges: bool,
 ) -> Result<(), HfError> {
     let mark = MARK.to_string();
-    let mut is_prefixed = false;
-    check_normalizer(file, &|kind, normalizer| match kind {
-        "Prepend" => normalizer.get("prepend").is_some_and(|text| text == &mark),
-        "Replace" => {
-            normalizer.pointer("/pattern/String").is_some_and(|text| text == " ")
-                && normalizer.get("content").is_some_and(|text| text == &mark)
-        }
-        _ => false,
-    })?;
-    for normalizer in parts(file.value("normalizer"), "normalizers") {
-        is_prefixed |= normalizer.get("type").is_some_and(|kind| kind == "Prepend");
-    }
+    let normalizer = Normalizer::read(file, true)?;
+    let mut is_prefixed = normalizer.is_prefixed;
+    write_normalizer(writer, normalizer)?;
     for pre in parts(file.value("pre_tokenizer"), "pretokenizers") {
         match pre.get("type").and_then(Value::as_str) {
             Some("Metaspace") if pre.get("replacement").is_none_or(|text| text == &mark) => {
@@ -261,26 +266,13 @@ fn write_marked(
     Ok(())
 }
 
-/// A pre-tokenizer or normalizer, or all of a sequence.
+/// A pre-tokenizer or post-processor, or all of a sequence.
 fn parts<'a>(value: Option<&'a Value>, key: &str) -> Vec<&'a Value> {
     let Some(value) = value else { return Vec::new() };
     match value.get(key).and_then(Value::as_array) {
         Some(list) if value.get("type").is_some_and(|kind| kind == "Sequence") => list.iter().collect(),
         _ => vec![value],
     }
-}
-
-/// Refuses what changes text in a way that readers of GGUF do not know.
-fn check_normalizer(file: Object<'_>, is_known: &dyn Fn(&str, &Value) -> bool) -> Result<(), HfError> {
-    for normalizer in parts(file.value("normalizer"), "normalizers") {
-        let kind = normalizer.get("type").and_then(Value::as_str).unwrap_or_default();
-        if !is_known(kind, normalizer) {
-            let what =
-                format!("the normalizer {}", normalizer.to_string().chars().take(200).collect::<String>());
-            return Err(HfError::Unsupported { path: file.path.to_owned(), what });
-        }
-    }
-    Ok(())
 }
 
 /// Where the meaning of tokens may be said.
@@ -390,35 +382,6 @@ fn around(processor: Option<&Value>) -> [Around<'_>; 2] {
         true => [Around::Nothing, Around::Nothing],
         false => [Around::Unsaid, Around::Unsaid],
     }
-}
-
-/// Chat templates: in a file of their own, or in one with the tokenizer's settings.
-fn write_templates(
-    writer: &mut GgufWriter,
-    folder: &mut Folder,
-    settings: Option<Object<'_>>,
-) -> Result<(), HfError> {
-    const KEY: &str = "tokenizer.chat_template";
-    if let Some(template) = folder.text("chat_template.jinja")? {
-        writer.set(KEY, template.as_str())?;
-        return Ok(());
-    }
-    match settings.and_then(|settings| settings.value("chat_template")) {
-        Some(Value::String(template)) => writer.set(KEY, template.as_str())?,
-        // Several, each with its name.
-        Some(Value::Array(all)) => {
-            for template in all {
-                let text = |key: &str| template.get(key).and_then(Value::as_str);
-                match text("name").zip(text("template")) {
-                    Some(("default", template)) => writer.set(KEY, template)?,
-                    Some((name, template)) => writer.set(&format!("{KEY}.{name}"), template)?,
-                    None => {}
-                }
-            }
-        }
-        _ => {}
-    }
-    Ok(())
 }
 
 #[cfg(test)]

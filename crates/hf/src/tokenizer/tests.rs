@@ -4,6 +4,7 @@ use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvant_gguf::{FromValue, Gguf, GgufError, Strings};
+use kvant_text::tokenizer::{Special, Tokenizer};
 use serde_json::json;
 
 use super::*;
@@ -16,7 +17,9 @@ fn keys(files: &[(&str, Value)], n_vocab: usize) -> Result<Gguf, String> {
     fs::create_dir_all(&dir).unwrap();
     for (name, value) in files {
         let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        fs::write(dir.join(name), text).unwrap();
+        let path = dir.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
     }
     let mut folder = Folder::new(&dir);
     let config = folder.json("config.json").unwrap().unwrap();
@@ -157,6 +160,99 @@ fn bytes_have_merges_and_texts_begin_and_end_as_the_settings_say() {
     let settings = ("tokenizer_config.json", json!({"chat_template": several}));
     let gguf = keys(&[config, tokenizer, settings], 4).unwrap();
     assert_eq!((get(&gguf, "chat_template"), get(&gguf, "chat_template.tool_use")), ("c", "d"));
+}
+
+/// The fixture is of `tools/reference/normalizers.py`.
+#[test]
+fn folders_tokenize_as_hugging_faces_tokenizers_do() {
+    let cases: Value = serde_json::from_str(include_str!("../../tests/tokenizers.json")).unwrap();
+    for case in cases.as_array().unwrap() {
+        let (name, file) = (case["name"].as_str().unwrap(), case["file"].clone());
+        let ids = |value: &Value| -> Vec<u32> { serde_json::from_value(value.clone()).unwrap() };
+        let n_vocab =
+            1 + file["added_tokens"].as_array().unwrap().last().unwrap()["id"].as_u64().unwrap() as usize;
+        let gguf = keys(&[("config.json", json!({})), ("tokenizer.json", file)], n_vocab).unwrap();
+        let tokenizer = Tokenizer::from_gguf(&gguf).unwrap();
+        let (texts, want) = (case["texts"].as_array().unwrap(), case["ids"].as_array().unwrap());
+        assert_eq!(texts.len(), want.len());
+        for (text, want) in texts.iter().zip(want) {
+            let text = text.as_str().unwrap();
+            let got = tokenizer.encode(text, Special::Parse, false).unwrap();
+            assert_eq!(got, ids(want), "{name}: {text:?}");
+            assert!(tokenizer.fewest_tokens(text) <= got.len(), "{name}: {text:?}");
+        }
+    }
+}
+
+#[test]
+fn normalizers_become_words_and_what_cannot_be_held_is_told() {
+    let words = |normalizer: Value, is_marked: bool| {
+        let mut file = if is_marked { marked() } else { bytes() };
+        file["normalizer"] = normalizer;
+        keys(&[("config.json", json!({})), ("tokenizer.json", file)], 10).map(|gguf| {
+            let words: Vec<String> = gguf
+                .meta()
+                .get::<Strings<'_>>(normalizer::KEY)
+                .unwrap()
+                .map(|word| String::from_utf8(word.to_vec()).unwrap())
+                .collect();
+            words.join(" ")
+        })
+    };
+    let sequence = |steps: &[Value]| json!({"type": "Sequence", "normalizers": steps});
+    let nfc = json!({"type": "NFC"});
+    let mark = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
+    let prepend = json!({"type": "Prepend", "prepend": "▁"});
+    assert_eq!(words(Value::Null, false).unwrap(), "");
+    assert_eq!(words(sequence(&[]), false).unwrap(), "");
+    let strip = json!({"type": "Strip", "strip_left": true, "strip_right": true});
+    let nested = sequence(&[nfc.clone(), sequence(&[strip, prepend.clone()]), mark.clone()]);
+    assert_eq!(words(nested, false).unwrap(), "nfc strip_left strip_right prepend ▁ replace   ▁");
+    // Marks are of the kind of vocabulary.
+    assert_eq!(words(sequence(&[nfc.clone(), prepend, mark.clone()]), true).unwrap(), "nfc");
+    let regex = json!({"type": "Replace", "pattern": {"Regex": " +"}, "content": "_"});
+    for (normalizer, is_marked, told) in [
+        (sequence(&[nfc.clone(), regex]), false, "{\"type\":\"Replace\",\"pattern\":{\"Regex\":\" +\"}"),
+        (json!({"type": "Nmt"}), false, "the normalizer {\"type\":\"Nmt\"}"),
+        (json!({"type": "Strip", "strip_left": true}), false, "{\"type\":\"Strip\",\"strip_left\":true}"),
+        // Spaces that compatibility makes would not be marked.
+        (sequence(&[mark, nfc]), true, "the normalizer {\"type\":\"NFC\"}"),
+    ] {
+        let error = words(normalizer, is_marked).unwrap_err();
+        assert!(error.contains(told), "{error}");
+    }
+}
+
+#[test]
+fn properties_of_added_tokens_are_kept() {
+    let mut file = bytes();
+    file["added_tokens"] = json!([
+        {"id": 3, "content": "<s>", "special": true, "lstrip": true, "normalized": true},
+        {"id": 1, "content": "a", "special": false, "lstrip": true, "rstrip": false},
+    ]);
+    let gguf = keys(&[("config.json", json!({})), ("tokenizer.json", file.clone())], 4).unwrap();
+    let ids = |key: &str| gguf.meta().find::<Vec<u32>>(&format!("kvant.tokenizer.{key}")).unwrap();
+    assert_eq!((ids("lstrip"), ids("normalized")), (Some(vec![3, 1]), Some(vec![3])));
+    assert_eq!((ids("rstrip"), ids("single_word")), (None, None));
+    file["added_tokens"][0]["lstrip"] = json!("yes");
+    let error = keys(&[("config.json", json!({})), ("tokenizer.json", file)], 4).err().unwrap();
+    assert!(error.contains("'lstrip': expected true or false, got \"yes\""), "{error}");
+}
+
+#[test]
+fn named_templates_are_kept_wherever_a_folder_has_them() {
+    let several = json!([{"name": "default", "template": "c"}, {"name": "tool-use", "template": "d"}]);
+    let files = [
+        ("config.json", json!({})),
+        ("tokenizer.json", bytes()),
+        ("tokenizer_config.json", json!({"chat_template": several})),
+        ("additional_chat_templates/rag.jinja", json!("e")),
+        ("chat_template.jinja", json!("f")),
+    ];
+    let gguf = keys(&files, 4).unwrap();
+    assert_eq!(get::<&str>(&gguf, "chat_template"), "f");
+    assert_eq!((get(&gguf, "chat_template.tool_use"), get(&gguf, "chat_template.rag")), ("d", "e"));
+    assert_eq!(texts(&gguf, "chat_templates"), ["rag", "tool_use"]);
 }
 
 #[test]

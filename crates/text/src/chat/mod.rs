@@ -181,6 +181,8 @@ pub struct ChatTemplate {
     tokens: BTreeMap<&'static str, String>,
     /// Whether it reads lists of parts where others read texts.
     wants_parts: OnceLock<bool>,
+    /// The one that the model has for conversations with tools.
+    with_tools: Option<Box<Result<ChatTemplate, TemplateError>>>,
 }
 
 impl ChatTemplate {
@@ -196,6 +198,7 @@ impl ChatTemplate {
             source: source.to_owned(),
             tokens: tokens.into(),
             wants_parts: OnceLock::new(),
+            with_tools: None,
         })
     }
 
@@ -204,15 +207,31 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// The template of a model file; where it has none and the vocabulary knows `<|im_start|>`, ChatML.
+    /// The template of a model file, with the one that it has for conversations with tools, which is for all where it is the only
+    /// one; where it has none and the vocabulary knows `<|im_start|>`, ChatML.
     ///
     /// # Errors
     /// [`TemplateError::Missing`], [`TemplateError::Metadata`], [`TemplateError::Syntax`].
     pub fn from_gguf(gguf: &Gguf, tokenizer: &Tokenizer) -> Result<Self, TemplateError> {
-        let source: Option<&str> = gguf.meta().find("tokenizer.chat_template")?;
+        let usual: Option<&str> = gguf.meta().find("tokenizer.chat_template")?;
+        let with_tools: Option<&str> = gguf.meta().find("tokenizer.chat_template.tool_use")?;
         let knows_chatml = tokenizer.token_id("<|im_start|>").is_some();
-        let source = source.or_else(|| builtin("chatml").filter(|_| knows_chatml));
-        Self::for_tokenizer(source.ok_or(TemplateError::Missing)?, tokenizer)
+        let source = usual.or(with_tools).or_else(|| builtin("chatml").filter(|_| knows_chatml));
+        let mut template = Self::for_tokenizer(source.ok_or(TemplateError::Missing)?, tokenizer)?;
+        let with_tools = with_tools.filter(|_| usual.is_some());
+        template.with_tools = with_tools.map(|source| Box::new(Self::for_tokenizer(source, tokenizer)));
+        Ok(template)
+    }
+
+    /// The template of conversations with tools, or of others: this one, unless the model has another.
+    ///
+    /// # Errors
+    /// [`TemplateError::Syntax`] of that one.
+    pub fn for_tools(&self, has_tools: bool) -> Result<&Self, TemplateError> {
+        match self.with_tools.as_deref().filter(|_| has_tools) {
+            Some(with_tools) => with_tools.as_ref().map_err(Clone::clone),
+            None => Ok(self),
+        }
     }
 
     /// Parses `source` for a model with this vocabulary, whose special tokens it may write.
@@ -247,7 +266,11 @@ impl ChatTemplate {
         messages: &[impl Serialize],
         options: &RenderOptions,
     ) -> Result<Rendered, TemplateError> {
-        let mut messages = json!(messages);
+        let has_tools = options.tools.as_ref().is_some_and(|tools| tools != &json!([]) && !tools.is_null());
+        self.for_tools(has_tools)?.render_any(json!(messages), options)
+    }
+
+    fn render_any(&self, mut messages: Json, options: &RenderOptions) -> Result<Rendered, TemplateError> {
         let last = messages.as_array().and_then(|messages| messages.last()).and_then(final_text);
         let last = last.filter(|_| options.continue_final_message);
         if let Some(messages) = messages.as_array_mut().filter(|_| self.wants_parts()) {

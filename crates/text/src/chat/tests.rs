@@ -192,6 +192,45 @@ fn a_file_without_a_template_speaks_chatml_only_if_its_vocabulary_does() {
     assert_eq!(template.render(NOBODY, &options).unwrap().as_str(), "<BOS>");
 }
 
+#[test]
+fn a_conversation_with_tools_has_the_template_that_the_model_has_for_them() {
+    let with = |others: &[(&str, &str)]| {
+        let mut writer = kvant_gguf::GgufWriter::new();
+        for (key, template) in others {
+            writer.set(&format!("tokenizer.chat_template{key}"), *template).unwrap();
+        }
+        let mut bytes = std::io::Cursor::new(Vec::new());
+        writer.write_to(&mut bytes, |_| Ok::<(), kvant_gguf::GgufError>(())).unwrap();
+        let (_, tokenizer) = file(&["<BOS>"], None);
+        ChatTemplate::from_gguf(&Gguf::from_bytes(bytes.into_inner()).unwrap(), &tokenizer)
+    };
+    let said = |template: &ChatTemplate, tools: Option<Json>| {
+        let options = RenderOptions { tools, ..RenderOptions::default() };
+        template.render(&[Message::user("x")], &options).map(|text| text.to_string())
+    };
+    let tools = || Some(json!([{ "type": "function" }]));
+    let both =
+        with(&[("", "usual"), (".tool_use", "{{ bos_token }}{{ tools | length }}"), (".rag", "{%")]).unwrap();
+    assert_eq!(said(&both, None).unwrap(), "usual");
+    assert_eq!(said(&both, Some(json!([]))).unwrap(), "usual");
+    assert_eq!(said(&both, tools()).unwrap(), "<BOS>1");
+    assert_eq!(both.for_tools(true).unwrap().source(), "{{ bos_token }}{{ tools | length }}");
+    assert_eq!((both.source(), both.for_tools(false).unwrap().source()), ("usual", "usual"));
+    // Pictures take the same way.
+    let options = RenderOptions { tools: tools(), ..RenderOptions::default() };
+    let (text, _) = both.render_pictures(&[json!({ "role": "user", "content": "x" })], &options, "").unwrap();
+    assert_eq!(text.as_str(), "<BOS>1");
+    let alone = with(&[(".tool_use", "tools")]).unwrap();
+    assert_eq!(
+        (said(&alone, None).unwrap(), said(&alone, tools()).unwrap()),
+        ("tools".into(), "tools".into())
+    );
+    // One that cannot be read is told where it is needed.
+    let bad = with(&[("", "usual"), (".tool_use", "{%")]).unwrap();
+    assert_eq!(said(&bad, None).unwrap(), "usual");
+    assert!(matches!(said(&bad, tools()), Err(TemplateError::Syntax { .. })));
+}
+
 /// Texts of control tokens, of all families.
 const MARKS: [&str; 14] = [
     "<|im_start|>",

@@ -90,15 +90,23 @@ pub enum TokenizerError {
         /// Its text.
         text: String,
     },
-    /// Two tokens have the same text.
-    #[error("tokens {first} and {second} have the same text '{text}'")]
-    Duplicate {
-        /// The lower id.
-        first: u32,
-        /// The higher id.
-        second: u32,
-        /// The shared text.
-        text: String,
+    /// A step of the normalizer that is not known, or lacks a text that belongs to it.
+    #[error("'kvant.tokenizer.normalizer': expected {expected}, got {got}")]
+    Normalizer {
+        /// What may stand there.
+        expected: String,
+        /// What does.
+        got: String,
+    },
+    /// A property of a token that there is not.
+    #[error("'{key}': expected tokens below {n_vocab}, got {id}")]
+    AddedToken {
+        /// The metadata key.
+        key: &'static str,
+        /// The token in the file.
+        id: u32,
+        /// Tokens in the vocabulary.
+        n_vocab: usize,
     },
     /// A merge rule that does not fit the vocabulary.
     #[error("merge {index} '{merge}': {fault}")]

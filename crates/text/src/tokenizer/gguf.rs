@@ -5,6 +5,8 @@ use kvant_gguf::{FromValue, Gguf, Meta, Strings, Value};
 use super::Tokenizer;
 use super::error::TokenizerError;
 use super::model::TokenizerModel;
+use super::normalizer::{self, Normalizer};
+use super::special::AddedTokens;
 use super::vocab::{SpecialIds, VocabData};
 
 impl Tokenizer {
@@ -31,10 +33,17 @@ impl VocabData {
         }
         let tokens = strings("tokenizer.ggml.tokens", meta.get("tokenizer.ggml.tokens")?)?;
         let merges: Option<Strings<'_>> = meta.find("tokenizer.ggml.merges")?;
-        let name = meta.find::<&str>("general.name")?.unwrap_or_default().to_lowercase();
+        let name = meta.text_lossy("general.name").unwrap_or_default().to_lowercase();
+        let normalizer = normalizer(meta)?;
+        let mut added = AddedTokens::default();
+        for (key, ids) in added.keyed() {
+            *ids = meta.find(key)?.unwrap_or_default();
+        }
         Ok(VocabData {
             pre: meta.find::<&str>("tokenizer.ggml.pre")?.map(str::to_owned),
-            scores: meta.find("tokenizer.ggml.scores")?,
+            scores: meta
+                .find::<Vec<Score>>("tokenizer.ggml.scores")?
+                .map(|all| all.iter().map(|s| s.0).collect()),
             token_types: meta.find("tokenizer.ggml.token_type")?,
             merges: merges.map(|m| strings("tokenizer.ggml.merges", m)).transpose()?,
             special,
@@ -43,6 +52,11 @@ impl VocabData {
             add_space_prefix: meta.find("tokenizer.ggml.add_space_prefix")?,
             // The files do not carry this property of the tokens; llama.cpp goes by the name too.
             strip_after_special: name.contains("phi-3") || name.contains("phi3"),
+            // A file that tells of the normalizer tells of all that lies beside GGUF's keys.
+            added: normalizer.is_some().then_some(added),
+            normalizer,
+            lowercase: meta.find("tokenizer.ggml.normalizer.lowercase")?,
+            strip_accents: meta.find("tokenizer.ggml.normalizer.strip_accents")?,
             ..VocabData::new(model, tokens)
         })
     }
@@ -59,6 +73,27 @@ impl FromValue<'_> for Id {
     fn from_value(value: Value<'_>) -> Option<Self> {
         value.as_integer().map(|id| Id(id.try_into().ok()))
     }
+}
+
+/// A score, which some files have as a whole number.
+struct Score(f32);
+
+impl FromValue<'_> for Score {
+    fn expected() -> String {
+        "f32".to_owned()
+    }
+
+    fn from_value(value: Value<'_>) -> Option<Self> {
+        let whole = || value.as_integer().map(|score| score as f32);
+        f32::from_value(value).or_else(whole).map(Score)
+    }
+}
+
+/// The normalizer that a file of Kvant's tells of.
+fn normalizer(meta: &Meta<'_>) -> Result<Option<Normalizer>, TokenizerError> {
+    let Some(words) = meta.find::<Strings<'_>>(normalizer::KEY)? else { return Ok(None) };
+    let words = strings(normalizer::KEY, words)?;
+    Normalizer::from_words(words.iter().map(String::as_str)).map(Some)
 }
 
 /// The strings of `key`, which must be UTF-8.

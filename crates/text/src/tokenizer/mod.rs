@@ -6,8 +6,8 @@
 //! it writes, whatever alphabet the file spells them in.
 //!
 //! Results equal llama.cpp's on its own vocabulary vectors. Where it and a model's own
-//! `tokenizer.json` part, the model's own holds, but for Unicode normalisation, which no GGUF file
-//! asks for. Plain text never becomes a control token, even where merges would lead to one. Decoding
+//! `tokenizer.json` part, the model's own holds: text is normalized first ([`Normalizer`]), and tokens that are
+//! taken whole are found as [`AddedTokens`] says. Plain text never becomes a control token, even where merges would lead to one. Decoding
 //! is faithful to the bytes: no space before punctuation is removed.
 //!
 //! Methods are ours rather than the `tokenizers` crate's. Measured before that choice, with its
@@ -17,10 +17,12 @@
 
 mod bpe;
 mod bytes;
+mod encode;
 mod error;
 mod gguf;
 mod merge;
 mod model;
+mod normalizer;
 mod pre;
 mod seams;
 mod special;
@@ -32,20 +34,22 @@ mod wordpiece;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 pub use error::{MergeFault, TokenizerError};
 pub use model::TokenizerModel;
+pub use normalizer::Normalizer;
+pub use special::AddedTokens;
 pub use stream::DecodeStream;
 pub use vocab::{SpecialIds, TokenKind, VocabData};
 
 use bpe::Bpe;
-use merge::Merger;
 use pre::PreTokenizer;
-use special::{Part, Partition};
+use special::Partitions;
 use spm::Spm;
 use vocab::Vocab;
-use wordpiece::WordPiece;
+use wordpiece::{Cleaning, WordPiece};
 
 /// What the text of a special token means inside a text to encode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,7 +69,8 @@ pub struct Tokenizer {
     model: TokenizerModel,
     vocab: Vocab,
     method: Method,
-    partition: Partition,
+    normalizer: Normalizer,
+    partitions: Partitions,
     special: SpecialIds,
     /// Sorted.
     eog: Vec<u32>,
@@ -101,7 +106,9 @@ impl Tokenizer {
             }
             TokenizerModel::Bert => {
                 let unk = special.unk.ok_or_else(|| missing("tokenizer.ggml.unknown_token_id"))?;
-                Method::WordPiece(WordPiece::new(&vocab, unk)?)
+                let lowercase = data.lowercase.unwrap_or(true);
+                let cleaning = Cleaning { lowercase, strip_accents: data.strip_accents.unwrap_or(lowercase) };
+                Method::WordPiece(WordPiece::new(&vocab, unk, cleaning)?)
             }
             TokenizerModel::Gpt2 | TokenizerModel::Gemma4 => {
                 let merges = data.merges.ok_or_else(|| missing("tokenizer.ggml.merges"))?;
@@ -122,8 +129,17 @@ impl Tokenizer {
         if let Some((_, _, key)) = ends.into_iter().find(|(add, id, _)| *add && id.is_none()) {
             return Err(TokenizerError::MissingSpecial { key });
         }
+        let implied = || match &method {
+            Method::Bpe(bpe) => bpe.pre.normalizer(),
+            Method::Spm(_) | Method::WordPiece(_) => Normalizer::default(),
+        };
+        let normalizer = data.normalizer.unwrap_or_else(implied);
+        let by_name =
+            || if data.strip_after_special { AddedTokens::phi3(&vocab) } else { AddedTokens::default() };
+        let added = data.added.unwrap_or_else(by_name);
         Ok(Tokenizer {
-            partition: Partition::new(&vocab, data.strip_after_special)?,
+            partitions: Partitions::new(&vocab, added, &normalizer)?,
+            normalizer,
             add_space_prefix: data.add_space_prefix.unwrap_or(true) && model == TokenizerModel::Llama,
             model,
             vocab,
@@ -135,87 +151,21 @@ impl Tokenizer {
         })
     }
 
-    /// The tokens of `text`.
-    ///
-    /// With `add_bos_eos`, the tokens that the vocabulary puts around a text are added; a BOS is not
-    /// added to a text that parses to one already, as templates often write their own.
-    ///
-    /// Takes time linear in the text, but for a logarithm in the length of words that do not repeat themselves.
-    ///
-    /// # Errors
-    /// [`TokenizerError::NoToken`] if the vocabulary cannot write some byte of the text and has no
-    /// unknown token; [`TokenizerError::TextSize`] from 4 GiB on.
-    pub fn encode(
-        &self,
-        text: &str,
-        special: Special<'_>,
-        add_bos_eos: bool,
-    ) -> Result<Vec<u32>, TokenizerError> {
-        if text.len() >= u32::MAX as usize {
-            return Err(TokenizerError::TextSize { got: text.len() });
-        }
-        let all = 0..text.len();
-        let own = match special {
-            Special::Parse => std::slice::from_ref(&all),
-            Special::AsText => &[],
-            Special::Within(ranges) => ranges,
-        };
-        let parts = self.partition.parts(&self.vocab, text, own);
-        let mut out = Vec::with_capacity(text.len() / 3 + 4);
-        let starts_with = |id| matches!(parts.first(), Some(Part::Token(t)) if Some(*t) == id);
-        if add_bos_eos && self.add_bos && !starts_with(self.special.bos) {
-            out.extend(self.special.bos);
-        }
-        self.encode_parts(text, &parts, &mut out)?;
-        if add_bos_eos && self.add_eos {
-            out.extend(self.special.eos);
-        }
-        Ok(out)
-    }
-
-    fn encode_parts(&self, text: &str, parts: &[Part], out: &mut Vec<u32>) -> Result<(), TokenizerError> {
-        let mut merger = Merger::default();
-        let mut after_special = true; // the start of a text counts as such
-        let mut spaced = String::new();
-        for part in parts {
-            let range = match part {
-                Part::Token(id) => {
-                    out.push(*id);
-                    after_special = true;
-                    continue;
-                }
-                Part::Text(range) => range.clone(),
-            };
-            let mut stretch = &text[range];
-            let prefix = self.add_space_prefix && after_special;
-            after_special = false;
-            // SentencePiece's alphabet has one character for a space and its mark.
-            let marked = self.model != TokenizerModel::Gpt2 && stretch.contains(bytes::SPACE_MARK);
-            if prefix || marked {
-                spaced.clear();
-                if prefix {
-                    spaced.push(' ');
-                }
-                spaced.extend(stretch.chars().map(|c| if c == bytes::SPACE_MARK { ' ' } else { c }));
-                stretch = &spaced;
-            }
-            match &self.method {
-                Method::Bpe(m) => m.encode(&self.vocab, stretch, &mut merger, out)?,
-                Method::Spm(m) => m.encode(&self.vocab, stretch, &mut merger, out)?,
-                Method::WordPiece(m) => m.encode(&self.vocab, stretch, out),
-            }
-        }
-        Ok(())
-    }
-
     /// A number of tokens that `text` takes at least, without a look at what they are: as many as if the longest token
     /// of the vocabulary stood again and again. 0 where text may be dropped.
     pub fn fewest_tokens(&self, text: &str) -> usize {
-        if self.model == TokenizerModel::Bert || self.partition.strips() {
+        let shrink = self.normalizer.max_shrink(text);
+        let Some(shrink) = shrink.filter(|_| self.model != TokenizerModel::Bert && !self.partitions.strip())
+        else {
             return 0;
-        }
+        };
         // Characters, as the mark of a space has three bytes and writes one.
-        text.chars().count() / self.vocab.longest.max(1)
+        text.chars().count() / self.vocab.longest.max(1).saturating_mul(shrink)
+    }
+
+    /// What becomes of plain text before it is cut into words.
+    pub fn normalize<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        self.normalizer.apply(text, &[]).text
     }
 
     /// The text of `ids`: control and unknown tokens and ids out of range write nothing, the space

@@ -15,6 +15,7 @@ use std::ops::Range;
 use regex_automata::meta::Regex;
 
 use super::error::TokenizerError;
+use super::normalizer::Normalizer;
 
 /// What follows a pattern's own alternatives.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -38,6 +39,11 @@ struct Family {
     /// Text starts with BOS unless the file says otherwise.
     add_bos: bool,
 }
+
+/// Names of tokenizers that compose characters first: `tokenizer.json` of Qwen 1.5 to 3.5, Command R, of GPT-NeoX's that OLMo and MPT
+/// took over and of DeepSeek-R1's distillations of Qwen names NFC as their normalizer, and the programs of Stable LM 2 and Hunyuan call it.
+const NFC: &[&str] =
+    &["qwen2", "qwen35", "deepseek-r1-qwen", "command-r", "olmo", "mpt", "stablelm2", "hunyuan"];
 
 /// A family without extra implications.
 const fn plain(names: &'static [&'static str], cuts: &'static [Cut]) -> Family {
@@ -234,6 +240,11 @@ impl PreTokenizer {
         Ok(PreTokenizer { name, cuts, whole_words: family.whole_words, add_bos: family.add_bos })
     }
 
+    /// What tokenizers of this name do with text before they cut it, where a file does not say.
+    pub(super) fn normalizer(&self) -> Normalizer {
+        if NFC.contains(&self.name) { Normalizer::nfc() } else { Normalizer::default() }
+    }
+
     /// The name as the file gives it.
     pub(super) fn name(&self) -> &'static str {
         self.name
@@ -332,6 +343,7 @@ mod tests {
         names.sort();
         names.dedup();
         assert_eq!(names.len(), n);
+        assert!(NFC.iter().all(|name| names.contains(&name)));
     }
 
     #[test]

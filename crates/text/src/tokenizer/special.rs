@@ -1,11 +1,15 @@
 //! Special tokens inside a text, and which tokens end a generation.
 
+use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::LazyLock;
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind, Input, MatchKind};
+use regex_automata::meta::Regex;
 
 use super::error::TokenizerError;
 use super::model::TokenizerModel;
+use super::normalizer::Normalizer;
 use super::vocab::{SpecialIds, TokenKind, Vocab};
 
 /// A stretch of a text.
@@ -17,6 +21,62 @@ pub(super) enum Part {
     Token(u32),
 }
 
+/// How tokens that are taken whole are found, beyond their text: the properties that `tokenizer.json` gives to added tokens.
+/// Each lists ids in any order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AddedTokens {
+    /// Those that take the white space before them.
+    pub lstrip: Vec<u32>,
+    /// Those that take the white space behind them.
+    pub rstrip: Vec<u32>,
+    /// Those that are none where a word goes on before or behind them.
+    pub single_word: Vec<u32>,
+    /// Those that are looked for in text that is normalized.
+    pub normalized: Vec<u32>,
+}
+
+impl AddedTokens {
+    /// The properties with their metadata keys, which are Kvant's own: GGUF has none.
+    pub(super) fn keyed(&mut self) -> [(&'static str, &mut Vec<u32>); 4] {
+        [
+            ("kvant.tokenizer.lstrip", &mut self.lstrip),
+            ("kvant.tokenizer.rstrip", &mut self.rstrip),
+            ("kvant.tokenizer.single_word", &mut self.single_word),
+            ("kvant.tokenizer.normalized", &mut self.normalized),
+        ]
+    }
+
+    /// Those of Phi-3, of which llama.cpp's files do not tell.
+    pub(super) fn phi3(vocab: &Vocab) -> Self {
+        let strips = |id: &u32| {
+            is_special(vocab, *id) && !KEEPS_SPACE_AFTER.contains(&vocab.text(*id).unwrap_or_default())
+        };
+        Self { rstrip: (0..vocab.len() as u32).filter(strips).collect(), ..Self::default() }
+    }
+
+    /// Sorts the lists, so that a token is found in them at once.
+    ///
+    /// # Errors
+    /// [`TokenizerError::AddedToken`] for a token that there is not.
+    fn sort(&mut self, n_vocab: usize) -> Result<(), TokenizerError> {
+        for (key, ids) in self.keyed() {
+            ids.sort_unstable();
+            if let Some(&id) = ids.last().filter(|&&id| id as usize >= n_vocab) {
+                return Err(TokenizerError::AddedToken { key, id, n_vocab });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Phi-3's special tokens that do not take the white space behind them.
+const KEEPS_SPACE_AFTER: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
+
+fn is_special(vocab: &Vocab, id: u32) -> bool {
+    use TokenKind::{Control, Unknown, UserDefined};
+    matches!(vocab.kind(id), Some(Control | Unknown | UserDefined))
+}
+
 /// Finds special tokens in text: at each place the longest, left to right.
 #[derive(Debug, Clone)]
 pub(super) struct Partition {
@@ -24,78 +84,145 @@ pub(super) struct Partition {
     all: Finder,
     /// Those that count in plain text as well.
     user_defined: Finder,
-    /// White space behind a special token belongs to it (Phi-3).
-    strip_after: bool,
 }
 
-/// An automaton over token texts, and the id of each.
+/// Where special tokens are looked for.
+#[derive(Debug, Clone)]
+pub(super) struct Partitions {
+    /// In text as it is given.
+    pub(super) given: Partition,
+    /// In what normalizing leaves of the text between those, where some tokens are looked for there.
+    pub(super) normalized: Option<Partition>,
+}
+
+impl Partitions {
+    pub(super) fn new(
+        vocab: &Vocab,
+        mut added: AddedTokens,
+        normalizer: &Normalizer,
+    ) -> Result<Self, TokenizerError> {
+        added.sort(vocab.len())?;
+        let special = (0..vocab.len() as u32).filter(|&id| is_special(vocab, id));
+        let is_normalized = |id: &u32| added.normalized.binary_search(id).is_ok();
+        let (later, first): (Vec<u32>, Vec<u32>) = special.partition(is_normalized);
+        let none = Normalizer::default();
+        let partition = |ids: &[u32], normalizer| Partition::new(vocab, ids, &added, normalizer);
+        let normalized = (!later.is_empty()).then(|| partition(&later, normalizer)).transpose()?;
+        Ok(Partitions { given: partition(&first, &none)?, normalized })
+    }
+
+    /// Whether white space beside a token is dropped.
+    pub(super) fn strip(&self) -> bool {
+        let all = [Some(&self.given), self.normalized.as_ref()];
+        all.into_iter()
+            .flatten()
+            .any(|partition| partition.all.tokens.iter().any(|token| token.lstrip || token.rstrip))
+    }
+}
+
+/// A token that is looked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Wanted {
+    id: u32,
+    lstrip: bool,
+    rstrip: bool,
+    single_word: bool,
+}
+
+/// An automaton over token texts, and the token of each.
 #[derive(Debug, Clone)]
 struct Finder {
     automaton: AhoCorasick,
-    ids: Vec<u32>,
+    tokens: Vec<Wanted>,
 }
 
 impl Finder {
-    fn new(vocab: &Vocab, kinds: &[TokenKind]) -> Result<Self, TokenizerError> {
-        let wanted = |id: &u32| vocab.kind(*id).is_some_and(|k| kinds.contains(&k));
-        let ids: Vec<u32> = (0..vocab.len() as u32)
-            .filter(wanted)
-            .filter(|&id| vocab.text(id).is_some_and(|t| !t.is_empty()))
-            .collect();
+    /// `texts` has the text of each token.
+    fn new(tokens: Vec<Wanted>, texts: &[Cow<'_, str>]) -> Result<Self, TokenizerError> {
         let automaton = AhoCorasick::builder()
             .match_kind(MatchKind::LeftmostLongest)
             // Left to choose, the crate takes a DFA for few tokens, and building one takes the square of their length.
             .kind(Some(AhoCorasickKind::ContiguousNFA))
-            .build(ids.iter().filter_map(|&id| vocab.text(id)))
+            .build(texts.iter().map(|text| text.as_bytes()))
             .map_err(|e| TokenizerError::Prepare { what: "special tokens", why: e.to_string() })?;
-        Ok(Finder { automaton, ids })
+        Ok(Finder { automaton, tokens })
     }
 
     /// The first match that lies within `range`; none in a range that is none of `text`.
-    fn find(&self, text: &str, range: Range<usize>) -> Option<Found> {
-        text.get(range.clone())?;
-        let found = self.automaton.find(Input::new(text).range(range))?;
-        Some((self.ids[found.pattern().as_usize()], found.range()))
+    fn find(&self, text: &str, mut range: Range<usize>) -> Option<Found> {
+        loop {
+            text.get(range.clone())?;
+            let found = self.automaton.find(Input::new(text).range(range.clone()))?;
+            let token = self.tokens[found.pattern().as_usize()];
+            if !token.single_word || is_alone(text, found.range()) {
+                return Some(Found { token, range: found.range() });
+            }
+            range.start = found.end();
+        }
     }
 }
 
-impl Partition {
-    pub(super) fn new(vocab: &Vocab, strip_after: bool) -> Result<Self, TokenizerError> {
-        use TokenKind::{Control, Unknown, UserDefined};
-        Ok(Partition {
-            all: Finder::new(vocab, &[Control, Unknown, UserDefined])?,
-            user_defined: Finder::new(vocab, &[UserDefined])?,
-            strip_after,
-        })
-    }
+/// Whether no word goes on before or behind a range of `text`.
+fn is_alone(text: &str, range: Range<usize>) -> bool {
+    static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\w").expect("a class of characters"));
+    let is_word = |c: char| WORD.is_match(&*c.encode_utf8(&mut [0; 4]));
+    !text[..range.start].ends_with(is_word) && !text[range.end..].starts_with(is_word)
+}
 
-    /// Whether white space behind a token is dropped.
-    pub(super) fn strips(&self) -> bool {
-        self.strip_after
+impl Partition {
+    /// Looks for `ids` in text that `normalizer` leaves, as it would leave theirs.
+    fn new(
+        vocab: &Vocab,
+        ids: &[u32],
+        added: &AddedTokens,
+        normalizer: &Normalizer,
+    ) -> Result<Self, TokenizerError> {
+        let finder = |wanted: &dyn Fn(u32) -> bool| {
+            let text = |&id: &u32| Some((id, normalizer.apply(vocab.text(id)?, &[]).text));
+            let (ids, texts): (Vec<u32>, Vec<Cow<'_, str>>) = ids
+                .iter()
+                .filter(|&&id| wanted(id))
+                .filter_map(text)
+                .filter(|(_, text)| !text.is_empty())
+                .unzip();
+            let has = |list: &[u32], id: u32| list.binary_search(&id).is_ok();
+            let token = |id| Wanted {
+                id,
+                lstrip: has(&added.lstrip, id),
+                rstrip: has(&added.rstrip, id),
+                single_word: has(&added.single_word, id),
+            };
+            Finder::new(ids.into_iter().map(token).collect(), &texts)
+        };
+        Ok(Partition {
+            all: finder(&|_| true)?,
+            user_defined: finder(&|id| vocab.kind(id) == Some(TokenKind::UserDefined))?,
+        })
     }
 
     /// Cuts `text` at its special tokens: at those that stand wholly within one of the ranges `own`, which ascend, and
     /// at user-defined ones anywhere.
-    pub(super) fn parts(&self, vocab: &Vocab, text: &str, own: &[Range<usize>]) -> Vec<Part> {
+    pub(super) fn parts(&self, text: &str, own: &[Range<usize>]) -> Vec<Part> {
         let mut parts = Vec::new();
         let (mut at, mut own) = (0, own);
         let mut anywhere = self.user_defined.find(text, 0..text.len());
         let mut within = self.next_within(text, 0, &mut own);
-        while let Some((id, range)) = earlier(&anywhere, &within) {
-            if range.start > at {
-                parts.push(Part::Text(at..range.start));
+        while let Some(Found { token, range }) = earlier(&anywhere, &within) {
+            let before = &text[at..range.start];
+            let before = if token.lstrip { before.trim_end() } else { before };
+            if !before.is_empty() {
+                parts.push(Part::Text(at..at + before.len()));
             }
-            parts.push(Part::Token(id));
+            parts.push(Part::Token(token.id));
             at = range.end;
-            if self.strip_after && !KEEPS_SPACE_AFTER.contains(&vocab.text(id).unwrap_or_default()) {
-                let rest = &text[at..];
-                at += rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_whitespace()).len();
+            if token.rstrip {
+                at = text.len() - text[at..].trim_start().len();
             }
             // What was found and lies behind is still the next: every byte is looked at about once.
-            if anywhere.as_ref().is_some_and(|(_, range)| range.start < at) {
+            if anywhere.as_ref().is_some_and(|found| found.range.start < at) {
                 anywhere = self.user_defined.find(text, at..text.len());
             }
-            if within.as_ref().is_some_and(|(_, range)| range.start < at) {
+            if within.as_ref().is_some_and(|found| found.range.start < at) {
                 within = self.next_within(text, at, &mut own);
             }
         }
@@ -120,16 +247,17 @@ impl Partition {
 }
 
 /// A token and where its text stands.
-type Found = (u32, Range<usize>);
+#[derive(Debug, Clone)]
+struct Found {
+    token: Wanted,
+    range: Range<usize>,
+}
 
 /// The one that begins first, or else the longer one.
 fn earlier(a: &Option<Found>, b: &Option<Found>) -> Option<Found> {
-    let order = |found: &&Found| (found.1.start, std::cmp::Reverse(found.1.end));
+    let order = |found: &&Found| (found.range.start, std::cmp::Reverse(found.range.end));
     a.iter().chain(b).min_by_key(order).cloned()
 }
-
-/// Phi-3's special tokens that do not take the white space behind them.
-const KEEPS_SPACE_AFTER: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
 /// Texts that end a turn or a text, by model family, turns first. The files do not always say so.
 const ENDS: &[&str] = &[
@@ -210,6 +338,25 @@ fn keep_harmony_end(model: TokenizerModel, vocab: &mut Vocab, special: &SpecialI
         if let (true, Some(id)) = (goes_on, vocab.find_spelt(model, text)) {
             vocab.set_kind(id, TokenKind::Control);
             vocab.show(id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_letters_marks_digits_and_what_joins_them() {
+        let alone = |before: &str, behind: &str| {
+            let text = format!("{before}it{behind}");
+            is_alone(&text, before.len()..before.len() + 2)
+        };
+        for c in ["a", "\u{e9}", "\u{301}", "\u{344}", "\u{93f}", "1", "_", "\u{200d}", "\u{4f60}"] {
+            assert!(!alone(c, "") && !alone("", c) && alone(&format!("{c}."), &format!("-{c}")), "{c:?}");
+        }
+        for c in ["", " ", "'", ".", "\u{bd}", "\u{a0}", "\u{1f680}"] {
+            assert!(alone(c, c), "{c:?}");
         }
     }
 }

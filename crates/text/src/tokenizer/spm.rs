@@ -7,7 +7,7 @@
 use super::error::TokenizerError;
 use super::merge::{Joined, Merger, NONE};
 use super::seams::Seams;
-use super::vocab::Vocab;
+use super::vocab::{TokenKind, Vocab};
 
 /// The scores by which pairs are joined.
 #[derive(Debug, Clone)]
@@ -57,6 +57,10 @@ impl Spm {
             }
             merger.merge(|left, right| {
                 let id = vocab.find_text(&piece.as_bytes()[left.start..right.end])?;
+                // What is taken whole where it stands has been taken by now: what is left of it is no token.
+                if vocab.kind(id) == Some(TokenKind::UserDefined) {
+                    return None;
+                }
                 Some(Joined { key: self.keys[id as usize], id })
             });
             merger.emit(vocab, piece, at, out)?;

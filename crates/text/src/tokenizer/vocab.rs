@@ -7,6 +7,8 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use super::bytes;
 use super::error::TokenizerError;
 use super::model::TokenizerModel;
+use super::normalizer::Normalizer;
+use super::special::AddedTokens;
 
 /// What a token is (`tokenizer.ggml.token_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,8 +115,16 @@ pub struct VocabData {
     pub add_eos: Option<bool>,
     /// `tokenizer.ggml.add_space_prefix`.
     pub add_space_prefix: Option<bool>,
-    /// White space behind a special token belongs to the token (Phi-3).
+    /// White space behind a special token belongs to the token (Phi-3). Only where the file does not tell of `added`.
     pub strip_after_special: bool,
+    /// What becomes of plain text first; `None`: what the pre-tokenizer implies.
+    pub normalizer: Option<Normalizer>,
+    /// How tokens are found that are taken whole; `None`: wherever their text stands.
+    pub added: Option<AddedTokens>,
+    /// `tokenizer.ggml.normalizer.lowercase`; only WordPiece looks at it, which lowers text where it is absent.
+    pub lowercase: Option<bool>,
+    /// `tokenizer.ggml.normalizer.strip_accents`; absent: as `lowercase`.
+    pub strip_accents: Option<bool>,
 }
 
 impl VocabData {
@@ -132,6 +142,10 @@ impl VocabData {
             add_eos: None,
             add_space_prefix: None,
             strip_after_special: false,
+            normalizer: None,
+            added: None,
+            lowercase: None,
+            strip_accents: None,
         }
     }
 }
@@ -193,7 +207,7 @@ impl Vocab {
             vocab.push(model, id, text, TokenKind::from_code(id, code)?)?;
         }
         vocab.texts = tokens;
-        vocab.index()?;
+        vocab.index();
         Ok(vocab)
     }
 
@@ -216,7 +230,7 @@ impl Vocab {
         match (kind, fallback) {
             (TokenKind::Byte, Some(b)) => {
                 self.arena.push(b);
-                self.byte_ids[usize::from(b)] = Some(id);
+                self.byte_ids[usize::from(b)].get_or_insert(id);
             }
             (TokenKind::Byte, None) => {
                 return Err(TokenizerError::ByteToken { id, text: text.to_owned() });
@@ -235,9 +249,9 @@ impl Vocab {
     }
 
     /// Fills the lookup tables. Two tokens may write the same bytes (`ĠĠ` and a user-defined run of
-    /// two spaces): the normal one is found, or else the first. Two equal texts are a fault.
-    fn index(&mut self) -> Result<(), TokenizerError> {
-        let Vocab { texts, kinds, arena, bounds, by_bytes, hasher, byte_ids, .. } = self;
+    /// two spaces), and there are files with two equal texts (Gemma 4's): the normal one is found, or else the first.
+    fn index(&mut self) {
+        let Vocab { kinds, arena, bounds, by_bytes, hasher, byte_ids, .. } = self;
         let piece = |id: u32| &arena[bounds[id as usize] as usize..bounds[id as usize + 1] as usize];
         for id in 0..kinds.len() as u32 {
             let (kind, key) = (kinds[id as usize], piece(id));
@@ -246,10 +260,6 @@ impl Vocab {
             }
             let hash = hasher.hash_one(key);
             match by_bytes.find_mut(hash, |&other| piece(other) == key) {
-                Some(other) if texts[*other as usize] == texts[id as usize] => {
-                    let text = texts[id as usize].clone();
-                    return Err(TokenizerError::Duplicate { first: *other, second: id, text });
-                }
                 Some(other) => {
                     if kinds[*other as usize] != TokenKind::Normal && kind == TokenKind::Normal {
                         *other = id;
@@ -268,7 +278,6 @@ impl Vocab {
                 byte_ids[usize::from(b)] = Some(id);
             }
         }
-        Ok(())
     }
 
     /// Number of tokens.

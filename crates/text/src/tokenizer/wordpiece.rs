@@ -1,10 +1,12 @@
 //! WordPiece (Schuster and Nakajima, 2012), as in BERT's uncased models.
 //!
-//! The text is cleaned, stripped of accents and lowered, cut at white space and around every
+//! The text is cleaned, stripped of accents and lowered unless the file says otherwise, cut at white space and around every
 //! punctuation mark and Chinese character; each word then is covered by the longest tokens that fit
 //! from left to right, or becomes the unknown token. In a GGUF file the first token of a word starts
 //! with a space mark and continuations stand bare. What is dropped and where words end is as in
 //! Hugging Face's `BertNormalizer` and `BertPreTokenizer`; llama.cpp drops spacing marks as well.
+
+use std::borrow::Cow;
 
 use regex_automata::meta::Regex;
 use unicode_normalization::UnicodeNormalization;
@@ -15,6 +17,13 @@ use super::vocab::Vocab;
 /// Chinese characters, in BERT's sense: each is a word of its own.
 const CHINESE: &str = r"\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2B73F}\x{2B740}-\x{2B81F}\x{2B920}-\x{2CEAF}\x{F900}-\x{FAFF}\x{2F800}-\x{2FA1F}";
 
+/// What becomes of a text first.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cleaning {
+    pub(super) lowercase: bool,
+    pub(super) strip_accents: bool,
+}
+
 /// Patterns and limits of a WordPiece vocabulary.
 #[derive(Debug, Clone)]
 pub(super) struct WordPiece {
@@ -23,33 +32,44 @@ pub(super) struct WordPiece {
     /// Bytes of the longest token.
     longest: usize,
     unk: u32,
+    cleaning: Cleaning,
 }
 
 impl WordPiece {
     /// Prepares the patterns.
-    pub(super) fn new(vocab: &Vocab, unk: u32) -> Result<Self, TokenizerError> {
+    pub(super) fn new(vocab: &Vocab, unk: u32, cleaning: Cleaning) -> Result<Self, TokenizerError> {
         let prepare = |what, pattern: &str| {
             Regex::new(pattern).map_err(|e| TokenizerError::Prepare { what, why: e.to_string() })
         };
+        let accents = if cleaning.strip_accents { r"\p{Mn}" } else { "" };
         let single = format!(r"\p{{P}}$+<=>^`|~{CHINESE}");
         Ok(WordPiece {
             words: prepare("word pattern", &format!(r"[{single}]|[^\s{single}]+"))?,
-            dropped: prepare("character filter", r"[\p{Mn}\x{FFFD}\p{Cc}\p{Cf}\p{Co}--[\t\n\r]]")?,
+            dropped: prepare(
+                "character filter",
+                &format!(r"[{accents}\x{{FFFD}}\p{{Cc}}\p{{Cf}}\p{{Co}}--[\t\n\r]]"),
+            )?,
             longest: vocab.longest,
             unk,
+            cleaning,
         })
     }
 
     /// Appends the tokens of `text`, which holds no special tokens, to `out`.
     pub(super) fn encode(&self, vocab: &Vocab, text: &str, out: &mut Vec<u32>) {
-        let decomposed: String = text.nfd().collect();
+        let decomposed: Cow<'_, str> =
+            if self.cleaning.strip_accents { text.nfd().collect::<String>().into() } else { text.into() };
         let mut clean = String::with_capacity(decomposed.len());
+        let mut keep = |kept: &str| match self.cleaning.lowercase {
+            true => clean.extend(kept.chars().flat_map(char::to_lowercase)),
+            false => clean.push_str(kept),
+        };
         let mut at = 0;
-        for m in self.dropped.find_iter(&decomposed) {
-            clean.extend(decomposed[at..m.start()].chars().flat_map(char::to_lowercase));
+        for m in self.dropped.find_iter(&*decomposed) {
+            keep(&decomposed[at..m.start()]);
             at = m.end();
         }
-        clean.extend(decomposed[at..].chars().flat_map(char::to_lowercase));
+        keep(&decomposed[at..]);
         let mut word = String::new();
         for m in self.words.find_iter(&clean) {
             word.clear();

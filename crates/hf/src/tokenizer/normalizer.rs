@@ -1,0 +1,94 @@
+//! Normalizers: from what `tokenizer.json` says to the words of a key of Kvant's, as GGUF has none.
+
+use serde_json::Value;
+
+use super::MARK;
+use crate::HfError;
+use crate::folder::Object;
+
+/// The metadata key. A file that has it tells of [added tokens](super::added), too.
+pub(super) const KEY: &str = "kvant.tokenizer.normalizer";
+
+/// What becomes of text.
+#[derive(Debug, Default)]
+pub(super) struct Normalizer {
+    /// The steps, each a word and the texts that belong to it.
+    pub words: Vec<String>,
+    /// Whether a space is put in front, as a mark.
+    pub is_prefixed: bool,
+}
+
+impl Normalizer {
+    /// Reads the normalizer of a tokenizer. One that `marks` spaces does so at the end, which the kind of the vocabulary says already.
+    ///
+    /// # Errors
+    /// [`HfError::Unsupported`] with the step that is not known.
+    pub fn read(file: Object<'_>, marks: bool) -> Result<Self, HfError> {
+        let mut normalizer = Self::default();
+        let mut has_marked = false;
+        for step in steps(file.value("normalizer")) {
+            let is_mark = marks && is_mark(step);
+            has_marked |= is_mark;
+            normalizer.is_prefixed |= is_mark && step["type"] == "Prepend";
+            match words(step).filter(|_| !has_marked) {
+                Some(words) => normalizer.words.extend(words.into_iter().map(str::to_owned)),
+                None if is_mark => {}
+                None => return Err(unsupported(file, step)),
+            }
+        }
+        Ok(normalizer)
+    }
+}
+
+fn unsupported(file: Object<'_>, step: &Value) -> HfError {
+    let shown: String = step.to_string().chars().take(200).collect();
+    HfError::Unsupported { path: file.path.to_owned(), what: format!("the normalizer {shown}") }
+}
+
+/// A normalizer, or all of a sequence, in order.
+fn steps(normalizer: Option<&Value>) -> Vec<&Value> {
+    match normalizer {
+        None => Vec::new(),
+        Some(normalizer) => match normalizer.get("normalizers").and_then(Value::as_array) {
+            Some(list) if normalizer["type"] == "Sequence" => {
+                list.iter().flat_map(|step| steps(Some(step))).collect()
+            }
+            _ => vec![normalizer],
+        },
+    }
+}
+
+/// Whether a step marks spaces, or puts a marked one in front.
+fn is_mark(step: &Value) -> bool {
+    let is_it = |text: &Value| text.as_str().is_some_and(|text| text.chars().eq([MARK]));
+    match step["type"].as_str() {
+        Some("Prepend") => is_it(&step["prepend"]),
+        Some("Replace") => {
+            step.pointer("/pattern/String").is_some_and(|text| text == " ") && is_it(&step["content"])
+        }
+        _ => false,
+    }
+}
+
+/// The words of a step; `None` for one that is not known.
+fn words(step: &Value) -> Option<Vec<&str>> {
+    Some(match step["type"].as_str()? {
+        "NFC" => vec!["nfc"],
+        "NFD" => vec!["nfd"],
+        "NFKC" => vec!["nfkc"],
+        "NFKD" => vec!["nfkd"],
+        "Lowercase" => vec!["lowercase"],
+        "StripAccents" => vec!["strip_accents"],
+        "Strip" => {
+            let side = |side| Some(step[side].as_bool()?.then_some(side));
+            [side("strip_left")?, side("strip_right")?].into_iter().flatten().collect()
+        }
+        // A regular expression is another thing in each library.
+        "Replace" => {
+            let from = step.pointer("/pattern/String")?.as_str().filter(|from| !from.is_empty())?;
+            vec!["replace", from, step["content"].as_str()?]
+        }
+        "Prepend" => vec!["prepend", step["prepend"].as_str()?],
+        _ => return None,
+    })
+}

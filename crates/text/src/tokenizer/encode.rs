@@ -1,0 +1,185 @@
+//! From text to tokens.
+
+use std::ops::Range;
+
+use super::bytes;
+use super::error::TokenizerError;
+use super::merge::Merger;
+use super::model::TokenizerModel;
+use super::special::Part;
+use super::{Method, Special, Tokenizer};
+
+impl Tokenizer {
+    /// The tokens of `text`.
+    ///
+    /// With `add_bos_eos`, the tokens that the vocabulary puts around a text are added; a BOS is not
+    /// added to a text that parses to one already, as templates often write their own.
+    ///
+    /// Takes time linear in the text, but for a logarithm in the length of words that do not repeat themselves.
+    ///
+    /// # Errors
+    /// [`TokenizerError::NoToken`] if the vocabulary cannot write some byte of the text and has no
+    /// unknown token; [`TokenizerError::TextSize`] from 4 GiB on.
+    pub fn encode(
+        &self,
+        text: &str,
+        special: Special<'_>,
+        add_bos_eos: bool,
+    ) -> Result<Vec<u32>, TokenizerError> {
+        let mut ids =
+            if add_bos_eos { self.encode_prompt(text, special)? } else { self.plain(text, special)?.out };
+        if add_bos_eos && self.add_eos {
+            ids.extend(self.special.eos);
+        }
+        Ok(ids)
+    }
+
+    /// The tokens of a text that is to be continued: with the BOS that the vocabulary puts before a text, without the EOS that it puts
+    /// behind one, after which nothing comes.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_prompt(&self, text: &str, special: Special<'_>) -> Result<Vec<u32>, TokenizerError> {
+        let Encoding { mut out, begins_with, .. } = self.plain(text, special)?;
+        if let Some(bos) = self.special.bos.filter(|&bos| self.add_bos && begins_with != Some(bos)) {
+            out.insert(0, bos);
+        }
+        Ok(out)
+    }
+
+    /// Tokens that write exactly `text`: as it stands within another, neither normalized nor with a space in front of it, and without
+    /// special tokens.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn spell(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        check_size(text)?;
+        let mut encoding = Encoding::new(self, text);
+        encoding.after_special = false;
+        encoding.stretch(text)?;
+        Ok(encoding.out)
+    }
+
+    /// The tokens of a text and none around it.
+    fn plain(&self, text: &str, special: Special<'_>) -> Result<Encoding<'_>, TokenizerError> {
+        check_size(text)?;
+        let all = 0..text.len();
+        let own = match special {
+            Special::Parse => std::slice::from_ref(&all),
+            Special::AsText => &[],
+            Special::Within(ranges) => ranges,
+        };
+        let mut encoding = Encoding::new(self, text);
+        let mut own_left = own;
+        for part in self.partitions.given.parts(text, own) {
+            match part {
+                Part::Token(id) => encoding.token(id),
+                Part::Text(range) => {
+                    let own = within(text, &range, &mut own_left);
+                    encoding.piece(&text[range], &own)?;
+                }
+            }
+        }
+        Ok(encoding)
+    }
+}
+
+fn check_size(text: &str) -> Result<(), TokenizerError> {
+    if text.len() >= u32::MAX as usize {
+        return Err(TokenizerError::TextSize { got: text.len() });
+    }
+    Ok(())
+}
+
+/// What lies of the ranges `own` of `text` within `piece`, counted from its first byte. Of `own`, which ascend, those are dropped that
+/// end before it.
+fn within(text: &str, piece: &Range<usize>, own: &mut &[Range<usize>]) -> Vec<Range<usize>> {
+    let n_before = own.iter().take_while(|range| range.end <= piece.start).count();
+    *own = &own[n_before..];
+    let mut at = piece.start;
+    let mut found = Vec::new();
+    for range in own.iter().take_while(|range| range.start < piece.end) {
+        let (start, end) = (range.start.max(at), range.end.min(piece.end));
+        if text.get(range.clone()).is_some() && start < end {
+            found.push(start - piece.start..end - piece.start);
+            at = end;
+        }
+    }
+    found
+}
+
+/// A text that is becoming tokens.
+struct Encoding<'t> {
+    tokenizer: &'t Tokenizer,
+    out: Vec<u32>,
+    /// The special token that the text begins with.
+    begins_with: Option<u32>,
+    /// Whether a special token came last; the start of a text counts as one.
+    after_special: bool,
+    merger: Merger,
+    spaced: String,
+}
+
+impl<'t> Encoding<'t> {
+    fn new(tokenizer: &'t Tokenizer, text: &str) -> Self {
+        Encoding {
+            tokenizer,
+            out: Vec::with_capacity(text.len() / 3 + 4),
+            begins_with: None,
+            after_special: true,
+            merger: Merger::default(),
+            spaced: String::new(),
+        }
+    }
+
+    fn token(&mut self, id: u32) {
+        if self.out.is_empty() {
+            self.begins_with = Some(id);
+        }
+        self.out.push(id);
+        self.after_special = true;
+    }
+
+    /// Appends the tokens of text between special tokens that are looked for in text as it is given. Others may stand within the ranges
+    /// `own`.
+    fn piece(&mut self, text: &str, own: &[Range<usize>]) -> Result<(), TokenizerError> {
+        let Tokenizer { normalizer, partitions, .. } = self.tokenizer;
+        let Some(partition) = &partitions.normalized else {
+            return self.stretch(&normalizer.apply(text, &[]).text);
+        };
+        let normalized = normalizer.apply(text, own);
+        for part in partition.parts(&normalized.text, &normalized.ranges) {
+            match part {
+                Part::Token(id) => self.token(id),
+                Part::Text(range) => self.stretch(&normalized.text[range])?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends the tokens of text without special tokens.
+    fn stretch(&mut self, text: &str) -> Result<(), TokenizerError> {
+        let Tokenizer { vocab, method, model, add_space_prefix, .. } = self.tokenizer;
+        let prefix = *add_space_prefix && self.after_special && !text.is_empty();
+        self.after_special &= text.is_empty();
+        // SentencePiece's alphabet has one character for a space and its mark.
+        let marked = *model != TokenizerModel::Gpt2 && text.contains(bytes::SPACE_MARK);
+        let mut text = text;
+        if prefix || marked {
+            self.spaced.clear();
+            if prefix {
+                self.spaced.push(' ');
+            }
+            self.spaced.extend(text.chars().map(|c| if c == bytes::SPACE_MARK { ' ' } else { c }));
+            text = &self.spaced;
+        }
+        match method {
+            Method::Bpe(m) => m.encode(vocab, text, &mut self.merger, &mut self.out),
+            Method::Spm(m) => m.encode(vocab, text, &mut self.merger, &mut self.out),
+            Method::WordPiece(m) => {
+                m.encode(vocab, text, &mut self.out);
+                Ok(())
+            }
+        }
+    }
+}
