@@ -182,7 +182,9 @@ impl Config {
         let recurrences = recurrence::read(&keys, family, n_embd, without_heads)?;
         let windows = heads::read_windows(&keys, family, n_layers)?;
         let (heads, latent) = match family.latent {
-            true => latent::read(&keys).map(|(heads, latent)| (vec![heads; n_layers], Some(latent)))?,
+            true => {
+                latent::read(&keys, n_layers).map(|(heads, latent)| (vec![heads; n_layers], Some(latent)))?
+            }
             false => (heads::read(&keys, family, n_embd, &n_kv_heads, &windows)?, None),
         };
         let is_recurrent = |i: usize| recurrences.of_layer(i).is_some() && !family.recurs_beside();
@@ -443,6 +445,22 @@ impl Keys<'_> {
             return Err(self.bad(key, &format!("{n_layers} layers"), numbers.len()));
         }
         Ok(numbers.into_iter().take(n_layers).map(|n| n as usize).collect())
+    }
+
+    /// A size that files may say of each layer, and that is the same in all of these.
+    fn size_of(&self, key: &str, layers: &[bool]) -> Result<usize, ModelError> {
+        let all = self.of_layers(key, layers.len())?;
+        let of_these: Vec<usize> =
+            all.into_iter().zip(layers).filter(|(_, is)| **is).map(|(n, _)| n).collect();
+        match of_these.iter().find(|&n| n != &of_these[0]) {
+            None => match of_these.first().copied().unwrap_or(0) {
+                n @ 1..=0x7fff_ffff => Ok(n),
+                n => Err(self.bad(key, "a positive number", n)),
+            },
+            Some(other) => {
+                Err(self.bad(key, "the same number in all layers", format!("{} and {other}", of_these[0])))
+            }
+        }
     }
 
     /// A number, 0 where the file has none.

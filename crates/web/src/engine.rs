@@ -1,5 +1,7 @@
 //! A model and the conversations with it, moved on one small step at a time.
 
+use std::borrow::Cow;
+
 use kvant::gguf::TensorInfo;
 use kvant::{
     CancelFlag, Continuation, DeviceChoice, Error, Finish, GenerateOptions, Gguf, KvOptions, Model, Needs,
@@ -160,11 +162,11 @@ impl Engine {
     /// # Errors
     /// A file that recommends what has no meaning.
     pub fn about(&self) -> Result<About, WebError> {
-        let name: Option<&str> = self.model.gguf().meta().find("general.name").map_err(Error::from)?;
+        let name = self.model.gguf().meta().text_lossy("general.name");
         let (device, sampler) = (self.model.device(), defaults(&self.model)?);
         let kv = Asked::default().kv()?;
         Ok(About {
-            name: name.map(str::to_owned),
+            name: name.map(Cow::into_owned),
             n_ctx: self.model.config().n_ctx_train,
             device: device.name,
             kernels: device.kernels,

@@ -94,7 +94,8 @@ pub(super) fn read(
     n_kv_heads: &[usize],
     windows: &LayerWindows,
 ) -> Result<Vec<KvLayerShape>, ModelError> {
-    let n_heads = keys.size(HEADS)?;
+    let with_heads: Vec<bool> = n_kv_heads.iter().map(|&n| n > 0).collect();
+    let n_heads = keys.size_of(HEADS, &with_heads)?;
     let dims = read_dims(keys, "", n_embd / n_heads)?;
     let own_dims = match family.windows.is_some_and(|windows| windows.own_heads) {
         true => read_dims(keys, "_swa", dims[0])?,
@@ -200,4 +201,68 @@ pub(super) fn read_states(
         }
     };
     (0..heads.len()).map(of_layer).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use kvant_codec::DType;
+    use kvant_gguf::{Gguf, GgufWriter};
+
+    use crate::Config;
+
+    /// The query heads of the layers of a file that says so many of each layer, and so many KV heads.
+    fn heads(arch: &str, heads: &[u32], kv_heads: &[u32]) -> Result<Vec<usize>, String> {
+        let mut writer = GgufWriter::new();
+        writer.set("general.architecture", arch).unwrap();
+        let sizes = [
+            ("block_count", 4),
+            ("context_length", 64),
+            ("embedding_length", 32),
+            ("feed_forward_length", 48),
+            ("shortconv.l_cache", 3),
+            ("attention.kv_lora_rank", 16),
+            ("rope.dimension_count", 8),
+            ("attention.key_length", if arch == "deepseek2" { 24 } else { 8 }),
+            ("attention.value_length", 8),
+        ];
+        for (key, value) in sizes {
+            writer.set(&format!("{arch}.{key}"), value as u32).unwrap();
+        }
+        for (key, all) in [("head_count", heads), ("head_count_kv", kv_heads)] {
+            writer.set_array(&format!("{arch}.attention.{key}"), all.iter().copied()).unwrap();
+        }
+        writer.set(&format!("{arch}.attention.layer_norm_rms_epsilon"), 1e-5_f32).unwrap();
+        let names = ["a", "b", "c", "d"];
+        names.iter().for_each(|name| writer.add_tensor(name, &[32, 32], DType::F32).unwrap());
+        let mut bytes = Vec::new();
+        let zeros = [0; 4 * 32 * 32];
+        writer
+            .write_to(&mut bytes, |sink| names.iter().try_for_each(|name| sink.bytes(name, &zeros)))
+            .unwrap();
+        let config = Config::from_gguf(&Gguf::from_bytes(bytes).unwrap());
+        let of_layers = |config: Config| config.layers.iter().map(|layer| layer.heads.n_heads).collect();
+        config.map(of_layers).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn heads_may_be_said_of_each_layer_where_all_have_the_same() {
+        for arch in ["llama", "deepseek2"] {
+            assert_eq!(heads(arch, &[4; 4], &[2; 4]), Ok(vec![4; 4]), "{arch}");
+            for (all, told) in [
+                (
+                    &[4, 4, 8, 4][..],
+                    "attention.head_count: expected the same number in all layers, got 4 and 8",
+                ),
+                (&[4, 4], "attention.head_count: expected 4 layers, got 2"),
+                (&[0; 4], "attention.head_count: expected a positive number, got 0"),
+                (&[u32::MAX; 4], "expected a positive number, got 4294967295"),
+            ] {
+                let error = heads(arch, all, &[2; 4]).unwrap_err();
+                assert!(error.replace(&format!("{arch}."), "").contains(told), "{arch}: {error}");
+            }
+        }
+        // Layers without heads count for nothing.
+        assert_eq!(heads("lfm2", &[0, 4, 0, 4], &[0, 2, 0, 2]), Ok(vec![4; 4]));
+        assert!(heads("lfm2", &[0, 4, 0, 2], &[0, 2, 0, 2]).unwrap_err().contains("4 and 2"));
+    }
 }

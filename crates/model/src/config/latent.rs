@@ -44,10 +44,10 @@ const MOST: usize = 1024;
 
 /// Reads and checks what a file says of latent attention. Newer files say the sizes of heads under names of their own, beside those
 /// of what is kept.
-pub(super) fn read(keys: &Keys) -> Result<(KvLayerShape, Latent), ModelError> {
+pub(super) fn read(keys: &Keys, n_layers: usize) -> Result<(KvLayerShape, Latent), ModelError> {
     const RANK: &str = "attention.kv_lora_rank";
     const TURNED: &str = "rope.dimension_count";
-    let n_heads = keys.size("attention.head_count")?;
+    let n_heads = keys.size_of("attention.head_count", &vec![true; n_layers])?;
     let (rank, n_rot) = (keys.size(RANK)?, keys.size(TURNED)?);
     let size = |key, older| if keys.has(key) { (key, keys.size(key)) } else { (older, keys.size(older)) };
     let (k_key, whole) = size("attention.key_length_mla", "attention.key_length");
