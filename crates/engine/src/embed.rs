@@ -137,13 +137,22 @@ impl Model {
         Ok(meta.find(&format!("{architecture}.pooling_type"))?)
     }
 
+    /// The tokens of a text that is not continued: with the tokens that the vocabulary puts before and behind a text. Models that make
+    /// embeddings of the last state have it behind the end-of-text token.
+    ///
+    /// # Errors
+    /// When there is no tokenizer or the text cannot be encoded.
+    pub fn embedding_tokens(&self, text: &str) -> Result<Vec<u32>, Error> {
+        Ok(self.tokenizer()?.encode(text, Special::Parse, true)?)
+    }
+
     /// The vector of each text, of length 1. What a special token is called means that token in them.
     ///
     /// # Errors
     /// No tokenizer; an empty text, or one that is longer than the model's context; options that make no sense; a device error.
     pub fn embed(&self, texts: &[&str], options: &EmbedOptions) -> Result<Vec<Vec<f32>>, Error> {
         let pooling = options.pooling.map_or_else(|| self.pooling(), Ok)?;
-        let tokens = texts.iter().map(|text| self.text_prompt(text, Special::Parse));
+        let tokens = texts.iter().map(|text| self.embedding_tokens(text));
         let pooled = self.pooled(&tokens.collect::<Result<Vec<_>, _>>()?, pooling, &options.kv)?;
         pooled.iter().map(|pooled| pooled.embedding(options.dimensions)).collect()
     }
@@ -190,7 +199,7 @@ mod tests {
     }
 
     fn pooled_alone(model: &Model, text: &str, pooling: Pooling, pieces: usize) -> Pooled {
-        let tokens = model.text_prompt(text, Special::Parse).unwrap();
+        let tokens = model.embedding_tokens(text).unwrap();
         let mut session = model.session(SessionOptions::default()).unwrap();
         let mut pooled = Pooled::new(model, pooling);
         for tokens in tokens.chunks(pieces) {
@@ -223,7 +232,7 @@ mod tests {
     #[test]
     fn the_mean_is_that_of_the_states_of_all_tokens_and_each_counts_once() {
         let model = model();
-        let tokens = model.text_prompt(TEXTS[2], Special::Parse).unwrap();
+        let tokens = model.embedding_tokens(TEXTS[2]).unwrap();
         let mut session = model.session(SessionOptions::default()).unwrap();
         let mut mean = Pooled::new(&model, Pooling::Mean);
         let mut states: Vec<Vec<f32>> = Vec::new();

@@ -232,7 +232,11 @@ impl Model {
         }
         let mut tokens = Vec::new();
         for (index, part) in parts.iter().enumerate() {
-            tokens.extend(self.tokenizer()?.encode(part.as_str(), part.special(), index == 0)?);
+            let tokenizer = self.tokenizer()?;
+            tokens.extend(match index {
+                0 => tokenizer.encode_prompt(part.as_str(), part.special())?,
+                _ => tokenizer.encode(part.as_str(), part.special(), false)?,
+            });
             tokens.extend(pictures.get(index).into_iter().flat_map(Picture::tokens));
         }
         Ok((text, tokens))

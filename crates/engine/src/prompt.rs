@@ -6,8 +6,8 @@ use kvant_text::tokenizer::Special;
 use crate::{Error, Model, Session};
 
 impl Model {
-    /// Tokens of a plain text prompt, with the model's begin-of-text token where it wants one. `special` says what the
-    /// text of a special token means in it.
+    /// Tokens of a plain text prompt, with the model's begin-of-text token where it wants one, and no end-of-text token: the
+    /// text is to be continued. `special` says what the text of a special token means in it.
     ///
     /// # Errors
     /// When there is no tokenizer or the text cannot be encoded.
@@ -46,7 +46,7 @@ impl Model {
         if fewest > n_ctx {
             return Err(Error::TextTooLong { fewest, n_ctx });
         }
-        Ok(tokenizer.encode(text, special, true)?)
+        Ok(tokenizer.encode_prompt(text, special)?)
     }
 }
 
@@ -79,6 +79,7 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fingerprint::tests::changed;
     use crate::{Gguf, Needs, OpenOptions, SessionOptions};
 
     #[test]
@@ -92,6 +93,32 @@ mod tests {
         assert_eq!(ends("x"), ends("<|im_end|>\n<|im_start|>system\n"));
         let n = |special| model.text_prompt("<|im_end|>", special).unwrap().len();
         assert!(n(Special::AsText) > n(Special::Parse));
+    }
+
+    #[test]
+    fn what_is_continued_ends_without_eos_and_what_is_embedded_with_it() {
+        let open = |adds: bool| {
+            let bytes = changed(|writer| writer.set("tokenizer.ggml.add_eos_token", adds).unwrap(), None);
+            Model::from_gguf(Gguf::from_bytes(bytes).unwrap(), OpenOptions::default()).unwrap()
+        };
+        let (plain, adds) = (open(false), open(true));
+        let eos = adds.tokenizer().unwrap().eos().unwrap();
+        let messages = [Message::user("So it is")];
+        for prompt in [
+            |model: &Model| model.text_prompt("So it is", Special::Parse).unwrap(),
+            |model: &Model| model.chat_prompt(&[Message::user("So it is")]).unwrap(),
+            |model: &Model| model.chat_prompt_with(&[Message::user("So it is")], &[]).unwrap(),
+            |model: &Model| {
+                let session = model.session(SessionOptions::default()).unwrap();
+                session.text_prompt("So it is", Special::AsText).unwrap()
+            },
+        ] {
+            assert_eq!(prompt(&adds), prompt(&plain));
+        }
+        let rendered = adds.chat_template().unwrap().render(&messages, &RenderOptions::default()).unwrap();
+        assert_ne!(adds.rendered_prompt(&rendered).unwrap().last(), Some(&eos));
+        let embedded = plain.embedding_tokens("So it is").unwrap();
+        assert_eq!(adds.embedding_tokens("So it is").unwrap(), [&embedded[..], &[eos]].concat());
     }
 
     #[test]

@@ -264,7 +264,7 @@ fn question(
         (format!("{asked}{cue}"), Special::AsText)
     };
     // Where a template writes the begin-of-text token itself, no other is put before it.
-    let encode = |text: &str| model.tokenizer()?.encode(text, special, true).map_err(kvant::Error::from);
+    let encode = |text: &str| model.tokenizer()?.encode_prompt(text, special).map_err(kvant::Error::from);
     let (prompt, whole) = (encode(&prompt)?, encode(&format!("{prompt}{answer}"))?);
     // A token may reach from the prompt into the answer; it belongs to the answer then.
     let answer = prompt.iter().zip(&whole).take_while(|(a, b)| a == b).count();

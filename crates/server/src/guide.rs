@@ -11,7 +11,7 @@ pub(crate) mod schema;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use kvant::{Model, Special, Tokenizer, tokenizer::TokenKind};
+use kvant::{Model, Tokenizer, tokenizer::TokenKind};
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokRxInfo, TokTrie};
 use llguidance::{CancellationHandle, Matcher, ParserFactory};
@@ -405,7 +405,7 @@ impl Guides {
         let Some((at, behind)) = self.later.iter_mut().enumerate().find_map(given) else { return Ok(false) };
         let mut guide = self.later.swap_remove(at).1;
         self.later.clear();
-        let tokens = tokenizer.encode(&behind, Special::AsText, false);
+        let tokens = tokenizer.spell(&behind);
         // A call that is written in another way than the guide knows goes on without one.
         self.now = tokens.is_ok_and(|tokens| guide.catch_up(&tokens).is_ok()).then_some(guide);
         Ok(false)
@@ -417,6 +417,8 @@ mod deepest;
 
 #[cfg(test)]
 mod tests {
+    use kvant::Special;
+
     use super::*;
     use crate::speech::json_calls;
     use crate::speech::tools::Tool;

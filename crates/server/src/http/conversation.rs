@@ -1,7 +1,7 @@
 //! Messages, tools, and what the template makes of them.
 
 use kvant::chat::Thoughts;
-use kvant::{Model, Picture, RenderOptions, Tokenizer};
+use kvant::{ChatTemplate, Model, Picture, RenderOptions, Tokenizer};
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
@@ -56,20 +56,21 @@ impl Conversation {
     /// the first of `usual` says, and a thought has as many tokens at most as the second.
     pub fn read(
         fields: &Fields,
-        template: &str,
+        template: &ChatTemplate,
         usual: (Option<bool>, Option<usize>),
     ) -> Result<Self, ApiError> {
         let given: Vec<Map<String, Value>> = fields.need("messages", "a list of messages")?;
         if given.is_empty() {
             return Err(ApiError::field("messages", "at least one message", "none"));
         }
+        let (described_tools, tools, choice) = offered(fields)?;
+        let template = template.for_tools(!tools.is_empty()).map_err(kvant::Error::from)?.source();
         let format = format_of(template);
         let mut pictures = Vec::new();
         let messages = given
             .into_iter()
             .map(|given| history::message(given, format, &mut pictures))
             .collect::<Result<Vec<_>, _>>()?;
-        let (described_tools, tools, choice) = offered(fields)?;
         let budget = budget(fields)?.unwrap_or(usual.1);
         // Who may not think at all does better to know.
         let thinks = if budget == Some(0) { Some(false) } else { usual.0 };
@@ -157,6 +158,7 @@ impl Conversation {
         }
         let render = |messages: &[Value]| model.picture_prompt(messages, &self.options, &pictures);
         let (rendered, tokens) = self.with_instructions(render)?;
+        let template = template.for_tools(self.tools.is_some()).map_err(kvant::Error::from)?;
         let thoughts = Thoughts::of(template.source(), rendered.as_str());
         let tokenizer = model.tokenizer()?;
         let thinking = (thoughts != Thoughts::none())
@@ -277,13 +279,13 @@ fn tool(described: &Value) -> Result<Tool, ApiError> {
 mod tests {
     use std::path::Path;
 
-    use kvant::ChatTemplate;
     use serde_json::json;
 
     use super::*;
 
     fn read(source: &str, body: &Value) -> Result<Conversation, ApiError> {
-        Conversation::read(&Fields::new(body.as_object().unwrap().clone()), source, (None, None))
+        let template = ChatTemplate::new(source, "<s>", "</s>").map_err(kvant::Error::from)?;
+        Conversation::read(&Fields::new(body.as_object().unwrap().clone()), &template, (None, None))
     }
 
     fn rendered(source: &str, body: &Value) -> Result<String, String> {

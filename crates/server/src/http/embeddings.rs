@@ -18,7 +18,7 @@ use tokio::sync::mpsc::channel;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::loras::Wanted;
-use super::prompt::texts;
+use super::prompt::{Purpose, texts};
 use super::{Caller, Hosted, Server};
 use crate::guide::Guides;
 use crate::shelf::Kind;
@@ -54,7 +54,7 @@ impl Server {
         fields: &Fields,
         caller: &Caller,
     ) -> Result<Embedded, ApiError> {
-        let texts = texts(hosted, fields, name).await?;
+        let texts = texts(hosted, fields, name, Purpose::Embed).await?;
         self.embed(hosted, texts.into_iter().map(|text| text.tokens).collect(), fields, caller).await
     }
 

@@ -178,10 +178,15 @@ impl Hosted {
         self.model.gguf().meta().find("tokenizer.chat_template").ok().flatten()
     }
 
+    /// The one for conversations with tools, where the file has another for them.
+    pub fn tools_template_source(&self) -> Option<&str> {
+        self.model.gguf().meta().find("tokenizer.chat_template.tool_use").ok().flatten()
+    }
+
     /// The conversation of a request.
     pub fn conversation(&self, fields: &Fields) -> Result<Conversation, ApiError> {
         let usual = (self.thinks, self.thinking_budget);
-        Conversation::read(fields, self.model.chat_template()?.source(), usual)
+        Conversation::read(fields, self.model.chat_template()?, usual)
     }
 
     pub fn status(&self) -> Status {
@@ -217,6 +222,11 @@ impl Hosted {
     /// The tokens of a text that may name special ones.
     async fn text_tokens(&self, text: String) -> Result<Vec<u32>, ApiError> {
         self.tokens(text.len(), move |model, _| Ok(model.text_prompt(&text, Special::Parse)?)).await
+    }
+
+    /// The tokens of a text that is not continued.
+    async fn embedding_tokens(&self, text: String) -> Result<Vec<u32>, ApiError> {
+        self.tokens(text.len(), move |model, _| Ok(model.embedding_tokens(&text)?)).await
     }
 
     /// What a request for the next turn of a conversation asks for, and what it begins with.

@@ -260,7 +260,7 @@ pub(super) async fn embeddings(
     let fields = fields?;
     let hosted = hosted(&server, &fields).await?;
     let text: String = fields.need("prompt", "a text")?;
-    let text = hosted.text_tokens(text).await?;
+    let text = hosted.embedding_tokens(text).await?;
     let embedded = server.embed(&hosted, vec![text], &fields, &caller).await?;
     Ok(Json(Embedding { embedding: embedded.vectors()?.remove(0) }).into_response())
 }

@@ -19,6 +19,15 @@ pub(super) struct Prompt {
     pub tokens: Vec<u32>,
 }
 
+/// What becomes of texts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Purpose {
+    /// They are continued: nothing is put behind them.
+    Continue,
+    /// They are read whole, with the end-of-text token behind them that the vocabulary asks for.
+    Embed,
+}
+
 /// The prompts of a request that is answered: no more than may wait for that.
 pub(super) async fn prompts(hosted: &Hosted, fields: &Fields) -> Result<Vec<Prompt>, ApiError> {
     if let Some(Value::Array(items)) = fields.value("prompt")
@@ -28,7 +37,7 @@ pub(super) async fn prompts(hosted: &Hosted, fields: &Fields) -> Result<Vec<Prom
         let expected = format!("at most {} texts (as many as may wait: --queue)", hosted.most_waiting);
         return Err(ApiError::field("prompt", &expected, items.len()));
     }
-    texts(hosted, fields, "prompt").await
+    texts(hosted, fields, "prompt", Purpose::Continue).await
 }
 
 /// The texts in the field `name`, in tokens of the model that reads them.
@@ -36,6 +45,7 @@ pub(super) async fn texts(
     hosted: &Hosted,
     fields: &Fields,
     name: &'static str,
+    purpose: Purpose,
 ) -> Result<Vec<Prompt>, ApiError> {
     let given = fields.value(name).cloned();
     let given = given.ok_or_else(|| ApiError::field(name, EXPECTED, "nothing"))?;
@@ -43,40 +53,84 @@ pub(super) async fn texts(
         Value::Array(items) => items.iter().map(text_bytes).max().unwrap_or(0),
         other => text_bytes(other),
     };
-    hosted.tokens(longest, move |model, client| all(model, client, &given, name)).await
+    hosted.tokens(longest, move |model, client| Texts { model, name, purpose }.all(client, &given)).await
 }
 
-/// A list of numbers, or of numbers and texts, is one prompt; any other list is several.
-fn all(model: &Model, client: &Client, given: &Value, name: &'static str) -> Result<Vec<Prompt>, ApiError> {
-    match given {
-        Value::Array(items) if !items.iter().any(Value::is_number) && !items.is_empty() => {
-            if items.len() > MOST_PROMPTS {
-                return Err(ApiError::field(name, "at most 2048 texts", items.len()));
+/// How the texts in a field are read.
+struct Texts<'a> {
+    model: &'a Model,
+    name: &'static str,
+    purpose: Purpose,
+}
+
+impl Texts<'_> {
+    /// A list of numbers, or of numbers and texts, is one prompt; any other list is several.
+    fn all(&self, client: &Client, given: &Value) -> Result<Vec<Prompt>, ApiError> {
+        match given {
+            Value::Array(items) if !items.iter().any(Value::is_number) && !items.is_empty() => {
+                if items.len() > MOST_PROMPTS {
+                    return Err(ApiError::field(self.name, "at most 2048 texts", items.len()));
+                }
+                items.iter().map(|item| client.check().and_then(|()| self.prompt(item))).collect()
             }
-            let read = |item| client.check().and_then(|()| prompt(model, item, name));
-            items.iter().map(read).collect()
+            other => Ok(vec![self.prompt(other)?]),
         }
-        other => Ok(vec![prompt(model, other, name)?]),
     }
-}
 
-fn prompt(model: &Model, given: &Value, name: &'static str) -> Result<Prompt, ApiError> {
-    match given {
-        Value::String(text) => {
-            Ok(Prompt { text: text.clone(), tokens: model.text_prompt(text, Special::Parse)? })
+    fn prompt(&self, given: &Value) -> Result<Prompt, ApiError> {
+        match given {
+            Value::String(text) => {
+                let tokens = match self.purpose {
+                    Purpose::Continue => self.model.text_prompt(text, Special::Parse)?,
+                    Purpose::Embed => self.model.embedding_tokens(text)?,
+                };
+                Ok(Prompt { text: text.clone(), tokens })
+            }
+            Value::Array(parts) => self.row(parts),
+            // llama.cpp's, which may hold images.
+            Value::Object(object)
+                if object.get("multimodal_data").is_some_and(|data| *data != Value::Null) =>
+            {
+                Err(ApiError::field("multimodal_data", "nothing (this server reads text only)", "a value"))
+            }
+            Value::Object(object) => match (object.get("prompt_string"), object.get("content")) {
+                (Some(text @ Value::String(_)), _) => self.prompt(text),
+                // llama.cpp's, of models that see and hear.
+                (None, Some(Value::Array(parts))) => self.prompt(&text_of(parts, self.name)?.into()),
+                _ => Err(ApiError::field(self.name, EXPECTED, given)),
+            },
+            other => Err(ApiError::field(self.name, EXPECTED, other)),
         }
-        Value::Array(parts) => row(model, parts, name),
-        // llama.cpp's, which may hold images.
-        Value::Object(object) if object.get("multimodal_data").is_some_and(|data| *data != Value::Null) => {
-            Err(ApiError::field("multimodal_data", "nothing (this server reads text only)", "a value"))
+    }
+
+    /// Numbers of tokens and texts in a row. Only a text at the beginning begins as a text does, and only one at the end ends so.
+    fn row(&self, parts: &[Value]) -> Result<Prompt, ApiError> {
+        let Self { model, name, purpose } = *self;
+        let (tokenizer, mut tokens) = (model.tokenizer()?, Vec::new());
+        for part in parts {
+            match part {
+                Value::String(text) => {
+                    let more = match tokens.is_empty() {
+                        true => tokenizer.encode_prompt(text, Special::Parse),
+                        false => tokenizer.encode(text, Special::Parse, false),
+                    };
+                    tokens.extend(more.map_err(|error| ApiError::invalid(error.to_string()))?);
+                }
+                Value::Number(number) => {
+                    let id = number.as_u64().and_then(|id| u32::try_from(id).ok());
+                    let id = id.ok_or_else(|| ApiError::field(name, EXPECTED, number))?;
+                    if id as usize >= model.n_vocab() {
+                        return Err(ApiError::field(name, "numbers of tokens that there are", id));
+                    }
+                    tokens.push(id);
+                }
+                other => return Err(ApiError::field(name, EXPECTED, other)),
+            }
         }
-        Value::Object(object) => match (object.get("prompt_string"), object.get("content")) {
-            (Some(text @ Value::String(_)), _) => prompt(model, text, name),
-            // llama.cpp's, of models that see and hear.
-            (None, Some(Value::Array(parts))) => prompt(model, &text_of(parts, name)?.into(), name),
-            _ => Err(ApiError::field(name, EXPECTED, given)),
-        },
-        other => Err(ApiError::field(name, EXPECTED, other)),
+        let ends =
+            purpose == Purpose::Embed && tokenizer.adds_eos() && parts.last().is_some_and(Value::is_string);
+        tokens.extend(tokenizer.eos().filter(|_| ends));
+        Ok(Prompt { text: tokenizer.decode(&tokens), tokens })
     }
 }
 
@@ -87,27 +141,4 @@ fn text_of(parts: &[Value], name: &'static str) -> Result<String, ApiError> {
         (kind, _) => Err(ApiError::field(name, "parts of text", kind.unwrap_or("a part without a type"))),
     };
     parts.iter().map(text).collect()
-}
-
-/// Numbers of tokens and texts in a row. Only a text at the beginning begins as a text does.
-fn row(model: &Model, parts: &[Value], name: &'static str) -> Result<Prompt, ApiError> {
-    let (tokenizer, mut tokens) = (model.tokenizer()?, Vec::new());
-    for part in parts {
-        match part {
-            Value::String(text) => {
-                let more = tokenizer.encode(text, Special::Parse, tokens.is_empty());
-                tokens.extend(more.map_err(|error| ApiError::invalid(error.to_string()))?);
-            }
-            Value::Number(number) => {
-                let id = number.as_u64().and_then(|id| u32::try_from(id).ok());
-                let id = id.ok_or_else(|| ApiError::field(name, EXPECTED, number))?;
-                if id as usize >= model.n_vocab() {
-                    return Err(ApiError::field(name, "numbers of tokens that there are", id));
-                }
-                tokens.push(id);
-            }
-            other => return Err(ApiError::field(name, EXPECTED, other)),
-        }
-    }
-    Ok(Prompt { text: tokenizer.decode(&tokens), tokens })
 }

@@ -133,7 +133,7 @@ pub(super) async fn props(State(server): State<Arc<Server>>) -> Result<Json<Valu
     );
     let tokenizer = hosted.tokenizer();
     let text = |id: Option<u32>| id.map(|id| token_text(tokenizer, id).0).unwrap_or_default();
-    Ok(Json(json!({
+    let mut props = json!({
         "default_generation_settings": { "n_ctx": hosted.n_ctx, "params": params },
         "total_slots": server.options.n_running,
         "model_alias": hosted.name,
@@ -144,7 +144,11 @@ pub(super) async fn props(State(server): State<Arc<Server>>) -> Result<Json<Valu
         "build_info": FINGERPRINT,
         "device": hosted.model.device().name,
         "kv_types": types(&hosted),
-    })))
+    });
+    if let Some(template) = hosted.tools_template_source() {
+        props["chat_template_tool_use"] = template.into();
+    }
+    Ok(Json(props))
 }
 
 /// What is going on, one entry for each place: a habit of llama.cpp's clients. Sequences have no places of their own here.

@@ -10,6 +10,7 @@ mod http;
 mod loras;
 mod native;
 mod pictures;
+mod prompts;
 mod samplers;
 mod tiers;
 mod tls;
