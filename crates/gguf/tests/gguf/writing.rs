@@ -207,3 +207,16 @@ fn embedded_bytes_are_not_copied() {
     let gguf = Gguf::from_bytes(bytes).unwrap();
     assert!(bytes.as_ptr_range().contains(&gguf.tensor("b").unwrap().bytes.as_ptr()));
 }
+
+#[test]
+fn texts_for_people_may_be_badly_written() {
+    let mut w = GgufWriter::new();
+    w.set("general.name", Value::String(b"caf\xc3\xa9 \xff")).unwrap();
+    w.set("general.license", 7u32).unwrap();
+    let mut bytes = Vec::new();
+    w.write_to::<GgufError>(&mut bytes, |_| Ok(())).unwrap();
+    let gguf = Gguf::from_bytes(bytes).unwrap();
+    let meta = gguf.meta();
+    assert_eq!(meta.text_lossy("general.name").as_deref(), Some("caf\u{e9} \u{fffd}"));
+    assert_eq!((meta.text_lossy("general.license"), meta.text_lossy("general.author")), (None, None));
+}
