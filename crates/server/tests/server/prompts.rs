@@ -15,10 +15,10 @@ fn start(change: impl Fn(&mut GgufWriter)) -> Client {
         writer.add_tensor(&info.name, &info.shape, info.dtype).unwrap();
     }
     let mut bytes = Vec::new();
-    let mut copy = |data: &mut TensorSink<'_>| -> Result<(), GgufError> {
+    let copy = |data: &mut TensorSink<'_>| -> Result<(), GgufError> {
         file.tensors().iter().try_for_each(|info| data.bytes(&info.name, &file.data(info)))
     };
-    writer.write_to(&mut bytes, &mut copy).unwrap();
+    writer.write_to(&mut bytes, copy).unwrap();
     let open = OpenOptions { n_threads: Some(2), ..Default::default() };
     Client::at(serve_model(Model::from_gguf(Gguf::from_bytes(bytes).unwrap(), open).unwrap(), options()))
 }
