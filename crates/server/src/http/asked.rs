@@ -19,6 +19,9 @@ use crate::gbnf;
 use crate::guide::Form;
 use crate::speech::constraint::{Forms, ToolConstraint};
 
+/// What the most tokens of an answer are called: by OpenAI, llama.cpp and ollama.
+const MAX_TOKENS: [&str; 5] =
+    ["max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict", "num_predict"];
 /// The most answers to one prompt.
 const MOST_ANSWERS: usize = 128;
 /// The most tokens whose probability is told beside one.
@@ -75,8 +78,7 @@ impl Asked {
         if !(1..=MOST_ANSWERS).contains(&n) {
             return Err(ApiError::field("n", "a number from 1 to 128", n));
         }
-        let limit: Option<i64> =
-            fields.any(&["max_completion_tokens", "max_tokens", "n_predict"], "a whole number")?;
+        let limit: Option<i64> = fields.any(&MAX_TOKENS, "a whole number")?;
         let max_tokens = match limit {
             None | Some(-2..=-1) => None,
             Some(n) => Some(usize::try_from(n).map_err(|_| ApiError::field("max_tokens", "0 or more", n))?),
@@ -137,7 +139,7 @@ fn answer(fields: &Fields, defaults: &Drawing, hosted: &Hosted) -> Result<Answer
     refused::check(fields)?;
     let tokenizer = hosted.tokenizer();
     let sampler = sampling::sampler(fields, defaults)?;
-    let stop = match fields.get("stop", "a text or a list of texts")? {
+    let stop = match fields.any(&["stop", "stop_sequences"], "a text or a list of texts")? {
         None => Vec::new(),
         Some(OneOrMany::One(text)) => vec![text],
         Some(OneOrMany::Many(texts)) if texts.len() > MOST_STOPS => {
@@ -244,10 +246,9 @@ fn form(fields: &Fields, tokenizer: &Tokenizer) -> Result<Option<Form>, ApiError
     let format = fields.object("response_format")?;
     let form = match format.get::<String>("type", "text, json_object or json_schema")?.as_deref() {
         None | Some("text") => None,
-        Some("json_object") => Some(format.value("schema").cloned().map_or_else(Form::object, Form::schema)),
+        Some("json_object") => Some(format.schema("schema")?.map_or_else(Form::object, Form::schema)),
         Some("json_schema") => {
-            let described = format.object("json_schema")?;
-            let schema = described.value("schema").or(format.value("schema")).cloned();
+            let schema = format.object("json_schema")?.schema("schema")?.or(format.schema("schema")?);
             Some(Form::schema(schema.ok_or_else(|| ApiError::field("schema", "a JSON schema", "nothing"))?))
         }
         Some(other) => {
@@ -267,20 +268,13 @@ fn form(fields: &Fields, tokenizer: &Tokenizer) -> Result<Option<Form>, ApiError
             .map(Form::Lark)
             .map_err(|error| ApiError::invalid(format!("grammar: {error}")))
     });
-    let json: Option<Value> = fields.any(&["json_schema", "guided_json"], "a JSON schema")?;
+    let json = fields.schema("json_schema")?.or(fields.schema("guided_json")?).or(structured.schema("json")?);
     let regex: Option<String> = fields.get("guided_regex", "a regular expression")?;
     let lark: Option<String> = fields.get("guided_grammar", "a Lark grammar")?;
     let choice: Option<Vec<String>> = fields.get("guided_choice", "a list of texts")?;
     if let Some(tags) = structured.value("structural_tag") {
         return Err(ApiError::field("structural_tag", "json, regex, choice, grammar or json_object", tags));
     }
-    let json = json.or(match structured.value("json") {
-        Some(Value::String(text)) => Some(
-            serde_json::from_str(text)
-                .map_err(|error| ApiError::invalid(format!("structured_outputs.json: {error}")))?,
-        ),
-        other => other.cloned(),
-    });
     let json = json.or(structured.flag("json_object")?.then(|| serde_json::json!({ "type": "object" })));
     let regex = regex.or(structured.get("regex", "a regular expression")?);
     let choice = choice.or(structured.get("choice", "a list of texts")?);

@@ -12,6 +12,7 @@ use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::head::{Head, accounts, timings};
+use super::refused;
 use super::reply::{Format, Heard, Piece, Sent};
 use super::{Caller, Server, new_id};
 use crate::answer::{Finish, Likelihood};
@@ -24,6 +25,7 @@ pub(super) async fn chat(
     fields: Fields,
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
+    refused::check_chat(&fields)?;
     let (asked, Opening { tokens, speech, .. }) =
         hosted.open(&fields, &server.drawing(&hosted), &caller).await?;
     let head = Head::new(&hosted, &fields, &asked, ("chatcmpl", "chat.completion"));

@@ -13,6 +13,7 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::head::{Head, accounts};
 use super::prompt::{Prompt, prompts};
+use super::refused;
 use super::reply::{Format, Heard, Piece, Sent};
 use super::{Caller, Server};
 use crate::answer::{Finish, Likelihood, token_key, token_text};
@@ -25,6 +26,7 @@ pub(super) async fn completions(
     fields: Fields,
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
+    refused::check_completions(&fields)?;
     let asked = Asked::read(&fields, &server.drawing(&hosted), &hosted)?;
     if fields.value("suffix").is_some_and(|value| value != "") {
         return Err(ApiError::field("suffix", "nothing: /infill fills gaps", "a value"));

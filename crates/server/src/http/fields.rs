@@ -74,14 +74,29 @@ impl Fields {
         Ok(self.get(name, "true or false")?.unwrap_or(false))
     }
 
-    /// The first of several names that is there.
+    /// The first of several names that is there; all that are have to be of that kind.
     pub fn any<T: DeserializeOwned>(
         &self,
         names: &[&'static str],
         expected: &str,
     ) -> Result<Option<T>, ApiError> {
-        let name = names.iter().find(|name| self.value(name).is_some());
-        name.map_or(Ok(None), |name| self.get(name, expected))
+        let mut found = None;
+        for name in names {
+            let value = self.get(name, expected)?;
+            found = found.or(value);
+        }
+        Ok(found)
+    }
+
+    /// A JSON schema: an object, a truth value, or either as a text.
+    pub fn schema(&self, name: &'static str) -> Result<Option<Value>, ApiError> {
+        let wrong = |got: &Value| ApiError::field(name, "a JSON schema", short(got));
+        let Some(value) = self.value(name) else { return Ok(None) };
+        let schema = match value {
+            Value::String(text) => serde_json::from_str(text).map_err(|_| wrong(value))?,
+            other => other.clone(),
+        };
+        if schema.is_object() || schema.is_boolean() { Ok(Some(schema)) } else { Err(wrong(&schema)) }
     }
 
     /// An object within.

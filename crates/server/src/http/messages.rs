@@ -66,26 +66,35 @@ pub(super) async fn count_tokens(
 /// A request in OpenAI's words.
 fn translated(fields: &Fields) -> Result<Fields, ApiError> {
     let mut into = Map::new();
-    const SAME: [&str; 9] =
-        ["max_tokens", "temperature", "top_p", "top_k", "stream", "seed", "kv_type", "lora", "model"];
+    const SAME: [&str; 10] = [
+        "max_tokens",
+        "stop_sequences",
+        "temperature",
+        "top_p",
+        "top_k",
+        "stream",
+        "seed",
+        "kv_type",
+        "lora",
+        "model",
+    ];
     for name in SAME {
         if let Some(value) = fields.value(name) {
             into.insert(name.to_owned(), value.clone());
         }
     }
-    if let Some(stop) = fields.value("stop_sequences") {
-        into.insert("stop".to_owned(), stop.clone());
-    }
     // The format of the answer, by its present name and the one before.
-    let format = fields.object("output_config")?.value("format").or(fields.value("output_format")).cloned();
-    if let Some(format) = format {
+    let present =
+        fields.object("output_config")?.value("format").map(|format| ("output_config", format.clone()));
+    let format = present.or(fields.value("output_format").map(|format| ("output_format", format.clone())));
+    if let Some((name, format)) = format {
         if format["type"] != "json_schema" {
-            return Err(ApiError::field("output_config", "a format of type json_schema", format));
+            return Err(ApiError::field(name, "a format of type json_schema", format));
         }
         let described = json!({ "type": "json_schema", "json_schema": { "schema": format["schema"] } });
         into.insert("response_format".to_owned(), described);
     }
-    let mut messages: Vec<Value> = fields.value("system").map(system).into_iter().flatten().collect();
+    let mut messages: Vec<Value> = fields.value("system").map(system).transpose()?.into_iter().collect();
     for given in fields.need::<Vec<Value>>("messages", "a list of messages")? {
         messages.extend(message(&given)?);
     }
@@ -122,15 +131,16 @@ fn translated(fields: &Fields) -> Result<Fields, ApiError> {
 }
 
 /// The system message, from a text or blocks of it.
-fn system(given: &Value) -> Option<Value> {
+fn system(given: &Value) -> Result<Value, ApiError> {
     let text = match given {
         Value::String(text) => text.clone(),
-        blocks => {
-            let texts = blocks.as_array()?.iter().filter_map(|block| block["text"].as_str());
+        Value::Array(blocks) => {
+            let texts = blocks.iter().filter_map(|block| block["text"].as_str());
             texts.filter(|text| !text.starts_with(BILLING)).collect::<Vec<_>>().join("\n\n")
         }
+        other => return Err(ApiError::field("system", "a text or blocks of text", other)),
     };
-    Some(json!({ "role": "system", "content": text }))
+    Ok(json!({ "role": "system", "content": text }))
 }
 
 /// A message, and those of tools' results that it holds.

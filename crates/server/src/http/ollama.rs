@@ -206,7 +206,7 @@ pub(super) async fn generate(
     } else {
         let system: Option<String> = fields.get("system", "a text")?;
         let system = system.map(|text| json!({ "role": "system", "content": text }));
-        let images = fields.value("images").cloned().unwrap_or_default();
+        let images: Vec<Value> = fields.get("images", "a list of pictures")?.unwrap_or_default();
         let question = message(json!({ "role": "user", "content": prompt, "images": images }))?;
         let messages: Vec<Value> = system.into_iter().chain([question]).collect();
         into.insert("messages".to_owned(), messages.into());
@@ -278,16 +278,14 @@ fn loaded(hosted: &Hosted, mut said: Value) -> Response {
 /// The fields of a request in OpenAI's words, but for what is to be answered.
 fn translated(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
     // What there is one of for all requests, or what is for ollama alone.
-    const NAMES: [&str; 4] = ["seed", "stop", "presence_penalty", "frequency_penalty"];
+    const NAMES: [&str; 5] = ["seed", "stop", "presence_penalty", "frequency_penalty", "num_predict"];
+    refused::check_ollama(fields)?;
     let (options, mut into) = (fields.object("options")?, Map::new());
     let missing = refused::SAMPLERS.map(|(name, _)| name);
     for name in NAMES.into_iter().chain(sampling::NAMES).chain(missing) {
         if let Some(value) = options.value(name) {
             into.insert(name.to_owned(), value.clone());
         }
-    }
-    if let Some(n) = options.value("num_predict") {
-        into.insert("max_tokens".to_owned(), n.clone());
     }
     // Streamed unless told otherwise.
     into.insert("stream".to_owned(), fields.get("stream", "true or false")?.unwrap_or(true).into());
@@ -305,9 +303,10 @@ fn translated(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
         Some(Value::Bool(thinks)) => {
             into.insert("chat_template_kwargs".to_owned(), json!({ "enable_thinking": thinks }));
         }
-        Some(effort) => {
+        Some(Value::String(effort)) => {
             into.insert("chat_template_kwargs".to_owned(), json!({ "reasoning_effort": effort }));
         }
+        Some(other) => return Err(ApiError::field("think", "true, false or how hard", other)),
     }
     for (name, was) in [("kv_type", "kv_type"), ("lora", "lora"), ("model", "name"), ("model", "model")] {
         if let Some(value) = fields.value(was) {

@@ -4,46 +4,108 @@
 use serde_json::Value;
 
 use super::error::ApiError;
-use super::fields::Fields;
+use super::fields::{Fields, short};
 
 /// Samplers that are missing, with the values that switch them off.
 pub(super) const SAMPLERS: [(&str, f64); 2] = [("tfs_z", 1.0), ("adaptive_target", -1.0)];
 
-/// Others, with what to do instead.
-const OTHERS: [(&str, &str); 4] = [
-    ("functions", "nothing: tools describes what may be called"),
-    ("function_call", "nothing: tool_choice says what is to be called"),
-    ("use_beam_search", "false: answers are sampled"),
-    ("prompt_embeds", "nothing: prompts are texts or token numbers"),
+/// A field, the value that switches it off, and what is expected instead of others.
+type Missing = (&'static str, Off, &'static str);
+
+#[derive(Clone, Copy)]
+enum Off {
+    /// `false`, an empty list, object or text, or `none`.
+    Empty,
+    True,
+    UpTo(f64),
+    Exactly(f64),
+}
+
+/// Of all APIs.
+const OF_ALL: [Missing; 21] = [
+    ("tfs_z", Off::Exactly(1.0), "not to be set: this way of sampling is not supported"),
+    ("adaptive_target", Off::UpTo(0.0), "not to be set: this way of sampling is not supported"),
+    ("min_keep", Off::UpTo(0.0), "0: samplers keep the likeliest token"),
+    ("best_of", Off::UpTo(1.0), "1: n gives several answers"),
+    ("n_cmpl", Off::UpTo(1.0), "1: n of /v1/completions gives several answers"),
+    ("use_beam_search", Off::Empty, "false: answers are sampled"),
+    ("length_penalty", Off::Exactly(1.0), "1: there is no beam search"),
+    ("functions", Off::Empty, "nothing: tools describes what may be called"),
+    ("function_call", Off::Empty, "nothing: tool_choice says what is to be called"),
+    ("prompt_embeds", Off::Empty, "nothing: prompts are texts or token numbers"),
+    ("allowed_token_ids", Off::Empty, "nothing: logit_bias or a grammar says what may be said"),
+    ("logits_processors", Off::Empty, "nothing: there are none to choose from"),
+    ("prompt_logprobs", Off::Empty, "nothing: echo and logprobs of /v1/completions tell those of a prompt"),
+    ("return_tokens_as_token_ids", Off::Empty, "false: return_token_ids tells the numbers"),
+    ("skip_special_tokens", Off::True, "true: control tokens are no text"),
+    ("truncate_prompt_tokens", Off::UpTo(0.0), "nothing: no prompt is ever cut"),
+    ("n_indent", Off::UpTo(0.0), "0: a grammar says how lines begin"),
+    ("t_max_predict_ms", Off::UpTo(0.0), "0: max_tokens bounds an answer"),
+    ("cache_salt", Off::Empty, "nothing: API keys part what is cached"),
+    ("mm_processor_kwargs", Off::Empty, "nothing: pictures are read as the model says"),
+    ("chat_template", Off::Empty, "nothing: --chat-template of the server says"),
 ];
 
-/// Of the Responses API alone, where nothing is stored and everything is answered at once.
-const OF_RESPONSES: [(&str, &str); 3] = [
-    ("previous_response_id", "nothing: no response is stored here, send the whole conversation"),
-    ("conversation", "nothing: no conversation is stored here, send all of it"),
-    ("background", "false: responses come at once"),
+/// Of conversations in OpenAI's words.
+const OF_CHAT: [Missing; 4] = [
+    ("audio", Off::Empty, "nothing: answers are text"),
+    ("web_search_options", Off::Empty, "nothing: nothing is looked for"),
+    ("documents", Off::Empty, "nothing: a message may hold texts"),
+    ("add_special_tokens", Off::Empty, "false: the template says what a prompt begins with"),
 ];
 
-/// Of Anthropic's API alone.
-const OF_MESSAGES: [(&str, &str); 3] = [
-    ("container", "nothing: there are no containers here"),
-    ("mcp_servers", "nothing: the client calls its servers itself"),
-    ("context_management", "nothing: the client edits the conversation itself"),
+/// Of texts to go on with.
+const OF_COMPLETIONS: [Missing; 1] =
+    [("add_special_tokens", Off::True, "true: token numbers as a prompt have none that they do not name")];
+
+/// Of the Responses API, where nothing is stored and everything is answered at once.
+const OF_RESPONSES: [Missing; 5] = [
+    ("previous_response_id", Off::Empty, "nothing: no response is stored here, send the whole conversation"),
+    ("conversation", Off::Empty, "nothing: no conversation is stored here, send all of it"),
+    ("background", Off::Empty, "false: responses come at once"),
+    ("context_management", Off::Empty, "nothing: no conversation is ever cut"),
+    ("top_logprobs", Off::UpTo(0.0), "0: /v1/chat/completions tells likelihoods"),
 ];
 
-/// Refuses samplers and other fields of all APIs.
+/// Of Anthropic's API.
+const OF_MESSAGES: [Missing; 3] = [
+    ("container", Off::Empty, "nothing: there are no containers here"),
+    ("mcp_servers", Off::Empty, "nothing: the client calls its servers itself"),
+    ("context_management", Off::Empty, "nothing: the client edits the conversation itself"),
+];
+
+/// Of ollama's API.
+const OF_OLLAMA: [Missing; 3] = [
+    ("suffix", Off::Empty, "nothing: /infill fills gaps"),
+    ("template", Off::Empty, "nothing: --chat-template of the server says"),
+    ("context", Off::Empty, "nothing: /api/chat takes the whole conversation"),
+];
+
+/// The samplers in the order in which they come, by llama.cpp's names.
+const ORDER: [&str; 9] =
+    ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"];
+
+/// Refuses what no API takes.
 pub(super) fn check(fields: &Fields) -> Result<(), ApiError> {
-    for (name, off) in SAMPLERS {
-        // Negative and zero are off where the one is.
-        let is_on = |value: &f64| if off > 0.0 { *value != off } else { *value > 0.0 };
-        if let Some(value) = fields.get(name, "a number")?.filter(is_on) {
-            return Err(ApiError::field(name, "not to be set: this way of sampling is not supported", value));
-        }
+    let order = fields.get::<Vec<String>>("samplers", "a list of names")?;
+    if let Some(order) = order.filter(|order| !order.is_empty() && *order != ORDER) {
+        return Err(ApiError::field("samplers", &ORDER.join(", "), order.join(", ")));
     }
-    if let Some(n) = fields.get::<usize>("best_of", "a whole number")?.filter(|&n| n > 1) {
-        return Err(ApiError::field("best_of", "1: n gives several answers", n));
+    check_all(fields, &OF_ALL)
+}
+
+/// Refuses fields of conversations.
+pub(super) fn check_chat(fields: &Fields) -> Result<(), ApiError> {
+    let kinds: Vec<String> = fields.get("modalities", "a list of texts")?.unwrap_or_default();
+    if let Some(kind) = kinds.iter().find(|kind| *kind != "text") {
+        return Err(ApiError::field("modalities", "text: answers are text", kind));
     }
-    check_all(fields, &OTHERS)
+    check_all(fields, &OF_CHAT)
+}
+
+/// Refuses fields of texts to go on with.
+pub(super) fn check_completions(fields: &Fields) -> Result<(), ApiError> {
+    check_all(fields, &OF_COMPLETIONS)
 }
 
 /// Refuses fields of the Responses API.
@@ -52,11 +114,13 @@ pub(super) fn check_responses(fields: &Fields) -> Result<(), ApiError> {
         return Err(ApiError::field("truncation", "disabled: nothing is ever cut", "auto"));
     }
     if let Some(prompt) = fields.value("prompt").filter(|prompt| prompt.is_object()) {
-        return Err(ApiError::field(
-            "prompt",
-            "nothing: no prompt is stored here, send instructions and input",
-            prompt,
-        ));
+        let expected = "nothing: no prompt is stored here, send instructions and input";
+        return Err(ApiError::field("prompt", expected, prompt));
+    }
+    // What is encrypted or comes from OpenAI's tools there is none of; likelihoods would be missed.
+    let include: Vec<String> = fields.get("include", "a list of texts")?.unwrap_or_default();
+    if let Some(name) = include.iter().find(|name| name.ends_with("logprobs")) {
+        return Err(ApiError::field("include", "no likelihoods: /v1/chat/completions tells them", name));
     }
     check_all(fields, &OF_RESPONSES)
 }
@@ -66,22 +130,29 @@ pub(super) fn check_messages(fields: &Fields) -> Result<(), ApiError> {
     check_all(fields, &OF_MESSAGES)
 }
 
-fn check_all(fields: &Fields, names: &[(&'static str, &str)]) -> Result<(), ApiError> {
-    for &(name, expected) in names {
-        if let Some(value) = fields.value(name).filter(|value| !is_off(value)) {
-            return Err(ApiError::field(name, expected, value));
+/// Refuses fields of ollama's API.
+pub(super) fn check_ollama(fields: &Fields) -> Result<(), ApiError> {
+    check_all(fields, &OF_OLLAMA)
+}
+
+fn check_all(fields: &Fields, missing: &[Missing]) -> Result<(), ApiError> {
+    for &(name, off, expected) in missing {
+        if let Some(value) = fields.value(name).filter(|value| !is_off(value, off)) {
+            return Err(ApiError::field(name, expected, short(value)));
         }
     }
     Ok(())
 }
 
 /// Whether a value says that nothing is asked for.
-fn is_off(value: &Value) -> bool {
-    match value {
-        Value::Null | Value::Bool(false) => true,
-        Value::Array(items) => items.is_empty(),
-        Value::Object(fields) => fields.is_empty(),
-        Value::String(text) => text.is_empty() || text == "none",
+fn is_off(value: &Value, off: Off) -> bool {
+    match (off, value) {
+        (_, Value::Null) | (Off::Empty, Value::Bool(false)) | (Off::True, Value::Bool(true)) => true,
+        (Off::Empty, Value::Array(items)) => items.is_empty(),
+        (Off::Empty, Value::Object(fields)) => fields.is_empty(),
+        (Off::Empty, Value::String(text)) => text.is_empty() || text == "none",
+        (Off::UpTo(most), value) => value.as_f64().is_some_and(|number| number <= most),
+        (Off::Exactly(wanted), value) => value.as_f64() == Some(wanted),
         _ => false,
     }
 }

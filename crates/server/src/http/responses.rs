@@ -40,7 +40,8 @@ pub(super) async fn responses(
 /// A request in the words of the older API.
 fn translated(fields: &Fields) -> Result<Fields, ApiError> {
     let mut into = Map::new();
-    const SAME: [&str; 9] = [
+    const SAME: [&str; 10] = [
+        "max_output_tokens",
         "temperature",
         "top_p",
         "stream",
@@ -51,9 +52,8 @@ fn translated(fields: &Fields) -> Result<Fields, ApiError> {
         "lora",
         "model",
     ];
-    for (name, was) in SAME.map(|name| (name, name)).into_iter().chain([("max_tokens", "max_output_tokens")])
-    {
-        if let Some(value) = fields.value(was) {
+    for name in SAME {
+        if let Some(value) = fields.value(name) {
             into.insert(name.to_owned(), value.clone());
         }
     }

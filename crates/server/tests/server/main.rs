@@ -1,6 +1,7 @@
 //! The server over HTTP, as clients meet it.
 
 mod agents;
+mod api;
 mod client;
 mod embeddings;
 mod events;
