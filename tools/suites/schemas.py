@@ -2,9 +2,11 @@
 that cannot be held must be refused by name.
 
     kvant serve --port 8080 &
-    python3 tools/suites/schemas.py http://127.0.0.1:8080 [--draft draft2020-12] [--seeds 2]
+    python3 tools/suites/schemas.py http://127.0.0.1:8080 [--draft draft2020-12] [--seeds 2] [--as answer|required|auto]
 
-Each schema is asked for at a high temperature with several seeds, so that whatever the schema does not forbid is said. The
+Each schema is asked for at a high temperature with several seeds, so that whatever the schema does not forbid is said: as the
+form of the answer, or as that of a tool's arguments, which must or may be called. What is not held of a tool that may be called
+is told in `warnings`, and a call of it need not be valid; a refusal names the tool. The
 suite comes with the source package of jsonschema on PyPI, which also says what is valid; both are fetched into a folder of
 their own (`--folder`). Nothing of the repository needs this to build or to pass its tests.
 """
@@ -40,28 +42,54 @@ def prepared(folder):
     return next(path for path in folder.glob("jsonschema-*") if path.is_dir()) / "json/tests"
 
 
-def ask(url, schema, seed):
-    """How an answer ended, and it; or `refused` and why."""
+TOOL = "write"
+
+
+def within(schema):
+    """The schema of arguments among which is a value of this one."""
+    schema = {key: value for key, value in schema.items() if key != "$schema"} if isinstance(schema, dict) else schema
+    return {"type": "object", "properties": {"value": schema}, "required": ["value"], "additionalProperties": False}
+
+
+def ask(url, schema, seed, way):
+    """How an answer ended, and it: `stop` where it is to be valid; or `refused` and why."""
+    if way == "answer":
+        more = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    else:
+        tool = {"type": "function", "function": {"name": TOOL, "parameters": schema}}
+        more = {"tools": [tool], "tool_choice": way, "parallel_tool_calls": False}
+    asked = "Write some JSON." if way == "answer" else f"Call the tool {TOOL} with any arguments."
     body = {
-        "messages": [{"role": "user", "content": "Write some JSON."}],
-        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
-        "temperature": 1.5,
+        "messages": [{"role": "user", "content": asked}],
+        # A call has to be written as one; long texts are to end.
+        "temperature": 1.5 if way == "answer" else 0.7,
         "top_k": 0,
         "top_p": 1.0,
         "min_p": 0.0,
         "seed": seed,
         "max_tokens": 200,
+        **more,
     }
     request = urllib.request.Request(
         url + "/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     try:
         with urllib.request.urlopen(request, timeout=120) as answer:
-            choice = json.load(answer)["choices"][0]
-            return choice["finish_reason"], choice["message"]["content"]
+            answer = json.load(answer)
     except urllib.error.HTTPError as error:
         message = json.load(error)["error"]["message"]
-        return "refused" if error.code == 400 else f"status {error.code}", message
+        is_named = way == "answer" or TOOL in message
+        return ("refused" if error.code == 400 and is_named else f"status {error.code}"), message
+    choice = answer["choices"][0]
+    if way == "answer":
+        return choice["finish_reason"], choice["message"]["content"]
+    calls = choice["message"].get("tool_calls") or []
+    if not calls:
+        return "no call", choice["message"]["content"]
+    if choice["finish_reason"] != "tool_calls":
+        return choice["finish_reason"], calls[0]["function"]["arguments"]
+    is_held = not answer.get("warnings")
+    return ("stop" if is_held else "held in part"), calls[0]["function"]["arguments"]
 
 
 def is_valid(validator, text):
@@ -76,6 +104,8 @@ def main():
     parser.add_argument("url", help="where the server listens")
     parser.add_argument("--draft", default="draft2020-12")
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--tools", type=pathlib.Path, help="a file with a list of tools, as MCP's tools/list gives them, in place of the suite")
+    parser.add_argument("--as", dest="way", choices=["answer", "required", "auto"], default="answer")
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("/tmp/kvant-suites"))
     args = parser.parse_args()
     suite = prepared(args.folder)
@@ -83,22 +113,29 @@ def main():
 
     kind = jsonschema.validators.validator_for({"$schema": f"https://json-schema.org/{args.draft.replace('draft', 'draft/')}/schema"})
     cases = []
-    for file in sorted((suite / args.draft).glob("*.json")):
-        cases += [(file.stem, case["description"], case["schema"]) for case in json.loads(file.read_text())]
+    if args.tools:
+        cases = [("tool", tool["name"], tool.get("inputSchema", tool.get("parameters"))) for tool in json.loads(args.tools.read_text())]
+    else:
+        for file in sorted((suite / args.draft).glob("*.json")):
+            cases += [(file.stem, case["description"], case["schema"]) for case in json.loads(file.read_text())]
+        if args.way != "answer":
+            # References are to places of the whole schema.
+            cases = [(keyword, name, within(schema)) for keyword, name, schema in cases if "Ref" not in json.dumps(schema) and "$ref" not in json.dumps(schema)]
     outcomes, refused, wrong = collections.Counter(), collections.Counter(), []
 
     def tried(case):
-        return [ask(args.url, case[2], seed) for seed in range(args.seeds)]
+        return [ask(args.url, case[2], seed, args.way) for seed in range(args.seeds)]
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for (keyword, name, schema), answers in zip(cases, pool.map(tried, cases)):
             for outcome, text in answers:
                 outcomes[outcome] += 1
+                text = text or ""
                 if outcome == "refused":
                     refused[keyword] += 1
                 elif outcome.startswith("status") or (outcome == "stop" and not is_valid(kind(schema), text)):
                     wrong.append((keyword, name, text))
-    print(f"{len(cases)} schemas of {args.draft}, {args.seeds} answers each:", *(f"{n} {o}," for o, n in outcomes.most_common()))
+    print(f"{len(cases)} schemas of {args.draft} as {args.way}, {args.seeds} answers each:", *(f"{n} {o}," for o, n in outcomes.most_common()))
     print("refused:", ", ".join(f"{keyword} {n}" for keyword, n in refused.most_common()))
     for keyword, name, text in wrong:
         print(f"  WRONG {keyword}: {name}: {text[:200]!r}")

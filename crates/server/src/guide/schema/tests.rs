@@ -1,3 +1,5 @@
+//! Schemas of which not all can be held.
+
 use std::sync::Arc;
 
 use kvant::{Model, OpenOptions, Special};
