@@ -432,7 +432,7 @@ fn recommended(taken: &Recommended) -> Option<String> {
 
 /// Rules, and then the type table in a file.
 pub fn with_type_table(policies: Policies, path: &Path) -> Result<Policies, Failure> {
-    let text = read_text(path)?;
+    let text = without_mark(read_text(path)?);
     policies.with_table(&text).map_err(|error| Failure::work(printable_path(path), error))
 }
 
@@ -469,7 +469,22 @@ pub fn check_model_target(path: &Path, from: Option<&Path>) -> Result<(), Failur
 /// The longest text that is read, in bytes: what goes on without end is no text.
 const MAX_TEXT: u64 = 256 << 20;
 
-/// A text file's content; `-` is stdin.
+/// A prompt in a file or at stdin, as llama.cpp reads it: without the line break that ends its last line, and without a mark of
+/// the order of its bytes, which editors put in front of a text.
+pub fn read_prompt(path: &Path) -> Result<String, Failure> {
+    let mut text = without_mark(read_text(path)?);
+    if text.ends_with('\n') {
+        text.truncate(text.len() - if text.ends_with("\r\n") { 2 } else { 1 });
+    }
+    Ok(text)
+}
+
+/// A text without the mark of the order of its bytes.
+pub fn without_mark(text: String) -> String {
+    text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text)
+}
+
+/// A text file's content, every byte of it; `-` is stdin.
 pub fn read_text(path: &Path) -> Result<String, Failure> {
     let read = |from: &mut dyn Read| {
         let mut bytes = Vec::new();

@@ -5,6 +5,7 @@ mod conversation;
 mod lines;
 mod voice;
 
+use std::io::{IsTerminal, stdin};
 use std::path::PathBuf;
 
 use clap::Args;
@@ -13,12 +14,13 @@ use kvant::{ChatTemplate, Message, Needs, RenderOptions, Session, SessionOptions
 
 use crate::args::{CacheArgs, DecodeArgs, ModelArgs, Resolved, SamplingArgs, Wanted};
 use crate::failure::Failure;
+use crate::interrupt::Interrupt;
 use crate::sight::{Sight, SightArgs, look};
 use crate::template::TemplateArgs;
 use crate::{console, output};
 use command::Input;
 use conversation::Chat;
-use lines::{Interrupt, Lines, Read};
+use lines::{Lines, Read};
 use voice::Shown;
 
 /// Arguments of `kvant chat`.
@@ -78,7 +80,7 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
     let Resolved { options, auto } = args.cache.resolve(options, &model)?;
     let session = model.session(options.clone())?;
     args.cache.note_length(&session);
-    let interrupt = Interrupt::listen()?;
+    let interrupt = Interrupt::listen(stdin().is_terminal())?;
     console::say(banner(&args.model.label(), &session, &options, [auto.as_deref(), recommended.as_deref()])?);
     let mut chat = Chat {
         name: args.model.label(),

@@ -22,6 +22,7 @@ mod hints;
 #[cfg(feature = "hub")]
 mod hub;
 mod inspect;
+mod interrupt;
 mod log;
 mod lora;
 mod output;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::process::exit;
 
 use clap::Args;
 use kvant::gguf::printable;
@@ -13,9 +14,10 @@ use kvant::{
 use serde_json::json;
 
 use crate::args::{
-    CacheArgs, DecodeArgs, ModelArgs, Resolved, SamplingArgs, Wanted, check_target, from_env, read_text,
+    CacheArgs, DecodeArgs, ModelArgs, Resolved, SamplingArgs, Wanted, check_target, from_env, read_prompt,
 };
 use crate::failure::Failure;
+use crate::interrupt::{INTERRUPTED, Interrupt};
 use crate::sight::{Sight, SightArgs, look};
 use crate::template::TemplateArgs;
 use crate::{console, log, output, progress};
@@ -38,7 +40,7 @@ pub struct RunArgs {
     /// The prompt [env: KVANT_PROMPT]
     #[arg(short, long, value_name = "TEXT", conflicts_with = "file")]
     prompt: Option<String>,
-    /// Read the prompt from a file; - for stdin
+    /// Read the prompt from a file, without the line break at its end; - for stdin
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Continue the text as it is, without the model's chat template
@@ -62,7 +64,7 @@ pub struct RunArgs {
     /// Go on after the model has ended its turn
     #[arg(long)]
     ignore_eos: bool,
-    /// Keep the context in this file: read what fits the prompt, write all at the end
+    /// Keep the context in this file: read what fits the prompt, write all at the end, also when Ctrl-C ends the answer
     #[arg(long, value_name = "FILE")]
     prompt_cache: Option<PathBuf>,
     /// Print one JSON object instead of text and summary
@@ -95,23 +97,18 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     if let Some(path) = args.prompt_cache.as_deref().filter(|path| path.exists()) {
         session.load_prefix(path, &prompt)?;
     }
-    let cancel = CancelFlag::default();
-    let bar = progress::bar("reading", prompt.len() as u64, quiet || prompt.len() < 512);
-    let mut generation =
-        session.generate_with(&prompt, options, &cancel, &mut |done| bar.set_position(done as u64))?;
-    bar.finish_and_clear();
-
-    let mut answer = Answer::default();
-    let (mut out, is_obeyed) = (console::results(), console::is_obeyed());
-    take_tokens(&mut generation, &mut answer, &mut |piece| match args.json {
-        true => Ok(()),
-        false => out.write_all(console::spoken(piece, is_obeyed).as_bytes()).and_then(|()| out.flush()),
-    })?;
-    drop(out);
-    if !args.json {
-        end_line()?;
-    }
-    let stats = generation.stats();
+    // Without a context to keep, Ctrl-C ends the program as ever.
+    let interrupt = args.prompt_cache.as_ref().map(|_| Interrupt::listen(false)).transpose()?;
+    let cancel = interrupt.as_ref().map_or_else(CancelFlag::default, |interrupt| interrupt.cancel.clone());
+    let answered = match &interrupt {
+        Some(interrupt) => interrupt.during(|| args.answer(&mut session, &prompt, options, &cancel, quiet)),
+        None => args.answer(&mut session, &prompt, options, &cancel, quiet),
+    };
+    let (answer, stats) = match answered {
+        // It has come while the prompt was read.
+        Err(_) if cancel.is_cancelled() => return args.leave(&session),
+        answered => answered?,
+    };
     if stats.finish == Some(Finish::ContextFull) && !quiet {
         log::note(format!("the context of {} tokens is full (raise it with -c)", session.n_ctx()));
     }
@@ -123,13 +120,53 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
         let (auto, recommended, kv) = (auto.as_deref(), recommended.as_deref(), &session.kv());
         console::say(Summary { name, model: &model, kv, auto, stats: &stats, sampler, recommended });
     }
-    if let Some(path) = &args.prompt_cache {
-        session.save(path)?;
+    if cancel.is_cancelled() {
+        return args.leave(&session);
     }
-    Ok(())
+    args.save(&session)
 }
 
 impl RunArgs {
+    /// Prints the answer, unless it is to be told as JSON, and returns it.
+    fn answer(
+        &self,
+        session: &mut Session,
+        prompt: &[u32],
+        options: GenerateOptions,
+        cancel: &CancelFlag,
+        quiet: bool,
+    ) -> Result<(Answer, Stats), Failure> {
+        let bar = progress::bar("reading", prompt.len() as u64, quiet || prompt.len() < 512);
+        let mut generation =
+            session.generate_with(prompt, options, cancel, &mut |done| bar.set_position(done as u64))?;
+        bar.finish_and_clear();
+        let mut answer = Answer::default();
+        let (mut out, is_obeyed) = (console::results(), console::is_obeyed());
+        take_tokens(&mut generation, &mut answer, &mut |piece| match self.json {
+            true => Ok(()),
+            false => out.write_all(console::spoken(piece, is_obeyed).as_bytes()).and_then(|()| out.flush()),
+        })?;
+        drop(out);
+        if !self.json {
+            end_line()?;
+        }
+        Ok((answer, generation.stats()))
+    }
+
+    /// Keeps the context, if it is to be kept.
+    fn save(&self, session: &Session) -> Result<(), Failure> {
+        if let Some(path) = self.prompt_cache.as_deref().filter(|_| !session.tokens().is_empty()) {
+            session.save(path)?;
+        }
+        Ok(())
+    }
+
+    /// Ends the program as Ctrl-C does, with the context kept.
+    fn leave(&self, session: &Session) -> Result<(), Failure> {
+        self.save(session)?;
+        exit(INTERRUPTED)
+    }
+
     fn text(&self) -> Result<String, Failure> {
         let words = (!self.words.is_empty()).then(|| self.words.join(" "));
         let text = match (words, &self.prompt, &self.file) {
@@ -138,7 +175,7 @@ impl RunArgs {
             }
             (Some(text), None, None) => text,
             (None, Some(text), _) => text.clone(),
-            (None, None, Some(path)) => read_text(path)?,
+            (None, None, Some(path)) => read_prompt(path)?,
             (None, None, None) => match from_env("KVANT_PROMPT")? {
                 Some(text) => text,
                 None => self.piped()?,
@@ -152,7 +189,7 @@ impl RunArgs {
 
     /// What is piped in, when no prompt was given.
     fn piped(&self) -> Result<String, Failure> {
-        let text = if std::io::stdin().is_terminal() { String::new() } else { read_text(Path::new("-"))? };
+        let text = if std::io::stdin().is_terminal() { String::new() } else { read_prompt(Path::new("-"))? };
         if text.is_empty() {
             let talk = format!("kvant chat {}", self.model.name());
             let line = format!(

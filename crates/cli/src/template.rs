@@ -5,7 +5,7 @@ use std::path::Path;
 use clap::Args;
 use kvant::chat::{BUILTIN, builtin};
 
-use crate::args::read_text;
+use crate::args::{read_text, without_mark};
 use crate::failure::Failure;
 
 /// Which chat format to use.
@@ -29,7 +29,7 @@ impl TemplateArgs {
                 names().join(" ")
             )));
         }
-        read_text(Path::new(name)).map(Some)
+        read_text(Path::new(name)).map(without_mark).map(Some)
     }
 }
 

@@ -9,10 +9,10 @@ use kvant::{
 };
 
 use super::command::{HELP, Input};
-use super::lines::Interrupt;
 use super::voice::{Shown, Voice};
 use crate::args::check_target;
 use crate::failure::Failure;
+use crate::interrupt::Interrupt;
 use crate::run::{Answer, Summary, end_line, take_tokens};
 use crate::sight::look;
 use crate::{console, output};

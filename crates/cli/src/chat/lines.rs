@@ -1,11 +1,7 @@
-//! Messages as they are typed or piped in, and what Ctrl-C does.
+//! Messages as they are typed or piped in.
 
-use std::io::{ErrorKind, IsTerminal, stdin};
-use std::process::exit;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::io::ErrorKind;
 
-use kvant::CancelFlag;
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 
@@ -14,9 +10,6 @@ use crate::{console, log};
 
 /// Begins and ends a message of several lines.
 const FENCE: &str = "\"\"\"";
-
-/// Exit code of a program that Ctrl-C has ended.
-const INTERRUPTED: i32 = 130;
 
 /// The prompt, plain and in colour.
 const PROMPT: (&str, &str) = ("> ", "\u{1b}[1;32m> \u{1b}[0m");
@@ -79,42 +72,5 @@ impl Lines {
             text = format!("{begun}\n{}", self.0.readline(". ")?.trim_end());
         }
         Ok(text)
-    }
-}
-
-/// What Ctrl-C stops: the answer that is being written, or a program at the end of a pipe that waits for the next message. On a
-/// terminal the line editor reads the key.
-#[derive(Clone)]
-pub struct Interrupt {
-    /// Stops the answer.
-    pub cancel: CancelFlag,
-    answering: Arc<AtomicBool>,
-}
-
-impl Interrupt {
-    /// Begins to listen.
-    pub fn listen() -> Result<Self, Failure> {
-        let interrupt = Self { cancel: CancelFlag::default(), answering: Arc::default() };
-        let (heard, on_terminal) = (interrupt.clone(), stdin().is_terminal());
-        let handler = move || {
-            let answering = heard.answering.load(Ordering::Relaxed);
-            // A second time, nobody wants to wait for the answer to stop.
-            let stopping = answering && heard.cancel.is_cancelled();
-            if stopping || !answering && !on_terminal {
-                exit(INTERRUPTED);
-            }
-            heard.cancel.cancel();
-        };
-        ctrlc::set_handler(handler).map_err(|error| Failure::work("Ctrl-C", error))?;
-        Ok(interrupt)
-    }
-
-    /// Runs what Ctrl-C is to stop.
-    pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
-        self.cancel.reset();
-        self.answering.store(true, Ordering::Relaxed);
-        let done = work();
-        self.answering.store(false, Ordering::Relaxed);
-        done
     }
 }

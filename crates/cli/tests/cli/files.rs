@@ -216,3 +216,35 @@ fn a_file_beyond_what_the_process_may_write_is_an_error_in_a_line() {
         assert!(!dir.join(made).exists(), "{args}: half a file");
     }
 }
+
+/// The context of an answer that Ctrl-C ends is kept, and a second run reads nothing of it again.
+#[cfg(unix)]
+#[test]
+fn an_interrupt_keeps_the_context_of_an_answer() {
+    use std::io::Read;
+    let file = scratch("interrupt").join("context");
+    let file = file.to_str().unwrap();
+    // Over a border: what lies before it is read from the file.
+    let prompt = "How do you spell river? ".repeat(100);
+    let args = ["run", "-p", &prompt, "--prompt-cache", file, "--ignore-eos"];
+    let mut run = Command::new(env!("CARGO_BIN_EXE_kvant"))
+        .args(args)
+        .args(["-n", "100000"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = run.stdout.take().unwrap();
+    out.read_exact(&mut [0; 3]).unwrap();
+    assert!(Command::new("kill").args(["-INT", &run.id().to_string()]).status().unwrap().success());
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).unwrap();
+    let output = run.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(rest.ends_with('\n') && rest.len() < 100_000, "{}", rest.len());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("decode"), "the summary is told");
+    let again =
+        Command::new(env!("CARGO_BIN_EXE_kvant")).args(args).args(["-n", "1", "--json"]).output().unwrap();
+    let row: serde_json::Value = serde_json::from_slice(&again.stdout).unwrap();
+    assert!(row["n_prompt"].as_u64().unwrap() < 300, "{row}");
+}

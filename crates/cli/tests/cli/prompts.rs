@@ -152,3 +152,40 @@ fn a_loaded_conversation_goes_on_and_what_is_said_in_it_is_no_structure() {
     let (x, mark) = (on("x"), on("<|im_end|>"));
     assert!(x > 3 && mark > x, "{mark} tokens with the mark, {x} with a letter");
 }
+
+/// As llama.cpp has it: the line break that ends the last line is the file's, others are the prompt's.
+#[test]
+fn a_prompt_file_has_neither_mark_nor_last_line_break() {
+    let file = scratch().join("prompt.txt");
+    let n = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        n_prompt(&["--raw", "-f", file.to_str().unwrap()])
+    };
+    let plain = n_prompt(&["--raw", "-p", "The sky is"]);
+    for same in ["The sky is", "The sky is\n", "The sky is\r\n", "\u{feff}The sky is\n"] {
+        assert_eq!(n(same), plain, "{same:?}");
+    }
+    for other in ["The sky is\n\n", "\nThe sky is", "The sky is\r", "The sky\u{feff} is"] {
+        assert!(n(other) > plain, "{other:?}");
+    }
+    for empty in ["\n", "\u{feff}\n", "\u{feff}"] {
+        std::fs::write(&file, empty).unwrap();
+        assert!(refusal(&["-f", file.to_str().unwrap()], 2).contains("empty"), "{empty:?}");
+    }
+    let piped = |text: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvant"));
+        command.args(["run", "--device", "cpu", "-t", "1", "-n", "1", "--json", "--raw"]);
+        let mut run = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        run.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+        let output = run.wait_with_output().unwrap();
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()["n_prompt"].as_u64().unwrap()
+    };
+    assert_eq!((piped("The sky is\n"), piped("\u{feff}The sky is")), (plain, plain));
+    // Nor has a template such a mark.
+    let template = scratch().join("marked.jinja");
+    let with = |text: &str| {
+        std::fs::write(&template, text).unwrap();
+        n_prompt(&["-p", "x", "--chat-template", template.to_str().unwrap()])
+    };
+    assert_eq!(with("\u{feff}{{ messages[0].content }}"), with("{{ messages[0].content }}"));
+}

@@ -9,7 +9,7 @@ use super::fields::{Fields, short};
 use crate::Drawing;
 
 /// The fields, but for the seed and what vLLM calls another name.
-pub(super) const NAMES: [&str; 19] = [
+pub(super) const NAMES: [&str; 20] = [
     "temperature",
     "dynatemp_range",
     "dynatemp_exponent",
@@ -26,6 +26,7 @@ pub(super) const NAMES: [&str; 19] = [
     "dry_base",
     "dry_allowed_length",
     "dry_penalty_last_n",
+    "dry_sequence_breakers",
     "mirostat",
     "mirostat_tau",
     "mirostat_eta",

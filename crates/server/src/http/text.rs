@@ -53,7 +53,8 @@ pub(super) async fn detokenize(
     if let Some(unknown) = tokens.iter().find(|&&token| token as usize >= tokenizer.n_vocab()) {
         return Err(ApiError::field("tokens", "numbers of tokens that there are", unknown));
     }
-    let text = tokenizer.decode(&tokens);
+    // With special tokens, as llama.cpp and vLLM have it: what was tokenized comes back.
+    let text = tokenizer.decode_all(&tokens);
     Ok(Json(json!({ "content": text, "prompt": text })))
 }
 

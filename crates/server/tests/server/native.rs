@@ -571,6 +571,11 @@ fn a_tokenizer_is_taken_from_the_server_as_from_vllm() {
     let whole = tokens(json!({ "prompt": "The sky is" }));
     assert_eq!(whole.len(), bare.len() + usize::from(info["add_bos_token"] == true), "{info}");
     assert_eq!(client.post("/detokenize", &json!({ "tokens": bare })).1["prompt"], "The sky is");
+    // Special tokens come back too.
+    let written = format!("The sky{}is", info["eos_token"].as_str().unwrap());
+    let special = tokens(json!({ "content": written }));
+    assert!(special.contains(&end[0]), "{special:?}");
+    assert_eq!(client.post("/detokenize", &json!({ "tokens": special })).1["content"], written);
 }
 
 /// Alone and beside others, drawn at random and held to a form: with guesses answers are those without, and `timings` tell of them.

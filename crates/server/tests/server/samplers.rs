@@ -174,9 +174,6 @@ fn settings_without_a_meaning_are_refused_by_their_names() {
         let more = with(on, &json!({ field: value }));
         let options = json!({ "model": "pocket", "prompt": "x", "options": more });
         for (path, body) in [("/completion", with(plain(), &more)), ("/api/generate", options)] {
-            if path == "/api/generate" && field == "dry_sequence_breakers" {
-                continue; // No option of ollama's.
-            }
             let (status, error) = client.post(path, &body);
             let told = error.to_string();
             assert!(status == 400 && told.contains(field) && told.contains(words), "{path}, {more}: {error}");

@@ -173,12 +173,16 @@ impl Tokenizer {
     ///
     /// For tokens as they come, or from within a text, use [`DecodeStream`].
     pub fn decode(&self, ids: &[u32]) -> String {
-        let mut bytes = Vec::with_capacity(ids.len() * 4);
-        for &id in ids {
-            if self.vocab.is_shown(id) {
-                bytes.extend_from_slice(self.token_bytes(id));
-            }
-        }
+        self.text_of(ids.iter().copied().filter(|&id| self.vocab.is_shown(id)))
+    }
+
+    /// As [`decode`](Self::decode), with the text of control and unknown tokens.
+    pub fn decode_all(&self, ids: &[u32]) -> String {
+        self.text_of(ids.iter().copied())
+    }
+
+    fn text_of(&self, ids: impl Iterator<Item = u32>) -> String {
+        let bytes: Vec<u8> = ids.flat_map(|id| self.token_bytes(id)).copied().collect();
         let prefixed = self.add_space_prefix || self.model == TokenizerModel::Bert;
         let text = bytes.strip_prefix(b" ").filter(|_| prefixed).unwrap_or(&bytes);
         String::from_utf8_lossy(text).into_owned()
