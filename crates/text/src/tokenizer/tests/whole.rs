@@ -203,3 +203,21 @@ fn word_piece_keeps_capitals_and_accents_where_its_file_says_so() {
     let data = VocabData::from_meta(&gguf.meta()).unwrap();
     assert_eq!((data.lowercase, data.strip_accents), (Some(false), Some(true)));
 }
+
+/// The tokens are those that `tokenizers` makes with Qwen 3's own `tokenizer.json`.
+#[test]
+fn qwens_vocabulary_takes_text_in_either_form_alike() {
+    let Some(dir) = assets("vocab") else { return };
+    let t = open(&dir.join("ggml-vocab-qwen2.gguf"));
+    let vietnamese = ["Ti\u{1ebf}ng Vi\u{1ec7}t", "Tie\u{302}\u{301}ng Vie\u{323}\u{302}t"];
+    let korean = ["\u{d55c}\u{ad6d}", "\u{1112}\u{1161}\u{11ab}\u{1100}\u{116e}\u{11a8}"];
+    for (texts, want) in [
+        (vietnamese, &[45351, 26068, 968, 128324][..]),
+        (korean, &[23573, 124785]),
+        (["Caf\u{e9}", "Cafe\u{301}"], &[34, 2577, 963]),
+    ] {
+        for text in texts {
+            assert_eq!(t.encode(text, Special::AsText, false).unwrap(), want, "{text:?}");
+        }
+    }
+}
