@@ -19,6 +19,8 @@ pub(super) struct CallReader {
     closes: &'static str,
     place: Place,
     name: String,
+    /// Braces around the arguments: a model may double them.
+    n_braces: usize,
 }
 
 /// Where in a call its reader is.
@@ -28,11 +30,20 @@ enum Place {
     Head,
     /// In an object of arguments.
     Arguments(Nesting),
-    /// Behind the arguments, in the object around them.
-    Tail(Nesting),
+    /// Behind the arguments, in the objects around them.
+    Tail(Tail),
     /// Between values that stand for themselves, of which there have been so many.
     Between(usize),
     Value(OpenValue),
+}
+
+/// What is left of the objects around arguments.
+#[derive(Debug, Clone, PartialEq)]
+struct Tail {
+    /// Braces that are to be closed.
+    n_open: usize,
+    /// In other fields of one.
+    fields: Option<Nesting>,
 }
 
 /// A value that stands for itself.
@@ -68,13 +79,19 @@ struct Marks {
 impl CallReader {
     /// A reader of what follows [`Format::opens`].
     pub fn new(format: &Format) -> Self {
-        Self { style: format.style, closes: format.closes, place: Place::Head, name: String::new() }
+        Self {
+            style: format.style,
+            closes: format.closes,
+            place: Place::Head,
+            name: String::new(),
+            n_braces: 1,
+        }
     }
 
     /// A reader of a call that is a plain JSON object.
     pub fn plain() -> Self {
         let style = Style::Object { before: "", arguments: "arguments" };
-        Self { style, closes: "", place: Place::Head, name: String::new() }
+        Self { style, closes: "", place: Place::Head, name: String::new(), n_braces: 1 }
     }
 
     /// Reads on at the beginning of `held`, and takes what it has read. Whether the call has ended.
@@ -119,6 +136,7 @@ impl CallReader {
         let (name, rest) = match self.style {
             Style::Object { before, .. } => {
                 let text = text.strip_prefix(before.trim()).unwrap_or(text);
+                self.n_braces = if text.starts_with("{{") { 2 } else { 1 };
                 match open_object(text) {
                     Ok((name, rest)) if rest.starts_with('{') => (name, rest),
                     Ok((_, "")) | Err(Miss::Undecided) => return Step::Wait,
@@ -194,27 +212,32 @@ impl CallReader {
         match (end, self.style) {
             (None, _) => Step::Wait,
             (Some(_), Style::Object { .. }) => {
-                self.place = Place::Tail(Nesting { depth: 1, ..Nesting::default() });
+                self.place = Place::Tail(Tail { n_open: self.n_braces, fields: None });
                 Step::Again
             }
             (Some(_), _) => Step::Done,
         }
     }
 
-    /// Passes over what is left of the object around the arguments. A model may forget to close it.
+    /// Passes over what is left of the objects around the arguments. A model may forget to close one.
     fn tail(&mut self, held: &mut String) -> Step {
-        let Place::Tail(nesting) = &mut self.place else { return Step::Done };
-        if *nesting == (Nesting { depth: 1, ..Nesting::default() }) {
-            let text = held.trim_start();
-            match text.chars().next() {
-                None => return Step::Wait,
-                Some(',' | '}') => {}
-                Some(_) => return Step::Done,
+        let Place::Tail(Tail { n_open, fields }) = &mut self.place else { return Step::Done };
+        let end = match (&mut *fields, held.trim_start().chars().next()) {
+            (Some(nesting), _) => nesting.end(held),
+            (None, None) => return Step::Wait,
+            (None, Some('}')) => held.find('}').map(|at| at + 1),
+            (None, Some(',')) => {
+                *fields = Some(Nesting { depth: 1, ..Nesting::default() });
+                return Step::Again;
             }
-        }
-        let end = nesting.end(held);
+            (None, Some(_)) => return Step::Done,
+        };
         held.drain(..end.unwrap_or(held.len()));
-        if end.is_some() { Step::Done } else { Step::Wait }
+        if end.is_none() {
+            return Step::Wait;
+        }
+        (*n_open, *fields) = (*n_open - 1, None);
+        if *n_open == 0 { Step::Done } else { Step::Again }
     }
 
     /// Reads up to the next value, or the end of all.
@@ -353,7 +376,9 @@ fn whole<'t>(text: &'t str, parts: &mut Vec<Part>) -> Option<&'t str> {
         #[serde(borrow, alias = "parameters")]
         arguments: Option<&'a RawValue>,
     }
-    let (object, rest) = raw(text)?;
+    let inner = text.strip_prefix('{').filter(|inner| inner.starts_with('{'));
+    let (object, rest) = raw(inner.unwrap_or(text))?;
+    let rest = if inner.is_some() { rest.trim_start().strip_prefix('}')? } else { rest };
     let Plain { name, arguments } = serde_json::from_str(object.get()).ok()?;
     begin(parts, name);
     put(parts, Part::Arguments, &arguments.map_or("{}".to_owned(), object_in));
@@ -445,6 +470,8 @@ mod tests {
             ("", format!("{{\"name\": \"write\", \"arguments\": {object}\n</tool_call>")),
             ("", format!("{{\"name\": \"write\", \"parameters\": {object}, \"id\": {{\"x\": 1}}}}")),
             ("", format!("{{\"arguments\": {object}, \"name\": \"write\"}}")),
+            ("", format!("{{{{\"arguments\": {object}, \"name\": \"write\"}}}}")),
+            ("", format!("{{{{\"name\": \"write\", \"arguments\": {object}, \"a\": \"}}\"}} }}")),
             ("", format!("{{\"name\": \"write\", \"arguments\": {}}}", json!(object))),
             ("[TOOL_CALLS][ARGS]", format!("write[ARGS]{object}")),
             ("[TOOL_CALLS][ARGS]", format!("write[ARGS]{}", json!(object))),

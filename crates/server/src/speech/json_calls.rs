@@ -2,7 +2,7 @@
 //!
 //! Qwen2.5-Coder writes `{"name": .., "arguments": ..}` bare or in a Markdown fence, other models in the tags of another family. An object
 //! is a call where it begins a line, bare, in a fence or in one of [`TAGS`], and its first key names an offered tool. Any other object
-//! stays text.
+//! stays text. The outer braces may be doubled: so Qwen2.5-Coder's template shows a call, and the model copies that.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -112,7 +112,8 @@ json_key: "," WS? ("\"arguments\"" | "\"parameters\"") WS? ":" WS?"#;
 pub(crate) fn grammar(tools: &[Tool], parallel: bool) -> String {
     let again = if parallel { "(WS? (/[,;]/ WS?)? (REOPENS WS?)? json_call)*" } else { "" };
     let mut lark = format!("start: json_call {again} WS? (\"]\" WS?)? CLOSES?\n{JSON_CALLS}\njson_call: ");
-    lark += &(0..tools.len()).map(|i| format!("json_call_{i}")).collect::<Vec<_>>().join(" | ");
+    let either = |i: usize| format!("json_call_{i} | \"{{\" json_call_{i} \"}}\"");
+    lark += &(0..tools.len()).map(either).collect::<Vec<_>>().join(" | ");
     for (i, tool) in tools.iter().enumerate() {
         let (name, schema) = (quoted(&json!(tool.name).to_string()), with_little_space(&tool.parameters));
         _ = write!(lark, "\njson_call_{i}: json_head {name} WS? json_key %json {schema} WS? \"}}\"");
@@ -225,6 +226,7 @@ impl Cursor<'_> {
     /// Takes the object up to the name of its tool: `{"name":`, with `"type": "function"` in front or not.
     fn head(&mut self) -> Result<(), Miss> {
         self.expect("{")?;
+        self.0 = self.0.strip_prefix('{').unwrap_or(self.0);
         self.skip_blanks();
         let mut typed = self.clone();
         match typed.token("\"type\"", ":").and_then(|()| typed.token("\"function\"", ",")) {
@@ -279,6 +281,8 @@ mod tests {
             ("<tools>\n{\"name\": \"add\"", "", "{\"name\": \"add\"", "</tools>"),
             ("<tool_call>{\"name\": \"add\"", "", "{\"name\": \"add\"", "</tool_call>"),
             ("Sure.\n\n{\"name\": \"add\"", "Sure.\n", "{\"name\": \"add\"", ""),
+            ("{{\"name\": \"add\"", "", "{{\"name\": \"add\"", ""),
+            ("```json\n[{{\n\"name\": \"add\"", "", "{{\n\"name\": \"add\"", "```"),
             (
                 "a\nb `x`\n{\"type\": \"function\", \"name\": \"add\"",
                 "a\nb `x`\n",
@@ -313,6 +317,9 @@ mod tests {
             "{\"names\": []}",
             "{\"type\": \"object\"}",
             "{}",
+            "{{ name }}",
+            "{{\"name\": \"ada\"}}",
+            "{{{\"name\": \"add\"",
             "```python\nprint({})\n```\n",
             "a {\"name\": \"add\"}",
             "<thin>\n\n<toolbox>",
@@ -358,15 +365,21 @@ mod tests {
             printed.to_owned(),
             format!("{printed}\n```"),
             format!("{one}]\n</tool_call>"),
+            format!("{{{one}}}"),
+            format!("{{{printed}}}\n```"),
         ] {
             assert!(takes(&text, false), "{text}");
         }
         for text in [
             format!("{one}\n{printed}"),
             format!("{one}, {one}]"),
+            format!("{{{one}}}\n{{{one}}}"),
             format!("{printed}\n```\n\n```json\n{printed}\n```"),
         ] {
             assert!(takes(&text, true) && !takes(&text, false), "{text}");
+        }
+        for odd in [format!("{one}}}"), format!("{{{one}"), format!("{{{{{one}}}}}")] {
+            assert!(!takes(&odd, true), "{odd}");
         }
         for (from, to) in [("1", "\"1\""), ("add", "sub"), ("\"a\"", "\"b\""), ("arguments", "args")] {
             assert!(!takes(&one.replace(from, to), true), "{to}");
@@ -379,6 +392,7 @@ mod tests {
         for (text, want) in [
             ("{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b", Some(call("{\"a\": 1, \"b"))),
             ("{\"type\": \"function\", \"name\": \"add\", \"parameters\": {", Some(call("{"))),
+            ("{{\"name\": \"add\", \"arguments\": {\"a\": 1, \"b", Some(call("{\"a\": 1, \"b"))),
             ("{\"name\": \"add\", \"argum", Some(call(""))),
             ("{\"name\": \"add\"", Some(call(""))),
             ("{\"name\": \"ad", None),

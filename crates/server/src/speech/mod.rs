@@ -327,6 +327,12 @@ mod tests {
                 vec![said("Sure.\n"), call("{}"), call("{}"), said("Done.")],
             ),
             (format!("Sure.\n{one}"), vec![said("Sure."), made.clone()]),
+            (format!("{{{plain}}}"), vec![call("{}")]),
+            (format!("```json\n{{{plain}}}\n```\nDone."), vec![call("{}"), said("Done.")]),
+            (format!("{{{plain}}}\n{{{plain}}}"), vec![call("{}"), call("{}")]),
+            (format!("<tool_call>\n{{{plain}}}\n</tool_call>"), vec![call("{}")]),
+            (format!("{{{plain}"), vec![call("{}")]),
+            ("{{ name }}".to_owned(), vec![said("{{ name }}")]),
             ("{\"name\": \"g\"}".to_owned(), vec![said("{\"name\": \"g\"}")]),
             ("{\"name\": \"f\", \"arguments\": {\"a".to_owned(), vec![call("{\"a")]),
         ] {
