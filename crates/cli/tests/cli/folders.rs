@@ -307,8 +307,8 @@ fn what_is_wrong_with_a_folder_is_told_in_one_line_and_nothing_is_written() {
         &["tokenizer.json: a pre-tokenizer that is not known", "Whitespace"],
     );
     refused(
-        &|| edit("tokenizer.json", &|json| json["normalizer"] = json!({"type": "Lowercase"})),
-        &["the normalizer {\"type\":\"Lowercase\"}"],
+        &|| edit("tokenizer.json", &|json| json["normalizer"] = json!({"type": "Nmt"})),
+        &["the normalizer {\"type\":\"Nmt\"}"],
     );
     refused(
         &|| edit("tokenizer.json", &|json| json["model"]["merges"][3] = json!(["a"])),
