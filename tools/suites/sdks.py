@@ -1,7 +1,7 @@
 """Holds a running server to the tests of OpenAI's and Anthropic's Python clients, and says what fails and why.
 
     kvant serve --port 8080 &
-    python3 tools/suites/clients.py http://127.0.0.1:8080
+    python3 tools/suites/sdks.py http://127.0.0.1:8080
 
 The tests come with the clients' source packages from PyPI; they, and what they need, are fetched into a folder of their own
 (`--folder`). Nothing of the repository needs this to build or to pass its tests.
