@@ -4,6 +4,7 @@
 //! any is made, large bodies are read one at a time by a thread that gives way to the model, and all that are in work share a room. A body that does not
 //! come holds a connection, so that it must keep a pace, and few may be slow at once.
 
+use std::io::Read as _;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -11,12 +12,13 @@ use std::time::Duration;
 use axum::body::{Body as Sent, BodyDataStream, Bytes};
 use axum::extract::{FromRequest, Request};
 use axum::http::{StatusCode, header};
+use flate2::read::GzDecoder;
 use futures_util::StreamExt as _;
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::error::ApiError;
+use super::error::{ApiError, shortened};
 use super::{Caller, Server};
 use crate::lanes::{Lanes, Owner};
 use crate::priority::do_giving_way;
@@ -74,9 +76,15 @@ impl FromRequest<Arc<Server>> for Body {
         let bodies = &server.bodies;
         let request = bodies.refuse_if_large(request).await?;
         let caller = request.extensions().get::<Caller>().cloned();
-        let (bytes, held) = bodies.receive(request.into_body()).await?;
+        let is_packed = is_packed(&request)?;
+        let (mut bytes, mut held) = bodies.receive(request.into_body()).await?;
         caller.iter().for_each(|caller| caller.n_bytes.store(bytes.len(), Ordering::Relaxed));
-        let value = bodies.read(bytes, &caller.and_then(|caller| caller.owner)).await?;
+        let owner = caller.and_then(|caller| caller.owner);
+        if is_packed {
+            bytes = bodies.unpack(bytes, &owner).await?;
+            bodies.take_room(bytes.len(), &mut held).await?;
+        }
+        let value = bodies.read(bytes, &owner).await?;
         Ok(Self(value, held.map(Arc::new)))
     }
 }
@@ -91,19 +99,43 @@ impl Bodies {
             if n > MAX_BYTES {
                 return Err(too_large("bytes", MAX_BYTES, n));
             }
-            if n > SMALL {
-                let more = n - held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-                let more = Arc::clone(&self.room).acquire_many_owned(more as u32);
-                let more = timeout(ROOM_TIME, more).await.map_err(|_| ApiError::busy(ROOM))?;
-                let more = more.map_err(|_| ApiError::leaving())?;
-                match &mut held {
-                    Some(held) => held.merge(more),
-                    None => held = Some(more),
-                }
-            }
+            self.take_room(n, &mut held).await?;
             bytes.extend_from_slice(&part);
         }
         Ok((bytes, held))
+    }
+
+    /// Waits for room for `n` bytes in all, where they are many.
+    async fn take_room(&self, n: usize, held: &mut Option<OwnedSemaphorePermit>) -> Result<(), ApiError> {
+        let more = n.saturating_sub(held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits));
+        if n <= SMALL || more == 0 {
+            return Ok(());
+        }
+        let more = Arc::clone(&self.room).acquire_many_owned(more as u32);
+        let more = timeout(ROOM_TIME, more).await.map_err(|_| ApiError::busy(ROOM))?;
+        let more = more.map_err(|_| ApiError::leaving())?;
+        match held {
+            Some(held) => held.merge(more),
+            None => *held = Some(more),
+        }
+        Ok(())
+    }
+
+    /// What a body of gzip holds, which is as long as another may be.
+    async fn unpack(&self, bytes: Vec<u8>, owner: &Owner) -> Result<Vec<u8>, ApiError> {
+        let lane = self.readers.enter(owner).await;
+        let unpack = move || {
+            let _lane = lane;
+            let mut unpacked = Vec::new();
+            let read = GzDecoder::new(&bytes[..]).take(MAX_BYTES as u64 + 1).read_to_end(&mut unpacked);
+            read.map_err(|error| ApiError::invalid(format!("the body is no gzip: {error}")))?;
+            if unpacked.len() > MAX_BYTES {
+                return Err(too_large("bytes", MAX_BYTES, unpacked.len()));
+            }
+            Ok(unpacked)
+        };
+        let unpacked = do_giving_way(unpack).await;
+        unpacked.ok_or_else(|| ApiError::internal("an internal error while the body was unpacked"))?
     }
 
     fn arriving(&self, body: Sent) -> Arriving {
@@ -144,6 +176,19 @@ impl Bodies {
         };
         let read = do_giving_way(read).await;
         read.ok_or_else(|| ApiError::internal("an internal error while the body was read"))?
+    }
+}
+
+/// Whether a body is packed with gzip.
+fn is_packed(request: &Request) -> Result<bool, ApiError> {
+    let encoding = request.headers().get(header::CONTENT_ENCODING).map(|value| value.to_str().unwrap_or("?"));
+    match encoding.map(str::to_ascii_lowercase).as_deref() {
+        None | Some("identity") => Ok(false),
+        Some("gzip" | "x-gzip") => Ok(true),
+        Some(other) => {
+            let message = format!("content-encoding: expected identity or gzip, got {}", shortened(other));
+            Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message))
+        }
     }
 }
 

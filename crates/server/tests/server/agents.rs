@@ -1,9 +1,11 @@
 //! What agents rely on: tool calls as their schemas have them, answers that go on, errors by name.
 
 use kvant_server::Options;
+use std::io::{Read as _, Write as _};
+
 use serde_json::{Value, json};
 
-use crate::client::{options, start};
+use crate::client::{Client, options, start};
 use crate::http::{QUESTION, chat, long, with};
 
 fn tools() -> Value {
@@ -268,4 +270,38 @@ fn fields_that_change_an_answer_are_taken_or_refused_by_name() {
     let (status, answer) = client.post("/v1/messages", &with(chat("x"), format));
     let value: Value = serde_json::from_str(answer["content"][0]["text"].as_str().unwrap()).unwrap();
     assert!(status == 200 && value["n"].is_i64(), "{answer}");
+}
+
+/// The status of an answer to a body with this encoding.
+fn encoded(client: &Client, encoding: &str, body: &[u8]) -> (u16, String) {
+    let mut stream = client.connect();
+    let head = format!(
+        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+         content-encoding: {encoding}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.write_all(body).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    (answer[9..12].parse().unwrap(), answer)
+}
+
+#[test]
+fn a_body_may_be_packed_with_gzip_and_is_as_large_as_what_it_holds() {
+    let client = start(options());
+    let packed = |bytes: &[u8]| {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    };
+    let body = with(chat("How is it?"), json!({ "max_tokens": 1 })).to_string();
+    assert_eq!(encoded(&client, "gzip", &packed(body.as_bytes())).0, 200);
+    assert_eq!(encoded(&client, "identity", body.as_bytes()).0, 200);
+    let (status, answer) = encoded(&client, "br", body.as_bytes());
+    assert!(status == 415 && answer.contains("expected identity or gzip, got br"), "{answer}");
+    let (status, answer) = encoded(&client, "gzip", body.as_bytes());
+    assert!(status == 400 && answer.contains("the body is no gzip"), "{answer}");
+    let (status, answer) = encoded(&client, "gzip", &packed(&vec![b' '; 40 << 20]));
+    assert!(status == 413 && answer.contains("expected at most 33554432, got 33554433"), "{answer}");
 }
