@@ -303,5 +303,5 @@ fn a_body_may_be_packed_with_gzip_and_is_as_large_as_what_it_holds() {
     let (status, answer) = encoded(&client, "gzip", body.as_bytes());
     assert!(status == 400 && answer.contains("the body is no gzip"), "{answer}");
     let (status, answer) = encoded(&client, "gzip", &packed(&vec![b' '; 40 << 20]));
-    assert!(status == 413 && answer.contains("expected at most 33554432, got 33554433"), "{answer}");
+    assert!(status == 413 && answer.contains("has 33554433 bytes, at most 33554432 are read"), "{answer}");
 }
