@@ -62,6 +62,15 @@ pub fn is_watched() -> bool {
     heard().is_terminal()
 }
 
+/// Whether something waits at stdin that no terminal wrote.
+pub fn is_piped_to() -> bool {
+    #[cfg(unix)]
+    let n = rustix::io::ioctl_fionread(io::stdin()).unwrap_or(0);
+    #[cfg(not(unix))]
+    let n = 0_u64;
+    n > 0 && !io::stdin().is_terminal()
+}
+
 /// Whether results may have colours: not with NO_COLOR, nor where there is no terminal, or one that knows none.
 pub fn has_colours() -> bool {
     AutoStream::choice(&io::stdout()) != ColorChoice::Never

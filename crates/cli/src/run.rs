@@ -38,9 +38,9 @@ pub struct RunArgs {
     #[arg(value_name = "PROMPT")]
     words: Vec<String>,
     /// The prompt [env: KVANT_PROMPT]
-    #[arg(short, long, value_name = "TEXT", conflicts_with = "file")]
+    #[arg(short, long, value_name = "TEXT")]
     prompt: Option<String>,
-    /// Read the prompt from a file, without the line break at its end; - for stdin
+    /// Read the prompt from a file, without the line break at its end; - for stdin. Goes behind the prompt of -p
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Continue the text as it is, without the model's chat template
@@ -93,6 +93,8 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     let Resolved { options: session_options, auto } = args.cache.resolve(session_options, &model)?;
     let mut session = model.session(session_options)?;
     args.cache.note_length(&session);
+    // By now what another program writes has come.
+    args.note_pipe();
     let prompt = args.tokens(&session, &text, quiet)?;
     if let Some(path) = args.prompt_cache.as_deref().filter(|path| path.exists()) {
         session.load_prefix(path, &prompt)?;
@@ -169,14 +171,14 @@ impl RunArgs {
 
     fn text(&self) -> Result<String, Failure> {
         let words = (!self.words.is_empty()).then(|| self.words.join(" "));
-        let text = match (words, &self.prompt, &self.file) {
-            (Some(words), Some(_), _) | (Some(words), _, Some(_)) => {
-                return Err(Failure::Usage(format!("two prompts: '{words}' and that of -p or -f")));
-            }
-            (Some(text), None, None) => text,
-            (None, Some(text), _) => text.clone(),
-            (None, None, Some(path)) => read_prompt(path)?,
-            (None, None, None) => match from_env("KVANT_PROMPT")? {
+        if let (Some(words), Some(_)) = (&words, &self.prompt) {
+            return Err(Failure::Usage(format!("two prompts: '{words}' and that of -p")));
+        }
+        let file = self.file.as_deref().map(read_prompt).transpose()?;
+        let text = match (words.or_else(|| self.prompt.clone()), file) {
+            (Some(text), Some(file)) => format!("{text}\n{file}"),
+            (Some(text), None) | (None, Some(text)) => text,
+            (None, None) => match from_env("KVANT_PROMPT")? {
                 Some(text) => text,
                 None => self.piped()?,
             },
@@ -185,6 +187,15 @@ impl RunArgs {
             return Err(Failure::Usage("the prompt is empty".to_owned()));
         }
         Ok(text)
+    }
+
+    /// Tells that a pipe is not read, which others read beside a prompt: it may be a script's own, or never end.
+    fn note_pipe(&self) {
+        let is_read = self.file.as_deref() == Some(Path::new("-"));
+        let has_prompt = !self.words.is_empty() || self.prompt.is_some() || self.file.is_some();
+        if has_prompt && !is_read && !self.quiet && console::is_piped_to() {
+            log::note("what is piped in is not read beside a prompt (-f - puts it behind)");
+        }
     }
 
     /// What is piped in, when no prompt was given.

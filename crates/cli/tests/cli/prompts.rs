@@ -181,6 +181,25 @@ fn a_prompt_file_has_neither_mark_nor_last_line_break() {
         serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()["n_prompt"].as_u64().unwrap()
     };
     assert_eq!((piped("The sky is\n"), piped("\u{feff}The sky is")), (plain, plain));
+    // Behind a prompt goes a file, and a pipe where it is asked for; else a pipe is named.
+    std::fs::write(&file, "The sky is\n").unwrap();
+    let both = n_prompt(&["-p", "Go on:", "-f", file.to_str().unwrap()]);
+    assert_eq!(both, n_prompt(&["-p", "Go on:\nThe sky is"]));
+    let beside = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kvant"));
+        command.args(["run", "--device", "cpu", "-t", "1", "-n", "1", "--json", "-p", "Go on:"]).args(more);
+        let mut run =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        run.stdin.take().unwrap().write_all(b"The sky is\n").unwrap();
+        let output = run.wait_with_output().unwrap();
+        let object: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        (
+            object["n_prompt"].as_u64().unwrap(),
+            String::from_utf8(output.stderr).unwrap().contains("is not read"),
+        )
+    };
+    assert_eq!(beside(&["-f", "-"]), (both, false));
+    assert_eq!(beside(&[]), (n_prompt(&["-p", "Go on:"]), true));
     // Nor has a template such a mark.
     let template = scratch().join("marked.jinja");
     let with = |text: &str| {

@@ -218,7 +218,6 @@ fn wrong_usage_is_refused_in_one_line_with_exit_code_2() {
     assert_refused(&kvant(&["run", "-p", "x", "--temp", "-1"]), 2, &["temperature", "from 0 up", "-1"]);
     assert_refused(&kvant(&["run", "-p", "x", "-s", "-2"]), 2, &["-2", "-1 for a random one"]);
     assert_refused(&kvant(&["run", "x", "-p", "y"]), 2, &["two prompts"]);
-    assert_refused(&kvant(&["run", "-p", "x", "-f", "y"]), 2, &["--prompt", "--file"]);
     assert_refused(&kvant(&["run", "-m", "a.gguf", "b.gguf", "x"]), 2, &["two models", "a.gguf", "b.gguf"]);
     assert_refused(&kvant(&["run", "llama3.2:3b", "x"]), 2, &["no model 'llama3.2:3b'", "GGUF"]);
     assert_refused(&kvant(&["bench", "-p", "0", "-n", "0"]), 2, &["nothing to do", "-p", "-n"]);

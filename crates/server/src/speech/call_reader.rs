@@ -120,10 +120,10 @@ impl CallReader {
                 begin(parts, name);
                 put(parts, Part::Arguments, &arguments);
             }
-            Place::Value(OpenValue { is_text: true, has_begun: true, .. }) => {
-                if !self.marks().value[1].starts_with(held.trim_start()) {
-                    put(parts, Part::Arguments, &inside(held));
-                }
+            Place::Value(OpenValue { is_text: true, has_begun: true, .. })
+                if !self.marks().value[1].starts_with(held.trim_start()) =>
+            {
+                put(parts, Part::Arguments, &inside(held));
             }
             _ => {}
         }
