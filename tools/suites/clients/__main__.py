@@ -1,15 +1,17 @@
 """Drives real programs, most of them agents, against a running server and checks what each one has done.
 
-    kvant serve qwen2.5-coder-1.5b.gguf --port 8080 -c 16384 &
+    kvant serve qwen2.5-coder-1.5b.gguf --port 8080 -c 16384 --temp 0 &
     python3 tools/suites/clients http://127.0.0.1:8080 [NAME ..]
 
 Each program is a file of its own beside this one: its first line says what it does, its header names the packages that it needs.
 It uses the client's own defaults (no forced tool choice) and ends well only if the tool was called with the right arguments and its
-result came back, or the file on disk has changed. Packages, homes and work folders are below `--folder`, an environment for each
-program. Nothing of the repository needs this to build or to pass its tests.
+result came back, or the file on disk has changed. Agents run what a model writes, as you: use a machine that may be lost. Packages,
+homes and work folders are below `--folder`, an environment for each program. Nothing of the repository needs this to build or to
+pass its tests.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -121,8 +123,11 @@ class Place:
             try:
                 code = process.wait(self.program.seconds)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                return f"not done after {self.program.seconds} s"
+                return f"not done after {self.program.seconds} s ({log.name})"
+            finally:
+                # Also what it started and left.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
             log.seek(0)
             lines = [line.strip() for line in log if line.strip()] or ["no output"]
             return "" if code == 0 else f"{lines[-1][:200]} (exit {code}, {log.name})"

@@ -34,7 +34,13 @@ console.log(JSON.stringify([whole, streamed]));
 
 program = pathlib.Path("../loop.mjs")
 program.write_text(PROGRAM, encoding="utf-8")
-task = {"url": shared.API, "name": shared.MODEL, "question": shared.QUESTION, "description": shared.DESCRIPTION, "result": shared.RESULT}
+task = {
+    "url": shared.API,
+    "name": shared.MODEL,
+    "question": shared.QUESTION,
+    "description": shared.DESCRIPTION,
+    "result": shared.RESULT,
+}
 for run in json.loads(shared.shell("node", program, json.dumps(task)).splitlines()[-1]):
     shared.calls[:] = map(tuple, run["calls"])
     shared.check_answer(run["text"])

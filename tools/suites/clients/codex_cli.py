@@ -12,6 +12,15 @@ import shared
 
 shared.write_stock()
 provider = f'{{name="kvant", base_url="{shared.API}", wire_api="responses", stream_idle_timeout_ms=1500000}}'
-options = ["-c", f"model_providers.kvant={provider}", "-c", 'model_provider="kvant"', "-m", shared.MODEL, "-c", 'web_search="disabled"']
+options = [
+    "-c",
+    f"model_providers.kvant={provider}",
+    "-c",
+    'model_provider="kvant"',
+    "-m",
+    shared.MODEL,
+    "-c",
+    'web_search="disabled"',
+]
 shared.shell("codex", "exec", *options, "--output-last-message", "said", shared.READ_TASK)
 shared.check_stock(pathlib.Path("said").read_text(encoding="utf-8"))

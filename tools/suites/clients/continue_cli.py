@@ -12,7 +12,15 @@ import pathlib
 import shared
 
 shared.write_stock()
-model = {"name": "kvant", "provider": "openai", "model": shared.MODEL, "apiBase": shared.API, "apiKey": "none", "roles": ["chat"], "capabilities": ["tool_use"]}
+model = {
+    "name": "kvant",
+    "provider": "openai",
+    "model": shared.MODEL,
+    "apiBase": shared.API,
+    "apiKey": "none",
+    "roles": ["chat"],
+    "capabilities": ["tool_use"],
+}
 config = pathlib.Path("config.yaml")
 # JSON is YAML.
 config.write_text(json.dumps({"name": "suite", "version": "1.0.0", "schema": "v1", "models": [model]}), encoding="utf-8")

@@ -1,14 +1,14 @@
 # /// script
 # dependencies = ["dspy"]
 # ///
-"""DSPy: ReAct over a tool, with its adapter for JSON"""
+"""DSPy: one step of ReAct over a tool, with its adapter for JSON"""
 
 import dspy
 import shared
 
 model = dspy.LM(f"openai/{shared.MODEL}", api_base=shared.API, api_key="none", max_tokens=400, cache=False)
 dspy.configure(lm=model, adapter=dspy.JSONAdapter())
-agent = dspy.ReAct("question -> answer", tools=[shared.count_pieces], max_iters=3)
+agent = dspy.ReAct("question -> answer", tools=[shared.count_pieces], max_iters=1)
 result = agent(question=shared.QUESTION)
 print(result)
 shared.check_answer(result.answer)

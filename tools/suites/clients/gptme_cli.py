@@ -1,13 +1,16 @@
 # /// script
 # dependencies = ["gptme"]
 # [tool.kvant]
-# seconds = 900
+# seconds = 600
 # ///
-"""gptme on the command line, tools as tool calls: runs a command and reads its output"""
+"""gptme on the command line: runs a command, which leaves a file"""
+
+import pathlib
 
 import shared
 
-shared.write_stock()
-MODE = ["--non-interactive", "--no-stream", "--tool-format", "tool", "--tools", "shell,complete"]
-answer = shared.shell("gptme", "--model", f"local/{shared.MODEL}", *MODE, shared.READ_TASK)
-shared.check_stock(answer)
+TASK = f"Run this shell command: echo {shared.COUNT} > count.txt"
+options = ["--non-interactive", "--tools", "shell,complete"]
+shared.shell("gptme", "--model", f"local/{shared.MODEL}", *options, TASK)
+said = pathlib.Path("count.txt").read_text(encoding="utf-8")
+assert said == f"{shared.COUNT}\n", said

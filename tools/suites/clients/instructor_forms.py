@@ -31,7 +31,12 @@ for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA, instructor.Mode
 parallel = instructor.from_openai(client, mode=instructor.Mode.PARALLEL_TOOLS).chat.completions.create(
     model=shared.MODEL,
     response_model=typing.Iterable[Stock],
-    messages=[{"role": "user", "content": TEXT + "\nShelf 9 holds 25 pieces of part M4.\nRecord both shelves, each with a call of its own."}],
+    messages=[
+        {
+            "role": "user",
+            "content": TEXT + "\nShelf 9 holds 25 pieces of part M4.\nRecord both shelves, each with a call of its own.",
+        }
+    ],
 )
 got = [stock.model_dump() for stock in parallel]
 want = [{"part": "M8", "shelf": 7, "pieces": 4371}, {"part": "M4", "shelf": 9, "pieces": 25}]

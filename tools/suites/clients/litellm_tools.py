@@ -8,8 +8,15 @@ import json
 import litellm
 import shared
 
-TOOL = {"type": "function", "function": {"name": "count_pieces", "description": shared.DESCRIPTION, "parameters": shared.PARAMETERS}}
-for name, base in ((f"openai/{shared.MODEL}", shared.API), (f"anthropic/{shared.MODEL}", shared.URL), (f"ollama_chat/{shared.MODEL}", shared.URL)):
+TOOL = {
+    "type": "function",
+    "function": {"name": "count_pieces", "description": shared.DESCRIPTION, "parameters": shared.PARAMETERS},
+}
+for name, base in (
+    (f"openai/{shared.MODEL}", shared.API),
+    (f"anthropic/{shared.MODEL}", shared.URL),
+    (f"ollama_chat/{shared.MODEL}", shared.URL),
+):
     shared.calls.clear()
     messages = [{"role": "user", "content": shared.QUESTION}]
     for _ in range(2):

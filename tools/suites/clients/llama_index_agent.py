@@ -9,9 +9,7 @@ import shared
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.llms.openai_like import OpenAILike
 
-model = OpenAILike(
-    model=shared.MODEL, api_base=shared.API, api_key="none", is_chat_model=True, is_function_calling_model=True
-)
+model = OpenAILike(model=shared.MODEL, api_base=shared.API, api_key="none", is_chat_model=True, is_function_calling_model=True)
 
 
 async def main():

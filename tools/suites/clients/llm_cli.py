@@ -8,12 +8,12 @@ import pathlib
 
 import shared
 
-TOOL = f'''
+TOOL = f"""
 def count_pieces(part: str, shelf: int) -> str:
     "Counts the pieces of a part on a shelf of the warehouse."
     open("calls", "a").write(f"{{part}} {{shelf}}\\n")
     return {shared.RESULT!r}
-'''
+"""
 
 home = pathlib.Path("llm")
 home.mkdir()

@@ -42,12 +42,12 @@ def check_answer(answer: str):
     assert str(COUNT) in answer.replace(",", ""), f"no {COUNT} in {answer!r}"
 
 
-READ_TASK = "Run the command: cat stock.txt. Then tell me how many pieces of part M8 it lists."
+READ_TASK = "Run the command: cat stock.txt. How many pieces does it list?"
 
 
 def write_stock():
     """A file whose content must reach the answer."""
-    pathlib.Path("stock.txt").write_text(f"M6: 12 pieces\nM8: {COUNT} pieces\n", encoding="utf-8")
+    pathlib.Path("stock.txt").write_text(RESULT + "\n", encoding="utf-8")
     commit()
 
 
