@@ -467,6 +467,16 @@ mod tests {
     }
 
     #[test]
+    fn tokens_that_are_no_text_have_keys_of_their_own() {
+        let tokens = ["a", "Ã", "©"].map(str::to_owned).to_vec();
+        let mut data = kvant::tokenizer::VocabData::new(kvant::tokenizer::TokenizerModel::Gpt2, tokens);
+        data.merges = Some(vec![]);
+        let tokenizer = Tokenizer::new(data).unwrap();
+        let keys = [0, 1, 2].map(|token| token_key(&tokenizer, token));
+        assert_eq!(keys, ["a", "bytes:\\xc3", "bytes:\\xa9"]);
+    }
+
+    #[test]
     fn probabilities_are_those_of_the_logits() {
         let logits = [1.0f32, 3.0, f32::NEG_INFINITY, 3.0];
         let found = likelihood(&logits, 0, 3);

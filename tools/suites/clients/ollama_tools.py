@@ -21,6 +21,6 @@ for _ in range(2):
         messages.append({"role": "tool", "tool_name": call.function.name, "content": result})
 shared.check_answer(messages[-1]["content"])
 
-schema = {"type": "object", "properties": {"pieces": {"type": "integer"}}, "required": ["pieces"]}
+schema = {"type": "object", "properties": {"pieces": {"type": "integer"}}, "required": ["pieces"], "additionalProperties": False}
 answer = client.chat(model=shared.MODEL, messages=messages + [{"role": "user", "content": "Say it as JSON."}], format=schema)
 assert json.loads(answer.message.content) == {"pieces": shared.COUNT}, answer.message.content
