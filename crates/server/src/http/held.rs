@@ -8,6 +8,7 @@ use super::{Caller, Hosted};
 use crate::guide::schema::HeldSchema;
 use crate::guide::{Cue, Form, FormError, Guides};
 use crate::speech::constraint::{Forms, ToolConstraint};
+use crate::speech::tools::Tool;
 use crate::thinking::Thinking;
 
 /// Guides, and what clients are told of them.
@@ -29,20 +30,16 @@ impl Hosted {
 
     async fn held_with_warnings(&self, asked: &Asked, caller: &Caller) -> Result<Held, ApiError> {
         let mut warnings = notes(asked);
-        let tools = asked.tools.iter().flat_map(|tools| &tools.tools);
-        let are_whole =
-            tools.map(|tool| HeldSchema::of(&tool.parameters)).all(|held| held.missing().is_none());
-        if are_whole {
-            match self.guides(asked, asked.tools.as_ref(), caller).await {
-                Ok(guides) => return Ok(Held { guides, warnings }),
-                Err(refused) if asked.tools.is_none() => return Err(refused.into()),
-                Err(_) => {}
-            }
+        let Some(mut tools) = asked.tools.clone() else {
+            return Ok(Held { guides: self.guides(asked, None, caller).await?, warnings });
+        };
+        let is_whole = |tool: &Tool| HeldSchema::of(&tool.parameters).missing().is_none();
+        if tools.tools.iter().all(is_whole)
+            && let Ok(guides) = self.guides(asked, Some(&tools), caller).await
+        {
+            return Ok(Held { guides, warnings });
         }
         // One tool whose schema cannot be held takes nothing from the others.
-        let Some(mut tools) = asked.tools.clone() else {
-            return Ok(Held { guides: Guides::default(), warnings });
-        };
         for index in 0..tools.tools.len() {
             let tool = tools.tools[index].clone();
             let Err(error) = self.try_schema(&tool.parameters, caller).await else { continue };
