@@ -102,7 +102,7 @@ impl Conversation {
             choice,
             parallel: fields
                 .get("parallel_tool_calls", "true or false")?
-                .unwrap_or(!template.contains(SINGLE_CALLS)),
+                .unwrap_or(!template.contains(SINGLE_CALLS) && !names_tool(fields)),
             splits_thoughts: fields.get::<String>("reasoning_format", "a text")?.as_deref() != Some("none"),
             budget,
         })
@@ -219,6 +219,11 @@ fn budget(fields: &Fields) -> Result<Option<Option<usize>>, ApiError> {
     const NAMES: [&str; 3] = ["thinking_budget_tokens", "reasoning_budget_tokens", "thinking_token_budget"];
     let budget: Option<i64> = fields.any(&NAMES, "a whole number")?;
     Ok(budget.map(|budget| usize::try_from(budget).ok()))
+}
+
+/// Whether a request names the tool that is to be called: once, unless it says otherwise.
+fn names_tool(fields: &Fields) -> bool {
+    fields.value("tool_choice").is_some_and(|choice| choice.is_object() && choice["type"] != "allowed_tools")
 }
 
 /// The tools of a request that may be called: as they were described, and read.
