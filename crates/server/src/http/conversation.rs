@@ -93,6 +93,8 @@ impl Conversation {
                 false => instructions = Some(described(&described_tools)),
             }
         }
+        // Made to call, small models make the same call until there is no room left.
+        let calls_several = choice == Choice::Auto && !template.contains(SINGLE_CALLS);
         Ok(Self {
             messages,
             pictures,
@@ -100,9 +102,7 @@ impl Conversation {
             instructions,
             tools: (!tools.is_empty()).then_some((format, tools)),
             choice,
-            parallel: fields
-                .get("parallel_tool_calls", "true or false")?
-                .unwrap_or(!template.contains(SINGLE_CALLS) && !names_tool(fields)),
+            parallel: fields.get("parallel_tool_calls", "true or false")?.unwrap_or(calls_several),
             splits_thoughts: fields.get::<String>("reasoning_format", "a text")?.as_deref() != Some("none"),
             budget,
         })
@@ -219,11 +219,6 @@ fn budget(fields: &Fields) -> Result<Option<Option<usize>>, ApiError> {
     const NAMES: [&str; 3] = ["thinking_budget_tokens", "reasoning_budget_tokens", "thinking_token_budget"];
     let budget: Option<i64> = fields.any(&NAMES, "a whole number")?;
     Ok(budget.map(|budget| usize::try_from(budget).ok()))
-}
-
-/// Whether a request names the tool that is to be called: once, unless it says otherwise.
-fn names_tool(fields: &Fields) -> bool {
-    fields.value("tool_choice").is_some_and(|choice| choice.is_object() && choice["type"] != "allowed_tools")
 }
 
 /// The tools of a request that may be called: as they were described, and read.

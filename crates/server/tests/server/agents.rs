@@ -65,19 +65,18 @@ fn a_call_that_is_asked_for_is_made_as_its_tool_describes_it() {
         assert!(told.len() > 2 || calls[0]["function"]["name"] == "clock", "{chunks:?}");
         assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
     }
-    // A tool that is named is called once, however much the model would go on; more calls have to be asked for.
-    let named = json!({
-        "tools": tools(),
-        "tool_choice": { "type": "function", "function": { "name": "clock" } },
-        "ignore_eos": true,
-        "max_tokens": 150,
-    });
-    let body = with(chat("How is it?"), named);
-    let (_, answer) = client.post("/v1/chat/completions", &body);
-    let choice = &answer["choices"][0];
-    let calls = choice["message"]["tool_calls"].as_array().unwrap();
-    assert!(calls.len() == 1 && calls[0]["function"]["name"] == "clock", "{answer}");
-    assert_eq!(choice["finish_reason"], "tool_calls", "{answer}");
+    // A required call is one, however much the model would go on; more have to be asked for.
+    let more = json!({ "tools": tools(), "ignore_eos": true, "max_tokens": 150 });
+    let body = with(chat("How is it?"), more);
+    let clock = json!({ "type": "function", "function": { "name": "clock" } });
+    for choice in [json!("required"), clock.clone()] {
+        let (_, answer) =
+            client.post("/v1/chat/completions", &with(body.clone(), json!({ "tool_choice": choice })));
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["message"]["tool_calls"].as_array().map(Vec::len), Some(1), "{answer}");
+        assert_eq!(choice["finish_reason"], "tool_calls", "{answer}");
+    }
+    let body = with(body, json!({ "tool_choice": clock }));
     let (_, answer) =
         client.post("/v1/chat/completions", &with(body, json!({ "parallel_tool_calls": true })));
     let calls = answer["choices"][0]["message"]["tool_calls"].as_array().unwrap();
