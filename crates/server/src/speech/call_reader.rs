@@ -3,6 +3,7 @@
 //! Arguments that are a JSON object pass as they are written, digit by digit. Those that stand for themselves, each between marks of
 //! its own, are put together to one.
 
+use kvant::chat::begun;
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -418,12 +419,6 @@ fn in_a_line(text: &str, in_lines: bool) -> &str {
     }
     let text = text.strip_prefix('\n').unwrap_or(text);
     text.strip_suffix('\n').unwrap_or(text)
-}
-
-/// How many bytes at the end of `text` may be the beginning of `mark`.
-fn begun(text: &str, mark: &str) -> usize {
-    let beginnings = mark.char_indices().map(|(at, _)| &mark[..at]);
-    beginnings.rev().find(|start| text.ends_with(start)).map_or(0, str::len)
 }
 
 #[cfg(test)]

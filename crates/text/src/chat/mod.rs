@@ -31,7 +31,7 @@ use serde_json::{Value as Json, json};
 pub use builtin::{BUILTIN, builtin};
 pub use error::{Line, TemplateError};
 use pictures::in_parts;
-pub use thoughts::{HAS_THOUGHT, Said, Thoughts, take_until};
+pub use thoughts::{HAS_THOUGHT, Said, Thoughts, begun, take_until};
 
 use crate::jinja::{Given, Template};
 use crate::tokenizer::{Special, Tokenizer};

@@ -142,7 +142,7 @@ fn take_from(held: &mut String, blanks: &mut usize, mark: &str) -> (String, bool
 }
 
 /// How many bytes at the end of `text` are the beginning of a `mark` and not all of it.
-fn begun(text: &str, mark: &str) -> usize {
+pub fn begun(text: &str, mark: &str) -> usize {
     let beginnings = mark.char_indices().map(|(at, _)| &mark[..at]);
     beginnings.rev().find(|start| text.ends_with(start)).map_or(0, str::len)
 }
