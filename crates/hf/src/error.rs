@@ -52,6 +52,14 @@ pub enum HfError {
         /// Bytes allowed.
         max: u64,
     },
+    /// A safetensors header that lists more tensors than any model has.
+    #[error("{}: more than {max} tensors in one file", printable_path(path))]
+    TooManyTensors {
+        /// The file.
+        path: PathBuf,
+        /// Tensors allowed.
+        max: usize,
+    },
     /// A value that is missing, of another type or out of range.
     #[error(
         "{}: '{}': expected {expected}, got {}",

@@ -5,6 +5,8 @@
 //! header: {"NAME": {"dtype": "BF16", "shape": [outermost first], "data_offsets": [begin, end]}, "__metadata__": {...}}
 //! ```
 
+mod header;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::ops::Range;
@@ -173,16 +175,15 @@ fn read_header(path: &Path, bytes: &[u8], file: usize) -> Result<HashMap<String,
     }
     // At most the file's length, which fits.
     let start = 8 + length as usize;
-    let header: serde_json::Map<String, Value> = serde_json::from_slice(&bytes[8..start])
-        .map_err(|error| HfError::Json { path: path.to_owned(), why: error.to_string() })?;
     let fail = |name: &str, what| HfError::Tensor { path: path.to_owned(), name: name.to_owned(), what };
-    let mut tensors = HashMap::with_capacity(header.len());
-    for (name, record) in &header {
+    let mut tensors = HashMap::new();
+    header::for_each(path, &bytes[8..start], |name, record| {
         if name != "__metadata__" && !NO_WEIGHTS.iter().any(|ending| name.ends_with(ending)) {
-            let stored = read_record(record, file, start..bytes.len()).map_err(|what| fail(name, what))?;
-            tensors.insert(name.clone(), stored);
+            let stored = read_record(record, file, start..bytes.len()).map_err(|what| fail(&name, what))?;
+            tensors.insert(name, stored);
         }
-    }
+        Ok(())
+    })?;
     let mut order: Vec<(&String, &Stored)> = tensors.iter().collect();
     order.sort_by_key(|(_, stored)| stored.range.start);
     for pair in order.windows(2) {
@@ -297,6 +298,21 @@ mod tests {
             assert!(told.contains(&format!("claims a header of {claimed} bytes, {left} can be")), "{told}");
         }
         assert!(read(&[1, 2, 3]).unwrap_err().contains("0 can be there"));
+    }
+
+    #[test]
+    fn a_header_of_too_many_tensors_is_refused_before_its_end() {
+        let mut header = String::from("{");
+        for i in 0..=header::MAX_TENSORS {
+            header.push_str(&format!(
+                r#""{i}": {{"dtype": "U8", "shape": [1], "data_offsets": [{i}, {}]}},"#,
+                i + 1
+            ));
+        }
+        // What follows is not read.
+        header.push_str("no JSON");
+        let error = read(&file(&header, header::MAX_TENSORS + 1)).unwrap_err();
+        assert_eq!(error, "x.safetensors: more than 262144 tensors in one file");
     }
 
     #[test]
