@@ -275,6 +275,14 @@ def what_is_said_never_becomes_markup(p):
 
 
 @check
+def an_answer_of_many_pieces_is_shown(p):
+    answers = ["\\\\" * 100_000, "**a** " * 150_000, "|a|b|\n|-|-|\n" + "|x|y|\n" * 130_000]
+    for answer, length in zip(answers, [100_000, 299_999, 260_002]):
+        p.load(conversation("hello", answer))
+        assert len(p.page.locator("#thread .text").last.evaluate("node => node.textContent")) >= length
+
+
+@check
 def nonsense_is_not_imported(p):
     before = p.export()
     for wrong in ({"id": "x"}, {**conversation("a"), "nodes": [None]}, {**conversation("a"), "nodes": [{"id": "n", "parent": "m"}]}):

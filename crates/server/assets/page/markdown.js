@@ -15,15 +15,20 @@ const INLINE = new RegExp([
   /(?<!\w)_(?=[^\s_])(?<italic2>[^_]+?)(?<!\s)_(?!\w)/,
 ].map(part => part.source).join('|'), 'g');
 
-/** Pieces of a line: texts and elements. */
+/** Returns the texts and elements of a line, neighbouring texts as one. */
 function inline(text) {
   const out = [];
-  let at = 0;
+  let [at, plain] = [0, ''];
+  const flush = () => { if (plain) out.push(plain); plain = ''; };
   for (const match of text.matchAll(INLINE)) {
-    out.push(text.slice(at, match.index), piece(match));
+    plain += text.slice(at, match.index);
     at = match.index + match[0].length;
+    const made = piece(match);
+    if (typeof made === 'string') plain += made;
+    else { flush(); out.push(made); }
   }
-  out.push(text.slice(at));
+  plain += text.slice(at);
+  flush();
   return out;
 }
 
@@ -32,14 +37,14 @@ function piece({ 0: whole, groups: g }) {
   if (g.code) return el('code', {}, g.code.replace(/^ (.+) $/, '$1'));
   if (g.label !== undefined) return link(g.href, g.label ? inline(g.label) : [g.href], whole);
   if (g.auto ?? g.bare) return link(g.auto ?? g.bare, [g.auto ?? g.bare], whole);
-  if (g.bold ?? g.bold2) return el('strong', {}, ...inline(g.bold ?? g.bold2));
-  return el('em', {}, ...inline(g.italic ?? g.italic2));
+  if (g.bold ?? g.bold2) return el('strong', {}, inline(g.bold ?? g.bold2));
+  return el('em', {}, inline(g.italic ?? g.italic2));
 }
 
 /** A link to the web; what points elsewhere (javascript:, data:) stays text. Pictures are links too: none is fetched. */
 function link(href, label, whole) {
   if (!/^https?:\/\//i.test(href)) return whole;
-  return el('a', { href, target: '_blank', rel: 'noopener noreferrer' }, ...label);
+  return el('a', { href, target: '_blank', rel: 'noopener noreferrer' }, label);
 }
 
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(\s+|$)/;
@@ -58,7 +63,7 @@ function fence(lines, at) {
 
 function heading(lines, at) {
   const found = /^ {0,3}(#{1,6})\s+(.*)/.exec(lines[at]);
-  return found && { end: at + 1, build: () => el(`h${Math.min(found[1].length + 2, 6)}`, {}, ...inline(found[2].trim().replace(/ #+$/, ''))) };
+  return found && { end: at + 1, build: () => el(`h${Math.min(found[1].length + 2, 6)}`, {}, inline(found[2].trim().replace(/ #+$/, ''))) };
 }
 
 const rule = (lines, at) => RULE.test(lines[at]) && { end: at + 1, build: () => el('hr') };
@@ -78,10 +83,10 @@ function table(lines, at) {
   if (head.length !== marks.length || head.length > 99) return;
   let end = at + 2;
   while (!isBlank(lines[end]) && lines[end].includes('|')) end++;
-  const row = (tag, given) => el('tr', {}, ...marks.map((mark, i) =>
-    el(tag, { class: /[^:]:$/.test(mark) && 'right' }, ...inline(given[i] ?? ''))));
+  const row = (tag, given) => el('tr', {}, marks.map((mark, i) =>
+    el(tag, { class: /[^:]:$/.test(mark) && 'right' }, inline(given[i] ?? ''))));
   const body = () => lines.slice(at + 2, end).map(line => row('td', cells(line)));
-  const whole = () => el('table', {}, el('thead', {}, row('th', head)), el('tbody', {}, ...body()));
+  const whole = () => el('table', {}, el('thead', {}, row('th', head)), el('tbody', {}, body()));
   return { end, build: () => el('div', { class: 'scroll', tabindex: 0 }, whole()) };
 }
 
@@ -105,14 +110,14 @@ function list(lines, at) {
     } else break;
   }
   const build = () => el(ordered ? 'ol' : 'ul', { start: ordered && parseInt(first[2]) !== 1 && parseInt(first[2]) },
-    ...items.map(item => render(el('li'), item.join('\n'))));
+    items.map(item => render(el('li'), item.join('\n'))));
   return { end, build };
 }
 
 function paragraph(lines, at) {
   let end = at + 1;
   while (!isBlank(lines[end]) && !startsBlock(lines, end)) end++;
-  return { end, build: () => el('p', {}, ...inline(lines.slice(at, end).map(line => line.trim()).join('\n'))) };
+  return { end, build: () => el('p', {}, inline(lines.slice(at, end).map(line => line.trim()).join('\n'))) };
 }
 
 const TAKERS = [fence, heading, rule, quote, table, list];

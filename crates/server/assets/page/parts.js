@@ -11,7 +11,8 @@ function el(tag, props = {}, ...kids) {
     else if (value === true) node.setAttribute(name, '');
     else if (value !== false && value != null) node.setAttribute(name, value);
   }
-  node.append(...kids.filter(kid => kid != null && kid !== false));
+  // One by one: a call takes some 100,000 arguments at most, and an answer may have more pieces.
+  for (const kid of kids.flat()) if (kid != null && kid !== false) node.append(kid);
   return node;
 }
 
