@@ -358,9 +358,9 @@ def code_is_copied_as_it_is(p):
 
 @check
 def a_refused_key_is_told(p):
-    refused = {"status": 401, "body": json.dumps({"error": {"message": "this server wants an API key"}})}
+    refused = {"status": 401, "body": json.dumps({"error": {"message": "this server requires an API key"}})}
     p.page.route("**/kv", lambda route: route.fulfill(**refused), times=1)
-    p.page.locator(".meter.off #m-saved", has_text="this server wants an API key").wait_for()
+    p.page.locator(".meter.off #m-saved", has_text="this server requires an API key").wait_for()
     p.page.locator(".meter:not(.off)").wait_for()
 
 

@@ -222,7 +222,7 @@ fn what_cannot_be_is_refused_by_its_name() {
             json!({ "input": ["x", "many words ".repeat(100)] }),
             "exceeds the available context size (64",
         ),
-        ("/v1/embeddings", json!({ "input": [[4_000_000_000u32]] }), "numbers of tokens that there are"),
+        ("/v1/embeddings", json!({ "input": [[4_000_000_000u32]] }), "numbers of tokens in the vocabulary"),
         ("/v1/embeddings", json!({ "input": "x", "kv_type": "q9" }), "kv_type"),
         ("/embedding", json!({ "content": "x", "embd_normalize": 1 }), "embd_normalize: expected 2"),
         ("/api/embeddings", json!({ "prompt": 3 }), "prompt: expected a text"),

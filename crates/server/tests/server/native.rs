@@ -418,7 +418,7 @@ fn prompts_are_texts_tokens_and_both_in_a_row() {
         (json!({ "prompt": [1, 99_999_999] }), "prompt"),
         (json!({ "prompt": "x", "tfs_z": 0.5 }), "tfs_z"),
         (json!({ "prompt": "x", "grammar": "root ::= (" }), "line 1"),
-        (json!({ "prompt": "x", "grammar": "root ::= \"a\"", "guided_regex": "a" }), "two forms"),
+        (json!({ "prompt": "x", "grammar": "root ::= \"a\"", "guided_regex": "a" }), "two output"),
     ] {
         let (status, error) = client.post("/completion", &body);
         let message = error["error"]["message"].as_str().unwrap_or_default();

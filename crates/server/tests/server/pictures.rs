@@ -108,7 +108,7 @@ fn what_cannot_be_seen_says_why() {
         answer["error"]["message"].as_str().unwrap().to_owned()
     };
     let line = refused(&start(false), part("wide"));
-    assert!(line.contains("this model sees nothing: no mmproj file was given"), "{line}");
+    assert!(line.contains("this model has no vision encoder: no mmproj file was given"), "{line}");
     let client = &start(true);
     let url = |url: &str| json!({ "type": "image_url", "image_url": { "url": url } });
     let line = refused(client, url("https://example.com/a.png"));
