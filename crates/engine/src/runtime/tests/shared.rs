@@ -1,4 +1,4 @@
-//! A layer that meets the keys and values of an earlier one.
+//! A layer that attends to the keys and values of an earlier layer.
 
 use std::ops::Range;
 
@@ -11,12 +11,12 @@ use kvant_model::{LayerState, Part};
 use super::super::*;
 use crate::model::POCKET;
 
-/// The layer that keeps, and the one that meets what it keeps.
+/// The layer with a cache, and the layer that shares it.
 const OWNER: usize = 1;
 const SHARER: usize = 2;
 
-/// The bundled model, changed so that the keys and values of both layers are the same: the owner adds nothing to the residual
-/// stream, and what keys and values are made with is the same in both.
+/// The bundled model, changed so that the keys and values of both layers are equal: the owner adds
+/// nothing to the residual stream, and both have the same norms and K and V matrices.
 fn twins() -> Arc<Gguf> {
     let plain = Gguf::from_bytes(POCKET).unwrap();
     let place = |name: String| -> Range<usize> {
@@ -54,7 +54,8 @@ fn start(loaded: &Arc<dyn Loaded>, dtype: DType) -> Sequence {
     Sequence::start(Arc::clone(loaded), plan, Room::Exactly(700)).unwrap()
 }
 
-/// The logits of steps of two sequences at once, in chunks; the second one is a prompt behind.
+/// Returns the logits of batched steps of two sequences, in chunks; the second prompt has half the
+/// tokens.
 fn feed(sequences: [&Sequence; 2], chunk: usize) -> Vec<u32> {
     let tokens: Vec<u32> = (0..600).map(|i| i * 37 % 500).collect();
     let mut bits = Vec::new();
