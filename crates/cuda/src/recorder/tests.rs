@@ -1,4 +1,4 @@
-//! The queue on a stream that does nothing before it must.
+//! The queue on a stream that defers all work as long as possible.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -93,7 +93,8 @@ fn other_threads_wait_until_a_recording_has_ended() {
             recorder.write(0, &[2]).unwrap();
         });
         is_about_to.recv().unwrap();
-        // Time for a thread that does not wait to be found out; one that does passes whatever the time.
+        // Gives a thread that fails to wait time to be detected; a correct one passes whatever the
+        // time.
         thread::sleep(Duration::from_millis(30));
         assert_eq!(fake.n_recorded(), 1);
         recorder.end().unwrap();
@@ -118,7 +119,8 @@ fn a_step_like_the_last_takes_its_graph_over_and_another_has_a_new_one_made() {
     assert_eq!(counts, [(1, 1, 0), (1, 1, 1), (2, 1, 1), (2, 1, 2), (2, 1, 3), (3, 1, 3)]);
 }
 
-/// The device is never ahead of the host by more than a piece, and each piece has a graph of its own.
+/// The host is never ahead of the device by more than a piece, and each piece has a graph of its
+/// own.
 #[test]
 fn a_long_step_runs_while_it_is_recorded() {
     let (fake, recorder) = recorder();
