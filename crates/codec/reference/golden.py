@@ -3,7 +3,8 @@
     pip install gguf && python golden.py
 
 prints the tables of the tests `decodes_as_the_gguf_package_does` and
-`encodes_as_the_gguf_package_does` in `src/block.rs`. Blocks and values come from SplitMix64 alone, so that Rust generates the same ones.
+`encodes_as_the_gguf_package_does` in `src/block.rs`. Blocks and values come from SplitMix64
+alone, so that Rust generates the same ones.
 """
 
 import numpy as np

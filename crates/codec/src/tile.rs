@@ -52,9 +52,9 @@
 //! # Rotation
 //!
 //! Tiles store rows unchanged. Rotation is a property of a *KV tensor* (K or V of one head of one
-//! layer): the f16 tail of a turbo3 tensor holds rotated rows too. [`prepare_row`] pads and rotates a
-//! row before it is written, [`restore_row`] undoes both; inner products need no inverse rotation,
-//! since query and keys are both rotated.
+//! layer): the f16 tail of a turbo3 tensor holds rotated rows too. [`prepare_row`] pads and rotates
+//! a row before it is written, [`restore_row`] undoes both; inner products need no inverse
+//! rotation, since query and keys are both rotated.
 //!
 //! A zeroed tile decodes to zeros in every format except q8_0 and q4_0, where it decodes to minus
 //! zero: the scale is 0 and code 0 is negative.
@@ -129,7 +129,8 @@ fn rotate(row: &mut [f32], apply: fn(&Rotation, &mut [f32])) {
     }
 }
 
-/// Pads `x` `[head_dim]` with zeros to `out` `[dim]` and, for a rotated KV tensor, rotates each slice.
+/// Pads `x` `[head_dim]` with zeros to `out` `[dim]` and, for a rotated KV tensor, rotates each
+/// slice.
 ///
 /// Non-finite numbers are replaced first (NaN by 0, the rest by ±65,504), so that none of them
 /// spoils its slice.
@@ -278,9 +279,9 @@ impl TileLayout {
         }
     }
 
-    /// Writes the row of one token `[dim]` (padded and, for a rotated KV tensor, rotated) into `slot`
-    /// and leaves the bits of other slots unchanged. Values are coded exactly as in the block
-    /// format.
+    /// Writes the row of one token `[dim]` (padded and, for a rotated KV tensor, rotated) into
+    /// `slot` and leaves the bits of other slots unchanged. Values are coded exactly as in the
+    /// block format.
     ///
     /// # Panics
     /// Unless `tile` has [`TileLayout::bytes`] bytes, `row` has [`TileLayout::dim`] values and
