@@ -1,4 +1,4 @@
-//! Where the factors on keys and values are from.
+//! Tests of the source of the factors on K and V.
 
 use crate::usage::{assert_refused, kvant};
 

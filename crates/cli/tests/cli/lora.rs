@@ -1,4 +1,4 @@
-//! Adapters beside a model.
+//! Tests of LoRA adapters.
 
 use crate::usage::{assert_refused, json, kvant, stderr};
 
@@ -25,7 +25,7 @@ fn a_model_is_named_with_its_adapters_and_reads_their_bytes() {
 }
 
 #[test]
-fn what_is_no_adapter_of_the_model_or_no_model_is_told_in_a_line() {
+fn invalid_adapters_and_models_are_rejected_in_one_line() {
     let model = format!("{FIXTURES}/llama-h64-g8.gguf");
     let adapter = format!("{FIXTURES}/adapters/llama-h64-g8.gguf");
     let bench = |lora: &[&str]| kvant(&[&["bench", "-m", &model, "-p", "0", "-n", "1"][..], lora].concat());
@@ -54,6 +54,6 @@ fn what_is_no_adapter_of_the_model_or_no_model_is_told_in_a_line() {
     assert_refused(
         &kvant(&["run", "--lora-init-without-apply", "Hi"]),
         2,
-        &["--lora-scaled FILE:0 loads an adapter and adds nothing of it"],
+        &["--lora-scaled FILE:0 loads an adapter with scale 0"],
     );
 }
