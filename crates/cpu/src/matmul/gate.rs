@@ -1,11 +1,11 @@
-//! The gate of a gated feed-forward layer: `a(g) * u`, `a(g) = g / (1 + exp(-z))` with the z of the [`Activation`], and with bounds
-//! where it has some; or ReLU.
+//! The gate of a gated feed-forward layer: `a(g) * u`, `a(g) = g / (1 + exp(-z))` with the z of the
+//! [`Activation`], with bounds where it has some; or ReLU.
 
 use kvant_backend::Activation;
 
 use crate::exp::exp;
 
-/// `u *= a(g)` for each value.
+/// Computes `u *= a(g)` for each value.
 #[inline(always)]
 pub(crate) fn gate(activation: Activation, g: &[f32], u: &mut [f32]) {
     match activation {
@@ -23,21 +23,21 @@ pub(crate) fn gate(activation: Activation, g: &[f32], u: &mut [f32]) {
         Activation::Bounded => {
             let [rate, limit] = Activation::BOUNDED;
             for (u, g) in u.iter_mut().zip(g) {
-                // `clamp` leaves a NaN one.
+                // `clamp` keeps a NaN.
                 let g = g.clamp(f32::NEG_INFINITY, limit);
                 *u = (1.0 + u.clamp(-limit, limit)) * (g / (1.0 + exp(-(rate * g))));
             }
         }
         Activation::Relu => {
             for (u, g) in u.iter_mut().zip(g) {
-                // `max` would make a number of a NaN.
+                // `max` would turn a NaN into a number.
                 *u *= if *g < 0.0 { 0.0 } else { *g };
             }
         }
     }
 }
 
-/// `u *= a(u)` for each value.
+/// Computes `u *= a(u)` for each value.
 pub(super) fn gate_itself(activation: Activation, u: &mut [f32]) {
     for u in u.chunks_mut(16) {
         let mut g = [0.0; 16];
