@@ -24,11 +24,11 @@ impl<Buffer> Copy for Norm<'_, Buffer> {}
 pub enum Activation {
     /// SiLU: `z = g`.
     Silu,
-    /// GELU in its tanh form (arXiv 1606.08415), `g / 2 (1 + tanh(√(2/π) (g + 0.044715 g³)))`: `z =
-    /// g (a + b g²)` with a and b of [`Activation::GELU`].
+    /// GELU in its tanh form (arXiv 1606.08415), `g / 2 (1 + tanh(√(2/π) (g + 0.044715 g³)))`:
+    /// `z = g (a + b g²)` with a and b of [`Activation::GELU`].
     Gelu,
-    /// The clamped SiLU of gpt-oss: with the rate r and the limit L of [`Activation::BOUNDED`], `z
-    /// = r g`, `min(g, L)` replaces g, and `1 + max(-L, min(u, L))` replaces u.
+    /// The clamped SiLU of gpt-oss: with the rate r and the limit L of [`Activation::BOUNDED`],
+    /// `z = r g`, `min(g, L)` replaces g, and `1 + max(-L, min(u, L))` replaces u.
     Bounded,
     /// ReLU: g where it is positive, else 0. With `gate` = `up` this is squared ReLU (arXiv
     /// 2109.08668).
@@ -46,10 +46,10 @@ impl Activation {
 /// How an MoE router selects the experts of a row (arXiv 1701.06538).
 ///
 /// The router's logits `l` give scores `p`; the `n_used` experts of the largest scores are
-/// selected, ties by lower index. A selected expert e has weight `scale p[e]`, or `scale p[e] / Σ
-/// p` over the selected ones where `normalises`. With [a selection
-/// bias](crate::Choice::selection_bias), `p + bias` selects experts, and p gives their weights. A
-/// logit of NaN or positive infinity makes the weights NaN, so that callers notice it.
+/// selected, ties by lower index. A selected expert e has weight `scale p[e]`, or
+/// `scale p[e] / Σ p` over the selected ones where `normalises`. With
+/// [a selection bias](crate::Choice::selection_bias), `p + bias` selects experts, and p gives their
+/// weights. A logit of NaN or positive infinity makes the weights NaN, so that callers notice it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Routing {
     /// Experts per row.

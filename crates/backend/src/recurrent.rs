@@ -100,8 +100,8 @@ impl StateHeads {
 /// Inputs of the state update; `T` is a device's reference to a buffer.
 #[derive(Debug, Clone, Copy)]
 pub struct StateInputs<T> {
-    /// Queries, keys and values of all heads, concatenated, `[rows, 2 n_k_heads k_dim + n_v_heads
-    /// v_dim]`.
+    /// Queries, keys and values of all heads, concatenated,
+    /// `[rows, 2 n_k_heads k_dim + n_v_heads v_dim]`.
     pub qkv: T,
     /// Step size before the bias and softplus, `[rows, n_v_heads]`.
     pub step: T,

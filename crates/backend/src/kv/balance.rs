@@ -6,11 +6,11 @@ use super::KvLayer;
 
 /// Offsets of a layer's channel scales for keys, queries, values and outputs, consecutive in f32.
 ///
-/// Before rotation and rounding, a key becomes `k * key`, a query `q * query`, a value `v * value +
-/// value_shift`; after un-rotation, an output becomes `o * out + out_shift`. Each has one factor
-/// per KV head and dim; the query heads of a group share theirs. Where values are a prefix of their
-/// keys (MLA), `query` undoes `key` for outputs too. There, and where a layer scales keys alone
-/// ([`KvLayer::scales_values`]), the ranges of values are empty.
+/// Before rotation and rounding, a key becomes `k * key`, a query `q * query`, a value
+/// `v * value + value_shift`; after un-rotation, an output becomes `o * out + out_shift`. Each has
+/// one factor per KV head and dim; the query heads of a group share theirs. Where values are a
+/// prefix of their keys (MLA), `query` undoes `key` for outputs too. There, and where a layer
+/// scales keys alone ([`KvLayer::scales_values`]), the ranges of values are empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BalanceLayout {
     /// Factors on keys, `[n_kv_heads * k_head_dim]`.
