@@ -304,7 +304,7 @@ fn invalid_folders_are_rejected_in_one_line_and_write_no_file() {
     );
     refused(
         &|| edit("tokenizer.json", &|json| json["pre_tokenizer"]["type"] = "Whitespace".into()),
-        &["tokenizer.json: a pre-tokenizer that is not known", "Whitespace"],
+        &["tokenizer.json: an unknown pre-tokenizer", "Whitespace"],
     );
     refused(
         &|| edit("tokenizer.json", &|json| json["normalizer"] = json!({"type": "Nmt"})),
@@ -320,7 +320,7 @@ fn invalid_folders_are_rejected_in_one_line_and_write_no_file() {
     );
     refused(
         &|| edit("config.json", &|json| json["quantization_config"] = json!({"quant_method": "awq"})),
-        &["quantised as awq, which is not read"],
+        &["quantized as awq, which is not supported"],
     );
     refused(
         &|| {

@@ -42,8 +42,7 @@ fn invalid_adapters_and_models_are_rejected_in_one_line() {
     );
     assert_refused(&bench(&["--lora-scaled", &adapter]), 2, &["expected FILE:SCALE"]);
     for alone in [&adapter[..], FOLDER] {
-        let refusal =
-            ["an adapter, which changes a model and is none by itself (--lora takes it, beside the model)"];
+        let refusal = ["an adapter, not a model by itself (--lora takes it, beside the model)"];
         assert_refused(&kvant(&["run", alone, "Hi"]), 1, &refusal);
     }
     assert_refused(
