@@ -36,11 +36,11 @@ fn unusable_images_are_rejected_with_the_reason() {
     let wide = format!("{TESTS}/pictures/wide.png");
     let refused = |more: &[&str], line: &str| assert_refused(&run(more), 1, &[line]);
     refused(&["--image", "/nowhere.png"], "/nowhere.png");
-    refused(&["--image", &format!("{TESTS}/models/smolvlm/wide.golden")], "not a picture that can be read");
+    refused(&["--image", &format!("{TESTS}/models/smolvlm/wide.golden")], "not a readable image");
     let other = format!("{TESTS}/models/smolvlm/text.gguf");
     refused(&["--image", &wide, "--mmproj", &other], "general.architecture: expected clip");
     let tower = format!("{TESTS}/models/smolvlm/mmproj.gguf");
-    let line = "a tower, which makes tokens of pictures for a model and is none by itself (--mmproj takes it, beside the model)";
+    let line = "a vision encoder, which is not a language model (--mmproj takes it, beside the model)";
     assert_refused(&kvant(&["run", "-m", &tower, "Hi"]), 1, &[line]);
     assert_refused(&kvant(&["run", "Hi", "--image", &wide]), 2, &["expected --mmproj FILE"]);
     assert_refused(&run(&["--image", &wide, "--no-mmproj"]), 2, &["expected --mmproj FILE"]);
