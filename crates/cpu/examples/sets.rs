@@ -105,7 +105,7 @@ fn main() {
         };
         (*Isa::available().iter().find(|isa| isa.name() == name).expect("a kernel set of this CPU"), math)
     };
-    println!("{threads} threads, {rounds} rounds; ms, and times as fast as {}", sets[0]);
+    println!("{threads} threads, {rounds} rounds; ms, and speedup over {}", sets[0]);
     for name in list(arg(2, "q4_0,q8_0,q4_K,q6_K")) {
         let dtype = DType::ALL.into_iter().find(|dtype| dtype.name() == name).expect("a type");
         let layers: Vec<Layer> = sets.iter().map(|name| Layer::new(set(name), threads, dtype)).collect();

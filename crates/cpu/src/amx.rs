@@ -66,7 +66,7 @@ impl fmt::Display for MatrixUnit {
             Self::Squares { bf16 } => {
                 write!(
                     f,
-                    "none; vectors multiply two rows by two, of bytes{}",
+                    "none; 2x2 matrix instructions for int8{}",
                     if *bf16 { " and bf16" } else { "" }
                 )
             }
@@ -125,13 +125,13 @@ mod x86 {
         (palette.ebx & 0xffff, palette.ebx >> 16, palette.ecx & 0xffff) == (64, 8, 16)
     }
 
-    #[allow(unused_unsafe, reason = "newer compilers know that it is safe")]
+    #[allow(unused_unsafe, reason = "newer compilers declare it safe")]
     fn leaf(leaf: u32, sub_leaf: u32) -> std::arch::x86_64::CpuidResult {
         // SAFETY: every x86-64 CPU has the instruction.
         unsafe { __cpuid_count(leaf, sub_leaf) }
     }
 
-    #[allow(unused_unsafe, reason = "newer compilers know that it is safe")]
+    #[allow(unused_unsafe, reason = "newer compilers declare it safe")]
     fn highest_leaf() -> u32 {
         // SAFETY: as in `leaf`.
         unsafe { __cpuid(0) }.eax
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_unit_is_usable_exactly_where_its_token_is_given_and_is_found_alike_again() {
+    fn detection_is_repeatable_and_agrees_with_the_token() {
         let found = MatrixUnit::find();
         assert_eq!(MatrixUnit::find(), found);
         let has_vectors = Avx512Vbmi::detect().is_some();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_from_the_unit_is_told_in_one_line() {
+    fn an_unusable_unit_is_reported_in_one_line() {
         let refused = MatrixUnit::Refused(1).to_string();
         assert!(
             refused.starts_with("AMX, not used: refused by the system (") && !refused.contains('\n'),

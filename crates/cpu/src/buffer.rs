@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_is_zeroed_aligned_and_as_long_as_asked() {
+    fn a_buffer_is_zeroed_aligned_and_of_the_given_length() {
         for len in [0, 1, 15, 16, 17, 1000] {
             let mut buffer = CpuBuffer::zeroed(len).unwrap();
             assert_eq!(buffer.as_slice(), vec![0.0; len]);

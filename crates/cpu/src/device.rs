@@ -123,7 +123,7 @@ impl Backend for CpuDevice {
     type Page = CpuPage;
 
     fn info(&self) -> DeviceInfo {
-        let math = if self.prompt_math == PromptMath::Bf16 { ", prompts in bf16" } else { "" };
+        let math = if self.prompt_math == PromptMath::Bf16 { ", prefill in bf16" } else { "" };
         let tuned = if self.is_tuned { ", tuned" } else { "" };
         DeviceInfo {
             name: "cpu".to_owned(),
@@ -476,21 +476,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_row_that_is_no_number_is_found() {
+    fn the_first_non_finite_row_is_found() {
         let device = CpuDevice::new(Isa::Scalar, 1).unwrap();
         let mut x = device.buffer(5 * 40).unwrap();
         assert_eq!(device.broken_row(&x, 5, 40), Ok(None));
         for (at, broken) in [(199, f32::NEG_INFINITY), (3 * 40, f32::INFINITY), (2 * 40 + 39, f32::NAN)] {
             x.as_mut_slice()[at] = broken;
             assert_eq!(device.broken_row(&x, 5, 40), Ok(Some(at / 40)));
-            assert_eq!(device.broken_row(&x, at / 40, 40), Ok(None), "rows beyond are not looked at");
+            assert_eq!(device.broken_row(&x, at / 40, 40), Ok(None), "rows beyond are not read");
         }
         assert!(device.broken_row(&x, 6, 40).is_err());
         assert_eq!(device.broken_row(&x, 0, 0), Ok(None));
     }
 
     #[test]
-    fn threads_that_make_no_sense_are_refused_before_one_is_started() {
+    fn absurd_thread_counts_are_rejected_before_any_thread_starts() {
         for threads in [0, limits::max_threads() + 1, usize::MAX] {
             let error = CpuDevice::from_env(Some(threads)).err().expect("a refusal");
             assert!(

@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_within_three_roundings() {
+    fn exp_is_within_three_roundings() {
         for i in -8700..=8700 {
             let x = i as f32 / 100.0 + 0.001;
             let x = x.clamp(-87.0, 87.0);

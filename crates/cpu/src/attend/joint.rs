@@ -165,7 +165,7 @@ mod tests {
     use crate::lanes::run_on;
 
     #[test]
-    fn an_unpacked_octet_of_values_is_that_of_keys() {
+    fn an_unpacked_octet_of_values_is_transposed_to_keys() {
         const DIM: usize = 32;
         let x = gaussian(3, TILE * DIM, 1.0);
         let tile = |side| {

@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn small_weights_beside_a_large_one_keep_their_mass_and_zeros_stay_zeros() {
+    fn rounding_keeps_zeros_and_the_mass_of_small_weights() {
         for (isa, dtype) in Isa::available().into_iter().flat_map(|isa| DType::KV.map(|dtype| (isa, dtype))) {
             if dtype.code().is_none() {
                 continue;

@@ -230,7 +230,7 @@ pub(crate) fn prefetch_line(at: *const u8) {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         // SAFETY: SSE is part of every x86-64 CPU, and a prefetch of any address is a hint: it
         // neither faults nor changes memory.
-        #[allow(unused_unsafe, reason = "newer compilers know that it is safe")]
+        #[allow(unused_unsafe, reason = "newer compilers declare it safe")]
         unsafe {
             _mm_prefetch::<_MM_HINT_T1>(at.cast());
         }

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn items_are_no_larger_than_was_asked_for_and_only_the_last_panel_has_no_company() {
+    fn items_respect_the_limit_and_only_the_last_panel_is_unpaired() {
         for n_threads in [1, 2, 3, 17] {
             for n_panels in 0..70 {
                 for per_item in [1, 2, 6] {

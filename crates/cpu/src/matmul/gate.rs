@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bad_numbers_stay_visible_and_large_ones_are_themselves_or_nothing() {
+    fn gates_propagate_nan_and_are_the_identity_or_zero_at_extremes() {
         for activation in [Activation::Silu, Activation::Gelu] {
             let mut u = [1.0; 5];
             gate(activation, &[f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 200.0, -200.0], &mut u);
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_its_own_gate_is_squared_where_it_is_positive() {
+    fn an_ungated_relu_squares_positive_values() {
         let mut u: Vec<f32> = (0..37).map(|i| i as f32 - 18.0).collect();
         u[3] = f32::NAN;
         gate_itself(Activation::Relu, &mut u);
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_hold_and_what_is_no_number_stays_none() {
+    fn bounds_hold_and_nan_stays_nan() {
         let (g, most) = ([f32::NAN, 200.0, 7.0, 1.0, 1.0, 1.0, -200.0], 7.0);
         let mut u = [1.0, 200.0, 7.0, -200.0, -7.0, f32::NAN, 1.0];
         gate(Activation::Bounded, &g, &mut u);

@@ -102,7 +102,7 @@ impl<S: Simd> Set for S {
         _: Range<usize>,
         _: impl FnMut(Range<usize>, &mut [Register]),
     ) {
-        unreachable!("a set of vectors alone is given no bf16");
+        unreachable!("vector sets receive no activations in bf16");
     }
 }
 

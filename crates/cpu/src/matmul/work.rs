@@ -126,7 +126,7 @@ pub(super) fn tile_rows(isa: Isa, rows: usize, is_float: bool) -> usize {
         5..=6 => 6,
         7..=skinny::MAX_ROWS => skinny::MAX_ROWS,
         _ => {
-            with_set!(isa, set => blocked(set, is_float), _ => unreachable!("{} reads rows as they are", isa.name()))
+            with_set!(isa, set => blocked(set, is_float), _ => unreachable!("{} reads file rows", isa.name()))
         }
     }
 }

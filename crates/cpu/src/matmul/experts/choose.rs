@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_chooses_groups_by_their_best_and_then_experts_of_those() {
+    fn experts_are_selected_within_the_best_groups() {
         // Groups of three: the first has the best expert, the second the best two, the last the
         // best of all but for its bias.
         let logits = [3.0, -2.0, -2.0, 2.0, 1.9, 0.0, -1.0, 1.0, 4.0].map(|x: f32| x / 2.0);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_chosen_in_whichever_group() {
+    fn a_non_finite_logit_is_selected_from_any_group() {
         for (scores, bad) in [(Scores::Softmax, f32::NAN), (Scores::Softmax, f32::INFINITY)]
             .into_iter()
             .chain([(Scores::Sigmoid, f32::NAN), (Scores::Sigmoid, f32::INFINITY)])

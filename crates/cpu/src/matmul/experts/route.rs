@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_grouped_in_order_and_equal_logits_go_to_lower_numbers() {
+    fn rows_are_grouped_in_order_and_ties_go_to_lower_experts() {
         #[rustfmt::skip]
         let logits = [
             0.0, 1.0, 0.0, 0.0,
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_shares_of_all_or_of_the_chosen() {
+    fn weights_are_normalized_over_all_or_selected_experts() {
         let logits = [1.0, 0.0, 2.0].map(|x: f32| x.ln_1p());
         // Probabilities 2/6, 1/6 and 3/6.
         for (normalises, want) in [(false, [2.0 / 6.0, 3.0 / 6.0]), (true, [2.0 / 5.0, 3.0 / 5.0])] {
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selection_bias_decides_who_is_chosen_and_not_what_it_weighs() {
+    fn a_selection_bias_affects_selection_but_not_weights() {
         let logits = [0.25, 0.5, 0.75, 0.125].map(|p: f32| (p / (1.0 - p)).ln());
         let mut routes = Routes::default();
         for (normalises, total) in [(false, 1.0), (true, 0.375)] {
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_logit_that_is_no_number_makes_every_weight_nan() {
+    fn a_non_finite_logit_makes_every_weight_nan() {
         for bad in [f32::NAN, f32::INFINITY] {
             for normalises in [true, false] {
                 let routes = routes(&[0.0, 1.0, bad, 2.0], 4, 2, normalises);

@@ -377,7 +377,7 @@ impl Panels {
         rows: &[u8],
     ) -> Result<Self, BackendError> {
         let mut one = Self::several(pool, dtype, [n_out, n_in], &[rows])?;
-        Ok(one.pop().expect("as many as were asked for"))
+        Ok(one.pop().expect("as many matrices as requested"))
     }
 
     /// Packs matrices `[n_out, n_in]`, each given by its rows, in one allocation. Every thread

@@ -392,7 +392,7 @@ impl Planes<'_> {
             }
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Isa::Simd128(token) => quads::quantise_tile(crate::quad::Quads(token), source, out),
-            isa => unreachable!("{} quantises with other vectors", isa.name()),
+            isa => unreachable!("{} quantizes with other vectors", isa.name()),
         }
     }
 }
@@ -438,7 +438,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_kernel_sets_quantise_alike_and_bad_numbers_stay_visible() {
+    fn all_kernel_sets_quantize_alike_and_propagate_nan() {
         let mut x = gaussian(30, 3 * 96, 5.0);
         let gain = gaussian(31, 96, 1.0);
         x[..32].fill(0.0);
