@@ -4,7 +4,7 @@
 //! from it by chance. The search tries the same levels slightly narrower and wider, and selects the
 //! step whose decoded direction is nearest to the slice's. This removes a tenth of the error of
 //! turbo3 and a fifth of turbo4's. Decoders are unaffected, since the stored scale restores the
-//! norm of the slice whatever the step. (For indices that maximize the cosine, some step always
+//! norm of the slice for every step. (For indices that maximize the cosine, some step always
 //! makes them the nearest ones, so no other search over indices is worthwhile.)
 //!
 //! Sums are integers, so that every device finds the same step in any order of summation.

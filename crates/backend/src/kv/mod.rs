@@ -10,7 +10,7 @@
 //!
 //! # Precision by position
 //!
-//! What a query at position p reads in f16 depends on p alone, whatever the step sizes were. With T
+//! What a query at position p reads in f16 depends on p alone, not on the step sizes. With T
 //! = p / 16 its own tile, it reads the sink and the youngest tiles up to T in f16 (two tiles unless
 //! a policy sets more), and all others as codes ([`StreamSpec::window`]). The f16 window never
 //! reaches back over a multiple of [`BORDER`] tokens, the prefix alignment: there the cache

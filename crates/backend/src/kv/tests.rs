@@ -188,7 +188,7 @@ fn the_f16_window_restarts_at_the_prefix_alignment() {
     assert_eq!(StreamSpec { tail_tiles: 0, ..spec }.exact_cut(77, 100), 77);
 }
 
-/// Whatever the step sizes, the centre of a block is set once, by its first coded tile, and from
+/// For all step sizes, the centre of a block is set once, by its first coded tile, and from
 /// the same 32 tokens.
 #[test]
 fn a_centre_is_set_once_and_from_whole_tiles() {
