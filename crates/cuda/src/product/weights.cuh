@@ -166,8 +166,8 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
 #elif TYPE == Q4_K || TYPE == Q5_K
     const bool has_fifth = TYPE == Q5_K;
     const u8* block = row + (has_fifth ? Q5_K_BYTES : Q4_K_BYTES) * (g / 8);
-    // The lower four bits of scales 4 to 7 are stored separately; their upper two are the top of a
-    // byte that the other scales share.
+    // The lower four bits of scales 4 to 7 are stored separately; their upper two are
+    // the top bits of a byte whose rest is a scale 0 to 3.
     bool is_late = g & 4;
     u32 at = 8 * (g % 4), upper = at + (is_late ? 2 : 0);
     uint4 head = *(const uint4*)block;

@@ -1,8 +1,8 @@
-//! A feed-forward layer of experts, of which each row goes through a few: `x += Σ_e weight[e] W_down[e] h[e]`,
-//! `h[e] = a(W_gate[e] n) * (W_up[e] n)`; with biases, each product plus its expert's.
+//! MoE feed-forward: the router sends each row through a few experts, `x += Σ_e weight[e] W_down[e]
+//! h[e]`, `h[e] = a(W_gate[e] n) * (W_up[e] n)`; with biases, each product plus its expert's.
 //!
-//! Rows choose on the device, and products look up whom, so that nothing comes back to the host, which launches the same whoever
-//! is chosen.
+//! Routing runs on the device, and products read its result there, so that nothing returns to the
+//! host, which launches the same kernels for any selection.
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{Activation, BackendError, ExpertGroups, Experts, Result, Routing, Scores};
@@ -29,9 +29,9 @@ pub(crate) static JOIN: Source = Source {
     constants: || Constants::default().whole("THREADS", JOINING),
 };
 
-/// The most groups that a row chooses among.
+/// Maximum number of expert groups.
 const MOST_GROUPS: usize = 64;
-/// Values of a group of threads that joins what experts give.
+/// Threads of a workgroup that sums the outputs of experts, one value each.
 const JOINING: usize = 64;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -59,7 +59,7 @@ struct JoinParams {
     accumulates: u32,
 }
 
-/// Who is chosen.
+/// Inputs of the router.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Routes<'a> {
     /// `[rows, n_experts]`
@@ -83,15 +83,15 @@ pub(crate) struct Layer<'a> {
     pub biases: Option<[&'a wgpu::Buffer; 3]>,
 }
 
-/// Where the sum of what experts give goes, `[rows, n]`.
+/// Destination of the summed outputs, `[rows, n]`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sum<'a> {
     pub to: &'a wgpu::Buffer,
-    /// Whether it is added to what is there.
+    /// Whether to add to the destination.
     pub accumulates: bool,
 }
 
-/// What experts give for the rows of `input` `[rows, n]`. The shapes have been checked.
+/// Computes the MoE output for the rows of `input` `[rows, n]`. The caller has checked the shapes.
 pub(crate) fn expert_ffn(
     gpu: &Gpu,
     input: Operand<'_>,
@@ -125,7 +125,7 @@ pub(crate) fn expert_ffn(
     Ok(join(gpu, [&given, &shares], [rows, n, n_used], sum)?)
 }
 
-/// Lets the rows choose: experts and what they weigh, `[slots]` each.
+/// Runs the router: experts and their weights, `[slots]` each.
 fn choose(
     gpu: &Gpu,
     Routes { logits, selection_bias, scales, n_experts, routing }: Routes<'_>,
@@ -159,7 +159,7 @@ fn choose(
     Ok(gpu.launch::<_, u32>(&kernel, groups(rows, 1), &params, &[], &bindings)?)
 }
 
-/// `x += Σ share y` (or `x = ..`) over the slots of each row.
+/// Computes `x += Σ share y` (or `x = ..`) over the slots of each row.
 fn join(
     gpu: &Gpu,
     [given, shares]: [&wgpu::Buffer; 2],
