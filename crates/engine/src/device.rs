@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_for_a_gpu_need_one_and_none_need_the_cpu() {
+    fn n_gpu_layers_selects_the_device() {
         let device = |device, n_gpu_layers| {
             let prompt_math = PromptMath::Exact;
             let (weights, maps_experts, mtp, loras) = (None, false, false, Vec::new());

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn special_tokens_may_have_other_names_and_vocabularies_end_elsewhere() {
+    fn vocabularies_of_draft_models_may_differ_in_special_tokens() {
         let ours = with_tokens(3000, |i| format!("word{i}"));
         let renamed =
             |n| with_tokens(2900, move |i| if i < n { format!("<{i}>") } else { format!("word{i}") });

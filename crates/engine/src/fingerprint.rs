@@ -201,7 +201,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_byte_of_the_model_counts_and_none_of_its_description() {
+    fn the_fingerprint_covers_the_model_but_not_its_description() {
         let fingerprint = find(&pocket(), None);
         assert_eq!(fingerprint.len(), 32);
         assert_eq!(of(changed(|_| (), None)), fingerprint, "written anew");
@@ -229,7 +229,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_kept_fingerprint_counts_for_these_files_alone_and_a_foreign_one_stops_nothing() {
+    fn cached_fingerprints_are_valid_for_unchanged_files_only() {
         let folder = std::env::temp_dir().join(format!("kvant-fingerprint-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).unwrap();
@@ -268,7 +268,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_was_changed_a_moment_ago_is_not_kept() {
+    fn fingerprints_of_recently_changed_files_are_not_cached() {
         let folder = std::env::temp_dir().join(format!("kvant-fingerprint-new-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let path = folder.join("model.gguf");

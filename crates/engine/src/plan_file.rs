@@ -434,7 +434,7 @@ mod tests {
 
     /// Files with a correct checksum and invalid contents.
     #[test]
-    fn what_is_sealed_and_senseless_is_refused_with_the_reason() {
+    fn invalid_plans_with_a_valid_checksum_are_refused() {
         let folder = Folder::new("sealed");
         let path = folder.0.join("m.kvplan");
         let refused = |spoil: &dyn Fn(&mut KvPlan), why: &str| {

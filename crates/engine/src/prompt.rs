@@ -84,7 +84,7 @@ mod tests {
     use crate::{Gguf, Needs, OpenOptions, SessionOptions};
 
     #[test]
-    fn what_is_said_does_not_end_a_turn() {
+    fn special_tokens_in_messages_are_text() {
         let model = Model::bundled(OpenOptions::default()).unwrap();
         let end = model.tokenizer().unwrap().eot().unwrap();
         let ends = |text: &str| {
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_continued_ends_without_eos_and_what_is_embedded_with_it() {
+    fn prompts_end_without_eos_and_embedded_texts_with_it() {
         let open = |adds: bool| {
             let bytes = changed(|writer| writer.set("tokenizer.ggml.add_eos_token", adds).unwrap(), None);
             Model::from_gguf(Gguf::from_bytes(bytes).unwrap(), OpenOptions::default()).unwrap()
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_cannot_fit_is_refused_before_it_is_tokenised() {
+    fn a_text_that_cannot_fit_is_refused_before_tokenization() {
         let model = Model::bundled(OpenOptions::default()).unwrap();
         let session = model.session(SessionOptions { n_ctx: Some(64), ..Default::default() }).unwrap();
         let long = " ".repeat(1 << 20);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_template_is_refused_before_the_weights_are_loaded_and_another_helps() {
+    fn a_bad_template_is_refused_before_the_weights_are_loaded() {
         let options = |needs, chat_template: Option<&str>| {
             let chat_template = chat_template.map(str::to_owned);
             OpenOptions { needs, chat_template, ..Default::default() }
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tokenizer_that_is_not_known_is_refused_before_the_weights_are_loaded() {
+    fn an_unknown_tokenizer_is_refused_before_loading_weights() {
         // The tokenizer's name, changed in place in the file.
         let mut bytes = crate::model::POCKET.to_vec();
         let key = b"tokenizer.ggml.model";

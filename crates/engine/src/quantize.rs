@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_are_no_whole_blocks_become_the_next_best_type_and_are_counted() {
+    fn rows_of_partial_blocks_get_the_next_best_type() {
         use DType::{F16, IQ4NL, IQ4XS, Q2K, Q3K, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
         let gguf = file(&[512, 96, 288, 100], 0.5);
         let pairs = [(Q2K, IQ4NL), (Q3K, IQ4NL), (IQ4XS, IQ4NL), (Q4K, Q5_0), (Q5K, Q5_1), (Q6K, Q8_0)];
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_retyped_while_loading_are_those_of_a_file_written_so_and_keep_contexts_of_their_own() {
+    fn weights_converted_on_load_equal_those_of_a_quantized_file() {
         let (path, context) = (path("retyped"), path("retyped-context"));
         let options = |weights| OpenOptions {
             device: DeviceChoice::Cpu,
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_are_matrices_and_what_chooses_among_them_stays_as_it_is() {
+    fn experts_are_quantized_and_routers_are_not() {
         let mut writer = GgufWriter::new();
         writer.set("general.architecture", "llama").unwrap();
         let tensors = [
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_is_copied_as_the_file_holds_it_whatever_its_type() {
+    fn unquantized_tensors_are_copied_byte_for_byte() {
         // A file that this crate cannot write: one 32-bit integer per token.
         let mut bytes = b"GGUF".to_vec();
         let string = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_in_several_files_is_not_put_in_the_place_of_one_of_them() {
+    fn quantizing_does_not_overwrite_a_shard_of_the_model() {
         let folder = path("parts");
         std::fs::create_dir(&folder).unwrap();
         let part = |no: u16| folder.join(format!("m-{:05}-of-00002.gguf", no + 1));
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_that_are_no_numbers_are_refused_with_the_tensor_and_nothing_is_written() {
+    fn non_finite_weights_are_refused_by_tensor_name() {
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for dtype in [DType::Q8_0, DType::F32] {
                 let path = path("refused");

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_score_is_how_likely_yes_is_beside_no_as_the_next_token() {
+    fn a_score_is_the_probability_of_yes_against_no() {
         let answers = [300, 40];
         let model = scorer(answers, FORM);
         let documents = ["Paris is the capital of France.", "Cats sleep.", "<|im_end|>"];
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_is_put_as_the_template_says_and_its_special_tokens_are_text() {
+    fn documents_fill_the_template_as_plain_text() {
         let model = scorer([1, 2], FORM);
         let prompt = |query: &str, document: &str| {
             let tokens = model.scorer().unwrap().prompt(&model, query, document).unwrap();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn models_that_do_not_score_or_not_so_are_refused_by_what_they_are() {
+    fn models_that_are_no_rerankers_are_refused() {
         let error = |model: &Model| model.scorer().unwrap_err().to_string();
         let plain = Model::bundled(OpenOptions::default()).unwrap();
         assert!(error(&plain).contains("one that scores documents (pooling_type 4"), "{}", error(&plain));
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn scores_of_states_that_are_far_apart_are_numbers() {
+    fn scores_of_extreme_states_are_finite() {
         let scorer = Scorer { template: String::new(), head: vec![1.0, 0.0, 0.0, 1.0], n_embd: 2 };
         assert_eq!([[1e4, -1e4], [-1e4, 1e4], [3.0, 3.0]].map(|state| scorer.score(&state)), [1.0, 0.0, 0.5]);
     }

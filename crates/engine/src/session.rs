@@ -563,7 +563,7 @@ mod tests {
 
     /// Sessions of different lengths and KV types produce the same bits in any batch.
     #[test]
-    fn sessions_fed_together_say_what_each_says_alone() {
+    fn batched_sessions_give_the_same_bits_as_alone() {
         let model = Model::bundled(OpenOptions::default()).unwrap();
         let lots = [("turbo3", 50), ("f16", 3), ("q8_0", 33), ("turbo2", 1), ("turbo3", 120)];
         for n in 1..=lots.len() {
@@ -590,7 +590,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_that_cannot_be_fed_together_stay_as_they_are() {
+    fn sessions_that_cannot_be_batched_stay_unchanged() {
         let models = [(); 2].map(|()| Model::bundled(OpenOptions::default()).unwrap());
         let [mut a, mut b] = [0, 1].map(|i| session(&models[i], "f16", 5));
         let together = |feeds: [(&mut Session, &[u32]); 2]| {
@@ -605,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn an_observed_step_tells_every_layer_and_changes_nothing() {
+    fn an_observed_step_passes_the_queries_of_every_layer() {
         let model = Model::bundled(OpenOptions::default()).unwrap();
         let (mut observed, mut plain) = (session(&model, "f16", 20), session(&model, "f16", 20));
         let text: Vec<u32> = (0..40).map(|i| i * 29 % 500).collect();

@@ -267,7 +267,7 @@ mod tests {
     /// A cache whose values are part of its keys has another byte layout; this field makes files of
     /// the other layout a mismatch.
     #[test]
-    fn the_shape_of_a_cache_tells_whether_values_are_part_of_keys() {
+    fn the_cache_shape_shows_whether_values_are_part_of_keys() {
         let layer = KvLayerShape {
             n_heads: 16,
             n_kv_heads: 1,

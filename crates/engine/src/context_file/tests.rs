@@ -65,7 +65,7 @@ fn a_loaded_session_equals_the_saved_one_bit_for_bit() {
 }
 
 #[test]
-fn what_is_saved_in_memory_is_the_file_byte_for_byte_and_as_long_as_was_told() {
+fn a_session_saved_in_memory_equals_its_file() {
     let (model, path) = (model(), file("memory"));
     for (k, v, policies, n, tail) in [
         ("turbo3", "turbo3", "none", 0, true),
@@ -102,7 +102,7 @@ fn what_is_saved_in_memory_is_the_file_byte_for_byte_and_as_long_as_was_told() {
 }
 
 #[test]
-fn a_byte_that_changes_in_memory_is_noticed_and_nothing_is_loaded() {
+fn a_changed_byte_of_a_saved_session_is_an_error() {
     let model = model();
     let opts = || options("turbo3", "turbo3", "none", true);
     let mut session = model.session(opts()).unwrap();
@@ -116,7 +116,7 @@ fn a_byte_that_changes_in_memory_is_noticed_and_nothing_is_loaded() {
 }
 
 #[test]
-fn an_empty_session_can_be_kept_too() {
+fn an_empty_session_can_be_saved() {
     let (model, path) = (model(), file("empty"));
     let session = model.session(options("turbo4", "turbo4", "sink:4", true)).unwrap();
     session.save(&path).unwrap();
@@ -125,7 +125,7 @@ fn an_empty_session_can_be_kept_too() {
 }
 
 #[test]
-fn the_shared_prefix_of_a_prompt_is_restored_and_the_rest_is_read() {
+fn loading_restores_the_common_prefix_with_the_prompt() {
     let (model, path) = (model(), file("prefix"));
     let opts = || options("turbo3", "turbo3", "none", true);
     let mut whole = model.session(opts()).unwrap();
@@ -252,7 +252,7 @@ fn a_file_of_holes_is_refused_before_memory_is_taken() {
 }
 
 #[test]
-fn a_loaded_session_has_a_length_that_makes_sense_and_the_owner_it_is_given() {
+fn loaded_sessions_check_n_ctx_and_share_by_owner() {
     let (model, path) = (model(), file("owner"));
     let prompt = tokens(160);
     let mut session = model.session(options("f16", "f16", "none", true)).unwrap();
@@ -288,7 +288,7 @@ fn model_with_another_epsilon() -> Model {
 }
 
 #[test]
-fn a_model_with_the_same_weights_and_another_epsilon_is_another_model() {
+fn another_norm_epsilon_changes_the_fingerprint() {
     let path = file("epsilon");
     let mut session = model().session(options("turbo3", "turbo3", "none", true)).unwrap();
     session.feed(&tokens(20), &mut |_| true).unwrap();

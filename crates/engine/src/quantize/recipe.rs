@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_known_in_any_case_and_others_are_refused_with_those_that_are() {
+    fn recipe_names_ignore_case_and_unknown_ones_list_all() {
         let number = |name: &str| name.parse::<Recipe>().unwrap().file_type();
         for (name, want) in
             [("Q4_K_M", 15), ("q4_k_m", 15), ("Q4_K", 15), ("q3_K", 12), ("q5_K", 17), ("Q2_K", 10)]

@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adapter_changes_the_layers_of_each_part_as_much_as_a_sequence_likes() {
+    fn lora_scales_of_a_sequence_apply_to_all_parts() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
         let open = |name: &str| Arc::new(Gguf::open(folder.join(name)).unwrap());
         let (gguf, adapter) = (open("llama-h64-g8.gguf"), open("adapters/llama-h64-g8.gguf"));
@@ -393,7 +393,7 @@ mod tests {
     /// DeepStack adds image features behind the first two layers, so both must be in the first
     /// part.
     #[test]
-    fn rows_of_a_picture_enter_the_first_part() {
+    fn image_rows_enter_the_first_part() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vision/tests/models/qwen3vl");
         let gguf = Arc::new(Gguf::open(folder.join("text.gguf")).unwrap());
         let (n_layers, n_embd) = (3, Config::from_gguf(&gguf).unwrap().n_embd);
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_cut_anywhere_says_bit_for_bit_the_same() {
+    fn a_model_split_anywhere_gives_the_same_bits() {
         let gguf = Arc::new(Gguf::from_bytes(POCKET).unwrap());
         let n_layers = Config::from_gguf(&gguf).unwrap().layers.len();
         let whole = cut(&gguf, &[Part::whole(n_layers)]);
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn sequences_of_a_cut_model_run_together_and_begin_with_what_others_hold() {
+    fn sequences_of_a_split_model_batch_and_share_prefixes() {
         let gguf = Arc::new(Gguf::from_bytes(POCKET).unwrap());
         let n_layers = Config::from_gguf(&gguf).unwrap().layers.len();
         let relay = cut(&gguf, &Part::split(n_layers, 2));
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_model_goes_on_from_what_a_whole_one_stored() {
+    fn a_split_model_restores_its_own_page_images() {
         let gguf = Arc::new(Gguf::from_bytes(POCKET).unwrap());
         let n_layers = Config::from_gguf(&gguf).unwrap().layers.len();
         let halves = cut(&gguf, &Part::split(n_layers, 1));

@@ -113,7 +113,7 @@ mod tests {
     /// Predictions at any position of a text, after accepted and rejected drafts, forward and
     /// backward jumps, equal those of a session that was fed the text alone.
     #[test]
-    fn what_is_predicted_does_not_depend_on_what_was_before() {
+    fn draft_predictions_depend_on_the_text_alone() {
         let names = ["bundled", "llama-h64-g1-yarn", "lfm2-h64-g2-conv3", "qwen35-h64-g2-delta"];
         for (seed, name) in names.into_iter().enumerate() {
             let model = drafted(name);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn its_cache_is_counted_and_given_back_with_that_of_the_session() {
+    fn the_draft_cache_is_counted_and_freed_with_the_session() {
         let model = drafted("bundled");
         let mut session = model.session(SessionOptions::default()).unwrap();
         let text: Vec<u32> = (0..400).map(|i| i * 37 % 500).collect();
@@ -180,7 +180,7 @@ mod tests {
     /// The draft model prefills along with a session that is fed alone; in batches it catches up
     /// step by step when a prediction is requested.
     #[test]
-    fn what_lacks_much_tells_nothing_before_it_has_read_that() {
+    fn a_draft_model_behind_by_a_step_catches_up_first() {
         let model = drafted("bundled");
         let text: Vec<u32> = (0..2 * MAX_ROWS as u32 + 40).map(|i| i * 37 % 500).collect();
         let n_drafted = |session: &Session| session.drafter.as_ref().unwrap().tokens.len();

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_coded_cache_is_balanced_by_the_weights_unless_a_plan_or_nothing_was_asked_for() {
+    fn channel_scales_come_from_weights_unless_a_plan_is_given() {
         let heads = KvLayerShape {
             n_heads: 1,
             n_kv_heads: 1,

@@ -189,7 +189,7 @@ mod tests {
     use super::name_in;
 
     #[test]
-    fn a_processor_has_the_name_that_the_system_gives_it_or_those_of_its_cores() {
+    fn processor_names_come_from_the_system_or_the_cores() {
         let x86 = "processor\t: 0\nmodel name\t: AMD EPYC 9B45\nflags\t\t: fpu\n\nprocessor\t: 1\nmodel name\t: AMD EPYC 9B45\n";
         assert_eq!(name_in(x86).unwrap(), "AMD EPYC 9B45");
         let core = |part| {

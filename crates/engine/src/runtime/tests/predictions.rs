@@ -88,7 +88,7 @@ fn assert_chain(golden: &Golden, place: usize, got: &[(u32, f32)], what: &str) -
 }
 
 #[test]
-fn predictions_equal_those_of_transformers_however_the_text_is_fed() {
+fn mtp_predictions_equal_those_of_transformers() {
     for file in files() {
         let (model, golden) = open(&file, true);
         assert!(model.predicts());
@@ -123,7 +123,7 @@ fn predictions_equal_those_of_transformers_however_the_text_is_fed() {
 
 /// Rejected draft tokens do not affect later predictions.
 #[test]
-fn predictions_behind_a_cut_are_those_of_the_text_that_came() {
+fn rejected_draft_tokens_do_not_affect_predictions() {
     for file in files() {
         let (model, golden) = open(&file, true);
         let what = file.file_stem().unwrap().to_str().unwrap();
@@ -152,7 +152,7 @@ fn predictions_behind_a_cut_are_those_of_the_text_that_came() {
 }
 
 #[test]
-fn a_model_says_the_same_with_such_a_layer_and_only_then_predicts() {
+fn the_mtp_layer_predicts_and_keeps_the_logits() {
     for file in files() {
         let [with, without] = [true, false].map(|has_mtp| open(&file, has_mtp));
         let logits = |(model, golden): &(Arc<dyn Loaded>, Golden)| {
@@ -174,7 +174,7 @@ fn a_model_says_the_same_with_such_a_layer_and_only_then_predicts() {
 
 /// The predicted size includes the layer's cache, in every type.
 #[test]
-fn a_cache_takes_what_was_said_that_it_takes() {
+fn the_predicted_cache_size_includes_the_mtp_layer() {
     for file in files() {
         let [(with, golden), (without, _)] = [true, false].map(|has_mtp| open(&file, has_mtp));
         let text: Vec<u32> = golden.tokens.iter().cycle().copied().take(400).collect();
@@ -195,7 +195,7 @@ fn a_cache_takes_what_was_said_that_it_takes() {
 /// A sequence with an attached prefix predicts the same; one restored from page images predicts
 /// nothing.
 #[test]
-fn what_others_hold_is_predicted_from_and_what_is_restored_is_not() {
+fn attached_prefixes_predict_and_restored_ones_do_not() {
     let (model, golden) = open(&files()[0], true);
     let text: Vec<u32> = golden.tokens.iter().cycle().copied().take(400).collect();
     let first = start(&model, DType::F16);

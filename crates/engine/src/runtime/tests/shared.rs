@@ -76,7 +76,7 @@ fn feed(sequences: [&Sequence; 2], chunk: usize) -> Vec<u32> {
 }
 
 #[test]
-fn a_layer_that_shares_says_what_one_with_the_same_keys_and_values_says() {
+fn shared_kv_gives_the_logits_of_equal_own_kv() {
     let gguf = twins();
     let (own, shared) = (open(&gguf, LayerState::Own), open(&gguf, LayerState::Shared(OWNER)));
     assert_eq!(shared.kv_shape().layers.len() + 1, own.kv_shape().layers.len());
@@ -97,7 +97,7 @@ fn a_layer_that_shares_says_what_one_with_the_same_keys_and_values_says() {
 }
 
 #[test]
-fn a_layer_that_shares_stays_with_the_layer_that_keeps() {
+fn a_layer_with_shared_kv_stays_with_its_owner() {
     let gguf = twins();
     let shared = config(&gguf, LayerState::Shared(OWNER));
     let n_layers = shared.layers.len();

@@ -123,7 +123,7 @@ fn text(from: u32, to: u32) -> Vec<u32> {
 }
 
 #[test]
-fn states_are_those_of_the_tokens_whatever_a_sequence_went_through() {
+fn recurrent_states_depend_on_the_tokens_alone() {
     let model = Model::new();
     let mut random = Random::new(7);
     let mut below = |n: usize| random.bits() as usize % n;
@@ -161,7 +161,7 @@ fn states_are_those_of_the_tokens_whatever_a_sequence_went_through() {
 }
 
 #[test]
-fn a_cut_goes_back_to_a_place_that_is_remembered() {
+fn truncation_returns_to_a_state_snapshot() {
     let model = Model::new();
     let mut sequence = model.start();
     sequence.feed(&model, &text(0, 2500), 300);
@@ -180,7 +180,7 @@ fn a_cut_goes_back_to_a_place_that_is_remembered() {
 }
 
 #[test]
-fn a_prefix_is_shared_where_states_are_remembered() {
+fn prefixes_are_shared_at_state_snapshots() {
     let model = Model::new();
     let mut first = model.start();
     first.feed(&model, &text(0, 1024 + 700), 512);
@@ -197,7 +197,7 @@ fn a_prefix_is_shared_where_states_are_remembered() {
 }
 
 #[test]
-fn bytes_are_those_that_were_announced() {
+fn allocated_bytes_equal_the_announced_ones() {
     let model = Model::new();
     let mut sequence = model.start();
     for n in [1, 15, 500, 507, 1, 1, 1023, 2, 900] {

@@ -53,7 +53,7 @@ fn restored(model: &Arc<dyn Loaded>, sequence: &Sequence) -> Sequence {
 }
 
 #[test]
-fn windowed_layers_say_the_same_however_they_are_fed_and_let_go_of_what_they_cannot_see() {
+fn windowed_layers_are_chunk_invariant_and_free_old_blocks() {
     let (plain, model) = (windowed(None), windowed(Some(150)));
     for dtype in [DType::F16, DType::Turbo3] {
         let sequence = start(&model, dtype);
@@ -80,7 +80,7 @@ fn windowed_layers_say_the_same_however_they_are_fed_and_let_go_of_what_they_can
 }
 
 #[test]
-fn a_place_that_is_remembered_is_found_again_in_memory_and_from_images() {
+fn checkpoints_survive_in_memory_and_in_page_images() {
     let model = windowed(None);
     // The shortest context with a checkpoint, and one with blocks and a window before it.
     for (len, border) in [(128, 0), (2605, 2560)] {
@@ -106,7 +106,7 @@ fn a_place_that_is_remembered_is_found_again_in_memory_and_from_images() {
 }
 
 #[test]
-fn a_tail_longer_than_the_window_leaves_blocks_with_nothing_to_hold() {
+fn a_tail_longer_than_the_window_leaves_empty_blocks() {
     let (model, policies) = (windowed(Some(150)), "recent:400".parse().unwrap());
     for len in [300, 511, 512, 513, 700] {
         let sequence = start_with(&model, DType::Turbo3, &policies);
