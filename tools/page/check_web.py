@@ -99,7 +99,7 @@ def drop(p, name, *, path=None, size=0):
 @check
 def it_says_what_runs_the_model(p):
     p.page.locator("#runs", has_text="kernels in WebAssembly").wait_for()
-    p.page.locator(".hello", has_text="Nothing that is said here leaves this browser").wait_for()
+    p.page.locator(".hello", has_text="Chats stay in this browser").wait_for()
     runs = p.page.locator("#runs").inner_text()
     assert re.search(r"\(CPU, simd128 kernels in WebAssembly; no WebGPU: this browser has no adapter\)", runs), runs
     p.shot("web-hello")
@@ -190,7 +190,7 @@ def a_reload_keeps_everything(p):
 
 @check
 def what_is_no_model_is_refused_in_a_line_and_nothing_is_lost(p):
-    assert drop(p, "text.gguf", size=100) == "text.gguf: this is no GGUF file"
+    assert drop(p, "text.gguf", size=100) == "text.gguf: not a GGUF file"
     broken = drop(p, "broken.gguf", size=1000)
     assert broken.startswith("broken.gguf: header at byte 4: GGUF version 0 is not supported"), broken
     large = drop(p, "large.gguf", size=5 << 30)
