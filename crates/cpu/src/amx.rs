@@ -64,11 +64,7 @@ impl fmt::Display for MatrixUnit {
             Self::Usable => write!(f, "AMX, tiles of bytes and bf16"),
             Self::Absent => write!(f, "absent"),
             Self::Squares { bf16 } => {
-                write!(
-                    f,
-                    "none; 2x2 matrix instructions for int8{}",
-                    if *bf16 { " and bf16" } else { "" }
-                )
+                write!(f, "none; 2x2 matrix instructions for int8{}", if *bf16 { " and bf16" } else { "" })
             }
             Self::NotEnabled => write!(f, "AMX, not used: the system does not save its tiles"),
             Self::Refused(error) => {
