@@ -129,23 +129,23 @@ fn an_unsupported_tool_schema_leaves_the_others_constrained() {
         .push(json!({ "type": "function", "function": { "name": "odd", "parameters": odd } }));
     let body = with(chat("How is it?"), json!({ "tools": all, "max_tokens": 4 }));
     let (status, answer) = client.post("/v1/chat/completions", &body);
-    let warning = "the arguments of the tool 'odd' are not held to all of their schema: \
-                   no answer can be held to uniqueItems at /properties/x";
+    let warning = "the arguments of the tool 'odd' are not constrained to all of their schema: \
+                   the schema cannot be enforced: uniqueItems at /properties/x";
     assert!(status == 200 && answer["warnings"] == json!([warning]), "{answer}");
     let chunks = client.stream("/v1/chat/completions", &with(body.clone(), json!({ "stream": true })));
     assert_eq!(chunks[0]["warnings"], answer["warnings"]);
     let (status, error) =
         client.post("/v1/chat/completions", &with(body, json!({ "tool_choice": "required" })));
     let message = error["error"]["message"].as_str().unwrap();
-    let words = "the arguments of the tool 'odd' cannot be held to their schema: \
-                 no answer can be held to uniqueItems at /properties/x";
+    let words = "the arguments of the tool 'odd' cannot be constrained to their schema: \
+                 the schema cannot be enforced: uniqueItems at /properties/x";
     assert!(status == 400 && message == words, "{error}");
     // An unsupported `format` is a note to the client.
     let schema = json!({ "type": "object", "properties": { "c": { "type": "string", "format": "color" } } });
     let format = json!({ "type": "json_schema", "json_schema": { "schema": schema } });
     let body = with(chat("x"), json!({ "response_format": format, "max_tokens": 2 }));
     let (status, answer) = client.post("/v1/chat/completions", &body);
-    let warning = "the answer is not held to format \"color\" at /properties/c";
+    let warning = "the answer is not constrained to format \"color\" at /properties/c";
     assert!(status == 200 && answer["warnings"] == json!([warning]), "{answer}");
 }
 
