@@ -49,7 +49,7 @@ macro_rules! folded {
     }};
 }
 
-/// Returns the sum of lanes that are integers.
+/// Adds registers lane by lane, as integers.
 #[inline(always)]
 unsafe fn add_as_integers(a: __m512, b: __m512) -> __m512 {
     // SAFETY: as of `intrinsic`.

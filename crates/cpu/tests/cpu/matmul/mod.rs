@@ -136,7 +136,7 @@ fn is_rotated(dtype: DType) -> bool {
 /// largest magnitude, and the values rounded to whole steps.
 fn quantised(x: &[f32], rotates: bool) -> (Vec<f32>, Vec<f32>) {
     let mut values = x.to_vec();
-    let (blocks, []) = values.as_chunks_mut::<32>() else { panic!("{} values are not whole blocks", x.len()) };
+    let (blocks, []) = values.as_chunks_mut::<32>() else { panic!("{} values, not whole blocks", x.len()) };
     let steps = blocks.iter_mut().map(|block| {
         if rotates {
             Rotation::tq().forward(block);
