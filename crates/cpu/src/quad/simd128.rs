@@ -190,7 +190,8 @@ impl Quad for Simd128 {
     #[inline(always)]
     fn to_f16(self, a: v128) -> [u8; 8] {
         let magnitude = f32x4_abs(a);
-        // Adding half a unit of the last remaining bit, less one if that bit is even, rounds to nearest.
+        // Adding half a unit of the last remaining bit, less one if that bit is even, rounds to
+        // nearest.
         let last = v128_and(u32x4_shr(magnitude, 13), u32x4_splat(1));
         let rounded = u32x4_add(u32x4_add(magnitude, u32x4_splat(0xfff)), last);
         let normal = u32x4_sub(u32x4_shr(rounded, 13), u32x4_splat((127 - 15) << 10));
