@@ -80,7 +80,7 @@ pub struct ExpertGroups {
 /// The score function of a router's logits `l`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scores {
-    /// `p = softmax(l)` over all experts. Does not support a selection bias.
+    /// `p = softmax(l)` over all experts.
     Softmax,
     /// `p = 1 / (1 + exp(-l))`, each by itself (arXiv 2412.19437). Normalized weights are divided
     /// by the sum plus [`Scores::LEAST`].

@@ -72,7 +72,7 @@ mod tests {
     ];
 
     #[test]
-    fn byte_books_are_within_half_a_step_and_as_symmetric_as_their_books() {
+    fn byte_books_are_within_half_a_step_and_keep_symmetry() {
         for (bytes, book, _) in BOOKS {
             let n = book.centroids().len();
             for (i, &c) in book.centroids().iter().enumerate() {

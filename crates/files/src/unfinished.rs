@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_of_ours_are_ours() {
+    fn only_our_temporary_names_match() {
         let is_ours = |name: &str| is_ours(OsStr::new(name), OsStr::new("a.gguf"));
         assert!(is_ours(".a.gguf.7.tmp") && is_ours(".a.gguf.4194304-12.tmp"));
         for other in

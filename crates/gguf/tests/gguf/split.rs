@@ -70,7 +70,7 @@ fn any_shard_opens_all() {
 }
 
 #[test]
-fn merged_model_forgets_how_it_was_split() {
+fn merged_model_has_no_split_keys() {
     let folder = model("merge", 0, honest(0));
     let gguf = Gguf::open(shard_path(&folder, 0)).unwrap();
     let mut w = GgufWriter::with_meta(gguf.meta()).unwrap();
