@@ -136,7 +136,7 @@ pub fn wht(x: &mut [f32]) {
 mod tests {
     use super::*;
 
-    /// Multiplies by the dense matrix: H[i][j] = (-1)^popcount(i & j).
+    /// Multiplies by the dense matrix: `H[i][j]` = (-1)^popcount(i & j).
     fn dense(r: &Rotation, x: &[f32]) -> Vec<f64> {
         let n = r.len();
         let sign = |mask: u128, i: usize| if mask >> i & 1 == 1 { -1.0 } else { 1.0 };
