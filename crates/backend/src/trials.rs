@@ -8,7 +8,7 @@ const CLEARLY: f64 = 0.97;
 
 /// Returns the index of the candidate of least time relative to `default`, if clearly less, else
 /// `default`: by the median over the rounds, in each of which both ran. `rounds` are the seconds of
-/// each candidate, [candidates, rounds].
+/// each candidate, `[candidates, rounds]`.
 ///
 /// # Panics
 /// When `default` is out of range.

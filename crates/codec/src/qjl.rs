@@ -161,7 +161,7 @@ mod tests {
             }
             let standard_error = (square / draws as f64).sqrt();
             assert!(mean.abs() <= 4.0 * standard_error, "{bits} bits: bias {mean} ± {standard_error}");
-            assert!(plain <= -8.0 * standard_error, "{bits} bits: {plain} is no bias to speak of");
+            assert!(plain <= -8.0 * standard_error, "{bits} bits: {plain} is no clear bias");
         }
     }
 

@@ -7,7 +7,7 @@ use super::{Place, StreamSpec, TILES_PER_BLOCK};
 /// A KV tensor with the byte offsets of its tiles in each allocation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KvStream {
-    /// What it stores.
+    /// Storage type and f16 tokens.
     pub spec: StreamSpec,
     /// Offset of its eight tiles in a block.
     pub main: usize,
