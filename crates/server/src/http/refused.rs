@@ -57,7 +57,7 @@ const OF_CHAT: [Missing; 4] = [
 
 /// Fields of text completions.
 const OF_COMPLETIONS: [Missing; 1] =
-    [("add_special_tokens", Off::True, "true: a prompt of token numbers gets no others")];
+    [("add_special_tokens", Off::True, "true: for none, send token numbers as the prompt")];
 
 /// Fields of the Responses API, where nothing is stored and every request is answered at once.
 const OF_RESPONSES: [Missing; 5] = [
