@@ -114,7 +114,7 @@ impl Library {
             return Err(CudaError::OldDriver {
                 found: version,
                 needed: OLDEST,
-                why: "for the functions we call",
+                why: "for the driver functions in use",
             });
         }
         Ok(Self { version })
@@ -355,7 +355,7 @@ impl Gpu for Driver {
 
     fn timed(&self, ops: &mut dyn FnMut() -> Result<(), CudaError>) -> Result<f64, CudaError> {
         if self.properties.driver < OLDEST_TIMER {
-            let (found, why) = (self.properties.driver, "for the device's clock");
+            let (found, why) = (self.properties.driver, "for the device clock");
             return Err(CudaError::OldDriver { found, needed: OLDEST_TIMER, why });
         }
         self.recorder.timed(ops)
@@ -612,7 +612,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_without_a_driver_or_such_a_device_says_so() {
+    fn a_missing_driver_or_device_is_an_error() {
         // No machine has this many devices.
         match Driver::open(1 << 20).map(|_| ()) {
             Err(error @ CudaError::NoDriver { .. }) => {

@@ -31,7 +31,7 @@ impl Emulator {
             80 => 163,
             89 => 99,
             90 => 227,
-            _ => panic!("no machine of compute capability {arch}"),
+            _ => panic!("no emulated device of compute capability {arch}"),
         };
         let properties = GpuProperties {
             name: "emulator".to_owned(),

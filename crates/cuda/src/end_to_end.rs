@@ -152,7 +152,7 @@ fn same_codes(model: &str, kv: DType, pieces: &[&[u32]]) -> f32 {
 
 /// A prefill, so that the GEMMs run on tensor cores, and a decoded token after it.
 #[test]
-fn a_tiny_model_with_an_f16_cache_says_the_same_on_the_emulator_as_on_the_cpu() {
+fn f16_cache_logits_match_the_cpu() {
     let text = tokens(21);
     for model in ["llama-h64-g8.gguf", "qwen2-h128-g1-yarn.gguf", "qwen3-h80-g2-linear.gguf"] {
         let Some(error) = largest_error(model, DType::F16, &[&text[..20], &text[20..]]) else { return };
@@ -162,7 +162,7 @@ fn a_tiny_model_with_an_f16_cache_says_the_same_on_the_emulator_as_on_the_cpu() 
 
 /// With RMS normalization before the logits, and with LayerNorm.
 #[test]
-fn the_streams_of_tokens_are_the_same_on_the_emulator_as_on_the_cpu() {
+fn hidden_states_match_the_cpu() {
     let text = tokens(21);
     for model in ["llama-h64-g8.gguf", "commandr-h64-g2.gguf"] {
         let Some((mut cpu, mut gpu)) = both(model, DType::F16) else { return };
@@ -178,7 +178,7 @@ fn the_streams_of_tokens_are_the_same_on_the_emulator_as_on_the_cpu() {
 
 /// At the loaded LoRA scale, and at another; with a separate gate, and ungated.
 #[test]
-fn tiny_models_with_adapters_say_the_same_on_the_emulator_as_on_the_cpu() {
+fn lora_logits_match_the_cpu() {
     let text = tokens(37);
     for model in ["llama-h64-g8.gguf", "arcee-h64-g2-yarn.gguf"] {
         let (gguf, config) = open(model);
@@ -208,7 +208,7 @@ fn tiny_models_with_adapters_say_the_same_on_the_emulator_as_on_the_cpu() {
 /// Products of few rows, in f32, and of many, on tensor cores. Rounding does not change the
 /// router's choice on these texts: where two experts nearly tie, either would be correct.
 #[test]
-fn a_tiny_model_of_experts_says_the_same_on_the_emulator_as_on_the_cpu() {
+fn moe_logits_match_the_cpu() {
     let text = tokens(37);
     let pieces = [&text[..1], &text[1..16], &text[16..36], &text[36..]];
     for model in ["mixtral-h64-g2.gguf", "qwen2moe-h64-g1-shared.gguf", "qwen3moe-h64-g2-dense1.gguf"] {
@@ -219,7 +219,7 @@ fn a_tiny_model_of_experts_says_the_same_on_the_emulator_as_on_the_cpu() {
 
 /// More than two layers, and proportionally more roundings.
 #[test]
-fn tiny_models_with_sinks_or_states_say_the_same_on_the_emulator_as_on_the_cpu() {
+fn sink_and_recurrent_logits_match_the_cpu() {
     let text = tokens(37);
     let pieces = [&text[..1], &text[1..16], &text[16..36], &text[36..]];
     for model in [
@@ -242,7 +242,7 @@ fn tiny_models_with_sinks_or_states_say_the_same_on_the_emulator_as_on_the_cpu()
 /// MLA heads on one latent vector, in 16 bit and quantized: one token and several, in full and
 /// partial tiles.
 #[test]
-fn tiny_models_of_latent_attention_say_the_same_on_the_emulator_as_on_the_cpu() {
+fn mla_logits_match_the_cpu() {
     let text = tokens(37);
     let pieces = [&text[..1], &text[1..16], &text[16..36], &text[36..]];
     for (model, kv) in
@@ -256,7 +256,7 @@ fn tiny_models_of_latent_attention_say_the_same_on_the_emulator_as_on_the_cpu() 
 }
 
 #[test]
-fn a_tiny_model_split_between_the_cpu_and_the_emulator_says_the_same() {
+fn pipeline_split_logits_match_the_cpu() {
     let (model, text) = ("qwen2-h128-g1-yarn.gguf", tokens(20));
     let Some(device) = emulator::device(80) else { return };
     let config = open(model).1;
@@ -275,7 +275,7 @@ fn a_tiny_model_split_between_the_cpu_and_the_emulator_says_the_same() {
 /// Prefill of three sequences in one batch, then a token for each of them, repeatedly: matrix
 /// products of several rows, and each sequence in its own cache.
 #[test]
-fn sequences_run_together_say_what_each_says_alone() {
+fn batched_sequences_match_each_alone() {
     for model in ["qwen3-h80-g2-linear.gguf", "qwen35-h64-g2-delta.gguf"] {
         runs_together(model);
     }
@@ -310,7 +310,7 @@ fn runs_together(model: &str) {
 /// to the other side, after attention has rounded to f16; they are so few that the slack of
 /// [`HALVES`], a bound on the sum of all roundings, covers them.
 #[test]
-fn a_tiny_model_with_a_coded_cache_says_nearly_the_same_on_the_emulator_as_on_the_cpu() {
+fn quantized_cache_logits_are_close_to_the_cpu() {
     let text = tokens(36);
     let pieces = [&text[..1], &text[1..17], &text[17..33], &text[33..34], &text[34..]];
     for (model, kv) in [

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_is_compiled_once_for_each_set_of_macros_and_architecture() {
+    fn sources_compile_once_per_macro_set_and_architecture() {
         let Some(compiler) = compiler("once") else { return };
         let first = compiler.ptx(&SOURCE, &[("N", 3)], 80).unwrap();
         assert!(first.contains(".target sm_80") && first.contains(".entry f("), "{first}");
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_does_not_compile_is_an_error_with_the_compilers_words() {
+    fn compile_errors_contain_the_compiler_log() {
         let Some(compiler) = compiler("errors") else { return };
         let error = compiler.ptx(&SOURCE, &[], 90).unwrap_err();
         let CudaError::Compile { kernel, log } = &error else { panic!("{error}") };
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kernel_compiles_for_the_oldest_architecture_and_a_new_one() {
+    fn every_kernel_compiles_for_the_oldest_and_a_new_architecture() {
         // The same compiler reuses what it has compiled before.
         let Some(mut compiler) = compiler("every") else { return };
         compiler.folder = Some(std::env::temp_dir().join("kvant-cuda-tests"));

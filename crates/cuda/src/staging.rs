@@ -390,7 +390,7 @@ pub(crate) mod fake {
             if !event.load(Ordering::Relaxed) {
                 locked(&self.state).advance(Some(event));
             }
-            assert!(event.load(Ordering::Relaxed), "what is waited for was recorded, not queued");
+            assert!(event.load(Ordering::Relaxed), "the awaited event was recorded, not queued");
             Ok(())
         }
 

@@ -139,6 +139,6 @@ pub struct MapRangeError;
 
 impl std::fmt::Display for MapRangeError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("what was to be read has not come from the GPU")
+        f.write_str("the bytes have not arrived from the GPU")
     }
 }

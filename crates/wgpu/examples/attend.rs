@@ -60,7 +60,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
 /// Parses an attention variant, as `select,8,1`.
 fn ways(text: &str) -> std::result::Result<AttendWays, Box<dyn std::error::Error>> {
     let parts: Vec<_> = text.split(',').collect();
-    let [look_ups, queries, words] = parts[..] else { return Err("ways are LOOK-UPS,QUERIES,WORDS".into()) };
+    let [look_ups, queries, words] = parts[..] else { return Err("expected LOOK-UPS,QUERIES,WORDS".into()) };
     let known = LookUps::ALL.into_iter().find(|known| known.name() == look_ups);
     let look_ups =
         known.ok_or_else(|| format!("look-ups are {}", LookUps::ALL.map(LookUps::name).join(", ")))?;

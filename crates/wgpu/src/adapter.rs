@@ -43,7 +43,7 @@ pub(crate) fn open(index: usize, most_bytes: u64) -> Result<(Gpu, AdapterReport)
     let adapters = all();
     let Some(adapter) = adapters.get(index) else {
         let has = match adapters.len() {
-            0 => "this machine has none that Vulkan, Metal or DX12 knows".to_owned(),
+            0 => "this machine has none for Vulkan, Metal or DX12".to_owned(),
             n => format!("this machine has {n}, from 0 on"),
         };
         return Err(WgpuError::NoAdapter { index, has });

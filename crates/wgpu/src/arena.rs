@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_given_back_is_whole_again() {
+    fn freed_ranges_are_merged() {
         let mut free: Vec<_> = std::iter::once(0..1024).collect();
         let taken: Vec<_> =
             [64, 128, 64, 256].map(|size| (take_first(&mut free, size).unwrap(), size)).into();

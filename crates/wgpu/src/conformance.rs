@@ -83,7 +83,7 @@ fn spans_of_tokens_are_joined() {
 /// Every look-up that the adapter supports, and threads that read more words and serve more
 /// queries.
 #[test]
-fn every_way_to_attend_gives_the_same_bits() {
+fn every_attention_variant_gives_the_same_bits() {
     let shape = Shape { group: 3, ..Shape::new(DType::Turbo3, DType::Turbo4) };
     let tokens = Tokens::gaussian(shape, 150, 3);
     let q = gaussian(4, 5 * shape.n_heads() * shape.k_head_dim, 1.0);
@@ -109,12 +109,12 @@ fn every_way_to_attend_gives_the_same_bits() {
         let got = batch.attend(&q, &what).unwrap();
         batch.assert_answers(&q, &got, &what);
         let first = of_first.get_or_insert_with(|| got.clone());
-        assert!(*first == got, "{}: other bits than the first way gives", what());
+        assert!(*first == got, "{}: other bits than the first variant", what());
     }
 }
 
 #[test]
-fn ways_that_there_are_no_kernels_for_are_refused() {
+fn variants_without_kernels_are_rejected() {
     for (queries, words) in [(5, 1), (16, 1), (4, 3), (4, 0)] {
         let Some(device) = device() else { return };
         let way = AttendWays { look_ups: LookUps::Select, queries, words };

@@ -140,7 +140,7 @@ fn says_the_same(device: &WgpuDevice, model: &str, kv: DType) {
 
 /// With RMS normalization before the logits, and with LayerNorm.
 #[test]
-fn the_streams_of_tokens() {
+fn hidden_states_match_the_cpu() {
     let (Some(device), text) = (tests::device(), tokens(21)) else { return };
     let of_cpu = CpuDevice::new(Isa::Scalar, 1).unwrap();
     for model in ["llama-h64-g8.gguf", "commandr-h64-g2.gguf"] {
@@ -222,7 +222,7 @@ fn models_whose_heads_meet_one_vector() {
 }
 
 #[test]
-fn a_lost_device_is_an_error_and_what_was_saved_before_goes_on_elsewhere() {
+fn device_loss_is_an_error_and_saved_sessions_resume() {
     let Some(device) = tests::device() else { return };
     let (model, kv) = ("qwen3-h192-g3.gguf", DType::Turbo3);
     let mut lost = Running::new(&device, model, kv, 1);
@@ -247,7 +247,7 @@ fn a_lost_device_is_an_error_and_what_was_saved_before_goes_on_elsewhere() {
 }
 
 #[test]
-fn a_token_is_one_submission_and_most_often_binds_what_the_last_one_bound() {
+fn a_token_is_one_submission_and_reuses_bind_groups() {
     let Some(device) = tests::device() else { return };
     let mut gpu = Running::new(&device, "qwen3-h192-g3.gguf", DType::Turbo3, 1);
     let text = tokens(60);
@@ -265,5 +265,5 @@ fn a_token_is_one_submission_and_most_often_binds_what_the_last_one_bound() {
         steps_anew += usize::from(after.groups - before.groups > 1);
     }
     // The step that encodes a block of tokens, and the one after it.
-    assert!(steps_anew <= 2, "{steps_anew} steps bound something else than the last one");
+    assert!(steps_anew <= 2, "{steps_anew} steps had other bindings than the last one");
 }

@@ -135,6 +135,6 @@ fn operators_are_not_mixed_where_browsers_want_parentheses() {
         sources().flat_map(|(source, _)| source.parts).map(|part| (part.name, part.text)).collect();
     for (name, text) in parts {
         let at = first_mixed(text);
-        assert_eq!(at, None, "{name}: put parentheses around what belongs together");
+        assert_eq!(at, None, "{name}: parentheses are required here");
     }
 }

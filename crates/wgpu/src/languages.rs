@@ -64,7 +64,7 @@ fn every_kernel_becomes_text_for_metal() {
         let (text, told) = msl::write_string(&module, &info, &options, &Default::default()).unwrap();
         for (name, written) in names(&module).into_iter().zip(&told.entry_point_names) {
             let written = written.as_ref().unwrap_or_else(|error| panic!("{name}: {error}"));
-            assert!(text.contains(&format!("kernel void {written}(")), "{name} is not there");
+            assert!(text.contains(&format!("kernel void {written}(")), "{name} is missing");
         }
     }
 }
@@ -77,7 +77,7 @@ fn every_kernel_becomes_text_for_dx12() {
         let told = hlsl::Writer::new(&mut text, &options, &pipeline).write(&module, &info, None).unwrap();
         for (name, written) in names(&module).into_iter().zip(&told.entry_point_names) {
             let written = written.as_ref().unwrap_or_else(|error| panic!("{name}: {error}"));
-            assert!(text.contains(&format!("void {written}(")), "{name} is not there");
+            assert!(text.contains(&format!("void {written}(")), "{name} is missing");
         }
     }
 }

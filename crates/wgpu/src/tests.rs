@@ -139,7 +139,7 @@ fn a_shader_that_does_not_compile_is_an_error_with_its_line() {
 }
 
 #[test]
-fn what_no_binding_reaches_is_refused() {
+fn allocations_beyond_the_binding_size_are_rejected() {
     let Some(device) = device() else { return };
     let len = device.gpu().max_binding() / 4 + 1;
     assert!(matches!(device.buffer(len), Err(BackendError::OutOfMemory { .. })));
@@ -233,7 +233,7 @@ fn rows_stay_in_host_memory_where_they_are_looked_up_alone() {
 }
 
 #[test]
-fn memory_that_was_asked_for_to_see_what_there_is_is_given_back() {
+fn probing_free_memory_releases_its_allocations() {
     let Some(device) = device() else { return };
     let gpu = device.gpu();
     let free = gpu.free_bytes().unwrap();

@@ -127,7 +127,7 @@ impl List {
     /// Returns the index, among the plans of a sequence, of the plan for `spec`.
     pub fn plan_of(&self, spec: &StreamSpec) -> u16 {
         let index = self.kinds.iter().position(|&known| known == kind(spec));
-        index.expect("the kinds of all streams are known") as u16
+        index.expect("the kinds of all KV tensors are listed") as u16
     }
 
     /// Returns the index of the first plan of sequence `index`.

@@ -147,7 +147,7 @@ mod tests {
     use crate::emulator;
 
     #[test]
-    fn the_gate_is_within_a_few_roundings_and_bad_numbers_stay_visible() {
+    fn gate_error_is_a_few_roundings_and_nan_is_preserved() {
         let Some(cx) = emulator::context(80) else { return };
         let g: Vec<f32> = (-1500..=1500).map(|i| i as f32 / 17.0).collect();
         let u: Vec<f32> = (0..g.len()).map(|i| (i % 13) as f32 - 6.5).collect();

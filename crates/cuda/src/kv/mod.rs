@@ -125,7 +125,7 @@ pub(crate) fn balance(part: &KvPart<'_, CudaPage>) -> DevicePtr {
 /// Returns the offset of some values in the channel scales; [`UNSCALED`] without values of that
 /// kind.
 pub(crate) fn begin(op: &'static str, values: &Range<usize>) -> Result<u32> {
-    if values.is_empty() { Ok(UNSCALED) } else { small(op, "values of the balance", values.start) }
+    if values.is_empty() { Ok(UNSCALED) } else { small(op, "channel scales", values.start) }
 }
 
 /// Offset of absent channel scales.
@@ -144,7 +144,7 @@ pub(crate) const TYPES: [DType; 10] = DType::KV;
 /// Returns the number of one of [`TYPES`] in kernels.
 pub(crate) fn number(dtype: DType) -> u32 {
     let index = TYPES.into_iter().position(|known| known == dtype);
-    index.unwrap_or_else(|| unreachable!("a stream of {dtype}")) as u32
+    index.unwrap_or_else(|| unreachable!("a KV tensor of {dtype}")) as u32
 }
 
 /// Returns the constants of [`HEADERS`] and of the sources that include them.

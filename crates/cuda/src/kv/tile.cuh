@@ -33,7 +33,7 @@ struct Offsets {
 
 // The allocations of a sequence.
 struct Memory {
-    const u64* blocks;  // addresses of the blocks, 8 tiles of each stream
+    const u64* blocks;  // addresses of the blocks, 8 tiles of each KV tensor
     u8* sink;           // f16 tiles of the first tokens
     u8* tail;           // rings of f16 tiles of the latest tokens
     u8* band;           // f16 step tiles: visible to some rows, but no longer in the tail
@@ -47,7 +47,7 @@ __device__ inline const float* balance_head(const float* balance, u32 at, u32 co
 
 static_assert(F32 < Q8_0 && F16 < Q8_0 && BF16 < Q8_0 && Q8_0 < TURBO2 && Q4_0 < TURBO2, "types are in this order");
 static_assert(TURBO3 == TURBO2 + 1 && TURBO4 == TURBO2 + 2, "a book has the number of its type");
-static_assert(TURBO2T == TURBO4 + 1 && TURBO3T == TURBO4 + 2, "types with a memory are the last");
+static_assert(TURBO2T == TURBO4 + 1 && TURBO3T == TURBO4 + 2, "trellis types are the last");
 
 __host__ __device__ constexpr bool is_coded(u32 type) { return type >= Q8_0; }
 __host__ __device__ constexpr bool is_turbo(u32 type) { return type >= TURBO2; }

@@ -110,7 +110,7 @@ fn assert_apart(blocks: &[Block]) {
 }
 
 #[test]
-fn many_pages_take_few_allocations_and_little_more_than_their_bytes() {
+fn small_pages_share_few_allocations_with_little_overhead() {
     let (books, arena) = arena(1 << 30);
     let pages: Vec<_> = (0..10_000).map(|_| arena.take_zeroed(6400).unwrap()).collect();
     assert_apart(&pages);
@@ -153,13 +153,13 @@ fn memory_goes_back_to_the_device() {
     let scratch = arena.take_scratch(5 << 20).unwrap();
     let ptr = scratch.ptr;
     drop(scratch);
-    assert_eq!(arena.take_scratch(6 << 20).unwrap().ptr, ptr, "scratch is kept");
+    assert_eq!(arena.take_scratch(6 << 20).unwrap().ptr, ptr, "scratch is cached");
     drop(arena);
     assert_eq!(books.used(), 0);
 }
 
 #[test]
-fn kept_scratch_is_given_up_before_memory_runs_out() {
+fn cached_scratch_is_freed_before_memory_runs_out() {
     let (_, arena) = arena(20 << 20);
     drop(arena.take_scratch(16 << 20).unwrap());
     let block = arena.take(18 << 20).unwrap();
@@ -203,7 +203,7 @@ fn the_device_has_the_address_of_every_page_after_any_change() {
 
 /// A sequence that continues a saved one lacks the blocks before its window.
 #[test]
-fn blocks_that_were_never_there_leave_the_others_in_their_places() {
+fn absent_blocks_do_not_shift_the_addresses_of_others() {
     let Some(cx) = crate::emulator::context(80) else { return };
     let (mut table, page) = (PageAddresses::default(), CudaPage::zeroed(cx.arena(), 256).unwrap());
     table.set(2, &page);

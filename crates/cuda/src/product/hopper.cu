@@ -35,7 +35,7 @@ constexpr u32 COPIED_ROWS = BRINGER_THREADS / EIGHTS, COPIES = ROWS / COPIED_ROW
 // groups of eight rows, limited by the registers
 constexpr u32 EIGHTS_AT_ONCE = ROWS == 256 ? 2 : 4;
 constexpr u32 LYING = lying_in_tokens(STEP);
-static_assert(STEP == 64, "a row is what changes places, and two groups of weights");
+static_assert(STEP == 64, "a row is one swizzle period, and two groups of weights");
 static_assert(BRINGER_THREADS == 2 * FEATURES, "each thread decodes a group");
 static_assert(ROWS == 128 || ROWS == 256, "whole products, whose sums a thread has registers for");
 

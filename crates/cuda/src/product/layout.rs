@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_every_block_is_whole_words() {
+    fn remaining_block_bytes_are_whole_words() {
         for dtype in crate::product::TYPES {
             if dtype.block_len() > 1 {
                 assert_eq!(block_bytes(dtype) % 4, 0, "{dtype}");

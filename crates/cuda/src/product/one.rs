@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn every_multiprocessor_has_a_share_and_none_two_of_them_for_nothing() {
+    fn blocks_spread_evenly_over_multiprocessors() {
         for (n_sms, rows, features, want) in
             [(132, 1, 4096, 132), (132, 1, 100, 100), (132, 8, 768, 16), (4, 3, 700, 4), (132, 132, 768, 1)]
         {

@@ -83,7 +83,7 @@ fn warpgroups_give_sums_the_bits_that_warps_do() {
 
 /// Tiles of all matrices of a launch are counted together.
 #[test]
-fn warpgroups_give_sums_of_several_matrices_the_bits_that_warps_do() {
+fn warpgroups_match_warps_for_several_matrices() {
     let Some(devices) = [80, 90].map(emulator::device).into_iter().collect::<Option<Vec<_>>>() else {
         return;
     };
@@ -125,7 +125,7 @@ fn warpgroups_add_to_what_is_there_as_warps_do() {
 
 /// More than one launch takes, of two types, which need the inputs in three forms.
 #[test]
-fn matrices_that_are_asked_for_at_once_say_what_each_says_alone() {
+fn batched_matrices_match_each_alone() {
     let Some(device) = emulator::device(80) else { return };
     let types = [DType::Q8_0, DType::F16, DType::Q8_0, DType::Q8_0, DType::F16, DType::Q8_0, DType::Q8_0];
     let sizes = [40, 7, 17, 64, 65, 1, 130];
@@ -142,7 +142,7 @@ fn matrices_that_are_asked_for_at_once_say_what_each_says_alone() {
 
 /// Few rows and quantized weights, up to 8 and up to 16 at once.
 #[test]
-fn what_a_row_gets_does_not_depend_on_the_others() {
+fn small_batch_products_are_batch_invariant() {
     let Some(device) = emulator::device(80) else { return };
     let (n_out, most) = (37, 16);
     let x = gaussian(5, most * N_IN, 1.0);

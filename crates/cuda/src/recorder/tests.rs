@@ -12,7 +12,7 @@ fn recorder() -> (Fake, Recorder<Fake>) {
 }
 
 #[test]
-fn what_is_recorded_is_done_at_its_end_with_the_bytes_it_was_given() {
+fn recorded_work_runs_at_the_end_with_its_original_bytes() {
     let (fake, recorder) = recorder();
     recorder.begin().unwrap();
     let mut bytes = [1, 2, 3];
@@ -58,11 +58,11 @@ fn memory_that_recorded_work_may_use_is_freed_after_it() {
     assert_eq!(fake.freed(), [5]);
     recorder.end().unwrap();
     assert_eq!(fake.freed(), [5, 64]);
-    assert_eq!(fake.memory(64..65), [1], "what was recorded ran first");
+    assert_eq!(fake.memory(64..65), [1], "the recorded work ran first");
 }
 
 #[test]
-fn what_cannot_be_recorded_is_refused_and_does_no_harm() {
+fn unrecordable_calls_are_rejected_without_harm() {
     let (fake, recorder) = recorder();
     recorder.begin().unwrap();
     recorder.write(0, &[4]).unwrap();
@@ -104,7 +104,7 @@ fn other_threads_wait_until_a_recording_has_ended() {
 }
 
 #[test]
-fn a_step_like_the_last_takes_its_graph_over_and_another_has_a_new_one_made() {
+fn equal_steps_update_their_graph_and_others_get_a_new_one() {
     let (fake, recorder) = recorder();
     let counts = [2, 2, 3, 3, 3, 1].map(|writes: u8| {
         recorder.begin().unwrap();
@@ -151,7 +151,7 @@ fn nothing_ends_that_has_not_begun() {
 }
 
 #[test]
-fn a_recording_that_fails_frees_its_memory_and_lets_others_go_on() {
+fn failed_recordings_free_memory_and_release_other_threads() {
     let (fake, recorder) = recorder();
     recorder.begin().unwrap();
     recorder.write(0, &[1]).unwrap();

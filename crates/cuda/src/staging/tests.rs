@@ -47,7 +47,7 @@ fn an_upload_waits_for_the_one_before_it() {
 }
 
 #[test]
-fn what_is_staged_stays_apart_until_it_is_cleared() {
+fn staged_ranges_stay_disjoint_until_cleared() {
     let (fake, mut staging) = (Fake::default(), Staging::<Fake>::default());
     // Within a piece, up to its end, beyond it, and larger than one.
     let sizes = [1, 15, 16, 17, STAGING_BYTES - 96, 0, 32, 3 * STAGING_BYTES, 5, STAGING_BYTES];

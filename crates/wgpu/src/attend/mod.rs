@@ -114,8 +114,8 @@ pub(crate) fn attend(
         [query_values, spans * part_values].map(|values| queries_of_job * values * size_of::<f32>());
     let room = LEFT_BYTES.min(gpu.max_binding());
     let at_once = (room / left_of_job.max(prepared_of_job)).clamp(1, list.jobs);
-    let prepared = gpu.scratch(at_once * prepared_of_job, "turned queries")?;
-    let left = gpu.scratch(at_once * left_of_job, "what spans of attention leave")?;
+    let prepared = gpu.scratch(at_once * prepared_of_job, "rotated queries")?;
+    let left = gpu.scratch(at_once * left_of_job, "partial results of attention")?;
     let (prepared, left) = (&*prepared, &*left);
     for first in (0..list.jobs).step_by(at_once) {
         let jobs = at_once.min(list.jobs - first);

@@ -127,7 +127,7 @@ mod tests {
     use crate::tests::device;
 
     #[test]
-    fn candidates_are_ways_that_the_adapter_goes_the_default_first() {
+    fn candidates_are_supported_variants_default_first() {
         let Some(device) = device() else { return };
         for class in TypeClass::ALL {
             let candidates = device.candidates(class);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_tried_and_is_fastest_is_gone_from_then_on_by_its_class_alone() {
+    fn the_fastest_trial_is_selected_for_its_class_only() {
         let Some(mut device) = device() else { return };
         let before = TypeClass::ALL.map(|class| device.way(class));
         let default = device.way(TypeClass::Codebooks);

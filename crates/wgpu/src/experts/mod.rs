@@ -103,7 +103,7 @@ pub(crate) fn expert_ffn(
     let (rows, n_used) = (input.rows, routes.routing.n_used);
     let (slots, n, n_ff, n_experts) = (rows * n_used, gate.n_in(), gate.n_out(), gate.n_experts());
     let floats = |values: usize, what| gpu.scratch(values * size_of::<f32>(), what);
-    let (experts, shares) = (floats(slots, "chosen experts")?, floats(slots, "their shares")?);
+    let (experts, shares) = (floats(slots, "selected experts")?, floats(slots, "expert weights")?);
     choose(gpu, routes, rows, [&experts, &shares])?;
 
     let [of_gate, of_up, of_down] = biases.map_or([None; 3], |biases| biases.map(Some));
@@ -113,12 +113,12 @@ pub(crate) fn expert_ffn(
         let weights = Weights { slabs: &w.slabs, dtype: w.dtype, first: 0, n_out: w.n_out(), n_in: w.n_in() };
         product::chosen(gpu, weights, picks, x, y, bias)
     };
-    let (gates, hidden) = (floats(slots * n_ff, "gates")?, floats(slots * n_ff, "hidden rows")?);
+    let (gates, hidden) = (floats(slots * n_ff, "gates")?, floats(slots * n_ff, "hidden activations")?);
     let mut input = input.in_order(picks.order, n_used);
     product(gate, picks, &mut input, &gates, of_gate)?;
     product(up, picks, &mut input, &hidden, of_up)?;
     each::activate(gpu, activation, &gates, &hidden, slots * n_ff)?;
-    let given = floats(slots * n, "what experts give")?;
+    let given = floats(slots * n, "expert outputs")?;
     let hidden = Rows { buffer: &hidden, first: 0, stride: n_ff };
     let mut hidden = Operand::new(gpu, hidden, [slots, n_ff], None).in_order(picks.order, 1);
     product(down, Picks { of_row: 1, ..picks }, &mut hidden, &given, of_down)?;

@@ -64,7 +64,7 @@ pub(crate) fn has_centres(spec: &StreamSpec) -> bool {
 /// # Panics
 /// Unless `at` is a multiple of 4, as it is for pages and the parts of tiles.
 pub(crate) fn word(at: usize) -> u32 {
-    assert!(at.is_multiple_of(4), "byte {at} begins no word");
+    assert!(at.is_multiple_of(4), "byte {at} does not begin a word");
     // Within a binding, which is shorter than 2^32 words.
     (at / 4) as u32
 }
