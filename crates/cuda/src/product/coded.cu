@@ -100,8 +100,8 @@ __device__ __forceinline__ void ask(const ProductParams& p, const Rows& rows, u3
 // Returns group `g` of a slice of a feature.
 __device__ __forceinline__ Group read_slice(const ProductParams& p, const u8* row, u32 slice, u32 g) {
 #if TAIL_BYTES == 2
-    // The bytes behind the row of two slices share one word. Read as the second of two blocks, one
-    // slice's bytes are in the right position.
+    // The bytes behind the row of two slices share one word, which is copied whole. An odd slice is
+    // read as the second of two blocks, whose bytes are in the upper half of that word.
     u32 odd = slice % 2;
     return read_group(row - CODE_BYTES * odd, g + SLICE_GROUPS * odd, SLICE * (1 + odd), p.book);
 #else
