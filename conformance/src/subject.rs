@@ -147,7 +147,7 @@ impl<B: Backend> Subject<B> {
     /// Creates a buffer with `values`.
     pub fn upload(&self, values: &[f32]) -> B::Buffer {
         let mut buffer = self.device.buffer(values.len()).expect("memory for a test");
-        self.device.write(&mut buffer, values).expect("a buffer takes as many values as it has");
+        self.device.write(&mut buffer, values).expect("the buffer accepts its size");
         buffer
     }
 

@@ -150,7 +150,7 @@ impl<'a, B: Backend> States<'a, B> {
             let mut page = subject.device().page(2 * MARGIN + 4 * n_values).expect("memory for a test");
             let mut bytes = vec![STALE; page.n_bytes()];
             bytes[MARGIN..MARGIN + 4 * n_values].fill(0);
-            subject.device().write_page(&mut page, &bytes).expect("a page takes as many bytes as it has");
+            subject.device().write_page(&mut page, &bytes).expect("the page accepts its size");
             page
         };
         Self { subject, pages: [page(), page()], n_values }

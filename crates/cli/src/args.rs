@@ -465,7 +465,7 @@ pub fn check_model_target(path: &Path, from: Option<&Path>) -> Result<(), Failur
     let is_same = from.is_some_and(|from| real(from).is_some_and(|from| real(path) == Some(from)));
     let refusal = |why: &str| Failure::work(printable_path(path), why);
     if is_same {
-        return Err(refusal("is what the model would be made from: choose another name"));
+        return Err(refusal("is the source model: choose another name"));
     }
     if place::is_safetensors(path) {
         return Err(refusal("holds weights of a folder, which would be replaced: choose another name"));

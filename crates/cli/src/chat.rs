@@ -127,7 +127,7 @@ fn render_options(template: &ChatTemplate, thinks: Option<bool>) -> Result<Rende
     let mut options = RenderOptions { add_generation_prompt: true, ..Default::default() };
     if let Some(thinks) = thinks {
         if !template.source().contains(THINKS) {
-            return Err(Failure::Usage(format!("--think: this model's template knows no {THINKS}")));
+            return Err(Failure::Usage(format!("--think: this model's template does not use {THINKS}")));
         }
         options.extra.insert(THINKS.to_owned(), thinks.into());
     }

@@ -97,7 +97,7 @@ impl Sender {
     fn note(&self, wrong: Option<String>) {
         let was_alone = self.is_alone.swap(wrong.is_some(), Ordering::Relaxed);
         if let Some(wrong) = wrong.filter(|_| !was_alone) {
-            log::note(format_args!("{}: {wrong}; what requests did is lost until it answers", self.url));
+            log::note(format_args!("{}: {wrong}; traces are lost until it responds", self.url));
         }
     }
 }

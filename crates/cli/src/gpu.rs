@@ -25,7 +25,7 @@ fn report(index: usize) -> Report {
 }
 
 fn unusable(error: &Error) -> Report {
-    Report { line: format!("none that can be used: {error}"), json: json!({ "error": error.to_string() }) }
+    Report { line: format!("no usable GPU: {error}"), json: json!({ "error": error.to_string() }) }
 }
 
 /// Opens the GPU and compiles its kernels.

@@ -80,7 +80,7 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
     if let Some(packed) = output::packed(&gguf) {
         let bytes: usize = gguf.tensors().iter().map(|info| info.n_bytes).sum();
         console::print(format_args!(
-            "\nUnpacked when loaded: {packed}; weights take {} in all then",
+            "\nUnpacked on load: {packed}; weights take {} in all",
             output::bytes(bytes)
         ))?;
     }
@@ -134,7 +134,7 @@ impl fmt::Display for Experts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { spec, n_layers, bytes, bytes_per_token } = self;
         let (read, all) = (output::bytes(*bytes_per_token), output::bytes(*bytes));
-        write!(f, "each token goes through {} of {} in {n_layers} layers, ", spec.routing.n_used, spec.n)?;
+        write!(f, "each token selects {} of {} in {n_layers} layers, ", spec.routing.n_used, spec.n)?;
         write!(f, "and reads {read} of their {all}, which can stay in the file (--experts mmap)")
     }
 }
@@ -163,9 +163,9 @@ impl States {
 impl fmt::Display for States {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { n_layers, of, attend, bytes, every } = self;
-        let place = if *attend { "beside" } else { "in the place of" };
+        let place = if *attend { "beside" } else { "instead of" };
         let bytes = output::bytes(*bytes);
-        write!(f, "{n_layers} of {of} layers keep one {place} keys and values, {bytes} together, ")?;
+        write!(f, "{n_layers} of {of} layers have one {place} keys and values, {bytes} in total, ")?;
         write!(f, "and a copy every {every} tokens")
     }
 }
@@ -190,7 +190,7 @@ impl Mtp {
 impl fmt::Display for Mtp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let percent = 100.0 * self.kv_share;
-        write!(f, "and {percent:.1} % more for the layer that predicts (MTP), which --draft-max 0 leaves out")
+        write!(f, "and {percent:.1} % more for the MTP layer, unless --draft-max 0")
     }
 }
 

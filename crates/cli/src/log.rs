@@ -74,7 +74,7 @@ pub fn start(args: &LogArgs, spans: Option<Spans>) {
 }
 
 /// Writes the lines of the log; the subscriber writes each whole. A note stays on one line,
-/// whatever it quotes.
+/// even if it quotes others.
 struct Lines(LogFormat);
 
 impl Write for Lines {

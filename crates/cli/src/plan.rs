@@ -71,7 +71,7 @@ fn number(text: &str) -> Result<f64, String> {
 pub fn plan(args: PlanArgs) -> Result<(), Failure> {
     if args.output.is_none() && !args.model.lora.is_empty() {
         let line =
-            "--lora: what lies beside the model is its plan without adapters: expected -o FILE for this one";
+            "--lora: the file beside the model is its plan without adapters: expected -o FILE for this one";
         return Err(Failure::Usage(line.to_owned()));
     }
     check_target(args.output.as_deref())?;
@@ -109,7 +109,7 @@ pub fn plan(args: PlanArgs) -> Result<(), Failure> {
 fn check_goal(goal: Goal, found: &Certificate) -> Result<(), Failure> {
     match goal {
         Goal::Kld(most) if found.added_kld() > most => Err(Failure::Work(format!(
-            "--max-kld {most}: no plan that was tried adds less than {:.6} nats (that of {:.3} bits); none is written",
+            "--max-kld {most}: the best plan adds {:.6} nats (at {:.3} bits); none is written",
             found.added_kld(),
             found.bits
         ))),
@@ -135,7 +135,7 @@ pub fn path_for(gguf: &Gguf) -> Option<PathBuf> {
 /// Returns the default path of a model's plan.
 fn target(model: &Model) -> Result<PathBuf, Failure> {
     path_for(model.gguf())
-        .ok_or_else(|| Failure::Usage("the model is in no file: expected -o FILE for its plan".to_owned()))
+        .ok_or_else(|| Failure::Usage("the model has no file: expected -o FILE for its plan".to_owned()))
 }
 
 fn print(plan: &KvPlan, path: &Path, json: bool) -> Result<(), Failure> {
@@ -200,7 +200,7 @@ impl KvPlanArgs {
             Some(BalanceArg::Plan) if matches!(kv.balance, KvBalance::Plan(_)) => return Ok(kv),
             Some(BalanceArg::Plan) => {
                 let problem =
-                    "--kv-balance plan: no plan is followed; kvant plan makes one, --kv-plan FILE names it";
+                    "--kv-balance plan: no plan is in use; kvant plan creates one, --kv-plan FILE selects it";
                 return Err(Failure::Usage(problem.to_owned()));
             }
             Some(BalanceArg::Off) => KvBalance::Off,
@@ -299,7 +299,7 @@ pub fn certificate(c: &Certificate) -> String {
             "KLD              mean {:.6} ± {:.6}, 99 % {:.5}, max {:.4}",
             c.mean_kld, c.mean_kld_stderr, c.p99_kld, c.max_kld
         ),
-        format!("of which noise   {:.6}, as for a cache in f32", c.noise_kld),
+        format!("of which noise   {:.6}, as for an f32 cache", c.noise_kld),
         format!("same top         {}", share(c.same_top)),
         format!("perplexity ratio {:.5} ± {:.5}", c.ppl_ratio, c.ppl_ratio_stderr),
         format!("needle           {needle}"),

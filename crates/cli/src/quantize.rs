@@ -69,5 +69,5 @@ fn instead_of(TypeCount { wanted, used, .. }: &TypeCount) -> String {
     if wanted == used {
         return String::new();
     }
-    format!(" instead of {wanted}, as their rows are no multiple of its blocks of {}", wanted.block_len())
+    format!(" instead of {wanted}, as their rows are not a multiple of its blocks of {}", wanted.block_len())
 }

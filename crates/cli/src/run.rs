@@ -208,7 +208,7 @@ impl RunArgs {
         if text.is_empty() {
             let talk = format!("kvant chat {}", self.model.name());
             let line = format!(
-                "no prompt: expected one behind the model, with -p TEXT or -f FILE, or piped in ({talk} holds a conversation)"
+                "no prompt: expected one after the model, with -p TEXT or -f FILE, or piped in ({talk} holds a conversation)"
             );
             return Err(Failure::Usage(line));
         }

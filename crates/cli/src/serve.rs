@@ -210,7 +210,7 @@ fn drawing(sampling: &SamplingArgs, model: &Model) -> Result<(Drawing, Option<St
 
 /// Parses a folder and a number of bytes.
 fn folder(text: &str) -> Result<(PathBuf, u64), String> {
-    let expected = || "expected a folder and how much may be kept there, such as kv:100G".to_owned();
+    let expected = || "expected a folder and its size limit, such as kv:100G".to_owned();
     let (folder, bytes) =
         text.rsplit_once(':').filter(|(folder, _)| !folder.is_empty()).ok_or_else(expected)?;
     Ok((folder.into(), output::parse_bytes(bytes)? as u64))

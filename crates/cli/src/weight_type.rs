@@ -14,7 +14,7 @@ pub fn weight_type(text: &str) -> Result<DType, String> {
         _ => Err(format!(
             "not a weight type{}; known: {}",
             mix_of(text).map_or_else(String::new, |dtype| format!(
-                " (kvant quantize writes mixes; loading makes all matrices one type, such as {dtype})"
+                " (kvant quantize writes mixes; on load all matrices get one type, such as {dtype})"
             )),
             weights().map(DType::name).collect::<Vec<_>>().join(" ")
         )),

@@ -42,7 +42,7 @@ impl Chunks {
     ) -> Result<Self, EvalError> {
         let n_train = model.config().n_ctx_train;
         if n_ctx < 4 || n_ctx > n_train {
-            let expected = format!("4 to {n_train} tokens, what the model was trained for");
+            let expected = format!("4 to {n_train} tokens, the training context");
             return Err(EvalError::Setting { name: "n_ctx", expected, got: n_ctx.to_string() });
         }
         let n_chunks = (tokens.len() / n_ctx).min(max.unwrap_or(usize::MAX));

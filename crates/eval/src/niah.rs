@@ -125,7 +125,7 @@ fn check(options: &NiahOptions) -> Result<(), EvalError> {
     if !(1..=most).contains(&options.needles) {
         return bad(
             "needles",
-            format!("1 to {most}, what the form {} has names for", form.name),
+            format!("1 to {most}, the number of names in the form {}", form.name),
             options.needles,
         );
     }

@@ -356,7 +356,7 @@ fn refuse_embedding_models(keys: &Keys) -> Result<(), ModelError> {
     if keys.flag_or(CAUSAL, true)? {
         return Ok(());
     }
-    let what = format!("a model for embeddings, whose tokens see later ones ({} is false)", keys.key(CAUSAL));
+    let what = format!("an embedding model with bidirectional attention ({} is false)", keys.key(CAUSAL));
     Err(ModelError::Unsupported { what })
 }
 

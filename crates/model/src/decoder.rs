@@ -524,8 +524,8 @@ impl<B: Backend> Decoder<B> {
             return Ok(());
         }
         let Weights { output, output_low_rank, embedding, output_norm, .. } = &self.weights;
-        assert!(output_norm.is_some(), "logits come out where the model ends");
-        let w = output.as_deref().or(embedding.as_deref()).expect("a model that ends has an output matrix");
+        assert!(output_norm.is_some(), "logits belong to the last part of the model");
+        let w = output.as_deref().or(embedding.as_deref()).expect("the last part has an output matrix");
         // The residual stream ends here.
         let kind = self.config.output_norm;
         let input = self.enter(backend, kind, output_norm, (&act.spare, &mut act.x), wanted)?;

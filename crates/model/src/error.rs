@@ -43,7 +43,7 @@ pub enum ModelError {
         got: String,
     },
     /// A layer that shares the K and V of a layer on another device.
-    #[error("layer {layer} needs what layer {with} keeps, and cannot be on another device")]
+    #[error("layer {layer} shares K and V of layer {with}, and cannot be on another device")]
     Apart {
         /// The layer.
         layer: usize,

@@ -60,7 +60,7 @@ impl Lora {
             }
         }
         if gguf.meta().value("adapter.alora.invocation_tokens").is_some() {
-            let what = "adapters that some tokens invoke (adapter.alora.invocation_tokens)".to_owned();
+            let what = "adapters with invocation tokens (adapter.alora.invocation_tokens)".to_owned();
             return Err(ModelError::Unsupported { what });
         }
         let alpha: f32 = gguf.meta().get(ALPHA)?;
@@ -115,7 +115,7 @@ impl Lora {
             b.iter_mut().for_each(|x| *x /= power);
         }
         match a.iter().chain(&b).find(|x| x.is_nan() || x.abs() > F16_MAX) {
-            Some(x) => Err(value(tensor, "an adapter whose numbers f16 holds", &x.to_string())),
+            Some(x) => Err(value(tensor, "an adapter with numbers in the range of f16", &x.to_string())),
             None => Ok(Some((rank, Pair { a, b }))),
         }
     }
@@ -140,7 +140,7 @@ fn ranks(gguf: &Gguf, base: &Gguf) -> Result<BTreeMap<String, usize>, ModelError
     for info in gguf.tensors() {
         let tensor = SUFFIXES.iter().find_map(|suffix| info.name.strip_suffix(suffix));
         let Some((tensor, of)) = tensor.and_then(|tensor| Some((tensor, base.find_info(tensor)?))) else {
-            let what = format!("'{}' of an adapter, which belongs to no tensor of the model", info.name);
+            let what = format!("'{}' of an adapter, for a tensor that the model lacks", info.name);
             return Err(ModelError::Unsupported { what });
         };
         let [a, b] = SUFFIXES.map(|suffix| gguf.tensor(&format!("{tensor}{suffix}")));
@@ -153,7 +153,7 @@ fn ranks(gguf: &Gguf, base: &Gguf) -> Result<BTreeMap<String, usize>, ModelError
 /// Returns the rank of `B A` for a tensor.
 fn rank(of: &TensorInfo, [a, b]: [&TensorInfo; 2]) -> Result<usize, ModelError> {
     let &[n_in, n_out] = &of.shape[..] else {
-        let what = format!("'{}', as '{}' is no single matrix", a.name, of.name);
+        let what = format!("'{}', as '{}' is not a single matrix", a.name, of.name);
         return Err(ModelError::Unsupported { what });
     };
     let rank = a.rows();

@@ -470,7 +470,7 @@ fn shared_bytes(gguf: &Arc<Gguf>, tensor: TensorView<'_>, range: Range<usize>) -
         fn as_ref(&self) -> &[u8] {
             match self.0.data(&self.1) {
                 Cow::Borrowed(bytes) => bytes,
-                Cow::Owned(_) => unreachable!("a tensor that a file holds once is held by it always"),
+                Cow::Owned(_) => unreachable!("a file never loses a tensor"),
             }
         }
     }
@@ -480,7 +480,7 @@ fn shared_bytes(gguf: &Arc<Gguf>, tensor: TensorView<'_>, range: Range<usize>) -
             SharedBytes::new(Arc::new(TensorBytes(Arc::clone(gguf), tensor.info.clone())), range)
         }
     };
-    shared.expect("rows of a tensor lie in it")
+    shared.expect("rows are within their tensor")
 }
 
 /// Decodes a one-dimensional tensor of `len` values to f32.

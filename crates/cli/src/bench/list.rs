@@ -41,7 +41,7 @@ fn range(text: &str) -> Result<Vec<usize>, String> {
     while n <= last {
         numbers.push(n);
         if next(n) <= n || numbers.len() > LIMIT {
-            return Err(format!("'{text}' is no range of up to {LIMIT} growing numbers"));
+            return Err(format!("'{text}' is not a range of up to {LIMIT} increasing numbers"));
         }
         n = next(n);
     }

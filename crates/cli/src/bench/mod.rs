@@ -128,7 +128,7 @@ impl BenchArgs {
             (_, 1) => Ok(k.iter().map(|&k| (k, v[0])).collect()),
             (1, _) => Ok(v.iter().map(|&v| (k[0], v)).collect()),
             (n, m) => Err(Failure::Usage(format!(
-                "-ctk has {n} types, -ctv {m}: expected as many, or one of either"
+                "-ctk has {n} types, -ctv {m}: expected equal numbers, or one of either"
             ))),
         }
     }

@@ -43,14 +43,11 @@ A line that ends in \\ goes on in the next; \"\"\" begins and ends a message of 
 
 /// Commands of other chat programs, and their counterparts here.
 const OTHERS: [(&str, &str); 5] = [
-    (
-        "set",
-        "/system TEXT sets the system message, and options stand behind kvant chat (see kvant chat --help)",
-    ),
+    ("set", "/system TEXT sets the system message, and options follow kvant chat (see kvant chat --help)"),
     ("show", "/stats, /kv and /system show the conversation's state, kvant inspect shows a model"),
     ("read", "kvant run -f FILE reads a file, and a text between \"\"\" may have many lines"),
     ("glob", "kvant run -f FILE reads a file, and a text between \"\"\" may have many lines"),
-    ("model", "another model is another kvant chat MODEL"),
+    ("model", "kvant chat MODEL starts a chat with another model"),
 ];
 
 /// Parses a message or command that is not empty.

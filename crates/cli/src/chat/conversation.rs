@@ -167,7 +167,7 @@ impl Chat {
         if self.context_shift {
             "/clear starts anew"
         } else {
-            "/clear starts anew; kvant chat --context-shift forgets the oldest turns instead"
+            "/clear starts a new conversation; kvant chat --context-shift drops the oldest turns instead"
         }
     }
 
@@ -199,7 +199,7 @@ impl Chat {
         let text = template.render(&messages, &self.render).map_err(Error::from)?;
         let Some(rest) = text.after(MARK) else {
             return Err(Failure::Work(
-                "this model's template cannot go on with a loaded conversation".to_owned(),
+                "this model's template cannot continue a loaded conversation".to_owned(),
             ));
         };
         let tokens = self.model.tokenizer()?.encode(rest.as_str(), rest.special(), false);
@@ -227,7 +227,7 @@ impl Chat {
             n_turns += 1;
         }
         if n_turns > 0 {
-            console::say(format_args!("(the context is full: the oldest {n_turns} turns are forgotten)"));
+            console::say(format_args!("(the context is full: dropped the oldest {n_turns} turns)"));
         }
         Ok(n_turns > 0)
     }
@@ -262,7 +262,7 @@ impl Chat {
     fn set_system(&mut self, text: String) {
         if self.loaded.is_some() {
             console::say(
-                "(a loaded conversation keeps the system message that it began with; /clear takes this one)",
+                "(a loaded conversation keeps its original system message; this one applies after /clear)",
             );
         } else {
             let n_old = usize::from(self.messages.first().is_some_and(|message| message.role == "system"));

@@ -47,7 +47,7 @@ impl Lines {
                 }
                 // Skips the invalid line, so that the conversation continues.
                 Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
-                    log::note("a line that is no UTF-8 text was left out");
+                    log::note("skipped a line that is not UTF-8");
                 }
                 Err(ReadlineError::Interrupted) => return Ok(Read::Interrupted),
                 Err(ReadlineError::Eof) => return Ok(Read::End),

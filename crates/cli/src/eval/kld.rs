@@ -141,10 +141,12 @@ pub fn kld(args: KldArgs) -> Result<(), Failure> {
 fn note_origin(base: &BaseReader, model: &Model) {
     let path = printable_path(base.path());
     if base.fingerprint().is_some_and(|of| of != model.computed_by()) {
-        log::note(format_args!("{path} is the base of another model, or of the same with other weights"));
+        log::note(format_args!("{path} is the base of another model, or of other weights"));
     }
     if base.is_f16() == Some(false) {
-        log::note(format_args!("{path} was computed with another cache than f16: differences are from that"));
+        log::note(format_args!(
+            "{path} was computed with another cache than f16: differences are relative to it"
+        ));
     }
 }
 

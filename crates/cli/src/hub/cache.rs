@@ -85,7 +85,7 @@ impl Cache {
     ) -> Result<(), Problem> {
         check_names(commit, file)?;
         if !is_plain(&about.etag) {
-            return Err(Problem::Failed(format!("a name that is none: {}", printable(&about.etag, 100))));
+            return Err(Problem::Failed(format!("invalid file name: {}", printable(&about.etag, 100))));
         }
         let blob = self.folder.join("blobs").join(&about.etag);
         // A file of an earlier download under this name may be truncated.
@@ -146,7 +146,7 @@ pub fn check_names(commit: &str, file: &str) -> Result<(), Problem> {
     let wrong = if is_plain(commit) { file } else { commit };
     match is_plain(commit) && file.split('/').all(is_plain) {
         true => Ok(()),
-        false => Err(Problem::Failed(format!("a name that is none: {}", printable(wrong, 100)))),
+        false => Err(Problem::Failed(format!("invalid file name: {}", printable(wrong, 100)))),
     }
 }
 

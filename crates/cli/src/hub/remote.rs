@@ -83,7 +83,7 @@ impl Remote {
         let commit = value["sha"].as_str().map(str::to_owned);
         let known = commit.zip(names);
         known.ok_or_else(|| {
-            Problem::Failed(format!("{url}: expected a commit and its files, got something else"))
+            Problem::Failed(format!("{url}: expected a commit and its files, got an invalid response"))
         })
     }
 
@@ -106,10 +106,10 @@ impl Remote {
                 .map(|etag| etag.trim_start_matches("W/").trim_matches('"').to_owned());
             let size =
                 header("x-linked-size").or(header("content-length")).and_then(|size| size.parse().ok());
-            let etag = etag.ok_or_else(|| Problem::Failed(format!("{url}: the hub names no checksum")))?;
+            let etag = etag.ok_or_else(|| Problem::Failed(format!("{url}: the hub sent no checksum")))?;
             return Ok(About { etag, size });
         }
-        Err(Problem::Failed(format!("{url}: sent from one address to the next without end")))
+        Err(Problem::Failed(format!("{url}: too many redirects")))
     }
 
     /// Downloads the content of a file after its first `from` bytes, and verifies the whole file.
@@ -211,7 +211,7 @@ impl Remote {
         match response.status().as_u16() {
             200..=399 => Ok(response),
             401 | 403 | 404 => Err(Problem::Failed(format!(
-                "no such file here, and none that {} shows without a token (HF_TOKEN)",
+                "no such file here, and {} shows none without a token (HF_TOKEN)",
                 self.endpoint
             ))),
             status @ (429 | 500..) => {

@@ -123,7 +123,7 @@ fn clear_restores_the_requested_types_after_a_load() {
 fn the_advice_for_a_full_context_works() {
     let questions = format!("{FRANCE}\n").repeat(6);
     let (out, err) = chat(&["-c", "64", "--temp", "0"], &format!("{questions}/clear\n{FRANCE}\n"));
-    assert!(err.contains("/clear starts anew; kvant chat --context-shift"), "{err}");
+    assert!(err.contains("/clear starts a new conversation; kvant chat --context-shift"), "{err}");
     assert!(out.lines().last().unwrap().contains("Paris"), "{out}");
 }
 
@@ -132,7 +132,7 @@ fn a_shifted_context_goes_on_without_end() {
     let questions = format!("{FRANCE}\n").repeat(12);
     let (out, err) = chat(&["-c", "96", "--temp", "0", "--context-shift"], &format!("{questions}/kv\n"));
     assert_eq!(out.lines().filter(|line| line.contains("Paris")).count(), 12, "{out}{err}");
-    assert!(err.contains("turns are forgotten") && !err.contains("error"), "{err}");
+    assert!(err.contains("dropped the oldest") && !err.contains("error"), "{err}");
     // A question that exceeds the context by itself is rejected, and the conversation continues.
     let long = "word ".repeat(200);
     let (out, err) = chat(&["-c", "96", "--temp", "0", "--context-shift"], &format!("{long}\n{FRANCE}\n"));

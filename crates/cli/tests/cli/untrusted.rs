@@ -335,7 +335,7 @@ fn substituted_types_are_reported_with_their_count() {
     let output = kvant(&["quantize", path.to_str().unwrap(), out.to_str().unwrap(), "q2_K"]);
     let told = text(&output.stderr);
     assert!(output.status.success(), "{told}");
-    assert!(told.contains("iq4_nl: 1 matrix instead of q2_K, as their rows are no multiple of"), "{told}");
+    assert!(told.contains("iq4_nl: 1 matrix instead of q2_K, as their rows are not a multiple of"), "{told}");
     assert_eq!(Gguf::open(&out).unwrap().tensors()[0].dtype, DType::IQ4NL);
 }
 

@@ -423,10 +423,7 @@ fn inspect_shows_the_size_of_recurrent_states() {
     let want = serde_json::json!({ "layers": 3, "bytes": bytes, "tokens_per_copy": 512 });
     assert_eq!(json(&kvant(&["inspect", model, "--json"]))["states"], want);
     let text = stdout(&kvant(&["inspect", model]));
-    assert!(
-        text.contains("States: 3 of 4 layers keep one in the place of keys and values, 83.2 KiB"),
-        "{text}"
-    );
+    assert!(text.contains("States: 3 of 4 layers have one instead of keys and values, 83.2 KiB"), "{text}");
     assert_eq!(
         json(&kvant(&["inspect", bundled().to_str().unwrap(), "--json"]))["states"],
         serde_json::Value::Null
@@ -442,7 +439,7 @@ fn inspect_shows_the_kv_share_of_an_mtp_layer() {
     // All its layers are alike.
     assert_eq!(object["mtp"]["kv_share"], 1.0 / n_layers);
     let text = stdout(&kvant(&["inspect", model]));
-    let want = format!("and {:.1} % more for the layer that predicts (MTP)", 100.0 / n_layers);
+    let want = format!("and {:.1} % more for the MTP layer", 100.0 / n_layers);
     assert!(text.contains(&want), "{text}");
     assert_eq!(
         json(&kvant(&["inspect", bundled().to_str().unwrap(), "--json"]))["mtp"],
@@ -460,7 +457,7 @@ fn inspect_shows_the_expert_bytes_read_per_token() {
     let want = serde_json::json!({ "count": 5, "used": 2, "layers": 2, "bytes": bytes, "bytes_per_token": bytes / 5 * 2 });
     assert_eq!(object["experts"], want);
     let text = stdout(&kvant(&["inspect", model]));
-    assert!(text.contains("Experts: each token goes through 2 of 5 in 2 layers, and reads "), "{text}");
+    assert!(text.contains("Experts: each token selects 2 of 5 in 2 layers, and reads "), "{text}");
     assert_eq!(
         json(&kvant(&["inspect", bundled().to_str().unwrap(), "--json"]))["experts"],
         serde_json::Value::Null
@@ -610,7 +607,7 @@ fn plans_are_used_and_changed_or_foreign_ones_are_rejected() {
     // A missed goal preserves the existing plan.
     let before = fs::read(&path).unwrap();
     let missed = kvant(&["plan", &model, "--max-kld", "1e-9", "-c", "128"]);
-    assert_refused(&missed, 1, &["--max-kld 0.000000001: no plan that was tried", "none is written"]);
+    assert_refused(&missed, 1, &["--max-kld 0.000000001: the best plan adds", "none is written"]);
     assert_eq!(fs::read(&path).unwrap(), before);
     let line = format!("bits per value   {bits:.3}");
     let inspect = || stdout(&kvant(&["inspect", &model]));

@@ -105,7 +105,7 @@ fn faulty_family_metadata_is_refused_with_one_line() {
         (MISTRAL, scale, f32(f32::NAN), "temperature_scale: expected a finite number"),
         (MISTRAL, scale, f32(-0.1), "temperature_scale: expected a finite number"),
         (MISTRAL, "mistral3.attention.temperature_length", u32(0), "expected a positive number, got 0"),
-        (MISTRAL, "mistral3.rope.dimension_count", u32(32), "where heads are not turned whole"),
+        (MISTRAL, "mistral3.rope.dimension_count", u32(32), "with partial RoPE"),
         (MISTRAL, "mistral3.expert_count", u32(8), "mistral3.expert_count"),
         (GPT_OSS, "gpt-oss.expert_count", u32(0), "gpt-oss.expert_count: expected the number of experts"),
         (GPT_OSS, "gpt-oss.expert_count", u32(6), "blk.0.ffn_gate_inp.weight"),
@@ -193,7 +193,7 @@ fn neutral_metadata_values_change_nothing() {
 fn bidirectional_embedding_models_are_refused() {
     let causal = |is| changed(GLM4, &[("glm4.attention.causal", Some(Value::Bool(is)))], None);
     let error = open(causal(false)).unwrap_err();
-    let want = "a model for embeddings, whose tokens see later ones (glm4.attention.causal is false)";
+    let want = "an embedding model with bidirectional attention (glm4.attention.causal is false)";
     assert!(error.contains(want) && !error.contains('\n'), "{error}");
     open(causal(true)).unwrap();
 }

@@ -151,7 +151,7 @@ fn inconsistent_gemma_4_layers_are_refused_with_one_line() {
             KEYS,
             "attention.value_length",
             64,
-            "value_length: expected the 128 of a key, as values are made of keys, got 64",
+            "value_length: expected the 128 of a key, as values are key projections, got 64",
         ),
         (KEYS, "attention.value_length_swa", 32, "blk.0.attn_v.weight"),
         (KEYS, "attention.head_count", 3, "head_count: expected a multiple of the 2 KV heads, got 3"),

@@ -345,7 +345,7 @@ fn adapters_that_do_not_fit_are_refused_with_what_is_wrong() {
             &set("general.architecture", "mamba"),
         ),
         (
-            "not supported yet: adapters that some tokens invoke (adapter.alora.invocation_tokens)",
+            "not supported yet: adapters with invocation tokens (adapter.alora.invocation_tokens)",
             &|writer| writer.set_array("adapter.alora.invocation_tokens", [1u32, 2]).unwrap(),
         ),
     ];
@@ -358,7 +358,7 @@ fn adapters_that_do_not_fit_are_refused_with_what_is_wrong() {
         refused(&adapter, &|_| ())
     };
     let (n_in, n_out) = (whole().changes[0].n_in, whole().changes[0].b.len() / 4);
-    let missing = "'blk.99.attn_q.weight.lora_a' of an adapter, which belongs to no tensor of the model";
+    let missing = "'blk.99.attn_q.weight.lora_a' of an adapter, for a tensor that the model lacks";
     let cases: [Case<String, Adapter>; 6] = [
         (format!("not supported yet: {missing}"), &|adapter| {
             adapter.changes[0].tensor = "blk.99.attn_q.weight".to_owned()

@@ -66,7 +66,7 @@ impl Text {
     pub fn new(model: &Model, text: &str, n_ctx: usize) -> Result<Self, EvalError> {
         let n_train = model.config().n_ctx_train;
         if !(64..=n_train).contains(&n_ctx) {
-            let expected = format!("64 to {n_train} tokens, what the model was trained for");
+            let expected = format!("64 to {n_train} tokens, the training context");
             return Err(EvalError::Setting { name: "context", expected, got: n_ctx.to_string() });
         }
         let tokens = model.tokenizer()?.encode(text, Special::AsText, false).map_err(kvant::Error::from)?;

@@ -73,11 +73,7 @@ pub(super) fn read(
         (rule, 0) => {
             let router = keys.gguf.tensors().iter().find(|info| info.name.ends_with(".ffn_gate_inp.weight"));
             if let Some(router) = router {
-                return Err(keys.bad(
-                    COUNT,
-                    &format!("the number of experts that '{}' chooses among", router.name),
-                    n,
-                ));
+                return Err(keys.bad(COUNT, &format!("the number of experts in '{}'", router.name), n));
             }
             if rule.is_some_and(|rule| rule.is_required) {
                 return Err(keys.bad(COUNT, "at least one expert", n));
@@ -112,7 +108,7 @@ pub(super) fn read(
     let step = keys.size_or("interleave_moe_layer_step", 1)?;
     let routing = Routing { n_used, scores, normalises, scale, expert_groups };
     if rule.shared != SharedExpert::Several {
-        keys.refuse(LATENT, "experts that see less of rows")?;
+        keys.refuse(LATENT, "experts in a latent space")?;
     }
     let latent = Some(keys.count(LATENT)?).filter(|&n| n > 0);
     let experts = Some(ExpertSpec { n, n_ff, routing, shared: rule.shared, latent });
@@ -133,7 +129,7 @@ fn read_scores(keys: &Keys, rule: ExpertRule) -> Result<(Scores, bool), ModelErr
         // A softmax over the selected experts alone.
         3 => Ok((Scores::Softmax, true)),
         got => {
-            let known = "known: 1, softmax; 2, sigmoid; 3, softmax of the chosen";
+            let known = "known: 1, softmax; 2, sigmoid; 3, softmax of the selected experts";
             Err(ModelError::Unsupported { what: format!("{} {got} ({known})", keys.key(GATING)) })
         }
     }
@@ -272,7 +268,7 @@ mod tests {
                 "llama",
                 "t",
                 &[("expert_count", 4), ("expert_used_count", 2), ("expert_gating_func", 4)],
-                "not supported yet: llama.expert_gating_func 4 (known: 1, softmax; 2, sigmoid; 3, softmax of the chosen)",
+                "not supported yet: llama.expert_gating_func 4 (known: 1, softmax; 2, sigmoid; 3, softmax of the selected experts)",
             ),
             (
                 "lfm2moe",

@@ -103,13 +103,13 @@ pub(super) fn read(
         false => dims,
     };
     if family.gated && dims[1] != dims[0] {
-        let what = format!("the {} of a query, beside whose rows lie its gate's", dims[0]);
+        let what = format!("the {} of a query, followed by the rows of its gate", dims[0]);
         return Err(keys.bad(V_DIM, &what, dims[1]));
     }
     if dims[1] != dims[0] && are_values_of_keys(keys, family, windows) {
         return Err(keys.bad(
             V_DIM,
-            &format!("the {} of a key, as values are made of keys", dims[0]),
+            &format!("the {} of a key, as values are key projections", dims[0]),
             dims[1],
         ));
     }
@@ -192,7 +192,7 @@ pub(super) fn read_states(
         match owner {
             Some(owner) if heads[owner] == heads[index] => Ok(LayerState::Shared(owner)),
             Some(owner) => {
-                let what = format!("the {} of layer {owner} in layer {index} too", heads[owner].n_kv_heads);
+                let what = format!("{} in layer {index}, as in layer {owner}", heads[owner].n_kv_heads);
                 Err(keys.bad(KV_HEADS, &what, heads[index].n_kv_heads))
             }
             None => {

@@ -73,7 +73,7 @@ pub(super) fn read(
         // The temperature is applied by RoPE's magnitude, so every layer must rotate whole query
         // heads.
         if family.unturned != Unturned::None || n_rot != head_dim {
-            let what = format!("{} where heads are not turned whole", keys.key(TEMPERATURE));
+            let what = format!("{} with partial RoPE", keys.key(TEMPERATURE));
             return Err(ModelError::Unsupported { what });
         }
         ropes.for_queries = ropes.all.len();

@@ -64,7 +64,7 @@ impl<B: Backend> Decoder<B> {
         (tokens, extra): (&'t [u32], &[Arc<ExtraRows>]),
         x: &mut B::Buffer,
     ) -> Result<Cow<'t, [u32]>, BackendError> {
-        let embedding = self.weights.embedding.as_ref().expect("tokens enter where the model begins");
+        let embedding = self.weights.embedding.as_ref().expect("tokens enter the first part of the model");
         let (scale, n_embd) = (self.config.embedding_scale, self.config.n_embd);
         if extra.is_empty() {
             backend.embed(embedding, tokens, scale, x)?;

@@ -28,7 +28,7 @@ impl<B: Backend> Decoder<B> {
         streams: &[f32],
         act: &mut Activations<B>,
     ) -> Result<(), BackendError> {
-        let entry = self.weights.entry.as_ref().expect("pairs enter where something makes rows of them");
+        let entry = self.weights.entry.as_ref().expect("pairs enter an MTP layer");
         let rows = tokens.len();
         let parts = [(&entry.of_stream, &entry.stream_norm), (&entry.of_token, &entry.token_norm)];
         for (index, (w, norm)) in parts.into_iter().enumerate() {
@@ -62,7 +62,8 @@ impl<B: Backend> Decoder<B> {
         out: &mut [f32],
     ) -> Result<(), ModelError> {
         let n_embd = self.config.n_embd;
-        let norm = self.norm(&self.weights.output_norm).expect("streams leave where the model ends");
+        let norm =
+            self.norm(&self.weights.output_norm).expect("hidden states belong to the last part of the model");
         match self.config.output_norm {
             NormKind::Layer => backend.layer_norm(&act.x, rows, norm, &mut act.spare)?,
             NormKind::Rms => {

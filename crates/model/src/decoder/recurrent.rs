@@ -56,7 +56,7 @@ impl<B: Backend> Decoder<B> {
         rows: usize,
     ) -> Result<(), ModelError> {
         let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
-        let recurrence = spec.recurrence.expect("a layer that keeps a state");
+        let recurrence = spec.recurrence.expect("a recurrent layer");
         let (conv, x, kernel) = (recurrence.conv(), &act.entering, &weights.kernel);
         let y = if weights.heads.is_some() { &mut act.convolved } else { &mut act.attended };
         for_states(parts, first, |parts| backend.short_conv(parts, conv, x, kernel, y))?;

@@ -199,7 +199,7 @@ impl<B: Backend> Loader<'_, B> {
             dtype = Some(source.dtype);
             all.extend_from_slice(&source.bytes);
         }
-        let dtype = dtype.expect("a layer of experts has some");
+        let dtype = dtype.expect("a MoE layer has experts");
         Ok(self.backend.experts(WeightSource { dtype, n_out: n * rows.len(), n_in, bytes: all.into() }, n)?)
     }
 }

@@ -163,11 +163,11 @@ pub(super) fn check_part(config: &Config, part: &Part) -> Result<(), ModelError>
     let (whole, here) = (config.kv_shape(), config.kv_shape_of(part.layers()));
     let lacks = match (whole.states.is_empty(), here.states.is_empty(), here.layers.is_empty()) {
         (true, ..) | (_, false, false) => return Ok(()),
-        (_, true, _) => "keeps a state",
+        (_, true, _) => "has a recurrent state",
         (_, _, true) => "attends",
     };
     let Range { start, end } = part.layers();
-    let what = format!("layers {start} to {} on a device of their own, as none of them {lacks}", end - 1);
+    let what = format!("layers {start} to {} on their own device, as none of them {lacks}", end - 1);
     Err(ModelError::Unsupported { what })
 }
 

@@ -187,7 +187,7 @@ impl<B: Backend> Loader<'_, B> {
     fn rates(&mut self, name: &str, shape: &[usize]) -> Result<B::Buffer, ModelError> {
         let rates = self.values(name, shape)?;
         if let Some(rate) = rates.iter().find(|rate| **rate > 0.0) {
-            let expected = "no factor above 0, with which a state would grow without end".to_owned();
+            let expected = "decay factors of at most 0, so that states do not diverge".to_owned();
             return Err(ModelError::Value { key: name.to_owned(), expected, got: rate.to_string() });
         }
         self.upload(&rates)

@@ -108,7 +108,7 @@ fn a_layer_with_shared_kv_stays_with_its_owner() {
         match n == SHARER {
             true => assert_eq!(
                 result.unwrap_err().to_string(),
-                "layer 2 needs what layer 1 keeps, and cannot be on another device"
+                "layer 2 shares K and V of layer 1, and cannot be on another device"
             ),
             false => result.unwrap(),
         }

@@ -215,8 +215,8 @@ fn a_part_of_a_model_with_states_has_layers_of_both_kinds() {
     let config = Config::from_gguf(&gguf).unwrap();
     // A convolution, attention and two convolutions.
     for (n, wants) in [
-        (1, [Some("layers 0 to 0 on a device of their own, as none of them attends"), None]),
-        (2, [None, Some("layers 2 to 3 on a device of their own, as none of them attends")]),
+        (1, [Some("layers 0 to 0 on their own device, as none of them attends"), None]),
+        (2, [None, Some("layers 2 to 3 on their own device, as none of them attends")]),
     ] {
         for (part, want) in Part::split(4, n).iter().zip(wants) {
             let device = CpuDevice::from_env(Some(1)).unwrap();
