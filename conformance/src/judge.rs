@@ -1,44 +1,44 @@
-//! The judge: what a device gave beside what it should have given.
+//! The judge: compares a device's results with the expected ones.
 
-/// Unit roundoff of f32: a result is off by at most this share of itself when it is rounded once.
+/// Unit roundoff of f32: the maximum relative error of one rounding.
 pub const ROUNDING: f64 = 1.0 / (1u32 << 24) as f64;
 
-/// The largest share of itself by which a value may be off after `n` roundings in any order (Higham, *Accuracy and Stability
-/// of Numerical Algorithms*, lemma 3.1: `n u / (1 - n u)`).
+/// Returns the maximum relative error after `n` roundings in any order (Higham, *Accuracy and
+/// Stability of Numerical Algorithms*, lemma 3.1: `n u / (1 - n u)`).
 pub fn roundings(n: usize) -> f64 {
     let nu = n as f64 * ROUNDING;
     nu / (1.0 - nu)
 }
 
-/// A value, and how far from it a result may lie.
+/// An expected value, and its tolerance.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Want {
     /// The value, in f64.
     pub value: f64,
-    /// The largest allowed distance; 0 asks for the value itself.
+    /// Maximum distance of a result; 0 requires the value itself.
     pub tolerance: f64,
 }
 
 impl Want {
-    /// Nothing but `value`.
+    /// Expects exactly `value`.
     pub fn exactly(value: f32) -> Self {
         Self { value: f64::from(value), tolerance: 0.0 }
     }
 
-    /// Whether `got` is near enough. NaN is near nothing, and nothing is near NaN.
+    /// Returns whether `got` is within the tolerance. NaN never is.
     pub fn admits(&self, got: f32) -> bool {
         (f64::from(got) - self.value).abs() <= self.tolerance
     }
 
-    /// How many tolerances `got` is away; infinite where that has no answer.
+    /// Returns the distance of `got` in tolerances; infinite if undefined.
     fn excess(&self, got: f32) -> f64 {
         let ratio = (f64::from(got) - self.value).abs() / self.tolerance;
         if ratio.is_nan() { f64::INFINITY } else { ratio }
     }
 }
 
-/// What is wrong with `got` in one sentence: how many values, the worst one's index, and both values. `None` when all are
-/// admitted.
+/// Returns the fault of `got` in one sentence: the number of wrong values, the worst one's index,
+/// and both values. `None` when all are admitted.
 pub fn fault(got: &[f32], want: &[Want]) -> Option<String> {
     if got.len() != want.len() {
         return Some(format!("{} values, want {}", got.len(), want.len()));
@@ -50,14 +50,15 @@ pub fn fault(got: &[f32], want: &[Want]) -> Option<String> {
     Some(format!("{n} of {all} wrong; [{index}] is {got}, want {value} within {tolerance:e}"))
 }
 
-/// The first value of `got` that is no longer the NaN it was poisoned with.
+/// Returns the index of the first value of `got` that is no longer the poison NaN.
 pub fn first_written(got: &[f32]) -> Option<usize> {
     got.iter().position(|v| !v.is_nan())
 }
 
-/// Holds every value of `got` to `want`. `what` names device, op and case.
+/// Checks every value of `got` against `want`. `what` names device, op and case.
 ///
 /// # Panics
+///
 /// With [`fault`], if there is one.
 #[track_caller]
 pub fn assert_close(got: &[f32], want: &[Want], what: &dyn Fn() -> String) {

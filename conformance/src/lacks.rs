@@ -1,11 +1,11 @@
-//! What a suite leaves out: for want of a kernel, of a promise or of time.
+//! Skipped cases of a suite: unsupported, not promised, or not requested.
 
 use kvant_backend::{BackendError, Result};
 
 use crate::Coverage;
 
-/// The cases of a suite that a device refused with [`BackendError::Unsupported`], those it never promised and those that it was
-/// not asked for, and why. Empty when it has all that the suite asks for.
+/// The cases of a suite that a device rejected with [`BackendError::Unsupported`], those that it
+/// does not promise and those that were not requested, with the reasons. Empty for a complete run.
 #[derive(Debug)]
 pub struct Lacks {
     coverage: Coverage,
@@ -13,17 +13,17 @@ pub struct Lacks {
     reasons: Vec<String>,
     left_out: usize,
     asked: usize,
-    /// Times that cases were chosen: each begins elsewhere, so that what meets differs.
+    /// Number of selections: each begins at another offset, so that the pairs vary.
     turn: usize,
 }
 
 impl Lacks {
-    /// Of a device that is asked for these combinations.
+    /// Creates an empty list for a device with this coverage.
     pub fn new(coverage: Coverage) -> Self {
         Self { coverage, cases: 0, reasons: Vec::new(), left_out: 0, asked: 0, turn: 0 }
     }
 
-    /// The pairs of a value of `a` with one of `b` that the device is asked for.
+    /// Returns the requested pairs of a value of `a` with one of `b`.
     pub fn combine<A: Clone, B: Clone>(&mut self, a: &[A], b: &[B]) -> Vec<(A, B)> {
         let every = product(a, b);
         if self.coverage == Coverage::Every || every.is_empty() {
@@ -37,9 +37,10 @@ impl Lacks {
         chosen
     }
 
-    /// What a case gave; `None` where the device has no kernel for it.
+    /// Returns the result of a case; `None` if the device has no kernel for it.
     ///
     /// # Panics
+    ///
     /// With any other error; `what` names device, op and case.
     #[track_caller]
     pub fn take<T>(&mut self, result: Result<T>, what: &dyn Fn() -> String) -> Option<T> {
@@ -50,14 +51,14 @@ impl Lacks {
         }
     }
 
-    /// Whether a case may be left out because of `error`; remembers those that may.
+    /// Returns whether `error` permits skipping a case, and counts it.
     pub fn excuses(&mut self, error: &BackendError) -> bool {
         let BackendError::Unsupported { .. } = error else { return false };
         self.leave_out(error.to_string());
         true
     }
 
-    /// Leaves a case out because of `reason`.
+    /// Skips a case because of `reason`.
     pub fn leave_out(&mut self, reason: String) {
         self.cases += 1;
         if !self.reasons.contains(&reason) {
@@ -65,12 +66,12 @@ impl Lacks {
         }
     }
 
-    /// Whether the device refused or never promised something that it was asked for.
+    /// Returns whether the device rejected or does not promise a requested case.
     pub fn has_refused(&self) -> bool {
         self.cases > 0
     }
 
-    /// Why a suite did not run whole, in one line; `None` when it did.
+    /// Returns why a suite is incomplete, in one line; `None` if it is complete.
     pub fn reason(&self) -> Option<String> {
         let lacking = (self.cases > 0).then(|| format!("{} cases: {}", self.cases, self.reasons.join("; ")));
         let left_out = (self.left_out > 0).then(|| {
@@ -83,13 +84,13 @@ impl Lacks {
 }
 
 impl From<()> for Lacks {
-    /// Of a suite that no device may lack a part of.
+    /// For suites without optional cases.
     fn from((): ()) -> Self {
         Self::new(Coverage::Every)
     }
 }
 
-/// Every pair of a value of `a` with one of `b`.
+/// Returns every pair of a value of `a` with one of `b`.
 pub fn product<A: Clone, B: Clone>(a: &[A], b: &[B]) -> Vec<(A, B)> {
     a.iter().flat_map(|a| b.iter().map(|b| (a.clone(), b.clone()))).collect()
 }

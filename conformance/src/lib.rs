@@ -1,19 +1,23 @@
-//! One suite per op of a device, written once for any [`Backend`]: every device is held to the same slow arithmetic.
+//! Conformance suites, one per op, written once for any [`Backend`]: every device is compared with
+//! the same f64 reference.
 //!
-//! | module | what it is |
+//! | module | content |
 //! |---|---|
-//! | [`judge`] | compares what a device gave with what it should have given; NaN never passes |
+//! | [`judge`] | comparison of a device's results with the expected ones; NaN never passes |
 //! | [`mod@reference`] | every op in plain loops and f64, from its equation |
-//! | [`kv`] | caches of every shape, what they must hold, and what a device may lose when it attends |
-//! | [`weights`] | matrices of every weight type, and what a device may lose on each |
-//! | `ops` | one suite per op: edge sizes, poisoned outputs, refusals |
+//! | [`kv`] | KV caches of every shape, their expected content, and error bounds of attention |
+//! | [`weights`] | matrices of every weight type, and their error bounds |
+//! | `ops` | one suite per op: edge sizes, poisoned outputs, rejections |
 //!
-//! A device becomes a [`Subject`] and is held to all of [`suites`]. `tests/conformance/devices.rs` lists those that need nothing but
-//! this machine; a device whose emulator lives in its own tests runs the same suites from there, as `crates/cuda` does.
+//! A device is wrapped in a [`Subject`] and runs all [`suites`]. `tests/conformance/devices.rs`
+//! lists the devices that need only this machine; a device whose emulator is in its own tests runs
+//! the same suites from there, as `crates/cuda` does.
 //!
-//! A device need not have every shape of cache, and an interpreter need not try every combination of sizes ([`Coverage`]): what it
-//! refuses with [`BackendError::Unsupported`](kvant_backend::BackendError), what it does not promise and what it is not asked for
-//! is in the [`Lacks`] that a suite gives back, and whoever runs it tells that on a line `skipped: ..`.
+//! A device need not support every cache shape, and an interpreter need not run every combination
+//! of sizes ([`Coverage`]): cases rejected with
+//! [`BackendError::Unsupported`](kvant_backend::BackendError), not promised or not requested are
+//! listed in the [`Lacks`] that a suite returns, and its caller prints them on a line `skipped:
+//! ..`.
 #![forbid(unsafe_code)]
 
 pub mod judge;
@@ -29,23 +33,24 @@ use kvant_backend::Backend;
 pub use lacks::Lacks;
 pub use subject::{Arithmetic, Attention, Coverage, Subject};
 
-/// Everything one op has to hold.
+/// All requirements on one op.
 pub struct Suite<B: Backend> {
-    /// The op, as [`Backend`] calls it, or a part of what it has to hold, or what several ops have in common.
+    /// The op, as named by [`Backend`], an aspect of it, or a property of several ops.
     pub op: &'static str,
-    /// Runs it; panics with device, case, place and both values where the device is wrong. Gives what the device lacks.
+    /// Runs the suite; panics with device, case, index and both values where the device is wrong.
+    /// Returns the skipped cases.
     pub run: fn(&Subject<B>) -> Lacks,
 }
 
-/// Names and suites from one list, so that they cannot differ.
+/// Generates names and suites from one list, so that they cannot differ.
 macro_rules! list {
     ($($op:literal: $run:expr,)*) => {
-        /// One suite for each op that every device has.
+        /// Returns one suite per op of every device.
         pub fn suites<B: Backend>() -> Vec<Suite<B>> {
             vec![$(Suite { op: $op, run: |subject| $run(subject).into() }),*]
         }
 
-        /// The ops of [`suites`], for devices that this machine lacks.
+        /// The ops of [`suites`], for devices that are absent on this machine.
         pub const OPS: &[&str] = &[$($op),*];
     };
 }

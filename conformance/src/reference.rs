@@ -1,4 +1,4 @@
-//! Every op in plain loops and f64, from its equation.
+//! Reference implementations: every op in plain loops and f64, from its equation.
 
 use kvant_backend::{
     Activation, Candidate, ConvForm, Gate, Pairing, ShortConv, StateHeads, StateInputs, StateRule,
@@ -7,30 +7,30 @@ use kvant_codec::Rotation;
 
 use crate::judge::{Want, roundings};
 
-/// `x / sqrt(mean(x²) + eps) * weight` (arXiv 1910.07467).
+/// Computes `x / sqrt(mean(x²) + eps) * weight` (arXiv 1910.07467).
 pub fn rms_norm(x: &[f64], weight: &[f32], eps: f32) -> Vec<f64> {
     let mean = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
     let factor = 1.0 / (mean + f64::from(eps)).sqrt();
     x.iter().zip(weight).map(|(v, &w)| v * factor * f64::from(w)).collect()
 }
 
-/// `(x - m) / sqrt(mean((x - m)²) + eps) * weight`, m the mean of x (arXiv 1607.06450).
+/// Computes `(x - m) / sqrt(mean((x - m)²) + eps) * weight`, m the mean of x (arXiv 1607.06450).
 pub fn layer_norm(x: &[f64], weight: &[f32], eps: f32) -> Vec<f64> {
     let mean = x.iter().sum::<f64>() / x.len() as f64;
     rms_norm(&x.iter().map(|v| v - mean).collect::<Vec<_>>(), weight, eps)
 }
 
-/// `sum a[i] b[i]`.
+/// Computes `sum a[i] b[i]`.
 pub fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// `sqrt(sum x[i]²)`.
+/// Computes `sqrt(sum x[i]²)`.
 pub fn norm(x: &[f32]) -> f64 {
     x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt()
 }
 
-/// `exp(s[i] - max s) / sum exp(s[j] - max s)`, in place.
+/// Computes `exp(s[i] - max s) / sum exp(s[j] - max s)`, in place.
 pub fn softmax(scores: &mut [f64]) {
     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     scores.iter_mut().for_each(|s| *s = (*s - max).exp());
@@ -38,7 +38,8 @@ pub fn softmax(scores: &mut [f64]) {
     scores.iter_mut().for_each(|s| *s /= sum);
 }
 
-/// ReLU, SiLU, `g / (1 + exp(-g))` (of `min(g, L)` and with a rate where it is bounded), or GELU in its tanh form, `g / 2 (1 + tanh(√(2/π) (g + 0.044715 g³)))`.
+/// Computes ReLU, SiLU, `g / (1 + exp(-g))` (clamped: of `min(g, L)` and with a rate), or GELU in
+/// its tanh form, `g / 2 (1 + tanh(√(2/π) (g + 0.044715 g³)))`.
 pub fn activate(activation: Activation, g: f64) -> f64 {
     match activation {
         Activation::Silu => g / (1.0 + (-g).exp()),
@@ -54,12 +55,13 @@ pub fn activate(activation: Activation, g: f64) -> f64 {
     }
 }
 
-/// `cap tanh(x / cap)`.
+/// Computes `cap tanh(x / cap)`.
 pub fn soft_cap(x: f64, cap: f32) -> f64 {
     f64::from(cap) * (x / f64::from(cap)).tanh()
 }
 
-/// Turns the pairs of `head` by `angles` `[n_rot / 2][cos, sin]`; the rest passes (RoFormer, arXiv 2104.09864).
+/// Rotates the pairs of `head` by `angles` `[n_rot / 2][cos, sin]`; the rest is unchanged
+/// (RoFormer, arXiv 2104.09864).
 pub fn turn(head: &mut [f64], pairing: Pairing, angles: &[[f32; 2]]) {
     for (i, &[cos, sin]) in angles.iter().enumerate() {
         let (first, second) = pair(pairing, angles.len(), i);
@@ -68,7 +70,7 @@ pub fn turn(head: &mut [f64], pairing: Pairing, angles: &[[f32; 2]]) {
     }
 }
 
-/// Where the values of pair `i` of `n` stand.
+/// Returns the indices of pair `i` of `n`.
 pub fn pair(pairing: Pairing, n: usize, i: usize) -> (usize, usize) {
     match pairing {
         Pairing::Interleaved => (2 * i, 2 * i + 1),
@@ -76,7 +78,7 @@ pub fn pair(pairing: Pairing, n: usize, i: usize) -> (usize, usize) {
     }
 }
 
-/// The `k` likeliest of all candidates, by sorting them.
+/// Returns the `k` most probable candidates, by sorting all.
 pub fn top_k(logits: &[f32], k: usize) -> Vec<Candidate> {
     let mut all: Vec<_> = (0..).zip(logits).map(|(id, &logit)| Candidate { id, logit }).collect();
     all.sort_by(Candidate::rank);
@@ -84,8 +86,8 @@ pub fn top_k(logits: &[f32], k: usize) -> Vec<Candidate> {
     all
 }
 
-/// The rotation of the TQ weights on each block of 32, as the matrix it is: `y[i] = sum_j H[i, j] s[j] x[j] / sqrt(32)` with
-/// `H[i, j] = (-1)^popcount(i & j)`.
+/// Applies the rotation of the TQ weights to each block of 32, as a matrix: `y[i] = sum_j H[i, j]
+/// s[j] x[j] / sqrt(32)` with `H[i, j] = (-1)^popcount(i & j)`.
 pub fn rotate(x: &[f64]) -> Vec<f64> {
     let rotation = Rotation::tq();
     let n = rotation.len();
@@ -100,24 +102,25 @@ pub fn rotate(x: &[f64]) -> Vec<f64> {
     x.chunks_exact(n).flat_map(|block| (0..n).map(move |i| turned(block, i))).collect()
 }
 
-/// What values are multiplied by: `1 / (1 + exp(-g))`, g times that, GELU, ReLU, or g.
+/// Computes the factor of a gate: `1 / (1 + exp(-g))`, g times that, GELU, ReLU, or g.
 pub fn gate(gate: Gate, g: f64) -> f64 {
     match gate {
         Gate::Sigmoid => 1.0 / (1.0 + (-g).exp()),
         Gate::Silu => g / (1.0 + (-g).exp()),
-        // What is small is exact in this form.
+        // This form is exact for small values.
         Gate::Gelu => g / (1.0 + (-gelu_exponent(g)).exp()),
         Gate::Relu => g.max(0.0),
         Gate::Plain => g,
     }
 }
 
-/// The z of GELU's `g / (1 + exp(-z))`.
+/// Computes the z of GELU's `g / (1 + exp(-z))`.
 pub fn gelu_exponent(g: f64) -> f64 {
     (8.0 / std::f64::consts::PI).sqrt() * (g + 0.044_715 * g.powi(3))
 }
 
-/// What a short convolution sums for channel `c` of row `row` of `x`, the first rows of a sequence, and the sum of the magnitudes.
+/// Computes the sum of a short convolution for channel `c` of row `row` of `x`, the first rows of a
+/// sequence, and the sum of the magnitudes.
 pub fn short_conv(conv: ShortConv, x: &[f32], kernel: &[f32], row: usize, c: usize) -> (f64, f64) {
     let ShortConv { channels, taps, form } = conv;
     let entered = |row: usize| {
@@ -133,12 +136,15 @@ pub fn short_conv(conv: ShortConv, x: &[f32], kernel: &[f32], row: usize, c: usi
     terms.fold((bias, bias.abs()), |(sum, magnitude), term| (sum + term, magnitude + term.abs()))
 }
 
-/// What [`Backend::recur`](kvant_backend::Backend::recur) gives for each of the first rows of a sequence, `[rows, n_v_heads * v_dim]`.
+/// Computes [`Backend::recur`](kvant_backend::Backend::recur) for each of the first rows of a
+/// sequence, `[rows, n_v_heads * v_dim]`.
 ///
-/// By the delta rule a row maps a state S to `keep (I - write k kᵀ) S + write k vᵀ` with k of length one and both gates from 0 to 1,
-/// which makes no distance between two states larger: what each row's roundings add (those of two products of `k_dim` terms, of k, of
-/// the gates, and of keep by as many as its exponent counts) adds up, times the largest state and value so far. In a state space it
-/// maps S to `keep S + t k vᵀ`, which makes none larger either, and adds a write of its own size.
+/// With the delta rule, a row maps a state S to `keep (I - write k kᵀ) S + write k vᵀ` with k of
+/// length one and both gates from 0 to 1, which increases no distance between two states: the
+/// roundings of each row (those of two products of `k_dim` terms, of k, of the gates, and of keep
+/// by as many as its exponent counts) add up, times the largest state and value so far. A state
+/// space maps S to `keep S + t k vᵀ`, which increases no distance either, and adds a write of its
+/// own size.
 pub fn recur(heads: &StateHeads, inputs: StateInputs<&[f32]>) -> Vec<Want> {
     let &StateHeads { n_k_heads, n_v_heads, k_dim, v_dim, .. } = heads;
     let n_qkv = heads.n_qkv();
@@ -186,7 +192,7 @@ pub fn recur(heads: &StateHeads, inputs: StateInputs<&[f32]>) -> Vec<Want> {
     wants
 }
 
-/// The 2-norm.
+/// Computes the 2-norm.
 fn norm_of(x: &[f64]) -> f64 {
     x.iter().map(|x| x * x).sum::<f64>().sqrt()
 }

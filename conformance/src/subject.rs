@@ -1,4 +1,4 @@
-//! A device under test, and what every suite does with it.
+//! A device under test, and the operations common to all suites.
 
 use std::fmt::Display;
 
@@ -8,43 +8,45 @@ use kvant_codec::DType;
 use crate::Lacks;
 use crate::judge::{Want, assert_close, first_written};
 
-/// In what numbers a device multiplies activations with coded weights. It decides what its products may lose.
+/// Arithmetic of GEMMs with quantized weights. It determines the error bounds of GEMMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arithmetic {
-    /// Activations as they are, weights as the codec decodes them.
+    /// Unrounded activations, and weights as decoded by the codec.
     Float,
-    /// Activations in signed bytes with one step per row and 32 columns, turned for the rotated formats; their levels in bytes
-    /// too ([`kvant_codec::ByteBook`]). Float weights meet activations as they are.
+    /// Activations in signed bytes with one step per row and 32 columns, rotated for the rotated
+    /// formats, whose levels are bytes too ([`kvant_codec::ByteBook`]). With float weights,
+    /// activations are unrounded.
     EightBit,
-    /// On tensor cores: weights and activations rounded to f16, a row of activations times a power of two that brings its
-    /// largest to 2^14 .. 2^15 (of at most 2^100). Sums in f32.
+    /// Tensor cores: weights and activations rounded to f16, a row of activations times a power of
+    /// two that scales its largest to 2^14 .. 2^15 (of at most 2^100). Sums in f32.
     Halves {
-        /// The fewest rows of a product that is done so; fewer are multiplied as in [`Arithmetic::EightBit`].
+        /// Minimum rows of such a GEMM; with fewer, [`Arithmetic::EightBit`] applies.
         from: usize,
     },
 }
 
-/// In what numbers a device attends. It decides what its attention may lose; a device with others brings its variant.
+/// Arithmetic of attention. It determines the error bounds of attention; a device with another
+/// arithmetic needs a new variant.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Attention {
-    /// Queries and weights as they are, tiles as the codec decodes them, sums in f64.
+    /// Unrounded queries and weights, tiles as decoded by the codec, sums in f64.
     Exact,
-    /// Queries and weights that meet codes in integers, codebooks in bytes, the rest in f32.
+    /// Queries and weights of quantized tiles in integers, codebooks in bytes, the rest in f32.
     Integers {
         /// The largest integer of one byte.
         byte: f64,
         /// The largest integer of two bytes.
         split: f64,
-        /// The largest weight that is dithered, and the types of values whose weights are.
+        /// The largest dithered weight, and the V types whose weights are dithered.
         dithered: (f64, &'static [DType]),
     },
-    /// Whatever is multiplied rounded to f16, codebooks in bytes, sums in f32.
+    /// All factors rounded to f16, codebooks in bytes, sums in f32.
     Halves,
 }
 
 impl Attention {
-    /// How many steps the largest value of a query has that meets codes of keys of type `keys`. Infinitely many where it
-    /// stays as it is. q8_0 loses so little itself that its queries take two bytes.
+    /// Returns the steps of the largest value of a query on quantized keys of type `keys`; infinite
+    /// if unrounded. q8_0 has so small an error that its queries use two bytes.
     pub(crate) fn query_steps(self, keys: DType) -> f64 {
         match self {
             Self::Exact | Self::Halves => f64::INFINITY,
@@ -53,11 +55,12 @@ impl Attention {
         }
     }
 
-    /// By how much rounding moves the weights, at most, that meet codes of values of type `values`: a variance, for a largest one of 1.
+    /// Returns the maximum variance of rounding of weights on quantized values of type `values`,
+    /// for a largest weight of 1.
     pub(crate) fn weight_variance(self, values: DType) -> f64 {
         match self {
             Self::Exact | Self::Halves => 0.0,
-            // Up with a chance of p, and down with one of 1 - p, is off by p (1 - p).
+            // Rounding up with probability p, and down with 1 - p, has a variance of p (1 - p).
             Self::Integers { dithered: (steps, types), .. } if types.contains(&values) => {
                 steps.powi(-2) / 4.0
             }
@@ -66,13 +69,13 @@ impl Attention {
     }
 }
 
-/// Which combinations of edge sizes a device is asked for.
+/// Which combinations of edge sizes are requested of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Coverage {
     /// All of them.
     Every,
-    /// As few as have every edge size in one of them: for a device that takes a thousand times longer than others. What is left
-    /// out is counted in [`Lacks`].
+    /// The fewest combinations that contain every edge size: for a device that is a thousand times
+    /// slower than others. [`Lacks`] counts the omitted ones.
     Each,
 }
 
@@ -86,98 +89,101 @@ pub struct Subject<B> {
     rows_stand_alone: bool,
 }
 
-/// Poisoned values behind every output, to see that nothing is written there.
+/// Poisoned guard values after every output, which must stay unchanged.
 const MARGIN: usize = 3;
 
 impl<B: Backend> Subject<B> {
-    /// A device to hold to the suites, to all of them.
+    /// Creates a device under test for all suites.
     pub fn new(name: &'static str, device: B, arithmetic: Arithmetic, attention: Attention) -> Self {
         Self { name, device, arithmetic, attention, coverage: Coverage::Every, rows_stand_alone: true }
     }
 
-    /// Asks for these combinations of edge sizes.
+    /// Sets the coverage of combinations of edge sizes.
     pub fn with_coverage(self, coverage: Coverage) -> Self {
         Self { coverage, ..self }
     }
 
-    /// Of a device whose attention, by roundings, depends on the rows of its own sequence that are in the step.
+    /// Declares that rounding of attention depends on other rows of the same sequence in the step.
     pub fn whose_rows_lean_on_each_other(self) -> Self {
         Self { rows_stand_alone: false, ..self }
     }
 
-    /// Its name in messages.
+    /// Returns its name in messages.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &B {
         &self.device
     }
 
-    /// How it multiplies coded weights.
+    /// Returns its arithmetic of GEMMs with quantized weights.
     pub fn arithmetic(&self) -> Arithmetic {
         self.arithmetic
     }
 
-    /// How it attends.
+    /// Returns its arithmetic of attention.
     pub fn attention(&self) -> Attention {
         self.attention
     }
 
-    /// Whether a row of attention has the bits that it has alone whatever other rows of its sequence are in the step. Rows of
-    /// other sequences never change any.
+    /// Returns whether attention of a row is bit-identical for any other rows of its sequence in
+    /// the step. Rows of other sequences never affect it.
     pub fn rows_stand_alone(&self) -> bool {
         self.rows_stand_alone
     }
 
-    /// What a suite leaves out, so far nothing.
+    /// Returns an empty list of skipped cases.
     pub fn lacks(&self) -> Lacks {
         Lacks::new(self.coverage)
     }
 
-    /// The start of every message: device and op, then the case.
+    /// Returns the start of every message: device and op, then the case.
     pub fn case(&self, op: &str, case: impl Display) -> String {
         format!("{}::{op}, {case}", self.name)
     }
 
-    /// A buffer that holds `values`.
+    /// Creates a buffer with `values`.
     pub fn upload(&self, values: &[f32]) -> B::Buffer {
         let mut buffer = self.device.buffer(values.len()).expect("memory for a test");
-        self.device.write(&mut buffer, values).expect("a buffer takes as many values as it has");
+        self.device.write(&mut buffer, values).expect("the buffer accepts its size");
         buffer
     }
 
-    /// A buffer for `len` results, and a few more, all NaN.
+    /// Creates a buffer for `len` results and guard values, all NaN.
     pub fn poisoned(&self, len: usize) -> B::Buffer {
         self.upload(&vec![f32::NAN; len + MARGIN])
     }
 
-    /// A buffer that holds `values`, with poison behind them.
+    /// Creates a buffer with `values` and poisoned guard values.
     pub fn guarded(&self, values: &[f32]) -> B::Buffer {
         self.upload(&[values, &[f32::NAN; MARGIN]].concat())
     }
 
-    /// The first `len` values of `buffer`.
+    /// Reads the first `len` values of `buffer`.
     pub fn download(&self, buffer: &B::Buffer, len: usize) -> Vec<f32> {
         let mut values = vec![f32::NAN; len];
-        self.device.read(buffer, 0, &mut values).expect("what was asked for is there");
+        self.device.read(buffer, 0, &mut values).expect("the requested range exists");
         values
     }
 
-    /// Holds a buffer from [`Subject::poisoned`] or [`Subject::guarded`] to `want`, and the poison behind to be there still.
+    /// Checks a buffer from [`Subject::poisoned`] or [`Subject::guarded`] against `want`, and its
+    /// guard values.
     ///
     /// # Panics
+    ///
     /// As [`assert_close`].
     #[track_caller]
     pub fn expect(&self, got: &B::Buffer, want: &[Want], what: &dyn Fn() -> String) {
         assert_close(&self.results(got, want.len(), what), want, what);
     }
 
-    /// The `len` results in a buffer from [`Subject::poisoned`] or [`Subject::guarded`].
+    /// Returns the `len` results in a buffer from [`Subject::poisoned`] or [`Subject::guarded`].
     ///
     /// # Panics
-    /// When the poison behind them is there no more.
+    ///
+    /// When the guard values have changed.
     #[track_caller]
     pub fn results(&self, got: &B::Buffer, len: usize, what: &dyn Fn() -> String) -> Vec<f32> {
         let mut got = self.download(got, len + MARGIN);
@@ -188,17 +194,18 @@ impl<B: Backend> Subject<B> {
         got
     }
 
-    /// The bytes of a page.
+    /// Returns the bytes of a page.
     pub fn page_bytes(&self, page: &B::Page) -> Vec<u8> {
         let mut bytes = vec![0; page.n_bytes()];
-        self.device.read_page(page, &mut bytes).expect("a page is as long as it says");
+        self.device.read_page(page, &mut bytes).expect("a page has its stated length");
         bytes
     }
 
-    /// Holds a call to be refused in one line.
+    /// Checks that a call is rejected with one line.
     ///
     /// # Panics
-    /// When it was not.
+    ///
+    /// When the call succeeds.
     #[track_caller]
     pub fn expect_refusal<T>(&self, op: &str, case: &str, result: Result<T, BackendError>) {
         let Err(error) = result else { panic!("{} is not refused", self.case(op, case)) };
@@ -206,20 +213,22 @@ impl<B: Backend> Subject<B> {
         assert_eq!(message.lines().count(), 1, "{}: {message:?}", self.case(op, case));
     }
 
-    /// Takes a matrix.
+    /// Creates a matrix.
     ///
     /// # Panics
-    /// When the device refuses it.
+    ///
+    /// When the device rejects it.
     #[track_caller]
     pub fn matrix(&self, source: WeightSource) -> B::Matrix {
         let case = format!("{} {}x{}", source.dtype, source.n_out, source.n_in);
         self.device.matrix(source).unwrap_or_else(|error| panic!("{}: {error}", self.case("matrix", case)))
     }
 
-    /// Takes a matrix whose rows are looked up too.
+    /// Creates a matrix that is also an embedding table.
     ///
     /// # Panics
-    /// When the device refuses it.
+    ///
+    /// When the device rejects it.
     #[track_caller]
     pub fn tied(&self, source: WeightSource) -> B::Matrix {
         let case = format!("{} {}x{}", source.dtype, source.n_out, source.n_in);

@@ -1,18 +1,21 @@
-//! Weight matrices of every type, and what a device may lose when it multiplies with them.
+//! Weight matrices of every type, and the error bounds of GEMMs.
 //!
-//! A product `sum_j w[j] x[j]` of `n` terms, added in any order, is off by at most `roundings(n + 7) * sum_j m[j] |x[j]|`: the
-//! sum takes `n` roundings, scales, minima and the step of the activations seven at most, and `m[j]` is what the kernel
-//! really adds for a weight: the code's part and the minimum's part apart, where the type has minima.
+//! A product `sum_j w[j] x[j]` of `n` terms, added in any order, is off by at most `roundings(n +
+//! 7) * sum_j m[j] |x[j]|`: the sum takes `n` roundings, scales, minima and the step of the
+//! activations seven at most, and `m[j]` is the magnitude that the kernel adds for a weight: the
+//! code's part and the minimum's part separately, if the type has minima.
 //!
-//! In [`Arithmetic::EightBit`] an activation is off by half a step of its block, `step = max|x| / 127`, and by what the
-//! quotient `x / step` of up to 127 loses to four roundings, so `0.5001 step`. The rotated types meet activations where their
-//! levels are: both are turned (invariant under an orthogonal matrix), a level is off by half a step of its
-//! [`ByteBook`] and a turn adds 32 terms in five butterflies and scales them, on the codec's side as on the device's.
+//! In [`Arithmetic::EightBit`] an activation is off by half a step of its block, `step = max|x| /
+//! 127`, and by four roundings of the quotient `x / step` of up to 127, so `0.5001 step`. With
+//! rotated types, activations are rotated like the levels (the product is invariant under an
+//! orthogonal matrix), a level is off by half a step of its [`ByteBook`] and a rotation adds 32
+//! terms in five butterflies and scales them, in the codec as on the device.
 //!
-//! In [`Arithmetic::Halves`] weights are decoded, and then rounded to f16 as activations are: either is off by 2^-11 of itself,
-//! or where it is nearly zero by 2^-25 (of an activation: times the power of two of its row, so 2^-39 of its largest or, as that
-//! is at most 2^100, 2^-125). Levels have two bytes there, at least `FINER` times as fine as one. Tensor cores may cut off
-//! where others round, which costs up to twice as much.
+//! In [`Arithmetic::Halves`] weights are decoded, and then rounded to f16 as activations are:
+//! either is off by 2^-11 relative, or near zero by 2^-25 (of an activation: times the power of two
+//! of its row, so 2^-39 of its largest or, as that is at most 2^100, 2^-125). Levels have two bytes
+//! there, at least `FINER` times as fine as one. Tensor cores may truncate instead of rounding,
+//! which costs up to twice as much.
 
 use kvant_backend::WeightSource;
 use kvant_codec::fields::{Fields, Spec};
@@ -23,29 +26,30 @@ use crate::Arithmetic;
 use crate::judge::{Want, roundings};
 use crate::reference::{dot, rotate};
 
-/// Columns that share a step of the activations, and that are turned together.
+/// Columns with a common step of the activations, which are rotated together.
 const BLOCK: usize = 32;
-/// Half a step, and what its quotient loses to rounding.
+/// Half a step, and the rounding of its quotient.
 const HALF_STEP: f64 = 0.5001;
-/// The steps of the largest activation of a block.
+/// Steps of the largest activation of a block.
 const STEPS: f64 = 127.0;
-/// Levels of two bytes beside those of one.
+/// Resolution of two-byte levels relative to one byte.
 const FINER: f64 = 128.0;
-/// By which share of itself a number is off at most in f16.
+/// Maximum relative error of f16.
 const HALF: f64 = 1.0 / 2048.0;
-/// How far a number is off at most that is nearly zero in f16: half the least one.
+/// Maximum absolute error near zero in f16: half the smallest number.
 const LEAST_HALF: f64 = HALF / (1u64 << 14) as f64;
-/// Roundings of a turn in butterflies: five additions, the factor; of the codec also the level times its scale.
+/// Roundings of a rotation in butterflies: five additions, the factor; in the codec also the level
+/// times its scale.
 const TURN: usize = 14;
 
-/// Independent Gaussians of standard deviation `sigma`.
+/// Returns independent Gaussians of standard deviation `sigma`.
 pub fn gaussian(seed: u64, len: usize, sigma: f64) -> Vec<f32> {
     let mut values = vec![0.0; len];
     Random::new(seed).fill_gaussian(&mut values, sigma);
     values
 }
 
-/// A matrix as its file holds it, and as the equation sees it.
+/// A matrix in file format, and its decoded rows.
 pub struct Weights {
     /// Type of the rows.
     pub dtype: DType,
@@ -58,14 +62,14 @@ pub struct Weights {
 /// A row of weights; every list is `[n_in]`.
 struct Row {
     values: Vec<f64>,
-    /// What is added for each weight, in magnitude.
+    /// Magnitude that is added for each weight.
     magnitudes: Vec<f64>,
-    /// In the rotated types: levels times scales, and half a step of the bytes that may stand for them.
+    /// In the rotated types: levels times scales, and half a step of their byte representation.
     levels: Option<(Vec<f64>, Vec<f64>)>,
 }
 
 impl Weights {
-    /// `n_out` rows of Gaussians as `dtype` codes them.
+    /// Encodes `n_out` rows of Gaussians as `dtype`.
     pub fn gaussian(dtype: DType, n_out: usize, n_in: usize, seed: u64) -> Self {
         let row_bytes = dtype.row_bytes(n_in).expect("rows are whole blocks");
         let mut bytes = vec![0; n_out * row_bytes];
@@ -73,21 +77,22 @@ impl Weights {
         Self::from_bytes(dtype, n_in, bytes)
     }
 
-    /// Rows as they lie in a file, whoever wrote it.
+    /// Decodes rows in file format of any origin.
     pub fn from_bytes(dtype: DType, n_in: usize, bytes: Vec<u8>) -> Self {
         let row_bytes = dtype.row_bytes(n_in).expect("rows are whole blocks");
         let rows = bytes.chunks_exact(row_bytes).map(|row| Row::read(dtype, n_in, row)).collect();
         Self { dtype, n_in, bytes, rows }
     }
 
-    /// The first `n_out` rows, for a device.
+    /// Returns the first `n_out` rows, for a device.
     pub fn source(&self, n_out: usize) -> WeightSource {
         let row_bytes = self.bytes.len() / self.rows.len();
         let bytes = self.bytes[..n_out * row_bytes].to_vec().into();
         WeightSource { dtype: self.dtype, n_out, n_in: self.n_in, bytes }
     }
 
-    /// Row `index` on its own: what the codec decodes, or the same in another order of a few roundings.
+    /// Returns row `index`: as decoded by the codec, within a few roundings for another order of
+    /// operations.
     pub fn row(&self, index: usize) -> Vec<Want> {
         let row = &self.rows[index];
         let tolerances: Vec<f64> = match (&row.levels, Spec::of(self.dtype)) {
@@ -98,7 +103,8 @@ impl Weights {
         row.values.iter().zip(tolerances).map(|(&value, tolerance)| Want { value, tolerance }).collect()
     }
 
-    /// The product of row `index` with `x`, one of `rows` rows, on a device of this arithmetic.
+    /// Returns the product of row `index` with `x`, one of `rows` rows, on a device of this
+    /// arithmetic.
     pub fn product(&self, index: usize, x: &Activations, rows: usize, arithmetic: Arithmetic) -> Want {
         let row = &self.rows[index];
         let in_halves = matches!(arithmetic, Arithmetic::Halves { from } if rows >= from);
@@ -163,7 +169,7 @@ impl Row {
         row
     }
 
-    /// Adds code and minimum apart.
+    /// Adds code and minimum separately.
     fn split_minima(&mut self, spec: Spec, blocks: &[Fields]) {
         if !spec.has_min {
             return;
@@ -193,23 +199,24 @@ fn norm_1(values: &[f64]) -> f64 {
     values.iter().map(|v| v.abs()).sum()
 }
 
-/// How far a turned block may be off, from the magnitudes that go into each of its values.
+/// Returns the error bounds of a rotated block, from the magnitudes of its inputs.
 fn turn_errors(block: &[f64]) -> impl Iterator<Item = f64> {
     spread(roundings(TURN) * norm_1(block))
 }
 
-/// What each value of a block may be off by once it is turned, of errors that are `total` together.
+/// Returns the error bounds of a block after rotation, for errors with the sum `total`.
 fn spread(total: f64) -> impl Iterator<Item = f64> {
     std::iter::repeat_n(total / (BLOCK as f64).sqrt(), BLOCK)
 }
 
-/// A row of activations, and what a device may lose on it.
+/// A row of activations, and its error bounds.
 pub struct Activations {
-    /// `[n_in]`, normalised where the op says so.
+    /// `[n_in]`, normalized if the op normalizes.
     values: Vec<f64>,
-    /// How far each may be off before it is rounded for the product: what the norm costs, or the op that it comes from.
+    /// Error bounds before rounding for the GEMM: those of the norm, or of the op that computes the
+    /// row.
     errors: Vec<f64>,
-    /// How large each may be then, and how large once the row is turned.
+    /// Maximum magnitudes, before and after rotation.
     most: Vec<f64>,
     turned_most: Vec<f64>,
     half_steps: Vec<f64>,
@@ -217,13 +224,13 @@ pub struct Activations {
 }
 
 impl Activations {
-    /// A row as it is.
+    /// Creates an exact row.
     pub fn new(x: &[f32]) -> Self {
         Self::known_within(x.iter().copied().map(f64::from).collect(), vec![0.0; x.len()])
     }
 
-    /// A row that is whole numbers up to 127, which is among any 32, once it is turned for the rotated types: bytes hold it, but
-    /// for the roundings of the turn and of what was turned back for it.
+    /// Creates a row of integers up to 127, with 127 among any 32, after rotation for the rotated
+    /// types: exact in bytes, except for the roundings of the rotation and its inverse.
     pub fn whole(x: &[f32]) -> Self {
         let row = Self::new(x);
         let turns =
@@ -232,8 +239,9 @@ impl Activations {
         Self { half_steps: vec![0.0; x.len()], turned_half_steps, ..row }
     }
 
-    /// A row after its norm: `n` squares added in any order, of which the root halves the error, then a mean, eps, a root,
-    /// its inverse (two units of the last place where a device approximates it) and two factors: eight roundings.
+    /// Creates a row after its norm: `n` squares added in any order, whose error the root halves,
+    /// then a mean, eps, a root, its inverse (two units of the last place if a device approximates
+    /// it) and two factors: eight roundings.
     pub fn normalised(x: &[f32], weight: &[f32], eps: f32) -> Self {
         let x: Vec<f64> = x.iter().copied().map(f64::from).collect();
         let (values, share) = (crate::reference::rms_norm(&x, weight, eps), norm_error(x.len()));
@@ -241,7 +249,7 @@ impl Activations {
         Self::known_within(values, errors)
     }
 
-    /// A row that another op gives.
+    /// Creates a row from another op's results.
     pub fn given(row: &[Want]) -> Self {
         let [values, errors] =
             [|want: &Want| want.value, |want: &Want| want.tolerance].map(|of| row.iter().map(of).collect());
@@ -250,7 +258,7 @@ impl Activations {
 
     fn known_within(values: Vec<f64>, errors: Vec<f64>) -> Self {
         let most: Vec<f64> = values.iter().zip(&errors).map(|(x, dx)| x.abs() + dx).collect();
-        // A row that ends within a block is no row of a rotated type.
+        // A row that ends within a block never has a rotated type.
         let turned_errors = errors.chunks_exact(BLOCK).flat_map(|errors| spread(norm_1(errors)));
         let turned = rotate(&values);
         let turned_most: Vec<f64> = turned.iter().zip(turned_errors).map(|(x, dx)| x.abs() + dx).collect();
@@ -259,12 +267,13 @@ impl Activations {
     }
 }
 
-/// By which share of itself a value of a row of `n` may be off after its RMS norm; see [`Activations::normalised`].
+/// Returns the maximum relative error of a row of `n` after its RMS norm; see
+/// [`Activations::normalised`].
 pub fn norm_error(n: usize) -> f64 {
     roundings(n.div_ceil(2) + 8)
 }
 
-/// How far each of `values` may be off in bytes.
+/// Returns the rounding error of each of `values` in bytes.
 fn half_steps(values: &[f64]) -> Vec<f64> {
     let step = |block: &[f64]| block.iter().fold(0.0f64, |max, v| max.max(v.abs())) / STEPS;
     values.chunks(BLOCK).flat_map(|block| std::iter::repeat_n(HALF_STEP * step(block), block.len())).collect()

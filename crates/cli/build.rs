@@ -1,4 +1,4 @@
-//! Tells the program which commit it is built from, where it is built in a checkout.
+//! Embeds the commit that the program is built from, in a checkout.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,13 +12,14 @@ fn main() {
     if let Some(commit) = git(&["rev-parse", "--short", "HEAD"]) {
         println!("cargo::rustc-env=KVANT_COMMIT={commit}");
     }
-    // Written whenever HEAD moves. A path that is not there would have this run at every build.
+    // Written whenever HEAD moves. A path that does not exist would rerun this script at every
+    // build.
     if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]).filter(|log| Path::new(log).exists()) {
         println!("cargo::rerun-if-changed={log}");
     }
 }
 
-/// What git says, in a checkout and where there is a git.
+/// Returns the output of git, in a checkout with git available.
 fn git(args: &[&str]) -> Option<String> {
     let output = Command::new("git").args(args).output().ok().filter(|output| output.status.success())?;
     Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())

@@ -1,4 +1,4 @@
-"""Run large language models on a compressed KV cache."""
+"""Runs large language models on a compressed KV cache."""
 
 from array import array
 from os import PathLike
@@ -6,16 +6,16 @@ from typing import Iterator, Mapping, Optional, Sequence, Tuple, Union, final
 
 __version__: str
 
-# A conversation in the model's chat format ({"role": ..., "content": ...}, and "images": [bytes of files] that are shown before
-# that), a text to continue in which nothing is a special token, or token numbers.
+# A conversation in the model's chat format ({"role": ..., "content": ...}, and "images": [bytes of
+# files] before the content), a text to continue without special tokens, or token ids.
 Prompt = Union[Sequence[Mapping[str, Union[str, Sequence[bytes]]]], str, Sequence[int]]
 
 class KvantError(Exception):
-    """The engine refused: one line that says what was expected and what was found."""
+    """An error of the engine: one line with the expected and the actual value."""
 
 @final
 class Model:
-    """A loaded model; any threads may use it at once."""
+    """A loaded model; any number of threads may use it concurrently."""
 
     @staticmethod
     def open(
@@ -26,12 +26,12 @@ class Model:
         loras: "Sequence[Union[str, PathLike[str], Tuple[Union[str, PathLike[str]], float]]]" = (),
         mmproj: "Optional[Union[str, PathLike[str]]]" = None,
     ) -> "Model":
-        """Loads a GGUF file. `device` is auto, cpu, cuda:N or wgpu:N; `n_threads` None is all cores. `loras` are adapters (LoRA),
-        each a GGUF file or a folder as PEFT saves it, or such a path with how much of it is added; `mmproj` is the file that
-        makes tokens of pictures."""
+        """Loads a GGUF file. `device` is auto, cpu, cuda:N or wgpu:N; `n_threads` None is all cores.
+        `loras` are LoRA adapters, each the path of a GGUF file or of a PEFT folder, or such a path
+        with a LoRA scale; `mmproj` is the file of the vision encoder."""
     @staticmethod
     def bundled(*, device: str = "auto", n_threads: Optional[int] = None) -> "Model":
-        """Loads the small model that is built in."""
+        """Loads the built-in small model."""
     def session(
         self,
         kv: Union[str, Tuple[str, str]] = "f16",
@@ -40,9 +40,10 @@ class Model:
         n_ctx: Optional[int] = None,
         lora_strengths: Optional[Sequence[float]] = None,
     ) -> "Session":
-        """An empty session. `kv` is what the cache stores: f32 f16 bf16 q8_0 q4_0 turbo4 turbo3 turbo2 turbo3t turbo2t, or a
-        pair for keys and values; `kv_policy` rules on top, as "sink:16" or "none"; `n_ctx` None is the length the model was
-        trained for; `lora_strengths` says how much of each of the model's adapters is added, in the place of what it was loaded with."""
+        """Creates an empty session. `kv` is the KV-cache type: f32 f16 bf16 q8_0 q4_0 turbo4 turbo3
+        turbo2 turbo3t turbo2t, or a pair for keys and values; `kv_policy` sets KV policies, such as
+        "sink:16" or "none"; `n_ctx` None is the model's training length; `lora_strengths` are the
+        scales of the model's LoRA adapters in place of those of loading."""
     def embed(
         self,
         texts: Sequence[str],
@@ -51,18 +52,18 @@ class Model:
         dimensions: Optional[int] = None,
         kv: Union[str, Tuple[str, str]] = "f16",
     ) -> "list[list[float]]":
-        """A vector of length 1 for each text. `pooling` is mean or last (None: as the file says, or last); `dimensions` keeps
-        the first values; `kv` is what the cache stores meanwhile."""
+        """Returns an embedding with L2 norm 1 for each text. `pooling` is mean or last (None: that of
+        the file, or last); `dimensions` keeps the first values; `kv` is the KV-cache type."""
     def tokens(self, prompt: Prompt) -> "list[int]":
-        """Token numbers of a prompt."""
+        """Returns the token ids of a prompt."""
     def text(self, tokens: Sequence[int]) -> str:
-        """The text of tokens."""
+        """Returns the text of tokens."""
     @property
     def n_vocab(self) -> int:
-        """Size of the vocabulary."""
+        """The vocabulary size."""
     @property
     def device(self) -> str:
-        """The device that the model runs on."""
+        """The name of the model's device."""
 
 @final
 class Session:
@@ -82,51 +83,51 @@ class Session:
         seed: int = 0,
         ignore_eos: bool = False,
     ) -> "Generation":
-        """Reads a prompt and continues it; temperature 0 always takes the likeliest token. Tokens that the session shares with
-        the beginning of the prompt are kept, others are forgotten."""
+        """Feeds a prompt and generates its continuation; temperature 0 is greedy sampling. The common
+        prefix of the context and the prompt is reused, and the rest is dropped."""
     def feed(self, prompt: Prompt) -> None:
-        """Reads a prompt after what is there."""
+        """Appends a prompt to the context."""
     def logits(self) -> "array[float]":
-        """The logits that follow the last token that was fed, [n_vocab]."""
+        """Returns the logits that follow the last token fed, [n_vocab]."""
     def rewind(self, n_tokens: int) -> None:
-        """Forgets everything but the first tokens."""
+        """Truncates the context to its first tokens."""
     def fork(self) -> "Session":
-        """A second session that begins with the same tokens and shares their memory."""
+        """Creates a second session with the same tokens; all memory is copy-on-write."""
     @property
     def tokens(self) -> "list[int]":
         """The tokens in the cache."""
     @property
     def n_ctx(self) -> int:
-        """Tokens that fit."""
+        """The context length in tokens."""
     @property
     def kv(self) -> "KvUse":
-        """What the cache takes right now."""
+        """The present size of the cache."""
 
 @final
 class Generation(Iterator[str]):
-    """The text that follows a prompt, as it becomes complete. The session must not be used for anything else meanwhile."""
+    """Iterator over the text that follows a prompt. Another use of the session ends it."""
 
     def __iter__(self) -> "Generation": ...
     def __next__(self) -> str: ...
     @property
     def finish(self) -> Optional[str]:
-        """stop, length, context or cancelled, once it has ended."""
+        """stop, length, context or cancelled, after the end."""
     @property
     def n_prompt(self) -> int:
-        """Prompt tokens that were read; those that the session held before are not counted."""
+        """Prompt tokens processed, without cached tokens."""
     @property
     def n_gen(self) -> int:
         """Tokens generated so far."""
     @property
     def prompt_tps(self) -> float:
-        """Prompt tokens per second; 0 when none was read."""
+        """Prefill speed in tok/s; 0 when no prompt token was processed."""
     @property
     def decode_tps(self) -> float:
-        """Generated tokens per second; 0 when none went through the model."""
+        """Decode speed in tok/s; 0 when no token was decoded."""
 
 @final
 class KvUse:
-    """What a cache takes, measured."""
+    """Measured size of a KV cache."""
 
     @property
     def tokens(self) -> int: ...

@@ -1,4 +1,4 @@
-//! Arguments of the command line.
+//! Command-line arguments.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! Files of base logits with arbitrary changes.
+//! Base-logits files with arbitrary changes.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

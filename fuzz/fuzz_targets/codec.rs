@@ -1,4 +1,4 @@
-//! Every format on arbitrary bytes and numbers.
+//! Every codec on arbitrary bytes and numbers.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

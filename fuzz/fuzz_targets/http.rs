@@ -1,4 +1,4 @@
-//! Arbitrary bodies of requests.
+//! Arbitrary request bodies.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

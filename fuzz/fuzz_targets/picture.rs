@@ -1,4 +1,4 @@
-//! Arbitrary bytes as a file that a model is shown.
+//! Arbitrary bytes as an image file.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

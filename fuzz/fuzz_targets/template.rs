@@ -1,4 +1,4 @@
-//! Arbitrary text as a chat template, and as what is said in one.
+//! Arbitrary text as a chat template, and as a message.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {

@@ -1,16 +1,17 @@
-"""Counts the machine code of CUDA kernels, for which no GPU is needed: registers, spills, and the instructions of each loop by the
-pipe that runs them.
+"""Counts the machine code of CUDA kernels without a GPU: registers, spills, and the instructions of
+each loop by execution pipe.
 
     cargo test -p kvant-cuda every_kernel        # leaves PTX in the folder kvant-cuda-tests of the temporary files
     python3 tools/card/pipes.py /tmp/kvant-cuda-tests --of many.cu TYPE=4
 
-`ptxas` and `nvdisasm` come from NVIDIA's toolkit, or from the PyPI packages nvidia-cuda-nvcc and triton (`--ptxas`, `--nvdisasm`). An
-older ptxas refuses PTX of a newer NVRTC.
+`ptxas` and `nvdisasm` come from NVIDIA's toolkit, or from the PyPI packages nvidia-cuda-nvcc and
+triton (`--ptxas`, `--nvdisasm`). An older ptxas rejects PTX of a newer NVRTC.
 
-On compute capability 9.0 a multiprocessor issues four instructions of a warp per clock, one from each quarter; of integers
-(`alu`: additions, comparisons, logic, shifts, permutations, selections) each takes its quarter's pipe two clocks, and so do `imad`
-(products of integers, dp4a) theirs; `fma` and `half` (floats, pairs of halves) one; `mma` of 16 x 8 x 16 halves some seven. A loop
-takes as long as the fullest of these, unless it waits for memory.
+On compute capability 9.0 a multiprocessor issues four warp instructions per clock, one per quarter.
+An integer instruction (`alu`: additions, comparisons, logic, shifts, permutations, selections)
+occupies its quarter's pipe for two clocks, and so does `imad` (integer products, dp4a) its own;
+`fma` and `half` (floats, pairs of halves) one; `mma` of 16 x 8 x 16 halves about seven. A loop
+takes as long as its fullest pipe, unless it waits for memory.
 """
 
 import argparse
@@ -44,7 +45,7 @@ def tool(*command):
 
 
 def kernels(listing):
-    """Name and code of each kernel: labels, and operations with what they are applied to."""
+    """Returns name and code of each kernel: labels, and operations with their operands."""
     found = {}
     code = None
     for line in listing.splitlines():
@@ -58,7 +59,7 @@ def kernels(listing):
 
 
 def loops(code):
-    """From and to of whatever ends with a branch back."""
+    """Returns first and last index of each range that ends with a backward branch."""
     places = {name: at for at, (name, operands) in enumerate(code) if operands is None}
     for at, (op, operands) in enumerate(code):
         if op == "BRA" and (to := re.search(r"\((\.L\w+)\)", operands or "")) and places.get(to[1], at) < at:
@@ -86,15 +87,15 @@ def report(ptx, arch, args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=pathlib.Path, help="where PTX and sources were kept")
-    parser.add_argument("--of", nargs="+", default=[], metavar="WORD", help="file and macros, all of which a build must have")
+    parser.add_argument("folder", type=pathlib.Path, help="folder with PTX and sources")
+    parser.add_argument("--of", nargs="+", default=[], metavar="WORD", help="required source file and macros of a build")
     parser.add_argument("--arch", type=int, default=90, help="compute capability, times ten")
     parser.add_argument("--ptxas", default="ptxas")
     parser.add_argument("--nvdisasm", default="nvdisasm")
     args = parser.parse_args()
     builds = {}
     for ptx in sorted(args.folder.glob("*.ptx"), key=lambda ptx: ptx.stat().st_mtime):
-        # The first line of the source tells what it was compiled with; the newest of each counts.
+        # The first line of the source has its compile options; the newest build of each counts.
         build = ptx.with_suffix(".cu").read_text().splitlines()[0].split()[1:]
         names = build[:1] + [word.removeprefix("--define-macro=") for word in build if "--define-macro" in word]
         if f"--gpu-architecture=compute_{args.arch}" in build and all(word in names for word in args.of):

@@ -1,15 +1,18 @@
-"""Holds Kvant to a GPU and times it there, in one go, and writes down all of it.
+"""Tests and times Kvant on a GPU in one run, and writes a report.
 
     python3 tools/card/report.py --out report
     python3 tools/card/report.py --out report --device wgpu:0 --minutes 30
 
-What tells most comes first, so that ten minutes (`--minutes 9`) are of use: whether it is right (the doctor, the conformance suites in a
-process each, answers and logits beside the CPU's), how fast it is (kernels, PyTorch's attention beside them where it is, models), and
-then what looks closer (every type, two programs at once, a cache that cannot fit, compute-sanitizer where there is one, depths up to
-131,072 tokens, the suites in every combination). The folder then has `report.md`, a table of steps and what each of them printed, and `log.txt`,
-the same without any end cut off. A step that fails stops nothing; where time ends, the steps behind are named as left out. Ends with 1
-where a step failed. Needs nothing but Python, and what was built or Cargo, which builds it: on a machine without Cargo give `--kvant`,
-`--suites` (what `cargo test --release -p kvant-cuda --no-run` names) and `--kernels` (`cargo build --release -p kvant-cuda --example bench`).
+The most informative steps come first, so that ten minutes (`--minutes 9`) are useful: correctness
+(the doctor, the conformance suites in a process each, answers and logits compared with the CPU's),
+speed (kernels, PyTorch's attention for comparison where installed, models), and then details
+(every type, two programs at once, a cache that cannot fit, compute-sanitizer where installed,
+depths up to 131,072 tokens, the suites in every combination). The folder then contains `report.md`,
+a table of steps and their output, and `log.txt`, the same without truncation. A failed step does
+not stop the run; steps beyond the time limit are listed as skipped. Exits with 1 if a step failed.
+Needs only Python, and the binaries or Cargo, which builds them: on a machine without Cargo pass
+`--kvant`, `--suites` (the binary that `cargo test --release -p kvant-cuda --no-run` names) and
+`--kernels` (`cargo build --release -p kvant-cuda --example bench`).
 """
 
 import argparse
@@ -27,13 +30,14 @@ import time
 FIRST_TYPES = ["f16", "q8_0", "turbo3"]
 OTHER_TYPES = ["f32", "bf16", "q4_0", "turbo4", "turbo2", "turbo3t", "turbo2t"]
 QUESTION = ["run", "What is the capital of France?", "--temp", "0", "-n", "24"]
-# The code of a command that was stopped.
+# Exit code of a command that was stopped.
 STOPPED = 124
-# Lines of a step's output that the report shows; the log has all of them.
+# Lines of a step's output in the report; the log has all of them.
 SHOWN = 80
-# What compute-sanitizer watches: one kernel of each kind. Watched kernels take up to a hundred times longer.
+# Tests under compute-sanitizer: one kernel of each kind. It slows kernels by up to a factor of
+# one hundred.
 WATCHED = ["card::kv_append", "card::attend_types", "card::attend_steps", "card::project"]
-# The attention of Llama-3-8B in PyTorch, and copies, as `kvant-cuda`'s example `bench` times its own.
+# Attention of Llama-3-8B in PyTorch, and copies, timed as in `kvant-cuda`'s example `bench`.
 TORCH = """
 import sys, torch
 import torch.nn.functional as F
@@ -63,15 +67,15 @@ for name, rows, causal, end in [("one row", 1, False, tokens), ("512 rows", 512,
 
 @dataclasses.dataclass
 class Step:
-    """A command, or several that run at once, and what is expected of it."""
+    """A command, or several concurrent ones, with its check."""
 
     name: str
     commands: list
     seconds: int = 120
     env: dict = dataclasses.field(default_factory=dict)
-    # Looks at [(code, output), ...] and gives what is wrong, or nothing.
+    # Maps [(code, output), ...] to the fault, empty if there is no fault.
     judge: object = None
-    # Why it is left out.
+    # Reason for skipping the step.
     why: str = ""
 
 
@@ -81,8 +85,9 @@ def succeeded(results):
 
 
 def held(results):
-    """A suite that finds no card says so and passes: then nothing was held to it. Each runs in a process, as one that spoils the
-    card's context takes along whatever comes after it."""
+    """Checks conformance suites. A suite without a GPU passes and reports itself as skipped, which
+    counts as not run. Each suite has its own process, since one that corrupts the CUDA context
+    breaks all later ones."""
     failed = sorted({name for _, text in results for name in re.findall(r"^test (\S+) \.\.\. FAILED", text, re.M)})
     broken = sum(1 for code, _ in results if code not in (0, 101))
     passed = sum(int(n) for _, text in results for n in re.findall(r"(\d+) passed", text))
@@ -99,7 +104,7 @@ def all_alike(results):
 
 
 def refused(results):
-    """A refusal is one line that says what to do, and no crash."""
+    """Checks that a command was rejected in one line, without a crash."""
     code, text = results[0]
     lines = [line for line in text.splitlines() if line.strip()]
     if code in (0, 101, 134, 139) or code < 0:
@@ -108,7 +113,7 @@ def refused(results):
 
 
 class Report:
-    """Runs steps while there is time, and writes down each of them at once."""
+    """Runs steps within the time limit, and writes each result immediately."""
 
     def __init__(self, folder, minutes):
         self.folder, self.ends = folder, time.monotonic() + 60 * minutes
@@ -132,7 +137,7 @@ class Report:
             for command, (code, text) in zip(step.commands, results)
         ]
         self.log.write("\n".join([f"### {step.name}", *(text for _, text in outputs), ""]))
-        # Of many, what went wrong first, and each from its beginning.
+        # Of several commands, the failed ones first, each from its beginning.
         is_many = len(outputs) > 3
         outputs.sort(key=lambda output: is_many and output[0] == 0)
         lines = [line for _, text in outputs for line in text.splitlines()]
@@ -150,13 +155,13 @@ class Report:
 
 
 def run_all(step, seconds):
-    """Code and output of each command; they run at once."""
+    """Returns code and output of each command; they run concurrently."""
     env = {**os.environ, **step.env}
     ends = time.monotonic() + seconds
     running = []
     for command in step.commands:
         try:
-            # A group of its own: what a command starts ends with it, and holds its output open no longer.
+            # A separate process group: children end with the command and close its output.
             pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
             running.append(subprocess.Popen(command, env=env, text=True, errors="replace", start_new_session=True, **pipes))
         except OSError as error:
@@ -176,7 +181,7 @@ def run_all(step, seconds):
 
 
 def suites_of(args, suites):
-    """Commands that run one suite each, and all of the tests of a device that is none of CUDA's in one."""
+    """Returns one command per suite on CUDA; on other devices one command for all tests."""
     if not args.is_cuda:
         return [[*suites, "conformance", "--show-output"]]
     _, text = run_all(Step("list", [[*suites, "conformance::card::", "--list"]]), 120)[0]
@@ -185,7 +190,7 @@ def suites_of(args, suites):
 
 
 def first(args, kvant, suites, kernels):
-    """What tells most."""
+    """Yields the most informative steps."""
     on = ["--device", args.device]
     bench = [*kvant, "bench", *on]
     yield Step("doctor", [[*kvant, "doctor"]], 60)
@@ -208,7 +213,7 @@ def first(args, kvant, suites, kernels):
 
 
 def logits(args, kvant, model):
-    """How far a model's logits are from those of the CPU."""
+    """Yields the comparison of a model's logits with those of the CPU."""
     name, base = pathlib.Path(model).name, str(args.out / "cpu.base")
     of = ["-m", model, "--weights", "f16", "-c", "256", "--chunks", "2", "--quiet"]
     yield Step(f"logits of the CPU, {name}", [[*kvant, "eval", "ppl", *of, "--device", "cpu", "--save-base", base]])
@@ -217,7 +222,7 @@ def logits(args, kvant, model):
 
 
 def closer(args, kvant, suites):
-    """What looks closer."""
+    """Yields the detailed steps."""
     on = ["--device", args.device]
     for name in OTHER_TYPES:
         yield Step(f"answer, {name}", [[*kvant, *QUESTION, *on, "-ctk", name, "-ctv", name]], 30)
@@ -251,13 +256,13 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, required=True, help="folder for the report")
     parser.add_argument("--device", default="cuda:0", help="cuda:N or wgpu:N")
-    parser.add_argument("--minutes", type=float, default=30, help="for all steps together")
-    parser.add_argument("--kvant", help="the program; Cargo builds it where it is not given")
+    parser.add_argument("--minutes", type=float, default=30, help="time limit of all steps together")
+    parser.add_argument("--kvant", help="the program [default: built by Cargo]")
     parser.add_argument("--suites", help="the tests of the device's crate, built")
     parser.add_argument("--kernels", help="the example `bench` of kvant-cuda, built")
-    parser.add_argument("--model", action="append", default=[], dest="models", help="a file to try as well, more than once")
-    parser.add_argument("--shape", default="llama-3-8b:q4_0", help="as kvant bench --synthetic takes it")
-    parser.add_argument("--tokens", type=int, default=65_536, help="depth that is timed; twice and an eighth of it too")
+    parser.add_argument("--model", action="append", default=[], dest="models", help="a further model file; may be repeated")
+    parser.add_argument("--shape", default="llama-3-8b:q4_0", help="as for kvant bench --synthetic")
+    parser.add_argument("--tokens", type=int, default=65_536, help="context depth of the timing; also twice and an eighth of it")
     args = parser.parse_args()
     args.is_cuda = args.device.startswith("cuda:")
     if not args.is_cuda and not args.device.startswith("wgpu:"):
@@ -274,7 +279,7 @@ def main():
     kernels = [args.kernels] if args.kernels else [*cargo, "-p", crate, "--example", "bench", "--"]
     report = Report(args.out, args.minutes)
     report.run(Step("machine", [["nvidia-smi"]] if args.is_cuda else [["uname", "-a"]]))
-    # What Cargo has to build, it builds here.
+    # Builds with Cargo where needed.
     report.run(Step("program", [[*kvant, "--version"]], 1800))
     report.run(Step("suites that there are", [[*suites, "--list"]], 1800))
     each = suites_of(args, suites)

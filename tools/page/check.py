@@ -1,12 +1,12 @@
-"""Drives the server's chat page in a headless Chromium and says which of its promises hold.
+"""Drives the server's chat page in a headless Chromium and checks its behaviour.
 
     kvant serve --port 8080 &
     python3 -m venv /tmp/page && /tmp/page/bin/pip install playwright
     /tmp/page/bin/python tools/page/check.py http://127.0.0.1:8080/ [/usr/bin/chromium] [--shots DIR]
 
-Needs Playwright and a Chromium (Debian: `apt-get install chromium`), and a server that nobody else talks to; without
-Playwright it says so and ends well. Nothing of the repository needs it to build or to pass its tests. `--shots` writes
-pictures of the page, to be looked at.
+Needs Playwright and a Chromium (Debian: `apt-get install chromium`), and a server without other
+clients; without Playwright it prints `skipped` and exits with 0. The repository builds and passes
+its tests without it. `--shots` writes screenshots of the page.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def check(function):
 
 
 class Page:
-    """The page, and what happens on it."""
+    """The page and its events."""
 
     def __init__(self, browser, url, shots):
         self.url, self.shots = url, shots
@@ -65,7 +65,7 @@ class Page:
         self.page.goto(url)
 
     def heard(self, message):
-        # Chromium reports every refused request as an error; `refusals_are_shown` causes those.
+        # Chromium logs every rejected request; `errors_are_shown_and_no_text_is_lost` causes those.
         if message.type == "error" and "Failed to load resource" not in message.text:
             self.errors.append(message.text)
 
@@ -115,7 +115,7 @@ class Page:
         return json.loads(pathlib.Path(download.value.path()).read_text())
 
     def reply(self, body, status=200, headers=None):
-        """Answers the next question in the place of the server."""
+        """Answers the next request instead of the server."""
         kind = "text/event-stream" if status == 200 else "application/json"
         answer = {"status": status, "body": body, "headers": {"content-type": kind, **(headers or {})}}
         self.page.route("**/v1/chat/completions", lambda route: route.fulfill(**answer), times=1)
@@ -135,8 +135,8 @@ def chunk(**delta):
 
 
 @check
-def a_question_is_answered_and_its_bytes_are_told(p):
-    # Another question each time, so that nobody has left a longer conversation of its beginning behind.
+def a_question_is_answered_and_its_kv_bytes_are_shown(p):
+    # A new question each time, so that no longer conversation with the same prefix is cached.
     p.send(f"What is the capital of France? {random.randrange(1_000_000)}")
     assert p.answers().locator(".text").last.inner_text().strip()
     told = p.answers().locator(".cost").last.inner_text()
@@ -149,7 +149,7 @@ def a_question_is_answered_and_its_bytes_are_told(p):
 
 
 @check
-def an_edit_is_a_branch_and_both_are_kept(p):
+def an_edit_creates_a_branch_and_keeps_the_original(p):
     p.page.keyboard.press("ArrowUp")
     p.page.locator(".edit textarea").fill("And of Spain?")
     p.page.keyboard.press("Enter")
@@ -163,7 +163,7 @@ def an_edit_is_a_branch_and_both_are_kept(p):
 
 
 @check
-def an_answer_is_given_again_as_a_branch(p):
+def regeneration_creates_a_branch(p):
     p.press("Answer again")
     p.settle()
     assert "2/2" in p.answers().locator(".tools").last.inner_text()
@@ -181,7 +181,7 @@ def a_reload_keeps_everything(p):
 
 
 @check
-def another_kv_type_stands_beside(p):
+def another_kv_type_is_compared_side_by_side(p):
     for kv_type in ("f16", "turbo2"):
         p.press("Again in …", 0 if kv_type == "f16" else 1)
         p.page.locator("#types").get_by_role("button", name=kv_type, exact=True).click()
@@ -199,7 +199,7 @@ def another_kv_type_stands_beside(p):
 
 
 @check
-def the_meter_says_what_the_server_says(p):
+def the_meter_shows_the_servers_numbers(p):
     p.page.wait_for_timeout(2500)
     kv = json.loads(p.get("kv"))
     shown = int(p.page.locator("#m-bytes").get_attribute("title").split(" ")[0].replace(",", ""))
@@ -213,7 +213,7 @@ def the_meter_says_what_the_server_says(p):
 
 @check
 def escape_stops_an_answer_and_keeps_its_text(p):
-    for _ in range(10):  # A small model may have said all it has to say before the key is down.
+    for _ in range(10):  # A small model may end its answer before the key is pressed.
         p.new()
         p.page.fill("#input", "Tell me a story")
         p.page.keyboard.press("Enter")
@@ -230,7 +230,7 @@ def escape_stops_an_answer_and_keeps_its_text(p):
 
 
 @check
-def refusals_are_shown_and_no_text_is_lost(p):
+def errors_are_shown_and_no_text_is_lost(p):
     p.new()
     p.reply(json.dumps({"error": {"message": "all places are taken"}}), 429, {"retry-after": "7"})
     p.send("Is there room?")
@@ -246,7 +246,7 @@ def refusals_are_shown_and_no_text_is_lost(p):
 
 
 @check
-def thoughts_are_folded(p):
+def reasoning_is_folded(p):
     p.new()
     end = 'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
     p.reply(chunk(content="<think>first ") + chunk(content="this</think>\n\nThen ") + chunk(content="that.") + end)
@@ -260,7 +260,7 @@ def thoughts_are_folded(p):
 
 
 @check
-def what_is_said_never_becomes_markup(p):
+def model_text_never_becomes_markup(p):
     p.load(conversation("hello", HOSTILE, "<script>window.hacked = 7</script>", "- one\n  1. two\n\n     more", name="hostile"))
     p.page.locator(".bubble", has_text="hacked = 7").wait_for()
     assert p.page.evaluate("window.hacked") is None
@@ -283,7 +283,7 @@ def an_answer_of_many_pieces_is_shown(p):
 
 
 @check
-def nonsense_is_not_imported(p):
+def invalid_files_are_not_imported(p):
     before = p.export()
     for wrong in ({"id": "x"}, {**conversation("a"), "nodes": [None]}, {**conversation("a"), "nodes": [{"id": "n", "parent": "m"}]}):
         p.load(conversation("fine", name="fine"), wrong)
@@ -291,7 +291,7 @@ def nonsense_is_not_imported(p):
 
 
 @check
-def an_export_is_an_import(p):
+def an_export_can_be_imported(p):
     before = p.export()
     assert len(before["conversations"]) >= 4
     p.load(*before["conversations"])
@@ -304,7 +304,7 @@ def an_export_is_an_import(p):
 
 
 @check
-def a_conversation_is_renamed_deleted_and_brought_back(p):
+def a_conversation_is_renamed_deleted_and_restored(p):
     p.page.locator("nav li").first.hover()
     p.page.locator("nav li [aria-label^=Rename]").first.click()
     p.page.keyboard.type("A new name")
@@ -318,7 +318,7 @@ def a_conversation_is_renamed_deleted_and_brought_back(p):
 
 
 @check
-def keys_open_and_close_what_they_should(p):
+def keyboard_shortcuts_open_and_close_dialogs(p):
     p.page.keyboard.press("Control+/")
     p.page.locator("#keys").wait_for()
     p.shot("keys")
@@ -356,7 +356,7 @@ def settings_are_sent(p):
 
 
 @check
-def code_is_copied_as_it_is(p):
+def code_is_copied_verbatim(p):
     code = "if a < b:\n    print('&amp;')"
     p.load(conversation("code", f"```python\n{code}\n```", name="code"))
     p.press("Copy", 1)
@@ -365,15 +365,15 @@ def code_is_copied_as_it_is(p):
 
 
 @check
-def a_refused_key_is_told(p):
-    refused = {"status": 401, "body": json.dumps({"error": {"message": "this server wants an API key"}})}
+def a_rejected_key_is_reported(p):
+    refused = {"status": 401, "body": json.dumps({"error": {"message": "this server requires an API key"}})}
     p.page.route("**/kv", lambda route: route.fulfill(**refused), times=1)
-    p.page.locator(".meter.off #m-saved", has_text="this server wants an API key").wait_for()
+    p.page.locator(".meter.off #m-saved", has_text="this server requires an API key").wait_for()
     p.page.locator(".meter:not(.off)").wait_for()
 
 
 @check
-def another_window_is_heeded(p):
+def changes_of_another_window_are_applied(p):
     other = p.context.new_page()
     other.goto(p.url)
     other.locator("nav li").first.hover()
@@ -394,7 +394,7 @@ def light_and_dark_are_switched(p):
 
 
 @check
-def it_fits_a_narrow_window_in_the_dark(p):
+def narrow_dark_windows_have_no_overflow(p):
     p.page.set_viewport_size({"width": 360, "height": 720})
     p.page.emulate_media(color_scheme="dark")
     titles = p.page.locator("nav li > .cut").all_text_contents()
@@ -415,20 +415,20 @@ def it_fits_a_narrow_window_in_the_dark(p):
 
 
 @check
-def nothing_went_wrong_unseen(p):
+def no_hidden_errors_occurred(p):
     assert not p.errors, p.errors
     assert not p.foreign, p.foreign
 
 
 def run(checks, page):
-    """Runs checks on a page; tells how many failed."""
+    """Runs checks on a page; returns the number of failures."""
     n_failed = 0
     for function in checks:
         name = function.__name__.replace("_", " ")
         try:
             function(page)
             print(f"ok      {name}", flush=True)
-        except Exception as error:  # Whatever it is: the others are worth knowing.
+        except Exception as error:  # Any error: the remaining checks still run.
             n_failed += 1
             page.shot(f"failed-{function.__name__}")
             print(f"FAILED  {name}: {type(error).__name__}: {error}", flush=True)

@@ -1,13 +1,14 @@
-"""Drives the page that needs no server in a headless Chromium and says which of its promises hold.
+"""Drives the serverless page in a headless Chromium and checks its behaviour.
 
     crates/web/build target/web-page
     cargo build -p kvant-cli
     python3 -m venv /tmp/page && /tmp/page/bin/pip install playwright
     /tmp/page/bin/python tools/page/check_web.py target/web-page target/debug/kvant [/usr/bin/chromium] [--shots DIR]
 
-Hands the folder out itself, from a port of this machine. The program is asked the same questions with the same kernels, and is to
-say the same, on the CPU and, where the browser can be made to have one, on an adapter of WebGPU, which is a program on the CPU
-here (SwiftShader) and slow. `--gguf FILE` names a model to drop on the page. Needs what `check.py` needs.
+Serves the folder itself, on a local port. The program receives the same questions with the same
+kernels, and must give the same answers, on the CPU and, if the browser can provide one, on a WebGPU
+adapter, which is software here (SwiftShader) and slow. `--gguf FILE` names a model to drop on the
+page. Has the requirements of `check.py`.
 """
 
 import argparse
@@ -23,7 +24,7 @@ import threading
 
 from check import Page, run, sync_playwright
 
-# The ten questions of the model's card, and what each answer contains.
+# The ten questions of the model's card, and a word of each answer.
 QUESTIONS = {
     "What is the capital of France?": "Paris",
     "What is the capital of Japan?": "Tokyo",
@@ -36,12 +37,12 @@ QUESTIONS = {
     "How do you spell river?": "R-I-V-E-R",
     "Count to five.": "one, two, three, four, five.",
 }
-# What keeps Chromium itself from asking others for anything.
+# Flags that stop Chromium's own network requests.
 QUIET = """--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
     --disable-component-update --disable-sync""".split()
-# What makes it have an adapter of WebGPU without a GPU.
+# Flags that provide a WebGPU adapter without a GPU.
 WITH_ADAPTER = [flag for flag in QUIET if flag != "--disable-gpu"] + ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"]
-# Of the questions, as many as are asked there.
+# Number of questions on WebGPU.
 ON_ADAPTER = 4
 MOST_BYTES = 8_000_000
 
@@ -59,7 +60,7 @@ def gpu_check(function):
 
 
 class Folder(http.server.SimpleHTTPRequestHandler):
-    """Hands files out, and remembers which were asked for."""
+    """Serves files, and records the requested ones."""
 
     asked = []
 
@@ -75,7 +76,7 @@ def serve(folder):
 
 
 def drop(p, name, *, path=None, size=0):
-    """Drops a file on the page: that at `path`, or one that begins as a model does, of `size` bytes."""
+    """Drops a file on the page: the one at `path`, or one of `size` bytes with a model's magic."""
     p.page.evaluate("() => { const input = document.createElement('input'); input.type = 'file'; input.id = 'dropped'; document.body.append(input); }")
     with tempfile.TemporaryDirectory() as folder:
         made = pathlib.Path(folder) / name
@@ -97,16 +98,16 @@ def drop(p, name, *, path=None, size=0):
 
 
 @check
-def it_says_what_runs_the_model(p):
+def the_device_is_shown(p):
     p.page.locator("#runs", has_text="kernels in WebAssembly").wait_for()
-    p.page.locator(".hello", has_text="Nothing that is said here leaves this browser").wait_for()
+    p.page.locator(".hello", has_text="Chats stay in this browser").wait_for()
     runs = p.page.locator("#runs").inner_text()
     assert re.search(r"\(CPU, simd128 kernels in WebAssembly; no WebGPU: this browser has no adapter\)", runs), runs
     p.shot("web-hello")
 
 
 @check
-def all_of_it_is_small(p):
+def the_page_is_small(p):
     sizes = {file.name: file.stat().st_size for file in sorted(pathlib.Path(p.folder).iterdir())}
     print("        bytes:", ", ".join(f"{name} {size:,}" for name, size in sizes.items()), f"together {sum(sizes.values()):,}")
     assert sum(sizes.values()) < MOST_BYTES, sizes
@@ -137,7 +138,7 @@ def answer_as_the_program(p, questions):
 
 
 @check
-def a_conversation_goes_on_without_being_read_again(p):
+def a_conversation_continues_without_a_second_prefill(p):
     p.send("What is the capital of Japan?")
     cached = re.search(r"(\d+) of (\d+) prompt tokens cached", p.answers().locator(".cost").last.inner_text())
     assert int(cached[1]) > 10, cached[0]
@@ -155,7 +156,7 @@ def the_meter_tells_bytes_and_what_f16_would_take(p):
 
 
 @check
-def another_kv_type_stands_beside(p):
+def another_kv_type_is_compared_side_by_side(p):
     p.press("Again in …")
     p.page.locator("#types").get_by_role("button", name="f16", exact=True).click()
     p.page.locator(".beside .head", has_text="f16").wait_for()
@@ -189,8 +190,8 @@ def a_reload_keeps_everything(p):
 
 
 @check
-def what_is_no_model_is_refused_in_a_line_and_nothing_is_lost(p):
-    assert drop(p, "text.gguf", size=100) == "text.gguf: this is no GGUF file"
+def invalid_models_are_rejected_in_one_line(p):
+    assert drop(p, "text.gguf", size=100) == "text.gguf: not a GGUF file"
     broken = drop(p, "broken.gguf", size=1000)
     assert broken.startswith("broken.gguf: header at byte 4: GGUF version 0 is not supported"), broken
     large = drop(p, "large.gguf", size=5 << 30)
@@ -210,7 +211,7 @@ def a_dropped_model_answers(p):
     p.page.fill("#input", "What is the capital of France?")
     p.page.keyboard.press("Enter")
     p.page.locator(".answer .text:not(:empty)").last.wait_for(timeout=300_000)
-    # Whatever model it is: some never come to an end.
+    # Some models never end an answer.
     p.page.wait_for_timeout(5_000)
     p.page.keyboard.press("Escape")
     p.settle()
@@ -219,7 +220,7 @@ def a_dropped_model_answers(p):
 
 
 @check
-def it_fits_a_narrow_window_in_the_dark(p):
+def narrow_dark_windows_have_no_overflow(p):
     p.page.set_viewport_size({"width": 360, "height": 720})
     p.page.emulate_media(color_scheme="dark")
     p.page.wait_for_timeout(300)
@@ -229,14 +230,14 @@ def it_fits_a_narrow_window_in_the_dark(p):
 
 
 @check
-def nothing_foreign_is_asked_for_and_nothing_went_wrong_unseen(p):
+def no_foreign_requests_and_no_hidden_errors_occurred(p):
     assert {path.split("?")[0] for path in Folder.asked} <= {"/", "/worker.js", "/kvant.packed"}, Folder.asked
     assert not p.errors, p.errors
     assert not p.foreign, p.foreign
 
 
 @gpu_check
-def a_program_on_the_cpu_is_no_gpu_unless_it_is_asked_for(p):
+def a_software_adapter_is_used_only_on_request(p):
     runs = p.page.locator("#runs")
     runs.filter(has_text="CPU, simd128").wait_for()
     assert "is a program on the CPU" in runs.inner_text(), runs.inner_text()
@@ -252,7 +253,7 @@ def questions_are_answered_on_webgpu_as_by_the_program(p):
 
 
 def with_worker(p, before):
-    """Loads the page anew, with a worker that runs `before` first."""
+    """Reloads the page, with a worker that runs `before` first."""
     script = pathlib.Path(p.folder, "worker.js").read_text()
     p.page.unroute("**/worker.js")
     p.page.route("**/worker.js", lambda route: route.fulfill(body=before + script, content_type="text/javascript"))
@@ -261,7 +262,7 @@ def with_worker(p, before):
 
 
 @gpu_check
-def a_browser_that_lacks_what_kernels_are_written_with_is_said_and_the_cpu_answers(p):
+def missing_wgsl_features_are_reported_and_the_cpu_answers(p):
     runs = with_worker(p, "Object.defineProperty(navigator.gpu, 'wgslLanguageFeatures', { value: new Set() });\n")
     runs.filter(has_text="CPU, simd128").wait_for()
     assert "no WebGPU: this browser's WGSL lacks packed_4x8_integer_dot_product" in runs.inner_text(), runs.inner_text()
@@ -269,7 +270,7 @@ def a_browser_that_lacks_what_kernels_are_written_with_is_said_and_the_cpu_answe
 
 
 @gpu_check
-def a_lost_gpu_is_said_and_another_answers(p):
+def a_lost_gpu_is_reported_and_another_answers(p):
     p.new()
     p.page.fill("#input", "Count to five.")
     p.page.keyboard.press("Enter")
@@ -283,7 +284,7 @@ def a_lost_gpu_is_said_and_another_answers(p):
 
 
 @gpu_check
-def a_gpu_that_refuses_kernels_is_said_and_the_cpu_answers(p):
+def a_gpu_that_rejects_kernels_is_reported_and_cpu_answers(p):
     refuses = "GPUDevice.prototype.createComputePipelineAsync = async () => { throw new Error('too many notes'); };"
     runs = with_worker(p, refuses).filter(has_text="CPU, simd128")
     runs.wait_for()
@@ -293,13 +294,13 @@ def a_gpu_that_refuses_kernels_is_said_and_the_cpu_answers(p):
 
 
 @gpu_check
-def nothing_went_wrong_unseen_there(p):
+def no_hidden_errors_occurred_on_webgpu(p):
     assert not p.errors, p.errors
     assert not p.foreign, p.foreign
 
 
 def on_adapter(playwright, given, url):
-    """The checks with WebGPU; tells how many failed."""
+    """Runs the checks on WebGPU; returns the number of failures."""
     browser = playwright.chromium.launch(executable_path=given.chromium, args=WITH_ADAPTER)
     p = Page(browser, url, given.shots)
     p.page.set_default_timeout(300_000)
@@ -319,7 +320,7 @@ def main():
     arguments.add_argument("program")
     arguments.add_argument("chromium", nargs="?", default="/usr/bin/chromium")
     arguments.add_argument("--gguf", metavar="FILE")
-    arguments.add_argument("--isa", default="scalar", help="the program's kernels that do what the page's do")
+    arguments.add_argument("--isa", default="scalar", help="kernels of the program that equal those of the page")
     arguments.add_argument("--shots", metavar="DIR")
     given = arguments.parse_args()
     if given.shots:

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Make adapters of the tiny models of `make_fixtures.py` with PEFT, and what the models say with them.
+"""Creates LoRA adapters of the tiny models of `make_fixtures.py` with PEFT, and the resulting
+logits.
 
 For every model three files are written to `crates/engine/tests/adapters/NAME`:
 
 adapter_config.json, adapter_model.safetensors    as PEFT saves them; matrices are f32, and exact in f16
-logits                                            f32 [tokens, vocab], little-endian: after each token of the model's golden text
+logits                                            f32 [tokens, vocab], little-endian: after each token of the golden text
 
-and of some of them `crates/model/tests/fixtures/adapters/NAME.gguf`, by the conventions of llama.cpp's `convert_lora_to_gguf.py`, in f16.
+and for some of them `crates/model/tests/fixtures/adapters/NAME.gguf`, by the conventions of
+llama.cpp's `convert_lora_to_gguf.py`, in f16.
 """
 
 import argparse
@@ -26,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "crates/model/tests/fixtures"
 RANK, ALPHA = 4, 8
 
-# Which modules, and what else is peculiar.
+# Modules and other options per adapter.
 OF = {
     "llama-h64-g8": {"target_modules": "all-linear"},
     "qwen3-h80-g2-linear": {"target_modules": ["q_proj", "v_proj"], "rank_pattern": {"q_proj": 2}},
@@ -38,12 +40,12 @@ OF = {
 }
 
 
-# Those that are written in GGUF too.
+# Adapters that are written as GGUF too.
 IN_GGUF = ["llama-h64-g8", "arcee-h64-g2-yarn"]
 
 
 def write_gguf(path: Path, spec: Spec, peft: torch.nn.Module) -> None:
-    """The adapter as a GGUF file."""
+    """Writes the adapter as a GGUF file."""
     path.parent.mkdir(exist_ok=True)
     names = gguf.get_tensor_name_map(spec.family.arch, spec.layers)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[spec.family.arch])
@@ -62,7 +64,7 @@ def write_gguf(path: Path, spec: Spec, peft: torch.nn.Module) -> None:
 
 
 def tokens_of(name: str) -> list[int]:
-    """The golden text of a model."""
+    """Returns the golden text of a model."""
     golden = (FIXTURES / f"{name}.golden").read_bytes()
     n_prompt, n_steps, _ = struct.unpack_from("<4xIII", golden)
     return np.frombuffer(golden, "<i4", n_prompt + n_steps, 16).tolist()

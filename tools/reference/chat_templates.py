@@ -1,13 +1,13 @@
-"""Renders every chat template of a folder as Hugging Face `transformers` does.
+"""Renders every chat template of a folder with Hugging Face `transformers`.
 
-Writes crates/text/tests/fixtures/chat_templates.json: {"cases": {case: context},
-"templates": {file: {case: {"text": ...} or {"error": ...}, and "lenient": ... where that differs}}}. The
-clock stands still, and the tokens are <BOS> and <EOS>, so every run writes the same bytes.
+Writes crates/text/tests/fixtures/chat_templates.json: {"cases": {case: context}, "templates":
+{file: {case: {"text": ...} or {"error": ...}, and "lenient": ... where that differs}}}. The clock
+is fixed, and the tokens are <BOS> and <EOS>, so every run writes the same bytes.
 
-"lenient" is what the template writes where accidents of Python's types do not happen, as in Kvant: no list of
-tools is an empty one where Python gives up on none, a generator is written as the list that it makes, and text
-marked as safe does not escape as HTML what is added to it. A case with an error and without "lenient" fails
-there too.
+"lenient" is the output without accidents of Python's types, as in Kvant: a missing list of tools is
+an empty one where Python fails on None, a generator is rendered as its list, and text marked as
+safe does not cause HTML escaping of appended text. A case with an error and without "lenient" fails
+in both.
 """
 
 import datetime
@@ -22,7 +22,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 OUT = pathlib.Path(__file__).parents[2] / "crates/text/tests/fixtures/chat_templates.json"
 NOW = datetime.datetime(2026, 1, 2, 15, 4, 5)
 
-# Quotes, HTML characters, non-ASCII and a union type: what tojson and str treat in their own ways.
+# Quotes, HTML characters, non-ASCII and a union type: tojson and str treat these differently.
 TOOL = {
     "type": "function",
     "function": {
@@ -55,14 +55,14 @@ CASES = {
 def context(case, tools):
     given = {"tools": tools, "documents": None, "bos_token": "<BOS>", "eos_token": "<EOS>"}
     given["strftime_now"] = NOW.strftime
-    return given | json.loads(json.dumps(case))  # templates may change what they are given
+    return given | json.loads(json.dumps(case))  # templates may modify their input
 
 
 def render(source, case):
     template = _compile_jinja_template(source)
     try:
         text = template.render(**context(case, None))
-    except jinja2.TemplateError as error:  # raise_exception, mostly: the words count
+    except jinja2.TemplateError as error:  # mostly raise_exception: the message is compared
         return {"error": f"{type(error).__name__}: {error}"}
     except Exception as error:
         return {"error": type(error).__name__} | lenient(template, source, context(case, []))

@@ -1,4 +1,4 @@
-"""The model families that `models.py` has tiny models of: a line of FAMILIES each."""
+"""The model families of the tiny models in `models.py`: one line of FAMILIES each."""
 
 from dataclasses import dataclass
 
@@ -54,17 +54,18 @@ from transformers import (
 
 @dataclass(frozen=True)
 class Family:
-    """A model family: the `transformers` configuration and the GGUF architecture it is stored as."""
+    """A model family: the `transformers` configuration and the GGUF architecture it is stored
+    as."""
 
     config: type[PreTrainedConfig]
     arch: gguf.MODEL_ARCH
-    interleaved_rope: bool = False  # rows of Q and K are reordered so that RoPE turns neighbours, not halves
-    norm_offset: float = 0.0  # what norms multiply by, beyond their weights; files hold the sum
-    quiet: float = 1.0  # how much smaller embeddings are, and larger what the last norm gives: scaled ones drown the layers
-    local_theta: float | None = None  # RoPE base of layers with a window, which scaling leaves alone
-    mean: float = 0.0  # of embeddings, for norms that take it off
-    unscaled: bool = False  # scores are not divided by the root of the head size: norms of heads see to it
-    transposed_experts: bool = False  # whose gates and ups are columns that alternate
+    interleaved_rope: bool = False  # rows of Q and K are reordered for RoPE on neighbours instead of halves
+    norm_offset: float = 0.0  # offset of norm weights; files contain the sum
+    quiet: float = 1.0  # divisor of embeddings and factor after the last norm: scaled embeddings dominate the layers
+    local_theta: float | None = None  # RoPE base of sliding-window layers, without scaling
+    mean: float = 0.0  # mean of embeddings, for norms that subtract it
+    unscaled: bool = False  # scores are not divided by the root of the head size, since QK-norm bounds them
+    transposed_experts: bool = False  # gate and up are alternating columns
 
 
 FAMILIES = {
@@ -98,13 +99,13 @@ FAMILIES = {
     "lfm2moe": Family(Lfm2MoeConfig, gguf.MODEL_ARCH.LFM2MOE),
     "cohere2": Family(Cohere2Config, gguf.MODEL_ARCH.COHERE2, mean=0.5),
     "mistral3": Family(Ministral3Config, gguf.MODEL_ARCH.MISTRAL3, interleaved_rope=True),
-    # Models that see, as far as they read and write.
+    # Text models of vision models.
     "qwen2vl": Family(Qwen2Config, gguf.MODEL_ARCH.QWEN2VL),
     "qwen3vl": Family(Qwen3Config, gguf.MODEL_ARCH.QWEN3VL),
     "qwen3vlmoe": Family(Qwen3MoeConfig, gguf.MODEL_ARCH.QWEN3VLMOE),
     "seedoss": Family(SeedOssConfig, gguf.MODEL_ARCH.SEED_OSS),
     "glm4moe": Family(Glm4MoeConfig, gguf.MODEL_ARCH.GLM4_MOE),
-    # Ling 2.0, which `transformers` lacks: GLM-4.5 but for what files call its norms.
+    # Ling 2.0, which `transformers` lacks: GLM-4.5 with other names of norms in files.
     "bailingmoe2": Family(Glm4MoeConfig, gguf.MODEL_ARCH.BAILINGMOE2),
     "dots1": Family(Dots1Config, gguf.MODEL_ARCH.DOTS1),
     "ernie45": Family(Ernie4_5Config, gguf.MODEL_ARCH.ERNIE4_5),

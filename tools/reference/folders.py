@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""Describe how `transformers` saves the tiny models of `make_fixtures.py`, for the families that are converted.
+"""Describes the folders that `transformers` saves for the tiny models of `make_fixtures.py`, for
+convertible families.
 
-Writes crates/engine/tests/folders/NAME.json for each: the `config.json` that it saves, and every tensor of its safetensors with where
-its values lie in crates/model/tests/fixtures/NAME.gguf: {"name", "shape", "from": tensor, "rows": the row there of each row
-here (one number: from there on), "minus": what is subtracted}. Where that does not do, "from" is several places, "rows" tells for each
-row here the place and the row there, and "transposed" that rows here are columns; a place NAME^T has its columns for rows, NAME^1 its
-single values. What is nowhere is "values". So a test can write the whole folder, and no weights are stored twice.
-Where values lie is found by looking for them, not by knowing what a converter does.
+Writes crates/engine/tests/folders/NAME.json for each: the saved `config.json`, and every
+safetensors tensor with the location of its values in crates/model/tests/fixtures/NAME.gguf:
+{"name", "shape", "from": tensor, "rows": the row there of each row here (one number: consecutive
+from there), "minus": a subtrahend}. Otherwise "from" is several locations, "rows" gives location
+and row per row here, and "transposed" means that rows here are columns; a location NAME^T has its
+columns as rows, NAME^1 its single values. Values without a location are in "values". So a test can
+write the whole folder, and no weights are stored twice. Locations are found by search,
+independently of any converter.
 """
 
 import json
@@ -31,7 +34,7 @@ CONVERTED = (
 
 
 def rows_of(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a GGUF file as rows in f32."""
+    """Returns the tensors of a GGUF file as rows in f32."""
     tensors = {}
     for tensor in gguf.GGUFReader(path).tensors:
         values = np.asarray(tensor.data).astype(np.float32)
@@ -40,7 +43,8 @@ def rows_of(path: Path) -> dict[str, np.ndarray]:
 
 
 def views_of(path: Path) -> dict[str, np.ndarray]:
-    """The tensors of a GGUF file as rows, as columns, and value by value where they are in f32."""
+    """Returns the tensors of a GGUF file as rows, as columns, and value by value if they are
+    f32."""
     views = {}
     for tensor in gguf.GGUFReader(path).tensors:
         values = np.asarray(tensor.data)
@@ -55,11 +59,11 @@ def views_of(path: Path) -> dict[str, np.ndarray]:
 
 
 def find(values: np.ndarray, tensors: dict[str, np.ndarray], places: dict[str, dict[bytes, int]]) -> dict | None:
-    """Where rows lie, whole or value by value; norms may be stored with 1 added."""
+    """Locates rows, whole or value by value; norms may be stored with 1 added."""
     for name, rows_there in places.items():
         for minus in (0.0, 1.0):
             row_len = tensors[name].shape[-1]
-            shifted = values + np.float32(minus) if minus else values  # -0.0 stays
+            shifted = values + np.float32(minus) if minus else values  # preserves -0.0
             rows = shifted.reshape(-1, row_len) if values.size % row_len == 0 else []
             order = [rows_there.get(row.tobytes()) for row in rows]
             if not order or None in order:
@@ -72,7 +76,7 @@ def find(values: np.ndarray, tensors: dict[str, np.ndarray], places: dict[str, d
 
 
 def find_scattered(values: np.ndarray, views: dict[str, np.ndarray], places: dict[tuple, tuple[str, int]]) -> dict:
-    """Where rows, columns or single values lie that are not all in one tensor, or in another order there."""
+    """Locates rows, columns or single values that are in several tensors, or in another order."""
     swapped = np.ascontiguousarray(values.swapaxes(-1, -2)) if values.ndim > 1 else values
     ways = [(False, values.shape[-1]), (True, swapped.shape[-1]), (False, 1)]
     for transposed, row_len in ways:

@@ -1,4 +1,4 @@
-"""The tiny models some of whose layers keep a state, their keys and their weights."""
+"""The tiny models with recurrent layers, their keys and their weights."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ SPACE = {
     "mamba_n_groups": 1,
 }
 SPACE_WEIGHTS = ("A_log", "dt_bias", "conv1d.weight", "conv1d.bias", "mamba.norm.weight", ".D", "out_proj.weight")
-# The same under other names, in layers of one half.
+# The same under other names, in layers with a single sublayer.
 HALVED = {
     "mamba_num_heads": 16,
     "mamba_head_dim": 16,
@@ -31,7 +31,7 @@ HALVED = {
     "conv_kernel": 4,
     "n_groups": 2,
 }
-# In every layer beside attention; what is multiplied with what is part of the weights in files.
+# In every layer beside attention; factors are folded into the weights in files.
 BESIDE = {
     **SPACE,
     "mamba_n_heads": 8,
@@ -249,7 +249,7 @@ HYBRIDS = [
 
 
 def write_states(writer: gguf.GGUFWriter, spec: Spec) -> None:
-    """The sizes of heads that keep a matrix, and which layers have them."""
+    """Returns the sizes of heads with a matrix state, and their layers."""
     extra, arch = spec.extra, gguf.MODEL_ARCH_NAMES[spec.family.arch]
     if "linear_key_head_dim" in extra:
         writer.add_ssm_conv_kernel(extra["linear_conv_kernel_dim"])
@@ -274,7 +274,7 @@ def write_states(writer: gguf.GGUFWriter, spec: Spec) -> None:
 
 
 def multiplied(config: PreTrainedConfig, name: str, weight: torch.Tensor) -> torch.Tensor:
-    """A weight of Falcon-H1 with what its products are multiplied with, before and behind."""
+    """Returns a weight of Falcon-H1 with its input and output factors."""
     if not hasattr(config, "key_multiplier"):
         return weight
     inner, groups = config.mamba_d_ssm, config.mamba_n_groups * config.mamba_d_state
@@ -300,8 +300,9 @@ def multiplied(config: PreTrainedConfig, name: str, weight: torch.Tensor) -> tor
 
 
 def delta_parts(config: PreTrainedConfig, name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Weights of a layer of gated deltas as files hold them: factors in the place of their logarithms, queries, keys and values one
-    after the other. Qwen3.5's value heads that share a key head lie as many heads apart as there are key heads."""
+    """Returns the weights of a gated delta rule layer in file format: factors instead of their
+    logarithms, queries, keys and values consecutively. Qwen3.5's value heads of one key head are
+    as many heads apart as there are key heads."""
     n_k, n_v = config.linear_num_key_heads, config.linear_num_value_heads
     k, v = config.linear_key_head_dim, config.linear_value_head_dim
     weight = -weight.exp() if name.endswith("A_log") else weight.squeeze(1) if "conv1d" in name else weight
@@ -328,12 +329,13 @@ def delta_parts(config: PreTrainedConfig, name: str, weight: torch.Tensor) -> It
 
 
 def space_parts(config: PreTrainedConfig, name: str, weight: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Weights of a state space as files hold them: factors in the place of their logarithms, and columns of numbers of heads."""
+    """Returns the weights of a state space in file format: factors instead of their logarithms, and
+    per-head numbers as columns."""
     if name.endswith("A_log"):
         yield name, -weight.exp().unsqueeze(1)
     elif name.endswith(".D"):
         yield name, weight.unsqueeze(1)
-    elif name.endswith("norm.weight"):  # of groups of heads
+    elif name.endswith("norm.weight"):  # per group of heads
         yield name, weight.reshape(getattr(config, "mamba_n_groups", None) or config.n_groups, -1)
     elif ".mixer.experts." in name:
         yield name.replace("backbone", "model").replace("mixer", "mlp") + ".weight", weight

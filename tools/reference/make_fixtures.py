@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""Make tiny random models and their golden outputs with Hugging Face `transformers`.
+"""Creates tiny random models and their golden outputs with Hugging Face `transformers`.
 
-Nothing here is needed to build or test Kvant: the outputs are committed in `crates/model/tests/fixtures`.
+Build and tests of Kvant do not need it: the outputs are committed in `crates/model/tests/fixtures`.
 For every model of `models.py` two files are written:
 
 NAME.gguf    weights and metadata by the conventions of llama.cpp's converter. Matrices are f16, norms and biases
              f32; there is no tokenizer (`tokenizer.ggml.model = "none"`).
-NAME.golden  what `transformers` computes in f32 from exactly those weights, little-endian:
+NAME.golden  the f32 output of `transformers` for exactly those weights, little-endian:
                  u8  magic[4] = "KVGD"
                  u32 n_prompt, n_steps, n_vocab
                  i32 tokens [n_prompt + n_steps]             the prompt, then the greedy continuation
                  f32 logits [n_prompt + n_steps, n_vocab]    row t: after tokens 0..=t were read
              Prompt rows come from one pass over the prompt, the others from one-token steps on its cache.
 
-Before a pair is written its worth as a test is checked: greedy choices are clear, the f32 result is near the f64
-result, stepping agrees with one pass over all tokens, and RoPE scaling, windows, bounds and the like make a difference that
-cannot be missed.
+Each pair is validated as a test before it is written: greedy choices have a margin, the f32 result
+is near the f64 result, decoding agrees with one pass over all tokens, and features such as RoPE
+scaling, windows and soft caps have a detectable effect.
 """
 
 import argparse
@@ -37,20 +37,21 @@ N_PROMPT = 64
 N_STEPS = 16
 MAX_PROMPTS = 500
 
-# The reader's tolerance on a logit is 2e-3. Each demand keeps its distance from it.
+# The tests' tolerance on a logit is 2e-3. Each threshold has a margin to it.
 MIN_GREEDY_MARGIN = 0.05  # between the best two logits at every chosen token
-MIN_DISTINCT_TOKENS = 5  # among the chosen ones: a decoder stuck on one token proves little
-MAX_ROUNDING_ERROR = 1e-4  # of the f32 logits against f64, and of stepping against one pass
-MIN_EFFECT = 0.5  # largest change of a logit when a feature is left out, RoPE scaling for one
+MIN_DISTINCT_TOKENS = 5  # among the chosen ones: one repeated token would prove little
+MAX_ROUNDING_ERROR = 1e-4  # of the f32 logits against f64, and of decode against one pass
+MIN_EFFECT = 0.5  # largest change of a logit without a feature, such as RoPE scaling
 
 
 def norm_offset(spec: Spec, name: str) -> float:
-    """What a norm multiplies by beyond its weight."""
+    """Returns the offset of a norm's weight."""
     return 0.0 if "linear_attn" in name else spec.family.norm_offset
 
 
 def build_model(spec: Spec) -> torch.nn.Module:
-    """A model whose logits, norms and attention are all far from uniform, and whose matrices are exact in f16."""
+    """Returns a model whose logits, norms and attention are far from uniform, with matrices exact
+    in f16."""
     torch.manual_seed(zlib.crc32(spec.name.encode()))
     model = AutoModelForCausalLM.from_config(spec.to_config(spec.rope)).eval()
     for name, weight in model.named_parameters():
@@ -63,22 +64,23 @@ def build_model(spec: Spec) -> torch.nn.Module:
             values -= norm_offset(spec, name)
         elif name.endswith(("router.scale", "per_expert_scale", ".D")):
             values = 1 + 0.3 * torch.randn_like(weight)
-        elif name.endswith("A_log"):  # of the time that states remember: about ten tokens
+        elif name.endswith("A_log"):  # decay time of states: about ten tokens
             values = 0.5 * torch.randn_like(weight) - 2.0
         elif name.endswith(("bias", "sinks")):
             values = 0.5 * torch.randn_like(weight)
         else:
-            # Unit inputs give outputs of this spread: scores of about +-2 after the division by sqrt(head_dim).
+            # Output spread for unit inputs: scores of about +-2 after the division by
+            # sqrt(head_dim).
             gain = 1.4 if "q_proj" in name or "k_proj" in name else 2.0 if "embed" in name or "lm_head" in name else 1.0
             n_in = weight.shape[-2 if spec.family.transposed_experts and "experts." in name else -1]
-            if "experts." in name:  # a few of them, each with a share
+            if "experts." in name:  # a few selected ones, each with a weight
                 gain = 1.4
-                if hasattr(model.config, "swiglu_limit"):  # so far that bounds bind, and back
+                if hasattr(model.config, "swiglu_limit"):  # so large that limits apply, and back
                     gain = 4.0 if "gate_up" in name else 0.15
-            if "router.proj" in name:  # the root of whose width is taken off what it meets
+            if "router.proj" in name:  # whose input is divided by the root of its width
                 gain = 1.4 * n_in**0.5
             mean = 0.0
-            if "embed_tokens_per_layer" in name:  # of which a layer is given its part
+            if "embed_tokens_per_layer" in name:  # of which each layer reads its part
                 gain = spec.layers**0.5
             elif "embed" in name:
                 gain /= spec.family.quiet
@@ -93,25 +95,26 @@ def build_model(spec: Spec) -> torch.nn.Module:
 
 
 def layer_scalars_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """What a layer multiplies the stream with as it leaves."""
+    """Returns the factor on a layer's output."""
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name.endswith("layer_scalar"))
 
 
 def selection_biases_of(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """What is added to scores to choose experts by: no parameters, as nobody trains them by gradients."""
+    """Returns the router's selection biases: buffers, since they are not trained by gradients."""
     ends = ("expert_bias", "e_score_correction_bias")
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name.endswith(ends))
 
 
 @torch.no_grad()
 def forward(model: torch.nn.Module, tokens: list[int]) -> torch.Tensor:
-    """Logits `[tokens, vocab]` from one pass."""
+    """Returns logits `[tokens, vocab]` from one pass."""
     return model(torch.tensor([tokens])).logits[0]
 
 
 @torch.no_grad()
 def decode_greedily(model: torch.nn.Module, prompt: list[int]) -> tuple[list[int], torch.Tensor]:
-    """The prompt with its continuation, and the logits after every token, decoded token by token on a cache."""
+    """Returns the prompt with its continuation, and the logits after every token, decoded with a
+    cache."""
     step = model(torch.tensor([prompt]), use_cache=True)
     tokens, rows = list(prompt), [step.logits[0]]
     for _ in range(N_STEPS):
@@ -122,13 +125,14 @@ def decode_greedily(model: torch.nn.Module, prompt: list[int]) -> tuple[list[int
 
 
 def greedy_margin(logits: torch.Tensor) -> float:
-    """The narrowest lead of a chosen token over the runner-up."""
+    """Returns the smallest margin of a chosen token over the second."""
     best, second = logits[N_PROMPT - 1 : -1].topk(2).values.unbind(-1)
     return float((best - second).min())
 
 
 def decode_good_prompt(spec: Spec, model: torch.nn.Module) -> tuple[list[int], torch.Tensor]:
-    """Golden output for the first random prompt with a varied continuation that no rounding can change."""
+    """Returns the golden output of the first random prompt with a varied, rounding-proof
+    continuation."""
     random = np.random.default_rng(zlib.crc32(spec.name.encode()))
     for _ in range(MAX_PROMPTS):
         tokens, logits = decode_greedily(model, random.integers(0, N_VOCAB, N_PROMPT).tolist())
@@ -139,7 +143,7 @@ def decode_good_prompt(spec: Spec, model: torch.nn.Module) -> tuple[list[int], t
 
 
 def check_worth(spec: Spec, model: torch.nn.Module, tokens: list[int], logits: torch.Tensor) -> None:
-    """Refuses golden data that is inexact or would let a mistake pass; prints the figures."""
+    """Rejects golden data that is inexact or insensitive to mistakes; prints the figures."""
     others = [forward(model, tokens), forward(model.double(), tokens)]
     model.float()
     rounding = max(float((other - logits).abs().max()) for other in others)
@@ -165,12 +169,14 @@ def check_worth(spec: Spec, model: torch.nn.Module, tokens: list[int], logits: t
 
 
 def to_interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Reorders the rows of each head from (first half, second half) to alternating, as llama.cpp's converter does."""
+    """Reorders the rows of each head from (first half, second half) to alternating, as llama.cpp's
+    converter does."""
     return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
 def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module, n_behind: int) -> None:
-    """The keys llama.cpp's converter writes for these families, of so many layers behind those of the model."""
+    """Returns the keys of llama.cpp's converter for these families, with a number of extra
+    layers."""
     config = model.config
     writer.add_name(spec.name)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
@@ -218,7 +224,7 @@ def write_metadata(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module, 
 
 
 def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> None:
-    """What the families have beside the usual."""
+    """Returns the families' additional keys."""
     if spec.local_theta is not None:
         writer.add_rope_freq_base_swa(spec.local_theta)
     if "global_head_dim" in spec.extra:
@@ -281,12 +287,13 @@ def write_extra(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> 
 
 
 def is_absorbed(config: PreTrainedConfig) -> bool:
-    """Whether the file has heads as they meet the latent vector; older ones have them as the model says them."""
+    """Returns whether the file has heads in absorbed form; older files have them as in the
+    model."""
     return config.q_lora_rank is not None
 
 
 def write_latent(writer: gguf.GGUFWriter, spec: Spec) -> None:
-    """The sizes of latent attention."""
+    """Returns the sizes of MLA."""
     extra = spec.extra
     whole, v_dim = extra["qk_nope_head_dim"] + extra["qk_rope_head_dim"], extra["v_head_dim"]
     writer.add_expert_weights_norm(extra["norm_topk_prob"])
@@ -301,7 +308,8 @@ def write_latent(writer: gguf.GGUFWriter, spec: Spec) -> None:
 
 
 def write_rope_scaling(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Module) -> None:
-    """RoPE scaling: keys for linear and YaRN, tensors of frequency divisors for LongRoPE, llama3 and pairs that are not turned."""
+    """Adds RoPE scaling: keys for linear and YaRN, tensors of frequency divisors for LongRoPE,
+    llama3 and pairs without rotation."""
     match spec.rope.get("rope_type"):
         case "linear":
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -319,7 +327,8 @@ def write_rope_scaling(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Modu
             if "llama_4_scaling_beta" in spec.rope:
                 writer.add_attn_temperature_scale(spec.rope["llama_4_scaling_beta"])
             if "attention_factor" in spec.rope:
-                # `transformers` replaces the default magnitude 1 + 0.1 ln(factor), this key multiplies it.
+                # `transformers` replaces the default magnitude 1 + 0.1 ln(factor), this key
+                # multiplies it.
                 default = 1 + 0.1 * np.log(spec.rope["factor"])
                 writer.add_rope_scaling_attn_factors(spec.rope["attention_factor"] / default)
         case "longrope":
@@ -342,12 +351,13 @@ def write_rope_scaling(writer: gguf.GGUFWriter, spec: Spec, model: torch.nn.Modu
 
 
 def in_files(config: PreTrainedConfig, name: str) -> str:
-    """What files of Nemotron call the model."""
+    """Renames the model as in files of Nemotron."""
     return name.replace("model.", "backbone.") if config.model_type == "nemotron_h" else name
 
 
 def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights as files hold them: gate and up of the experts apart, the gate of the shared one as a vector."""
+    """Yields the weights in file format: separate gate and up of the experts, the shared gate as a
+    vector."""
     for name, weight in model.named_parameters():
         weight = multiplied(model.config, name, weight)
         name = in_files(model.config, name.replace("block_sparse_moe", "mlp"))  # the latter in Granite
@@ -398,7 +408,7 @@ def parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def write_gguf(path: Path, spec: Spec, model: torch.nn.Module) -> None:
-    """The model as a GGUF file."""
+    """Returns the model as a GGUF file."""
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[spec.family.arch])
     write_metadata(writer, spec, model, 0)
     for name, stored in stored_tensors(spec, model):
@@ -407,7 +417,7 @@ def write_gguf(path: Path, spec: Spec, model: torch.nn.Module) -> None:
 
 
 def write_file(writer: gguf.GGUFWriter) -> None:
-    """What has been added, to its file."""
+    """Writes the content to its file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -415,10 +425,10 @@ def write_file(writer: gguf.GGUFWriter) -> None:
 
 
 def stored_tensors(spec: Spec, model: torch.nn.Module) -> Iterator[tuple[str, np.ndarray]]:
-    """The weights as a GGUF file has them: matrices in f16 (exactly), vectors in f32."""
+    """Adds the weights in file format: matrices in f16 (exactly), vectors in f32."""
     arch = spec.family.arch
     names = gguf.get_tensor_name_map(arch, spec.layers)
-    dense = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, spec.layers)  # of layers without experts among others
+    dense = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, spec.layers)  # of dense layers among MoE layers
     scales = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
     for name, weight in parts(model):  # a tied head is listed once, as the embedding
         if spec.family.interleaved_rope and ("q_proj" in name or "k_proj" in name):
@@ -428,7 +438,7 @@ def stored_tensors(spec: Spec, model: torch.nn.Module) -> Iterator[tuple[str, np
         is_router = name.endswith(("mlp.gate.weight", "mlp.gate.wg.weight", "mixer.gate.weight", "feed_forward.gate.weight", "router.weight", "router.proj.weight"))
         is_vector = name.endswith(("bias", "norm.weight", ".A_log", ".D")) or "conv" in name.split(".")[-2]
         is_matrix = weight.ndim >= 2 and not is_vector
-        is_exact = is_matrix and not is_router and spec.family.arch != gguf.MODEL_ARCH.FALCON_H1  # whose factors leave few so
+        is_exact = is_matrix and not is_router and spec.family.arch != gguf.MODEL_ARCH.FALCON_H1  # inexact after their factors
         kind = torch.float16 if is_exact else torch.float32
         stored = weight.detach().to(kind)
         assert torch.equal(stored.float(), weight), f"{name} is not exact in {kind}"
@@ -441,7 +451,7 @@ def stored_tensors(spec: Spec, model: torch.nn.Module) -> Iterator[tuple[str, np
 
 
 def write_golden(path: Path, tokens: list[int], logits: torch.Tensor) -> None:
-    """The golden file; its layout is at the top of this file."""
+    """Writes the golden file; see the top of this file for its layout."""
     assert len(tokens) == N_PROMPT + N_STEPS and logits.shape == (len(tokens), N_VOCAB)
     header = struct.pack("<4sIII", b"KVGD", N_PROMPT, N_STEPS, N_VOCAB)
     path.write_bytes(header + np.array(tokens, "<i4").tobytes() + logits.numpy().astype("<f4").tobytes())

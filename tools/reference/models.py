@@ -1,11 +1,11 @@
-"""The tiny models that `make_fixtures.py` makes: a line of SPECS each."""
+"""The tiny models of `make_fixtures.py`: one line of SPECS each."""
 
 from hybrids import HYBRIDS
 from spec import GRANITE, GROWING, LINEAR, LLAMA3, LONGROPE, N_VOCAB, PROPORTIONAL, SCALED, SHORT, YARN, Spec
 
 GEMMA2 = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 6.0}
 
-# Two layers, of which the first has no experts.
+# Two layers, the first of which is dense.
 LATENT = {
     "qk_nope_head_dim": 40,
     "v_head_dim": 24,
@@ -14,7 +14,7 @@ LATENT = {
     "moe_intermediate_size": 24,
     "first_k_dense_replace": 1,
 }
-# The same, of layers that attend as usual.
+# The same with ordinary attention.
 ROUTED = {
     "n_routed_experts": 6,
     "num_experts_per_tok": 2,
@@ -251,7 +251,7 @@ SPECS = [
         ),
         extra={"sliding_window": None, **SCALED},
     ),
-    # Its original context is one that its text does not leave.
+    # Its text stays within the original context.
     Spec(
         "phi3-h64-g2-longrope-short",
         hidden=128,

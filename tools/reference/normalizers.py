@@ -1,7 +1,9 @@
-"""Encodes texts as Hugging Face `tokenizers` does that normalize them and look for added tokens in all ways there are.
+"""Encodes texts with Hugging Face `tokenizers`, with normalizers and all properties of added
+tokens.
 
-Writes crates/hf/tests/tokenizers.json: [{"name", "file": a tokenizer.json, "texts": [...], "ids": [[...], ...]}]. The
-vocabularies are made here: bytes, a few merges, and added tokens with each property.
+Writes crates/hf/tests/tokenizers.json: [{"name", "file": a tokenizer.json, "texts": [...], "ids":
+[[...], ...]}]. The vocabularies are created here: bytes, a few merges, and added tokens with each
+property.
 """
 
 import json
@@ -19,7 +21,8 @@ QWEN2 = (
 )
 MARK = "\u2581"
 
-# Vietnamese, Korean and others in both forms, ligatures, compatibility characters, marks in the wrong order.
+# Vietnamese, Korean and others in both forms, ligatures, compatibility characters, marks in the
+# wrong order.
 PIECES = [
     "Ti\u1ebfng Vi\u1ec7t", "Tie\u0302\u0301ng Vie\u0323\u0302t", "\u1112\u1161\u11ab\u1100\u116e\u11a8", "\ud55c\uad6d",
     "cafe\u0301", "CAF\u00c9", "e\u0301", "\u00e9", "a\u0302\u0323", "a\u0323\u0302", "\ufb01n", "\uff21\uff42", "\u00bd", "\u212b", "\u2126",

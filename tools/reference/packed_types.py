@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Write the grids of GGUF's packed types, and blocks of them with the values that PyPI `gguf` makes of them.
+"""Writes the grids of GGUF's load-only types, and blocks of them with the values that PyPI `gguf`
+decodes.
 
-crates/gguf/src/packed/grids.bin    the numbers of levels of each grid, one grid after the other, the first in the lowest bits: two bits
+crates/gguf/src/packed/grids.bin    the level indices of each grid, consecutively, the first in the lowest bits: two bits
                                     each for iq2_xxs, iq2_xs, iq2_s and iq1 (whose levels are three), four for iq3_xxs and iq3_s
-crates/gguf/src/packed/vectors.bin  for each type its GGUF id (u32), and twice a block and its 256 values (f32), little-endian
+crates/gguf/src/packed/vectors.bin  for each type its GGUF id (u32), and twice a block and its 256
+values (f32), little-endian
 """
 
 from pathlib import Path
@@ -15,7 +17,7 @@ from gguf import quants
 OUT = Path(__file__).resolve().parents[2] / "crates/gguf/src/packed"
 GRIDS = [(quants.IQ2_XXS, 2), (quants.IQ2_XS, 2), (quants.IQ2_S, 2), (quants.IQ1_S, 2), (quants.IQ3_XXS, 4), (quants.IQ3_S, 4)]
 TYPES = "IQ2_XXS IQ2_XS IQ3_XXS IQ1_S IQ3_S IQ2_S IQ1_M TQ1_0 TQ2_0".split()
-# Where the f16 scale of a block lies; that of iq1_m is in the upper four bits of its last four words.
+# Offset of a block's f16 scale; that of iq1_m is in the upper four bits of its last four words.
 SCALE_AT = {"TQ1_0": 52, "TQ2_0": 64}
 
 

@@ -1,29 +1,31 @@
 #!/usr/bin/env python3
-"""Make tiny random models that see, and what `transformers` makes of two pictures with them.
+"""Creates tiny random vision models, and the outputs of `transformers` for two images.
 
-In `crates/vision/tests` are written: `pictures/wide.png` and `tall.png`, and for every model of SIGHTS that need not be asked
-for, or for those that are named, in `models/NAME`
+Writes to `crates/vision/tests`: `pictures/wide.png` and `tall.png`, and for every model of SIGHTS
+that is made by default, or for the named ones, in `models/NAME`
 
 text.gguf      the text model by the conventions of llama.cpp's converter, as `make_fixtures.py` writes those, with a vocabulary:
                token b is the byte b, token 256 is two newlines (the only merge), and the marks of the family follow.
-mmproj.gguf    what sees, by the same conventions: those of `convert_hf_to_gguf.py --mmproj`. Matrices are f16 but for some
+mmproj.gguf    the vision encoder, by the same conventions: those of `convert_hf_to_gguf.py --mmproj`. Matrices are f16 but for some
                embeddings, everything else is f32.
 wide.golden, tall.golden
-               what `transformers` computes in f32 from exactly those weights, little-endian:
+               the f32 output of `transformers` for exactly those weights, little-endian:
                    u8  magic[4] = "KVPI"
                    u32 n_tokens, n_vocab, n_tiles, n_rows, n_hidden
                    i32 image_token
-                   i32 tokens [n_tokens]            PROMPT by the chat template, with image_token where a row goes (n_rows times)
-                   n_tiles times, in the order in which their rows follow:
+                   i32 tokens [n_tokens]            PROMPT by the chat template, with image_token for each row (n_rows times)
+                   n_tiles times, in the order of their rows:
                        i32 height, width
-                       f32 pixels [3, height, width]   red, green, blue, normalised
-                   f32 rows [n_rows, n_hidden]      what goes where image_token is, as it enters the text model; in Qwen3-VL with
-                                                    what is added to it behind each of the first layers
+                       f32 pixels [3, height, width]   red, green, blue, normalized
+                   f32 rows [n_rows, n_hidden]      the rows in place of image_token, as the text model reads them; in Qwen3-VL with
+                                                    the rows added after each of the first layers (DeepStack)
                    f32 logits [n_tokens, n_vocab]   row t: after tokens 0..=t were read
 
-Pictures are resized by Pillow, before version 13, which chooses whether rows or columns come first; also where `transformers` only has torchvision for it, which differs in the last bit of some bytes.
-Before a model is written its worth as a test is checked: the f32 result is near the f64 result, and the picture, what its
-family does otherwise than others and every weight of what sees make a difference that cannot be missed.
+Images are resized by Pillow before version 13, which chooses the order of rows and columns; also
+where `transformers` only supports torchvision, which differs in the last bit of some bytes. Each
+model is validated as a test before it is written: the f32 result is near the f64 result, and the
+image, the peculiarities of its family and every weight of the vision encoder have a detectable
+effect.
 """
 
 import argparse
@@ -49,12 +51,12 @@ OUT = Path(__file__).resolve().parents[2] / "crates/vision/tests"
 SIZES = {"wide": (150, 98), "tall": (29, 67)}  # width and height
 PROMPT = [{"type": "text", "text": "See "}, {"type": "image"}, {"type": "text", "text": "and say what it is."}]
 
-MIN_ROW_EFFECT = 0.05  # largest change of a number of a row when one weight of what sees is left out
-EXTENT = (0.1, 1.0)  # between which the deviation of rows is: that of embeddings is 0.18
+MIN_ROW_EFFECT = 0.05  # largest change of a row's value without one weight of the vision encoder
+EXTENT = (0.1, 1.0)  # range of the rows' standard deviation: that of embeddings is 0.18
 
 
 def draw(width: int, height: int) -> Image.Image:
-    """A picture of slopes and shapes, with edges that every way to resize treats otherwise."""
+    """Returns an image of gradients and shapes, with edges that distinguish resampling methods."""
     y, x = np.mgrid[:height, :width] / max(width, height)
     slopes = np.stack([x, y, 1 - x * y], axis=-1) * 200 + 20 * np.sin(np.stack([40 * y, 30 * x, 25 * (x + y)], axis=-1))
     picture = Image.fromarray(slopes.clip(0, 255).astype(np.uint8))
@@ -68,7 +70,7 @@ def draw(width: int, height: int) -> Image.Image:
 
 
 def tokenizer_of(sight: Sight) -> hf.PreTrainedTokenizerFast:
-    """Bytes, two newlines, and the marks."""
+    """Returns the vocabulary: bytes, two newlines, and the marks."""
     vocab = {letter: byte for byte, letter in bytes_to_unicode().items()}
     tokenizer = Tokenizer(models.BPE({**vocab, "ĊĊ": 256}, [("Ċ", "Ċ")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -84,31 +86,33 @@ def tokenizer_of(sight: Sight) -> hf.PreTrainedTokenizerFast:
 
 
 def spec_of(sight: Sight, n_vocab: int) -> Text:
-    """The text model."""
+    """Returns the text model."""
     head_dim = 64 if sight.family in ("llama", "mistral", "mistral3", "qwen3vl") else None
     name = f"{sight.family}-{sight.name}"
     return Text(name, heads=2, kv_heads=1, head_dim=head_dim, n_vocab=n_vocab, **{"hidden": 128, "ffn": 96, **sight.text})
 
 
 def reader_of(model: torch.nn.Module) -> torch.nn.Module:
-    """The text model without its head."""
+    """Returns the text model without its head."""
     return model.model.text_model if hasattr(model.model, "text_model") else model.model.language_model
 
 
 def seeing(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """What is not of the text model."""
+    """Yields the modules outside the text model."""
     for name, weight in model.model.named_parameters():
         if not name.startswith(("text_model.", "language_model.")):
             yield name, weight
 
 
 def offset_of(name: str) -> float:
-    """What a norm behind what sees multiplies by beyond its weight; files hold the sum."""
+    """Returns the offset of the weight of a norm after the vision encoder; files contain the
+    sum."""
     return 1.0 if "soft_emb_norm" in name else 0.0
 
 
 def build(sight: Sight, text: torch.nn.Module, image_token: int) -> torch.nn.Module:
-    """A model around this text model whose scores, norms and branches are all far from uniform, and whose matrices are exact in f16."""
+    """Returns a model around this text model, with scores, norms and branches far from uniform, and
+    matrices exact in f16."""
     torch.manual_seed(zlib.crc32(sight.name.encode()))
     model = hf.AutoModelForImageTextToText.from_config(sight.to_config(text.config, image_token)).eval()
     reader_of(model).load_state_dict(text.model.state_dict())
@@ -125,7 +129,7 @@ def build(sight: Sight, text: torch.nn.Module, image_token: int) -> torch.nn.Mod
         elif weight.ndim == 1:
             values = 1 + 0.3 * torch.randn_like(weight) - offset_of(name)
         else:
-            # Unit inputs give outputs of this spread; the last ones are about as far apart as embeddings.
+            # Output spread for unit inputs; the last outputs have about the spread of embeddings.
             last = any(part in name for part in ("linear_2", "modality_projection", "input_projection", "merger.mlp.2"))
             last |= "merger" in name and "linear_fc2" in name
             gain = 1.4 if name.endswith(("q_proj.weight", "k_proj.weight", "qkv.weight")) else 0.3 if last else 1.0
@@ -136,7 +140,7 @@ def build(sight: Sight, text: torch.nn.Module, image_token: int) -> torch.nn.Mod
 
 @torch.no_grad()
 def see(model: torch.nn.Module, inputs: hf.BatchFeature) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rows of the picture as they enter the text model, and the logits."""
+    """Returns the rows of the image as the text model reads them, and the logits."""
     entered, added = [], []
 
     def keep(_module: Any, _args: Any, given: dict[str, Any]) -> None:
@@ -152,9 +156,9 @@ def see(model: torch.nn.Module, inputs: hf.BatchFeature) -> tuple[torch.Tensor, 
 
 
 def tiles_of(inputs: hf.BatchFeature) -> list[torch.Tensor]:
-    """The pictures that are seen one by one, `[3, height, width]`."""
+    """Returns the encoder's input images, `[3, height, width]`."""
     pixels = inputs["pixel_values"]
-    if "image_grid_thw" in inputs:  # patches of two moments, in the order of squares of 2 x 2
+    if "image_grid_thw" in inputs:  # patches of two frames, ordered in squares of 2 x 2
         _, rows, columns = inputs["image_grid_thw"][0].tolist()
         side = int((pixels.shape[-1] // 6) ** 0.5)
         grid = pixels.reshape(rows // 2, columns // 2, 2, 2, 3, 2, side, side)
@@ -171,7 +175,7 @@ def tiles_of(inputs: hf.BatchFeature) -> list[torch.Tensor]:
 
 
 def ask(processor: hf.ProcessorMixin, picture: Image.Image) -> hf.BatchFeature:
-    """What a model is given for PROMPT with this picture."""
+    """Returns the model's inputs for PROMPT with this image."""
     content = [{**part, "image": picture} if part["type"] == "image" else part for part in PROMPT]
     messages = [{"role": "user", "content": content}]
     return processor.apply_chat_template(
@@ -180,7 +184,8 @@ def ask(processor: hf.ProcessorMixin, picture: Image.Image) -> hf.BatchFeature:
 
 
 def check_worth(sight: Sight, model: torch.nn.Module, processor: hf.ProcessorMixin, picture: Image.Image) -> None:
-    """Refuses a model whose golden data is inexact or would let a mistake pass; prints the figures."""
+    """Rejects a model whose golden data is inexact or insensitive to mistakes; prints the
+    figures."""
     inputs = ask(processor, picture)
     rows, logits = see(model, inputs)
     exact = see(model.double(), inputs)
@@ -200,7 +205,7 @@ def check_worth(sight: Sight, model: torch.nn.Module, processor: hf.ProcessorMix
         assert effects[-1] >= MIN_EFFECT, f"{sight.name}: a feature changes logits by {effects[-1]} only"
     least = {}
     for name, _, weight in stored_parts(sight, model):
-        if name.endswith("attn_k.bias"):  # which is the same for every row that a row looks at
+        if name.endswith("attn_k.bias"):  # equal for all keys of a query, so softmax cancels it
             continue
         values = weight.clone()
         weight.data.zero_()
@@ -214,7 +219,7 @@ def check_worth(sight: Sight, model: torch.nn.Module, processor: hf.ProcessorMix
     )
 
 
-# What files call the parts of what sees: beside the layers, and in them.
+# Names of the vision encoder's parts in files: outside the layers, and in them.
 OUTER = {
     "patch_embedding": "patch_embd",
     "projection": "patch_embd",
@@ -259,7 +264,7 @@ INNER = {
 
 
 def stored_parts(sight: Sight, model: torch.nn.Module) -> Iterator[tuple[str, str, torch.nn.Parameter]]:
-    """What files have of what sees, each with its name there and here."""
+    """Yields the vision encoder's tensors in file format, with the names in the file and here."""
     for name, weight in seeing(model):
         *path, end = name.split(".")
         part, suffix = (path[-1], f".{end}") if end in ("weight", "bias") else (end, "")
@@ -272,7 +277,7 @@ def stored_parts(sight: Sight, model: torch.nn.Module) -> Iterator[tuple[str, st
         elif part == "qkv" and sight.is_split:
             for letter, third in zip("qkv", weight.chunk(3)):
                 yield f"v.blk.{layer}.attn_{letter}{suffix}", name, third
-        elif weight.ndim == 5:  # of two moments
+        elif weight.ndim == 5:  # of two frames
             for moment, end in enumerate(("", ".1")):
                 yield f"v.patch_embd.weight{end}", name, weight[:, :, moment]
         elif layer is not None:
@@ -282,7 +287,7 @@ def stored_parts(sight: Sight, model: torch.nn.Module) -> Iterator[tuple[str, st
 
 
 def write_mmproj(path: Path, sight: Sight, model: torch.nn.Module, processor: hf.ProcessorMixin, tokenizer: Any) -> None:
-    """What sees, as a GGUF file."""
+    """Writes the vision encoder as a GGUF file."""
     writer = gguf.GGUFWriter(path, "clip")
     vision = model.config.vision_config
     side = vision.image_size if hasattr(vision, "image_size") else 0
@@ -311,7 +316,7 @@ def write_mmproj(path: Path, sight: Sight, model: torch.nn.Module, processor: hf
     for name, here, weight in stored_parts(sight, model):
         if sight.is_turned and name.endswith(("attn_q.weight", "attn_k.weight")):
             weight = to_interleaved(weight, vision.num_attention_heads)
-        if name == "v.patch_embd.weight" and weight.ndim == 2:  # as it meets patches: rows, columns, colours
+        if name == "v.patch_embd.weight" and weight.ndim == 2:  # in the order of patches: rows, columns, colours
             weight = weight.reshape(len(weight), patch, patch, 3).permute(0, 3, 1, 2).contiguous()
         weight = weight + offset_of(name)
         is_vector = weight.ndim == 1 or "class_embd" in name or any(part in here for part in sight.in_f32)
@@ -325,12 +330,12 @@ def write_mmproj(path: Path, sight: Sight, model: torch.nn.Module, processor: hf
 
 
 def write_text(path: Path, sight: Sight, spec: Text, text: torch.nn.Module, tokenizer: hf.PreTrainedTokenizerFast) -> None:
-    """The text model with its vocabulary, as a GGUF file."""
+    """Writes the text model with its vocabulary, as a GGUF file."""
     arch = gguf.MODEL_ARCH_NAMES[spec.family.arch]
     writer = gguf.GGUFWriter(path, arch)
     write_metadata(writer, spec, text, 0)
     for key in (gguf.Keys.Tokenizer.MODEL, gguf.Keys.LLM.VOCAB_SIZE.format(arch=arch)):
-        del writer.kv_data[0][key]  # there are tokens
+        del writer.kv_data[0][key]  # the file has tokens
     writer.add_vocab_size(len(tokenizer))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(sight.pre)
@@ -350,7 +355,7 @@ def write_text(path: Path, sight: Sight, spec: Text, text: torch.nn.Module, toke
 
 
 def write_golden(path: Path, model: torch.nn.Module, inputs: hf.BatchFeature) -> None:
-    """The golden file; its layout is at the top of this file."""
+    """Writes the golden file; see the top of this file for its layout."""
     tokens, image_token = inputs["input_ids"][0], model.config.image_token_id
     rows, logits = see(model, inputs)
     tiles = tiles_of(inputs)

@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
-"""Make tiny random models with a layer that predicts the token after the next (multi-token prediction), and what it predicts.
+"""Creates tiny random models with a multi-token prediction (MTP) layer, and its predictions.
 
-`transformers` leaves such layers out. Here one is made of its parts: a model of one layer of the family, which is given rows that
-are made of a token's embedding and of the stream that the token before has left, `eh_proj [norm(embedding), norm(stream)]`, as
-DeepSeek-V3 (arXiv 2412.19437) has it and vLLM runs it. Its norm is its own, embedding and output matrix are the model's.
+`transformers` omits such layers. Here one is built from its parts: a model of one layer of the
+family, whose input rows are made from a token's embedding and the previous token's hidden state,
+`eh_proj [norm(embedding), norm(hidden state)]`, as in DeepSeek-V3 (arXiv 2412.19437) and vLLM. It
+has its own norm, and the model's embedding and output matrix.
 
 For every model two files are written to `crates/engine/tests/predictions`:
 
-NAME.gguf         as `make_fixtures.py` writes them, with the layer behind the others
+NAME.gguf         as `make_fixtures.py` writes them, with the layer after the others
 NAME.predictions  little-endian:
                       u8  magic[4] = "KVPR"
                       u32 n_tokens, n_places, n_chain
                       i32 tokens [n_tokens]
-                      i32 chains [n_places, n_chain]   what comes behind each of the last tokens: the likeliest token, the
-                                                       likeliest behind that, and so on
-                      f32 leads [n_places, n_chain]    by how much the logit of each leads
+                      i32 chains [n_places, n_chain]   the draft tokens after each of the last tokens: the most probable one,
+                                                       the most probable one after that, and so on
+                      f32 leads [n_places, n_chain]    margin of each logit over the second
 """
 
 import argparse
@@ -34,20 +35,20 @@ from torch.nn.functional import rms_norm
 N_TOKENS = 60
 N_PLACES = 24
 N_CHAIN = 4
-MIN_LEAD = 0.02  # ten times what a reader may be off
+MIN_LEAD = 0.02  # ten times the tests' tolerance
 EPS = 1e-6
 
-# Layers of one kind, and all of them with experts where there are some.
+# Layers of one kind, all with experts if any.
 ONE_LAYER = {"layer_types": ["full_attention"], "first_k_dense_replace": 0}
 OF = ["qwen35-h64-g2-delta", "qwen35moe-h64-g2-delta-experts", "glm4moe-h64-g2-dense1", "glm4moelite-latent128"]
 
 
 class Predictor:
-    """The layer behind a model's others."""
+    """Returns the MTP layer of a model."""
 
     def __init__(self, spec: Spec, model: torch.nn.Module) -> None:
         extra = {key: ONE_LAYER.get(key, value) for key, value in spec.extra.items()}
-        if "q_lora_rank" in extra:  # whose configuration has kinds of layers beside their number
+        if "q_lora_rank" in extra:  # whose configuration lists layer kinds besides their number
             extra["mlp_layer_types"] = ["sparse"]
         self.spec = dataclasses.replace(spec, name=f"{spec.name}-layer", layers=1, extra=extra)
         self.layer = build_model(self.spec)
@@ -59,7 +60,9 @@ class Predictor:
         self.enorm, self.hnorm = (1 + 0.3 * torch.randn(n) for _ in range(2))
 
     def run(self, tokens: list[int], streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits and stream of the last of tokens, each with the stream of the token before it."""
+        """Returns logits and hidden state of the last token; the inputs are tokens with the hidden
+        states of
+    the tokens before them."""
         embedded = self.model.model.embed_tokens(torch.tensor(tokens))
         pairs = [rms_norm(x, (x.shape[-1],), norm, EPS) for x, norm in ((embedded, self.enorm), (streams, self.hnorm))]
         rows = torch.cat(pairs, dim=-1) @ self.eh_proj.T
@@ -68,7 +71,7 @@ class Predictor:
 
     @torch.no_grad()
     def chain(self, tokens: list[int]) -> tuple[list[int], list[float]]:
-        """What may come behind tokens, the last of which the model has not read."""
+        """Returns the chain of draft tokens after tokens, the last of which was not prefilled."""
         streams = self.model.model(torch.tensor([tokens[:-1]])).last_hidden_state[0]
         streams = torch.cat([torch.zeros(1, streams.shape[-1]), streams])
         tokens, chain, leads = list(tokens), [], []
@@ -81,7 +84,7 @@ class Predictor:
         return chain, leads
 
     def tensors(self, index: int) -> dict[str, np.ndarray]:
-        """Its weights by their names in the file."""
+        """Returns its weights by their names in the file."""
         own = {
             f"blk.{index}.nextn.eh_proj.weight": self.eh_proj.half().numpy(),
             f"blk.{index}.nextn.enorm.weight": self.enorm.numpy(),
@@ -96,7 +99,7 @@ class Predictor:
 
 
 def good_text(spec: Spec, predictor: Predictor) -> tuple[list[int], list[list[int]], list[list[float]]]:
-    """A text whose predictions no rounding can change, with these."""
+    """Returns a text whose predictions have a margin over rounding, with these predictions."""
     random = np.random.default_rng(zlib.crc32(spec.name.encode()))
     for _ in range(100):
         tokens = random.integers(0, N_VOCAB, N_TOKENS).tolist()

@@ -1,7 +1,7 @@
-"""Cuts texts into words as Hugging Face `tokenizers` does with each model's own patterns.
+"""Splits texts into words with Hugging Face `tokenizers` and each model's own patterns.
 
-Writes crates/text/tests/fixtures/pretokenizers.json: {"texts": [...], "words": {name: [[characters of
-each word, ...] for each text]}}. Patterns are those of the models' tokenizer.json files.
+Writes crates/text/tests/fixtures/pretokenizers.json: {"texts": [...], "words": {name: [[characters
+of each word, ...] for each text]}}. Patterns are those of the models' tokenizer.json files.
 """
 
 import json
@@ -67,7 +67,7 @@ PATTERNS = {
     "bloom": [r" ?[^(\s|[.,!?…。，、।۔،])]+"],
 }
 
-# Letters of every case, marks, digits, white space, and what folds onto ASCII (the long s).
+# Letters of every case, marks, digits, white space, and a letter that folds to ASCII (the long s).
 ALPHABET = "aBcLsSsdt1²Ⅷ \n\r\t  \u00a0\u2003\u0085\u2028''.,!?-_/éßſǅʰªำ你中अि\u0301\u200d🚀"
 
 

@@ -1,4 +1,4 @@
-"""Models that see, as `pictures.py` makes them: sizes, marks, chat templates and processors."""
+"""Vision models of `pictures.py`: sizes, marks, chat templates and processors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ DEEPER = {**SEEING, "num_hidden_layers": 3}
 
 @dataclass(frozen=True)
 class Text(Spec):
-    """The text model of one that sees."""
+    """Text model of a vision model."""
 
     n_vocab: int = 0
     eps: float = 1e-6
@@ -45,30 +45,30 @@ class Text(Spec):
 
 @dataclass(frozen=True)
 class Sight:
-    """A model that sees."""
+    """A vision model."""
 
     name: str
     family: str  # of the text model
     marks: tuple[str, ...]
-    named: dict[str, str]  # which of them are what, by the names of `transformers`
+    named: dict[str, str]  # roles of the marks, by the names of `transformers`
     image_token: str
-    pre: str  # what cuts text before merging, by the name of llama.cpp
+    pre: str  # pre-tokenizer, by llama.cpp's name
     template: str
     to_config: Callable[[hf.PreTrainedConfig, int], hf.PreTrainedConfig]  # of the text model's and of image_token
     to_processor: Callable[[hf.PreTrainedTokenizerFast, str], hf.ProcessorMixin]  # of the template too
-    keys: dict[str, Any]  # metadata of what sees, beside the usual or (None) less
-    projecting: dict[str, str]  # what files call the parts behind what sees
+    keys: dict[str, Any]  # additional metadata of the vision encoder; None removes a key
+    projecting: dict[str, str]  # names of the projector's parts in files
     text: dict[str, Any] = field(default_factory=dict)  # of its Spec
     adds_bos: bool = False
-    is_turned: bool = False  # by RoPE, for which rows of Q and K are reordered
-    in_f32: tuple[str, ...] = ("position_embedding",)  # matrices that are so in files
-    is_split: bool = False  # files have Q, K and V apart where the model has one matrix
-    reading: dict[str, Any] = field(default_factory=dict)  # metadata of the text model beside the usual
-    without: tuple[Callable[[torch.nn.Module, dict[str, torch.Tensor]], Any], ...] = ()  # what to take from both to see that it matters
+    is_turned: bool = False  # with RoPE, for which rows of Q and K are reordered
+    in_f32: tuple[str, ...] = ("position_embedding",)  # matrices in f32 in files
+    is_split: bool = False  # files have separate Q, K and V where the model has one matrix
+    reading: dict[str, Any] = field(default_factory=dict)  # additional metadata of the text model
+    without: tuple[Callable[[torch.nn.Module, dict[str, torch.Tensor]], Any], ...] = ()  # parts to remove for the sensitivity check
 
 
 def marks_of_grid(mark: str, rows: int, columns: int) -> tuple[str, ...]:
-    """Marks of the places in a grid."""
+    """Returns the marks of the cells in a grid."""
     return tuple(mark.format(row, column) for row in range(1, rows + 1) for column in range(1, columns + 1))
 
 
@@ -178,7 +178,7 @@ LFM2VL = """\
     {{- "<|im_start|>assistant\\n" -}}
 {%- endif -%}"""
 
-# What the published ones write where there are no tools.
+# Output of the published templates without tools.
 QWEN25VL = """\
 {% for message in messages %}{% if loop.first and message['role'] != 'system' %}<|im_start|>system
 You are a helpful assistant.<|im_end|>
@@ -213,7 +213,7 @@ QWEN3VL = """\
 
 
 class PillowBackend(TorchvisionBackend):
-    """Resizes with Pillow what `transformers` would resize with torchvision."""
+    """Resizes with Pillow instead of torchvision."""
 
     def resize(self, image: torch.Tensor, size: Any, resample: int, **_: Any) -> torch.Tensor:
         resized = [
@@ -223,11 +223,11 @@ class PillowBackend(TorchvisionBackend):
 
 
 class Lfm2VlImageProcessor(hf.Lfm2VlImageProcessor, PillowBackend):
-    """The usual one, which has no variant for Pillow."""
+    """The common processor, which has no Pillow variant."""
 
 
 def pixtral(name: str, merge: int, keys: dict[str, Any], **more: Any) -> Sight:
-    """Pixtral, and what followed it."""
+    """Pixtral and its successors."""
     return Sight(
         name,
         marks=("<s>", "</s>", "[INST]", "[/INST]", "[IMG]", "[IMG_BREAK]", "[IMG_END]"),
@@ -252,7 +252,8 @@ def pixtral(name: str, merge: int, keys: dict[str, Any], **more: Any) -> Sight:
 
 
 def as_config(kind: type[hf.PreTrainedConfig], text: hf.PreTrainedConfig, **rope: Any) -> hf.PreTrainedConfig:
-    """The same text model with this RoPE, by the configuration that one that sees has for it."""
+    """Returns the same text model with this RoPE, in the configuration class of its vision
+    model."""
     given = {name: value for name, value in text.to_dict().items() if name not in ("model_type", "transformers_version")}
     turns = {**given.pop("rope_parameters"), **rope}
     return kind(**given, rope_parameters=turns, attn_implementation="eager")
@@ -260,14 +261,14 @@ def as_config(kind: type[hf.PreTrainedConfig], text: hf.PreTrainedConfig, **rope
 
 def qwenvl(
     name: str,
-    kinds: tuple[type[hf.ProcessorMixin], type],  # of processors: of all, and of what moves
+    kinds: tuple[type[hf.ProcessorMixin], type],  # of processors: of the model, and of videos
     patch: int,
-    rows: tuple[int, int],  # of a picture, at least and at most
+    rows: tuple[int, int],  # rows per image, minimum and maximum
     keys: dict[str, Any],
     more_of_images: dict[str, Any],
     **more: Any,
 ) -> Sight:
-    """Qwen2.5-VL, and what followed it."""
+    """Qwen2.5-VL and its successors."""
     least, most = (count * (2 * patch) ** 2 for count in rows)
     return Sight(
         name,
@@ -288,7 +289,7 @@ def qwenvl(
         ),
         keys={
             "clip.vision.attention.layer_norm_epsilon": 1e-6,
-            # Those that the converter does not write: what is not as in every published model.
+            # Keys that the converter omits: values that differ from all published models.
             "clip.vision.image_min_pixels": least,
             "clip.vision.image_max_pixels": most,
             **keys,
@@ -298,7 +299,7 @@ def qwenvl(
 
 
 def marks_of_qwenvl(image_token: int) -> dict[str, int]:
-    """Those that a configuration names, which stand around this one."""
+    """The marks that a configuration names, which enclose this one."""
     return {
         "image_token_id": image_token,
         "video_token_id": image_token + 1,
@@ -308,7 +309,7 @@ def marks_of_qwenvl(image_token: int) -> dict[str, int]:
 
 
 def turn_once(model: torch.nn.Module, _: dict[str, torch.Tensor]) -> None:
-    """All pairs by the first of the three positions."""
+    """Rotates all pairs by the first of the three positions."""
     model.model.language_model.rotary_emb.mrope_section = [32, 0, 0]
 
 
@@ -448,7 +449,7 @@ SIGHTS = [
             "clip.use_gelu": True,
             "clip.vision.image_size": 256,
             "clip.vision.projector.scale_factor": 2,
-            # Those that the converter does not write: what is not as in every published model.
+            # Keys that the converter omits: values that differ from all published models.
             "clip.vision.image_min_pixels": 3 * 32**2,
             "clip.vision.image_max_pixels": 6 * 32**2,
             "clip.vision.preproc_image_size": 64,

@@ -1,4 +1,4 @@
-"""What a tiny model is made of."""
+"""Specification of a tiny model."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,9 +9,9 @@ from transformers import Lfm2Config, Lfm2MoeConfig, NemotronHConfig, PreTrainedC
 N_VOCAB = 64
 N_LAYERS = 2
 CONTEXT = 256
-ORIGINAL_CONTEXT = 32  # of scaled RoPE: short, so that 80 positions reach beyond it
+ORIGINAL_CONTEXT = 32  # of scaled RoPE: short, so that 80 positions exceed it
 
-# What is added to the mean square in norms, where it is called otherwise.
+# Names of the norm epsilon, if they differ.
 EPS = {Lfm2Config: "norm_eps", Lfm2MoeConfig: "norm_eps", NemotronHConfig: "layer_norm_epsilon"}
 
 
@@ -28,20 +28,21 @@ class Spec:
     layers: int = N_LAYERS
     tied: bool = False
     theta: float = 10_000.0
-    local_theta: float | None = None  # where it is not the family's
+    local_theta: float | None = None  # if it differs from the family's
     rope: dict[str, Any] = field(default_factory=dict)
-    rope_without: tuple[dict[str, Any], ...] = ({},)  # what to put in the place of `rope`, where there is some, to see that it matters
-    partial: float = 1.0  # share of a head that RoPE turns
+    rope_without: tuple[dict[str, Any], ...] = ({},)  # replacements of `rope` for the sensitivity check
+    partial: float = 1.0  # share of a head with RoPE
     extra: dict[str, Any] = field(default_factory=dict)
-    without: tuple[dict[str, Any], ...] = ()  # what to put in the place of `extra` to see that it matters
-    less: tuple[str, ...] = ()  # ends of the names of weights that must matter
+    without: tuple[dict[str, Any], ...] = ()  # replacements of `extra` for the sensitivity check
+    less: tuple[str, ...] = ()  # name suffixes of weights that must have an effect
 
     @property
     def family(self) -> Family:
         return FAMILIES[self.name.split("-")[0]]
 
     def to_config(self, rope: dict[str, Any], extra: dict[str, Any] | None = None) -> PreTrainedConfig:
-        """The `transformers` configuration, with this RoPE scaling (`{}`: none), and this in the place of `extra`."""
+        """Returns the `transformers` configuration, with this RoPE scaling (`{}`: none) and
+        `extra`."""
         extra = extra or {}
         explicit = {} if self.head_dim is None else {"head_dim": self.head_dim}
         turns = {"rope_type": "default", "rope_theta": self.theta, **rope}
@@ -69,12 +70,12 @@ class Spec:
         )
 
 
-# Ways to scale RoPE.
+# RoPE scaling methods.
 SCALED = {"original_max_position_embeddings": ORIGINAL_CONTEXT}
 SHORT = {"original_max_position_embeddings": 128}
 LINEAR = {"rope_type": "linear", "factor": 4.0}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **SCALED}
-# Of 24 pairs: apart from each other, and from 1.
+# For 24 pairs: different from each other, and from 1.
 LONGROPE = {
     "rope_type": "longrope",
     "long_factor": [1.5 + 0.25 * i for i in range(24)],
@@ -82,7 +83,7 @@ LONGROPE = {
 }
 YARN = {"rope_type": "yarn", "factor": 8.0, **SCALED}
 GROWING = {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5, "llama_4_scaling_beta": 0.6}
-# A quarter of the pairs of a head are turned, by what they would be if all were.
+# A quarter of a head's pairs rotate, with the frequencies of a full rotation.
 PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
-# So low that scores and logits bend.
+# Low enough to affect scores and logits.
 GRANITE = {"embedding_multiplier": 6.0, "residual_multiplier": 0.4, "attention_multiplier": 0.3, "logits_scaling": 0.7}

@@ -1,10 +1,11 @@
-"""Bodies that schemathesis makes up, good ones and bad ones, for minutes: no answer may be a fault of the server's (5xx).
+"""Sends generated request bodies (schemathesis), valid and invalid ones, for minutes: no response
+may be a server error (5xx).
 
     kvant serve --port 8080 &
     python3 tools/suites/bodies.py --minutes 10 http://127.0.0.1:8080
 
-What requests look like is written below, for the endpoints that take bodies. schemathesis comes from PyPI into a folder of its own;
-nothing of the repository needs this to build or to pass its tests.
+The schemas of requests are written below, for the endpoints that accept bodies. schemathesis is
+installed from PyPI into its own folder. The repository builds and passes its tests without it.
 """
 
 import argparse

@@ -1,12 +1,14 @@
-"""A crowd of clients with memory for few of them, for minutes: nothing may fail but for want of room, and nothing be mixed up.
+"""Runs many clients against a server with memory for few of them, for minutes: only lack of memory
+may cause failures, and answers must not be mixed up.
 
     kvant serve model.gguf --port 8080 --kv-budget 64M &
     python3 tools/suites/crowd.py --text FILE --minutes 10 http://127.0.0.1:8080 $!
 
-Each client asks one thing after the other: a prompt of some length that begins like those of others, or one that was asked before;
-it reads the answer as it comes, or goes away in the middle. An answer that was given before must be the same to the letter. Told are
-answers, those who were sent away (429) and what should not happen, and the server's resident memory, minute by minute. Needs nothing but
-Python; nothing of the repository needs it.
+Each client sends one request after the other: a new prompt with a prefix that others share, or a
+repeated one; it reads the streamed answer, or disconnects in the middle. The answer to a repeated
+prompt must be identical. Prints, per minute, the counts of answers, rejections (429) and faults,
+and the server's resident memory. Needs only Python. The repository builds and passes its tests
+without it.
 """
 
 import argparse
@@ -20,7 +22,7 @@ import urllib.parse
 
 
 class Crowd:
-    """What all clients share."""
+    """The shared state of all clients."""
 
     def __init__(self, url, text, until):
         self.host = urllib.parse.urlsplit(url).netloc
@@ -35,7 +37,8 @@ class Crowd:
             self.counts[what] += 1
 
     def prompt(self, chance):
-        """One of those that were answered, or a new one: one of eight beginnings, and up to 1,200 tokens of its own."""
+        """Returns an answered prompt, or a new one: one of eight prefixes, and up to 1,200 further
+        tokens."""
         with self.lock:
             if self.answers and chance.random() < 0.3:
                 return chance.choice(list(self.answers))
@@ -85,13 +88,13 @@ class Crowd:
         while time.time() < self.until:
             try:
                 self.ask(chance)
-            except Exception as error:  # a connection that broke is what this looks for
+            except Exception as error:  # broken connections are faults
                 self.wrong.append(f"{type(error).__name__}: {error}")
                 time.sleep(1)
 
 
 def resident(pid):
-    """MiB that a process has in memory."""
+    """Returns the resident MiB of a process."""
     with open(f"/proc/{pid}/status") as status:
         return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmRSS"))
 
@@ -100,7 +103,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
     parser.add_argument("pid", type=int)
-    parser.add_argument("--text", required=True, help="a long text to take prompts from")
+    parser.add_argument("--text", required=True, help="long text as the source of prompts")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--minutes", type=float, default=10)
     args = parser.parse_args()

@@ -1,11 +1,12 @@
-"""What servers do while something happens, the same for all of them, in turn.
+"""Measures the reaction of servers to events, the same for all of them, in turn.
 
     kvant serve model.gguf --port 8080 &
     python3 tools/suites/events.py --text FILE ours=http://127.0.0.1:8080 [theirs=http://127.0.0.1:8081]
 
-A long prompt (`--long` tokens of the text, about) comes while another client reads an answer: the median pause between its tokens
-before, and the longest from then on. A client leaves while its long prompt is read: seconds until the server has nothing to do
-(`/metrics`, which llama-server has with `--metrics`). Needs nothing but Python; nothing of the repository needs it.
+A long prompt (about `--long` tokens of the text) arrives while another client streams an answer:
+the median ITL before it, and the longest afterwards. A client disconnects during the prefill of its
+long prompt: seconds until the server is idle (`/metrics`, which llama-server has with `--metrics`).
+Needs only Python. The repository builds and passes its tests without it.
 """
 
 import argparse
@@ -21,21 +22,21 @@ COLUMNS = ["gap p50", "longest gap", "until it is free"]
 
 
 def post(url, body):
-    """A connection that has sent `body`."""
+    """Returns a connection that has sent `body`."""
     connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc)
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     return connection
 
 
 def busy(url):
-    """How many requests the server works on."""
+    """Returns the number of running requests."""
     with urllib.request.urlopen(url + "/metrics") as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("llamacpp:requests_processing"))
 
 
 def gaps(url, prompt, n_out):
-    """The median pause between tokens, and the longest once a long prompt has come."""
+    """Returns the median ITL, and the longest after a long prompt arrives."""
     body = {"prompt": "Once upon a time", "max_tokens": n_out, "temperature": 0, "stream": True, "ignore_eos": True}
     times, came = [], []
 
@@ -56,12 +57,12 @@ def gaps(url, prompt, n_out):
 
 
 def leave(url, prompt):
-    """Seconds until the server is free after a client left while its prompt was read."""
+    """Returns the seconds until the server is idle after a disconnect during prefill."""
     connection = post(url, {"prompt": prompt, "max_tokens": 8, "stream": True})
     while not busy(url):
         time.sleep(0.01)
     time.sleep(0.5)
-    assert busy(url), "the prompt was read before the client could leave: take a longer one"
+    assert busy(url), "prefill ended before the disconnect: use a longer prompt"
     connection.sock.close()
     left = time.perf_counter()
     while busy(url):
@@ -72,7 +73,7 @@ def leave(url, prompt):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("servers", nargs="+", help="NAME=URL")
-    parser.add_argument("--text", required=True, help="a long text to take prompts from")
+    parser.add_argument("--text", required=True, help="long text as the source of prompts")
     parser.add_argument("--long", type=int, default=7000)
     parser.add_argument("--out", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
@@ -82,7 +83,7 @@ def main():
     size = 4 * args.long
     rows = {name: [] for name, _ in servers}
     for turn in range(args.rounds):
-        # Prompts that no server knows from before.
+        # New prompts, which no server has cached.
         entering, left = (text[(2 * turn + i) * size // 4 :][:size] for i in range(2))
         for name, url in servers:
             rows[name].append([*gaps(url, entering, args.out), leave(url, left)])

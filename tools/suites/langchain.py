@@ -1,11 +1,11 @@
-"""Holds a running server to the tests that LangChain has for chat models, through its client for OpenAI's API.
+"""Runs LangChain's tests for chat models against a server, through its OpenAI client.
 
     kvant serve model.gguf --port 8080 &
     python3 tools/suites/langchain.py http://127.0.0.1:8080
 
-Some of the tests ask a model for what only a good one says (that it calls a tool of its own accord, that it copies an emoji):
-with a small model those fail by its words, and the error says so. What is needed is fetched from PyPI into a folder of its own
-(`--folder`). Nothing of the repository needs this to build or to pass its tests.
+Some of the tests require a capable model (a voluntary tool call, a copied emoji): with a small
+model those fail because of its output, and the report explains that. Packages are installed from
+PyPI into their own folder (`--folder`). The repository builds and passes its tests without it.
 """
 
 import argparse
@@ -38,16 +38,16 @@ class TestKvant(ChatModelIntegrationTests):
     supports_json_mode = True
 '''
 
-# What an error says where the server was asked for what only the model can give, or for what is not there.
+# Errors that the model causes, or that concern an absent feature.
 KNOWN = [
-    (r"LengthFinishReasonError|length limit", "the model comes to no end within the tokens that it has"),
-    (r"where \[\] = |tool call|tool_calls|test_agent_loop|isinstance\(None", "the model makes no call, or comes to no end of one"),
+    (r"LengthFinishReasonError|length limit", "the model does not end within its tokens"),
+    (r"where \[\] = |tool call|tool_calls|test_agent_loop|isinstance\(None", "the model makes no call, or does not end it"),
 ]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url", help="where the server listens")
+    parser.add_argument("url", help="address of the server")
     parser.add_argument("--name", default="any", help="the model's name")
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("/tmp/kvant-suites"))
     args = parser.parse_args()
@@ -59,7 +59,7 @@ def main():
     tests, report = args.folder / "test_langchain.py", args.folder / "langchain.xml"
     tests.write_text(TESTS, encoding="utf-8")
     environment = {**os.environ, "KVANT_SUITE_URL": args.url.rstrip("/"), "KVANT_SUITE_NAME": args.name}
-    # One loop for all: clients keep their connections from test to test.
+    # One event loop for all tests: clients keep their connections between tests.
     loops = [f"asyncio_default_{what}_loop_scope=session" for what in ("test", "fixture")]
     options = [part for option in ["asyncio_mode=auto", *loops] for part in ("-o", option)]
     pytest = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, "--timeout=180", f"--junitxml={report}", tests]

@@ -1,13 +1,15 @@
-"""Holds `kvant serve` to the tests of llama.cpp's server, and says what fails, what is left out, and why.
+"""Runs the tests of llama.cpp's server against `kvant serve`, and lists failures and skipped tests
+with their reasons.
 
     cargo build -p kvant-cli
     python3 tools/suites/llama.py --kvant target/debug/kvant --model model.gguf [--rival LLAMA_SERVER]
 
-The tests lie in llama.cpp's source, which the source package of llama-cpp-python on PyPI holds; it and what the tests need are
-fetched into a folder of their own (`--folder`, or `--tests` for tests that are there). They are made for a small model of a
-hub. Here they run on any model: with `--rival`, llama.cpp's own server runs each test first and tells what its counts of
-tokens are on that model; without, any count will do. What they expect of the words of that small model is not looked at, only
-that there are some. Nothing of the repository needs this to build or to pass its tests.
+The tests are in llama.cpp's source, which the source package of llama-cpp-python on PyPI contains;
+it and the packages of the tests are installed into their own folder (`--folder`, or `--tests` for
+existing tests). They are written for a small model of the hub. Here they run on any model: with
+`--rival`, llama.cpp's own server runs each test first to learn its token counts on that model;
+without, any count is accepted. Expected words of the small model are not compared, only required to
+be non-empty. The repository builds and passes its tests without it.
 """
 
 import argparse
@@ -24,24 +26,24 @@ import xml.etree.ElementTree as xml
 
 NEEDS = ["scikit-build-core", "pytest", "pytest-timeout", "requests", "openai", "wget", "filelock", "aiohttp", "numpy", "prometheus-client"]
 
-# Tests that are not run, by the name of their file, and why.
+# Skipped tests, by the name of their file, with the reason.
 LEFT_OUT = {
     "test_vision_api": "no images",
-    "test_mcp_servers": "no tools that the server runs",
-    "test_tools_builtin": "no tools that the server runs",
+    "test_mcp_servers": "no server-side tools",
+    "test_tools_builtin": "no server-side tools",
     "test_proxy": "no proxy",
-    "test_router": "other models are named by --also, not found in a folder",
-    "test_stream": "streams cannot be taken up again",
-    "test_rerank": "its model sees a text from both sides",
-    "test_lora": "its adapter changes a small model of a hub, and experts in it",
+    "test_router": "other models are named by --also, not by a folder",
+    "test_stream": "streams cannot be resumed",
+    "test_rerank": "its model has bidirectional attention",
+    "test_lora": "its adapter belongs to a small model of the hub, and changes experts",
     "test_speculative": "no speculative decoding in the server",
     "test_sleep": "no sleep",
-    "test_slot_save": "no slots: --kv-disk keeps conversations by what they say",
+    "test_slot_save": "no slots: --kv-disk stores conversations by their content",
     "test_kv_keep_only_active": "no slots",
-    "test_compat_gcp": "not there",
+    "test_compat_gcp": "not supported",
 }
 
-# Flags of llama-server with a value, by what they are called here; none where nothing is to be done.
+# Flags of llama-server with a value, and their names here; None if they have no effect.
 VALUES = {
     "--port": "--port",
     "--host": "--host",
@@ -64,47 +66,47 @@ VALUES = {
     "-fa": "-fa",
 }
 SWITCHES = {"--offline", "--no-slots", "--slots", "--metrics", "--jinja", "--no-jinja", "--verbose", "--kv-unified", "--cont-batching", "--embedding"}
-# How the stand-in ends when a test asks for something that there is not.
+# Exit code of the stand-in for unsupported flags.
 ABSENT = 77
 
-# Why a test may fail: what stands in its name or in what it says, and what that means.
-SHORT = "the model ends its answer before it is as long as is expected"
+# Known failures: a pattern of the test's name or message, and its explanation.
+SHORT = "the model ends its answer before the expected length"
 KNOWN = [
-    (r"test_server_slots|test_metrics_disabled", "what llama-server must be told to show is always there"),
+    (r"test_server_slots|test_metrics_disabled", "endpoints that llama-server must enable are always enabled"),
     (r"test_access_static_assets", "the page is one file"),
-    (r"test_chat_completion_cached_tokens|test_completion_prompt_cache|test_embedding_usage", "counts of tokens of one model"),
+    (r"test_chat_completion_cached_tokens|test_completion_prompt_cache|test_embedding_usage", "token counts of one model"),
     (r"test_nocache_long_input|test_ctx_shift_disabled_long", "the prompt has fewer tokens with this model, and fits"),
     (r"test_completion_unified|test_completion_parallel_slots|'stop' == 'length'", SHORT),
     (r"test_chat_completion\[.*(length-False|length-True|chatml)|test_ctx_shift_disabled_short", SHORT),
     (r"'<s> I believ|test_tokenize_with_bos", "the first token of one model"),
     (r"test_completion_with_response_format.*3000", "a schema that names no type lets any value pass"),
     (r"test_embedding_mixed_input\[-", "an empty text has no token with this model"),
-    (r"'too large' in", "what is too long is told in the words of every other test"),
+    (r"'too large' in", "the error of a long input has another wording"),
     (r"test_cors_options", "no page may send requests unless --cors-origin names it; no cookies, no DELETE"),
-    (r"Process-Start-Time-Unix", "not in the head of /metrics"),
-    (r"__verbose", "prompts are not repeated in answers: /apply-template tells them"),
-    (r"model_path", "files of the server are not told"),
+    (r"Process-Start-Time-Unix", "not in the headers of /metrics"),
+    (r"__verbose", "prompts are not repeated in answers: /apply-template returns them"),
+    (r"model_path", "paths of the server are not exposed"),
     (r"test_server_multiple_addresses", "one address"),
-    (r"test_invalid_chat_completion_req\[messages7\]", "two answers in a row are for the template to refuse"),
-    (r"test_ignore_eos_populates", "an end is said and passed over, not ruled out"),
-    (r"test_return_progress", "steps are as long as the scheduler makes them"),
-    (r"continue_final_message", "answers are not begun by a client"),
-    (r"test_infill_with", "the model has no tokens for gaps"),
-    (r"test_date_inside_prompt", "the template wants a date from outside: there it is handed one"),
-    (r"400 == 500", "a picture is a mistake of the client's (400), not the server's (500)"),
-    (r"test_anthropic_empty_messages", "a conversation without messages is refused"),
-    (r"test_anthropic_thinking_history", "the model's template does not show thoughts"),
+    (r"test_invalid_chat_completion_req\[messages7\]", "two assistant messages in a row are left to the template"),
+    (r"test_ignore_eos_populates", "an end token is generated and ignored, not excluded"),
+    (r"test_return_progress", "the scheduler determines the size of prefill chunks"),
+    (r"continue_final_message", "no assistant prefill by the client"),
+    (r"test_infill_with", "the model has no fill-in-the-middle tokens"),
+    (r"test_date_inside_prompt", "the template needs a date, which llama-server provides"),
+    (r"400 == 500", "an image is a client error (400), not a server error (500)"),
+    (r"test_anthropic_empty_messages", "a conversation without messages is rejected"),
+    (r"test_anthropic_thinking_history", "the model's template does not render reasoning"),
     (r"test_responses_stream_with_llama_telemetry", "no progress and no times in /v1/responses"),
 ]
 
 
 def as_server(args):
-    """Stands in for llama-server: says the same in the words of `kvant serve`."""
+    """Stands in for llama-server: translates its flags to those of `kvant serve`."""
     said, at = {}, 0
     while at < len(args):
         flag = args[at]
         if flag == "--reasoning":
-            # There a template is told to think unless it is told not to.
+            # llama-server enables reasoning unless it is off.
             said[flag], at = "off" if args[at + 1] == "off" else "on", at + 2
         elif flag == "--pooling" and args[at + 1] not in ("mean", "last"):
             absent(f"{flag} {args[at + 1]}")
@@ -116,7 +118,7 @@ def as_server(args):
             absent(f"{flag} {args[at + 1] if at + 1 < len(args) else ''}".strip())
     n_parallel = int(said.get("--parallel", 1))
     if "--ctx-size" in said and "--kv-unified" not in said:
-        # Of each conversation here, of all together there.
+        # Per conversation here, for all together in llama-server.
         said["--ctx-size"] = str(int(said["--ctx-size"]) // n_parallel)
     template = said.get("--chat-template")
     if template and template not in ("chatml", "llama3", "gemma", "mistral", "phi3"):
@@ -140,7 +142,7 @@ def run(*args, **more):
 
 
 def prepared(folder: pathlib.Path, tests: pathlib.Path | None):
-    """A Python with all that the tests need, and the tests."""
+    """Returns a Python with the packages of the tests, and the tests."""
     folder.mkdir(parents=True, exist_ok=True)
     python = folder / "llama/bin/python"
     if not python.exists():
@@ -159,7 +161,7 @@ def prepared(folder: pathlib.Path, tests: pathlib.Path | None):
 
 
 def tried(python, tests, environment, learned, mode, choice):
-    """Outcome and message of each test."""
+    """Returns outcome and message of each test."""
     report = pathlib.Path(environment["KVANT_SUITE_REASON"]).with_suffix(f".{mode}.xml")
     files = sorted(path for path in tests.glob("unit/test_*.py") if path.stem not in LEFT_OUT)
     own = {**environment, "KVANT_SUITE_LEARNED": str(learned), "KVANT_SUITE_MODE": mode}
@@ -183,10 +185,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kvant", required=True, type=pathlib.Path, help="the program")
     parser.add_argument("--model", required=True, type=pathlib.Path, help="a GGUF file")
-    parser.add_argument("--rival", type=pathlib.Path, help="llama.cpp's server, to learn counts of tokens from")
+    parser.add_argument("--rival", type=pathlib.Path, help="llama.cpp's server, to learn token counts")
     parser.add_argument("--tests", type=pathlib.Path, help="tools/server/tests of llama.cpp")
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("/tmp/kvant-suites"))
-    parser.add_argument("-k", dest="choice", help="only tests whose name says so")
+    parser.add_argument("-k", dest="choice", help="only tests whose name matches")
     args = parser.parse_args()
     python, tests = prepared(args.folder, args.tests)
     stand_in = args.folder / "llama-server"

@@ -1,4 +1,5 @@
-"""Makes the tests of llama.cpp's server run on another model: see llama.py, which starts pytest with this."""
+"""Runs the tests of llama.cpp's server on another model: see llama.py, which loads this into
+pytest."""
 
 import json
 import os
@@ -12,9 +13,9 @@ REASON = pathlib.Path(os.environ["KVANT_SUITE_REASON"])
 LEARNED = pathlib.Path(os.environ["KVANT_SUITE_LEARNED"])
 LEARNS = os.environ["KVANT_SUITE_MODE"] == "learn"
 
-# The small models of the hub that any other may stand in for.
+# Small models of the hub that any other may replace.
 STORIES = ("stories260K", "tinyllamas/stories260K.gguf", "stories260K-infill", "bert-bge-small")
-# What answers must say whatever the model: the others are words of the small model.
+# Content that every model must produce: the other expectations are words of the small model.
 FORMS = ['"42"', '"foooooo"', "a{5,5}", "[ -3000 ]", r"(\{|John)+"]
 # Counts that depend on the model.
 COUNTS = ("n_prompt", "n_token_output")
@@ -23,7 +24,7 @@ known = json.loads(LEARNED.read_text()) if LEARNED.exists() else {}
 
 
 class Count:
-    """A number of tokens, as llama.cpp's server has told it; any where nothing is known of it."""
+    """A token count learned from llama.cpp's server; any count if unknown."""
 
     def __init__(self, name):
         self.name = name

@@ -1,11 +1,12 @@
-"""Runs lm-eval (EleutherAI's evaluation harness) against a running server, through its `local-completions`: likelihoods of the ends of
-sentences, of a text as a whole, and answers.
+"""Runs lm-eval (EleutherAI's evaluation harness) against a server, through its `local-completions`:
+logprobs of sentence endings, of a whole text, and generated answers.
 
     kvant serve model.gguf --port 8080 -c 2048 &
     python3 tools/suites/lm.py http://127.0.0.1:8080 [--text FILE]
 
-The tokenizer is the server's (`/tokenizer_info`, as vLLM has it); tasks are written below, so that nothing is fetched but lm-eval
-itself, from PyPI, into a folder of its own. Nothing of the repository needs this to build or to pass its tests.
+The tokenizer is the server's (`/tokenizer_info`, as in vLLM); tasks are written below, so that only
+lm-eval itself is downloaded, from PyPI, into its own folder. The repository builds and passes its
+tests without it.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import subprocess
 import sys
 
 VERSION = "lm-eval[api]==0.4.13"
-# A beginning, how it may go on, the right way first.
+# A context and its continuations, the correct one first.
 ENDS = [
     ("The capital of France is", [" Paris", " London", " Rome", " Berlin"]),
     ("Water freezes at zero degrees", [" Celsius", " banana", " miles", " pounds"]),
@@ -24,7 +25,7 @@ ENDS = [
     ("The sun rises in the", [" east", " west", " moon", " sea"]),
     ("A dog says", [" woof", " meow", " moo", " quack"]),
 ]
-# Bytes of a piece of the text, and pieces.
+# Bytes per chunk of the text, and number of chunks.
 PIECE, PIECES = 4000, 6
 
 
@@ -42,7 +43,7 @@ def task(name, data, kind, metrics, **more):
 
 
 def written(folder, text):
-    """Writes data and tasks, and returns the names of those."""
+    """Writes data and tasks, and returns the names of the tasks."""
     ends, whole = folder / "ends.jsonl", folder / "text.jsonl"
     ends.write_text("".join(json.dumps({"text": begin, "choices": ends_}) + "\n" for begin, ends_ in ENDS))
     said = {"until": ["\n", "."], "max_gen_toks": 8, "temperature": 0}
@@ -63,7 +64,7 @@ def written(folder, text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
-    parser.add_argument("--text", help="a text to measure as a whole")
+    parser.add_argument("--text", help="text for the whole-text measurement")
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("/tmp/kvant-suites"))
     args = parser.parse_args()
     folder = args.folder.resolve() / "lm"

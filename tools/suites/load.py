@@ -1,11 +1,12 @@
-"""Times servers with many clients at once: the same for all of them, in turn.
+"""Measures servers under load with many clients: the same for all of them, in turn.
 
     kvant serve model.gguf --port 8080 &
     python3 tools/suites/load.py --text FILE ours=http://127.0.0.1:8080 [theirs=http://127.0.0.1:8081]
 
-Each client sends a completion whose prompt begins as that of all others (`--shared` tokens of the text, about), with an end of its
-own, and reads `--out` tokens as they come. Each round asks with a beginning that nobody has sent before, so that no server
-knows it from the round before; servers take turns. Needs nothing but Python; nothing of the repository needs it.
+Each client sends a completion whose prompt has a prefix common to all (about `--shared` tokens of
+the text) and its own suffix, and streams `--out` tokens. Each round has a new prefix, so that no
+server has it cached from the round before; servers take turns. Needs only Python. The repository
+builds and passes its tests without it.
 """
 
 import argparse
@@ -20,7 +21,7 @@ COLUMNS = ["tok/s", "first p50", "first max", "gap p50", "gap max", "prompt toke
 
 
 def ask(url, prompt, n_out):
-    """Seconds until the first token, all times of tokens, and how many tokens of the prompt were known."""
+    """Returns TTFT in seconds, the times of all tokens, and the number of cached prompt tokens."""
     body = {"prompt": prompt, "max_tokens": n_out, "temperature": 0, "stream": True, "ignore_eos": True}
     body["stream_options"] = {"include_usage": True}
     request = urllib.request.Request(
@@ -40,7 +41,7 @@ def ask(url, prompt, n_out):
 
 
 def cpu_seconds(pid):
-    """What a process has taken of its processors; NaN where its number was not given."""
+    """Returns the CPU seconds of a process; NaN without a process id."""
     if pid is None:
         return float("nan")
     with open(f"/proc/{pid}/stat") as stat:
@@ -49,7 +50,7 @@ def cpu_seconds(pid):
 
 
 def a_round(url, pid, shared, n_clients, n_out):
-    """What COLUMNS name; times in seconds."""
+    """Returns the values of COLUMNS; times in seconds."""
     started, before = time.perf_counter(), cpu_seconds(pid)
     with concurrent.futures.ThreadPoolExecutor(n_clients) as pool:
         prompts = [f"{shared}\n\nNumber {i} goes on like this:" for i in range(n_clients)]
@@ -66,15 +67,15 @@ def a_round(url, pid, shared, n_clients, n_out):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("servers", nargs="+", help="NAME=URL or NAME=URL=PID")
-    parser.add_argument("--text", required=True, help="a long text to take prompts from")
+    parser.add_argument("--text", required=True, help="long text as the source of prompts")
     parser.add_argument("--clients", default="1,2,4,8,16")
-    parser.add_argument("--shared", type=int, default=2048, help="tokens that all prompts begin with, about")
+    parser.add_argument("--shared", type=int, default=2048, help="approximate tokens of the common prefix")
     parser.add_argument("--out", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     servers = [(server.split("=") + [None])[:3] for server in args.servers]
     text = open(args.text, encoding="utf-8").read()
-    # About four characters a token.
+    # About four characters per token.
     size, at = 4 * args.shared, 0
     print("| clients | server | " + " | ".join(COLUMNS) + " |")
     print("|---|---|" + "---|" * len(COLUMNS))

@@ -1,12 +1,13 @@
-"""A hostile neighbour: what one API key does to the answers of another, by time to first token and between tokens.
+"""Measures the effect of a hostile API key on the requests of another one: TTFT and ITL.
 
     kvant serve model.gguf --port 8080 -c 8192 --api-key polite --api-key hostile &
     python3 tools/suites/neighbour.py --text FILE http://127.0.0.1:8080
 
-The polite key chats: one prompt of 200 to 2,000 tokens after the other, none like those before. Meanwhile the hostile key sends one kind
-of request at a time, over and over: grammars, bodies and queues that have brought servers down. Told are, for each kind, TTFT and ITL of
-the polite key (p50, p99), how many times those alone the TTFT is, and its errors. Fails where there are any. Needs nothing but Python;
-nothing of the repository needs it.
+The polite key chats: one prompt of 200 to 2,000 tokens after the other, none repeated. Meanwhile
+the hostile key repeatedly sends one kind of request at a time: grammars, bodies and queues that
+have brought servers down. Prints, per kind, TTFT and ITL of the polite key (p50, p99), the ratio of
+TTFT to that without load, and its errors. Fails if there are any errors. Needs only Python. The
+repository builds and passes its tests without it.
 """
 
 import argparse
@@ -25,7 +26,7 @@ TOKENS = 24
 
 @dataclasses.dataclass
 class Seen:
-    """What the polite key has seen of one kind, in seconds."""
+    """Measurements of the polite key for one kind, in seconds."""
 
     first: list
     between: list
@@ -33,14 +34,15 @@ class Seen:
 
 
 class Client:
-    """Sends requests with a key."""
+    """A client with an API key."""
 
     def __init__(self, url, key):
         parts = urllib.parse.urlsplit(url)
         self.address, self.key = (parts.hostname, parts.port), key
 
     def post(self, path, body, seconds=300):
-        """The connection and the answer to a body: bytes as they are, all else as JSON."""
+        """Returns the connection and the response to a body: bytes verbatim, other values as
+        JSON."""
         connection = http.client.HTTPConnection(*self.address, timeout=seconds)
         heads = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}
         connection.request("POST", path, body if isinstance(body, bytes) else json.dumps(body), heads)
@@ -57,7 +59,7 @@ def percentile(times, share):
 
 
 def chat(client, prompt, seen):
-    """One chat, with its times."""
+    """Runs one chat and records its times."""
     began = last = time.perf_counter()
     body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": TOKENS, "stream": True, "ignore_eos": True}
     connection, answer = client.post("/v1/chat/completions", body)
@@ -77,7 +79,7 @@ def chat(client, prompt, seen):
                 is_first, last = False, now
 
 
-# Each kind is a function of a client and a text that sends once; several threads of it run at a time.
+# Each kind is a function of a client and a text that sends one request; several threads run it.
 
 
 def long_prompts(client, text, chance):
@@ -124,7 +126,7 @@ def long_text(client, text, chance):
 
 
 def stalled(client, sent, seconds):
-    """Connections that say so much and no more."""
+    """Opens connections that send a partial request and stall."""
     sockets = []
     for _ in range(300):
         with contextlib.suppress(OSError):
@@ -156,7 +158,7 @@ THREADS = {long_prompts: 64, gone_clients: 16, stalled_bodies: 4, stalled_heads:
 
 
 def beside(kind, args, text):
-    """What the polite key sees beside a kind, or alone."""
+    """Returns the measurements of the polite key under a kind of load, or alone."""
     done = threading.Event()
     hostile = Client(args.url, args.hostile)
 
@@ -166,7 +168,7 @@ def beside(kind, args, text):
             try:
                 kind(hostile, text, chance)
             except OSError:
-                # To be refused, cut off or late is a hostile client's lot.
+                # Errors of hostile requests are expected.
                 done.wait(0.05)
 
     threads = [threading.Thread(target=send, args=(seed,), daemon=True) for seed in range(THREADS.get(kind, 4) if kind else 0)]
@@ -174,7 +176,7 @@ def beside(kind, args, text):
         thread.start()
     time.sleep(3 if kind else 0)
     seen, polite = Seen([], [], []), Client(args.url, args.polite)
-    # As long each time, and never the same.
+    # The same lengths each time, with new text.
     lengths, places = random.Random(7), random.Random(time.time())
     for _ in range(args.chats):
         at = places.randrange(len(text) - 8000)
@@ -183,7 +185,7 @@ def beside(kind, args, text):
         except OSError as error:
             seen.errors.append(f"{type(error).__name__}: {error}")
     done.set()
-    # What the hostile key has sent ends first: else the next kind is told what this one does.
+    # Waits for the hostile requests, which would otherwise affect the next kind.
     for thread in threads:
         thread.join()
     return seen
@@ -192,10 +194,10 @@ def beside(kind, args, text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
-    parser.add_argument("--text", required=True, help="a long text to take prompts from")
+    parser.add_argument("--text", required=True, help="long text as the source of prompts")
     parser.add_argument("--chats", type=int, default=20)
-    parser.add_argument("--polite", default="polite", help="the key of one")
-    parser.add_argument("--hostile", default="hostile", help="the key of the other")
+    parser.add_argument("--polite", default="polite", help="the polite API key")
+    parser.add_argument("--hostile", default="hostile", help="the hostile API key")
     parser.add_argument("--kind", action="append", choices=[kind.__name__ for kind in KINDS])
     args = parser.parse_args()
     text = open(args.text, encoding="utf-8").read()
@@ -207,7 +209,7 @@ def main():
         alone = alone or seen
         times = percentile(seen.first, 0.99) / percentile(alone.first, 0.99)
         numbers = [1000 * percentile(part, share) for part in (seen.first, seen.between) for share in (0.5, 0.99)]
-        name = kind.__name__.replace("_", " ") if kind else "nobody"
+        name = kind.__name__.replace("_", " ") if kind else "none"
         print(f"| {name} | {numbers[0]:.0f} | {numbers[1]:.0f} | {times:.1f} | {numbers[2]:.1f} | {numbers[3]:.1f} | {len(seen.errors)} |", flush=True)
         for error in seen.errors[:3]:
             print(f"  {error}", flush=True)

@@ -1,14 +1,15 @@
-"""Holds answers of a running server to the schemas of the JSON Schema test suite: what is finished must be valid, and a schema
-that cannot be held must be refused by name.
+"""Tests structured output of a server with the JSON Schema test suite: finished answers must be
+valid, and unsupported schemas must be rejected with the keyword.
 
     kvant serve --port 8080 &
     python3 tools/suites/schemas.py http://127.0.0.1:8080 [--draft draft2020-12] [--seeds 2] [--as answer|required|auto]
 
-Each schema is asked for at a high temperature with several seeds, so that whatever the schema does not forbid is said: as the
-form of the answer, or as that of a tool's arguments, which must or may be called. What is not held of a tool that may be called
-is told in `warnings`, and a call of it need not be valid; a refusal names the tool. The
-suite comes with the source package of jsonschema on PyPI, which also says what is valid; both are fetched into a folder of
-their own (`--folder`). Nothing of the repository needs this to build or to pass its tests.
+Each schema is requested at a high temperature with several seeds, so that the output explores all
+that the schema permits: as the format of the answer, or of a tool's arguments, with a required or
+automatic tool choice. Unenforced keywords of an automatic tool are listed in `warnings`, and its
+call need not be valid; a rejection names the tool. The suite is in the source package of jsonschema
+on PyPI, which also validates; both are installed into their own folder (`--folder`). The repository
+builds and passes its tests without it.
 """
 
 import argparse
@@ -28,7 +29,7 @@ def run(*args):
 
 
 def prepared(folder):
-    """Runs this again by a Python that has what it needs, and returns the folder of the suite."""
+    """Restarts this script in a Python with its packages, and returns the folder of the suite."""
     folder.mkdir(parents=True, exist_ok=True)
     python = folder / "schemas/bin/python"
     if not python.exists():
@@ -46,13 +47,13 @@ TOOL = "write"
 
 
 def within(schema):
-    """The schema of arguments among which is a value of this one."""
+    """Returns a schema of arguments with a value of this schema."""
     schema = {key: value for key, value in schema.items() if key != "$schema"} if isinstance(schema, dict) else schema
     return {"type": "object", "properties": {"value": schema}, "required": ["value"], "additionalProperties": False}
 
 
 def ask(url, schema, seed, way):
-    """How an answer ended, and it: `stop` where it is to be valid; or `refused` and why."""
+    """Returns finish reason and answer: `stop` requires validity; or `refused` and the error."""
     if way == "answer":
         more = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
     else:
@@ -61,7 +62,7 @@ def ask(url, schema, seed, way):
     asked = "Write some JSON." if way == "answer" else f"Call the tool {TOOL} with any arguments."
     body = {
         "messages": [{"role": "user", "content": asked}],
-        # A call has to be written as one; long texts are to end.
+        # The template needs a tool call; long texts must end.
         "temperature": 1.5 if way == "answer" else 0.7,
         "top_k": 0,
         "top_p": 1.0,
@@ -101,10 +102,10 @@ def is_valid(validator, text):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url", help="where the server listens")
+    parser.add_argument("url", help="address of the server")
     parser.add_argument("--draft", default="draft2020-12")
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--tools", type=pathlib.Path, help="a file with a list of tools, as MCP's tools/list gives them, in place of the suite")
+    parser.add_argument("--tools", type=pathlib.Path, help="file with a list of tools in the format of MCP's tools/list, instead of the suite")
     parser.add_argument("--as", dest="way", choices=["answer", "required", "auto"], default="answer")
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("/tmp/kvant-suites"))
     args = parser.parse_args()
@@ -119,7 +120,7 @@ def main():
         for file in sorted((suite / args.draft).glob("*.json")):
             cases += [(file.stem, case["description"], case["schema"]) for case in json.loads(file.read_text())]
         if args.way != "answer":
-            # References are to places of the whole schema.
+            # References are relative to the whole schema.
             cases = [(keyword, name, within(schema)) for keyword, name, schema in cases if "Ref" not in json.dumps(schema) and "$ref" not in json.dumps(schema)]
     outcomes, refused, wrong = collections.Counter(), collections.Counter(), []
 

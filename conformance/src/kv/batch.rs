@@ -1,4 +1,4 @@
-//! Sequences that step together, on a device.
+//! Sequences of one batch on a device.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use kvant_codec::tile::TILE;
 use super::{Answer, Record, Shape, Tokens};
 use crate::Subject;
 
-/// Bytes around the band, to see that nothing is written there.
+/// Guard bytes around the step tiles, which must stay unchanged.
 const MARGIN: usize = 64;
-/// What a band is full of before it is written: finite numbers, as those of an earlier step.
+/// Initial content of the step tiles: finite numbers, as of an earlier step.
 const STALE: u8 = 0x3c;
 
-/// Sequences, and the band of their last step.
+/// Sequences, and the step tiles of their last step.
 pub struct Batch<'a, B: Backend> {
     subject: &'a Subject<B>,
     sequences: Vec<Sequence<'a, B>>,
@@ -30,11 +30,11 @@ struct Sequence<'a, B: Backend> {
     tokens: &'a Tokens,
     layer: Arc<KvLayer>,
     memory: KvMemory<B::Page>,
-    /// Those of the last step.
+    /// Rows of the last step.
     rows: Rows,
-    /// Where its share of the band begins.
+    /// Offset of its step tiles.
     band: usize,
-    /// What its rows are multiplied by.
+    /// Factors on its rows.
     balance: Option<B::Page>,
 }
 
@@ -47,7 +47,8 @@ pub struct Image {
 }
 
 impl<'a, B: Backend> Batch<'a, B> {
-    /// Empty sequences, to be fed these tokens. Those of one shape have one layer; all have heads of the same number and size.
+    /// Creates empty sequences for these tokens. Sequences of one shape share a layer; all have
+    /// heads of the same number and size.
     pub fn new(subject: &'a Subject<B>, tokens: &[&'a Tokens]) -> Self {
         let mut layers: Vec<(Shape, Arc<KvLayer>, StreamSizes)> = Vec::new();
         let empty = |&tokens: &&'a Tokens| {
@@ -72,14 +73,14 @@ impl<'a, B: Backend> Batch<'a, B> {
         Self { subject, sequences: tokens.iter().map(empty).collect(), band: None }
     }
 
-    /// One sequence that holds the first `n` of `tokens`, fed `chunk` at a time.
+    /// Creates one sequence with the first `n` of `tokens`, appended `chunk` at a time.
     pub fn fed(subject: &'a Subject<B>, tokens: &'a Tokens, n: usize, chunk: usize) -> Result<Self> {
         let mut batch = Self::new(subject, &[tokens]);
         batch.feed(&[n], chunk)?;
         Ok(batch)
     }
 
-    /// Appends the next tokens of each sequence, as many as `counts` says, at most `chunk` of one in a step.
+    /// Appends the next `counts` tokens of each sequence, at most `chunk` of one per step.
     pub fn feed(&mut self, counts: &[usize], chunk: usize) -> Result<()> {
         let mut left = counts.to_vec();
         while left.iter().any(|&n| n > 0) {
@@ -90,14 +91,15 @@ impl<'a, B: Backend> Batch<'a, B> {
         Ok(())
     }
 
-    /// Appends the next tokens of each sequence, as many as `counts` says; a sequence of which that is none is not in the step.
+    /// Appends the next `counts` tokens of each sequence in one step; sequences with a count of 0
+    /// are not in the step.
     pub fn append(&mut self, counts: &[usize]) -> Result<()> {
         self.begin(counts)?;
         let [k, v] = self.step_rows();
         self.append_rows(&k, &v)
     }
 
-    /// As [`Batch::append`], but of these keys and values.
+    /// As [`Batch::append`], with these keys and values.
     pub fn append_from(&mut self, counts: &[usize], k: &[f32], v: &[f32]) -> Result<()> {
         self.begin(counts)?;
         self.append_rows(k, v)
@@ -109,7 +111,7 @@ impl<'a, B: Backend> Batch<'a, B> {
         self.subject.device().kv_append(&mut parts, &k, &v, self.band.as_mut())
     }
 
-    /// As [`Batch::append`], of keys that are turned on the way, together with the queries `q`.
+    /// As [`Batch::append`], with RoPE on the keys, together with the queries `q`.
     pub fn rope_append(
         &mut self,
         counts: &[usize],
@@ -122,7 +124,7 @@ impl<'a, B: Backend> Batch<'a, B> {
         self.subject.device().rope_append(&mut parts, rope, q, &mut k, &v, self.band.as_mut())
     }
 
-    /// What [`Batch::rope_append`] equals.
+    /// The equivalent of [`Batch::rope_append`] in two ops.
     pub fn rope_then_append(
         &mut self,
         counts: &[usize],
@@ -137,7 +139,7 @@ impl<'a, B: Backend> Batch<'a, B> {
         device.kv_append(&mut parts(&mut self.sequences), &k, &v, self.band.as_mut())
     }
 
-    /// Attention of the rows of the last step, `q` and result `[rows, n_heads, head_dim]`.
+    /// Computes attention of the rows of the last step, `q` and result `[rows, n_heads, head_dim]`.
     pub fn attend(&mut self, q: &[f32], what: &dyn Fn() -> String) -> Result<Vec<f32>> {
         let sinks = self.shape().sinks().map(|sinks| self.subject.upload(&sinks));
         self.attend_by(q, what, |device, params, parts, q, band, out| {
@@ -145,7 +147,7 @@ impl<'a, B: Backend> Batch<'a, B> {
         })
     }
 
-    /// As [`Batch::attend`], of one stage.
+    /// As [`Batch::attend`], up to one stage.
     pub fn attend_staged(&mut self, stage: usize, q: &[f32], what: &dyn Fn() -> String) -> Result<Vec<f32>> {
         self.attend_by(q, what, |device, params, parts, q, band, out| {
             device.attend_staged(stage, params, parts, q, band, out)
@@ -174,10 +176,11 @@ impl<'a, B: Backend> Batch<'a, B> {
         Ok(self.subject.results(&out, len, what))
     }
 
-    /// Holds what the rows `q` of the last step got to what each must get.
+    /// Checks the outputs of the queries `q` of the last step.
     ///
     /// # Panics
-    /// With the first that did not.
+    ///
+    /// With the first wrong output.
     #[track_caller]
     pub fn assert_answers(&self, q: &[f32], got: &[f32], what: &dyn Fn() -> String) {
         let shape = self.shape();
@@ -195,19 +198,19 @@ impl<'a, B: Backend> Batch<'a, B> {
         }
     }
 
-    /// Lets go of the blocks that no query to come can see.
+    /// Releases the blocks that no later query attends to.
     pub fn forget(&mut self) {
         for Sequence { layer, memory, rows, .. } in &mut self.sequences {
             memory.forget(layer.oldest(rows.end()) / TOKENS_PER_BLOCK);
         }
     }
 
-    /// What attention takes them all to be.
+    /// Returns the shape that attention uses for all sequences.
     fn shape(&self) -> Shape {
         self.sequences[0].tokens.shape
     }
 
-    /// The bytes of sequence `index`.
+    /// Returns the bytes of sequence `index`.
     pub fn image(&self, index: usize) -> Image {
         let read = |page: &Arc<Held<B::Page>>| self.subject.page_bytes(page);
         let memory = &self.sequences[index].memory;
@@ -216,12 +219,12 @@ impl<'a, B: Backend> Batch<'a, B> {
         Image { sink: optional(memory.sink()), tail: optional(memory.tail()), blocks }
     }
 
-    /// The bytes of the band of the last step, what surrounds it included; none where it had none.
+    /// Returns the bytes of the last step's tiles with their guard bytes; empty without step tiles.
     pub fn band_bytes(&self) -> Vec<u8> {
         self.band.as_ref().map(|page| self.subject.page_bytes(page)).unwrap_or_default()
     }
 
-    /// Begins a step: makes room for it, and for its band.
+    /// Begins a step: reserves cache and step tiles.
     fn begin(&mut self, counts: &[usize]) -> Result<()> {
         let pages = Fresh { device: self.subject.device(), live: Arc::default() };
         let mut first = 0;
@@ -263,7 +266,7 @@ impl<'a, B: Backend> Batch<'a, B> {
         Ok(())
     }
 
-    /// Keys and values of the rows of the step, `[rows, n_kv_heads, head_dim]`.
+    /// Returns keys and values of the step's rows, `[rows, n_kv_heads, head_dim]`.
     fn step_rows(&self) -> [Vec<f32>; 2] {
         let side = |of: fn(&Tokens) -> &[f32], head_dim: fn(&Shape) -> usize| {
             let rows = |s: &Sequence<'a, B>| {
@@ -278,10 +281,11 @@ impl<'a, B: Backend> Batch<'a, B> {
         ]
     }
 
-    /// Holds every token that is stored to what the codec makes of it, in each form that it is stored in.
+    /// Checks every stored token against the codec, in each form of storage.
     ///
     /// # Panics
-    /// With the first token that is another.
+    ///
+    /// With the first token that differs.
     #[track_caller]
     pub fn assert_holds_what_was_fed(&mut self, what: &dyn Fn() -> String) {
         for index in 0..self.sequences.len() {
@@ -352,12 +356,12 @@ impl Image {
     }
 }
 
-/// The streams of a layer, each with what it must hold.
+/// Returns the KV tensors of a layer, each with its expected content.
 fn streams<'a>(layer: &'a KvLayer, tokens: &'a Tokens) -> impl Iterator<Item = (&'a KvStream, &'a Record)> {
     layer.k.iter().zip(&tokens.keys).chain(layer.v.iter().zip(&tokens.values))
 }
 
-/// Factors and shifts on the device.
+/// Uploads factors and shifts.
 fn balance_page<B: Backend>(subject: &Subject<B>, values: &[f32]) -> B::Page {
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     let device = subject.device();
@@ -368,7 +372,7 @@ fn balance_page<B: Backend>(subject: &Subject<B>, values: &[f32]) -> B::Page {
     page
 }
 
-/// The sequences of the step as a device sees them.
+/// Returns the sequences of the step as a device receives them.
 fn parts<'s, B: Backend>(sequences: &'s mut [Sequence<'_, B>]) -> Vec<KvPart<'s, B::Page>> {
     all_parts(sequences).map(|(part, _)| part).filter(|part| part.rows.n > 0).collect()
 }
@@ -381,12 +385,12 @@ fn all_parts<'s, 't, B: Backend>(
     })
 }
 
-/// Every pair, in order.
+/// Returns every pair, in order.
 fn product(a: Range<usize>, b: Range<usize>) -> impl Iterator<Item = (usize, usize)> {
     a.flat_map(move |a| b.clone().map(move |b| (a, b)))
 }
 
-/// New memory whenever it is asked for.
+/// Allocates new memory for every request.
 struct Fresh<'a, B> {
     device: &'a B,
     live: Arc<AtomicUsize>,

@@ -1,10 +1,10 @@
-//! Caches of every shape, and what they must hold.
+//! KV caches of every shape, and their expected content.
 //!
-//! | module | what it is |
+//! | module | content |
 //! |---|---|
-//! | `tokens` | keys and values to feed, and what each must read back as |
-//! | `batch` | sequences of one layer that step together, on a device |
-//! | `attention` | attention over what a query sees, in f64, and how far a device may be from it |
+//! | `tokens` | keys and values to append, and their expected decoded values |
+//! | `batch` | sequences of one layer in a common step, on a device |
+//! | `attention` | reference attention in f64, and the error bounds of devices |
 
 use kvant_backend::{AttendParams, BalanceLayout, StreamSpec};
 use kvant_codec::{DType, Side};
@@ -19,56 +19,56 @@ pub use tokens::{Affine, Record, Row, Tokens};
 
 use crate::weights::gaussian;
 
-/// The streams of a layer, and the queries that meet them.
+/// The KV tensors of a layer, and its queries.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shape {
-    /// Type of the keys.
+    /// Type of K.
     pub k: DType,
-    /// Type of the values.
+    /// Type of V.
     pub v: DType,
-    /// True size of a key head.
+    /// Size of a key head, without padding.
     pub k_head_dim: usize,
-    /// True size of a value head.
+    /// Size of a value head, without padding.
     pub v_head_dim: usize,
-    /// Whether values are the first part of their keys: one stream, of the keys' type.
+    /// Whether values are a prefix of their keys (MLA): one shared KV tensor, of the keys' type.
     pub joint: bool,
     /// KV heads.
     pub n_kv_heads: usize,
-    /// Query heads for each KV head.
+    /// Query heads per KV head.
     pub group: usize,
-    /// First tiles of coded streams that stay in 16 bit.
+    /// First tiles of quantized KV tensors that stay in 16 bits (sink).
     pub sink_tiles: usize,
-    /// Tiles in the tail of coded streams beyond those that it has by default.
+    /// Tiles in the tail of quantized KV tensors, beyond the default.
     pub extra_tail_tiles: usize,
-    /// Whether coded streams have a tail.
+    /// Whether quantized KV tensors have a 16-bit tail.
     pub has_tail: bool,
-    /// Whether codes of keys are of what the centres of their blocks leave.
+    /// Whether codes of keys are of their difference from the block's centre.
     pub centres: bool,
-    /// Which rows are multiplied and moved before they are stored.
+    /// Which rows have factors and shifts before they are stored.
     pub scaled: Scaled,
-    /// Factor on every coded vector.
+    /// Factor on every quantized vector.
     pub alpha: f32,
-    /// The youngest tokens that a query sees.
+    /// Sliding window in tokens.
     pub window: Option<usize>,
-    /// Bound on the scores.
+    /// Soft cap of scores.
     pub soft_cap: Option<f32>,
-    /// Scores without a value that join the softmax, of the first query head, and how much larger that of each next one is.
+    /// Attention sinks: that of the first query head, and the increment per head.
     pub sinks: Option<[f32; 2]>,
 }
 
-/// Which rows are multiplied and moved before they are stored.
+/// Which rows have factors and shifts before they are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scaled {
     /// None of them.
     None,
-    /// Keys, and queries the other way.
+    /// Keys, and inversely queries.
     Keys,
-    /// Keys and values, queries and outputs the other way.
+    /// Keys and values, and inversely queries and outputs.
     All,
 }
 
 impl Shape {
-    /// One KV head of 128 for two query heads, and what streams have by default.
+    /// Returns one KV head of 128 for two query heads, with default KV tensors.
     pub fn new(k: DType, v: DType) -> Self {
         Self {
             k,
@@ -90,12 +90,13 @@ impl Shape {
         }
     }
 
-    /// One stream for keys and values of this type: the first `v_head_dim` values of a key are the value.
+    /// Returns one shared KV tensor of this type: the first `v_head_dim` values of a key are the
+    /// value.
     pub fn joint(dtype: DType, k_head_dim: usize, v_head_dim: usize) -> Self {
         Self { joint: true, k_head_dim, v_head_dim, ..Self::new(dtype, dtype) }
     }
 
-    /// The streams of one side: where it is joint, the same of both.
+    /// Returns the specification of one side's KV tensors; shared ones are the same for both.
     pub fn spec(&self, side: Side) -> StreamSpec {
         let dtype = if side == Side::K { self.k } else { self.v };
         let spec = match side {
@@ -111,8 +112,9 @@ impl Shape {
         StreamSpec { sink_tiles: self.sink_tiles, tail_tiles, alpha: self.alpha, centres, ..spec }
     }
 
-    /// What rows are multiplied by, as [`BalanceLayout`] says, where they are: factors between 1/4 and 4, those of queries and
-    /// outputs undoing those of keys and values, and shifts.
+    /// Returns the factors and shifts in the order of [`BalanceLayout`], if any: factors between
+    /// 1/4 and 4, those of queries and outputs the inverses of those of keys and values, and
+    /// shifts.
     pub fn balance(&self) -> Option<Vec<f32>> {
         (self.scaled != Scaled::None).then(|| {
             let layout = self.balance_layout();
@@ -130,18 +132,18 @@ impl Shape {
         })
     }
 
-    /// Whether values are multiplied and moved by numbers of their own.
+    /// Returns whether values have factors and shifts of their own.
     pub fn scales_values(&self) -> bool {
         self.scaled == Scaled::All && !self.joint
     }
 
-    /// Where in these each of them is.
+    /// Returns the position of each of these numbers.
     pub fn balance_layout(&self) -> BalanceLayout {
         let n_v = if self.scales_values() { self.n_kv_heads * self.v_head_dim } else { 0 };
         BalanceLayout::new(self.n_kv_heads * self.k_head_dim, n_v)
     }
 
-    /// What attention is told of it.
+    /// Returns the parameters of attention.
     pub fn params(&self) -> AttendParams {
         AttendParams {
             n_heads: self.n_heads(),
@@ -153,12 +155,12 @@ impl Shape {
         }
     }
 
-    /// The sink of each query head.
+    /// Returns the sink of each query head.
     pub fn sinks(&self) -> Option<Vec<f32>> {
         self.sinks.map(|[first, step]| (0..self.n_heads()).map(|head| first + head as f32 * step).collect())
     }
 
-    /// Query heads.
+    /// Returns the number of query heads.
     pub fn n_heads(&self) -> usize {
         self.n_kv_heads * self.group
     }

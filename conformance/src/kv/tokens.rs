@@ -1,4 +1,4 @@
-//! Keys and values to feed, and what each must read back as.
+//! Keys and values to append, and their expected decoded values.
 
 use std::ops::{Add, Mul, Range};
 
@@ -9,32 +9,33 @@ use kvant_codec::tile::{TILE, TileLayout, centre, prepare_row, put_centre, resto
 use super::Shape;
 use crate::weights::gaussian;
 
-/// The tokens of one sequence: the same however they are fed, and in whatever company.
+/// The tokens of one sequence: independent of chunks and of other sequences in the batch.
 pub struct Tokens {
-    /// Of which layer.
+    /// Shape of the layer.
     pub shape: Shape,
     /// Keys, `[tokens, n_kv_heads, k_head_dim]`.
     pub k: Vec<f32>,
-    /// Values, `[tokens, n_kv_heads, v_head_dim]`; none where they are part of their keys.
+    /// Values, `[tokens, n_kv_heads, v_head_dim]`; empty if they are a prefix of their keys.
     pub v: Vec<f32>,
-    /// What the streams of keys hold, `[n_kv_heads]`.
+    /// Content of the K tensors, `[n_kv_heads]`.
     pub keys: Vec<Record>,
-    /// What values are read as, `[n_kv_heads]`: what their streams hold, or a part of what those of keys do.
+    /// Values as read, `[n_kv_heads]`: the content of the V tensors, or a part of that of the K
+    /// tensors.
     pub values: Vec<Record>,
-    /// What queries meet before they meet keys, `[n_kv_heads]`.
+    /// Maps on queries before the scores, `[n_kv_heads]`.
     pub queries: Vec<Affine>,
-    /// What outputs meet after values have made them, `[n_kv_heads]`.
+    /// Maps on outputs, `[n_kv_heads]`.
     pub outs: Vec<Affine>,
 }
 
-/// `x * scale + shift`, dim by dim.
+/// `x * scale + shift`, per dimension.
 pub struct Affine {
     scale: Vec<f32>,
     shift: Vec<f32>,
 }
 
 impl Affine {
-    /// On the rows of a KV head that are stored.
+    /// Returns the map on the stored rows of a KV head.
     pub fn on_rows(shape: &Shape, side: Side, kv_head: usize) -> Self {
         let layout = shape.balance_layout();
         match side {
@@ -44,7 +45,7 @@ impl Affine {
         }
     }
 
-    /// On the queries that meet keys of a KV head, or the outputs that its values make.
+    /// Returns the map on the queries of a KV head, or on the outputs.
     pub fn on_results(shape: &Shape, side: Side, kv_head: usize) -> Self {
         let layout = shape.balance_layout();
         match side {
@@ -75,23 +76,24 @@ impl Affine {
         Self { scale: of_head(scale), shift: shift.map_or_else(|| vec![0.0; dim], of_head) }
     }
 
-    /// What changes nothing.
+    /// Returns the identity.
     fn none(dim: usize) -> Self {
         Self { scale: vec![1.0; dim], shift: vec![0.0; dim] }
     }
 
-    /// What becomes of `row` `[head_dim]`.
+    /// Applies the map to `row` `[head_dim]`.
     pub fn apply<T: Copy + From<f32> + Mul<Output = T> + Add<Output = T>>(&self, row: &[T]) -> Vec<T> {
         let affine = self.scale.iter().zip(&self.shift);
         row.iter().zip(affine).map(|(&x, (&s, &b))| x * s.into() + b.into()).collect()
     }
 
-    /// The most that it makes a vector longer.
+    /// Returns the maximum factor by which it lengthens a vector.
     pub fn most_stretch(&self) -> f64 {
         self.scale.iter().fold(0.0, |most, s| most.max(f64::from(s.abs())))
     }
 
-    /// The norm of the largest numbers that are rounded on the way to `out`; 0 where nothing is done.
+    /// Returns the norm of the largest intermediate values that are rounded for `out`; 0 for the
+    /// identity.
     pub fn reach(&self, out: &[f64]) -> f64 {
         if self.scale.iter().all(|&s| s == 1.0) && self.shift.iter().all(|&b| b == 0.0) {
             return 0.0;
@@ -101,25 +103,25 @@ impl Affine {
     }
 }
 
-/// Every row of a stream in both forms, `[tokens]`, as the codec makes them.
+/// Every row of a KV tensor in both forms, `[tokens]`, as encoded by the codec.
 pub struct Record {
     spec: StreamSpec,
     sixteen: Vec<Row>,
     main: Vec<Row>,
 }
 
-/// A row of a stream in one form.
+/// A row of a KV tensor in one form.
 pub struct Row {
-    /// Padded, rotated where the stream is, less the centre where it has one, `[dim]`.
+    /// Padded, rotated if the KV tensor is, less the centre if it has one, `[dim]`.
     pub stored: Vec<f32>,
     /// That centre, `[dim]`.
     pub centre: Vec<f32>,
-    /// What it stands for, balanced where rows are, `[head_dim]`.
+    /// The decoded value, with factors and shifts if rows have them, `[head_dim]`.
     pub plain: Vec<f32>,
 }
 
 impl Tokens {
-    /// Independent Gaussians.
+    /// Creates tokens of independent Gaussians.
     pub fn gaussian(shape: Shape, n: usize, seed: u64) -> Self {
         let width = |head_dim| n * shape.n_kv_heads * head_dim;
         let k = gaussian(2 * seed, width(shape.k_head_dim), 1.0);
@@ -127,7 +129,7 @@ impl Tokens {
         Self::new(shape, k, gaussian(2 * seed + 1, width(v_head_dim), 1.0))
     }
 
-    /// Tokens with these keys and values.
+    /// Creates tokens with these keys and values.
     pub fn new(shape: Shape, k: Vec<f32>, v: Vec<f32>) -> Self {
         let record = |side, x: &[f32], head: usize| {
             let spec = shape.spec(side);
@@ -146,19 +148,20 @@ impl Tokens {
         Self { shape, k, v, keys, values, queries, outs }
     }
 
-    /// How many there are.
+    /// Returns the number of tokens.
     pub fn len(&self) -> usize {
         self.k.len() / (self.shape.n_kv_heads * self.shape.k_head_dim)
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no tokens.
     pub fn is_empty(&self) -> bool {
         self.k.is_empty()
     }
 }
 
 impl Record {
-    /// Rows are rounded to f16 first and coded from there in a stream that has a tail; `alpha` scales what is coded.
+    /// Encodes rows. In a KV tensor with a tail, rows are rounded to f16 first; `alpha` scales the
+    /// quantized rows.
     fn new(spec: StreamSpec, rows: impl Iterator<Item = Vec<f32>>) -> Self {
         let (mut sixteen, mut rows_to_code) = (Vec::new(), Vec::new());
         for row in rows {
@@ -183,7 +186,7 @@ impl Record {
         Self { spec, sixteen, main }
     }
 
-    /// The values in the keys that this is of.
+    /// Returns the values that are a prefix of these keys.
     fn of_values(mut self) -> Self {
         let (dim, v_head_dim) = (self.spec.value_dim(), self.spec.v_head_dim());
         for Row { stored, centre, plain } in self.sixteen.iter_mut().chain(&mut self.main) {
@@ -194,7 +197,7 @@ impl Record {
         self
     }
 
-    /// What is taken from `token` before it is coded, `[dim]`.
+    /// Returns the centre that is subtracted from `token` before quantization, `[dim]`.
     fn centre(spec: &StreamSpec, rows: &[Vec<f32>], token: usize) -> Vec<f32> {
         let mut bytes = vec![0; 2 * spec.dim()];
         let first = (token / TOKENS_PER_BLOCK * TOKENS_PER_BLOCK).max(TILE * spec.sink_tiles);
@@ -204,17 +207,17 @@ impl Record {
         centre(&bytes).collect()
     }
 
-    /// The row of `token` as it is in 16 bit.
+    /// Returns the row of `token` in 16 bits.
     pub fn sixteen(&self, token: usize) -> &Row {
         &self.sixteen[token]
     }
 
-    /// The row of `token` as it is in the blocks.
+    /// Returns the row of `token` in the blocks.
     pub fn main(&self, token: usize) -> &Row {
         &self.main[token]
     }
 
-    /// The row of `token` as a query at `position` sees it, and whether that is in codes.
+    /// Returns the row of `token` as a query at `position` reads it, and whether it is quantized.
     pub fn seen(&self, position: usize, token: usize) -> (&Row, bool) {
         let tile = token / TILE;
         if tile < self.spec.sink_tiles || tile >= self.spec.window(position / TILE) {
@@ -226,7 +229,7 @@ impl Record {
 }
 
 impl Row {
-    /// What becomes of `row` in a tile of this layout, where a block has this centre.
+    /// Encodes and decodes `row` in a tile of this layout, in a block with this centre.
     fn through(spec: &StreamSpec, layout: TileLayout, row: &[f32], centre: &[f32]) -> Self {
         let (mut tile, mut stored) = (vec![0; layout.bytes()], vec![0.0; row.len()]);
         layout.put(&mut tile, 0, row);

@@ -1,4 +1,4 @@
-//! A branch that is normalised before it joins the residual stream.
+//! Addition of a normalized branch to the residual stream.
 
 use kvant_backend::{Backend, Norm};
 
@@ -8,10 +8,10 @@ use crate::reference::rms_norm;
 use crate::weights::gaussian;
 
 const EPS: f32 = 1e-6;
-/// `(n, rows)`: below, at and above registers and blocks of threads.
+/// `(n, rows)`: below, at and above registers and thread blocks.
 const SHAPES: [(usize, usize); 6] = [(1, 1), (31, 3), (256, 2), (257, 1), (640, 9), (1536, 70)];
 
-/// Holds `add_normed` to its equation.
+/// Compares `add_normed` with its equation.
 pub fn run<B: Backend>(subject: &Subject<B>) {
     for (n, rows) in SHAPES {
         equals_its_equation(subject, n, rows);
@@ -28,7 +28,8 @@ fn equals_its_equation<B: Backend>(subject: &Subject<B>, n: usize, rows: usize) 
     result.unwrap_or_else(|error| panic!("{}: {error}", what()));
     let y: Vec<f64> = y.into_iter().map(f64::from).collect();
     let normed = y.chunks_exact(n).flat_map(|row| rms_norm(row, &gain, EPS));
-    // Of a sum of n squares in any order half, for the root; the mean, eps, the root, its inverse and two products.
+    // A sum of n squares in any order, halved by the root; the mean, eps, the root, its inverse and
+    // two products.
     let share = roundings(n.div_ceil(2) + 6);
     let want = |(x, normed): (&f32, f64)| {
         let value = f64::from(*x) + normed;

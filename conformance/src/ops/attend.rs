@@ -1,4 +1,4 @@
-//! Attention over the cache: what attention in f64 makes of what each query sees.
+//! Attention over the cache, compared with reference attention in f64.
 
 use kvant_backend::{Backend, Result};
 use kvant_codec::DType;
@@ -9,7 +9,8 @@ use crate::lacks::product;
 use crate::weights::gaussian;
 use crate::{Lacks, Subject};
 
-/// Holds `attend` to its equation for every pair of types: for a row, for some of a tile and for some that cross tiles.
+/// Compares `attend` with its equation for every pair of types: for one row, for some of a tile and
+/// for some that cross tiles.
 pub fn types<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     let shape = Shape { group: 3, ..Shape::new(DType::F16, DType::F16) };
@@ -25,7 +26,7 @@ pub fn types<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
-/// Holds `attend` to its equation for every size of heads and of groups.
+/// Compares `attend` with its equation for every size of heads and groups.
 pub fn heads<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     let types = [
@@ -34,7 +35,7 @@ pub fn heads<B: Backend>(subject: &Subject<B>) -> Lacks {
         (DType::Q8_0, DType::Q4_0),
         (DType::F16, DType::BF16),
     ];
-    // Tokens, of which so many are rows of the step.
+    // Number of tokens, and rows of the step among them.
     let sizes = product(&HEAD_DIMS, &[(55, 1), (37, 9)]);
     let types_and_groups = lacks.combine(&types, &[1, 2, 6, 8, 12]);
     for ((dim, (n, rows)), ((k, v), group)) in lacks.combine(&sizes, &types_and_groups) {
@@ -45,7 +46,7 @@ pub fn heads<B: Backend>(subject: &Subject<B>) -> Lacks {
         let shape = Shape { k_head_dim, v_head_dim: 128, ..Shape::new(k, v) };
         equals_its_equation(subject, &Tokens::gaussian(shape, 40, 5), 40, 3, &mut lacks);
     }
-    // Heads of several slices of 128, keys and values of other sizes.
+    // Heads of several slices of 128, with K and V of other sizes.
     let wide =
         [(512, 512, 8, (150, 1)), (512, 64, 1, (37, 9)), (96, 512, 6, (55, 20)), (352, 288, 3, (33, 1))];
     for ((k, v), (k_head_dim, v_head_dim, group, (n, rows))) in lacks.combine(&types, &wide) {
@@ -55,14 +56,15 @@ pub fn heads<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
-/// Holds `attend` to its equation for every number of tokens and rows, with windows, over tiles, blocks and borders.
+/// Compares `attend` with its equation for every number of tokens and rows, with windows, across
+/// tiles, blocks and prefix boundaries.
 pub fn steps<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     let types = [(DType::Turbo3, DType::Turbo3), (DType::Q8_0, DType::Turbo2), (DType::F16, DType::Q4_0)];
     let shape = Shape::new(DType::F16, DType::F16);
     let shapes = [
         shape,
-        // Without a tail a centre depends on how tokens are fed.
+        // Without a tail, a centre depends on the chunks.
         Shape { has_tail: false, centres: false, ..shape },
         Shape { scaled: Scaled::All, sink_tiles: 1, ..shape },
         Shape { extra_tail_tiles: 7, sink_tiles: 1, scaled: Scaled::Keys, ..shape },
@@ -71,7 +73,7 @@ pub fn steps<B: Backend>(subject: &Subject<B>) -> Lacks {
     ];
     let lengths = [1, 15, 16, 17, 33, 127, 128, 129, 161, 512, 513, 529, 580];
     let mut steps = product(&lengths, &[1, 2, 33]);
-    // Two rows are as good as one and as many behind a few tiles.
+    // After a few tiles, two rows test the same as one or many.
     steps.retain(|(n, rows)| rows <= n && (*rows != 2 || *n <= 33));
     for (((k, v), shape), (n, rows)) in lacks.combine(&product(&types, &shapes), &steps) {
         let tokens = Tokens::gaussian(Shape { k, v, ..shape }, n, 6);
@@ -81,7 +83,8 @@ pub fn steps<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
-/// Holds `attend` to its equation where scores, of spread 1, are bounded: so that they bend, and so that they hardly do.
+/// Compares `attend` with its equation with soft caps, on scores of spread 1: strongly and hardly
+/// bent ones.
 pub fn capped<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     let types = [
@@ -100,7 +103,8 @@ pub fn capped<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
-/// Holds `attend` to its equation where heads have sinks: that take little, most and nearly all, one more than the other.
+/// Compares `attend` with its equation with attention sinks of little, most and nearly all of the
+/// weight, different per head.
 pub fn sinks<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     let types = [
@@ -127,13 +131,14 @@ pub fn sinks<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
-/// Holds `attend` to its equation where values are the first part of their keys, for every type: heads as latent attention has them,
-/// values that end within a slice and those that end with one, few queries and many, over tiles, blocks and borders.
+/// Compares `attend` with its equation where values are a prefix of their keys (MLA), for every
+/// type: heads as in MLA, values that end within and at the end of a slice, few queries and many,
+/// across tiles, blocks and prefix boundaries.
 pub fn joint<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     let heads = [(576, 512, 16), (40, 32, 4), (224, 192, 7), (96, 80, 1)];
     let shape = Shape::new(DType::F16, DType::F16);
-    // Without a tail a centre depends on how tokens are fed.
+    // Without a tail, a centre depends on the chunks.
     let at_once = Shape { has_tail: false, centres: false, ..shape };
     let behind_a_sink = Shape { scaled: Scaled::All, sink_tiles: 1, alpha: 1.02, ..shape };
     let windowed = Shape { window: Some(50), soft_cap: Some(2.0), extra_tail_tiles: 1, ..shape };
@@ -167,7 +172,7 @@ fn too_few_sinks_are_refused<B: Backend>(subject: &Subject<B>) {
     subject.expect_refusal("attend", "one sink for two heads", result);
 }
 
-/// The first `n` of `tokens`, the last `rows` of them fed in one step.
+/// Checks attention after the first `n` of `tokens`, the last `rows` of them appended in one step.
 fn equals_its_equation<B: Backend>(
     subject: &Subject<B>,
     tokens: &Tokens,
@@ -183,7 +188,8 @@ fn equals_its_equation<B: Backend>(
     }
 }
 
-/// The first `n` of `tokens`, the last `rows` of them fed in one step, and attention of those.
+/// Appends the first `n` of `tokens`, the last `rows` of them in one step, and computes their
+/// attention.
 pub fn attended<'a, B: Backend>(
     subject: &'a Subject<B>,
     tokens: &'a Tokens,

@@ -1,4 +1,4 @@
-//! Memory: what is written is read, where it was written, and nothing is read or written beyond.
+//! Memory: reads return what was written, at the same offsets, and other bytes stay unchanged.
 
 use kvant_backend::Backend;
 
@@ -6,7 +6,7 @@ use crate::Subject;
 use crate::judge::{Want, assert_close};
 use crate::weights::gaussian;
 
-/// Holds a device's memory to its promises.
+/// Checks a device's buffers.
 pub fn run<B: Backend>(subject: &Subject<B>) {
     for len in [0, 1, 15, 16, 17, 1000] {
         a_new_buffer_is_zero(subject, len);

@@ -1,5 +1,5 @@
-//! A row of attention has the bits that it has alone: whatever other rows of its sequence, and whatever other sequences, are in
-//! the step.
+//! Batch invariance: attention of a row is bit-identical for any other rows of its sequence, and
+//! any other sequences, in the step.
 
 use kvant_backend::Backend;
 use kvant_codec::DType;
@@ -9,15 +9,15 @@ use crate::lacks::product;
 use crate::weights::gaussian;
 use crate::{Lacks, Subject};
 
-/// Tokens of the sequence before the step, rows of the step; and of the sequences beside it.
+/// Tokens of the sequence before the step and rows in it; and those of the other sequences.
 const STEPS: [[(usize, usize); 3]; 3] =
     [[(0, 40), (33, 1), (150, 20)], [(90, 7), (33, 1), (140, 20)], [(500, 30), (33, 1), (520, 20)]];
 
-/// Holds `attend`, after `kv_append`, to give each row what it gives it alone.
+/// Checks that `attend`, after `kv_append`, is batch-invariant.
 pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     if !subject.rows_stand_alone() {
-        lacks.leave_out("bits that do not depend on other rows of the sequence are not promised".to_owned());
+        lacks.leave_out("batch invariance within a sequence is not promised".to_owned());
     }
     let types = [
         (DType::Turbo3, DType::Turbo3),
@@ -52,7 +52,7 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
-/// Rows behind the tokens of a sequence: one by one; in one step; and in one step between those of other sequences.
+/// Compares rows processed one by one, in one step, and in one step among rows of other sequences.
 fn rows_have_the_bits_they_have_alone<B: Backend>(
     subject: &Subject<B>,
     shape: Shape,
@@ -99,7 +99,7 @@ fn rows_have_the_bits_they_have_alone<B: Backend>(
     for (company, alone, got) in alone {
         let differs = |(alone, got): (&f32, &f32)| alone.to_bits() != got.to_bits();
         if let Some(i) = alone.iter().zip(&got).position(differs) {
-            panic!("{}, beside {company}: [{i}] is {}, alone {}", what(), got[i], alone[i]);
+            panic!("{}, among {company}: [{i}] is {}, alone {}", what(), got[i], alone[i]);
         }
         assert!(alone.iter().all(|x| x.is_finite()), "{}: {alone:?}", what());
     }

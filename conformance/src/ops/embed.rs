@@ -1,4 +1,4 @@
-//! Rows of a table: what the codec decodes, times a factor.
+//! Embedding rows: decoded by the codec, times a factor.
 
 use kvant_backend::Backend;
 use kvant_codec::DType;
@@ -10,7 +10,7 @@ use crate::weights::Weights;
 /// Below, at and above panels of 16 rows.
 const TABLES: [usize; 5] = [1, 15, 16, 17, 35];
 
-/// Holds `embed` to the codec.
+/// Compares `embed` with the codec.
 pub fn run<B: Backend>(subject: &Subject<B>) {
     for dtype in DType::weights() {
         let n_in = if dtype.block_len() == 1 { 33 } else { 3 * dtype.block_len() };
@@ -50,7 +50,7 @@ fn rows_are_what_the_codec_decodes<B: Backend>(subject: &Subject<B>, weights: &W
     }
 }
 
-/// How far a value of `want`, times `scale`, may be off: one more rounding.
+/// Returns the tolerance of a value of `want`, times `scale`: one more rounding.
 fn scaled_tolerance(want: Want, scale: f64) -> f64 {
     scale * (want.tolerance + roundings(1) * (want.value.abs() + want.tolerance))
 }

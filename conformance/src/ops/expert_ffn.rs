@@ -1,4 +1,4 @@
-//! A feed-forward layer of experts: what the chosen ones give, times what they weigh, is added to each row.
+//! MoE feed-forward layer: adds the weighted outputs of the selected experts to each row.
 
 use kvant_backend::{
     Activation, Backend, Choice, ExpertGroups, ExpertWeights, Norm, Routing, Scores, WeightSource,
@@ -13,19 +13,19 @@ use crate::{Lacks, Subject};
 
 const EPS: f32 = 1e-5;
 
-/// Experts, and how many of them each row chooses.
+/// Numbers of experts, and of selected experts per row.
 const CHOICES: [(usize, usize); 5] = [(1, 1), (4, 4), (5, 2), (9, 8), (33, 3)];
-/// Below, at and above tiles and tensor cores' least.
+/// Below, at and above tiles and the minimum of tensor cores.
 const ROWS: [usize; 6] = [1, 2, 9, 16, 17, 40];
 
-/// What decides whom the rows choose.
+/// Distribution of the router's logits.
 #[derive(Debug, Clone, Copy)]
 enum Law {
-    /// Chance.
+    /// Random.
     Any,
-    /// All rows choose the last ones, the others are chosen by nobody.
+    /// All rows select the last experts; the others are unused.
     Last,
-    /// All experts are as good: the first ones are chosen.
+    /// All experts are equal: the first ones are selected.
     Alike,
 }
 
@@ -45,11 +45,11 @@ struct Case {
     normalises: bool,
     has_norm: bool,
     activation: Activation,
-    /// Whether what is gated is its own gate.
+    /// Whether the up projection gates itself.
     is_alone: bool,
     has_biases: bool,
     has_scales: bool,
-    /// Whether the sum is put elsewhere.
+    /// Whether the sum goes to a separate buffer.
     goes_apart: bool,
 }
 
@@ -73,11 +73,11 @@ const USUAL: Case = Case {
     goes_apart: false,
 };
 
-/// Two of the experts, in shares of one.
+/// Two experts, with weights normalized to one.
 const PLAIN: Routing =
     Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 1.0, expert_groups: None };
 
-/// Holds `expert_ffn` to its equation for any number of experts and rows, whomever they choose.
+/// Compares `expert_ffn` with its equation for any number of experts and rows, and any selection.
 pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     let laws = [Law::Any, Law::Last, Law::Alike];
@@ -128,11 +128,11 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
-/// Holds `expert_ffn` to its equation for weights of every type.
+/// Compares `expert_ffn` with its equation for weights of every type.
 pub fn types<B: Backend>(subject: &Subject<B>) -> Lacks {
     use DType::{BF16, F16, F32, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, TQ3_1S, TQ4_1S};
     let mut lacks = subject.lacks();
-    // Equal types of gate and up, which a device may run as one; unequal ones.
+    // Equal types of gate and up, which a device may fuse; unequal ones.
     let types = [
         [Q4_0, Q4_0, Q4_1],
         [Q4K, Q4K, Q6K],
@@ -161,11 +161,11 @@ pub fn types<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
-/// A layer on a device and as the equation sees it: gate, up and down of each expert.
+/// A layer on a device and its decoded weights: gate, up and down of each expert.
 struct Layer<B: Backend> {
     on_device: [B::Experts; 3],
     weights: Vec<[Weights; 3]>,
-    /// Of each product, those of all experts.
+    /// Biases of each GEMM, for all experts.
     biases: Option<[(B::Buffer, Vec<f32>); 3]>,
     selection_bias: Option<(B::Buffer, Vec<f32>)>,
     scales: Option<(B::Buffer, Vec<f32>)>,
@@ -197,7 +197,7 @@ impl<B: Backend> Layer<B> {
                 (subject.upload(&values), values)
             })
         });
-        // As far apart as scores are.
+        // With the spread of scores.
         let selection_bias = has_selection_bias.then(|| gaussian(40, n_experts, 0.3));
         let selection_bias = selection_bias.map(|values| (subject.upload(&values), values));
         let scales = has_scales.then(|| gaussian(41, n_experts, 1.0));
@@ -218,7 +218,7 @@ impl<B: Backend> Layer<B> {
         Choice { routing, logits, selection_bias, scales }
     }
 
-    /// What expert `e` gives for a row, one of `rows`.
+    /// Returns the output of expert `e` for a row, one of `rows`.
     fn expert(&self, e: usize, x: &Activations, case: Case, subject: &Subject<B>) -> Vec<Want> {
         let [gate, up, down] = &self.weights[e];
         let gate = if self.is_alone { up } else { gate };
@@ -237,13 +237,13 @@ impl<B: Backend> Layer<B> {
     }
 }
 
-/// The experts that a row chooses, and what they weigh.
+/// Returns the selected experts of a row, and their weights.
 fn chosen(logits: &[f32], selection_bias: Option<&[f32]>, routing: Routing) -> Vec<(usize, Want)> {
     let score = |e: usize| 1.0 / (1.0 + (-f64::from(logits[e])).exp());
     let share = |e: usize| f64::from(logits[e]).exp();
     let all: f64 = (0..logits.len()).map(share).sum();
     let wish = |e: usize| match (routing.scores, selection_bias) {
-        // A sigmoid leaves the order of logits, where it is all that there is.
+        // A sigmoid preserves the order of logits, if used alone.
         (Scores::Sigmoid, None) if routing.expert_groups.is_some() => score(e),
         (_, None) => f64::from(logits[e]),
         (Scores::Sigmoid, Some(by)) => score(e) + f64::from(by[e]),
@@ -265,8 +265,8 @@ fn chosen(logits: &[f32], selection_bias: Option<&[f32]>, routing: Routing) -> V
         Scores::Softmax => shares(logits, &best, routing),
         Scores::Sigmoid => {
             let total = if routing.normalises { best.iter().map(|&e| score(e)).sum() } else { 1.0 };
-            // Of an approximate exponential, the sum and the quotient of a score, twice; of the sum of them, the quotient and the
-            // factor.
+            // Roundings of an approximate exponential, the sum and the quotient of a score, twice;
+            // of their sum, the quotient and the factor.
             let relative = 2.0 * roundings(8) + roundings(routing.n_used + 2);
             let weigh = |e: usize| {
                 let value = f64::from(routing.scale) * score(e) / total;
@@ -277,8 +277,8 @@ fn chosen(logits: &[f32], selection_bias: Option<&[f32]>, routing: Routing) -> V
     }
 }
 
-/// The `k` best of some numbers, of equal ones the lower. What is next must be as good, or worse by more than its roundings, so
-/// that the choice is the same in f32.
+/// Returns the `k` largest of some numbers, of equal ones the lower index. The next one must be
+/// equal, or smaller by more than its roundings, so that the selection is the same in f32.
 fn best(mut of: Vec<usize>, k: usize, wish: &dyn Fn(usize) -> f64) -> Vec<usize> {
     of.sort_by(|&a, &b| wish(b).total_cmp(&wish(a)).then(a.cmp(&b)));
     if let (Some(&last), Some(&next)) = (of.get(k - 1), of.get(k)) {
@@ -289,7 +289,7 @@ fn best(mut of: Vec<usize>, k: usize, wish: &dyn Fn(usize) -> f64) -> Vec<usize>
     of
 }
 
-/// What experts weigh by a softmax.
+/// Returns the experts' softmax weights.
 fn shares(logits: &[f32], best: &[usize], routing: Routing) -> Vec<(usize, Want)> {
     let most = best.iter().map(|&e| f64::from(logits[e])).fold(f64::NEG_INFINITY, f64::max);
     let share = |e: usize| (f64::from(logits[e]) - most).exp();
@@ -297,8 +297,9 @@ fn shares(logits: &[f32], best: &[usize], routing: Routing) -> Vec<(usize, Want)
         true => best.iter().map(|&e| share(e)).sum(),
         false => (0..logits.len()).map(share).sum(),
     };
-    // A rounding of `l - most` moves its exponential by as much times that, above and below the line; beside that six of an
-    // approximate exponential twice, the sum, a quotient of three and the factor.
+    // A rounding of `l - most` changes its exponential by as much times that, above and below the
+    // line; in addition six of an approximate exponential twice, the sum, a quotient of three and
+    // the factor.
     let furthest = logits.iter().map(|&logit| (most - f64::from(logit)).abs()).fold(0.0, f64::max);
     let relative = roundings(logits.len() + 16) + 2.0 * furthest * ROUNDING;
     let weigh = |&e: &usize| {
@@ -374,7 +375,7 @@ fn equals_its_equation<B: Backend>(subject: &Subject<B>, case: Case, lacks: &mut
     subject.expect(apart.as_ref().unwrap_or(&y), &want.collect::<Vec<_>>(), &what);
 }
 
-/// In a logit, whoever it is of, or in the row itself.
+/// Checks that NaN or infinity in a logit, selected or not, or in the row reaches that row only.
 fn a_bad_number_reaches_its_row_and_no_other<B: Backend>(
     subject: &Subject<B>,
     rows: usize,

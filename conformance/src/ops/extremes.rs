@@ -1,4 +1,4 @@
-//! Attention where weights, values or queries are far from ordinary, and where memory is gone that nobody sees.
+//! Attention with extreme weights, values or queries, and with released blocks outside the window.
 
 use kvant_backend::Backend;
 use kvant_codec::DType;
@@ -9,10 +9,10 @@ use crate::lacks::product;
 use crate::weights::gaussian;
 use crate::{Lacks, Subject};
 
-/// Holds `attend` to its equation for scores and values of any size.
+/// Compares `attend` with its equation for scores and values of any size.
 pub fn sizes<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
-    // One token far above or below all others, wherever it is; and all alike.
+    // One token far above or below all others, at any position; and all alike.
     let scores = [(300, Some((3, 3000.0))), (300, Some((200, 3000.0))), (300, Some((299, -3000.0)))];
     let scores = [&scores[..], &[1, 16, 128, 500].map(|n| (n, None))].concat();
     for (dtype, (n, far)) in lacks.combine(&DType::KV, &scores) {
@@ -34,7 +34,8 @@ pub fn sizes<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
-/// Holds keys and values beyond f16 to give numbers: they are clipped, and what their codes stand for is within f16 too.
+/// Checks that keys and values beyond f16 give finite outputs: they are clipped, and their decoded
+/// codes are within f16 too.
 pub fn clipped<B: Backend>(subject: &Subject<B>) -> Lacks {
     const TOKENS: usize = 70;
     let mut lacks = subject.lacks();
@@ -53,7 +54,7 @@ pub fn clipped<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
-/// Holds a NaN or an infinity in a query to reach the output of that query, and no other.
+/// Checks that NaN or infinity in a query reaches the output of that query only.
 pub fn bad_queries<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     for (dtype, (bad, rows)) in lacks.combine(&DType::KV, &product(&[f32::NAN, f32::INFINITY], &[1, 2, 20])) {
@@ -73,7 +74,7 @@ pub fn bad_queries<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
-/// Holds a window to read nothing before it: blocks that no query sees any more are gone.
+/// Checks that windowed attention reads no earlier blocks: those outside every window are released.
 pub fn forgotten<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     let types = [(DType::Turbo3, DType::F16), (DType::Q8_0, DType::Turbo4)];
@@ -95,7 +96,8 @@ pub fn forgotten<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
-/// Holds the stages of `attend` to be finite, as they read within the tiles, and the last of them to be attention.
+/// Checks that the stages of `attend` are finite, since they read within the tiles, and that the
+/// last equals attention.
 pub fn stages<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     let stages = subject.device().stages();
@@ -122,7 +124,7 @@ pub fn stages<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
-/// Keys along one direction: `scores[t]` is what the query makes of token t, before the codec.
+/// Creates keys along one direction: `scores[t]` is the score of token t, before the codec.
 fn weights_are_those_of_scores<B: Backend>(
     subject: &Subject<B>,
     shape: Shape,

@@ -6,11 +6,11 @@ use crate::Subject;
 use crate::judge::{Want, roundings};
 use crate::weights::gaussian;
 
-/// Roundings of `y / (1 + exp(-g))`: three of exp, six where a device has an approximate one, a sum, a quotient; an approximate
-/// quotient two more.
+/// Roundings of `y / (1 + exp(-g))`: three of exp, six for an approximate one, a sum, a quotient;
+/// an approximate quotient two more.
 const GATE: usize = 10;
 
-/// Holds `gate_rows` to its equation.
+/// Compares `gate_rows` with its equation.
 pub fn run<B: Backend>(subject: &Subject<B>) {
     for (rows, cols) in [(0, 8), (1, 1), (1, 257), (3, 31), (9, 640), (70, 256)] {
         equals_its_equation(subject, rows, cols);
@@ -24,7 +24,7 @@ pub fn run<B: Backend>(subject: &Subject<B>) {
 fn equals_its_equation<B: Backend>(subject: &Subject<B>, rows: usize, cols: usize) {
     let what = || subject.case("gate_rows", format_args!("{rows} rows of {cols}"));
     let (values, mut gates) = (gaussian(1, rows * cols, 3.0), gaussian(2, rows, 10.0));
-    // One that shuts, and one that is no number.
+    // A closed gate, and a NaN.
     if let [_, shut, bad, ..] = &mut gates[..] {
         (*shut, *bad) = (-1e30, f32::NAN);
     }

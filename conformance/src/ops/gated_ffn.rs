@@ -1,4 +1,4 @@
-//! The gated feed-forward: `a(gate x) * (up x)`, a the activation.
+//! Gated feed-forward layer: `a(gate x) * (up x)`, a the activation.
 
 use kvant_backend::{Activation, Backend, Input, Norm};
 use kvant_codec::DType;
@@ -13,7 +13,7 @@ use crate::{Lacks, Subject};
 const EPS: f32 = 1e-5;
 const N_IN: usize = 256;
 
-/// Equal types, which a device may run as one; unequal ones; coded with rotated.
+/// Equal types, which a device may fuse; unequal ones; quantized with rotated.
 const TYPES: [(DType, DType); 9] = [
     (DType::Q8_0, DType::Q8_0),
     (DType::Q4K, DType::Q4K),
@@ -28,10 +28,10 @@ const TYPES: [(DType, DType); 9] = [
 
 /// `(n_ff, rows)`.
 const SHAPES: [(usize, usize); 8] = [(1, 1), (40, 1), (33, 3), (16, 8), (17, 9), (48, 13), (9, 17), (31, 66)];
-/// The most features of [`SHAPES`].
+/// Maximum features of [`SHAPES`].
 const MOST: usize = 48;
 
-/// Whether there is a norm, the activation, and whether what is gated is its own gate.
+/// Norm or not, the activation, and whether the up projection gates itself.
 const CASES: [(bool, Activation, bool); 8] = [
     (false, Activation::Silu, false),
     (true, Activation::Silu, false),
@@ -43,11 +43,11 @@ const CASES: [(bool, Activation, bool); 8] = [
     (true, Activation::Relu, true),
 ];
 
-/// Roundings of `g / (1 + exp(-z)) * u` beside those of g and u: three of exp, six where a device has an approximate one, a
-/// sum, a quotient, a product; an approximate quotient two more.
+/// Roundings of `g / (1 + exp(-z)) * u` besides those of g and u: three of exp, six for an
+/// approximate one, a sum, a quotient, a product; an approximate quotient two more.
 const GATE: usize = 11;
 
-/// Holds `gated_ffn` to its equation.
+/// Compares `gated_ffn` with its equation.
 pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     let weights = TYPES.map(|(gate, up)| {
@@ -67,7 +67,7 @@ fn equals_its_equation<B: Backend>(
     rows: usize,
     (has_norm, activation, is_alone): (bool, Activation, bool),
 ) {
-    // Gates of magnitude up to ten, where activations bend.
+    // Gates of magnitude up to ten, where activations are nonlinear.
     let x = gaussian(11, (rows + 1) * N_IN, 10.0);
     let gain = gaussian(12, N_IN, 10.0);
     let matrices = weights.map(|weights| subject.matrix(weights.source(n_ff)));
@@ -95,20 +95,20 @@ fn equals_its_equation<B: Backend>(
     subject.expect(&y, &want, &what);
 }
 
-/// `a(g) * u` of two uncertain numbers.
+/// Returns `a(g) * u` of two uncertain numbers.
 pub fn gated(activation: Activation, g: Want, u: Want) -> Want {
     let (slope, of_z) = match activation {
         // The largest slope, at 2.4: 1.0998.
         Activation::Silu => (1.1, 0.0),
         Activation::Relu => (1.0, 0.0),
-        // As SiLU's, whose slope a rate in z leaves: `a(g) = silu(r g) / r`. A rounding of z moves it by `z s (1 - s)`, at most 0.224,
-        // of itself.
+        // As SiLU, whose slope is unchanged by a rate in z: `a(g) = silu(r g) / r`. A rounding of z
+        // changes it by `z s (1 - s)` relative, at most 0.224.
         Activation::Bounded => (1.1, 0.23 * roundings(1)),
-        // The largest, at 1.4: 1.129. With s = 1 / (1 + exp(-z)), a rounding of z moves `g s` by `g z s (1 - s)`, at most 0.255
-        // (at 1.3), of itself; z takes five.
+        // The largest, at 1.4: 1.129. With s = 1 / (1 + exp(-z)), a rounding of z changes `g s` by
+        // `g z s (1 - s)`, at most 0.255 (at 1.3) relative; z takes five.
         Activation::Gelu => (1.13, 0.26 * roundings(5)),
     };
-    // A bound moves nothing further, and 1 + u is a rounding more.
+    // A clamp increases no error, and 1 + u is one more rounding.
     let u = match activation {
         Activation::Bounded => {
             let limit = f64::from(Activation::BOUNDED[1]);

@@ -1,4 +1,5 @@
-//! Appending: what was fed reads back as the codec says, in 16 bit and in codes, whatever was fed with it.
+//! Appending to the cache: rows read back as encoded by the codec, in 16 bits and quantized,
+//! independent of the batch.
 
 use kvant_backend::Backend;
 use kvant_codec::DType;
@@ -7,22 +8,23 @@ use crate::kv::{Batch, Scaled, Shape, Tokens};
 use crate::lacks::product;
 use crate::{Lacks, Subject};
 
-/// Below, at and above blocks of 32, 64 and 128 dims, and several of them.
+/// Below, at and above blocks of 32, 64 and 128 dimensions, and several of them.
 pub const HEAD_DIMS: [usize; 7] = [32, 64, 80, 96, 128, 192, 256];
 
 /// Tokens that fill a block and begin another.
 const TOKENS: usize = 150;
-/// Tokens that fill a block, and that go over a border of the window, to where no slot of the tail's ring is left from before.
+/// Tokens that fill a block and cross a boundary of the window, so that no old slot of the tail's
+/// ring remains.
 const WHOLE_TILES: usize = 160;
 const OVER_A_BORDER: usize = 608;
 
-/// Holds `kv_append` to the codec, with and without a tail, a sink and a balance.
+/// Compares `kv_append` with the codec, with and without a tail, a sink and a balance.
 pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     let shape = |dtype| Shape { k_head_dim: 80, v_head_dim: 192, ..Shape::new(dtype, dtype) };
     let kept = [(true, 0, 0, 1.0), (true, 1, 2, 1.02), (false, 0, 0, 1.0), (false, 2, 0, 0.9)];
     let kept = kept.map(|(has_tail, sink_tiles, extra_tail_tiles, alpha)| {
-        // Without a tail a centre depends on how tokens are fed.
+        // Without a tail, a centre depends on the chunks.
         move |shape| Shape { has_tail, centres: has_tail, sink_tiles, extra_tail_tiles, alpha, ..shape }
     });
     for (dtype, (kept, chunk)) in lacks.combine(&DType::KV, &product(&kept, &[1, 7, 130])) {
@@ -47,7 +49,7 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
-/// Holds `kv_append` to the codec for heads of every size, and streams of both sides in one.
+/// Compares `kv_append` with the codec for heads of every size, and for shared KV tensors.
 pub fn heads<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     let dims: Vec<_> = HEAD_DIMS.into_iter().zip(HEAD_DIMS.into_iter().rev()).chain([(16, 96)]).collect();
@@ -64,14 +66,14 @@ pub fn heads<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
-/// Holds `kv_append` to write the same bytes however tokens are fed.
+/// Checks that `kv_append` writes the same bytes for any chunks.
 pub fn chunks<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     let shape = |dtype| Shape { k_head_dim: 64, sink_tiles: 1, ..Shape::new(dtype, dtype) };
     for (dtype, chunk) in lacks.combine(&DType::KV, &[5, 16, 100, WHOLE_TILES]) {
         bytes_do_not_depend_on_chunks(subject, shape(dtype), WHOLE_TILES, chunk, &mut lacks);
     }
-    // What a type is has no part in where its window begins.
+    // The start of the window is independent of the type.
     for (dtype, chunk) in lacks.combine(&[DType::Turbo3, DType::Q4_0], &[16, 100, OVER_A_BORDER]) {
         bytes_do_not_depend_on_chunks(subject, shape(dtype), OVER_A_BORDER, chunk, &mut lacks);
     }
@@ -90,7 +92,7 @@ fn chunks_hold_what_was_fed<B: Backend>(
     }
 }
 
-/// Several parts of different lengths in one call: each has the bytes that it has when it is fed alone.
+/// Compares several parts of different lengths in one call with each appended alone.
 fn parts_are_what_they_are_alone<B: Backend>(subject: &Subject<B>, shape: Shape, lacks: &mut Lacks) {
     const STEPS: [[usize; 3]; 5] = [[40, 1, 17], [1, 1, 1], [3, 33, 16], [1, 20, 1], [1, 1, 1]];
     let tokens = [3, 4, 5].map(|seed| Tokens::gaussian(shape, 60, seed));
@@ -110,7 +112,7 @@ fn parts_are_what_they_are_alone<B: Backend>(subject: &Subject<B>, shape: Shape,
     }
 }
 
-/// Sequences whose layers store otherwise: some of one, some of the other, in turns.
+/// Appends alternating sequences whose layers have different storage.
 fn unlike_layers_meet_in_a_step<B: Backend>(subject: &Subject<B>, lacks: &mut Lacks) {
     let shape = Shape { n_kv_heads: 2, k_head_dim: 64, ..Shape::new(DType::Turbo3, DType::Q8_0) };
     let other = Shape { k: DType::F16, v: DType::Turbo2, sink_tiles: 1, ..shape };
@@ -125,7 +127,7 @@ fn unlike_layers_meet_in_a_step<B: Backend>(subject: &Subject<B>, lacks: &mut La
     }
 }
 
-/// In one step and the last ones one by one, and in chunks from the start.
+/// Compares one step and single tokens at the end with chunks from the start.
 fn bytes_do_not_depend_on_chunks<B: Backend>(
     subject: &Subject<B>,
     shape: Shape,
@@ -166,7 +168,7 @@ fn bad_numbers_are_stored_as_the_codec_stores_them<B: Backend>(
     }
 }
 
-/// A type with a tail beside one without, rotated ones beside plain ones.
+/// Combines a type with a tail and one without, and rotated with plain types.
 fn unequal_types_stand_side_by_side<B: Backend>(subject: &Subject<B>, lacks: &mut Lacks) {
     for (k, v) in [(DType::Q8_0, DType::Turbo3), (DType::Turbo4, DType::F16), (DType::BF16, DType::Q4_0)] {
         let shape = Shape { sink_tiles: 1, ..Shape::new(k, v) };

@@ -1,4 +1,4 @@
-//! Rows whose mean is taken off before they are normalised.
+//! LayerNorm: subtracts the mean of a row before normalization.
 
 use kvant_backend::{Backend, Norm};
 
@@ -8,12 +8,12 @@ use crate::reference::layer_norm;
 use crate::weights::gaussian;
 
 const EPS: f32 = 1e-5;
-/// `(n, rows)`: below, at and above registers and blocks of threads.
+/// `(n, rows)`: below, at and above registers and thread blocks.
 const SHAPES: [(usize, usize); 6] = [(1, 1), (31, 3), (256, 2), (257, 1), (640, 9), (1536, 70)];
-/// Means of the rows, beside a spread of 3: from one where the mean is nothing to one where it is nearly all there is.
+/// Means of the rows, with a spread of 3: from zero to one that dominates the row.
 const MEANS: [f32; 3] = [0.0, -2.0, 300.0];
 
-/// Holds `layer_norm` to its equation.
+/// Compares `layer_norm` with its equation.
 pub fn run<B: Backend>(subject: &Subject<B>) {
     for (n, rows) in SHAPES {
         for mean in MEANS {
@@ -37,9 +37,10 @@ fn equals_its_equation<B: Backend>(subject: &Subject<B>, n: usize, rows: usize, 
     subject.expect(&y, &want, &what);
 }
 
-/// A mean of n values in any order is off by `roundings(n + 1)` of the mean magnitude, a difference from it by that and one
-/// rounding; each square by twice its difference times that. Their mean adds n roundings, eps one; the root halves what is lost
-/// of itself, which is counted whole here for what is of second order. The root, its inverse and two products take four more.
+/// A mean of n values in any order is off by `roundings(n + 1)` of the mean magnitude, a difference
+/// from it by that and one rounding; each square by twice its difference times that. Their mean
+/// adds n roundings, eps one; the root halves the relative error, which is counted whole here for
+/// second-order terms. The root, its inverse and two products take four more.
 fn wanted(row: &[f64], gain: &[f32]) -> Vec<Want> {
     let n = row.len() as f64;
     let mean = row.iter().sum::<f64>() / n;

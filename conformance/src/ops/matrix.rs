@@ -1,4 +1,5 @@
-//! Weights on their way to a device: no bit of a foreign file is lost, and no shape is taken that the bytes do not have.
+//! Upload of weights: no bit of a file is lost, and shapes that do not match the bytes are
+//! rejected.
 
 use kvant_backend::{Backend, WeightSource};
 use kvant_codec::DType;
@@ -8,7 +9,8 @@ use crate::Subject;
 use crate::judge::Want;
 use crate::weights::Weights;
 
-/// Holds `table` and `tied` to keep what they are given, and them and `matrix` to take no less and no more.
+/// Checks that `table` and `tied` preserve their input, and that they and `matrix` accept only the
+/// exact size.
 pub fn run<B: Backend>(subject: &Subject<B>) {
     for dtype in DType::weights() {
         for n_blocks in [1, 2, 3, 5] {
@@ -27,7 +29,8 @@ pub fn run<B: Backend>(subject: &Subject<B>) {
     }
 }
 
-/// Random bytes, NaN and infinite scales among them: each row reads back as the codec decodes it, bad numbers as bad ones.
+/// Uploads random bytes, NaN and infinite scales among them: each row reads back as decoded by the
+/// codec, non-finite values as non-finite.
 fn any_bits_are_kept<B: Backend>(subject: &Subject<B>, dtype: DType, n_in: usize) {
     let n_out = 17;
     let mut random = Random::new(n_in as u64);

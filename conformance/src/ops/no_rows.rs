@@ -1,4 +1,4 @@
-//! Products of no rows at all: nothing is done, and nothing is wrong.
+//! GEMMs of zero rows: no effect and no error.
 
 use kvant_backend::{Activation, Backend, Input, Norm, Output};
 use kvant_codec::DType;
@@ -9,7 +9,7 @@ use crate::weights::{Weights, gaussian};
 const N_IN: usize = 256;
 const N_OUT: usize = 17;
 
-/// Holds `project` and `gated_ffn` to leave everything as it is when there is nothing to multiply.
+/// Checks that `project` and `gated_ffn` without rows change no memory.
 pub fn run<B: Backend>(subject: &Subject<B>) {
     let weight = subject.upload(&gaussian(1, N_IN, 1.0));
     let x = subject.upload(&gaussian(2, 2 * N_IN, 1.0));

@@ -1,4 +1,4 @@
-//! Products of activations with weights, and everything that is fused around them.
+//! GEMMs of activations with weights, and their fused prologues and epilogues.
 
 use kvant_backend::{Backend, Input, Norm, Output};
 use kvant_codec::fields::Spec;
@@ -11,8 +11,8 @@ use crate::{Arithmetic, Lacks, Subject};
 
 const EPS: f32 = 1e-5;
 
-/// `(n_out, rows)`: below, at and above panels of 16 and tiles of 64 outputs, pairs of them, tiles of 6, 8, 12, 16 and 64 rows,
-/// and row blocks.
+/// `(n_out, rows)`: below, at and above panels of 16 and tiles of 64 outputs, pairs of them, tiles
+/// of 6, 8, 12, 16 and 64 rows, and row blocks.
 const SHAPES: [(usize, usize); 15] = [
     (1, 1),
     (17, 1),
@@ -30,7 +30,7 @@ const SHAPES: [(usize, usize); 15] = [
     (33, 33),
     (7, 65),
 ];
-/// The most outputs of [`SHAPES`].
+/// Maximum outputs of [`SHAPES`].
 const MOST: usize = 65;
 
 /// Row lengths that end within, at and beyond units and chunks of every kernel.
@@ -43,7 +43,7 @@ fn widths(dtype: DType) -> &'static [usize] {
     }
 }
 
-/// Holds `project` to sums in f64.
+/// Compares `project` with sums in f64.
 pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     for dtype in DType::weights() {
@@ -80,7 +80,8 @@ fn products_are_sums<B: Backend>(subject: &Subject<B>, weights: &Weights, (n_out
     equals_sums(subject, weights, n_out, &x, &seen, "gaussian");
 }
 
-/// Whole numbers, one of 127 among any 32, are what bytes with one step for 32 values hold: all that is left are roundings of sums.
+/// Multiplies integers with 127 among any 32, which are exact in bytes with one step per 32 values:
+/// only the roundings of sums remain.
 fn bytes_lose_nothing_of_whole_numbers<B: Backend>(
     subject: &Subject<B>,
     dtype: DType,
@@ -100,7 +101,8 @@ fn bytes_lose_nothing_of_whole_numbers<B: Backend>(
     equals_sums(subject, &Weights::gaussian(dtype, n_out, n_in, 15), n_out, &x, &seen, "whole");
 }
 
-/// Rows of millions beside ones of every day, tiny rows and a row of zeros, each with an outlier.
+/// Multiplies rows of millions beside ordinary ones, tiny rows and a row of zeros, each with an
+/// outlier.
 fn inputs_of_any_size_keep_their_precision<B: Backend>(subject: &Subject<B>, dtype: DType, rows: usize) {
     let (n_in, n_out) = (256, 3);
     let mut x = gaussian(16, rows * n_in, 1.0);
@@ -112,7 +114,7 @@ fn inputs_of_any_size_keep_their_precision<B: Backend>(subject: &Subject<B>, dty
     equals_sums(subject, &Weights::gaussian(dtype, n_out, n_in, 17), n_out, &x, &seen, "of any size");
 }
 
-/// Holds the products of `x` `[rows, n_in]` with the first `n_out` rows to what must come of `seen`.
+/// Compares the products of `x` `[rows, n_in]` with the first `n_out` rows with those of `seen`.
 fn equals_sums<B: Backend>(
     subject: &Subject<B>,
     weights: &Weights,
@@ -131,19 +133,19 @@ fn equals_sums<B: Backend>(
     subject.expect(&y, &products(weights, n_out, seen, subject.arithmetic()), &what);
 }
 
-/// Every product of `x` with the first `n_out` rows, `[rows, n_out]`.
+/// Returns every product of `x` with the first `n_out` rows, `[rows, n_out]`.
 pub fn products(weights: &Weights, n_out: usize, x: &[Activations], arithmetic: Arithmetic) -> Vec<Want> {
     let rows = x.len();
     x.iter().flat_map(|x| (0..n_out).map(move |row| weights.product(row, x, rows, arithmetic))).collect()
 }
 
-/// A NaN or an infinity in a row reaches every product of that row, and of no other.
+/// Checks that NaN or infinity in a row reaches every product of that row, and no other.
 fn bad_numbers_stay_visible<B: Backend>(subject: &Subject<B>, dtype: DType, bad: f32, rows: usize) {
     let (n_in, n_out) = (256, 20);
     let weights = Weights::gaussian(dtype, n_out, n_in, 5);
     let w = subject.matrix(weights.source(n_out));
     let mut x = gaussian(6, rows * n_in, 1.0);
-    // A row that is nearly nothing, and the bad one.
+    // A nearly zero row, and the invalid one.
     x[..n_in].iter_mut().for_each(|v| *v *= 1e-40);
     x[n_in + 77] = bad;
     let mut y = subject.poisoned(rows * n_out);
@@ -164,8 +166,9 @@ struct Part {
     accumulate: bool,
 }
 
-/// Several types on one normalised input that starts at its second row. Equals a norm, a product, a sum with the bias and a
-/// sum with what was there; each sum is one more rounding of what is added.
+/// Projects one normalized input, starting at its second row, to outputs of several types. Equals a
+/// norm, a product, a sum with the bias and a sum with the previous content; each sum is one more
+/// rounding of its terms.
 fn norm_bias_and_residual_are_applied_in_order<B: Backend>(subject: &Subject<B>, rows: usize) {
     let n_in = 256;
     let part = |dtype, n_out, has_bias, accumulate| {

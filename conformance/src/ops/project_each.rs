@@ -1,4 +1,4 @@
-//! Products of the parts of rows, each with a matrix of its own, and rows beside each other in wider ones.
+//! GEMMs of parts of rows, each with its own matrix, and copies of columns.
 
 use kvant_backend::{Backend, Columns, WeightSource};
 use kvant_codec::DType;
@@ -8,10 +8,10 @@ use crate::lacks::product;
 use crate::weights::{Activations, Weights, gaussian};
 use crate::{Lacks, Subject};
 
-/// Below, at and above tiles and tensor cores' least.
+/// Below, at and above tiles and the minimum of tensor cores.
 const ROWS: [usize; 7] = [0, 1, 2, 9, 16, 17, 40];
 
-/// Holds `project_each` to its equation, for any number of parts and rows.
+/// Compares `project_each` with its equation, for any number of parts and rows.
 pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     let shapes = [
@@ -37,7 +37,7 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
-/// Matrices of each part, on the device and as the codec sees them.
+/// Returns the matrices of each part, on the device and decoded by the codec.
 fn matrices<B: Backend>(
     subject: &Subject<B>,
     dtype: DType,
@@ -81,7 +81,7 @@ fn a_bad_number_reaches_its_part_and_no_other<B: Backend>(subject: &Subject<B>) 
     }
 }
 
-/// Holds `copy_columns` to bring every value to its place, and to leave all others as they are.
+/// Checks that `copy_columns` copies every value to its position, and leaves all others unchanged.
 pub fn columns<B: Backend>(subject: &Subject<B>) {
     for ((rows, n), (first, behind)) in
         product(&[(0, 5), (1, 1), (3, 0), (7, 64), (40, 33)], &[(0, 0), (0, 9), (12, 0), (3, 5)])

@@ -1,4 +1,4 @@
-//! The ops of recurrent layers: what each row gives, whatever steps the rows came in and whoever was beside them.
+//! Ops of recurrent layers: results are independent of chunks and of other sequences in the batch.
 
 use kvant_backend::{
     Backend, ConvForm, Gate, KeySharing, Page, Result, Rows, ShortConv, StateHeads, StateInputs, StatePart,
@@ -11,21 +11,21 @@ use crate::reference;
 use crate::weights::gaussian;
 use crate::{Lacks, Subject};
 
-/// Bytes before and behind a state, to see that nothing is written there.
+/// Guard bytes before and after a state, which must stay unchanged.
 const MARGIN: usize = 64;
-/// What they are full of.
+/// Their content.
 const STALE: u8 = 0x3c;
-/// Roundings of `1 / (1 + exp(-g))` times a number: three of exp, six where a device has an approximate one, a sum, a quotient of
-/// three, a product.
+/// Roundings of `1 / (1 + exp(-g))` times a number: three of exp, six for an approximate one, a
+/// sum, a quotient of three, a product.
 const GATE: usize = 11;
 
-/// How many rows two sequences have in each step: 41 and 37 of them in all.
+/// Rows of two sequences in each step: 41 and 37 of them in all.
 const STEPS: [&[[usize; 2]]; 3] =
     [&[[41, 37]], &[[1, 0], [0, 1], [5, 20], [2, 3], [33, 13]], &[[17, 1], [1, 17], [23, 19]]];
 const GATES: [Gate; 5] = [Gate::Sigmoid, Gate::Silu, Gate::Gelu, Gate::Relu, Gate::Plain];
 const N_ROWS: [usize; 2] = [41, 37];
 
-/// Holds `gate` to its equation.
+/// Compares `gate` with its equation.
 pub fn gate<B: Backend>(subject: &Subject<B>) {
     for (len, gate) in product(&[0, 1, 255, 257, 5000], &GATES) {
         let what = || subject.case("gate", format_args!("{len} values, {gate:?}"));
@@ -35,13 +35,13 @@ pub fn gate<B: Backend>(subject: &Subject<B>) {
         result.unwrap_or_else(|error| panic!("{}: {error}", what()));
         let want = |(value, g): (&f32, &f32)| {
             let (value, g) = (f64::from(*value), f64::from(*g));
-            // A rounding of GELU's z moves its exponential by as many times |z|; z takes five.
+            // A rounding of GELU's z changes its exponential by |z| times as much; z takes five.
             let of_z = match gate {
                 Gate::Gelu => roundings(5) * reference::gelu_exponent(g).abs(),
                 _ => 0.0,
             };
             let value = value * reference::gate(gate, g);
-            // Exponentials beyond f32 leave nothing.
+            // Exponentials beyond f32 give zero.
             let nothing = f64::from(f32::MIN_POSITIVE) * 1e3;
             Want { value, tolerance: (roundings(GATE) + of_z) * value.abs() + nothing }
         };
@@ -54,7 +54,7 @@ pub fn gate<B: Backend>(subject: &Subject<B>) {
     subject.expect_refusal("gate", "six values of five", gate(6, &nine));
 }
 
-/// Holds `short_conv` to its equation.
+/// Compares `short_conv` with its equation.
 pub fn short_conv<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     let forms = [ConvForm::Gated, ConvForm::Silu];
@@ -82,7 +82,7 @@ pub fn short_conv<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
-/// Holds `recur` to its equations.
+/// Compares `recur` with its equations.
 pub fn recur<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     let heads = [(1, 1, KeySharing::Grouped), (2, 4, KeySharing::Grouped), (2, 6, KeySharing::Tiled)];
@@ -127,14 +127,14 @@ struct Step<'a, B: Backend> {
 }
 
 impl<B: Backend> Step<'_, B> {
-    /// The step's rows of both, of so many values each.
+    /// Uploads the step's rows of both sequences, `width` values each.
     fn rows(&self, of: &[Vec<f32>; 2], width: usize) -> B::Buffer {
         let part = |i: usize| &of[i][self.fed[i] * width..(self.fed[i] + self.n[i]) * width];
         self.subject.upload(&[part(0), part(1)].concat())
     }
 }
 
-/// What the rows of two sequences got, and the states at the end.
+/// Results of the rows of two sequences, and the states at the end.
 type Fed = ([Vec<f32>; 2], Vec<Vec<u8>>);
 
 /// The states of two sequences on a device.
@@ -150,14 +150,14 @@ impl<'a, B: Backend> States<'a, B> {
             let mut page = subject.device().page(2 * MARGIN + 4 * n_values).expect("memory for a test");
             let mut bytes = vec![STALE; page.n_bytes()];
             bytes[MARGIN..MARGIN + 4 * n_values].fill(0);
-            subject.device().write_page(&mut page, &bytes).expect("a page takes as many bytes as it has");
+            subject.device().write_page(&mut page, &bytes).expect("the page accepts its size");
             page
         };
         Self { subject, pages: [page(), page()], n_values }
     }
 
-    /// Feeds both sequences as `steps` says; `run` computes a step. Gives what the rows of each sequence got, `width` values each, and
-    /// the states at the end.
+    /// Runs both sequences in the chunks of `steps`; `run` computes a step. Returns the results of
+    /// each sequence, `width` values per row, and the states at the end.
     fn feed(
         mut self,
         steps: &[[usize; 2]],
@@ -191,7 +191,7 @@ impl<'a, B: Backend> States<'a, B> {
         Ok((results, self.states(what)))
     }
 
-    /// The bytes of both, once nothing around them has changed.
+    /// Returns the bytes of both states, after checking their guard bytes.
     fn states(&self, what: &dyn Fn() -> String) -> Vec<Vec<u8>> {
         let of_page = |page: &B::Page| {
             let bytes = self.subject.page_bytes(page);
@@ -221,7 +221,7 @@ fn convolves<B: Backend>(subject: &Subject<B>, conv: ShortConv, steps: &[[usize;
         let want: Vec<Want> = (0..x.len() / conv.n_in() * channels)
             .map(|at| {
                 let (sum, magnitude) = reference::short_conv(conv, x, &kernel, at / channels, at % channels);
-                // What enters, each product and sum.
+                // The input, each product and sum.
                 let off = roundings(taps + 3) * magnitude;
                 match form {
                     ConvForm::Gated => {
@@ -238,7 +238,7 @@ fn convolves<B: Backend>(subject: &Subject<B>, conv: ShortConv, steps: &[[usize;
             .collect();
         assert_close(got, &want, &what);
     }
-    // However the rows are cut.
+    // For any chunks.
     let Some(at_once) = lacks.take(feed(STEPS[0]), &what) else { return };
     assert!(got == at_once.0 && states == at_once.1, "{}: other bits than in one step", what());
 }

@@ -1,4 +1,5 @@
-//! Rotary embedding: pairs turned by their angles, after the norm of their head; the rows behind as they were.
+//! Rotary embedding: rotates pairs by their angles, after the norm of their head; later rows are
+//! unchanged.
 
 use kvant_backend::{Backend, Heads, Norm, Pairing, RopeParams};
 
@@ -15,11 +16,11 @@ const EPS: f32 = 1e-6;
 struct Case<'a> {
     heads: Heads,
     params: RopeParams,
-    /// Of all heads, or of each.
+    /// Norm weight of all heads, or of each.
     weight: Option<&'a [f32]>,
 }
 
-/// Holds `rope` to its equation.
+/// Compares `rope` with its equation.
 pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     // Odd counts, heads that fill no vector, and the sizes of models.
@@ -41,7 +42,7 @@ fn pairs_are_turned_by_their_angles<B: Backend>(subject: &Subject<B>, case: Case
     let Case { heads, params, weight } = case;
     let (cols, n_rows) = (heads.n * heads.dim, rows + 1);
     let x = gaussian(2, n_rows * cols, 3.0);
-    // Any factor may stand in cosine and sine.
+    // Cosine and sine may contain any factor.
     let turns = gaussian(3, n_rows * params.n_rot / 2, 2.0);
     let angles: Vec<f32> = turns.iter().flat_map(|a| [1.25 * a.cos(), 1.25 * a.sin()]).collect();
     let mut want: Vec<Want> = x.iter().copied().map(Want::exactly).collect();
@@ -67,8 +68,8 @@ fn pairs_are_turned_by_their_angles<B: Backend>(subject: &Subject<B>, case: Case
     subject.expect(&buffer, &want, &what);
 }
 
-/// Replaces the values of a head by what becomes of them. A norm costs each value [`norm_error`]; a turn two products and a
-/// sum, three roundings of what is added.
+/// Computes the expected values of a head. A norm costs each value [`norm_error`]; a rotation two
+/// products and a sum, three roundings of the terms.
 fn expect_head(head: &mut [Want], params: RopeParams, weight: Option<&[f32]>, angles: &[[f32; 2]]) {
     let mut values: Vec<f64> = head.iter().map(|want| want.value).collect();
     let mut error = 0.0;

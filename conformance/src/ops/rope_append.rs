@@ -1,4 +1,4 @@
-//! Turning and appending in one: bit for bit what turning and then appending gives.
+//! RoPE and append in one op: bit-identical to both ops in sequence.
 
 use kvant_backend::{Backend, Heads, Norm, Pairing, Rope, RopeParams};
 use kvant_codec::DType;
@@ -8,10 +8,10 @@ use crate::weights::gaussian;
 use crate::{Lacks, Subject};
 
 const EPS: f32 = 1e-6;
-/// Of three sequences; the second step crosses tiles.
+/// Rows of three sequences; the second step crosses tiles.
 const STEPS: [[usize; 3]; 3] = [[5, 17, 1], [12, 1, 40], [1, 1, 1]];
 
-/// Holds `rope_append` to `rope` and `kv_append`.
+/// Compares `rope_append` with `rope` and `kv_append`.
 pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     let shape = Shape { n_kv_heads: 2, ..Shape::new(DType::F16, DType::F16) };
@@ -21,12 +21,12 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
         Shape { k_head_dim: 80, v_head_dim: 80, group: 3, has_tail: false, ..shape },
         Shape { k_head_dim: 256, v_head_dim: 32, group: 1, n_kv_heads: 1, ..shape },
     ];
-    // Quarters of a head that are turned.
+    // Number of rotated quarters of a head.
     let turns =
         [(Pairing::Halves, 4), (Pairing::Halves, 3), (Pairing::Interleaved, 2), (Pairing::Interleaved, 0)];
     let kinds = lacks.combine(&shapes, &turns);
     for (dtype, (shape, (pairing, quarters))) in lacks.combine(&DType::KV, &kinds) {
-        // Every turn with norms and without, in every other shape.
+        // Every rotation with and without norms, alternating between shapes.
         let has_norms = (shape.group + quarters) % 2 == 1;
         let shape = Shape { k: dtype, v: dtype, ..shape };
         let tokens = [1, 2, 3].map(|seed| Tokens::gaussian(shape, 42, seed));

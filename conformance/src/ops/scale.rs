@@ -6,7 +6,7 @@ use crate::Subject;
 use crate::judge::{Want, roundings};
 use crate::weights::gaussian;
 
-/// Holds `scale` to its equation.
+/// Compares `scale` with its equation.
 pub fn run<B: Backend>(subject: &Subject<B>) {
     for len in [0, 1, 255, 256, 257, 4096, 20_000] {
         for by in [0.07, -3.5, 0.0] {

@@ -1,4 +1,4 @@
-//! Values that are bounded smoothly.
+//! Soft cap of values.
 
 use kvant_backend::Backend;
 
@@ -7,11 +7,11 @@ use crate::judge::{Want, roundings};
 use crate::reference;
 use crate::weights::gaussian;
 
-/// Roundings of 1 that tanh may be off by: of an exponential of at most 1 six, where a device has an approximate one, and as
-/// many of its argument, two sums, a quotient of two more, a product.
+/// Roundings of 1 in tanh: six of an exponential of at most 1, if approximate, and as many of its
+/// argument, two sums, a quotient of two more, a product.
 const TANH: usize = 17;
 
-/// Holds `soft_cap` to its equation.
+/// Compares `soft_cap` with its equation.
 pub fn run<B: Backend>(subject: &Subject<B>) {
     for len in [0, 1, 255, 256, 257, 8192, 20_000] {
         for (cap, sigma) in [(30.0, 20.0), (0.5, 1e-3), (50.0, 400.0)] {

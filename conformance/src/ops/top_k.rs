@@ -1,4 +1,4 @@
-//! The likeliest tokens: those of a sorted list, bit for bit.
+//! The most probable tokens: those of a sorted list, bit for bit.
 
 use kvant_backend::{Backend, Candidate};
 
@@ -6,13 +6,13 @@ use crate::lacks::product;
 use crate::weights::gaussian;
 use crate::{Lacks, Subject, reference};
 
-/// What a row of logits may hold instead of plain numbers, here and there.
+/// Values that replace some logits.
 const ODD: [f32; 7] = [0.0, -0.0, f32::NEG_INFINITY, f32::INFINITY, f32::NAN, f32::MIN, 1.5];
 
-/// What plain numbers become.
+/// Transformation of the logits.
 type Law = fn(&[f32]) -> Vec<f32>;
 
-/// Holds `top_k` to sorting.
+/// Compares `top_k` with sorting.
 pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     let mut lacks = subject.lacks();
     let sizes = [0, 1, 15, 16, 17, 255, 256, 257, 1025, 4096, 4097, 13_000];
@@ -25,12 +25,12 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
-/// The smaller, the more equal ones.
+/// Quantizes logits, so that many are equal.
 fn tied(logits: &[f32]) -> Vec<f32> {
     logits.iter().map(|logit| logit.round()).collect()
 }
 
-/// Every fifth value another one.
+/// Replaces every fifth value.
 fn with_odd(logits: &[f32], odd: &[f32]) -> Vec<f32> {
     let mut logits = logits.to_vec();
     let places = logits.iter_mut().skip(2).step_by(5);
@@ -41,7 +41,7 @@ fn with_odd(logits: &[f32], odd: &[f32]) -> Vec<f32> {
 fn the_likeliest_come_first<B: Backend>(subject: &Subject<B>, logits: &[f32], offset: usize) {
     let n = logits.len();
     let bits = |list: &[Candidate]| list.iter().map(|c| (c.id, c.logit.to_bits())).collect::<Vec<_>>();
-    // The row before would win if it were looked at.
+    // The row before would win if it were read.
     let buffer = subject.guarded(&[&vec![1e30; offset], logits].concat());
     for k in [0, 1, 2, 40, 1024, n, n + 1, usize::MAX] {
         let mut got = vec![Candidate { id: 9, logit: f32::NAN }; 3];

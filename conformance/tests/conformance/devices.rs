@@ -1,4 +1,4 @@
-//! The devices that this machine may have. A new one is a line in [`trials`].
+//! The devices of this machine. A new device is a line in [`trials`].
 
 use std::sync::Arc;
 
@@ -8,15 +8,15 @@ use kvant_conformance::{Arithmetic, Attention, Coverage, OPS, Subject, Suite, su
 use kvant_cpu::{CpuDevice, Isa};
 use libtest_mimic::{Completion, Trial};
 
-/// Threads of a CPU device: more than one, so that work is shared out.
+/// Threads of a CPU device: more than one, so that work is divided.
 const THREADS: usize = 2;
 
-/// The kernel sets of CPUs, how each multiplies coded weights, and how it attends.
+/// The kernel sets of CPUs, with their arithmetic of GEMMs and of attention.
 const CPU_SETS: [(&str, &str, Arithmetic, Attention); 10] = [
     ("scalar", "cpu-scalar", Arithmetic::Float, Attention::Exact),
     // Its 16-bit sums must not saturate.
     ("avx2", "cpu-avx2", Arithmetic::EightBit, SHORT_BYTES),
-    // A matrix unit in software, with these vectors beside it.
+    // A software matrix unit, with these vector kernels.
     ("soft", "cpu-soft", Arithmetic::EightBit, SHORT_BYTES),
     ("avxvnni", "cpu-avxvnni", Arithmetic::EightBit, WHOLE_BYTES),
     ("avx512", "cpu-avx512", Arithmetic::EightBit, WHOLE_BYTES),
@@ -26,20 +26,20 @@ const CPU_SETS: [(&str, &str, Arithmetic, Attention); 10] = [
     ("i8mm", "cpu-i8mm", Arithmetic::EightBit, WHOLE_BYTES),
     ("simd128", "cpu-simd128", Arithmetic::EightBit, WHOLE_BYTES),
 ];
-/// Types of values whose weights may have one byte of 127 steps, and of 255.
+/// V types whose weights may have one byte of 127 steps, and of 255.
 const COARSE: [DType; 3] = [DType::Turbo2, DType::Turbo3, DType::Turbo2T];
 const TURBO: [DType; 5] = [DType::Turbo2, DType::Turbo3, DType::Turbo4, DType::Turbo2T, DType::Turbo3T];
 const SHORT_BYTES: Attention = Attention::Integers { byte: 64.0, split: 8191.0, dithered: (127.0, &COARSE) };
 const WHOLE_BYTES: Attention = Attention::Integers { byte: 127.0, split: 32639.0, dithered: (255.0, &TURBO) };
 
-/// A trial for each device and op.
+/// Returns a trial per device and op.
 pub fn trials() -> Vec<Trial> {
     let available = Isa::available();
     let cpus = CPU_SETS.into_iter().flat_map(|(set, name, arithmetic, attention)| {
         match available.iter().find(|isa| isa.name() == set) {
             Some(&isa) => {
                 let device = CpuDevice::new(isa, THREADS).unwrap();
-                // What most CPUs run, and what this one does, in all combinations.
+                // All combinations on the most common set and on the best one of this CPU.
                 let is_run = set == "avx2" || available.last() == Some(&isa);
                 let coverage = if is_run { Coverage::Every } else { Coverage::Each };
                 present(Subject::new(name, device, arithmetic, attention).with_coverage(coverage))
@@ -53,7 +53,7 @@ pub fn trials() -> Vec<Trial> {
     cpus.collect()
 }
 
-/// Every suite on a device.
+/// Returns every suite on a device.
 fn present<B: Backend>(subject: Subject<B>) -> Vec<Trial> {
     let subject = Arc::new(subject);
     let trial = |suite: Suite<B>| {
@@ -62,14 +62,14 @@ fn present<B: Backend>(subject: Subject<B>) -> Vec<Trial> {
             let lacks = (suite.run)(&subject);
             let Some(reason) = lacks.reason() else { return Ok(Completion::Completed) };
             let skipped = skipped(&trial, reason);
-            // What was asked for has run, where nothing else was left out.
+            // All requested cases have run, unless some were rejected.
             Ok(if lacks.has_refused() { skipped } else { Completion::Completed })
         })
     };
     suites().into_iter().map(trial).collect()
 }
 
-/// Every suite ignored because of `reason`.
+/// Returns every suite, ignored because of `reason`.
 fn absent(name: &'static str, reason: &str) -> Vec<Trial> {
     let ignored = |op| {
         let (trial, reason) = (format!("{name}::{op}"), reason.to_owned());
@@ -78,7 +78,7 @@ fn absent(name: &'static str, reason: &str) -> Vec<Trial> {
     OPS.iter().map(ignored).collect()
 }
 
-/// A trial that did not run, or not all of it, because of `reason`; says so in the way that `.ci/run` counts.
+/// Marks a trial as incomplete because of `reason`, in the format that `.ci/run` counts.
 fn skipped(trial: &str, reason: String) -> Completion {
     eprintln!("skipped: {trial}: {reason}");
     Completion::ignored_with(reason)

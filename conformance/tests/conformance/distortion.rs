@@ -1,15 +1,17 @@
-//! What coded caches lose in the output of attention, beside what theory gives: for each kind of layer, on random keys, values and
-//! queries.
+//! Distortion of the attention output with quantized caches, compared with theory: for each kind of
+//! layer, on random keys, values and queries.
 //!
-//! A vector loses the share L of its square, as [`kvant_codec::distortion`] measures it (and theory has it: see docs/formats.md), in
-//! directions of its own. So a score is off by a variance of `σ² = scale² L |q|² |k|² / dims`, less where it is capped; a weight w by the
-//! factor `exp(δ)` of such a normal δ, whose spread is `exp(σ²) - 1`; and an output, of independent tokens, by
+//! A vector loses the share L of its square, as [`kvant_codec::distortion`] measures it (see
+//! docs/formats.md for the theory), in an independent direction. So a score is off by a variance of
+//! `σ² = scale² L |q|² |k|² / dims`, less where it is capped; a weight w by the factor `exp(δ)` of
+//! such a normal δ, whose spread is `exp(σ²) - 1`; and an output, of independent tokens, by
 //!
 //! ```text
 //! E |Δ out|² = Σ w² ((exp(σ²) - 1) |v - out|² + L |v|²)
 //! ```
 //!
-//! over the tokens that a query sees in codes. What a sink takes is no token's, and off by nothing.
+//! over the quantized tokens of a query. The weight of an attention sink belongs to no token, and
+//! has no error.
 
 use kvant_codec::DType;
 use kvant_codec::distortion::{self, Source};
@@ -19,15 +21,16 @@ use kvant_conformance::{Arithmetic, Attention, Subject};
 use kvant_cpu::{CpuDevice, Isa};
 use libtest_mimic::Trial;
 
-/// How far the loss of an output may be from theory.
+/// Maximum relative difference of the measured distortion from theory.
 const TOLERANCE: f64 = 0.05;
 /// Tokens, of which the last are rows of the step.
 const TOKENS: usize = 200;
 const ROWS: usize = 4;
-/// Queries of a draw meet the same tokens, so that what values lose in one is hardly more than one vector by chance.
+/// Number of random samples. Queries of one sample share the tokens, so that its value errors are
+/// hardly more than one random vector.
 const DRAWS: u64 = 24;
 
-/// A trial for each kind of layer.
+/// Returns a trial per kind of layer.
 pub fn trials() -> Vec<Trial> {
     let of = |dim| Shape { k_head_dim: dim, v_head_dim: dim, group: 8, ..Shape::new(DType::F16, DType::F16) };
     let kinds = [
@@ -55,7 +58,7 @@ fn loses_what_theory_gives(shape: Shape) {
         let draws: Vec<Drawn> = (0..DRAWS).map(|seed| Drawn::new(&shape, seed)).collect();
         let exact: Vec<_> = draws.iter().map(|drawn| drawn.outputs(&subject, shape)).collect();
         for dtype in [DType::Turbo4, DType::Turbo3, DType::Q8_0] {
-            // Queries in bytes lose as much as these codes.
+            // The error of queries in bytes is as large as that of these codes.
             if dtype == DType::Q8_0 && isa != Isa::Scalar {
                 continue;
             }
@@ -78,7 +81,8 @@ fn square(x: f32) -> f64 {
     f64::from(x) * f64::from(x)
 }
 
-/// Keys `[TOKENS, k_head_dim]`, values `[TOKENS, v_head_dim]` and queries `[ROWS, n_heads, k_head_dim]`.
+/// Keys `[TOKENS, k_head_dim]`, values `[TOKENS, v_head_dim]` and queries `[ROWS, n_heads,
+/// k_head_dim]`.
 struct Drawn {
     k: Vec<f32>,
     v: Vec<f32>,
@@ -95,9 +99,9 @@ impl Drawn {
             x
         };
         let [k, v] = [k_head_dim, v_head_dim].map(|dim| gaussian(TOKENS * dim, 1.0));
-        // Where scores are further apart, a few tokens take all the weight.
+        // With a wider spread of scores, a few tokens would take all the weight.
         let q = gaussian(ROWS * shape.n_heads() * k_head_dim, 0.75);
-        // The value is the beginning of the key, where both are one.
+        // The value is a prefix of the key, if both are one.
         let beginnings = || k.chunks_exact(k_head_dim).flat_map(|k| &k[..v_head_dim]).copied().collect();
         let v = if shape.joint { beginnings() } else { v };
         Self { k, v, q }
@@ -107,7 +111,7 @@ impl Drawn {
         Tokens::new(shape, self.k.clone(), if shape.joint { Vec::new() } else { self.v.clone() })
     }
 
-    /// What the last rows get, `[ROWS, n_heads, v_head_dim]`.
+    /// Returns the outputs of the last rows, `[ROWS, n_heads, v_head_dim]`.
     fn outputs(&self, subject: &Subject<CpuDevice>, shape: Shape) -> Vec<f32> {
         let tokens = self.tokens(shape);
         let mut batch = Batch::fed(subject, &tokens, TOKENS - ROWS, 64).unwrap();
@@ -115,7 +119,7 @@ impl Drawn {
         batch.attend(&self.q, &|| format!("{shape:?}")).unwrap()
     }
 
-    /// The sum of `E |Δ out|²` over all queries, where keys and values lose these shares.
+    /// Returns the sum of `E |Δ out|²` over all queries, for these losses of keys and values.
     fn theory(&self, shape: Shape, losses: [f64; 2]) -> f64 {
         let tokens = self.tokens(shape);
         let of_query = |(index, q): (usize, &[f32])| {
@@ -126,7 +130,7 @@ impl Drawn {
     }
 }
 
-/// `E |Δ out|²` of a query of `head` at `position`, where keys and values lose these shares.
+/// Returns `E |Δ out|²` of a query of `head` at `position`, for these losses of keys and values.
 fn of_query(
     tokens: &Tokens,
     [k, v]: [&[f32]; 2],
@@ -139,7 +143,7 @@ fn of_query(
     let oldest = shape.window.map_or(0, |window| (position + 1).saturating_sub(window));
     let [keys, values]: [Vec<&[f32]>; 2] = [(k, shape.k_head_dim), (v, shape.v_head_dim)]
         .map(|(x, dim)| x.chunks_exact(dim).take(position + 1).skip(oldest).collect());
-    // Capped scores, and how much of what they are off by is left.
+    // Capped scores, and the remaining share of their error.
     let bent = |k: &&[f32]| {
         let score = scale * dot(q, k);
         shape.soft_cap.map(f64::from).map_or((score, 1.0), |cap| {

@@ -1,4 +1,4 @@
-//! What the judge itself must do: a test that cannot fail shows nothing.
+//! Tests of the judge: a test that cannot fail proves nothing.
 
 use kvant_backend::BackendError;
 use kvant_conformance::judge::{Want, fault, first_written};
@@ -6,20 +6,20 @@ use kvant_conformance::kv::Answer;
 use kvant_conformance::{Coverage, Lacks};
 use libtest_mimic::Trial;
 
-/// A trial for each claim.
+/// Returns a trial per claim.
 pub fn trials() -> Vec<Trial> {
     let claims: [(&str, fn()); 6] = [
         ("nan_never_passes", nan_never_passes),
         ("the_worst_value_is_named", the_worst_value_is_named),
-        ("what_is_written_behind_an_output_is_seen", what_is_written_behind_an_output_is_seen),
+        ("writes_beyond_an_output_are_detected", writes_beyond_an_output_are_detected),
         ("nan_is_no_answer_to_a_query", nan_is_no_answer_to_a_query),
         (
-            "what_a_device_lacks_is_told_and_nothing_else_excused",
-            what_a_device_lacks_is_told_and_nothing_else_excused,
+            "unsupported_cases_are_listed_and_other_errors_fail",
+            unsupported_cases_are_listed_and_other_errors_fail,
         ),
         (
-            "every_edge_is_asked_for_and_what_is_left_out_is_counted",
-            every_edge_is_asked_for_and_what_is_left_out_is_counted,
+            "every_edge_is_requested_and_omissions_are_counted",
+            every_edge_is_requested_and_omissions_are_counted,
         ),
     ];
     let trial = |(name, claim): (&str, fn())| {
@@ -57,7 +57,7 @@ fn the_worst_value_is_named() {
     assert!(message.contains("[1] is NaN"), "{message}");
 }
 
-fn what_is_written_behind_an_output_is_seen() {
+fn writes_beyond_an_output_are_detected() {
     assert_eq!(first_written(&[f32::NAN; 3]), None);
     assert_eq!(first_written(&[f32::NAN, 0.0]), Some(1));
 }
@@ -72,7 +72,7 @@ fn nan_is_no_answer_to_a_query() {
     assert!(answer(5.0).fault(&[3.0]).is_some(), "another length passed");
 }
 
-fn what_a_device_lacks_is_told_and_nothing_else_excused() {
+fn unsupported_cases_are_listed_and_other_errors_fail() {
     let what = || "a case".to_owned();
     let lacking = |wanted: &str| BackendError::Unsupported {
         op: "attend",
@@ -93,7 +93,7 @@ fn what_a_device_lacks_is_told_and_nothing_else_excused() {
     assert_eq!(lacks.reason(), Some(reason));
 }
 
-fn every_edge_is_asked_for_and_what_is_left_out_is_counted() {
+fn every_edge_is_requested_and_omissions_are_counted() {
     let (a, b) = ([1, 2, 3, 4, 5, 6], [10, 20, 30, 40]);
     let mut all = Lacks::new(Coverage::Every);
     assert_eq!((all.combine(&a, &b).len(), all.reason()), (24, None));

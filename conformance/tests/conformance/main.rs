@@ -1,4 +1,5 @@
-//! Runs every suite on every device, and the judge on itself, and holds what coded caches lose to theory. A device that this machine lacks is ignored, with the reason.
+//! Runs every suite on every device, the tests of the judge, and the comparison of quantized caches
+//! with theory. Devices that this machine lacks are ignored, with the reason.
 
 mod devices;
 mod distortion;

@@ -1,9 +1,10 @@
-//! Bytes that stay where they are: a slice of a mapped file or of an embedded model, with its owner.
+//! Shared immutable bytes: a slice of a memory map or of an embedded model, with its owner.
 
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-/// A cheap, cloneable slice of shared immutable bytes (a memory map, an embedded model, a heap buffer).
+/// A cheap, cloneable slice of shared immutable bytes (a memory map, an embedded model, a heap
+/// buffer).
 #[derive(Clone)]
 pub struct SharedBytes {
     owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
@@ -11,16 +12,16 @@ pub struct SharedBytes {
 }
 
 impl SharedBytes {
-    /// The bytes `range` of `owner`; `None` when the range does not lie within it.
+    /// Returns the bytes `range` of `owner`; `None` when the range is out of bounds.
     pub fn new(owner: Arc<dyn AsRef<[u8]> + Send + Sync>, range: Range<usize>) -> Option<Self> {
         (*owner).as_ref().get(range.clone())?;
         Some(Self { owner, range })
     }
 
-    /// Some of these bytes.
+    /// Returns a sub-slice of these bytes.
     ///
     /// # Panics
-    /// When there are fewer.
+    /// When `range` is out of bounds.
     pub fn part(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {} bytes", self.len());
         let start = self.range.start;

@@ -1,7 +1,8 @@
-//! The shapes that every device asks of the ops that know no sequences, checked once. Those of the cache's ops are in `kv`.
+//! Shape checks shared by every device, for the ops without sequences. Those of the cache's ops are
+//! in `kv`.
 //!
-//! Each function has the operands of the op that it is named after, and its errors: [`BackendError::Shape`], which names what is
-//! off, unless it says otherwise.
+//! Each function takes the operands of the op that it is named after. It returns
+//! [`BackendError::Shape`], which names the operand at fault, unless documented otherwise.
 
 use crate::device::{
     Backend, Buffer, Choice, ExpertWeights, Experts, Input, Matrix, Output, Page, Result, WeightSource,
@@ -35,7 +36,8 @@ pub fn check_top_k(logits: &impl Buffer, offset: usize, n_vocab: usize) -> Resul
 /// Checks [`Backend::matrix`] and [`Backend::table`].
 ///
 /// # Errors
-/// [`BackendError::Unsupported`] for a type that only caches hold and for rows that are not whole blocks.
+/// [`BackendError::Unsupported`] for a type that only caches support and for rows that are not
+/// whole blocks.
 pub fn check_matrix(source: &WeightSource) -> Result<()> {
     const OP: &str = "matrix";
     let &WeightSource { dtype, n_out, n_in, ref bytes } = source;
@@ -51,7 +53,8 @@ pub fn check_matrix(source: &WeightSource) -> Result<()> {
     BackendError::check(OP, "bytes of the weights", n_out.saturating_mul(row_bytes), bytes.len())
 }
 
-/// Checks [`Backend::experts`], beside what [`check_matrix`] asks of all rows together. Gives the rows of each expert.
+/// Checks [`Backend::experts`], including [`check_matrix`] of all rows together. Returns the rows
+/// per expert.
 pub fn check_experts(source: &WeightSource, n_experts: usize) -> Result<usize> {
     const OP: &str = "experts";
     check_matrix(source)?;
@@ -118,10 +121,10 @@ pub fn check_expert_ffn<B: Backend>(
         BackendError::check(OP, what, expected, of_up)?;
         BackendError::check(OP, what, expected, of_down)?;
     }
-    BackendError::check_at_least(OP, "experts that are used", 1, routing.n_used)?;
+    BackendError::check_at_least(OP, "experts per token", 1, routing.n_used)?;
     BackendError::check_at_least(OP, "experts", routing.n_used, n_experts)?;
     if let Some(ExpertGroups { n, n_used }) = routing.expert_groups {
-        BackendError::check_at_least(OP, "expert groups that are used", 1, n_used)?;
+        BackendError::check_at_least(OP, "expert groups per token", 1, n_used)?;
         BackendError::check_at_least(OP, "expert groups", n_used, n)?;
         BackendError::check(OP, "experts beyond whole groups", 0, n_experts % n)?;
         BackendError::check_at_least(OP, "experts of the groups", routing.n_used, n_experts / n * n_used)?;
@@ -138,7 +141,7 @@ pub fn check_expert_ffn<B: Backend>(
     }
     check_norm(OP, norm, n)?;
     for stream in [Some(x), to].into_iter().flatten() {
-        BackendError::check_at_least(OP, "length of the stream", rows.saturating_mul(n), stream.n_values())?;
+        BackendError::check_at_least(OP, "residual length", rows.saturating_mul(n), stream.n_values())?;
     }
     let n_logits = rows.saturating_mul(n_experts);
     BackendError::check_at_least(OP, "length of the logits", n_logits, logits.n_values())
@@ -227,8 +230,8 @@ pub fn check_rope<B: Buffer>(
     }
 }
 
-/// Checks the turning of [`Backend::rope_append`], for a device that does it on the way into the cache; what is appended is
-/// [`check_append`](crate::check_append)'s affair. Gives the rows that are turned.
+/// Checks the RoPE of [`Backend::rope_append`], for devices that apply it while appending;
+/// [`check_append`](crate::check_append) checks the append. Returns the number of rows.
 pub fn check_rope_append<P: Page, B: Buffer>(
     parts: &[KvPart<'_, P>],
     rope: &Rope<'_, B>,
@@ -249,7 +252,7 @@ pub fn check_rope_append<P: Page, B: Buffer>(
     Ok(rows)
 }
 
-/// Rows of `n_in` activations, and the norm that comes before the product.
+/// Checks the rows of `n_in` activations, and the norm before the product.
 fn check_input<B: Backend>(op: &'static str, input: &Input<'_, B>, n_in: usize) -> Result<()> {
     let end = input.first_row.saturating_add(input.rows).saturating_mul(n_in);
     BackendError::check_at_least(op, "length of the input", end, input.x.n_values())?;

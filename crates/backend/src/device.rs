@@ -1,4 +1,4 @@
-//! The trait a device implements, and the operands of its ops.
+//! The trait that a device implements, and the operands of its ops.
 
 use std::fmt::Debug;
 
@@ -9,55 +9,57 @@ use crate::{
     Routing, SharedBytes, ShortConv, StateHeads, StateInputs, StatePart,
 };
 
-/// Shorthand for a result with a [`BackendError`].
+/// A result with a [`BackendError`].
 pub type Result<T> = std::result::Result<T, BackendError>;
 
 /// f32 activations on a device.
 pub trait Buffer: Send + Sync {
-    /// Number of values.
+    /// Returns the number of values.
     fn n_values(&self) -> usize;
 }
 
 /// A weight matrix `[n_out, n_in]` in a device's own layout.
 pub trait Matrix: Send + Sync {
-    /// Rows: output features.
+    /// Returns the rows: output features.
     fn n_out(&self) -> usize;
-    /// Columns: input features, at least one.
+    /// Returns the columns: input features, at least one.
     fn n_in(&self) -> usize;
 }
 
 /// Weight matrices of one shape and type, one for each expert: `[n_experts, n_out, n_in]`.
 pub trait Experts: Send + Sync {
-    /// Matrices, at least one.
+    /// Returns the number of matrices, at least one.
     fn n_experts(&self) -> usize;
-    /// Rows of each: output features.
+    /// Returns the rows of each: output features.
     fn n_out(&self) -> usize;
-    /// Columns of each: input features, at least one.
+    /// Returns the columns of each: input features, at least one.
     fn n_in(&self) -> usize;
 }
 
 /// One allocation of cache memory on a device.
 pub trait Page: Send + Sync + Sized {
-    /// What the device keeps beside the blocks of a sequence; `()` where it needs nothing.
+    /// The device's own index of a sequence's KV blocks; `()` if it needs none.
     type Table: PageTable<Self>;
 
-    /// Size of the allocation in bytes.
+    /// Returns the size of the allocation in bytes.
     fn n_bytes(&self) -> usize;
-    /// A second page with the same bytes: copy on write of shared prefixes.
+    /// Copies the page: copy on write of shared prefixes.
     fn duplicate(&self) -> Result<Self>;
-    /// Takes over the bytes of another page of the same length.
+    /// Overwrites this page with the bytes of another page of the same length.
     fn copy_from(&mut self, other: &Self) -> Result<()> {
         *self = other.duplicate()?;
         Ok(())
     }
 }
 
-/// A device's own index of the blocks of a sequence, such as their addresses in its memory. It is told of every change, so that
-/// a device need not look through all blocks at each step. A clone belongs to the sequence's clone.
+/// A device's own index of the KV blocks of a sequence, such as their device addresses.
+///
+/// Every change is reported to it, so that a device need not visit all blocks at each step. A clone
+/// belongs to the clone of the sequence.
 pub trait PageTable<P>: Clone + Default + Send + Sync + Debug {
-    /// Block `index`, at most one past the last, is `page` from now on.
+    /// Sets block `index`, at most one past the last, to `page`.
     fn set(&mut self, index: usize, page: &P);
-    /// Only the first `len` blocks are left.
+    /// Removes all blocks but the first `len`.
     fn truncate(&mut self, len: usize);
 }
 
@@ -66,24 +68,25 @@ impl<P> PageTable<P> for () {
     fn truncate(&mut self, _: usize) {}
 }
 
-/// What a device is, for summary lines and benchmark rows.
+/// Description of a device, for summary lines and benchmark rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// The device's name, `cpu` or `cuda:0`.
     pub name: String,
     /// The kernel set in use, such as `avx512+vnni`.
     pub kernels: String,
-    /// Threads that work on an op, or the multiprocessors of a GPU.
+    /// Threads that run an op, or the multiprocessors of a GPU.
     pub n_threads: usize,
-    /// What `n_threads` counts: `threads` or `SMs`.
+    /// The unit of `n_threads`: `threads` or `SMs`.
     pub thread_unit: &'static str,
-    /// Whether a row of a step gives the same bits alone and among others.
+    /// Whether the device is batch-invariant: a row has the same bits alone and in any batch.
     pub rows_are_independent: bool,
-    /// Whether [`Backend::broken_row`] looks. Where it does not, what is broken shows in the logits.
+    /// Whether [`Backend::broken_row`] checks rows. Where it does not, non-finite values show in
+    /// the logits.
     pub looks_for_broken_rows: bool,
 }
 
-/// Which kernel a device runs for one op and type, for `kvant doctor`.
+/// The kernel that a device runs for one op and type, for `kvant doctor`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KernelChoice {
     /// The op, such as `matmul` or `attend`.
@@ -94,7 +97,7 @@ pub struct KernelChoice {
     pub kernel: String,
 }
 
-/// A weight matrix on its way to a device.
+/// A weight matrix to be uploaded to a device.
 #[derive(Debug, Clone)]
 pub struct WeightSource {
     /// Storage type of the rows.
@@ -107,11 +110,12 @@ pub struct WeightSource {
     pub bytes: SharedBytes,
 }
 
-/// The left operand of a projection: `rows` rows of `[.., n_in]` activations, normalised first when `norm` is given.
+/// The left operand of a projection: `rows` rows of `[.., n_in]` activations, normalized first when
+/// `norm` is given.
 pub struct Input<'a, B: Backend> {
     /// Activations, `[first_row + rows, n_in]` or more.
     pub x: &'a B::Buffer,
-    /// RMS norm applied to each row before the product. `x` itself is left as it is.
+    /// RMS norm applied to each row before the product. `x` itself is unchanged.
     pub norm: Option<Norm<'a, B::Buffer>>,
     /// First row to read; the outputs start at their row 0.
     pub first_row: usize,
@@ -131,17 +135,17 @@ pub struct Output<'a, B: Backend> {
     pub accumulate: bool,
 }
 
-/// A feed-forward layer of experts.
+/// The weights of a mixture-of-experts (MoE) feed-forward layer.
 pub struct ExpertWeights<'a, B: Backend> {
-    /// Of the gates.
+    /// Activation of the gates.
     pub activation: Activation,
-    /// What the gates are made with, `[n_experts, n_ff, n]`; where it is `up` itself, a device may multiply once.
+    /// Gate projection, `[n_experts, n_ff, n]`; if it is `up` itself, a device may multiply once.
     pub gate: &'a B::Experts,
-    /// Of what is gated, `[n_experts, n_ff, n]`.
+    /// Up projection, `[n_experts, n_ff, n]`.
     pub up: &'a B::Experts,
-    /// Back to the width of the stream, `[n_experts, n, n_ff]`.
+    /// Down projection to the hidden size, `[n_experts, n, n_ff]`.
     pub down: &'a B::Experts,
-    /// What is added to the products of gate and up, `[n_experts, n_ff]` each, and to that of down, `[n_experts, n]`.
+    /// Biases of gate and up, `[n_experts, n_ff]` each, and of down, `[n_experts, n]`.
     pub biases: Option<[&'a B::Buffer; 3]>,
 }
 
@@ -153,16 +157,16 @@ impl<B: Backend> Clone for ExpertWeights<'_, B> {
 
 impl<B: Backend> Copy for ExpertWeights<'_, B> {}
 
-/// Whom rows choose among experts, and what those weigh.
+/// The router of an MoE layer: selects experts for each row, and their weights.
 pub struct Choice<'a, B: Backend> {
-    /// How they choose.
+    /// Selection rule.
     pub routing: Routing,
-    /// How much each is wanted, `[rows, n_experts]`.
+    /// Router logits, `[rows, n_experts]`.
     pub logits: &'a B::Buffer,
-    /// What is added to the scores that decide who is chosen, `[n_experts]`, and to nothing else: experts that many rows choose are
-    /// held back so, and others brought forward (arXiv 2408.15664).
+    /// Bias on the scores that select experts, `[n_experts]`, without effect on their weights:
+    /// balances the load of experts (arXiv 2408.15664).
     pub selection_bias: Option<&'a B::Buffer>,
-    /// What is multiplied with the weight of each, `[n_experts]`.
+    /// Factor on the weight of each expert, `[n_experts]`.
     pub scales: Option<&'a B::Buffer>,
 }
 
@@ -176,9 +180,10 @@ impl<B: Backend> Copy for Choice<'_, B> {}
 
 /// A device: memory, and the ops of a transformer step.
 ///
-/// Buffers hold f32 activations, `[rows, cols]` without padding; they may be longer than the step needs.
-/// Each fused op names its unfused equivalent; the conformance suite holds the two equal. What does not fit is refused: a device
-/// calls the `check_..` function of the op before it does anything.
+/// Buffers hold f32 activations, `[rows, cols]` without padding; they may be longer than the step
+/// needs. Each fused op documents its unfused equivalent; the conformance suite tests that both are
+/// equal. A device rejects operands of wrong shape: it calls the `check_..` function of an op
+/// before any work.
 pub trait Backend: Send + Sync + Sized + 'static {
     /// f32 activations on the device.
     type Buffer: Buffer;
@@ -189,23 +194,25 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// Cache memory.
     type Page: Page;
 
-    /// What this device is and which kernels it runs.
+    /// Returns the description of this device and its kernels.
     fn info(&self) -> DeviceInfo;
-    /// The kernel for every op and type this device has.
+    /// Returns the kernel for every op and type that this device supports.
     fn kernel_choices(&self) -> Vec<KernelChoice>;
 
-    /// Memory that is free for weights and caches, in bytes, where the device has memory of its own.
+    /// Returns the free memory for weights and caches, in bytes; `None` for a device without memory
+    /// of its own.
     fn free_bytes(&self) -> Result<Option<usize>> {
         Ok(None)
     }
 
-    /// The most bytes that all pages may have together, where the reach of kernels bounds them.
+    /// Returns the upper bound of all pages together, in bytes, where kernel addressing limits it.
     fn most_page_bytes(&self) -> Option<usize> {
         None
     }
 
-    /// Runs `ops`, the ops of one step; `is_decode` says that each sequence has one row in it. Nothing is read back in them, so
-    /// that a device may record them and run them as a whole when they end.
+    /// Runs `ops`, the ops of one step. `is_decode` states that each sequence has one row in it.
+    /// `ops` read nothing back, so a device may record them and launch them as a whole when they
+    /// end.
     fn step<T, E: From<BackendError>>(
         &self,
         is_decode: bool,
@@ -215,11 +222,11 @@ pub trait Backend: Send + Sync + Sized + 'static {
         ops()
     }
 
-    /// A zeroed buffer of `len` values.
+    /// Allocates a zeroed buffer of `len` values.
     fn buffer(&self, len: usize) -> Result<Self::Buffer>;
     /// Copies `src` to the start of `dst`.
     fn write(&self, dst: &mut Self::Buffer, src: &[f32]) -> Result<()>;
-    /// Copies `len` values of `src`, from value `from` on, to `dst`, from value `to` on.
+    /// Copies `len` values from offset `from` of `src` to offset `to` of `dst`.
     fn copy(
         &self,
         src: &Self::Buffer,
@@ -230,9 +237,9 @@ pub trait Backend: Send + Sync + Sized + 'static {
     ) -> Result<()>;
     /// Copies `dst.len()` values from `src`, starting at value `offset`.
     fn read(&self, src: &Self::Buffer, offset: usize, dst: &mut [f32]) -> Result<()>;
-    /// The `k` likeliest of `n_vocab` logits that start at value `offset` of `logits` into `out`, in the order of
-    /// [`Candidate::rank`]: all that sampling needs of a row, most often. Equals [`top_k`](crate::top_k) of what
-    /// [`Backend::read`] gives.
+    /// Writes the `k` largest of the `n_vocab` logits that start at value `offset` of `logits` to
+    /// `out`, in the order of [`Candidate::rank`]; usually sampling needs no more of a row. Equals
+    /// [`top_k`](crate::top_k) of the logits that [`Backend::read`] returns.
     fn top_k(
         &self,
         logits: &Self::Buffer,
@@ -241,47 +248,52 @@ pub trait Backend: Send + Sync + Sized + 'static {
         k: usize,
         out: &mut Vec<Candidate>,
     ) -> Result<()>;
-    /// Waits until everything that was asked for is done.
+    /// Waits until all submitted work is complete.
     fn finish(&self) -> Result<()> {
         Ok(())
     }
-    /// Takes a weight matrix for products, repacking it where that pays. A device with memory of its own lets go of `source`.
+    /// Uploads a weight matrix for products, repacked where that pays. A device with memory of its
+    /// own drops `source`.
     fn matrix(&self, source: WeightSource) -> Result<Self::Matrix>;
-    /// Takes a matrix that only [`Backend::embed`] will read: a token embedding beside an output matrix of its own.
+    /// Uploads a matrix for [`Backend::embed`] alone: a token embedding that is not tied to the
+    /// output matrix.
     fn table(&self, source: WeightSource) -> Result<Self::Matrix> {
         self.matrix(source)
     }
-    /// Takes a matrix for products that [`Backend::embed`] reads too: a token embedding that is the output matrix as well.
+    /// Uploads a matrix for both products and [`Backend::embed`]: a token embedding tied to the
+    /// output matrix.
     fn tied(&self, source: WeightSource) -> Result<Self::Matrix> {
         self.matrix(source)
     }
-    /// Takes `n_experts` matrices of one shape: `source` has the rows of all of them, one matrix after the other.
+    /// Uploads `n_experts` matrices of one shape: `source` holds the rows of all of them, matrix
+    /// after matrix.
     fn experts(&self, source: WeightSource, n_experts: usize) -> Result<Self::Experts>;
-    /// As [`Backend::experts`], of matrices that stay where `source` has them, a mapped file: they take no memory of the process,
-    /// and those that rows choose are laid out anew for every step. The same bits come of them. A device that cannot do so
-    /// refuses.
+    /// As [`Backend::experts`], with matrices that stay in `source`, a mapped file: they use no
+    /// process memory, and the selected ones are repacked at every step. Results are bit-identical.
+    /// A device without support returns an error.
     fn mapped_experts(&self, source: WeightSource, n_experts: usize) -> Result<Self::Experts> {
         _ = (source, n_experts);
         let (wanted, has) = ("experts that stay in the file".to_owned(), "experts in its memory".to_owned());
         Err(BackendError::Unsupported { op: "mapped_experts", wanted, has })
     }
-    /// Zeroed cache memory of `n_bytes`.
+    /// Allocates zeroed cache memory of `n_bytes`.
     fn page(&self, n_bytes: usize) -> Result<Self::Page>;
     /// Copies a page's bytes to host memory of the same length.
     fn read_page(&self, page: &Self::Page, dst: &mut [u8]) -> Result<()>;
     /// Overwrites a page from host memory of the same length.
     fn write_page(&self, page: &mut Self::Page, src: &[u8]) -> Result<()>;
 
-    /// Looks up rows of `table` `[n_vocab, n_embd]`, which [`Backend::table`] or [`Backend::tied`] has taken, into `out`
-    /// `[tokens, n_embd]`, each value times `scale`.
+    /// Looks up rows of `table` `[n_vocab, n_embd]`, uploaded by [`Backend::table`] or
+    /// [`Backend::tied`], into `out` `[tokens, n_embd]`, each value times `scale`.
     fn embed(&self, table: &Self::Matrix, tokens: &[u32], scale: f32, out: &mut Self::Buffer) -> Result<()>;
 
-    /// Every product of `outputs` on the same input. Equals `rms_norm` into a scratch buffer (when `norm` is
-    /// given) and one product per output; the input is normalised and quantised once for all of them.
+    /// Computes every product of `outputs` on the same input. Equals `rms_norm` into a scratch
+    /// buffer (when `norm` is given) and one product per output; the input is normalized and
+    /// quantized once for all of them.
     fn project(&self, input: Input<'_, Self>, outputs: &mut [Output<'_, Self>]) -> Result<()>;
 
-    /// `y = a(gate x) * (up x)`, `[rows, n_ff]`, `a` the activation. Equals `project` with two outputs, then `a(g) * u`. Where `gate` is
-    /// `up` itself, a device may multiply once.
+    /// Computes `y = a(gate x) * (up x)`, `[rows, n_ff]`, `a` the activation. Equals `project` with
+    /// two outputs, then `a(g) * u`. Where `gate` is `up` itself, a device may multiply once.
     fn gated_ffn(
         &self,
         input: Input<'_, Self>,
@@ -291,10 +303,14 @@ pub trait Backend: Send + Sync + Sized + 'static {
         y: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// `x += Σ_e weight[e] W_down[e] (a(W_gate[e] n) * (W_up[e] n))` for the first `rows` rows of `x` `[rows, n]`, `n = norm(x)`
-    /// (when `norm` is given) and a the activation of `weights`; each product plus its bias, where there are some. With `to`, the sum is
-    /// put there, `[rows, n]`, and `x` is left as it is. Each row's experts and their weights come of `choice`; nobody waits for them.
-    /// Equals [`Backend::gated_ffn`] and a product for each expert of a row, added in an order that does not depend on other rows.
+    /// Computes `x += Σ_e weight[e] W_down[e] (a(W_gate[e] n) * (W_up[e] n))` for the first `rows`
+    /// rows of `x` `[rows, n]`, `n = norm(x)` (when `norm` is given) and a the activation of
+    /// `weights`; each product plus its bias, if any. With `to`, writes the sum to it, `[rows, n]`,
+    /// and leaves `x` unchanged.
+    ///
+    /// `choice` gives the experts of each row and their weights, without a host synchronization.
+    /// Equals [`Backend::gated_ffn`] and a product for each expert of a row, added in an order that
+    /// does not depend on other rows.
     fn expert_ffn(
         &self,
         x: &mut Self::Buffer,
@@ -305,8 +321,9 @@ pub trait Backend: Send + Sync + Sized + 'static {
         to: Option<&mut Self::Buffer>,
     ) -> Result<()>;
 
-    /// `y[r, i] = W[i] x[r, i]` for each matrix i of `w` `[n, n_out, n_in]` and the first `rows` rows of `x` `[rows, n, n_in]`, into
-    /// `y` `[rows, n, n_out]`. Equals [`Backend::project`] of each.
+    /// Computes `y[r, i] = W[i] x[r, i]` for each matrix i of `w` `[n, n_out, n_in]` and the first
+    /// `rows` rows of `x` `[rows, n, n_in]`, into `y` `[rows, n, n_out]`. Equals
+    /// [`Backend::project`] of each.
     fn project_each(
         &self,
         x: &Self::Buffer,
@@ -315,8 +332,8 @@ pub trait Backend: Send + Sync + Sized + 'static {
         y: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// Copies the first rows of `src`, `shape` `[rows, n]` of them, to the columns of `dst` from `to.first` on: rows of `dst` are
-    /// `to.width` wide.
+    /// Copies the first rows of `src`, `shape` `[rows, n]` of them, to the columns of `dst` from
+    /// `to.first` on; rows of `dst` are `to.width` wide.
     fn copy_columns(
         &self,
         src: &Self::Buffer,
@@ -325,11 +342,12 @@ pub trait Backend: Send + Sync + Sized + 'static {
         to: Columns,
     ) -> Result<()>;
 
-    /// `y = y / (1 + exp(-g))` for the first `rows` rows of `y` `[rows, cols]`, g the row's value of `gates` `[rows]`.
+    /// Computes `y = y / (1 + exp(-g))` for the first `rows` rows of `y` `[rows, cols]`, g the
+    /// row's value of `gates` `[rows]`.
     fn gate_rows(&self, y: &mut Self::Buffer, rows: usize, cols: usize, gates: &Self::Buffer) -> Result<()>;
 
-    /// `x += norm(y)`, `norm` over each of the first `rows` rows of `y` `[rows, n]`, n the length of its weight: a branch that
-    /// is normalised before it joins the residual stream.
+    /// Computes `x += norm(y)`, `norm` over each of the first `rows` rows of `y` `[rows, n]`, n the
+    /// length of its weight: a branch that is normalized before it is added to the residual.
     fn add_normed(
         &self,
         x: &mut Self::Buffer,
@@ -338,8 +356,9 @@ pub trait Backend: Send + Sync + Sized + 'static {
         norm: Norm<'_, Self::Buffer>,
     ) -> Result<()>;
 
-    /// `y = (x - m) / sqrt(mean((x - m)²) + eps) * weight`, m the mean of x, for each of the first `rows` rows of `x` `[rows, n]`,
-    /// n the length of the weight: LayerNorm (arXiv 1607.06450) without a bias.
+    /// Computes `y = (x - m) / sqrt(mean((x - m)²) + eps) * weight`, m the mean of x, for each of
+    /// the first `rows` rows of `x` `[rows, n]`, n the length of the weight: LayerNorm (arXiv
+    /// 1607.06450) without a bias.
     fn layer_norm(
         &self,
         x: &Self::Buffer,
@@ -348,15 +367,16 @@ pub trait Backend: Send + Sync + Sized + 'static {
         y: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// `x = cap tanh(x / cap)` for the first `len` values of `x` (arXiv 2408.00118).
+    /// Computes `x = cap tanh(x / cap)` for the first `len` values of `x` (arXiv 2408.00118).
     fn soft_cap(&self, x: &mut Self::Buffer, len: usize, cap: f32) -> Result<()>;
 
-    /// `x = by x` for the first `len` values of `x`.
+    /// Computes `x = by x` for the first `len` values of `x`.
     fn scale(&self, x: &mut Self::Buffer, len: usize, by: f32) -> Result<()>;
 
-    /// Normalises each head of the first `rows` rows of `x` `[rows, heads.n * heads.dim]` (when `norm` is given, with a gain for all
-    /// heads or `[heads.n, heads.dim]`, one for each), then turns its pairs by `angles` `[rows, n_rot / 2, 2]`: the cosine and the
-    /// sine for each row and pair, magnitude included.
+    /// Normalizes each head of the first `rows` rows of `x` `[rows, heads.n * heads.dim]` (when
+    /// `norm` is given, with one gain for all heads or one per head, `[heads.n, heads.dim]`), then
+    /// applies RoPE with `angles` `[rows, n_rot / 2, 2]`: cosine and sine for each row and pair,
+    /// magnitude included.
     fn rope(
         &self,
         x: &mut Self::Buffer,
@@ -367,15 +387,16 @@ pub trait Backend: Send + Sync + Sized + 'static {
         angles: &Self::Buffer,
     ) -> Result<()>;
 
-    /// The first of the first `rows` rows of `x` `[rows, cols]` that holds NaN or an infinity. `None` too of a device that
-    /// [says](DeviceInfo::looks_for_broken_rows) that it does not look, as it could not tell without being waited for.
+    /// Returns the first of the first `rows` rows of `x` `[rows, cols]` that contains NaN or an
+    /// infinity. Always `None` on a device without [the check](DeviceInfo::looks_for_broken_rows),
+    /// where it would require a synchronization.
     fn broken_row(&self, x: &Self::Buffer, rows: usize, cols: usize) -> Result<Option<usize>>;
 
-    /// Appends the rows of each part to its streams: `k` `[rows, n_kv_heads * k_head_dim]` after RoPE, `v`
-    /// `[rows, n_kv_heads * v_head_dim]`, of which nothing is read where streams are
-    /// [joint](crate::StreamSpec::joint). Pads and rotates where a stream says so, and writes the tiles that
-    /// [`StreamSpec::writes`](crate::StreamSpec::writes) names, those of the band to `band`. The memory must have been
-    /// reserved.
+    /// Appends the rows of each part to its KV tensors: `k` `[rows, n_kv_heads * k_head_dim]` after
+    /// RoPE, `v` `[rows, n_kv_heads * v_head_dim]`, which is not read for
+    /// [shared-KV](crate::StreamSpec::joint) tensors. Pads and rotates as the tensor requires, and
+    /// writes the tiles of [`StreamSpec::writes`](crate::StreamSpec::writes), step tiles to `band`.
+    /// The memory must have been reserved.
     fn kv_append(
         &self,
         parts: &mut [KvPart<'_, Self::Page>],
@@ -384,8 +405,8 @@ pub trait Backend: Send + Sync + Sized + 'static {
         band: Option<&mut Self::Page>,
     ) -> Result<()>;
 
-    /// [`Backend::rope`] of `q`, [`Backend::rope`] of `k` and [`Backend::kv_append`], which it equals. What `k` holds
-    /// afterwards is the device's affair.
+    /// Applies [`Backend::rope`] to `q` and `k`, then [`Backend::kv_append`]; equals these three
+    /// ops. The contents of `k` afterwards are unspecified.
     fn rope_append(
         &self,
         parts: &mut [KvPart<'_, Self::Page>],
@@ -401,14 +422,18 @@ pub trait Backend: Send + Sync + Sized + 'static {
         self.kv_append(parts, k, v, band)
     }
 
-    /// Causal attention of the rows of each part of `q` `[rows, n_heads * k_head_dim]`, once they have been appended, over
-    /// the tokens that the part's sequence holds, into the same rows of `out` `[rows, n_heads * v_head_dim]`. What a row sees
-    /// in 16 bit and what in codes depends on its position alone (see [`StreamSpec::window`](crate::StreamSpec::window));
-    /// `band` is what the append has written. Queries are rotated once when K is rotated, the output un-rotated once when V
-    /// is. Reads the tiles as they are; never writes a dequantised copy of the cache.
+    /// Computes causal attention of the rows of each part of `q` `[rows, n_heads * k_head_dim]`,
+    /// after they were appended, over the tokens of the part's sequence, into the same rows of
+    /// `out` `[rows, n_heads * v_head_dim]`.
     ///
-    /// With `sinks` `[n_heads]`, the softmax of a head has one more score, its sink, and no value that goes with it: weights add
-    /// up to less than one (gpt-oss; arXiv 2309.17453 says what for). A sink is neither scaled nor bounded.
+    /// Which tokens a row reads in f16 and which as codes depends on its position alone (see
+    /// [`StreamSpec::window`](crate::StreamSpec::window)); `band` is the output of the append.
+    /// Queries are rotated once when K is rotated, the output is un-rotated once when V is. Reads
+    /// the tiles in place; never writes a dequantized copy of the cache.
+    ///
+    /// With `sinks` `[n_heads]`, the softmax of a head has one more score, its sink, without a
+    /// value: weights add up to less than one (gpt-oss; arXiv 2309.17453 gives the reason). A sink
+    /// is neither scaled nor soft-capped.
     fn attend(
         &self,
         params: &AttendParams,
@@ -419,9 +444,10 @@ pub trait Backend: Send + Sync + Sized + 'static {
         out: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// `out[r, h] = Σ_s softmax_s(scale q[r, h] · k[s, h]) v[s, h]` for each head h of the first rows of `q`, `k`, `v` and `out`
-    /// `[rows, heads.n * heads.dim]`: attention in which each row sees all of its window, and that nothing is kept of. `windows` says how many
-    /// rows each has, one behind the other. A device that has no kernel for it refuses.
+    /// Computes `out[r, h] = Σ_s softmax_s(scale q[r, h] · k[s, h]) v[s, h]` for each head h of the
+    /// first rows of `q`, `k`, `v` and `out` `[rows, heads.n * heads.dim]`: bidirectional attention
+    /// within windows, without a cache. `windows` gives the rows of each, which are consecutive. A
+    /// device without a kernel for it returns an error.
     fn attend_all(
         &self,
         windows: &[usize],
@@ -431,14 +457,15 @@ pub trait Backend: Send + Sync + Sized + 'static {
         out: &mut Self::Buffer,
     ) -> Result<()> {
         _ = (windows, heads, scale, qkv, out);
-        let (wanted, has) = ("rows that see all others".to_owned(), "rows that see those before".to_owned());
+        let (wanted, has) = ("bidirectional attention".to_owned(), "causal attention".to_owned());
         Err(BackendError::Unsupported { op: "attend_all", wanted, has })
     }
 
-    /// `y[r, c] = b[c] + Σ_j w[j, c] u[r - taps + 1 + j, c]` for the rows of each part, channel by channel, u what enters of the rows
-    /// of `x` `[rows, n_in]` and, before the first of a step, of the state, which is left as the next step wants it: `kernel`
-    /// `[taps + 1, channels]` is w and then b, `y` `[rows, channels]`. What enters and what becomes of y says
-    /// [`ConvForm`](crate::ConvForm).
+    /// Computes `y[r, c] = b[c] + Σ_j w[j, c] u[r - taps + 1 + j, c]` for the rows of each part,
+    /// channel by channel. u is the convolution input: from the rows of `x` `[rows, n_in]` and,
+    /// before the first row of a step, from the state, which is updated for the next step. `kernel`
+    /// `[taps + 1, channels]` is w and then b, `y` `[rows, channels]`.
+    /// [`ConvForm`](crate::ConvForm) defines the input and the output.
     fn short_conv(
         &self,
         parts: &mut [StatePart<'_, Self::Page>],
@@ -448,14 +475,15 @@ pub trait Backend: Send + Sync + Sized + 'static {
         y: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// Changes the states of heads by the rows of each part, one after the other, and reads them into `y` `[rows, n_v_heads * v_dim]`.
-    /// With the key k and the query q of a value head, its value v and its state S `[k_dim, v_dim]`, by the
-    /// [rule](crate::StateRule) of the inputs:
+    /// Updates the states of heads by the rows of each part, one after the other, and reads them
+    /// into `y` `[rows, n_v_heads * v_dim]`. With the key k and the query q of a value head, its
+    /// value v and its state S `[k_dim, v_dim]`, by the [rule](crate::StateRule) of the inputs:
     ///
     /// ```text
     /// t = softplus(step + bias)
     /// S = exp(rate t) S
-    /// delta:  S = S + k dᵀ,  d = (v - Sᵀ k) / (1 + exp(-write)),  y = Sᵀ q / √k_dim    q and k divided by their length
+    /// delta:  S = S + k dᵀ,  d = (v - Sᵀ k) / (1 + exp(-write)),  y = Sᵀ q / √k_dim
+    ///         q and k divided by their length
     /// space:  S = S + t k vᵀ,  y = Sᵀ q + skip v
     /// ```
     fn recur(
@@ -466,17 +494,17 @@ pub trait Backend: Send + Sync + Sized + 'static {
         y: &mut Self::Buffer,
     ) -> Result<()>;
 
-    /// Multiplies the first `len` values of `y` by what `gate` makes of as many of `gates`.
+    /// Multiplies the first `len` values of `y` by `gate` of as many of `gates`.
     fn gate(&self, y: &mut Self::Buffer, len: usize, gates: &Self::Buffer, gate: Gate) -> Result<()>;
 
-    /// What can be left out of the reading of coded tiles, to measure what it costs: names, least reading first, the last one
-    /// attention in earnest. None where a device has no such stages.
+    /// Returns the stages of reading coded tiles, for measuring the cost of each: names, least
+    /// reading first, the last one full attention. Empty for a device without stages.
     fn stages(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// [`Backend::attend`], without sinks, with all that stage `stage` of [`Backend::stages`] leaves out; but for the last, the results mean
-    /// nothing.
+    /// Computes [`Backend::attend`] without sinks and without the work that stage `stage` of
+    /// [`Backend::stages`] omits; only the last stage gives meaningful results.
     fn attend_staged(
         &self,
         stage: usize,

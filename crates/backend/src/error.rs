@@ -1,36 +1,37 @@
-//! The one error type of every device.
+//! The error type of every device.
 
-/// Why a device could not do what was asked. A device never falls back silently: what it lacks is named.
+/// Reports why a device could not run a request. A device never falls back silently: the error
+/// names the missing feature.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BackendError {
-    /// A buffer, matrix or cache does not have the size the op needs.
+    /// A buffer, matrix or cache does not have the size that the op needs.
     #[error("{op}: {what}: expected {expected}, got {got}")]
     Shape {
-        /// The op that refused.
+        /// The op that returned the error.
         op: &'static str,
-        /// Which dimension or length is off.
+        /// The dimension or length at fault.
         what: &'static str,
-        /// The size the op needs.
+        /// The size that the op needs.
         expected: usize,
-        /// The size it was given.
+        /// The size given.
         got: usize,
     },
     /// No kernel exists for this combination of types or shapes.
     #[error("{op}: no kernel for {wanted}; this device has {has}")]
     Unsupported {
-        /// The op that refused.
+        /// The op that returned the error.
         op: &'static str,
-        /// What was asked for.
+        /// The requested combination.
         wanted: String,
-        /// What exists.
+        /// The supported combinations.
         has: String,
     },
-    /// Memory could not be had.
+    /// An allocation failed.
     #[error("out of memory: {bytes} bytes for {what}")]
     OutOfMemory {
-        /// How much was asked for, in bytes.
+        /// Bytes requested.
         bytes: usize,
-        /// What it was for.
+        /// Purpose of the allocation.
         what: &'static str,
     },
     /// The device, its driver or its compiler failed.
@@ -38,50 +39,51 @@ pub enum BackendError {
     Failed {
         /// The device.
         device: &'static str,
-        /// What it says, in one line.
+        /// Its message, in one line.
         problem: String,
     },
-    /// A number that makes no sense, see [`check_size`](crate::limits::check_size).
+    /// A number out of range, see [`check_size`](crate::limits::check_size).
     #[error("{name}: expected {least} to {most}, got {got}")]
     Size {
-        /// What was given.
+        /// Name of the number.
         name: &'static str,
-        /// The least that is allowed.
+        /// The smallest allowed value.
         least: usize,
-        /// The most that is allowed.
+        /// The largest allowed value.
         most: usize,
         /// The number given.
         got: usize,
     },
-    /// A thread that the system did not start.
+    /// The system failed to start a thread.
     #[error("{started} of {wanted} threads started: {problem}")]
     Threads {
-        /// Threads that were asked for.
+        /// Threads requested.
         wanted: usize,
-        /// Threads that there were then.
+        /// Threads running by then.
         started: usize,
-        /// What the system says.
+        /// The system's message.
         problem: String,
     },
-    /// A setting of the device (an environment variable, a thread count) cannot be honoured.
+    /// A setting of the device (an environment variable, a thread count) is invalid.
     #[error("{name}={got}: {expected}")]
     Setting {
         /// The setting.
         name: &'static str,
-        /// What is allowed.
+        /// The allowed values.
         expected: String,
-        /// What was found.
+        /// The value found.
         got: String,
     },
 }
 
 impl BackendError {
-    /// `Ok` when `got == expected`, else [`BackendError::Shape`].
+    /// Returns `Ok` when `got == expected`, else [`BackendError::Shape`].
     pub fn check(op: &'static str, what: &'static str, expected: usize, got: usize) -> Result<(), Self> {
         if expected == got { Ok(()) } else { Err(Self::Shape { op, what, expected, got }) }
     }
 
-    /// `Ok` when `got >= least`, else [`BackendError::Shape`]; for buffers that may be longer than the step.
+    /// Returns `Ok` when `got >= least`, else [`BackendError::Shape`]; for buffers that may be
+    /// longer than the step.
     pub fn check_at_least(
         op: &'static str,
         what: &'static str,

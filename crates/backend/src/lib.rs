@@ -1,9 +1,9 @@
-//! What a device must do for Kvant: run the ops of a transformer step and keep the pages of a KV cache.
+//! The device interface of Kvant: the ops of a transformer step and the pages of a KV cache.
 //!
-//! A model calls the ops of a [`Backend`] eagerly, one after the other; there is no graph. The KV cache
-//! (crate `kvant-kv`) decides *where* each token of each head lives; a device only encodes rows into tiles
-//! and reads tiles back while it attends. Both sides meet in [`KvPart`]: the rows of one sequence, the streams of one layer
-//! and the memory they lie in.
+//! A model calls the ops of a [`Backend`] eagerly, one after the other, without a graph. The KV
+//! cache (crate `kvant-kv`) decides *where* each token of each head is stored; a device only
+//! encodes rows into tiles and reads tiles during attention. [`KvPart`] connects both: the rows of
+//! one sequence, the KV tensors of one layer and their memory.
 //!
 //! Devices never import each other, and `model` and `kv` never name a device.
 #![forbid(unsafe_code)]

@@ -1,16 +1,16 @@
-//! How much a person or a file may ask for: looked at before anything is allocated, in one place for all.
+//! Limits on sizes that users and files request, checked before any allocation.
 //!
-//! A number is held to a range that makes sense ([`check_size`]), and the memory that comes of it to what there is: sums
-//! saturate on the way, so that what does not fit a `usize` fits no memory either.
+//! [`check_size`] restricts a number to its range; the memory that follows from it is compared with
+//! the memory available. Sums saturate, so that a size beyond `usize` also exceeds any memory.
 
 use std::ops::RangeInclusive;
 
 use crate::{BackendError, Result};
 
-/// The most tokens of a context: positions are 32-bit numbers on every device.
+/// The maximum tokens of a context: positions are 32-bit numbers on every device.
 pub const MAX_TOKENS: usize = i32::MAX as usize;
 
-/// `got`, once it lies within `allowed`.
+/// Returns `got` if it lies within `allowed`.
 ///
 /// # Errors
 /// [`BackendError::Size`] with the range.
@@ -21,22 +21,23 @@ pub fn check_size(name: &'static str, got: usize, allowed: RangeInclusive<usize>
     Err(BackendError::Size { name, least: *allowed.start(), most: *allowed.end(), got })
 }
 
-/// Threads that this machine runs at once, as far as the system tells.
+/// Returns the number of hardware threads, or 1 where the system does not report it.
 pub fn n_cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The most threads that may be asked for: eight for each core, and 64 on any machine. More wait for each other.
+/// Returns the maximum number of threads: eight per core, and at least 64. More would only contend.
 pub fn max_threads() -> usize {
     n_cores().saturating_mul(8).max(64)
 }
 
-/// Bytes of memory that this machine has, swap space included; `None` where the system does not tell.
+/// Returns the machine's memory in bytes, swap included; `None` where the system does not report
+/// it.
 pub fn machine_bytes() -> Option<usize> {
     memory_in(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }
 
-/// What `/proc/meminfo` says.
+/// Parses `/proc/meminfo`.
 fn memory_in(meminfo: &str) -> Option<usize> {
     let kib = |name: &str| -> Option<usize> {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -50,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_size_outside_its_range_is_refused_with_the_range() {
+    fn a_size_out_of_range_is_rejected_with_the_range() {
         assert_eq!(check_size("n", 1, 1..=8), Ok(1));
         assert_eq!(check_size("n", 8, 1..=8), Ok(8));
         for got in [0, 9, usize::MAX] {
@@ -60,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_read_as_linux_writes_it() {
+    fn memory_is_parsed_from_meminfo() {
         let text = "MemTotal:       16384 kB\nMemFree:  12 kB\nSwapTotal:       1024 kB\n";
         assert_eq!(memory_in(text), Some(17408 * 1024));
         assert_eq!(memory_in("MemTotal: 4 kB\n"), Some(4096));

@@ -1,9 +1,10 @@
 //! Parameters of the ops. Shapes are in brackets, outermost dimension first.
 
-/// An RMS normalisation: `y = x / sqrt(mean(x²) + eps) * weight` over the last dimension.
+/// An RMS normalization: `y = x / sqrt(mean(x²) + eps) * weight` over the last dimension.
 #[derive(Debug)]
 pub struct Norm<'a, Buffer> {
-    /// Learned gain, `[cols]`; of heads `[head_dim]`, or one for each of them where an op says so.
+    /// Learned gain, `[cols]`; for heads `[head_dim]`, or one gain per head where an op supports
+    /// it.
     pub weight: &'a Buffer,
     /// Added to the mean square.
     pub eps: f32,
@@ -17,19 +18,20 @@ impl<Buffer> Clone for Norm<'_, Buffer> {
 
 impl<Buffer> Copy for Norm<'_, Buffer> {}
 
-/// The activation `a` of the gate in a gated feed-forward layer, `a(g) * u`: `g / (1 + exp(-z))`, with a z of g; or its limit for a
-/// large one.
+/// The activation `a` of the gate in a gated feed-forward layer, `a(g) * u`: `g / (1 + exp(-z))`,
+/// with z a function of g; or its limit for large z.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
     /// SiLU: `z = g`.
     Silu,
-    /// GELU in its tanh form (arXiv 1606.08415), `g / 2 (1 + tanh(√(2/π) (g + 0.044715 g³)))`: `z = g (a + b g²)` with
-    /// a and b of [`Activation::GELU`].
+    /// GELU in its tanh form (arXiv 1606.08415), `g / 2 (1 + tanh(√(2/π) (g + 0.044715 g³)))`:
+    /// `z = g (a + b g²)` with a and b of [`Activation::GELU`].
     Gelu,
-    /// The SiLU of gpt-oss, all of whose numbers are bounded: with the rate r and the limit L of [`Activation::BOUNDED`],
-    /// `z = r g`, `min(g, L)` in the place of g, and `1 + max(-L, min(u, L))` in that of u.
+    /// The clamped SiLU of gpt-oss: with the rate r and the limit L of [`Activation::BOUNDED`],
+    /// `z = r g`, `min(g, L)` replaces g, and `1 + max(-L, min(u, L))` replaces u.
     Bounded,
-    /// ReLU: g where it is positive, else 0. What is its own gate is squared so (arXiv 2109.08668).
+    /// ReLU: g where it is positive, else 0. With `gate` = `up` this is squared ReLU (arXiv
+    /// 2109.08668).
     Relu,
 }
 
@@ -41,49 +43,52 @@ impl Activation {
     pub const GELU: [f32; 2] = [1.595_769_2, 0.071_354_81];
 }
 
-/// How a row chooses among experts (arXiv 1701.06538).
+/// How an MoE router selects the experts of a row (arXiv 1701.06538).
 ///
-/// Of the router's logits `l` come scores `p`, and the `n_used` experts of the largest are chosen, of equal ones those of lower
-/// number. Expert e among them weighs `scale p[e]`, or `scale p[e] / Σ p` over the chosen ones where `normalises`. Where experts
-/// have [a selection bias](crate::Choice::selection_bias), `p + bias` decides who is chosen, and p what it weighs. A logit that is
-/// NaN or positive infinity makes the weights NaN, so that it is noticed.
+/// The router's logits `l` give scores `p`; the `n_used` experts of the largest scores are
+/// selected, ties by lower index. A selected expert e has weight `scale p[e]`, or
+/// `scale p[e] / Σ p` over the selected ones where `normalises`. With
+/// [a selection bias](crate::Choice::selection_bias), `p + bias` selects experts, and p gives their
+/// weights. A logit of NaN or positive infinity makes the weights NaN, so that callers notice it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Routing {
-    /// Experts that each row goes through.
+    /// Experts per row.
     pub n_used: usize,
-    /// What scores are made with.
+    /// The score function.
     pub scores: Scores,
-    /// Whether their weights add up to `scale`.
+    /// Whether the weights add up to `scale`.
     pub normalises: bool,
     /// Factor on the weights.
     pub scale: f32,
-    /// The groups that experts are in, where a row first chooses some of them.
+    /// Groups of experts, of which a row first selects some.
     pub expert_groups: Option<ExpertGroups>,
 }
 
-/// Experts in groups of neighbours, all as large: a row chooses among those of a few groups. With softmax, those of the best experts
-/// (arXiv 2405.04434); with sigmoids, those whose two best are best together (arXiv 2412.19437), biases counted; of equal ones
-/// those of lower number.
+/// Equal groups of neighbouring experts: a row selects experts from a few groups only.
+///
+/// With softmax, the groups of the best experts (arXiv 2405.04434); with sigmoids, the groups of
+/// the largest sum of their two best experts (arXiv 2412.19437), biases included; ties by lower
+/// index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertGroups {
-    /// How many there are.
+    /// Number of groups.
     pub n: usize,
-    /// How many a row chooses.
+    /// Groups per row.
     pub n_used: usize,
 }
 
-/// What a router's logits `l` become.
+/// The score function of a router's logits `l`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scores {
-    /// `p = softmax(l)` over all experts. Handicaps are not known here.
+    /// `p = softmax(l)` over all experts.
     Softmax,
-    /// `p = 1 / (1 + exp(-l))`, each by itself (arXiv 2412.19437). Weights that add up are divided by [`Scores::LEAST`] more than
-    /// the sum.
+    /// `p = 1 / (1 + exp(-l))`, each by itself (arXiv 2412.19437). Normalized weights are divided
+    /// by the sum plus [`Scores::LEAST`].
     Sigmoid,
 }
 
 impl Scores {
-    /// What keeps a sum of scores that all are 0 from dividing.
+    /// Prevents division by zero where all scores are 0.
     pub const LEAST: f32 = 1e-20;
 }
 
@@ -96,36 +101,39 @@ pub struct Heads {
     pub dim: usize,
 }
 
-/// Some columns of a buffer.
+/// A range of columns of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Columns {
-    /// Values of its rows.
+    /// Values per row of the buffer.
     pub width: usize,
-    /// The first of the columns.
+    /// The first column.
     pub first: usize,
 }
 
-/// Which two values of a head a rotary embedding turns together.
+/// Which two values of a head form a RoPE pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pairing {
-    /// `(x[2i], x[2i + 1])`: GGUF files of the llama family, whose Q and K rows are permuted for it.
+    /// `(x[2i], x[2i + 1])`: GGUF files of the llama family, whose Q and K rows are permuted for
+    /// it.
     Interleaved,
     /// `(x[i], x[i + n_rot / 2])`: the "NeoX" order of qwen2, qwen3 and most others.
     Halves,
 }
 
-/// How to apply a rotary position embedding (RoFormer, arXiv 2104.09864). The angles come as a buffer, so that
-/// scaling methods (linear, llama3, YaRN) stay in the model and every device sees the same numbers.
+/// How to apply a rotary position embedding (RoFormer, arXiv 2104.09864). The angles are a buffer,
+/// so that scaling methods (linear, llama3, YaRN) stay in the model and every device uses the same
+/// numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RopeParams {
     /// Which values form a pair.
     pub pairing: Pairing,
-    /// The first `n_rot` values of each head are turned; the rest pass. Even, at most the head's size.
+    /// The first `n_rot` values of each head are rotated; the rest are unchanged. Even, at most the
+    /// head dimension.
     pub n_rot: usize,
 }
 
 impl RopeParams {
-    /// The two values of a head that form pair `index`.
+    /// Returns the two indices of pair `index` within a head.
     pub fn pair(self, index: usize) -> [usize; 2] {
         match self.pairing {
             Pairing::Interleaved => [2 * index, 2 * index + 1],
@@ -137,7 +145,7 @@ impl RopeParams {
 /// RoPE of the queries and keys of a step, with the per-head norms that may precede it.
 #[derive(Debug)]
 pub struct Rope<'a, Buffer> {
-    /// Which values are turned together.
+    /// Pairing and number of rotated values.
     pub params: RopeParams,
     /// Cosine and sine for each row and pair, `[rows, n_rot / 2, 2]`.
     pub angles: &'a Buffer,
@@ -151,20 +159,20 @@ pub struct Rope<'a, Buffer> {
     pub k_norm: Option<Norm<'a, Buffer>>,
 }
 
-/// Shape of attention. A row at position p sees the keys `0 ..= p` (causal), or the youngest of them where the layer has a
-/// window.
+/// Shape of attention. A row at position p attends to the keys `0 ..= p` (causal), or to the
+/// youngest of them where the layer has a sliding window.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttendParams {
     /// Query heads. A multiple of `n_kv_heads`.
     pub n_heads: usize,
     /// KV heads; query head `h` reads KV head `h / (n_heads / n_kv_heads)`.
     pub n_kv_heads: usize,
-    /// True (unpadded) size of a key head and of a query head.
+    /// True (unpadded) head dimension of keys and queries.
     pub k_head_dim: usize,
-    /// True (unpadded) size of a value head.
+    /// True (unpadded) head dimension of values.
     pub v_head_dim: usize,
-    /// Factor on the scores, `1 / sqrt(k_head_dim)` with the true head size.
+    /// Factor on the scores, `1 / sqrt(k_head_dim)` with the true head dimension.
     pub scale: f32,
-    /// Where scores `s` are bounded, by the cap `c`: `c tanh(s / c)` takes their place (arXiv 2408.00118). Positive.
+    /// Soft cap `c` of the scores `s`: `c tanh(s / c)` replaces them (arXiv 2408.00118). Positive.
     pub soft_cap: Option<f32>,
 }

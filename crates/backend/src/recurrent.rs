@@ -1,4 +1,4 @@
-//! What the ops of recurrent layers are told, and the shapes that every device asks of them.
+//! Parameters of the ops of recurrent layers, and their shape checks.
 
 use crate::device::{Buffer, Page, Result};
 use crate::{BackendError, StatePart};
@@ -8,26 +8,27 @@ use crate::{BackendError, StatePart};
 pub struct ShortConv {
     /// Channels.
     pub channels: usize,
-    /// Rows that each result is made of, the youngest its own; from 2 to [`ShortConv::MOST_TAPS`].
+    /// Rows per result, including its own; from 2 to [`ShortConv::MOST_TAPS`].
     pub taps: usize,
-    /// What enters and leaves.
+    /// Input and output transform.
     pub form: ConvForm,
 }
 
-/// What enters a short convolution and what becomes of what it gives.
+/// The input and output transform of a short convolution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ConvForm {
-    /// Rows of b, c and x one after the other: `b x` enters, and what leaves is multiplied by c (LFM2, arXiv 2511.23404).
+    /// Rows are b, c and x concatenated: the input is `b x`, the output is multiplied by c (LFM2,
+    /// arXiv 2511.23404).
     Gated,
-    /// Rows enter as they are, and what leaves goes through SiLU.
+    /// The input is the row itself, the output passes through SiLU.
     Silu,
 }
 
 impl ShortConv {
-    /// The most rows that a result is made of.
+    /// The maximum of `taps`.
     pub const MOST_TAPS: usize = 8;
 
-    /// Values of a row that enters.
+    /// Returns the values per input row.
     pub fn n_in(&self) -> usize {
         match self.form {
             ConvForm::Gated => 3 * self.channels,
@@ -35,22 +36,23 @@ impl ShortConv {
         }
     }
 
-    /// Values of the state: what entered of the rows before, the oldest first, `[taps - 1, channels]`.
+    /// Returns the values of the state: previous inputs, the oldest first, `[taps - 1, channels]`.
     pub fn n_state(&self) -> usize {
         self.taps.saturating_sub(1) * self.channels
     }
 }
 
-/// Heads that keep a matrix each, which every row changes.
+/// Heads of linear attention, each with a state matrix that every row updates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StateHeads {
-    /// Heads of keys and of queries.
+    /// Key heads, as many as query heads.
     pub n_k_heads: usize,
-    /// Heads of values; a multiple of `n_k_heads`.
+    /// Value heads; a multiple of `n_k_heads`.
     pub n_v_heads: usize,
-    /// Values of a key, and of a query; a multiple of [`StateHeads::COLUMNS`], at most [`StateHeads::MOST_DIMS`].
+    /// Head dimension of keys and queries; a multiple of [`StateHeads::COLUMNS`], at most
+    /// [`StateHeads::MOST_DIMS`].
     pub k_dim: usize,
-    /// Values of a value; a multiple of [`StateHeads::COLUMNS`].
+    /// Head dimension of values; a multiple of [`StateHeads::COLUMNS`].
     pub v_dim: usize,
     /// Which value heads share the keys of a key head.
     pub sharing: KeySharing,
@@ -59,34 +61,34 @@ pub struct StateHeads {
 /// Which value heads share the keys of a key head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeySharing {
-    /// Neighbours.
+    /// Neighbouring value heads.
     Grouped,
-    /// Those that are as many heads apart as there are key heads.
+    /// Value heads `n_k_heads` apart.
     Tiled,
 }
 
 impl StateHeads {
-    /// Columns of a state that lie together.
+    /// Columns of a state that are stored together.
     pub const COLUMNS: usize = 16;
-    /// The largest key.
+    /// The maximum of `k_dim`.
     pub const MOST_DIMS: usize = 256;
 
-    /// Values of a row of queries, keys and values.
+    /// Returns the values per row of queries, keys and values.
     pub fn n_qkv(&self) -> usize {
         2 * self.n_k_heads * self.k_dim + self.n_out()
     }
 
-    /// Values of a row of results.
+    /// Returns the values per row of results.
     pub fn n_out(&self) -> usize {
         self.n_v_heads * self.v_dim
     }
 
-    /// Values of the state, `[n_v_heads, v_dim / 16, k_dim, 16]`.
+    /// Returns the values of the state, `[n_v_heads, v_dim / 16, k_dim, 16]`.
     pub fn n_state(&self) -> usize {
         self.n_v_heads * self.k_dim * self.v_dim
     }
 
-    /// The key head of a value head.
+    /// Returns the key head of a value head.
     pub fn key_head(&self, v_head: usize) -> usize {
         match self.sharing {
             KeySharing::Grouped => v_head / (self.n_v_heads / self.n_k_heads.max(1)).max(1),
@@ -95,40 +97,42 @@ impl StateHeads {
     }
 }
 
-/// What changes the matrices of [`StateHeads`], and what is read of them; `T` is how a device is told of a buffer.
+/// Inputs of the state update; `T` is a device's reference to a buffer.
 #[derive(Debug, Clone, Copy)]
 pub struct StateInputs<T> {
-    /// Queries, keys and values of all heads, one after the other, `[rows, 2 n_k_heads k_dim + n_v_heads v_dim]`.
+    /// Queries, keys and values of all heads, concatenated,
+    /// `[rows, 2 n_k_heads k_dim + n_v_heads v_dim]`.
     pub qkv: T,
-    /// How long a step is in time, before the bias and softplus, `[rows, n_v_heads]`.
+    /// Step size before the bias and softplus, `[rows, n_v_heads]`.
     pub step: T,
-    /// Added to that, `[n_v_heads]`.
+    /// Bias of the step size, `[n_v_heads]`.
     pub bias: T,
-    /// Negative: how fast is forgotten in that time, `[n_v_heads]`.
+    /// Decay rate per unit of step size, negative, `[n_v_heads]`.
     pub rate: T,
-    /// What is written.
+    /// The update rule.
     pub rule: StateRule<T>,
 }
 
-/// What a row writes to a state.
+/// The update rule of a state.
 #[derive(Debug, Clone, Copy)]
 pub enum StateRule<T> {
-    /// The gated delta rule (arXiv 2412.06464): of a value, what its key does not give yet. Keys and queries have length one.
+    /// The gated delta rule (arXiv 2412.06464): writes the value minus the prediction for its key.
+    /// Keys and queries are L2-normalized.
     Delta {
-        /// How much of that, before the logistic function, `[rows, n_v_heads]`.
+        /// Write strength before the logistic function, `[rows, n_v_heads]`.
         write: T,
-        /// Added to the square of a key, and of a query, before its root is divided by.
+        /// Added to the squared norm of a key or query before the square root.
         eps: f32,
     },
-    /// A state space (Mamba 2, arXiv 2405.21060): a value, times the length of the step.
+    /// A state space (Mamba 2, arXiv 2405.21060): writes the value times the step size.
     Space {
-        /// How much of a value goes past the state, `[n_v_heads]`.
+        /// Factor of the value that bypasses the state, `[n_v_heads]`.
         skip: T,
     },
 }
 
 impl<T> StateInputs<T> {
-    /// The same of what `f` makes of each buffer.
+    /// Applies `f` to each buffer.
     pub fn map<U>(self, f: impl Fn(T) -> U) -> StateInputs<U> {
         let Self { qkv, step, bias, rate, rule } = self;
         let rule = match rule {
@@ -139,7 +143,7 @@ impl<T> StateInputs<T> {
     }
 }
 
-/// What values are multiplied by, made of a number g for each.
+/// Elementwise gate: the factor as a function of g.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gate {
     /// The logistic function, `1 / (1 + exp(-g))`.
@@ -150,14 +154,14 @@ pub enum Gate {
     Gelu,
     /// ReLU, as [`Activation::Relu`](crate::Activation::Relu).
     Relu,
-    /// The number itself, g.
+    /// g itself.
     Plain,
 }
 
 /// Checks [`Backend::short_conv`](crate::Backend::short_conv).
 ///
 /// # Errors
-/// [`BackendError::Shape`] that names what is off.
+/// [`BackendError::Shape`] that names the operand at fault.
 pub fn check_short_conv<P: Page, B: Buffer>(
     parts: &[StatePart<'_, P>],
     conv: ShortConv,
@@ -166,7 +170,7 @@ pub fn check_short_conv<P: Page, B: Buffer>(
     const OP: &str = "short_conv";
     let ShortConv { channels, taps, .. } = conv;
     BackendError::check_at_least(OP, "taps", 2, taps)?;
-    BackendError::check_at_least(OP, "taps that there may be", taps, ShortConv::MOST_TAPS)?;
+    BackendError::check_at_least(OP, "largest number of taps", taps, ShortConv::MOST_TAPS)?;
     BackendError::check_at_least(OP, "length of the kernel", (taps + 1) * channels, kernel.n_values())?;
     for part in parts {
         let rows = part.rows.range().end;
@@ -194,9 +198,9 @@ pub fn check_recur<P: Page, B: Buffer>(
     BackendError::check(OP, "value heads beyond whole groups", 0, n_v_heads % n_k_heads)?;
     for dim in [k_dim, v_dim] {
         BackendError::check_at_least(OP, "size of a head", StateHeads::COLUMNS, dim)?;
-        BackendError::check(OP, "values of a head beyond whole sixteens", 0, dim % StateHeads::COLUMNS)?;
+        BackendError::check(OP, "values of a head beyond a multiple of 16", 0, dim % StateHeads::COLUMNS)?;
     }
-    BackendError::check_at_least(OP, "size that a key may have", k_dim, StateHeads::MOST_DIMS)?;
+    BackendError::check_at_least(OP, "largest size of a key head", k_dim, StateHeads::MOST_DIMS)?;
     let (of_rows, skip) = match rule {
         StateRule::Delta { write, .. } => (Some(write), None),
         StateRule::Space { skip } => (None, Some(skip)),

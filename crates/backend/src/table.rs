@@ -1,14 +1,14 @@
-//! Rows of a token embedding, for devices that look them up in host memory, where every type that the codec knows can be.
+//! Embedding look-up in host memory, which supports every type of the codec.
 
 use kvant_codec::{CodecError, DType};
 
 use crate::{BackendError, Result};
 
-/// Decodes rows `tokens`, which exist, each value times `scale`, into `out` `[tokens, n_in]`. `rows` are all of them, as in the file;
-/// `None` where the device alone has them.
+/// Decodes the rows `tokens`, which exist, times `scale`, into `out` `[tokens, n_in]`. `rows` is
+/// the whole table as in the file; `None` where only the device holds it.
 ///
 /// # Errors
-/// [`BackendError::Unsupported`] where there are no rows, and for rows that are no whole blocks.
+/// [`BackendError::Unsupported`] if `rows` is `None`, and for rows that are not whole blocks.
 pub fn decode_rows(
     rows: Option<&[u8]>,
     (dtype, n_in): (DType, usize),
@@ -18,8 +18,8 @@ pub fn decode_rows(
 ) -> Result<()> {
     let rows = rows.ok_or_else(|| BackendError::Unsupported {
         op: "embed",
-        wanted: "a matrix for products alone".to_owned(),
-        has: "tables of embeddings, and matrices that are such tables too".to_owned(),
+        wanted: "a matrix that is not a token embedding".to_owned(),
+        has: "token embeddings, tied to the output matrix or not".to_owned(),
     })?;
     let broken = |error: CodecError| BackendError::Unsupported {
         op: "embed",

@@ -1,16 +1,17 @@
-//! Which of several candidates is the fastest, for devices that time their kernels.
+//! Selects the fastest of several candidates, for devices that benchmark their kernels.
 //!
-//! Candidates take turns, round after round, so that what else the machine does meets them all, and one replaces the default only when it
-//! is clearly faster.
+//! Candidates alternate, round after round, so that other load on the machine affects all of them.
+//! A candidate replaces the default only when it is clearly faster.
 
-/// A candidate must take this part of the default's time, or less.
+/// The maximum time of a candidate, relative to the default's.
 const CLEARLY: f64 = 0.97;
 
-/// The number of the candidate that takes least beside `default`, if that is clearly less, else `default`: by the median over the
-/// rounds, in each of which both ran. `rounds` are the seconds of each candidate, [candidates, rounds].
+/// Returns the index of the candidate of least time relative to `default`, if clearly less, else
+/// `default`: by the median over the rounds, in each of which both ran. `rounds` are the seconds of
+/// each candidate, `[candidates, rounds]`.
 ///
 /// # Panics
-/// When there is no candidate `default`.
+/// When `default` is out of range.
 pub fn fastest(rounds: &[Vec<f64>], default: usize) -> usize {
     let of_default = &rounds[default];
     let beside = |rounds: &Vec<f64>| median(rounds.iter().zip(of_default).map(|(a, b)| a / b));
@@ -18,7 +19,7 @@ pub fn fastest(rounds: &[Vec<f64>], default: usize) -> usize {
     least.filter(|&(_, ratio)| ratio < CLEARLY).map_or(default, |(index, _)| index)
 }
 
-/// The value in the middle; of two the larger one, of none NaN.
+/// Returns the median; the larger of two middle values, NaN for no values.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
@@ -35,11 +36,11 @@ mod tests {
         assert_eq!(fastest(&rounds([1.0, 0.98, 1.5]), 0), 0);
         assert_eq!(fastest(&rounds([1.0, 0.95, 0.9]), 0), 2);
         assert_eq!(fastest(&rounds([1.0, 0.95, 0.9]), 2), 2);
-        assert_eq!(fastest(&rounds([f64::NAN, 0.95, 0.9]), 0), 0, "no number, no choice");
+        assert_eq!(fastest(&rounds([f64::NAN, 0.95, 0.9]), 0), 0, "NaN is never selected");
     }
 
     #[test]
-    fn half_of_the_values_are_not_above_the_median() {
+    fn median_is_the_upper_middle_value() {
         assert_eq!(median([3.0, 1.0, 9.0]), 3.0);
         assert_eq!(median([2.0, 1.0]), 2.0);
         assert!(median([]).is_nan());

@@ -11,7 +11,7 @@
 
 static char *error = NULL;
 
-// Ends the program where a call has failed.
+// Exits if a call failed.
 static void must(kvant_status status) {
     if (status == KVANT_STATUS_OK) {
         return;

@@ -1,29 +1,30 @@
-//! The border to C: pointers are checked on the way in, errors and panics become a status on the way out.
+//! FFI boundary: checks pointers on the way in, and converts errors and panics to a status on the
+//! way out.
 
 use std::any::Any;
 use std::ffi::{CStr, CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
 
-/// How a call went.
+/// Status of a call.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvantStatus {
-    /// Done.
+    /// Success.
     Ok = 0,
-    /// It cannot be done.
+    /// The engine rejected the call.
     Refused = 1,
-    /// An argument is NULL that must not be, or a text is not UTF-8.
+    /// A required argument is NULL, or a text is not UTF-8.
     Argument = 2,
-    /// A fault of Kvant. The objects that were handed in are to be freed, and are good for nothing else.
+    /// An internal error of Kvant. The objects of the call can only be freed.
     Fault = 3,
 }
 
-/// Why a call did not do what it was to do.
+/// Why a call failed.
 pub(crate) enum Failure {
-    /// The engine said so.
+    /// An error of the engine.
     Refused(kvant::Error),
-    /// What is wrong with an argument.
+    /// The faulty argument.
     Argument(String),
 }
 
@@ -33,7 +34,7 @@ impl<E: Into<kvant::Error>> From<E> for Failure {
     }
 }
 
-/// Runs `work`; what goes wrong in it becomes a status and, where `error` is not NULL, a text.
+/// Runs `work`; converts an error or a panic to a status and, where `error` is not NULL, a text.
 ///
 /// # Safety
 /// `error` is NULL or can be written to.
@@ -41,7 +42,7 @@ pub(crate) unsafe fn call(
     error: *mut *mut c_char,
     work: impl FnOnce() -> Result<(), Failure>,
 ) -> KvantStatus {
-    // A panic may leave what `work` was handed half changed, and the header says what that means.
+    // A panic may leave the objects of `work` half changed; the header documents the consequence.
     let (status, said) = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => (KvantStatus::Ok, None),
         Ok(Err(Failure::Refused(why))) => (KvantStatus::Refused, Some(why.to_string())),
@@ -49,7 +50,7 @@ pub(crate) unsafe fn call(
         Err(panic) => (KvantStatus::Fault, Some(format!("a fault of Kvant: {}", panic_text(&*panic)))),
     };
     if !error.is_null() {
-        // SAFETY: it is not NULL, so the caller promises that it can be written to.
+        // SAFETY: it is not NULL, so the caller guarantees that it can be written to.
         unsafe { error.write(said.map_or(std::ptr::null_mut(), owned_text)) };
     }
     status
@@ -57,15 +58,16 @@ pub(crate) unsafe fn call(
 
 fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
-    text.or(panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without words")
+    text.or(panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without a message")
 }
 
-/// A text for C to keep, which [`kvant_string_free`] takes back. A zero within it would end it, and shows as U+FFFD.
+/// Returns a text owned by C, which [`kvant_string_free`] frees. A zero within it would end it, and
+/// becomes U+FFFD.
 pub(crate) fn owned_text(text: String) -> *mut c_char {
     CString::new(text.replace('\0', "\u{FFFD}")).unwrap_or_default().into_raw()
 }
 
-/// Frees a text that was handed out. NULL is gone over.
+/// Frees a text returned by this library. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvant_string_free(text: *mut c_char) {
     if !text.is_null() {
@@ -78,25 +80,25 @@ fn missing(name: &str) -> Failure {
     Failure::Argument(format!("{name}: expected a pointer, got NULL"))
 }
 
-/// What a pointer points to.
+/// Dereferences a pointer.
 ///
 /// # Safety
 /// `pointer` is NULL or valid for as long as the call lasts.
 pub(crate) unsafe fn borrowed<'a, T>(pointer: *const T, name: &str) -> Result<&'a T, Failure> {
-    // SAFETY: as the caller promises.
+    // SAFETY: guaranteed by the caller.
     unsafe { pointer.as_ref() }.ok_or_else(|| missing(name))
 }
 
-/// What a pointer points to, to be changed.
+/// Dereferences a mutable pointer.
 ///
 /// # Safety
-/// `pointer` is NULL, or valid and nobody else's for as long as the call lasts.
+/// `pointer` is NULL, or valid and exclusive for as long as the call lasts.
 pub(crate) unsafe fn changed<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut T, Failure> {
-    // SAFETY: as the caller promises.
+    // SAFETY: guaranteed by the caller.
     unsafe { pointer.as_mut() }.ok_or_else(|| missing(name))
 }
 
-/// A place for a result is checked before the work, and written without reading what is there.
+/// Checks an output pointer before the work; it is later written without reading its old value.
 ///
 /// # Safety
 /// `place` is NULL or can be written to for as long as the call lasts.
@@ -104,17 +106,18 @@ pub(crate) unsafe fn place<'a, T>(place: *mut T, name: &str) -> Result<Place<'a,
     if place.is_null() { Err(missing(name)) } else { Ok(Place(place, std::marker::PhantomData)) }
 }
 
-/// Where a result is written.
+/// A checked output pointer.
 pub(crate) struct Place<'a, T>(*mut T, std::marker::PhantomData<&'a mut T>);
 
 impl<T> Place<'_, T> {
     pub(crate) fn put(self, value: T) {
-        // SAFETY: `place` made it of a pointer that is not NULL and that its caller promised to be writable.
+        // SAFETY: `place` made it of a pointer that is not NULL and that its caller guaranteed to
+        // be writable.
         unsafe { self.0.write(value) };
     }
 }
 
-/// A text of the caller's.
+/// Borrows a text of the caller.
 ///
 /// # Safety
 /// `text` is NULL or ends with a zero, and stays for as long as the call lasts.
@@ -122,12 +125,12 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str
     if text.is_null() {
         return Err(missing(name));
     }
-    // SAFETY: not NULL, and ends with a zero, as the caller promises.
+    // SAFETY: not NULL, and ends with a zero, as the caller guarantees.
     let bytes = unsafe { CStr::from_ptr(text) };
     bytes.to_str().map_err(|error| Failure::Argument(format!("{name}: expected UTF-8: {error}")))
 }
 
-/// A text of the caller's, or NULL.
+/// Borrows a text of the caller, or NULL.
 ///
 /// # Safety
 /// As [`text()`].
@@ -135,11 +138,11 @@ pub(crate) unsafe fn text_or_null<'a>(
     pointer: *const c_char,
     name: &str,
 ) -> Result<Option<&'a str>, Failure> {
-    // SAFETY: as the caller promises.
+    // SAFETY: guaranteed by the caller.
     if pointer.is_null() { Ok(None) } else { unsafe { text(pointer, name) }.map(Some) }
 }
 
-/// `n` values of the caller's; where there are none, the pointer may be anything.
+/// Borrows `n` values of the caller; for `n` of 0 the pointer may be anything.
 ///
 /// # Safety
 /// `values` is NULL or holds `n` values for as long as the call lasts.
@@ -147,12 +150,12 @@ pub(crate) unsafe fn values<'a, T>(values: *const T, n: usize, name: &str) -> Re
     match n {
         0 => Ok(&[]),
         _ if values.is_null() => Err(missing(name)),
-        // SAFETY: not NULL, and holds `n` values, as the caller promises.
+        // SAFETY: not NULL, and holds `n` values, as the caller guarantees.
         _ => Ok(unsafe { slice::from_raw_parts(values, n) }),
     }
 }
 
-/// Writes as many of `values` as there is room for.
+/// Writes `values` to `out`, up to its capacity.
 ///
 /// # Safety
 /// `out` is NULL or has room for `capacity` values.
@@ -166,12 +169,13 @@ pub(crate) unsafe fn copy<T: Copy>(
     if n > 0 && out.is_null() {
         return Err(missing(name));
     }
-    // SAFETY: there is room for `capacity` of them, as the caller promises, and nothing of ours lies there.
+    // SAFETY: there is room for `capacity` of them, as the caller guarantees, and no Rust reference
+    // points there.
     unsafe { std::ptr::copy(values.as_ptr(), out, n) };
     Ok(())
 }
 
-/// As [`copy`], and writes to `n` how many `values` there are.
+/// Works as [`copy`], and writes the number of `values` to `n`.
 ///
 /// # Safety
 /// As [`copy`].
@@ -182,7 +186,7 @@ pub(crate) unsafe fn copy_counted<T: Copy>(
     name: &str,
     n: Place<'_, usize>,
 ) -> Result<(), Failure> {
-    // SAFETY: as the caller promises.
+    // SAFETY: guaranteed by the caller.
     unsafe { copy(values, out, capacity, name) }?;
     n.put(values.len());
     Ok(())
@@ -194,7 +198,7 @@ mod tests {
 
     fn said(work: impl FnOnce() -> Result<(), Failure>) -> (KvantStatus, String) {
         let mut error = std::ptr::null_mut();
-        // SAFETY: `error` is ours; the text is read before it is freed.
+        // SAFETY: `error` is a local variable; the text is read before it is freed.
         unsafe {
             let status = call(&mut error, work);
             let said = text(error, "error").map(str::to_owned).unwrap_or_default();
@@ -204,11 +208,11 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_does_not_cross_the_border() {
+    fn a_panic_does_not_cross_the_ffi_boundary() {
         std::panic::set_hook(Box::new(|_| ()));
         assert_eq!(said(|| panic!("one")), (KvantStatus::Fault, "a fault of Kvant: one".to_owned()));
         assert_eq!(said(|| panic!("{}", 2)), (KvantStatus::Fault, "a fault of Kvant: 2".to_owned()));
-        // SAFETY: NULL asks for no text.
+        // SAFETY: NULL requests no text.
         assert_eq!(unsafe { call(std::ptr::null_mut(), || panic!("three")) }, KvantStatus::Fault);
     }
 
@@ -219,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_null_or_no_text_is_refused_by_name() {
+    fn null_and_invalid_utf8_are_refused_by_name() {
         // SAFETY: all are NULL or literals.
         let null = said(|| unsafe { borrowed::<u8>(std::ptr::null(), "model") }.map(|_| ()));
         assert_eq!(null, (KvantStatus::Argument, "model: expected a pointer, got NULL".to_owned()));

@@ -1,4 +1,4 @@
-//! Generation: text is handed to a function of the caller's as it comes.
+//! Generation: passes text to a callback of the caller.
 
 use std::ffi::{c_char, c_void};
 
@@ -7,26 +7,26 @@ use kvant::{Finish, GenerateOptions, SamplerParams, Stats};
 use crate::border::{Failure, call, changed, place, values};
 use crate::{KvantSession, KvantStatus};
 
-/// How to continue a prompt. Begin with `kvant_generate_options_default`.
+/// Options of a generation. Start from `kvant_generate_options_default`.
 #[repr(C)]
 pub struct KvantGenerateOptions {
-    /// Tokens to generate at most; 0 is until the model ends its turn or the context is full.
+    /// Maximum of generated tokens; 0 is until end of generation or a full context.
     pub max_tokens: usize,
-    /// Divides the logits before the draw; 0 always takes the likeliest token.
+    /// Divides the logits before sampling; 0 is greedy sampling.
     pub temperature: f32,
-    /// Keep the `top_k` likeliest tokens; 0 keeps all.
+    /// Keeps the `top_k` most probable tokens; 0 keeps all.
     pub top_k: usize,
-    /// Keep the fewest likeliest tokens whose probabilities sum to at least this; 1 keeps all.
+    /// Keeps the fewest most probable tokens whose probabilities sum to at least this; 1 keeps all.
     pub top_p: f32,
-    /// Keep tokens at least this likely relative to the likeliest; 0 keeps all.
+    /// Keeps tokens with at least this probability relative to the most probable one; 0 keeps all.
     pub min_p: f32,
-    /// Makes recent tokens less likely; 1 does nothing.
+    /// Penalizes recent tokens; 1 is off.
     pub repeat_penalty: f32,
-    /// How many of the last tokens are recent.
+    /// Number of last tokens that count as recent.
     pub repeat_last_n: usize,
-    /// Seed of the draws.
+    /// Sampling seed.
     pub seed: u64,
-    /// Go on after an end-of-turn token.
+    /// Continues after an end-of-generation token.
     pub ignore_eos: bool,
 }
 
@@ -34,37 +34,38 @@ pub struct KvantGenerateOptions {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvantFinish {
-    /// The model ended its turn.
+    /// The model sampled an end-of-generation token.
     Stop = 0,
     /// `max_tokens` were generated.
     Length = 1,
     /// The context is full.
     ContextFull = 2,
-    /// The function that takes the text said so.
+    /// The callback returned false.
     Cancelled = 3,
 }
 
-/// What a generation came to.
+/// Results of a generation.
 #[repr(C)]
 pub struct KvantGenerated {
-    /// Prompt tokens that were read; those that the session held before are not counted.
+    /// Prompt tokens processed, without cached tokens.
     pub n_prompt: usize,
     /// Tokens generated.
     pub n_gen: usize,
-    /// Prompt tokens per second; 0 when none was read.
+    /// Prefill speed in tok/s; 0 when no prompt token was processed.
     pub prompt_tps: f64,
-    /// Generated tokens per second; 0 when none went through the model.
+    /// Decode speed in tok/s; 0 when no token was decoded.
     pub decode_tps: f64,
-    /// Why it ended.
+    /// Why the generation ended.
     pub finish: KvantFinish,
 }
 
-/// Takes the text that became complete with a token, `n_bytes` and a zero, possibly none; it is gone when this returns. Returns
-/// whether to go on. `user` is what was handed to `kvant_session_generate`; the session is not to be used within.
+/// Receives the text completed by a token: `n_bytes` bytes, possibly 0, and a zero, valid during
+/// the call. Returns whether to continue. `user` is the argument of `kvant_session_generate`; the
+/// session must not be used within.
 pub type KvantOnText =
     Option<unsafe extern "C" fn(user: *mut c_void, text: *const c_char, n_bytes: usize) -> bool>;
 
-/// llama.cpp's settings, and seed 0.
+/// Returns llama.cpp's defaults, with seed 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvant_generate_options_default() -> KvantGenerateOptions {
     let GenerateOptions { max_tokens, sampler, ignore_eos, .. } = GenerateOptions::default();
@@ -102,8 +103,9 @@ impl From<&KvantGenerateOptions> for GenerateOptions {
     }
 }
 
-/// Reads a prompt and continues it. Tokens that the session shares with the beginning of the prompt are kept, others are
-/// forgotten: a whole conversation can be passed each time. `options`, `on_text` and `generated` may be NULL.
+/// Feeds a prompt and generates its continuation. The common prefix of the context and the prompt
+/// is reused and the rest is dropped, so a whole conversation can be passed each time. `options`,
+/// `on_text` and `generated` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvant_session_generate(
     session: *mut KvantSession,
@@ -115,7 +117,7 @@ pub unsafe extern "C" fn kvant_session_generate(
     generated: *mut KvantGenerated,
     error: *mut *mut c_char,
 ) -> KvantStatus {
-    // SAFETY: the pointers are as the contract of this library says.
+    // SAFETY: the pointers satisfy the contract of this library.
     unsafe {
         call(error, || {
             let prompt = values(prompt, n_prompt, "prompt")?;
@@ -141,7 +143,7 @@ unsafe fn hand_over(
 ) -> bool {
     let n_bytes = text.len();
     text.push('\0');
-    // SAFETY: as the caller promises; the text lives until it returns.
+    // SAFETY: guaranteed by the caller; the text lives until it returns.
     unsafe { on_text(user, text.as_ptr().cast(), n_bytes) }
 }
 

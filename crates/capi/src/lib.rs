@@ -1,11 +1,13 @@
-//! Kvant for C.
+//! C API of Kvant.
 //!
-//! What a C program sees is in [`include/kvant.h`](../include/kvant.h), made from this crate: its preamble says what holds for
-//! every call. Link with `libkvant_capi`, shared or static. This is a skin: what things do is told by the library [`kvant`].
+//! C programs include [`include/kvant.h`](../include/kvant.h), generated from this crate; its
+//! preamble states the rules of all calls. Link with `libkvant_capi`, shared or static. This is a
+//! thin layer; behaviour is documented in the library [`kvant`].
 //!
 //! # Safety
-//! One contract holds for every function, that of the header's preamble: a pointer is NULL or valid for the call, texts end
-//! with a zero, objects are ours and not freed, a session is used by one thread at a time.
+//! One contract applies to every function, that of the header's preamble: a pointer is NULL or
+//! valid for the call, texts end with a zero, objects come from this library and are not freed, a
+//! session is used by one thread at a time.
 #![allow(clippy::missing_safety_doc)] // See above.
 
 mod border;

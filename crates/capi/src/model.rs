@@ -1,4 +1,4 @@
-//! Models: opened, asked for tokens of texts, freed.
+//! Models: loading, tokenization, embeddings.
 
 use std::ffi::c_char;
 use std::sync::Arc;
@@ -15,53 +15,55 @@ use crate::border::{
 /// A loaded model.
 pub struct KvantModel(pub(crate) Model);
 
-/// An adapter (LoRA), which changes a model.
+/// A LoRA adapter of a model.
 #[repr(C)]
 pub struct KvantLora {
-    /// A GGUF file, or a folder as PEFT saves it.
+    /// Path of a GGUF file, or of a PEFT folder.
     pub path: *const c_char,
-    /// How much of it is added; 1 is what it was trained to.
+    /// LoRA scale; 1 is the scale of training.
     pub strength: f32,
 }
 
-/// How to load a model. Zeroes mean the defaults.
+/// Options of loading a model. Zeroes are the defaults.
 #[repr(C)]
 pub struct KvantModelOptions {
-    /// `auto`, `cpu`, `cuda:N` or `wgpu:N`; NULL is `auto`, the first NVIDIA GPU where one can be used, else the CPU.
+    /// `auto`, `cpu`, `cuda:N` or `wgpu:N`; NULL is `auto`, the first NVIDIA GPU where one is
+    /// usable, else the CPU.
     pub device: *const c_char,
-    /// Threads to work with; 0 is all cores.
+    /// Worker threads; 0 is all cores.
     pub n_threads: usize,
-    /// Adapters of the model, `n_loras` of them; NULL is none.
+    /// LoRA adapters of the model, `n_loras` of them; NULL is none.
     pub loras: *const KvantLora,
-    /// How many there are.
+    /// Number of adapters.
     pub n_loras: usize,
-    /// The file of the tower that makes tokens of pictures, `mmproj-*.gguf` of llama.cpp; NULL is none.
+    /// File of the vision encoder, llama.cpp's `mmproj-*.gguf`; NULL is none.
     pub mmproj: *const c_char,
 }
 
-/// What someone says in a conversation.
+/// A message of a conversation.
 #[repr(C)]
 pub struct KvantMessage {
-    /// Who speaks: `system`, `user`, `assistant`, or what else the model's template knows.
+    /// Role: `system`, `user`, `assistant`, or another role of the model's template.
     pub role: *const c_char,
-    /// What is said.
+    /// Text of the message.
     pub content: *const c_char,
-    /// Pictures that are shown before that, `n_pictures` of them, for a model with a tower; NULL is none.
+    /// Images before the text, `n_pictures` of them, for a model with a vision encoder; NULL is
+    /// none.
     pub pictures: *const KvantPicture,
-    /// How many there are.
+    /// Number of images.
     pub n_pictures: usize,
 }
 
-/// A picture, as a PNG, JPEG, WebP, GIF or BMP file has it.
+/// An image as a PNG, JPEG, WebP, GIF or BMP file.
 #[repr(C)]
 pub struct KvantPicture {
     /// The bytes of the file.
     pub bytes: *const u8,
-    /// How many there are.
+    /// Number of bytes.
     pub n_bytes: usize,
 }
 
-/// How to load the model in `base`.
+/// Converts the options of the model in `base`.
 ///
 /// # Safety
 /// `options` is NULL or valid.
@@ -69,11 +71,11 @@ unsafe fn open_options(
     options: *const KvantModelOptions,
     base: &Gguf,
 ) -> Result<OpenOptions<'static>, Failure> {
-    // SAFETY: as the caller promises.
+    // SAFETY: guaranteed by the caller.
     let Some(options) = (unsafe { options.as_ref() }) else { return Ok(OpenOptions::default()) };
     // SAFETY: a text or NULL, by the contract of this library.
     let device = unsafe { text_or_null(options.device, "device") }?;
-    // SAFETY: as many as they say, by the contract of this library.
+    // SAFETY: as many values as declared, by the contract of this library.
     let loras = unsafe { values(options.loras, options.n_loras, "loras") }?;
     let open = |lora: &KvantLora| {
         // SAFETY: a text or NULL, by the contract of this library.
@@ -99,7 +101,7 @@ pub unsafe extern "C" fn kvant_model_open(
     model: *mut *mut KvantModel,
     error: *mut *mut c_char,
 ) -> KvantStatus {
-    // SAFETY: the pointers are as the contract of this library says.
+    // SAFETY: the pointers satisfy the contract of this library.
     unsafe {
         call(error, || {
             let (path, place) = (text(path, "path")?, place(model, "model")?);
@@ -119,7 +121,7 @@ pub unsafe extern "C" fn kvant_model_bundled(
     model: *mut *mut KvantModel,
     error: *mut *mut c_char,
 ) -> KvantStatus {
-    // SAFETY: the pointers are as the contract of this library says.
+    // SAFETY: the pointers satisfy the contract of this library.
     unsafe {
         call(error, || {
             let place = place(model, "model")?;
@@ -132,7 +134,7 @@ pub unsafe extern "C" fn kvant_model_bundled(
     }
 }
 
-/// Frees a model; its sessions go on. NULL is gone over.
+/// Frees a model; its sessions stay usable. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvant_model_free(model: *mut KvantModel) {
     if !model.is_null() {
@@ -141,22 +143,24 @@ pub unsafe extern "C" fn kvant_model_free(model: *mut KvantModel) {
     }
 }
 
-/// Size of the vocabulary; 0 for NULL.
+/// Returns the vocabulary size; 0 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvant_model_n_vocab(model: *const KvantModel) -> usize {
-    // SAFETY: NULL or a model of ours.
+    // SAFETY: NULL or a model of this library.
     unsafe { model.as_ref() }.map_or(0, |model| model.0.n_vocab())
 }
 
-/// Values of a text's vector; 0 for NULL.
+/// Returns the dimensions of an embedding; 0 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvant_model_n_embd(model: *const KvantModel) -> usize {
-    // SAFETY: NULL or a model of ours.
+    // SAFETY: NULL or a model of this library.
     unsafe { model.as_ref() }.map_or(0, |model| model.0.config().n_embd)
 }
 
-/// The vector of a text, in which special tokens mean what they are called, of length 1, for search and comparison: the first `capacity` of `kvant_model_n_embd` values are written.
-/// `pooling` says what of the states of its tokens it is made of, `mean` or `last`; NULL is what the model's file says, or else `last`.
+/// Computes the embedding of a text, with L2 norm 1, for search and comparison. Names of special
+/// tokens in the text are parsed as those tokens. Writes the first `capacity` of
+/// `kvant_model_n_embd` values. `pooling` is `mean` or `last`; NULL is the pooling of the model's
+/// file, or else `last`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvant_model_embed(
     model: *const KvantModel,
@@ -166,7 +170,7 @@ pub unsafe extern "C" fn kvant_model_embed(
     capacity: usize,
     error: *mut *mut c_char,
 ) -> KvantStatus {
-    // SAFETY: the pointers are as the contract of this library says.
+    // SAFETY: the pointers satisfy the contract of this library.
     unsafe {
         call(error, || {
             let pooling = text_or_null(pooling, "pooling")?.map(str::parse).transpose()?;
@@ -177,9 +181,9 @@ pub unsafe extern "C" fn kvant_model_embed(
     }
 }
 
-/// Tokens of a plain text, with the model's begin-of-text token where it wants one. What looks like a special token in the text
-/// is just text. The first `capacity` tokens are written to `tokens` and the number of all to `n_tokens`: a capacity of 0 asks
-/// for the number.
+/// Tokenizes a plain text, with a begin-of-text token where the model has one. Names of special
+/// tokens are plain text. Writes the first `capacity` tokens to `tokens` and the number of all
+/// tokens to `n_tokens`: a capacity of 0 returns the number alone.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvant_model_text_prompt(
     model: *const KvantModel,
@@ -189,7 +193,7 @@ pub unsafe extern "C" fn kvant_model_text_prompt(
     n_tokens: *mut usize,
     error: *mut *mut c_char,
 ) -> KvantStatus {
-    // SAFETY: the pointers are as the contract of this library says.
+    // SAFETY: the pointers satisfy the contract of this library.
     unsafe {
         call(error, || {
             let place = place(n_tokens, "n_tokens")?;
@@ -199,8 +203,8 @@ pub unsafe extern "C" fn kvant_model_text_prompt(
     }
 }
 
-/// Tokens of a conversation in the model's own chat format, ending where the assistant is to answer, written as by
-/// `kvant_model_text_prompt`.
+/// Tokenizes a conversation in the model's own chat format, up to the start of the assistant's
+/// turn. Writes tokens as `kvant_model_text_prompt` does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvant_model_chat_prompt(
     model: *const KvantModel,
@@ -211,7 +215,7 @@ pub unsafe extern "C" fn kvant_model_chat_prompt(
     n_tokens: *mut usize,
     error: *mut *mut c_char,
 ) -> KvantStatus {
-    // SAFETY: the pointers are as the contract of this library says.
+    // SAFETY: the pointers satisfy the contract of this library.
     unsafe {
         call(error, || {
             let place = place(n_tokens, "n_tokens")?;
@@ -224,7 +228,7 @@ pub unsafe extern "C" fn kvant_model_chat_prompt(
                     pictures.push(model.look(values(
                         picture.bytes,
                         picture.n_bytes,
-                        "bytes of a picture",
+                        "bytes of an image",
                     )?)?);
                 }
                 let said = Message::new(text(message.role, "role")?, text(message.content, "content")?);
@@ -237,7 +241,7 @@ pub unsafe extern "C" fn kvant_model_chat_prompt(
     }
 }
 
-/// The text of tokens, to be freed with `kvant_string_free`.
+/// Decodes tokens to a text, which `kvant_string_free` frees.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvant_model_decode(
     model: *const KvantModel,
@@ -246,7 +250,7 @@ pub unsafe extern "C" fn kvant_model_decode(
     text: *mut *mut c_char,
     error: *mut *mut c_char,
 ) -> KvantStatus {
-    // SAFETY: the pointers are as the contract of this library says.
+    // SAFETY: the pointers satisfy the contract of this library.
     unsafe {
         call(error, || {
             let place = place(text, "text")?;

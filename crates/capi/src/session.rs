@@ -1,4 +1,4 @@
-//! Sessions: tokens read, logits handed out, the cache measured.
+//! Sessions: feeding tokens, reading logits, measuring the cache.
 
 use std::ffi::c_char;
 
@@ -10,40 +10,40 @@ use crate::{KvantModel, KvantStatus};
 /// A conversation with a model: tokens and their KV cache.
 pub struct KvantSession(pub(crate) Session);
 
-/// How to make a session. Zeroes mean the defaults.
+/// Options of a session. Zeroes are the defaults.
 #[repr(C)]
 pub struct KvantSessionOptions {
-    /// What the cache stores of keys, by name (`turbo3`, `q8_0`, ...); NULL is `f16`.
+    /// KV-cache type of keys, by name (`turbo3`, `q8_0`, ...); NULL is `f16`.
     pub type_k: *const c_char,
-    /// What the cache stores of values; NULL is `f16`.
+    /// KV-cache type of values; NULL is `f16`.
     pub type_v: *const c_char,
-    /// Rules on top, as `sink:16,boundary:2` or `none`; NULL is `auto-keys,sink:16`.
+    /// KV policies, such as `sink:16,boundary:2` or `none`; NULL is `auto-keys,sink:16`.
     pub kv_policy: *const c_char,
-    /// Tokens the context holds; 0 is the length the model was trained for.
+    /// Context length in tokens; 0 is the model's training length.
     pub n_ctx: usize,
-    /// How much of each of the model's adapters is added, one number for each; NULL is as much as they were loaded with.
+    /// Scale of each of the model's LoRA adapters; NULL keeps the scales of loading.
     pub lora_strengths: *const f32,
 }
 
-/// What a cache takes, measured.
+/// Measured size of a KV cache.
 #[repr(C)]
 pub struct KvantKvUse {
     /// Tokens stored.
     pub tokens: usize,
-    /// Bytes allocated: pages, f16 parts and padding.
+    /// Bytes allocated: pages, f16 windows and padding.
     pub bytes: usize,
-    /// Bytes an f16 cache would have allocated for the same tokens.
+    /// Bytes that an f16 cache of the same tokens would allocate.
     pub bytes_f16: usize,
-    /// Bits per key value, scales included.
+    /// Bits per value of the keys, scales included.
     pub bpv_k: f64,
-    /// Bits per value value, scales included.
+    /// Bits per value of the values, scales included.
     pub bpv_v: f64,
 }
 
 /// # Safety
 /// `options` is NULL or valid.
 unsafe fn session_options(options: *const KvantSessionOptions) -> Result<SessionOptions, Failure> {
-    // SAFETY: as the caller promises.
+    // SAFETY: guaranteed by the caller.
     let Some(options) = (unsafe { options.as_ref() }) else { return Ok(SessionOptions::default()) };
     let dtype = |name: Option<&str>| name.map_or(Ok(DType::F16), str::parse);
     // SAFETY: texts or NULL, by the contract of this library.
@@ -56,7 +56,7 @@ unsafe fn session_options(options: *const KvantSessionOptions) -> Result<Session
     Ok(SessionOptions { n_ctx: Some(options.n_ctx).filter(|&n| n > 0), kv })
 }
 
-/// Makes a session with an empty cache. `options` may be NULL.
+/// Creates a session with an empty cache. `options` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvant_session_new(
     model: *const KvantModel,
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn kvant_session_new(
     session: *mut *mut KvantSession,
     error: *mut *mut c_char,
 ) -> KvantStatus {
-    // SAFETY: the pointers are as the contract of this library says.
+    // SAFETY: the pointers satisfy the contract of this library.
     unsafe {
         call(error, || {
             let place = place(session, "session")?;
@@ -80,7 +80,7 @@ pub unsafe extern "C" fn kvant_session_new(
     }
 }
 
-/// Frees a session and its cache. NULL is gone over.
+/// Frees a session and its cache. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvant_session_free(session: *mut KvantSession) {
     if !session.is_null() {
@@ -89,7 +89,7 @@ pub unsafe extern "C" fn kvant_session_free(session: *mut KvantSession) {
     }
 }
 
-/// Reads tokens after those that are there.
+/// Appends tokens to the context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvant_session_feed(
     session: *mut KvantSession,
@@ -97,7 +97,7 @@ pub unsafe extern "C" fn kvant_session_feed(
     n_tokens: usize,
     error: *mut *mut c_char,
 ) -> KvantStatus {
-    // SAFETY: the pointers are as the contract of this library says.
+    // SAFETY: the pointers satisfy the contract of this library.
     unsafe {
         call(error, || {
             let tokens = values(tokens, n_tokens, "tokens")?;
@@ -106,7 +106,8 @@ pub unsafe extern "C" fn kvant_session_feed(
     }
 }
 
-/// The logits that follow the last token that was fed: the first `capacity` of `kvant_model_n_vocab` are written.
+/// Reads the logits that follow the last token fed: writes the first `capacity` of
+/// `kvant_model_n_vocab`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvant_session_logits(
     session: *mut KvantSession,
@@ -114,22 +115,23 @@ pub unsafe extern "C" fn kvant_session_logits(
     capacity: usize,
     error: *mut *mut c_char,
 ) -> KvantStatus {
-    // SAFETY: the pointers are as the contract of this library says.
+    // SAFETY: the pointers satisfy the contract of this library.
     unsafe { call(error, || copy(changed(session, "session")?.0.logits()?, logits, capacity, "logits")) }
 }
 
-/// Forgets everything but the first `n_tokens`.
+/// Truncates the context to its first `n_tokens`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvant_session_rewind(
     session: *mut KvantSession,
     n_tokens: usize,
     error: *mut *mut c_char,
 ) -> KvantStatus {
-    // SAFETY: the pointers are as the contract of this library says.
+    // SAFETY: the pointers satisfy the contract of this library.
     unsafe { call(error, || Ok(changed(session, "session")?.0.rewind(n_tokens)?)) }
 }
 
-/// The tokens in the cache: the first `capacity` are written to `tokens` and the number of all to `n_tokens`.
+/// Reads the tokens in the cache: writes the first `capacity` to `tokens` and the number of all to
+/// `n_tokens`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvant_session_tokens(
     session: *const KvantSession,
@@ -138,7 +140,7 @@ pub unsafe extern "C" fn kvant_session_tokens(
     n_tokens: *mut usize,
     error: *mut *mut c_char,
 ) -> KvantStatus {
-    // SAFETY: the pointers are as the contract of this library says.
+    // SAFETY: the pointers satisfy the contract of this library.
     unsafe {
         call(error, || {
             let place = place(n_tokens, "n_tokens")?;
@@ -148,14 +150,14 @@ pub unsafe extern "C" fn kvant_session_tokens(
     }
 }
 
-/// What the cache takes right now.
+/// Reads the present size of the cache.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn kvant_session_kv(
     session: *const KvantSession,
     kv: *mut KvantKvUse,
     error: *mut *mut c_char,
 ) -> KvantStatus {
-    // SAFETY: the pointers are as the contract of this library says.
+    // SAFETY: the pointers satisfy the contract of this library.
     unsafe {
         call(error, || {
             let place = place(kv, "kv")?;
@@ -167,7 +169,7 @@ pub unsafe extern "C" fn kvant_session_kv(
     }
 }
 
-/// What the header promises of threads.
+/// Checks the header's guarantees about threads.
 const _: () = {
     const fn shared<T: Send + Sync>() {}
     const fn handed_on<T: Send>() {}

@@ -1,4 +1,4 @@
-// Every call of kvant.h, as it is meant and as it is not. Prints `all held`, or the first line that does not.
+// Every call of kvant.h, with valid and invalid arguments. Prints `all held`, or the first failure.
 
 #include "kvant.h"
 
@@ -10,14 +10,14 @@
 #define HOLDS(claim)                                                   \
     do {                                                               \
         if (!(claim)) {                                                \
-            fprintf(stderr, "line %d: not so: %s\n", __LINE__, #claim); \
+            fprintf(stderr, "line %d: failed: %s\n", __LINE__, #claim); \
             exit(1);                                                   \
         }                                                              \
     } while (0)
 
 static char *error = NULL;
 
-// Whether a call was refused with a text that has `part` in it; takes the text away.
+// Returns whether a call failed with a text that contains `part`; frees the text.
 static bool refused(kvant_status status, kvant_status expected, const char *part) {
     bool is_so = status == expected && error != NULL && strstr(error, part) != NULL;
     if (!is_so) {
@@ -42,7 +42,7 @@ static bool hear(void *user, const char *text, size_t n_bytes) {
     return heard->n_calls < heard->most_calls;
 }
 
-static void models_are_refused_in_words(void) {
+static void faulty_models_are_refused_with_a_message(void) {
     kvant_model *model = NULL;
     HOLDS(refused(kvant_model_open(NULL, NULL, &model, &error), KVANT_STATUS_ARGUMENT, "path: expected a pointer"));
     HOLDS(refused(kvant_model_open("x", NULL, NULL, &error), KVANT_STATUS_ARGUMENT, "model: expected a pointer"));
@@ -57,7 +57,7 @@ static void models_are_refused_in_words(void) {
     kvant_string_free(NULL);
 }
 
-static void tokens_say_their_text(const kvant_model *model) {
+static void tokens_decode_to_their_text(const kvant_model *model) {
     uint32_t tokens[16];
     size_t n_tokens = 0;
     const char *text = "Once upon a time";
@@ -76,7 +76,7 @@ static void tokens_say_their_text(const kvant_model *model) {
                   "content"));
 }
 
-static void texts_have_vectors(const kvant_model *model) {
+static void texts_have_embeddings(const kvant_model *model) {
     size_t n_embd = kvant_model_n_embd(model);
     HOLDS(n_embd > 8 && kvant_model_n_embd(NULL) == 0);
     float *vectors = malloc(2 * n_embd * sizeof *vectors);
@@ -96,7 +96,7 @@ static void texts_have_vectors(const kvant_model *model) {
     free(vectors);
 }
 
-static void sessions_read_and_forget(const kvant_model *model) {
+static void sessions_feed_and_rewind(const kvant_model *model) {
     kvant_session *session = NULL;
     kvant_session_options options = {.type_k = "turbo9"};
     HOLDS(refused(kvant_session_new(model, &options, &session, &error), KVANT_STATUS_REFUSED, "turbo3"));
@@ -126,7 +126,7 @@ static void sessions_read_and_forget(const kvant_model *model) {
     kvant_session_free(session);
 }
 
-static void a_generation_goes_on_until_it_is_told_otherwise(kvant_model *model) {
+static void a_generation_runs_until_a_limit_or_cancel(kvant_model *model) {
     kvant_session *session = NULL;
     kvant_session_options options = {.type_k = "turbo3", .type_v = "turbo3"};
     HOLDS(kvant_session_new(model, &options, &session, &error) == KVANT_STATUS_OK);
@@ -134,7 +134,7 @@ static void a_generation_goes_on_until_it_is_told_otherwise(kvant_model *model) 
     uint32_t prompt[64];
     size_t n_prompt = 0;
     HOLDS(kvant_model_chat_prompt(model, &message, 1, prompt, 64, &n_prompt, &error) == KVANT_STATUS_OK);
-    // The session keeps what it needs of the model.
+    // The session keeps the model alive.
     kvant_model_free(model);
 
     kvant_generate_options how = kvant_generate_options_default();
@@ -157,7 +157,7 @@ static void a_generation_goes_on_until_it_is_told_otherwise(kvant_model *model) 
     kvant_session_free(session);
 }
 
-// The logits behind a token, of a session with this share of the model's adapter, or as much as it was loaded with.
+// Reads the logits of a session with this LoRA scale, or the default one.
 static void logits_of(const kvant_model *model, const float *share, float logits[64]) {
     const uint32_t tokens[3] = {1, 2, 3};
     kvant_session_options options = {.n_ctx = 64, .lora_strengths = share};
@@ -168,8 +168,8 @@ static void logits_of(const kvant_model *model, const float *share, float logits
     kvant_session_free(session);
 }
 
-// The model, its adapter in a file and in a folder.
-static void sessions_have_their_own_share_of_adapters(char *paths[3]) {
+// The model, its LoRA adapter as a file and as a folder.
+static void sessions_have_their_own_lora_scales(char *paths[3]) {
     kvant_lora lora = {.path = paths[1], .strength = 1.0f}, half = {.path = paths[2], .strength = 0.5f};
     kvant_model_options of_lora = {.loras = &lora, .n_loras = 1}, of_half = {.loras = &half, .n_loras = 1};
     kvant_model *plain = NULL, *whole = NULL, *halved = NULL;
@@ -200,8 +200,8 @@ static void sessions_have_their_own_share_of_adapters(char *paths[3]) {
     kvant_model_free(halved);
 }
 
-// The model, its tower, and a picture.
-static void a_model_that_sees_is_shown_a_picture(char *paths[3]) {
+// The model, its vision encoder, and an image.
+static void a_vision_model_encodes_an_image(char *paths[3]) {
     kvant_model_options options = {.device = "cpu", .mmproj = paths[1]};
     kvant_model *seeing = NULL, *blind = NULL;
     HOLDS(kvant_model_open(paths[0], &options, &seeing, &error) == KVANT_STATUS_OK);
@@ -215,13 +215,13 @@ static void a_model_that_sees_is_shown_a_picture(char *paths[3]) {
     uint32_t prompt[256];
     size_t n_shown = 0, n_said = 0;
     HOLDS(kvant_model_chat_prompt(seeing, &message, 1, prompt, 256, &n_shown, &error) == KVANT_STATUS_OK);
-    HOLDS(refused(kvant_model_chat_prompt(blind, &message, 1, NULL, 0, &n_said, &error), KVANT_STATUS_REFUSED, "a model that sees"));
+    HOLDS(refused(kvant_model_chat_prompt(blind, &message, 1, NULL, 0, &n_said, &error), KVANT_STATUS_REFUSED, "a model with a vision encoder"));
     kvant_session *session = NULL;
     HOLDS(kvant_session_new(seeing, NULL, &session, &error) == KVANT_STATUS_OK);
     HOLDS(kvant_session_feed(session, prompt, n_shown, &error) == KVANT_STATUS_OK);
     kvant_session_free(session);
     picture.n_bytes = 8;
-    HOLDS(refused(kvant_model_chat_prompt(seeing, &message, 1, NULL, 0, &n_said, &error), KVANT_STATUS_REFUSED, "not a picture"));
+    HOLDS(refused(kvant_model_chat_prompt(seeing, &message, 1, NULL, 0, &n_said, &error), KVANT_STATUS_REFUSED, "not a readable image"));
     message.n_pictures = 0;
     HOLDS(kvant_model_chat_prompt(seeing, &message, 1, NULL, 0, &n_said, &error) == KVANT_STATUS_OK);
     HOLDS(n_shown > n_said + 28);
@@ -230,16 +230,16 @@ static void a_model_that_sees_is_shown_a_picture(char *paths[3]) {
 }
 
 int main(int argc, char *argv[]) {
-    models_are_refused_in_words();
+    faulty_models_are_refused_with_a_message();
     HOLDS(argc == 7);
-    sessions_have_their_own_share_of_adapters(argv + 1);
-    a_model_that_sees_is_shown_a_picture(argv + 4);
+    sessions_have_their_own_lora_scales(argv + 1);
+    a_vision_model_encodes_an_image(argv + 4);
     kvant_model *model = NULL;
     HOLDS(kvant_model_bundled(NULL, &model, &error) == KVANT_STATUS_OK);
-    tokens_say_their_text(model);
-    texts_have_vectors(model);
-    sessions_read_and_forget(model);
-    a_generation_goes_on_until_it_is_told_otherwise(model);
+    tokens_decode_to_their_text(model);
+    texts_have_embeddings(model);
+    sessions_feed_and_rewind(model);
+    a_generation_runs_until_a_limit_or_cancel(model);
     puts("all held");
     return 0;
 }

@@ -8,7 +8,7 @@ fn here(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// A program made of `source` with the shared library of this build; `None` where there is no C compiler.
+/// Compiles `source` with the shared library of this build; `None` without a C compiler.
 fn compile(source: &Path, name: &str) -> Option<PathBuf> {
     let compiler = env::var_os("CC").unwrap_or_else(|| "cc".into());
     if Command::new(&compiler).arg("--version").output().is_err() {
@@ -34,7 +34,7 @@ fn run(program: &Path, args: &[&str]) -> (Option<i32>, String, String) {
 
 /// `KVANT_BLESS=1` writes the header instead.
 #[test]
-fn the_header_is_what_the_code_says() {
+fn the_header_matches_the_code() {
     let config = cbindgen::Config::from_file(here("cbindgen.toml")).unwrap();
     let sources = ["src/border.rs", "src/model.rs", "src/session.rs", "src/generate.rs"];
     let builder = sources.iter().fold(cbindgen::Builder::new(), |made, file| made.with_src(here(file)));
@@ -46,11 +46,11 @@ fn the_header_is_what_the_code_says() {
         fs::write(&header, said).unwrap();
     }
     let written = fs::read_to_string(&header).unwrap_or_default();
-    assert!(written == said, "include/kvant.h is not what the code says: run this with KVANT_BLESS=1");
+    assert!(written == said, "include/kvant.h does not match the code: run this with KVANT_BLESS=1");
 }
 
 #[test]
-fn the_example_answers_and_says_what_is_wrong_with_a_file() {
+fn the_example_answers_and_reports_a_faulty_file() {
     let Some(program) = compile(&here("examples/hello.c"), "hello") else { return };
     let (code, said, complaint) = run(&program, &[]);
     assert_eq!((code, complaint.as_str()), (Some(0), ""));
@@ -61,7 +61,7 @@ fn the_example_answers_and_says_what_is_wrong_with_a_file() {
 }
 
 #[test]
-fn every_call_holds_from_c() {
+fn every_call_works_from_c() {
     let Some(program) = compile(&here("tests/calls.c"), "calls") else { return };
     let files = [
         "model/tests/fixtures/llama-h64-g8.gguf",

@@ -1,11 +1,12 @@
-//! How long programs take from start to end: the median of runs that take turns, so that a busy minute hits all alike.
+//! Measures the run time of programs from start to end: the median of interleaved runs, so that a
+//! busy minute affects all alike.
 //!
 //! `cargo run -p kvant-cli --example startup -- RUNS BINARY...`
 
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Instant;
 
-/// What is timed: the bundled model's first token, a model looked at, and nothing but a start.
+/// Timed commands: the bundled model's first token, an inspection of a model, and a bare start.
 const COMMANDS: [&[&str]; 3] =
     [&["run", "hi", "-n", "1", "--temp", "0", "--quiet"], &["inspect", "bundled"], &["--version"]];
 

@@ -1,4 +1,4 @@
-//! Flags that several commands share. They carry the names that llama.cpp users know.
+//! Flags shared by several commands, under the names that llama.cpp users know.
 
 use std::collections::hash_map::RandomState;
 use std::ffi::OsString;
@@ -24,148 +24,153 @@ use crate::sight::Sight;
 use crate::weight_type::weight_type;
 use crate::{log, output, progress};
 
-/// Which model to load, and onto what.
+/// Selects the model to load and its device.
 #[derive(Args, Debug, Clone)]
 pub struct ModelArgs {
     #[command(flatten)]
     pub place: PlaceArgs,
-    /// Threads; all cores when not given
+    /// Number of threads [default: all cores]
     #[arg(short = 't', long, value_name = "N", env = "KVANT_THREADS", value_parser = positive)]
     pub threads: Option<usize>,
-    /// Device to run on: cpu, cuda:N (NVIDIA), wgpu:N (any GPU, through Vulkan, Metal or DX12), or auto: the first usable NVIDIA
-    /// GPU, else the CPU
+    /// Device: cpu, cuda:N (NVIDIA), wgpu:N (any GPU, through Vulkan, Metal or DX12), or auto: the
+    /// first usable NVIDIA GPU, else the CPU
     #[arg(long, value_name = "DEVICE", env = "KVANT_DEVICE", default_value = "auto", value_parser = device)]
     pub device: DeviceChoice,
-    /// Convert weights to this type on load (q8_0, q4_K, f16, ...); the file is unchanged. f16 avoids the rounding of activations, so
-    /// that eval measures the cache alone
+    /// Convert weights to this type on load (q8_0, q4_K, f16, ...); the file is unchanged. With
+    /// f16, activations are not rounded, so that eval measures the cache alone
     #[arg(long, value_name = "TYPE", env = "KVANT_WEIGHTS", value_parser = weight_type)]
     pub weights: Option<DType>,
-    /// Where experts live: ram, or mmap: they stay in the file and are laid out when a token chooses them (CPU only; less memory, at
-    /// least ten times slower)
+    /// Where MoE expert weights reside: ram, or mmap: they stay in the file and are repacked when
+    /// the router selects them (CPU only; less memory, at least ten times slower)
     #[arg(long, value_name = "WHERE", env = "KVANT_EXPERTS", default_value = "ram")]
     pub experts: ExpertPlace,
-    /// Arithmetic of prompts: exact (matches decoding bit for bit) or bf16 (needs a CPU with a bf16 matrix unit; kvant doctor tells)
+    /// Arithmetic of prefill: exact (bit-identical to decode) or bf16 (needs a CPU with a bf16
+    /// matrix unit; see kvant doctor)
     #[arg(long, value_name = "MATH", env = "KVANT_PROMPT_MATH", default_value = "exact")]
     pub prompt_math: PromptMathArg,
-    /// Run the last N layers on the GPU and the rest on the CPU (-ngl); a number or all [default: all]. Without a usable GPU a note
-    /// says so and the CPU runs everything
+    /// Offload the last N layers to the GPU and run the rest on the CPU (-ngl); a number or all
+    /// [default: all]. Without a usable GPU the CPU runs all layers and a note is printed
     #[arg(long, visible_alias = "gpu-layers", value_name = "N", env = "KVANT_N_GPU_LAYERS", value_parser = layers)]
     pub n_gpu_layers: Option<usize>,
     #[command(flatten)]
     pub lora: LoraArgs,
 }
 
-/// What a command needs of a model besides its weights.
+/// Holds what a command needs of a model besides its weights.
 #[derive(Default)]
 pub struct Wanted<'a> {
     pub needs: Needs,
     pub chat_template: Option<String>,
-    /// What guesses ahead, for a command that answers.
+    /// Options of speculative decoding, for a command that generates.
     pub draft: Option<&'a DraftArgs>,
-    /// What looks at pictures.
+    /// Options of the vision encoder.
     pub sight: Option<Sight<'a>>,
 }
 
-/// Where experts are kept.
+/// Selects where expert weights reside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ExpertPlace {
-    /// In memory, laid out for the kernels
+    /// In memory, repacked for the kernels
     Ram,
     /// In the file
     Mmap,
 }
 
-/// What products of prompts are computed in.
+/// Selects the arithmetic of prefill GEMMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PromptMathArg {
-    /// As those of single tokens
+    /// Same as decode
     Exact,
     /// Operands rounded to bf16
     Bf16,
 }
 
-/// What the KV cache stores.
+/// Configures the KV cache: context size, types, policies.
 #[derive(Args, Debug, Clone)]
 pub struct CacheArgs {
-    /// Tokens of context; 0, the default, is the model's own length
+    /// Context size in tokens; 0, the default, is the model's training context
     #[arg(short = 'c', long, value_name = "N", env = "KVANT_CTX_SIZE")]
     pub ctx_size: Option<usize>,
-    /// Type of the keys (-ctk): auto f32 f16 bf16 q8_0 q4_0 turbo4 turbo3 turbo2 turbo3t turbo2t [default: f16 if only -ctv is
-    /// set, else the plan beside the model (kvant plan), or turbo4]
+    /// KV cache type of K (-ctk): auto f32 f16 bf16 q8_0 q4_0 turbo4 turbo3 turbo2 turbo3t turbo2t
+    /// [default: f16 if only -ctv is set, else the plan beside the model (kvant plan), or turbo4]
     #[arg(long, value_name = "TYPE", env = "KVANT_CACHE_TYPE_K", value_parser = kv_type_or_auto)]
     cache_type_k: Option<KvTypeArg>,
-    /// Type of the values (-ctv) [default: as for -ctk]
+    /// KV cache type of V (-ctv) [default: as for -ctk]
     #[arg(long, value_name = "TYPE", env = "KVANT_CACHE_TYPE_V", value_parser = kv_type_or_auto)]
     cache_type_v: Option<KvTypeArg>,
-    /// Rules on top of the types: none, or a comma list of auto-keys:NOISE, auto-asymmetric, boundary:FIRST,LAST, sink:N,
-    /// recent:N, alpha:X
+    /// KV cache policies on top of the types: none, or a comma-separated list of auto-keys:NOISE,
+    /// auto-asymmetric, boundary:FIRST,LAST, sink:N, recent:N, alpha:X
     #[arg(long, value_name = "RULES", env = "KVANT_KV_POLICY", default_value_t, value_parser = policies)]
     pub kv_policy: Policies,
-    /// Table of types per layer, head and side; lines of 'LAYER HEAD K|V|KV TYPE', * for all
+    /// Table of KV types per layer, head and side; lines of 'LAYER HEAD K|V|KV TYPE', * for all
     #[arg(long, value_name = "FILE", env = "KVANT_KV_TYPES")]
     pub kv_types: Option<PathBuf>,
     #[command(flatten)]
     plan: KvPlanArgs,
 }
 
-/// How the next token is drawn.
+/// Configures sampling.
 #[derive(Args, Debug, Clone)]
 pub struct SamplingArgs {
-    /// Random seed; -1 picks one, which the summary names
+    /// Random seed; -1 picks one and prints it in the summary
     #[arg(short = 's', long, value_name = "N", env = "KVANT_SEED", default_value = "-1", value_parser = seed)]
     pub seed: Seed,
-    /// Temperature; 0 is greedy. Sampling options that are not set follow the model's recommendation, if it has one [default: 0.8]
+    /// Temperature; 0 is greedy. Sampling options that are not set follow the model's
+    /// recommendation, if it has one [default: 0.8]
     #[arg(long, value_name = "T", env = "KVANT_TEMP")]
     temp: Option<f32>,
-    /// Keep the K likeliest tokens; 0 keeps all [default: 40]
+    /// Top-k sampling: keep the K most probable tokens; 0 disables [default: 40]
     #[arg(long, value_name = "K", env = "KVANT_TOP_K")]
     top_k: Option<usize>,
-    /// Keep the likeliest tokens up to this probability together [default: 0.95]
+    /// Top-p sampling: keep the most probable tokens with this cumulative probability [default:
+    /// 0.95]
     #[arg(long, value_name = "P", env = "KVANT_TOP_P")]
     top_p: Option<f32>,
-    /// Keep tokens at least this likely relative to the likeliest [default: 0.05]
+    /// Min-p sampling: keep tokens with at least this probability relative to the most probable one
+    /// [default: 0.05]
     #[arg(long, value_name = "P", env = "KVANT_MIN_P")]
     min_p: Option<f32>,
-    /// Make recent tokens less likely; 1 does nothing [default: 1]
+    /// Penalize repeated tokens; 1 disables [default: 1]
     #[arg(long, value_name = "X", env = "KVANT_REPEAT_PENALTY")]
     repeat_penalty: Option<f32>,
-    /// How many of the last tokens count as recent [default: 64]
+    /// Number of last tokens to penalize [default: 64]
     #[arg(long, value_name = "N", env = "KVANT_REPEAT_LAST_N")]
     repeat_last_n: Option<usize>,
 }
 
-/// How long an answer may be, and how far ahead it is guessed.
+/// Bounds the answer's length and configures speculative decoding.
 #[derive(Args, Debug, Clone)]
 pub struct DecodeArgs {
-    /// Tokens to generate at most; -1: until the model stops or the context is full
+    /// Maximum number of tokens to generate; -1: until the model stops or the context is full
     #[arg(short = 'n', long, value_name = "N", env = "KVANT_PREDICT", default_value_t = -1, allow_negative_numbers = true)]
     predict: i64,
     #[command(flatten)]
     pub draft: DraftArgs,
 }
 
-/// How far ahead an answer is guessed.
+/// Configures speculative decoding.
 #[derive(Args, Debug, Clone)]
 pub struct DraftArgs {
-    /// Guess at most N tokens ahead, from what the text has said before and, where the model has layers for that (MTP) or another one
-    /// drafts (-md), from what they predict (speculative decoding); 0 switches it off. The answer is the same either way [default: as
-    /// many as pay]
+    /// Maximum number of draft tokens per step (speculative decoding). They come from earlier text
+    /// (prompt lookup) and, where available, from the model's MTP layers or a draft model (-md); 0
+    /// disables. The output is the same either way [default: adapts to the acceptance rate]
     #[arg(long, value_name = "N", env = "KVANT_DRAFT_MAX")]
     pub draft_max: Option<usize>,
-    /// Smaller model of the same vocabulary that says ahead what the model may say (-md), by what -m takes; on the CPU. The answer is
-    /// the same with it
+    /// Draft model for speculative decoding (-md): a smaller model with the same vocabulary, given
+    /// as for -m; CPU only. The output is the same with it
     #[arg(long, value_name = "MODEL", env = "KVANT_MODEL_DRAFT")]
     model_draft: Option<String>,
 }
 
 impl DecodeArgs {
-    /// The options of a generation that draws by `sampler`.
+    /// Returns the options of a generation that samples with `sampler`.
     pub fn options(&self, sampler: SamplerParams) -> Result<GenerateOptions, Failure> {
         let max_tokens = self.max_tokens()?;
         Ok(GenerateOptions { max_tokens, sampler, draft_max: self.draft.draft_max, ignore_eos: false })
     }
 
-    /// The most tokens to generate, if there is such a limit. llama.cpp's -2 is the same as -1 here.
+    /// Returns the maximum number of tokens to generate; `None` is unlimited. llama.cpp's -2 is the
+    /// same as -1 here.
     fn max_tokens(&self) -> Result<Option<usize>, Failure> {
         match self.predict {
             -1 | -2 => Ok(None),
@@ -177,24 +182,25 @@ impl DecodeArgs {
 }
 
 impl ModelArgs {
-    /// Loads the model, with a progress bar where someone watches.
+    /// Loads the model, with a progress bar on a terminal.
     pub fn open(&self, quiet: bool) -> Result<Model, Failure> {
         self.open_for(quiet, Wanted::default())
     }
 
-    /// The same with exact products of prompts, for what others are compared with.
+    /// Returns the same arguments with exact prefill arithmetic, for reference measurements.
     pub fn with_exact_prompts(&self) -> Self {
         Self { prompt_math: PromptMathArg::Exact, ..self.clone() }
     }
 
-    /// Loads another model to the same device, as its file has it.
+    /// Loads another model to the same device, with the weight types of its file.
     pub fn open_other(&self, model: &str, quiet: bool) -> Result<Model, Failure> {
         let (place, lora) = (self.place.named(model), LoraArgs::default());
         let other = Self { place, weights: None, lora, ..self.clone() };
         other.open(quiet)
     }
 
-    /// As [`open`](Self::open), for a command that needs more: what is missing is told before the weights are loaded.
+    /// Loads the model as [`open`](Self::open) does and checks a command's further requirements
+    /// before the weights are loaded.
     pub fn open_for(&self, quiet: bool, wanted: Wanted<'_>) -> Result<Model, Failure> {
         let Wanted { needs, chat_template, draft, sight } = wanted;
         let place = self.place.place()?;
@@ -214,7 +220,7 @@ impl ModelArgs {
         let options =
             OpenOptions { needs, chat_template: template, mtp, draft: drafts, mmproj: sees, ..options };
         let model = match Model::from_gguf(gguf.clone(), options) {
-            // Layers were wanted on a GPU that may not be there.
+            // GPU layers were requested, but no GPU may be present.
             Err(Error::Device(error)) if self.may_do_without_gpu() && Gpu::open(0).is_err() => {
                 log::note(format_args!("-ngl: {error}; all layers are on the CPU"));
                 let (device, n_gpu_layers) = (DeviceChoice::Cpu, None);
@@ -237,7 +243,7 @@ impl ModelArgs {
         let [mapped, read] = model.mapped_bytes();
         if mapped > 0 {
             log::note(format_args!(
-                "{} of experts stay in the file, {} are in memory; each token of an answer reads {} there and lays it out, which takes ten times as long as in memory, or more",
+                "{} of experts stay in the file, {} are in memory; decoding a token reads and repacks {} of them, which takes at least ten times as long as in memory",
                 output::bytes(mapped),
                 output::bytes(model.weight_bytes() - mapped),
                 output::bytes(read),
@@ -247,18 +253,18 @@ impl ModelArgs {
         Ok(model)
     }
 
-    /// The file of another model, by what `-m` takes.
+    /// Opens the file of another model, given as for `-m`.
     pub fn open_file(&self, model: &str, quiet: bool) -> Result<Gguf, Failure> {
         let place = self.place.named(model);
         place.place()?.open(&place, quiet)
     }
 
-    /// Whether layers for a GPU were asked for, and no certain one.
+    /// Returns whether GPU layers were requested without naming a device.
     fn may_do_without_gpu(&self) -> bool {
         self.device == DeviceChoice::Auto && self.n_gpu_layers.is_some_and(|n| n > 0)
     }
 
-    /// How to load the model, with these adapters.
+    /// Returns the load options for the model with these adapters.
     pub fn options<'a>(
         &self,
         loras: Vec<LoraFile>,
@@ -280,29 +286,29 @@ impl ModelArgs {
         }
     }
 
-    /// The model's name for a summary, with the type that its weights were given, and adapters.
+    /// Returns the model's name for the summary, with its weight type and adapters.
     pub fn label(&self) -> String {
         let (name, adapters) = (self.name(), self.lora.label());
         let weights = self.weights.map(|dtype| format!(" as {dtype}")).unwrap_or_default();
         format!("{name}{weights}{adapters}")
     }
 
-    /// The model's name.
+    /// Returns the model's name.
     pub fn name(&self) -> String {
         self.place.place().map_or_else(|_| String::new(), |place| place.name())
     }
 }
 
-/// A draft model whose context is the shorter one is told of.
+/// Notes that the draft model has the shorter context.
 fn note_short_draft(n_ctx: usize, of: usize) {
     if n_ctx < of {
         log::note(format_args!(
-            "-md: it drafts up to {n_ctx} tokens of a conversation, its context, and not beyond"
+            "-md: drafts only the first {n_ctx} tokens of a conversation, the draft model's context"
         ));
     }
 }
 
-/// A GPU that is there and cannot be used is told of, with what is missing.
+/// Notes a GPU that is present but unusable, with the reason.
 fn note_unused_gpu() {
     if Gpu::count().is_ok_and(|n| n > 0)
         && let Err(error) = Gpu::open(0)
@@ -312,27 +318,27 @@ fn note_unused_gpu() {
 }
 
 impl CacheArgs {
-    /// The options of a session.
+    /// Returns the options of a session.
     pub fn session_options(&self) -> Result<SessionOptions, Failure> {
         Ok(SessionOptions { n_ctx: self.ctx_size.filter(|&n| n > 0), kv: self.kv_options()? })
     }
 
-    /// Says so when the context is longer than what the model was trained on.
+    /// Notes a context longer than the training context.
     pub fn note_length(&self, session: &Session) {
         let (n_ctx, trained) = (session.n_ctx(), session.model().config().n_ctx_train);
         if n_ctx > trained {
             log::note(format!(
-                "-c {n_ctx}: this model was trained on {trained} tokens; what it says beyond may make no sense"
+                "-c {n_ctx}: this model was trained on {trained} tokens; its output beyond them may make no sense"
             ));
         }
     }
 
-    /// The types of keys and of values, where they are named.
+    /// Returns the K and V types that were named.
     fn types(&self) -> [Option<DType>; 2] {
         [self.cache_type_k, self.cache_type_v].map(|given| given.and_then(|KvTypeArg(named)| named))
     }
 
-    /// What the cache stores; reads the type table.
+    /// Returns the options of the KV cache; reads the type table.
     pub fn kv_options(&self) -> Result<KvOptions, Failure> {
         let mut policies = self.kv_policy.clone();
         if let Some(path) = &self.kv_types {
@@ -342,8 +348,8 @@ impl CacheArgs {
         Ok(KvOptions { k, v, policies, ..Default::default() })
     }
 
-    /// These options with the plan for `model` that is given, or that lies beside it where no type is named; and where none is,
-    /// what was chosen.
+    /// Returns `options` with the given plan for `model`, or with the plan beside the model where
+    /// no type is named, or with the automatic choice where no plan exists.
     pub fn resolve(&self, mut options: SessionOptions, model: &Model) -> Result<Resolved, Failure> {
         let has_types = self.types().iter().any(Option::is_some) || self.kv_types.is_some();
         let given = self.plan.open(model)?;
@@ -371,7 +377,7 @@ impl CacheArgs {
     }
 }
 
-/// A session's options, and why they are so where nobody named types.
+/// Holds a session's options and the reason for automatic types.
 #[derive(Debug, Clone)]
 pub struct Resolved {
     pub options: SessionOptions,
@@ -379,25 +385,26 @@ pub struct Resolved {
 }
 
 impl SamplingArgs {
-    /// The sampler's settings without a model's, checked.
+    /// Returns the checked sampler settings, without the model's recommendations.
     pub fn params(&self) -> Result<SamplerParams, Failure> {
         let params = self.said().or(&SamplerParams { seed: self.seed.number, ..Default::default() });
         params.validate().map_err(|error| Failure::Usage(error.to_string()))?;
         Ok(params)
     }
 
-    /// The sampler's settings, checked, with those that the model recommends where nothing is said: and which those are.
+    /// Returns the checked sampler settings, with the model's recommendation for those not set, and
+    /// the names of the recommended ones.
     pub fn params_for(&self, model: &Model) -> Result<(SamplerParams, Option<String>), Failure> {
         let params = self.params()?;
         if self.temp == Some(0.0) {
-            // The likeliest token is asked for, and nothing besides.
+            // Greedy sampling ignores all other settings.
             return Ok((params, None));
         }
         let taken = model.recommended()?.without(&self.said());
         let params = taken.or(&params);
         params
             .validate()
-            .map_err(|error| Failure::work("what the model recommends for drawing tokens", error))?;
+            .map_err(|error| Failure::work("the model's recommended sampling settings", error))?;
         Ok((params, recommended(&taken)))
     }
 
@@ -413,7 +420,7 @@ impl SamplingArgs {
     }
 }
 
-/// What came from a model, for a summary; `None` where nothing did.
+/// Returns the settings that came from the model, for a summary; `None` if none did.
 fn recommended(taken: &Recommended) -> Option<String> {
     let Recommended { temperature, top_k, top_p, min_p, repeat_penalty, repeat_last_n } = taken;
     let float = |name: &str, value: &Option<f32>| value.map(|value| format!("{name} {value}"));
@@ -430,13 +437,13 @@ fn recommended(taken: &Recommended) -> Option<String> {
     (!all.is_empty()).then(|| format!("the model's {}", all.join(", ")))
 }
 
-/// Rules, and then the type table in a file.
+/// Returns `policies` followed by the type table in a file.
 pub fn with_type_table(policies: Policies, path: &Path) -> Result<Policies, Failure> {
     let text = without_mark(read_text(path)?);
     policies.with_table(&text).map_err(|error| Failure::work(printable_path(path), error))
 }
 
-/// Refuses a file that cannot be written, before the work whose result is to go there.
+/// Checks that the file at `path` can be written, before the work whose result it receives.
 pub fn check_target(path: Option<&Path>) -> Result<(), Failure> {
     let Some(path) = path else { return Ok(()) };
     if place::is_model(path) {
@@ -452,13 +459,13 @@ fn check_writable(path: &Path) -> Result<(), Failure> {
     kvant::files::check_target(path).map_err(|error| Failure::work(printable_path(path), error))
 }
 
-/// Refuses what a model made from what lies at `from` cannot be written to: what it is made from, or weights of another folder.
+/// Rejects an output path that is the source model at `from` or the weights of another folder.
 pub fn check_model_target(path: &Path, from: Option<&Path>) -> Result<(), Failure> {
     let real = |path: &Path| path.canonicalize().ok();
     let is_same = from.is_some_and(|from| real(from).is_some_and(|from| real(path) == Some(from)));
     let refusal = |why: &str| Failure::work(printable_path(path), why);
     if is_same {
-        return Err(refusal("is what the model would be made from: choose another name"));
+        return Err(refusal("is the source model: choose another name"));
     }
     if place::is_safetensors(path) {
         return Err(refusal("holds weights of a folder, which would be replaced: choose another name"));
@@ -466,11 +473,11 @@ pub fn check_model_target(path: &Path, from: Option<&Path>) -> Result<(), Failur
     check_writable(path)
 }
 
-/// The longest text that is read, in bytes: what goes on without end is no text.
+/// Maximum size of a text file, in bytes; bounds endless inputs such as devices.
 const MAX_TEXT: u64 = 256 << 20;
 
-/// A prompt in a file or at stdin, as llama.cpp reads it: without the line break that ends its last line, and without a mark of
-/// the order of its bytes, which editors put in front of a text.
+/// Reads a prompt from a file or stdin as llama.cpp does: strips the last line break and a leading
+/// byte order mark, which editors write.
 pub fn read_prompt(path: &Path) -> Result<String, Failure> {
     let mut text = without_mark(read_text(path)?);
     if text.ends_with('\n') {
@@ -479,12 +486,12 @@ pub fn read_prompt(path: &Path) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// A text without the mark of the order of its bytes.
+/// Returns `text` without its byte order mark.
 pub fn without_mark(text: String) -> String {
     text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text)
 }
 
-/// A text file's content, every byte of it; `-` is stdin.
+/// Reads a text file completely; `-` is stdin.
 pub fn read_text(path: &Path) -> Result<String, Failure> {
     let read = |from: &mut dyn Read| {
         let mut bytes = Vec::new();
@@ -492,7 +499,7 @@ pub fn read_text(path: &Path) -> Result<String, Failure> {
     };
     let bytes = match path == Path::new("-") {
         true => read(&mut std::io::stdin().lock()),
-        // A pipe will do: shells hand over what a command writes as one.
+        // A pipe is accepted: shells pass process substitution as one.
         false => File::open(path).and_then(|mut file| read(&mut file)),
     };
     let bytes = bytes.map_err(|error| Failure::work(printable_path(path), error))?;
@@ -506,11 +513,12 @@ pub fn read_text(path: &Path) -> Result<String, Failure> {
     })
 }
 
-/// The value of an environment variable, unless it is empty. For flags that others replace: clap takes a variable for a
-/// flag that was given beside those.
+/// Returns the value of an environment variable, unless it is empty. Used for flags that others
+/// override: clap would take the variable even where an overriding flag is given.
 ///
 /// # Errors
-/// A value that is no UTF-8: another model or prompt than the one that is meant would answer.
+///
+/// A value that is not UTF-8: continuing would use another model or prompt than intended.
 pub fn from_env(name: &str) -> Result<Option<String>, Failure> {
     let Some(value) = std::env::var_os(name).filter(|value| !value.is_empty()) else { return Ok(None) };
     let refused = |value: OsString| {
@@ -519,20 +527,20 @@ pub fn from_env(name: &str) -> Result<Option<String>, Failure> {
     value.into_string().map(Some).map_err(refused)
 }
 
-/// The seed of the draws.
+/// Seed of the sampler.
 #[derive(Debug, Clone, Copy)]
 pub struct Seed {
     /// The seed.
     pub number: u64,
-    /// Somebody wants this one and no other.
+    /// Whether the user chose this seed.
     pub is_chosen: bool,
 }
 
-/// A seed; -1 draws one, short enough to be typed again.
+/// Parses a seed; -1 generates one that is short enough to be typed again.
 fn seed(text: &str) -> Result<Seed, String> {
     let chosen = |number| Seed { number, is_chosen: true };
     match text {
-        // Each such state has keys from the system's source of randomness.
+        // Each `RandomState` has keys from the system's source of randomness.
         "-1" => {
             let number = RandomState::new().hash_one(()) & u64::from(u32::MAX);
             Ok(Seed { number, is_chosen: false })
@@ -551,7 +559,7 @@ pub fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
-/// A KV type; none where it is left to Kvant.
+/// A KV type; `None` leaves the choice to Kvant.
 #[derive(Debug, Clone, Copy)]
 struct KvTypeArg(Option<DType>);
 
@@ -574,7 +582,7 @@ pub fn policies(text: &str) -> Result<Policies, String> {
     text.parse().map_err(|error: kvant::KvError| error.to_string())
 }
 
-/// A number of layers; `all` is more than any model has, and what llama.cpp writes as `auto` or -1 comes to the same.
+/// Parses a number of layers; `all`, and llama.cpp's `auto` and -1, give more than any model has.
 fn layers(text: &str) -> Result<usize, String> {
     if ["all", "auto", "-1"].contains(&text) {
         Ok(usize::MAX)
@@ -583,7 +591,7 @@ fn layers(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Reads a device by its name.
+/// Parses a device name.
 pub fn device(text: &str) -> Result<DeviceChoice, String> {
     text.parse().map_err(|_| "expected auto, cpu, cuda:N or wgpu:N".to_owned())
 }

@@ -1,9 +1,10 @@
-//! Arguments as people type them, made into what clap reads.
+//! Converts arguments as users type them into arguments that clap parses.
 //!
-//! llama.cpp's options differ from clap's in three ways: some have one dash and several letters (`-ngl`), long ones may be
-//! written with underscores (`--top_k`), and the argument after an option is its value whatever it looks like (`--temp -1`,
-//! `-p "-5+3=?"`). Options that go by another name here, or by none, are looked up in `habits.rs`; what nobody
-//! knows is refused with the nearest name.
+//! llama.cpp's options differ from clap's in three ways: some have one dash and several letters
+//! (`-ngl`), long ones may be written with underscores (`--top_k`), and the argument after an
+//! option is its value even if it begins with a dash (`--temp -1`, `-p "-5+3=?"`). Options with
+//! another name here, or without a counterpart, are resolved in `habits.rs`; unknown options are
+//! rejected with the nearest name.
 
 use std::ffi::{OsStr, OsString};
 use std::iter::Peekable;
@@ -14,19 +15,21 @@ use crate::failure::Failure;
 use crate::habits::{self, Means, Takes};
 use crate::place::Place;
 
-/// Arguments for clap, and what is to be said before they are obeyed.
+/// Holds the arguments for clap and the notes to print first.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Argv {
     /// The program's name and its arguments.
     pub args: Vec<OsString>,
-    /// Options that were left out because nothing is to be done for them, a line each.
+    /// One line for each option that was dropped because it has no effect here.
     pub notes: Vec<String>,
 }
 
-/// Reads the arguments of `root`, a command that has been built, beginning with the program's name.
+/// Reads the arguments of `root`, a built command, beginning with the program's name.
 ///
 /// # Errors
-/// A line for whoever typed them: no such command or option and what was perhaps meant, or why Kvant has none.
+///
+/// One line for the user: an unknown command or option with the nearest name, or the reason why
+/// Kvant lacks the option.
 pub fn read(root: &Command, args: impl Iterator<Item = OsString>) -> Result<Argv, Failure> {
     let mut args = args.peekable();
     let mut argv = Argv { args: args.next().into_iter().collect(), notes: Vec::new() };
@@ -48,15 +51,15 @@ pub fn read(root: &Command, args: impl Iterator<Item = OsString>) -> Result<Argv
 
 struct Reader<'a> {
     root: &'a Command,
-    /// The command or subcommand that is read.
+    /// The command or subcommand being read.
     command: &'a Command,
     path: Vec<&'a str>,
     argv: &'a mut Argv,
-    /// What is neither an option nor a value.
+    /// Positional arguments: neither options nor values.
     words: Vec<OsString>,
 }
 
-/// How an option was written: with its dashes, without, and what stands behind `=`.
+/// An option as written: with its dashes, without them, and the value after `=`.
 struct Written<'t> {
     whole: &'t str,
     name: String,
@@ -75,7 +78,8 @@ impl<'t> Written<'t> {
 }
 
 impl Reader<'_> {
-    /// Takes an argument, with its value where it has one. `true` when clap is to have the others as they are.
+    /// Consumes an argument, with its value where it has one. Returns `true` when the remaining
+    /// arguments go to clap unchanged.
     fn argument(
         &mut self,
         arg: OsString,
@@ -105,7 +109,7 @@ impl Reader<'_> {
         Ok(false)
     }
 
-    /// The option of this command with this name.
+    /// Returns the option of this command with this name.
     fn find(&self, written: &Written) -> Option<&Arg> {
         let mut args = self.command.get_arguments();
         if written.is_long() {
@@ -117,14 +121,14 @@ impl Reader<'_> {
         }
     }
 
-    /// Whether this is a letter of ours with its value behind it, or several letters without values.
+    /// Returns whether `text` is a short option with its value attached.
     fn attached(&self, text: &str) -> bool {
         let mut letters = text.chars().skip(1);
         let short = |letter| self.command.get_arguments().find(|arg| arg.get_short() == Some(letter));
         letters.next().and_then(short).is_some_and(|arg| arg.get_action().takes_values())
     }
 
-    /// The first thing that a name means to this command.
+    /// Returns the first meaning of a name that applies to this command.
     fn habit(&self, written: &Written) -> Option<Means> {
         let dashes = if written.is_long() { "--" } else { "-" };
         let name = format!("{dashes}{}", written.name);
@@ -161,7 +165,8 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Hands an option to clap. Its value is the next argument, even one with a dash, unless that is an option of ours.
+    /// Passes an option to clap. Its value is the next argument, even one with a dash, unless that
+    /// is an option of this program.
     fn push(
         &mut self,
         flag: String,
@@ -189,7 +194,7 @@ impl Reader<'_> {
         })
     }
 
-    /// A word: the command, or something for it.
+    /// Consumes a positional argument: the command, or one of the command's own.
     fn word(&mut self, word: OsString) -> Result<bool, Failure> {
         if !self.command.has_subcommands() {
             self.words.push(word);
@@ -199,7 +204,7 @@ impl Reader<'_> {
             return Err(self.no_command(&word.to_string_lossy()));
         };
         self.argv.args.push(word);
-        // What `help` is asked about is no command to obey.
+        // The argument of `help` names a topic, not a command to run.
         if command.get_name() == "help" {
             return Ok(true);
         }
@@ -224,7 +229,7 @@ impl Reader<'_> {
         Failure::Usage(format!("no command '{word}'{told} (see {} --help)", self.name()))
     }
 
-    /// An option before any command: perhaps one of the command that was left out.
+    /// Returns the error of an option before any command, naming a command that has it.
     fn before_command(&self, written: &Written, run: &Command) -> Failure {
         let mut nothing = Argv::default();
         let (path, words) = (vec!["run"], Vec::new());
@@ -256,7 +261,7 @@ impl Reader<'_> {
 }
 
 impl Takes {
-    /// The value, where there is one in what follows.
+    /// Takes the value from the following arguments, where one follows.
     fn next(self, rest: &mut Peekable<impl Iterator<Item = OsString>>) -> Option<String> {
         let value = match self {
             Self::Nothing => None,
@@ -266,7 +271,8 @@ impl Takes {
         value.map(|value| value.to_string_lossy().into_owned())
     }
 
-    /// Whether anyone would expect something of this value: a switch that is on does what is done anyway.
+    /// Returns whether a dropped value deserves a note: a switch that is on requests the default
+    /// behaviour.
     fn is_worth_a_note(self, value: Option<&str>) -> bool {
         self != Self::Switch || value.is_some_and(|value| value.split(',').any(|one| OFF.contains(&one)))
     }
@@ -279,17 +285,18 @@ fn is_switch(text: &str) -> bool {
     text.split(',').all(|one| ON.contains(&one) || OFF.contains(&one))
 }
 
-/// The long names of an option.
+/// Returns the long names of an option.
 fn longs(arg: &Arg) -> impl Iterator<Item = &str> {
     arg.get_long().into_iter().chain(arg.get_all_aliases().into_iter().flatten())
 }
 
-/// Whether an argument begins as options do.
+/// Returns whether an argument begins like an option.
 fn is_dashed(arg: &OsStr) -> bool {
     arg.len() > 1 && arg.as_encoded_bytes().starts_with(b"-")
 }
 
-/// Whether an argument with one dash looks like the name of an option: letters, then letters, digits and dashes.
+/// Returns whether an argument with one dash has the form of an option name: letters, then letters,
+/// digits and dashes.
 fn is_name(text: &str) -> bool {
     let name = text.split('=').next().unwrap_or_default().trim_start_matches('-');
     let mut letters = name.chars();
@@ -298,14 +305,14 @@ fn is_name(text: &str) -> bool {
         && letters.all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))
 }
 
-/// The name that is most like `name`, if one is.
+/// Returns the name most similar to `name`, if any is similar enough.
 fn nearest<'n>(name: &str, names: impl Iterator<Item = &'n str>) -> Option<&'n str> {
     let rated = names.map(|other| (strsim::jaro_winkler(name, other), other));
     let best = rated.max_by(|a, b| a.0.total_cmp(&b.0));
     best.filter(|(alike, _)| *alike > 0.8).map(|(_, name)| name)
 }
 
-/// A word as a shell takes it.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     if word.contains(char::is_whitespace) { format!("\"{word}\"") } else { word.to_owned() }
 }

@@ -31,7 +31,7 @@ use voice::Shown;
 pub struct ChatArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// The first message, in any number of words
+    /// First message, in any number of words
     #[arg(value_name = "PROMPT")]
     words: Vec<String>,
     #[command(flatten)]
@@ -42,24 +42,24 @@ pub struct ChatArgs {
     decode: DecodeArgs,
     #[command(flatten)]
     template: TemplateArgs,
-    /// Picture to show before the first message; /image shows others
+    /// Image for the first message; /image adds others
     #[arg(long, value_name = "FILE", value_delimiter = ',')]
     image: Vec<PathBuf>,
     #[command(flatten)]
     sight: SightArgs,
-    /// The first message
+    /// First message
     #[arg(short, long, value_name = "TEXT", conflicts_with = "words")]
     prompt: Option<String>,
     /// System message
     #[arg(long, value_name = "TEXT")]
     system_prompt: Option<String>,
-    /// When the context is full, drop the oldest turns and go on
+    /// Context shift: when the context is full, drop the oldest turns and continue
     #[arg(long, env = "KVANT_CONTEXT_SHIFT", value_parser = clap::builder::BoolishValueParser::new())]
     context_shift: bool,
-    /// Whether the model thinks before it answers, if its template supports that
+    /// Enable or disable reasoning, if the chat template supports that
     #[arg(long, value_name = "on|off", value_parser = clap::builder::BoolishValueParser::new())]
     think: Option<bool>,
-    /// Do not show the model's thinking
+    /// Hide the model's reasoning
     #[arg(long, env = "KVANT_HIDE_THINKING", value_parser = clap::builder::BoolishValueParser::new())]
     hide_thinking: bool,
 }
@@ -68,7 +68,7 @@ pub struct ChatArgs {
 pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
     args.model.place.leave_prompt(&mut args.words)?;
     let first = args.prompt.clone().or_else(|| (!args.words.is_empty()).then(|| args.words.join(" ")));
-    // What is wrong with them is told before anything is loaded.
+    // Reports invalid settings before anything is loaded.
     args.sampling.params()?;
     let options = args.cache.session_options()?;
     let sight = Some(Sight { args: &args.sight, is_needed: !args.image.is_empty() });
@@ -121,20 +121,20 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
     }
 }
 
-/// What a template is told: to let the assistant answer, and whether to think.
+/// Returns the template's options: a generation prompt, and whether to reason.
 fn render_options(template: &ChatTemplate, thinks: Option<bool>) -> Result<RenderOptions, Failure> {
     const THINKS: &str = "enable_thinking";
     let mut options = RenderOptions { add_generation_prompt: true, ..Default::default() };
     if let Some(thinks) = thinks {
         if !template.source().contains(THINKS) {
-            return Err(Failure::Usage(format!("--think: this model's template knows no {THINKS}")));
+            return Err(Failure::Usage(format!("--think: this model's template does not use {THINKS}")));
         }
         options.extra.insert(THINKS.to_owned(), thinks.into());
     }
     Ok(options)
 }
 
-/// A turn that failed is told; the conversation goes on, unless nobody can read it any more.
+/// Prints the error of a failed turn and continues, unless the output is closed.
 fn go_on(result: Result<(), Failure>) -> Result<(), Failure> {
     match result {
         Err(lost @ (Failure::BrokenPipe | Failure::Output(_))) => Err(lost),
@@ -146,7 +146,7 @@ fn go_on(result: Result<(), Failure>) -> Result<(), Failure> {
     }
 }
 
-/// Model, context and cache, and how to leave.
+/// Prints model, context, cache, and how to exit.
 fn banner(
     name: &str,
     session: &Session,

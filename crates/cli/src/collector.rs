@@ -1,4 +1,4 @@
-//! What each request did, told to a collector of OpenTelemetry: OTLP over HTTP.
+//! Exports request traces to an OpenTelemetry collector: OTLP over HTTP.
 
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,21 +18,22 @@ use ureq::Agent;
 use crate::failure::Failure;
 use crate::log::{self, Spans};
 
-/// A collector answers within that time, or is not there.
+/// Timeout of a collector's response.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes of its answer that are read.
+/// Maximum bytes of the response that are read.
 const MOST_BYTES: u64 = 1 << 16;
 
-/// Arguments about the collector.
+/// Arguments of trace export.
 #[derive(Args, Debug)]
 pub struct CollectorArgs {
-    /// Tell a collector of OpenTelemetry what each request did and how long it took, such as http://localhost:4318 (OTLP over HTTP)
+    /// OpenTelemetry collector that receives request traces, such as http://localhost:4318 (OTLP
+    /// over HTTP)
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     otlp_endpoint: Option<String>,
 }
 
 impl CollectorArgs {
-    /// The collector that is named, if one is, and what to listen to spans with.
+    /// Returns the configured collector and its span layer; `None` if none is configured.
     pub fn open(&self) -> Result<Option<(Collector, Spans)>, Failure> {
         let Some(base) = &self.otlp_endpoint else { return Ok(None) };
         let url = format!("{}/v1/traces", base.trim_end_matches('/'));
@@ -49,14 +50,15 @@ impl CollectorArgs {
             .map_err(|error| wrong(error.to_string()))?;
         let provider =
             SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource()).build();
-        // What other crates span is theirs.
+        // Excludes spans of other crates.
         let kvant = Targets::new().with_target("kvant", tracing::Level::INFO);
         let layer = tracing_opentelemetry::layer().with_tracer(provider.tracer("kvant")).with_filter(kvant);
         Ok(Some((Collector(provider), layer.boxed())))
     }
 }
 
-/// Who we are to it: `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, else our own name.
+/// Returns the resource: `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, else the program's
+/// name.
 fn resource() -> Resource {
     let resource = Resource::builder();
     match std::env::var_os("OTEL_SERVICE_NAME") {
@@ -65,22 +67,22 @@ fn resource() -> Resource {
     }
 }
 
-/// A collector that is told. Dropped, it is told the rest.
+/// Exports spans to a collector. Flushes the rest when dropped.
 pub struct Collector(SdkTracerProvider);
 
 impl Drop for Collector {
     fn drop(&mut self) {
-        // Whoever sends has noted what went wrong.
+        // The exporter has already noted any error.
         _ = self.0.shutdown();
     }
 }
 
-/// Sends to the collector, from the thread that batches spans.
+/// Sends batches of spans, on the batching thread.
 #[derive(Debug)]
 struct Sender {
     agent: Agent,
     url: String,
-    /// It has been noted that nobody takes what is sent.
+    /// The failure to reach the collector has been noted.
     is_alone: AtomicBool,
 }
 
@@ -91,11 +93,11 @@ impl Sender {
         Self { agent: config.into(), url, is_alone: AtomicBool::new(false) }
     }
 
-    /// Notes what is wrong once, until it has been right again.
+    /// Notes an error once, until a request succeeds again.
     fn note(&self, wrong: Option<String>) {
         let was_alone = self.is_alone.swap(wrong.is_some(), Ordering::Relaxed);
         if let Some(wrong) = wrong.filter(|_| !was_alone) {
-            log::note(format_args!("{}: {wrong}; what requests did is lost until it answers", self.url));
+            log::note(format_args!("{}: {wrong}; traces are lost until it responds", self.url));
         }
     }
 }

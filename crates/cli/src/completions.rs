@@ -1,4 +1,4 @@
-//! `kvant completions` and `kvant man`: what a shell and a manual know of this command line.
+//! `kvant completions` and `kvant man`: shell completions and manual pages.
 
 use std::io::Write;
 
@@ -25,14 +25,14 @@ pub struct ManArgs {
     path: Vec<String>,
 }
 
-/// Prints the script that completes commands and options.
+/// Prints the completion script for commands and options.
 pub fn completions(args: &CompletionsArgs, mut root: Command) -> Result<(), Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut root, "kvant", &mut script);
     Ok(console::results().write_all(&script)?)
 }
 
-/// Prints a page for `man`.
+/// Prints a manual page.
 pub fn man(args: &ManArgs, mut root: Command) -> Result<(), Failure> {
     root.build();
     let mut command = &root;

@@ -1,8 +1,8 @@
-//! The one way to the terminal: results on stdout, all else on stderr.
+//! Writes to the terminal: results to stdout, everything else to stderr.
 //!
-//! A result that cannot be written is a failure, but for a closed pipe: then nobody wants more. What is said on stderr is said
-//! to whoever listens, and nobody listening stops no work. Text of strangers (a file's metadata, a name, an error that quotes
-//! them) is made [printable] on the way.
+//! A result that cannot be written is a failure, except for a closed pipe, which means that the
+//! reader needs no more. Messages on stderr are best effort: a closed stderr stops no work.
+//! Untrusted text (a file's metadata, a name, an error that quotes them) is made [printable] first.
 
 use std::borrow::Cow;
 use std::fmt::Display;
@@ -12,21 +12,22 @@ use anstream::{AutoStream, ColorChoice};
 use kvant::gguf::printable;
 use serde_json::Value;
 
-/// The most characters of a line that is said or printed.
+/// Maximum characters of a printed line.
 const LINE: usize = 2048;
 
-/// Where results are written as they come: text of a model, tables of numbers.
+/// Returns stdout for incremental results: text of a model, tables of numbers.
 pub fn results() -> StdoutLock<'static> {
     io::stdout().lock()
 }
 
-/// Whether a terminal shows results, and would obey what is in them.
+/// Returns whether stdout is a terminal, which interprets control characters.
 pub fn is_obeyed() -> bool {
     io::stdout().is_terminal()
 }
 
-/// The text of a model as it may be written: to a terminal without control characters, but for ends of lines and tabs. A model repeats what
-/// strangers have written, and a terminal would take its title, its colours or the clipboard from there. Files and pipes get all.
+/// Returns a model's text as it may be written: for a terminal without control characters, except
+/// line ends and tabs. A model repeats untrusted text, and a terminal would take its title, its
+/// colours or the clipboard from there. Files and pipes get the text unchanged.
 pub fn spoken(text: &str, is_obeyed: bool) -> Cow<'_, str> {
     let is_left_out = |c: char| is_obeyed && c.is_control() && !matches!(c, '\n' | '\t');
     if text.contains(is_left_out) { text.replace(is_left_out, "").into() } else { text.into() }
@@ -37,32 +38,32 @@ pub fn print(text: impl Display) -> io::Result<()> {
     writeln!(results(), "{}", shown(&text.to_string()))
 }
 
-/// Prints a result for programs, on one line.
+/// Prints a JSON result on one line.
 pub fn print_json(value: &Value) -> io::Result<()> {
     writeln!(results(), "{}", escaped(value.to_string()))
 }
 
-/// Brings out what has been written; a full disk may tell only now.
+/// Flushes the results; a full disk may surface only now.
 pub fn flush() -> io::Result<()> {
     results().flush()
 }
 
-/// Says something that is no result: how far it is, what was noticed, what went wrong.
+/// Prints a message that is not a result to stderr: progress, notes, errors.
 pub fn say(text: impl Display) {
     let _ = writeln!(heard(), "{}", shown(&text.to_string()));
 }
 
-/// Says something to programs that listen, on one line of JSON.
+/// Prints one line of JSON to stderr.
 pub fn say_json(line: String) {
     let _ = writeln!(heard(), "{}", escaped(line));
 }
 
-/// Whether somebody may watch what is said.
+/// Returns whether stderr is a terminal.
 pub fn is_watched() -> bool {
     heard().is_terminal()
 }
 
-/// Whether something waits at stdin that no terminal wrote.
+/// Returns whether stdin has bytes to read and is no terminal.
 pub fn is_piped_to() -> bool {
     #[cfg(unix)]
     let n = rustix::io::ioctl_fionread(io::stdin()).unwrap_or(0);
@@ -71,7 +72,8 @@ pub fn is_piped_to() -> bool {
     n > 0 && !io::stdin().is_terminal()
 }
 
-/// Whether results may have colours: not with NO_COLOR, nor where there is no terminal, or one that knows none.
+/// Returns whether results may have colours: not with NO_COLOR, nor without a terminal that
+/// supports them.
 pub fn has_colours() -> bool {
     AutoStream::choice(&io::stdout()) != ColorChoice::Never
 }
@@ -84,7 +86,7 @@ fn shown(text: &str) -> String {
     text.split('\n').map(|line| printable(line, LINE)).collect::<Vec<_>>().join("\n")
 }
 
-/// JSON in which the control characters that JSON leaves as they are (from DEL on) are escaped too.
+/// Escapes the control characters that JSON permits verbatim (from DEL on).
 pub fn escaped(json: String) -> String {
     let is_left = |c: char| c.is_control() && !c.is_ascii_whitespace();
     if !json.contains(is_left) {
@@ -99,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_model_says_moves_no_terminal_and_reaches_a_file_whole() {
+    fn control_characters_are_removed_for_terminals_only() {
         let said =
             "a\u{1b}]0;OWNED\u{7}\u{1b}]52;c;b3du\u{1b}\\\tb\r\n\u{9b}31m\u{85}\u{7f}\u{0}\u{8}字 é \u{200d}";
         assert_eq!(spoken(said, true), "a]0;OWNED]52;c;b3du\\\tb\n31m字 é \u{200d}");

@@ -1,4 +1,4 @@
-//! `kvant convert`: a Hugging Face folder as a GGUF file.
+//! `kvant convert`: converts a Hugging Face folder to a GGUF file.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -21,16 +21,16 @@ pub struct ConvertArgs {
     /// Folder with config.json, tokenizer.json and safetensors files
     #[arg(value_name = "DIR")]
     folder: PathBuf,
-    /// GGUF file to write, replaced whole or not at all
+    /// GGUF file to write; replaced atomically
     #[arg(value_name = "OUT")]
     out: PathBuf,
-    /// Type of its weight matrices, as with kvant quantize; that of the folder when none is given
+    /// Type of the weight matrices, as in kvant quantize [default: that of the folder]
     #[arg(value_name = "TYPE")]
     recipe: Option<Recipe>,
-    /// All weight matrices in the one type that most have
+    /// Disable mixtures: quantize all weight matrices to the type that most have
     #[arg(long)]
     pure: bool,
-    /// No progress and no summary
+    /// Print neither progress nor summary
     #[arg(long)]
     quiet: bool,
 }
@@ -51,7 +51,7 @@ pub fn convert(args: ConvertArgs) -> Result<(), Failure> {
     let bar = progress::bar("converting", gguf.tensors().len() as u64, quiet);
     let written = quantize::quantize(&gguf, &out, recipe, &mut |_: &TensorInfo| {
         bar.inc(1);
-        // What was read is written: it need not stay in memory.
+        // The weights are written by now: they need not stay in memory.
         gguf.release();
     })?;
     bar.finish_and_clear();

@@ -1,4 +1,4 @@
-//! `kvant doctor`: what this machine can do, and which kernel runs for each type.
+//! `kvant doctor`: reports the machine's capabilities and the kernel of each type.
 
 use std::path::PathBuf;
 
@@ -19,14 +19,14 @@ use crate::progress;
 #[derive(Args, Debug)]
 #[command(after_help = "Example:\n  kvant doctor")]
 pub struct DoctorArgs {
-    /// Threads; all cores when not given
+    /// Number of threads [default: all cores]
     #[arg(short = 't', long, value_name = "N", env = "KVANT_THREADS")]
     threads: Option<usize>,
-    /// Time what competes on this machine (prefetch, splits, blocks; on an adapter look-ups and what shares them) and keep the best
-    /// for all later runs
+    /// Time the competing kernel variants on this machine (prefetch, splits, blocks; on a wgpu
+    /// adapter codebook lookups and their sharing) and save the best for all later runs
     #[arg(long)]
     tune: bool,
-    /// What --tune times: cpu, or wgpu:N for an adapter [default: cpu]
+    /// Device that --tune times: cpu, or wgpu:N for an adapter [default: cpu]
     #[arg(long, value_name = "DEVICE", requires = "tune", value_parser = device)]
     device: Option<DeviceChoice>,
     /// Print one JSON object
@@ -42,7 +42,9 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
     for Unusable { device, why } in tuning::unusable() {
         let of_device =
             if device == DeviceChoice::Cpu { String::new() } else { format!(" --device {device}") };
-        console::say(format_args!("warning: {why}; not used (kvant doctor --tune{of_device} makes it anew)"));
+        console::say(format_args!(
+            "warning: {why}; not used (kvant doctor --tune{of_device} creates it again)"
+        ));
     }
     let device = Device::open(args.threads)?;
     let info = device.info();
@@ -70,10 +72,10 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
         return Ok(console::print_json(&object)?);
     }
     console::print(format_args!("cpu      {}", cpu_name().unwrap_or_else(|| "unknown".to_owned())))?;
-    console::print(format_args!("can run  {}", device.instruction_sets().join(", ")))?;
-    console::print(format_args!("matrices {}", device.matrix_unit()))?;
+    console::print(format_args!("isa      {}", device.instruction_sets().join(", ")))?;
+    console::print(format_args!("matrix   {}", device.matrix_unit()))?;
     console::print(format_args!(
-        "runs     {} on {} threads (KVANT_ISA forces a set, -t the threads)",
+        "kernels  {} on {} threads (KVANT_ISA forces a set, -t the threads)",
         info.kernels, info.n_threads
     ))?;
     for gpu in gpu::reports() {
@@ -84,11 +86,11 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
     }
     console::print("")?;
     output::print_rows(&kernels, Format::Md)?;
-    console::print(format_args!("\nunpacked when loaded: {}", output::unpacked(&Packed::ALL)))?;
+    console::print(format_args!("\nunpacked on load: {}", output::unpacked(&Packed::ALL)))?;
     Ok(())
 }
 
-/// Times what competes on this machine and tells what was kept.
+/// Times the kernel variants on this machine and prints those that were selected.
 fn tune(args: &DoctorArgs) -> Result<(), Failure> {
     let (rows, path) = match args.device {
         None | Some(DeviceChoice::Cpu) => tune_cpu(args.threads)?,
@@ -98,12 +100,12 @@ fn tune(args: &DoctorArgs) -> Result<(), Failure> {
         }
     };
     output::print_rows(&rows, if args.json { Format::Json } else { Format::Md })?;
-    console::say(format_args!("kept in {}; KVANT_TUNING=off leaves it out", printable_path(&path)));
+    console::say(format_args!("saved in {}; KVANT_TUNING=off ignores it", printable_path(&path)));
     Ok(())
 }
 
 fn tune_cpu(threads: Option<usize>) -> Result<(Vec<Row>, PathBuf), Failure> {
-    console::say("timing, about ten seconds; other work on this machine blurs it");
+    console::say("timing, about ten seconds; other load on this machine distorts it");
     let Tuned { trials, path } = tuning::tune(threads)?;
     let row = |trial: &Trial| {
         let number = [("number", trial.name.into()), ("value", trial.value.into())];
@@ -114,7 +116,7 @@ fn tune_cpu(threads: Option<usize>) -> Result<(Vec<Row>, PathBuf), Failure> {
 }
 
 fn tune_adapter(index: usize) -> Result<(Vec<Row>, PathBuf), Failure> {
-    console::say("compiling and timing, a minute or more; other work on this machine blurs it");
+    console::say("compiling and timing, a minute or more; other load on this machine distorts it");
     let bar = progress::bar("tuning", 1000, false);
     let tuned = tuning::tune_adapter(index, &mut |done| bar.set_position((1000.0 * done) as u64));
     bar.finish_and_clear();
@@ -124,7 +126,7 @@ fn tune_adapter(index: usize) -> Result<(Vec<Row>, PathBuf), Failure> {
     Ok((trials.iter().map(row).collect(), path))
 }
 
-/// What came of a candidate.
+/// Returns the table cells of a candidate's result.
 fn outcome(seconds: f64, is_taken: bool) -> impl Iterator<Item = (String, Value)> {
     let cells: [(&str, Value); 2] =
         [("ms", format!("{:.3}", 1e3 * seconds).into()), ("kept", if is_taken { "yes" } else { "" }.into())];

@@ -1,30 +1,30 @@
-//! How a command fails: one clear line, and the exit code that goes with it.
+//! Failures of commands: one clear line, and its exit code.
 
 use std::io;
 use std::process::ExitCode;
 
 use crate::{console, hints};
 
-/// Why a command did not do its work.
+/// Why a command failed.
 #[derive(Debug)]
 pub enum Failure {
     /// The work failed: exit code 1.
     Work(String),
-    /// The command was called wrongly: exit code 2.
+    /// Wrong usage: exit code 2.
     Usage(String),
-    /// A result could not be [written](crate::console::results), nor could another one.
+    /// A result could not be [written](crate::console::results); later ones cannot either.
     Output(io::Error),
-    /// Whoever read our output has gone, as `head` does; nothing is wrong.
+    /// The reader of the output closed it, as `head` does; not an error.
     BrokenPipe,
 }
 
 impl Failure {
-    /// A failure of the work, with what was being done.
+    /// Creates a work failure: `doing: error`.
     pub fn work(doing: impl std::fmt::Display, error: impl std::fmt::Display) -> Self {
         Self::Work(format!("{doing}: {error}"))
     }
 
-    /// What went wrong, in one line, where there is something to say.
+    /// Returns the error in one line; `None` for a closed pipe.
     pub fn line(&self) -> Option<String> {
         match self {
             Self::Work(line) | Self::Usage(line) => Some(one_line(line)),
@@ -33,14 +33,14 @@ impl Failure {
         }
     }
 
-    /// Says the line.
+    /// Prints the line.
     pub fn tell(&self) {
         if let Some(line) = self.line() {
             console::say(format_args!("error: {line}"));
         }
     }
 
-    /// Says the line and gives the exit code.
+    /// Prints the line and returns the exit code.
     pub fn report(self) -> ExitCode {
         self.tell();
         match self {
@@ -56,7 +56,7 @@ fn one_line(text: &str) -> String {
 }
 
 impl From<clap::Error> for Failure {
-    /// Wrong usage in one line: what clap says first, and where to read on.
+    /// Reduces wrong usage to one line: clap's first paragraph and a pointer to the help.
     fn from(error: clap::Error) -> Self {
         let text = error.render().to_string();
         let paragraph = text.split("\n\n").next().unwrap_or_default();
@@ -71,7 +71,7 @@ impl From<kvant::Error> for Failure {
 }
 
 impl From<io::Error> for Failure {
-    /// A result that could not be [written](console::results).
+    /// Converts a failure to [write](console::results) a result.
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::BrokenPipe => Self::BrokenPipe,

@@ -1,4 +1,4 @@
-//! What the doctor says about the GPUs of this machine: those of NVIDIA, and adapters of Vulkan, Metal and DX12.
+//! GPU section of `kvant doctor`: NVIDIA GPUs, and adapters of Vulkan, Metal and DX12.
 
 use kvant::tuning::Way;
 use kvant::{Adapter, DeviceInfo, Error, Gpu};
@@ -6,13 +6,13 @@ use serde_json::{Value, json};
 
 use crate::output;
 
-/// One GPU: a line for people, and the same for programs.
+/// One GPU: a line of text, and the same as JSON.
 pub struct Report {
     pub line: String,
     pub json: Value,
 }
 
-/// Every GPU, or one report that says why there is none to use.
+/// Returns every GPU, or one report with the reason why none is usable.
 pub fn reports() -> Vec<Report> {
     match Gpu::count() {
         Ok(count) => (0..count.max(1)).map(report).collect(),
@@ -25,7 +25,7 @@ fn report(index: usize) -> Report {
 }
 
 fn unusable(error: &Error) -> Report {
-    Report { line: format!("none that can be used: {error}"), json: json!({ "error": error.to_string() }) }
+    Report { line: format!("no usable GPU: {error}"), json: json!({ "error": error.to_string() }) }
 }
 
 /// Opens the GPU and compiles its kernels.
@@ -55,7 +55,7 @@ fn examine(index: usize) -> Result<Report, Error> {
     Ok(Report { line, json })
 }
 
-/// Every adapter of Vulkan, Metal and DX12; nothing where there is none.
+/// Returns every adapter of Vulkan, Metal and DX12; empty without adapters.
 pub fn adapters() -> Vec<Report> {
     match kvant::adapters() {
         Ok(adapters) => adapters.into_iter().map(of_adapter).collect(),
@@ -67,8 +67,8 @@ fn of_adapter(adapter: Adapter) -> Report {
     let Adapter { device, product, interface, driver, is_software, max_binding, features, ways, is_tuned } =
         adapter;
     let line = format!(
-        "{device} {product} through {interface}{}, {driver}, up to {} in one allocation, has {}, looks codes up by {} ({})",
-        if is_software { " (a program on the CPU)" } else { "" },
+        "{device} {product} through {interface}{}, {driver}, up to {} per allocation, {}, codebook lookup {} ({})",
+        if is_software { " (software on the CPU)" } else { "" },
         output::bytes(usize::try_from(max_binding).unwrap_or(usize::MAX)),
         if features.is_empty() { "no f16".to_owned() } else { features.join(", ") },
         ways.iter().find_map(|way| way.look_ups.as_deref()).unwrap_or("the default"),
@@ -88,7 +88,7 @@ fn of_adapter(adapter: Adapter) -> Report {
     Report { line, json }
 }
 
-/// How an adapter attends over types that are read alike.
+/// Returns the attention variant of an adapter for types with the same read path.
 pub fn way_cells(way: &Way) -> impl Iterator<Item = (String, Value)> {
     let cells: [(&str, Value); 4] = [
         ("types", way.types.clone().into()),
@@ -99,13 +99,9 @@ pub fn way_cells(way: &Way) -> impl Iterator<Item = (String, Value)> {
     cells.into_iter().map(|(name, cell)| (name.to_owned(), cell))
 }
 
-/// What a device does not look for, as no other line would tell.
+/// Returns the warning for a device that does not check K and V rows for NaN.
 fn unlooked(info: &DeviceInfo) -> &'static str {
-    if info.looks_for_broken_rows {
-        ""
-    } else {
-        "; keys and values that are no numbers are noticed in the logits alone"
-    }
+    if info.looks_for_broken_rows { "" } else { "; NaN in keys and values is detected in the logits alone" }
 }
 
 #[cfg(test)]
@@ -113,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_does_not_look_for_broken_rows_is_told_of() {
+    fn a_device_without_nan_checks_is_reported() {
         let cpu = kvant::Device::open(Some(1)).unwrap().info();
         assert_eq!(unlooked(&cpu), "");
         assert!(unlooked(&DeviceInfo { looks_for_broken_rows: false, ..cpu }).contains("logits alone"));

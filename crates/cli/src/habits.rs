@@ -1,32 +1,32 @@
-//! What people of llama.cpp, ollama and vLLM type, and what it means here: the same by another name, nothing that has to be done,
-//! or something that Kvant does not do, and what it does instead.
+//! Options and commands of llama.cpp, ollama and vLLM, and their meaning here: a synonym, an option
+//! without effect, or an unsupported option with its alternative.
 
-/// What an option of another program means here.
+/// Meaning of another program's option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Means {
-    /// This option of ours (with its value, where one is written), in commands that have it.
+    /// A synonym of this option (with its value, where one is written), in commands that have it.
     Is(&'static str),
-    /// Nothing to do; a note says why, unless it is empty.
+    /// No effect; a note gives the reason, unless it is empty.
     Nothing {
-        /// What follows it.
+        /// Argument of the option.
         takes: Takes,
-        /// For whom it concerns.
+        /// The reason, for the note.
         why: &'static str,
     },
-    /// Nothing to do in this command; refused in others, with this line.
+    /// No effect in this command; rejected in others, with this line.
     Only(&'static str, &'static str),
-    /// Refused with this line.
+    /// Rejected with this line.
     No(&'static str),
 }
 
-/// What follows an option.
+/// Argument of an option.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Takes {
-    /// Another argument.
+    /// None.
     Nothing,
     /// A value.
     Value,
-    /// Perhaps `on`, `off` or `auto`; on is what is done anyway.
+    /// Optionally `on`, `off` or `auto`; on is the default behaviour.
     Switch,
 }
 
@@ -46,36 +46,35 @@ const LINES: Means = Only(
     "chat",
     "kvant chat reads several lines: \\ at a line's end goes on, \"\"\" begins and ends a block",
 );
-const CHUNKS: Means = noted(Value, "prompts are read 512 tokens at a time");
-const MAPPED: &str = "weights are laid out anew in memory as they are loaded";
+const CHUNKS: Means = noted(Value, "prefill runs in batches of 512 tokens");
+const MAPPED: &str = "weights are repacked in memory on load";
 const SPLIT: Means = No(
-    "layers are split between one GPU and the CPU: --device cuda:N or wgpu:N chooses it, -ngl N says how many go there",
+    "layers are split between one GPU and the CPU: --device cuda:N or wgpu:N selects it, -ngl N sets the number of GPU layers",
 );
-const SAMPLERS: Means = No("tokens are drawn with --temp, --top-k, --top-p, --min-p and --repeat-penalty");
+const SAMPLERS: Means = No("sampling takes --temp, --top-k, --top-p, --min-p and --repeat-penalty");
 const GRAMMAR: Means =
-    No("kvant serve holds an answer to the schema or grammar of its request; no flag does");
-const ROPE: Means = No("positions are as the model's file says");
-const DRAFT_MODEL: Means = No("a second model drafts for kvant run, chat and serve");
-const DRAFT_CACHE: Means =
-    noted(Value, "the cache of a model that drafts is of q8_0, and as long as it may be");
-const DRAFT_PLACE: Means =
-    noted(Value, "a model that drafts has the device and the threads of the other one");
+    No("structured output follows the schema or grammar of a request to kvant serve; there is no flag");
+const ROPE: Means = No("RoPE parameters come from the model's file");
+const DRAFT_MODEL: Means = No("kvant run, chat and serve take a draft model");
+const DRAFT_CACHE: Means = noted(Value, "a draft model's KV cache is q8_0 and as long as its context");
+const DRAFT_PLACE: Means = noted(Value, "a draft model runs on the device and threads of the main model");
 const DRAFT: Means =
-    noted(Value, "how many guesses pay is found while an answer is made; --draft-max N bounds them");
+    noted(Value, "the number of draft tokens adapts to the acceptance rate; --draft-max N bounds it");
 const EMBEDDINGS: Means = Only("serve", "kvant serve answers /v1/embeddings");
-const RERANK: Means = Only("serve", "kvant serve answers /v1/rerank, of models that score documents");
-const HUB: Means = No("this build fetches nothing (feature `hub`)");
+const RERANK: Means = Only("serve", "kvant serve answers /v1/rerank, with reranking models");
+const HUB: Means = No("this build cannot download models (feature `hub`)");
 const SERVER: Means = No("kvant serve listens for requests");
 const THINKING: Means = No(
-    "kvant chat shows what a model thinks, or not (--hide-thinking); a request to kvant serve says reasoning_format",
+    "kvant chat shows a model's reasoning or hides it (--hide-thinking); a request to kvant serve sets reasoning_format",
 );
 const UNBOUND: Means = noted(Value, "the system places threads; taskset binds them");
-const ONE_CACHE: &str = "a cache is as its types and policies say (-ctk, -ctv, --kv-policy)";
+const ONE_CACHE: &str = "the KV cache follows its types and policies (-ctk, -ctv, --kv-policy)";
 const TEMPLATE: Means = No("--chat-template takes a format's name or a file, --raw the text as it is");
 
-/// Options and their meanings. Where a name has several, the first that the command at hand can follow holds.
+/// Options and their meanings. Of several entries of a name, the first that applies to the command
+/// holds.
 const OPTIONS: &[(&str, Means)] = &[
-    // By another name.
+    // Synonyms.
     ("-ctk", Is("--cache-type-k")),
     ("-ctv", Is("--cache-type-v")),
     ("-ngl", Is("--n-gpu-layers")),
@@ -86,7 +85,7 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--system", Is("--system-prompt")),
     ("--chat-template-file", Is("--chat-template")),
     ("-no-cnv", Is("--raw")),
-    ("-no-cnv", No("kvant chat is a conversation; kvant run --raw goes on with a text as it is")),
+    ("-no-cnv", No("kvant chat is a conversation; kvant run --raw continues a text as it is")),
     ("--no-conversation", Is("--raw")),
     ("--n-predict", Is("--predict")),
     ("--temperature", Is("--temp")),
@@ -94,8 +93,8 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--num-ctx", Is("--ctx-size")),
     ("--max-tokens", Is("--predict")),
     ("--max-model-len", Is("--ctx-size")),
-    ("--threads-batch", noted(Value, "prompts are read on as many threads as tokens are written (-t)")),
-    ("-tb", noted(Value, "prompts are read on as many threads as tokens are written (-t)")),
+    ("--threads-batch", noted(Value, "prefill and decode use the same threads (-t)")),
+    ("-tb", noted(Value, "prefill and decode use the same threads (-t)")),
     ("-dev", Is("--device")),
     ("-hf", Is("--hf-repo")),
     ("-hfr", Is("--hf-repo")),
@@ -106,19 +105,16 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--hf-repo", HUB),
     ("--hf-file", HUB),
     ("--offline", HUB),
-    (
-        "--lora-init-without-apply",
-        Only("serve", "--lora-scaled FILE:0 loads an adapter and adds nothing of it"),
-    ),
+    ("--lora-init-without-apply", Only("serve", "--lora-scaled FILE:0 loads an adapter with scale 0")),
     ("--no-repack", noted(Nothing, MAPPED)),
     ("--verbose", Is("--log-level=debug")),
     ("-v", Is("--log-level=debug")),
     ("--no-perf", Is("--quiet")),
     ("--log-disable", Is("--quiet")),
     ("--format", No("--json prints one object")),
-    // What is done anyway, or has no counterpart that anyone would miss.
-    ("-fa", noted(Switch, "attention is always one fused pass over the cache as it is stored")),
-    ("--flash-attn", noted(Switch, "attention is always one fused pass over the cache as it is stored")),
+    // Default behaviour, or options without a needed counterpart.
+    ("-fa", noted(Switch, "attention is always one fused pass over the KV cache as stored")),
+    ("--flash-attn", noted(Switch, "attention is always one fused pass over the KV cache as stored")),
     ("-b", CHUNKS),
     ("--batch-size", CHUNKS),
     ("--mlock", noted(Nothing, "the system decides which pages stay in memory")),
@@ -158,7 +154,7 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--nowordwrap", silent(Nothing)),
     ("-co", silent(Switch)),
     ("--color", silent(Switch)),
-    // Of another command.
+    // Options of another command.
     ("-cnv", CHAT),
     ("--conversation", CHAT),
     ("-i", CHAT),
@@ -171,7 +167,7 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--single-turn", Only("run", "kvant run answers once and ends")),
     ("--list-devices", No("kvant doctor lists the devices")),
     ("-pg", No("prompts (-p) and generation (-n) are timed apart")),
-    // What Kvant does not do.
+    // Unsupported options.
     ("-e", No("text is taken as it is; a shell writes a line break as $'a\\nb', and -f FILE reads a file")),
     (
         "--escape",
@@ -186,8 +182,14 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--verbosity", No("--log-level takes off, error, warn, info, debug or trace")),
     ("-r", No("an answer ends where the model ends it, or after -n tokens")),
     ("--reverse-prompt", No("an answer ends where the model ends it, or after -n tokens")),
-    ("-nkvo", No("the cache lies where its layers run; -ngl N says how many the GPU takes")),
-    ("--no-kv-offload", No("the cache lies where its layers run; -ngl N says how many the GPU takes")),
+    (
+        "-nkvo",
+        No("each layer's KV cache resides on the layer's device; -ngl N sets the number of GPU layers"),
+    ),
+    (
+        "--no-kv-offload",
+        No("each layer's KV cache resides on the layer's device; -ngl N sets the number of GPU layers"),
+    ),
     ("-sm", SPLIT),
     ("--split-mode", SPLIT),
     ("-ts", SPLIT),
@@ -238,13 +240,10 @@ const OPTIONS: &[(&str, Means)] = &[
     ("-rea", THINKING),
     ("--reasoning", Is("--think")),
     ("--reasoning", THINKING),
-    (
-        "--reasoning-budget",
-        No("kvant serve bounds what a model thinks; kvant chat --think off switches it off"),
-    ),
+    ("--reasoning-budget", No("kvant serve bounds reasoning; kvant chat --think off disables it")),
     (
         "--reasoning-budget-message",
-        No("a thought whose budget is used up ends with its mark, and no message"),
+        No("reasoning beyond its budget ends with its closing tag, without a message"),
     ),
     ("--reasoning-format", THINKING),
     ("--host", SERVER),
@@ -253,18 +252,18 @@ const OPTIONS: &[(&str, Means)] = &[
     ("-np", SERVER),
     ("--n-parallel", Is("--parallel")),
     ("--parallel", SERVER),
-    ("-cb", noted(Nothing, "requests are always answered together")),
-    ("--cont-batching", noted(Nothing, "requests are always answered together")),
+    ("-cb", noted(Nothing, "continuous batching is always on")),
+    ("--cont-batching", noted(Nothing, "continuous batching is always on")),
     ("--metrics", noted(Nothing, "/metrics is always there")),
     ("--slots", noted(Nothing, "/slots is always there")),
     ("--cors-origins", Is("--cors-origin")),
     ("-a", Is("--alias")),
     ("--served-model-name", Is("--alias")),
     ("--api-key", SERVER),
-    ("--log-file", No("a shell keeps what is said in a file: 2> FILE")),
+    ("--log-file", No("logs go to stderr; 2> FILE writes them to a file")),
     ("--embedding", EMBEDDINGS),
     ("--embeddings", EMBEDDINGS),
-    ("--pooling", No("kvant serve makes embeddings, by its --pooling")),
+    ("--pooling", No("kvant serve computes embeddings, with its --pooling")),
     (
         "--embd-normalize",
         No("embeddings have length 1, but for requests to /embedding with embd_normalize -1"),
@@ -304,28 +303,28 @@ const OPTIONS: &[(&str, Means)] = &[
     ("--draft-min", DRAFT),
     ("--draft-p-min", DRAFT),
     ("--spec-type", DRAFT),
-    ("--mtp", noted(Nothing, "layers that predict further are used where the file has them")),
+    ("--mtp", noted(Nothing, "MTP layers are used if the file has them")),
     ("-mm", Is("--mmproj")),
     ("--mmproj-url", No("--mmproj takes a file; one in the model's repository is found by itself")),
     ("-mmu", No("--mmproj takes a file; one in the model's repository is found by itself")),
-    ("--audio", No("models read texts and pictures")),
+    ("--audio", No("models take text and images")),
     ("-mu", No("-m takes a file, -hf USER/REPO one of the Hugging Face hub")),
     ("--model-url", No("-m takes a file, -hf USER/REPO one of the Hugging Face hub")),
     ("-hft", No("the hub's token is read from HF_TOKEN")),
     ("--hf-token", No("the hub's token is read from HF_TOKEN")),
     ("--prompt-cache-ro", No("--prompt-cache is written at the end; copy the file to keep it")),
-    ("--keepalive", No("nothing stays loaded between runs")),
+    ("--keepalive", No("no model stays loaded between runs")),
 ];
 
-/// Commands of other programs, and what to type instead.
+/// Commands of other programs, and their counterparts here.
 const COMMANDS: &[(&str, &str)] = &[
     ("show", "kvant inspect MODEL shows what is in it"),
     ("pull", "kvant run -hf USER/REPO fetches a model and runs it"),
-    ("list", "models are files, wherever they lie"),
-    ("ls", "models are files, wherever they lie"),
-    ("ps", "nothing stays loaded between runs"),
-    ("stop", "nothing stays loaded between runs"),
-    ("rm", "models are files, wherever they lie"),
+    ("list", "models are plain files, in any folder"),
+    ("ls", "models are plain files, in any folder"),
+    ("ps", "no model stays loaded between runs"),
+    ("stop", "no model stays loaded between runs"),
+    ("rm", "models are plain files, in any folder"),
     ("create", "kvant quantize writes a model in another type"),
     ("perplexity", "kvant eval ppl measures it"),
     ("generate", "kvant run answers a prompt"),
@@ -333,25 +332,25 @@ const COMMANDS: &[(&str, &str)] = &[
     ("bench", "kvant bench times prompts and generation"),
     ("quantize", "kvant quantize writes a model in another type"),
     ("server", "kvant serve listens for requests"),
-    ("push", "models are files, wherever they lie"),
-    ("cp", "models are files, wherever they lie"),
-    ("version", "kvant --version tells it"),
-    ("tokenize", "kvant run tells how many tokens a prompt has"),
+    ("push", "models are plain files, in any folder"),
+    ("cp", "models are plain files, in any folder"),
+    ("version", "kvant --version prints it"),
+    ("tokenize", "kvant run prints the number of prompt tokens"),
     ("embedding", "kvant serve answers /v1/embeddings"),
     ("cli", "kvant run answers a prompt, kvant chat holds a conversation"),
 ];
 
-/// What an option may mean, with its dashes, in order.
+/// Returns the possible meanings of an option, with its dashes, in order.
 pub fn of(name: &str) -> impl Iterator<Item = Means> {
     OPTIONS.iter().filter(move |(other, _)| *other == name).map(|(_, means)| *means)
 }
 
-/// Names of all options that mean something.
+/// Returns the names of all known foreign options.
 pub fn names() -> impl Iterator<Item = &'static str> {
     OPTIONS.iter().map(|(name, _)| *name)
 }
 
-/// What to type instead of a command of another program, or of that program.
+/// Returns the counterpart of another program's command, or of that program.
 pub fn command(name: &str) -> Option<&'static str> {
     let name = name.strip_prefix("llama-").unwrap_or(name);
     COMMANDS.iter().find(|(other, _)| *other == name).map(|(_, instead)| *instead)

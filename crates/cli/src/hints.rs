@@ -1,11 +1,10 @@
-//! Errors of the libraries in the words of the command line. They speak of settings and of what would fit; here the flag
-//! is added that sets it.
+//! Adds command-line flags to the errors of the libraries, which name settings and limits.
 
 use kvant::gguf::Problem;
 use kvant::{BackendError, Error, HfError, KvError, ModelError};
 use kvant_eval::EvalError;
 
-/// The line that tells an error of the engine.
+/// Returns the line of an engine error.
 pub fn of_engine(error: &Error) -> String {
     match error {
         Error::Setting { name: "tuning", .. } => format!("{error} (see kvant doctor --tune)"),
@@ -18,7 +17,7 @@ pub fn of_engine(error: &Error) -> String {
         Error::Template(kvant::TemplateError::Refused(_)) => error.to_string(),
         Error::Template(_) => {
             format!(
-                "{error} (--chat-template with {} or a file; kvant run --raw goes on with a text as it is)",
+                "{error} (--chat-template with {} or a file; kvant run --raw continues a text as it is)",
                 crate::template::names().join(", ")
             )
         }
@@ -26,13 +25,13 @@ pub fn of_engine(error: &Error) -> String {
             format!("{error} (--lora takes it, beside the model)")
         }
         Error::Model(ModelError::Tower) => format!("{error} (--mmproj takes it, beside the model)"),
-        Error::WeightMemory { fitting: 0, .. } => format!("{error} (-ngl 0 leaves all to the CPU)"),
+        Error::WeightMemory { fitting: 0, .. } => format!("{error} (-ngl 0 runs all layers on the CPU)"),
         Error::WeightMemory { fitting, .. } => {
-            format!("{error} (-ngl {fitting}, or fewer for more room for the cache)")
+            format!("{error} (-ngl {fitting}, or fewer, which leaves more memory for the cache)")
         }
         Error::Gguf(gguf) if matches!(gguf.problem(), Problem::TensorType { .. }) => {
             format!(
-                "{error} (take the model in one of these, or make one with kvant quantize from its f16 file)"
+                "{error} (use the model in one of these types, or convert its f16 file with kvant quantize)"
             )
         }
         Error::CacheMemory { .. } => format!("{error} (-c, -ctk, -ctv)"),
@@ -40,10 +39,10 @@ pub fn of_engine(error: &Error) -> String {
     }
 }
 
-/// The line that tells an error of a measurement.
+/// Returns the line of an evaluation error.
 pub fn of_eval(error: &EvalError) -> String {
     match error {
-        // Measurements have no option for another template.
+        // Evaluation has no option for another template.
         EvalError::Engine(error @ Error::Template(_)) => error.to_string(),
         EvalError::Engine(error) => of_engine(error),
         EvalError::Setting { name, expected, got } => setting(name, expected, got),
@@ -52,7 +51,7 @@ pub fn of_eval(error: &EvalError) -> String {
     }
 }
 
-/// The line that tells of a number that makes no sense; other errors are told as they are.
+/// Returns the line of an out-of-range number; other errors stay unchanged.
 fn of_size(error: &BackendError) -> String {
     match error {
         BackendError::Size { name, least, most, got } => {
@@ -62,7 +61,7 @@ fn of_size(error: &BackendError) -> String {
     }
 }
 
-/// A setting that was refused, by its flag where it has one.
+/// Returns the line of an invalid setting, by its flag where it has one.
 fn setting(name: &str, expected: &str, got: &str) -> String {
     let flag = match name {
         "n_ctx" | "context" => "-c",
@@ -91,22 +90,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_type_that_is_not_read_is_told_with_the_way_out() {
+    fn an_unsupported_type_is_reported_with_alternatives() {
         let mut writer = kvant::gguf::GgufWriter::new();
         writer.add_tensor("some.weight", &[256], kvant::DType::Q4K).unwrap();
         let mut bytes = Vec::new();
         let fill = |data: &mut kvant::gguf::TensorSink<'_>| data.bytes("some.weight", &[0; 144]);
         writer.write_to::<kvant::gguf::GgufError>(&mut bytes, fill).unwrap();
-        // Behind the name: a count of dimensions, one of them, the type.
+        // After the name: the number of dimensions, one dimension, the type.
         let name = bytes.windows(11).position(|window| window == b"some.weight").unwrap();
         bytes[name + 11 + 4 + 8] = 15;
         let told = of_engine(&kvant::Gguf::from_bytes(bytes).err().unwrap().into());
         assert!(told.contains("unsupported tensor type 15 (q8_K); read are f32 "), "{told}");
-        assert!(told.ends_with("iq3_xxs iq3_s tq1_0 tq2_0 i8 i16 i32 i64 f64 (take the model in one of these, or make one with kvant quantize from its f16 file)"), "{told}");
+        assert!(told.ends_with("iq3_xxs iq3_s tq1_0 tq2_0 i8 i16 i32 i64 f64 (use the model in one of these types, or convert its f16 file with kvant quantize)"), "{told}");
     }
 
     #[test]
-    fn what_a_flag_would_change_is_told_with_the_flag() {
+    fn errors_of_settings_name_the_flag() {
         let memory = |fitting| Error::WeightMemory {
             device: "gpu".to_owned(),
             needed: 9,
@@ -126,11 +125,11 @@ mod tests {
             ),
             (
                 kvant::TemplateError::Missing.into(),
-                "(--chat-template with chatml, llama3, gemma, mistral, phi3 or a file; kvant run --raw goes on with a text as it is)",
+                "(--chat-template with chatml, llama3, gemma, mistral, phi3 or a file; kvant run --raw continues a text as it is)",
             ),
             (KvError::Full { need: 9, n_ctx: 8 }.into(), "(raise it with -c)"),
-            (memory(3), "3 of 8 layers fit (-ngl 3, or fewer for more room for the cache)"),
-            (memory(0), "0 of 8 layers fit (-ngl 0 leaves all to the CPU)"),
+            (memory(3), "3 of 8 layers fit (-ngl 3, or fewer, which leaves more memory for the cache)"),
+            (memory(0), "0 of 8 layers fit (-ngl 0 runs all layers on the CPU)"),
             (cache, "4 tokens fit, or more in a smaller type (-c, -ctk, -ctv)"),
             (setting("n_ctx"), "-c: expected at least 1, got 0"),
             (setting("n_gpu_layers"), "-ngl: expected at least 1, got 0"),

@@ -1,4 +1,4 @@
-//! `kvant inspect`: what is in a GGUF file, and what a KV cache for it would take.
+//! `kvant inspect`: shows the contents of a GGUF file and the size of its KV cache.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -22,13 +22,13 @@ use crate::{console, hints};
 pub struct InspectArgs {
     #[command(flatten)]
     place: PlaceArgs,
-    /// Context length of the memory table; 0 is the model's own, as when not given
+    /// Context size of the memory table; 0 is the model's training context [default: 0]
     #[arg(short = 'c', long, value_name = "N")]
     ctx_size: Option<usize>,
-    /// Rules of the caches in the memory table, as in `run`
+    /// KV cache policies of the memory table, as in `run`
     #[arg(long, value_name = "RULES", default_value_t, value_parser = |text: &str| text.parse::<Policies>().map_err(|e| e.to_string()))]
     kv_policy: Policies,
-    /// Table of types per layer, head and side, as in `run`
+    /// Table of KV types per layer, head and side, as in `run`
     #[arg(long, value_name = "FILE")]
     kv_types: Option<PathBuf>,
     /// List every tensor
@@ -45,14 +45,14 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
         Some(path) => with_type_table(args.kv_policy.clone(), path)?,
         None => args.kv_policy.clone(),
     };
-    // No length is the model's own.
+    // A length of 0 is the model's training context.
     let n_ctx = args.ctx_size.filter(|&n_ctx| n_ctx > 0);
     if let Some(n_ctx) = n_ctx {
         check_size("n_ctx", n_ctx, 1..=MAX_TOKENS).map_err(kvant::Error::from)?;
     }
     let place = args.place.place()?;
     let gguf = place.open(&args.place, args.json)?;
-    // A file that is no model of ours can still be looked at; it has no memory table then.
+    // An unsupported GGUF file is still shown, without a memory table.
     let config = Config::from_gguf(&gguf).map_err(|error| error.to_string());
     let experts = config.as_ref().ok().and_then(|config| Experts::of(&gguf, config));
     let states = config.as_ref().ok().and_then(States::of);
@@ -80,7 +80,7 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
     if let Some(packed) = output::packed(&gguf) {
         let bytes: usize = gguf.tensors().iter().map(|info| info.n_bytes).sum();
         console::print(format_args!(
-            "\nUnpacked when loaded: {packed}; weights take {} in all then",
+            "\nUnpacked on load: {packed}; weights take {} in all",
             output::bytes(bytes)
         ))?;
     }
@@ -112,11 +112,11 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The experts of a model.
+/// The experts of a MoE model.
 struct Experts {
     spec: ExpertSpec,
     n_layers: usize,
-    /// Bytes of all of them, and of those that a decoded token reads.
+    /// Bytes of all experts, and of those that decoding one token reads.
     bytes: usize,
     bytes_per_token: usize,
 }
@@ -134,19 +134,19 @@ impl fmt::Display for Experts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { spec, n_layers, bytes, bytes_per_token } = self;
         let (read, all) = (output::bytes(*bytes_per_token), output::bytes(*bytes));
-        write!(f, "each token goes through {} of {} in {n_layers} layers, ", spec.routing.n_used, spec.n)?;
+        write!(f, "each token selects {} of {} in {n_layers} layers, ", spec.routing.n_used, spec.n)?;
         write!(f, "and reads {read} of their {all}, which can stay in the file (--experts mmap)")
     }
 }
 
-/// What recurrent layers keep.
+/// Recurrent states of a model.
 struct States {
     n_layers: usize,
-    /// Of all layers of the model.
+    /// Number of all layers of the model.
     of: usize,
-    /// Whether those attend as well.
+    /// Whether recurrent layers have attention as well.
     attend: bool,
-    /// Bytes of all states of a sequence, and tokens from one copy of them to the next.
+    /// Bytes of all states of a sequence, and tokens between checkpoints of them.
     bytes: usize,
     every: usize,
 }
@@ -163,16 +163,16 @@ impl States {
 impl fmt::Display for States {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { n_layers, of, attend, bytes, every } = self;
-        let place = if *attend { "beside" } else { "in the place of" };
+        let place = if *attend { "beside" } else { "instead of" };
         let bytes = output::bytes(*bytes);
-        write!(f, "{n_layers} of {of} layers keep one {place} keys and values, {bytes} together, ")?;
+        write!(f, "{n_layers} of {of} layers have one {place} keys and values, {bytes} in total, ")?;
         write!(f, "and a copy every {every} tokens")
     }
 }
 
-/// The layer that predicts further tokens.
+/// The multi-token prediction (MTP) layer.
 struct Mtp {
-    /// Bytes that it keeps of a token in f16, as a share of what the others keep.
+    /// KV bytes of the layer per token in f16, as a share of those of all other layers.
     kv_share: f64,
 }
 
@@ -190,21 +190,22 @@ impl Mtp {
 impl fmt::Display for Mtp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let percent = 100.0 * self.kv_share;
-        write!(f, "and {percent:.1} % more for the layer that predicts (MTP), which --draft-max 0 leaves out")
+        write!(f, "and {percent:.1} % more for the MTP layer, unless --draft-max 0")
     }
 }
 
-/// The plan that lies beside a model, or why it counts for nothing; `None` where none does.
+/// Opens the plan beside a model; `Err` is the reason why it is unused, `None` means no plan.
 fn plan_beside(gguf: &Gguf) -> Option<Result<KvPlan, String>> {
     let path = plan::path_for(gguf)?;
     path.exists().then(|| KvPlan::open(&path, gguf).map_err(|error| hints::of_engine(&error)))
 }
 
-/// A row per KV type (and the two recommended pairs): the bytes a full context allocates.
+/// Returns a row per KV type (and the two recommended pairs): the bytes that a full context
+/// allocates.
 fn memory_table(shape: &KvShape, n_ctx: usize, policies: &Policies) -> Result<(usize, Vec<Row>), String> {
     let pairs = DType::KV.map(|dtype| (dtype, dtype)).into_iter();
     let pairs = pairs.chain([(DType::Q8_0, DType::Turbo4), (DType::Q8_0, DType::Turbo3)]);
-    // Where keys and values are one stream, they have one type.
+    // With shared K and V (MLA), both have the same type.
     let pairs = pairs.filter(|(k, v)| k == v || !shape.layers.iter().all(|layer| layer.joint));
     let rows = pairs
         .map(|(k, v)| {
@@ -244,7 +245,7 @@ fn tensor_summary(tensors: &[TensorInfo]) -> Vec<Row> {
     types.collect()
 }
 
-/// What the file holds a tensor in.
+/// Returns the name of a tensor's type in the file.
 fn type_name(info: &TensorInfo) -> &'static str {
     info.packed.map_or(info.dtype.name(), Packed::name)
 }
@@ -301,10 +302,10 @@ fn as_json(
     })
 }
 
-/// The most characters of a metadata key or value that are shown.
+/// Maximum characters of a metadata key or value.
 const LIMIT: usize = 80;
 
-/// A metadata value as text; of an array, what it is an array of.
+/// Formats a metadata value as text; an array by its element type.
 fn text_of(value: &MetaValue<'_>) -> String {
     match value {
         MetaValue::Array(array) => format!("[{} of {}]", array.len(), array.element_type().name()),

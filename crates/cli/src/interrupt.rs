@@ -1,4 +1,4 @@
-//! What Ctrl-C does.
+//! Ctrl-C handling.
 
 use std::process::exit;
 use std::sync::Arc;
@@ -11,22 +11,22 @@ use crate::failure::Failure;
 /// Exit code of a program that Ctrl-C has ended.
 pub const INTERRUPTED: i32 = 130;
 
-/// What Ctrl-C stops: the answer that is being written, or, where nothing is, the program.
+/// Stops the running generation on Ctrl-C, or ends the program if none is running.
 #[derive(Clone)]
 pub struct Interrupt {
-    /// Stops the answer.
+    /// Stops the generation.
     pub cancel: CancelFlag,
     answering: Arc<AtomicBool>,
 }
 
 impl Interrupt {
-    /// Begins to listen; `edits_lines` where a line editor reads the key when nothing is being written.
+    /// Installs the handler; with `edits_lines`, a line editor handles the key between generations.
     pub fn listen(edits_lines: bool) -> Result<Self, Failure> {
         let interrupt = Self { cancel: CancelFlag::default(), answering: Arc::default() };
         let heard = interrupt.clone();
         let handler = move || {
             let answering = heard.answering.load(Ordering::Relaxed);
-            // A second time, nobody wants to wait for the answer to stop.
+            // A second Ctrl-C ends the program at once.
             let stopping = answering && heard.cancel.is_cancelled();
             if stopping || !answering && !edits_lines {
                 exit(INTERRUPTED);
@@ -37,7 +37,7 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// Runs what Ctrl-C is to stop.
+    /// Runs `work` so that Ctrl-C cancels it.
     pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
         self.cancel.reset();
         self.answering.store(true, Ordering::Relaxed);

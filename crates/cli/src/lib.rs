@@ -1,7 +1,8 @@
-//! The `kvant` command line: parses arguments, calls the library, prints. A library of two functions, so that a fuzzer can
-//! call what the program does first.
+//! The `kvant` command line: parses arguments, calls the library, prints results. A library of two
+//! functions, so that a fuzzer can call the argument parser.
 //!
-//! Results go to stdout, progress and logs to stderr. Exit codes: 0 done, 1 the work failed, 2 wrong usage.
+//! Results go to stdout, progress and logs to stderr. Exit codes: 0 success, 1 failure, 2 wrong
+//! usage.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -61,40 +62,41 @@ const EXAMPLE: &str =
 
 #[derive(Subcommand)]
 enum Command {
-    /// Answer a prompt
+    /// Generate the answer to a prompt
     Run(run::RunArgs),
-    /// Talk with a model in the terminal
+    /// Chat with a model in the terminal
     Chat(chat::ChatArgs),
-    /// Answer requests as OpenAI's API does, many at once
+    /// Serve OpenAI-compatible requests, with continuous batching
     Serve(Box<serve::ServeArgs>),
-    /// Show what is in a GGUF file, and what its KV cache would take
+    /// Show the contents of a GGUF file and the size of its KV cache
     Inspect(inspect::InspectArgs),
-    /// Show what this machine can do, and which kernel runs for each type
+    /// Show the machine's capabilities and the kernel of each type
     Doctor(doctor::DoctorArgs),
-    /// Measure speed: prompts and generation, at any depth, for lists of cache types
+    /// Measure tok/s of prefill and decode, at any depth, for lists of KV cache types
     Bench(bench::BenchArgs),
-    /// Measure what a compressed cache does to a model's output
+    /// Measure the effect of a compressed KV cache on a model's output
     Eval(eval::EvalArgs),
-    /// Find out what a model's cache should store, and keep that beside the model
+    /// Search the best KV cache types of a model and save them beside it
     Plan(plan::PlanArgs),
-    /// Write a Hugging Face folder as a GGUF file
+    /// Convert a Hugging Face folder to a GGUF file
     Convert(convert::ConvertArgs),
-    /// Write a GGUF file with its weights in another type
+    /// Quantize the weights of a model to another type
     Quantize(quantize::QuantizeArgs),
-    /// Print a script that completes commands and options in a shell
+    /// Print a shell completion script
     Completions(completions::CompletionsArgs),
     /// Print a manual page
     Man(completions::ManArgs),
 }
 
-/// The program: does what the arguments ask for and says how it went.
+/// Runs the program: executes the command and returns its exit code.
 pub fn main() -> ExitCode {
-    // A panic is a bug of ours, but still no reason to show a user a stack trace.
+    // A panic is a bug in Kvant, but a user does not need its stack trace.
     set_hook(Box::new(|panic| {
         let place = panic.location().map(|l| format!(" ({}:{})", l.file(), l.line())).unwrap_or_default();
         console::say(format_args!("error: internal error{place}; please report it"));
     }));
-    // A write beyond the largest file that the process may make fails then, as on a full disk, and ends nobody.
+    // Beyond the process's file size limit, writes then fail as on a full disk instead of ending
+    // the process.
     #[cfg(unix)]
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, std::sync::Arc::default());
     match start() {
@@ -109,10 +111,11 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Reads the arguments and begins to log.
+/// Parses the arguments and starts logging.
 ///
 /// # Errors
-/// The exit code of a program that has said all there was to say: help, the version, or what is wrong with the arguments.
+///
+/// The exit code if no command follows: help, the version, or invalid arguments.
 fn start() -> Result<(Cli, Option<Collector>), ExitCode> {
     let (argv, cli) = parse(std::env::args_os()).map_err(|end| match end {
         End::Shown(help) => show(&help),
@@ -127,11 +130,11 @@ fn start() -> Result<(Cli, Option<Collector>), ExitCode> {
 #[cfg(feature = "otel")]
 use collector::Collector;
 
-/// Told what requests did: nobody without the feature `otel`.
+/// Placeholder without the feature `otel`.
 #[cfg(not(feature = "otel"))]
 enum Collector {}
 
-/// Whoever wants to know what requests do, and what is listened to for that.
+/// Returns the trace collector of a command, and the span layer that feeds it.
 fn collector(command: &Command) -> Result<Option<(Collector, log::Spans)>, Failure> {
     match command {
         #[cfg(feature = "otel")]
@@ -140,11 +143,11 @@ fn collector(command: &Command) -> Result<Option<(Collector, log::Spans)>, Failu
     }
 }
 
-/// Why nothing is to be done.
+/// Why no command runs.
 enum End {
-    /// Help or the version was asked for, or nothing at all.
+    /// Help or the version was requested, or no arguments were given.
     Shown(clap::Error),
-    /// The arguments make no sense.
+    /// The arguments are invalid.
     Refused(Failure),
 }
 
@@ -169,11 +172,13 @@ fn parse(args: impl Iterator<Item = OsString>) -> Result<(argv::Argv, Cli), End>
     }
 }
 
-/// Arguments, beginning with the program's name, as they are obeyed: each option by its own name, and none that nothing is done
-/// for. `None` where help or the version is shown.
+/// Parses arguments, beginning with the program's name, and returns them in canonical form: each
+/// option by its own name, without those that have no effect. `None` where help or the version is
+/// shown.
 ///
 /// # Errors
-/// The line that says what is wrong with them.
+///
+/// The line that names the invalid argument.
 pub fn read_arguments(args: impl Iterator<Item = OsString>) -> Result<Option<Vec<OsString>>, String> {
     match parse(args) {
         Ok((argv, _)) => Ok(Some(argv.args)),
@@ -185,7 +190,7 @@ pub fn read_arguments(args: impl Iterator<Item = OsString>) -> Result<Option<Vec
 /// Shows a help text, or the version.
 fn show(help: &clap::Error) -> ExitCode {
     match help.print().and_then(|()| console::flush()) {
-        // Whoever asked for nothing is told on stderr what there is to ask for.
+        // Without arguments, the help goes to stderr with clap's exit code.
         Ok(()) => ExitCode::from(help.exit_code() as u8),
         Err(_) if help.use_stderr() => ExitCode::from(2),
         Err(error) => Failure::from(error).report(),

@@ -1,5 +1,5 @@
-//! What the program says besides results and errors: notes and, when asked, what it is doing. As text for people, or as JSON
-//! lines for programs; always to stderr.
+//! Messages besides results and errors: notes and, on request, the log. As text or as JSON lines,
+//! always to stderr.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -17,13 +17,13 @@ use tracing_subscriber::{Layer, Registry};
 
 use crate::console;
 
-/// How much is said, and how.
+/// Level and format of the log.
 #[derive(Args, Debug, Clone)]
 pub struct LogArgs {
-    /// What to say on stderr besides results: notes (warn), what is being done (info), more (debug)
+    /// Log level on stderr: notes (warn), progress of the work (info), details (debug)
     #[arg(long, global = true, value_name = "LEVEL", env = "KVANT_LOG_LEVEL", default_value = "warn", help_heading = LOG)]
     log_level: LogLevel,
-    /// How to say it
+    /// Log format
     #[arg(long, global = true, value_name = "FORMAT", env = "KVANT_LOG_FORMAT", default_value = "text", help_heading = LOG)]
     log_format: LogFormat,
 }
@@ -42,16 +42,16 @@ enum LogLevel {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum LogFormat {
-    /// For people
+    /// Plain text
     Text,
     /// An object per line: timestamp, level, fields
     Json,
 }
 
-/// Listens to spans, of whatever level.
+/// A layer that receives spans of every level.
 pub type Spans = Box<dyn Layer<Registry> + Send + Sync>;
 
-/// Begins to listen to what is said, and to spans where somebody wants to know of them.
+/// Starts logging, and passes spans to the layer where one is given.
 pub fn start(args: &LogArgs, spans: Option<Spans>) {
     let level = match args.log_level {
         LogLevel::Off => LevelFilter::OFF,
@@ -73,7 +73,8 @@ pub fn start(args: &LogArgs, spans: Option<Spans>) {
     }
 }
 
-/// Says the lines of the log; the subscriber writes each whole. What is noted stays on one line, whatever it quotes.
+/// Writes the lines of the log; the subscriber writes each whole. A note stays on one line,
+/// even if it quotes others.
 struct Lines(LogFormat);
 
 impl Write for Lines {
@@ -91,12 +92,12 @@ impl Write for Lines {
     }
 }
 
-/// Tells the user of something that was not asked for, or that was asked for and is not done.
+/// Notes a deviation from the request: an unrequested action, or a requested one that is skipped.
 pub fn note(text: impl fmt::Display) {
     tracing::warn!("{text}");
 }
 
-/// A line for people: `note: ...`.
+/// A line of text: `note: ...`.
 struct Plain;
 
 impl<S, N> FormatEvent<S, N> for Plain

@@ -1,4 +1,4 @@
-//! Which adapters change the model, and how much.
+//! Options of LoRA adapters and their scales.
 
 use clap::Args;
 use kvant::{Gguf, LoraFile, Model, open_lora};
@@ -6,19 +6,19 @@ use kvant::{Gguf, LoraFile, Model, open_lora};
 use crate::args::ModelArgs;
 use crate::failure::Failure;
 
-/// Adapters that change the model's matrices (LoRA).
+/// Arguments of LoRA adapters.
 #[derive(Args, Debug, Clone, Default)]
 pub struct LoraArgs {
-    /// Adapter that changes the model (LoRA): a GGUF file, or a folder or an id of the hub as PEFT saves it; may be given several times,
-    /// or as a comma list
+    /// LoRA adapter: a GGUF file, or a PEFT folder or hub id; may be repeated, or a comma-separated
+    /// list
     #[arg(long, value_name = "FILE", env = "KVANT_LORA", value_delimiter = ',')]
     lora: Vec<String>,
-    /// The same with how much of it is added; 1 is all of it. Behind those of --lora, where adapters are counted
+    /// LoRA adapter with its scale (1 is full strength); counted after those of --lora
     #[arg(long, value_name = "FILE:SCALE", env = "KVANT_LORA_SCALED", value_delimiter = ',', value_parser = scaled)]
     lora_scaled: Vec<Scaled>,
 }
 
-/// An adapter, and how much of it is added.
+/// An adapter and its LoRA scale.
 #[derive(Debug, Clone, PartialEq)]
 struct Scaled {
     name: String,
@@ -26,7 +26,7 @@ struct Scaled {
 }
 
 impl LoraArgs {
-    /// Whether there are none.
+    /// Returns whether no adapters were given.
     pub fn is_empty(&self) -> bool {
         self.lora.is_empty() && self.lora_scaled.is_empty()
     }
@@ -36,7 +36,7 @@ impl LoraArgs {
         whole.chain(self.lora_scaled.iter().cloned())
     }
 
-    /// Opens them as `model` opens files; `base` is what they change.
+    /// Opens the adapters as `model` opens files; `base` is the model that they modify.
     pub fn open(&self, model: &ModelArgs, base: &Gguf, quiet: bool) -> Result<Vec<LoraFile>, Failure> {
         let open = |Scaled { name, strength }: Scaled| {
             let args = model.place.named(&name);
@@ -49,7 +49,7 @@ impl LoraArgs {
         self.all().map(open).collect()
     }
 
-    /// What a summary says of them behind the model's name.
+    /// Returns the summary's text for the adapters, after the model's name.
     pub fn label(&self) -> String {
         let of = |Scaled { name, strength }: Scaled| {
             let name = short(&name);
@@ -59,13 +59,13 @@ impl LoraArgs {
     }
 }
 
-/// What is typed without the folder that it lies in, and without `.gguf`.
+/// Returns the file name without its folder and without `.gguf`.
 fn short(name: &str) -> String {
     let name = name.rsplit(['/', '\\']).find(|part| !part.is_empty()).unwrap_or_default();
     name.strip_suffix(".gguf").unwrap_or(name).to_owned()
 }
 
-/// `FILE:SCALE`
+/// Parses `FILE:SCALE`.
 fn scaled(text: &str) -> Result<Scaled, String> {
     let parts = text.rsplit_once(':').filter(|(name, _)| !name.is_empty());
     let scaled = parts.and_then(|(name, strength)| Some((name.to_owned(), strength.parse().ok()?)));

@@ -1,4 +1,4 @@
-//! Tables in the formats every command offers, and sizes as people read them.
+//! Tables in the formats that every command offers, and human-readable sizes.
 
 use std::io::{self, Write};
 
@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::console;
 
-/// `-o`: how a table is printed.
+/// `-o`: output format of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// Markdown
@@ -22,10 +22,10 @@ pub enum Format {
     Jsonl,
 }
 
-/// The most characters of a cell, in tables that are no JSON.
+/// Maximum characters of a cell, in tables other than JSON.
 const CELL: usize = 256;
 
-/// A number of bytes as people write it: 8G, 512M, 1.5GiB, 4096.
+/// Parses a human-readable number of bytes: 8G, 512M, 1.5GiB, 4096.
 pub fn parse_bytes(text: &str) -> Result<usize, String> {
     let expected = || "expected a number of bytes such as 8G, 512M or 1.5GiB".to_owned();
     let at = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
@@ -101,14 +101,15 @@ fn quoted(cell: &str) -> String {
     }
 }
 
-/// The types of a model that no kernel has, and as what they are unpacked when it is loaded; `None` where there are none.
+/// Returns the model's types without kernels and the types that they are unpacked to on load;
+/// `None` if all have kernels.
 pub fn packed(gguf: &Gguf) -> Option<String> {
     let is_there = |packed: &Packed| gguf.tensors().iter().any(|info| info.packed == Some(*packed));
     let types: Vec<Packed> = Packed::ALL.into_iter().filter(is_there).collect();
     (!types.is_empty()).then(|| unpacked(&types))
 }
 
-/// `iq2_xs, iq2_s as iq2; iq3_s as iq3`.
+/// Formats such types: `iq2_xs, iq2_s as iq2; iq3_s as iq3`.
 pub fn unpacked(types: &[Packed]) -> String {
     let runs = types.chunk_by(|a, b| a.unpacked() == b.unpacked());
     let tell = |run: &[Packed]| {
@@ -118,7 +119,7 @@ pub fn unpacked(types: &[Packed]) -> String {
     runs.map(tell).collect::<Vec<_>>().join("; ")
 }
 
-/// Bytes as people read them: `800 B`, `12.5 KiB`, `1.2 GiB`.
+/// Formats a number of bytes: `800 B`, `12.5 KiB`, `1.2 GiB`.
 pub fn bytes(n: usize) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let mut size = n as f64;

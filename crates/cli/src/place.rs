@@ -1,4 +1,4 @@
-//! Where a model is: in this program, in a file, or on the Hugging Face hub.
+//! Source of a model: bundled, a file, or the Hugging Face hub.
 
 use std::fmt;
 use std::fs::File;
@@ -14,21 +14,22 @@ use crate::failure::Failure;
 #[cfg(feature = "hub")]
 use crate::hub::{self, Id};
 
-/// What the model inside the program is called.
+/// Name of the model inside the program.
 pub const BUNDLED: &str = "bundled";
 
-/// Which model.
+/// Arguments that select the model.
 #[allow(rustdoc::broken_intra_doc_links, reason = "the help has brackets that are no links")]
 #[derive(Args, Debug, Clone)]
 pub struct PlaceArgs {
     /// The model, as with -m
     #[arg(value_name = "MODEL")]
     word: Option<String>,
-    /// GGUF file, Hugging Face folder or id (USER/REPO[:QUANT]), or bundled, the small built-in model [default: bundled]
-    /// [env: KVANT_MODEL]
+    /// GGUF file, Hugging Face folder or id (USER/REPO[:QUANT]), or bundled, the small built-in
+    /// model [default: bundled] [env: KVANT_MODEL]
     #[arg(short = 'm', long, value_name = "MODEL")]
     model: Option<String>,
-    /// Model of the Hugging Face hub (-hf), downloaded if needed: USER/REPO[:QUANT], Q4_K_M by default
+    /// Model of the Hugging Face hub (-hf), downloaded if needed: USER/REPO[:QUANT], Q4_K_M by
+    /// default
     #[cfg(feature = "hub")]
     #[arg(long, value_name = "REPO", value_parser = hub_id, help_heading = HUB)]
     hf_repo: Option<Id>,
@@ -51,10 +52,13 @@ fn hub_id(text: &str) -> Result<Id, String> {
 }
 
 impl PlaceArgs {
-    /// In a command that takes a prompt as well, the first word may belong to that: then it is moved to `prompt`.
+    /// Resolves the first word in a command that takes a prompt as well: moves it to `prompt`
+    /// unless it names a model.
     ///
     /// # Errors
-    /// A word that names a model of another program's catalogue, or a place where none is: it is surely no prompt.
+    ///
+    /// A word that names a model of another program's catalogue, or a path without a model: it is
+    /// no prompt.
     pub fn leave_prompt(&mut self, prompt: &mut Vec<String>) -> Result<(), Failure> {
         let Some(word) = self.word.take_if(|word| Place::guess(word).is_none()) else { return Ok(()) };
         if !self.is_by_flag() && (is_catalogue_name(&word) || is_path(&word)) {
@@ -65,7 +69,7 @@ impl PlaceArgs {
         Ok(())
     }
 
-    /// Where a model was given with `-m`, the first word belongs to what follows: it is moved there.
+    /// Moves the first word to `words` if `-m` names the model.
     pub fn leave_word(&mut self, words: &mut Vec<String>) {
         if self.is_by_flag()
             && let Some(word) = self.word.take()
@@ -74,7 +78,7 @@ impl PlaceArgs {
         }
     }
 
-    /// Another model, by what `-m` takes.
+    /// Returns the source of another model, given as for `-m`.
     pub fn named(&self, model: &str) -> Self {
         Self {
             word: None,
@@ -88,18 +92,18 @@ impl PlaceArgs {
         }
     }
 
-    /// Whether only files that are here already are used.
+    /// Returns whether only local files are used.
     #[cfg(feature = "hub")]
     pub fn is_offline(&self) -> bool {
         self.offline
     }
 
-    /// Whether a model is named, here and not in the environment.
+    /// Returns whether an argument, not the environment, names a model.
     pub fn is_given(&self) -> bool {
         self.word.is_some() || self.is_by_flag()
     }
 
-    /// Whether a flag names the model.
+    /// Returns whether a flag names the model.
     fn is_by_flag(&self) -> bool {
         #[cfg(feature = "hub")]
         if self.hf_repo.is_some() {
@@ -108,7 +112,7 @@ impl PlaceArgs {
         self.model.is_some()
     }
 
-    /// Where the model is.
+    /// Returns the source of the model.
     pub fn place(&self) -> Result<Place, Failure> {
         #[cfg(feature = "hub")]
         if let Some(id) = &self.hf_repo {
@@ -126,7 +130,7 @@ impl PlaceArgs {
     }
 }
 
-/// Where a model is.
+/// Source of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
     /// Inside the program.
@@ -138,14 +142,14 @@ pub enum Place {
     Hub(Id),
 }
 
-/// What a model may be given as.
+/// Accepted forms of a model.
 const EXPECTED: &str = match cfg!(feature = "hub") {
     true => "a GGUF file, a Hugging Face folder or id",
     false => "a GGUF file or a Hugging Face folder",
 };
 
 impl Place {
-    /// What `text` names where a model is expected.
+    /// Parses a word that must be a model.
     pub fn new(text: &str) -> Self {
         if Path::new(text).exists() {
             return Self::File(text.into());
@@ -157,7 +161,7 @@ impl Place {
         if text == BUNDLED { Self::Bundled } else { Self::File(text.into()) }
     }
 
-    /// What `text` names where a prompt may stand as well: `None` unless it can only be a model.
+    /// Parses a word that may be a prompt as well; `None` unless it can only be a model.
     pub fn guess(text: &str) -> Option<Self> {
         let path = Path::new(text);
         #[cfg(feature = "hub")]
@@ -170,7 +174,7 @@ impl Place {
             .then(|| Self::new(text))
     }
 
-    /// Where it is on this machine, fetched first where it has to be; `None` where it is inside the program.
+    /// Returns the local path of the model, downloaded if needed; `None` for the bundled one.
     pub fn fetch(&self, place: &PlaceArgs, quiet: bool) -> Result<Option<PathBuf>, Failure> {
         #[cfg(not(feature = "hub"))]
         let _ = (place, quiet);
@@ -182,7 +186,7 @@ impl Place {
         }
     }
 
-    /// Opens it, fetched first where it has to be.
+    /// Opens the model, downloaded if needed.
     pub fn open(&self, place: &PlaceArgs, quiet: bool) -> Result<Gguf, Failure> {
         match self.fetch(place, quiet)? {
             Some(path) => Ok(open_file(path)?),
@@ -190,7 +194,7 @@ impl Place {
         }
     }
 
-    /// The file or folder, where it is named as one.
+    /// Returns the file or folder if the source is one.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::File(path) => Some(path),
@@ -198,7 +202,7 @@ impl Place {
         }
     }
 
-    /// The file's name, for a summary.
+    /// Returns the file's name, for a summary.
     pub fn name(&self) -> String {
         match self {
             Self::Bundled => BUNDLED.to_owned(),
@@ -220,31 +224,31 @@ impl fmt::Display for Place {
     }
 }
 
-/// A word that is the id of a model on the hub; `x/y.gguf` is rather a file.
+/// Parses a hub id; `x/y.gguf` is taken as a file.
 #[cfg(feature = "hub")]
 fn hub_model(text: &str) -> Option<Id> {
     Id::parse(text).filter(|id| !id.repo.to_ascii_lowercase().ends_with(".gguf"))
 }
 
-/// Whether a model, or a part of one, lies there.
+/// Returns whether `path` is a model or a part of one.
 pub fn is_model(path: &Path) -> bool {
     is_safetensors(path) || begins_as_gguf(path)
 }
 
-/// Whether weights of a Hugging Face folder lie there.
+/// Returns whether `path` is a weight file of a Hugging Face folder.
 pub fn is_safetensors(path: &Path) -> bool {
     path.is_file() && path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("safetensors"))
 }
 
 fn begins_as_gguf(path: &Path) -> bool {
     let mut magic = [0; 4];
-    // Only a plain file is looked into: a pipe would lose what is read.
+    // Reads only from a regular file: reading from a pipe would consume its data.
     path.is_file()
         && File::open(path).is_ok_and(|mut file| file.read_exact(&mut magic).is_ok())
         && magic == *b"GGUF"
 }
 
-/// Whether this is rather a place of files than the beginning of a sentence.
+/// Returns whether a word is a path or URL rather than the beginning of a sentence.
 fn is_path(text: &str) -> bool {
     const BEGINNINGS: [&str; 4] = ["./", "../", "~/", "/"];
     let is_plain = !text.contains(char::is_whitespace);
@@ -252,7 +256,8 @@ fn is_path(text: &str) -> bool {
     is_plain && (is_named || text.contains('/') && Path::new(text).exists())
 }
 
-/// Whether this looks like a name of ollama's catalogue, such as `llama3.2` or `qwen2.5:7b`.
+/// Returns whether a word resembles a name of ollama's catalogue, such as `llama3.2` or
+/// `qwen2.5:7b`.
 fn is_catalogue_name(text: &str) -> bool {
     const FAMILIES: [&str; 9] =
         ["llama", "qwen", "mistral", "gemma", "phi", "deepseek-", "smollm", "tinyllama", "gpt-oss"];

@@ -1,4 +1,4 @@
-//! `kvant plan`: finds out what a model's cache should store, and keeps it beside the model.
+//! `kvant plan`: searches the best KV cache types of a model and saves them beside it.
 
 use std::path::{Path, PathBuf};
 
@@ -22,42 +22,44 @@ use crate::{console, log, output, progress};
 pub struct PlanArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Text to plan and judge by; - for stdin, a built-in mixture of prose, code, dialogue and other scripts when not given
+    /// Calibration and evaluation text; - for stdin [default: a built-in mixture of prose, code,
+    /// dialogue and other scripts]
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Mean bits per value, scales included: the least divergence that they allow
+    /// Mean bits per value, scales included: minimize the KL divergence within this budget
     #[arg(long, value_name = "BITS", conflicts_with = "max_kld", value_parser = number)]
     budget: Option<f64>,
-    /// Mean divergence from the f16 cache in nats, less that of an f32 cache: the fewest bits that keep below it. Where none is found
-    /// to, no plan is written
+    /// Maximum mean KL divergence from the f16 cache in nats, less that of an f32 cache: minimize
+    /// the bits within this bound. If no plan meets it, none is written
     #[arg(long, value_name = "NATS", default_value = "0.01", value_parser = number)]
     max_kld: f64,
-    /// Length of text that it is made for and judged at, in tokens; it holds for four times as many. When not given, it is made for
-    /// as many as the model was trained for, and judged at 512
+    /// Length of the texts to calibrate and evaluate on, in tokens; the plan holds for four times
+    /// as many. Default: calibrated for the training context, evaluated at 512
     #[arg(short = 'c', long, value_name = "N", value_parser = positive)]
     context: Option<usize>,
-    /// Whether it is judged with the youngest tokens in f16, as run has them; off judges by the types alone
+    /// Whether the plan is evaluated with the recent tokens in f16, as in run; off evaluates the
+    /// types alone
     #[arg(long, value_name = "SWITCH", default_value = "on")]
     kv_tail: Switch,
-    /// Where the plan goes; beside the model when not given
+    /// Plan file to write [default: beside the model]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     #[command(flatten)]
     state: StateArgs,
-    /// Add the bits of each head and what there was to choose from to a page in this folder
+    /// Add the bits of each head and the candidates to a page in this folder
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// No progress bar
+    /// Hide the progress bar
     #[arg(short, long)]
     quiet: bool,
 }
 
-/// Tokens of the texts that a plan is judged by when nothing is said.
+/// Default length of the evaluation texts, in tokens.
 const USUAL_CONTEXT: usize = 512;
-/// A plan that is made for texts of some length holds for so many times that.
+/// A plan that is calibrated at some length holds for this multiple of it.
 const HOLDS_FOR: usize = 4;
 
 fn number(text: &str) -> Result<f64, String> {
@@ -69,7 +71,7 @@ fn number(text: &str) -> Result<f64, String> {
 pub fn plan(args: PlanArgs) -> Result<(), Failure> {
     if args.output.is_none() && !args.model.lora.is_empty() {
         let line =
-            "--lora: what lies beside the model is its plan without adapters: expected -o FILE for this one";
+            "--lora: the file beside the model is its plan without adapters: expected -o FILE for this one";
         return Err(Failure::Usage(line.to_owned()));
     }
     check_target(args.output.as_deref())?;
@@ -103,11 +105,11 @@ pub fn plan(args: PlanArgs) -> Result<(), Failure> {
     add_to_report(args.report.as_deref(), || Part::Plan(report))
 }
 
-/// Refuses a plan that missed its goal: what is not as good as was asked for is not left where `run` would find it.
+/// Rejects a plan that missed its goal, so that `run` never finds one below the requested quality.
 fn check_goal(goal: Goal, found: &Certificate) -> Result<(), Failure> {
     match goal {
         Goal::Kld(most) if found.added_kld() > most => Err(Failure::Work(format!(
-            "--max-kld {most}: no plan that was tried adds less than {:.6} nats (that of {:.3} bits); none is written",
+            "--max-kld {most}: the best plan adds {:.6} nats (at {:.3} bits); none is written",
             found.added_kld(),
             found.bits
         ))),
@@ -115,24 +117,25 @@ fn check_goal(goal: Goal, found: &Certificate) -> Result<(), Failure> {
     }
 }
 
-/// The plan that belongs to a model: `M.kvplan` beside the file `M.gguf` and beside the folder `M`; `None` for one in memory.
+/// Returns the plan's path of a model: `M.kvplan` beside the file `M.gguf` and beside the folder
+/// `M`; `None` for a model in memory.
 pub fn path_for(gguf: &Gguf) -> Option<PathBuf> {
     let path = gguf.path()?;
     if !path.is_dir() {
         return Some(path.with_extension("kvplan"));
     }
-    // `.` and `..` have no name of their own.
+    // `.` and `..` have no file name of their own.
     let whole = if path.file_name().is_some() { path.to_owned() } else { path.canonicalize().ok()? };
-    // What follows a point in a folder's name is a part of it.
+    // The text after a dot belongs to a folder's name.
     let mut name = whole.file_name()?.to_owned();
     name.push(".kvplan");
     Some(whole.with_file_name(name))
 }
 
-/// Where the plan of a model goes that is not said.
+/// Returns the default path of a model's plan.
 fn target(model: &Model) -> Result<PathBuf, Failure> {
     path_for(model.gguf())
-        .ok_or_else(|| Failure::Usage("the model is in no file: expected -o FILE for its plan".to_owned()))
+        .ok_or_else(|| Failure::Usage("the model has no file: expected -o FILE for its plan".to_owned()))
 }
 
 fn print(plan: &KvPlan, path: &Path, json: bool) -> Result<(), Failure> {
@@ -149,20 +152,20 @@ fn print(plan: &KvPlan, path: &Path, json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Which plan a cache follows.
+/// Selects the plan of a cache.
 #[derive(Args, Debug, Clone)]
 pub struct KvPlanArgs {
-    /// Plan of kvant plan: its types where neither -ctk nor -ctv names one, and with any types what it multiplies keys and values
-    /// by
+    /// Plan of kvant plan: its types where neither -ctk nor -ctv is set, and with any types its
+    /// factors on K and V
     #[arg(long, value_name = "FILE", env = "KVANT_KV_PLAN")]
     kv_plan: Option<PathBuf>,
-    /// What keys and values are multiplied by before they are coded: off, weights (factors that follow from the model's weights) or plan
-    /// [default: plan where one is followed, else weights]
+    /// Factors on K and V before quantization (SmoothQuant): off, weights (derived from the model's
+    /// weights) or plan [default: plan if one is used, else weights]
     #[arg(long, value_name = "FROM", env = "KVANT_KV_BALANCE")]
     kv_balance: Option<BalanceArg>,
 }
 
-/// Where the factors on keys and values are from.
+/// Source of the factors on K and V.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BalanceArg {
     /// No factors
@@ -174,10 +177,11 @@ pub enum BalanceArg {
 }
 
 impl KvPlanArgs {
-    /// The options of the plan, where one is given.
+    /// Returns the options of the given plan, if any.
     ///
     /// # Errors
-    /// A plan of another model, or one that is none.
+    ///
+    /// An invalid plan, or one of another model.
     pub fn open(&self, model: &Model) -> Result<Option<KvOptions>, Failure> {
         let Some(path) = &self.kv_plan else { return Ok(None) };
         let plan = KvPlan::open(path, model.gguf())?;
@@ -185,17 +189,18 @@ impl KvPlanArgs {
         Ok(Some(plan.kv_options()?))
     }
 
-    /// This cache with the factors that were asked for.
+    /// Returns `kv` with the requested factors.
     ///
     /// # Errors
-    /// Those of a plan where none is followed.
+    ///
+    /// `plan` was requested without a plan.
     pub fn balanced(&self, kv: KvOptions) -> Result<KvOptions, Failure> {
         let balance = match self.kv_balance {
             None => return Ok(kv),
             Some(BalanceArg::Plan) if matches!(kv.balance, KvBalance::Plan(_)) => return Ok(kv),
             Some(BalanceArg::Plan) => {
                 let problem =
-                    "--kv-balance plan: no plan is followed; kvant plan makes one, --kv-plan FILE names it";
+                    "--kv-balance plan: no plan is in use; kvant plan creates one, --kv-plan FILE selects it";
                 return Err(Failure::Usage(problem.to_owned()));
             }
             Some(BalanceArg::Off) => KvBalance::Off,
@@ -204,10 +209,12 @@ impl KvPlanArgs {
         Ok(KvOptions { balance, ..kv })
     }
 
-    /// These caches with what the plan multiplies by, where one is given, or the plan's own in their place where no type was named.
+    /// Returns the caches with the factors of the given plan, or the plan's own cache in their
+    /// place where no type was named.
     ///
     /// # Errors
-    /// As of [`KvPlanArgs::open`].
+    ///
+    /// Those of [`KvPlanArgs::open`].
     pub fn applied(
         &self,
         caches: Vec<KvOptions>,
@@ -226,7 +233,7 @@ impl KvPlanArgs {
     }
 }
 
-/// The plan that lies beside a model, with its file's name. One that cannot be used is told and left alone.
+/// Returns the plan beside a model, with its file's name. An unusable plan is noted and ignored.
 pub fn beside(model: &Model) -> Option<(String, KvOptions)> {
     let path = path_for(model.gguf())?;
     let name = printable_path(Path::new(path.file_name()?));
@@ -240,13 +247,14 @@ pub fn beside(model: &Model) -> Option<(String, KvOptions)> {
     };
     let mut types = plan.types.iter().flatten().flat_map(|heads| [heads.k, heads.v]);
     if let Some(dtype) = types.find(|&dtype| !model.stores(dtype)) {
-        return unused(&format_args!("{name} has {dtype}, which {} does not read", model.device().name));
+        return unused(&format_args!("{name} has {dtype}, which {} does not support", model.device().name));
     }
     note_weights(&plan.certificate, model);
     plan.kv_options().map_or_else(|error| unused(&error), |options| Some((name, options)))
 }
 
-/// Tells where a plan was measured with other weights than it is followed with: types suit one as the other, figures do not.
+/// Notes that a plan was measured with other weight types: its KV types remain suitable, its
+/// figures may differ.
 fn note_weights(measured: &Certificate, model: &Model) {
     let of = |weights: Option<&str>| {
         weights.map_or_else(|| "as the file has them".to_owned(), |name| format!("in {name}"))
@@ -261,7 +269,8 @@ fn note_weights(measured: &Certificate, model: &Model) {
     }
 }
 
-/// A plan's options with the rules of `--kv-policy`, where any were given: what they do by default, the plan has done better.
+/// Adds the explicit rules of `--kv-policy` to a plan's options; the default rules are skipped,
+/// since the plan supersedes them.
 pub fn with_policies(mut plan: KvOptions, policies: &Policies) -> KvOptions {
     if *policies != Policies::default() {
         plan.policies.0.extend(policies.0.iter().cloned());
@@ -269,14 +278,14 @@ pub fn with_policies(mut plan: KvOptions, policies: &Policies) -> KvOptions {
     plan
 }
 
-/// A certificate in words, a line for each of what it says.
+/// Formats a certificate, one line per figure.
 pub fn certificate(c: &Certificate) -> String {
     let share = |x: f64| format!("{:.2} %", 100.0 * x);
     let needle = c.needle.map_or_else(
         || "not measured".to_owned(),
         |[plan, f16]| format!("{} of the tokens of {} answers (f16: {})", share(plan), c.needles, share(f16)),
     );
-    let tail = if c.tail { "" } else { ", all of them coded" };
+    let tail = if c.tail { "" } else { ", all of them quantized" };
     let weights = c.weights.as_ref().map_or_else(String::new, |weights| format!(", weights in {weights}"));
     let commit = c.commit.as_ref().map_or_else(String::new, |commit| format!(", commit {commit}"));
     [
@@ -290,12 +299,12 @@ pub fn certificate(c: &Certificate) -> String {
             "KLD              mean {:.6} ± {:.6}, 99 % {:.5}, max {:.4}",
             c.mean_kld, c.mean_kld_stderr, c.p99_kld, c.max_kld
         ),
-        format!("of which noise   {:.6}, as for a cache in f32", c.noise_kld),
+        format!("of which noise   {:.6}, as for an f32 cache", c.noise_kld),
         format!("same top         {}", share(c.same_top)),
         format!("perplexity ratio {:.5} ± {:.5}", c.ppl_ratio, c.ppl_ratio_stderr),
         format!("needle           {needle}"),
         format!(
-            "measured on      {} tokens in pieces of {}{tail}{weights}, text {}",
+            "measured on      {} tokens in chunks of {}{tail}{weights}, text {}",
             c.tokens, c.n_ctx, c.text
         ),
         format!("made by          kvant {}{commit}", c.version),

@@ -1,10 +1,10 @@
-//! Progress bars on stderr, shown only where someone watches.
+//! Progress bars on stderr, shown only on a terminal.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::console;
 
-/// A bar of `len` steps; a hidden one when stderr is no terminal or `quiet` is set.
+/// Returns a bar of `len` steps; hidden when stderr is no terminal or `quiet` is set.
 pub fn bar(label: &'static str, len: u64, quiet: bool) -> ProgressBar {
     let hidden = quiet || !console::is_watched();
     let target = if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };

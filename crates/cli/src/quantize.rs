@@ -1,4 +1,4 @@
-//! `kvant quantize`: the same model with its weight matrices in another type.
+//! `kvant quantize`: rewrites a model with its weight matrices in another type.
 
 use std::path::Path;
 
@@ -19,14 +19,15 @@ use crate::{console, output, progress};
 pub struct QuantizeArgs {
     #[command(flatten)]
     place: PlaceArgs,
-    /// GGUF file to write, replaced whole or not at all; and the type of its weight matrices: f32 f16 bf16 q8_0 q4_0 q4_1
-    /// q5_0 q5_1 q2_K q2_K_S q3_K_S q3_K_M q3_K_L q4_K_S q4_K_M q5_K_S q5_K_M q6_K iq4_nl iq4_xs mxfp4 nvfp4 tq3_1s tq4_1s
+    /// GGUF file to write (replaced atomically), and the type of its weight matrices: f32 f16 bf16
+    /// q8_0 q4_0 q4_1 q5_0 q5_1 q2_K q2_K_S q3_K_S q3_K_M q3_K_L q4_K_S q4_K_M q5_K_S q5_K_M q6_K
+    /// iq4_nl iq4_xs mxfp4 nvfp4 tq3_1s tq4_1s
     #[arg(value_names = ["OUT", "TYPE"], num_args = 1..)]
     words: Vec<String>,
-    /// All weight matrices in the one type that most have
+    /// Disable mixtures: quantize all weight matrices to the type that most have
     #[arg(long)]
     pure: bool,
-    /// No progress and no summary
+    /// Print neither progress nor summary
     #[arg(long)]
     quiet: bool,
 }
@@ -35,7 +36,7 @@ pub struct QuantizeArgs {
 pub fn quantize(mut args: QuantizeArgs) -> Result<(), Failure> {
     args.place.leave_word(&mut args.words);
     let [out, recipe] = &args.words[..] else {
-        let line = "expected a model, a file to write and a type, and nothing else".to_owned();
+        let line = "expected exactly a model, an output file and a type".to_owned();
         return Err(Failure::Usage(line));
     };
     let recipe: Recipe = recipe.parse().map_err(|error| Failure::Usage(format!("{recipe}: {error}")))?;
@@ -55,7 +56,7 @@ pub fn quantize(mut args: QuantizeArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Says how many matrices have become what.
+/// Prints the number of matrices per type.
 pub fn say_types(types: &[TypeCount]) {
     for count in types {
         let noun = if count.n == 1 { "matrix" } else { "matrices" };
@@ -63,10 +64,10 @@ pub fn say_types(types: &[TypeCount]) {
     }
 }
 
-/// Why a type stands in for another, where it does.
+/// Returns the reason for a substituted type, if any.
 fn instead_of(TypeCount { wanted, used, .. }: &TypeCount) -> String {
     if wanted == used {
         return String::new();
     }
-    format!(" instead of {wanted}, as their rows are no multiple of its blocks of {}", wanted.block_len())
+    format!(" instead of {wanted}, as their rows are not a multiple of its blocks of {}", wanted.block_len())
 }

@@ -1,4 +1,4 @@
-//! `kvant run`: one prompt, one answer, one summary line.
+//! `kvant run`: generates the answer to one prompt and prints a summary line.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -34,22 +34,24 @@ pub struct RunArgs {
     cache: CacheArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
-    /// The prompt, in any number of words; without one, what is piped in
+    /// The prompt, in any number of words [default: stdin, if piped]
     #[arg(value_name = "PROMPT")]
     words: Vec<String>,
     /// The prompt [env: KVANT_PROMPT]
     #[arg(short, long, value_name = "TEXT")]
     prompt: Option<String>,
-    /// Read the prompt from a file, without the line break at its end; - for stdin. Goes behind the prompt of -p
+    /// Read the prompt from a file, without its last line break; - for stdin. Appended to the
+    /// prompt of -p
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Continue the text as it is, without the model's chat template
+    /// Continue the text without the model's chat template
     #[arg(long)]
     raw: bool,
-    /// With --raw: special tokens written in the text are just text
+    /// With --raw: treat special tokens in the text as plain text
     #[arg(long, requires = "raw")]
     no_special: bool,
-    /// Picture to show before the prompt, PNG, JPEG, WebP, GIF or BMP; may be given several times, or as a comma list
+    /// Image before the prompt: PNG, JPEG, WebP, GIF or BMP; may be repeated, or a comma-separated
+    /// list
     #[arg(long, value_name = "FILE", value_delimiter = ',', conflicts_with_all = ["raw", "prompt_cache"])]
     image: Vec<PathBuf>,
     #[command(flatten)]
@@ -61,16 +63,17 @@ pub struct RunArgs {
     system_prompt: Option<String>,
     #[command(flatten)]
     decode: DecodeArgs,
-    /// Go on after the model has ended its turn
+    /// Ignore end-of-turn tokens and continue generating
     #[arg(long)]
     ignore_eos: bool,
-    /// Keep the context in this file: read what fits the prompt, write all at the end, also when Ctrl-C ends the answer
+    /// Context file: read the prefix that matches the prompt, write all at the end, also after
+    /// Ctrl-C
     #[arg(long, value_name = "FILE")]
     prompt_cache: Option<PathBuf>,
     /// Print one JSON object instead of text and summary
     #[arg(long)]
     json: bool,
-    /// No progress and no summary
+    /// Print neither progress nor summary
     #[arg(long)]
     quiet: bool,
 }
@@ -84,7 +87,7 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     let session_options = args.cache.session_options()?;
     let quiet = args.quiet || args.json;
     let needs = if args.raw { Needs::Tokenizer } else { Needs::NoBadTemplate };
-    // Who shows nothing needs nobody who looks.
+    // Without images, no vision encoder is needed.
     let sight = (!args.image.is_empty()).then_some(Sight { args: &args.sight, is_needed: true });
     let (chat_template, draft) = (args.template.source()?, Some(&args.decode.draft));
     let model = args.model.open_for(quiet, Wanted { needs, chat_template, draft, sight })?;
@@ -93,13 +96,13 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     let Resolved { options: session_options, auto } = args.cache.resolve(session_options, &model)?;
     let mut session = model.session(session_options)?;
     args.cache.note_length(&session);
-    // By now what another program writes has come.
+    // By now the output of another program in the pipe has arrived.
     args.note_pipe();
     let prompt = args.tokens(&session, &text, quiet)?;
     if let Some(path) = args.prompt_cache.as_deref().filter(|path| path.exists()) {
         session.load_prefix(path, &prompt)?;
     }
-    // Without a context to keep, Ctrl-C ends the program as ever.
+    // Without a context to save, Ctrl-C ends the program as usual.
     let interrupt = args.prompt_cache.as_ref().map(|_| Interrupt::listen(false)).transpose()?;
     let cancel = interrupt.as_ref().map_or_else(CancelFlag::default, |interrupt| interrupt.cancel.clone());
     let answered = match &interrupt {
@@ -107,7 +110,7 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
         None => args.answer(&mut session, &prompt, options, &cancel, quiet),
     };
     let (answer, stats) = match answered {
-        // It has come while the prompt was read.
+        // Ctrl-C arrived during prefill.
         Err(_) if cancel.is_cancelled() => return args.leave(&session),
         answered => answered?,
     };
@@ -129,7 +132,7 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
 }
 
 impl RunArgs {
-    /// Prints the answer, unless it is to be told as JSON, and returns it.
+    /// Prints the answer, unless the output is JSON, and returns it.
     fn answer(
         &self,
         session: &mut Session,
@@ -155,7 +158,7 @@ impl RunArgs {
         Ok((answer, generation.stats()))
     }
 
-    /// Keeps the context, if it is to be kept.
+    /// Saves the context if requested.
     fn save(&self, session: &Session) -> Result<(), Failure> {
         if let Some(path) = self.prompt_cache.as_deref().filter(|_| !session.tokens().is_empty()) {
             session.save(path)?;
@@ -163,7 +166,7 @@ impl RunArgs {
         Ok(())
     }
 
-    /// Ends the program as Ctrl-C does, with the context kept.
+    /// Saves the context and ends the program with Ctrl-C's exit code.
     fn leave(&self, session: &Session) -> Result<(), Failure> {
         self.save(session)?;
         exit(INTERRUPTED)
@@ -189,22 +192,23 @@ impl RunArgs {
         Ok(text)
     }
 
-    /// Tells that a pipe is not read, which others read beside a prompt: it may be a script's own, or never end.
+    /// Notes that stdin is not read, which other programs read beside a prompt: the pipe may belong
+    /// to a script, or never end.
     fn note_pipe(&self) {
         let is_read = self.file.as_deref() == Some(Path::new("-"));
         let has_prompt = !self.words.is_empty() || self.prompt.is_some() || self.file.is_some();
         if has_prompt && !is_read && !self.quiet && console::is_piped_to() {
-            log::note("what is piped in is not read beside a prompt (-f - puts it behind)");
+            log::note("stdin is not read beside a prompt (-f - appends it)");
         }
     }
 
-    /// What is piped in, when no prompt was given.
+    /// Returns the piped text, if no prompt was given.
     fn piped(&self) -> Result<String, Failure> {
         let text = if std::io::stdin().is_terminal() { String::new() } else { read_prompt(Path::new("-"))? };
         if text.is_empty() {
             let talk = format!("kvant chat {}", self.model.name());
             let line = format!(
-                "no prompt: expected one behind the model, with -p TEXT or -f FILE, or piped in ({talk} holds a conversation)"
+                "no prompt: expected one after the model, with -p TEXT or -f FILE, or piped in ({talk} holds a conversation)"
             );
             return Err(Failure::Usage(line));
         }
@@ -216,7 +220,8 @@ impl RunArgs {
         Ok(GenerateOptions { ignore_eos: self.ignore_eos, ..options })
     }
 
-    /// The prompt in the model's chat format, when it has one; else as it is.
+    /// Returns the tokens of the prompt in the model's chat format, or of the plain text without
+    /// one.
     fn tokens(&self, session: &Session, text: &str, quiet: bool) -> Result<Vec<u32>, Failure> {
         if self.raw {
             let special = if self.no_special { Special::AsText } else { Special::Parse };
@@ -242,14 +247,14 @@ impl RunArgs {
     }
 }
 
-/// What the model has said.
+/// Generated text and its tokens.
 #[derive(Default)]
 pub struct Answer {
     pub text: String,
     pub tokens: Vec<u32>,
 }
 
-/// Hands text to `show` as it comes, and adds it to `answer`.
+/// Passes text to `show` as it is generated, and appends it to `answer`.
 pub fn take_tokens(
     generation: &mut Generation<'_>,
     answer: &mut Answer,
@@ -272,16 +277,16 @@ pub fn end_line() -> Result<(), Failure> {
     Ok(writeln!(console::results())?)
 }
 
-/// The summary line: what ran, how fast, what the cache took, and the seed where one was used.
+/// The summary line: model, device, speed, KV cache, and the seed where one was used.
 pub struct Summary<'a> {
     pub name: &'a str,
     pub model: &'a Model,
     pub kv: &'a KvUse,
-    /// Why the cache has these types, where nobody named them.
+    /// Reason for automatic KV types.
     pub auto: Option<&'a str>,
     pub stats: &'a Stats,
     pub sampler: &'a SamplerParams,
-    /// Which settings of it the model recommends.
+    /// Sampler settings that the model recommends.
     pub recommended: Option<&'a str>,
 }
 
@@ -289,7 +294,7 @@ impl fmt::Display for Summary<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (device, kv, stats) = (self.model.device(), self.kv, self.stats);
         let ratio = kv.bytes_f16 as f64 / kv.bytes.max(1) as f64;
-        // No token, no speed.
+        // Without tokens, the speed is undefined.
         let speed = |tps: Option<f64>| tps.map_or_else(String::new, |tps| format!(", {tps:.1} tok/s"));
         write!(f, "{} on {}", printable(self.name, 128), device.name)?;
         write!(f, " ({}, {} {})", device.kernels, device.n_threads, device.thread_unit)?;
@@ -302,17 +307,17 @@ impl fmt::Display for Summary<'_> {
         write!(f, " | prompt {} tok{}", stats.n_prompt, speed(prompt_tps(stats)))?;
         write!(f, " | decode {} tok{}", stats.n_gen, speed(decode_tps(stats)))?;
         if stats.n_drafted > 0 {
-            write!(f, ", {} of {} guesses came true", stats.n_accepted, stats.n_drafted)?;
+            write!(f, ", accepted {} of {} draft tokens", stats.n_accepted, stats.n_drafted)?;
         }
         let (held, f16) = (output::bytes(kv.bytes), output::bytes(kv.bytes_f16));
         let auto = self.auto.map_or_else(String::new, |why| format!(" ({why})"));
         write!(f, " | KV {}/{}{auto}: {} tok in {held}, f16 {f16}", kv.type_k, kv.type_v, kv.tokens)?;
-        // A saving within the first block is one of padding.
+        // Within the first block, a saving would be that of padding.
         if kv.tokens >= TOKENS_PER_BLOCK {
             write!(f, " ({ratio:.2}x)")?;
         }
         if kv.bytes_draft > 0 {
-            write!(f, ", for drafts {}", output::bytes(kv.bytes_draft))?;
+            write!(f, ", draft KV {}", output::bytes(kv.bytes_draft))?;
         }
         if self.sampler.temperature > 0.0 {
             write!(f, " | seed {}", self.sampler.seed)?;
@@ -324,12 +329,13 @@ impl fmt::Display for Summary<'_> {
     }
 }
 
-/// Tokens per second of the prompt, where one was read.
+/// Returns the tok/s of prefill, if tokens were prefilled.
 fn prompt_tps(stats: &Stats) -> Option<f64> {
     (stats.n_prompt > 0).then(|| stats.prompt_tps())
 }
 
-/// Tokens per second of the answer, where one was fed back: the first is drawn from the prompt's logits.
+/// Returns the tok/s of decode, if a token was decoded: the first is sampled from the prompt's
+/// logits.
 fn decode_tps(stats: &Stats) -> Option<f64> {
     (stats.n_decoded > 0).then(|| stats.decode_tps())
 }

@@ -17,13 +17,13 @@ use crate::place::Place;
 use crate::sight::{Sight, SightArgs};
 use crate::template::TemplateArgs;
 
-/// Share of the machine's memory that caches may take where nobody says how much.
+/// Default divisor of the machine's memory that KV caches may take.
 const SHARE: usize = 2;
 
 /// Arguments of `kvant serve`.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Example:\n  kvant serve --kv-budget 1G -ctk turbo3 -ctv turbo3\n\nCtrl-C or SIGTERM ends it when the last answer has been given."
+    after_help = "Example:\n  kvant serve --kv-budget 1G -ctk turbo3 -ctv turbo3\n\nCtrl-C or SIGTERM stops the server after the running requests."
 )]
 pub struct ServeArgs {
     #[command(flatten)]
@@ -36,13 +36,13 @@ pub struct ServeArgs {
     template: TemplateArgs,
     #[command(flatten)]
     sight: SightArgs,
-    /// Address to listen at; 0.0.0.0 is every one of this machine
+    /// Address to listen on; 0.0.0.0 is every address of this machine
     #[arg(long, value_name = "HOST", env = "KVANT_HOST", default_value = "127.0.0.1")]
     host: String,
-    /// Port to listen at; 0 takes any that is free
+    /// Port to listen on; 0 selects a free one
     #[arg(long, value_name = "N", env = "KVANT_PORT", default_value_t = 8080)]
     port: u16,
-    /// Maximum concurrent answers (-np); further requests wait
+    /// Maximum concurrent requests (-np); further ones wait
     #[arg(long, value_name = "N", env = "KVANT_PARALLEL", default_value_t = 64, value_parser = positive)]
     parallel: usize,
     /// Maximum waiting requests; further ones get a 429
@@ -51,17 +51,18 @@ pub struct ServeArgs {
     /// Memory for all KV caches together, such as 8G [default: half of the machine's memory]
     #[arg(long, value_name = "BYTES", env = "KVANT_KV_BUDGET", value_parser = output::parse_bytes)]
     kv_budget: Option<usize>,
-    /// Spill conversations that do not fit on the GPU to this much of the machine's memory, such as 16G (on the CPU raise
-    /// --kv-budget instead)
+    /// Offload conversations that do not fit on the GPU to this much of the machine's memory, such
+    /// as 16G (on the CPU raise --kv-budget instead)
     #[arg(long, value_name = "BYTES", env = "KVANT_KV_RAM", value_parser = output::parse_bytes)]
     kv_ram: Option<usize>,
-    /// Spill conversations to DIR, up to BYTES; they are kept across restarts
+    /// Offload conversations to DIR, up to BYTES; they persist across restarts
     #[arg(long, value_name = "DIR:BYTES", env = "KVANT_KV_DISK", value_parser = folder)]
     kv_disk: Option<(PathBuf, u64)>,
-    /// Whether the model thinks before it answers, if its template supports that and the request does not say
+    /// Enable or disable reasoning, if the chat template supports that and the request does not set
+    /// it
     #[arg(long, value_name = "on|off", env = "KVANT_THINK", value_parser = clap::builder::BoolishValueParser::new())]
     think: Option<bool>,
-    /// Maximum thinking tokens where a request does not say; -1 is unlimited
+    /// Maximum reasoning tokens, unless the request sets it; -1 is unlimited
     #[arg(
         long,
         value_name = "N",
@@ -71,15 +72,16 @@ pub struct ServeArgs {
         value_parser = clap::value_parser!(i64).range(-1..)
     )]
     reasoning_budget: i64,
-    /// How the states of a text's tokens become its embedding: their mean, or that of the last [default: as the model's file says, or last]
+    /// Pooling of the hidden states into an embedding: their mean, or the last token's [default: as
+    /// in the model's file, or last]
     #[arg(long, value_name = "mean|last", env = "KVANT_POOLING")]
     pooling: Option<Pooling>,
     #[command(flatten)]
     draft: DraftArgs,
-    /// Name of the model, for clients
+    /// Name of the model in the API
     #[arg(long, value_name = "NAME", env = "KVANT_ALIAS")]
     alias: Option<String>,
-    /// Key that callers must send; may be given several times
+    /// API key that clients must send; may be repeated
     #[arg(
         long,
         value_name = "KEY",
@@ -88,14 +90,15 @@ pub struct ServeArgs {
         value_parser = clap::builder::NonEmptyStringValueParser::new()
     )]
     api_key: Vec<String>,
-    /// Origin of a web page that may send requests, such as https://chat.example, or * for all; may be given several times
+    /// Allowed CORS origin, such as https://chat.example, or * for all; may be repeated
     #[arg(long, value_name = "ORIGIN", env = "KVANT_CORS_ORIGIN", value_delimiter = ',')]
     cors_origin: Vec<String>,
-    /// Name that clients call this machine by, such as box.example, where the server asks for no key and listens at 127.0.0.1 behind a
-    /// proxy; may be given several times
+    /// Allowed Host name, such as box.example, where the server needs no key and listens on
+    /// 127.0.0.1 behind a proxy; may be repeated
     #[arg(long, value_name = "NAME", env = "KVANT_ALLOWED_HOST", value_delimiter = ',')]
     allowed_host: Vec<String>,
-    /// Another model, loaded when a request names it; may be given several times. Unused models make room for others
+    /// Another model, loaded when a request names it; may be repeated. Unused models are unloaded
+    /// to make room
     #[arg(long, value_name = "NAME=FILE", value_parser = named)]
     also: Vec<(String, String)>,
     #[cfg(feature = "tls")]
@@ -109,7 +112,7 @@ pub struct ServeArgs {
     pub collector: CollectorArgs,
 }
 
-/// Arguments about TLS.
+/// Arguments of TLS.
 #[cfg(feature = "tls")]
 #[derive(Args, Debug)]
 struct TlsArgs {
@@ -129,15 +132,16 @@ impl TlsArgs {
     }
 }
 
-/// Arguments about events for routers.
+/// Arguments of KV events for routers.
 #[cfg(feature = "kv-events")]
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Routers")]
 struct EventArgs {
-    /// Publish KV events over ZeroMQ as vLLM does; tcp://*:5557 binds, another host is connected to. Subscribers can read the prompts
+    /// Publish KV events over ZeroMQ as vLLM does; tcp://*:5557 binds, an address of another host
+    /// connects. Subscribers can read the prompts
     #[arg(long, value_name = "ADDRESS", env = "KVANT_KV_EVENTS", conflicts_with = "also")]
     kv_events: Option<String>,
-    /// Address where routers can ask for events that they missed, such as tcp://*:5558
+    /// Address where routers can request missed events, such as tcp://*:5558
     #[arg(long, value_name = "ADDRESS", env = "KVANT_KV_EVENTS_REPLAY", requires = "kv_events")]
     kv_events_replay: Option<String>,
     /// Topic of the events, as the router expects it
@@ -153,7 +157,7 @@ struct EventArgs {
 
 #[cfg(feature = "kv-events")]
 impl EventArgs {
-    /// Whom to tell of events.
+    /// Returns the event sink, if configured.
     fn sink(&self) -> Result<Option<kvant_server::KvEventSink>, Failure> {
         use kvant_server::{PublishError, Publisher};
 
@@ -167,7 +171,7 @@ impl EventArgs {
     }
 }
 
-/// A name and what it names.
+/// Parses `NAME=VALUE`.
 fn named(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, file)) if !name.is_empty() && !file.is_empty() => Ok((name.to_owned(), file.to_owned())),
@@ -175,12 +179,12 @@ fn named(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// The other models, which are loaded as the first one is.
+/// Returns the specs of the other models, which are loaded like the first one.
 fn offers(args: &ServeArgs) -> Result<Vec<Offer>, Failure> {
     let offer = |(name, file): &(String, String)| {
         let bytes = match Place::new(file) {
             Place::File(path) => std::fs::metadata(&path).map_err(|error| Failure::work(file, error))?.len(),
-            // What is not there yet is known when it is.
+            // The size of a model that is not yet downloaded is known only afterwards.
             _ => 0,
         };
         let (model, cache, file) = (args.model.clone(), args.cache.clone(), file.clone());
@@ -198,15 +202,15 @@ fn offers(args: &ServeArgs) -> Result<Vec<Offer>, Failure> {
     args.also.iter().map(offer).collect()
 }
 
-/// How tokens of a model are drawn, and what of that it recommends.
+/// Returns the sampling defaults of a model and the settings that it recommends.
 fn drawing(sampling: &SamplingArgs, model: &Model) -> Result<(Drawing, Option<String>), Failure> {
     let (usual, recommended) = sampling.params_for(model)?;
     Ok((Drawing { usual, likeliest: sampling.params()? }, recommended))
 }
 
-/// A folder and a number of bytes.
+/// Parses a folder and a number of bytes.
 fn folder(text: &str) -> Result<(PathBuf, u64), String> {
-    let expected = || "expected a folder and how much may be kept there, such as kv:100G".to_owned();
+    let expected = || "expected a folder and its size limit, such as kv:100G".to_owned();
     let (folder, bytes) =
         text.rsplit_once(':').filter(|(folder, _)| !folder.is_empty()).ok_or_else(expected)?;
     Ok((folder.into(), output::parse_bytes(bytes)? as u64))
@@ -270,7 +274,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let asks_key = !served.api_keys.is_empty();
     let ready = |address: std::net::SocketAddr| {
         if !asks_key && !address.ip().is_loopback() {
-            let who = "everyone who reaches this address may use the server: --api-key asks for a key";
+            let who = "anyone who reaches this address can use the server: --api-key requires a key";
             console::say(format_args!("warning: {who}"));
         }
         let auto = auto.map_or_else(String::new, |why| format!(" ({why})"));

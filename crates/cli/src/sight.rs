@@ -1,4 +1,4 @@
-//! What looks at pictures, and the pictures.
+//! Options of the vision encoder, and reading of image files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,28 +13,29 @@ use crate::failure::Failure;
 use crate::place::Place;
 use crate::{log, progress};
 
-/// Which tower makes tokens of pictures.
+/// Arguments of the vision encoder.
 #[derive(Args, Debug, Clone, Default)]
 pub struct SightArgs {
-    /// File that makes tokens of pictures for the model (-mm), by what -m takes [default: mmproj*.gguf beside the model, or in its
-    /// repository]
+    /// Vision encoder file (-mm), given as for -m [default: mmproj*.gguf beside the model, or in
+    /// its repository]
     #[arg(long, value_name = "FILE", env = "KVANT_MMPROJ")]
     mmproj: Option<String>,
-    /// Do without one that lies beside the model
+    /// Ignore a vision encoder beside the model
     #[arg(long, conflicts_with = "mmproj")]
     no_mmproj: bool,
 }
 
-/// What a command wants to see with.
+/// What a command needs of the vision encoder.
 #[derive(Clone, Copy)]
 pub struct Sight<'a> {
     pub args: &'a SightArgs,
-    /// Whether there are pictures already.
+    /// Whether images were given.
     pub is_needed: bool,
 }
 
 impl Sight<'_> {
-    /// The file of the tower for the model in `gguf`, where there is one: what was not asked for and cannot be used is gone without.
+    /// Opens the vision encoder of the model in `gguf`, if one exists; an unusable one that was not
+    /// requested is noted and ignored.
     pub fn open(&self, model: &ModelArgs, gguf: &Gguf, quiet: bool) -> Result<Option<Arc<Gguf>>, Failure> {
         let SightArgs { mmproj, no_mmproj } = self.args;
         if let Some(name) = mmproj {
@@ -43,20 +44,20 @@ impl Sight<'_> {
         let is_wanted = !no_mmproj && (self.is_needed || may_see(gguf));
         let found = if is_wanted { self.find(model, quiet)? } else { None };
         let Some(path) = found else {
-            let line = "--image: no file beside the model makes tokens of pictures: expected --mmproj FILE";
+            let line = "--image: no vision encoder beside the model: expected --mmproj FILE";
             return if self.is_needed { Err(Failure::Usage(line.to_owned())) } else { Ok(None) };
         };
         let file = kvant::open_file(&path)?;
         match check_mmproj(&file, gguf) {
             Err(error) if !self.is_needed => {
-                log::note(format_args!("{}: {error}; pictures are not taken", printable_path(&path)));
+                log::note(format_args!("{}: {error}; images are disabled", printable_path(&path)));
                 Ok(None)
             }
             checked => checked.map(|()| Some(Arc::new(file))).map_err(Failure::from),
         }
     }
 
-    /// The file beside the model, or in its repository.
+    /// Finds the vision encoder beside the model, or in its repository.
     fn find(&self, model: &ModelArgs, quiet: bool) -> Result<Option<PathBuf>, Failure> {
         let path = match model.place.place()? {
             Place::Bundled => return Ok(None),
@@ -72,7 +73,7 @@ impl Sight<'_> {
         }
         let first = printable_path(&found[0]);
         let line = format!(
-            "several files beside the model make tokens of pictures, {first} among them: --mmproj FILE takes one"
+            "several vision encoders beside the model, {first} among them: --mmproj FILE selects one"
         );
         if self.is_needed {
             return Err(Failure::Usage(line));
@@ -82,13 +83,14 @@ impl Sight<'_> {
     }
 }
 
-/// Whether towers of a model's family are known: nothing is fetched for those whose are not.
+/// Returns whether the model's family may have a supported vision encoder; nothing is downloaded
+/// otherwise.
 fn may_see(gguf: &Gguf) -> bool {
     let architecture = gguf.meta().find::<&str>("general.architecture").ok().flatten();
     architecture.is_some_and(|architecture| !architecture.starts_with("gemma"))
 }
 
-/// The files of the model's folder that are called so.
+/// Returns the vision encoder files in the model's folder.
 fn beside(model: &Path) -> Vec<PathBuf> {
     let folder = if model.is_dir() { Some(model) } else { model.parent() };
     let folder = folder.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -100,15 +102,15 @@ fn beside(model: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Whether a file is called as towers are.
+/// Returns whether a file has the name of a vision encoder.
 pub fn is_tower(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     name.contains("mmproj") && name.ends_with(".gguf")
 }
 
-/// The pictures in these files, for a model that sees.
+/// Encodes the images in these files.
 pub fn look(model: &Model, files: &[PathBuf], quiet: bool) -> Result<Vec<Picture>, Failure> {
-    let bar = progress::bar("looking", files.len() as u64, quiet || files.is_empty());
+    let bar = progress::bar("encoding", files.len() as u64, quiet || files.is_empty());
     let look = |path: &PathBuf| {
         let bytes = fs::read(path).map_err(|error| Failure::work(printable_path(path), error))?;
         let picture = model.look(&bytes).map_err(|error| Failure::work(printable_path(path), error))?;

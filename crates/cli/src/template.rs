@@ -1,4 +1,4 @@
-//! The chat format that a command uses.
+//! Option of the chat template.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use kvant::chat::{BUILTIN, builtin};
 use crate::args::{read_text, without_mark};
 use crate::failure::Failure;
 
-/// Which chat format to use.
+/// Selects the chat template.
 #[derive(Args, Debug, Clone)]
 pub struct TemplateArgs {
     /// Chat template instead of the model's own: chatml, llama3, gemma, mistral, phi3, or a file
@@ -17,7 +17,7 @@ pub struct TemplateArgs {
 }
 
 impl TemplateArgs {
-    /// The template, if one is named.
+    /// Returns the template's source, if one is named.
     pub fn source(&self) -> Result<Option<String>, Failure> {
         let Some(name) = &self.chat_template else { return Ok(None) };
         if let Some(source) = builtin(name) {
@@ -33,7 +33,7 @@ impl TemplateArgs {
     }
 }
 
-/// The formats that have a name.
+/// Returns the names of the built-in templates.
 pub fn names() -> Vec<&'static str> {
     BUILTIN.iter().map(|(name, _)| *name).collect()
 }

@@ -1,15 +1,15 @@
-//! Variables of the environment that llama.cpp and ollama read and this program does not: whoever set one for them is told once which
-//! of ours says the same, instead of wondering why it does nothing.
+//! Environment variables of llama.cpp and ollama that this program ignores: a note names the
+//! equivalent ones.
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 
 use crate::place::Place;
 
-/// The model is no option of clap's with a variable.
+/// The model has a variable that clap does not know.
 const MODEL: &str = "KVANT_MODEL";
 
-/// Their variables, and ours that say the same.
+/// Variables of other programs, and the equivalent ones here.
 const VARIABLES: &[(&str, &[&str])] = &[
     ("LLAMA_ARG_MODEL", &[MODEL]),
     ("LLAMA_ARG_HF_REPO", &[MODEL]),
@@ -39,8 +39,8 @@ const VARIABLES: &[(&str, &[&str])] = &[
     ("OLLAMA_ORIGINS", &["KVANT_CORS_ORIGIN"]),
 ];
 
-/// A line for whoever has set variables of other programs that would mean something to the command of these arguments, and said nothing
-/// of the kind here. `is_set` tells which variables there are.
+/// Returns a note on variables of other programs that would apply to the parsed command and have no
+/// equivalent set here. `is_set` returns whether a variable is set.
 pub fn note(root: &Command, matches: &ArgMatches, is_set: impl Fn(&str) -> bool) -> Option<String> {
     let (name, matches) = matches.subcommand()?;
     let command = root.find_subcommand(name)?;
@@ -57,15 +57,16 @@ pub fn note(root: &Command, matches: &ArgMatches, is_set: impl Fn(&str) -> bool)
     });
     let told: Vec<String> =
         theirs.map(|(theirs, ours)| format!("{theirs} (here {})", ours.join(", "))).collect();
-    (!told.is_empty()).then(|| format!("not read, as they are other programs': {}", told.join("; ")))
+    (!told.is_empty())
+        .then(|| format!("ignored environment variables of other programs: {}", told.join("; ")))
 }
 
-/// Whether someone has said it, by a flag or our variable.
+/// Returns whether a flag or a variable sets the argument.
 fn is_given(matches: &ArgMatches, id: &str) -> bool {
     matches!(matches.value_source(id), Some(ValueSource::CommandLine | ValueSource::EnvVariable))
 }
 
-/// Whether arguments name a model; `None` for a command that takes none.
+/// Returns whether arguments name a model; `None` for a command without one.
 fn names_model(command: &Command, matches: &ArgMatches) -> Option<bool> {
     let has = |id: &str| command.get_arguments().any(|arg| arg.get_id() == id);
     has("model").then(|| {
@@ -82,7 +83,7 @@ mod tests {
     use super::*;
     use crate::Cli;
 
-    /// The note on a command line where these variables are set.
+    /// Returns the note for a command line where these variables are set.
     fn told(line: &str, set: &[&str]) -> Option<String> {
         let mut root = Cli::command();
         root.build();
@@ -91,17 +92,17 @@ mod tests {
     }
 
     #[test]
-    fn variables_of_others_are_told_where_they_would_mean_something() {
+    fn variables_of_other_programs_are_noted_where_they_apply() {
         let all = ["OLLAMA_HOST", "OLLAMA_KV_CACHE_TYPE", "LLAMA_ARG_MODEL", "LLAMA_ARG_CTX_SIZE"];
-        let begin = "not read, as they are other programs': LLAMA_ARG_MODEL (here KVANT_MODEL)";
+        let begin = "ignored environment variables of other programs: LLAMA_ARG_MODEL (here KVANT_MODEL)";
         let cache = "OLLAMA_KV_CACHE_TYPE (here KVANT_CACHE_TYPE_K, KVANT_CACHE_TYPE_V)";
         let host = "OLLAMA_HOST (here KVANT_HOST, KVANT_PORT)";
         let context = "LLAMA_ARG_CTX_SIZE (here KVANT_CTX_SIZE)";
         assert_eq!(told("kvant serve", &all), Some(format!("{begin}; {context}; {host}; {cache}")));
-        // Nobody is listened to there.
+        // `kvant run` has no host.
         assert_eq!(told("kvant run --prompt x", &all), Some(format!("{begin}; {context}; {cache}")));
         assert_eq!(told("kvant run Hello", &all), Some(format!("{begin}; {context}; {cache}")));
-        // What is said here holds.
+        // Settings of this program take precedence.
         let here = "kvant serve bundled --port 0 --cache-type-v q8_0 --ctx-size 512";
         assert_eq!(told(here, &all), None);
         assert_eq!(told("kvant serve", &["LLAMA_ARG_MODEL", "KVANT_MODEL"]), None);

@@ -1,11 +1,12 @@
-//! The types of weights, by the names that people know.
+//! Parses names of weight types.
 
 use kvant::DType;
 
-/// The weight type that a person means.
+/// Parses a weight type.
 ///
 /// # Errors
-/// What is known, where it is none.
+///
+/// The known types, for an unknown name.
 pub fn weight_type(text: &str) -> Result<DType, String> {
     let weights = || DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some());
     match text.parse::<DType>() {
@@ -13,14 +14,14 @@ pub fn weight_type(text: &str) -> Result<DType, String> {
         _ => Err(format!(
             "not a weight type{}; known: {}",
             mix_of(text).map_or_else(String::new, |dtype| format!(
-                " (kvant quantize writes mixes; loading makes all matrices one type, such as {dtype})"
+                " (kvant quantize writes mixes; on load all matrices get one type, such as {dtype})"
             )),
             weights().map(DType::name).collect::<Vec<_>>().join(" ")
         )),
     }
 }
 
-/// The type that most matrices have in a mix of llama.cpp's, such as `Q4_K_M`.
+/// Returns the main type of a llama.cpp mix, such as `Q4_K_M`.
 fn mix_of(text: &str) -> Option<DType> {
     let (name, _) = text.rsplit_once('_').filter(|(_, size)| ["S", "M", "L"].contains(size))?;
     name.parse().ok().filter(|dtype: &DType| dtype.ggml_id().is_some())

@@ -1,4 +1,5 @@
-//! Prints the distortion table of `docs/formats.md`: `cargo run --release -p kvant-codec --example distortion`.
+//! Prints the distortion table of `docs/formats.md`:
+//! `cargo run --release -p kvant-codec --example distortion`.
 
 use kvant_codec::distortion::{Source, measure};
 use kvant_codec::{CodecError, DType};

@@ -1,8 +1,9 @@
-//! Trains the tables of `src/trellis.rs`: `cargo run --release -p kvant-codec --example trellis`. Takes a minute.
+//! Trains the tables of `src/trellis.rs`: `cargo run --release -p kvant-codec --example trellis`.
+//! Takes a minute.
 
 use kvant_codec::trellis::train::{in_steps, round, samples, train};
 
-/// Rounds on few samples, then on more.
+/// Training rounds on few samples, then on more.
 const ROUNDS: usize = 30;
 
 fn main() {

@@ -1,9 +1,10 @@
-"""Checksums of block formats by the `gguf` Python package, an implementation independent of this crate.
+"""Checksums of block formats by the `gguf` Python package, independent of this crate.
 
     pip install gguf && python golden.py
 
-prints the tables of `src/block.rs`, tests `decodes_as_the_gguf_package_does` and `encodes_as_the_gguf_package_does`.
-Blocks and values are made from SplitMix64 alone, so that Rust makes the same ones.
+prints the tables of the tests `decodes_as_the_gguf_package_does` and
+`encodes_as_the_gguf_package_does` in `src/block.rs`. Blocks and values come from SplitMix64
+alone, so that Rust generates the same ones.
 """
 
 import numpy as np
@@ -30,7 +31,7 @@ def fnv1a(data):
     return h
 
 
-# Format, block bytes, offsets of the f16 scales, which are replaced by 0.0123 (0x224c) and then 0.0456 (0x29d6).
+# Format, block bytes, offsets of the f16 scales: set to 0.0123 (0x224c), then 0.0456 (0x29d6).
 DECODE = [
     (T.Q8_0, 34, [0]),
     (T.Q4_0, 18, [0]),
@@ -47,7 +48,7 @@ DECODE = [
     (T.MXFP4, 17, []),
     (T.NVFP4, 36, []),
 ]
-# Scales of one byte: as they come, but for the bit that would make them no number, or one that an f32 does not hold.
+# One-byte scales: random, except for the bits that would make them NaN or exceed f32.
 BYTE_SCALES = {T.MXFP4: (1, 0x7F), T.NVFP4: (4, 0x77)}
 ENCODE = [T.BF16, T.Q8_0, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1]
 BLOCKS = 16

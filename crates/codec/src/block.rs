@@ -1,4 +1,4 @@
-//! Rows of values to rows of blocks and back.
+//! Encodes rows of values to rows of blocks, and decodes them.
 
 use half::{bf16, f16};
 
@@ -7,12 +7,13 @@ use crate::{Codebook, CodecError, DType, Table, Trellis, block32, fp4, iq, iq4, 
 
 /// Encodes `values` into `bytes` in the byte layout of `dtype`.
 ///
-/// Deterministic. NaN is stored as 0 and values outside [`DType::max_abs`] are clamped to it, so the result always
-/// decodes to finite numbers. Turbo blocks are rotated with [`crate::Rotation::kv`], TQ blocks with [`crate::Rotation::tq`].
+/// Deterministic. NaN is stored as 0 and values outside [`DType::max_abs`] are clamped to it, so
+/// the result always decodes to finite numbers. Turbo blocks are rotated with
+/// [`crate::Rotation::kv`], TQ blocks with [`crate::Rotation::tq`].
 ///
 /// # Errors
-/// [`CodecError::NotWholeBlocks`] unless `values` is a whole number of blocks, [`CodecError::BufferSize`] unless
-/// `bytes` has exactly the length they take.
+/// [`CodecError::NotWholeBlocks`] unless `values` is a whole number of blocks,
+/// [`CodecError::BufferSize`] unless `bytes` has exactly the length of these blocks.
 pub fn encode(dtype: DType, values: &[f32], bytes: &mut [u8]) -> Result<(), CodecError> {
     check(dtype, values.len(), bytes.len())?;
     let table = || Table::of(dtype).expect("codes of a table");
@@ -60,8 +61,8 @@ pub fn encode(dtype: DType, values: &[f32], bytes: &mut [u8]) -> Result<(), Code
 
 /// Decodes `bytes` in the byte layout of `dtype` into `values`.
 ///
-/// Reads any bytes: scales that a foreign writer left infinite or NaN decode to such numbers. Turbo and TQ blocks
-/// are rotated back, so `values` are in the domain of what was encoded.
+/// Accepts any bytes: infinite or NaN scales of another writer decode to non-finite numbers. Turbo
+/// and TQ blocks are rotated back, so `values` are in the domain of the encoder's input.
 ///
 /// # Errors
 /// As [`encode`].
@@ -108,7 +109,7 @@ pub fn decode(dtype: DType, bytes: &[u8], values: &mut [f32]) -> Result<(), Code
     Ok(())
 }
 
-/// Whether `bytes` is what `values` numbers take.
+/// Checks that `bytes` is the size of `values` numbers.
 fn check(dtype: DType, values: usize, bytes: usize) -> Result<(), CodecError> {
     let expected = dtype.row_bytes(values)?;
     if bytes != expected {
@@ -117,7 +118,8 @@ fn check(dtype: DType, values: usize, bytes: usize) -> Result<(), CodecError> {
     Ok(())
 }
 
-/// Runs `block` over the `N` values and `B` bytes of each block. The sizes come from the signature of `block`.
+/// Runs `block` over the `N` values and `B` bytes of each block. The signature of `block` gives
+/// both sizes.
 fn pack<const N: usize, const B: usize>(
     values: &[f32],
     bytes: &mut [u8],
@@ -129,7 +131,7 @@ fn pack<const N: usize, const B: usize>(
     values.iter().zip(bytes).for_each(|(v, b)| block(v, b));
 }
 
-/// The other way round.
+/// Inverse of [`pack`]: runs `block` over the bytes of each block.
 fn unpack<const N: usize, const B: usize>(
     bytes: &[u8],
     values: &mut [f32],
@@ -197,7 +199,8 @@ mod tests {
                 }
             }
             for block in bytes.chunks_exact_mut(size) {
-                // Scales of one byte as they come, but for what makes them no number or one beyond f32.
+                // One-byte scales are random, except for the bits that would make them NaN or
+                // exceed f32.
                 match dtype {
                     DType::MXFP4 => block[0] &= 0x7f,
                     DType::NVFP4 => block[..4].iter_mut().for_each(|scale| *scale &= 0x77),
@@ -231,10 +234,11 @@ mod tests {
 
     /// Two-sided: a codec that suddenly does better than this measures something else.
     ///
-    /// GGML's reference quantisers, run on 262,144 values of the same law, reach 0.2957 (q2_K), 0.1511 (q3_K),
-    /// 0.0715 (q4_K), 0.0362 (q5_K) and 0.0178 (q6_K): ours are within 1 % at 4 bits, and better at others.
+    /// GGML's reference quantizers, run on 262,144 values of the same distribution, reach 0.2957
+    /// (q2_K), 0.1511 (q3_K), 0.0715 (q4_K), 0.0362 (q5_K) and 0.0178 (q6_K): ours are within 1 %
+    /// at 4 bits, and better at others.
     #[test]
-    fn relative_error_on_gaussian_weights_is_what_was_measured() {
+    fn relative_error_on_gaussian_weights_is_as_measured() {
         let x = gaussian(256 * 256, 0.02);
         for (dtype, want) in [
             (DType::Q8_0, 0.00534),
@@ -264,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_numbers_decode_to_finite_ones_in_every_format() {
+    fn non_finite_numbers_decode_to_finite_ones_in_every_format() {
         let n = 256;
         let pattern = |f: &dyn Fn(usize) -> f32| (0..n).map(f).collect::<Vec<_>>();
         let tiny = f32::from_bits(1);
@@ -285,7 +289,7 @@ mod tests {
                 let (_, back) = round_trip(dtype, x);
                 assert!(back.iter().all(|v| v.is_finite()), "{dtype} {name}: {back:?}");
             }
-            // NaN is 0, and a value out of range is the nearest one in range, whatever the format does with that.
+            // NaN encodes as 0, and a value out of range as the nearest one in range.
             let limit = dtype.max_abs();
             for (name, x) in &inputs {
                 let fixed: Vec<f32> =
@@ -296,10 +300,10 @@ mod tests {
     }
 
     #[test]
-    fn zeros_and_what_vanishes_in_f16_decode_to_zeros() {
+    fn zeros_and_values_below_f16_decode_to_zeros() {
         for dtype in DType::ALL {
             assert!(round_trip(dtype, &[0.0; 256]).1.iter().all(|&v| v == 0.0), "{dtype}");
-            // Of f32, bf16 and mxfp4 the exponent reaches far below f16.
+            // The exponents of f32, bf16 and mxfp4 reach far below f16.
             if !matches!(dtype, DType::F32 | DType::BF16 | DType::MXFP4) {
                 for x in [f32::from_bits(1), 1e-30, 1e-12] {
                     assert!(round_trip(dtype, &[x; 256]).1.iter().all(|&v| v == 0.0), "{dtype} {x}");
@@ -328,7 +332,8 @@ mod tests {
     fn constant_blocks_keep_their_value() {
         for dtype in DType::ALL {
             for value in [3.0, -3.0] {
-                // A rotated constant is one spike per block, which the rotated formats cannot code well.
+                // A rotated constant is one spike per block, which the rotated formats cannot code
+                // well.
                 if dtype.code().is_some_and(|code| code.most_dims() == turbo::LEN)
                     || matches!(dtype, DType::TQ3_1S | DType::TQ4_1S)
                 {

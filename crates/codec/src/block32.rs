@@ -1,19 +1,24 @@
-//! GGML's blocks of 32 values: q8_0, q4_0, q4_1, q5_0, q5_1. Layouts and rounding as in GGML, bit for bit.
+//! GGML's blocks of 32 values: q8_0, q4_0, q4_1, q5_0, q5_1. Layouts and rounding match GGML bit
+//! for bit.
 //!
 //! | format | bytes | bits per value | value | layout (little endian) |
 //! |---|---|---|---|---|
 //! | q8_0 | 34 | 8.5 | code · d, code -127..=127 | d f16, 32 signed bytes |
-//! | q4_0 | 18 | 4.5 | (code - 8) · d | d f16, 16 bytes: value j low nibble, value j + 16 high nibble of byte j |
-//! | q4_1 | 20 | 5.0 | code · d + m | d f16, m f16, nibbles as q4_0 |
-//! | q5_0 | 22 | 5.5 | (code - 16) · d | d f16, u32 of high bits (bit j = value j), nibbles as q4_0 |
-//! | q5_1 | 24 | 6.0 | code · d + m | d f16, m f16, u32 of high bits, nibbles as q4_0 |
+//! | q4_0 | 18 | 4.5 | (code - 8) · d | d f16, 16 bytes of nibbles |
+//! | q4_1 | 20 | 5.0 | code · d + m | d f16, m f16, nibbles |
+//! | q5_0 | 22 | 5.5 | (code - 16) · d | d f16, u32 of high bits (bit j = value j), nibbles |
+//! | q5_1 | 24 | 6.0 | code · d + m | d f16, m f16, u32 of high bits, nibbles |
 //!
-//! q8_0 takes d = max|x| / 127. q4_0 and q5_0 let the value of largest magnitude (the first of equals) fall on the
-//! lowest code, which has no positive twin. q4_1 and q5_1 span min to max. Codes are found with the unrounded f32 d.
+//! Nibbles: byte j holds value j in its low nibble and value j + 16 in its high nibble.
 //!
-//! Seek unit: one block. Zero and bad numbers: NaN counts as 0, values are clamped to ±65,504; when d vanishes in f16
-//! every code is the one of zero, so the block decodes to 0 (or to m). What q8_0, q4_0 and q5_0 decode to is within ±65,504
-//! too, so that a device may multiply in f16: the d of q8_0 is at most 515.5, as 127 times the next one, 516, is 65,532.
+//! q8_0 uses d = max|x| / 127. q4_0 and q5_0 map the value of largest magnitude (the first of
+//! equals) to the lowest code, which has no positive twin. q4_1 and q5_1 span min to max. Codes are
+//! computed with the unrounded f32 d.
+//!
+//! Seek unit: one block. Zero and non-finite numbers: NaN counts as 0, values are clamped to
+//! ±65,504; when d underflows in f16, every code is the code of zero, so the block decodes to 0 (or
+//! to m). Decoded values of q8_0, q4_0 and q5_0 are within ±65,504 too, so that a device may
+//! multiply in f16: the d of q8_0 is at most 515.5, as 127 times the next one, 516, is 65,532.
 
 use half::f16;
 
@@ -22,10 +27,10 @@ use crate::finite::{F16_MAX, clamp, to_f16};
 /// Values per block.
 pub const LEN: usize = 32;
 
-/// The largest d of q8_0: 127 times as much is still an f16.
+/// The largest d of q8_0: 127 · d still fits f16.
 pub const Q8_0_MAX_SCALE: f32 = 515.5;
 
-/// The offset that makes a stored q8_0 code of a cache tile unsigned.
+/// The offset that makes the signed q8_0 code of a cache tile unsigned.
 pub const Q8_0_ZERO: u8 = 128;
 /// The q4_0 code of zero.
 pub const Q4_0_ZERO: u8 = 8;
@@ -52,17 +57,17 @@ pub struct CodedMin {
     pub codes: [u8; LEN],
 }
 
-/// 1 / d, or 0 when d is nothing in f16: then every code is the one of zero.
+/// Returns 1 / d, or 0 when d underflows in f16: every code is then the code of zero.
 fn inverse(d: f32) -> f32 {
     if to_f16(d) == f16::ZERO { 0.0 } else { 1.0 / d }
 }
 
-/// The value of largest magnitude, the first of equals.
+/// Returns the value of largest magnitude, the first of equals.
 fn extreme(x: &[f32; LEN]) -> f32 {
     x.iter().fold(0.0f32, |best, &v| if v.abs() > best.abs() { v } else { best })
 }
 
-/// Codes for q8_0, offset by [`Q8_0_ZERO`].
+/// Encodes a q8_0 block; codes are offset by [`Q8_0_ZERO`].
 pub fn encode_q8_0(x: &[f32; LEN]) -> Coded {
     let x = x.map(|v| clamp(v, F16_MAX));
     let d = extreme(&x).abs() / 127.0;
@@ -71,7 +76,7 @@ pub fn encode_q8_0(x: &[f32; LEN]) -> Coded {
     Coded { scale, codes: x.map(|v| ((v * id).round() as i32 + i32::from(Q8_0_ZERO)) as u8) }
 }
 
-/// Codes for q4_0 (`zero` = [`Q4_0_ZERO`]) or q5_0 (`zero` = [`Q5_0_ZERO`]).
+/// Encodes a block of q4_0 (`zero` = [`Q4_0_ZERO`]) or q5_0 (`zero` = [`Q5_0_ZERO`]).
 pub fn encode_centred(x: &[f32; LEN], zero: u8) -> Coded {
     let x = x.map(|v| clamp(v, F16_MAX));
     let d = extreme(&x) / -f32::from(zero);
@@ -80,7 +85,7 @@ pub fn encode_centred(x: &[f32; LEN], zero: u8) -> Coded {
     Coded { scale: to_f16(d), codes: x.map(|v| ((v * id + f32::from(zero) + 0.5) as u8).min(top)) }
 }
 
-/// Codes for q4_1 (`top` = 15) or q5_1 (`top` = 31).
+/// Encodes a block of q4_1 (`top` = 15) or q5_1 (`top` = 31).
 pub fn encode_min(x: &[f32; LEN], top: u8) -> CodedMin {
     let x = x.map(|v| clamp(v, F16_MAX));
     let (min, max) = x.iter().fold((f32::MAX, f32::MIN), |(lo, hi), &v| (lo.min(v), hi.max(v)));
@@ -91,7 +96,7 @@ pub fn encode_min(x: &[f32; LEN], top: u8) -> CodedMin {
 }
 
 impl Coded {
-    /// The values: (code - zero) · scale.
+    /// Returns the values: (code - zero) · scale.
     pub fn decode(&self, zero: u8) -> [f32; LEN] {
         let d = self.scale.to_f32();
         self.codes.map(|c| (f32::from(c) - f32::from(zero)) * d)
@@ -99,14 +104,14 @@ impl Coded {
 }
 
 impl CodedMin {
-    /// The values: code · scale + min.
+    /// Returns the values: code · scale + min.
     pub fn decode(&self) -> [f32; LEN] {
         let (d, m) = (self.scale.to_f32(), self.min.to_f32());
         self.codes.map(|c| f32::from(c) * d + m)
     }
 }
 
-/// Low nibbles: value j in the low half of byte j, value j + 16 in the high half.
+/// Packs low nibbles: value j in the low half of byte j, value j + 16 in the high half.
 pub(crate) fn put_nibbles(codes: &[u8; LEN], out: &mut [u8]) {
     for (j, byte) in out.iter_mut().enumerate() {
         *byte = (codes[j] & 15) | (codes[j + 16] & 15) << 4;
@@ -117,7 +122,7 @@ pub(crate) fn nibble(bytes: &[u8], j: usize) -> u8 {
     bytes[j % 16] >> (4 * (j / 16)) & 15
 }
 
-/// Fifth bits: bit j of a little-endian u32 belongs to value j.
+/// Packs fifth bits: bit j of a little-endian u32 belongs to value j.
 fn put_fifth_bits(codes: &[u8; LEN], out: &mut [u8]) {
     let bits = codes.iter().enumerate().fold(0u32, |bits, (j, &c)| bits | u32::from(c >> 4) << j);
     out.copy_from_slice(&bits.to_le_bytes());

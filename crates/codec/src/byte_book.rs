@@ -1,20 +1,22 @@
-//! Codebooks rounded to bytes, for kernels that look levels up in registers and multiply integers.
+//! Codebooks rounded to bytes, for kernels that look up levels in registers and multiply integers.
 
 use crate::Codebook;
 
 /// A codebook in bytes: centroid i is within half a step of `(bytes[i] - 128) · step`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ByteBook {
-    /// Unsigned, 128 stands for 0; those beyond the levels as well.
+    /// Unsigned bytes, `[16]`; 128 encodes 0 and fills the entries beyond the levels.
     pub bytes: [u8; 16],
-    /// What one unit of a byte stands for.
+    /// The value of one byte unit.
     pub step: f32,
 }
 
 impl ByteBook {
-    /// The largest centroid becomes a whole number from 96 to 127: the one for which rounding the others costs least.
-    /// For a Gaussian of variance 1 that is 1e-7, 4e-6 and 3e-5 (2, 3 and 4 bits) on top of what the codec loses,
-    /// 0.117, 0.035 and 0.0095.
+    /// Rounds `book` to bytes.
+    ///
+    /// The largest centroid becomes the integer from 96 to 127 that minimizes the rounding error of
+    /// the others. For a Gaussian of variance 1 this adds 1e-7, 4e-6 and 3e-5 (2, 3 and 4 bits) to
+    /// the codec's own error of 0.117, 0.035 and 0.0095.
     pub const fn of(book: &Codebook) -> Self {
         let (mut best, mut least) = (0, f32::INFINITY);
         let mut largest = 96;
@@ -34,7 +36,7 @@ impl ByteBook {
         let mut bytes = [128; 16];
         let mut i = 0;
         while i < centroids.len() {
-            // Everything is positive here, so that cutting the sum off rounds to nearest.
+            // The sum is positive, so truncation rounds to nearest.
             bytes[i] = (128.5 + centroids[i] / step) as u8;
             i += 1;
         }
@@ -45,7 +47,7 @@ impl ByteBook {
         (self.bytes[index] as f32 - 128.0) * self.step
     }
 
-    /// Sum of squared errors of the centroids.
+    /// Returns the sum of squared errors of the centroids.
     const fn loss(&self, book: &Codebook) -> f32 {
         let (mut sum, mut i) = (0.0, 0);
         while i < book.centroids().len() {
@@ -70,7 +72,7 @@ mod tests {
     ];
 
     #[test]
-    fn byte_books_are_within_half_a_step_and_as_symmetric_as_their_books() {
+    fn byte_books_are_within_half_a_step_and_keep_symmetry() {
         for (bytes, book, _) in BOOKS {
             let n = book.centroids().len();
             for (i, &c) in book.centroids().iter().enumerate() {
@@ -82,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn byte_books_lose_as_little_as_their_comment_says() {
+    fn byte_books_add_no_more_error_than_documented() {
         for (bytes, book, most) in BOOKS {
             let (mut random, mut loss) = (Random::new(2), 0.0);
             for _ in 0..20_000 {

@@ -1,21 +1,21 @@
-//! The likeliest tokens of a row of logits: what a device picks and a sampler draws from.
+//! Top-k of a row of logits: devices select these candidates, samplers sample from them.
 
 use std::cmp::Ordering;
 
 /// A token and its logit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Candidate {
-    /// Its number in the vocabulary.
+    /// Token id.
     pub id: u32,
     /// Its logit.
     pub logit: f32,
 }
 
 impl Candidate {
-    /// Likelier first, then lower ids; 0.0 and -0.0 are as likely. What no model should give, NaN and positive infinity,
-    /// comes before everything, so that it is noticed.
+    /// Orders by descending logit, then by ascending id; 0.0 and -0.0 are equal. NaN and positive
+    /// infinity, which no model should produce, come first, so that callers notice them.
     pub fn rank(a: &Self, b: &Self) -> Ordering {
-        // Adding zero turns -0.0 into 0.0, which total_cmp would order apart.
+        // Adding zero turns -0.0 into 0.0; total_cmp would order them apart.
         let by_logit = || (b.logit + 0.0).total_cmp(&(a.logit + 0.0));
         match (a.is_bad(), b.is_bad()) {
             (false, false) => by_logit().then(a.id.cmp(&b.id)),
@@ -24,26 +24,27 @@ impl Candidate {
         }
     }
 
-    /// Whether the logit is NaN or positive infinity.
+    /// Returns whether the logit is NaN or positive infinity.
     pub fn is_bad(&self) -> bool {
         self.logit.is_nan() || self.logit == f32::INFINITY
     }
 }
 
-/// Logits looked at together.
+/// Logits compared in one vectorizable step.
 const CHUNK: usize = 16;
 
-/// The `k` likeliest of `logits` (all when there are fewer) into `out`, in the order of [`Candidate::rank`]. What `out` held
-/// is dropped, its memory kept.
+/// Writes the `k` largest of `logits` (all of them when there are fewer) to `out`, in the order of
+/// [`Candidate::rank`]. Clears `out` first and reuses its memory.
 pub fn top_k(logits: &[f32], k: usize, out: &mut Vec<Candidate>) {
     out.clear();
     if k == 0 {
         return;
     }
-    // Twice as many are let in before the better half is picked, so that picking costs little per token.
+    // Collects up to 2k candidates before each selection of the better half, so selection costs
+    // little per token.
     let most = 2 * k.min(logits.len());
     out.reserve(most);
-    // Nothing up to this is among the likeliest; as ids ascend, equals come too late.
+    // No logit up to this value is among the top k; as ids ascend, equal logits come too late.
     let mut least = None;
     for (index, chunk) in logits.chunks(CHUNK).enumerate() {
         if least.is_some_and(|least| chunk.iter().all(|&logit| logit <= least && logit < f32::INFINITY)) {
@@ -68,7 +69,7 @@ mod tests {
     use crate::random::Random;
 
     #[test]
-    fn the_likeliest_are_those_of_a_sorted_list() {
+    fn top_k_equals_the_head_of_a_sorted_list() {
         let mut random = Random::new(1);
         let mut out = Vec::new();
         for n in [0, 1, 15, 16, 17, 1000, 5000] {
@@ -76,7 +77,7 @@ mod tests {
             random.fill_gaussian(&mut logits, 3.0);
             for (i, logit) in logits.iter_mut().enumerate() {
                 match i % 11 {
-                    // Ties, of both zeros too, and tokens that are ruled out.
+                    // Ties, including both zeros, and masked tokens.
                     0 => *logit = 2.0,
                     1 => *logit = 0.0,
                     2 => *logit = -0.0,

@@ -1,10 +1,11 @@
-//! Codebooks: the values that a code stands for.
+//! Scalar codebooks: the values that codes represent.
 //!
-//! After rotation a coordinate of a unit vector in 128 dimensions is nearly N(0, 1/128). The Gaussian tables here
-//! are the Lloyd-Max quantisers of N(0, 1) to double precision; the tests solve for them again. Other tables are in
-//! circulation that are not minimal: one public 4-bit table costs twice the error of this one.
+//! After rotation, a coordinate of a unit vector in 128 dimensions is nearly N(0, 1/128). The
+//! Gaussian tables here are the Lloyd-Max quantizers of N(0, 1) to double precision; the tests
+//! solve for them again. Other tables in circulation are not minimal: one public 4-bit table has
+//! twice the error of this one.
 
-/// One over the square root of 128: the standard deviation of a coordinate of a random unit vector.
+/// 1 / √128: the standard deviation of a coordinate of a random unit vector.
 pub const SIGMA_128: f64 = 0.088_388_347_648_318_44;
 
 /// An ascending scalar codebook for unit variance, with its decision points.
@@ -16,7 +17,7 @@ pub struct Codebook {
     centroids: &'static [f32],
 }
 
-/// A codebook from its table of levels in f64; everything derived is rounded to f32 once.
+/// Builds a codebook from its levels in f64; everything derived is rounded to f32 once.
 macro_rules! book {
     ($levels:ident, $bits:literal) => {
         Codebook {
@@ -37,32 +38,33 @@ impl Codebook {
     pub const GAUSS3: Self = book!(GAUSS3_LEVELS, 3);
     /// Lloyd-Max for N(0, 1), 4 bits, MSE 0.00950: turbo4 and tq4_1s.
     pub const GAUSS4: Self = book!(GAUSS4_LEVELS, 4);
-    /// The table of tq3_1s files, 3 bits: slightly asymmetric, not minimal (MSE 0.03545), but what those files hold.
+    /// The table of tq3_1s files, 3 bits: slightly asymmetric and not minimal (MSE 0.03545), but
+    /// fixed by those files.
     pub const TQ3: Self = book!(TQ3_LEVELS, 3);
 
-    /// Bits per index.
+    /// Returns the bits per index.
     pub const fn bits(&self) -> u32 {
         self.bits
     }
 
-    /// The values for unit variance, ascending, `[1 << bits]`.
+    /// Returns the values for unit variance, ascending, `[1 << bits]`.
     pub const fn levels(&self) -> &'static [f32] {
         self.levels
     }
 
-    /// The decision points between neighbouring levels, ascending, `[(1 << bits) - 1]`.
+    /// Returns the decision points between neighbouring levels, ascending, `[(1 << bits) - 1]`.
     pub const fn mids(&self) -> &'static [f32] {
         self.mids
     }
 
-    /// The levels divided by the square root of 128, `[1 << bits]`: what an index of a turbo block stands for, in
-    /// units of the block's scale.
+    /// Returns the levels divided by √128, `[1 << bits]`: the value of each index of a turbo block,
+    /// in units of the block's scale.
     pub const fn centroids(&self) -> &'static [f32] {
         self.centroids
     }
 
-    /// The index of the level nearest to `z`: the number of decision points `<= z`, so that a value on a decision
-    /// point goes up.
+    /// Returns the index of the level nearest to `z`: the number of decision points `<= z`. A value
+    /// on a decision point is rounded up.
     #[inline]
     pub fn nearest(&self, z: f32) -> u8 {
         self.mids.iter().map(|&m| u8::from(z >= m)).sum()

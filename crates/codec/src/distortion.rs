@@ -1,31 +1,36 @@
-//! How much a format loses: measured on synthetic vectors, beside what theory predicts.
+//! Quantization error of a format: measured on synthetic vectors and predicted by theory.
 //!
-//! Three questions are kept apart in this project; this module answers the first only: *does the codec lose what
-//! theory predicts?* (The others: does a kernel equal the reference; does the model's output stay close.)
+//! The project separates three questions; this module answers the first only: *is the codec's error
+//! the predicted one?* (The others: does a kernel equal the reference; does the model's output stay
+//! close.)
 //!
 //! Symbols: x a vector of `dim` values, x̂ its decoded twin, q a random query.
 //!
 //! * `mse` = Σ|x - x̂|² / Σ|x|².
-//! * `ip_error` = dim · Σ⟨q, x - x̂⟩² / (Σ|x|² · E|q|²): equals `mse` when the error points nowhere in particular.
+//! * `ip_error` = dim · Σ⟨q, x - x̂⟩² / (Σ|x|² · E|q|²): equals `mse` when the error has no
+//!   preferred direction.
 //!
 //! # Theory
 //!
-//! A vector without a preferred direction, rotated and scaled to unit variance, has coordinates t of [`Law::Sphere`].
-//! Coded as c(t) it loses M = E(t - c)² ([`codebook_mse`]). turbo then rescales c to the norm of t: with B = |c|²/d,
-//! the loss of one vector is exactly
+//! A vector without a preferred direction, rotated and scaled to unit variance, has coordinates t
+//! of [`Law::Sphere`]. Coded as c(t), its error is M = E(t - c)² ([`codebook_mse`]). turbo then
+//! rescales c to the norm of t: with B = |c|²/d, the error of one vector is exactly
 //!
 //! ```text
 //! |t - c/√B|² / d = 2 - √B - (1 - M)/√B
 //! ```
 //!
-//! whose mean, by expanding to second order in the fluctuations of M and B over vectors (of order 1/d, taken from d
-//! Gaussians conditioned on their norm), is [`norm_corrected_mse`]. Rescaling costs at 2 bits and gains at 3 and 4.
+//! whose mean, by expanding to second order in the fluctuations of M and B over vectors (of order
+//! 1/d, taken from d Gaussians conditioned on their norm), is [`norm_corrected_mse`]. Rescaling
+//! costs at 2 bits and gains at 3 and 4.
 //!
-//! A slice may be coded at another step than its norm asks for ([`crate::step`]), which gains on the theory: 0.9 % at 2 bits, 5.5 %
-//! at 3 and 14 % at 4 for slices of 128; 1.7, 9.6 and 20 % for slices of 64.
+//! The encoder may choose another step for a slice than its norm implies ([`crate::step`]), which
+//! lowers the error below the theory by 0.9 % at 2 bits, 5.5 % at 3 and 14 % at 4 for slices of
+//! 128; by 1.7, 9.6 and 20 % for slices of 64.
 //!
-//! A head of 64 is one slice of 64; one of 192 a slice of 128 and one of 64, each with its own loss. Heads that are padded
-//! have no theory here: part of the error falls on dims that are cut away.
+//! A head of 64 is one slice of 64; a head of 192 is a slice of 128 and one of 64, each with its
+//! own error. Padded heads have no theory here: part of their error falls on dimensions that are
+//! discarded.
 
 use std::ops::Range;
 
@@ -34,20 +39,20 @@ use crate::random::Random;
 use crate::tile::{TILE, padded_dim, prepare_row, restore_row, slices};
 use crate::{Codebook, CodecError, DType, Rotation, Side, TileLayout, decode, encode, turbo};
 
-/// How synthetic vectors are drawn.
+/// Distribution of the synthetic vectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Source {
     /// Independent N(0, 1/dim) coordinates: squared norm 1 on average.
     Gaussian,
     /// Uniform unit vectors.
     Sphere,
-    /// Gaussian, with one coordinate in 32 twenty times as large: the shape of keys with outlier channels. There is
-    /// no theory for it here; a rotation should bring the error near that of the others.
+    /// Gaussian, with one coordinate in 32 twenty times as large: the shape of keys with outlier
+    /// channels. It has no theory here; a rotation should bring its error near that of the others.
     Outliers,
 }
 
 impl Source {
-    /// The name for tables.
+    /// Returns the name that tables print.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Gaussian => "gaussian",
@@ -56,7 +61,7 @@ impl Source {
         }
     }
 
-    /// Draws one vector.
+    /// Samples one vector.
     fn draw(self, random: &mut Random, x: &mut [f32]) {
         random.fill_gaussian(x, 1.0 / (x.len() as f64).sqrt());
         match self {
@@ -70,7 +75,7 @@ impl Source {
     }
 }
 
-/// What one format lost on one kind of vector.
+/// Measured error of one format on one source of vectors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Distortion {
     /// The format.
@@ -79,20 +84,20 @@ pub struct Distortion {
     pub bpv: f64,
     /// Values per vector.
     pub dim: usize,
-    /// How the vectors were drawn.
+    /// Distribution of the vectors.
     pub source: Source,
     /// Vectors measured.
     pub vectors: usize,
     /// Relative mean squared error.
     pub mse: f64,
-    /// What theory gives for `mse`, where there is a theory.
+    /// Predicted `mse`, where a theory exists.
     pub theory_mse: Option<f64>,
     /// Mean squared error of inner products, scaled to compare with `mse`.
     pub ip_error: f64,
 }
 
-/// Takes vectors of one size through a format the way they are kept: KV types in a tile of the cache, other formats in blocks,
-/// padded with zeros.
+/// Encodes and decodes vectors of one size as they are stored: KV types in a tile of the cache,
+/// other formats in blocks padded with zeros.
 #[derive(Debug)]
 pub struct RoundTrip {
     codec: DType,
@@ -103,10 +108,11 @@ pub struct RoundTrip {
 }
 
 impl RoundTrip {
-    /// Vectors of `dim` values through `codec`.
+    /// Prepares for vectors of `dim` values in `codec`.
     ///
     /// # Errors
-    /// [`CodecError::TooLarge`] if the padded vector does not fit the address space, [`CodecError::TileDim`] for no values.
+    /// [`CodecError::TooLarge`] if the padded vector does not fit the address space,
+    /// [`CodecError::TileDim`] if `dim` is 0.
     pub fn new(codec: DType, dim: usize) -> Result<Self, CodecError> {
         let padded = padded_dim(codec, dim).unwrap_or_else(|_| dim.next_multiple_of(codec.block_len()));
         let tile = codec.is_kv().then(|| TileLayout::new(codec, Side::K, padded)).transpose()?;
@@ -117,19 +123,19 @@ impl RoundTrip {
         Ok(Self { codec, dim, tile, bytes: vec![0; n_bytes], padded: vec![0.0; padded] })
     }
 
-    /// Stored bits per value, scales and padding included.
+    /// Returns the stored bits per value, scales and padding included.
     pub fn bits_per_value(&self) -> f64 {
         let rows = if self.tile.is_some() { TILE } else { 1 };
         (8 * self.bytes.len()) as f64 / (rows * self.dim) as f64
     }
 
-    /// What becomes of `x` `[dim]`.
+    /// Encodes `x` `[dim]` and decodes it into `back` `[dim]`.
     ///
     /// # Errors
-    /// Never, once the sizes fit.
+    /// Never, as [`RoundTrip::new`] validated the sizes.
     ///
     /// # Panics
-    /// When `x` or `back` have another length.
+    /// If `x` or `back` has another length.
     pub fn apply(&mut self, x: &[f32], back: &mut [f32]) -> Result<(), CodecError> {
         let Some(tile) = &self.tile else {
             self.padded[..self.dim].copy_from_slice(x);
@@ -148,7 +154,7 @@ impl RoundTrip {
     }
 }
 
-/// Encodes and decodes `vectors` random vectors of `dim` values.
+/// Measures the error on `vectors` random vectors of `dim` values.
 ///
 /// # Errors
 /// As [`RoundTrip::new`].
@@ -188,29 +194,31 @@ pub fn measure(
     })
 }
 
-/// What theory gives for [`Distortion::mse`]: known for the turbo formats, heads that need no padding, and vectors without a
-/// preferred direction.
+/// Returns the theoretical [`Distortion::mse`]: known for turbo formats, heads without padding, and
+/// vectors without a preferred direction.
 pub fn theory_mse(codec: DType, dim: usize, source: Source) -> Option<f64> {
     let book = turbo::codebook(codec)?;
     let known = source != Source::Outliers && dim > 0 && padded_dim(codec, dim) == Ok(dim);
-    // Each slice loses its share.
+    // Slices are weighted by their length.
     let of_slice = |slice: Range<usize>| norm_corrected_mse(&book, slice.len()) * slice.len() as f64;
     known.then(|| slices(dim, turbo::LEN).map(of_slice).sum::<f64>() / dim as f64)
 }
 
-/// E(t - c)² of a codebook under a law, per unit variance: what it loses before norm correction.
+/// Returns E(t - c)² of a codebook under a distribution, per unit variance: its error before norm
+/// correction.
 pub fn codebook_mse(book: &Codebook, law: Law) -> f64 {
     let [mse] = law.expect(&widen(book.levels()), &widen(book.mids()), |t, c| [(t - c).powi(2)]);
     mse
 }
 
-/// What a codebook loses on unit vectors of `dim` dimensions after norm correction, to second order in 1/dim (see the
-/// module's notes).
+/// Returns the error of a codebook on unit vectors of `dim` dimensions after norm correction, to
+/// second order in 1/dim (see the module's notes).
 pub fn norm_corrected_mse(book: &Codebook, dim: usize) -> f64 {
     let (levels, mids) = (widen(book.levels()), widen(book.mids()));
     let [m, b] = Law::Sphere { dim }.expect(&levels, &mids, |t, c| [(t - c).powi(2), c * c]);
     let mean = (m - 1.0) / b.sqrt() + 2.0 - b.sqrt();
-    // Covariances of sums of e² and c² over Gaussians, less what t² explains of both: the norm is fixed. Var t² = 2.
+    // Covariances of sums of e² and c² over Gaussians, less the part explained by t², since the
+    // norm is fixed. Var t² = 2.
     let [e2, c2, c4, e2c2, e2t2, c2t2] = Law::Gaussian.expect(&levels, &mids, |t, c| {
         let (e2, c2) = ((t - c).powi(2), c * c);
         [e2, c2, c2 * c2, e2 * c2, e2 * t * t, c2 * t * t]
@@ -227,8 +235,8 @@ fn widen(table: &[f32]) -> Vec<f64> {
     table.iter().map(|&v| f64::from(v)).collect()
 }
 
-/// The relative squared error of a codebook alone, before norm correction and without an f16 scale: rotate, replace
-/// each of the 128 coordinates by its centroid, rotate back.
+/// Measures the relative squared error of a codebook alone, before norm correction and without an
+/// f16 scale: rotates, replaces each of the 128 coordinates by its centroid, rotates back.
 pub fn measure_codebook(book: &Codebook, source: Source, vectors: usize, seed: u64) -> f64 {
     let rotation = Rotation::kv(turbo::LEN);
     let mut random = Random::new(seed);
@@ -259,7 +267,7 @@ mod tests {
 
     /// The exact Lloyd-Max errors; the paper prints them rounded down (0.36, 0.117, 0.03, 0.009).
     #[test]
-    fn codebooks_lose_on_gaussian_coordinates_what_lloyd_max_does() {
+    fn codebook_error_on_gaussians_is_the_lloyd_max_error() {
         for (book, want) in BOOKS.iter().zip([0.36338, 0.11748, 0.03455, 0.00950]) {
             let theory = codebook_mse(book, Law::Gaussian);
             assert!((theory - want).abs() <= 5e-6, "{theory} {want}");
@@ -268,9 +276,9 @@ mod tests {
         }
     }
 
-    /// A little less than on Gaussian coordinates: a unit vector's coordinates have lighter tails.
+    /// Slightly less than on Gaussian coordinates: a unit vector's coordinates have lighter tails.
     #[test]
-    fn codebooks_lose_on_unit_vectors_what_the_beta_law_says() {
+    fn codebook_error_on_unit_vectors_follows_the_beta_law() {
         for (book, pinned) in BOOKS.iter().zip([0.360891, 0.116005, 0.033979, 0.009325]) {
             let theory = codebook_mse(book, Law::Sphere { dim: 128 });
             assert!((theory - pinned).abs() <= 5e-7, "{theory} {pinned}");
@@ -279,7 +287,7 @@ mod tests {
         }
     }
 
-    /// A codebook at the step that the norm asks for, which is what the theory is about.
+    /// A codebook with the step that the norm implies, which the theory assumes.
     struct OneStep(Codebook);
 
     impl Book for OneStep {
@@ -297,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn one_step_loses_what_theory_predicts_after_norm_correction() {
+    fn one_step_error_after_norm_correction_matches_theory() {
         fn loss<const N: usize>(book: Codebook) -> f64 {
             let (mut random, mut error) = (Random::new(3), 0.0);
             for _ in 0..20_000 {
@@ -312,7 +320,8 @@ mod tests {
         for (book, pinned) in BOOKS[1..].iter().zip([0.118832, 0.033816, 0.009176]) {
             let theory = norm_corrected_mse(book, 128);
             assert!((theory - pinned).abs() <= 1e-6, "{theory} {pinned}");
-            // Theory leaves out what falls with 1/d² and is within 0.5 % at 128: half as many dims, four times that at most.
+            // Theory omits terms of order 1/d² and is within 0.5 % at 128; half the dimensions
+            // allow four times that.
             assert!((loss::<128>(*book) / theory - 1.0).abs() <= 0.005, "{} bits", book.bits());
             assert!(
                 (loss::<64>(*book) / norm_corrected_mse(book, 64) - 1.0).abs() <= 0.02,
@@ -322,9 +331,10 @@ mod tests {
         }
     }
 
-    /// What the best of nine steps leaves of it was worked out apart, in numpy, from 20,000 vectors.
+    /// The factors left by the best of nine steps come from a separate numpy computation over
+    /// 20,000 vectors.
     #[test]
-    fn turbo_formats_lose_what_theory_predicts_less_what_their_steps_gain() {
+    fn turbo_error_is_theory_times_the_gain_of_step_search() {
         for (dtype, of_128, of_64) in
             [(DType::Turbo2, 0.991, 0.983), (DType::Turbo3, 0.945, 0.904), (DType::Turbo4, 0.860, 0.796)]
         {
@@ -332,14 +342,15 @@ mod tests {
                 (128, Source::Gaussian, of_128, 0.005),
                 (128, Source::Sphere, of_128, 0.005),
                 (256, Source::Sphere, of_128, 0.005),
-                // As above.
+                // Four times the tolerance, as terms of order 1/d² grow.
                 (64, Source::Sphere, of_64, 0.02),
                 (192, Source::Sphere, (2.0 * of_128 + of_64) / 3.0, 0.02),
             ] {
                 let theory = theory_mse(dtype, dim, source).unwrap();
                 let d = measure(dtype, dim, source, 20_000, 3).unwrap();
                 assert!((d.mse / (theory * left) - 1.0).abs() <= within, "{d:?}");
-                // Squares of a Gaussian: the mean over 20,000 has a relative standard error of √(2/20,000) = 1 %.
+                // Squares of a Gaussian: the mean over 20,000 has a relative standard error of
+                // √(2/20,000) = 1 %.
                 assert!((d.ip_error / d.mse - 1.0).abs() <= 0.04, "{d:?}");
             }
         }
@@ -348,7 +359,8 @@ mod tests {
     #[test]
     fn rotation_makes_outliers_harmless() {
         for (dtype, least, most) in [
-            // An outlier spread by the rotation is of one magnitude in all dims, which the right step fits.
+            // The rotation spreads an outlier at one magnitude over all dimensions, which the best
+            // step fits.
             (DType::Turbo3, 0.6, 1.0),
             (DType::Turbo4, 0.6, 1.0),
             (DType::Q4_0, 0.3, 1.0),

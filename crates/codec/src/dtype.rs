@@ -1,4 +1,4 @@
-//! The formats by name, size and GGML id.
+//! The storage formats: names, sizes and GGML ids.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use crate::{Codebook, CodecError, Trellis, block32};
 
 /// A storage format for a row of numbers.
 ///
-/// Weights come in any of them except turbo; the KV cache holds those in [`DType::KV`].
+/// Weights use any of them except turbo; the KV cache supports those in [`DType::KV`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DType {
     /// IEEE binary32.
@@ -44,13 +44,14 @@ pub enum DType {
     MXFP4,
     /// 64 values: 4 sub-blocks of 16 with E4M3 scales, E2M1 floats.
     NVFP4,
-    /// 256 values: 16 sub-blocks of 16 with 6-bit scales, 3-bit indices of a table. What iq1_s and iq1_m hold, written out.
+    /// 256 values: 16 sub-blocks of 16 with 6-bit scales, 3-bit indices of a table. Expanded iq1_s
+    /// and iq1_m.
     IQ1,
-    /// The same with another table. What iq2_xxs, iq2_xs and iq2_s hold.
+    /// As [`DType::IQ1`] with another table. Expanded iq2_xxs, iq2_xs and iq2_s.
     IQ2,
-    /// 256 values: 8 sub-blocks of 32 with 6-bit scales, 4-bit indices of a table. What iq3_s holds, written out.
+    /// 256 values: 8 sub-blocks of 32 with 6-bit scales, 4-bit indices of a table. Expanded iq3_s.
     IQ3,
-    /// The same with another table. What iq3_xxs holds.
+    /// As [`DType::IQ3`] with another table. Expanded iq3_xxs.
     IQ3X,
     /// 32 rotated values: two f16 scales, 3-bit codebook indices.
     TQ3_1S,
@@ -62,9 +63,11 @@ pub enum DType {
     Turbo3,
     /// 128 rotated values: one f16 scale, 4-bit Lloyd-Max indices. KV only.
     Turbo4,
-    /// 128 rotated values: one f16 scale, 2-bit indices whose levels depend on the two before. KV only.
+    /// 128 rotated values: one f16 scale, 2-bit indices; a level depends on the two indices before
+    /// it too. KV only.
     Turbo2T,
-    /// 128 rotated values: one f16 scale, 3-bit indices whose levels depend on the one before. KV only.
+    /// 128 rotated values: one f16 scale, 3-bit indices; a level depends on the index before it
+    /// too. KV only.
     Turbo3T,
 }
 
@@ -101,7 +104,7 @@ impl DType {
         Self::Turbo3T,
     ];
 
-    /// The formats a KV cache can hold.
+    /// The formats that a KV cache supports.
     pub const KV: [Self; 10] = [
         Self::F32,
         Self::F16,
@@ -115,33 +118,33 @@ impl DType {
         Self::Turbo3T,
     ];
 
-    /// All that is known of it.
+    /// Returns the data sheet of the format.
     pub const fn format(self) -> &'static Format {
         &FORMATS[self as usize]
     }
 
-    /// The name users type and files print, e.g. `q4_K` or `turbo3`.
+    /// Returns the name that users type and files print, e.g. `q4_K` or `turbo3`.
     pub const fn name(self) -> &'static str {
         self.format().name
     }
 
-    /// Values per block, the unit that is encoded together.
+    /// Returns the values per block, the unit of encoding.
     pub const fn block_len(self) -> usize {
         self.format().block_len
     }
 
-    /// Bytes per block, scales included.
+    /// Returns the bytes per block, scales included.
     pub const fn block_bytes(self) -> usize {
         self.format().block_bytes
     }
 
-    /// Bits per stored value, scales included.
+    /// Returns the bits per stored value, scales included.
     pub fn bits_per_value(self) -> f64 {
         (8 * self.block_bytes()) as f64 / self.block_len() as f64
     }
 
-    /// What a cache type loses of Gaussian vectors: the mean squared error relative to their squares, as
-    /// `eval distortion` measures it; 0 for floats and for types that no cache has.
+    /// Returns the mean squared error of a cache type on Gaussian vectors, relative to their mean
+    /// square, as measured by `eval distortion`; 0 for floats and for types that no cache supports.
     pub const fn squared_error(self) -> f64 {
         match self {
             Self::Q8_0 => 3e-5,
@@ -155,19 +158,22 @@ impl DType {
         }
     }
 
-    /// The tensor type id in GGUF files. `None` for those that no file holds: turbo, and iq1 to iq3x ([`crate::iq`]).
+    /// Returns the tensor type id in GGUF files. `None` for formats that no file contains: turbo,
+    /// and iq1 to iq3x ([`crate::iq`]).
     ///
-    /// 45 and 46 (tq3_1s, tq4_1s) are private to one fork; upstream may give them another meaning.
+    /// 45 and 46 (tq3_1s, tq4_1s) are private to one fork; upstream may assign them another
+    /// meaning.
     pub const fn ggml_id(self) -> Option<u32> {
         self.format().ggml_id
     }
 
-    /// The format behind a GGUF tensor type id, `None` if this crate does not know it.
+    /// Returns the format of a GGUF tensor type id, `None` if this crate does not support it.
     pub fn from_ggml_id(id: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|t| t.ggml_id() == Some(id))
     }
 
-    /// The format whose blocks these are, but for what codes stand for: itself, save for iq1 to iq3x.
+    /// Returns the format with the same block layout: itself, except for iq1 to iq3x, which differ
+    /// from it in their levels.
     pub const fn layout(self) -> Self {
         match self {
             Self::IQ1 | Self::IQ2 => Self::Q3K,
@@ -176,17 +182,17 @@ impl DType {
         }
     }
 
-    /// Whether a device may be given weights of it.
+    /// Returns whether devices accept weights of this format.
     pub const fn is_weight(self) -> bool {
         self.layout().ggml_id().is_some()
     }
 
-    /// Every format that a device may be given weights of.
+    /// Returns every format that devices accept for weights.
     pub fn weights() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|t| t.is_weight())
     }
 
-    /// Bytes of a row of `values` numbers.
+    /// Returns the bytes of a row of `values` numbers.
     ///
     /// # Errors
     /// [`CodecError::NotWholeBlocks`] unless `values` is a multiple of [`DType::block_len`];
@@ -199,12 +205,12 @@ impl DType {
         (values / block).checked_mul(self.block_bytes()).ok_or(CodecError::TooLarge { dtype: self, values })
     }
 
-    /// Whether a KV cache can hold it.
+    /// Returns whether a KV cache supports the format.
     pub const fn is_kv(self) -> bool {
         !matches!(self.format().kv, Kv::No)
     }
 
-    /// How a KV cache codes it; `None` for float types and for those that no cache holds.
+    /// Returns the KV-cache encoding; `None` for float types and for types that no cache supports.
     pub const fn code(self) -> Option<&'static Code> {
         match &self.format().kv {
             Kv::Coded(code) => Some(code),
@@ -212,7 +218,8 @@ impl DType {
         }
     }
 
-    /// The largest magnitude it accepts; [`crate::finite::clamp`] brings everything else there.
+    /// Returns the largest representable magnitude, to which [`crate::finite::clamp`] clamps
+    /// values.
     pub fn max_abs(self) -> f32 {
         match self {
             Self::F32 => f32::MAX,
@@ -224,12 +231,12 @@ impl DType {
     }
 }
 
-/// The data sheet of a format: what a new one adds here, beside its reference and its kernels.
+/// The data sheet of a format: what a new format adds here, besides its reference and its kernels.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Format {
     /// The format.
     pub dtype: DType,
-    /// The name users type and files print.
+    /// The name that users type and files print.
     pub name: &'static str,
     /// The tensor type id in GGUF files.
     pub ggml_id: Option<u32>,
@@ -244,39 +251,40 @@ pub struct Format {
 /// How a KV cache stores a format.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Kv {
-    /// Not at all.
+    /// Not supported.
     No,
-    /// As numbers.
+    /// As floats.
     Float,
     /// As codes with scales.
     Coded(Code),
 }
 
-/// Codes of a KV cache: each token has, for each block of dims, an f16 scale and a code per dim.
+/// KV-cache codes: each token has, for each block of dims, an f16 scale and one code per dim.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Code {
     /// Bits per value.
     pub bits: usize,
-    /// What a code stands for, in units of the scale.
+    /// The values of codes, in units of the scale.
     pub levels: Levels,
 }
 
-/// What a code stands for.
+/// The values of codes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Levels {
-    /// Equal steps: `code - zero`. Blocks of 32 dims.
+    /// Uniform steps: `code - zero`. Blocks of 32 dims.
     Steps {
         /// The code of zero.
         zero: u8,
     },
-    /// The centroids of a codebook, of rotated values. Blocks of 128, 64 and 32 dims, as many as the head is made of.
+    /// Centroids of a codebook, for rotated values. Blocks of 128, 64 and 32 dims that partition
+    /// the head.
     Book(Codebook),
-    /// The levels of a codebook with a memory, of values rotated and cut as those of [`Levels::Book`].
+    /// Levels of a codebook with memory, for values rotated and sliced as in [`Levels::Book`].
     Trellis(Trellis),
 }
 
 impl Code {
-    /// The scalar codebook, where there is one.
+    /// Returns the scalar codebook, if any.
     pub const fn book(&self) -> Option<&Codebook> {
         match &self.levels {
             Levels::Book(book) => Some(book),
@@ -284,7 +292,7 @@ impl Code {
         }
     }
 
-    /// The most dims that share a scale: 32, or 128.
+    /// Returns the largest number of dims that share a scale: 32, or 128.
     pub const fn most_dims(&self) -> usize {
         match &self.levels {
             Levels::Steps { .. } => 32,
@@ -293,7 +301,7 @@ impl Code {
     }
 }
 
-/// One line of the table of formats.
+/// Builds one row of the format table.
 const fn format(
     dtype: DType,
     name: &'static str,
@@ -348,7 +356,7 @@ static FORMATS: [Format; 28] = [
     format(DType::Turbo3T, "turbo3t", None, [128, 50], trellis(Trellis::TURBO3T)),
 ];
 
-/// Names of `types`, for messages.
+/// Joins the names of `types`, for messages.
 pub(crate) fn list(types: &[DType]) -> String {
     types.iter().map(|t| t.name()).collect::<Vec<_>>().join(", ")
 }
@@ -362,7 +370,7 @@ impl fmt::Display for DType {
 impl FromStr for DType {
     type Err = CodecError;
 
-    /// Reads a name as [`DType::name`] writes it; case does not matter.
+    /// Parses a name as [`DType::name`] writes it, ignoring case.
     fn from_str(s: &str) -> Result<Self, CodecError> {
         Self::ALL
             .into_iter()
@@ -415,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_ids_lead_back_to_their_format() {
+    fn names_and_ids_round_trip() {
         for t in DType::ALL {
             assert_eq!(t.name().parse(), Ok(t));
             assert_eq!(t.name().to_uppercase().parse(), Ok(t));
@@ -439,11 +447,11 @@ mod tests {
     }
 
     #[test]
-    fn caches_hold_what_the_table_says() {
+    fn kv_formats_match_the_table() {
         let kv: Vec<DType> = DType::ALL.into_iter().filter(|t| t.is_kv()).collect();
         assert_eq!(kv, DType::KV);
         for (t, code) in DType::KV.into_iter().filter_map(|t| Some((t, t.code()?))) {
-            // A row of one block: its codes and an f16.
+            // A row of one block: its codes and an f16 scale.
             assert_eq!(t.block_bytes(), code.most_dims() * code.bits / 8 + 2, "{t}");
             assert_eq!(t.block_len(), code.most_dims(), "{t}");
             let levels = code.book().map_or(1 << code.bits, |book| book.levels().len());
@@ -458,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_broken_blocks_or_absurd_size_are_refused() {
+    fn rows_of_partial_blocks_or_excessive_size_are_rejected() {
         assert_eq!(
             DType::Q4K.row_bytes(255),
             Err(CodecError::NotWholeBlocks { dtype: DType::Q4K, block: 256, got: 255 })

@@ -1,11 +1,11 @@
-//! What can go wrong when sizes and names meet.
+//! Errors of sizes and format names.
 
 use crate::DType;
 
-/// Every way a call into this crate can be refused.
+/// Errors of this crate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {
-    /// A format name that no [`DType`] carries.
+    /// A format name that matches no [`DType`].
     #[error("unknown format {name:?}; known: {known}")]
     UnknownName {
         /// The name as given.
@@ -16,7 +16,7 @@ pub enum CodecError {
     /// A number of values that is not a whole number of blocks.
     #[error("{dtype}: {got} values are not a multiple of the block of {block}")]
     NotWholeBlocks {
-        /// The format asked for.
+        /// The requested format.
         dtype: DType,
         /// Values per block.
         block: usize,
@@ -26,7 +26,7 @@ pub enum CodecError {
     /// A byte buffer whose length does not match the number of values.
     #[error("{dtype}: {values} values take {expected} bytes, the buffer has {got}")]
     BufferSize {
-        /// The format asked for.
+        /// The requested format.
         dtype: DType,
         /// Values given.
         values: usize,
@@ -38,15 +38,15 @@ pub enum CodecError {
     /// A size computation that does not fit `usize`.
     #[error("{dtype}: the size of {values} values does not fit the address space")]
     TooLarge {
-        /// The format asked for.
+        /// The requested format.
         dtype: DType,
-        /// Values asked for.
+        /// Number of values requested.
         values: usize,
     },
-    /// A format that the KV cache cannot hold.
+    /// A format that the KV cache does not support.
     #[error("{dtype} is not a KV cache format; the cache holds {known}")]
     NotKv {
-        /// The format asked for.
+        /// The requested format.
         dtype: DType,
         /// Every KV format, separated by commas.
         known: String,
@@ -54,7 +54,7 @@ pub enum CodecError {
     /// A tile row length that is zero or not a multiple of the format's step.
     #[error("{dtype}: a tile row of {got} dims is not a positive multiple of {step}")]
     TileDim {
-        /// The format asked for.
+        /// The requested format.
         dtype: DType,
         /// Rows are padded to a multiple of this.
         step: usize,

@@ -1,19 +1,19 @@
-//! The codes and scales of a block as stored, so that a device can lay weights out anew without losing a bit.
+//! The codes and scales of a block as stored, so that a device can repack weights without loss.
 //!
 //! ```text
 //! q8_0 q4_0 q5_0      value = (code - zero) · d
 //! q4_1 q5_1           value = code · d + m
-//! q2_K q4_K q5_K      value = d · sc · code - m · sm          sub-blocks of 16 (q2_K) or 32
+//! q2_K q4_K q5_K      value = d · sc · code - m · sm               sub-blocks of 16 (q2_K) or 32
 //! q3_K q6_K           value = d · (sc - sc_zero) · (code - zero)   sub-blocks of 16
 //! iq4_nl              value = d · level(code)
 //! iq4_xs iq3 iq3x     value = d · (sc - sc_zero) · level(code)     sub-blocks of 32
-//! iq1 iq2             the same                                    sub-blocks of 16
+//! iq1 iq2             value = d · (sc - sc_zero) · level(code)     sub-blocks of 16
 //! mxfp4 nvfp4         value = float(sc) · level(code)              sub-blocks of 32, of 16
-//! tq3_1s tq4_1s       value = level(code) · d of the half, then turned back by Rotation::tq()
+//! tq3_1s tq4_1s       value = level(code) · d of the half, then the inverse of Rotation::tq()
 //! ```
 //!
-//! Codes are unsigned as stored; q8_0 codes are offset by [`block32::Q8_0_ZERO`], q6_K scales (signed in the file) by
-//! 128. `zero` and `sc_zero` are in [`Spec`], and so are the levels.
+//! Codes are unsigned as stored; q8_0 codes are offset by [`block32::Q8_0_ZERO`], q6_K scales
+//! (signed in the file) by 128. `zero`, `sc_zero` and the levels are in [`Spec`].
 
 use half::f16;
 
@@ -21,7 +21,7 @@ use crate::fp4::ByteFloat;
 use crate::kfit::{MinBlock, SymBlock};
 use crate::{Codebook, DType, Table, block32, fp4, iq, iq4, kquant, tq};
 
-/// What the fields of a format mean.
+/// The meaning of a format's fields.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spec {
     /// Values per block.
@@ -32,24 +32,25 @@ pub struct Spec {
     pub zero: u8,
     /// Values that share a scale: the block, or a sub-block.
     pub sub_len: usize,
-    /// The stored scale of a sub-block that means zero.
+    /// The stored sub-block scale that represents zero.
     pub scale_zero: u8,
     /// Whether blocks have a minimum.
     pub has_min: bool,
-    /// What codes stand for in the rotated formats.
+    /// The levels of codes in the rotated formats.
     pub book: Option<Codebook>,
-    /// What codes stand for in formats of whole numbers that are not evenly spaced. Without either, a code is a number.
+    /// The levels of codes in formats of unevenly spaced integers. Without `book` and `table`, a
+    /// code is a number.
     pub table: Option<Table>,
-    /// What scales of sub-blocks are, where they are no integers; there is no other scale then.
+    /// The encoding of sub-block scales that are floats; the block then has no other scale.
     pub float: Option<ByteFloat>,
 }
 
-/// The fields of one block. Those that a format lacks are 0.
+/// The fields of one block. Fields that a format lacks are 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fields {
-    /// `d`; of the first half in the rotated formats.
+    /// `d`; in the rotated formats, `d` of the first half.
     pub scale: f16,
-    /// `m`, or the unit of the sub-blocks' minima, or `d` of the second half.
+    /// `m`, or the unit of the sub-block minima, or `d` of the second half.
     pub min: f16,
     /// `sc` of each sub-block.
     pub sub_scales: [u8; 16],
@@ -67,7 +68,8 @@ const Q6_SCALE_ZERO: u8 = 128;
 const Q6_ZERO: u8 = 32;
 
 impl Spec {
-    /// The meaning of the fields of `dtype`; `None` for the float formats and those of the cache, which have none.
+    /// Returns the meaning of the fields of `dtype`; `None` for float and cache formats, which have
+    /// no fields.
     pub const fn of(dtype: DType) -> Option<Self> {
         let (bits, zero, sub_len, scale_zero, has_min) = match dtype {
             DType::Q8_0 => (8, block32::Q8_0_ZERO, 32, 0, false),
@@ -98,7 +100,7 @@ impl Spec {
         Some(Self { len: dtype.block_len(), bits, zero, sub_len, scale_zero, has_min, book, table, float })
     }
 
-    /// The levels that codes of `dtype` stand for, where its weights are stored rotated.
+    /// Returns the levels of the codes of `dtype`, if its weights are stored rotated.
     #[inline]
     pub const fn book_of(dtype: DType) -> Option<Codebook> {
         match dtype {
@@ -110,7 +112,7 @@ impl Spec {
 }
 
 impl Fields {
-    /// No code, no scale.
+    /// All fields 0.
     pub const EMPTY: Self = Self {
         scale: f16::ZERO,
         min: f16::ZERO,
@@ -119,18 +121,18 @@ impl Fields {
         codes: [0; kquant::LEN],
     };
 
-    /// The fields of one block of `dtype`.
+    /// Reads the fields of one block of `dtype`.
     ///
     /// # Panics
-    /// When [`Spec::of`] knows no fields of `dtype`, or `block` does not have its bytes.
+    /// When [`Spec::of`] returns `None` for `dtype`, or `block` does not have its size in bytes.
     pub fn read(dtype: DType, block: &[u8]) -> Self {
         let mut fields = Self::EMPTY;
         fields.read_again(dtype, block);
         fields
     }
 
-    /// Replaces the fields of a block of `dtype` by those of another one, as [`Fields::read`]. What the format lacks
-    /// is left as it is.
+    /// Replaces the fields of a block of `dtype` by those of another block, as [`Fields::read`].
+    /// Fields that the format lacks are left unchanged.
     ///
     /// # Panics
     /// As [`Fields::read`].
@@ -157,10 +159,11 @@ impl Fields {
         }
     }
 
-    /// The values, exactly as [`crate::decode`] gives them for the block the fields were read from.
+    /// Decodes the values, bit-identical to [`crate::decode`] of the block that the fields were
+    /// read from.
     ///
     /// # Panics
-    /// When [`Spec::of`] knows no fields of `dtype`, or `out` does not have [`Spec::len`] values.
+    /// When [`Spec::of`] returns `None` for `dtype`, or `out` does not have [`Spec::len`] values.
     pub fn decode(&self, dtype: DType, out: &mut [f32]) {
         let codes32 = || std::array::from_fn(|j| self.codes[j]);
         let coded = |zero| block32::Coded { scale: self.scale, codes: codes32() }.decode(zero);
@@ -288,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn the_specification_says_what_the_fields_stand_for() {
+    fn fields_evaluated_by_their_spec_give_the_values() {
         let mut random = Random::new(12);
         for dtype in DType::ALL {
             let Some(spec) = Spec::of(dtype) else { continue };
@@ -317,7 +320,8 @@ mod tests {
                         d * scale * code - m * f32::from(fields.sub_mins[sub])
                     }
                 };
-                // Up to four roundings of terms below 10, or the roundings of ten butterflies of terms below 1.
+                // Up to four roundings of terms below 10, or the roundings of ten butterflies of
+                // terms below 1.
                 assert!((value - want).abs() <= 4.0 * f32::EPSILON * 10.0, "{dtype} {j}: {value}, {want}");
             }
         }

@@ -1,7 +1,7 @@
-//! What becomes of numbers that a format cannot hold.
+//! Handling of numbers that a format cannot represent.
 //!
-//! NaN becomes 0. A value beyond the range is clamped to it, infinities included. A scale beyond f16 saturates at
-//! 65,504. Values too small for a scale in f16 become 0.
+//! NaN becomes 0. A value beyond the range is clamped to it, infinities included. A scale beyond
+//! f16 saturates at 65,504. Values too small for an f16 scale become 0.
 
 use half::{bf16, f16};
 
@@ -11,20 +11,23 @@ use crate::{DType, decode};
 /// The largest finite f16: the range of every format whose scale is an f16.
 pub const F16_MAX: f32 = 65504.0;
 
-/// `x` brought into `[-max, max]`; NaN becomes 0.
+/// Clamps `x` to `[-max, max]`; NaN becomes 0.
 #[inline]
 pub fn clamp(x: f32, max: f32) -> f32 {
     if x.is_nan() { 0.0 } else { x.clamp(-max, max) }
 }
 
-/// `x` rounded to the nearest f16 (ties to even), saturated at ±65,504; NaN becomes 0.
+/// Rounds `x` to the nearest f16 (ties to even), saturating at ±65,504; NaN becomes 0.
 #[inline]
 pub fn to_f16(x: f32) -> f16 {
     f16::from_f32(clamp(x, F16_MAX))
 }
 
-/// The first block of `bytes` (blocks of `dtype`) that does not stand for finite numbers alone. Encoding here leaves none; a
-/// file may hold some: floats as they are, or a scale in f16 that is NaN or infinite.
+/// Returns the index of the first block of `bytes` (blocks of `dtype`) that decodes to a non-finite
+/// number.
+///
+/// This crate's encoder writes no such block. A file may contain some: float values, or an f16
+/// scale that is NaN or infinite.
 pub fn find_broken_block(dtype: DType, bytes: &[u8]) -> Option<usize> {
     match dtype {
         DType::F32 => find::<4>(bytes, |v| !f32::from_le_bytes(*v).is_finite()),
@@ -48,7 +51,8 @@ pub fn find_broken_block(dtype: DType, bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// Whether a block of mxfp4 holds what no f32 does: its scale is no number, or so large that six times as much is none.
+/// Returns whether a block of mxfp4 exceeds f32: its scale is NaN, or so large that six times as
+/// much overflows.
 fn is_broken_mx(block: &[u8]) -> bool {
     const LARGEST: u8 = 252;
     let mut values = [0.0; fp4::MXFP4_LEN];
@@ -58,7 +62,7 @@ fn is_broken_mx(block: &[u8]) -> bool {
     }
 }
 
-/// Where the scales lie in a block, in bytes, where they are f16.
+/// Returns the byte offsets of a block's f16 scales.
 const fn scales(dtype: DType) -> &'static [usize] {
     match dtype.layout() {
         DType::F32 | DType::F16 | DType::BF16 | DType::MXFP4 | DType::NVFP4 => &[],
@@ -72,10 +76,10 @@ const fn scales(dtype: DType) -> &'static [usize] {
     }
 }
 
-/// The first value for which `is_broken`.
+/// Returns the index of the first value for which `is_broken` holds.
 fn find<const N: usize>(bytes: &[u8], is_broken: impl Fn(&[u8; N]) -> bool) -> Option<usize> {
     const TOGETHER: usize = 1024;
-    // Values looked at together have no early end, so that they become vector code.
+    // No early exit within a chunk, so that the loop vectorizes.
     let any = |values: &&[[u8; N]]| values.iter().fold(false, |any, value| any | is_broken(value));
     let (first, values) = bytes.as_chunks().0.chunks(TOGETHER).enumerate().find(|(_, values)| any(values))?;
     Some(first * TOGETHER + values.iter().position(is_broken)?)
@@ -87,7 +91,7 @@ mod tests {
     use crate::random::Random;
 
     #[test]
-    fn bad_numbers_have_a_defined_result() {
+    fn non_finite_numbers_have_a_defined_result() {
         for (x, want) in [
             (f32::NAN, 0.0),
             (f32::INFINITY, 65504.0),
@@ -103,9 +107,10 @@ mod tests {
         assert_eq!(clamp(f32::from_bits(1), F16_MAX), f32::from_bits(1));
     }
 
-    /// Held to the decoder: on random bits, of which many are no numbers, and where one block of many is broken.
+    /// Compared with the decoder on random bits, many of them NaN, and with one broken block among
+    /// many.
     #[test]
-    fn a_block_is_broken_where_it_decodes_to_what_is_not_finite() {
+    fn a_block_is_broken_iff_it_decodes_to_a_non_finite_value() {
         let mut random = Random::new(3);
         for dtype in DType::ALL {
             let (len, size) = (dtype.block_len(), dtype.block_bytes());
@@ -117,7 +122,7 @@ mod tests {
             let mut n_broken = 0;
             for _ in 0..2000 {
                 let mut block: Vec<u8> = (0..size).map(|_| random.bits() as u8).collect();
-                // Every other one has the largest exponent in most places.
+                // Every other block has the largest exponent in most bytes.
                 if random.bits().is_multiple_of(2) {
                     block.iter_mut().for_each(|byte| *byte |= 0x7f);
                 }

@@ -1,4 +1,4 @@
-//! mxfp4 and nvfp4: E2M1 floats of 4 bits under a scale that is a float of one byte. Layouts as in GGML, bit for bit.
+//! mxfp4 and nvfp4: 4-bit E2M1 floats under a one-byte float scale. Layouts match GGML bit for bit.
 //!
 //! | format | bytes | values | bits per value | scale of |
 //! |---|---|---|---|---|
@@ -9,16 +9,19 @@
 //! value = scale · level(code)               levels are E2M1 (Table::E2M1)
 //!
 //! mxfp4   e, 16 bytes: value j low nibble, value j + 16 high nibble of byte j
-//! nvfp4   4 scales, 32 bytes: value 16s + j (j < 8) low nibble, value 16s + j + 8 high nibble of byte 8s + j
+//! nvfp4   4 scales, 32 bytes: value 16s + j (j < 8) low nibble,
+//!         value 16s + j + 8 high nibble of byte 8s + j
 //! ```
 //!
-//! mxfp4 is of the OCP Microscaling Formats (MX) specification 1.0, 5.3; nvfp4 is NVIDIA's, without the scale of the whole
-//! tensor, which is no part of GGML's block. E8M0 255 and E4M3 127 are NaN; bit 7 of a scale of nvfp4 is not looked at.
+//! mxfp4 is from the OCP Microscaling Formats (MX) specification 1.0, 5.3; nvfp4 is NVIDIA's,
+//! without the per-tensor scale, which is not part of GGML's block. E8M0 255 and E4M3 127 are NaN;
+//! bit 7 of an nvfp4 scale is ignored.
 //!
-//! Seek unit: one block. The encoder tries the scale under which the largest value is just in range and those beside it, and
-//! keeps the one of least squared error. Zero and bad numbers: NaN counts as 0; values are clamped to ±49,152 in mxfp4, the
-//! largest that is within f16, and to ±2,688, the largest there is, in nvfp4. The least scale of nvfp4 is 2^-9 and nearby ones lie that far apart: without a
-//! scale of the tensor, weights below 0.1 are coded coarsely.
+//! Seek unit: one block. The encoder tries the smallest scale that keeps the largest value in range
+//! and its neighbours, and selects the one of least squared error. Zero and non-finite numbers: NaN
+//! counts as 0; values are clamped to ±49,152 in mxfp4, its largest value within f16, and to ±2,688
+//! in nvfp4, its largest value. The smallest scale of nvfp4 is 2^-9 and nearby scales are that far
+//! apart: without a per-tensor scale, weights below 0.1 are coded coarsely.
 
 use std::ops::RangeInclusive;
 
@@ -26,13 +29,13 @@ use crate::block32::{nibble, put_nibbles};
 use crate::finite::clamp;
 use crate::table::Table;
 
-/// The largest value that mxfp4 is written with: 2^13 · 6. Files may hold larger ones.
+/// The largest value that the mxfp4 encoder writes: 2^13 · 6. Files may contain larger ones.
 pub const MXFP4_MAX: f32 = 49_152.0;
 /// The largest value of nvfp4: 448 · 6.
 pub const NVFP4_MAX: f32 = 2688.0;
-/// Values of a block of mxfp4.
+/// Values per block of mxfp4.
 pub const MXFP4_LEN: usize = 32;
-/// Values of a block of nvfp4, and those that share a scale.
+/// Values per block of nvfp4, then values per scale.
 pub const NVFP4_LEN: usize = 64;
 const NVFP4_SUB: usize = 16;
 const NVFP4_SUBS: usize = NVFP4_LEN / NVFP4_SUB;
@@ -40,29 +43,29 @@ const NVFP4_SUBS: usize = NVFP4_LEN / NVFP4_SUB;
 /// The largest E2M1.
 const MOST: f32 = 6.0;
 
-/// A float of one byte, as scales of a block.
+/// A one-byte float, used for block scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ByteFloat {
     /// 2^(bits - 127); 255 is NaN.
     E8M0,
-    /// Four bits of exponent, biased by 7, and three of mantissa; 127 is NaN, bit 7 nothing.
+    /// Four bits of exponent, biased by 7, and three of mantissa; 127 is NaN, bit 7 is ignored.
     E4M3,
 }
 
 impl ByteFloat {
-    /// The number.
+    /// Converts to f32.
     pub fn to_f32(self, bits: u8) -> f32 {
         match (self, bits & 0x7f) {
             (Self::E8M0, _) if bits == u8::MAX => f32::NAN,
-            // 2^-127 has no exponent of its own.
+            // 2^-127 is subnormal.
             (Self::E8M0, _) => f32::from_bits((u32::from(bits) << 23).max(1 << 22)),
             (Self::E4M3, 0x7f) => f32::NAN,
-            // Mantissa and exponent where an f32 has them, whose exponent is biased by 120 more.
+            // Puts mantissa and exponent at their f32 bits; the f32 exponent bias is larger by 120.
             (Self::E4M3, bits) => f32::from_bits(u32::from(bits) << 20) * 120f32.exp2(),
         }
     }
 
-    /// The bits of the largest number.
+    /// Returns the bits of the largest number.
     const fn top(self) -> u8 {
         match self {
             Self::E8M0 => 254,
@@ -70,7 +73,7 @@ impl ByteFloat {
         }
     }
 
-    /// The bits of the least number that is not below `x`, or of the largest.
+    /// Returns the bits of the smallest number `>= x`, or of the largest.
     fn at_least(self, x: f32) -> u8 {
         let (mut below, mut least) = (0, self.top());
         while below < least {
@@ -80,7 +83,8 @@ impl ByteFloat {
         least
     }
 
-    /// The scale of least squared error for `x`, of those `beside` the least under which nothing is out of range.
+    /// Returns the scale of least squared error for `x`, among the offsets `beside` from the
+    /// smallest scale under which every value is in range.
     fn fit<const N: usize>(self, x: &[f32; N], beside: RangeInclusive<i16>) -> u8 {
         let largest = x.iter().fold(0.0f32, |most, v| most.max(v.abs()));
         let around = i16::from(self.at_least(largest / MOST));
@@ -96,18 +100,18 @@ impl ByteFloat {
     }
 }
 
-/// The values of `codes`, each run of as many as share a scale under the next of `scales`.
+/// Decodes `codes`; each of `scales` applies to an equal run of codes.
 fn decode<const N: usize>(of: ByteFloat, scales: &[u8], codes: &[u8; N]) -> [f32; N] {
     let run = N / scales.len();
     std::array::from_fn(|j| of.to_f32(scales[j / run]) * (Table::E2M1.level(codes[j]) * Table::E2M1.unit()))
 }
 
-/// The values of a block of mxfp4.
+/// Decodes a block of mxfp4.
 pub(crate) fn decode_mx(scale: u8, codes: &[u8; MXFP4_LEN]) -> [f32; MXFP4_LEN] {
     decode(ByteFloat::E8M0, &[scale], codes)
 }
 
-/// The values of a block of nvfp4.
+/// Decodes a block of nvfp4.
 pub(crate) fn decode_nv(scales: &[u8; NVFP4_SUBS], codes: &[u8; NVFP4_LEN]) -> [f32; NVFP4_LEN] {
     decode(ByteFloat::E4M3, scales, codes)
 }
@@ -161,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn floats_of_one_byte_are_what_their_definitions_say() {
+    fn one_byte_floats_match_their_definitions() {
         for bits in 0..=254u8 {
             assert_eq!(f64::from(ByteFloat::E8M0.to_f32(bits)), (f64::from(bits) - 127.0).exp2(), "{bits}");
         }
@@ -179,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_the_formats_hold_come_back_exactly() {
+    fn representable_values_round_trip_exactly() {
         let values: [f32; 16] = std::array::from_fn(|j| Table::E2M1.level(j as u8) * Table::E2M1.unit());
         for scale in [2f32.powi(-9), 0.25, 1.0, 64.0] {
             let x: [f32; NVFP4_LEN] = std::array::from_fn(|j| values[j % 16] * scale);

@@ -1,34 +1,37 @@
-//! iq1, iq2, iq3 and iq3x: what GGUF's types of few bits hold, with every code written out. No file has them.
+//! iq1, iq2, iq3 and iq3x: GGUF's low-bit i-quants with every code expanded. No file contains these
+//! formats.
 //!
-//! Files hold the number of a row of a *grid*, a table of some hundred rows of 8 or 4 levels, and signs: 1.6 to 3.4 bits per value, but
-//! a look-up in memory for each row, which no kernel has time for. There are few levels, though, and with the code of its level and sign
-//! for each value nothing is rounded: these are the blocks of q3_K and of iq4_xs ([`DType::layout`](crate::DType::layout)), and a table
-//! says what a code stands for.
+//! Files store the index of a row of a *grid*, a table of several hundred rows of 8 or 4 levels,
+//! and signs: 1.6 to 3.4 bits per value, but a memory look-up per row, which is too slow for
+//! kernels. The number of levels is small, however; storing the code of level and sign for each
+//! value loses nothing. The block layouts are those of q3_K and iq4_xs
+//! ([`DType::layout`](crate::DType::layout)), and a [`Table`] gives the level of a code.
 //!
-//! | format | bits per value | what files hold | value |
+//! | format | bits per value | file types | value |
 //! |---|---|---|---|
 //! | iq1 | 3.4375 | iq1_s, iq1_m | d · sc · level / 8, level ±1, ±7, ±9; sub-blocks of 16 |
-//! | iq2 | 3.4375 | iq2_xxs, iq2_xs, iq2_s | d · sc · level / 8, level ±8, ±25, ±43; sub-blocks of 16 |
+//! | iq2 | 3.4375 | iq2_xxs, _xs, _s | d · sc · level / 8, level ±8, ±25, ±43; sub-blocks of 16 |
 //! | iq3 | 4.25 | iq3_s | d · sc · level, level ±1, ±3 ... ±15; sub-blocks of 32 |
 //! | iq3x | 4.25 | iq3_xxs | d · sc · level / 4, level ±4, ±12 ... ±52, ±62; sub-blocks of 32 |
 //!
-//! Codes: the number of the level's magnitude, and above it a bit for the sign (of what is added to 8 times a level of -1, 0 or 1, in iq1).
-//! Code 3 of iq1 and iq2 is 0. Encoders, for tests, are those of `iq4.rs`; bad numbers as there.
+//! Codes: the index of the level's magnitude, with a sign bit above it (in iq1, the sign of the
+//! offset that is added to 8 times a level of -1, 0 or 1). Code 3 of iq1 and iq2 is 0. The
+//! encoders, for tests, are those of `iq4.rs`; non-finite numbers are handled as there.
 
 use half::f16;
 
 use crate::iq4::{self, Block};
 use crate::{DType, Table, kquant};
 
-/// Scales of a block of q3_K's layout: a sub-block has 16 values.
+/// Scales per block of q3_K's layout: a sub-block has 16 values.
 const SUBS: usize = 16;
 /// A block of iq1 or iq2.
 pub(crate) type Sixteens = Block<SUBS, 16>;
 
-/// Lays out a block of iq1 to iq3x: scales from -32 to 31, one for each sub-block, and codes.
+/// Writes a block of iq1 to iq3x: scales from -32 to 31, one for each sub-block, and codes.
 ///
 /// # Panics
-/// When `dtype` is none of them, or `block` does not have its bytes.
+/// When `dtype` is none of them, or `block` does not have its size in bytes.
 pub fn put(dtype: DType, d: f16, scales: &[i8; SUBS], codes: &[u8; kquant::LEN], block: &mut [u8]) {
     match dtype.layout() {
         DType::Q3K => kquant::put_q3(d, scales, codes, sized(block)),
@@ -44,7 +47,7 @@ fn sized<const B: usize>(block: &mut [u8]) -> &mut [u8; B] {
     block.try_into().expect("a block has the bytes of its format")
 }
 
-/// Codes of iq1 and iq2.
+/// Encodes a block of iq1 or iq2.
 pub(crate) fn pack(table: Table, x: &[f32; kquant::LEN], block: &mut [u8; 110]) {
     let coded = Sixteens::fit(table, &kquant::in_range(x));
     kquant::put_q3(coded.d, &coded.scales, &coded.codes, block);

@@ -1,21 +1,22 @@
-//! iq4_nl and iq4_xs: GGML's 4-bit codes of a table. Layouts as in GGML, bit for bit.
+//! iq4_nl and iq4_xs: GGML's 4-bit codes of a table. Layouts match GGML bit for bit.
 //!
 //! | format | bytes | bits per value | value |
 //! |---|---|---|---|
 //! | iq4_nl | 18 | 4.5 | d · level(code), 32 values |
 //! | iq4_xs | 136 | 4.25 | d · sc · level(code), 256 values in 8 sub-blocks of 32, sc -32..=31 |
 //!
-//! Levels: [`Table::IQ4`]. Layouts (little endian), with v the value's number:
+//! Levels: [`Table::IQ4`]. Layouts (little endian), with v the index of the value:
 //!
 //! ```text
 //! iq4_nl   d f16, 16 bytes: value j low nibble, value j + 16 high nibble of byte j
-//! iq4_xs   d f16, u16 of upper pairs of sc + 32 (bits 2j = sub-block j), 4 bytes of their low nibbles (sub-block j in byte
-//!          j / 2, low nibble for even j), 128 bytes of codes: sub-block j in bytes 16j .. 16j + 16, each as iq4_nl
+//! iq4_xs   d f16, u16 of upper pairs of sc + 32 (bits 2j = sub-block j),
+//!          4 bytes of their low nibbles (sub-block j in byte j / 2, low nibble for even j),
+//!          128 bytes of codes: sub-block j in bytes 16j .. 16j + 16, each as iq4_nl
 //! ```
 //!
-//! Seek unit: one block. The encoder searches for scales (`Table::fit`) and is this crate's own. Zero and bad numbers: NaN
-//! counts as 0, values are clamped to ±65,504, and what they decode to is within that; when d vanishes in f16, the block
-//! decodes to 0.
+//! Seek unit: one block. The encoder searches for scales (`Table::fit`) and is this crate's own.
+//! Zero and non-finite numbers: NaN counts as 0, values are clamped to ±65,504, and so are decoded
+//! values; when d underflows in f16, the block decodes to 0.
 
 use half::f16;
 
@@ -25,11 +26,11 @@ use crate::kfit::round_signed;
 use crate::kquant;
 use crate::table::Table;
 
-/// Values of a sub-block of iq4_xs, and of a block of iq4_nl.
+/// Values per sub-block of iq4_xs, and per block of iq4_nl.
 pub const LEN: usize = 32;
-/// Sub-blocks of iq4_xs.
+/// Sub-blocks per block of iq4_xs.
 pub(crate) const SUBS: usize = kquant::LEN / LEN;
-/// The stored scale that means 0.
+/// The stored scale that represents 0.
 pub(crate) const SCALE_ZERO: u8 = 32;
 
 /// A super-block of `S` sub-blocks of `N` values, whose codes are those of a table.
@@ -60,14 +61,14 @@ impl<const S: usize, const N: usize> Block<S, N> {
     }
 }
 
-/// What a level of 1 stands for among values that are in range: so that levels are within f16.
+/// Returns the value of level 1 for values in range, limited so that every level fits f16.
 fn fit<const N: usize>(table: Table, x: &[f32; N]) -> f64 {
-    // The scale under which 127 is.
+    // The scale at which level 127 fits.
     let most = f64::from(Q8_0_MAX_SCALE) * 127.0 / f64::from(table.largest());
     table.fit(x).clamp(-most, most)
 }
 
-/// The values of a block of iq4_nl.
+/// Decodes a block of iq4_nl.
 pub(crate) fn decode_nl(d: f16, codes: &[u8; LEN]) -> [f32; LEN] {
     let d = d.to_f32();
     codes.map(|code| d * Table::IQ4.level(code))
@@ -93,7 +94,7 @@ pub(crate) fn pack_xs(table: Table, x: &[f32; kquant::LEN], block: &mut [u8; 136
     put_xs(&Block::fit(table, &kquant::in_range(x)), block);
 }
 
-/// Lays a block of iq4_xs out.
+/// Writes a block of iq4_xs.
 pub(crate) fn put_xs(coded: &Block<SUBS, LEN>, block: &mut [u8; 136]) {
     block.fill(0);
     block[..2].copy_from_slice(&coded.d.to_le_bytes());

@@ -1,27 +1,31 @@
 //! The search for k-quant scales.
 //!
-//! Two shapes of super-block, each found in three steps: a float scale (and minimum) for every sub-block by trying
-//! slightly different step sizes, each followed by weighted least squares; these floats rounded to integers in units
-//! of one f16; codes chosen anew under the rounded scales. Larger values weigh more, because they matter more to a
-//! dot product.
+//! Two shapes of super-block, each solved in three steps: a float scale (and minimum) for every
+//! sub-block by trying slightly different step sizes, each followed by weighted least squares;
+//! these floats rounded to integers in units of one f16; codes chosen anew under the rounded
+//! scales. Larger values weigh more, because they contribute more to a dot product.
 //!
-//! Searching is what takes the time, 21 steps for each value, so that it is written for vectors of any instruction set: f32, sums in
-//! [`LANES`] lanes, rounding without a call. Loops have a fixed order: the same input gives the same bytes everywhere.
+//! The search dominates the encoding time, with 21 steps per value, and is therefore written to
+//! vectorize on any instruction set: f32, sums in [`LANES`] lanes, rounding without a call. Loops
+//! have a fixed order: the same input gives the same bytes everywhere.
 
 use half::f16;
 
 use crate::finite::to_f16;
 use crate::kquant::LEN;
 
-/// Sums are made of so many partial ones.
+/// Number of partial sums.
 const LANES: usize = 8;
 
-/// Sub-blocks within so small a range are constants: steps in it are far below a half of the least scale, 2^-24.
+/// Sub-blocks with a range below this are constant: their steps are far below half of the smallest
+/// scale, 2^-24.
 const FLAT: f32 = 1.0 / (1u32 << 30) as f32;
 
-/// Step sizes tried around the one that just spans the sub-block, in codes. That one comes first, and others have to be
-/// better: values that were codes times a step before are the same codes again. At half a code less the largest value would
-/// lie between two codes; the one that is tried is the higher.
+/// Step sizes tried around the one that spans the sub-block exactly, in codes.
+///
+/// The exact one comes first, and others must be better: values that already are codes times a step
+/// give the same codes again. At half a code less, the largest value would lie between two codes;
+/// the higher one is tried.
 const OFFSETS: [f32; 21] = [
     0.0, -1.0, -0.9, -0.8, -0.7, -0.6, -0.49, -0.4, -0.3, -0.2, -0.1, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8,
     0.9, 1.0,
@@ -46,7 +50,8 @@ pub(crate) struct SymBlock {
 }
 
 impl<const S: usize> MinBlock<S> {
-    /// Fits codes of 0..=`top` and scales and minima of 0..=`scale_top` to values that are in range; `N` of them share a scale.
+    /// Fits codes of 0..=`top` and scales and minima of 0..=`scale_top` to values in range; `N`
+    /// values share a scale.
     pub fn fit<const N: usize>(x: &[f32; LEN], top: u8, scale_top: u8) -> Self {
         const { assert!(N * S == LEN) };
         let (subs, _) = x.as_chunks::<N>();
@@ -77,7 +82,7 @@ impl<const S: usize> MinBlock<S> {
 }
 
 impl SymBlock {
-    /// Fits codes of -`n`..`n` and scales of -`scale_n`..`scale_n` to values that are in range.
+    /// Fits codes of -`n`..`n` and scales of -`scale_n`..`scale_n` to values in range.
     pub fn fit(x: &[f32; LEN], n: u8, scale_n: i32) -> Self {
         let (subs, _) = x.as_chunks::<16>();
         let scales: [f64; 16] = std::array::from_fn(|j| fit_symmetric(&subs[j], n));
@@ -99,9 +104,11 @@ impl SymBlock {
     }
 }
 
-/// The scale and the minimum (as what is subtracted, >= 0) that best fit `x` with codes 0..=`top`.
+/// Returns the scale and the minimum (as a subtrahend, >= 0) that best fit `x` with codes
+/// 0..=`top`.
 fn fit_with_min<const N: usize>(x: &[f32; N], top: u8) -> (f64, f64) {
-    // Codes begin at the least value, if that is below 0, and need not reach 0 where no value does.
+    // Codes start at the smallest value, if that is below 0, and need not reach 0 where no value
+    // does.
     let lo = x.iter().fold(0.0f32, |least, &v| if v < least { v } else { least });
     let hi = x.iter().fold(f32::NEG_INFINITY, |most, &v| if v > most { v } else { most });
     if hi - lo < FLAT {
@@ -122,11 +129,13 @@ fn fit_with_min<const N: usize>(x: &[f32; N], top: u8) -> (f64, f64) {
         let inverse = (top + offset) / (hi - lo);
         let codes = x.map(|v| nearest(between((v - lo) * inverse, 0.0, top)));
         if at == 0 {
-            // Spanning exactly is the candidate that always exists: least squares has none when all codes are equal.
+            // The exact span is the fallback: least squares has no solution when all codes are
+            // equal.
             best = (f64::from((hi - lo) / top), f64::from(lo));
             least = error(best.0, best.1, &codes);
         }
-        // Codes that are all alike tell nothing of the scale: any would do, with a minimum to match, and both are rounded later.
+        // Equal codes do not determine the scale: any scale fits with a matching minimum, and both
+        // are rounded later.
         if codes.iter().all(|&code| code == codes[0]) {
             continue;
         }
@@ -149,8 +158,8 @@ fn fit_with_min<const N: usize>(x: &[f32; N], top: u8) -> (f64, f64) {
     (best.0, -best.1)
 }
 
-/// The scale, of either sign, that best fits `x` with codes -`n`..`n`. The value of largest magnitude falls near
-/// code -`n`, which has no positive twin.
+/// Returns the scale, of either sign, that best fits `x` with codes -`n`..`n`. The value of largest
+/// magnitude maps near code -`n`, which has no positive twin.
 fn fit_symmetric<const N: usize>(x: &[f32; N], n: u8) -> f64 {
     let extreme = x.iter().fold(0.0f32, |best, &v| if v.abs() > best.abs() { v } else { best });
     if extreme.abs() < FLAT {
@@ -173,14 +182,14 @@ fn fit_symmetric<const N: usize>(x: &[f32; N], n: u8) -> f64 {
     best
 }
 
-/// How much each of `x` matters.
+/// Returns the weight of each of `x` in the squared error.
 fn weights<const N: usize>(x: &[f32; N]) -> [f32; N] {
     let [squares] = sums::<N, 1>(|i| [x[i] * x[i]]);
     let rms = (squares / N as f64).sqrt() as f32;
     x.map(|v| rms + v.abs())
 }
 
-/// Sums of `K` terms each of 0..`N`, which is a multiple of [`LANES`].
+/// Sums `K` terms over 0..`N`, a multiple of [`LANES`].
 #[inline(always)]
 fn sums<const N: usize, const K: usize>(terms: impl Fn(usize) -> [f32; K]) -> [f64; K] {
     const { assert!(N.is_multiple_of(LANES)) };
@@ -194,31 +203,32 @@ fn sums<const N: usize, const K: usize>(terms: impl Fn(usize) -> [f32; K]) -> [f
     sums.map(|lanes| f64::from(lanes.iter().sum::<f32>()))
 }
 
-/// `v` as it is within `low` and `high`, else the nearer of them.
+/// Clamps `v` to `low..=high`.
 fn between(v: f32, low: f32, high: f32) -> f32 {
     let v = if v < low { low } else { v };
     if v > high { high } else { v }
 }
 
-/// `v` within the codes -`n`..`n`.
+/// Clamps `v` to the codes -`n`..`n`.
 fn symmetric(v: f32, n: f32) -> f32 {
     between(v, -n, n - 1.0)
 }
 
-/// 1.5 · 2^23: whole numbers up to 2^22 added to it are its last digits, and what is left of others is rounded away.
+/// 1.5 · 2^23: adding it to a number up to 2^22 rounds that number to an integer in its last
+/// digits.
 const LAST_DIGITS: f32 = 12_582_912.0;
 
-/// The whole number that is nearest to `v`, of two equally near ones the even one.
+/// Rounds `v` to the nearest integer, ties to even.
 fn nearest(v: f32) -> f32 {
     (v + LAST_DIGITS) - LAST_DIGITS
 }
 
-/// The same in two's complement, low byte first.
+/// As [`nearest`], in two's complement, low byte first.
 fn whole(v: f32) -> [u8; 4] {
     (v + LAST_DIGITS).to_bits().to_le_bytes()
 }
 
-/// Non-negative floats as integers 0..=`top` in units of one f16.
+/// Rounds non-negative floats to integers 0..=`top` in units of one f16.
 fn round_unsigned<const S: usize>(floats: &[f64; S], top: u8) -> (f16, [u8; S]) {
     let unit = unit(floats.iter().copied().fold(0.0, f64::max) / f64::from(top));
     if unit == f16::ZERO {
@@ -227,7 +237,8 @@ fn round_unsigned<const S: usize>(floats: &[f64; S], top: u8) -> (f16, [u8; S]) 
     (unit, floats.map(|f| (f / unit.to_f64()).round().clamp(0.0, f64::from(top)) as u8))
 }
 
-/// Floats of either sign as integers -`n`..`n` in units of one f16, the one of largest magnitude at -`n`.
+/// Rounds floats of either sign to integers -`n`..`n` in units of one f16, the one of largest
+/// magnitude to -`n`.
 pub(crate) fn round_signed<const S: usize>(floats: &[f64; S], n: i32) -> (f16, [i8; S]) {
     let extreme = floats.iter().fold(0.0f64, |best, &f| if f.abs() > best.abs() { f } else { best });
     let unit = unit(extreme / f64::from(-n));
@@ -237,8 +248,8 @@ pub(crate) fn round_signed<const S: usize>(floats: &[f64; S], n: i32) -> (f16, [
     (unit, floats.map(|f| (f / unit.to_f64()).round().clamp(f64::from(-n), f64::from(n - 1)) as i8))
 }
 
-/// The unit that is nearest to `x`. Where f16 has few digits left or none, away from zero: smaller ones would leave the largest of what
-/// they are to measure out of range, by as much as half of it, or nothing of it at all.
+/// Rounds `x` to the nearest f16 unit, and subnormal ones away from zero: a smaller unit would
+/// leave the largest multiple out of range, by up to half of it, or vanish altogether.
 fn unit(x: f64) -> f16 {
     const LEAST: f64 = 1.0 / 16_777_216.0;
     let is_subnormal = x.abs() < 1024.0 * LEAST;
@@ -251,7 +262,7 @@ mod tests {
     use super::*;
     use crate::random::Random;
 
-    /// The root of the mean squared error of `blocks` Gaussian blocks, in units of σ.
+    /// Returns the root mean squared error of `blocks` Gaussian blocks, in units of σ.
     fn rmse(blocks: usize, mean: f64, sigma: f64, trip: impl Fn(&[f32; LEN]) -> [f32; LEN]) -> f64 {
         let (mut random, mut squares) = (Random::new(7), 0.0);
         for _ in 0..blocks {
@@ -285,8 +296,8 @@ mod tests {
     }
 
     #[test]
-    fn codes_without_a_minimum_lose_less_than_those_that_ggml_finds() {
-        // GGML's reference quantisers lose 0.1511 and 0.0178 (docs/formats.md).
+    fn codes_without_a_minimum_lose_less_than_ggmls() {
+        // GGML's reference quantizers lose 0.1511 and 0.0178 (docs/formats.md).
         for (trip, ggml) in [(q3 as Trip, 0.1511), (q6, 0.0178)] {
             let got = rmse(256, 0.0, 0.02, trip);
             assert!(got < ggml, "{got}, GGML {ggml}");
@@ -294,9 +305,10 @@ mod tests {
     }
 
     #[test]
-    fn values_far_below_zero_lose_what_their_own_range_costs() {
-        // How far the largest and the least of 16 and of 32 Gaussians lie apart on average, and how far below the mean the least of
-        // 256 does: of a step they lose a √12th, as of a step of the minima.
+    fn error_far_below_zero_depends_on_the_range_only() {
+        // The mean range of 16 and of 32 Gaussians, and the mean distance of the minimum of 256
+        // below their mean. The error is step / √12, for the value step and for the step of the
+        // minima.
         let (of_16, of_32, least) = (3.53, 4.07, 2.8);
         for (trip, top, scale_top, range) in
             [(q2 as Trip, 3.0, 15.0, of_16), (q4, 15.0, 63.0, of_32), (q5, 31.0, 63.0, of_32)]
@@ -312,15 +324,15 @@ mod tests {
     fn one_negative_value_throughout_is_a_minimum() {
         for trip in [q2, q4, q5] {
             let back = trip(&[-3.0; LEN]);
-            // A half of the last digit of an f16.
+            // Half of the last digit of an f16.
             assert!(back.iter().all(|v| (v + 3.0).abs() <= 3.0 / 2048.0), "{}", back[0]);
         }
     }
 
     #[test]
-    fn small_weights_lose_what_larger_ones_do_and_the_steps_of_their_scales() {
+    fn error_of_small_weights_grows_by_the_step_of_their_scales() {
         let least = 2f64.powi(-24);
-        // Each with the codes that a wrong scale may leave out of range, and a half of a minimum.
+        // Each with the codes that a wrong scale may leave out of range, and half of a minimum.
         for (trip, codes) in [(q2 as Trip, 3.5), (q3, 4.0), (q4, 15.5), (q5, 31.5), (q6, 32.0)] {
             let large = rmse(64, 0.0, 0.02, trip);
             for sigma in [1e-3, 1e-4, 5e-5, 3e-5, 2e-5, 1e-5, 5e-6, 2e-6, 1e-6] {
@@ -332,10 +344,10 @@ mod tests {
     }
 
     #[test]
-    fn values_that_are_codes_times_a_step_come_back_as_they_are() {
+    fn codes_times_a_step_round_trip_exactly() {
         let mut random = Random::new(3);
         for _ in 0..64 {
-            // Scales are all the largest, so that their unit is the step.
+            // Every scale is the largest, so that the unit is the step.
             let mut of = |low: i32, high: i32, at: usize| {
                 let code = low + (random.bits() % (high - low + 1) as u64) as i32;
                 (if at.is_multiple_of(16) { low } else { code }) as f32 / 64.0
@@ -347,8 +359,8 @@ mod tests {
         }
     }
 
-    /// Sub-blocks that are flat but for the last digit of their values, far from 0 and of any sign, beside others of any size: what is
-    /// found is never further off than zeros would be.
+    /// Sub-blocks that are flat except for the last digit of their values, far from 0 and of any
+    /// sign, next to others of any size: the fit is never further off than zeros would be.
     #[test]
     fn flat_sub_blocks_far_from_zero_are_no_worse_than_zeros() {
         let mut random = crate::random::Random::new(3);
@@ -362,7 +374,7 @@ mod tests {
                     *v = if random.bits() % 3 < digits { f32::from_bits(level.to_bits() ^ 1) } else { level }
                 });
             }
-            // Sub-blocks of 32 as well.
+            // Every other block has flat sub-blocks of 32 as well.
             if random.bits().is_multiple_of(2) {
                 x.chunks_exact_mut(32).for_each(|sub| sub.copy_within(..16, 16));
             }

@@ -1,6 +1,7 @@
-//! GGML's super-blocks of 256 values: q2_K, q3_K, q4_K, q5_K, q6_K. Layouts as in GGML, bit for bit.
+//! GGML's super-blocks of 256 values: q2_K, q3_K, q4_K, q5_K, q6_K. Layouts match GGML bit for bit.
 //!
-//! A super-block is cut into sub-blocks whose scales are themselves small integers, in units of an f16.
+//! A super-block consists of sub-blocks whose scales are themselves small integers, in units of an
+//! f16.
 //!
 //! | format | bytes | bits per value | sub-blocks | value |
 //! |---|---|---|---|---|
@@ -10,24 +11,29 @@
 //! | q5_K | 176 | 5.5 | 8 of 32 | d·sc·code - dmin·m, code 5 bits, sc and m 6 bits |
 //! | q6_K | 210 | 6.5625 | 16 of 16 | d·sc·code, code -32..=31, sc -128..=127 |
 //!
-//! Byte order within a block, with v the value's number, h = v / 128, r = v mod 128, l = v mod 32:
+//! Byte order within a block, with v the index of the value, h = v / 128, r = v mod 128, l = v mod
+//! 32:
 //!
 //! ```text
-//! q2_K   16 bytes (sc | m << 4), 64 bytes codes, d f16, dmin f16        code: byte 32h + l, bits 2·(r / 32)
+//! q2_K   16 bytes (sc | m << 4), 64 bytes codes, d f16, dmin f16
+//!        code: byte 32h + l, bits 2·(r / 32)
 //! q3_K   32 bytes high bits, 64 bytes low two bits as q2_K, 12 bytes scales, d f16
 //!        high bit: byte l, bit v / 32; code = (low | high << 2) - 4
-//! q4_K   d f16, dmin f16, 12 bytes scales, 128 bytes codes              code: byte 32·(v / 64) + l, low nibble when v mod 64 < 32
+//! q4_K   d f16, dmin f16, 12 bytes scales, 128 bytes codes
+//!        code: byte 32·(v / 64) + l, low nibble when v mod 64 < 32
 //! q5_K   d f16, dmin f16, 12 bytes scales, 32 bytes fifth bits, 128 bytes codes as q4_K
 //!        fifth bit: byte l, bit v / 32
 //! q6_K   128 bytes low nibbles, 64 bytes high pairs, 16 signed bytes sc, d f16
-//!        low: byte 64h + r mod 64, low nibble when r < 64; high: byte 32h + l, bits 2·(r / 32); code = value - 32
+//!        low: byte 64h + r mod 64, low nibble when r < 64; high: byte 32h + l, bits 2·(r / 32);
+//!        code = value - 32
 //! ```
 //!
-//! Seek unit: one super-block. The decoder is exact; the encoder searches for the scales (`kfit.rs`) and is this
-//! crate's own, so its bytes differ from another quantiser's while its error is about the same (tests below).
+//! Seek unit: one super-block. The decoder is exact; the encoder searches for the scales
+//! (`kfit.rs`) and is this crate's own, so its bytes differ from another quantizer's while its
+//! error is about the same (tests below).
 //!
-//! Zero and bad numbers: NaN counts as 0, values are clamped to ±65,504; a block too small for an f16 scale decodes
-//! to zeros.
+//! Zero and non-finite numbers: NaN counts as 0, values are clamped to ±65,504; a block too small
+//! for an f16 scale decodes to zeros.
 
 use half::f16;
 
@@ -37,7 +43,8 @@ use crate::kfit::{MinBlock, SymBlock};
 /// Values per super-block.
 pub const LEN: usize = 256;
 
-/// Low two bits of q2_K and q3_K, high pairs of q6_K: `(byte, shift)` of value `v` in a plane of 64 bytes.
+/// Low two bits of q2_K and q3_K, high pairs of q6_K: `(byte, shift)` of value `v` in a plane of 64
+/// bytes.
 fn pair_at(v: usize) -> (usize, usize) {
     (32 * (v / 128) + v % 32, 2 * (v % 128 / 32))
 }
@@ -65,8 +72,8 @@ fn put(plane: &mut [u8], codes: &[u8; LEN], from: usize, mask: u8, at: impl Fn(u
     }
 }
 
-/// Adds the bits that [`put`] stored to the codes, moved back to bit `from`. In every plane, 32 values in a row lie in 32
-/// bytes in a row, under one shift.
+/// Adds the bits that [`put`] stored to the codes, moved back to bit `from`. In every plane, 32
+/// consecutive values occupy 32 consecutive bytes, under one shift.
 fn get(plane: &[u8], codes: &mut [u8; LEN], from: usize, mask: u8, at: impl Fn(usize) -> (usize, usize)) {
     for (run, codes) in codes.chunks_exact_mut(32).enumerate() {
         let (byte, shift) = at(32 * run);
@@ -84,10 +91,11 @@ fn put_half(block: &mut [u8], at: usize, value: f16) {
     block[at..at + 2].copy_from_slice(&value.to_le_bytes());
 }
 
-/// The 12 bytes of q4_K and q5_K: eight 6-bit scales and eight 6-bit minima.
+/// Packs the 12 bytes of q4_K and q5_K: eight 6-bit scales and eight 6-bit minima.
 ///
-/// Bytes 0..4 hold scales 0..4 and bytes 4..8 minima 0..4 in their low six bits; bytes 8..12 hold the low nibbles of
-/// scale (low) and minimum (high) 4..8, whose upper two bits are the top bits of bytes 0..4 and 4..8.
+/// Bytes 0..4 hold scales 0..4 and bytes 4..8 minima 0..4 in their low six bits; bytes 8..12 hold
+/// the low nibbles of scale (low) and minimum (high) 4..8, whose upper two bits are the top bits of
+/// bytes 0..4 and 4..8.
 fn put_scales_6(scales: &[u8; 8], mins: &[u8; 8], out: &mut [u8]) {
     for j in 0..4 {
         out[j] = scales[j] | scales[j + 4] >> 4 << 6;
@@ -107,8 +115,9 @@ fn scales_6(packed: &[u8]) -> ([u8; 8], [u8; 8]) {
     (scales, mins)
 }
 
-/// The 12 bytes of q3_K: sixteen 6-bit scales, stored + 32. Low nibbles in bytes 0..8 (scale j < 8 low, j >= 8 high
-/// half), upper pairs in bytes 8..12 (scale j in byte 8 + j mod 4, bits 2·(j / 4)).
+/// Packs the 12 bytes of q3_K: sixteen 6-bit scales, stored + 32. Low nibbles in bytes 0..8 (scale
+/// j < 8 low, j >= 8 high half), upper pairs in bytes 8..12 (scale j in byte 8 + j mod 4, bits 2·(j
+/// / 4)).
 fn put_scales_3(scales: &[i8; 16], out: &mut [u8]) {
     for (j, &scale) in scales.iter().enumerate() {
         let stored = (scale + 32) as u8;
@@ -125,7 +134,7 @@ fn scales_3(packed: &[u8]) -> [i8; 16] {
     })
 }
 
-/// Values as the formats of super-blocks count them.
+/// Clamps values to the range of the super-block formats.
 pub(crate) fn in_range(x: &[f32; LEN]) -> [f32; LEN] {
     x.map(|v| clamp(v, F16_MAX))
 }
@@ -162,7 +171,7 @@ pub(crate) fn pack_q3(x: &[f32; LEN], block: &mut [u8; 110]) {
     put_q3(coded.d, &coded.scales, &coded.codes.map(|c| (c + 4) as u8), block);
 }
 
-/// Lays a block of q3_K out, its codes as stored.
+/// Writes a block of q3_K from codes as stored.
 pub(crate) fn put_q3(d: f16, scales: &[i8; 16], codes: &[u8; LEN], block: &mut [u8; 110]) {
     block.fill(0);
     put(&mut block[..32], codes, 2, 1, bit_at);
@@ -171,7 +180,7 @@ pub(crate) fn put_q3(d: f16, scales: &[i8; 16], codes: &[u8; LEN], block: &mut [
     put_half(block, 108, d);
 }
 
-/// What [`put_q3`] was given.
+/// Inverse of [`put_q3`].
 pub(crate) fn get_q3(block: &[u8; 110]) -> (f16, [i8; 16], [u8; LEN]) {
     let mut codes = [0; LEN];
     get(&block[..32], &mut codes, 2, 1, bit_at);
@@ -262,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packed_scales_come_back() {
+    fn packed_scales_round_trip() {
         let scales = [0, 63, 15, 16, 33, 48, 7, 62];
         let mins = [63, 0, 31, 47, 1, 63, 32, 21];
         let mut packed = [0; 12];

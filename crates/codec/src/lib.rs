@@ -1,30 +1,32 @@
-//! Block formats, codebooks and rotations of the Kvant inference engine: pure maths, no I/O, no unsafe.
+//! Block formats, codebooks and rotations of the Kvant inference engine: pure maths, no I/O, no
+//! unsafe.
 //!
-//! Everything here is a *reference*: scalar, deterministic, obvious. Devices own faster versions and are held to
-//! these; they never bring constants of their own.
+//! This crate is the *reference*: scalar, deterministic, obvious. Devices own faster kernels, which
+//! are tested against it and define no constants of their own.
 //!
-//! | module | what it answers |
+//! | module | contents |
 //! |---|---|
-//! | [`DType`] | which formats exist, how many bytes they take |
+//! | [`DType`] | the formats and their sizes in bytes |
 //! | [`encode`], [`decode`] | values to block bytes and back, in GGML's byte layouts |
-//! | [`fields`] | the codes and scales of a block as stored, for devices that lay them out anew |
-//! | [`block32`], [`kquant`], [`iq4`], [`iq`], [`fp4`], [`tq`], [`turbo`] | one data sheet per family of formats |
-//! | [`rotation`] | the signed Hadamard rotation in front of the turbo and TQ formats |
-//! | [`codebook`], [`lloyd_max`] | the Lloyd-Max tables of N(0, 1), and the solver they are checked against |
-//! | [`trellis`] | codebooks with a memory, and how they are trained |
-//! | [`tile`] | how the KV cache stores 16 tokens of one head; the layout kernels are held to |
-//! | [`candidate`] | the likeliest tokens of a row of logits, and their order |
-//! | [`distortion`] | what a format loses on synthetic vectors, beside what theory predicts |
-//! | [`qjl`] | the paper's inner-product codec, for research |
-//! | [`two_axis`] | scales along both axes of a tile, as KVarN has them, for research |
+//! | [`fields`] | codes and scales of a block as stored, for devices that repack weights |
+//! | [`block32`], [`kquant`], [`iq4`], [`iq`], [`fp4`], [`tq`], [`turbo`] | data sheets by family |
+//! | [`rotation`] | the signed Hadamard rotation applied before the turbo and TQ formats |
+//! | [`codebook`], [`lloyd_max`] | Lloyd-Max tables of N(0, 1), and the solver that verifies them |
+//! | [`trellis`] | codebooks with memory, and how they are trained |
+//! | [`tile`] | the KV-cache layout of 16 tokens of one head, which kernels must match |
+//! | [`candidate`] | top-k tokens of a row of logits, and their order |
+//! | [`distortion`] | the measured error of a format on synthetic vectors, and its theory |
+//! | [`qjl`] | the inner-product codec of the QJL paper, for research |
+//! | [`two_axis`] | scales along both axes of a tile, as in KVarN, for research |
 //!
-//! # Bad numbers
+//! # Non-finite numbers
 //!
-//! One rule for every format, applied by [`encode`], [`tile::prepare_row`] and [`tile::TileLayout::put`] alike
-//! (see [`finite`]): **NaN becomes 0, and a value outside the format's range is clamped to it**, infinities
-//! included. The range is ±65,504 (the largest f16) for every format but f32, bf16, mxfp4 and nvfp4, which have their own. Scales
-//! saturate at 65,504 too. So what was encoded here always decodes to finite numbers. A hot path
-//! that appends to a cache cannot report an error per value; it can be predictable.
+//! One rule holds for every format and is applied by [`encode`], [`tile::prepare_row`] and
+//! [`tile::TileLayout::put`] (see [`finite`]): **NaN becomes 0, and a value outside the format's
+//! range is clamped to it**, infinities included. The range is ±65,504 (the largest f16) for every
+//! format but f32, bf16, mxfp4 and nvfp4, which have their own. Scales saturate at 65,504 too.
+//! Encoded data therefore always decodes to finite numbers. A hot path that appends to a cache
+//! cannot report an error per value, so its result must be predictable.
 
 #![forbid(unsafe_code)]
 

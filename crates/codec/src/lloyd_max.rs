@@ -1,18 +1,20 @@
-//! The Lloyd-Max solver: the scalar codebook of least mean squared error for a law.
+//! The Lloyd-Max solver: the scalar codebook of least mean squared error for a distribution.
 //!
-//! A minimal codebook satisfies two conditions at once (Lloyd 1982, [doi](https://doi.org/10.1109/TIT.1982.1056489);
-//! Max 1960): each decision point is halfway between its levels, and each level is the mean of its cell. Repeating the
-//! two converges to the only such codebook when the law's density is log-concave, as both laws here are.
+//! A minimal codebook satisfies two conditions at once (Lloyd 1982,
+//! [doi](https://doi.org/10.1109/TIT.1982.1056489); Max 1960): each decision point is halfway
+//! between its levels, and each level is the mean of its cell. Alternating the two converges to the
+//! only such codebook when the density is log-concave, as both densities here are.
 
 use std::sync::OnceLock;
 
-/// A symmetric law of unit variance.
+/// A symmetric distribution of unit variance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Law {
     /// N(0, 1).
     Gaussian,
     /// √dim times a coordinate of a random unit vector in `dim` dimensions: density proportional to
-    /// (1 - t²/dim)^((dim - 3) / 2). Nearly N(0, 1), with lighter tails. Integrated to 1e-12 for `dim` of 16 and more.
+    /// (1 - t²/dim)^((dim - 3) / 2). Nearly N(0, 1), with lighter tails. Integrated to 1e-12 for
+    /// `dim` of 16 and more.
     Sphere {
         /// Dimensions, at least 3.
         dim: usize,
@@ -20,7 +22,7 @@ pub enum Law {
 }
 
 impl Law {
-    /// The density up to a constant factor.
+    /// Returns the density up to a constant factor.
     fn density(self, t: f64) -> f64 {
         match self {
             Self::Gaussian => (-t * t / 2.0).exp(),
@@ -31,7 +33,7 @@ impl Law {
         }
     }
 
-    /// Where the density ends: beyond ±12 a Gaussian has 4e-33 of its mass.
+    /// Returns the bound of integration: beyond ±12 a Gaussian has 4e-33 of its mass.
     fn end(self) -> f64 {
         match self {
             Self::Gaussian => 12.0,
@@ -39,7 +41,7 @@ impl Law {
         }
     }
 
-    /// The integral of `g` times the density from `a` to `b`, up to the density's factor.
+    /// Integrates `g` times the density from `a` to `b`, up to the density's factor.
     fn integrate<const N: usize>(self, a: f64, b: f64, g: impl Fn(f64) -> [f64; N]) -> [f64; N] {
         let panels = ((b - a) * 4.0).ceil().max(1.0);
         let half = (b - a) / panels / 2.0;
@@ -57,10 +59,10 @@ impl Law {
         sums
     }
 
-    /// The expectation of `g(t, c)` where c is the level that codes t.
+    /// Returns the expectation of `g(t, c)`, where c is the level that encodes t.
     ///
     /// # Panics
-    /// Unless there is one decision point fewer than there are levels.
+    /// Unless the number of decision points is one less than that of levels.
     pub fn expect<const N: usize>(
         self,
         levels: &[f64],
@@ -79,7 +81,7 @@ impl Law {
         sums
     }
 
-    /// The interval that is coded as level `i`.
+    /// Returns the interval that level `i` encodes.
     fn cell(self, mids: &[f64], i: usize) -> (f64, f64) {
         let a = if i == 0 { -self.end() } else { mids[i - 1] };
         (a, mids.get(i).copied().unwrap_or(self.end()))
@@ -91,7 +93,8 @@ fn gauss_legendre() -> &'static [(f64, f64); 16] {
     static NODES: OnceLock<[(f64, f64); 16]> = OnceLock::new();
     NODES.get_or_init(|| {
         std::array::from_fn(|i| {
-            // Newton's method on the Legendre polynomial P16, from Tricomi's estimate of its root i.
+            // Newton's method on the Legendre polynomial P16, from Tricomi's estimate of its root
+            // i.
             let mut x = (std::f64::consts::PI * (i as f64 + 0.75) / 16.5).cos();
             let mut slope = 0.0;
             for _ in 0..8 {
@@ -108,7 +111,7 @@ fn gauss_legendre() -> &'static [(f64, f64); 16] {
     })
 }
 
-/// A solved codebook for a law of unit variance.
+/// A solved codebook for a distribution of unit variance.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Solution {
     /// Ascending, `[1 << bits]`.
@@ -131,7 +134,7 @@ pub fn solve(law: Law, bits: u32) -> Solution {
     assert!((1..=6).contains(&bits), "a codebook of {bits} bits");
     let n = 1 << bits;
     let mut levels: Vec<f64> = (0..n).map(|i| (2 * i + 1 - n) as f64 * 2.5 / n as f64).collect();
-    // Each round shrinks the error by a constant factor, 0.97 or better at 4 bits.
+    // Each iteration shrinks the error by a constant factor, 0.97 or better at 4 bits.
     for _ in 0..20_000 {
         let mids = midpoints(&levels);
         let mut change: f64 = 0.0;
@@ -156,7 +159,7 @@ mod tests {
     use crate::Codebook;
 
     #[test]
-    fn quadrature_knows_the_moments_of_its_laws() {
+    fn quadrature_gives_the_moments_of_both_distributions() {
         let all = |law: Law| law.integrate(-law.end(), law.end(), |t| [1.0, t, t * t]);
         let [m0, m1, m2] = all(Law::Gaussian);
         let total = std::f64::consts::TAU.sqrt();
@@ -167,7 +170,8 @@ mod tests {
         }
     }
 
-    /// MSE from Max 1960, table I, and to more digits from an independent solver (erfc in closed form).
+    /// MSE from Max 1960, table I, and to more digits from an independent solver (erfc in closed
+    /// form).
     #[test]
     fn gaussian_codebooks_have_the_known_error() {
         for (bits, want) in [

@@ -1,20 +1,22 @@
-//! The paper's inner-product codec: TurboQuant-prod with a QJL residual. Research only.
+//! The inner-product codec of the TurboQuant paper: TurboQuant-prod with a QJL residual. Research
+//! only.
 //!
-//! A codebook that minimises the squared error shrinks: ⟨q, x̂⟩ is a little too small on average. TurboQuant
-//! ([arXiv 2504.19874](https://arxiv.org/abs/2504.19874), algorithm 2) spends one of its b bits to remove this bias: it
-//! codes x with b - 1 bits and keeps, of the residual r = x - x̂, its norm and one sign for each of 128 Gaussian
-//! projections (QJL, [arXiv 2406.03482](https://arxiv.org/abs/2406.03482)):
+//! A codebook that minimizes the squared error shrinks: ⟨q, x̂⟩ is slightly too small on average.
+//! TurboQuant ([arXiv 2504.19874](https://arxiv.org/abs/2504.19874), algorithm 2) spends one of its
+//! b bits to remove this bias: it codes x with b - 1 bits and stores, of the residual r = x - x̂,
+//! its norm and one sign for each of 128 Gaussian projections (QJL, [arXiv
+//! 2406.03482](https://arxiv.org/abs/2406.03482)):
 //!
 //! ```text
-//! estimate(q) = ⟨q, x̂⟩ + √(π/2) / d · |r| · ⟨S q, sign(S r)⟩            S [d × d], independent N(0, 1)
+//! estimate(q) = ⟨q, x̂⟩ + √(π/2) / d · |r| · ⟨S q, sign(S r)⟩      S [d × d], independent N(0, 1)
 //! ```
 //!
-//! Over the draw of S the estimate is unbiased, with variance (π/2 · |q|²|r|² - ⟨q, r⟩²) / d, on average
+//! Over random S the estimate is unbiased, with variance (π/2 · |q|²|r|² - ⟨q, r⟩²) / d, on average
 //! D(b - 1) · (π/2 - 1/d) · |q|² |x|² / d where D is the codebook's error.
 //!
-//! No cache format uses it: at equal bits the plain codebook has less than half the squared error (tests below), and
-//! after softmax the extra variance hurts more than the bias. It is here so that the claim stays measurable.
-//! Bits per value: b + 0.25 (two f16: norm and residual norm).
+//! No cache format uses it: at equal bits the plain codebook has less than half the squared error
+//! (tests below), and after softmax the extra variance hurts more than the bias. This module keeps
+//! that claim measurable. Bits per value: b + 0.25 (two f16: norm and residual norm).
 
 use half::f16;
 
@@ -32,20 +34,20 @@ pub struct Qjl {
     projection: Vec<f32>,
 }
 
-/// A coded vector of 128 values.
+/// An encoded vector of 128 values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QjlCode {
     /// |x|.
     pub norm: f16,
     /// Codebook indices of the rotated direction `[128]`.
     pub indices: [u8; LEN],
-    /// |r|, the norm of what the codebook missed.
+    /// |r|, the norm of the codebook's residual.
     pub residual: f16,
     /// Bit i set when ⟨S_i, r⟩ >= 0.
     pub signs: u128,
 }
 
-/// A query made ready for [`Qjl::inner_product`], once for many keys.
+/// A query prepared for [`Qjl::inner_product`], once for many keys.
 #[derive(Debug, Clone)]
 pub struct QjlQuery {
     rotated: [f32; LEN],
@@ -53,8 +55,8 @@ pub struct QjlQuery {
 }
 
 impl Qjl {
-    /// A codec of `bits` bits (2 to 5, one of them for the residual) with the matrix S drawn from `seed`. `None` for
-    /// other numbers of bits.
+    /// Builds a codec of `bits` bits (2 to 5, one of them for the residual) with the matrix S
+    /// sampled from `seed`. `None` for other numbers of bits.
     pub fn new(bits: u32, seed: u64) -> Option<Self> {
         let book = match bits {
             2 => Codebook::GAUSS1,
@@ -68,12 +70,12 @@ impl Qjl {
         Some(Self { book, rotation: Rotation::kv(LEN), projection })
     }
 
-    /// The codebook of the first b - 1 bits.
+    /// Returns the codebook of the first b - 1 bits.
     pub const fn book(&self) -> &Codebook {
         &self.book
     }
 
-    /// Codes one vector. Bad numbers as everywhere: NaN counts as 0, values are clamped to ±65,504, norms saturate.
+    /// Encodes one vector. NaN counts as 0, values are clamped to ±65,504, norms saturate.
     pub fn encode(&self, x: &[f32; LEN]) -> QjlCode {
         let mut y = x.map(|v| clamp(v, F16_MAX));
         self.rotation.forward(&mut y);
@@ -97,7 +99,7 @@ impl Qjl {
         QjlQuery { projected: self.project(&rotated), rotated }
     }
 
-    /// The unbiased estimate of ⟨q, x⟩.
+    /// Returns the unbiased estimate of ⟨q, x⟩.
     pub fn inner_product(&self, q: &QjlQuery, code: &QjlCode) -> f64 {
         let coded = self.decode_rotated(code.norm.to_f32(), &code.indices);
         let plain: f64 = q.rotated.iter().zip(coded).map(|(&q, c)| f64::from(q) * f64::from(c)).sum();
@@ -107,12 +109,12 @@ impl Qjl {
         plain + factor * code.residual.to_f64() * residual
     }
 
-    /// The codebook's part, rotated, without norm correction.
+    /// Decodes the codebook indices, still rotated, without norm correction.
     fn decode_rotated(&self, norm: f32, indices: &[u8; LEN]) -> [f32; LEN] {
         indices.map(|i| self.book.centroids()[usize::from(i)] * norm)
     }
 
-    /// S v.
+    /// Returns S v.
     fn project(&self, v: &[f32; LEN]) -> [f32; LEN] {
         std::array::from_fn(|i| self.projection[i * LEN..][..LEN].iter().zip(v).map(|(&s, &v)| s * v).sum())
     }
@@ -139,9 +141,10 @@ mod tests {
         a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
     }
 
-    /// q = x is the worst case of the bias: the plain codebook's answer is short by its whole error.
+    /// q = x is the worst case of the bias: the plain codebook's inner product is short by its
+    /// whole error.
     #[test]
-    fn estimate_is_unbiased_over_the_matrix_where_the_plain_codebook_is_not() {
+    fn estimate_is_unbiased_and_the_plain_codebook_is_biased() {
         let draws = 300;
         for bits in 2..=4 {
             let mut random = Random::new(u64::from(bits));
@@ -158,14 +161,14 @@ mod tests {
             }
             let standard_error = (square / draws as f64).sqrt();
             assert!(mean.abs() <= 4.0 * standard_error, "{bits} bits: bias {mean} ± {standard_error}");
-            assert!(plain <= -8.0 * standard_error, "{bits} bits: {plain} is no bias to speak of");
+            assert!(plain <= -8.0 * standard_error, "{bits} bits: {plain} is no clear bias");
         }
     }
 
-    /// The paper bounds the squared error by 0.56, 0.18 and 0.047 over d for 2, 3 and 4 bits, with its rounded codebook
-    /// errors; exactly, it is D(b - 1)·(π/2 - 1/d) / d.
+    /// The paper bounds the squared error by 0.56, 0.18 and 0.047 over d for 2, 3 and 4 bits, with
+    /// its rounded codebook errors; exactly, it is D(b - 1)·(π/2 - 1/d) / d.
     #[test]
-    fn squared_error_of_inner_products_is_what_the_paper_derives() {
+    fn squared_error_of_inner_products_matches_the_paper() {
         let d = LEN as f64;
         for (bits, rounded) in [(2, 0.56), (3, 0.18), (4, 0.047)] {
             let codec = Qjl::new(bits, 77).unwrap();
@@ -179,7 +182,8 @@ mod tests {
             }
             let lost = codebook_mse(codec.book(), Law::Sphere { dim: LEN });
             let want = lost * (std::f64::consts::FRAC_PI_2 - 1.0 / d) / d;
-            // The mean of 4,000 squares: relative standard error √(2/4,000) = 2.2 %; one matrix adds its own.
+            // The mean of 4,000 squares: relative standard error √(2/4,000) = 2.2 %; one matrix
+            // adds its own.
             assert!((square / want - 1.0).abs() <= 0.1, "{bits} bits: {square}, theory {want}");
             assert!((want * d / rounded - 1.0).abs() <= 0.15, "{bits} bits: {}", want * d);
             let bound = 3f64.sqrt() * std::f64::consts::PI.powi(2) / d / 4f64.powi(bits as i32);
@@ -195,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_numbers_and_zero_give_finite_estimates() {
+    fn non_finite_numbers_and_zero_give_finite_estimates() {
         let codec = Qjl::new(3, 1).unwrap();
         let q = codec.query(&[0.1; LEN]);
         for x in [0.0, f32::NAN, f32::INFINITY, f32::from_bits(1), 1e30] {

@@ -1,6 +1,7 @@
 //! Deterministic random numbers for synthetic data and random matrices.
 
-/// SplitMix64 with Gaussian output (Box-Muller). Same seed, same numbers, on every machine with the same `libm`.
+/// SplitMix64 with Gaussian output (Box-Muller). Same seed, same numbers, on every machine with the
+/// same `libm`.
 #[derive(Debug, Clone)]
 pub struct Random {
     state: u64,
@@ -8,12 +9,12 @@ pub struct Random {
 }
 
 impl Random {
-    /// A generator; every seed is as good as any other.
+    /// Returns a generator; every seed is equally good.
     pub const fn new(seed: u64) -> Self {
         Self { state: seed, spare: None }
     }
 
-    /// 64 random bits.
+    /// Returns 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
@@ -22,12 +23,12 @@ impl Random {
         z ^ z >> 31
     }
 
-    /// A uniform number in (0, 1).
+    /// Returns a uniform number in (0, 1).
     pub fn uniform(&mut self) -> f64 {
         ((self.bits() >> 11) as f64 + 0.5) / (1u64 << 53) as f64
     }
 
-    /// A standard Gaussian.
+    /// Returns a standard Gaussian.
     pub fn gaussian(&mut self) -> f64 {
         if let Some(spare) = self.spare.take() {
             return spare;

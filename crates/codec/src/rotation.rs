@@ -1,20 +1,23 @@
 //! The signed Hadamard rotation.
 //!
-//! Quantisation with one scale per slice and a Gaussian codebook needs coordinates that look like independent
-//! Gaussians of equal variance. Real K and V vectors do not: a few channels carry most of the energy. A random
-//! rotation makes any vector look so (TurboQuant, [arXiv 2504.19874](https://arxiv.org/abs/2504.19874)); a Hadamard
-//! matrix between two diagonal sign matrices is as good in practice and costs n log n additions
-//! (QuIP#, [arXiv 2402.04396](https://arxiv.org/abs/2402.04396)):
+//! Quantization with one scale per slice and a Gaussian codebook requires coordinates distributed
+//! like independent Gaussians of equal variance. Real K and V vectors are not: a few channels carry
+//! most of the energy. A random rotation gives any vector this distribution (TurboQuant, [arXiv
+//! 2504.19874](https://arxiv.org/abs/2504.19874)); a Hadamard matrix between two diagonal sign
+//! matrices is as good in practice and costs n log n additions (QuIP#, [arXiv
+//! 2402.04396](https://arxiv.org/abs/2402.04396)):
 //!
 //! ```text
 //! forward   y = D(after)  · H/√n · D(before) · x
 //! inverse   x = D(before) · H/√n · D(after)  · y
 //! ```
 //!
-//! H is the unnormalised Sylvester matrix in natural order, symmetric with H·H = n·I, so both maps are orthogonal:
-//! inner products and norms survive, and attention may work on rotated keys with a rotated query.
+//! H is the unnormalized Sylvester matrix in natural order, symmetric with H·H = n·I, so both maps
+//! are orthogonal: they preserve inner products and norms, and attention may use rotated keys with
+//! a rotated query.
 
-/// A signed Hadamard rotation of slices of `len` values. Masks are data: there is no global rotation.
+/// A signed Hadamard rotation of slices of `len` values. The masks are data, so no rotation is
+/// global.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rotation {
     len: usize,
@@ -23,8 +26,8 @@ pub struct Rotation {
 }
 
 impl Rotation {
-    /// A rotation of slices of `len` values; bit i of a mask set means that value i changes sign, before or after
-    /// the butterfly.
+    /// Builds a rotation of slices of `len` values; bit i of a mask flips the sign of value i
+    /// before or after the butterfly.
     ///
     /// # Panics
     /// Unless `len` is a power of two up to 128.
@@ -33,10 +36,11 @@ impl Rotation {
         Self { len, before, after }
     }
 
-    /// The rotation of slices of `len` values of the KV cache: fixed sign masks, the same for every layer, head, K and V.
+    /// Returns the rotation of KV-cache slices of `len` values: fixed sign masks, the same for
+    /// every layer, head, K and V.
     ///
-    /// The masks are those of the public turbo caches (numpy `default_rng(42)`), so dumps can be compared; a shorter slice
-    /// takes their lowest bits.
+    /// The masks are those of the public turbo caches (numpy `default_rng(42)`), so dumps can be
+    /// compared; a shorter slice uses their lowest bits.
     ///
     /// # Panics
     /// Unless `len` is a power of two up to 128.
@@ -48,27 +52,27 @@ impl Rotation {
         Self::new(len, BEFORE & mask, AFTER & mask)
     }
 
-    /// The rotation of the TQ weight formats: 32 values, signs before the butterfly only.
+    /// Returns the rotation of the TQ weight formats: 32 values, signs before the butterfly only.
     pub const fn tq() -> Self {
         Self::new(32, 0x696b4b4a, 0)
     }
 
-    /// Values per slice.
+    /// Returns the values per slice.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Never: a rotation has at least one value. Here because `len` is.
+    /// Returns false: a rotation has at least one value. Accompanies `len` by convention.
     pub const fn is_empty(&self) -> bool {
         false
     }
 
-    /// The sign mask applied before the butterfly, bit i for value i.
+    /// Returns the sign mask applied before the butterfly, bit i for value i.
     pub const fn before(&self) -> u128 {
         self.before
     }
 
-    /// The sign mask applied after the butterfly, bit i for value i.
+    /// Returns the sign mask applied after the butterfly, bit i for value i.
     pub const fn after(&self) -> u128 {
         self.after
     }
@@ -81,7 +85,7 @@ impl Rotation {
         self.apply(x, self.before, self.after);
     }
 
-    /// Undoes [`Rotation::forward`], up to rounding.
+    /// Inverse of [`Rotation::forward`], up to rounding.
     ///
     /// # Panics
     /// Unless the length of `y` is a multiple of [`Rotation::len`].
@@ -101,7 +105,7 @@ impl Rotation {
     }
 }
 
-/// Changes the sign of value i where bit i of `mask` is set.
+/// Flips the sign of value i where bit i of `mask` is set.
 fn flip(x: &mut [f32], mask: u128) {
     for (i, v) in x.iter_mut().enumerate() {
         let sign = ((mask >> i) as u32 & 1) << 31;
@@ -109,8 +113,8 @@ fn flip(x: &mut [f32], mask: u128) {
     }
 }
 
-/// The unnormalised Walsh-Hadamard transform in natural (Sylvester) order, in place: strides 1, 2, 4, ..., each
-/// pair (a, b) becoming (a + b, a - b).
+/// Applies the unnormalized Walsh-Hadamard transform in natural (Sylvester) order, in place:
+/// strides 1, 2, 4, ..., each pair (a, b) becoming (a + b, a - b).
 ///
 /// # Panics
 /// Unless the length is a power of two.
@@ -132,7 +136,7 @@ pub fn wht(x: &mut [f32]) {
 mod tests {
     use super::*;
 
-    /// The matrix itself: (H)ij = (-1)^popcount(i & j).
+    /// Multiplies by the dense matrix: `H[i][j]` = (-1)^popcount(i & j).
     fn dense(r: &Rotation, x: &[f32]) -> Vec<f64> {
         let n = r.len();
         let sign = |mask: u128, i: usize| if mask >> i & 1 == 1 { -1.0 } else { 1.0 };

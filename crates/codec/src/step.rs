@@ -1,53 +1,56 @@
-//! The step that a slice is coded at.
+//! The step-size search of a slice.
 //!
-//! A codebook is made for what slices have in common, unit variance; one slice of 64 or 128 values differs from that by
-//! chance. So the same levels are tried a little narrower and a little wider, and the slice takes those whose direction is
-//! nearest to its own: of turbo3 this takes a tenth of the error, of turbo4 a fifth, and readers know nothing of it, since the
-//! stored scale gives the slice its norm whatever the levels were. (For indices that maximise the cosine there is always a
-//! step at which they are the nearest ones, so nothing else about the indices is worth trying.)
+//! A codebook fits the expected distribution, unit variance; one slice of 64 or 128 values deviates
+//! from it by chance. The search tries the same levels slightly narrower and wider, and selects the
+//! step whose decoded direction is nearest to the slice's. This removes a tenth of the error of
+//! turbo3 and a fifth of turbo4's. Decoders are unaffected, since the stored scale restores the
+//! norm of the slice for every step. (For indices that maximize the cosine, some step always
+//! makes them the nearest ones, so no other search over indices is worthwhile.)
 //!
-//! Sums are whole numbers, so that every device finds the same step, in whatever order it sums.
+//! Sums are integers, so that every device finds the same step in any order of summation.
 
 use crate::Codebook;
 
-/// How many steps there are to choose from.
+/// Number of candidate steps.
 pub const STEPS: usize = 9;
 
-/// What one stands for in the sums over magnitudes: |z| sums to `N` at most, so up to 128 of them fit in 31 bits.
+/// The fixed-point unit of magnitudes: |z| sums to at most `N`, so up to 128 of them fit in 31
+/// bits.
 pub const ONE: f32 = (1 << 23) as f32;
 
-/// What one stands for in levels as the search takes them: the largest centroid, 0.2415, is below 2^15.
+/// The fixed-point unit of levels: the largest centroid, 0.2415, is below 2^15.
 pub const LEVEL_ONE: f32 = (1 << 17) as f32;
 
-/// Step `k`: 0.8 to 1.2 of the one that the norm asks for.
+/// Returns step `k`: 0.8 to 1.2 times the step that the norm implies.
 pub const fn step(k: usize) -> f64 {
     (FIRST + k) as f64 / UNIT as f64
 }
 
-/// What values are multiplied by to be coded at step `k`.
+/// Returns the factor that scales values before they are coded at step `k`.
 pub const fn factor(k: usize) -> f32 {
     UNIT as f32 / (FIRST + k) as f32
 }
 
-/// The first step, in parts of [`UNIT`].
+/// The first step, in units of 1 / [`UNIT`].
 pub const FIRST: usize = 16;
-/// Parts of the step that the norm asks for.
+/// Denominator of the steps: `UNIT` is the step that the norm implies.
 pub const UNIT: usize = 20;
 
-/// The magnitude from which a value of step `k` has the level above the decision point `mid`, in units of 1 / [`ONE`].
+/// Returns the magnitude from which a value at step `k` takes the level above decision point `mid`,
+/// in units of 1 / [`ONE`].
 #[inline(always)]
 pub fn threshold(mid: f32, k: usize) -> i32 {
     (f64::from(mid) * step(k) * f64::from(ONE)) as i32
 }
 
-/// A centroid in units of 1 / [`LEVEL_ONE`].
+/// Returns a centroid in units of 1 / [`LEVEL_ONE`].
 #[inline(always)]
 pub fn level(centroid: f32) -> i32 {
     (centroid * LEVEL_ONE) as i32
 }
 
-/// Which of the steps makes the levels of `book`, which are those of a symmetric law, lie best along a slice of unit variance. The
-/// first of equals.
+/// Returns the step at which the levels of `book`, a codebook of a symmetric distribution, have the
+/// largest cosine with a slice of unit variance; the first of equals.
 #[inline(always)]
 pub fn best<const N: usize>(book: &Codebook, z: &[f32; N]) -> usize {
     let half = book.levels().len() / 2;
@@ -71,7 +74,7 @@ pub fn best<const N: usize>(book: &Codebook, z: &[f32; N]) -> usize {
             square += i64::from(above * above - below * below) * i64::from(count);
             below = above;
         }
-        // The square of the cosine is `along² / square`, but for what all steps share.
+        // The squared cosine is `along² / square`, up to a factor common to all steps.
         let (along, square) = ((along as f64) * (along as f64), square as f64);
         if along * best_square > best_along * square {
             (best, best_along, best_square) = (k, along, square);
@@ -85,7 +88,7 @@ mod tests {
     use super::*;
     use crate::random::Random;
 
-    /// The cosine between a slice and the levels nearest to it at step `k`.
+    /// Returns the cosine between a slice and the levels nearest to it at step `k`.
     fn cosine(book: &Codebook, z: &[f32; 64], k: usize) -> f64 {
         let values = z.map(|z| f64::from(book.levels()[usize::from(book.nearest(z * factor(k)))]));
         let along: f64 = z.iter().zip(values).map(|(&z, v)| f64::from(z) * v).sum();
@@ -108,7 +111,8 @@ mod tests {
             let found = best(&book, &z);
             seen[found] += 1;
             let most = (0..STEPS).map(|k| cosine(&book, &z, k)).fold(0.0, f64::max);
-            // Levels are rounded to one part in 2^15 of the largest, and what that does to a cosine is of second order.
+            // Levels are rounded to one part in 2^15 of the largest, which changes a cosine to
+            // second order only.
             assert!(cosine(&book, &z, found) >= most - 1e-6, "{round}: {found}");
         }
         assert!(seen.iter().all(|&n| n > 0), "{seen:?}");

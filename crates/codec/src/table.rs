@@ -1,23 +1,24 @@
-//! Tables of whole numbers that codes of up to 4 bits stand for, and the search for a scale in front of them.
+//! Integer level tables for codes of up to 4 bits, and the search for their scale.
 
 use crate::DType;
 
-/// What the codes of a format stand for, in units of its scale.
+/// The levels of a format's codes, in units of its scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Table {
     levels: &'static [i8; 16],
-    /// What a level of 1 stands for.
+    /// The value of level 1.
     unit: f32,
-    /// Codes in the order of what they stand for, the first `n` of them.
+    /// Codes in ascending order of their levels; the first `n` are used.
     ascending: &'static [u8; 16],
     n: usize,
 }
 
-/// Where the value of largest magnitude may fall, in units of the lowest and of the highest level.
+/// Candidate targets of the value of largest magnitude, in units of the lowest and of the highest
+/// level.
 const TARGETS: [f32; 10] = [0.88, 0.91, 0.94, 0.97, 1.0, 1.03, 1.06, 1.09, 1.12, 1.16];
 
 impl Table {
-    /// iq4_nl and iq4_xs: closer together around 0, as weights are.
+    /// iq4_nl and iq4_xs: denser around 0, as weights are.
     pub const IQ4: Self = Self {
         levels: &[-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
         unit: 1.0,
@@ -25,7 +26,8 @@ impl Table {
         n: 16,
     };
 
-    /// E2M1, a float of a sign, two bits of exponent and one of mantissa: mxfp4 and nvfp4. Code 8, minus zero, is the other zero.
+    /// E2M1, a float of one sign, two exponent and one mantissa bit: mxfp4 and nvfp4. Code 8 is
+    /// minus zero.
     pub const E2M1: Self = Self {
         levels: &[0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12],
         unit: 0.5,
@@ -33,7 +35,7 @@ impl Table {
         n: 15,
     };
 
-    /// iq1: a level of -1, 0 or 1, an eighth added (the lower codes) or subtracted.
+    /// iq1: a level of -1, 0 or 1 plus (the lower codes) or minus an eighth.
     pub const IQ1: Self = Self {
         levels: &[-7, 1, 9, 0, -9, -1, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0],
         unit: 0.125,
@@ -41,7 +43,7 @@ impl Table {
         n: 7,
     };
 
-    /// iq2: three levels, and the same below 0.
+    /// iq2: three magnitudes, both signs.
     pub const IQ2: Self = Self {
         levels: &[8, 25, 43, 0, -8, -25, -43, 0, 0, 0, 0, 0, 0, 0, 0, 0],
         unit: 0.125,
@@ -49,7 +51,7 @@ impl Table {
         n: 7,
     };
 
-    /// iq3: eight levels, and the same below 0.
+    /// iq3: eight magnitudes, both signs.
     pub const IQ3: Self = Self {
         levels: &[1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15],
         unit: 1.0,
@@ -57,7 +59,7 @@ impl Table {
         n: 16,
     };
 
-    /// iq3x: others.
+    /// iq3x: eight other magnitudes, both signs.
     pub const IQ3X: Self = Self {
         levels: &[4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62],
         unit: 0.25,
@@ -65,7 +67,7 @@ impl Table {
         n: 16,
     };
 
-    /// What codes of `dtype` stand for, where they are indices of a table.
+    /// Returns the levels of the codes of `dtype`, if they are indices of a table.
     pub const fn of(dtype: DType) -> Option<Self> {
         match dtype {
             DType::IQ4NL | DType::IQ4XS => Some(Self::IQ4),
@@ -78,17 +80,17 @@ impl Table {
         }
     }
 
-    /// By code.
+    /// Returns the levels by code.
     pub const fn levels(&self) -> &'static [i8; 16] {
         self.levels
     }
 
-    /// What a level of 1 stands for, in units of the scale.
+    /// Returns the value of level 1, in units of the scale.
     pub const fn unit(&self) -> f32 {
         self.unit
     }
 
-    /// The largest magnitude.
+    /// Returns the largest magnitude.
     pub const fn largest(&self) -> u8 {
         let (mut most, mut i) = (0, 0);
         while i < self.levels.len() {
@@ -99,13 +101,13 @@ impl Table {
         most
     }
 
-    /// The level of `code`.
+    /// Returns the level of `code`.
     #[inline]
     pub fn level(&self, code: u8) -> f32 {
         f32::from(self.levels[usize::from(code)])
     }
 
-    /// Decision points, with the level above each.
+    /// Returns the decision points, each with the level above it.
     fn steps(&self) -> impl Iterator<Item = [f32; 2]> {
         self.ascending[..self.n].windows(2).map(|pair| {
             let [low, high] = [self.level(pair[0]), self.level(pair[1])];
@@ -113,8 +115,10 @@ impl Table {
         })
     }
 
-    /// The levels nearest to `x` times `inverse`, of two equally near ones the higher. All values meet one decision point after
-    /// the other: compilers make vectors of that, and this is what an encoder spends its time with.
+    /// Returns the levels nearest to `x` times `inverse`; ties go up.
+    ///
+    /// All values are compared with one decision point after the other, which vectorizes; the
+    /// encoder spends its time here.
     fn snap<const N: usize>(&self, x: &[f32; N], inverse: f32) -> [f32; N] {
         let mut levels = [self.level(self.ascending[0]); N];
         for [middle, high] in self.steps() {
@@ -125,26 +129,27 @@ impl Table {
         levels
     }
 
-    /// 1 / scale, or 0 where that is no number: then every code is that of 0.
+    /// Returns 1 / scale, or 0 where that is not a normal number: every code is then the code of 0.
     fn inverse(scale: f32) -> f32 {
         if scale.is_normal() { 1.0 / scale } else { 0.0 }
     }
 
-    /// The codes of `x` under a scale.
+    /// Returns the codes of `x` under a scale.
     pub(crate) fn encode<const N: usize>(&self, x: &[f32; N], scale: f32) -> [u8; N] {
         let inverse = Self::inverse(scale);
         let below = |v: f32| self.steps().filter(|[middle, _]| v * inverse >= *middle).count();
         x.map(|v| self.ascending[below(v)])
     }
 
-    /// Sum of squared errors of `x` under a scale.
+    /// Returns the sum of squared errors of `x` under a scale.
     pub(crate) fn loss<const N: usize>(&self, x: &[f32; N], scale: f32) -> f64 {
         let levels = self.snap(x, Self::inverse(scale));
         x.iter().zip(levels).map(|(&v, level)| (f64::from(v) - f64::from(scale * level)).powi(2)).sum()
     }
 
-    /// The scale, of either sign, that best fits `x`: the value of largest magnitude is tried around both ends of the table,
-    /// each time followed by weighted least squares. Larger values weigh more, as in k-quants.
+    /// Returns the scale, of either sign, that best fits `x`: maps the value of largest magnitude
+    /// near both ends of the table, each time followed by weighted least squares. Larger values
+    /// weigh more, as in k-quants.
     pub(crate) fn fit<const N: usize>(&self, x: &[f32; N]) -> f64 {
         let extreme = x.iter().fold(0.0f32, |best, &v| if v.abs() > best.abs() { v } else { best });
         if !extreme.is_normal() {
@@ -177,7 +182,7 @@ mod tests {
     use crate::random::Random;
 
     #[test]
-    fn the_nearest_level_is_no_further_than_any_other() {
+    fn encode_and_snap_select_the_nearest_level() {
         let mut random = Random::new(1);
         for table in [Table::IQ4, Table::E2M1, Table::IQ1, Table::IQ2, Table::IQ3, Table::IQ3X] {
             let span = table.levels().map(|level| level.unsigned_abs()).into_iter().max().unwrap();

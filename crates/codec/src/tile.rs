@@ -1,8 +1,9 @@
 //! The layout of the KV cache: tiles of 16 tokens of one KV head, K or V.
 //!
-//! A row-by-row block format makes a reader shuffle: it wants one register of codes that meets one broadcast query
-//! word, and it wants scales side by side. So the cache stores the *same* scales and indices as the block formats in
-//! this order, and [`TileLayout::put`] and [`TileLayout::get`] are the reference that every kernel is held to.
+//! A row-by-row block format forces readers to shuffle: a kernel needs a register of codes to
+//! multiply with one broadcast query word, and adjacent scales. The cache therefore stores the
+//! *same* scales and indices as the block formats in the order below, and [`TileLayout::put`] and
+//! [`TileLayout::get`] are the reference for every kernel.
 //!
 //! # Layout
 //!
@@ -12,9 +13,10 @@
 //! K   [dim][16 tokens]        V   [16 tokens][dim]
 //! ```
 //!
-//! Coded formats: the dims are cut into blocks, stored one after the other: 32 dims each for q8_0 and q4_0; for turbo as many
-//! of 128 as fit, then one of 64 and one of 32 where they do (heads of 64 are one block of 64, heads of 80 and 96 one of 64
-//! and one of 32, heads of 192 one of 128 and one of 64). Each block:
+//! Coded formats: the dims are divided into blocks, stored consecutively: 32 dims each for q8_0 and
+//! q4_0; for turbo as many blocks of 128 as fit, then one of 64 and one of 32 where they fit (heads
+//! of 64 are one block of 64, heads of 80 and 96 one of 64 and one of 32, heads of 192 one of 128
+//! and one of 64). Each block:
 //!
 //! ```text
 //! scales   16 × f16, one per token                                  32 bytes
@@ -24,18 +26,18 @@
 //! A group holds 64 codes; code j of group g is
 //!
 //! ```text
-//! K   token t = j / 4, dim 4g + j mod 4                             dims run inside a 32-bit lane, one lane per token
-//! V   g = 4r + q: dim 16r + j / 4, token 4q + j mod 4               tokens run inside the lane, one lane per dim
+//! K   token t = j / 4, dim 4g + j mod 4                     one token per 32-bit lane, dims within
+//! V   g = 4r + q: dim 16r + j / 4, token 4q + j mod 4       one dim per lane, tokens within
 //! ```
 //!
-//! and the group's codes lie in planes:
+//! and the group's codes are stored in planes:
 //!
-//! | code | bytes per group | where code j is |
+//! | code | bytes per group | position of code j |
 //! |---|---|---|
 //! | 8 bits (q8_0) | 64 | byte j, signed code + 128 |
 //! | 4 bits (q4_0, turbo4) | 32 | byte j mod 32; low nibble for j < 32, high nibble for j >= 32 |
 //! | 2 bits (turbo2, turbo2t) | 16 | byte j mod 16, bits 2·(j / 16) |
-//! | 3 bits (turbo3, turbo3t) | 16 + 8 | low two bits as the 2-bit plane; high bit: bit j of a little-endian u64 |
+//! | 3 bits (turbo3, turbo3t) | 16 + 8 | low bits as 2-bit plane; high bit: bit j of a u64 |
 //!
 //! turbo3 and turbo3t store the low planes of all groups of the block first, then the high planes.
 //!
@@ -49,12 +51,13 @@
 //!
 //! # Rotation
 //!
-//! Tiles store rows as they come. Whether a *stream* (one side of one head of one layer) is rotated is a property of
-//! the stream: the f16 tail of a turbo3 stream holds rotated rows too. [`prepare_row`] pads and rotates a row when it
-//! is written, [`restore_row`] undoes that; inner products need no undoing, since a rotated query meets rotated keys.
+//! Tiles store rows unchanged. Rotation is a property of a *KV tensor* (K or V of one head of one
+//! layer): the f16 tail of a turbo3 tensor holds rotated rows too. [`prepare_row`] pads and rotates
+//! a row before it is written, [`restore_row`] undoes both; inner products need no inverse
+//! rotation, since query and keys are both rotated.
 //!
-//! A zeroed tile decodes to zeros in every format except q8_0 and q4_0, where it decodes to minus zero: their scale
-//! is 0 and their code is not the one of zero.
+//! A zeroed tile decodes to zeros in every format except q8_0 and q4_0, where it decodes to minus
+//! zero: the scale is 0 and code 0 is negative.
 
 use std::ops::Range;
 
@@ -73,24 +76,25 @@ pub const GROUP: usize = 64;
 /// Bytes of the scales at the head of each coded block: one f16 per token.
 pub const SCALE_BYTES: usize = 32;
 
-/// Keys or values: they differ in which way a tile is read.
+/// Keys or values: their tiles are read along different axes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Side {
-    /// Keys: dims are summed over, tokens lie in lanes.
+    /// Keys: attention sums over dims, tokens map to lanes.
     K,
-    /// Values: tokens are summed over, dims lie in lanes.
+    /// Values: attention sums over tokens, dims map to lanes.
     V,
 }
 
-/// Values per row after padding a head of `head_dim` for `dtype`: the next multiple of 32, or of 16 for the float formats.
+/// Returns the values per row after padding a head of `head_dim` for `dtype`: the next multiple of
+/// 32, or of 16 for the float formats.
 ///
 /// # Errors
-/// [`CodecError::NotKv`] for a format that the cache cannot hold.
+/// [`CodecError::NotKv`] for a format that the cache does not support.
 pub fn padded_dim(dtype: DType, head_dim: usize) -> Result<usize, CodecError> {
     Ok(head_dim.next_multiple_of(dim_step(dtype)?))
 }
 
-/// Rows are padded to a multiple of this: the narrowest block.
+/// Returns the padding granularity of rows: the narrowest block.
 fn dim_step(dtype: DType) -> Result<usize, CodecError> {
     match dtype.code() {
         Some(_) => Ok(LEAST_DIMS),
@@ -102,8 +106,8 @@ fn dim_step(dtype: DType) -> Result<usize, CodecError> {
 /// Dims of the narrowest block.
 pub const LEAST_DIMS: usize = 32;
 
-/// Cuts `dim` values, a multiple of 32, into slices of at most `most` (a power of two): as many of `most` as fit, then halves of
-/// it down to 32, where they fit.
+/// Divides `dim` values, a multiple of 32, into slices of at most `most` (a power of two): as many
+/// of `most` as fit, then smaller powers of two down to 32, where they fit.
 pub fn slices(dim: usize, most: usize) -> impl Iterator<Item = Range<usize>> + Clone {
     let width = move |first: usize| {
         let mut width = most;
@@ -125,9 +129,11 @@ fn rotate(row: &mut [f32], apply: fn(&Rotation, &mut [f32])) {
     }
 }
 
-/// Pads `x` `[head_dim]` with zeros to `out` `[dim]` and, for a rotated stream, rotates each slice.
+/// Pads `x` `[head_dim]` with zeros to `out` `[dim]` and, for a rotated KV tensor, rotates each
+/// slice.
 ///
-/// Bad numbers are brought into range first (NaN 0, the rest ±65,504), so one of them cannot spoil its slice.
+/// Non-finite numbers are replaced first (NaN by 0, the rest by ±65,504), so that none of them
+/// spoils its slice.
 ///
 /// # Panics
 /// If `out` is shorter than `x`, or not a whole number of slices.
@@ -140,7 +146,8 @@ pub fn prepare_row(rotates: bool, x: &[f32], out: &mut [f32]) {
     }
 }
 
-/// Pads a query `[head_dim]` with zeros to `out` `[dim]` and rotates it as the keys it meets. Bad numbers stay what they are.
+/// Pads a query `[head_dim]` with zeros to `out` `[dim]` and rotates it like the keys. Non-finite
+/// numbers are kept.
 ///
 /// # Panics
 /// As [`prepare_row`].
@@ -153,7 +160,8 @@ pub fn prepare_query(rotates: bool, x: &[f32], out: &mut [f32]) {
     }
 }
 
-/// Undoes [`prepare_row`]: un-rotates `y` `[dim]` in place and copies its first `[head_dim]` values to `out`.
+/// Inverse of [`prepare_row`]: un-rotates `y` `[dim]` in place and copies its first `[head_dim]`
+/// values to `out`.
 ///
 /// # Panics
 /// If `y` is shorter than `out`, or not a whole number of slices.
@@ -164,8 +172,8 @@ pub fn restore_row(rotates: bool, y: &mut [f32], out: &mut [f32]) {
     out.copy_from_slice(&y[..out.len()]);
 }
 
-/// Writes the mean of `rows` `[dim]`, added one after the other, to `out` in f16: the *centre* that is taken from rows before
-/// they are coded.
+/// Writes the mean of `rows` `[dim]`, summed in order, to `out` in f16: the *centre* that is
+/// subtracted from rows before they are coded.
 pub fn put_centre<'a>(rows: impl ExactSizeIterator<Item = &'a [f32]>, out: &mut [u8]) {
     let (out, _) = out.as_chunks_mut();
     let mut sum = vec![0.0f32; out.len()];
@@ -174,12 +182,13 @@ pub fn put_centre<'a>(rows: impl ExactSizeIterator<Item = &'a [f32]>, out: &mut 
     out.iter_mut().zip(sum).for_each(|(out, sum)| *out = to_f16(sum * by).to_le_bytes());
 }
 
-/// The values of a centre, `[dim]` in f16.
+/// Returns the values of a centre, `[dim]` in f16.
 pub fn centre(bytes: &[u8]) -> impl Iterator<Item = f32> {
     bytes.as_chunks().0.iter().map(|&c| f16::from_le_bytes(c).to_f32())
 }
 
-/// Dims of a coded tile that share scales: 16 scales, one per token, then the planes of their codes.
+/// A block of dims of a coded tile that share scales: 16 scales, one per token, then the planes of
+/// their codes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TileBlock {
     /// The dims.
@@ -188,7 +197,7 @@ pub struct TileBlock {
     pub bytes: Range<usize>,
 }
 
-/// How one tile is laid out: format, side and values per row.
+/// The layout of one tile: format, side and values per row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TileLayout {
     dtype: DType,
@@ -197,11 +206,11 @@ pub struct TileLayout {
 }
 
 impl TileLayout {
-    /// A tile of rows of `dim` values, as [`padded_dim`] gives them.
+    /// Describes a tile of rows of `dim` values, as [`padded_dim`] returns them.
     ///
     /// # Errors
-    /// [`CodecError::NotKv`] for a format that the cache cannot hold, [`CodecError::TileDim`] unless `dim` is a
-    /// positive multiple of the format's step.
+    /// [`CodecError::NotKv`] for a format that the cache does not support, [`CodecError::TileDim`]
+    /// unless `dim` is a positive multiple of the format's step.
     pub fn new(dtype: DType, side: Side, dim: usize) -> Result<Self, CodecError> {
         let step = dim_step(dtype)?;
         if dim == 0 || !dim.is_multiple_of(step) {
@@ -210,22 +219,22 @@ impl TileLayout {
         Ok(Self { dtype, side, dim })
     }
 
-    /// The format.
+    /// Returns the format.
     pub const fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Keys or values.
+    /// Returns the side: keys or values.
     pub const fn side(&self) -> Side {
         self.side
     }
 
-    /// Values per row, padding included.
+    /// Returns the values per row, padding included.
     pub const fn dim(&self) -> usize {
         self.dim
     }
 
-    /// The blocks of a coded tile, in order; none for the float formats.
+    /// Returns the blocks of a coded tile, in order; none for the float formats.
     pub fn blocks(&self) -> impl Iterator<Item = TileBlock> + Clone {
         let most = self.dtype.code().map_or(usize::MAX, Code::most_dims);
         let dim = if most == usize::MAX { 0 } else { self.dim };
@@ -237,7 +246,7 @@ impl TileLayout {
         })
     }
 
-    /// Bytes of a block of 16 tokens and `dims` dims, scales included.
+    /// Returns the bytes of a block of 16 tokens and `dims` dims, scales included.
     const fn block_bytes(&self, dims: usize) -> usize {
         match self.dtype.code() {
             Some(code) => SCALE_BYTES + dims * code.bits / 8 * TILE,
@@ -245,12 +254,12 @@ impl TileLayout {
         }
     }
 
-    /// Bytes of the tile.
+    /// Returns the bytes of the tile.
     pub const fn bytes(&self) -> usize {
         let scales = match self.dtype.code() {
             Some(code) => {
                 let (most, rest) = (code.most_dims(), self.dim % code.most_dims());
-                // One block for each binary digit of what whole blocks leave.
+                // One block for each binary digit of the remainder.
                 SCALE_BYTES * (self.dim / most + (rest / LEAST_DIMS).count_ones() as usize)
             }
             None => 0,
@@ -261,8 +270,8 @@ impl TileLayout {
         }
     }
 
-    /// Where a code lies within its block: `(group, j)`, for the value of dim `dim` (within the block) of the token
-    /// in `slot`.
+    /// Returns the position of a code within its block: `(group, j)`, for the value of dim `dim`
+    /// (within the block) of the token in `slot`.
     pub const fn place(&self, slot: usize, dim: usize) -> (usize, usize) {
         match self.side {
             Side::K => (dim / 4, 4 * slot + dim % 4),
@@ -270,11 +279,13 @@ impl TileLayout {
         }
     }
 
-    /// Writes the row of one token `[dim]` (padded and, in a rotated stream, rotated) into `slot`, touching no other
-    /// slot's bits. Values are coded exactly as in the block format.
+    /// Writes the row of one token `[dim]` (padded and, for a rotated KV tensor, rotated) into
+    /// `slot` and leaves the bits of other slots unchanged. Values are coded exactly as in the
+    /// block format.
     ///
     /// # Panics
-    /// Unless `tile` has [`TileLayout::bytes`] bytes, `row` has [`TileLayout::dim`] values and `slot` is below 16.
+    /// Unless `tile` has [`TileLayout::bytes`] bytes, `row` has [`TileLayout::dim`] values and
+    /// `slot` is below 16.
     pub fn put(&self, tile: &mut [u8], slot: usize, row: &[f32]) {
         self.check(tile.len(), slot, row.len());
         match self.dtype {
@@ -291,7 +302,8 @@ impl TileLayout {
         }
     }
 
-    /// Reads the row of the token in `slot` into `out` `[dim]`, in the domain it was put.
+    /// Reads the row of the token in `slot` into `out` `[dim]`, in the domain of
+    /// [`TileLayout::put`]: still rotated.
     ///
     /// # Panics
     /// As [`TileLayout::put`].
@@ -309,7 +321,7 @@ impl TileLayout {
         }
     }
 
-    /// Codes one row of a block.
+    /// Encodes one row of a block.
     fn put_block(&self, block: &mut [u8], slot: usize, x: &[f32]) {
         match self.code() {
             Code { bits, levels: Levels::Steps { .. } } => {
@@ -391,7 +403,7 @@ impl TileLayout {
         self.dtype.code().expect("float tiles have no codes")
     }
 
-    /// The index of a float among the tile's floats.
+    /// Returns the index of a value in a float tile.
     fn float_at(&self, slot: usize, dim: usize) -> usize {
         match self.side {
             Side::K => dim * TILE + slot,
@@ -458,7 +470,8 @@ impl TileLayout {
     }
 }
 
-/// Where the high planes of a block of 3-bit codes begin, whose planes take `bytes`: 16 of 24 bytes of a group lie before.
+/// Returns the offset of the high planes in a block of 3-bit codes whose planes take `bytes`: 16 of
+/// a group's 24 bytes precede them.
 pub const fn high_planes(bytes: usize) -> usize {
     bytes / 3 * 2
 }

@@ -7,17 +7,18 @@
 //!
 //! | format | bytes | bits per value | layout (little endian) |
 //! |---|---|---|---|
-//! | tq3_1s | 16 | 4.0 | d0 f16, d1 f16, four groups of 8 indices, each a 24-bit word with index i at bits 3i |
+//! | tq3_1s | 16 | 4.0 | d0 f16, d1 f16, four 24-bit words of 8 indices, index i at bits 3i |
 //! | tq4_1s | 20 | 5.0 | d0 f16, d1 f16, 16 bytes: value j in byte j/2, low nibble for even j |
 //!
-//! Levels: [`Codebook::TQ3`] (as in existing files) and [`Codebook::GAUSS4`]. The tensor type ids 45 and 46 are private
-//! to one public fork.
+//! Levels: [`Codebook::TQ3`] (as in existing files) and [`Codebook::GAUSS4`]. The tensor type ids
+//! 45 and 46 are private to one public fork.
 //!
-//! Encoder: both scales start at the half's root mean square times one common factor out of nine, the best by total
-//! squared error; then six rounds of nearest index and least-squares scale per half.
+//! Encoder: both scales start at the half's root mean square times one common factor out of nine,
+//! the best by total squared error; then six rounds of nearest index and least-squares scale per
+//! half.
 //!
-//! Zero and bad numbers: NaN counts as 0, values are clamped to ±65,504; a half without energy gets scale 0.
-//! Seek unit: one block.
+//! Zero and non-finite numbers: NaN counts as 0, values are clamped to ±65,504; a half without
+//! energy gets scale 0. Seek unit: one block.
 
 use half::f16;
 
@@ -34,7 +35,7 @@ const ROUNDS: usize = 6;
 /// The two scales and 32 indices of a block as stored.
 pub(crate) type Stored = ([f16; 2], [u8; LEN]);
 
-/// Indices of one half for scale `d`.
+/// Returns the indices of one half for scale `d`.
 fn assign(book: &Codebook, y: &[f32; HALF], d: f32) -> [u8; HALF] {
     let inverse = if to_f16(d) == f16::ZERO { 0.0 } else { 1.0 / d };
     y.map(|v| book.nearest(v * inverse))
@@ -49,7 +50,7 @@ fn squared_error(book: &Codebook, y: &[f32; HALF], d: f32) -> f64 {
     y.iter().zip(indices).map(|(&v, i)| f64::from(v - level(book, i) * d).powi(2)).sum()
 }
 
-/// The scale that fits the levels of `indices` to `y` best.
+/// Returns the scale that best fits the levels of `indices` to `y`.
 fn least_squares(book: &Codebook, y: &[f32; HALF], indices: &[u8; HALF]) -> f32 {
     let (mut yc, mut cc) = (0.0, 0.0);
     for (&v, &i) in y.iter().zip(indices) {
@@ -60,7 +61,7 @@ fn least_squares(book: &Codebook, y: &[f32; HALF], indices: &[u8; HALF]) -> f32 
     (yc / cc) as f32
 }
 
-/// The two scales and 32 indices of a block.
+/// Fits the two scales and 32 indices of a block.
 fn fit(book: &Codebook, w: &[f32; LEN]) -> Stored {
     let mut y = w.map(|v| clamp(v, F16_MAX));
     Rotation::tq().forward(&mut y);
@@ -90,7 +91,7 @@ fn fit(book: &Codebook, w: &[f32; LEN]) -> Stored {
     (scales, indices)
 }
 
-/// The values of a block.
+/// Decodes a block.
 pub(crate) fn decode(book: &Codebook, (scales, indices): Stored) -> [f32; LEN] {
     let mut y = std::array::from_fn(|j| level(book, indices[j]) * scales[j / HALF].to_f32());
     Rotation::tq().inverse(&mut y);
@@ -149,7 +150,8 @@ mod tests {
     use super::*;
     use crate::random::Random;
 
-    /// Decodes by the module's tables with the dense Hadamard matrix, sharing no code but the levels.
+    /// Decodes by the module's tables with the dense Hadamard matrix, sharing only the levels with
+    /// the module.
     fn by_hand(book: &Codebook, d: [f16; 2], index: impl Fn(usize) -> u8) -> [f64; LEN] {
         let y: [f64; LEN] = std::array::from_fn(|j| {
             f64::from(book.levels()[usize::from(index(j))]) * d[usize::from(j >= 16)].to_f64()
@@ -170,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_decode_as_the_table_says() {
+    fn blocks_decode_as_the_table_states() {
         let mut random = Random::new(1);
         let d = [f16::from_f32(0.75), f16::from_f32(-0.5)];
         let mut tq3 = [0; 16];

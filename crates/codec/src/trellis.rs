@@ -1,62 +1,69 @@
-//! turbo3t, turbo2t: the codec of the cache with a memory.
+//! turbo3t, turbo2t: the trellis-coded formats of the KV cache.
 //!
-//! Purpose: lose a third less than turbo3 and turbo2 with the very same bits. Method: trellis-coded quantisation (Marcellin and
-//! Fischer 1990, [doi](https://doi.org/10.1109/26.46532)) with the bit-shift trellis of QTIP
-//! ([arXiv 2406.11235](https://arxiv.org/abs/2406.11235)): an index takes 3 or 2 bits and stands where that of turbo3 or turbo2
-//! does, but its level is looked up with the last 6 bits of the sequence, so that each index chooses its own level and what the
-//! next may choose from.
+//! Purpose: a third less error than turbo3 and turbo2 at the same number of bits. Method:
+//! trellis-coded quantization (Marcellin and Fischer 1990, [doi](https://doi.org/10.1109/26.46532))
+//! with the bit-shift trellis of QTIP ([arXiv 2406.11235](https://arxiv.org/abs/2406.11235)): an
+//! index has 3 or 2 bits and the same position as in turbo3 or turbo2, but its level is looked up
+//! by the last 6 bits of the sequence. Each index thus selects its own level and the set of levels
+//! available to the next.
 //!
 //! ```text
 //! turbo3t   level_p = T[i_p | i_(p-1) << 3]                          8 states
 //! turbo2t   level_p = T[i_p | i_(p-1) << 2 | i_(p-2) << 4]          16 states
-//! scale     = f16(|y| / |c|), ŷ = c · scale                          c = level / √128, as for the other turbo types
+//! scale     = f16(|y| / |c|), ŷ = c · scale                          c = level / √128, as in turbo
 //! ```
 //!
-//! **Order.** The sequence runs through the N dims of a slice in columns: dims 0, 16, 32, .. , then 1, 17, 33, .. . So before dim d comes
-//! d - 16, and before one of the first sixteen the dim of the last sixteen that is one to the left. Readers hold 64 codes of a tile
-//! in a register; in this order what comes before them is another such register, as it is, for keys as for values. The sequence is a ring:
-//! before dim 0 comes the last one (tail-biting). No bits are spent on a beginning, and every slice is read alone.
+//! **Order.** The sequence runs through the N dims of a slice by columns: dims 0, 16, 32, .. , then
+//! 1, 17, 33, .. . The predecessor of dim d is d - 16; that of one of the first sixteen is the dim
+//! of the last sixteen one to the left. Kernels hold 64 codes of a tile in a register; in this
+//! order their predecessors are another such register, unshuffled, for keys and for values. The
+//! sequence is a ring: dim 0 follows the last one (tail-biting). No bits are spent on an initial
+//! state, and every slice is decoded alone.
 //!
-//! **Levels** are signed bytes times [`Trellis::STEP`], so that kernels that multiply bytes have them exactly, and `T[63 - w] = -T[w]`.
-//! They are what [`train`] gives on Gaussian samples.
+//! **Levels** are signed bytes times [`Trellis::STEP`], so that kernels that multiply bytes
+//! represent them exactly, and `T[63 - w] = -T[w]`. [`train`] computes them from Gaussian samples.
 //!
-//! **Encoder.** The cheapest way through the trellis (Viterbi), in integers, so that every device finds the same one. The ring is closed
-//! in two walks: one from [`LEAD`] values before its seam to as many behind it finds the state at the seam, the other goes round
-//! from that state to that state. The best ring of all, found by trying every state, loses 0.3 % (turbo3t) and 1 % (turbo2t) less.
+//! **Encoder.** The cheapest path through the trellis (Viterbi), in integers, so that every device
+//! finds the same one. Two passes close the ring: one from [`LEAD`] values before the seam to as
+//! many behind it finds the state at the seam, the other runs around from that state to itself. The
+//! best ring of all, found by trying every state, loses 0.3 % (turbo3t) and 1 % (turbo2t) less.
 
 use crate::codebook::SIGMA_128;
 use crate::turbo::Book;
 
 pub mod train;
 
-/// Bits that choose a level.
+/// Bits that select a level.
 pub const WINDOW: usize = 6;
 
-/// Levels of a table.
+/// Levels per table.
 pub const LEVELS: usize = 1 << WINDOW;
 
 /// States of the larger trellis.
 const MOST_STATES: usize = 16;
 
-/// Dims of a column of the sequence are so many apart.
+/// Distance in dims between neighbours of a column of the sequence.
 pub const STRIDE: usize = 16;
 
 /// Values on either side of the seam that decide its state.
 pub const LEAD: usize = 16;
 
-/// Steps of a value for the encoder in one [`Trellis::STEP`].
+/// Encoder units per [`Trellis::STEP`].
 const FINENESS: f32 = 4.0;
 
-/// The largest magnitude of a value for the encoder: 16 times that is an `i16`. Slices of unit variance stay below, 11.4 · 160.
+/// The largest magnitude of an encoder value: 16 times it fits `i16`. Slices of unit variance stay
+/// below, at 11.4 · 160.
 pub const MOST: f32 = 2047.0;
 
-/// What [`Trellis::branch`] takes with a value: low bits of all costs are left free, for the state they came from.
+/// Factors of [`Trellis::branch`]'s terms; they leave the low bits of all costs free for the
+/// predecessor state.
 pub const UNIT: [i16; 2] = [16, 64];
 
-/// The cost of a state that a walk may not begin in: more than two steps, which lead to any state, can save.
+/// The cost of a state that a path may not start in: more than two steps, which reach any state,
+/// can save.
 pub const CLOSED: i32 = 1 << 28;
 
-/// A codebook with a memory.
+/// A codebook with memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Trellis {
     bits: u32,
@@ -64,64 +71,65 @@ pub struct Trellis {
 }
 
 impl Trellis {
-    /// turbo2t: MSE 0.0802 on slices of 128 from N(0, 1), where Lloyd-Max has 0.1185.
+    /// turbo2t: MSE 0.0802 on slices of 128 from N(0, 1); Lloyd-Max has 0.1185.
     pub const TURBO2T: Self = Self { bits: 2, levels: &mirrored(&TURBO2T) };
     /// turbo3t: MSE 0.0216, Lloyd-Max 0.0338.
     pub const TURBO3T: Self = Self { bits: 3, levels: &mirrored(&TURBO3T) };
 
-    /// What one unit of a level stands for, in standard deviations.
+    /// The unit of levels, in standard deviations.
     pub const STEP: f32 = 1.0 / 40.0;
 
-    /// What one unit of a level stands for, in units of the scale of a slice.
+    /// The unit of levels, in units of the scale of a slice.
     pub const CENTROID_STEP: f32 = (SIGMA_128 / 40.0) as f32;
 
-    /// Bits per index.
+    /// Returns the bits per index.
     pub const fn bits(&self) -> u32 {
         self.bits
     }
 
-    /// Levels by the last six bits of the sequence, in units of [`Trellis::STEP`].
+    /// Returns the levels by the last six bits of the sequence, in units of [`Trellis::STEP`].
     pub const fn levels(&self) -> &'static [i8; LEVELS] {
         self.levels
     }
 
-    /// What a step of the encoder that ends in `window` adds to the cost: its products with the [`Trellis::quantise`]d value
-    /// times `UNIT[0]`, and with `UNIT[1]`. It is 64 (level - value)², less what is the same for all steps.
+    /// Returns the branch metric of a step that ends in `window`: the factors of the
+    /// [`Trellis::quantise`]d value times `UNIT[0]`, and of `UNIT[1]`. The metric is 64 (level -
+    /// value)², less a term common to all steps.
     pub const fn branch(&self, window: usize) -> [i16; 2] {
         let level = self.levels[window] as i16;
         [-2 * level, level * level]
     }
 
-    /// A value of unit variance as the encoder takes it, in quarters of a step.
+    /// Converts a value of unit variance to encoder units, quarters of a step.
     pub fn quantise(z: f32) -> i32 {
         (z * Self::PER_UNIT).clamp(-MOST, MOST).round_ties_even() as i32
     }
 
-    /// What [`Trellis::quantise`] multiplies values by.
+    /// The factor of [`Trellis::quantise`].
     pub const PER_UNIT: f32 = 40.0 * FINENESS;
 
-    /// The norm of a slice, in units of its scale, from the sum of its levels' squares. An integer, so that it is the same in
-    /// whatever order it is summed.
+    /// Returns the norm of a slice, in units of its scale, from the sum of its squared levels. The
+    /// sum is an integer, so that every order of summation gives the same result.
     pub fn norm(squares: u32) -> f64 {
         f64::from(squares).sqrt() * (SIGMA_128 / 40.0)
     }
 
-    /// States: what is remembered of the indices before.
+    /// Returns the number of states: combinations of the remembered index bits.
     pub const fn states(&self) -> usize {
         1 << (WINDOW - self.bits as usize)
     }
 
-    /// The state before that in which the oldest of its six bits are `oldest` and the others those of `state`.
+    /// Returns the predecessor of `state` whose oldest bits are `oldest`.
     pub const fn before(&self, state: usize, oldest: usize) -> usize {
         self.window(state, oldest) >> self.bits
     }
 
-    /// The six bits that end in `state` when the oldest are `oldest`.
+    /// Returns the six bits that end in `state` and start with `oldest`.
     const fn window(&self, state: usize, oldest: usize) -> usize {
         state | oldest << (WINDOW - self.bits as usize)
     }
 
-    /// The level of dim `dim` of a slice with these indices.
+    /// Returns the level of dim `dim` of a slice with these indices.
     fn level(&self, indices: &[u8], dim: usize) -> i8 {
         let (bits, mut dim, mut window) = (self.bits as usize, dim, 0);
         for at in (0..WINDOW).step_by(bits) {
@@ -131,8 +139,8 @@ impl Trellis {
         self.levels[window]
     }
 
-    /// One step of the walk: `costs` of all states after value `x`, and the oldest bits with which each is reached at that cost. Of
-    /// equal costs the smallest bits win.
+    /// Advances the `costs` of all states by value `x`, and returns the oldest bits of the cheapest
+    /// predecessor of each state. Among equal costs the smallest bits win.
     fn step(&self, costs: &mut [i32; MOST_STATES], x: i32) -> [u8; MOST_STATES] {
         let tags = 1 << self.bits;
         let (before, mut came) = (*costs, [0; MOST_STATES]);
@@ -148,14 +156,15 @@ impl Trellis {
         came
     }
 
-    /// The state that is cheapest, the lowest of several.
+    /// Returns the cheapest state, the lowest among equals.
     fn cheapest(&self, costs: &[i32; MOST_STATES]) -> usize {
         let tagged =
             costs.iter().enumerate().take(self.states()).map(|(state, cost)| cost & !FREE | state as i32);
         (tagged.min().expect("several states") & FREE) as usize
     }
 
-    /// The state in which the ring `x`, in the order of the sequence, is cut open: that at its seam on the cheapest walk across.
+    /// Returns the state at the seam of the ring `x`, in sequence order: that of the cheapest path
+    /// across the seam.
     fn state_at_seam(&self, x: &[i32]) -> usize {
         let mut costs = [0; MOST_STATES];
         for &x in &x[x.len() - LEAD..] {
@@ -167,7 +176,7 @@ impl Trellis {
     }
 }
 
-/// Low bits of a cost that hold no cost.
+/// Low bits of a cost, free for a tag.
 pub const FREE: i32 = MOST_STATES as i32 - 1;
 
 impl Book for Trellis {
@@ -191,7 +200,8 @@ impl Book for Trellis {
 }
 
 impl Trellis {
-    /// The indices of the cheapest ring through `x`, in the order of the sequence, that is in state `seam` at its seam.
+    /// Returns the indices of the cheapest ring through `x`, in sequence order, that has state
+    /// `seam` at its seam.
     fn ring<const N: usize>(&self, x: &[i32; N], seam: usize) -> [u8; N] {
         let mut costs = [CLOSED; MOST_STATES];
         costs[seam] = 0;
@@ -205,18 +215,18 @@ impl Trellis {
     }
 }
 
-/// The dim at place `p` of the sequence through a slice of `n`.
+/// Returns the dim at position `p` of the sequence through a slice of `n`.
 pub const fn dim_at(n: usize, p: usize) -> usize {
     let column = n / STRIDE;
     STRIDE * (p % column) + p / column
 }
 
-/// The dim that comes before `dim` in a slice of `n`.
+/// Returns the dim that precedes `dim` in the sequence of a slice of `n`.
 pub const fn dim_before(n: usize, dim: usize) -> usize {
     if dim < STRIDE { n - STRIDE + (dim + STRIDE - 1) % STRIDE } else { dim - STRIDE }
 }
 
-/// A table from its first half: the other half is that backwards, with the other sign.
+/// Builds a table from its first half: the second half is the first reversed and negated.
 const fn mirrored(half: &[i8; LEVELS / 2]) -> [i8; LEVELS] {
     let mut all = [0; LEVELS];
     let mut i = 0;

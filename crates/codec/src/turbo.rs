@@ -1,65 +1,72 @@
 //! turbo2, turbo3, turbo4: the codec of the compressed KV cache.
 //!
-//! Purpose: store N = 128 (or, where a head's size leaves less, 64 or 32) coordinates of a K or V vector in 2, 3 or 4 bits each so that attention can read them without
-//! undoing anything. Method: TurboQuant's MSE quantiser ([arXiv 2504.19874](https://arxiv.org/abs/2504.19874)), with
-//! DRIVE and EDEN ([arXiv 2105.08339](https://arxiv.org/abs/2105.08339),
-//! [arXiv 2108.08842](https://arxiv.org/abs/2108.08842)) before it: rotate, code each coordinate with the Lloyd-Max
-//! table of N(0, 1/N), keep the norm in one f16.
+//! Purpose: store N = 128 coordinates of a K or V vector (64 or 32 where the head dimension leaves
+//! less) in 2, 3 or 4 bits each so that attention reads them without an inverse rotation. Method:
+//! TurboQuant's MSE quantizer ([arXiv 2504.19874](https://arxiv.org/abs/2504.19874)), preceded by
+//! DRIVE and EDEN ([arXiv 2105.08339](https://arxiv.org/abs/2105.08339), [arXiv
+//! 2108.08842](https://arxiv.org/abs/2108.08842)): rotate, code each coordinate with the Lloyd-Max
+//! table of N(0, 1/N), store the norm in one f16.
 //!
 //! ```text
 //! y     = rotation.forward(x)                        [N]
-//! idx_j = nearest level to y_j · √N / (|y| · step)   (ties go up; the step of 0.8 to 1.2 that fits best: [`crate::step`])
-//! scale = f16(|y| / |c(idx)|)                        norm correction: the decoded vector has the norm of the input
-//! ŷ_j   = c(idx_j) · scale                           c ascending, levels / √128 whatever N is
+//! idx_j = nearest level to y_j · √N / (|y| · step)   ties go up; step 0.8 to 1.2, see crate::step
+//! scale = f16(|y| / |c(idx)|)                        norm correction: keeps the norm of x
+//! ŷ_j   = c(idx_j) · scale                           c ascending, levels / √128 for every N
 //! ```
 //!
 //! | format | bytes per 128 | bits per value | layout (little endian) |
 //! |---|---|---|---|
 //! | turbo2 | 34 | 2.125 | scale f16, 32 bytes: value j in byte j/4, bits 2·(j mod 4) |
-//! | turbo3 | 50 | 3.125 | scale f16, 32 bytes of low two bits as turbo2, 16 bytes of high bits: value j in byte j/8, bit j mod 8 |
+//! | turbo3 | 50 | 3.125 | scale f16, 32 bytes of low two bits as turbo2, 16 bytes of high bits |
 //! | turbo4 | 66 | 4.125 | scale f16, 64 bytes: value j in byte j/2, low nibble for even j |
 //!
-//! Seek unit: one block. The KV cache stores the same indices and scales in another order ([`crate::tile`]).
+//! High bits of turbo3: value j in byte j/8, bit j mod 8.
 //!
-//! Zero and bad numbers: a vector of norm below 1e-10 gets scale 0 and decodes to zeros. NaN counts as 0, values are
-//! clamped to ±65,504 before and after rotation, the scale saturates at 65,504 (so a longer vector decodes to one of
-//! about that norm). All-zero bytes decode to zeros.
+//! Seek unit: one block. The KV cache stores the same indices and scales in another order
+//! ([`crate::tile`]).
 //!
-//! Decoding and encoding again gives the same bytes whenever the norm of the coded direction is near 1 (0.88 to 1.12
-//! suffices for all three), as it is for any vector that the rotation makes look Gaussian.
+//! Zero and non-finite numbers: a vector of norm below 1e-10 gets scale 0 and decodes to zeros. NaN
+//! counts as 0, values are clamped to ±65,504 before and after rotation, the scale saturates at
+//! 65,504 (so a longer vector decodes to one of about that norm). All-zero bytes decode to zeros.
+//!
+//! Decoding and encoding again gives the same bytes whenever the norm of the coded direction is
+//! near 1 (0.88 to 1.12 suffices for all three), as it is for any vector that the rotation makes
+//! near-Gaussian.
 
 use half::f16;
 
 use crate::finite::{F16_MAX, clamp, to_f16};
 use crate::{Code, Codebook, DType, Levels, Rotation, step};
 
-/// Values per block, the widest slice there is.
+/// Values per block, the widest slice.
 pub const LEN: usize = 128;
 
-/// Below this norm a slice is taken for zero: its scale would vanish in f16 anyway.
+/// Slices below this norm count as zero: their scale would underflow in f16 anyway.
 const TINY: f64 = 1e-10;
 
 /// A coded slice: indices into an ascending codebook and their scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Coded<const N: usize = LEN> {
-    /// What one unit of [`Codebook::centroids`] stands for.
+    /// The value of one unit of [`Codebook::centroids`].
     pub scale: f16,
     /// `[N]`, each below `1 << bits`.
     pub indices: [u8; N],
 }
 
-/// What the indices of a slice stand for: a [`Codebook`], or a [`crate::Trellis`], where those before count too.
+/// Maps slices to indices and back: a [`Codebook`], or a [`crate::Trellis`], where previous indices
+/// count too.
 pub trait Book {
-    /// Bits per index.
+    /// Returns the bits per index.
     fn bits(&self) -> u32;
 
-    /// The indices of a slice of unit variance.
+    /// Returns the indices of a slice of unit variance.
     fn indices<const N: usize>(&self, z: &[f32; N]) -> [u8; N];
 
-    /// What indices stand for, in units of the scale of the slice: for unit variance, divided by √128.
+    /// Returns the values of indices, in units of the scale of the slice: those of unit variance,
+    /// divided by √128.
     fn values<const N: usize>(&self, indices: &[u8; N]) -> [f32; N];
 
-    /// The norm of these values.
+    /// Returns the norm of [`Book::values`].
     fn norm<const N: usize>(&self, indices: &[u8; N]) -> f64 {
         self.values(indices).map(|v| f64::from(v).powi(2)).iter().sum::<f64>().sqrt()
     }
@@ -80,7 +87,7 @@ impl Book for Codebook {
     }
 }
 
-/// The scalar codebook of a turbo format, `None` for any other format.
+/// Returns the scalar codebook of a turbo format, `None` for any other format.
 pub const fn codebook(dtype: DType) -> Option<Codebook> {
     match dtype.code() {
         Some(Code { levels: Levels::Book(book), .. }) => Some(*book),
@@ -88,10 +95,11 @@ pub const fn codebook(dtype: DType) -> Option<Codebook> {
     }
 }
 
-/// Codes a slice that is already rotated.
+/// Encodes a slice that is already rotated.
 ///
-/// The norm is summed in f64 so that it does not depend on the order of summation; a kernel that sums in f32 may
-/// choose the neighbouring index for a coordinate within a few f32 steps of a decision point.
+/// The norm is summed in f64 so that it does not depend on the order of summation; a kernel that
+/// sums in f32 may choose the neighbouring index for a coordinate within a few f32 steps of a
+/// decision point.
 pub fn encode_rotated<const N: usize>(book: &impl Book, y: &[f32; N]) -> Coded<N> {
     let y = y.map(|v| clamp(v, F16_MAX));
     let norm = y.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>().sqrt();
@@ -103,13 +111,13 @@ pub fn encode_rotated<const N: usize>(book: &impl Book, y: &[f32; N]) -> Coded<N
     Coded { scale: to_f16((norm / book.norm(&indices)) as f32), indices }
 }
 
-/// The values of a coded slice, still rotated.
+/// Decodes a slice, still rotated.
 pub fn decode_rotated<const N: usize>(book: &impl Book, coded: &Coded<N>) -> [f32; N] {
     let scale = coded.scale.to_f32();
     book.values(&coded.indices).map(|v| v * scale)
 }
 
-/// Rotates and codes one slice.
+/// Rotates and encodes one slice.
 pub fn encode_slice(book: &impl Book, rotation: &Rotation, x: &[f32; LEN]) -> Coded {
     let mut y = x.map(|v| clamp(v, F16_MAX));
     rotation.forward(&mut y);
@@ -123,17 +131,17 @@ pub fn decode_slice(book: &impl Book, rotation: &Rotation, coded: &Coded) -> [f3
     x
 }
 
-/// Rotates, codes and packs one block of [`Rotation::kv`].
+/// Rotates by [`Rotation::kv`], encodes and packs one block.
 pub(crate) fn pack_block(book: &impl Book, x: &[f32; LEN], block: &mut [u8]) {
     pack(book.bits(), &encode_slice(book, &Rotation::kv(LEN), x), block);
 }
 
-/// Undoes [`pack_block`].
+/// Inverse of [`pack_block`].
 pub(crate) fn unpack_block(book: &impl Book, block: &[u8]) -> [f32; LEN] {
     decode_slice(book, &Rotation::kv(LEN), &unpack(book.bits(), block))
 }
 
-/// Writes a coded slice in the block layout of `bits` = 2, 3 or 4 (see the module's table).
+/// Writes an encoded slice in the block layout of `bits` = 2, 3 or 4 (see the module's table).
 fn pack(bits: u32, coded: &Coded, block: &mut [u8]) {
     let (scale, planes) = block.split_at_mut(2);
     scale.copy_from_slice(&coded.scale.to_le_bytes());
@@ -151,7 +159,7 @@ fn pack(bits: u32, coded: &Coded, block: &mut [u8]) {
     }
 }
 
-/// Reads what [`pack`] wrote.
+/// Inverse of [`pack`].
 fn unpack(bits: u32, block: &[u8]) -> Coded {
     let (scale, planes) = block.split_at(2);
     let index = |j: usize| match bits {
@@ -180,9 +188,9 @@ mod tests {
         x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt()
     }
 
-    /// The layout of the module's table, bit by bit, with no code shared with `pack`.
+    /// Spells out the layout of the module's table bit by bit, sharing no code with `pack`.
     #[test]
-    fn bits_lie_where_the_table_says() {
+    fn bits_lie_where_the_table_states() {
         for dtype in FORMATS {
             let book = codebook(dtype).unwrap();
             let x = gaussian(1, 1.0);
@@ -205,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn every_block_of_bytes_unpacks_to_what_packs_to_it() {
+    fn unpacked_blocks_pack_to_the_same_bytes() {
         let mut random = Random::new(2);
         for dtype in FORMATS {
             let bits = codebook(dtype).unwrap().bits();
@@ -243,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_and_vanishing_vectors_have_scale_zero_and_the_index_of_zero() {
+    fn zero_and_vanishing_vectors_get_scale_and_index_of_zero() {
         for (dtype, index) in FORMATS.into_iter().zip([2, 4, 8]) {
             let book = codebook(dtype).unwrap();
             for v in [0.0, -0.0, f32::from_bits(1), 1e-12, f32::NAN] {
@@ -253,7 +261,7 @@ mod tests {
         }
     }
 
-    /// One coordinate takes the whole norm: the worst vector a codebook can meet.
+    /// One coordinate carries the whole norm: the worst vector for a codebook.
     #[test]
     fn a_spike_stays_the_largest_coordinate_and_keeps_its_sign() {
         for dtype in FORMATS {

@@ -1,29 +1,31 @@
 //! Scales along both axes of a tile of tokens, then plain rounding: KVarN's codec. Research only.
 //!
-//! KVarN ([arXiv 2606.03458](https://arxiv.org/abs/2606.03458)) takes [`TOKENS`] rows of one head, rotates each, and divides
-//! columns and rows by their standard deviations, in turn and [`ROUNDS`] times, until all of them have one. What is left is
-//! rounded to evenly spaced steps between the least and the largest value of each channel (keys) or token (values):
+//! KVarN ([arXiv 2606.03458](https://arxiv.org/abs/2606.03458)) takes [`TOKENS`] rows of one head,
+//! rotates each, and divides columns and rows by their standard deviations, alternately and
+//! [`ROUNDS`] times, until all are 1. The result is rounded to evenly spaced steps between the
+//! least and the largest value of each channel (keys) or token (values):
 //!
 //! ```text
-//! x[t, i] ≈ token[t] · channel[i] · (least[l] + step[l] · code[t, i])        l = i for keys, t for values
+//! x[t, i] ≈ token[t] · channel[i] · (least[l] + step[l] · code[t, i])     l = i (keys), t (values)
 //! ```
 //!
-//! The scale of the axis that has steps goes into these. So a tile stores two f16 for each of its channels (keys) or tokens
-//! (values), and one for each of the other axis: 0.375 bits per value at 128 tokens of 128 dims.
+//! The scale of the stepped axis is folded into least and step. A tile thus stores two f16 for each
+//! of its channels (keys) or tokens (values), and one for each line of the other axis: 0.375 bits
+//! per value at 128 tokens of 128 dims.
 //!
-//! No cache format uses it: it is here so that ours can be measured beside it on the same vectors.
+//! No cache format uses it: it serves to compare our formats with KVarN on the same vectors.
 
 use crate::Side;
 use crate::finite::to_f16;
 use crate::tile::{prepare_row, restore_row};
 
-/// Tokens of a tile; the last of a sequence may have fewer.
+/// Tokens per tile; the last tile of a sequence may have fewer.
 pub const TOKENS: usize = 128;
 
-/// Times that both axes are divided by their standard deviations.
+/// Number of alternating normalizations of both axes.
 pub const ROUNDS: usize = 16;
 
-/// Codes of `bits` bits for rows of one side.
+/// KVarN codes of `bits` bits for rows of one side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TwoAxis {
     bits: u32,
@@ -31,12 +33,12 @@ pub struct TwoAxis {
 }
 
 impl TwoAxis {
-    /// Codes of 1 to 8 bits. `None` for other numbers.
+    /// Uses codes of 1 to 8 bits. `None` for other numbers.
     pub fn new(bits: u32, side: Side) -> Option<Self> {
         (1..=8).contains(&bits).then_some(Self { bits, side })
     }
 
-    /// Stored bits per value of a tile of `n` rows of `dim` values, scales included.
+    /// Returns the stored bits per value of a tile of `n` rows of `dim` values, scales included.
     pub fn bits_per_value(self, n: usize, dim: usize) -> f64 {
         let (stepped, other) = match self.side {
             Side::K => (dim, n),
@@ -45,10 +47,10 @@ impl TwoAxis {
         f64::from(self.bits) + (32 * stepped + 16 * other) as f64 / (n * dim) as f64
     }
 
-    /// Replaces the rows of a tile, `[n, dim]`, by what becomes of them.
+    /// Encodes and decodes the rows of a tile, `[n, dim]`, in place.
     ///
     /// # Panics
-    /// When `dim` is no multiple of 32: rows are not padded.
+    /// When `dim` is not a multiple of 32: rows are not padded.
     pub fn apply(self, rows: &mut [f32], dim: usize) {
         let mut tile = Tile::rotated(rows, dim);
         let mut scales = [vec![1.0; rows.len() / dim], vec![1.0; dim]];
@@ -63,12 +65,12 @@ impl TwoAxis {
     }
 }
 
-/// What scales are along.
+/// The axis that scales run along.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Axis {
-    /// A scale for each row.
+    /// One scale per row.
     Token,
-    /// A scale for each column.
+    /// One scale per column.
     Channel,
 }
 
@@ -88,7 +90,7 @@ impl Tile {
         Self { values, dim }
     }
 
-    /// Where the values of line `index` along `axis` lie.
+    /// Returns the value indices of line `index` along `axis`.
     fn line(&self, axis: Axis, index: usize) -> impl Iterator<Item = usize> + use<> {
         let (first, by, end) = match axis {
             Axis::Token => (index * self.dim, 1, (index + 1) * self.dim),
@@ -97,7 +99,8 @@ impl Tile {
         (first..end).step_by(by)
     }
 
-    /// Divides each line along `axis` by its standard deviation, which its scale is multiplied by. One without any stays.
+    /// Divides each line along `axis` by its standard deviation and multiplies its scale by it.
+    /// Constant lines are left unchanged.
     fn normalise(&mut self, axis: Axis, scales: &mut [f32]) {
         for (index, scale) in scales.iter_mut().enumerate() {
             let line = self.line(axis, index);
@@ -112,8 +115,8 @@ impl Tile {
         }
     }
 
-    /// Rounds each line along `stepped` to steps from its least value to its largest, and multiplies scales back; all of them
-    /// rounded to f16.
+    /// Rounds each line along `stepped` to steps from its least value to its largest, and
+    /// multiplies by the scales, all rounded to f16.
     fn round(&mut self, stepped: Axis, bits: u32, [tokens, channels]: &[Vec<f32>; 2]) {
         let (of_lines, of_others) = match stepped {
             Axis::Token => (tokens, channels),
@@ -153,9 +156,10 @@ mod tests {
         error / rows.iter().map(|&x| square(f64::from(x))).sum::<f64>()
     }
 
-    /// Steps between the least and largest of n Gaussians lose step² / 12: the range of 128 of them is 5.2 in the mean.
+    /// Steps between the least and largest of n Gaussians lose step² / 12: the mean range of 128
+    /// Gaussians is 5.2.
     #[test]
-    fn gaussians_lose_what_their_range_says() {
+    fn error_on_gaussians_follows_their_range() {
         let mut rows = vec![0.0; 1024 * 128];
         Random::new(3).fill_gaussian(&mut rows, 0.3);
         for side in [Side::K, Side::V] {
@@ -170,9 +174,9 @@ mod tests {
         }
     }
 
-    /// A channel that is always large, and tokens that are, cost no more: that is what the two axes are for.
+    /// Channels and tokens that are always large cost no more: the purpose of two axes.
     #[test]
-    fn scales_of_channels_and_tokens_are_taken_out() {
+    fn scales_of_channels_and_tokens_are_normalized_away() {
         let mut rows = vec![0.0; 128 * 64];
         Random::new(4).fill_gaussian(&mut rows, 1.0);
         let mut rotated = Tile::rotated(&rows, 64);
@@ -183,12 +187,12 @@ mod tests {
         rotated.restore(&mut scaled);
         let two_axis = TwoAxis::new(4, Side::K).unwrap();
         let (plain, uneven) = (lost(two_axis, &rows, 64), lost(two_axis, &scaled, 64));
-        // Nearly all energy is now in the 15 values where both meet: their mean is what varies.
+        // Nearly all energy is now in the 15 values of large channel and token: their mean varies.
         assert!(uneven < 2.0 * plain, "{uneven} {plain}");
     }
 
     #[test]
-    fn tiles_that_do_not_vary_come_back() {
+    fn constant_tiles_round_trip() {
         for rows in [vec![0.0; 128 * 32], vec![2.0; 128 * 32], vec![2.0; 32]] {
             let mut back = rows.clone();
             TwoAxis::new(8, Side::V).unwrap().apply(&mut back, 32);

@@ -1,7 +1,7 @@
-//! Times what coding a cache costs: `cargo run --release -p kvant-cpu --example append`.
+//! Measures the cost of encoding the KV cache: `cargo run --release -p kvant-cpu --example append`.
 //!
-//! One layer of 2 KV heads of 128, as Qwen2.5-1.5B has 28 of, is fed 512 tokens at once on one thread, in f16 and in each coded
-//! type; each figure is the best of many.
+//! Appends 512 tokens at once to one layer of 2 KV heads of dimension 128 (Qwen2.5-1.5B has 28 such
+//! layers) on one thread, in f16 and in each coded KV type. Each figure is the best of many runs.
 
 mod fresh;
 
@@ -19,7 +19,7 @@ use fresh::Fresh;
 const KV_HEADS: usize = 2;
 const DIM: usize = 128;
 const TOKENS: usize = 512;
-/// Times that each type is fed.
+/// Runs per type.
 const TIMES: usize = 40;
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
@@ -36,7 +36,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Seconds that appending takes.
+/// Returns the seconds that one append takes.
 fn append(device: &CpuDevice, dtype: DType) -> Result<f64> {
     let spec = |side| StreamSpec { tail_tiles: 0, centres: false, ..StreamSpec::new(dtype, side, DIM) };
     let mut sizes = StreamSizes::default();

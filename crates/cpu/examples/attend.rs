@@ -1,10 +1,13 @@
-//! Times attention over a filled cache, for each KV type: `cargo run --release -p kvant-cpu --example attend --
-//! [tokens] [rows] [K:V ...] [latent:K:V ...] [latent:TYPE ...]`.
+//! Measures attention over a filled KV cache, for each KV type:
+//! `cargo run --release -p kvant-cpu --example attend -- [tokens] [rows] [K:V ...] [latent:K:V ...]
+//! [latent:TYPE ...]`.
 //!
-//! The shape is that of Qwen2.5-1.5B: 28 layers, 2 KV heads of 128, 6 query heads each. With `latent` it is that of DeepSeek-V2-Lite:
-//! 27 layers, 16 query heads that meet one latent vector of 512 and 64 turned values behind it, kept as keys and once more as
-//! values, or in one stream of a type. Layers are walked in turn, so that the cache is read from memory as in decoding. Keys and
-//! values are random tiles, repeated. Each figure is the best of several walks, since the machine may be shared.
+//! The default shape is that of Qwen2.5-1.5B: 28 layers, 2 KV heads of dimension 128, grouped-query
+//! attention with 6 query heads each. `latent` selects the shape of DeepSeek-V2-Lite (MLA): 27
+//! layers, 16 query heads on one latent vector of 512 followed by 64 RoPE values, stored separately
+//! as keys and as values, or once as a shared-KV tensor of one type. Layers run in turn, so that
+//! the cache is read from memory as in decode. Keys and values are random tiles, repeated. Each
+//! figure is the best of several passes, since the machine may be shared.
 
 mod fresh;
 
@@ -20,7 +23,7 @@ use kvant_cpu::{CpuDevice, CpuPage, Isa};
 
 use fresh::Fresh;
 
-/// What attends, and what it meets.
+/// An attention shape: query heads, and the KV cache they read.
 struct Shape {
     layers: usize,
     n_kv_heads: usize,
@@ -32,11 +35,11 @@ struct Shape {
 const QWEN: Shape = Shape { layers: 28, n_kv_heads: 2, group: 6, k_head_dim: 128, v_head_dim: 128 };
 const LATENT: Shape = Shape { layers: 27, n_kv_heads: 1, group: 16, k_head_dim: 576, v_head_dim: 512 };
 
-/// Types of keys and of values, which have no stream of their own where there is none.
+/// KV types of keys and of values; a shared-KV tensor has no type of values.
 #[derive(Clone, Copy)]
 struct Types(DType, Option<DType>);
 
-/// A shape and types, as they are asked for.
+/// Parses a shape and its KV types from an argument.
 fn case(text: &str) -> std::result::Result<(&'static Shape, Types), Box<dyn std::error::Error>> {
     let of = |text: &str| match text.split_once(':') {
         Some((k, v)) => Ok::<_, Box<dyn std::error::Error>>(Types(k.parse()?, Some(v.parse()?))),
@@ -51,7 +54,7 @@ fn case(text: &str) -> std::result::Result<(&'static Shape, Types), Box<dyn std:
     }
 }
 
-/// Tiles that are made; the rest repeat them.
+/// Number of distinct tiles; the rest repeat them.
 const DISTINCT: usize = 31;
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
@@ -93,10 +96,10 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// A layer and its memory.
+/// A layer and its KV memory.
 type Filled = (KvLayer, KvMemory<CpuPage>);
 
-/// A layer of `tokens` tokens in blocks, all in whole tiles.
+/// Returns a layer of `tokens` tokens in blocks, all in whole tiles.
 fn filled(shape: &Shape, Types(k, v): Types, tokens: usize, seed: u64) -> Filled {
     let Shape { n_kv_heads, k_head_dim, v_head_dim, .. } = *shape;
     let (keys, values) = match v {
@@ -132,7 +135,7 @@ fn filled(shape: &Shape, Types(k, v): Types, tokens: usize, seed: u64) -> Filled
     (layer, memory)
 }
 
-/// Seconds of the fastest walk over all layers.
+/// Returns the seconds of the fastest pass over all layers.
 fn best_walk(
     device: &CpuDevice,
     shape: &Shape,

@@ -1,8 +1,11 @@
-//! How fast a layer of experts goes, whose rows choose at random: GB/s of the chosen experts for one row, GMAC/s for 512.
+//! Measures a MoE layer under a random router: GB/s of the selected experts for one token, GMAC/s
+//! for 512 tokens.
 //!
-//! `cargo run --release -p kvant-cpu --example experts -- [threads] [type] [experts] [used] [width] [width of an expert]`
+//! `cargo run --release -p kvant-cpu --example experts -- [threads] [type] [experts] [used]
+//! [hidden size] [expert hidden size]`
 //!
-//! Layers take turns for one row, more than a cache holds. Figures are the best of several rounds.
+//! For one token, layers run in turn, more than a cache holds. Figures are the best of several
+//! rounds.
 
 use std::time::Instant;
 
@@ -11,7 +14,7 @@ use kvant_codec::DType;
 use kvant_codec::random::Random;
 use kvant_cpu::{CpuDevice, CpuExperts};
 
-/// Layers in turn, so that no cache holds what is read.
+/// Layers run in turn, so that no cache holds the weights.
 const LAYERS: usize = 28;
 const ROUNDS: usize = 15;
 

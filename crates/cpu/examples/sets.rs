@@ -1,11 +1,12 @@
-//! Kernel sets against each other: the products of one layer of a 1.5B model, in turn, so that what else the machine does meets them
-//! all.
+//! Compares kernel sets on the GEMMs of one layer of a 1.5B model. Sets alternate, so that other
+//! load on the machine affects all of them alike.
 //!
-//! `cargo run --release -p kvant-cpu --example sets -- [sets] [threads] [types] [rows] [rounds]`, lists with commas: `avx512,amx 1
-//! q4_0,q8_0 16,512 21`. A set's name with `+bf16` multiplies prompts in bf16.
+//! `cargo run --release -p kvant-cpu --example sets -- [sets] [threads] [types] [rows] [rounds]`,
+//! lists with commas: `avx512,amx 1 q4_0,q8_0 16,512 21`. The suffix `+bf16` on a set selects bf16
+//! GEMMs for prefill.
 //!
-//! Milliseconds are medians; ratios are to the first set, medians over the rounds. With one thread they count the time that it ran
-//! (Linux on x86-64), so that it need not have a core to itself.
+//! Milliseconds are medians; ratios are to the first set, medians over the rounds. With one thread
+//! they count CPU time of that thread (Linux on x86-64), so that it needs no core of its own.
 
 use std::time::Instant;
 
@@ -15,7 +16,7 @@ use kvant_codec::random::Random;
 use kvant_codec::{DType, encode};
 use kvant_cpu::{CpuBuffer, CpuDevice, CpuMatrix, Isa, PromptMath};
 
-/// Columns of the layer, of its feed-forward part, and of keys or values.
+/// Hidden size of the layer, its FFN size, and the total size of its KV heads.
 const N: usize = 1536;
 const N_FF: usize = 8960;
 const N_KV: usize = 256;
@@ -26,7 +27,7 @@ fn output<'a>(w: &'a CpuMatrix, y: &'a mut CpuBuffer) -> Output<'a, CpuDevice> {
 
 struct Layer {
     device: CpuDevice,
-    /// Queries, keys, values.
+    /// Query, key and value projections.
     attention: [CpuMatrix; 3],
     out: CpuMatrix,
     gate: CpuMatrix,
@@ -44,7 +45,7 @@ impl Layer {
         Self { device, attention, out, gate, up, down }
     }
 
-    /// Seconds of all products for `rows` rows of `x`.
+    /// Returns the seconds of all products for `rows` rows of `x`.
     fn seconds(&self, rows: usize, x: &CpuBuffer, hidden: &mut CpuBuffer, ys: &mut [CpuBuffer; 3]) -> f64 {
         let input = |x| Input { x, norm: None, first_row: 0, rows };
         let threads = self.device.info().n_threads;
@@ -60,7 +61,8 @@ impl Layer {
     }
 }
 
-/// Seconds that this thread has run, or of a clock where more threads than it work, or other systems do not tell.
+/// Returns the CPU time of this thread in seconds, or wall time where several threads work or the
+/// system does not report CPU time.
 #[cfg_attr(
     not(all(target_arch = "x86_64", target_os = "linux")),
     expect(unused_variables, reason = "one clock for all")
@@ -69,14 +71,14 @@ fn seconds(threads: usize, origin: Instant) -> f64 {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
     if threads == 1 {
         let mut ran = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: it writes to `ran` alone.
+        // SAFETY: the call writes to `ran` alone.
         assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut ran) }, 0);
         return ran.tv_sec as f64 + ran.tv_nsec as f64 / 1e9;
     }
     origin.elapsed().as_secs_f64()
 }
 
-/// One random panel repeated.
+/// Returns a matrix of one random panel, repeated.
 fn random_matrix(device: &CpuDevice, dtype: DType, n_out: usize, n_in: usize) -> CpuMatrix {
     let mut values = vec![0.0; 16 * n_in];
     Random::new(1).fill_gaussian(&mut values, 0.02);
@@ -103,7 +105,7 @@ fn main() {
         };
         (*Isa::available().iter().find(|isa| isa.name() == name).expect("a kernel set of this CPU"), math)
     };
-    println!("{threads} threads, {rounds} rounds; ms, and times as fast as {}", sets[0]);
+    println!("{threads} threads, {rounds} rounds; ms, and speedup over {}", sets[0]);
     for name in list(arg(2, "q4_0,q8_0,q4_K,q6_K")) {
         let dtype = DType::ALL.into_iter().find(|dtype| dtype.name() == name).expect("a type");
         let layers: Vec<Layer> = sets.iter().map(|name| Layer::new(set(name), threads, dtype)).collect();

@@ -1,10 +1,12 @@
-//! How fast weights are read and multiplied: GB/s for 1 to 8 rows, GMAC/s for many, beside a plain read of memory.
+//! Measures GEMV and GEMM over the weights: GB/s for 1 to 8 rows, GMAC/s for more, beside the plain
+//! read bandwidth of memory.
 //!
-//! `cargo run --release -p kvant-cpu --example weights -- [threads] [n_out] [n_in] [types, or all] [MiB]`
+//! `cargo run --release -p kvant-cpu --example weights -- [threads] [n_out] [n_in] [types, or all]
+//! [MiB]`
 //!
-//! Matrices fill the given memory: 256 MiB by default, more than a cache holds; with 0 there is one matrix, so a small
-//! shape shows what the kernels do without waiting for memory. Figures are the best of several runs; GB/s counts the bytes of
-//! the file's format.
+//! Matrices fill the given memory: 256 MiB by default, more than a cache holds. 0 selects a single
+//! matrix, so that a small shape shows the kernels without memory latency. Figures are the best of
+//! several runs; GB/s counts the bytes of the file's format.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -41,8 +43,8 @@ fn read_bandwidth(threads: usize) -> f64 {
     (8 * words.len()) as f64 / seconds / 1e9
 }
 
-/// Matrices of one random panel repeated, at least one and as many as `n_bytes` take, and the seconds that laying them
-/// out took.
+/// Returns matrices of one random panel repeated, at least one and as many as `n_bytes` hold, and
+/// the seconds that packing them took.
 fn matrices(
     device: &CpuDevice,
     dtype: DType,

@@ -1,7 +1,8 @@
-//! AMX: whether this process may use the matrix unit.
+//! Detects whether this process may use AMX, the matrix unit.
 //!
-//! Three have to agree. The CPU has the instructions; the system saves the tiles of a thread that gives way (a hypervisor may hide
-//! that); and Linux lets the process have the 8 KB that this takes, for which it wants to be asked once.
+//! Three conditions must hold: the CPU has the instructions; the operating system saves the tiles
+//! of a preempted thread (a hypervisor may hide that); and Linux grants the process the 8 KB of
+//! state, which it must request once.
 
 use std::fmt;
 
@@ -9,42 +10,46 @@ use crate::isa::Avx512Vbmi;
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 use crate::isa::{Bf16, I8mm};
 
-/// Proof of AMX tiles and their products of bytes and of bf16 (all CPUs that have any of them), of the system's leave to use them, and of everything [`Avx512Vbmi`] proves.
+/// Proof of AMX tiles with int8 and bf16 products (every AMX CPU has both), of the system's
+/// permission to use them, and of everything that [`Avx512Vbmi`] proves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Amx(Avx512Vbmi);
 
 impl Amx {
-    /// The token, if this process can use the unit. Asks the system for it.
+    /// Returns the token if this process can use the unit. Requests permission from the system.
     pub fn detect() -> Option<Self> {
         Avx512Vbmi::detect().filter(|_| MatrixUnit::find() == MatrixUnit::Usable).map(Self)
     }
 
-    /// The vectors beside the unit.
+    /// Returns the token of the vector kernels that run beside the unit.
     pub(crate) fn vectors(self) -> Avx512Vbmi {
         self.0
     }
 }
 
-/// Whether there is a matrix unit, and what keeps this process from using it. As text: a few words, `absent` or why it is not used.
+/// Whether the CPU has a matrix unit, and what prevents this process from using it. `Display`
+/// prints a few words: `absent`, or the reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MatrixUnit {
-    /// It can be used.
+    /// The process can use it.
     Usable,
-    /// The CPU has none, or none with tiles of sixteen rows of 64 bytes and products of bytes and of bf16.
+    /// The CPU has no matrix unit, or none with tiles of sixteen rows of 64 bytes and products of
+    /// int8 and bf16.
     Absent,
-    /// The CPU has none, but vectors that multiply two rows by two, of bytes and perhaps of bf16.
+    /// The CPU has no matrix unit, but vector instructions for 2x2 matrix products of int8 and
+    /// perhaps bf16 (`smmla`, `bfmmla`).
     Squares {
-        /// Whether of bf16.
+        /// Whether bf16 products exist.
         bf16: bool,
     },
     /// The CPU has one, but the system does not save its tiles.
     NotEnabled,
-    /// The system refused it to this process, with this error.
+    /// The system refused it to this process, with this error code.
     Refused(i32),
 }
 
 impl MatrixUnit {
-    /// Looks for the unit and asks the system for it.
+    /// Detects the unit and requests permission from the system.
     pub fn find() -> Self {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         return x86::find();
@@ -59,11 +64,7 @@ impl fmt::Display for MatrixUnit {
             Self::Usable => write!(f, "AMX, tiles of bytes and bf16"),
             Self::Absent => write!(f, "absent"),
             Self::Squares { bf16 } => {
-                write!(
-                    f,
-                    "none; vectors multiply two rows by two, of bytes{}",
-                    if *bf16 { " and bf16" } else { "" }
-                )
+                write!(f, "none; 2x2 matrix instructions for int8{}", if *bf16 { " and bf16" } else { "" })
             }
             Self::NotEnabled => write!(f, "AMX, not used: the system does not save its tiles"),
             Self::Refused(error) => {
@@ -83,17 +84,17 @@ mod x86 {
 
     use super::MatrixUnit;
 
-    /// Bits of leaf 7: tiles, and their products of bytes and of bf16.
+    /// Bits of CPUID leaf 7: tiles, and their products of int8 and bf16.
     const AMX_TILE: u32 = 1 << 24;
     const AMX_INT8: u32 = 1 << 25;
     const AMX_BF16: u32 = 1 << 22;
-    /// Bit of leaf 1: the system has chosen what is saved, and `xgetbv` tells what.
+    /// Bit of CPUID leaf 1: the system enabled `xsave`, and `xgetbv` reports the saved components.
     const OSXSAVE: u32 = 1 << 27;
-    /// Components of the saved state: the configuration, and the tiles.
+    /// Components of the saved state: the tile configuration, and the tile data.
     const TILE_CONFIG: u64 = 1 << 17;
     const TILE_DATA: u64 = 1 << 18;
     const TILE_DATA_INDEX: libc::c_long = 18;
-    /// `arch_prctl` that asks for a component for this process.
+    /// `arch_prctl` code that requests a state component for this process.
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
 
     pub(super) fn find() -> MatrixUnit {
@@ -102,30 +103,31 @@ mod x86 {
             return MatrixUnit::Absent;
         }
         let saved = TILE_CONFIG | TILE_DATA;
-        // SAFETY: `xgetbv` exists where OSXSAVE is told, which is looked at first.
+        // SAFETY: `xgetbv` exists where OSXSAVE is set, which is tested first.
         if leaf(1, 0).ecx & OSXSAVE == 0 || unsafe { saved_state() } & saved != saved {
             return MatrixUnit::NotEnabled;
         }
-        // SAFETY: the call takes numbers and touches no memory of ours.
+        // SAFETY: the call takes numbers and touches no memory of this process.
         match unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA_INDEX) } {
             0 => MatrixUnit::Usable,
             _ => MatrixUnit::Refused(std::io::Error::last_os_error().raw_os_error().unwrap_or(0)),
         }
     }
 
-    /// Whether palette 1 has eight tiles of sixteen rows of 64 bytes, which the kernels are written for.
+    /// Returns whether palette 1 has eight tiles of sixteen rows of 64 bytes, which the kernels
+    /// require.
     fn has_whole_tiles() -> bool {
         let palette = leaf(0x1d, 1);
         (palette.ebx & 0xffff, palette.ebx >> 16, palette.ecx & 0xffff) == (64, 8, 16)
     }
 
-    #[allow(unused_unsafe, reason = "newer compilers know that it is safe")]
+    #[allow(unused_unsafe, reason = "newer compilers declare it safe")]
     fn leaf(leaf: u32, sub_leaf: u32) -> std::arch::x86_64::CpuidResult {
         // SAFETY: every x86-64 CPU has the instruction.
         unsafe { __cpuid_count(leaf, sub_leaf) }
     }
 
-    #[allow(unused_unsafe, reason = "newer compilers know that it is safe")]
+    #[allow(unused_unsafe, reason = "newer compilers declare it safe")]
     fn highest_leaf() -> u32 {
         // SAFETY: as in `leaf`.
         unsafe { __cpuid(0) }.eax
@@ -133,7 +135,7 @@ mod x86 {
 
     #[target_feature(enable = "xsave")]
     fn saved_state() -> u64 {
-        // SAFETY: as of this function.
+        // SAFETY: by the contract of this function.
         unsafe { _xgetbv(0) }
     }
 }
@@ -143,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_unit_is_usable_exactly_where_its_token_is_given_and_is_found_alike_again() {
+    fn detection_is_repeatable_and_agrees_with_the_token() {
         let found = MatrixUnit::find();
         assert_eq!(MatrixUnit::find(), found);
         let has_vectors = Avx512Vbmi::detect().is_some();
@@ -151,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_from_the_unit_is_told_in_one_line() {
+    fn an_unusable_unit_is_reported_in_one_line() {
         let refused = MatrixUnit::Refused(1).to_string();
         assert!(
             refused.starts_with("AMX, not used: refused by the system (") && !refused.contains('\n'),

@@ -1,7 +1,9 @@
-//! Attention in which each row sees all others: see [`kvant_backend::Backend::attend_all`].
+//! Bidirectional attention, in which each row sees all others: see
+//! [`kvant_backend::Backend::attend_all`].
 //!
-//! Keys of a head lie so that a vector holds one value of sixteen of them, values so that one holds sixteen values of one row. A thread
-//! takes a few rows at a time: all their scores, which stay in its caches, the softmax, and then the values.
+//! The keys of a head are laid out so that a vector holds one dim of sixteen rows, the values so
+//! that one holds sixteen dims of one row. A thread processes a few rows at a time: all their
+//! scores, which stay in its caches, the softmax, and then the values.
 
 use kvant_backend::Heads;
 
@@ -9,15 +11,15 @@ use crate::lanes::{Lanes, Op, exp2, with_lanes};
 use crate::shards::Shards;
 use crate::{Isa, Pool};
 
-/// Rows that share what is read of keys and values: as many as leave registers for that.
+/// Rows that share the loads of keys and values: as many as leave registers for these.
 const ROWS: usize = 6;
-/// Rows of an item of work.
+/// Rows of a work item.
 const PER_ITEM: usize = 4 * ROWS;
 const LANES: usize = 16;
-/// Keys, and values of a row, come in as many as the widest kernel takes at once.
+/// Padding of keys, and of the values of a row: as many as the widest kernel processes at once.
 const WIDEST: usize = 2 * LANES;
 
-/// Memory that one call leaves to the next.
+/// Scratch memory, reused between calls.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     /// `[n_heads, blocks of 16 rows, dim, 16]`
@@ -26,7 +28,8 @@ pub(crate) struct Scratch {
     values: Vec<f32>,
 }
 
-/// Attention of `rows` rows of `q`, `k` and `v` `[rows, heads.n * heads.dim]`. Shapes have been checked.
+/// Attends over `rows` rows of `q`, `k` and `v` `[rows, heads.n * heads.dim]`. Shapes have been
+/// checked.
 pub(crate) fn attend_all(
     isa: Isa,
     pool: &Pool,
@@ -50,7 +53,7 @@ pub(crate) fn attend_all(
             let mut queries = vec![0.0; ROWS * dim];
             for (row, query) in queries.chunks_exact_mut(dim).enumerate().take(n) {
                 let at = (first + row) * width + head * dim;
-                // Powers of two are what vectors can do.
+                // The vector kernels have exp2, not exp.
                 let scale = scale * std::f32::consts::LOG2_E;
                 query.iter_mut().zip(&q[at..at + dim]).for_each(|(to, x)| *to = x * scale);
             }
@@ -66,14 +69,14 @@ pub(crate) fn attend_all(
             with_lanes!(isa, lanes => lanes.run(few), _ => few.run_scalar());
             for (row, result) in of_rows.chunks_exact(wide).enumerate().take(n) {
                 let at = (first + row) * width + head * dim;
-                // SAFETY: these values of these rows are those of one item of this job.
+                // SAFETY: these values of these rows belong to one item of this job.
                 unsafe { out.part(at..at + dim) }.copy_from_slice(&result[..dim]);
             }
         }
     });
 }
 
-/// Lays keys and values out for the kernels.
+/// Arranges keys and values for the kernels.
 fn arrange(pool: &Pool, scratch: &mut Scratch, (rows, heads): (usize, Heads), [k, v]: [&[f32]; 2]) {
     let (dim, width) = (heads.dim, heads.n * heads.dim);
     let (padded, wide) = (rows.next_multiple_of(WIDEST), dim.next_multiple_of(WIDEST));
@@ -83,7 +86,7 @@ fn arrange(pool: &Pool, scratch: &mut Scratch, (rows, heads): (usize, Heads), [k
     }
     let (keys, values) = (Shards::new(&mut scratch.keys), Shards::new(&mut scratch.values));
     pool.for_each(heads.n, &|head| {
-        // SAFETY: what belongs to a head is taken by one call of this job.
+        // SAFETY: one call of this job writes the buffers of a head.
         let (keys, values) = unsafe {
             (
                 keys.part(head * padded * dim..(head + 1) * padded * dim),
@@ -103,9 +106,9 @@ fn arrange(pool: &Pool, scratch: &mut Scratch, (rows, heads): (usize, Heads), [k
 struct Few<'a> {
     rows: usize,
     dim: usize,
-    /// `[ROWS, dim]`, times what scores are multiplied with.
+    /// `[ROWS, dim]`, times the factor of the scores.
     queries: &'a [f32],
-    /// As [`Scratch`] has them.
+    /// In the layout of [`Scratch`].
     keys: &'a [f32],
     values: &'a [f32],
     /// `[ROWS, rows]`, rows of whole vectors.
@@ -126,7 +129,7 @@ impl Op for Few<'_> {
     }
 }
 
-/// Sixteen values that begin with value `at`.
+/// Returns the sixteen values from value `at` on.
 #[inline(always)]
 fn sixteen(x: &[f32], at: usize) -> &[f32; LANES] {
     x[at..].first_chunk().expect("sixteen of them")
@@ -138,7 +141,7 @@ fn sixteen_mut(x: &mut [f32], at: usize) -> &mut [f32; LANES] {
 }
 
 impl Few<'_> {
-    /// With `W` vectors side by side.
+    /// Runs with `W` vectors side by side.
     #[inline(always)]
     fn run_wide<L: Lanes, const W: usize>(&mut self, lanes: L) {
         let (dim, padded) = (self.dim, self.scores.len() / ROWS);
@@ -184,7 +187,7 @@ impl Few<'_> {
         }
     }
 
-    /// The equation.
+    /// Evaluates the equation.
     fn run_scalar(self) {
         let (dim, padded, wide) = (self.dim, self.scores.len() / ROWS, self.out.len() / ROWS);
         for (row, scores) in self.scores.chunks_exact_mut(padded).enumerate() {
@@ -206,7 +209,7 @@ impl Few<'_> {
     }
 }
 
-/// `2^(x - max)` of all, and their sum.
+/// Replaces all by `2^(x - max)`, and returns their sum.
 #[inline(always)]
 fn weigh<L: Lanes>(lanes: L, scores: &mut [f32]) -> f32 {
     let mut most = lanes.splat(f32::NEG_INFINITY);
@@ -230,7 +233,7 @@ mod tests {
 
     use super::*;
 
-    /// In f64, value by value.
+    /// Evaluates the equation in f64, value by value.
     fn reference((rows, heads, scale): (usize, Heads, f32), [q, k, v]: [&[f32]; 3]) -> Vec<f64> {
         let width = heads.n * heads.dim;
         let mut out = vec![0.0; rows * width];
@@ -252,7 +255,8 @@ mod tests {
         out
     }
 
-    /// Sums of up to 100 products of numbers of order 1 in f32, and exponentials of them: a few units of 1e-6.
+    /// Sums of up to 100 products of numbers of order 1 in f32, and their exponentials: a few units
+    /// of 1e-6.
     #[test]
     fn every_set_agrees_with_the_equation() {
         let mut random = Random::new(3);

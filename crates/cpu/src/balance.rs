@@ -1,4 +1,5 @@
-//! What the rows of a KV head are multiplied by and moved by, before they are rotated or after.
+//! Per-channel scales and shifts of the rows of a KV head (as in SmoothQuant), applied before
+//! rotation or after it.
 
 use std::ops::Range;
 
@@ -14,7 +15,7 @@ pub(crate) struct Affine<'a> {
 }
 
 impl Affine<'_> {
-    /// Dims `dims` of a row, of which `x` has as many as it has.
+    /// Applies dims `dims` to `x`, as far as `x` has them.
     pub(crate) fn apply(&self, dims: Range<usize>, x: &[f32], out: &mut [f32]) {
         let scale = &self.scale[dims.clone()][..x.len()];
         match self.shift {
@@ -27,18 +28,18 @@ impl Affine<'_> {
     }
 }
 
-/// What the rows of one KV head meet.
+/// The channel scales of one KV head.
 pub(crate) struct HeadBalance<'a> {
     pub(crate) key: Affine<'a>,
     pub(crate) query: Affine<'a>,
-    /// None where values are as they are.
+    /// `None` where values are unscaled.
     pub(crate) value: Option<Affine<'a>>,
-    /// None where outputs are as they are.
+    /// `None` where outputs are unscaled.
     pub(crate) out: Option<Affine<'a>>,
 }
 
 impl<'a> HeadBalance<'a> {
-    /// That of head `head` of `part`, where it has one.
+    /// Returns the scales of head `head` of `part`, if any.
     pub(crate) fn of(part: &KvPart<'a, CpuPage>, head: usize) -> Option<Self> {
         let values: &'a [f32] = bytemuck::cast_slice(part.balance?.as_bytes());
         let layout = BalanceLayout::of(part.layer);
@@ -48,7 +49,8 @@ impl<'a> HeadBalance<'a> {
         let affine = |scale, shift| Affine { scale, shift };
         let (key, query) = (affine(of_head(layout.key, k), None), affine(of_head(layout.query, k), None));
         let Some(v) = part.layer.v.get(head).map(|stream| stream.spec.head_dim) else {
-            // Values are the first part of their keys: what undoes a key's factors for queries undoes them here.
+            // Values are the first dims of their keys: the factors that undo a key's scales for
+            // queries undo them here.
             return Some(Self { key, query, value: Some(key), out: Some(query) });
         };
         if !scales_values {

@@ -15,7 +15,7 @@ pub struct CpuBuffer {
 }
 
 impl CpuBuffer {
-    /// A buffer of `len` zeros.
+    /// Returns a buffer of `len` zeros.
     ///
     /// # Errors
     /// [`BackendError::OutOfMemory`] when the allocator refuses.
@@ -30,24 +30,25 @@ impl CpuBuffer {
         Ok(Self { lines, len })
     }
 
-    /// Number of values.
+    /// Returns the number of values.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it holds no value.
+    /// Returns whether it holds no value.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The values.
+    /// Returns the values.
     pub fn as_slice(&self) -> &[f32] {
-        // SAFETY: `lines` holds `len.div_ceil(16)` lines of 16 initialised values each, without padding (`Line` is
-        // `repr(C)` around `[f32; 16]`, 64 bytes, aligned to 64), so at least `len` values lie there.
+        // SAFETY: `lines` holds `len.div_ceil(16)` lines of 16 initialized values each, without
+        // padding (`Line` is `repr(C)` around `[f32; 16]`, 64 bytes, aligned to 64), so at least
+        // `len` values are in bounds.
         unsafe { std::slice::from_raw_parts(self.lines.as_ptr().cast(), self.len) }
     }
 
-    /// The values, to write.
+    /// Returns the values, to write.
     pub fn as_mut_slice(&mut self) -> &mut [f32] {
         // SAFETY: as in `as_slice`; `&mut self` makes the borrow unique.
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast(), self.len) }
@@ -71,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_is_zeroed_aligned_and_as_long_as_asked() {
+    fn a_buffer_is_zeroed_aligned_and_of_the_given_length() {
         for len in [0, 1, 15, 16, 17, 1000] {
             let mut buffer = CpuBuffer::zeroed(len).unwrap();
             assert_eq!(buffer.as_slice(), vec![0.0; len]);

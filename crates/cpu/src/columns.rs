@@ -1,4 +1,4 @@
-//! Rows beside each other in wider ones.
+//! Copies rows into columns of wider rows.
 
 use kvant_backend::Columns;
 

@@ -1,4 +1,4 @@
-//! The CPU as a [`Backend`]: checks shapes, then hands slices to the ops.
+//! The CPU as a [`Backend`]: checks shapes, then passes slices to the ops.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -35,7 +35,7 @@ pub struct CpuDevice {
 }
 
 impl CpuDevice {
-    /// A device that runs the kernels of `isa` on `n_threads` threads (at least one).
+    /// Opens a device that runs the kernels of `isa` on `n_threads` threads (at least one).
     ///
     /// # Errors
     /// [`BackendError::Threads`] when the system does not start as many.
@@ -53,28 +53,29 @@ impl CpuDevice {
         })
     }
 
-    /// A device with the fastest kernels of this CPU, or those `KVANT_ISA` names, on `threads` threads, or as many as
-    /// the system lets this process run at once.
+    /// Opens a device with the fastest kernels of this CPU, or those that `KVANT_ISA` names, on
+    /// `threads` threads, or on as many as the system runs at once for this process.
     ///
     /// # Errors
-    /// [`BackendError::Setting`] when `KVANT_ISA` cannot be honoured, [`BackendError::Size`] for no threads or more than
-    /// [make sense](limits::max_threads), [`BackendError::Threads`] when the system does not start as many.
+    /// [`BackendError::Setting`] when `KVANT_ISA` cannot be honoured, [`BackendError::Size`] for no
+    /// threads or more than [`limits::max_threads`], [`BackendError::Threads`]
+    /// when the system does not start as many.
     pub fn from_env(threads: Option<usize>) -> Result<Self> {
         let n_threads = threads.unwrap_or_else(limits::n_cores);
         limits::check_size("threads", n_threads, 1..=limits::max_threads())?;
         Self::new(Isa::from_env()?, n_threads)
     }
 
-    /// A device with other numbers than the default ones.
+    /// Sets machine-dependent numbers other than the defaults.
     pub fn with_tuning(mut self, tuning: Tuning) -> Self {
         self.set_tuning(tuning);
         self
     }
 
-    /// A device that computes prompts so.
+    /// Sets the precision of prefill.
     ///
     /// # Errors
-    /// [`BackendError::Setting`] for what its kernel set has not.
+    /// [`BackendError::Setting`] for a precision that the kernel set lacks.
     pub fn with_prompt_math(mut self, math: PromptMath) -> Result<Self> {
         math.check(self.isa)?;
         self.prompt_math = math;
@@ -87,29 +88,29 @@ impl CpuDevice {
         self.matmul.get_mut().unwrap_or_else(PoisonError::into_inner).tuning = tuning;
     }
 
-    /// The threads in use.
+    /// Returns the thread pool.
     pub(crate) fn pool(&self) -> &Pool {
         &self.pool
     }
 
-    /// The kernel set in use.
+    /// Returns the kernel set.
     pub fn isa(&self) -> Isa {
         self.isa
     }
 }
 
-/// The rows of `input`, which have `n_in` columns.
+/// Returns the rows of `input`, which have `n_in` columns.
 fn operand<'a>(input: &Input<'a, CpuDevice>, n_in: usize) -> Operand<'a> {
     let x = &input.x.as_slice()[input.first_row * n_in..][..input.rows * n_in];
     Operand { x, n_in, norm: input.norm.map(norm_parts) }
 }
 
-/// Weight and eps of a norm.
+/// Returns the weight and eps of a norm.
 fn norm_parts(norm: Norm<'_, CpuBuffer>) -> (&[f32], f32) {
     (norm.weight.as_slice(), norm.eps)
 }
 
-/// The values of a state.
+/// Returns the values of a state.
 fn state_of<'a>(part: &'a mut StatePart<'_, CpuPage>) -> &'a mut [f32] {
     let bytes = part.n_values * size_of::<f32>();
     bytemuck::cast_slice_mut(&mut part.page.as_mut_bytes()[part.offset..][..bytes])
@@ -122,7 +123,7 @@ impl Backend for CpuDevice {
     type Page = CpuPage;
 
     fn info(&self) -> DeviceInfo {
-        let math = if self.prompt_math == PromptMath::Bf16 { ", prompts in bf16" } else { "" };
+        let math = if self.prompt_math == PromptMath::Bf16 { ", prefill in bf16" } else { "" };
         let tuned = if self.is_tuned { ", tuned" } else { "" };
         DeviceInfo {
             name: "cpu".to_owned(),
@@ -379,7 +380,7 @@ impl Backend for CpuDevice {
     fn broken_row(&self, x: &CpuBuffer, rows: usize, cols: usize) -> Result<Option<usize>> {
         let end = rows.saturating_mul(cols);
         BackendError::check_at_least("broken_row", "length of the buffer", end, x.len())?;
-        // No early end within a row, so that it becomes vector code.
+        // No early exit within a row, so that the loop vectorizes.
         let is_broken = |row: &[f32]| row.iter().fold(false, |any, v| any | !v.is_finite());
         Ok(x.as_slice()[..end].chunks_exact(cols.max(1)).position(is_broken))
     }
@@ -450,7 +451,7 @@ impl Backend for CpuDevice {
     }
 
     fn stages(&self) -> &'static [&'static str] {
-        // The scalar kernels leave nothing out.
+        // The scalar kernels leave no stage out.
         if self.isa == Isa::Scalar { &Stage::NAMES[Stage::NAMES.len() - 1..] } else { &Stage::NAMES }
     }
 
@@ -475,21 +476,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_row_that_is_no_number_is_found() {
+    fn the_first_non_finite_row_is_found() {
         let device = CpuDevice::new(Isa::Scalar, 1).unwrap();
         let mut x = device.buffer(5 * 40).unwrap();
         assert_eq!(device.broken_row(&x, 5, 40), Ok(None));
         for (at, broken) in [(199, f32::NEG_INFINITY), (3 * 40, f32::INFINITY), (2 * 40 + 39, f32::NAN)] {
             x.as_mut_slice()[at] = broken;
             assert_eq!(device.broken_row(&x, 5, 40), Ok(Some(at / 40)));
-            assert_eq!(device.broken_row(&x, at / 40, 40), Ok(None), "rows beyond are not looked at");
+            assert_eq!(device.broken_row(&x, at / 40, 40), Ok(None), "rows beyond are not read");
         }
         assert!(device.broken_row(&x, 6, 40).is_err());
         assert_eq!(device.broken_row(&x, 0, 0), Ok(None));
     }
 
     #[test]
-    fn threads_that_make_no_sense_are_refused_before_one_is_started() {
+    fn absurd_thread_counts_are_rejected_before_any_thread_starts() {
         for threads in [0, limits::max_threads() + 1, usize::MAX] {
             let error = CpuDevice::from_env(Some(threads)).err().expect("a refusal");
             assert!(

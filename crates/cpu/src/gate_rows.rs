@@ -1,4 +1,4 @@
-//! Gates of whole rows, `y = y / (1 + exp(-g))`, and of single values; a factor on all of them.
+//! Gates of whole rows, `y = y / (1 + exp(-g))`, and of single values; scaling of all values.
 
 use kvant_backend::{Activation, Gate};
 
@@ -8,28 +8,29 @@ use crate::matmul::gate as activate;
 use crate::shards::Shards;
 use crate::{Isa, Pool};
 
-/// Multiplies each row of `y` `[rows, cols]` by the sigmoid of its value of `gates` `[rows]`, or more.
+/// Multiplies each row of `y` `[rows, cols]` by the sigmoid of its value of `gates` `[rows]`, or
+/// more.
 pub(crate) fn gate_rows(pool: &Pool, y: &mut [f32], gates: &[f32], cols: usize) {
     let rows = y.len().checked_div(cols).unwrap_or(0);
     let y = Shards::new(y);
     pool.for_each(rows, &|row| {
         let divisor = 1.0 + exp(-gates[row]);
-        // SAFETY: every row is taken by one call of this job.
+        // SAFETY: one call of this job writes each row.
         let y = unsafe { y.part(row * cols..(row + 1) * cols) };
         y.iter_mut().for_each(|y| *y /= divisor);
     });
 }
 
-/// Values of an item of work.
+/// Values of a work item.
 const PIECE: usize = 1024;
 
-/// Multiplies each value of `y` by what `gate` makes of its value of `gates`.
+/// Multiplies each value of `y` by `gate` of the corresponding value of `gates`.
 pub(crate) fn gate(isa: Isa, pool: &Pool, y: &mut [f32], gates: &[f32], gate: Gate) {
     let len = y.len();
     let y = Shards::new(y);
     pool.for_each(len.div_ceil(PIECE), &|piece| {
         let piece = piece * PIECE..len.min((piece + 1) * PIECE);
-        // SAFETY: every piece is taken by one call of this job.
+        // SAFETY: one call of this job writes each chunk.
         let (y, gates) = (unsafe { y.part(piece.clone()) }, &gates[piece]);
         let op = Multiply { gate, y, gates };
         with_lanes!(isa, lanes => lanes.run(op), _ => op.multiply());
@@ -62,7 +63,7 @@ impl Op for Multiply<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self, _: L) {
-        // Plain loops, which become code of the set.
+        // Plain loops, compiled for the kernel set.
         self.multiply();
     }
 }
@@ -73,7 +74,7 @@ pub(crate) fn scale(pool: &Pool, x: &mut [f32], by: f32) {
     let x = Shards::new(x);
     pool.for_each(len.div_ceil(PIECE), &|piece| {
         let piece = piece * PIECE..len.min((piece + 1) * PIECE);
-        // SAFETY: every piece is taken by one call of this job.
+        // SAFETY: one call of this job writes each chunk.
         unsafe { x.part(piece) }.iter_mut().for_each(|x| *x *= by);
     });
 }

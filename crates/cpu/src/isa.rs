@@ -1,14 +1,16 @@
-//! Instruction sets as capability tokens: a value of [`Avx2`], [`AvxVnni`], [`Avx512`], [`Avx512Vbmi`], [`Amx`], [`Neon`], [`I8mm`],
-//! [`Bf16`] or [`Simd128`] proves that the CPU has the instructions.
+//! Instruction sets as capability tokens: a value of [`Avx2`], [`AvxVnni`], [`Avx512`],
+//! [`Avx512Vbmi`], [`Amx`], [`Neon`], [`I8mm`], [`Bf16`] or [`Simd128`] proves that the CPU has the
+//! instructions.
 //!
-//! A set is one list of features. From it come `detect` of the token and a macro, named as the set, that compiles functions
-//! with those features: no kernel uses what was not looked for.
+//! A set is one list of features. It generates both `detect` of the token and a macro, named like
+//! the set, that compiles functions with those features: no kernel uses an undetected feature.
 
 use kvant_backend::BackendError;
 
 pub use crate::amx::Amx;
 
-/// A token and the macro of its set, on the processors of one architecture. `$d` is a dollar, which the inner macro needs for itself.
+/// Defines a token and the macro of its set, on the processors of one architecture. `$d` is a
+/// dollar sign for the inner macro.
 macro_rules! set {
     ($(#[$doc:meta])* $Token:ident, $compile:ident!, $d:tt, $arch:tt by $detected:ident!, $($feature:tt),+) => {
         $(#[$doc])*
@@ -16,7 +18,7 @@ macro_rules! set {
         pub struct $Token(());
 
         impl $Token {
-            /// The token, if this CPU has the instructions.
+            /// Returns the token if this CPU has the instructions.
             pub fn detect() -> Option<Self> {
                 #[cfg(target_arch = $arch)]
                 if $(std::arch::$detected!($feature))&&+ {
@@ -43,40 +45,45 @@ set! {
     Avx2, avx2!, $, "x86_64" by is_x86_feature_detected!, "avx2", "fma", "f16c"
 }
 set! {
-    /// Proof of AVX-VNNI (`vpdpbusd` on 256 bits: laptops since 2021), and of everything [`Avx2`] proves.
+    /// Proof of AVX-VNNI (`vpdpbusd` on 256 bits: laptops since 2021), and of everything [`Avx2`]
+    /// proves.
     AvxVnni, avx_vnni!, $, "x86_64" by is_x86_feature_detected!, "avx2", "fma", "f16c", "avxvnni"
 }
 set! {
-    /// Proof of AVX-512 F, BW, DQ, VL and VNNI, of POPCNT and BMI, and of everything [`Avx2`] proves.
+    /// Proof of AVX-512 F, BW, DQ, VL and VNNI, of POPCNT and BMI, and of everything [`Avx2`]
+    /// proves.
     Avx512, avx512!, $, "x86_64" by is_x86_feature_detected!, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx2",
     "fma", "f16c", "popcnt", "bmi1", "bmi2"
 }
 set! {
-    /// Proof of AVX-512 VBMI (`vpermb`, look-ups among 64 bytes: servers since 2019), and of everything [`Avx512`] proves.
+    /// Proof of AVX-512 VBMI (`vpermb`, lookups among 64 bytes: servers since 2019), and of
+    /// everything [`Avx512`] proves.
     Avx512Vbmi, avx512vbmi!, $, "x86_64" by is_x86_feature_detected!, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni",
     "avx512vbmi", "avx2", "fma", "f16c", "popcnt", "bmi1", "bmi2"
 }
 set! {
-    /// Proof of NEON and its dot products of signed bytes (`sdot`: Apple since the M1, servers since 2019).
+    /// Proof of NEON and its dot products of signed bytes (`sdot`: Apple since the M1, servers
+    /// since 2019).
     Neon, neon!, $, "aarch64" by is_aarch64_feature_detected!, "neon", "dotprod"
 }
 set! {
-    /// Proof of I8MM (dot products of unsigned bytes with signed ones, `usdot`, and products of two rows with two, `smmla` and
-    /// `usmmla`: since 2021),
-    /// and of everything [`Neon`] proves.
+    /// Proof of I8MM (dot products of unsigned bytes with signed ones, `usdot`, and 2x2 matrix
+    /// products of bytes, `smmla` and `usmmla`: since 2021), and of everything [`Neon`] proves.
     I8mm, i8mm!, $, "aarch64" by is_aarch64_feature_detected!, "neon", "dotprod", "i8mm"
 }
 set! {
-    /// Proof of products of bf16, two rows with two (`bfmmla`: since 2021), and of everything [`I8mm`] proves.
+    /// Proof of 2x2 matrix products of bf16 (`bfmmla`: since 2021), and of everything [`I8mm`]
+    /// proves.
     Bf16, bf16!, $, "aarch64" by is_aarch64_feature_detected!, "neon", "dotprod", "i8mm", "bf16"
 }
 
-/// Proof of WebAssembly's vectors: a module that was built with them (`-C target-feature=+simd128`) runs nowhere else.
+/// Proof of WebAssembly SIMD: a module built with it (`-C target-feature=+simd128`) runs nowhere
+/// else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Simd128(());
 
 impl Simd128 {
-    /// The token, if this module was built with vectors.
+    /// Returns the token if this module was built with SIMD.
     pub fn detect() -> Option<Self> {
         cfg!(all(target_arch = "wasm32", target_feature = "simd128")).then_some(Self(()))
     }
@@ -109,7 +116,7 @@ impl From<Bf16> for I8mm {
 /// The kernel set of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isa {
-    /// Plain Rust: the reference every other set is held to.
+    /// Plain Rust: the reference for every other set.
     Scalar,
     /// 256-bit kernels.
     Avx2(Avx2),
@@ -117,25 +124,26 @@ pub enum Isa {
     AvxVnni(AvxVnni),
     /// 512-bit kernels.
     Avx512(Avx512),
-    /// 512-bit kernels with look-ups among 64 bytes, which the cache types with a memory gain from.
+    /// 512-bit kernels with lookups among 64 bytes, which speed up the trellis-coded KV types.
     Avx512Vbmi(Avx512Vbmi),
-    /// Prompts multiplied and attended with the matrix unit, with the bits of the 512-bit kernels; everything else as they do.
+    /// The matrix unit for the GEMMs and the attention of prefill, with the bits of the 512-bit
+    /// kernels; the 512-bit kernels for everything else.
     Amx(Amx),
     /// 128-bit kernels with dot products of signed bytes.
     Neon(Neon),
-    /// 128-bit kernels with dot products of unsigned bytes too, which attention gains from, and products of two rows with two, which
-    /// prompts gain from: all with the bits of [`Isa::Neon`].
+    /// 128-bit kernels with dot products of unsigned bytes, which speed up attention, and 2x2
+    /// matrix products, which speed up prefill: all with the bits of [`Isa::Neon`].
     I8mm(I8mm),
     /// 128-bit kernels of WebAssembly.
     Simd128(Simd128),
-    /// The kernels of the matrix unit, on a strict emulation of it beside 256-bit vectors, which debug builds have:
-    /// for tests on machines without one.
+    /// The kernels of the matrix unit, on a strict emulation of it beside 256-bit vectors; debug
+    /// builds have it, for tests on machines without a unit.
     #[cfg(all(any(test, debug_assertions), target_arch = "x86_64"))]
     Soft(Avx2),
 }
 
 impl Isa {
-    /// Every kernel set this CPU can run, slowest first; tests enumerate it.
+    /// Returns every kernel set this CPU can run, slowest first; tests enumerate it.
     pub fn available() -> Vec<Self> {
         let avx2 = Avx2::detect().map(Self::Avx2);
         let avx_vnni = AvxVnni::detect().map(Self::AvxVnni);
@@ -152,7 +160,7 @@ impl Isa {
         sets.chain(avx512).chain(avx512_vbmi).chain(amx).chain(neon).chain(i8mm).chain(simd128).collect()
     }
 
-    /// The fastest kernel set of this CPU, or the one `KVANT_ISA` names.
+    /// Returns the fastest kernel set of this CPU, or the one that `KVANT_ISA` names.
     ///
     /// # Errors
     /// When `KVANT_ISA` names an unknown set or one this CPU lacks.
@@ -172,7 +180,8 @@ impl Isa {
         })
     }
 
-    /// The set whose kernels multiply weights: look-ups among 64 bytes make no difference there.
+    /// Returns the set whose kernels multiply weights: lookups among 64 bytes make no difference
+    /// there.
     pub(crate) fn of_products(self) -> Self {
         match self {
             Self::Avx512Vbmi(token) => Self::Avx512(token.into()),
@@ -180,7 +189,8 @@ impl Isa {
         }
     }
 
-    /// The set whose kernels do everything but products: the vectors beside a matrix unit.
+    /// Returns the set of the vector kernels beside a matrix unit, which run everything but matrix
+    /// products.
     pub(crate) fn of_vectors(self) -> Self {
         match self {
             Self::Amx(amx) => Self::Avx512Vbmi(amx.vectors()),
@@ -190,17 +200,19 @@ impl Isa {
         }
     }
 
-    /// Whether a matrix unit is part of the set.
+    /// Returns whether a matrix unit is part of the set.
     pub fn has_matrix_unit(self) -> bool {
         self.of_vectors() != self
     }
 
-    /// Whether products of many rows can be computed in bf16: by a matrix unit, or where [`Bf16`] is beside [`Isa::I8mm`].
+    /// Returns whether products of many rows can be computed in bf16: by a matrix unit, or by
+    /// [`Bf16`] beside [`Isa::I8mm`].
     pub fn multiplies_bf16(self) -> bool {
         self.has_matrix_unit() || matches!(self, Self::I8mm(_)) && Bf16::detect().is_some()
     }
 
-    /// `scalar`, `avx2`, `avxvnni`, `avx512`, `avx512vbmi`, `amx`, `neon`, `i8mm` or `simd128`, as in `KVANT_ISA`.
+    /// Returns `scalar`, `avx2`, `avxvnni`, `avx512`, `avx512vbmi`, `amx`, `neon`, `i8mm` or
+    /// `simd128`, as in `KVANT_ISA`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",

@@ -1,8 +1,9 @@
-//! The CPU device: scalar reference kernels, AVX2, AVX-512, AMX and NEON variants chosen at run time, and a thread pool;
-//! in WebAssembly those of its vectors, where it is built with them.
+//! The CPU device: scalar reference kernels, AVX2, AVX-512, AMX and NEON variants selected at run
+//! time, WebAssembly SIMD kernels selected at build time, and a thread pool.
 //!
-//! Every vectorised kernel takes a capability token ([`Avx2`], [`AvxVnni`], [`Avx512`], [`Avx512Vbmi`], [`Amx`], [`Neon`],
-//! [`I8mm`], [`Simd128`]) that exists only on a CPU that has the instructions. The choice is made once, when the device is opened; `KVANT_ISA` forces it.
+//! Every vectorized kernel takes a capability token ([`Avx2`], [`AvxVnni`], [`Avx512`],
+//! [`Avx512Vbmi`], [`Amx`], [`Neon`], [`I8mm`], [`Simd128`]) that exists only on a CPU with the
+//! instructions. The selection is made once, when the device is opened; `KVANT_ISA` forces it.
 
 #![cfg_attr(
     not(target_arch = "x86_64"),

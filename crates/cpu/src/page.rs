@@ -1,9 +1,10 @@
-//! Cache memory on the CPU: zeroed bytes aligned to a cache line.
+//! KV cache pages on the CPU: zeroed bytes aligned to a cache line.
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{BackendError, Page, Result};
 
-/// One cache line, the unit of allocation, so that every tile can be read with aligned vector loads.
+/// One cache line, the unit of allocation, so that every tile can be read with aligned vector
+/// loads.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
@@ -15,7 +16,7 @@ pub struct CpuPage {
 }
 
 impl CpuPage {
-    /// Zeroed memory. What it allocates, and reports, is rounded up to whole cache lines.
+    /// Allocates a zeroed page. The allocated and reported size is rounded up to whole cache lines.
     ///
     /// # Errors
     /// [`BackendError::OutOfMemory`] when the allocator refuses.
@@ -29,12 +30,12 @@ impl CpuPage {
         Ok(Self { lines })
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn as_bytes(&self) -> &[u8] {
         bytemuck::cast_slice(&self.lines)
     }
 
-    /// The bytes, to write.
+    /// Returns the bytes, to write.
     pub fn as_mut_bytes(&mut self) -> &mut [u8] {
         bytemuck::cast_slice_mut(&mut self.lines)
     }
@@ -62,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_is_zeroed_aligned_and_as_long_as_it_says() {
+    fn a_page_is_zeroed_aligned_and_of_the_reported_length() {
         for n in [0, 1, 63, 64, 65, 6400] {
             let mut page = CpuPage::zeroed(n).unwrap();
             assert!(page.n_bytes() >= n && page.n_bytes() < n + 64);

@@ -1,4 +1,4 @@
-//! What blocked products of prompts are computed in.
+//! The precision of prefill GEMMs.
 
 use std::fmt;
 
@@ -6,20 +6,23 @@ use kvant_backend::BackendError;
 
 use crate::{Isa, MatrixUnit};
 
-/// What products of many rows, those of prompts, are computed in.
+/// The precision of products of many rows, as in prefill.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PromptMath {
-    /// As those of few rows, bit for bit: what a token gives does not depend on how it was read.
+    /// As for few rows, bit for bit: the result for a token does not depend on its batch.
     #[default]
     Exact,
-    /// Weights with their scales and activations are rounded to bf16, products of these are summed in f32: no scale stands in the
-    /// inner loop, and activations lose less than in 8 bits. A matrix unit does so for all weights but f32; [`Bf16`](crate::Bf16) beside
-    /// [`Isa::I8mm`] for those of f16 and bf16, since codes would gain next to nothing. Experts are left as they are.
-    /// What a token gives depends on whether it was read among many.
+    /// Weights, with their scales, and activations are rounded to bf16, and their products are
+    /// summed in f32: the inner loop needs no scale, and activations lose less than in 8 bits. A
+    /// matrix unit computes so for all weights but f32; [`Bf16`](crate::Bf16) beside [`Isa::I8mm`]
+    /// for f16 and bf16 weights, since codes would gain next to nothing. Experts are unaffected.
+    /// The result for a token depends on whether it was processed in a large batch.
     Bf16,
 }
 
 impl PromptMath {
+    /// Rejects a precision that `isa` lacks.
+    ///
     /// # Errors
     /// [`BackendError::Setting`] for bf16 where `isa` cannot multiply it.
     pub(crate) fn check(self, isa: Isa) -> Result<(), BackendError> {

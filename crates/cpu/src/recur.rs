@@ -1,8 +1,9 @@
-//! Heads that keep a matrix each: see [`kvant_backend::Backend::recur`].
+//! Linear attention, with a matrix state per head (gated delta rule or Mamba-2): see
+//! [`kvant_backend::Backend::recur`].
 //!
-//! The columns of a state do not know of each other, so that a thread takes a few of them and walks all rows while they stay in the
-//! first-level cache: every row reads and writes them there, and nothing is rearranged for many rows. What all columns of a head
-//! share, keys, queries and the two gates, is made ready first.
+//! The columns of a state are independent, so a thread processes a few of them for all rows while
+//! they stay in the L1 cache: every row reads and writes them there, without rearrangement for many
+//! rows. Keys, queries and the two gates, which all columns of a head share, are prepared first.
 
 use kvant_backend::{Rows, StateHeads, StateInputs, StateRule};
 
@@ -11,21 +12,22 @@ use crate::norm::sum_of;
 use crate::shards::Shards;
 use crate::{Isa, Pool};
 
-/// Columns that lie together.
+/// Columns of a block.
 const COLUMNS: usize = StateHeads::COLUMNS;
-/// Blocks of columns of an item of work: their sums are independent, which hides the time that each addition takes.
+/// Blocks of columns of a work item: their sums are independent, which hides the latency of
+/// additions.
 const BLOCKS: usize = 4;
 
-/// Memory that one call leaves to the next.
+/// Scratch memory, reused between calls.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
-    /// Queries, then keys, as states meet them, `[rows, 2, n_k_heads, k_dim]`.
+    /// Queries, then keys, as multiplied with states, `[rows, 2, n_k_heads, k_dim]`.
     meeting: Vec<f32>,
-    /// What is kept of the state, and what is written of a value, `[rows, n_v_heads]`.
+    /// Decay of the state, and factor on the written value, `[rows, n_v_heads]`.
     gates: Vec<[f32; 2]>,
 }
 
-/// Walks the rows `rows` into `y`, after what `state` holds. Shapes have been checked.
+/// Processes the rows `rows` into `y`, starting from `state`. Shapes have been checked.
 #[expect(clippy::too_many_arguments, reason = "the operands of the op, and where it runs")]
 pub(crate) fn recur(
     isa: Isa,
@@ -60,14 +62,14 @@ pub(crate) fn recur(
                 StateRule::Space { skip } => Some(skip[head]),
             },
             y: &y,
-            // SAFETY: these blocks are taken by one call of this job.
+            // SAFETY: one call of this job takes these blocks.
             state: unsafe { state.part(at) },
         };
         with_lanes!(isa, lanes => lanes.run(walk), _ => walk.run_scalar());
     });
 }
 
-/// Makes ready what all columns of a head share.
+/// Prepares the keys, queries and gates that all columns of a head share.
 fn prepare(pool: &Pool, scratch: &mut Scratch, heads: &StateHeads, rows: Rows, inputs: StateInputs<&[f32]>) {
     let (dim, n_v_heads) = (heads.k_dim, heads.n_v_heads);
     let n_qk = 2 * heads.n_k_heads * dim;
@@ -77,13 +79,13 @@ fn prepare(pool: &Pool, scratch: &mut Scratch, heads: &StateHeads, rows: Rows, i
     pool.for_each(rows.n, &|i| {
         let row = rows.first + i;
         let qk = &inputs.qkv[row * heads.n_qkv()..][..n_qk];
-        // SAFETY: every row is taken by one call of this job.
+        // SAFETY: one call of this job writes each row.
         let (meeting, gates) = unsafe {
             (meeting.part(i * n_qk..(i + 1) * n_qk), gates.part(i * n_v_heads..(i + 1) * n_v_heads))
         };
         match inputs.rule {
             StateRule::Delta { eps, .. } => {
-                // Of length one, queries of 1 / √k_dim.
+                // L2-normalized, queries to 1 / √k_dim.
                 let qk = qk.chunks_exact(dim).zip(meeting.chunks_exact_mut(dim));
                 for (head, (x, unit)) in qk.enumerate() {
                     let length = (sum_of(x, |x| x * x) + eps).sqrt();
@@ -105,24 +107,24 @@ fn prepare(pool: &Pool, scratch: &mut Scratch, heads: &StateHeads, rows: Rows, i
     });
 }
 
-/// Some blocks of columns of a head, to walk all rows.
+/// Some blocks of columns of a head, to be processed for all rows.
 struct Walk<'a> {
     heads: &'a StateHeads,
     rows: Rows,
     head: usize,
-    /// The first block among those of the head.
+    /// Index of the first block within the head.
     first: usize,
     meeting: &'a [f32],
     gates: &'a [[f32; 2]],
     qkv: &'a [f32],
-    /// How much of a value goes past the state; `None` by the delta rule.
+    /// Factor of the skip connection from value to output; `None` for the delta rule.
     skip: Option<f32>,
     y: &'a Shards<'a, f32>,
     /// `[blocks][k_dim][16]`
     state: &'a mut [f32],
 }
 
-/// What a row brings.
+/// The inputs and the output of a row.
 struct Row<'a> {
     key: &'a [f32],
     query: &'a [f32],
@@ -147,12 +149,12 @@ impl<'a> Walk<'a> {
         let value = &self.qkv[row * n_qkv + 2 * n_k_heads * k_dim + at..][..width];
         let [keep, written] = self.gates[i * n_v_heads + self.head];
         let at = row * n_v_heads * v_dim + at;
-        // SAFETY: no other walk has these columns, and each row's are taken once.
+        // SAFETY: no other item has these columns, and each row's are taken once.
         let y = unsafe { self.y.part(at..at + width) };
         Row { key: meeting(1), query: meeting(0), value, keep, written, skip: self.skip, y }
     }
 
-    /// The equation, column by column.
+    /// Evaluates the equation, column by column.
     fn run_scalar(self) {
         let dim = self.heads.k_dim;
         for i in 0..self.rows.n {
@@ -176,7 +178,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// `B` blocks from block `block` on, for one row.
+    /// Processes `B` blocks from block `block` on, for one row.
     #[inline(always)]
     fn blocks<L: Lanes, const B: usize>(lanes: L, state: &mut [f32], row: &mut Row<'_>, block: usize) {
         let dim = row.key.len();

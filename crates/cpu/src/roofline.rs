@@ -1,4 +1,4 @@
-//! How fast this machine reads memory: the bound that decoding is measured against.
+//! Measures the read bandwidth of memory: the roofline of decode.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -12,7 +12,8 @@ const PASSES: usize = 7;
 const LANES: usize = 64;
 
 impl CpuDevice {
-    /// Bytes per second that all threads of this device together read from memory, the best of several passes.
+    /// Returns the bytes per second that all threads of this device together read from memory, the
+    /// best of several passes.
     pub fn read_bandwidth(&self) -> f64 {
         let words = vec![1_u64; BYTES / size_of::<u64>()];
         let share = words.len() / self.pool().n_threads();

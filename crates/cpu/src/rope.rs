@@ -1,4 +1,5 @@
-//! Rotary position embedding (RoFormer, arXiv 2104.09864) of whole heads, with the per-head norm that may precede it.
+//! Rotary position embedding (RoFormer, arXiv 2104.09864) of whole heads, with the per-head norm
+//! that may precede it.
 //!
 //! A pair `(a, b)` of a head becomes `(a cos - b sin, a sin + b cos)`.
 
@@ -8,11 +9,12 @@ use crate::norm::inverse_rms;
 use crate::pool::Pool;
 use crate::shards::Shards;
 
-/// Rows that are worth a parallel region: below it, waking threads costs more than the work.
+/// Minimum number of values for a parallel region: below it, waking threads costs more than the
+/// work.
 const MIN_PARALLEL_VALUES: usize = 16 * 1024;
 
-/// Norms (weight `[heads.dim]` or one for each head, eps) and turns the first rows of `x` `[rows, heads.n * heads.dim]` by `angles`
-/// `[rows, n_rot / 2, 2]`. Shapes have been checked.
+/// Normalizes (weight `[heads.dim]` or one for each head, eps) and rotates the first rows of `x`
+/// `[rows, heads.n * heads.dim]` by `angles` `[rows, n_rot / 2, 2]`. Shapes have been checked.
 pub(crate) fn rope(
     pool: &Pool,
     x: &mut [f32],
@@ -39,7 +41,7 @@ pub(crate) fn rope(
     }
     let shards = Shards::new(x);
     let job = |r: usize| {
-        // SAFETY: every row is taken by one call of this job.
+        // SAFETY: one call of this job writes each row.
         let x = unsafe { shards.part(r * cols..(r + 1) * cols) };
         row(x, &angles[r * params.n_rot..][..params.n_rot]);
     };
@@ -57,7 +59,7 @@ fn norm_in_place(head: &mut [f32], weight: &[f32], eps: f32) {
     }
 }
 
-/// Turns the pairs of `x` `[n_rot]` by `angles` `[n_rot / 2, 2]`.
+/// Rotates the pairs of `x` `[n_rot]` by `angles` `[n_rot / 2, 2]`.
 fn turn(x: &mut [f32], pairing: Pairing, angles: &[f32]) {
     let angles = angles.as_chunks::<2>().0;
     let pair = |a: &mut f32, b: &mut f32, [cos, sin]: [f32; 2]| {
@@ -82,9 +84,9 @@ fn turn(x: &mut [f32], pairing: Pairing, angles: &[f32]) {
 mod tests {
     use super::*;
 
-    /// Both pairings, a part of the head passed through, more rows than the serial path takes.
+    /// Both pairings, partial rotation of a head, more rows than the serial path takes.
     #[test]
-    fn pairs_are_turned_by_their_angle_after_the_norm() {
+    fn pairs_are_rotated_by_their_angle_after_the_norm() {
         let pool = Pool::new(2).unwrap();
         let heads = Heads { n: 3, dim: 10 };
         let weight: Vec<f32> = (0..10).map(|i| 0.5 + i as f32 / 8.0).collect();

@@ -1,4 +1,4 @@
-//! A mutable slice that the threads of a region share, each writing parts no other touches.
+//! A mutable slice that the threads of a region share, each writing disjoint parts.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -18,8 +18,8 @@ impl<T> Clone for Shards<'_, T> {
 
 impl<T> Copy for Shards<'_, T> {}
 
-// SAFETY: a `Shards` only hands out parts that its callers promise are disjoint, so sharing it between threads is
-// sending each of them `&mut [T]`s, which `T: Send` allows.
+// SAFETY: a `Shards` only hands out parts that its callers promise are disjoint, so sharing it
+// between threads is sending each of them `&mut [T]`s, which `T: Send` allows.
 unsafe impl<T: Send> Sync for Shards<'_, T> {}
 
 impl<'a, T> Shards<'a, T> {
@@ -31,17 +31,17 @@ impl<'a, T> Shards<'a, T> {
         self.len
     }
 
-    /// The elements of `range`.
+    /// Returns the elements of `range`.
     ///
     /// # Safety
     /// No other part that overlaps `range`, of this or of a copy, may be alive.
     ///
     /// # Panics
-    /// When `range` does not lie within the slice.
+    /// When `range` is not within the slice.
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
-        // SAFETY: the range lies within the borrowed slice, and the caller keeps parts disjoint.
+        // SAFETY: the range is within the borrowed slice, and the caller keeps parts disjoint.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 }

@@ -1,7 +1,9 @@
-//! Short convolutions over the rows of a sequence, channel by channel: see [`kvant_backend::Backend::short_conv`].
+//! Short convolutions over the rows of a sequence, channel by channel: see
+//! [`kvant_backend::Backend::short_conv`].
 //!
-//! A thread takes some channels and walks the rows; what enters of the youngest of them waits in a ring. The taps of a result are
-//! added to the bias from the oldest to the youngest, whichever step they came in.
+//! A thread processes some channels row by row; the inputs of the most recent rows are in a ring
+//! buffer. The taps of a result are added to the bias from the oldest to the newest, in whichever
+//! step they arrived.
 
 use std::ops::Range;
 
@@ -11,10 +13,11 @@ use crate::Pool;
 use crate::exp::exp;
 use crate::shards::Shards;
 
-/// Channels of an item of work.
+/// Channels of a work item.
 const CHUNK: usize = 64;
 
-/// Convolves the rows `rows` of `x` `[rows, n_in]` into `y` `[rows, channels]`, after what `state` holds. Shapes have been checked.
+/// Convolves the rows `rows` of `x` `[rows, n_in]` into `y` `[rows, channels]`, starting from
+/// `state`. Shapes have been checked.
 pub(crate) fn short_conv(
     pool: &Pool,
     conv: ShortConv,
@@ -29,10 +32,10 @@ pub(crate) fn short_conv(
         let of_row =
             |row: usize| row * channels + item * CHUNK..row * channels + channels.min((item + 1) * CHUNK);
         let n = of_row(0).len();
-        // What entered of row i lies at i modulo the taps, those of the state counted first.
+        // The input of row i is at i modulo the taps, where rows of the state count first.
         let mut ring = [[0.0; CHUNK]; ShortConv::MOST_TAPS];
         for (row, entered) in ring[..taps - 1].iter_mut().enumerate() {
-            // SAFETY: these channels of state and output are taken by one call of this job.
+            // SAFETY: one call of this job takes these channels of state and output.
             entered[..n].copy_from_slice(unsafe { state.part(of_row(row)) });
         }
         for (i, row) in rows.clone().enumerate() {
@@ -56,7 +59,7 @@ pub(crate) fn short_conv(
     });
 }
 
-/// What enters of the row `x`, of these channels.
+/// Computes the convolution input of the row `x`, for these channels.
 #[inline(always)]
 fn enter(form: ConvForm, x: &[f32], channels: Range<usize>, entered: &mut [f32; CHUNK]) {
     match form {
@@ -71,7 +74,8 @@ fn enter(form: ConvForm, x: &[f32], channels: Range<usize>, entered: &mut [f32; 
     }
 }
 
-/// What becomes of what is given for the row `x`; `second` are these channels of its second part.
+/// Applies the output gate or activation of the row `x` to `y`; `second` are these channels of its
+/// second part.
 #[inline(always)]
 fn leave(form: ConvForm, x: &[f32], second: Range<usize>, y: &mut [f32]) {
     match form {

@@ -1,7 +1,8 @@
-//! Numbers whose best value depends on the machine, and how to find it.
+//! Machine-dependent numbers, and how to tune them.
 //!
-//! Every value gives the same results (sums are ordered the same way); only the time differs. The defaults are sound
-//! everywhere; [`trials`](kvant_backend::trials) says when a candidate replaces one.
+//! Every value gives the same results (sums have the same order); only the time differs. The
+//! defaults are sound everywhere; [`trials`](kvant_backend::trials) decides when a candidate
+//! replaces one.
 
 use std::time::Instant;
 
@@ -12,15 +13,16 @@ use kvant_codec::random::Random;
 
 use crate::{CpuDevice, CpuMatrix, Isa};
 
-/// The numbers.
+/// The tunable numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tuning {
-    /// How far ahead of their use weights are asked for while decoding, in bytes; 0 leaves that to the hardware. A core
-    /// has some 4 KB in flight at full speed (latency times bandwidth, 100 ns times 40 GB/s).
+    /// Prefetch distance of weights in decode, in bytes; 0 leaves prefetching to the hardware. A
+    /// core has some 4 KB in flight at full speed (latency times bandwidth, 100 ns times 40 GB/s).
     pub prefetch: usize,
-    /// Items per thread that the weights of a decoding step are cut into: more even out threads of different speed.
+    /// Items per thread that the weights of a decode step are divided into: more items balance
+    /// threads of different speed.
     pub items_per_thread: usize,
-    /// The most rows of a prompt that share unpacked weights.
+    /// Maximum rows of prefill that share unpacked weights.
     pub row_block: usize,
 }
 
@@ -30,7 +32,7 @@ impl Default for Tuning {
     }
 }
 
-/// One candidate and how long it took.
+/// One candidate and its time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Trial {
     /// The number that was varied; the others were the best so far.
@@ -43,7 +45,7 @@ pub struct Trial {
     pub is_taken: bool,
 }
 
-/// A number to vary: its name, its place, its candidates, and the rows of the work that it matters for.
+/// A tunable number: its name, its field, its candidates, and the rows of the work that it affects.
 struct Knob {
     name: &'static str,
     place: fn(&mut Tuning) -> &mut usize,
@@ -72,7 +74,7 @@ const KNOBS: [Knob; 3] = [
     },
 ];
 
-/// Rounds in which the candidates of a number take turns.
+/// Rounds in which the candidates of a number alternate.
 const ROUNDS: usize = 31;
 /// The work: matrices of the shape of a feed-forward layer, more of them than caches hold.
 const SHAPE: (usize, usize) = (8960, 1536);
@@ -110,13 +112,14 @@ impl Tuning {
         Ok((best, trials))
     }
 
-    /// Whether [`Tuning::find`] can have come to these numbers: those of a file may be anybody's.
+    /// Returns whether [`Tuning::find`] can have produced these numbers: those of a file may be
+    /// arbitrary.
     pub fn can_be_found(mut self) -> bool {
         KNOBS.iter().all(|knob| knob.candidates.contains((knob.place)(&mut self)))
     }
 }
 
-/// Products with q4_0 weights, as in decoding and in reading a prompt.
+/// Products with q4_0 weights, as in decode and in prefill.
 struct Work {
     device: CpuDevice,
     weights: Vec<CpuMatrix>,
@@ -127,14 +130,14 @@ impl Work {
         let device = CpuDevice::new(isa, n_threads)?;
         let (n_out, n_in) = SHAPE;
         let row_bytes = DType::Q4_0.row_bytes(n_in).expect("whole blocks");
-        // Zero scales everywhere: how long a product takes does not depend on its numbers.
+        // Zero scales everywhere: the time of a product does not depend on its numbers.
         let bytes = SharedBytes::from(vec![0; n_out * row_bytes]);
         let source = || WeightSource { dtype: DType::Q4_0, n_out, n_in, bytes: bytes.clone() };
         let weights = (0..MATRICES).map(|_| device.matrix(source())).collect::<Result<_>>()?;
         Ok(Self { device, weights })
     }
 
-    /// Seconds of one pass: over every matrix for one row, over one matrix for many.
+    /// Returns the seconds of one pass: over every matrix for one row, over one matrix for many.
     fn seconds(&mut self, tuning: Tuning, rows: usize) -> Result<f64> {
         self.device.set_tuning(tuning);
         let (n_out, n_in) = SHAPE;

@@ -1,9 +1,12 @@
-//! What a GPU reaches, by its own clock, in one run: its copy bandwidth, decode and prefill attention per cache type,
-//! and products per weight type. `cargo run --release -p kvant-cuda --example bench -- [tokens] [index] [KV types] [weight types]`,
-//! as `65536 0 f16,q8_0/turbo3 q4_0`; types that are not given are all, and `-` is none.
+//! GPU micro-benchmark, timed by the device clock: copy bandwidth, decode and prefill attention per
+//! KV cache type, and GEMV/GEMM per weight type.
 //!
-//! Attention has the shape of Llama-3-8B: 8 KV heads of 128, 4 query heads each. Layers are walked in turn, so that the
-//! cache is read from memory as in decoding. Each figure is the best of several walks.
+//! `cargo run --release -p kvant-cuda --example bench -- [tokens] [index] [KV types] [weight
+//! types]`, for example `65536 0 f16,q8_0/turbo3 q4_0`. An omitted type list means all types, and
+//! `-` means none.
+//!
+//! Attention has the shape of Llama-3-8B: 8 KV heads of 128, 4 query heads each. Layers take turns,
+//! so that the cache is read from memory as in decoding. Each figure is the best of several passes.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -27,12 +30,12 @@ const LAYERS: usize = 4;
 const KV_HEADS: usize = 8;
 const GROUP: usize = 4;
 const DIM: usize = 128;
-/// Rows appended at once while a cache is filled.
+/// Tokens per append while a cache is filled.
 const CHUNK: usize = 512;
 const WALKS: usize = 10;
-/// Rows that go through attention and products together while a prompt is read.
+/// Prefill batch: tokens that go through attention and the GEMMs together.
 const PREFILL: usize = 512;
-/// Tokens of a prompt that is read from its beginning.
+/// Tokens of a prompt that is prefilled from position 0.
 const PROMPT: usize = 8192;
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
@@ -63,13 +66,13 @@ fn list<T, E>(
     text.split(',').filter(|&name| name != "-").map(parse).collect()
 }
 
-/// `turbo3`, or keys and values as `q8_0/turbo3`.
+/// Parses `turbo3`, or keys and values as `q8_0/turbo3`.
 fn pair(text: &str) -> std::result::Result<Pair, kvant_codec::CodecError> {
     let (k, v) = text.split_once('/').unwrap_or((text, text));
     Ok((k.parse()?, v.parse()?))
 }
 
-/// Runs `work` and tells its best time in seconds; the first run compiles and warms up.
+/// Returns the best time of `work` in seconds; the first run compiles and warms up.
 fn best(device: &CudaDevice, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
     work()?;
     (0..WALKS).try_fold(f64::INFINITY, |best, _| Ok(best.min(device.timed(&mut work)?)))
@@ -109,8 +112,8 @@ fn attention(device: &CudaDevice, tokens: usize, pairs: &[Pair], bandwidth: f64)
     Ok(())
 }
 
-/// Bytes of the caches, and seconds over all layers of one decoded row, of the last [`PREFILL`] rows, and of the first
-/// [`PROMPT`] in pieces of that size.
+/// Returns the bytes of the caches, and the seconds over all layers of one decoded token, of the
+/// last [`PREFILL`] tokens, and of the first [`PROMPT`] in chunks of that size.
 fn attention_of(device: &CudaDevice, k: DType, v: DType, tokens: usize) -> Result<(usize, [f64; 3])> {
     let mut layers =
         (0..LAYERS as u64).map(|seed| Filled::new(device, k, v, tokens, seed)).collect::<Result<Vec<_>>>()?;
@@ -141,14 +144,14 @@ fn attention_of(device: &CudaDevice, k: DType, v: DType, tokens: usize) -> Resul
     Ok((bytes, [time(1, &[tokens - 1])?, time(rows, &[tokens - rows])?, time(rows, &prompt)?]))
 }
 
-/// A layer of random tokens.
+/// The KV cache of one layer, filled with random tokens.
 struct Filled {
     layer: KvLayer,
     memory: KvMemory<CudaPage>,
     band: CudaPage,
 }
 
-/// Memory whenever it is asked for.
+/// Allocator without a budget.
 struct Fresh<'a>(&'a CudaDevice, Arc<AtomicUsize>);
 
 impl Pages<CudaPage> for Fresh<'_> {
@@ -162,12 +165,12 @@ impl Pages<CudaPage> for Fresh<'_> {
 }
 
 impl Filled {
-    /// `tokens` of them, written as a model would.
+    /// Appends `tokens` random tokens, in chunks as a model would.
     fn new(device: &CudaDevice, k: DType, v: DType, tokens: usize, seed: u64) -> Result<Self> {
         let mut sizes = StreamSizes::default();
         let streams = |dtype, side| [StreamSpec::new(dtype, side, DIM); KV_HEADS];
         let layer = KvLayer::new(streams(k, Side::K), streams(v, Side::V), None, &mut sizes);
-        // Rows in all tiles of a chunk and the two before.
+        // Tiles of a chunk and the two before it.
         let band = device.page((CHUNK / TILE + 3) * layer.band_bytes.max(1))?;
         let mut filled = Self { layer, memory: KvMemory::new(sizes), band };
         let keys = random(device, CHUNK * KV_HEADS * DIM, 2 * seed)?;
@@ -184,7 +187,8 @@ impl Filled {
         Ok(filled)
     }
 
-    /// `n` rows from `start` on, to be attended for as if they had just been appended; what the band holds is as good as any.
+    /// Returns the `n` tokens from `start` on as a step that has just been appended. The contents
+    /// of the step tiles do not affect the timing.
     fn part(&mut self, start: usize, n: usize) -> (KvPart<'_, CudaPage>, &CudaPage) {
         let rows = rows(start, n, &self.layer);
         (KvPart { rows, layer: &self.layer, memory: &mut self.memory, band: 0, balance: None }, &self.band)
@@ -196,7 +200,7 @@ fn rows(start: usize, n: usize, layer: &KvLayer) -> Rows {
     Rows { first: 0, n, start, coded: coded.map_or(0, |spec| spec.coded_tiles(start)) }
 }
 
-/// The shapes of Llama-3-8B: gate or up, attention's output, down.
+/// GEMM shapes `[n_out, n_in]` of Llama-3-8B: gate or up, attention output, down.
 const SHAPES: [[usize; 2]; 3] = [[14_336, 4096], [4096, 4096], [4096, 14_336]];
 
 fn products(device: &CudaDevice, dtypes: &[DType], bandwidth: f64) -> Result<()> {
@@ -211,7 +215,7 @@ fn products(device: &CudaDevice, dtypes: &[DType], bandwidth: f64) -> Result<()>
     Ok(())
 }
 
-/// A line for each number of rows.
+/// Prints one line for each batch size.
 fn products_of(device: &CudaDevice, dtype: DType, [n_out, n_in]: [usize; 2], bandwidth: f64) -> Result<()> {
     let weights = match matrices(device, dtype, [n_out, n_in]) {
         Ok(weights) => weights,
@@ -236,9 +240,9 @@ fn products_of(device: &CudaDevice, dtype: DType, [n_out, n_in]: [usize; 2], ban
     Ok(())
 }
 
-/// So many matrices that, where they take turns, none stays in the L2 cache.
+/// Uploads enough matrices that none stays in the L2 cache when they take turns.
 fn matrices(device: &CudaDevice, dtype: DType, [n_out, n_in]: [usize; 2]) -> Result<Vec<CudaMatrix>> {
-    /// Several times that cache.
+    /// Several times the L2 cache.
     const ALL_BYTES: usize = 256 << 20;
     let unsupported = |error: kvant_codec::CodecError| BackendError::Unsupported {
         op: "matrix",
@@ -255,7 +259,7 @@ fn matrices(device: &CudaDevice, dtype: DType, [n_out, n_in]: [usize; 2]) -> Res
     (0..ALL_BYTES.div_ceil(bytes.len())).map(|_| device.matrix(source())).collect()
 }
 
-/// Seconds of the product of one of these with so many rows.
+/// Returns the seconds of one matrix product with `rows` input rows.
 fn product_of(device: &CudaDevice, weights: &[CudaMatrix], rows: usize) -> Result<f64> {
     let (n_out, n_in) = (weights[0].n_out(), weights[0].n_in());
     let x = random(device, rows * n_in, 4)?;

@@ -1,9 +1,10 @@
-//! Every source in every variant, for the doctor and the tests: an op that adds a kernel adds it here.
+//! Lists every kernel source in every variant, for the doctor and the tests: an op that adds a
+//! kernel adds it here.
 
 use crate::module::Build;
 use crate::{append, attend, columns, experts, gate, norm, product, recurrent, rope, soft_cap, top_k};
 
-/// What there is to compile for compute capability `arch / 10`.
+/// Returns the builds for compute capability `arch / 10`.
 pub(crate) fn builds(arch: u32) -> Vec<Build> {
     let plain = |source| Build { source, defines: Vec::new() };
     let sources = [

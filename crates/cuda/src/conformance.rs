@@ -1,24 +1,25 @@
-//! The conformance suites on the interpreter of PTX, and by the same code on a card where there is one.
+//! The conformance suites on the PTX interpreter, and on a GPU where there is one.
 
 use kvant_conformance::{Arithmetic, Attention, Coverage, OPS, Subject, suites};
 
 use crate::emulator::{self, skipped};
 use crate::{CudaDevice, product};
 
-/// What the kernels promise of their numbers.
+/// Describes the arithmetic of the kernels.
 fn subject(name: &'static str, device: CudaDevice) -> Subject<CudaDevice> {
     let arithmetic = Arithmetic::Halves { from: product::MANY_ROWS };
-    // Chunks of a prompt that are cut elsewhere may be walked by another kernel.
+    // Prefill chunks with other boundaries may take another kernel.
     Subject::new(name, device, arithmetic, Attention::Halves).whose_rows_lean_on_each_other()
 }
 
-/// The interpreter, which takes thousands of times longer than a card: each edge size once. `None` where there is no NVRTC.
+/// Returns the interpreter as device under test, restricted to one case per edge size, as it is
+/// thousands of times slower than a GPU. `None` without NVRTC.
 pub(crate) fn on_emulator(arch: u32) -> Option<Subject<CudaDevice>> {
     Some(subject("cuda-ptx", emulator::device(arch)?).with_coverage(Coverage::Each))
 }
 
-/// The variable that has a card tried on each edge size once, with the value `each`, where it would be on all of their
-/// combinations: these compile hundreds of kernels, which takes minutes.
+/// Environment variable that restricts the GPU to one case per edge size, with the value `each`,
+/// instead of all combinations: these compile hundreds of kernels, which takes minutes.
 const COVERAGE: &str = "KVANT_CUDA_COVERAGE";
 
 fn coverage() -> Coverage {
@@ -29,7 +30,7 @@ fn coverage() -> Coverage {
     }
 }
 
-/// The first card; `None` where there is none.
+/// Returns the first GPU as device under test; `None` without a GPU.
 fn on_card() -> Option<Subject<CudaDevice>> {
     match CudaDevice::open(0) {
         Ok(device) => Some(subject("cuda", device).with_coverage(coverage())),
@@ -40,7 +41,7 @@ fn on_card() -> Option<Subject<CudaDevice>> {
     }
 }
 
-/// Runs the suite `op`, and says what it leaves out.
+/// Runs the suite `op`, and prints the cases that it skips.
 pub(crate) fn hold(subject: Option<Subject<CudaDevice>>, op: &str) {
     let Some(subject) = subject else { return };
     let suites = suites();
@@ -50,7 +51,7 @@ pub(crate) fn hold(subject: Option<Subject<CudaDevice>>, op: &str) {
     }
 }
 
-/// A test for each suite, on the interpreter as a machine of some compute capability, and on the card.
+/// Defines a test for each suite, on the interpreter at a given compute capability, and on the GPU.
 macro_rules! tests {
     ($($op:ident: $arch:literal,)*) => {
         mod ptx {
@@ -104,7 +105,7 @@ tests! {
     kv_append_chunks: 90,
     rope_append: 80,
     attend_types: 80,
-    // The least shared memory of all.
+    // The smallest shared memory.
     attend_heads: 89,
     attend_steps: 90,
     attend_capped: 80,

@@ -1,7 +1,7 @@
-//! Numbers that Rust and the kernels share.
+//! Constants shared by Rust and the kernels.
 //!
-//! They stand in Rust alone: each source names the function that lists those it takes, and includes what comes of it as
-//! `constants.cuh`, a macro for each.
+//! Rust alone defines them: each source names the function that lists its constants, and includes
+//! the result as `constants.cuh`, one macro per constant.
 
 use std::fmt::Write;
 
@@ -12,37 +12,37 @@ pub(crate) struct Constants {
 }
 
 impl Constants {
-    /// What sources include them as.
+    /// File name of the generated header.
     pub const HEADER: &'static str = "constants.cuh";
 
-    /// A whole number.
+    /// Adds an integer.
     pub fn whole(mut self, name: &str, value: usize) -> Self {
         self.define(name, format_args!("{value}"));
         self
     }
 
-    /// A finite number in 32 bits, to the last of them.
+    /// Adds a finite f32, exactly.
     pub fn float(mut self, name: &str, value: f32) -> Self {
         debug_assert!(value.is_finite(), "{name}: {value}");
         self.define(name, format_args!("({value:?}f)"));
         self
     }
 
-    /// A finite number in 64 bits, to the last of them.
+    /// Adds a finite f64, exactly.
     pub fn double(mut self, name: &str, value: f64) -> Self {
         debug_assert!(value.is_finite(), "{name}: {value}");
         self.define(name, format_args!("({value:?})"));
         self
     }
 
-    /// What an array of whole numbers begins with.
+    /// Adds an initializer list of integers.
     pub fn list(mut self, name: &str, values: impl IntoIterator<Item = i32>) -> Self {
         let values: Vec<_> = values.into_iter().map(|value| value.to_string()).collect();
         self.define(name, format_args!("{{{}}}", values.join(", ")));
         self
     }
 
-    /// The header.
+    /// Returns the text of the header.
     pub fn text(&self) -> &str {
         &self.text
     }

@@ -1,4 +1,4 @@
-//! What every op needs: the device, its compiled kernels and its memory.
+//! The state that every op needs: the device, its compiled kernels and its memory.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,7 +8,7 @@ use crate::memory::{Arena, Block};
 use crate::module::{Build, Compiler};
 use crate::{CudaError, CudaVersion, Define, DevicePtr, Gpu, KernelId, Launch, ModuleId, Source};
 
-/// Numbers that [`Context::tickets`] gives.
+/// Number of counters that [`Context::tickets`] returns.
 pub(crate) const MOST_TICKETS: usize = 512;
 
 /// A device, its compiled kernels and its memory.
@@ -40,10 +40,11 @@ impl ModuleKey {
 }
 
 impl Context {
-    /// A context on `gpu`. Nothing is compiled yet.
+    /// Creates a context on `gpu`, without compiling anything.
     ///
     /// # Errors
-    /// [`CudaError::NoNvrtc`], or [`CudaError::OldDriver`] when the driver cannot load what the compiler makes.
+    /// [`CudaError::NoNvrtc`], or [`CudaError::OldDriver`] when the driver cannot load the
+    /// compiler's output.
     pub fn new(gpu: Arc<dyn Gpu>) -> Result<Self, CudaError> {
         let compiler = Compiler::find()?;
         let (found, needed) = (gpu.properties().driver, compiler.version());
@@ -55,7 +56,8 @@ impl Context {
         Ok(Self { gpu, compiler, loaded: Mutex::default(), arena, tickets: Mutex::default() })
     }
 
-    /// A context on an emulator: no slabs, so that it sees where a block ends, and a cache of its own.
+    /// Creates a context on an emulator: without slabs, so that the emulator detects out-of-bounds
+    /// accesses, and with its own PTX cache.
     #[cfg(test)]
     pub(crate) fn emulated(gpu: Arc<dyn Gpu>) -> Result<Self, CudaError> {
         let compiler = Compiler::keeping_in(Some(std::env::temp_dir().join("kvant-cuda-tests")))?;
@@ -63,12 +65,12 @@ impl Context {
         Ok(Self { gpu, compiler, loaded: Mutex::default(), arena, tickets: Mutex::default() })
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn gpu(&self) -> &dyn Gpu {
         &*self.gpu
     }
 
-    /// The version of the compiler.
+    /// Returns the version of the compiler.
     pub fn nvrtc(&self) -> CudaVersion {
         self.compiler.version()
     }
@@ -78,13 +80,15 @@ impl Context {
         self.compiler.ptx(build.source, &build.defines, self.gpu.properties().arch).map(drop)
     }
 
-    /// Where memory comes from.
+    /// Returns the memory arena.
     pub(crate) fn arena(&self) -> &Arc<Arena> {
         &self.arena
     }
 
-    /// Uninitialised memory for the time being: at least `bytes`, aligned to 128 bytes. When it is dropped, later work
-    /// may use it again; work that is queued already is not disturbed, as all of it runs in order.
+    /// Allocates at least `bytes` of uninitialized scratch memory, aligned to 128 bytes.
+    ///
+    /// When the block is dropped, later work may reuse it; queued work is not affected, as all work
+    /// runs in order.
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`].
@@ -92,8 +96,10 @@ impl Context {
         self.arena.take_scratch(bytes)
     }
 
-    /// [`MOST_TICKETS`] numbers of four bytes that are 0 between launches: blocks of a launch count there how many of them are done,
-    /// and the last one leaves 0 again. The same ones for every launch, as launches run in order.
+    /// Returns [`MOST_TICKETS`] counters of four bytes that are 0 between launches.
+    ///
+    /// The blocks of a launch count there how many of them are done, and the last one resets its
+    /// counter. Every launch uses the same counters, as launches run in order.
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`].
@@ -105,7 +111,7 @@ impl Context {
         }
     }
 
-    /// The kernel `name` of `source`, compiled at the first call.
+    /// Returns the kernel `name` of `source`, compiled at the first call.
     ///
     /// # Errors
     /// [`CudaError::Compile`]; never another kernel in its place.
@@ -113,7 +119,7 @@ impl Context {
         self.kernel_with(source, &[], name)
     }
 
-    /// The kernel `name` of `source` compiled with macros.
+    /// Returns the kernel `name` of `source` compiled with macros.
     ///
     /// # Errors
     /// As [`Context::kernel`].
@@ -145,7 +151,7 @@ impl Context {
     /// Queues a kernel; `params` is its one parameter.
     ///
     /// # Errors
-    /// When the device refuses the launch.
+    /// When the device rejects the launch.
     pub fn launch<P: NoUninit>(&self, kernel: KernelId, launch: Launch, params: &P) -> Result<(), CudaError> {
         self.gpu.launch(kernel, launch, bytemuck::bytes_of(params))
     }

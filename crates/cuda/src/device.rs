@@ -1,4 +1,4 @@
-//! A GPU as a [`Backend`]: checks shapes, then hands addresses to the ops.
+//! The CUDA [`Backend`]: checks shapes, then passes device addresses to the ops.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,18 +23,19 @@ use crate::{
     attend, columns, experts, gate, kv, norm, product, recurrent, rope, soft_cap, top_k,
 };
 
-/// The variable that switches the recording of decode steps off.
+/// Environment variable that disables CUDA graphs for decode steps.
 const GRAPH: &str = "KVANT_CUDA_GRAPH";
 
 /// An NVIDIA GPU.
 pub struct CudaDevice {
     cx: Context,
     name: String,
-    /// Whether decode steps are recorded and run as a whole.
+    /// Whether decode steps are recorded and launched as CUDA graphs.
     records: bool,
-    /// Whether a decode step has run, so that its kernels are compiled and loaded: that is not to be recorded.
+    /// Whether a decode step has run, so that its kernels are compiled and loaded: neither can be
+    /// recorded.
     is_warm: AtomicBool,
-    /// Embeddings on their way to the device, or logits from it.
+    /// Host buffer for embeddings on their way to the device, or logits from it.
     rows: Mutex<Vec<f32>>,
 }
 
@@ -42,8 +43,8 @@ impl CudaDevice {
     /// Opens device `index`. Decode steps run as CUDA graphs unless `KVANT_CUDA_GRAPH=0`.
     ///
     /// # Errors
-    /// What is missing or too old: the driver, the compiler, the device. [`BackendError::Setting`] when the variable has
-    /// another value than 0 or 1.
+    /// A missing or outdated driver, compiler or device. [`BackendError::Setting`] when the
+    /// variable is neither 0 nor 1.
     pub fn open(index: usize) -> Result<Self> {
         let records = match std::env::var(GRAPH).ok().as_deref() {
             None | Some("1") => true,
@@ -56,10 +57,10 @@ impl CudaDevice {
         Ok(Self::new(Arc::new(Driver::open(index)?), format!("cuda:{index}"), records)?)
     }
 
-    /// How many GPUs there are.
+    /// Returns the number of GPUs.
     ///
     /// # Errors
-    /// A missing or old driver.
+    /// A missing or outdated driver.
     pub fn count() -> Result<usize> {
         Ok(Driver::count()?)
     }
@@ -76,30 +77,30 @@ impl CudaDevice {
         Self { cx, name, records, is_warm: AtomicBool::new(false), rows: Mutex::default() }
     }
 
-    /// The product's name, such as `NVIDIA H200`.
+    /// Returns the product name, such as `NVIDIA H200`.
     pub fn product(&self) -> &str {
         &self.cx.gpu().properties().name
     }
 
-    /// The newest CUDA the driver supports.
+    /// Returns the newest CUDA version that the driver supports.
     pub fn driver(&self) -> CudaVersion {
         self.cx.gpu().properties().driver
     }
 
-    /// The version of the compiler.
+    /// Returns the version of the compiler.
     pub fn nvrtc(&self) -> CudaVersion {
         self.cx.nvrtc()
     }
 
-    /// Memory of the device, in bytes.
+    /// Returns the device memory in bytes.
     pub fn total_bytes(&self) -> usize {
         self.cx.gpu().properties().total_bytes
     }
 
-    /// Queues what `ops` does, waits for it and returns the seconds the device took, by its own clock.
+    /// Queues the work of `ops`, waits for it and returns the seconds on the device clock.
     ///
     /// # Errors
-    /// Those of `ops`, or a driver that cannot tell.
+    /// Those of `ops`, or a driver without a device clock.
     pub fn timed(&self, mut ops: impl FnMut() -> Result<()>) -> Result<f64> {
         let mut failed = Ok(());
         let seconds = self.cx.gpu().timed(&mut || {
@@ -109,11 +110,11 @@ impl CudaDevice {
         failed.map(|()| seconds)
     }
 
-    /// The speed at which the device copies its memory, bytes read and bytes written per second: the best of several
-    /// copies of 1 GiB. What bounds decoding.
+    /// Measures the copy bandwidth of device memory, in bytes read plus bytes written per second:
+    /// the best of several copies of 1 GiB. It bounds decoding.
     ///
     /// # Errors
-    /// When there is no memory for it, or a driver that cannot tell the time.
+    /// When memory runs out, or the driver has no device clock.
     pub fn copy_bandwidth(&self) -> Result<f64> {
         const BYTES: usize = 1 << 30;
         let [from, to] = [self.cx.arena().take(BYTES)?, self.cx.arena().take(BYTES)?];
@@ -125,10 +126,10 @@ impl CudaDevice {
         Ok(2.0 * BYTES as f64 / best)
     }
 
-    /// Compiles every kernel for this device. Returns how many sources and variants there are.
+    /// Compiles every kernel for this device. Returns the number of sources and variants.
     ///
     /// # Errors
-    /// The first that does not compile.
+    /// The first compilation error.
     pub fn compile_all(&self) -> Result<usize> {
         let builds = crate::builds::builds(self.cx.gpu().properties().arch);
         let next = AtomicUsize::new(0);
@@ -154,7 +155,7 @@ fn operand(input: &Input<'_, CudaDevice>, n_in: usize) -> Operand {
     Operand::new(x, [input.rows, n_in], input.norm.map(norm_parts))
 }
 
-/// `y = w x`, to be changed where more is wanted.
+/// Describes the product `y = w x`; the caller may change further fields.
 fn product_of(op: &'static str, w: &CudaMatrix, y: DevicePtr) -> Result<Product> {
     Ok(Product::new(w.weights(op)?, w.dtype(), w.n_out(), y))
 }
@@ -164,7 +165,7 @@ fn norm_parts(norm: Norm<'_, CudaBuffer>) -> NormParts {
     NormParts { weight: norm.weight.ptr(), eps: norm.eps }
 }
 
-/// Where new rows and the band are, once the shapes are known to agree.
+/// Returns the addresses of new keys and values and of the step tiles, after checking the shapes.
 fn new_rows(
     parts: &[KvPart<'_, CudaPage>],
     k: &CudaBuffer,
@@ -265,7 +266,7 @@ impl Backend for CudaDevice {
             let first = logits.ptr() + bytes(offset) as u64;
             return Ok(top_k::top_k(&self.cx, first, n_vocab, k, out)?);
         }
-        // So many that the whole row is no longer to bring.
+        // For so many candidates, reading the whole row is no slower.
         let mut row = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
         row.resize(n_vocab, 0.0);
         self.read(logits, offset, &mut row)?;
@@ -467,7 +468,8 @@ impl Backend for CudaDevice {
         append::append(&self.cx, parts, new_rows(parts, k, v, band.as_deref())?, None)
     }
 
-    /// Does not look: the answer would have to be waited for, layer by layer, which a recorded step cannot do.
+    /// Skips the check: its result would need a synchronization in every layer, which a recorded
+    /// step cannot do.
     fn broken_row(&self, x: &CudaBuffer, rows: usize, cols: usize) -> Result<Option<usize>> {
         let end = rows.saturating_mul(cols);
         BackendError::check_at_least("broken_row", "length of the buffer", end, x.len())?;
@@ -548,17 +550,17 @@ impl Backend for CudaDevice {
     }
 }
 
-/// Where a state begins.
+/// Returns the address of a state.
 fn state_of(part: &StatePart<'_, CudaPage>) -> DevicePtr {
     part.page.ptr() + part.offset as DevicePtr
 }
 
-/// Bytes of so many values.
+/// Bytes of `values` f32 values.
 fn bytes(values: usize) -> usize {
     values * size_of::<f32>()
 }
 
-/// A recording in progress, which ends with this.
+/// A recording in progress, which ends when this is dropped.
 struct Recording<'a> {
     gpu: &'a dyn Gpu,
     is_done: bool,
@@ -579,7 +581,7 @@ impl<'a> Recording<'a> {
 impl Drop for Recording<'_> {
     fn drop(&mut self) {
         if !self.is_done {
-            // The error that led here is the one to report.
+            // The error that led here takes precedence.
             let _ = self.gpu.end();
         }
     }

@@ -1,7 +1,7 @@
 //! The NVIDIA driver as a [`Gpu`] (<https://docs.nvidia.com/cuda/cuda-driver-api/>).
 //!
-//! The library is looked for at run time. A [`Driver`] holds the device's primary context, a stream of its own and
-//! nothing in statics, so several devices, and several models on one, live side by side.
+//! The library is loaded at run time. A [`Driver`] holds the device's primary context and a CUDA
+//! stream of its own and no global state, so several devices, and several models on one, coexist.
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -18,25 +18,27 @@ use crate::recorder::Recorder;
 use crate::staging::Calls;
 use crate::{CudaError, CudaVersion, DevicePtr, Gpu, GpuProperties, KernelId, Launch, ModuleId};
 
-/// Every function called here, but for the clock, has been in the driver since this version.
+/// Oldest driver with every function called here, except the clock.
 const OLDEST: CudaVersion = CudaVersion { major: 12, minor: 0 };
-/// The driver has the function that reads the device's clock since this version.
+/// Oldest driver with the function that reads the device clock.
 const OLDEST_TIMER: CudaVersion = CudaVersion { major: 12, minor: 8 };
-/// Kernels that wait for the last one's memory themselves may begin before it ends, also where they are recorded, since this version.
+/// Oldest driver in which kernels that wait for their predecessor's memory themselves (programmatic
+/// dependent launch) may begin before it ends, also in recorded graphs.
 const OLDEST_EARLY: CudaVersion = CudaVersion { major: 12, minor: 3 };
 /// The kernels use asynchronous copies and integer tensor cores.
 const OLDEST_ARCH: u32 = 80;
-/// The dynamic shared memory that a kernel may use.
+/// The maximum dynamic shared memory of a kernel.
 const DYNAMIC_SHARED: sys::CUfunction_attribute =
     sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
 
-/// The libraries, once it is known that they are there.
+/// Proof that the libraries are loaded.
 #[derive(Debug, Clone, Copy)]
 struct Library {
     version: CudaVersion,
 }
 
-/// A device of the NVIDIA driver. Dropped in this order: the queue, which waits for its work, the modules, the context.
+/// A device of the NVIDIA driver. Fields are dropped in this order: the queue, which waits for its
+/// work, the modules, the context.
 pub(crate) struct Driver {
     properties: GpuProperties,
     recorder: Recorder<DriverStream>,
@@ -45,7 +47,7 @@ pub(crate) struct Driver {
     primary: Primary,
 }
 
-/// The primary context of a device, retained.
+/// The retained primary context of a device.
 struct Primary {
     device: sys::CUdevice,
     context: sys::CUcontext,
@@ -54,7 +56,7 @@ struct Primary {
 impl Primary {
     fn retain(device: sys::CUdevice) -> Result<Self, CudaError> {
         let mut context = ptr::null_mut();
-        // SAFETY: `context` is live; what is retained here is released in `drop`.
+        // SAFETY: `context` is live; `drop` releases what is retained here.
         check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) })?;
         Ok(Self { device, context })
     }
@@ -62,7 +64,7 @@ impl Primary {
 
 impl Drop for Primary {
     fn drop(&mut self) {
-        // SAFETY: retained once, released once. There is nothing to do about a failure.
+        // SAFETY: retained once, released once. A failure cannot be handled.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
 }
@@ -74,7 +76,8 @@ struct Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        // SAFETY: loaded once, unloaded once; the queue, dropped before, has left its stream idle and the context current.
+        // SAFETY: loaded once, unloaded once; the queue, dropped before, has left its stream idle
+        // and the context current.
         let _ = unsafe { sys::cuModuleUnload(self.handle) };
     }
 }
@@ -83,12 +86,12 @@ struct Kernel {
     function: sys::CUfunction,
     name: String,
     entry: Entry,
-    /// Dynamic shared memory it has been allowed so far.
+    /// Dynamic shared memory allowed so far.
     shared_bytes: AtomicU32,
 }
 
-// SAFETY: the handles are opaque pointers that the driver allows any thread to use, as long as the context is current
-// in it, which `bind` sees to before every call.
+// SAFETY: the handles are opaque pointers that the driver allows any thread to use, as long as the
+// context is current in it, which `bind` ensures before every call.
 unsafe impl Send for Driver {}
 // SAFETY: as above; the driver's functions may be called at the same time.
 unsafe impl Sync for Driver {}
@@ -99,7 +102,7 @@ impl Library {
         if !unsafe { sys::is_culib_present() } {
             return Err(CudaError::NoDriver { needed: OLDEST });
         }
-        // SAFETY: the library is there, and `cuInit` is what is to be called first.
+        // SAFETY: the library is loaded, and `cuInit` is the first call.
         check("cuInit", unsafe { sys::cuInit(0) })
             .map_err(|error| CudaError::DriverInit { problem: error.to_string() })?;
         let mut version = 0;
@@ -111,7 +114,7 @@ impl Library {
             return Err(CudaError::OldDriver {
                 found: version,
                 needed: OLDEST,
-                why: "for the functions we call",
+                why: "for the driver functions in use",
             });
         }
         Ok(Self { version })
@@ -126,7 +129,7 @@ impl Library {
 
     fn properties(self, device: sys::CUdevice) -> Result<GpuProperties, CudaError> {
         let mut name = [0; 256];
-        // SAFETY: the driver writes at most the 256 bytes it is told of, ending in NUL.
+        // SAFETY: the driver writes at most the given 256 bytes, ending in NUL.
         check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), 256, device) })?;
         let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned();
         let mut total_bytes = 0;
@@ -152,10 +155,10 @@ impl Library {
 }
 
 impl Driver {
-    /// How many devices there are.
+    /// Returns the number of devices.
     ///
     /// # Errors
-    /// A missing or old driver.
+    /// A missing or outdated driver.
     pub fn count() -> Result<usize, CudaError> {
         Library::find()?.count()
     }
@@ -163,7 +166,7 @@ impl Driver {
     /// Opens device `index`.
     ///
     /// # Errors
-    /// A missing or old driver, no such device, or one that is too old.
+    /// A missing or outdated driver, an index beyond the last device, or an outdated device.
     pub fn open(index: usize) -> Result<Self, CudaError> {
         let library = Library::find()?;
         let count = library.count()?;
@@ -241,7 +244,8 @@ impl Gpu for Driver {
 
     fn copy(&self, dst: DevicePtr, src: DevicePtr, bytes: usize) -> Result<(), CudaError> {
         let queue = self.recorder.queue()?;
-        // SAFETY: both ranges lie in memory of this device (the caller's allocations); the stream is live.
+        // SAFETY: both ranges lie in memory of this device (the caller's allocations); the stream
+        // is live.
         check("cuMemcpyDtoDAsync", unsafe {
             sys::cuMemcpyDtoDAsync_v2(dst, src, bytes, queue.calls.handle())
         })
@@ -249,7 +253,8 @@ impl Gpu for Driver {
 
     fn zero(&self, dst: DevicePtr, bytes: usize) -> Result<(), CudaError> {
         let queue = self.recorder.queue()?;
-        // SAFETY: the range lies in memory of this device (the caller's allocation); the stream is live.
+        // SAFETY: the range lies in memory of this device (the caller's allocation); the stream is
+        // live.
         check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(dst, 0, bytes, queue.calls.handle()) })
     }
 
@@ -264,8 +269,9 @@ impl Gpu for Driver {
         ];
         let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut(log.len() - 1)];
         let mut handle = ptr::null_mut();
-        // SAFETY: the text ends in NUL; both arrays have the two entries named; the log's size is passed by value in the
-        // place of a pointer, as the API wants it, and leaves a final NUL; the context is current.
+        // SAFETY: the text ends in NUL; both arrays have the two entries named; the log's size is
+        // passed by value in place of a pointer, as the API requires, and leaves a final NUL; the
+        // context is current.
         let status = unsafe {
             sys::cuModuleLoadDataEx(
                 &mut handle,
@@ -337,8 +343,9 @@ impl Gpu for Driver {
             numAttrs: begins_early.into(),
         };
         let mut arguments = [params.as_ptr().cast_mut().cast::<c_void>()];
-        // SAFETY: the function belongs to a loaded module; it has one parameter of `params.len()` bytes (checked above),
-        // which the driver copies before it returns, as it does the attribute; the stream is live and the context current.
+        // SAFETY: the function belongs to a loaded module; it has one parameter of `params.len()`
+        // bytes (checked above), which the driver copies before it returns, as it does the
+        // attribute; the stream is live and the context current.
         let status = unsafe {
             sys::cuLaunchKernelEx(&config, kernel.function, arguments.as_mut_ptr(), ptr::null_mut())
         };
@@ -348,7 +355,7 @@ impl Gpu for Driver {
 
     fn timed(&self, ops: &mut dyn FnMut() -> Result<(), CudaError>) -> Result<f64, CudaError> {
         if self.properties.driver < OLDEST_TIMER {
-            let (found, why) = (self.properties.driver, "for the device's clock");
+            let (found, why) = (self.properties.driver, "for the device clock");
             return Err(CudaError::OldDriver { found, needed: OLDEST_TIMER, why });
         }
         self.recorder.timed(ops)
@@ -364,8 +371,8 @@ impl Gpu for Driver {
 }
 
 impl Kernel {
-    /// Lets the kernel use `bytes` of dynamic shared memory; where static memory and this are beyond 48 KB it must be told in
-    /// advance.
+    /// Allows the kernel `bytes` of dynamic shared memory; together with static memory beyond 48
+    /// KB, this must be set before the launch.
     fn allow_shared(&self, bytes: u32) -> Result<(), CudaError> {
         if bytes <= self.shared_bytes.load(Ordering::Relaxed) {
             return Ok(());
@@ -381,14 +388,14 @@ impl Kernel {
     }
 }
 
-/// A stream of the driver.
+/// A CUDA stream of the driver.
 struct DriverStream {
     context: sys::CUcontext,
     stream: sys::CUstream,
 }
 
 impl DriverStream {
-    /// A new stream of `context`, which is retained for as long as this lives.
+    /// Creates a CUDA stream of `context`, which stays retained for the lifetime of the result.
     pub fn new(context: sys::CUcontext) -> Result<Self, CudaError> {
         bind(context)?;
         let mut stream = ptr::null_mut();
@@ -398,7 +405,7 @@ impl DriverStream {
         Ok(Self { context, stream })
     }
 
-    /// The driver's name for it.
+    /// Returns the driver's handle.
     pub fn handle(&self) -> sys::CUstream {
         self.stream
     }
@@ -423,7 +430,7 @@ impl Drop for Event {
     }
 }
 
-/// Memory from `cuMemAllocHost`.
+/// Pinned memory from `cuMemAllocHost`.
 struct Pinned {
     memory: *mut c_void,
     bytes: usize,
@@ -431,27 +438,28 @@ struct Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: allocated by `cuMemAllocHost`, freed once; whoever drops it has waited for the device.
+        // SAFETY: allocated by `cuMemAllocHost`, freed once; the owner has waited for the device
+        // before dropping it.
         let _ = unsafe { sys::cuMemFreeHost(self.memory) };
     }
 }
 
-/// A graph of the driver.
+/// A CUDA graph of the driver.
 struct Graph(sys::CUgraph);
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: the graph is ours, and an executable one made from it does not need it.
+        // SAFETY: this value owns the graph, and an executable graph made from it does not need it.
         let _ = unsafe { sys::cuGraphDestroy(self.0) };
     }
 }
 
-/// An executable graph of the driver.
+/// An executable CUDA graph of the driver.
 struct Runnable(sys::CUgraphExec);
 
 impl Drop for Runnable {
     fn drop(&mut self) {
-        // SAFETY: the executable graph is ours; the driver waits where it still runs.
+        // SAFETY: this value owns the executable graph; the driver waits while it still runs.
         let _ = unsafe { sys::cuGraphExecDestroy(self.0) };
     }
 }
@@ -467,21 +475,24 @@ impl Calls for DriverStream {
     }
 
     fn write(&self, dst: DevicePtr, src: &[u8]) -> Result<(), CudaError> {
-        // SAFETY: `src` is live, and copied when the call returns, as it is pageable; `dst` is the caller's allocation.
+        // SAFETY: `src` is live, and copied when the call returns, as it is pageable; `dst` is the
+        // caller's allocation.
         check("cuMemcpyHtoDAsync", unsafe {
             sys::cuMemcpyHtoDAsync_v2(dst, src.as_ptr().cast(), src.len(), self.stream)
         })
     }
 
     unsafe fn read(&self, src: DevicePtr, dst: &mut [u8]) -> Result<(), CudaError> {
-        // SAFETY: `dst` stays until the copy is done (the caller's promise); `src` is the caller's allocation.
+        // SAFETY: `dst` stays until the copy is done (the caller's promise); `src` is the caller's
+        // allocation.
         check("cuMemcpyDtoHAsync", unsafe {
             sys::cuMemcpyDtoHAsync_v2(dst.as_mut_ptr().cast(), src, dst.len(), self.stream)
         })
     }
 
     fn free(&self, ptr: DevicePtr) {
-        // SAFETY: allocated by `cuMemAlloc`, freed once (see `Gpu::free`); the driver waits for what is queued.
+        // SAFETY: allocated by `cuMemAlloc`, freed once (see `Gpu::free`); the driver waits for
+        // queued work.
         let _ = unsafe { sys::cuMemFree_v2(ptr) };
     }
 
@@ -489,15 +500,15 @@ impl Calls for DriverStream {
         let mut memory = ptr::null_mut();
         // SAFETY: `memory` is live; the context is current.
         check("cuMemAllocHost", unsafe { sys::cuMemAllocHost_v2(&mut memory, bytes) })?;
-        // SAFETY: as many bytes have just been allocated. From here on they count as initialised.
+        // SAFETY: as many bytes have just been allocated. From here on they count as initialized.
         unsafe { memory.cast::<u8>().write_bytes(0, bytes) };
         Ok(Pinned { memory, bytes })
     }
 
     unsafe fn fill(&self, memory: &mut Pinned, part: Range<usize>, fill: &mut dyn FnMut(&mut [u8])) {
         assert!(part.start <= part.end && part.end <= memory.bytes, "{part:?} of {}", memory.bytes);
-        // SAFETY: the part lies within the memory (checked above), which is initialised, borrowed for this call, and not
-        // read by the device meanwhile (the caller's promise).
+        // SAFETY: the range lies within the memory (checked above), which is initialized, borrowed
+        // for this call, and not read by the device meanwhile (the caller's promise).
         let bytes =
             unsafe { std::slice::from_raw_parts_mut(memory.memory.cast::<u8>().add(part.start), part.len()) };
         fill(bytes);
@@ -505,8 +516,8 @@ impl Calls for DriverStream {
 
     unsafe fn copy(&self, dst: DevicePtr, memory: &Pinned, part: Range<usize>) -> Result<(), CudaError> {
         assert!(part.start <= part.end && part.end <= memory.bytes, "{part:?} of {}", memory.bytes);
-        // SAFETY: the part lies within the memory (checked above) and stays as it is until the copy is done (the caller's
-        // promise); `dst` is the caller's allocation.
+        // SAFETY: the range lies within the memory (checked above) and does not change until the
+        // copy is done (the caller's promise); `dst` is the caller's allocation.
         check("cuMemcpyHtoDAsync", unsafe {
             sys::cuMemcpyHtoDAsync_v2(dst, memory.memory.byte_add(part.start), part.len(), self.stream)
         })
@@ -544,7 +555,8 @@ impl Calls for DriverStream {
 
     fn begin(&self) -> Result<(), CudaError> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream is live; were something being captured on it, the driver would refuse.
+        // SAFETY: the stream is live; the driver rejects the call if a capture is in progress on
+        // it.
         check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.stream, mode) })
     }
 
@@ -577,13 +589,13 @@ impl Calls for DriverStream {
     }
 }
 
-/// Makes a context current in this thread, as every other call needs.
+/// Makes a context current in this thread, as every other call requires.
 fn bind(context: sys::CUcontext) -> Result<(), CudaError> {
     // SAFETY: the caller's context is retained until it is dropped.
     check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(context) })
 }
 
-/// `Ok`, or the driver's own words.
+/// Converts a driver status to a result; the error holds the driver's own message.
 fn check(call: &str, status: CUresult) -> Result<(), CudaError> {
     status.result().map_err(|error| CudaError::call(call, describe(error)))
 }
@@ -600,8 +612,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_without_a_driver_or_such_a_device_says_so() {
-        // No machine has this many.
+    fn a_missing_driver_or_device_is_an_error() {
+        // No machine has this many devices.
         match Driver::open(1 << 20).map(|_| ()) {
             Err(error @ CudaError::NoDriver { .. }) => {
                 assert!(error.to_string().starts_with("no NVIDIA driver: libcuda was not found; needed: "));

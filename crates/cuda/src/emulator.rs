@@ -1,4 +1,4 @@
-//! The interpreter of PTX as a [`Gpu`], for tests: what it runs is what a driver would get.
+//! The PTX interpreter as a [`Gpu`], for tests: it runs the PTX that a driver would load.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use crate::{
     ModuleId,
 };
 
-/// A machine that runs each launch before it returns.
+/// An emulated device that runs each launch before it returns.
 pub(crate) struct Emulator {
     properties: GpuProperties,
     state: Mutex<State>,
@@ -24,23 +24,23 @@ struct State {
 }
 
 impl Emulator {
-    /// A machine of compute capability `arch / 10`: 80, 89 or 90.
+    /// Creates an emulated device of compute capability `arch / 10`: 80, 89 or 90.
     pub fn new(arch: u32) -> Arc<Self> {
         // From the table of compute capabilities in the CUDA C++ programming guide.
         let shared_kib = match arch {
             80 => 163,
             89 => 99,
             90 => 227,
-            _ => panic!("no machine of compute capability {arch}"),
+            _ => panic!("no emulated device of compute capability {arch}"),
         };
         let properties = GpuProperties {
             name: "emulator".to_owned(),
             arch,
-            // Few, so that work is split over blocks in small tests too.
+            // Few, so that small tests split work over blocks too.
             n_sms: 4,
             shared_per_block: shared_kib * 1024,
             total_bytes: 1 << 30,
-            // Loads whatever the compiler makes.
+            // Loads any PTX version of the compiler.
             driver: CudaVersion { major: u32::MAX, minor: 0 },
         };
         let state = State { machine: Machine::new(), modules: Vec::new(), kernels: Vec::new() };
@@ -52,11 +52,14 @@ impl Emulator {
     }
 }
 
-/// The variable that makes a test fail, with the value 1, where it would be skipped for want of NVRTC.
+/// Environment variable that, with the value 1, makes a test fail that would be skipped without
+/// NVRTC.
 const REQUIRE_NVRTC: &str = "KVANT_REQUIRE_NVRTC";
 
-/// What was `found`. Where there is no NVRTC `None` and a line `skipped: ..`, or a failure where
-/// `KVANT_REQUIRE_NVRTC=1`; every test that compiles comes through here.
+/// Returns `found`, or `None` without NVRTC.
+///
+/// Prints `skipped: ..`, or fails where `KVANT_REQUIRE_NVRTC=1`. Every test that compiles calls
+/// this function.
 pub(crate) fn or_skip<T>(found: Result<T, CudaError>) -> Option<T> {
     let is_required = std::env::var(REQUIRE_NVRTC).is_ok_and(|value| value == "1");
     match found {
@@ -69,36 +72,37 @@ pub(crate) fn or_skip<T>(found: Result<T, CudaError>) -> Option<T> {
     }
 }
 
-/// Says on a line `skipped: ..` that this test does not run, or not all of it, because of `reason`.
+/// Prints `skipped: ..`: this test, or a part of it, does not run because of `reason`.
 pub(crate) fn skipped(reason: &dyn Display) {
     let test = std::thread::current().name().unwrap_or("a test").to_owned();
-    // Not by a macro: what those print in tests that pass is swallowed.
+    // Not a macro: the test harness captures the output of macros in passing tests.
     let _ = io::stderr().write_all(format!("skipped: {test}: {reason}\n").as_bytes());
 }
 
-/// A context on a new machine, or [`or_skip`].
+/// Returns a context on a new emulated device, or [`or_skip`].
 pub(crate) fn context(arch: u32) -> Option<Context> {
     or_skip(Context::emulated(Emulator::new(arch)))
 }
 
-/// A device on a new machine, or [`or_skip`].
+/// Returns a device on a new emulated device, or [`or_skip`].
 pub(crate) fn device(arch: u32) -> Option<CudaDevice> {
     Some(CudaDevice::on(context(arch)?, "emulator".to_owned(), true))
 }
 
-/// A buffer that holds `values`.
+/// Returns a buffer that holds `values`.
 pub(crate) fn upload(cx: &Context, values: &[f32]) -> CudaBuffer {
     let buffer = poisoned(cx, values.len());
     cx.gpu().write(buffer.ptr(), bytemuck::cast_slice(values)).unwrap();
     buffer
 }
 
-/// A buffer of `len` values that counts as never written: whoever reads one that no kernel has written fails.
+/// Returns a buffer of `len` values that counts as never written: a kernel that reads an unwritten
+/// value fails.
 pub(crate) fn poisoned(cx: &Context, len: usize) -> CudaBuffer {
     CudaBuffer::uninitialised(cx.arena(), len).unwrap()
 }
 
-/// The values of a buffer, all of which have been written.
+/// Returns the values of a buffer, all of which have been written.
 pub(crate) fn download(cx: &Context, buffer: &CudaBuffer) -> Vec<f32> {
     let mut values = vec![0.0; buffer.len()];
     cx.gpu().read(buffer.ptr(), bytemuck::cast_slice_mut(&mut values)).unwrap();
@@ -141,7 +145,7 @@ impl Gpu for Emulator {
         unit: usize,
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> Result<(), CudaError> {
-        // Pieces of one unit: whoever fills cannot rely on more.
+        // Pieces of one unit: the `fill` closure cannot rely on larger ones.
         let mut piece = vec![0xa5; unit];
         for offset in (0..n_bytes).step_by(unit.max(1)) {
             fill(offset, &mut piece);

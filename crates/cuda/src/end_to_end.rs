@@ -1,4 +1,4 @@
-//! Tiny models from tokens to logits on the emulator, held to the CPU.
+//! Tiny models from tokens to logits on the emulator, compared with the CPU.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use kvant_model::{Activations, Config, Decoder, Entry, Lora, Outputs, Part, Step
 
 use crate::{CudaDevice, emulator};
 
-/// A model, or a part of one, and sequences on a device.
+/// A model, or a range of its layers, and sequences on a device.
 struct Running<B: Backend> {
     device: B,
     decoder: Decoder<B>,
@@ -20,7 +20,7 @@ struct Running<B: Backend> {
     pool: Pool<B::Page>,
     caches: Vec<Cache<B::Page>>,
     act: Activations<B>,
-    /// How much of its adapter a sequence gets.
+    /// LoRA scale of a sequence.
     strengths: Option<[f32; 1]>,
 }
 
@@ -49,7 +49,8 @@ impl<B: Backend> Running<B> {
         Self { device, decoder, layout, pool: Pool::default(), caches, act, strengths: None }
     }
 
-    /// Steps with the first `ns.len()` sequences, `ns[i]` rows of sequence i; the logits of the wanted rows.
+    /// Runs a step of the first `ns.len()` sequences, `ns[i]` tokens of sequence i; returns the
+    /// requested logits.
     fn step_together(&mut self, ns: &[usize], entry: Entry<'_>, want: Want) -> Vec<f32> {
         let Self { device, decoder, pool, caches, act, strengths, .. } = self;
         let strengths = strengths.as_ref().map(|strengths| &strengths[..]);
@@ -69,12 +70,12 @@ impl<B: Backend> Running<B> {
         self.step_together(&[n], entry, want)
     }
 
-    /// Logits after some more tokens.
+    /// Returns the logits after some more tokens.
     fn logits(&mut self, tokens: &[u32]) -> Vec<f32> {
         self.step(tokens.len(), Entry::Tokens(tokens), Want::Last)
     }
 
-    /// The streams that these tokens leave.
+    /// Returns the final hidden states of these tokens.
     fn streams(&mut self, tokens: &[u32]) -> Vec<f32> {
         self.step(tokens.len(), Entry::Tokens(tokens), Want::Nothing);
         let mut streams = vec![f32::NAN; tokens.len() * self.decoder.config().n_embd];
@@ -87,7 +88,7 @@ impl<B: Backend> Running<B> {
     }
 }
 
-/// The model on the CPU and on the emulator; `None` where there is no NVRTC.
+/// Returns the model on the CPU and on the emulator; `None` without NVRTC.
 fn both(model: &str, kv: DType) -> Option<(Running<CpuDevice>, Running<CudaDevice>)> {
     let device = emulator::device(80)?;
     Some((Running::new(cpu(), model, None, kv), Running::new(device, model, None, kv)))
@@ -97,12 +98,12 @@ fn cpu() -> CpuDevice {
     CpuDevice::new(Isa::Scalar, 1).unwrap()
 }
 
-/// The largest of some errors; NaN where one is, wherever it stands.
+/// Returns the largest of some errors; NaN if one is NaN, wherever it stands.
 fn worst(errors: impl IntoIterator<Item = f32>) -> f32 {
     errors.into_iter().fold(0.0, |worst, error| if error > worst || error.is_nan() { error } else { worst })
 }
 
-/// The largest difference; NaN where there is one.
+/// Returns the largest difference; NaN if one is NaN.
 fn distance(got: &[f32], want: &[f32]) -> f32 {
     assert_eq!(got.len(), want.len());
     worst(got.iter().zip(want).map(|(got, want)| (got - want).abs()))
@@ -117,7 +118,7 @@ fn a_bad_number_among_errors_is_not_forgotten() {
     assert!(distance(&[f32::INFINITY, 0.0], &[f32::INFINITY, 0.0]).is_nan());
 }
 
-/// Largest difference of the logits after each piece.
+/// Returns the largest difference of the logits after each chunk of tokens.
 fn largest_error(model: &str, kv: DType, pieces: &[&[u32]]) -> Option<f32> {
     let (mut cpu, mut gpu) = both(model, kv)?;
     Some(worst(pieces.iter().map(|&tokens| distance(&gpu.logits(tokens), &cpu.logits(tokens)))))
@@ -127,13 +128,13 @@ fn tokens(n: u32) -> Vec<u32> {
     (0..n).map(|i| i * 29 % 64).collect()
 }
 
-/// Two layers, each with seven products and an attention one after the other, on logits of order 3, and everything that
-/// tensor cores multiply rounded to 2^-11.
+/// Error bound with f16 operands: two layers, each with seven matrix products and an attention in
+/// sequence, on logits of order 3, and every tensor-core operand rounded to 2^-11.
 const HALVES: f32 = 2.0 * 8.0 * 3.0 / 2048.0;
 
-/// Where caches hold the same codes: halves, and the codebooks in bytes that kernels read them by ([`ByteBook`]). Their
-/// error is of the kind that coding itself makes, only smaller, and so moves the logits by as much less than coding does:
-/// by the ratio of the deviations.
+/// Error bound where both caches hold the same codes: f16 operands, and the byte codebooks of the
+/// kernels ([`ByteBook`]). The byte codebooks err in the same way as quantization itself, only
+/// less, and so move the logits by proportionally less: by the ratio of the deviations.
 ///
 /// [`ByteBook`]: kvant_codec::ByteBook
 fn same_codes(model: &str, kv: DType, pieces: &[&[u32]]) -> f32 {
@@ -149,9 +150,9 @@ fn same_codes(model: &str, kv: DType, pieces: &[&[u32]]) -> f32 {
     HALVES + moved * (of_bytes / of_codec).sqrt()
 }
 
-/// A prompt at once, so that products run on tensor cores, and a token after it.
+/// A prefill, so that the GEMMs run on tensor cores, and a decoded token after it.
 #[test]
-fn a_tiny_model_with_an_f16_cache_says_the_same_on_the_emulator_as_on_the_cpu() {
+fn f16_cache_logits_match_the_cpu() {
     let text = tokens(21);
     for model in ["llama-h64-g8.gguf", "qwen2-h128-g1-yarn.gguf", "qwen3-h80-g2-linear.gguf"] {
         let Some(error) = largest_error(model, DType::F16, &[&text[..20], &text[20..]]) else { return };
@@ -159,15 +160,15 @@ fn a_tiny_model_with_an_f16_cache_says_the_same_on_the_emulator_as_on_the_cpu() 
     }
 }
 
-/// With a root of the mean square before the logits, and with a standard deviation.
+/// With RMS normalization before the logits, and with LayerNorm.
 #[test]
-fn the_streams_of_tokens_are_the_same_on_the_emulator_as_on_the_cpu() {
+fn hidden_states_match_the_cpu() {
     let text = tokens(21);
     for model in ["llama-h64-g8.gguf", "commandr-h64-g2.gguf"] {
         let Some((mut cpu, mut gpu)) = both(model, DType::F16) else { return };
         for tokens in [&text[..20], &text[20..]] {
             let (got, want) = (gpu.streams(tokens), cpu.streams(tokens));
-            // That of logits, which are of order 3.
+            // The bound of logits, which are of order 3.
             let tol = HALVES / 3.0 * worst(want.iter().map(|value| value.abs()));
             let error = distance(&got, &want);
             assert!(error <= tol, "{model}: {error} of {tol}");
@@ -175,9 +176,9 @@ fn the_streams_of_tokens_are_the_same_on_the_emulator_as_on_the_cpu() {
     }
 }
 
-/// As much as it was loaded with, and another share; a gate of its own, and what is its own gate.
+/// At the loaded LoRA scale, and at another; with a separate gate, and ungated.
 #[test]
-fn tiny_models_with_adapters_say_the_same_on_the_emulator_as_on_the_cpu() {
+fn lora_logits_match_the_cpu() {
     let text = tokens(37);
     for model in ["llama-h64-g8.gguf", "arcee-h64-g2-yarn.gguf"] {
         let (gguf, config) = open(model);
@@ -194,7 +195,7 @@ fn tiny_models_with_adapters_say_the_same_on_the_emulator_as_on_the_cpu() {
             (cpu.strengths, gpu.strengths) = (strengths, strengths);
             let want = cpu.logits(tokens);
             let error = distance(&gpu.logits(tokens), &want);
-            // Each layer has as many products more.
+            // Each layer has as many additional products.
             assert!(error <= 2.0 * HALVES, "{model}, {strengths:?}: {error}");
             assert!(
                 distance(&plain.logits(tokens), &want) > 4.0 * HALVES,
@@ -204,10 +205,10 @@ fn tiny_models_with_adapters_say_the_same_on_the_emulator_as_on_the_cpu() {
     }
 }
 
-/// Products of a few rows at once, in f32, and of many, on tensor cores. Whom a row chooses is no matter of rounding in these texts:
-/// where two experts are nearly as good, either would be right.
+/// Products of few rows, in f32, and of many, on tensor cores. Rounding does not change the
+/// router's choice on these texts: where two experts nearly tie, either would be correct.
 #[test]
-fn a_tiny_model_of_experts_says_the_same_on_the_emulator_as_on_the_cpu() {
+fn moe_logits_match_the_cpu() {
     let text = tokens(37);
     let pieces = [&text[..1], &text[1..16], &text[16..36], &text[36..]];
     for model in ["mixtral-h64-g2.gguf", "qwen2moe-h64-g1-shared.gguf", "qwen3moe-h64-g2-dense1.gguf"] {
@@ -216,9 +217,9 @@ fn a_tiny_model_of_experts_says_the_same_on_the_emulator_as_on_the_cpu() {
     }
 }
 
-/// More layers than two, and as many more roundings.
+/// More than two layers, and proportionally more roundings.
 #[test]
-fn tiny_models_with_sinks_or_states_say_the_same_on_the_emulator_as_on_the_cpu() {
+fn sink_and_recurrent_logits_match_the_cpu() {
     let text = tokens(37);
     let pieces = [&text[..1], &text[1..16], &text[16..36], &text[36..]];
     for model in [
@@ -238,9 +239,10 @@ fn tiny_models_with_sinks_or_states_say_the_same_on_the_emulator_as_on_the_cpu()
     }
 }
 
-/// Heads that meet one latent vector, in 16 bit and in codes: one row and several of it, in tiles that are whole and that are not.
+/// MLA heads on one latent vector, in 16 bit and quantized: one token and several, in full and
+/// partial tiles.
 #[test]
-fn tiny_models_of_latent_attention_say_the_same_on_the_emulator_as_on_the_cpu() {
+fn mla_logits_match_the_cpu() {
     let text = tokens(37);
     let pieces = [&text[..1], &text[1..16], &text[16..36], &text[36..]];
     for (model, kv) in
@@ -254,7 +256,7 @@ fn tiny_models_of_latent_attention_say_the_same_on_the_emulator_as_on_the_cpu() 
 }
 
 #[test]
-fn a_tiny_model_split_between_the_cpu_and_the_emulator_says_the_same() {
+fn pipeline_split_logits_match_the_cpu() {
     let (model, text) = ("qwen2-h128-g1-yarn.gguf", tokens(20));
     let Some(device) = emulator::device(80) else { return };
     let config = open(model).1;
@@ -270,10 +272,10 @@ fn a_tiny_model_split_between_the_cpu_and_the_emulator_says_the_same() {
     assert!(error <= HALVES, "{error}");
 }
 
-/// Prompts of three sequences at once, then a token for each of them, again and again: in products of several rows, and each in
-/// its own cache.
+/// Prefill of three sequences in one batch, then a token for each of them, repeatedly: matrix
+/// products of several rows, and each sequence in its own cache.
 #[test]
-fn sequences_run_together_say_what_each_says_alone() {
+fn batched_sequences_match_each_alone() {
     for model in ["qwen3-h80-g2-linear.gguf", "qwen35-h64-g2-delta.gguf"] {
         runs_together(model);
     }
@@ -304,10 +306,11 @@ fn runs_together(model: &str) {
     }
 }
 
-/// Pieces so small that the products are in f32. A code at a boundary may still fall to the other side, once attention has
-/// rounded to halves; so few do that what is left of [`HALVES`], a bound on the sum of all roundings, has room for them.
+/// Chunks so small that the products are in f32. A value at a quantization boundary may still round
+/// to the other side, after attention has rounded to f16; they are so few that the slack of
+/// [`HALVES`], a bound on the sum of all roundings, covers them.
 #[test]
-fn a_tiny_model_with_a_coded_cache_says_nearly_the_same_on_the_emulator_as_on_the_cpu() {
+fn quantized_cache_logits_are_close_to_the_cpu() {
     let text = tokens(36);
     let pieces = [&text[..1], &text[1..17], &text[17..33], &text[33..34], &text[34..]];
     for (model, kv) in [
@@ -322,11 +325,12 @@ fn a_tiny_model_with_a_coded_cache_says_nearly_the_same_on_the_emulator_as_on_th
     }
 }
 
-/// A prompt at once: keys and values that are off by 2^-11 or so have some codes fall to the other side of a boundary, on
-/// the CPU's vector kernels too. That much and no more differs in the first layer, which no attention precedes; and from
-/// the emulator's cache the CPU goes on as the emulator does.
+/// One prefill: keys and values that differ by about 2^-11 move some codes across a quantization
+/// boundary, on the CPU's vector kernels too. No more than that differs in the first layer, which
+/// no attention precedes; and from the emulator's cache the CPU continues as the emulator does.
 ///
-/// Of codes with a boundary every 0.3 deviations or less, 2^-10 / 0.3 fall otherwise, by about half a deviation: 3 %.
+/// With a boundary every 0.3 deviations or less, 2^-10 / 0.3 of the codes differ, by about half a
+/// deviation: 3 %.
 #[test]
 fn a_prompt_leaves_the_same_codes_but_for_those_at_a_boundary() {
     let text = tokens(51);

@@ -1,18 +1,18 @@
-//! What the PTX of a kernel says of it.
+//! Reads the entry point of a kernel from its PTX.
 
-/// A kernel of a module.
+/// The entry point of a kernel in a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// Size of its one parameter.
     pub param_bytes: usize,
-    /// Whether it waits, before it touches what others write, for the kernel before it to end (`half.cuh`): then it may begin
-    /// earlier.
+    /// Whether the kernel itself waits for its predecessor to end before it accesses shared data
+    /// (`half.cuh`): then it may begin earlier.
     pub waits: bool,
 }
 
 impl Entry {
-    /// That of kernel `name`: `.entry name( .param .align 8 .b8 name_param_0[40] ) { ... }`. `None` when there is no such kernel or its
-    /// parameters are others.
+    /// Returns the entry of kernel `name`: `.entry name( .param .align 8 .b8 name_param_0[40] ) {
+    /// ... }`. `None` for an unknown kernel or other parameters.
     pub fn of(ptx: &str, name: &str) -> Option<Self> {
         let (_, rest) = ptx.split_once(&format!(".entry {name}("))?;
         let (parameters, rest) = rest.split_once(')')?;

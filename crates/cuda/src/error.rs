@@ -1,4 +1,4 @@
-//! What can go wrong between us and the device.
+//! The errors of the CUDA device.
 
 use std::fmt;
 
@@ -7,9 +7,9 @@ use kvant_backend::BackendError;
 /// A version of CUDA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CudaVersion {
-    /// Before the dot.
+    /// The number before the dot.
     pub major: u32,
-    /// After it.
+    /// The number after the dot.
     pub minor: u32,
 }
 
@@ -19,46 +19,48 @@ impl fmt::Display for CudaVersion {
     }
 }
 
-/// Why CUDA could not do what was asked. `Display` is one line that says what was found and what is needed.
+/// Why a CUDA operation failed. `Display` is one line that states what was found and what is
+/// needed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum CudaError {
-    /// The driver's library is not on this machine.
+    /// The driver library is missing.
     #[error("no NVIDIA driver: libcuda was not found; needed: a driver for CUDA {needed} or later")]
     NoDriver {
-        /// The oldest version that would do.
+        /// The oldest sufficient version.
         needed: CudaVersion,
     },
-    /// The driver is there but does not start.
+    /// The driver is installed but does not start.
     #[error("the NVIDIA driver does not start: {problem}")]
     DriverInit {
-        /// What it says.
+        /// The driver's message.
         problem: String,
     },
-    /// The driver is older than the compiler whose output it is to load, or than the functions we call.
+    /// The driver is older than the compiler whose output it must load, or than the functions
+    /// called here.
     #[error("the NVIDIA driver supports CUDA {found}; needed: {needed} or later, {why}")]
     OldDriver {
-        /// What the driver supports.
+        /// The version that the driver supports.
         found: CudaVersion,
-        /// The oldest version that would do.
+        /// The oldest sufficient version.
         needed: CudaVersion,
-        /// Who needs it.
+        /// The component that needs it.
         why: &'static str,
     },
-    /// The run-time compiler is not on this machine.
+    /// The run-time compiler is missing.
     #[error(
         "no NVRTC: libnvrtc was not found; needed to compile the kernels (python3 -m pip install nvidia-cuda-nvrtc, \
          and its lib folder on LD_LIBRARY_PATH)"
     )]
     NoNvrtc,
-    /// There is no such device.
+    /// The device index is out of range.
     #[error("no device cuda:{index}: this machine has {count}; needed: an index below that")]
     NoDevice {
-        /// What was asked for.
+        /// The requested index.
         index: usize,
-        /// Devices there are.
+        /// Number of devices.
         count: usize,
     },
-    /// The device is too old.
+    /// The compute capability is too low.
     #[error("{name} has compute capability {}.{}; needed: 8.0 or later", arch / 10, arch % 10)]
     OldDevice {
         /// The device's name.
@@ -66,34 +68,34 @@ pub(crate) enum CudaError {
         /// Its compute capability times ten.
         arch: u32,
     },
-    /// Memory could not be had.
+    /// Device memory is exhausted.
     #[error("out of device memory: {bytes} bytes wanted, {free} free")]
     OutOfMemory {
-        /// How much was asked for.
+        /// Requested bytes.
         bytes: usize,
-        /// How much is free.
+        /// Free bytes.
         free: usize,
     },
-    /// A kernel does not compile: a bug of ours, or a compiler that is too old.
+    /// A kernel does not compile: a bug in Kvant, or an outdated compiler.
     #[error("kernel {kernel} does not compile: {log}")]
     Compile {
         /// The source's name.
         kernel: String,
-        /// What the compiler says.
+        /// The compiler's log.
         log: String,
     },
     /// A call failed.
     #[error("{call}: {problem}")]
     Call {
-        /// What was called.
+        /// The function called.
         call: String,
-        /// What it answered.
+        /// Its error message.
         problem: String,
     },
 }
 
 impl CudaError {
-    /// [`CudaError::Call`].
+    /// Creates [`CudaError::Call`].
     pub(crate) fn call(call: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Call { call: call.into(), problem: problem.into() }
     }

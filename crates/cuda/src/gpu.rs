@@ -1,24 +1,24 @@
-//! The seam between the ops and whatever runs their kernels.
+//! The interface between the ops and the driver or emulator that runs their kernels.
 
 use crate::{CudaError, CudaVersion};
 
 /// An address in device memory.
 pub(crate) type DevicePtr = u64;
 
-/// What a device is.
+/// Properties of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GpuProperties {
-    /// The product's name, `NVIDIA H200`.
+    /// The product name, `NVIDIA H200`.
     pub name: String,
     /// Compute capability times ten: 80, 89, 90.
     pub arch: u32,
     /// Streaming multiprocessors.
     pub n_sms: u32,
-    /// Most shared memory a block can ask for, in bytes.
+    /// Maximum shared memory per block, in bytes.
     pub shared_per_block: u32,
     /// Memory of the device, in bytes.
     pub total_bytes: usize,
-    /// The newest CUDA the driver supports.
+    /// The newest CUDA version that the driver supports.
     pub driver: CudaVersion,
 }
 
@@ -48,21 +48,24 @@ impl Launch {
     }
 }
 
-/// Memory, modules and one queue of work on a device. Writes, copies, zeroing and launches happen in the order of the
-/// calls; only [`Gpu::read`] and [`Gpu::finish`] wait for them.
+/// Memory, modules and one queue of work on a device. Writes, copies, zeroing and launches execute
+/// in call order; only [`Gpu::read`] and [`Gpu::finish`] wait for them.
 pub(crate) trait Gpu: Send + Sync + 'static {
-    /// What this device is.
+    /// Returns the properties of this device.
     fn properties(&self) -> &GpuProperties;
-    /// Memory that is free now, in bytes.
+    /// Returns the free memory in bytes.
     fn free_bytes(&self) -> Result<usize, CudaError>;
-    /// `bytes` (at least one) of uninitialised memory, aligned to 256 bytes.
+    /// Allocates `bytes` (at least one) of uninitialized memory, aligned to 256 bytes.
     fn alloc(&self, bytes: usize) -> Result<DevicePtr, CudaError>;
-    /// Gives memory back once the work queued so far is done. `ptr` comes from [`Gpu::alloc`].
+    /// Frees memory once the work queued so far is done. `ptr` comes from [`Gpu::alloc`].
     fn free(&self, ptr: DevicePtr);
     /// Copies `src` to the device. `src` may be changed as soon as this returns.
     fn write(&self, dst: DevicePtr, src: &[u8]) -> Result<(), CudaError>;
-    /// Copies `n_bytes` to the device that `fill(offset, piece)` makes, one piece after the other, each a multiple of `unit`
-    /// bytes, as `n_bytes` is. While the device copies a piece, `fill` makes the next: what fills may take its time.
+    /// Copies `n_bytes` to the device that `fill(offset, piece)` produces, one piece after the
+    /// other, each a multiple of `unit` bytes, as `n_bytes` is.
+    ///
+    /// While the device copies a piece, `fill` produces the next, so the copy hides the time of
+    /// `fill`.
     fn upload(
         &self,
         dst: DevicePtr,
@@ -85,14 +88,16 @@ pub(crate) trait Gpu: Send + Sync + 'static {
     /// Queues a kernel. `params` is its one parameter, byte for byte.
     fn launch(&self, kernel: KernelId, launch: Launch, params: &[u8]) -> Result<(), CudaError>;
 
-    /// Queues what `ops` does, waits for it and returns the seconds the device took, by its own clock.
+    /// Queues the work of `ops`, waits for it and returns the seconds on the device clock.
     fn timed(&self, ops: &mut dyn FnMut() -> Result<(), CudaError>) -> Result<f64, CudaError>;
-    /// Starts to record what this thread queues, to be done piece by piece. Until [`Gpu::end`] nothing can be read, and other
-    /// threads wait. A device that cannot record does everything at once: the result is the same.
+    /// Starts to record the work that this thread queues, to be launched in pieces.
+    ///
+    /// Until [`Gpu::end`] reads fail, and other threads wait. A device without recording executes
+    /// everything immediately, with the same result.
     fn begin(&self) -> Result<(), CudaError> {
         Ok(())
     }
-    /// Ends the recording and queues what is left of it.
+    /// Ends the recording and queues its remainder.
     fn end(&self) -> Result<(), CudaError> {
         Ok(())
     }

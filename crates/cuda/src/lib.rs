@@ -1,11 +1,13 @@
-//! The NVIDIA device: kernels in CUDA C++ beside the Rust that launches them, compiled at first use.
+//! The NVIDIA device: kernels in CUDA C++ beside the Rust that launches them, compiled at first
+//! use.
 //!
-//! Nothing of CUDA is needed to build this crate or to start a program that contains it: the driver and the compiler
-//! (NVRTC) are looked for when a device is opened, and what is missing is named in the error.
+//! Building this crate, or starting a program that contains it, requires nothing of CUDA: opening a
+//! device loads the driver and the compiler (NVRTC), and the error names a missing one.
 //!
-//! Each op is a folder with its `.cu` and the Rust that checks shapes and launches it. A kernel takes one parameter, a
-//! struct whose fields are those of a `#[repr(C)]` struct beside the launch. Ops reach the device through `Gpu`, which
-//! the driver implements and, in tests, an interpreter of the compiled PTX: what is tested is the code that runs.
+//! Each op is a folder with its `.cu` and the Rust that checks shapes and launches it. A kernel
+//! takes one parameter, a struct whose fields are those of a `#[repr(C)]` struct beside the launch.
+//! Ops reach the device through `Gpu`, which the driver implements and, in tests, an interpreter of
+//! the compiled PTX: tests run the shipped kernels.
 
 mod append;
 mod attend;

@@ -1,4 +1,4 @@
-//! Weight matrices: where they are for products, and the rows of a token embedding.
+//! Weight matrices on the device, and the rows of a token embedding in host memory.
 
 use kvant_backend::{BackendError, Matrix, Result, SharedBytes, WeightSource, check_matrix, decode_rows};
 use kvant_codec::DType;
@@ -12,22 +12,23 @@ pub struct CudaMatrix {
     dtype: DType,
     n_out: usize,
     n_in: usize,
-    /// The rows in host memory, as in the file (mapped where the file is), for embeddings: so every type the codec knows can be
-    /// looked up, and a table that is no output matrix takes no device memory. `None` where products alone need them.
+    /// The rows in host memory, as in the file (mapped where the file is), for embeddings: so every
+    /// type that the codec supports can be looked up, and a table that is not also the output
+    /// matrix takes no device memory. `None` for matrices without look-ups.
     rows: Option<SharedBytes>,
     /// The rows on the device; `None` for a table.
     weights: Option<Weights>,
 }
 
 impl CudaMatrix {
-    /// A table to look rows up in.
+    /// Creates a table for row look-ups.
     pub(crate) fn table(source: WeightSource) -> Result<Self> {
         check_matrix(&source)?;
         let WeightSource { dtype, n_out, n_in, bytes } = source;
         Ok(Self { dtype, n_out, n_in, rows: Some(bytes), weights: None })
     }
 
-    /// A matrix on the device whose rows are looked up too.
+    /// Creates a matrix on the device that also supports row look-ups.
     pub(crate) fn tied(cx: &Context, source: WeightSource) -> Result<Self> {
         product::check_type("matrix", source.dtype)?;
         check_matrix(&source)?;
@@ -35,12 +36,12 @@ impl CudaMatrix {
         Ok(Self { weights, ..Self::table(source)? })
     }
 
-    /// A matrix on the device.
+    /// Creates a matrix on the device.
     pub(crate) fn new(cx: &Context, source: WeightSource) -> Result<Self> {
         Ok(Self { rows: None, ..Self::tied(cx, source)? })
     }
 
-    /// The rows on the device.
+    /// Returns the rows on the device.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] for a table.
@@ -52,7 +53,7 @@ impl CudaMatrix {
         })
     }
 
-    /// Type of the weights.
+    /// Returns the type of the weights.
     pub(crate) fn dtype(&self) -> DType {
         self.dtype
     }

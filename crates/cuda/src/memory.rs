@@ -1,11 +1,13 @@
-//! Device memory: an arena for the many small pages of a cache, and what is made of it.
+//! Device memory: an arena for the many small pages of a cache, and the buffers and pages allocated
+//! from it.
 //!
-//! A page of the cache is a few KB and a long context has hundreds of thousands, while the driver takes microseconds
-//! for an allocation and rounds it up to 2 MB. So blocks up to 1 MiB come from *slabs* of equal slots; larger ones from
-//! the driver. A slab without a block in use goes back to the driver, but for one per size. Large scratch memory is
-//! kept for the next op, until the device runs out.
+//! A page of the cache is a few KB and a long context has hundreds of thousands, while the driver
+//! takes microseconds for an allocation and rounds it up to 2 MB. So blocks up to 1 MiB come from
+//! *slabs* of equal slots; larger ones from the driver. An unused slab returns to the driver,
+//! except one per size. Large scratch memory is cached for the next op, until the device runs out.
 //!
-//! All work on a device runs in order, so a block can be handed out again while kernels that use it are still queued.
+//! All work on a device runs in order, so a block can be reused while kernels that use it are still
+//! queued.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,24 +16,24 @@ use kvant_backend::{BackendError, Buffer, Page, PageTable};
 
 use crate::{Context, CudaError, DevicePtr, Gpu};
 
-/// Blocks are multiples of this, and aligned to it: a memory transaction.
+/// Size unit and alignment of blocks: a memory transaction.
 const UNIT: usize = 128;
-/// Blocks larger than this come from the driver one by one.
+/// Maximum block size from slabs; larger blocks come from the driver one by one.
 const MAX_SLOT: usize = 1 << 20;
-/// Size of a slab, the driver's own unit.
+/// Size of a slab, the driver's allocation unit.
 const SLAB_BYTES: usize = 2 << 20;
-/// Least room of a list of page addresses.
+/// Minimum capacity of a list of page addresses.
 const MIN_ADDRESSES: usize = 16;
 
-/// Where the memory of a device comes from.
+/// The allocator of device memory.
 pub(crate) struct Arena {
     gpu: Arc<dyn Gpu>,
     classes: Mutex<HashMap<usize, Class>>,
-    /// Large scratch blocks that nobody uses, by size.
+    /// Unused large scratch blocks, by size.
     kept: Mutex<HashMap<usize, Vec<DevicePtr>>>,
-    /// Blocks are multiples of this.
+    /// Size unit of blocks.
     unit: usize,
-    /// Blocks larger than this come from the driver one by one.
+    /// Maximum block size from slabs.
     max_slot: usize,
 }
 
@@ -39,17 +41,17 @@ pub(crate) struct Arena {
 #[derive(Default)]
 struct Class {
     slabs: BTreeMap<DevicePtr, Slab>,
-    /// Slabs that have a free slot.
+    /// Slabs with a free slot.
     open: Vec<DevicePtr>,
     /// The slab that was emptied last.
     spare: Option<DevicePtr>,
 }
 
-/// Equal slots in a row.
+/// Contiguous slots of equal size.
 struct Slab {
-    /// Slots that were handed out once and came back.
+    /// Slots that were used once and returned.
     free: Vec<u32>,
-    /// Slots from here on were never handed out, and are zero.
+    /// Slots from here on are unused, and zero.
     fresh: u32,
     used: u32,
 }
@@ -65,19 +67,20 @@ impl Arena {
         })
     }
 
-    /// An arena that asks the device for each block, so that an emulator sees where one ends and what was not written.
+    /// Creates an arena that requests each block from the device, so that an emulator detects
+    /// out-of-bounds accesses and uninitialized reads.
     #[cfg(test)]
     pub fn without_slabs(gpu: Arc<dyn Gpu>) -> Arc<Self> {
         // 16 bytes: the longest load of a thread.
         Arc::new(Self { gpu, classes: Mutex::default(), kept: Mutex::default(), unit: 16, max_slot: 0 })
     }
 
-    /// At least `bytes` of memory that may hold anything.
+    /// Allocates at least `bytes` of uninitialized memory.
     pub fn take(self: &Arc<Self>, bytes: usize) -> Result<Block, CudaError> {
         Ok(self.take_slot(bytes)?.0)
     }
 
-    /// At least `bytes` of zeros.
+    /// Allocates at least `bytes` of zeros.
     pub fn take_zeroed(self: &Arc<Self>, bytes: usize) -> Result<Block, CudaError> {
         let (block, is_zero) = self.take_slot(bytes)?;
         if !is_zero {
@@ -86,7 +89,8 @@ impl Arena {
         Ok(block)
     }
 
-    /// At least `bytes` for the time being. Few sizes, so that the next request finds the memory of the last one.
+    /// Allocates at least `bytes` of scratch memory. Sizes are few, so that the next request reuses
+    /// the memory of the last one.
     pub fn take_scratch(self: &Arc<Self>, bytes: usize) -> Result<Block, CudaError> {
         if self.max_slot == 0 {
             return self.take(bytes);
@@ -102,7 +106,7 @@ impl Arena {
         }
     }
 
-    /// A block, and whether it is known to be zero.
+    /// Returns a block, and whether it is known to be zero.
     fn take_slot(self: &Arc<Self>, bytes: usize) -> Result<(Block, bool), CudaError> {
         let bytes = bytes.max(1).next_multiple_of(self.unit);
         let (ptr, is_zero) = if bytes > self.max_slot {
@@ -113,7 +117,7 @@ impl Arena {
         Ok((Block { arena: Arc::clone(self), ptr, bytes, is_kept: false }, is_zero))
     }
 
-    /// Memory from the driver; gives up the kept blocks before it fails.
+    /// Allocates from the driver; frees the cached scratch blocks before it fails.
     fn alloc(&self, bytes: usize) -> Result<DevicePtr, CudaError> {
         self.gpu.alloc(bytes).or_else(|error| {
             let kept = std::mem::take(&mut *locked(&self.kept));
@@ -155,7 +159,7 @@ impl Drop for Arena {
 }
 
 impl Class {
-    /// A slot, and whether it is zero.
+    /// Returns a slot, and whether it is zero.
     fn take(&mut self, arena: &Arena, slot_bytes: usize) -> Result<(DevicePtr, bool), CudaError> {
         let n_slots = n_slots(slot_bytes);
         if self.open.is_empty() {
@@ -195,7 +199,7 @@ impl Class {
             return;
         }
         match self.spare.replace(base) {
-            // It may have been used since it was put aside, or be the same one.
+            // It may have been used since it became the spare, or be the same one.
             Some(other) if other != base && self.slabs[&other].used == 0 => {
                 self.slabs.remove(&other);
                 self.open.retain(|&open| open != other);
@@ -206,22 +210,22 @@ impl Class {
     }
 }
 
-/// Slots of a slab.
+/// Returns the slots of a slab.
 fn n_slots(slot_bytes: usize) -> u32 {
     u32::try_from(SLAB_BYTES / slot_bytes).expect("at most SLAB_BYTES / UNIT")
 }
 
-/// A piece of device memory, given back when dropped.
+/// A range of device memory, returned to the arena when dropped.
 pub(crate) struct Block {
     arena: Arc<Arena>,
     ptr: DevicePtr,
     bytes: usize,
-    /// Whether it is large scratch memory, to be kept for the next op.
+    /// Whether this is large scratch memory, to be cached for the next op.
     is_kept: bool,
 }
 
 impl Block {
-    /// Where it starts.
+    /// Returns its address.
     pub(crate) fn ptr(&self) -> DevicePtr {
         self.ptr
     }
@@ -247,28 +251,28 @@ pub struct CudaBuffer {
 }
 
 impl CudaBuffer {
-    /// A buffer of `len` zeros.
+    /// Creates a buffer of `len` zeros.
     pub(crate) fn zeroed(arena: &Arc<Arena>, len: usize) -> Result<Self, CudaError> {
         Ok(Self { block: arena.take_zeroed(len.saturating_mul(size_of::<f32>()))?, len })
     }
 
-    /// A buffer of `len` values that are still to be written.
+    /// Creates a buffer of `len` uninitialized values.
     #[cfg(test)]
     pub(crate) fn uninitialised(arena: &Arc<Arena>, len: usize) -> Result<Self, CudaError> {
         Ok(Self { block: arena.take(len.saturating_mul(size_of::<f32>()))?, len })
     }
 
-    /// Where its first value is.
+    /// Returns the address of its first value.
     pub(crate) fn ptr(&self) -> DevicePtr {
         self.block.ptr
     }
 
-    /// Number of values.
+    /// Returns the number of values.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it holds no value.
+    /// Returns whether the buffer is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -287,18 +291,18 @@ pub struct CudaPage {
 }
 
 impl CudaPage {
-    /// A zeroed page. What it takes, and reports, is rounded up to whole memory transactions.
+    /// Creates a zeroed page. Its size, as reported, is rounded up to whole memory transactions.
     pub(crate) fn zeroed(arena: &Arc<Arena>, n_bytes: usize) -> Result<Self, CudaError> {
         Ok(Self { block: arena.take_zeroed(n_bytes)? })
     }
 
-    /// Where it starts.
+    /// Returns its address.
     pub(crate) fn ptr(&self) -> DevicePtr {
         self.block.ptr
     }
 }
 
-/// The addresses of a sequence's blocks, kept on the device for the kernels that walk them.
+/// The addresses of a sequence's blocks, cached on the device for the attention kernels.
 #[derive(Debug, Default)]
 pub struct PageAddresses {
     addresses: Vec<DevicePtr>,
@@ -309,12 +313,12 @@ pub struct PageAddresses {
 #[derive(Debug, Default)]
 struct OnDevice {
     block: Option<Block>,
-    /// The first `valid` addresses are there.
+    /// The first `valid` addresses are current.
     valid: usize,
 }
 
 impl PageAddresses {
-    /// Where the addresses lie on the device, `[blocks]` of 8 bytes; writes those that have changed.
+    /// Returns the device address of the list, `[blocks]` of 8 bytes; writes the changed addresses.
     ///
     /// # Errors
     /// When memory runs out or the device cannot be written.
@@ -323,7 +327,7 @@ impl PageAddresses {
         let bytes = |len: usize| len * size_of::<DevicePtr>();
         let len = self.addresses.len();
         if device.block.as_ref().is_none_or(|block| block.bytes < bytes(len)) {
-            // Room to grow, so that this is rare.
+            // Spare capacity makes reallocations rare.
             let block = cx.arena().take(bytes(len.next_power_of_two().max(MIN_ADDRESSES)))?;
             *device = OnDevice { block: Some(block), valid: 0 };
         }
@@ -345,7 +349,7 @@ impl Clone for PageAddresses {
 
 impl PageTable<CudaPage> for PageAddresses {
     fn set(&mut self, index: usize, page: &CudaPage) {
-        // Blocks that no query sees may never have been there: nobody looks at their addresses.
+        // Blocks that no query sees may be absent: no kernel reads their addresses.
         self.addresses.resize(self.addresses.len().max(index + 1), 0);
         self.addresses[index] = page.ptr();
         self.invalidate(index);
@@ -358,7 +362,7 @@ impl PageTable<CudaPage> for PageAddresses {
 }
 
 impl PageAddresses {
-    /// Addresses from `index` on are to be written again.
+    /// Marks the addresses from `index` on as changed.
     fn invalidate(&mut self, index: usize) {
         let device = self.on_device.get_mut().unwrap_or_else(PoisonError::into_inner);
         device.valid = device.valid.min(index);

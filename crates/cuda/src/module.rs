@@ -1,4 +1,4 @@
-//! From CUDA C++ to PTX, compiled once per source, options, architecture and compiler version.
+//! Compiles CUDA C++ to PTX, once per source, options, architecture and compiler version.
 
 use std::fs;
 use std::io;
@@ -13,7 +13,7 @@ use crate::{CudaError, CudaVersion};
 /// A file that sources can include, as `#include "name"`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Header {
-    /// What the `#include` says.
+    /// The name in the `#include`.
     pub name: &'static str,
     /// Its text.
     pub text: &'static str,
@@ -26,16 +26,18 @@ pub(crate) struct Source {
     pub name: &'static str,
     /// Its text.
     pub text: &'static str,
-    /// What it may include.
+    /// Headers that it may include.
     pub headers: &'static [Header],
-    /// The numbers that it includes as [`Constants::HEADER`].
+    /// The constants that it includes as [`Constants::HEADER`].
     pub constants: fn() -> Constants,
-    /// Compiler options besides the architecture, unless they name one, the language version and the definitions.
+    /// Compiler options. The compiler adds the architecture, unless they name one, the language
+    /// version and the macros.
     pub options: &'static [&'static str],
 }
 
 impl Source {
-    /// Whether it has kernels for compute capability `arch / 10`: it may name the one that it is for.
+    /// Returns whether it has kernels for compute capability `arch / 10`: its options may name a
+    /// single one.
     pub fn is_for(&self, arch: u32) -> bool {
         let mut named = self.options.iter().filter_map(|option| option.strip_prefix(ARCHITECTURE));
         named.all(|name| name.trim_start_matches("=compute_").trim_end_matches('a') == arch.to_string())
@@ -45,25 +47,25 @@ impl Source {
 /// A macro and its value: how one source is compiled for several types.
 pub(crate) type Define = (&'static str, u32);
 
-/// A source with the macros of one variant: what is compiled at once.
+/// A source with the macros of one variant: the unit of compilation.
 #[derive(Debug, Clone)]
 pub(crate) struct Build {
     pub source: &'static Source,
     pub defines: Vec<Define>,
 }
 
-/// Compiles sources, keeping what it has compiled in a folder.
+/// Compiles sources, and caches the PTX in a folder.
 #[derive(Debug, Clone)]
 pub(crate) struct Compiler {
     nvrtc: Nvrtc,
     version: CudaVersion,
-    /// Compute capabilities it compiles for, times ten.
+    /// Compute capabilities that it compiles for, times ten.
     architectures: Vec<u32>,
     folder: Option<PathBuf>,
 }
 
 impl Compiler {
-    /// A compiler that keeps its results in the user's cache folder, where there is one.
+    /// Finds the compiler; its cache is in the user's cache folder, where there is one.
     ///
     /// # Errors
     /// [`CudaError::NoNvrtc`].
@@ -71,22 +73,23 @@ impl Compiler {
         Self::keeping_in(kvant_files::cache_folder().map(|folder| folder.join("cuda")))
     }
 
-    /// A compiler that keeps its results in `folder`, or nowhere.
+    /// Finds the compiler; its cache is `folder`, or off.
     pub fn keeping_in(folder: Option<PathBuf>) -> Result<Self, CudaError> {
         let nvrtc = Nvrtc::find()?;
         Ok(Self { nvrtc, version: nvrtc.version()?, architectures: nvrtc.architectures()?, folder })
     }
 
-    /// The version of NVRTC.
+    /// Returns the version of NVRTC.
     pub fn version(&self) -> CudaVersion {
         self.version
     }
 
-    /// The PTX of `source` for compute capability `arch / 10`, or for the newest before it that the compiler knows: the
-    /// driver takes PTX for older ones too.
+    /// Returns the PTX of `source` for compute capability `arch / 10`, or for the newest before it
+    /// that the compiler supports: the driver accepts PTX for older ones too.
     ///
     /// # Errors
-    /// [`CudaError::Compile`]. A cache that cannot be read or written is no error: the source is compiled then.
+    /// [`CudaError::Compile`]. An unreadable or unwritable cache is not an error: the source is
+    /// compiled then.
     pub fn ptx(&self, source: &Source, defines: &[Define], arch: u32) -> Result<String, CudaError> {
         let known = self.architectures.iter().copied().filter(|&known| known <= arch).max();
         let options = options(source, defines, known.unwrap_or(arch));
@@ -100,13 +103,13 @@ impl Compiler {
         let headers: Vec<_> = headers.chain([(Constants::HEADER, constants.text())]).collect();
         let ptx = self.nvrtc.compile(source.name, source.text, &headers, &options)?;
         if let Some(kept) = kept {
-            // Without the file the next start compiles again, nothing else.
+            // Without the file, the next start merely compiles again.
             let _ = kept.write(source, &options, constants.text(), &ptx);
         }
         Ok(ptx)
     }
 
-    /// A number over everything the PTX depends on.
+    /// Hashes everything the PTX depends on.
     fn key(&self, source: &Source, constants: &str, options: &[String]) -> String {
         let mut hash = Xxh3::new();
         let mut part = |text: &str| {
@@ -133,7 +136,8 @@ fn options(source: &Source, defines: &[Define], arch: u32) -> Vec<String> {
     fixed.chain(source.options.iter().map(|&option| option.to_owned())).chain(defines).collect()
 }
 
-/// The files of one compilation: the PTX, and beside it its options, constants and source, for whoever debugs it.
+/// The files of one compilation: the PTX, and beside it its options, constants and source, for
+/// debugging.
 struct Kept {
     ptx: PathBuf,
     source: PathBuf,
@@ -145,7 +149,8 @@ impl Kept {
         Self { ptx: folder.join(format!("{stem}.ptx")), source: folder.join(format!("{stem}.cu")) }
     }
 
-    /// The PTX, if it is there and whole: it starts with the compiler's comment and ends with a closing brace.
+    /// Returns the PTX if the file exists and is complete: it starts with the compiler's comment
+    /// and ends with a closing brace.
     fn read(&self) -> Option<String> {
         let ptx = String::from_utf8(kvant_files::read(&self.ptx).ok()?).ok()?;
         (ptx.contains(".version") && ptx.trim_end().ends_with('}')).then_some(ptx)
@@ -177,7 +182,7 @@ mod tests {
         options: &[],
     };
 
-    /// A compiler with an empty cache folder of its own, or [`or_skip`].
+    /// Returns a compiler with an empty cache folder of its own, or [`or_skip`].
     fn compiler(name: &str) -> Option<Compiler> {
         let folder = std::env::temp_dir().join(format!("kvant-cuda-{name}-{}", std::process::id()));
         or_skip(Compiler::keeping_in(Some(folder)))
@@ -188,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_is_compiled_once_for_each_set_of_macros_and_architecture() {
+    fn sources_compile_once_per_macro_set_and_architecture() {
         let Some(compiler) = compiler("once") else { return };
         let first = compiler.ptx(&SOURCE, &[("N", 3)], 80).unwrap();
         assert!(first.contains(".target sm_80") && first.contains(".entry f("), "{first}");
@@ -211,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_that_does_not_compile_is_an_error_with_the_compilers_words() {
+    fn compile_errors_contain_the_compiler_log() {
         let Some(compiler) = compiler("errors") else { return };
         let error = compiler.ptx(&SOURCE, &[], 90).unwrap_err();
         let CudaError::Compile { kernel, log } = &error else { panic!("{error}") };
@@ -220,8 +225,8 @@ mod tests {
     }
 
     #[test]
-    fn every_kernel_compiles_for_the_oldest_architecture_and_a_new_one() {
-        // What this very compiler has compiled before it need not compile again.
+    fn every_kernel_compiles_for_the_oldest_and_a_new_architecture() {
+        // The same compiler reuses what it has compiled before.
         let Some(mut compiler) = compiler("every") else { return };
         compiler.folder = Some(std::env::temp_dir().join("kvant-cuda-tests"));
         let of = |arch| crate::builds::builds(arch).into_iter().map(move |build| (build, arch));

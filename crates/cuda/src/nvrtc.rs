@@ -13,34 +13,34 @@ use crate::{CudaError, CudaVersion};
 pub(crate) struct Nvrtc(());
 
 impl Nvrtc {
-    /// Looks for the library.
+    /// Loads the library.
     ///
     /// # Errors
-    /// [`CudaError::NoNvrtc`] when there is none.
+    /// [`CudaError::NoNvrtc`] when it is missing.
     pub fn find() -> Result<Self, CudaError> {
-        // SAFETY: opening a library runs its initialisers; NVRTC's have no precondition.
+        // SAFETY: opening a library runs its initializers; NVRTC's have no precondition.
         let is_present = unsafe { sys::is_culib_present() };
         if is_present { Ok(Self(())) } else { Err(CudaError::NoNvrtc) }
     }
 
-    /// The library's version.
+    /// Returns the library's version.
     pub fn version(self) -> Result<CudaVersion, CudaError> {
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: `self` proves that the library is there; both pointers are to live integers.
+        // SAFETY: `self` proves that the library is loaded; both pointers are to live integers.
         unsafe { sys::nvrtcVersion(&mut major, &mut minor) }
             .result()
             .map_err(|e| failed("nvrtcVersion", e))?;
         Ok(CudaVersion { major: major.unsigned_abs(), minor: minor.unsigned_abs() })
     }
 
-    /// The architectures it compiles for, each as compute capability times ten.
+    /// Returns the supported architectures, each as compute capability times ten.
     pub fn architectures(self) -> Result<Vec<u32>, CudaError> {
         let mut count = 0;
-        // SAFETY: `self` proves that the library is there; `count` is live.
+        // SAFETY: `self` proves that the library is loaded; `count` is live.
         let status = unsafe { sys::nvrtcGetNumSupportedArchs(&mut count) };
         status.result().map_err(|e| failed("nvrtcGetNumSupportedArchs", e))?;
         let mut architectures: Vec<c_int> = vec![0; usize::try_from(count).unwrap_or(0)];
-        // SAFETY: the array has room for as many as the library has just said.
+        // SAFETY: the array has as many entries as the library has just reported.
         let status = unsafe { sys::nvrtcGetSupportedArchs(architectures.as_mut_ptr()) };
         status.result().map_err(|e| failed("nvrtcGetSupportedArchs", e))?;
         Ok(architectures.into_iter().map(c_int::unsigned_abs).collect())
@@ -70,7 +70,7 @@ impl Nvrtc {
 /// A program of NVRTC, destroyed when dropped.
 struct Program {
     handle: sys::nvrtcProgram,
-    /// The name, the source and the headers: NVRTC keeps pointers to them, not copies.
+    /// The name, the source and the headers: NVRTC stores pointers to them, not copies.
     _texts: Vec<CString>,
 }
 
@@ -85,8 +85,9 @@ impl Program {
         let (header_texts, header_names) = of_headers.split_at(headers.len());
         let count = c_int::try_from(headers.len()).expect("a handful of headers");
         let mut handle = ptr::null_mut();
-        // SAFETY: the library is there (every caller holds `Nvrtc`); the strings end in NUL and live in `texts`, which
-        // the program keeps until it is destroyed; both arrays have `count` entries.
+        // SAFETY: the library is loaded (every caller holds `Nvrtc`); the strings end in NUL and
+        // live in `texts`, which the program holds until it is destroyed; both arrays have `count`
+        // entries.
         let status = unsafe {
             sys::nvrtcCreateProgram(
                 &mut handle,
@@ -116,12 +117,13 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: made by `nvrtcCreateProgram`, destroyed once. A failure leaks a program, which harms nobody.
+        // SAFETY: made by `nvrtcCreateProgram`, destroyed once. A failure leaks a program, which is
+        // harmless.
         let _ = unsafe { result::destroy_program(self.handle) };
     }
 }
 
-/// The text before the first NUL.
+/// Returns the text before the first NUL.
 fn text_of(bytes: Vec<c_char>) -> String {
     let bytes: Vec<u8> = bytes.into_iter().map(|byte| byte.cast_unsigned()).collect();
     CStr::from_bytes_until_nul(&bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()

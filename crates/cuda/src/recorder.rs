@@ -1,11 +1,14 @@
-//! The queue of a device: a stream whose work is either done at once or recorded into graphs.
+//! The queue of a device: a CUDA stream whose work is either launched directly or recorded into
+//! CUDA graphs.
 //!
-//! A decode step launches some three hundred small kernels. Launched one by one, each leaves a gap on the device; recorded, they
-//! follow one another. Every step is recorded anew, as its parameters differ, which takes the host as long as launches would: so
-//! it is cut into pieces, each of which runs while the next is recorded. The executable graph of that piece of the step before
-//! takes the parameters over (`cuGraphExecUpdate`); where the kernels themselves differ, a new one is made.
+//! A decode step launches some three hundred small kernels. Launched one by one, each leaves a gap
+//! on the device; recorded, they follow one another. Every step is recorded anew, as its parameters
+//! differ, which takes the host as long as launches would: so it is divided into pieces, each of
+//! which runs while the next is recorded. The executable graph of the same piece of the previous
+//! step takes over the parameters (`cuGraphExecUpdate`); where the kernels themselves differ, a new
+//! one is instantiated.
 //!
-//! While one thread records, the others wait: what they queued would end up in the graph.
+//! While one thread records, the others wait: otherwise their work would end up in the graph.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
@@ -13,22 +16,22 @@ use std::thread::{self, ThreadId};
 use crate::staging::{Calls, Staging, Uploads};
 use crate::{CudaError, DevicePtr};
 
-/// Calls that a piece of a recording has: those of some ten layers, of which the device has more to do than the host. The first, for which
-/// it waits, is shorter.
+/// Calls per piece of a recording: those of some ten layers, which take the device longer than the
+/// host. The first piece, for which the device waits, is shorter.
 const PIECE: usize = 64;
 const FIRST_PIECE: usize = 16;
 
-/// A stream and, while a thread records, the graph in the making.
+/// A CUDA stream and, while a thread records, the graph in progress.
 pub(crate) struct Recorder<C: Calls> {
     state: Mutex<State<C>>,
-    /// Told when a recording ends.
+    /// Notified when a recording ends.
     ended: Condvar,
     calls: C,
 }
 
 struct State<C: Calls> {
     recording: Option<Recording>,
-    /// The graphs of the last step, ready to run, by piece.
+    /// The executable graphs of the last step, by piece.
     runnables: Vec<C::Runnable>,
     staging: Staging<C>,
     uploads: Uploads<C>,
@@ -36,9 +39,9 @@ struct State<C: Calls> {
 
 struct Recording {
     thread: ThreadId,
-    /// Pieces that are queued.
+    /// Queued pieces.
     pieces: usize,
-    /// Of the piece that is recorded.
+    /// Calls of the current piece.
     calls: usize,
     /// Memory that recorded work may still use: freed once it has run.
     freed: Vec<DevicePtr>,
@@ -58,26 +61,27 @@ impl<C: Calls> Queue<'_, C> {
         }
     }
 
-    /// Waits for what is queued so far.
+    /// Waits for the work queued so far.
     fn wait(self) -> Result<(), CudaError> {
         self.check_not_recording("wait")?;
         let (calls, reached) = (self.calls, self.calls.event()?);
         calls.record(&reached)?;
-        // Others may queue work meanwhile, or record; a stream that is being recorded cannot be waited for.
+        // Other threads may queue or record meanwhile; a stream in capture mode cannot be waited
+        // for.
         drop(self);
         calls.wait(&reached)
     }
 }
 
 impl<C: Calls> Recorder<C> {
-    /// A queue on the stream of `calls`.
+    /// Creates a queue on the stream of `calls`.
     pub fn new(calls: C) -> Self {
         let (staging, uploads) = (Staging::default(), Uploads::default());
         let state = State { recording: None, runnables: Vec::new(), staging, uploads };
         Self { state: Mutex::new(state), ended: Condvar::new(), calls }
     }
 
-    /// The right to queue one more call. Waits until no other thread records.
+    /// Returns the right to queue one more call. Waits until no other thread records.
     pub fn queue(&self) -> Result<Queue<'_, C>, CudaError> {
         let mut queue = self.lock()?;
         queue.state.count(&self.calls)?;
@@ -97,7 +101,8 @@ impl<C: Calls> Recorder<C> {
     pub fn write(&self, dst: DevicePtr, src: &[u8]) -> Result<(), CudaError> {
         let mut queue = self.queue()?;
         match queue.state.recording {
-            // A recorded copy happens later, so it reads from memory of ours that stays as it is until then.
+            // A recorded copy runs later, so it reads from staging memory that does not change
+            // until then.
             Some(_) => queue.state.staging.copy(queue.calls, dst, src),
             None => queue.calls.write(dst, src),
         }
@@ -124,13 +129,13 @@ impl<C: Calls> Recorder<C> {
         queue.wait()
     }
 
-    /// Waits for what is queued.
+    /// Waits for the queued work.
     pub fn finish(&self) -> Result<(), CudaError> {
         self.queue()?.wait()
     }
 
     pub fn free(&self, ptr: DevicePtr) {
-        // There is nothing to do about a failure: the context is lost then, and its memory with it.
+        // A failure cannot be handled: it means that the context is lost, and its memory with it.
         let Ok(mut queue) = self.lock() else { return };
         match &mut queue.state.recording {
             Some(recording) => recording.freed.push(ptr),
@@ -138,7 +143,7 @@ impl<C: Calls> Recorder<C> {
         }
     }
 
-    /// Queues what `ops` does, waits for it and returns the seconds the device took, by its own clock.
+    /// Queues the work of `ops`, waits for it and returns the seconds on the device clock.
     pub fn timed(&self, ops: &mut dyn FnMut() -> Result<(), CudaError>) -> Result<f64, CudaError> {
         self.calls.bind()?;
         let (started, ended) = (self.calls.event()?, self.calls.event()?);
@@ -149,12 +154,12 @@ impl<C: Calls> Recorder<C> {
         self.calls.seconds(&started, &ended)
     }
 
-    /// Starts to record what this thread queues.
+    /// Starts to record the work that this thread queues.
     pub fn begin(&self) -> Result<(), CudaError> {
         let mut queue = self.queue()?;
         queue.check_not_recording("begin")?;
         if queue.state.staging.is_used() {
-            // The last recording may still be reading it.
+            // The last recording may still read it.
             queue.calls.synchronize()?;
             queue.state.staging.clear();
         }
@@ -164,8 +169,8 @@ impl<C: Calls> Recorder<C> {
         Ok(())
     }
 
-    /// Ends the recording and queues what is left of it, also of a step that failed: whoever recorded counts on what was recorded
-    /// (addresses that are on the device, slabs that are zero), as on what is queued without a recording.
+    /// Ends the recording and queues its remainder, also after a failed step: the caller relies on
+    /// recorded work (addresses on the device, zeroed slabs) as on queued work.
     pub fn end(&self) -> Result<(), CudaError> {
         let mut queue = self.lock()?;
         let Some(recording) = queue.state.recording.take() else {
@@ -182,13 +187,13 @@ impl<C: Calls> Recorder<C> {
 impl<C: Calls> Drop for Recorder<C> {
     fn drop(&mut self) {
         let _ = self.calls.bind();
-        // What the state holds may still be in use by the device.
+        // The device may still use the memory of the state.
         let _ = self.calls.synchronize();
     }
 }
 
 impl<C: Calls> State<C> {
-    /// Counts a call, which begins a new piece where the last one is full.
+    /// Counts a call, and begins a new piece when the current one is full.
     fn count(&mut self, calls: &C) -> Result<(), CudaError> {
         let Some(recording) = &mut self.recording else { return Ok(()) };
         recording.calls += 1;
@@ -203,14 +208,15 @@ impl<C: Calls> State<C> {
         calls.begin()
     }
 
-    /// Queues what `graph` says, piece `piece` of a step.
+    /// Queues `graph`, piece `piece` of a step.
     fn run(&mut self, calls: &C, piece: usize, graph: &C::Graph) -> Result<(), CudaError> {
         let is_updated = match self.runnables.get_mut(piece) {
             Some(runnable) => calls.update(runnable, graph)?,
             None => false,
         };
         if !is_updated {
-            // The first, or other kernels than last time, and so from here on. The old ones go first, so that their memory can be used.
+            // The first step, or other kernels than in the last one from this piece on. The old
+            // graphs are dropped first, so that their memory can be reused.
             self.runnables.truncate(piece);
             self.runnables.push(calls.make(graph)?);
         }

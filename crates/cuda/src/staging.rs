@@ -1,6 +1,8 @@
-//! Pinned host memory that the device copies from by itself; and what a queue of work asks of the driver.
+//! Pinned host memory that the device copies from asynchronously, and the driver calls that a queue
+//! of work needs.
 //!
-//! The driver answers to [`Calls`] by a stream of its own, in tests a fake does, which runs nothing before it must.
+//! The driver implements [`Calls`] with a CUDA stream of its own; the tests use a fake that defers
+//! all work as long as possible.
 
 use std::ops::Range;
 
@@ -10,19 +12,21 @@ use crate::{CudaError, DevicePtr};
 const STAGING_BYTES: usize = 256 * 1024;
 /// Size of one piece of an upload.
 const UPLOAD_BYTES: usize = 16 << 20;
-/// What is staged starts at multiples of this: the device's longest load.
+/// Alignment of staged data: the device's longest load.
 const ALIGN: usize = 16;
 
-/// One stream of work and what belongs to it. Everything queued is done in its order; nothing here waits unless it says
-/// so. All but [`Calls::bind`] need the context to be current in this thread.
+/// One CUDA stream and its resources.
+///
+/// Queued work executes in order; no method waits unless its documentation states so. All but
+/// [`Calls::bind`] require the context to be current in this thread.
 pub(crate) trait Calls {
-    /// A moment in the work of the stream.
+    /// A point in the work of the stream.
     type Event;
-    /// Host memory that the device copies from by itself.
+    /// Host memory that the device copies from asynchronously.
     type Pinned;
-    /// Work as it was recorded.
+    /// A recorded graph.
     type Graph;
-    /// Recorded work, ready to run.
+    /// An executable graph.
     type Runnable;
 
     /// Makes the context current in this thread.
@@ -33,52 +37,53 @@ pub(crate) trait Calls {
     /// Queues a copy from the device.
     ///
     /// # Safety
-    /// `dst` stays, untouched, until the stream has come this far.
+    /// `dst` stays live and untouched until the stream has passed this copy.
     unsafe fn read(&self, src: DevicePtr, dst: &mut [u8]) -> Result<(), CudaError>;
-    /// Frees memory of the device once what is queued is done.
+    /// Frees device memory once the queued work is done.
     fn free(&self, ptr: DevicePtr);
 
-    /// Host memory of `bytes`.
+    /// Allocates `bytes` of pinned host memory.
     fn pin(&self, bytes: usize) -> Result<Self::Pinned, CudaError>;
-    /// Lets `fill` write a part of host memory.
+    /// Calls `fill` on a range of host memory.
     ///
     /// # Safety
-    /// No copy from that part is queued that the stream has not come past.
+    /// The stream has passed every queued copy from that range.
     unsafe fn fill(&self, memory: &mut Self::Pinned, part: Range<usize>, fill: &mut dyn FnMut(&mut [u8]));
-    /// Queues a copy of a part of host memory to the device.
+    /// Queues a copy of a range of host memory to the device.
     ///
     /// # Safety
-    /// The memory stays, and that part of it as it is, until the stream has come this far.
+    /// The memory stays live, and that range unchanged, until the stream has passed this copy.
     unsafe fn copy(&self, dst: DevicePtr, memory: &Self::Pinned, part: Range<usize>)
     -> Result<(), CudaError>;
 
-    /// A moment that is still to be recorded.
+    /// Creates an event that is not yet recorded.
     fn event(&self) -> Result<Self::Event, CudaError>;
-    /// Makes `event` the moment that the stream has come this far.
+    /// Records `event` at the current end of the stream.
     fn record(&self, event: &Self::Event) -> Result<(), CudaError>;
-    /// Waits for an event; not at all when it never was recorded.
+    /// Waits for an event; returns at once if it was never recorded.
     fn wait(&self, event: &Self::Event) -> Result<(), CudaError>;
-    /// Seconds between two events that have been reached.
+    /// Returns the seconds between two events that have been reached.
     fn seconds(&self, from: &Self::Event, to: &Self::Event) -> Result<f64, CudaError>;
-    /// Waits for everything queued.
+    /// Waits for all queued work.
     fn synchronize(&self) -> Result<(), CudaError>;
 
-    /// From here on what is queued is recorded and not done. Nothing is being recorded yet.
+    /// Starts a recording: queued work is recorded and not executed. No recording is in progress.
     fn begin(&self) -> Result<(), CudaError>;
-    /// Ends what [`Calls::begin`] began.
+    /// Ends the recording that [`Calls::begin`] started.
     fn end(&self) -> Result<Self::Graph, CudaError>;
-    /// Makes recorded work ready to run.
+    /// Instantiates a recorded graph.
     fn make(&self, graph: &Self::Graph) -> Result<Self::Runnable, CudaError>;
-    /// Makes `runnable` do what `graph` says; false where that takes other kernels, and so a new one.
+    /// Updates `runnable` to `graph`; returns false if the kernels differ, so that a new one is
+    /// needed.
     fn update(&self, runnable: &mut Self::Runnable, graph: &Self::Graph) -> Result<bool, CudaError>;
-    /// Queues recorded work.
+    /// Queues an executable graph.
     fn run(&self, runnable: &Self::Runnable) -> Result<(), CudaError>;
 }
 
 /// Memory that recorded copies read from.
 pub(crate) struct Staging<C: Calls> {
     pieces: Vec<Piece<C>>,
-    /// Pieces that are full, and bytes used of the next.
+    /// Number of full pieces, and bytes used of the next.
     full: usize,
     filled: usize,
 }
@@ -95,17 +100,18 @@ impl<C: Calls> Default for Staging<C> {
 }
 
 impl<C: Calls> Staging<C> {
-    /// Whether there is anything to [`Staging::clear`].
+    /// Returns whether there is anything to [`Staging::clear`].
     pub fn is_used(&self) -> bool {
         self.full + self.filled > 0
     }
 
-    /// Takes everything back; the stream has come past every copy from here.
+    /// Releases all staged data; the stream has passed every copy from here.
     pub fn clear(&mut self) {
         (self.full, self.filled) = (0, 0);
     }
 
-    /// Queues a copy of what `src` holds now to the device, from where it stays until `clear`.
+    /// Queues a copy of the current contents of `src` to the device, through memory that does not
+    /// change until `clear`.
     pub fn copy(&mut self, calls: &C, dst: DevicePtr, src: &[u8]) -> Result<(), CudaError> {
         while self.pieces.get(self.full).is_some_and(|piece| piece.bytes - self.filled < src.len()) {
             (self.full, self.filled) = (self.full + 1, 0);
@@ -119,20 +125,21 @@ impl<C: Calls> Staging<C> {
         self.filled = part.end.next_multiple_of(ALIGN).min(piece.bytes);
         // SAFETY: nothing has been copied from beyond `filled` since the last `clear`.
         unsafe { calls.fill(&mut piece.memory, part.clone(), &mut |to| to.copy_from_slice(src)) };
-        // SAFETY: until `clear` that part is written no more, and pieces stay for as long as this does, which outlives the
-        // stream's work (the recorder waits for it before it drops this).
+        // SAFETY: until `clear` that range is not written again, and pieces live as long as `self`,
+        // which outlives the stream's work (the recorder waits for it before it drops `self`).
         unsafe { calls.copy(dst, &piece.memory, part) }
     }
 }
 
-/// Two pieces of memory that take turns: while the device copies one, the host fills the other.
+/// Two pieces of pinned memory that alternate: while the device copies one, the host fills the
+/// other.
 pub(crate) struct Uploads<C: Calls> {
     turns: [Option<Turn<C>>; 2],
 }
 
 struct Turn<C: Calls> {
     piece: Piece<C>,
-    /// Reached when the device has copied what was last put here.
+    /// Reached when the device has copied the last contents.
     copied: C::Event,
 }
 
@@ -157,9 +164,10 @@ impl<C: Calls> Uploads<C> {
             let len = step.min(n_bytes - offset);
             let Turn { piece, copied } = Turn::of(&mut self.turns[i % 2], calls, len)?;
             calls.wait(copied)?;
-            // SAFETY: the device has copied what was last put here.
+            // SAFETY: the device has copied the last contents.
             unsafe { calls.fill(&mut piece.memory, 0..len, &mut |bytes| fill(offset, bytes)) };
-            // SAFETY: before the piece is filled again or dropped, `copied` is waited for, or all of the stream.
+            // SAFETY: before the piece is filled again or dropped, the host waits for `copied`, or
+            // for all of the stream.
             unsafe { calls.copy(dst + offset as u64, &piece.memory, 0..len) }?;
             calls.record(copied)?;
         }
@@ -167,13 +175,13 @@ impl<C: Calls> Uploads<C> {
     }
 }
 
-/// Bytes of a piece: as many whole units as fit, at least one.
+/// Returns the bytes of a piece: as many whole units as fit, at least one.
 fn piece_bytes(unit: usize) -> usize {
     (UPLOAD_BYTES / unit.max(1)).max(1) * unit.max(1)
 }
 
 impl<C: Calls> Turn<C> {
-    /// The piece in `slot`, made or made larger where it does not hold `bytes`.
+    /// Returns the piece in `slot`, allocated or reallocated where it is smaller than `bytes`.
     fn of<'a>(slot: &'a mut Option<Self>, calls: &C, bytes: usize) -> Result<&'a mut Self, CudaError> {
         if slot.as_ref().is_none_or(|turn| turn.piece.bytes < bytes) {
             if let Some(old) = slot.take() {
@@ -189,8 +197,8 @@ impl<C: Calls> Turn<C> {
 
 #[cfg(test)]
 pub(crate) mod fake {
-    //! A stream that does nothing before it must, for tests: whoever changes memory that queued work still needs, or waits
-    //! where a driver refuses to, is found out.
+    //! A CUDA stream for tests that defers all work as long as possible: it detects changes of
+    //! memory that queued work still needs, and waits that a driver rejects.
 
     use std::ops::Range;
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -198,7 +206,7 @@ pub(crate) mod fake {
 
     use super::{Calls, CudaError, DevicePtr};
 
-    /// Shared with the test that looks inside.
+    /// Shared with the test that inspects it.
     pub(crate) type Fake = Arc<FakeStream>;
 
     #[derive(Default)]
@@ -208,10 +216,10 @@ pub(crate) mod fake {
 
     #[derive(Default)]
     struct State {
-        /// The device's memory, as far as it has been written.
+        /// The device memory, as far as it has been written.
         memory: Vec<u8>,
         queue: Vec<Work>,
-        /// What has been recorded so far, while something is.
+        /// The current recording, if any.
         recording: Option<Vec<Work>>,
         freed: Vec<DevicePtr>,
         pinned: Vec<Weak<Mutex<Vec<u8>>>>,
@@ -243,39 +251,39 @@ pub(crate) mod fake {
     }
 
     impl FakeStream {
-        /// Bytes of the device that work done so far has written.
+        /// Returns the bytes of the device that completed work has written.
         pub fn memory(&self, part: Range<usize>) -> Vec<u8> {
             locked(&self.state).memory.get(part).unwrap_or_default().to_vec()
         }
 
-        /// What has been freed, in order.
+        /// Returns the freed addresses, in order.
         pub fn freed(&self) -> Vec<DevicePtr> {
             locked(&self.state).freed.clone()
         }
 
-        /// Whether all that was queued is done.
+        /// Returns whether all queued work is done.
         pub fn is_idle(&self) -> bool {
             locked(&self.state).queue.is_empty()
         }
 
-        /// Pieces of host memory that live.
+        /// Returns the number of live pieces of host memory.
         pub fn n_pinned(&self) -> usize {
             locked(&self.state).pinned.iter().filter(|memory| memory.strong_count() > 0).count()
         }
 
-        /// Runnables that were made, that live, and updates that one took.
+        /// Returns the number of runnables created, of live ones, and of updates.
         pub fn n_runnables(&self) -> (usize, usize, usize) {
             let state = locked(&self.state);
             let live = state.runnables.iter().filter(|live| live.strong_count() > 0).count();
             (state.runnables.len(), live, state.updates)
         }
 
-        /// Pieces of work recorded so far.
+        /// Returns the number of work items recorded so far.
         pub fn n_recorded(&self) -> usize {
             locked(&self.state).recording.as_ref().map_or(0, Vec::len)
         }
 
-        /// The next recording fails.
+        /// Makes the next recording fail.
         pub fn fail_to_end(&self) {
             locked(&self.state).fails_to_end = true;
         }
@@ -286,7 +294,7 @@ pub(crate) mod fake {
             self.recording.as_mut().unwrap_or(&mut self.queue).push(work);
         }
 
-        /// Does what is queued, up to `event` where there is one.
+        /// Executes the queued work, up to `event` if given.
         fn advance(&mut self, event: Option<&Event>) {
             let is_last =
                 |work: &Work| matches!((work, event), (Work::Reach(a), Some(b)) if Arc::ptr_eq(a, b));
@@ -309,7 +317,7 @@ pub(crate) mod fake {
             self.memory[part].copy_from_slice(bytes);
         }
 
-        /// Whether work that is not done yet copies from this part.
+        /// Returns whether pending work copies from this range.
         fn is_needed(&self, memory: &Pinned, part: &Range<usize>) -> bool {
             let copies = self.queue.iter().chain(self.recording.iter().flatten());
             copies.into_iter().any(|work| match work {
@@ -382,7 +390,7 @@ pub(crate) mod fake {
             if !event.load(Ordering::Relaxed) {
                 locked(&self.state).advance(Some(event));
             }
-            assert!(event.load(Ordering::Relaxed), "what is waited for was recorded, not queued");
+            assert!(event.load(Ordering::Relaxed), "the awaited event was recorded, not queued");
             Ok(())
         }
 

@@ -1,4 +1,4 @@
-//! Several conversations at once: one pass over the weights reads a token for each of them.
+//! Several conversations in one batch: each pass over the weights decodes a token for each.
 //!
 //! `cargo run --release -p kvant --example together -- [MODEL.gguf]`
 
@@ -27,7 +27,7 @@ fn main() -> Result<(), kvant::Error> {
 
     let (started, mut n_tokens) = (Instant::now(), 0);
     for _ in 0..MAX_TOKENS {
-        // Conversations whose answer is not over yet, each with its next token.
+        // Unfinished conversations, each with its next token.
         let (mut open, mut tokens) = (Vec::new(), Vec::new());
         for (session, answer) in sessions.iter_mut().zip(&mut answers) {
             let is_over = answer.last().is_some_and(|&token| tokenizer.is_eog(token));
@@ -54,7 +54,7 @@ fn main() -> Result<(), kvant::Error> {
     Ok(())
 }
 
-/// A session that has read a question.
+/// Creates a session and prefills a question.
 fn ask(model: &Model, question: &str) -> Result<Session, kvant::Error> {
     let kv = KvOptions::symmetric("turbo3".parse()?);
     let mut session = model.session(SessionOptions { n_ctx: Some(512), kv })?;

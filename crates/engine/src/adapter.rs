@@ -1,4 +1,4 @@
-//! Adapters of Vulkan, Metal and DX12: to be asked what they are, to be tuned, or to load a model onto.
+//! Vulkan, Metal and DX12 adapters: lists them, tunes them and loads models onto them.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use crate::device::Adapter;
 use crate::runtime::{self, Loaded};
 use crate::tuning::{self, AdapterName, Kept, Way, WayTrial};
 
-/// Characters of a stranger's name that are shown.
+/// Characters of a foreign name shown in an error.
 const MOST_SHOWN: usize = 40;
 
-/// The adapters of this machine, in the order of their numbers.
+/// Lists the adapters of this machine, in the order of their indices.
 ///
 /// # Errors
-/// In a build without them.
+/// In a build without the feature `wgpu`.
 pub fn adapters() -> Result<Vec<Adapter>, Error> {
     let kept = tuning::kept();
     let adapter = |report: AdapterReport| {
@@ -36,7 +36,7 @@ pub fn adapters() -> Result<Vec<Adapter>, Error> {
     Ok(kvant_wgpu::adapters().into_iter().map(adapter).collect())
 }
 
-/// Loads a part of a model onto adapter `index`, which goes the ways that were found for it.
+/// Loads a part of a model onto adapter `index`, with the attention variants tuned for it.
 pub(crate) fn load(
     index: usize,
     config: Config,
@@ -53,7 +53,7 @@ pub(crate) fn load(
     runtime::load(device, config, part, gguf, progress)
 }
 
-/// Times the ways that adapter `index` goes.
+/// Times the attention variants of adapter `index`.
 pub(crate) fn tune(
     index: usize,
     progress: &mut dyn FnMut(f32),
@@ -68,7 +68,7 @@ pub(crate) fn tune(
     Ok((name_of(device.report()), trials.into_iter().map(trial).collect()))
 }
 
-/// The numbers of adapters that do not go the ways that are kept for them, and why.
+/// Returns the indices of adapters that cannot use their saved attention variants, and why.
 pub(crate) fn unfit(kept: &Kept) -> Vec<(usize, String)> {
     if kept.adapters.is_empty() {
         return Vec::new();
@@ -79,7 +79,8 @@ pub(crate) fn unfit(kept: &Kept) -> Vec<(usize, String)> {
     told.map(|(index, why)| (index, format!("wgpu:{index}: {why}"))).collect()
 }
 
-/// The ways that are kept for an adapter, or why it does not go them; `None` where nothing is kept for it.
+/// Returns the saved attention variants of an adapter, or why it cannot use them; `None` where no
+/// variants are saved for it.
 fn tuned(report: &AdapterReport, kept: &Kept) -> Option<Result<Vec<(TypeClass, AttendWays)>, String>> {
     let name = name_of(report);
     let kept = kept.adapters.iter().find(|kept| kept.adapter == name)?;
@@ -96,15 +97,15 @@ fn named(class: TypeClass, AttendWays { look_ups, queries, words }: AttendWays) 
     Way { types: class.name().to_owned(), look_ups, queries, words }
 }
 
-/// What `way` names on an adapter.
+/// Resolves the variant that `way` names on an adapter.
 fn meant(report: &AdapterReport, way: &Way) -> Result<(TypeClass, AttendWays), String> {
     let Way { types, look_ups, queries, words } = way;
     let class = TypeClass::ALL.into_iter().find(|class| class.name() == types);
-    let class = class.ok_or_else(|| format!("no types are {}", printable(types, MOST_SHOWN)))?;
+    let class = class.ok_or_else(|| format!("unknown type class {}", printable(types, MOST_SHOWN)))?;
     let named = |name: &String| LookUps::ALL.into_iter().find(|look_ups| look_ups.name() == name);
     let look_ups = match look_ups {
         Some(name) => {
-            named(name).ok_or_else(|| format!("no look-ups are {}", printable(name, MOST_SHOWN)))?
+            named(name).ok_or_else(|| format!("unknown look-ups {}", printable(name, MOST_SHOWN)))?
         }
         None => AttendWays::of_adapter(report).look_ups,
     };
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_kept_for_an_adapter_is_what_it_goes() {
+    fn saved_attention_variants_apply_to_the_same_driver_only() {
         let ways = [
             (TypeClass::Floats, AttendWays { queries: 8, ..AttendWays::of_adapter(&report(true)) }),
             (TypeClass::Codebooks, AttendWays { look_ups: LookUps::Shuffle, queries: 4, words: 2 }),
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn ways_that_an_adapter_does_not_go_count_for_nothing_and_it_is_told_why() {
+    fn unusable_saved_attention_variants_are_ignored_with_a_reason() {
         let way = |types: &str, look_ups: &str, queries| {
             let look_ups = Some(look_ups.to_owned());
             kept(vec![Way { types: types.to_owned(), look_ups, queries, words: 1 }])
@@ -157,8 +158,8 @@ mod tests {
         for (kept, want) in [
             (way("codebooks", "shuffle", 4), "without subgroups"),
             (way("codebooks", "select", usize::MAX), "4 or 8 queries"),
-            (way("codebooks", "magic\n", 4), r"no look-ups are magic\n"),
-            (way("lions", "select", 4), "no types are lions"),
+            (way("codebooks", "magic\n", 4), r"unknown look-ups magic\n"),
+            (way("lions", "select", 4), "unknown type class lions"),
         ] {
             let why = tuned(&report(false), &kept).unwrap().unwrap_err();
             assert!(why.contains(want), "{why}, want {want}");

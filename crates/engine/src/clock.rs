@@ -1,11 +1,11 @@
-//! How long work takes.
+//! A stopwatch that also compiles for WebAssembly.
 
 use std::time::{Duration, Instant};
 
-/// WebAssembly by itself has no clock: whoever runs it has to look at theirs.
+/// WebAssembly has no clock of its own; the host measures time there.
 const HAS_CLOCK: bool = !cfg!(all(target_family = "wasm", target_os = "unknown"));
 
-/// A clock that was started. Where there is none, every time is zero.
+/// A running stopwatch. Every time is zero on targets without a clock.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Stopwatch(Option<Instant>);
 

@@ -1,4 +1,4 @@
-//! Which device a model runs on, and what a device is without a model.
+//! Device selection: places a model on devices and reports devices without a model.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,47 +14,47 @@ use crate::runtime::{self, Loaded, Relay};
 use crate::tuning::Way;
 use crate::{Error, Gpu, adapter, tuning};
 
-/// Which device to run on.
+/// The device to run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceChoice {
-    /// The first NVIDIA GPU where one can be used, else the CPU.
+    /// The first NVIDIA GPU where one is usable, else the CPU.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
     /// The NVIDIA GPU with this index.
     Cuda(usize),
-    /// The adapter with this index, of Vulkan, Metal or DX12; see [`adapters`](crate::adapters).
+    /// The Vulkan, Metal or DX12 adapter with this index; see [`adapters`](crate::adapters).
     Wgpu(usize),
 }
 
-/// An adapter of Vulkan, Metal or DX12.
+/// A Vulkan, Metal or DX12 adapter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Adapter {
     /// The device's name, such as `wgpu:0`.
     pub device: String,
-    /// The product's name.
+    /// The product name.
     pub product: String,
-    /// The interface it is reached through, such as `vulkan`.
+    /// The graphics API, such as `vulkan`.
     pub interface: String,
-    /// The driver, and what it says of itself.
+    /// The driver's name and version.
     pub driver: String,
-    /// Whether it is a program on the CPU.
+    /// Whether it is a software renderer on the CPU.
     pub is_software: bool,
-    /// Bytes that a kernel reaches in one allocation, which bounds the cache; a matrix is split into several.
+    /// Largest binding in bytes, which bounds the KV cache; a matrix is split over several.
     pub max_binding: u64,
-    /// What kernels could make use of there, such as `f16`.
+    /// Optional features for kernels, such as `f16`.
     pub features: Vec<String>,
-    /// How it attends, for each class of types.
+    /// The attention variant of each class of types.
     pub ways: Vec<Way>,
-    /// Whether that was found by tuning it, and is not the default.
+    /// Whether the variants come from tuning rather than defaults.
     pub is_tuned: bool,
 }
 
 impl FromStr for DeviceChoice {
     type Err = Error;
 
-    /// Reads `auto`, `cpu`, `cuda:N` or `wgpu:N`; `cuda` and `wgpu` are the first of their kind.
+    /// Parses `auto`, `cpu`, `cuda:N` or `wgpu:N`; `cuda` and `wgpu` have index 0.
     fn from_str(text: &str) -> Result<Self, Error> {
         match text {
             "auto" => return Ok(Self::Auto),
@@ -75,7 +75,7 @@ impl FromStr for DeviceChoice {
     }
 }
 
-/// What a choice may be.
+/// The accepted forms.
 const EXPECTED: &str = "auto, cpu, cuda:N or wgpu:N";
 
 impl fmt::Display for DeviceChoice {
@@ -89,13 +89,13 @@ impl fmt::Display for DeviceChoice {
     }
 }
 
-/// How many layers go where.
+/// Distribution of the layers over devices, with load options.
 #[derive(Debug, Clone)]
 pub(crate) struct Placement {
     pub device: DeviceChoice,
-    /// Layers for the GPU; see [`OpenOptions::n_gpu_layers`](crate::OpenOptions::n_gpu_layers).
+    /// Layers on the GPU; see [`OpenOptions::n_gpu_layers`](crate::OpenOptions::n_gpu_layers).
     pub n_gpu_layers: Option<usize>,
-    /// What weight matrices become; see [`OpenOptions::weights`](crate::OpenOptions::weights).
+    /// Converted weight type; see [`OpenOptions::weights`](crate::OpenOptions::weights).
     pub weights: Option<DType>,
     /// See [`OpenOptions::maps_experts`](crate::OpenOptions::maps_experts).
     pub maps_experts: bool,
@@ -108,7 +108,7 @@ pub(crate) struct Placement {
 }
 
 impl Placement {
-    /// A part with what is asked for all of them.
+    /// Applies the load options of all parts to `part`.
     fn settle(&self, part: Part) -> Part {
         part.with_weights(self.weights)
             .with_mapped_experts(self.maps_experts)
@@ -116,7 +116,8 @@ impl Placement {
             .with_loras(self.loras.clone())
     }
 
-    /// The device to open: the CPU where no layer is left for another, and no `auto` where some are.
+    /// Returns the device to open: the CPU where it takes all layers, and never `Auto` with a given
+    /// number of GPU layers.
     fn device(&self) -> Result<DeviceChoice, Error> {
         match (self.device, self.n_gpu_layers) {
             (_, Some(0)) => Ok(DeviceChoice::Cpu),
@@ -130,7 +131,7 @@ impl Placement {
     }
 }
 
-/// Loads a model to where its layers go.
+/// Loads a model onto the devices of its layers.
 pub(crate) fn load(
     placement: Placement,
     n_threads: Option<usize>,
@@ -162,15 +163,15 @@ pub(crate) fn load(
     }
 }
 
-/// A device that is not the CPU.
+/// A device other than the CPU.
 enum Opened {
     Gpu(Box<Gpu>),
-    /// An adapter, by its number: opened when it is loaded onto.
+    /// An adapter by index, opened on load.
     Adapter(usize),
 }
 
 impl Opened {
-    /// The chosen device; `None` for the CPU.
+    /// Opens the chosen device; `None` for the CPU.
     fn choose(choice: DeviceChoice) -> Result<Option<Self>, Error> {
         match choice {
             DeviceChoice::Wgpu(index) => Ok(Some(Self::Adapter(index))),
@@ -192,8 +193,8 @@ impl Opened {
     }
 }
 
-/// The speed of the chosen device's memory in bytes per second, which bounds decoding: what all threads of the CPU read
-/// together, or what a GPU reads and writes when it copies.
+/// Returns the memory bandwidth of the chosen device in bytes per second, the roofline of decoding:
+/// the read bandwidth of all CPU threads together, or the read-and-write bandwidth of a GPU copy.
 ///
 /// # Errors
 /// When the device cannot be opened or has too little memory to measure.
@@ -209,34 +210,34 @@ pub fn memory_bandwidth(choice: DeviceChoice, n_threads: Option<usize>) -> Resul
     }
 }
 
-/// The CPU, to be asked what it is and what it runs.
+/// The CPU, to report its properties and kernels.
 pub struct Device(CpuDevice);
 
 impl Device {
     /// Opens the CPU with `n_threads` threads (all cores when `None`).
     ///
     /// # Errors
-    /// When a setting cannot be honoured.
+    /// When a setting cannot be applied.
     pub fn open(n_threads: Option<usize>) -> Result<Self, Error> {
         Ok(Self(tuning::open_cpu(n_threads, PromptMath::Exact)?))
     }
 
-    /// What it is.
+    /// Returns the device information.
     pub fn info(&self) -> DeviceInfo {
         self.0.info()
     }
 
-    /// The kernel for every op and type.
+    /// Returns the kernel of every op and type.
     pub fn kernel_choices(&self) -> Vec<KernelChoice> {
         self.0.kernel_choices()
     }
 
-    /// The kernel sets this machine can run, slowest first.
+    /// Returns the ISAs of this machine that have kernel sets, slowest first.
     pub fn instruction_sets(&self) -> Vec<&'static str> {
         Isa::available().into_iter().map(Isa::name).collect()
     }
 
-    /// Whether the processor has a matrix unit, and what keeps this process from using it.
+    /// Describes the processor's matrix unit, or what prevents this process from using it.
     pub fn matrix_unit(&self) -> String {
         MatrixUnit::find().to_string()
     }
@@ -247,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_for_a_gpu_need_one_and_none_need_the_cpu() {
+    fn n_gpu_layers_selects_the_device() {
         let device = |device, n_gpu_layers| {
             let prompt_math = PromptMath::Exact;
             let (weights, maps_experts, mtp, loras) = (None, false, false, Vec::new());

@@ -1,8 +1,8 @@
-//! A smaller model beside a model, which says ahead what that may say: *speculative decoding* (Leviathan et al., arXiv 2211.17192; Chen et al.,
-//! arXiv 2302.01318).
+//! Draft model: a smaller model that proposes tokens for *speculative decoding* (Leviathan et al.,
+//! arXiv 2211.17192; Chen et al., arXiv 2302.01318).
 //!
-//! What it says is guessed and nothing more, see [`Guesser`](crate::Guesser): the tokens of an answer are drawn from the logits of the model
-//! itself, whoever guessed them.
+//! Draft tokens never change the output, see [`Guesser`](crate::Guesser): the tokens of an answer
+//! are sampled from the logits of the target model, whichever drafter proposed them.
 
 use std::sync::Arc;
 
@@ -15,18 +15,20 @@ use crate::{Error, KvOptions};
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
 
-/// So many tokens of two vocabularies may differ, special ones that a later training has named: guesses of those are wrong, and that is all.
+/// Tokens that may differ between the two vocabularies, such as special tokens renamed by later
+/// training. A draft of such a token is rejected, which costs only time.
 const MOST_OTHERS: usize = 256;
 
 /// Characters of a token in an error.
 const MOST_SHOWN: usize = 32;
 
-/// What a draft model's cache stores: its keys and values are few, and errors of its own cost guesses.
+/// KV-cache types of a draft model. Its cache is small, and quantization errors in it lower the
+/// acceptance rate.
 pub(crate) fn kv_options() -> KvOptions {
     KvOptions::symmetric(DType::Q8_0)
 }
 
-/// Loads `draft` onto the device where `loaded` is, the model of `gguf`.
+/// Loads `draft` onto the device of `loaded`, the model of `gguf`.
 pub(crate) fn load(
     loaded: &dyn Loaded,
     draft: &Arc<Gguf>,
@@ -35,7 +37,7 @@ pub(crate) fn load(
     let info = loaded.info();
     if !info.rows_are_independent {
         let expected =
-            "no draft model where guesses could change an answer (the CPU with exact prompts takes one)"
+            "no draft model where speculation could change an answer (the CPU with exact prompts takes one)"
                 .to_owned();
         let got = format!("one for {} with {}", info.name, info.kernels);
         return Err(Error::Setting { name: "draft", expected, got });
@@ -43,7 +45,7 @@ pub(crate) fn load(
     loaded.load_beside(Config::from_gguf(draft)?, draft, progress)
 }
 
-/// Refuses a model whose numbers stand for other tokens than those of the model it is to draft for.
+/// Rejects a draft model whose token ids differ from those of the target model.
 pub(crate) fn check_vocabulary(gguf: &Gguf, draft: &Gguf) -> Result<(), Error> {
     let mut other =
         tokens(gguf)?.zip(tokens(draft)?).enumerate().filter(|(_, (ours, theirs))| ours != theirs);
@@ -78,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn special_tokens_may_have_other_names_and_vocabularies_end_elsewhere() {
+    fn vocabularies_of_draft_models_may_differ_in_special_tokens() {
         let ours = with_tokens(3000, |i| format!("word{i}"));
         let renamed =
             |n| with_tokens(2900, move |i| if i < n { format!("<{i}>") } else { format!("word{i}") });

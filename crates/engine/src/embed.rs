@@ -1,4 +1,4 @@
-//! Texts as vectors, for search and comparison: what a model has made of a text when it has read it.
+//! Embeddings: pools the hidden states of a text into one vector, for search and comparison.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,15 +7,15 @@ use kvant_text::tokenizer::Special;
 
 use crate::{Error, Feed, KvOptions, Model, Session, SessionOptions};
 
-/// Texts that are read together: short ones share the time of a step.
+/// Texts per batch: short ones share the time of a step.
 const TEXTS_AT_ONCE: usize = 32;
 
-/// How the states of a text's tokens become one vector.
+/// Pooling of the hidden states of a text's tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pooling {
-    /// Their mean.
+    /// The mean of all tokens.
     Mean,
-    /// That of the last token, which alone has seen all others.
+    /// The last token, which alone attends to all others.
     Last,
 }
 
@@ -44,24 +44,25 @@ fn unknown(got: &str) -> Error {
     Error::Setting { name: "pooling", expected: "mean or last".to_owned(), got: got.to_owned() }
 }
 
-/// The states of a text's tokens, as far as they are there, on their way to one vector. A state is what leaves the last layer, normalised
-/// as it is before the logits.
+/// A running pool of hidden states `[n_embd]`: the output of the last layer, normalized as before
+/// the output matrix.
 #[derive(Debug, Clone)]
 pub struct Pooled {
     pooling: Pooling,
-    /// Tokens whose states are there.
+    /// Tokens pooled so far.
     n: usize,
-    /// The sum of their states, or the last of them, `[n_embd]`.
+    /// The sum of their hidden states, or the last of them, `[n_embd]`.
     sum: Vec<f64>,
 }
 
 impl Pooled {
-    /// Nothing yet, for states of `model`.
+    /// Creates an empty pool for hidden states of `model`.
     pub fn new(model: &Model, pooling: Pooling) -> Self {
         Self { pooling, n: 0, sum: vec![0.0; model.config().n_embd] }
     }
 
-    /// Takes up the states `[n_embd]` of the tokens from position `at` on. Those of tokens that are read again count once.
+    /// Adds the hidden states `[n_embd]` of the tokens from position `at` on. Tokens that were
+    /// recomputed count once.
     pub(crate) fn take<'s>(&mut self, at: usize, states: impl Iterator<Item = &'s [f32]>) {
         for state in states.skip(self.n.saturating_sub(at)) {
             for (sum, &value) in self.sum.iter_mut().zip(state) {
@@ -71,10 +72,10 @@ impl Pooled {
         }
     }
 
-    /// The vector `[n_embd]`, as long as it comes.
+    /// Returns the pooled vector `[n_embd]`, not normalized.
     ///
     /// # Errors
-    /// A state that is no number.
+    /// A value that is NaN or infinite.
     pub fn state(&self) -> Result<Vec<f32>, Error> {
         let n = if self.pooling == Pooling::Mean { self.n.max(1) } else { 1 };
         let state: Vec<f32> = self.sum.iter().map(|sum| (sum / n as f64) as f32).collect();
@@ -84,10 +85,11 @@ impl Pooled {
         }
     }
 
-    /// The vector with length 1: its first `dimensions` values, of models that are made for that (Matryoshka), or all.
+    /// Returns the pooled vector with L2 norm 1: its first `dimensions` values, for models trained
+    /// for that (Matryoshka), or all.
     ///
     /// # Errors
-    /// A state that is no number; more dimensions than there are, or none.
+    /// A value that is NaN or infinite; `dimensions` of 0 or above the hidden size.
     pub fn embedding(&self, dimensions: Option<usize>) -> Result<Vec<f32>, Error> {
         let mut state = self.state()?;
         let n = dimensions.unwrap_or(state.len());
@@ -104,41 +106,41 @@ impl Pooled {
     }
 }
 
-/// How texts become vectors.
+/// Options of embeddings.
 #[derive(Debug, Clone, Default)]
 pub struct EmbedOptions {
-    /// How states become one vector; as the [file](Model::pooling) says when `None`.
+    /// Pooling; the [file's](Model::pooling) when `None`.
     pub pooling: Option<Pooling>,
-    /// So many values of each, from the first; all when `None`.
+    /// Dimensions of each vector, counted from the first; all when `None`.
     pub dimensions: Option<usize>,
-    /// What the cache stores of a text while it is read.
+    /// KV-cache types during the prefill of a text.
     pub kv: KvOptions,
 }
 
 impl Model {
-    /// How its makers would have the states of a text become one vector: as the file says, or else the last.
+    /// Returns the pooling that the file declares, or else [`Pooling::Last`].
     ///
     /// # Errors
-    /// A file that asks for what this engine cannot do.
+    /// A file that declares an unsupported pooling.
     pub fn pooling(&self) -> Result<Pooling, Error> {
         match self.pooling_type()? {
             None | Some(0 | 3) => Ok(Pooling::Last),
             Some(1) => Ok(Pooling::Mean),
-            Some(2) => Err(unknown("cls, the first token: it has seen no other in this model")),
+            Some(2) => Err(unknown("cls, the first token: it attends to no other in this model")),
             Some(4) => Err(unknown("rank: this model scores texts")),
             Some(other) => Err(unknown(&other.to_string())),
         }
     }
 
-    /// GGUF's number for what states of a text become.
+    /// Returns GGUF's id of the pooling type.
     pub(crate) fn pooling_type(&self) -> Result<Option<u32>, Error> {
         let meta = self.gguf().meta();
         let architecture: &str = meta.get("general.architecture")?;
         Ok(meta.find(&format!("{architecture}.pooling_type"))?)
     }
 
-    /// The tokens of a text that is not continued: with the tokens that the vocabulary puts before and behind a text. Models that make
-    /// embeddings of the last state have it behind the end-of-text token.
+    /// Returns the tokens of a complete text, with the tokens that the vocabulary adds before and
+    /// after it. Models with last-token pooling have their end-of-text token there.
     ///
     /// # Errors
     /// When there is no tokenizer or the text cannot be encoded.
@@ -146,10 +148,12 @@ impl Model {
         Ok(self.tokenizer()?.encode(text, Special::Parse, true)?)
     }
 
-    /// The vector of each text, of length 1. What a special token is called means that token in them.
+    /// Returns the embedding of each text, with L2 norm 1. Names of special tokens in the texts are
+    /// parsed as those tokens.
     ///
     /// # Errors
-    /// No tokenizer; an empty text, or one that is longer than the model's context; options that make no sense; a device error.
+    /// No tokenizer; an empty text, or one beyond the model's context; invalid options; a device
+    /// error.
     pub fn embed(&self, texts: &[&str], options: &EmbedOptions) -> Result<Vec<Vec<f32>>, Error> {
         let pooling = options.pooling.map_or_else(|| self.pooling(), Ok)?;
         let tokens = texts.iter().map(|text| self.embedding_tokens(text));
@@ -157,7 +161,7 @@ impl Model {
         pooled.iter().map(|pooled| pooled.embedding(options.dimensions)).collect()
     }
 
-    /// The states of each text, some read together.
+    /// Pools each text, in batches.
     pub(crate) fn pooled(
         &self,
         texts: &[Vec<u32>],
@@ -210,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_has_the_same_vector_in_any_company_and_in_any_pieces() {
+    fn embeddings_are_invariant_to_batch_and_chunking() {
         let model = model();
         let long = TEXTS.concat().repeat(40);
         let mut texts = TEXTS.to_vec();
@@ -230,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mean_is_that_of_the_states_of_all_tokens_and_each_counts_once() {
+    fn mean_pooling_counts_each_hidden_state_once() {
         let model = model();
         let tokens = model.embedding_tokens(TEXTS[2]).unwrap();
         let mut session = model.session(SessionOptions::default()).unwrap();
@@ -243,7 +247,7 @@ mod tests {
             Session::feed_together(&mut [feed]).unwrap();
             states.push(last.state().unwrap());
         }
-        // As after a sequence had to give its memory away.
+        // As after a preemption.
         for (at, n) in [(0, 3), (0, 5), (5, tokens.len() - 5)] {
             mean.take(at, states[at..at + n].iter().map(Vec::as_slice));
         }
@@ -268,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_that_is_no_number_is_told() {
+    fn a_non_finite_hidden_state_is_an_error() {
         let mut pooled = Pooled::new(&model(), Pooling::Mean);
         let mut state = vec![1.0; pooled.sum.len()];
         state[3] = f32::NAN;
@@ -280,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_says_how_states_become_one_vector() {
+    fn the_file_selects_the_pooling() {
         let pooling = |value: Option<u32>| {
             let set = |writer: &mut GgufWriter| {
                 value.into_iter().for_each(|value| writer.set("qwen3.pooling_type", value).unwrap());

@@ -1,4 +1,4 @@
-//! The error a library user sees.
+//! The error type of this library.
 
 use kvant_backend::BackendError;
 use kvant_codec::CodecError;
@@ -13,28 +13,28 @@ use kvant_vision::VisionError;
 
 use crate::{ContextFileError, PlanFileError};
 
-/// Why something could not be done. `Display` is one line that names what was expected and what was found.
+/// Why an operation failed. `Display` is one line that names what was expected and what was found.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The model file is unsound.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// The folder is no model that can be read.
+    /// The folder is not a readable Hugging Face model.
     #[error(transparent)]
     Hf(#[from] HfError),
     /// The model cannot be loaded or run.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// An adapter that does not fit the model.
+    /// A LoRA adapter does not fit the model.
     #[error("adapter {name}: {source}")]
     Lora {
-        /// Where it is.
+        /// Path of the adapter.
         name: String,
-        /// What does not fit.
+        /// The mismatch.
         source: ModelError,
     },
-    /// A tower that cannot be used, or a picture that cannot be read.
+    /// A vision encoder is unusable, or an image cannot be decoded.
     #[error(transparent)]
     Vision(#[from] VisionError),
     /// The vocabulary is unsound, or text cannot be encoded.
@@ -43,95 +43,96 @@ pub enum Error {
     /// The chat template failed.
     #[error(transparent)]
     Template(#[from] TemplateError),
-    /// No token can be drawn from the logits.
+    /// No token can be sampled from the logits.
     #[error(transparent)]
     Sample(#[from] SampleError),
-    /// The cache refused.
+    /// The KV cache rejected the operation.
     #[error(transparent)]
     Kv(#[from] KvError),
-    /// A type name or a block could not be read.
+    /// A type name or a block cannot be decoded.
     #[error(transparent)]
     Codec(#[from] CodecError),
-    /// The device refused.
+    /// The device reported an error.
     #[error(transparent)]
     Device(#[from] BackendError),
     /// A session cannot be saved or restored.
     #[error(transparent)]
     ContextFile(#[from] ContextFileError),
-    /// A cache plan cannot be kept or used.
+    /// A cache plan cannot be saved or used.
     #[error(transparent)]
     PlanFile(#[from] PlanFileError),
-    /// The prompt leaves no room in the context.
+    /// The prompt does not fit the context.
     #[error("the prompt has {tokens} tokens, the context holds {n_ctx}")]
     PromptTooLong {
-        /// Tokens of the prompt, with what the session held before.
+        /// Tokens of the prompt, including those already in the session.
         tokens: usize,
         /// The context length.
         n_ctx: usize,
     },
-    /// The prompt is so long that it needs no counting.
+    /// The prompt is too long even before tokenization.
     #[error("the prompt has {fewest} tokens or more, the context holds {n_ctx}")]
     TextTooLong {
-        /// The fewest tokens that a text of this length can have.
+        /// Lower bound on the tokens of a text of this length.
         fewest: usize,
         /// The context length.
         n_ctx: usize,
     },
-    /// The device has too little memory for the layers it is to take.
+    /// The device has too little memory for its layers.
     #[error(
-        "{device}: {needed} bytes wanted for the weights, {usable} can be had; {fitting} of {n_layers} layers fit"
+        "{device}: {needed} bytes needed for the weights, {usable} available; {fitting} of {n_layers} layers fit"
     )]
     WeightMemory {
         /// The device.
         device: String,
-        /// Bytes the weights take.
+        /// Bytes of the weights.
         needed: usize,
-        /// Bytes that are free, less what the ops need for themselves.
+        /// Free bytes, less the scratch memory of the ops.
         usable: usize,
-        /// How many layers would fit, the last ones, with the output matrix and nothing left for a cache.
+        /// Layers that would fit, counted from the last, with the output matrix and no room for a
+        /// cache.
         fitting: usize,
         /// Layers of the model.
         n_layers: usize,
     },
-    /// The device has too little memory for the cache.
+    /// The device has too little memory for the KV cache.
     #[error(
-        "{device}: {needed} bytes wanted for the cache of {tokens} tokens, {usable} can be had; {fitting} tokens fit, or \
+        "{device}: {needed} bytes needed for the cache of {tokens} tokens, {usable} available; {fitting} tokens fit, or \
          more in a smaller type"
     )]
     CacheMemory {
         /// The device.
         device: String,
-        /// Tokens the cache was to hold.
+        /// Context length of the cache, in tokens.
         tokens: usize,
-        /// Bytes it takes.
+        /// Bytes of the cache.
         needed: usize,
-        /// Bytes that are free, less what the ops need for themselves.
+        /// Free bytes, less the scratch memory of the ops.
         usable: usize,
         /// Tokens that would fit.
         fitting: usize,
     },
-    /// There is nothing to continue from.
+    /// The prompt is empty.
     #[error("the prompt is empty: at least one token is needed")]
     EmptyPrompt,
-    /// Nothing has been fed since the session was begun, rewound, forked or restored.
+    /// No token has been fed since the session was created, rewound, forked or restored.
     #[error("no logits: feed a token first")]
     NoLogits,
     /// The model's output is broken: a logit is NaN or positive infinity.
     #[error("the logits after position {position} are broken: that of token {token} is {got}")]
     LogitNotFinite {
-        /// Position of the token that was read last, from 0.
+        /// Position of the last token fed, from 0.
         position: usize,
-        /// The first token at fault.
+        /// The first token with a broken logit.
         token: u32,
         /// Its logit.
         got: f32,
     },
-    /// What the model has made of a text is broken: a value is NaN or infinite.
+    /// A hidden state of the text is broken: a value is NaN or infinite.
     #[error("the state of the text is broken: value {index} is {got}")]
     StateNotFinite {
-        /// The first value at fault.
+        /// Index of the first broken value.
         index: usize,
-        /// What it is.
+        /// That value.
         got: f32,
     },
     /// A setting is out of range.
@@ -139,9 +140,9 @@ pub enum Error {
     Setting {
         /// The setting.
         name: &'static str,
-        /// What is allowed.
+        /// The allowed values.
         expected: String,
-        /// What was given.
+        /// The given value.
         got: String,
     },
     /// Generation was cancelled through its flag.
@@ -150,8 +151,10 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether there was no memory for a cache. What was being fed may have been read in part, where it takes several steps or a
-    /// model is split ([`Session::tokens`](crate::Session::tokens) tells); with more memory, or fewer tokens elsewhere, the rest can be.
+    /// Returns whether memory for a KV cache ran out. The input may have been processed in part
+    /// where it takes several steps or the model is split
+    /// ([`Session::tokens`](crate::Session::tokens) holds the processed tokens); the rest can be
+    /// fed once memory is available.
     pub fn is_out_of_memory(&self) -> bool {
         let device = match self {
             Self::Device(error) | Self::Kv(KvError::Device(error)) => error,

@@ -1,11 +1,13 @@
-//! A number that tells models apart, over all that decides what a model says.
+//! Fingerprint of a model: a hash of all data that decides its output.
 //!
-//! It is 128 bits of XXH3 over the metadata (hyper-parameters, vocabulary, chat template; not what only describes the file:
-//! `general.*` but for the architecture, and `split.*`) and over the name, type, shape and every byte of every tensor. Keys
-//! and tensors count in the order of their names, so that a file written anew, split or joined stays the same model.
+//! It is 128 bits of XXH3 over the metadata (hyper-parameters, vocabulary, chat template; without
+//! purely descriptive keys: `general.*` except for the architecture, and `split.*`) and over the
+//! name, type, shape and every byte of every tensor. Keys and tensors are ordered by name, so that
+//! rewriting, splitting or joining a file keeps the fingerprint.
 //!
-//! That reads the whole model, so it is computed when it is first asked for, on all cores, and kept in the cache folder:
-//! `fingerprints/` has a small file for each model, which counts for these paths, sizes and times of change.
+//! It reads the whole model, so it is computed on first use, on all cores, and cached:
+//! `fingerprints/` in the cache folder has a small file for each model, valid for its paths, sizes
+//! and modification times.
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -16,16 +18,18 @@ use kvant_gguf::{Gguf, TensorInfo};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128};
 
-/// Changes when the same model gets another number.
+/// Changes when the fingerprint of a model changes.
 const VERSION: u32 = 1;
-/// Bytes of a tensor that one thread takes at once. Part of what the number is.
+/// Bytes of a tensor per work item. Part of the definition of the fingerprint.
 const PIECE: usize = 8 << 20;
-/// Bytes of tensors that are looked at together: some models make them for the asking.
+/// Bytes of tensors hashed at a time: some files generate tensors on demand.
 const TOGETHER: usize = 256 << 20;
-/// A file that was changed so lately may be changed once more without a later time of change.
+/// Minimum age of a file before caching: a recently changed file may change again without a later
+/// modification time.
 const SETTLED: Duration = Duration::from_secs(2);
 
-/// The fingerprint of a model, from the files in `folder` where they know it: 32 hexadecimal digits.
+/// Returns the fingerprint of a model, 32 hexadecimal digits, from the cache in `folder` where
+/// possible.
 pub(crate) fn find(gguf: &Gguf, folder: Option<&Path>) -> String {
     let kept = folder.zip(files(gguf)).map(|(folder, files)| (place(folder, &files), files));
     if let Some(known) = kept.as_ref().and_then(|(path, files)| read(path, files)) {
@@ -35,13 +39,13 @@ pub(crate) fn find(gguf: &Gguf, folder: Option<&Path>) -> String {
     if let Some((path, files)) = kept
         && files.iter().all(|file| file.is_settled)
     {
-        // Without it, it is computed once more the next time.
+        // Without the cache file, it is computed again the next time.
         let _ = keep(&path, Kept { version: VERSION, files, fingerprint: fingerprint.clone() });
     }
     fingerprint
 }
 
-/// What a kept fingerprint counts for.
+/// Identity of a file whose fingerprint is cached.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct FileStamp {
     path: PathBuf,
@@ -59,7 +63,7 @@ struct Kept {
     fingerprint: String,
 }
 
-/// The files of a model as they were opened; `None` for one in memory.
+/// Returns the files of a model as they were opened; `None` for a model in memory.
 fn files(gguf: &Gguf) -> Option<Vec<FileStamp>> {
     let stamp = |(path, (bytes, modified)): (Option<&Path>, (u64, Option<SystemTime>))| {
         let (path, modified) = (path?.canonicalize().ok()?, modified?);
@@ -70,13 +74,13 @@ fn files(gguf: &Gguf) -> Option<Vec<FileStamp>> {
     gguf.shard_paths().zip(gguf.shard_stamps()).map(stamp).collect()
 }
 
-/// Where the fingerprint of a model with these files is kept.
+/// Returns the path of the cache file for a model with these files.
 fn place(folder: &Path, files: &[FileStamp]) -> PathBuf {
     let name = files.first().map_or(0, |file| xxh3_64(file.path.as_os_str().as_encoded_bytes()));
     folder.join("fingerprints").join(format!("{name:016x}.json"))
 }
 
-/// What is kept for these very files. Anything else there is as good as nothing.
+/// Returns the cached fingerprint of exactly these files. Invalid cache files are ignored.
 fn read(path: &Path, files: &[FileStamp]) -> Option<String> {
     let kept: Kept = serde_json::from_slice(&kvant_files::read(path).ok()?).ok()?;
     let is_same =
@@ -120,12 +124,12 @@ fn compute(gguf: &Gguf) -> u128 {
             hash.update(&digest.to_le_bytes());
         }
     }
-    // The weights are elsewhere by now, or come back when they are looked at.
+    // The weights have been copied by now, or are paged in again on access.
     gguf.release();
     hash.digest128()
 }
 
-/// How many of `tensors` are looked at together, at least one.
+/// Returns how many of `tensors` are hashed at a time, at least one.
 fn together(tensors: &[&TensorInfo]) -> usize {
     let mut n_bytes = 0;
     let fits = |info: &&&TensorInfo| {
@@ -135,29 +139,29 @@ fn together(tensors: &[&TensorInfo]) -> usize {
     tensors.iter().take_while(fits).count().max(1)
 }
 
-/// Whether a key of the metadata decides what the model says.
+/// Returns whether a metadata key affects the model's output.
 fn decides(key: &str) -> bool {
     key == "general.architecture" || !(key.starts_with("general.") || key.starts_with("split."))
 }
 
-/// The hash of every piece, on all cores.
+/// Hashes every piece, on all cores.
 fn digests(pieces: &[&[u8]]) -> Vec<u128> {
     let digests: Vec<Mutex<u128>> = pieces.iter().map(|_| Mutex::new(0)).collect();
     let next = AtomicUsize::new(0);
     let work = || {
         while let Some(index) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|i| *i < pieces.len()) {
-            *digests[index].lock().expect("nobody panics with it") = xxh3_128(pieces[index]);
+            *digests[index].lock().expect("no panic while locked") = xxh3_128(pieces[index]);
         }
     };
     std::thread::scope(|scope| {
         let helpers = std::thread::available_parallelism().map_or(0, |n| n.get() - 1);
         for _ in 0..helpers {
-            // Without a thread more, the others do its share.
+            // Without another thread, the existing ones do its share.
             let _ = std::thread::Builder::new().spawn_scoped(scope, work);
         }
         work();
     });
-    digests.into_iter().map(|digest| digest.into_inner().expect("nobody panics with it")).collect()
+    digests.into_iter().map(|digest| digest.into_inner().expect("no panic while locked")).collect()
 }
 
 #[cfg(test)]
@@ -171,7 +175,7 @@ pub(crate) mod tests {
         Gguf::from_bytes(POCKET).unwrap()
     }
 
-    /// The pocket model with a changed key or a changed byte of a tensor.
+    /// The bundled model with a changed key or a changed byte of a tensor.
     pub(crate) fn changed(change: impl FnOnce(&mut GgufWriter), byte: Option<(usize, usize)>) -> Vec<u8> {
         let gguf = pocket();
         let mut writer = GgufWriter::with_meta(gguf.meta()).unwrap();
@@ -197,7 +201,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_byte_of_the_model_counts_and_none_of_its_description() {
+    fn the_fingerprint_covers_the_model_but_not_its_description() {
         let fingerprint = find(&pocket(), None);
         assert_eq!(fingerprint.len(), 32);
         assert_eq!(of(changed(|_| (), None)), fingerprint, "written anew");
@@ -225,7 +229,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_kept_fingerprint_counts_for_these_files_alone_and_a_foreign_one_stops_nothing() {
+    fn cached_fingerprints_are_valid_for_unchanged_files_only() {
         let folder = std::env::temp_dir().join(format!("kvant-fingerprint-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).unwrap();
@@ -239,12 +243,12 @@ pub(crate) mod tests {
         let gguf = write(POCKET, 1000);
         let (right, place) = (find(&gguf, cache), place(&folder, &files(&gguf).unwrap()));
         assert_eq!(find(&pocket(), None), right);
-        // What is kept is believed.
+        // The cached value is trusted.
         let kept = std::fs::read_to_string(&place).unwrap();
         let forged = "0123456789abcdef0123456789abcdef";
         std::fs::write(&place, kept.replace(&right, forged)).unwrap();
         assert_eq!(find(&gguf, cache), forged);
-        // But not for a file that was changed since.
+        // But not for a file that has changed since.
         assert_eq!(find(&write(POCKET, 2000), cache), right);
         let other = changed(|w| w.set("x", 1u8).unwrap(), None);
         assert_ne!(find(&write(&other, 2000), cache), right);
@@ -255,7 +259,7 @@ pub(crate) mod tests {
             assert_eq!(find(&gguf, cache), right, "{foreign}");
             assert_eq!(std::fs::read_to_string(&place).unwrap(), kept, "it is made anew");
         }
-        // Where nothing can be kept, it is computed all the same.
+        // Without a writable cache, it is computed all the same.
         std::fs::remove_file(&place).unwrap();
         std::fs::create_dir(&place).unwrap();
         assert_eq!(find(&gguf, cache), right);
@@ -264,7 +268,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_was_changed_a_moment_ago_is_not_kept() {
+    fn fingerprints_of_recently_changed_files_are_not_cached() {
         let folder = std::env::temp_dir().join(format!("kvant-fingerprint-new-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let path = folder.join("model.gguf");

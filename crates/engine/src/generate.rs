@@ -1,4 +1,4 @@
-//! Generation: an iterator that draws a token, yields its text and feeds it back.
+//! Generation: an iterator that samples a token, yields its text and feeds it back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,17 +12,18 @@ use kvant_text::tokenizer::DecodeStream;
 use crate::clock::Stopwatch;
 use crate::{Error, Session};
 
-/// How to continue a prompt.
+/// Options of a generation.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct GenerateOptions {
-    /// Tokens to generate at most; until the model ends its turn or the context is full when `None`.
+    /// Maximum of generated tokens; until end of generation or a full context when `None`.
     pub max_tokens: Option<usize>,
-    /// How the next token is drawn.
+    /// Sampling parameters.
     pub sampler: SamplerParams,
-    /// Go on after an end-of-turn token.
+    /// Continues after an end-of-generation token.
     pub ignore_eos: bool,
-    /// The most tokens that are guessed and read together with the next one: none for 0; as many as pay when
-    /// `None` ([`Model::most_guesses`](crate::Model::most_guesses)). They change the time that an answer takes, and nothing else.
+    /// Maximum of draft tokens that are verified together with the next token: 0 disables
+    /// speculative decoding, `None` is [`Model::most_guesses`](crate::Model::most_guesses). They
+    /// change the time of an answer, not its tokens.
     pub draft_max: Option<usize>,
 }
 
@@ -31,17 +32,17 @@ pub struct GenerateOptions {
 pub struct CancelFlag(Arc<AtomicBool>);
 
 impl CancelFlag {
-    /// Asks the generation to stop before its next token.
+    /// Requests the generation to stop before its next token.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Takes the request back, so that the flag can serve the next generation.
+    /// Withdraws the request, so that the flag can serve the next generation.
     pub fn reset(&self) {
         self.0.store(false, Ordering::Relaxed);
     }
 
-    /// Whether a stop was asked for.
+    /// Returns whether a stop was requested.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -50,16 +51,16 @@ impl CancelFlag {
 /// One generated token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Token {
-    /// Its number in the vocabulary.
+    /// Its id in the vocabulary.
     pub id: u32,
-    /// The text that became complete with it: whole characters only, possibly none.
+    /// The text completed by this token: whole characters only, possibly empty.
     pub text: String,
 }
 
 /// Why a generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finish {
-    /// The model ended its turn.
+    /// The model sampled an end-of-generation token.
     Stop,
     /// `max_tokens` were generated.
     Length,
@@ -70,7 +71,7 @@ pub enum Finish {
 }
 
 impl Finish {
-    /// `stop`, `length`, `context` or `cancelled`.
+    /// Returns `stop`, `length`, `context` or `cancelled`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Stop => "stop",
@@ -81,34 +82,35 @@ impl Finish {
     }
 }
 
-/// Counts and times of a generation so far. In WebAssembly, which has no clock of its own, times and speeds are zero.
+/// Counts and times of a generation so far. WebAssembly has no clock of its own: times and speeds
+/// are zero there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stats {
-    /// Prompt tokens that were read (tokens kept from before not counted).
+    /// Prompt tokens processed, without cached tokens.
     pub n_prompt: usize,
-    /// Time to read them.
+    /// Prefill time.
     pub prompt_time: Duration,
     /// Tokens generated.
     pub n_gen: usize,
-    /// Time spent to generate them: in the model and in choosing.
+    /// Decode time: forward passes and sampling.
     pub decode_time: Duration,
-    /// Tokens that went through the model in that time.
+    /// Tokens obtained from forward passes in that time.
     pub n_decoded: usize,
-    /// Guessed tokens that went through the model, whether they were drawn then or not.
+    /// Draft tokens verified.
     pub n_drafted: usize,
-    /// Guesses that were drawn: tokens that took no step of their own.
+    /// Draft tokens accepted.
     pub n_accepted: usize,
     /// Why it ended, once it has.
     pub finish: Option<Finish>,
 }
 
 impl Stats {
-    /// Prompt tokens per second; 0 when none was read.
+    /// Returns the prefill speed in tok/s; 0 when no prompt token was processed.
     pub fn prompt_tps(&self) -> f64 {
         rate(self.n_prompt, self.prompt_time)
     }
 
-    /// Generated tokens per second; 0 when none went through the model.
+    /// Returns the decode speed in tok/s; 0 when no token was decoded.
     pub fn decode_tps(&self) -> f64 {
         rate(self.n_decoded, self.decode_time)
     }
@@ -118,8 +120,9 @@ fn rate(n: usize, time: Duration) -> f64 {
     if time.is_zero() { 0.0 } else { n as f64 / time.as_secs_f64() }
 }
 
-/// An iterator over the tokens that follow a prompt. Dropping it stops the generation; the session keeps what was
-/// generated, but for the last token, which nothing has followed yet: feed it to go on by hand.
+/// An iterator over the tokens that follow a prompt. Dropping it stops the generation; the session
+/// keeps what was generated except for the last token, which has not been fed yet: feed it to
+/// continue by hand.
 pub struct Generation<'s> {
     session: &'s mut Session,
     course: Continuation,
@@ -137,12 +140,13 @@ impl<'s> Generation<'s> {
         Ok(Self { session, course })
     }
 
-    /// Counts and times so far.
+    /// Returns the counts and times so far.
     pub fn stats(&self) -> Stats {
         self.course.stats()
     }
 
-    /// Text held back because its last character is not complete; to be printed when the generation has ended.
+    /// Returns text withheld because its last character is incomplete; to be printed after the
+    /// generation has ended.
     pub fn finish_text(&mut self) -> String {
         self.course.finish_text()
     }
@@ -156,22 +160,22 @@ impl Iterator for Generation<'_> {
     }
 }
 
-/// A generation that does not hold its session, for those who cannot lend it that long: other languages, many sessions at
-/// once. See [`Session::begin`].
+/// A generation that does not borrow its session, for callers that cannot lend it that long:
+/// bindings of other languages, many sessions at once. See [`Session::begin`].
 pub struct Continuation {
     sampler: Sampler,
     guesser: Guesser,
-    /// The most guesses.
+    /// Maximum of draft tokens.
     draft_max: usize,
     decode: DecodeStream,
     options: GenerateOptions,
     cancel: CancelFlag,
-    /// The token drawn last, not fed yet.
+    /// The token sampled last, not fed yet.
     pending: Option<u32>,
     stats: Stats,
 }
 
-/// Refuses what cannot be continued, before anything that the session holds is forgotten.
+/// Rejects an invalid prompt before the session drops any cached token.
 fn check(session: &Session, prompt: &[u32], options: &GenerateOptions) -> Result<(), Error> {
     let (model, n_ctx) = (session.model(), session.n_ctx());
     if prompt.is_empty() {
@@ -202,7 +206,7 @@ impl Continuation {
             progress(done);
             !cancel.is_cancelled()
         })?;
-        // Another answer to the same prompt begins here.
+        // Another answer to the same prompt branches here.
         session.mark();
         let stats =
             Stats { n_prompt: prompt.len() - kept, prompt_time: started.elapsed(), ..Stats::default() };
@@ -221,18 +225,19 @@ impl Continuation {
         })
     }
 
-    /// Counts and times so far.
+    /// Returns the counts and times so far.
     pub fn stats(&self) -> Stats {
         self.stats
     }
 
-    /// Text held back because its last character is not complete; to be printed when the generation has ended.
+    /// Returns text withheld because its last character is incomplete; to be printed after the
+    /// generation has ended.
     pub fn finish_text(&mut self) -> String {
         self.decode.flush()
     }
 
-    /// The next token of `session`; `None` when the generation has ended. It is to be the session that this began with, as the
-    /// last call left it.
+    /// Returns the next token of `session`; `None` when the generation has ended. `session` must be
+    /// the one that this began with, unchanged since the last call.
     pub fn next(&mut self, session: &mut Session) -> Option<Result<Token, Error>> {
         if self.stats.finish.is_some() {
             return None;
@@ -241,7 +246,7 @@ impl Continuation {
             Ok(Ok(token)) => Some(Ok(token)),
             Ok(Err(finish)) => {
                 self.stats.finish = Some(finish);
-                // A session that nobody draws from holds its cache and nothing else.
+                // An idle session holds its cache alone.
                 session.rest();
                 None
             }
@@ -252,7 +257,7 @@ impl Continuation {
         }
     }
 
-    /// The next token, or why there is none.
+    /// Returns the next token, or why the generation ended.
     fn advance(&mut self, session: &mut Session) -> Result<Result<Token, Finish>, Error> {
         if self.cancel.is_cancelled() {
             return Ok(Err(Finish::Cancelled));
@@ -286,14 +291,15 @@ impl Continuation {
         Ok(Ok(Token { id, text: self.decode.push(tokenizer, id) }))
     }
 
-    /// Has the session read `token` and, if it was not read on trial before, what may follow it. Returns the tokens that went through the model.
+    /// Feeds `token` and, unless it is an accepted draft token, verifies draft tokens behind it.
+    /// Returns the number of tokens in the forward pass.
     fn read(&mut self, session: &mut Session, token: u32) -> Result<usize, Error> {
         if session.foresees(token) {
             self.stats.n_accepted += 1;
             session.queue(&[token], &mut |_| true)?;
             return Ok(0);
         }
-        // Of what is guessed nothing is drawn beyond the last token.
+        // Draft tokens beyond `max_tokens` would never be sampled.
         let left = self.options.max_tokens.map_or(usize::MAX, |max| max - self.stats.n_gen - 1);
         let guesses = match self.draft_max.min(left) {
             0 => &[],

@@ -1,4 +1,4 @@
-//! NVIDIA GPUs: one to be asked what it is, or to load a model onto.
+//! NVIDIA GPUs: reports them and loads models onto them.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use kvant_model::{Config, Part};
 use crate::runtime::{self, Loaded};
 use crate::{DeviceChoice, Error};
 
-/// An NVIDIA GPU, to be asked what it is and whether its kernels compile.
+/// An NVIDIA GPU, to report its properties and compile its kernels.
 pub struct Gpu(CudaDevice);
 
 impl Gpu {
-    /// The chosen GPU; `None` for devices of other kinds.
+    /// Opens the chosen GPU; `None` for devices of other kinds.
     pub(crate) fn choose(choice: DeviceChoice) -> Result<Option<Self>, Error> {
         match choice {
             DeviceChoice::Cpu | DeviceChoice::Wgpu(_) => Ok(None),
@@ -22,13 +22,14 @@ impl Gpu {
             DeviceChoice::Auto => match CudaDevice::open(0) {
                 Ok(device) => Ok(Some(Self(device))),
                 Err(error @ BackendError::Setting { .. }) => Err(error.into()),
-                // No GPU that can be used: the device in the summary says so, `Gpu::open` says why.
+                // No usable GPU: the device summary shows the CPU, and `Gpu::open` returns the
+                // reason.
                 Err(_) => Ok(None),
             },
         }
     }
 
-    /// Loads a part of a model onto it.
+    /// Loads a part of a model onto the GPU.
     pub(crate) fn load(
         self,
         config: Config,
@@ -39,12 +40,12 @@ impl Gpu {
         runtime::load(self.0, config, part, gguf, progress)
     }
 
-    /// The speed at which it copies its memory, in bytes per second.
+    /// Returns the speed at which the GPU copies its memory, in bytes per second.
     pub(crate) fn copy_bandwidth(&self) -> Result<f64, Error> {
         Ok(self.0.copy_bandwidth()?)
     }
 
-    /// How many GPUs there are.
+    /// Returns the number of GPUs.
     ///
     /// # Errors
     /// A missing or old driver.
@@ -55,43 +56,44 @@ impl Gpu {
     /// Opens GPU `index`.
     ///
     /// # Errors
-    /// What is missing or too old: the driver, the run-time compiler, the GPU.
+    /// A missing or too old driver or run-time compiler; a missing or too old GPU.
     pub fn open(index: usize) -> Result<Self, Error> {
         Ok(Self(CudaDevice::open(index)?))
     }
 
-    /// What it is.
+    /// Returns the device information.
     pub fn info(&self) -> DeviceInfo {
         self.0.info()
     }
 
-    /// The product's name, such as `NVIDIA H200`.
+    /// Returns the product name, such as `NVIDIA H200`.
     pub fn product(&self) -> &str {
         self.0.product()
     }
 
-    /// The newest CUDA that the driver supports, and the version of the compiler, as text.
+    /// Returns the newest CUDA version that the driver supports, and the version of the compiler,
+    /// as text.
     pub fn versions(&self) -> (String, String) {
         (self.0.driver().to_string(), self.0.nvrtc().to_string())
     }
 
-    /// Memory that is free, and all of it, in bytes.
+    /// Returns the free and the total memory, in bytes.
     ///
     /// # Errors
-    /// When the driver does not say.
+    /// When the driver reports an error.
     pub fn memory(&self) -> Result<(usize, usize), Error> {
         Ok((self.0.free_bytes()?.unwrap_or(0), self.0.total_bytes()))
     }
 
-    /// The kernel for every op and type.
+    /// Returns the kernel of every op and type.
     pub fn kernel_choices(&self) -> Vec<KernelChoice> {
         self.0.kernel_choices()
     }
 
-    /// Compiles every kernel, or finds it compiled. Returns how many sources and variants there are.
+    /// Compiles every kernel that is not compiled yet. Returns the number of sources and variants.
     ///
     /// # Errors
-    /// The first one that does not compile, with the compiler's words.
+    /// The first compile error, with the compiler's message.
     pub fn compile_kernels(&self) -> Result<usize, Error> {
         Ok(self.0.compile_all()?)
     }

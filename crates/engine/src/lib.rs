@@ -1,4 +1,4 @@
-//! Run large language models on a compressed KV cache.
+//! Runs large language models on a compressed KV cache.
 //!
 //! ```
 //! use kvant::{GenerateOptions, KvOptions, Message, Model, SamplerParams, SessionOptions};
@@ -19,8 +19,9 @@
 //! # }
 //! ```
 //!
-//! A [`Model`] is cheap to clone and can feed any number of [`Session`]s; a session owns one KV cache. Weights,
-//! cache types and the device are chosen once; what really runs is reported by [`Model::device`].
+//! A [`Model`] is cheap to clone and serves any number of [`Session`]s; a session owns one KV
+//! cache. Weights, cache types and the device are chosen once; [`Model::device`] reports the device
+//! and kernels in use.
 #![forbid(unsafe_code)]
 
 #[cfg_attr(not(feature = "wgpu"), path = "no_adapter.rs")]

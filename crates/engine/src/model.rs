@@ -22,60 +22,66 @@ use crate::picture::Sight;
 use crate::runtime::{Loaded, Sequence};
 use crate::{Error, Session, SessionOptions, draft, fingerprint};
 
-/// Our own small model, for the first minute and for tests.
+/// The bundled pocket model, for a first run and for tests.
 pub(crate) static POCKET: &[u8] = include_bytes!("../assets/pocket-q8_0.gguf");
 
 /// How to load a model.
 #[derive(Default)]
 pub struct OpenOptions<'a> {
-    /// The device to run on.
+    /// The device.
     pub device: DeviceChoice,
-    /// How many layers a GPU takes, the last ones, with the output matrix; the CPU takes those before. All of them
-    /// when `None` or more than there are.
+    /// Layers on the GPU, counted from the last, with the output matrix; the CPU computes the
+    /// layers before them. All layers when `None` or larger than the layer count.
     pub n_gpu_layers: Option<usize>,
-    /// Threads to work with; all cores when `None`.
+    /// Worker threads; all cores when `None`.
     pub n_threads: Option<usize>,
-    /// What weight matrices become while they are loaded (where rows are no whole blocks of it, the next best type); as the
-    /// file has them when `None`.
+    /// Type to which weight matrices are converted on load (the next best type where rows are not
+    /// whole blocks of it); the file's types when `None`.
     pub weights: Option<DType>,
-    /// Experts stay in the mapped file and are laid out for each step that chooses them: memory for the rest of the model is enough,
-    /// and a token of an answer takes ten times as long, or more. On the CPU, and not with another type for the weights.
+    /// Keeps experts in the mapped file and repacks them in each step that routes to them. Memory
+    /// for the rest of the model suffices, but a decoded token takes at least ten times as long.
+    /// CPU only, and not together with `weights`.
     pub maps_experts: bool,
-    /// What products of many rows are computed in. bf16 takes a CPU with a matrix unit, or with products of bf16 on 64-bit
-    /// ARM, and all layers there.
+    /// Arithmetic of prefill GEMMs. bf16 needs a CPU with a matrix unit, or bf16 products on 64-bit
+    /// ARM, and all layers on that CPU.
     pub prompt_math: PromptMath,
-    /// Loads the layer that predicts the token after the next (multi-token prediction), where the file has one: what it predicts is
-    /// [guessed](crate::GenerateOptions::draft_max) where the text promises less. It takes memory, of the cache too, and a layer's time of a prompt. On the CPU.
+    /// Loads the multi-token prediction (MTP) layer where the file has one. It
+    /// [drafts](crate::GenerateOptions::draft_max) tokens where prompt lookup expects fewer. It
+    /// takes memory, also in the KV cache, and the time of one layer in prefill. CPU only.
     pub mtp: bool,
-    /// The file of a smaller model of the same vocabulary (see [`open_file`]): what it says is [guessed](crate::GenerateOptions::draft_max)
-    /// where the text promises less, and no layer predicts then. It has the device, its weights as they are, and a cache of its own beside each
-    /// session's, in q8_0. On the CPU.
+    /// The file of a smaller model with the same vocabulary (see [`open_file`]). It
+    /// [drafts](crate::GenerateOptions::draft_max) tokens where prompt lookup expects fewer, and
+    /// replaces the MTP layer. It runs on the same device, with its weights in the file's types and
+    /// its own q8_0 KV cache beside that of each session. CPU only.
     pub draft: Option<Arc<Gguf>>,
-    /// Adapters that change the model's matrices, all of them together.
+    /// LoRA adapters, applied together.
     pub loras: Vec<LoraFile>,
-    /// The file of the tower that makes tokens of pictures, `mmproj-*.gguf` of llama.cpp: see [`Model::look`]. It runs on the CPU.
+    /// The file of the vision encoder, llama.cpp's `mmproj-*.gguf`: see [`Model::look`]. It runs on
+    /// the CPU.
     pub mmproj: Option<Arc<Gguf>>,
     /// A chat template to use instead of the file's own.
     pub chat_template: Option<String>,
-    /// What the file must have besides its weights.
+    /// What the file must contain besides weights.
     pub needs: Needs,
-    /// Told the fraction loaded, from 0 to 1.
+    /// Receives the fraction loaded, from 0 to 1.
     pub progress: Option<&'a mut dyn FnMut(f32)>,
 }
 
-/// A low-rank adapter (LoRA, arXiv 2106.09685): what training has added to some matrices of a model.
+/// A low-rank adapter (LoRA, arXiv 2106.09685): trained updates of some of the model's matrices.
 #[derive(Clone)]
 pub struct LoraFile {
-    /// What it is called.
+    /// Name of the adapter.
     pub name: String,
-    /// The file (see [`open_lora`]): GGUF as `convert_lora_to_gguf.py` writes it, or a folder of PEFT.
+    /// The adapter (see [`open_lora`]): GGUF as `convert_lora_to_gguf.py` writes it, or a PEFT
+    /// folder.
     pub file: Arc<Gguf>,
-    /// How much of it is added: 1 is what it was trained to.
+    /// LoRA scale: 1 is the scale of training.
     pub strength: f32,
 }
 
 impl LoraFile {
-    /// So much of the adapter in a file, called as that without `.gguf`, or as its folder; nothing where it is in memory.
+    /// Creates an adapter with this scale. Its name is the file name without `.gguf`, or the folder
+    /// name; empty for a file in memory.
     pub fn new(file: impl Into<Arc<Gguf>>, strength: f32) -> Self {
         let file = file.into();
         let is_gguf =
@@ -87,21 +93,22 @@ impl LoraFile {
     }
 }
 
-/// What a file must have besides weights; it is refused before they are loaded if it has not.
+/// What a file must contain besides weights. A file that lacks it is rejected before its weights
+/// are loaded.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Needs {
-    /// Nothing: token numbers are enough.
+    /// Nothing: the caller uses token ids.
     #[default]
     Nothing,
     /// A tokenizer.
     Tokenizer,
-    /// A tokenizer, and no chat template that cannot be used.
+    /// A tokenizer; a chat template is optional, but must be usable.
     NoBadTemplate,
     /// A tokenizer and a chat template.
     ChatTemplate,
 }
 
-/// A model, ready to make sessions. Clones share the weights.
+/// A loaded model, which creates sessions. Clones share the weights.
 #[derive(Clone)]
 pub struct Model {
     inner: Arc<Inner>,
@@ -112,8 +119,8 @@ struct Inner {
     draft: Option<Model>,
     sight: Option<Sight>,
     gguf: Arc<Gguf>,
-    /// The vocabulary and the template, or why the file has none that can be used: a model without them still
-    /// runs on token numbers.
+    /// The tokenizer and the chat template, or why the file has no usable one: such a model still
+    /// runs on token ids.
     tokenizer: Result<Arc<Tokenizer>, String>,
     template: Result<ChatTemplate, TemplateError>,
     weights: Option<DType>,
@@ -123,19 +130,21 @@ struct Inner {
     fingerprint: OnceLock<String>,
 }
 
-/// What a model is before its weights are loaded: a GGUF file (any shard of a split one), or a Hugging Face folder, described as one.
+/// Opens a model without loading its weights: a GGUF file (any shard of a split one), or a Hugging
+/// Face folder, presented as GGUF.
 ///
 /// # Errors
-/// A file that is not a sound GGUF, or a folder that is not converted.
+/// A malformed GGUF file, or a folder that cannot be converted.
 pub fn open_file(path: impl AsRef<Path>) -> Result<Gguf, Error> {
     let path = path.as_ref();
     if path.is_dir() { Ok(kvant_hf::open(path)?) } else { Ok(Gguf::open(path)?) }
 }
 
-/// An adapter of the model in `base` before it is loaded: a GGUF file, or a folder as PEFT saves it, described as one.
+/// Opens a LoRA adapter of the model in `base` without loading it: a GGUF file, or a PEFT folder,
+/// presented as GGUF.
 ///
 /// # Errors
-/// A file that is not a sound GGUF, or a folder that is not converted.
+/// A malformed GGUF file, or a folder that cannot be converted.
 pub fn open_lora(path: impl AsRef<Path>, base: &Gguf) -> Result<Gguf, Error> {
     let path = path.as_ref();
     if path.is_dir() { Ok(kvant_hf::open_adapter(path, base)?) } else { Ok(Gguf::open(path)?) }
@@ -145,7 +154,8 @@ impl Model {
     /// Loads a GGUF file (any shard of a split one), or a Hugging Face folder, on all cores.
     ///
     /// # Errors
-    /// A file that is not a sound GGUF, a folder that is not converted, an architecture or a type this engine does not run.
+    /// A malformed GGUF file, a folder that cannot be converted, an unsupported architecture or
+    /// type.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         Self::open_with(path, OpenOptions::default())
     }
@@ -158,7 +168,7 @@ impl Model {
         Self::from_gguf(open_file(path)?, options)
     }
 
-    /// The model that is built into this library.
+    /// Loads the model that is built into this library.
     ///
     /// # Errors
     /// When the device cannot be opened.
@@ -166,7 +176,7 @@ impl Model {
         Self::from_gguf(Self::bundled_file()?, options)
     }
 
-    /// The file of the model that is built into this library.
+    /// Returns the file of the model that is built into this library.
     ///
     /// # Errors
     /// Never, unless the library itself is damaged.
@@ -215,7 +225,7 @@ impl Model {
         let share = bytes[0] as f32 / bytes.iter().sum::<u64>() as f32;
         let sight = options.mmproj.map(|file| Sight::load(&file, options.n_threads, &config)).transpose()?;
         let mut tell = |done: f32| progress(done * share);
-        // Loading says better what is wrong with a tensor.
+        // Errors of loading come first: they name the faulty tensor.
         let loaded = device::load(placement, options.n_threads, config, &gguf, &mut tell)?;
         statistics?;
         let mut tell = |done: f32| progress(share + done * (1.0 - share));
@@ -240,7 +250,7 @@ impl Model {
         })
     }
 
-    /// A model that says numbers of tokens to another one.
+    /// Wraps a draft model, which only proposes token ids.
     fn drafting(loaded: Arc<dyn Loaded>, gguf: Arc<Gguf>) -> Self {
         Self {
             inner: Arc::new(Inner {
@@ -248,7 +258,7 @@ impl Model {
                 draft: None,
                 sight: None,
                 gguf,
-                tokenizer: Err("none of a draft model".to_owned()),
+                tokenizer: Err("none: a draft model shares that of its target".to_owned()),
                 template: Err(TemplateError::Missing),
                 weights: None,
                 loras: Vec::new(),
@@ -259,44 +269,46 @@ impl Model {
         }
     }
 
-    /// A session with an empty cache.
+    /// Creates a session with an empty cache.
     ///
     /// # Errors
-    /// When the options make no sense for this model or memory runs out.
+    /// When the options do not fit this model or memory runs out.
     pub fn session(&self, options: SessionOptions) -> Result<Session, Error> {
         Session::new(self.clone(), options)
     }
 
-    /// The hyper-parameters.
+    /// Returns the hyper-parameters.
     pub fn config(&self) -> &Config {
         self.inner.loaded.config()
     }
 
-    /// The file's metadata and tensors.
+    /// Returns the file's metadata and tensors.
     pub fn gguf(&self) -> &Gguf {
         &self.inner.gguf
     }
 
-    /// How its makers would draw tokens, where the file says.
+    /// Returns the sampling defaults of the model's authors, as far as the file has them.
     ///
     /// # Errors
-    /// A setting that is no number.
+    /// A setting that is not a number.
     pub fn recommended(&self) -> Result<Recommended, Error> {
         Ok(Recommended::from_gguf(&self.inner.gguf)?)
     }
 
-    /// Size of the vocabulary.
+    /// Returns the vocabulary size.
     pub fn n_vocab(&self) -> usize {
         self.inner.loaded.n_vocab()
     }
 
-    /// Bytes of weights, in the file's types, those of a [draft model](OpenOptions::draft) and of a [tower](OpenOptions::mmproj) among them.
+    /// Returns the bytes of weights in the file's types, including a [draft
+    /// model](OpenOptions::draft) and a [vision encoder](OpenOptions::mmproj).
     pub fn weight_bytes(&self) -> usize {
         let beside = self.draft().map_or(0, Self::weight_bytes) + self.sight().map_or(0, Sight::weight_bytes);
         self.inner.loaded.weight_bytes() + beside
     }
 
-    /// Bytes of those weights that stay in the mapped file, and of these, what one decoded token reads.
+    /// Returns the bytes of weights that stay in the mapped file, and how many of them one decoded
+    /// token reads.
     pub fn mapped_bytes(&self) -> [usize; 2] {
         if !self.inner.maps_experts {
             return [0; 2];
@@ -304,21 +316,22 @@ impl Model {
         Part::whole(self.config().layers.len()).expert_bytes(&self.inner.gguf, self.config())
     }
 
-    /// A number that tells models apart, 32 hexadecimal digits: over every byte of every tensor, the hyper-parameters, the
-    /// vocabulary and the chat template. The first call reads the whole model, unless the user's cache folder knows its
-    /// files.
+    /// Returns the model's fingerprint, 32 hexadecimal digits: a hash of every byte of every
+    /// tensor, the hyper-parameters, the vocabulary and the chat template. The first call reads the
+    /// whole model, unless the user's cache folder has the fingerprint of its files.
     pub fn fingerprint(&self) -> &str {
         let find = || fingerprint::find(&self.inner.gguf, kvant_files::cache_folder().as_deref());
         self.inner.fingerprint.get_or_init(find)
     }
 
-    /// What weight matrices became while they were loaded; `None` where they are as the file has them.
+    /// Returns the type to which weight matrices were converted on load; `None` for the file's
+    /// types.
     pub fn weights(&self) -> Option<DType> {
         self.inner.weights
     }
 
-    /// As [`fingerprint`](Self::fingerprint), but another for each type that weights became while they were loaded, for other adapters, and
-    /// for prompts in bf16: what was computed with ones is not what others give.
+    /// Returns a [`fingerprint`](Self::fingerprint) that also covers the converted weight type, the
+    /// LoRA adapters and bf16 prefill: results are interchangeable only where it is equal.
     pub fn computed_by(&self) -> String {
         let folder = kvant_files::cache_folder();
         let loras = self.inner.loras.iter().map(|LoraFile { file, strength, .. }| {
@@ -334,21 +347,23 @@ impl Model {
         }
     }
 
-    /// The adapters that change its matrices.
+    /// Returns the model's LoRA adapters.
     pub fn loras(&self) -> &[LoraFile] {
         &self.inner.loras
     }
 
-    /// How much of each they are changed by where nobody says.
+    /// Returns the default LoRA scale of each adapter.
     pub fn lora_strengths(&self) -> Vec<f32> {
         self.loras().iter().map(|lora| lora.strength).collect()
     }
 
-    /// What the first block of the cache of a sequence follows on. Blocks are found in the memory of one loaded model alone, so the plan, how
-    /// keys are turned, how much of adapters they are made with and whose they are is all that tells them apart.
+    /// Returns the key that precedes the first cache block of a sequence. Blocks are only looked up
+    /// within one loaded model, so the plan, the RoPE variant, the LoRA scales and the owner are
+    /// all that distinguishes them.
     pub(crate) fn block_root(&self, sequence: &Sequence, owner: Option<&str>) -> BlockKey {
         let plan = sequence.plan();
-        // Thousands of factors in digits would take longer than the first token of a short prompt.
+        // Formatting thousands of factors as digits would take longer than the TTFT of a short
+        // prompt.
         let balance: Vec<u8> =
             plan.balance.iter().flat_map(|balance| balance.values()).flat_map(f32::to_le_bytes).collect();
         let stored = Plan { notes: Vec::new(), balance: None, ..plan.clone() };
@@ -358,13 +373,15 @@ impl Model {
         BlockKey::root(&parts.into_iter().flatten().collect::<Vec<_>>())
     }
 
-    /// Bytes that the caches of all sessions have allocated together; what several share is counted once.
+    /// Returns the bytes allocated by the caches of all sessions together; shared blocks count
+    /// once.
     pub fn kv_bytes(&self) -> usize {
         self.inner.loaded.pool_bytes()
     }
 
-    /// Bytes that the cache of a session of so many tokens with `plan` allocates: what [`Plan::n_bytes`] says and what a layer that
-    /// predicts ([`OpenOptions::mtp`]) or a [draft model](OpenOptions::draft) keeps beside that.
+    /// Returns the bytes that the cache of a session of `tokens` tokens with `plan` allocates:
+    /// [`Plan::n_bytes`] plus the cache of the MTP layer ([`OpenOptions::mtp`]) or of a [draft
+    /// model](OpenOptions::draft).
     pub fn kv_bytes_for(&self, plan: &Plan, tokens: usize) -> usize {
         let drafts = self.draft().map_or(0, |draft| {
             let plan = draft::kv_options().plan(&draft.config().kv_shape()).expect("a plan for any model");
@@ -373,60 +390,61 @@ impl Model {
         self.inner.loaded.bytes_for(plan, tokens).saturating_add(drafts)
     }
 
-    /// Refuses to allocate more than so many bytes for the caches of all sessions together.
+    /// Limits the bytes allocated by the caches of all sessions together.
     pub fn set_kv_budget(&self, bytes: usize) {
         self.inner.loaded.set_budget(bytes);
     }
 
-    /// Number of parameters.
+    /// Returns the number of parameters.
     pub fn n_params(&self) -> usize {
         self.inner.gguf.tensors().iter().map(|info| info.elements()).sum()
     }
 
-    /// Bytes of weights that one decoded token reads.
+    /// Returns the bytes of weights that one decoded token reads.
     pub fn weight_bytes_per_token(&self) -> usize {
         self.inner.loaded.weight_bytes_per_token()
     }
 
-    /// The device the model runs on and the kernels it uses.
+    /// Returns the device the model runs on and the kernels it uses.
     pub fn device(&self) -> DeviceInfo {
         self.inner.loaded.info()
     }
 
-    /// The most tokens to guess ahead where nobody says: none, unless a row of a step gives the same bits in any company, so that guesses change
-    /// nothing.
+    /// Returns the default maximum of draft tokens: 0 unless the kernels are batch-invariant, so
+    /// that speculation does not change the output.
     pub fn most_guesses(&self) -> usize {
         if self.device().rows_are_independent { MOST_GUESSES } else { 0 }
     }
 
-    /// Whether something says ahead what comes next: a layer of it ([`OpenOptions::mtp`]) or another model ([`OpenOptions::draft`]).
+    /// Returns whether a drafter besides prompt lookup is loaded: an MTP layer
+    /// ([`OpenOptions::mtp`]) or a draft model ([`OpenOptions::draft`]).
     pub fn predicts(&self) -> bool {
         self.inner.draft.is_some() || self.inner.loaded.predicts()
     }
 
-    /// The model that says ahead what this one may say: see [`OpenOptions::draft`].
+    /// Returns the draft model: see [`OpenOptions::draft`].
     pub fn draft(&self) -> Option<&Model> {
         self.inner.draft.as_ref()
     }
 
-    /// The kernel for every op and type.
+    /// Returns the kernel of every op and type.
     pub fn kernel_choices(&self) -> Vec<KernelChoice> {
         self.inner.loaded.kernel_choices()
     }
 
-    /// Whether every device of the model can keep a cache of this type.
+    /// Returns whether every device of the model supports a cache of this type.
     pub fn stores(&self, dtype: DType) -> bool {
         let choices = self.kernel_choices();
         let devices =
             |dtype| choices.iter().filter(|choice| choice.op == "attend" && choice.dtype == dtype).count();
-        // Every device reads f16.
+        // Every device supports f16.
         devices(dtype) == devices(DType::F16)
     }
 
-    /// The file's tokenizer.
+    /// Returns the file's tokenizer.
     ///
     /// # Errors
-    /// When the file has none that this engine can use.
+    /// When the file has no tokenizer that this engine supports.
     pub fn tokenizer(&self) -> Result<&Tokenizer, Error> {
         self.shared_tokenizer().map(AsRef::as_ref)
     }
@@ -439,15 +457,15 @@ impl Model {
         })
     }
 
-    /// Texts that break the repetitions that DRY penalises, in what this model's tokens write.
+    /// Compiles DRY sequence breakers for this model's vocabulary.
     ///
     /// # Errors
-    /// As [`Model::tokenizer`]; more text than can be looked for.
+    /// As [`Model::tokenizer`]; more text than the matcher supports.
     pub fn breakers(&self, texts: Vec<String>) -> Result<Breakers, Error> {
         Ok(Breakers::new(texts, Arc::clone(self.shared_tokenizer()?))?)
     }
 
-    /// A sampler with these settings and, where DRY is on, the usual breakers.
+    /// Creates a sampler with these settings and, where DRY is on, the usual breakers.
     ///
     /// # Errors
     /// As [`Model::breakers`].
@@ -459,10 +477,10 @@ impl Model {
         Ok(sampler.with_breakers(self.breakers(Breakers::USUAL.map(str::to_owned).to_vec())?))
     }
 
-    /// The file's chat template.
+    /// Returns the file's chat template.
     ///
     /// # Errors
-    /// [`TemplateError::Missing`] when it has none, and what is wrong with one that cannot be used.
+    /// [`TemplateError::Missing`] when the file has no template, or why its template is unusable.
     pub fn chat_template(&self) -> Result<&ChatTemplate, Error> {
         self.inner.template.as_ref().map_err(|error| error.clone().into())
     }
@@ -476,7 +494,7 @@ impl Model {
     }
 }
 
-/// A type that weights may become.
+/// Checks that weights can be converted to this type.
 fn weight_type(dtype: DType) -> Result<DType, Error> {
     let error = || Error::Setting {
         name: "weights",
@@ -486,7 +504,7 @@ fn weight_type(dtype: DType) -> Result<DType, Error> {
     dtype.ggml_id().map(|_| dtype).ok_or_else(error)
 }
 
-/// Whether experts can stay in the file.
+/// Checks that experts can stay in the file.
 fn check_mapped(config: &Config, weights: Option<DType>) -> Result<(), Error> {
     let error = |expected: &str, got: String| {
         Err(Error::Setting { name: "maps_experts", expected: expected.to_owned(), got })
@@ -502,7 +520,8 @@ fn check_mapped(config: &Config, weights: Option<DType>) -> Result<(), Error> {
 
 type TextSide = (Result<Arc<Tokenizer>, String>, Result<ChatTemplate, TemplateError>);
 
-/// The tokenizer and the chat template of a file, or why there is none; refused here if it is needed.
+/// Returns the tokenizer and the chat template of a file, or why they are missing; an error where
+/// they are needed.
 fn text_side(gguf: &Gguf, source: Option<&str>, needs: Needs) -> Result<TextSide, Error> {
     let tokenizer = match Tokenizer::from_gguf(gguf) {
         Ok(tokenizer) => Arc::new(tokenizer),
@@ -521,7 +540,8 @@ fn text_side(gguf: &Gguf, source: Option<&str>, needs: Needs) -> Result<TextSide
     Ok((Ok(tokenizer), template))
 }
 
-/// Runs `first` on a thread beside `second`; one after the other where no thread can be had, as in a browser.
+/// Runs `first` on a thread beside `second`; sequentially where threads are unavailable, as in a
+/// browser.
 fn beside<A: Send, B>(first: impl Fn() -> A + Send + Sync, second: impl FnOnce() -> B) -> (A, B) {
     thread::scope(|scope| {
         let spawned = thread::Builder::new().spawn_scoped(scope, &first);

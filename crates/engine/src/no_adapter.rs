@@ -1,4 +1,4 @@
-//! What stands for adapters in a build without them.
+//! Stub for Vulkan, Metal and DX12 adapters in a build without the feature `wgpu`.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ fn missing() -> Error {
     BackendError::Failed { device: "wgpu", problem }.into()
 }
 
-/// The adapters of this machine.
+/// Lists the adapters of this machine.
 ///
 /// # Errors
 /// Always.
@@ -38,7 +38,7 @@ pub(crate) fn tune(_: usize, _: &mut dyn FnMut(f32)) -> Result<(AdapterName, Vec
     Err(missing())
 }
 
-/// None: what was found by another build stays kept for it.
+/// Returns no adapters: tuning results of other builds stay saved.
 pub(crate) fn unfit(_: &Kept) -> Vec<(usize, String)> {
     Vec::new()
 }

@@ -1,4 +1,4 @@
-//! What stands for a GPU in a build without one: it cannot be opened, and says why.
+//! Stub for NVIDIA GPUs in a build without the feature `cuda`: opening one is an error.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use kvant_model::{Config, Part};
 use crate::runtime::Loaded;
 use crate::{DeviceChoice, Error};
 
-/// An NVIDIA GPU, of which there is none in this build.
+/// An NVIDIA GPU; uninhabited in this build.
 pub struct Gpu(Infallible);
 
 fn missing() -> Error {
@@ -19,7 +19,7 @@ fn missing() -> Error {
 }
 
 impl Gpu {
-    /// Says that there is none.
+    /// Returns an error for an NVIDIA GPU, and `None` for other devices.
     pub(crate) fn choose(choice: DeviceChoice) -> Result<Option<Self>, Error> {
         match choice {
             DeviceChoice::Cpu | DeviceChoice::Wgpu(_) | DeviceChoice::Auto => Ok(None),
@@ -41,7 +41,7 @@ impl Gpu {
         match self.0 {}
     }
 
-    /// How many GPUs there are.
+    /// Returns the number of GPUs.
     ///
     /// # Errors
     /// Always.
@@ -57,22 +57,23 @@ impl Gpu {
         Err(missing())
     }
 
-    /// What it is.
+    /// Returns the device information.
     pub fn info(&self) -> DeviceInfo {
         match self.0 {}
     }
 
-    /// The product's name.
+    /// Returns the product name.
     pub fn product(&self) -> &str {
         match self.0 {}
     }
 
-    /// The newest CUDA that the driver supports, and the version of the compiler, as text.
+    /// Returns the newest CUDA version that the driver supports, and the version of the compiler,
+    /// as text.
     pub fn versions(&self) -> (String, String) {
         match self.0 {}
     }
 
-    /// Memory that is free, and all of it, in bytes.
+    /// Returns the free and the total memory, in bytes.
     ///
     /// # Errors
     /// Never.
@@ -80,7 +81,7 @@ impl Gpu {
         match self.0 {}
     }
 
-    /// The kernel for every op and type.
+    /// Returns the kernel of every op and type.
     pub fn kernel_choices(&self) -> Vec<KernelChoice> {
         match self.0 {}
     }

@@ -1,8 +1,9 @@
-//! Pictures in prompts.
+//! Images in prompts.
 //!
-//! A picture is rows, made by a tower that stands beside the model, and the rows are [tokens](kvant_model::ExtraTokens) with numbers beyond the vocabulary.
-//! The same picture has the same numbers for as long as the model is loaded: a conversation that comes again finds its beginning in the cache, and
-//! the tower does not look at the picture again.
+//! An image becomes soft tokens: rows that the vision encoder computes in place of token
+//! embeddings, with [ids](kvant_model::ExtraTokens) beyond the vocabulary. Equal images have equal
+//! ids for as long as the model is loaded, so a repeated conversation finds its prefix in the KV
+//! cache, and the vision encoder runs once per image.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
@@ -18,17 +19,17 @@ use kvant_vision::{Layout, Piece, Tower};
 
 use crate::{Error, Model, tuning};
 
-/// Bytes of rows that are kept for when a picture comes again.
+/// Bytes of the cache of encoded images.
 const KEPT: usize = 256 << 20;
 
-/// A picture as tokens of a model: they may be fed as any others.
+/// An image as tokens of a model, which can be fed like any others.
 #[derive(Debug, Clone)]
 pub struct Picture {
     tokens: Arc<[u32]>,
     rows: Arc<ExtraRows>,
 }
 
-/// The same tokens of a model are the same picture.
+/// Images are equal when they have the same tokens of one model.
 impl PartialEq for Picture {
     fn eq(&self, other: &Self) -> bool {
         self.tokens == other.tokens
@@ -36,36 +37,38 @@ impl PartialEq for Picture {
 }
 
 impl Picture {
-    /// What stands for it in a prompt: marks of the vocabulary, and the numbers of its rows. A session that has been fed them keeps the rows; before that, this does.
+    /// Returns the tokens that stand for the image in a prompt: vocabulary tokens of its markers,
+    /// and the ids of its rows. A session that has been fed them holds the rows; before that, this
+    /// does.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 }
 
-/// What looks at pictures.
+/// The vision encoder of a model, with a cache of encoded images.
 pub(crate) struct Sight {
     tower: Tower<CpuDevice>,
     /// Bytes of its weights, in the file's types.
     n_bytes: usize,
     hashes: [RandomState; 2],
     seen: Mutex<Seen>,
-    /// Held while the tower looks.
+    /// Held while the encoder runs.
     looking: Mutex<()>,
 }
 
-/// What of a picture's bytes tells it from others; nobody outside can make two that are alike.
+/// Keyed hash of an image file; callers cannot construct collisions.
 type Hash = [u64; 2];
 
 #[derive(Default)]
 struct Seen {
-    /// The first number of the rows of every picture that there was.
+    /// First row id of every image encoded so far.
     numbers: HashMap<Hash, u32>,
-    /// Those that came last, the latest at the end.
+    /// The most recently used images, the latest last.
     recent: VecDeque<(Hash, Picture)>,
 }
 
 impl Seen {
-    /// One of those that came last.
+    /// Returns a cached image and marks it as used.
     fn find(&mut self, hash: Hash) -> Option<Picture> {
         let at = self.recent.iter().position(|(known, _)| *known == hash)?;
         let found = self.recent.remove(at)?;
@@ -74,7 +77,8 @@ impl Seen {
         Some(picture)
     }
 
-    /// Keeps one, and of those before it as many as there is room for: whoever looks at one and reads its tokens then has it.
+    /// Caches an image and evicts the oldest ones beyond [`KEPT`] bytes, but never the image
+    /// itself: it must outlive the encoding until its tokens are fed.
     fn keep(&mut self, hash: Hash, picture: &Picture) {
         self.numbers.insert(hash, picture.rows.tokens().start);
         self.recent.push_back((hash, picture.clone()));
@@ -89,7 +93,7 @@ impl Seen {
 }
 
 impl Sight {
-    /// The tower in a file, for a model of this configuration.
+    /// Loads the vision encoder in a file, for a model of this configuration.
     pub fn load(gguf: &Gguf, n_threads: Option<usize>, config: &Config) -> Result<Self, Error> {
         let tower = Tower::load(gguf, Arc::new(tuning::open_cpu(n_threads, PromptMath::Exact)?))?;
         check_width(tower.config().n_embd_text, config.n_embd)?;
@@ -98,7 +102,7 @@ impl Sight {
         Ok(Self { tower, n_bytes, hashes, seen: Mutex::default(), looking: Mutex::default() })
     }
 
-    /// Bytes of its weights, in the file's types.
+    /// Returns the bytes of its weights, in the file's types.
     pub fn weight_bytes(&self) -> usize {
         self.n_bytes
     }
@@ -107,7 +111,7 @@ impl Sight {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The picture in the bytes of a file.
+    /// Decodes and encodes an image file.
     fn look(
         &self,
         owner: Option<&str>,
@@ -119,9 +123,9 @@ impl Sight {
         if let Some(known) = self.seen().find(hash) {
             return Ok(known);
         }
-        // One after the other: they share the threads.
+        // Encodings run one at a time: they share the threads.
         let _looking = self.looking.lock().unwrap_or_else(PoisonError::into_inner);
-        // What came twice at once has been looked at meanwhile.
+        // A concurrent request may have encoded the same image meanwhile.
         if let Some(known) = self.seen().find(hash) {
             return Ok(known);
         }
@@ -135,7 +139,7 @@ impl Sight {
         Ok(picture)
     }
 
-    /// What stands for a picture of these tiles.
+    /// Returns the tokens of an image with these tiles.
     fn tokens(
         &self,
         layout: &Layout,
@@ -152,9 +156,9 @@ impl Sight {
         let part = |part: usize| tiles.iter().flat_map(|tile| &tile[part]).copied().collect();
         let given = Given { rows: (0..depth).map(part).collect(), columns: layout.columns };
         let rows = add(given).ok_or_else(|| Error::Setting {
-            name: "picture",
-            expected: "one of the first 4 billion parts of pictures".to_owned(),
-            got: "another one".to_owned(),
+            name: "image",
+            expected: "at most 4 billion image tokens per loaded model".to_owned(),
+            got: "more".to_owned(),
         })?;
         let mut tokens = Vec::with_capacity(layout.n_rows() + 4 * layout.pieces.len());
         for piece in &layout.pieces {
@@ -170,10 +174,11 @@ impl Sight {
     }
 }
 
-/// Whether a tower can make rows for a model, by what their files say: see [`OpenOptions::mmproj`](crate::OpenOptions::mmproj).
+/// Checks from the two files that a vision encoder fits a model: see
+/// [`OpenOptions::mmproj`](crate::OpenOptions::mmproj).
 ///
 /// # Errors
-/// A file of another kind, a tower that is not known, or one of another model.
+/// A file of another kind, an unsupported vision encoder, or one of another model.
 pub fn check_mmproj(mmproj: &Gguf, model: &Gguf) -> Result<(), Error> {
     check_width(kvant_vision::Config::from_gguf(mmproj)?.n_embd_text, Config::from_gguf(model)?.n_embd)
 }
@@ -182,42 +187,48 @@ fn check_width(got: usize, n_embd: usize) -> Result<(), Error> {
     if got == n_embd {
         return Ok(());
     }
-    let expected = format!("the tower of this model, with rows of {n_embd} values");
+    let expected = format!("the vision encoder of this model, with rows of {n_embd} values");
     Err(Error::Setting { name: "mmproj", expected, got: format!("rows of {got}") })
 }
 
 impl Model {
-    /// Whether it takes pictures: see [`OpenOptions::mmproj`](crate::OpenOptions::mmproj).
+    /// Returns whether the model accepts images: see
+    /// [`OpenOptions::mmproj`](crate::OpenOptions::mmproj).
     pub fn sees(&self) -> bool {
         self.sight().is_some()
     }
 
-    /// The picture in the bytes of a PNG, JPEG, WebP, GIF or BMP file. The tower takes its time for one that has not come before, or not lately.
+    /// Encodes a PNG, JPEG, WebP, GIF or BMP file. Recently encoded images come from a cache;
+    /// others take the time of the vision encoder.
     ///
     /// # Errors
-    /// A model that sees nothing, bytes that are no picture, or one that is too large.
+    /// A model without a vision encoder, bytes that are not an image, or an image that is too
+    /// large.
     pub fn look(&self, file: &[u8]) -> Result<Picture, Error> {
         self.look_for(None, file)
     }
 
-    /// As [`look`](Self::look), for an [owner](crate::Session::owned_by): others cannot find out by the time it takes which pictures this one has shown.
+    /// Works as [`look`](Self::look) for an [owner](crate::Session::owned_by): the time it takes
+    /// does not reveal the images of other owners.
     ///
     /// # Errors
     /// As there.
     pub fn look_for(&self, owner: Option<&str>, file: &[u8]) -> Result<Picture, Error> {
         let sight = self.sight().ok_or_else(|| Error::Setting {
-            name: "picture",
-            expected: "a model that sees (opened with the file of its tower, mmproj-*.gguf)".to_owned(),
-            got: "one that reads text only".to_owned(),
+            name: "image",
+            expected: "a model with a vision encoder (opened with its file, mmproj-*.gguf)".to_owned(),
+            got: "a text-only model".to_owned(),
         })?;
         sight.look(owner, file, self.tokenizer()?, self.loaded().extra())
     }
 
-    /// The text and the tokens of a conversation with pictures in the model's own chat format. Messages are as templates read them: a picture is a part
-    /// `{"type": "image"}` of the content, and `pictures` has them in the order of the conversation.
+    /// Returns the text and the tokens of a conversation with images in the model's own chat
+    /// format. Messages have the form that chat templates read: an image is a content part
+    /// `{"type": "image"}`, and `pictures` holds the images in conversation order.
     ///
     /// # Errors
-    /// When there is no template, it refuses the conversation or loses pictures, or there is another number of them.
+    /// When there is no template, the template rejects the conversation or drops images, or the
+    /// number of images differs.
     pub fn picture_prompt(
         &self,
         messages: &[serde_json::Value],
@@ -227,8 +238,8 @@ impl Model {
         let mark = self.sight().map_or("", |sight| sight.tower.config().projector.mark());
         let (text, parts) = self.chat_template()?.render_pictures(messages, options, mark)?;
         if parts.len() != pictures.len() + 1 {
-            let (expected, got) = (format!("{} of them", parts.len() - 1), pictures.len().to_string());
-            return Err(Error::Setting { name: "pictures", expected, got });
+            let (expected, got) = (format!("{} images", parts.len() - 1), pictures.len().to_string());
+            return Err(Error::Setting { name: "images", expected, got });
         }
         let mut tokens = Vec::new();
         for (index, part) in parts.iter().enumerate() {
@@ -242,7 +253,8 @@ impl Model {
         Ok((text, tokens))
     }
 
-    /// As [`chat_prompt`](Self::chat_prompt), of messages [with pictures](Message::with_pictures).
+    /// Works as [`chat_prompt`](Self::chat_prompt) for messages [with
+    /// images](Message::with_pictures).
     ///
     /// # Errors
     /// As [`picture_prompt`](Self::picture_prompt).

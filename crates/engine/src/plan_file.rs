@@ -1,4 +1,4 @@
-//! A cache plan of a model, kept in a file beside it: types, what keys and values are multiplied by, and what was measured.
+//! KV plan file of a model, beside the model file: KV types, channel scales, and measured quality.
 //!
 //! # Format, version 4
 //!
@@ -9,9 +9,10 @@
 //! {"k":["turbo3","turbo3"],..
 //! ```
 //!
-//! The first line has the version and the XXH3-64 of all that follows; the second is JSON, and so is a line for each KV layer.
-//! The model is named by its [fingerprint](crate::Model::fingerprint). A file is replaced whole or not at all. Whatever is
-//! wrong with one, nothing of it is used.
+//! The first line has the version and the XXH3-64 of all bytes after it; the second is JSON,
+//! followed by a line of JSON for each KV layer. The model is identified by its
+//! [fingerprint](crate::Model::fingerprint). A file is replaced atomically, and a file with any
+//! fault is rejected as a whole.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -26,25 +27,25 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{Error, KvBalance, KvOptions, fingerprint};
 
-/// What the file begins with.
+/// The first bytes of the file.
 const MAGIC: &str = "kvplan";
 const VERSION: u32 = 4;
-/// The most bytes of a file: a hundred times what the largest models need.
+/// Maximum bytes of a file: a hundred times the need of the largest models.
 const MAX_BYTES: u64 = 1 << 28;
 
-/// Why a plan cannot be kept or used. Nothing of it is used then.
+/// Why a plan cannot be saved or used. A faulty plan is rejected as a whole.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanFileError {
-    /// The file system refused.
+    /// An I/O error.
     #[error("{}: {source}", printable_path(path))]
     Io {
         /// The file.
         path: PathBuf,
-        /// What the file system says.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The file begins otherwise.
+    /// The file does not begin with the magic bytes.
     #[error("{}: not a cache plan", printable_path(path))]
     NotOurs {
         /// The file.
@@ -60,12 +61,12 @@ pub enum PlanFileError {
         /// The version of the file.
         got: u32,
     },
-    /// The file is cut short or was changed.
+    /// The file is truncated or was changed.
     #[error("{}: corrupt cache plan: {what}", printable_path(path))]
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// What is wrong, with expected and got where that helps.
+        /// The fault, with expected and actual values where that helps.
         what: String,
     },
     /// The plan was made for another model.
@@ -80,7 +81,7 @@ pub enum PlanFileError {
     },
 }
 
-/// What a cache stores of a model, found out by measuring.
+/// A measured plan of a model's KV cache.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KvPlan {
     /// The fingerprint of the model.
@@ -89,13 +90,14 @@ pub struct KvPlan {
     pub sink: usize,
     /// Types, `[KV layers][n_kv_heads]`.
     pub types: Vec<Vec<HeadTypes>>,
-    /// What keys and values are multiplied by.
+    /// Channel scales of keys and values.
     pub balance: Arc<Balance>,
-    /// What it was found to do.
+    /// Measured quality.
     pub certificate: Certificate,
 }
 
-/// What was measured of a plan, with the sink in f16. Divergences are from the f16 cache, in nats.
+/// Measured quality of a plan, with the sink in f16. KL divergences are from the f16 cache, in
+/// nats.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Certificate {
@@ -103,37 +105,38 @@ pub struct Certificate {
     pub bits: f64,
     /// Bytes of a cache of 1024 tokens, f16 parts included.
     pub bytes_per_1k: usize,
-    /// What f16 takes for them.
+    /// Bytes of an f16 cache of 1024 tokens.
     pub bytes_per_1k_f16: usize,
-    /// Mean divergence.
+    /// Mean KL divergence per token.
     pub mean_kld: f64,
-    /// Its standard error, tokens taken as independent.
+    /// Its standard error, treating tokens as independent.
     pub mean_kld_stderr: f64,
-    /// That of a cache in f32: what the rounding of activations makes of the smallest difference, and no fault of the plan's.
+    /// Mean KL divergence of an f32 cache: the effect of activation rounding on the smallest
+    /// difference, which is not the plan's error.
     pub noise_kld: f64,
-    /// 99 % of the tokens lie below.
+    /// The 99th percentile.
     pub p99_kld: f64,
-    /// The largest.
+    /// The maximum.
     pub max_kld: f64,
-    /// Share of tokens with the same most probable token.
+    /// Fraction of tokens with the same most probable token.
     pub same_top: f64,
     /// Perplexity relative to f16.
     pub ppl_ratio: f64,
     /// Its standard error.
     pub ppl_ratio_stderr: f64,
-    /// Share of right tokens in the answers about a hidden sentence, and that of the f16 cache.
+    /// Fraction of correct tokens in the NIAH answers, and that of the f16 cache.
     pub needle: Option<[f64; 2]>,
-    /// Sentences that were asked for.
+    /// Number of needles.
     pub needles: usize,
-    /// The type that weights became while they were loaded, where they did not stay as the file has them.
+    /// The type to which weights were converted on load, if any.
     pub weights: Option<String>,
-    /// Whether the youngest tokens were in f16, as people run it.
+    /// Whether the tail was in f16, as in normal use.
     pub tail: bool,
-    /// Tokens that were scored.
+    /// Tokens scored.
     pub tokens: usize,
-    /// Tokens of each piece.
+    /// Tokens of each chunk.
     pub n_ctx: usize,
-    /// A hash of the text.
+    /// Hash of the text.
     pub text: String,
     /// The version of the program.
     pub version: String,
@@ -142,14 +145,14 @@ pub struct Certificate {
 }
 
 impl Certificate {
-    /// The mean divergence that the plan itself adds.
+    /// Returns the mean KL divergence that the plan itself adds.
     pub fn added_kld(&self) -> f64 {
         added_kld(self.mean_kld, self.noise_kld)
     }
 }
 
-/// What a cache adds to the mean divergence `noise` of one that loses nothing: rounding can make less than nothing of it, and
-/// NaN stays NaN.
+/// Returns the mean KL divergence that a cache adds to `noise`, that of a lossless cache. Rounding
+/// can make the difference negative, which counts as 0; NaN stays NaN.
 pub fn added_kld(mean: f64, noise: f64) -> f64 {
     let added = mean - noise;
     if added < 0.0 { 0.0 } else { added }
@@ -165,7 +168,7 @@ struct Head {
     certificate: Certificate,
 }
 
-/// A line for each layer.
+/// The line of a layer.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Layer {
@@ -180,8 +183,8 @@ impl KvPlan {
     /// Reads the plan of the model in `gguf`.
     ///
     /// # Errors
-    /// [`PlanFileError`] when the file cannot be read, is of another version, was changed, or belongs to another model; what is
-    /// wrong with the model itself.
+    /// [`PlanFileError`] when the file cannot be read, is of another version, was changed, or
+    /// belongs to another model; an error of the model file.
     pub fn open(path: &Path, gguf: &Gguf) -> Result<Self, Error> {
         let plan = Self::read(path)?;
         let expected = fingerprint::find(gguf, kvant_files::cache_folder().as_deref());
@@ -189,7 +192,7 @@ impl KvPlan {
         Ok(plan)
     }
 
-    /// Reads a plan, whatever model it belongs to.
+    /// Reads a plan of any model.
     ///
     /// # Errors
     /// As [`KvPlan::open`].
@@ -214,12 +217,12 @@ impl KvPlan {
         }
         let expected = format!("{:016x}", xxh3_64(body));
         if checksum != expected {
-            return Err(corrupt(path, format!("checksum {expected}, the file says {checksum}")));
+            return Err(corrupt(path, format!("checksum {expected}, the file has {checksum}")));
         }
         Self::parse(body).map_err(|what| corrupt(path, what))
     }
 
-    /// What is below the first line.
+    /// Parses the lines after the first.
     fn parse(body: &[u8]) -> Result<Self, String> {
         let mut lines = body.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
         let head = lines.next().unwrap_or_default();
@@ -243,7 +246,7 @@ impl KvPlan {
         Ok(Self { model, sink, types, balance: Arc::new(Balance { layers }), certificate })
     }
 
-    /// Whether it is the plan of that model.
+    /// Checks that the plan belongs to that model.
     fn check(&self, path: &Path, fingerprint: &str, shape: &KvShape) -> Result<(), PlanFileError> {
         if self.model != fingerprint {
             let (expected, got) = (fingerprint.to_owned(), kvant_gguf::printable(&self.model, 64));
@@ -270,7 +273,7 @@ impl KvPlan {
         }
     }
 
-    /// Writes it, replacing what is there whole or not at all.
+    /// Writes the plan, replacing the file atomically.
     ///
     /// # Errors
     /// [`PlanFileError::Io`].
@@ -294,10 +297,10 @@ impl KvPlan {
         bytes
     }
 
-    /// The options of a session that follows it.
+    /// Returns session options with this plan.
     ///
     /// # Errors
-    /// Never for a plan that was read: its types are types of caches.
+    /// Never for a plan that was read: its types are KV types.
     pub fn kv_options(&self) -> Result<KvOptions, Error> {
         let mut table = String::new();
         for (layer, heads) in self.types.iter().enumerate() {
@@ -429,9 +432,9 @@ mod tests {
         refused(&vec![b'x'; 1000], "another file");
     }
 
-    /// Files with a checksum that is right and contents that are not.
+    /// Files with a correct checksum and invalid contents.
     #[test]
-    fn what_is_sealed_and_senseless_is_refused_with_the_reason() {
+    fn invalid_plans_with_a_valid_checksum_are_refused() {
         let folder = Folder::new("sealed");
         let path = folder.0.join("m.kvplan");
         let refused = |spoil: &dyn Fn(&mut KvPlan), why: &str| {

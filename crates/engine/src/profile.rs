@@ -1,21 +1,22 @@
-//! Where the time of decode attention goes: the stages of reading the cache, left out one by one.
+//! Profile of decode attention: its time with stages of the cache read left out one by one.
 
 use crate::{Error, Session};
 
-/// What attention of one decoded token takes, with some stages left out.
+/// Attention time of one decoded token with some stages left out.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StageTime {
-    /// What was still done.
+    /// The stages that ran.
     pub stage: &'static str,
     /// Seconds per token, all layers together: the median of the repetitions.
     pub seconds: f64,
-    /// Pairs of a query head and a key that were met.
+    /// Pairs of a query head and a key that were scored.
     pub pairs: usize,
 }
 
 impl Session {
-    /// Times the attention of one token over the whole cache, layer after layer, for each stage: constant codes and
-    /// scales; scales; all bytes; low bits; everything. The cache must hold at least one token, and stays as it is.
+    /// Times the attention of one token over the whole cache, layer after layer, for each stage:
+    /// constant codes and scales; scales; all bytes; low bits; everything. The cache must hold at
+    /// least one token, and stays unchanged.
     ///
     /// # Errors
     /// On a device or kernel set without stages.

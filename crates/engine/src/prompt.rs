@@ -1,4 +1,4 @@
-//! Prompts: text and conversations as tokens.
+//! Prompts: tokenizes text and conversations.
 
 use kvant_text::chat::{Message, RenderOptions, Rendered};
 use kvant_text::tokenizer::Special;
@@ -6,8 +6,9 @@ use kvant_text::tokenizer::Special;
 use crate::{Error, Model, Session};
 
 impl Model {
-    /// Tokens of a plain text prompt, with the model's begin-of-text token where it wants one, and no end-of-text token: the
-    /// text is to be continued. `special` says what the text of a special token means in it.
+    /// Tokenizes a plain text prompt, with a begin-of-text token where the model has one, and
+    /// without an end-of-text token: the text is to be continued. `special` selects how the text of
+    /// special tokens is parsed.
     ///
     /// # Errors
     /// When there is no tokenizer or the text cannot be encoded.
@@ -15,16 +16,16 @@ impl Model {
         self.encode(text, special, usize::MAX)
     }
 
-    /// Tokens of a conversation in the model's own chat format, ending where the assistant is to answer. Special tokens
-    /// are those that the format writes; one that a message spells is just text.
+    /// Tokenizes a conversation in the model's own chat format, up to the start of the assistant's
+    /// turn. Special tokens come from the format alone; those spelled in a message are plain text.
     ///
     /// # Errors
-    /// When there is no template, or the template refuses the conversation.
+    /// When there is no template, or the template rejects the conversation.
     pub fn chat_prompt(&self, messages: &[Message]) -> Result<Vec<u32>, Error> {
         self.chat_tokens(messages, usize::MAX)
     }
 
-    /// Tokens of a conversation that the [template](Self::chat_template) has written.
+    /// Tokenizes a conversation rendered by the [template](Self::chat_template).
     ///
     /// # Errors
     /// When the text cannot be encoded.
@@ -38,8 +39,8 @@ impl Model {
         self.encode(text.as_str(), text.special(), n_ctx)
     }
 
-    /// Adds the begin-of-text token where the model wants one and the text does not begin with it. A text that cannot
-    /// fit `n_ctx` tokens is refused without a look at what they are.
+    /// Tokenizes a prompt and adds the begin-of-text token where the model has one and the text
+    /// does not begin with it. Rejects a text that cannot fit `n_ctx` tokens before tokenization.
     fn encode(&self, text: &str, special: Special<'_>, n_ctx: usize) -> Result<Vec<u32>, Error> {
         let tokenizer = self.tokenizer()?;
         let fewest = tokenizer.fewest_tokens(text);
@@ -51,7 +52,7 @@ impl Model {
 }
 
 impl Session {
-    /// As [`Model::text_prompt`], for a text that is to fit this session.
+    /// Works as [`Model::text_prompt`], for a text that must fit this session.
     ///
     /// # Errors
     /// As there, and [`Error::TextTooLong`].
@@ -59,7 +60,7 @@ impl Session {
         self.model().encode(text, special, self.n_ctx())
     }
 
-    /// As [`Model::rendered_prompt`], for a conversation that is to fit this session.
+    /// Works as [`Model::rendered_prompt`], for a conversation that must fit this session.
     ///
     /// # Errors
     /// As there, and [`Error::TextTooLong`].
@@ -67,7 +68,7 @@ impl Session {
         self.model().encode(text.as_str(), text.special(), self.n_ctx())
     }
 
-    /// As [`Model::chat_prompt`], for a conversation that is to fit this session.
+    /// Works as [`Model::chat_prompt`], for a conversation that must fit this session.
     ///
     /// # Errors
     /// As there, and [`Error::TextTooLong`].
@@ -83,7 +84,7 @@ mod tests {
     use crate::{Gguf, Needs, OpenOptions, SessionOptions};
 
     #[test]
-    fn what_is_said_does_not_end_a_turn() {
+    fn special_tokens_in_messages_are_text() {
         let model = Model::bundled(OpenOptions::default()).unwrap();
         let end = model.tokenizer().unwrap().eot().unwrap();
         let ends = |text: &str| {
@@ -96,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_continued_ends_without_eos_and_what_is_embedded_with_it() {
+    fn prompts_end_without_eos_and_embedded_texts_with_it() {
         let open = |adds: bool| {
             let bytes = changed(|writer| writer.set("tokenizer.ggml.add_eos_token", adds).unwrap(), None);
             Model::from_gguf(Gguf::from_bytes(bytes).unwrap(), OpenOptions::default()).unwrap()
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_cannot_fit_is_refused_before_it_is_tokenised() {
+    fn a_text_that_cannot_fit_is_refused_before_tokenization() {
         let model = Model::bundled(OpenOptions::default()).unwrap();
         let session = model.session(SessionOptions { n_ctx: Some(64), ..Default::default() }).unwrap();
         let long = " ".repeat(1 << 20);
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_template_is_refused_before_the_weights_are_loaded_and_another_helps() {
+    fn a_bad_template_is_refused_before_the_weights_are_loaded() {
         let options = |needs, chat_template: Option<&str>| {
             let chat_template = chat_template.map(str::to_owned);
             OpenOptions { needs, chat_template, ..Default::default() }
@@ -155,8 +156,8 @@ mod tests {
     }
 
     #[test]
-    fn a_tokenizer_that_is_not_known_is_refused_before_the_weights_are_loaded() {
-        // The name of the tokenizer model, changed where it stands in the file.
+    fn an_unknown_tokenizer_is_refused_before_loading_weights() {
+        // The tokenizer's name, changed in place in the file.
         let mut bytes = crate::model::POCKET.to_vec();
         let key = b"tokenizer.ggml.model";
         let at = bytes.windows(key.len()).position(|window| window == key).unwrap() + key.len() + 12;
@@ -169,7 +170,7 @@ mod tests {
         };
         let (refused, loaded) = open(Needs::Tokenizer);
         assert!(matches!(refused, Err(Error::Tokenizer(_))) && !loaded, "{refused:?}");
-        // Token numbers are enough for measurements.
+        // Token ids suffice for measurements.
         assert!(open(Needs::Nothing).0.is_ok());
     }
 }

@@ -1,4 +1,4 @@
-//! Rewriting a model with its weight matrices in other types.
+//! Quantization: rewrites a model with its weight matrices in other types.
 
 mod recipe;
 
@@ -12,33 +12,34 @@ use kvant_model::retype::{convert, for_rows, is_matrix};
 use crate::Error;
 pub use recipe::{Recipe, UnknownRecipe};
 
-/// What was written.
+/// Result of a quantization.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Quantized {
     /// Size of the file in bytes.
     pub n_bytes: u64,
-    /// What the weight matrices have become: first the type that most were to have, and behind each type those that stand in for it.
+    /// Types of the weight matrices: first the type of most of them; each requested type is
+    /// followed by its substitutes.
     pub types: Vec<TypeCount>,
 }
 
-/// Weight matrices of one type.
+/// Number of weight matrices of one type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TypeCount {
-    /// The type that they were to have.
+    /// The requested type.
     pub wanted: DType,
-    /// That which they have; another where rows are no whole blocks of `wanted`.
+    /// The actual type; a substitute where rows are not whole blocks of `wanted`.
     pub used: DType,
-    /// How many they are.
+    /// Number of matrices.
     pub n: usize,
 }
 
-/// Writes `gguf` to `path` with weight matrices in the types of `recipe` (a [`DType`] stands for all of them in that), or, where rows
-/// are no whole blocks of one, in the next best type whose blocks they are; norms, biases and other tensors stay as they are. The
-/// file at `path` is replaced whole or not at all.
+/// Writes `gguf` to `path` with weight matrices in the types of `recipe` (a [`DType`] applies to
+/// all of them), or in the next best type where rows are not whole blocks; norms, biases and other
+/// tensors stay unchanged. Replaces the file at `path` atomically.
 ///
 /// # Errors
-/// A type that GGUF files cannot hold, a tensor that holds NaN or an infinity (it is named), one of several files that the model is read
-/// from, or a file that cannot be written.
+/// A type that GGUF files cannot hold, a tensor with NaN or an infinity (it is named), a `path`
+/// that is one of several files of the model itself, or a file that cannot be written.
 pub fn quantize(
     gguf: &Gguf,
     path: &Path,
@@ -88,12 +89,12 @@ pub fn quantize(
     Ok(Quantized { n_bytes, types: counts(gguf, &recipe, &wanted) })
 }
 
-/// What a tensor becomes that is to have a type, or none but its own.
+/// Returns the resulting type of a tensor with a requested type; its own type for `None`.
 fn used(info: &TensorInfo, wanted: Option<DType>) -> DType {
     wanted.map_or(info.dtype, |dtype| for_rows(info.row_len(), dtype))
 }
 
-/// The type that a tensor is converted to; `None` where it is copied as the file holds it.
+/// Returns the type to which a tensor is converted; `None` where it is copied unchanged.
 fn becomes(info: &TensorInfo, wanted: Option<DType>) -> Option<DType> {
     let dtype = used(info, Some(wanted?));
     let is_there = match info.packed {
@@ -104,7 +105,8 @@ fn becomes(info: &TensorInfo, wanted: Option<DType>) -> Option<DType> {
     (!is_there).then_some(dtype)
 }
 
-/// Refuses to put a whole model in the place of a part of it: the other parts would have no first one any more.
+/// Rejects overwriting one shard of a split model with the whole model: the other shards would lose
+/// their first one.
 fn refuse_shard(gguf: &Gguf, path: &Path) -> Result<(), Error> {
     let is_same =
         |shard: &Path| matches!((shard.canonicalize(), path.canonicalize()), (Ok(a), Ok(b)) if a == b);
@@ -119,7 +121,7 @@ fn refuse_shard(gguf: &Gguf, path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// The type that most values of a model's matrices have.
+/// Returns the type of most values of a model's matrices.
 pub fn usual_type(gguf: &Gguf) -> DType {
     let matrices = || gguf.tensors().iter().filter(|info| is_matrix(info));
     let values =
@@ -179,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_are_no_whole_blocks_become_the_next_best_type_and_are_counted() {
+    fn rows_of_partial_blocks_get_the_next_best_type() {
         use DType::{F16, IQ4NL, IQ4XS, Q2K, Q3K, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
         let gguf = file(&[512, 96, 288, 100], 0.5);
         let pairs = [(Q2K, IQ4NL), (Q3K, IQ4NL), (IQ4XS, IQ4NL), (Q4K, Q5_0), (Q5K, Q5_1), (Q6K, Q8_0)];
@@ -202,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_retyped_while_loading_are_those_of_a_file_written_so_and_keep_contexts_of_their_own() {
+    fn weights_converted_on_load_equal_those_of_a_quantized_file() {
         let (path, context) = (path("retyped"), path("retyped-context"));
         let options = |weights| OpenOptions {
             device: DeviceChoice::Cpu,
@@ -235,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_are_matrices_and_what_chooses_among_them_stays_as_it_is() {
+    fn experts_are_quantized_and_routers_are_not() {
         let mut writer = GgufWriter::new();
         writer.set("general.architecture", "llama").unwrap();
         let tensors = [
@@ -262,14 +264,14 @@ mod tests {
         assert_eq!(got, [(vec![64, 3], DType::F32), (vec![64, 5, 3], DType::Q8_0), biases]);
         let mut decoded = vec![0.0; values.len()];
         kvant_codec::decode(DType::Q8_0, &gguf.data(&gguf.tensors()[1]), &mut decoded).unwrap();
-        // Half a step of the largest.
+        // Half a quantization step of the largest value.
         assert!(decoded.iter().zip(&values).all(|(got, want)| (got - want).abs() <= 0.52 * 8.0 / 127.0));
         std::fs::remove_file(path).unwrap();
     }
 
     #[test]
-    fn what_stays_is_copied_as_the_file_holds_it_whatever_its_type() {
-        // A file that this crate does not write: a whole number per token, of 32 bits.
+    fn unquantized_tensors_are_copied_byte_for_byte() {
+        // A file that this crate cannot write: one 32-bit integer per token.
         let mut bytes = b"GGUF".to_vec();
         let string = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
         bytes.extend([3u32.to_le_bytes(), [1, 0, 0, 0], [0; 4], [0; 4], [0; 4]].concat());
@@ -316,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_in_several_files_is_not_put_in_the_place_of_one_of_them() {
+    fn quantizing_does_not_overwrite_a_shard_of_the_model() {
         let folder = path("parts");
         std::fs::create_dir(&folder).unwrap();
         let part = |no: u16| folder.join(format!("m-{:05}-of-00002.gguf", no + 1));
@@ -344,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_that_are_no_numbers_are_refused_with_the_tensor_and_nothing_is_written() {
+    fn non_finite_weights_are_refused_by_tensor_name() {
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for dtype in [DType::Q8_0, DType::F32] {
                 let path = path("refused");

@@ -1,5 +1,5 @@
-//! How well a document answers a query, of models that were made to say so (Qwen3-Reranker): two rows in the place of the output matrix, of
-//! which one stands for yes.
+//! Reranking: relevance scores of documents for a query, with reranker models (Qwen3-Reranker).
+//! Their head has two rows in place of the output matrix, one of which stands for "yes".
 
 use std::ops::Range;
 
@@ -8,26 +8,26 @@ use kvant_text::tokenizer::Special;
 
 use crate::{Error, KvOptions, Model, Pooling};
 
-/// GGUF's number for a model that scores texts.
+/// GGUF's pooling type of rerankers.
 const RANK: u32 = 4;
-/// The text around a query and a document.
+/// Metadata key of the prompt template.
 const TEMPLATE: &str = "tokenizer.chat_template.rerank";
 const PLACES: [&str; 2] = ["{query}", "{document}"];
 
-/// What scores documents, and how it wants them put.
+/// The scoring head and prompt template of a reranker.
 #[derive(Debug, Clone)]
 pub struct Scorer {
     template: String,
-    /// A row for each thing that the model may say of a document, the first for yes, `[n_out, n_embd]`.
+    /// A row for each answer, the first for "yes", `[n_out, n_embd]`.
     head: Vec<f32>,
     n_embd: usize,
 }
 
 impl Model {
-    /// What the model has to score documents with.
+    /// Returns the scorer of the model.
     ///
     /// # Errors
-    /// A model that was not made for that, or in a way that this engine does not know.
+    /// A model that is not a reranker, or one of an unsupported form.
     pub fn scorer(&self) -> Result<Scorer, Error> {
         let refused = |expected: String, got: String| Err(Error::Setting { name: "model", expected, got });
         let (gguf, pooling) = (self.gguf(), self.pooling_type()?.unwrap_or(0));
@@ -52,7 +52,8 @@ impl Model {
         Ok(Scorer { template: template.to_owned(), head, n_embd })
     }
 
-    /// How likely each document answers the query, from 0 to 1. `kv` is what the cache stores meanwhile.
+    /// Returns the probability that each document answers the query, from 0 to 1. `kv` sets the
+    /// KV-cache types.
     ///
     /// # Errors
     /// As [`Model::scorer`] and [`Model::embed`].
@@ -66,8 +67,8 @@ impl Model {
 }
 
 impl Scorer {
-    /// The tokens that `model` scores a document by, from their last state. Special tokens are those of the template; one that a query or a
-    /// document spells is just text.
+    /// Returns the prompt tokens of a document, whose last hidden state gives its score. Special
+    /// tokens come from the template alone; those spelled in a query or a document are plain text.
     ///
     /// # Errors
     /// No tokenizer, or a text that cannot be encoded.
@@ -88,13 +89,14 @@ impl Scorer {
         Ok(model.tokenizer()?.encode(&text, Special::Within(&own), false)?)
     }
 
-    /// How likely it is yes, from 0 to 1, by the state `[n_embd]` of the last token.
+    /// Returns the probability of "yes", from 0 to 1, for the hidden state `[n_embd]` of the last
+    /// token.
     pub fn score(&self, state: &[f32]) -> f32 {
         let rows = self.head.chunks_exact(self.n_embd);
         let dot =
             |row: &[f32]| row.iter().zip(state).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum::<f64>();
         let logits: Vec<f64> = rows.map(dot).collect();
-        // One over the sum of what each is beside the first: nothing overflows to NaN.
+        // Softmax with the first logit as reference: cannot overflow to NaN.
         (1.0 / logits.iter().map(|logit| (logit - logits[0]).exp()).sum::<f64>()) as f32
     }
 }
@@ -110,7 +112,8 @@ mod tests {
         "<|im_start|>user\nDoes it answer {query}? {document}<|im_end|>\n<|im_start|>assistant\n";
     const QUERY: &str = "What is the capital of France?";
 
-    /// The bundled model as one that scores in this form: its rows for these two tokens are the head.
+    /// The bundled model as a reranker with this template: its rows of these two tokens are the
+    /// head.
     fn scorer(answers: [u32; 2], form: &str) -> Model {
         let file = Model::bundled_file().unwrap();
         let table = file.tensor("token_embd.weight").unwrap();
@@ -135,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_score_is_how_likely_yes_is_beside_no_as_the_next_token() {
+    fn a_score_is_the_probability_of_yes_against_no() {
         let answers = [300, 40];
         let model = scorer(answers, FORM);
         let documents = ["Paris is the capital of France.", "Cats sleep.", "<|im_end|>"];
@@ -147,20 +150,22 @@ mod tests {
             let logits = session.logits().unwrap();
             let [yes, no] = answers.map(|token| logits[token as usize]);
             let expected = 1.0 / (1.0 + (no - yes).exp());
-            // The output matrix meets states that are rounded to 8 bits, which moves a logit of order 10 by hundredths.
+            // The output matrix multiplies hidden states quantized to 8 bits, which shifts a logit
+            // of order 10 by hundredths.
             assert!((score - expected).abs() < 0.02, "{document}: {score}, {expected}");
             assert!(score > 0.0 && score < 1.0);
         }
     }
 
     #[test]
-    fn a_document_is_put_as_the_template_says_and_its_special_tokens_are_text() {
+    fn documents_fill_the_template_as_plain_text() {
         let model = scorer([1, 2], FORM);
         let prompt = |query: &str, document: &str| {
             let tokens = model.scorer().unwrap().prompt(&model, query, document).unwrap();
             (model.tokenizer().unwrap().decode(&tokens), tokens)
         };
-        // What is put in is not looked at for places again. The text of special tokens is not shown.
+        // Inserted text is not searched for placeholders. Decoding omits the text of special
+        // tokens.
         assert_eq!(prompt("a {document}", "b").0, "user\nDoes it answer a {document}? b\nassistant\n");
         let end = model.tokenizer().unwrap().eot().unwrap();
         let ends = |tokens: &[u32]| tokens.iter().filter(|&&token| token == end).count();
@@ -169,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn models_that_do_not_score_or_not_so_are_refused_by_what_they_are() {
+    fn models_that_are_no_rerankers_are_refused() {
         let error = |model: &Model| model.scorer().unwrap_err().to_string();
         let plain = Model::bundled(OpenOptions::default()).unwrap();
         assert!(error(&plain).contains("one that scores documents (pooling_type 4"), "{}", error(&plain));
@@ -178,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn scores_of_states_that_are_far_apart_are_numbers() {
+    fn scores_of_extreme_states_are_finite() {
         let scorer = Scorer { template: String::new(), head: vec![1.0, 0.0, 0.0, 1.0], n_embd: 2 };
         assert_eq!([[1e4, -1e4], [-1e4, 1e4], [3.0, 3.0]].map(|state| scorer.score(&state)), [1.0, 0.0, 0.5]);
     }

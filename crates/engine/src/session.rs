@@ -1,4 +1,4 @@
-//! A conversation with a model: one KV cache and the tokens in it.
+//! A session: one KV cache and the tokens in it.
 
 mod ahead;
 mod drafter;
@@ -24,25 +24,27 @@ pub use together::Feed;
 
 /// One sequence of tokens and its KV cache.
 ///
-/// What it owns is the cache: activations and logits are the model's, lent for a step or until the next one.
+/// The session owns the cache alone: activations and logits belong to the model and are lent for a
+/// step or until the next one.
 pub struct Session {
     model: Model,
     sequence: Sequence,
     tokens: Vec<u32>,
-    /// Tokens that were read on trial: the cache holds them behind `tokens`, unless they have been given back.
+    /// Draft tokens already computed: the cache holds them behind `tokens`, unless they have been
+    /// discarded.
     ahead: Vec<u32>,
-    /// A session of a smaller model that follows this one, when it is asked what comes next.
+    /// Session of the draft model, which follows this one.
     drafter: Option<Box<Session>>,
-    /// Logits of the last step, and which row of them follows the last token.
+    /// Logits of the last step, and the row that follows the last token.
     lent: Option<(Arc<dyn Logits>, usize)>,
-    /// That row on the host, `[n_vocab]`, once it has been asked for.
+    /// That row on the host, `[n_vocab]`, once it has been read.
     row: Vec<f32>,
-    /// The likeliest tokens, while one of them is drawn.
+    /// Top-k candidates, reused between calls.
     likeliest: Vec<Candidate>,
-    /// Whether the cache holds what the model made of the tokens.
+    /// Whether the cache holds computed keys and values rather than random ones.
     is_real: bool,
     owner: Option<Arc<str>>,
-    /// The rows of pictures that it has been shown, for as long as they may have to be read again.
+    /// Rows of the images in the context, kept while they may have to be recomputed.
     shown: Vec<Arc<ExtraRows>>,
 }
 
@@ -57,7 +59,7 @@ impl Session {
         Self::of_sequence(model, sequence, Vec::new())
     }
 
-    /// A session whose cache holds `tokens`.
+    /// Creates a session whose cache holds `tokens`.
     pub(crate) fn of_sequence(model: Model, sequence: Sequence, tokens: Vec<u32>) -> Result<Self, Error> {
         let drafter = Self::drafter_of(&model)?;
         Ok(Self::from_parts(model, sequence, tokens, drafter, None))
@@ -89,19 +91,19 @@ impl Session {
         }
     }
 
-    /// This session, empty as it is, as one of `owner`: it shares memory with others of the same owner alone, so that nobody can
-    /// find out by the time of an answer what somebody else said.
+    /// Assigns an empty session to `owner`: it shares KV blocks with sessions of the same owner
+    /// alone, so that response times do not reveal the prompts of other owners.
     #[must_use]
     pub fn owned_by(self, owner: Option<Arc<str>>) -> Self {
         let drafter = self.drafter.map(|drafter| Box::new(drafter.owned_by(owner.clone())));
         Self::from_parts(self.model, self.sequence, self.tokens, drafter, owner)
     }
 
-    /// This session, empty as it is, with so much of each of the model's [adapters](crate::OpenOptions::loras) in the place of what they were
-    /// loaded with. Sessions with other strengths may be fed together with it.
+    /// Replaces the scales of the model's [LoRA adapters](crate::OpenOptions::loras) in an empty
+    /// session. Sessions with different scales can share a batch.
     ///
     /// # Errors
-    /// Another number of strengths than there are adapters, or one that is no number.
+    /// A number of scales other than the number of adapters, or a scale that is not finite.
     pub fn with_lora_strengths(self, strengths: &[f32]) -> Result<Self, Error> {
         let loras = self.model.loras();
         if strengths.len() != loras.len() || strengths.iter().any(|strength| !strength.is_finite()) {
@@ -113,9 +115,10 @@ impl Session {
         Ok(Self::from_parts(self.model, sequence, self.tokens, self.drafter, self.owner))
     }
 
-    /// The sequence, which holds what has been fed and nothing else, or less of it where the device failed.
+    /// Returns the sequence, whose cache then holds exactly the fed tokens, or fewer of them after
+    /// a device error.
     pub(crate) fn sequence(&self) -> &Sequence {
-        // Whoever wants to know calls it before.
+        // A failure shows in the sequence's length.
         let _ = self.repay();
         &self.sequence
     }
@@ -125,22 +128,22 @@ impl Session {
         *self = Self::from_parts(self.model.clone(), sequence, tokens, drafter, self.owner.clone());
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&self) -> &Model {
         &self.model
     }
 
-    /// The tokens in the cache.
+    /// Returns the tokens in the cache.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// Tokens that fit.
+    /// Returns the context length in tokens.
     pub fn n_ctx(&self) -> usize {
         self.sequence.n_ctx()
     }
 
-    /// What the cache takes right now.
+    /// Returns the present size and types of the cache.
     pub fn kv(&self) -> KvUse {
         let (plan, shape) = (self.sequence.plan(), self.model.config().kv_shape());
         let ((type_k, type_v), (bpv_k, bpv_v)) = (plan.type_names(), plan.bits_per_value(&shape));
@@ -157,25 +160,26 @@ impl Session {
         }
     }
 
-    /// Bytes that its own cache has allocated.
+    /// Returns the bytes allocated by the session's own cache.
     fn n_bytes(&self) -> usize {
         self.sequence.loaded().n_bytes(self.sequence.id())
     }
 
-    /// Reads `tokens` after what is there. Then [`Session::logits`] are those that follow the last one.
+    /// Appends `tokens` to the context (prefill or decode). Then [`Session::logits`] follow the
+    /// last one.
     ///
-    /// `progress` is told the tokens read so far and can stop the reading by returning `false`.
+    /// `progress` receives the number of tokens processed so far and cancels by returning `false`.
     ///
     /// # Errors
-    /// No token, a context too small for them (nothing is read then), a token out of range,
-    /// [`Error::Cancelled`], or a device error. The session holds what it held before, or what was read whole; after a device
-    /// error, perhaps fewer tokens.
+    /// No token, a context too small for them (the session is then unchanged), a token out of
+    /// range, [`Error::Cancelled`], or a device error. The session keeps its previous tokens plus
+    /// completed steps; after a device error, perhaps fewer tokens.
     pub fn feed(&mut self, tokens: &[u32], progress: &mut dyn FnMut(usize) -> bool) -> Result<(), Error> {
         self.queue(tokens, progress)?;
         self.sequence.loaded().finish()
     }
 
-    /// [`Session::feed`] that need not be done when this returns.
+    /// Works as [`Session::feed`] without waiting for the device.
     pub(crate) fn queue(
         &mut self,
         tokens: &[u32],
@@ -197,10 +201,11 @@ impl Session {
         Ok(())
     }
 
-    /// Draws the token that follows the last one that was fed.
+    /// Samples the token that follows the last one fed.
     ///
     /// # Errors
-    /// No logits, as after a rewind; what the sampler finds wrong with its settings or with the logits, or a device error.
+    /// No logits, as after a rewind; an error of the sampler about its settings or the logits; a
+    /// device error.
     pub fn draw(&mut self, sampler: &mut Sampler) -> Result<u32, Error> {
         let Some(k) = sampler.n_candidates(self.tokens.len()) else {
             self.logits()?;
@@ -211,8 +216,8 @@ impl Session {
         sampler.sample_likeliest(&self.likeliest, &self.tokens).map_err(|error| self.misdrawn(error))
     }
 
-    /// [`Session::draw`] from logits `[n_vocab]` that `change` may have changed, as far as negative infinity, which rules a token
-    /// out.
+    /// Works as [`Session::draw`] on logits `[n_vocab]` that `change` has edited; negative infinity
+    /// excludes a token.
     ///
     /// # Errors
     /// As [`Session::draw`].
@@ -226,7 +231,7 @@ impl Session {
         sampler.sample(&self.row, &self.tokens).map_err(|error| self.misdrawn(error))
     }
 
-    /// Why no token could be drawn; of logits that are no numbers, after which token.
+    /// Converts an error of the sampler; adds the position to a logit that is NaN or infinite.
     fn misdrawn(&self, error: SampleError) -> Error {
         match error {
             SampleError::NotANumber { id, got } => {
@@ -236,8 +241,8 @@ impl Session {
         }
     }
 
-    /// Reads `tokens` and hands the logits after each token from index `from` on to `visit`, as
-    /// `(index into tokens, logits [n_vocab])`: what quality measurements need.
+    /// Feeds `tokens` and passes the logits after each token from index `from` on to `visit`, as
+    /// `(index into tokens, logits [n_vocab])`, for quality measurements.
     ///
     /// # Errors
     /// As [`Session::feed`].
@@ -263,8 +268,9 @@ impl Session {
         Ok(())
     }
 
-    /// Reads `tokens`, at most as many as a step takes, and hands the queries of each layer to `tell`, as `(KV layer whose keys
-    /// they meet, queries after RoPE [tokens, n_heads * k_head_dim])`. The keys and values are [`Session::kv_rows`] then.
+    /// Feeds `tokens` in one step and passes the queries of each layer to `tell`, as `(KV layer
+    /// that they attend to, queries after RoPE [tokens, n_heads * k_head_dim])`.
+    /// [`Session::kv_rows`] then returns the keys and values.
     ///
     /// # Errors
     /// As [`Session::feed`]; more tokens than [`Session::most_tokens`].
@@ -279,13 +285,13 @@ impl Session {
         self.step(tokens, Want::Nothing, Some(tell))
     }
 
-    /// The most tokens that the next step may read.
+    /// Returns the maximum number of tokens of the next step.
     pub fn most_tokens(&self) -> usize {
         self.sequence.most_rows()
     }
 
-    /// Appends `n` tokens with random keys and values: a context of any depth in little time, to measure speed at it.
-    /// What the model then says means nothing.
+    /// Appends `n` tokens with random keys and values: fills a context to any depth in little time,
+    /// to measure speed at it. The logits that follow are meaningless.
     ///
     /// # Errors
     /// A context too small for them, or a device error.
@@ -304,11 +310,11 @@ impl Session {
         Ok(())
     }
 
-    /// The logits that follow the last token that was fed, `[n_vocab]`, read from the device.
+    /// Reads the logits that follow the last token fed, `[n_vocab]`, from the device.
     ///
     /// # Errors
-    /// [`Error::NoLogits`] after a rewind, a fork, a restored context or a generation that has ended, until the next token is
-    /// fed; when the device cannot be read.
+    /// [`Error::NoLogits`] after a rewind, a fork, a restored context or a finished generation,
+    /// until the next token is fed; a failed read.
     pub fn logits(&mut self) -> Result<&[f32], Error> {
         let (logits, row) = self.lent.as_ref().ok_or(Error::NoLogits)?;
         self.row.resize(self.model.n_vocab(), 0.0);
@@ -316,7 +322,8 @@ impl Session {
         Ok(&self.row)
     }
 
-    /// Gives back what was lent, the logits, until the next token is fed, and room for tokens that may not come.
+    /// Releases the lent logits until the next token is fed, and memory reserved for further
+    /// tokens.
     pub fn rest(&mut self) {
         self.sequence().loaded().rest(self.sequence.id());
         self.tokens.truncate(self.sequence.len());
@@ -328,8 +335,7 @@ impl Session {
         }
     }
 
-    /// The cached keys or values of one KV head as numbers, `[tokens, head_dim]`: what the codes stand for.
-    /// For measurements.
+    /// Returns the decoded keys or values of one KV head, `[tokens, head_dim]`, for measurements.
     ///
     /// # Errors
     /// When the device cannot be read.
@@ -341,16 +347,16 @@ impl Session {
         self.sequence.loaded().rows(self.sequence.id(), layer, head, side)
     }
 
-    /// Forgets everything.
+    /// Removes all tokens.
     pub fn clear(&mut self) {
         self.cut(0);
         self.is_real = true;
         self.shown.clear();
     }
 
-    /// Forgets everything but the first `n` tokens. Where what comes next would see in 16 bit what is there in codes only, some
-    /// of them, 511 at most, are read once more: the session then stands as one that was fed those tokens and nothing else,
-    /// bit for bit.
+    /// Truncates the context to its first `n` tokens. Where following tokens would attend in 16
+    /// bits to tokens that the cache holds in codes only, up to 511 of them are recomputed: the
+    /// session is then bit-identical to one that was fed those tokens alone.
     ///
     /// # Errors
     /// As [`Session::feed`].
@@ -366,7 +372,8 @@ impl Session {
         Ok(())
     }
 
-    /// Forgets everything but the first `n` tokens or, where that cannot be done without reading some again, fewer.
+    /// Truncates to the first `n` tokens, or to fewer where that would need recomputation. Returns
+    /// the tokens left.
     fn cut(&mut self, n: usize) -> usize {
         self.lent = None;
         let left = self.sequence.loaded().cut(self.sequence.id(), n.min(self.sequence.len()));
@@ -377,13 +384,14 @@ impl Session {
         left
     }
 
-    /// Begins an empty session with as many of `tokens`, but for the last one, as other sessions of the model with the same
-    /// options hold: it shares their memory, and stands as if it had been fed them. Returns how many.
+    /// Fills an empty session with the longest prefix of `tokens`, without the last token, that
+    /// other sessions of the model with the same options hold. It shares their memory, and equals a
+    /// session that was fed that prefix. Returns its length.
     pub fn attach(&mut self, tokens: &[u32]) -> usize {
         if !self.tokens.is_empty() {
             return 0;
         }
-        // Where rows of a picture are that nobody has any more, nothing that follows could be read.
+        // Image rows that have been freed cannot be recomputed, so the prefix ends before them.
         let tokens = match self.sequence.loaded().extra().of(tokens) {
             Ok(_) => tokens,
             Err(lost) => &tokens[..tokens.iter().take_while(|&&token| token != lost).count()],
@@ -394,7 +402,7 @@ impl Session {
         n
     }
 
-    /// A second session that starts with the same tokens; all memory is shared until one side writes.
+    /// Creates a second session with the same tokens; all memory is copy-on-write.
     pub fn fork(&self) -> Self {
         Self {
             model: self.model.clone(),
@@ -411,8 +419,9 @@ impl Session {
         }
     }
 
-    /// Reads `prompt` and returns an iterator over the tokens that follow. Tokens the session shares with the
-    /// beginning of `prompt` are kept; others are forgotten, so that a whole conversation can be passed each time.
+    /// Feeds `prompt` and returns an iterator over the tokens that follow. The common prefix of the
+    /// context and `prompt` is reused and the rest is dropped, so that a whole conversation can be
+    /// passed each time.
     ///
     /// # Errors
     /// As [`Session::feed`], and [`Error::PromptTooLong`].
@@ -420,7 +429,8 @@ impl Session {
         Generation::start(self, prompt, options, &CancelFlag::default(), &mut |_| ())
     }
 
-    /// [`Session::generate`] with a flag that stops it, and a listener for the share of the prompt read.
+    /// Works as [`Session::generate`] with a flag that cancels it, and a callback for the prefill
+    /// progress.
     ///
     /// # Errors
     /// As [`Session::generate`].
@@ -434,7 +444,7 @@ impl Session {
         Generation::start(self, prompt, options, cancel, progress)
     }
 
-    /// [`Session::generate_with`] for a generation that is handed the session for each token instead of holding it.
+    /// Works as [`Session::generate_with`] for a generation that borrows the session per token.
     ///
     /// # Errors
     /// As [`Session::generate`].
@@ -448,12 +458,13 @@ impl Session {
         Continuation::start(self, prompt, options, cancel, progress)
     }
 
-    /// Keeps what the cache shares with the beginning of `prompt`, or what other sessions do, and forgets the rest. At least one
-    /// token is left to read, so that there are logits to go on from. Returns the tokens that are there.
+    /// Reuses the longest prefix of `prompt` in this cache or in those of other sessions, and drops
+    /// the rest. At least one token is left to feed, so that there are logits to sample from.
+    /// Returns the number of reused tokens.
     pub fn keep_prefix(&mut self, prompt: &[u32]) -> usize {
         let same = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         let kept = self.cut(same.min(prompt.len().saturating_sub(1)));
-        // Others hold whole blocks.
+        // Other sessions share whole blocks alone.
         if prompt.len() - kept <= TOKENS_PER_BLOCK {
             return kept;
         }
@@ -467,8 +478,9 @@ impl Session {
         attached
     }
 
-    /// Remembers this place, in place of the one before: rewinding to it, or to the tokens just before it, reads none again.
-    /// Nothing is remembered of fewer than 128 tokens. Costs what two tiles take in f16, 32 tokens, once more are fed.
+    /// Sets the checkpoint, of which there is one: truncating to it, or to the tokens just before
+    /// it, needs no recomputation. Contexts of fewer than 128 tokens have no checkpoint. It costs
+    /// two tiles in f16, 32 tokens, once more tokens are fed.
     pub fn mark(&mut self) {
         self.sequence().loaded().mark(self.sequence.id());
     }
@@ -484,7 +496,7 @@ impl Session {
         Ok(())
     }
 
-    /// Takes from `left` what the next step reads; `None` when nothing is left.
+    /// Takes the tokens of the next step from `left`; `None` when it is empty.
     fn next_chunk<'t>(&self, left: &mut &'t [u32]) -> Option<&'t [u32]> {
         if left.is_empty() {
             return None;
@@ -500,7 +512,7 @@ impl Session {
         Ok(())
     }
 
-    /// Has the model read `tokens` after what the cache holds.
+    /// Runs one step over `tokens` behind the cached ones.
     fn run(&mut self, tokens: &[u32], want: Want, queries: OnQueries<'_>) -> Result<(), Error> {
         self.lent = None;
         self.keep_shown(tokens);
@@ -511,7 +523,7 @@ impl Session {
         Ok(())
     }
 
-    /// Takes note of tokens that a step has read.
+    /// Records the tokens of a completed step.
     fn stepped(&mut self, tokens: &[u32]) {
         self.tokens.extend_from_slice(tokens);
         if self.is_real {
@@ -519,7 +531,7 @@ impl Session {
         }
     }
 
-    /// Takes note of a step that failed.
+    /// Records a failed step.
     fn failed(&mut self, error: Error) -> Error {
         self.tokens.truncate(self.sequence.len());
         error
@@ -549,16 +561,16 @@ mod tests {
         session.logits().unwrap().iter().map(|logit| logit.to_bits()).collect()
     }
 
-    /// Of other lengths and cache types: whatever is next to them, sessions say the same to the bit.
+    /// Sessions of different lengths and KV types produce the same bits in any batch.
     #[test]
-    fn sessions_fed_together_say_what_each_says_alone() {
+    fn batched_sessions_give_the_same_bits_as_alone() {
         let model = Model::bundled(OpenOptions::default()).unwrap();
         let lots = [("turbo3", 50), ("f16", 3), ("q8_0", 33), ("turbo2", 1), ("turbo3", 120)];
         for n in 1..=lots.len() {
             let mut together: Vec<_> = lots[..n].iter().map(|&(kv, len)| session(&model, kv, len)).collect();
             let mut alone: Vec<_> = lots[..n].iter().map(|&(kv, len)| session(&model, kv, len)).collect();
             for step in 0..3 {
-                // Some read a prompt while others say a token.
+                // Some prefill while others decode a token.
                 let tokens: Vec<Vec<u32>> = (0..n as u32)
                     .map(|i| (0..1 + 17 * (i * step % 3)).map(|t| 7 * i + step + t).collect())
                     .collect();
@@ -578,7 +590,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_that_cannot_be_fed_together_stay_as_they_are() {
+    fn sessions_that_cannot_be_batched_stay_unchanged() {
         let models = [(); 2].map(|()| Model::bundled(OpenOptions::default()).unwrap());
         let [mut a, mut b] = [0, 1].map(|i| session(&models[i], "f16", 5));
         let together = |feeds: [(&mut Session, &[u32]); 2]| {
@@ -593,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn an_observed_step_tells_every_layer_and_changes_nothing() {
+    fn an_observed_step_passes_the_queries_of_every_layer() {
         let model = Model::bundled(OpenOptions::default()).unwrap();
         let (mut observed, mut plain) = (session(&model, "f16", 20), session(&model, "f16", 20));
         let text: Vec<u32> = (0..40).map(|i| i * 29 % 500).collect();

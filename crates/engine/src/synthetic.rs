@@ -1,4 +1,5 @@
-//! Models with the shapes of real ones and random weights, to measure speed without a download.
+//! Synthetic models: shapes of real models with random weights, to measure speed without a
+//! download.
 
 use kvant_codec::DType;
 use kvant_codec::random::Random;
@@ -7,7 +8,7 @@ use kvant_model::retype::for_rows;
 
 use crate::Error;
 
-/// The shape of a well-known model.
+/// The shape of a published model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Its name, for [`Shape::named`].
@@ -21,16 +22,16 @@ pub struct Shape {
     head_dim: usize,
     n_vocab: usize,
     tied: bool,
-    /// Experts of each layer, those that a row chooses, the width of one, and how many besides all rows go through.
+    /// Number of experts, experts per token, hidden size of one, and number of shared experts.
     experts: Option<[usize; 4]>,
-    /// Key heads, value heads and their size, of layers that keep a state by the gated delta rule: three of four.
+    /// Key heads, value heads and head dimension of gated-delta-net layers: three of four layers.
     delta: Option<[usize; 3]>,
-    /// Of latent attention the size of what is kept and not turned, of what is turned, of the rest of a head's key, and of its value. The
-    /// first layer has no experts.
+    /// MLA: size of the latent vector, RoPE part of a key, plain part of a key, and value head
+    /// dimension. The first layer has no experts.
     latent: Option<[usize; 4]>,
 }
 
-/// The shapes there are.
+/// All shapes.
 pub const SHAPES: [Shape; 13] = [
     shape("qwen2.5-1.5b", "qwen2", 28, 1536, 8960, (12, 2, 128), 151_936, true),
     shape("qwen2.5-7b", "qwen2", 28, 3584, 18_944, (28, 4, 128), 152_064, false),
@@ -38,7 +39,7 @@ pub const SHAPES: [Shape; 13] = [
     shape("llama-3.2-1b", "llama", 16, 2048, 8192, (32, 8, 64), 128_256, true),
     shape("llama-3-8b", "llama", 32, 4096, 14_336, (32, 8, 128), 128_256, false),
     shape("mistral-24b", "llama", 40, 5120, 32_768, (32, 8, 128), 131_072, false),
-    // Three thousand million parameters, of which a token reads a fifth.
+    // 3 billion parameters, of which a token reads a fifth.
     Shape {
         experts: Some([64, 8, 512, 0]),
         ..shape("qwen3moe-3b", "qwen3moe", 28, 1024, 3072, (16, 4, 128), 151_936, true)
@@ -99,16 +100,16 @@ type Tensor = (String, Vec<usize>, DType);
 /// Values in the random pattern that weight matrices repeat; a multiple of every block length.
 const PATTERN: usize = 1 << 20;
 
-/// Tokens that a short convolution sees.
+/// Kernel size of the short convolution.
 const TAPS: usize = 4;
-/// Every so many layers the last one attends, where the others keep a state.
+/// Interval of attention layers among recurrent ones: the last of each group attends.
 const INTERVAL: usize = 4;
 
 impl Shape {
-    /// The shape of this name.
+    /// Returns the shape of this name.
     ///
     /// # Errors
-    /// An unknown name, or a model this engine does not run.
+    /// An unknown name.
     pub fn named(name: &str) -> Result<Self, Error> {
         SHAPES.into_iter().find(|shape| shape.name == name).ok_or_else(|| Error::Setting {
             name: "shape",
@@ -117,8 +118,8 @@ impl Shape {
         })
     }
 
-    /// A model of this shape whose matrices are of type `dtype`, or where their rows are no whole blocks of it of the next best, in memory, without a tokenizer. It is loaded like
-    /// any file.
+    /// Creates a model of this shape in memory, without a tokenizer. Its matrices have type
+    /// `dtype`, or the next best where rows are not whole blocks. It loads like any file.
     ///
     /// # Errors
     /// A type that GGUF files cannot hold.
@@ -132,7 +133,7 @@ impl Shape {
         let mut random = Random::new(1);
         let mut weights = vec![0.0; PATTERN];
         random.fill_gaussian(&mut weights, 0.02);
-        // Routers, kernels of convolutions and rows that are no whole blocks are of other types.
+        // Routers, convolution kernels and rows that are not whole blocks have other types.
         let mut patterns: Vec<(DType, Vec<u8>)> = Vec::new();
         for &(_, _, of) in &tensors {
             if !patterns.iter().any(|(known, _)| *known == of) {
@@ -145,7 +146,7 @@ impl Shape {
             for (name, shape, of) in &tensors {
                 let values: usize = shape.iter().product();
                 if shape.len() == 1 {
-                    // States forget a little with every token.
+                    // States decay a little with every token.
                     let value = if name.ends_with("ssm_a") { -0.05_f32 } else { 1.0 };
                     sink.bytes(name, &value.to_le_bytes().repeat(values))?;
                 } else {
@@ -227,7 +228,7 @@ impl Shape {
                 }
                 (_, Some(latent)) => tensors.extend(self.latent_tensors(layer, latent, dtype)),
                 (delta, _) => tensors.extend([
-                    // Behind the queries their gates.
+                    // Queries, then their gates.
                     matrix(name("attn_q.weight"), self.n_embd, if delta.is_some() { 2 * n_q } else { n_q }),
                     matrix(name("attn_k.weight"), self.n_embd, n_kv),
                     matrix(name("attn_v.weight"), self.n_embd, n_kv),
@@ -270,7 +271,7 @@ impl Shape {
         tensors
     }
 
-    /// The tensors of a layer of gated deltas, beside its norms and its feed-forward layer.
+    /// Returns the tensors of a gated-delta-net layer, without its norms and feed-forward part.
     fn delta_tensors(&self, layer: usize, [n_k, n_v, dim]: [usize; 3], dtype: DType) -> [Tensor; 9] {
         let channels = (2 * n_k + n_v) * dim;
         let tensor =
@@ -290,7 +291,7 @@ impl Shape {
         ]
     }
 
-    /// The tensors of a layer of latent attention, beside its norms and its feed-forward layer.
+    /// Returns the tensors of an MLA layer, without its norms and feed-forward part.
     fn latent_tensors(
         &self,
         layer: usize,
@@ -312,7 +313,7 @@ impl Shape {
     }
 }
 
-/// Reads a pattern over and over, up to a length.
+/// Reads a pattern repeatedly, up to a length.
 struct Repeat<'a> {
     pattern: &'a [u8],
     at: usize,

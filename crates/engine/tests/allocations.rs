@@ -1,5 +1,5 @@
-//! Decoding allocates nothing per token: only new blocks (every 128 tokens) and a deeper context's scratch ask for memory.
-//! A session that nobody draws from holds its cache and little else.
+//! Decoding allocates nothing per token: only new blocks (every 128 tokens) and the scratch of a
+//! deeper context allocate memory. An idle session holds its cache and little else.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,19 +11,19 @@ use kvant::{
 
 struct Counting;
 
-/// Calls for memory so far.
+/// Allocations so far.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// Bytes that have been given out and not taken back.
+/// Bytes allocated and not freed.
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 /// Held by a test while it counts.
 static COUNTING: Mutex<()> = Mutex::new(());
 
-// SAFETY: every call is passed on to the system's allocator as it came.
+// SAFETY: every call is forwarded unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.fetch_add(1, Ordering::Relaxed);
         LIVE.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `alloc`, which is the system's.
+        // SAFETY: the caller upholds the contract of `alloc`, which is the system's.
         unsafe { System.alloc(layout) }
     }
 
@@ -67,13 +67,13 @@ fn decoding_does_not_allocate_per_token() {
             session.feed(&[7], &mut |_| true).unwrap();
             COUNT.load(Ordering::Relaxed) != before
         });
-        // The scratch of attention grows when a deeper context is cut into more parts.
+        // The scratch of attention grows when a deeper context has more splits.
         let allocating = allocating.count();
         assert!(allocating <= 2, "{dtype}: {allocating} of 60 tokens allocated");
     }
 }
 
-/// Reads a prompt, answers, and waits.
+/// Prefills a prompt, generates an answer, and returns an idle session.
 fn converse(session: &mut Session, prompt: &[u32]) {
     let sampler = SamplerParams::greedy();
     let options = GenerateOptions { max_tokens: Some(10), sampler, ignore_eos: true, ..Default::default() };
@@ -91,7 +91,7 @@ fn an_idle_session_holds_its_blocks_and_at_most_64_kb() {
     let (tokens, blocks) = (session.kv().tokens, session.kv().bytes);
     assert_eq!(model.kv_bytes(), blocks);
     assert!(tokens >= prompt.len());
-    // What belongs to the device, and grew as so much was read, stays.
+    // Buffers of the device that grew with the prefill stay.
     let together = LIVE.load(Ordering::Relaxed);
     drop(session);
     assert_eq!(model.kv_bytes(), 0);

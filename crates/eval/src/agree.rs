@@ -1,7 +1,10 @@
-//! Do long answers stay the same? What the f16 cache answers greedily, and where other caches first say something else.
+//! Agreement of long greedy answers: where the answer with a compressed cache first differs from
+//! that with an f16 cache.
 //!
-//! A cache is led along the answer of f16 and asked at each token which one it would have taken. Up to the first other one that is
-//! its own greedy answer; behind it the answers cannot be compared word for word, but how often it still agrees can be told.
+//! Each cache is run under teacher forcing along the f16 answer, and its most probable token is
+//! compared at each position. Up to the first difference this equals the cache's own greedy answer;
+//! after it, the texts cannot be compared token by token, but the share of agreeing predictions
+//! can.
 
 use kvant::{DType, KvOptions, Message, Model, Policies, Session};
 use serde::{Deserialize, Serialize};
@@ -9,47 +12,47 @@ use serde::{Deserialize, Serialize};
 use crate::score::{LogProbs, Row};
 use crate::{Chunks, EvalError, KvConfig, OnProgress, Progress, walk};
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AgreeOptions {
     /// The configurations.
     pub configs: Vec<KvOptions>,
-    /// Tokens of an answer at most; one that ends earlier ends there, and its end counts as a token.
+    /// Maximum tokens of an answer; an answer may end earlier, and its end token counts.
     pub most_tokens: usize,
 }
 
 /// The answers of one configuration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Agreement {
-    /// What the cache stored.
+    /// The cache configuration.
     pub kv: KvConfig,
-    /// One for each prompt.
+    /// One answer per prompt.
     pub answers: Vec<Answer>,
 }
 
-/// One answer beside that of f16.
+/// One answer compared with that of f16.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
-    /// Tokens of the answer of f16.
+    /// Tokens of the f16 answer.
     pub tokens: usize,
-    /// Tokens before the first other one; all of them where there is none.
+    /// Tokens before the first difference; all of them if the answers are equal.
     pub alike: usize,
-    /// Tokens that this cache would have taken too, led along the answer of f16.
+    /// Tokens that this cache predicts too, under teacher forcing along the f16 answer.
     pub same: usize,
 }
 
 impl Agreement {
-    /// Mean tokens before the first difference.
+    /// Returns the mean number of tokens before the first difference.
     pub fn alike(&self) -> f64 {
         self.sum(|answer| answer.alike) / self.answers.len() as f64
     }
 
-    /// Share of answers without a difference.
+    /// Returns the share of answers without a difference.
     pub fn unchanged(&self) -> f64 {
         self.sum(|answer| usize::from(answer.alike == answer.tokens)) / self.answers.len() as f64
     }
 
-    /// Share of tokens that are the same, led along the answers of f16.
+    /// Returns the share of equal predictions under teacher forcing along the f16 answers.
     pub fn same(&self) -> f64 {
         self.sum(|answer| answer.same) / self.sum(|answer| answer.tokens)
     }
@@ -59,24 +62,26 @@ impl Agreement {
     }
 }
 
-/// The chunks of a text as prompts.
+/// Returns the chunks of a text as prompts.
 pub fn text_prompts(chunks: &Chunks) -> Vec<Vec<u32>> {
     (0..chunks.len()).map(|i| chunks.input(i)).collect()
 }
 
-/// Each line of `questions` in the model's chat template.
+/// Renders each line of `questions` in the model's chat template.
 ///
 /// # Errors
-/// A model without a template that can be used.
+///
+/// A model without a usable template.
 pub fn question_prompts(model: &Model, questions: &str) -> Result<Vec<Vec<u32>>, EvalError> {
     let lines = questions.lines().map(str::trim).filter(|line| !line.is_empty());
     lines.map(|line| Ok(model.chat_prompt(&[Message::user(line)])?)).collect()
 }
 
-/// Compares what each configuration answers to each prompt with what the f16 cache does.
+/// Compares the answers of each configuration with those of the f16 cache.
 ///
 /// # Errors
-/// No prompt or an answer of no tokens, logits that are not finite, an engine error.
+///
+/// No prompts or answers of no tokens, logits that are not finite, an engine error.
 pub fn agree(
     model: &Model,
     prompts: &[Vec<u32>],
@@ -110,7 +115,7 @@ pub fn agree(
     Ok(sessions.into_iter().map(|(_, kv, answers)| Agreement { kv, answers }).collect())
 }
 
-/// The prompt and its greedy answer, with the token that ends it.
+/// Returns the prompt and its greedy answer, with the end token.
 fn answered(
     model: &Model,
     session: &mut Session,
@@ -133,7 +138,7 @@ fn answered(
     }
 }
 
-/// What another cache says along an answer that begins at `first`.
+/// Compares the predictions of another cache along an answer that begins at `first`.
 fn led(session: &mut Session, index: usize, tokens: &[u32], first: usize) -> Result<Answer, EvalError> {
     let mut is_same = Vec::with_capacity(tokens.len() - first);
     let mut fault = None;

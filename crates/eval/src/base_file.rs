@@ -1,19 +1,21 @@
-//! llama.cpp's base-logits file (`llama-perplexity --kl-divergence-base`), read and written byte for byte. Behind the last
-//! row, ours have a [trailer](crate::base_trailer) with checksums, which llama.cpp does not look at.
+//! llama.cpp's base-logits file (`llama-perplexity --kl-divergence-base`), read and written byte
+//! for byte. After the last row, files of Kvant have a [trailer](crate::base_trailer) with
+//! checksums, which llama.cpp ignores.
 //!
 //! ```text
 //!  0   8   "_logits_"
 //!  8   4   n_ctx, u32
 //! 12   4   n_vocab, i32
 //! 16   4   n_chunk, i32
-//! 20  ..   the tokens, i32: n_chunk * n_ctx (as in the text; a chunk's first one is read as BOS where the model adds it)
-//! ..  ..   rows: for each chunk, positions n_ctx/2 .. n_ctx - 1, the last left out
+//! 20  ..   tokens, i32: n_chunk * n_ctx (as in the text; BOS may replace a chunk's first)
+//! ..  ..   rows: for each chunk, positions n_ctx/2 .. n_ctx - 1, without the last
 //! ```
 //!
-//! A row is `nv = 2 ((n_vocab + 1) / 2) + 4` words of 16 bits: two f32 (`scale`, `min`), then for each token a word q with
-//! log p = scale q + min, then padding. Logits more than 16 below the largest are cut to there, so a row has a
-//! resolution of 16 / 65,535 nats, which gives measurements against a file a floor: about 1e-9 nats of divergence from
-//! rounding, and what the cut tail of the distribution held (log p <= -16 is not counted when it is read).
+//! A row is `nv = 2 ((n_vocab + 1) / 2) + 4` words of 16 bits: two f32 (`scale`, `min`), then for
+//! each token a word q with log p = scale q + min, then padding. Logits more than 16 below the
+//! largest are clamped to that, so a row has a resolution of 16 / 65,535 nats, which gives
+//! measurements against a file a floor: about 1e-9 nats of divergence from rounding, and the
+//! clamped tail of the distribution (log p <= -16 is not counted on reading).
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
@@ -29,17 +31,17 @@ use crate::score::LogProbs;
 const MAGIC: &[u8; 8] = b"_logits_";
 /// Bytes before the tokens.
 const HEAD: usize = 20;
-/// Nats below the top at which a logit is cut.
+/// Nats below the top at which a logit is clamped.
 const RANGE: f32 = 16.0;
-/// Words in front of a row's codes: two f32.
+/// Words before a row's codes: two f32.
 const ROW_HEAD: usize = 4;
 
-/// Words of a row.
+/// Returns the words of a row.
 fn row_words(n_vocab: usize) -> usize {
     2 * n_vocab.div_ceil(2) + ROW_HEAD
 }
 
-/// Rows of a chunk: its second half without the last token, which has nothing to predict.
+/// Returns the rows of a chunk: its second half without the last token, whose successor is unknown.
 fn rows_per_chunk(n_ctx: usize) -> usize {
     n_ctx - 1 - n_ctx / 2
 }
@@ -64,13 +66,13 @@ fn encode_row(logits: &[f32], words: &mut Vec<u16>) {
     words.resize(row_words(logits.len()), 0);
 }
 
-/// ggml's rounding: to the nearest, ties to even, by adding 1.5 * 2^23. Codes above 65,535 cannot occur but by rounding of
-/// `inverse`, and wrap as they do there.
+/// Rounds as ggml does: to the nearest, ties to even, by adding 1.5 * 2^23. Codes above 65,535 can
+/// only result from the rounding of `inverse`, and wrap as they do in ggml.
 fn nearest(x: f32) -> u16 {
     ((x + 12_582_912.0).to_bits() & 0x007f_ffff).wrapping_sub(0x0040_0000) as u16
 }
 
-/// One row as it is in the file.
+/// One row in file format.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CodedRow<'a> {
     scale: f32,
@@ -103,7 +105,7 @@ impl LogProbs for CodedRow<'_> {
     }
 }
 
-/// A base-logits file being read, chunk by chunk.
+/// Reader of a base-logits file, chunk by chunk.
 #[derive(Debug)]
 pub struct BaseReader {
     path: PathBuf,
@@ -111,12 +113,12 @@ pub struct BaseReader {
     n_ctx: usize,
     n_vocab: usize,
     tokens: Vec<u32>,
-    /// Tells files apart, but for the rows of one without checksums.
+    /// Identifies the file; without checksums, independently of its rows.
     identity: String,
     trailer: Option<Trailer>,
-    /// Chunks read or passed over.
+    /// Chunks read or skipped.
     n_read: usize,
-    /// Rows of the chunk read last.
+    /// Rows of the last chunk read.
     words: Vec<u16>,
 }
 
@@ -124,7 +126,8 @@ impl BaseReader {
     /// Opens a file and reads its head and tokens.
     ///
     /// # Errors
-    /// [`EvalError::File`] when it is no such file, is cut short, was changed (where it has checksums), or holds senseless
+    ///
+    /// [`EvalError::File`] for an invalid, truncated or (with checksums) modified file, or invalid
     /// numbers.
     pub fn open(path: &Path) -> Result<Self, EvalError> {
         let file = files::open(path).map_err(EvalError::io(path))?;
@@ -146,7 +149,7 @@ impl BaseReader {
             return Err(EvalError::file(path, what));
         }
         let [n_ctx, n_vocab, n_chunks] = [n_ctx, n_vocab, n_chunks].map(|n| n as usize);
-        // Three factors of up to 2^31 do not fit 64 bits.
+        // The product of three factors up to 2^31 exceeds 64 bits.
         let row_bytes = 2 * row_words(n_vocab) as u128;
         let chunk_bytes = 4 * n_ctx as u128 + rows_per_chunk(n_ctx) as u128 * row_bytes;
         let expected = HEAD as u128 + n_chunks as u128 * chunk_bytes;
@@ -186,38 +189,40 @@ impl BaseReader {
         Ok(Self { path, file, n_ctx, n_vocab, tokens, identity, trailer, n_read: 0, words: Vec::new() })
     }
 
-    /// The file.
+    /// Returns the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Tokens of a chunk.
+    /// Returns the tokens per chunk.
     pub fn n_ctx(&self) -> usize {
         self.n_ctx
     }
 
-    /// Size of the vocabulary.
+    /// Returns the size of the vocabulary.
     pub fn n_vocab(&self) -> usize {
         self.n_vocab
     }
 
-    /// The tokens of every chunk, one after the other.
+    /// Returns the tokens of every chunk, in order.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// The [fingerprint](kvant::Model::fingerprint) of the model that the file is of, if it tells: llama.cpp's do not.
+    /// Returns the [fingerprint](kvant::Model::fingerprint) of the file's model; `None` for files
+    /// of llama.cpp.
     pub fn fingerprint(&self) -> Option<&str> {
         self.trailer.as_ref().map(|trailer| trailer.fingerprint.as_str())
     }
 
-    /// Whether it was computed with an f16 cache, as a base should be, if the file tells.
+    /// Returns whether the file was computed with an f16 cache, as a base should be; `None` if
+    /// unknown.
     pub fn is_f16(&self) -> Option<bool> {
         self.trailer.as_ref().and_then(|trailer| trailer.is_f16)
     }
 
-    /// Tells files apart: by their text, and by their rows: all of them where they have checksums, else the first and the last of each
-    /// chunk, as all would take as long as to read the file.
+    /// Identifies files by their text and their rows: all rows with checksums, else the first and
+    /// the last of each chunk, since hashing all would take as long as reading the file.
     pub(crate) fn identity(&self) -> Result<String, EvalError> {
         if self.trailer.is_some() {
             return Ok(self.identity.clone());
@@ -226,7 +231,7 @@ impl BaseReader {
         Ok(format!("{}:{rows:016x}", self.identity))
     }
 
-    /// A hash of the first and the last row of each chunk.
+    /// Hashes the first and the last row of each chunk.
     fn outer_rows(&self) -> io::Result<u64> {
         let row = 2 * row_words(self.n_vocab);
         let chunk = rows_per_chunk(self.n_ctx) * row;
@@ -243,7 +248,7 @@ impl BaseReader {
         Ok(hash.digest())
     }
 
-    /// Reads the rows of the next chunk, or passes over them.
+    /// Reads the rows of the next chunk, or skips them.
     pub(crate) fn next_chunk(&mut self, wanted: bool) -> Result<(), EvalError> {
         let n_words = rows_per_chunk(self.n_ctx) * row_words(self.n_vocab);
         self.n_read += 1;
@@ -261,12 +266,13 @@ impl BaseReader {
         Ok(())
     }
 
-    /// Row `index` of the chunk read last.
+    /// Returns row `index` of the last chunk read.
     pub(crate) fn row(&self, index: usize) -> Result<CodedRow<'_>, EvalError> {
         let n = row_words(self.n_vocab);
         let row = CodedRow::new(&self.words[index * n..][..n], self.n_vocab);
-        // What rows can have: log probabilities from 0 to 16 nats and the logarithm of the vocabulary below, with some room for
-        // the roundings of another program. Beyond, divergences are no numbers.
+        // Range of valid rows: log probabilities from 0 to 16 nats and the logarithm of the
+        // vocabulary below, with a margin for the rounding of other programs. Outside, divergences
+        // would not be finite.
         let (most, least) = (1.001 * RANGE / 65535.0, -1.001 * (RANGE + (self.n_vocab as f32).ln()));
         if !((0.0..=most).contains(&row.scale) && (least..=0.001).contains(&row.min)) {
             let what = format!(
@@ -283,7 +289,7 @@ fn corrupt(path: &Path, what: &str) -> EvalError {
     EvalError::file(path, format!("corrupt base-logits file: {what}"))
 }
 
-/// The bytes of the trailer at `at`; the file stands where it stood.
+/// Reads the bytes of the trailer at `at`; restores the file position.
 fn read_trailer(file: &mut BufReader<File>, at: u64, n_chunks: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; Trailer::n_bytes(n_chunks)];
     let here = file.stream_position()?;
@@ -293,14 +299,14 @@ fn read_trailer(file: &mut BufReader<File>, at: u64, n_chunks: usize) -> io::Res
     Ok(bytes)
 }
 
-/// Writes a base-logits file.
+/// Writer of a base-logits file.
 pub struct BaseWriter<'a> {
     file: &'a mut BufWriter<File>,
     rows_per_chunk: usize,
     words: Vec<u16>,
-    /// Of head and tokens, and of the chunks that are whole.
+    /// Checksums of head and tokens, and of finished chunks.
     sums: Vec<u64>,
-    /// Of the chunk that is being written, and how many of its rows are.
+    /// Checksum of the current chunk, and the number of its rows written.
     chunk: Xxh3,
     n_rows: usize,
 }
@@ -309,6 +315,7 @@ impl<'a> BaseWriter<'a> {
     /// Writes the head and the tokens of every chunk, `[n_chunks, n_ctx]`.
     ///
     /// # Errors
+    ///
     /// When the file cannot be written.
     pub fn new(
         file: &'a mut BufWriter<File>,
@@ -327,6 +334,7 @@ impl<'a> BaseWriter<'a> {
     /// Writes the next row, `[n_vocab]` finite logits.
     ///
     /// # Errors
+    ///
     /// When the file cannot be written.
     pub fn row(&mut self, logits: &[f32]) -> io::Result<()> {
         encode_row(logits, &mut self.words);
@@ -340,10 +348,11 @@ impl<'a> BaseWriter<'a> {
         self.file.write_all(&bytes)
     }
 
-    /// Writes the trailer, once all rows are written, with the [fingerprint](kvant::Model::fingerprint) of the model, and whether its
-    /// cache was f16.
+    /// Writes the trailer after all rows, with the [fingerprint](kvant::Model::fingerprint) of the
+    /// model, and whether its cache was f16.
     ///
     /// # Errors
+    ///
     /// When the file cannot be written.
     pub fn finish(self, fingerprint: &str, is_f16: bool) -> io::Result<()> {
         let trailer = Trailer { fingerprint: fingerprint.to_owned(), is_f16: Some(is_f16), sums: self.sums };
@@ -364,8 +373,9 @@ mod tests {
 
     #[test]
     fn a_row_is_coded_as_llama_cpp_does() {
-        // Three tokens make four words of codes: padded to an even number. Computed by hand from perplexity.cpp:
-        // max 16, min -0, scale 16/65535; log_sum = ln(1 + e^-8 + e^-16) = 3.355e-4.
+        // Three tokens make four words of codes: padded to an even number. Computed by hand from
+        // perplexity.cpp: max 16, min -0, scale 16/65535; log_sum = ln(1 + e^-8 + e^-16) =
+        // 3.355e-4.
         let words = coded(&[0.0, 8.0, 16.0]);
         assert_eq!(words.len(), 8);
         assert_eq!(words[4..], [0, 32768, 65535, 0]);
@@ -375,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tail_is_cut_16_nats_below_the_top_and_equal_logits_have_no_scale() {
+    fn the_tail_is_clamped_and_equal_logits_have_scale_zero() {
         assert_eq!(coded(&[-100.0, 0.0, -15.0, -16.0])[4..], [0, 65535, 4096, 0]);
         let row = coded(&[2.0; 4]);
         assert_eq!(row[4..], [0; 4]);
@@ -398,7 +408,8 @@ mod tests {
 
     const FINGERPRINT: &str = "00112233445566778899aabbccddeeff";
 
-    /// A file of two chunks of 6 tokens, of which positions 3 and 4 are scored, and where its trailer begins.
+    /// Writes a file of two chunks of 6 tokens, of which positions 3 and 4 are scored; returns the
+    /// offset of its trailer.
     fn sample(path: &Path) -> (Vec<u8>, usize) {
         files::write_whole(path, std::convert::identity, |file| {
             let mut writer = BaseWriter::new(file, 6, 3, &[0, 1, 2, 0, 1, 2, 2, 2, 1, 1, 0, 0])?;
@@ -410,7 +421,7 @@ mod tests {
         (std::fs::read(path).unwrap(), HEAD + 48 + 4 * 16)
     }
 
-    /// The tokens and every row of a file, as bits.
+    /// Returns the tokens and every row of a file, as bits.
     fn contents(path: &Path) -> Result<(Vec<u32>, Vec<u64>), EvalError> {
         let mut reader = BaseReader::open(path)?;
         let mut bits = Vec::new();
@@ -425,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_and_bad_files_are_refused() {
+    fn written_files_are_read_and_invalid_ones_rejected() {
         let path = std::env::temp_dir().join(format!("kvant-base-{}", std::process::id()));
         let (whole, end) = sample(&path);
         assert_eq!(whole.len(), end + Trailer::n_bytes(2));
@@ -435,7 +446,7 @@ mod tests {
         reader.next_chunk(true).unwrap();
         assert_eq!(reader.row(0).unwrap().top(), 2);
         assert_eq!(reader.row(1).unwrap().top(), 0);
-        // As llama.cpp writes it.
+        // The format of llama.cpp, without a trailer.
         let all = contents(&path).unwrap();
         std::fs::write(&path, &whole[..end]).unwrap();
         assert_eq!(contents(&path).unwrap(), all);
@@ -448,7 +459,7 @@ mod tests {
             let error = BaseReader::open(&path).unwrap_err().to_string();
             assert!(error.contains(says) && !error.contains('\n'), "{error}");
         };
-        // The first row's scale and minimum: numbers that no distribution has.
+        // The first row's scale and minimum: numbers outside any distribution.
         for (at, float) in [(68, 2.0f32), (68, -1e-9), (68, f32::NAN), (72, 3.0), (72, -40.0)] {
             let mut bytes = whole[..end].to_vec();
             bytes[at..at + 4].copy_from_slice(&float.to_le_bytes());
@@ -468,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn files_of_one_text_and_other_rows_are_told_apart_with_checksums_and_without() {
+    fn files_of_one_text_with_other_rows_are_distinguished() {
         let path = std::env::temp_dir().join(format!("kvant-base-identity-{}", std::process::id()));
         let (whole, end) = sample(&path);
         let identity = |bytes: &[u8]| {
@@ -488,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn every_flip_and_every_cut_is_refused_or_changes_nothing() {
+    fn every_bit_flip_and_truncation_is_rejected_or_harmless() {
         let path = std::env::temp_dir().join(format!("kvant-base-flips-{}", std::process::id()));
         let (whole, end) = sample(&path);
         let all = contents(&path).unwrap();
@@ -502,7 +513,7 @@ mod tests {
         for len in 0..whole.len() {
             std::fs::write(&path, &whole[..len]).unwrap();
             match contents(&path) {
-                // Without the trailer it is one of llama.cpp's.
+                // Without the trailer the file equals one of llama.cpp.
                 Ok(found) => assert_eq!((len, found), (end, all.clone())),
                 Err(error) => {
                     assert!(len != end && !error.to_string().contains('\n'), "cut to {len}: {error}")

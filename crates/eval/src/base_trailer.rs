@@ -1,4 +1,5 @@
-//! What our base-logits files have behind what llama.cpp writes and reads: checksums, and the model that they are of.
+//! Trailer of Kvant's base-logits files, after the part that llama.cpp writes and reads: checksums,
+//! and the model's fingerprint.
 //!
 //! ```text
 //!  0   8   "kvantsum"
@@ -10,7 +11,7 @@
 //! ..   8   checksum of the trailer up to here
 //! ```
 //!
-//! Checksums are XXH3-64. llama.cpp reads no further than the last row.
+//! Checksums are XXH3-64. llama.cpp stops reading after the last row.
 
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -24,21 +25,22 @@ const SUMS: usize = 16 + DIGITS;
 pub(crate) struct Trailer {
     /// See [`Model::fingerprint`](kvant::Model::fingerprint).
     pub fingerprint: String,
-    /// Whether it was computed with an f16 cache; `None` in files of before this was told.
+    /// Whether the file was computed with an f16 cache; `None` in older files without this field.
     pub is_f16: Option<bool>,
-    /// Of head and tokens, then of the rows of each chunk.
+    /// Checksum of head and tokens, then of the rows of each chunk.
     pub sums: Vec<u64>,
 }
 
 impl Trailer {
-    /// Bytes of the trailer of a file of so many chunks.
+    /// Returns the bytes of the trailer for this number of chunks.
     pub fn n_bytes(n_chunks: usize) -> usize {
         SUMS + 8 * (n_chunks + 2)
     }
 
-    /// As it stands in the file.
+    /// Encodes the trailer.
     ///
     /// # Panics
+    ///
     /// Unless the fingerprint has 32 digits.
     pub fn to_bytes(&self) -> Vec<u8> {
         assert_eq!(self.fingerprint.len(), DIGITS, "digits of a fingerprint");
@@ -51,7 +53,7 @@ impl Trailer {
         bytes
     }
 
-    /// Reads `[n_bytes(n_chunks)]` bytes, or says what is wrong with them.
+    /// Decodes `[n_bytes(n_chunks)]` bytes; `Err` describes the fault.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, String> {
         let (rest, own) = bytes.split_at(bytes.len() - 8);
         let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));

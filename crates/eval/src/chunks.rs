@@ -1,4 +1,5 @@
-//! A text as llama.cpp measures it: contiguous chunks of tokens, the second half of each scored.
+//! Text chunks as in llama.cpp's perplexity: contiguous chunks of tokens, the second half of each
+//! scored.
 
 use std::ops::Range;
 
@@ -16,20 +17,22 @@ pub struct Chunks {
 }
 
 impl Chunks {
-    /// Cuts `text` into chunks of `n_ctx` tokens, `max` at most; what is left over is dropped. Special tokens written
-    /// in the text are just text.
+    /// Splits `text` into chunks of `n_ctx` tokens, at most `max`; the remainder is dropped.
+    /// Special tokens in the text are plain text.
     ///
     /// # Errors
-    /// [`EvalError::ShortText`] when the text does not fill one chunk, a context below 4 tokens or above what the
-    /// model was trained for, or a tokenizer error.
+    ///
+    /// [`EvalError::ShortText`] when the text does not fill one chunk, a context below 4 tokens or
+    /// above the training context, or a tokenizer error.
     pub fn new(model: &Model, text: &str, n_ctx: usize, max: Option<usize>) -> Result<Self, EvalError> {
         let tokens = model.tokenizer()?.encode(text, Special::AsText, true).map_err(kvant::Error::from)?;
         Self::from_tokens(model, tokens, n_ctx, max)
     }
 
-    /// The same for a text that is tokens already.
+    /// Splits tokens into chunks.
     ///
     /// # Errors
+    ///
     /// As [`Chunks::new`].
     pub fn from_tokens(
         model: &Model,
@@ -39,7 +42,7 @@ impl Chunks {
     ) -> Result<Self, EvalError> {
         let n_train = model.config().n_ctx_train;
         if n_ctx < 4 || n_ctx > n_train {
-            let expected = format!("4 to {n_train} tokens, what the model was trained for");
+            let expected = format!("4 to {n_train} tokens, the training context");
             return Err(EvalError::Setting { name: "n_ctx", expected, got: n_ctx.to_string() });
         }
         let n_chunks = (tokens.len() / n_ctx).min(max.unwrap_or(usize::MAX));
@@ -54,52 +57,53 @@ impl Chunks {
         Ok(Self { tokens, n_ctx, bos: begin_of_text(model)? })
     }
 
-    /// Number of chunks.
+    /// Returns the number of chunks.
     pub fn len(&self) -> usize {
         self.tokens.len() / self.n_ctx
     }
 
-    /// The first `n` of these chunks, at least one.
+    /// Returns the first `n` chunks, at least one.
     pub fn first(&self, n: usize) -> Self {
         let tokens = self.tokens[..n.clamp(1, self.len()) * self.n_ctx].to_vec();
         Self { tokens, ..self.clone() }
     }
 
-    /// Never: there is at least one chunk. Here because `len` is.
+    /// Always false: there is at least one chunk. Present because `len` is.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }
 
-    /// Tokens of a chunk.
+    /// Returns the tokens per chunk.
     pub fn n_ctx(&self) -> usize {
         self.n_ctx
     }
 
-    /// The tokens of all chunks, as in the text.
+    /// Returns the tokens of all chunks, as in the text.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
 
-    /// The tokens of a chunk as the model reads them: the first one is BOS where the model wants it.
+    /// Returns the input tokens of a chunk: the first one is BOS if the model adds it.
     pub fn input(&self, chunk: usize) -> Vec<u32> {
         let mut tokens = self.tokens[chunk * self.n_ctx..][..self.n_ctx].to_vec();
         tokens[0] = self.bos.unwrap_or(tokens[0]);
         tokens
     }
 
-    /// Positions whose prediction of the next token is scored: the second half, the last one left out.
+    /// Returns the positions whose next-token prediction is scored: the second half, without the
+    /// last.
     pub fn scored(&self) -> Range<usize> {
         self.n_ctx / 2..self.n_ctx - 1
     }
 
-    /// Tells texts and cuts apart.
+    /// Identifies the text and its chunks.
     pub(crate) fn fingerprint(&self) -> String {
         let bytes: Vec<u8> = self.tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
         format!("{:016x}:{}:{:?}", xxh3_64(&bytes), self.n_ctx, self.bos)
     }
 }
 
-/// The token the model wants before a text, if any. A model without a tokenizer wants none.
+/// Returns the BOS token, if the model adds one. A model without a tokenizer adds none.
 pub(crate) fn begin_of_text(model: &Model) -> Result<Option<u32>, EvalError> {
     let Ok(tokenizer) = model.tokenizer() else { return Ok(None) };
     let around = tokenizer.encode("", Special::AsText, true).map_err(kvant::Error::from)?;

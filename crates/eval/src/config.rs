@@ -1,4 +1,4 @@
-//! What a measured cache stores, in words and numbers.
+//! Description of a measured KV cache.
 
 use kvant::{KvOptions, Model, Policies};
 use serde::{Deserialize, Serialize};
@@ -6,36 +6,37 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::EvalError;
 
-/// A cache configuration, as results name it.
+/// A cache configuration, as named in results.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KvConfig {
-    /// Type of the keys, `mixed` when heads differ.
+    /// Type of K, `mixed` when heads differ.
     pub type_k: String,
-    /// Type of the values, `mixed` when heads differ.
+    /// Type of V, `mixed` when heads differ.
     pub type_v: String,
-    /// Bits per key value, scales included.
+    /// Bits per K value, scales included.
     pub bpv_k: f64,
-    /// Bits per value value, scales included.
+    /// Bits per V value, scales included.
     pub bpv_v: f64,
-    /// Bytes that the cache of one chunk takes, f16 parts and padding included.
+    /// Bytes of the cache of one chunk, f16 parts and padding included.
     pub bytes: usize,
-    /// Bytes that an f16 cache takes for the same tokens.
+    /// Bytes of an f16 cache for the same tokens.
     pub bytes_f16: usize,
-    /// Whether the youngest tokens wait in f16.
+    /// Whether recent tokens stay in f16.
     pub tail: bool,
-    /// The policies, as [`Policies`](kvant::Policies) are written.
+    /// The policies, in the syntax of [`Policies`](kvant::Policies).
     pub policies: String,
-    /// What the policies changed, one line each.
+    /// The changes by policies, one line each.
     pub notes: Vec<String>,
-    /// Tells plans apart that are called the same.
+    /// Distinguishes plans of the same name.
     #[serde(skip)]
     fingerprint: String,
 }
 
 impl KvConfig {
-    /// The configuration that `kv` makes of `model`, with sizes for `tokens` tokens.
+    /// Returns the configuration of `kv` on `model`, with sizes for `tokens` tokens.
     ///
     /// # Errors
+    ///
     /// When the types or policies do not fit the model.
     pub fn new(model: &Model, kv: &KvOptions, tokens: usize) -> Result<Self, EvalError> {
         let shape = model.config().kv_shape();
@@ -57,7 +58,7 @@ impl KvConfig {
         })
     }
 
-    /// `turbo3`, or `q8_0/turbo3` when keys and values differ.
+    /// Returns `turbo3`, or `q8_0/turbo3` when K and V differ.
     pub fn name(&self) -> String {
         if self.type_k == self.type_v {
             self.type_k.clone()
@@ -66,12 +67,12 @@ impl KvConfig {
         }
     }
 
-    /// The name, and what tells plans of the same name apart.
+    /// Returns the name with the plan's fingerprint.
     pub(crate) fn identity(&self) -> String {
         format!("{} ({})", self.name(), self.fingerprint)
     }
 
-    /// Mean bits per value of keys and values together.
+    /// Returns the mean bits per value of K and V together.
     pub fn bpv(&self) -> f64 {
         (self.bpv_k + self.bpv_v) / 2.0
     }

@@ -1,8 +1,10 @@
-//! What the cache's formats lose, beside what theory allows: on synthetic vectors, and on the keys and values of a model.
+//! Distortion of the KV cache codecs, beside the theoretical bounds: on synthetic vectors, and on
+//! the keys and values of a model.
 //!
-//! TurboQuant ([arXiv 2504.19874](https://arxiv.org/abs/2504.19874)) gives two bounds on the relative squared error of unit
-//! vectors coded at b bits per value: 4^-b for *any* code, from below, and (√3 π / 2) 4^-b for a rotated Lloyd-Max code, from
-//! above. Its norms are exact and free; the turbo formats pay [`SCALE_BITS`] for theirs.
+//! TurboQuant ([arXiv 2504.19874](https://arxiv.org/abs/2504.19874)) gives two bounds on the
+//! relative squared error of unit vectors coded at b bits per value: 4^-b for *any* code, from
+//! below, and (√3 π / 2) 4^-b for a rotated Lloyd-Max code, from above. Its norms are exact and
+//! free; the turbo formats spend [`SCALE_BITS`] on theirs.
 
 use kvant::limits::check_size;
 use kvant::{DType, KvOptions, Model, Policies};
@@ -15,46 +17,47 @@ use serde::{Deserialize, Serialize};
 
 use crate::{EvalError, OnProgress, Progress, walk};
 
-/// What one format lost on one kind of vector.
+/// Distortion of one codec on one kind of vector.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Distortion {
-    /// The format.
+    /// The codec.
     pub codec: String,
     /// Stored bits per value, scales and padding included.
     pub bpv: f64,
     /// Values per vector.
     pub dim: usize,
-    /// Where the vectors come from: a synthetic law, or `K` or `V` and a layer of a model.
+    /// Source of the vectors: a synthetic distribution, or `K` or `V` and a layer of a model.
     pub law: String,
     /// Relative mean squared error, Σ|x - x̂|² / Σ|x|².
     pub mse: f64,
-    /// What theory gives for `mse`, where there is a theory.
+    /// Theoretical `mse`, if known.
     pub theory_mse: Option<f64>,
-    /// Mean squared error of inner products with Gaussian queries, scaled so that it equals `mse` when the error points
-    /// nowhere in particular.
+    /// Mean squared error of inner products with Gaussian queries, scaled to equal `mse` for an
+    /// isotropic error.
     pub ip_error: f64,
 }
 
 /// Bits per value that the turbo formats spend on norms: an f16 for 128 values.
 pub const SCALE_BITS: f64 = 16.0 / 128.0;
 
-/// No code of `bits` bits per value loses less on vectors without a preferred direction.
+/// Returns the lower bound of any code of `bits` bits per value, on isotropic vectors.
 pub fn lower_bound(bits: f64) -> f64 {
     4f64.powf(-bits)
 }
 
-/// A rotated Lloyd-Max code of `bits` bits per value, norms not counted, loses no more.
+/// Returns the upper bound of a rotated Lloyd-Max code of `bits` bits per value, norms not counted.
 pub fn upper_bound(bits: f64) -> f64 {
     3f64.sqrt() * std::f64::consts::FRAC_PI_2 * lower_bound(bits)
 }
 
-/// The widest synthetic vectors: a thousand times the widest heads.
+/// Maximum size of synthetic vectors: a thousand times the largest heads.
 const MAX_DIM: usize = 1 << 20;
 
-/// Every KV format on `vectors` synthetic vectors of each law.
+/// Measures every KV type on `vectors` synthetic vectors of each distribution.
 ///
 /// # Errors
-/// Vectors of no values, or wider than any that is cached.
+///
+/// A `dim` of 0, or above the largest cached vector.
 pub fn synthetic(dim: usize, vectors: usize, seed: u64) -> Result<Vec<Distortion>, EvalError> {
     check_size("dim", dim, 1..=MAX_DIM).map_err(kvant::Error::from)?;
     check_size("vectors", vectors, 1..=usize::MAX).map_err(kvant::Error::from)?;
@@ -76,10 +79,12 @@ pub fn synthetic(dim: usize, vectors: usize, seed: u64) -> Result<Vec<Distortion
     Ok(rows)
 }
 
-/// Every KV format on the keys (after RoPE) and values that `model` makes of `tokens`, and [KVarN's](kvant_codec::two_axis) on the values,
-/// all heads of a layer together. Codes of keys are, as in the cache, of what the centres of their blocks leave.
+/// Measures every KV type on the keys (after RoPE) and values of `model` for `tokens`, and
+/// [KVarN](kvant_codec::two_axis) on the values, all heads of a layer together. As in the cache,
+/// codes of keys are of their difference from the block's centre.
 ///
 /// # Errors
+///
 /// More tokens than the model's context, or an engine error.
 pub fn captured(
     model: &Model,
@@ -113,18 +118,18 @@ pub fn captured(
 /// Vectors of the heads of one side of a layer.
 struct Captured {
     law: String,
-    /// For each head `[tokens, dim]`.
+    /// Per head `[tokens, dim]`.
     heads: Vec<Vec<f32>>,
     side: Side,
     dim: usize,
     seed: u64,
 }
 
-/// Tokens of a block of the cache, and of a tile of KVarN.
+/// Tokens of a cache block, and of a tile of KVarN.
 const BLOCK: usize = two_axis::TOKENS;
 
 impl Captured {
-    /// One format of the cache on them.
+    /// Measures one cache codec on the vectors.
     fn through(&self, codec: DType) -> Result<Distortion, EvalError> {
         let (dim, mut trip) = (self.dim, RoundTrip::new(codec, self.dim)?);
         let has_centres = self.side == Side::K && codec.code().is_some();
@@ -145,8 +150,9 @@ impl Captured {
         })
     }
 
-    /// Codes of `bits` bits with scales along both axes, of values that need no padding. Keys have channels with an offset, where
-    /// deviations around the mean do not settle however often both axes are divided by them: what that gave would say nothing.
+    /// Measures codes of `bits` bits with scales along both axes, for values that need no padding.
+    /// `None` for keys: their channels have an offset, for which the alternating normalization
+    /// along both axes does not converge, so the result would be meaningless.
     fn through_two_axis(&self, bits: u32) -> Option<Distortion> {
         let fits = self.side == Side::V && self.dim.is_multiple_of(LEAST_DIMS);
         let codec = TwoAxis::new(bits, self.side).filter(|_| fits)?;
@@ -158,7 +164,8 @@ impl Captured {
         self.measured(format!("kvarn{bits}"), bpv, apply).ok()
     }
 
-    /// What is lost where `apply` replaces the rows of a block by what becomes of them.
+    /// Measures the distortion of `apply`, which replaces the rows of a block by their decoded
+    /// values.
     fn measured(
         &self,
         codec: String,
@@ -188,7 +195,7 @@ impl Captured {
     }
 }
 
-/// Tokens that the centre of a block is the mean of.
+/// Number of tokens whose mean is the centre of a block.
 const CENTRE_ROWS: usize = 2 * TILE;
 
 #[cfg(test)]
@@ -220,12 +227,14 @@ mod tests {
             let got = captured.through(codec).unwrap();
             let want = measure(codec, 128, Source::Gaussian, 2_000, 1).unwrap();
             assert_eq!(got.bpv, want.bpv);
-            // Both are means over 256,000 values: they agree to a few per cent, q4_0's heavy tail included.
+            // Both are means over 256,000 values: they agree to a few per cent, q4_0's heavy tail
+            // included.
             assert!((got.mse - want.mse).abs() <= 0.03 * want.mse, "{codec}: {} {}", got.mse, want.mse);
         }
     }
 
-    /// Keys around an offset lose less than values there, which have no centre, and cost an eighth of a bit more.
+    /// Keys around an offset have a smaller error than such values, which have no centre, and take
+    /// an eighth of a bit more.
     #[test]
     fn codes_of_keys_are_of_what_centres_leave() {
         let mut rows = vec![0.0; 128 * 256];

@@ -1,17 +1,17 @@
-//! Why a measurement could not be made.
+//! Errors of measurements.
 
 use std::path::{Path, PathBuf};
 
 use kvant::gguf::printable_path;
 
-/// The error of every measurement. `Display` is one line with what was expected and what was found.
+/// The error of every measurement. `Display` is one line with the expected and the actual value.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EvalError {
-    /// The engine refused.
+    /// An engine error.
     #[error(transparent)]
     Engine(#[from] kvant::Error),
-    /// A format could not be measured.
+    /// A codec error.
     #[error(transparent)]
     Codec(#[from] kvant_codec::CodecError),
     /// The text has too few tokens.
@@ -19,13 +19,13 @@ pub enum EvalError {
     ShortText {
         /// Tokens of the text.
         tokens: usize,
-        /// Tokens of a chunk.
+        /// Tokens per chunk.
         n_ctx: usize,
     },
-    /// The model's output is not a number.
+    /// The model's output is NaN or infinite.
     #[error("chunk {chunk}, position {position}: the logits hold {value}")]
     NotFinite {
-        /// Number of the chunk, from 0.
+        /// Index of the chunk, from 0.
         chunk: usize,
         /// Token position within the chunk.
         position: usize,
@@ -37,25 +37,25 @@ pub enum EvalError {
     Setting {
         /// The setting.
         name: &'static str,
-        /// What is allowed.
+        /// The valid range.
         expected: String,
-        /// What was given.
+        /// The given value.
         got: String,
     },
-    /// The file system refused.
+    /// A file system error.
     #[error("{}: {source}", printable_path(path))]
     Io {
         /// The file.
         path: PathBuf,
-        /// What the file system says.
+        /// The error of the file system.
         source: std::io::Error,
     },
-    /// A file that is not what it should be, or belongs to another run or model.
+    /// An invalid file, or one of another run or model.
     #[error("{}: {what}", printable_path(path))]
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong, with expected and got.
+        /// The fault, with expected and actual value.
         what: String,
     },
 }

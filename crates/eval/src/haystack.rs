@@ -1,4 +1,4 @@
-//! The text that needles are hidden in, cut into pieces that they may stand between.
+//! The haystack of the needle test: a text split at possible needle positions.
 
 use kvant::{Model, Special};
 use xxhash_rust::xxh3::xxh3_64;
@@ -10,12 +10,12 @@ use crate::EvalError;
 pub(crate) struct Haystack {
     pieces: Vec<(String, usize)>,
     n_tokens: usize,
-    /// Tells texts apart.
+    /// Identifies the text.
     pub fingerprint: String,
 }
 
 impl Haystack {
-    /// A text in sentences and lines.
+    /// Splits a text into sentences and lines.
     pub fn new(model: &Model, text: &str) -> Result<Self, EvalError> {
         let count = |piece: &str| Ok((piece.to_owned(), count(model, piece)?));
         let pieces = sentences(text).map(count).collect::<Result<_, EvalError>>()?;
@@ -27,8 +27,8 @@ impl Haystack {
         Self { pieces, n_tokens, fingerprint }
     }
 
-    /// The same with pieces of more than `most` tokens cut further, between words where there are some: a piece that is too long
-    /// for the room that there is would leave it empty.
+    /// Splits pieces of more than `most` tokens further, between words if possible: a piece that
+    /// exceeds the remaining room would leave it empty.
     pub fn cut(&self, model: &Model, most: usize) -> Result<Self, EvalError> {
         let mut pieces = Vec::new();
         for (piece, n) in &self.pieces {
@@ -37,24 +37,24 @@ impl Haystack {
         Ok(Self::of(pieces, self.fingerprint.clone()))
     }
 
-    /// Number of pieces.
+    /// Returns the number of pieces.
     pub fn len(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Tokens of all pieces.
+    /// Returns the tokens of all pieces.
     pub fn n_tokens(&self) -> usize {
         self.n_tokens
     }
 
-    /// Piece `index` and its number of tokens, from the start again after the last.
+    /// Returns piece `index`, modulo the number of pieces, and its number of tokens.
     pub fn at(&self, index: usize) -> (&str, usize) {
         let (piece, n) = &self.pieces[index % self.pieces.len()];
         (piece, *n)
     }
 }
 
-/// Tokens of a piece.
+/// Counts the tokens of a piece.
 fn count(model: &Model, piece: &str) -> Result<usize, EvalError> {
     Ok(model.tokenizer()?.encode(piece, Special::AsText, false).map_err(kvant::Error::from)?.len())
 }
@@ -77,7 +77,7 @@ fn cut_piece(
     Ok(())
 }
 
-/// Cuts near the middle, before white space where there is some; `None` for a single character.
+/// Splits near the middle, before white space if possible; `None` for a single character.
 fn halves(text: &str) -> Option<(&str, &str)> {
     let distance = |at: &usize| at.abs_diff(text.len() / 2);
     let inner = || text.char_indices().skip(1);
@@ -86,8 +86,8 @@ fn halves(text: &str) -> Option<(&str, &str)> {
     Some(text.split_at(at))
 }
 
-/// Cuts before line ends, after `.`, `!` or `?` where white space follows, and after the full stops of scripts that put none behind
-/// them. White space goes with the next piece.
+/// Splits before line ends, after `.`, `!` or `?` followed by white space, and after the full stops
+/// of scripts that use no white space. White space belongs to the next piece.
 fn sentences(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -106,7 +106,7 @@ fn sentences(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Whether a piece ends between these two.
+/// Returns whether a piece ends between these characters.
 fn ends(last: char, next: char) -> bool {
     match last {
         '.' | '!' | '?' => next.is_whitespace(),
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_is_halved_between_words_and_between_characters_where_there_are_none() {
+    fn pieces_are_halved_between_words_or_characters() {
         assert_eq!(halves("one two three"), Some(("one two", " three")));
         assert_eq!(halves("無空白"), Some(("無", "空白")));
         assert_eq!(halves(" x"), Some((" ", "x")));

@@ -1,8 +1,9 @@
-//! KL divergence of cache configurations from the f16 cache (or from a base-logits file), token by token.
+//! KL divergence of cache configurations from the f16 cache (or from a base-logits file), token by
+//! token.
 //!
-//! Perplexity can fall while a cache gets worse; the divergence from what the same model says with an uncompressed cache
-//! cannot. All configurations are measured against one pass of the base, step by step, so that the logits of a single
-//! step are all that is ever held.
+//! Perplexity can fall while a cache gets worse; the divergence from the same model with an
+//! uncompressed cache cannot. All configurations are measured against one pass of the base, step by
+//! step, so that only the logits of a single step are in memory.
 
 use std::ops::Range;
 use std::path::Path;
@@ -18,22 +19,24 @@ use crate::score::{Row, TokenScore};
 use crate::stats::{Estimate, KldStats};
 use crate::{Chunks, EvalError, KvConfig, OnProgress, Progress, walk};
 
-/// What the configurations are compared with.
+/// The reference distribution.
 #[derive(Debug)]
 pub enum Base {
-    /// The same model with an f16 cache, run beside them.
+    /// The same model with an f16 cache, run alongside.
     F16,
-    /// Another model of the same vocabulary with an f16 cache, run beside them; see [`Base::model`].
+    /// Another model of the same vocabulary with an f16 cache, run alongside; see [`Base::model`].
     Model(Model),
     /// A base-logits file; the chunks must be those of [`Base::chunks`].
     File(Box<BaseReader>),
 }
 
 impl Base {
-    /// A base-logits file of `model` (or of one with the same vocabulary: a base of the unquantised model is a good one).
+    /// Opens a base-logits file of `model`, or of one with the same vocabulary, such as the
+    /// unquantized model.
     ///
     /// # Errors
-    /// [`EvalError::File`] when it is unsound, or its vocabulary is another.
+    ///
+    /// [`EvalError::File`] for an invalid file, or another vocabulary.
     pub fn open(path: &Path, model: &Model) -> Result<Self, EvalError> {
         let reader = BaseReader::open(path)?;
         let (expected, got) = (model.n_vocab(), reader.n_vocab());
@@ -45,10 +48,12 @@ impl Base {
         Ok(Self::File(Box::new(reader)))
     }
 
-    /// Another model, as what `model` is compared with: other weights of the same, or one it was made from.
+    /// Uses another model as the base of `model`: the same with other weight types, or the one that
+    /// it was derived from.
     ///
     /// # Errors
-    /// [`EvalError::Setting`] when a token of its vocabulary is another.
+    ///
+    /// [`EvalError::Setting`] when a token of its vocabulary differs.
     pub fn model(other: Model, model: &Model) -> Result<Self, EvalError> {
         let (ours, theirs) = (model.tokenizer()?, other.tokenizer()?);
         let setting = |expected, got| Err(EvalError::Setting { name: "against", expected, got });
@@ -62,7 +67,7 @@ impl Base {
         }
     }
 
-    /// Tells bases apart, for a state file.
+    /// Identifies the base, for a state file.
     fn identity(&self) -> Result<String, EvalError> {
         match self {
             Self::F16 => Ok("f16".to_owned()),
@@ -71,10 +76,11 @@ impl Base {
         }
     }
 
-    /// The chunks that a file was made of, `max` at most; `None` for a model.
+    /// Returns the chunks of a base file, at most `max`; `None` for a model.
     ///
     /// # Errors
-    /// When the model cannot take chunks of that length.
+    ///
+    /// When the model does not support chunks of that length.
     pub fn chunks(&self, model: &Model, max: Option<usize>) -> Result<Option<Chunks>, EvalError> {
         match self {
             Self::F16 | Self::Model(_) => Ok(None),
@@ -85,33 +91,35 @@ impl Base {
     }
 }
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct KldOptions {
     /// The configurations.
     pub configs: Vec<KvOptions>,
-    /// Tokens per step; as many as memory allows when `None`. See the crate's notes on the f16 tail.
+    /// Tokens per batch; as many as memory allows when `None`. See the crate's notes on the f16
+    /// tail.
     pub step: Option<usize>,
 }
 
 /// One measured configuration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Kld {
-    /// What the cache stored.
+    /// The cache configuration.
     pub kv: KvConfig,
-    /// Tokens of a chunk.
+    /// Tokens per chunk.
     pub n_ctx: usize,
     /// The scored tokens of each chunk, positions n_ctx/2 .. n_ctx - 1.
     pub chunks: Vec<Vec<TokenScore>>,
 }
 
 impl Kld {
-    /// The statistics over all chunks.
+    /// Returns the statistics over all chunks.
     pub fn stats(&self) -> KldStats {
         KldStats::new(&self.chunks.concat())
     }
 
-    /// Mean divergence by position in the chunk, in `bins` bins of equal width: the bin's first position and the mean.
+    /// Returns the mean divergence by position in the chunk, in `bins` bins of equal width: the
+    /// bin's first position and the mean.
     pub fn by_position(&self, bins: usize) -> Vec<(usize, f64)> {
         let n = self.chunks.first().map_or(0, Vec::len);
         let start = self.n_ctx / 2;
@@ -123,10 +131,12 @@ impl Kld {
     }
 }
 
-/// Measures every configuration. With a `state` file, a run that was cut short goes on where it stopped.
+/// Measures every configuration. With a `state` file, an interrupted run resumes.
 ///
 /// # Errors
-/// Logits that are not finite, chunks that are not those of the base file, a state file of another run, an engine error.
+///
+/// Logits that are not finite, chunks that differ from those of the base file, a state file of
+/// another run, an engine error.
 pub fn kld(
     model: &Model,
     chunks: &Chunks,
@@ -186,19 +196,19 @@ fn step_done(done: &[Vec<Vec<TokenScore>>], configs: &[KvConfig], total: usize, 
     Progress { done: done.len(), total, resumed, note }
 }
 
-/// The sessions of a run, walked side by side.
+/// The sessions of a run, advanced in lockstep.
 struct Walker<'a> {
     chunks: &'a Chunks,
     steps: Vec<Range<usize>>,
     f16: Session,
     sessions: Vec<Session>,
-    /// Logits of the base's scored rows of a step, `[rows, n_vocab]`, and their normalisers.
+    /// Logits of the base's scored rows of a step, `[rows, n_vocab]`, and their log sums.
     logits: Vec<f32>,
     log_sums: Vec<f64>,
 }
 
 impl<'a> Walker<'a> {
-    /// The f16 session is of the first model.
+    /// The f16 session belongs to the first model.
     fn new(
         [beside, model]: [&Model; 2],
         chunks: &'a Chunks,
@@ -217,7 +227,7 @@ impl<'a> Walker<'a> {
         })
     }
 
-    /// The scores of a chunk, `[configs][scored positions]`.
+    /// Returns the scores of a chunk, `[configs][scored positions]`.
     fn chunk(&mut self, base: &Base, chunk: usize) -> Result<Vec<Vec<TokenScore>>, EvalError> {
         let (input, scored) = (self.chunks.input(chunk), self.chunks.scored());
         self.f16.clear();
@@ -255,7 +265,7 @@ impl<'a> Walker<'a> {
         Ok(scores)
     }
 
-    /// Runs a step of the base and keeps its scored rows.
+    /// Runs a step of the base and stores its scored rows.
     fn base_step(&mut self, chunk: usize, input: &[u32], step: &Range<usize>) -> Result<(), EvalError> {
         let (logits, log_sums) = (&mut self.logits, &mut self.log_sums);
         logits.clear();
@@ -267,20 +277,22 @@ impl<'a> Walker<'a> {
     }
 }
 
-/// How much each layer's keys and values alone add to the divergence.
+/// Divergence that one layer's keys or values add.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LayerKld {
     /// KV layer, from 0.
     pub layer: usize,
-    /// Mean divergence with only this layer's keys as the cache has them, in nats.
+    /// Mean divergence with only this layer's keys in the measured type, in nats.
     pub k: f64,
-    /// Mean divergence with only this layer's values so, in nats.
+    /// Mean divergence with only this layer's values in it, in nats.
     pub v: f64,
 }
 
-/// Measures each layer's keys and values alone as `kv` has them, by its types, its policies or a plan: all others stay in f16.
+/// Measures each layer's keys and values alone as in `kv` (its types, policies or a plan), with all
+/// others in f16.
 ///
 /// # Errors
+///
 /// As [`kld`].
 pub fn kld_by_layer(
     model: &Model,
@@ -300,7 +312,8 @@ pub fn kld_by_layer(
     Ok(pairs.map(|(layer, [k, v])| LayerKld { layer, k: mean(k), v: mean(v) }).collect())
 }
 
-/// One layer's keys or values as `stored` has them, `kv` resolved, all others in f16.
+/// Returns options with one layer's keys or values as in `stored`, `kv` resolved, and all others in
+/// f16.
 fn alone(kv: &KvOptions, stored: &Plan, layer: usize, side: Side) -> Result<KvOptions, EvalError> {
     let types = stored.types[layer].iter().enumerate();
     let table = types.map(|(head, types)| format!("{layer} {head} {side:?} {}\n", types.of(side).name()));

@@ -1,24 +1,26 @@
-//! Does a compressed cache hurt *my* model? Measurements, each a library function.
+//! Measures the effect of a compressed KV cache on a model. Each measurement is a library function.
 //!
-//! | function | question |
+//! | function | measures |
 //! |---|---|
-//! | [`ppl`] | how well does the model predict a text (llama.cpp's method and numbers) |
-//! | [`kld`] | how far is its output from what it says with an f16 cache |
-//! | [`kld_by_layer`] | which layer's keys or values are to blame |
-//! | [`plan`] | which types suit this model, and what are its keys and values best multiplied by |
-//! | [`agree`] | for how long are its answers the same as with an f16 cache |
-//! | [`niah`] | does it still find a sentence hidden in a long text |
-//! | [`distortion`] | what do the formats lose, beside what theory allows |
+//! | [`ppl`] | perplexity of a text (llama.cpp's method and numbers) |
+//! | [`kld`] | KL divergence of the output from that with an f16 cache |
+//! | [`kld_by_layer`] | divergence that each layer's keys or values add |
+//! | [`plan`] | the best KV types of a model, and the factors on its keys and values |
+//! | [`agree`] | tokens for which greedy answers equal those with an f16 cache |
+//! | [`niah`] | retrieval of a sentence hidden in a long text |
+//! | [`distortion`] | distortion of the codecs, beside the theoretical bounds |
 //!
-//! # The window in 16 bit
+//! # The 16-bit tail
 //!
-//! A query sees the youngest 17 to 32 tokens as they are, whatever they are stored as; which ones depends on its position alone, not on
-//! how many tokens are fed at once. To measure types alone, switch it off (`KvOptions::tail`).
+//! A query reads the most recent 17 to 32 tokens unquantized, in every KV type; their number
+//! depends on the query's position alone, not on the batch size. `KvOptions::tail` disables the
+//! tail, to measure types alone.
 //!
-//! # What is not the cache's
+//! # The noise floor
 //!
-//! Products with quantised weights round activations to eight bits, and any difference in a cache flips some of these roundings: a
-//! cache in f32 shows how much that is. Weights in f16 (`OpenOptions::weights`) are multiplied without.
+//! GEMMs with quantized weights round activations to eight bits, and any difference in a cache
+//! changes some of these roundings: an f32 cache shows their share. Weights in f16
+//! (`OpenOptions::weights`) avoid it.
 #![forbid(unsafe_code)]
 
 mod agree;

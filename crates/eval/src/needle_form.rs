@@ -1,4 +1,4 @@
-//! How needles are worded. Wording is data: built-in forms, or a JSON file of one's own.
+//! Wording of the needle test, as data: built-in forms, or a JSON file.
 
 use std::path::Path;
 
@@ -6,23 +6,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::EvalError;
 
-/// The wording of needles, questions and answers. `{name}` and `{word}` stand for what a needle is about and what it says.
+/// Wording of needles, questions and answers. `{name}` and `{word}` stand for the subject of a
+/// needle and its content.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NeedleForm {
-    /// What the form is called.
+    /// Name of the form.
     pub name: String,
     /// The sentence in the haystack, with the space before it.
     pub needle: String,
-    /// What follows the haystack.
+    /// The text after the haystack.
     pub question: String,
-    /// How the answer begins: given to the model, so that only the word itself is judged.
+    /// Beginning of the answer: given to the model, so that only the word itself is scored.
     pub cue: String,
-    /// The rest of the answer, judged token by token.
+    /// The rest of the answer, scored token by token.
     pub answer: String,
-    /// What needles are about.
+    /// Subjects of needles.
     pub names: Vec<String>,
-    /// What they say.
+    /// Contents of needles.
     pub words: Vec<String>,
 }
 
@@ -31,11 +32,12 @@ fn owned(words: &[&str]) -> Vec<String> {
 }
 
 impl NeedleForm {
-    /// The names of the built-in forms.
+    /// Names of the built-in forms.
     pub const BUILT_IN: [&str; 3] = ["secret-word", "magic-number", "sandwich"];
 
-    /// A built-in form: `secret-word` (what the bundled model was trained on), `magic-number` (RULER,
-    /// [arXiv 2404.06654](https://arxiv.org/abs/2404.06654)) or `sandwich` (Kamradt's original).
+    /// Returns a built-in form: `secret-word` (in the bundled model's training data),
+    /// `magic-number` (RULER, [arXiv 2404.06654](https://arxiv.org/abs/2404.06654)) or `sandwich`
+    /// (Kamradt's original).
     pub fn built_in(name: &str) -> Option<Self> {
         let form = |needle: &str, question: &str, cue: &str, answer: &str, names: &[&str], words: &[&str]| {
             Some(Self {
@@ -89,10 +91,11 @@ impl NeedleForm {
         }
     }
 
-    /// The built-in form of that name, or the form in the JSON file of that name.
+    /// Returns the built-in form of that name, or the form in the JSON file of that name.
     ///
     /// # Errors
-    /// [`EvalError::File`] when there is neither, or the file is not a form.
+    ///
+    /// [`EvalError::File`] when neither exists, or the file is invalid.
     pub fn find(name: &str) -> Result<Self, EvalError> {
         if let Some(form) = Self::built_in(name) {
             return Ok(form);
@@ -116,7 +119,7 @@ impl NeedleForm {
     }
 }
 
-/// `template` with the needle's name and word in it.
+/// Fills the needle's name and word into `template`.
 pub(crate) fn fill(template: &str, name: &str, word: &str) -> String {
     template.replace("{name}", name).replace("{word}", word)
 }
@@ -126,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_built_in_form_is_found_and_asks_for_its_word() {
+    fn every_built_in_form_is_found_and_questions_its_word() {
         for name in NeedleForm::BUILT_IN {
             let form = NeedleForm::find(name).unwrap();
             assert_eq!(form.name, name);
@@ -146,7 +149,7 @@ mod tests {
             let error = NeedleForm::find(path.to_str().unwrap()).unwrap_err().to_string();
             assert!(error.contains("must not be empty"), "{error}");
         };
-        // An answer of no tokens is right whatever a model says.
+        // An answer of no tokens would always be correct.
         form.words.push(" ".to_owned());
         refused(&form);
         form.words.clear();

@@ -1,8 +1,10 @@
-//! A needle in a haystack: a sentence hidden at some depth of a long text, and a question about it at the end.
+//! Needle in a haystack: a sentence hidden at some depth of a long text, and a question about it at
+//! the end.
 //!
-//! The answer is judged under teacher forcing: the model reads prompt and right answer, and each token of the answer counts
-//! when it is the most probable one. All of them right is the same as an exact greedy answer, and the share of them tells
-//! near misses from failures.
+//! The answer is scored under teacher forcing: the model reads the prompt and the correct answer,
+//! and each token of the answer counts if it is the most probable one. All tokens correct is
+//! equivalent to an exact greedy answer, and the share of correct tokens distinguishes near misses
+//! from failures.
 
 use std::path::Path;
 
@@ -18,18 +20,19 @@ use crate::run_state::RunState;
 use crate::score::{LogProbs, Row};
 use crate::{EvalError, KvConfig, NeedleForm, OnProgress, Progress, walk};
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NiahOptions {
     /// Lengths of prompt and answer together, in tokens.
     pub lengths: Vec<usize>,
     /// Number of depths, from the beginning of the haystack to its end.
     pub depths: usize,
-    /// Needles in one haystack; each is asked for.
+    /// Needles per haystack; each has its own question.
     pub needles: usize,
     /// Their wording.
     pub form: NeedleForm,
-    /// Put haystack and question into the model's chat template, and the cue at the start of its answer.
+    /// Applies the model's chat template to haystack and question, with the cue at the start of the
+    /// answer.
     pub chat: bool,
     /// Cache configurations.
     pub configs: Vec<KvOptions>,
@@ -40,23 +43,25 @@ pub struct NiahOptions {
 pub struct NiahCell {
     /// Tokens of prompt and answer.
     pub n_ctx: usize,
-    /// Where the (first) needle is: 0 at the beginning, 1 at the end.
+    /// Depth of the (first) needle: 0 at the beginning, 1 at the end.
     pub depth: f64,
-    /// Type of the keys.
+    /// Type of K.
     pub type_k: String,
-    /// Type of the values.
+    /// Type of V.
     pub type_v: String,
-    /// Share of the needles whose answer is right to the last token.
+    /// Share of the needles with an exact answer.
     pub exact: f64,
-    /// Share of the answers' tokens that are right.
+    /// Share of correct tokens in the answers.
     pub token_accuracy: f64,
 }
 
-/// Runs the grid over every configuration. With a `state` file, a run that was cut short goes on where it stopped.
+/// Runs the grid over every configuration. With a `state` file, an interrupted run resumes.
 ///
 /// # Errors
-/// A haystack shorter than the longest length or that does not fill it, lengths without room for a haystack, more needles than the form has names
-/// or words for, a state file of another run, logits that are not finite, an engine error.
+///
+/// A haystack that is shorter than the longest length or does not fill it, lengths without room for
+/// a haystack, more needles than the form has names or words, a state file of another run, logits
+/// that are not finite, an engine error.
 pub fn niah(
     model: &Model,
     haystack: &str,
@@ -105,11 +110,11 @@ pub fn niah(
     Ok(cells)
 }
 
-/// A piece of a haystack is at most this part of the prompt, so that less than that stays empty.
+/// Inverse of the maximum share of a piece in the prompt, which bounds the unused room.
 const MOST_PART: usize = 4;
-/// A prompt is at least this part of the length that it is reported as.
+/// Inverse of the minimum share of the nominal length that a prompt must fill.
 const LEAST_PART: usize = 2;
-/// The most depths: more than prompts have places.
+/// Maximum number of depths: more than needle positions in any prompt.
 const MAX_DEPTHS: usize = 100_000;
 
 fn check(options: &NiahOptions) -> Result<(), EvalError> {
@@ -120,7 +125,7 @@ fn check(options: &NiahOptions) -> Result<(), EvalError> {
     if !(1..=most).contains(&options.needles) {
         return bad(
             "needles",
-            format!("1 to {most}, what the form {} has names for", form.name),
+            format!("1 to {most}, the number of names in the form {}", form.name),
             options.needles,
         );
     }
@@ -128,10 +133,10 @@ fn check(options: &NiahOptions) -> Result<(), EvalError> {
     Ok(())
 }
 
-/// The answers to one prompt, each as all tokens of prompt and answer, and where the answer begins.
+/// The questions of one prompt: all tokens of prompt and answer, and the start of the answer.
 type Questions = Vec<(Vec<u32>, usize)>;
 
-/// Asks each question of a prompt. Returns the share of exact answers and of right tokens.
+/// Runs each question of a prompt. Returns the shares of exact answers and of correct tokens.
 fn ask(session: &mut Session, questions: &Questions, cell: usize) -> Result<(f64, f64), EvalError> {
     let (mut exact, mut right, mut all) = (0, 0, 0);
     for (tokens, answer) in questions {
@@ -155,8 +160,9 @@ fn ask(session: &mut Session, questions: &Questions, cell: usize) -> Result<(f64
 }
 
 impl Haystack {
-    /// A prompt of at most `n_ctx` tokens (answer included) with needles in it, the first at `depth` and the others spread
-    /// evenly from there, and a question for each. The stretch of text, names and words follow from length and depth.
+    /// Builds a prompt of at most `n_ctx` tokens (answer included) with needles, the first at
+    /// `depth` and the others evenly spaced from there, and a question for each. Length and depth
+    /// determine the section of text, the names and the words.
     fn hide(
         &self,
         model: &Model,
@@ -175,7 +181,7 @@ impl Haystack {
             .map(|i| (&form.names[(name + i) % form.names.len()], &form.words[(word + i) % form.words.len()]))
             .map(|(name, word)| (name.as_str(), word.as_str()))
             .collect();
-        // As many pieces as fit, by their own counts; then fewer until the whole fits.
+        // As many pieces as fit by their own token counts; then fewer until the whole fits.
         let mut n = 0;
         let mut room = n_ctx;
         while room > self.at(first + n).1 {
@@ -199,7 +205,8 @@ impl Haystack {
         }
     }
 
-    /// `n` pieces from `first` on, each needle at the end of a piece nearest to its depth.
+    /// Joins `n` pieces from `first` on, with each needle at the piece boundary nearest to its
+    /// depth.
     fn with_needles(
         &self,
         form: &NeedleForm,
@@ -239,7 +246,7 @@ impl Haystack {
     }
 }
 
-/// A short prompt that would be taken for a long one.
+/// Returns the error of a prompt far shorter than its nominal length.
 fn unfilled(n_ctx: usize, got: usize) -> EvalError {
     let expected = format!("a text that fills {n_ctx} tokens");
     EvalError::Setting { name: "haystack", expected, got: format!("a prompt of {got}") }
@@ -263,10 +270,10 @@ fn question(
     } else {
         (format!("{asked}{cue}"), Special::AsText)
     };
-    // Where a template writes the begin-of-text token itself, no other is put before it.
+    // If the template writes the BOS token itself, no second one is added.
     let encode = |text: &str| model.tokenizer()?.encode_prompt(text, special).map_err(kvant::Error::from);
     let (prompt, whole) = (encode(&prompt)?, encode(&format!("{prompt}{answer}"))?);
-    // A token may reach from the prompt into the answer; it belongs to the answer then.
+    // A token across the boundary of prompt and answer belongs to the answer.
     let answer = prompt.iter().zip(&whole).take_while(|(a, b)| a == b).count();
     Ok((whole, answer))
 }
@@ -307,13 +314,13 @@ mod tests {
         }
     }
 
-    /// The bundled model, made to want a begin-of-text token.
+    /// Returns the bundled model, modified to require a BOS token.
     fn begun() -> Model {
         let key = b"tokenizer.ggml.add_bos_token";
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/assets/pocket-q8_0.gguf");
         let mut bytes = std::fs::read(source).unwrap();
         let at = bytes.windows(key.len()).position(|window| window == key).unwrap() + key.len();
-        // Behind the name its type, bool.
+        // The name is followed by its type, bool.
         assert_eq!(bytes[at..at + 4], 7u32.to_le_bytes());
         bytes[at + 4] = 1;
         let path = std::env::temp_dir().join(format!("kvant-niah-bos-{}.gguf", std::process::id()));
@@ -337,7 +344,7 @@ mod tests {
     #[test]
     fn a_prompt_far_below_its_length_is_refused() {
         let model = Model::bundled(kvant::OpenOptions::default()).unwrap();
-        // Without being cut: no whole piece fits.
+        // Without further splits, no whole piece fits.
         let haystack = Haystack::new(&model, &"word ".repeat(1000)).unwrap();
         let error = haystack.hide(&model, &options(512, false), 512, 0.5).unwrap_err().to_string();
         assert!(

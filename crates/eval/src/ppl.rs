@@ -1,4 +1,5 @@
-//! Perplexity, by llama.cpp's method: exp of the mean negative log-likelihood over the second half of each chunk.
+//! Perplexity, by llama.cpp's method: exp of the mean negative log-probability over the second half
+//! of each chunk.
 
 use std::path::Path;
 
@@ -12,12 +13,12 @@ use crate::score::LogProbs;
 use crate::stats::Estimate;
 use crate::{Chunks, EvalError, KvConfig, OnProgress, Progress, walk};
 
-/// How to measure.
+/// Options of the measurement.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PplOptions {
-    /// What the cache stores.
+    /// The KV cache options.
     pub kv: KvOptions,
-    /// Tokens per step; as many as memory allows when `None`.
+    /// Tokens per batch; as many as memory allows when `None`.
     pub step: Option<usize>,
 }
 
@@ -28,13 +29,13 @@ pub struct Ppl {
     pub ppl: f64,
     /// Its standard error.
     pub stderr: f64,
-    /// Tokens of a chunk.
+    /// Tokens per chunk.
     pub n_ctx: usize,
     /// Chunks measured.
     pub chunks: usize,
     /// Tokens scored.
     pub tokens: usize,
-    /// What the cache stored.
+    /// The cache configuration.
     #[serde(flatten)]
     pub kv: KvConfig,
     /// Perplexity after each chunk.
@@ -49,7 +50,7 @@ impl Ppl {
         Self { ppl, stderr, n_ctx, chunks: nll.len(), tokens, kv, running }
     }
 
-    /// llama.cpp's last line.
+    /// Returns llama.cpp's last line.
     pub fn final_line(&self) -> String {
         format!("Final estimate: PPL = {:.4} +/- {:.5}", self.ppl, self.stderr)
     }
@@ -59,9 +60,10 @@ fn running_ppl(nll: &[Vec<f64>]) -> f64 {
     Estimate::mean(nll.iter().flatten().copied()).value.exp()
 }
 
-/// Measures the perplexity of `chunks`. With a `state` file, a run that was cut short goes on where it stopped.
+/// Measures the perplexity of `chunks`. With a `state` file, an interrupted run resumes.
 ///
 /// # Errors
+///
 /// Logits that are not finite, a state file of another run, an engine error.
 pub fn ppl(
     model: &Model,
@@ -91,9 +93,10 @@ pub fn ppl(
     Ok(Ppl::new(chunks.n_ctx(), kv, &nll))
 }
 
-/// Measures the perplexity and writes llama.cpp's base-logits file on the way, whole or not at all.
+/// Measures the perplexity and atomically writes llama.cpp's base-logits file.
 ///
 /// # Errors
+///
 /// As [`ppl`], and when the file cannot be written.
 pub fn ppl_saving_base(
     model: &Model,
@@ -128,7 +131,8 @@ fn step_done(nll: &[Vec<f64>], chunks: &Chunks, resumed: usize) -> Progress {
     Progress { done: nll.len(), total: chunks.len(), resumed, note }
 }
 
-/// The negative log-likelihood of every scored token of a chunk; its rows of logits go to `write`.
+/// Returns the negative log-probability of every scored token of a chunk; passes its rows of logits
+/// to `write`.
 fn score_chunk(
     model: &Model,
     chunks: &Chunks,

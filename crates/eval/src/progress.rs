@@ -1,17 +1,17 @@
-//! What a measurement tells while it runs.
+//! Progress reports of measurements.
 
-/// How far a measurement is.
+/// Progress of a measurement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Progress {
     /// Steps done.
     pub done: usize,
     /// Steps in all.
     pub total: usize,
-    /// Steps done that were taken from an earlier run, not measured now: they say nothing about the time left.
+    /// Steps done in an earlier run, which are excluded from the estimate of the time left.
     pub resumed: usize,
-    /// The result so far, in words.
+    /// The result so far, as text.
     pub note: String,
 }
 
-/// Told at the start and after every step.
+/// Called at the start and after every step.
 pub type OnProgress<'a> = &'a mut dyn FnMut(&Progress);

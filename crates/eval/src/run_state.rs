@@ -1,9 +1,10 @@
-//! A run that can be taken up again: a file of one line per finished step.
+//! State of a resumable run: a file of one line per finished step.
 //!
-//! The first line says what is measured; a file of another run is refused. Each further line is the result of a step, as
-//! JSON. In front of each stands its checksum: 16 hexadecimal digits, XXH3-64 of the line and, for all but the first, of the
-//! checksum before it, so that a line that was changed, moved or taken out is noticed. A line counts when it is whole: what a
-//! kill left unfinished at the end is cut off and measured again. Numbers come back as they were, to the last bit.
+//! The first line describes the measurement; a file of another run is rejected. Each further line
+//! is the result of a step, as JSON. Each line starts with its checksum: 16 hexadecimal digits,
+//! XXH3-64 of the line and, for all but the first, of the checksum before it, so that a changed,
+//! moved or removed line is detected. Only whole lines count: an unfinished last line of a killed
+//! run is truncated and measured again. Numbers are restored exactly, to the last bit.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -20,7 +21,7 @@ use crate::EvalError;
 /// Hexadecimal digits of a checksum.
 const DIGITS: usize = 16;
 
-/// The results of the steps of a run so far, kept in a file when one is given.
+/// The results of a run's steps so far, stored in a file when one is given.
 pub(crate) struct RunState<T> {
     kept: Option<Kept>,
     results: PhantomData<T>,
@@ -34,8 +35,8 @@ struct Kept {
 }
 
 impl<T: Serialize + DeserializeOwned> RunState<T> {
-    /// Opens the state of the run that `what` describes, or begins it. Returns the results that are there. Without a file
-    /// nobody asks what it is.
+    /// Opens the state of the run that `what` describes, or creates it. Returns the stored results.
+    /// Without a file, `what` is not called.
     pub fn open<W: Serialize>(
         path: Option<&Path>,
         what: impl FnOnce() -> W,
@@ -50,7 +51,7 @@ impl<T: Serialize + DeserializeOwned> RunState<T> {
         let lines = lines(&text[..whole]).map_err(|what| EvalError::file(path, what))?;
         let mut results = Vec::new();
         match lines.split_first() {
-            // Of another program, unless it is what a kill left of our first line.
+            // A file of another program, unless it is an unfinished first line of this run.
             None if !text.is_empty() && !line(0, &what).starts_with(&text) => {
                 return Err(EvalError::file(path, "not the state of a run"));
             }
@@ -90,17 +91,17 @@ impl Kept {
     }
 }
 
-/// The checksum of a line that follows on one with the checksum `last`.
+/// Returns the checksum of a line after one with the checksum `last`.
 fn checksum(last: u64, text: &[u8]) -> u64 {
     xxh3_64_with_seed(text, last)
 }
 
-/// A line as it stands in the file.
+/// Returns a line in file format.
 fn line(last: u64, text: &[u8]) -> Vec<u8> {
     [format!("{:0DIGITS$x} ", checksum(last, text)).as_bytes(), text, b"\n"].concat()
 }
 
-/// The lines of whole lines, without checksums, which must be right.
+/// Returns the whole lines without their checksums, which must be correct.
 fn lines(text: &[u8]) -> Result<Vec<&[u8]>, String> {
     let mut lines: Vec<&[u8]> = Vec::new();
     let mut last = 0;
@@ -118,7 +119,7 @@ fn lines(text: &[u8]) -> Result<Vec<&[u8]>, String> {
     Ok(lines)
 }
 
-/// Names the first field in which the run of a state file differs from the one that is wanted.
+/// Names the first field in which the run of a state file differs from the requested one.
 fn another_run(found: &[u8], wanted: &[u8]) -> String {
     let parse = |line: &[u8]| serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>(line).ok();
     let (Some(found), Some(wanted)) = (parse(found), parse(wanted)) else {
@@ -180,16 +181,17 @@ mod tests {
     }
 
     #[test]
-    fn without_a_file_nobody_asks_what_is_measured() {
+    fn without_a_file_the_description_is_not_evaluated() {
         let (mut state, old) =
             RunState::<f64>::open(None, || -> Value { panic!("it reads a whole model") }).unwrap();
         state.push(&1.0).unwrap();
         assert!(old.is_empty());
     }
 
-    /// Every bit of a small file, and a thousand heavier changes: refused, or what is left is what was written.
+    /// Flips every bit of a small file, and makes a thousand heavier changes: each is rejected, or
+    /// a prefix of the written results remains.
     #[test]
-    fn a_changed_state_is_refused_or_a_beginning_of_what_was_written() {
+    fn changed_states_are_rejected_or_a_prefix_of_the_original() {
         let path = file("flips");
         let what = json!({"measure": "ppl", "model": "0123456789abcdef", "n_ctx": 512});
         let values: Vec<f64> = (0..6).map(|i| f64::from(i).sqrt()).collect();
@@ -229,7 +231,7 @@ mod tests {
             }
             check(&bytes, &format!("round {round}"));
         }
-        // A flip in the last line end leaves a torn line; nearly all others are seen.
+        // A flip in the last line end leaves an unfinished line; nearly all others are detected.
         assert!(refused > 8 * whole.len() - 9, "{refused}");
         std::fs::remove_file(&path).unwrap();
     }

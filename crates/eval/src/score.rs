@@ -1,10 +1,10 @@
-//! From logits to the few numbers that are kept of each scored token.
+//! Scores of tokens from logits.
 //!
-//! Logits stay f32 as the model gave them; everything made of them is f64.
+//! Logits stay f32 as the model computed them; all derived numbers are f64.
 
 use serde::{Deserialize, Serialize};
 
-/// One row of logits with its normaliser: log p(i) = logits\[i\] - log_sum.
+/// One row of logits with its log sum: log p(i) = logits\[i\] - log_sum.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Row<'a> {
     logits: &'a [f32],
@@ -12,7 +12,8 @@ pub(crate) struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// `Err` with the first value that is not finite: NaN must never become a score.
+    /// Creates a row; `Err` with the first value that is not finite, so that NaN never becomes a
+    /// score.
     pub fn new(logits: &'a [f32]) -> Result<Self, f32> {
         if let Some(&bad) = logits.iter().find(|v| !v.is_finite()) {
             return Err(bad);
@@ -22,7 +23,7 @@ impl<'a> Row<'a> {
         Ok(Self { logits, log_sum: max + sum.ln() })
     }
 
-    /// A row whose normaliser is known from an earlier [`Row::new`].
+    /// Creates a row with the log sum of an earlier [`Row::new`].
     pub fn with_log_sum(logits: &'a [f32], log_sum: f64) -> Self {
         Self { logits, log_sum }
     }
@@ -38,11 +39,12 @@ impl<'a> Row<'a> {
 
 /// A distribution over the vocabulary.
 pub(crate) trait LogProbs {
-    /// log p of token `i`, in nats.
+    /// Returns log p of token `i`, in nats.
     fn log_prob(&self, i: usize) -> f64;
-    /// The most probable token; the first of equals.
+    /// Returns the most probable token; the first of equals.
     fn top(&self) -> usize;
-    /// Log probabilities at or below this are not counted in a divergence: what a file's base has cut off.
+    /// Returns the log probability at or below which tokens are not counted in a divergence: the
+    /// clamped range of a base file.
     fn floor(&self) -> f64;
     fn n_vocab(&self) -> usize;
 }
@@ -65,7 +67,7 @@ impl LogProbs for Row<'_> {
     }
 }
 
-/// Index of the largest value; the first of equals.
+/// Returns the index of the largest value; the first of equals.
 pub(crate) fn argmax<T: PartialOrd + Copy>(values: &[T]) -> usize {
     let mut best = 0;
     for (i, value) in values.iter().enumerate() {
@@ -76,7 +78,7 @@ pub(crate) fn argmax<T: PartialOrd + Copy>(values: &[T]) -> usize {
     best
 }
 
-/// What one scored token says about a configuration, beside the base.
+/// Scores of one token for a configuration and the base.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TokenScore {
     /// -log p(token), in nats.

@@ -1,4 +1,5 @@
-//! Statistics over scored tokens, with the standard errors that llama.cpp's `llama-perplexity` prints.
+//! Statistics over scored tokens, with the standard errors that llama.cpp's `llama-perplexity`
+//! prints.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,12 +10,12 @@ use crate::TokenScore;
 pub struct Estimate {
     /// The value.
     pub value: f64,
-    /// Its standard error, tokens taken as independent.
+    /// Its standard error, assuming independent tokens.
     pub stderr: f64,
 }
 
 impl Estimate {
-    /// The mean of `values` and its standard error.
+    /// Returns the mean of `values` and its standard error.
     pub fn mean(values: impl Iterator<Item = f64> + Clone) -> Self {
         let n = values.clone().count().max(1) as f64;
         let mean = values.clone().sum::<f64>() / n;
@@ -22,19 +23,19 @@ impl Estimate {
         Self { value: mean, stderr: (variance / (n - 1.0).max(1.0)).sqrt() }
     }
 
-    /// `exp` of the value; the error to first order.
+    /// Returns `exp` of the value; the error to first order.
     pub fn exp(self) -> Self {
         let value = self.value.exp();
         Self { value, stderr: value * self.stderr }
     }
 }
 
-/// The divergence at a few percentiles, in nats.
+/// Percentiles of the divergence, in nats.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Percentiles {
-    /// Half of the tokens lie below.
+    /// The median.
     pub median: f64,
-    /// 99.9 % of the tokens lie below.
+    /// 99.9 % of the tokens are below.
     pub p99_9: f64,
     /// 99 %.
     pub p99: f64,
@@ -70,7 +71,7 @@ impl Percentiles {
     }
 }
 
-/// The value below which `fraction` of the sorted values lie, between neighbours by linear interpolation.
+/// Returns the value below which `fraction` of the sorted values are, with linear interpolation.
 fn percentile(sorted: &[f64], fraction: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return f64::NAN };
     let place = fraction * last as f64;
@@ -79,18 +80,18 @@ fn percentile(sorted: &[f64], fraction: f64) -> f64 {
     sorted[below] * (1.0 - part) + sorted[above] * part
 }
 
-/// How far a configuration is from the base.
+/// Divergence statistics of a configuration from the base.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct KldStats {
     /// Tokens scored.
     pub tokens: usize,
     /// Mean KL divergence, in nats.
     pub mean_kld: Estimate,
-    /// The spread of it.
+    /// Its percentiles.
     pub kld: Percentiles,
     /// Share of tokens with the same most probable token.
     pub same_top: Estimate,
-    /// Mean change of the right token's probability.
+    /// Mean change of the correct token's probability.
     pub delta_p: Estimate,
     /// Root mean square of that change.
     pub delta_p_rms: Estimate,
@@ -98,12 +99,12 @@ pub struct KldStats {
     pub ppl: Estimate,
     /// Perplexity of the base.
     pub ppl_base: Estimate,
-    /// ppl / ppl_base; the error takes into account that both move together.
+    /// ppl / ppl_base; the error accounts for their correlation.
     pub ppl_ratio: Estimate,
 }
 
 impl KldStats {
-    /// The statistics of `scores`.
+    /// Computes the statistics of `scores`.
     pub fn new(scores: &[TokenScore]) -> Self {
         let of = |pick: fn(&TokenScore) -> f64| Estimate::mean(scores.iter().map(pick));
         let square = of(|s| s.delta_p.powi(2));

@@ -1,4 +1,4 @@
-//! Feeding a chunk to a session in steps, with an eye on the scored positions.
+//! Feeds chunks to a session in batches, and passes on the logits at scored positions.
 
 use std::ops::Range;
 
@@ -7,12 +7,12 @@ use kvant::{KvOptions, Model, Session, SessionOptions};
 use crate::EvalError;
 use crate::score::Row;
 
-/// Most tokens of a step.
+/// Maximum tokens of a batch.
 const MAX_STEP: usize = 512;
-/// Most logits that are held of a step: 256 MiB of f32.
+/// Maximum logits in memory per batch: 256 MiB of f32.
 const MAX_LOGITS: usize = 1 << 26;
 
-/// The steps of a chunk: `asked` tokens each, or as many as memory for logits sensibly allows.
+/// Returns the batches of a chunk: `asked` tokens each, or as many as the memory for logits allows.
 pub(crate) fn steps(
     n_ctx: usize,
     n_vocab: usize,
@@ -33,7 +33,7 @@ pub(crate) fn session(model: &Model, kv: &KvOptions, n_ctx: usize) -> Result<Ses
     Ok(model.session(SessionOptions { n_ctx: Some(n_ctx), kv: kv.clone() })?)
 }
 
-/// Feeds `input[step]` and hands the rows at scored positions to `visit`.
+/// Feeds `input[step]` and passes the rows at scored positions to `visit`.
 pub(crate) fn feed(
     session: &mut Session,
     chunk: usize,

@@ -1,4 +1,5 @@
-//! Measurements of the bundled model on a text of this repository: what must hold on every machine.
+//! Measurements of the bundled model on a text of this repository: results that must hold on every
+//! machine.
 
 use std::path::PathBuf;
 
@@ -49,8 +50,9 @@ fn the_divergence_grows_as_bits_go_and_f16_is_at_zero() {
     let means = means(&results);
     assert_eq!(means[0], 0.0);
     assert!(means.windows(2).all(|pair| pair[1] > 2.0 * pair[0]), "{means:?}");
-    // The model's weights are q8_0. Kernels that meet them with 8-bit activations round differently after the least change,
-    // which alone is worth 1e-4 to 3e-4 nats (llama.cpp: 1.7e-4); with f32 activations q8_0 is at 1e-5.
+    // The model's weights are q8_0. Kernels with 8-bit activations round differently after any
+    // change, which alone contributes 1e-4 to 3e-4 nats (llama.cpp: 1.7e-4); with f32 activations
+    // q8_0 is at 1e-5.
     assert!(means[1] < 1e-3 && means[4] < 0.5, "{means:?}");
     for result in &results {
         let stats = result.stats();
@@ -91,12 +93,14 @@ fn a_base_file_of_ours_gives_what_the_base_in_memory_gives() {
     assert_eq!(from_file, chunks);
     let options = KldOptions { configs: configs.to_vec(), step: None };
     let results = kld(&model, &chunks, base, &options, None, &mut |_| ()).unwrap();
-    // A row's resolution is 16/65,535 nats, its mean error near zero: the file's floor is below 1e-6 nats.
+    // A row's resolution is 16/65,535 nats, its mean error near zero: the file's floor is below
+    // 1e-6 nats.
     assert!(means(&results)[0].abs() <= 1e-6, "{:?}", means(&results));
     let (got, want) = (means(&results)[1], means(&in_memory)[1]);
     assert!((got / want - 1.0).abs() <= 0.002, "{got} {want}");
     let stats = results[0].stats();
-    // Tokens more than 16 nats below the top are brought up to there: a licence looks less surprising than it is.
+    // Tokens more than 16 nats below the top are raised to that: a licence appears less surprising
+    // than it is.
     let ratio = stats.ppl_base.value / saved.ppl;
     assert!((0.5..=1.0).contains(&ratio), "{ratio}");
     assert_eq!(stats.ppl.value, saved.ppl);
@@ -114,7 +118,7 @@ fn a_run_that_was_cut_short_ends_as_if_it_had_not_been() {
     let whole = Chunks::new(&model, TEXT, 64, Some(5)).unwrap();
     let options = PplOptions { kv: kv("turbo3", "turbo3", true), step: None };
     let uncut = ppl(&model, &whole, &options, Some(&path), &mut |_| ()).unwrap();
-    // As a kill after two chunks and in the middle of the third leaves it.
+    // The state after a kill in the middle of the third chunk.
     let text = std::fs::read_to_string(&path).unwrap();
     let ends: Vec<usize> = text.match_indices('\n').map(|(end, _)| end + 1).collect();
     std::fs::write(&path, &text[..ends[2] + 10]).unwrap();
@@ -172,7 +176,7 @@ fn a_needle_is_found_at_every_depth() {
         chat: false,
         configs: vec![kv("f16", "f16", true), kv("turbo3", "turbo3", true)],
     };
-    // The haystack is prose as the model knows it: licences are too far from what it was trained on.
+    // The haystack is prose as in the model's training data: licences are too far from it.
     let haystack = "The old man walked along the river. He was tired, but he did not stop. \
                     A dog came out of the house and looked at him. \"Good day,\" said the boy at the gate. \
                     It was cold in the village that morning. Nobody knew what had happened to the horse. ";
@@ -191,14 +195,14 @@ fn keys_and_values_of_a_model_lose_what_gaussian_vectors_do() {
     let model = model();
     let tokens = model.text_prompt(TEXT, kvant::Special::AsText).unwrap();
     let rows = captured(&model, &tokens[..256], 1, &mut |_| ()).unwrap();
-    // The cache's types, and KVarN's of 2 to 4 bits on values.
+    // The cache's types, and KVarN of 2 to 4 bits on values.
     assert_eq!(rows.len(), model.config().layers.len() * (2 * kvant::DType::KV.len() + 3));
-    // 256 vectors of a layer resemble each other: twice the spread that independent ones would have.
+    // 256 vectors of a layer resemble each other: twice the spread of independent ones.
     for (codec, theory) in
         [("turbo2", 0.1178), ("turbo3", 0.0320), ("turbo4", 0.0079), ("turbo2t", 0.0802), ("turbo3t", 0.0216)]
     {
         for row in rows.iter().filter(|row| row.codec == codec) {
-            // Codes of keys are of what their centre leaves of them: less.
+            // Codes of keys are of their difference from the centre: a smaller error.
             let least = if row.law.starts_with('K') { 0.0 } else { 0.90 };
             assert!((least..=1.10).contains(&(row.mse / theory)), "{row:?}");
         }
@@ -215,7 +219,7 @@ fn each_layer_alone_costs_less_than_all_together() {
     let layers = kld_by_layer(&model, &chunks, &turbo2, None, &mut |_| ()).unwrap();
     assert_eq!(layers.len(), model.config().layers.len());
     assert!(layers.iter().all(|l| 0.0 < l.k && l.k < all && 0.0 < l.v && l.v < all), "{layers:?} {all}");
-    // Types that a table names, as those of a plan, are types all the same.
+    // Types from a table or a plan are treated like named types.
     let policies = Policies::none().with_table("* * KV turbo2").unwrap();
     let table = KvOptions { policies, ..kv("f16", "f16", false) };
     assert_eq!(kld_by_layer(&model, &chunks, &table, None, &mut |_| ()).unwrap(), layers);
@@ -228,7 +232,7 @@ fn logits_that_are_not_numbers_are_refused_with_their_place() {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/assets/pocket-q8_0.gguf");
     let mut bytes = std::fs::read(source).unwrap();
     let at = bytes.windows(norm.len()).position(|window| window == norm).unwrap();
-    // Finite themselves, which files must be, and nothing that meets them is.
+    // Finite weights, as files require, whose products are not finite.
     bytes[at..at + norm.len()].chunks_exact_mut(4).for_each(|v| v.copy_from_slice(&f32::MAX.to_le_bytes()));
     let path = file("infinite.gguf");
     std::fs::write(&path, bytes).unwrap();
@@ -246,7 +250,7 @@ fn logits_that_are_not_numbers_are_refused_with_their_place() {
 }
 
 #[test]
-fn a_plan_keeps_to_its_budget_and_tells_what_measuring_it_again_gives() {
+fn plans_meet_their_budget_and_certificates_are_reproducible() {
     let model = model();
     let options = |goal| PlanOptions { goal, n_ctx: 256, reach: 256, tail: true };
     let state = file("plan-state");
@@ -256,7 +260,7 @@ fn a_plan_keeps_to_its_budget_and_tells_what_measuring_it_again_gives() {
     assert!(certificate.bits <= 3.4 && certificate.bits > 3.0, "{certificate:?}");
     assert_eq!((found.model.as_str(), found.sink), (model.fingerprint(), 16));
     found.balance.check(&model.config().kv_shape()).unwrap();
-    // The same from what was kept, from a part of that and from nothing.
+    // The same from the complete state, from a part of it and without one.
     assert_eq!(of(Goal::Bits(3.4)).unwrap(), found);
     let kept = std::fs::read_to_string(&state).unwrap();
     let cut = kept.lines().take(3).map(|line| format!("{line}\n")).collect::<String>() + "00";
@@ -264,7 +268,7 @@ fn a_plan_keeps_to_its_budget_and_tells_what_measuring_it_again_gives() {
     assert_eq!(of(Goal::Bits(3.4)).unwrap(), found);
     assert_eq!(std::fs::read_to_string(&state).unwrap(), kept);
     assert_eq!(plan(&model, TEXT, options(Goal::Bits(3.4)), None, &mut |_| ()).unwrap().plan, found);
-    // With the youngest tokens in codes too it is as far or further, which is another run.
+    // With recent tokens quantized too, the divergence is at least as large; that is another run.
     let coded = PlanOptions { tail: false, ..options(Goal::Bits(3.4)) };
     let error = plan(&model, TEXT, coded, Some(&state), &mut |_| ()).unwrap_err().to_string();
     assert!(error.contains("the state of another run: kv"), "{error}");
@@ -274,18 +278,19 @@ fn a_plan_keeps_to_its_budget_and_tells_what_measuring_it_again_gives() {
     assert!(!coded.tail && certificate.tail && coded.added_kld() > certificate.added_kld(), "{coded:?}");
     let KvPlan { types: widest, certificate: wider, .. } = of(Goal::Bits(8.6)).unwrap();
     assert!(0.0 < wider.mean_kld && wider.mean_kld < 0.5 * certificate.mean_kld, "{wider:?} {certificate:?}");
-    // What no measurement tells from nothing gets the finest type all the same once there are bits for it.
+    // A tensor without a measurable cost gets the finest type too, given enough bits.
     let q8_0 = kvant::DType::Q8_0;
     assert!(widest.iter().flatten().all(|heads| (heads.k, heads.v) == (q8_0, q8_0)));
-    // Whatever is stored, the same arithmetic runs beside it.
+    // The noise of the arithmetic is the same for every plan.
     assert!(0.0 < wider.noise_kld && wider.noise_kld == certificate.noise_kld, "{wider:?} {certificate:?}");
-    // A goal that the wide plan meets with room to spare takes fewer bits, and one that nothing meets takes all of them.
+    // A goal that the wide plan easily meets takes fewer bits, and an unreachable one takes all of
+    // them.
     let most = 0.5 * (wider.added_kld() + certificate.added_kld());
     let between = of(Goal::Kld(most)).unwrap().certificate;
     assert!(between.added_kld() <= most && between.bits < wider.bits, "{between:?}");
     assert_eq!(of(Goal::Kld(1e-12)).unwrap().certificate.bits, wider.bits);
-    // Types alone tell the fewest bits, before anything is measured.
-    let mut measured = |_: &kvant_eval::Progress| panic!("nothing is to be measured");
+    // The minimum of bits follows from the types alone, without a measurement.
+    let mut measured = |_: &kvant_eval::Progress| panic!("no measurement is needed");
     let error = plan(&model, TEXT, options(Goal::Bits(1.0)), None, &mut measured).unwrap_err().to_string();
     assert!(error.starts_with("budget: expected 2.") && error.ends_with("got 1"), "{error}");
     let short = plan(&model, "Too short.", options(Goal::Bits(4.0)), None, &mut |_| ());
@@ -309,7 +314,7 @@ fn answers_agree_with_themselves_and_less_the_coarser_the_cache() {
     let questions = question_prompts(&model, "What is the capital of France?\n\n").unwrap();
     let options = AgreeOptions { most_tokens: 64, ..options };
     let asked = agree(&model, &questions, &options, &mut |_| ()).unwrap();
-    // It ends by itself.
+    // The answer ends by itself.
     assert!((2..64).contains(&asked[0].answers[0].tokens), "{asked:?}");
     for (prompts, most_tokens, what) in [(&[][..], 1, "prompts"), (&prompts[..], 0, "tokens of an answer")] {
         let options = AgreeOptions { configs: Vec::new(), most_tokens };
@@ -329,7 +334,7 @@ fn a_model_is_compared_with_another_of_its_vocabulary() {
     };
     assert_eq!(from(Base::model(other(None), &model).unwrap()), 0.0);
     let coarse = |weights: &str| other(Some(weights.parse().unwrap()));
-    // What a file of its logits says, to the file's resolution.
+    // Equal to a file of its logits, to the file's resolution.
     let path = file("against.base");
     ppl_saving_base(&coarse("q4_0"), &chunks, &PplOptions::default(), &path, &mut |_| ()).unwrap();
     let of_file = from(Base::open(&path, &model).unwrap());

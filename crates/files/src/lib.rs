@@ -1,15 +1,16 @@
-//! Files of the user: read where they are files, replaced whole or not at all.
+//! User files: reads regular files only, and replaces them atomically.
 //!
-//! Everything that Kvant keeps in files goes through here, so that the rules are the same for all of it:
+//! All files of Kvant go through this crate, so that the same rules apply to all of them:
 //!
-//! - Only regular files are read and written. A pipe would block, a device can do anything, and to "replace" either would
-//!   put a file in its place: all are refused in one line.
-//! - What is written anew is written beside its final name, synced and renamed ([`write_whole`]): whatever happens
-//!   meanwhile, a reader sees the old file or the new one.
-//! - A replaced file keeps its mode and, where the system lets us, its owner. A symlink stays, what it leads to is
-//!   replaced.
-//! - What was said is for its owner's eyes alone ([`write_private`]).
-//! - Long work asks first whether its result can be written ([`check_target`]).
+//! - Only regular files are read and written. A pipe would block, a device may have any effect, and
+//!   "replacing" either would put a file in its place: all of them are rejected with a one-line
+//!   error.
+//! - A file is written next to its final name, synced and renamed ([`write_whole`]): a reader
+//!   always sees the old file or the new one.
+//! - A replaced file keeps its mode and, where the system permits, its owner. A symlink is kept and
+//!   its target is replaced.
+//! - Conversations are readable by their owner alone ([`write_private`]).
+//! - Long computations first check that their result can be written ([`check_target`]).
 #![forbid(unsafe_code)]
 
 mod unfinished;
@@ -26,17 +27,18 @@ pub use write::{check_target, write, write_private, write_whole};
 /// Opens a regular file for reading.
 ///
 /// # Errors
-/// What the system says; [`io::ErrorKind::InvalidInput`] for a folder, pipe, device or socket, which is not opened.
+/// Those of the system; [`io::ErrorKind::InvalidInput`] for a folder, pipe, device or socket, which
+/// is not opened.
 pub fn open(path: impl AsRef<Path>) -> io::Result<File> {
     let path = path.as_ref();
-    // Asked before opening: to open a pipe would wait for its other end.
+    // Checked before opening: opening a pipe would wait for its other end.
     check_regular(&fs::metadata(path)?)?;
     let file = File::open(path)?;
     check_regular(&file.metadata()?)?;
     Ok(file)
 }
 
-/// The bytes of a regular file.
+/// Reads the bytes of a regular file.
 ///
 /// # Errors
 /// As [`open`].
@@ -46,7 +48,8 @@ pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Opens a regular file for reading and for writing in place, made empty when it is missing: for what grows line by line.
+/// Opens a regular file for reading and for writing in place, created empty if missing: for files
+/// that grow line by line.
 ///
 /// # Errors
 /// As [`open`].
@@ -60,13 +63,13 @@ pub fn edit(path: impl AsRef<Path>) -> io::Result<File> {
     Ok(file)
 }
 
-/// The folder in which programs of this user keep what can be made again; ours is `kvant` in it. Nothing says that it exists
-/// or can be written.
+/// Returns the user's cache folder for Kvant, `kvant` in the folder for recomputable data of all
+/// programs. It may not exist or not be writable.
 pub fn cache_folder() -> Option<PathBuf> {
     Some(etcetera::choose_base_strategy().ok()?.cache_dir().join("kvant"))
 }
 
-/// What is at `path`, symlinks followed; `None` where nothing is.
+/// Returns the metadata of the file at `path`, symlinks followed; `None` if it does not exist.
 fn found(path: &Path) -> io::Result<Option<Metadata>> {
     match fs::metadata(path) {
         Ok(there) => Ok(Some(there)),
@@ -83,7 +86,7 @@ fn check_regular(there: &Metadata) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, what))
 }
 
-/// What something that is no file is called.
+/// Names a file type other than a regular file.
 fn kind(there: &Metadata) -> &'static str {
     #[cfg(unix)]
     {

@@ -1,4 +1,4 @@
-//! Claims about files that are read and written.
+//! Tests of reading and writing files.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::*;
 use crate::unfinished::Unfinished;
 
-/// An empty folder of this test's own.
+/// Creates an empty folder for one test.
 fn folder(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("kvant-files-{}-{name}", std::process::id()));
     let _ = fs::remove_dir_all(&folder);
@@ -41,7 +41,8 @@ fn a_failed_write_leaves_the_old_file_and_nothing_else() {
     fs::remove_dir_all(&folder).unwrap();
 }
 
-/// Made with a tool of the system; `None`, and a line that says so, where that is not there or not allowed.
+/// Creates a node with a system tool; returns `None` and prints a line where that is unavailable or
+/// not permitted.
 #[cfg(unix)]
 fn node(path: &Path, tool: &str, args: &[&str]) -> Option<()> {
     let made = Command::new(tool).arg(path).args(args).stderr(Stdio::null()).status();
@@ -54,7 +55,7 @@ fn node(path: &Path, tool: &str, args: &[&str]) -> Option<()> {
 
 #[cfg(unix)]
 #[test]
-fn what_is_no_regular_file_is_refused_at_once_and_stays() {
+fn non_regular_files_are_rejected_and_left_unchanged() {
     use std::os::unix::fs::FileTypeExt;
     let folder = folder("nodes");
     let path = |name: &str| folder.join(name);
@@ -66,7 +67,7 @@ fn what_is_no_regular_file_is_refused_at_once_and_stays() {
     let _socket = std::os::unix::net::UnixListener::bind(path("socket")).unwrap();
     nodes.push(("socket", "is a socket, not a regular file"));
     for (name, says) in nodes {
-        // Through a symlink it is the same.
+        // The same holds through a symlink.
         let link = path(&format!("link to {name}"));
         std::os::unix::fs::symlink(name, &link).unwrap();
         for path in [path(name), link] {
@@ -92,7 +93,7 @@ fn what_is_no_regular_file_is_refused_at_once_and_stays() {
 
 #[cfg(unix)]
 #[test]
-fn what_is_private_is_so_in_any_folder_and_whatever_it_replaces() {
+fn private_files_are_private_in_any_folder_and_on_replacement() {
     use std::io::Write;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     let folder = folder("private");
@@ -103,9 +104,9 @@ fn what_is_private_is_so_in_any_folder_and_whatever_it_replaces() {
             fs::set_permissions(&path, fs::Permissions::from_mode(old)).unwrap();
         }
         write_private(&path, std::convert::identity, |file| {
-            // Not even while it is written.
+            // Nor during the write.
             assert_eq!(file.get_ref().metadata()?.mode() & 0o777, 0o600);
-            file.write_all(b"said")
+            file.write_all(b"text")
         })
         .unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600, "{old:?}");
@@ -115,12 +116,12 @@ fn what_is_private_is_so_in_any_folder_and_whatever_it_replaces() {
 
 #[cfg(unix)]
 #[test]
-fn a_replaced_file_keeps_its_mode_and_owner_and_a_new_one_has_that_of_other_programs() {
+fn replaced_files_keep_mode_and_owner_new_ones_use_the_umask() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
     let folder = folder("mode");
     let path = folder.join("file");
     write(&path, b"new").unwrap();
-    // By the umask, as for any file.
+    // According to the umask, as for any file.
     fs::write(folder.join("other"), b"").unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o7777;
     assert_eq!(mode(&path), mode(&folder.join("other")));
@@ -142,14 +143,14 @@ fn a_replaced_file_keeps_its_mode_and_owner_and_a_new_one_has_that_of_other_prog
 
 #[cfg(unix)]
 #[test]
-fn a_symlink_stays_and_what_it_leads_to_is_written() {
+fn a_symlink_is_kept_and_its_target_is_written() {
     use std::os::unix::fs::symlink;
     let folder = folder("links");
     let path = |name: &str| folder.join(name);
     fs::create_dir(path("below")).unwrap();
     symlink("below/file", path("one")).unwrap();
     symlink(path("one"), path("two")).unwrap();
-    // First to where nothing is, then over what is there.
+    // First to a missing target, then over an existing one.
     for bytes in [b"new", b"old"] {
         check_target(path("two")).unwrap();
         write(path("two"), bytes).unwrap();
@@ -163,7 +164,7 @@ fn a_symlink_stays_and_what_it_leads_to_is_written() {
 }
 
 #[test]
-fn where_nothing_can_be_written_is_known_before() {
+fn unwritable_targets_are_detected_before_writing() {
     let folder = folder("targets");
     let says = |path: &Path| check_target(path).unwrap_err().to_string();
     let missing = folder.join("missing");
@@ -171,7 +172,7 @@ fn where_nothing_can_be_written_is_known_before() {
     write(folder.join("file"), b"x").unwrap();
     assert!(says(&folder.join("file").join("below")).contains("ot a directory"));
     assert!(check_target(Path::new("/")).is_err() && check_target(Path::new("")).is_err());
-    // Asking leaves nothing, and changes nothing.
+    // The check leaves no file and changes none.
     check_target(folder.join("file")).unwrap();
     check_target(folder.join("new")).unwrap();
     assert_eq!(
@@ -183,7 +184,7 @@ fn where_nothing_can_be_written_is_known_before() {
 
 #[cfg(unix)]
 #[test]
-fn a_read_only_folder_or_file_is_refused_to_whom_it_is_read_only() {
+fn read_only_folders_and_files_are_rejected() {
     use std::os::unix::fs::PermissionsExt;
     let folder = folder("read-only");
     let (file, below) = (folder.join("file"), folder.join("below"));
@@ -203,7 +204,7 @@ fn a_read_only_folder_or_file_is_refused_to_whom_it_is_read_only() {
 }
 
 #[test]
-fn what_a_killed_process_left_is_removed_and_what_is_being_written_is_not() {
+fn abandoned_files_are_removed_and_locked_ones_are_kept() {
     let folder = folder("abandoned");
     let path = folder.join("file");
     for left in [".file.4194305.tmp", ".file.1-3.tmp"] {
@@ -211,7 +212,7 @@ fn what_a_killed_process_left_is_removed_and_what_is_being_written_is_not() {
     }
     fs::write(folder.join(".other.1.tmp"), b"of another").unwrap();
     fs::write(folder.join(".file.notes.tmp"), b"of the user").unwrap();
-    // As where files have no place without a name.
+    // As on file systems without unnamed files.
     let unfinished = Unfinished::named(&path, 0o666).unwrap();
     io::Write::write_all(&mut unfinished.file().unwrap(), b"first").unwrap();
     let of_mine = format!(".file.{}-0.tmp", std::process::id());
@@ -225,11 +226,11 @@ fn what_a_killed_process_left_is_removed_and_what_is_being_written_is_not() {
     fs::remove_dir_all(&folder).unwrap();
 }
 
-/// Set in the child of the next test: where it writes until it is killed.
+/// Set in the child process of the next test: the file it writes until it is killed.
 const WRITE_FOREVER: &str = "KVANT_TEST_WRITE_FOREVER";
 
 #[test]
-fn a_killed_process_leaves_the_old_file_and_at_most_until_the_next_write_its_own() {
+fn a_killed_process_leaves_the_old_file() {
     if let Some(path) = std::env::var_os(WRITE_FOREVER) {
         let forever = |file: &mut io::BufWriter<File>| -> io::Result<()> {
             io::Write::write_all(file, &vec![1; 3 << 20])?;
@@ -243,7 +244,7 @@ fn a_killed_process_leaves_the_old_file_and_at_most_until_the_next_write_its_own
     let folder = folder("killed");
     let path = folder.join("file");
     write(&path, b"old").unwrap();
-    let test = "tests::a_killed_process_leaves_the_old_file_and_at_most_until_the_next_write_its_own";
+    let test = "tests::a_killed_process_leaves_the_old_file";
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
         .env(WRITE_FOREVER, &path)
@@ -267,7 +268,7 @@ fn a_killed_process_leaves_the_old_file_and_at_most_until_the_next_write_its_own
 }
 
 #[test]
-fn what_is_edited_is_made_when_it_is_missing_and_keeps_what_it_has() {
+fn edit_creates_missing_files_and_keeps_contents() {
     let folder = folder("edit");
     let path = folder.join("file");
     io::Write::write_all(&mut edit(&path).unwrap(), b"12345").unwrap();

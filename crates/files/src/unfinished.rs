@@ -1,8 +1,9 @@
 //! A file that is being written.
 //!
-//! On Linux it has no name until it is whole, so that nothing is left of it when we are killed. Where that cannot be had it
-//! is called `.NAME.PID-N.tmp`, and locked: one that is not locked is what a killed process left, and is removed by the
-//! next who writes that file. A lock, unlike a process number, is never somebody else's, and counts across containers.
+//! On Linux it has no name until it is complete, so that nothing is left of it if the process is
+//! killed. Where unnamed files are unavailable it is called `.NAME.PID-N.tmp` and locked: an
+//! unlocked one was abandoned by a killed process, and the next writer of that file removes it. A
+//! lock, unlike a process number, is never reused by another process, and works across containers.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -11,15 +12,15 @@ use std::path::{Path, PathBuf};
 
 use crate::write::folder_of;
 
-/// Removed when dropped, unless it was renamed.
+/// An unfinished file, removed when dropped unless it was renamed.
 pub(crate) struct Unfinished {
     file: File,
     name: Option<PathBuf>,
 }
 
 impl Unfinished {
-    /// A new file, in the folder of `target` so that the rename cannot cross file systems, with at most the permissions
-    /// `mode`.
+    /// Creates a file in the folder of `target`, so that the rename cannot cross file systems, with
+    /// at most the permissions `mode`.
     pub(crate) fn begin(target: &Path, mode: u32) -> io::Result<Self> {
         remove_abandoned(target);
         if let Some(file) = nameless(folder_of(target), mode) {
@@ -38,25 +39,25 @@ impl Unfinished {
         loop {
             let (file, name) = first_free(target, |name| options.open(name))?;
             let unfinished = Self { file, name: Some(name) };
-            // Where there are no locks nobody takes it for abandoned.
+            // Without locks, no process removes it as abandoned.
             let _ = unfinished.file.lock();
-            // Between its creation and the lock it looked abandoned.
+            // Between creation and lock it was indistinguishable from an abandoned file.
             if unfinished.name.as_ref().is_some_and(|name| name.exists()) {
                 return Ok(unfinished);
             }
         }
     }
 
-    /// The file, to be written to.
+    /// Returns the file for writing.
     pub(crate) fn file(&self) -> io::Result<File> {
         self.file.try_clone()
     }
 
-    /// Makes what was written last, and gives it its name, in place of what is there.
+    /// Syncs the file and renames it to `target`, replacing any existing file.
     pub(crate) fn rename(mut self, target: &Path) -> io::Result<()> {
         self.file.sync_all()?;
         if self.name.is_none() {
-            // Locked before others can see it.
+            // Locked before it becomes visible to others.
             let _ = self.file.lock();
             self.name = Some(first_free(target, |name| link(&self.file, name))?.1);
         }
@@ -71,13 +72,13 @@ impl Unfinished {
 impl Drop for Unfinished {
     fn drop(&mut self) {
         if let Some(name) = &self.name {
-            // An error is under way already; a file that cannot be removed changes nothing about it.
+            // An error is already being reported; a failed removal does not change it.
             let _ = fs::remove_file(name);
         }
     }
 }
 
-/// Makes something under the first of our names beside `target` that is free.
+/// Calls `make` with the first of our names next to `target` that is free.
 fn first_free<T>(target: &Path, make: impl Fn(&Path) -> io::Result<T>) -> io::Result<(T, PathBuf)> {
     let stem = target.file_name().unwrap_or_default();
     for n in 0u32.. {
@@ -93,13 +94,13 @@ fn first_free<T>(target: &Path, make: impl Fn(&Path) -> io::Result<T>) -> io::Re
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// Removes what killed processes left of files that were to become `target`.
+/// Removes files that killed processes left while writing `target`.
 fn remove_abandoned(target: &Path) {
     let Ok(entries) = fs::read_dir(folder_of(target)) else { return };
     let stem = target.file_name().unwrap_or_default();
     let is_file = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_file());
     for entry in entries.flatten().filter(|entry| is_ours(&entry.file_name(), stem) && is_file(entry)) {
-        // Opened for writing, as some systems lock nothing else.
+        // Opened for writing, as some systems lock only such files.
         let file = OpenOptions::new().write(true).open(entry.path());
         if file.is_ok_and(|file| file.try_lock().is_ok()) {
             let _ = fs::remove_file(entry.path());
@@ -107,7 +108,7 @@ fn remove_abandoned(target: &Path) {
     }
 }
 
-/// Whether a name is `.STEM.PID.tmp` or `.STEM.PID-N.tmp`.
+/// Returns whether a name is `.STEM.PID.tmp` or `.STEM.PID-N.tmp`.
 fn is_ours(name: &OsStr, stem: &OsStr) -> bool {
     let number = name
         .as_encoded_bytes()
@@ -119,13 +120,13 @@ fn is_ours(name: &OsStr, stem: &OsStr) -> bool {
     number.is_some_and(|number| number.splitn(2, |byte| *byte == b'-').all(is_number))
 }
 
-/// A file without a name, if the file system in which `folder` is knows such.
+/// Creates an unnamed file, if the file system of `folder` supports it.
 #[cfg(target_os = "linux")]
 fn nameless(folder: &Path, mode: u32) -> Option<File> {
     use rustix::fs::{CWD, Mode, OFlags, openat};
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     let file = File::from(openat(CWD, folder, flags, Mode::from_raw_mode(mode)).ok()?);
-    // What cannot get a name later is of no use.
+    // Without a path in `/proc` the file cannot be named later.
     proc_path(&file).exists().then_some(file)
 }
 
@@ -134,7 +135,7 @@ fn nameless(_: &Path, _: u32) -> Option<File> {
     None
 }
 
-/// Gives a file without a name one.
+/// Names an unnamed file.
 #[cfg(target_os = "linux")]
 fn link(file: &File, name: &Path) -> io::Result<()> {
     use rustix::fs::{AtFlags, CWD, linkat};
@@ -146,7 +147,7 @@ fn link(_: &File, _: &Path) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// An open file by the name that it has in `/proc`, where that is mounted.
+/// Returns the path of an open file in `/proc`, where that is mounted.
 #[cfg(target_os = "linux")]
 fn proc_path(file: &File) -> PathBuf {
     use std::os::fd::AsRawFd;
@@ -158,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_of_ours_are_ours() {
+    fn only_our_temporary_names_match() {
         let is_ours = |name: &str| is_ours(OsStr::new(name), OsStr::new("a.gguf"));
         assert!(is_ours(".a.gguf.7.tmp") && is_ours(".a.gguf.4194304-12.tmp"));
         for other in

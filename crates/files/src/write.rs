@@ -1,4 +1,4 @@
-//! Writing a file whole or not at all.
+//! Atomic writes of whole files.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, BufWriter, Write};
@@ -7,19 +7,22 @@ use std::path::{Path, PathBuf};
 use crate::unfinished::Unfinished;
 use crate::{check_regular, found};
 
-/// Symlinks that lead from one to the next: as many as Linux follows.
+/// Maximum length of a chain of symlinks, as on Linux.
 const MAX_LINKS: usize = 40;
 
-/// Writes a file so that, whatever happens meanwhile, `path` holds either what it held before or all of what `write`
-/// wrote: into a file beside it, synced, then renamed, and the folder synced. `fail` makes the caller's error of the file
-/// system's.
+/// Writes a file atomically: at any time, `path` holds either its previous contents or everything
+/// that `write` wrote.
 ///
-/// A process that is killed midway leaves nothing where the system knows files without a name (Linux, most file systems);
-/// elsewhere `.NAME.PID-N.tmp`, which the next who writes that file removes.
+/// The data goes to a file next to `path`, is synced and renamed, and the folder is synced. `fail`
+/// converts errors of the file system to the caller's type.
+///
+/// A process that is killed midway leaves nothing where the system supports unnamed files (Linux,
+/// most file systems); elsewhere it leaves `.NAME.PID-N.tmp`, which the next writer of that file
+/// removes.
 ///
 /// # Errors
-/// Whatever `write` or the file system fails with, as for [`check_target`]; `path` stays as it was then, except when only
-/// the sync of the folder fails.
+/// Those of `write` and of the file system, as for [`check_target`]; `path` is unchanged then,
+/// except when only the sync of the folder fails.
 pub fn write_whole<T, E>(
     path: impl AsRef<Path>,
     fail: impl Fn(io::Error) -> E,
@@ -28,8 +31,8 @@ pub fn write_whole<T, E>(
     write_with(path.as_ref(), ANYONE, fail, write)
 }
 
-/// [`write_whole`] of what is for its owner's eyes alone, such as what was said: nobody else may read the file, whatever the folder, the
-/// umask or the file that it replaces allow.
+/// Writes private data such as conversations, as [`write_whole`]: only the owner may read the file,
+/// regardless of the permissions of the folder, the umask and the replaced file.
 ///
 /// # Errors
 /// As [`write_whole`].
@@ -41,7 +44,7 @@ pub fn write_private<T, E>(
     write_with(path.as_ref(), OWNER, fail, write)
 }
 
-/// What a file may be made with, at most.
+/// Upper bounds on the mode of a file.
 const ANYONE: u32 = 0o777;
 const OWNER: u32 = 0o600;
 
@@ -59,7 +62,7 @@ fn write_with<T, E>(
     Ok(value)
 }
 
-/// [`write_whole`] of bytes that are there already.
+/// Writes `bytes`, as [`write_whole`].
 ///
 /// # Errors
 /// As [`write_whole`].
@@ -67,11 +70,11 @@ pub fn write(path: impl AsRef<Path>, bytes: &[u8]) -> io::Result<()> {
     write_whole(path, std::convert::identity, |file| file.write_all(bytes))
 }
 
-/// Whether [`write_whole`] can begin, to be asked before the work whose result it is to write. Changes nothing.
+/// Checks that [`write_whole`] can begin, before the computation of the data. Changes nothing.
 ///
 /// # Errors
-/// [`io::ErrorKind::InvalidInput`] for what is there and is no regular file; what the system says when the file that is
-/// there may not be written, or none can be made in its folder.
+/// [`io::ErrorKind::InvalidInput`] if `path` is not a regular file; the system's error if the
+/// existing file is not writable, or none can be created in its folder.
 pub fn check_target(path: impl AsRef<Path>) -> io::Result<()> {
     begin(path.as_ref(), ANYONE).map(drop)
 }
@@ -86,13 +89,13 @@ fn begin(path: &Path, most: u32) -> io::Result<(Target, Unfinished)> {
     Ok((target, unfinished))
 }
 
-/// Where a file is to be.
+/// Destination of a write.
 struct Target {
-    /// No symlink.
+    /// Path with symlinks resolved.
     path: PathBuf,
-    /// What is there.
+    /// Metadata of the existing file.
     old: Option<Metadata>,
-    /// What the file may be made with, at most.
+    /// Upper bound on the mode.
     most: u32,
 }
 
@@ -102,7 +105,7 @@ impl Target {
         let path = follow(path)?;
         if let Some(old) = &old {
             check_regular(old)?;
-            // A rename would not ask whether the file itself may be written.
+            // A rename does not check whether the file itself is writable.
             OpenOptions::new().write(true).open(&path)?;
         }
         if path.file_name().is_none() {
@@ -111,12 +114,12 @@ impl Target {
         Ok(Self { path, old, most })
     }
 
-    /// What the file may be made with: no more than what it replaces.
+    /// Returns the mode for creation: no more than that of the replaced file.
     fn mode(&self) -> u32 {
         self.old.as_ref().map_or(0o666, permissions) & self.most
     }
 
-    /// Puts what was written in the place of what is there.
+    /// Replaces the existing file by the written one.
     fn finish(self, unfinished: Unfinished) -> io::Result<()> {
         if let Some(old) = &self.old {
             make_alike(&unfinished.file()?, old, self.most)?;
@@ -126,7 +129,7 @@ impl Target {
     }
 }
 
-/// Where the symlinks at `path`, if any, lead in the end; nothing need be there.
+/// Resolves the symlinks at `path`; the target may not exist.
 fn follow(path: &Path) -> io::Result<PathBuf> {
     let mut path = path.to_owned();
     for _ in 0..MAX_LINKS {
@@ -138,7 +141,7 @@ fn follow(path: &Path) -> io::Result<PathBuf> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, "too many symbolic links"))
 }
 
-/// The folder that a path is in.
+/// Returns the folder of a path.
 pub(crate) fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
@@ -153,13 +156,13 @@ fn permissions(_: &Metadata) -> u32 {
     0o666
 }
 
-/// Gives a file owner and mode of the one it replaces, the mode `most` at most.
+/// Copies owner and mode of the replaced file, with at most the mode `most`.
 #[cfg(unix)]
 fn make_alike(file: &File, old: &Metadata, most: u32) -> io::Result<()> {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
     let new = file.metadata()?;
     if (new.uid(), new.gid()) != (old.uid(), old.gid()) {
-        // Only root may give files away. Others keep the group where they are in it.
+        // Only root may change the owner. Other users keep the group if they are members.
         let _ =
             fchown(file, Some(old.uid()), Some(old.gid())).or_else(|_| fchown(file, None, Some(old.gid())));
     }
@@ -175,7 +178,7 @@ fn make_alike(_: &File, _: &Metadata, _: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the rename itself last. Only Unix lets a folder be opened and synced.
+/// Makes the rename durable. Only Unix can open and sync a folder.
 fn sync_folder(folder: &Path) -> io::Result<()> {
     if cfg!(unix) {
         File::open(folder)?.sync_all()?;

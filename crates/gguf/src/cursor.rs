@@ -1,9 +1,9 @@
-//! Reading forward through untrusted bytes.
+//! Forward reading of untrusted bytes.
 
 use crate::Problem;
 use crate::error::Fault;
 
-/// A position in a file's bytes. Nothing is read, or promised to be there, before it was bounds-checked.
+/// A position in a file's bytes. Every read is bounds-checked.
 #[derive(Clone, Copy)]
 pub(crate) struct Cursor<'a> {
     bytes: &'a [u8],
@@ -19,7 +19,7 @@ impl<'a> Cursor<'a> {
         self.at as u64
     }
 
-    /// The same position as an index into the bytes.
+    /// Returns the position as an index into the bytes.
     pub fn index(&self) -> usize {
         self.at
     }
@@ -28,13 +28,13 @@ impl<'a> Cursor<'a> {
         (self.bytes.len() - self.at) as u64
     }
 
-    /// The next `n` bytes.
+    /// Returns the next `n` bytes.
     pub fn take(&mut self, n: u64) -> Result<&'a [u8], Fault> {
         let left = self.left();
         if n > left {
             return Err(self.fault(Problem::Truncated { need: n, left }));
         }
-        // n <= left <= usize::MAX, so the cast keeps it.
+        // n <= left <= usize::MAX, so the cast is lossless.
         let (start, end) = (self.at, self.at + n as usize);
         self.at = end;
         Ok(&self.bytes[start..end])
@@ -42,7 +42,7 @@ impl<'a> Cursor<'a> {
 
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], Fault> {
         let bytes = self.take(N as u64)?;
-        Ok(bytes.try_into().expect("take returns as many bytes as asked for"))
+        Ok(bytes.try_into().expect("take returns the requested bytes"))
     }
 
     pub fn u32(&mut self) -> Result<u32, Fault> {
@@ -53,13 +53,13 @@ impl<'a> Cursor<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// A string: length (u64), then that many bytes of any kind.
+    /// Reads a string: length (u64), then that many arbitrary bytes.
     pub fn string(&mut self) -> Result<&'a [u8], Fault> {
         let n = self.u64()?;
         self.take(n)
     }
 
-    /// A key or tensor name: a string of 1 to `max` bytes of UTF-8.
+    /// Reads a key or tensor name: a string of 1 to `max` bytes of UTF-8.
     pub fn name(&mut self, max: u64) -> Result<&'a str, Fault> {
         let start = *self;
         let n = self.u64()?;
@@ -70,7 +70,8 @@ impl<'a> Cursor<'a> {
         std::str::from_utf8(bytes).map_err(|e| start.fault(Problem::Utf8 { valid: e.valid_up_to() }))
     }
 
-    /// A count (u64) of things that take at least `min_size` bytes each from `after` bytes behind it on.
+    /// Reads a count (u64) of items of at least `min_size` bytes each, which start `after` bytes
+    /// behind it.
     pub fn count(&mut self, what: &'static str, min_size: u64, after: u64) -> Result<u64, Fault> {
         let start = *self;
         let count = self.u64()?;
@@ -81,7 +82,7 @@ impl<'a> Cursor<'a> {
         Ok(count)
     }
 
-    /// `problem`, here.
+    /// Returns `problem` at this position.
     pub fn fault(&self, problem: Problem) -> Fault {
         Fault { offset: self.offset(), problem }
     }

@@ -1,4 +1,4 @@
-//! Models that are described as a GGUF file would be, while their tensors lie elsewhere.
+//! Virtual GGUF files: metadata and records in memory, tensor data elsewhere.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -6,38 +6,40 @@ use std::time::SystemTime;
 
 use crate::{Gguf, GgufError, GgufWriter, Shard, Source, parse};
 
-/// Where the data of tensors comes from that are in no GGUF file.
+/// Source of tensor data outside of GGUF files.
 pub trait TensorSource: Send + Sync {
-    /// The data of the tensor of this name, as many bytes as its shape and type in the description take.
+    /// Returns the data of the tensor `name`, with the length of its shape and type in the virtual
+    /// file.
     fn data(&self, name: &str) -> Cow<'_, [u8]>;
 
-    /// Gives memory back to the system that can be read again.
+    /// Releases memory that can be read again.
     fn release(&self);
 }
 
-/// A file that a described model is read from, as it was opened.
+/// A file behind a virtual GGUF file, as it was opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceFile {
     /// Its path.
     pub path: PathBuf,
     /// Its size in bytes.
     pub n_bytes: u64,
-    /// When it was changed last, where the system tells.
+    /// Time of the last modification, if the system reports it.
     pub modified: Option<SystemTime>,
 }
 
-/// What takes the place of files.
+/// Replaces the files of a model.
 pub(crate) struct Described {
     pub files: Vec<SourceFile>,
     pub source: Box<dyn TensorSource>,
 }
 
 impl Gguf {
-    /// A model that `writer` describes, with tensors from `source`: everything that reads a model reads this one. `place` stands
-    /// for it in messages, `files` are all that it is read from.
+    /// Opens a virtual GGUF file: the head of `writer` with tensors from `source`. Everything that
+    /// reads a model reads this one. `place` represents it in messages, `files` are all files
+    /// behind it.
     ///
     /// # Errors
-    /// What would be wrong with such a file.
+    /// The same as for a real file with this head.
     pub fn described(
         writer: &GgufWriter,
         place: &Path,

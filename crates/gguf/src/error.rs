@@ -1,4 +1,4 @@
-//! What can be wrong with a file, and where.
+//! Errors in files, with their location.
 
 use std::fmt;
 use std::io;
@@ -8,9 +8,10 @@ use kvant_codec::DType;
 
 use crate::{Packed, printable, printable_path};
 
-/// Why a file could not be read, looked into or written: [`Problem`], [`Item`], byte offset and file.
+/// Reports why a file could not be read or written: [`Problem`], [`Item`], byte offset and file.
 ///
-/// `Display` gives one line, e.g. `model.gguf: tensor "output.weight" at byte 5120: ends at byte 9000, the file has 8192`.
+/// `Display` prints one line, e.g.
+/// `model.gguf: key "general.alignment" at byte 57: must be a power of two, got 24`.
 #[derive(Debug)]
 pub struct GgufError(Box<Inner>);
 
@@ -22,26 +23,26 @@ struct Inner {
     problem: Problem,
 }
 
-/// The part of a file that an error is about.
+/// The part of a file at fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Item {
     /// Magic, version and the two counts.
     Header,
-    /// The nth (from 0) metadata record, whose key could not be read.
+    /// The nth (from 0) metadata record, whose key is unreadable.
     NthKey(u64),
     /// The metadata record of this key.
     Key(String),
-    /// The nth (from 0) tensor record, whose name could not be read.
+    /// The nth (from 0) tensor record, whose name is unreadable.
     NthTensor(u64),
     /// The record or data of the tensor of this name.
     Tensor(String),
 }
 
-/// What is wrong.
+/// The problem.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Problem {
-    /// The operating system refused, or the path leads to no regular file.
+    /// An error of the operating system, or the path is not a regular file.
     #[error("{0}")]
     Io(#[from] io::Error),
     /// The file has no bytes.
@@ -56,10 +57,10 @@ pub enum Problem {
     /// The file was written in big-endian order.
     #[error("is a big-endian GGUF file (version {version}); only little-endian files can be read")]
     BigEndian {
-        /// The version, read in that order.
+        /// The version in big-endian order.
         version: u32,
     },
-    /// A version that this crate does not read.
+    /// A version that this crate does not support.
     #[error("GGUF version {got} is not supported, only 2 and 3 are")]
     Version {
         /// The version found.
@@ -70,20 +71,20 @@ pub enum Problem {
     Truncated {
         /// Bytes needed from the offset on.
         need: u64,
-        /// Bytes there are.
+        /// Bytes left.
         left: u64,
     },
-    /// A count that the rest of the file cannot hold, whatever its contents.
+    /// A count that exceeds the rest of the file, for any contents.
     #[error("claims {count} {what}, but the rest of the file holds {at_most} at most")]
     Count {
-        /// What is counted.
+        /// The counted items.
         what: &'static str,
         /// The count found.
         count: u64,
-        /// The most that fit into the bytes that follow.
+        /// The maximum that fits in the bytes that follow.
         at_most: u64,
     },
-    /// A name of zero bytes or of too many.
+    /// A name of zero or too many bytes.
     #[error("the name has {got} bytes, not 1 to {max}")]
     NameLength {
         /// Bytes found.
@@ -91,24 +92,24 @@ pub enum Problem {
         /// Bytes allowed.
         max: u64,
     },
-    /// Text that has to be UTF-8 and is not.
+    /// Text that is not UTF-8 but has to be.
     #[error("is not UTF-8 from its byte {valid} on")]
     Utf8 {
-        /// Length of the valid beginning in bytes.
+        /// Length of the valid prefix in bytes.
         valid: usize,
     },
-    /// The same name a second time.
+    /// A repeated name.
     #[error("occurs twice; first at byte {first}{}", in_file(.first_file))]
     Duplicate {
         /// Offset of the first record.
         first: u64,
-        /// The file of the first record, where it is another shard.
+        /// The file of the first record, if it is another shard.
         first_file: Option<PathBuf>,
     },
-    /// A tensor of a name that was added before.
+    /// A tensor whose name was added before.
     #[error("was added already, as tensor {first}")]
     Declared {
-        /// Its number, from 0.
+        /// Its index, from 0.
         first: usize,
     },
     /// A metadata type id that GGUF does not define.
@@ -123,13 +124,13 @@ pub enum Problem {
         /// The byte found.
         got: u8,
     },
-    /// Arrays within arrays beyond the limit.
+    /// Arrays nested beyond the limit.
     #[error("nests arrays deeper than {max}")]
     Depth {
         /// Levels allowed.
         max: usize,
     },
-    /// An alignment that is no power of two.
+    /// An alignment that is not a power of two.
     #[error("must be a power of two, got {got}")]
     Alignment {
         /// The alignment found.
@@ -143,19 +144,19 @@ pub enum Problem {
         /// Dimensions allowed.
         max: usize,
     },
-    /// A shape that holds nothing, or more than the address space.
+    /// A shape of zero elements, or of more than the address space.
     #[error("has the impossible shape {shape:?}")]
     Shape {
         /// Dimensions as found, fastest first.
         shape: Vec<u64>,
     },
-    /// A tensor type that the codec does not know.
+    /// A tensor type that the codec does not support.
     #[error("has unsupported tensor type {id}{}; read are {}", ggml_name(*.id), types())]
     TensorType {
         /// The id found.
         id: u32,
     },
-    /// A format that files do not hold.
+    /// A format that files cannot contain.
     #[error("{dtype} has no GGUF tensor type")]
     NotStorable {
         /// The format given.
@@ -192,17 +193,18 @@ pub enum Problem {
     /// Two tensors that share bytes.
     #[error("overlaps tensor {}, which ends at byte {other_end}", name(.other))]
     Overlap {
-        /// The tensor before.
+        /// The preceding tensor.
         other: String,
-        /// Absolute offset where that one ends.
+        /// Absolute offset of its end.
         other_end: u64,
     },
-    /// A tensor whose data does not fill the space up to the next one: its type or shape is not what it was written with.
+    /// A tensor whose data does not fill the space up to the next one: it was written with another
+    /// type or shape.
     #[error("claims type {id} ({type_name}, {want} bytes), but {got} bytes lie before {}", if *.is_last { "the file's end" } else { "the next tensor" })]
     Space {
         /// The id found.
         id: u32,
-        /// What the id means here.
+        /// The type of this id.
         type_name: &'static str,
         /// Bytes of such a tensor, padding excluded.
         want: u64,
@@ -211,15 +213,15 @@ pub enum Problem {
         /// Whether no tensor follows.
         is_last: bool,
     },
-    /// A key or tensor that is not in the file.
+    /// A key or tensor missing from the file.
     #[error("is missing")]
     Missing,
-    /// A value of another type, or one that the type asked for cannot hold.
+    /// A value of another type, or out of range of the requested type.
     #[error("expected {expected}, got {got}")]
     WrongType {
-        /// What was asked for.
+        /// The requested type.
         expected: String,
-        /// What the file holds.
+        /// The value in the file.
         got: String,
     },
     /// A shard that is not named `NAME-00001-of-0000N.gguf`.
@@ -233,17 +235,17 @@ pub enum Problem {
     /// A shard that contradicts its name or the first shard.
     #[error("is {got} here, but {want} by {by}")]
     ShardDisagrees {
-        /// What this shard holds.
+        /// The value in this shard.
         got: String,
-        /// What it should hold.
+        /// The expected value.
         want: String,
-        /// Where that is from.
+        /// Origin of the expected value.
         by: &'static str,
     },
-    /// Tensor data given for another tensor than the next one in the header, or for one too many.
+    /// Tensor data given out of the order of the header, or for one tensor too many.
     #[error("was given out of order; next is {want}")]
     Order {
-        /// The tensor whose turn it is, or a word for none.
+        /// The tensor expected next, or `the end`.
         want: String,
     },
     /// Tensor data of the wrong size.
@@ -257,22 +259,22 @@ pub enum Problem {
 }
 
 impl GgufError {
-    /// The file, where the source has a path.
+    /// Returns the file, if the source has a path.
     pub fn file(&self) -> Option<&Path> {
         self.0.file.as_deref()
     }
 
-    /// The part of the file.
+    /// Returns the part of the file.
     pub fn item(&self) -> Option<&Item> {
         self.0.item.as_ref()
     }
 
-    /// Byte offset in the file.
+    /// Returns the byte offset in the file.
     pub fn offset(&self) -> Option<u64> {
         self.0.offset
     }
 
-    /// What is wrong.
+    /// Returns the problem.
     pub fn problem(&self) -> &Problem {
         &self.0.problem
     }
@@ -285,7 +287,7 @@ impl GgufError {
         Self::from(problem.into()).in_file(Some(path))
     }
 
-    /// Names the file, unless that is done already.
+    /// Sets the file, unless it is set already.
     pub(crate) fn in_file(mut self, path: Option<&Path>) -> Self {
         if self.0.file.is_none() {
             self.0.file = path.map(Path::to_owned);
@@ -336,7 +338,7 @@ impl fmt::Display for Item {
     }
 }
 
-/// A problem at an offset, before it is known to which item it belongs.
+/// A problem at an offset whose item is not yet known.
 #[derive(Debug)]
 pub(crate) struct Fault {
     pub offset: u64,
@@ -349,7 +351,7 @@ impl Fault {
     }
 }
 
-/// A name, which may be 64 KiB of anything, in quotes.
+/// Quotes a name, which may be 64 KiB of arbitrary text.
 fn name(name: &str) -> String {
     format!("\"{}\"", printable(name, 96))
 }
@@ -358,13 +360,14 @@ fn in_file(file: &Option<PathBuf>) -> String {
     file.as_ref().map(|f| format!(" of {}", printable_path(f))).unwrap_or_default()
 }
 
-/// Names of the types that files may hold.
+/// Lists the types that files may contain.
 fn types() -> String {
     let types = DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some()).map(DType::name);
     types.chain(Packed::stored().map(Packed::name)).collect::<Vec<_>>().join(" ")
 }
 
-/// GGML's name of a type that the codec does not know, in brackets; empty where GGML has none either.
+/// Returns GGML's name, in brackets, of a type that the codec does not support; empty if GGML has
+/// none either.
 fn ggml_name(id: u32) -> &'static str {
     match id {
         9 => " (q8_1)",

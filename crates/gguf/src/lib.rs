@@ -1,8 +1,9 @@
-//! Read and write GGUF v2 and v3 files; every byte is untrusted.
+//! Reads and writes GGUF v2 and v3 files; every byte is untrusted.
 //!
-//! [`Gguf::open`] maps a file, or all shards of a split one, walks it once and checks everything that later calls rely
-//! on: after that, no call can leave the bytes of the file. Metadata stays as the file has it: an array of 150,000 tokens costs
-//! no allocation until it is iterated. [`GgufWriter`] writes a file whole or not at all.
+//! [`Gguf::open`] maps a file, or all shards of a split one, parses it once and validates
+//! everything that later calls rely on: afterwards, no call reads outside the file. Metadata is
+//! decoded lazily: an array of 150,000 tokens takes no allocation until it is iterated.
+//! [`GgufWriter`] writes files atomically.
 //!
 //! ```
 //! use kvant_codec::DType;
@@ -58,18 +59,19 @@ pub use source::{Source, Store};
 pub use value::{Array, Element, Elements, FromValue, Strings, Value, ValueType};
 pub use writer::{GgufWriter, TensorSink};
 
-/// Bytes of a stored file that are read first, to find what it says of itself there, and those that are looked through at most.
+/// Bytes of a stored file read first to find its head, and the maximum searched.
 const FIRST_HEAD: u64 = 8 << 20;
 const MOST_HEAD: u64 = 1 << 30;
 
-/// A checked GGUF model: one file, all shards of a split one, or a [description](Gguf::described) of what lies elsewhere.
+/// A validated GGUF model: one file, all shards of a split one, or a
+/// [virtual file](Gguf::described).
 pub struct Gguf {
     /// At least one; the first holds the metadata.
     shards: Vec<Shard>,
     tensors: Vec<TensorInfo>,
     /// Indices of `tensors` in the order of their names.
     by_name: Vec<usize>,
-    /// Where the tensors' data is, if not in the shards.
+    /// Source of the tensors' data, if not the shards.
     described: Option<Described>,
 }
 
@@ -78,29 +80,30 @@ struct Shard {
     path: Option<PathBuf>,
     modified: Option<SystemTime>,
     bytes: Source,
-    /// A copy of what the file says of itself, where another program may change it: see [`Shard::open`].
+    /// A copy of the file's head, as another program may change the file: see [`Shard::open`].
     head: Option<Vec<u8>>,
     parsed: Parsed,
 }
 
-/// What a file says of a tensor.
+/// The record of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {
     /// The name, unique in the model.
     pub name: String,
-    /// 1 to 4 sizes, none zero, in GGUF order: the first is the fastest, the row length, a matrix's input features.
+    /// 1 to 4 sizes, none zero, in GGUF order: the first is the fastest, the row length, a matrix's
+    /// input features.
     pub shape: Vec<usize>,
-    /// The format of the data that is read; rows are whole blocks of it.
+    /// The format of the data after loading; rows are whole blocks of it.
     pub dtype: DType,
     /// Offset of the data in its file in bytes, a multiple of that file's alignment.
     pub offset: u64,
-    /// Size of the data in bytes, as it is read.
+    /// Size of the data in bytes after loading.
     pub n_bytes: usize,
-    /// What the file holds instead, where that is unpacked when it is read.
+    /// The type in the file, if it is converted on loading.
     pub packed: Option<Packed>,
     /// Size of the data in the file.
     pub stored_bytes: usize,
-    /// What its values are multiplied with when it is read.
+    /// Per-tensor scales to apply on loading.
     scales: Option<Scales>,
     /// Index of the file, see [`Gguf::shard_paths`].
     pub shard: usize,
@@ -109,17 +112,17 @@ pub struct TensorInfo {
 }
 
 impl TensorInfo {
-    /// Values per row: the first size.
+    /// Returns the values per row: the first size.
     pub fn row_len(&self) -> usize {
         self.shape[0]
     }
 
-    /// Number of rows: the product of all sizes but the first.
+    /// Returns the number of rows: the product of all sizes but the first.
     pub fn rows(&self) -> usize {
         self.shape[1..].iter().product()
     }
 
-    /// Number of values.
+    /// Returns the number of values.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
@@ -130,23 +133,26 @@ impl TensorInfo {
 pub struct TensorView<'a> {
     /// Name, shape and format.
     pub info: &'a TensorInfo,
-    /// The encoded rows, `[info.rows()]` times `[info.dtype.row_bytes(info.row_len())]` bytes. The address is as aligned
-    /// as that of the file's bytes: mapped files to the file's alignment, embedded ones perhaps not at all.
+    /// The encoded rows, `[info.rows()]` times `[info.dtype.row_bytes(info.row_len())]` bytes. They
+    /// are as aligned as the file's bytes: those of mapped files to the file's alignment, embedded
+    /// ones perhaps not at all.
     pub bytes: Cow<'a, [u8]>,
 }
 
 impl Gguf {
-    /// Maps and checks the file at `path`; if it is a shard of a split model (`NAME-00001-of-0000N.gguf`), all of its shards.
+    /// Maps and validates the file at `path`; if it is a shard of a split model
+    /// (`NAME-00001-of-0000N.gguf`), all of its shards.
     ///
-    /// The files must not be overwritten or truncated by another program while the model is open.
+    /// No other program may overwrite or truncate the files while the model is open.
     ///
     /// # Errors
-    /// [`GgufError`] naming the file, the key or tensor and the byte offset of the first thing found wrong.
+    /// [`GgufError`] with the file, the key or tensor and the byte offset of the first problem.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, GgufError> {
         Ok(Self::from_shards(split::open_all(path.as_ref())?)?.with_scales())
     }
 
-    /// Checks a file that is in memory: `Vec<u8>`, `Arc<[u8]>`, or `&'static [u8]` as `include_bytes!` gives, without a copy.
+    /// Validates a file in memory: `Vec<u8>`, `Arc<[u8]>`, or `&'static [u8]` from
+    /// `include_bytes!`, without a copy.
     ///
     /// # Errors
     /// As [`Gguf::open`], without a file name; also for a shard of a split model.
@@ -156,10 +162,11 @@ impl Gguf {
         Ok(Self::from_shards(vec![shard])?.with_scales())
     }
 
-    /// Checks a file that `store` brings parts of. What it says of itself is in memory then; tensors are read when they are asked for.
+    /// Validates a file that `store` reads in parts. Its head is kept in memory; tensors are read
+    /// on request.
     ///
     /// # Errors
-    /// As [`Gguf::from_bytes`]. Metadata of more than 1 GiB is taken to be cut off there.
+    /// As [`Gguf::from_bytes`]. Metadata beyond 1 GiB is treated as truncated.
     pub fn from_store(store: Box<dyn Store>) -> Result<Self, GgufError> {
         let n = store.n_bytes().min(FIRST_HEAD);
         let mut source = Source::stored(store, n as usize);
@@ -194,32 +201,34 @@ impl Gguf {
         Ok(Self { shards, tensors, by_name, described: None })
     }
 
-    /// The metadata: that of the first shard.
+    /// Returns the metadata of the first shard.
     pub fn meta(&self) -> Meta<'_> {
         Meta::of(&self.shards[0])
     }
 
-    /// The tensors of all shards, in the order of the files.
+    /// Returns the tensors of all shards, in the order of the files.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
 
-    /// What is said of the tensor of this name, `None` if there is none.
+    /// Returns the record of the tensor `name`, or `None`.
     pub fn find_info(&self, name: &str) -> Option<&TensorInfo> {
         let found = self.by_name.binary_search_by(|i| self.tensors[*i].name.as_str().cmp(name)).ok()?;
         Some(&self.tensors[self.by_name[found]])
     }
 
-    /// The tensor of this name with its data, `None` if there is none.
+    /// Returns the tensor `name` with its data, or `None`.
     pub fn find_tensor(&self, name: &str) -> Option<TensorView<'_>> {
         let info = self.find_info(name)?;
         Some(TensorView { info, bytes: self.data(info) })
     }
 
-    /// The data of one of this model's [`Gguf::tensors`], `[info.n_bytes]`: borrowed where a file in memory holds it as it is.
+    /// Returns the data of one of this model's [`Gguf::tensors`], `[info.n_bytes]`: borrowed if a
+    /// file in memory holds it in this format.
     ///
     /// # Panics
-    /// When `info` comes from another model and its range lies outside this one's files; within, the bytes mean nothing.
+    /// When `info` comes from another model and its range is outside this one's files; within them,
+    /// the bytes are meaningless.
     pub fn data(&self, info: &TensorInfo) -> Cow<'_, [u8]> {
         if let Some(described) = &self.described {
             let bytes = described.source.data(&info.name);
@@ -234,30 +243,30 @@ impl Gguf {
         }
     }
 
-    /// The same as the file holds it, `[info.stored_bytes]`.
+    /// Returns the data as in the file, `[info.stored_bytes]`.
     ///
     /// # Panics
     /// As [`Gguf::data`].
     pub fn stored_data(&self, info: &TensorInfo) -> Cow<'_, [u8]> {
         match self.described {
             Some(_) => self.data(info),
-            // Checked by `parse`: the end lies in the file.
+            // Validated by `parse`: the end is within the file.
             None => self.shards[info.shard].bytes.range(info.offset, info.stored_bytes),
         }
     }
 
-    /// The tensor of this name.
+    /// Returns the tensor `name` with its data.
     ///
     /// # Errors
-    /// [`Problem::Missing`] if there is none.
+    /// [`Problem::Missing`] if it does not exist.
     pub fn tensor(&self, name: &str) -> Result<TensorView<'_>, GgufError> {
         self.find_tensor(name).ok_or_else(|| {
             GgufError::new(Item::Tensor(name.to_owned()), None, Problem::Missing).in_file(self.path())
         })
     }
 
-    /// Gives the memory of mapped files back to the system; what is read again later comes from the files. For a loader
-    /// that has copied what it needs.
+    /// Returns the memory of mapped files to the system; later reads load the data from the files
+    /// again. For a loader that has copied what it needs.
     pub fn release(&self) {
         match &self.described {
             Some(described) => described.source.release(),
@@ -265,42 +274,43 @@ impl Gguf {
         }
     }
 
-    /// The GGUF version of the (first) file, 2 or 3.
+    /// Returns the GGUF version of the (first) file, 2 or 3.
     pub fn version(&self) -> u32 {
         self.shards[0].parsed.version
     }
 
-    /// The alignment of data in the (first) file in bytes, a power of two.
+    /// Returns the alignment of data in the (first) file in bytes, a power of two.
     pub fn alignment(&self) -> u64 {
         self.shards[0].parsed.alignment
     }
 
-    /// The path of the (first) file, or the place of a [described](Gguf::described) model; `None` for a file in memory.
+    /// Returns the path of the (first) file, or the place of a [virtual](Gguf::described) one;
+    /// `None` for a file in memory.
     pub fn path(&self) -> Option<&Path> {
         self.shards[0].path.as_deref()
     }
 
-    /// The path of every file in order, `None` for one in memory.
+    /// Returns the path of every file in order, `None` for one in memory.
     pub fn shard_paths(&self) -> impl Iterator<Item = Option<&Path>> {
         let described = self.described.iter().flat_map(|described| &described.files);
         let shards = self.own_shards().iter().map(|shard| shard.path.as_deref());
         described.map(|file| Some(file.path.as_path())).chain(shards)
     }
 
-    /// The shards that are files.
+    /// Returns the shards that are real files.
     fn own_shards(&self) -> &[Shard] {
         if self.described.is_some() { &[] } else { &self.shards }
     }
 
-    /// Size in bytes of every file in order, and when it was changed last, as it was opened; `None` where the system does not
-    /// tell, and for one in memory.
+    /// Returns size in bytes and modification time of every file in order, at the time of opening;
+    /// `None` as time if the system does not report it, and for a file in memory.
     pub fn shard_stamps(&self) -> impl Iterator<Item = (u64, Option<SystemTime>)> {
         let described = self.described.iter().flat_map(|described| &described.files);
         let shards = self.own_shards().iter().map(|shard| (shard.bytes.n_bytes(), shard.modified));
         described.map(|file| (file.n_bytes, file.modified)).chain(shards)
     }
 
-    /// Size of all files together in bytes.
+    /// Returns the size of all files together in bytes.
     pub fn file_bytes(&self) -> u64 {
         self.shard_stamps().map(|(n_bytes, _)| n_bytes).sum()
     }
@@ -312,8 +322,9 @@ impl Shard {
         Ok(Self { path, modified: None, bytes, head: None, parsed })
     }
 
-    /// Maps a file and copies its metadata: they are read for as long as the model is open, and a file that is truncated or overwritten
-    /// meanwhile would end the process, or say what was not checked.
+    /// Maps a file and copies its metadata: metadata is read as long as the model is open, and a
+    /// file that is truncated or overwritten meanwhile would end the process, or return unvalidated
+    /// data.
     fn open(path: PathBuf) -> Result<Self, GgufError> {
         let (bytes, modified) = Source::map(&path)?;
         let copied = |bytes: &Source| {
@@ -325,7 +336,7 @@ impl Shard {
         Ok(Self { path: Some(path), modified, bytes, head: Some(head), parsed })
     }
 
-    /// Bytes that hold the metadata, from the beginning of the file on.
+    /// Returns the bytes of the head, from the start of the file.
     fn head(&self) -> &[u8] {
         self.head.as_deref().unwrap_or(&self.bytes)
     }

@@ -18,45 +18,46 @@ impl<'a> Meta<'a> {
         Self { shard }
     }
 
-    /// Number of keys.
+    /// Returns the number of keys.
     pub fn len(&self) -> usize {
         self.shard.parsed.entries.len()
     }
 
-    /// Whether there are no keys.
+    /// Returns whether there are no keys.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Keys and values in the file's order.
+    /// Returns keys and values in the file's order.
     pub fn iter(&self) -> MetaIter<'a> {
         MetaIter { shard: self.shard, entries: self.shard.parsed.entries.iter() }
     }
 
-    /// The value of `key` as the file has it.
+    /// Returns the value of `key` as stored.
     pub fn value(&self, key: &str) -> Option<Value<'a>> {
         self.entry(key).map(|e| value(self.shard, e))
     }
 
-    /// The value of `key` as a `T`; what converts to what, see [`FromValue`].
+    /// Returns the value of `key` as a `T`; for the conversions see [`FromValue`].
     ///
     /// # Errors
-    /// [`Problem::Missing`] without such a key, else as [`Meta::find`].
+    /// [`Problem::Missing`] if the key does not exist, else as [`Meta::find`].
     pub fn get<T: FromValue<'a>>(&self, key: &str) -> Result<T, GgufError> {
         self.find(key)?.ok_or_else(|| self.fail(key, None, Problem::Missing))
     }
 
-    /// The value of `key` as a `T`, `None` without such a key.
+    /// Returns the value of `key` as a `T`, `None` if the key does not exist.
     ///
     /// # Errors
-    /// [`Problem::WrongType`] for a value of another type, or one that does not fit.
+    /// [`Problem::WrongType`] for a value of another type, or out of range.
     pub fn find<T: FromValue<'a>>(&self, key: &str) -> Result<Option<T>, GgufError> {
         let Some(entry) = self.entry(key) else { return Ok(None) };
         convert(value(self.shard, entry)).map(Some).map_err(|problem| self.fail(key, Some(entry), problem))
     }
 
-    /// The string of `key` as people may see it: what is no UTF-8 reads as U+FFFD. `None` without such a key, or for a value of
-    /// another type: a name, an author or a licence that is not well written keeps nobody from a model.
+    /// Returns the string of `key` for display, with invalid UTF-8 replaced by U+FFFD. `None` if
+    /// the key does not exist or has another type: a malformed name, author or licence must not
+    /// prevent the use of a model.
     pub fn text_lossy(&self, key: &str) -> Option<Cow<'a, str>> {
         match self.value(key)? {
             Value::String(bytes) => Some(String::from_utf8_lossy(bytes)),
@@ -64,7 +65,7 @@ impl<'a> Meta<'a> {
         }
     }
 
-    /// An error about `key`, for callers whose demands go beyond the type.
+    /// Returns an error about `key`, for callers with requirements beyond the type.
     pub(crate) fn error(&self, key: &str, problem: Problem) -> GgufError {
         self.fail(key, self.entry(key), problem)
     }

@@ -1,14 +1,15 @@
-//! What must hold for any bytes given to the parser; tests and the fuzz target share it.
+//! Invariants of the parser for arbitrary bytes, shared by tests and the fuzz target.
 
 use crate::parse::ALIGNMENT_KEY;
 use crate::{Gguf, GgufError, GgufWriter, Value};
 
-/// Parses `bytes` and checks that they are refused in one readable line, or that everything [`Gguf`] promises holds:
-/// every slice lies within `bytes`, tensors are aligned and do not overlap, sizes agree with shapes, lookups find what
-/// iteration shows, and the file written anew reads back equal and stays the same when written again.
+/// Parses `bytes` and checks that they are rejected with one readable line, or that every invariant
+/// of [`Gguf`] holds: all slices are within `bytes`, tensors are aligned and do not overlap, sizes
+/// agree with shapes, look-ups agree with iteration, and a rewritten file reads back equal and is
+/// stable when written again.
 ///
 /// # Panics
-/// If any of that does not hold.
+/// If an invariant does not hold.
 pub fn check(bytes: &[u8]) {
     match Gguf::from_bytes(bytes.to_vec()) {
         Err(error) => check_message(&error, bytes.len()),
@@ -62,7 +63,7 @@ fn check_meta(gguf: &Gguf) {
     }
 }
 
-/// Arrays hold as many elements as they say, of the type they say, and nothing else.
+/// Checks that arrays contain exactly the stated number of elements of the stated type.
 fn check_value(value: &Value<'_>) {
     if let Value::Array(array) = value {
         let mut elements = Vec::new();
@@ -82,7 +83,7 @@ fn check_round_trip(gguf: &Gguf) {
     let first = rewrite(gguf);
     let again = Gguf::from_bytes(first.clone()).expect("a written file can be read");
     let entries = |of: &Gguf| -> Vec<_> {
-        // The alignment is written in the one type that it is to have.
+        // The writer stores the alignment in its one valid type.
         let alignment = |key: &str| (key == ALIGNMENT_KEY).then(|| Value::U32(of.alignment() as u32));
         let entry = |(key, value): (&str, Value<'_>)| {
             let value = alignment(key).unwrap_or(value);
@@ -100,7 +101,7 @@ fn check_round_trip(gguf: &Gguf) {
     assert_eq!(rewrite(&again), first, "written again, it differs");
 }
 
-/// The same model in a new file.
+/// Writes the same model to a new file.
 fn rewrite(gguf: &Gguf) -> Vec<u8> {
     let mut writer = GgufWriter::new();
     for (key, value) in gguf.meta() {

@@ -1,16 +1,17 @@
-//! One file's bytes, walked and checked once.
+//! Parses and validates one file's bytes in a single pass.
 //!
 //! Layout (little-endian; <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>):
 //!
 //! ```text
 //! "GGUF" | version u32 | tensor count u64 | metadata count u64
 //! per metadata record: key string | value type u32 | value
-//! per tensor record:   name string | dims u32 | dim u64 each, fastest first | type u32 | data offset u64
+//! per tensor record:   name string | dims u32 | dim u64 each, fastest first
+//!                      | type u32 | data offset u64
 //! padding to general.alignment | data section, to which data offsets are relative
 //! ```
 //!
-//! Versions 2 and 3 share it; 3 only added a big-endian twin. Work and memory stay proportional to the bytes present:
-//! every count is held against the bytes left before a loop relies on it.
+//! Versions 2 and 3 share it; 3 only added a big-endian twin. Time and memory are proportional to
+//! the bytes present: every count is checked against the bytes left before a loop relies on it.
 
 use std::ops::Range;
 
@@ -21,17 +22,18 @@ use crate::error::{Fault, Item};
 use crate::value::convert;
 use crate::{GgufError, Packed, Problem, TensorInfo, Value, ValueType};
 
-/// Longest key in bytes, by the specification.
+/// Maximum key length in bytes, by the specification.
 pub(crate) const MAX_KEY: u64 = 65_535;
-/// Longest tensor name in bytes, by the specification.
+/// Maximum tensor name length in bytes, by the specification.
 pub(crate) const MAX_TENSOR_NAME: u64 = 64;
-/// Most dimensions of a tensor, by the specification.
+/// Maximum dimensions of a tensor, by the specification.
 pub(crate) const MAX_DIMS: usize = 4;
-/// Levels of arrays within arrays. No known file has more than one; the limit keeps recursion off the stack's end.
+/// Maximum nesting of arrays. No known file has more than one level; the limit bounds recursion on
+/// the stack.
 pub(crate) const MAX_DEPTH: usize = 8;
 /// Alignment of files that do not state one.
 pub(crate) const DEFAULT_ALIGNMENT: u64 = 32;
-/// The key that states it.
+/// The key of the alignment.
 pub(crate) const ALIGNMENT_KEY: &str = "general.alignment";
 
 /// Key length, one byte of key, type and one byte of value.
@@ -39,7 +41,7 @@ const MIN_ENTRY: u64 = 8 + 1 + 4 + 1;
 /// Name length, one byte of name, number of dimensions (perhaps none), type and offset.
 const MIN_TENSOR: u64 = 8 + 1 + 4 + 4 + 8;
 
-/// A metadata record: where its value lies.
+/// A metadata record with the location of its value.
 pub(crate) struct Entry {
     pub key: String,
     pub value_type: ValueType,
@@ -49,25 +51,25 @@ pub(crate) struct Entry {
     pub offset: u64,
 }
 
-/// What a file holds, by place.
+/// Locations of a file's contents.
 pub(crate) struct Parsed {
     pub version: u32,
     pub alignment: u64,
     pub entries: Vec<Entry>,
-    /// Indices of `entries` in the order of their keys.
+    /// Indices of `entries`, ordered by key.
     pub by_key: Vec<usize>,
-    /// In the order of the file, of shard 0.
+    /// In the order of the file, with shard 0.
     pub tensors: Vec<TensorInfo>,
-    /// Bytes of all records, which lie in front.
+    /// Bytes of the head: all records.
     pub n_head: usize,
 }
 
-/// Walks and checks a whole file.
+/// Parses and validates a whole file.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed, GgufError> {
     parse_head(bytes, bytes.len() as u64)
 }
 
-/// Walks and checks a file of `file_len` bytes, of which those in front of the tensors' data are there.
+/// Parses and validates a file of `file_len` bytes, of which `bytes` contains at least the head.
 pub(crate) fn parse_head(bytes: &[u8], file_len: u64) -> Result<Parsed, GgufError> {
     let mut cursor = Cursor::new(bytes);
     let (version, n_tensors, n_entries) = header(&mut cursor, bytes)?;
@@ -83,7 +85,7 @@ pub(crate) fn parse_head(bytes: &[u8], file_len: u64) -> Result<Parsed, GgufErro
     Ok(Parsed { version, alignment, entries, by_key, tensors, n_head })
 }
 
-/// Version, tensor count, metadata count.
+/// Reads version, tensor count and metadata count.
 fn header(cursor: &mut Cursor<'_>, bytes: &[u8]) -> Result<(u32, u64, u64), GgufError> {
     let fail = |offset, problem| GgufError::new(Item::Header, offset, problem);
     if bytes.is_empty() {
@@ -98,7 +100,7 @@ fn header(cursor: &mut Cursor<'_>, bytes: &[u8]) -> Result<(u32, u64, u64), Gguf
         let version = cursor.u32()?;
         match version {
             2 | 3 => {}
-            // Written in the other order, a small version has all its bits in the high half.
+            // In the other byte order, a small version has all its bits in the high half.
             v if v != 0 && v & 0xffff == 0 => {
                 return Err(start.fault(Problem::BigEndian { version: v.swap_bytes() }));
             }
@@ -111,7 +113,7 @@ fn header(cursor: &mut Cursor<'_>, bytes: &[u8]) -> Result<(u32, u64, u64), Gguf
     read().map_err(|f| f.in_item(Item::Header))
 }
 
-/// The nth metadata record.
+/// Reads the nth metadata record.
 fn entry(cursor: &mut Cursor<'_>, n: u64) -> Result<Entry, GgufError> {
     let offset = cursor.offset();
     let key = cursor.name(MAX_KEY).map_err(|f| f.in_item(Item::NthKey(n)))?;
@@ -131,7 +133,7 @@ fn value_type(cursor: &mut Cursor<'_>) -> Result<ValueType, Fault> {
     ValueType::from_id(id).ok_or_else(|| start.fault(Problem::ValueType { id }))
 }
 
-/// Walks over a value inside `depth` arrays.
+/// Skips a value inside `depth` arrays.
 fn skip(value_type: ValueType, cursor: &mut Cursor<'_>, depth: usize) -> Result<(), Fault> {
     match value_type {
         ValueType::Array => skip_array(cursor, depth + 1),
@@ -150,7 +152,7 @@ fn skip_array(cursor: &mut Cursor<'_>, depth: usize) -> Result<(), Fault> {
     match element {
         ValueType::Bool => skip_bools(cursor, len),
         ValueType::String | ValueType::Array => (0..len).try_for_each(|_| skip(element, cursor, depth)),
-        // The count was held against the bytes left, so the product cannot overflow.
+        // The count was checked against the bytes left, so the product cannot overflow.
         _ => cursor.take(len * element.min_size() as u64).map(drop),
     }
 }
@@ -164,7 +166,7 @@ fn skip_bools(cursor: &mut Cursor<'_>, len: u64) -> Result<(), Fault> {
     }
 }
 
-/// `general.alignment`, or the default.
+/// Returns `general.alignment`, or the default.
 fn alignment(entries: &[Entry], bytes: &[u8]) -> Result<u64, GgufError> {
     let Some(entry) = entries.iter().find(|e| e.key == ALIGNMENT_KEY) else {
         return Ok(DEFAULT_ALIGNMENT);
@@ -178,17 +180,17 @@ pub(crate) fn check_alignment(alignment: u64) -> Result<u64, Problem> {
     if alignment.is_power_of_two() { Ok(alignment) } else { Err(Problem::Alignment { got: alignment }) }
 }
 
-/// What a tensor is stored as.
+/// The type of a tensor in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stored {
-    /// A type that kernels have.
+    /// A type with kernels.
     Plain(DType),
-    /// One that is unpacked.
+    /// A load-only type.
     Packed(Packed),
 }
 
 impl Stored {
-    /// All that files hold.
+    /// Returns all types that files may contain.
     fn all() -> impl Iterator<Item = Self> {
         let plain = DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some()).map(Self::Plain);
         plain.chain(Packed::stored().map(Self::Packed))
@@ -198,7 +200,7 @@ impl Stored {
         DType::from_ggml_id(id).map(Self::Plain).or_else(|| Packed::from_ggml_id(id).map(Self::Packed))
     }
 
-    /// How a file holds a tensor that was read.
+    /// Returns the type in the file of a parsed tensor.
     pub fn of(info: &TensorInfo) -> Self {
         match info.packed {
             None => Self::Plain(info.dtype),
@@ -221,7 +223,7 @@ impl Stored {
         }
     }
 
-    /// Values and bytes of a block.
+    /// Returns values and bytes per block.
     fn block(self) -> [usize; 2] {
         match self {
             Self::Plain(dtype) => [dtype.block_len(), dtype.block_bytes()],
@@ -229,7 +231,7 @@ impl Stored {
         }
     }
 
-    /// What it is when it is read.
+    /// Returns the type after loading.
     pub fn dtype(self) -> DType {
         match self {
             Self::Plain(dtype) => dtype,
@@ -245,7 +247,7 @@ impl Stored {
     }
 }
 
-/// A tensor record whose data has not been looked for yet.
+/// A tensor record whose data range is not validated yet.
 struct Record {
     name: String,
     shape: Vec<usize>,
@@ -262,9 +264,10 @@ impl Record {
         GgufError::new(Item::Tensor(self.name.clone()), self.offset, problem)
     }
 
-    /// Whether `got` bytes up to the end of the file may be this tensor's. Padding there is customary, not required, and
-    /// other programs may append to a file: only what is exactly the space of another type speaks against this one.
-    /// Two types of another program may carry our private ids, in blocks of any size: with those, nothing may follow.
+    /// Returns whether `got` bytes up to the end of the file are compatible with this tensor.
+    /// Padding there is customary, not required, and other programs may append to a file: only a
+    /// size that matches another type exactly contradicts this one. Two types of another program
+    /// may use our private ids, with any block size: after those, nothing may follow.
     fn is_last_of(&self, got: u64, alignment: u64) -> bool {
         let is_space_of = |n_bytes: u64| (n_bytes..=n_bytes.next_multiple_of(alignment)).contains(&got);
         let is_private = matches!(self.stored, Stored::Plain(DType::TQ3_1S | DType::TQ4_1S));
@@ -276,7 +279,7 @@ impl Record {
     }
 }
 
-/// The nth tensor record.
+/// Reads the nth tensor record.
 fn tensor(cursor: &mut Cursor<'_>, n: u64) -> Result<Record, GgufError> {
     let offset = cursor.offset();
     let name = cursor.name(MAX_TENSOR_NAME).map_err(|f| f.in_item(Item::NthTensor(n)))?;
@@ -288,7 +291,7 @@ fn tensor(cursor: &mut Cursor<'_>, n: u64) -> Result<Record, GgufError> {
         }
         let shape_at = *cursor;
         let mut shape = (0..n_dims).map(|_| cursor.u64()).collect::<Result<Vec<_>, _>>()?;
-        // One number, which some writers give no size.
+        // A single number; some writers omit its size.
         if shape.is_empty() {
             shape.push(1);
         }
@@ -301,7 +304,7 @@ fn tensor(cursor: &mut Cursor<'_>, n: u64) -> Result<Record, GgufError> {
     rest().map_err(|f| f.in_item(Item::Tensor(name.to_owned())))
 }
 
-/// The shape as sizes, and the bytes of its data.
+/// Returns the shape as `usize`, and the bytes of its data.
 pub(crate) fn checked_shape(shape: &[u64], stored: Stored) -> Result<(Vec<usize>, usize), Problem> {
     let impossible = || Problem::Shape { shape: shape.to_vec() };
     let sizes: Vec<usize> = shape
@@ -313,17 +316,19 @@ pub(crate) fn checked_shape(shape: &[u64], stored: Stored) -> Result<(Vec<usize>
     if !row.is_multiple_of(block) {
         return Err(Problem::Row { type_name: stored.name(), block, row });
     }
-    // Elements are counted too: a format below one byte per value could fit where its values could not be counted.
+    // Elements are checked too: the bytes of a format below one byte per value could fit where the
+    // element count overflows.
     let elements = sizes.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).ok_or_else(impossible)?;
     let bytes = |[len, bytes]: [usize; 2]| (elements / len).checked_mul(bytes).ok_or_else(impossible);
-    // What becomes of it is counted as well.
+    // Checks the size after loading as well.
     let dtype = stored.dtype();
     bytes([dtype.block_len(), dtype.block_bytes()])?;
     let n_bytes = bytes([block, block_bytes])?;
     Ok((sizes, n_bytes))
 }
 
-/// Checks names and extents against each other and the file, whose tensor records end at `records_end`.
+/// Validates names and extents against each other and the file, whose tensor records end at
+/// `records_end`.
 fn place(
     records: Vec<Record>,
     records_end: u64,
@@ -361,8 +366,9 @@ fn place(
     Ok(records.into_iter().map(info).collect())
 }
 
-/// Refuses data that overlaps, and data that does not fill the space up to the next tensor: then a type or a shape is not
-/// the one it was written with. All that GGML writes and reads is packed like that.
+/// Rejects data that overlaps, and data that does not fill the space up to the next tensor: its
+/// type or shape is not the one it was written with. GGML writes and reads only such contiguous
+/// data.
 fn check_neighbours(
     records: &[Record],
     data_start: u64,
@@ -391,10 +397,10 @@ fn check_neighbours(
     Ok(())
 }
 
-/// The indices of `items` in the order of their names, or the first two indices that share one.
+/// Returns the indices of `items` ordered by name, or the first two indices with equal names.
 pub(crate) fn sorted<T>(items: &[T], name: impl Fn(&T) -> &str) -> Result<Vec<usize>, (usize, usize)> {
     let mut order: Vec<usize> = (0..items.len()).collect();
-    // Stable, so that of equal names the one first in the file stays first.
+    // Stable, so that equal names keep the order of the file.
     order.sort_by_key(|i| name(&items[*i]));
     match order.windows(2).find(|w| name(&items[w[0]]) == name(&items[w[1]])) {
         Some(pair) => Err((pair[0], pair[1])),

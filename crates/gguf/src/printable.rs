@@ -1,9 +1,10 @@
-//! A stranger's text, made fit to be shown.
+//! Sanitizes untrusted text for display.
 
 use std::path::Path;
 
-/// `text` in one line that a terminal shows and does not obey: as much of it as `max` characters show, with control characters
-/// and those that turn the direction of writing spelt out (`\u{1b}`). What was longer says by how much.
+/// Returns `text` as one line without terminal control: up to `max` characters, with control
+/// characters and bidirectional formatting escaped (`\u{1b}`). Longer text is truncated and its
+/// length appended.
 pub fn printable(text: &str, max: usize) -> String {
     let (mut shown, mut left) = (String::new(), max);
     for c in text.chars() {
@@ -21,12 +22,13 @@ pub fn printable(text: &str, max: usize) -> String {
     shown
 }
 
-/// A path as every message shows it, at most 4,096 characters: it may hold line breaks, a message may not.
+/// Formats a path for messages, at most 4,096 characters: a path may contain line breaks, a message
+/// may not.
 pub fn printable_path(path: &Path) -> String {
     printable(&path.to_string_lossy(), 4096)
 }
 
-/// Whether a terminal does something else with a character than show it.
+/// Returns whether a terminal interprets a character instead of printing it.
 fn is_obeyed(c: char) -> bool {
     let turns =
         matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
@@ -38,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_that_a_terminal_obeys_is_left() {
+    fn terminal_control_characters_are_escaped() {
         let hostile = "\u{1b}[31mred\u{9b}2J\u{7f}\r\n\t\0 \u{202e}abc\u{2028}";
         let shown = printable(hostile, 100);
         assert!(!shown.chars().any(is_obeyed), "{shown:?}");
@@ -49,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn long_text_is_cut_between_characters_and_says_how_long_it_is() {
+    fn long_text_is_truncated_with_its_length() {
         assert_eq!(printable("字字字", 3), "字字字");
         assert_eq!(printable("字字字字", 3), "字字字… (4 characters)");
         assert!(printable(&"x".repeat(1 << 20), 64).len() < 100);

@@ -1,9 +1,10 @@
-//! Scales of whole tensors in nvfp4, which converters put into tensors of their own: `blk.0.attn_q.scale` beside
-//! `blk.0.attn_q.weight`, one f32, or one for each matrix where experts lie side by side.
+//! Per-tensor scales of nvfp4, which converters store as separate tensors: `blk.0.attn_q.scale` for
+//! `blk.0.attn_q.weight`, one f32, or one per matrix where experts are stacked.
 //!
-//! The types that kernels have know no such scale, so that the weights are unpacked, times it, to q8_0 when they are asked for. (That
-//! loses the 254th part of the largest of 32 values at most, a twentieth of what nvfp4 itself lost.) Neither these tensors nor the
-//! scales of activations beside them (`.input_scale`), which nothing here codes in 4 bits, are the model's any more.
+//! No type with kernels has such a scale, so loading multiplies the weights by it and converts them
+//! to q8_0. (The additional error is at most the 254th part of the largest of 32 values, a
+//! twentieth of nvfp4's own error.) These tensors and the activation scales (`.input_scale`),
+//! unused as activations are not coded in 4 bits here, are removed from the model.
 
 use std::collections::HashSet;
 
@@ -11,10 +12,10 @@ use kvant_codec::DType;
 
 use crate::{Gguf, Packed, TensorInfo};
 
-/// Values that are converted together.
+/// Values converted at a time.
 const CHUNK: usize = 1 << 16;
 
-/// Where the scales of a tensor are, all in f32.
+/// Location of a tensor's scales, all in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Scales {
     shard: usize,
@@ -23,8 +24,8 @@ pub(crate) struct Scales {
 }
 
 impl Gguf {
-    /// The same with such scales put to the weights that they belong to. What is not as it should be stays a tensor, which no model
-    /// knows.
+    /// Attaches such scales to the weights that they belong to. Invalid ones stay tensors, which no
+    /// model uses.
     pub(crate) fn with_scales(mut self) -> Self {
         let mut taken = HashSet::new();
         for at in 0..self.tensors.len() {
@@ -44,7 +45,7 @@ impl Gguf {
         self
     }
 
-    /// The scales of a tensor, and the names of what they make superfluous.
+    /// Returns the scales of a tensor, and the names of the tensors that they make redundant.
     fn scales_of(&self, info: &TensorInfo) -> Option<(Scales, [String; 2])> {
         let stem = info.name.strip_suffix(".weight").filter(|_| info.dtype == DType::NVFP4)?;
         let names = [format!("{stem}.scale"), format!("{stem}.input_scale")];
@@ -55,19 +56,19 @@ impl Gguf {
         (is_sound && [1, n_matrices].contains(&scales.n)).then_some((scales, names))
     }
 
-    /// The tensor that holds the scales of `info`, where it has any: its name and its numbers.
+    /// Returns name and numbers of the tensor that holds the scales of `info`, if any.
     pub fn scale_tensor(&self, info: &TensorInfo) -> Option<(String, Vec<f32>)> {
         let stem = info.name.strip_suffix(".weight")?;
         Some((format!("{stem}.scale"), self.values_of(info.scales?)))
     }
 
     fn values_of(&self, scales: Scales) -> Vec<f32> {
-        // Checked by `parse`, as of any tensor.
+        // Validated by `parse`, as for any tensor.
         let bytes = self.shards[scales.shard].bytes.range(scales.offset, 4 * scales.n);
         bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect()
     }
 
-    /// Blocks of nvfp4, times their scales, as q8_0.
+    /// Converts blocks of nvfp4, times their scales, to q8_0.
     pub(crate) fn scaled(&self, bytes: &[u8], scales: Scales) -> Vec<u8> {
         let (from, to) = (DType::NVFP4, Packed::ScaledNvfp4.unpacked());
         let n_values = bytes.len() / from.block_bytes() * from.block_len();

@@ -1,4 +1,4 @@
-//! Where a file's bytes live.
+//! Sources of a file's bytes.
 
 use std::borrow::Cow;
 use std::io;
@@ -19,29 +19,29 @@ enum Bytes {
     Static(&'static [u8]),
     Shared(Arc<[u8]>),
     Owned(Vec<u8>),
-    /// The first bytes; the others are read when they are asked for.
+    /// The head; other bytes are read on request.
     Stored(Vec<u8>, Box<dyn Store>),
 }
 
-/// What brings parts of a file that is not in memory, and cannot be mapped.
+/// Reads parts of a file that is not in memory and cannot be mapped.
 pub trait Store: Send + Sync {
-    /// Size of the file in bytes.
+    /// Returns the size of the file in bytes.
     fn n_bytes(&self) -> u64;
 
-    /// The `len` bytes from byte `at` on, which lie in the file.
+    /// Reads the `len` bytes from byte `at`, which are within the file.
     ///
     /// # Panics
-    /// When the file has them no more, as a mapped file would end the process.
+    /// When the file no longer has them; a mapped file would end the process instead.
     fn read(&self, at: u64, len: usize) -> Vec<u8>;
 }
 
 impl Source {
-    /// Maps the file at `path` into memory. Also gives the time at which it was changed last.
+    /// Maps the file at `path` into memory. Also returns the time of its last modification.
     ///
-    /// The file must not be overwritten or truncated by another program while it is mapped.
+    /// No other program may overwrite or truncate the file while it is mapped.
     ///
     /// # Errors
-    /// A file that cannot be opened, or that is empty.
+    /// When the file cannot be opened or is empty.
     pub fn map(path: &Path) -> Result<(Self, Option<SystemTime>), GgufError> {
         let fail = |e: io::Error| GgufError::of_file(path, e);
         let file = kvant_files::open(path).map_err(fail)?;
@@ -49,22 +49,24 @@ impl Source {
         if info.len() == 0 {
             return Err(GgufError::of_file(path, Problem::Empty));
         }
-        // SAFETY: the mapping is private and read-only, this process never writes to a file in place (`GgufWriter`
-        // renames a new file over the old one, which leaves the mapped one whole), and `Mmap` keeps the pages mapped
-        // for as long as the slices borrowed from it. What remains is another program that truncates or overwrites
-        // the file while it is open; `Gguf::open` and `Source::map` document that as the caller's duty, as every mmap reader has to.
+        // SAFETY: the mapping is private and read-only, this process never writes to a file in
+        // place (`GgufWriter` renames a new file over the old one, which leaves the mapped one
+        // intact), and `Mmap` keeps the pages mapped for as long as the slices borrowed from it.
+        // The remaining case is another program that truncates or overwrites the file while it is
+        // open; `Gguf::open` and `Source::map` document that as the caller's duty, as every mmap
+        // reader has to.
         let map = unsafe { Mmap::map(&file) }.map_err(fail)?;
         Ok((Self(Bytes::Mapped(map)), info.modified().ok()))
     }
 }
 
 impl Source {
-    /// The first `n` bytes of what `store` has, and it for the others.
+    /// Reads the first `n` bytes of `store`; the rest is read on request.
     pub(crate) fn stored(store: Box<dyn Store>, n: usize) -> Self {
         Self(Bytes::Stored(store.read(0, n), store))
     }
 
-    /// The same with at least twice as many bytes in memory, as far as there are any.
+    /// Reads at least twice as many bytes into memory, up to the whole file.
     pub(crate) fn grown(self) -> Self {
         match self.0 {
             Bytes::Stored(head, store) => {
@@ -76,33 +78,34 @@ impl Source {
         }
     }
 
-    /// Size of the file in bytes.
+    /// Returns the size of the file in bytes.
     pub(crate) fn n_bytes(&self) -> u64 {
         if let Bytes::Stored(_, store) = &self.0 { store.n_bytes() } else { self.len() as u64 }
     }
 
-    /// The `len` bytes from byte `at` on, which lie in the file.
+    /// Returns the `len` bytes from byte `at`, which are within the file.
     pub(crate) fn range(&self, at: u64, len: usize) -> Cow<'_, [u8]> {
         match &self.0 {
             Bytes::Stored(_, store) => Cow::Owned(store.read(at, len)),
-            // They lie in memory, so that their place fits usize.
+            // They are in memory, so the offset fits usize.
             _ => Cow::Borrowed(&self[at as usize..][..len]),
         }
     }
 
-    /// Gives the memory of a mapped file back; its bytes are read from the file again when they are next looked at.
+    /// Returns the memory of a mapped file to the system; the next access reads its bytes from the
+    /// file again.
     pub fn release(&self) {
         #[cfg(unix)]
         if let Bytes::Mapped(map) = &self.0 {
-            // SAFETY: the mapping is private, read-only and backed by the file, and nothing ever writes to it, so what a
-            // later read brings back are the same bytes.
-            // A system that cannot give memory back keeps it: slower for others, wrong for nobody.
+            // SAFETY: the mapping is private, read-only and backed by the file, and nothing ever
+            // writes to it, so a later read returns the same bytes. If the system cannot release
+            // the memory it keeps it, which is slower but correct.
             let _ = unsafe { map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
         }
     }
 }
 
-/// What is in memory: the first bytes of what is stored, else all.
+/// The bytes in memory: the head of a stored file, else all bytes.
 impl Deref for Source {
     type Target = [u8];
 

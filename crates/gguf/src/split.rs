@@ -1,7 +1,8 @@
-//! Models split into several files, as `gguf-split` writes them.
+//! Models split into several files, as written by `gguf-split`.
 //!
-//! Shard i of N is named `NAME-0000i-of-0000N.gguf`, i from 1. Each shard states `split.no` (from 0), `split.count` and
-//! `split.tensors.count` (of all shards together); the other metadata stands in the first.
+//! Shard i of N is named `NAME-0000i-of-0000N.gguf`, i from 1. Each shard states `split.no` (from
+//! 0), `split.count` and `split.tensors.count` (of all shards together); all other metadata is in
+//! the first.
 
 use std::path::{Path, PathBuf};
 
@@ -11,12 +12,12 @@ const NO: &str = "split.no";
 const COUNT: &str = "split.count";
 const TENSORS: &str = "split.tensors.count";
 
-/// Whether a key describes the split and not the model.
+/// Returns whether a key describes the split rather than the model.
 pub(crate) fn is_split_key(key: &str) -> bool {
     [NO, COUNT, TENSORS].contains(&key)
 }
 
-/// The file at `path`, or all shards of the model that it belongs to, in order.
+/// Opens the file at `path`, or all shards of its model, in order.
 pub(crate) fn open_all(path: &Path) -> Result<Vec<Shard>, GgufError> {
     let opened = Shard::open(path.to_owned())?;
     let Some(count) = shard_count(&opened)? else { return Ok(vec![opened]) };
@@ -27,7 +28,8 @@ pub(crate) fn open_all(path: &Path) -> Result<Vec<Shard>, GgufError> {
         return Err(meta.error(COUNT, Problem::ShardName { count }));
     }
 
-    // Shards name no files, only their number, and each number is opened once: there is nothing to loop over.
+    // Shards state only their number, no file names, and each number is opened once: cycles are
+    // impossible.
     let mut opened = Some(opened);
     let mut shards = Vec::new();
     for number in 1..=count {
@@ -48,7 +50,7 @@ pub(crate) fn open_all(path: &Path) -> Result<Vec<Shard>, GgufError> {
     Ok(shards)
 }
 
-/// Refuses a shard of several.
+/// Rejects a shard of a split model.
 pub(crate) fn refuse_shard(shard: &Shard) -> Result<(), GgufError> {
     match shard_count(shard)? {
         Some(count) => Err(Meta::of(shard).error(COUNT, Problem::ShardName { count })),
@@ -56,7 +58,7 @@ pub(crate) fn refuse_shard(shard: &Shard) -> Result<(), GgufError> {
     }
 }
 
-/// The number of files of the model, `None` for one that is whole.
+/// Returns the number of files of the model, `None` for an unsplit one.
 fn shard_count(shard: &Shard) -> Result<Option<u64>, GgufError> {
     Ok(Meta::of(shard).find::<u16>(COUNT)?.filter(|count| *count > 1).map(u64::from))
 }
@@ -69,7 +71,8 @@ fn agree(shard: &Shard, key: &str, got: u64, want: u64, by: &'static str) -> Res
     Err(Meta::of(shard).error(key, problem))
 }
 
-/// Refuses a shard that states another value than the first for any key but its number and its own alignment.
+/// Rejects a shard whose value of any key differs from the first shard's, except its number and its
+/// own alignment.
 fn agree_with_first(shard: &Shard, first: &Shard) -> Result<(), GgufError> {
     for key in [COUNT, TENSORS] {
         agree(shard, key, Meta::of(shard).get(key)?, Meta::of(first).get(key)?, "the first shard")?;
@@ -89,7 +92,7 @@ fn agree_with_first(shard: &Shard, first: &Shard) -> Result<(), GgufError> {
     Ok(())
 }
 
-/// Type and bytes: equal for NaN, unequal for the same number in another type.
+/// Encodes type and bytes: equal for NaN, unequal for the same number in another type.
 fn encoded(value: &Value<'_>) -> Vec<u8> {
     let mut bytes = value.value_type().id().to_le_bytes().to_vec();
     value.encode(&mut bytes);
@@ -127,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shard_names_are_read_and_made() {
+    fn shard_names_are_parsed_and_formatted() {
         let path = Path::new("dir/a-b-00002-of-00003.gguf");
         let name = ShardName::parse(path).unwrap();
         assert_eq!((name.stem, name.number, name.count), ("a-b", 2, 3));

@@ -54,17 +54,17 @@ impl ValueType {
         Self::F64,
     ];
 
-    /// The type behind an id in a file.
+    /// Returns the type of an id in a file.
     pub fn from_id(id: u32) -> Option<Self> {
         Self::ALL.get(id as usize).copied()
     }
 
-    /// The id in a file.
+    /// Returns the id in a file.
     pub fn id(self) -> u32 {
         self as u32
     }
 
-    /// The name, e.g. `u32` or `string`.
+    /// Returns the name, e.g. `u32` or `string`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::U8 => "u8",
@@ -83,7 +83,7 @@ impl ValueType {
         }
     }
 
-    /// Bytes per value, `None` where values differ in length.
+    /// Returns the bytes per value, `None` where values differ in length.
     pub const fn fixed_size(self) -> Option<usize> {
         match self {
             Self::U8 | Self::I8 | Self::Bool => Some(1),
@@ -94,7 +94,8 @@ impl ValueType {
         }
     }
 
-    /// The fewest bytes a value takes: its size, a string's length, or an array's element type and count.
+    /// Returns the minimum bytes of a value: its size, a string's length, or an array's element
+    /// type and count.
     pub(crate) fn min_size(self) -> usize {
         self.fixed_size().unwrap_or(if self == Self::String { 8 } else { 12 })
     }
@@ -125,7 +126,7 @@ pub enum Value<'a> {
     F32(f32),
     /// A [`ValueType::Bool`].
     Bool(bool),
-    /// A [`ValueType::String`]; not checked to be UTF-8, since tokens need not be.
+    /// A [`ValueType::String`]; may be invalid UTF-8, as tokens need not be UTF-8.
     String(&'a [u8]),
     /// A [`ValueType::Array`].
     Array(Array<'a>),
@@ -138,7 +139,7 @@ pub enum Value<'a> {
 }
 
 impl<'a> Value<'a> {
-    /// The type.
+    /// Returns the type.
     pub fn value_type(&self) -> ValueType {
         match self {
             Self::U8(_) => ValueType::U8,
@@ -157,7 +158,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The value as an integer, if it is of an integer type.
+    /// Returns the value as an integer, if it is of an integer type.
     pub fn as_integer(&self) -> Option<i128> {
         Some(match *self {
             Self::U8(v) => v.into(),
@@ -172,7 +173,7 @@ impl<'a> Value<'a> {
         })
     }
 
-    /// Appends the value as files hold it, without its type.
+    /// Appends the encoding of the value in files, without its type.
     pub fn encode(&self, out: &mut Vec<u8>) {
         match self {
             Self::U8(v) => out.push(*v),
@@ -198,7 +199,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The value of `value_type` at the cursor; `None` where the bytes hold no such value.
+    /// Reads a value of `value_type` at the cursor; `None` if the bytes are no such value.
     fn read(value_type: ValueType, cursor: &mut Cursor<'a>) -> Option<Self> {
         Some(match value_type {
             ValueType::U8 => Self::U8(u8::from_le_bytes(cursor.array().ok()?)),
@@ -217,7 +218,8 @@ impl<'a> Value<'a> {
         })
     }
 
-    /// The value whose encoding is exactly `payload`, which `parse` has walked already. An array is not walked again.
+    /// Reads the value whose encoding is exactly `payload`, which `parse` has validated. An array
+    /// is not traversed again.
     pub(crate) fn read_checked(value_type: ValueType, payload: &'a [u8]) -> Self {
         let mut cursor = Cursor::new(payload);
         let value = match value_type {
@@ -226,11 +228,11 @@ impl<'a> Value<'a> {
             }),
             _ => Self::read(value_type, &mut cursor),
         };
-        // Only a file that changes under its mapping gets here with bytes that were not checked.
+        // Reached only with unvalidated bytes, when a file changes under its mapping.
         value.unwrap_or(Self::String(&[]))
     }
 
-    /// Type and, for a single number or bool, the value; for messages.
+    /// Returns the type and, for a single number or bool, the value; for messages.
     pub(crate) fn describe(&self) -> String {
         match self {
             Self::F32(v) => format!("f32 {v}"),
@@ -243,7 +245,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// An array in a file's metadata: nothing but its place; elements are read as they are asked for.
+/// An array in a file's metadata: only its location; elements are decoded on iteration.
 #[derive(Clone, Copy, PartialEq)]
 pub struct Array<'a> {
     element: ValueType,
@@ -252,34 +254,34 @@ pub struct Array<'a> {
 }
 
 impl fmt::Debug for Array<'_> {
-    /// Type and count only; the elements may be a vocabulary.
+    /// Prints type and count only; the elements may be a vocabulary.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "[{}; {}]", self.element, self.len)
     }
 }
 
 impl<'a> Array<'a> {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no elements.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Type of the elements.
+    /// Returns the type of the elements.
     pub fn element_type(&self) -> ValueType {
         self.element
     }
 
-    /// The elements in order.
+    /// Returns the elements in order.
     pub fn iter(&self) -> Elements<'a> {
         Elements { element: self.element, left: self.len, cursor: Cursor::new(self.payload) }
     }
 
-    /// The array at the cursor; its payload is found by walking it.
+    /// Reads the array at the cursor; traverses its payload to find the end.
     fn read(cursor: &mut Cursor<'a>) -> Option<Self> {
         let (element, len) = Self::read_header(cursor)?;
         let mut end = *cursor;
@@ -345,20 +347,20 @@ impl<'a> Iterator for Strings<'a> {
     }
 }
 
-/// What a metadata value can be asked for as: see [`crate::Meta::get`].
+/// A type that metadata values convert to: see [`crate::Meta::get`].
 ///
-/// Integers come from every integer type whose value fits; `f32` and `f64` from both float types; `&str` from a
-/// string of UTF-8, `&[u8]` from any string; [`Array`] from any array, [`Strings`] from one of strings, and `Vec<T>`
-/// from one whose every element converts to `T`.
+/// Integers convert from every integer type whose value fits; `f32` and `f64` from both float
+/// types; `&str` from a string of UTF-8, `&[u8]` from any string; [`Array`] from any array,
+/// [`Strings`] from one of strings, and `Vec<T>` from one whose every element converts to `T`.
 pub trait FromValue<'a>: Sized {
-    /// The name of what is asked for, for messages.
+    /// Returns the name of the requested type, for messages.
     fn expected() -> String;
 
-    /// The value, if it is one of these.
+    /// Converts the value, if possible.
     fn from_value(value: Value<'a>) -> Option<Self>;
 }
 
-/// [`FromValue`] as a result.
+/// Returns [`FromValue`] as a result.
 pub(crate) fn convert<'a, T: FromValue<'a>>(value: Value<'a>) -> Result<T, Problem> {
     T::from_value(value).ok_or_else(|| Problem::WrongType { expected: T::expected(), got: value.describe() })
 }
@@ -476,7 +478,7 @@ impl<'a, T: FromValue<'a>> FromValue<'a> for Vec<T> {
     }
 }
 
-/// A Rust type that metadata arrays can be written from: see [`crate::GgufWriter::set_array`].
+/// A Rust type for elements of written metadata arrays: see [`crate::GgufWriter::set_array`].
 pub trait Element<'a>: Into<Value<'a>> {
     /// The element type in the file.
     const TYPE: ValueType;

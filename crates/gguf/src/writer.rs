@@ -1,4 +1,4 @@
-//! Writing GGUF v3.
+//! Writes GGUF v3 files.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -11,19 +11,19 @@ use crate::parse::{self, ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAX_DIMS, MAX_KEY, MA
 use crate::value::convert;
 use crate::{Element, GgufError, Meta, Problem, TensorInfo, Value, ValueType};
 
-/// The metadata and tensor records of a file to be written; the data is streamed by [`GgufWriter::save`].
+/// The metadata and tensor records of a file to be written; [`GgufWriter::save`] streams the data.
 #[derive(Debug, Clone)]
 pub struct GgufWriter {
     entries: Vec<Entry>,
-    /// Where a key is in `entries`.
+    /// Index of each key in `entries`.
     entry_of: HashMap<String, usize>,
     tensors: Vec<Tensor>,
-    /// Where a name is in `tensors`.
+    /// Index of each name in `tensors`.
     tensor_of: HashMap<String, usize>,
     alignment: u64,
 }
 
-/// A key and its value as the file will hold it, without the type.
+/// A key and its encoded value, without the type.
 #[derive(Debug, Clone)]
 struct Entry {
     key: String,
@@ -46,7 +46,7 @@ impl Default for GgufWriter {
 }
 
 impl GgufWriter {
-    /// A file of nothing.
+    /// Creates a writer without metadata or tensors.
     pub fn new() -> Self {
         Self {
             entries: Vec::new(),
@@ -57,10 +57,10 @@ impl GgufWriter {
         }
     }
 
-    /// A file with the metadata of another, but for the keys that describe how that one is split.
+    /// Copies the metadata of another file, except the keys that describe its split.
     ///
     /// # Errors
-    /// None for metadata of a file that was opened.
+    /// None for metadata of an opened file.
     pub fn with_meta(meta: Meta<'_>) -> Result<Self, GgufError> {
         let mut writer = Self::new();
         for (key, value) in meta.iter().filter(|(key, _)| !crate::split::is_split_key(key)) {
@@ -69,18 +69,18 @@ impl GgufWriter {
         Ok(writer)
     }
 
-    /// Sets a key. One that exists keeps its place; `general.alignment` takes effect.
+    /// Sets a key. An existing key keeps its position; `general.alignment` takes effect.
     ///
     /// # Errors
-    /// [`Problem::NameLength`] for an empty or too long key, [`Problem::WrongType`] or [`Problem::Alignment`] for an
-    /// alignment that is no power of two.
+    /// [`Problem::NameLength`] for an empty or too long key, [`Problem::WrongType`] or
+    /// [`Problem::Alignment`] for an alignment that is not a power of two.
     pub fn set<'a>(&mut self, key: &str, value: impl Into<Value<'a>>) -> Result<(), GgufError> {
         let mut value = value.into();
         if key == ALIGNMENT_KEY {
             let fail = |problem| GgufError::new(Item::Key(key.to_owned()), None, problem);
             let alignment = convert::<u32>(value).map_err(fail)?;
             self.alignment = parse::check_alignment(alignment.into()).map_err(fail)?;
-            // The only type that other readers take.
+            // The only type that other readers accept.
             value = Value::from(alignment);
         }
         let mut encoded = Vec::new();
@@ -88,10 +88,12 @@ impl GgufWriter {
         self.put(key, value.value_type(), encoded)
     }
 
-    /// Sets a key to an array of numbers, bools, `&str`, or `&[u8]` for strings that need not be UTF-8.
+    /// Sets a key to an array of numbers, bools, `&str`, or `&[u8]` for strings that need not be
+    /// UTF-8.
     ///
     /// # Errors
-    /// [`Problem::NameLength`] for an empty or too long key, [`Problem::WrongType`] for `general.alignment`.
+    /// [`Problem::NameLength`] for an empty or too long key, [`Problem::WrongType`] for
+    /// `general.alignment`.
     pub fn set_array<'a, T: Element<'a>>(
         &mut self,
         key: &str,
@@ -126,16 +128,18 @@ impl GgufWriter {
         Ok(())
     }
 
-    /// Adds a tensor; its data follows in the order of these calls. `shape` is in GGUF order, row length first.
+    /// Adds a tensor; data is written in the order of these calls. `shape` is in GGUF order, row
+    /// length first.
     ///
     /// # Errors
-    /// [`Problem::NameLength`], [`Problem::Declared`], [`Problem::Dims`], [`Problem::Shape`], [`Problem::Row`], or
-    /// [`Problem::NotStorable`] for the turbo formats.
+    /// [`Problem::NameLength`], [`Problem::Declared`], [`Problem::Dims`], [`Problem::Shape`],
+    /// [`Problem::Row`], or [`Problem::NotStorable`] for the turbo formats.
     pub fn add_tensor(&mut self, name: &str, shape: &[usize], dtype: DType) -> Result<(), GgufError> {
         self.add(name, shape, Stored::Plain(dtype))
     }
 
-    /// Adds a tensor as the file of `info` holds it, in whatever type; its data are [`Gguf::stored_data`](crate::Gguf::stored_data).
+    /// Adds a tensor in the type that the file of `info` has; its data is
+    /// [`Gguf::stored_data`](crate::Gguf::stored_data).
     ///
     /// # Errors
     /// [`Problem::Declared`].
@@ -166,10 +170,10 @@ impl GgufWriter {
         Ok(Tensor { name: name.to_owned(), shape, type_id, n_bytes: n_bytes as u64 })
     }
 
-    /// Writes the file: `fill` gives the data of every tensor in turn.
+    /// Writes the file: `fill` passes the data of every tensor in order.
     ///
     /// # Errors
-    /// Whatever `fill` returns, and [`Problem::Io`], [`Problem::Order`], [`Problem::DataSize`].
+    /// Those of `fill`, and [`Problem::Io`], [`Problem::Order`], [`Problem::DataSize`].
     pub fn write_to<E: From<GgufError>>(
         &self,
         out: &mut dyn Write,
@@ -195,7 +199,7 @@ impl GgufWriter {
         Ok(())
     }
 
-    /// Writes the file at `path`, whole or not at all: see [`kvant_files::write_whole`].
+    /// Writes the file at `path` atomically: see [`kvant_files::write_whole`].
     ///
     /// # Errors
     /// As [`GgufWriter::write_to`]; those of this crate name the file.
@@ -209,17 +213,17 @@ impl GgufWriter {
         kvant_files::write_whole(path, at_path, |out| self.write(out, Some(path), fill))
     }
 
-    /// Everything before the data section, and the length of the whole file.
+    /// Returns everything before the data section, and the length of the whole file.
     pub(crate) fn layout(&self) -> Result<(Vec<u8>, u64), GgufError> {
         let mut head = self.head()?;
         head.resize(head.len().next_multiple_of(self.alignment as usize), 0);
-        // `head` has added the same numbers.
+        // Cannot overflow: `head` has added the same numbers with checks.
         let data: u64 = self.tensors.iter().map(|t| t.n_bytes.next_multiple_of(self.alignment)).sum();
         let file_len = data.saturating_add(head.len() as u64);
         Ok((head, file_len))
     }
 
-    /// Everything before the padding of the data section.
+    /// Returns everything before the padding of the data section.
     fn head(&self) -> Result<Vec<u8>, GgufError> {
         let mut out = b"GGUF".to_vec();
         out.extend(3u32.to_le_bytes());
@@ -247,27 +251,27 @@ impl GgufWriter {
     }
 }
 
-/// Takes the tensors' data in the order of [`GgufWriter::add_tensor`].
+/// Accepts the tensors' data in the order of [`GgufWriter::add_tensor`].
 pub struct TensorSink<'a> {
     out: &'a mut dyn Write,
-    /// The file's name in the end.
+    /// The final path of the file.
     path: Option<&'a Path>,
-    /// Those still to come.
+    /// The tensors still missing.
     tensors: &'a [Tensor],
     alignment: u64,
 }
 
 impl TensorSink<'_> {
-    /// The next tensor's data, as a slice.
+    /// Writes the next tensor's data from a slice.
     ///
     /// # Errors
-    /// [`Problem::Order`] if it is not `name`'s turn, [`Problem::DataSize`], [`Problem::Io`].
+    /// [`Problem::Order`] if the next tensor is not `name`, [`Problem::DataSize`], [`Problem::Io`].
     pub fn bytes(&mut self, name: &str, mut bytes: &[u8]) -> Result<(), GgufError> {
         let given = bytes.len() as u64;
         self.next(name, Some(given), &mut bytes)
     }
 
-    /// The next tensor's data, as much as it takes of a reader.
+    /// Writes the next tensor's data from a reader, which is read no further than needed.
     ///
     /// # Errors
     /// As [`TensorSink::bytes`]; [`Problem::DataSize`] if the reader ends early.
@@ -295,7 +299,7 @@ impl TensorSink<'_> {
         Ok(())
     }
 
-    /// Whose turn it is.
+    /// Names the next tensor, for messages.
     fn turn(&self) -> String {
         self.tensors.first().map_or("the end".to_owned(), |t| format!("{:?}", t.name))
     }

@@ -1,7 +1,9 @@
-//! Low-rank adapters as PEFT saves them (LoRA, arXiv 2106.09685), described as the GGUF files of `convert_lora_to_gguf.py`.
+//! Low-rank adapters as PEFT saves them (LoRA, arXiv 2106.09685), described as the GGUF files of
+//! `convert_lora_to_gguf.py`.
 //!
-//! `A` and `B` of a module stand under its name, `base_model.model.NAME.lora_A.weight`. What the module is in GGUF is known of its family;
-//! rows that change places there do so in `B`.
+//! `A` and `B` of a module are stored under its name, `base_model.model.NAME.lora_A.weight`. The
+//! family of the base model maps modules to GGUF names. Rows that GGUF reorders are reordered in
+//! `B`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,12 +19,12 @@ use crate::recipe::{Made, Recipe, Values, Weights};
 use crate::safetensors::{Holds, Shards, Stored};
 use crate::tensors::{Target, full_name, targets};
 
-/// The files of an adapter: what says how it was made, and its weights.
+/// The files of an adapter: its configuration and its weights.
 pub const ADAPTER_FILES: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
 const CONFIG: &str = ADAPTER_FILES[0];
 const WEIGHTS: &str = ADAPTER_FILES[1];
 const ARCHITECTURE: &str = "general.architecture";
-/// `A` and `B` here and in GGUF; by older versions their name has the adapter's within.
+/// Suffixes of `A` and `B` in PEFT and GGUF. Older versions include the adapter's name.
 const SIDES: [(&str, &str); 4] = [
     (".lora_A.weight", "lora_a"),
     (".lora_B.weight", "lora_b"),
@@ -30,7 +32,7 @@ const SIDES: [(&str, &str); 4] = [
     (".lora_B.default.weight", "lora_b"),
 ];
 
-/// What adapters may do besides.
+/// Adapter features that are not supported.
 const MORE: [&str; 11] = [
     "alora_invocation_tokens",
     "alpha_pattern",
@@ -45,22 +47,23 @@ const MORE: [&str; 11] = [
     "use_qalora",
 ];
 
-/// Whether `path` is a folder with an adapter of PEFT.
+/// Whether `path` is a folder with a PEFT adapter.
 pub fn is_adapter(path: &Path) -> bool {
     path.join(CONFIG).is_file()
 }
 
-/// Describes the adapter in a folder, which changes the model in `base`.
+/// Describes the adapter in a folder as a GGUF file, for the model in `base`.
 ///
 /// Its files must not be overwritten or truncated by another program while it is open.
 ///
 /// # Errors
-/// [`HfError`] with the first thing found wrong: a file that is missing or not sound, an adapter that does more than add products of low
-/// rank, a family whose folders are not converted, a module that it is not known to have or that GGUF holds in parts.
+/// [`HfError`] with the first fault: a missing or invalid file, an adapter with features other than
+/// low-rank products, an unsupported family, or a module that the family does not have or that GGUF
+/// splits.
 pub fn open_adapter(path: impl AsRef<Path>, base: &Gguf) -> Result<Gguf, HfError> {
     let path = path.as_ref();
     let mut folder = Folder::new(path);
-    let why = "has no adapter_config.json: it is no GGUF file, and no adapter of PEFT";
+    let why = "has no adapter_config.json: neither a GGUF file nor a PEFT adapter";
     let config = folder.json(CONFIG)?.ok_or_else(|| HfError::Folder { path: path.to_owned(), why })?;
     let config = config.object()?;
     refuse_more(config)?;
@@ -89,7 +92,7 @@ pub fn open_adapter(path: impl AsRef<Path>, base: &Gguf) -> Result<Gguf, HfError
     Ok(Gguf::described(&writer, path, files, Box::new(weights))?)
 }
 
-/// Refuses what changes a model otherwise than by products of low rank.
+/// Rejects adapters that change a model by other means than low-rank products.
 fn refuse_more(config: Object<'_>) -> Result<(), HfError> {
     match config.find_str("peft_type")? {
         Some("LORA") => {}
@@ -112,13 +115,14 @@ fn refuse_more(config: Object<'_>) -> Result<(), HfError> {
     Ok(())
 }
 
-/// What products are multiplied with, times their rank, of which `most` is the largest.
+/// Returns the LoRA alpha: the scale of the products times their rank, whose maximum is `most`.
 fn alpha(config: Object<'_>, most: usize) -> Result<f32, HfError> {
     let alpha = config.float("lora_alpha")?;
     if config.find_bool("use_rslora")? != Some(true) {
         return Ok(alpha as f32);
     }
-    // Divided by the root of the rank (arXiv 2312.03732), which must be the same for all then.
+    // Divided by the root of the rank (arXiv 2312.03732), which must then be the same for all
+    // modules.
     match config.find_object("rank_pattern")? {
         Some(ranks) if !ranks.map.is_empty() => {
             Err(config.bad("rank_pattern", "nothing beside use_rslora", "some"))
@@ -127,7 +131,7 @@ fn alpha(config: Object<'_>, most: usize) -> Result<f32, HfError> {
     }
 }
 
-/// The name of a tensor in GGUF, and how it is made.
+/// Returns the GGUF name of a tensor and its recipe.
 fn tensor(name: &str, stored: &Stored, family: &Family, base: &Gguf) -> Result<(String, Made), HfError> {
     let unknown = || HfError::Unknown { name: name.to_owned(), family: family.class };
     let wrong = |expected: &str| HfError::Shape {

@@ -1,51 +1,56 @@
-//! How a tensor of a folder is taken apart or put in another order for GGUF.
+//! Transforms of tensors from folder layout to GGUF layout: splits, permutations and
+//! transpositions.
 //!
-//! Every cut is the same operation with other numbers: a [`View`] names the values to take by how many there are in each direction
-//! and how far apart they lie, and a tensor is made of the views of its parts, one after the other.
+//! Every transform is the same strided copy with other numbers: a [`View`] selects values by a
+//! count and a stride for each dimension, and a tensor is the concatenation of the views of its
+//! parts.
 
 use crate::metadata::Sizes;
 
-/// What becomes of a tensor of the folder; shapes are outermost first.
+/// Transform of a folder tensor; shapes are outermost first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Cut {
-    /// All of it.
+    /// The whole tensor.
     Whole,
     /// The taps of a convolution, `[channels, 1, taps]`, as `[channels, taps]`.
     Taps,
-    /// Numbers of heads as a column.
+    /// Per-head values as a column.
     Column,
     /// The only row of a matrix.
     Row,
-    /// A row in parts, one for each group of heads of a state space.
+    /// A vector split into the groups of heads of a state-space layer.
     Groups,
-    /// Of experts side by side, `[experts, inputs, outputs]`, every `step`th output from `first` on, as rows.
+    /// Of stacked experts, `[experts, inputs, outputs]`, every `step`th output from `first` on, as
+    /// rows.
     Columns { first: usize, step: usize },
-    /// The same of the biases of these outputs, `[experts, outputs]`.
+    /// The biases of these outputs, `[experts, outputs]`.
     Biases { first: usize, step: usize },
-    /// The same of outputs that are rows in blocks of 4 bits, `[experts, outputs, blocks, 16 bytes]`.
+    /// The same for outputs that are rows of 4-bit blocks, `[experts, outputs, blocks, 16 bytes]`.
     Blocks { first: usize, step: usize },
     /// Scales of such blocks, `[experts, outputs, blocks]`.
     Scales { first: usize, step: usize },
-    /// Of experts side by side, `[experts, outputs, inputs]`, or of one matrix, the first or second half of the outputs.
+    /// The first or second half of the outputs of stacked experts, `[experts, outputs, inputs]`, or
+    /// of one matrix.
     Half(usize),
-    /// Of heads that are made of a latent vector, `[heads * (keys + values), latent]`, what makes keys, turned round:
+    /// Of an MLA up-projection, `[heads * (keys + values), latent]`, the key part, transposed:
     /// `[heads, latent, keys]`.
     LatentKeys,
-    /// What makes values: `[heads, values, latent]`.
+    /// The value part: `[heads, values, latent]`.
     LatentValues,
-    /// Of the rows of each key head (its query, its key, values and gates of those who share it) queries, keys and values, each kind
-    /// for itself.
+    /// Queries, keys and values, each contiguous, from rows grouped by key head (its query, its
+    /// key, and the values and gates of the value heads that share it).
     DeltaQkv,
     /// The gates among these rows.
     DeltaGate,
-    /// Rows of the value heads, behind those of queries and keys where there are such, so many a head: the heads that share a key
-    /// head come to lie as many heads apart as there are key heads.
+    /// Rows of the value heads, optionally after those of queries and keys, one or `v_dim` rows per
+    /// head. Reorders value heads so that those that share a key head are as many heads apart as
+    /// there are key heads.
     Tiled { behind_keys: bool, per_value: bool },
     /// Columns of the value heads, in that order.
     TiledColumns,
 }
 
-/// Values of a tensor: how many in each direction and how far apart, outermost first.
+/// A strided selection of tensor values: count and stride per dimension, outermost first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct View {
     pub first: usize,
@@ -53,18 +58,18 @@ pub(crate) struct View {
 }
 
 impl View {
-    /// Halves of each head as neighbours, of rows of `row` values.
+    /// Interleaves the two halves of each head, for rows of `row` values.
     pub fn neighbours(heads: usize, rows: usize, row: usize) -> Self {
         let dim = rows / heads;
         Self { first: 0, steps: vec![(heads, dim * row), (dim / 2, row), (2, dim / 2 * row), (row, 1)] }
     }
 
-    /// Values that it has.
+    /// Number of selected values.
     fn len(&self) -> usize {
         self.steps.iter().map(|(n, _)| n).product()
     }
 
-    /// Adds its values, of `size` bytes each, to `out`.
+    /// Appends the selected values, of `size` bytes each, to `out`.
     pub fn copy(&self, bytes: &[u8], size: usize, out: &mut Vec<u8>) {
         out.reserve(self.len() * size);
         copy(&bytes[self.first * size..], &self.steps, size, out);
@@ -74,20 +79,21 @@ impl View {
 fn copy(bytes: &[u8], steps: &[(usize, usize)], size: usize, out: &mut Vec<u8>) {
     match steps {
         [] => out.extend_from_slice(&bytes[..size]),
-        // Values that lie side by side.
+        // Contiguous values.
         [(n, 1)] => out.extend_from_slice(&bytes[..n * size]),
         [(n, step), rest @ ..] => (0..*n).for_each(|i| copy(&bytes[i * step * size..], rest, size, out)),
     }
 }
 
-/// A tensor after its cut: the shape, outermost first, and the views; all in its own order where there are none.
+/// Shape of a transformed tensor, outermost first, and its views; empty views keep the original
+/// order.
 pub(crate) type Taken = (Vec<usize>, Vec<View>);
 
 impl Cut {
-    /// What is taken of a tensor of this shape.
+    /// Applies the transform to a tensor of this shape.
     ///
     /// # Errors
-    /// The shape that it should have, in words.
+    /// A description of the expected shape.
     pub fn of(self, shape: &[usize], sizes: &Sizes) -> Result<Taken, String> {
         let view = |first, steps: &[(usize, usize)]| View { first, steps: steps.to_vec() };
         let experts = sizes.n_experts;
@@ -130,7 +136,7 @@ impl Cut {
             (Self::DeltaQkv | Self::DeltaGate, &[rows, row]) => self.of_delta(rows, row, sizes),
             (Self::Tiled { behind_keys, per_value }, shape) => tiled(behind_keys, per_value, shape, sizes),
             (Self::TiledColumns, &[rows, row]) => tiled_columns(rows, row, sizes),
-            (cut, _) => Err(format!("one that {cut:?} of {experts} experts suits")),
+            (cut, _) => Err(format!("a shape for {cut:?} of {experts} experts")),
         }
     }
 
@@ -170,7 +176,8 @@ impl Cut {
     }
 }
 
-/// Rows, or single values, of value heads as many apart as there are key heads.
+/// Reorders rows, or single values, of value heads so that sharing heads are as many apart as there
+/// are key heads.
 fn tiled(behind_keys: bool, per_value: bool, shape: &[usize], sizes: &Sizes) -> Result<Taken, String> {
     let Some(delta) = sizes.delta else { return Err("none".to_owned()) };
     let (groups, sharing) = (delta.n_k_heads, delta.n_sharing());
@@ -185,7 +192,7 @@ fn tiled(behind_keys: bool, per_value: bool, shape: &[usize], sizes: &Sizes) -> 
     let values =
         View { first: front * row, steps: vec![(sharing, head), (groups, sharing * head), (head, 1)] };
     let views = if behind_keys { vec![keys, values] } else { vec![values] };
-    // A convolution has its taps in the last of three.
+    // The last of three dimensions of a convolution holds its taps.
     let shape = if shape.len() == 3 { vec![n, row] } else { shape.to_vec() };
     Ok((shape, views))
 }
@@ -205,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn halves_of_each_head_become_neighbours() {
+    fn halves_of_each_head_are_interleaved() {
         // Two heads of four rows of two bytes.
         let rows: Vec<u8> = (0..8).flat_map(|row| [row, 100 + row]).collect();
         let mut order = Vec::new();
@@ -216,8 +223,8 @@ mod tests {
     }
 
     #[test]
-    fn values_of_several_bytes_are_taken_from_the_first_on_by_their_steps() {
-        // Two by three values of two bytes, turned round from the second column on.
+    fn views_copy_multi_byte_values_by_stride() {
+        // Two by three values of two bytes, transposed from the second column on.
         let bytes: Vec<u8> = (0..12).collect();
         let mut out = vec![99];
         View { first: 1, steps: vec![(2, 1), (2, 3)] }.copy(&bytes, 2, &mut out);

@@ -1,55 +1,55 @@
-//! What can be wrong with a folder.
+//! Errors of reading a folder.
 
 use std::io;
 use std::path::PathBuf;
 
 use kvant_gguf::{GgufError, printable, printable_path};
 
-/// Why a folder is no model that can be read. `Display` is one line.
+/// Why a folder is not a readable model. `Display` is one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HfError {
-    /// A file cannot be mapped, or the description would be no sound GGUF file.
+    /// A file cannot be mapped, or the description would not be a valid GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// The system refused.
+    /// A file operation failed.
     #[error("{}: {source}", printable_path(path))]
     File {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The folder lacks something, or has it in a form that is not read.
+    /// The folder lacks a file, or has it in an unsupported form.
     #[error("{}: {why}", printable_path(path))]
     Folder {
         /// The folder.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         why: &'static str,
     },
-    /// No model, but what changes one.
-    #[error("{}: an adapter, which changes a model and is none by itself", printable_path(path))]
+    /// The folder holds an adapter instead of a model.
+    #[error("{}: an adapter, not a model by itself", printable_path(path))]
     Adapter {
         /// The folder.
         path: PathBuf,
     },
-    /// A file that is no JSON.
+    /// A file is not valid JSON.
     #[error("{}: not sound JSON: {why}", printable_path(path))]
     Json {
         /// The file.
         path: PathBuf,
-        /// What the parser says.
+        /// The parser's message.
         why: String,
     },
-    /// A file that is too long to be what it should be.
+    /// A file exceeds the size limit of its kind.
     #[error("{}: {got} bytes, at most {max} are read", printable_path(path))]
     TooLong {
         /// The file.
         path: PathBuf,
-        /// Its bytes.
+        /// Its size in bytes.
         got: u64,
-        /// Bytes allowed.
+        /// The limit in bytes.
         max: u64,
     },
     /// A safetensors header that lists more tensors than any model has.
@@ -60,7 +60,7 @@ pub enum HfError {
         /// Tensors allowed.
         max: usize,
     },
-    /// A value that is missing, of another type or out of range.
+    /// A value is missing, of another type or out of range.
     #[error(
         "{}: '{}': expected {expected}, got {}",
         printable_path(path),
@@ -72,70 +72,70 @@ pub enum HfError {
         path: PathBuf,
         /// The key.
         key: String,
-        /// What was expected.
+        /// The expected value.
         expected: String,
-        /// What was found.
+        /// The actual value.
         got: String,
     },
-    /// An architecture that is not converted.
+    /// The architecture is not supported.
     #[error(
-        "architecture '{}' is not converted; the nearest that is: {nearest} (known: {known})",
+        "architecture '{}' is not supported; most similar: {nearest} (supported: {known})",
         printable(got, 96)
     )]
     Family {
         /// The name found.
         got: String,
-        /// The known name that is most like it.
+        /// The most similar supported name.
         nearest: &'static str,
-        /// All known names.
+        /// All supported names.
         known: String,
     },
-    /// Weights that are packed.
+    /// The weights are quantized.
     #[error(
-        "its weights are quantised as {}, which is not read: take the model in bf16, f16 or f32",
+        "its weights are quantized as {}, which is not supported: use the model in bf16, f16 or f32",
         printable(method, 96)
     )]
     Quantised {
-        /// How, as the folder names it.
+        /// The quantization method named by the folder.
         method: String,
     },
-    /// Something that this family is not known to do.
+    /// A feature that is not supported for this family.
     #[error("{}: {what}", printable_path(path))]
     Unsupported {
         /// The file.
         path: PathBuf,
-        /// What it is.
+        /// The feature.
         what: String,
     },
-    /// A header that is longer than its file, or than any header is.
-    #[error("{}: claims a header of {claimed} bytes, {left} can be there", printable_path(path))]
+    /// A header is longer than its file, or than the format allows.
+    #[error("{}: claims a header of {claimed} bytes, at most {left} are possible", printable_path(path))]
     HeaderLength {
         /// The file.
         path: PathBuf,
-        /// Bytes claimed.
+        /// Claimed length in bytes.
         claimed: u64,
-        /// Bytes possible.
+        /// Possible length in bytes.
         left: u64,
     },
-    /// A header that does not say what a tensor is.
+    /// A header entry does not describe a valid tensor.
     #[error("{}: tensor '{}': {what}", printable_path(path), printable(name, 96))]
     Tensor {
         /// The file.
         path: PathBuf,
         /// The tensor.
         name: String,
-        /// What is wrong with it.
+        /// The fault.
         what: TensorFault,
     },
-    /// A tensor that the model should have.
+    /// A required tensor is missing.
     #[error("tensor '{}' is missing{}", printable(name, 96), of.as_ref().map(|of| format!(": {of}")).unwrap_or_default())]
     Missing {
-        /// What it is called in GGUF, or in the folder.
+        /// Its name in GGUF, or in the folder.
         name: String,
-        /// Why it should be there.
+        /// Why it is required.
         of: Option<String>,
     },
-    /// A tensor that the family is not known to have; without it, the model would say something else.
+    /// The family does not have this tensor. Without it, the model would produce different outputs.
     #[error("tensor '{}' is unknown in the family {family}", printable(name, 96))]
     Unknown {
         /// The name in the folder.
@@ -143,69 +143,69 @@ pub enum HfError {
         /// The family.
         family: &'static str,
     },
-    /// A tensor of another size than the configuration says.
+    /// A tensor's shape contradicts the configuration.
     #[error("tensor '{}' has the shape {got:?}, expected {expected}", printable(name, 96))]
     Shape {
         /// The name in the folder.
         name: String,
-        /// What was expected.
+        /// The expected shape.
         expected: String,
         /// The shape, outermost first.
         got: Vec<usize>,
     },
-    /// A way to cut text into words that has no name in GGUF.
-    #[error("{}: a pre-tokenizer that is not known: {}", printable_path(path), printable(found, 400))]
+    /// The pre-tokenizer has no GGUF name.
+    #[error("{}: an unknown pre-tokenizer: {}", printable_path(path), printable(found, 400))]
     Pre {
         /// The file.
         path: PathBuf,
-        /// What was found.
+        /// The pre-tokenizer found.
         found: String,
     },
 }
 
-/// What is wrong with a tensor in a safetensors file.
+/// Faults of a tensor in a safetensors file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TensorFault {
-    /// Its record is not of the form that the format has.
+    /// The header entry is malformed.
     #[error("expected dtype, shape and data_offsets")]
     Record,
-    /// A type that holds no weights.
+    /// The type cannot hold weights.
     #[error("holds {got}; weights are read in F32, F16 and BF16")]
     Type {
         /// The type found.
         got: String,
     },
-    /// Values where codes of 4 bits and their scales should be.
+    /// Values where 4-bit codes and scales are expected.
     #[error("holds {got}; blocks and scales are read in U8")]
     Codes {
         /// The type found.
         got: String,
     },
-    /// Nothing, or more than can be counted.
+    /// The shape is empty or overflows.
     #[error("has the impossible shape {shape:?}")]
     Shape {
         /// The shape found, outermost first.
         shape: Vec<u64>,
     },
-    /// Data beyond the end of the file.
+    /// The data extends past the end of the file.
     #[error("lies from byte {begin} to {end} of {len} bytes of data")]
     Range {
         /// Its first byte.
         begin: u64,
-        /// The byte behind its last.
+        /// The byte after its last.
         end: u64,
         /// Bytes of data in the file.
         len: u64,
     },
-    /// More or fewer bytes than its shape and type take.
-    #[error("takes {want} bytes, but {got} are its own")]
+    /// The size of the data contradicts the shape and type.
+    #[error("takes {want} bytes, but has {got}")]
     Size {
         /// Bytes of the shape and the type.
         want: u64,
         /// Bytes between its offsets.
         got: u64,
     },
-    /// Data that is another tensor's too.
+    /// The data overlaps that of another tensor.
     #[error("overlaps tensor '{}'", printable(.other, 96))]
     Overlap {
         /// The other tensor.

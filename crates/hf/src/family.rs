@@ -1,6 +1,7 @@
-//! The families that are converted: a line of a table each.
+//! The supported families, one table row each.
 //!
-//! Most of what a family is stands in its configuration under the same keys. What does not is here.
+//! Most properties of a family are under the same configuration keys for all. This table holds the
+//! differences.
 
 mod hybrids;
 
@@ -10,71 +11,75 @@ use crate::HfError;
 use crate::cut::Cut;
 use crate::folder::{Object, shown};
 
-/// What is peculiar to the folders of a family.
+/// Properties specific to the folders of a family.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Family {
     /// The name in `architectures`.
     pub class: &'static str,
-    /// Which other families are of this class.
+    /// Which other families share this class.
     pub kinds: Kinds,
-    /// Whether it sees as well: its text model lies within, and is what is converted.
+    /// Whether the model is multimodal: its text model is nested, and only that is converted.
     pub sees: bool,
-    /// What a configuration may leave out where it is this, and GGUF must have.
+    /// Values that a configuration may omit but GGUF requires.
     pub defaults: &'static [(&'static str, Default)],
-    /// The name in GGUF, which keys begin with.
+    /// The architecture name in GGUF, the prefix of its keys.
     pub arch: &'static str,
-    /// Whether halves of a head are turned together here and neighbours in GGUF, so that rows of queries and keys change places.
+    /// Whether RoPE rotates the halves of a head together here and adjacent values in GGUF, so that
+    /// rows of queries and keys are reordered.
     pub is_reordered: bool,
-    /// Whether norms hold what they multiply by beyond 1.
+    /// Whether norms store their weight minus 1.
     pub norms_beyond_one: bool,
-    /// Whether the norm behind attention is called so in GGUF too, and not by the feed-forward layer that it stands before.
+    /// Whether `post_attention_layernorm` is `post_attention_norm` in GGUF, and not `ffn_norm`.
     pub norms_after: bool,
-    /// What is added to the mean square in norms: the name here and in GGUF.
+    /// Epsilon of the norms: the name here and in GGUF.
     pub eps: (&'static str, &'static str),
-    /// The key of the width of feed-forward layers.
+    /// The key of the FFN width.
     pub width: &'static str,
-    /// What the gate of the feed-forward layer may be called.
+    /// Accepted activations of the FFN gate.
     pub activations: &'static [&'static str],
-    /// Which layers have windows.
+    /// Which layers have sliding-window attention.
     pub windows: Windows,
-    /// Share of a head that is turned where the configuration does not say.
+    /// Default fraction of a head that RoPE rotates.
     pub turned: f64,
-    /// The model of so many layers divides its scores by the root of width / query heads.
+    /// The model with this many layers divides its attention scores by the root of hidden size /
+    /// query heads.
     pub scaled_by_width: u32,
-    /// Every so many layers the last one turns nothing; 0 where all turn.
+    /// Every n-th layer has no RoPE; 0 if all have it.
     pub unturned_every: usize,
-    /// How many pairs of a head follow which place of a picture where the configuration does not say, and readers want to know.
+    /// Default mRoPE sections: pairs of a head per image position component. Empty if GGUF readers
+    /// do not require them.
     pub sections: &'static [i32],
     /// Numbers with other names in GGUF.
     pub factors: &'static [(&'static str, &'static str)],
-    /// How the numbers of its experts are called; `None` where it has none.
+    /// Keys of the MoE hyper-parameters; `None` for dense families.
     pub experts: Option<Experts>,
-    /// What its layers are.
+    /// The types of its layers.
     pub layers: Layers,
-    /// Whether YaRN's magnitude is told by `mscale` and `mscale_all_dim`, and in GGUF by the second times this.
+    /// If the family has YaRN's `mscale` and `mscale_all_dim`: the factor on the latter in GGUF.
     pub magnitude: Option<f64>,
-    /// Tensors of its own, or that are otherwise in GGUF: the name within a layer here, the name there, and what becomes of it.
+    /// Tensors specific to the family: the name within a layer here, the name in GGUF, and the
+    /// transform.
     pub tensors: &'static [Tensor],
-    /// Numbers that readers of GGUF take for granted; true is 1.
+    /// Numbers that GGUF readers assume; true is 1.
     pub fixed: &'static [(&'static str, f64)],
-    /// Words that must be these for what is read of the family to be all that there is to it.
+    /// Required string values; the conversion supports no others.
     pub words: &'static [(&'static str, &'static str)],
-    /// Whether its experts may be in blocks of 4 bits.
+    /// Whether its experts may be in 4-bit blocks.
     pub packs_experts: bool,
 }
 
-/// Which families a class names.
+/// Which families share a class name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kinds {
-    /// One.
+    /// A single family.
     One,
-    /// Layers that all attend, or some of which keep a state, without experts or with them.
+    /// Attention layers only, or some state-space layers, dense or MoE.
     Granite4,
-    /// Without experts or with them.
+    /// Dense or MoE.
     Nemotron,
 }
 
-/// What a configuration means that does not say it.
+/// The default of an omitted configuration value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Default {
     Size(u32),
@@ -82,54 +87,55 @@ pub(crate) enum Default {
     Flag(bool),
 }
 
-/// A tensor within a layer: its name in the folder, its name in GGUF, and what becomes of it.
+/// A tensor within a layer: its name in the folder, its name in GGUF, and its transform.
 pub(crate) type Tensor = (&'static str, &'static str, Cut);
 
-/// What the layers of a family are, besides feed-forward layers.
+/// The layer types of a family, besides FFN layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Layers {
-    /// All attend.
+    /// All layers are attention.
     Attending,
-    /// All attend to a latent vector of each token.
+    /// All layers are multi-head latent attention (MLA).
     Latent,
-    /// Some are short convolutions.
+    /// Some layers are short convolutions.
     Convolving,
-    /// Some are gated deltas; those that attend have a gate beside each query.
+    /// Some layers are gated delta rules; attention layers have a gate beside each query.
     Delta,
-    /// Some are state spaces.
+    /// Some layers are state-space layers.
     Space,
-    /// The same in layers of one half, others of which look at each row by itself.
+    /// The same with a single sublayer per layer; the other layers are FFNs.
     Halved,
-    /// All attend; those without a window have heads of a size and number of their own, and the last ones may share keys and values.
+    /// All layers are attention; full-attention layers have a head dimension and KV head count of
+    /// their own, and the last layers may share KV.
     OwnHeads,
 }
 
-/// Layers with windows.
+/// Layers with sliding-window attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Windows {
-    /// None in GGUF: a model that has them is right as far as they reach.
+    /// None in GGUF: a model that has windows is limited to their length.
     None,
-    /// Every so many layers the last one has none.
+    /// All but every n-th layer.
     Every(usize),
-    /// Those that are named.
+    /// The layers that the configuration names.
     Named,
     /// All.
     All,
 }
 
-/// Where a configuration keeps what GGUF says of experts.
+/// Configuration keys of the MoE hyper-parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Experts {
-    /// The key of their width, where that is not the width of other layers.
+    /// The key of the expert width, unless it is that of other layers.
     pub width: Option<&'static str>,
-    /// Whether they are chosen by sigmoids.
+    /// Whether the router uses sigmoids.
     pub by_sigmoid: bool,
 }
 
 const THETA: &str = "rope_theta";
 const WINDOW: &str = "sliding_window";
 const NORMALISES: &str = "norm_topk_prob";
-/// The base of RoPE of several families.
+/// RoPE base of several families.
 const MILLION: (&str, Default) = (THETA, Default::Number(1e6));
 
 const SILU: &[&str] = &["silu"];
@@ -175,7 +181,7 @@ const LLAMA: Family = Family {
     packs_experts: false,
 };
 
-/// Whether a window counts that is named.
+/// Whether a configured window is active.
 const USES_WINDOW: (&str, Default) = ("use_sliding_window", Default::Flag(false));
 
 const QWEN2: Family = Family {
@@ -190,7 +196,7 @@ const OLMO2: Family = Family { class: "Olmo2ForCausalLM", arch: "olmo2", norms_a
 
 const EXPERTS: Experts = Experts { width: Some("moe_intermediate_size"), by_sigmoid: false };
 const BY_SIGMOID: Experts = Experts { by_sigmoid: true, ..EXPERTS };
-/// What is added to scores to choose by.
+/// The bias that is added to router scores for expert selection.
 const CORRECTION: Tensor = ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias", Cut::Whole);
 
 const GEMMA: Family =
@@ -469,7 +475,7 @@ static FAMILIES: &[Family] = &[
     Family { class: "HunYuanDenseV1ForCausalLM", arch: "hunyuan-dense", ..QWEN2 },
     Family { class: "Phi3ForCausalLM", arch: "phi3", windows: Windows::All, ..QWEN2 },
     MINISTRAL3,
-    // Text models of either kind: what the one says beyond the other, it says by keys.
+    // Text models of either kind: the configuration keys specify the differences.
     Family { class: "Mistral3ForConditionalGeneration", sees: true, ..MINISTRAL3 },
     Family {
         class: "CohereForCausalLM",
@@ -534,10 +540,10 @@ static FAMILIES: &[Family] = &[
 ];
 
 impl Family {
-    /// The family of a configuration.
+    /// Returns the family of a configuration.
     ///
     /// # Errors
-    /// [`HfError::Family`] with the known one that is most like it.
+    /// [`HfError::Family`] with the most similar supported name.
     pub fn of(config: Object<'_>) -> Result<&'static Self, HfError> {
         let names = config.find_array("architectures")?.unwrap_or_default();
         let Some(first) = names.first() else {
@@ -548,7 +554,8 @@ impl Family {
         family.kinds.choose(family, config)
     }
 
-    /// The first family of this name in GGUF: those that have it call what most layers have alike.
+    /// Returns the first family with this GGUF architecture. Families that share it use the same
+    /// names for most modules.
     pub fn in_gguf(arch: &str) -> Result<&'static Self, HfError> {
         FAMILIES.iter().find(|family| family.arch == arch).ok_or_else(|| HfError::Family {
             got: arch.to_owned(),
@@ -574,7 +581,7 @@ impl Family {
     }
 }
 
-/// The names of all, short of what most of them end with.
+/// Returns the names of all families, without their common suffixes.
 fn known() -> String {
     let mut names: Vec<_> = FAMILIES
         .iter()
@@ -592,7 +599,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_family_is_found_and_an_unknown_one_is_told_the_nearest() {
+    fn families_are_found_and_unknown_ones_get_the_most_similar() {
         for family in FAMILIES {
             assert_eq!(Family::named(family.class).unwrap(), family);
         }
@@ -602,8 +609,8 @@ mod tests {
             ("BertModel", ""),
         ] {
             let told = Family::named(name).unwrap_err().to_string();
-            assert!(told.starts_with(&format!("architecture '{name}' is not converted")), "{told}");
-            assert!(told.contains(&format!("nearest that is: {nearest}")), "{told}");
+            assert!(told.starts_with(&format!("architecture '{name}' is not supported")), "{told}");
+            assert!(told.contains(&format!("most similar: {nearest}")), "{told}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The files of a folder that are text, and what JSON holds under a key.
+//! Text files of a folder, and typed access to JSON values.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use crate::HfError;
 use crate::family::Default;
 
-/// Longest file that is read whole: the largest vocabularies take a tenth of it.
+/// Maximum size of a file that is read whole: the largest vocabularies take a tenth of it.
 const MAX_TEXT: u64 = 256 << 20;
 
 /// A folder, and which of its files were read.
@@ -19,7 +19,7 @@ pub(crate) struct Folder {
     read: Vec<SourceFile>,
 }
 
-/// A file's JSON.
+/// The JSON of a file.
 pub(crate) struct Json {
     path: PathBuf,
     value: Value,
@@ -38,7 +38,7 @@ impl Folder {
         self.path.join(name).exists()
     }
 
-    /// The names in a folder within it that end in `end`, in order; none where there is no such folder.
+    /// Returns the sorted names in a subfolder that end in `end`; empty if the subfolder is absent.
     pub fn names(&self, within: &str, end: &str) -> Result<Vec<String>, HfError> {
         let path = self.path.join(within);
         let entries = match fs::read_dir(&path) {
@@ -51,7 +51,7 @@ impl Folder {
         Ok(names)
     }
 
-    /// The text of a file; `None` where there is none.
+    /// Returns the text of a file; `None` if absent.
     pub fn text(&mut self, name: &str) -> Result<Option<String>, HfError> {
         let path = self.path.join(name);
         let fail = |source| HfError::File { path: path.clone(), source };
@@ -69,7 +69,7 @@ impl Folder {
         Ok(Some(text))
     }
 
-    /// The JSON of a file; `None` where there is none.
+    /// Returns the JSON of a file; `None` if absent.
     pub fn json(&mut self, name: &str) -> Result<Option<Json>, HfError> {
         let Some(text) = self.text(name)? else { return Ok(None) };
         let path = self.path.join(name);
@@ -79,14 +79,14 @@ impl Folder {
         }
     }
 
-    /// The files that were read.
+    /// Takes the list of files that were read.
     pub fn take_stamps(&mut self) -> Vec<SourceFile> {
         std::mem::take(&mut self.read)
     }
 }
 
 impl Json {
-    /// The object that the file is.
+    /// Returns the top-level object.
     pub fn object(&self) -> Result<Object<'_>, HfError> {
         let map = self.value.as_object().ok_or_else(|| HfError::Value {
             path: self.path.clone(),
@@ -97,7 +97,7 @@ impl Json {
         Ok(Object { path: &self.path, map })
     }
 
-    /// The objects of the list that the file is.
+    /// Returns the objects of the top-level list.
     pub fn list(&self) -> Result<Vec<Object<'_>>, HfError> {
         let bad = |got| HfError::Value {
             path: self.path.clone(),
@@ -116,7 +116,7 @@ impl Json {
 }
 
 impl Json {
-    /// The same with what lies under `key` in the place of what it says itself.
+    /// Replaces values with those of the nested object `key`.
     pub fn within(mut self, key: &str) -> Self {
         if let Value::Object(all) = &mut self.value
             && let Some(Value::Object(inner)) = all.get(key).cloned()
@@ -126,7 +126,7 @@ impl Json {
         self
     }
 
-    /// The same with what it leaves out; what it says to be nothing stays so.
+    /// Adds defaults for absent keys; explicit nulls stay.
     pub fn with_defaults(mut self, defaults: &[(&str, Default)]) -> Self {
         if let Value::Object(all) = &mut self.value {
             for (key, default) in defaults {
@@ -141,7 +141,7 @@ impl Json {
     }
 }
 
-/// An object within a file. `null` under a key counts as nothing.
+/// An object within a file. `null` counts as absent.
 #[derive(Clone, Copy)]
 pub(crate) struct Object<'a> {
     pub path: &'a Path,
@@ -153,7 +153,7 @@ impl<'a> Object<'a> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// An error about `key`.
+    /// Creates an error about `key`.
     pub fn bad(self, key: &str, expected: impl Into<String>, got: impl Into<String>) -> HfError {
         HfError::Value {
             path: self.path.to_owned(),
@@ -177,14 +177,14 @@ impl<'a> Object<'a> {
         found.ok_or_else(|| self.bad(key, expected, "nothing"))
     }
 
-    /// A number from 0 to 2³¹.
+    /// Returns a number from 0 to 2³¹.
     pub fn find_size(self, key: &str) -> Result<Option<u32>, HfError> {
         let size =
             |value: &Value| value.as_u64().and_then(|n| u32::try_from(n).ok()).filter(|n| *n <= 1 << 31);
         self.find(key, "a number from 0 to 2^31", size)
     }
 
-    /// A number from 1 to 2³¹.
+    /// Returns a number from 1 to 2³¹.
     pub fn size(self, key: &str) -> Result<u32, HfError> {
         match self.required(key, "a number", self.find_size(key)?)? {
             0 => Err(self.bad(key, "a number from 1 on", "0")),
@@ -222,7 +222,7 @@ impl<'a> Object<'a> {
     }
 }
 
-/// A value in a few words.
+/// Describes a value briefly.
 pub(crate) fn shown(value: &Value) -> String {
     match value {
         Value::Array(_) | Value::Object(_) => kind(value),

@@ -1,4 +1,4 @@
-//! How a model's makers would draw its tokens: `generation_config.json`, and what GGUF calls it.
+//! Sampling defaults: from `generation_config.json` to GGUF keys.
 
 use kvant_gguf::GgufWriter;
 
@@ -12,10 +12,10 @@ const FLOATS: [(&str, &str); 4] = [
     ("repetition_penalty", "general.sampling.penalty_repeat"),
 ];
 
-/// Writes what is recommended; nothing where tokens are not to be drawn.
+/// Writes the recommended sampling settings; none if sampling is disabled.
 ///
 /// # Errors
-/// A value that is no number.
+/// A value that is not a number.
 pub(crate) fn write(writer: &mut GgufWriter, generation: Object<'_>) -> Result<(), HfError> {
     if generation.find_bool("do_sample")? == Some(false) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! What layers keep of past tokens: heads of keys and values, a latent vector, or a state.
+//! State that layers keep of past tokens: KV heads, a latent vector, or a recurrent state.
 
 use std::fmt;
 
@@ -9,33 +9,33 @@ use crate::family::{Family, Layers};
 use crate::folder::{Object, shown};
 use crate::metadata::{Keys, Sizes};
 
-/// Sizes of layers whose heads are made of one latent vector of each token.
+/// Sizes of multi-head latent attention (MLA).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Latent {
-    /// Of that vector.
+    /// Of the latent vector.
     pub rank: usize,
-    /// Of the part of a key that is turned.
+    /// Of the rotated part of a key.
     pub n_rot: usize,
-    /// Of the part that is not.
+    /// Of the unrotated part of a key.
     pub k_dim: usize,
     /// Of a value.
     pub v_dim: usize,
 }
 
-/// The heads of layers without a window, where they are of their own.
+/// The KV heads of full-attention layers, if they differ from those of windowed layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FullHeads {
     pub n_kv_heads: usize,
     pub head_dim: usize,
 }
 
-/// What is told of a layer under its number, which may have zeros before it: as many as sort the layers.
+/// Returns the entry of a layer by its number, which may have leading zeros for sorting.
 fn of_layer(all: Object<'_>, layer: usize) -> Result<Option<Object<'_>>, HfError> {
     let is_it = |key: &&String| key.bytes().all(|b| b.is_ascii_digit()) && key.parse() == Ok(layer);
     all.map.keys().find(is_it).map_or(Ok(None), |key| all.find_object(key))
 }
 
-/// Sizes of layers of gated deltas.
+/// Sizes of gated-delta layers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Delta {
     pub n_k_heads: usize,
@@ -44,7 +44,7 @@ pub(crate) struct Delta {
     pub v_dim: usize,
 }
 
-/// Sizes of state spaces.
+/// Sizes of state-space layers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Space {
     pub n_heads: usize,
@@ -54,7 +54,7 @@ pub(crate) struct Space {
     pub n_taps: usize,
 }
 
-/// What a layer of one half is.
+/// The type of a layer with a single sublayer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Half {
     Space,
@@ -62,7 +62,7 @@ pub(crate) enum Half {
     FeedForward,
 }
 
-/// The layers of a model of halves: by names, or by letters.
+/// Reads the types of single-sublayer layers, from names or letters.
 pub(crate) fn halves(config: Object<'_>) -> Result<Option<Vec<Half>>, HfError> {
     const NAMES: &str = "layers_block_type";
     const LETTERS: &str = "hybrid_override_pattern";
@@ -85,10 +85,10 @@ pub(crate) fn halves(config: Object<'_>) -> Result<Option<Vec<Half>>, HfError> {
     letters.chars().map(half).collect::<Result<_, _>>().map(Some)
 }
 
-/// Numbers that are multiplied with each other: a thousand times what any model has.
+/// Limit of sizes that are multiplied with each other: a thousand times that of any model.
 const MOST: u32 = 1 << 20;
 
-/// A size that others are multiplied with.
+/// Reads a size that is multiplied with others.
 fn factor(config: Object<'_>, key: &str) -> Result<usize, HfError> {
     match config.size(key)? {
         size if size <= MOST => Ok(size as usize),
@@ -97,7 +97,7 @@ fn factor(config: Object<'_>, key: &str) -> Result<usize, HfError> {
 }
 
 impl Latent {
-    /// Those of a family that has them.
+    /// Reads the sizes of families with MLA.
     pub fn of(config: Object<'_>, family: &Family) -> Result<Option<Self>, HfError> {
         if family.layers != Layers::Latent {
             return Ok(None);
@@ -116,8 +116,8 @@ impl fmt::Display for FullHeads {
 }
 
 impl FullHeads {
-    /// Those of a family that has them, where the others have `windowed`. Newer configurations tell what is another size of each layer
-    /// under its number.
+    /// Reads the KV heads of full-attention layers, for families in which they may differ from
+    /// `windowed`. Newer configurations list deviating layers under their number.
     pub fn of(config: Object<'_>, family: &Family, windowed: Self) -> Result<Option<Self>, HfError> {
         if family.layers != Layers::OwnHeads {
             return Ok(None);
@@ -143,7 +143,7 @@ impl FullHeads {
         Ok(Some(full))
     }
 
-    /// The same with the numbers that are told under these names.
+    /// Overrides these sizes with those under the given names.
     fn told_otherwise(self, by: Option<Object<'_>>, [n, dim]: [&str; 2]) -> Result<Self, HfError> {
         let Some(by) = by else { return Ok(self) };
         let size = |key, usual: usize| by.find_size(key).map(|size| size.map_or(usual, |size| size as usize));
@@ -152,7 +152,7 @@ impl FullHeads {
 }
 
 impl Space {
-    /// Those of a family that has them.
+    /// Reads the sizes of families with state-space layers.
     pub fn of(config: Object<'_>, family: &Family) -> Result<Option<Self>, HfError> {
         let names = match family.layers {
             Layers::Space => {
@@ -169,7 +169,7 @@ impl Space {
         Ok(Some(space))
     }
 
-    /// Writes them.
+    /// Writes the sizes.
     fn write(self, keys: &mut Keys<'_>) -> Result<(), HfError> {
         for (key, size) in [
             ("ssm.conv_kernel", self.n_taps),
@@ -185,7 +185,7 @@ impl Space {
 }
 
 impl Delta {
-    /// Those of a family that has them.
+    /// Reads the sizes of families with gated-delta layers.
     pub fn of(config: Object<'_>, family: &Family) -> Result<Option<Self>, HfError> {
         if family.layers != Layers::Delta {
             return Ok(None);
@@ -204,13 +204,13 @@ impl Delta {
         Ok(Some(delta))
     }
 
-    /// Value heads that share a key head.
+    /// Returns the number of value heads per key head.
     pub fn n_sharing(&self) -> usize {
         self.n_v_heads / self.n_k_heads
     }
 }
 
-/// Writes how wide feed-forward layers are.
+/// Writes the FFN widths.
 pub(crate) fn write_widths(keys: &mut Keys<'_>, config: Object<'_>, family: &Family) -> Result<(), HfError> {
     let key = family.width;
     if let Some(halves) = halves(config)?.filter(|_| family.layers == Layers::Halved) {
@@ -218,7 +218,7 @@ pub(crate) fn write_widths(keys: &mut Keys<'_>, config: Object<'_>, family: &Fam
         let widths = halves.into_iter().map(|half| if half == Half::FeedForward { width } else { 0 });
         return keys.set_array("feed_forward_length", widths);
     }
-    // Where all layers have experts, a configuration may name no other width.
+    // If all layers are MoE, a configuration may omit the dense width.
     if family.experts.is_some_and(|experts| experts.width.is_some()) && config.value(key).is_none() {
         return Ok(());
     }
@@ -227,7 +227,7 @@ pub(crate) fn write_widths(keys: &mut Keys<'_>, config: Object<'_>, family: &Fam
     if config.find_bool("use_double_wide_mlp")? == Some(true) {
         let (n, shared) =
             (config.size("num_hidden_layers")?, config.find_size("num_kv_shared_layers")?.unwrap_or(0));
-        // The number of layers has been looked at.
+        // The number of layers has been validated.
         let widths = (0..n).map(|layer| if layer + shared < n { width } else { width.saturating_mul(2) });
         return keys.set_array("feed_forward_length", widths);
     }
@@ -235,7 +235,8 @@ pub(crate) fn write_widths(keys: &mut Keys<'_>, config: Object<'_>, family: &Fam
     keys.set("feed_forward_length", if adjusts { adjusted(config, width)? } else { width })
 }
 
-/// The width that LFM2 makes of the one it names: two thirds, times a factor, up to a multiple.
+/// Returns the actual FFN width of LFM2: two thirds of the configured one, times a factor, rounded
+/// up to a multiple.
 fn adjusted(config: Object<'_>, width: u32) -> Result<u32, HfError> {
     let thirds = (2 * u64::from(width) / 3) as u32;
     let Some(by) = config.find_float("block_ffn_dim_multiplier")? else { return Ok(thirds) };
@@ -247,7 +248,7 @@ fn adjusted(config: Object<'_>, width: u32) -> Result<u32, HfError> {
         .ok_or_else(|| config.bad("block_ffn_dim_multiplier", "a factor on a width", by.to_string()))
 }
 
-/// Writes what the layers of a family keep of past tokens.
+/// Writes the state that the layers of a family keep of past tokens.
 pub(crate) fn write(
     keys: &mut Keys<'_>,
     config: Object<'_>,
@@ -273,7 +274,7 @@ pub(crate) fn write(
     }
 }
 
-/// Heads as they meet the latent vector: one of keys and values, which is that vector and what is turned.
+/// Writes MLA in absorbed form: one KV head, which is the latent vector and the rotated part.
 fn write_latent(keys: &mut Keys<'_>, config: Object<'_>, latent: Latent) -> Result<(), HfError> {
     keys.set("attention.head_count_kv", 1_u32)?;
     if let Some(rank) = config.find_size("q_lora_rank")? {
@@ -292,7 +293,8 @@ fn write_latent(keys: &mut Keys<'_>, config: Object<'_>, latent: Latent) -> Resu
     Ok(())
 }
 
-/// Heads of layers with a window and without one, which layers share those of earlier ones, and what each is given of each token.
+/// Writes the heads of windowed and full-attention layers, which layers share KV, and the per-layer
+/// input size.
 fn write_own_heads(
     keys: &mut Keys<'_>,
     config: Object<'_>,
@@ -320,13 +322,13 @@ fn write_own_heads(
         ("num_kv_shared_layers", "attention.shared_kv_layers"),
         ("hidden_size_per_layer_input", "embedding_length_per_layer_input"),
     ] {
-        // Readers want the number of Gemma 4, 0 as well.
+        // Gemma 4 readers require this number, even if 0.
         keys.set(ours, config.find_size(theirs)?.unwrap_or(0))?;
     }
     Ok(())
 }
 
-/// Layers of short convolutions have no KV heads.
+/// Writes short convolutions, whose layers have no KV heads.
 fn write_convolutions(keys: &mut Keys<'_>, config: Object<'_>, sizes: &Sizes) -> Result<(), HfError> {
     keys.set("shortconv.l_cache", config.size("conv_L_cache")?)?;
     let is_convolving = match config.find_array("layer_types")? {
@@ -342,7 +344,7 @@ fn write_convolutions(keys: &mut Keys<'_>, config: Object<'_>, sizes: &Sizes) ->
     keys.set_array("attention.head_count_kv", heads)
 }
 
-/// State spaces, and which layers have KV heads.
+/// Writes state-space layers, and which layers have KV heads.
 fn write_spaces(
     keys: &mut Keys<'_>,
     config: Object<'_>,
@@ -366,7 +368,7 @@ fn write_spaces(
     keys.set("rope.scaling.finetuned", config.find_str("position_embedding_type")? == Some("rope"))
 }
 
-/// Readers of GGUF know no bounds on how long steps are.
+/// Rejects time-step bounds, which GGUF readers do not support.
 fn check_steps(config: Object<'_>) -> Result<(), HfError> {
     const BOUNDS: &str = "time_step_limit";
     let bounds = config.find_array(BOUNDS)?.unwrap_or_default();
@@ -378,7 +380,7 @@ fn check_steps(config: Object<'_>) -> Result<(), HfError> {
     Ok(())
 }
 
-/// Gated deltas, under the names of state space models.
+/// Writes gated-delta layers, under the keys of state-space models.
 fn write_delta(
     keys: &mut Keys<'_>,
     config: Object<'_>,
@@ -394,7 +396,7 @@ fn write_delta(
         return keys.set("full_attention_interval", every as u32);
     }
     let is_recurrent = kinds(config, "linear_attention", sizes)?;
-    // The same by one number, where there is one.
+    // Prefer the single interval if the pattern is regular.
     let interval = is_recurrent.iter().position(|is| !is).map_or(0, |first| first + 1);
     let is_regular =
         |(layer, is): (usize, &bool)| interval > 0 && *is != (layer + 1).is_multiple_of(interval);
@@ -404,7 +406,8 @@ fn write_delta(
     keys.set_array("attention.recurrent_layers", is_recurrent)
 }
 
-/// How many pairs of a head follow which place of a picture; in text they are all the same.
+/// Writes the mRoPE sections: pairs of a head per image position component. For text all components
+/// are equal.
 fn write_sections(keys: &mut Keys<'_>, config: Object<'_>, family: &Family) -> Result<(), HfError> {
     let rope = config.find_object("rope_parameters")?;
     let sections = rope.map(|rope| rope.find_array("mrope_section")).transpose()?.flatten();
@@ -417,7 +420,7 @@ fn write_sections(keys: &mut Keys<'_>, config: Object<'_>, family: &Family) -> R
     keys.set_array("rope.dimension_sections", sizes)
 }
 
-/// Which layers are of a kind.
+/// Returns which layers are of a kind.
 fn kinds(config: Object<'_>, kind: &str, sizes: &Sizes) -> Result<Vec<bool>, HfError> {
     let kinds = config.find_array("layer_types")?.unwrap_or_default();
     if kinds.len() != sizes.n_layers {

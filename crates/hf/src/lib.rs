@@ -1,14 +1,16 @@
 //! Hugging Face folders, described as GGUF files.
 //!
-//! [`open`] reads `config.json`, the headers of the safetensors files and `tokenizer.json`, and gives the [`Gguf`] that llama.cpp's
-//! converter would write: the same keys, names and orders. Nothing is written. Tensors stay in their mapped files; those that GGUF has
-//! otherwise (rows of queries and keys in another order, experts side by side, norms that hold what is beyond 1) are made when they
-//! are asked for. So everything that loads, measures or writes a GGUF file does so with a folder.
+//! [`open`] reads `config.json`, the headers of the safetensors files and `tokenizer.json`, and
+//! returns the [`Gguf`] that llama.cpp's converter would write, with the same keys, names and
+//! orders. No file is written. Tensors stay in their mapped files. Those that differ in GGUF
+//! (reordered rows of queries and keys, stacked experts, norms that store their weight minus 1) are
+//! converted on access. Everything that loads, measures or writes a GGUF file thus works with a
+//! folder.
 //!
-//! [`open_adapter`] does the same with adapters as PEFT saves them.
+//! [`open_adapter`] does the same for PEFT adapters.
 //!
-//! What a family of models is called in either place, and where they differ, is a row of `family.rs`. Every byte of a folder is
-//! untrusted.
+//! The names of a family in both formats, and their differences, are a row of `family.rs`. All
+//! bytes of a folder are untrusted.
 #![forbid(unsafe_code)]
 
 mod adapter;
@@ -39,7 +41,7 @@ use folder::{Folder, Object};
 use safetensors::Shards;
 use tokenizer::Settings;
 
-/// The file that makes a folder a model.
+/// The file that identifies a model folder.
 const CONFIG: &str = "config.json";
 
 /// Whether `path` is a folder with a model's `config.json`.
@@ -47,13 +49,13 @@ pub fn is_folder(path: &Path) -> bool {
     path.is_dir() && path.join(CONFIG).is_file()
 }
 
-/// Describes the model in a folder.
+/// Describes the model in a folder as a GGUF file.
 ///
 /// Its files must not be overwritten or truncated by another program while the model is open.
 ///
 /// # Errors
-/// [`HfError`] with the first thing found wrong: a file that is missing or no sound JSON or safetensors, a family or a tokenizer
-/// that is not converted, a tensor that is missing, unknown or of another size.
+/// [`HfError`] with the first fault: a missing file, invalid JSON or safetensors, an unsupported
+/// family or tokenizer, or a tensor that is missing, unknown or of another shape.
 pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
     let path = path.as_ref();
     std::fs::metadata(path).map_err(|source| HfError::File { path: path.to_owned(), source })?;
@@ -90,24 +92,24 @@ fn no_model(path: &Path) -> HfError {
     match is_adapter(&path) {
         true => HfError::Adapter { path },
         false => {
-            HfError::Folder { path, why: "has no config.json: it is no GGUF file, and no Hugging Face model" }
+            HfError::Folder { path, why: "has no config.json: neither a GGUF file nor a Hugging Face model" }
         }
     }
 }
 
-/// Weights that are packed in ways of their own are no tensors of numbers; but for blocks that GGUF has too.
+/// Rejects quantized weights, except the block formats that GGUF has too.
 fn refuse_quantised(config: Object<'_>) -> Result<(), HfError> {
     let Some(how) = config.find_object("quantization_config")? else { return Ok(()) };
-    let method = how.find_str("quant_method")?.unwrap_or("a way that it does not name");
+    let method = how.find_str("quant_method")?.unwrap_or("an unnamed method");
     if method == "mxfp4" && Family::of(config).is_ok_and(|family| family.packs_experts) {
         return Ok(());
     }
     Err(HfError::Quantised { method: method.to_owned() })
 }
 
-/// What the model is called: as its folder is.
+/// Returns the model's name: that of its folder.
 fn name(path: &Path) -> String {
-    // `.` and `..` have no name of their own.
+    // `.` and `..` have no file name.
     let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     whole.file_name().map_or_else(|| "model".to_owned(), |name| printable_path(Path::new(name)))
 }

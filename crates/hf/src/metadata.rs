@@ -1,4 +1,4 @@
-//! The hyper-parameters: what `config.json` calls them, and what GGUF does.
+//! Hyper-parameters: from the keys of `config.json` to those of GGUF.
 
 use kvant_gguf::{Element, GgufWriter, Value};
 use serde_json::Value as JsonValue;
@@ -8,37 +8,37 @@ use crate::family::{Experts, Family, Layers, Windows};
 use crate::folder::{Object, shown};
 use crate::layers::{self, Delta, FullHeads, Latent, Space, halves};
 
-/// Layers that any model has, many times over: lists of theirs are made before their tensors are looked for.
+/// Generous limit on layers: per-layer lists are allocated before tensors are validated.
 const MAX_LAYERS: usize = 4096;
 
-/// The numbers that tensors are held against.
+/// Sizes that tensor shapes are checked against.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
     pub n_layers: usize,
-    /// Layers behind them that guess further tokens ahead.
+    /// Additional layers for multi-token prediction (MTP).
     pub n_guessing: usize,
     pub n_embd: usize,
     pub n_heads: usize,
     pub n_kv_heads: usize,
     pub head_dim: usize,
-    /// Values of a head that are turned.
+    /// Rotated values of a head.
     pub n_rot: usize,
-    /// 0 where there are none.
+    /// 0 for dense models.
     pub n_experts: usize,
     pub n_ctx: u32,
-    /// Whether the embedding is the output matrix too.
+    /// Whether embedding and output matrix are tied.
     pub is_tied: Option<bool>,
-    /// Of layers that attend to a latent vector.
+    /// Of MLA layers.
     pub latent: Option<Latent>,
-    /// Of layers of gated deltas.
+    /// Of gated-delta layers.
     pub delta: Option<Delta>,
-    /// Of state spaces.
+    /// Of state-space layers.
     pub space: Option<Space>,
-    /// Of layers without a window, where they are of their own.
+    /// Of full-attention layers, if they have KV heads of their own.
     pub full: Option<FullHeads>,
 }
 
-/// Writes keys that begin with the architecture.
+/// Writes keys prefixed with the architecture.
 pub(crate) struct Keys<'a> {
     pub writer: &'a mut GgufWriter,
     pub arch: &'static str,
@@ -58,10 +58,10 @@ impl Keys<'_> {
     }
 }
 
-/// Writes the hyper-parameters of a model called `name`, but for how RoPE is scaled.
+/// Writes the hyper-parameters of the model `name`, except RoPE scaling.
 ///
 /// # Errors
-/// A number that is missing or absurd, or something that the family is not known to do.
+/// A number that is missing or out of range, or a feature that is not supported for the family.
 pub(crate) fn write(
     writer: &mut GgufWriter,
     config: Object<'_>,
@@ -124,7 +124,7 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
     let full = FullHeads::of(config, family, FullHeads { n_kv_heads, head_dim })?;
     let n_rot = match (latent, full) {
         (Some(latent), _) => latent.n_rot,
-        // What they leave is told by divisors of frequencies.
+        // Partial rotation is expressed by frequency divisors.
         (_, Some(full)) => full.head_dim,
         _ => (turned * head_dim as f64) as usize,
     };
@@ -136,7 +136,7 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
             turned.to_string(),
         ));
     }
-    // A list of layers counts them where no number does.
+    // A list of layers determines their number if no key does.
     let n_layers = match halves(config)?.filter(|_| family.layers == Layers::Halved) {
         Some(halves) => halves.len(),
         None => size("num_hidden_layers")?,
@@ -163,7 +163,7 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
     })
 }
 
-/// How many experts there are: several names have been given to the same families.
+/// Reads the number of experts, whose key varies even within families.
 fn read_experts(config: Object<'_>) -> Result<usize, HfError> {
     if config.find_bool("enable_moe_block")? == Some(false) {
         return Ok(0);
@@ -173,7 +173,8 @@ fn read_experts(config: Object<'_>) -> Result<usize, HfError> {
     config.size(key).map(|n| n as usize)
 }
 
-/// How many tokens a model may see. One whose windows GGUF cannot tell of is right as far as they reach.
+/// Reads the context length. A model with windows that GGUF cannot express is limited to the
+/// window.
 fn read_context(config: Object<'_>, family: &Family) -> Result<u32, HfError> {
     let n_ctx = config.size("max_position_embeddings")?;
     let has_window =
@@ -193,7 +194,7 @@ fn check_activation(config: Object<'_>, family: &Family) -> Result<(), HfError> 
     Ok(())
 }
 
-/// Which layers have windows: the layers that the configuration names, or every so many of them.
+/// Writes which layers have windows: those that the configuration names, or by period.
 fn write_windows(
     keys: &mut Keys<'_>,
     config: Object<'_>,
@@ -205,7 +206,7 @@ fn write_windows(
         Windows::All | Windows::Named => 0,
         Windows::Every(period) => period,
     };
-    // 0 switches windows off.
+    // 0 disables windows.
     keys.set("attention.sliding_window", config.find_size("sliding_window")?.unwrap_or(0))?;
     let is_windowed = |layer: usize, period: usize| period == 0 || !(layer + 1).is_multiple_of(period);
     let usual: Vec<bool> = (0..sizes.n_layers).map(|layer| is_windowed(layer, period)).collect();
@@ -223,7 +224,7 @@ fn write_windows(
             layers.len().to_string(),
         ));
     }
-    // Phi-3 says of all its layers that they have none, or one, and means what `sliding_window` says.
+    // Phi-3 lists one type for all layers, but `sliding_window` decides.
     if layers != usual && period != 0 || family.windows == Windows::Named {
         keys.set_array("attention.sliding_window_pattern", layers)?;
     }
@@ -272,13 +273,13 @@ fn write_experts(
     write_dense(keys, config)
 }
 
-/// The groups that experts are chosen among.
+/// Writes the expert groups of the router.
 fn write_groups(keys: &mut Keys<'_>, config: Object<'_>) -> Result<(), HfError> {
     let (Some(n), Some(used)) = (config.find_size("n_group")?, config.find_size("topk_group")?) else {
         return Ok(());
     };
     match config.find_str("topk_method")? {
-        // All are one.
+        // All experts form one group.
         Some("greedy") => return Ok(()),
         None | Some("group_limited_greedy" | "noaux_tc") => {}
         Some(other) => {
@@ -290,7 +291,7 @@ fn write_groups(keys: &mut Keys<'_>, config: Object<'_>) -> Result<(), HfError> 
     keys.set("expert_group_used_count", used)
 }
 
-/// Layers without experts, which GGUF knows in front of all others.
+/// Writes the number of leading dense layers; GGUF cannot express others.
 fn write_dense(keys: &mut Keys<'_>, config: Object<'_>) -> Result<(), HfError> {
     let dense = config.find_array("mlp_only_layers")?.unwrap_or_default();
     if dense.iter().enumerate().any(|(index, layer)| layer.as_u64() != Some(index as u64)) {
@@ -311,7 +312,7 @@ fn write_dense(keys: &mut Keys<'_>, config: Object<'_>) -> Result<(), HfError> {
     Ok(())
 }
 
-/// GGUF has no key for what scores are divided by in these families: readers know it.
+/// Checks the attention scale, for which GGUF has no key in these families: readers assume it.
 fn check_scale(config: Object<'_>, family: &Family, sizes: &Sizes) -> Result<(), HfError> {
     let Some(got) = config.find_float("query_pre_attn_scalar")? else { return Ok(()) };
     let is_by_width = sizes.n_layers == family.scaled_by_width as usize;
@@ -319,10 +320,10 @@ fn check_scale(config: Object<'_>, family: &Family, sizes: &Sizes) -> Result<(),
     if got == known as f64 {
         return Ok(());
     }
-    Err(config.bad("query_pre_attn_scalar", format!("{known}, as readers of GGUF take it"), got.to_string()))
+    Err(config.bad("query_pre_attn_scalar", format!("{known}, as GGUF readers assume"), got.to_string()))
 }
 
-/// Nor has it one for layers that turn nothing.
+/// Checks the layers without RoPE, for which GGUF has no key either.
 fn check_turned(config: Object<'_>, family: &Family, sizes: &Sizes) -> Result<(), HfError> {
     let period = family.unturned_every;
     let Some(turned) = config.find_array("no_rope_layers")?.filter(|_| period > 0) else { return Ok(()) };
@@ -338,20 +339,20 @@ fn check_turned(config: Object<'_>, family: &Family, sizes: &Sizes) -> Result<()
     ))
 }
 
-/// Nor for other numbers that are the same in every model of a family.
+/// Checks other numbers that are constant within a family, for which GGUF has no key.
 fn check_fixed(config: Object<'_>, family: &Family) -> Result<(), HfError> {
     for (key, known) in family.fixed {
         let Some(value) = config.value(key) else { continue };
         let got = value.as_f64().or(value.as_bool().map(|is| f64::from(u8::from(is))));
         if got != Some(*known) {
             let known = if value.is_boolean() { (*known == 1.0).to_string() } else { known.to_string() };
-            return Err(config.bad(key, format!("{known}, as readers of GGUF take it"), shown(value)));
+            return Err(config.bad(key, format!("{known}, as GGUF readers assume"), shown(value)));
         }
     }
     Ok(())
 }
 
-/// Nor for words.
+/// Checks string values that are constant within a family.
 fn check_words(config: Object<'_>, family: &Family) -> Result<(), HfError> {
     for (key, known) in family.words {
         let got = config.find_str(key)?;

@@ -1,5 +1,5 @@
-//! How the states of a text become one vector, of models that are saved for that (sentence-transformers): `modules.json` names the folder
-//! of the module that says so.
+//! Pooling of embedding models (sentence-transformers): `modules.json` names the folder of the
+//! pooling module's configuration.
 
 use std::path::{Component, Path};
 
@@ -11,17 +11,17 @@ use crate::folder::{Folder, Object};
 
 const MODULES: &str = "modules.json";
 
-/// What they are called there, each in two ways, and GGUF's number.
+/// Pooling modes: flag, name and GGUF's number.
 const WAYS: [(&str, &str, u32); 3] = [
     ("pooling_mode_mean_tokens", "mean", 1),
     ("pooling_mode_cls_token", "cls", 2),
     ("pooling_mode_lasttoken", "lasttoken", 3),
 ];
 
-/// Writes what the folder says; nothing where it says nothing.
+/// Writes the pooling type; no key if the folder has no pooling module.
 ///
 /// # Errors
-/// A way that nobody knows, or a folder elsewhere.
+/// An unknown pooling mode, or a path outside of the folder.
 pub(crate) fn write(writer: &mut GgufWriter, folder: &mut Folder, family: &Family) -> Result<(), HfError> {
     let Some(modules) = folder.json(MODULES)? else { return Ok(()) };
     for module in modules.list()? {
@@ -38,7 +38,7 @@ pub(crate) fn write(writer: &mut GgufWriter, folder: &mut Folder, family: &Famil
     Ok(())
 }
 
-/// The way of a module's configuration.
+/// Returns the pooling mode of a module's configuration.
 fn way(config: Object<'_>) -> Result<u32, HfError> {
     let named = config.find_str("pooling_mode")?;
     for (flag, name, number) in WAYS {

@@ -1,4 +1,4 @@
-//! Pre-tokenizers: from what `tokenizer.json` says to the name that GGUF has for it.
+//! Pre-tokenizers: from the definition in `tokenizer.json` to GGUF's name.
 
 use std::path::Path;
 
@@ -6,9 +6,9 @@ use serde_json::Value;
 
 use crate::HfError;
 
-/// GPT-2's cut, which `ByteLevel` makes by itself.
+/// GPT-2's pattern, which `ByteLevel` implies.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-/// `Digits`, one by one.
+/// `Digits`, individually.
 const DIGIT: &str = r"\p{N}";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -16,7 +16,7 @@ const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const SEED: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
-/// Carriage returns and line feeds, by themselves in the pattern.
+/// Carriage returns and line feeds, literal in the pattern.
 const DEEPSEEK_LINES: &str = "[\r\n]";
 const DEEPSEEK_CJK: &str = "[一-龥ࠀ-一가-퟿]+";
 const DEEPSEEK: &[&str] = &[
@@ -34,7 +34,8 @@ const DEEPSEEK3: &[&str] = &[
     r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
 ];
 
-/// A name in GGUF: the cuts in order, and whether a word that is a token is taken whole, where that tells names apart.
+/// A GGUF name: its splitting patterns in order, and whether whole-word tokens bypass merges, if
+/// that distinguishes names.
 type Known = (&'static str, &'static [&'static str], Option<bool>);
 
 const KNOWN: &[Known] = &[
@@ -47,16 +48,17 @@ const KNOWN: &[Known] = &[
     ("tekken", &[TEKKEN], None),
     ("gpt-4o", &[GPT4O], None),
     ("seed-coder", &[SEED], None),
-    // GGUF's takes digits in a row together, which no token of that vocabulary has.
+    // GGUF's version keeps runs of digits together, but no token of that vocabulary contains one.
     ("deepseek-llm", DEEPSEEK, None),
     ("deepseek-coder", DEEPSEEK_CODER, None),
     ("deepseek-v3", DEEPSEEK3, None),
 ];
 
-/// The name of a pre-tokenizer in GGUF. `whole_words` says whether a word that is a token is taken whole.
+/// Returns the GGUF name of a pre-tokenizer. `whole_words` states whether whole-word tokens bypass
+/// merges.
 ///
 /// # Errors
-/// [`HfError::Pre`] with what was found.
+/// [`HfError::Pre`] with the unknown pre-tokenizer.
 pub(crate) fn name(file: &Path, pre: Option<&Value>, whole_words: bool) -> Result<&'static str, HfError> {
     let fail = |found: String| HfError::Pre { path: file.to_owned(), found };
     let mut cuts = Vec::new();
@@ -65,26 +67,26 @@ pub(crate) fn name(file: &Path, pre: Option<&Value>, whole_words: bool) -> Resul
         read(pre, &mut cuts, &mut is_bytes).ok_or_else(|| fail(pre.to_string()))?;
     }
     if !is_bytes {
-        return Err(fail("none that spells bytes (ByteLevel)".to_owned()));
+        return Err(fail("none with ByteLevel encoding".to_owned()));
     }
     let is_it = |known: &&Known| known.1 == cuts && known.2.is_none_or(|whole| whole == whole_words);
     KNOWN.iter().find(is_it).map(|known| known.0).ok_or_else(|| fail(cuts.join("  ")))
 }
 
-/// Appends the cuts of `pre` in order; `None` where it does something else.
+/// Appends the splitting patterns of `pre` in order; `None` for an unsupported step.
 fn read<'a>(pre: &'a Value, cuts: &mut Vec<&'a str>, is_bytes: &mut bool) -> Option<()> {
     let flag = |key: &str| pre.get(key).and_then(Value::as_bool);
     match pre.get("type")?.as_str()? {
         "Sequence" => {
             let parts = pre.get("pretokenizers")?.as_array()?;
-            // One within the other, they would be read as deep as JSON goes; nobody does.
+            // Nested sequences would recurse as deep as the JSON; no known tokenizer has them.
             parts
                 .iter()
                 .try_for_each(|part| (part.get("type")? != "Sequence").then(|| read(part, cuts, is_bytes))?)
         }
         "Split" => {
             let pattern = pre.get("pattern")?.get("Regex")?.as_str()?;
-            // What is between matches is kept, or there is nothing between.
+            // Text between matches must be preserved, or the pattern must leave none.
             let keeps = match (pre.get("behavior")?.as_str()?, flag("invert")) {
                 ("Isolated", Some(false) | None) => true,
                 ("Removed", invert) => invert == Some(true) && pattern.ends_with(r"|\s+"),
@@ -126,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn pre_tokenizers_are_known_by_what_they_do() {
+    fn pre_tokenizers_are_identified_by_their_steps() {
         let bytes =
             json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
         let gpt2 =
@@ -144,19 +146,19 @@ mod tests {
             sequence(&[&patterns.iter().map(|pattern| split(pattern)).collect::<Vec<_>>(), rest].concat())
         };
         assert_eq!(named(&of(DEEPSEEK3, std::slice::from_ref(&bytes)), false), Ok("deepseek-v3"));
-        // Digits are told in words there.
+        // These express digits as a `Digits` step.
         let rest = [digits, bytes.clone()];
         assert_eq!(named(&of(&DEEPSEEK[..5], &rest), false), Ok("deepseek-llm"));
         assert_eq!(named(&of(&DEEPSEEK_CODER[..4], &rest), false), Ok("deepseek-coder"));
-        // What is between words would be gone.
+        // Text between words would be lost.
         let words = json!({"type": "Split", "pattern": {"Regex": DEEPSEEK[1]}, "behavior": "Removed", "invert": true});
         assert!(named(&sequence(&[words, bytes.clone()]), false).is_err());
         for (pre, told) in [
-            (sequence(&[split(r"\w+"), bytes.clone()]), r"a pre-tokenizer that is not known: \w+"),
-            (split(QWEN2), "none that spells bytes"),
-            (json!({"type": "Whitespace"}), r#"not known: {"type":"Whitespace"}"#),
+            (sequence(&[split(r"\w+"), bytes.clone()]), r"an unknown pre-tokenizer: \w+"),
+            (split(QWEN2), "none with ByteLevel"),
+            (json!({"type": "Whitespace"}), r#"unknown pre-tokenizer: {"type":"Whitespace"}"#),
             (json!({"type": "ByteLevel", "add_prefix_space": true}), "add_prefix_space"),
-            (sequence(&[sequence(&[]), bytes]), "not known"),
+            (sequence(&[sequence(&[]), bytes]), "unknown"),
         ] {
             let error = named(&pre, false).unwrap_err();
             assert!(error.starts_with("tokenizer.json: ") && error.contains(told), "{error}");

@@ -1,4 +1,4 @@
-//! How tensors of GGUF are made of those of a folder, when they are asked for.
+//! Recipes: how GGUF tensors are converted from folder tensors on access.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -9,11 +9,11 @@ use kvant_gguf::TensorSource;
 use crate::cut::View;
 use crate::safetensors::{Holds, Shards, Stored};
 
-/// How a tensor is made.
+/// Source of a GGUF tensor.
 pub(crate) enum Recipe {
-    /// Of tensors in the folder.
+    /// Tensors of the folder.
     Stored(Made),
-    /// Of nothing.
+    /// A computed constant.
     Constant {
         /// In GGUF order.
         shape: Vec<usize>,
@@ -22,30 +22,30 @@ pub(crate) enum Recipe {
     },
 }
 
-/// A tensor that is in the folder.
+/// A tensor converted from the folder.
 pub(crate) struct Made {
-    /// One, or one for each expert; at least one, all of one type and shape.
+    /// Source tensors: one, or one per expert; at least one, all of one type and shape.
     pub parts: Vec<Stored>,
-    /// What is taken of each; all in its own order where there are none.
+    /// Views of each part; empty keeps the original order.
     pub views: Vec<View>,
-    /// The scales of blocks of 4 bits, whose codes the part is, and what is taken of them.
+    /// The scales of 4-bit blocks, whose codes are the part, and their views.
     pub scales: Option<(Stored, Vec<View>)>,
     /// In GGUF order: the row length first.
     pub shape: Vec<usize>,
-    /// What it becomes: the type of its parts, or f32.
+    /// The resulting type: that of the parts, or f32.
     pub dtype: DType,
-    /// What becomes of each value; for those in f32.
+    /// Elementwise conversion; only for f32 results.
     pub values: Values,
 }
 
-/// What becomes of each value.
+/// Elementwise conversion of values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Values {
-    /// Nothing.
+    /// Unchanged.
     Kept,
-    /// 1 is added: what a norm multiplies by.
+    /// Adds 1: restores the weight of a norm.
     BeyondOne,
-    /// The negative of its exponential: what a state decays by, of the logarithm that is stored.
+    /// The negated exponential: the decay of a state, from its stored logarithm.
     Decay,
 }
 
@@ -71,7 +71,7 @@ impl Recipe {
 }
 
 impl Made {
-    /// Its bytes: those in the file where they are the same.
+    /// Returns the tensor's bytes; borrows those of the file if unchanged.
     fn data<'a>(&self, shards: &'a Shards) -> Cow<'a, [u8]> {
         let stored = match &self.parts[..] {
             [one] => taken(shards, one, &self.views),
@@ -92,7 +92,7 @@ impl Made {
     }
 }
 
-/// What is taken of a tensor.
+/// Returns the viewed values of a tensor.
 fn taken<'a>(shards: &'a Shards, part: &Stored, views: &[View]) -> Cow<'a, [u8]> {
     let bytes = shards.data(part);
     if views.is_empty() {
@@ -103,8 +103,8 @@ fn taken<'a>(shards: &'a Shards, part: &Stored, views: &[View]) -> Cow<'a, [u8]>
     Cow::Owned(out)
 }
 
-/// Blocks of mxfp4 of 32 codes of 4 bits each, in 16 bytes with neighbours in one, and their scales. GGUF has the scale in front, and
-/// in one byte codes that are 16 apart.
+/// Converts MXFP4 blocks of 32 4-bit codes, in 16 bytes with adjacent codes in each, and their
+/// scales. GGUF puts the scale first and packs codes that are 16 apart into a byte.
 fn blocks(codes: &[u8], scales: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(codes.len() + scales.len());
     for (codes, scale) in codes.chunks_exact(16).zip(scales) {
@@ -115,7 +115,7 @@ fn blocks(codes: &[u8], scales: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Values in f32, with something made of each.
+/// Converts values to f32 and applies `made`.
 fn numbers(from: DType, bytes: &[u8], made: Values) -> Vec<u8> {
     let mut values = vec![0.0; bytes.len() / from.block_bytes()];
     kvant_codec::decode(from, bytes, &mut values).expect("types of single values have whole blocks");
@@ -127,7 +127,7 @@ fn numbers(from: DType, bytes: &[u8], made: Values) -> Vec<u8> {
     values.iter().flat_map(|value| make(value).to_le_bytes()).collect()
 }
 
-/// The weights of a folder, under their names in GGUF.
+/// The weights of a folder, under their GGUF names.
 pub(crate) struct Weights {
     all: HashMap<String, Recipe>,
     shards: Shards,
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_norm_beyond_one_is_made_whole_in_f32() {
+    fn norm_weights_beyond_one_are_restored_in_f32() {
         // -0.5, 0.25 and 3 in bf16.
         let bytes = [0x00, 0xbf, 0x80, 0x3e, 0x40, 0x40];
         let whole: Vec<u8> = [0.5_f32, 1.25, 4.0].iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -165,14 +165,14 @@ mod tests {
     }
 
     #[test]
-    fn a_decay_is_made_of_its_logarithm() {
+    fn a_decay_is_computed_from_its_logarithm() {
         let decay = |log: f32| numbers(DType::F32, &log.to_le_bytes(), Values::Decay);
         assert_eq!(decay(0.0), (-1.0_f32).to_le_bytes());
         assert_eq!(decay(f32::NEG_INFINITY), (-0.0_f32).to_le_bytes());
     }
 
     #[test]
-    fn blocks_of_four_bits_have_the_values_that_their_codes_and_scales_say() {
+    fn mxfp4_blocks_decode_to_their_codes_and_scales() {
         // Codes 0 to 15 twice, each 16 in order, two to a byte from the low bits on.
         let codes: Vec<u8> = (0..16).map(|byte| (2 * byte % 16) | (((2 * byte + 1) % 16) << 4)).collect();
         let blocks = blocks(&[&codes[..], &codes].concat(), &[127, 129]);

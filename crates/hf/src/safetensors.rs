@@ -1,8 +1,10 @@
-//! safetensors files: where tensors lie in them. (The crate of that name reads them too; its errors do not say which tensor.)
+//! safetensors files: locates their tensors. (The `safetensors` crate parses them too, but its
+//! errors do not name the tensor.)
 //!
 //! ```text
 //! header length u64, little endian | header, JSON | data
-//! header: {"NAME": {"dtype": "BF16", "shape": [outermost first], "data_offsets": [begin, end]}, "__metadata__": {...}}
+//! header: {"NAME": {"dtype": "BF16", "shape": [outermost first], "data_offsets": [begin, end]},
+//!          "__metadata__": {...}}
 //! ```
 
 mod header;
@@ -20,13 +22,13 @@ use crate::HfError;
 use crate::error::TensorFault;
 use crate::folder::{Folder, shown};
 
-/// Longest header, as the format has it.
+/// Maximum header length of the format.
 const MAX_HEADER: u64 = 100_000_000;
 
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
 
-/// What some files hold besides weights, made from the configuration by whoever runs the model.
+/// Non-weight tensors in some files, which are computed from the configuration.
 const NO_WEIGHTS: [&str; 3] = [".rotary_emb.inv_freq", ".attn.masked_bias", ".attention.masked_bias"];
 
 /// The tensors of a folder, in mapped files.
@@ -40,28 +42,28 @@ struct Shard {
     bytes: Source,
 }
 
-/// Where a tensor lies.
+/// Location of a tensor.
 #[derive(Debug, Clone)]
 pub(crate) struct Stored {
     file: usize,
     /// Within the file.
     range: Range<usize>,
     pub holds: Holds,
-    /// Outermost first, none zero; a single number has one of 1.
+    /// Outermost first, none zero; a scalar has one dimension of 1.
     pub shape: Vec<usize>,
 }
 
-/// What a tensor is of.
+/// Element type of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Holds {
     /// Values of this type.
     Values(DType),
-    /// Bytes: codes that other tensors make values of.
+    /// Bytes: codes that are combined with other tensors.
     Bytes,
 }
 
 impl Holds {
-    /// Bytes of each.
+    /// Bytes per element.
     pub fn size(self) -> usize {
         match self {
             Self::Values(dtype) => dtype.block_bytes(),
@@ -110,7 +112,7 @@ impl Shards {
             for name in names {
                 let stored = there.remove(name).ok_or_else(|| HfError::Missing {
                     name: name.to_owned(),
-                    of: Some(format!("{INDEX} says that {file} holds it")),
+                    of: Some(format!("{INDEX} lists it in {file}")),
                 });
                 shards.tensors.insert(name.to_owned(), stored?);
             }
@@ -118,14 +120,14 @@ impl Shards {
         Ok(shards)
     }
 
-    /// The same of one file.
+    /// Maps one file and reads its header.
     pub fn open_file(folder: &Folder, name: &str) -> Result<Self, HfError> {
         let mut shards = Self { files: Vec::new(), tensors: BTreeMap::new() };
         shards.tensors = shards.add(&folder.path().join(name))?.into_iter().collect();
         Ok(shards)
     }
 
-    /// Maps another file; gives what lies in it.
+    /// Maps a further file and returns its tensors.
     fn add(&mut self, path: &Path) -> Result<HashMap<String, Stored>, HfError> {
         let (bytes, modified) = Source::map(path)?;
         let tensors = read_header(path, &bytes, self.files.len())?;
@@ -134,33 +136,33 @@ impl Shards {
         Ok(tensors)
     }
 
-    /// Every tensor by its name, in their order.
+    /// Returns every tensor, sorted by name.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &Stored)> {
         self.tensors.iter().map(|(name, stored)| (name.as_str(), stored))
     }
 
-    /// The bytes of a tensor.
+    /// Returns the bytes of a tensor.
     pub fn data(&self, stored: &Stored) -> &[u8] {
         &self.files[stored.file].bytes[stored.range.clone()]
     }
 
-    /// The file that a tensor lies in.
+    /// Returns the file of a tensor.
     pub fn path(&self, stored: &Stored) -> &Path {
         &self.files[stored.file].stamp.path
     }
 
-    /// Gives the memory of mapped files back.
+    /// Releases the memory of mapped files.
     pub fn release(&self) {
         self.files.iter().for_each(|shard| shard.bytes.release());
     }
 
-    /// The files as they were opened.
+    /// Returns the files with size and modification time at opening.
     pub fn stamps(&self) -> impl Iterator<Item = SourceFile> {
         self.files.iter().map(|shard| shard.stamp.clone())
     }
 }
 
-/// Whether a name leads to a file of the same folder and nowhere else.
+/// Whether a name refers to a file directly in the folder.
 fn is_plain(file: &str) -> bool {
     let mut parts = Path::new(file).components();
     matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None))
@@ -195,7 +197,7 @@ fn read_header(path: &Path, bytes: &[u8], file: usize) -> Result<HashMap<String,
     Ok(tensors)
 }
 
-/// A tensor of a file whose data lies in `data`.
+/// Parses the header entry of a tensor; `data` is the data section of the file.
 fn read_record(record: &Value, file: usize, data: Range<usize>) -> Result<Stored, TensorFault> {
     let numbers = |key: &str| {
         let list = record.get(key)?.as_array()?;
@@ -250,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_lies_where_its_header_says() {
+    fn tensors_are_located_by_their_header() {
         let header = r#"{"__metadata__": {"format": "pt"}, "b": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [4, 16]},
             "a": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]}, "l.rotary_emb.inv_freq": {}}"#;
         let found = read(&file(header, 16)).unwrap();
@@ -264,15 +266,15 @@ mod tests {
     }
 
     #[test]
-    fn a_header_that_contradicts_itself_or_the_file_is_refused_by_tensor() {
+    fn inconsistent_headers_are_rejected_by_tensor() {
         let huge = u64::MAX.to_string();
         let two = r#"{"a": {"dtype": "F16", "shape": [2], "data_offsets": [0, 4]}, "b": {"dtype": "F16", "shape": [2], "data_offsets": [2, 6]}}"#;
         let cases = [
             (record("F32", "[2]", "[0, 12]"), "lies from byte 0 to 12 of 8 bytes"),
             (record("F32", "[2]", &format!("[0, {huge}]")), "lies from byte 0 to 18446744073709551615"),
             (record("F32", "[2]", "[8, 0]"), "lies from byte 8 to 0"),
-            (record("F32", "[3]", "[0, 8]"), "takes 12 bytes, but 8 are its own"),
-            (record("F16", "[2]", "[0, 8]"), "takes 4 bytes, but 8 are its own"),
+            (record("F32", "[3]", "[0, 8]"), "takes 12 bytes, but has 8"),
+            (record("F16", "[2]", "[0, 8]"), "takes 4 bytes, but has 8"),
             (record("F32", "[0, 2]", "[0, 0]"), "impossible shape [0, 2]"),
             (record("F32", &format!("[{huge}, 4]"), "[0, 8]"), "impossible shape"),
             (record("F8_E4M3", "[8]", "[0, 8]"), "holds F8_E4M3; weights are read in F32, F16 and BF16"),
@@ -290,18 +292,21 @@ mod tests {
     }
 
     #[test]
-    fn a_header_longer_than_its_file_is_refused_before_anything_is_made_for_it() {
+    fn oversized_headers_are_rejected_before_allocation() {
         for (claimed, n_bytes, left) in [(100_000_000_u64, 64, 64), (u64::MAX, 8, 8), (9, 8, 8)] {
             let mut bytes = claimed.to_le_bytes().to_vec();
             bytes.resize(8 + n_bytes, b' ');
             let told = read(&bytes).unwrap_err();
-            assert!(told.contains(&format!("claims a header of {claimed} bytes, {left} can be")), "{told}");
+            assert!(
+                told.contains(&format!("claims a header of {claimed} bytes, at most {left} are")),
+                "{told}"
+            );
         }
-        assert!(read(&[1, 2, 3]).unwrap_err().contains("0 can be there"));
+        assert!(read(&[1, 2, 3]).unwrap_err().contains("at most 0 are possible"));
     }
 
     #[test]
-    fn a_header_of_too_many_tensors_is_refused_before_its_end() {
+    fn a_header_of_too_many_tensors_is_rejected_before_its_end() {
         let mut header = String::from("{");
         for i in 0..=header::MAX_TENSORS {
             header.push_str(&format!(
@@ -316,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_leads_to_files_of_its_folder_alone() {
+    fn an_index_refers_only_to_files_of_its_folder() {
         assert!(is_plain("model-00001-of-00002.safetensors"));
         for file in ["../a", "/etc/passwd", "a/b", "..", ".", ""] {
             assert!(!is_plain(file), "{file}");

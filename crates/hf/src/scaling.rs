@@ -1,4 +1,4 @@
-//! RoPE: its base, and how it is scaled.
+//! RoPE base and scaling.
 
 use std::f64::consts::TAU;
 
@@ -10,16 +10,17 @@ use crate::family::{Family, Layers};
 use crate::folder::Object;
 use crate::metadata::{Keys, Sizes};
 
-/// What frequencies are divided by, `[n_rot / 2]`, under the name of the tensor that it is in GGUF.
+/// Frequency divisors, `[n_rot / 2]`, with the name of their GGUF tensor.
 pub(crate) type Divisors = (&'static str, Vec<f32>);
 
-/// The name of divisors that are the same in every context.
+/// The name of divisors that apply to every context length.
 const ALWAYS: &str = "rope_freqs.weight";
 
-/// Writes what a configuration says of RoPE. Gives what frequencies are divided by, where that is tensors in GGUF.
+/// Writes the RoPE keys of a configuration. Returns the frequency divisors that are tensors in
+/// GGUF.
 ///
 /// # Errors
-/// A scaling that readers of GGUF files do not know, or that lacks a number.
+/// A scaling type that GGUF readers do not support, or that lacks a number.
 pub(crate) fn write(
     writer: &mut GgufWriter,
     config: Object<'_>,
@@ -27,7 +28,8 @@ pub(crate) fn write(
     sizes: &Sizes,
 ) -> Result<Vec<Divisors>, HfError> {
     let mut keys = Keys { writer, arch: family.arch };
-    // Newer configurations have all of it in one place, for layers of either kind where there are two.
+    // Newer configurations have everything in one object, with one entry per attention type if
+    // there are two.
     let all = config.find_object("rope_parameters")?;
     let full = all.map(|all| all.find_object("full_attention")).transpose()?.flatten();
     let windowed = all.map(|all| all.find_object("sliding_attention")).transpose()?.flatten();
@@ -45,7 +47,7 @@ pub(crate) fn write(
     let Some(rope) = rope.or(config.find_object("rope_scaling")?) else { return Ok(Vec::new()) };
     let kind = rope.find_str("rope_type")?.or(rope.find_str("type")?).unwrap_or("default");
     match kind {
-        // The latter changes nothing within the context that the model was trained for.
+        // Dynamic scaling changes nothing within the trained context.
         "default" | "dynamic" => {}
         "linear" => {
             keys.set("rope.scaling.type", "linear")?;
@@ -60,13 +62,14 @@ pub(crate) fn write(
     Ok(Vec::new())
 }
 
-/// The base that turns the slowest pair of a head slower by `alpha` (Hunyuan).
+/// Returns the RoPE base that slows the slowest pair of a head by `alpha` (Hunyuan).
 fn stretched(base: f64, alpha: f64, n_rot: usize) -> f64 {
     let dim = n_rot as f64;
     base * alpha.powf(dim / (dim - 2.0).max(1.0))
 }
 
-/// LongRoPE (arXiv 2402.13753): divisors for contexts beyond the original one and for others, and one magnitude for both.
+/// LongRoPE (arXiv 2402.13753): divisors for contexts beyond the original one and within it, and
+/// one attention factor for both.
 fn write_longrope(
     keys: &mut Keys<'_>,
     config: Object<'_>,
@@ -74,7 +77,7 @@ fn write_longrope(
     sizes: &Sizes,
 ) -> Result<Vec<Divisors>, HfError> {
     const ORIGINAL: &str = "original_max_position_embeddings";
-    // Older configurations tell it beside the lists, newer ones among them.
+    // Older configurations have it beside the lists, newer ones among them.
     let original = match rope.find_size(ORIGINAL)? {
         Some(_) => rope.size(ORIGINAL)?,
         None => config.size(ORIGINAL)?,
@@ -107,15 +110,12 @@ fn list_of_divisors(rope: Object<'_>, key: &str, n: usize) -> Result<Vec<f32>, H
 }
 
 fn write_yarn(keys: &mut Keys<'_>, rope: Object<'_>, family: &Family, sizes: &Sizes) -> Result<(), HfError> {
-    // gpt-oss rounds no ends of what it interpolates, others do, and GGUF does not say.
+    // gpt-oss does not round the bounds of the interpolation range, others do, and GGUF has no key
+    // for it.
     if let Some(rounds) = rope.find_bool("truncate")?
         && rounds == family.packs_experts
     {
-        return Err(rope.bad(
-            "truncate",
-            format!("{}, as readers of GGUF take it", !rounds),
-            rounds.to_string(),
-        ));
+        return Err(rope.bad("truncate", format!("{}, as GGUF readers assume", !rounds), rounds.to_string()));
     }
     write_magnitude(keys, rope, family)?;
     let factor = rope.float("factor")?;
@@ -131,24 +131,25 @@ fn write_yarn(keys: &mut Keys<'_>, rope: Object<'_>, family: &Family, sizes: &Si
         }
     }
     if let Some(magnitude) = rope.find_float("attention_factor")? {
-        // Here it takes the place of the usual magnitude, in GGUF it multiplies that.
+        // It replaces the default attention factor here, but multiplies it in GGUF.
         keys.set("rope.scaling.attn_factor", (magnitude / (1.0 + 0.1 * factor.ln())) as f32)?;
     }
     Ok(())
 }
 
-/// How far magnitudes are taken back, and scores grow with the position.
+/// Writes the correction of YaRN's attention factor, and the growth of attention scores with
+/// position.
 fn write_magnitude(keys: &mut Keys<'_>, rope: Object<'_>, family: &Family) -> Result<(), HfError> {
     let [one, all] = ["mscale", "mscale_all_dim"].map(|key| rope.find_float(key));
     let (one, all) = (one?, all?);
     match (family.magnitude, all) {
         (_, None) if one.is_none() => {}
         (Some(by), Some(all)) => {
-            // GGUF has no key for the other: of latent attention it is the same, else 1.
+            // GGUF has no key for `mscale`: with MLA it equals `mscale_all_dim`, else 1.
             let known = if sharpens(family) { all } else { 1.0 };
             if one.is_some_and(|one| one != known) {
                 let got = one.map_or_else(String::new, |one| one.to_string());
-                return Err(rope.bad("mscale", format!("{known}, as readers of GGUF take it"), got));
+                return Err(rope.bad("mscale", format!("{known}, as GGUF readers assume"), got));
             }
             keys.set("rope.scaling.yarn_log_multiplier", (by * all) as f32)?;
         }
@@ -167,12 +168,13 @@ fn write_magnitude(keys: &mut Keys<'_>, rope: Object<'_>, family: &Family) -> Re
     Ok(())
 }
 
-/// Whether YaRN's magnitude is on scores, and not on what is turned.
+/// Whether YaRN's attention factor applies to scores instead of rotated values.
 fn sharpens(family: &Family) -> bool {
     family.layers == Layers::Latent
 }
 
-/// Divisors that leave all but a share of the pairs of a head as they are, which turn as fast as if all did.
+/// Returns divisors that stop all but a fraction of the pairs of a head. The others keep the
+/// frequencies of full rotation.
 fn unturned(rope: Object<'_>, head_dim: usize) -> Result<Vec<f32>, HfError> {
     let share = rope.find_float("partial_rotary_factor")?.unwrap_or(1.0);
     if !(share > 0.0 && share <= 1.0) {
@@ -182,7 +184,8 @@ fn unturned(rope: Object<'_>, head_dim: usize) -> Result<Vec<f32>, HfError> {
     Ok((0..head_dim / 2).map(|pair| if pair < turned { 1.0 } else { 1e30 }).collect())
 }
 
-/// What llama 3 divides frequencies by: slow ones by the factor, fast ones by nothing, those between by something between.
+/// Returns the frequency divisors of Llama 3: the factor for low frequencies, 1 for high ones,
+/// interpolated between.
 fn divisors(rope: Object<'_>, theta: f64, n_rot: usize) -> Result<Vec<f32>, HfError> {
     let (factor, original) = (rope.float("factor")?, rope.float("original_max_position_embeddings")?);
     let (low, high) = (rope.float("low_freq_factor")?, rope.float("high_freq_factor")?);
@@ -195,7 +198,8 @@ fn divisors(rope: Object<'_>, theta: f64, n_rot: usize) -> Result<Vec<f32>, HfEr
     }
     let divisor = |pair: usize| {
         let wavelength = TAU * theta.powf(2.0 * pair as f64 / n_rot as f64);
-        // How often it turns in the original context: fewer than `low` times is slow, more than `high` times fast.
+        // Rotations within the original context: fewer than `low` is a low frequency, more than
+        // `high` a high one.
         let smooth = ((original / wavelength - low) / (high - low)).clamp(0.0, 1.0);
         (1.0 / ((1.0 - smooth) / factor + smooth)) as f32
     };

@@ -1,4 +1,4 @@
-//! Tensors: what they are called in either place, and which of a folder make which of GGUF.
+//! Tensor names in both formats, and which folder tensors make up each GGUF tensor.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use crate::metadata::Sizes;
 use crate::recipe::{Made, Recipe, Values, Weights};
 use crate::safetensors::{Holds, Shards, Stored};
 
-/// Modules of a layer by their names in GGUF. Experts have the same names in each of theirs.
+/// GGUF names of the modules of a layer. Modules of experts have the same names in each expert.
 const MODULES: &[(&str, &str)] = &[
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
@@ -56,7 +56,7 @@ const MODULES: &[(&str, &str)] = &[
     ("feed_forward.gate", ROUTER),
 ];
 
-/// Modules of an expert, by the folder that experts are in.
+/// Modules of an expert, by the prefix of experts.
 const EXPERTS: &[(&str, &str, &str)] = &[
     ("mlp.experts.", "gate_proj", "ffn_gate_exps"),
     ("mlp.experts.", "up_proj", "ffn_up_exps"),
@@ -71,37 +71,37 @@ const EXPERTS: &[(&str, &str, &str)] = &[
     ("feed_forward.experts.", "w2", "ffn_down_exps"),
 ];
 
-/// What chooses among experts, kept in f32 as llama.cpp keeps it.
+/// The router, stored in f32 as in llama.cpp.
 const ROUTER: &str = "ffn_gate_inp";
 const SHARED_ROUTER: &str = "ffn_gate_inp_shexp";
-/// Taps of convolutions, which are kept so too.
+/// Taps of convolutions, also stored in f32.
 const TAPS: [&str; 2] = ["shortconv.conv", "ssm_conv1d"];
-/// What tells kinds of layers apart, each of which has the same tensors.
+/// Tensors that distinguish layer types; layers of one type have the same tensors.
 const MARKS: [&str; 3] = ["ffn_gate_inp.weight", "shortconv.out_proj.weight", "ssm_out.weight"];
-/// The same of layers of one half.
+/// The same for single-sublayer layers.
 const HALVED_MARKS: [&str; 3] = ["ffn_gate_inp.weight", "attn_q.weight", "ssm_out.weight"];
-/// The same where layers may share keys and values, or have keys for values; that the right ones do is looked at with the model.
+/// The same if layers may share KV or use keys as values; the model loader validates which ones do.
 const OWN_HEADS_MARKS: [&str; 3] = ["ffn_gate_inp.weight", "attn_k.weight", "attn_v.weight"];
 const EMBEDDING: &str = "token_embd.weight";
 const OUTPUT: &str = "output.weight";
 
-/// The tensors of a model, by their names in GGUF: those of no layer first, then layer by layer.
+/// The tensors of a model by GGUF name: global ones first, then layer by layer.
 pub(crate) struct Tensors {
     all: BTreeMap<Place, Recipe>,
 }
 
-/// The layer, counted from 1, and the name within it; what is in none has layer 0.
+/// The layer, counted from 1, and the name within it; global tensors have layer 0.
 pub(crate) type Place = (usize, String);
 
-/// What a tensor of the folder is in GGUF.
+/// The GGUF counterpart of a folder tensor.
 pub(crate) struct Target {
     pub place: Place,
-    /// Which of the experts it is of, or 1 for scales of blocks.
+    /// The expert index, or 1 for scales of blocks.
     pub part: usize,
     pub cut: Cut,
 }
 
-/// A tensor of the folder that makes one of GGUF, or part of it.
+/// A folder tensor that makes up a GGUF tensor, or part of it.
 #[derive(Clone, Copy)]
 struct Part<'a> {
     name: &'a str,
@@ -110,7 +110,7 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// Whether it holds all experts, one after the other.
+    /// Whether it stacks all experts.
     fn is_of_all_experts(&self) -> bool {
         self.cut != Cut::Whole || self.stored.shape.len() > 2
     }
@@ -120,14 +120,14 @@ impl Part<'_> {
     }
 }
 
-/// Finds what every tensor of `shards` is in GGUF.
+/// Maps every tensor of `shards` to GGUF.
 ///
 /// # Errors
-/// A tensor that the family is not known to have, one that is missing, or one of another size than `sizes` say.
+/// A tensor that is unknown in the family, missing, or whose shape contradicts `sizes`.
 pub(crate) fn plan(shards: &Shards, family: &'static Family, sizes: &Sizes) -> Result<Tensors, HfError> {
     let mut found = Found::new();
     for (name, stored) in shards.tensors() {
-        // Some files hold the embedding twice.
+        // Some files store the tied embedding twice.
         let is_twice = name.ends_with("lm_head.weight") && sizes.is_tied == Some(true);
         if is_twice || family.sees && is_of_eyes(name) || guesses(name, family, sizes) {
             continue;
@@ -139,7 +139,7 @@ pub(crate) fn plan(shards: &Shards, family: &'static Family, sizes: &Sizes) -> R
         }
         for Target { place, part, cut } in targets {
             let most = if matches!(cut, Cut::Scales { .. }) { 2 } else { sizes.n_experts.max(1) };
-            // Two modules of one name in GGUF are of different families.
+            // Modules that share a GGUF name belong to different families.
             if place.0 > sizes.n_layers
                 || part >= most
                 || found.entry(place).or_default().insert(part, Part { name, stored, cut }).is_some()
@@ -158,12 +158,12 @@ pub(crate) fn plan(shards: &Shards, family: &'static Family, sizes: &Sizes) -> R
     Ok(Tensors { all })
 }
 
-/// Whether a tensor is of what guesses further tokens ahead, which is left undone.
+/// Whether a tensor belongs to the multi-token prediction (MTP) layers, which are not converted.
 fn guesses(name: &str, family: &Family, sizes: &Sizes) -> bool {
     if matches!(family.layers, Layers::Delta | Layers::Halved) {
         return name.starts_with("mtp.");
     }
-    // ERNIE's stand apart.
+    // ERNIE stores them separately.
     if name.starts_with("model.mtp_") {
         return true;
     }
@@ -171,7 +171,7 @@ fn guesses(name: &str, family: &Family, sizes: &Sizes) -> bool {
     layer.is_some_and(|layer| (sizes.n_layers..sizes.n_layers + sizes.n_guessing).contains(&layer))
 }
 
-/// Whether a tensor of a model that sees, and perhaps hears, is none of its text model.
+/// Whether a tensor belongs to the vision or audio encoder of a multimodal model.
 fn is_of_eyes(name: &str) -> bool {
     let name = name.strip_prefix("model.").unwrap_or(name);
     let eyes = [
@@ -185,12 +185,12 @@ fn is_of_eyes(name: &str) -> bool {
     eyes.iter().any(|eyes| name.starts_with(eyes))
 }
 
-/// What a tensor of this name is in GGUF; nothing where nobody knows.
+/// Returns the GGUF counterparts of a tensor; empty if unknown.
 pub(crate) fn targets(name: &str, family: &Family) -> Vec<Target> {
     let name = match family.layers {
         Layers::Halved => &*name.replacen("backbone.", "model.", 1),
         _ if family.sees => &*name.replacen("language_model.", "", 1),
-        // Models that are saved without what gives logits begin with what is in `model` elsewhere.
+        // Models saved without an output head omit the prefix `model.`.
         _ if ["embed_tokens.", "layers.", "norm."].iter().any(|start| name.starts_with(start)) => {
             &*format!("model.{name}")
         }
@@ -210,7 +210,7 @@ pub(crate) fn targets(name: &str, family: &Family) -> Vec<Target> {
     if own.is_empty() { module(layer, name, family).into_iter().collect() } else { own }
 }
 
-/// What a tensor is that is of no layer.
+/// Maps a global tensor.
 fn whole(name: &str, family: &Family) -> Option<Target> {
     let ours = match name {
         "lm_head.weight" => OUTPUT,
@@ -224,12 +224,12 @@ fn whole(name: &str, family: &Family) -> Option<Target> {
     Some(Target { place: (0, ours.to_owned()), part: 0, cut: Cut::Whole })
 }
 
-/// The norm before the logits.
+/// Returns the name of the final norm.
 fn output_norm(family: &Family) -> &'static str {
     if family.layers == Layers::Convolving { "token_embd_norm.weight" } else { "output_norm.weight" }
 }
 
-/// What a weight or bias of a layer is that most families have.
+/// Maps a weight or bias of a layer that most families have.
 fn module(layer: usize, name: &str, family: &Family) -> Option<Target> {
     let (module, kind) = name.rsplit_once('.').filter(|(_, kind)| ["weight", "bias"].contains(kind))?;
     let target =
@@ -246,7 +246,7 @@ fn module(layer: usize, name: &str, family: &Family) -> Option<Target> {
     })
 }
 
-/// A number as a file would write it, small enough for one more.
+/// Parses a number in canonical spelling, small enough to increment.
 fn number(text: &str) -> Option<usize> {
     let number: u32 = text.parse().ok()?;
     (number.to_string() == text).then_some(number as usize)
@@ -254,7 +254,7 @@ fn number(text: &str) -> Option<usize> {
 
 type Found<'a> = BTreeMap<Place, BTreeMap<usize, Part<'a>>>;
 
-/// Refuses a model that lacks a layer, an expert, or in one layer what others of its kind have.
+/// Rejects a model that lacks a layer, an expert, or a tensor that other layers of its type have.
 fn check_complete(found: &Found<'_>, family: &Family, sizes: &Sizes) -> Result<(), HfError> {
     let missing = |name: &str, of: Option<String>| HfError::Missing { name: name.to_owned(), of };
     for name in [EMBEDDING, output_norm(family)] {
@@ -263,10 +263,7 @@ fn check_complete(found: &Found<'_>, family: &Family, sizes: &Sizes) -> Result<(
         }
     }
     if sizes.is_tied == Some(false) && !found.contains_key(&(0, OUTPUT.to_owned())) {
-        return Err(missing(
-            "lm_head.weight",
-            Some("config.json says that it is not the embedding".to_owned()),
-        ));
+        return Err(missing("lm_head.weight", Some("config.json unties it from the embedding".to_owned())));
     }
     let mut layers: Vec<BTreeSet<&str>> = vec![BTreeSet::new(); sizes.n_layers];
     for ((layer, name), parts) in found.iter().filter(|((layer, _), _)| *layer > 0) {
@@ -289,31 +286,31 @@ fn check_complete(found: &Found<'_>, family: &Family, sizes: &Sizes) -> Result<(
             return Err(missing(&format!("model.layers.{layer}"), None));
         }
         if let Some((name, other)) = wanted[&kind(names)].iter().find(|(name, _)| !names.contains(*name)) {
-            let of = format!("layer {other} has its like");
+            let of = format!("layer {other} has it");
             return Err(missing(&format!("blk.{layer}.{name}"), Some(of)));
         }
     }
     Ok(())
 }
 
-/// Tells what is missing of a tensor that has several parts.
+/// Checks that a tensor with several parts is complete.
 fn check_parts(name: &str, parts: &BTreeMap<usize, Part<'_>>, sizes: &Sizes) -> Result<(), String> {
     let is_packed = |part: &Part<'_>| matches!(part.cut, Cut::Blocks { .. } | Cut::Scales { .. });
     if parts.values().any(is_packed) {
         let what = ["blocks", "scales"];
         let missing = (0..2).find(|part| !parts.get(part).is_some_and(is_packed));
-        return missing.map_or(Ok(()), |part| Err(format!("there are no {} of it", what[part])));
+        return missing.map_or(Ok(()), |part| Err(format!("its {} are absent", what[part])));
     }
     let is_whole = parts.get(&0).is_some_and(Part::is_of_all_experts);
     let is_each = name.contains("_exps.") && !name.ends_with(".scale");
     let wanted = if is_each && !is_whole { sizes.n_experts } else { 1 };
     match (0..wanted).find(|expert| !parts.contains_key(expert)) {
-        Some(expert) => Err(format!("there is none for expert {expert} of {wanted}")),
+        Some(expert) => Err(format!("expert {expert} of {wanted}")),
         None => Ok(()),
     }
 }
 
-/// Bytes are codes and scales, everything else is values.
+/// Checks that codes and scales are bytes and everything else values.
 fn check_types(parts: &[Part<'_>], shards: &Shards) -> Result<(), HfError> {
     for Part { name, stored, cut } in parts {
         let wants_bytes = matches!(cut, Cut::Blocks { .. } | Cut::Scales { .. });
@@ -327,7 +324,7 @@ fn check_types(parts: &[Part<'_>], shards: &Shards) -> Result<(), HfError> {
     Ok(())
 }
 
-/// How a tensor is made of its parts.
+/// Returns the recipe of a tensor from its parts.
 fn made(name: &str, parts: &[Part<'_>], family: &Family, sizes: &Sizes) -> Result<Made, HfError> {
     let first = parts[0];
     let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
@@ -341,7 +338,7 @@ fn made(name: &str, parts: &[Part<'_>], family: &Family, sizes: &Sizes) -> Resul
         return Err(first.wrong(format!("{} experts", sizes.n_experts)));
     }
     shape.reverse();
-    // One row that says how much the shared expert is wanted.
+    // The gate of the shared expert is a single row.
     if module == SHARED_ROUTER && shape.len() == 2 && shape[1] == 1 {
         shape.truncate(1);
     }
@@ -386,7 +383,7 @@ fn made(name: &str, parts: &[Part<'_>], family: &Family, sizes: &Sizes) -> Resul
     })
 }
 
-/// The scales of blocks that make a tensor of this shape, the row length first.
+/// Returns the scales of the blocks of a tensor with this shape, the row length first.
 fn made_scales(scales: &Part<'_>, shape: &[usize], sizes: &Sizes) -> Result<(Stored, Vec<View>), HfError> {
     match scales.cut.of(&scales.stored.shape, sizes) {
         Ok((of, views)) if of.iter().rev().eq(shape) => Ok((scales.stored.clone(), views)),
@@ -394,7 +391,7 @@ fn made_scales(scales: &Part<'_>, shape: &[usize], sizes: &Sizes) -> Result<(Sto
     }
 }
 
-/// Refuses experts of several types or shapes.
+/// Rejects experts of different types or shapes.
 fn check_alike(parts: &[Part<'_>]) -> Result<(), HfError> {
     let first = parts[0];
     let is_alike = |part: &Part<'_>| {
@@ -409,13 +406,13 @@ fn check_alike(parts: &[Part<'_>]) -> Result<(), HfError> {
     }
 }
 
-/// How many heads a tensor of queries or keys has rows of.
+/// Returns the number of heads in the rows of a Q or K tensor.
 fn heads(module: &str, part: &Part<'_>, sizes: &Sizes, family: &Family) -> Result<Option<usize>, HfError> {
-    // Those of each layer are looked at with the model.
+    // The model loader validates the heads of each layer.
     if family.layers == Layers::OwnHeads {
         return Ok(None);
     }
-    // Behind the rows of each query are as many of its gate.
+    // The rows of each query are followed by as many of its gate.
     let per_head = if family.layers == Layers::Delta { 2 } else { 1 };
     let (heads, rows) = match module {
         "attn_q" => (sizes.n_heads, per_head * sizes.head_dim),
@@ -429,12 +426,12 @@ fn heads(module: &str, part: &Part<'_>, sizes: &Sizes, family: &Family) -> Resul
 }
 
 impl Tensors {
-    /// Adds a tensor of numbers that no file of the folder holds.
+    /// Adds a constant tensor that is not stored in the folder.
     pub fn add_constant(&mut self, name: &str, values: &[f32]) {
         self.all.insert((0, name.to_owned()), Recipe::constant(values));
     }
 
-    /// Rows of the embedding.
+    /// Returns the vocabulary size: rows of the embedding.
     pub fn n_vocab(&self) -> Result<usize, HfError> {
         match self.all.get(&(0, EMBEDDING.to_owned())).map(Recipe::shape) {
             Some(&[_, n_vocab]) => Ok(n_vocab),
@@ -442,7 +439,7 @@ impl Tensors {
         }
     }
 
-    /// Declares them all, in their order.
+    /// Declares all tensors, in order.
     pub fn declare(&self, writer: &mut GgufWriter) -> Result<(), HfError> {
         for (place, recipe) in &self.all {
             writer.add_tensor(&full_name(place), recipe.shape(), recipe.dtype())?;
@@ -450,7 +447,7 @@ impl Tensors {
         Ok(())
     }
 
-    /// The same with the files that they are made of.
+    /// Attaches the files of the tensors.
     pub fn with(self, shards: Shards) -> Weights {
         Weights::new(self.all.into_iter().map(|(place, recipe)| (full_name(&place), recipe)), shards)
     }

@@ -1,8 +1,9 @@
 //! The vocabulary, its special tokens and chat templates.
 //!
-//! Two kinds are known. *Byte-level BPE* spells bytes in GPT-2's alphabet and merges by rank; GGUF has its merges. *BPE with byte
-//! fallback* marks spaces, as SentencePiece; GGUF has a score for each token, and the pair of the highest is joined: here that is the
-//! rank of the merge that makes it. Of Gemma 4 it has the merges, too.
+//! Two kinds are supported. *Byte-level BPE* encodes bytes in GPT-2's alphabet and merges by rank;
+//! GGUF stores its merges. *BPE with byte fallback* marks spaces like SentencePiece; GGUF stores a
+//! score for each token and joins the pair of the highest, so the score is the rank of the token's
+//! merge. For Gemma 4, GGUF stores the merges as well.
 
 use std::collections::HashMap;
 
@@ -27,20 +28,21 @@ const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
-/// SentencePiece's mark of a space.
+/// SentencePiece's space mark.
 const MARK: char = '\u{2581}';
 
-/// What other files say of tokens.
+/// Token settings of other files.
 #[derive(Clone, Copy)]
 pub(crate) struct Settings<'a> {
     pub config: Object<'a>,
-    /// What the model is generated with.
+    /// The generation configuration.
     pub generation: Option<Object<'a>>,
-    /// Whether GGUF has the merges of a tokenizer with byte fallback: Gemma 4.
+    /// Whether GGUF stores the merges of a tokenizer with byte fallback: Gemma 4.
     pub keeps_merges: bool,
 }
 
-/// Structure of Gemma 4's answers, which readers of GGUF see as text: what calls tools and what thinks is told by it.
+/// Structural tokens in Gemma 4's output that GGUF readers treat as text: tool calls and reasoning
+/// are detected by them.
 const SEEN: [&str; 7] = [
     "<|channel>",
     "<channel|>",
@@ -51,10 +53,10 @@ const SEEN: [&str; 7] = [
     "<|\"|>",
 ];
 
-/// Writes what a folder says of its tokens, of which there are `n_vocab`.
+/// Writes the tokenizer of a folder with `n_vocab` tokens.
 ///
 /// # Errors
-/// A tokenizer of another kind, or one that contradicts itself.
+/// An unsupported or inconsistent tokenizer.
 pub(crate) fn write(
     writer: &mut GgufWriter,
     folder: &mut Folder,
@@ -93,9 +95,9 @@ pub(crate) fn write(
     templates::write(writer, folder, settings)
 }
 
-/// Tokens as GGUF has them.
+/// The vocabulary in GGUF's form.
 struct Vocab {
-    /// `[n_vocab]`; numbers that stand for nothing are called so.
+    /// `[n_vocab]`; unused ids get placeholder names.
     texts: Vec<String>,
     kinds: Vec<i32>,
     ids: HashMap<String, u32>,
@@ -145,7 +147,7 @@ impl Vocab {
         self.ids.insert(text.to_owned(), place as u32);
     }
 
-    /// A token that is taken whole wherever its text stands. One beyond the embedding has no meaning to the model.
+    /// Adds a token that is matched whole. Ignores ids beyond the embedding.
     fn add(&mut self, file: Object<'_>, token: &Value) -> Result<(), HfError> {
         let bad = || file.bad("added_tokens", "tokens with id and content", shown(token));
         let token = token.as_object().map(|map| Object { map, ..file }).ok_or_else(bad)?;
@@ -156,7 +158,7 @@ impl Vocab {
         }
         self.added.read(token, id as u32)?;
         match token.find_bool("special")?.unwrap_or(false) || looks_special(text) {
-            // What stands for unknown text stays that.
+            // The unknown token keeps its type.
             true if self.kinds[id] == UNKNOWN && self.texts[id] == text => {}
             true => self.put(id, text, CONTROL),
             false => {
@@ -172,7 +174,7 @@ impl Vocab {
     }
 }
 
-/// Whether a token is structure although its folder does not say so: llama.cpp's list.
+/// Whether a token is structural although its folder does not mark it so: llama.cpp's list.
 fn looks_special(text: &str) -> bool {
     let within = |open: &str, close: &str| text.starts_with(open) && text.ends_with(close);
     ["<pad>", "<mask>", "<2mass>", "[@BOS@]"].contains(&text)
@@ -187,7 +189,7 @@ fn is_byte(text: &str) -> bool {
     hex.is_some_and(|hex| hex.len() == 2 && hex.bytes().all(|b| b.is_ascii_hexdigit()))
 }
 
-/// Merges as pairs, in either spelling.
+/// Reads the merges as pairs, in either spelling.
 fn merges<'a>(model: Object<'a>) -> Result<Vec<(&'a str, &'a str)>, HfError> {
     let list = model.find_array("merges")?.ok_or_else(|| model.bad("merges", "a list", "nothing"))?;
     let pair = |merge: &'a Value| match merge {
@@ -237,7 +239,7 @@ fn write_marked(
                     || pre.get("add_prefix_space").is_some_and(|adds| adds == false);
                 is_prefixed |= !never;
             }
-            // Spaces are marked by then, so that nothing is cut.
+            // Spaces are already marked at this point, so this splits nothing.
             Some("Split") if pre.pointer("/pattern/String").is_some_and(|text| text == " ") => {}
             _ => return Err(HfError::Pre { path: file.path.to_owned(), found: pre.to_string() }),
         }
@@ -245,13 +247,14 @@ fn write_marked(
     let merges = merges(model)?;
     if keeps_merges {
         if is_prefixed {
-            let what = "a space in front of a text whose tokens are merged by rank".to_owned();
+            let what = "a space prefix with merges by rank".to_owned();
             return Err(HfError::Unsupported { path: file.path.to_owned(), what });
         }
         writer.set("tokenizer.ggml.model", "gemma4")?;
         return write_merges(writer, merges);
     }
-    // Tokens that no merge makes are never asked for their score; those of added ones come after all others, too.
+    // Scores of tokens that no merge produces are never used. Those of added tokens come after all
+    // others.
     let mut scores = vec![-(merges.len() as f32) - 1.0; vocab.texts.len()];
     for (rank, (left, right)) in merges.into_iter().enumerate().rev() {
         let made = vocab.id(&format!("{left}{right}"));
@@ -266,7 +269,7 @@ fn write_marked(
     Ok(())
 }
 
-/// A pre-tokenizer or post-processor, or all of a sequence.
+/// Returns a pre-tokenizer or post-processor, or the steps of a sequence.
 fn parts<'a>(value: Option<&'a Value>, key: &str) -> Vec<&'a Value> {
     let Some(value) = value else { return Vec::new() };
     match value.get(key).and_then(Value::as_array) {
@@ -275,7 +278,7 @@ fn parts<'a>(value: Option<&'a Value>, key: &str) -> Vec<&'a Value> {
     }
 }
 
-/// Where the meaning of tokens may be said.
+/// Sources of the special tokens.
 struct Special<'a> {
     vocab: &'a Vocab,
     settings: Option<Object<'a>>,
@@ -286,7 +289,7 @@ impl Special<'_> {
     fn write(&self, writer: &mut GgufWriter, file: Object<'_>, has_fallback: bool) -> Result<(), HfError> {
         let [first, last] = around(file.value("post_processor"));
         let [bos, eos, unk, pad] = ["bos", "eos", "unk", "pad"].map(|name| self.id(name));
-        // Nobody else may say which.
+        // No other file defines it.
         let bos = bos.or_else(|| first.id(self.vocab));
         let mut ends = self.ends().into_iter().filter(|id| Some(*id) != eos);
         let ids = [
@@ -319,7 +322,7 @@ impl Special<'_> {
         Ok(())
     }
 
-    /// The token with a meaning: as the tokenizer says, or else as the model does.
+    /// Returns a special token: from the tokenizer settings, or else from the model configuration.
     fn id(&self, name: &str) -> Option<u32> {
         let key = format!("{name}_token");
         let named = self.settings.and_then(|settings| settings.value(&key));
@@ -332,7 +335,7 @@ impl Special<'_> {
         number.filter(|id| *id < n_vocab).map(|id| id as u32)
     }
 
-    /// Tokens that end an answer, by what the model is generated with.
+    /// Returns the end-of-generation tokens of the generation configuration.
     fn ends(&self) -> Vec<u32> {
         let ids = self.said.generation.and_then(|generation| generation.value("eos_token_id"));
         let ids: &[Value] = match ids {
@@ -345,16 +348,16 @@ impl Special<'_> {
     }
 }
 
-/// A number, or the first of a list.
+/// Returns a number, or the first of a list.
 fn first_id(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| value.as_array()?.first()?.as_u64())
 }
 
-/// What a tokenizer puts before a text, or behind it.
+/// A token that the tokenizer adds before or after a text.
 enum Around<'a> {
     Token(&'a str),
     Nothing,
-    /// Another file may say.
+    /// Left to another file.
     Unsaid,
 }
 
@@ -367,7 +370,7 @@ impl Around<'_> {
     }
 }
 
-/// What stands before a text and behind it.
+/// Returns the tokens that the post-processor adds before and after a text.
 fn around(processor: Option<&Value>) -> [Around<'_>; 2] {
     let all = parts(processor, "processors");
     let is = |name: &'static str| move |part: &&&Value| part.get("type").is_some_and(|kind| kind == name);

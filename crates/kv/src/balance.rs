@@ -1,9 +1,9 @@
-//! What keys and values are multiplied by before they are stored, so that the noise of codes falls where attention looks
-//! least.
+//! Channel scales (SmoothQuant) of keys and values, which move the coding error to where attention
+//! is least sensitive.
 //!
-//! Attention is invariant: `q.k = (q / s).(s k)`, and `sum w (v - c) + c = sum w v`. A rotated code spreads its noise evenly
-//! over the stored dims, so that dims in which queries are long deserve larger keys, and dims that the output matrix reads
-//! strongly larger values.
+//! Attention is invariant: `q.k = (q / s).(s k)`, and `sum w (v - c) + c = sum w v`. A rotated code
+//! spreads its error evenly over the stored dims, so dims in which queries are large need larger
+//! keys, and dims to which the output matrix gives large weights need larger values.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use kvant_codec::tile::Side;
 
 use crate::{KvError, KvLayerShape, KvShape};
 
-/// Factors and centres of all layers that have keys and values of their own, by KV-layer ordinal.
+/// Factors and centres of all layers with keys and values of their own, by KV-layer ordinal.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Balance {
     /// `[layers]`
@@ -23,38 +23,42 @@ pub struct Balance {
 /// Factors and centres of one layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerBalance {
-    /// Factor on each dim of the keys after RoPE, `[n_kv_heads * k_head_dim]`: queries are divided by it. A centre of keys
-    /// need not be known: it is taken from the text.
+    /// Factor on each dim of the keys after RoPE, `[n_kv_heads * k_head_dim]`; queries are divided
+    /// by it. Key centres are not stored here: the cache measures them at run time.
     pub k_scale: Vec<f32>,
-    /// Factor on each dim of the values, `[n_kv_heads * v_head_dim]`: outputs are divided by it. None where values are part of
-    /// their keys, and have the factors of these.
+    /// Factor on each dim of the values, `[n_kv_heads * v_head_dim]`; outputs are divided by it.
+    /// Empty where values are part of their keys (MLA) and share their factors.
     pub v_scale: Vec<f32>,
-    /// What is taken from the values before, and added to the outputs after, `[n_kv_heads * v_head_dim]`. None
-    /// where values are part of their keys, which have a centre for each block.
+    /// Subtracted from values before coding and added to outputs, `[n_kv_heads * v_head_dim]`.
+    /// Empty where values are part of their keys (MLA), which have a centre per block.
     pub v_centre: Vec<f32>,
 }
 
-/// What the weights of a model say of its cache before any text is read.
+/// Statistics of a model's weights that predict the sensitivity of its cache, known before any text
+/// is processed.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct WeightStatistics {
-    /// What keys and values are best multiplied by.
+    /// Optimal channel scales of keys and values.
     pub balance: Arc<Balance>,
-    /// The variance, in nats squared, that a code of relative squared error 1 gives the scores of a KV head's keys with these factors,
-    /// `[layers][n_kv_heads]`.
+    /// Variance of a KV head's scores, in nats squared, caused by a code of relative squared error
+    /// 1 on keys with these factors, `[layers][n_kv_heads]`.
     pub score_noise: Vec<Vec<f64>>,
 }
 
-/// Factors of a head lie within this of their geometric mean: statistics of few tokens are not to be trusted further, and
-/// numbers stay within f16.
+/// The largest ratio of a head's factors to their geometric mean: statistics of few tokens justify
+/// no more, and values stay within f16.
 const MOST_APART: f64 = 64.0;
 
-/// `(read / stored)^(1/4)` of each dim, their geometric mean 1: a factor that all share changes nothing. 1 where nothing is
-/// stored, nothing reads it, or either is no number.
+/// Returns `(read / stored)^(1/4)` for each dim, normalized to a geometric mean of 1, as a common
+/// factor has no effect. Dims that are not stored or not read, or whose statistics are not finite,
+/// get 1.
 ///
-/// A rotated code spreads its noise evenly over the stored dims. With keys stored as A k and queries divided by A, the noise of
-/// a score is `tr(A Sk A^T) tr(A^-T Sq A^-1)` up to the code's own factor: Sk the covariance of the keys around their centre, Sq
-/// the second moment of the queries that meet them. For a diagonal A = diag(s) that is `(sum s^2 Sk) (sum Sq / s^2)`, and by
-/// Cauchy and Schwarz least at `s^4 = Sq / Sk`. Values are the same, with the squared columns of the output matrix for Sq.
+/// A rotated code spreads its error evenly over the stored dims. With keys stored as A k and
+/// queries divided by A, the variance of a score is `tr(A Sk A^T) tr(A^-T Sq A^-1)` up to the
+/// code's own factor: Sk the covariance of the keys around their centre, Sq the second moment of
+/// the queries that attend to them. For a diagonal A = diag(s) that is
+/// `(sum s^2 Sk) (sum Sq / s^2)`, which by Cauchy-Schwarz is least at `s^4 = Sq / Sk`. The same
+/// holds for values, with the squared columns of the output matrix for Sq.
 pub fn balance_factors(read: &[f64], stored: &[f64]) -> Vec<f32> {
     let log = |(read, stored): (&f64, &f64)| {
         let ratio = read / stored;
@@ -69,30 +73,30 @@ pub fn balance_factors(read: &[f64], stored: &[f64]) -> Vec<f32> {
     logs.iter().map(factor).collect()
 }
 
-/// So rounded, a file says what was measured.
+/// Rounds `x` to five digits, so that a file stores exactly the measured value.
 pub fn five_digits(x: f64) -> f32 {
     format!("{x:.4e}").parse().unwrap_or(0.0)
 }
 
 impl LayerBalance {
-    /// What changes nothing.
+    /// Returns the identity scales.
     pub fn none(heads: &KvLayerShape) -> Self {
         let n_k = heads.n_kv_heads * heads.k_head_dim;
         let n_v = heads.values_per_token() - n_k;
         Self { k_scale: vec![1.0; n_k], v_scale: vec![1.0; n_v], v_centre: vec![0.0; n_v] }
     }
 
-    /// Whether it changes values. Where it does not, devices are given nothing for them.
+    /// Returns whether values are scaled or shifted. If not, devices receive no factors for them.
     pub(crate) fn scales_values(&self) -> bool {
         self.v_scale.iter().any(|&scale| scale != 1.0) || self.v_centre.iter().any(|&centre| centre != 0.0)
     }
 
-    /// Where a device finds each of its parts.
+    /// Returns the layout of the factors on a device.
     fn on_device(&self) -> BalanceLayout {
         BalanceLayout::new(self.k_scale.len(), if self.scales_values() { self.v_scale.len() } else { 0 })
     }
 
-    /// Gives a row `[head_dim]` of a head back what it was before.
+    /// Undoes scale and shift of a row `[head_dim]` of a head.
     pub(crate) fn undo(&self, head: usize, side: Side, row: &mut [f32]) {
         let dims = head * row.len()..(head + 1) * row.len();
         match side {
@@ -105,19 +109,19 @@ impl LayerBalance {
     }
 }
 
-/// Devices allocate whole lines of 64 bytes, or what they are asked for.
+/// Rounds up to 64 bytes, the allocation granularity of some devices.
 fn padded(n_bytes: usize) -> usize {
     n_bytes.next_multiple_of(64)
 }
 
-/// Factors further apart than this would lose values at one end of f16.
+/// The largest allowed factor; larger ones would lose values at one end of f16.
 const MOST_SCALE: f32 = 1024.0;
 
 impl Balance {
-    /// Says whether this belongs to a model of that shape.
+    /// Checks the scales against the shape of a model.
     ///
     /// # Errors
-    /// When lengths differ, a factor is not within 1/1024 to 1024, or a centre is no f16 number.
+    /// When lengths differ, a factor is not within 1/1024 to 1024, or a centre does not fit f16.
     pub fn check(&self, shape: &KvShape) -> Result<(), KvError> {
         let error = |what: String| Err(KvError::Balance { what });
         if self.layers.len() != shape.layers.len() {
@@ -146,21 +150,22 @@ impl Balance {
         Ok(())
     }
 
-    /// All factors and centres, layer by layer.
+    /// Returns all factors and centres, layer by layer.
     pub fn values(&self) -> impl Iterator<Item = f32> {
         self.layers.iter().flat_map(|LayerBalance { k_scale, v_scale, v_centre }| {
             [k_scale, v_scale, v_centre].into_iter().flatten().copied()
         })
     }
 
-    /// Whether it changes nothing.
+    /// Returns whether the scales have no effect.
     pub fn is_none(&self) -> bool {
         let of_layer =
             |layer: &LayerBalance| !layer.scales_values() && layer.k_scale.iter().all(|&scale| scale == 1.0);
         self.layers.iter().all(of_layer)
     }
 
-    /// What a device is given for layer `index`, as [`BalanceLayout`] says, in bytes, padded to what any device allocates.
+    /// Returns the factors of layer `index` in the layout of [`BalanceLayout`], in bytes, padded
+    /// for every device.
     pub(crate) fn bytes(&self, index: usize) -> Vec<u8> {
         let LayerBalance { k_scale, v_scale, v_centre } = &self.layers[index];
         let inverse = |scale: &[f32]| scale.iter().map(|s| 1.0 / s).collect::<Vec<_>>();
@@ -180,16 +185,16 @@ impl Balance {
         bytes
     }
 
-    /// Bytes that a device is given for all layers.
+    /// Returns the bytes of the factors of all layers on a device.
     pub(crate) fn n_bytes(&self) -> usize {
         let of_layer = |layer: &LayerBalance| size_of::<f32>() * layer.on_device().n_values();
         self.layers.iter().map(of_layer).map(padded).sum()
     }
 
-    /// That of some of the layers.
+    /// Returns the scales of a range of layers.
     ///
     /// # Panics
-    /// When there are no such layers.
+    /// When `layers` is out of range.
     pub fn part(&self, layers: std::ops::Range<usize>) -> Self {
         Self { layers: self.layers[layers].to_vec() }
     }
@@ -200,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_other_factors_make_less_noise() {
+    fn balance_factors_minimize_the_noise() {
         let (read, stored) = ([4.0, 1.0, 12.0, 0.5], [0.1, 3.0, 0.2, 1.0]);
         let noise = |s: &[f32]| {
             let sum = |of: fn(f64, f64) -> f64, x: &[f64]| {
@@ -214,12 +219,12 @@ mod tests {
             let other = [best[0] * change, best[1], best[2], best[3] / change];
             assert!(noise(&best) < noise(&other), "{change}: {} {}", noise(&best), noise(&other));
         }
-        // Nothing at all is worse by far.
+        // Identity scales are far worse.
         assert!(2.0 * noise(&best) < noise(&[1.0; 4]));
     }
 
     #[test]
-    fn what_is_never_there_or_no_number_has_factor_one_and_no_factor_runs_away() {
+    fn dead_or_non_finite_dims_get_one_and_factors_are_bounded() {
         for (read, stored) in [
             ([0.0; 4], [1.0; 4]),
             ([1.0; 4], [0.0; 4]),
@@ -230,14 +235,14 @@ mod tests {
         ] {
             assert_eq!(balance_factors(&read, &stored), [1.0; 4], "{read:?} {stored:?}");
         }
-        // Some dims dead, the others as they would be alone.
+        // Some dims are dead; the others get the factors they would get alone.
         assert_eq!(balance_factors(&[0.0, 5.0, 0.0, 5.0], &[1.0; 4]), [1.0; 4]);
         let far = balance_factors(&[1e30, 1.0, 1e30, 1.0], &[1e-30, 1.0, 1e-30, 1.0]);
         assert_eq!(far, [64.0, 1.0 / 64.0, 64.0, 1.0 / 64.0]);
     }
 
     #[test]
-    fn a_balance_of_another_shape_or_out_of_range_is_refused_with_the_place() {
+    fn scales_of_another_shape_or_range_are_rejected_with_the_layer() {
         let layer = KvLayerShape {
             n_heads: 4,
             n_kv_heads: 2,
@@ -268,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_given_nothing_for_values_that_stay_as_they_are() {
+    fn devices_get_no_factors_for_unscaled_values() {
         let keys = LayerBalance { k_scale: vec![2.0; 16], v_scale: vec![1.0; 8], v_centre: vec![0.0; 8] };
         let moved = LayerBalance { v_centre: vec![0.5; 8], ..keys.clone() };
         let balance = Balance { layers: vec![keys, moved] };

@@ -1,4 +1,4 @@
-//! The cache of one sequence.
+//! The KV cache of one sequence.
 
 use std::sync::Arc;
 
@@ -10,31 +10,33 @@ use crate::pool::{BlockKey, Entry, Pool};
 use crate::states::States;
 use crate::{CacheState, KvError, Layout};
 
-/// The keys and values of one sequence: blocks of 128 tokens, a sink and a tail for each group of layers.
+/// The keys and values of one sequence: blocks of 128 tokens, a sink and a tail for each group of
+/// layers.
 ///
-/// A fork shares all of them; either side copies what it is about to write.
+/// Forks share all pages; each side copies a page before writing to it.
 #[derive(Debug)]
 pub struct Cache<P: Page> {
     layout: Arc<Layout>,
     /// `[groups]`
     memory: Vec<KvMemory<P>>,
     states: States<P>,
-    /// What each layer's rows are multiplied by, `[layers]`; empty where nothing is, or nothing has been fed.
+    /// Channel scales of each layer, `[layers]`; empty without scales, and before the first token.
     balance: Vec<Arc<Held<P>>>,
     len: usize,
     /// Tiles before this one are in the sink or the blocks.
     coded: usize,
     n_ctx: usize,
-    /// Keys of the blocks that have been made known, behind what the first one follows on.
+    /// Keys of the registered blocks, preceded by the root key.
     keys: Vec<BlockKey>,
     mark: Option<Mark<P>>,
 }
 
-/// Tokens from which on a tail of two f16 tiles is no more than a quarter of what f16 takes. Without a mark up to 511 tokens are read
-/// again where an answer is given anew or a thought is left out, which takes a laptop ten seconds with a model of 8B.
+/// Shortest checkpointed length, from which a tail of two f16 tiles is at most a quarter of the f16
+/// size. Without a checkpoint, up to 511 tokens are recomputed when an answer is regenerated or its
+/// reasoning is dropped: ten seconds on a laptop with an 8B model.
 const LEAST_MARKED: usize = 8 * TILE;
 
-/// A place to go back to: the tails and the states as they were.
+/// A checkpoint to truncate to: the tails and the states at that length.
 #[derive(Debug)]
 pub(crate) struct Mark<P: Page> {
     pub(crate) len: usize,
@@ -60,7 +62,8 @@ impl<P: Page> Clone for Cache<P> {
 }
 
 impl<P: Page> Cache<P> {
-    /// An empty cache for at most `n_ctx` tokens. Nothing is allocated before tokens come.
+    /// Creates an empty cache for at most `n_ctx` tokens. Allocates no memory before the first
+    /// token.
     pub fn new(layout: Arc<Layout>, n_ctx: usize) -> Self {
         let memory = layout.groups().iter().map(|group| KvMemory::new(group.sizes)).collect();
         let coded = layout.coded_tiles(0);
@@ -68,32 +71,32 @@ impl<P: Page> Cache<P> {
         Self { layout, memory, states, balance, len: 0, coded, n_ctx, keys, mark: None }
     }
 
-    /// What is stored, and where.
+    /// Returns what is stored, and where.
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout
     }
 
-    /// Tokens stored.
+    /// Returns the number of tokens stored.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether no token is stored.
+    /// Returns whether no token is stored.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Tokens that fit.
+    /// Returns the maximum number of tokens.
     pub fn n_ctx(&self) -> usize {
         self.n_ctx
     }
 
-    /// Changes how many tokens fit; at least those that are stored do.
+    /// Sets the maximum number of tokens, at least the number stored.
     pub fn set_n_ctx(&mut self, n_ctx: usize) {
         self.n_ctx = n_ctx.max(self.len());
     }
 
-    /// Bytes allocated for this cache, padding included; what others share is counted too.
+    /// Returns the bytes allocated for this cache, padding and shared pages included.
     pub fn n_bytes(&self) -> usize {
         let marked = self.mark.iter().flat_map(|mark| mark.tails.iter().flatten().chain(&mark.states));
         let is_there = |page: &&Arc<Held<P>>| {
@@ -101,39 +104,40 @@ impl<P: Page> Cache<P> {
             tails.chain(self.states.pages()).any(|there| Arc::ptr_eq(there, page))
         };
         let marked = marked.filter(|page| !is_there(page));
-        // The youngest snapshot may still be what is there.
+        // The youngest snapshot may still be the current page.
         let states = self.states.pages().skip(usize::from(self.states.is_remembered()));
         let pages =
             self.memory.iter().flat_map(KvMemory::pages).chain(states).chain(marked).chain(&self.balance);
         pages.map(|page| page.n_bytes()).sum()
     }
 
-    /// The memory of the group that `layer` belongs to.
+    /// Returns the memory of the group of `layer`.
     pub fn memory(&self, layer: usize) -> &KvMemory<P> {
         &self.memory[self.layout.group_of(layer)]
     }
 
-    /// `n` more rows, the first of them row `first` of a step.
+    /// Describes the next `n` tokens, at indices from `first` of the batch.
     pub fn rows(&self, first: usize, n: usize) -> Rows {
         Rows { first, n, start: self.len, coded: self.coded }
     }
 
-    /// The last `n` of the tokens that are stored as rows of a step, to attend once more.
+    /// Describes the last `n` stored tokens as tokens of a batch, to repeat their attention.
     ///
     /// # Panics
-    /// When there are not as many.
+    /// When fewer than `n` tokens are stored.
     pub fn last_rows(&self, n: usize) -> Rows {
         Rows { first: 0, n, start: self.len - n, coded: self.coded }
     }
 
-    /// The streams and the memory of a layer, for a step of `rows`; its share of the band begins at byte `band`.
+    /// Returns the KV tensors and the memory of a layer, for a step of `rows`; its share of the
+    /// step tiles starts at byte `band`.
     pub fn part(&mut self, layer: usize, rows: Rows, band: usize) -> KvPart<'_, P> {
         let memory = &mut self.memory[self.layout.group_of(layer)];
         let balance = self.balance.get(layer).map(|page| &***page);
         KvPart { rows, layer: self.layout.layer(layer), memory, band, balance }
     }
 
-    /// The state of recurrent layer `index`, for a step of `rows`.
+    /// Returns the state of recurrent layer `index`, for a step of `rows`.
     ///
     /// # Panics
     /// When the model has no such layer, or nothing was reserved.
@@ -142,14 +146,18 @@ impl<P: Page> Cache<P> {
         self.states.part(layout, index, rows)
     }
 
-    /// The most tokens that the next step may add: it must not step over a place where the states are remembered.
+    /// Returns the maximum number of tokens of the next step, which must not pass a snapshot of the
+    /// states.
     pub fn most_rows(&self) -> usize {
         self.layout.states().map_or(usize::MAX, |states| states.until_snapshot(self.len))
     }
 
-    /// How many tokens behind the next `known` ones the next step may store on trial, `most` at most: a [cut](Cache::cut) to any of them, or
-    /// to the known ones alone, leaves what is there without feeding anything again, and they take no memory that those do not. Where
-    /// there are states, such a cut leaves what is there now: they are remembered.
+    /// Reserves capacity for draft tokens: returns how many of them, up to `most`, the next step
+    /// may store behind the next `known` tokens.
+    ///
+    /// [Truncation](Cache::cut) to any of them, or to the known tokens alone, is exact without
+    /// recomputation, and they take no memory beyond that of the known tokens. With recurrent
+    /// states such a truncation restores the current states, which this call saves.
     pub fn try_on<B: Backend<Page = P>>(
         &mut self,
         backend: &B,
@@ -161,11 +169,11 @@ impl<P: Page> Cache<P> {
         if n == 0 || self.layout.states().is_none() {
             return n;
         }
-        // Without memory nothing is tried.
+        // Without memory there are no draft tokens.
         if self.states.remember(self.len, &pool.on(backend)).is_ok() { n } else { 0 }
     }
 
-    /// Gives back memory that only tokens on trial need.
+    /// Releases memory that only draft tokens need.
     pub fn rest(&mut self) {
         self.states.forget();
     }
@@ -179,7 +187,7 @@ impl<P: Page> Cache<P> {
                 group.n_blocks(len, coded) == group.n_blocks(next, layout.coded_tiles(next))
                     && group.oldest_block(len) == group.oldest_block(next)
             };
-            // States are not cut: the way back is one to where they are.
+            // States cannot be truncated, so rejection must restore the current ones.
             let finds_back = layout.states().is_none_or(|_| {
                 let keeps = |group: &Group| group.oldest_block(len) == group.oldest_block(self.len);
                 layout.exact_cut(self.len, coded) == self.len && layout.groups().iter().all(keeps)
@@ -190,16 +198,17 @@ impl<P: Page> Cache<P> {
                 && layout.exact_cut(next, coded) == next
                 && layout.groups().iter().all(same_blocks)
         };
-        // Before the first token there are none, and without a tail what is stored depends on the steps.
+        // Before the first token there are no states, and without a tail the stored bits depend on
+        // the step sizes.
         let has_none = self.layout.states().is_some() && self.states.now().is_none();
         if has_none || !self.layout.plan().tail { 0 } else { (1..=most).take_while(is_free).count() }
     }
 
-    /// Makes room for `n` more tokens, in memory that nobody else has.
+    /// Reserves exclusively owned memory for `n` more tokens.
     ///
     /// # Errors
-    /// [`KvError::Full`] when they do not fit in the context; a device error when memory runs out. Nothing that was
-    /// stored is lost, and [`Cache::unreserve`] gives back what had been found until then.
+    /// [`KvError::Full`] when they do not fit in the context; a device error when memory runs out.
+    /// Stored tokens are unchanged, and [`Cache::unreserve`] releases what was allocated so far.
     ///
     /// # Panics
     /// When `n` is more than [`Cache::most_rows`].
@@ -227,7 +236,7 @@ impl<P: Page> Cache<P> {
         self.bring_balance(backend, pool)
     }
 
-    /// Brings the balance of the plan to the device, if it is not there.
+    /// Uploads the plan's channel scales to the device, once.
     pub(crate) fn bring_balance<B: Backend<Page = P>>(
         &mut self,
         backend: &B,
@@ -246,7 +255,7 @@ impl<P: Page> Cache<P> {
         Ok(())
     }
 
-    /// Gives back what was [reserved](Cache::reserve) for a step that did not come.
+    /// Releases the memory [reserved](Cache::reserve) for a step that did not take place.
     pub fn unreserve(&mut self) {
         for (group, memory) in self.layout.groups().iter().zip(&mut self.memory) {
             memory.truncate(group.n_blocks(self.len, self.coded));
@@ -261,7 +270,8 @@ impl<P: Page> Cache<P> {
         }
     }
 
-    /// Counts `n` more tokens as stored, once every layer has written them, and lets go of blocks that no query will see.
+    /// Counts `n` more tokens as stored, after every layer has written them, and releases blocks
+    /// outside every window.
     pub fn commit(&mut self, n: usize) {
         self.len += n;
         self.coded = self.layout.coded_tiles(self.len);
@@ -273,7 +283,7 @@ impl<P: Page> Cache<P> {
         }
     }
 
-    /// Forgets every token and gives the memory back.
+    /// Removes every token and releases the memory.
     pub fn clear(&mut self) {
         let n_ctx = self.n_ctx;
         let root = self.keys.first().copied();
@@ -281,9 +291,11 @@ impl<P: Page> Cache<P> {
         self.keys.extend(root);
     }
 
-    /// Remembers this place, in place of the one before: [`Cache::cut`] finds back to it, or to the tokens just before it,
-    /// without feeding any again. Costs a copy of the tails and states once more tokens come; of fewer than 128 tokens nothing is
-    /// remembered, unless there are states: the way back to these is long.
+    /// Takes a checkpoint of the current length, which replaces the previous one: [`Cache::cut`]
+    /// can truncate to it, or to the tokens just before it, without recomputation.
+    ///
+    /// It costs a copy of the tails and states once more tokens follow. Fewer than 128 tokens are
+    /// not checkpointed, unless there are states: recomputing these takes long.
     pub fn mark(&mut self) {
         let is_worth_it = match self.states.now() {
             Some(_) => self.len > 0,
@@ -297,9 +309,10 @@ impl<P: Page> Cache<P> {
         });
     }
 
-    /// Forgets every token but the first `n`, or fewer: where what comes next would see in 16 bit what is there in codes only,
-    /// the cut goes back to where it would not. Returns the tokens that are left; feeding the others again gives the cache
-    /// that feeding `n` tokens gives, bit for bit.
+    /// Truncates the cache to its first `n` tokens, or fewer: where the next token would read in
+    /// f16 what is stored as codes only, truncation goes back to the nearest exact length. Returns
+    /// the tokens left; feeding the others again gives the cache of feeding `n` tokens, bit for
+    /// bit.
     ///
     /// # Panics
     /// When `n > len()`.
@@ -319,7 +332,7 @@ impl<P: Page> Cache<P> {
             return 0;
         }
         let mut states = self.states.after(n).cloned();
-        // It is there for the next cut as well: an answer may be given again and again.
+        // The checkpoint stays for later truncations: an answer may be regenerated repeatedly.
         if let Some(mark) = self.mark.as_ref().filter(|_| now < marked).cloned() {
             self.coded = mark.coded;
             self.memory.iter_mut().zip(mark.tails).for_each(|(memory, tail)| memory.set_tail(tail));
@@ -335,8 +348,8 @@ impl<P: Page> Cache<P> {
         n
     }
 
-    /// The longest place up to `n` that can be gone on from as if no more had ever been fed, while tiles before `coded` are
-    /// coded.
+    /// Returns the longest length up to `n` to which truncation is exact, while tiles before
+    /// `coded` are coded.
     fn way_back(&self, n: usize, coded: usize) -> usize {
         let is_exact = |at: &usize| *at <= n && self.layout.exact_cut(*at, coded) == *at;
         match self.layout.states() {
@@ -345,7 +358,7 @@ impl<P: Page> Cache<P> {
         }
     }
 
-    /// Whether no block has been let go of that a query after `n` tokens may see.
+    /// Returns whether every block that a query after `n` tokens reads is still present.
     fn is_there(&self, n: usize) -> bool {
         self.groups().all(|(group, memory)| {
             let coded = self.coded.min(n.div_ceil(TILE));
@@ -354,17 +367,18 @@ impl<P: Page> Cache<P> {
         })
     }
 
-    /// After a step that failed: nothing of it is kept. The tail may have been written over, so that more may have to go: see
-    /// [`Cache::cut`]. Returns the tokens that are left.
+    /// Discards a failed step. The tail may have been overwritten, so that more tokens may be lost:
+    /// see [`Cache::cut`]. Returns the tokens left.
     pub fn undo_step(&mut self) -> usize {
-        // As if everything had been coded: only a cut that needs nothing of the tail will do.
+        // Treats everything as coded, so that only a length which needs nothing of the tail is
+        // exact.
         self.coded = usize::MAX;
         let len = self.len;
         self.len += 1;
         self.cut(len)
     }
 
-    /// Tiles that are coded.
+    /// Returns the number of coded tiles.
     pub(crate) fn coded(&self) -> usize {
         self.coded
     }
@@ -387,7 +401,7 @@ impl<P: Page> Cache<P> {
         self.mark.as_ref()
     }
 
-    /// Each group with its memory.
+    /// Returns each group with its memory.
     pub(crate) fn groups(&self) -> impl Iterator<Item = (&Group, &KvMemory<P>)> {
         self.layout.groups().iter().zip(&self.memory)
     }
@@ -396,16 +410,16 @@ impl<P: Page> Cache<P> {
         &mut self.memory
     }
 
-    /// Says what the first block follows on; without, blocks are neither made known nor looked for. Of a sequence whose blocks
-    /// are known already, it stays as it is.
+    /// Sets the parent key of the first block; without it, blocks are neither registered nor looked
+    /// up. A sequence with registered blocks keeps its root.
     pub fn set_root(&mut self, root: BlockKey) {
         if self.keys.len() <= 1 || self.is_empty() {
             self.keys = vec![root];
         }
     }
 
-    /// Makes the blocks known that are complete, so that other sequences can begin with them. `tokens` are those that are
-    /// stored, but for what is on trial.
+    /// Registers the complete blocks, so that other sequences can share them. `tokens` are the
+    /// stored tokens without draft tokens.
     pub fn publish(&mut self, pool: &Pool<P>, tokens: &[u32]) {
         let groups = self.layout.groups().iter();
         let complete = groups.map(|group| group.complete_blocks(self.len, self.coded)).min().unwrap_or(0);
@@ -422,8 +436,8 @@ impl<P: Page> Cache<P> {
         }
     }
 
-    /// Begins with the longest prefix of `tokens` that other sequences hold, all but the last token at most: bit for bit what
-    /// feeding it gives. Returns its length.
+    /// Attaches the longest registered prefix of `tokens`, all but the last token at most:
+    /// bit-identical to feeding it. Returns its length.
     ///
     /// # Panics
     /// When tokens are stored already.

@@ -1,56 +1,56 @@
-//! Errors of the cache.
+//! Errors of the KV cache.
 
 use kvant_backend::BackendError;
 use kvant_codec::DType;
 
-/// Why a cache cannot be made or grown.
+/// Reports why a cache cannot be created or extended.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KvError {
-    /// The context has no room for the tokens.
+    /// The tokens do not fit in the context.
     #[error("the context is full: {need} tokens needed, {n_ctx} fit")]
     Full {
-        /// Tokens that would have to fit.
+        /// Tokens needed.
         need: usize,
-        /// The context length the cache was made for.
+        /// The context length of the cache.
         n_ctx: usize,
     },
-    /// A type that is not for caches.
+    /// A type that caches do not support.
     #[error("{got} is no KV type; known: {}", DType::KV.map(DType::name).join(" "))]
     NotKvType {
-        /// The type asked for.
+        /// The requested type.
         got: String,
     },
-    /// A policy that cannot be read.
+    /// An invalid policy.
     #[error("KV policy '{got}': expected {expected}")]
     Policy {
-        /// What was written.
+        /// The text given.
         got: String,
-        /// What can be written.
+        /// The expected syntax.
         expected: &'static str,
     },
-    /// A type table that does not fit.
+    /// An invalid line of a type table.
     #[error("KV type table, line {line}: {what}")]
     Table {
         /// Line number, from 1.
         line: usize,
-        /// What is wrong, with expected and got.
+        /// The problem, with expected and got.
         what: String,
     },
-    /// Factors and centres of another model, or out of range.
+    /// Channel scales of another model, or out of range.
     #[error("balance: {what}")]
     Balance {
-        /// What is wrong, with expected and got.
+        /// The problem, with expected and got.
         what: String,
     },
-    /// A saved stream that does not fit the cache it is for.
-    #[error("stream {index}: {what}")]
+    /// A saved page that does not fit the cache.
+    #[error("page {index}: {what}")]
     Image {
-        /// Number of the stream: layer by layer, the keys of each head, then the values.
+        /// Index of the page, in the order of [`Cache::images`](crate::Cache::images).
         index: usize,
-        /// What is wrong, with expected and got.
+        /// The problem, with expected and got.
         what: String,
     },
-    /// The device refused.
+    /// An error of the device.
     #[error(transparent)]
     Device(#[from] BackendError),
 }

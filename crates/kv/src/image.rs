@@ -1,4 +1,4 @@
-//! A cache taken down and put up again: its allocations, byte for byte.
+//! Saves and restores a cache: its pages, byte for byte.
 
 use std::sync::Arc;
 
@@ -10,26 +10,27 @@ use crate::layout::StateLayout;
 use crate::pool::Pool;
 use crate::{Cache, KvError, Layout};
 
-/// The state of a cache beside its allocations.
+/// The state of a cache apart from its pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheState {
     /// Tokens stored.
     pub len: usize,
     /// Tiles of 16 tokens that are coded.
     pub coded: usize,
-    /// Tokens and coded tiles of the place that is remembered.
+    /// Tokens and coded tiles of the checkpoint.
     pub mark: Option<(usize, usize)>,
 }
 
 impl CacheState {
-    /// Whether tokens wait in the tail: neither a cut to a border nor a prefix of another sequence leaves any there.
+    /// Returns whether the tail holds tokens: after truncation to a prefix boundary, or with only a
+    /// shared prefix, it holds none.
     pub(crate) fn has_tail(self) -> bool {
         self.coded * TILE < self.len
     }
 }
 
 impl<P: Page> Cache<P> {
-    /// What [`Cache::images`] does not say.
+    /// Returns the state that [`Cache::images`] does not contain.
     pub fn state(&self) -> CacheState {
         CacheState {
             len: self.len(),
@@ -38,12 +39,12 @@ impl<P: Page> Cache<P> {
         }
     }
 
-    /// Every allocation that what comes next may read.
+    /// Returns every page that later steps may read.
     fn kept(&self) -> impl Iterator<Item = &P> {
         let pages = self.groups().flat_map(|(group, memory)| {
             let tail = memory.tail().filter(|_| self.state().has_tail());
             let f16 = memory.sink().into_iter().chain(tail);
-            // A tail longer than a window holds what no block does.
+            // A tail longer than a sliding window holds tokens that are in no block.
             let blocks = memory.blocks().get(group.oldest_block(self.len())..).unwrap_or_default();
             f16.chain(blocks.iter().flatten())
         });
@@ -53,13 +54,14 @@ impl<P: Page> Cache<P> {
         pages.chain(states).chain(marked).map(|page| &***page)
     }
 
-    /// Bytes of each of the [images](Cache::images).
+    /// Returns the bytes of each of the [pages](Cache::images).
     pub fn image_bytes(&self) -> impl Iterator<Item = usize> {
         self.kept().map(Page::n_bytes)
     }
 
-    /// The bytes of every allocation that what comes next may read: for each group the sink, the tail, and the blocks; the
-    /// states of recurrent layers; then the tails and the states of the place that is remembered.
+    /// Returns the bytes of every page that later steps may read: for each group the sink, the
+    /// tail, and the blocks; the states of recurrent layers; then the tails and the states of the
+    /// checkpoint.
     pub fn images<B: Backend<Page = P>>(
         &self,
         backend: &B,
@@ -71,12 +73,12 @@ impl<P: Page> Cache<P> {
         })
     }
 
-    /// A cache from the images of another, asked for in the order of [`Cache::images`] with the number and the expected
-    /// bytes.
+    /// Restores a cache from the pages of another. `next` is called in the order of
+    /// [`Cache::images`] with the expected number of bytes.
     ///
     /// # Errors
-    /// [`KvError::Image`] when the state or an image does not fit the layout, [`KvError::Full`] when there are more tokens than
-    /// `n_ctx`, a device error, and whatever `next` fails with.
+    /// [`KvError::Image`] when the state or a page does not fit the layout, [`KvError::Full`] when
+    /// there are more tokens than `n_ctx`, a device error, and errors of `next`.
     pub fn from_images<B: Backend<Page = P>, E: From<KvError>>(
         backend: &B,
         pool: &Pool<P>,
@@ -85,7 +87,7 @@ impl<P: Page> Cache<P> {
         state: CacheState,
         next: &mut dyn FnMut(usize) -> Result<Vec<u8>, E>,
     ) -> Result<Self, E> {
-        // Of a model in parts, one may code what another does not.
+        // When a model is split into parts, one part may code tokens that another does not.
         let coded_here = |coded| if layout.is_tailed() { coded } else { layout.coded_tiles(0) };
         let mark = state.mark.map(|(len, coded)| (len, coded_here(coded)));
         let state = CacheState { coded: coded_here(state.coded), mark, ..state };
@@ -95,7 +97,8 @@ impl<P: Page> Cache<P> {
         }
         let mut cache = Self::new(Arc::clone(&layout), n_ctx);
         for (len, coded) in std::iter::once((len, coded)).chain(mark) {
-            // What a cache of so many tokens can have come to: by being fed, or by a cut after that.
+            // The lengths that a cache of so many tokens can reach: by feeding, or by truncation
+            // after that.
             let least = layout.coded_tiles(len);
             if len > state.len || coded < least || (coded > least && coded > len.div_ceil(TILE)) {
                 let what = format!("{coded} coded tiles cannot be those of {len} tokens");
@@ -146,8 +149,8 @@ impl<P: Page> Cache<P> {
         Ok(cache)
     }
 
-    /// The stored keys or values of one head as numbers, `[tokens, head_dim]` from the oldest token on that is kept: decoded,
-    /// rotated back and freed of the balance. For measurements.
+    /// Returns the stored keys or values of one head, `[tokens, head_dim]` from the oldest token of
+    /// the window on: decoded, un-rotated and unscaled. For measurements.
     ///
     /// # Errors
     /// When the device cannot be read.

@@ -1,14 +1,14 @@
-//! How the streams of all layers lie in memory: worked out once for a plan, shared by the caches that follow it.
+//! The memory layout of all KV tensors, computed once per plan and shared by its caches.
 
 use kvant_backend::{BORDER, KvLayer, Rows, StreamSizes, StreamSpec, TOKENS_PER_BLOCK};
 use kvant_codec::tile::{Side, TILE};
 
 use crate::{KvLayerShape, KvShape, Plan};
 
-/// A plan, and where its streams lie.
+/// A plan with the offsets of its KV tensors.
 ///
-/// Layers with the same window form a group, whose streams share blocks: a windowed group lets go of blocks that no query
-/// can see, while the others keep theirs.
+/// Layers with the same sliding window form a group, whose tensors share blocks: a windowed group
+/// releases blocks outside its window, while the others keep theirs.
 #[derive(Debug)]
 pub struct Layout {
     plan: Plan,
@@ -16,15 +16,15 @@ pub struct Layout {
     /// The group of each layer.
     group_of: Vec<usize>,
     groups: Vec<Group>,
-    /// What decides which tokens are in 16 bit: any stream with a tail, as all have the same.
+    /// Determines which tokens are in f16: any tensor with a tail, as all tails are equal.
     tailed: Option<StreamSpec>,
     states: Option<StateLayout>,
 }
 
-/// How the states of recurrent layers lie in memory, and when they are remembered.
+/// The memory layout of recurrent states, and the interval of their snapshots.
 #[derive(Debug)]
 pub(crate) struct StateLayout {
-    /// Where each state begins, in bytes, and its length in f32 values.
+    /// Byte offset of each state, and its length in f32 values.
     states: Vec<(usize, usize)>,
     n_bytes: usize,
     every: usize,
@@ -33,15 +33,16 @@ pub(crate) struct StateLayout {
 /// Layers that share blocks.
 #[derive(Debug)]
 pub(crate) struct Group {
-    /// The youngest tokens that a query of these layers sees.
+    /// Sliding window: the youngest tokens that a query of these layers attends to.
     window: Option<usize>,
     pub(crate) sizes: StreamSizes,
-    /// One stream of each kind: with a tail and without, with a sink and without. What they write, all of the group write.
+    /// One tensor of each kind: with and without a tail, with and without a sink. Together they
+    /// write every location that the group writes.
     kinds: Vec<StreamSpec>,
 }
 
 impl Layout {
-    /// The layout of `plan` for a model of this shape.
+    /// Computes the layout of `plan` for a model of this shape.
     ///
     /// # Panics
     /// When `plan` was made for another shape.
@@ -78,27 +79,27 @@ impl Layout {
         Self { plan, layers, group_of, groups, tailed, states }
     }
 
-    /// What is stored, and how.
+    /// Returns the plan: what is stored, and in which types.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// The streams of a layer.
+    /// Returns the KV tensors of a layer.
     pub fn layer(&self, index: usize) -> &KvLayer {
         &self.layers[index]
     }
 
-    /// Bytes that a cache of `tokens` tokens allocates; `usize::MAX` when they are more than that.
+    /// Returns the bytes that a cache of `tokens` tokens allocates; saturates at `usize::MAX`.
     pub fn n_bytes(&self, tokens: usize) -> usize {
         let of_group = |group: &Group| {
-            // A tail longer than a window holds what no block does.
+            // A tail longer than a sliding window holds tokens that are in no block.
             let blocks = group.n_blocks(tokens, self.coded_tiles(tokens));
             let blocks = blocks.saturating_sub(group.oldest_block(tokens));
             let StreamSizes { block, sink, tail } = group.sizes;
             let sixteen = if tokens > 0 { sink.saturating_add(tail) } else { 0 };
             blocks.saturating_mul(block).saturating_add(sixteen)
         };
-        // One that changes, and one after each place that is remembered.
+        // The current state, and one per snapshot.
         let of_states = |states: &StateLayout| tokens.div_ceil(states.every).saturating_mul(states.n_bytes);
         let of_states = self.states.as_ref().map_or(0, of_states);
         let of_balance =
@@ -106,30 +107,31 @@ impl Layout {
         self.groups.iter().map(of_group).fold(of_states, usize::saturating_add).saturating_add(of_balance)
     }
 
-    /// Bytes that a place which is remembered ([`Cache::mark`](crate::Cache::mark)) takes once more tokens have come, and tokens on trial
-    /// ([`Cache::try_on`](crate::Cache::try_on)): a copy of the states for either.
+    /// Returns the additional bytes of a checkpoint ([`Cache::mark`](crate::Cache::mark)) after
+    /// more tokens follow, and of draft tokens ([`Cache::try_on`](crate::Cache::try_on)): a copy of
+    /// the states for each.
     pub fn bytes_aside(&self) -> usize {
         let states = self.states.as_ref().map_or(0, |states| states.n_bytes().saturating_mul(2));
         self.groups.iter().map(|group| group.sizes.tail).fold(states, usize::saturating_add)
     }
 
-    /// How the states of recurrent layers lie in memory, where there are any.
+    /// Returns the layout of recurrent states, if any.
     pub(crate) fn states(&self) -> Option<&StateLayout> {
         self.states.as_ref()
     }
 
-    /// The longest cut to at most `n` tokens that can be gone on from as if no more had ever been fed, while tiles before
+    /// Returns the longest length up to `n` to which truncation is exact, while tiles before
     /// `coded` are coded.
     pub(crate) fn exact_cut(&self, n: usize, coded: usize) -> usize {
         self.tailed.map_or(n, |spec| spec.exact_cut(n, coded))
     }
 
-    /// Whether anything is coded, and waits for that in a tail.
+    /// Returns whether any tensor is coded and has a tail.
     pub(crate) fn is_tailed(&self) -> bool {
         self.tailed.is_some()
     }
 
-    /// Tiles that are coded once `len` tokens have been fed.
+    /// Returns the number of coded tiles after `len` tokens.
     pub(crate) fn coded_tiles(&self, len: usize) -> usize {
         self.tailed.map_or(0, |spec| spec.coded_tiles(len))
     }
@@ -142,7 +144,8 @@ impl Layout {
         self.group_of[layer]
     }
 
-    /// Whether blocks of the first `n` tokens say all of them: a sequence can begin with them.
+    /// Returns whether blocks alone represent the first `n` tokens, so that a sequence can start
+    /// with them.
     pub(crate) fn is_attachable(&self, n: usize) -> bool {
         n.is_multiple_of(TOKENS_PER_BLOCK) && self.exact_cut(n, n / TILE) == n && {
             let n_sink = self.tailed.map_or(0, |spec| spec.sink_tiles * TILE);
@@ -152,8 +155,8 @@ impl Layout {
 }
 
 impl StateLayout {
-    /// Snapshots are as far apart as makes them no larger than the keys and values between them, one byte per value: with
-    /// them, a cache is at most twice as large, whatever the model.
+    /// Spaces snapshots so that each is no larger than the keys and values in between, at one byte
+    /// per value: a cache with snapshots is at most twice as large, for every model.
     fn new(shape: &KvShape) -> Self {
         let mut n_bytes = 0;
         let mut put = |&n_values: &usize| {
@@ -167,40 +170,44 @@ impl StateLayout {
         Self { states, n_bytes, every: borders.next_power_of_two() * BORDER }
     }
 
-    /// Bytes of all states together.
+    /// Returns the bytes of all states together.
     pub(crate) fn n_bytes(&self) -> usize {
         self.n_bytes
     }
 
-    /// Where the state of recurrent layer `index` begins, in bytes, and its length in f32 values.
+    /// Returns the byte offset of the state of recurrent layer `index`, and its length in f32
+    /// values.
     pub(crate) fn state(&self, index: usize) -> (usize, usize) {
         self.states[index]
     }
 
-    /// Tokens from one snapshot to the next; a multiple of [`BORDER`], where the keys and values are in blocks alone.
+    /// Returns the tokens between snapshots; a multiple of [`BORDER`], where keys and values are in
+    /// blocks alone.
     pub(crate) fn every(&self) -> usize {
         self.every
     }
 
-    /// Tokens from `len` on to the next snapshot, at least one.
+    /// Returns the tokens from `len` to the next snapshot, at least one.
     pub(crate) fn until_snapshot(&self, len: usize) -> usize {
         self.every - len % self.every
     }
 }
 
 impl KvShape {
-    /// Bytes of the states of a sequence, and tokens from one copy of them that is kept to the next; `None` where there are none.
+    /// Returns the bytes of a sequence's states, and the tokens between their snapshots; `None`
+    /// without recurrent layers.
     pub fn states_kept(&self) -> Option<(usize, usize)> {
         let layout = (!self.states.is_empty()).then(|| StateLayout::new(self))?;
         Some((layout.n_bytes(), layout.every()))
     }
 }
 
-/// States begin at multiples of so many bytes, as tiles do.
+/// Alignment of states in bytes, the same as that of tiles.
 const STATE_ALIGN: usize = 64;
 
 impl Group {
-    /// Blocks that `len` tokens reach into, while tiles before `coded` are coded.
+    /// Returns the number of blocks that `len` tokens extend into, while tiles before `coded` are
+    /// coded.
     pub(crate) fn n_blocks(&self, len: usize, coded: usize) -> usize {
         let end = |kind: &StreamSpec| match kind.tail_tiles {
             0 => kind.main_end(len),
@@ -210,23 +217,23 @@ impl Group {
         self.kinds.iter().map(end).max().unwrap_or(0).div_ceil(TOKENS_PER_BLOCK)
     }
 
-    /// The first block that a query after `len` tokens may see.
+    /// Returns the first block that a query after `len` tokens reads.
     pub(crate) fn oldest_block(&self, len: usize) -> usize {
         self.window.map_or(0, |window| (len + 1).saturating_sub(window)) / TOKENS_PER_BLOCK
     }
 
-    /// Tokens whose block holds everything that queries may ever see of it, while tiles before `coded` are coded.
+    /// Returns the number of blocks in their final state, while tiles before `coded` are coded.
     pub(crate) fn complete_blocks(&self, len: usize, coded: usize) -> usize {
         let end = |kind: &StreamSpec| match kind.tail_tiles {
             0 => len,
-            // The sink is whole as soon as anything after it is coded.
+            // The sink is complete as soon as any tile after it is coded.
             _ if coded <= kind.sink_tiles => 0,
             _ => len.min(coded * TILE),
         };
         self.kinds.iter().map(end).min().unwrap_or(0) / TOKENS_PER_BLOCK
     }
 
-    /// The first block that a step of `rows` writes; `None` when it writes none.
+    /// Returns the first block that a step of `rows` writes; `None` when it writes none.
     pub(crate) fn first_block(&self, rows: Rows) -> Option<usize> {
         let first = |kind: &StreamSpec| {
             kind.writes(rows).find_map(|write| match write.place {
@@ -237,7 +244,7 @@ impl Group {
         self.kinds.iter().filter_map(first).min()
     }
 
-    /// Whether a step of `rows` writes to the sink.
+    /// Returns whether a step of `rows` writes to the sink.
     pub(crate) fn writes_sink(&self, rows: Rows) -> bool {
         self.kinds.iter().any(|kind| rows.start < kind.sink_tiles * TILE)
     }

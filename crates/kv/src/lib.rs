@@ -1,16 +1,18 @@
-//! The compressed KV cache: which type each head of each layer is stored in, where its tokens live, and what that
-//! costs in bytes.
+//! The compressed KV cache: the storage type of each head of each layer, the location of its
+//! tokens, and the size in bytes.
 //!
-//! A [`Plan`] says what to store (types per KV layer, head and side, f16 sink and recent window), a [`Layout`] where; a
-//! [`Cache`] holds the blocks of a sequence, which a device appends to and attends over, layer by layer; a [`Pool`] counts
-//! them, keeps them within a budget and finds those that another sequence holds already. Layer always means
-//! the ordinal among layers that have a cache, not the model's layer number.
+//! A [`Plan`] defines what is stored (types per KV layer, head and side, f16 sink and recent
+//! window), a [`Layout`] where; a [`Cache`] holds the blocks of a sequence, which a device appends
+//! to and attends over, layer by layer; a [`Pool`] counts the blocks, limits them to a budget and
+//! finds those that another sequence already holds. Layer always means the ordinal among layers
+//! with a cache, not the model's layer number.
 //!
-//! What a cache reports as resident is what it allocated ([`Cache::n_bytes`]); what all hold together, [`Pool::n_bytes`].
+//! [`Cache::n_bytes`] reports the bytes allocated for one cache, [`Pool::n_bytes`] for all caches
+//! together.
 //!
-//! A context that is full is full: there is no context shift. Shifting would mean un-rotating, re-turning and
-//! re-encoding every key, and every system that tried it on a rotated cache got it wrong; [`Cache::reserve`] refuses
-//! with [`KvError::Full`] instead.
+//! A full context returns an error: there is no context shift. Shifting would require un-rotating,
+//! re-applying RoPE and re-encoding every key, and every system that tried it on a rotated cache
+//! got it wrong; [`Cache::reserve`] returns [`KvError::Full`] instead.
 #![forbid(unsafe_code)]
 
 mod balance;

@@ -9,14 +9,14 @@ use kvant_codec::tile::{Side, TILE};
 
 use crate::{Balance, KvError, Layout, Policies, WeightStatistics};
 
-/// What a model keeps of past tokens.
+/// The shape of a model's KV cache and recurrent states.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct KvShape {
-    /// The layers that have keys and values of their own.
+    /// The layers with keys and values of their own.
     pub layers: Vec<KvLayerShape>,
-    /// The recurrent layers: f32 values of each one's state.
+    /// The recurrent layers: f32 values of each state.
     pub states: Vec<usize>,
-    /// What the model's weights say of its keys and values, where that is known.
+    /// Statistics of the weights that produce keys and values, if known.
     pub statistics: Option<Arc<WeightStatistics>>,
 }
 
@@ -27,41 +27,42 @@ pub struct KvLayerShape {
     pub n_heads: usize,
     /// KV heads.
     pub n_kv_heads: usize,
-    /// Values of a key head.
+    /// Head dimension of keys.
     pub k_head_dim: usize,
-    /// Values of a value head.
+    /// Head dimension of values.
     pub v_head_dim: usize,
-    /// The youngest tokens that a query sees, itself included; all of them when `None`.
+    /// Sliding window: the youngest tokens that a query attends to, itself included; all of them
+    /// when `None`.
     pub window: Option<usize>,
-    /// Whether the first values of a key are the value, so that one stream holds both.
+    /// Whether values are a prefix of their keys (MLA), so that one shared-KV tensor holds both.
     pub joint: bool,
 }
 
 impl KvLayerShape {
-    /// Numbers that are kept of a token.
+    /// Returns the values stored per token.
     pub fn values_per_token(&self) -> usize {
         self.n_kv_heads * (self.k_head_dim + if self.joint { 0 } else { self.v_head_dim })
     }
 
-    /// The sides that have streams of their own.
+    /// Returns the sides with KV tensors of their own.
     pub fn sides(&self) -> &'static [Side] {
         if self.joint { &[Side::K] } else { &[Side::K, Side::V] }
     }
 
-    /// Query heads per KV head.
+    /// Returns the query heads per KV head.
     pub fn gqa_ratio(&self) -> usize {
         self.n_heads / self.n_kv_heads.max(1)
     }
 }
 
 impl KvShape {
-    /// Layers of one shape.
+    /// Returns a shape of `n_layers` equal layers.
     pub fn uniform(n_layers: usize, layer: KvLayerShape) -> Self {
         Self { layers: vec![layer; n_layers], ..Self::default() }
     }
 
-    /// Bytes that a cache of `tokens` tokens would allocate in f16, in the same blocks: what a saving is measured
-    /// against. `usize::MAX` when they are more than that.
+    /// Returns the bytes that a cache of `tokens` tokens would allocate in f16, in the same blocks:
+    /// the baseline of savings. Saturates at `usize::MAX`.
     pub fn f16_bytes(&self, tokens: usize) -> usize {
         let f16 = HeadTypes { k: DType::F16, v: DType::F16 };
         let types = self.layers.iter().map(|layer| vec![f16; layer.n_kv_heads]).collect();
@@ -79,7 +80,7 @@ pub struct HeadTypes {
 }
 
 impl HeadTypes {
-    /// That of one side.
+    /// Returns the type of one side.
     pub fn of(&self, side: Side) -> DType {
         match side {
             Side::K => self.k,
@@ -88,33 +89,33 @@ impl HeadTypes {
     }
 }
 
-/// The full description of what a cache stores; kernels read it, policies fill it.
+/// The complete description of a cache's contents; policies modify it, kernels read it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     /// Types, `[layers][n_kv_heads]`.
     pub types: Vec<Vec<HeadTypes>>,
-    /// First tokens kept in f16; rounded up to whole tiles.
+    /// First tokens in f16 (sink); rounded up to whole tiles.
     pub sink_tokens: usize,
-    /// Youngest tokens kept in f16, beyond those that wait to fill a tile; rounded up to whole tiles.
+    /// Youngest tokens in f16, in addition to those of incomplete tiles; rounded up to whole tiles.
     pub recent_tokens: usize,
-    /// Whether tokens that do not fill a tile yet wait in f16. Off, they are encoded at once, and what is stored depends on how
-    /// they are fed; for measurements.
+    /// Whether tokens of incomplete tiles stay in f16. If not, they are encoded at once, and the
+    /// stored bits depend on the step sizes; for measurements.
     pub tail: bool,
     /// Factor on every encoded vector's norm.
     pub alpha: f32,
-    /// What keys and values are multiplied by first.
+    /// Channel scales of keys and values.
     pub balance: Option<Arc<Balance>>,
-    /// What the policies changed, one line each, for the summary.
+    /// The changes made by policies, one line each, for the summary.
     pub notes: Vec<String>,
 }
 
 impl Plan {
-    /// The same types for every head, changed by `policies`. Where one stream holds keys and values it has the type of the keys:
-    /// a type of values that is another is left out, and a note says so.
+    /// Assigns the same types to every head, then applies `policies`. A shared-KV tensor (MLA) has
+    /// the type of the keys: a different type for values is ignored, with a note.
     ///
     /// # Errors
-    /// When `k` or `v` is not a KV type, a type table does not fit the shape, or a policy keeps more tokens than any context
-    /// has.
+    /// When `k` or `v` is not a KV type, a type table does not fit the shape, or a policy requests
+    /// more f16 tokens than any context has.
     pub fn new(shape: &KvShape, k: DType, v: DType, policies: &Policies) -> Result<Self, KvError> {
         for dtype in [k, v] {
             if !dtype.is_kv() {
@@ -128,7 +129,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Gives values that are part of their keys the type of these.
+    /// Sets the type of values that are part of their keys to the keys' type.
     fn join(&mut self, shape: &KvShape) {
         let joint = shape.layers.iter().zip(&mut self.types).filter(|(layer, _)| layer.joint);
         let mut left_out = None;
@@ -138,29 +139,29 @@ impl Plan {
         }
         if let Some(HeadTypes { k, v }) = left_out {
             self.notes.push(format!(
-                "latent attention: one stream holds keys and values, of the keys' type {}; {} of values is not used",
+                "MLA: keys and values share one tensor of the keys' type {}; {} for values is ignored",
                 k.name(),
                 v.name()
             ));
         }
     }
 
-    /// These types and nothing else.
+    /// Returns a plan of these types with default settings.
     fn of(types: Vec<Vec<HeadTypes>>) -> Self {
         let notes = Vec::new();
         Self { types, sink_tokens: 0, recent_tokens: 0, tail: true, alpha: 1.0, balance: None, notes }
     }
 
-    /// The plan of some of the layers. The notes, which speak of all of them, stay behind.
+    /// Returns the plan of a range of layers, without the notes, which describe the whole model.
     ///
     /// # Panics
-    /// When there are no such layers.
+    /// When `layers` is out of range.
     pub fn part(&self, layers: Range<usize>) -> Self {
         let balance = self.balance.as_ref().map(|balance| Arc::new(balance.part(layers.clone())));
         Self { types: self.types[layers].to_vec(), balance, notes: Vec::new(), ..self.clone() }
     }
 
-    /// The stream of one head and side: the same of both where it is joint.
+    /// Returns the KV tensor of one head and side: the same for both sides where it is shared.
     pub fn stream(&self, shape: &KvShape, layer: usize, head: usize, side: Side) -> StreamSpec {
         let (types, layer) = (self.types[layer][head], &shape.layers[layer]);
         let spec = match side {
@@ -176,17 +177,19 @@ impl Plan {
         StreamSpec { tail_tiles, sink_tiles: self.sink_tokens.div_ceil(TILE), alpha: self.alpha, ..spec }
     }
 
-    /// Bytes that a cache of `tokens` tokens allocates: what [`Cache::n_bytes`](crate::Cache::n_bytes) will report.
+    /// Returns the bytes that a cache of `tokens` tokens allocates: equal to
+    /// [`Cache::n_bytes`](crate::Cache::n_bytes).
     pub fn n_bytes(&self, shape: &KvShape, tokens: usize) -> usize {
         Layout::new(shape, self.clone()).n_bytes(tokens)
     }
 
-    /// Bytes that are taken beside them: [`Layout::bytes_aside`].
+    /// Returns the additional bytes of checkpoints and draft tokens: [`Layout::bytes_aside`].
     pub fn bytes_aside(&self, shape: &KvShape) -> usize {
         Layout::new(shape, self.clone()).bytes_aside()
     }
 
-    /// Mean bits per value of the keys and of the values in blocks, scales and centres included.
+    /// Returns the mean bits per value of the keys and of the values in blocks, scales and centres
+    /// included.
     pub fn bits_per_value(&self, shape: &KvShape) -> (f64, f64) {
         let mean = |side| {
             let heads = (0..self.types.len()).flat_map(|layer| {
@@ -201,7 +204,7 @@ impl Plan {
         (mean(Side::K), mean(Side::V))
     }
 
-    /// The name of the keys' and of the values' type: a type name, or `mixed`.
+    /// Returns the type names of keys and of values: a type name, `mixed`, or `none`.
     pub fn type_names(&self) -> (&'static str, &'static str) {
         let name = |pick: fn(&HeadTypes) -> DType| {
             let mut types = self.types.iter().flatten().map(pick);

@@ -1,5 +1,5 @@
-//! Policies: named rules that change a plan. They are data, read from text such as `sink:16,recent:64`, and each
-//! says what it did.
+//! Policies: named rules that change a plan. They are data, parsed from text such as
+//! `sink:16,recent:64`, and each reports its changes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,33 +13,34 @@ use crate::{HeadTypes, KvError, KvShape, Plan};
 /// One rule.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Policy {
-    /// Keys whose code would blur their scores, as the weights tell ([`WeightStatistics`](crate::WeightStatistics)), get the smallest type
-    /// that does not.
+    /// Raises keys to the smallest type whose predicted score variance is acceptable, according to
+    /// the weights ([`WeightStatistics`](crate::WeightStatistics)).
     AutoKeys {
-        /// The largest predicted variance of scores, in nats squared: above it a code blurs which tokens are looked at.
+        /// The largest acceptable predicted variance of scores, in nats squared: above it a code
+        /// blurs the attention weights.
         most: f64,
     },
-    /// Keys below 8 bits become q8_0 where 6 or more query heads share a KV head: symmetric low-bit keys ruined such
-    /// models (Qwen2.5: perplexity 2887 against 7.4).
+    /// Raises keys below 8 bits to q8_0 where 6 or more query heads share a KV head: symmetric
+    /// low-bit keys ruined such models (Qwen2.5: perplexity 2887 against 7.4).
     AutoAsymmetric,
-    /// q8_0 in the first and last KV layers, counted by KV-layer ordinal.
+    /// Raises the first and last KV layers to q8_0, counted by KV-layer ordinal.
     Boundary {
         /// Layers at the start.
         first: usize,
         /// Layers at the end.
         last: usize,
     },
-    /// The first tokens stay in f16.
+    /// Stores the first tokens in f16.
     Sink(usize),
-    /// The youngest tokens stay in f16.
+    /// Stores the youngest tokens in f16.
     Recent(usize),
-    /// Every encoded norm is multiplied by this factor.
+    /// Multiplies every encoded norm by this factor.
     Alpha(f32),
-    /// Types from a table, see [`Policies::with_table`].
+    /// Sets types from a table, see [`Policies::with_table`].
     Table(Vec<TableRule>),
 }
 
-/// One line of a type table: which heads it names and what they become.
+/// One line of a type table: the heads it selects and their types.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableRule {
     line: usize,
@@ -53,36 +54,37 @@ pub struct TableRule {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Policies(pub Vec<Policy>);
 
-/// Query heads per KV head from which on keys of few bits are not trusted.
+/// Query heads per KV head from which low-bit keys are not trusted.
 const WIDE_GROUP: usize = 6;
 
-/// What a code may do to scores where nothing else is said, in nats squared. Of the models that were measured
-/// only the first layer of Qwen2.5-0.5B is above at 3 bits (3.7; the next is a layer of Gemma 3 270M with 2.1, which loses nothing by it):
-/// alone it made three quarters of all the divergence.
+/// Default limit of the score variance of a code, in nats squared. Of the models measured, only the
+/// first layer of Qwen2.5-0.5B exceeds it at 3 bits (3.7; the next is a layer of Gemma 3 270M with
+/// 2.1, which loses nothing by it): that layer alone caused three quarters of all the divergence.
 const MOST_SCORE_NOISE: f64 = 2.5;
 
-/// How policies are written.
+/// Syntax of policies.
 const POLICY_SYNTAX: &str = "none, or a comma list of auto-keys[:NOISE], auto-asymmetric, boundary[:FIRST[,LAST]], sink:N, recent:N, alpha:X";
 
 impl Default for Policies {
-    /// `auto-keys,sink:16`: quality is not given away silently. Many heads look at the first token wherever they are, so that
-    /// a code of it is off for every query; a tile in f16 is the cheapest quality there is.
+    /// `auto-keys,sink:16`: prevents a silent loss of quality. Many heads attend to the first token
+    /// from any position, so its coding error affects every query; one f16 tile is the cheapest
+    /// improvement available.
     fn default() -> Self {
         Self(vec![Policy::AutoKeys { most: MOST_SCORE_NOISE }, Policy::Sink(TILE)])
     }
 }
 
 impl Policies {
-    /// No rule at all.
+    /// Returns no rules.
     pub fn none() -> Self {
         Self(Vec::new())
     }
 
-    /// Adds an explicit type table, applied last. Each line reads `LAYER HEAD K|V|KV TYPE`, where LAYER and HEAD are
-    /// numbers from 0 or `*`; later lines win; `#` starts a comment.
+    /// Adds an explicit type table, applied last. Each line has the form `LAYER HEAD K|V|KV TYPE`,
+    /// where LAYER and HEAD are numbers from 0 or `*`; later lines win; `#` starts a comment.
     ///
     /// # Errors
-    /// When a line cannot be read; the shape is checked when the plan is made.
+    /// When a line is invalid; the shape is checked when the plan is made.
     pub fn with_table(mut self, text: &str) -> Result<Self, KvError> {
         let rules = text.lines().enumerate().filter_map(|(i, line)| {
             let line_text = line.split('#').next().unwrap_or_default().trim();
@@ -107,7 +109,7 @@ impl FromStr for Policies {
         let mut rules: Vec<String> = Vec::new();
         for part in text.split(',') {
             match rules.last_mut() {
-                // `boundary:1,2`: the comma stands within the rule.
+                // `boundary:1,2`: the comma belongs to the rule.
                 Some(rule) if is_number(part) && rule.strip_prefix("boundary:").is_some_and(is_number) => {
                     rule.push(':');
                     rule.push_str(part);
@@ -187,7 +189,7 @@ impl Policy {
             }
             Self::Sink(n) => {
                 plan.sink_tokens = check_size("sink", *n, 0..=MAX_TOKENS)?;
-                // Floats have no sink to tell of.
+                // Float types have no sink to report.
                 let mut heads = shape.layers.iter().zip(&plan.types).flat_map(|(layer, heads)| {
                     heads.iter().flat_map(|types| layer.sides().iter().map(|&side| types.of(side)))
                 });
@@ -242,7 +244,7 @@ impl fmt::Display for Policies {
 /// Types that keys are raised to, smallest first.
 const SHARPER: [DType; 3] = [DType::Turbo3, DType::Turbo4, DType::Q8_0];
 
-/// Gives keys whose scores a code would blur the smallest type that does not.
+/// Raises keys whose scores a code would blur to the smallest sufficient type.
 fn raise_blurred_keys(shape: &KvShape, plan: &mut Plan, most: f64) {
     let Some(statistics) = &shape.statistics else { return };
     let (mut n, mut raised) = (0, 0);
@@ -268,7 +270,7 @@ fn raise_blurred_keys(shape: &KvShape, plan: &mut Plan, most: f64) {
     }
 }
 
-/// Whether norms may be multiplied by it.
+/// Returns whether `x` is a valid factor on norms.
 fn is_alpha(x: &f32) -> bool {
     *x > 0.0 && *x < 4.0
 }
@@ -364,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn auto_keys_raises_blurred_keys_to_the_smallest_type_that_is_sharp() {
+    fn auto_keys_raises_blurred_keys_to_the_smallest_sharp_type() {
         // Two layers of four KV heads.
         let score_noise = vec![vec![1.0, 100.0, 1000.0, 1e9], vec![0.0; 4]];
         let statistics = crate::WeightStatistics { score_noise, ..Default::default() };
@@ -386,7 +388,7 @@ mod tests {
             assert_eq!((types, notes.len()), ([exact.name(); 4].join(" "), 0));
         }
         assert_eq!(keys(DType::Turbo2, "none").0, "turbo2 turbo2 turbo2 turbo2");
-        // Nothing is known of a shape alone.
+        // A bare shape has no statistics.
         assert_eq!(plan(&qwen(), DType::Turbo2, DType::Turbo2, "auto-keys").type_names().0, "turbo2");
     }
 
@@ -396,13 +398,13 @@ mod tests {
         let raised: Vec<usize> = (0..28).filter(|&i| p.types[i][0].v == DType::Q8_0).collect();
         assert_eq!(raised, [0, 26, 27]);
         assert!(p.types.iter().flatten().all(|t| t.k == DType::F16));
-        // More boundary than layers: everything, no overflow.
+        // A boundary of more layers than the model has covers all of them, without overflow.
         let p = plan(&llama(), DType::Turbo2, DType::Turbo2, "boundary:9");
         assert_eq!(p.type_names(), ("q8_0", "q8_0"));
     }
 
     #[test]
-    fn a_latent_vector_is_one_stream_of_the_type_of_keys() {
+    fn an_mla_latent_is_one_tensor_of_the_keys_type() {
         let layer = KvLayerShape {
             n_heads: 16,
             n_kv_heads: 1,
@@ -416,12 +418,12 @@ mod tests {
         let p = plan(&joint, DType::Turbo3, DType::Turbo3, "none");
         assert_eq!((p.type_names(), p.notes.len()), (("turbo3", "turbo3"), 0));
         assert_eq!(p.stream(&joint, 1, 0, Side::K), p.stream(&joint, 1, 0, Side::V));
-        // Of 576 + 512 values 576 are kept.
+        // 576 of 576 + 512 values are stored.
         assert_eq!(17 * plan(&joint, f16, f16, "none").n_bytes(&joint, 1280), 9 * apart.f16_bytes(1280));
-        // Policies that speak of keys speak of both; what is asked of values alone is told to be left out.
+        // Policies for keys apply to both; a type for values alone is ignored with a note.
         let p = plan(&joint, DType::Turbo3, DType::Turbo3, "auto-asymmetric");
         assert_eq!((p.type_names(), p.notes.len()), (("q8_0", "q8_0"), 2));
-        assert!(p.notes[1].contains("of the keys' type q8_0; turbo3 of values is not used"), "{:?}", p.notes);
+        assert!(p.notes[1].contains("of the keys' type q8_0; turbo3 for values is ignored"), "{:?}", p.notes);
         let policies = Policies::none().with_table("0 0 V f32\n1 0 K turbo2").unwrap();
         let p = Plan::new(&joint, f16, f16, &policies).unwrap();
         let of = |dtype| vec![HeadTypes { k: dtype, v: dtype }];
@@ -429,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn sink_and_recent_become_whole_tiles_and_leave_float_streams_alone() {
+    fn sink_and_recent_are_whole_tiles_and_skip_float_tensors() {
         let p = plan(&llama(), DType::Turbo3, DType::F16, "sink:4,recent:100,alpha:1.02");
         let k = p.stream(&llama(), 0, 0, Side::K);
         assert_eq!((k.sink_tiles, k.tail_tiles, k.alpha), (1, 9, 1.02));
@@ -438,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_that_no_context_has_are_refused_and_large_numbers_add_up_without_wrapping() {
+    fn token_counts_are_limited_and_sizes_saturate() {
         for name in ["sink", "recent"] {
             for n in [MAX_TOKENS + 1, usize::MAX] {
                 let policies: Policies = format!("{name}:{n}").parse().unwrap();
@@ -465,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_policies_and_tables_are_refused_with_the_place() {
+    fn invalid_policies_and_tables_are_rejected_with_the_line() {
         for bad in [
             "",
             "boundry",
@@ -494,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_print_as_they_are_written() {
+    fn policies_print_as_written() {
         for text in [
             "none",
             "auto-keys",

@@ -1,4 +1,4 @@
-//! Memory for caches on one device: counted, within a budget, and found again by the tokens it holds.
+//! Cache memory of one device: counted, limited by a budget, and indexed by prefix.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -8,13 +8,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use kvant_backend::{Backend, BackendError, Held, Page, Pages, Result, TOKENS_PER_BLOCK};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Names a block by all that its bytes depend on: model, plan, salt and the tokens up to its end, each block's key made from
-/// the one before.
+/// Identifies a block by everything its bytes depend on: model, plan, salt and all tokens up to its
+/// end. Each key is a hash of the previous block's key and the block's tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct BlockKey(u128);
 
 impl BlockKey {
-    /// What the first block follows on: whatever tells models, plans and owners apart.
+    /// Returns the parent key of the first block, from the parts that distinguish models, plans and
+    /// owners.
     pub fn root(parts: &[&[u8]]) -> Self {
         let mut hash = Xxh3::new();
         for part in parts {
@@ -24,7 +25,7 @@ impl BlockKey {
         Self(hash.digest128())
     }
 
-    /// The key of the block of `tokens` after this one.
+    /// Returns the key of the block of `tokens` after this one.
     pub fn then(self, tokens: &[u32]) -> Self {
         let mut hash = Xxh3::new();
         hash.update(&self.0.to_le_bytes());
@@ -33,23 +34,23 @@ impl BlockKey {
     }
 }
 
-/// What is kept of a block for as long as some sequence holds it.
+/// Weak references to a registered block, valid as long as some sequence holds it.
 pub(crate) struct Entry<P: Page> {
-    /// The block of each group, `None` where it had been let go of.
+    /// The block of each group, `None` if it was released before.
     pub(crate) blocks: Vec<Option<Weak<Held<P>>>>,
     /// The sink of each group that has one.
     pub(crate) sinks: Vec<Option<Weak<Held<P>>>>,
-    /// The states of recurrent layers at the end of the block, where they are remembered.
+    /// The states of recurrent layers at the end of the block, if there is a snapshot.
     pub(crate) states: Option<Weak<Held<P>>>,
 }
 
 impl<P: Page> Entry<P> {
-    /// Whether any sequence holds something of it still.
+    /// Returns whether any sequence still holds one of its blocks.
     fn is_held(&self) -> bool {
         self.blocks.iter().flatten().any(|page| page.strong_count() > 0)
     }
 
-    /// Whether it is the same memory.
+    /// Returns whether both refer to the same memory.
     fn is_same(&self, other: &Self) -> bool {
         let same = |pages: (&Option<Weak<_>>, &Option<Weak<_>>)| match pages {
             (Some(a), Some(b)) => a.ptr_eq(b),
@@ -59,15 +60,16 @@ impl<P: Page> Entry<P> {
     }
 }
 
-/// Sequences that read the same tokens apart from each other and are known for it, at most: when one goes, others still have them.
+/// Maximum number of registered holders of equal tokens: when one is dropped, others still have the
+/// block.
 const MOST_HOLDERS: usize = 8;
 
-/// A block, and what it was made known for.
+/// A registered block.
 struct Known<P: Page> {
     parent: BlockKey,
-    /// What [`Pool::check`] makes of the tokens: equal keys are not taken for equal tokens.
+    /// [`Pool::check`] of the tokens, since equal keys do not prove equal tokens.
     check: u64,
-    /// Whoever read the tokens, in the order of coming. All have the same bytes.
+    /// Sequences that computed the tokens, oldest first. All have the same bytes.
     holders: Vec<Entry<P>>,
 }
 
@@ -76,7 +78,7 @@ impl<P: Page> Known<P> {
         self.holders.iter().any(Entry::is_held)
     }
 
-    /// What is still held of it, whoever holds it; `None` where a sink is gone that was there: it cannot be done without.
+    /// Returns the pages still held, by any holder; `None` where a required sink is gone.
     fn found(&self) -> Option<Found<P>> {
         let n_groups = self.holders.first()?.blocks.len();
         let block = |g: usize| self.holders.iter().find_map(|holder| holder.blocks[g].as_ref()?.upgrade());
@@ -90,7 +92,8 @@ impl<P: Page> Known<P> {
     }
 }
 
-/// A block that was found: its page in each group, where it is still held, the groups' sinks, and the states at its end.
+/// A prefix hit: the block's page in each group, if still held, the groups' sinks, and the states
+/// at its end.
 pub(crate) struct Found<P: Page> {
     pub(crate) blocks: Vec<Option<Arc<Held<P>>>>,
     pub(crate) sinks: Vec<Option<Arc<Held<P>>>>,
@@ -102,7 +105,7 @@ pub struct Pool<P: Page> {
     live: Arc<AtomicUsize>,
     budget: Arc<AtomicUsize>,
     known: Mutex<HashMap<BlockKey, Known<P>>>,
-    /// Key of [`Pool::check`], drawn at random for each pool.
+    /// Random key of [`Pool::check`], one per pool.
     secret: RandomState,
 }
 
@@ -117,22 +120,22 @@ impl<P: Page> Pool<P> {
         Self { live, budget, known: Mutex::default(), secret: RandomState::new() }
     }
 
-    /// An empty pool for the caches of another model: its bytes and those of this one are counted together, within one budget.
+    /// Returns an empty pool for the caches of another model, with a common byte count and budget.
     pub fn beside(&self) -> Self {
         Self::counted(Arc::clone(&self.live), Arc::clone(&self.budget))
     }
 
-    /// Bytes that all caches together have allocated; what several share is counted once.
+    /// Returns the bytes allocated by all caches together; shared pages count once.
     pub fn n_bytes(&self) -> usize {
         self.live.load(Ordering::Relaxed)
     }
 
-    /// Refuses memory beyond so many bytes from now on.
+    /// Sets the budget in bytes, beyond which allocations fail.
     pub fn set_budget(&self, bytes: usize) {
         self.budget.store(bytes, Ordering::Relaxed);
     }
 
-    /// This pool, with the device that the memory is on.
+    /// Returns this pool with the device of its memory.
     pub(crate) fn on<'a, B: Backend<Page = P>>(&'a self, backend: &'a B) -> PoolOn<'a, B> {
         PoolOn { pool: self, backend }
     }
@@ -141,13 +144,13 @@ impl<P: Page> Pool<P> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A keyed hash beside that of the [key](BlockKey), so that nobody can make up tokens that pass for others. It takes 8 bytes
-    /// where the tokens would take 512, for every block.
+    /// A keyed hash in addition to the [key](BlockKey), so that no client can construct tokens that
+    /// collide with others. It takes 8 bytes per block instead of 512 for the tokens.
     fn check(&self, tokens: &[u32]) -> u64 {
         self.secret.hash_one(tokens)
     }
 
-    /// The block of `tokens` after `parent`, if a sequence holds it.
+    /// Returns the block of `tokens` after `parent`, if a sequence holds it.
     pub(crate) fn find(&self, parent: BlockKey, tokens: &[u32]) -> Option<(BlockKey, Found<P>)> {
         let key = parent.then(tokens);
         let known = self.known();
@@ -156,7 +159,7 @@ impl<P: Page> Pool<P> {
         Some((key, there.found()?))
     }
 
-    /// Makes the block of `tokens` after `parent` known.
+    /// Registers the block of `tokens` after `parent`.
     pub(crate) fn publish(
         &self,
         parent: BlockKey,
@@ -176,7 +179,7 @@ impl<P: Page> Pool<P> {
                     there.holders.push(entry);
                 }
             }
-            // Other tokens with the same key: whoever was first stays.
+            // Other tokens with the same key: the first entry stays.
             Some(there) if there.is_held() => {}
             _ => _ = known.insert(key, Known { parent, check, holders: vec![entry] }),
         }
@@ -195,7 +198,7 @@ impl<B: Backend> PoolOn<'_, B> {
         if self.pool.n_bytes().saturating_add(n_bytes) > self.pool.budget.load(Ordering::Relaxed) {
             return Err(BackendError::OutOfMemory {
                 bytes: n_bytes,
-                what: "the cache, whose budget is used up",
+                what: "the cache, whose budget is exhausted",
             });
         }
         Ok(Held::new(page()?, &self.pool.live))

@@ -1,4 +1,4 @@
-//! What recurrent layers keep: states that every token changes, so that a way back is a copy of them and not a cut.
+//! Recurrent states: every token overwrites them, so truncation restores a copy.
 
 use std::sync::Arc;
 
@@ -6,15 +6,16 @@ use kvant_backend::{Held, Page, Pages, Result, Rows, StatePart};
 
 use crate::layout::StateLayout;
 
-/// The states of all recurrent layers of a sequence: one allocation, and copies of it after earlier tokens.
+/// The states of all recurrent layers of a sequence: the current page, and copies at earlier
+/// lengths.
 #[derive(Debug)]
 pub(crate) struct States<P: Page> {
     /// `None` before the first token, when all values are zero.
     now: Option<Arc<Held<P>>>,
-    /// Snapshots, each after how many tokens, oldest first.
+    /// Snapshots with their length, oldest first.
     past: Vec<(usize, Arc<Held<P>>)>,
-    /// The states before the latest step with tokens on trial, and after how many tokens that was; `None` once they are of no use, but
-    /// for their memory.
+    /// The states before the latest step with draft tokens, and the length at that time; `None` as
+    /// length once they are obsolete and only their memory is reused.
     before: Option<(Option<usize>, Arc<Held<P>>)>,
 }
 
@@ -31,12 +32,12 @@ impl<P: Page> Clone for States<P> {
 }
 
 impl<P: Page> States<P> {
-    /// The states as they are.
+    /// Returns the current states.
     pub fn now(&self) -> Option<&Arc<Held<P>>> {
         self.now.as_ref()
     }
 
-    /// The states after `len` tokens, where they are remembered.
+    /// Returns the states after `len` tokens, if saved.
     pub fn after(&self, len: usize) -> Option<&Arc<Held<P>>> {
         if let Some((Some(at), page)) = &self.before
             && *at == len
@@ -47,24 +48,24 @@ impl<P: Page> States<P> {
         Some(&self.past[index].1)
     }
 
-    /// The places where states are remembered.
+    /// Returns the lengths with saved states.
     pub fn places(&self) -> impl Iterator<Item = usize> {
         let before = self.before.iter().filter_map(|(at, _)| *at);
         self.past.iter().map(|(at, _)| *at).chain(before)
     }
 
-    /// Whether the youngest snapshot is the states as they are, not copied yet.
+    /// Returns whether the youngest snapshot shares the page of the current states.
     pub fn is_remembered(&self) -> bool {
         self.now.as_ref().zip(self.past.last()).is_some_and(|(now, (_, past))| Arc::ptr_eq(now, past))
     }
 
-    /// Every allocation, that of the states as they are first.
+    /// Returns every page, that of the current states first.
     pub fn pages(&self) -> impl Iterator<Item = &Arc<Held<P>>> {
         let past = self.past.iter().map(|(_, page)| page);
         self.now.iter().chain(past).chain(self.before.iter().map(|(_, page)| page))
     }
 
-    /// Remembers the states as they are after `len` tokens, until the next time.
+    /// Saves the current states, after `len` tokens, until the next call.
     pub fn remember(&mut self, len: usize, pages: &dyn Pages<P>) -> Result<()> {
         let Some(now) = &self.now else { return Ok(()) };
         match self.before.as_mut().and_then(|(_, page)| Arc::get_mut(page)) {
@@ -77,17 +78,17 @@ impl<P: Page> States<P> {
         Ok(())
     }
 
-    /// Gives back the memory of what is [remembered](States::remember) of a step.
+    /// Releases the states that [`States::remember`] saved.
     pub fn forget(&mut self) {
         self.before = None;
     }
 
-    /// Makes the states ones that nobody else has, to be changed by a step.
+    /// Makes the current states exclusively owned, before a step updates them.
     pub fn reserve(&mut self, layout: &StateLayout, pages: &dyn Pages<P>) -> Result<()> {
         Held::own(&mut self.now, layout.n_bytes(), pages).map(|_| ())
     }
 
-    /// The state of recurrent layer `index`, for a step of `rows`.
+    /// Returns the state of recurrent layer `index`, for a step of `rows`.
     ///
     /// # Panics
     /// Unless it was [reserved](States::reserve).
@@ -97,25 +98,25 @@ impl<P: Page> States<P> {
         StatePart { rows, page, offset, n_values }
     }
 
-    /// Remembers the states as they are after `len` tokens, where that is a place for it.
+    /// Takes a snapshot of the states after `len` tokens, if `len` is a snapshot length.
     pub fn commit(&mut self, layout: &StateLayout, len: usize) {
         if let Some(now) = self.now.as_ref().filter(|_| layout.until_snapshot(len) == layout.every()) {
             self.past.push((len, Arc::clone(now)));
         }
     }
 
-    /// Goes back to the states after `len` tokens, which are `page`.
+    /// Restores the states after `len` tokens from `page`.
     pub fn go_back(&mut self, len: usize, page: Option<Arc<Held<P>>>) {
         self.past.retain(|(at, _)| *at <= len);
         let left = std::mem::replace(&mut self.now, page);
-        // What is gone back to is changed from here on: what is left serves the next time.
+        // Later steps overwrite the restored page, so the replaced one is reused for the next save.
         self.before = self.before.take().and_then(|(_, page)| match &self.now {
             Some(now) if Arc::ptr_eq(now, &page) => left.map(|left| (None, left)),
             _ => Some((None, page)),
         });
     }
 
-    /// Begins with the states after `len` tokens of another sequence.
+    /// Starts with the states after `len` tokens of another sequence.
     pub fn attach(&mut self, len: usize, page: Arc<Held<P>>) {
         self.past.push((len, Arc::clone(&page)));
         self.now = Some(page);

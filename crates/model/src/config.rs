@@ -1,4 +1,4 @@
-//! Hyper-parameters, read from a GGUF file's metadata.
+//! Hyper-parameters of a model, read from the metadata of its GGUF file.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,134 +23,136 @@ use crate::SharedExpert;
 use crate::family::{Factors, Family, HeadNorms, NormKind, Norms, Scale, Unturned};
 use crate::rope::Rope;
 
-/// The shape of a model.
+/// Hyper-parameters of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// Which family's conventions hold.
+    /// The family, whose conventions apply.
     pub family: &'static Family,
-    /// Width of the residual stream.
+    /// Hidden size: width of the residual stream.
     pub n_embd: usize,
     /// The decoder layers, in order.
     pub layers: Vec<LayerSpec>,
-    /// Layers behind them in the file that predict further tokens (multi-token prediction, DeepSeek-V3, arXiv 2412.19437).
+    /// Number of multi-token prediction (MTP) layers after them in the file (DeepSeek-V3, arXiv
+    /// 2412.19437).
     pub n_mtp: usize,
-    /// The first of those, where this engine runs it: from the residual stream of a token and the next token it predicts the one after that.
+    /// The first MTP layer, if supported: predicts token i + 2 from the hidden state of token i and
+    /// the embedding of token i + 1.
     pub mtp: Option<LayerSpec>,
-    /// Added to the mean square in every norm.
+    /// Epsilon of every norm, added to the mean square.
     pub norm_eps: f32,
-    /// Which norm comes before the logits.
+    /// Kind of the final norm, before the logits.
     pub output_norm: NormKind,
-    /// Context length the model was trained for.
+    /// Training context length.
     pub n_ctx_train: usize,
-    /// The rotary embeddings that its layers name.
+    /// Rotary embeddings that the layers refer to.
     pub ropes: Vec<Rope>,
-    /// Factor on the embeddings of tokens.
+    /// Factor on the token embeddings.
     pub embedding_scale: f32,
     /// Factor on the logits.
     pub logit_scale: f32,
-    /// Bound on the logits, after that factor.
+    /// Soft cap of the logits, applied after that factor.
     pub logit_soft_cap: Option<f32>,
-    /// How many numbers of each token every layer is given, beside the stream.
+    /// Width of the per-layer embeddings, if the model has them (Gemma 3n and 4).
     pub n_per_layer: Option<usize>,
-    /// What the weights say of the layers' keys and values, once [they have been looked at](Self::weight_statistics).
+    /// Statistics of the layers' K and V, once [computed from the
+    /// weights](Self::weight_statistics).
     pub statistics: Option<Arc<WeightStatistics>>,
 }
 
-/// What a decoder layer is and does.
+/// Specification of a decoder layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerSpec {
-    /// Its heads, and what its queries see.
+    /// Attention heads and attention window.
     pub heads: KvLayerShape,
-    /// Where the keys and values lie that its queries meet.
+    /// Where the K and V that its queries attend to are stored.
     pub state: LayerState,
-    /// What it does with a state of fixed size that each token changes, in the place of attention or beside it.
+    /// Recurrent token mixer with a state of fixed size, instead of attention or beside it.
     pub recurrence: Option<Recurrence>,
-    /// Width of the feed-forward layer that every row goes through: of a layer of experts, of the one that all rows share; 0
-    /// where there is none.
+    /// Width of the dense feed-forward layer; in a MoE layer, of the shared expert; 0 if absent.
     pub n_ff: usize,
-    /// The experts of its feed-forward layer.
+    /// The experts of a MoE layer.
     pub experts: Option<ExpertSpec>,
-    /// Which of [`Config::ropes`] turns its keys.
+    /// Index into [`Config::ropes`] for its keys.
     pub rope: usize,
-    /// Which of them turns its queries: most often the same.
+    /// Index for its queries: usually the same.
     pub q_rope: usize,
-    /// Factor on its scores.
+    /// Factor on the attention scores.
     pub scale: f32,
-    /// Bound on its scores.
+    /// Soft cap of the attention scores.
     pub soft_cap: Option<f32>,
-    /// The sizes of its heads as the model says them, where all are made of one latent vector: [its heads](Self::heads) are those
-    /// that meet it then.
+    /// Head sizes of multi-head latent attention (MLA) as the model defines them; [its
+    /// heads](Self::heads) are then those of the absorbed form, which the cache stores.
     pub latent: Option<Latent>,
-    /// Whether its values are what its keys are made of: what is multiplied for them, before norms and RoPE.
+    /// Whether V is the key projection, before norms and RoPE (V = K).
     pub values_of_keys: bool,
-    /// Whether each query head has a sink.
+    /// Whether each query head has an attention sink.
     pub sinks: bool,
-    /// Whether what attention gives is multiplied by a gate.
+    /// Whether the attention output is multiplied by a gate.
     pub gated: bool,
-    /// Of the gate of its feed-forward layer.
+    /// Activation of the feed-forward layer.
     pub activation: Activation,
-    /// Whether what is gated there is its own gate.
+    /// Whether the feed-forward layer has no gate matrix: `a(W_up n) * (W_up n)`.
     pub gates_itself: bool,
-    /// Where it normalises.
+    /// Positions of its norms.
     pub norms: Norms,
 }
 
-/// The experts of a feed-forward layer, of which each row goes through a few.
+/// The experts of a MoE layer, of which the router selects a few per token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ExpertSpec {
-    /// How many there are.
+    /// Number of experts.
     pub n: usize,
-    /// Width of each.
+    /// Intermediate size of each expert.
     pub n_ff: usize,
-    /// How a row chooses among them.
+    /// Routing: how the router selects experts and weights them.
     pub routing: Routing,
-    /// What every row goes through besides.
+    /// The shared expert.
     pub shared: SharedExpert,
-    /// Numbers that a row is made before it goes through experts, which the sum of what they give is made a row of again; `None` where
-    /// rows go through as they are.
+    /// Width to which tokens are projected before the experts; the weighted sum of the experts is
+    /// projected back. `None` if experts read the hidden state directly.
     pub latent: Option<usize>,
 }
 
-/// The keys and values of a layer.
+/// Where the K and V of a layer are stored.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum LayerState {
-    /// Keys and values of its own.
+    /// The layer has its own K and V.
     Own,
-    /// Nothing: its queries meet the keys and values of this earlier layer, which has the same KV heads.
+    /// The layer reads K and V of this earlier layer, which has the same KV heads.
     Shared(usize),
-    /// Nothing: it does not attend.
+    /// The layer has no attention.
     Nothing,
 }
 
 impl LayerSpec {
-    /// What attention goes by.
+    /// Returns the parameters of the attention op.
     pub fn attend_params(&self) -> AttendParams {
         let KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, .. } = self.heads;
         let (scale, soft_cap) = (self.scale, self.soft_cap);
         AttendParams { n_heads, n_kv_heads, k_head_dim, v_head_dim, scale, soft_cap }
     }
 
-    /// Whether it attends.
+    /// Returns whether the layer has attention.
     pub fn attends(&self) -> bool {
         self.state != LayerState::Nothing
     }
 
-    /// Values of all queries of a row.
+    /// Returns the values of all queries of a token.
     pub fn n_q(&self) -> usize {
         self.heads.n_heads * self.heads.k_head_dim
     }
 
-    /// Values of all keys of a row.
+    /// Returns the values of all keys of a token.
     pub fn n_k(&self) -> usize {
         self.heads.n_kv_heads * self.heads.k_head_dim
     }
 
-    /// Values of all values of a row.
+    /// Returns the values of all V heads of a token.
     pub fn n_v(&self) -> usize {
         self.heads.n_kv_heads * self.heads.v_head_dim
     }
 
-    /// Values of what attention gives for a row.
+    /// Returns the values of the attention output of a token.
     pub fn n_out(&self) -> usize {
         self.heads.n_heads * self.heads.v_head_dim
     }
@@ -160,7 +162,9 @@ impl Config {
     /// Reads and checks the hyper-parameters.
     ///
     /// # Errors
-    /// An unknown architecture, a missing or absurd value (the key is named), or a feature that is not implemented.
+    ///
+    /// An unknown architecture, a missing or invalid value (the key is named), or a feature that is
+    /// not implemented.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self, ModelError> {
         let arch = gguf.meta().get::<&str>("general.architecture")?;
         if gguf.meta().find("general.type").is_ok_and(|kind: Option<&str>| kind == Some("adapter")) {
@@ -260,7 +264,7 @@ impl Config {
         Ok(config)
     }
 
-    /// The layer behind the last one that predicts, where the file has one of those that are known.
+    /// Returns the MTP layer after the last decoder layer, if the file has a supported one.
     fn find_mtp(&self, gguf: &Gguf) -> Option<LayerSpec> {
         let entry = format!("blk.{}.{EH_PROJ}", self.layers.len());
         if !self.family.predicts_further || self.n_mtp == 0 || gguf.find_info(&entry).is_none() {
@@ -269,7 +273,7 @@ impl Config {
         self.layers.iter().rfind(|layer| layer.attends()).copied()
     }
 
-    /// The shape of [that layer](Self::mtp) as a model of its own.
+    /// Returns the shape of the [MTP layer](Self::mtp) as a model of its own.
     pub fn of_mtp(&self) -> Option<Self> {
         let layers = vec![self.mtp?];
         Some(Self { layers, n_mtp: 0, mtp: None, n_per_layer: None, ..self.clone() })
@@ -282,13 +286,13 @@ impl Config {
             Factors::Named => {
                 let factor = |key| Ok::<_, ModelError>(keys.positive(key)?.unwrap_or(1.0));
                 let (embedding, branch) = (factor("embedding_scale")?, factor("residual_scale")?);
-                // A residual stream x whose branches are scaled, x + r f(norm(x)), is r times the stream x / r + f(norm(x)): norms
-                // see no factor, but for what is added to the mean square.
+                // A residual stream x with scaled branches, x + r f(norm(x)), equals r times the
+                // stream x / r + f(norm(x)): norms cancel the factor, except for their epsilon.
                 self.embedding_scale = embedding / branch;
                 self.norm_eps /= branch * branch;
                 self.logit_scale = 1.0 / factor("logit_scale")?;
             }
-            // 0 stands for none.
+            // A value of 0 means no factor.
             Factors::Logits => {
                 self.logit_scale = Some(keys.float("logit_scale")?).filter(|&x| x > 0.0).unwrap_or(1.0);
             }
@@ -296,24 +300,25 @@ impl Config {
         Ok(())
     }
 
-    /// The longest contexts whose positions are not turned as those of longer ones are (LongRoPE); `None` where all are turned
-    /// alike.
+    /// Returns the longest context with the short RoPE frequencies (LongRoPE); `None` if all
+    /// contexts have the same frequencies.
     pub fn n_ctx_short(&self) -> Option<usize> {
         self.ropes.iter().find_map(Rope::n_ctx_short)
     }
 
-    /// Whether positions of a context of `n_ctx` tokens are turned as those of long ones are, which is another thing.
+    /// Returns whether a context of `n_ctx` tokens uses the long RoPE frequencies, which give other
+    /// logits than the short ones.
     pub fn turns_long(&self, n_ctx: usize) -> bool {
         self.n_ctx_short().is_some_and(|short| n_ctx > short)
     }
 
-    /// The KV heads, as the cache sees them.
+    /// Returns the KV heads, as the cache stores them.
     pub fn kv_shape(&self) -> KvShape {
         KvShape { statistics: self.statistics.clone(), ..self.kv_shape_of(0..self.layers.len()) }
     }
 
-    /// Which keys and values layer `index` meets: their number among those that layers from `first` on keep; `None` when an
-    /// earlier layer keeps them, or it meets none.
+    /// Returns the index of the K and V that layer `index` reads, among those stored by layers from
+    /// `first` on; `None` if an earlier layer stores them or the layer has no attention.
     pub fn kv_ordinal(&self, first: usize, index: usize) -> Option<usize> {
         let owner = match self.layers[index].state {
             LayerState::Own => index,
@@ -324,16 +329,18 @@ impl Config {
         Some(before.iter().filter(|layer| layer.state == LayerState::Own).count())
     }
 
-    /// The number of the first state of recurrent layer `index` among those of layers from `first` on; `None` when it is none.
+    /// Returns the index of the first state of recurrent layer `index` among the states of layers
+    /// from `first` on; `None` for other layers.
     pub fn state_ordinal(&self, first: usize, index: usize) -> Option<usize> {
         self.layers[index].recurrence?;
         let before = self.layers.get(first..index)?.iter().filter_map(|layer| layer.recurrence);
         Some(before.map(|recurrence| recurrence.states().count()).sum())
     }
 
-    /// What some of the layers keep.
+    /// Returns the cache shape of a range of layers.
     ///
     /// # Panics
+    ///
     /// When the model has no such layers.
     pub fn kv_shape_of(&self, layers: Range<usize>) -> KvShape {
         let layers = &self.layers[layers];
@@ -343,25 +350,25 @@ impl Config {
     }
 }
 
-/// Refuses a model whose tokens see those that come after them: it makes embeddings and says nothing.
+/// Rejects a model with bidirectional attention: it is an embedding model and generates no text.
 fn refuse_embedding_models(keys: &Keys) -> Result<(), ModelError> {
     const CAUSAL: &str = "attention.causal";
     if keys.flag_or(CAUSAL, true)? {
         return Ok(());
     }
-    let what = format!("a model for embeddings, whose tokens see later ones ({} is false)", keys.key(CAUSAL));
+    let what = format!("an embedding model with bidirectional attention ({} is false)", keys.key(CAUSAL));
     Err(ModelError::Unsupported { what })
 }
 
-/// The tensor that makes one row of a token's embedding and of the residual stream of the token before.
+/// Tensor that projects a token's embedding and the previous token's hidden state to one row.
 pub(crate) const EH_PROJ: &str = "nextn.eh_proj.weight";
 
-/// Layers of the model, and those behind them that predict further tokens.
+/// Reads the number of decoder layers, and of MTP layers after them.
 fn read_layers(keys: &Keys) -> Result<(usize, usize), ModelError> {
     const COUNT: &str = "block_count";
     const PREDICTING: &str = "nextn_predict_layers";
     let (n, n_tensors) = (keys.size(COUNT)?, keys.gguf.tensors().len());
-    // Each layer has tensors; a number beyond them is checked before anything is made for each.
+    // Each layer has tensors, so a number beyond them is rejected before any allocation per layer.
     if n > n_tensors {
         return Err(keys.bad(COUNT, &format!("at most one layer for each of {n_tensors} tensors"), n));
     }
@@ -372,7 +379,7 @@ fn read_layers(keys: &Keys) -> Result<(usize, usize), ModelError> {
     Ok((n - n_mtp, n_mtp))
 }
 
-/// The norms of the family, of which a file may lack some.
+/// Returns the norms of the family, without those that the file lacks.
 fn read_norms(keys: &Keys, family: &Family) -> Norms {
     match family.norms.heads {
         HeadNorms::EachIfThere if !keys.has_tensor("attn_q_norm.weight") => {
@@ -382,14 +389,14 @@ fn read_norms(keys: &Keys, family: &Family) -> Norms {
     }
 }
 
-/// Bounds on scores and on logits.
+/// Reads the soft caps of attention scores and logits.
 fn read_soft_caps(keys: &Keys, family: &Family) -> Result<[Option<f32>; 2], ModelError> {
     let [scores, logits] = family.soft_caps;
     let scores = keys.positive_or("attn_logit_softcapping", scores)?;
     Ok([scores, keys.positive_or("final_logit_softcapping", logits)?])
 }
 
-/// The factor on scores where the file names none.
+/// Returns the factor on attention scores, unless the file has one.
 fn scale_of(scale: Scale, n_layers: usize, n_embd: usize, heads: KvLayerShape) -> f32 {
     let over_root = |dim: usize| 1.0 / (dim as f32).sqrt();
     match scale {
@@ -399,7 +406,7 @@ fn scale_of(scale: Scale, n_layers: usize, n_embd: usize, heads: KvLayerShape) -
     }
 }
 
-/// How many numbers of each token every layer is given.
+/// Key of the width of the per-layer embeddings.
 pub(crate) const PER_LAYER: &str = "embedding_length_per_layer_input";
 /// Reads `{arch}.key` values.
 struct Keys<'a> {
@@ -416,13 +423,13 @@ impl Keys<'_> {
         self.gguf.meta().value(&self.key(key)).is_some()
     }
 
-    /// Whether some layer has a tensor of this name.
+    /// Returns whether any layer has a tensor of this name.
     fn has_tensor(&self, name: &str) -> bool {
         let is_it = |rest: &str| rest.split_once('.').is_some_and(|(_, rest)| rest == name);
         self.gguf.tensors().iter().any(|info| info.name.strip_prefix("blk.").is_some_and(is_it))
     }
 
-    /// A size from 1 to 2³¹.
+    /// Reads a size from 1 to 2³¹.
     fn size(&self, key: &str) -> Result<usize, ModelError> {
         let value: u32 = self.gguf.meta().get(&self.key(key))?;
         match value {
@@ -435,7 +442,7 @@ impl Keys<'_> {
         if self.has(key) { self.size(key) } else { Ok(default) }
     }
 
-    /// A number for each layer, or one that stands for all.
+    /// Reads a number per layer, or one for all layers.
     fn of_layers(&self, key: &str, n_layers: usize) -> Result<Vec<usize>, ModelError> {
         if !matches!(self.gguf.meta().value(&self.key(key)), Some(Value::Array(_))) {
             return Ok(vec![self.size(key)?; n_layers]);
@@ -447,7 +454,7 @@ impl Keys<'_> {
         Ok(numbers.into_iter().take(n_layers).map(|n| n as usize).collect())
     }
 
-    /// A size that files may say of each layer, and that is the same in all of these.
+    /// Reads a size that files may give per layer and that must be the same in all of these layers.
     fn size_of(&self, key: &str, layers: &[bool]) -> Result<usize, ModelError> {
         let all = self.of_layers(key, layers.len())?;
         let of_these: Vec<usize> =
@@ -463,7 +470,7 @@ impl Keys<'_> {
         }
     }
 
-    /// A number, 0 where the file has none.
+    /// Reads a number, 0 if absent.
     fn count(&self, key: &str) -> Result<usize, ModelError> {
         Ok(self.gguf.meta().find::<u32>(&self.key(key))?.unwrap_or(0) as usize)
     }
@@ -481,7 +488,7 @@ impl Keys<'_> {
         if self.has(key) { self.float(key) } else { Ok(default) }
     }
 
-    /// A number above 0; `None` where the file has none, or 0, which stands for none.
+    /// Reads a number above 0; `None` if absent or 0, which means disabled.
     fn positive(&self, key: &str) -> Result<Option<f32>, ModelError> {
         self.positive_or(key, None)
     }
@@ -490,7 +497,7 @@ impl Keys<'_> {
         Ok(self.gguf.meta().find(&self.key(key))?.unwrap_or(default))
     }
 
-    /// As [`Keys::positive`], but `default` where the file has none.
+    /// As [`Keys::positive`], but `default` if absent.
     fn positive_or(&self, key: &str, default: Option<f32>) -> Result<Option<f32>, ModelError> {
         if self.has(key) { Ok(Some(self.float(key)?).filter(|&x| x > 0.0)) } else { Ok(default) }
     }
@@ -506,7 +513,7 @@ impl Keys<'_> {
         Ok(())
     }
 
-    /// Refuses a number above 0.
+    /// Rejects a number above 0.
     fn refuse_positive(&self, key: &str, feature: &str) -> Result<(), ModelError> {
         match self.positive(key)? {
             Some(_) => Err(ModelError::Unsupported { what: format!("{feature} ({})", self.key(key)) }),

@@ -1,10 +1,12 @@
 //! The decoder that all families share, from tokens to logits.
 //!
-//! Transformer with norms, rotary embeddings, grouped-query attention and a gated feed-forward layer. Families differ in
-//! data only ([`LayerSpec`]): biases, where there are norms and which, windows, pair order, activation, bounds, tied output.
+//! A transformer with norms, rotary embeddings, grouped-query attention and a gated feed-forward
+//! layer. Families differ in data only ([`LayerSpec`]): biases, kind and positions of norms,
+//! windows, pair order, activation, soft caps, tied output.
 //!
-//! A step is a batch: rows of any number of sequences, each with as many tokens as it likes, go through the layers together,
-//! in one pass over the weights. What a row becomes does not depend on the others.
+//! A step processes a batch: tokens of any number of sequences, any number of tokens each, pass the
+//! layers together, in one pass over the weights. The result for a token does not depend on the
+//! other tokens of the batch (batch invariance).
 
 use std::sync::Arc;
 
@@ -30,50 +32,52 @@ pub use activations::Activations;
 pub use entry::Entry;
 use products::{Branch, Low, Product};
 
-/// Random numbers that [`Decoder::append_random`] draws at a time; odd, so that no two rows become alike.
+/// Period of the random numbers of [`Decoder::append_random`]; odd, so that no two rows become
+/// equal.
 const RANDOM_PERIOD: usize = 65_537;
 
 /// A model, or a part of one, on a device.
 pub struct Decoder<B: Backend> {
     config: Config,
     weights: Weights<B>,
-    /// Where what each layer that is here keeps lies among that of all of them.
+    /// Cache indices of each layer of this part.
     places: Vec<Kept>,
     extra: Arc<ExtraTokens>,
 }
 
-/// Where what a layer keeps of past tokens lies.
+/// Cache indices of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Kept {
-    /// The number of the keys and values that it meets.
+    /// Index of the K and V that it reads.
     kv: Option<usize>,
-    /// That of the first of its states.
+    /// Index of its first recurrent state.
     state: Option<usize>,
 }
 
-/// What a step gives.
+/// Outputs of a step.
 pub struct Outputs<'a, B: Backend> {
-    /// Logits of the wanted rows, `[wanted rows, n_vocab]`.
+    /// Logits of the requested rows, `[requested rows, n_vocab]`.
     pub logits: Option<&'a mut B::Buffer>,
-    /// Told the queries that each layer's attention went by.
+    /// Receives the queries of each layer's attention.
     pub queries: OnQueries<'a>,
 }
 
 impl<'a, B: Backend> Outputs<'a, B> {
-    /// Logits alone, if any.
+    /// Requests logits alone, if any.
     pub fn logits(logits: Option<&'a mut B::Buffer>) -> Self {
         Self { logits, queries: None }
     }
 }
 
-/// Told the KV layer whose keys a layer's queries met, and the queries after RoPE, `[rows, n_heads * k_head_dim]`, layer by
-/// layer: what statistics are made of. Steps wait for the device then.
+/// Callback with the index of the KV layer and the queries after RoPE, `[rows, n_heads *
+/// k_head_dim]`, layer by layer, for activation statistics. The step then waits for the device
+/// after each layer.
 pub type OnQueries<'a> = Option<&'a mut dyn FnMut(usize, &[f32])>;
 
-/// Which rows of a sequence get logits.
+/// Selects the rows of a sequence that get logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Want {
-    /// None: the step only fills the cache.
+    /// None: prefill without logits.
     Nothing,
     /// The last row.
     Last,
@@ -82,7 +86,7 @@ pub enum Want {
 }
 
 impl Want {
-    /// The first wanted row of a sequence with `rows` rows in the step (`rows` when there is none).
+    /// Returns the first requested row of a sequence with `rows` rows in the step (`rows` if none).
     fn first(self, rows: usize) -> usize {
         match self {
             Self::Nothing => rows,
@@ -91,7 +95,7 @@ impl Want {
         }
     }
 
-    /// Rows that are wanted of a sequence with `rows` rows in the step.
+    /// Returns the number of requested rows of a sequence with `rows` rows in the step.
     pub fn count(self, rows: usize) -> usize {
         rows - self.first(rows)
     }
@@ -100,20 +104,21 @@ impl Want {
 /// One sequence of a step.
 #[derive(Debug)]
 pub struct StepPart<'a, P: Page> {
-    /// Its cache; the rows go after what it holds.
+    /// Its cache; the tokens are appended to it.
     pub cache: &'a mut Cache<P>,
-    /// Its rows, at least one; those of the first sequence come first.
+    /// Its number of rows, at least one; rows of the first sequence come first.
     pub n: usize,
     /// Which of them get logits.
     pub want: Want,
-    /// How much of each [adapter](crate::Part::with_loras) they get; as much as that was loaded with where nothing is said.
+    /// Scale of each [adapter](crate::Part::with_loras) for this sequence; the loaded scales when
+    /// `None`.
     pub strengths: Option<&'a [f32]>,
-    /// Where its rows are, for models whose heads are turned by more than the position; there where nothing is said.
+    /// Positions of its rows, for models with M-RoPE; consecutive positions when `None`.
     pub places: Option<&'a [Place]>,
 }
 
 impl<B: Backend> Decoder<B> {
-    /// A decoder from its parts.
+    /// Creates a decoder from its configuration and weights.
     pub fn new(config: Config, weights: Weights<B>) -> Self {
         let layers = weights.part.layers();
         let place = |index| Kept {
@@ -125,69 +130,72 @@ impl<B: Backend> Decoder<B> {
         Self { config, weights, places, extra }
     }
 
-    /// This decoder, which takes the same tokens beyond the vocabulary as another.
+    /// Returns the decoder with the soft tokens of another part of the model.
     #[must_use]
     pub fn with_extra(self, extra: &Arc<ExtraTokens>) -> Self {
         Self { extra: Arc::clone(extra), ..self }
     }
 
-    /// The tokens beyond the vocabulary.
+    /// Returns the soft tokens: those beyond the vocabulary.
     pub fn extra(&self) -> &Arc<ExtraTokens> {
         &self.extra
     }
 
-    /// The hyper-parameters.
+    /// Returns the hyper-parameters.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The shapes of the layers that are here.
+    /// Returns the specifications of the layers of this part.
     pub fn layers(&self) -> &[LayerSpec] {
         &self.config.layers[self.weights.part.layers()]
     }
 
-    /// Which keys and values layer `index` of those that are here meets, as the cache counts them; `None` where it does not attend.
+    /// Returns the cache index of the K and V that layer `index` of this part reads; `None` if it
+    /// has no attention.
     pub fn kv_layer(&self, index: usize) -> Option<usize> {
         self.places[index].kv
     }
 
-    /// The keys and values that each layer meets that meets some.
+    /// Iterates over the KV indices of all attention layers.
     fn kv_layers(&self) -> impl Iterator<Item = usize> {
         (0..self.places.len()).filter_map(|index| self.kv_layer(index))
     }
 
-    /// The KV heads of the layers that are here.
+    /// Returns the KV heads of the layers of this part.
     pub fn kv_shape(&self) -> KvShape {
         self.config.kv_shape_of(self.weights.part.layers())
     }
 
-    /// Size of the vocabulary.
+    /// Returns the size of the vocabulary.
     pub fn n_vocab(&self) -> usize {
         self.weights.n_vocab
     }
 
-    /// Bytes of weights in the file's types.
+    /// Returns the bytes of weights in the types of their storage.
     pub fn weight_bytes(&self) -> usize {
         self.weights.n_bytes
     }
 
-    /// Bytes of weights that one decoded token reads: all but an embedding that is only looked up, and experts that it does not
-    /// choose.
+    /// Returns the bytes of weights that decoding one token reads: all except an embedding that is
+    /// not the output matrix, and unselected experts.
     pub fn weight_bytes_per_token(&self) -> usize {
         self.weights.n_bytes - self.weights.idle_bytes
     }
 
-    /// Runs what enters, the rows of all `parts` one after the other, each after what its cache holds, and appends it there.
-    /// Logits of the wanted rows of all parts, one after the other, come to lie in those of `out`; where the last layer is
-    /// elsewhere, none can be wanted, and [`Decoder::left`] is what enters there.
+    /// Runs the layers on the entry: the rows of all `parts` in order, each appended to its cache.
+    /// Writes the logits of the requested rows of all parts, in order, to `out`. If the last layer
+    /// is on another device, no logits can be requested, and [`Decoder::left`] returns its input.
     ///
     /// # Errors
-    /// A token out of range, a full context or no memory: nothing has been changed then. A device error in the middle of a step:
-    /// [undo it](Cache::undo_step) in every cache before going on.
+    ///
+    /// An unknown token, a full context or insufficient memory: the caches are unchanged then.
+    /// After a device error in the middle of a step, [undo it](Cache::undo_step) in every cache.
     ///
     /// # Panics
-    /// When there are more rows than the activations have room for, tokens enter and the first layer is elsewhere, or logits are
-    /// wanted and the last one is, or their buffer is too short.
+    ///
+    /// With more rows than the activations hold, with tokens where the first layer is elsewhere, or
+    /// with requested logits where the last layer is elsewhere or the buffer is too short.
     pub fn step(
         &self,
         backend: &B,
@@ -205,7 +213,7 @@ impl<B: Backend> Decoder<B> {
             _ => None,
         };
         let Outputs { logits, mut queries } = out;
-        // What is read back in between cannot be recorded.
+        // A step that reads back from the device in between cannot be recorded.
         let is_decode = queries.is_none() && shown.is_none() && parts.iter().all(|part| part.n == 1);
         let run = || {
             for (index, (layer, spec)) in self.weights.layers.iter().zip(self.layers()).enumerate() {
@@ -236,7 +244,8 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// What can be refused before anything is written: tokens, room, memory. Then the rows enter. Gives what tokens beyond the vocabulary belong to.
+    /// Checks what can fail before any cache is written: tokens, context, memory. Then writes the
+    /// input to the residual stream. Returns the rows of the soft tokens.
     fn prepare(
         &self,
         backend: &B,
@@ -268,7 +277,7 @@ impl<B: Backend> Decoder<B> {
         Ok(extra)
     }
 
-    /// Where the band of each layer's keys and values begins; gives the bytes of all of them.
+    /// Computes the byte offset of each KV layer's step tiles; returns the bytes of all of them.
     fn place_bands(&self, parts: &mut [StepPart<'_, B::Page>], bands: &mut Vec<usize>) -> usize {
         let n_kv = self.kv_layers().max().map_or(0, |last| last + 1);
         let mut n_bytes =
@@ -283,10 +292,11 @@ impl<B: Backend> Decoder<B> {
         end
     }
 
-    /// Appends `rows` tokens (at most `max_rows`) with random keys and values: a context of any depth in little time,
-    /// to measure speed at it. What the model then says means nothing.
+    /// Appends `rows` tokens (at most `max_rows`) with random K and V: fills a context of any depth
+    /// quickly, for speed measurements. The model's output is meaningless afterwards.
     ///
     /// # Errors
+    ///
     /// As [`Decoder::step`].
     pub fn append_random(
         &self,
@@ -305,8 +315,8 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// Appends to each layer keys and values cut from one buffer of random numbers, anywhere in it: to draw as many would take
-    /// longer than a device takes to store them.
+    /// Appends K and V to each layer as random slices of one random buffer: generating all numbers
+    /// would take longer than storing them.
     fn append_cuts(
         &self,
         backend: &B,
@@ -333,7 +343,7 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// Lets the rows of each sequence meet what layer `index` keeps of those before, where it does.
+    /// Runs the token mixers of layer `index`: attention, a recurrent state, or both.
     fn mix(
         &self,
         backend: &B,
@@ -343,7 +353,8 @@ impl<B: Backend> Decoder<B> {
         rows: usize,
     ) -> Result<(), ModelError> {
         let (layer, Kept { kv, state }) = (&self.weights.layers[index], self.places[index]);
-        // What is kept beside attention meets the stream as attention does, before that has changed it.
+        // A recurrent mixer beside attention reads the same residual stream, before attention adds
+        // to it.
         if let Some(weights) = &layer.recurrent {
             self.enter_state(backend, index, weights, parts, act, rows)?;
         }
@@ -358,7 +369,7 @@ impl<B: Backend> Decoder<B> {
         }
     }
 
-    /// Attention of layer `index`, whose keys and values are number `kv`.
+    /// Runs the attention of layer `index`, whose K and V have the index `kv`.
     fn attend(
         &self,
         backend: &B,
@@ -376,7 +387,8 @@ impl<B: Backend> Decoder<B> {
         }
     }
 
-    /// `x += W_o attention(rope(W_q n), rope(W_k n), W_v n)`, `n = norm(x)`; norms and gates where the layer has them.
+    /// Computes `x += W_o attention(rope(W_q n), rope(W_k n), W_v n)`, `n = norm(x)`; norms and
+    /// gates if the layer has them.
     fn attention(
         &self,
         backend: &B,
@@ -417,7 +429,7 @@ impl<B: Backend> Decoder<B> {
                         let gates = Output { w, bias: None, y: &mut act.gates, accumulate: false };
                         project(&mut [queries, keys, values, gates])?;
                     }
-                    // No layer with gates makes its values so.
+                    // No layer with gates has V = K.
                     (None, _) => {
                         project(&mut [queries, keys])?;
                         backend.copy(&act.k, 0, &mut act.v, 0, rows * spec.n_v())?;
@@ -472,8 +484,8 @@ impl<B: Backend> Decoder<B> {
         self.add(backend, &mut act.x, branch, (&mut act.spare, &mut act.low), rows)
     }
 
-    /// Refuses rows `[rows, width]` of what layer `index` keeps that are no numbers: the cache, which holds numbers only, would
-    /// make some of them, and a state would be none from there on.
+    /// Rejects rows `[rows, width]` of layer `index` with NaN or infinities: the cache would
+    /// quantize them to finite numbers, and a recurrent state would stay NaN.
     fn check_rows(
         &self,
         backend: &B,
@@ -493,7 +505,7 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// `logits = W_out norm(x)` for the wanted rows, bounded where the model bounds them.
+    /// Computes `logits = W_out norm(x)` for the requested rows, with the model's soft cap.
     fn output(
         &self,
         backend: &B,
@@ -512,8 +524,8 @@ impl<B: Backend> Decoder<B> {
             return Ok(());
         }
         let Weights { output, output_low_rank, embedding, output_norm, .. } = &self.weights;
-        assert!(output_norm.is_some(), "logits come out where the model ends");
-        let w = output.as_deref().or(embedding.as_deref()).expect("a model that ends has an output matrix");
+        assert!(output_norm.is_some(), "logits belong to the last part of the model");
+        let w = output.as_deref().or(embedding.as_deref()).expect("the last part has an output matrix");
         // The residual stream ends here.
         let kind = self.config.output_norm;
         let input = self.enter(backend, kind, output_norm, (&act.spare, &mut act.x), wanted)?;
@@ -526,10 +538,11 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// Copies what the `rows` rows of the last step have left into `out` `[rows, n_embd]`: what enters the next part of the model or, where it
-    /// ends here, their [streams](Self::stream).
+    /// Copies the hidden states of the last step's `rows` rows to `out` `[rows, n_embd]`: the input
+    /// of the next part of the model or, in the last part, the [final hidden states](Self::stream).
     ///
     /// # Errors
+    ///
     /// When the device cannot be read.
     pub fn left(
         &self,
@@ -544,7 +557,8 @@ impl<B: Backend> Decoder<B> {
         }
     }
 
-    /// What enters a layer of `x`: normalised on the way, or in `spare` where products cannot do that.
+    /// Returns the normalized input of a sublayer: the norm is fused into the GEMM, or its result
+    /// is stored in `spare` if the GEMM cannot fuse it.
     fn enter<'a>(
         &self,
         backend: &B,
@@ -562,7 +576,7 @@ impl<B: Backend> Decoder<B> {
         }
     }
 
-    /// Normalises the heads of rows where they are: as RoPE does, which turns nothing here.
+    /// Normalizes the heads of rows in place, by RoPE without rotation.
     fn normalise(
         &self,
         backend: &B,
@@ -585,16 +599,17 @@ impl<B: Backend> Decoder<B> {
     }
 }
 
-/// A step that did not happen.
+/// Why a step failed.
 #[derive(Debug)]
 pub enum StepError {
-    /// Nothing has been changed.
+    /// The caches are unchanged.
     Refused(ModelError),
-    /// Some layers may have written: the caches want [`Cache::undo_step`].
+    /// Some layers may have written: call [`Cache::undo_step`] on every cache.
     Broken(ModelError),
 }
 
-/// Hands the parts of a step to `f` with the keys and values number `kv`, whose band begins at byte `first_band`.
+/// Passes the parts of a step to `f` with the K and V of index `kv`, whose step tiles begin at byte
+/// `first_band`.
 fn for_parts<P: Page, T>(
     parts: &mut [StepPart<'_, P>],
     kv: usize,
@@ -609,7 +624,7 @@ fn for_parts<P: Page, T>(
         at
     };
     match parts {
-        // Decoding one sequence allocates nothing.
+        // Decoding one sequence allocates no memory.
         [one] => {
             let (rows, band) = part(one);
             f(&mut [one.cache.part(kv, rows, band)])

@@ -7,74 +7,74 @@ use kvant_kv::KvError;
 /// Why a model cannot be loaded or run.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
-    /// The file is not a sound GGUF, or lacks a key or tensor.
+    /// The file is not a valid GGUF, or lacks a key or tensor.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// The architecture is not one of ours.
+    /// The architecture is not supported.
     #[error("unknown architecture '{}'; the nearest is {nearest}, known are {known}", printable(.got, 64))]
     Architecture {
         /// `general.architecture` of the file.
         got: String,
-        /// The most alike of them.
+        /// The most similar supported name.
         nearest: &'static str,
-        /// What this engine runs.
+        /// The supported architectures.
         known: String,
     },
-    /// No model, but what changes one.
-    #[error("an adapter, which changes a model and is none by itself")]
+    /// The file is an adapter, not a model.
+    #[error("an adapter, not a model by itself")]
     Adapter,
-    /// No model, but what makes tokens of pictures for one.
-    #[error("a tower, which makes tokens of pictures for a model and is none by itself")]
+    /// The file is a vision encoder, not a language model.
+    #[error("a vision encoder, which is not a language model")]
     Tower,
     /// A feature of the architecture that is not implemented.
     #[error("not supported yet: {}", printable(.what, 256))]
     Unsupported {
-        /// The feature, with the key that asks for it.
+        /// The feature, with the key that requires it.
         what: String,
     },
-    /// A metadata value that makes no sense.
+    /// An invalid metadata value.
     #[error("{key}: expected {expected}, got {got}")]
     Value {
         /// The metadata key.
         key: String,
-        /// What would be sound.
+        /// The valid values.
         expected: String,
-        /// What the file says.
+        /// The value in the file.
         got: String,
     },
-    /// A layer that meets the keys and values of a layer on another device.
-    #[error("layer {layer} needs what layer {with} keeps, and cannot be on another device")]
+    /// A layer that shares the K and V of a layer on another device.
+    #[error("layer {layer} shares K and V of layer {with}, and cannot be on another device")]
     Apart {
         /// The layer.
         layer: usize,
-        /// The layer that keeps the keys and values.
+        /// The layer that stores the K and V.
         with: usize,
     },
-    /// A tensor that was to stay in the file, and is not there as it is used.
+    /// A tensor that cannot stay in the file, because its format is converted on load.
     #[error("tensor '{tensor}' needs conversion while it is loaded, and cannot stay in the mapped file")]
     NotInFile {
         /// The tensor.
         tensor: String,
     },
-    /// A tensor of another shape than the hyper-parameters ask for.
+    /// A tensor whose shape differs from the hyper-parameters.
     #[error("tensor '{name}': expected shape {expected:?}, got {got:?}")]
     TensorShape {
         /// The tensor.
         name: String,
-        /// The shape that fits, GGUF order (innermost first).
+        /// The required shape, GGUF order (innermost first).
         expected: Vec<usize>,
         /// The shape in the file.
         got: Vec<usize>,
     },
-    /// A weight that is no number.
+    /// A weight that is NaN or infinite.
     #[error("tensor '{}': row {row} holds NaN or an infinity", printable(.name, 96))]
     NotFinite {
         /// The tensor.
         name: String,
-        /// The first row at fault, from 0.
+        /// The first invalid row, from 0.
         row: usize,
     },
-    /// A key or a value that is no number, before it went to the cache.
+    /// A key or value that is NaN or infinite, detected before it is cached.
     #[error("the {what} of layer {layer} at position {position} hold NaN or an infinity")]
     RowNotFinite {
         /// `keys` or `values`.
@@ -84,7 +84,7 @@ pub enum ModelError {
         /// Position of the token.
         position: usize,
     },
-    /// A token that the model's vocabulary does not have.
+    /// A token outside the model's vocabulary.
     #[error("token {token} is not in the vocabulary of {n_vocab}")]
     Token {
         /// The token.
@@ -92,10 +92,10 @@ pub enum ModelError {
         /// Size of the vocabulary.
         n_vocab: usize,
     },
-    /// The cache refused.
+    /// An error of the KV cache.
     #[error(transparent)]
     Kv(#[from] KvError),
-    /// The device refused.
+    /// An error of the device.
     #[error(transparent)]
     Device(#[from] BackendError),
 }

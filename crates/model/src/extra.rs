@@ -1,7 +1,9 @@
-//! Tokens that no vocabulary has: rows that enter a model in the place of those of its embedding, such as the parts of a picture.
+//! Soft tokens: embedding rows that enter a model in place of those of its vocabulary, such as the
+//! patches of an image.
 //!
-//! They have numbers from the size of the vocabulary on. So whatever knows tokens by their numbers (caches that share a beginning, sessions that
-//! read some again) knows these as well: the same number is the same row for as long as the model is loaded.
+//! Their ids start at the vocabulary size. Components that identify tokens by id (prefix caches,
+//! sessions that prefill again) thus handle soft tokens unchanged: an id denotes the same row for
+//! as long as the model is loaded.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -9,16 +11,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::Place;
 
-/// What becomes tokens.
+/// Values of new soft tokens.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub struct Given {
-    /// Rows `[n, n_embd]` and then, as many, what is added to them behind each of the first layers.
+    /// Embedding rows `[n, n_embd]`, followed by as many rows to add after each of the first layers
+    /// (DeepStack).
     pub rows: Vec<Vec<f32>>,
-    /// Rows of a line, where they lie in a plane, line by line.
+    /// Width of the grid, for rows of an image in row-major order.
     pub columns: Option<usize>,
 }
 
-/// Rows `[n, n_embd]`, and the numbers they are fed by.
+/// Embedding rows `[n, n_embd]` and their token ids.
 pub struct ExtraRows {
     tokens: Range<u32>,
     n_embd: usize,
@@ -26,7 +29,8 @@ pub struct ExtraRows {
 }
 
 impl ExtraRows {
-    /// Where token `token` of them lies, if they lie in a plane whose first is at `first`; and where what follows all of them is.
+    /// Returns the M-RoPE position of token `token`, for rows in a grid whose first position is
+    /// `first`; and the position after the whole grid.
     pub fn place(&self, token: u32, first: u32) -> Option<(Place, u32)> {
         let columns = u32::try_from(self.given.columns?).ok()?;
         let at = token.checked_sub(self.tokens.start).filter(|_| token < self.tokens.end)?;
@@ -34,22 +38,23 @@ impl ExtraRows {
         Some(([first, first + at / columns, first + at % columns], first + lines.max(columns)))
     }
 
-    /// The numbers of the rows.
+    /// Returns the token ids of the rows.
     pub fn tokens(&self) -> Range<u32> {
         self.tokens.clone()
     }
 
-    /// Bytes in memory.
+    /// Returns the bytes in memory.
     pub fn n_bytes(&self) -> usize {
         self.given.rows.iter().map(|rows| size_of_val(&rows[..])).sum()
     }
 
-    /// Behind how many of the first layers something is added to them.
+    /// Returns the number of first layers after which rows are added.
     pub(crate) fn depth(&self) -> usize {
         self.given.rows.len() - 1
     }
 
-    /// The rows of some of its tokens or, with `depth`, what is added to them behind that many layers.
+    /// Returns the embedding rows of some of its tokens or, with `depth`, the rows to add after
+    /// that many layers.
     pub(crate) fn of(&self, tokens: Range<u32>, depth: usize) -> &[f32] {
         let [start, end] =
             [tokens.start, tokens.end].map(|token| (token - self.tokens.start) as usize * self.n_embd);
@@ -63,7 +68,8 @@ impl std::fmt::Debug for ExtraRows {
     }
 }
 
-/// Those of a model: whoever has the rows keeps them alive, and the numbers are known for as long.
+/// The soft tokens of a model. Holders of [`ExtraRows`] keep the rows alive, and their ids are
+/// valid for as long.
 pub struct ExtraTokens {
     n_embd: usize,
     n_vocab: usize,
@@ -71,29 +77,31 @@ pub struct ExtraTokens {
 }
 
 struct State {
-    /// No number from this on has been given.
+    /// The next unused id.
     next: u32,
-    /// By the first of their numbers.
+    /// Live rows, by their first id.
     alive: BTreeMap<u32, Weak<ExtraRows>>,
 }
 
 impl ExtraTokens {
-    /// None yet, for a model whose embedding has rows `[n_vocab, n_embd]`.
+    /// Creates an empty set, for a model whose embedding has rows `[n_vocab, n_embd]`.
     pub(crate) fn new(n_vocab: usize, n_embd: usize) -> Self {
         let state = State { next: u32::try_from(n_vocab).unwrap_or(u32::MAX), alive: BTreeMap::new() };
         Self { n_embd, n_vocab, state: Mutex::new(state) }
     }
 
-    /// Whether a token is one of these, if it is any.
+    /// Returns whether an id denotes a soft token, live or not.
     pub fn is_extra(&self, token: u32) -> bool {
         token as usize >= self.n_vocab
     }
 
-    /// Takes rows, under numbers that nothing has had or, with `again`, under those that the same rows have had before. `None` when
-    /// all numbers have been given: four billion rows, more than a year of a tower's work.
+    /// Adds rows, under new ids or, with `again`, under the ids that the same rows had before.
+    /// `None` when all ids are used: four billion rows, more than a year of image encoding.
     ///
     /// # Panics
-    /// When the values are no whole rows, or not as many each time, or the columns none, or the numbers those of something else.
+    ///
+    /// When the values are not whole rows, or not equally many per layer, or `columns` is 0, or
+    /// `again` has not been assigned before.
     pub fn add(&self, given: Given, again: Option<u32>) -> Option<Arc<ExtraRows>> {
         let len = given.rows[0].len();
         let is_whole = len.is_multiple_of(self.n_embd) && given.rows.iter().all(|rows| rows.len() == len);
@@ -114,10 +122,11 @@ impl ExtraTokens {
         Some(rows)
     }
 
-    /// What the extra ones among `tokens` belong to, each once; the first token that belongs to nothing that is alive.
+    /// Returns the rows of the soft tokens among `tokens`, each once.
     ///
     /// # Errors
-    /// That token.
+    ///
+    /// The first soft token without live rows.
     pub fn of(&self, tokens: &[u32]) -> Result<Vec<Arc<ExtraRows>>, u32> {
         let mut found: Vec<Arc<ExtraRows>> = Vec::new();
         for &token in tokens.iter().filter(|&&token| self.is_extra(token)) {
@@ -135,8 +144,9 @@ impl ExtraTokens {
     }
 }
 
-/// The runs of extra tokens among `tokens`, as `(index of the first, its rows)`, of what [`ExtraTokens::of`] has found; with `depth`, of those to
-/// which something is added behind so many layers, and that.
+/// Returns the runs of soft tokens among `tokens`, as `(index of the first, its rows)`, from the
+/// result of [`ExtraTokens::of`]; with `depth`, the runs with rows to add after that many layers,
+/// and these rows.
 pub(crate) fn runs<'a>(
     tokens: &'a [u32],
     found: &'a [Arc<ExtraRows>],
@@ -160,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_found_by_their_numbers_for_as_long_as_somebody_has_them() {
+    fn rows_are_found_by_id_while_they_are_alive() {
         let extra = ExtraTokens::new(100, 2);
         let rows = |n: usize| Given { rows: vec![(0..2 * n).map(|x| x as f32).collect()], columns: None };
         let (a, b) = (extra.add(rows(3), None).unwrap(), extra.add(rows(2), None).unwrap());
@@ -174,7 +184,7 @@ mod tests {
         assert_eq!(extra.of(&text).unwrap_err(), 101);
         assert_eq!(extra.of(&[5, 104]).unwrap().len(), 1);
         assert_eq!(extra.of(&[105]).unwrap_err(), 105);
-        // The same rows come again under their numbers.
+        // The same rows return under their ids.
         let a = extra.add(rows(3), Some(100)).unwrap();
         assert_eq!(extra.of(&text).unwrap()[0].tokens(), a.tokens());
         assert_eq!(extra.add(rows(1), None).unwrap().tokens(), 105..106);

@@ -1,103 +1,108 @@
-//! The families this engine runs: a line of a table each.
+//! The supported model families, one line of a table each.
 //!
-//! They share one decoder. What differs is data: the numbers are in the file, and what no file says is here. From both comes a
-//! [`LayerSpec`](crate::LayerSpec) for each layer, and nothing else looks at the family.
+//! All families share one decoder and differ in data: the numbers are in the file, conventions
+//! without a metadata key are here. Both yield a [`LayerSpec`](crate::LayerSpec) per layer, and no
+//! other code depends on the family.
 
 use kvant_backend::{Activation, KeySharing, Pairing, Scores};
 
 use crate::ModelError;
 
-/// What the layers of a family do, beyond the numbers in the file.
+/// Conventions of a family's layers, beyond the numbers in the file.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Family {
     /// The name in `general.architecture`.
     pub name: &'static str,
-    /// Which values RoPE turns together.
+    /// Pair order of RoPE.
     pub(crate) pairing: Pairing,
-    /// Of the gate of the feed-forward layer.
+    /// Activation of the feed-forward layer.
     pub(crate) activation: Activation,
-    /// Whether what a feed-forward layer gates is its own gate.
+    /// Whether the feed-forward layer has no gate matrix: `a(W_up n) * (W_up n)`, with ReLU the
+    /// squared ReLU.
     pub(crate) gates_itself: bool,
-    /// Whether a layer has one half: it mixes the rows of a sequence, or it looks at each by itself.
+    /// Whether a layer has a single sublayer: a token mixer or a feed-forward layer (Nemotron-H).
     pub(crate) halved: bool,
-    /// Where it normalises.
+    /// Positions of norms.
     pub(crate) norms: Norms,
-    /// What it multiplies the residual stream and the logits with.
+    /// Factors on the residual stream and the logits.
     pub(crate) factors: Factors,
-    /// Which layers see the youngest tokens only; `None` where all see everything.
+    /// Which layers have a sliding window; `None` for full attention in all.
     pub(crate) windows: Option<Windows>,
-    /// Which layers turn nothing.
+    /// Which layers have no RoPE (NoPE).
     pub(crate) unturned: Unturned,
-    /// Bounds on scores and on logits where the file names none.
+    /// Default soft caps of attention scores and logits.
     pub(crate) soft_caps: [Option<f32>; 2],
-    /// Layers that keep a state instead of keys and values; `None` where all attend.
+    /// Recurrent layers; `None` for attention in all layers.
     pub(crate) recurrence: Option<RecurrenceRule>,
-    /// Whether what attention gives is multiplied by a gate, made of what enters it by rows of the queries' tensor: behind those of
-    /// each head as many for its gate.
+    /// Whether the attention output is gated. The gate is a projection of the layer's input, stored
+    /// in the query tensor: after each head's query rows as many gate rows.
     pub(crate) gated: bool,
-    /// Whether its heads meet one latent vector of each token.
+    /// Whether attention is multi-head latent attention (MLA).
     pub(crate) latent: bool,
-    /// The tensor of the norm before the logits.
+    /// Tensor of the norm before the logits.
     pub(crate) output_norm: &'static str,
-    /// Whether each query head has a score without a value, its sink, that joins its softmax.
+    /// Whether each query head has an attention sink: a score without a value that joins its
+    /// softmax.
     pub(crate) sinks: bool,
-    /// Whether YaRN rounds the ends of the frequencies that it interpolates to whole pairs.
+    /// Whether YaRN rounds the ends of its interpolation range to whole pairs.
     pub(crate) whole_pairs: bool,
-    /// What its layers of experts do, where the file has experts; `None` where none is known to have any.
+    /// Defaults of MoE layers, if the file has experts; `None` for families without known MoE
+    /// models.
     pub(crate) experts: Option<ExpertRule>,
-    /// What scores are multiplied with where the file does not say.
+    /// Default factor on attention scores.
     pub(crate) scale: Scale,
-    /// Whether layers without a window take for values what their keys are made of, where none of them has a tensor for values.
+    /// Whether full-attention layers have V = K if none of them has a V tensor.
     pub(crate) values_of_keys: bool,
-    /// Whether layers behind the last one that predict further tokens (MTP) are like the last one that attends.
+    /// Whether the MTP layers after the last layer have the form of the last attention layer.
     pub(crate) predicts_further: bool,
 }
 
-/// Where a layer normalises, besides its queries and keys the streams that enter and leave its two halves.
+/// Positions of a layer's norms: on queries and keys, and before and after its two sublayers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Norms {
-    /// Which norm streams meet.
+    /// Kind of norm on the residual stream.
     pub kind: NormKind,
-    /// The tensor of what enters the feed-forward layer.
+    /// Tensor of the norm before the feed-forward layer.
     pub before_ffn: &'static str,
-    /// What enters attention enters the feed-forward layer too, normalised once, and what leaves them is added together.
+    /// Whether attention and the feed-forward layer are parallel: both read the same normalized
+    /// input, and their outputs are added.
     pub shared: bool,
-    /// What enters attention and the feed-forward layer.
+    /// Pre-norm: before attention and the feed-forward layer.
     pub before: bool,
-    /// What leaves them, before it is added to the residual stream.
+    /// Post-norm: after them, before the addition to the residual stream.
     pub after: bool,
-    /// Queries and keys.
+    /// QK-norm.
     pub heads: HeadNorms,
-    /// Each head of values, to a mean square of one.
+    /// Norm of each V head, to a mean square of one.
     pub values: bool,
 }
 
-/// What a norm divides by.
+/// Kind of a norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormKind {
-    /// The root of the mean square.
+    /// RMSNorm: divides by the root mean square.
     Rms,
-    /// The standard deviation, once the mean is taken off: LayerNorm, without a bias.
+    /// LayerNorm without a bias: subtracts the mean and divides by the standard deviation.
     Layer,
 }
 
-/// How queries and keys are normalised.
+/// Kind of QK-norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadNorms {
-    /// Not at all.
+    /// None.
     None,
-    /// Each head by itself.
+    /// Per head, before RoPE.
     Each,
-    /// The same in the models that have weights for it.
+    /// Per head, in models that have its weights.
     EachIfThere,
-    /// Each head by itself, once it is turned.
+    /// Per head, after RoPE.
     EachTurned,
-    /// All heads of a row together.
+    /// Over all heads of a token.
     Together,
 }
 
 impl HeadNorms {
-    /// Values of the weight of such a norm, for heads of `dim` that are `row` values together.
+    /// Returns the width of the norm's weight, for heads of `dim` in rows of `row` values.
     pub(crate) fn width(self, dim: usize, row: usize) -> Option<usize> {
         match self {
             Self::None => None,
@@ -107,120 +112,124 @@ impl HeadNorms {
     }
 }
 
-/// What is multiplied with what, besides the weights.
+/// Factors besides the weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Factors {
-    /// Nothing.
+    /// None.
     None,
-    /// Embeddings, with the root of the model's width.
+    /// On embeddings: the root of the hidden size.
     Root,
-    /// Embeddings, branches and logits, with numbers in the file.
+    /// On embeddings, branches and logits: numbers in the file.
     Named,
-    /// Logits, with the number in the file, which must be there.
+    /// On logits: a number in the file, which is required.
     Logits,
 }
 
-/// What scores are multiplied with.
+/// Factor on attention scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scale {
-    /// One over the root of the head size.
+    /// `1 / sqrt(head size)`.
     HeadSize,
-    /// The same, but over that of width / query heads in the model of so many layers. No file says so.
+    /// The same, except for the model with this many layers: `1 / sqrt(hidden size / query heads)`.
+    /// No metadata key distinguishes them.
     WidthAt(usize),
-    /// Nothing.
+    /// None.
     None,
 }
 
-/// Layers that keep a state instead of keys and values, among others.
+/// Kind and choice of recurrent layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RecurrenceRule {
-    /// Short convolutions, where the file says that a layer has no KV heads.
+    /// Short convolutions, in layers without KV heads in the file.
     ShortConv,
     /// Gated delta rule.
     Delta {
         /// Which value heads share the keys of a key head.
         sharing: KeySharing,
     },
-    /// State spaces.
+    /// Mamba-2 state spaces.
     Space {
-        /// In every layer, beside attention; else where the file says that a layer has no KV heads.
+        /// Whether every layer has a state space beside attention; otherwise layers without KV
+        /// heads have one instead.
         is_beside: bool,
     },
 }
 
-/// Layers whose queries and keys are not turned.
+/// Layers without RoPE (NoPE).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unturned {
     /// None.
     None,
-    /// One every so many.
+    /// The last layer of each period.
     Every(usize),
-    /// Those without a window, or where one would be.
+    /// Full-attention layers, also if the file disables windows.
     Unwindowed,
-    /// Those without a window beside others that have one.
+    /// Full-attention layers, in models with sliding-window layers.
     BesideWindows,
-    /// All, where the file says so.
+    /// All, if the file has the flag.
     Said,
 }
 
-/// What layers of experts do, where the file does not say.
+/// Defaults of MoE layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ExpertRule {
-    /// Whether the weights of the chosen experts add up to one.
+    /// Whether the weights of the selected experts are normalized to a sum of one.
     pub normalises: bool,
-    /// What is made of the router's logits.
+    /// Score function of the router.
     pub scores: Scores,
-    /// Whether what is added to choose by is added to a softmax; else it says that scores are sigmoids.
+    /// Whether a selection bias is added to softmax scores; otherwise a bias implies sigmoid
+    /// scores.
     pub adds_to_softmax: bool,
-    /// What all rows go through besides.
+    /// Kind of shared expert.
     pub shared: SharedExpert,
-    /// Whether a file without experts is none of the family.
+    /// Whether files without experts are rejected.
     pub is_required: bool,
 }
 
-/// What all rows go through in a layer of experts.
+/// Shared expert of a MoE layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SharedExpert {
-    /// Nothing.
+    /// None.
     None,
-    /// An expert; a gate weighs what it gives.
+    /// One expert with a gate on its output.
     Gated,
-    /// Several experts side by side, as many as the file says, or none; what they give is added as it is.
+    /// Several experts side by side, as many as in the file, or none; ungated.
     Several,
-    /// A feed-forward layer as layers without experts have it. What it gives, what the experts give and what comes of both are
-    /// normalised.
+    /// A dense feed-forward layer as in layers without experts. Its output, the experts' output and
+    /// their sum are normalized.
     Beside,
 }
 
-/// Layers with a window among others.
+/// Choice of sliding-window layers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Windows {
-    /// Every so many layers the last one sees everything, where the file does not say; none does when 0.
+    /// Default period, whose last layer has full attention; 0 for no full-attention layers.
     pub period: usize,
-    /// The youngest tokens that the others see, where the file does not say; everything when `None`.
+    /// Default window length in tokens; unlimited when `None`.
     pub length: Option<usize>,
-    /// How the others turn, where the file names no base of theirs.
+    /// Default RoPE of sliding-window layers, if the file has no base for them.
     pub turns: Turns,
-    /// Whether the others have heads of their own size, and turn as much of them as the file says, while layers that see everything
-    /// turn what divisors of their frequencies leave (`rope_freqs.weight`).
+    /// Whether sliding-window layers have their own head size and rotate as many values as the file
+    /// gives, while full-attention layers rotate as many as their frequency divisors
+    /// (`rope_freqs.weight`) leave.
     pub own_heads: bool,
 }
 
-/// How layers with a window turn queries and keys.
+/// RoPE of sliding-window layers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Turns {
-    /// As all others do.
+    /// The same as other layers.
     Alike,
-    /// By the base of the others, without their scaling.
+    /// The base of other layers, without their context extension.
     Unscaled,
-    /// By this base, without scaling.
+    /// This base, without context extension.
     By(f32),
 }
 
-/// A window in every layer, where the file does not say another thing.
+/// A window in every layer, unless the file differs.
 const WINDOWS: Windows = Windows { period: 0, length: None, turns: Turns::Alike, own_heads: false };
 
-/// What some files call the norm before the feed-forward layer.
+/// Name of the norm before the feed-forward layer in some files.
 const AFTER_ATTENTION: &str = "post_attention_norm.weight";
 
 const LLAMA: Family = Family {
@@ -255,7 +264,7 @@ const LLAMA: Family = Family {
     predicts_further: false,
 };
 
-/// What layers of experts do most often.
+/// The most common convention of MoE layers.
 const EXPERTS: ExpertRule = ExpertRule {
     normalises: true,
     scores: Scores::Softmax,
@@ -264,11 +273,11 @@ const EXPERTS: ExpertRule = ExpertRule {
     is_required: true,
 };
 
-/// The same with an expert that all rows share, and with several.
+/// The same with one shared expert, and with several.
 const SHARING: ExpertRule = ExpertRule { shared: SharedExpert::Gated, ..EXPERTS };
 const SEVERAL: ExpertRule = ExpertRule { shared: SharedExpert::Several, ..EXPERTS };
 
-/// As these, chosen by sigmoids.
+/// The same with sigmoid scores.
 const BY_SIGMOID: ExpertRule = ExpertRule { scores: Scores::Sigmoid, ..EXPERTS };
 const SEVERAL_BY_SIGMOID: ExpertRule = ExpertRule { scores: Scores::Sigmoid, ..SEVERAL };
 
@@ -395,7 +404,7 @@ static FAMILIES: &[Family] = &[
         ..LLAMA
     },
     Family { name: "phi3", windows: Some(WINDOWS), ..QWEN2 },
-    // Models that see, as far as they read and write: tokens of a text turn by their positions alone.
+    // Language models of vision models: text tokens have the same M-RoPE position on all axes.
     Family { name: "qwen2vl", ..QWEN2 },
     Family { name: "qwen3vl", ..QWEN3 },
     Family { name: "qwen3vlmoe", experts: Some(EXPERTS), ..QWEN3 },
@@ -456,10 +465,11 @@ static FAMILIES: &[Family] = &[
 ];
 
 impl Family {
-    /// The family of this name.
+    /// Returns the family of this name.
     ///
     /// # Errors
-    /// [`ModelError::Architecture`] with the known name that is most like it.
+    ///
+    /// [`ModelError::Architecture`] with the most similar known name.
     pub(crate) fn named(name: &str) -> Result<&'static Self, ModelError> {
         let likeness = |family: &&Self| strsim::jaro_winkler(family.name, name);
         let nearest = FAMILIES.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
@@ -473,7 +483,7 @@ impl Family {
         }
     }
 
-    /// Whether layers keep a state beside keys and values, and not instead of them.
+    /// Returns whether recurrent states exist beside attention instead of replacing it.
     pub(crate) fn recurs_beside(&self) -> bool {
         self.recurrence == Some(RecurrenceRule::Space { is_beside: true })
     }
@@ -483,10 +493,11 @@ impl Family {
 mod tests {
     use super::*;
 
-    /// What the decoder has no way to do: it keeps what is normalised once until both halves have read it, adds branches
-    /// that are normalised by their mean square, makes gates beside values, and has one place for gates.
+    /// Checks conditions of the decoder: one normalized input that both sublayers share,
+    /// `add_normed` for RMSNorm branches only, gates only beside a V matrix, and one buffer for
+    /// gates.
     #[test]
-    fn no_family_normalises_in_a_way_that_there_is_not() {
+    fn every_family_has_norms_that_the_decoder_supports() {
         for family in FAMILIES {
             let Norms { kind, shared, before, after, .. } = family.norms;
             let is_layer = kind == NormKind::Layer;
@@ -500,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn every_family_is_found_and_an_unknown_one_is_told_the_nearest() {
+    fn families_are_found_and_unknown_names_get_the_nearest() {
         for family in FAMILIES {
             assert_eq!(Family::named(family.name).unwrap(), family);
         }

@@ -1,7 +1,7 @@
-//! A model from its file: hyper-parameters, weights and the forward pass.
+//! Language models: hyper-parameters, weights and the forward pass.
 //!
-//! The forward pass ([`Decoder::step`]) reads top to bottom like the equations; it calls the ops of a
-//! [`Backend`](kvant_backend::Backend) and knows no device.
+//! The forward pass ([`Decoder::step`]) follows the equations top to bottom; it calls the ops of a
+//! [`Backend`](kvant_backend::Backend) and is independent of the device.
 #![forbid(unsafe_code)]
 
 mod config;

@@ -1,10 +1,12 @@
-//! Low-rank adapters (LoRA, arXiv 2106.09685): what a fine-tuned model adds to matrices of the one it was made of.
+//! Low-rank adapters (LoRA, arXiv 2106.09685): the changes of a fine-tuned model to matrices of its
+//! base model.
 //!
 //! ```text
-//! W' = W + strength (alpha / rank) B A,  A [rank, n_in], B [n_out, rank]
+//! W' = W + scale (alpha / rank) B A,  A [rank, n_in], B [n_out, rank]
 //! ```
 //!
-//! A file of `convert_lora_to_gguf.py` has `A` and `B` of a tensor by its name with `.lora_a` and `.lora_b` behind it.
+//! A file of `convert_lora_to_gguf.py` stores `A` and `B` under the tensor's name with `.lora_a`
+//! and `.lora_b` appended.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,25 +27,27 @@ const SUFFIXES: [&str; 2] = [".lora_a", ".lora_b"];
 #[derive(Clone)]
 pub struct Lora {
     gguf: Arc<Gguf>,
-    /// The rank of what is added to each tensor, by its name.
+    /// Rank per tensor, by its name.
     ranks: BTreeMap<String, usize>,
     alpha: f32,
     strength: f32,
 }
 
-/// What an adapter adds to a matrix: `b a`.
+/// The change of a matrix: `b a`.
 pub(crate) struct Pair {
     /// `[rank, n_in]`
     pub(crate) a: Vec<f32>,
-    /// `[n_out, rank]`, times what [factors](Lora::factor) are of.
+    /// `[n_out, rank]`, scaled by the adapter's load-time scale; see [`Lora::factor`].
     pub(crate) b: Vec<f32>,
 }
 
 impl Lora {
-    /// The adapter in a file, for the model in `base`, whose matrices it changes by `strength` of what it was trained to: 1 is all of it.
+    /// Opens the adapter in a file, for the model in `base`, with a LoRA scale of `strength`: 1 is
+    /// full strength.
     ///
     /// # Errors
-    /// A file that is no such adapter, one of another architecture, or of a model with other tensors.
+    ///
+    /// A file that is not an adapter, or one for another architecture or for other tensors.
     pub fn new(gguf: impl Into<Arc<Gguf>>, strength: f32, base: &Gguf) -> Result<Self, ModelError> {
         let gguf = gguf.into();
         let architecture: &str = base.meta().get(ARCHITECTURE)?;
@@ -56,7 +60,7 @@ impl Lora {
             }
         }
         if gguf.meta().value("adapter.alora.invocation_tokens").is_some() {
-            let what = "adapters that some tokens invoke (adapter.alora.invocation_tokens)".to_owned();
+            let what = "adapters with invocation tokens (adapter.alora.invocation_tokens)".to_owned();
             return Err(ModelError::Unsupported { what });
         }
         let alpha: f32 = gguf.meta().get(ALPHA)?;
@@ -69,49 +73,49 @@ impl Lora {
         Ok(Self { gguf, ranks, alpha, strength })
     }
 
-    /// The names of the tensors that it changes.
+    /// Returns the names of the tensors that the adapter changes.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = &str> {
         self.ranks.keys().map(String::as_str)
     }
 
-    /// The strength that its numbers are taken with: the one it was loaded with, so that nothing has to be multiplied most often.
+    /// Returns the scale folded into `B`: the load-time scale, so that the usual factor is 1.
     fn unit(&self) -> f32 {
         if self.strength == 0.0 { 1.0 } else { self.strength }
     }
 
-    /// How much of it is added: 1 is what it was trained to.
+    /// Returns the LoRA scale; 1 is full strength.
     pub(crate) fn strength(&self) -> f32 {
         self.strength
     }
 
-    /// What its [pairs](Self::pair) are to be multiplied with for another strength.
+    /// Returns the factor on its [pairs](Self::pair) for another scale.
     pub(crate) fn factor(&self, strength: f32) -> f32 {
         strength / self.unit()
     }
 
-    /// Bytes of what it adds to a tensor, in f16.
+    /// Returns the bytes of `A` and `B` of a tensor, in f16.
     pub(crate) fn n_bytes(&self, tensor: &str) -> usize {
         let parts = SUFFIXES.iter().filter_map(|suffix| self.gguf.find_info(&format!("{tensor}{suffix}")));
         parts.map(|info| info.elements() * DType::F16.block_bytes()).sum()
     }
 
-    /// What it adds to a tensor, and its rank; `None` where that stays as it is.
+    /// Returns the change of a tensor, and its rank; `None` if the tensor is unchanged.
     pub(crate) fn pair(&self, tensor: &str) -> Result<Option<(usize, Pair)>, ModelError> {
         let Some(&rank) = self.ranks.get(tensor) else { return Ok(None) };
         let [a, b] = SUFFIXES.map(|suffix| self.values(&format!("{tensor}{suffix}")));
         let (mut a, mut b) = (a?, b?);
-        // As llama.cpp takes files without it.
+        // As llama.cpp does for files without alpha.
         let scale = if self.alpha == 0.0 { 1.0 } else { self.alpha / rank as f32 };
         b.iter_mut().for_each(|x| *x *= scale * self.unit());
         let [of_a, of_b] = [&a, &b].map(|values| values.iter().fold(0.0f32, |most, x| most.max(x.abs())));
         if of_a > 0.0 && of_b > 0.0 {
-            // Small numbers lose digits in f16, so neither side is left smaller than it must be. Powers of two round nothing.
+            // Balances A and B, since small numbers lose precision in f16. Powers of two are exact.
             let power = ((of_b.log2() - of_a.log2()) / 2.0).round().exp2();
             a.iter_mut().for_each(|x| *x *= power);
             b.iter_mut().for_each(|x| *x /= power);
         }
         match a.iter().chain(&b).find(|x| x.is_nan() || x.abs() > F16_MAX) {
-            Some(x) => Err(value(tensor, "an adapter whose numbers f16 holds", &x.to_string())),
+            Some(x) => Err(value(tensor, "an adapter with numbers in the range of f16", &x.to_string())),
             None => Ok(Some((rank, Pair { a, b }))),
         }
     }
@@ -130,13 +134,13 @@ impl fmt::Debug for Lora {
     }
 }
 
-/// The rank of what is added to each tensor of `base`.
+/// Returns the rank of the change of each tensor of `base`.
 fn ranks(gguf: &Gguf, base: &Gguf) -> Result<BTreeMap<String, usize>, ModelError> {
     let mut ranks = BTreeMap::new();
     for info in gguf.tensors() {
         let tensor = SUFFIXES.iter().find_map(|suffix| info.name.strip_suffix(suffix));
         let Some((tensor, of)) = tensor.and_then(|tensor| Some((tensor, base.find_info(tensor)?))) else {
-            let what = format!("'{}' of an adapter, which belongs to no tensor of the model", info.name);
+            let what = format!("'{}' of an adapter, for a tensor that the model lacks", info.name);
             return Err(ModelError::Unsupported { what });
         };
         let [a, b] = SUFFIXES.map(|suffix| gguf.tensor(&format!("{tensor}{suffix}")));
@@ -146,10 +150,10 @@ fn ranks(gguf: &Gguf, base: &Gguf) -> Result<BTreeMap<String, usize>, ModelError
     Ok(ranks)
 }
 
-/// The rank of what `A` and `B` add to a tensor.
+/// Returns the rank of `B A` for a tensor.
 fn rank(of: &TensorInfo, [a, b]: [&TensorInfo; 2]) -> Result<usize, ModelError> {
     let &[n_in, n_out] = &of.shape[..] else {
-        let what = format!("'{}', as '{}' is no single matrix", a.name, of.name);
+        let what = format!("'{}', as '{}' is not a single matrix", a.name, of.name);
         return Err(ModelError::Unsupported { what });
     };
     let rank = a.rows();

@@ -1,19 +1,19 @@
-//! Weights in another type than their file's.
+//! Conversion of weights to another type than their file's.
 
 use kvant_backend::limits;
 use kvant_codec::{CodecError, DType};
 use kvant_gguf::TensorInfo;
 
-/// Values that are converted together; a multiple of every block length.
+/// Values converted together; a multiple of every block length.
 const CHUNK: usize = 1 << 16;
 
-/// What a tensor becomes where weight matrices are wanted as `dtype`: that, or where its rows are no whole blocks of it the next
-/// best type whose blocks they are; norms, biases and other tensors stay as they are.
+/// Returns the type of a tensor when weight matrices are requested as `dtype`: `dtype`, or the next
+/// best type whose blocks divide its rows; norms, biases and other tensors are unchanged.
 pub fn retyped(info: &TensorInfo, dtype: DType) -> DType {
     if is_matrix(info) { for_rows(info.row_len(), dtype) } else { info.dtype }
 }
 
-/// `dtype`, or where rows of so many values are no whole blocks of it the next best type whose blocks they are.
+/// Returns `dtype`, or the next best type whose blocks divide rows of this length.
 pub fn for_rows(row_len: usize, dtype: DType) -> DType {
     let mut to = dtype;
     while !row_len.is_multiple_of(to.block_len()) {
@@ -22,22 +22,23 @@ pub fn for_rows(row_len: usize, dtype: DType) -> DType {
     to
 }
 
-/// Parts of the names of tensors that stay as they are though they have rows, as llama.cpp leaves them: they are small, and what
-/// they hold is not summed over many products, so that errors in it do not average out.
+/// Parts of the names of tensors that are never quantized although they have rows, as in llama.cpp:
+/// they are small, and their values are not summed over many products, so errors would not average
+/// out.
 const KEPT: [&str; 36] = [
-    // Norms of each head.
+    // Per-head norms.
     "_norm.weight",
-    // What chooses among experts: others would be chosen.
+    // Routers: quantization would change the selected experts.
     "ffn_gate_inp.weight",
     "ffn_gate_tid2eid.weight",
-    // Streams and embeddings beside the main ones.
+    // Side streams and embeddings.
     "altup",
     "laurel",
     "per_layer_model_proj",
     // Convolutions of a few taps.
     "ssm_conv1d",
     "shortconv.conv.weight",
-    // What chooses among tokens.
+    // Token selection of sparse attention.
     "indexer.k_proj.weight",
     "indexer.q_proj.weight",
     // Mixing over time in RWKV.
@@ -56,13 +57,13 @@ const KEPT: [&str; 36] = [
     "time_mix_decay_w1.weight",
     "time_mix_decay_w2.weight",
     "time_mix_lerp_fused.weight",
-    // Positions and kinds of tokens, of text and of images.
+    // Embeddings of positions and token types, of text and images.
     "position_embd",
     "token_types.weight",
     "attn_rel_b.weight",
     "sam.pos_embd",
     ".rel_pos",
-    // Pieces of models that see and hear.
+    // Parts of vision and audio encoders.
     "sam.neck.",
     "sam.net_",
     ".patch_embd",
@@ -71,15 +72,16 @@ const KEPT: [&str; 36] = [
     "mm.a.code_embd",
 ];
 
-/// Whether a tensor holds weights that may be of any type; those of experts are matrices side by side. Biases, and tensors whose
-/// names are kept by llama.cpp too (`KEPT`), are none.
+/// Returns whether a tensor holds weights that may have any type; expert tensors are matrices side
+/// by side. False for biases, and for tensors that llama.cpp never quantizes (`KEPT`).
 pub fn is_matrix(info: &TensorInfo) -> bool {
     let is_kept = !info.name.ends_with(".weight") || KEPT.iter().any(|kept| info.name.contains(kept));
     (2..=3).contains(&info.shape.len()) && info.rows() > 1 && !is_kept
 }
 
-/// The type that stands in for one whose blocks do not fit the rows, of blocks of 32 values; and f16 where those do not fit either.
-/// llama.cpp's choice, but that it takes q4_0 for q2_K and q3_K: iq4_nl loses less in as many bytes.
+/// Returns the replacement for a type whose blocks do not divide the rows: a type with blocks of 32
+/// values, and f16 if those do not divide them either. llama.cpp's choice, except that it uses q4_0
+/// for q2_K and q3_K: iq4_nl has a smaller error in as many bytes.
 pub fn next_best(dtype: DType) -> Option<DType> {
     match dtype {
         DType::Q2K | DType::Q3K | DType::IQ4XS | DType::NVFP4 => Some(DType::IQ4NL),
@@ -91,10 +93,12 @@ pub fn next_best(dtype: DType) -> Option<DType> {
     }
 }
 
-/// Decodes rows of a tensor and encodes them as `to`, a chunk at a time on every core. `n` is how many values they have.
+/// Decodes rows of a tensor and encodes them as `to`, in chunks on every core. `n` is the number of
+/// values.
 ///
 /// # Errors
-/// When `n` values are no whole blocks of either type, or `bytes` are not theirs.
+///
+/// When `n` values are not whole blocks of both types, or `bytes` has the wrong length.
 pub fn convert(from: DType, bytes: &[u8], n: usize, to: DType) -> Result<Vec<u8>, CodecError> {
     let mut out = vec![0; to.row_bytes(n)?];
     let chunks = n.div_ceil(CHUNK).div_ceil(limits::n_cores()).max(1);
@@ -109,7 +113,7 @@ pub fn convert(from: DType, bytes: &[u8], n: usize, to: DType) -> Result<Vec<u8>
         }
         Ok(())
     };
-    // Not every system has threads.
+    // Threads are unavailable on some systems.
     if in_share >= bytes.len() {
         work(bytes, &mut out)?;
         return Ok(out);
@@ -127,7 +131,7 @@ mod tests {
     use super::*;
     use kvant_gguf::{Gguf, GgufWriter};
 
-    /// Which of these tensors, each of f32, are matrices.
+    /// Returns which of these f32 tensors are matrices.
     fn matrices(tensors: &[(&str, &[usize])]) -> Vec<bool> {
         let mut writer = GgufWriter::new();
         for (name, shape) in tensors {
@@ -144,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_llama_cpp_leaves_as_it_is_stays_so_whatever_its_shape() {
+    fn tensors_that_llama_cpp_never_quantizes_are_no_matrices() {
         let kept = "blk.0.attn_q_norm.weight blk.0.attn_k_norm.weight blk.0.ssm_norm.weight \
             blk.0.ffn_gate_inp.weight blk.0.ffn_gate_inp.bias blk.0.ffn_gate_tid2eid.weight blk.0.altup_proj.weight \
             altup_unembd_proj.weight blk.0.laurel_l.weight blk.0.laurel_r.weight per_layer_model_proj.weight \

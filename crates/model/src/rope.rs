@@ -1,47 +1,47 @@
 //! Rotary position embeddings (RoFormer, arXiv 2104.09864) and their context extensions.
 //!
-//! Pair `i` of a head turns by `position * frequency[i]`, `frequency[i] = theta^(-2i / n_rot)`. Scaling methods change
-//! the frequencies, and YaRN also the magnitude; both are folded in here once, so that a device only sees cosines and
-//! sines.
+//! Pair `i` of a head is rotated by `position * frequency[i]`, `frequency[i] = theta^(-2i /
+//! n_rot)`. Scaling methods change the frequencies, and YaRN also the magnitude; both are folded in
+//! here once, so that a device only receives cosines and sines.
 
 use std::f64::consts::PI;
 
 use kvant_backend::{Pairing, RopeParams};
 
-/// How a model's context was extended beyond its training.
+/// Context extension of a model beyond its training.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Scaling {
-    /// Not at all. (llama3 scaling arrives as per-frequency divisors in the file.)
+    /// None. (llama3 scaling is stored as frequency divisors in the file.)
     None,
     /// Positions divided by `factor` (arXiv 2306.15595).
     Linear {
         /// Extension factor.
         factor: f32,
     },
-    /// YaRN (arXiv 2309.00071): low frequencies interpolated, high ones kept, scores sharpened.
+    /// YaRN (arXiv 2309.00071): low frequencies interpolated, high ones unchanged, scores scaled.
     Yarn {
         /// Extension factor.
         factor: f32,
         /// Context length before the extension.
         n_ctx_orig: usize,
-        /// Turns within the original context above which a frequency is kept.
+        /// Rotations within the original context above which a frequency is unchanged.
         beta_fast: f32,
-        /// Turns below which it is interpolated.
+        /// Rotations below which it is interpolated.
         beta_slow: f32,
-        /// How much of the magnitude's growth with the factor is taken back: none at 0, all at 1.
+        /// Share of the magnitude's growth with the factor that is undone: none at 0, all at 1.
         log_multiplier: f32,
-        /// Whether the first and the last pair that are interpolated are rounded to whole ones.
+        /// Whether the bounds of the interpolation range are rounded to whole pairs.
         whole_pairs: bool,
     },
 }
 
-/// Scores that grow with the position of the query, once it is beyond what the model was trained for: by
-/// `1 + scale ln(1 + floor(position / length))`.
+/// Attention temperature: beyond the training context, scores grow with the position of the query
+/// by `1 + scale ln(1 + floor(position / length))`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Temperature {
-    /// How much they grow.
+    /// Rate of growth.
     pub scale: f32,
-    /// Positions before they first grow.
+    /// Position at which scores first grow.
     pub length: usize,
 }
 
@@ -51,25 +51,26 @@ impl Temperature {
     }
 }
 
-/// The frequencies of a model's rotary embedding.
+/// Frequencies of a model's rotary embedding.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
-    /// Pair order and number of turned values.
+    /// Pair order and number of rotated values.
     pub params: RopeParams,
     /// Angle per position, `[n_rot / 2]`.
     frequency: Vec<f64>,
-    /// Those of contexts that are no longer than before the extension, where they differ.
+    /// Frequencies of contexts up to the original length, if they differ.
     short: Option<Short>,
     magnitude: f64,
     temperature: Option<Temperature>,
-    /// Which number of a [`Place`] each pair turns by, where a place is not one number thrice: `[n_rot / 2]`.
+    /// Component of a [`Place`] that rotates each pair, if the model has M-RoPE: `[n_rot / 2]`.
     axes: Vec<usize>,
 }
 
-/// Where a token is: its position or, of a row of a picture, those of its time, its line and its column (M-RoPE, arXiv 2409.12191).
+/// Position of a token: three times its position or, for a row of an image, its time, height and
+/// width (M-RoPE, arXiv 2409.12191).
 pub type Place = [u32; 3];
 
-/// Frequencies of contexts of up to so many tokens.
+/// Frequencies of contexts up to this many tokens.
 #[derive(Debug, Clone, PartialEq)]
 struct Short {
     frequency: Vec<f64>,
@@ -77,8 +78,8 @@ struct Short {
 }
 
 impl Rope {
-    /// Frequencies for `n_rot` values, with `divisors` `[n_rot / 2]` (llama3 scaling) when the file has them.
-    /// `None` when a number makes no sense.
+    /// Computes the frequencies for `n_rot` values, with `divisors` `[n_rot / 2]` (llama3 scaling)
+    /// if the file has them. `None` when a number is invalid.
     pub fn new(
         pairing: Pairing,
         n_rot: usize,
@@ -98,7 +99,7 @@ impl Rope {
             Scaling::Linear { factor } => frequency.iter_mut().for_each(|f| *f /= f64::from(factor)),
             Scaling::Yarn { factor, n_ctx_orig, beta_fast, beta_slow, log_multiplier, whole_pairs } => {
                 let factor = f64::from(factor);
-                // The pair that makes `turns` turns within the original context.
+                // Returns the pair with `turns` rotations within the original context.
                 let pair = |turns: f32| {
                     n_rot as f64 * (n_ctx_orig as f64 / (f64::from(turns) * 2.0 * PI)).ln()
                         / (2.0 * base.ln())
@@ -126,23 +127,24 @@ impl Rope {
         })
     }
 
-    /// The same with the frequencies of `short` in contexts of up to `n_ctx` tokens (LongRoPE, arXiv 2402.13753).
+    /// Adds the frequencies `short` for contexts of up to `n_ctx` tokens (LongRoPE, arXiv
+    /// 2402.13753).
     pub fn beyond(self, n_ctx: usize, short: Self) -> Self {
         Self { short: Some(Short { frequency: short.frequency, n_ctx }), ..self }
     }
 
-    /// The same with its cosines and sines times `factor`.
+    /// Multiplies cosines and sines by `factor`.
     pub fn scaled(self, factor: f32) -> Self {
         Self { magnitude: self.magnitude * f64::from(factor), ..self }
     }
 
-    /// The same for queries whose scores grow so; of heads that are turned whole.
+    /// Applies an attention temperature to queries; requires heads that are rotated whole.
     pub fn growing(self, temperature: Temperature) -> Self {
         Self { temperature: Some(temperature), ..self }
     }
 
-    /// The same whose pairs turn by times, lines and columns: `sections` says how many by each, one kind after the other or, where they are
-    /// `interleaved`, in turns.
+    /// Rotates pairs by time, height and width (M-RoPE): `sections` gives the number of pairs for
+    /// each, consecutively or `interleaved`.
     pub fn with_axes(self, sections: [usize; 3], interleaved: bool) -> Self {
         let [times, lines, columns] = sections;
         let axis = |pair: usize| match (interleaved, pair % 3) {
@@ -156,12 +158,13 @@ impl Rope {
         Self { axes: (0..self.params.n_rot / 2).map(axis).collect(), ..self }
     }
 
-    /// Whether its pairs turn by several numbers of a place.
+    /// Returns whether the pairs rotate by several components of a position.
     pub fn has_axes(&self) -> bool {
         !self.axes.is_empty()
     }
 
-    /// Angle per position of each pair in contexts of `n_ctx` tokens, `[n_rot / 2]`, scaling included.
+    /// Returns the angle per position of each pair in contexts of `n_ctx` tokens, `[n_rot / 2]`,
+    /// scaling included.
     pub fn frequencies(&self, n_ctx: usize) -> &[f64] {
         match &self.short {
             Some(short) if n_ctx <= short.n_ctx => &short.frequency,
@@ -169,18 +172,20 @@ impl Rope {
         }
     }
 
-    /// The longest contexts whose frequencies are not those of longer ones; `None` where all have the same.
+    /// Returns the longest context with the short frequencies; `None` if all contexts have the
+    /// same.
     pub fn n_ctx_short(&self) -> Option<usize> {
         self.short.as_ref().map(|short| short.n_ctx)
     }
 
-    /// Factor on cosines and sines, but for what grows with the position; 1 except for YaRN and LongRoPE.
+    /// Returns the factor on cosines and sines, without the attention temperature; 1 except for
+    /// YaRN and LongRoPE.
     pub fn magnitude(&self) -> f64 {
         self.magnitude
     }
 
-    /// Appends cosines and sines for positions `start .. start + rows` of a context of `n_ctx` tokens,
-    /// `[rows, n_rot / 2, 2]`, to `out`.
+    /// Appends cosines and sines for positions `start .. start + rows` of a context of `n_ctx`
+    /// tokens, `[rows, n_rot / 2, 2]`, to `out`.
     pub fn angles(&self, n_ctx: usize, start: usize, rows: usize, out: &mut Vec<f32>) {
         for position in start..start + rows {
             let magnitude = self.magnitude * self.temperature.map_or(1.0, |grows| grows.at(position));
@@ -191,7 +196,7 @@ impl Rope {
         }
     }
 
-    /// The same of tokens at these places.
+    /// Appends the same for tokens at these positions.
     pub fn angles_at(&self, n_ctx: usize, places: &[Place], out: &mut Vec<f32>) {
         for place in places {
             let magnitude =
@@ -247,7 +252,8 @@ mod tests {
         let plain = Rope::new(Pairing::Halves, 64, 10_000.0, &Scaling::None, None).unwrap();
         let yarn = |by, whole| Rope::new(Pairing::Halves, 64, 10_000.0, &scaling(by, whole), None).unwrap();
         assert_eq!(yarn(1.0, true).magnitude, 1.0);
-        // Of the way to the end, pair 32 ln(64 / 2π) / ln(10000) = 8.0639, or the next whole one.
+        // The interpolation ends at pair 32 ln(64 / 2π) / ln(10000) = 8.0639, or at the next whole
+        // one.
         let [yarn, exact] = [true, false].map(|whole| yarn(0.0, whole));
         for (rope, end) in [(&yarn, 9.0), (&exact, 8.0639)] {
             let want = 1.0 - 0.75 * 5.0 / end;
@@ -279,7 +285,7 @@ mod tests {
         for (n_ctx, want) in [(1, &short), (32, &short), (33, &long), (1000, &long)] {
             assert_eq!(rope.frequencies(n_ctx), want.frequencies(n_ctx));
             let (mut got, mut plain) = (Vec::new(), Vec::new());
-            // Within what both reach, so that the context decides and not the position.
+            // The position is valid in both, so that the context length alone decides.
             rope.angles(n_ctx, 5, 1, &mut got);
             want.angles(n_ctx, 5, 1, &mut plain);
             assert!(got.iter().zip(plain).all(|(got, plain)| (got - 1.5 * plain).abs() < 1e-6), "{n_ctx}");

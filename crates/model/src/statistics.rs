@@ -1,12 +1,14 @@
-//! What the weights of a model say of its queries, keys and values before any text is read.
+//! Statistics of queries, keys and values from a model's weights alone, without a calibration text.
 //!
-//! What enters attention has been normalised: its dims have unit variance, times the gain `g` of the norm. So the mean square of
-//! dim i of a key, around its bias, is `K_i = sum_j (W_k[i, j] g_j)^2`, and that of a query `Q_i = sum_j (W_q[i, j] g_j)^2 + b_i^2`; where
-//! heads are normalised themselves, both are the squares of that norm's gains. RoPE turns two dims into each other, so that both have
-//! the mean of the two. Values get no factors: rows of W_v and columns of W_o of real models are so even that factors would leave 0.88 to
-//! 1.00 of the noise (docs/benchmarks/2026-11-27-balance-from-weights.md).
+//! The input of attention is normalized: its dimensions have unit variance, times the gain `g` of
+//! the norm. So the mean square of dimension i of a key, around its bias, is `K_i = sum_j (W_k[i,
+//! j] g_j)^2`, and that of a query `Q_i = sum_j (W_q[i, j] g_j)^2 + b_i^2`; with QK-norm, both are
+//! the squares of that norm's gains. RoPE rotates two dimensions into each other, so both have the
+//! mean of the two. Values get no factors: rows of W_v and columns of W_o of real models are so
+//! even that factors would leave 0.88 to 1.00 of the noise
+//! (docs/benchmarks/2026-11-27-balance-from-weights.md).
 //!
-//! Sums over many columns hardly change where a part of them is left out: some columns of each row are enough.
+//! Sums over many columns hardly change when some are omitted: some columns of each row are enough.
 
 use std::sync::Arc;
 
@@ -17,13 +19,14 @@ use crate::family::HeadNorms;
 use crate::weights::decode_vector;
 use crate::{Config, LayerSpec, LayerState, ModelError};
 
-/// Share of a code's noise that factors have to leave at most. Predicted from weights alone it is off by some percent: SmolLM2's heads
-/// have 0.94 to 1, and taking all their factors costs it a tenth of its quality; Qwen2.5's and Gemma 3's have 0.1 to 0.8.
+/// Maximum share of the quantization noise that factors must leave to be used. Its prediction from
+/// weights alone is off by some percent: SmolLM2's heads have 0.94 to 1, and using all their
+/// factors costs it a tenth of its quality; Qwen2.5's and Gemma 3's have 0.1 to 0.8.
 const MOST_LEFT: f64 = 0.75;
 
-/// Most columns of a row that are looked at together.
+/// Maximum columns per span.
 const SPAN: usize = 256;
-/// Spans of a row of keys, and of one of queries, of which there are more.
+/// Number of sampled spans of a key row; query rows have more.
 const SPANS_OF_KEYS: usize = 2;
 const SPANS_OF_QUERIES: usize = 1;
 /// Tokens whose mean is the centre of a block of keys, and tokens of the block.
@@ -31,9 +34,10 @@ const CENTRE: usize = 32;
 const BLOCK: usize = 128;
 
 impl Config {
-    /// What the weights in `gguf` say of each KV layer.
+    /// Computes the statistics of each KV layer from the weights in `gguf`.
     ///
     /// # Errors
+    ///
     /// A tensor of attention that is missing, of another shape or not finite.
     pub fn weight_statistics(&self, gguf: &Gguf) -> Result<WeightStatistics, ModelError> {
         let (mut balances, mut score_noise) = (Balance::default(), Vec::new());
@@ -43,7 +47,8 @@ impl Config {
             }
             let (balance, noise) = match spec.latent {
                 None => Moments::of(gguf, self, index)?.balance(spec),
-                // Behind matrices of many heads no dim of a latent vector counts more than another.
+                // After the per-head projections of MLA, all dimensions of the latent vector count
+                // alike.
                 Some(_) => (LayerBalance::none(&spec.heads), vec![0.0; spec.heads.n_kv_heads]),
             };
             balances.layers.push(balance);
@@ -52,10 +57,11 @@ impl Config {
         Ok(WeightStatistics { balance: Arc::new(balances), score_noise })
     }
 
-    /// Squares of the columns of the output matrix of attention of layer `index`, summed over the query heads that share a KV head,
-    /// `[n_kv_heads * v_head_dim]`.
+    /// Returns the squared columns of the attention output matrix of layer `index`, summed over the
+    /// query heads that share a KV head, `[n_kv_heads * v_head_dim]`.
     ///
     /// # Errors
+    ///
     /// A matrix that is missing, or whose rows cannot be read.
     pub fn output_columns(&self, gguf: &Gguf, index: usize) -> Result<Vec<f64>, ModelError> {
         let spec = &self.layers[index];
@@ -75,12 +81,14 @@ impl Config {
     }
 }
 
-/// Mean squares of what a layer makes of rows of unit variance, by KV head.
+/// Mean squares of a layer's projections of unit-variance rows, by KV head.
 struct Moments {
-    /// Of queries, summed over those that share a KV head, and of keys around their bias, `[n_kv_heads * k_head_dim]`.
+    /// Of queries, summed over those that share a KV head, and of keys around their bias,
+    /// `[n_kv_heads * k_head_dim]`.
     q: Vec<f64>,
     k: Vec<f64>,
-    /// What the centre of a block leaves of the keys' bias, `[n_kv_heads * k_head_dim]`.
+    /// Part of the keys' bias that remains after subtracting a block's centre, `[n_kv_heads *
+    /// k_head_dim]`.
     bias: Vec<f64>,
 }
 
@@ -120,7 +128,8 @@ impl Moments {
         Ok(moments)
     }
 
-    /// Gives both dims of each pair that RoPE turns their mean, and takes from the bias what the centre of a block takes.
+    /// Averages both dimensions of each RoPE pair, and subtracts from the bias what the centre of a
+    /// block removes.
     fn turn(&mut self, config: &Config, spec: &LayerSpec) {
         let rope = &config.ropes[spec.rope];
         let is_turned_first = spec.norms.heads == HeadNorms::EachTurned;
@@ -139,13 +148,14 @@ impl Moments {
                 (self.bias[x], self.bias[y]) = (left, left);
             }
         }
-        // What is not turned is the same for all tokens.
+        // Dimensions without RoPE are the same for all tokens: the centre removes their bias.
         for first in heads {
             self.bias[first + rope.params.n_rot..first + spec.heads.k_head_dim].fill(0.0);
         }
     }
 
-    /// The factors of the layer, and what a code of keys that loses all would do to the scores of each KV head, as a variance.
+    /// Returns the factors of the layer, and the variance of each KV head's scores if the code lost
+    /// the keys completely.
     fn balance(&self, spec: &LayerSpec) -> (LayerBalance, Vec<f64>) {
         let KvLayerShape { n_kv_heads, k_head_dim, .. } = spec.heads;
         let heads = self.q.chunks_exact(k_head_dim).zip(self.k.chunks_exact(k_head_dim));
@@ -166,7 +176,8 @@ impl Moments {
     }
 }
 
-/// The factors of a head, or none where they would gain less than what the weights get wrong about a text: 1 for each dim.
+/// Returns the factors of a head, or 1 for each dimension if their gain is below the error of the
+/// prediction.
 fn factors(read: &[f64], stored: &[f64]) -> Vec<f32> {
     let sum = |values: &[f64]| values.iter().sum::<f64>();
     let best: f64 = read.iter().zip(stored).map(|(read, stored)| (read * stored).sqrt()).sum();
@@ -174,9 +185,10 @@ fn factors(read: &[f64], stored: &[f64]) -> Vec<f32> {
     if is_worth_it { balance_factors(read, stored) } else { vec![1.0; read.len()] }
 }
 
-/// What the mean of the first tokens of a block leaves of the square of a vector that turns by `frequency` per token, over the block.
+/// Returns the share of the squared vector, rotating by `frequency` per token, that remains over
+/// the block after subtracting the mean of its first tokens.
 fn left_by_centre(frequency: f64) -> f64 {
-    // A sum of n powers of one turn.
+    // A geometric sum of n rotations.
     let mean = |n: usize| {
         let (n, half) = (n as f64, frequency / 2.0);
         let length = if half.sin() == 0.0 { 1.0 } else { (n * half).sin() / (n * half.sin()) };
@@ -187,7 +199,7 @@ fn left_by_centre(frequency: f64) -> f64 {
     1.0 + a * a + b * b - 2.0 * (a * c + b * d)
 }
 
-/// The gains of the norm in front of attention, squared, `[n_embd]`.
+/// Returns the squared gains of the norm before attention, `[n_embd]`.
 fn gains(gguf: &Gguf, config: &Config, index: usize) -> Result<Vec<f64>, ModelError> {
     let name = format!("blk.{index}.attn_norm.weight");
     match config.layers[index].norms.before && gguf.find_info(&name).is_some() {
@@ -200,7 +212,7 @@ fn squares(tensor: &TensorView<'_>, len: usize) -> Result<Vec<f64>, ModelError> 
     Ok(decode_vector(tensor, len)?.into_iter().map(|x| f64::from(x).powi(2)).collect())
 }
 
-/// Where rows of a matrix lie.
+/// Location of rows in a matrix.
 struct RowsIn<'a> {
     tensor: TensorView<'a>,
     first: usize,
@@ -212,7 +224,7 @@ struct Layer<'a> {
     gguf: &'a Gguf,
     spec: &'a LayerSpec,
     index: usize,
-    /// Squared, `[n_embd]`.
+    /// Squared gains, `[n_embd]`.
     gains: Vec<f64>,
 }
 
@@ -221,7 +233,7 @@ impl<'a> Layer<'a> {
         format!("blk.{}.{suffix}", self.index)
     }
 
-    /// The rows of queries and keys.
+    /// Returns the rows of queries and of keys.
     fn entering(&self, n_in: usize) -> Result<[RowsIn<'a>; 2], ModelError> {
         let is_fused = self.gguf.find_info(&self.name("attn_q.weight")).is_none();
         let rows = |name: &str, first: usize| -> Result<_, ModelError> {
@@ -231,13 +243,14 @@ impl<'a> Layer<'a> {
         Ok([rows("attn_q.weight", 0)?, rows("attn_k.weight", self.spec.n_q())?])
     }
 
-    /// The row of the matrix of queries that a dim of theirs is made with: behind the rows of each head may lie as many of its gate.
+    /// Returns the row of the query matrix for a dimension: each head's query rows may be followed
+    /// by as many gate rows.
     fn q_row(&self, dim: usize) -> usize {
         let n = self.spec.heads.k_head_dim;
         if self.spec.gated { dim / n * 2 * n + dim % n } else { dim }
     }
 
-    /// The square of a row times the gains, from some of its spans.
+    /// Returns the square of a row times the gains, from some of its spans.
     fn row_square(&self, rows: &RowsIn<'_>, row: usize, most_spans: usize) -> Result<f64, ModelError> {
         let RowsIn { ref tensor, first, n_in } = *rows;
         let (dtype, row) = (tensor.info.dtype, first + row);
@@ -262,7 +275,8 @@ impl<'a> Layer<'a> {
         Ok(sum * spans as f64 / n as f64)
     }
 
-    /// The gains of a norm of heads, squared, for each of `len` dims of a row; none where there is no such norm.
+    /// Returns the squared gains of QK-norm for each of `len` dimensions of a row; empty without
+    /// QK-norm.
     fn normed(&self, suffix: &str, len: usize) -> Result<Vec<f64>, ModelError> {
         let name = self.name(suffix);
         let width = self.spec.norms.heads.width(self.spec.heads.k_head_dim, len);
@@ -273,7 +287,7 @@ impl<'a> Layer<'a> {
         Ok(gains.iter().copied().cycle().take(len).collect())
     }
 
-    /// A bias, where there is one.
+    /// Returns a bias, if present.
     fn bias(&self, suffix: &str, rows: std::ops::Range<usize>) -> Result<Vec<f64>, ModelError> {
         let (own, fused) = (self.name(suffix), self.name("attn_qkv.bias"));
         let total = self.spec.n_q() + self.spec.n_k() + self.spec.n_v();
@@ -288,7 +302,7 @@ impl<'a> Layer<'a> {
     }
 }
 
-/// The sum of squares times their gains, in lanes that do not wait for each other.
+/// Returns the weighted sum of squares, in independent accumulators.
 fn weighted_square(values: &[f32], gains: &[f64]) -> f64 {
     let mut lanes = [0.0; 8];
     for (values, gains) in values.chunks(lanes.len()).zip(gains.chunks(lanes.len())) {
@@ -299,7 +313,7 @@ fn weighted_square(values: &[f32], gains: &[f64]) -> f64 {
     lanes.iter().sum()
 }
 
-/// Columns that are looked at together: whole blocks that divide a row.
+/// Returns the columns of a span: whole blocks that divide a row.
 fn span_of(n_in: usize, block_len: usize) -> usize {
     (1..=SPAN / block_len.max(1))
         .rev()
@@ -328,7 +342,8 @@ mod tests {
 
     type Tensors = Vec<(&'static str, Vec<usize>, Vec<f32>)>;
 
-    /// One layer with two query heads per KV head, whose queries are long in the first and the fifth dim, a pair of RoPE's.
+    /// Creates one layer with two query heads per KV head, whose queries are long in the first and
+    /// the fifth dimension, a RoPE pair.
     fn tensors(q_gain: f32) -> Tensors {
         let mut random = Random::new(7);
         let mut matrix = |rows: usize, cols: usize, gain: &dyn Fn(usize) -> f32| {
@@ -405,7 +420,7 @@ mod tests {
             assert!((f64::from(*got) / want - 1.0).abs() < 1e-4, "{:?} {want:?}", layer.k_scale);
         }
         assert!(layer.k_scale[0] > 2.0 && layer.k_scale[0] == layer.k_scale[DIM / 2]);
-        // Values whose dims are read alike keep theirs.
+        // Values whose dimensions count alike are unscaled.
         assert_eq!(layer.v_scale, [1.0; KV_HEADS * DIM]);
     }
 
@@ -415,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fused_matrix_says_the_same() {
+    fn a_fused_matrix_gives_the_same_statistics() {
         let apart = tensors(12.0);
         let fused: Vec<f32> = apart[1..4].iter().flat_map(|(_, _, values)| values.clone()).collect();
         let rows = (HEADS + 2 * KV_HEADS) * DIM;
@@ -434,7 +449,7 @@ mod tests {
             statistics(&tensors).score_noise[0].clone()
         };
         let plain = statistics(&tensors(12.0)).score_noise[0].clone();
-        // The first pair turns by one per token, the last one by a thousandth.
+        // The first pair rotates by one per token, the last one by a thousandth.
         let (turning, standing) = (noise(0), noise(DIM / 2 - 1));
         assert!(turning[0] > 100.0 * plain[0] && turning[1] == plain[1], "{turning:?} {plain:?}");
         assert!(standing[0] < 2.0 * plain[0], "{standing:?} {plain:?}");

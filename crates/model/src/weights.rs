@@ -1,4 +1,4 @@
-//! The weights of a model: from tensors of a GGUF file to matrices on a device.
+//! The weights of a model: loads tensors of a GGUF file as matrices on a device.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -33,44 +33,45 @@ use crate::{Config, LayerSpec, ModelError, Norms, SharedExpert};
 use low_rank::RowsOf;
 use part::{check_part, layer_of};
 
-/// Rows that say what the last state of a text amounts to, of models that score texts: they stand beside the layers and change nothing else.
+/// Classification head of a reranking model, applied to the last hidden state of a text; it is
+/// independent of the layers.
 pub const SCORE_HEAD: &str = "cls.output.weight";
 
 /// The weights of one decoder layer. Matrices are `[n_out, n_in]`.
 pub struct Layer<B: Backend> {
     pub(crate) attn_norm: Option<B::Buffer>,
-    /// What attends, where it does.
+    /// Attention, if the layer has it.
     pub(crate) attention: Option<AnyAttention<B>>,
-    /// What a state is kept for, where there is one.
+    /// The recurrent mixer, if the layer has one.
     pub(crate) recurrent: Option<Recurrent<B>>,
-    /// Of what attention adds to the residual stream.
+    /// Norm of attention's output.
     pub(crate) attn_after: Option<B::Buffer>,
     pub(crate) ffn_norm: Option<B::Buffer>,
-    /// What every row goes through.
+    /// The dense feed-forward layer, or the shared expert.
     pub(crate) ffn: Option<FeedForward<B>>,
     pub(crate) experts: Option<Experts<B>>,
-    /// Of what the feed-forward layer adds.
+    /// Norm of the feed-forward layer's output.
     pub(crate) ffn_after: Option<B::Buffer>,
-    /// What makes something of the numbers that it is given of each token.
+    /// Per-layer embeddings, if the model has them.
     pub(crate) per_layer: Option<PerLayer<B>>,
-    /// What the stream is multiplied with as it leaves.
+    /// Factor on the residual stream after the layer.
     pub(crate) out_scale: Option<f32>,
 }
 
 /// A gated feed-forward layer.
 pub(crate) struct FeedForward<B: Backend> {
-    /// `None` where what is gated is its own gate.
+    /// `None` if the up projection gates itself.
     pub(crate) gate: Option<B::Matrix>,
     pub(crate) up: B::Matrix,
     pub(crate) down: B::Matrix,
-    /// What adapters add to the products of gate and up, and to that of down.
+    /// LoRA weights of gate and up, and of down.
     pub(crate) low_rank: [Option<LowRank<B>>; 2],
-    /// Added to the products of gate, up and down, `[n_out]` each, where the file has them.
+    /// Biases of gate, up and down, `[n_out]` each, if the file has them.
     pub(crate) biases: [Option<B::Buffer>; 3],
 }
 
 impl<B: Backend> FeedForward<B> {
-    /// Whether something is added to gate and up before they meet.
+    /// Returns whether biases or LoRA change gate and up, so that the gated GEMM cannot be fused.
     pub(crate) fn is_apart(&self) -> bool {
         let [of_gate, of_up, _] = &self.biases;
         of_gate.is_some() || of_up.is_some() || self.low_rank[0].is_some()
@@ -79,34 +80,36 @@ impl<B: Backend> FeedForward<B> {
 
 /// The weights of a model, or of a part of one.
 pub struct Weights<B: Backend> {
-    /// Which layers.
+    /// The layers of this part.
     pub(crate) part: Part,
-    /// `None` where the first layer is elsewhere.
+    /// `None` if the first layer is elsewhere.
     pub(crate) embedding: Option<Arc<B::Matrix>>,
-    /// What makes a row of two, where [pairs enter](crate::Entry::Pairs).
+    /// Input projection of an MTP layer, whose [input is pairs](crate::Entry::Pairs).
     pub(crate) entry: Option<PairEntry<B>>,
-    /// What each layer is given of each token, where there is such a thing.
+    /// Inputs of the per-layer embeddings, if the model has them.
     pub(crate) per_layer: Option<PerLayerInputs<B>>,
     pub(crate) layers: Vec<Layer<B>>,
-    /// `None` where the last layer is elsewhere.
+    /// `None` if the last layer is elsewhere.
     pub(crate) output_norm: Option<B::Buffer>,
-    /// The output matrix; `None` when it is the embedding, or elsewhere.
+    /// The output matrix; `None` if it is the embedding, or elsewhere.
     pub(crate) output: Option<Arc<B::Matrix>>,
-    /// What adapters add to its product.
+    /// LoRA weights of the output matrix.
     pub(crate) output_low_rank: Option<Arc<LowRank<B>>>,
-    /// Whose ranks they are that adapters have in products of one input.
+    /// Assignment of LoRA ranks to adapters, for GEMMs of one input.
     pub(crate) ranks: Vec<Ranks>,
     pub(crate) n_vocab: usize,
     pub(crate) n_bytes: usize,
-    /// Bytes that no decoded token reads: of an embedding that is not the output matrix as well, and of the experts that it does
-    /// not choose.
+    /// Bytes that decoding a token never reads: an embedding that is not the output matrix, and the
+    /// unselected experts.
     pub(crate) idle_bytes: usize,
 }
 
 impl<B: Backend> Weights<B> {
-    /// Loads every tensor of `part`. `progress` is told the fraction of the bytes done after each layer.
+    /// Loads every tensor of `part`. Passes the fraction of loaded bytes to `progress` after each
+    /// layer.
     ///
     /// # Errors
+    ///
     /// A missing tensor, a shape that does not fit the hyper-parameters, or a device error.
     pub fn load(
         gguf: &Arc<Gguf>,
@@ -140,7 +143,7 @@ impl<B: Backend> Weights<B> {
                 return Err(ModelError::Apart { layer: index, with });
             }
             layers.push(loader.layer(config, index)?);
-            // What the device has repacked need not stay in memory twice.
+            // Repacked weights need no second copy in memory.
             gguf.release();
             progress(loader.n_bytes as f32 / total);
         }
@@ -189,7 +192,7 @@ impl<B: Backend> Weights<B> {
     }
 }
 
-/// Tensors of a layer that its keys and values are made with.
+/// Tensors that compute a layer's K and V.
 const KV_TENSORS: [&str; 5] =
     ["attn_k.weight", "attn_v.weight", "attn_k.bias", "attn_v.bias", "attn_k_norm.weight"];
 
@@ -198,11 +201,11 @@ struct Loader<'a, B: Backend> {
     part: &'a Part,
     backend: &'a B,
     n_bytes: usize,
-    /// Tensors that somebody has asked for.
+    /// Tensors that were used.
     used: HashSet<String>,
-    /// Those whose products adapters add to.
+    /// Tensors that adapters change.
     adapted: HashSet<String>,
-    /// Whose ranks they are in each of those products, without those that are alike.
+    /// Assignment of LoRA ranks, without duplicates.
     ranks: Vec<Ranks>,
 }
 
@@ -236,7 +239,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         })
     }
 
-    /// What every row of layer `index` goes through.
+    /// Loads the dense feed-forward layer of layer `index`, or its shared expert.
     fn feed_forward(&mut self, c: &Config, index: usize) -> Result<Option<FeedForward<B>>, ModelError> {
         let LayerSpec { n_ff, experts, gates_itself, activation, .. } = c.layers[index];
         if n_ff == 0 {
@@ -274,7 +277,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         }))
     }
 
-    /// What is added to the products of gate, up and down, whose tensors have these names.
+    /// Loads the biases of gate, up and down, whose tensors have these names.
     fn feed_forward_biases(
         &mut self,
         c: &Config,
@@ -301,14 +304,14 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(self.backend.matrix(source)?)
     }
 
-    /// The matrices of `n` experts, each `[n_out, n_in]`.
+    /// Loads the matrices of `n` experts, each `[n_out, n_in]`.
     fn stack(&mut self, name: &str, [n_in, n_out, n]: [usize; 3]) -> Result<B::Experts, ModelError> {
         let source = self.rows(name, &[n_in, n_out, n], 0..n_out * n)?;
         Ok(self.backend.experts(source, n)?)
     }
 
-    /// What matrices of layer `index` are made of that have so many rows each: tensors of their own, or where there is none for the first,
-    /// the rows of `fused`, one matrix after the other.
+    /// Returns the rows of matrices of layer `index` with these sizes: separate tensors or, if the
+    /// first is absent, consecutive rows of `fused`.
     fn rows_of<const N: usize>(&self, fused: &str, parts: [(&str, usize); N], index: usize) -> [RowsOf; N] {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let (fused, total) = (name(fused), parts.iter().map(|(_, n_out)| n_out).sum());
@@ -325,7 +328,8 @@ impl<'a, B: Backend> Loader<'a, B> {
         })
     }
 
-    /// Biases of such matrices, where the file has them: tensors of their own, or one after the other in `fused`.
+    /// Loads the biases of such matrices, if present: separate tensors, or consecutive parts of
+    /// `fused`.
     fn biases<const N: usize>(
         &mut self,
         fused: &str,
@@ -349,7 +353,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(biases.try_into().unwrap_or_else(|_| unreachable!("one for each part")))
     }
 
-    /// The rows that a matrix is made of.
+    /// Returns the source of a matrix with these rows.
     fn source_of(&mut self, rows: &RowsOf, n_in: usize) -> Result<WeightSource, ModelError> {
         let RowsOf { tensor, n_rows, ranges } = rows;
         let shape = [n_in, *n_rows];
@@ -371,12 +375,12 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.rows(name, &[n_in, n_out], 0..n_out)
     }
 
-    /// Some rows of a tensor of this shape, in GGUF order (innermost first).
+    /// Returns some rows of a tensor of this shape, in GGUF order (innermost first).
     fn rows(&mut self, name: &str, shape: &[usize], rows: Range<usize>) -> Result<WeightSource, ModelError> {
         let tensor = self.gguf.tensor(name)?;
         check_shape(&tensor, shape)?;
         let (n_in, n_out): (usize, usize) = (shape[0], shape[1..].iter().product());
-        // A tensor that holds several matrices is looked through once, whole.
+        // A tensor of several matrices is checked once, completely.
         if self.used.insert(name.to_owned()) {
             check_finite(tensor.info, &tensor.bytes)?;
         }
@@ -401,14 +405,14 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.scaled_vector(name, len, 1.0)
     }
 
-    /// The vector, each value times `scale`.
+    /// Loads a vector, each value times `scale`.
     fn scaled_vector(&mut self, name: &str, len: usize, scale: f32) -> Result<B::Buffer, ModelError> {
         let mut values = self.values(name, &[len])?;
         values.iter_mut().for_each(|x| *x *= scale);
         self.upload(&values)
     }
 
-    /// The values of a tensor of this shape, as numbers beside each other.
+    /// Loads the values of a tensor of this shape as a flat buffer.
     fn flat(&mut self, name: &str, shape: &[usize]) -> Result<B::Buffer, ModelError> {
         let values = self.values(name, shape)?;
         self.upload(&values)
@@ -427,23 +431,23 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(buffer)
     }
 
-    /// The vector that a layer of this specification has, of so many values.
+    /// Loads the vector of `len` values; `None` without `len`.
     fn vector_if(&mut self, len: Option<usize>, name: &str) -> Result<Option<B::Buffer>, ModelError> {
         len.map(|len| self.vector(name, len)).transpose()
     }
 
-    /// The vector if the file has it.
+    /// Loads a vector, if present.
     fn optional_vector(&mut self, name: &str, len: usize) -> Result<Option<B::Buffer>, ModelError> {
         if self.has(name) { self.vector(name, len).map(Some) } else { Ok(None) }
     }
 
-    /// The only value of a tensor if the file has it.
+    /// Loads the only value of a tensor, if present.
     fn optional_number(&mut self, name: &str) -> Result<Option<f32>, ModelError> {
         if self.has(name) { Ok(self.values(name, &[1])?.first().copied()) } else { Ok(None) }
     }
 
-    /// A tensor of ours that nobody asked for belongs to a feature that is not implemented; leaving it out would give
-    /// other logits without a word.
+    /// Rejects unused tensors of this part: they belong to a feature that is not implemented, and
+    /// ignoring them would silently change the logits.
     fn refuse_unused(&self, is_ours: impl Fn(&str) -> bool) -> Result<(), ModelError> {
         let mut unused = self.gguf.tensors().iter().filter(|info| !self.used.contains(&info.name));
         match unused.find(|info| is_ours(&info.name)) {
@@ -453,19 +457,20 @@ impl<'a, B: Backend> Loader<'a, B> {
     }
 }
 
-/// Whether what is gated with such an activation can be made of products that were done before.
+/// Returns whether the gate op supports the activation on separately computed products.
 fn can_be_apart(activation: Activation) -> bool {
     activation != Activation::Bounded
 }
 
-/// Some bytes of a tensor, kept alive by the file they lie in: a device can read a mapped matrix where it is.
+/// Returns some bytes of a tensor that keep their file alive, so that a device can read a mapped
+/// matrix in place.
 fn shared_bytes(gguf: &Arc<Gguf>, tensor: TensorView<'_>, range: Range<usize>) -> SharedBytes {
     struct TensorBytes(Arc<Gguf>, TensorInfo);
     impl AsRef<[u8]> for TensorBytes {
         fn as_ref(&self) -> &[u8] {
             match self.0.data(&self.1) {
                 Cow::Borrowed(bytes) => bytes,
-                Cow::Owned(_) => unreachable!("a tensor that a file holds once is held by it always"),
+                Cow::Owned(_) => unreachable!("a file never loses a tensor"),
             }
         }
     }
@@ -475,18 +480,19 @@ fn shared_bytes(gguf: &Arc<Gguf>, tensor: TensorView<'_>, range: Range<usize>) -
             SharedBytes::new(Arc::new(TensorBytes(Arc::clone(gguf), tensor.info.clone())), range)
         }
     };
-    shared.expect("rows of a tensor lie in it")
+    shared.expect("rows are within their tensor")
 }
 
-/// A one-dimensional tensor of `len` values in f32.
+/// Decodes a one-dimensional tensor of `len` values to f32.
 pub(crate) fn decode_vector(tensor: &TensorView<'_>, len: usize) -> Result<Vec<f32>, ModelError> {
     decode_values(tensor, &[len])
 }
 
-/// The values of a tensor of this shape, in GGUF order (innermost first), in f32.
+/// Decodes the values of a tensor of this shape, in GGUF order (innermost first), to f32.
 ///
 /// # Errors
-/// [`ModelError::TensorShape`] of another shape, [`ModelError::NotFinite`] where one is no number.
+///
+/// [`ModelError::TensorShape`] for another shape, [`ModelError::NotFinite`] for NaN or infinities.
 pub fn decode_values(tensor: &TensorView<'_>, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
     check_shape(tensor, shape)?;
     let len = shape.iter().product();
@@ -502,14 +508,15 @@ pub fn decode_values(tensor: &TensorView<'_>, shape: &[usize]) -> Result<Vec<f32
     Ok(values)
 }
 
-/// Bytes that are worth a thread of their own.
+/// Minimum bytes per thread.
 const SHARE: usize = 1 << 20;
 
-/// Refuses a tensor (its data `bytes`) that holds NaN or an infinity: whatever the model says would be made of that. Looked
-/// through on every core, just before a device reads the same bytes: they are in the caches then.
+/// Rejects a tensor (its data `bytes`) with NaN or infinities, which would spread to all outputs.
+/// Scans on every core, just before a device reads the same bytes: they are in the CPU caches then.
 ///
 /// # Errors
-/// [`ModelError::NotFinite`] with the first row at fault.
+///
+/// [`ModelError::NotFinite`] with the first invalid row.
 pub fn check_finite(info: &TensorInfo, bytes: &[u8]) -> Result<(), ModelError> {
     let block_bytes = info.dtype.block_bytes();
     let share = bytes.len().div_ceil(limits::n_cores()).max(SHARE).next_multiple_of(block_bytes);
@@ -520,7 +527,7 @@ pub fn check_finite(info: &TensorInfo, bytes: &[u8]) -> Result<(), ModelError> {
         std::thread::scope(|scope| {
             let shares: Vec<_> = bytes.chunks(share).map(|bytes| scope.spawn(move || find(bytes))).collect();
             let found = shares.into_iter().enumerate().map(|(i, found)| {
-                let block = found.join().expect("looking at bytes does not panic");
+                let block = found.join().expect("scanning bytes does not panic");
                 block.map(|block| i * share / block_bytes + block)
             });
             found.fold(None, Option::or)
@@ -535,7 +542,7 @@ pub fn check_finite(info: &TensorInfo, bytes: &[u8]) -> Result<(), ModelError> {
     }
 }
 
-/// Trailing dimensions of 1 are ignored, as writers differ in them.
+/// Ignores trailing dimensions of 1, since writers differ in them.
 fn check_shape(tensor: &TensorView<'_>, expected: &[usize]) -> Result<(), ModelError> {
     fn significant(shape: &[usize]) -> &[usize] {
         &shape[..shape.len() - shape.iter().rev().take_while(|&&n| n == 1).count()]

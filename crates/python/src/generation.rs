@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use crate::refused;
 use crate::session::Session;
 
-/// The text that follows a prompt, as it becomes complete.
+/// Iterator over the text that follows a prompt.
 #[pyclass(frozen, module = "kvant")]
 pub(crate) struct Generation {
     session: Py<Session>,
@@ -21,7 +21,7 @@ impl Generation {
         Self { session, course: Mutex::new(course), turn }
     }
 
-    /// How far it is, once no other thread moves it on.
+    /// Locks the generation's state.
     fn course(&self) -> MutexGuard<'_, Continuation> {
         self.course.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -46,7 +46,7 @@ impl Generation {
             }
             match course.next(session.lock()?.of(self.turn)?) {
                 Some(token) => token.map(|token| Some(token.text)).map_err(refused),
-                // What is left of a character that did not become whole.
+                // The bytes of an incomplete last character.
                 None => Ok(Some(course.finish_text()).filter(|rest| !rest.is_empty())),
             }
         })

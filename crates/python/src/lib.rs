@@ -1,6 +1,7 @@
-//! Kvant for Python, as the module `kvant`; `kvant.pyi` tells what it holds.
+//! Python bindings of Kvant, the module `kvant`; `kvant.pyi` documents its contents.
 //!
-//! This is a skin: what things do is told by the library [`kvant`]. Other threads of Python run while the engine works.
+//! This is a thin layer; behaviour is documented in the library [`kvant`]. Other Python threads run
+//! while the engine works.
 
 #![forbid(unsafe_code)]
 
@@ -11,9 +12,9 @@ mod session;
 
 use pyo3::prelude::*;
 
-pyo3::create_exception!(kvant, KvantError, pyo3::exceptions::PyException, "The engine refused.");
+pyo3::create_exception!(kvant, KvantError, pyo3::exceptions::PyException, "An error of the engine.");
 
-/// What Python is told of an error of the engine.
+/// Converts an error of the engine to a Python exception.
 fn refused(error: impl Into<::kvant::Error>) -> PyErr {
     KvantError::new_err(error.into().to_string())
 }

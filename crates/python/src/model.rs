@@ -13,11 +13,11 @@ use crate::prompt::Prompt;
 use crate::refused;
 use crate::session::Session;
 
-/// A loaded model; any threads may use it at once.
+/// A loaded model; any number of threads may use it concurrently.
 #[pyclass(frozen, module = "kvant")]
 pub(crate) struct Model(kvant::Model);
 
-/// What the cache stores: one type, or one for keys and one for values.
+/// KV-cache types: one type, or one for keys and one for values.
 #[derive(FromPyObject)]
 enum Types {
     #[pyo3(transparent, annotation = "str")]
@@ -27,7 +27,7 @@ enum Types {
 }
 
 impl Types {
-    /// With rules on top.
+    /// Returns KV options with these types and policies.
     fn options(self, policies: Option<&str>) -> PyResult<KvOptions> {
         let types = match self {
             Self::Both(both) => both,
@@ -38,7 +38,7 @@ impl Types {
     }
 }
 
-/// An adapter: a GGUF file or a folder of PEFT, and how much of it is added, or all.
+/// A LoRA adapter: a GGUF file or a PEFT folder, and its scale, 1 by default.
 #[derive(FromPyObject)]
 enum Lora {
     #[pyo3(transparent, annotation = "path")]
@@ -57,7 +57,7 @@ impl Lora {
     }
 }
 
-/// Loads a model while other threads of Python run.
+/// Loads a model while other Python threads run.
 fn load(
     py: Python<'_>,
     device: &str,
@@ -105,7 +105,7 @@ impl Model {
         lora_strengths: Option<Vec<f32>>,
     ) -> PyResult<Session> {
         let kv = kv.options(kv_policy)?;
-        // A step of another session may have to be waited for.
+        // This may wait for a step of another session.
         let session = py.detach(|| self.0.session(SessionOptions { n_ctx, kv })).map_err(refused)?;
         let session = match lora_strengths {
             Some(strengths) => session.with_lora_strengths(&strengths).map_err(refused)?,

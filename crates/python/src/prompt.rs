@@ -1,4 +1,4 @@
-//! What Python may call a prompt.
+//! Prompts from Python objects.
 
 use std::collections::HashMap;
 
@@ -9,21 +9,21 @@ use pyo3::pybacked::PyBackedBytes;
 
 use crate::refused;
 
-/// A text, token numbers, or a conversation.
+/// A text, token ids, or a conversation.
 #[derive(FromPyObject)]
 pub(crate) enum Prompt {
     #[pyo3(transparent, annotation = "str")]
     Text(String),
-    /// Bytes are numbers to Python, and no tokens.
+    /// Bytes are a sequence of integers in Python, but are not token ids.
     #[pyo3(transparent, annotation = "bytes")]
     Bytes(PyBackedBytes),
-    #[pyo3(transparent, annotation = "a list of token numbers")]
+    #[pyo3(transparent, annotation = "a list of token ids")]
     Tokens(Vec<u32>),
     #[pyo3(transparent, annotation = "a list of messages")]
     Messages(Vec<HashMap<String, Said>>),
 }
 
-/// What a message has under a name.
+/// Value of a message's key.
 #[derive(FromPyObject)]
 pub(crate) enum Said {
     #[pyo3(transparent, annotation = "str")]
@@ -33,14 +33,12 @@ pub(crate) enum Said {
 }
 
 impl Prompt {
-    /// Its tokens.
+    /// Returns the tokens of the prompt.
     pub(crate) fn tokens(self, model: &Model) -> PyResult<Vec<u32>> {
         match self {
             Self::Bytes(bytes) => {
-                let got = format!(
-                    "expected str, a list of token numbers or of messages, got {} bytes",
-                    bytes.len()
-                );
+                let got =
+                    format!("expected str, a list of token ids or of messages, got {} bytes", bytes.len());
                 Err(PyTypeError::new_err(got))
             }
             Self::Tokens(tokens) => Ok(tokens),
@@ -57,7 +55,7 @@ impl Prompt {
     }
 }
 
-/// A message, whose pictures join those of the ones before.
+/// Converts a message and appends its images to `pictures`.
 fn message(model: &Model, message: &HashMap<String, Said>, pictures: &mut Vec<Picture>) -> PyResult<Message> {
     let part = |key: &str| match message.get(key) {
         Some(Said::Text(text)) => Ok(text),

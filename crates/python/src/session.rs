@@ -16,26 +16,28 @@ use crate::{KvantError, refused};
 #[pyclass(frozen, module = "kvant")]
 pub(crate) struct Session {
     turns: Mutex<Turns>,
-    /// The thread that has it now.
+    /// The thread that holds the lock.
     holder: Mutex<Option<ThreadId>>,
 }
 
-/// A session, and whose turn it is: a generation goes on while nobody else has used the session.
+/// A session and its use counter: a generation can continue while the counter is unchanged.
 pub(crate) struct Turns {
     session: kvant::Session,
     turn: u64,
 }
 
 impl Turns {
-    /// The session for the next token of the generation that began with `turn`.
+    /// Returns the session for the next token of the generation that began with `turn`.
     pub(crate) fn of(&mut self, turn: u64) -> PyResult<&mut kvant::Session> {
         if self.turn != turn {
-            return Err(KvantError::new_err("the session was used for something else: generate anew"));
+            return Err(KvantError::new_err(
+                "the session was used for something else: start a new generation",
+            ));
         }
         Ok(&mut self.session)
     }
 
-    /// The session for something new.
+    /// Returns the session for a new use, which ends earlier generations.
     fn anew(&mut self) -> &mut kvant::Session {
         self.turn += 1;
         &mut self.session
@@ -47,16 +49,16 @@ impl Session {
         Self { turns: Mutex::new(Turns { session, turn: 0 }), holder: Mutex::default() }
     }
 
-    /// The session, once no other thread of Python uses it; to be waited for with the interpreter let go. A handler of a signal, which
-    /// runs in the middle of what its thread does, would wait for itself and is refused.
+    /// Locks the session; the caller must have released the interpreter. A signal handler that runs
+    /// within a call on the same thread would deadlock, so it gets an error.
     pub(crate) fn lock(&self) -> PyResult<Held<'_>> {
         let me = thread::current().id();
         if *self.holder() == Some(me) {
             return Err(KvantError::new_err(
-                "the session is at work in this very thread: a signal handler cannot use it",
+                "the session is in use on this thread: a signal handler cannot use it",
             ));
         }
-        let broken = |_| KvantError::new_err("a fault of Kvant has broken this session");
+        let broken = |_| KvantError::new_err("an internal error of Kvant has broken this session");
         let turns = self.turns.lock().map_err(broken)?;
         *self.holder() = Some(me);
         Ok(Held { session: self, turns })
@@ -66,7 +68,7 @@ impl Session {
         self.holder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does something with the session while other threads of Python run.
+    /// Runs `work` on the session while other Python threads run.
     fn with<T: Send>(
         &self,
         py: Python<'_>,
@@ -76,7 +78,7 @@ impl Session {
     }
 }
 
-/// A session in the hands of a thread.
+/// A locked session.
 pub(crate) struct Held<'s> {
     session: &'s Session,
     turns: MutexGuard<'s, Turns>,
@@ -102,7 +104,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Does something that tells how far it is; a signal stops it, as Ctrl-C does.
+/// Runs `work`, which calls back regularly; a signal such as Ctrl-C cancels it.
 fn until_signal<T>(
     work: impl FnOnce(&CancelFlag, &mut dyn FnMut()) -> Result<T, kvant::Error>,
 ) -> PyResult<T> {
@@ -119,7 +121,7 @@ fn until_signal<T>(
     }
 }
 
-/// Reads a prompt.
+/// Feeds a prompt.
 fn begin(session: &mut kvant::Session, prompt: &[u32], options: GenerateOptions) -> PyResult<Continuation> {
     until_signal(|cancel, look| session.begin(prompt, options, cancel, &mut |_| look()))
 }
@@ -130,7 +132,7 @@ impl Session {
         prompt, *, max_tokens = None, temperature = 0.8, top_k = 40, top_p = 0.95, min_p = 0.05, repeat_penalty = 1.0,
         repeat_last_n = 64, seed = 0, ignore_eos = false
     ))]
-    #[expect(clippy::too_many_arguments, reason = "they are named where they are written")]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn generate(
         slf: &Bound<'_, Self>,
         prompt: Prompt,
@@ -208,7 +210,7 @@ impl Session {
     }
 }
 
-/// What a cache takes, measured.
+/// Measured size of a KV cache.
 #[pyclass(frozen, get_all, module = "kvant")]
 pub(crate) struct KvUse {
     tokens: usize,

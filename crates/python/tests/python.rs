@@ -1,11 +1,11 @@
-//! The module as Python meets it: `test_kvant.py` with what this build has made.
+//! The Python module from outside: runs `test_kvant.py` with the library of this build.
 
 use std::path::Path;
 use std::process::Command;
 use std::{env, fs};
 
 #[test]
-fn the_module_does_what_its_stub_says() {
+fn the_module_matches_its_stub() {
     let python = env::var_os("PYTHON").unwrap_or_else(|| "python3".into());
     let is_new_enough = "import sys; sys.exit(sys.version_info < (3, 9))";
     if !Command::new(&python).args(["-c", is_new_enough]).status().is_ok_and(|status| status.success()) {

@@ -1,4 +1,4 @@
-"""The wheel as its users meet it: `python -m unittest discover crates/python/tests` where it is installed."""
+"""Tests of the installed wheel: `python -m unittest discover crates/python/tests`."""
 
 import ast
 import math
@@ -18,7 +18,7 @@ class Generating(unittest.TestCase):
     def setUpClass(cls):
         cls.model = kvant.Model.bundled(n_threads=2)
 
-    def test_text_comes_as_it_is_made(self):
+    def test_generation_streams_text(self):
         session = self.model.session(kv=("q8_0", "turbo3"), kv_policy="none")
         generation = session.generate(FRANCE, temperature=0)
         first = next(generation)
@@ -33,7 +33,7 @@ class Generating(unittest.TestCase):
         self.assertLess(kv.bytes, kv.bytes_f16)
         self.assertIn("q8_0/turbo3", repr(kv))
 
-    def test_a_conversation_is_read_once(self):
+    def test_a_repeated_conversation_reuses_its_prefix(self):
         session = self.model.session()
         first = session.generate(FRANCE, max_tokens=2, temperature=0)
         self.assertEqual(len(list(first)), 2)
@@ -41,14 +41,14 @@ class Generating(unittest.TestCase):
         again = session.generate(FRANCE, max_tokens=2, temperature=0)
         self.assertEqual(again.n_prompt, 1)
 
-    def test_draws_follow_their_seed(self):
+    def test_sampling_follows_the_seed(self):
         def text(seed):
             return "".join(self.model.session().generate("Once upon a time", max_tokens=24, temperature=2.0, seed=seed))
 
         self.assertEqual(text(1), text(1))
         self.assertNotEqual(text(1), text(2))
 
-    def test_texts_are_vectors_of_length_1(self):
+    def test_embeddings_have_norm_1(self):
         texts = ["A cat sleeps.", "A kitten sleeps on the mat.", "Bonds fell as rates rose."]
         vectors = self.model.embed(texts, pooling="mean")
         self.assertTrue(all(abs(math.hypot(*vector) - 1) < 1e-5 for vector in vectors))
@@ -71,7 +71,7 @@ class Generating(unittest.TestCase):
             with self.assertRaises(TypeError):
                 self.model.tokens(no_prompt)
 
-    def test_a_generation_ends_when_its_session_is_used_for_something_else(self):
+    def test_another_use_of_the_session_ends_a_generation(self):
         session = self.model.session()
         generation = session.generate(FRANCE, temperature=0)
         next(generation)
@@ -94,7 +94,7 @@ class Sessions(unittest.TestCase):
         self.assertEqual((len(logits), memoryview(logits).format), (self.model.n_vocab, "f"))
         self.assertTrue(all(map(math.isfinite, logits)))
 
-    def test_a_session_forks_and_forgets(self):
+    def test_sessions_fork_and_rewind(self):
         session = self.model.session(n_ctx=64)
         session.feed([1, 2, 3])
         fork = session.fork()
@@ -106,7 +106,7 @@ class Sessions(unittest.TestCase):
         fork.feed([3])
         self.assertEqual(logits, fork.logits())
 
-    def test_sessions_have_their_own_share_of_adapters(self):
+    def test_sessions_have_their_own_lora_scales(self):
         fixture, adapter = (CRATES / f"model/tests/fixtures/{name}llama-h64-g8.gguf" for name in ("", "adapters/"))
         folder = CRATES / "engine/tests/adapters/llama-h64-g8"
 
@@ -124,7 +124,7 @@ class Sessions(unittest.TestCase):
         with self.assertRaisesRegex(kvant.KvantError, "a number for each of 1 adapters"):
             whole.session(lora_strengths=[1, 2])
 
-    def test_a_model_that_sees_is_shown_pictures(self):
+    def test_a_vision_model_encodes_images(self):
         folder = CRATES / "vision/tests"
         model = folder / "models/smolvlm/text.gguf"
         seeing = kvant.Model.open(model, n_threads=1, mmproj=model.with_name("mmproj.gguf"))
@@ -138,14 +138,14 @@ class Sessions(unittest.TestCase):
         self.assertNotEqual(tokens([wide]), tokens([tall]))
         self.assertGreater(max(tokens([wide])), seeing.n_vocab)
         self.assertTrue(list(seeing.session().generate(tokens([wide, tall]), max_tokens=2)))
-        with self.assertRaisesRegex(kvant.KvantError, "a model that sees"):
+        with self.assertRaisesRegex(kvant.KvantError, "a model with a vision encoder"):
             tokens([wide], self.model)
-        with self.assertRaisesRegex(kvant.KvantError, "not a picture"):
+        with self.assertRaisesRegex(kvant.KvantError, "not a readable image"):
             tokens([b"text"])
         with self.assertRaisesRegex(TypeError, "images of a message"):
             tokens("a.png")
 
-    def test_errors_are_lines_of_the_engine(self):
+    def test_errors_are_the_engines_lines(self):
         refused = self.assertRaisesRegex
         with refused(kvant.KvantError, "absent.gguf"):
             kvant.Model.open(Path("absent.gguf"))
@@ -158,7 +158,7 @@ class Sessions(unittest.TestCase):
         with refused(kvant.KvantError, "temperature"):
             list(self.model.session().generate([1], temperature=-1))
 
-    def test_other_threads_run_while_the_model_reads(self):
+    def test_other_threads_run_during_prefill(self):
         session = self.model.session()
         reading = threading.Thread(target=session.feed, args=([1] * 2000,))
         reading.start()
@@ -167,12 +167,12 @@ class Sessions(unittest.TestCase):
             n_turns += 1
         reading.join()
         self.assertEqual(len(session.tokens), 2000)
-        # With the interpreter held, this thread would get a turn or two.
+        # If the model held the interpreter, this thread would run once or twice.
         self.assertGreater(n_turns, 100)
 
 
 class Stub(unittest.TestCase):
-    def test_the_stub_names_what_there_is(self):
+    def test_the_stub_matches_the_module(self):
         named = {}
         for node in ast.parse(STUB.read_text()).body:
             if isinstance(node, ast.ClassDef):

@@ -1,4 +1,4 @@
-//! What is said: tokens drawn, turned into text, and stopped where they are to stop.
+//! Decoding of a sequence: samples tokens, converts them to text and applies stop conditions.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -12,40 +12,40 @@ use kvant::{
 use crate::guide::{FormError, Guides};
 use crate::thinking::Thinking;
 
-/// How to answer.
+/// Options of an answer.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct AnswerOptions {
-    /// How tokens are drawn.
+    /// Sampling parameters.
     pub sampler: SamplerParams,
-    /// Texts that break the repetitions that DRY penalises.
+    /// DRY sequence breakers.
     pub breakers: Breakers,
-    /// Tokens at most.
+    /// Maximum tokens.
     pub max_tokens: usize,
-    /// Texts that end the answer, and are not part of it.
+    /// Stop strings; excluded from the answer.
     pub stop: Vec<String>,
-    /// Whether the text that ends the answer is part of it.
+    /// Whether the stop string is included in the answer.
     pub keeps_stop: bool,
-    /// Tokens that end the answer, and are not part of it.
+    /// Stop tokens; excluded from the answer.
     pub stop_tokens: Vec<u32>,
-    /// Tokens that the answer has at least, unless its form ends it.
+    /// Minimum tokens, unless a constraint ends the answer.
     pub min_tokens: usize,
-    /// Texts that are never said, as tokens.
+    /// Forbidden texts, as tokens.
     pub bad_words: Vec<Vec<u32>>,
-    /// With the log probability of each token, and those of so many likeliest beside it.
+    /// Number of top logprobs per token, if logprobs are requested.
     pub logprobs: Option<usize>,
-    /// Those among which a token was drawn, with all that changes them; else those of the model.
+    /// Logprobs of the sampling distribution, after all changes; otherwise those of the model.
     pub after_sampling: bool,
-    /// Added to the logits of these tokens.
+    /// Biases added to the logits of these tokens.
     pub bias: Vec<(u32, f32)>,
-    /// Taken from the logit of a token that has been said.
+    /// Subtracted from the logit of a token that has been generated.
     pub presence_penalty: f32,
-    /// Taken from the logit of a token for each time that it has been said.
+    /// Subtracted from the logit of a token for each time it has been generated.
     pub frequency_penalty: f32,
-    /// Go on after an end-of-turn token.
+    /// Continue after an end-of-turn token.
     pub ignore_eos: bool,
-    /// Tells thoughts, and ends them, where there may be any.
+    /// Detects reasoning and enforces its budget, if the model may reason.
     pub thinking: Option<Thinking>,
-    /// The pictures of the prompt: their rows are to be there for as long as it may have to be read.
+    /// Images of the prompt: their embeddings must live as long as the prompt may be read again.
     pub pictures: Vec<Picture>,
     /// Control tokens whose text is part of the answer.
     pub call_marks: Vec<u32>,
@@ -58,45 +58,45 @@ impl AnswerOptions {
     }
 }
 
-/// Why a token could not be drawn.
+/// Reason why no token could be sampled.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DrawError {
     #[error(transparent)]
     Model(#[from] Error),
-    #[error("the answer cannot be held to its form: {0}")]
+    #[error("the constraint cannot be applied: {0}")]
     Form(#[from] FormError),
 }
 
 impl DrawError {
-    /// Whether it is the request that asks for what cannot be done.
+    /// Reports whether the request is the cause.
     pub fn is_of_request(&self) -> bool {
         matches!(self, Self::Form(_) | Self::Model(Error::Sample(SampleError::NoCandidate)))
     }
 }
 
-/// A token and its log probability.
+/// Token and its log probability.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Logprob {
     pub token: u32,
     pub logprob: f32,
 }
 
-/// What is known of how likely a token was.
+/// Logprobs at one position.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Likelihood {
     pub token: Logprob,
-    /// The likeliest tokens there, likeliest first.
+    /// Most probable tokens there, in descending order.
     pub top: Vec<Logprob>,
 }
 
-/// Why an answer ended.
+/// Reason why an answer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Finish {
     /// The model ended its turn.
     Stop,
-    /// It said a text that it was to stop at: that of [`AnswerOptions::stop`] with this index.
+    /// A stop string was generated: the one of [`AnswerOptions::stop`] at this index.
     Word(usize),
-    /// As many tokens as were asked for, or as there is room for.
+    /// The token limit or the context was reached.
     Length,
 }
 
@@ -109,32 +109,32 @@ impl Finish {
     }
 }
 
-/// One token of an answer.
+/// Token of an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Said {
     pub token: u32,
-    /// Text that has become certain; it may be that of tokens before.
+    /// Text that became final; it may belong to earlier tokens.
     pub text: String,
-    /// Of tokens whose text is certain with it, where they are asked for.
+    /// Logprobs of the tokens whose text became final, if requested.
     pub likelihoods: Vec<Likelihood>,
 }
 
-/// What was held back of an answer, once it is certain that no more comes.
+/// Withheld text of an answer, once no more tokens follow.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Rest {
     pub text: String,
     pub likelihoods: Vec<Likelihood>,
 }
 
-/// What comes of a draw.
+/// Result of a sampling step.
 pub(crate) enum Drawn {
-    /// A token; and, where it is the last one, why.
+    /// Token and, if it is the last one, the reason.
     Token(Said, Option<Finish>),
     /// The model ended its turn.
     End,
 }
 
-/// The answering side of a sequence: everything but the model.
+/// Decoder of a sequence: everything but the model.
 pub(crate) struct Voice {
     options: Arc<AnswerOptions>,
     sampler: Sampler,
@@ -143,15 +143,15 @@ pub(crate) struct Voice {
     guides: Guides,
     thinking: Option<Thinking>,
     n_said: usize,
-    /// How often each token was said, where that matters.
+    /// Occurrences of each generated token, counted only when logits are changed.
     said: HashMap<u32, u32>,
-    /// The last tokens that were said, as many as the longest text has that is never said.
+    /// Last generated tokens, as many as the longest of the `bad_words`.
     recent: VecDeque<u32>,
     untold: Untold,
 }
 
 impl Voice {
-    /// The `index`-th answer to a prompt: each draws with a seed of its own.
+    /// Creates the decoder of the `index`-th answer to a prompt, with its own seed.
     pub fn new(options: Arc<AnswerOptions>, guides: Guides, index: usize) -> Self {
         let seed = options.sampler.seed.wrapping_add(index as u64);
         let sampler =
@@ -163,22 +163,23 @@ impl Voice {
         Self { options, sampler, decode, stops, guides, thinking, n_said: 0, said, recent, untold }
     }
 
-    /// Tokens said.
+    /// Returns the number of generated tokens.
     pub fn n_said(&self) -> usize {
         self.n_said
     }
 
-    /// Tokens of its thought.
+    /// Returns the number of reasoning tokens.
     pub fn n_thought(&self) -> usize {
         self.thinking.as_ref().map_or(0, Thinking::n_said)
     }
 
-    /// Whether a token can be drawn, after `patience` at the latest: what may be said next is worked out elsewhere.
+    /// Reports whether a token can be sampled, after at most `patience`: token masks are computed
+    /// on other threads.
     pub fn is_ready(&mut self, patience: Duration) -> bool {
         self.guides.holding().is_none_or(|guide| guide.is_ready(patience))
     }
 
-    /// Draws what follows the last token that `session` has read.
+    /// Samples the successor of the last token that `session` has read.
     pub fn draw(&mut self, session: &mut Session) -> Result<Drawn, DrawError> {
         let options = Arc::clone(&self.options);
         let told = options.logprobs.filter(|_| !options.after_sampling);
@@ -211,7 +212,7 @@ impl Voice {
     }
 
     fn choose(&mut self, session: &mut Session, options: &AnswerOptions) -> Result<u32, DrawError> {
-        // What a form asks for has no thoughts in it.
+        // The output of a constraint contains no reasoning.
         let is_free = self.guides.holding().is_none();
         let must = self.thinking.as_ref().and_then(Thinking::must_say).filter(|_| is_free);
         if is_free && !options.changes_logits() && must.is_none() {
@@ -246,7 +247,7 @@ impl Voice {
         Ok(token)
     }
 
-    /// What was held back, once it is certain that no more comes.
+    /// Returns the withheld text, once no more tokens follow.
     pub fn rest(&mut self) -> Rest {
         let text = self.decode.flush();
         let (text, stopped) = self.stops.push(&text);
@@ -255,24 +256,26 @@ impl Voice {
     }
 }
 
-/// Likelihoods of tokens whose text may still be that of a text to stop at, which is no part of the answer.
+/// Logprobs of tokens whose text may still become part of a stop string, which is excluded from the
+/// answer.
 #[derive(Default)]
 struct Untold {
-    /// Each with where the text of its token begins and ends, in bytes.
+    /// Byte range of the text of each token, with its logprobs.
     likelihoods: VecDeque<(Range<usize>, Likelihood)>,
     n_said: usize,
     n_told: usize,
 }
 
 impl Untold {
-    /// A token has been said whose text has so many bytes.
+    /// Adds a generated token whose text has `n` bytes.
     fn said(&mut self, likelihood: Option<Likelihood>, n: usize) {
         let text = self.n_said..self.n_said + n;
         self.n_said = text.end;
         self.likelihoods.extend(likelihood.map(|likelihood| (text, likelihood)));
     }
 
-    /// So many bytes more are certain: the likelihoods of their tokens. After the last ones none follow.
+    /// Returns the logprobs of the tokens covered by `n` more final bytes. After the last ones no
+    /// more follow.
     fn told(&mut self, n: usize, are_last: bool) -> Vec<Likelihood> {
         self.n_told += n;
         let n_told = self.n_told;
@@ -291,7 +294,7 @@ impl Untold {
     }
 }
 
-/// Rules out tokens that would end the answer, and those that would complete a text that is never said.
+/// Excludes tokens that would end the answer and those that would complete one of the `bad_words`.
 fn rule_out(logits: &mut [f32], ends: &[u32], bad_words: &[Vec<u32>], recent: &VecDeque<u32>) {
     let completes = |word: &&Vec<u32>| {
         let before = &word[..word.len() - 1];
@@ -305,7 +308,7 @@ fn rule_out(logits: &mut [f32], ends: &[u32], bad_words: &[Vec<u32>], recent: &V
     }
 }
 
-/// Biases and penalties.
+/// Applies biases and penalties.
 fn change(logits: &mut [f32], options: &AnswerOptions, said: &HashMap<u32, u32>) {
     for &(token, bias) in &options.bias {
         if let Some(logit) = logits.get_mut(token as usize) {
@@ -317,13 +320,14 @@ fn change(logits: &mut [f32], options: &AnswerOptions, said: &HashMap<u32, u32>)
     }
 }
 
-/// How likely `token` and the `n` likeliest were, at temperature 1 and before anything was changed.
+/// Returns the logprobs of `token` and of the `n` most probable tokens, at temperature 1 and before
+/// any change.
 pub(crate) fn likelihood(logits: &[f32], token: u32, n: usize) -> Likelihood {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&logit| f64::from(logit - largest).exp()).sum();
     let logprob = |token: u32| {
         let logprob = f64::from(logits[token as usize] - largest) - sum.ln();
-        // JSON knows no infinity.
+        // JSON has no infinity.
         Logprob { token, logprob: logprob.max(-9999.0) as f32 }
     };
     let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
@@ -337,7 +341,8 @@ pub(crate) fn likelihood(logits: &[f32], token: u32, n: usize) -> Likelihood {
     Likelihood { token: logprob(token), top: ids.into_iter().map(logprob).collect() }
 }
 
-/// How likely `token` and the `n` likeliest were when it was drawn.
+/// Returns the logprobs of `token` and of the `n` most probable tokens in the distribution it was
+/// sampled from.
 fn drawn(sampler: &Sampler, token: u32, n: usize) -> Likelihood {
     let logprob = |(token, chance): (u32, f64)| Logprob { token, logprob: chance.ln() as f32 };
     let among = sampler.drawn_among().filter(|(_, chance)| *chance > 0.0);
@@ -345,12 +350,12 @@ fn drawn(sampler: &Sampler, token: u32, n: usize) -> Likelihood {
     Likelihood { token: logprob(own), top: among.take(n).map(logprob).collect() }
 }
 
-/// Finds texts to stop at in text that comes in pieces.
+/// Finds stop strings in streamed text.
 struct Stops {
     wanted: Vec<String>,
-    /// Whether a text that was found is part of the answer.
+    /// Whether the stop string is included in the answer.
     keeps: bool,
-    /// What may be the beginning of one.
+    /// Possible beginning of a stop string.
     held: String,
 }
 
@@ -359,12 +364,12 @@ impl Stops {
         Self { wanted, keeps, held: String::new() }
     }
 
-    /// Those that are not empty, with their indices: an empty one is nowhere to be found.
+    /// Returns the non-empty stop strings with their indices.
     fn wanted(&self) -> impl Iterator<Item = (usize, &str)> {
         self.wanted.iter().map(String::as_str).enumerate().filter(|(_, text)| !text.is_empty())
     }
 
-    /// Text that is certain now, and which text to stop at follows it.
+    /// Returns the text that is final now, and the index of the stop string that follows it.
     fn push(&mut self, text: &str) -> (String, Option<usize>) {
         if self.wanted.is_empty() {
             return (text.to_owned(), None);
@@ -386,7 +391,8 @@ impl Stops {
     }
 }
 
-/// The text of a token as a key, by which bytes that are no text can be told apart: as OpenAI writes them.
+/// Returns the text of a token as a key that distinguishes bytes that are not UTF-8, in OpenAI's
+/// format.
 pub(crate) fn token_key(tokenizer: &Tokenizer, token: u32) -> String {
     let bytes = tokenizer.token_bytes(token);
     match std::str::from_utf8(bytes) {
@@ -395,7 +401,7 @@ pub(crate) fn token_key(tokenizer: &Tokenizer, token: u32) -> String {
     }
 }
 
-/// The text of a token, and its bytes.
+/// Returns the text of a token, and its bytes.
 pub(crate) fn token_text(tokenizer: &Tokenizer, token: u32) -> (String, Vec<u8>) {
     let bytes = tokenizer.token_bytes(token).to_vec();
     (String::from_utf8_lossy(&bytes).into_owned(), bytes)
@@ -405,7 +411,7 @@ pub(crate) fn token_text(tokenizer: &Tokenizer, token: u32) -> (String, Vec<u8>)
 mod tests {
     use super::*;
 
-    /// What comes through, however the text is cut.
+    /// Returns the output for every chunk size of the text.
     fn through(wanted: &[&str], text: &str) -> Vec<(String, Option<usize>)> {
         let chars: Vec<char> = text.chars().collect();
         let mut ways = Vec::new();
@@ -429,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_text_is_found_however_the_text_is_cut() {
+    fn a_stop_string_is_found_in_chunks_of_any_size() {
         let cases: [(&[&str], &str, &str, Option<usize>); 7] = [
             (&[], "abc", "abc", None),
             (&["\n\n"], "one\ntwo\n\nthree", "one\ntwo", Some(0)),
@@ -447,12 +453,13 @@ mod tests {
     }
 
     #[test]
-    fn tokens_of_a_text_to_stop_at_have_no_likelihoods() {
+    fn tokens_of_a_stop_string_have_no_logprobs() {
         let of = |token| Likelihood { token: Logprob { token, logprob: 0.0 }, top: Vec::new() };
         let tokens = |told: Vec<Likelihood>| told.iter().map(|of| of.token.token).collect::<Vec<_>>();
         let (mut stops, mut untold) = (Stops::new(vec!["cd".to_owned()], false), Untold::default());
         let mut told = Vec::new();
-        // The third may begin what is stopped at, the last does: its first letter is part of the answer.
+        // The third token may begin a stop string, the last one does: its first letter belongs to
+        // the answer.
         for (token, text) in [(0, "a"), (1, ""), (2, "c"), (3, "b"), (4, "bc"), (5, "d")] {
             untold.said(Some(of(token)), text.len());
             let (text, stopped) = stops.push(text);
@@ -467,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_that_are_no_text_have_keys_of_their_own() {
+    fn tokens_that_are_not_utf8_have_distinct_keys() {
         let tokens = ["a", "Ã", "©"].map(str::to_owned).to_vec();
         let mut data = kvant::tokenizer::VocabData::new(kvant::tokenizer::TokenizerModel::Gpt2, tokens);
         data.merges = Some(vec![]);

@@ -1,9 +1,10 @@
-//! Grammars as llama.cpp's clients send them (GBNF), written anew in Lark, which `llguidance` reads.
+//! Converts llama.cpp's GBNF grammars to Lark, which `llguidance` reads.
 //!
-//! GBNF knows no words: each character is matched by itself. `llguidance` cuts text into words first, the longest there is, and a
-//! grammar of single characters would cost it too much. So everything that does not come back to itself becomes one word, by one
-//! regular expression: a grammar without recursion is one word as a whole, and means exactly what it meant. Where words follow one another in a
-//! recursive rule, each is the longest one: what passes is always of the grammar.
+//! GBNF has no lexer: each character is matched by itself. `llguidance` first splits text into
+//! lexemes, longest match first, and a grammar of single characters would be too slow. Therefore
+//! every part without recursion becomes one lexeme, by one regular expression: a grammar without
+//! recursion is a single lexeme and means exactly the same. Where lexemes follow one another in a
+//! recursive rule, each is the longest match: accepted text always belongs to the grammar.
 
 #[cfg(test)]
 mod tests;
@@ -13,34 +14,34 @@ use std::collections::HashMap;
 
 use writer::Writer;
 
-/// Groups within groups, at most.
+/// Maximum nesting of groups.
 const DEEPEST: usize = 32;
-/// Signs of repetition behind one thing, at most.
+/// Maximum repetition operators after one item.
 const MOST_SIGNS: usize = 4;
-/// The largest grammar, in bytes.
+/// Maximum size of a grammar in bytes.
 const LARGEST: usize = 256 << 10;
-/// The largest number of repetitions that may be written.
+/// Maximum repetition count.
 const MOST_TIMES: u32 = 2000;
 
-/// What a rule is made of.
+/// Element of a rule.
 #[derive(Debug, Clone, PartialEq)]
 enum Item {
-    /// One character of these ranges, or of none of them.
+    /// One character inside these ranges, or outside of all.
     Class { ranges: Vec<(char, char)>, is_negated: bool },
-    /// A rule, by its place.
+    /// Rule, by its index.
     Rule(usize),
     /// One of several sequences.
     Any(Vec<Vec<Item>>),
-    /// Something, so often at least and at most.
+    /// Item with its minimum and maximum repetitions.
     Times(Box<Item>, u32, Option<u32>),
-    /// A token by its number, or every other one.
+    /// Token by its id, or any other token.
     Token { id: u32, is_negated: bool },
 }
 
-/// The Lark grammar that means the same. `token` finds the number of a token by its text.
+/// Returns an equivalent Lark grammar. `token` finds the id of a token by its text.
 ///
 /// # Errors
-/// What is wrong with the grammar and in which line, in one line.
+/// The line of an error and its reason, in one line.
 pub(crate) fn lark(gbnf: &str, token: &dyn Fn(&str) -> Option<u32>) -> Result<String, String> {
     if gbnf.len() > LARGEST {
         return Err(format!("expected at most {LARGEST} bytes, got {}", gbnf.len()));
@@ -49,7 +50,7 @@ pub(crate) fn lark(gbnf: &str, token: &dyn Fn(&str) -> Option<u32>) -> Result<St
     Ok(Writer::new(&rules).grammar())
 }
 
-/// The rules of a grammar by their place; the first is the root.
+/// Rules of a grammar by index; the first is the root.
 type Rules = Vec<Vec<Vec<Item>>>;
 
 struct Reader<'a> {
@@ -111,7 +112,7 @@ impl<'a> Reader<'a> {
         Some(next)
     }
 
-    /// Passes blanks over, comments, and ends of lines where the rule goes on behind them.
+    /// Skips whitespace and comments, and line breaks if the rule continues after them.
     fn space(&mut self, passes_lines: bool) {
         loop {
             let rest = self.rest();
@@ -152,7 +153,7 @@ impl<'a> Reader<'a> {
     fn sequence(&mut self, depth: usize) -> Result<Vec<Item>, String> {
         let mut items: Vec<Item> = Vec::new();
         while let Some(next) = self.rest().chars().next() {
-            // What a sign of repetition is of: a string repeats as a whole.
+            // Operand of a repetition operator: a string repeats as a whole.
             let item = match next {
                 '"' => self.string()?,
                 '[' => self.class()?,
@@ -258,7 +259,7 @@ impl<'a> Reader<'a> {
         Ok(Item::Class { ranges, is_negated })
     }
 
-    /// A character of a string or a class, by itself or as an escape.
+    /// Reads a character of a string or a class, verbatim or escaped.
     fn character(&mut self) -> Result<char, String> {
         let unended = "the end of a string or of ranges";
         let c = self.next().filter(|c| !matches!(c, '\n' | '\r')).ok_or_else(|| self.wrong(unended))?;
@@ -282,7 +283,7 @@ impl<'a> Reader<'a> {
         Ok(code)
     }
 
-    /// `<text>`, `<[number]>`, or either behind `!`.
+    /// Reads `<text>` or `<[number]>`, optionally after `!`.
     fn a_token(&mut self) -> Result<Item, String> {
         let expected = "a token, such as <think> or <[1000]>";
         let rest = self.rest();

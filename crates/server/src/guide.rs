@@ -1,7 +1,8 @@
-//! Answers that are held to a form: a JSON schema, a regular expression, a Lark grammar.
+//! Structured output: answers constrained by a JSON schema, a regular expression or a Lark grammar.
 //!
-//! `llguidance` compiles a form and says which tokens may come next. A form may be a stranger's: it is measured before it is compiled
-//! ([`levels`]), compiled by a thread of its own that gives way to the model, and its first mask is worked out before anything is taken on.
+//! `llguidance` compiles a constraint and computes token masks. A constraint may come from an
+//! untrusted client: its size is checked before it is compiled ([`levels`]), it is compiled on a
+//! low-priority thread, and its first mask is computed before the request is accepted.
 
 mod cache;
 mod levels;
@@ -28,22 +29,23 @@ pub(crate) use masks::Guide;
 use masks::{Done, MASK_TIME, MaskThreads};
 use schema::HeldSchema;
 
-/// The stack of a thread that compiles a form: [`levels::MAX_LEVELS`] of 12 KiB each. What is not reached is not taken.
+/// Stack of a compiler thread: [`levels::MAX_LEVELS`] of 12 KiB each. Untouched pages use no
+/// memory.
 const STACK: usize = 128 << 20;
-/// Forms that are compiled at once, and those of one owner.
+/// Maximum concurrent compilations, and those of one owner.
 const COMPILERS: (usize, usize) = (3, 2);
-/// The longest that a request waits for its form to be compiled.
+/// Maximum time that a request waits for the compilation of its constraint.
 const COMPILE_TIME: Duration = Duration::from_secs(30);
 
-/// The most parts of a schema that are left out one by one.
+/// Maximum parts of a schema that are dropped one by one.
 const MOST_FAULTS: usize = 8;
 
-/// What an answer must be.
+/// Output format of an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Form {
-    /// A JSON value that this schema describes.
+    /// JSON value that matches this schema.
     Schema(Arc<Value>),
-    /// Text that this regular expression matches.
+    /// Text that matches this regular expression.
     Regex(String),
     /// Text of this Lark grammar.
     Lark(String),
@@ -52,17 +54,17 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    /// Any JSON object.
+    /// Returns the format of any JSON object.
     pub fn object() -> Self {
         Self::schema(json!({ "type": "object" }))
     }
 
-    /// A JSON value that this schema describes.
+    /// Returns the format of a JSON value that matches this schema.
     pub fn schema(schema: Value) -> Self {
         Self::Schema(Arc::new(schema))
     }
 
-    /// Refuses what cannot be compiled safely.
+    /// Rejects a constraint that cannot be compiled safely.
     fn check(&self) -> Result<(), FormError> {
         match self {
             Self::Schema(schema) => {
@@ -93,8 +95,9 @@ impl Form {
 /// Options of `llguidance` within a schema.
 const OPTIONS: &str = "x-guidance";
 
-/// What can be held of a schema, whose values are written with no more space than people write: a blank, or a line's end and what
-/// indents the next. A small model that may write blanks without end does.
+/// Returns the supported part of a schema, with whitespace limited to what people write: a space,
+/// or a line break and the indentation of the next line. Small models otherwise tend to write
+/// whitespace without end.
 pub(crate) fn with_little_space(schema: &Value) -> Value {
     let mut schema = HeldSchema::of(schema).schema;
     if let Some(fields) = schema.as_object_mut().filter(|fields| !fields.contains_key(OPTIONS)) {
@@ -105,7 +108,7 @@ pub(crate) fn with_little_space(schema: &Value) -> Value {
 
 const LITTLE_SPACE: &str = r" |\n {0,32}";
 
-/// A schema of which one alternative of `oneOf` or more may hold.
+/// Returns a schema whose `oneOf` accepts one or more matching alternatives.
 fn leniently(mut schema: Value) -> Value {
     if let Some(fields) = schema.as_object_mut() {
         fields.insert(OPTIONS.to_owned(), json!({ "whitespace_pattern": LITTLE_SPACE, "lenient": true }));
@@ -113,42 +116,42 @@ fn leniently(mut schema: Value) -> Value {
     schema
 }
 
-/// Why answers cannot be held to a form.
+/// Reason why answers cannot be constrained.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FormError {
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
-    #[error("the form takes too long to compile: expected at most {} s, got more", COMPILE_TIME.as_secs())]
+    #[error("the constraint takes too long to compile: expected at most {} s, got more", COMPILE_TIME.as_secs())]
     SlowToCompile,
-    #[error("the form leaves too many ways open: expected at most {} s to find the next tokens, got more", MASK_TIME.as_secs())]
+    #[error("the constraint is too ambiguous: expected at most {} s per token mask, got more", MASK_TIME.as_secs())]
     SlowMask,
-    /// Parts of a schema, each with its place.
-    #[error("no answer can be held to {0}")]
+    /// Unsupported parts of a schema, with their locations.
+    #[error("the schema cannot be enforced: {0}")]
     Unheld(String),
-    /// A part of a schema, a JSON pointer, and what is wrong with it or not known of it.
+    /// Invalid or unsupported part of a schema, with its JSON pointer.
     #[error("{why}{}", schema::at(place))]
     WrongAt { why: String, place: String },
-    /// What is wrong with it, or not known of it, in a line.
+    /// Invalid or unsupported constraint.
     #[error("{0}")]
     Wrong(String),
 }
 
-/// What `llguidance` says of an error, in a line and in our words where its own are of its inner life.
+/// Converts an error of `llguidance` to one line, and rewords its internal errors.
 fn in_a_line(error: &str) -> String {
     let line = error.lines().next().unwrap_or_default();
     let reason = error.lines().find_map(|line| line.strip_prefix("error: "));
     if let Some(reason) = reason {
-        return format!("the pattern cannot be held: {reason}");
+        return format!("the pattern cannot be enforced: {reason}");
     }
     let ours = match line {
-        "NoExtensionBias" => "no text is of this form",
+        "NoExtensionBias" => "no text matches the constraint",
         _ if line.contains("Current row has") => {
-            "the form leaves too many ways open: expected at most 2000 at one place, got more"
+            "the constraint is too ambiguous: expected at most 2000 parser items, got more"
         }
-        _ if line.starts_with("panic: ") => "the form is too large for its compiler",
-        _ if line.starts_with("oneOf constraints") => "the alternatives of oneOf cannot be told apart",
+        _ if line.starts_with("panic: ") => "the constraint is too large for its compiler",
+        _ if line.starts_with("oneOf constraints") => "the alternatives of oneOf cannot be distinguished",
         _ if line.starts_with("lookarounds not supported") => {
-            "the pattern cannot be held: it looks for the edge of a word"
+            "the pattern cannot be enforced: it asserts a word boundary"
         }
         _ if line.starts_with("Only absolute $ref") => {
             return line.replace(
@@ -161,7 +164,7 @@ fn in_a_line(error: &str) -> String {
     ours.to_owned()
 }
 
-/// Grammars for one vocabulary, which is laid out for them when the first one is asked for.
+/// Compiles constraints for one vocabulary, which is prepared on first use.
 pub(crate) struct Grammars {
     factory: OnceLock<Result<ParserFactory, String>>,
     compilers: Arc<Lanes>,
@@ -169,10 +172,10 @@ pub(crate) struct Grammars {
     known: Cache,
 }
 
-/// What comes of compiling: first how to end what follows, then the first mask.
+/// Result of a compilation: the handle that cancels the following mask computation.
 type Compiled = Result<CancellationHandle, FormError>;
 
-/// Ends the work on a mask when whoever wants it has gone.
+/// Cancels the computation of a mask when the client disconnects.
 struct EndsWithClient(Option<CancellationHandle>);
 
 impl Drop for EndsWithClient {
@@ -182,14 +185,14 @@ impl Drop for EndsWithClient {
 }
 
 impl Grammars {
-    /// Those of a model, with the threads that work their masks out.
+    /// Creates the compiler of a model, with the threads that compute masks.
     pub fn new() -> std::io::Result<Self> {
         let compilers = Lanes::new(COMPILERS.0, COMPILERS.1);
         let masks = Arc::new(MaskThreads::start()?);
         Ok(Self { factory: OnceLock::new(), compilers, masks, known: Cache::default() })
     }
 
-    /// A guide to answers of this form, for a request of `owner`.
+    /// Returns a guide for answers of this format, for a request of `owner`.
     ///
     /// # Errors
     /// [`FormError`].
@@ -205,7 +208,7 @@ impl Grammars {
         }
         let lane = self.compilers.enter(&owner).await;
         let (compiled, first) = self.start(model, form, lane)?;
-        let ended = |_| FormError::Wrong("an internal error while the form was compiled".to_owned());
+        let ended = |_| FormError::Wrong("an internal error while the constraint was compiled".to_owned());
         let handle = timeout(COMPILE_TIME, compiled).await.map_err(|_| FormError::SlowToCompile)?;
         let mut ends = EndsWithClient(Some(handle.map_err(ended)??));
         let first = timeout(MASK_TIME, first).await.map_err(|_| FormError::SlowMask)?;
@@ -218,7 +221,7 @@ impl Grammars {
         Ok(guide)
     }
 
-    /// As much of the schema of an object as can be held: a part that cannot may be any value.
+    /// Returns the supported part of an object schema: an unsupported part accepts any value.
     pub async fn loosened(self: &Arc<Self>, model: &Model, schema: &Value, owner: Owner) -> Value {
         let mut schema = leniently(HeldSchema::of(schema).schema);
         for _ in 0..MOST_FAULTS {
@@ -240,7 +243,7 @@ impl Grammars {
         self.factory.get_or_init(make).as_ref().map_err(|why| FormError::Wrong(why.clone()))
     }
 
-    /// Starts a thread that compiles a form, as long as somebody waits for it.
+    /// Starts a thread that compiles a constraint, which stops if the receiver is dropped.
     fn start(
         self: &Arc<Self>,
         model: &Model,
@@ -251,7 +254,7 @@ impl Grammars {
         let (grammars, model) = (Arc::clone(self), model.clone());
         let compile = move || {
             let _lane = lane;
-            // What all forms need is laid out first; an error is the form's below.
+            // Prepares the vocabulary first; an error is reported below.
             _ = grammars.factory(&model);
             give_way();
             let matcher = match grammars.compile(&model, &form) {
@@ -284,7 +287,7 @@ impl Grammars {
         Err(FormError::WrongAt { why, place })
     }
 
-    /// [`Self::guide`], waited for.
+    /// Blocking variant of [`Self::guide`].
     #[cfg(test)]
     pub fn guide_at_once(self: &Arc<Self>, model: &Model, form: &Form) -> Result<Guide, FormError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
@@ -298,7 +301,7 @@ fn factory(tokenizer: &Tokenizer) -> Result<ParserFactory, String> {
         Some(TokenKind::Normal | TokenKind::Byte | TokenKind::UserDefined) => {
             tokenizer.token_bytes(id).to_vec()
         }
-        // Others are no text; a grammar may name them.
+        // Other tokens are not text; a grammar may name them.
         _ => {
             let name = tokenizer.token_text(id).unwrap_or_default().as_bytes();
             [&[TokTrie::SPECIAL_TOKEN_MARKER], name].concat()
@@ -306,7 +309,9 @@ fn factory(tokenizer: &Tokenizer) -> Result<ParserFactory, String> {
     };
     let words: Vec<Vec<u8>> = (0..n_vocab).map(word).collect();
     let ends = tokenizer.eog_ids();
-    let end = *ends.first().ok_or("the model has no token that ends an answer, so a form cannot be held")?;
+    let end = *ends
+        .first()
+        .ok_or("the model has no token that ends an answer, so a constraint cannot be enforced")?;
     let trie = TokTrie::from(&TokRxInfo::new(n_vocab, end), &words).with_eos_tokens(ends);
     let env = Arc::new(ApproximateTokEnv::new(trie));
     let mut factory = ParserFactory::new_simple(&(env as _)).map_err(|error| error.to_string())?;
@@ -315,18 +320,18 @@ fn factory(tokenizer: &Tokenizer) -> Result<ParserFactory, String> {
     Ok(factory)
 }
 
-/// When a guide begins to hold.
+/// Trigger of a guide.
 #[derive(Debug, Clone)]
 pub(crate) enum Cue {
-    /// The thought is over that the answer begins with.
+    /// The reasoning at the start of the answer has ended.
     Thought,
-    /// This text has been said, outside of a thought.
+    /// This text has been generated, outside of reasoning.
     Said(Recent),
-    /// A tool call has opened that is a plain JSON object. The guide holds it from its brace on.
+    /// A tool call in plain JSON has started. The guide applies from its brace on.
     JsonCall(CallScanner),
 }
 
-/// A text to wait for, and the last of what was said.
+/// Text to wait for, and the latest generated text.
 #[derive(Debug, Clone)]
 pub(crate) struct Recent {
     wanted: &'static str,
@@ -334,12 +339,13 @@ pub(crate) struct Recent {
 }
 
 impl Cue {
-    /// A text to wait for.
+    /// Creates a trigger for this text.
     pub fn said(wanted: &'static str) -> Self {
         Self::Said(Recent { wanted, said: String::new() })
     }
 
-    /// Takes more text. Where the cue is given with it, the text that the guide has to catch up with.
+    /// Reads more text. If it completes the trigger, returns the text that the guide must catch up
+    /// with.
     fn given(&mut self, text: &str) -> Option<String> {
         match self {
             Self::Thought => Some(String::new()),
@@ -355,39 +361,39 @@ impl Cue {
     }
 }
 
-/// What an answer is held to.
+/// Guides of an answer.
 #[derive(Default)]
 pub(crate) struct Guides {
     now: Option<Guide>,
-    /// The first whose cue is given holds.
+    /// The first whose trigger occurs applies.
     later: Vec<(Cue, Guide)>,
 }
 
 impl Guides {
-    /// Of an answer that is held to a form from its beginning.
+    /// Constrains an answer from its beginning.
     pub fn now(guide: Guide) -> Self {
         Self { now: Some(guide), ..Self::default() }
     }
 
-    /// Of one that is from one of these cues on.
+    /// Constrains an answer from the first of these triggers on.
     pub fn later(later: Vec<(Cue, Guide)>) -> Self {
         Self { now: None, later }
     }
 
-    /// The same for another answer.
+    /// Returns the same guides for another answer.
     pub fn fork(&self) -> Self {
         let fork = |(cue, guide): &(Cue, Guide)| Some((cue.clone(), guide.fork()?));
         let later = self.later.iter().filter_map(fork).collect();
         Self { now: self.now.as_ref().and_then(Guide::fork), later }
     }
 
-    /// The guide that holds now.
+    /// Returns the active guide.
     pub fn holding(&mut self) -> Option<&mut Guide> {
         self.now.as_mut()
     }
 
-    /// Takes note of a token, of the text that has become certain with it, and whether that ends within a thought. Whether the answer
-    /// is complete.
+    /// Records a token and the text that became final with it; `is_thinking` is whether that
+    /// text ends within reasoning. Returns whether the answer is complete.
     pub fn said(
         &mut self,
         tokenizer: &Tokenizer,
@@ -406,7 +412,7 @@ impl Guides {
         let mut guide = self.later.swap_remove(at).1;
         self.later.clear();
         let tokens = tokenizer.spell(&behind);
-        // A call that is written in another way than the guide knows goes on without one.
+        // A call in a notation unknown to the guide continues without it.
         self.now = tokens.is_ok_and(|tokens| guide.catch_up(&tokens).is_ok()).then_some(guide);
         Ok(false)
     }
@@ -424,7 +430,7 @@ mod tests {
     use crate::speech::tools::Tool;
 
     #[test]
-    fn a_form_that_is_known_begins_anew_for_each_answer() {
+    fn a_cached_constraint_starts_anew_for_each_answer() {
         let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
         let grammars = Arc::new(Grammars::new().unwrap());
         let form = |n: usize| Form::Regex(format!("a{{{n}}}"));
@@ -435,7 +441,7 @@ mod tests {
             assert!(grammars.guide_at_once(&model, &form(1)).unwrap().takes(&a));
             assert!(grammars.known.find(key).is_some_and(|guide| guide.takes(&a)));
         }
-        // Others' forms are others, large ones are not kept, and the oldest goes.
+        // The cache separates owners, omits large constraints, and evicts the oldest.
         assert_ne!(Key::of(&form(1), &Some("key".into())), Some(key));
         assert_eq!(Key::of(&Form::Regex("a".repeat(100_000)), &None), None);
         (2..18).for_each(|n| drop(grammars.guide_at_once(&model, &form(n)).unwrap()));
@@ -443,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn a_form_holds_from_its_cue_on_and_a_thought_gives_none() {
+    fn a_constraint_applies_from_its_trigger_outside_reasoning() {
         let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
         let tokenizer = model.tokenizer().unwrap();
         let form = Form::object();
@@ -460,7 +466,7 @@ mod tests {
             assert!(!holds_after(text, false), "{text}");
         }
         assert!(holds_after(">", false));
-        // A plain call is held from its brace on, wherever its tokens end.
+        // A plain call is constrained from its brace on, at any token boundary.
         let tools = [Tool { name: "f".to_owned(), parameters: json!({ "type": "object" }) }];
         let form = Form::Lark(json_calls::grammar(&tools, false));
         let plain = Arc::new(Grammars::new().unwrap()).guide_at_once(&model, &form).unwrap();

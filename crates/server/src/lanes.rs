@@ -1,14 +1,15 @@
-//! Lanes for work that takes long: so much of it at once, and less than that of each owner, so that nobody takes all of them.
+//! Concurrency limits for long work: a total, and a smaller limit per owner, so that one owner
+//! cannot use all.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-/// Whose work it is: an API key, where there are any.
+/// API key on whose behalf work is done, if the server requires keys.
 pub(crate) type Owner = Option<Arc<str>>;
 
-/// See the [module](self).
+/// Semaphore with limits per owner. See the [module](self).
 pub(crate) struct Lanes {
     n: usize,
     n_each: usize,
@@ -17,12 +18,12 @@ pub(crate) struct Lanes {
 }
 
 impl Lanes {
-    /// So many lanes, and so many of them for one owner.
+    /// Creates `n` permits, of which one owner may hold `n_each`.
     pub fn new(n: usize, n_each: usize) -> Arc<Self> {
         Arc::new(Self { n, n_each, taken: Mutex::default(), freed: Notify::new() })
     }
 
-    /// A lane, as soon as one is free for this owner.
+    /// Waits for a permit.
     pub async fn enter(self: &Arc<Self>, owner: &Owner) -> Lane {
         loop {
             let freed = self.freed.notified();
@@ -48,7 +49,7 @@ impl Lanes {
     }
 }
 
-/// A lane that is taken until this is dropped.
+/// Permit, released on drop.
 pub(crate) struct Lane {
     lanes: Arc<Lanes>,
     owner: Owner,
@@ -73,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_owner_has_some_of_the_lanes_and_all_together_have_all() {
+    fn permits_are_limited_per_owner_and_in_total() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let lanes = Lanes::new(3, 2);
         let (alice, bob) = (Some(Arc::from("alice")), Some(Arc::from("bob")));
@@ -83,7 +84,7 @@ mod tests {
         let third = runtime.block_on(lanes.enter(&alice));
         assert!(!lanes.take(&alice) && !lanes.take(&None));
         drop(first);
-        // Whoever waits is woken.
+        // A waiting task is woken.
         let waiting = runtime.spawn({
             let (lanes, bob) = (Arc::clone(&lanes), bob.clone());
             async move { (lanes.enter(&bob).await, lanes.enter(&bob).await) }

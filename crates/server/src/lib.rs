@@ -1,9 +1,10 @@
-//! An OpenAI-compatible server on a compressed KV cache.
+//! OpenAI-compatible HTTP server on a compressed KV cache.
 //!
-//! A request becomes a job; one thread has the model and does, a step at a time, what the scheduler says: everybody who speaks
-//! says a token, and prompts are read beside that. What was read once is not read again while it is remembered: every
-//! conversation that shares its beginning with another shares the memory of it, and one that has been answered stays for as
-//! long as there is room. What comes of a step goes back as events, and an answer is made of those.
+//! A request becomes a job. One worker thread per model runs one batch at a time as the scheduler
+//! plans it: every decoding sequence generates a token, and prefill chunks share the batch.
+//! Prefixes are read once: conversations with a common prefix share its KV blocks, and an idle
+//! conversation stays cached as long as memory allows. Each step emits events, from which the
+//! response is assembled.
 //!
 //! ```text
 //! http -> Job -> worker { scheduler, sessions, shelf } -> Event -> reply
@@ -47,80 +48,83 @@ pub use crate::pool::{Offer, Opened};
 #[cfg(feature = "tls")]
 pub use crate::tls::TlsFiles;
 
-/// Files of a certificate and its key: there are none without the feature `tls`.
+/// Certificate and key files; uninhabited without the feature `tls`.
 #[cfg(not(feature = "tls"))]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TlsFiles {}
 
-/// How tokens are drawn where a request does not say.
+/// Sampling parameters of requests that set none.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Drawing {
-    /// Where it asks for no temperature, or for one above 0.
+    /// For requests with no temperature or one above 0.
     pub usual: SamplerParams,
-    /// Where it asks for temperature 0, the likeliest token: what a model recommends for its usual draws has no place there.
+    /// For requests with temperature 0 (greedy): the model's recommended filters do not apply.
     pub likeliest: SamplerParams,
 }
 
 impl From<SamplerParams> for Drawing {
-    /// The same for all requests.
+    /// Uses the same parameters for all requests.
     fn from(params: SamplerParams) -> Self {
         Self { usual: params, likeliest: params }
     }
 }
 
-/// How to serve.
+/// Server options.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Where to listen: a host and a port, 0 for any that is free.
+    /// Listening address: host and port, with 0 for any free port.
     pub address: (String, u16),
-    /// The model's name.
+    /// Model name.
     pub name: String,
-    /// Models beside it that are loaded when somebody asks for them. Then a request is for the model that it names.
+    /// Further models, loaded on demand. With any, each request selects a model by name.
     pub others: Vec<Offer>,
-    /// Bytes for the weights of all models together; those that nobody uses make room for others.
+    /// Bytes for the weights of all models together; idle models are evicted for others.
     pub weight_budget: u64,
-    /// Tokens of a conversation; the model's training length when `None`.
+    /// Maximum tokens of a conversation; the training context when `None`.
     pub n_ctx: Option<usize>,
-    /// What caches store where a request does not say.
+    /// Cache options of requests that set none.
     pub kv: KvOptions,
-    /// How tokens are drawn where a request does not say.
+    /// Sampling parameters of requests that set none.
     pub drawing: Drawing,
-    /// Whether each request that names no seed has the one above; else each has another one, made of it.
+    /// Whether every request without a seed uses the seed above; otherwise each derives its own
+    /// from it.
     pub has_one_seed: bool,
-    /// Whether chat templates are told that the model is to think, or is not, where a request does not say; told nothing when `None`.
+    /// `enable_thinking` for the chat template of requests that set none; undefined when `None`.
     pub thinks: Option<bool>,
-    /// The most tokens that a model may think before it answers, where a request does not say; then its thought is ended.
+    /// Reasoning budget in tokens of requests that set none; the reasoning is closed at the limit.
     pub thinking_budget: Option<usize>,
-    /// The most tokens that are guessed ahead for an answer; as many as pay when `None`.
+    /// Maximum draft tokens per sequence; adaptive when `None`.
     pub draft_max: Option<usize>,
-    /// How the states of a text become its vector; as its file says for each model when `None`.
+    /// Pooling of hidden states into an embedding; the model file's own when `None`.
     pub pooling: Option<Pooling>,
-    /// Answers in work at once.
+    /// Maximum running sequences.
     pub n_running: usize,
-    /// Answers that wait for their turn; those that come then are told to try later.
+    /// Maximum queued sequences; requests beyond it are refused with a retry hint.
     pub n_waiting: usize,
-    /// Bytes for all caches together; each model has an equal share.
+    /// Bytes for all KV caches; each model gets an equal share.
     pub kv_budget: usize,
-    /// Bytes of the machine's memory for conversations that there is no room for in the budget above: for devices with a memory of
-    /// their own. Each model has an equal share.
+    /// Host memory in bytes for conversations evicted from the budget above, for devices with their
+    /// own memory. Each model gets an equal share.
     pub kv_ram: u64,
-    /// A folder for conversations that there is no memory for, and the bytes that they may take there; they are found again
-    /// after a restart.
+    /// Folder and byte limit for conversations offloaded to disk; they survive a restart.
     pub kv_disk: Option<(PathBuf, u64)>,
-    /// Is told which blocks of conversations are there, for routers. Of one model only: nothing is told where there are others.
+    /// Receives KV-block events, for routers. One model only: with several models no events are
+    /// published.
     pub kv_events: Option<KvEventSink>,
-    /// The certificate and the key to speak TLS with; plain HTTP without.
+    /// Certificate and key for TLS; plain HTTP when `None`.
     pub tls: Option<TlsFiles>,
-    /// Keys that callers must have, one of them; none are asked for when there are none.
+    /// Accepted API keys; when empty, no key is required.
     pub api_keys: Vec<String>,
-    /// Origins of web pages that may send requests (`https://chat.example`), `*` for all; none but the server's own when there are none.
+    /// Origins of web pages that may send requests (`https://chat.example`), `*` for all; when
+    /// empty, only the server's own.
     pub origins: Vec<String>,
-    /// Names by which a server that listens for its own machine alone, and asks for no key, may be called, beside `localhost` and addresses.
+    /// Host names accepted beside `localhost` and IP addresses, by a server that listens on
+    /// loopback only and requires no key.
     pub allowed_hosts: Vec<String>,
 }
 
 impl Options {
-    /// A server of this one model for programs of the same machine, at any free port, with nothing besides.
+    /// Returns the options of a server of this one model on loopback, at any free port.
     pub fn new(name: impl Into<String>, kv: KvOptions) -> Self {
         Self {
             address: ("127.0.0.1".to_owned(), 0),
@@ -149,49 +153,49 @@ impl Options {
     }
 }
 
-/// Why a server cannot run.
+/// Reason why a server cannot run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// The address cannot be listened at.
+    /// The address cannot be bound.
     #[error("{host}:{port}: {source}")]
     Listen {
-        /// The host.
+        /// Host.
         host: String,
-        /// The port.
+        /// Port.
         port: u16,
-        /// What the system says.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// The folder for conversations cannot be used.
     #[error("{}: {source}", printable_path(folder))]
     Folder {
-        /// The folder.
+        /// Folder.
         folder: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// The certificate or its key cannot be used.
     #[error("{}: {why}", printable_path(file))]
     Tls {
-        /// The file.
+        /// File.
         file: PathBuf,
-        /// What is wrong with it.
+        /// Reason.
         why: String,
     },
-    /// No page has such an origin.
+    /// Invalid origin of a web page.
     #[error("expected an origin such as https://chat.example, or *, got {0}")]
     Origin(String),
-    /// No host has such a name.
+    /// Invalid host name.
     #[error("expected the name of a host such as box.example, got {0}")]
     Host(String),
-    /// No request can have such a key.
+    /// Invalid API key.
     #[error("expected an API key in one line that is not blank, got {0:?}")]
     Key(String),
-    /// The system gives no threads or sockets.
+    /// The system provides no threads or sockets.
     #[error("the server cannot go on: {0}")]
     Io(#[from] std::io::Error),
-    /// The thread that has the model broke: a fault of ours.
+    /// The worker thread panicked: an internal error.
     #[error("the model's thread has ended: no more answers can be given")]
     Broken,
     /// The model cannot be served.
@@ -199,8 +203,9 @@ pub enum ServeError {
     Model(#[from] Error),
 }
 
-/// Serves `model` until the process is told to end (SIGTERM or an interrupt): then what is in work is brought to its end, within two
-/// minutes or until the process is told again, and nothing new is taken on. Conversations are put away within another minute. `ready` is told where the server listens.
+/// Serves `model` until SIGTERM or an interrupt. Then it refuses new work and completes the running
+/// requests within two minutes or until a second signal; conversations are saved within another
+/// minute. `ready` receives the bound address.
 ///
 /// # Errors
 /// [`ServeError`]; never because of a request.
@@ -226,7 +231,7 @@ pub fn serve(model: Model, options: Options, ready: impl FnOnce(SocketAddr)) -> 
     let server = Arc::new(Server { options, pool: Arc::clone(&pool), n_asked, bodies, is_leaving, work });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(listen::listen(server, (cors, tls), has_broken, ready));
-    // Without anybody who could send jobs, the workers end. What blocks a thread of the runtime is not waited for.
+    // Without senders of jobs the workers end. Blocked threads of the runtime are not joined.
     runtime.shutdown_background();
     pool.end();
     result

@@ -1,4 +1,4 @@
-//! Connections: taken, kept from taking forever, and brought to their end.
+//! Connections: accept, limits and graceful shutdown.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,24 +19,24 @@ use tower_http::cors::CorsLayer;
 use crate::ServeError;
 use crate::http::{Server, router};
 
-/// Connections at once; others wait to be taken.
+/// Maximum concurrent connections; others wait in the backlog.
 const CONNECTIONS: usize = 1024;
-/// The longest that the head of a request may take to come, and while half of all connections are taken.
+/// Timeout of a request head, and the same once half of all connections are in use.
 const HEAD: Duration = Duration::from_secs(10);
 const HEAD_IN_CROWD: Duration = Duration::from_secs(1);
-/// How often it is looked whether the last answer has ended.
+/// Polling interval for the end of the last response.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// The longest that the end waits for the last answers.
+/// Maximum time that a shutdown waits for the last responses.
 const DRAIN: Duration = Duration::from_secs(120);
-/// How long to wait when the system has no more sockets.
+/// Pause when the system has no more sockets.
 const BREATH: Duration = Duration::from_millis(100);
 
-/// Without TLS nobody asks for any.
+/// Uninhabited without TLS.
 #[cfg(not(feature = "tls"))]
 #[derive(Clone)]
 pub(crate) enum TlsAcceptor {}
 
-/// Listens until the process is told to end, or a thread that has a model has broken.
+/// Serves until a shutdown signal arrives or a worker thread panics.
 pub(crate) async fn listen(
     server: Arc<Server>,
     (cors, tls): (CorsLayer, Option<TlsAcceptor>),
@@ -46,7 +46,7 @@ pub(crate) async fn listen(
     let (host, port) = server.options.address.clone();
     let listener = TcpListener::bind((host.as_str(), port)).await;
     let listener = listener.map_err(|source| ServeError::Listen { host, port, source })?;
-    // Whoever is told that it is ready may tell it to end.
+    // A supervisor may send a signal as soon as the server is ready.
     let signals = Signals::listen()?;
     ready(listener.local_addr()?);
     tell_service_manager();
@@ -62,14 +62,14 @@ pub(crate) async fn listen(
                     talk((stream, tls.clone()), (permit, head), app.clone(), graceful.watcher())
                 }
                 (Err(error), _) => {
-                    tracing::warn!(%error, "a connection cannot be taken");
+                    tracing::warn!(%error, "a connection cannot be accepted");
                     tokio::time::sleep(BREATH).await;
                 }
                 (_, Err(_)) => return,
             }
         }
     };
-    // Until the last answer has ended others are still told why there is none for them.
+    // Until the last response has ended, new requests are still refused with a reason.
     tokio::select! {
         () = take => {}
         () = end(server, signals) => {}
@@ -79,14 +79,14 @@ pub(crate) async fn listen(
     Ok(())
 }
 
-/// Serves one connection, whatever becomes of others.
+/// Serves one connection in its own task.
 fn talk(
     (stream, tls): (TcpStream, Option<TlsAcceptor>),
     (permit, head): (OwnedSemaphorePermit, Duration),
     app: axum::Router,
     watcher: Watcher,
 ) {
-    // A token is a small packet, and somebody waits for it.
+    // A token is a small packet that must not be delayed.
     _ = stream.set_nodelay(true);
     tokio::spawn(async move {
         match tls {
@@ -94,8 +94,8 @@ fn talk(
             #[cfg(feature = "tls")]
             Some(tls) => match tokio::time::timeout(head, tls.accept(stream)).await {
                 Ok(Ok(stream)) => serve(stream, head, app, watcher).await,
-                Ok(Err(error)) => tracing::debug!(%error, "a connection does not speak TLS as it should"),
-                Err(_) => tracing::debug!("a connection speaks no TLS"),
+                Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
+                Err(_) => tracing::debug!("a TLS handshake timed out"),
             },
             #[cfg(not(feature = "tls"))]
             Some(none) => match none {},
@@ -104,7 +104,7 @@ fn talk(
     });
 }
 
-/// Answers what comes over a connection until it ends.
+/// Serves requests of a connection until it ends.
 async fn serve(
     stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
     head: Duration,
@@ -119,10 +119,11 @@ async fn serve(
     }
 }
 
-/// Returns when the process was told to end and the last answer has ended, or it is told again.
+/// Returns once a shutdown signal has arrived and the last response has ended, or at a second
+/// signal.
 async fn end(server: Arc<Server>, mut signals: Signals) {
     signals.come().await;
-    tracing::info!("told to end: no more work is taken on");
+    tracing::info!("shutting down: no more work is accepted");
     server.is_leaving.store(true, Ordering::Relaxed);
     let drained = async {
         while Arc::strong_count(&server.work) > 1 {
@@ -131,16 +132,16 @@ async fn end(server: Arc<Server>, mut signals: Signals) {
     };
     tokio::select! {
         () = drained => {}
-        () = tokio::time::sleep(DRAIN) => tracing::warn!("the last answers take too long: they are broken off"),
-        () = signals.come() => tracing::warn!("told to end again: the last answers are broken off"),
+        () = tokio::time::sleep(DRAIN) => tracing::warn!("the last responses take too long: they are aborted"),
+        () = signals.come() => tracing::warn!("second signal: the last responses are aborted"),
     }
 }
 
-/// Signals that tell the process to end, listened for from now on.
+/// Shutdown signals, received from now on.
 #[cfg(unix)]
 struct Signals([tokio::signal::unix::Signal; 3]);
 
-/// Sent to who writes beyond the largest file that it may; the same number on Linux and on macOS.
+/// Signal for a write beyond the file size limit; the same number on Linux and on macOS.
 #[cfg(unix)]
 const SIGXFSZ: i32 = 25;
 
@@ -148,21 +149,22 @@ const SIGXFSZ: i32 = 25;
 impl Signals {
     fn listen() -> std::io::Result<Self> {
         use tokio::signal::unix::{SignalKind, signal};
-        // From now on the write fails instead, as on a full disk: what is put away is left out, and the server goes on.
+        // From now on such a write fails like one to a full disk: the conversation is not saved,
+        // and the server continues.
         drop(signal(SignalKind::from_raw(SIGXFSZ))?);
         let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
         let [interrupt, terminate, hangup] = kinds.map(signal);
         Ok(Self([interrupt?, terminate?, hangup?]))
     }
 
-    /// Returns when one comes.
+    /// Returns when a signal arrives.
     async fn come(&mut self) {
         let [interrupt, terminate, hangup] = &mut self.0;
         tokio::select! { _ = interrupt.recv() => {}, _ = terminate.recv() => {}, _ = hangup.recv() => {} }
     }
 }
 
-/// The signal that tells the process to end.
+/// Shutdown signal.
 #[cfg(not(unix))]
 struct Signals;
 
@@ -172,23 +174,23 @@ impl Signals {
         Ok(Self)
     }
 
-    /// Returns when it comes.
+    /// Returns when the signal arrives.
     async fn come(&mut self) {
         if tokio::signal::ctrl_c().await.is_err() {
-            // Nobody can tell.
+            // No signal can be received.
             std::future::pending::<()>().await;
         }
     }
 }
 
-/// Tells systemd that the server is ready, where it asks to be told.
+/// Notifies systemd that the server is ready, if requested.
 fn tell_service_manager() {
     #[cfg(unix)]
     if let Some(path) = std::env::var_os("NOTIFY_SOCKET") {
         let sent = std::os::unix::net::UnixDatagram::unbound()
             .and_then(|socket| socket.send_to(b"READY=1", std::path::Path::new(&path)));
         if let Err(error) = sent {
-            tracing::warn!(%error, "the service manager cannot be told");
+            tracing::warn!(%error, "the service manager cannot be notified");
         }
     }
 }

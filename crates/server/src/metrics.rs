@@ -1,4 +1,4 @@
-//! Counters and times, for whoever watches: under the names that llama.cpp's server and vLLM use.
+//! Prometheus metrics, under the names of llama.cpp's server and vLLM.
 
 use std::sync::Mutex;
 
@@ -10,7 +10,7 @@ use prometheus_client::registry::Registry;
 
 use crate::worker::Status;
 
-/// See the [module](self).
+/// Metrics of all models. See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Metrics {
     pub prompt_tokens: Counter,
@@ -34,7 +34,7 @@ pub(crate) struct Metrics {
     registry: Mutex<Registry>,
 }
 
-/// Bounds of a histogram: each twice the one before.
+/// Returns a histogram whose bounds double.
 fn seconds(first: f64, n: u16) -> Histogram {
     Histogram::new((0..n).map(move |i| first * f64::from(1u32 << i)))
 }
@@ -71,37 +71,37 @@ impl Metrics {
         let mut counter =
             |name: &str, help: &str, counter: &Counter| registry.register(name, help, counter.clone());
         for family in ["llamacpp", "vllm"] {
-            counter(&format!("{family}:prompt_tokens"), "Prompt tokens that were read", &self.prompt_tokens);
+            counter(&format!("{family}:prompt_tokens"), "Prompt tokens processed", &self.prompt_tokens);
         }
-        counter("llamacpp:prompt_tokens_cached", "Prompt tokens that were in a cache", &self.cached_tokens);
-        counter("llamacpp:tokens_predicted", "Tokens that were said", &self.said_tokens);
-        counter("vllm:generation_tokens", "Tokens that were said", &self.said_tokens);
-        counter("llamacpp:n_decode", "Steps of the model", &self.steps);
-        counter("vllm:prefix_cache_hits", "Prompt tokens that were in a cache", &self.cached_tokens);
-        counter("vllm:request_success", "Answers that came to an end", &self.finished);
-        counter("kvant:requests_cancelled", "Answers that nobody waited for any more", &self.cancelled);
-        counter("kvant:requests_refused", "Requests that there was no room for", &self.refused);
-        counter("vllm:num_preemptions", "Times that a sequence gave its memory away", &self.parked);
+        counter("llamacpp:prompt_tokens_cached", "Prompt tokens from the prefix cache", &self.cached_tokens);
+        counter("llamacpp:tokens_predicted", "Generated tokens", &self.said_tokens);
+        counter("vllm:generation_tokens", "Generated tokens", &self.said_tokens);
+        counter("llamacpp:n_decode", "Forward passes of the model", &self.steps);
+        counter("vllm:prefix_cache_hits", "Prompt tokens from the prefix cache", &self.cached_tokens);
+        counter("vllm:request_success", "Completed answers", &self.finished);
+        counter("kvant:requests_cancelled", "Requests cancelled by clients", &self.cancelled);
+        counter("kvant:requests_refused", "Requests refused for lack of room", &self.refused);
+        counter("vllm:num_preemptions", "Preemptions", &self.parked);
         let mut gauge = |name: &str, help: &str, gauge: &Gauge| registry.register(name, help, gauge.clone());
-        gauge("llamacpp:requests_processing", "Answers in work", &self.running);
-        gauge("vllm:num_requests_running", "Answers in work", &self.running);
-        gauge("llamacpp:requests_deferred", "Answers that wait", &self.waiting);
-        gauge("vllm:num_requests_waiting", "Answers that wait", &self.waiting);
-        gauge("kvant:requests_parked", "Answers that gave their memory away for a while", &self.parked_now);
-        gauge("kvant:kv_bytes", "Bytes of all caches, shared ones once", &self.kv_bytes);
-        gauge("kvant:kv_ram_bytes", "Bytes of conversations put away in memory", &self.kv_ram_bytes);
-        gauge("kvant:kv_disk_bytes", "Bytes of conversations put away in files", &self.kv_disk_bytes);
+        gauge("llamacpp:requests_processing", "Running answers", &self.running);
+        gauge("vllm:num_requests_running", "Running answers", &self.running);
+        gauge("llamacpp:requests_deferred", "Queued answers", &self.waiting);
+        gauge("vllm:num_requests_waiting", "Queued answers", &self.waiting);
+        gauge("kvant:requests_parked", "Preempted answers", &self.parked_now);
+        gauge("kvant:kv_bytes", "Bytes of all KV caches, shared blocks once", &self.kv_bytes);
+        gauge("kvant:kv_ram_bytes", "Bytes of conversations offloaded to host memory", &self.kv_ram_bytes);
+        gauge("kvant:kv_disk_bytes", "Bytes of conversations offloaded to files", &self.kv_disk_bytes);
         for name in ["llamacpp:kv_cache_usage_ratio", "vllm:kv_cache_usage_perc"] {
-            registry.register(name, "Share of the memory for caches that is in use", self.kv_usage.clone());
+            registry.register(name, "Used share of the KV cache budget", self.kv_usage.clone());
         }
         let mut times =
             |name: &str, help: &str, times: &Histogram| registry.register(name, help, times.clone());
-        times("vllm:time_to_first_token_seconds", "From request to first token", &self.first_token);
-        times("vllm:inter_token_latency_seconds", "From token to token", &self.next_token);
-        times("vllm:e2e_request_latency_seconds", "From request to last token", &self.whole_answer);
+        times("vllm:time_to_first_token_seconds", "Time to first token (TTFT)", &self.first_token);
+        times("vllm:inter_token_latency_seconds", "Inter-token latency (ITL)", &self.next_token);
+        times("vllm:e2e_request_latency_seconds", "End-to-end latency of an answer", &self.whole_answer);
     }
 
-    /// Everything, in Prometheus' text format.
+    /// Returns all metrics in OpenMetrics' text format.
     pub fn text(&self, status: &Status) -> String {
         let counts = status.counts;
         self.running.set((counts.reading + counts.speaking) as i64);
@@ -119,8 +119,8 @@ impl Metrics {
     }
 }
 
-/// What is written in OpenMetrics' format, in Prometheus' older one: there a counter has one name throughout, and nothing marks the
-/// end.
+/// Converts OpenMetrics text to Prometheus' older format, where a counter has the same name in all
+/// lines and no line marks the end.
 pub(crate) fn older(text: &str) -> String {
     let is_counter = |name: &str| text.contains(&format!("# TYPE {name} counter\n"));
     let mut lines = String::with_capacity(text.len());

@@ -1,7 +1,7 @@
-//! The models that are served: one that is always there, and others that are loaded when somebody asks for them.
+//! Served models: one that is always loaded, and others that are loaded on demand.
 //!
-//! Each loaded model has a thread and an equal share of the memory for caches. Where the weights of one more do not fit beside
-//! those that are there, the one that was used longest ago and is idle goes first.
+//! Each loaded model has a worker thread and an equal share of the cache budget. When the weights
+//! of another model do not fit, the least recently used idle model is unloaded first.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -21,34 +21,34 @@ use crate::store::Store;
 use crate::worker::{Status, Worker};
 use crate::{Drawing, Options, ServeError};
 
-/// Rows of a step, at most.
+/// Maximum batch tokens of a step.
 const ROWS: usize = 512;
 
-/// The longest that a model's thread may take to put conversations away.
+/// Maximum time for a worker to save conversations.
 const ENDING: Duration = Duration::from_secs(60);
-/// How often it is looked whether it has ended.
+/// Polling interval for the end of a worker.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-/// The stack of a model's thread, which tells grammars of tokens.
+/// Stack size of a worker thread, which walks grammars.
 const MODEL_STACK: usize = 16 << 20;
 
-/// A model that is loaded when somebody asks for it by its name.
+/// Model that is loaded on demand, by name.
 #[derive(Clone)]
 pub struct Offer {
-    /// Its name.
+    /// Name of the model.
     pub name: String,
-    /// What its weights take, in bytes, about.
+    /// Approximate size of its weights in bytes.
     pub bytes: u64,
-    /// Loads it; or says why not, in a line.
+    /// Loads the model, or returns the reason for a failure in one line.
     pub open: Arc<dyn Fn() -> Result<Opened, String> + Send + Sync>,
 }
 
-/// A model, and what holds where a request does not say.
+/// Loaded model with its defaults.
 pub struct Opened {
-    /// The model.
+    /// Model.
     pub model: Model,
-    /// What its caches store.
+    /// Cache options of requests that set none.
     pub kv: KvOptions,
-    /// How its tokens are drawn.
+    /// Sampling parameters of requests that set none.
     pub drawing: Drawing,
 }
 
@@ -58,7 +58,7 @@ impl fmt::Debug for Offer {
     }
 }
 
-/// Tells that a thread with a model has broken, unless it has come to its end.
+/// Reports a panic of a worker thread, unless it is disarmed first.
 pub(crate) struct Alarm(Option<tokio::sync::mpsc::Sender<()>>);
 
 impl Alarm {
@@ -75,7 +75,7 @@ impl Drop for Alarm {
     }
 }
 
-/// A model with its thread.
+/// Model with its worker thread.
 struct Loaded {
     hosted: Arc<Hosted>,
     thread: JoinHandle<()>,
@@ -84,7 +84,8 @@ struct Loaded {
 }
 
 impl Loaded {
-    /// Brings what is in work to its end, puts away what is worth it, and frees all memory: until then at the latest.
+    /// Completes running requests, saves conversations and frees the memory, at the latest by
+    /// `until`.
     fn end(self, until: Instant) {
         let Self { hosted, thread, .. } = self;
         let name = hosted.name.clone();
@@ -93,7 +94,7 @@ impl Loaded {
             if Instant::now() > until {
                 tracing::error!(
                     name,
-                    "a model's thread does not end: conversations that are not put away yet are lost"
+                    "a model's thread does not end: conversations that are not saved yet are lost"
                 );
                 return;
             }
@@ -103,19 +104,19 @@ impl Loaded {
     }
 }
 
-/// See the [module](self).
+/// Registry of the served models. See the [module](self).
 pub(crate) struct Pool {
     options: Options,
     pub metrics: Arc<Metrics>,
-    /// By the place of the name; the first is that of the model that is always there.
+    /// By index of the name; the first is the model that is always loaded.
     loaded: Mutex<Vec<Option<Loaded>>>,
-    /// Held while one is loaded: two at once might not fit.
+    /// Held during a load: two at once might not fit.
     loading: tokio::sync::Mutex<()>,
     broken: tokio::sync::mpsc::Sender<()>,
 }
 
 impl Pool {
-    /// A pool with `model` in it.
+    /// Creates the registry with `model` loaded.
     pub fn new(
         model: Model,
         options: Options,
@@ -134,13 +135,13 @@ impl Pool {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Names of all models, the one that is always there first.
+    /// Returns the names of all models, the always loaded one first.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let others = self.options.others.iter().map(|offer| offer.name.as_str());
         std::iter::once(self.options.name.as_str()).chain(others)
     }
 
-    /// All models, with those that are loaded.
+    /// Returns all models, with those that are loaded.
     pub fn models(&self) -> Vec<(&str, Option<Arc<Hosted>>)> {
         let hosted: Vec<_> = self
             .all()
@@ -150,17 +151,17 @@ impl Pool {
         self.names().zip(hosted).collect()
     }
 
-    /// The model that is always there.
+    /// Returns the model that is always loaded.
     pub fn first(&self) -> Result<Arc<Hosted>, ApiError> {
         self.there(0).ok_or_else(ApiError::leaving)
     }
 
-    /// What is known of all that are loaded together.
+    /// Returns the sum of the states of all loaded models.
     pub fn status(&self) -> Status {
         self.all().iter().flatten().map(|loaded| loaded.hosted.status()).sum()
     }
 
-    /// The model of this name, loaded if need be. Where there is one only, it goes by any name.
+    /// Returns the model of this name, loading it on demand. A single model answers to any name.
     pub async fn get(self: &Arc<Self>, name: Option<&str>) -> Result<Arc<Hosted>, ApiError> {
         let index = match name {
             Some(name) if !self.options.others.is_empty() => self.index(name)?,
@@ -169,7 +170,7 @@ impl Pool {
         if let Some(hosted) = self.there(index) {
             return Ok(hosted);
         }
-        // Whoever asked may go: others will have use for it.
+        // The load continues without the client: others will need the model.
         let pool = Arc::clone(self);
         let loaded = tokio::spawn(async move {
             let _loading = pool.loading.lock().await;
@@ -184,7 +185,8 @@ impl Pool {
         loaded.await.map_err(|_| broken())?
     }
 
-    /// The place of the model of this name, or of the one that an adapter of this name changes.
+    /// Returns the index of the model of this name, or of the model to which an adapter of this
+    /// name applies.
     pub fn index(&self, name: &str) -> Result<usize, ApiError> {
         let names: Vec<&str> = self.names().collect();
         let of_adapter = || self.there(0).filter(|first| first.adapter(name).is_some()).map(|_| 0);
@@ -203,10 +205,10 @@ impl Pool {
         let offer = &self.options.others[index - 1];
         self.make_room(offer)?;
         let started = Instant::now();
-        // Paths are for the log.
+        // Paths appear only in the log.
         let failed = |error: &dyn fmt::Display| {
             tracing::error!(model = offer.name, %error, "cannot be loaded");
-            ApiError::internal(format!("{} cannot be loaded: the server's log tells why", offer.name))
+            ApiError::internal(format!("{} cannot be loaded: see the server's log", offer.name))
         };
         let opened = (offer.open)().map_err(|error| failed(&error))?;
         let loaded = self.start(offer.name.clone(), opened).map_err(|error| failed(&error))?;
@@ -216,7 +218,7 @@ impl Pool {
         Ok(hosted)
     }
 
-    /// Unloads models that nobody uses until the weights of another one fit.
+    /// Unloads idle models until the weights of another one fit.
     fn make_room(&self, offer: &Offer) -> Result<(), ApiError> {
         loop {
             let mut all = self.all();
@@ -224,7 +226,7 @@ impl Pool {
             if there + offer.bytes <= self.options.weight_budget {
                 return Ok(());
             }
-            // Every answer holds its model until it has been sent.
+            // Every response holds its model until it has been sent.
             let is_idle = |loaded: &Loaded| Arc::strong_count(&loaded.hosted) == 1;
             let idle = all.iter_mut().skip(1).filter(|slot| slot.as_ref().is_some_and(is_idle));
             let oldest = idle.min_by_key(|slot| slot.as_ref().map(|loaded| loaded.used));
@@ -237,13 +239,13 @@ impl Pool {
         }
     }
 
-    /// Gives a model a thread.
+    /// Starts the worker thread of a model.
     fn start(&self, name: String, opened: Opened) -> Result<Loaded, ServeError> {
         let (Opened { model, kv, drawing }, options) = (opened, &self.options);
         let session = SessionOptions { n_ctx: options.n_ctx, kv: kv.clone() };
         let n_ctx = model.session(session)?.n_ctx();
         model.tokenizer()?;
-        // Read from the file while that is as it was: caches are named by it.
+        // Computed from the file while it is unchanged: saved caches are named by it.
         model.fingerprint();
         let (share, bytes) = (1 + options.others.len(), model.weight_bytes() as u64);
         let limits = Limits {
@@ -256,7 +258,7 @@ impl Pool {
             budget: options.kv_budget / share,
         };
         let (stored, most_waiting) = (Stored::new(kv, None), limits.most_waiting());
-        // A router could not tell tokens of several models apart.
+        // A router could not distinguish the tokens of several models.
         let sink = options.kv_events.clone().filter(|_| options.others.is_empty());
         let blocks = Blocks::new(sink, Arc::clone(&stored));
         let of_it = |bytes: u64| bytes / share as u64;
@@ -292,7 +294,7 @@ impl Pool {
         Ok(Loaded { hosted: Arc::new(hosted), thread, bytes, used: Instant::now() })
     }
 
-    /// Brings all models to their end.
+    /// Ends all workers.
     pub fn end(&self) {
         let all = std::mem::take(&mut *self.all());
         let until = Instant::now() + ENDING;

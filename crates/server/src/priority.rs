@@ -1,32 +1,35 @@
-//! Priorities of threads: work of one request that takes long gives way to the model, which works for all.
+//! Thread priorities: long work for one request yields the CPU to the model, which serves all
+//! requests.
 //!
-//! A thread begins with the priority of the one that starts it, and cannot raise its own: one that gives way starts no others.
+//! A thread inherits the priority of its parent and cannot raise its own: a low-priority thread
+//! must not start others.
 
 use tokio::sync::oneshot;
 
-/// Does work on a thread of its own that gives way. `None` where there is no thread to be had, or the work panicked.
+/// Runs work on a new low-priority thread. `None` if no thread can be started or the work panicked.
 pub(crate) async fn do_giving_way<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (to, done) = oneshot::channel();
     let run = move || {
         give_way();
-        // Whoever asked may have gone.
+        // The receiver may have been dropped.
         _ = to.send(work());
     };
     std::thread::Builder::new().name("patient".to_owned()).spawn(run).ok()?;
     done.await.ok()
 }
 
-/// Lowers the priority of the calling thread to a tenth of a usual one's share of a busy core. Of an idle one it has all.
+/// Lowers the priority of the calling thread to a tenth of the usual share of a busy core. An idle
+/// core is used fully.
 #[cfg(target_os = "linux")]
 pub(crate) fn give_way() {
     const NICENESS: i32 = 10;
-    // What a system does not allow makes others slower and nothing wrong.
+    // A denied change only costs speed.
     if let Err(error) = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS) {
         tracing::debug!(%error, "the priority of a thread stays as it is");
     }
 }
 
-/// Elsewhere a priority is that of the whole process.
+/// Other systems have priorities per process only.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn give_way() {}
 
@@ -35,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_gives_way_and_those_beside_it_do_not() {
+    fn only_the_calling_thread_gets_a_lower_priority() {
         let niceness = || rustix::process::getpriority_process(Some(rustix::thread::gettid())).unwrap();
         let before = niceness();
         let lowered = std::thread::spawn(move || {

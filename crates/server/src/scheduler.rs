@@ -1,18 +1,26 @@
-//! Who runs next: a state machine that knows no model, no clock and no thread.
+//! Scheduler: a state machine without model, clock or threads that plans admission, prefill, decode
+//! and preemption.
 //!
-//! A *sequence* waits, reads its prompt, speaks, and may be parked when memory runs out. [`Scheduler::next`] says one thing to
-//! do at a time; whoever does it says how it went. What it holds to:
+//! A *sequence* is queued, prefills, decodes, and may be preempted when memory runs out.
+//! [`Scheduler::next`] returns one action at a time; the caller executes it and reports the result.
+//! Invariants:
 //!
-//! - Whoever speaks goes on in every step; prompts are read beside that, in as many rows as keep the gap between two tokens below
-//!   [`GAP`] times what it is without them.
-//! - Owners (API keys) share rows evenly: the prompt that is read next is one of the owner that has been given the least so far
-//!   (fair queueing by virtual time). Of an owner's prompts, the one with the fewest tokens left comes first, and in one step of
-//!   [`OLDEST_EVERY`] the oldest: a short prompt waits for a fraction of its own time at any pace, and a long one is read on.
-//! - A prompt whose beginning another one is just reading waits for it, and takes that beginning over. Whoever reads it stops where
-//!   they part (a *branch*), so that a copy can be left there: blocks alone can be taken over at few places.
-//! - Places and memory are shared evenly where several owners want them ([`shares`]); an owner alone may have all.
-//! - Nobody begins unless the whole prompt and a block fit beside what those who run may still need. Where somebody who runs needs
-//!   more than there is, what is idle goes first; then the youngest is parked. Those come back before anybody new begins.
+//! - Every decoding sequence runs in every step. Prefill tokens join the batch as long as the
+//!   inter-token latency stays below [`GAP`] times its value without them.
+//! - Owners (API keys) share batch tokens evenly: the next prompt is one of the owner that has
+//!   received the fewest so far (fair queueing by virtual time). Among an owner's prompts the one
+//!   with the fewest tokens left comes first, and in one step of [`OLDEST_EVERY`] the oldest: a
+//!   short prompt waits for a fraction of its own time at any speed, and a long one does not
+//!   starve.
+//! - A prompt whose prefix another sequence is just reading waits and reuses that prefix. The
+//!   reader stops where the prompts diverge (a *branch*), so that a snapshot can be taken there:
+//!   blocks alone can be reused at few positions.
+//! - Running slots and memory are shared evenly among competing owners ([`shares`]); a single owner
+//!   may use everything.
+//! - A sequence is admitted only if its whole prompt and one block fit beside the future needs of
+//!   the running sequences. When a running sequence needs more memory than is free, idle sessions
+//!   are evicted first, then the youngest sequence is preempted. Preempted sequences resume before
+//!   new ones are admitted.
 
 mod pace;
 mod shares;
@@ -24,76 +32,76 @@ use std::time::Duration;
 use pace::Pace;
 use shares::Shares;
 
-/// How many times longer than without prompts a step may take that somebody waits for, on average.
+/// Maximum average factor by which prefill may lengthen a step in which sequences decode.
 const GAP: f64 = 2.0;
-/// The same where many answers of other owners wait for it, [`MANY`] of each or more: one key that lets many speak leaves the prompts of
-/// another most of the time.
+/// The same when each other owner has [`MANY`] or more decoding sequences: a single key with many
+/// of them would leave another owner's prompts very little time.
 const GAP_OF_MANY: f64 = 4.0;
 const MANY: usize = 8;
-/// An owner's oldest prompt comes first in one step of so many, and the shortest in the others.
+/// An owner's oldest prompt comes first in one step of so many, the shortest in the others.
 const OLDEST_EVERY: u64 = 4;
 
-/// The number of a sequence, in the order of coming.
+/// Sequence number, in order of arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Id(pub u64);
 
-/// What bounds the work.
+/// Limits of a scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Sequences that run at once.
+    /// Maximum running sequences.
     pub n_running: usize,
-    /// Sequences that wait at most.
+    /// Maximum queued sequences.
     pub n_waiting: usize,
-    /// Owners that there may be.
+    /// Maximum owners.
     pub n_owners: usize,
-    /// Rows of a step.
+    /// Maximum batch tokens of a step.
     pub n_rows: usize,
     /// Tokens of a block.
     pub block: usize,
-    /// The fewest tokens that are worth waiting for, or a copy.
+    /// Minimum tokens of a shared prefix that are worth a wait or a snapshot.
     pub worth: usize,
     /// Bytes for all caches.
     pub budget: usize,
 }
 
-/// What a cache takes.
+/// Size of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cost {
-    /// Bytes of one that holds anything at all.
+    /// Bytes of a cache that is not empty, without its blocks.
     pub fixed: usize,
     /// Bytes of each block.
     pub block: usize,
 }
 
-/// A sequence to be.
+/// Request to run a sequence.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// Whose it is.
+    /// Owner.
     pub owner: u64,
-    /// Tokens of the prompt, at least one.
+    /// Length of the prompt, at least one token.
     pub n_prompt: usize,
-    /// Which they are.
+    /// Tokens of the prompt.
     pub prompt: Arc<[u32]>,
-    /// How many of them may be taken over from others: not the last one.
+    /// Number of prompt tokens that may come from the prefix cache; excludes the last one.
     pub n_shared: usize,
-    /// Names each whole block of those together with all before it.
+    /// Hash of each whole block of these tokens, including all blocks before it.
     pub blocks: Arc<[u64]>,
-    /// What its cache takes.
+    /// Size of its cache.
     pub cost: Cost,
 }
 
-/// Why a sequence is not taken on.
+/// Reason why a sequence is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Too many wait.
+    /// The queue is full.
     #[error("{waiting} requests are waiting already")]
     Full {
-        /// Sequences that wait.
+        /// Queued sequences.
         waiting: usize,
-        /// Seconds after which it is worth another try.
+        /// Seconds until a retry is worthwhile.
         retry_after: u64,
     },
-    /// It can never fit.
+    /// The prompt exceeds the budget for caches.
     #[error("the cache of this prompt would take {needed} bytes, all caches together may take {budget}")]
     TooLarge {
         /// Bytes of its cache.
@@ -103,33 +111,34 @@ pub enum Refusal {
     },
 }
 
-/// One thing to do.
+/// Next action of the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Act {
-    /// Let go of an idle cache, and ask again.
+    /// Evict an idle session, then call [`Scheduler::next`] again.
     Evict,
-    /// Make a cache for this one, take over what is there of its prompt, and say so by [`Scheduler::began`].
+    /// Create a session for this sequence from the longest cached prefix and report
+    /// [`Scheduler::began`].
     Begin(Id),
-    /// Take the memory of this one away; nobody notices but by the time that it takes.
+    /// Preempt this sequence: release its memory. The client observes only a delay.
     Park(Id),
-    /// Bring this one back, and say so by [`Scheduler::resumed`].
+    /// Restore this sequence and report [`Scheduler::resumed`].
     Resume(Id),
-    /// End this one: it fills all memory that there is.
+    /// End this sequence: it fills all memory.
     End(Id),
-    /// Run so many rows of each, and tell by [`Scheduler::ran`].
+    /// Run so many tokens of each sequence and report [`Scheduler::ran`].
     Run(Vec<(Id, usize)>),
-    /// Nothing, until somebody comes, goes or listens again.
+    /// Wait for a sequence to arrive, leave or be unpaused.
     Wait,
 }
 
-/// Memory for caches, as it is.
+/// State of the memory for caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Memory {
-    /// Bytes that nobody holds.
+    /// Free bytes.
     pub free: usize,
-    /// Whether some are held by caches that nobody uses.
+    /// Whether idle sessions can be evicted.
     pub can_evict: bool,
-    /// A step ran out of it, whatever there should have been.
+    /// A step ran out of memory regardless of the accounting.
     pub is_short: bool,
 }
 
@@ -145,13 +154,13 @@ enum Stage {
 struct Sequence {
     request: Request,
     stage: Stage,
-    /// Tokens in its cache; of one that is parked, those that will be.
+    /// Tokens in its cache; for a preempted sequence, those to restore.
     n_tokens: usize,
-    /// Nobody listens to it at the moment.
+    /// Paused, by backpressure of its client or a missing token mask.
     paused: bool,
-    /// Where others part from its prompt.
+    /// Positions where other prompts diverge from this one.
     branches: BTreeSet<usize>,
-    /// Tokens that a copy was left of for it.
+    /// Tokens of the snapshot taken for it.
     found: usize,
 }
 
@@ -161,7 +170,8 @@ impl Sequence {
         Self { request, stage: Stage::Waiting, n_tokens: 0, paused: false, branches, found: 0 }
     }
 
-    /// Others part from its prompt at `at`: of two places that lie close together the first counts.
+    /// Records that another prompt diverges at `at`. Of two positions closer than `worth`, the
+    /// first is retained.
     fn branch(&mut self, at: usize, worth: usize) {
         if at < worth || self.branches.range(at - (worth - 1)..=at).next().is_some() {
             return;
@@ -172,7 +182,7 @@ impl Sequence {
         self.branches.insert(at);
     }
 
-    /// Tokens of its prompt until it ends or others part from it.
+    /// Returns the number of prompt tokens until its end or the next branch.
     fn stretch(&self) -> usize {
         let branch = self.branches.range(self.n_tokens + 1..).next();
         self.left().min(branch.map_or(usize::MAX, |at| at - self.n_tokens))
@@ -191,23 +201,24 @@ impl Sequence {
         if n_tokens == 0 { 0 } else { fixed + n_tokens.div_ceil(block) * each }
     }
 
-    /// Bytes until the prompt is read and a token said, or until the next token is, beyond those of `n_tokens`.
+    /// Returns the bytes needed, beyond those of `n_tokens`, to read the prompt and generate one
+    /// token, or to generate the next token.
     fn needs(&self, n_tokens: usize, block: usize) -> usize {
         let until = n_tokens.max(self.request.n_prompt) + 1;
         self.bytes(until, block) - self.bytes(n_tokens, block)
     }
 }
 
-/// How many sequences there are of each kind.
+/// Number of sequences per stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Counts {
-    /// Those that have not begun.
+    /// Queued sequences.
     pub waiting: usize,
-    /// Those that read their prompt.
+    /// Sequences in prefill.
     pub reading: usize,
-    /// Those that speak.
+    /// Sequences in decode.
     pub speaking: usize,
-    /// Those that will come back.
+    /// Preempted sequences.
     pub parked: usize,
 }
 
@@ -224,7 +235,7 @@ impl std::ops::Add for Counts {
     }
 }
 
-/// See the [module](self).
+/// Scheduler of a worker. See the [module](self).
 #[derive(Debug)]
 pub struct Scheduler {
     limits: Limits,
@@ -234,29 +245,29 @@ pub struct Scheduler {
     pace: Pace,
 }
 
-/// What an owner has been given.
+/// Service that an owner has received.
 #[derive(Debug, Clone, Copy, Default)]
 struct Owner {
-    /// Rows, with a start as if it had always been here.
+    /// Batch tokens; starts at the minimum of all owners.
     n_rows: u64,
-    /// Steps that read its prompts.
+    /// Steps with prefill of its prompts.
     n_steps: u64,
-    /// Sequences that began.
+    /// Admitted sequences.
     n_begun: u64,
 }
 
 impl Scheduler {
-    /// One without any sequences.
+    /// Creates a scheduler without sequences.
     pub fn new(limits: Limits) -> Self {
         Self { limits, sequences: BTreeMap::new(), next_id: 0, owners: HashMap::new(), pace: Pace::default() }
     }
 
-    /// What bounds the work.
+    /// Returns the limits.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// How many sequences there are of each kind.
+    /// Returns the number of sequences per stage.
     pub fn counts(&self) -> Counts {
         let mut counts = Counts::default();
         for sequence in self.sequences.values() {
@@ -270,10 +281,10 @@ impl Scheduler {
         counts
     }
 
-    /// A new sequence comes.
+    /// Queues a sequence.
     ///
     /// # Errors
-    /// It is refused: nothing is known of it then.
+    /// [`Refusal`]: the sequence is then not queued.
     pub fn submit(&mut self, request: Request) -> Result<Id, Refusal> {
         let mut sequence = Sequence::new(request);
         let needed = sequence.needs(0, self.limits.block);
@@ -295,13 +306,14 @@ impl Scheduler {
         Ok(self.insert(sequence))
     }
 
-    /// Seconds until those who wait now will have been read, about.
+    /// Estimates the seconds until the queued prompts have been read.
     fn seconds_of_waiting(&self) -> u64 {
         let rows: usize = self.sequences.values().map(Sequence::left).sum();
         (rows as f64 * self.pace.row.unwrap_or(1e-3)).ceil().clamp(1.0, 600.0) as u64
     }
 
-    /// Whoever was away has not saved rows up.
+    /// Registers an owner. A new owner starts at the minimum of the others, so that idle time earns
+    /// no credit.
     fn welcome(&mut self, owner: u64) {
         let is_here = |owner: u64| self.sequences.values().any(|sequence| sequence.request.owner == owner);
         if is_here(owner) {
@@ -319,8 +331,8 @@ impl Scheduler {
         id
     }
 
-    /// A second sequence goes on from where `of` stands, which speaks; parked until there is a place for it. `None` where `of` does not
-    /// speak.
+    /// Adds a sequence that continues at the state of the decoding sequence `of`; preempted until a
+    /// running slot is free. `None` unless `of` decodes.
     pub fn fork(&mut self, of: Id) -> Option<Id> {
         let of = self.sequences.get(&of).filter(|of| of.stage == Stage::Speaking)?;
         let has_place = self.running().count() < self.limits.n_running;
@@ -329,24 +341,24 @@ impl Scheduler {
         Some(self.insert(Sequence { stage, n_tokens: of.n_tokens, ..fork }))
     }
 
-    /// Whether a sequence has no cache now and will come back.
+    /// Reports whether a sequence is preempted.
     pub fn is_parked(&self, id: Id) -> bool {
         self.sequences.get(&id).is_some_and(|sequence| sequence.stage == Stage::Parked)
     }
 
-    /// A sequence has said all, or nobody wants it any more. Whether it was known.
+    /// Removes a sequence that is finished or cancelled. Returns whether it existed.
     pub fn remove(&mut self, id: Id) -> bool {
         self.sequences.remove(&id).is_some()
     }
 
-    /// Whether anybody listens to a sequence; while nobody does, it does not go on.
+    /// Pauses or resumes a sequence.
     pub fn pause(&mut self, id: Id, paused: bool) {
         if let Some(sequence) = self.sequences.get_mut(&id) {
             sequence.paused = paused;
         }
     }
 
-    /// A conversation that is there parts from the prompt of `id` at `at`.
+    /// Records that a cached conversation diverges from the prompt of `id` at `at`.
     pub fn branch(&mut self, id: Id, at: usize) {
         let worth = self.limits.worth;
         if let Some(sequence) = self.sequences.get_mut(&id) {
@@ -354,7 +366,8 @@ impl Scheduler {
         }
     }
 
-    /// Whether `id` has just come to where others part from its prompt, with room for a copy: the caller leaves one there.
+    /// Reports whether `id` has just reached a branch of its prompt and memory suffices for a
+    /// snapshot, which the caller then takes.
     pub fn leaves_copy(&mut self, id: Id, memory: Memory) -> bool {
         let Some(sequence) = self.sequences.get(&id) else { return false };
         let (at, cost) = (sequence.n_tokens, sequence.request.cost);
@@ -371,7 +384,7 @@ impl Scheduler {
         true
     }
 
-    /// A sequence begins with so many tokens that were there.
+    /// Reports the admission of a sequence with `n_tokens` cached tokens.
     pub fn began(&mut self, id: Id, n_tokens: usize) {
         if let Some(sequence) = self.sequences.get(&id) {
             self.owners.entry(sequence.request.owner).or_default().n_begun += 1;
@@ -379,10 +392,11 @@ impl Scheduler {
         self.enter(id, Stage::Reading, n_tokens);
     }
 
-    /// A sequence is back with so many tokens; it reads again what is missing.
+    /// Reports the return of a preempted sequence with `n_tokens` cached tokens; the missing ones
+    /// are read again.
     pub fn resumed(&mut self, id: Id, n_tokens: usize) {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
-        // What it had read and said is what there is to read now.
+        // The tokens it had read and generated become its prompt.
         sequence.request.n_prompt = sequence.request.n_prompt.max(sequence.n_tokens);
         self.enter(id, Stage::Reading, n_tokens);
     }
@@ -396,7 +410,8 @@ impl Scheduler {
         }
     }
 
-    /// A step of these rows has taken so long; no time at all where all of them had been read ahead.
+    /// Reports that a step of these tokens took `took`; zero if all were accepted draft tokens of
+    /// earlier steps.
     pub fn ran(&mut self, rows: &[(Id, usize)], took: Duration) {
         let (mut n_speaking, mut n_read) = (0, 0);
         let mut readers = BTreeSet::new();
@@ -420,7 +435,7 @@ impl Scheduler {
         self.pace.ran(n_speaking, n_read, took.as_secs_f64());
     }
 
-    /// What to do next.
+    /// Returns the next action.
     pub fn next(&mut self, memory: Memory) -> Act {
         let needs = self.needs();
         let shares = Shares::of(self);
@@ -443,7 +458,7 @@ impl Scheduler {
         self.sequences.iter().map(|(&id, sequence)| (id, sequence)).filter(|(_, s)| s.is_running())
     }
 
-    /// Bytes that those who run may still need, each for its prompt and a token.
+    /// Returns the bytes that running sequences may still need, each for its prompt and one token.
     fn needs(&self) -> usize {
         self.running().map(|(_, s)| s.needs(s.n_tokens, self.limits.block)).sum()
     }
@@ -455,7 +470,7 @@ impl Scheduler {
         Act::Park(id)
     }
 
-    /// Those who run need more than there is.
+    /// Frees memory when the running sequences need more than is free.
     fn make_room(&mut self, memory: Memory, shares: &Shares) -> Act {
         if memory.can_evict {
             return Act::Evict;
@@ -472,7 +487,8 @@ impl Scheduler {
         }
     }
 
-    /// The oldest of those that were parked, where it fits with a block to spare for everybody: else it would soon go again.
+    /// Resumes the oldest preempted sequence if it fits with a spare block for each running
+    /// sequence: otherwise it would soon be preempted again.
     fn bring_back(&self, free: usize, memory: Memory, shares: &Shares) -> Option<Act> {
         let (&id, parked) = self.parked(shares).next()?;
         let spare: usize = self.running().map(|(_, s)| s.request.cost.block).sum();
@@ -484,13 +500,13 @@ impl Scheduler {
         (has_place && memory.can_evict).then_some(Act::Evict)
     }
 
-    /// Those that were parked and may come back.
+    /// Returns the preempted sequences that may resume.
     fn parked<'a>(&'a self, shares: &'a Shares) -> impl Iterator<Item = (&'a Id, &'a Sequence)> {
         let parked = self.sequences.iter().filter(|(_, s)| s.stage == Stage::Parked);
         parked.filter(|(_, s)| shares.lets_in(s, self.limits.block))
     }
 
-    /// The next of those who wait, if there is room and nobody is parked who may come back.
+    /// Admits the next queued sequence if there is room and no preempted sequence may resume.
     fn take_on(&self, free: usize, memory: Memory, shares: &Shares) -> Option<Act> {
         if self.running().count() >= self.limits.n_running || self.parked(shares).next().is_some() {
             return None;
@@ -507,7 +523,8 @@ impl Scheduler {
         memory.can_evict.then_some(Act::Evict)
     }
 
-    /// Whether somebody is about to have read clearly more of this prompt than there is.
+    /// Reports whether a running prefill will soon provide a clearly longer prefix of this prompt
+    /// than the cache does.
     fn is_being_read(&self, waiting: &Sequence) -> bool {
         let mut reading = self.running().filter(|(_, s)| s.stage == Stage::Reading);
         reading.any(|(_, s)| {
@@ -516,20 +533,21 @@ impl Scheduler {
         })
     }
 
-    /// Tokens of this prompt that somebody who runs has.
+    /// Returns the number of tokens of this prompt that a running sequence has read.
     fn known(&self, waiting: &Sequence) -> usize {
         let known = |s: &Sequence| shared(&waiting.request, &s.request, self.limits.block).min(s.n_tokens);
         self.running().map(|(_, s)| known(s)).max().unwrap_or(0)
     }
 
-    /// Who comes first, the smallest: of the owner that was given least, the shortest, or the oldest where it is its turn.
+    /// Returns the priority, smallest first: the owner with the least service, then its shortest
+    /// prompt, or its oldest when that is due.
     fn rank(&self, id: Id, sequence: &Sequence, turns: impl Fn(&Owner) -> u64) -> (u64, usize, Id) {
         let owner = self.owners.get(&sequence.request.owner).copied().unwrap_or_default();
         let is_oldest_first = turns(&owner) % OLDEST_EVERY == OLDEST_EVERY - 1;
         (owner.n_rows, if is_oldest_first { 0 } else { sequence.left() }, id)
     }
 
-    /// The rows of a step.
+    /// Plans the batch of a step.
     fn rows(&mut self) -> Vec<(Id, usize)> {
         let speaking = self.running().filter(|(_, s)| s.stage == Stage::Speaking && !s.paused);
         let speaking: Vec<_> = speaking.take(self.limits.n_rows).collect();
@@ -557,7 +575,7 @@ impl Scheduler {
     }
 }
 
-/// Tokens with which both prompts begin.
+/// Returns the length of the common prefix of both prompts in tokens.
 fn shared(a: &Request, b: &Request, block: usize) -> usize {
     let whole = block * a.blocks.iter().zip(&*b.blocks).take_while(|(a, b)| a == b).count();
     if whole == 0 {

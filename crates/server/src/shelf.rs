@@ -1,4 +1,5 @@
-//! Conversations that nobody is waiting for: kept as long as there is memory, since most of them go on.
+//! Idle sessions: conversations without a running request, cached as long as memory allows, since
+//! most of them continue.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -9,13 +10,14 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::events::{Blocks, Held, Medium};
 use crate::scheduler::Cost;
 
-/// What a cache stores, and of which model, with a name for it: a plan's factors are many numbers to compare.
+/// Cache options and LoRA scales of a model, with a hash: the scale factors of a plan are many
+/// numbers to compare.
 #[derive(Debug)]
 pub(crate) struct Stored {
     pub options: KvOptions,
-    /// How much of each adapter tokens are made with; as much as those were loaded with where nothing is said.
+    /// LoRA scale of each adapter; `None` for the scales they were loaded with.
     pub strengths: Option<Arc<[f32]>>,
-    /// What a cache takes, once it has been worked out.
+    /// Size of a cache, once computed.
     cost: OnceLock<Cost>,
     name: u64,
 }
@@ -27,10 +29,10 @@ impl Stored {
         Arc::new(Self { options, strengths, cost: OnceLock::new(), name })
     }
 
-    /// What a cache of the model takes that stores this.
+    /// Returns the size of a cache of the model with these options.
     ///
     /// # Errors
-    /// Types that the model cannot have.
+    /// Types that the model does not support.
     pub fn cost(&self, model: &Model) -> Result<Cost, Error> {
         if let Some(&cost) = self.cost.get() {
             return Ok(cost);
@@ -39,22 +41,22 @@ impl Stored {
         let plan = self.options.plan(&shape)?;
         let bytes = |n_blocks: usize| model.kv_bytes_for(&plan, n_blocks * TOKENS_PER_BLOCK);
         let block = (bytes(16) - bytes(8)) / 8;
-        // Where the answer begins is remembered, and states before guesses.
+        // Includes the checkpoint at the start of the answer, and the states before draft tokens.
         let cost = Cost { fixed: bytes(8) - 8 * block + plan.bytes_aside(&shape), block };
         Ok(*self.cost.get_or_init(|| cost))
     }
 }
 
-/// What two sequences must have in common before one goes on from the other.
+/// Cache key: what two sequences must have in common to share a prefix.
 #[derive(Debug, Clone)]
 pub(crate) struct Kind {
     pub stored: Arc<Stored>,
-    /// Whose it is.
+    /// Owner (API key).
     pub owner: Option<Arc<str>>,
 }
 
 impl Kind {
-    /// What it consists of, in few bytes.
+    /// Returns a compact form of the key.
     pub fn names(&self) -> (u64, &str) {
         (self.stored.name, self.owner.as_deref().unwrap_or_default())
     }
@@ -66,52 +68,53 @@ impl PartialEq for Kind {
     }
 }
 
-/// A conversation that nobody is waiting for.
+/// Idle session.
 pub(crate) struct Idle {
     pub kind: Kind,
     pub session: Session,
-    /// Whether it is a copy, left where prompts part: it stays for the next one, whoever goes on from it.
+    /// Whether it is a snapshot at a branch point: it remains cached when a sequence continues from
+    /// it.
     pub is_branch: bool,
-    /// Whoever wants to know is told that its blocks are here.
+    /// Publishes KV-block events for its blocks.
     _held: Held,
 }
 
 impl Idle {
-    /// Tokens with which it and `prompt` begin.
+    /// Returns the number of leading tokens it shares with `prompt`.
     fn common(&self, prompt: &[u32]) -> usize {
         self.session.tokens().iter().zip(prompt).take_while(|(a, b)| a == b).count()
     }
 }
 
-/// The conversations.
+/// Idle sessions of a model.
 pub(crate) struct Shelf {
-    /// The one used longest ago first.
+    /// Least recently used first.
     idle: VecDeque<Idle>,
     blocks: Blocks,
 }
 
 impl Shelf {
-    /// One without any, whose blocks are told of.
+    /// Creates an empty cache that publishes events for its blocks.
     pub fn new(blocks: Blocks) -> Self {
         Self { idle: VecDeque::new(), blocks }
     }
 
-    /// Conversations, copies of their beginnings left out.
+    /// Returns the number of conversations, without snapshots.
     pub fn len(&self) -> usize {
         self.idle.iter().filter(|idle| !idle.is_branch).count()
     }
 
-    /// Whether there is nothing to let go of.
+    /// Reports whether no session can be evicted.
     pub fn is_empty(&self) -> bool {
         self.idle.is_empty()
     }
 
-    /// All conversations, and copies of their beginnings.
+    /// Returns all sessions, snapshots included.
     pub fn sessions(&self) -> impl Iterator<Item = &Session> {
         self.idle.iter().map(|idle| &idle.session)
     }
 
-    /// Keeps a conversation. One that is its beginning and no more is let go of: nobody will miss it.
+    /// Adds a conversation. A conversation that is a prefix of it becomes redundant and is removed.
     pub fn put(&mut self, kind: Kind, mut session: Session) {
         session.rest();
         self.idle.retain(|old| {
@@ -120,7 +123,7 @@ impl Shelf {
         self.push(kind, session, false);
     }
 
-    /// Keeps a copy of a beginning.
+    /// Adds a snapshot of a prefix.
     pub fn put_branch(&mut self, kind: Kind, mut session: Session) {
         session.rest();
         self.idle
@@ -134,18 +137,19 @@ impl Shelf {
         self.idle.push_back(Idle { kind, session, is_branch, _held: held });
     }
 
-    /// Lets go of the conversation that was used longest ago. What others share with it stays.
+    /// Evicts the least recently used session. Blocks shared with others remain.
     pub fn evict(&mut self) -> Option<Idle> {
         self.idle.pop_front()
     }
 
-    /// Tokens with which `prompt` and a conversation begin: the most there are.
+    /// Returns the longest prefix that `prompt` shares with a session, in tokens.
     pub fn common(&self, kind: &Kind, prompt: &[u32]) -> usize {
         self.idle.iter().filter(|idle| idle.kind == *kind).map(|idle| idle.common(prompt)).max().unwrap_or(0)
     }
 
-    /// The most that there is of `prompt` but for its last token, where that is more than `least`: a conversation that it continues,
-    /// or else a copy that shares memory with one, cut to what they have in common.
+    /// Returns the session with the longest prefix of `prompt`, without its last token, if longer
+    /// than `least`: a conversation that the prompt continues, or else a fork that shares its
+    /// blocks, truncated to the common prefix.
     pub fn take(&mut self, kind: &Kind, prompt: &[u32], least: usize) -> Option<Session> {
         let most = prompt.len() - 1;
         let of_kind = self.idle.iter().enumerate().filter(|(_, idle)| idle.kind == *kind);
@@ -154,7 +158,7 @@ impl Shelf {
         let is_whole = |&(n, index): &(usize, usize)| n == self.idle[index].session.tokens().len();
         let whole = shared.iter().copied().filter(is_whole).max();
         let n_whole = whole.map_or(0, |(n, _)| n);
-        // What is cut may end at an earlier place.
+        // The truncated fork may end earlier than the common prefix.
         let cut = (common > n_whole.max(least)).then(|| {
             let mut cut = self.idle[index].session.fork();
             cut.keep_prefix(prompt);
@@ -171,7 +175,7 @@ impl Shelf {
             return Some(idle.session);
         }
         let session = session.unwrap_or_else(|| idle.session.fork());
-        // What is used stays longest.
+        // A session that is used becomes the most recently used.
         self.idle.push_back(idle);
         Some(session)
     }

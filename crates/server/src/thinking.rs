@@ -1,4 +1,4 @@
-//! Thoughts that end after so many tokens: the mark that ends one is said for the model where it does not come to an end.
+//! Reasoning budget: after the maximum number of reasoning tokens the end mark is forced.
 
 use std::sync::Arc;
 
@@ -6,24 +6,25 @@ use kvant::chat::{HAS_THOUGHT, Thoughts};
 use kvant::tokenizer::TokenizerError;
 use kvant::{Special, Tokenizer};
 
-/// How far a thought is, and how far it may go.
+/// State of the reasoning and its remaining budget.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Thinking {
     thoughts: Thoughts,
-    /// Tokens that it may still have, where it has a bound.
+    /// Remaining tokens, if the budget is limited.
     left: Option<usize>,
-    /// The tokens that end it, and how many of them have been said.
+    /// Tokens of the end mark, and how many of them have been generated.
     end: Arc<[u32]>,
     n_ended: usize,
-    /// Tokens of the thought, its marks among them.
+    /// Reasoning tokens, including the marks.
     n_said: usize,
 }
 
 impl Thinking {
-    /// Of an answer that `thoughts` takes apart, with at most `budget` tokens of a thought where there is one.
+    /// Creates the budget of an answer whose reasoning `thoughts` detects, of at most `budget`
+    /// tokens.
     ///
     /// # Errors
-    /// A tokenizer that cannot write the mark.
+    /// A tokenizer that cannot encode the mark.
     pub fn new(
         thoughts: Thoughts,
         budget: Option<usize>,
@@ -33,28 +34,28 @@ impl Thinking {
         Ok(Self { thoughts, left: budget, end, n_ended: 0, n_said: 0 })
     }
 
-    /// Whether a thought has begun and not ended.
+    /// Reports whether reasoning has started and not ended.
     pub fn is_going_on(&self) -> bool {
         self.thoughts.is_thinking()
     }
 
-    /// Tokens of the thought so far.
+    /// Returns the number of reasoning tokens so far.
     pub fn n_said(&self) -> usize {
         self.n_said
     }
 
-    /// What is to be said next whatever the model would say.
+    /// Returns the token that is forced next, if any.
     pub fn must_say(&self) -> Option<u32> {
         let is_over = self.is_going_on() && self.left == Some(0);
         self.end.get(self.n_ended).copied().filter(|_| is_over)
     }
 
-    /// Takes note of a token, by the text that has become certain with it.
+    /// Records a token, by the text that became final with it.
     pub fn said(&mut self, text: &str) {
         if self.must_say().is_some() {
             self.n_ended += 1;
         } else if self.is_going_on() {
-            // A form that is held to may keep the mark from being said.
+            // A constraint may exclude the mark.
             self.left = self.left.map(|left| left.saturating_sub(1));
         }
         let was_going_on = self.is_going_on();
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thought_that_the_model_begins_is_counted_from_its_mark() {
+    fn reasoning_is_counted_from_its_opening_mark() {
         let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
         let tokenizer = model.tokenizer().unwrap();
         let mark = tokenizer.encode(HAS_THOUGHT, Special::Parse, false).unwrap();
@@ -86,7 +87,7 @@ mod tests {
             thinking.said(&String::from_utf8_lossy(tokenizer.token_bytes(token)));
         }
         assert_eq!(thinking.must_say(), None);
-        // One that ends by itself is let alone.
+        // Reasoning that ends within the budget is unaffected.
         let mut short = of(3);
         ["<think>", "Hm", "</think>", "a", "b", "c"].iter().for_each(|text| short.said(text));
         assert_eq!((short.must_say(), short.left), (None, Some(1)));

@@ -1,4 +1,4 @@
-//! TLS of connections: rustls with ring, a certificate and its key from files.
+//! TLS: rustls with ring, certificate and key from files.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,16 +12,16 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use crate::ServeError;
 
-/// Files in PEM format.
+/// PEM files of a certificate and its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The server's certificate, and behind it those that it stands on.
+    /// Certificate of the server, followed by its chain.
     pub certificate: PathBuf,
-    /// Its key.
+    /// Private key.
     pub key: PathBuf,
 }
 
-/// What makes connections secret with these.
+/// Creates the TLS acceptor.
 ///
 /// # Errors
 /// [`ServeError::Tls`]

@@ -1,5 +1,5 @@
-//! Spans, for whoever follows requests through several programs: one of each request, and below it one of each answer until its
-//! last token. Fields have OpenTelemetry's names for what a server and a model do.
+//! Tracing spans: one per request, with a child per answer that ends with its last token. Fields
+//! have OpenTelemetry's names for servers and generative models.
 
 use std::sync::Arc;
 
@@ -10,9 +10,9 @@ use tracing::field::Empty;
 use crate::answer::Finish;
 use crate::worker::Times;
 
-/// The span of a request, which is part of its sender's trace where that says so.
+/// Creates the span of a request, as part of its sender's trace if the headers name one.
 pub(crate) fn of_request(request: &Request, id: &str) -> Span {
-    // The path itself would give each conversation's file a name of its own.
+    // The path itself would name every conversation separately.
     let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str);
     let span = tracing::info_span!(
         "request",
@@ -30,7 +30,7 @@ pub(crate) fn of_request(request: &Request, id: &str) -> Span {
     span
 }
 
-/// Takes note of how a request was answered; of a stream, of its beginning.
+/// Records the status of a response; for a stream, at its start.
 pub(crate) fn answered(span: &Span, status: u16) {
     span.record("http.response.status_code", status);
     if status >= 500 {
@@ -38,7 +38,7 @@ pub(crate) fn answered(span: &Span, status: u16) {
     }
 }
 
-/// Makes a span part of the trace that the heads of a request name (`traceparent`, W3C Trace Context).
+/// Adds a span to the trace that the headers name (`traceparent`, W3C Trace Context).
 #[cfg(feature = "otel")]
 fn join(span: &Span, headers: &axum::http::HeaderMap) {
     use opentelemetry::propagation::TextMapPropagator;
@@ -46,11 +46,11 @@ fn join(span: &Span, headers: &axum::http::HeaderMap) {
     use opentelemetry_sdk::propagation::TraceContextPropagator;
     use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-    // Fails where nobody traces.
+    // Fails if tracing is disabled.
     _ = span.set_parent(TraceContextPropagator::new().extract(&HeaderExtractor(headers)));
 }
 
-/// What answers are part of.
+/// Trace of the answers to a request.
 #[derive(Debug, Clone)]
 pub(crate) struct Trace {
     request: Span,
@@ -59,12 +59,13 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// That of the request whose span is entered, which asks for this operation by OpenTelemetry's name.
+    /// Returns the trace of the current request span; `operation` is OpenTelemetry's name.
     pub fn here(model: &str, operation: &'static str) -> Self {
         Self { request: Span::current(), model: model.into(), operation }
     }
 
-    /// The span of one answer. It lasts until it is dropped, and the request's as long.
+    /// Creates the span of one answer. It lasts until it is dropped, and the request's span as
+    /// long.
     pub fn answer(&self) -> Span {
         tracing::info_span!(
             parent: &self.request,
@@ -82,7 +83,7 @@ impl Trace {
     }
 }
 
-/// Takes note of how an answer ended, and after how many seconds its first token came.
+/// Records the end of an answer, and the time to its first token in seconds.
 pub(crate) fn ended(span: &Span, finish: Finish, times: &Times, first: Option<f64>) {
     span.record("gen_ai.usage.input_tokens", times.prompt.total);
     span.record("gen_ai.usage.cache_read.input_tokens", times.prompt.cached);
@@ -94,7 +95,7 @@ pub(crate) fn ended(span: &Span, finish: Finish, times: &Times, first: Option<f6
     }
 }
 
-/// Takes note that an answer could not be given.
+/// Records a failed answer.
 pub(crate) fn failed(span: &Span) {
     span.record("otel.status_code", "ERROR");
 }

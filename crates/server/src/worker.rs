@@ -1,4 +1,5 @@
-//! The thread that has the model: it does what the [scheduler](crate::scheduler) says, and tells those who wait.
+//! Worker thread of a model: executes the plan of the [scheduler](crate::scheduler) and sends
+//! events to the requests.
 
 mod course;
 mod waits;
@@ -23,80 +24,82 @@ use crate::store::{Store, StoreUse};
 use crate::trace::{self, Trace};
 use course::Course;
 
-/// How often it is looked whether somebody who did not listen does again.
+/// Interval at which paused sequences are polled for free channel capacity.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-/// How long what is told of the worker may be out of date while it works.
+/// Maximum age of the published status while the worker is busy.
 const OUT_OF_DATE: Duration = Duration::from_millis(50);
-/// The longest that a step waits for masks of tokens: an answer that needs more goes on later, without the others.
+/// Maximum time that a step waits for token masks: a sequence that needs more is resumed later,
+/// without delaying the others.
 const MASK_GRACE: Duration = Duration::from_millis(2);
 
-/// The most events of an answer between two looks at who listens: the prompt is read and scored, a token said, and all ended.
+/// Maximum events of an answer between two checks of its channel: prompt read, prompt scored, token
+/// generated, answer ended.
 pub(crate) const EVENTS_OF_ANSWER: usize = 4;
 
-/// Something to answer.
+/// Request for answers to one prompt.
 pub(crate) struct Job {
     pub prompt: Arc<[u32]>,
     pub kind: Kind,
-    /// How many answers, and the index of the first one.
+    /// Number of answers, and the index of the first one.
     pub n: usize,
     pub first: usize,
-    /// Answers of all jobs that tell their events to the same channel.
+    /// Answers of all jobs that share the event channel.
     pub n_together: usize,
     pub answer: Arc<AnswerOptions>,
-    /// What the answers are held to.
+    /// Constraints of the answers.
     pub guides: Guides,
-    /// Whether to tell how far the prompt has been read.
+    /// Whether to report prefill progress.
     pub tells_progress: bool,
-    /// To tell how likely the prompt's tokens were, and so many likeliest beside each.
+    /// Number of top logprobs per prompt token, if prompt logprobs are requested.
     pub scores: Option<usize>,
-    /// What takes up the states of the prompt, where these are wanted and no answers.
+    /// Pooling of the prompt's hidden states, for an embedding instead of answers.
     pub pooled: Option<Pooled>,
-    /// Names the request in the log.
+    /// Request id in the log.
     pub id: Arc<str>,
     pub trace: Trace,
     pub events: Sender<Event>,
 }
 
-/// What becomes of a job. The first event is [`Event::Taken`] or a refusal.
+/// Event of a job. The first one is [`Event::Taken`] or a refusal.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// It will be answered.
+    /// The job is accepted.
     Taken,
-    /// It will not.
+    /// The job is refused.
     Refused(Refusal),
-    /// So much of the prompt has been read.
+    /// Prefill progress.
     Read(Progress),
-    /// How likely the tokens of the prompt were, all but the first, that these answers go on from.
+    /// Logprobs of all prompt tokens but the first, for these answers.
     Scored(Range<usize>, Arc<[Likelihood]>),
-    /// The states of the prompt, where they were wanted.
+    /// Pooled hidden states of the prompt, if requested.
     Pooled(Pooled),
-    /// A token of the answer with this index.
+    /// Token of the answer at this index.
     Said(usize, Said),
-    /// An answer has ended; the rest is what had been held back.
+    /// End of an answer, with the text that had been withheld.
     Ended(usize, Finish, Rest, Times),
-    /// All has ended: the request asks for what cannot be done, or something of ours does not work.
+    /// End of all answers: the request is invalid, or an internal error occurred.
     Failed { why: String, is_of_request: bool },
 }
 
-/// How far a prompt has been read.
+/// Prefill progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Progress {
     pub total: usize,
-    /// Tokens that were there.
+    /// Tokens taken from the prefix cache.
     pub cached: usize,
-    /// Tokens that are there now.
+    /// Tokens present in the cache now.
     pub done: usize,
     pub took: Duration,
 }
 
-/// Counts and times of an answer, and what its cache takes.
+/// Counts and times of an answer, and the size of its cache.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Times {
     pub prompt: Progress,
     pub n_said: usize,
-    /// Those of its thought.
+    /// Reasoning tokens.
     pub n_thought: usize,
-    /// Guesses that were read, and those that were said after all.
+    /// Draft tokens that were verified, and those that were accepted.
     pub n_drafted: usize,
     pub n_accepted: usize,
     pub speaking: Duration,
@@ -104,25 +107,25 @@ pub(crate) struct Times {
     pub kv_bytes_f16: usize,
 }
 
-/// What a worker looks like from outside, as of its last step.
+/// State of a worker as of its last step.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Status {
     pub counts: Counts,
-    /// Conversations on the shelf.
+    /// Idle sessions.
     pub idle: usize,
-    /// Bytes of all caches, shared ones once.
+    /// Bytes of all caches; shared blocks count once.
     pub kv_bytes: usize,
-    /// Bytes of those that run, shared ones for each.
+    /// Bytes of running sequences; shared blocks count for each.
     pub running_bytes: usize,
-    /// Bytes of those on the shelf, shared ones for each.
+    /// Bytes of idle sessions; shared blocks count for each.
     pub idle_bytes: usize,
-    /// Tokens of those that run.
+    /// Tokens of running sequences.
     pub tokens: usize,
-    /// What f16 caches would take for each of those that run, and of those on the shelf, alone.
+    /// Bytes that unshared f16 caches of the running sequences, and of the idle ones, would need.
     pub running_bytes_f16: usize,
     pub idle_bytes_f16: usize,
     pub budget: usize,
-    /// What is put away.
+    /// Offloaded sessions.
     pub store: StoreUse,
 }
 
@@ -143,31 +146,31 @@ impl std::iter::Sum for Status {
     }
 }
 
-/// What came of rows that were to be read.
+/// Result of feeding a batch.
 struct Fed {
-    /// Whoever has read all of its rows.
+    /// Sequences whose tokens were all fed.
     read: Vec<Id>,
-    /// Rows that went through the model, guesses among them.
+    /// Tokens that went through the model, draft tokens included.
     n_rows: usize,
     result: Result<(), Error>,
 }
 
-/// The model's thread.
+/// Worker thread of a model.
 pub(crate) struct Worker {
     model: Model,
     n_ctx: Option<usize>,
-    /// The most tokens that are guessed ahead for an answer.
+    /// Maximum draft tokens per sequence.
     draft_max: usize,
     scheduler: Scheduler,
     courses: BTreeMap<Id, Course>,
     shelf: Shelf,
-    /// Where conversations go that there is no memory for.
+    /// Offload tier for conversations that exceed the memory.
     store: Store,
     blocks: Blocks,
     metrics: Arc<Metrics>,
     status: Arc<Mutex<Status>>,
     told: Instant,
-    /// A step ran out of memory: the scheduler reckons with blocks, a cache takes more than those.
+    /// A step ran out of memory: the scheduler counts blocks, and a cache needs more than those.
     is_short: bool,
 }
 
@@ -197,7 +200,7 @@ impl Worker {
         }
     }
 
-    /// Works until nobody can send jobs any more and all are done.
+    /// Runs until all job senders are dropped and all jobs are done.
     pub fn run(mut self, jobs: &Receiver<Job>) {
         let mut is_open = true;
         loop {
@@ -238,7 +241,7 @@ impl Worker {
     }
 
     fn submit(&mut self, job: Job) {
-        // Of several jobs one that is refused takes the others with it.
+        // When one of several jobs is refused, the others are cancelled with it.
         if job.events.is_closed() {
             return;
         }
@@ -290,7 +293,7 @@ impl Worker {
             Act::Park(id) => {
                 self.is_short = false;
                 self.metrics.parked.inc();
-                // Where it cannot be put away its tokens are enough to bring it back.
+                // If it cannot be offloaded, its tokens suffice to recompute it.
                 self.await_mask(id, false);
                 if let Some(course) = self.courses.get_mut(&id)
                     && let Some(session) = course.take_session()
@@ -310,7 +313,8 @@ impl Worker {
         }
     }
 
-    /// Gives a sequence a cache with what is there of its tokens. Returns how many.
+    /// Assigns a session with the longest cached prefix to a sequence. Returns the number of cached
+    /// tokens.
     fn begin(&mut self, id: Id) -> Result<usize, Error> {
         let Some(course) = self.courses.get_mut(&id) else { return Ok(0) };
         let Kind { stored, owner } = course.job.kind.clone();
@@ -351,7 +355,7 @@ impl Worker {
         {
             course.guesser.took(n_rows, started.elapsed());
         }
-        // Of several steps some may have been done.
+        // Of several steps some may have completed.
         let (read, left): (Vec<_>, Vec<_>) = together.into_iter().partition(|(id, _)| read.contains(id));
         ran.extend(read);
         if let Err(error) = result {
@@ -382,14 +386,16 @@ impl Worker {
         }
     }
 
-    /// Others part from what `id` has just read.
+    /// Snapshots the prefix that `id` has just read, at the point where other prompts diverge from
+    /// it.
     fn leave_copy(&mut self, id: Id) {
         if let Some(Course { job, session: Some(session), .. }) = self.courses.get(&id) {
             self.shelf.put_branch(job.kind.clone(), session.fork());
         }
     }
 
-    /// Reads rows of several sequences at once, and guesses of what those who speak say next as long as rows are few.
+    /// Feeds the tokens of several sequences in one batch, with draft tokens for decoding sequences
+    /// as long as the batch is small.
     fn feed(&mut self, rows: &[(Id, usize)]) -> Fed {
         let n_of: BTreeMap<Id, usize> = rows.iter().copied().collect();
         let n_fed: usize = n_of.values().sum();
@@ -423,8 +429,9 @@ impl Worker {
         Fed { read, n_rows, result }
     }
 
-    /// Rows could not be read: memory is made, and where that was not enough either, or something else is wrong, sequences end. Of several
-    /// those that are at fault: gives the rows that have been read one sequence after the other.
+    /// Recovers from a failed step: requests an eviction if memory ran out and, if that has been
+    /// tried already or the error is another one, ends the sequences at fault. To find those among
+    /// several, it feeds one sequence after the other. Returns the tokens that were fed.
     fn stumble(&mut self, rows: &[(Id, usize)], was_short: bool, error: &Error) -> Vec<(Id, usize)> {
         if error.is_out_of_memory() && !was_short {
             self.is_short = true;
@@ -450,14 +457,16 @@ impl Worker {
         read_alone
     }
 
-    /// Some of the rows of a sequence may have been read in a step that failed, and of a split model some be taken back.
+    /// Resynchronizes the scheduler: a failed step may have fed some tokens of a sequence, and a
+    /// split model may have taken some back.
     fn took_back(&mut self, id: Id) {
         let session = self.courses.get(&id).and_then(|course| course.session.as_ref());
         self.scheduler.resumed(id, session.map_or(0, |session| session.tokens().len()));
     }
 
-    /// A sequence has read `n` tokens: tells so, or draws what follows when that is all there was. Where it is not known `until` then what
-    /// may be said next, the others go on without it.
+    /// Advances a sequence that was fed `n` tokens: reports progress or, at the end of its tokens,
+    /// samples the next one. If the token mask is not ready by `until`, the sequence is paused and
+    /// the others proceed.
     fn go_on(&mut self, id: Id, n: usize, until: Instant) {
         let Some(course) = self.courses.get_mut(&id) else { return };
         course.tell_blocks();
@@ -484,7 +493,7 @@ impl Worker {
         if course.spoke.is_none()
             && let Some(session) = &mut course.session
         {
-            // Another answer to the same prompt begins here.
+            // Another answer to the same prompt starts here.
             session.mark();
             if course.job.scores.is_some() {
                 let answers = course.job.first..course.job.first + course.job.n;
@@ -497,7 +506,7 @@ impl Worker {
         self.draw(id, None);
     }
 
-    /// One more answer to a prompt that has just been read.
+    /// Adds one more answer to a prompt that has just been read.
     fn fork(&mut self, of: Id, index: usize) {
         let Some(id) = self.scheduler.fork(of) else { return };
         let Some(first) = self.courses.get(&of) else { return };
@@ -510,7 +519,8 @@ impl Worker {
         self.draw(id, Some(of));
     }
 
-    /// Draws a token for `id`, from what `from` has read where it has read nothing of its own yet.
+    /// Samples a token for `id`, from the logits of `from` if `id` has read no token of its own
+    /// yet.
     fn draw(&mut self, id: Id, from: Option<Id>) {
         let Some(mut course) = self.courses.remove(&id) else { return };
         if course.job.answer.max_tokens == 0 {
@@ -578,7 +588,7 @@ impl Worker {
         self.fail_for(id, error, false);
     }
 
-    /// Ends a sequence by an error, which is the request's or ours.
+    /// Ends a sequence with an error, of the request or internal.
     fn fail_for(&mut self, id: Id, error: &dyn std::fmt::Display, is_of_request: bool) {
         if let Some(course) = self.courses.remove(&id) {
             match is_of_request {
@@ -591,7 +601,7 @@ impl Worker {
         self.scheduler.remove(id);
     }
 
-    /// A sequence is over; its cache stays for as long as there is room, if somebody may go on from it.
+    /// Removes a sequence; its session becomes idle if a later request may continue it.
     fn leave(&mut self, id: Id) {
         self.scheduler.remove(id);
         if let Some(Course { job, session: Some(session), .. }) = self.courses.remove(&id)
@@ -601,14 +611,14 @@ impl Worker {
         }
     }
 
-    /// Copies are of what others hold too.
+    /// Copies at branch points are not saved: other sessions hold the same tokens.
     fn put_away_idle(&mut self, idle: &Idle) {
         if !idle.is_branch {
             self.store.save(&idle.kind, &idle.session);
         }
     }
 
-    /// Keeps what is on the shelf, and what was put away, for the next start.
+    /// Saves idle and offloaded sessions for the next start.
     fn put_all_away(&mut self) {
         self.store.leave_memory();
         while let Some(idle) = self.shelf.evict() {

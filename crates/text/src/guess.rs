@@ -1,66 +1,71 @@
-//! Which tokens may come next: those that came the last time.
+//! Prompt-lookup drafter: proposes the tokens that followed the longest earlier match.
 //!
-//! Texts repeat themselves: code that is edited, documents that are quoted, names, keys of JSON. *Prompt lookup* (Saxena 2023; Yang et al.,
-//! arXiv 2304.04487) takes the longest end of a text that has occurred in it before and guesses what followed there. A model
-//! that reads several tokens in hardly more time than one checks such guesses for next to nothing: *speculative decoding* (Leviathan et
-//! al., arXiv 2211.17192) without a second model.
+//! Text repeats itself: edited code, quoted documents, names, JSON keys. *Prompt lookup* (Saxena
+//! 2023; Yang et al., arXiv 2304.04487) finds the longest suffix of the text that occurred before
+//! and proposes the tokens that followed it. Memory-bound decoding verifies several draft tokens in
+//! hardly more time than it takes to decode one: *speculative decoding* (Leviathan et al., arXiv
+//! 2211.17192) without a draft model.
 //!
-//! A model may have a layer that predicts the token after the next (multi-token prediction, DeepSeek-V3, arXiv 2412.19437). Its predictions are guesses
-//! too, which take time to make; they are asked for where the text promises less.
+//! A model may also have a layer for multi-token prediction (MTP, DeepSeek-V3, arXiv 2412.19437).
+//! Its predictions are draft tokens too. They take time to compute, so they are requested only
+//! where prompt lookup has a lower expected speedup.
 //!
-//! Tokens are drawn from the model's logits whatever was guessed, one after the other, so that guesses change how long an answer takes and nothing
-//! else. How many pay is found while it is made: a guess that comes true with probability p, after others that did, is worth a token p times, and
-//! costs a row of a step.
+//! Tokens are sampled from the model's own logits one by one, so drafting changes the speed of a
+//! response but never its content. The draft length adapts during generation: a draft token with
+//! acceptance probability p, given that all before it are accepted, yields p tokens and costs one
+//! more token in the batch.
 
 use std::time::Duration;
 
-/// The most tokens that are guessed at once: with the one before them eight rows, beyond which products of few rows slow down.
+/// Maximum draft tokens per step: with the token before them eight rows, beyond which matrix
+/// products of few rows slow down.
 pub const MOST_GUESSES: usize = 7;
 
-/// Longer matches say no more than this one.
+/// Longer matches predict no better than this length.
 const LONGEST_MATCH: usize = 32;
 
-/// By the length of a match, up to 1, 2, 4, 8, 16 tokens and more: how often a guess comes true before any was seen.
+/// Prior acceptance rates by match length: up to 1, 2, 4, 8, 16 tokens, and more.
 const EXPECTED: [f32; 6] = [0.05, 0.2, 0.4, 0.6, 0.8, 0.9];
 
-/// By how far the logit of a predicted token leads, up to 0.5, 1.5, 3, 6 and more: how often the prediction comes true before any was seen.
+/// Prior acceptance rates of MTP tokens by logit margin: up to 0.5, 1.5, 3, 6, and more.
 const EXPECTED_OF_LEADS: [f32; 5] = [0.4, 0.55, 0.7, 0.85, 0.95];
 const LEADS: [f32; 4] = [0.5, 1.5, 3.0, 6.0];
-/// The same of any prediction.
+/// Prior acceptance rate over all MTP tokens.
 const EXPECTED_OF_ANY: f32 = 0.7;
 
-/// Classes of guesses.
+/// Number of acceptance classes.
 const N_CLASSES: usize = EXPECTED.len() + EXPECTED_OF_LEADS.len();
 
-/// Share of what is known that the latest guess replaces.
+/// Weight of the latest observation in the acceptance estimates.
 const LEARNING: f32 = 1.0 / 16.0;
 
-/// What a further row takes, in times of one, before any was measured, and what a prediction takes.
+/// Prior costs of a further row and of a prediction, relative to a step of one row.
 const ROW_COST: f32 = 0.1;
 const PREDICTION_COST: f32 = 0.15;
 
-/// Steps after which a prediction is asked for that may not pay.
+/// Number of steps without predictions after which one is requested regardless of its expected
+/// speedup.
 const PATIENCE: usize = 32;
 
-/// Guesses for one text, and what has come of them.
+/// Draft tokens of one sequence, with estimates of acceptance and cost.
 #[derive(Debug, Clone)]
 pub struct Guesser {
-    /// How often a guess comes true, by its class.
+    /// Estimated acceptance rate of each class.
     came_true: [f32; N_CLASSES],
-    /// The same of predictions of all classes.
+    /// Estimated acceptance rate over all predictions.
     predicted_true: f32,
     /// Seconds of a step of one row.
     alone: Option<f32>,
-    /// What each further row takes, in times of one alone, and what a prediction does.
+    /// Cost of each further row and of a prediction, relative to a step of one row.
     row_cost: f32,
     prediction_cost: f32,
-    /// What may follow, as far as it has not been drawn yet, and the class of each.
+    /// Current draft tokens and the class of each.
     guesses: Vec<u32>,
     classes: Vec<usize>,
     n_drawn: usize,
-    /// Steps since something was predicted.
+    /// Steps since the last prediction.
     n_unasked: usize,
-    /// What predictions took since a step was taken.
+    /// Time of predictions since the last step.
     predicting: Duration,
 }
 
@@ -85,19 +90,21 @@ impl Default for Guesser {
 }
 
 impl Guesser {
-    /// What may follow `tokens` and then `next`: as many tokens as pay, `most` or [`MOST_GUESSES`] at most, often none.
+    /// Drafts continuations of `tokens` and `next`. Returns the prefix with the best expected
+    /// throughput, at most `most` or [`MOST_GUESSES`] tokens, often none.
     pub fn guess(&mut self, tokens: &[u32], next: u32, most: usize) -> &[u32] {
         self.look_up(tokens, next);
         self.guesses(most)
     }
 
-    /// Takes what followed `next` the last time for guesses.
+    /// Drafts the tokens that followed the longest earlier match of the text ending in `next`.
     pub fn look_up(&mut self, tokens: &[u32], next: u32) {
         self.forget();
         let Some((at, length)) = longest_match(tokens, next) else { return };
         let class =
             (length.ilog2() as usize + usize::from(!length.is_power_of_two())).min(EXPECTED.len() - 1);
-        // Where the text ends, it goes on as guessed: what repeats itself does so at any length.
+        // Past the end of the text, the draft continues from itself, so that repetitions extend to
+        // any length.
         let text = |guesses: &[u32], at: usize| match at.checked_sub(tokens.len()) {
             None => tokens[at],
             Some(0) => next,
@@ -110,7 +117,8 @@ impl Guesser {
         }
     }
 
-    /// Whether predictions promise more than what was [looked up](Self::look_up), which is forgotten then.
+    /// Whether MTP has a higher expected speedup than the [prompt lookup](Self::look_up) draft. If
+    /// so, discards that draft.
     pub fn wants_predictions(&mut self, most: usize) -> bool {
         let speed = |n: usize| {
             let (tokens, _) = expected_tokens(std::iter::repeat_n(self.predicted_true, n));
@@ -126,7 +134,8 @@ impl Guesser {
         is_wanted
     }
 
-    /// Takes a prediction whose logit leads by so much for the next guess. Whether another one pays.
+    /// Appends a predicted token with logit margin `lead`. Returns whether a further prediction
+    /// pays.
     pub fn predicted(&mut self, token: u32, lead: f32, most: usize) -> bool {
         let class = LEADS.iter().filter(|&&least| lead >= least).count();
         self.guesses.push(token);
@@ -138,7 +147,7 @@ impl Guesser {
         n < most.min(MOST_GUESSES) && more > tokens / cost
     }
 
-    /// As many guesses as pay, `most` at most.
+    /// Returns the draft prefix with the best expected throughput, at most `most` tokens.
     pub fn guesses(&self, most: usize) -> &[u32] {
         &self.guesses[..self.most_paying(most).0]
     }
@@ -149,7 +158,7 @@ impl Guesser {
         self.n_drawn = 0;
     }
 
-    /// Takes note of the token that was drawn after those that were guessed from, and of each one after it.
+    /// Records the token sampled at the next draft position, and updates the acceptance estimates.
     pub fn drawn(&mut self, token: u32) {
         let Some(&guess) = self.guesses.get(self.n_drawn) else { return };
         let came_true = f32::from(guess == token);
@@ -165,7 +174,8 @@ impl Guesser {
         }
     }
 
-    /// Takes note of what a step of so many rows took, with the predictions before it. A time of zero, as where there is no clock, says nothing.
+    /// Records the duration of a step of `rows` rows, including the predictions before it. Ignores
+    /// a zero duration, as on platforms without a clock.
     pub fn took(&mut self, rows: usize, time: Duration) {
         let seconds = time.saturating_sub(std::mem::take(&mut self.predicting)).as_secs_f32();
         if rows == 0 || seconds == 0.0 {
@@ -182,7 +192,7 @@ impl Guesser {
         approach(&mut self.row_cost, cost.clamp(0.01, 1.0));
     }
 
-    /// Takes note of what the predictions took that have just been made.
+    /// Records the duration of the predictions just made.
     pub fn predictions_took(&mut self, time: Duration) {
         self.predicting = time;
         let seconds = time.as_secs_f32();
@@ -192,7 +202,8 @@ impl Guesser {
         }
     }
 
-    /// The number of guesses that gives most tokens for the time, `most` at most, and how many it gives in the time of a step that guesses nothing.
+    /// Returns the draft length with the highest throughput, at most `most`, and its speedup over a
+    /// step without draft tokens.
     fn most_paying(&self, most: usize) -> (usize, f32) {
         let mut best = (0, 1.0_f32);
         let (mut tokens, mut chance) = (1.0, 1.0);
@@ -209,18 +220,21 @@ impl Guesser {
     }
 }
 
-/// How many tokens a step gives whose guesses come true with these probabilities, each if those before it do; and how likely all of them do.
+/// Returns the expected number of tokens of a step and the probability that all draft tokens are
+/// accepted, given each token's acceptance probability conditional on those before it.
 fn expected_tokens(come_true: impl Iterator<Item = f32>) -> (f32, f32) {
     come_true.fold((1.0, 1.0), |(tokens, chance), p| (tokens + chance * p, chance * p))
 }
 
-/// Moves an estimate towards a sample, and so in the end to the median of what is seen: one that is far off counts as much as any.
+/// Moves an estimate towards a sample by at most 5 %. It converges to the median of the samples, so
+/// outliers have bounded influence.
 fn approach(estimate: &mut f32, sample: f32) {
     const STEP: f32 = 1.05;
     *estimate = if sample > *estimate { sample.min(*estimate * STEP) } else { sample.max(*estimate / STEP) };
 }
 
-/// The last of the places in `tokens` that are most like their end and `next` behind it, and how many tokens are alike.
+/// Returns the position of the latest longest match of the text ending in `next`, and the match
+/// length in tokens.
 fn longest_match(tokens: &[u32], next: u32) -> Option<(usize, usize)> {
     let mut best = None;
     let mut length = 0;
@@ -248,28 +262,29 @@ mod tests {
     }
 
     #[test]
-    fn what_followed_the_longest_match_is_guessed() {
+    fn the_continuation_of_the_longest_match_is_drafted() {
         assert!(guess(&[1, 2, 3]).is_empty());
         assert!(guess(&[7]).is_empty());
-        // After 2 came 3 and 9; after 1 2, 3 alone.
+        // 2 was followed by 3 and 9; 1 2 only by 3.
         assert_eq!(guess(&[1, 2, 3, 4, 5, 6, 7, 8, 2, 9, 1, 2])[..4], [3, 4, 5, 6]);
-        // Of two matches alike in length, the later one.
+        // Of two matches of equal length, the later one.
         assert_eq!(guess(&[5, 6, 1, 5, 7, 2, 5])[..2], [7, 2]);
-        // A match may reach to the first token, and no further.
+        // A match may reach back to the first token.
         assert_eq!(guess(&[4, 8, 3, 4])[..2], [8, 3]);
     }
 
     #[test]
-    fn what_repeats_itself_is_guessed_at_any_length() {
+    fn repetitions_are_drafted_at_any_length() {
         assert_eq!(guess(&[3, 1, 2, 1, 2, 1]), [2, 1, 2, 1, 2, 1, 2]);
         assert_eq!(guess(&[9, 9]), [9; MOST_GUESSES]);
         let long: Vec<u32> = (0..50).chain(0..50).chain(0..10).collect();
         assert_eq!(guess(&long), [10, 11, 12, 13, 14, 15, 16]);
     }
 
-    /// Matches of one token that never come true stop being followed, are still looked at, and are followed again once they do.
+    /// One-token matches that are never accepted stop being drafted, are still scored, and resume
+    /// once accepted.
     #[test]
-    fn guesses_are_made_while_they_pay() {
+    fn lookup_drafts_stop_when_they_do_not_pay() {
         let mut guesser = Guesser::default();
         let tokens = [7, 1, 2, 3, 7];
         let n_guesses = |guesser: &mut Guesser, drawn: u32| {
@@ -285,9 +300,10 @@ mod tests {
         assert_eq!(guesser.guess(&tokens, 1, 3).len(), 3);
     }
 
-    /// Where a row takes half the time of a step, a guess has to come true more often than where it takes nothing.
+    /// If a row costs half a step, a draft token needs a higher acceptance rate than if it costs
+    /// nothing.
     #[test]
-    fn what_rows_take_is_weighed() {
+    fn row_cost_limits_the_draft_length() {
         let ms = Duration::from_millis;
         let mut guesser = Guesser::default();
         (0..300).for_each(|_| {
@@ -297,23 +313,24 @@ mod tests {
         assert!((guesser.row_cost - 0.5).abs() < 0.03, "{}", guesser.row_cost);
         guesser.came_true = [0.3; N_CLASSES];
         assert!(guesser.guess(&[1, 2], 1, usize::MAX).is_empty());
-        // One step that something else delayed changes little.
+        // A single delayed step changes the estimate little.
         guesser.took(1, ms(1000));
         assert!(guesser.alone.unwrap() < 0.011);
         (0..300).for_each(|_| guesser.took(5, ms(10)));
         assert!(!guesser.guess(&[1, 2], 1, usize::MAX).is_empty());
-        // No clock, no opinion.
+        // Zero durations change no estimate.
         let mut timeless = Guesser::default();
         timeless.took(1, Duration::ZERO);
         timeless.took(3, Duration::ZERO);
         assert_eq!((timeless.alone, timeless.row_cost), (None, ROW_COST));
     }
 
-    /// Predictions are asked for while they pay more than what was looked up, end where the next is not worth its time, and are tried again
-    /// after a while.
+    /// Predictions are requested while they beat prompt lookup, stop where the next one does not
+    /// pay, and are retried after a while.
     #[test]
-    fn predictions_are_made_while_they_pay() {
-        // Asks for predictions with this lead as far as they go; gives how many were made, and how many pay.
+    fn predictions_stop_when_they_do_not_pay() {
+        // Requests predictions with this margin until they end. Returns how many were made and how
+        // many pay.
         fn ask(guesser: &mut Guesser, text: &[u32], lead: f32, most: usize) -> [usize; 2] {
             let (next, tokens) = text.split_last().unwrap();
             guesser.look_up(tokens, *next);
@@ -329,35 +346,35 @@ mod tests {
         let mut guesser = Guesser::default();
         assert_eq!(ask(&mut guesser, &[1, 2], 9.0, 3), [3, 3]);
         assert_eq!(ask(&mut guesser, &[1, 2], 9.0, 0), [0, 0]);
-        // One that is not sure of itself is the last.
+        // A low-margin prediction is the last.
         assert_eq!(ask(&mut guesser, &[1, 2], 0.1, 7)[0], 1);
-        // Text that repeats itself promises more.
+        // Repetitive text favours prompt lookup.
         let repeated: Vec<u32> = (0..20).chain(0..20).collect();
         assert_eq!(ask(&mut guesser, &repeated, 9.0, 7), [0, 7]);
-        // What never comes true is left, and tried again.
+        // Predictions that are never accepted stop and are retried.
         let mut asked = Vec::new();
         for _ in 0..200 {
             asked.push(ask(&mut guesser, &[1, 2], 9.0, 7)[0] > 0);
             guesser.drawn(8);
         }
         assert!(!asked[100..].iter().all(|&asked| asked) && asked[100..].contains(&true));
-        // What takes as long as a step does not pay, however sure it is.
+        // A prediction that takes as long as a step never pays.
         let mut slow = Guesser::default();
         slow.took(1, Duration::from_millis(10));
         for _ in 0..200 {
             slow.look_up(&[1], 2);
             slow.predicted(7, 9.0, 1);
             slow.predictions_took(Duration::from_millis(10));
-            // Its time is none of the step's.
+            // Its time is not part of the step's.
             slow.took(1, Duration::from_millis(20));
         }
         assert!(slow.prediction_cost > 0.9 && slow.alone.unwrap() < 0.0101, "{slow:?}");
         assert_eq!(ask(&mut slow, &[1, 2], 9.0, 7), [0, 0]);
     }
 
-    /// Of a guess that was not made because it does not pay, it is still found out whether it would have come true, token by token until it does not.
+    /// Draft tokens that were not used are still scored, token by token up to the first mismatch.
     #[test]
-    fn each_token_of_a_guess_is_judged_until_one_is_wrong() {
+    fn draft_tokens_are_scored_up_to_the_first_mismatch() {
         let mut guesser = Guesser::default();
         guesser.guess(&[1, 2, 3, 4], 1, 0);
         let before = guesser.came_true[0];

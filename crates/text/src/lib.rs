@@ -1,8 +1,7 @@
-//! The text side of a model: what turns text into tokens, a conversation into text, and logits into the next token, and
-//! what guesses which one that may be.
+//! Tokenizer, chat templates, sampler and prompt-lookup drafter.
 //!
-//! Everything here works from the metadata of a file ([`Gguf`](kvant_gguf::Gguf)) and from plain numbers; nothing
-//! knows of weights, of a cache or of a device.
+//! All modules work from the metadata of a file ([`Gguf`](kvant_gguf::Gguf)) and from plain
+//! numbers, independent of weights, caches and devices.
 #![forbid(unsafe_code)]
 
 pub mod chat;

@@ -1,15 +1,15 @@
-//! How a model's makers would draw its tokens: `general.sampling.*` in a file's metadata, under the names that llama.cpp gives them.
+//! Sampling defaults of a model: the metadata keys `general.sampling.*`, named as in llama.cpp.
 
 use kvant_gguf::{Gguf, GgufError, Value};
 
 use crate::sampler::SamplerParams;
 
-/// Settings of a sampler that a model recommends; `None` where it says nothing.
+/// Sampling settings that a model recommends; `None` where unspecified.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Recommended {
     /// `general.sampling.temp`.
     pub temperature: Option<f32>,
-    /// `general.sampling.top_k`; 0 where it is below.
+    /// `general.sampling.top_k`; negative values become 0.
     pub top_k: Option<usize>,
     /// `general.sampling.top_p`.
     pub top_p: Option<f32>,
@@ -17,21 +17,22 @@ pub struct Recommended {
     pub min_p: Option<f32>,
     /// `general.sampling.penalty_repeat`.
     pub repeat_penalty: Option<f32>,
-    /// `general.sampling.penalty_last_n`; a negative number, the whole context, is as large as there are.
+    /// `general.sampling.penalty_last_n`; a negative value, the whole context, becomes
+    /// `usize::MAX`.
     pub repeat_last_n: Option<usize>,
 }
 
 impl Recommended {
-    /// What a file says. Whether the numbers have a meaning is for [`SamplerParams::validate`].
+    /// Reads the settings of a file. [`SamplerParams::validate`] checks their ranges.
     ///
     /// # Errors
-    /// A value that is no number; the key is named.
+    /// The value of a key is not a number; the error names the key.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self, GgufError> {
         let number = |name| number(gguf, &format!("general.sampling.{name}"));
         let of_f32 = |name| Ok::<_, GgufError>(number(name)?.map(|value| value as f32));
         Ok(Self {
             temperature: of_f32("temp")?,
-            // Casts of floats saturate, so that what is below 0 is 0, which keeps all.
+            // Float casts saturate: values below 0 become 0, which keeps all tokens.
             top_k: number("top_k")?.map(|k| k as usize),
             top_p: of_f32("top_p")?,
             min_p: of_f32("min_p")?,
@@ -40,7 +41,7 @@ impl Recommended {
         })
     }
 
-    /// These settings, and those of `others` where this says nothing.
+    /// Applies these settings on top of `others`.
     pub fn or(self, others: &SamplerParams) -> SamplerParams {
         SamplerParams {
             temperature: self.temperature.unwrap_or(others.temperature),
@@ -53,7 +54,7 @@ impl Recommended {
         }
     }
 
-    /// What is left of these where `said` says something itself.
+    /// Removes the settings that `said` specifies.
     #[must_use]
     pub fn without(self, said: &Self) -> Self {
         fn left<T>(ours: Option<T>, said: &Option<T>) -> Option<T> {
@@ -70,7 +71,7 @@ impl Recommended {
     }
 }
 
-/// A number of any type.
+/// Reads a number of any type.
 fn number(gguf: &Gguf, key: &str) -> Result<Option<f64>, GgufError> {
     Ok(Some(match gguf.meta().value(key) {
         None => return Ok(None),
@@ -84,7 +85,7 @@ fn number(gguf: &Gguf, key: &str) -> Result<Option<f64>, GgufError> {
         Some(Value::I32(value)) => f64::from(value),
         Some(Value::U64(value)) => value as f64,
         Some(Value::I64(value)) => value as f64,
-        // Tells what it should be.
+        // `get` returns an error that names the expected type.
         Some(Value::Bool(_) | Value::String(_) | Value::Array(_)) => {
             return gguf.meta().get::<f32>(key).map(|value| Some(value.into()));
         }
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_model_recommends_is_read_in_any_type_of_number_and_stands_back_behind_what_is_said() {
+    fn settings_are_read_from_any_number_type_and_overridden() {
         let gguf = file(|writer| {
             writer.set("general.sampling.temp", 0.6_f32).unwrap();
             writer.set("general.sampling.top_k", 20_i32).unwrap();
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_refused_by_its_key() {
+    fn a_value_that_is_not_a_number_is_rejected_by_key() {
         let gguf = file(|writer| writer.set("general.sampling.temp", "hot").unwrap());
         let told = Recommended::from_gguf(&gguf).unwrap_err().to_string();
         assert!(told.contains("general.sampling.temp"), "{told}");

@@ -1,15 +1,15 @@
-//! Templates that mean harm. Each is refused, or stopped, or writes something, in little time, memory and stack; the
-//! process lives on. In a process of its own, so that its memory can be looked at.
+//! Hostile templates. Each is rejected, stopped, or renders within bounded time, memory and stack,
+//! and the process continues. Runs in a process of its own, so that its memory can be measured.
 
 use std::time::{Duration, Instant};
 
 use kvant_text::chat::{ChatTemplate, Message, RenderOptions, Rendered, TemplateError};
 
-/// Bytes of stack that are enough for parsing and rendering anything.
+/// Stack bytes that suffice for parsing and rendering any template.
 const STACK: usize = 1 << 20;
-/// Memory of the whole process, in kilobytes, when all is done.
+/// Memory of the whole process at the end, in kilobytes.
 const MAX_MEMORY_KB: u64 = 256 << 10;
-/// Far more than any takes on an idle machine, where the slowest takes half a second.
+/// Generous limit: the slowest template takes half a second on an idle machine.
 const MAX_TIME: Duration = Duration::from_secs(10);
 
 fn render(source: &str) -> Result<Rendered, TemplateError> {
@@ -18,13 +18,13 @@ fn render(source: &str) -> Result<Rendered, TemplateError> {
     ChatTemplate::new(source, "<s>", "</s>")?.render(&messages, &RenderOptions::default())
 }
 
-/// `body` in a loop that would run for 10^12 rounds.
+/// Wraps `body` in a loop of 10^12 iterations.
 fn forever(body: &str) -> String {
     let outer = "{% for i in range(1000000) %}{% for j in range(1000000) %}";
     format!("{outer}{body}{{% endfor %}}{{% endfor %}}")
 }
 
-/// A variable that grows by `step` for many rounds.
+/// Builds a variable that grows by `step` for many iterations.
 fn grows(first: &str, step: &str) -> String {
     format!(
         "{{% set ns = namespace(x={first}) %}}{{% for i in range(200) %}}{{% set ns.x = {step} %}}{{% endfor %}}\
@@ -37,7 +37,7 @@ fn corpus() -> Vec<(&'static str, String)> {
         |open: &str, close: &str, n: usize| format!("{{{{ {}{} }}}}", open.repeat(n), close.repeat(n));
     let n = 100_000;
     vec![
-        // The stack of the parser.
+        // Stack of the parser.
         ("lists in lists", nested("[", "]", n)),
         ("lists that never end", format!("{{{{ {}", "[".repeat(n))),
         ("brackets", nested("(", ")", n)),
@@ -64,7 +64,7 @@ fn corpus() -> Vec<(&'static str, String)> {
         ("filters of tests", format!("{{{{ 1{} }}}}", "|map('upper')|select('in',[1])".repeat(n / 32))),
         ("a long string", format!("{{{{ '{}' }}}}", "x".repeat(n))),
         ("too long", " ".repeat(300 << 10)),
-        // The stack of the renderer.
+        // Stack of the renderer.
         ("a macro of itself", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}".to_owned()),
         (
             "two macros",
@@ -151,7 +151,7 @@ fn corpus() -> Vec<(&'static str, String)> {
                 .into(),
         ),
         ("namespaces", forever("{% set a = namespace(x='y' * 1000) %}")),
-        // Numbers, and what is no template.
+        // Numbers, and malformed templates.
         ("big numbers", "{{ 9223372036854775807 * 9223372036854775807 * 9223372036854775807 }}".to_owned()),
         ("huge numbers", "{{ 99999999999999999999999999999999999999999999 }}".to_owned()),
         ("powers", "{{ 2 ** 100000 }}{{ 2.0 ** 100000 }}".to_owned()),
@@ -196,7 +196,7 @@ fn corpus() -> Vec<(&'static str, String)> {
     ]
 }
 
-/// The most memory that this process ever had, in kilobytes, where that is told.
+/// Returns the peak memory of this process in kilobytes, if the system reports it.
 fn peak_kb() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse().ok())

@@ -1,27 +1,29 @@
-//! What a file says of its tower.
+//! Hyper-parameters of a vision encoder, read from its file.
 
 use kvant_gguf::{Array, FromValue, Gguf, GgufError};
 use kvant_model::ModelError;
 
-/// What makes rows of what a tower gives.
+/// The projector: maps encoder outputs to soft tokens of the text model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Projector {
-    /// SmolVLM and Idefics 3 (arXiv 2504.05299): neighbouring patches side by side, one matrix.
+    /// SmolVLM and Idefics 3 (arXiv 2504.05299): pixel shuffle and one matrix.
     Idefics3,
-    /// InternVL 2.5 and 3 (arXiv 2504.10479): neighbours side by side, a norm and two layers.
+    /// InternVL 2.5 and 3 (arXiv 2504.10479): pixel shuffle, a norm and a two-layer MLP.
     InternVl,
-    /// Pixtral (arXiv 2410.07073) and Mistral Small 3: neighbours merged by a matrix in the latter, two layers.
+    /// Pixtral (arXiv 2410.07073) and Mistral Small 3: a two-layer MLP, after a patch merger in the
+    /// latter.
     Pixtral,
-    /// LFM2-VL: neighbours side by side, two layers.
+    /// LFM2-VL: pixel shuffle and a two-layer MLP.
     Lfm2,
-    /// Qwen2.5-VL (arXiv 2502.13923): the same, of a tower in which most layers see a window of the picture.
+    /// Qwen2.5-VL (arXiv 2502.13923): the same, with an encoder of mostly window attention.
     Qwen25,
-    /// Qwen3-VL (arXiv 2511.21631): the same without windows; what some layers leave is made rows of too, for the first layers of the text model.
+    /// Qwen3-VL (arXiv 2511.21631): the same without windows, and DeepStack: the outputs of some
+    /// encoder layers are projected too, and added behind the first layers of the text model.
     Qwen3,
 }
 
 impl Projector {
-    /// What chat templates of the family write for a picture.
+    /// Returns the image placeholder of the family's chat templates.
     pub fn mark(self) -> &'static str {
         match self {
             Self::Idefics3 | Self::Lfm2 => "<image>",
@@ -42,62 +44,64 @@ const PROJECTORS: [(&str, Projector); 6] = [
     ("qwen3vl_merger", Projector::Qwen3),
 ];
 
-/// What a value of a feed-forward layer becomes.
+/// Activation of a feed-forward layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Activation {
     /// GELU in its tanh form.
     GeluTanh,
-    /// GELU as it is (arXiv 1606.08415).
+    /// Exact GELU (arXiv 1606.08415).
     Gelu,
     /// SiLU.
     Silu,
 }
 
-/// The hyper-parameters of a tower.
+/// Hyper-parameters of a vision encoder.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// What makes rows of its results.
+    /// The projector.
     pub projector: Projector,
-    /// Pixels of a side of a tile or, where pictures stay whole, those that the longer side has at most.
+    /// Side of a tile in pixels; where images are not tiled, the maximum of the longer side.
     pub image_size: usize,
-    /// Pixels of a side of a patch.
+    /// Side of a patch in pixels.
     pub patch_size: usize,
-    /// Width of the tower's stream.
+    /// Hidden size of the encoder.
     pub n_embd: usize,
-    /// Width of its feed-forward layers.
+    /// Hidden size of its feed-forward layers.
     pub n_ff: usize,
-    /// Layers.
+    /// Number of layers.
     pub n_layers: usize,
-    /// Heads of each.
+    /// Attention heads per layer.
     pub n_heads: usize,
-    /// Added to what norms divide by.
+    /// Epsilon of the norms.
     pub eps: f32,
-    /// Width of the rows that come out: that of the text model.
+    /// Width of the output rows: the hidden size of the text model.
     pub n_embd_text: usize,
-    /// Patches of a side of the square that becomes one row.
+    /// Side, in patches, of the square that becomes one row.
     pub n_merge: usize,
-    /// What is taken off each colour, of numbers from 0 to 1.
+    /// Mean of each colour channel, for values from 0 to 1.
     pub mean: [f32; 3],
-    /// What they are divided by then.
+    /// Standard deviation of each colour channel.
     pub std: [f32; 3],
-    /// Pixels that the longer side of a picture gets before it is cut into tiles or, of LFM2-VL, those of a side of a tile.
+    /// Longer side in pixels to which an image is scaled before tiling; for LFM2-VL, the side of a
+    /// tile.
     pub longest_edge: usize,
-    /// The fewest and the most tiles that a picture is cut into.
+    /// Minimum and maximum number of tiles.
     pub tiles: [usize; 2],
-    /// The fewest and the most pixels of a picture that stays whole (LFM2-VL).
+    /// Minimum and maximum pixels of an image that is not tiled (LFM2-VL).
     pub pixels: [usize; 2],
-    /// Which layers see the whole picture, each of so many, and the pixels of a side of what others see (Qwen2.5-VL).
+    /// Interval of layers with full attention, and the side in pixels of the attention windows of
+    /// the other layers (Qwen2.5-VL).
     pub windows: Option<[usize; 2]>,
-    /// Layers that leave something for the text model, besides the last one (Qwen3-VL).
+    /// Layers with DeepStack outputs, besides the last layer (Qwen3-VL).
     pub deep: Vec<usize>,
     pub(crate) activation: Activation,
 }
 
 impl Config {
-    /// That of a file as `convert_hf_to_gguf.py --mmproj` writes it.
+    /// Reads the hyper-parameters of a file as `convert_hf_to_gguf.py --mmproj` writes it.
     ///
     /// # Errors
-    /// A file of another kind, a projector that is not known, numbers that make no sense.
+    /// A file of another kind, an unknown projector, invalid numbers.
     pub fn from_gguf(gguf: &Gguf) -> Result<Self, ModelError> {
         let meta = gguf.meta();
         let architecture: &str = meta.get("general.architecture")?;
@@ -105,7 +109,7 @@ impl Config {
             return Err(value("general.architecture", "clip, that of a file mmproj-*.gguf", architecture));
         }
         if !meta.find("clip.has_vision_encoder")?.unwrap_or(false) {
-            let what = "a tower of another sense than vision (clip.has_vision_encoder)".to_owned();
+            let what = "an encoder of another modality than vision (clip.has_vision_encoder)".to_owned();
             return Err(ModelError::Unsupported { what });
         }
         let names = ["clip.projector_type", "clip.vision.projector_type"];
@@ -114,7 +118,7 @@ impl Config {
         let projector = PROJECTORS.iter().find(|(name, _)| *name == named).map(|(_, projector)| *projector);
         let projector = projector.ok_or_else(|| {
             let known = PROJECTORS.map(|(name, _)| name).join(", ");
-            value(names[0], &format!("one of those that are known ({known})"), named)
+            value(names[0], &format!("one of {known}"), named)
         })?;
         let size = |name: &str| meta.get::<usize>(&format!("clip.vision.{name}"));
         let found = |name: &str| meta.find::<usize>(&format!("clip.vision.{name}"));
@@ -132,13 +136,13 @@ impl Config {
         };
         let patch_size = size("patch_size")?;
         let row = patch_size.saturating_mul(n_merge).saturating_pow(2);
-        // What published processors say where files do not.
+        // Defaults of the published processors, for keys that files lack.
         let (longest_edge, tiles) = match projector {
             Projector::Lfm2 => (32usize.saturating_mul(patch_size), [2, 10]),
             _ => (image_size.saturating_mul(4), [1, 12]),
         };
         let rows = match projector {
-            // A fourth of what their processors allow: a tower takes minutes for that.
+            // A quarter of the processors' maximum, which would take the encoder minutes.
             Projector::Qwen25 => [4, 4096],
             Projector::Qwen3 => [64, 4096],
             _ => [64, 256],
@@ -178,19 +182,19 @@ impl Config {
         Ok(config)
     }
 
-    /// Pixels of a side of the square that becomes one row.
+    /// Returns the side in pixels of the square that becomes one row.
     pub fn row_pixels(&self) -> usize {
         self.patch_size * self.n_merge
     }
 
-    /// Values of a head.
+    /// Returns the head dimension.
     pub(crate) fn head_dim(&self) -> usize {
         self.n_embd / self.n_heads
     }
 
     fn check(&self) -> Result<(), ModelError> {
         const MOST: usize = 1 << 16;
-        // Of all tiles of a picture.
+        // Of all tiles of an image.
         const MOST_PIXELS: usize = 1 << 26;
         let sizes = [
             ("image_size", self.image_size),
@@ -227,7 +231,7 @@ impl Config {
             && (every == 0 || side < self.row_pixels() || side > MOST)
         {
             let expected =
-                format!("layers of which each of some, and sides of {} to {MOST}", self.row_pixels());
+                format!("a positive interval of layers, and sides of {} to {MOST}", self.row_pixels());
             return Err(value("clip.vision.window_size", &expected, &format!("{every}, and {side}")));
         }
         match self.projector {
@@ -241,7 +245,7 @@ impl Config {
             let got = format!("{:?}", self.pixels);
             return Err(value(
                 "clip.vision.image_max_pixels",
-                "as many as the fewest, up to 64 million",
+                "at least the minimum, up to 64 million",
                 &got,
             ));
         }
@@ -270,20 +274,20 @@ impl Config {
         }
         if self.tiles[0] > self.tiles[1] || self.tiles[1] > 256 {
             let got = format!("{:?}", self.tiles);
-            return Err(value("clip.vision.preproc_max_tiles", "as many as the fewest, up to 256", &got));
+            return Err(value("clip.vision.preproc_max_tiles", "at least the minimum, up to 256", &got));
         }
         Ok(())
     }
 }
 
-/// Layers of which a file says that they leave something for the text model.
+/// Returns the DeepStack layers of a file.
 fn deep(gguf: &Gguf) -> Result<Vec<usize>, ModelError> {
     let flags: Option<Array<'_>> = gguf.meta().find("clip.vision.is_deepstack_layers")?;
     let flags = flags.into_iter().flatten().map(|flag| bool::from_value(flag).unwrap_or(false));
     Ok(flags.enumerate().filter_map(|(layer, is_deep)| is_deep.then_some(layer)).collect())
 }
 
-/// Three numbers of a file, one for each colour.
+/// Reads one number per colour channel.
 fn colours(gguf: &Gguf, key: &str) -> Result<[f32; 3], ModelError> {
     let numbers: Array<'_> = gguf.meta().get(key)?;
     let numbers: Vec<f32> = numbers.iter().filter_map(f32::from_value).collect();

@@ -1,29 +1,29 @@
-//! Errors of loading a tower and of reading pictures.
+//! Errors of loading a vision encoder and of decoding images.
 
 use kvant_backend::BackendError;
 use kvant_gguf::{GgufError, printable};
 use kvant_model::ModelError;
 
-/// Why a picture cannot become rows.
+/// Why an image cannot be encoded.
 #[derive(Debug, thiserror::Error)]
 pub enum VisionError {
-    /// The file of the tower is not sound, or the tower is of a kind that is not known.
+    /// The encoder's file is malformed, or its kind is not supported.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// Bytes that are no picture.
-    #[error("not a picture that can be read (PNG, JPEG, WebP, GIF or BMP): {}", printable(.why, 128))]
+    /// The bytes are not an image.
+    #[error("not a readable image (PNG, JPEG, WebP, GIF or BMP): {}", printable(.why, 128))]
     Picture {
-        /// What the decoder says.
+        /// The decoder's message.
         why: String,
     },
-    /// A picture that is too large, or so narrow that it cannot be cut.
-    #[error("a picture of {width} x {height} pixels: expected {expected}")]
+    /// The image is too large, or too narrow for tiling.
+    #[error("an image of {width} x {height} pixels: expected {expected}")]
     Size {
-        /// Pixels of a row.
+        /// Width in pixels.
         width: u32,
-        /// Rows.
+        /// Height in pixels.
         height: u32,
-        /// What can be read.
+        /// The supported sizes.
         expected: String,
     },
 }

@@ -1,13 +1,14 @@
-//! What lies between the products of a tower: plain loops, which the compiler makes vector instructions of, shared among threads.
+//! CPU operations between the matrix products of the encoder: plain loops that the compiler
+//! vectorizes, split over threads.
 
 use std::thread;
 
 use crate::config::Activation;
 
-/// Values that are worth a thread of their own.
+/// Minimum of values per thread.
 const SHARE: usize = 1 << 14;
 
-/// Hands whole rows of `values` `[.., row]` to `f`, on up to `n_threads` threads.
+/// Passes whole rows of `values` `[.., row]` to `f`, on up to `n_threads` threads.
 pub(crate) fn for_rows(values: &mut [f32], row: usize, n_threads: usize, f: impl Fn(&mut [f32]) + Sync) {
     let n_shares = n_threads.min(values.len() / SHARE).max(1);
     if n_shares == 1 {
@@ -22,7 +23,7 @@ pub(crate) fn for_rows(values: &mut [f32], row: usize, n_threads: usize, f: impl
     });
 }
 
-/// What an activation makes of a row.
+/// Applies an activation to a row.
 pub(crate) fn activate(row: &mut [f32], activation: Activation) {
     let [a, b] = kvant_backend::Activation::GELU;
     match activation {
@@ -46,14 +47,15 @@ fn erf(x: f32) -> f32 {
     (1.0 - of_t * exp(-x * x)).copysign(x)
 }
 
-/// `exp(x)`, within 3 units of the last place where that is a normal number, and never less than the smallest of those.
+/// Returns `exp(x)`, within 3 units in the last place where the result is normal, and at least the
+/// smallest normal number.
 fn exp(x: f32) -> f32 {
-    // Adding this leaves a whole number in the last bits.
+    // Adding this constant leaves the rounded integer in the low bits.
     const TO_WHOLE: f32 = 12_582_912.0;
     let x = x.clamp(-87.0, 88.0);
     let n = x * std::f32::consts::LOG2_E + TO_WHOLE;
     let whole = n - TO_WHOLE;
-    // ln 2 in two parts: what is taken off first is exact.
+    // ln 2 in two parts: the first subtraction is exact.
     let r = x - whole * 0.693_359_4 + whole * 2.121_944_4e-4;
     let series = 1.0
         + r * (1.0
@@ -79,7 +81,7 @@ mod tests {
         assert!(exp(f32::NEG_INFINITY) < 1e-37 && exp(-1e30) > 0.0);
     }
 
-    /// By a series of erf that needs no other constants.
+    /// Compares with a series of erf that needs no other constants.
     #[test]
     fn the_error_function_is_its_series() {
         for x in points().filter(|x| x.abs() < 4.0) {

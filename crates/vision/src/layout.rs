@@ -1,6 +1,7 @@
-//! How a picture is cut, and what stands around and between its parts in a text.
+//! Preprocessing: scales and tiles an image, and lays its rows out among marker tokens.
 //!
-//! Each family was trained with its own way: sizes, filters and roundings here are those of its processor in `transformers`, marks are of its vocabulary.
+//! Each family has its own scheme: sizes, filters and rounding follow its processor in
+//! `transformers`, markers are tokens of its vocabulary.
 
 use std::ops::Range;
 
@@ -8,36 +9,36 @@ use crate::config::{Config, Projector};
 use crate::resize::Filter;
 use crate::{Picture, VisionError};
 
-/// A picture as a model was trained to have it.
+/// A preprocessed image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
-    /// What the tower sees, one after the other.
+    /// Inputs of the encoder, in order.
     pub tiles: Vec<Picture>,
-    /// What a text holds in its place.
+    /// The prompt text in place of the image.
     pub pieces: Vec<Piece>,
-    /// Rows of a line, where the text model is to know that they lie in a plane.
+    /// Rows per line, where the text model uses M-RoPE positions in a plane.
     pub columns: Option<usize>,
 }
 
-/// A part of what stands for a picture in a text.
+/// A piece of an image's prompt text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Piece {
-    /// Text that the model's vocabulary makes tokens of, special ones too.
+    /// Text that is tokenized with the model's vocabulary, special tokens included.
     Mark(String),
     /// Rows of a tile.
     Rows {
-        /// Which of [`Layout::tiles`].
+        /// Index in [`Layout::tiles`].
         tile: usize,
-        /// Which of its rows.
+        /// Range of the tile's rows.
         rows: Range<usize>,
     },
 }
 
 impl Layout {
-    /// How a tower of this kind has a picture.
+    /// Preprocesses an image for this encoder.
     ///
     /// # Errors
-    /// A picture so narrow that nothing is left of it.
+    /// An image so narrow that scaling leaves no pixel.
     pub fn new(config: &Config, picture: &Picture) -> Result<Self, VisionError> {
         match config.projector {
             Projector::Idefics3 => in_tiles_of_idefics(config, picture),
@@ -48,14 +49,14 @@ impl Layout {
         }
     }
 
-    /// Rows of all tiles.
+    /// Returns the number of rows of all tiles.
     pub fn n_rows(&self) -> usize {
         let rows = |piece: &Piece| if let Piece::Rows { rows, .. } = piece { rows.len() } else { 0 };
         self.pieces.iter().map(rows).sum()
     }
 }
 
-/// The rows that a tile becomes.
+/// Returns the number of rows of a tile.
 fn n_rows(config: &Config, tile: &Picture) -> usize {
     (tile.width() / config.row_pixels()) * (tile.height() / config.row_pixels())
 }
@@ -64,28 +65,29 @@ fn mark(text: impl Into<String>) -> Piece {
     Piece::Mark(text.into())
 }
 
-/// All rows of a tile.
+/// Returns all rows of a tile.
 fn rows_of(config: &Config, tiles: &[Picture], tile: usize) -> Piece {
     Piece::Rows { tile, rows: 0..n_rows(config, &tiles[tile]) }
 }
 
-/// The tiles of a picture of whole tiles, row by row.
+/// Cuts an image into tiles, row by row; its sides are multiples of `side`.
 fn tiles_of(picture: &Picture, side: usize) -> Vec<Picture> {
     let [columns, rows] = [picture.width(), picture.height()].map(|pixels| pixels / side);
     let place = |index: usize| [index % columns * side, index / columns * side];
     (0..columns * rows).map(|index| picture.cut(place(index), [side, side])).collect()
 }
 
-/// Refuses a picture of which less than a pixel would be left.
+/// Rejects an image with a side of less than one pixel.
 fn check_sides(picture: &Picture, sides: [usize; 2]) -> Result<[usize; 2], VisionError> {
     if sides.contains(&0) {
         let (width, height) = (picture.width() as u32, picture.height() as u32);
-        return Err(VisionError::Size { width, height, expected: "one that is not as narrow".to_owned() });
+        return Err(VisionError::Size { width, height, expected: "a wider image".to_owned() });
     }
     Ok(sides)
 }
 
-/// The longer side gets so many pixels, both whole tiles then; and all of it once more in one tile.
+/// Scales the longer side to `longest_edge` and both sides to whole tiles; adds a thumbnail of the
+/// whole image as the last tile.
 fn in_tiles_of_idefics(config: &Config, picture: &Picture) -> Result<Layout, VisionError> {
     const MARK: &str = "<fake_token_around_image>";
     const MOST_SIDE: usize = 4096;
@@ -125,7 +127,8 @@ fn in_tiles_of_idefics(config: &Config, picture: &Picture) -> Result<Layout, Vis
     Ok(Layout { tiles, pieces, columns: None })
 }
 
-/// As many tiles as are most like the picture; where there are several, all of it once more in one behind them.
+/// Scales the image to the grid of tiles with the closest aspect ratio; adds a thumbnail where
+/// there are several tiles.
 fn in_best_tiles(config: &Config, picture: &Picture) -> Result<Layout, VisionError> {
     let side = config.image_size;
     let [columns, rows] = best_grid(picture, side, config.tiles);
@@ -139,8 +142,8 @@ fn in_best_tiles(config: &Config, picture: &Picture) -> Result<Layout, VisionErr
     Ok(Layout { tiles, pieces, columns: None })
 }
 
-/// The grid of so many tiles whose sides are most like the picture's: of those that are as like, the largest that has no more than twice the
-/// picture's pixels.
+/// Returns the grid within the tile limits whose aspect ratio is closest to the image's. Among
+/// equals, returns the largest with at most twice the image's pixels.
 fn best_grid(picture: &Picture, side: usize, [fewest, most]: [usize; 2]) -> [usize; 2] {
     let ratio = picture.width() as f64 / picture.height() as f64;
     let pixels = (picture.width() * picture.height()) as f64;
@@ -157,7 +160,8 @@ fn best_grid(picture: &Picture, side: usize, [fewest, most]: [usize; 2]) -> [usi
     best
 }
 
-/// The whole picture, if it is not too large, in full patches; a mark behind each line of them.
+/// Scales the image down to the maximum side and up to whole patches, with a marker behind each
+/// line of rows.
 fn in_lines(config: &Config, picture: &Picture) -> Result<Layout, VisionError> {
     let (unit, most) = (config.row_pixels(), config.image_size as f64);
     let sides = [picture.width(), picture.height()];
@@ -178,14 +182,14 @@ fn area([width, height]: [usize; 2]) -> usize {
     width * height
 }
 
-/// The sides of a picture in whole rows, at least `least`.
+/// Returns the sides of an image rounded to whole rows, at least `least`.
 fn rounded(config: &Config, picture: &Picture, least: usize) -> [usize; 2] {
     let unit = config.row_pixels();
     let whole = |side: usize| (side as f64 / unit as f64).round_ties_even() as usize * unit;
     [picture.width(), picture.height()].map(|side| whole(side).max(least))
 }
 
-/// The same, with no more and no fewer pixels than a picture is to have that stays whole.
+/// Returns the rounded sides, scaled to the pixel limits of untiled images.
 fn within_bounds(config: &Config, picture: &Picture) -> [usize; 2] {
     let (unit, [fewest, most]) = (config.row_pixels(), config.pixels);
     let sides = [picture.width(), picture.height()];
@@ -201,7 +205,7 @@ fn within_bounds(config: &Config, picture: &Picture) -> [usize; 2] {
     }
 }
 
-/// The whole picture, whose rows lie in a plane for the text model too.
+/// Encodes the whole image without tiles, with M-RoPE positions in a plane.
 fn whole(config: &Config, picture: &Picture) -> Result<Layout, VisionError> {
     let [width, height] = within_bounds(config, picture);
     let tiles = vec![picture.resized(width, height, Filter::Bicubic)];
@@ -209,7 +213,7 @@ fn whole(config: &Config, picture: &Picture) -> Result<Layout, VisionError> {
     Ok(Layout { tiles, pieces, columns: Some(width / config.row_pixels()) })
 }
 
-/// A small picture whole, a larger one in tiles, and once more as a small one.
+/// Encodes a small image whole, and a larger one in tiles with a thumbnail.
 fn whole_or_in_tiles(config: &Config, picture: &Picture) -> Result<Layout, VisionError> {
     let small = within_bounds(config, picture);
     let whole = picture.resized(small[0], small[1], Filter::Bilinear);

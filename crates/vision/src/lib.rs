@@ -1,10 +1,12 @@
-//! Pictures as rows of a language model.
+//! Vision encoders: images as soft tokens of a language model.
 //!
-//! A [`Tower`] is what a file `mmproj-*.gguf` of llama.cpp holds: a transformer over the patches of a picture, in which each sees all others, and
-//! a projector that makes rows of its results, as wide as those of the text model that it belongs to. [`Layout::new`] cuts a picture as the model was
-//! trained to have it, and says which marks of the vocabulary stand around and between its rows.
+//! A [`Tower`] is a vision encoder from llama.cpp's file `mmproj-*.gguf`: a bidirectional
+//! transformer over the patches of an image, and a projector that maps its outputs to rows as wide
+//! as the hidden size of the text model. [`Layout::new`] preprocesses an image as in training, and
+//! places marker tokens of the vocabulary around and between its rows.
 //!
-//! The products run on a device, as those of the text model do; what lies between them does not, as it is a small part of the time.
+//! Matrix products run on a device, as those of the text model do; the operations between them run
+//! on the host, as they take a small part of the time.
 #![forbid(unsafe_code)]
 
 mod config;

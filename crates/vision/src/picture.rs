@@ -1,4 +1,4 @@
-//! Pictures as they come: bytes of a file.
+//! Images: decoding and pixels.
 
 use std::io::Cursor;
 
@@ -7,11 +7,11 @@ use image::{DynamicImage, ImageDecoder, ImageReader, Limits};
 use crate::VisionError;
 use crate::resize::{Filter, resize};
 
-/// The most pixels of a side, and of a whole picture.
+/// Maximum pixels of a side, and of a whole image.
 const MOST_SIDE: u32 = 1 << 15;
 const MOST_PIXELS: u64 = 1 << 26;
 
-/// A picture in memory.
+/// An image in memory.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Picture {
     width: u32,
@@ -21,11 +21,12 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// The picture in the bytes of a PNG, JPEG, WebP, GIF or BMP file, turned as a camera says; of those that move, the first. What is
-    /// transparent lies on white.
+    /// Decodes a PNG, JPEG, WebP, GIF or BMP file, applies its EXIF orientation, and composites
+    /// transparent pixels on white. Of an animation, decodes the first frame.
     ///
     /// # Errors
-    /// Bytes that are none, and a picture of more than 64 million pixels, which is not looked at.
+    /// Bytes that are not an image, and an image of more than 64 million pixels, which is not
+    /// decoded.
     pub fn decode(bytes: &[u8]) -> Result<Self, VisionError> {
         let broken = |error: image::ImageError| VisionError::Picture { why: error.to_string() };
         let reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format();
@@ -52,41 +53,41 @@ impl Picture {
         Self::from_rgb(width, height, rgb)
     }
 
-    /// The picture of these pixels `[height, width, 3]`.
+    /// Creates an image from pixels `[height, width, 3]`.
     ///
     /// # Errors
-    /// None, or another number of them.
+    /// No pixels, or a number other than `width * height`.
     pub fn from_rgb(width: u32, height: u32, rgb: Vec<u8>) -> Result<Self, VisionError> {
         let n_bytes = 3 * u64::from(width) * u64::from(height);
         if n_bytes == 0 || n_bytes != rgb.len() as u64 {
-            let expected = format!("{n_bytes} bytes, and some, got {}", rgb.len());
+            let expected = format!("{n_bytes} bytes, more than 0, got {}", rgb.len());
             return Err(VisionError::Size { width, height, expected });
         }
         Ok(Self { width, height, rgb })
     }
 
-    /// Pixels of a row.
+    /// Returns the width in pixels.
     pub fn width(&self) -> usize {
         self.width as usize
     }
 
-    /// Rows.
+    /// Returns the height in pixels.
     pub fn height(&self) -> usize {
         self.height as usize
     }
 
-    /// Its pixels, `[height, width, 3]`.
+    /// Returns the pixels, `[height, width, 3]`.
     pub fn rgb(&self) -> &[u8] {
         &self.rgb
     }
 
-    /// The same in another size.
+    /// Resizes the image.
     pub(crate) fn resized(&self, width: usize, height: usize, filter: Filter) -> Self {
         let rgb = resize(&self.rgb, [self.width(), self.height()], [width, height], filter);
         Self { width: width as u32, height: height as u32, rgb }
     }
 
-    /// A part of it.
+    /// Crops the image.
     pub(crate) fn cut(&self, [x, y]: [usize; 2], [width, height]: [usize; 2]) -> Self {
         let row = 3 * self.width();
         let rows = self.rgb.chunks_exact(row).skip(y).take(height);
@@ -95,7 +96,7 @@ impl Picture {
     }
 }
 
-/// A colour that lies on white.
+/// Composites a colour on white.
 fn on_white([r, g, b, alpha]: [u8; 4]) -> [u8; 3] {
     let alpha = u16::from(alpha);
     [r, g, b].map(|colour| ((u16::from(colour) * alpha + 255 * (255 - alpha) + 127) / 255) as u8)

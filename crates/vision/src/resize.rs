@@ -1,9 +1,9 @@
-//! Other sizes of a picture, byte for byte as Pillow makes them: what models were trained with.
+//! Image resizing, bit-identical to Pillow, with which the models were trained.
 //!
-//! Rows first and then columns, with bytes in between, weights in 22 bits. Crates that do the same in another order differ where a filter
-//! overshoots.
+//! Horizontal pass first, then the vertical pass, with 8-bit values in between and 22-bit weights.
+//! Crates with another order differ where a filter overshoots.
 
-/// What a pixel is made of: the names are Pillow's.
+/// Resampling filter, by Pillow's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Filter {
     Bilinear,
@@ -12,7 +12,7 @@ pub(crate) enum Filter {
 }
 
 impl Filter {
-    /// How far it reaches, in pixels.
+    /// Returns the support in pixels.
     fn reach(self) -> f64 {
         match self {
             Self::Bilinear => 1.0,
@@ -21,13 +21,13 @@ impl Filter {
         }
     }
 
-    /// The weight of a pixel that lies so far away.
+    /// Returns the weight of a pixel at distance `x`.
     fn weight(self, x: f64) -> f64 {
         let far = x.abs();
         match self {
             _ if far >= self.reach() => 0.0,
             Self::Bilinear => 1.0 - far,
-            // Keys' cubic convolution, with -1/2 for its parameter.
+            // Keys' cubic convolution, with parameter -1/2.
             Self::Bicubic if far < 1.0 => (1.5 * far - 2.5) * far * far + 1.0,
             Self::Bicubic => ((-0.5 * far + 2.5) * far - 4.0) * far + 2.0,
             Self::Lanczos => sinc(x) * sinc(x / 3.0),
@@ -42,13 +42,13 @@ fn sinc(x: f64) -> f64 {
 
 const BITS: u32 = 22;
 
-/// The pixels that one is made of: the first, and the weight of each.
+/// Filter taps of an output pixel: the first input pixel, and the weights.
 struct Taps {
     first: usize,
     weights: Vec<i32>,
 }
 
-/// What each of `to` pixels is made of, of `from`.
+/// Returns the taps of each of `to` output pixels over `from` input pixels.
 fn taps(from: usize, to: usize, filter: Filter) -> Vec<Taps> {
     let step = from as f64 / to as f64;
     let width = step.max(1.0);
@@ -70,7 +70,7 @@ fn byte(sum: i32) -> u8 {
     (sum >> BITS).clamp(0, 255) as u8
 }
 
-/// A picture `[height, width, 3]` in another size.
+/// Resizes an image `[height, width, 3]`.
 pub(crate) fn resize(rgb: &[u8], [width, height]: [usize; 2], to: [usize; 2], filter: Filter) -> Vec<u8> {
     const HALF: i32 = 1 << (BITS - 1);
     let narrow: Vec<u8> = if to[0] == width {

@@ -1,11 +1,13 @@
-//! A transformer over patches, each of which sees all others.
+//! Vision encoder: a bidirectional transformer over patches.
 //!
 //! ```text
 //! x = W_p patch + position
 //! x = x + W_o attention(W_q n, W_k n, W_v n),  n = norm(x)
-//! x = x + W_down a(W_up n),                    n = norm(x)      (a(W_gate n) * (W_up n) where there are gates)
+//! x = x + W_down a(W_up n),                    n = norm(x)
 //! rows = W_2 a(W_1 neighbours(norm(x)))
 //! ```
+//!
+//! With gates, the feed-forward layer is `W_down (a(W_gate n) * (W_up n))`.
 
 use std::sync::Arc;
 
@@ -17,58 +19,61 @@ use crate::host::{activate, for_rows};
 use crate::weights::{Head, Layer, Norm, NormAndBias, Weights, all_rows};
 use crate::{Picture, VisionError};
 
-/// A tower on a device.
+/// A vision encoder on a device.
 pub struct Tower<B: Backend> {
     device: Arc<B>,
     config: Config,
     weights: Weights<B>,
 }
 
-/// What a tower works with: rows of one tile.
+/// Buffers for the rows of one tile.
 struct Work<B: Backend> {
-    /// Rows: patches, and a class before them where there is one.
+    /// Number of rows: patches, after a class token where the model has one.
     n: usize,
-    /// Patches of a line, and lines.
+    /// Patches per line, and lines.
     grid: [usize; 2],
-    /// Which patch each row is of, counted line by line, and the rows of each window.
+    /// Patch index of each row, counted line by line, and the number of rows of each attention
+    /// window.
     order: Vec<usize>,
     windows: Vec<usize>,
-    /// The stream, `[n, n_embd]`.
+    /// The residual stream, `[n, n_embd]`.
     x: B::Buffer,
-    /// The same, normalised.
+    /// The normalized stream.
     normed: B::Buffer,
     /// Queries, keys and values, `[n, n_embd]` each.
     qkv: [B::Buffer; 3],
-    /// What attention gives.
+    /// Output of attention.
     attended: B::Buffer,
-    /// `[n, n_ff]`, twice where there are gates.
+    /// `[n, n_ff]`, twice for gated layers.
     hidden: [B::Buffer; 2],
     hidden_on_host: Vec<f32>,
-    /// Cosines and sines of where a patch lies, `[n, head_dim / 2, 2]`, where heads are turned.
+    /// Cosines and sines of the patch positions, `[n, head_dim / 2, 2]`, for encoders with RoPE.
     angles: Option<B::Buffer>,
 }
 
 impl<B: Backend> Tower<B> {
-    /// The tower in a file, on a device.
+    /// Loads the encoder of a file onto a device.
     ///
     /// # Errors
-    /// A file of another kind, a tower that is not known, tensors that do not fit, or a device without memory.
+    /// A file of another kind, an unknown encoder, tensors of wrong shapes, or a device without
+    /// memory.
     pub fn load(gguf: &Gguf, device: Arc<B>) -> Result<Self, VisionError> {
         let config = Config::from_gguf(gguf)?;
         let weights = Weights::load(gguf, &config, &*device)?;
         Ok(Self { device, config, weights })
     }
 
-    /// Its hyper-parameters.
+    /// Returns the hyper-parameters.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The rows of a tile, `[n, n_embd_text]`, line by line; and then, as many, what is to be added to them behind each of the first layers of the text
-    /// model, of as many of them as [`Config::deep`] names.
+    /// Encodes a tile. Returns its rows `[n, n_embd_text]`, line by line, followed by as many
+    /// DeepStack rows for each layer in [`Config::deep`], which are added behind the first layers
+    /// of the text model.
     ///
     /// # Errors
-    /// A tile whose sides are no whole rows, or when the device fails.
+    /// A tile whose sides are not whole rows, or a failure of the device.
     pub fn rows(&self, tile: &Picture) -> Result<Vec<Vec<f32>>, VisionError> {
         let (c, device) = (&self.config, &*self.device);
         let work = &mut self.enter(tile)?;
@@ -90,7 +95,7 @@ impl<B: Backend> Tower<B> {
         Ok(rows)
     }
 
-    /// The patches of a tile, with where they lie.
+    /// Embeds the patches of a tile and adds their positions.
     fn enter(&self, tile: &Picture) -> Result<Work<B>, VisionError> {
         let (c, device) = (&self.config, &*self.device);
         let grid = [tile.width(), tile.height()].map(|pixels| pixels / c.patch_size);
@@ -103,7 +108,7 @@ impl<B: Backend> Tower<B> {
         let (true, Some(positions)) = (is_whole, positions) else {
             let (width, height) = (tile.width() as u32, tile.height() as u32);
             let expected = format!(
-                "tiles of {} pixels or, where they may differ, multiples of {}",
+                "tiles of {} pixels or, where sizes vary, multiples of {}",
                 c.image_size,
                 c.row_pixels()
             );
@@ -127,7 +132,7 @@ impl<B: Backend> Tower<B> {
         let n_pixels = 3 * c.patch_size * c.patch_size;
         let mut pixels = device.buffer(n_patches * n_pixels)?;
         device.write(&mut pixels, &self.patches(tile, grid, &work.order))?;
-        // The class has no pixels: patches become rows of their own before they join it.
+        // The class token has no pixels: patches are embedded separately before they join it.
         let of_pixels = self.weights.patches.output(&mut work.normed, false);
         device.project(all_rows(&pixels, n_patches), &mut [of_pixels])?;
         let mut rows = vec![0.0; n * c.n_embd];
@@ -149,7 +154,7 @@ impl<B: Backend> Tower<B> {
         Ok(work)
     }
 
-    /// The colours of each patch, `[patches, 3, patch_size, patch_size]`.
+    /// Returns the normalized colours of each patch, `[patches, 3, patch_size, patch_size]`.
     fn patches(&self, tile: &Picture, [columns, _]: [usize; 2], order: &[usize]) -> Vec<f32> {
         let (c, side) = (&self.config, self.config.patch_size);
         let mut values = Vec::with_capacity(3 * tile.width() * tile.height());
@@ -167,7 +172,8 @@ impl<B: Backend> Tower<B> {
         values
     }
 
-    /// What is added to `n` rows for where they lie; `None` where the tower knows no such grid.
+    /// Returns the position embeddings of `n` rows; `None` for an unsupported
+    /// grid.
     fn positions(&self, grid: [usize; 2], n: usize) -> Option<Vec<f32>> {
         let (c, positions) = (&self.config, &self.weights.positions);
         let n_known = positions.len() / c.n_embd;
@@ -185,7 +191,7 @@ impl<B: Backend> Tower<B> {
         }
     }
 
-    /// `y = norm(x)`, but for what a LayerNorm adds.
+    /// Computes `y = norm(x)`, without the bias of a LayerNorm.
     fn normalise(
         &self,
         norm: &Norm<B>,
@@ -209,7 +215,7 @@ impl<B: Backend> Tower<B> {
         Ok(())
     }
 
-    /// `norm(x)` on the host, with what a LayerNorm adds.
+    /// Computes `norm(x)` on the host, with the bias of a LayerNorm.
     fn normalise_whole(
         &self,
         (norm, added): &NormAndBias<B>,
@@ -276,10 +282,10 @@ impl<B: Backend> Tower<B> {
         Ok(())
     }
 
-    /// Rows of the text model, of patches `[patches, n_embd]`.
+    /// Projects patches `[patches, n_embd]` to rows of the text model.
     fn project(&self, head: &Head<B>, patches: &[f32], grid: [usize; 2]) -> Result<Vec<f32>, VisionError> {
         let (c, device) = (&self.config, &*self.device);
-        // Where a matrix merges neighbours, norms are of patches; else of neighbours side by side.
+        // With a merger matrix the norm applies to patches; otherwise to concatenated neighbours.
         let mut rows = patches.to_vec();
         let mut width = c.n_embd;
         if head.merger.is_none() {
@@ -307,7 +313,8 @@ impl<B: Backend> Tower<B> {
     }
 }
 
-/// Squares of `side` by `side` patches as rows, line by line: value i of patch p of a square is number `i of_value + p of_patch` of its row.
+/// Concatenates squares of `side` by `side` patches into rows, line by line: value i of patch p of
+/// a square is at `i of_value + p of_patch` of its row.
 fn neighbours(
     patches: &[f32],
     [columns, lines]: [usize; 2],
@@ -329,9 +336,9 @@ fn neighbours(
     rows
 }
 
-/// The rows of patches, line by line.
+/// Reorders rows of patches line by line.
 fn in_lines<B: Backend>(c: &Config, work: &Work<B>, stream: &[f32]) -> Vec<f32> {
-    // A class stands before them.
+    // The class token comes first.
     let patches = &stream[(work.n - work.order.len()) * c.n_embd..];
     let mut in_lines = vec![0.0; patches.len()];
     for (row, &patch) in patches.chunks_exact(c.n_embd).zip(&work.order) {
@@ -340,8 +347,8 @@ fn in_lines<B: Backend>(c: &Config, work: &Work<B>, stream: &[f32]) -> Vec<f32> 
     in_lines
 }
 
-/// How the heads of a tower are turned, if they are: how far the frequencies of columns lie from those of lines, in halves of a pair, and which values
-/// are turned together.
+/// Returns the RoPE variant of an encoder, if it has one: the offset of the column frequencies
+/// against those of lines, in halves of a pair, and the pairing.
 fn turns(projector: Projector) -> Option<(usize, Pairing)> {
     match projector {
         Projector::Pixtral => Some((2, Pairing::Interleaved)),
@@ -350,7 +357,8 @@ fn turns(projector: Projector) -> Option<(usize, Pairing)> {
     }
 }
 
-/// Cosines and sines of where each patch lies: the first half of a head's pairs by its line, the others by its column.
+/// Returns cosines and sines of each patch position: the first half of a head's pairs encodes the
+/// line, the second half the column.
 fn angles(head_dim: usize, columns: usize, order: &[usize], shift: usize) -> Vec<f32> {
     const THETA: f32 = 10_000.0;
     let n_pairs = head_dim / 2;
@@ -368,7 +376,8 @@ fn angles(head_dim: usize, columns: usize, order: &[usize], shift: usize) -> Vec
     angles
 }
 
-/// The patches of a grid, window by window, where windows have `side` patches or, at the border, fewer; and how many patches each has.
+/// Returns the patches of a grid, window by window, and the number of patches per window; windows
+/// have `side` patches per side, or fewer at the right and lower edges.
 fn in_windows([columns, lines]: [usize; 2], side: Option<usize>) -> (Vec<usize>, Vec<usize>) {
     let Some(side) = side else { return ((0..columns * lines).collect(), vec![columns * lines]) };
     let (mut order, mut windows) = (Vec::with_capacity(columns * lines), Vec::new());
@@ -384,7 +393,7 @@ fn in_windows([columns, lines]: [usize; 2], side: Option<usize>) -> (Vec<usize>,
     (order, windows)
 }
 
-/// Positions of a grid as those of another, whose points are made of these.
+/// Interpolates position embeddings of one grid for another, with the given taps.
 fn resized(positions: &[f32], [columns, lines]: [usize; 2], taps: [Taps; 2], n: usize) -> Vec<f32> {
     let to = taps.each_ref().map(Vec::len);
     let mut narrow = vec![0.0; lines * to[0] * n];
@@ -408,10 +417,10 @@ fn resized(positions: &[f32], [columns, lines]: [usize; 2], taps: [Taps; 2], n: 
     all
 }
 
-/// What each point is made of: points and their weights.
+/// Interpolation taps of each point: source points and weights.
 type Taps = Vec<Vec<(usize, f32)>>;
 
-/// The same where the first and the last points of both lie on each other: of the two neighbours.
+/// Returns bilinear taps with aligned corners.
 fn taps_of_corners(from: usize, to: usize) -> Taps {
     let step = (from - 1) as f32 / (to - 1).max(1) as f32;
     let of_point = |point: usize| {
@@ -423,7 +432,8 @@ fn taps_of_corners(from: usize, to: usize) -> Taps {
     (0..to).map(of_point).collect()
 }
 
-/// What each of `to` points is made of, of `from` points that lie as far: a triangle as wide as the steps of the sparser ones.
+/// Returns taps of `to` points over `from` points with a triangle filter, as wide as the coarser
+/// spacing.
 fn taps(from: usize, to: usize) -> Taps {
     let step = from as f64 / to as f64;
     let width = step.max(1.0);

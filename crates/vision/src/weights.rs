@@ -1,4 +1,4 @@
-//! The matrices of a tower, on a device.
+//! Weights of a vision encoder, on a device.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -17,12 +17,12 @@ pub(crate) struct Linear<B: Backend> {
 }
 
 impl<B: Backend> Linear<B> {
-    /// One of the products of a projection.
+    /// Describes this product as an output of a projection.
     pub fn output<'a>(&'a self, y: &'a mut B::Buffer, accumulate: bool) -> Output<'a, B> {
         Output { w: &self.w, bias: self.bias.as_ref(), y, accumulate }
     }
 
-    /// `W x + b` of rows on the host.
+    /// Computes `W x + b` for rows on the host.
     pub fn through(&self, device: &B, rows: &[f32]) -> Result<Vec<f32>, BackendError> {
         let n = rows.len() / self.w.n_in();
         let mut out = vec![0.0; n * self.w.n_out()];
@@ -34,12 +34,12 @@ impl<B: Backend> Linear<B> {
     }
 }
 
-/// What a projection reads: rows as they are.
+/// Describes rows as input of a projection, without a norm.
 pub(crate) fn all_rows<B: Backend>(x: &B::Buffer, rows: usize) -> Input<'_, B> {
     Input { x, norm: None, first_row: 0, rows }
 }
 
-/// A norm before products. What a LayerNorm adds then is added by the products that follow.
+/// A norm before products. The bias of a LayerNorm is folded into the products that follow.
 pub(crate) enum Norm<B: Backend> {
     Layer(B::Buffer),
     Rms(B::Buffer),
@@ -48,7 +48,7 @@ pub(crate) enum Norm<B: Backend> {
 /// One layer.
 pub(crate) struct Layer<B: Backend> {
     pub attn_norm: Norm<B>,
-    /// Of queries, keys and values.
+    /// Projections of queries, keys and values.
     pub qkv: [Linear<B>; 3],
     pub out: Linear<B>,
     pub ffn_norm: Norm<B>,
@@ -57,23 +57,23 @@ pub(crate) struct Layer<B: Backend> {
     pub down: Linear<B>,
 }
 
-/// What makes rows of what the last layer leaves.
+/// Projector, from the output of the last layer to rows.
 pub(crate) struct Head<B: Backend> {
-    /// Of neighbours side by side.
+    /// Applied to concatenated neighbours.
     pub norm: Option<(Norm<B>, f32)>,
-    /// What merges them first.
+    /// Merges neighbours first.
     pub merger: Option<Linear<B>>,
     pub first: Linear<B>,
-    /// Behind an activation.
+    /// After an activation.
     pub second: Option<Linear<B>>,
 }
 
-/// Where patches begin and rows end.
+/// All weights, from patch embedding to projector.
 pub(crate) struct Weights<B: Backend> {
     pub patches: Linear<B>,
-    /// A row in front of those of the patches.
+    /// Class token, in front of the patches.
     pub class: Option<Vec<f32>>,
-    /// What is added to each row, `[rows, n_embd]`.
+    /// Position embeddings, `[rows, n_embd]`.
     pub positions: Vec<f32>,
     /// Before the first layer.
     pub pre_norm: Option<NormAndBias<B>>,
@@ -81,14 +81,14 @@ pub(crate) struct Weights<B: Backend> {
     /// Behind the last one.
     pub post_norm: Option<NormAndBias<B>>,
     pub head: Head<B>,
-    /// Behind [`Config::deep`].
+    /// Projectors of [`Config::deep`].
     pub deep: Vec<Head<B>>,
 }
 
-/// A norm, and what it adds in the end.
+/// A norm and its bias.
 pub(crate) type NormAndBias<B> = (Norm<B>, Option<Vec<f32>>);
 
-/// Added to what the norms of projectors divide by, which no file says.
+/// Epsilon of projector norms, which files lack.
 const EPS: f32 = 1e-5;
 
 impl<B: Backend> Weights<B> {
@@ -107,7 +107,7 @@ impl<B: Backend> Weights<B> {
 struct Loader<'a, B: Backend> {
     gguf: &'a Gguf,
     device: &'a B,
-    /// Tensors that somebody has asked for.
+    /// Names of the tensors read so far.
     used: HashSet<String>,
 }
 
@@ -122,7 +122,7 @@ impl<B: Backend> Loader<'_, B> {
         const POSITIONS: &str = "v.position_embd.weight";
         let n_positions = match c.projector {
             Projector::Pixtral | Projector::Qwen25 => None,
-            // Those of a square, which are made those of any picture.
+            // Position embeddings of a square grid, interpolated for each image.
             Projector::Lfm2 | Projector::Qwen3 => {
                 Some(self.find(POSITIONS).map_or(1, |n| n.isqrt().pow(2).max(1)))
             }
@@ -143,7 +143,8 @@ impl<B: Backend> Loader<'_, B> {
         Ok(Weights { patches, class, positions, pre_norm, layers, post_norm, head: self.head(c)?, deep })
     }
 
-    /// The matrix of patches of two frames, which are the same of a picture that stands still.
+    /// Loads the patch embedding of two video frames as the sum of its matrices, since both frames
+    /// of an image are equal.
     fn patches_of_frames(&mut self, shape: [usize; 2]) -> Result<Linear<B>, ModelError> {
         const FRAMES: [&str; 2] = ["v.patch_embd.weight", "v.patch_embd.weight.1"];
         let [n_in, n_out] = shape;
@@ -163,7 +164,7 @@ impl<B: Backend> Loader<'_, B> {
         Ok(Linear { w, bias: bias.map(|bias| self.upload(&bias)).transpose()? })
     }
 
-    /// What makes rows of what a layer leaves for the text model.
+    /// Loads a DeepStack projector.
     fn deep_head(&mut self, c: &Config, layer: usize) -> Result<Head<B>, ModelError> {
         let name = |of: &str| format!("v.deepstack.{layer}.{of}");
         let side_by_side = c.n_embd * c.n_merge * c.n_merge;
@@ -192,7 +193,7 @@ impl<B: Backend> Loader<'_, B> {
         let scale = self.optional(&name("ls1.weight"), &[n])?;
         let out = self.linear(&name("attn_out"), [n, n], None, scale.as_deref())?;
         let (ffn_norm, added) = self.norm(&name("ln2"), n)?;
-        // Files of old converters have these two the other way round.
+        // Older converters swap the names of these two.
         let is_swapped = self
             .gguf
             .find_info(&name("ffn_up.weight"))
@@ -247,7 +248,7 @@ impl<B: Backend> Loader<'_, B> {
                     norm = Some((self.norm("mm.input_norm", n)?.0, c.eps));
                     merger = Some(self.linear("mm.patch_merger", [side_by_side, n], None, None)?);
                 }
-                // The text model has it too.
+                // The text model has this token too.
                 self.used.insert("v.token_embd.img_break".to_owned());
                 let hidden = n_hidden(self, "mm.1.weight");
                 let first = self.linear("mm.1", [n, hidden], None, None)?;
@@ -257,7 +258,7 @@ impl<B: Backend> Loader<'_, B> {
         })
     }
 
-    /// The rows of a tensor, where the file has it.
+    /// Returns the number of rows of a tensor, if the file has it.
     fn find(&self, name: &str) -> Option<usize> {
         self.gguf.find_info(name).map(|info| info.rows())
     }
@@ -278,7 +279,7 @@ impl<B: Backend> Loader<'_, B> {
         Ok(buffer)
     }
 
-    /// The norm of a name: one that adds something is a LayerNorm.
+    /// Loads a norm: with a bias it is a LayerNorm, otherwise an RMSNorm.
     fn norm(&mut self, name: &str, len: usize) -> Result<NormAndBias<B>, ModelError> {
         let weight = self.values(&format!("{name}.weight"), &[len])?;
         let weight = self.upload(&weight)?;
@@ -286,7 +287,7 @@ impl<B: Backend> Loader<'_, B> {
         Ok(if added.is_some() { (Norm::Layer(weight), added) } else { (Norm::Rms(weight), None) })
     }
 
-    /// The matrix of a name: `added` is what a norm before it adds to what enters, `scale` what its results are multiplied with.
+    /// Loads a matrix: `added` is the bias of the norm before it, `scale` a factor per output.
     fn linear(
         &mut self,
         name: &str,
@@ -297,7 +298,7 @@ impl<B: Backend> Loader<'_, B> {
         self.rows_of(name, shape, 0..shape[1], added, scale)
     }
 
-    /// The same of some rows of it.
+    /// Loads a range of rows of a matrix.
     fn rows_of(
         &mut self,
         name: &str,
@@ -310,7 +311,7 @@ impl<B: Backend> Loader<'_, B> {
         let tensor = self.gguf.tensor(&weight)?;
         self.used.insert(weight.clone());
         let info = tensor.info;
-        // Those of patches have three dimensions for what enters.
+        // The patch embedding has three input dimensions.
         if info.elements() != n_in * n_rows
             || info.shape.last() != Some(&n_rows)
             || !n_in.is_multiple_of(info.row_len())

@@ -1,15 +1,14 @@
-/* ---- The engine ----
-   What answers: WebAssembly in a worker of this page, in the place of a server (crates/server/assets/page/server.js), with the
-   same `server`, `why`, `get` and `ask`. */
+/* ---- The engine: WebAssembly in a worker of this page instead of a server ----
+   Has the interface of crates/server/assets/page/server.js: `server`, `why`, `get` and `ask`. */
 
-/** What it is, once it is met, and the words for it. */
+/** The engine's properties, once it is ready, and its labels on the page. */
 const server = { types: [], room: 0, about: '', waits: 'Waits for the engine', unsaid: 'by default' };
 const why = error => error.message;
 
 // The one script that may become a worker.
 const scripts = globalThis.trustedTypes?.createPolicy('kvant', { createScriptURL: () => 'worker.js' });
 
-/** A worker with a model: the one that is built in, or that of `file`. It is of use once `ready`, and until it is `over`. */
+/** A worker with the built-in model or that of `file`. Usable from `ready` until `over`. */
 class Engine {
   constructor(file) {
     Object.assign(this, { file, heard: new Map(), n: 0, over: '' });
@@ -17,7 +16,7 @@ class Engine {
     this.ready = new Promise((resolve, reject) => this.heard.set(undefined, data => data.wrong ? reject(new Error(data.wrong)) : resolve(data.opened)));
     this.worker.onmessage = ({ data }) => {
       const listen = this.heard.get(data.id);
-      // Of an answer there is more to hear, of all else not.
+      // An answer has several events, any other request has one.
       if (!data.event || data.event.finished) this.heard.delete(data.id);
       listen?.(data);
       if (data.isFault) this.end(data.wrong);
@@ -26,7 +25,7 @@ class Engine {
     this.worker.postMessage({ what: 'open', file, gpu: new URLSearchParams(location.search).get('gpu') });
   }
 
-  /** Gives the worker something to do; `listen` is told what comes of it. Gives what stops it. */
+  /** Sends a request to the worker; `listen` receives its events. Returns its cancel function. */
   tell(what, fields, listen) {
     const id = ++this.n;
     this.heard.set(id, listen);
@@ -37,7 +36,7 @@ class Engine {
     };
   }
 
-  /** Takes the worker's memory back. Whoever still waits is told why that is in vain. */
+  /** Terminates the worker. Pending requests receive the reason. */
   end(wrong) {
     if (this.over) return;
     this.over = wrong;
@@ -50,7 +49,7 @@ class Engine {
 
 let engine = new Engine(null);
 
-/** The engine, made anew with the same model where a fault has ended it. */
+/** Returns the engine, restarted with the same model after a fault. */
 function living() {
   if (engine.over) engine = new Engine(engine.file);
   return engine;
@@ -63,17 +62,17 @@ async function get(path) {
   if (path === 'props') return { default_generation_settings: { params: { temperature: about.temperature, top_p: about.top_p } } };
   const runs = about.gpu ? `webgpu: ${about.gpu}` : `CPU, ${about.kernels} kernels in WebAssembly; no WebGPU: ${about.without}`;
   tell('runs', `No server: this browser runs the model (${runs}).`);
-  server.about = `Nothing that is said here leaves this browser, which runs the model itself: ${runs}. For another model, drop a GGUF file anywhere.`;
+  server.about = `Chats stay in this browser, which runs the model itself: ${runs}. For another model, drop a GGUF file anywhere.`;
   return { data: [{ id: at.file?.name ?? about.name ?? 'built in', meta: { n_ctx: about.n_ctx } }] };
 }
 
-/** The meter's numbers, in the server's words. */
+/** Returns the memory figures in the server's format. */
 function meterOf({ types }, kv) {
   const shared_bytes = Math.max(0, kv.running_bytes + kv.idle_bytes - kv.bytes);
   return { ...kv, types, shared_bytes, running: +(kv.running_bytes > 0), parked: 0, ram_bytes: 0, disk_bytes: 0 };
 }
 
-/** The chunks of an answer, as they come, in the server's words. */
+/** Yields the chunks of an answer in the server's format. */
 async function* ask(messages, { system, ...asked }, signal) {
   const at = living(), events = [];
   await at.ready;
@@ -104,7 +103,7 @@ function chunkOf({ read, said, finished }) {
   };
 }
 
-/** Another model in the place of this one, which goes on where the other is refused. */
+/** Replaces the model; the present one stays where loading fails. */
 async function change(file) {
   notice(`Opens ${file.name} …`);
   const next = new Engine(file);
@@ -118,7 +117,7 @@ async function change(file) {
   const last = engine;
   engine = next;
   last.end(`${file.name} was opened`);
-  server.room = 0; // Who knows what it is: it is met anew.
+  server.room = 0; // Unknown until the next poll.
   notice(`${file.name} is open.`);
   poll();
 }
@@ -130,7 +129,7 @@ function wireModels() {
   ICONS.model = 'm8 1.8 5.5 3v6.4L8 14.2l-5.5-3V4.8zm0 6 5.5-3M8 7.8l-5.5-3M8 7.8v6.4';
   $('foot').before(el('p', { class: 'runs', id: 'runs' }));
   $('foot').append(iconButton('model', 'Open a GGUF file', () => input.click()));
-  // Keys are for servers.
+  // Only servers have API keys.
   $('settings').querySelector('[name=key]').closest('label').remove();
   const isFile = event => event.dataTransfer?.types.includes('Files');
   addEventListener('dragover', event => { if (isFile(event)) { event.preventDefault(); drop.hidden = false; } });

@@ -1,8 +1,9 @@
-/* The functions that the module imports as `gpu` (crates/webgpu/src/imports.rs), over the browser's WebGPU. Objects are known by
-   numbers, 0 for none. What has to be waited for is waited for here, while WebAssembly stands still (JavaScript Promise Integration). */
+/* The functions that the module imports as `gpu` (crates/webgpu/src/imports.rs), over the browser's
+   WebGPU. Objects have numeric handles, 0 for none. Promises are awaited here, while WebAssembly is
+   suspended (JavaScript Promise Integration). */
 
-/** Opens a GPU: { device, name, driver, isSoftware }, or { why } there is none to compute on. What is a program on the CPU is slower
-    than WebAssembly's vectors: it is taken where `asked` is 'any'. */
+/** Opens a GPU: { device, name, driver, isSoftware }, or { why } no GPU is usable. A software
+    renderer is slower than WebAssembly's SIMD, so it is used only where `asked` is 'any'. */
 async function openGpu(asked) {
   if (asked === 'off') return { why: 'not wanted' };
   if (!navigator.gpu) return { why: 'this browser has none' };
@@ -16,17 +17,18 @@ async function openGpu(asked) {
   if (isFallbackAdapter && asked !== 'any') return { why: `${name} is a program on the CPU` };
   const requiredLimits = {};
   for (const limit of ['maxBufferSize', 'maxStorageBufferBindingSize', 'maxStorageBuffersPerShaderStage', 'maxComputeWorkgroupStorageSize', 'maxComputeInvocationsPerWorkgroup', 'maxComputeWorkgroupSizeX', 'maxComputeWorkgroupsPerDimension']) requiredLimits[limit] = adapter.limits[limit];
-  // Not subgroups: browsers do not see that the threads which look levels up among each other are there all, and refuse those kernels.
+  // Without subgroups: browsers cannot prove that all threads of a subgroup lookup are active, and
+  // reject those kernels.
   const requiredFeatures = ['shader-f16'].filter(feature => adapter.features.has(feature));
   const device = await adapter.requestDevice({ requiredLimits, requiredFeatures });
   return { device, name, driver: vendor, isSoftware: isFallbackAdapter };
 }
 
-/** What the module imports, for an opened GPU or for { why }; `memory` gives that of the module. */
+/** Returns the module's imports, for an opened GPU or for { why }; `memory` returns its memory. */
 function importsOf(gpu, memory) {
   const { device } = gpu;
   const objects = [null], free = [], failures = [];
-  /** What `wait` waits for, buffers to let go of once the commands that were recorded are handed over, and what is to be said. */
+  /** Promises for `wait`, buffers to destroy after the next submit, and text for the module. */
   let pending = [], dying = [], words = new Uint8Array();
   const keep = object => {
     const at = free.pop() ?? objects.length;
@@ -37,7 +39,7 @@ function importsOf(gpu, memory) {
   const bytes = (at, n) => new Uint8Array(memory().buffer, at >>> 0, n);
   const read = (at, n) => new TextDecoder().decode(bytes(at, n));
   const say = text => (words = new TextEncoder().encode(text)).length;
-  /** A function that waits for a promise, where the browser has such. */
+  /** Wraps an async function so that WebAssembly can wait for it, where the browser supports that. */
   const waits = work => WebAssembly.Suspending ? new WebAssembly.Suspending(work) : () => { throw new Error('nothing waits in this browser'); };
   if (device) {
     device.onuncapturederror = ({ error }) => fail(error.message);
@@ -109,7 +111,7 @@ function importsOf(gpu, memory) {
     copy: (encoder, from, at, to, toAt, n) => objects[encoder].copyBufferToBuffer(objects[from], at, objects[to], toAt, n),
     clear: (encoder, buffer, at, n) => objects[encoder].clearBuffer(objects[buffer], at, n),
     submit(encoder) {
-      // Whatever was wrong with what was recorded shows here.
+      // Errors of recorded commands appear here.
       device.pushErrorScope('validation');
       device.queue.submit([objects[encoder].finish()]);
       pending.push(device.popErrorScope().then(error => { if (error) fail(error.message); }));
@@ -119,7 +121,7 @@ function importsOf(gpu, memory) {
     map: (buffer, at, n) => { pending.push(objects[buffer].mapAsync(GPUMapMode.READ, at, n)); },
     wait: waits(async () => {
       const all = pending.splice(0);
-      // What does not come is told by `mapped`.
+      // `mapped` reports failures.
       await Promise.allSettled([...all, device.queue.onSubmittedWorkDone()]);
     }),
     mapped(buffer, at, to, n) {

@@ -1,14 +1,15 @@
-/* The thread that the engine runs in, so that the page stays free: WebAssembly computes without a pause, but for when it waits for a
-   GPU. What the functions of the module do is told in crates/web/src/abi.rs. */
+/* The engine's worker thread, so that the page stays responsive: WebAssembly blocks, except while it
+   waits for a GPU. crates/web/src/abi.rs documents the module's functions. */
 
 let wasm, gpu;
-/** Answers that are waited for, the first of them in the making: { id, asked }. */
+/** Queued requests, of which the first is running: { id, asked }. */
 const asks = [];
 let isStopped = false;
-/** What the calls so far come back as: a call that comes while one waits for the GPU has to wait too. */
+/** Promise of all calls so far: calls are serialized, as one may be waiting for the GPU. */
 let turn = Promise.resolve();
 
-/** Calls the module; gives what it says. Throws a line of its own where it refuses, and `isFault` where it is of no use any more. */
+/** Calls the module and returns its output. Throws its error message, with `isFault` where the
+    instance is unusable. */
 function call(name, ...given) {
   const mine = turn.then(() => enter(name, given));
   turn = mine.catch(() => {});
@@ -21,7 +22,7 @@ async function enter(name, [input, ...flags]) {
   try {
     isDone = await wasm[name](...flags);
   } catch (error) {
-    // What the page's own functions throw has its words; what WebAssembly ends with has few.
+    // Errors of the page's own functions have a message; WebAssembly traps have little text.
     if (!(error instanceof WebAssembly.RuntimeError)) throw fault(error.message);
     const said = output();
     throw fault(said.startsWith('a fault') ? said : `the engine has stopped (${error.message}): the 4 GiB of memory that a page has are most likely full`);
@@ -38,7 +39,7 @@ function output() {
   return new TextDecoder().decode(new Uint8Array(wasm.memory.buffer, at, n));
 }
 
-/** Where `n` bytes of input go. */
+/** Returns the address for `n` bytes of input. */
 function place(n) {
   const at = wasm.kvant_input(n) >>> 0;
   if (!at) throw new Error(`${n} bytes do not fit`);
@@ -47,10 +48,10 @@ function place(n) {
 
 const json = value => new TextEncoder().encode(JSON.stringify(value));
 
-/** Bytes of a file that are in the browser's memory on their way to the module's. */
+/** Bytes of a file copied to the module's memory at a time. */
 const PIECE = 16 << 20;
 
-/** What the module imports as `file`: a dropped one, of which parts are read when they are asked for. */
+/** Returns the module's imports `file`: a dropped file, read in parts on request. */
 function importsOfFile(file) {
   const reader = new FileReaderSync();
   return {
@@ -65,7 +66,7 @@ function importsOfFile(file) {
   };
 }
 
-/** The module's functions, of an instance whose calls may wait where there is a GPU. */
+/** Returns the exports of a new instance; with a GPU, some of them are async. */
 async function instance(module, file) {
   const imports = { gpu: importsOf(gpu, () => wasm.memory), file: importsOfFile(file) };
   const made = await WebAssembly.instantiate(module, imports);
@@ -74,9 +75,9 @@ async function instance(module, file) {
   return { ...made.exports, ...Object.fromEntries(waiting) };
 }
 
-/** Opens a model on a GPU, or on the CPU where there is none or it does not take the model, which is said then. */
+/** Opens a model on a GPU, or on the CPU without a usable GPU, and reports the reason. */
 async function open(file, asked) {
-  if (file && await file.slice(0, 4).text() !== 'GGUF') throw new Error('this is no GGUF file');
+  if (file && await file.slice(0, 4).text() !== 'GGUF') throw new Error('not a GGUF file');
   const unpacked = (await fetch('kvant.packed')).body.pipeThrough(new DecompressionStream('gzip'));
   const module = await WebAssembly.compileStreaming(new Response(unpacked, { headers: { 'content-type': 'application/wasm' } }));
   gpu = await openGpu(asked).catch(error => ({ why: error.message }));
@@ -94,7 +95,7 @@ async function open(file, asked) {
   }
 }
 
-/** Lets messages in. */
+/** Yields to pending messages. */
 const breathe = () => new Promise(resolve => {
   const { port1, port2 } = new MessageChannel();
   port1.onmessage = resolve;

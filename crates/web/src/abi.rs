@@ -1,6 +1,8 @@
-//! The border to the page. No pointer is followed here: bytes come in where [`kvant_input`] says, and go out as JSON, or as a line that
-//! says what is wrong, where [`kvant_output`] says. What is imported is the page's GPU (`kvant-webgpu`) and a dropped file. On one, [`kvant_open`],
-//! [`kvant_begin`] and [`kvant_go_on`] wait for it, and no other function may be called meanwhile.
+//! The page's ABI. No pointer is dereferenced here: input bytes arrive at the address of
+//! [`kvant_input`]; output is JSON or a one-line error message at the address of [`kvant_output`].
+//! Imports are the page's GPU (`kvant-webgpu`) and a dropped file. With a GPU, [`kvant_open`],
+//! [`kvant_begin`] and [`kvant_go_on`] suspend for it, and no other function may be called
+//! meanwhile.
 
 use std::cell::{Cell, RefCell};
 use std::panic;
@@ -12,17 +14,18 @@ use kvant::{Error, Gguf, Model};
 
 use crate::{Engine, WebError};
 
-/// What an instance of the module is.
+/// State of an instance of the module.
 #[derive(Default)]
 struct Instance {
     engine: Option<Engine>,
-    /// What the page hands in with the next call.
+    /// Input of the next call.
     input: Vec<u8>,
 }
 
 thread_local! {
     static INSTANCE: RefCell<Instance> = RefCell::default();
-    /// What the last call has to say. Apart from the rest, so that a panic in the middle of it can speak.
+    /// Output of the last call. Separate from the rest, so that the panic hook can write it while
+    /// the rest is borrowed.
     static OUTPUT: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
@@ -30,7 +33,8 @@ fn say(text: impl Into<Vec<u8>>) {
     OUTPUT.set(text.into());
 }
 
-/// Runs `work` with what the page has handed in; what it gives or says becomes the output. Tells whether it went well.
+/// Runs `work` with the input; its result or error becomes the output. Returns whether it
+/// succeeded.
 fn call<T: Serialize>(work: impl FnOnce(&mut Instance, Vec<u8>) -> Result<T, WebError>) -> bool {
     let done = INSTANCE.with_borrow_mut(|instance| {
         let input = std::mem::take(&mut instance.input);
@@ -47,38 +51,39 @@ impl Instance {
     }
 }
 
-/// Bytes of memory that can still be had: WebAssembly of 32 bits ends at 4 GiB.
+/// Returns the bytes of memory still available: 32-bit WebAssembly ends at 4 GiB.
 #[cfg(target_arch = "wasm32")]
 fn room() -> usize {
     const PAGE: usize = 1 << 16;
     (usize::MAX / PAGE).saturating_sub(core::arch::wasm32::memory_size::<0>()) * PAGE
 }
 
-/// Bytes of memory that can still be had: as many as WebAssembly has, where this is not that.
+/// Returns the memory of 32-bit WebAssembly on other targets.
 #[cfg(not(target_arch = "wasm32"))]
 fn room() -> usize {
     u32::MAX as usize
 }
 
-/// The file that was dropped on the page; `None` where none was.
+/// Returns the file dropped on the page; `None` without one.
 #[cfg(target_arch = "wasm32")]
 fn dropped() -> Option<Box<dyn Store>> {
     crate::file::dropped()
 }
 
-/// The file that was dropped on the page: none, where there is no page.
+/// Returns `None`: other targets have no page.
 #[cfg(not(target_arch = "wasm32"))]
 fn dropped() -> Option<Box<dyn Store>> {
     None
 }
 
-/// Has panics speak through the output; to be called once, before anything else.
+/// Installs a panic hook that writes the output; must be called once, before all else.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvant_start() {
     panic::set_hook(Box::new(|panic| say(format!("a fault of Kvant: {panic}"))));
 }
 
-/// Where the page is to write the `n` bytes that belong to the next call, which takes them; null where there is no room.
+/// Returns the address for the `n` bytes of input of the next call, which consumes them; null
+/// without memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvant_input(n: usize) -> *mut u8 {
     INSTANCE.with_borrow_mut(|instance| {
@@ -91,7 +96,7 @@ pub extern "C" fn kvant_input(n: usize) -> *mut u8 {
     })
 }
 
-/// Where the output of the last call is.
+/// Returns the address of the last call's output.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvant_output() -> *const u8 {
     let text = OUTPUT.take();
@@ -100,7 +105,7 @@ pub extern "C" fn kvant_output() -> *const u8 {
     place
 }
 
-/// How many bytes the output of the last call has.
+/// Returns the bytes of the last call's output.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvant_output_len() -> usize {
     let text = OUTPUT.take();
@@ -109,8 +114,9 @@ pub extern "C" fn kvant_output_len() -> usize {
     n
 }
 
-/// Opens the GGUF file that was dropped on the page, or the built-in model where none was, on the CPU or on the page's GPU; gives an
-/// [`About`](crate::About). Memory of WebAssembly never shrinks: for another model, take another instance.
+/// Opens the GGUF file dropped on the page, or the built-in model without one, on the CPU or on the
+/// page's GPU. Outputs an [`About`](crate::About). WebAssembly memory never shrinks: use a new
+/// instance for another model.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvant_open(on_gpu: bool) -> bool {
     call(|instance, _| {
@@ -123,19 +129,19 @@ pub extern "C" fn kvant_open(on_gpu: bool) -> bool {
     })
 }
 
-/// Begins an answer to the [`Asked`](crate::Asked) of the input; gives nothing.
+/// Begins an answer to the [`Asked`](crate::Asked) of the input; outputs null.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvant_begin() -> bool {
     call(|instance, json| instance.engine()?.begin(&serde_json::from_slice(&json)?))
 }
 
-/// Goes a step on; gives an [`Event`](crate::Event).
+/// Advances the answer by a step; outputs an [`Event`](crate::Event).
 #[unsafe(no_mangle)]
 pub extern "C" fn kvant_go_on() -> bool {
     call(|instance, _| instance.engine()?.go_on())
 }
 
-/// Ends the answer where it is; gives nothing.
+/// Stops the answer; outputs null.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvant_stop() -> bool {
     call(|instance, _| {
@@ -144,7 +150,7 @@ pub extern "C" fn kvant_stop() -> bool {
     })
 }
 
-/// Gives a [`Kv`](crate::Kv).
+/// Outputs a [`Kv`](crate::Kv).
 #[unsafe(no_mangle)]
 pub extern "C" fn kvant_kv() -> bool {
     call(|instance, _| Ok(instance.engine()?.kv()))
@@ -167,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_opens_asks_and_hears_the_answer() {
+    fn a_page_opens_a_model_and_receives_an_answer() {
         assert!(!kvant_go_on());
         assert_eq!(output(), "no model is open");
         assert!(kvant_open(false));
@@ -196,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_handed_in_belongs_to_one_call_and_has_to_fit() {
+    fn input_belongs_to_one_call_and_has_to_fit() {
         assert!(kvant_input(usize::MAX).is_null());
         assert!(kvant_open(false), "{}", output());
         hand_in("no request");

@@ -1,45 +1,45 @@
-//! What the page asks: the fields of a request to the server that mean something without one.
+//! A generation request of the page: the server's request fields that apply without a server.
 
 use kvant::{Error, GenerateOptions, KvOptions, Model, Recommended, SamplerParams};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The types of keys and values where nothing is said.
+/// Default KV-cache types.
 const KV_TYPE: &str = "turbo3";
 
-/// A conversation, and how to answer it. What is left out is as the model recommends.
+/// A conversation with generation options. Missing options have the model's defaults.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Asked {
-    /// The messages, each with a `role` and a `content`, as the chat template reads them.
+    /// Messages with a `role` and a `content`, as the chat template reads them.
     pub messages: Vec<Value>,
-    /// One type for keys and values, or `K/V`.
+    /// KV-cache type: one for keys and values, or `K/V`.
     pub kv_type: Option<String>,
-    /// Divides the logits before the draw; 0 takes the likeliest token, and nothing else counts.
+    /// Divides the logits before sampling; 0 is greedy sampling, which ignores the other options.
     pub temperature: Option<f32>,
-    /// Draw from the fewest tokens that are this likely together.
+    /// Samples from the fewest tokens with this total probability.
     pub top_p: Option<f32>,
-    /// Tokens to say at most.
+    /// Maximum of generated tokens.
     pub max_tokens: Option<usize>,
-    /// Seed of the draws.
+    /// Sampling seed.
     pub seed: Option<u64>,
-    /// The time for templates that tell it, as seconds since 1970 of the clock on the wall.
+    /// Local time for chat templates, in seconds since 1970.
     pub now: i64,
 }
 
 impl Asked {
-    /// What the cache is to store.
+    /// Returns the KV options.
     ///
     /// # Errors
-    /// A name that is no KV type.
+    /// A name that is not a KV type.
     pub fn kv(&self) -> Result<KvOptions, Error> {
         self.kv_type.as_deref().unwrap_or(KV_TYPE).parse()
     }
 
-    /// How to go on after the prompt.
+    /// Returns the generation options.
     ///
     /// # Errors
-    /// Numbers without a meaning, here or in the model's file.
+    /// Invalid numbers, here or in the model's file.
     pub fn options(&self, model: &Model) -> Result<GenerateOptions, Error> {
         let said = Recommended { temperature: self.temperature, top_p: self.top_p, ..Recommended::default() };
         let mut sampler = defaults(model)?;
@@ -48,7 +48,7 @@ impl Asked {
         }
         let sampler = SamplerParams { seed: self.seed.unwrap_or(0), ..said.or(&sampler) };
         sampler.validate()?;
-        // Where there is no clock, nobody knows which guesses pay.
+        // Without a clock, the benefit of draft tokens cannot be measured.
         Ok(GenerateOptions {
             max_tokens: self.max_tokens,
             sampler,
@@ -58,7 +58,7 @@ impl Asked {
     }
 }
 
-/// How tokens are drawn where nothing is said.
+/// Returns the model's default sampling parameters.
 pub(crate) fn defaults(model: &Model) -> Result<SamplerParams, Error> {
     Ok(model.recommended()?.or(&SamplerParams::default()))
 }

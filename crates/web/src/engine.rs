@@ -1,4 +1,4 @@
-//! A model and the conversations with it, moved on one small step at a time.
+//! A model and its conversations, advanced in small steps.
 
 use std::borrow::Cow;
 
@@ -13,22 +13,22 @@ use serde_json::json;
 use crate::asked::defaults;
 use crate::{Asked, WebError};
 
-/// Tokens of a prompt that are read in one call: how long the page waits at most to be heard.
+/// Prompt tokens per call, which bounds the time until the page can respond.
 const PIECE: usize = 32;
-/// Conversations whose caches are kept, so that they go on without being read again.
+/// Maximum of conversations with a cache, so that they continue without another prefill.
 const MOST_KEPT: usize = 4;
-/// Tensors that stay in memory where the others go to a GPU: rows of them are looked up.
+/// Tensors that stay in host memory where the others go to a GPU: single rows are looked up.
 const LOOKED_UP: [&str; 2] = ["token_embd.weight", "per_layer_token_embd.weight"];
-/// Memory that is left to activations, and to what allocating wastes.
+/// Bytes reserved for activations and allocator overhead.
 const SPARE: usize = 192 << 20;
 const MIB: usize = 1 << 20;
 
-/// A model, what has been said with it, and at most one answer in the making.
+/// A model, its conversations, and at most one running answer.
 pub struct Engine {
     model: Model,
-    /// Bytes that all caches together may take.
+    /// Byte budget of all KV caches together.
     budget: usize,
-    /// The conversations, the one used last at the end; an answer is made in that one.
+    /// The conversations, the most recently used last; an answer runs in that one.
     talks: Vec<Talk>,
     answer: Option<Answer>,
 }
@@ -38,98 +38,99 @@ struct Talk {
     session: Session,
 }
 
-/// An answer in the making.
+/// A running answer.
 struct Answer {
     prompt: Vec<u32>,
-    /// Tokens of the prompt that were there already.
+    /// Prompt tokens found in the cache.
     cached: usize,
     options: GenerateOptions,
-    /// `None` while the prompt is read.
+    /// `None` during prefill.
     course: Option<Continuation>,
 }
 
-/// What a model is, for the page.
+/// Description of a model for the page.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct About {
-    /// Its own name, where the file tells.
+    /// Name in the file, if any.
     pub name: Option<String>,
-    /// Tokens that a conversation holds.
+    /// Context length in tokens.
     pub n_ctx: usize,
-    /// The device it runs on.
+    /// Name of the device.
     pub device: String,
-    /// The kernels that run there.
+    /// Name of its kernels.
     pub kernels: String,
-    /// The types of keys and values where the page asks for none.
+    /// Default types of keys and values.
     pub types: [&'static str; 2],
-    /// The temperature where the page asks for none.
+    /// Default temperature.
     pub temperature: f32,
-    /// The `top_p` where the page asks for none.
+    /// Default `top_p`.
     pub top_p: f32,
 }
 
-/// What came of one step.
+/// Result of one step.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// So much of the prompt has been read.
+    /// Prefill progress.
     Read {
         /// Tokens of the prompt.
         total: usize,
-        /// Of these, tokens that were there already.
+        /// Prompt tokens found in the cache.
         cached: usize,
-        /// Tokens that are there now.
+        /// Prompt tokens in the cache now.
         done: usize,
     },
-    /// A token was said: the text that became complete with it.
+    /// A generated token: the text completed by it.
     Said(String),
     /// The answer has ended.
     Finished(Finished),
 }
 
-/// How an answer ended.
+/// Results of an answer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Finished {
-    /// Text that was held back because its last character is not complete.
+    /// Text withheld because its last character is incomplete.
     pub text: String,
-    /// `stop`, or `length` where there was no more room.
+    /// `stop`, or `length` at a limit.
     pub reason: &'static str,
     /// Tokens of the prompt.
     pub prompt: usize,
-    /// Of these, tokens that were there already.
+    /// Prompt tokens found in the cache.
     pub cached: usize,
-    /// Tokens that were said.
+    /// Generated tokens.
     pub said: usize,
-    /// Bytes that the conversation's cache takes.
+    /// Bytes of the conversation's cache.
     pub bytes: usize,
-    /// Bytes that it would take in f16.
+    /// Bytes of an f16 cache of the same tokens.
     pub bytes_f16: usize,
 }
 
-/// What all caches take.
+/// Sizes of the KV caches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Kv {
-    /// Bytes that are allocated; what several share is counted once.
+    /// Bytes allocated; shared blocks count once.
     pub bytes: usize,
-    /// Bytes of the conversation that is being answered.
+    /// Bytes of the conversation with the running answer.
     pub running_bytes: usize,
-    /// What that would take in f16.
+    /// Bytes of an f16 cache of the same tokens.
     pub running_bytes_f16: usize,
-    /// Bytes of the others, each for itself.
+    /// Bytes of the other conversations, each counted in full.
     pub idle_bytes: usize,
-    /// What those would take in f16.
+    /// Bytes of f16 caches of the same tokens.
     pub idle_bytes_f16: usize,
-    /// Conversations that nobody waits for.
+    /// Idle conversations.
     pub idle: usize,
-    /// Bytes that there is room for.
+    /// Byte budget.
     pub budget: usize,
 }
 
 impl Engine {
-    /// Opens the model of a file, on the CPU or on the first adapter. `room` is the memory, in bytes, that can be allocated.
+    /// Opens the model of a file, on the CPU or on the first adapter. `room` is the available
+    /// memory in bytes.
     ///
     /// # Errors
-    /// A file without a tokenizer or a chat template, of a family or type that does not run, or too large; an adapter that is not there
-    /// or does not say a token.
+    /// A file without a tokenizer or a chat template, of an unsupported family or type, or too
+    /// large; a missing adapter, or one that fails to generate a token.
     pub fn open(gguf: Gguf, room: usize, on_gpu: bool) -> Result<Self, WebError> {
         let needed = needed(&gguf, on_gpu);
         if needed > room {
@@ -148,7 +149,8 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Has the model say a token, so that kernels which a GPU refuses are known of before somebody asks, and the others compiled.
+    /// Generates a token, to detect kernels that a GPU rejects before the first request, and to
+    /// compile the others.
     fn try_out(&mut self) -> Result<(), WebError> {
         let messages = vec![json!({ "role": "user", "content": "Hello" })];
         self.begin(&Asked { messages, max_tokens: Some(1), ..Asked::default() })?;
@@ -157,10 +159,10 @@ impl Engine {
         Ok(())
     }
 
-    /// What the model is.
+    /// Describes the model.
     ///
     /// # Errors
-    /// A file that recommends what has no meaning.
+    /// A file with invalid sampling defaults.
     pub fn about(&self) -> Result<About, WebError> {
         let name = self.model.gguf().meta().text_lossy("general.name");
         let (device, sampler) = (self.model.device(), defaults(&self.model)?);
@@ -176,10 +178,11 @@ impl Engine {
         })
     }
 
-    /// Begins an answer, in the place of one that is in the making. A conversation that goes on is not read again.
+    /// Begins an answer; a running one ends. A continued conversation needs no prefill of its
+    /// cached prefix.
     ///
     /// # Errors
-    /// A request that makes no sense, or a conversation that does not fit.
+    /// An invalid request, or a conversation that does not fit.
     pub fn begin(&mut self, asked: &Asked) -> Result<(), WebError> {
         self.answer = None;
         let options = asked.options(&self.model)?;
@@ -198,8 +201,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The conversation that goes on with `prompt`, taken from the others: one with the same kind of cache of which the larger part
-    /// stays, or a new one.
+    /// Takes the conversation that `prompt` continues from the list: one with the same KV types of
+    /// which at least half is reused, or a new one.
     fn take_talk(&mut self, asked: &Asked, prompt: &[u32]) -> Result<Talk, WebError> {
         let same =
             |session: &Session| session.tokens().iter().zip(prompt).take_while(|(a, b)| a == b).count();
@@ -216,10 +219,10 @@ impl Engine {
         Ok(Talk { kv, session: self.model.session(options)? })
     }
 
-    /// One step of the answer: a piece of the prompt is read, or a token said.
+    /// Advances the answer by a step: prefills a piece of the prompt, or generates a token.
     ///
     /// # Errors
-    /// No answer in the making, or what the engine runs into; the answer has ended then.
+    /// No running answer, or an error of the engine, which ends the answer.
     pub fn go_on(&mut self) -> Result<Event, WebError> {
         let event = self.advance();
         if !matches!(event, Ok(Event::Read { .. } | Event::Said(_))) {
@@ -236,7 +239,7 @@ impl Engine {
             Some(course) => course,
             None => {
                 let (total, cached, there) = (prompt.len(), *cached, session.tokens().len());
-                // The last token is left to what begins to speak.
+                // The last token is left to the generation.
                 let piece = (total - 1).saturating_sub(there).min(PIECE);
                 if piece > 0 {
                     session.feed(&prompt[there..there + piece], &mut |_| true)?;
@@ -256,12 +259,12 @@ impl Engine {
         Ok(Event::Finished(Finished { text, reason, prompt, cached, said, bytes, bytes_f16 }))
     }
 
-    /// Ends the answer where it is.
+    /// Stops the answer.
     pub fn stop(&mut self) {
         self.answer = None;
     }
 
-    /// What all caches take.
+    /// Returns the sizes of the KV caches.
     pub fn kv(&self) -> Kv {
         let running = self.answer.iter().count();
         let (idle, busy) = self.talks.split_at(self.talks.len() - running);
@@ -282,16 +285,17 @@ impl Engine {
     }
 }
 
-/// Bytes of memory that the model of a file takes here, on the CPU or beside a GPU, at most.
+/// Returns the bytes of memory that the model of a file takes, on the CPU or beside a GPU, at most.
 fn needed(gguf: &Gguf, on_gpu: bool) -> usize {
     let stays = |info: &&TensorInfo| !on_gpu || LOOKED_UP.contains(&info.name.as_str());
     let sum = gguf.tensors().iter().filter(stays).map(|info| info.n_bytes).fold(0, usize::saturating_add);
-    // A tensor is there twice while it is loaded; on the CPU the embedding stays, and may be an output matrix besides.
+    // A tensor exists twice during loading; on the CPU the embedding stays, and may also be an
+    // output matrix.
     let largest = gguf.tensors().iter().map(|info| info.n_bytes).max().unwrap_or(0);
     sum.saturating_add(largest.saturating_mul(2)).saturating_add(SPARE)
 }
 
-/// Bytes that all caches together may take on the first adapter: what a kernel reaches.
+/// Returns the byte budget of all caches on the first adapter: its largest binding.
 fn room_on_gpu() -> Result<usize, WebError> {
     let reached = kvant::adapters()?.first().map_or(0, |adapter| adapter.max_binding);
     Ok(usize::try_from(reached).unwrap_or(usize::MAX))
@@ -319,7 +323,7 @@ mod tests {
         json!([{ "role": "user", "content": text }])
     }
 
-    /// The whole answer, and how it ended.
+    /// Returns the whole answer, and its results.
     fn answer(engine: &mut Engine, asked: &Asked) -> (String, Finished) {
         engine.begin(asked).unwrap();
         let mut said = String::new();
@@ -333,9 +337,9 @@ mod tests {
     }
 
     #[test]
-    fn step_by_step_it_says_what_the_engine_says_at_once() {
+    fn stepwise_answers_equal_those_of_the_engine() {
         let (model, mut engine) = (Model::bundled(OpenOptions::default()).unwrap(), engine());
-        // The second question is read in several pieces.
+        // The second question is prefilled in several pieces.
         let long = format!("Remember: {}What is the capital of Peru?", "the sky is blue. ".repeat(20));
         for question in ["What is the capital of France?", &long] {
             for kv_type in ["turbo3", "q8_0/turbo4"] {
@@ -359,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conversation_goes_on_where_it_was_and_another_takes_nothing_from_it() {
+    fn conversations_continue_from_their_own_caches() {
         let mut engine = engine();
         let (france, first) = answer(&mut engine, &asked(user("What is the capital of France?"), "turbo3"));
         assert_eq!(first.cached, 0);
@@ -397,11 +401,11 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_or_does_not_fit_is_refused_in_a_line() {
+    fn invalid_or_oversized_requests_are_refused_with_one_line() {
         let small = Engine::open(Model::bundled_file().unwrap(), SPARE, false).map(|_| ()).unwrap_err();
         let small = small.to_string();
-        assert_eq!(small, "the model takes 198 MiB of memory, and there is room for 192 MiB here");
-        // Beside a GPU the embedding stays, and is there twice more while it is loaded.
+        assert_eq!(small, "the model needs 198 MiB of memory, 192 MiB are available");
+        // Beside a GPU the embedding stays, and exists twice more during loading.
         let [here, beside] = [false, true].map(|on_gpu| needed(&Model::bundled_file().unwrap(), on_gpu));
         assert!(here > beside);
         assert_eq!(beside, SPARE + 3 * 1_114_112);
@@ -422,10 +426,10 @@ mod tests {
     }
 
     #[test]
-    fn on_an_adapter_it_says_what_it_says_on_the_cpu() {
+    fn an_adapter_gives_the_answer_of_the_cpu() {
         if kvant::adapters().unwrap().is_empty() {
             assert!(std::env::var_os("KVANT_REQUIRE_WGPU").is_none(), "there is no adapter");
-            return eprintln!("skipped: on_an_adapter_it_says_what_it_says_on_the_cpu: there is no adapter");
+            return eprintln!("skipped: an_adapter_gives_the_answer_of_the_cpu: there is no adapter");
         }
         let mut on_gpu = Engine::open(Model::bundled_file().unwrap(), ROOM, true).unwrap();
         assert_eq!(on_gpu.about().unwrap().device, "wgpu:0");
@@ -435,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn it_says_what_it_is() {
+    fn about_describes_the_model() {
         let about = engine().about().unwrap();
         assert_eq!((about.name.as_deref(), about.n_ctx), (Some("kvant-pocket"), 2048));
         assert_eq!((about.device.as_str(), about.types), ("cpu", ["turbo3"; 2]));

@@ -1,4 +1,4 @@
-//! The file that was dropped on the page, of which the worker brings parts (`crates/web/page/worker.js`).
+//! The file dropped on the page, read in parts by the worker (`crates/web/page/worker.js`).
 
 use kvant::gguf::Store;
 
@@ -15,7 +15,7 @@ struct File {
     n_bytes: u64,
 }
 
-/// The file that was dropped; `None` where none was.
+/// Returns the dropped file; `None` without one.
 pub(crate) fn dropped() -> Option<Box<dyn Store>> {
     let n_bytes = page::size() as u64;
     (n_bytes > 0).then(|| Box::new(File { n_bytes }) as Box<dyn Store>)
@@ -28,7 +28,7 @@ impl Store for File {
 
     fn read(&self, at: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
-        // SAFETY: the worker writes as many bytes as there are, or throws, which ends this instance.
+        // SAFETY: the worker writes at most `len` bytes, or throws, which ends this instance.
         unsafe { page::read(at as f64, bytes.as_mut_ptr(), len) };
         bytes
     }

@@ -1,11 +1,13 @@
-//! Kvant in a browser: the engine with its small model as WebAssembly, for a page that needs no server.
+//! Kvant in a browser: the engine with its small model as WebAssembly, for a page without a server.
 //!
-//! An instance of the module is one [`Engine`]: a model, what has been said with it, and at most one answer in the making. The
-//! border to the page is [`abi`], a handful of functions; everything else is plain Rust and runs anywhere.
+//! An instance of the module is one [`Engine`]: a model, its conversations, and at most one running
+//! answer. The interface to the page is [`abi`], a handful of functions; all else is plain Rust and
+//! runs anywhere.
 //!
-//! `crates/web/build` makes the page; what it consists of is in `page/` and in the server's `assets/page/`.
-//! There are no threads and no clock here: the page runs the module in a worker of its own, calls once per token and
-//! measures time itself. Where the page has WebGPU, the model runs on `kvant-wgpu`'s kernels, over functions that the worker provides.
+//! `crates/web/build` builds the page; its sources are in `page/` and in the server's
+//! `assets/page/`. WebAssembly has no threads and no clock here: the page runs the module in a
+//! worker, calls it once per token and measures time itself. With WebGPU, the model runs on
+//! `kvant-wgpu`'s kernels, over functions that the worker provides.
 
 pub mod abi;
 mod asked;
@@ -16,27 +18,27 @@ mod file;
 pub use asked::Asked;
 pub use engine::{About, Engine, Event, Finished, Kv};
 
-/// Why the page is refused something.
+/// Errors reported to the page.
 #[derive(Debug, thiserror::Error)]
 pub enum WebError {
-    /// The engine says so.
+    /// An error of the engine.
     #[error(transparent)]
     Engine(#[from] kvant::Error),
-    /// What the page asks is not understood.
+    /// The request is malformed.
     #[error("the request: {0}")]
     Request(#[from] serde_json::Error),
-    /// No memory for a model of this size.
-    #[error("the model takes {needed} MiB of memory, and there is room for {room} MiB here")]
+    /// The model does not fit memory.
+    #[error("the model needs {needed} MiB of memory, {room} MiB are available")]
     Memory {
-        /// MiB that the file and what is made of it take together.
+        /// MiB of the file and its converted weights.
         needed: usize,
-        /// MiB that can be had.
+        /// MiB available.
         room: usize,
     },
-    /// Nothing was opened yet.
+    /// No model is open.
     #[error("no model is open")]
     NoModel,
-    /// Nothing was asked.
-    #[error("no answer is in the making")]
+    /// No answer is running.
+    #[error("no answer is running")]
     NoAnswer,
 }

@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use crate::imports::{self, Object};
 
-/// What a buffer is used for.
+/// Allowed uses of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BufferUsages(pub(crate) u32);
 
 impl BufferUsages {
     /// The host reads it.
     pub const MAP_READ: Self = Self(1);
-    /// It is copied from.
+    /// Source of copies.
     pub const COPY_SRC: Self = Self(4);
-    /// It is copied or written to.
+    /// Destination of copies and writes.
     pub const COPY_DST: Self = Self(8);
     /// Kernels read or write it.
     pub const STORAGE: Self = Self(128);
@@ -29,37 +29,37 @@ impl BitOr for BufferUsages {
     }
 }
 
-/// A buffer to be made.
+/// Describes a buffer to create.
 #[derive(Debug)]
 pub struct BufferDescriptor<'a> {
-    /// Its name; not handed on.
+    /// Its name; unused.
     pub label: Option<&'a str>,
-    /// Its bytes.
+    /// Its size in bytes.
     pub size: u64,
-    /// What it is used for.
+    /// Its allowed uses.
     pub usage: BufferUsages,
-    /// Whether it begins mapped; no buffer here does.
+    /// Whether it is created mapped; unsupported here.
     pub mapped_at_creation: bool,
 }
 
-/// Memory of the device, which lives until the last clone and all commands with it are gone.
+/// Memory of the device, which lives until the last clone and all commands that use it are dropped.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Buffer {
     pub(crate) object: Arc<Object>,
     size: u64,
 }
 
-/// Bytes of a buffer, at least one.
+/// Size of a buffer in bytes, at least one.
 pub type BufferSize = NonZeroU64;
 
-/// A part of a buffer, for a kernel.
+/// A range of a buffer, bound to a kernel.
 #[derive(Debug, Clone)]
 pub struct BufferBinding<'a> {
     /// The buffer.
     pub buffer: &'a Buffer,
-    /// Where the part begins, in bytes.
+    /// Start of the range in bytes.
     pub offset: u64,
-    /// Its bytes; all that follow where nothing is said.
+    /// Its size in bytes; `None` for the rest of the buffer.
     pub size: Option<BufferSize>,
 }
 
@@ -68,28 +68,28 @@ impl Buffer {
         Self { object: Arc::new(Object(object)), size }
     }
 
-    /// Its bytes.
+    /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// All of it, for a kernel.
+    /// Returns a binding of the whole buffer.
     pub fn as_entire_binding(&self) -> crate::BindingResource<'_> {
         crate::BindingResource::Buffer(BufferBinding { buffer: self, offset: 0, size: None })
     }
 
-    /// Its first bytes.
+    /// Returns the first bytes of the buffer.
     pub fn slice(&self, bytes: RangeTo<u64>) -> BufferSlice<'_> {
         BufferSlice { buffer: self, len: bytes.end }
     }
 
-    /// Ends what [`BufferSlice::map_async`] began.
+    /// Ends the mapping that [`BufferSlice::map_async`] began.
     pub fn unmap(&self) {
         imports::unmap(self.object.0);
     }
 }
 
-/// What mapping is for.
+/// Purpose of a mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MapMode {
     /// The host reads.
@@ -104,16 +104,16 @@ pub struct BufferSlice<'a> {
 }
 
 impl BufferSlice<'_> {
-    /// Has the bytes come to the host, which [`Device::poll`](crate::Device::poll) waits for. Whether they did shows when they are
-    /// asked for: `done` is not called.
+    /// Starts copying the bytes to the host; [`Device::poll`](crate::Device::poll) waits for the
+    /// copy. `done` is not called: [`BufferSlice::get_mapped_range`] reports a failure.
     pub fn map_async(&self, MapMode::Read: MapMode, _done: impl FnOnce(())) {
         imports::map(self.buffer.object.0, 0.0, self.len as f64);
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     ///
     /// # Errors
-    /// Where they have not come.
+    /// If they have not arrived.
     pub fn get_mapped_range(&self) -> Result<BufferView, MapRangeError> {
         let mut bytes = vec![0; self.len as usize];
         let is_there = imports::mapped(&self.buffer.object, 0.0, &mut bytes);
@@ -121,7 +121,7 @@ impl BufferSlice<'_> {
     }
 }
 
-/// Bytes that came from a buffer.
+/// Bytes read from a buffer.
 #[derive(Debug)]
 pub struct BufferView(Vec<u8>);
 
@@ -133,12 +133,12 @@ impl Deref for BufferView {
     }
 }
 
-/// Bytes that have not come.
+/// The bytes have not arrived.
 #[derive(Debug, Clone, Copy)]
 pub struct MapRangeError;
 
 impl std::fmt::Display for MapRangeError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("what was to be read has not come from the GPU")
+        f.write_str("the bytes have not arrived from the GPU")
     }
 }

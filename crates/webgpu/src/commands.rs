@@ -1,4 +1,4 @@
-//! What is recorded for the device, and handed over.
+//! Command recording and submission.
 
 use std::sync::Arc;
 
@@ -6,38 +6,38 @@ use crate::imports::{self, Object};
 use crate::kernel::number;
 use crate::{BindGroupLayout, Buffer, BufferBinding, ComputePipeline};
 
-/// A buffer for a binding.
+/// A resource for a binding.
 #[derive(Debug, Clone)]
 pub enum BindingResource<'a> {
-    /// A part of a buffer.
+    /// A range of a buffer.
     Buffer(BufferBinding<'a>),
 }
 
-/// A binding and what is bound there.
+/// A binding number and its resource.
 #[derive(Debug, Clone)]
 pub struct BindGroupEntry<'a> {
     /// The binding's number.
     pub binding: u32,
-    /// What is bound.
+    /// The bound resource.
     pub resource: BindingResource<'a>,
 }
 
-/// Bindings to be made.
+/// Describes a bind group to create.
 #[derive(Debug)]
 pub struct BindGroupDescriptor<'a> {
-    /// Their name; not handed on.
+    /// Its name; unused.
     pub label: Option<&'a str>,
-    /// What they are for.
+    /// Its layout.
     pub layout: &'a BindGroupLayout,
-    /// What is bound.
+    /// Its bindings.
     pub entries: &'a [BindGroupEntry<'a>],
 }
 
-/// What a launch binds.
+/// The bindings of a launch.
 #[derive(Debug, Clone)]
 pub struct BindGroup {
     group: Arc<Object>,
-    /// The buffers live as long as what binds them.
+    /// Keeps the buffers alive.
     _buffers: Arc<[Buffer]>,
 }
 
@@ -59,20 +59,20 @@ fn resource<'a>(entry: &'a BindGroupEntry<'a>) -> &'a BufferBinding<'a> {
     part
 }
 
-/// Commands to be recorded.
+/// Describes a command encoder.
 #[derive(Debug, Default)]
 pub struct CommandEncoderDescriptor {}
 
-/// Commands that are recorded.
+/// Records commands.
 #[derive(Debug)]
 pub struct CommandEncoder(pub(crate) Object);
 
-/// Commands that were recorded.
+/// Recorded commands.
 #[derive(Debug)]
 pub struct CommandBuffer(Object);
 
 impl CommandEncoder {
-    /// Begins launches.
+    /// Begins a compute pass.
     pub fn begin_compute_pass(&mut self, _: &ComputePassDescriptor) -> ComputePass {
         ComputePass(Object(imports::pass(self.0.0)))
     }
@@ -96,27 +96,27 @@ impl CommandEncoder {
         imports::clear(self.0.0, buffer.object.0, at as f64, len);
     }
 
-    /// No more commands.
+    /// Ends the recording.
     pub fn finish(self) -> CommandBuffer {
         CommandBuffer(self.0)
     }
 }
 
-/// Launches to be recorded.
+/// Describes a compute pass.
 #[derive(Debug, Default)]
 pub struct ComputePassDescriptor {}
 
-/// Launches that are recorded, until this is dropped.
+/// Records launches, until it is dropped.
 #[derive(Debug)]
 pub struct ComputePass(Object);
 
 impl ComputePass {
-    /// What is launched.
+    /// Sets the kernel to launch.
     pub fn set_pipeline(&mut self, pipeline: &ComputePipeline) {
         imports::set_pipeline(self.0.0, number(pipeline));
     }
 
-    /// What is bound, with `offsets` where bindings take them.
+    /// Sets the bindings, with dynamic `offsets`.
     pub fn set_bind_group(&mut self, index: u32, group: &BindGroup, offsets: &[u32]) {
         imports::set_group(&self.0, index, &group.group, offsets);
     }
@@ -133,17 +133,17 @@ impl Drop for ComputePass {
     }
 }
 
-/// What commands are handed to.
+/// Receives commands.
 #[derive(Debug, Clone)]
 pub struct Queue(pub(crate) ());
 
 impl Queue {
-    /// Bytes for a buffer, before the commands that are submitted next.
+    /// Writes bytes to a buffer, before the next submitted commands.
     pub fn write_buffer(&self, to: &Buffer, at: u64, bytes: &[u8]) {
         imports::write(&to.object, at as f64, bytes);
     }
 
-    /// Hands commands over.
+    /// Submits commands.
     pub fn submit(&self, commands: impl IntoIterator<Item = CommandBuffer>) {
         commands.into_iter().for_each(|commands| imports::submit(commands.0.0));
     }

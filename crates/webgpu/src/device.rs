@@ -11,25 +11,25 @@ use crate::{
     ComputePipeline, ComputePipelineDescriptor, Queue, ShaderModule, ShaderModuleDescriptor, ShaderSource,
 };
 
-/// From so many bytes on, it is waited for whether the device has a buffer. Whether it has smaller ones is heard with all else that is
-/// refused.
+/// Minimum size in bytes of a buffer whose allocation is checked at once. Smaller allocations
+/// report failures with the other errors.
 const LARGE: u64 = 1 << 20;
 
-/// Interfaces to GPUs.
+/// GPU interfaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Backends(u32);
 
 impl Backends {
-    /// Not in a browser.
+    /// Unavailable in a browser.
     pub const VULKAN: Self = Self(0);
-    /// Not in a browser.
+    /// Unavailable in a browser.
     pub const METAL: Self = Self(0);
-    /// Not in a browser.
+    /// Unavailable in a browser.
     pub const DX12: Self = Self(0);
-    /// The browser's.
+    /// The browser's WebGPU.
     pub const BROWSER_WEBGPU: Self = Self(1);
 
-    /// All that there are.
+    /// Returns all interfaces.
     pub fn all() -> Self {
         Self::BROWSER_WEBGPU
     }
@@ -43,79 +43,79 @@ impl BitOr for Backends {
     }
 }
 
-/// How closely is looked.
+/// Validation options.
 #[derive(Debug, Clone, Copy)]
 pub struct InstanceFlags {}
 
 impl InstanceFlags {
-    /// As the browser looks.
+    /// The browser's validation.
     pub fn empty() -> Self {
         Self {}
     }
 }
 
-/// Where adapters are looked for.
+/// Describes an instance.
 #[derive(Debug)]
 pub struct InstanceDescriptor {
-    /// Their interfaces.
+    /// Interfaces to search for adapters.
     pub backends: Backends,
-    /// How closely is looked.
+    /// Validation options.
     pub flags: InstanceFlags,
-    /// How much of a device's memory is taken; the browser decides.
+    /// Memory budget; the browser decides.
     pub memory_budget_thresholds: MemoryBudgetThresholds,
 }
 
-/// How much of a device's memory is taken, in percent.
+/// Memory budget of a device, in percent.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MemoryBudgetThresholds {
-    /// Beyond it nothing new is made.
+    /// Limit for new resources.
     pub for_resource_creation: Option<u8>,
 }
 
 impl InstanceDescriptor {
-    /// Without a window.
+    /// Returns a descriptor without a window.
     pub fn new_without_display_handle() -> Self {
         let memory_budget_thresholds = MemoryBudgetThresholds::default();
         Self { backends: Backends::all(), flags: InstanceFlags::empty(), memory_budget_thresholds }
     }
 }
 
-/// What has adapters.
+/// Enumerates adapters.
 #[derive(Debug)]
 pub struct Instance(InstanceDescriptor);
 
 impl Instance {
-    /// What the worker has.
+    /// Creates an instance for the worker's device.
     pub fn new(descriptor: InstanceDescriptor) -> Self {
         Self(descriptor)
     }
 
-    /// The adapter whose device the worker has opened; none where it has not.
+    /// Returns the adapter of the device that the worker has opened, if any.
     pub fn enumerate_adapters(&self, backends: Backends) -> impl Future<Output = Vec<Adapter>> {
         let is_wanted = self.0.backends.0 & backends.0 != 0;
         ready(imports::describe().filter(|_| is_wanted).map(Adapter).into_iter().collect())
     }
 }
 
-/// A GPU, or what stands for one: the name of its product, of its driver, and whether it is a program on the CPU, a line each, followed
-/// by the features of its device.
+/// An adapter, as text: its product name, its driver, and whether it is software, a line each,
+/// followed by the features of its device.
 #[derive(Debug)]
 pub struct Adapter(String);
 
-/// What an adapter is.
+/// Description of an adapter.
 #[derive(Debug, Clone)]
 pub struct AdapterInfo {
-    /// The product's name.
+    /// The product name.
     pub name: String,
     /// The interface.
     pub backend: Interface,
-    /// Whose it is.
+    /// The driver's name.
     pub driver: String,
-    /// Nothing more.
+    /// Empty.
     pub driver_info: String,
-    /// What computes there.
+    /// Kind of device.
     pub device_type: DeviceType,
-    /// Invocations of a subgroup at least. None are asked for: 0.
+    /// Minimum subgroup size; 0, as it is not requested.
     pub subgroup_min_size: u32,
 }
 
@@ -124,39 +124,39 @@ pub struct AdapterInfo {
 pub struct Interface {}
 
 impl Interface {
-    /// Its name.
+    /// Returns its name.
     pub fn to_str(self) -> &'static str {
         "webgpu"
     }
 }
 
-/// What computes.
+/// Kind of device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceType {
-    /// A GPU, of whose memory nothing is known.
+    /// A GPU with unknown memory.
     Other,
-    /// A GPU with memory of its own: no browser tells.
+    /// A GPU with dedicated memory; no browser reports it.
     DiscreteGpu,
-    /// A program on the CPU.
+    /// Software on the CPU.
     Cpu,
 }
 
-/// What a device can do beyond what each can.
+/// Optional features of a device.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Features(u32);
 
 impl Features {
-    /// Kernels may compute in f16.
+    /// f16 arithmetic in kernels.
     pub const SHADER_F16: Self = Self(1);
-    /// Invocations of a subgroup may talk to each other.
+    /// Subgroup operations in kernels.
     pub const SUBGROUP: Self = Self(2);
 
-    /// None.
+    /// Returns no features.
     pub fn empty() -> Self {
         Self(0)
     }
 
-    /// Whether all of `others` are there.
+    /// Returns whether all of `others` are included.
     pub fn contains(self, others: Self) -> bool {
         self.0 & others.0 == others.0
     }
@@ -170,14 +170,14 @@ impl BitAnd for Features {
     }
 }
 
-/// What a device has room for.
+/// Limits of a device.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// Bytes of a buffer.
+    /// Maximum size of a buffer in bytes.
     pub max_buffer_size: u64,
-    /// Bytes that a kernel reaches in one binding.
+    /// Maximum size of a binding in bytes.
     pub max_storage_buffer_binding_size: u64,
-    /// Where bindings may begin.
+    /// Alignment of binding offsets in bytes.
     pub min_storage_buffer_offset_alignment: u32,
 }
 
@@ -190,14 +190,14 @@ impl Limits {
     }
 }
 
-/// A device to be opened.
+/// Describes a device to open.
 #[derive(Debug, Default)]
 pub struct DeviceDescriptor<'a> {
-    /// Its name; not handed on.
+    /// Its name; unused.
     pub label: Option<&'a str>,
-    /// What it has to be able to do. The worker has opened it with all of these that the adapter has.
+    /// Required features. The worker has opened the device with all of these that the adapter has.
     pub required_features: Features,
-    /// What it has to have room for. The worker has opened it with all that the adapter gives.
+    /// Required limits. The worker has opened the device with the adapter's maximum limits.
     pub required_limits: Limits,
 }
 
@@ -207,7 +207,7 @@ impl Default for Limits {
     }
 }
 
-/// Why there is no device.
+/// Why opening the device failed.
 #[derive(Debug)]
 pub enum RequestDeviceError {}
 
@@ -222,7 +222,7 @@ impl Adapter {
         self.0.lines().nth(index).unwrap_or_default()
     }
 
-    /// What it is.
+    /// Returns the description of the adapter.
     pub fn get_info(&self) -> AdapterInfo {
         let [name, driver] = [0, 1].map(|index| self.line(index).to_owned());
         let device_type = if self.line(2) == "software" { DeviceType::Cpu } else { DeviceType::Other };
@@ -236,19 +236,19 @@ impl Adapter {
         }
     }
 
-    /// What its device has room for.
+    /// Returns the limits of its device.
     pub fn limits(&self) -> Limits {
         Limits::of_device()
     }
 
-    /// What its device can do.
+    /// Returns the features of its device.
     pub fn features(&self) -> Features {
         let has = |name| self.0.lines().skip(3).any(|line| line == name);
         let bits = [("shader-f16", Features::SHADER_F16), ("subgroups", Features::SUBGROUP)];
         Features(bits.into_iter().filter(|(name, _)| has(*name)).fold(0, |bits, (_, bit)| bits | bit.0))
     }
 
-    /// Its device, which the worker has opened.
+    /// Returns the device that the worker has opened.
     pub fn request_device(
         &self,
         descriptor: &DeviceDescriptor<'_>,
@@ -264,7 +264,7 @@ impl Adapter {
     }
 }
 
-/// What WebGPU has against something.
+/// An error of WebGPU.
 #[derive(Debug)]
 pub struct Error(String);
 
@@ -274,47 +274,47 @@ impl fmt::Display for Error {
     }
 }
 
-/// Why a device is gone.
+/// Why a device was lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceLostReason {
-    /// The driver has given it up.
+    /// The driver lost it.
     Unknown,
-    /// It was not wanted any more.
+    /// The device was destroyed.
     Destroyed,
 }
 
-/// What a scope listens to.
+/// Kind of errors that a scope captures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ErrorFilter {
-    /// Memory that is not there.
+    /// Failed allocations.
     OutOfMemory,
-    /// What makes no sense.
+    /// Validation errors.
     Validation,
 }
 
-/// Listens until it is popped.
+/// Captures errors until it is popped.
 #[derive(Debug)]
 pub struct ErrorScope(Device);
 
 impl ErrorScope {
-    /// The first of what was heard.
+    /// Returns the first captured error.
     pub fn pop(self) -> impl Future<Output = Option<Error>> {
         ready(self.0.heard().scopes.pop().flatten())
     }
 }
 
-/// How long is waited.
+/// How long [`Device::poll`] waits.
 #[derive(Debug)]
 pub struct PollType {}
 
 impl PollType {
-    /// Until all is done that was handed over.
+    /// Until all submitted work is done.
     pub fn wait_indefinitely() -> Self {
         Self {}
     }
 }
 
-/// Why nothing is waited for.
+/// Why waiting failed.
 #[derive(Debug)]
 pub enum PollError {}
 
@@ -327,7 +327,7 @@ impl fmt::Display for PollError {
 type OnError = Arc<dyn Fn(Error) + Send + Sync>;
 type OnLost = Box<dyn Fn(DeviceLostReason, String) + Send>;
 
-/// Who is told of what goes wrong.
+/// Error handlers and scopes.
 #[derive(Default)]
 struct Heard {
     on_error: Option<OnError>,
@@ -357,38 +357,38 @@ impl Device {
         self.0.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whose device it is.
+    /// Returns the description of its adapter.
     pub fn adapter_info(&self) -> AdapterInfo {
         self.0.info.clone()
     }
 
-    /// What it was asked to be able to do.
+    /// Returns the requested features.
     pub fn features(&self) -> Features {
         self.0.features
     }
 
-    /// What it has room for.
+    /// Returns its limits.
     pub fn limits(&self) -> Limits {
         self.0.limits.clone()
     }
 
-    /// Has `handler` told of what goes wrong outside of scopes.
+    /// Sets the `handler` of errors outside of scopes.
     pub fn on_uncaptured_error(&self, handler: OnError) {
         self.heard().on_error = Some(handler);
     }
 
-    /// Has `handler` told when the device is gone.
+    /// Sets the `handler` of a device loss.
     pub fn set_device_lost_callback(&self, handler: impl Fn(DeviceLostReason, String) + Send + 'static) {
         self.heard().on_lost = Some(Box::new(handler));
     }
 
-    /// Listens to what is made from now on.
+    /// Begins to capture errors.
     pub fn push_error_scope(&self, _filter: ErrorFilter) -> ErrorScope {
         self.heard().scopes.push(None);
         ErrorScope(self.clone())
     }
 
-    /// Zeroed memory. Where there is none for a large one, the innermost scope hears of it.
+    /// Creates a zeroed buffer. The innermost scope captures the failure of a large allocation.
     pub fn create_buffer(&self, descriptor: &BufferDescriptor<'_>) -> Buffer {
         let (size, usage) = (descriptor.size as f64, descriptor.usage.0);
         let is_tried = descriptor.size >= LARGE && !self.heard().scopes.is_empty();
@@ -399,13 +399,13 @@ impl Device {
         Buffer::new(number, descriptor.size)
     }
 
-    /// Reads a source.
+    /// Parses a source.
     pub fn create_shader_module(&self, descriptor: ShaderModuleDescriptor<'_>) -> ShaderModule {
         let ShaderSource::Wgsl(text) = descriptor.source;
         ShaderModule(imports::module(&text))
     }
 
-    /// Compiles an entry point, and waits until that is done.
+    /// Compiles an entry point, and waits for the result.
     pub fn create_compute_pipeline(&self, descriptor: &ComputePipelineDescriptor<'_>) -> ComputePipeline {
         let made = imports::pipeline(&descriptor.module.0, descriptor.entry_point.unwrap_or_default());
         if made.is_none() {
@@ -414,27 +414,27 @@ impl Device {
         ComputePipeline(made)
     }
 
-    /// Binds buffers.
+    /// Creates a bind group.
     pub fn create_bind_group(&self, descriptor: &BindGroupDescriptor<'_>) -> BindGroup {
         BindGroup::new(descriptor)
     }
 
-    /// Begins commands.
+    /// Creates a command encoder.
     pub fn create_command_encoder(&self, _: &CommandEncoderDescriptor) -> CommandEncoder {
         CommandEncoder(Object(imports::encoder()))
     }
 
-    /// Waits until what was handed over is done and what was mapped has come, and tells of what went wrong.
+    /// Waits until submitted work and mappings are done, and reports errors to their handlers.
     ///
     /// # Errors
-    /// None: what goes wrong is told to whom it was promised.
+    /// None: errors go to the scopes and handlers.
     pub fn poll(&self, _: PollType) -> Result<(), PollError> {
         imports::wait();
         self.listen();
         Ok(())
     }
 
-    /// Tells of what the worker has heard.
+    /// Reports the errors that the worker has received.
     fn listen(&self) {
         while let Some(text) = imports::failure() {
             match text.strip_prefix("lost ") {
@@ -448,7 +448,7 @@ impl Device {
         }
     }
 
-    /// Tells the innermost scope of `error`, or whoever listens where there is none.
+    /// Reports `error` to the innermost scope, or else to the handler.
     fn note(&self, error: Error) {
         let mut heard = self.heard();
         match heard.scopes.last_mut() {

@@ -1,5 +1,7 @@
-//! What the worker provides. Its objects are known by numbers, 0 for none; a text that it has to say is told by its length and fetched
-//! afterwards. Sizes and places in buffers are `f64`, which holds each of them.
+//! The functions that the worker provides.
+//!
+//! Its objects have numbers, 0 for none; a text result is returned as its length, and fetched by a
+//! second call. Sizes and offsets in buffers are `f64`, which represents each of them exactly.
 
 mod page {
     #[link(wasm_import_module = "gpu")]
@@ -39,7 +41,7 @@ pub(crate) use page::{
     submit, unmap, wait,
 };
 
-/// An object of the worker's, which is let go of with this.
+/// An object of the worker, released when this is dropped.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Object(pub u32);
 
@@ -49,25 +51,27 @@ impl Drop for Object {
     }
 }
 
-/// The text of `len` bytes that the worker has to say.
+/// Fetches the worker's text result of `len` bytes.
 fn text(len: usize) -> String {
     let mut bytes = vec![0; len];
-    // SAFETY: the worker writes the text whose length it has just told, which is that of `bytes`.
+    // SAFETY: the worker writes the text whose length it has just returned, which is that of
+    // `bytes`.
     unsafe { page::text(bytes.as_mut_ptr()) };
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The opened device, a line for each thing that is told of it; `None` where there is none.
+/// Returns the description of the opened device, one property per line; `None` without a device.
 pub(crate) fn describe() -> Option<String> {
     Some(page::describe()).filter(|len| *len > 0).map(text)
 }
 
-/// The next of what has gone wrong, in the order in which it was heard.
+/// Returns the next error, in the order of occurrence.
 pub(crate) fn failure() -> Option<String> {
     Some(page::failure()).filter(|len| *len > 0).map(text)
 }
 
-/// The first fault of a module, behind its line and a space; waits until the module is read.
+/// Returns the first error of a module, as its line number, a space and the message; waits until
+/// the module is parsed.
 pub(crate) fn refusal(module: &Object) -> Option<String> {
     Some(page::refusal(module.0)).filter(|len| *len > 0).map(text)
 }
@@ -77,14 +81,15 @@ pub(crate) fn module(source: &str) -> Object {
     Object(unsafe { page::module(source.as_ptr(), source.len()) })
 }
 
-/// Waits until it is compiled; `None` where that fails, which is among the failures then.
+/// Compiles an entry point and waits; `None` on failure, which [`failure`] reports.
 pub(crate) fn pipeline(module: &Object, entry: &str) -> Option<Object> {
     // SAFETY: the worker reads as many bytes as `entry` has, before it waits.
     let made = unsafe { page::pipeline(module.0, entry.as_ptr(), entry.len()) };
     (made != 0).then_some(Object(made))
 }
 
-/// Of buffers, each with its binding, its number, and the place and length of what is bound.
+/// Creates a bind group of buffers, each with its binding, its number, and the offset and length of
+/// the bound range.
 pub(crate) fn group(layout: &Object, entries: &[[f64; 4]]) -> Object {
     // SAFETY: the worker reads as many entries as there are.
     Object(unsafe { page::group(layout.0, entries.as_ptr(), entries.len()) })
@@ -100,7 +105,7 @@ pub(crate) fn write(buffer: &Object, at: f64, bytes: &[u8]) {
     unsafe { page::write(buffer.0, at, bytes.as_ptr(), bytes.len()) };
 }
 
-/// Fetches bytes that were mapped; tells whether they were.
+/// Fetches mapped bytes; returns whether they were mapped.
 pub(crate) fn mapped(buffer: &Object, at: f64, to: &mut [u8]) -> bool {
     // SAFETY: the worker writes as many bytes as `to` has.
     unsafe { page::mapped(buffer.0, at, to.as_mut_ptr(), to.len()) }

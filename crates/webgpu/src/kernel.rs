@@ -1,31 +1,31 @@
-//! Sources and what they are compiled to.
+//! Sources and compiled kernels.
 
 use std::borrow::Cow;
 
 use crate::imports::Object;
 
-/// A source to be read.
+/// Describes a source to parse.
 #[derive(Debug)]
 pub struct ShaderModuleDescriptor<'a> {
-    /// Its name; not handed on.
+    /// Its name; unused.
     pub label: Option<&'a str>,
     /// Its text.
     pub source: ShaderSource<'a>,
 }
 
-/// A text of kernels.
+/// The text of a source.
 #[derive(Debug)]
 pub enum ShaderSource<'a> {
     /// In WGSL, which the browser compiles.
     Wgsl(Cow<'a, str>),
 }
 
-/// A source that was read.
+/// A parsed source.
 #[derive(Debug)]
 pub struct ShaderModule(pub(crate) Object);
 
 impl ShaderModule {
-    /// What is to be said of it; waits until it is read.
+    /// Returns the compilation messages; waits until the source is parsed.
     pub fn get_compilation_info(&self) -> impl Future<Output = CompilationInfo> {
         let refused = crate::imports::refusal(&self.0).map(|text| {
             let (line, message) = text.split_once(' ').unwrap_or(("0", &text));
@@ -37,75 +37,75 @@ impl ShaderModule {
     }
 }
 
-/// What is to be said of a source.
+/// The messages of a compilation.
 #[derive(Debug)]
 pub struct CompilationInfo {
-    /// Its first fault, where it has one.
+    /// The first error, if any.
     pub messages: Vec<CompilationMessage>,
 }
 
-/// A fault of a source.
+/// A compilation message.
 #[derive(Debug)]
 pub struct CompilationMessage {
-    /// What is wrong.
+    /// The text.
     pub message: String,
-    /// How bad it is.
+    /// The severity.
     pub message_type: CompilationMessageType,
-    /// Where it is.
+    /// The location.
     pub location: Option<SourceLocation>,
 }
 
-/// How bad something is.
+/// Severity of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CompilationMessageType {
-    /// It does not compile.
+    /// The source does not compile.
     Error,
 }
 
-/// A place in a source.
+/// A location in a source.
 #[derive(Debug, Clone, Copy)]
 pub struct SourceLocation {
-    /// Its line, from 1.
+    /// The line, from 1.
     pub line_number: u32,
 }
 
-/// An entry point to be compiled.
+/// Describes an entry point to compile.
 #[derive(Debug)]
 pub struct ComputePipelineDescriptor<'a> {
-    /// Its name; not handed on.
+    /// Its name; unused.
     pub label: Option<&'a str>,
-    /// What it binds: as the source says.
+    /// Its bindings: derived from the source.
     pub layout: Option<&'a std::convert::Infallible>,
     /// The source.
     pub module: &'a ShaderModule,
-    /// The entry point's name; the only one where nothing is said.
+    /// The name of the entry point; `None` for the only one.
     pub entry_point: Option<&'a str>,
-    /// Nothing.
+    /// Unused.
     pub compilation_options: PipelineCompilationOptions,
-    /// The browser keeps what it compiles by itself.
+    /// Unused: the browser caches compiled kernels.
     pub cache: Option<&'a std::convert::Infallible>,
 }
 
-/// Nothing that could be chosen.
+/// Compilation options; empty.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PipelineCompilationOptions {}
 
-/// An entry point, ready to run; `None` where it was refused, which the scope around it tells.
+/// A compiled entry point; `None` after an error, which the surrounding scope captures.
 #[derive(Debug)]
 pub struct ComputePipeline(pub(crate) Option<Object>);
 
 impl ComputePipeline {
-    /// What the entry point binds in group 0, the only one.
+    /// Returns the layout of bind group 0, the only one.
     pub fn get_bind_group_layout(&self, _group: u32) -> BindGroupLayout {
         BindGroupLayout(Object(crate::imports::layout(number(self))))
     }
 }
 
-/// The worker's number of a pipeline.
+/// Returns the worker's number of a pipeline.
 pub(crate) fn number(pipeline: &ComputePipeline) -> u32 {
     pipeline.0.as_ref().map_or(0, |object| object.0)
 }
 
-/// What an entry point binds.
+/// Layout of the bindings of an entry point.
 #[derive(Debug)]
 pub struct BindGroupLayout(pub(crate) Object);

@@ -1,12 +1,13 @@
-//! A page's WebGPU behind the names of `wgpu`: as much of that crate's face as `kvant-wgpu` launches its kernels through, so that one
-//! device serves both.
+//! WebGPU of a browser under the names of `wgpu`: the subset of that crate's API that `kvant-wgpu`
+//! uses, so that one device implementation serves both.
 //!
-//! `wgpu` itself reaches a browser through generated glue, and is told of what is done by callbacks. Here a handful of functions is
-//! imported from the worker that runs the module (`crates/web/page/gpu.js`), each a call or two of WebGPU; what has to be waited for
-//! is waited for in the import, which JavaScript Promise Integration suspends. So every future here is ready at once, as those of
+//! `wgpu` itself reaches a browser through generated JavaScript glue, and reports completion by
+//! callbacks. This crate imports a few functions of the worker that runs the module
+//! (`crates/web/page/gpu.js`), each of one or two WebGPU calls; an import that has to wait is
+//! suspended by JavaScript Promise Integration. So every future here is ready at once, as those of
 //! `wgpu` are outside of a browser.
 //!
-//! What WebGPU refuses is heard of when something is waited for (`Device::poll`).
+//! `Device::poll` reports the errors of WebGPU.
 #![cfg(target_arch = "wasm32")]
 
 mod buffer;

@@ -1,8 +1,11 @@
-//! Times attention on an adapter over a filled cache, for each type: `cargo run --release -p kvant-wgpu --example attend --
-//! [adapter] [tokens] [rows] [rounds] [LOOK-UPS,QUERIES,WORDS] [TYPE or K:V ...]`.
+//! Times attention on an adapter over a filled cache, for each type.
 //!
-//! What is timed is [`AttendWork`]. Types take turns, so that what else the machine does meets them all; figures are medians of the
-//! rounds. Of one row each *stage* is timed, what attention leaves out then: see `Backend::stages`.
+//! `cargo run --release -p kvant-wgpu --example attend -- [adapter] [tokens] [rows] [rounds]
+//! [LOOK-UPS,QUERIES,WORDS] [TYPE or K:V ...]`
+//!
+//! The workload is [`AttendWork`]. Types take turns, so that other load on the machine affects all
+//! of them alike; figures are medians of the rounds. With one row each *stage* is timed, with parts
+//! of attention left out: see `Backend::stages`.
 
 use kvant_backend::trials::median;
 use kvant_backend::{Backend, Result};
@@ -54,17 +57,17 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Ways to attend, as `select,8,1`.
+/// Parses an attention variant, as `select,8,1`.
 fn ways(text: &str) -> std::result::Result<AttendWays, Box<dyn std::error::Error>> {
     let parts: Vec<_> = text.split(',').collect();
-    let [look_ups, queries, words] = parts[..] else { return Err("ways are LOOK-UPS,QUERIES,WORDS".into()) };
+    let [look_ups, queries, words] = parts[..] else { return Err("expected LOOK-UPS,QUERIES,WORDS".into()) };
     let known = LookUps::ALL.into_iter().find(|known| known.name() == look_ups);
     let look_ups =
         known.ok_or_else(|| format!("look-ups are {}", LookUps::ALL.map(LookUps::name).join(", ")))?;
     Ok(AttendWays { look_ups, queries: queries.parse()?, words: words.parse()? })
 }
 
-/// Types of keys and of values, or one for both.
+/// Parses the types of keys and of values, or one for both.
 fn pair(text: &str) -> std::result::Result<[DType; 2], Box<dyn std::error::Error>> {
     let (k, v) = text.split_once(':').unwrap_or((text, text));
     Ok([k.parse()?, v.parse()?])

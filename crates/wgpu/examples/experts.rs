@@ -1,8 +1,10 @@
-//! Times feed-forward layers of experts on an adapter: `cargo run --release -p kvant-wgpu --example experts -- [adapter] [n] [n_ff]
-//! [n_experts] [n_used] [rounds] [ROWS ...]`.
+//! Times MoE feed-forward layers on an adapter.
 //!
-//! Numbers of rows and types take turns, so that what else the machine does meets them all; figures are medians of the rounds. Experts
-//! are chosen by chance.
+//! `cargo run --release -p kvant-wgpu --example experts -- [adapter] [n] [n_ff] [n_experts]
+//! [n_used] [rounds] [ROWS ...]`
+//!
+//! Numbers of rows and types take turns, so that other load on the machine affects all of them
+//! alike; figures are medians of the rounds. Experts are selected at random.
 
 use std::time::Instant;
 
@@ -70,7 +72,7 @@ impl Layer {
         Ok(Self([experts(n_ff, n, 1)?, experts(n_ff, n, 2)?, experts(n, n_ff, 3)?]))
     }
 
-    /// `y` of the first `rows` of `x`.
+    /// Runs the layer on the first `rows` of `x`; writes `y`.
     fn run(
         &self,
         device: &WgpuDevice,
@@ -88,7 +90,7 @@ impl Layer {
     }
 }
 
-/// A buffer of gaussian values.
+/// Returns a buffer of Gaussian values.
 fn filled(device: &WgpuDevice, len: usize) -> Result<WgpuBuffer> {
     let mut values = vec![0.0; len];
     Random::new(7).fill_gaussian(&mut values, 1.0);

@@ -1,8 +1,11 @@
-//! Times products on an adapter beside copies of the same bytes: `cargo run --release -p kvant-wgpu --example product -- [adapter]
-//! [n_in] [n_out] [rounds] [ROWS ...]`.
+//! Times matrix products on an adapter, and copies of the same bytes.
 //!
-//! Types and copies take turns, so that what else the machine does meets them all; figures are medians of the rounds. A copy is a kernel
-//! that brings a value from one buffer to another in each thread, of as many bytes as the weights have in the file.
+//! `cargo run --release -p kvant-wgpu --example product -- [adapter] [n_in] [n_out] [rounds] [ROWS
+//! ...]`
+//!
+//! Types and copies take turns, so that other load on the machine affects all of them alike;
+//! figures are medians of the rounds. A copy is a kernel that moves one value per thread from one
+//! buffer to another, of as many bytes as the weights have in the file.
 
 use std::time::Instant;
 
@@ -13,10 +16,10 @@ use kvant_codec::random::Random;
 use kvant_wgpu::{WgpuBuffer, WgpuDevice, WgpuMatrix};
 
 const TYPES: [DType; 5] = [DType::Q4_0, DType::Q8_0, DType::Q4K, DType::Q6K, DType::F16];
-/// Launches that are timed at once.
+/// Launches per measurement.
 const LAUNCHES: usize = 4;
 
-/// Weights, and buffers as large.
+/// Weights, and buffers of the same size.
 struct Case {
     dtype: DType,
     w: WgpuMatrix,
@@ -84,7 +87,7 @@ fn case(device: &WgpuDevice, dtype: DType, [n_out, n_in]: [usize; 2]) -> Result<
     Ok(Case { dtype, w, bytes: n_bytes, from: device.buffer(n_bytes / 4)?, to: device.buffer(n_bytes / 4)? })
 }
 
-/// Seconds of one launch.
+/// Returns the seconds of one launch.
 fn time(device: &WgpuDevice, mut launch: impl FnMut() -> Result<()>) -> Result<f64> {
     let start = Instant::now();
     (0..LAUNCHES).try_for_each(|_| launch())?;

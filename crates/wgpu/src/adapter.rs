@@ -1,47 +1,49 @@
-//! The adapters of this machine. They are asked for when somebody wants one, never before.
+//! The adapters of this machine. They are enumerated on request, never before.
 
 use crate::WgpuError;
 use crate::gpu::{Gpu, ready};
 
-/// Percent of what the system grants this program of a device's memory that it takes.
+/// Maximum share, in percent, of the device memory that the system grants this program.
 const MOST_OF_BUDGET: u8 = 95;
 
-/// What an adapter is, for `kvant doctor` and errors.
+/// Description of an adapter, for `kvant doctor` and errors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdapterReport {
-    /// The device's name, such as `wgpu:0`.
+    /// The device name, such as `wgpu:0`.
     pub device: String,
-    /// The product's name.
+    /// The product name.
     pub product: String,
-    /// The interface it is reached through: `vulkan`, `metal` or `dx12`.
+    /// The interface: `vulkan`, `metal` or `dx12`.
     pub interface: String,
-    /// The driver, and what it says of itself.
+    /// The driver's name and description.
     pub driver: String,
-    /// Whether it is a program on the CPU.
+    /// Whether it is software on the CPU.
     pub is_software: bool,
-    /// Whether its memory is its own, not the machine's.
+    /// Whether its memory is dedicated, not shared with the CPU.
     pub has_own_memory: bool,
-    /// Bytes that a kernel reaches in one allocation, which bounds the cache; a matrix is split into several.
+    /// Maximum size of a binding in bytes. It bounds the cache; a matrix is split into several
+    /// buffers.
     pub max_binding: u64,
-    /// Whether threads of a subgroup, eight at least, may talk to each other in kernels: fewer hold no codebook together.
+    /// Whether kernels may use subgroup operations with at least eight threads: smaller subgroups
+    /// cannot hold a codebook.
     pub has_subgroups: bool,
-    /// Whether kernels may compute in f16, subgroups may talk to each other, and bytes be multiplied four at a time. Kernels here
-    /// need none of them.
+    /// Available features among f16 arithmetic, subgroup operations, and 4 x 8-bit dot products.
+    /// The kernels require none of them.
     pub features: Vec<&'static str>,
 }
 
-/// Every adapter, in the order of their numbers.
+/// Returns every adapter, in the order of their numbers.
 pub fn adapters() -> Vec<AdapterReport> {
     let adapters = all();
     (0..).zip(&adapters).map(|(index, adapter)| report(index, adapter)).collect()
 }
 
-/// Opens adapter `index`. Kernels reach at most `most_bytes` in one binding, and fewer where it allows no more.
+/// Opens adapter `index`, with bindings of at most `most_bytes` or the adapter's limit.
 pub(crate) fn open(index: usize, most_bytes: u64) -> Result<(Gpu, AdapterReport), WgpuError> {
     let adapters = all();
     let Some(adapter) = adapters.get(index) else {
         let has = match adapters.len() {
-            0 => "this machine has none that Vulkan, Metal or DX12 knows".to_owned(),
+            0 => "this machine has none for Vulkan, Metal or DX12".to_owned(),
             n => format!("this machine has {n}, from 0 on"),
         };
         return Err(WgpuError::NoAdapter { index, has });
@@ -50,7 +52,7 @@ pub(crate) fn open(index: usize, most_bytes: u64) -> Result<(Gpu, AdapterReport)
     let mut required_limits = adapter.limits();
     required_limits.max_storage_buffer_binding_size =
         required_limits.max_storage_buffer_binding_size.min(most_bytes);
-    // For kernels that have a variant without.
+    // For kernels that also have a variant without subgroups.
     let required_features = match report.has_subgroups {
         true => wgpu::Features::SUBGROUP,
         false => wgpu::Features::empty(),
@@ -70,11 +72,12 @@ pub(crate) fn open(index: usize, most_bytes: u64) -> Result<(Gpu, AdapterReport)
 fn all() -> Vec<wgpu::Adapter> {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
     let of_systems = wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12;
-    // The browser's is there in a browser alone.
+    // The browser's interface exists in a browser only.
     descriptor.backends = of_systems | wgpu::Backends::BROWSER_WEBGPU;
-    // What validates is wgpu itself; layers of the system's are for those who write drivers.
+    // wgpu itself validates; the system's validation layers serve driver developers.
     descriptor.flags = wgpu::InstanceFlags::empty();
-    // What the system grants this program is not exceeded: others, or the screen, would stand still.
+    // Stays within the memory that the system grants this program: otherwise other programs, or the
+    // screen, would stall.
     descriptor.memory_budget_thresholds.for_resource_creation = Some(MOST_OF_BUDGET);
     let instance = wgpu::Instance::new(descriptor);
     ready(instance.enumerate_adapters(wgpu::Backends::all()))

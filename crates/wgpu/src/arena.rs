@@ -1,17 +1,17 @@
-//! The memory of all pages: one buffer, as a kernel of WGSL cannot follow addresses and binds few buffers. A page is a place in
-//! it.
+//! The memory of all pages: one buffer, as a WGSL kernel cannot follow addresses and binds few
+//! buffers. A page is a range of it.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{Gpu, WgpuError};
 
-/// Pages begin at multiples of so many bytes.
+/// Alignment of pages in bytes.
 const ALIGN: usize = 64;
-/// Bytes that an arena begins with.
+/// Initial size in bytes.
 const FIRST: usize = 1 << 20;
 
-/// Memory that pages share. It grows as they ask for more, up to what a kernel reaches in one binding.
+/// Memory that pages share. It grows on demand, up to the maximum binding size.
 #[derive(Debug)]
 pub(crate) struct Arena {
     gpu: Arc<Gpu>,
@@ -21,7 +21,7 @@ pub(crate) struct Arena {
 #[derive(Debug)]
 struct Room {
     buffer: wgpu::Buffer,
-    /// What nobody has, in order, no two of them side by side.
+    /// Free ranges, in order, no two of them adjacent.
     free: Vec<Range<usize>>,
 }
 
@@ -35,20 +35,21 @@ impl Arena {
         &self.gpu
     }
 
-    /// The buffer as it is now, for commands that are recorded before another page is taken.
+    /// Returns the current buffer, for commands that are recorded before another page is taken.
     pub fn buffer(&self) -> wgpu::Buffer {
         self.room().buffer.clone()
     }
 
-    /// How far it grows.
+    /// Returns the maximum size.
     pub fn most_bytes(&self) -> usize {
         self.gpu.max_binding() / ALIGN * ALIGN
     }
 
-    /// Zeroed memory; gives where it begins.
+    /// Allocates zeroed memory; returns its offset.
     ///
     /// # Errors
-    /// [`WgpuError::OutOfMemory`] where the device has none, or the arena would become larger than a binding may be.
+    /// [`WgpuError::OutOfMemory`] if the device has none, or the arena would exceed the maximum
+    /// binding size.
     pub fn take(&self, bytes: usize) -> Result<usize, WgpuError> {
         let size = bytes.max(1).next_multiple_of(ALIGN);
         let mut room = self.room();
@@ -63,7 +64,7 @@ impl Arena {
         Ok(at)
     }
 
-    /// Gives back what [`Arena::take`] gave.
+    /// Frees a range from [`Arena::take`].
     pub fn give(&self, at: usize, bytes: usize) {
         give_back(&mut self.room().free, at..at + bytes.max(1).next_multiple_of(ALIGN));
     }
@@ -88,10 +89,10 @@ impl Arena {
     }
 }
 
-/// What memory is for, in errors.
+/// Purpose of the memory, in errors.
 const WHAT: &str = "the cache, which is one binding of a kernel on this device";
 
-/// Takes `size` bytes of the first range that has them.
+/// Takes `size` bytes of the first range that is large enough.
 fn take_first(free: &mut Vec<Range<usize>>, size: usize) -> Option<usize> {
     let index = free.iter().position(|range| range.len() >= size)?;
     let at = free[index].start;
@@ -102,7 +103,7 @@ fn take_first(free: &mut Vec<Range<usize>>, size: usize) -> Option<usize> {
     Some(at)
 }
 
-/// Puts `range` back, and joins it to its neighbours.
+/// Returns `range` to the list, and joins it to its neighbours.
 fn give_back(free: &mut Vec<Range<usize>>, range: Range<usize>) {
     let index = free.partition_point(|other| other.start < range.start);
     free.insert(index, range);
@@ -118,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_given_back_is_whole_again() {
+    fn freed_ranges_are_merged() {
         let mut free: Vec<_> = std::iter::once(0..1024).collect();
         let taken: Vec<_> =
             [64, 128, 64, 256].map(|size| (take_first(&mut free, size).unwrap(), size)).into();

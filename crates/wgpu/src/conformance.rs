@@ -1,4 +1,4 @@
-//! The conformance suites on the first adapter that there is: a card, or lavapipe, a Vulkan on the CPU (Debian's
+//! The conformance suites on the first adapter: a GPU, or lavapipe, a Vulkan on the CPU (Debian's
 //! `mesa-vulkan-drivers`).
 
 use kvant_backend::BackendError;
@@ -10,13 +10,13 @@ use kvant_conformance::{Arithmetic, Attention, Coverage, OPS, Subject, suites};
 use crate::tests::{device, skipped};
 use crate::{AttendWays, LookUps, TypeClass, WgpuDevice};
 
-/// What the kernels promise of their numbers, on the first adapter; `None` where there is none.
+/// Describes the arithmetic of the kernels on the first adapter; `None` without an adapter.
 fn subject() -> Option<Subject<WgpuDevice>> {
     let subject = Subject::new("wgpu", device()?, Arithmetic::EightBit, Attention::Exact);
     Some(subject.with_coverage(Coverage::Each))
 }
 
-/// Runs the suite `op`, and says what it leaves out.
+/// Runs the suite `op`, and prints the cases that it skips.
 fn hold(op: &str) {
     let Some(subject) = subject() else { return };
     let suites = suites();
@@ -26,7 +26,7 @@ fn hold(op: &str) {
     }
 }
 
-/// Attention of 40 tokens, the last of which come in a step of their own, held to its equation.
+/// Compares attention of 40 tokens, the last of which are a step of their own, with its equation.
 fn attends(subject: &Subject<WgpuDevice>, shape: Shape, rows: usize) -> Result<(), BackendError> {
     let what = || subject.case("attend", format_args!("{shape:?}, {rows} rows"));
     let tokens = Tokens::gaussian(shape, 40, 3);
@@ -54,7 +54,8 @@ fn attention_takes_heads_of_up_to_640_values() {
     assert!(matches!(refused, Err(BackendError::Unsupported { op: "attend", .. })), "{refused:?}");
 }
 
-/// Rows of which some see one span of tokens and others two, and rows whose window begins in the second of three.
+/// Rows of which some see one span of tokens and others two, and rows whose window begins in the
+/// second of three.
 #[test]
 fn spans_of_tokens_are_joined() {
     let Some(subject) = subject() else { return };
@@ -79,9 +80,10 @@ fn spans_of_tokens_are_joined() {
     }
 }
 
-/// Every look-up the adapter has the features for, and threads that take more words and more queries.
+/// Every look-up that the adapter supports, and threads that read more words and serve more
+/// queries.
 #[test]
-fn every_way_to_attend_gives_the_same_bits() {
+fn every_attention_variant_gives_the_same_bits() {
     let shape = Shape { group: 3, ..Shape::new(DType::Turbo3, DType::Turbo4) };
     let tokens = Tokens::gaussian(shape, 150, 3);
     let q = gaussian(4, 5 * shape.n_heads() * shape.k_head_dim, 1.0);
@@ -107,12 +109,12 @@ fn every_way_to_attend_gives_the_same_bits() {
         let got = batch.attend(&q, &what).unwrap();
         batch.assert_answers(&q, &got, &what);
         let first = of_first.get_or_insert_with(|| got.clone());
-        assert!(*first == got, "{}: other bits than the first way gives", what());
+        assert!(*first == got, "{}: other bits than the first variant", what());
     }
 }
 
 #[test]
-fn ways_that_there_are_no_kernels_for_are_refused() {
+fn variants_without_kernels_are_rejected() {
     for (queries, words) in [(5, 1), (16, 1), (4, 3), (4, 0)] {
         let Some(device) = device() else { return };
         let way = AttendWays { look_ups: LookUps::Select, queries, words };
@@ -121,7 +123,7 @@ fn ways_that_there_are_no_kernels_for_are_refused() {
     }
 }
 
-/// A test for each suite.
+/// Defines a test for each suite.
 macro_rules! tests {
     ($($op:ident,)*) => {
         $(

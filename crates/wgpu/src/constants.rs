@@ -1,7 +1,7 @@
-//! Numbers that Rust and the kernels share.
+//! Constants shared by Rust and the kernels.
 //!
-//! They stand in Rust alone: each source names the function that lists those it takes, and what comes of it stands before its
-//! text, a `const` for each.
+//! Rust alone defines them: each source names the function that lists its constants, and the result
+//! precedes its text, one `const` per constant.
 
 use std::fmt::Write;
 
@@ -12,32 +12,32 @@ pub(crate) struct Constants {
 }
 
 impl Constants {
-    /// A whole number, of type `u32`.
+    /// Adds an integer of type `u32`.
     pub fn whole(mut self, name: &str, value: usize) -> Self {
         self.define(format_args!("const {name}: u32 = {value}u;"));
         self
     }
 
-    /// A whole number, of type `i32`.
+    /// Adds an integer of type `i32`.
     pub fn integer(mut self, name: &str, value: i32) -> Self {
         self.define(format_args!("const {name}: i32 = {value}i;"));
         self
     }
 
-    /// A finite number, to the last of its bits.
+    /// Adds a finite f32, exactly.
     pub fn float(mut self, name: &str, value: f32) -> Self {
         debug_assert!(value.is_finite(), "{name}: {value}");
         self.define(format_args!("const {name}: f32 = {};", literal(value)));
         self
     }
 
-    /// Whether something is so.
+    /// Adds a boolean.
     pub fn flag(mut self, name: &str, value: bool) -> Self {
         self.define(format_args!("const {name}: bool = {value};"));
         self
     }
 
-    /// A list of numbers. A variable, as kernels look values up by an index that is not known before.
+    /// Adds a list of f32. A variable, as WGSL indexes constants with constant indices only.
     pub fn floats(mut self, name: &str, values: &[f32]) -> Self {
         let list: Vec<_> = values.iter().copied().map(literal).collect();
         let (n, list) = (values.len(), list.join(", "));
@@ -45,7 +45,7 @@ impl Constants {
         self
     }
 
-    /// A list of whole numbers, of type `u32`.
+    /// Adds a list of `u32`.
     pub fn wholes(mut self, name: &str, values: &[u32]) -> Self {
         let list: Vec<_> = values.iter().map(|value| format!("{value}u")).collect();
         let (n, list) = (values.len(), list.join(", "));
@@ -53,13 +53,13 @@ impl Constants {
         self
     }
 
-    /// Four whole numbers, of type `vec4<u32>`.
+    /// Adds a `vec4<u32>`.
     pub fn vector(mut self, name: &str, [a, b, c, d]: [u32; 4]) -> Self {
         self.define(format_args!("const {name} = vec4<u32>({a}u, {b}u, {c}u, {d}u);"));
         self
     }
 
-    /// What stands before the text of a source.
+    /// Returns the text that precedes a source.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -69,8 +69,9 @@ impl Constants {
     }
 }
 
-/// `value` as WGSL writes it: the shortest decimal that is read as this number. That of the largest number lies above it, where some
-/// compilers see none of an `f32`: it is written out.
+/// Returns the WGSL literal of `value`: the shortest decimal that parses to it. The shortest
+/// decimal of the largest f32 exceeds it, and some compilers reject it: that number is written in
+/// full.
 fn literal(value: f32) -> String {
     if value.abs() == f32::MAX { format!("{:?}f", f64::from(value)) } else { format!("{value:?}f") }
 }

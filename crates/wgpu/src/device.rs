@@ -1,4 +1,4 @@
-//! An adapter as a [`Backend`]: checks shapes, then hands buffers to the ops.
+//! The wgpu [`Backend`]: checks shapes, then passes buffers to the ops.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -23,14 +23,14 @@ use crate::{
     recurrent, rope, top_k,
 };
 
-/// An adapter that was opened.
+/// An opened adapter.
 pub struct WgpuDevice {
     gpu: Arc<Gpu>,
     arena: Arc<Arena>,
     report: AdapterReport,
-    /// Rows on their way to the device or from it.
+    /// Host buffer for rows on their way to the device or from it.
     rows: Mutex<Vec<f32>>,
-    /// Of each class of types, in the order of [`TypeClass::ALL`].
+    /// The variant of each class of types, in the order of [`TypeClass::ALL`].
     ways: [AttendWays; 3],
 }
 
@@ -38,7 +38,7 @@ impl WgpuDevice {
     /// Opens adapter `index`, as [`adapters`](crate::adapters) counts them.
     ///
     /// # Errors
-    /// [`BackendError::Failed`] that says what adapters there are, or why the driver gives no device.
+    /// [`BackendError::Failed`] that lists the adapters, or states why the driver opens no device.
     pub fn open(index: usize) -> Result<Self> {
         Self::open_within(index, u64::MAX)
     }
@@ -49,7 +49,7 @@ impl WgpuDevice {
         Self::new(gpu, report)
     }
 
-    /// The first adapter with kernels in the shapes that are for a GPU where it is a program, and the other way round.
+    /// Opens the first adapter with the kernel shapes of a GPU if it is software, and vice versa.
     #[cfg(test)]
     pub(crate) fn open_mistaken() -> Result<Self> {
         let (mut gpu, report) = adapter::open(0, u64::MAX)?;
@@ -64,16 +64,17 @@ impl WgpuDevice {
         Ok(Self { gpu, arena, report, rows: Mutex::default(), ways })
     }
 
-    /// What the adapter is.
+    /// Returns the description of the adapter.
     pub fn report(&self) -> &AdapterReport {
         &self.report
     }
 
-    /// Attends this way over types of these classes; `kernel_choices` names it. Where types of several classes meet, the way of the last of
-    /// them is gone.
+    /// Selects the attention variant for these classes of types; `kernel_choices` reports it. If a
+    /// layer has types of several classes, the variant of the last of them is used.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] for look-ups that the adapter lacks a feature for, and numbers that there are no kernels for.
+    /// [`BackendError::Unsupported`] for look-ups that need a missing feature, and for values
+    /// without kernels.
     pub fn with_way(mut self, classes: &[TypeClass], way: AttendWays) -> Result<Self> {
         classes.iter().try_for_each(|class| self.set_way(*class, way))?;
         Ok(self)
@@ -86,12 +87,12 @@ impl WgpuDevice {
         Ok(())
     }
 
-    /// How it attends over types of a class.
+    /// Returns the attention variant of a class of types.
     pub fn way(&self, class: TypeClass) -> AttendWays {
         self.ways[class as usize]
     }
 
-    /// What has been handed over to the device, and moved, since it was opened.
+    /// Returns the work submitted and the bytes moved since the device was opened.
     pub fn traffic(&self) -> Traffic {
         self.gpu.traffic()
     }
@@ -114,7 +115,7 @@ impl WgpuDevice {
         Ok(product::product(&self.gpu, weights(op, w)?, x, y, bias, accumulates)?)
     }
 
-    /// Brings `n` values of `src` from value `from` on to the host.
+    /// Reads values of `src` from value `from` on to the host.
     fn fetch(&self, src: &WgpuBuffer, from: usize, dst: &mut [f32]) -> Result<()> {
         Ok(self.gpu.read(&src.buffer, bytes(from), bytemuck::cast_slice_mut(dst))?)
     }
@@ -385,7 +386,7 @@ impl Backend for WgpuDevice {
         Ok(rope::rope(&self.gpu, &x.buffer, rows, heads, norm, params, &angles.buffer)?)
     }
 
-    /// Does not look: the answer would have to be waited for, layer by layer.
+    /// Skips the check: its result would need a synchronization in every layer.
     fn broken_row(&self, x: &WgpuBuffer, rows: usize, cols: usize) -> Result<Option<usize>> {
         let end = rows.saturating_mul(cols);
         BackendError::check_at_least("broken_row", "length of the buffer", end, x.n_values())?;
@@ -474,14 +475,14 @@ fn weights<'a>(op: &'static str, w: &'a WgpuMatrix) -> Result<Weights<'a>> {
     Ok(Weights { slabs: w.slabs(op)?, dtype: w.dtype(), first: 0, n_out: w.n_out(), n_in: w.n_in() })
 }
 
-/// The rows of `input`, `n` values each, as products take them.
+/// The rows of `input`, `n` values each, as input of products.
 fn operand<'a>(gpu: &'a Gpu, input: &Input<'a, WgpuDevice>, n: usize) -> Operand<'a> {
     let x = Rows { buffer: &input.x.buffer, first: input.first_row * n, stride: n };
     let norm = input.norm.map(|Norm { weight, eps }| (&weight.buffer, eps));
     Operand::new(gpu, x, [input.rows, n], norm)
 }
 
-/// Bytes of so many values.
+/// Returns the bytes of `values` f32 values.
 fn bytes(values: usize) -> usize {
     values.saturating_mul(size_of::<f32>())
 }

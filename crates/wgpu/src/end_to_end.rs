@@ -1,4 +1,4 @@
-//! Tiny models from tokens to logits on the first adapter, held to the CPU.
+//! Tiny models from tokens to logits on the first adapter, compared with the CPU.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ struct Running<'a, B: Backend> {
     pool: Pool<B::Page>,
     caches: Vec<Cache<B::Page>>,
     act: Activations<B>,
-    /// How much of its adapter each sequence gets, where the model has one.
+    /// LoRA scale of each sequence, if the model has a LoRA.
     strengths: Vec<Option<[f32; 1]>>,
 }
 
@@ -31,12 +31,12 @@ fn fixture(name: &str) -> Gguf {
 }
 
 impl<'a, B: Backend> Running<'a, B> {
-    /// So many sequences of it.
+    /// Creates `n` sequences of the model.
     fn new(device: &'a B, model: &str, kv: DType, n: usize) -> Self {
         Self::with_loras(device, model, kv, n, &[])
     }
 
-    /// The same with these adapters.
+    /// As [`Running::new`], with LoRAs.
     fn with_loras(device: &'a B, model: &str, kv: DType, n: usize, loras: &[Lora]) -> Self {
         let gguf = Arc::new(fixture(model));
         let config = Config::from_gguf(&gguf).unwrap();
@@ -51,8 +51,8 @@ impl<'a, B: Backend> Running<'a, B> {
         Self { device, decoder, pool: Pool::default(), caches, act, strengths: vec![None; n] }
     }
 
-    /// The last logits of each sequence after a step in which sequence i has the first `ns[i]` of the tokens that are left; one
-    /// that has none is not in it.
+    /// Runs a step in which sequence i has the first `ns[i]` of the remaining tokens, and is left
+    /// out without any; returns the last logits of each.
     fn step(&mut self, ns: &[usize], tokens: &[u32]) -> Vec<f32> {
         self.try_step(ns, tokens).unwrap()
     }
@@ -75,7 +75,7 @@ impl<'a, B: Backend> Running<'a, B> {
         Ok(rows)
     }
 
-    /// The streams that these tokens of the first sequence leave.
+    /// Returns the final hidden states of these tokens of the first sequence.
     fn streams(&mut self, tokens: &[u32]) -> Vec<f32> {
         let Self { device, decoder, pool, caches, act, .. } = self;
         let parts = &mut [StepPart {
@@ -92,7 +92,7 @@ impl<'a, B: Backend> Running<'a, B> {
     }
 }
 
-/// Opens the adapter once more.
+/// Opens the adapter again.
 fn open_again() -> WgpuDevice {
     WgpuDevice::open(0).expect("an adapter that was there a moment ago")
 }
@@ -101,28 +101,28 @@ fn tokens(n: u32) -> Vec<u32> {
     (0..n).map(|i| i * 29 % 64).collect()
 }
 
-/// The largest difference; NaN where there is one.
+/// Returns the largest difference; NaN if one is NaN.
 fn distance(got: &[f32], want: &[f32]) -> f32 {
     assert_eq!(got.len(), want.len());
     let errors = got.iter().zip(want).map(|(got, want)| (got - want).abs());
     errors.fold(0.0, |worst, error| if error > worst || error.is_nan() { error } else { worst })
 }
 
-/// Logits of order 3. Sums in f32 are added in another order, layer after layer: a thousand roundings. Where caches hold f16, a few
-/// numbers are rounded there to the other side.
+/// Error bound on logits of order 3. Sums in f32 are added in another order, layer after layer: a
+/// thousand roundings. With f16 caches, a few values round to the other side there.
 fn bound(kv: DType) -> f32 {
     let halves = if kv == DType::F32 { 0.0 } else { 1.0 / 2048.0 };
     3.0 * (1000.0 / (1 << 24) as f32 + halves)
 }
 
-/// Each model of a list. Kernels are compiled once for all of them.
+/// Tests each model of a list on one device, so that kernels are compiled once.
 fn say_the_same(models: &[(&str, DType)]) {
     let Some(device) = tests::device() else { return };
     models.iter().for_each(|&(model, kv)| says_the_same(&device, model, kv));
 }
 
-/// Prompts of two sequences, alone and together, and tokens after them: every step gives the logits of the CPU. Whom a row chooses,
-/// and which code it gets, is no matter of rounding in these texts.
+/// Prefill of two sequences, alone and in one batch, and tokens after it: every step gives the
+/// logits of the CPU. Rounding changes neither the router's choice nor any code on these texts.
 fn says_the_same(device: &WgpuDevice, model: &str, kv: DType) {
     let of_cpu = CpuDevice::new(Isa::Scalar, 1).unwrap();
     let mut cpu = Running::new(&of_cpu, model, kv, 2);
@@ -138,9 +138,9 @@ fn says_the_same(device: &WgpuDevice, model: &str, kv: DType) {
     }
 }
 
-/// With a root of the mean square before the logits, and with a standard deviation.
+/// With RMS normalization before the logits, and with LayerNorm.
 #[test]
-fn the_streams_of_tokens() {
+fn hidden_states_match_the_cpu() {
     let (Some(device), text) = (tests::device(), tokens(21)) else { return };
     let of_cpu = CpuDevice::new(Isa::Scalar, 1).unwrap();
     for model in ["llama-h64-g8.gguf", "commandr-h64-g2.gguf"] {
@@ -149,14 +149,14 @@ fn the_streams_of_tokens() {
         for tokens in [&text[..20], &text[20..]] {
             let (got, want) = (gpu.streams(tokens), cpu.streams(tokens));
             let largest = want.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
-            // That of logits, which are of order 3.
+            // The bound of logits, which are of order 3.
             let (error, tol) = (distance(&got, &want), bound(DType::F32) / 3.0 * largest);
             assert!(error <= tol, "{model}: {error:e} of {tol:e}");
         }
     }
 }
 
-/// As much as it was loaded with, and other shares beside it; a gate of its own, and what is its own gate.
+/// At the loaded LoRA scale, and at others in one batch; with a separate gate, and ungated.
 #[test]
 fn models_with_adapters() {
     let (Some(device), text) = (tests::device(), tokens(64)) else { return };
@@ -175,7 +175,7 @@ fn models_with_adapters() {
             let (step, after) = rest.split_at(ns[0] + ns[1]);
             rest = after;
             let (got, want) = (gpu.step(&ns, step), cpu.step(&ns, step));
-            // Each layer has as many products more.
+            // Each layer has as many additional products.
             let (error, tol) = (distance(&got, &want), 2.0 * bound(DType::F32));
             assert!(error <= tol, "{model}, {ns:?} rows: {error:e} of {tol:e}");
             assert!(distance(&plain.step(&ns, step), &want) > 0.1, "{model}: the adapter changes nothing");
@@ -222,7 +222,7 @@ fn models_whose_heads_meet_one_vector() {
 }
 
 #[test]
-fn a_lost_device_is_an_error_and_what_was_saved_before_goes_on_elsewhere() {
+fn device_loss_is_an_error_and_saved_sessions_resume() {
     let Some(device) = tests::device() else { return };
     let (model, kv) = ("qwen3-h192-g3.gguf", DType::Turbo3);
     let mut lost = Running::new(&device, model, kv, 1);
@@ -234,7 +234,7 @@ fn a_lost_device_is_an_error_and_what_was_saved_before_goes_on_elsewhere() {
     device.gpu().lose();
     let error = lost.try_step(&[1], &[7]).unwrap_err();
     assert!(matches!(&error, ModelError::Device(BackendError::Failed { device: "wgpu", .. })), "{error:?}");
-    // It does not come back by itself.
+    // A lost device stays lost.
     let error = device.finish().unwrap_err().to_string();
     assert!(error.contains("the device is lost"), "{error}");
 
@@ -247,7 +247,7 @@ fn a_lost_device_is_an_error_and_what_was_saved_before_goes_on_elsewhere() {
 }
 
 #[test]
-fn a_token_is_one_submission_and_most_often_binds_what_the_last_one_bound() {
+fn a_token_is_one_submission_and_reuses_bind_groups() {
     let Some(device) = tests::device() else { return };
     let mut gpu = Running::new(&device, "qwen3-h192-g3.gguf", DType::Turbo3, 1);
     let text = tokens(60);
@@ -259,11 +259,11 @@ fn a_token_is_one_submission_and_most_often_binds_what_the_last_one_bound() {
         gpu.step(&[1], &[*token]);
         let after = device.traffic();
         assert_eq!(after.submissions - before.submissions, 1);
-        // The logits, for which this test takes memory anew.
+        // The logits, for which this test allocates a buffer.
         assert_eq!(after.allocations - before.allocations, 1);
         assert_eq!(after.from_device - before.from_device, 64 * size_of::<f32>() as u64);
         steps_anew += usize::from(after.groups - before.groups > 1);
     }
-    // Where a block of tokens is coded, and a step after it.
-    assert!(steps_anew <= 2, "{steps_anew} steps bound something else than the last one");
+    // The step that encodes a block of tokens, and the one after it.
+    assert!(steps_anew <= 2, "{steps_anew} steps had other bindings than the last one");
 }

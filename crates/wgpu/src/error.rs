@@ -1,23 +1,23 @@
-//! What can go wrong between this crate and an adapter.
+//! The errors of the wgpu device.
 
 use kvant_backend::BackendError;
 
-/// Why the device could not do what was asked.
+/// Why an operation of the device failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum WgpuError {
-    /// There is no adapter of this number.
+    /// The adapter index is out of range.
     #[error("no adapter {index}; {has}")]
     NoAdapter { index: usize, has: String },
-    /// The adapter gives no device.
+    /// The adapter opens no device.
     #[error("{adapter}: {problem}")]
     NoDevice { adapter: String, problem: String },
-    /// A kernel that this adapter does not take.
+    /// This adapter does not compile the kernel.
     #[error("{place}: {problem}: {line}")]
     Compile { place: String, problem: String, line: String },
-    /// wgpu refused a command, or the device is lost.
+    /// wgpu rejected a command, or the device is lost.
     #[error("{0}")]
     Refused(String),
-    /// Memory could not be had.
+    /// Device memory is exhausted.
     #[error("out of memory: {bytes} bytes for {what}")]
     OutOfMemory { bytes: usize, what: &'static str },
 }
@@ -31,7 +31,7 @@ impl From<WgpuError> for BackendError {
     }
 }
 
-/// `text` in one line.
+/// Joins the lines of `text`.
 pub(crate) fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -1,4 +1,4 @@
-//! An adapter that was opened: kernels compiled once, and what is recorded for it.
+//! An opened adapter: its compiled kernels, and the commands recorded for it.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -14,13 +14,14 @@ use crate::recording::{Recording, Traffic};
 use crate::scratch::Shelf;
 use crate::shader::{self, Kernel, Source};
 
-/// Bytes that are asked for at once to find out what there is: at first, and at last.
+/// First size in bytes of the allocations that probe the free memory, and the size that ends the
+/// probe.
 const LARGEST_PIECE: u64 = 4 << 30;
 const SMALLEST_PIECE: usize = 64 << 20;
-/// How often that is granted at most.
+/// Maximum number of successful probes.
 const MOST_PIECES: usize = 256;
 
-/// The place of a source, the name of an entry point and the numbers of a variant.
+/// The address of a source, the name of an entry point and the numbers of a variant.
 type KernelKey = (usize, &'static str, Vec<u32>);
 
 /// An opened adapter.
@@ -29,14 +30,14 @@ pub(crate) struct Gpu {
     device: wgpu::Device,
     limits: wgpu::Limits,
     recording: Mutex<Recording>,
-    /// Memory that ops take for a moment.
+    /// Reusable scratch memory of the ops.
     pub(crate) shelf: Shelf,
     kernels: Mutex<HashMap<KernelKey, Arc<Kernel>>>,
     /// Whether kernels run on the CPU, which changes what is fast.
     is_software: bool,
-    /// What the device has said against what was asked of it: the first of it, or that it is lost.
+    /// The first error of the device, or its loss.
     failure: Arc<Mutex<Option<String>>>,
-    /// Bound where a kernel takes a buffer that an op does without.
+    /// Bound in place of a buffer that an op does not use.
     nothing: wgpu::Buffer,
 }
 
@@ -50,7 +51,7 @@ impl Gpu {
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| note(&of_handler, error.to_string())));
         let of_callback = Arc::clone(&failure);
         device.set_device_lost_callback(move |_, message| {
-            // What else went wrong came of it.
+            // Other errors follow from the loss.
             let problem = format!("the device is lost: {message}");
             *of_callback.lock().unwrap_or_else(PoisonError::into_inner) = Some(problem);
         });
@@ -70,32 +71,33 @@ impl Gpu {
         }
     }
 
-    /// Whether kernels run on the CPU, which changes what is fast.
+    /// Returns whether kernels run on the CPU, which changes what is fast.
     pub fn is_software(&self) -> bool {
         self.is_software
     }
 
-    /// Takes the other of these for the truth.
+    /// Inverts [`Gpu::is_software`].
     #[cfg(test)]
     pub fn mistake_software(&mut self) {
         self.is_software = !self.is_software;
     }
 
-    /// Bytes that a kernel reaches in one allocation.
+    /// Returns the maximum size of a binding in bytes.
     pub fn max_binding(&self) -> usize {
         let most = self.limits.max_storage_buffer_binding_size.min(self.limits.max_buffer_size);
         usize::try_from(most).unwrap_or(usize::MAX)
     }
 
-    /// A buffer of 16 bytes that no kernel looks into.
+    /// Returns a buffer of 16 bytes that no kernel reads.
     pub fn nothing(&self) -> &wgpu::Buffer {
         &self.nothing
     }
 
-    /// Zeroed memory of at least `bytes`, for `what`.
+    /// Allocates at least `bytes` of zeroed memory, for `what`.
     ///
     /// # Errors
-    /// [`WgpuError::OutOfMemory`] where the device has none, or none that a kernel reaches.
+    /// [`WgpuError::OutOfMemory`] if the device has none, or `bytes` exceed the maximum binding
+    /// size.
     pub fn allocate(&self, bytes: usize, what: &'static str) -> Result<wgpu::Buffer, WgpuError> {
         let out_of_memory = WgpuError::OutOfMemory { bytes, what };
         // Bindings are never empty, and whole words.
@@ -107,17 +109,18 @@ impl Gpu {
         if let Some(buffer) = self.try_allocate(size) {
             return Ok(buffer);
         }
-        // What is kept for the next step may be what is missing.
+        // Cached scratch memory may be what is missing.
         self.shelf.clear();
         self.recording().forget_groups();
         self.try_allocate(size).ok_or(out_of_memory)
     }
 
-    /// How much memory can be had: found by asking for it, as no interface below tells, and giving it back. Memory that
-    /// is lent only when it is touched, as that of the machine, is not told by that.
+    /// Measures the free memory by allocating and freeing it, as no underlying interface reports
+    /// it. The result has no meaning for memory that is committed only on first access, such as
+    /// memory shared with the CPU.
     ///
     /// # Errors
-    /// Where the device is lost.
+    /// If the device is lost.
     pub fn free_bytes(&self) -> Result<usize, WgpuError> {
         let mut asked = Vec::new();
         let mut piece = self.limits.max_buffer_size.min(LARGEST_PIECE) as usize / 4 * 4;
@@ -138,12 +141,13 @@ impl Gpu {
         ready(scope.pop()).is_none().then_some(buffer)
     }
 
-    /// The entry point `name` of `source`, compiled at its first use.
+    /// Returns the entry point `name` of `source`, compiled at its first use.
     pub fn kernel(&self, source: &'static Source, name: &'static str) -> Result<Arc<Kernel>, WgpuError> {
         self.variant(source, name, &[], Constants::default)
     }
 
-    /// As [`Gpu::kernel`], of the variant of `source` that `numbers` name and `constants` make.
+    /// As [`Gpu::kernel`], for the variant of `source` with the constants `constants`, identified
+    /// by `numbers`.
     pub fn variant(
         &self,
         source: &'static Source,
@@ -161,10 +165,11 @@ impl Gpu {
         Ok(kernel)
     }
 
-    /// Records a launch of `kernel` in a grid of `groups`, with `params` in binding 0, followed by `list`.
+    /// Records a launch of `kernel` in a grid of `groups`, with `params` in binding 0, followed by
+    /// `list`.
     ///
     /// # Errors
-    /// Those of a submission, where as much has been recorded as fits one.
+    /// Those of a submission, if the recorded commands fill one.
     pub fn launch<P: Pod, L: Pod>(
         &self,
         kernel: &Kernel,
@@ -181,7 +186,7 @@ impl Gpu {
         self.check()
     }
 
-    /// Records that `bytes` go to `to` from byte `at` on, both whole words.
+    /// Records a write of `bytes` to `to` from byte `at` on, both whole words.
     pub fn write(&self, to: &wgpu::Buffer, at: usize, bytes: &[u8]) -> Result<(), WgpuError> {
         self.recording().write(&self.device, to, at as u64, bytes);
         self.check()
@@ -192,37 +197,37 @@ impl Gpu {
         self.recording().copy(&self.device, from, to, len);
     }
 
-    /// Records that `len` bytes, whole words, become zero.
+    /// Records the zeroing of `len` bytes, whole words.
     pub fn clear(&self, buffer: &wgpu::Buffer, at: usize, len: usize) {
         self.recording().clear(&self.device, buffer, at, len);
     }
 
-    /// Hands over what was recorded, and brings bytes from `at` on, whole words, when that is done.
+    /// Submits the recorded commands, waits, and reads bytes from `at` on, whole words.
     pub fn read(&self, from: &wgpu::Buffer, at: usize, bytes: &mut [u8]) -> Result<(), WgpuError> {
         let result = self.recording().read(&self.device, from, at, bytes);
         self.check()?;
         result
     }
 
-    /// Hands over what was recorded, and waits until it is done.
+    /// Submits the recorded commands, and waits until they are done.
     pub fn finish(&self) -> Result<(), WgpuError> {
         let result = self.recording().finish(&self.device);
         self.check()?;
         result
     }
 
-    /// What has been handed over and moved so far.
+    /// Returns the work submitted and the bytes moved so far.
     pub fn traffic(&self) -> Traffic {
         self.recording().traffic()
     }
 
-    /// Groups of bindings that are kept.
+    /// Returns the number of cached bind groups.
     #[cfg(test)]
     pub fn groups(&self) -> usize {
         self.recording().groups()
     }
 
-    /// Takes the device away, as a driver may at any time.
+    /// Destroys the device, as a driver may at any time.
     #[cfg(test)]
     pub fn lose(&self) {
         self.device.destroy();
@@ -232,14 +237,15 @@ impl Gpu {
         self.recording.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An error where the device has refused something, now or before: what it holds is not known any more.
+    /// Returns an error if the device has reported one, now or before: its contents are undefined
+    /// then.
     fn check(&self) -> Result<(), WgpuError> {
         let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         failure.clone().map_or(Ok(()), |problem| Err(WgpuError::Refused(problem)))
     }
 }
 
-/// Keeps the first of what goes wrong.
+/// Stores the first error.
 fn note(failure: &Mutex<Option<String>>, problem: String) {
     failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(problem);
 }
@@ -248,17 +254,17 @@ pub(crate) fn new_buffer(device: &wgpu::Device, size: u64, usage: wgpu::BufferUs
     device.create_buffer(&wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false })
 }
 
-/// A grid of `n` groups in its first two dimensions, each within what every adapter allows, and of `depth` in its third. Kernels
-/// leave out those beyond `n`.
+/// Returns a grid of `n` workgroups in its first two dimensions, each within the limits of every
+/// adapter, and of `depth` in its third. Kernels skip those beyond `n`.
 pub(crate) fn groups(n: usize, depth: usize) -> [u32; 3] {
     const MOST: usize = 32_768;
     [n.min(MOST) as u32, n.div_ceil(MOST) as u32, depth as u32]
 }
 
-/// What `future` gives. Those of wgpu are ready at once outside of a browser.
+/// Returns the output of `future`. The futures of wgpu are ready at once outside of a browser.
 ///
 /// # Panics
-/// When it is not.
+/// If it is pending.
 pub(crate) fn ready<T>(future: impl Future<Output = T>) -> T {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => value,

@@ -1,34 +1,34 @@
-//! Sources are held to WGSL's grammar where naga is laxer than browsers are: operators on bits, shifts, and `&&` beside `||`, want
-//! parentheses.
+//! Checks sources against WGSL's grammar where naga is laxer than browsers: bit operators, shifts,
+//! and `&&` beside `||`, require parentheses.
 
 use std::collections::BTreeMap;
 
 use crate::languages::sources;
 
-/// What a token is to an expression.
+/// Role of a token in an expression.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Token<'a> {
-    /// A name or a number, with the list in angles that belongs to it.
+    /// A name or a number, with its template list in angle brackets.
     Operand,
     Open,
     Close,
     Operator(&'a str),
     Space,
-    /// Ends an expression, or is none of it.
+    /// Ends an expression, or is outside of one.
     Other,
 }
 
-/// Signs of more than one character, as none of them is read as two.
+/// Tokens of more than one character, none of which may be read as two.
 const LONG: [&str; 22] = [
     "<<=", ">>=", "->", "++", "--", "&&", "||", "<<", ">>", "<=", ">=", "==", "!=", "+=", "-=", "*=", "/=",
     "%=", "&=", "|=", "^=", "//",
 ];
 /// Words that an expression may follow.
 const LEADING: [&str; 4] = ["return", "if", "while", "case"];
-/// Words that a list in angles may follow.
+/// Words that a template list may follow.
 const GENERIC: [&str; 8] = ["array", "vec2", "vec3", "vec4", "bitcast", "ptr", "var", "atomic"];
 
-/// The first token of `text`, and its length.
+/// Returns the first token of `text`, and its length.
 fn first_token(text: &str) -> (Token<'_>, usize) {
     let word_len = text.find(|c: char| !c.is_alphanumeric() && !"_.".contains(c)).unwrap_or(text.len());
     if word_len > 0 {
@@ -49,7 +49,7 @@ fn first_token(text: &str) -> (Token<'_>, usize) {
     (token, sign.len())
 }
 
-/// The length of the list in angles that `text` begins with; 0 where it begins with none.
+/// Returns the length of the template list at the start of `text`; 0 without one.
 fn angles(text: &str) -> usize {
     let mut depth = 0;
     let ends = |c: char| {
@@ -59,7 +59,7 @@ fn angles(text: &str) -> usize {
     text.find(ends).map_or(0, |at| if at == 0 { 0 } else { at + 1 })
 }
 
-/// Whether `b` may follow `a` in an expression without parentheses.
+/// Returns whether `b` may follow `a` in an expression without parentheses.
 fn may_follow(a: &str, b: &str) -> bool {
     let both = [a, b];
     let n_of = |kind: &[&str]| both.iter().filter(|operator| kind.contains(operator)).count();
@@ -71,9 +71,9 @@ fn may_follow(a: &str, b: &str) -> bool {
     relations < 2 && (shifts == 0 || relations + logical == 1)
 }
 
-/// The first line, from 1, with operators between which the grammar wants parentheses.
+/// Returns the first line, from 1, with operators that the grammar requires parentheses between.
 fn first_mixed(text: &str) -> Option<usize> {
-    // Of each pair of brackets that is open: the operator before, and the logical one before.
+    // For each open pair of brackets: the previous operator, and the previous logical one.
     let mut open: Vec<[Option<&str>; 2]> = vec![[None; 2]];
     let mut is_operand = false;
     for (index, line) in text.lines().enumerate() {
@@ -135,6 +135,6 @@ fn operators_are_not_mixed_where_browsers_want_parentheses() {
         sources().flat_map(|(source, _)| source.parts).map(|part| (part.name, part.text)).collect();
     for (name, text) in parts {
         let at = first_mixed(text);
-        assert_eq!(at, None, "{name}: put parentheses around what belongs together");
+        assert_eq!(at, None, "{name}: parentheses are required here");
     }
 }

@@ -1,5 +1,6 @@
-//! What kernels become in the languages of Metal and DX12, which no machine of the tests compiles: text with every entry point, made as
-//! wgpu makes it; and what they ask of a GPU is no more than WebGPU promises of every one.
+//! Cross-compiles the kernels to the languages of Metal and DX12, which no test machine compiles:
+//! the output has every entry point, generated as wgpu does; and its resource use stays within the
+//! limits that WebGPU guarantees.
 
 use naga::back::{hlsl, msl};
 use naga::proc::Layouter;
@@ -24,19 +25,20 @@ static PLAIN: [&Source; 11] = [
     &top_k::SOURCE,
 ];
 
-/// Least limits of WebGPU: invocations of a workgroup, bytes that they share, buffers that an entry point reaches.
+/// Default limits of WebGPU: invocations of a workgroup, bytes of workgroup memory, buffers of an
+/// entry point.
 const MOST_INVOCATIONS: u32 = 256;
 const MOST_SHARED_BYTES: u32 = 16_384;
 const MOST_BUFFERS: usize = 8;
 
-/// Every source, and every variant of those that have several.
+/// Returns every source, and every variant of those that have several.
 pub(crate) fn sources() -> impl Iterator<Item = (&'static Source, Constants)> {
     let plain = PLAIN.into_iter().map(|source| (source, Constants::default()));
     plain.chain(product::variants()).chain(attend::variants())
 }
 
-/// A source, read and found to be valid without any feature that a GPU may lack, but for subgroups where it is made for those that have
-/// them. Packed f16 is WebGPU's own, and a feature to naga alone.
+/// Parses and validates a source without optional features, except subgroups in the variants that
+/// use them. Packed f16 is part of WebGPU, but a feature in naga.
 fn valid((source, variant): (&Source, Constants)) -> (Module, ModuleInfo) {
     let text = Text::new(source, &variant).whole;
     let module =
@@ -62,7 +64,7 @@ fn every_kernel_becomes_text_for_metal() {
         let (text, told) = msl::write_string(&module, &info, &options, &Default::default()).unwrap();
         for (name, written) in names(&module).into_iter().zip(&told.entry_point_names) {
             let written = written.as_ref().unwrap_or_else(|error| panic!("{name}: {error}"));
-            assert!(text.contains(&format!("kernel void {written}(")), "{name} is not there");
+            assert!(text.contains(&format!("kernel void {written}(")), "{name} is missing");
         }
     }
 }
@@ -75,7 +77,7 @@ fn every_kernel_becomes_text_for_dx12() {
         let told = hlsl::Writer::new(&mut text, &options, &pipeline).write(&module, &info, None).unwrap();
         for (name, written) in names(&module).into_iter().zip(&told.entry_point_names) {
             let written = written.as_ref().unwrap_or_else(|error| panic!("{name}: {error}"));
-            assert!(text.contains(&format!("void {written}(")), "{name} is not there");
+            assert!(text.contains(&format!("void {written}(")), "{name} is missing");
         }
     }
 }

@@ -1,19 +1,22 @@
-//! GPUs of every maker through wgpu (Vulkan, Metal, DX12): kernels in WGSL beside the Rust that launches them.
+//! GPUs of every vendor through wgpu (Vulkan, Metal, DX12): kernels in WGSL beside the Rust that
+//! launches them.
 //!
-//! Nothing is needed to build this crate or to start a program that contains it: the system's graphics libraries are looked for
-//! when adapters are asked for, and what is missing is named in the error.
+//! Building this crate, or starting a program that contains it, has no requirements: enumerating
+//! adapters loads the system's graphics libraries, and the error names a missing one.
 //!
-//! Each op is a folder with its `.wgsl` and the Rust that launches it. A kernel takes the numbers of a launch as a struct in
-//! binding 0, whose fields are those of a `#[repr(C)]` struct beside the launch, and buffers in those after it. Numbers that
-//! Rust and the kernels share stand in Rust alone (`constants.rs`). Kernels promise no more of their arithmetic than the
-//! conformance suites ask for, and take no feature that an adapter may lack.
+//! Each op is a folder with its `.wgsl` and the Rust that launches it. A kernel takes the
+//! parameters of a launch as a struct in binding 0, whose fields are those of a `#[repr(C)]` struct
+//! beside the launch, and buffers in the following bindings. Rust alone defines the constants that
+//! it shares with the kernels (`constants.rs`). The arithmetic of the kernels guarantees what the
+//! conformance suites require, and no more; kernels use no feature that an adapter may lack.
 //!
-//! Ops are recorded and handed to the device when something is read back, so that a step is one submission
-//! ([`WgpuDevice::traffic`] counts them). Groups of bindings, and buffers that ops take for a moment, are kept for the step after it,
-//! which most often binds the same: a token of an answer makes none.
+//! Ops are recorded and submitted when a result is read, so that a step is one submission
+//! ([`WgpuDevice::traffic`] counts them). Bind groups and scratch buffers are cached for the next
+//! step, which usually binds the same: a decode step creates none.
 #![forbid(unsafe_code)]
 
-// In a browser, what stands for wgpu is of our own: wgpu would bring glue that is generated, and nothing waits in it.
+// In a browser, `kvant-webgpu` replaces wgpu, which would need generated JavaScript glue and cannot
+// wait there.
 #[cfg(target_arch = "wasm32")]
 extern crate kvant_webgpu as wgpu;
 

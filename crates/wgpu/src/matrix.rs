@@ -1,4 +1,4 @@
-//! Weight matrices: where they are for products, and the rows of a token embedding.
+//! Weight matrices on the device, and the rows of a token embedding in host memory.
 
 use std::ops::Range;
 
@@ -17,14 +17,16 @@ pub struct WgpuMatrix {
     dtype: DType,
     n_out: usize,
     n_in: usize,
-    /// The rows in host memory, as in the file (mapped where the file is), for embeddings: a table that is no output matrix takes
-    /// no device memory. `None` where products alone need them, so that they are not there twice.
+    /// The rows in host memory, as in the file (mapped where the file is), for embeddings: a table
+    /// that is not also the output matrix takes no device memory. `None` for matrices without
+    /// look-ups, so that they are not stored twice.
     rows: Option<SharedBytes>,
     /// The rows on the device; `None` for a table.
     slabs: Option<Vec<Slab>>,
 }
 
-/// Some rows of weights in one buffer on the device, in panels. A matrix has as few as fit what a kernel reaches in one binding.
+/// Some rows of weights in one buffer on the device, in panels. A matrix has as few slabs as the
+/// maximum binding size allows.
 #[derive(Debug)]
 pub(crate) struct Slab {
     pub buffer: wgpu::Buffer,
@@ -32,26 +34,26 @@ pub(crate) struct Slab {
 }
 
 impl WgpuMatrix {
-    /// A table to look rows up in.
+    /// Creates a table for row look-ups.
     pub(crate) fn table(source: WeightSource) -> Result<Self> {
         check_matrix(&source)?;
         let WeightSource { dtype, n_out, n_in, bytes } = source;
         Ok(Self { dtype, n_out, n_in, rows: Some(bytes), slabs: None })
     }
 
-    /// A matrix on the device whose rows are looked up too.
+    /// Creates a matrix on the device that also supports row look-ups.
     pub(crate) fn tied(gpu: &Gpu, source: WeightSource) -> Result<Self> {
         check_matrix(&source)?;
         let slabs = Some(upload(gpu, &source)?);
         Ok(Self { slabs, ..Self::table(source)? })
     }
 
-    /// A matrix on the device.
+    /// Creates a matrix on the device.
     pub(crate) fn new(gpu: &Gpu, source: WeightSource) -> Result<Self> {
         Ok(Self { rows: None, ..Self::tied(gpu, source)? })
     }
 
-    /// The rows on the device.
+    /// Returns the rows on the device.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] for a table.
@@ -63,7 +65,7 @@ impl WgpuMatrix {
         })
     }
 
-    /// Type of the weights.
+    /// Returns the type of the weights.
     pub(crate) fn dtype(&self) -> DType {
         self.dtype
     }
@@ -84,7 +86,7 @@ impl Matrix for WgpuMatrix {
     }
 }
 
-/// Weight matrices of one shape and type, one after the other.
+/// Contiguous weight matrices of one shape and type.
 #[derive(Debug)]
 pub struct WgpuExperts {
     pub(crate) slabs: Vec<Slab>,
@@ -95,7 +97,7 @@ pub struct WgpuExperts {
 }
 
 impl WgpuExperts {
-    /// Matrices on the device.
+    /// Uploads the matrices to the device.
     pub(crate) fn new(gpu: &Gpu, source: &WeightSource, n_experts: usize) -> Result<Self> {
         let n_out = check_experts(source, n_experts)?;
         let slabs = upload(gpu, source)?;
@@ -117,17 +119,17 @@ impl Experts for WgpuExperts {
     }
 }
 
-/// The least bytes that are worth a thread, and bytes that are laid out before they go to the device.
+/// Minimum bytes per thread, and the size of the pieces of an upload.
 const SHARE: usize = 1 << 20;
 const PIECE: usize = 32 << 20;
 
-/// The rows of `source` on the device.
+/// Uploads the rows of `source`.
 fn upload(gpu: &Gpu, source: &WeightSource) -> Result<Vec<Slab>> {
     let &WeightSource { dtype, n_out, n_in, ref bytes } = source;
     let row_bytes = bytes.len() / n_out.max(1);
     let vectors = row_vectors(dtype, n_in);
     let most = gpu.max_binding() / (vectors * VECTOR_BYTES).max(1);
-    // Whole panels, where one fits.
+    // Whole panels, if one fits.
     let most = if most > PANEL { most / PANEL * PANEL } else { most };
     if most == 0 {
         return Err(BackendError::Unsupported {
@@ -152,7 +154,7 @@ fn upload(gpu: &Gpu, source: &WeightSource) -> Result<Vec<Slab>> {
     (0..n_out).step_by(most).map(slab).collect()
 }
 
-/// Rows in panels, laid out on several cores where there are many.
+/// Returns rows in panels, laid out on several cores if there are many.
 fn lay_out(dtype: DType, n_in: usize, rows: &[u8], row_bytes: usize) -> Vec<[u32; 4]> {
     let vectors = row_vectors(dtype, n_in);
     let mut panels = vec![[0; 4]; rows.len() / row_bytes * vectors];

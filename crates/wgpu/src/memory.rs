@@ -19,7 +19,7 @@ impl Buffer for WgpuBuffer {
     }
 }
 
-/// A place in the memory of all pages.
+/// A range of the memory of all pages.
 #[derive(Debug)]
 pub struct WgpuPage {
     arena: Arc<Arena>,
@@ -28,18 +28,18 @@ pub struct WgpuPage {
 }
 
 impl WgpuPage {
-    /// A zeroed page.
+    /// Creates a zeroed page.
     pub(crate) fn new(arena: &Arc<Arena>, n_bytes: usize) -> Result<Self> {
         let at = arena.take(n_bytes)?;
         Ok(Self { arena: Arc::clone(arena), at, n_bytes })
     }
 
-    /// Where it begins, in bytes.
+    /// Returns its offset in bytes.
     pub(crate) fn at(&self) -> usize {
         self.at
     }
 
-    /// Its bytes, in whole words.
+    /// Returns its size in bytes, in whole words.
     pub(crate) fn padded(&self) -> usize {
         self.n_bytes.next_multiple_of(4)
     }
@@ -55,7 +55,7 @@ impl Page for WgpuPage {
     fn duplicate(&self) -> Result<Self> {
         let new = Self::new(&self.arena, self.n_bytes)?;
         let buffer = self.arena.buffer();
-        // A device does not copy within one buffer: by way of another.
+        // A device does not copy within one buffer: copies through another.
         let gpu = self.arena.gpu();
         let between = gpu.scratch(self.padded(), "a copy of a page")?;
         gpu.copy((&buffer, self.at), (&between, 0), self.padded());

@@ -1,11 +1,12 @@
-// Functions of numbers that WGSL leaves to the adapter, or allows it to give roughly.
+// Math functions whose accuracy WGSL leaves to the adapter.
 
 const LOG2_E: f32 = 1.44269504f;
-// ln 2 in two parts, the first with few bits, so that whole multiples of it are exact.
+// ln 2 in two parts, the first with few bits, so that integer multiples of it are exact.
 const LN_2_HIGH: f32 = 0.693359375f;
 const LN_2_LOW: f32 = -2.12194440e-4f;
 
-// e^x within two units of the last place (the polynomial of Cephes' expf). NaN stays NaN; what is too large becomes infinite.
+// Returns e^x within two units of the last place (the polynomial of Cephes' expf). NaN is
+// preserved; overflow gives infinity.
 fn exponential(x: f32) -> f32 {
     let bounded = clamp(x, -104.0f, 89.5f);
     let n = floor(bounded * LOG2_E + 0.5f);
@@ -17,16 +18,17 @@ fn exponential(x: f32) -> f32 {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     let e = p * (r * r) + r + 1.0f;
-    // 2^n in two factors: at either end it is no number of its own.
+    // 2^n in two factors: at either end of the range it is not representable.
     let half_n = i32(n) / 2;
     let scaled = e * power_of_two(half_n) * power_of_two(i32(n) - half_n);
-    // By its bits: compilers take a number for equal to itself.
+    // Compares bits: compilers assume that x equals itself.
     return select(scaled, x, (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u);
 }
 
-// ln(1 + x) for x from 0 to 1, within two units of the last place (the polynomial of Cephes' logf).
+// Returns ln(1 + x) for x from 0 to 1, within two units of the last place (the polynomial of
+// Cephes' logf).
 fn log_1p(x: f32) -> f32 {
-    // Around 1, so that it is x itself, or (x - 1) / 2, that the polynomial takes.
+    // Around 1, so that the polynomial's argument is x itself, or (x - 1) / 2.
     let is_large = x > 0.41421356f;
     let r = select(x, 0.5f * (x - 1.0f), is_large);
     var p = 7.0376836292e-2f;
@@ -46,14 +48,14 @@ fn power_of_two(n: i32) -> f32 {
     return bitcast<f32>(u32(n + 127) << 23u);
 }
 
-// tanh x, to a few units of 1.
+// Returns tanh x, to a few units of 1.
 fn hyperbolic_tangent(x: f32) -> f32 {
     let e = exponential(-2.0f * abs(x));
     let t = (1.0f - e) / (1.0f + e);
     return select(t, -t, x < 0.0f);
 }
 
-// The number of this group in a grid of two dimensions.
+// Returns the number of this workgroup in a grid of two dimensions.
 fn number_of(group: vec3<u32>, groups: vec3<u32>) -> u32 {
     return group.x + group.y * groups.x;
 }

@@ -1,7 +1,9 @@
-//! What is recorded for the device until something is read back, and what moves between it and the host.
+//! Commands recorded for the device until a result is read, and the data that moves between it and
+//! the host.
 //!
-//! Numbers of launches, and rows that the host writes, wait in host memory and go to the device in one piece with the commands
-//! that take them (the *ring*), so that commands find what was written before them, and nothing is waited for.
+//! Launch parameters, and rows that the host writes, wait in host memory and go to the device in
+//! one piece with the commands that use them (the *ring*), so that commands see earlier writes
+//! without any wait.
 
 use std::collections::HashMap;
 
@@ -9,30 +11,31 @@ use crate::WgpuError;
 use crate::gpu::{Binding, new_buffer};
 use crate::shader::Kernel;
 
-/// Bytes of the ring: what is recorded for more is handed over in parts.
+/// Bytes of the ring: a recording that needs more is submitted in parts.
 const RING: usize = 4 << 20;
 
-/// A group of bindings that so many submissions did without is let go of, and the buffers in it.
+/// Submissions without use after which a bind group is dropped, and the buffers in it.
 const IDLE_SUBMISSIONS: u64 = 4;
 
-/// How much has been handed over to a device, and moved.
+/// Work submitted to a device, and data moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Traffic {
-    /// Submissions: commands that the device was given at once.
+    /// Submissions of command buffers.
     pub submissions: u64,
     /// Kernels launched in them.
     pub launches: u64,
-    /// Bytes that went to the device, numbers of launches included.
+    /// Bytes copied to the device, including launch parameters.
     pub to_device: u64,
-    /// Bytes that came back.
+    /// Bytes copied back.
     pub from_device: u64,
-    /// Groups of bindings made. A step that does what the last one did finds those of the last one.
+    /// Bind groups created. A step with the same bindings as the last one reuses its groups.
     pub groups: u64,
-    /// Buffers made, likewise.
+    /// Buffers created, likewise.
     pub allocations: u64,
 }
 
-/// What a launch binds: its kernel's place, where in the ring its numbers lie, and the buffers.
+/// The bindings of a launch: the address of its kernel, the range of its parameters in the ring,
+/// and the buffers.
 type Bound = (usize, [u64; 2], Vec<(u32, wgpu::Buffer)>);
 
 #[derive(Debug)]
@@ -40,13 +43,13 @@ pub(crate) struct Recording {
     queue: wgpu::Queue,
     encoder: Option<wgpu::CommandEncoder>,
     ring: wgpu::Buffer,
-    /// What goes to the ring with the commands.
+    /// Data of the ring, copied at submission.
     waiting: Vec<u8>,
-    /// Where bindings may begin.
+    /// Alignment of binding offsets.
     align: usize,
-    /// What is read back lands here; as large as what was read at once.
+    /// Staging buffer of reads; as large as the largest read so far.
     landing: wgpu::Buffer,
-    /// Groups of bindings, and after how many submissions each was needed last.
+    /// Bind groups, and the submission count of their last use.
     groups: HashMap<Bound, (wgpu::BindGroup, u64)>,
     traffic: Traffic,
 }
@@ -88,7 +91,8 @@ impl Recording {
         self.traffic.launches += 1;
     }
 
-    /// The group of these bindings, with `len` bytes of the ring from `offset` on in binding 0.
+    /// Returns the group of these bindings, with `len` bytes of the ring from `offset` on in
+    /// binding 0.
     fn group(
         &mut self,
         device: &wgpu::Device,
@@ -115,7 +119,7 @@ impl Recording {
         group
     }
 
-    /// Lets go of the groups of bindings, and so of buffers that nobody else has.
+    /// Drops the bind groups, and so the buffers that only they hold.
     pub fn forget_groups(&mut self) {
         self.groups.clear();
     }
@@ -142,7 +146,7 @@ impl Recording {
         self.submit();
         self.queue.write_buffer(to, at, bytes);
         self.traffic.to_device += bytes.len() as u64;
-        // What waits in host memory for the device is bounded by it.
+        // Bounds the data that waits in host memory.
         self.encoder(device);
         self.submit();
     }
@@ -183,7 +187,7 @@ impl Recording {
         self.encoder(device).copy_buffer_to_buffer(from, at as u64, &to, 0, Some(len));
         self.submit();
         let slice = self.landing.slice(..len);
-        // An error shows when the range is asked for.
+        // An error shows when the range is read.
         slice.map_async(wgpu::MapMode::Read, |_| ());
         wait(device)?;
         let refused = |error: wgpu::MapRangeError| WgpuError::Refused(error.to_string());
@@ -202,7 +206,7 @@ impl Recording {
         self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()))
     }
 
-    /// Takes bytes for the ring; gives where they will be.
+    /// Adds bytes to the ring; returns their offset.
     fn wait(&mut self, bytes: &[u8]) -> usize {
         debug_assert!(bytes.len() <= RING, "{} bytes for a ring of {RING}", bytes.len());
         let at = self.waiting.len().next_multiple_of(self.align);
@@ -216,7 +220,7 @@ impl Recording {
         at
     }
 
-    /// Hands over what was recorded.
+    /// Submits the recorded commands.
     fn submit(&mut self) {
         let Some(encoder) = self.encoder.take() else { return };
         self.queue.write_buffer(&self.ring, 0, &self.waiting);

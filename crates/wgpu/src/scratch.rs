@@ -1,19 +1,21 @@
-//! Memory that ops take for a moment. What is recorded runs in its order, so a buffer may be another op's as soon as the op that
-//! had it is recorded, and a step that does what the last one did finds the very buffers that it had.
+//! Scratch memory of the ops.
+//!
+//! Recorded commands run in order, so a buffer can be reused as soon as the op that used it is
+//! recorded, and a step with the same ops as the last one gets the same buffers.
 
 use std::ops::Deref;
 use std::sync::{Mutex, PoisonError};
 
 use crate::{Gpu, WgpuError};
 
-/// Buffers that nobody has at the moment.
+/// Unused buffers.
 #[derive(Debug, Default)]
 pub(crate) struct Shelf {
     free: Mutex<Vec<wgpu::Buffer>>,
 }
 
 impl Shelf {
-    /// Lets go of all.
+    /// Drops all buffers.
     pub fn clear(&self) {
         self.free().clear();
     }
@@ -23,7 +25,7 @@ impl Shelf {
     }
 }
 
-/// A buffer from the shelf, which goes back there when it is dropped. It holds what the last op left.
+/// A scratch buffer, reused after it is dropped. Its contents are those of its last use.
 #[derive(Debug)]
 pub(crate) struct Scratch<'a> {
     gpu: &'a Gpu,
@@ -31,12 +33,13 @@ pub(crate) struct Scratch<'a> {
 }
 
 impl Gpu {
-    /// Memory for `bytes` bytes or more, for `what`, until it is dropped.
+    /// Returns `bytes` or more of memory, for `what`, until it is dropped.
     ///
     /// # Errors
     /// [`WgpuError::OutOfMemory`] as [`Gpu::allocate`].
     pub fn scratch(&self, bytes: usize, what: &'static str) -> Result<Scratch<'_>, WgpuError> {
-        // Sizes that differ little are one, or prompts of many lengths would leave many buffers behind.
+        // Similar sizes share a size class, or prompts of many lengths would leave many buffers
+        // behind.
         let size = match bytes.checked_next_power_of_two() {
             Some(size) if size <= self.max_binding() => size.max(16),
             _ => bytes,

@@ -1,4 +1,4 @@
-//! Sources of kernels, and how they are compiled: an error names the file, the line and what stands there.
+//! Compiles kernel sources; an error names the file, the line and its text.
 
 use crate::WgpuError;
 use crate::constants::Constants;
@@ -19,18 +19,18 @@ pub(crate) struct Part {
 pub(crate) struct Source {
     /// Its parts in order, its own text last.
     pub parts: &'static [Part],
-    /// The constants that they take.
+    /// The constants of the parts.
     pub constants: fn() -> Constants,
 }
 
-/// An entry point of a source, ready to run.
+/// A compiled entry point of a source.
 #[derive(Debug)]
 pub(crate) struct Kernel {
     pub pipeline: wgpu::ComputePipeline,
     pub layout: wgpu::BindGroupLayout,
 }
 
-/// What stands where in the text that is compiled.
+/// The text that is compiled, with the files of its lines.
 pub(crate) struct Text {
     pub whole: String,
     /// The name of each part, and its first line, counted from 1.
@@ -38,7 +38,7 @@ pub(crate) struct Text {
 }
 
 impl Text {
-    /// The text of `source`, and constants of a variant of it.
+    /// The text of `source`, and the constants of a variant of it.
     pub fn new(source: &Source, variant: &Constants) -> Self {
         let mut text = Self { whole: String::new(), parts: Vec::new() };
         text.push("constants", (source.constants)().text());
@@ -52,7 +52,7 @@ impl Text {
         self.whole += part;
     }
 
-    /// `file.wgsl:line` of line `line` of the whole, and what stands there.
+    /// Returns `file.wgsl:line` of line `line` of the whole, and the text of the line.
     fn place(&self, line: usize) -> (String, String) {
         let of = self.parts.iter().rev().find(|(_, first)| *first <= line);
         let (name, first) = of.copied().unwrap_or(("constants", 1));
@@ -64,7 +64,7 @@ impl Text {
 /// Compiles the entry point `name` of a variant of `source`.
 ///
 /// # Errors
-/// [`WgpuError::Compile`] with the first fault of the source.
+/// [`WgpuError::Compile`] with the first error in the source.
 pub(crate) fn compile(
     device: &wgpu::Device,
     source: &Source,

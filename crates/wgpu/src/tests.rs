@@ -1,4 +1,4 @@
-//! What is the device's own: how it records, counts and refuses.
+//! Tests of recording, counters and errors, which are specific to this device.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use kvant_codec::DType;
 use crate::constants::Constants;
 use crate::{Part, Source, WgpuBuffer, WgpuDevice, WgpuMatrix};
 
-/// The first adapter; `None`, and a line that says so, where there is none.
+/// Returns the first adapter; without one, prints that the test is skipped and returns `None`.
 ///
 /// # Panics
-/// When there must be one, as `KVANT_REQUIRE_WGPU` says, and it cannot be opened.
+/// If `KVANT_REQUIRE_WGPU` requires an adapter that cannot be opened.
 pub(crate) fn device() -> Option<WgpuDevice> {
     let skip = |error: BackendError| {
         assert!(std::env::var_os("KVANT_REQUIRE_WGPU").is_none(), "{error}");
@@ -23,12 +23,12 @@ pub(crate) fn device() -> Option<WgpuDevice> {
     WgpuDevice::open(0).map_err(skip).ok()
 }
 
-/// Says that a test does not run, or not whole, and why; `.ci/run` counts these lines.
+/// Prints that a test, or a part of it, is skipped and why; `.ci/run` counts these lines.
 pub(crate) fn skipped(reason: &str) {
     eprintln!("skipped: {}: {reason}", std::thread::current().name().unwrap_or("a test of wgpu"));
 }
 
-/// `y = w norm(x)` of one row.
+/// Returns `y = w norm(x)` of one row.
 fn project(
     device: &WgpuDevice,
     x: &WgpuBuffer,
@@ -71,7 +71,7 @@ fn a_step_is_one_submission_and_brings_back_candidates_alone() {
     assert_eq!(after.launches - before.launches, 5);
     // Two slices of the vocabulary, 40 candidates of 8 bytes each.
     assert_eq!(after.from_device - before.from_device, 2 * 40 * 8);
-    // A row of the embedding, and the numbers of launches at multiples of 256 bytes at most.
+    // A row of the embedding, and the launch parameters at multiples of 256 bytes at most.
     let to_device = after.to_device - before.to_device;
     assert!((4 * n as u64..=4 * n as u64 + 6 * 256).contains(&to_device), "{to_device}");
 }
@@ -99,12 +99,12 @@ fn a_step_that_does_what_the_last_one_did_makes_nothing_anew() {
     };
     let [groups, allocations] = made().unwrap();
     assert!(groups > 0 && allocations > 0, "{groups}, {allocations}");
-    // The numbers of the first step lay behind the weights that were on their way.
+    // The parameters of the first step were queued behind the upload of the weights.
     made().unwrap();
     for _ in 0..20 {
         assert_eq!(made().unwrap(), [0, 0]);
     }
-    // What is not needed any more is let go of.
+    // Unused groups are dropped.
     let held = device.gpu().groups();
     for _ in 0..10 {
         device.read(&y, 0, &mut [0.0]).unwrap();
@@ -139,21 +139,22 @@ fn a_shader_that_does_not_compile_is_an_error_with_its_line() {
 }
 
 #[test]
-fn what_no_binding_reaches_is_refused() {
+fn allocations_beyond_the_binding_size_are_rejected() {
     let Some(device) = device() else { return };
     let len = device.gpu().max_binding() / 4 + 1;
     assert!(matches!(device.buffer(len), Err(BackendError::OutOfMemory { .. })));
     assert!(matches!(device.page(4 * len), Err(BackendError::OutOfMemory { .. })));
 }
 
-/// Rows of `n_in` values, as f32.
+/// Returns rows of `n_in` values, as f32.
 fn rows(n_out: usize, n_in: usize) -> WeightSource {
     let value = |i: usize| (i * 37 % 101) as f32 - 50.0;
     let bytes: Vec<u8> = (0..n_out * n_in).flat_map(|i| value(i).to_le_bytes()).collect();
     WeightSource { dtype: DType::F32, n_out, n_in, bytes: bytes.into() }
 }
 
-/// What a biased product, products of the parts of rows and experts make of the same rows on `device`.
+/// Returns the results on `device` of a biased product, of products of the parts of rows, and of
+/// experts, for the same rows.
 fn products(device: &WgpuDevice) -> Result<Vec<f32>> {
     let (n_out, n_in, n_experts) = (600, 512, 3);
     let buffer = |len: usize| {
@@ -183,7 +184,7 @@ fn products(device: &WgpuDevice) -> Result<Vec<f32>> {
     };
     let logits = buffer(3 * n_experts)?;
     let choice = Choice { routing, logits: &logits, selection_bias: None, scales: None };
-    // Slots as they come, and so many that they are put in order.
+    // Few slots in row order, and enough that they are ordered by expert.
     device.expert_ffn(&mut x, 1, None, choice, weights, None)?;
     device.expert_ffn(&mut x, 3, None, choice, weights, None)?;
     let mut all = vec![0.0; 3 * n_out + 3 * n_in];
@@ -206,7 +207,7 @@ fn matrices_beyond_a_binding_are_split_by_rows() {
     assert!(matches!(narrow.matrix(rows(1, (1 << 18) + 1)), Err(BackendError::Unsupported { .. })));
 }
 
-/// Whether `take` lets go of the rows that it is given.
+/// Returns whether `take` drops the rows that it is given.
 fn lets_go<T>(take: impl FnOnce(WeightSource) -> Result<T>) -> (T, bool) {
     let source = rows(40, 64);
     let all = 0..source.bytes.len();
@@ -232,14 +233,14 @@ fn rows_stay_in_host_memory_where_they_are_looked_up_alone() {
 }
 
 #[test]
-fn memory_that_was_asked_for_to_see_what_there_is_is_given_back() {
+fn probing_free_memory_releases_its_allocations() {
     let Some(device) = device() else { return };
     let gpu = device.gpu();
     let free = gpu.free_bytes().unwrap();
     assert!(free > 0, "this device has no memory");
     device.buffer(1 << 20).unwrap();
     device.finish().unwrap();
-    // What is the machine's is bounded by that alone.
+    // Shared memory has no measurable bound.
     assert_eq!(device.free_bytes().unwrap().is_some(), device.report().has_own_memory);
     assert_eq!(device.most_page_bytes(), Some(gpu.max_binding() / 64 * 64));
 }

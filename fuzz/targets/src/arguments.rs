@@ -1,17 +1,18 @@
-//! Arguments of the command line.
+//! Target: command-line arguments.
 
 use std::ffi::OsString;
 
 use kvant_cli::read_arguments;
 
-/// The longest line of an error, as its program says it.
+/// Maximum length of an error line.
 const LINE: usize = 1 << 16;
 
-/// Whether arguments, with zero bytes between them, are refused in one line or read as what they are: read again, those give
-/// the same.
+/// Returns whether arguments, separated by zero bytes, are accepted. They must be rejected in one
+/// line, or parse to arguments that parse to themselves.
 ///
 /// # Panics
-/// If it does not hold.
+///
+/// If the property is violated.
 pub fn arguments(bytes: &[u8]) -> bool {
     let args = bytes.split(|&b| b == 0).map(word);
     match read_arguments(std::iter::once("kvant".into()).chain(args)) {
@@ -39,7 +40,7 @@ fn word(bytes: &[u8]) -> OsString {
     String::from_utf8_lossy(bytes).into_owned().into()
 }
 
-/// A line for each command, with options of ours and of others.
+/// Returns a command line per command, with its own options and those of other programs.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let lines = [
         "run -m a.gguf -p hi -n 4 -c 0 -ngl 99 -fa on --temp -1 -ctk turbo3 -ctv=q8_0 --kv-policy sink:4,recent:2",

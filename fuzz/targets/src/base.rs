@@ -1,4 +1,4 @@
-//! Files of base logits of the bundled model, changed.
+//! Target: base-logits files of the bundled model, modified.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,13 +9,13 @@ use kvant_eval::{Base, Chunks, EvalError, KldOptions, PplOptions};
 
 use crate::mutate::changed;
 
-/// Tokens of a chunk, and chunks.
+/// Tokens per chunk, and chunks.
 const N_CTX: usize = 8;
 const N_CHUNKS: usize = 2;
-/// Of a base in a file that has checksums, behind what llama.cpp reads: see `base_trailer.rs`.
+/// Bytes of the trailer with checksums, after the part that llama.cpp reads: see `base_trailer.rs`.
 const TRAILER: usize = 48 + 8 * (N_CHUNKS + 2);
 
-/// The model, the file of a short text, and what is measured against it.
+/// The model, the file of a short text, and the measurement against it.
 static BUNDLED: LazyLock<(Model, Vec<u8>, Vec<f64>)> = LazyLock::new(|| {
     let options = OpenOptions { n_threads: Some(1), ..Default::default() };
     let model = Model::bundled(options).expect("the bundled model is sound");
@@ -33,7 +33,7 @@ fn place(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("kvant-fuzz-base-{}-{name}", std::process::id()))
 }
 
-/// What each scored token of the f16 cache loses against a base in a file.
+/// Returns the divergence of each scored token of the f16 cache from a base file.
 fn measure(model: &Model, file: &[u8]) -> Result<Vec<f64>, EvalError> {
     let path = place("changed");
     fs::write(&path, file).expect("the folder for temporary files can be written");
@@ -45,11 +45,13 @@ fn measure(model: &Model, file: &[u8]) -> Result<Vec<f64>, EvalError> {
     Ok(stats.flat_map(|s| [s.mean_kld.value, s.kld.max, s.ppl.value, s.ppl_base.value]).collect())
 }
 
-/// Whether a changed file is refused in one line or gives numbers, and one with checksums those of the whole file. The input
-/// behind its first byte says what is changed (`mutate.rs`). An odd first byte takes the checksums off, as llama.cpp writes none.
+/// Returns whether a modified file is accepted. It must be rejected in one line or give finite
+/// numbers, with checksums those of the original file. The input after its first byte encodes the
+/// changes (`mutate.rs`). An odd first byte removes the checksums, as in files of llama.cpp.
 ///
 /// # Panics
-/// If it does not hold.
+///
+/// If the property is violated.
 pub fn base(bytes: &[u8]) -> bool {
     let Some((&first, bytes)) = bytes.split_first() else { return false };
     let (model, whole, numbers) = &*BUNDLED;
@@ -67,7 +69,8 @@ pub fn base(bytes: &[u8]) -> bool {
     file != sound
 }
 
-/// A row whose scale no distribution has; nothing changed, with and without checksums; a byte of the head, the tokens, a row; a cut.
+/// Returns a row with an invalid scale; no change, with and without checksums; a changed byte of
+/// the head, the tokens, a row; a truncation.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let change = |first: u8, place: u32, by: u8| [&[first][..], &place.to_le_bytes(), &[by]].concat();
     let cut = [&[1][..], &2000u32.to_le_bytes()].concat();

@@ -1,17 +1,19 @@
-//! Every format on any bytes and any numbers.
+//! Target: every codec on arbitrary bytes and numbers.
 
 use kvant_codec::fields::{Fields, Spec};
 use kvant_codec::finite::clamp;
 use kvant_codec::{DType, decode, encode};
 
-/// The most blocks of an input that are looked at.
+/// Maximum blocks of an input.
 const MAX_BLOCKS: usize = 4;
 
-/// Whether the codec keeps its word for the format that the first byte names: as bytes of a foreign file and as numbers, the
-/// rest is decoded and encoded without a panic, what was encoded is finite, and coding it again keeps it.
+/// Tests the codec that the first byte selects, with the rest as bytes of a foreign file and as
+/// numbers: both must decode and encode without a panic, to finite values, and encoding again must
+/// preserve them.
 ///
 /// # Panics
-/// If it does not.
+///
+/// If the property is violated.
 pub fn codec(bytes: &[u8]) -> bool {
     let Some((&first, rest)) = bytes.split_first() else { return false };
     let dtype = DType::ALL[usize::from(first) % DType::ALL.len()];
@@ -21,7 +23,7 @@ pub fn codec(bytes: &[u8]) -> bool {
     fields_decode_alike(dtype, &rest[..n_blocks * dtype.block_bytes()], &foreign);
     coding_again_keeps(dtype, &foreign);
 
-    // Too few numbers for a block stand in it again and again.
+    // Repeats the numbers if they are too few for a block.
     let numbers = rest.as_chunks().0.iter().map(|&four| f32::from_le_bytes(four));
     let len = (rest.len() / 4).next_multiple_of(dtype.block_len()).min(MAX_BLOCKS * dtype.block_len());
     let numbers: Vec<f32> = numbers.cycle().take(len).collect();
@@ -29,7 +31,7 @@ pub fn codec(bytes: &[u8]) -> bool {
     n_blocks > 0
 }
 
-/// A byte of each format, then a block's worth of small numbers.
+/// Returns for each codec its selector byte and a block of small numbers.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let numbers: Vec<u8> = (0..256).flat_map(|i| (0.1 * (i as f32).sin()).to_le_bytes()).collect();
     (0..DType::ALL.len() as u8).map(|first| [&[first], &numbers[..]].concat()).collect()
@@ -64,8 +66,9 @@ fn fields_decode_alike(dtype: DType, bytes: &[u8], values: &[f32]) {
     }
 }
 
-/// Whether a format finds its own bytes again: floats, and those whose scale follows from the largest code alone, which
-/// decodes to a whole multiple of it. The others search for scales, or turn: what they find twice differs a little.
+/// Returns whether encoding reproduces a codec's own bytes: floats, and codecs whose scale follows
+/// from the largest code alone, which decodes to a whole multiple of it. The others search for
+/// scales, or rotate: their second result differs slightly.
 fn is_stable(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::Q8_0 | DType::Q4_0 | DType::Q5_0)
 }
@@ -89,7 +92,8 @@ fn coding_again_keeps(dtype: DType, values: &[f32]) {
     no_worse_than_zeros(dtype, &once, &twice);
 }
 
-/// An encoder that keeps squared errors small is never further off than a block of zeros, which every format has.
+/// Checks that an encoder with minimal squared error is never worse than a block of zeros, which
+/// every codec can represent.
 fn no_worse_than_zeros(dtype: DType, values: &[f32], coded: &[f32]) {
     for (values, coded) in values.chunks_exact(dtype.block_len()).zip(coded.chunks_exact(dtype.block_len())) {
         let energy = |f: &dyn Fn(usize) -> f64| (0..values.len()).map(|i| f(i).powi(2)).sum::<f64>();

@@ -1,4 +1,4 @@
-//! Context files of the bundled model, changed.
+//! Target: context files of the bundled model, modified.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use kvant::{Error, KvOptions, Model, OpenOptions, SessionOptions};
 
 use crate::mutate::changed;
 
-/// The model, and the file of a session with it.
+/// The model, and a session's file.
 static BUNDLED: LazyLock<(Model, Vec<u8>)> = LazyLock::new(|| {
     let options = OpenOptions { n_threads: Some(1), ..Default::default() };
     let model = Model::bundled(options).expect("the bundled model is sound");
@@ -26,11 +26,13 @@ fn place(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("kvant-fuzz-{}-{name}", std::process::id()))
 }
 
-/// Whether a changed file is refused in one line, or is the session that it was made of: saved again, it is the same file.
-/// The input says what is changed (`mutate.rs`); one that changes something is worth changing further.
+/// Returns whether a modified file is accepted. It must be rejected in one line, or restore the
+/// original session: saved again, it gives the same file. The input encodes the changes
+/// (`mutate.rs`); effective changes are worth mutating further.
 ///
 /// # Panics
-/// If it is neither.
+///
+/// If the property is violated.
 pub fn context(bytes: &[u8]) -> bool {
     let (model, whole) = &*BUNDLED;
     let file = changed(whole, bytes);
@@ -47,7 +49,7 @@ pub fn context(bytes: &[u8]) -> bool {
     file != *whole
 }
 
-/// Nothing changed, a byte of the header, a byte of the cache, and a cut.
+/// Returns no change, a changed byte of the header and of the cache, and a truncation.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let at = |place: u32| place.to_le_bytes();
     vec![vec![], [&at(100)[..], &[1]].concat(), [&at(9000)[..], &[0x80]].concat(), at(5000).to_vec()]

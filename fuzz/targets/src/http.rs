@@ -1,4 +1,4 @@
-//! Bodies of requests: anything, sent to a server that runs for as long as the process does.
+//! Target: arbitrary request bodies, sent to a server that runs as long as the process.
 
 use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use kvant::{DType, KvOptions, Model, OpenOptions};
 use kvant_server::{Options, serve};
 
-/// The paths that read a body. The first byte of an input chooses one.
+/// Paths that accept a body. The first byte of an input selects one.
 const PATHS: [&str; 16] = [
     "/v1/chat/completions",
     "/v1/completions",
@@ -28,7 +28,7 @@ const PATHS: [&str; 16] = [
     "/embedding",
     "/rerank",
 ];
-/// Nothing of so few tokens takes longer on any machine.
+/// Timeout of a request with so few tokens.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 static SERVER: LazyLock<SocketAddr> = LazyLock::new(|| {
@@ -36,7 +36,7 @@ static SERVER: LazyLock<SocketAddr> = LazyLock::new(|| {
     std::thread::spawn(move || {
         let model = Model::bundled(OpenOptions { n_threads: Some(1), ..OpenOptions::default() });
         let kv = KvOptions::symmetric(DType::Turbo3);
-        // An answer that nobody bounds ends with the context.
+        // The context length bounds unlimited answers.
         let options = Options { n_ctx: Some(64), kv_budget: 64 << 20, ..Options::new("pocket", kv) };
         serve(model.expect("the bundled model is sound"), options, |address| _ = ready.send(address))
             .expect("a server runs until its process ends");
@@ -45,14 +45,16 @@ static SERVER: LazyLock<SocketAddr> = LazyLock::new(|| {
 });
 
 thread_local! {
-    /// Kept from input to input.
+    /// Reused for all inputs.
     static CONNECTION: RefCell<Option<BufReader<TcpStream>>> = const { RefCell::new(None) };
 }
 
-/// Whether a body is answered, or refused in one line that is JSON; never by an error of the server's, and not by silence.
+/// Returns whether a body is accepted. It must be answered, or rejected in one line of JSON; never
+/// with a server error or a timeout.
 ///
 /// # Panics
-/// If it does not.
+///
+/// If the property is violated.
 pub fn http(bytes: &[u8]) -> bool {
     let Some((&which, body)) = bytes.split_first() else { return false };
     let path = PATHS[usize::from(which) % PATHS.len()];
@@ -67,7 +69,7 @@ pub fn http(bytes: &[u8]) -> bool {
     false
 }
 
-/// Status and body of an answer.
+/// Returns status and body of a response.
 fn asked(path: &str, body: &[u8]) -> (u16, String) {
     CONNECTION.with_borrow_mut(|connection| {
         let mut reader = connection.take().unwrap_or_else(|| {
@@ -111,7 +113,7 @@ fn received(reader: &mut BufReader<TcpStream>) -> (u16, String) {
     }
 }
 
-/// A request for each path, with the fields that it knows.
+/// Returns a request per path, with all its fields.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let chat = r#"{"messages":[{"role":"system","content":"x"},{"role":"user","content":[{"type":"text","text":"Hi"}]}],"max_tokens":2,"#;
     let tools = r#""tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{"a":{"type":"integer"}}}}}],"tool_choice":"required"}"#;

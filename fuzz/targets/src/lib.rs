@@ -1,5 +1,5 @@
-//! What must hold for any bytes. cargo-fuzz drives these functions where a nightly compiler is; tests, for seconds, and
-//! `kvant-fuzz`, for as long as is asked, need none.
+//! Properties that must hold for arbitrary bytes. cargo-fuzz drives these functions on a nightly
+//! compiler; tests (for seconds) and `kvant-fuzz` (for the requested time) run on the stable one.
 #![forbid(unsafe_code)]
 
 mod arguments;
@@ -26,13 +26,14 @@ pub use runner::{Tried, run};
 pub use template::template;
 pub use tokenizer::tokenizer;
 
-/// A function to be fed with anything.
+/// A fuzz target.
 pub struct Target {
-    /// Its name, that of its file in `fuzz/fuzz_targets` too.
+    /// Its name, as in `fuzz/fuzz_targets`.
     pub name: &'static str,
-    /// Panics if what must hold does not. Whether the input got past the first checks, and so is worth changing further.
+    /// Panics if the property is violated. Returns whether the input passed the first checks, and
+    /// so is worth mutating further.
     pub check: fn(&[u8]) -> bool,
-    /// Inputs to begin with.
+    /// Initial inputs.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
@@ -53,10 +54,11 @@ pub const TARGETS: [Target; 9] = [
     Target { name: "http", check: http, seeds: http::seeds },
 ];
 
-/// The GGUF parser; what must hold is [`kvant::gguf::oracle`]'s to say.
+/// Tests the GGUF parser; [`kvant::gguf::oracle`] defines the properties.
 ///
 /// # Panics
-/// If it does not.
+///
+/// If a property is violated.
 pub fn gguf(bytes: &[u8]) -> bool {
     kvant::gguf::oracle::check(bytes);
     Gguf::from_bytes(bytes.to_vec()).is_ok()

@@ -1,4 +1,5 @@
-//! Feeds changed seeds to the targets for a fixed time: `kvant-fuzz SECONDS [TARGET]`, `SECONDS` for each.
+//! Runs the targets on mutated seeds for a fixed time: `kvant-fuzz SECONDS [TARGET]`, `SECONDS` for
+//! each.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

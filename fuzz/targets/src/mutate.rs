@@ -1,12 +1,12 @@
-//! Changes to inputs, from a seeded generator: the same seed, the same inputs.
+//! Mutation of inputs by a seeded generator: the same seed gives the same inputs.
 
 use kvant_codec::random::Random;
 
-/// The longest input, in bytes.
+/// Maximum length of an input, in bytes.
 const MAX_LEN: usize = 8192;
-/// Changed inputs kept for further changes, beside the seeds.
+/// Maximum number of mutated inputs in the pool, besides the seeds.
 const MAX_POOL: usize = 256;
-/// Numbers that parsers stumble over, and bits that floats do.
+/// Edge cases of parsers, and of float bits.
 const NUMBERS: [u64; 14] = [
     0,
     1,
@@ -24,8 +24,8 @@ const NUMBERS: [u64; 14] = [
     u64::MAX,
 ];
 
-/// A file that was sound: every five bytes of `by` are a place in it and what its byte is changed by; four that are left over cut
-/// it.
+/// Modifies a valid file: every five bytes of `by` are an offset and the change of its byte; four
+/// remaining bytes truncate the file.
 pub(crate) fn changed(sound: &[u8], by: &[u8]) -> Vec<u8> {
     let mut file = sound.to_vec();
     let (changes, cut) = by.as_chunks::<5>();
@@ -39,7 +39,7 @@ pub(crate) fn changed(sound: &[u8], by: &[u8]) -> Vec<u8> {
     file
 }
 
-/// Makes inputs out of inputs.
+/// Derives inputs from inputs.
 pub struct Mutator {
     random: Random,
     pool: Vec<Vec<u8>>,
@@ -47,9 +47,10 @@ pub struct Mutator {
 }
 
 impl Mutator {
-    /// A mutator that begins with `seeds`.
+    /// Creates a mutator with initial `seeds`.
     ///
     /// # Panics
+    ///
     /// Without seeds.
     pub fn new(seed: u64, seeds: Vec<Vec<u8>>) -> Self {
         assert!(!seeds.is_empty(), "nothing to change");
@@ -60,7 +61,7 @@ impl Mutator {
         (self.random.bits() % n.max(1) as u64) as usize
     }
 
-    /// The next input: one of the pool after one to four changes.
+    /// Returns the next input: one of the pool after one to four changes.
     pub fn next_input(&mut self) -> Vec<u8> {
         let index = self.below(self.pool.len());
         let mut bytes = self.pool[index].clone();
@@ -71,7 +72,7 @@ impl Mutator {
         bytes
     }
 
-    /// Keeps an input that got far, in the place of another one when there are many. Seeds stay.
+    /// Adds an accepted input, replacing another one if the pool is full. Seeds stay.
     pub fn keep(&mut self, bytes: Vec<u8>) {
         if self.pool.len() < self.n_seeds + MAX_POOL {
             self.pool.push(bytes);
@@ -81,7 +82,8 @@ impl Mutator {
         }
     }
 
-    /// One change: a bit, a byte, an interesting number, a piece copied, removed or doubled, a piece of another input.
+    /// Applies one change: a bit, a byte, an edge-case number, a piece copied, removed or doubled,
+    /// a piece of another input.
     fn mutate(&mut self, bytes: &mut Vec<u8>) {
         let (at, other, len) = (self.below(bytes.len()), self.below(bytes.len()), self.below(64));
         let piece = at..(at + len).min(bytes.len());

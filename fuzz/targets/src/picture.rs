@@ -1,10 +1,10 @@
-//! Pictures: any bytes as a file that a model is shown.
+//! Target: arbitrary bytes as an image file.
 
 use std::sync::{Arc, LazyLock};
 
 use kvant::{DeviceChoice, Gguf, Model, OpenOptions};
 
-/// A tiny model that cuts every picture in tiles.
+/// A tiny model that splits every image in tiles.
 static SEEING: LazyLock<Model> = LazyLock::new(|| {
     let text: &'static [u8] = include_bytes!("../../../crates/vision/tests/models/smolvlm/text.gguf");
     let mmproj: &'static [u8] = include_bytes!("../../../crates/vision/tests/models/smolvlm/mmproj.gguf");
@@ -18,10 +18,12 @@ static SEEING: LazyLock<Model> = LazyLock::new(|| {
     Model::from_gguf(text, options).expect("a model that sees")
 });
 
-/// Whether the bytes are a picture, which stands for tokens then, or are refused in one line.
+/// Returns whether the bytes are accepted as an image. They must be rejected in one line, or be
+/// encoded to tokens.
 ///
 /// # Panics
-/// If they are neither.
+///
+/// If the property is violated.
 pub fn picture(bytes: &[u8]) -> bool {
     match SEEING.look(bytes) {
         Ok(picture) => {
@@ -37,7 +39,7 @@ pub fn picture(bytes: &[u8]) -> bool {
     }
 }
 
-/// One of each kind of file.
+/// Returns one file of each format.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let files: [&[u8]; 5] = [
         include_bytes!("../../seeds/picture/small.png"),

@@ -1,4 +1,4 @@
-//! Runs a target on its seeds and on what a seeded generator makes of them.
+//! Runs a target on its seeds and on mutated inputs.
 
 use std::fs;
 use std::panic::catch_unwind;
@@ -7,23 +7,24 @@ use std::time::{Duration, Instant};
 
 use crate::{Mutator, Target};
 
-/// Of the generator. Another run tries the same inputs, and as many more as it has time for.
+/// Seed of the generator. Another run tries the same inputs, and as many more as its time permits.
 const SEED: u64 = 0x6b76_616e;
 
-/// What a run tried.
+/// Counts of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Tried {
-    /// Inputs, seeds aside.
+    /// Inputs, without seeds.
     pub n_inputs: u64,
-    /// Inputs that got past the first checks.
+    /// Inputs that passed the first checks.
     pub n_accepted: u64,
 }
 
-/// Feeds `target` its seeds, then changed ones for `time`.
+/// Runs `target` on its seeds, then on mutated inputs for `time`.
 ///
 /// # Errors
-/// The input for which the target does not hold, by the name of the file it is kept in: in `fuzz/artifacts`, where cargo-fuzz
-/// keeps its own. A run that accepts no input shows nothing, and is an error too.
+///
+/// The failing input, by the name of its file in `fuzz/artifacts`, where cargo-fuzz stores its own.
+/// A run without an accepted input proves nothing, and is an error too.
 pub fn run(target: &Target, time: Duration) -> Result<Tried, String> {
     let seeds = (target.seeds)();
     for seed in &seeds {
@@ -46,7 +47,7 @@ pub fn run(target: &Target, time: Duration) -> Result<Tried, String> {
     Ok(tried)
 }
 
-/// Whether `input`, for which `target` holds, got far.
+/// Returns whether `target` accepts `input`; an error if its property is violated.
 fn holds(target: &Target, input: &[u8]) -> Result<bool, String> {
     let check = target.check;
     if let Ok(got_far) = catch_unwind(|| check(input)) {

@@ -1,4 +1,4 @@
-//! Chat templates: any text as a template, and any text as what is said in a known one.
+//! Target: arbitrary text as a chat template, and as a message in a known template.
 
 use std::sync::LazyLock;
 
@@ -12,11 +12,13 @@ static BUNDLED: LazyLock<Tokenizer> = LazyLock::new(|| {
     Tokenizer::from_gguf(&gguf).expect("the bundled model has a tokenizer")
 });
 
-/// Whether the text in front of the first zero byte, as a template, is refused in one line or renders a conversation in
-/// which somebody says the rest; and whether the rest, in each known format, leaves the control tokens as they are.
+/// Returns whether the text before the first zero byte is accepted as a template. It must be
+/// rejected in one line, or render a conversation with the rest as a message; and the rest, in each
+/// known template, must not add or remove control tokens.
 ///
 /// # Panics
-/// If it does not.
+///
+/// If the property is violated.
 pub fn template(bytes: &[u8]) -> bool {
     let cut = bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len());
     let (source, said) = (String::from_utf8_lossy(&bytes[..cut]), String::from_utf8_lossy(&bytes[cut..]));
@@ -48,7 +50,7 @@ fn is_control(id: u32) -> bool {
     BUNDLED.kind(id) == Some(TokenKind::Control)
 }
 
-/// The control tokens of a conversation in which everybody says `said`.
+/// Returns the control tokens of a conversation whose messages are all `said`.
 fn control_tokens(template: &ChatTemplate, said: &str) -> Vec<u32> {
     let messages =
         [Message::system(said), Message::user(said), Message::assistant(said), Message::user(said)];
@@ -58,7 +60,7 @@ fn control_tokens(template: &ChatTemplate, said: &str) -> Vec<u32> {
     ids.into_iter().filter(|&id| is_control(id)).collect()
 }
 
-/// The known formats and the rest of the language, with what users say.
+/// Returns the known templates and the other language features, with messages.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let language = [
         "{% macro f(a, b='x') %}{{ a|upper }}{{ b[::-1] }}{% endmacro %}{{ f(messages[0].content) }}",

@@ -1,4 +1,5 @@
-//! Tokenizers on any text: that of the bundled model, and those of the shared vocabularies where they are.
+//! Target: tokenizers on arbitrary text: that of the bundled model, and the shared vocabularies if
+//! present.
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -19,18 +20,20 @@ static TOKENIZERS: LazyLock<Vec<Tokenizer>> = LazyLock::new(|| {
     std::iter::once(bundled).chain(shared).map(open).collect()
 });
 
-/// Whether text comes back from its tokens as it was, at once and token by token; no text reaches beyond the vocabulary;
-/// and no text becomes a control token unless it is trusted. The first byte chooses the tokenizer.
+/// Tests the tokenizer that the first byte selects: text must survive encoding and decoding, at
+/// once and token by token; all tokens must be in the vocabulary; and text must give control tokens
+/// only where it is trusted.
 ///
 /// # Panics
-/// If it does not.
+///
+/// If the property is violated.
 pub fn tokenizer(bytes: &[u8]) -> bool {
     let Some((&which, bytes)) = bytes.split_first() else { return false };
     let text = String::from_utf8_lossy(bytes);
     let tokenizer = &TOKENIZERS[usize::from(which) % TOKENIZERS.len()];
     let ids = match tokenizer.encode(&text, Special::AsText, false) {
         Ok(ids) => ids,
-        // Some shared vocabularies lack control characters; the bundled one lacks nothing.
+        // Some shared vocabularies lack control characters; the bundled one is complete.
         Err(TokenizerError::NoToken { .. }) if usize::from(which) % TOKENIZERS.len() > 0 => return false,
         Err(error) => panic!("{text:?}: {error}"),
     };
@@ -40,7 +43,8 @@ pub fn tokenizer(bytes: &[u8]) -> bool {
     let unknown = tokenizer.special().unk;
     let is_control = |&&id: &&u32| tokenizer.kind(id) == Some(TokenKind::Control) && unknown != Some(id);
     assert_eq!(ids.iter().find(is_control), None, "a control token in {text:?}");
-    // WordPiece lowers and strips, and an old vocabulary without bytes has tokens for what it cannot write.
+    // WordPiece lowercases and strips, and an old vocabulary without bytes has tokens for
+    // characters that it cannot represent.
     let is_faithful = tokenizer.model() != TokenizerModel::Bert
         && !ids.iter().any(|&id| tokenizer.kind(id) == Some(TokenKind::Unknown));
     if is_faithful {
@@ -63,21 +67,22 @@ pub fn tokenizer(bytes: &[u8]) -> bool {
     }
     let parsed = tokenizer.encode(&text, Special::Parse, true).expect("every byte has a token");
     assert!(parsed.iter().all(|&id| (id as usize) < tokenizer.n_vocab()));
-    // Trust in nothing is text, trust in all is parsing.
+    // An empty trusted set equals plain text, a full one equals parsing.
     assert_eq!(tokenizer.encode(&text, Special::Within(&[]), false).expect("as above"), ids);
     let all = std::ops::Range { start: 0, end: text.len() };
     assert_eq!(tokenizer.encode(&text, Special::Within(&[all]), true).expect("as above"), parsed);
     std::str::from_utf8(bytes).is_ok()
 }
 
-/// Whether the text holds a token behind which white space is dropped, or which begins a text anew, where that makes a difference.
+/// Returns whether the text contains a token that strips following white space, or that restarts
+/// the text, where that changes the result.
 fn strips(tokenizer: &Tokenizer, text: &str) -> bool {
     let user_defined = |id: u32| tokenizer.kind(id) == Some(TokenKind::UserDefined);
     (tokenizer.model() == TokenizerModel::Llama || tokenizer.normalize(text) != text)
         && tokenizer.encode(text, Special::AsText, false).is_ok_and(|ids| ids.into_iter().any(user_defined))
 }
 
-/// Texts with what pre-tokenisers and special tokens look for, for each tokenizer.
+/// Returns texts with patterns of pre-tokenizers and special tokens, for each tokenizer.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let texts = [
         "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n",

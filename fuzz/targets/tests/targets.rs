@@ -1,4 +1,4 @@
-//! Every target for a few seconds; `kvant-fuzz` takes longer.
+//! Runs every target for a few seconds; `kvant-fuzz` runs longer.
 
 use std::process::ExitCode;
 use std::time::Duration;

@@ -1,59 +1,59 @@
-//! One hostile input: files in a folder of its own, and a command that meets them.
+//! One hostile input: files in its own folder, and a command that reads them.
 
 use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What has to come of an input.
+/// Expected result of an input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expect {
-    /// An answer, or a refusal in one line.
+    /// An answer, or a rejection in one line.
     Either,
-    /// A refusal: the input is surely wrong.
+    /// A rejection: the input is certainly invalid.
     Refused,
-    /// An answer: what is hostile about the input must not matter.
+    /// An answer: the hostile part must have no effect.
     Answered,
-    /// An answer that counts at least so many tokens of a prompt: what it says has not become special tokens.
+    /// An answer with at least this many prompt tokens: the text must not become special tokens.
     PromptOf(usize),
 }
 
-/// Where an end of the program leads.
+/// Destination of an output stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// To a file that is looked at.
+    /// A file that is checked.
     Kept,
     /// To `/dev/full`.
     Full,
-    /// Nowhere.
+    /// Closed.
     Closed,
 }
 
-/// A command and what it meets. It runs in [`Case::folder`].
+/// A command and its input. It runs in [`Case::folder`].
 pub struct Case {
-    /// Where its files are, made for it alone.
+    /// Folder of its files, created for it alone.
     pub folder: PathBuf,
-    /// Arguments behind the program's name; none holds a zero byte.
+    /// Arguments after the program's name, without zero bytes.
     pub args: Vec<OsString>,
-    /// Variables of the environment, beside a home of ours.
+    /// Environment variables, besides the home folder of the test.
     pub env: Vec<(OsString, OsString)>,
-    /// What it reads; `None` is a closed end.
+    /// Its stdin; `None` is closed.
     pub stdin: Option<Vec<u8>>,
-    /// Where results go.
+    /// Destination of stdout.
     pub stdout: End,
-    /// Where errors go.
+    /// Destination of stderr.
     pub stderr: End,
-    /// What has to come of it.
+    /// The expected result.
     pub expect: Expect,
-    /// Names in the folder that it may make or change, with what they have to be if it succeeds.
+    /// Names in the folder that it may create or change, with their required content on success.
     pub outputs: Vec<String>,
-    /// Whether failures are told and lived with, as in a conversation.
+    /// Whether failures are reported without ending the program, as in a conversation.
     pub is_talk: bool,
     files: Vec<(PathBuf, Vec<u8>)>,
 }
 
 impl Case {
-    /// A command without files, with an empty stdin.
+    /// Creates a command without files, with an empty stdin.
     pub fn new<A: Into<OsString>>(folder: &Path, args: impl IntoIterator<Item = A>) -> Self {
         Self {
             folder: folder.to_owned(),
@@ -69,31 +69,31 @@ impl Case {
         }
     }
 
-    /// With what has to come of it.
+    /// Sets the expected result.
     pub fn expect(mut self, expect: Expect) -> Self {
         self.expect = expect;
         self
     }
 
-    /// With more arguments.
+    /// Appends arguments.
     pub fn and<A: Into<OsString>>(mut self, args: impl IntoIterator<Item = A>) -> Self {
         self.args.extend(args.into_iter().map(Into::into));
         self
     }
 
-    /// With something to read on stdin.
+    /// Sets stdin.
     pub fn reads(mut self, stdin: impl Into<Vec<u8>>) -> Self {
         self.stdin = Some(stdin.into());
         self
     }
 
-    /// As a conversation, which tells what failed and goes on.
+    /// Marks a conversation, which reports failures and continues.
     pub fn talks(mut self) -> Self {
         self.is_talk = true;
         self
     }
 
-    /// With a file in the folder, which has to stay as it is unless it is an output.
+    /// Adds a file to the folder, which must stay unchanged unless it is an output.
     pub fn file(mut self, name: &str, bytes: Vec<u8>) -> io::Result<Self> {
         let path = self.folder.join(name);
         fs::write(&path, &bytes)?;
@@ -101,18 +101,18 @@ impl Case {
         Ok(self)
     }
 
-    /// With a name that may be made or changed.
+    /// Adds a name that may be created or changed.
     pub fn output(mut self, name: &str) -> Self {
         self.outputs.push(name.to_owned());
         self
     }
 
-    /// The files that were put there, with what they held.
+    /// Returns the added files, with their content.
     pub fn files(&self) -> &[(PathBuf, Vec<u8>)] {
         &self.files
     }
 
-    /// The command as a shell takes it.
+    /// Returns the command in shell syntax.
     pub fn command(&self, binary: &Path) -> String {
         let quoted = |word: &OsString| {
             let bytes = word.as_encoded_bytes();

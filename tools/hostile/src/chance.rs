@@ -1,8 +1,8 @@
-//! Choices of a seeded generator.
+//! Random choices of a seeded generator.
 
 use kvant_codec::random::Random;
 
-/// Numbers that parsers and allocators stumble over.
+/// Edge cases of parsers and allocators.
 pub const NUMBERS: [u64; 12] = [
     0,
     1,
@@ -18,38 +18,38 @@ pub const NUMBERS: [u64; 12] = [
     u64::MAX,
 ];
 
-/// Makes the choices of one input.
+/// Random choices of one input.
 pub struct Chance(Random);
 
 impl Chance {
-    /// Those of input `number` of the kind of this name.
+    /// Creates the choices of input `number` of a kind.
     pub fn new(kind: &str, number: usize) -> Self {
         let name = kind.bytes().fold(0x6b76_616e, |hash: u64, b| hash.wrapping_mul(31) ^ u64::from(b));
         Self(Random::new(name.wrapping_mul(0x9e37_79b9) ^ number as u64))
     }
 
-    /// A number below `n`; 0 where there is none.
+    /// Returns a number below `n`; 0 if `n` is 0.
     pub fn below(&mut self, n: usize) -> usize {
         (self.0.bits() % n.max(1) as u64) as usize
     }
 
-    /// Whether something that happens one time in `n` does.
+    /// Returns true once in `n` times on average.
     pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 
-    /// One of several.
+    /// Returns one of several values.
     pub fn of<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len())]
     }
 
-    /// Up to `n` bytes of anything.
+    /// Returns up to `n` arbitrary bytes.
     pub fn bytes(&mut self, n: usize) -> Vec<u8> {
         (0..self.below(n + 1)).map(|_| self.below(256) as u8).collect()
     }
 
-    /// Changes one to eight places of the first `until` bytes: a bit, a byte, a number, or a piece moved, doubled or lost. The
-    /// result differs.
+    /// Applies one to eight changes to the first `until` bytes: a bit, a byte, a number, or a piece
+    /// moved, doubled or removed. The result differs.
     pub fn mutate(&mut self, bytes: &mut Vec<u8>, until: usize) {
         let before = bytes.clone();
         while *bytes == before {

@@ -1,4 +1,4 @@
-//! A hub that lies: of names, sizes, checksums and places, each number of it in another way.
+//! A hub with false names, sizes, checksums and paths; a number in the path selects the faults.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use crate::chance::Chance;
 use crate::shop::MODEL;
 
-/// Names of files that are other places, or none.
+/// File names that lead to other paths, or are invalid.
 const NAMES: [&str; 12] = [
     "m-q8_0.gguf",
     "/etc/passwd.gguf",
@@ -24,20 +24,20 @@ const NAMES: [&str; 12] = [
 const COMMITS: [&str; 6] =
     ["0123456789abcdef0123456789abcdef01234567", "/tmp", "../..", "", "\u{1b}[2J", "main"];
 
-/// Starts one; gives its port. It ends with the process.
+/// Starts a hub and returns its port. It ends with the process.
 pub fn start() -> io::Result<u16> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let port = listener.local_addr()?.port();
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            // A client that goes is its own affair.
+            // A client that disconnects is no error of the hub.
             std::thread::spawn(move || answer(stream));
         }
     });
     Ok(port)
 }
 
-/// Answers as the number at the front of the path says.
+/// Answers with the faults of the number at the start of the path.
 fn answer(mut stream: TcpStream) -> io::Result<()> {
     let mut lines = BufReader::new((&stream).take(1 << 20)).lines();
     let request = lines.next().unwrap_or_else(|| Ok(String::new()))?;
@@ -81,7 +81,7 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
     say(&mut stream, "200 OK", length, &body)
 }
 
-/// What it says of a repository.
+/// Returns the file list of a repository.
 fn list(chance: &mut Chance) -> Vec<u8> {
     let quoted =
         |text: &str| format!("\"{}\"", text.replace('\u{1b}', "\\u001b").replace('\u{7}', "\\u0007"));

@@ -1,4 +1,4 @@
-//! What an outcome says of the program.
+//! Classifies outcomes.
 
 use std::fs;
 use std::path::Path;
@@ -8,38 +8,38 @@ use kvant_gguf::Gguf;
 use crate::case::{Case, End, Expect};
 use crate::run::{Ended, Outcome};
 
-/// What an input came to.
+/// Classification of an outcome.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// It was refused in a line.
+    /// Rejected in one line.
     Refused,
-    /// It was answered.
+    /// Answered.
     Answered,
-    /// A panic of the program.
+    /// The program panicked.
     Panic,
-    /// A signal ended it.
+    /// Ended by a signal.
     Abort(i32),
-    /// It did not end.
+    /// Timed out.
     Hang,
-    /// It took memory without end.
+    /// Exceeded the memory limit.
     Memory,
-    /// Something else that may not be.
+    /// Another fault.
     Wrong(String),
 }
 
 impl Verdict {
-    /// Whether it may be.
+    /// Returns whether the outcome is permitted.
     pub fn is_sound(&self) -> bool {
         matches!(self, Self::Answered | Self::Refused)
     }
 }
 
-/// Exit codes: done, failed, wrong usage, Ctrl-C, a pipe that nobody reads.
+/// Exit codes: success, failure, wrong usage, Ctrl-C, closed pipe.
 const CODES: [i32; 5] = [0, 1, 2, 130, 141];
-/// The longest line, in characters: what the program shows of a line, and by how much that was longer.
+/// Maximum characters of a line: the program's limit, plus its note on the length.
 const LINE: usize = 2200;
 
-/// What `outcome` says.
+/// Classifies `outcome`.
 pub fn judge(case: &Case, outcome: &Outcome) -> Verdict {
     let stderr = String::from_utf8_lossy(&outcome.stderr);
     match (outcome.ended, outcome.signal, outcome.code) {
@@ -75,7 +75,8 @@ fn wrong_code(case: &Case, code: i32) -> Option<String> {
     (!is_right).then(|| format!("exit code {code}, expected {:?}", case.expect))
 }
 
-/// A failure is told in one line that begins with `error: `, a success in none; no line is obeyed by a terminal or endless.
+/// Checks that a failure prints exactly one line that begins with `error: `, a success none, and
+/// that no line is overlong or contains control characters.
 fn wrong_lines(case: &Case, code: i32, stderr: &str) -> Option<String> {
     if case.stderr != End::Kept {
         return None;
@@ -93,7 +94,8 @@ fn wrong_lines(case: &Case, code: i32, stderr: &str) -> Option<String> {
     stderr.chars().find(obeyed).map(|c| format!("{c:?} on stderr"))
 }
 
-/// Inputs stay as they are, nothing is left but outputs, and those of a success are whole.
+/// Checks that inputs are unchanged, that only outputs were added, and that those of a success are
+/// complete.
 fn wrong_files(case: &Case, code: i32) -> Option<String> {
     let is_output = |path: &Path| case.outputs.iter().any(|name| case.folder.join(name) == path);
     for (path, bytes) in case.files() {
@@ -119,7 +121,7 @@ fn wrong_files(case: &Case, code: i32) -> Option<String> {
     None
 }
 
-/// Whether a case has put this there, beside its files.
+/// Returns whether a case has created this path, besides its files.
 fn is_given(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"given"))
 }

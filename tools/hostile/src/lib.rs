@@ -1,9 +1,11 @@
-//! Throws generated inputs at a built `kvant` as its users would meet them (files, arguments, environment, ends of pipes, requests to a
-//! server, a hub that lies) and counts what no input may do: a panic, an abort, a hang, memory without end, or a wrong answer without an error.
+//! Runs a built `kvant` on generated hostile inputs (files, arguments, environment, pipes, requests
+//! to a server, a hub with faults) and counts forbidden outcomes: a panic, an abort, a hang,
+//! excessive memory, or a wrong answer without an error.
 //!
-//! Inputs follow from their kind and number alone: a run repeats. Failures are kept in `target/hostile`, with their command.
+//! Kind and number determine an input: a run is reproducible. Failures are stored in
+//! `target/hostile`, with their command.
 #![forbid(unsafe_code)]
-// Cases need a shell, pipes and file names that are any bytes.
+// Cases need a shell, pipes and file names of arbitrary bytes.
 #![cfg(unix)]
 
 mod case;

@@ -1,4 +1,5 @@
-//! `kvant-hostile BINARY [INPUTS [KIND]]`: throws generated inputs at a built `kvant`; exits with 1 when it fails one.
+//! `kvant-hostile BINARY [INPUTS [KIND]]`: runs a built `kvant` on generated inputs; exits with 1
+//! after a forbidden outcome.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! Runs a case, within a time and a memory.
+//! Runs a case within a time and memory limit.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -10,37 +10,38 @@ use std::time::{Duration, Instant};
 
 use crate::case::{Case, End};
 
-/// What takes longer hangs: the bundled model answers in a fraction of a second.
+/// Timeout: the bundled model answers in a fraction of a second.
 const TIME: Duration = Duration::from_secs(20);
-/// The most memory in use, in bytes: the bundled model takes some 20 MB.
+/// Maximum resident memory, in bytes: the bundled model takes some 20 MB.
 const MEMORY: u64 = 1 << 30;
-/// The most memory mapped, in KiB, held by the system. Beyond it an allocation fails, which aborts.
+/// Maximum mapped memory, in KiB, enforced by the system. Beyond it an allocation fails, which
+/// aborts.
 const MAPPED: u64 = 8 << 20;
 
-/// How a run ended, and what it said.
+/// Outcome of a run.
 pub struct Outcome {
-    /// The exit code, if the program came to one.
+    /// The exit code, if the program exited.
     pub code: Option<i32>,
     /// The signal that ended it.
     pub signal: Option<i32>,
-    /// Why we ended it.
+    /// Why it was killed.
     pub ended: Option<Ended>,
-    /// What it wrote to stdout, where that is kept.
+    /// Its stdout, if captured.
     pub stdout: Vec<u8>,
     /// As `stdout`.
     pub stderr: Vec<u8>,
 }
 
-/// Why a run was ended.
+/// Why a run was killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// It took longer than [`TIME`].
+    /// Exceeded [`TIME`].
     Hang,
-    /// It took more than [`MEMORY`].
+    /// Exceeded [`MEMORY`].
     Memory,
 }
 
-/// Runs `binary` as the case says, with ends in `beside` and a home there.
+/// Runs `binary` on a case, with output streams and a home folder in `beside`.
 pub fn run(case: &Case, binary: &Path, beside: &Path) -> io::Result<Outcome> {
     let (out, err) = (beside.join("stdout"), beside.join("stderr"));
     let mut command = Command::new("sh");
@@ -61,7 +62,7 @@ pub fn run(case: &Case, binary: &Path, beside: &Path) -> io::Result<Outcome> {
     })
 }
 
-/// Limits that the standard library cannot set, and ends that it cannot close.
+/// Returns a shell script that sets limits and closes streams, which the standard library cannot.
 fn script(case: &Case) -> String {
     let closed = [
         (case.stdin.is_none(), " <&-"),
@@ -87,7 +88,7 @@ fn end(end: End, file: &Path) -> io::Result<Stdio> {
     })
 }
 
-/// Waits for the end, or makes one.
+/// Waits for the end, or kills the program.
 fn wait(child: &mut Child) -> io::Result<(ExitStatus, Option<Ended>)> {
     let started = Instant::now();
     loop {
@@ -104,7 +105,7 @@ fn wait(child: &mut Child) -> io::Result<(ExitStatus, Option<Ended>)> {
     }
 }
 
-/// Bytes in memory, where the system tells.
+/// Returns the resident bytes, if the system reports them.
 pub fn resident(id: u32) -> u64 {
     let pages = fs::read_to_string(format!("/proc/{id}/statm")).unwrap_or_default();
     let pages = pages.split(' ').nth(1).and_then(|n| n.parse::<u64>().ok());

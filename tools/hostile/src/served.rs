@@ -1,4 +1,5 @@
-//! A server with two keys: what one of them sends is hostile, and the other one is answered all the while.
+//! A server with two API keys: requests with one are hostile, those with the other must be answered
+//! all the while.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -11,34 +12,35 @@ use std::time::{Duration, Instant};
 use crate::judge::Verdict;
 use crate::run::resident;
 
-/// The longest that the polite key waits for a token.
+/// Timeout of a token for the regular key.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The longest that a hostile request is waited for: a form may compile for half a minute. Then its client goes.
+/// Timeout of a hostile request: a schema may compile for half a minute. Then its client
+/// disconnects.
 const TIME: Duration = Duration::from_secs(45);
-/// The longest that the end takes.
+/// Timeout of the shutdown.
 const END: Duration = Duration::from_secs(30);
-/// The most memory over what the server had at its start, in bytes.
+/// Maximum growth of resident memory since the start, in bytes.
 const MEMORY: u64 = 512 << 20;
-/// Between two looks at a request that is not answered.
+/// Polling interval of an unanswered request.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The key that hostile requests have.
+/// Key of hostile requests.
 pub const HOSTILE: &str = "hostile";
 const POLITE: &str = "polite";
 
-/// A server that is running.
+/// A running server.
 pub struct Served {
     child: Child,
     address: (&'static str, u16),
     log: PathBuf,
-    /// Bytes that it had in memory when it was ready.
+    /// Resident bytes when the server was ready.
     resident: u64,
 }
 
 impl Served {
     /// Starts `binary` with the bundled model and files in `beside`.
     pub fn start(binary: &Path, beside: &Path) -> io::Result<Self> {
-        // Free now, and soon again.
+        // A port that is free now.
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let log = beside.join("served");
         let mut command = Command::new(binary);
@@ -58,7 +60,7 @@ impl Served {
         Ok(served)
     }
 
-    /// Sends a request of these bytes, and meanwhile those of the polite key.
+    /// Sends a request, and meanwhile requests with the regular key.
     pub fn meets(&mut self, request: &[u8]) -> io::Result<Verdict> {
         let (address, request) = (self.address, request.to_vec());
         let hostile = TcpStream::connect(address)?;
@@ -66,7 +68,7 @@ impl Served {
         let mut stream = hostile.try_clone()?;
         let asks = std::thread::spawn(move || {
             let mut answer = Vec::new();
-            // One that is refused early may not be read whole.
+            // A request that is rejected early may not be read completely.
             _ = stream.write_all(&request);
             _ = (&stream).take(1 << 20).read_to_end(&mut answer);
             answer
@@ -83,7 +85,7 @@ impl Served {
         Ok(verdict.unwrap_or_else(|| judge(&answer, began.elapsed())))
     }
 
-    /// What is wrong with the server, as the polite key sees it and the system.
+    /// Returns the server's fault, as observed by the regular key and the system.
     fn look(&mut self) -> Option<Verdict> {
         let began = Instant::now();
         let polite = self.polite();
@@ -104,7 +106,7 @@ impl Served {
         }
     }
 
-    /// The answer to a chat of the polite key.
+    /// Returns the answer to a chat request with the regular key.
     fn polite(&self) -> io::Result<String> {
         let mut stream = TcpStream::connect(self.address)?;
         stream.set_read_timeout(Some(2 * PATIENCE))?;
@@ -116,7 +118,7 @@ impl Served {
         Ok(answer)
     }
 
-    /// Tells it to end.
+    /// Terminates the server.
     pub fn end(&mut self) -> io::Result<Verdict> {
         Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status()?;
         let began = Instant::now();
@@ -131,7 +133,7 @@ impl Served {
         Ok(if is_broken { Verdict::Panic } else { Verdict::Answered })
     }
 
-    /// Its log.
+    /// Returns its log.
     pub fn said(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -139,13 +141,13 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // Where it has not ended.
+        // Reached if it has not ended.
         _ = self.child.kill();
         _ = self.child.wait();
     }
 }
 
-/// A request with this body.
+/// Returns a request with this body.
 pub fn post(path: &str, key: &str, body: &[u8]) -> Vec<u8> {
     let head = format!(
         "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: Bearer {key}\r\n\
@@ -155,7 +157,7 @@ pub fn post(path: &str, key: &str, body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-/// What an answer says of the server: a fault of the request is the request's.
+/// Classifies a response: only server errors are faults.
 fn judge(answer: &[u8], took: Duration) -> Verdict {
     let answer = String::from_utf8_lossy(answer);
     let status = answer.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)?.parse::<u16>().ok());
@@ -163,9 +165,9 @@ fn judge(answer: &[u8], took: Duration) -> Verdict {
         Some(200..=299) => Verdict::Answered,
         Some(400..=499 | 503) => Verdict::Refused,
         Some(_) => Verdict::Wrong(format!("{answer:.200}")),
-        // Its client has gone.
+        // The client has disconnected.
         None if took >= TIME => Verdict::Refused,
-        // Bytes that are no request are not answered.
+        // Bytes that are no request get no response.
         None if answer.is_empty() => Verdict::Refused,
         None => Verdict::Wrong(format!("no HTTP: {answer:.200}")),
     }

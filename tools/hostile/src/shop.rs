@@ -1,4 +1,4 @@
-//! Sound files to change: the bundled model, and what the program itself keeps in files.
+//! Valid files to modify: the bundled model, and the program's own files.
 
 use std::fs;
 use std::io;
@@ -12,34 +12,34 @@ use crate::run::run;
 
 /// The bundled model's file.
 pub const MODEL: &[u8] = include_bytes!("../../../crates/engine/assets/pocket-q8_0.gguf");
-/// The prompt of the kept contexts.
+/// The prompt of the context files.
 pub const PROMPT: &str = "Once upon a time there was a fox who counted stars, one by one.";
 
-/// What inputs are made of.
+/// Sources of inputs.
 pub struct Shop {
     /// The program.
     pub binary: PathBuf,
-    /// The model, read.
+    /// The parsed model.
     pub gguf: Gguf,
     /// Names of its control tokens.
     pub specials: Vec<String>,
-    /// Context files, each with the cache type it was made with.
+    /// Context files, each with its KV type.
     pub contexts: Vec<(&'static str, Vec<u8>)>,
-    /// A file of base logits.
+    /// A base-logits file.
     pub base: Vec<u8>,
-    /// Files of finished steps, with the measurement that they belong to.
+    /// Files of finished steps, with their measurement.
     pub states: Vec<(&'static str, Vec<u8>)>,
-    /// Tokens of a prompt that says `x`.
+    /// Tokens of a prompt with the message `x`.
     pub n_prompt: usize,
-    /// The port of a hub that lies.
+    /// The port of a hub with faults.
     pub hub: u16,
 }
 
-/// A short text, for measurements of two chunks.
+/// Options for measurements of a short text in two chunks.
 pub const MEASURE: [&str; 8] = ["-t", "1", "-c", "32", "--chunks", "2", "-q", "-f"];
 
 impl Shop {
-    /// Has `binary` make its files in `beside`.
+    /// Creates the files with `binary` in `beside`.
     pub fn open(binary: &Path, beside: &Path) -> io::Result<Self> {
         let gguf = Gguf::from_bytes(MODEL).map_err(io::Error::other)?;
         let folder = beside.join("given");
@@ -89,7 +89,7 @@ impl Shop {
     }
 }
 
-/// Enough words for two chunks.
+/// Returns enough words for two chunks.
 pub fn text() -> Vec<u8> {
     "The quick brown fox jumps over the lazy dog, and nobody minds it at all. ".repeat(12).into_bytes()
 }

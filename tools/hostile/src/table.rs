@@ -1,4 +1,4 @@
-//! Runs the inputs and prints what came of them.
+//! Runs the inputs and prints a table of outcomes.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -30,10 +30,12 @@ fn column(verdict: &Verdict) -> &'static str {
     }
 }
 
-/// Throws the first `n_inputs`, shared out between all kinds, of `kinds` at `binary`. Whether it stood all of them.
+/// Runs `binary` on the first `n_inputs` of `kinds`, shared between all kinds. Returns whether all
+/// outcomes were permitted.
 ///
 /// # Errors
-/// What keeps the inputs from being made, or the program from being started.
+///
+/// When inputs cannot be created, or the program cannot be started.
 pub fn measure(binary: &Path, n_inputs: usize, kinds: &[&Kind]) -> io::Result<bool> {
     let binary = fs::canonicalize(binary)
         .map_err(|error| io::Error::other(format!("{}: {error}", binary.display())))?;
@@ -46,7 +48,7 @@ pub fn measure(binary: &Path, n_inputs: usize, kinds: &[&Kind]) -> io::Result<bo
         let bench = Bench { shop: &shop, beside: &beside, kept: &kept };
         let mut is_sound = true;
         for kind in kinds {
-            // Some of each kind, however few there are.
+            // At least some of each kind.
             let n = (n_inputs * kind.weight).div_ceil(N_WEIGHTS);
             is_sound &= match kind.make {
                 Make::Case(make) => bench.throw(kind, make, n)?,
@@ -59,14 +61,14 @@ pub fn measure(binary: &Path, n_inputs: usize, kinds: &[&Kind]) -> io::Result<bo
     result
 }
 
-/// What inputs are made of, and the folders for what they leave and for failures.
+/// Sources of inputs, and the folders for outputs and for failures.
 struct Bench<'a> {
     shop: &'a Shop,
     beside: &'a Path,
     kept: &'a Path,
 }
 
-/// What came of the inputs of a kind.
+/// Outcomes of one kind.
 struct Tally<'a> {
     kind: &'a Kind,
     counts: BTreeMap<&'static str, usize>,
@@ -78,14 +80,14 @@ impl<'a> Tally<'a> {
         Self { kind, counts: BTreeMap::new(), is_sound: true }
     }
 
-    /// Counts an input. Whether that may be.
+    /// Counts an outcome. Returns whether it is permitted.
     fn count(&mut self, verdict: &Verdict) -> bool {
         *self.counts.entry(column(verdict)).or_insert(0) += 1;
         self.is_sound &= verdict.is_sound();
         verdict.is_sound()
     }
 
-    /// Prints the line of the kind. Whether nothing happened that may not.
+    /// Prints the line of the kind. Returns whether all outcomes were permitted.
     fn print(&self, n: usize) -> bool {
         let line = COLUMNS.map(|name| format!("{:>10}", self.counts.get(name).copied().unwrap_or(0)));
         println!("{:10} {n:>8}{}", self.kind.name, line.concat());
@@ -94,7 +96,8 @@ impl<'a> Tally<'a> {
 }
 
 impl Bench<'_> {
-    /// Sends `n` requests of one kind, and prints its line. Where the server is lost, the next one meets another.
+    /// Sends `n` requests of one kind, and prints its line. A lost server is replaced for the next
+    /// request.
     fn send(&self, kind: &Kind, make: MakeRequest, n: usize) -> io::Result<bool> {
         let mut tally = Tally::new(kind);
         let mut served = Served::start(&self.shop.binary, self.beside)?;
@@ -115,7 +118,7 @@ impl Bench<'_> {
         Ok(tally.print(n))
     }
 
-    /// Keeps a request that the server did not stand.
+    /// Stores a request that caused a forbidden outcome.
     fn keep_request(&self, name: &str, verdict: &Verdict, request: &[u8], served: &Served) -> io::Result<()> {
         fs::create_dir_all(self.kept)?;
         fs::write(self.kept.join(name), request)?;
@@ -125,7 +128,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Throws `n` inputs of one kind, and prints its line.
+    /// Runs `n` inputs of one kind, and prints its line.
     fn throw(&self, kind: &Kind, make: MakeCase, n: usize) -> io::Result<bool> {
         let Self { shop, beside, kept } = self;
         let mut tally = Tally::new(kind);
@@ -152,7 +155,7 @@ impl Bench<'_> {
     }
 }
 
-/// Keeps what a failure needs to be seen again: files, stdin and the command.
+/// Stores what reproduces a failure: files, stdin and the command.
 fn keep(place: PathBuf, folder: &Path, beside: &Path, command: &str) -> io::Result<PathBuf> {
     fs::create_dir_all(&place)?;
     for path in fs::read_dir(folder)?.flatten().map(|entry| entry.path()).filter(|path| path.is_file()) {

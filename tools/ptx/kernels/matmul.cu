@@ -1,5 +1,5 @@
-// c [m, n] = a [m, k] b [n, k]^T, in halves with sums in f32: one warp for 16 x 8 of c, tiles of 16 of k in two buffers
-// that cp.async fills while the other is multiplied.
+// c [m, n] = a [m, k] b [n, k]^T, in f16 with f32 sums: one warp for 16 x 8 of c, tiles of 16 of k
+// in two buffers that cp.async fills while the other is multiplied.
 struct MatmulParams {
     const unsigned short* a;
     const unsigned short* b;

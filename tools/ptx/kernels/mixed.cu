@@ -1,5 +1,5 @@
-// What the code of ordinary kernels is made of, in one: a table in constant memory, a switch, a local array that is
-// indexed at run time, 64-bit integers, division, and the special functions. y [n], from x [n].
+// The constructs of ordinary kernels in one: a table in constant memory, a switch, a dynamically
+// indexed local array, 64-bit integers, division, and the special functions. y [n], from x [n].
 struct MixedParams {
     const int* x;
     long long* y;

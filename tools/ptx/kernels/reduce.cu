@@ -1,4 +1,5 @@
-// The sum of x [n] over a block: shuffles within warps, shared memory between them. The parameters are a struct by value.
+// The sum of x [n] over a block: shuffles within warps, shared memory between them. The parameters
+// are a struct by value.
 struct ReduceParams {
     const float* x;
     float* sum;

@@ -1,11 +1,11 @@
-//! What one lane computes: integers and floats of every width, as the PTX ISA defines them.
+//! Arithmetic of one lane: integers and floats of every width, as the PTX ISA defines them.
 
 use half::{bf16, f16};
 
 use crate::inst::{Atomic, Binary, Compare, FloatMode, Round, Ternary, Ty, Unary};
 use crate::round;
 
-/// Bits of `value` as the float type's value.
+/// Returns the value of the bits `value` as a float of type `ty`.
 fn float(ty: Ty, value: u64) -> f64 {
     match ty {
         Ty::F16 => f64::from(f16::from_bits(value as u16).to_f32()),
@@ -15,7 +15,7 @@ fn float(ty: Ty, value: u64) -> f64 {
     }
 }
 
-/// Bits of `value`, rounded once to the float type.
+/// Returns the bits of `value`, rounded once to the float type.
 fn bits(ty: Ty, value: f64, mode: FloatMode) -> u64 {
     let value = match mode.sat {
         true if value.is_nan() => 0.0,
@@ -25,7 +25,7 @@ fn bits(ty: Ty, value: f64, mode: FloatMode) -> u64 {
     };
     match ty {
         Ty::F64 => value.to_bits(),
-        // A result that is not a number is the same one always.
+        // NaN results are always the same one.
         Ty::F32 if value.is_nan() => 0x7fff_ffff,
         _ if value.is_nan() => 0x7fff,
         Ty::F16 => f16::from_f64(round::to(round::F16, value, mode.round)).to_bits().into(),
@@ -58,7 +58,8 @@ fn by_halves<const N: usize>(ty: Ty, values: [u64; N], op: impl Fn(Ty, [u64; N])
     part(0) | part(16) << 16
 }
 
-/// `2^x`, off by as much as `ex2.approx` may be, one way or the other as the bits of `x` have it; whole powers are exact.
+/// Returns `2^x` with the maximum error of `ex2.approx`, its sign chosen by the bits of `x`;
+/// integer powers are exact.
 fn approximate_exp2(x: f64) -> f64 {
     const ERROR: f64 = 1.69e-7; // 2^-22.5
     let exact = x.exp2();
@@ -131,7 +132,7 @@ pub(crate) fn binary(op: Binary, ty: Ty, mode: FloatMode, a: u64, b: u64) -> Res
                 },
                 Binary::Add => round::add(x, y),
                 Binary::Sub => round::add(x, -y),
-                // Exact, but for f64.
+                // Exact, except for f64.
                 Binary::MulLo => x * y,
                 Binary::Div => round::divide(x, y),
                 // The second operand gets the sign of the first.
@@ -163,7 +164,7 @@ pub(crate) fn binary(op: Binary, ty: Ty, mode: FloatMode, a: u64, b: u64) -> Res
             bits(ty, value, mode)
         }));
     }
-    // What needs no sign, and is done most, needs no wide integers.
+    // Fast path: frequent operations without sign need no wide integers.
     match op {
         Binary::Add if !mode.sat => return Ok(ty.cut(a.wrapping_add(b))),
         Binary::Sub if !mode.sat => return Ok(ty.cut(a.wrapping_sub(b))),
@@ -186,7 +187,7 @@ pub(crate) fn binary(op: Binary, ty: Ty, mode: FloatMode, a: u64, b: u64) -> Res
         Binary::Rem => x % y,
         Binary::Min => x.min(y),
         Binary::Max => x.max(y),
-        // Shifts take any distance: too far shifts everything out.
+        // A shift beyond the width shifts everything out.
         Binary::Shl => {
             if distance >= ty.bits() {
                 0
@@ -200,12 +201,13 @@ pub(crate) fn binary(op: Binary, ty: Ty, mode: FloatMode, a: u64, b: u64) -> Res
     Ok(if op == Binary::MulWide { wide(ty).cut(value as u64) } else { ty.cut(value as u64) })
 }
 
-/// The upper half of a product. Only that of two unsigned integers of 64 bits needs all of 128.
+/// Returns the upper half of a product. Only that of two unsigned 64-bit integers needs all of 128
+/// bits.
 fn high(ty: Ty, x: i128, y: i128) -> i128 {
     if ty == Ty::U64 { ((x as u128 * y as u128) >> 64) as i128 } else { (x * y) >> ty.bits() }
 }
 
-/// The type of a product that loses nothing.
+/// Returns the type of an exact product.
 pub(crate) fn wide(ty: Ty) -> Ty {
     match ty {
         Ty::U16 => Ty::U32,
@@ -226,7 +228,7 @@ pub(crate) fn ternary(op: Ternary, ty: Ty, mode: FloatMode, [a, b, c]: [u64; 3])
                     bits(ty, f64::from(exact), mode)
                 }
                 (Ty::F64, _) => bits(ty, x.mul_add(y, z), mode),
-                // The product of two floats of 32 bits or fewer is exact in 64.
+                // The product of two floats of at most 32 bits is exact in 64.
                 _ => bits(ty, round::add(x * y, z), mode),
             }
         });
@@ -249,7 +251,8 @@ pub(crate) fn ternary(op: Ternary, ty: Ty, mode: FloatMode, [a, b, c]: [u64; 3])
             }
         }
         Ternary::Lop3(table) => {
-            // A row of the table that is set selects the bits where a, b and c spell its number.
+            // A set row of the table selects the bits where a, b and c are the binary digits of its
+            // number.
             let spelt = |row: u32| {
                 [a, b, c].iter().zip([4, 2, 1]).fold(u64::MAX, |spelt, (value, bit)| {
                     spelt & if row & bit != 0 { *value } else { !value }
@@ -287,7 +290,7 @@ fn extract(ty: Ty, a: u64, pos: u64, len: u64) -> u64 {
     let field = if pos >= 64 { 0 } else { value >> pos };
     let field = if len >= 64 { field } else { field & ((1 << len) - 1) };
     let negative = ty.is_signed() && value >> sign_at & 1 == 1;
-    // The field ends with the value: what lies beyond is the sign.
+    // The field ends with the value: the bits beyond are copies of the sign.
     let have = (sign_at + 1).saturating_sub(pos).min(len);
     ty.cut(if negative && have < 64 { field | !0 << have } else { field })
 }
@@ -306,7 +309,7 @@ fn permute(a: u64, b: u64, selectors: u64) -> u64 {
     let pick = |i: u64| {
         let selector = selectors >> (4 * i) & 15;
         let byte = bytes >> (8 * (selector & 7)) & 0xff;
-        // The top bit of a selector spreads the byte's sign.
+        // The top bit of a selector replicates the byte's sign.
         let byte = if selector & 8 != 0 { 0xff * (byte >> 7) } else { byte };
         byte << (8 * i)
     };
@@ -326,7 +329,7 @@ pub(crate) fn convert(to: Ty, from: Ty, mode: FloatMode, to_integer: Option<Roun
         (true, false) => {
             let x = rounded(operand(from, a, mode), Some(to_integer.unwrap_or(Round::Zero)));
             let (least, most) = limits(to);
-            // NaN becomes 0, what does not fit the nearest that does.
+            // NaN becomes 0; the conversion saturates.
             let value = if x.is_nan() { 0 } else { (x as i128).clamp(least, most) };
             to.cut(value as u64)
         }
@@ -347,7 +350,7 @@ fn limits(ty: Ty) -> (i128, i128) {
     if ty.is_signed() { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) } else { (0, (1 << bits) - 1) }
 }
 
-/// `[a, b]` as halves, `a` the upper one.
+/// Returns `[a, b]` as f16, `a` the upper one.
 pub(crate) fn pack_halves(to: Ty, mode: FloatMode, [a, b]: [u64; 2]) -> u64 {
     let half = if to == Ty::F16x2 { Ty::F16 } else { Ty::BF16 };
     let [upper, lower] = [a, b].map(|value| bits(half, operand(Ty::F32, value, mode), mode));

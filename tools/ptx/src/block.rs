@@ -1,4 +1,4 @@
-//! A block of threads: who waits for whom, and what they do together.
+//! Runs a block of threads: barriers, and the instructions that threads execute together.
 
 use std::collections::BTreeMap;
 
@@ -8,19 +8,19 @@ use crate::memory::Global;
 use crate::thread::{Block, State, Thread};
 use crate::warpgroup;
 
-/// What went wrong, in which thread and at which line.
+/// A fault, with its thread and line.
 pub(crate) struct Failed {
     pub thread: usize,
     pub line: usize,
     pub what: String,
 }
 
-/// Threads of a warp that have come to a barrier and gone on.
+/// Threads of a warp that have arrived at a barrier without waiting.
 pub(crate) struct Arrived {
     id: u64,
     count: u64,
     threads: usize,
-    /// What came before, as [`Clocks`](crate::memory::Clocks) count it.
+    /// Earlier accesses, as [`Clocks`](crate::memory::Clocks) count them.
     known: Vec<u32>,
 }
 
@@ -60,7 +60,7 @@ pub(crate) fn run(block: &mut Block<'_>, global: &mut Global, budget: &mut u64) 
     }
 }
 
-/// Threads that wait for others who will never come.
+/// Returns the fault of threads that wait for others that never arrive.
 fn stuck(threads: &[Thread], block: &Block<'_>) -> Failed {
     let waits = |thread: &&Thread| thread.state == State::Waiting;
     let index = threads.iter().position(|thread| waits(&thread)).expect("not all are done");
@@ -75,7 +75,7 @@ fn stuck(threads: &[Thread], block: &Block<'_>) -> Failed {
     Failed::new(threads, index, block, what)
 }
 
-/// Lets the threads of a warp that have met do together what they came for.
+/// Executes the collective instruction of a warp whose threads have arrived.
 fn meet(warp: &mut [Thread], block: &mut Block<'_>) -> Result<bool, Failed> {
     let mut moved = false;
     for index in 0..warp.len() {
@@ -99,7 +99,7 @@ fn meet(warp: &mut [Thread], block: &mut Block<'_>) -> Result<bool, Failed> {
             return Err(Failed::new(warp, index, block, what));
         }
         let lanes: Vec<usize> = (0..32).filter(|lane| mask >> lane & 1 == 1).collect();
-        // A block may end within a warp: the lanes that are not there cannot be waited for.
+        // A block may end within a warp: nothing can wait for the missing lanes.
         let is_matrix = matches!(op, Op::Mma { .. } | Op::Ldmatrix { .. });
         let lanes: Vec<usize> = lanes.into_iter().filter(|&lane| lane < warp.len()).collect();
         if is_matrix && lanes.len() != 32 {
@@ -120,7 +120,7 @@ fn meet(warp: &mut [Thread], block: &mut Block<'_>) -> Result<bool, Failed> {
     Ok(moved)
 }
 
-/// Lets threads pass a barrier of the block once all that have not ended are there.
+/// Releases the threads at a barrier of the block once all that have not ended are there.
 fn pass_barrier(threads: &mut [Thread], block: &mut Block<'_>) -> Result<bool, Failed> {
     let Some(index) = threads.iter().position(|thread| thread.state == State::Waiting) else {
         return Ok(false);
@@ -149,7 +149,7 @@ fn pass_barrier(threads: &mut [Thread], block: &mut Block<'_>) -> Result<bool, F
                 format!("{} threads at barrier {id}, which disagree on how many", here.len() + gone_on);
             return Err(Failed::new(threads, index, block, what));
         }
-        // Threads of one warp must come to one place.
+        // Threads of one warp must arrive at the same instruction.
         for pair in here.windows(2) {
             if pair[0] / 32 == pair[1] / 32 && threads[pair[0]].pc != threads[pair[1]].pc {
                 let what = "threads of one warp at different barriers".to_owned();
@@ -269,7 +269,8 @@ fn shuffle(
     Ok(())
 }
 
-/// `d = a b + c`, a `[16, k]`, b `[k, 8]`. Fragments as in the PTX ISA: with e elements of a register, lane l has
+/// `d = a b + c`, a `[16, k]`, b `[k, 8]`. Fragments as in the PTX ISA: with e elements of a
+/// register, lane l has
 ///
 /// ```text
 /// a   register r: row l / 4 + 8 (r mod 2), columns e (l mod 4) + 0..e + 4e (r / 2)
@@ -309,7 +310,7 @@ fn multiply(
         let (group, quad) = (lane / 4, lane % 4);
         for (r, (&src, &dst)) in c.iter().zip(d).enumerate() {
             let (row, col) = (group + 8 * (r / 2), 2 * quad + r % 2);
-            // Exact, of halves and of bytes.
+            // Exact for f16 and for bytes.
             let product = |i: usize| left[row][i] * right[i][col];
             let before = thread.get(block, src);
             let sum = match acc {
@@ -330,9 +331,10 @@ fn multiply(
 /// Products that a tensor core adds at once.
 pub(crate) const SUMMED: usize = 8;
 
-/// `before` and eight products as tensor cores of compute capability 8.0 have been seen to add them (doi 10.7717/peerj-cs.330), the
-/// coarsest there are to run on: all are cut off below one bit behind the last that the largest has in f32, added, and the
-/// sum is cut off to f32.
+/// Adds eight products to `before` as tensor cores of compute capability 8.0 do according to
+/// measurements (doi 10.7717/peerj-cs.330), the coarsest supported ones: all terms are truncated
+/// below one bit beyond the last that the largest has in f32, added, and the sum is truncated to
+/// f32.
 pub(crate) fn tensor_sum(before: f32, products: [f64; SUMMED]) -> f32 {
     let before = f64::from(before);
     let largest = products.iter().fold(before.abs(), |most, product| most.max(product.abs()));
@@ -340,7 +342,7 @@ pub(crate) fn tensor_sum(before: f32, products: [f64; SUMMED]) -> f32 {
     if largest == 0.0 || !(plain as f32).is_finite() {
         return plain as f32;
     }
-    // A power of two; 24 bits below that of the largest is one behind its last.
+    // A power of two; 24 bits below that of the largest is one beyond its last.
     let unit = f64::from_bits(largest.to_bits() & !((1 << 52) - 1)) / f64::from(1 << 24);
     let units = products.iter().fold((before / unit) as i64, |sum, product| sum + (product / unit) as i64);
     let sum = units as f64 * unit;

@@ -1,8 +1,9 @@
-//! Kernels that NVRTC 13.0 compiled for `compute_80`: the `.ptx` of `kernels/` beside the `.cu` it was made of.
+//! Tests with kernels that NVRTC 13.0 compiled for `compute_80`: each `.ptx` of `kernels/` is
+//! beside its `.cu`.
 
 use crate::{Fault, Grid, Machine};
 
-/// Inputs in device memory, then the output, then numbers: what the kernels' structs are made of.
+/// Inputs in device memory, then the output, then numbers: the fields of the kernels' structs.
 struct Launched {
     machine: Machine,
     params: Vec<u8>,
@@ -30,7 +31,8 @@ impl Launched {
         self
     }
 
-    /// Runs the one kernel of `ptx`; the bytes of the output, whose address is parameter `output`.
+    /// Runs the one kernel of `ptx`; returns the bytes of the output, whose address is parameter
+    /// `output`.
     fn run(
         mut self,
         ptx: &str,
@@ -61,14 +63,14 @@ fn a_reduction_sums_in_the_order_of_its_shuffles() {
     let launched = Launched::new().input(&bytes(&x, f32::to_le_bytes)).output(4);
     let launched = launched.number(x.len() as u32).number(0.5_f32.to_bits());
     let got = launched.run(include_str!("../kernels/reduce.ptx"), "reduce", [1, 1, 1], 96, 1, 4).unwrap();
-    // Multiples of 1/32 below 2^12: every order of adding is exact.
+    // Multiples of 1/32 below 2^12: every order of addition is exact.
     let want: f32 = x.iter().map(|x| x * 0.5).sum();
     assert_eq!(f32::from_le_bytes(got.try_into().unwrap()), want);
 }
 
 const MATMUL: &str = include_str!("../kernels/matmul.ptx");
 
-/// `[32, k] x [k, 24]` by `ptx`, and what it is.
+/// Returns `[32, k] x [k, 24]` as computed by `ptx`, and the expected product.
 fn matmul(ptx: &str, k: usize) -> Result<(Vec<f32>, Vec<f32>), Fault> {
     let (m, n) = (32, 24);
     let values = |len: usize, seed: usize| -> Vec<half::f16> {
@@ -96,7 +98,7 @@ fn tensor_cores_multiply_what_copies_bring() {
     }
 }
 
-/// `ptx` without the last line that has `what`.
+/// Returns `ptx` without the last line that contains `what`.
 fn without(ptx: &str, what: &str) -> String {
     let at = ptx.rfind(what).unwrap();
     format!("{}//{}", &ptx[..at], &ptx[at..])

@@ -1,4 +1,4 @@
-//! One instruction, from its dotted name and its operands.
+//! Decodes one instruction from its dotted name and its operands.
 
 use crate::inst::{
     Atomic, Binary, Compare, Dst, FloatMode, Left, Logic, Op, Round, Shuffle, Space, Src, Ternary, Ty, Unary,
@@ -27,7 +27,7 @@ impl Operands<'_> {
     }
     fn srcs<const N: usize>(&self, first: usize) -> Result<[Src; N]> {
         let all: Result<Vec<Src>> = (first..first + N).map(|index| self.src(index)).collect();
-        Ok(all?.try_into().expect("as many as asked for"))
+        Ok(all?.try_into().expect("as many as requested"))
     }
     fn addr(&self, index: usize) -> Result<crate::inst::Addr> {
         self.body.addr(self.text(index)?)
@@ -108,7 +108,7 @@ fn atomic(mods: &[&str]) -> Result<Atomic> {
     found.ok_or_else(|| "an operation that is not known".to_owned())
 }
 
-/// The modifiers that are understood of an instruction, types aside. Any other must not be passed over.
+/// Returns the supported modifiers of an instruction, types aside. Any other is an error.
 fn known(name: &str) -> &'static str {
     match name {
         "add" | "sub" | "fma" => "rn rz rm rp ftz sat",
@@ -430,7 +430,7 @@ fn matrix(o: &Operands<'_>, mods: &[&str], types: &[Ty]) -> Result<Op> {
     }
 }
 
-/// Of halves, each side as the ISA has it without transposing, nothing negated.
+/// Decodes `wgmma` of f16, with untransposed, non-negated operands only.
 fn warpgroup_matrix(o: &Operands<'_>, mods: &[&str], types: &[Ty]) -> Result<Op> {
     let n =
         mods.iter().find_map(|name| name.strip_prefix("m64n")?.strip_suffix("k16")?.parse::<usize>().ok());

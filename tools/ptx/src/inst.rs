@@ -1,4 +1,4 @@
-//! Instructions, decoded: registers are numbers, branches are indices, modifiers are values.
+//! Decoded instructions: registers are numbers, branches are indices, modifiers are values.
 
 use crate::memory::Access;
 
@@ -23,7 +23,7 @@ pub(crate) enum Ty {
 }
 
 impl Ty {
-    /// The type of a modifier; untyped bits are unsigned integers.
+    /// Parses the type of a modifier; untyped bits are unsigned integers.
     pub fn parse(text: &str) -> Option<Self> {
         Some(match text {
             "pred" => Self::Pred,
@@ -66,7 +66,7 @@ impl Ty {
         matches!(self, Self::F16 | Self::BF16 | Self::F16x2 | Self::BF16x2 | Self::F32 | Self::F64)
     }
 
-    /// The low bits of `value`.
+    /// Returns the low bits of `value`.
     pub fn cut(self, value: u64) -> u64 {
         match self.bytes() {
             8 => value,
@@ -74,7 +74,7 @@ impl Ty {
         }
     }
 
-    /// `value` as an integer of this type.
+    /// Returns `value` as an integer of this type.
     pub fn int(self, value: u64) -> i128 {
         let value = self.cut(value);
         let shift = 64 - self.bits();
@@ -140,7 +140,7 @@ pub(crate) enum Round {
     Up,
 }
 
-/// What float arithmetic does besides.
+/// Modes of float arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FloatMode {
     pub round: Round,
@@ -148,7 +148,7 @@ pub(crate) struct FloatMode {
     pub ftz: bool,
     /// Results are clamped to 0..=1.
     pub sat: bool,
-    /// min and max give NaN when an operand is NaN.
+    /// min and max return NaN when an operand is NaN.
     pub nan: bool,
 }
 
@@ -214,7 +214,7 @@ pub(crate) enum Ternary {
         a_signed: bool,
         b_signed: bool,
     },
-    /// Two halves by the lower or the upper two bytes.
+    /// Two 16-bit halves by the lower or the upper two bytes.
     Dp2a {
         a_signed: bool,
         b_signed: bool,
@@ -267,7 +267,7 @@ pub(crate) enum Vote {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Atomic {
     Add,
-    /// One more, or 0 from the limit on.
+    /// Increments, and wraps to 0 at the limit.
     Inc,
     Min,
     Max,
@@ -278,7 +278,7 @@ pub(crate) enum Atomic {
     Cas,
 }
 
-/// What a lane does alone, and (from `Shfl` on) what threads do together.
+/// Instructions of a lane alone, and (from `Shfl` on) those of threads together.
 #[derive(Debug, Clone)]
 pub(crate) enum Op {
     Unary(Unary, Ty, FloatMode, Dst, Src),
@@ -295,16 +295,16 @@ pub(crate) enum Op {
         dst: Dst,
         src: Src,
     },
-    /// Two f32 to a pair of halves; the first operand is the upper half.
+    /// Two f32 to a pair of f16; the first operand is the upper half.
     CvtPack {
         to: Ty,
         mode: FloatMode,
         dst: Dst,
         src: [Src; 2],
     },
-    /// Joins parts, lowest first, each of `ty`.
+    /// Joins values, lowest first, each of `ty`.
     Pack(Ty, Dst, Vec<Src>),
-    /// Cuts a value into parts, lowest first, each of `ty`.
+    /// Splits a value into parts, lowest first, each of `ty`.
     Unpack(Ty, Vec<Dst>, Src),
     Setp {
         compare: Compare,
@@ -354,16 +354,16 @@ pub(crate) enum Op {
         read: Option<Src>,
     },
     CpCommit,
-    /// Waits until at most this many groups are under way.
+    /// Waits until at most this many groups are in flight.
     CpWait(usize),
-    /// Waits for every copy, of a group or not.
+    /// Waits for every copy, in a group or not.
     CpWaitAll,
     Bra(usize),
     Exit,
     Trap,
-    /// Orders what the block has written before what follows, for other blocks.
+    /// Orders the block's writes before its later accesses, for other blocks.
     Fence,
-    /// Nothing that can be seen here: prefetches, fences within a block.
+    /// Instructions without observable effect here: prefetches, fences within a block.
     Nop,
     Shfl {
         mode: Shuffle,
@@ -390,18 +390,18 @@ pub(crate) enum Op {
         id: Src,
         count: Option<Src>,
     },
-    /// Comes to a barrier that others wait at, and goes on.
+    /// Arrives at a barrier that others wait at, without waiting.
     Arrive {
         id: Src,
         count: Src,
     },
-    /// Makes stores to shared memory known to `wgmma`.
+    /// Makes stores to shared memory visible to `wgmma`.
     FenceProxy,
     Wgmma(Wgmma),
-    /// Makes registers known to `wgmma`.
+    /// Makes registers visible to `wgmma`.
     WgmmaFence,
     WgmmaCommit,
-    /// Waits until at most this many groups of products are under way.
+    /// Waits until at most this many groups of `wgmma` are in flight.
     WgmmaWait(usize),
     /// `[16, k] x [k, 8]`: `ty` of a and b; accumulates in `acc`.
     Mma {
@@ -419,7 +419,7 @@ pub(crate) enum Op {
     },
 }
 
-/// The left operand of a product of a warpgroup.
+/// The left operand of `wgmma`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Left {
     Registers([Src; 4]),
@@ -427,7 +427,7 @@ pub(crate) enum Left {
     Matrix(Src),
 }
 
-/// `d = a b + d`, or `d = a b` where `keeps` does not hold: `[64, 16] x [16, n]`, halves accumulated in f32.
+/// `d = a b + d`, or `d = a b` without `keeps`: `[64, 16] x [16, n]`, f16 accumulated in f32.
 #[derive(Debug, Clone)]
 pub(crate) struct Wgmma {
     pub d: Vec<Dst>,
@@ -438,12 +438,12 @@ pub(crate) struct Wgmma {
 }
 
 impl Op {
-    /// Whether four warps must arrive together.
+    /// Returns whether four warps must arrive together.
     pub fn is_of_warpgroup(&self) -> bool {
         matches!(self, Self::Wgmma(_) | Self::WgmmaFence | Self::WgmmaCommit | Self::WgmmaWait(_))
     }
 
-    /// Whether threads of a warp or block must arrive together.
+    /// Returns whether threads of a warp or block must arrive together.
     pub fn is_together(&self) -> bool {
         matches!(
             self,
@@ -462,7 +462,7 @@ impl Op {
 /// An instruction of a kernel.
 #[derive(Debug, Clone)]
 pub(crate) struct Inst {
-    /// Done only where this predicate, or its negation, holds.
+    /// Executed only where this predicate, or its negation, holds.
     pub guard: Option<(u32, bool)>,
     pub op: Op,
     /// Line of the PTX.

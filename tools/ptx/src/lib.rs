@@ -1,28 +1,31 @@
-//! Runs PTX on the CPU, strictly, so that CUDA kernels can be tested where no GPU is.
+//! A strict PTX interpreter on the CPU, for tests of CUDA kernels without a GPU.
 //!
-//! A [`Machine`] has global memory and launches the kernels of the PTX it has loaded, the very text that a driver would
-//! get. It follows the PTX ISA for the instructions that NVRTC makes of ordinary kernels, shuffles, votes, `dp4a`,
-//! `prmt`, `cp.async`, `ldmatrix` and `mma.sync` among them, and for `wgmma` of halves, and it is stricter than a GPU. A launch fails with a
-//! [`Fault`] when a thread
+//! A [`Machine`] has global memory and launches the kernels of the PTX it has loaded, the same text
+//! that a driver would load. It follows the PTX ISA for the instructions that NVRTC generates for
+//! ordinary kernels, shuffles, votes, `dp4a`, `prmt`, `cp.async`, `ldmatrix` and `mma.sync` among
+//! them, and for `wgmma` of f16, and it is stricter than a GPU. A launch fails with a [`Fault`]
+//! when a thread
 //!
-//! - touches memory outside an allocation, out of alignment, or bytes that nobody has written;
-//! - reads or overwrites in global memory what another block of the launch has written, or reads by way of `ld.global.nc`
-//!   what any has (atomics aside, and what is read by `ld.global.cg` behind a fence of the writer and an atomic of both);
-//! - touches shared memory that another thread touches with no barrier between (a race), or where `cp.async` is
-//!   bringing something that has not been waited for;
-//! - gives `wgmma` what it has stored to shared memory or written to registers with no fence between, or touches its operands
-//!   before it has waited for it (a result that is read too early is not a number);
-//! - waits for threads that never come: barriers, shuffles and matrix products in divergent code;
+//! - accesses memory outside an allocation, misaligned, or before it is written;
+//! - reads or overwrites in global memory bytes that another block of the launch has written, or
+//!   reads with `ld.global.nc` bytes that any block has written (except with atomics, and with
+//!   `ld.global.cg` after a fence of the writer and an atomic of both);
+//! - accesses shared memory that another thread accesses without a barrier between (a race), or
+//!   that is the target of a pending `cp.async`;
+//! - passes `wgmma` data that it has stored to shared memory or written to registers without a
+//!   fence between, or accesses its operands before it has waited for it (a result that is read too
+//!   early is NaN);
+//! - waits for threads that never arrive: barriers, shuffles and matrix products in divergent code;
 //! - divides an integer by zero, traps, or does not end.
 //!
-//! An instruction, or a modifier of one, that it does not know is a [`ParseError`], never skipped.
+//! An unsupported instruction or modifier is a [`ParseError`], never skipped.
 //!
-//! Where instructions may round as they like, it takes liberties too: `ex2.approx` is off by as much as it may be, and `mma`
-//! cuts sums off as tensor cores do.
+//! Where the ISA leaves rounding open, the interpreter uses the tolerance: `ex2.approx` has its
+//! maximum error, and `mma` truncates sums as tensor cores do.
 //!
-//! What it does not model: time; `activemask`; races within a block in global memory; calls of functions that were not inlined;
-//! and the errors of the other approximate instructions (`rcp.approx` and its like are exact here, so tolerances must
-//! leave room for 2 ulp more).
+//! Not modelled: time; `activemask`; races within a block in global memory; calls of functions that
+//! were not inlined; and the errors of the other approximate instructions (`rcp.approx` and its
+//! like are exact here, so tolerances must allow 2 ulp more).
 #![forbid(unsafe_code)]
 
 mod arith;
@@ -46,20 +49,20 @@ use memory::{Access, Global, Shared};
 use parse::Kernel;
 use thread::{Block, Dims};
 
-/// Instructions that a launch may take in all: far more than any test wants.
+/// Instruction budget of a launch: far more than any test needs.
 const MOST_INSTRUCTIONS: u64 = 20_000_000_000;
 
-/// PTX that cannot be read.
+/// PTX that cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {what}")]
 pub struct ParseError {
     /// Line of the text.
     pub line: usize,
-    /// What was found there.
+    /// The unsupported text.
     pub what: String,
 }
 
-/// A kernel that did something wrong.
+/// An error of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kernel}, block {block:?}, thread {thread}, line {line}: {what}")]
 pub struct Fault {
@@ -71,11 +74,11 @@ pub struct Fault {
     pub thread: usize,
     /// Line of the PTX.
     pub line: usize,
-    /// What it did.
+    /// The error.
     pub what: String,
 }
 
-/// A use of the machine that no kernel is to blame for.
+/// An invalid use of the machine, outside of any kernel.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct MemoryError(String);
@@ -87,12 +90,12 @@ pub struct Module {
 }
 
 impl Module {
-    /// Whether there is a kernel of this name.
+    /// Returns whether there is a kernel of this name.
     pub fn has(&self, kernel: &str) -> bool {
         self.kernels.contains_key(kernel)
     }
 
-    /// Shared memory of a block of `kernel` with so much of dynamic memory, static memory and all, in bytes.
+    /// Returns the shared memory of a block of `kernel` in bytes: static plus `dynamic_bytes`.
     pub fn shared_bytes(&self, kernel: &str, dynamic_bytes: usize) -> Option<usize> {
         self.kernels.get(kernel).map(|kernel| kernel.dynamic_at + dynamic_bytes)
     }
@@ -109,15 +112,15 @@ pub struct Grid {
     pub shared_bytes: usize,
 }
 
-/// Most blocks in x, y and z, most threads in x, y and z, and most of a block.
+/// Maximum blocks in x, y and z, maximum threads in x, y and z, and maximum threads of a block.
 const MOST_BLOCKS: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
 const MOST_THREADS: [u32; 3] = [1024, 1024, 64];
 const MOST_OF_BLOCK: u32 = 1024;
-/// Most static shared memory of a block.
+/// Maximum static shared memory of a block.
 const MOST_STATIC_BYTES: usize = 48 * 1024;
 
 impl Grid {
-    /// What no device of compute capability 5.0 or later takes.
+    /// Describes the limit of compute capability 5.0 and later that the launch exceeds, if any.
     fn beyond_limits(&self, kernel: &Kernel) -> Option<String> {
         let Self { blocks, threads, .. } = *self;
         let within = |n: [u32; 3], most: [u32; 3]| n.iter().zip(most).all(|(&n, most)| 0 < n && n <= most);
@@ -133,18 +136,18 @@ impl Grid {
         (bytes > MOST_STATIC_BYTES).then(|| format!("{bytes} bytes of static shared memory"))
     }
 
-    /// Block `i` of all.
+    /// Returns the index of block number `i`.
     fn index(&self, i: u64) -> [u32; 3] {
         let [x, y, _] = self.blocks.map(u64::from);
         [i % x, i / x % y, i / (x * y)].map(|i| i as u32)
     }
 }
 
-/// Global memory and what runs on it.
+/// Global memory and an interpreter of kernels.
 #[derive(Debug)]
 pub struct Machine {
     global: Global,
-    /// Whether the last launch ran its last block first: kernels may rely on no order.
+    /// Whether the last launch ran its last block first: kernels must not rely on an order.
     runs_backwards: bool,
 }
 
@@ -155,25 +158,25 @@ impl Default for Machine {
 }
 
 impl Machine {
-    /// A machine with nothing allocated.
+    /// Creates a machine without allocations.
     pub fn new() -> Self {
         Self { global: Global::new(), runs_backwards: true }
     }
 
-    /// `bytes` of memory that counts as never written, aligned to 256 bytes.
+    /// Allocates `bytes` of memory that counts as never written, aligned to 256 bytes.
     pub fn alloc(&mut self, bytes: usize) -> u64 {
         self.global.alloc(bytes)
     }
 
-    /// Gives an allocation back.
+    /// Frees an allocation.
     ///
     /// # Errors
-    /// When `address` is none.
+    /// When `address` is not the start of one.
     pub fn free(&mut self, address: u64) -> Result<(), MemoryError> {
         self.global.free(address).map_err(MemoryError)
     }
 
-    /// Bytes allocated.
+    /// Returns the allocated bytes.
     pub fn used(&self) -> usize {
         self.global.used()
     }
@@ -210,10 +213,10 @@ impl Machine {
         self.write(address, &vec![0; bytes])
     }
 
-    /// Reads PTX and places its variables.
+    /// Parses PTX and allocates its variables.
     ///
     /// # Errors
-    /// [`ParseError`] names the first statement that is not known.
+    /// [`ParseError`] names the first unsupported statement.
     pub fn load(&mut self, ptx: &str) -> Result<Module, ParseError> {
         let mut symbols = HashMap::new();
         for variable in parse::variables(ptx)? {
@@ -224,7 +227,8 @@ impl Machine {
         Ok(Module { kernels: parse::kernels(ptx, &symbols)? })
     }
 
-    /// Runs a kernel, block after block, every other launch from the last one on. `params` is its parameters, one after the other as the PTX lays them out.
+    /// Runs a kernel, block after block, every other launch in reverse order. `params` is its
+    /// parameters, contiguous in the layout of the PTX.
     ///
     /// # Errors
     /// [`Fault`].

@@ -1,30 +1,33 @@
-//! Memory that knows what may be touched, what has been written, and who touched it.
+//! Memory that tracks allocations, initialization, and the accesses of blocks and threads.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Where the memory spaces lie among generic addresses. Nothing but global memory lies above 4 GiB, so shared
-/// addresses fit 32 bits, and an address is the same in its own space and in the generic one.
+/// Bases of the memory spaces among generic addresses. Only global memory lies above 4 GiB, so
+/// shared addresses fit 32 bits, and an address is the same in its own space and in the generic
+/// one.
 pub(crate) const SHARED_BASE: u64 = 0x1000_0000;
 pub(crate) const LOCAL_BASE: u64 = 0x2000_0000;
 pub(crate) const PARAM_BASE: u64 = 0x3000_0000;
 const GLOBAL_BASE: u64 = 0x7f00_0000_0000;
-/// Alignment of allocations, and the least distance between them.
+/// Alignment of allocations, and the minimum distance between them.
 const GUARD: u64 = 256;
 
 /// An allocation in global memory.
 #[derive(Debug)]
 struct Allocation {
     bytes: Vec<u8>,
-    /// Who wrote each byte last: the number of a block, counted over all launches, or [`NOBODY`].
+    /// The last writer of each byte: the number of a block, counted over all launches, or
+    /// [`NOBODY`].
     writers: Vec<u32>,
 }
 
-/// Writer of what was never written.
+/// Writer of uninitialized bytes.
 const NOBODY: u32 = 0;
 
 impl Allocation {
-    /// That these bytes are written, and not by a block that `block` may run beside, in a launch whose first one is `first`.
+    /// Checks that these bytes are written, and not by a block that may run concurrently with
+    /// `block`, in a launch whose first block is `first`.
     fn check_read(
         &self,
         bytes: Range<usize>,
@@ -36,7 +39,7 @@ impl Allocation {
             if writer == NOBODY {
                 return Err(format!("byte {at} of an allocation of {} was never written", self.bytes.len()));
             }
-            // Blocks run in any order, and side by side.
+            // Blocks run in any order, and concurrently.
             let is_race = match access {
                 Access::Plain => writer != block,
                 Access::Constant => true,
@@ -56,27 +59,28 @@ impl Allocation {
 pub(crate) struct Global {
     allocations: BTreeMap<u64, Allocation>,
     next: u64,
-    /// The block that runs; between launches, whoever writes counts as the last one.
+    /// The current block; between launches, host writes count as those of the last block.
     block: u32,
     /// The first block of the launch.
     first: u32,
-    /// Blocks of the launch that were done writing when they changed the number at an address in one (an atomic after a fence).
+    /// Blocks of the launch whose writes were fenced before they changed the number at an address
+    /// atomically.
     released: BTreeMap<u64, Vec<u32>>,
-    /// Those of which the block that runs has learnt so.
+    /// Blocks whose release the current block has observed.
     acquired: Vec<u32>,
-    /// Whether it has written since its last fence.
+    /// Whether the current block has written since its last fence.
     is_unfenced: bool,
 }
 
-/// How memory is touched.
+/// Kind of access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
     Plain,
-    /// By way of a cache that does not learn of writes of the same launch.
+    /// Through a cache that is not coherent within the launch.
     Constant,
-    /// Beside such caches: sees what the blocks have written of which the reader knows that they have.
+    /// Bypasses such caches: sees the writes of blocks whose release the reader has observed.
     Coherent,
-    /// In one with what others do.
+    /// Atomic with respect to the accesses of others.
     Atomic,
 }
 
@@ -93,25 +97,26 @@ impl Global {
         }
     }
 
-    /// From here on a launch runs.
+    /// Begins a launch.
     pub fn begin_launch(&mut self) {
         self.first = self.block + 1;
         self.released.clear();
     }
 
-    /// From here on the next block of the launch runs.
+    /// Begins the next block of the launch.
     pub fn begin_block(&mut self) {
         self.block += 1;
         self.acquired.clear();
         self.is_unfenced = false;
     }
 
-    /// All that the block has written so far comes before what follows.
+    /// Orders all earlier writes of the block before its later accesses.
     pub fn fence(&mut self) {
         self.is_unfenced = false;
     }
 
-    /// The block changes the number at `address` in one: it learns which others have done so, and tells those that come after it.
+    /// Records that the block changes the number at `address` atomically: it acquires the releases
+    /// of earlier blocks there, and releases its own writes to later ones.
     pub fn meet(&mut self, address: u64) {
         let released = self.released.entry(address).or_default();
         self.acquired.extend_from_slice(released);
@@ -120,7 +125,7 @@ impl Global {
         }
     }
 
-    /// The launch has ended: everybody sees what it wrote.
+    /// Ends the launch: its writes are visible to all later accesses.
     pub fn end_launch(&mut self) {
         self.first = u32::MAX;
     }
@@ -138,7 +143,7 @@ impl Global {
         freed.map(drop).ok_or_else(|| format!("{address:#x} was never allocated"))
     }
 
-    /// Bytes of all allocations.
+    /// Returns the bytes of all allocations.
     pub fn used(&self) -> usize {
         self.allocations.values().map(|allocation| allocation.bytes.len()).sum()
     }
@@ -175,7 +180,7 @@ impl Global {
         let (allocation, at) = self.find(address, bytes.len())?;
         let (before, writers) = (&mut allocation.bytes[at..], &mut allocation.writers[at..]);
         for (i, &byte) in bytes.iter().enumerate() {
-            // Two blocks may write the same.
+            // Two blocks may write the same value.
             if writers[i] >= first && writers[i] != block && before[i] != byte && access != Access::Atomic {
                 return Err(race(at + i, writers[i] - first));
             }
@@ -185,7 +190,7 @@ impl Global {
         Ok(())
     }
 
-    /// Copies with what is known of each byte, as a device does.
+    /// Copies bytes with their state, as a device does.
     pub fn copy(&mut self, to: u64, from: u64, len: usize) -> Result<(), String> {
         let (source, at) = self.find(from, len)?;
         let (bytes, writers) = (source.bytes[at..at + len].to_vec(), source.writers[at..at + len].to_vec());
@@ -200,15 +205,15 @@ fn race(byte: usize, other: u32) -> String {
     format!("a race: byte {byte} of an allocation was written in this launch, by its block {other}")
 }
 
-/// A thread at a moment between barriers of the block and of its warp.
+/// The time of a thread between barriers of the block and of its warp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Moment {
     pub thread: u32,
-    /// Barriers that the warp has come to so far.
+    /// Barriers of the block at which the warp has arrived.
     pub block: u32,
     /// Barriers of the warp passed so far.
     pub warp: u32,
-    /// Other threads of the warp besides, at the same moment.
+    /// Whether other threads of the warp accessed at the same time.
     pub others: bool,
 }
 
@@ -218,7 +223,7 @@ impl Moment {
     }
 }
 
-/// What each warp knows to have come before, by barriers: of each other warp, how many barriers it had come to (a vector clock).
+/// Vector clock of each warp: for each other warp, how many of its barriers are known to precede.
 #[derive(Debug)]
 pub(crate) struct Clocks {
     known: Vec<Vec<u32>>,
@@ -229,19 +234,20 @@ impl Clocks {
         Self { known: vec![vec![0; warps]; warps] }
     }
 
-    /// What whoever waits for a warp that comes to a barrier at `now` knows from then on.
+    /// Returns the clock that a waiting warp acquires from a warp that arrives at a barrier at
+    /// `now`.
     pub fn before(&self, now: Moment) -> Vec<u32> {
         let mut known = self.known[now.warp()].clone();
         known[now.warp()] = now.block + 1;
         known
     }
 
-    /// Tells a warp what has come before.
+    /// Merges the clock `before` into that of a warp.
     pub fn learn(&mut self, warp: usize, before: &[u32]) {
         self.known[warp].iter_mut().zip(before).for_each(|(known, &before)| *known = before.max(*known));
     }
 
-    /// Whether nothing orders an access at `then`, of which we hear, and one at `now`.
+    /// Returns whether an earlier access at `then` and one at `now` are unordered.
     fn is_race(&self, then: Moment, now: Moment) -> bool {
         match then.warp() == now.warp() {
             true => {
@@ -252,7 +258,7 @@ impl Clocks {
     }
 }
 
-/// What is known of a byte of shared memory.
+/// Access state of a byte of shared memory.
 #[derive(Debug, Clone, Copy, Default)]
 struct Touched {
     written: Option<Moment>,
@@ -261,16 +267,16 @@ struct Touched {
     also_read: Option<Moment>,
     /// Whether the last write was atomic.
     atomic: bool,
-    /// The thread whose copy to this byte is under way.
+    /// The thread whose copy to this byte is pending.
     copying: Option<u32>,
     /// Fences for `wgmma` that the writer had passed.
     fences: u32,
-    /// Products under way that read the byte.
+    /// Pending `wgmma` that read the byte.
     products: u32,
 }
 
 impl Touched {
-    /// Nobody may touch the target of a copy that is under way.
+    /// Rejects an access to the target of a pending copy.
     fn settled(&self, at: usize) -> Result<(), String> {
         match self.copying {
             None => Ok(()),
@@ -280,7 +286,7 @@ impl Touched {
         }
     }
 
-    /// That an exclusive access `now` is ordered against all before.
+    /// Checks that an exclusive access `now` is ordered after all earlier ones.
     fn alone(&self, at: usize, now: Moment, clocks: &Clocks) -> Result<(), String> {
         self.settled(at)?;
         if self.products > 0 {
@@ -298,7 +304,7 @@ impl Touched {
         }
     }
 
-    /// That what was written is ordered before a read `now`.
+    /// Checks that the last write is ordered before a read `now`.
     fn readable(&self, at: usize, now: Moment, clocks: &Clocks) -> Result<(), String> {
         self.settled(at)?;
         match self.written {
@@ -337,7 +343,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Of a block of so many threads.
+    /// Creates the shared memory of a block of `threads` threads.
     pub fn new(bytes: usize, threads: usize) -> Self {
         Self {
             bytes: vec![0xcd; bytes],
@@ -347,7 +353,7 @@ impl Shared {
         }
     }
 
-    /// What `thread` has stored is known to `wgmma` from here on.
+    /// Makes the stores of `thread` visible to `wgmma`.
     pub fn fence_proxy(&mut self, thread: u32) {
         self.fences[thread as usize] += 1;
     }
@@ -374,7 +380,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Begins to read for a product of warps that are at `now`: until it ends, nobody may write there.
+    /// Begins the reads of a `wgmma` of warps that are at `now`: until it ends, writes there are
+    /// faults.
     pub fn begin_product(&mut self, address: u64, out: &mut [u8], now: [Moment; 4]) -> Result<(), String> {
         let at = self.at(address, out.len())?;
         for (i, touched) in self.touched[at..at + out.len()].iter_mut().enumerate() {
@@ -396,7 +403,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Ends a product's reading.
+    /// Ends the reads of a `wgmma`.
     pub fn end_product(&mut self, address: u64, len: usize) {
         let at = (address - SHARED_BASE) as usize;
         self.touched[at..at + len].iter_mut().for_each(|touched| touched.products -= 1);
@@ -413,7 +420,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Begins a copy: until it ends, the bytes are nobody's.
+    /// Begins a copy: until it ends, accesses to the bytes are faults.
     pub fn begin_copy(&mut self, address: u64, len: usize, now: Moment) -> Result<(), String> {
         let at = self.at(address, len)?;
         for (i, touched) in self.touched[at..at + len].iter_mut().enumerate() {
@@ -430,7 +437,7 @@ impl Shared {
         self.store(address, bytes, now)
     }
 
-    /// Reads and writes in one, which cannot race with others of its kind.
+    /// Reads and writes atomically, without races among atomics.
     pub fn update(
         &mut self,
         address: u64,

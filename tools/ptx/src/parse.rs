@@ -1,4 +1,4 @@
-//! From PTX text to modules: variables, kernels, registers and labels.
+//! Parses PTX text to modules: variables, kernels, registers and labels.
 
 use std::collections::HashMap;
 
@@ -22,9 +22,9 @@ pub(crate) struct Kernel {
     pub param_bytes: usize,
     /// Static shared memory.
     pub shared_bytes: usize,
-    /// Where what a launch adds begins.
+    /// Offset of the dynamic shared memory of a launch.
     pub dynamic_at: usize,
-    /// `.maxntid`: threads of a block that it is compiled for.
+    /// `.maxntid`: maximum threads of a block.
     pub most_threads: Option<u32>,
     pub local_bytes: usize,
 }
@@ -37,7 +37,7 @@ enum Item {
     Close,
 }
 
-/// The text as items with their lines.
+/// Splits the text into items with their lines.
 fn items(text: &str) -> Result<Vec<(usize, Item)>, ParseError> {
     let (mut items, mut buffer, mut line, mut started, mut vector) = (Vec::new(), String::new(), 1, 1, false);
     let mut rest = text.chars().peekable();
@@ -92,7 +92,7 @@ fn is_name(text: &str) -> bool {
         && chars.all(|c| c.is_alphanumeric() || "$_".contains(c))
 }
 
-/// The module-level variables of `text`.
+/// Parses the module-level variables of `text`.
 pub(crate) fn variables(text: &str) -> Result<Vec<Variable>, ParseError> {
     let (mut depth, mut found) = (0, Vec::new());
     for (line, item) in items(text)? {
@@ -112,7 +112,7 @@ fn words(text: &str, word: &str) -> bool {
     text.split_whitespace().take(3).any(|part| part == word)
 }
 
-/// `.global .align 4 .f32 book[8] = {1, 2}`.
+/// Parses `.global .align 4 .f32 book[8] = {1, 2}`.
 fn variable(text: &str) -> Option<Variable> {
     let (declared, init) = text.split_once('=').map_or((text, None), |(d, i)| (d, Some(i)));
     let (name, size) = declare(declared)?;
@@ -127,7 +127,7 @@ fn variable(text: &str) -> Option<Variable> {
     Some(Variable { name, bytes })
 }
 
-/// Name and size in bytes of `... .b8 name[N]` or `... .u32 name`.
+/// Parses the name and the size in bytes of `... .b8 name[N]` or `... .u32 name`.
 fn declare(text: &str) -> Option<(String, usize)> {
     let text = text.trim();
     let ty = text.split_whitespace().find_map(|word| crate::inst::Ty::parse(word.strip_prefix('.')?))?;
@@ -139,19 +139,19 @@ fn declare(text: &str) -> Option<(String, usize)> {
     Some((name.to_owned(), count * ty.bytes()))
 }
 
-/// `.align N` of a declaration.
+/// Parses `.align N` of a declaration.
 fn alignment(text: &str) -> usize {
     let mut parts = text.split_whitespace();
     parts.find(|&part| part == ".align").and_then(|_| parts.next()?.parse().ok()).unwrap_or(8)
 }
 
-/// `.maxntid x, y, z` among what stands behind the parameters: how many that are.
+/// Parses `.maxntid x, y, z` among the directives behind the parameters; returns the product.
 fn most_threads(text: &str) -> Option<u32> {
     let numbers = text.split_once(".maxntid")?.1.split('.').next()?;
     numbers.split(',').map(|n| n.trim().parse::<u32>().ok()).product()
 }
 
-/// A number: decimal, hexadecimal, or a float by its bits.
+/// Parses a number: decimal, hexadecimal, or a float by its bits.
 pub(crate) fn number(text: &str) -> Option<u64> {
     if let Some(bits) = text.strip_prefix("0f").or_else(|| text.strip_prefix("0F")) {
         return u32::from_str_radix(bits, 16).ok().map(u64::from);
@@ -168,7 +168,7 @@ pub(crate) fn number(text: &str) -> Option<u64> {
     Some(if negative { value.wrapping_neg() } else { value })
 }
 
-/// The kernels of `text`, whose variables lie at `symbols`.
+/// Parses the kernels of `text`, whose variables are at `symbols`.
 pub(crate) fn kernels(
     text: &str,
     symbols: &HashMap<String, u64>,
@@ -204,18 +204,18 @@ pub(crate) fn kernels(
     Ok(kernels)
 }
 
-/// A kernel while it is read.
+/// A kernel under construction.
 pub(crate) struct Body {
     kernel: Kernel,
     insts: Vec<Inst>,
     symbols: HashMap<String, u64>,
-    /// Dynamic shared memory, by any of its names, and how each is aligned.
+    /// Names of the dynamic shared memory, and their alignments.
     dynamic: Vec<(String, usize)>,
     regs: HashMap<String, u32>,
-    /// What each open scope has shadowed or added.
+    /// For each open scope, the names it has shadowed or added.
     scopes: Vec<Vec<(String, Option<u32>)>>,
     labels: HashMap<String, usize>,
-    /// Branches whose label is not resolved yet: index and label.
+    /// Branches with unresolved labels: index and label.
     branches: Vec<(usize, String)>,
 }
 
@@ -333,7 +333,7 @@ impl Body {
         // A kernel may end without `ret`, and labels may stand at its end.
         self.insts.push(Inst { guard: None, op: Op::Exit, line: 0 });
         self.kernel.insts = self.insts;
-        // No more aligned than it asks for.
+        // The declared alignment, and no more.
         let alignment = self.dynamic.iter().map(|(_, alignment)| *alignment).max().unwrap_or(1);
         self.kernel.dynamic_at = self.kernel.shared_bytes.next_multiple_of(alignment);
         Ok(self.kernel)
@@ -343,12 +343,12 @@ impl Body {
         self.regs.get(name).copied().ok_or_else(|| format!("no register {name}"))
     }
 
-    /// A register to write, or the sink.
+    /// Parses a register to write, or the sink.
     pub fn dst(&self, text: &str) -> Result<Dst, String> {
         if text == "_" { Ok(None) } else { self.reg(text).map(Some) }
     }
 
-    /// A register, a special register, a number or a symbol.
+    /// Parses a register, a special register, a number or a symbol.
     pub fn src(&self, text: &str) -> Result<Src, String> {
         if let Some(name) = text.strip_prefix('!') {
             return self.reg(name).map(Src::Not);
@@ -368,7 +368,7 @@ impl Body {
         number(text).map(Src::Imm).ok_or_else(|| format!("an operand that is not known, {text}"))
     }
 
-    /// `[base]`, `[base+4]`, `[base+-4]`.
+    /// Parses `[base]`, `[base+4]`, `[base+-4]`.
     pub fn addr(&self, text: &str) -> Result<Addr, String> {
         let inner = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
         let inner = inner.ok_or_else(|| format!("no address, {text}"))?.trim();
@@ -381,7 +381,7 @@ impl Body {
         Ok(Addr { base: self.src(base)?, offset })
     }
 
-    /// The parts of `{a, b}`, or the operand alone.
+    /// Returns the elements of `{a, b}`, or the operand alone.
     pub fn parts<'a>(&self, text: &'a str) -> Vec<&'a str> {
         let inner = text.strip_prefix('{').and_then(|text| text.strip_suffix('}'));
         inner.map_or_else(|| vec![text], |inner| inner.split(',').map(str::trim).collect())
@@ -410,7 +410,7 @@ fn special(text: &str) -> Option<Special> {
     })
 }
 
-/// Operands, split at commas outside braces and brackets.
+/// Splits operands at commas outside braces and brackets.
 fn split(text: &str) -> Vec<String> {
     let (mut depth, mut parts, mut part) = (0, Vec::new(), String::new());
     for c in text.chars() {

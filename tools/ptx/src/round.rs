@@ -1,8 +1,9 @@
-//! Rounding once, in every direction, to every float type.
+//! Single rounding, in every direction, to every float type.
 //!
-//! Results are computed in f64 and rounded "to odd": when bits are lost, the last bit kept is set. Such a value lies
-//! on the same side of every float of fewer bits, and of every tie between two, as the exact one, so rounding it again
-//! to a type of at most 51 bits gives what rounding the exact value would (Boldo and Melquiond, 2008).
+//! Results are computed in f64 and rounded "to odd": when bits are lost, the last remaining bit is
+//! set. Such a value lies on the same side of every float of fewer bits, and of every tie between
+//! two, as the exact one, so rounding it again to a type of at most 51 bits gives the correctly
+//! rounded exact value (Boldo and Melquiond, 2008).
 
 use crate::inst::Round;
 
@@ -17,14 +18,14 @@ pub(crate) const F32: Format = Format { precision: 24, least: -126 };
 pub(crate) const F16: Format = Format { precision: 11, least: -14 };
 pub(crate) const BF16: Format = Format { precision: 8, least: -126 };
 
-/// `value` rounded to `format`, exactly representable there or infinite.
+/// Rounds `value` to `format`; the result is representable there or infinite.
 pub(crate) fn to(format: Format, value: f64, round: Round) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return value;
     }
     let exponent = (value.to_bits() >> 52 & 0x7ff) as i32 - 1023;
     let quantum = power(exponent.max(format.least) - format.precision + 1);
-    // Both by a power of two, so exact.
+    // Both scalings are by a power of two, so exact.
     let steps = value / quantum;
     let rounded = quantum
         * match round {
@@ -59,7 +60,8 @@ fn power(exponent: i32) -> f64 {
     f64::from_bits(((exponent + 1023) as u64) << 52)
 }
 
-/// `near`, from which the exact value lies in the direction of `error`'s sign, rounded to odd.
+/// Rounds to odd: `near` is the nearest f64, and the exact value lies in the direction of `error`'s
+/// sign from it.
 fn odd(near: f64, error: f64) -> f64 {
     let is_exact = !near.is_finite() || error == 0.0 || error.is_nan();
     match is_exact || near.to_bits() & 1 == 1 {
@@ -69,27 +71,27 @@ fn odd(near: f64, error: f64) -> f64 {
     }
 }
 
-/// `x + y`, to odd.
+/// Returns `x + y`, rounded to odd.
 pub(crate) fn add(x: f64, y: f64) -> f64 {
-    // Knuth's sum: what was lost is a float itself.
+    // Knuth's TwoSum: the rounding error is a float itself.
     let sum = x + y;
     let second = sum - x;
     odd(sum, (x - (sum - second)) + (y - second))
 }
 
-/// `x / y`, to odd, of floats of 32 bits or fewer.
+/// Returns `x / y`, rounded to odd, of floats of at most 32 bits.
 pub(crate) fn divide(x: f64, y: f64) -> f64 {
     let quotient = x / y;
     odd(quotient, (-quotient).mul_add(y, x) * y.signum())
 }
 
-/// The square root, to odd, of a float of 32 bits or fewer.
+/// Returns the square root, rounded to odd, of a float of at most 32 bits.
 pub(crate) fn root(x: f64) -> f64 {
     let root = x.sqrt();
     odd(root, (-root).mul_add(root, x))
 }
 
-/// An integer of 64 bits, to odd.
+/// Returns an integer of 64 bits, rounded to odd.
 pub(crate) fn integer(x: i128) -> f64 {
     let near = x as f64;
     odd(near, (x - near as i128) as f64)
@@ -125,7 +127,7 @@ mod tests {
         assert_eq!(to(F32, add(1.0, -tiny), Zero), 1.0 - power(-24));
         assert_eq!(to(F32, add(1.0, tiny), Up), 1.0 + power(-23));
         assert_eq!(to(F32, add(1.0, tiny), Nearest), 1.0);
-        // A tie that what lies far below breaks.
+        // A tie that a far smaller term breaks.
         assert_eq!(to(F16, add(1.0 + power(-11), tiny), Nearest), 1.0 + power(-10));
         assert_eq!(to(F16, 1.0 + power(-11), Nearest), 1.0);
         assert_eq!(to(F16, 65519.0, Nearest), 65504.0);

@@ -1,8 +1,9 @@
-//! Kernels written by hand, against plain Rust; and every fault, raised.
+//! Hand-written kernels, compared with plain Rust; and a test of every fault.
 
 use super::*;
 
-/// A kernel `k` with a parameter of three addresses, in %rd1..%rd3, its thread in %r1, and registers of every kind.
+/// Returns a kernel `k` with a parameter of three addresses, in %rd1..%rd3, its thread in %r1, and
+/// registers of every kind.
 fn kernel(declared: &str, body: &str) -> String {
     format!(
         ".version 9.0\n.target sm_80\n.address_size 64\n{declared}\n.visible .entry k(\n\t.param .align 8 .b8 k_param_0[24]\n)\n{{
@@ -19,7 +20,7 @@ fn run(ptx: &str, threads: u32, a: &[u32], b: &[u32], out: usize) -> Result<Vec<
     run_with(ptx, threads, a, b, out, 4096)
 }
 
-/// The same with so much shared memory.
+/// As [`run`], with shared memory.
 fn run_with(
     ptx: &str,
     threads: u32,
@@ -31,7 +32,7 @@ fn run_with(
     run_grid(ptx, Grid { blocks: [1, 1, 1], threads: [threads, 1, 1], shared_bytes }, a, b, out)
 }
 
-/// The same on so many blocks.
+/// As [`run`], on several blocks.
 fn run_grid(ptx: &str, grid: Grid, a: &[u32], b: &[u32], out: usize) -> Result<Vec<u32>, Fault> {
     let mut machine = Machine::new();
     let module = machine.load(ptx).unwrap();
@@ -68,7 +69,7 @@ fn assert_each(op: &str, want: impl Fn(u32, u32) -> u32) {
 }
 
 #[test]
-fn integers_wrap_shift_and_divide_as_the_isa_says() {
+fn integers_wrap_shift_and_divide_per_the_isa() {
     assert_each("add.s32 %r4, %r2, %r3;", u32::wrapping_add);
     assert_each("sub.s32 %r4, %r2, -5;", |a, _| a.wrapping_add(5));
     assert_each("mul.lo.s32 %r4, %r2, %r3;", u32::wrapping_mul);
@@ -106,7 +107,7 @@ fn integers_wrap_shift_and_divide_as_the_isa_says() {
         let bytes: Vec<u8> = [a.to_le_bytes(), b.to_le_bytes()].concat();
         u32::from_le_bytes([bytes[0], bytes[7], bytes[2], bytes[7]])
     });
-    // A selector with its top bit set spreads the sign.
+    // A selector with its top bit set replicates the sign.
     assert_each("prmt.b32 %r4, %r2, 0, 0xbbbb;", |a, _| if a >> 31 == 1 { u32::MAX } else { 0 });
     assert_each("dp4a.s32.u32 %r4, %r2, %r3, 100;", |a, b| {
         let dot: i32 = a
@@ -137,7 +138,7 @@ fn u32_neg(a: u32, _: u32) -> u32 {
 }
 
 #[test]
-fn floats_round_convert_and_compare_as_the_isa_says() {
+fn floats_round_convert_and_compare_per_the_isa() {
     let a = [1.5_f32, -0.0, f32::NAN, 3e38, 1e-40, -2.5, 65520.0, 0.1].map(f32::to_bits);
     let b = [0.25_f32, 0.0, 1.0, 3e38, 1.0, 3.0, 1.0, 3.0].map(f32::to_bits);
     let check = |op: &str, want: &dyn Fn(f32, f32) -> u32| {
@@ -169,7 +170,7 @@ fn floats_round_convert_and_compare_as_the_isa_says() {
     check("cvt.sat.f32.f32 %f3, %f1; mov.b32 %r4, %f3;", &|a, _| {
         if a.is_nan() { 0 } else { (a.clamp(0.0, 1.0) + 0.0).to_bits() }
     });
-    // What is not a number has one pattern in halves.
+    // NaN has a single bit pattern in f16.
     let f16 = |x: f32| u32::from(if x.is_nan() { 0x7fff } else { half::f16::from_f32(x).to_bits() });
     let bf16 = |x: f32| u32::from(if x.is_nan() { 0x7fff } else { half::bf16::from_f32(x).to_bits() });
     check("cvt.rn.f16x2.f32 %r4, %f1, %f2;", &|a, b| f16(a) << 16 | f16(b));
@@ -199,7 +200,7 @@ fn lanes_shuffle_vote_and_reduce() {
     assert!((0..64).all(|i| got[i] == if i % 32 < 29 { a[i + 3] } else { 7 }));
     let got = lanes("shfl.sync.up.b32 %r4, %r2, 2, 0, -1;");
     assert!((0..64).all(|i| got[i] == if i % 32 < 2 { a[i] } else { a[i - 2] }));
-    // Segments of 8: the upper bits of the lane stay.
+    // Segments of 8: the upper bits of the lane are unchanged.
     let got = lanes("shfl.sync.idx.b32 %r4|%p1, %r2, 1, 6175, -1;");
     assert!((0..64).all(|i| got[i] == a[i / 8 * 8 + 1]), "{got:?}");
     let got = lanes("setp.gt.u32 %p1, %r2, 100; vote.sync.ballot.b32 %r4, %p1, -1;");
@@ -232,14 +233,14 @@ fn copies_arrive_when_they_are_waited_for_and_not_before() {
     }
     let fault = run(&neighbours("cp.async.wait_all;"), 64, &a, &[], 256).unwrap_err();
     assert!(fault.what.contains("race") || fault.what.contains("never written"), "{fault}");
-    // A copy over what a neighbour may still be reading.
+    // A copy over data that a neighbour may still read.
     let again = "cp.async.wait_all; bar.sync 0; xor.b32 %r5, %r2, 16; add.s32 %r6, %r3, %r5; ld.shared.u32 %r7, [%r6];
         cp.async.cg.shared.global [%r4], [%rd5], 16; cp.async.wait_all; bar.sync 0;";
     let fault = run(&neighbours(again), 64, &a, &[], 256).unwrap_err();
     assert!(fault.what.contains("race") || fault.what.contains("being copied"), "{fault}");
 }
 
-/// `a [16, 32]` of signed bytes times `b [32, 8]`, from fragments loaded as the ISA's tables say.
+/// `a [16, 32]` of signed bytes times `b [32, 8]`, from fragments loaded by the ISA's tables.
 #[test]
 fn matrices_of_bytes_multiply() {
     let a: Vec<i8> = (0..512).map(|i| (i * 37 % 251) as u8 as i8).collect();
@@ -269,7 +270,8 @@ fn matrices_of_bytes_multiply() {
     }
 }
 
-/// `a [16, 16] x b [16, 8]` in halves: a through `ldmatrix.x4`, b (stored `[k, n]`) through `ldmatrix.x2.trans`.
+/// `a [16, 16] x b [16, 8]` in f16: a through `ldmatrix.x4`, b (stored `[k, n]`) through
+/// `ldmatrix.x2.trans`.
 #[test]
 fn matrices_of_halves_multiply_and_load() {
     let values = |n: usize, seed: usize| -> Vec<half::f16> {
@@ -314,7 +316,8 @@ fn variables_atomics_loops_and_local_memory_work() {
     assert_eq!(got.into_iter().map(f32::from_bits).collect::<Vec<_>>(), [1.0, 2.0, 6.0, 12.0]);
 }
 
-/// Blocks hand a number over: each adds its own, and the last to come, which a counter tells, reads all of them.
+/// Blocks pass numbers on: each adds its own, and the last to arrive, found by a counter, reads all
+/// of them.
 fn hand_over(fence: &str, cache: &str) -> Result<Vec<u32>, Fault> {
     let body = format!(
         "mov.u32 %r2, %ctaid.x; mul.wide.u32 %rd4, %r2, 4; add.s64 %rd7, %rd3, %rd4; st.global.u32 [%rd7], %r2; {fence}
@@ -332,7 +335,7 @@ fn hand_over(fence: &str, cache: &str) -> Result<Vec<u32>, Fault> {
 }
 
 #[test]
-fn what_other_blocks_wrote_is_seen_behind_a_fence_and_an_atomic() {
+fn fenced_writes_are_visible_after_an_atomic() {
     assert_eq!(hand_over("membar.gl;", ".cg").unwrap(), [0, 1, 2, 3]);
     for (fence, cache) in [("", ".cg"), ("membar.cta;", ".cg"), ("membar.gl;", "")] {
         let fault = hand_over(fence, cache).unwrap_err();
@@ -371,14 +374,14 @@ fn every_kind_of_fault_is_raised() {
         assert!(fault.what.contains(what), "{body}: {fault}");
         assert!(fault.line > 0, "{fault}");
     }
-    // The same with a barrier between is no race.
+    // With a barrier between, the accesses are not a race.
     let body = "mov.u32 %r2, word; mad.lo.s32 %r3, %r1, 4, %r2; st.shared.u32 [%r3], %r1; bar.warp.sync -1; xor.b32 %r4, %r3, 4; ld.shared.u32 %r5, [%r4];
         mul.wide.u32 %rd4, %r1, 4; add.s64 %rd7, %rd3, %rd4; st.global.u32 [%rd7], %r5;";
     let got = run(&kernel("", &format!("{shared} {body}")), 32, &[1], &[1], 32).unwrap();
     assert!((0..32).all(|i| got[i] == i as u32 ^ 1));
 }
 
-/// Two launches, so that the blocks have run in either order.
+/// Runs two launches, so that the blocks run in either order.
 fn run_blocks(body: &str) -> Result<u32, Fault> {
     let mut machine = Machine::new();
     let module = machine.load(&kernel("", &format!("mov.u32 %r2, %ctaid.x; {body}"))).unwrap();
@@ -430,7 +433,7 @@ fn launches_that_no_device_takes_are_refused() {
 }
 
 #[test]
-fn registers_begin_with_anything_and_shared_memory_where_it_must() {
+fn registers_start_undefined_and_shared_memory_is_aligned() {
     assert_ne!(run(&kernel("", "st.global.u32 [%rd3], %r30;"), 1, &[], &[], 1).unwrap(), [0]);
     let body = ".shared .align 4 .b8 word[4]; mov.u32 %r2, buffer; st.shared.v2.u32 [%r2], {%r1, %r1};";
     let fault = run(&kernel(".extern .shared .align 4 .b8 buffer[];", body), 1, &[], &[], 1).unwrap_err();
@@ -453,7 +456,7 @@ fn tensor_cores_cut_sums_off() {
 }
 
 #[test]
-fn what_is_not_known_is_refused_with_its_line() {
+fn unsupported_ptx_is_rejected_with_its_line() {
     for (text, what) in [
         ("activemask.b32 %r2;", "not known"),
         ("fma.rn.relu.f16 %rs1, %rs1, %rs1, %rs1;", ".relu"),
@@ -466,7 +469,7 @@ fn what_is_not_known_is_refused_with_its_line() {
     }
 }
 
-/// What a warpgroup multiplies: numbers that halves hold, and whose sums of a few dozen are exact in f32.
+/// Inputs of `wgmma`: f16 values whose sums of a few dozen are exact in f32.
 fn halves(n: usize, seed: usize) -> Vec<half::f16> {
     (0..n).map(|i| half::f16::from_f32(((i * seed) % 23) as f32 - 11.0)).collect()
 }
@@ -475,7 +478,8 @@ fn pairs(halves: &[half::f16]) -> Vec<u32> {
     halves.chunks(2).map(|c| u32::from(c[1].to_bits()) << 16 | u32::from(c[0].to_bits())).collect()
 }
 
-/// Rows of `width` bytes, as `wgmma` reads them: sixteens of bytes change places by the row.
+/// Returns rows of `width` bytes in the order of `wgmma`: units of 16 bytes are swizzled by the
+/// row.
 fn swizzled(rows: &[half::f16], width: usize) -> Vec<half::f16> {
     let mut swizzled = rows.to_vec();
     for (i, &half) in rows.iter().enumerate() {
@@ -485,12 +489,13 @@ fn swizzled(rows: &[half::f16], width: usize) -> Vec<half::f16> {
     swizzled
 }
 
-/// `a [64, 32] x b [16, 32]` in two products, of two groups: `a` through registers or in shared memory, `b` in rows of `width` bytes.
-/// `between` comes between the products and the wait, `before` before the products.
+/// Computes `a [64, 32] x b [16, 32]` with two `wgmma` in two groups: `a` from registers or from
+/// shared memory, `b` in rows of `width` bytes. `between` comes between the `wgmma` and the wait,
+/// `before` before the `wgmma`.
 fn warpgroup(width: usize, a_in_shared: bool, before: &str, between: &str) -> String {
     let (layout, stride) = ([(128, 1_u64), (64, 2), (32, 3)], 8 * width as u64);
     let bits = layout.iter().find(|(bytes, _)| *bytes == width).unwrap().1 << 62 | (stride >> 4) << 32;
-    // Of 32 bytes a row has one product's sixteen, and those of the next lie behind.
+    // A row of 32 bytes has the 16 dims of one `wgmma`, and those of the next follow the matrix.
     let next = if width == 32 { 16 * 32 / 16 } else { 2 };
     let next_a = if width == 32 { 64 * 32 / 16 } else { 2 };
     let copy = "mov.u32 %r2, buffer; mov.u32 %r3, %r1;
@@ -501,7 +506,7 @@ fn warpgroup(width: usize, a_in_shared: bool, before: &str, between: &str) -> St
         ld.global.u32 %r5, [%rd6]; st.shared.u32 [%r4+8192], %r5; add.u32 %r3, %r3, 128; setp.lt.u32 %p1, %r3, 512; @%p1 bra $L2;";
     let (from_a, a_of) = match a_in_shared {
         true => (String::new(), ["%rd10", "%rd11"]),
-        // From the input itself, whose rows are of 32 halves: lane l of warp w has row 16 w + l / 4.
+        // From the input itself, whose rows have 32 f16: lane l of warp w has row 16 w + l / 4.
         false => {
             let load = "shr.u32 %r6, %r1, 5; and.b32 %r7, %r1, 31; shr.u32 %r8, %r7, 2; mad.lo.u32 %r8, %r6, 16, %r8; and.b32 %r9, %r7, 3;
         mad.lo.u32 %r8, %r8, 64, 0; mad.lo.u32 %r8, %r9, 4, %r8; cvt.u64.u32 %rd7, %r8; add.s64 %rd7, %rd1, %rd7;
@@ -534,13 +539,13 @@ fn warpgroup(width: usize, a_in_shared: bool, before: &str, between: &str) -> St
     kernel(".extern .shared .align 1024 .b8 buffer[];", &body)
 }
 
-/// Rows `[rows, 32]` where `wgmma` finds them in rows of `width` bytes, filled up to `len` halves.
+/// Returns rows `[rows, 32]` in rows of `width` bytes as `wgmma` reads them, padded to `len` f16.
 fn laid_out(rows: &[half::f16], width: usize, len: usize) -> Vec<u32> {
     let per_row = width / 2;
     let mut all = vec![half::f16::ZERO; len];
     for (i, &half) in rows.iter().enumerate() {
         let (row, col, n_rows) = (i / 32, i % 32, rows.len() / 32);
-        // Of 32 bytes the sixteens follow each other as matrices of their own.
+        // With 32 bytes the groups of 16 follow each other as separate matrices.
         let at = if width == 32 { col / 16 * n_rows * 16 + row * 16 + col % 16 } else { row * per_row + col };
         all[at] = half;
     }
@@ -590,12 +595,12 @@ fn warpgroups_that_forget_a_fence_or_a_wait_are_found_out() {
     assert!(f32::from_bits(run_early(&warpgroup(128, true, FENCED, early))).is_nan());
 }
 
-/// The first word of the output alone.
+/// Returns the first word of the output alone.
 fn run_early(ptx: &str) -> u32 {
     run_with(ptx, 128, &[0; 2048], &[0; 512], 1, 10240).unwrap()[0]
 }
 
-/// Warp 1 brings two words, one after the other, and warp 0 takes them.
+/// Warp 1 produces two words, one after the other, and warp 0 consumes them.
 fn handed_over(full: &str, empty: &str) -> Result<Vec<u32>, Fault> {
     let body = format!(
         "mov.u32 %r2, buffer; mad.lo.u32 %r2, %r1, 4, %r2; mov.u32 %r3, 0; mul.wide.u32 %rd4, %r1, 4; add.s64 %rd5, %rd3, %rd4;

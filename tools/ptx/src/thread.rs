@@ -1,4 +1,4 @@
-//! One thread: its registers, its own memory, and every instruction that it does alone.
+//! One thread: its registers, its local memory, and the instructions of a thread alone.
 
 use std::collections::VecDeque;
 
@@ -9,19 +9,19 @@ use crate::memory::{Access, Global, LOCAL_BASE, Moment, PARAM_BASE, SHARED_BASE,
 use crate::parse::Kernel;
 use crate::warpgroup::Products;
 
-/// Where a block is, and what it shares.
+/// The state that the threads of a block share.
 pub(crate) struct Block<'a> {
     pub kernel: &'a Kernel,
     pub params: &'a [u8],
     pub dims: Dims,
     pub shared: Shared,
-    /// Threads that have come to a barrier and gone on.
+    /// Threads that have arrived at a barrier without waiting.
     pub arrived: Vec<Arrived>,
-    /// Products under way, of each warpgroup.
+    /// Pending `wgmma` of each warpgroup.
     pub products: Vec<Products>,
 }
 
-/// Geometry of a launch, and the block's place in it.
+/// Geometry of a launch, and the index of the block.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Dims {
     pub grid: [u32; 3],
@@ -29,16 +29,16 @@ pub(crate) struct Dims {
     pub index: [u32; 3],
 }
 
-/// What a thread is doing.
+/// Execution state of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum State {
     Running,
-    /// At an instruction that it does together with others.
+    /// At a collective instruction.
     Waiting,
     Done,
 }
 
-/// A copy to shared memory that is under way.
+/// A pending copy to shared memory.
 #[derive(Debug, Clone)]
 struct Copy {
     to: u64,
@@ -46,7 +46,7 @@ struct Copy {
     data: [u8; 16],
 }
 
-/// What is in a register that nothing has been written to.
+/// Contents of an uninitialized register.
 const UNSET: u64 = 0xcdcd_cdcd_cdcd_cdcd;
 
 /// One thread.
@@ -55,7 +55,7 @@ pub(crate) struct Thread {
     pub pc: usize,
     pub moment: Moment,
     regs: Vec<u64>,
-    /// Registers at the last fence for products of the warpgroup.
+    /// Registers at the last fence for `wgmma`.
     fenced: Vec<u64>,
     local: Vec<u8>,
     known: Vec<bool>,
@@ -99,12 +99,12 @@ impl Thread {
         }
     }
 
-    /// From here on products of the warpgroup see the registers as they are now.
+    /// Makes the current registers visible to `wgmma`.
     pub fn fence(&mut self) {
         self.fenced.clone_from(&self.regs);
     }
 
-    /// A register as products of the warpgroup see it.
+    /// Returns a register as `wgmma` sees it.
     pub fn get_fenced(&self, reg: u32) -> Result<u64, String> {
         let now = self.regs[reg as usize];
         match self.fenced.get(reg as usize) {
@@ -113,7 +113,7 @@ impl Thread {
         }
     }
 
-    /// Writes a register as a product of the warpgroup does.
+    /// Writes a register as `wgmma` does.
     pub fn set_fenced(&mut self, reg: u32, value: u64) {
         self.regs[reg as usize] = value;
         self.fenced[reg as usize] = value;
@@ -250,7 +250,7 @@ impl Thread {
                     let mut value = [0; 8];
                     value[..part.len()].copy_from_slice(part);
                     let value = u64::from_le_bytes(value);
-                    // A register wider than the type is filled up with the sign.
+                    // A register wider than the type is sign-extended.
                     self.set(dst, if ty.is_signed() { ty.int(value) as u64 } else { value });
                 }
             }
@@ -309,7 +309,7 @@ impl Thread {
         Ok(())
     }
 
-    /// Copies become visible only here, so that a missing wait is found.
+    /// Copies become visible only here, so that a missing wait is detected.
     fn finish_copies(&mut self, left: usize, block: &mut Block<'_>) -> Result<(), String> {
         while self.groups.len() > left {
             for Copy { to, bytes, data } in self.groups.pop_front().unwrap_or_default() {
@@ -372,7 +372,7 @@ impl Thread {
     }
 }
 
-/// The space a generic address lies in.
+/// Returns the space of a generic address.
 fn where_is(space: Space, address: u64) -> Space {
     match space {
         Space::Generic if address >= 1 << 32 => Space::Global,

@@ -1,6 +1,6 @@
-//! What the four warps of a warpgroup do together: `wgmma`, products of halves that run beside the threads until these wait for them.
+//! The collective instructions of a warpgroup: `wgmma`, asynchronous f16 MMAs.
 //!
-//! A result is in its registers only after the wait; before, these hold what is not a number.
+//! Registers hold a result only after the wait; before, they hold NaN.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,13 +11,13 @@ use crate::thread::{Block, State, Thread};
 
 /// Threads of a warpgroup.
 const THREADS: usize = 128;
-/// What a product sums over, and the rows of its result.
+/// The reduction length of a `wgmma`, and the rows of its result.
 const K: usize = 16;
 const M: usize = 64;
-/// In a register whose result is under way.
+/// Contents of a register whose result is pending.
 const UNDER_WAY: u64 = 0x7fff_dead;
 
-/// Products of a warpgroup that have not been waited for.
+/// Pending `wgmma` of a warpgroup.
 #[derive(Debug, Default)]
 pub(crate) struct Products {
     groups: VecDeque<Group>,
@@ -29,21 +29,21 @@ pub(crate) struct Products {
 struct Group {
     /// By thread and register.
     results: BTreeMap<(usize, u32), u64>,
-    /// Left operands in registers: thread, register and what is in it.
+    /// Left operands in registers: thread, register and contents.
     left: Vec<(usize, u32, u64)>,
-    /// Where rows in shared memory are read.
+    /// Addresses of the rows read from shared memory.
     rows: Vec<u64>,
 }
 
 impl Products {
-    /// The last result for a register, if one is under way.
+    /// Returns the last pending result of a register, if any.
     fn result(&self, key: (usize, u32)) -> Option<u64> {
         let groups = [&self.open].into_iter().chain(self.groups.iter().rev());
         groups.filter_map(|group| group.results.get(&key).copied()).next()
     }
 }
 
-/// Lets warpgroups all of whose threads have met do what they came for.
+/// Executes the collective instructions of warpgroups whose threads have all arrived.
 pub(crate) fn meet(threads: &mut [Thread], block: &mut Block<'_>) -> Result<bool, Failed> {
     let mut moved = false;
     for first in (0..threads.len()).step_by(THREADS) {
@@ -94,7 +94,8 @@ fn together(
     Ok(())
 }
 
-/// Brings the results of a group to their registers, but for those that a later product adds to.
+/// Writes the results of a group to their registers, except those that a later `wgmma` accumulates
+/// to.
 fn finish(
     done: Group,
     group: &mut [Thread],
@@ -119,18 +120,19 @@ fn finish(
     Ok(())
 }
 
-/// Bytes that lie side by side whatever the swizzle: eight halves.
+/// Bytes that are contiguous under every swizzle: eight f16.
 const ROW: usize = 16;
 
-/// A matrix in shared memory whose rows are what a product sums over: `matrix descriptor` of the PTX ISA.
+/// A matrix in shared memory whose rows are the reduction dimension: `matrix descriptor` of the PTX
+/// ISA.
 #[derive(Debug, Clone, Copy)]
 struct Matrix {
     start: u64,
-    /// From eight columns to the next eight, where nothing is swizzled.
+    /// Distance between groups of eight columns, without a swizzle.
     leading: u64,
-    /// From eight rows to the next eight.
+    /// Distance between groups of eight rows.
     stride: u64,
-    /// Bytes of a row between which sixteens change places: 16 for none.
+    /// Width of the swizzle in bytes: 16 for none.
     width: u64,
 }
 
@@ -154,18 +156,19 @@ impl Matrix {
         }
     }
 
-    /// Where eight halves of a row are.
+    /// Returns the address of eight f16 of a row.
     fn address(self, row: usize, eight: usize) -> u64 {
         let (row, eight) = (row as u64, eight as u64);
         let leading = if self.width == 16 { self.leading } else { 16 };
         let at = self.start + row / 8 * self.stride + row % 8 * self.width + eight * leading;
-        // In 128 bytes the lowest three bits of the row change those of the sixteen, in 64 two, in 32 one.
+        // In 128 bytes the lowest three bits of the row are XORed to those of the 16-byte unit, in
+        // 64 two, in 32 one.
         let bits = at >> 7 & (self.width / 16 - 1);
         SHARED_BASE + (at ^ bits << 4)
     }
 }
 
-/// `rows` rows of a matrix in shared memory.
+/// Reads `rows` rows of a matrix in shared memory.
 fn read(
     bits: u64,
     rows: usize,
@@ -188,7 +191,8 @@ fn read(
     Ok(halves)
 }
 
-/// Warp w of the group has rows 16 w to 16 w + 16, in each eight columns as `mma.m16n8k16` has them.
+/// Multiplies; warp w of the group has rows 16 w to 16 w + 16, in each eight columns in the layout
+/// of `mma.m16n8k16`.
 fn multiply(
     product: &Wgmma,
     group: &mut [Thread],
@@ -231,7 +235,7 @@ fn multiply(
     Ok(())
 }
 
-/// The left operand in registers: each warp's as `mma.m16n8k16` has it.
+/// Returns the left operand in registers, in the layout of `mma.m16n8k16` for each warp.
 fn left_of(registers: [Src; 4], group: &[Thread], open: &mut Group) -> Result<Vec<[f64; K]>, String> {
     let mut halves = vec![[0.0; K]; M];
     for (index, thread) in group.iter().enumerate() {

@@ -1,13 +1,14 @@
-"""Drives real programs, most of them agents, against a running server and checks what each one has done.
+"""Drives real programs, most of them agents, against a running server and checks their results.
 
     kvant serve qwen2.5-coder-1.5b.gguf --port 8080 -c 16384 --temp 0 &
     python3 tools/suites/clients http://127.0.0.1:8080 [NAME ..]
 
-Each program is a file of its own beside this one: its first line says what it does, its header names the packages that it needs.
-It uses the client's own defaults (no forced tool choice) and ends well only if the tool was called with the right arguments and its
-result came back, or the file on disk has changed. Agents run what a model writes, as you: use a machine that may be lost. Packages,
-homes and work folders are below `--folder`, an environment for each program. Nothing of the repository needs this to build or to
-pass its tests.
+Each program is a file in this folder: its first line describes it, its header lists its packages.
+It uses the client's own defaults (no forced tool choice) and succeeds only if the tool was called
+with the right arguments and its result was used, or the file on disk has changed. Agents execute
+model output with your privileges: use a disposable machine. Packages, homes and work folders are
+below `--folder`, one environment per program. The repository builds and passes its tests without
+it.
 """
 
 import argparse
@@ -31,7 +32,7 @@ QUIET = {"OTEL_SDK_DISABLED": "true", "DO_NOT_TRACK": "1", "NO_COLOR": "1", "TER
 
 @dataclasses.dataclass
 class Program:
-    """A file beside this one, and what its header says."""
+    """A file of this folder, with its header."""
 
     path: pathlib.Path
     does: str
@@ -68,7 +69,7 @@ class Result:
 
 
 class Place:
-    """The folder of one program: its packages, its home and where it works."""
+    """The folder of one program: packages, home and work folder."""
 
     def __init__(self, program: Program, folder: pathlib.Path, uv: pathlib.Path):
         self.program, self.root, self.uv = program, folder / program.name, uv
@@ -85,7 +86,7 @@ class Place:
             run("npm", "install", "--silent", "--no-fund", "--no-audit", "--prefix", self.root, *self.program.npm)
 
     def version(self) -> str:
-        """The installed version of the package that the header names first."""
+        """Returns the installed version of the first package in the header."""
         if self.program.npm:
             package = self.root / "node_modules" / self.program.npm[0] / "package.json"
             return json.loads(package.read_text(encoding="utf-8"))["version"]
@@ -94,7 +95,8 @@ class Place:
         return run(self.python, "-c", code, capture_output=True, text=True).stdout.strip()
 
     def environment(self, url: str, model: str) -> dict[str, str]:
-        """Says where the server is in the ways that clients know, and nothing of the caller's own accounts."""
+        """Returns an environment with the server's address for all clients, without the caller's
+        accounts."""
         paths = [self.root / "venv/bin", self.root / "node_modules/.bin", os.environ["PATH"]]
         return QUIET | {
             "PATH": ":".join(map(str, paths)),
@@ -106,7 +108,7 @@ class Place:
         }
 
     def run(self, url: str, model: str) -> str:
-        """Runs the program in an empty folder; returns the line it failed with, or nothing."""
+        """Runs the program in an empty folder; returns its error line, or an empty string."""
         for name in ("home", "work"):
             shutil.rmtree(self.root / name, ignore_errors=True)
             (self.root / name).mkdir()
@@ -125,7 +127,7 @@ class Place:
             except subprocess.TimeoutExpired:
                 return f"not done after {self.program.seconds} s ({log.name})"
             finally:
-                # Also what it started and left.
+                # Includes its child processes.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
             log.seek(0)
@@ -138,7 +140,7 @@ def run(*args, **more):
 
 
 def find_uv(folder: pathlib.Path) -> pathlib.Path:
-    """uv from the path, or from PyPI: it makes an environment in seconds."""
+    """Returns uv from the path, or from PyPI: it creates an environment in seconds."""
     if found := shutil.which("uv"):
         return pathlib.Path(found)
     bin = folder / "uv/bin"
@@ -161,8 +163,8 @@ def drive(program: Program, folder: pathlib.Path, uv: pathlib.Path, url: str, mo
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url", help="where the server listens")
-    parser.add_argument("names", nargs="*", help="programs to drive; all when none is named")
+    parser.add_argument("url", help="address of the server")
+    parser.add_argument("names", nargs="*", help="programs to run [default: all]")
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("/tmp/kvant-suites/clients"))
     args = parser.parse_intermixed_args()
     programs = [Program.read(path) for path in sorted(HERE.glob("*.py")) if path.stem not in ("__main__", "shared")]

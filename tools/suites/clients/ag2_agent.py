@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["ag2[openai]<1"]
 # ///
-"""AG2: two agents, one asks for the tool and one runs it"""
+"""AG2: two agents, one requests the tool and one runs it"""
 
 import autogen
 import shared

@@ -3,7 +3,7 @@
 # [tool.kvant]
 # npm = ["ai", "@ai-sdk/openai-compatible", "zod"]
 # ///
-"""Vercel's AI SDK: its loop of tools, with generateText and streamText"""
+"""Vercel's AI SDK: its tool loop, with generateText and streamText"""
 
 import json
 import pathlib

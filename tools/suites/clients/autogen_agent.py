@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["autogen-agentchat", "autogen-ext[openai]"]
 # ///
-"""AutoGen: an assistant that reflects on what its tool returned"""
+"""AutoGen: an assistant that reflects on its tool's result"""
 
 import asyncio
 

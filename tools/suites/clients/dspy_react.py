@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["dspy"]
 # ///
-"""DSPy: one step of ReAct over a tool, with its adapter for JSON"""
+"""DSPy: one ReAct step with a tool, with its JSON adapter"""
 
 import dspy
 import shared

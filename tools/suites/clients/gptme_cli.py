@@ -3,7 +3,7 @@
 # [tool.kvant]
 # seconds = 600
 # ///
-"""gptme on the command line: runs a command, which leaves a file"""
+"""gptme on the command line: runs a command that writes a file"""
 
 import pathlib
 

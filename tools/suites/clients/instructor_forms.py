@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["instructor"]
 # ///
-"""instructor: a form through its default mode, a form through a JSON schema, two calls at once"""
+"""instructor: structured output in its default mode and by JSON schema, parallel tool calls"""
 
 import typing
 

@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["langchain", "langchain-openai"]
 # ///
-"""LangChain's agent: streams its steps, calls a tool, answers with its result"""
+"""LangChain's agent: streams its steps, calls a tool, uses its result in the answer"""
 
 import shared
 from langchain.agents import create_agent

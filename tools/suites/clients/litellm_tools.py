@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["litellm"]
 # ///
-"""LiteLLM: a tool call and its answer through chat completions, and through Anthropic's messages"""
+"""LiteLLM: a tool call and its result through chat completions, and through Anthropic's messages"""
 
 import json
 

@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["llama-index-core", "llama-index-llms-openai-like"]
 # ///
-"""LlamaIndex: an agent that calls functions"""
+"""LlamaIndex: a function-calling agent"""
 
 import asyncio
 

@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["llm"]
 # ///
-"""llm (Simon Willison's) on the command line: a tool from a file, and an answer in a schema"""
+"""llm (Simon Willison's) on the command line: a tool from a file, and structured output"""
 
 import json
 import pathlib

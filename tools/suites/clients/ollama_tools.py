@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["ollama"]
 # ///
-"""ollama-python: a chat with a tool, streamed, and an answer in a form"""
+"""ollama-python: a chat with a tool, streamed, and structured output"""
 
 import json
 

@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["outlines[openai]"]
 # ///
-"""Outlines through vLLM's fields: a type, a choice, a regular expression, a grammar"""
+"""Outlines through vLLM's fields: structured output by type, choice, regular expression, grammar"""
 
 import json
 import typing

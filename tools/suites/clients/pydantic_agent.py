@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["pydantic-ai-slim[openai]"]
 # ///
-"""pydantic-ai: a tool whose result comes back as text, then in an output type beside the tool"""
+"""pydantic-ai: a tool with a text answer, then with an output type beside the tool"""
 
 import pydantic
 import shared

@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["semantic-kernel"]
 # ///
-"""Semantic Kernel: an agent that calls the functions of a plugin of its own accord"""
+"""Semantic Kernel: an agent with automatic calls of a plugin's functions"""
 
 import asyncio
 

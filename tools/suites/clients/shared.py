@@ -1,4 +1,4 @@
-"""What the programs beside this share: where the server listens, a tool and a file, and whether they were used."""
+"""Shared parts of the programs: the server's address, a tool and a file, and their checks."""
 
 import os
 import pathlib
@@ -15,9 +15,9 @@ PARAMETERS = {
     "properties": {"part": {"type": "string"}, "shelf": {"type": "integer"}},
     "required": ["part", "shelf"],
 }
-# A number that no model guesses.
+# A number that no model produces by chance.
 COUNT = 4371
-# Small models call a tool again and again unless its result says what to do with it.
+# Small models repeat the tool call unless the result contains an instruction.
 RESULT = f"{COUNT} pieces. Answer the question with this number, in a sentence."
 
 calls = []
@@ -35,7 +35,8 @@ def count_pieces(part: str, shelf: int) -> str:
 
 
 def check_answer(answer: str):
-    """Whether the tool was called with what the question asks for, and its result is in the answer."""
+    """Checks that the tool was called with the question's arguments, and its result is in the
+    answer."""
     assert '"arguments"' not in answer, f"a call came as text: {answer!r}"
     assert calls, f"no tool was called; the answer was {answer!r}"
     assert set(calls) == {("M8", 7)}, f"the tool was called with {calls}"
@@ -46,7 +47,7 @@ READ_TASK = "Run the command: cat stock.txt. How many pieces does it list?"
 
 
 def write_stock():
-    """A file whose content must reach the answer."""
+    """Writes a file whose content must occur in the answer."""
     pathlib.Path("stock.txt").write_text(RESULT + "\n", encoding="utf-8")
     commit()
 
@@ -59,7 +60,7 @@ EDIT_TASK = 'In greet.py, change "Hello" to "Goodbye".'
 
 
 def write_greeting() -> pathlib.Path:
-    """A file to be edited."""
+    """Writes a file to edit."""
     path = pathlib.Path("greet.py")
     path.write_text('def greet(name):\n    return "Hello, " + name\n', encoding="utf-8")
     commit()
@@ -67,7 +68,7 @@ def write_greeting() -> pathlib.Path:
 
 
 def check_greeting(path: pathlib.Path):
-    """Whether the file says what it was to say, and still runs."""
+    """Checks that the file has the requested change, and still runs."""
     text, names = path.read_text(encoding="utf-8"), {}
     exec(compile(text, path.name, "exec"), names)
     said = names["greet"]("Ada")
@@ -75,14 +76,14 @@ def check_greeting(path: pathlib.Path):
 
 
 def commit():
-    """Makes the work folder a repository, as coding agents want one."""
+    """Makes the work folder a git repository, which coding agents require."""
     git = ["git", "-c", "user.name=suite", "-c", "user.email=suite@localhost"]
     for args in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "begin"]):
         subprocess.run([*git, *args], check=True)
 
 
 def shell(*args, **environment) -> str:
-    """Runs a command line client; returns what it printed."""
+    """Runs a command-line client; returns its output."""
     more = {**os.environ, **environment}
     done = subprocess.run(args, env=more, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr, sep="\n", flush=True)

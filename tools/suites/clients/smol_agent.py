@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["smolagents[openai]"]
 # ///
-"""smolagents: an agent that calls tools, its last call the answer"""
+"""smolagents: an agent whose final tool call is the answer"""
 
 import shared
 import smolagents

@@ -1,4 +1,5 @@
-//! Tests that hold the code to what `docs/ARCHITECTURE.md` says. There is nothing to call here.
+//! Tests that enforce the rules of `docs/ARCHITECTURE.md` in the code. This library has no
+//! functions.
 #![cfg(test)]
 
 mod packages;
@@ -6,7 +7,7 @@ mod packages;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Which rooms a room may use. What is not listed may not be imported.
+/// Permitted dependencies between rooms. Others may not be imported.
 const EDGES: &[(&str, &[&str])] = &[
     ("kvant-codec", &[]),
     ("kvant-files", &[]),
@@ -51,7 +52,7 @@ const EDGES: &[(&str, &[&str])] = &[
 /// Rooms outside `crates`.
 const OUTSIDE: [&str; 2] = ["conformance", "fuzz/targets"];
 
-/// Rooms that may contain the word `unsafe`, and why.
+/// Rooms that may contain the word `unsafe`, with the reason.
 const UNSAFE_ROOMS: &[(&str, &str)] = &[
     ("capi", "pointers that C hands over"),
     ("cpu", "vector instructions and the thread pool"),
@@ -61,20 +62,20 @@ const UNSAFE_ROOMS: &[(&str, &str)] = &[
     ("webgpu", "functions that a page's worker provides"),
 ];
 
-/// Within those rooms, the files that may: all when a room is not listed.
+/// Files of those rooms that may; all files of unlisted rooms.
 const UNSAFE_FILES: &[(&str, &[&str])] = &[
     ("cuda", &["driver.rs", "nvrtc.rs", "recorder.rs", "staging.rs"]),
     ("web", &["file.rs"]),
     ("webgpu", &["imports.rs"]),
 ];
 
-/// Longest source file, in lines, tests included.
+/// Maximum lines of a source file, tests included.
 const MAX_LINES: usize = 650;
 
-/// Files that may be longer, and why.
+/// Files that may be longer, with the reason.
 const LONG_FILES: &[(&str, &str)] = &[];
 
-/// Folders with files that people write, and how the names of those files end.
+/// Folders with manually written files, and the extensions of those files.
 const WRITTEN_IN: [&str; 5] = ["conformance", "crates", "docs", "fuzz", "tools"];
 const WRITTEN_AS: [&str; 10] = ["rs", "c", "cu", "cuh", "wgsl", "py", "pyi", "css", "md", "toml"];
 
@@ -90,7 +91,8 @@ fn crates() -> Vec<PathBuf> {
     dirs
 }
 
-/// Files below `dir` whose names end in one of `endings`, but for what builds and fuzzers leave there.
+/// Collects files below `dir` whose names end in one of `endings`, without outputs of builds and
+/// fuzzers.
 fn files(dir: &Path, endings: &[&str], out: &mut Vec<PathBuf>) {
     let Ok(entries) = fs::read_dir(dir) else { return };
     for path in entries.map(|entry| entry.unwrap().path()) {
@@ -111,7 +113,7 @@ fn sources(krate: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The `kvant*` names in the `[dependencies]` section of a manifest.
+/// Returns the `kvant*` names in the `[dependencies]` section of a manifest.
 fn dependencies(manifest: &str) -> Vec<String> {
     let section = manifest.split("[dependencies]").nth(1).unwrap_or_default();
     let section = section.split("\n[").next().unwrap_or_default();
@@ -126,7 +128,7 @@ fn imports_run_one_way() {
         let manifest = fs::read_to_string(krate.join("Cargo.toml")).unwrap();
         let name = manifest.split('"').nth(1).expect("a manifest starts with its name");
         let (_, allowed) = EDGES.iter().find(|(room, _)| *room == name).unwrap_or_else(|| {
-            panic!("{name} is not in the picture: add it to docs/ARCHITECTURE.md and to EDGES");
+            panic!("{name} is not in the diagram: add it to docs/ARCHITECTURE.md and to EDGES");
         });
         for dependency in dependencies(&manifest) {
             assert!(allowed.contains(&dependency.as_str()), "{name} must not import {dependency}");
@@ -150,7 +152,8 @@ fn the_text_the_model_and_the_cache_name_no_device() {
     }
 }
 
-/// Whether a line of code, comments apart, writes something like `-c` or `--kv-policy` within quotes.
+/// Returns whether a line of code, without comments, contains something like `-c` or `--kv-policy`
+/// in quotes.
 fn names_a_flag(line: &str) -> bool {
     let is_flag = |word: &str| {
         let letters = word.strip_prefix("--").or(word.strip_prefix('-')).unwrap_or_default();
@@ -179,15 +182,16 @@ fn libraries_name_no_flags() {
     }
 }
 
-/// What writes to the terminal by itself, and panics where that is closed or full.
+/// Macros that print directly, and panic if the terminal is closed or full.
 const PRINTING: [&str; 3] = ["print!", "println!", "dbg!"];
-/// The ends it writes to, and the one file that holds them.
+/// Output streams, and the one file that may use them.
 const ENDS: [&str; 2] = ["io::stdout(", "io::stderr("];
 const CONSOLE: &str = "crates/cli/src/console.rs";
-/// Files that are compiled for tests alone; those say what they skip.
+/// Files that are compiled for tests only; these print what they skip.
 const TESTS_ALONE: [&str; 2] = ["tests.rs", "emulator.rs"];
 
-/// The first line, from 1, that prints or, but in the console, holds an end; tests and comments apart.
+/// Returns the first line, from 1, that prints or, outside the console, uses an output stream;
+/// ignores tests and comments.
 fn first_print(text: &str, is_console: bool) -> Option<usize> {
     let ends = if is_console { &[][..] } else { &ENDS };
     let prints = |line: &str| {
@@ -216,12 +220,13 @@ fn one_file_writes_to_the_terminal() {
     }
 }
 
-/// The file that makes paths fit to be shown.
+/// The file that makes paths printable.
 const PATHS: &str = "crates/gguf/src/printable.rs";
 
-/// A path may hold a line break or what a terminal obeys, and `display` leaves it there.
+/// A path may contain a line break or terminal control characters, which `display` leaves
+/// unchanged.
 #[test]
-fn paths_are_shown_one_way() {
+fn paths_are_made_printable() {
     let mut written = Vec::new();
     for krate in fs::read_dir(root().join("crates")).unwrap() {
         files(&krate.unwrap().path().join("src"), &["rs"], &mut written);

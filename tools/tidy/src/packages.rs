@@ -1,11 +1,12 @@
-//! What is handed out: packages that build on their own, and an image whose recipe names files that exist.
+//! Checks of published packages, which must build on their own, and of the container image, whose
+//! recipe must name existing files.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use super::{crates, files, root};
 
-/// Rooms that are published, each with its manifest.
+/// Returns the published rooms, each with its manifest.
 fn published() -> Vec<(PathBuf, String)> {
     let manifests = crates().into_iter().map(|krate| {
         let manifest = fs::read_to_string(krate.join("Cargo.toml")).unwrap();
@@ -14,7 +15,7 @@ fn published() -> Vec<(PathBuf, String)> {
     manifests.filter(|(_, manifest)| !manifest.contains("publish = false")).collect()
 }
 
-/// `path` with its `..` taken away.
+/// Returns `path` without `..`.
 fn plain(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in path.components() {
@@ -27,7 +28,7 @@ fn plain(path: &Path) -> PathBuf {
     plain
 }
 
-/// Files that code outside of tests takes in when it is compiled.
+/// Returns the files that code outside tests includes at compile time.
 fn taken_in(file: &Path) -> Vec<PathBuf> {
     let text = fs::read_to_string(file).unwrap();
     let code = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
@@ -55,7 +56,7 @@ fn a_package_holds_what_it_is_built_from() {
 }
 
 #[test]
-fn a_package_says_what_it_is_and_carries_its_licences() {
+fn packages_have_metadata_and_licences() {
     let shared = ["version", "edition", "rust-version", "license", "documentation", "readme", "include"];
     for (krate, manifest) in published() {
         for key in shared {
@@ -71,19 +72,19 @@ fn a_package_says_what_it_is_and_carries_its_licences() {
     }
 }
 
-/// What the list of files for an image leaves in: its lines that begin with `!`.
+/// Returns the files that the image's ignore list admits: its lines that begin with `!`.
 fn in_the_image() -> Vec<String> {
     let list = fs::read_to_string(root().join(".dockerignore")).unwrap();
     list.lines().filter_map(|line| line.strip_prefix('!')).map(str::to_owned).collect()
 }
 
 #[test]
-fn an_image_is_built_from_every_room_and_nothing_that_is_not_there() {
+fn container_images_contain_every_room_and_existing_files() {
     let kept = in_the_image();
     for name in kept.iter().filter(|name| !name.ends_with('*')) {
         assert!(root().join(name).exists(), ".dockerignore keeps {name}, which does not exist");
     }
-    // Cargo reads the manifest of every member, whichever it builds.
+    // Cargo reads the manifests of all members for every build.
     let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
     let members = manifest.split("members = [").nth(2).and_then(|rest| rest.split(']').next()).unwrap();
     for member in members.split('"').skip(1).step_by(2) {

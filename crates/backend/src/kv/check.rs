@@ -1,4 +1,4 @@
-//! The shapes that every device asks of the cache's ops, checked once.
+//! Shape checks of the cache's ops, shared by every device.
 
 use kvant_codec::tile::TILE;
 
@@ -6,11 +6,11 @@ use super::{BalanceLayout, KvPart, KvStream};
 use crate::device::{Page, Result};
 use crate::{AttendParams, BackendError};
 
-/// Checks the shapes of [`Backend::kv_append`](crate::Backend::kv_append), for buffers of `k` and `v` values and a band of
-/// `band` bytes.
+/// Checks the shapes of [`Backend::kv_append`](crate::Backend::kv_append), for buffers of `k` and
+/// `v` values and step tiles of `band` bytes.
 ///
 /// # Errors
-/// [`BackendError::Shape`] that names what is off.
+/// [`BackendError::Shape`] that names the operand at fault.
 pub fn check_append<P: Page>(parts: &[KvPart<'_, P>], [k, v]: [usize; 2], band: usize) -> Result<()> {
     const OP: &str = "kv_append";
     for part in parts {
@@ -26,8 +26,8 @@ pub fn check_append<P: Page>(parts: &[KvPart<'_, P>], [k, v]: [usize; 2], band: 
     Ok(())
 }
 
-/// Checks the shapes of [`Backend::attend`](crate::Backend::attend), for buffers of `q`, `out` and, where there are some, `sinks`
-/// values and a band of `band` bytes.
+/// Checks the shapes of [`Backend::attend`](crate::Backend::attend), for buffers of `q`, `out` and,
+/// if any, `sinks` values and step tiles of `band` bytes.
 ///
 /// # Errors
 /// As [`check_append`].
@@ -71,7 +71,7 @@ fn n_value_streams<P: Page>(part: &KvPart<'_, P>) -> usize {
     if part.layer.is_joint() { 0 } else { part.layer.k.len() }
 }
 
-/// The size of the values that all heads have in their keys.
+/// Returns the value dimension of shared-KV tensors, equal for all heads.
 fn joint_dim(op: &'static str, keys: &[KvStream]) -> Result<usize> {
     let dim = keys.first().map_or(0, |stream| stream.spec.v_head_dim());
     for stream in keys {
@@ -93,7 +93,7 @@ fn check_band<P: Page>(op: &'static str, part: &KvPart<'_, P>, band: usize) -> R
     }
 }
 
-/// The size that all heads of a side have, and that their 16-bit parts agree.
+/// Returns the head dimension of one side, equal for all heads.
 fn head_dim(op: &'static str, what: &'static str, streams: &[KvStream]) -> Result<usize> {
     let head_dim = streams.first().map_or(0, |stream| stream.spec.head_dim);
     for stream in streams {

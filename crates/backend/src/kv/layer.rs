@@ -1,28 +1,28 @@
-//! Where the streams of a layer lie in the memory of its group.
+//! Offsets of a layer's KV tensors in the memory of its group.
 
 use kvant_codec::TileLayout;
 
 use super::{Place, StreamSpec, TILES_PER_BLOCK};
 
-/// A stream, and where its tiles begin in each allocation, in bytes.
+/// A KV tensor with the byte offsets of its tiles in each allocation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KvStream {
-    /// What it stores.
+    /// Storage type and f16 tokens.
     pub spec: StreamSpec,
-    /// Its eight tiles in a block.
+    /// Offset of its eight tiles in a block.
     pub main: usize,
-    /// The centre of these, where it has one.
+    /// Offset of the centre of these tiles, if it has one.
     pub centre: usize,
-    /// Its tiles in the sink.
+    /// Offset of its tiles in the sink.
     pub sink: usize,
-    /// Its ring in the tail.
+    /// Offset of its ring in the tail.
     pub tail: usize,
-    /// Its tiles in the band, times the number of tiles that the band has.
+    /// Offset of its tiles in the step tiles, per tile of the step.
     pub band: usize,
 }
 
 impl KvStream {
-    /// Layout of the tile at `place`, and where it starts in its allocation.
+    /// Returns the layout of the tile at `place`, and its offset in its allocation.
     pub fn locate(&self, place: Place) -> (TileLayout, usize) {
         let f16 = |start: usize, tile: usize| {
             let layout = self.spec.f16_layout();
@@ -39,37 +39,41 @@ impl KvStream {
     }
 }
 
-/// The streams of a layer.
+/// The KV tensors of a layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KvLayer {
     /// Keys, `[n_kv_heads]`.
     pub k: Vec<KvStream>,
-    /// Values, `[n_kv_heads]`; none where the streams of keys are [joint](StreamSpec::joint).
+    /// Values, `[n_kv_heads]`; empty where key tensors are [shared](StreamSpec::joint) with values
+    /// (MLA).
     pub v: Vec<KvStream>,
-    /// The youngest tokens that a query sees, itself included; all of them when `None`.
+    /// Sliding window: the number of youngest tokens that a query attends to, itself included;
+    /// `None` for all.
     pub window: Option<usize>,
-    /// Whether a balance has factors on values too, not on keys alone.
+    /// Whether channel scales apply to values too, not to keys alone.
     pub scales_values: bool,
-    /// Bytes of the band for each of its tiles.
+    /// Bytes of the step tiles per tile of the step.
     pub band_bytes: usize,
 }
 
-/// Sizes of the allocations of a group of layers, in bytes, while streams are added one after the other. Sums saturate.
+/// Sizes of the allocations of a group of layers, in bytes, accumulated while KV tensors are added.
+/// Sums saturate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StreamSizes {
-    /// A block.
+    /// Bytes of a block.
     pub block: usize,
-    /// The sink.
+    /// Bytes of the sink.
     pub sink: usize,
-    /// The tail.
+    /// Bytes of the tail.
     pub tail: usize,
 }
 
-/// Tiles begin at multiples of so many bytes.
+/// Alignment of tensors, in bytes.
 const ALIGN: usize = 64;
 
 impl KvLayer {
-    /// A layer with streams of `k` and `v`, placed behind those that `sizes` counts. A balance scales both.
+    /// Lays out a layer with KV tensors `k` and `v` behind those that `sizes` counts. Channel
+    /// scales apply to both.
     pub fn new(
         k: impl IntoIterator<Item = StreamSpec>,
         v: impl IntoIterator<Item = StreamSpec>,
@@ -93,27 +97,28 @@ impl KvLayer {
         Self { k, v, window, scales_values: true, band_bytes }
     }
 
-    /// The stream that values of KV head `head` are read from.
+    /// Returns the KV tensor that holds the values of KV head `head`.
     pub fn values(&self, head: usize) -> &KvStream {
         self.v.get(head).unwrap_or(&self.k[head])
     }
 
-    /// Whether keys and values are one stream.
+    /// Returns whether keys and values share one KV tensor.
     pub fn is_joint(&self) -> bool {
         self.k.first().is_some_and(|stream| stream.spec.joint.is_some())
     }
 
-    /// Every stream, keys first.
+    /// Returns every KV tensor, keys first.
     pub fn streams(&self) -> impl Iterator<Item = &KvStream> {
         self.k.iter().chain(&self.v)
     }
 
-    /// The oldest token that a query at `position` sees.
+    /// Returns the oldest token that a query at `position` attends to.
     pub fn oldest(&self, position: usize) -> usize {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
 
-    /// The first tile in 16 bit that queries in tile `tile` of KV head `head` see, of either side.
+    /// Returns the first tile that queries in tile `tile` of KV head `head` read in f16, of either
+    /// side.
     pub fn head_window(&self, head: usize, tile: usize) -> usize {
         self.k[head].spec.window(tile).min(self.values(head).spec.window(tile))
     }

@@ -9,22 +9,23 @@ use kvant_codec::tile::{TILE, TileLayout};
 use super::{KvLayer, KvStream, Place, StreamSizes, TILES_PER_BLOCK};
 use crate::device::{Page, PageTable, Result};
 
-/// An allocation of cache memory, counted while it lives.
+/// An allocation of cache memory, counted while it is alive.
 #[derive(Debug)]
 pub struct Held<P: Page> {
     page: P,
-    /// What it is counted in.
+    /// The counter of live bytes.
     live: Arc<AtomicUsize>,
 }
 
 impl<P: Page> Held<P> {
-    /// Holds `page`, whose bytes are added to `live` until it is dropped.
+    /// Adds the bytes of `page` to `live` until it is dropped.
     pub fn new(page: P, live: &Arc<AtomicUsize>) -> Self {
         live.fetch_add(page.n_bytes(), Ordering::Relaxed);
         Self { page, live: Arc::clone(live) }
     }
 
-    /// Makes `page` one of `bytes` bytes that nobody else has or knows of; says whether it is another one now.
+    /// Makes `page` an exclusively owned allocation of `bytes` bytes: allocates it, or copies it if
+    /// shared. Returns whether the allocation changed.
     ///
     /// # Errors
     /// Those of `pages`.
@@ -63,30 +64,30 @@ impl<P: Page> DerefMut for Held<P> {
     }
 }
 
-/// Where memory of the cache comes from.
+/// Allocator of cache pages.
 pub trait Pages<P: Page> {
-    /// Zeroed memory of so many bytes.
+    /// Allocates zeroed memory of `n_bytes`.
     ///
     /// # Errors
-    /// When there is none.
+    /// When memory runs out.
     fn page(&self, n_bytes: usize) -> Result<Held<P>>;
 
-    /// A second allocation with the same bytes.
+    /// Allocates a copy of `page`.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// When memory runs out.
     fn copy(&self, page: &P) -> Result<Held<P>>;
 }
 
-/// The memory of one sequence for a group of layers. Cloning shares it; whoever writes copies first.
+/// The memory of one sequence for a group of layers. Clones share pages and copy them on write.
 #[derive(Debug)]
 pub struct KvMemory<P: Page> {
     sizes: StreamSizes,
     sink: Option<Arc<Held<P>>>,
-    /// Blocks, `None` where no query can see one any more.
+    /// KV blocks, `None` once outside every query's window.
     blocks: Vec<Option<Arc<Held<P>>>>,
     tail: Option<Arc<Held<P>>>,
-    /// The device's index of `blocks`; told of every change of that list.
+    /// The device's index of `blocks`, updated with every change of that list.
     table: P::Table,
 }
 
@@ -101,56 +102,56 @@ impl<P: Page> Clone for KvMemory<P> {
 /// A tile as a kernel reads it: `layout.bytes()` bytes at `offset` of `page`.
 #[derive(Debug, Clone, Copy)]
 pub struct TileRef<'a, P> {
-    /// How to read the bytes.
+    /// Layout of the bytes.
     pub layout: TileLayout,
-    /// The allocation the tile lies in.
+    /// The allocation of the tile.
     pub page: &'a P,
-    /// Where in it the tile starts, in bytes.
+    /// Byte offset of the tile in it.
     pub offset: usize,
 }
 
 impl<P: Page> KvMemory<P> {
-    /// No memory yet, for streams of these sizes.
+    /// Creates an empty memory for KV tensors of these sizes.
     pub fn new(sizes: StreamSizes) -> Self {
         Self { sizes, sink: None, blocks: Vec::new(), tail: None, table: P::Table::default() }
     }
 
-    /// The sizes of the allocations.
+    /// Returns the sizes of the allocations.
     pub fn sizes(&self) -> StreamSizes {
         self.sizes
     }
 
-    /// The sink, if it has been written.
+    /// Returns the sink, if written.
     pub fn sink(&self) -> Option<&Arc<Held<P>>> {
         self.sink.as_ref()
     }
 
-    /// The blocks; `None` where no query can see one any more.
+    /// Returns the KV blocks; `None` once outside every query's window.
     pub fn blocks(&self) -> &[Option<Arc<Held<P>>>] {
         &self.blocks
     }
 
-    /// The tail, if it has been written.
+    /// Returns the tail, if written.
     pub fn tail(&self) -> Option<&Arc<Held<P>>> {
         self.tail.as_ref()
     }
 
-    /// The device's index of the blocks.
+    /// Returns the device's index of the blocks.
     pub fn table(&self) -> &P::Table {
         &self.table
     }
 
-    /// Makes everything that a step writes its own: the sink (when `sink`), the tail, and the blocks `blocks`, of which some may not
-    /// exist yet, nor those before.
+    /// Makes the memory that a step writes exclusively owned: the sink (when `sink`), the tail, and
+    /// the blocks `blocks`. Some of these, and blocks before them, may not exist yet.
     ///
     /// # Errors
-    /// Those of `pages`. What there was stays as it was, but for copies.
+    /// Those of `pages`. Existing contents are unchanged, except for copies made.
     pub fn reserve(&mut self, blocks: Range<usize>, sink: bool, pages: &dyn Pages<P>) -> Result<()> {
         if sink {
             Held::own(&mut self.sink, self.sizes.sink, pages)?;
         }
         Held::own(&mut self.tail, self.sizes.tail, pages)?;
-        // A sink may reach over the first blocks: nothing of theirs is ever written, but they are counted.
+        // A sink may cover the first blocks: they are never written, but they are counted.
         for index in blocks.start.min(self.blocks.len())..blocks.end {
             if index == self.blocks.len() {
                 self.blocks.push(None);
@@ -162,46 +163,46 @@ impl<P: Page> KvMemory<P> {
         Ok(())
     }
 
-    /// Takes a block in, after those there are.
+    /// Appends a block.
     pub fn push(&mut self, block: Option<Arc<Held<P>>>) {
         self.blocks.push(block);
         self.tell(self.blocks.len() - 1);
     }
 
-    /// Takes another sink, shared.
+    /// Replaces the sink by a shared one.
     pub fn set_sink(&mut self, sink: Option<Arc<Held<P>>>) {
         self.sink = sink;
     }
 
-    /// Takes another tail, shared.
+    /// Replaces the tail by a shared one.
     pub fn set_tail(&mut self, tail: Option<Arc<Held<P>>>) {
         self.tail = tail;
     }
 
-    /// Lets go of all blocks but the first `n`.
+    /// Releases all blocks but the first `n`.
     pub fn truncate(&mut self, n: usize) {
         self.blocks.truncate(n);
         self.table.truncate(n.min(self.blocks.len()));
     }
 
-    /// Lets go of the blocks before `n`, which no query sees any more.
+    /// Releases the blocks before `n`, which are outside every query's window.
     pub fn forget(&mut self, n: usize) {
         let n = n.min(self.blocks.len());
-        // Most of them have been let go of before.
+        // Most of them were released before.
         for block in self.blocks[..n].iter_mut().rev().take_while(|block| block.is_some()) {
             *block = None;
         }
     }
 
-    /// Every allocation.
+    /// Returns every allocation.
     pub fn pages(&self) -> impl Iterator<Item = &Arc<Held<P>>> {
         self.blocks.iter().flatten().chain(&self.sink).chain(&self.tail)
     }
 
-    /// The tile of `stream` at `place`.
+    /// Returns the tile of `stream` at `place`.
     ///
     /// # Panics
-    /// When that part has not been written.
+    /// When that tile has not been written.
     pub fn tile(&self, stream: &KvStream, place: Place) -> TileRef<'_, P> {
         let (layout, offset) = stream.locate(place);
         let page = match place {
@@ -213,7 +214,7 @@ impl<P: Page> KvMemory<P> {
         TileRef { layout, page, offset }
     }
 
-    /// The allocation in which `place` lies, to be written.
+    /// Returns the allocation of `place` for writing.
     ///
     /// # Panics
     /// Unless it was [reserved](KvMemory::reserve).
@@ -236,77 +237,78 @@ impl<P: Page> KvMemory<P> {
     }
 }
 
-/// Rows of a step that belong to one sequence.
+/// The tokens of a batch that belong to one sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rows {
-    /// The first of them, among the rows of the step.
+    /// Index of the first one in the batch.
     pub first: usize,
-    /// How many.
+    /// Number of tokens.
     pub n: usize,
-    /// Position of the first one: tokens that the sequence held before the step.
+    /// Position of the first one: the sequence's length before the step.
     pub start: usize,
     /// Tiles before this one were in the sink or the blocks before the step.
     pub coded: usize,
 }
 
 impl Rows {
-    /// Tokens that the sequence holds after the step.
+    /// Returns the sequence's length after the step.
     pub fn end(&self) -> usize {
         self.start + self.n
     }
 
-    /// The rows within the step.
+    /// Returns the indices within the batch.
     pub fn range(&self) -> Range<usize> {
         self.first..self.first + self.n
     }
 
-    /// Whether they lie in several tiles, so that they do not all see the same tail.
+    /// Returns whether the tokens span several tiles, so that they do not all read the same tail.
     pub fn cross(&self) -> bool {
         self.n > 0 && self.start / TILE != (self.end() - 1) / TILE
     }
 }
 
-/// One sequence of a step, as a recurrent layer sees it.
+/// One sequence of a step, as a recurrent layer processes it.
 #[derive(Debug)]
 pub struct StatePart<'a, P: Page> {
-    /// Its rows.
+    /// Its tokens in the batch.
     pub rows: Rows,
-    /// Where the layer's state lies: zero before the first token, changed by each row.
+    /// The page with the layer's state: zero before the first token, updated by each row.
     pub page: &'a mut P,
-    /// Where in it the state begins, in bytes.
+    /// Byte offset of the state in it.
     pub offset: usize,
     /// Its length in f32 values.
     pub n_values: usize,
 }
 
-/// One sequence of a step, as one layer with keys and values sees it.
+/// One sequence of a step, as one attention layer processes it.
 #[derive(Debug)]
 pub struct KvPart<'a, P: Page> {
-    /// Its rows.
+    /// Its tokens in the batch.
     pub rows: Rows,
-    /// Its streams.
+    /// The layer's KV tensors.
     pub layer: &'a KvLayer,
-    /// Its memory.
+    /// The sequence's memory.
     pub memory: &'a mut KvMemory<P>,
-    /// Where its share of the band begins, in bytes.
+    /// Byte offset of its share of the step tiles.
     pub band: usize,
-    /// What rows are multiplied by, as [`BalanceLayout`](super::BalanceLayout) says; nothing when there is none.
+    /// Channel scales, in the layout of [`BalanceLayout`](super::BalanceLayout), if any.
     pub balance: Option<&'a P>,
 }
 
 impl<P: Page> KvPart<'_, P> {
-    /// Tiles of `stream` that the rows see in 16 bit and that go to the band; none when the tail holds all of them.
+    /// Returns the tiles of `stream` that the rows read in f16 from the step tiles; empty when the
+    /// tail holds all of them.
     pub fn band_tiles(&self, stream: &KvStream) -> Range<usize> {
         band_tiles(self.rows, stream)
     }
 
-    /// Bytes of its share of the band.
+    /// Returns the bytes of its share of the step tiles.
     pub fn band_bytes(&self) -> usize {
         let tiles = self.layer.streams().map(|stream| self.band_tiles(stream).len()).max();
         tiles.unwrap_or(0) * self.layer.band_bytes
     }
 
-    /// Where tile `tile` of the band of `stream` starts in the band, in bytes.
+    /// Returns the byte offset of tile `tile` of `stream` in the step tiles.
     pub fn band_offset(&self, stream: &KvStream, tile: usize) -> usize {
         let tiles = self.band_tiles(stream);
         let bytes = stream.spec.f16_layout().bytes();

@@ -1,41 +1,45 @@
-//! Where the keys and values of a sequence live, and what a query sees of them.
+//! The layout of a sequence's keys and values, and the precision in which queries read them.
 //!
-//! One (layer, KV head, K or V) is a *stream*: a sequence of *tiles* of 16 tokens.
+//! K or V of one layer and KV head is a *KV tensor*: a sequence of *tiles* of 16 tokens.
 //!
 //! ```text
 //! token   0 ........ n_sink ............... main_end ........ len
-//!         [ sink: f16 ][ main: the stream's type ][ tail: f16  ]
+//!         [ sink: f16 ][ main: the tensor's type ][ tail: f16  ]
 //!           tiles        tiles of blocks            ring of tiles
 //! ```
 //!
-//! # What a query sees
+//! # Precision by position
 //!
-//! What a query at position p sees depends on p alone, however the tokens were fed: with T = p / 16 the tile of its own,
-//! it sees in 16 bit the sink and the youngest tiles up to T, two of them unless a policy keeps more, and codes of all
-//! others ([`StreamSpec::window`]). The window never reaches back over a multiple of [`BORDER`] tokens, so that there the
-//! cache is codes alone: a prefix of that length can be given to another sequence as it is.
+//! What a query at position p reads in f16 depends on p alone, not on the step sizes. It reads the
+//! sink and the youngest tiles up to its own tile, p / 16, in f16 (two tiles unless a policy sets
+//! more), and all others as codes ([`StreamSpec::window`]). The f16 window never reaches back over
+//! a multiple of [`BORDER`] tokens, the prefix alignment: there the cache consists of codes alone,
+//! so another sequence can share a prefix of that length unchanged.
 //!
-//! Where values are the first part of their keys (latent attention), one stream is both: a *joint* one ([`StreamSpec::joint`]).
+//! Where values are a prefix of their keys (MLA), one *shared-KV* tensor serves as both
+//! ([`StreamSpec::joint`]).
 //!
-//! A stream whose type is not coded (f32, f16, bf16), or whose tail is switched off, has no window: tokens are written to
-//! their slot in the blocks at once.
+//! A tensor of an uncoded type (f32, f16, bf16), or with its tail switched off, has no window:
+//! tokens are written to their slot in the blocks at once.
 //!
-//! Rows are rounded to f16 first and coded from there, whether they waited in the tail or not. The f16 parts of a rotated
-//! stream hold rotated values, so one query serves all parts.
+//! Rows are rounded to f16 first and coded from there, whether they were in the tail or not. The
+//! f16 tiles of a rotated tensor hold rotated values, so one query serves all tiles.
 //!
 //! # Steps
 //!
-//! A step appends rows and attends for each of them. Where rows of one sequence lie in several tiles, the older of them see
-//! in 16 bit what is no longer in the tail when the last row is written: the *band*, f16 tiles of the step that are lent to
-//! the append and to the attention after it ([`KvPart::band_tiles`]).
+//! A step appends rows and computes attention for each of them. Where rows of one sequence span
+//! several tiles, the older rows read tokens in f16 that have left the tail by the time the last
+//! row is written. The *step tiles* hold these: f16 tiles of the step, written by the append and
+//! read by the attention after it ([`KvPart::band_tiles`]).
 //!
 //! # Memory
 //!
-//! A *block* is the main tiles of 128 tokens of all streams of a group of layers, one allocation; sink and tail of those
-//! streams are one more each. [`KvMemory`] holds them, [`KvStream`] says where in them a stream lies. What recurrent layers
-//! keep is no stream: a state of fixed size that every row changes ([`StatePart`]).
+//! A *KV block* is the main tiles of 128 tokens of all KV tensors of a layer group, one allocation;
+//! the sink and the tail of these tensors are one more each. [`KvMemory`] holds them, [`KvStream`]
+//! gives the offsets of a tensor in them. Recurrent layers have a state of fixed size instead,
+//! which every row updates ([`StatePart`]).
 //!
-//! Everything here is arithmetic on token numbers; bytes are moved by the device.
+//! This module is arithmetic on token numbers; the device moves the bytes.
 
 mod balance;
 mod check;
@@ -53,9 +57,10 @@ pub use writes::{TileRows, TileWrite, Writes};
 
 use kvant_codec::tile::TILE;
 
-/// Tokens in one block. Blocks of a shared prefix are shared; a block is copied before it is written.
+/// Tokens per KV block. Sequences share the blocks of a common prefix; a block is copied before it
+/// is written.
 pub const TOKENS_PER_BLOCK: usize = 128;
-/// Tiles in one block.
+/// Tiles per block.
 pub const TILES_PER_BLOCK: usize = TOKENS_PER_BLOCK / TILE;
 
 #[cfg(test)]

@@ -1,40 +1,41 @@
-//! What a stream stores, and which of its tokens are in 16 bit.
+//! Specification of a KV tensor: its storage type, and which of its tokens stay in f16.
 
 use kvant_codec::DType;
 use kvant_codec::tile::{Side, TILE, TileLayout, padded_dim, slices};
 use kvant_codec::turbo;
 
-/// Tokens after which the 16-bit window begins anew: what lies before a multiple of it is seen in codes by all that comes
-/// after.
+/// Prefix alignment in tokens: the f16 window restarts at its multiples, so that later queries read
+/// all tokens before one as codes.
 pub const BORDER: usize = 512;
 
-/// Tiles in the tail of a coded stream. With two, a token stays in 16 bit until at least 16 younger ones are there: with
-/// one, every sixteenth step would see all but its own token encoded.
+/// Tiles in the tail of a coded tensor. With two, a token stays in f16 until at least 16 younger
+/// ones follow: with one, every sixteenth step would read all but its own token as codes.
 const TAIL_TILES: usize = 2;
 
-/// What one stream stores and how much of it stays in 16 bit.
+/// Storage type of one KV tensor, and its f16 tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StreamSpec {
     /// Type of the main tiles.
     pub dtype: DType,
-    /// Keys or values: how its tiles are laid out.
+    /// Keys or values: selects the tile layout.
     pub side: Side,
-    /// True size of a head.
+    /// True (unpadded) head dimension.
     pub head_dim: usize,
-    /// Of a *joint* stream, which holds keys and values in one: how many of the first values of a key are its value. Its tiles are
-    /// laid out as those of values.
+    /// For a shared-KV tensor (MLA), which holds keys and values in one: the number of leading
+    /// values of a key that form its value. Its tiles have the layout of values.
     pub joint: Option<usize>,
-    /// First tokens kept in f16, in tiles.
+    /// Tiles of the sink: first tokens in f16.
     pub sink_tiles: usize,
-    /// Youngest tokens kept in f16, in tiles; 0 switches the tail off.
+    /// Tiles of the tail: youngest tokens in f16; 0 switches the tail off.
     pub tail_tiles: usize,
-    /// Factor on every encoded vector (1 for none); tokens in 16 bit are not scaled.
+    /// Factor on every encoded vector (1 for none); f16 tokens are not scaled.
     pub alpha: f32,
-    /// Whether rows are rotated before they are stored, in all parts.
+    /// Whether rows are rotated before they are stored, in all tiles.
     pub rotates: bool,
-    /// Whether codes are of what is left of a row when the *centre* of its block is taken away: the mean of its
-    /// [first tokens](StreamSpec::centre_rows), in f16, which lies in the block beside them. Keys drift slowly around an offset
-    /// that is half of their energy; a score misses nothing but `q . centre`, one number for each query and block.
+    /// Whether the *centre* of a block is subtracted from its rows before coding: the mean of its
+    /// [first tokens](StreamSpec::centre_rows), in f16, stored in the block. Keys drift slowly
+    /// around an offset that is half of their energy; a score needs only `q . centre` in addition,
+    /// one number for each query and block.
     pub centres: bool,
 }
 
@@ -43,7 +44,7 @@ const LANES: usize = 16;
 
 const KV_ONLY: &str = "a stream stores KV types only";
 
-/// Which part of a stream a tile lies in.
+/// Storage location of a tile of a KV tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     /// Tile of the sink.
@@ -55,21 +56,22 @@ pub enum Place {
 }
 
 impl StreamSpec {
-    /// A stream with no sink, no scaling, and the tail, the rotation and the centres that its type and side have by default.
+    /// Specifies a KV tensor with no sink, no scaling, and the default tail, rotation and centres
+    /// of its type and side.
     ///
     /// # Panics
-    /// When `dtype` is not a KV type; a plan checks that before it makes streams.
+    /// When `dtype` is not a KV type; a plan checks that before it builds specifications.
     pub fn new(dtype: DType, side: Side, head_dim: usize) -> Self {
         assert!(dtype.is_kv(), "{KV_ONLY}");
         let tail_tiles = if dtype.code().is_some() { TAIL_TILES } else { 0 };
-        // Codes of every kind lose less of rows that have been rotated.
+        // Every coded type has less error on rotated rows.
         let rotates = dtype.code().is_some();
         let centres = rotates && side == Side::K;
         Self { dtype, side, head_dim, joint: None, sink_tiles: 0, tail_tiles, alpha: 1.0, rotates, centres }
     }
 
-    /// A joint stream: keys of `head_dim` values, the first `v_head_dim` of which are the value. As with keys alone, codes are of what
-    /// centres leave.
+    /// Specifies a shared-KV tensor (MLA): keys of `head_dim` values, the first `v_head_dim` of
+    /// which are the value. As with keys, centres are subtracted before coding.
     ///
     /// # Panics
     /// As [`StreamSpec::new`], and when the value is longer than the key.
@@ -79,13 +81,13 @@ impl StreamSpec {
         Self { joint: Some(v_head_dim), centres: of_values.rotates, ..of_values }
     }
 
-    /// True size of a value that is read from it; of a stream of keys, that of a key.
+    /// Returns the true dimension of a value read from it; for a tensor of keys, the key dimension.
     pub fn v_head_dim(&self) -> usize {
         self.joint.unwrap_or(self.head_dim)
     }
 
-    /// The first so many of the values stored for a token make its value: all of them, but where the rest of a joint key lies in
-    /// slices of its own.
+    /// Returns how many of the leading stored values of a token cover its value: all of them,
+    /// except where the rest of a shared key occupies slices of its own.
     pub fn value_dim(&self) -> usize {
         let Some(v_head_dim) = self.joint else { return self.dim() };
         if !self.rotates {
@@ -95,39 +97,41 @@ impl StreamSpec {
         ends.into_iter().find(|&end| end >= v_head_dim).unwrap_or(self.dim())
     }
 
-    /// Values per token as stored: the head padded for the stream's type.
+    /// Returns the values per token as stored: the head dimension padded for the tensor's type.
     pub fn dim(&self) -> usize {
         padded_dim(self.dtype, self.head_dim).expect(KV_ONLY)
     }
 
-    /// Layout of a main tile.
+    /// Returns the layout of a main tile.
     pub fn main_layout(&self) -> TileLayout {
         TileLayout::new(self.dtype, self.side, self.dim()).expect(KV_ONLY)
     }
 
-    /// Layout of a sink, tail or band tile.
+    /// Returns the layout of a sink, tail or step tile.
     pub fn f16_layout(&self) -> TileLayout {
         TileLayout::new(DType::F16, self.side, self.dim()).expect(KV_ONLY)
     }
 
-    /// Bytes of a block's centre, `[dim]` in f16; none where there is none.
+    /// Returns the bytes of a block's centre, `[dim]` in f16; 0 without centres.
     pub fn centre_bytes(&self) -> usize {
         if self.centres { 2 * self.dim() } else { 0 }
     }
 
-    /// The first tile that a query in tile `tile` sees in 16 bit, the sink aside; it sees codes of those before. One beyond
-    /// its own where there is no tail.
+    /// Returns the first tile that a query in tile `tile` reads in f16, apart from the sink; it
+    /// reads earlier tiles as codes. Without a tail this is one beyond its own tile.
     pub fn window(&self, tile: usize) -> usize {
         let begins = match self.tail_tiles {
             0 => tile + 1,
-            // The tail that every coded stream has; a policy that keeps more keeps it over borders too.
+            // The tail of every coded tensor; a policy with a longer tail extends it over prefix
+            // boundaries too.
             TAIL_TILES => (tile + 1).saturating_sub(TAIL_TILES).max(tile / BORDER_TILES * BORDER_TILES),
             tiles => (tile + 1).saturating_sub(tiles),
         };
         begins.max(self.sink_tiles)
     }
 
-    /// Tiles before this one are in the sink or the blocks once `len` tokens have been fed, later ones in the tail.
+    /// Returns the number of tiles in the sink and the blocks after `len` tokens; later tiles are
+    /// in the tail.
     pub fn coded_tiles(&self, len: usize) -> usize {
         match len.div_ceil(TILE) {
             0 => self.sink_tiles,
@@ -135,13 +139,14 @@ impl StreamSpec {
         }
     }
 
-    /// Tokens that the blocks reach up to when `len` tokens are stored.
+    /// Returns the number of tokens that the blocks cover when `len` tokens are stored.
     pub fn main_end(&self, len: usize) -> usize {
         let end = if self.tail_tiles == 0 { len } else { self.coded_tiles(len) * TILE };
         if end <= self.sink_tiles * TILE { 0 } else { end }
     }
 
-    /// Where tile `tile` lies while those before `coded` are in the sink or the blocks.
+    /// Returns the location of tile `tile` while tiles before `coded` are in the sink or the
+    /// blocks.
     pub fn place(&self, tile: usize, coded: usize) -> Place {
         if tile < self.sink_tiles {
             Place::Sink(tile)
@@ -152,8 +157,9 @@ impl StreamSpec {
         }
     }
 
-    /// The longest cut to at most `n` tokens that can be gone on from as if nothing more had ever been fed, while tiles
-    /// before `coded` are coded: whatever the next query sees in 16 bit is still in 16 bit.
+    /// Returns the longest length up to `n` to which the cache can be truncated exactly, while
+    /// tiles before `coded` are coded: every tile that the next query reads in f16 is still in f16,
+    /// so that the result equals a cache never fed further.
     pub fn exact_cut(&self, n: usize, coded: usize) -> usize {
         let is_exact =
             |n: usize| self.tail_tiles == 0 || self.window(n / TILE) >= coded.min(n.div_ceil(TILE));

@@ -1,4 +1,5 @@
-//! Carries out steps on a table of token numbers: after any history, each query must find each token where it looks for it.
+//! Simulates steps on a table of token numbers: after any history, each query must find each token
+//! at its location.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -10,7 +11,7 @@ use kvant_codec::{DType, Side};
 use super::*;
 use crate::device::{Page, PageTable, Result};
 
-/// A size, and a number that no other page has.
+/// A size, and a unique page number.
 struct FakePage(usize, u64);
 
 impl FakePage {
@@ -20,7 +21,7 @@ impl FakePage {
     }
 }
 
-/// The numbers of the pages.
+/// The page numbers.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct FakeTable(Vec<u64>);
 
@@ -50,7 +51,7 @@ impl Page for FakePage {
     }
 }
 
-/// Remembers what was asked for.
+/// Records the requested sizes.
 #[derive(Default)]
 struct FakePages {
     asked: RefCell<Vec<usize>>,
@@ -68,7 +69,7 @@ impl Pages<FakePage> for FakePages {
     }
 }
 
-/// Which token lies in a slot of a place, of one stream.
+/// The token in each slot of each location of one KV tensor.
 struct Tokens {
     spec: StreamSpec,
     slots: HashMap<(String, usize), usize>,
@@ -81,7 +82,7 @@ impl Tokens {
         Self { spec, slots: HashMap::new(), len: 0, coded: spec.sink_tiles }
     }
 
-    /// Appends `n` tokens, and looks for what each of them sees.
+    /// Appends `n` tokens, and checks that each of them finds every token it attends to.
     fn step(&mut self, n: usize) {
         let rows = Rows { first: 3, n, start: self.len, coded: self.coded };
         let mut band: HashMap<usize, usize> = HashMap::new();
@@ -143,7 +144,7 @@ fn specs() -> Vec<StreamSpec> {
 }
 
 #[test]
-fn every_query_finds_what_it_sees_after_any_sequence_of_steps() {
+fn every_query_finds_its_tokens_after_any_sequence_of_steps() {
     for spec in specs() {
         for lens in
             [vec![1; 100], vec![15, 1, 1, 16, 17, 33], vec![300, 1, 1, 128, 5], vec![500, 40], vec![16; 4]]
@@ -155,7 +156,7 @@ fn every_query_finds_what_it_sees_after_any_sequence_of_steps() {
 }
 
 #[test]
-fn every_query_finds_what_it_sees_after_a_cut_and_more_steps() {
+fn every_query_finds_its_tokens_after_truncation() {
     for spec in specs() {
         for cut in [0, 1, 15, 16, 17, 31, 32, 40, 500, 511, 512, 513, 560, 575, 576, 590, 599, 600] {
             let mut tokens = Tokens::new(spec);
@@ -170,9 +171,9 @@ fn every_query_finds_what_it_sees_after_a_cut_and_more_steps() {
     }
 }
 
-/// 17 to 32 tokens in 16 bit, fewer only after a border.
+/// 17 to 32 tokens are in f16, fewer only after a prefix boundary.
 #[test]
-fn the_window_is_one_to_two_tiles_and_begins_anew_at_a_border() {
+fn the_f16_window_restarts_at_the_prefix_alignment() {
     let spec = StreamSpec::new(DType::Turbo2, Side::V, 128);
     for position in 0..2000 {
         let in_16_bit = position + 1 - TILE * spec.window(position / TILE).min(position / TILE);
@@ -187,7 +188,8 @@ fn the_window_is_one_to_two_tiles_and_begins_anew_at_a_border() {
     assert_eq!(StreamSpec { tail_tiles: 0, ..spec }.exact_cut(77, 100), 77);
 }
 
-/// However tokens come, the centre of a block is set once, by its first coded tile, and from the same 32 tokens.
+/// For all step sizes, the centre of a block is set once, by its first coded tile, and from
+/// the same 32 tokens.
 #[test]
 fn a_centre_is_set_once_and_from_whole_tiles() {
     for (sink_tiles, tail_tiles) in [(0, 2), (1, 2), (9, 2), (0, 4), (7, 3)] {
@@ -202,7 +204,7 @@ fn a_centre_is_set_once_and_from_whole_tiles() {
                     for (i, TileRows { tile, old, new, first_row }) in tiles.into_iter().enumerate() {
                         assert_eq!((tile, old.end, new.end), (write.tile + i, new.start, TILE));
                         assert!(new.is_empty() || start + first_row == tile * TILE + new.start);
-                        // What is not new is in the ring.
+                        // Old rows are in the ring.
                         assert!(old.is_empty() || tile + tail_tiles > (start - 1) / TILE);
                     }
                     set.push(write.tile);
@@ -221,7 +223,7 @@ fn a_centre_is_set_once_and_from_whole_tiles() {
 }
 
 #[test]
-fn streams_lie_side_by_side_in_each_allocation() {
+fn kv_tensors_are_contiguous_in_each_allocation() {
     let mut sizes = StreamSizes::default();
     let spec = |dtype, side| StreamSpec { sink_tiles: 1, ..StreamSpec::new(dtype, side, 64) };
     let layers: Vec<KvLayer> = [DType::Turbo3, DType::F16, DType::Q8_0]
@@ -251,7 +253,7 @@ fn streams_lie_side_by_side_in_each_allocation() {
 }
 
 #[test]
-fn a_joint_stream_is_keys_and_values_in_one() {
+fn a_shared_kv_tensor_serves_as_keys_and_values() {
     let values = |dtype, k, v| StreamSpec::joint(dtype, k, v).value_dim();
     // Values that end with a slice, and within one; floats are not rotated.
     assert_eq!(values(DType::Turbo3, 576, 512), 512);
@@ -275,7 +277,7 @@ fn a_joint_stream_is_keys_and_values_in_one() {
 }
 
 #[test]
-fn memory_that_is_shared_is_copied_before_it_is_written() {
+fn shared_memory_is_copied_on_write() {
     let sizes = StreamSizes { block: 100, sink: 10, tail: 20 };
     let pages = FakePages::default();
     let mut memory = KvMemory::new(sizes);
@@ -285,7 +287,7 @@ fn memory_that_is_shared_is_copied_before_it_is_written() {
     let before = fork.table().clone();
     memory.reserve(2..4, false, &pages).unwrap();
     assert_eq!(*pages.asked.borrow(), [10, 20, 100, 100, 100, 100]);
-    // Five of them, and copies of the tail, of block 2 and of no other.
+    // Sink, tail and four blocks, and copies of the tail and of block 2 only.
     assert_eq!(pages.live.load(Ordering::Relaxed), 10 + 20 + 400 + 20 + 100);
     assert_eq!(fork.table(), &before);
     for index in 0..4 {

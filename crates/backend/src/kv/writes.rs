@@ -1,4 +1,4 @@
-//! Which tiles of a stream a step writes, and where their tokens come from.
+//! The tiles that a step writes, and the sources of their tokens.
 
 use std::ops::Range;
 
@@ -6,70 +6,71 @@ use kvant_codec::tile::TILE;
 
 use super::{Place, Rows, StreamSpec, TILES_PER_BLOCK};
 
-/// One tile to write. Its first slots wait in the tail, or stay as they are; the others are new rows.
+/// One tile to write. Its first slots come from the tail, or are unchanged; the others are new
+/// rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TileWrite {
     /// The tile, counted from token 0.
     pub tile: usize,
-    /// Where it goes.
+    /// Destination.
     pub place: Place,
-    /// Slots that lie in the tail, where this tile has its place there, and are to be read; none when they stay as they are.
+    /// Slots to read from the tail; empty when they are unchanged.
     pub old: Range<usize>,
     /// Slots filled from new rows.
     pub new: Range<usize>,
-    /// Row of the sequence's rows that goes into slot `new.start`.
+    /// Index, within the sequence's rows, of the row for slot `new.start`.
     pub first_row: usize,
-    /// Whether the band wants it too, its old slots and its new ones.
+    /// Whether the step tiles receive its old and new slots too.
     pub in_band: bool,
 }
 
 impl TileWrite {
-    /// Where its rows are.
+    /// Returns the sources of its rows.
     pub fn rows(&self) -> TileRows {
         let TileWrite { tile, old, new, first_row, .. } = self.clone();
         TileRows { tile, old, new, first_row }
     }
 
-    /// Every slot that is read or new.
+    /// Returns every slot that is read or new.
     pub fn slots(&self) -> Range<usize> {
         if self.old.is_empty() { self.new.clone() } else { self.old.start..self.old.end.max(self.new.end) }
     }
 }
 
-/// Where the rows of a tile are while a step is written.
+/// The sources of a tile's rows while a step is written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TileRows {
     /// The tile, counted from token 0.
     pub tile: usize,
-    /// Slots that lie in the tail.
+    /// Slots in the tail.
     pub old: Range<usize>,
     /// Slots of new rows.
     pub new: Range<usize>,
-    /// Row of the sequence's rows that belongs in slot `new.start`.
+    /// Index, within the sequence's rows, of the row for slot `new.start`.
     pub first_row: usize,
 }
 
-/// Iterator over the tiles that a step writes, oldest first. That order is safe: a tile of the ring is read before it is
-/// overwritten.
+/// Iterator over the tiles that a step writes, oldest first. This order is safe: a tile of the ring
+/// is read before it is overwritten.
 #[derive(Debug, Clone)]
 pub struct Writes {
     spec: StreamSpec,
     rows: Rows,
     /// Tiles before this one are in the sink or the blocks after the step.
     coded: usize,
-    /// The first tile that the band wants.
+    /// The first of the step tiles.
     band: usize,
     tile: usize,
 }
 
 impl StreamSpec {
-    /// Whose mean is the centre of a block, where this write of a step of `rows` is the one that sets it: the rows of its tile and
-    /// of the one after, which is in the tail or comes with the step. A centre of 32 tokens is nearer to that of their block
-    /// than one of 16.
+    /// Returns the rows whose mean is the centre of a block, if this write of a step of `rows` sets
+    /// it: the rows of its tile and of the next tile, which is in the tail or part of the step. A
+    /// centre of 32 tokens is closer to the mean of the block than one of 16.
     ///
-    /// A write sets the centre if it is of the first coded tile of its block, from its first slot on. In a stream with a tail
-    /// both tiles are complete then; without, as many rows count as the step brings, so that what is stored depends on how
-    /// tokens are fed.
+    /// A write sets the centre if it writes the first coded tile of its block from its first slot
+    /// on. In a tensor with a tail both tiles are complete then; without a tail only the rows of
+    /// this step count, so that the stored bits depend on the step sizes.
     pub fn centre_rows(&self, write: &TileWrite, rows: Rows) -> Option<[TileRows; 2]> {
         let of_block = write.tile / TILES_PER_BLOCK * TILES_PER_BLOCK;
         let sets = self.centres
@@ -79,7 +80,7 @@ impl StreamSpec {
         sets.then(|| [write.rows(), self.tile_rows(write.tile + 1, rows)])
     }
 
-    /// Where the rows of tile `tile` are.
+    /// Returns the sources of the rows of tile `tile`.
     fn tile_rows(&self, tile: usize, rows: Rows) -> TileRows {
         let first = tile * TILE;
         let last = (first + TILE).min(rows.end()).max(first);
@@ -88,7 +89,7 @@ impl StreamSpec {
         TileRows { tile, old, new: new.clone(), first_row: (first + new.start).saturating_sub(rows.start) }
     }
 
-    /// The tiles that a step of `rows` writes.
+    /// Returns the tiles that a step of `rows` writes.
     pub fn writes(&self, rows: Rows) -> Writes {
         let first = rows.start / TILE;
         let waiting = if self.tail_tiles > 0 { rows.coded.min(first) } else { first };
@@ -112,7 +113,7 @@ impl Iterator for Writes {
             let place = self.spec.place(tile, self.coded);
             let in_band = tile >= self.band;
             let TileRows { old, new, first_row, .. } = self.spec.tile_rows(tile, self.rows);
-            // Others that wait stay where they are.
+            // Other tiles stay in the tail.
             let old = if matches!(place, Place::Main(_)) || in_band { old } else { 0..0 };
             if old.is_empty() && new.is_empty() {
                 continue;

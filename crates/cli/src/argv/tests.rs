@@ -1,4 +1,4 @@
-//! Arguments as people of llama.cpp and ollama type them, and what becomes of each.
+//! Tests of command lines as llama.cpp and ollama users type them.
 
 use clap::CommandFactory;
 
@@ -55,7 +55,7 @@ fn options_become_what_clap_reads() {
 }
 
 #[test]
-fn what_cannot_be_done_is_refused_with_what_can() {
+fn unsupported_options_are_rejected_with_an_alternative() {
     for (typed, words) in [
         (&["-m", "a.gguf", "-p", "x"][..], &["a command comes before -m", "kvant run -m"][..]),
         (&["-hf", "x/y"], &["a command comes before -hf"]),
@@ -100,9 +100,10 @@ fn a_note_is_for_those_who_wanted_something_else() {
     }
 }
 
-/// Every name of the table does what its rows say in some command, or is an option of ours there.
+/// Checks that every name of the table has its stated effect in some command, or is an option
+/// there.
 #[test]
-fn every_habit_is_obeyed_or_refused_in_one_line() {
+fn every_foreign_option_is_accepted_or_rejected_in_one_line() {
     let commands: [&[&str]; 8] = [
         &["run"],
         &["chat"],

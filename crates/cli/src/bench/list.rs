@@ -1,4 +1,4 @@
-//! Lists as llama-bench writes them: `1,2,3`, `first-last`, `first-last+step`, `first-last*factor`.
+//! Lists in llama-bench's syntax: `1,2,3`, `first-last`, `first-last+step`, `first-last*factor`.
 
 use kvant::DType;
 
@@ -10,7 +10,7 @@ pub struct Numbers(pub Vec<usize>);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Types(pub Vec<DType>);
 
-/// Most numbers that a range may give.
+/// Maximum count of numbers in a range.
 const LIMIT: usize = 1000;
 
 /// Parses a list of numbers and ranges.
@@ -41,7 +41,7 @@ fn range(text: &str) -> Result<Vec<usize>, String> {
     while n <= last {
         numbers.push(n);
         if next(n) <= n || numbers.len() > LIMIT {
-            return Err(format!("'{text}' is no range of up to {LIMIT} growing numbers"));
+            return Err(format!("'{text}' is not a range of up to {LIMIT} increasing numbers"));
         }
         n = next(n);
     }

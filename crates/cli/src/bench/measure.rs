@@ -1,4 +1,4 @@
-//! Running one test: fill to its depth, warm up, time the repetitions.
+//! Runs one benchmark test: fills the cache to its depth, warms up, times the repetitions.
 
 use std::time::Instant;
 
@@ -6,7 +6,7 @@ use kvant::Session;
 
 use crate::failure::Failure;
 
-/// What is timed: reading `n_prompt` tokens, or generating `n_gen`, with `n_depth` tokens in the cache.
+/// One test: prefill of `n_prompt` tokens or decode of `n_gen`, with `n_depth` tokens in the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Test {
     pub n_prompt: usize,
@@ -15,12 +15,12 @@ pub struct Test {
 }
 
 impl Test {
-    /// Tokens in the cache when it is done; `usize::MAX` when they are more.
+    /// Returns the number of cached tokens at the end, saturated at `usize::MAX`.
     pub fn tokens(&self) -> usize {
         self.n_prompt.saturating_add(self.n_gen).saturating_add(self.n_depth)
     }
 
-    /// llama-bench's name: `pp512`, `tg128 @ d4096`.
+    /// Returns llama-bench's name: `pp512`, `tg128 @ d4096`.
     pub fn name(&self) -> String {
         let work = match self.n_gen {
             0 => format!("pp{}", self.n_prompt),
@@ -30,20 +30,20 @@ impl Test {
     }
 }
 
-/// How tests are run.
+/// Configures how tests run.
 #[derive(Debug, Clone, Copy)]
 pub struct Bench {
     pub repetitions: usize,
-    /// Fill the depth by reading tokens, not with random keys and values.
+    /// Fills the depth by prefill instead of with random keys and values.
     pub real_fill: bool,
 }
 
-/// The result of a test.
+/// Result of a test.
 #[derive(Debug, Clone)]
 pub struct Sample {
     /// Tokens per second of each repetition.
     pub tps: Vec<f64>,
-    /// Types of the cache, as it was.
+    /// KV cache types of the session.
     pub type_k: &'static str,
     pub type_v: &'static str,
     /// Bytes of the cache in the middle of the test.
@@ -51,13 +51,13 @@ pub struct Sample {
 }
 
 impl Bench {
-    /// Runs `test` in a session whose context holds it.
+    /// Runs `test` in a session whose context is large enough for it.
     pub fn run(&self, session: &mut Session, test: Test) -> Result<Sample, Failure> {
         self.fill(session, test.n_depth)?;
         let n_vocab = session.model().n_vocab();
         let token = |i: usize| ((i * 7919 + 17) % n_vocab) as u32;
         let prompt: Vec<u32> = (0..test.n_prompt).map(token).collect();
-        // Warm up: caches, clocks, and pages of the operating system.
+        // Warm-up: CPU caches, clocks, and pages of the operating system.
         match test.n_gen {
             0 => session.feed(&prompt[..prompt.len().min(32)], &mut |_| true)?,
             _ => session.feed(&[token(0)], &mut |_| true)?,

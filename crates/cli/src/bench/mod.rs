@@ -1,6 +1,6 @@
-//! `kvant bench`: tokens per second of prompt reading and generation, at any depth, for lists of cache types.
+//! `kvant bench`: tok/s of prefill and decode, at any depth, for lists of KV cache types.
 //!
-//! The tests and columns are those of llama-bench; no tokenisation or sampling is in the times.
+//! The tests and columns are those of llama-bench; the times exclude tokenization and sampling.
 
 mod list;
 mod measure;
@@ -29,26 +29,27 @@ use measure::{Bench, Test};
 pub struct BenchArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Random weights in a real shape, SHAPE:TYPE; shapes: qwen2.5-1.5b qwen2.5-7b llama-7b llama-3-8b mistral-24b qwen3moe-3b qwen35-2b
-    /// deepseek-v2-lite tiny
+    /// Random weights in a real shape, SHAPE:TYPE; shapes: qwen2.5-1.5b qwen2.5-7b llama-7b
+    /// llama-3-8b mistral-24b qwen3moe-3b qwen35-2b deepseek-v2-lite tiny
     #[arg(long, value_name = "SHAPE:TYPE", conflicts_with_all = ["model", "word"])]
     synthetic: Option<String>,
-    /// Prompt lengths to read; lists as 512,1024, ranges as 128-512+128 or 128-1024*2; 0 for none
+    /// Prompt lengths (pp); lists as 512,1024, ranges as 128-512+128 or 128-1024*2; 0 for none
     #[arg(short = 'p', long, value_name = "LIST", default_value = "512", value_parser = list::numbers)]
     n_prompt: list::Numbers,
-    /// Numbers of tokens to generate
+    /// Numbers of tokens to generate (tg)
     #[arg(short = 'n', long, value_name = "LIST", default_value = "128", value_parser = list::numbers)]
     n_gen: list::Numbers,
-    /// Tokens in the cache before each test
+    /// Context depths: tokens in the cache before each test
     #[arg(short = 'd', long, value_name = "LIST", default_value = "0", value_parser = list::numbers)]
     n_depth: list::Numbers,
-    /// Types of the keys (-ctk), a list; f16 when not given
+    /// KV cache types of K (-ctk), a list [default: f16]
     #[arg(long, value_name = "TYPES", value_parser = list::types)]
     cache_type_k: Option<list::Types>,
-    /// Types of the values (-ctv), a list, paired with the keys'; a single one goes with all; f16 when not given
+    /// KV cache types of V (-ctv), a list paired with the K types; a single type applies to all
+    /// [default: f16]
     #[arg(long, value_name = "TYPES", value_parser = list::types)]
     cache_type_v: Option<list::Types>,
-    /// Rules on top of the types, as in `run`
+    /// KV cache policies, as in `run`
     #[arg(long, value_name = "RULES", default_value = "none", value_parser = |text: &str| text.parse::<Policies>().map_err(|e| e.to_string()))]
     kv_policy: Policies,
     #[command(flatten)]
@@ -56,21 +57,21 @@ pub struct BenchArgs {
     /// Repetitions of each test
     #[arg(short = 'r', long, value_name = "N", default_value_t = 5)]
     repetitions: usize,
-    /// Fill the cache to each depth by running the model (slow) instead of with random keys and values
+    /// Fill the cache to each depth by prefill (slow) instead of with random keys and values
     #[arg(long)]
     real_fill: bool,
-    /// Also measure memory bandwidth and report how much of it decoding uses
+    /// Also measure memory bandwidth and report the share that decode uses
     #[arg(long, conflicts_with = "n_gpu_layers")]
     roofline: bool,
-    /// Profile decode attention at each depth by leaving out stages of reading the cache one by one
+    /// Profile decode attention at each depth by omitting stages of the KV cache read one by one
     #[arg(long, conflicts_with_all = ["roofline", "real_fill"])]
     profile: bool,
-    /// How to print the table
+    /// Output format of the table
     #[arg(short = 'o', long, value_enum, default_value = "md")]
     output: Format,
 }
 
-/// Repetitions whose results fit a mind and a page.
+/// Bound on repetitions, so that all results fit in memory and output.
 const MAX_REPETITIONS: usize = 1_000_000;
 
 /// Runs the command.
@@ -127,12 +128,12 @@ impl BenchArgs {
             (_, 1) => Ok(k.iter().map(|&k| (k, v[0])).collect()),
             (1, _) => Ok(v.iter().map(|&v| (k[0], v)).collect()),
             (n, m) => Err(Failure::Usage(format!(
-                "-ctk has {n} types, -ctv {m}: expected as many, or one of either"
+                "-ctk has {n} types, -ctv {m}: expected equal numbers, or one of either"
             ))),
         }
     }
 
-    /// What is measured: caches of these pairs of types, or the plan's own.
+    /// Returns the KV cache options to measure: these pairs of types, or the plan's own.
     fn caches(&self, pairs: Vec<(DType, DType)>, model: &Model) -> Result<Vec<KvOptions>, Failure> {
         let cache = |(k, v)| KvOptions { k, v, policies: self.kv_policy.clone(), ..Default::default() };
         let has_types = self.cache_type_k.is_some() || self.cache_type_v.is_some();

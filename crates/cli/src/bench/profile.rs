@@ -1,4 +1,5 @@
-//! `kvant bench --profile`: decode attention with the stages of its reading left out one by one.
+//! `kvant bench --profile`: decode attention with the stages of the KV cache read omitted one by
+//! one.
 
 use kvant::{DType, Model, SessionOptions};
 use serde_json::Value;
@@ -48,7 +49,7 @@ pub fn profile(
     Ok(())
 }
 
-/// Three decimals for people, all of them for programs.
+/// Rounds to three decimals for Markdown; other formats get all digits.
 fn number(value: f64, format: Format) -> Value {
     match format {
         Format::Md => format!("{value:.3}").into(),

@@ -1,4 +1,4 @@
-//! Results as rows: all of llama-bench's columns and ours, or the short ones for people.
+//! Benchmark results as rows: llama-bench's columns with Kvant's, or the short form for terminals.
 
 use kvant::Model;
 use serde_json::{Value, json};
@@ -6,19 +6,19 @@ use serde_json::{Value, json};
 use super::measure::{Sample, Test};
 use crate::output::{self, Row};
 
-/// A test and what came out.
+/// A test and its result.
 pub struct Measured<'a> {
     pub name: &'a str,
     pub model: &'a Model,
     pub test: Test,
     pub measured: Sample,
-    /// Read bandwidth of the machine in bytes per second, when it was measured.
+    /// Read bandwidth of the machine in bytes per second, if measured.
     pub bandwidth: Option<f64>,
     pub real_fill: bool,
 }
 
 impl Measured<'_> {
-    /// The row for programs: stable names.
+    /// Returns the machine-readable row, with stable names.
     pub fn full(&self) -> Row {
         let (device, sample) = (self.model.device(), &self.measured);
         let read = self.bytes_per_token();
@@ -49,7 +49,7 @@ impl Measured<'_> {
         ])
     }
 
-    /// The row for people: llama-bench's columns.
+    /// Returns the short row: llama-bench's columns.
     pub fn short(&self) -> Row {
         let (device, sample) = (self.model.device(), &self.measured);
         let mut cells = row([
@@ -81,7 +81,8 @@ impl Measured<'_> {
         }
     }
 
-    /// What decoding one token reads: the weights and the cache. Unknown for prompts, which read weights once for many.
+    /// Returns the bytes that decoding one token reads: the weights and the cache. `None` for
+    /// prefill, which reads weights once for many tokens.
     fn bytes_per_token(&self) -> Option<usize> {
         (self.test.n_gen > 0).then(|| self.model.weight_bytes_per_token() + self.measured.kv_bytes)
     }
@@ -90,7 +91,7 @@ impl Measured<'_> {
         self.measured.tps.iter().sum::<f64>() / self.measured.tps.len() as f64
     }
 
-    /// Sample standard deviation; 0 for a single repetition.
+    /// Returns the sample standard deviation; 0 for a single repetition.
     fn deviation(&self) -> f64 {
         let (mean, n) = (self.mean(), self.measured.tps.len());
         let squares: f64 = self.measured.tps.iter().map(|tps| (tps - mean).powi(2)).sum();
@@ -98,14 +99,14 @@ impl Measured<'_> {
     }
 }
 
-/// The commit that this program was built from, where it was built in a checkout.
+/// Commit that this program was built from; `None` outside a checkout.
 pub const COMMIT: Option<&str> = option_env!("KVANT_COMMIT");
 
 fn row<const N: usize>(cells: [(&str, Value); N]) -> Row {
     cells.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// Parameters as people count them: `4.63 M`, `1.54 B`.
+/// Formats a parameter count: `4.63 M`, `1.54 B`.
 fn params(n: usize) -> String {
     let n = n as f64;
     if n < 1e9 { format!("{:.2} M", n / 1e6) } else { format!("{:.2} B", n / 1e9) }

@@ -1,6 +1,6 @@
-//! What a line of a conversation asks for: an answer, or one of the commands that begin with `/`.
+//! Parses a line of a conversation: a message, or a command that begins with `/`.
 
-/// A line, understood.
+/// A parsed line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Input {
     /// A message for the model.
@@ -13,7 +13,7 @@ pub enum Input {
     Clear,
     /// `/regenerate`
     Regenerate,
-    /// `/system`, with a new message where there is one.
+    /// `/system`, with the new message if one is given.
     System(Option<String>),
     /// `/stats`
     Stats,
@@ -23,11 +23,11 @@ pub enum Input {
     Save(String),
     /// `/load FILE`
     Load(String),
-    /// A picture for the next message.
+    /// `/image FILE`: an image for the next message.
     Image(String),
 }
 
-/// What `/help` says.
+/// Text of `/help`.
 pub const HELP: &str = "\
 /clear          forget the conversation (also /reset)
 /regenerate     another answer to the last message
@@ -36,27 +36,25 @@ pub const HELP: &str = "\
 /kv             what the cache holds and takes
 /save FILE      keep the conversation's cache in a file
 /load FILE      go on with a saved conversation
-/image FILE     a picture to go with the next message
+/image FILE     add an image to the next message
 /exit           leave (also /bye, /quit, Ctrl-D); Ctrl-C stops an answer
 //TEXT          a message that begins with /
 A line that ends in \\ goes on in the next; \"\"\" begins and ends a message of several lines.";
 
-/// Commands of other programs' conversations, and what there is instead.
+/// Commands of other chat programs, and their counterparts here.
 const OTHERS: [(&str, &str); 5] = [
-    (
-        "set",
-        "/system TEXT sets the system message, and options stand behind kvant chat (see kvant chat --help)",
-    ),
-    ("show", "/stats, /kv and /system show what there is, kvant inspect what is in a model"),
+    ("set", "/system TEXT sets the system message, and options follow kvant chat (see kvant chat --help)"),
+    ("show", "/stats, /kv and /system show the conversation's state, kvant inspect shows a model"),
     ("read", "kvant run -f FILE reads a file, and a text between \"\"\" may have many lines"),
     ("glob", "kvant run -f FILE reads a file, and a text between \"\"\" may have many lines"),
-    ("model", "another model is another kvant chat MODEL"),
+    ("model", "kvant chat MODEL starts a chat with another model"),
 ];
 
-/// Understands a message or command that is not empty.
+/// Parses a message or command that is not empty.
 ///
 /// # Errors
-/// A line for whoever typed an unknown command, or one without its file.
+///
+/// One line for the user: an unknown command, or a command without its file.
 pub fn parse(line: &str) -> Result<Input, String> {
     let Some(rest) = line.strip_prefix('/') else { return Ok(Input::Message(line.to_owned())) };
     if rest.starts_with('/') {
@@ -89,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_messages_and_what_begins_with_one_slash_is_a_command() {
+    fn lines_with_one_leading_slash_are_commands() {
         let message = |text: &str| Ok(Input::Message(text.to_owned()));
         assert_eq!(parse("hello"), message("hello"));
         assert_eq!(parse("//etc/hosts"), message("/etc/hosts"));

@@ -1,4 +1,4 @@
-//! A conversation: its messages, the cache that holds them, and what to do when that is full.
+//! A conversation: its messages, their KV cache, and the handling of a full context.
 
 use std::path::{Path, PathBuf};
 
@@ -24,25 +24,25 @@ pub struct Chat {
     pub name: String,
     pub model: Model,
     pub session: Session,
-    /// What was asked for; a loaded session may be another.
+    /// The requested options; a loaded session may have others.
     pub options: SessionOptions,
     pub generate: GenerateOptions,
-    /// Which of its settings the model recommends.
+    /// Sampler settings that the model recommends.
     pub recommended: Option<String>,
-    /// Each answer has a seed of its own, so that another one to the same message is another.
+    /// Number of answers so far. Each has its own seed, so that regeneration gives another answer.
     pub n_answers: u64,
     pub context_shift: bool,
-    /// What the template is told besides the messages.
+    /// Options of the template besides the messages.
     pub render: RenderOptions,
-    /// What becomes of what the model thinks.
+    /// How reasoning is displayed.
     pub thoughts: Shown,
     pub interrupt: Interrupt,
     pub system: Option<String>,
-    /// The conversation since the start, or since `loaded`.
+    /// Messages since the start, or since `loaded`.
     pub messages: Vec<Message>,
-    /// The pictures of those messages, in their order, and then those for the next message.
+    /// Images of those messages, in their order, then those for the next message.
     pub pictures: Vec<Picture>,
-    /// Tokens of a conversation that was loaded; its messages are not known.
+    /// Tokens of a loaded conversation, whose messages are unknown.
     pub loaded: Option<Vec<u32>>,
     pub last: Option<Stats>,
 }
@@ -77,7 +77,7 @@ impl Chat {
         match self.speak() {
             Ok(answer) => self.messages.push(Message::assistant(answer)),
             Err(failure) => {
-                // The question is taken back, so that it can be asked again.
+                // Removes the question, so that it can be sent again.
                 self.messages.pop();
                 return Err(failure);
             }
@@ -85,18 +85,18 @@ impl Chat {
         Ok(())
     }
 
-    /// Looks at a picture, which goes with the next message.
+    /// Encodes an image for the next message.
     fn show(&mut self, file: PathBuf) -> Result<(), Failure> {
         let pictures = look(&self.model, &[file], false)?;
         let n_tokens: usize = pictures.iter().map(|picture| picture.tokens().len()).sum();
-        console::say(format_args!("(a picture of {n_tokens} tokens, for the next message)"));
+        console::say(format_args!("(an image of {n_tokens} tokens, for the next message)"));
         self.pictures.extend(pictures);
         Ok(())
     }
 
     fn regenerate(&mut self) -> Result<(), Failure> {
         let Some(before) = self.messages.pop_if(|message| message.role == "assistant") else {
-            return Err(Failure::Usage("/regenerate: nothing was answered yet".to_owned()));
+            return Err(Failure::Usage("/regenerate: no answer yet".to_owned()));
         };
         let answer = self.speak().map(Message::assistant);
         let (answer, result) =
@@ -105,8 +105,8 @@ impl Chat {
         result
     }
 
-    /// Answers the conversation as it stands. Where the context is full and turns may be forgotten, it is read again without the
-    /// oldest, and the answer goes on where it was.
+    /// Generates the answer to the conversation. If the context is full and context shift is on,
+    /// drops the oldest turns, prefills the rest again and continues the answer.
     fn speak(&mut self) -> Result<String, Failure> {
         let interrupt = self.interrupt.clone();
         let (mut answer, mut voice) = (Answer::default(), None);
@@ -152,7 +152,8 @@ impl Chat {
         drop(out);
         let stats = generation.stats();
         self.last = Some(stats);
-        // What ended an answer midway has left its last token unread: it belongs to what is saved.
+        // A failure in the middle of an answer leaves its last token unprefilled: it belongs to the
+        // saved tokens.
         let last =
             answer.tokens.last().filter(|_| matches!(stats.finish, Some(Finish::Length | Finish::Cancelled)));
         if let Some(&last) = last.filter(|_| stats.n_gen > 0 && self.session.tokens().len() < n_ctx) {
@@ -161,22 +162,23 @@ impl Chat {
         Ok(stats.finish)
     }
 
-    /// What to do about a full context.
+    /// Returns the advice for a full context.
     fn way_out(&self) -> &'static str {
         if self.context_shift {
             "/clear starts anew"
         } else {
-            "/clear starts anew; kvant chat --context-shift forgets the oldest turns instead"
+            "/clear starts a new conversation; kvant chat --context-shift drops the oldest turns instead"
         }
     }
 
-    /// Pictures that the messages show; the rest wait for the next one.
+    /// Returns the number of images in the messages; the rest belong to the next message.
     fn n_shown(&self) -> usize {
         self.messages.iter().map(|message| message.n_pictures).sum()
     }
 
-    /// The whole conversation as tokens, and the text that the template has written. After a load only the tokens of the first
-    /// part are known: the template renders the rest behind a marked answer, and what follows the mark is appended.
+    /// Returns the conversation's tokens and the text rendered by the template. After a load only
+    /// the tokens of the first part are known: the template renders the rest after a marked answer,
+    /// and the text after the mark is appended.
     fn prompt(&self) -> Result<(Vec<u32>, Rendered), Failure> {
         let template = self.model.chat_template()?;
         let shown = self.n_shown();
@@ -186,7 +188,7 @@ impl Chat {
         let Some(loaded) = &self.loaded else {
             let text = template.render(&self.messages, &self.render).map_err(Error::from)?;
             let prompt = match self.context_shift {
-                // What is too long now may fit without its oldest turns.
+                // A prompt that is too long now may fit without its oldest turns.
                 true => self.model.rendered_prompt(&text),
                 false => self.session.rendered_prompt(&text),
             };
@@ -197,7 +199,7 @@ impl Chat {
         let text = template.render(&messages, &self.render).map_err(Error::from)?;
         let Some(rest) = text.after(MARK) else {
             return Err(Failure::Work(
-                "this model's template cannot go on with a loaded conversation".to_owned(),
+                "this model's template cannot continue a loaded conversation".to_owned(),
             ));
         };
         let tokens = self.model.tokenizer()?.encode(rest.as_str(), rest.special(), false);
@@ -205,10 +207,10 @@ impl Chat {
         Ok(([loaded.as_slice(), &tokens].concat(), rest))
     }
 
-    /// The same of a conversation with pictures.
+    /// Returns the same for a conversation with images.
     fn prompt_with(&self, pictures: &[Picture]) -> Result<(Vec<u32>, Rendered), Failure> {
         if self.loaded.is_some() {
-            let line = "a loaded conversation goes on without pictures; /clear starts one that may have some";
+            let line = "a loaded conversation takes no images; /clear starts one that does";
             return Err(Failure::Work(line.to_owned()));
         }
         let messages: Vec<_> = self.messages.iter().map(|message| serde_json::json!(message)).collect();
@@ -216,8 +218,8 @@ impl Chat {
         Ok((tokens, text))
     }
 
-    /// Forgets the oldest turns until the conversation and `n_said` tokens of an answer leave a quarter of the context free.
-    /// `false` when there was none to forget.
+    /// Drops the oldest turns until the conversation and `n_said` answer tokens leave a quarter of
+    /// the context free. Returns `false` if no turn could be dropped.
     fn make_room(&mut self, n_said: usize) -> Result<bool, Failure> {
         let most = self.session.n_ctx() - self.session.n_ctx() / 4;
         let mut n_turns = 0;
@@ -225,12 +227,13 @@ impl Chat {
             n_turns += 1;
         }
         if n_turns > 0 {
-            console::say(format_args!("(the context is full: the oldest {n_turns} turns are forgotten)"));
+            console::say(format_args!("(the context is full: dropped the oldest {n_turns} turns)"));
         }
         Ok(n_turns > 0)
     }
 
-    /// Forgets what was loaded, or else the oldest question and its answer; never the last question.
+    /// Drops the loaded tokens, or else the oldest question and its answer; never the last
+    /// question.
     fn forget_oldest(&mut self) -> bool {
         if self.loaded.take().is_some() {
             self.messages.splice(0..0, self.system.as_deref().map(Message::system));
@@ -246,7 +249,7 @@ impl Chat {
         has_two
     }
 
-    /// Forgets everything, and returns to the types that were asked for.
+    /// Drops the conversation and returns to the requested KV types.
     fn clear(&mut self) -> Result<(), Failure> {
         self.session = self.model.session(self.options.clone())?;
         (self.loaded, self.last) = (None, None);
@@ -255,11 +258,11 @@ impl Chat {
         Ok(())
     }
 
-    /// Takes another system message; the conversation goes on under it.
+    /// Sets the system message; the conversation continues with it.
     fn set_system(&mut self, text: String) {
         if self.loaded.is_some() {
             console::say(
-                "(a loaded conversation keeps the system message that it began with; /clear takes this one)",
+                "(a loaded conversation keeps its original system message; this one applies after /clear)",
             );
         } else {
             let n_old = usize::from(self.messages.first().is_some_and(|message| message.role == "system"));
@@ -278,7 +281,7 @@ impl Chat {
         let kv = self.session.kv();
         if (kv.type_k, kv.type_v) != (asked.type_k, asked.type_v) {
             console::say(format_args!(
-                "(its cache is {}/{}, not {}/{} as asked; /clear returns to those)",
+                "(its cache is {}/{}, not {}/{} as requested; /clear returns to those)",
                 kv.type_k, kv.type_v, asked.type_k, asked.type_v
             ));
         }
@@ -310,7 +313,7 @@ impl Chat {
     }
 }
 
-/// What went wrong; of a conversation that is too long, what to do about it.
+/// Converts an error; adds advice to that of a conversation that is too long.
 fn too_long(error: Error, way_out: &str) -> Failure {
     let (tokens, n_ctx) = match error {
         Error::PromptTooLong { tokens, n_ctx } => (tokens.to_string(), n_ctx),

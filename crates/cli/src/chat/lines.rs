@@ -1,4 +1,4 @@
-//! Messages as they are typed or piped in.
+//! Reads messages from the terminal or a pipe.
 
 use std::io::ErrorKind;
 
@@ -14,10 +14,10 @@ const FENCE: &str = "\"\"\"";
 /// The prompt, plain and in colour.
 const PROMPT: (&str, &str) = ("> ", "\u{1b}[1;32m> \u{1b}[0m");
 
-/// What comes from the terminal or through a pipe.
+/// Reads lines from the terminal or a pipe.
 pub struct Lines(DefaultEditor);
 
-/// What was read.
+/// Result of a read.
 pub enum Read {
     Message(String),
     Interrupted,
@@ -28,26 +28,26 @@ impl Lines {
     /// Opens stdin.
     pub fn open() -> Result<Self, Failure> {
         let mut editor = DefaultEditor::new().map_err(|error| Failure::work("terminal", error))?;
-        // The editor shows colours when it has a helper.
+        // The editor shows colours only with a helper.
         if console::has_colours() {
             editor.set_helper(Some(()));
         }
         Ok(Self(editor))
     }
 
-    /// The next message that is not empty.
+    /// Reads the next message that is not empty.
     pub fn next(&mut self) -> Result<Read, Failure> {
         loop {
             match self.message() {
                 Ok(message) if message.is_empty() => {}
                 Ok(message) => {
-                    // A message that cannot be remembered is no worse for it.
+                    // A history failure does not affect the message.
                     let _ = self.0.add_history_entry(&message);
                     return Ok(Read::Message(message));
                 }
-                // The conversation is worth more than the line.
+                // Skips the invalid line, so that the conversation continues.
                 Err(ReadlineError::Io(error)) if error.kind() == ErrorKind::InvalidData => {
-                    log::note("a line that is no UTF-8 text was left out");
+                    log::note("skipped a line that is not UTF-8");
                 }
                 Err(ReadlineError::Interrupted) => return Ok(Read::Interrupted),
                 Err(ReadlineError::Eof) => return Ok(Read::End),
@@ -56,7 +56,7 @@ impl Lines {
         }
     }
 
-    /// A line, those that it says follow, or those between fences.
+    /// Reads one line with its continuation lines, or a fenced message.
     fn message(&mut self) -> Result<String, ReadlineError> {
         let line = self.0.readline(&PROMPT)?;
         let mut text = line.trim().to_owned();

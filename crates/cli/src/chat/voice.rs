@@ -1,4 +1,4 @@
-//! How an answer is shown: what the model thinks first is dimmed, or left out.
+//! Displays an answer: its reasoning is dimmed or hidden.
 
 use std::io::{self, Write};
 
@@ -9,19 +9,19 @@ use crate::console;
 const DIM: &str = "\u{1b}[2m";
 const PLAIN: &str = "\u{1b}[0m";
 
-/// What becomes of thoughts.
+/// How reasoning is displayed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Shown {
-    /// They are dimmed.
+    /// Dimmed.
     Dimmed,
-    /// As the model writes them, marks and all: where there are no colours.
+    /// Verbatim with its tags, where colours are unavailable.
     AsWritten,
-    /// They are left out.
+    /// Hidden.
     Hidden,
 }
 
 impl Shown {
-    /// Hidden where that is wanted, else as results can be shown.
+    /// Returns `Hidden` if `hides` is set, else what the output supports.
     pub fn of(hides: bool) -> Self {
         match (hides, console::has_colours()) {
             (true, _) => Self::Hidden,
@@ -31,18 +31,18 @@ impl Shown {
     }
 }
 
-/// An answer on its way to the terminal.
+/// Writes an answer to the terminal.
 pub struct Voice {
     thoughts: Thoughts,
     shown: Shown,
-    /// A thought stands there; what is said begins below it.
+    /// Reasoning was written; the answer begins below it.
     has_thought: bool,
-    /// A terminal would obey what the model writes.
+    /// The output is a terminal, which interprets control characters.
     is_obeyed: bool,
 }
 
 impl Voice {
-    /// Of an answer to `prompt`, which a template of this `source` has written.
+    /// Creates the writer of an answer to `prompt`, rendered by the template `source`.
     pub fn new(source: &str, prompt: &str, shown: Shown) -> Self {
         let thoughts = match shown {
             Shown::AsWritten => Thoughts::none(),
@@ -51,13 +51,13 @@ impl Voice {
         Self { thoughts, shown, has_thought: false, is_obeyed: console::is_obeyed() }
     }
 
-    /// Writes what has become certain with more text.
+    /// Writes the text that is certain after `text` arrived.
     pub fn say(&mut self, text: &str, out: &mut impl Write) -> io::Result<()> {
         let said = self.thoughts.push(text);
         self.write(said, out)
     }
 
-    /// Writes what was held back, at the end.
+    /// Writes the withheld rest at the end.
     pub fn end(&mut self, out: &mut impl Write) -> io::Result<()> {
         let said = self.thoughts.rest();
         self.write(said, out)
@@ -67,7 +67,7 @@ impl Voice {
         for said in said {
             match said {
                 Said::Thought(_) if self.shown == Shown::Hidden => {}
-                // Each piece by itself: an answer may be stopped after any.
+                // Each piece is closed by itself: an answer may stop after any.
                 Said::Thought(text) => {
                     self.has_thought = true;
                     let text = console::spoken(&text, self.is_obeyed);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn thoughts_are_dimmed_left_out_or_as_they_were_written() {
+    fn reasoning_is_dimmed_hidden_or_verbatim() {
         let pieces = ["<thi", "nk>\nHm", ", so.\n</think>\n", "\nYes", "."];
         assert_eq!(shown(Shown::Dimmed, &pieces), "\u{1b}[2mHm\u{1b}[0m\u{1b}[2m, so.\u{1b}[0m\n\nYes.");
         assert_eq!(shown(Shown::Hidden, &pieces), "Yes.");
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_obeys_the_marks_of_a_thought_and_nothing_of_what_is_said() {
+    fn terminals_receive_no_control_characters_of_the_model() {
         let pieces = ["<think>\nHm\u{1b}[31m", "\n</think>\n", "\nYes\u{1b}]52;c;b3du\u{7}", "\u{9b}2J."];
         let voice = |shown| Voice { is_obeyed: true, ..Voice::new("</think>", "", shown) };
         assert_eq!(said(voice(Shown::Dimmed), &pieces), "\u{1b}[2mHm[31m\u{1b}[0m\n\nYes]52;c;b3du2J.");

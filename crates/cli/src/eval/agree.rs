@@ -23,24 +23,24 @@ pub struct AgreeArgs {
     configs: ConfigArgs,
     #[command(flatten)]
     results: ResultArgs,
-    /// Text whose pieces are gone on with; - for stdin, a built-in one when not given
+    /// Text whose chunks are continued; - for stdin [default: built-in]
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Questions, one a line, asked in the model's chat template; 32 built-in ones when not given
+    /// Questions, one per line, in the model's chat template [default: 32 built-in ones]
     #[arg(long, value_name = "FILE")]
     questions: Option<PathBuf>,
-    /// Tokens of a piece, 0 for as many as the model was trained for
+    /// Tokens per chunk, 0 for the model's training context
     #[arg(short, long, value_name = "N", default_value_t = 256)]
     ctx_size: usize,
-    /// Pieces at most
+    /// Maximum number of chunks
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = positive)]
     chunks: usize,
-    /// Tokens of an answer at most
+    /// Maximum tokens per answer
     #[arg(short = 'n', long, value_name = "N", default_value_t = 128, value_parser = positive)]
     predict: usize,
 }
 
-/// What is measured when no type is given: f32 shows what the arithmetic alone does.
+/// Default configurations: f32 shows the effect of the arithmetic alone.
 const DEFAULT: [(DType, DType); 5] = [
     (DType::F32, DType::F32),
     (DType::Q8_0, DType::Q8_0),
@@ -59,9 +59,9 @@ pub fn run(args: AgreeArgs) -> Result<(), Failure> {
     let options = AgreeOptions { configs, most_tokens: args.predict };
     let pieces = text_prompts(&Chunks::new(&model, &text, length(args.ctx_size, &model), Some(args.chunks))?);
     let questions = match question_prompts(&model, asked.as_deref().unwrap_or(QUESTIONS)) {
-        // Nobody asked for questions.
+        // The questions are the default, not a request.
         Err(error) if asked.is_none() => {
-            log::note(format_args!("no questions are asked: {error}"));
+            log::note(format_args!("questions are skipped: {error}"));
             Vec::new()
         }
         prompts => prompts?,

@@ -22,17 +22,17 @@ pub struct DistortionArgs {
     /// Values per synthetic vector
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = positive)]
     dim: usize,
-    /// Synthetic vectors of each law
+    /// Synthetic vectors per distribution
     #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = positive)]
     vectors: usize,
     /// Seed of the synthetic vectors and queries
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Also measure the keys and values that the model makes of this text; - for stdin, a built-in one when only a model is
-    /// given
+    /// Also measure the K and V of the model for this text; - for stdin, a built-in one when only a
+    /// model is given
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Tokens of the text to read
+    /// Tokens of the text to prefill
     #[arg(short, long, value_name = "N", default_value_t = 512, value_parser = positive)]
     ctx_size: usize,
     /// Add the results to a page in this folder
@@ -66,7 +66,7 @@ pub fn distortion(args: DistortionArgs) -> Result<(), Failure> {
 }
 
 fn short_row(d: &Distortion) -> Row {
-    // The bound from above is that of whole turbo slices.
+    // The upper bound holds for whole turbo slices.
     let bounded = d.codec.starts_with("turbo") && d.dim.is_multiple_of(128);
     let upper = bounded.then(|| upper_bound(d.bpv - SCALE_BITS));
     let number = |x: f64| if x == 0.0 { "0".to_owned() } else { format!("{x:.3e}") };

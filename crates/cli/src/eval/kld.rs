@@ -29,31 +29,33 @@ pub struct KldArgs {
     results: ResultArgs,
     #[command(flatten)]
     state: StateArgs,
-    /// Text to measure on; - for stdin, a built-in one when neither this nor --base is given
+    /// Evaluation text; - for stdin [default: built-in, without --base]
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Compare with this file of llama-perplexity (or of eval ppl --save-base) instead of our own f16 cache; it holds the
-    /// text too
+    /// Compare with this file of llama-perplexity (or of eval ppl --save-base) instead of Kvant's
+    /// f16 cache; it contains the text too
     #[arg(long, value_name = "FILE")]
     base: Option<PathBuf>,
-    /// Compare with this model, its f16 cache and exact products instead, of the same vocabulary: other weights of the same model
+    /// Compare with this model, with its f16 cache and exact prefill, instead; same vocabulary:
+    /// other weights of the same model
     #[arg(long, value_name = "MODEL", conflicts_with = "base")]
     against: Option<String>,
-    /// Tokens of a chunk, 0 for as many as the model was trained for; 512, or what the base file has
+    /// Tokens per chunk, 0 for the model's training context [default: 512, or that of the base
+    /// file]
     #[arg(short, long, value_name = "N")]
     ctx_size: Option<usize>,
-    /// Chunks at most; all when not given
+    /// Maximum number of chunks [default: all]
     #[arg(long, value_name = "N", value_parser = positive)]
     chunks: Option<usize>,
-    /// Tokens per step (-ub); a step finds its own keys in the cache: 1 is what decoding sees
+    /// Tokens per batch (-ub); a batch reads its own keys from the cache: 1 is what decode sees
     #[arg(long, value_name = "N", value_parser = positive)]
     ubatch_size: Option<usize>,
-    /// Add the results to a page in this folder, and measure the coarsest types layer by layer for it
+    /// Add the results to a page in this folder, with a per-layer measurement of the coarsest types
     #[arg(long, value_name = "DIR")]
     report: Option<PathBuf>,
 }
 
-/// What is measured when no type is given.
+/// Default configurations.
 const DEFAULT: [(DType, DType); 7] = [
     (DType::F16, DType::F16),
     (DType::Q8_0, DType::Q8_0),
@@ -64,7 +66,7 @@ const DEFAULT: [(DType, DType); 7] = [
     (DType::Q8_0, DType::Turbo3),
 ];
 
-/// Chunks on which layers are measured one by one.
+/// Chunks of the per-layer measurement.
 const LAYER_CHUNKS: usize = 4;
 
 /// Runs the command.
@@ -135,28 +137,30 @@ pub fn kld(args: KldArgs) -> Result<(), Failure> {
     })
 }
 
-/// Tells what is unusual about a base.
+/// Notes deviations of a base file.
 fn note_origin(base: &BaseReader, model: &Model) {
     let path = printable_path(base.path());
     if base.fingerprint().is_some_and(|of| of != model.computed_by()) {
-        log::note(format_args!("{path} is the base of another model, or of the same with other weights"));
+        log::note(format_args!("{path} is the base of another model, or of other weights"));
     }
     if base.is_f16() == Some(false) {
-        log::note(format_args!("{path} was computed with another cache than f16: differences are from that"));
+        log::note(format_args!(
+            "{path} was computed with another cache than f16: differences are relative to it"
+        ));
     }
 }
 
-/// The configuration with the fewest bits: the one whose layers differ most.
+/// Returns the configuration with the fewest bits, whose layers differ most.
 fn coarsest<'a>(configs: &'a [KvOptions], results: &'a [Kld]) -> Option<(&'a KvOptions, &'a Kld)> {
     configs.iter().zip(results).min_by(|a, b| a.1.kv.bpv().total_cmp(&b.1.kv.bpv()))
 }
 
-/// Six decimals; a rounding error below zero is zero.
+/// Formats with six decimals; a negative rounding error becomes zero.
 fn nats(kld: f64) -> String {
     format!("{:.6}", if kld.abs() < 5e-7 { 0.0 } else { kld })
 }
 
-/// A row for people.
+/// Returns the short row.
 fn short_row(result: &Kld) -> Row {
     let (s, kv) = (result.stats(), &result.kv);
     let share = 100.0 * kv.bytes as f64 / kv.bytes_f16 as f64;
@@ -186,7 +190,7 @@ fn bits(kv: &KvConfig) -> String {
     }
 }
 
-/// A row for machines.
+/// Returns the row with all fields.
 fn full_row(result: &Kld, chunks: usize) -> Row {
     let s = result.stats();
     let mut full = row_of(&result.kv);

@@ -1,4 +1,4 @@
-//! `kvant eval`: does a compressed cache hurt this model?
+//! `kvant eval`: measures the effect of a compressed KV cache on a model.
 
 mod agree;
 mod distortion;
@@ -34,13 +34,13 @@ pub struct EvalArgs {
 enum EvalCommand {
     /// Perplexity of a text, by llama.cpp's method
     Ppl(ppl::PplArgs),
-    /// KL divergence of cache types from the f16 cache
+    /// KL divergence of KV cache types from the f16 cache
     Kld(kld::KldArgs),
-    /// Greedy answers beside those of the f16 cache: for how long they stay the same
+    /// Agreement of greedy answers with those of the f16 cache: tokens until they differ
     Agree(agree::AgreeArgs),
-    /// Needle in a haystack: does the model still find a sentence in a long text
+    /// Needle in a haystack: retrieval of a sentence from a long text
     Niah(niah::NiahArgs),
-    /// What the cache's formats lose, beside what theory allows
+    /// Distortion of the KV cache codecs, beside the theoretical bounds
     Distortion(distortion::DistortionArgs),
 }
 
@@ -68,7 +68,7 @@ pub(crate) enum Switch {
     Off,
 }
 
-/// The text in a file or, where none is given, the built-in one.
+/// Returns the text of a file, or the built-in one.
 fn text(file: Option<&Path>) -> Result<String, Failure> {
     match file {
         Some(path) => args::read_text(path),
@@ -79,35 +79,36 @@ fn text(file: Option<&Path>) -> Result<String, Failure> {
     }
 }
 
-/// The length that `-c` names: 0 is the model's own.
+/// Resolves the length of `-c`: 0 is the model's training context.
 fn length(asked: usize, model: &Model) -> usize {
     if asked == 0 { model.config().n_ctx_train } else { asked }
 }
 
-/// Which caches are measured.
+/// Selects the KV caches to measure.
 #[derive(Args, Debug, Clone)]
 struct ConfigArgs {
-    /// KV types of the keys (-ctk), a comma list
+    /// KV cache types of K (-ctk), a comma-separated list
     #[arg(long, value_name = "TYPES", value_delimiter = ',', value_parser = kv_type)]
     cache_type_k: Vec<DType>,
-    /// KV types of the values (-ctv), paired with those of the keys; the same as the keys' when not given
+    /// KV cache types of V (-ctv), paired with those of K [default: the same as K]
     #[arg(long, value_name = "TYPES", value_delimiter = ',', value_parser = kv_type)]
     cache_type_v: Vec<DType>,
-    /// Rules on top of the types, as in `run`
+    /// KV cache policies, as in `run`
     #[arg(long, value_name = "RULES", env = "KVANT_KV_POLICY", default_value_t, value_parser = policies)]
     kv_policy: Policies,
-    /// Table of types per layer, head and side, as in `run`
+    /// Table of KV types per layer, head and side, as in `run`
     #[arg(long, value_name = "FILE", env = "KVANT_KV_TYPES")]
     kv_types: Option<PathBuf>,
     #[command(flatten)]
     plan: KvPlanArgs,
-    /// Whether the youngest tokens wait in f16; off measures the types alone
+    /// Whether recent tokens stay in f16; off measures the types alone
     #[arg(long, value_name = "SWITCH", default_value = "on")]
     kv_tail: Switch,
 }
 
 impl ConfigArgs {
-    /// The configurations: those given, or `default`. A single type goes with every one of the other list.
+    /// Returns the given configurations, or `default`. A single type of K or V pairs with every one
+    /// of the other list.
     fn configs(&self, default: &[(DType, DType)]) -> Result<Vec<KvOptions>, Failure> {
         let (k, v) = (&self.cache_type_k, &self.cache_type_v);
         let pairs = match (k.len(), v.len()) {
@@ -132,7 +133,8 @@ impl ConfigArgs {
             .collect())
     }
 
-    /// These configurations with the plan for `model`, where one is given: its own in their place where no type is.
+    /// Returns the configurations with the given plan for `model`: its own in their place where no
+    /// type is named.
     fn with_plan(&self, configs: Vec<KvOptions>, model: &Model) -> Result<Vec<KvOptions>, Failure> {
         let has_types =
             !self.cache_type_k.is_empty() || !self.cache_type_v.is_empty() || self.kv_types.is_some();
@@ -142,16 +144,16 @@ impl ConfigArgs {
     }
 }
 
-/// How results are printed and kept.
+/// Configures the output of results.
 #[derive(Args, Debug, Clone)]
 struct ResultArgs {
-    /// How the table is printed
+    /// Output format of the table
     #[arg(short, long, value_name = "FORMAT", default_value = "md")]
     output: Format,
     /// The same as -o json
     #[arg(long, conflicts_with = "output")]
     json: bool,
-    /// No progress bar
+    /// Hide the progress bar
     #[arg(short, long)]
     quiet: bool,
 }
@@ -161,41 +163,41 @@ impl ResultArgs {
         if self.json { Format::Json } else { self.output }
     }
 
-    /// Prints `short` for people, `full` for machines.
+    /// Prints `short` as Markdown, `full` in the other formats.
     fn print(&self, short: &[Row], full: &[Row]) -> Result<(), Failure> {
         let rows = if self.format() == Format::Md { short } else { full };
         Ok(output::print_rows(rows, self.format())?)
     }
 }
 
-/// Where a run is kept, so that it can be taken up again.
+/// State file of a resumable run.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct StateArgs {
-    /// Keep finished steps in this file, and go on from what is in it
+    /// Save finished steps to this file, and resume from it
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
 }
 
 impl StateArgs {
-    /// The file.
+    /// Returns the file.
     pub(crate) fn path(&self) -> Option<&Path> {
         self.state.as_deref()
     }
 
-    /// Refuses a file that cannot be written, before anything is measured.
+    /// Checks that the file can be written, before the measurement.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         args::check_target(self.state.as_deref())
     }
 }
 
-/// A bar with time left that follows a measurement.
+/// Returns a callback that moves the bar with a measurement and shows the time left.
 pub(crate) fn follow(bar: &ProgressBar) -> impl FnMut(&Progress) + '_ {
     move |step| {
         bar.set_length(step.total as u64);
         bar.set_position(step.done as u64);
         bar.set_message(step.note.clone());
         if step.done == step.resumed {
-            // Steps of an earlier run say nothing about the time left.
+            // Steps of an earlier run do not count for the time left.
             bar.reset_eta();
         }
     }
@@ -207,7 +209,7 @@ fn bar(label: &'static str, results: &ResultArgs) -> ProgressBar {
     bar
 }
 
-/// Where the numbers of this run come from.
+/// Returns the provenance of this run's numbers.
 pub(crate) fn about(model: &ModelArgs, loaded: Option<&Model>, text: Option<&Path>) -> About {
     let device = loaded.map(|model| {
         let device = model.device();
@@ -222,12 +224,12 @@ pub(crate) fn about(model: &ModelArgs, loaded: Option<&Model>, text: Option<&Pat
     }
 }
 
-/// Refuses a report that cannot be written, if one is wanted, before anything is measured.
+/// Checks that a requested report can be written, before the measurement.
 pub(crate) fn check_report(folder: Option<&Path>) -> Result<(), Failure> {
     Ok(folder.map_or(Ok(()), kvant_eval::report::check)?)
 }
 
-/// Adds a part to the report, if one is wanted, and tells where it is.
+/// Adds a part to a requested report and prints its path.
 pub(crate) fn add_to_report(folder: Option<&Path>, part: impl FnOnce() -> Part) -> Result<(), Failure> {
     if let Some(folder) = folder {
         let page = kvant_eval::report::update(folder, &part())?;
@@ -240,7 +242,7 @@ fn row<const N: usize>(cells: [(&str, Value); N]) -> Row {
     cells.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// The fields of something serialisable, as a row.
+/// Returns the fields of a serializable value as a row.
 fn row_of(value: &impl serde::Serialize) -> Row {
     match serde_json::to_value(value).expect("results are plain JSON") {
         Value::Object(row) => row,

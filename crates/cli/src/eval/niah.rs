@@ -27,22 +27,23 @@ pub struct NiahArgs {
     results: ResultArgs,
     #[command(flatten)]
     state: StateArgs,
-    /// Haystack: a text to hide the needle in; - for stdin, a built-in one when not given
+    /// Haystack text that hides the needle; - for stdin [default: built-in]
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Lengths of prompt and answer in tokens, a comma list; 0 for as many as the model was trained for
+    /// Lengths of prompt and answer in tokens, a comma-separated list; 0 for the model's training
+    /// context
     #[arg(short, long, value_name = "N", value_delimiter = ',', default_value = "256,512,1024")]
     ctx_size: Vec<usize>,
-    /// Depths, evenly from the beginning of the haystack to its end
+    /// Number of depths, evenly from the start of the haystack to its end
     #[arg(long, value_name = "N", default_value_t = 11)]
     depths: usize,
-    /// Needles in one haystack; each is asked for
+    /// Needles per haystack; each has its own question
     #[arg(long, value_name = "N", default_value_t = 1)]
     needles: usize,
     /// Wording: secret-word, magic-number, sandwich, or a JSON file
     #[arg(long, value_name = "FORM", default_value = "secret-word")]
     form: String,
-    /// Put haystack and question into the model's chat template
+    /// Apply the model's chat template to haystack and question
     #[arg(long)]
     chat: bool,
     /// Add the results to a page in this folder
@@ -50,7 +51,7 @@ pub struct NiahArgs {
     report: Option<PathBuf>,
 }
 
-/// What is measured when no type is given.
+/// Default configurations.
 const DEFAULT: [(DType, DType); 4] = [
     (DType::F16, DType::F16),
     (DType::Q8_0, DType::Q8_0),
@@ -89,7 +90,7 @@ pub fn niah(args: NiahArgs) -> Result<(), Failure> {
     })
 }
 
-/// The grid for people: a row per type and length, a column for each of `depths`.
+/// Returns the grid: a row per type and length, a column for each of `depths`.
 fn grid(cells: &[NiahCell], depths: usize) -> Vec<Row> {
     let of_length = |cells: &[NiahCell]| {
         let NiahCell { type_k, type_v, n_ctx, .. } = &cells[0];
@@ -100,7 +101,7 @@ fn grid(cells: &[NiahCell], depths: usize) -> Vec<Row> {
     cells.chunks(depths).map(of_length).collect()
 }
 
-/// A depth in as many digits as tell it from the next.
+/// Formats a depth with enough digits to distinguish it from the next.
 fn column(depth: f64, depths: usize) -> String {
     let digits = depths.saturating_sub(2).checked_ilog10().unwrap_or(0).saturating_sub(1) as usize;
     format!("{:.digits$} %", 100.0 * depth)
@@ -118,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_grid_has_a_row_for_each_length_and_a_column_for_each_depth() {
+    fn the_grid_has_a_row_per_length_and_a_column_per_depth() {
         for depths in [1, 2, 3, 101, 102, 103, 1001, 2000, 20_000] {
             let depth = |step: usize| if depths == 1 { 0.5 } else { step as f64 / (depths - 1) as f64 };
             let cell = |n_ctx, step| NiahCell {

@@ -25,16 +25,16 @@ pub struct PplArgs {
     results: ResultArgs,
     #[command(flatten)]
     state: StateArgs,
-    /// Text to measure on; - for stdin, a built-in one when not given
+    /// Evaluation text; - for stdin [default: built-in]
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Tokens of a chunk, 0 for as many as the model was trained for
+    /// Tokens per chunk, 0 for the model's training context
     #[arg(short, long, value_name = "N", default_value_t = 512)]
     ctx_size: usize,
-    /// Chunks at most; all when not given
+    /// Maximum number of chunks [default: all]
     #[arg(long, value_name = "N", value_parser = positive)]
     chunks: Option<usize>,
-    /// Tokens per step (-ub); a step finds its own keys in the cache
+    /// Tokens per batch (-ub); a batch reads its own keys from the cache
     #[arg(long, value_name = "N", value_parser = positive)]
     ubatch_size: Option<usize>,
     /// Write the log-probabilities to a file that llama-perplexity --kl-divergence reads

@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! models--USER--NAME/
-//!   refs/main                    the commit that was seen last
-//!   blobs/ETAG                   content, named by its checksum; ETAG.incomplete while it is fetched
-//!   snapshots/COMMIT/FILE        a link to the content
+//!    refs/main                    the newest known commit
+//!    blobs/ETAG                   content, named by its checksum; ETAG.incomplete during download
+//!    snapshots/COMMIT/FILE        a link to the content
 //! ```
 
 use std::env::var_os;
@@ -24,7 +24,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Where the hub's own tools would keep this repository.
+    /// Returns the folder where the hub's own tools store this repository.
     pub fn from_env(repo: &str) -> Result<Self, Failure> {
         let dir = |name: &str| var_os(name).filter(|dir| !dir.is_empty()).map(PathBuf::from);
         let user = || dir("HOME").or_else(|| dir("USERPROFILE")).map(|home| home.join(".cache"));
@@ -39,43 +39,43 @@ impl Cache {
         &self.folder
     }
 
-    /// The token that the hub's own tools have left.
+    /// Returns the access token that the hub's own tools have stored.
     pub fn token(&self) -> Option<String> {
         let token =
             std::env::var("HF_TOKEN").ok().or_else(|| fs::read_to_string(self.home.join("token")).ok());
         token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty())
     }
 
-    /// The commit that was seen last.
+    /// Returns the newest known commit.
     pub fn commit(&self) -> Option<String> {
         let commit = fs::read_to_string(self.folder.join("refs/main")).ok()?;
         Some(commit.trim().to_owned()).filter(|commit| is_plain(commit))
     }
 
-    /// Remembers the commit.
+    /// Stores the commit.
     pub fn set_commit(&self, commit: &str) -> Result<(), Problem> {
         let path = self.folder.join("refs/main");
         create_parent(&path).and_then(|()| fs::write(&path, commit)).map_err(|error| failed(&path, error))
     }
 
-    /// Where a file of a commit is, or will be.
+    /// Returns the path of a file of a commit, downloaded or not.
     pub fn snapshot(&self, commit: &str, file: &str) -> PathBuf {
         self.folder.join("snapshots").join(commit).join(file)
     }
 
-    /// Whether a file of a commit is here, with something in it.
+    /// Returns whether a file of a commit is present and not empty.
     pub fn has(&self, commit: &str, file: &str) -> bool {
         fs::metadata(self.snapshot(commit, file)).is_ok_and(|there| there.is_file() && there.len() > 0)
     }
 
-    /// The files of a commit that are here, with `/` between folders.
+    /// Returns the present files of a commit, with `/` between folders.
     pub fn files(&self, commit: &str) -> Vec<String> {
         let mut found = Vec::new();
         walk(&self.folder.join("snapshots").join(commit), "", &mut found);
         found
     }
 
-    /// Brings a file here: `fetch` is given what there is of it, open to append, and how many bytes that is.
+    /// Downloads a file: `fetch` receives the partial file, open to append, and its size in bytes.
     pub fn keep(
         &self,
         commit: &str,
@@ -85,10 +85,10 @@ impl Cache {
     ) -> Result<(), Problem> {
         check_names(commit, file)?;
         if !is_plain(&about.etag) {
-            return Err(Problem::Failed(format!("a name that is none: {}", printable(&about.etag, 100))));
+            return Err(Problem::Failed(format!("invalid file name: {}", printable(&about.etag, 100))));
         }
         let blob = self.folder.join("blobs").join(&about.etag);
-        // What an earlier hub has left under this name may be cut.
+        // A file of an earlier download under this name may be truncated.
         let is_whole = || {
             let there = fs::metadata(&blob).ok().filter(fs::Metadata::is_file);
             there.is_some_and(|there| there.len() > 0 && about.size.is_none_or(|size| size == there.len()))
@@ -98,7 +98,7 @@ impl Cache {
             let open = || {
                 create_parent(&part)?;
                 let file = OpenOptions::new().create(true).read(true).append(true).open(&part)?;
-                // Another program that fetches the same is waited for.
+                // Waits for another program that downloads the same file.
                 file.lock()?;
                 let n_bytes = file.metadata()?.len();
                 Ok((file, n_bytes))
@@ -108,7 +108,7 @@ impl Cache {
                 match fetch(&mut open_part, n_bytes) {
                     Ok(()) => fs::rename(&part, &blob).map_err(|error| failed(&blob, error))?,
                     Err(problem) => {
-                        // Content that is not what it should be is no beginning.
+                        // Invalid content cannot be resumed.
                         if let Problem::Failed(_) = problem {
                             let _ = fs::remove_file(&part);
                         }
@@ -124,7 +124,7 @@ impl Cache {
     }
 }
 
-/// Puts a blob where a snapshot has it: a link that `n_up` folders go up to.
+/// Links a blob into a snapshot, relative through `n_up` parent folders.
 #[cfg(unix)]
 fn place(blob: &Path, link: &Path, n_up: usize) -> io::Result<()> {
     let name = blob.file_name().unwrap_or_default();
@@ -135,22 +135,22 @@ fn place(blob: &Path, link: &Path, n_up: usize) -> io::Result<()> {
     }
 }
 
-/// Puts a blob where a snapshot has it; without links, it is moved there.
+/// Moves a blob into a snapshot, on systems without links.
 #[cfg(not(unix))]
 fn place(blob: &Path, link: &Path, _: usize) -> io::Result<()> {
     fs::rename(blob, link)
 }
 
-/// Refuses what a hub calls a commit or a file and would lead elsewhere on this machine.
+/// Rejects commit and file names of a hub that would leave the cache folder.
 pub fn check_names(commit: &str, file: &str) -> Result<(), Problem> {
     let wrong = if is_plain(commit) { file } else { commit };
     match is_plain(commit) && file.split('/').all(is_plain) {
         true => Ok(()),
-        false => Err(Problem::Failed(format!("a name that is none: {}", printable(wrong, 100)))),
+        false => Err(Problem::Failed(format!("invalid file name: {}", printable(wrong, 100)))),
     }
 }
 
-/// Whether this is one name of a file, and no way to another folder.
+/// Returns whether a name is a single file name without path components.
 fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', ':', '\0'])
 }

@@ -1,4 +1,4 @@
-//! Which files of a repository are the model, or the adapter.
+//! Selects the files of a model or an adapter in a repository.
 
 use kvant::hf::ADAPTER_FILES;
 
@@ -6,14 +6,15 @@ use super::Id;
 use super::remote::Problem;
 use crate::sight::is_tower;
 
-/// What is taken when nothing else is asked for, as llama.cpp does.
+/// Default quantization, as in llama.cpp.
 const DEFAULT: &str = "Q4_K_M";
 
-/// The files of the model that `id` means among `names`, the first part of a split one first; where there is no GGUF file, those of an
-/// [adapter](ADAPTER_FILES).
+/// Returns the files of the model that `id` selects among `names`, the first part of a split one
+/// first; without GGUF files, those of an [adapter](ADAPTER_FILES).
 ///
 /// # Errors
-/// No such file; what there is.
+///
+/// No such file, with those available.
 pub fn files(names: &[String], id: &Id) -> Result<Vec<String>, Problem> {
     let mut models: Vec<&String> =
         names.iter().filter(|name| name.to_ascii_lowercase().ends_with(".gguf")).collect();
@@ -42,7 +43,8 @@ pub fn files(names: &[String], id: &Id) -> Result<Vec<String>, Problem> {
     }
 }
 
-/// The file among `names` that makes tokens of pictures, if there is one: of several in the type that is nearest to what the tower was trained in.
+/// Returns the vision encoder file among `names`, if any: of several the one in the type nearest to
+/// the encoder's training precision.
 pub fn sight(names: &[String]) -> Vec<String> {
     const TYPES: [&str; 4] = ["f16", "bf16", "q8_0", "f32"];
     let mut towers: Vec<_> = names.iter().filter(|name| is_tower(name)).collect();
@@ -51,7 +53,7 @@ pub fn sight(names: &[String]) -> Vec<String> {
     towers.into_iter().take(1).cloned().collect()
 }
 
-/// Whether a name contains a type's name as a whole word, in any case.
+/// Returns whether a name contains a type's name as a whole word, case-insensitively.
 fn names_type(name: &str, quant: &str) -> bool {
     let (name, quant) = (name.to_ascii_lowercase(), quant.to_ascii_lowercase());
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
@@ -61,7 +63,7 @@ fn names_type(name: &str, quant: &str) -> bool {
     })
 }
 
-/// The stem and the number of parts of a part's name, `STEM-00001-of-00003.gguf`.
+/// Returns the stem and the number of parts of a part's name, `STEM-00001-of-00003.gguf`.
 fn split(name: &str) -> Option<(&str, usize)> {
     let (rest, count) = name.strip_suffix(".gguf")?.rsplit_once("-of-")?;
     let (stem, index) = rest.rsplit_once('-')?;
@@ -80,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_nothing_is_a_file_by_itself() {
+    fn a_part_of_zero_parts_is_a_single_file() {
         assert_eq!(chosen(&["m-00001-of-00000.gguf"], "a/b").unwrap(), ["m-00001-of-00000.gguf"]);
     }
 
@@ -103,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tower_is_a_file_of_its_own_in_half_precision_best() {
+    fn half_precision_vision_encoders_are_preferred() {
         let chosen = |names: &[&str]| sight(&names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
         assert_eq!(
             chosen(&["m-F16.gguf", "mmproj-m-F32.gguf", "mmproj-m-BF16.gguf"]),

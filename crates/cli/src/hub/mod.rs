@@ -1,8 +1,9 @@
-//! Models of the Hugging Face hub, kept where its own tools keep them.
+//! Models of the Hugging Face hub, in the cache folder of its own tools.
 //!
-//! The folder is that of `huggingface_hub` (`HF_HUB_CACHE`, `HF_HOME/hub`, `~/.cache/huggingface/hub`), so that what one program
-//! has fetched another finds. A client of our own for three requests: `hf-hub` 1.0 brings an async runtime and the hub's
-//! chunk store along, its older versions neither resume nor check what they fetched.
+//! The folder is that of `huggingface_hub` (`HF_HUB_CACHE`, `HF_HOME/hub`,
+//! `~/.cache/huggingface/hub`), so that programs share downloads. Kvant has its own client of three
+//! requests: `hf-hub` 1.0 requires an async runtime and the hub's chunk store, its older versions
+//! neither resume nor verify downloads.
 
 mod cache;
 mod choose;
@@ -24,14 +25,14 @@ use remote::{Problem, Remote};
 pub struct Id {
     /// `USER/NAME`
     pub repo: String,
-    /// What the file's name is to contain, such as `Q4_K_M`.
+    /// Required part of the file's name, such as `Q4_K_M`.
     pub quant: Option<String>,
     /// The file, when it is named.
     pub file: Option<String>,
 }
 
 impl Id {
-    /// Reads `USER/NAME[:QUANT]`, with the hub's address before it or not.
+    /// Parses `USER/NAME[:QUANT]`, with or without the hub's address.
     pub fn parse(text: &str) -> Option<Self> {
         const ADDRESSES: [&str; 4] =
             ["https://huggingface.co/", "https://hf.co/", "huggingface.co/", "hf.co/"];
@@ -55,27 +56,31 @@ impl fmt::Display for Id {
     }
 }
 
-/// The model's file on this machine (of a split one the first) or the folder of an adapter, fetched where it is not there yet.
+/// Returns the model's local file (of a split one the first) or the folder of an adapter,
+/// downloaded if needed.
 ///
 /// # Errors
-/// A hub that cannot be reached and no copy, no such repository or file, a copy that is not what the hub says, a full disk.
+///
+/// An unreachable hub without a local copy, no such repository or file, a checksum mismatch, a full
+/// disk.
 pub fn fetch(id: &Id, offline: bool, quiet: bool) -> Result<PathBuf, Failure> {
     let path = fetch_chosen(id, offline, quiet, &|names| choose::files(names, id))?;
     Ok(path.expect("files that were chosen, or an error"))
 }
 
-/// What makes tokens of pictures for it, if the repository has that.
+/// Returns the vision encoder of the model, if the repository has one.
 ///
 /// # Errors
+///
 /// As [`fetch`].
 pub fn fetch_sight(id: &Id, offline: bool, quiet: bool) -> Result<Option<PathBuf>, Failure> {
     fetch_chosen(id, offline, quiet, &|names| Ok(choose::sight(names)))
 }
 
-/// Which files, of the names of those that there are.
+/// Selects files among the names of a repository.
 type Choose<'a> = &'a dyn Fn(&[String]) -> Result<Vec<String>, Problem>;
 
-/// What is chosen, if anything is.
+/// Downloads the selected files, if any are selected.
 fn fetch_chosen(id: &Id, offline: bool, quiet: bool, choose: Choose<'_>) -> Result<Option<PathBuf>, Failure> {
     let cache = Cache::from_env(&id.repo)?;
     let set = |name| {
@@ -100,7 +105,7 @@ fn fetch_chosen(id: &Id, offline: bool, quiet: bool, choose: Choose<'_>) -> Resu
     }
 }
 
-/// The copy that is there.
+/// Returns the local copy.
 fn cached(cache: &Cache, choose: Choose<'_>) -> Option<Option<PathBuf>> {
     let commit = cache.commit()?;
     let files = choose(&cache.files(&commit)).ok()?;
@@ -108,7 +113,7 @@ fn cached(cache: &Cache, choose: Choose<'_>) -> Option<Option<PathBuf>> {
     is_there.then(|| found(cache, &commit, &files))
 }
 
-/// What these files are opened by: the first, or the folder of an adapter.
+/// Returns the path that opens these files: the first, or the folder of an adapter.
 fn found(cache: &Cache, commit: &str, files: &[String]) -> Option<PathBuf> {
     let first = cache.snapshot(commit, files.first()?);
     match first.parent() {
@@ -117,7 +122,7 @@ fn found(cache: &Cache, commit: &str, files: &[String]) -> Option<PathBuf> {
     }
 }
 
-/// Fetches what is missing of the newest version.
+/// Downloads the missing files of the newest version.
 fn update(
     remote: &Remote,
     cache: &Cache,
@@ -126,7 +131,7 @@ fn update(
 ) -> Result<Option<PathBuf>, Problem> {
     let (commit, names) = remote.files()?;
     let files = choose(&names)?;
-    // Before anything of this machine is looked at by these names.
+    // Checks the names before they are used as local paths.
     files.iter().try_for_each(|file| check_names(&commit, file))?;
     for file in &files {
         if !cache.has(&commit, file) {

@@ -1,4 +1,4 @@
-//! The hub itself: a repository's files, what is known of one, and its content.
+//! Client of the hub: a repository's files, their metadata and content.
 
 use std::fmt;
 use std::fs::File;
@@ -13,22 +13,22 @@ use ureq::{Agent, Body, http::Response};
 
 use crate::progress;
 
-/// Times that a broken connection is taken up again before giving up.
+/// Maximum reconnections without progress.
 const RETRIES: usize = 5;
 
-/// Bytes that are read at once.
+/// Bytes per read.
 const BUFFER: usize = 1 << 16;
-/// The longest that nothing may come of a body that has begun.
+/// Timeout between parts of a body.
 const STALL: Duration = Duration::from_secs(30);
-/// The largest file whose size the hub does not say.
+/// Maximum size of a file whose size the hub does not state.
 const MAX_UNSAID: u64 = 16 << 20;
 
-/// Why something could not be had.
+/// Why a download failed.
 #[derive(Debug)]
 pub enum Problem {
-    /// The hub cannot be reached; what was fetched so far is kept.
+    /// The hub cannot be reached; a partial download is preserved.
     Unreachable(String),
-    /// It says no, or what it sends is not right.
+    /// The hub rejects the request, or sends invalid content.
     Failed(String),
 }
 
@@ -40,11 +40,11 @@ impl fmt::Display for Problem {
     }
 }
 
-/// What the hub says of a file.
+/// Metadata of a file.
 pub struct About {
-    /// The name of its content: of large files the SHA-256, in hex.
+    /// Name of the content: the SHA-256 of large files, in hex.
     pub etag: String,
-    /// Bytes, where it says so.
+    /// Size in bytes, if the hub states it.
     pub size: Option<u64>,
 }
 
@@ -58,7 +58,7 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// The hub at `HF_ENDPOINT`, or the one that everybody means.
+    /// Returns the hub at `HF_ENDPOINT`, or huggingface.co.
     pub fn from_env(repo: &str, token: Option<String>) -> Self {
         let endpoint = std::env::var("HF_ENDPOINT").ok().filter(|endpoint| !endpoint.is_empty());
         let endpoint = endpoint.unwrap_or_else(|| "https://huggingface.co".to_owned());
@@ -71,7 +71,7 @@ impl Remote {
         Self { agent, endpoint, repo: repo.to_owned(), token, stall: STALL }
     }
 
-    /// The newest commit, and the names of its files.
+    /// Returns the newest commit, and the names of its files.
     pub fn files(&self) -> Result<(String, Vec<String>), Problem> {
         let url = format!("{}/api/models/{}/revision/main", self.endpoint, self.repo);
         let mut response = self.answer(self.get(&url).call())?;
@@ -83,14 +83,15 @@ impl Remote {
         let commit = value["sha"].as_str().map(str::to_owned);
         let known = commit.zip(names);
         known.ok_or_else(|| {
-            Problem::Failed(format!("{url}: expected a commit and its files, got something else"))
+            Problem::Failed(format!("{url}: expected a commit and its files, got an invalid response"))
         })
     }
 
-    /// What is known of a file of a commit.
+    /// Returns the metadata of a file of a commit.
     pub fn about(&self, commit: &str, file: &str) -> Result<About, Problem> {
         let mut url = self.url(commit, file);
-        // The answer is that of the hub, not that of the store that it sends to; a renamed repository is still the hub's.
+        // Follows redirects within the hub only, as of a renamed repository: its headers count, not
+        // those of its storage.
         for _ in 0..RETRIES {
             let request =
                 self.agent.head(&url).config().max_redirects(0).max_redirects_will_error(false).build();
@@ -105,13 +106,13 @@ impl Remote {
                 .map(|etag| etag.trim_start_matches("W/").trim_matches('"').to_owned());
             let size =
                 header("x-linked-size").or(header("content-length")).and_then(|size| size.parse().ok());
-            let etag = etag.ok_or_else(|| Problem::Failed(format!("{url}: the hub names no checksum")))?;
+            let etag = etag.ok_or_else(|| Problem::Failed(format!("{url}: the hub sent no checksum")))?;
             return Ok(About { etag, size });
         }
-        Err(Problem::Failed(format!("{url}: sent from one address to the next without end")))
+        Err(Problem::Failed(format!("{url}: too many redirects")))
     }
 
-    /// Fetches the content of a file after the `from` bytes that are there, and checks all of it.
+    /// Downloads the content of a file after its first `from` bytes, and verifies the whole file.
     pub fn fetch(
         &self,
         commit: &str,
@@ -130,17 +131,17 @@ impl Remote {
             let tell = &mut |done| bar.set_position(done);
             match self.fetch_on(&url, part, (&mut done, about.size.unwrap_or(MAX_UNSAID)), tell) {
                 Ok(()) if about.size.is_none() => break,
-                // An end that came too early is a broken connection.
+                // A body that ends early is a broken connection.
                 Ok(()) => {}
                 Err(problem @ Problem::Failed(_)) => return Err(problem),
                 Err(problem) if tries == RETRIES => return Err(problem),
                 Err(_) => {}
             }
-            // As long as something new comes, it goes on.
+            // Progress resets the number of tries.
             tries = if done > most { 0 } else { tries + 1 };
             most = most.max(done);
             if tries > RETRIES {
-                return Err(Problem::Unreachable(format!("{url}: nothing came after {done} bytes")));
+                return Err(Problem::Unreachable(format!("{url}: no data after {done} bytes")));
             }
         }
         bar.finish_and_clear();
@@ -148,7 +149,7 @@ impl Remote {
         check(part, about, &url)
     }
 
-    /// One connection's worth of it, to `size` bytes in all.
+    /// Downloads over one connection, to `size` bytes in all.
     fn fetch_on(
         &self,
         url: &str,
@@ -160,7 +161,7 @@ impl Remote {
         let request = if *done > 0 { request.header("Range", format!("bytes={done}-")) } else { request };
         let response = self.answer(request.call())?;
         if *done > 0 && response.status() != 206 {
-            // The whole comes again.
+            // The server ignored the range and sends the whole file.
             part.set_len(0).map_err(broken)?;
             *done = 0;
         }
@@ -172,7 +173,7 @@ impl Remote {
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
                 Err(RecvTimeoutError::Timeout) => {
                     let seconds = self.stall.as_secs();
-                    return Err(Problem::Unreachable(format!("{url}: nothing came for {seconds} seconds")));
+                    return Err(Problem::Unreachable(format!("{url}: no data for {seconds} seconds")));
                 }
             };
             if *done + bytes.len() as u64 > size {
@@ -185,7 +186,7 @@ impl Remote {
     }
 
     fn url(&self, commit: &str, file: &str) -> String {
-        // A name may contain what an address may not.
+        // File names may contain characters that are invalid in a URL.
         let escape = |c: char| match c {
             ' ' | '%' | '#' | '?' | '+' | '"' | '<' | '>' => format!("%{:02X}", u32::from(c)),
             c => c.to_string(),
@@ -210,7 +211,7 @@ impl Remote {
         match response.status().as_u16() {
             200..=399 => Ok(response),
             401 | 403 | 404 => Err(Problem::Failed(format!(
-                "no such file here, and none that {} shows without a token (HF_TOKEN)",
+                "no such file here, and {} shows none without a token (HF_TOKEN)",
                 self.endpoint
             ))),
             status @ (429 | 500..) => {
@@ -221,8 +222,8 @@ impl Remote {
     }
 }
 
-/// The parts of a body as they come, read by a thread of their own: nothing bounds how long one may stay away. It ends with the process
-/// where the other side never does.
+/// Returns the parts of a body as they arrive, read by a separate thread so that the receiver can
+/// time out. The thread ends with the process if the server never closes the connection.
 fn parts(body: Body) -> Receiver<io::Result<Vec<u8>>> {
     let (to, parts) = sync_channel(4);
     let mut body = body.into_reader();
@@ -245,7 +246,7 @@ fn parts(body: Body) -> Receiver<io::Result<Vec<u8>>> {
     parts
 }
 
-/// Holds the content to its checksum, where that is a SHA-256, and to its size.
+/// Verifies the content's SHA-256, if its name is one, and its size.
 fn check(part: &mut File, about: &About, url: &str) -> Result<(), Problem> {
     let mut hash = Sha256::new();
     let mut buffer = vec![0; BUFFER];
@@ -272,7 +273,7 @@ fn check(part: &mut File, about: &About, url: &str) -> Result<(), Problem> {
     Ok(())
 }
 
-/// The file on this machine cannot be written or read.
+/// Converts a failure to read or write the local file.
 fn broken(error: io::Error) -> Problem {
     Problem::Failed(error.to_string())
 }
@@ -287,7 +288,8 @@ mod tests {
 
     use super::*;
 
-    /// What comes of fetching ten bytes from a hub that sends this over each connection, and how many it was asked for.
+    /// Returns the result of downloading ten bytes from a hub that sends this over each connection,
+    /// and the number of requests.
     fn fetched(size: Option<u64>, sends: fn(&mut dyn Write)) -> (String, usize) {
         let hub = TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", hub.local_addr().unwrap());
@@ -324,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_without_end_is_left_at_the_size_that_was_said() {
+    fn an_endless_body_is_aborted_at_the_stated_size() {
         fn endless(stream: &mut dyn Write) {
             _ = stream.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n");
             while stream.write_all(&[b'x'; 4096]).is_ok() {}
@@ -341,7 +343,7 @@ mod tests {
             _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc");
         }
         let (told, n) = fetched(Some(10), stalls);
-        assert!(told.contains("nothing came") && (2..=RETRIES + 3).contains(&n), "{n}: {told}");
+        assert!(told.contains("no data") && (2..=RETRIES + 3).contains(&n), "{n}: {told}");
     }
 
     #[test]

@@ -1,11 +1,11 @@
-//! A conversation through a pipe: its commands, and what happens when the context is full or somebody presses Ctrl-C.
+//! Tests of conversations through a pipe: commands, a full context, and Ctrl-C.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What was said on stdout and stderr to lines of input.
+/// Returns stdout and stderr of a conversation with these input lines.
 fn chat(args: &[&str], lines: &str) -> (String, String) {
     chat_with_bytes(args, lines.as_bytes())
 }
@@ -35,7 +35,7 @@ fn scratch(test: &str) -> PathBuf {
 const FRANCE: &str = "What is the capital of France?";
 
 #[test]
-fn a_banner_names_model_context_cache_and_the_way_out() {
+fn the_banner_names_model_context_cache_and_exit_command() {
     let (out, err) = chat(&["-c", "512", "-ctk", "turbo3", "-ctv", "turbo3"], "");
     assert_eq!(out, "");
     for word in
@@ -47,7 +47,7 @@ fn a_banner_names_model_context_cache_and_the_way_out() {
 }
 
 #[test]
-fn what_leaves_is_exit_bye_quit_or_the_end() {
+fn exit_bye_quit_and_end_of_input_end_the_program() {
     for leave in ["/exit", "/bye", "/quit"] {
         let (out, _) = chat(&["--temp", "0", "-n", "4"], &format!("{FRANCE}\n{leave}\n{FRANCE}\n"));
         assert_eq!(out.lines().count(), 1, "{leave}: {out}");
@@ -55,7 +55,7 @@ fn what_leaves_is_exit_bye_quit_or_the_end() {
 }
 
 #[test]
-fn a_line_that_is_no_text_is_left_out_and_the_conversation_goes_on() {
+fn lines_that_are_not_utf8_are_skipped() {
     let lines = [b"caf\xe9 \xff\n", FRANCE.as_bytes(), b"\n"].concat();
     let (said, told) = chat_with_bytes(&["-n", "8", "--temp", "0"], &lines);
     assert!(said.contains("Paris") && told.contains("no UTF-8"), "{said}\n{told}");
@@ -76,7 +76,7 @@ fn a_first_message_may_be_given_with_the_command() {
 }
 
 #[test]
-fn an_answer_is_as_long_as_asked_and_another_one_is_another() {
+fn answers_have_the_requested_length_and_regenerate_differs() {
     let args = ["-n", "12", "--temp", "2", "--top-k", "0", "--min-p", "0", "--top-p", "1", "-s", "7"];
     let (out, err) = chat(&args, "/regenerate\nOnce\n/regenerate\n/stats\n");
     assert!(err.contains("nothing was answered"), "{err}");
@@ -101,7 +101,7 @@ fn a_system_message_is_shown_changed_and_kept_over_a_clear() {
 }
 
 #[test]
-fn a_loaded_cache_of_another_type_is_named_and_clear_returns_to_what_was_asked() {
+fn clear_restores_the_requested_types_after_a_load() {
     let file = scratch("load").join("f16");
     let file = file.to_str().unwrap();
     let f16 = ["-ctk", "f16", "--temp", "0"];
@@ -120,10 +120,10 @@ fn a_loaded_cache_of_another_type_is_named_and_clear_returns_to_what_was_asked()
 }
 
 #[test]
-fn a_full_context_offers_a_way_out_that_works() {
+fn the_advice_for_a_full_context_works() {
     let questions = format!("{FRANCE}\n").repeat(6);
     let (out, err) = chat(&["-c", "64", "--temp", "0"], &format!("{questions}/clear\n{FRANCE}\n"));
-    assert!(err.contains("/clear starts anew; kvant chat --context-shift"), "{err}");
+    assert!(err.contains("/clear starts a new conversation; kvant chat --context-shift"), "{err}");
     assert!(out.lines().last().unwrap().contains("Paris"), "{out}");
 }
 
@@ -132,14 +132,14 @@ fn a_shifted_context_goes_on_without_end() {
     let questions = format!("{FRANCE}\n").repeat(12);
     let (out, err) = chat(&["-c", "96", "--temp", "0", "--context-shift"], &format!("{questions}/kv\n"));
     assert_eq!(out.lines().filter(|line| line.contains("Paris")).count(), 12, "{out}{err}");
-    assert!(err.contains("turns are forgotten") && !err.contains("error"), "{err}");
-    // A question that has no room by itself is refused, and the conversation lives on.
+    assert!(err.contains("dropped the oldest") && !err.contains("error"), "{err}");
+    // A question that exceeds the context by itself is rejected, and the conversation continues.
     let long = "word ".repeat(200);
     let (out, err) = chat(&["-c", "96", "--temp", "0", "--context-shift"], &format!("{long}\n{FRANCE}\n"));
     assert!(err.contains("the context holds 96") && out.contains("Paris"), "{out}{err}");
 }
 
-/// A long answer goes on where it was when older turns make room for it.
+/// A long answer continues after older turns make room for it.
 #[test]
 fn an_answer_that_fills_the_context_goes_on_after_a_shift() {
     let args = ["-c", "128", "-n", "100", "--temp", "0", "--context-shift", "--log-level", "info"];
@@ -177,8 +177,8 @@ fn an_interrupt_ends_a_chat_that_waits_at_a_pipe() {
 }
 
 #[test]
-fn what_a_model_thinks_can_be_left_out_and_whether_it_thinks_is_the_template_s_to_know() {
-    let file = scratch("thoughts").join("thinks.jinja");
+fn reasoning_can_be_hidden_and_is_controlled_by_the_template() {
+    let file = scratch("reasoning").join("thinks.jinja");
     let template =
         "{{ messages[-1].content }}{% if enable_thinking %}<think>{% else %}<think></think>{% endif %}";
     fs::write(&file, template).unwrap();
@@ -186,7 +186,7 @@ fn what_a_model_thinks_can_be_left_out_and_whether_it_thinks_is_the_template_s_t
         let args = ["-n", "6", "--temp", "0", "--chat-template", file.to_str().unwrap()];
         chat(&[&args[..], more].concat(), &format!("{FRANCE}\n")).0
     };
-    // The thought does not end within six tokens.
+    // The reasoning does not end within six tokens.
     assert_eq!(said(&["--think", "on", "--hide-thinking"]), "\n");
     assert_ne!(said(&["--think", "on"]), "\n");
     assert_ne!(said(&["--think", "off", "--hide-thinking"]), "\n");

@@ -1,9 +1,9 @@
-//! A smaller model that says ahead what another one may say.
+//! Tests of draft models.
 
 use crate::usage::{assert_refused, json, kvant, stderr, stdout};
 
 #[test]
-fn a_model_that_drafts_changes_no_answer_and_is_told_of() {
+fn a_draft_model_changes_no_answer_and_is_reported() {
     let ask = |more: &[&str]| {
         let plain =
             ["run", "-m", "bundled", "--temp", "0", "-n", "60", "-p", "Count to ten.", "--device", "cpu"];
@@ -13,8 +13,8 @@ fn a_model_that_drafts_changes_no_answer_and_is_told_of() {
     assert!(drafted.status.success(), "{}", stderr(&drafted));
     assert_eq!(stdout(&drafted), stdout(&plain));
     let summary = stderr(&drafted);
-    assert!(summary.contains("guesses came true") && summary.contains(", for drafts "), "{summary}");
-    assert!(!stderr(&plain).contains("for drafts"));
+    assert!(summary.contains(" draft tokens") && summary.contains(", draft KV "), "{summary}");
+    assert!(!stderr(&plain).contains("draft KV"));
     let object = json(&ask(&["-md", "bundled", "--json"]));
     assert!(object["kv"]["bytes_draft"].as_u64().unwrap() > 0, "{object}");
     let other = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/tests/predictions/nothing.gguf");

@@ -1,5 +1,5 @@
-//! Files as a user meets them: what is no file is left alone, what cannot be written is known at once, what was changed is
-//! refused, and what is only kept to be quicker stops nothing.
+//! Tests of file errors: pipes and devices are rejected, unwritable targets are reported before the
+//! work, changed files are rejected, and cache files that only save time never stop the work.
 
 use std::fs;
 use std::io::Write;
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// What takes longer than this waits for somebody: the bundled model loads in a fraction of a second.
+/// Timeout of a hung program: the bundled model loads in a fraction of a second.
 const FOREVER: Duration = Duration::from_secs(120);
 
-/// Runs the program with lines to read, in a home of the test's own; kills it when it hangs.
+/// Runs the program with input lines, in a home folder of its own; kills it if it hangs.
 fn kvant(args: &[&str], home: &Path, input: &str) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_kvant"))
         .args(args)
@@ -22,7 +22,7 @@ fn kvant(args: &[&str], home: &Path, input: &str) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // A program that refuses its arguments does not read.
+    // A program that rejects its arguments does not read stdin.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     let started = Instant::now();
     while child.try_wait().unwrap().is_none() {
@@ -47,7 +47,7 @@ fn assert_refused(output: &Output, words: &[&str]) {
     assert!(words.iter().all(|word| line.contains(word)), "{words:?} in: {line}");
 }
 
-/// A scratch folder of this test's own, emptied.
+/// Returns an empty scratch folder for one test.
 fn scratch(test: &str) -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("files-{test}"));
     let _ = fs::remove_dir_all(&dir);
@@ -62,7 +62,7 @@ fn asset(path: &str) -> String {
 const POCKET: &str = "crates/engine/assets/pocket-q8_0.gguf";
 const TEXT: &str = "LICENSE-APACHE";
 
-/// Commands with a place for a file each; those in the second list write it.
+/// Returns commands with one file argument each; those of the second list write the file.
 fn commands<'a>(file: &'a str, model: &'a str, text: &'a str) -> [Vec<Vec<&'a str>>; 2] {
     let read = vec![
         vec!["eval", "kld", "-m", model, "--base", file],
@@ -81,7 +81,7 @@ fn commands<'a>(file: &'a str, model: &'a str, text: &'a str) -> [Vec<Vec<&'a st
 
 #[cfg(unix)]
 #[test]
-fn a_pipe_or_a_device_is_refused_wherever_a_file_is_named_and_stays() {
+fn pipes_and_devices_are_rejected_as_files_and_stay() {
     use std::os::unix::fs::FileTypeExt;
     let dir = scratch("nodes");
     let (model, text) = (asset(POCKET), asset(TEXT));
@@ -107,7 +107,7 @@ fn a_pipe_or_a_device_is_refused_wherever_a_file_is_named_and_stays() {
 }
 
 #[test]
-fn what_cannot_be_written_is_refused_before_the_model_is_looked_for() {
+fn unwritable_targets_are_rejected_before_the_model_is_opened() {
     let dir = scratch("targets");
     let text = asset(TEXT);
     let [missing, model] = ["missing/file", "absent.gguf"].map(|name| dir.join(name).display().to_string());
@@ -118,7 +118,7 @@ fn what_cannot_be_written_is_refused_before_the_model_is_looked_for() {
     let report = dir.join("file").join("report").display().to_string();
     let args = ["eval", "kld", "-m", &model, "-f", &text, "--report", &report];
     assert_refused(&kvant(&args, &dir, ""), &["report"]);
-    assert!(fs::read_dir(&dir).unwrap().count() == 1, "asking leaves nothing");
+    assert!(fs::read_dir(&dir).unwrap().count() == 1, "the check leaves no file");
 }
 
 #[cfg(unix)]
@@ -141,7 +141,7 @@ fn a_rewritten_prompt_cache_stays_as_private_as_it_was() {
 }
 
 #[test]
-fn a_foreign_tuning_file_stops_nothing_and_the_doctor_tells_of_it() {
+fn a_foreign_tuning_file_is_ignored_and_doctor_reports_it() {
     let dir = scratch("tuning");
     let folder = dir.join(".cache").join("kvant");
     fs::create_dir_all(&folder).unwrap();
@@ -165,7 +165,7 @@ fn a_foreign_tuning_file_stops_nothing_and_the_doctor_tells_of_it() {
 }
 
 #[test]
-fn a_home_that_is_no_folder_stops_nothing() {
+fn a_home_that_is_no_folder_is_ignored() {
     let dir = scratch("home");
     let home = dir.join("home");
     fs::write(&home, "no folder").unwrap();
@@ -180,7 +180,7 @@ fn a_home_that_is_no_folder_stops_nothing() {
 }
 
 #[test]
-fn a_model_that_was_changed_in_the_middle_refuses_the_context_of_the_old_one() {
+fn a_changed_model_rejects_the_context_file_of_the_old_one() {
     let dir = scratch("changed");
     let [model, file] = ["model.gguf", "context"].map(|name| dir.join(name).display().to_string());
     let mut bytes = fs::read(asset(POCKET)).unwrap();
@@ -190,7 +190,7 @@ fn a_model_that_was_changed_in_the_middle_refuses_the_context_of_the_old_one() {
         let output = kvant(&args, &dir, "");
         assert!(output.status.success(), "{}", stderr(&output));
     }
-    // The middle of the largest tensor.
+    // Changes the middle of the largest tensor.
     let gguf = kvant::Gguf::from_bytes(bytes.clone()).unwrap();
     let largest = gguf.tensors().iter().max_by_key(|info| info.n_bytes).unwrap();
     bytes[largest.offset as usize + largest.n_bytes / 2] ^= 1;
@@ -200,13 +200,13 @@ fn a_model_that_was_changed_in_the_middle_refuses_the_context_of_the_old_one() {
 
 #[test]
 #[cfg(unix)]
-fn a_file_beyond_what_the_process_may_write_is_an_error_in_a_line() {
+fn exceeding_the_file_size_limit_is_a_one_line_error() {
     let dir = scratch("limit");
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/assets/pocket-q8_0.gguf");
     let cache = format!("run -p hi -n 1 -m {} --prompt-cache cache --quiet", model.display());
     let quantized = format!("quantize {} out.gguf q4_0", model.display());
     for (args, made) in [(cache, "cache"), (quantized, "out.gguf")] {
-        // Blocks of 512 bytes in some shells and of 1,024 in others.
+        // `ulimit -f` counts blocks of 512 bytes in some shells and of 1,024 in others.
         let script = format!("ulimit -f 8; exec {} {args}", env!("CARGO_BIN_EXE_kvant"));
         let output = Command::new("sh").args(["-c", &script]).current_dir(&dir).env("HOME", &dir).output();
         let output = output.unwrap();
@@ -217,14 +217,14 @@ fn a_file_beyond_what_the_process_may_write_is_an_error_in_a_line() {
     }
 }
 
-/// The context of an answer that Ctrl-C ends is kept, and a second run reads nothing of it again.
+/// Ctrl-C saves the context of an answer, and a second run prefills none of it again.
 #[cfg(unix)]
 #[test]
 fn an_interrupt_keeps_the_context_of_an_answer() {
     use std::io::Read;
     let file = scratch("interrupt").join("context");
     let file = file.to_str().unwrap();
-    // Over a border: what lies before it is read from the file.
+    // Long enough to cross a prefix boundary: the prefix before it is read from the file.
     let prompt = "How do you spell river? ".repeat(100);
     let args = ["run", "-p", &prompt, "--prompt-cache", file, "--ignore-eos"];
     let mut run = Command::new(env!("CARGO_BIN_EXE_kvant"))
@@ -242,7 +242,7 @@ fn an_interrupt_keeps_the_context_of_an_answer() {
     let output = run.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(rest.ends_with('\n') && rest.len() < 100_000, "{}", rest.len());
-    assert!(String::from_utf8_lossy(&output.stderr).contains("decode"), "the summary is told");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("decode"), "the summary is printed");
     let again =
         Command::new(env!("CARGO_BIN_EXE_kvant")).args(args).args(["-n", "1", "--json"]).output().unwrap();
     let row: serde_json::Value = serde_json::from_slice(&again.stdout).unwrap();

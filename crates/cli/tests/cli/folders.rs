@@ -1,4 +1,4 @@
-//! Hugging Face folders on the command line: `kvant convert`, and wherever a model is named.
+//! Tests of Hugging Face folders: `kvant convert`, and every command that takes a model.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ fn scratch(test: &str) -> PathBuf {
     dir
 }
 
-/// What `transformers` calls a tensor of the bundled model.
+/// Returns the `transformers` name of a tensor of the bundled model.
 fn theirs(name: &str) -> String {
     let modules = [
         ("attn_norm", "input_layernorm"),
@@ -53,7 +53,7 @@ fn theirs(name: &str) -> String {
     }
 }
 
-/// Writes the bundled model as its folder would be, in f32.
+/// Writes the bundled model as a Hugging Face folder, in f32.
 pub fn write_bundled(dir: &Path) {
     fs::create_dir_all(dir).unwrap();
     let plain = dir.join("f32.gguf");
@@ -132,7 +132,7 @@ fn answer(model: &[&str]) -> String {
 }
 
 #[test]
-fn a_folder_runs_as_it_is_and_is_converted_to_a_file_that_answers_alike() {
+fn a_folder_and_its_conversion_give_the_same_answer() {
     let dir = scratch("convert");
     let (folder, out) = (dir.join("pocket"), dir.join("pocket-q8_0.gguf"));
     write_bundled(&folder);
@@ -152,7 +152,7 @@ fn a_folder_runs_as_it_is_and_is_converted_to_a_file_that_answers_alike() {
         serde_json::from_slice::<Value>(&shown.stdout).unwrap()["metadata"]["general.architecture"],
         "qwen3"
     );
-    // As it is.
+    // Without a type argument.
     assert!(kvant(&["convert", folder, out, "--quiet"]).status.success());
     let gguf = Gguf::open(out).unwrap();
     assert_eq!(gguf.tensor("token_embd.weight").unwrap().info.dtype, DType::F32);
@@ -170,7 +170,7 @@ fn a_folder_runs_as_it_is_and_is_converted_to_a_file_that_answers_alike() {
     assert_eq!(tokens(&gguf), tokens(&bundled));
 }
 
-/// What follows a point in a folder's name is no ending of it.
+/// The text after a dot in a folder's name is no file extension.
 #[test]
 fn the_plan_of_a_folder_lies_beside_it_under_its_name() {
     let dir = scratch("plan");
@@ -180,7 +180,7 @@ fn the_plan_of_a_folder_lies_beside_it_under_its_name() {
     let made = kvant(&["plan", folder.to_str().unwrap(), "--budget", "3.5", "-c", "128", "--json"]);
     assert!(made.status.success(), "{}", text(&made.stderr));
     assert_eq!(serde_json::from_slice::<Value>(&made.stdout).unwrap()["path"], plan.to_str().unwrap());
-    // From wherever the folder is named.
+    // Each name of the folder, absolute and relative.
     for (place, name) in [(&dir, "Pocket-1.5/"), (&folder, ".")] {
         let command = ["run", "-m", name, "-p", "hi", "-n", "1"];
         let output = Command::new(env!("CARGO_BIN_EXE_kvant")).args(command).current_dir(place).output();
@@ -191,7 +191,7 @@ fn the_plan_of_a_folder_lies_beside_it_under_its_name() {
 }
 
 #[test]
-fn tokens_are_drawn_as_the_model_recommends_where_nothing_is_said() {
+fn unset_sampling_options_follow_the_model() {
     const QUESTION: &str = "What is the capital of France?";
     let dir = scratch("recommended");
     let (folder, out) = (dir.join("pocket"), dir.join("pocket.gguf"));
@@ -215,7 +215,7 @@ fn tokens_are_drawn_as_the_model_recommends_where_nothing_is_said() {
         {
             let server = Server::start(&["-m", model]);
             assert!(server.banner.contains(all), "{}", server.banner);
-            // As a run with --temp 0: no penalty of the model's is in it.
+            // As a run with --temp 0: the model's penalties do not apply.
             let ask = json!({ "messages": [{ "role": "user", "content": QUESTION }], "temperature": 0, "max_tokens": 32 });
             let answer = server.ask(&ask.to_string());
             let ran = kvant(&["run", "-m", model, "-p", QUESTION, "-n", "32", "--temp", "0", "--json"]);
@@ -225,7 +225,7 @@ fn tokens_are_drawn_as_the_model_recommends_where_nothing_is_said() {
         }
         let lines = told(&["-m", model, "--temp", "0.9", "--repeat-penalty", "1"]);
         assert!(lines.contains("| the model's top-k 1, top-p 0.75") && !lines.contains("penalty"), "{lines}");
-        // The likeliest token is what it is.
+        // Greedy sampling ignores the recommendation.
         let lines = told(&["-m", model, "--temp", "0"]);
         assert!(!lines.contains("the model's") && !lines.contains("seed"), "{lines}");
         let output = kvant(&["run", "-m", model, "-p", "x", "-n", "1", "--json", "--min-p", "0.25"]);
@@ -240,7 +240,7 @@ fn tokens_are_drawn_as_the_model_recommends_where_nothing_is_said() {
     let gguf = Gguf::open(out).unwrap();
     assert_eq!(gguf.meta().get::<u32>("tokenizer.ggml.eom_token_id").unwrap(), 1);
     assert_eq!(gguf.meta().get::<i32>("general.sampling.top_k").unwrap(), 1);
-    // Tokens that are not to be drawn are not.
+    // `do_sample: false` selects greedy sampling.
     fs::write(Path::new(folder).join("generation_config.json"), r#"{"do_sample": false, "top_k": 9}"#)
         .unwrap();
     assert!(!told(&["-m", folder]).contains("the model's"));
@@ -248,12 +248,12 @@ fn tokens_are_drawn_as_the_model_recommends_where_nothing_is_said() {
     let output = kvant(&["run", folder, "hello"]);
     assert_eq!(output.status.code(), Some(1));
     let want =
-        "what the model recommends for drawing tokens: temperature should be a number from 0 up, but is -1";
+        "the model's recommended sampling settings: temperature should be a number from 0 up, but is -1";
     assert!(text(&output.stderr).contains(want), "{}", text(&output.stderr));
 }
 
 #[test]
-fn what_is_wrong_with_a_folder_is_told_in_one_line_and_nothing_is_written() {
+fn invalid_folders_are_rejected_in_one_line_and_write_no_file() {
     let dir = scratch("refused");
     let (folder, out) = (dir.join("pocket"), dir.join("out.gguf"));
     let refused = |change: &dyn Fn(), words: &[&str]| {
@@ -304,7 +304,7 @@ fn what_is_wrong_with_a_folder_is_told_in_one_line_and_nothing_is_written() {
     );
     refused(
         &|| edit("tokenizer.json", &|json| json["pre_tokenizer"]["type"] = "Whitespace".into()),
-        &["tokenizer.json: a pre-tokenizer that is not known", "Whitespace"],
+        &["tokenizer.json: an unknown pre-tokenizer", "Whitespace"],
     );
     refused(
         &|| edit("tokenizer.json", &|json| json["normalizer"] = json!({"type": "Nmt"})),
@@ -320,7 +320,7 @@ fn what_is_wrong_with_a_folder_is_told_in_one_line_and_nothing_is_written() {
     );
     refused(
         &|| edit("config.json", &|json| json["quantization_config"] = json!({"quant_method": "awq"})),
-        &["quantised as awq, which is not read"],
+        &["quantized as awq, which is not supported"],
     );
     refused(
         &|| {

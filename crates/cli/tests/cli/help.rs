@@ -1,4 +1,5 @@
-//! Help that works as pasted: every example of every `--help`, and every command of the README, runs in an empty folder.
+//! Tests that help works as pasted: every example of every `--help`, and every command of the
+//! README, runs in an empty folder.
 
 use std::env;
 use std::fs;
@@ -18,7 +19,8 @@ fn scratch(test: &str) -> PathBuf {
     dir
 }
 
-/// The commands that a help names, each as the words after `kvant`, with those of its subcommands.
+/// Returns the commands that a help text names, each as the words after `kvant`, with those of its
+/// subcommands.
 fn commands(above: &[String]) -> Vec<Vec<String>> {
     let help = help(above);
     let list = help.split("\nCommands:\n").nth(1).unwrap_or_default();
@@ -39,7 +41,7 @@ fn help(command: &[String]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs a line as a shell does, in a folder, with nothing piped in.
+/// Runs a line as a shell does, in a folder, with empty stdin.
 fn run(line: &str, folder: &Path) -> Output {
     let binaries = Path::new(KVANT).parent().unwrap().display();
     let path = format!("{binaries}:{}", env::var("PATH").unwrap());
@@ -55,11 +57,11 @@ fn run(line: &str, folder: &Path) -> Output {
 fn assert_runs(line: &str, folder: &Path) {
     #[cfg(unix)]
     if let Some(args) = line.strip_prefix("kvant serve ") {
-        // It does not end by itself.
+        // The server does not end by itself.
         let server = Server::start(&args.split(' ').collect::<Vec<_>>());
         return assert!(server.end().success(), "{line}");
     }
-    // What is converted is nothing that we have.
+    // The folder to convert is not available here.
     if let Some(args) = line.strip_prefix("kvant convert ") {
         folders::write_bundled(&folder.join(args.split(' ').next().unwrap()));
     }
@@ -98,7 +100,7 @@ fn every_example_of_every_help_runs_in_an_empty_folder() {
 #[test]
 fn every_command_of_the_readme_runs_in_an_empty_folder() {
     let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md")).unwrap();
-    // Blocks without a language are for a shell.
+    // Code blocks without a language contain shell commands.
     let blocks = readme.split("\n```").enumerate().filter(|(i, block)| i % 2 == 1 && block.starts_with('\n'));
     let lines: Vec<&str> =
         blocks.flat_map(|(_, block)| block.lines()).filter(|line| !line.is_empty()).collect();

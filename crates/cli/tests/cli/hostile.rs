@@ -1,4 +1,4 @@
-//! A hundred of the inputs of `tools/hostile`.
+//! Runs a hundred inputs of `tools/hostile`.
 
 use kvant_hostile::{KINDS, measure};
 

@@ -1,4 +1,4 @@
-//! Models of the hub, from a server that plays it: what is fetched, where it is kept, and what happens when the line breaks.
+//! Tests of hub models against a local server: downloads, the cache folder, and broken connections.
 #![cfg(feature = "hub")]
 
 use std::fs;
@@ -13,17 +13,17 @@ use sha2::{Digest, Sha256};
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const REPO: &str = "someone/Pocket-GGUF";
 
-/// What the server does wrong.
+/// Fault of the server.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
-    /// Every connection ends after so many bytes.
+    /// Every connection ends after this many bytes.
     Breaks(usize),
-    /// The content is not that of the checksum.
+    /// The content does not match its checksum.
     Lies,
 }
 
-/// A server of one repository, and what it was asked for.
+/// A server of one repository, and the requests that it received.
 struct Hub {
     address: String,
     asked: Arc<Mutex<Vec<String>>>,
@@ -37,7 +37,7 @@ impl Hub {
         let seen = Arc::clone(&asked);
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                // A client that has gone is its own affair.
+                // A client that disconnects is no error of the server.
                 let _ = answer(stream.unwrap(), &files, fault, &seen);
             }
         });
@@ -146,7 +146,7 @@ fn run<'a>(model: &[&'a str]) -> Vec<&'a str> {
 }
 
 #[test]
-fn a_model_is_fetched_once_into_the_hubs_own_layout_and_found_without_a_network() {
+fn a_model_is_downloaded_once_and_found_offline() {
     let home = home("once");
     let hub = Hub::serve(
         vec![("other-Q8_0.gguf", b"GGUF?".to_vec()), ("pocket-Q4_K_M.gguf", bundled())],
@@ -161,7 +161,7 @@ fn a_model_is_fetched_once_into_the_hubs_own_layout_and_found_without_a_network(
     assert_eq!(fs::read_dir(folder.join("blobs")).unwrap().count(), 1);
     let gets = |asked: Vec<String>| asked.iter().filter(|line| line.contains("GET /someone")).count();
     assert_eq!(gets(hub.asked()), 1);
-    // A word, with a type, is the same model: nothing is fetched again.
+    // A positional id with a type is the same model: no download.
     assert_answers(&hub.kvant(&home, &run(&[&format!("{REPO}:q4_k_m")])));
     assert_eq!(gets(hub.asked()), 0);
     assert_answers(&hub.kvant(&home, &run(&["-hf", REPO, "--offline"])));
@@ -175,7 +175,7 @@ fn a_model_is_fetched_once_into_the_hubs_own_layout_and_found_without_a_network(
 }
 
 #[test]
-fn what_is_not_there_is_told_with_what_is() {
+fn missing_files_are_reported_with_those_available() {
     let home = home("absent");
     let hub = Hub::serve(vec![("pocket-q8_0.gguf", bundled())], Fault::None);
     let line = refused(&hub.kvant(&home, &run(&["-hf", "someone/Pocket-GGUF:q2_k"])));
@@ -204,7 +204,7 @@ fn a_broken_line_is_taken_up_where_it_broke() {
 }
 
 #[test]
-fn content_that_is_not_what_the_hub_says_is_refused_and_not_kept() {
+fn content_with_a_wrong_checksum_is_rejected_and_deleted() {
     let home = home("lies");
     let hub = Hub::serve(vec![("pocket-q8_0.gguf", bundled())], Fault::Lies);
     let line = refused(&hub.kvant(&home, &run(&["-hf", REPO])));
@@ -217,7 +217,7 @@ fn every_part_of_a_split_file_is_fetched() {
     let home = home("split");
     let parts = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"];
     let hub = Hub::serve(vec![(parts[0], bundled()), (parts[1], bundled())], Fault::None);
-    // Each is a whole model here; what is opened is the first, when all are there.
+    // Each part is a whole model here; the first is opened once all are present.
     assert_answers(&hub.kvant(&home, &run(&["-hf", REPO])));
     for part in parts {
         let path = home.join("hub/models--someone--Pocket-GGUF/snapshots").join(COMMIT).join(part);
@@ -227,7 +227,7 @@ fn every_part_of_a_split_file_is_fetched() {
     }
 }
 
-/// As the hub has most of them: a folder of PEFT, both of whose files are fetched.
+/// The usual form on the hub: a PEFT folder, both of whose files are downloaded.
 #[test]
 fn an_adapter_is_fetched_as_its_folder() {
     let home = home("adapter");
@@ -249,8 +249,5 @@ fn an_adapter_is_fetched_as_its_folder() {
     }
     assert_eq!(hub.asked().iter().filter(|line| line.contains("GET /someone")).count(), 2);
     let line = refused(&hub.kvant(&home, &run(&["-m", REPO])));
-    assert!(
-        line.contains("an adapter, which changes a model and is none by itself (--lora takes it"),
-        "{line}"
-    );
+    assert!(line.contains("an adapter, not a model by itself (--lora takes it"), "{line}");
 }

@@ -1,4 +1,4 @@
-//! Adapters beside a model.
+//! Tests of LoRA adapters.
 
 use crate::usage::{assert_refused, json, kvant, stderr};
 
@@ -25,7 +25,7 @@ fn a_model_is_named_with_its_adapters_and_reads_their_bytes() {
 }
 
 #[test]
-fn what_is_no_adapter_of_the_model_or_no_model_is_told_in_a_line() {
+fn invalid_adapters_and_models_are_rejected_in_one_line() {
     let model = format!("{FIXTURES}/llama-h64-g8.gguf");
     let adapter = format!("{FIXTURES}/adapters/llama-h64-g8.gguf");
     let bench = |lora: &[&str]| kvant(&[&["bench", "-m", &model, "-p", "0", "-n", "1"][..], lora].concat());
@@ -42,8 +42,7 @@ fn what_is_no_adapter_of_the_model_or_no_model_is_told_in_a_line() {
     );
     assert_refused(&bench(&["--lora-scaled", &adapter]), 2, &["expected FILE:SCALE"]);
     for alone in [&adapter[..], FOLDER] {
-        let refusal =
-            ["an adapter, which changes a model and is none by itself (--lora takes it, beside the model)"];
+        let refusal = ["an adapter, not a model by itself (--lora takes it, beside the model)"];
         assert_refused(&kvant(&["run", alone, "Hi"]), 1, &refusal);
     }
     assert_refused(
@@ -54,6 +53,6 @@ fn what_is_no_adapter_of_the_model_or_no_model_is_told_in_a_line() {
     assert_refused(
         &kvant(&["run", "--lora-init-without-apply", "Hi"]),
         2,
-        &["--lora-scaled FILE:0 loads an adapter and adds nothing of it"],
+        &["--lora-scaled FILE:0 loads an adapter with scale 0"],
     );
 }

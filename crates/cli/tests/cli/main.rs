@@ -1,4 +1,4 @@
-//! The `kvant` program as its users meet it. One test binary, as each links for seconds.
+//! End-to-end tests of the `kvant` program. One test binary, as linking each takes seconds.
 
 mod balance;
 mod chat;

@@ -1,4 +1,4 @@
-//! Pictures on the command line.
+//! Tests of image inputs.
 
 use std::path::Path;
 
@@ -13,45 +13,45 @@ fn run(more: &[&str]) -> std::process::Output {
 }
 
 #[test]
-fn a_picture_is_shown_before_the_prompt() {
+fn an_image_precedes_the_prompt() {
     let picture = |name: &str| format!("{TESTS}/pictures/{name}.png");
     let n_prompt = |more: &[&str]| {
         let output = run(more);
         assert!(output.status.success(), "{}", stderr(&output));
         json(&output)["n_prompt"].as_u64().unwrap()
     };
-    // The tower is the file beside the model that is called mmproj.
+    // The vision encoder is the file beside the model named mmproj.
     let (wide, tall) = (picture("wide"), picture("tall"));
     let blind = n_prompt(&[]);
     let [one, other] = [&wide, &tall].map(|picture| n_prompt(&["--image", picture]));
     assert!(one > blind + 28 && other > blind + 28, "{blind} {one} {other}");
     let mmproj = format!("{TESTS}/models/smolvlm/mmproj.gguf");
     let both = n_prompt(&["--image", &format!("{wide},{tall}"), "--mmproj", &mmproj]);
-    // The template writes one colon less of a message that begins with a picture.
+    // The template writes one colon less for a message that begins with an image.
     assert!((one + other - blind).abs_diff(both) <= 1, "{blind} {one} {other} {both}");
 }
 
 #[test]
-fn what_cannot_be_seen_says_why() {
+fn unusable_images_are_rejected_with_the_reason() {
     let wide = format!("{TESTS}/pictures/wide.png");
     let refused = |more: &[&str], line: &str| assert_refused(&run(more), 1, &[line]);
     refused(&["--image", "/nowhere.png"], "/nowhere.png");
-    refused(&["--image", &format!("{TESTS}/models/smolvlm/wide.golden")], "not a picture that can be read");
+    refused(&["--image", &format!("{TESTS}/models/smolvlm/wide.golden")], "not a readable image");
     let other = format!("{TESTS}/models/smolvlm/text.gguf");
     refused(&["--image", &wide, "--mmproj", &other], "general.architecture: expected clip");
     let tower = format!("{TESTS}/models/smolvlm/mmproj.gguf");
-    let line = "a tower, which makes tokens of pictures for a model and is none by itself (--mmproj takes it, beside the model)";
+    let line = "a vision encoder, which is not a language model (--mmproj takes it, beside the model)";
     assert_refused(&kvant(&["run", "-m", &tower, "Hi"]), 1, &[line]);
     assert_refused(&kvant(&["run", "Hi", "--image", &wide]), 2, &["expected --mmproj FILE"]);
     assert_refused(&run(&["--image", &wide, "--no-mmproj"]), 2, &["expected --mmproj FILE"]);
     assert_refused(&run(&["--image", &wide, "--raw"]), 2, &["--raw"]);
 }
 
-/// A tower of another model that lies beside one is no reason not to talk.
+/// A vision encoder of another model beside the model does not prevent text generation.
 #[test]
-fn a_tower_that_cannot_be_used_is_told_of_and_gone_without() {
+fn an_unusable_vision_encoder_is_noted_and_ignored() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("beside");
-    // Of an earlier run.
+    // Files of an earlier run.
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).unwrap();
     let model = folder.join("model.gguf");
@@ -60,15 +60,12 @@ fn a_tower_that_cannot_be_used_is_told_of_and_gone_without() {
     std::fs::copy(format!("{TESTS}/models/smolvlm/mmproj.gguf"), &tower).unwrap();
     let (model, wide) = (model.to_str().unwrap(), format!("{TESTS}/pictures/wide.png"));
     let plain = ["-m", model, "-n", "2", "--temp", "0", "--device", "cpu", "-p", "Hi"];
-    let line = "mmproj: expected the tower of this model, with rows of 64 values, got rows of 128";
+    let line = "mmproj: expected the vision encoder of this model, with rows of 64 values, got rows of 128";
     let output = kvant(&[&["chat"][..], &plain].concat());
     let said = stderr(&output);
-    assert!(
-        output.status.success() && said.contains(line) && said.contains("pictures are not taken"),
-        "{said}"
-    );
+    assert!(output.status.success() && said.contains(line) && said.contains("images are disabled"), "{said}");
     assert_refused(&kvant(&[&["run"][..], &plain, &["--image", &wide]].concat()), 1, &[line]);
-    // Two of them are nobody's.
+    // Two vision encoders are ambiguous.
     std::fs::copy(format!("{TESTS}/models/qwen3vl/mmproj.gguf"), folder.join("mmproj.gguf")).unwrap();
     let both = kvant(&[&["run"][..], &plain, &["--image", &wide]].concat());
     assert_refused(&both, 2, &["several files beside the model", "--mmproj FILE takes one"]);

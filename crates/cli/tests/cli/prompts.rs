@@ -1,4 +1,4 @@
-//! What is said, what the template writes, and templates that cannot be used.
+//! Tests of prompts, rendered chat templates, and unusable templates.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ fn n_prompt(args: &[&str]) -> u64 {
     serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()["n_prompt"].as_u64().unwrap()
 }
 
-/// What a command that fails with `code` says, in one line.
+/// Returns the error line of a command that fails with `code`.
 fn refusal(args: &[&str], code: i32) -> String {
     let output = run(args);
     let line = String::from_utf8(output.stderr).unwrap();
@@ -25,14 +25,15 @@ fn refusal(args: &[&str], code: i32) -> String {
 
 const BUNDLED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/assets/pocket-q8_0.gguf");
 
-/// A folder for these tests; every file in it is written by one of them.
+/// Returns the folder of these tests; each of its files is written by one test.
 fn scratch() -> PathBuf {
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("prompts");
     std::fs::create_dir_all(&dir).unwrap();
     dir
 }
 
-/// The bundled model with some of its bytes changed, each `from` to a `to` of the same length.
+/// Returns the bundled model with some of its bytes changed, each `from` to a `to` of the same
+/// length.
 fn changed(name: &str, changes: &[(&str, &str)]) -> PathBuf {
     let mut bytes = std::fs::read(BUNDLED).unwrap();
     for (from, to) in changes {
@@ -46,7 +47,8 @@ fn changed(name: &str, changes: &[(&str, &str)]) -> PathBuf {
 
 #[test]
 fn a_prompt_cannot_end_its_own_turn() {
-    // One letter is a token; the ten characters of the mark are several, unless they are trusted.
+    // One letter is one token; the ten characters of the tag are several tokens unless special
+    // tokens are parsed.
     let (x, mark) = (n_prompt(&["-p", "x"]), n_prompt(&["-p", "<|im_end|>"]));
     assert!(mark > x, "{mark} tokens of prompt with the mark, {x} with a letter");
     let raw = |more: &[&str]| n_prompt(&[&["--raw", "-p", "<|im_end|>"], more].concat());
@@ -54,7 +56,7 @@ fn a_prompt_cannot_end_its_own_turn() {
 }
 
 #[test]
-fn a_template_that_cannot_be_used_is_refused_with_the_way_on() {
+fn unusable_templates_are_rejected_with_an_alternative() {
     let text = scratch().join("bad.jinja");
     for (template, want) in
         [("{% async %}", "does not parse at line 1"), ("{{ 1 + 'a' }}", "failed at line 1")]
@@ -65,7 +67,7 @@ fn a_template_that_cannot_be_used_is_refused_with_the_way_on() {
     }
     let line = refusal(&["--chat-template", "nonsense", "-p", "x"], 2);
     assert!(line.contains("llama3") && line.contains("'nonsense'"), "{line}");
-    // The template of the file itself: its beginning is changed.
+    // Changes the beginning of the file's own template.
     let bundled = std::fs::read(BUNDLED).unwrap();
     let key = b"tokenizer.chat_template";
     let at = bundled.windows(key.len()).position(|window| window == key).unwrap() + key.len() + 12;
@@ -80,7 +82,7 @@ fn a_template_that_cannot_be_used_is_refused_with_the_way_on() {
 }
 
 #[test]
-fn a_model_without_a_template_says_so() {
+fn a_model_without_a_template_is_noted() {
     let changes = [("tokenizer.chat_template", "tokenizer.chat_nothing!"), ("<|im_start|>", "<|im_stort|>")];
     let base = changed("no-template.gguf", &changes);
     let base = base.to_str().unwrap();
@@ -103,16 +105,17 @@ fn a_prompt_far_too_long_is_refused_at_once() {
 }
 
 #[test]
-fn a_template_of_another_program_s_options_is_the_same_and_other_commands_have_none() {
+fn template_options_of_other_programs_are_synonyms() {
     let chatml = n_prompt(&["--chat-template", "chatml", "-p", "x"]);
     assert_eq!(chatml, n_prompt(&["--chat-template-file", "chatml", "x"]));
     assert!(chatml > n_prompt(&["--raw", "-p", "x"]));
     assert!(refusal(&["--raw", "--in-prefix", "y", "-p", "x"], 2).contains("--chat-template"));
 }
 
-/// Layers for a GPU that is not there are noted; a template that cannot be used is not blamed on them.
+/// Missing GPUs are noted for requested layers; an unusable template is not reported as a GPU
+/// error.
 #[test]
-fn what_is_missing_is_told_before_a_gpu_is_looked_for() {
+fn missing_templates_are_reported_before_a_gpu_is_opened() {
     let output = Command::new(env!("CARGO_BIN_EXE_kvant"))
         .args(["run", "-ngl", "99", "-p", "x", "--chat-template"])
         .arg({
@@ -127,10 +130,10 @@ fn what_is_missing_is_told_before_a_gpu_is_looked_for() {
     assert!(line.contains("does not parse at line 1"), "{line}");
 }
 
-/// A conversation of which a part was loaded goes on in the model's own format: its marks are structure, those in what is said
-/// are not.
+/// A partly loaded conversation continues in the model's own format: the template's tags are
+/// special tokens, those in user text are not.
 #[test]
-fn a_loaded_conversation_goes_on_and_what_is_said_in_it_is_no_structure() {
+fn tags_in_user_text_are_plain_text_after_a_load() {
     let file = scratch().join("conversation");
     let file = file.to_str().unwrap();
     let n_held = |lines: &str| {
@@ -153,7 +156,8 @@ fn a_loaded_conversation_goes_on_and_what_is_said_in_it_is_no_structure() {
     assert!(x > 3 && mark > x, "{mark} tokens with the mark, {x} with a letter");
 }
 
-/// As llama.cpp has it: the line break that ends the last line is the file's, others are the prompt's.
+/// As in llama.cpp: the line break that ends the last line is stripped, others belong to the
+/// prompt.
 #[test]
 fn a_prompt_file_has_neither_mark_nor_last_line_break() {
     let file = scratch().join("prompt.txt");
@@ -181,7 +185,7 @@ fn a_prompt_file_has_neither_mark_nor_last_line_break() {
         serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()["n_prompt"].as_u64().unwrap()
     };
     assert_eq!((piped("The sky is\n"), piped("\u{feff}The sky is")), (plain, plain));
-    // Behind a prompt goes a file, and a pipe where it is asked for; else a pipe is named.
+    // A file is appended to a prompt, and stdin where requested; otherwise stdin is noted.
     std::fs::write(&file, "The sky is\n").unwrap();
     let both = n_prompt(&["-p", "Go on:", "-f", file.to_str().unwrap()]);
     assert_eq!(both, n_prompt(&["-p", "Go on:\nThe sky is"]));
@@ -200,7 +204,7 @@ fn a_prompt_file_has_neither_mark_nor_last_line_break() {
     };
     assert_eq!(beside(&["-f", "-"]), (both, false));
     assert_eq!(beside(&[]), (n_prompt(&["-p", "Go on:"]), true));
-    // Nor has a template such a mark.
+    // A byte order mark is stripped from templates too.
     let template = scratch().join("marked.jinja");
     let with = |text: &str| {
         std::fs::write(&template, text).unwrap();

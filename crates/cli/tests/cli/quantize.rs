@@ -1,11 +1,11 @@
-//! `kvant quantize` as a user meets it.
+//! End-to-end tests of `kvant quantize`.
 
 use std::fs;
 
 use crate::usage::{assert_refused, bundled, kvant, scratch, stderr, stdout};
 
 #[test]
-fn quantize_writes_a_model_that_answers_and_keeps_the_bundled_file_as_it_is() {
+fn a_quantized_model_answers_and_its_source_is_unchanged() {
     let dir = scratch("quantize");
     let out = dir.join("q8_0.gguf");
     let again = kvant(&["quantize", bundled().to_str().unwrap(), out.to_str().unwrap(), "q8_0", "--quiet"]);
@@ -27,7 +27,7 @@ fn quantize_writes_a_model_that_answers_and_keeps_the_bundled_file_as_it_is() {
     assert!(stdout(&answer).contains("Paris"), "{}", stdout(&answer));
     let refused = kvant(&["quantize", out.to_str().unwrap(), small.to_str().unwrap(), "turbo3"]);
     assert_refused(&refused, 2, &["turbo3", "q4_K"]);
-    // Over what it is made from, and something else over a model.
+    // Targets that are the source itself, or a model.
     let before = fs::read(&small).unwrap();
     let onto_itself = kvant(&["quantize", small.to_str().unwrap(), small.to_str().unwrap(), "q8_0"]);
     assert_refused(&onto_itself, 1, &["q4_K.gguf", "made from"]);

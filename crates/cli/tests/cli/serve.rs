@@ -1,4 +1,4 @@
-//! The server as a process: it says where it listens, ends when it is told to, and finds again what it kept.
+//! Tests of the server process: its banner, its shutdown on signals, and its persistent cache.
 
 #![cfg(unix)]
 
@@ -9,17 +9,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Nothing takes longer on any machine.
+/// Timeout of every step.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub struct Server {
     child: Child,
     address: String,
-    /// What it says first.
+    /// The first line on stderr.
     pub banner: String,
-    /// What it says before that.
+    /// Lines before the banner.
     warnings: Vec<String>,
-    /// The line that shows how to ask.
+    /// The example request in the output.
     pub curl: String,
 }
 
@@ -35,7 +35,7 @@ impl Server {
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
         let mut warnings = Vec::new();
         let banner = loop {
-            let line = lines.next().expect("it says where it listens");
+            let line = lines.next().expect("a banner with the address");
             if line.contains("http://") {
                 break line;
             }
@@ -43,7 +43,7 @@ impl Server {
         };
         let address = banner.split("http://").nth(1).unwrap().trim().to_owned();
         let curl = lines.next().unwrap();
-        // Whatever it says later must find somebody who reads.
+        // Later output needs a reader, or the pipe would fill up.
         std::thread::spawn(move || lines.for_each(|line| eprintln!("{line}")));
         Self { child, address, banner, warnings, curl }
     }
@@ -52,7 +52,7 @@ impl Server {
         self.send_with("", body)
     }
 
-    /// Sends a request with these lines in its head.
+    /// Sends a request with these header lines.
     fn send_with(&self, heads: &str, body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -68,7 +68,7 @@ impl Server {
         self.ask_with("", body)
     }
 
-    /// Asks with these lines in the head.
+    /// Sends a request with these header lines and returns the response.
     pub fn ask_with(&self, heads: &str, body: &str) -> String {
         let mut answer = String::new();
         self.send_with(heads, body).read_to_string(&mut answer).unwrap();
@@ -80,7 +80,7 @@ impl Server {
         assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
     }
 
-    /// Waits until it has ended.
+    /// Waits until the server has ended.
     pub fn ended(mut self) -> ExitStatus {
         let started = Instant::now();
         loop {
@@ -103,7 +103,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Where a test failed.
+        // Reached when a test failed.
         _ = self.child.kill();
     }
 }
@@ -119,11 +119,11 @@ pub const QUESTION: &str =
     r#"{"messages":[{"role":"user","content":"What is the capital of France?"}],"temperature":0}"#;
 
 #[test]
-fn the_line_that_it_prints_asks_it() {
+fn the_printed_curl_command_works() {
     let server = Server::start(&["-ctk", "turbo3", "-ctv", "turbo3"]);
     let Ok(output) = Command::new("sh").args(["-c", &server.curl]).output() else { panic!("no shell") };
     if output.status.code() == Some(127) {
-        println!("skipped: the line for curl: there is no curl");
+        println!("skipped: the curl command: curl is not installed");
         assert!(server.ask(QUESTION).contains("Paris"));
     } else {
         assert!(String::from_utf8_lossy(&output.stdout).contains("chat.completion"), "{output:?}");
@@ -143,7 +143,7 @@ fn an_address_open_to_others_without_a_key_is_warned_of() {
 }
 
 #[test]
-fn what_others_read_of_the_environment_is_told_once() {
+fn environment_variables_of_other_programs_are_noted_once() {
     let kvant = |args: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvant"));
         command.args(["run", "-p", "hi", "-n", "1"]).args(args).env("OLLAMA_CONTEXT_LENGTH", "512");
@@ -151,14 +151,14 @@ fn what_others_read_of_the_environment_is_told_once() {
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stderr).unwrap()
     };
-    let note = "note: not read, as they are other programs': OLLAMA_CONTEXT_LENGTH (here KVANT_CTX_SIZE)\n";
+    let note = "note: ignored environment variables of other programs: OLLAMA_CONTEXT_LENGTH (here KVANT_CTX_SIZE)\n";
     let told = kvant(&[]);
     assert!(told.starts_with(note) && !told.contains("OLLAMA_HOST"), "{told}");
     assert!(!kvant(&["-c", "512"]).contains("not read"));
 }
 
 #[test]
-fn an_answer_in_work_is_brought_to_its_end_and_nothing_new_is_begun() {
+fn shutdown_finishes_running_requests_and_accepts_no_new_ones() {
     let server = Server::start(&["-c", "700"]);
     let body = r#"{"messages":[{"role":"user","content":"Go on."}],"stream":true,"ignore_eos":true}"#;
     let mut stream = BufReader::new(server.send(body));
@@ -168,7 +168,7 @@ fn an_answer_in_work_is_brought_to_its_end_and_nothing_new_is_begun() {
         assert!(stream.read_line(&mut line).unwrap() > 0);
     }
     server.tell("-TERM");
-    // The signal takes its time.
+    // The signal is handled asynchronously.
     let started = Instant::now();
     while !server.ask(QUESTION).starts_with("HTTP/1.1 503") {
         assert!(started.elapsed() < PATIENCE, "new work is taken on");
@@ -195,7 +195,7 @@ fn a_beginning_that_was_read_before_a_restart_is_not_read_again() {
     let first = Server::start(&["--kv-disk", &kept, "-ctk", "turbo3", "-ctv", "turbo3"]);
     let before = first.ask(&body);
     assert_eq!(cached(&before), 0);
-    // As a terminal does that is closed.
+    // The signal of a closed terminal.
     first.tell("-HUP");
     assert!(first.ended().success());
     let second = Server::start(&["--kv-disk", &kept, "-ctk", "turbo3", "-ctv", "turbo3"]);
@@ -203,7 +203,7 @@ fn a_beginning_that_was_read_before_a_restart_is_not_read_again() {
     assert!(cached(&after) > 300, "{after}");
     assert_eq!(text(&after), text(&before));
     assert!(second.end().success());
-    // Other types do not find it.
+    // A server with other KV types does not find it.
     let other = Server::start(&["--kv-disk", &kept, "-ctk", "q8_0", "-ctv", "turbo3"]);
     assert_eq!(cached(&other.ask(&body)), 0);
 }
@@ -228,7 +228,7 @@ fn a_server_answers_on_when_its_model_file_is_truncated() {
 }
 
 #[test]
-fn what_makes_no_server_is_told_in_a_line() {
+fn invalid_server_options_are_rejected_with_one_line() {
     let taken = Server::start(&[]);
     let port = taken.address.rsplit(':').next().unwrap().to_owned();
     for (args, words) in [
@@ -237,7 +237,7 @@ fn what_makes_no_server_is_told_in_a_line() {
         (&["--kv-ram", "much"], "8G"),
         (&["--kv-disk", "there"], "kv:100G"),
         (&["--kv-disk", "/dev/null/x:1G"], "/dev/null/x"),
-        // It is there, and nobody may write to it.
+        // The folder exists but is not writable.
         #[cfg(target_os = "linux")]
         (&["--kv-disk", "/proc/self:1G"], "/proc/self"),
         (&["--port", "99999"], "99999"),

@@ -1,4 +1,4 @@
-//! What a collector of OpenTelemetry is told.
+//! Tests of the traces that an OpenTelemetry collector receives.
 
 #![cfg(all(unix, feature = "otel"))]
 
@@ -11,7 +11,7 @@ use crate::serve::{QUESTION, Server};
 
 const TRACE: [u8; 16] = *b"a trace's number";
 
-/// Takes what is sent, and hands on each request's first line and body.
+/// Accepts requests, and forwards the first line and body of each.
 fn collect() -> (String, Receiver<(String, Vec<u8>)>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -46,7 +46,7 @@ fn holds(body: &[u8], what: &[u8]) -> bool {
 }
 
 #[test]
-fn a_collector_is_told_of_a_request_in_its_senders_trace() {
+fn requests_are_exported_in_the_trace_of_their_client() {
     let (url, received) = collect();
     let server = Server::start(&["--otlp-endpoint", &url, "--alias", "pocket-model"]);
     let number: String = TRACE.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -65,13 +65,13 @@ fn a_collector_is_told_of_a_request_in_its_senders_trace() {
         "pocket-model",
         "stop",
     ] {
-        assert!(holds(&body, what.as_bytes()), "{what} is not told");
+        assert!(holds(&body, what.as_bytes()), "{what} is missing");
     }
     assert!(holds(&body, &TRACE), "it is not part of the sender's trace");
 }
 
 #[test]
-fn a_collector_that_is_not_there_is_noted_and_stops_nothing() {
+fn an_unreachable_collector_is_noted_and_ignored() {
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let server = Server::start(&["--otlp-endpoint", &format!("http://{nobody}")]);
     assert!(server.ask(QUESTION).contains("Paris"));

@@ -1,4 +1,4 @@
-//! `kvant doctor --tune`, and what is kept of it.
+//! Tests of `kvant doctor --tune` and its saved results.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
-/// Runs the program; what tuning finds is kept in `file`.
+/// Runs the program with `file` as its tuning file.
 fn kvant(args: &[&str], file: &Path) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kvant"));
     command.args(args).env("KVANT_TUNING", file).output().expect("the binary starts")
@@ -22,7 +22,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// Where a test keeps what is found, in a folder of its own that is not there yet.
+/// Returns the tuning file of a test, in a folder that does not exist yet.
 fn scratch(test: &str) -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
     let _ = fs::remove_dir_all(&dir);
@@ -30,7 +30,7 @@ fn scratch(test: &str) -> PathBuf {
 }
 
 #[test]
-fn a_tuned_machine_says_so_and_numbers_of_another_do_not_count() {
+fn a_tuned_machine_is_reported_and_foreign_results_are_ignored() {
     let file = scratch("tuned");
     let trials = object(&["doctor", "--tune", "--json"], &file);
     assert!(trials.as_array().unwrap().iter().filter(|trial| trial["kept"] == "yes").count() == 3);
@@ -49,7 +49,7 @@ fn a_tuned_machine_says_so_and_numbers_of_another_do_not_count() {
 }
 
 #[test]
-fn an_adapter_goes_the_ways_that_are_kept_for_it_or_the_doctor_says_why_not() {
+fn an_adapter_uses_its_saved_variants_or_doctor_reports_why() {
     let file = scratch("tuned_adapter");
     for device in ["cuda:0", "auto"] {
         let refused = kvant(&["doctor", "--tune", "--device", device], &file);
@@ -60,13 +60,13 @@ fn an_adapter_goes_the_ways_that_are_kept_for_it_or_the_doctor_says_why_not() {
     let refused = kvant(&["doctor", "--tune", "--device", "wgpu:9999"], &file);
     assert_eq!(refused.status.code(), Some(1));
     assert!(stderr(&refused).contains("wgpu: no adapter 9999; this machine has "), "{}", stderr(&refused));
-    assert!(!file.exists(), "nothing was found");
+    assert!(!file.exists(), "no result was saved");
 
     let doctor = || object(&["doctor", "--json"], &file)["adapters"][0].clone();
     let adapter = doctor();
     if adapter["product"].is_null() {
         assert!(std::env::var_os("KVANT_REQUIRE_WGPU").is_none(), "{adapter}");
-        return eprintln!("skipped: an_adapter_goes_the_ways_that_are_kept_for_it: there is no adapter");
+        return eprintln!("skipped: an_adapter_uses_its_saved_variants: no adapter");
     }
     assert_eq!(adapter["tuned"], false);
     let keep = |look_ups: &str| {
@@ -90,7 +90,8 @@ fn an_adapter_goes_the_ways_that_are_kept_for_it_or_the_doctor_says_why_not() {
     keep("magic");
     let output = kvant(&["doctor"], &file);
     let warning = stderr(&output);
-    let want = "wgpu:0: no look-ups are magic; not used (kvant doctor --tune --device wgpu:0 makes it anew)";
+    let want =
+        "wgpu:0: unknown look-ups magic; not used (kvant doctor --tune --device wgpu:0 creates it again)";
     assert!(warning.contains(want), "{warning}");
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.lines().any(|line| line.starts_with("adapter ") && line.ends_with("(default)")), "{text}");

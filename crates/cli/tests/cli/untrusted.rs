@@ -1,5 +1,5 @@
-//! Numbers that make no sense, files of strangers and ends that cannot be written to: one clear line, an exit code, and nothing
-//! that a terminal obeys.
+//! Tests of invalid numbers, untrusted files and unwritable outputs: one clear line, an exit code,
+//! and no terminal control characters.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// A scratch folder of this test's own, emptied.
+/// Returns an empty scratch folder for one test.
 fn scratch(test: &str) -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("untrusted").join(test);
     let _ = fs::remove_dir_all(&dir);
@@ -35,7 +35,7 @@ fn bundled() -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// One line that begins with `error: ` and contains `words`, at most 2,100 characters long.
+/// Asserts one line that begins with `error: `, contains `words`, and has at most 2,100 characters.
 fn assert_line(what: &str, stderr: &[u8], words: &[&str]) {
     let line = text(stderr);
     assert_eq!(line.trim_end().lines().count(), 1, "{what}: {line}");
@@ -53,7 +53,7 @@ fn full() -> Stdio {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_result_that_cannot_be_written_is_told_in_one_line() {
+fn an_unwritable_result_is_reported_in_one_line() {
     let model = bundled();
     for args in [
         &["--help"][..],
@@ -73,10 +73,10 @@ fn a_result_that_cannot_be_written_is_told_in_one_line() {
     }
 }
 
-/// A turn that failed is told and the next one follows; with stdout gone there is no use in a next one.
+/// A failed turn is reported and the next one follows; a closed stdout ends the conversation.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_chat_that_cannot_be_written_ends_and_says_so_once() {
+fn a_chat_with_unwritable_output_ends_with_one_error() {
     use std::io::Write;
     let mut child = command(&["chat", "-n", "2"]);
     let mut child = child.stdin(Stdio::piped()).stdout(full()).stderr(Stdio::piped()).spawn().unwrap();
@@ -192,7 +192,7 @@ fn numbers_beyond_memory_or_sense_are_refused_in_one_line() {
 }
 
 #[test]
-fn large_numbers_that_ask_for_nothing_are_taken() {
+fn large_numbers_without_allocation_are_accepted() {
     let most = usize::MAX.to_string();
     let many =
         ["--top-k", &most, "--repeat-last-n", &most, "--repeat-penalty", "1.1", "-n", "9223372036854775807"];
@@ -203,7 +203,7 @@ fn large_numbers_that_ask_for_nothing_are_taken() {
 }
 
 #[test]
-fn no_table_of_memory_says_nan() {
+fn memory_tables_contain_no_nan() {
     for n_ctx in ["0", "1", "2147483647"] {
         let output = kvant(&["inspect", &bundled(), "-c", n_ctx]);
         let table = text(&output.stdout);
@@ -213,7 +213,7 @@ fn no_table_of_memory_says_nan() {
     assert_eq!(own, text(&kvant(&["inspect", &bundled(), "-c", "0"]).stdout));
 }
 
-/// A file that says of itself what is written here, with one tensor of 4 rows of `row` values, all of them `value`.
+/// Writes a file with this metadata and one tensor of 4 rows of `row` values, all of them `value`.
 fn write_file(path: &Path, meta: &[(&str, &str)], tensor: &str, row: usize, value: f32) {
     let mut writer = GgufWriter::new();
     meta.iter().for_each(|(key, value)| writer.set(key, *value).unwrap());
@@ -222,7 +222,7 @@ fn write_file(path: &Path, meta: &[(&str, &str)], tensor: &str, row: usize, valu
     writer.save(path, |sink| sink.bytes(tensor, &data)).unwrap();
 }
 
-/// Sizes in a file are held against its tensors before anything is made for each head and layer.
+/// Sizes in a file are checked against its tensors before anything is allocated per head and layer.
 #[test]
 fn heads_and_layers_that_no_tensor_has_are_refused() {
     let dir = scratch("sizes");
@@ -255,7 +255,7 @@ fn heads_and_layers_that_no_tensor_has_are_refused() {
 }
 
 #[test]
-fn what_strangers_write_is_shown_and_not_obeyed() {
+fn untrusted_text_is_printed_without_control_characters() {
     const HOSTILE: &str = "\u{1b}]0;owned\u{7}\u{1b}[2J\u{9b}31m\u{202e}\r\n";
     let dir = scratch("escapes");
     let path = dir.join("red\u{1b}[31m\u{9b}2J.gguf");
@@ -321,21 +321,21 @@ fn a_name_of_a_megabyte_gives_a_short_line() {
         &output.stderr,
         &["unknown architecture 'xxxx", "(1048576 characters)", "known are llama"],
     );
-    // What is long is the list of families, which is ours.
+    // The list of families is long, and it is not from the file.
     assert!(output.stderr.len() < 600, "{} bytes", output.stderr.len());
     let shown = kvant(&["inspect", path.to_str().unwrap()]).stdout;
     assert!(shown.len() < 4000, "{} bytes", shown.len());
 }
 
 #[test]
-fn types_that_stand_in_for_the_one_asked_for_are_told_with_their_number() {
+fn substituted_types_are_reported_with_their_count() {
     let dir = scratch("stand_in");
     let (path, out) = (dir.join("in.gguf"), dir.join("out.gguf"));
     write_file(&path, &[("general.architecture", "llama")], "blk.0.ffn_up.weight", 96, 0.5);
     let output = kvant(&["quantize", path.to_str().unwrap(), out.to_str().unwrap(), "q2_K"]);
     let told = text(&output.stderr);
     assert!(output.status.success(), "{told}");
-    assert!(told.contains("iq4_nl: 1 matrix instead of q2_K, as their rows are no multiple of"), "{told}");
+    assert!(told.contains("iq4_nl: 1 matrix instead of q2_K, as their rows are not a multiple of"), "{told}");
     assert_eq!(Gguf::open(&out).unwrap().tensors()[0].dtype, DType::IQ4NL);
 }
 
@@ -350,7 +350,7 @@ fn weights_that_are_no_numbers_are_refused_with_the_tensor() {
     assert!(tensors.iter().any(|info| info.dtype == DType::Q8_0), "scales to break");
     for info in tensors {
         let mut bytes = fs::read(bundled()).unwrap();
-        // The scale of the last block of the last row, or the last value.
+        // Offset of the scale of the last block of the last row, or of the last value.
         let last = info.offset as usize + info.n_bytes - info.dtype.block_bytes();
         let (broken, at) = match info.dtype {
             DType::F32 => (&f32::INFINITY.to_le_bytes()[..], last),

@@ -1,4 +1,5 @@
-//! The command line as a user meets it: answers, summaries, exit codes, one clear line for every mistake.
+//! End-to-end tests of the command line: answers, summaries, exit codes, one clear line for every
+//! mistake.
 
 use std::fs;
 use std::io::Write;
@@ -30,7 +31,7 @@ pub fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// A scratch folder of this test's own, emptied.
+/// Returns an empty scratch folder for one test.
 pub fn scratch(test: &str) -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
     let _ = fs::remove_dir_all(&dir);
@@ -42,7 +43,7 @@ pub fn bundled() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/assets/pocket-q8_0.gguf")
 }
 
-/// One line on stderr that contains every one of `words`, and this exit code.
+/// Asserts one line on stderr that contains every one of `words`, and this exit code.
 pub fn assert_refused(output: &Output, code: i32, words: &[&str]) {
     let line = stderr(output);
     assert_eq!(output.status.code(), Some(code), "{line}");
@@ -53,7 +54,7 @@ pub fn assert_refused(output: &Output, code: i32, words: &[&str]) {
     }
 }
 
-/// The ten questions of the model's card, and what each answer contains.
+/// The ten questions of the model's card, and a word of each answer.
 const QUESTIONS: [(&str, &str); 10] = [
     ("What is the capital of France?", "Paris"),
     ("What is the capital of Japan?", "Tokyo"),
@@ -88,9 +89,10 @@ fn the_bundled_model_answers_ten_of_ten_with_scalar_kernels() {
     assert_ten_of_ten(&[("KVANT_ISA", "scalar")]);
 }
 
-/// One conversation of some 250 tokens, so that most of the cache is encoded when the last questions come.
+/// Uses one conversation of some 250 tokens, so that most of the cache is quantized at the last
+/// questions.
 #[test]
-fn the_bundled_model_answers_ten_of_ten_in_one_conversation_with_every_cache() {
+fn the_bundled_model_answers_all_ten_questions_with_every_cache() {
     for dtype in ["f16", "q8_0", "q4_0", "turbo4", "turbo3", "turbo2", "turbo3t", "turbo2t"] {
         let mut chat = Command::new(env!("CARGO_BIN_EXE_kvant"))
             .args(["chat", "-ctk", dtype, "-ctv", dtype, "--temp", "0"])
@@ -135,7 +137,8 @@ fn turbo3_takes_less_than_a_fourth_of_f16_at_2000_tokens() {
         let kv = json(&output)["kv"].clone();
         let (tokens, bytes, f16) = (kv["tokens"].as_f64(), kv["bytes"].as_f64(), kv["bytes_f16"].as_f64());
         assert!(tokens.unwrap() >= 2000.0, "{kv}");
-        // 6.625 bits for 32 of them, and of 2,000 tokens five tiles in f16: the first, the latest, and those where the answer begins.
+        // 6.625 bits for 32 of them, and of 2,000 tokens five tiles in f16: the first, the latest,
+        // and those where the answer begins.
         assert!(f16.unwrap() / bytes.unwrap() >= 4.1, "{kv}");
     }
 }
@@ -190,7 +193,7 @@ fn files_that_are_no_model_are_refused_in_one_line() {
 
 #[test]
 fn a_gpu_that_is_not_there_is_refused_and_auto_does_without() {
-    // No machine has this many.
+    // No machine has this many devices.
     let refused = kvant(&["run", "-p", "x", "--device", "cuda:9999"]);
     assert_refused(&refused, 1, &["cuda: no ", "needed: "]);
     let refused = kvant(&["run", "-p", "x", "--device", "wgpu:9999"]);
@@ -208,7 +211,7 @@ fn wrong_usage_is_refused_in_one_line_with_exit_code_2() {
     assert_refused(&kvant(&["run", "-p", "x", "-ctv", "q6_K"]), 2, &["not a KV type"]);
     assert_refused(&kvant(&["run", "-p", "x", "--kv-policy", "boundry"]), 2, &["boundry", "boundary"]);
     assert_refused(&kvant(&["run", "-p", "x", "--device", "gpu"]), 2, &["gpu", "cpu", "cuda:N", "wgpu:N"]);
-    // Layers for a GPU are not run elsewhere in silence.
+    // GPU layers never run elsewhere silently.
     assert_refused(&kvant(&["run", "-p", "x", "-ngl", "3", "--device", "cpu"]), 1, &["-ngl", "cpu", "got 3"]);
     assert_refused(&kvant(&["run", "-p", "x", "-ngl", "3", "--device", "cuda:9999"]), 1, &["cuda: no "]);
     assert_refused(&kvant(&["run", "-p", "x", "-ngl", "many"]), 2, &["many", "a number or all"]);
@@ -259,9 +262,10 @@ fn inputs_that_cannot_be_read_are_refused_in_one_line() {
 /// A prompt that the bundled model answers in one word, and that word.
 const QUESTION: &str = "What is the capital of France?";
 
-/// Model and prompt as words, as options, from the environment and through a pipe: all the same.
+/// Model and prompt as words, as options, from the environment and through a pipe give the same
+/// answer.
 #[test]
-fn a_model_and_a_prompt_may_be_given_in_any_customary_way() {
+fn model_and_prompt_are_accepted_in_every_usual_form() {
     let file = bundled().display().to_string();
     for args in [
         &["run", QUESTION][..],
@@ -311,7 +315,7 @@ fn flags_come_before_the_environment() {
 }
 
 #[test]
-fn without_a_seed_answers_differ_and_the_summary_tells_how_to_repeat_one() {
+fn without_a_seed_answers_differ_and_the_summary_has_the_seed() {
     let args = ["run", "-p", "Once", "--raw", "--temp", "2", "--top-k", "0", "-n", "20", "--ignore-eos"];
     let first = kvant(&args);
     let summary = stderr(&first);
@@ -323,7 +327,7 @@ fn without_a_seed_answers_differ_and_the_summary_tells_how_to_repeat_one() {
 }
 
 #[test]
-fn what_was_not_measured_is_not_called_zero() {
+fn unmeasured_speeds_are_not_reported_as_zero() {
     let one = ["run", "-p", "Hello", "-n", "1", "--temp", "0"];
     let summary = stderr(&kvant(&one));
     assert!(summary.contains("decode 1 tok |") && !summary.contains(" 0.0 tok/s"), "{summary}");
@@ -331,7 +335,7 @@ fn what_was_not_measured_is_not_called_zero() {
 }
 
 #[test]
-fn what_is_not_done_as_asked_is_noted_and_the_work_goes_on() {
+fn deviations_from_the_request_are_noted() {
     for (args, words) in [
         (&["-c", "4096"][..], &["note: -c 4096", "2048"][..]),
         (&["--mlock"], &["note: --mlock: "]),
@@ -351,7 +355,7 @@ fn what_is_not_done_as_asked_is_noted_and_the_work_goes_on() {
 }
 
 #[test]
-fn the_log_is_text_or_json_and_as_long_as_asked() {
+fn the_log_has_the_requested_format_and_level() {
     let run = |args: &[&str]| stderr(&kvant(&[&["run", "-p", "Hello", "-n", "1", "--quiet"], args].concat()));
     assert_eq!(run(&[]), "");
     assert_eq!(run(&["--mlock", "--log-level", "error"]), "");
@@ -375,7 +379,7 @@ fn completions_and_manuals_name_commands_and_options() {
 }
 
 #[test]
-fn a_text_is_built_in_and_said_to_be_used() {
+fn the_built_in_text_is_named_where_it_is_used() {
     let output = kvant(&["eval", "ppl", "-c", "128", "--chunks", "1"]);
     assert!(stdout(&output).contains("Final estimate"), "{}", stderr(&output));
     assert!(stderr(&output).contains("note: no -f"));
@@ -392,14 +396,14 @@ fn an_argument_that_is_not_utf8_is_refused_in_one_line() {
 }
 
 #[test]
-fn a_full_context_ends_the_answer_and_says_so() {
+fn a_full_context_ends_the_answer_with_a_note() {
     let object = json(&kvant(&["run", "-p", "Hello", "-c", "24", "--ignore-eos", "--json"]));
     assert_eq!(object["finish"], "context");
     assert_eq!(object["kv"]["tokens"], 24);
 }
 
 #[test]
-fn inspect_tells_the_bytes_that_a_session_allocates() {
+fn inspect_shows_the_bytes_that_a_session_allocates() {
     let object = json(&kvant(&["inspect", bundled().to_str().unwrap(), "-c", "300", "--json"]));
     let rows = object["kv"]["types"].as_array().unwrap().clone();
     let row = rows.iter().find(|row| row["type K/V"] == "turbo3/turbo3").unwrap();
@@ -411,17 +415,15 @@ fn inspect_tells_the_bytes_that_a_session_allocates() {
 }
 
 #[test]
-fn inspect_tells_of_states_what_they_take() {
+fn inspect_shows_the_size_of_recurrent_states() {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/qwen35-h64-g2-delta.gguf");
-    // In three layers what a convolution keeps of 320 channels, three rows, and four matrices of 32 x 48.
+    // In three layers the convolution's state of 320 channels, three rows, and four matrices of 32
+    // x 48.
     let bytes = 3 * 4 * (3 * 320 + 4 * 32 * 48);
     let want = serde_json::json!({ "layers": 3, "bytes": bytes, "tokens_per_copy": 512 });
     assert_eq!(json(&kvant(&["inspect", model, "--json"]))["states"], want);
     let text = stdout(&kvant(&["inspect", model]));
-    assert!(
-        text.contains("States: 3 of 4 layers keep one in the place of keys and values, 83.2 KiB"),
-        "{text}"
-    );
+    assert!(text.contains("States: 3 of 4 layers have one instead of keys and values, 83.2 KiB"), "{text}");
     assert_eq!(
         json(&kvant(&["inspect", bundled().to_str().unwrap(), "--json"]))["states"],
         serde_json::Value::Null
@@ -429,15 +431,15 @@ fn inspect_tells_of_states_what_they_take() {
 }
 
 #[test]
-fn inspect_tells_of_a_layer_that_predicts_what_it_takes() {
+fn inspect_shows_the_kv_share_of_an_mtp_layer() {
     let model =
         concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/tests/predictions/glm4moe-h64-g2-dense1.gguf");
     let object = json(&kvant(&["inspect", model, "--json"]));
     let n_layers = object["metadata"]["glm4moe.block_count"].as_str().unwrap().parse::<f64>().unwrap() - 1.0;
-    // Its layers are all alike.
+    // All its layers are alike.
     assert_eq!(object["mtp"]["kv_share"], 1.0 / n_layers);
     let text = stdout(&kvant(&["inspect", model]));
-    let want = format!("and {:.1} % more for the layer that predicts (MTP)", 100.0 / n_layers);
+    let want = format!("and {:.1} % more for the MTP layer", 100.0 / n_layers);
     assert!(text.contains(&want), "{text}");
     assert_eq!(
         json(&kvant(&["inspect", bundled().to_str().unwrap(), "--json"]))["mtp"],
@@ -446,15 +448,16 @@ fn inspect_tells_of_a_layer_that_predicts_what_it_takes() {
 }
 
 #[test]
-fn inspect_tells_of_experts_what_a_token_reads() {
+fn inspect_shows_the_expert_bytes_read_per_token() {
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../model/tests/fixtures/mixtral-h64-g2.gguf");
-    // In two layers five experts of three matrices of 40 x 32 in f16, of which a token chooses two.
+    // In two layers five experts of three matrices of 40 x 32 in f16, of which the router selects
+    // two per token.
     let bytes = 2 * 5 * 3 * 40 * 32 * 2;
     let object = json(&kvant(&["inspect", model, "--json"]));
     let want = serde_json::json!({ "count": 5, "used": 2, "layers": 2, "bytes": bytes, "bytes_per_token": bytes / 5 * 2 });
     assert_eq!(object["experts"], want);
     let text = stdout(&kvant(&["inspect", model]));
-    assert!(text.contains("Experts: each token goes through 2 of 5 in 2 layers, and reads "), "{text}");
+    assert!(text.contains("Experts: each token selects 2 of 5 in 2 layers, and reads "), "{text}");
     assert_eq!(
         json(&kvant(&["inspect", bundled().to_str().unwrap(), "--json"]))["experts"],
         serde_json::Value::Null
@@ -466,7 +469,7 @@ fn doctor_names_a_kernel_for_every_type() {
     let object = json(&kvant(&["doctor", "--json"]));
     let choices = object["choices"].as_array().unwrap();
     for dtype in kvant::DType::ALL {
-        // Weights are multiplied, cache types attended to; f32 to q4_0 are both.
+        // Weight types have matmul kernels, cache types attention kernels; f32 to q4_0 have both.
         for (op, has) in [("matmul", dtype.is_weight()), ("attend", dtype.is_kv())] {
             let rows = choices.iter().filter(|choice| choice["type"] == dtype.name() && choice["op"] == op);
             let kernels: Vec<_> = rows.map(|choice| choice["kernel"].as_str().unwrap()).collect();
@@ -477,11 +480,11 @@ fn doctor_names_a_kernel_for_every_type() {
 }
 
 #[test]
-fn a_prompt_cache_gives_the_same_answer_and_is_refused_by_another_type() {
+fn a_prompt_cache_keeps_the_answer_and_other_types_reject_it() {
     let dir = scratch("prompt_cache");
     let file = dir.join("context");
     let file = file.to_str().unwrap();
-    // Long enough to reach over a border: what lies before it is read from the file.
+    // Long enough to cross a prefix boundary: the prefix before it is read from the file.
     let prompt = "How do you spell river? ".repeat(100);
     let args = ["run", "-p", &prompt, "-n", "20", "--temp", "0", "--prompt-cache", file, "--json"];
     let turbo = [&args[..], &["-ctk", "turbo3", "-ctv", "turbo3"]].concat();
@@ -494,13 +497,13 @@ fn a_prompt_cache_gives_the_same_answer_and_is_refused_by_another_type() {
     assert_refused(&kvant(&turbo), 1, &["context"]);
 }
 
-/// A text that every checkout has.
+/// Returns a text that every checkout has.
 fn licence() -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../LICENSE-APACHE").display().to_string()
 }
 
 #[test]
-fn measurements_have_the_promised_keys_and_agree_with_each_other() {
+fn measurements_have_the_documented_keys_and_agree() {
     let file = licence();
     let text = ["-f", &file, "-c", "128", "--chunks", "2", "--json"];
     let ppl = json(&kvant(&[&["eval", "ppl"], &text[..]].concat()));
@@ -521,7 +524,7 @@ fn measurements_have_the_promised_keys_and_agree_with_each_other() {
 }
 
 #[test]
-fn a_profile_tells_every_stage_of_every_depth() {
+fn a_profile_lists_every_stage_of_every_depth() {
     let args = [
         "bench",
         "--profile",
@@ -563,7 +566,7 @@ fn measurements_of_bad_input_are_refused_in_one_line() {
     refused(&["eval", "kld", "--base", &base], &["base.dat"]);
     refused(&["eval", "kld", "--base", &path("none")], &["none", "No such file"]);
     refused(&["eval", "niah", "-f", &file, "--form", "haiku"], &["haiku", "secret-word"]);
-    // 0 is the model's own length.
+    // 0 is the model's training context.
     for measure in ["ppl", "kld", "agree"] {
         refused(&["eval", measure, "-f", &short, "-c", "0"], &["one chunk takes 2048"]);
     }
@@ -585,7 +588,7 @@ fn measurements_of_bad_input_are_refused_in_one_line() {
 }
 
 #[test]
-fn a_plan_is_made_and_shown_and_followed_and_refused_where_it_was_changed_or_is_foreign() {
+fn plans_are_used_and_changed_or_foreign_ones_are_rejected() {
     let dir = scratch("plan");
     let text = |path: PathBuf| path.to_str().unwrap().to_owned();
     let (model, path) = (text(dir.join("pocket.gguf")), text(dir.join("pocket.kvplan")));
@@ -599,12 +602,12 @@ fn a_plan_is_made_and_shown_and_followed_and_refused_where_it_was_changed_or_is_
     assert_eq!(made["certificate"]["tail"], true);
     let number = |name: &str| made["certificate"][name].as_f64().unwrap();
     assert!(number("mean_kld_stderr") > 0.0 && number("ppl_ratio_stderr") > 0.0, "{made}");
-    // 128 tokens have no room for a needle.
+    // 128 tokens are too few for a needle.
     assert!(made["certificate"]["needles"] == 0 && made["certificate"]["weights"].is_null(), "{made}");
-    // A goal that is missed leaves the plan that is there.
+    // A missed goal preserves the existing plan.
     let before = fs::read(&path).unwrap();
     let missed = kvant(&["plan", &model, "--max-kld", "1e-9", "-c", "128"]);
-    assert_refused(&missed, 1, &["--max-kld 0.000000001: no plan that was tried", "none is written"]);
+    assert_refused(&missed, 1, &["--max-kld 0.000000001: the best plan adds", "none is written"]);
     assert_eq!(fs::read(&path).unwrap(), before);
     let line = format!("bits per value   {bits:.3}");
     let inspect = || stdout(&kvant(&["inspect", &model]));
@@ -618,9 +621,9 @@ fn a_plan_is_made_and_shown_and_followed_and_refused_where_it_was_changed_or_is_
     assert!(stdout(&answer).contains("Paris") && stderr(&answer).contains("mixed"), "{}", stderr(&answer));
     let told = stderr(&ask(&model, &["--weights", "q4_0"]));
     assert!(told.contains("measured with weights as the file has them, and these are in q4_0"), "{told}");
-    // Types that are named count, with what the plan multiplies by.
+    // Named types take precedence; the plan's factors still apply.
     assert!(stderr(&ask(&model, &["-ctk", "turbo4"])).contains("KV turbo4/f16"));
-    // Beside the model it is found where no type is named.
+    // Beside the model the plan is found where no type is named.
     let hello = |model: &str, more: &[&str]| {
         let answer = kvant(&[&["run", "-m", model, "-p", "hi", "-n", "1"], more].concat());
         assert!(answer.status.success(), "{}", stderr(&answer));

@@ -1,4 +1,4 @@
-//! What tiles hold, and where.
+//! Tests of the tile layout and its contents.
 
 use super::*;
 use crate::random::Random;
@@ -73,7 +73,7 @@ fn wrong_formats_and_dims_are_refused() {
     }
 }
 
-/// Scale and indices of a slice of a rotated row.
+/// Returns the scale and indices of a slice of a rotated row.
 fn coded_slice(book: &impl Book, y: &[f32]) -> (f16, Vec<u8>) {
     fn of<const N: usize>(book: &impl Book, y: &[f32]) -> (f16, Vec<u8>) {
         let coded = turbo::encode_rotated::<N>(book, y.try_into().unwrap());
@@ -87,7 +87,7 @@ fn coded_slice(book: &impl Book, y: &[f32]) -> (f16, Vec<u8>) {
     }
 }
 
-/// The padded, rotated row as the codec gives it back, slice by slice.
+/// Encodes and decodes the padded, rotated row slice by slice.
 fn through_the_codec(dtype: DType, row: &[f32]) -> Vec<f32> {
     fn turbo(book: &impl Book, y: &[f32]) -> Vec<f32> {
         fn back<const N: usize>(book: &impl Book, (scale, indices): (f16, Vec<u8>)) -> Vec<f32> {
@@ -115,7 +115,7 @@ fn through_the_codec(dtype: DType, row: &[f32]) -> Vec<f32> {
 }
 
 #[test]
-fn rows_are_cut_into_slices_by_the_binary_digits_of_their_size() {
+fn slices_follow_the_binary_digits_of_the_row_size() {
     for (dim, widths) in [
         (32, vec![32]),
         (64, vec![64]),
@@ -160,9 +160,9 @@ fn a_row_decodes_as_its_block_format_does_bit_for_bit() {
     }
 }
 
-/// The layout of the module's table, spelled out value by value with no code shared with the module.
+/// Spells out the layout of the module's table value by value, sharing no code with the module.
 #[test]
-fn bits_lie_where_the_table_says() {
+fn bits_lie_where_the_table_states() {
     let rows = rows(256, 3);
     let rows_96: Vec<Vec<f32>> = rows.iter().map(|row| row[..96].to_vec()).collect();
     for (dtype, bits, blocks) in [
@@ -277,7 +277,7 @@ fn decoding_and_encoding_again_gives_the_same_tile() {
 }
 
 #[test]
-fn zeroed_tiles_and_bad_rows_decode_to_finite_numbers() {
+fn zeroed_tiles_and_non_finite_rows_decode_to_finite_numbers() {
     let mut bad = vec![0.0; 128];
     (bad[0], bad[1], bad[2], bad[3]) = (f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX);
     for dtype in DType::KV {
@@ -308,7 +308,7 @@ fn restore_undoes_prepare() {
 
 /// Devices multiply codes with scales in f16.
 #[test]
-fn codes_of_clipped_values_stand_for_what_f16_holds() {
+fn codes_of_clamped_values_decode_within_f16() {
     const DIM: usize = 128;
     let spike = |at: usize, x: f32| (0..DIM).map(|i| if i % 32 == at { x } else { 1.0 }).collect::<Vec<_>>();
     let mut inputs = vec![vec![f32::MAX; DIM], vec![f32::MIN; DIM]];

@@ -1,4 +1,4 @@
-//! That the trellis uses its memory, and what it loses.
+//! Tests of the trellis' memory and its error.
 
 use half::f16;
 
@@ -19,7 +19,7 @@ fn norm(x: &[f32]) -> f64 {
     x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt()
 }
 
-/// The mean squared error on slices from N(0, 1), scales and all.
+/// Returns the mean squared error on slices from N(0, 1), scales included.
 fn loss<const N: usize>(trellis: &Trellis, values: usize) -> f64 {
     let (mut random, mut error) = (Random::new(11), 0.0);
     for _ in 0..values / N {
@@ -43,7 +43,8 @@ fn sequence_is_a_ring_through_all_dims() {
     }
 }
 
-/// The level of a dim, spelled out by the documented order, changes with its own index and those before it, and with no other.
+/// The level of a dim, spelled out by the documented order, changes with its own index and its
+/// predecessors only.
 #[test]
 fn levels_depend_on_the_last_six_bits_and_nothing_else() {
     for trellis in BOTH {
@@ -67,7 +68,7 @@ fn levels_depend_on_the_last_six_bits_and_nothing_else() {
 }
 
 #[test]
-fn loss_is_a_third_below_that_of_a_codebook_for_slices_of_any_width() {
+fn error_is_a_third_below_a_codebooks_at_every_slice_width() {
     // Means over 200,000 values: relative standard error 0.4 %.
     for (trellis, want) in BOTH.iter().zip([[0.0801, 0.0798, 0.0788], [0.0216, 0.0212, 0.0206]]) {
         let got = [loss::<128>(trellis, 200_000), loss::<64>(trellis, 200_000), loss::<32>(trellis, 200_000)];
@@ -78,7 +79,7 @@ fn loss_is_a_third_below_that_of_a_codebook_for_slices_of_any_width() {
 }
 
 #[test]
-fn rings_are_nearly_the_best_there_are() {
+fn rings_are_nearly_optimal() {
     for (trellis, most) in BOTH.iter().zip([1.015, 1.005]) {
         let (mut random, mut best, mut got) = (Random::new(5), 0.0, 0.0);
         for _ in 0..200 {
@@ -96,9 +97,10 @@ fn rings_are_nearly_the_best_there_are() {
     }
 }
 
-/// Training again, on fewer and on other samples, ends as low; and where it has ended, it stays.
+/// Training again, on fewer and on other samples, reaches the same error; and the trained tables
+/// are a fixed point.
 #[test]
-fn tables_are_what_training_gives() {
+fn tables_are_reproduced_by_training() {
     for (trellis, want) in BOTH.iter().zip([0.0790, 0.0219]) {
         let (bits, few, others) = (trellis.bits(), samples(60_000, 3), samples(400_000, 4));
         let again = round(bits, &train(bits, 20, &few), &others).mse;
@@ -107,7 +109,8 @@ fn tables_are_what_training_gives() {
         let stays = round(bits, &levels, &others);
         assert!((stays.mse / want - 1.0).abs() <= 0.015, "{bits} bits: {}, want {want}", stays.mse);
         for (w, (was, is)) in trellis.levels().iter().zip(in_steps(&stays.levels)).enumerate() {
-            // Rounding, and what is left of the way: the outermost levels have few samples.
+            // Allows for rounding and incomplete convergence: the outermost levels have few
+            // samples.
             let within = if was.abs() > 60 { 4 } else { 2 };
             assert!((was - is).abs() <= within, "{bits} bits, window {w}: {was} becomes {is}");
         }
@@ -137,7 +140,8 @@ fn zero_and_vanishing_slices_have_scale_zero() {
     }
 }
 
-/// One coordinate takes the whole norm: the worst slice there is, and the largest values that the encoder meets.
+/// One coordinate carries the whole norm: the worst slice, and the largest values that the encoder
+/// receives.
 #[test]
 fn a_spike_stays_the_largest_coordinate_and_keeps_its_sign() {
     for trellis in BOTH {
@@ -152,7 +156,7 @@ fn a_spike_stays_the_largest_coordinate_and_keeps_its_sign() {
 }
 
 #[test]
-fn coding_again_what_was_decoded_gives_the_same() {
+fn encoding_is_idempotent() {
     let mut random = Random::new(8);
     for trellis in BOTH {
         for _ in 0..200 {

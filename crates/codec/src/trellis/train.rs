@@ -1,38 +1,41 @@
-//! Where the tables of the trellis come from: Lloyd's method on samples.
+//! Training of the trellis tables: Lloyd's method on samples.
 //!
-//! In turns, a long sequence of Gaussian samples is coded with the cheapest walk, and each level becomes the mean of the samples that
-//! were coded as it. As with any such method the result depends on where it begins. Levels in ascending order are a poor
-//! beginning (they end at 0.0271 and 0.096); dealt out with a stride, so that windows that follow each other have levels far apart, they end
-//! at 0.0218 and 0.0788. 15 is the best of all odd strides.
+//! Alternates two steps: encodes a long sequence of Gaussian samples with the cheapest path, then
+//! moves each level to the mean of the samples that it encodes. The result depends on the initial
+//! levels. Ascending levels are a poor start (they end at 0.0271 and 0.096); permuted with a
+//! stride, so that successive windows have levels far apart, they end at 0.0218 and 0.0788. 15 is
+//! the best of all odd strides.
 
 use std::array::from_fn;
 
 use super::{LEVELS, MOST_STATES, Trellis, WINDOW};
 use crate::random::Random;
 
-/// Window w begins with the level of rank `w · STRIDE + SHIFT` mod 64; the shift makes the table odd.
+/// Window w starts with the level of rank `w · STRIDE + SHIFT` mod 64; the shift makes the table
+/// odd.
 const STRIDE: usize = 15;
 const SHIFT: usize = (STRIDE - 1) / 2 + LEVELS / 2;
 
-/// Levels while they are trained, in standard deviations.
+/// Levels during training, in standard deviations.
 pub type Levels = [f64; LEVELS];
 
-/// What a round of training gives.
+/// The result of a training round.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Round {
-    /// The means of the samples that were coded as each level; those that no sample was coded as stay.
+    /// The means of the samples encoded by each level; levels without samples are unchanged.
     pub levels: Levels,
-    /// The mean squared error of the levels before.
+    /// The mean squared error of the previous levels.
     pub mse: f64,
 }
 
-/// Independent samples of N(0, 1).
+/// Returns independent samples of N(0, 1).
 pub fn samples(n: usize, seed: u64) -> Vec<f64> {
     let mut random = Random::new(seed);
     (0..n).map(|_| random.gaussian()).collect()
 }
 
-/// Where training begins: quantiles of the samples, stretched a little, as good levels are further out than those.
+/// Returns the initial levels: quantiles of the samples, stretched by 1.2, as optimal levels are
+/// further out.
 pub fn beginning(samples: &[f64]) -> Levels {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -43,7 +46,7 @@ pub fn beginning(samples: &[f64]) -> Levels {
     odd(|w| (half[w] - half[LEVELS - 1 - w]) / 2.0)
 }
 
-/// One round for indices of `bits` bits.
+/// Runs one round for indices of `bits` bits.
 pub fn round(bits: u32, levels: &Levels, samples: &[f64]) -> Round {
     let windows = cheapest_walk(bits, levels, samples);
     let (mut sums, mut counts, mut error) = ([0.0; LEVELS], [0.0; LEVELS], 0.0);
@@ -59,22 +62,22 @@ pub fn round(bits: u32, levels: &Levels, samples: &[f64]) -> Round {
     Round { levels: odd(mean), mse: error / samples.len() as f64 }
 }
 
-/// `rounds` rounds from the [`beginning`].
+/// Runs `rounds` rounds from the [`beginning`].
 pub fn train(bits: u32, rounds: usize, samples: &[f64]) -> Levels {
     (0..rounds).fold(beginning(samples), |levels, _| round(bits, &levels, samples).levels)
 }
 
-/// The first half of a table in units of [`Trellis::STEP`].
+/// Returns the first half of a table in units of [`Trellis::STEP`].
 pub fn in_steps(levels: &Levels) -> [i8; LEVELS / 2] {
     from_fn(|w| (levels[w] / f64::from(Trellis::STEP)).round() as i8)
 }
 
-/// A table whose second half is the first backwards with the other sign.
+/// Builds a table whose second half is the first reversed and negated.
 fn odd(level: impl Fn(usize) -> f64) -> Levels {
     from_fn(|w| if w < LEVELS / 2 { level(w) } else { -level(LEVELS - 1 - w) })
 }
 
-/// The windows of the walk of least squared error, from any state to any state.
+/// Returns the windows of the path of least squared error, from any state to any state.
 fn cheapest_walk(bits: u32, levels: &Levels, samples: &[f64]) -> Vec<usize> {
     let (states, oldest_at) = (1 << (WINDOW as u32 - bits), WINDOW as u32 - bits);
     let mut costs = [0.0; MOST_STATES];

@@ -1,4 +1,4 @@
-//! Memory for the examples that fill a cache.
+//! Page allocation for the examples that fill a KV cache.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicUsize;
 use kvant_backend::{Held, Pages, Result};
 use kvant_cpu::CpuPage;
 
-/// New memory whenever it is asked for.
+/// Allocates a new page for every request.
 #[derive(Default)]
 pub struct Fresh(Arc<AtomicUsize>);
 

@@ -1,7 +1,9 @@
-//! Coding a whole tile: the codes of 16 rows are found by comparing, then laid into planes group by group.
+//! Encodes a whole tile: finds the codes of 16 rows by comparisons, then packs them into planes
+//! group by group.
 //!
-//! Every value gets the code the codec gives it: scales are found from the same sums in f64 (in another order, which
-//! their rounding to f16 hides but for one in many millions), codes by the same f32 comparisons.
+//! Every value gets the code that the codec gives it: scales come from the same sums in f64 (in
+//! another order, which rounding to f16 hides except for one in many millions), codes from the same
+//! f32 comparisons.
 
 use half::f16;
 use kvant_codec::block32::Q8_0_MAX_SCALE;
@@ -13,12 +15,12 @@ use super::slices::Rows;
 use super::trellis::encode;
 use crate::lanes::{Lanes, Op};
 
-/// Codes up to 128 dims of all 16 slots of a tile.
+/// Encodes up to 128 dims of all 16 slots of a tile.
 pub(super) struct Encode<'a> {
     pub(super) dtype: DType,
     pub(super) side: Side,
     pub(super) rows: &'a Rows,
-    /// How many dims there are: one block of a rotated type, or several of 32.
+    /// Number of dims: one block of a rotated type, or several blocks of 32.
     pub(super) dims: usize,
     /// Whole blocks.
     pub(super) out: &'a mut [u8],
@@ -46,14 +48,15 @@ impl Op for Encode<'_> {
 
 /// A coded format, in blocks of `N` dims.
 trait Format<const N: usize> {
-    /// Finds the codes and the scales of a block of all rows.
+    /// Finds the codes of a block of all rows, and returns their scales.
     fn code<L: Lanes>(lanes: L, rows: [&[f32; N]; TILE], codes: &mut [[u8; N]; TILE]) -> [f16; TILE];
 
-    /// Lays the codes of group `g` into the planes of the block.
+    /// Packs the codes of group `g` into the planes of the block.
     fn pack(codes: &[u8; GROUP], g: usize, planes: &mut [u8]);
 }
 
-/// Implements [`Format`] by two functions, of which one codes a row, for blocks of one size or of any.
+/// Implements [`Format`] from a function that encodes a row and one that packs a group, for one
+/// block size or for any.
 macro_rules! format {
     ($name:ident, $([$n:ident])? $($m:literal)?, $code:expr, $pack:path) => {
         struct $name;
@@ -86,7 +89,7 @@ format!(Turbo4, [N], |x, codes| turbo::<N>(&Codebook::GAUSS4, x, codes), plane_4
 format!(Q8_0, 32, q8_0, plane_8);
 format!(Q4_0, 32, q4_0, plane_4);
 
-/// Implements [`Format`] for a type with a memory.
+/// Implements [`Format`] for a trellis-coded type.
 macro_rules! with_memory {
     ($name:ident, $trellis:expr, $bits:literal, $states:literal, $pack:path) => {
         struct $name;
@@ -142,7 +145,7 @@ impl Encode<'_> {
     }
 }
 
-/// The codes of group `g`, as `kvant_codec::tile` orders them.
+/// Returns the codes of group `g`, in the order of `kvant_codec::tile`.
 #[inline(always)]
 fn group<const N: usize>(side: Side, codes: &[[u8; N]; TILE], g: usize) -> [u8; GROUP] {
     let mut out = [0; GROUP];
@@ -197,9 +200,9 @@ fn planes_3(codes: &[u8; GROUP], g: usize, planes: &mut [u8]) {
     }
 }
 
-/// A slice brought to unit variance.
+/// A slice normalized to unit variance.
 struct Unit<const N: usize> {
-    /// What it had; 0 where that vanishes, with values of 0.
+    /// Its norm; 0 for a vanishing slice, whose values are 0.
     norm: f64,
     values: [f32; N],
 }
@@ -235,7 +238,7 @@ fn turbo<const N: usize>(book: &Codebook, y: &[f32; N], codes: &mut [u8; N]) -> 
     to_f16((norm / coded_norm) as f32)
 }
 
-/// The sum, in eight interleaved parts.
+/// Returns the sum, accumulated in eight interleaved partial sums.
 #[inline(always)]
 fn sum<const N: usize>(x: [f64; N]) -> f64 {
     let mut parts = [0.0; 8];
@@ -255,7 +258,7 @@ fn q8_0(x: &[f32; 32], codes: &mut [u8; 32]) -> f16 {
     to_f16(d.min(Q8_0_MAX_SCALE))
 }
 
-/// See `kvant_codec::block32::encode_centred`, of q4_0.
+/// See `kvant_codec::block32::encode_centred`, for q4_0.
 #[inline(always)]
 fn q4_0(x: &[f32; 32], codes: &mut [u8; 32]) -> f16 {
     let x = x.map(|v| clamp(v, F16_MAX));

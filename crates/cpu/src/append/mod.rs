@@ -1,9 +1,12 @@
-//! Appending keys and values to the cache: pad, rotate, encode into the tiles a stream's plan names.
+//! Appends keys and values to the KV cache: pads, rotates, and encodes rows into the tiles that the
+//! plan of each KV tensor (K or V of one head) names.
 //!
-//! A new row is padded to the stream's width and, in a rotated stream, rotated, whatever part it lands in: sink, tail and
-//! band hold rotated rows in f16, so that one query serves all parts. A stream with a tail codes every row from its f16
-//! values, whether it waited there or not: what a token becomes does not depend on how it was fed. Only rows encoded into a
-//! coded main tile lose the centre of their block and are scaled by the stream's `alpha`.
+//! A new row is padded to the width of its KV tensor and, where that is rotated, rotated, whichever
+//! region it is written to: sink, tail and step tiles hold rotated rows in f16, so that one query
+//! serves all regions. A KV tensor with a tail encodes every row from its f16 values, whether it
+//! passed through the tail or not: the code of a token does not depend on how prefill was batched.
+//! Only rows encoded into a coded main tile have the centre of their block subtracted and are
+//! scaled by the tensor's `alpha`.
 
 use std::ops::Range;
 
@@ -21,16 +24,16 @@ mod trellis;
 
 use target::Targets;
 
-/// The rows of one stream, before anything is done to them.
+/// The input rows of one KV tensor.
 struct Source<'a, F: Fn(usize) -> &'a [f32]> {
-    /// Row i `[head_dim]`.
+    /// Returns row i, `[head_dim]`.
     row: F,
-    /// What each is multiplied and moved by first.
+    /// Channel scale and shift, applied first.
     balance: Option<Affine<'a>>,
 }
 
 impl<'a, F: Fn(usize) -> &'a [f32]> Source<'a, F> {
-    /// Values `dims` of row `index`, as many as there are of them, at the start of `out`.
+    /// Reads values `dims` of row `index`, as far as the row has them, into the start of `out`.
     fn read(&self, index: usize, dims: Range<usize>, out: &mut [f32]) {
         let row = (self.row)(index);
         let row = &row[dims.start.min(row.len())..dims.end.min(row.len())];
@@ -41,7 +44,7 @@ impl<'a, F: Fn(usize) -> &'a [f32]> Source<'a, F> {
     }
 }
 
-/// Memory that one call leaves to the next, so that decoding allocates nothing.
+/// Scratch memory, reused between calls so that decode does not allocate.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     targets: Targets,
@@ -50,7 +53,8 @@ pub(crate) struct Scratch {
 /// See [`kvant_backend::Backend::kv_append`].
 ///
 /// # Errors
-/// [`kvant_backend::BackendError::Shape`] when a buffer or the band is shorter than that, or K and V differ in heads.
+/// [`kvant_backend::BackendError::Shape`] when a buffer or the step tiles are too short, or K and V
+/// differ in their number of heads.
 pub(crate) fn kv_append(
     isa: Isa,
     pool: &Pool,
@@ -62,15 +66,15 @@ pub(crate) fn kv_append(
     check_append(parts, [k.len(), v.len()], band.as_ref().map_or(0, |band| band.as_bytes().len()))?;
     scratch.targets.fill(parts, band);
     let (targets, parts) = (&scratch.targets, &*parts);
-    // Parts have the same heads in all but tests: the model's.
+    // All sequences have the heads of the model; they differ in tests alone.
     let most = parts.iter().map(|part| part.layer.k.len()).max().unwrap_or(0);
     pool.for_each(2 * most * parts.len(), &|item| {
         let (index, head, is_key) = (item / (2 * most), item % (2 * most) / 2, item % 2 == 0);
         let part = &parts[index];
         let (streams, x) = if is_key { (&part.layer.k, k) } else { (&part.layer.v, v) };
         let Some(stream) = streams.get(head) else { return };
-        // SAFETY: `parts` and the band are borrowed until the end of this function, and each item is another (part, side,
-        // head), so that no other thread has this stream.
+        // SAFETY: `parts` and the band are borrowed until the end of this function, and each item
+        // is another (sequence, side, head), so that no other thread has this KV tensor.
         let target = unsafe { targets.of(index, part, stream) };
         let (rows, head_dim) = (part.rows, stream.spec.head_dim);
         let width = streams.len() * head_dim;

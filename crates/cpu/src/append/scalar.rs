@@ -1,4 +1,4 @@
-//! The reference: one row at a time, through the codec.
+//! The reference: appends one row at a time through the codec.
 
 use kvant_backend::{KvStream, Place, Rows, StreamSpec, TileRows};
 use kvant_codec::tile::{TILE, TileLayout, centre, prepare_row, put_centre};
@@ -6,7 +6,7 @@ use kvant_codec::tile::{TILE, TileLayout, centre, prepare_row, put_centre};
 use super::Source;
 use super::target::Target;
 
-/// Appends `rows.n` rows of `source` `[head_dim]` to one stream.
+/// Appends `rows.n` rows of `source` `[head_dim]` to one KV tensor.
 pub(super) fn append<'a>(
     stream: &KvStream,
     rows: Rows,
@@ -46,7 +46,7 @@ pub(super) fn append<'a>(
     }
 }
 
-/// The rows of a tile `[16, dim]` as they are coded from, zeros where there are none.
+/// Returns the rows of a tile `[16, dim]` as they are encoded, with zeros in empty slots.
 fn gather<'a>(
     spec: &StreamSpec,
     target: &mut Target<'_>,
@@ -68,7 +68,8 @@ fn gather<'a>(
     values
 }
 
-/// What waits in 16 bit is coded from there, however long it waits.
+/// Rounds a row to f16 where the tensor has an f16 tail: such rows are encoded from f16, however
+/// long they stay in the tail.
 fn round_to_f16(layout: TileLayout, row: &mut [f32]) {
     let mut tile = vec![0; layout.bytes()];
     layout.put(&mut tile, 0, row);

@@ -1,7 +1,8 @@
-//! Appending in slices of 128 dims, up to 16 tokens at once: the rows of a tile's slice are gathered, rotated in
-//! registers and coded together, so that a group of codes is put together once, not code by code.
+//! Appends in slices of 128 dims, up to 16 tokens at once: gathers the rows of a tile's slice,
+//! rotates them in registers and encodes them together, so that a group of codes is packed once and
+//! not code by code.
 //!
-//! Everything works in one buffer of a fixed size; nothing is allocated.
+//! All work happens in one buffer of a fixed size, without allocation.
 
 use std::ops::Range;
 
@@ -16,13 +17,13 @@ use super::encode::Encode;
 use super::target::Target;
 use crate::lanes::{Lanes, Op, Rotate, Way};
 
-/// Most dims that are worked on together: the widest slice of the rotation.
+/// Maximum dims of a slice: the widest block of the rotation.
 const SLICE: usize = 128;
 
-/// A slice of the rows of a tile. Slots that are not written hold zeros.
+/// A slice of the rows of a tile, with zeros in slots that are not written.
 pub(super) type Rows = [[f32; SLICE]; TILE];
 
-/// Appends `rows.n` rows of `source` `[head_dim]` to one stream.
+/// Appends `rows.n` rows of `source` `[head_dim]` to one KV tensor.
 pub(super) fn append<'a, L: Lanes>(
     lanes: L,
     stream: &KvStream,
@@ -99,7 +100,7 @@ fn append_slice<'a, L: Lanes>(
         let (dtype, side) = (layout.dtype(), layout.side());
         lanes.run(Encode { dtype, side, rows: &rows, dims: dims.len(), out: part });
     } else {
-        // Only a stream without a tail writes tiles in parts.
+        // Only a KV tensor without a tail writes a tile in several steps.
         let layout = TileLayout::new(layout.dtype(), layout.side(), dims.len()).expect("whole blocks");
         all.for_each(|slot| layout.put(part, slot, &rows[slot][..dims.len()]));
     }
@@ -130,7 +131,7 @@ impl Op for PutCentre<'_> {
     }
 }
 
-/// Takes a centre in f16 away from rows.
+/// Subtracts a centre in f16 from rows.
 struct TakeCentre<'a> {
     rows: &'a mut [[f32; SLICE]],
     centre: &'a [u8],
@@ -151,7 +152,8 @@ impl Op for TakeCentre<'_> {
     }
 }
 
-/// A slice of the rows of a tile as they are coded from: padded, rotated, and rounded to f16 where they may have waited.
+/// Returns a slice of the rows of a tile as they are encoded: padded, rotated, and rounded to f16
+/// where the tensor has an f16 tail.
 fn gather<'a, L: Lanes>(
     lanes: L,
     spec: &StreamSpec,
@@ -179,7 +181,8 @@ fn gather<'a, L: Lanes>(
     rows
 }
 
-/// Rounds values to f16: what waits in 16 bit is coded from there, however long it waits.
+/// Rounds values to f16: rows of a tensor with an f16 tail are encoded from f16, however long they
+/// stay in the tail.
 struct RoundToF16<'a> {
     rows: &'a mut [f32],
 }

@@ -1,4 +1,4 @@
-//! The memory of a step's parts, while several threads write it: each stream is one thread's.
+//! The KV memory that several threads write in a step: each KV tensor belongs to one thread.
 
 use std::ops::Range;
 
@@ -14,7 +14,8 @@ struct Raw {
     len: usize,
 }
 
-// SAFETY: a `Raw` is an address; who may write where is the contract of [`Targets::of`].
+// SAFETY: a `Raw` is an address; the contract of [`Targets::of`] determines which thread writes
+// which bytes.
 unsafe impl Send for Raw {}
 // SAFETY: as above.
 unsafe impl Sync for Raw {}
@@ -27,10 +28,11 @@ impl Raw {
         Self { start: bytes.as_mut_ptr(), len: bytes.len() }
     }
 
-    /// The bytes of `range`.
+    /// Returns the bytes of `range`.
     ///
     /// # Safety
-    /// The allocation is alive and borrowed for writing, and nothing else reads or writes these bytes while they are borrowed.
+    /// The allocation is alive and borrowed for writing, and nothing else reads or writes these
+    /// bytes while they are borrowed.
     unsafe fn bytes<'a>(self, range: Range<usize>) -> &'a mut [u8] {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
         // SAFETY: within the allocation by the assertion, exclusive by the caller's promise.
@@ -38,17 +40,17 @@ impl Raw {
     }
 }
 
-/// The allocations that one part writes.
+/// The allocations that one sequence writes.
 #[derive(Debug)]
 struct Bases {
     sink: Raw,
     tail: Raw,
-    /// Blocks from `first_block` on, as a range of all parts' blocks.
+    /// Blocks from `first_block` on, as a range of the blocks of all sequences.
     blocks: Range<usize>,
     first_block: usize,
 }
 
-/// The allocations of all parts. Kept from step to step, so that decoding allocates nothing.
+/// The allocations of all sequences. Reused between steps, so that decode does not allocate.
 #[derive(Debug, Default)]
 pub(super) struct Targets {
     parts: Vec<Bases>,
@@ -57,7 +59,7 @@ pub(super) struct Targets {
 }
 
 impl Targets {
-    /// Takes down where everything is that `parts` and their band write.
+    /// Records the address of every allocation that `parts` and their step tiles write.
     pub(super) fn fill(&mut self, parts: &mut [KvPart<'_, CpuPage>], band: Option<&mut CpuPage>) {
         self.parts.clear();
         self.blocks.clear();
@@ -85,10 +87,11 @@ impl Targets {
         }
     }
 
-    /// What `part`, the `index`-th of those that were taken down, writes of `stream`.
+    /// Returns what `part`, the `index`-th recorded sequence, writes of `stream`.
     ///
     /// # Safety
-    /// The parts and the band are still borrowed for writing, and nobody else has a target of this stream of this part.
+    /// The sequences and the step tiles are still borrowed for writing, and no other target of this
+    /// KV tensor of this sequence exists.
     pub(super) unsafe fn of<'a>(
         &'a self,
         index: usize,
@@ -111,7 +114,7 @@ fn first_block(stream: &KvStream, rows: Rows) -> Option<usize> {
     })
 }
 
-/// One stream of a part, to be written.
+/// One KV tensor of a sequence, to be written.
 pub(super) struct Target<'a> {
     stream: &'a KvStream,
     part: &'a KvPart<'a, CpuPage>,
@@ -121,7 +124,7 @@ pub(super) struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// The tile at `place`.
+    /// Returns the tile at `place`.
     pub(super) fn tile(&mut self, place: Place) -> (TileLayout, &mut [u8]) {
         let (layout, offset) = self.stream.locate(place);
         let raw = match place {
@@ -129,22 +132,23 @@ impl Target<'_> {
             Place::Tail(_) => self.bases.tail,
             Place::Main(tile) => self.blocks[tile / TILES_PER_BLOCK - self.bases.first_block],
         };
-        // SAFETY: the bytes are those of this stream alone, which is this target's by the contract of `Targets::of`.
+        // SAFETY: the bytes belong to this KV tensor alone, which is this target's by the contract
+        // of `Targets::of`.
         (layout, unsafe { raw.bytes(offset..offset + layout.bytes()) })
     }
 
-    /// The centre of the block that tile `tile` lies in.
+    /// Returns the centre of the block that contains tile `tile`.
     pub(super) fn centre(&mut self, tile: usize) -> &mut [u8] {
         let (offset, raw) =
             (self.stream.centre, self.blocks[tile / TILES_PER_BLOCK - self.bases.first_block]);
-        // SAFETY: as above: the centre stands behind the stream's own tiles.
+        // SAFETY: as above: the centre follows the tensor's own tiles.
         unsafe { raw.bytes(offset..offset + self.stream.spec.centre_bytes()) }
     }
 
-    /// Tile `tile` of the band.
+    /// Returns step tile `tile`.
     pub(super) fn band_tile(&mut self, tile: usize) -> (TileLayout, &mut [u8]) {
         let (layout, offset) = (self.stream.spec.f16_layout(), self.part.band_offset(self.stream, tile));
-        // SAFETY: as above: streams lie side by side in the band, parts too.
+        // SAFETY: as above: KV tensors do not overlap in the step tiles, nor do sequences.
         (layout, unsafe { self.band.bytes(offset..offset + layout.bytes()) })
     }
 }

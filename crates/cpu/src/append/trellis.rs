@@ -1,9 +1,10 @@
-//! The walks of `kvant_codec::trellis` for sixteen rows at once, a lane each.
+//! The Viterbi search of `kvant_codec::trellis` for sixteen rows at once, one lane each.
 //!
-//! Costs are the integers of the codec, so that the codes are the codec's exactly. A way from a state to the next is two
-//! instructions: a product of pairs (its slope with the value, its square with a constant), and a minimum. The low bits
-//! of a cost say where it came from, so that the minimum chooses both; for all states together they make one word per row and step,
-//! and the way back is vector work too.
+//! Costs are the integers of the codec, so that the codes equal the codec's exactly. A transition
+//! takes two instructions: a dot product of pairs (its slope with the value, its square with a
+//! constant), and a minimum. The low bits of a cost hold its predecessor, so that the minimum
+//! selects both; the predecessors of all states form one word per row and step, and the backtrace
+//! is vector code too.
 
 use kvant_codec::Trellis;
 use kvant_codec::tile::TILE;
@@ -11,8 +12,8 @@ use kvant_codec::trellis::{CLOSED, FREE, LEAD, LEVELS, UNIT, WINDOW, dim_at};
 
 use crate::lanes::Lanes;
 
-/// Finds the codes of sixteen slices of unit variance, in steps of `BITS` bits over `STATES` states. Gives the norms of what they
-/// stand for.
+/// Finds the codes of sixteen slices of unit variance, in steps of `BITS` bits over `STATES`
+/// states. Returns the norms of the decoded slices.
 #[inline(always)]
 pub(super) fn encode<L: Lanes, const BITS: usize, const STATES: usize, const N: usize>(
     lanes: L,
@@ -21,7 +22,7 @@ pub(super) fn encode<L: Lanes, const BITS: usize, const STATES: usize, const N: 
     codes: &mut [[u8; N]; TILE],
 ) -> [f64; TILE] {
     let walk = Walk::<BITS, STATES>::new(trellis);
-    // Both in the order of the sequence.
+    // `values` and `came` are in the order of the trellis sequence.
     let mut values = [[0; 64]; N];
     for (p, value) in values.iter_mut().enumerate() {
         let z: [f32; TILE] = std::array::from_fn(|t| z[t][dim_at(N, p)] * Trellis::PER_UNIT);
@@ -61,7 +62,7 @@ pub(super) fn encode<L: Lanes, const BITS: usize, const STATES: usize, const N: 
     std::array::from_fn(|t| Trellis::norm(u32::from_le_bytes(sums.as_chunks().0[t])))
 }
 
-/// A table, as the steps of all rows take it.
+/// The trellis, in the form that the steps of all rows read.
 struct Walk<const BITS: usize, const STATES: usize> {
     /// Slopes and squares of all windows, as pairs.
     branches: [i32; LEVELS],
@@ -70,7 +71,7 @@ struct Walk<const BITS: usize, const STATES: usize> {
 }
 
 impl<const BITS: usize, const STATES: usize> Walk<BITS, STATES> {
-    /// Where the oldest bits of a window are.
+    /// Position of the oldest bits of a window.
     const OLDEST: usize = WINDOW - BITS;
 
     #[inline(always)]
@@ -81,14 +82,15 @@ impl<const BITS: usize, const STATES: usize> Walk<BITS, STATES> {
         }
     }
 
-    /// Values as a step takes them.
+    /// Returns values in the form that a step takes.
     #[inline(always)]
     fn pair<L: Lanes>(&self, lanes: L, quarters: L::Ints) -> L::Ints {
         let low = lanes.shift_left(quarters, lanes.splat_i(UNIT[0].ilog2() as i32));
         lanes.or_i(lanes.and_i(low, lanes.splat_i(0xffff)), lanes.splat_i(pair([0, UNIT[1]])))
     }
 
-    /// Costs of all states after a value, and in one word the oldest bits with which each state is reached.
+    /// Updates the costs of all states after a value, and returns, in one word, the oldest bits
+    /// with which each state is reached.
     #[inline(always)]
     fn step<L: Lanes>(&self, lanes: L, costs: &mut [L::Ints; STATES], value: L::Ints) -> L::Ints {
         let mut before = *costs;
@@ -111,7 +113,7 @@ impl<const BITS: usize, const STATES: usize> Walk<BITS, STATES> {
         came
     }
 
-    /// The cheapest states.
+    /// Returns the cheapest states.
     #[inline(always)]
     fn cheapest<L: Lanes>(&self, lanes: L, costs: &[L::Ints; STATES]) -> L::Ints {
         let mut least = lanes.splat_i(i32::MAX);
@@ -122,21 +124,22 @@ impl<const BITS: usize, const STATES: usize> Walk<BITS, STATES> {
         lanes.and_i(least, lanes.splat_i(FREE))
     }
 
-    /// Costs that let walks begin in these states only.
+    /// Returns costs that let paths begin in these states only.
     #[inline(always)]
     fn closed_but<L: Lanes>(&self, lanes: L, states: L::Ints) -> [L::Ints; STATES] {
         let open = lanes.shift_left(lanes.splat_i(1), states);
         let mut costs = [open; STATES];
         for (state, cost) in costs.iter_mut().enumerate() {
             let is_open = lanes.and_i(lanes.shift_right(open, lanes.splat_i(state as i32)), lanes.splat_i(1));
-            // All ones for a closed state, of which one stays, where that of its cost is.
+            // All ones for a closed state; the mask keeps the bit of the prohibitive cost.
             let is_closed = lanes.add_i(is_open, lanes.splat_i(-1));
             *cost = lanes.and_i(is_closed, lanes.splat_i(CLOSED));
         }
         costs
     }
 
-    /// The states before `states`, which were reached as `came` says, and the windows of that step.
+    /// Returns the predecessors of `states`, which were reached as `came` records, and the windows
+    /// of that step.
     #[inline(always)]
     fn back<L: Lanes>(&self, lanes: L, states: L::Ints, came: L::Ints) -> (L::Ints, L::Ints) {
         let mut place = states;
@@ -149,7 +152,7 @@ impl<const BITS: usize, const STATES: usize> Walk<BITS, STATES> {
     }
 }
 
-/// Two halves of a lane.
+/// Packs two 16-bit halves into a lane.
 fn pair([low, high]: [i16; 2]) -> i32 {
     i32::from(low as u16) | i32::from(high) << 16
 }

@@ -1,4 +1,4 @@
-//! Bytes that are asked for before they are read.
+//! Software prefetch of the KV cache.
 
 use std::ptr;
 
@@ -6,29 +6,30 @@ use super::kernels::BLOCK_TILES;
 use super::view::Block;
 use crate::lanes::prefetch_line;
 
-/// Bytes of a line of the cache.
+/// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Where lines begin, and how many there are.
+/// Address of the first line, and the number of lines.
 type Lines = (*const u8, usize);
 
-/// Runs of a block of keys and one of values, and their centres.
+/// Maximum number of runs: those of a block of keys and a block of values, and their centres.
 const MOST_LINES: usize = 2 * (BLOCK_TILES + 1);
 
-/// What a thread reads next, asked for while it works on something else, a few lines with each step of the work. A core waits for few
-/// lines at a time: many asked for at once hold up the work behind them, and leave the memory idle later.
+/// The bytes that a thread reads next, prefetched while it works on the current block, a few lines
+/// with each step of the loops. A core sustains few outstanding lines: many prefetches at once
+/// stall the work behind them, and leave the memory idle later.
 #[derive(Debug)]
 pub(super) struct Ahead {
-    /// What is left of the run that is being asked for.
+    /// Remainder of the run that is being prefetched.
     run: Lines,
-    /// What is asked for after it, last first.
+    /// The runs after it, last first.
     later: [Lines; MOST_LINES],
     n_later: usize,
     lines_per_step: usize,
 }
 
 impl Ahead {
-    /// All bytes of some blocks, within so many steps.
+    /// Returns a prefetcher for all bytes of some blocks, spread over `n_steps` steps.
     pub(super) fn of<'a>(blocks: impl DoubleEndedIterator<Item = &'a Block<'a>>, n_steps: usize) -> Self {
         let mut later = [(ptr::null(), 0); MOST_LINES];
         let (mut n_later, mut n_lines) = (0, 0);
@@ -43,18 +44,18 @@ impl Ahead {
         Self { run: (ptr::null(), 0), later, n_later, lines_per_step: n_lines.div_ceil(n_steps.max(1)) }
     }
 
-    /// Asks for what a step may.
+    /// Prefetches the lines of one step.
     #[inline(always)]
     pub(super) fn step(&mut self) {
         self.ask(self.lines_per_step);
     }
 
-    /// Asks for what several steps may, where loops do not ask themselves.
+    /// Prefetches the lines of several steps, for loops that do not prefetch themselves.
     pub(super) fn steps(&mut self, n: usize) {
         self.ask(n * self.lines_per_step);
     }
 
-    /// Asks for all that is left.
+    /// Prefetches all remaining lines.
     pub(super) fn finish(&mut self) {
         self.ask(usize::MAX);
     }

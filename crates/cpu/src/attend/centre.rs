@@ -1,4 +1,5 @@
-//! Keys in blocks are codes of what their block's centre leaves: what a query makes of the centre is added to its scores.
+//! Coded keys are stored relative to the centre of their block: `q · centre` is added to their
+//! scores.
 
 #![allow(clippy::needless_range_loop, reason = "an index runs over sums and queries at once")]
 
@@ -7,7 +8,7 @@ use std::ops::Range;
 use super::kernels::{MOST_QUERIES, Scores, with_n};
 use crate::lanes::{Lanes, Op};
 
-/// The products of queries with a centre.
+/// Computes the products of queries with a centre.
 pub(super) struct Meet<'a> {
     /// `[queries][dim]`
     pub(super) queries: &'a [f32],
@@ -65,7 +66,7 @@ impl<const N: usize> Op for MeetChunk<'_, N> {
     }
 }
 
-/// Adds a number of its own to each query's scores of some tiles.
+/// Adds one number per query to that query's scores of some tiles.
 pub(super) struct Shift<'a> {
     pub(super) scores: &'a mut [Scores],
     pub(super) tiles: Range<usize>,

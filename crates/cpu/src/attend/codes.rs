@@ -1,8 +1,9 @@
-//! How the codes of a cache type lie in memory, and what they stand for.
+//! Memory layout of the codes of a KV type, and the values they decode to.
 //!
-//! All coded types are read in *octets*: the eight groups that hold 32 dims of 16 tokens. For keys a group is four
-//! dims of 16 tokens; for values the first four groups are four tokens each of 16 dims, the other four of the next 16
-//! dims. A block (the dims that share scales) is one octet for q8_0 and q4_0; four, two or one for the turbo types.
+//! All coded types are read in *octets*: the eight groups that hold 32 dims of 16 tokens. For keys
+//! a group is four dims of 16 tokens; for values the first four groups are four tokens each of 16
+//! dims, the other four of the next 16 dims. A block (the dims that share scales) is one octet for
+//! q8_0 and q4_0; four, two or one for the turbo types.
 
 use bytemuck::{Pod, Zeroable};
 use kvant_codec::tile::high_planes;
@@ -21,7 +22,7 @@ pub(super) struct Expanded(pub(super) [[u8; 64]; 8]);
 impl Expanded {
     pub(super) const ZERO: Self = Self([[0; 64]; 8]);
 
-    /// Its first four groups and its last.
+    /// Returns its first four groups and its last four.
     pub(super) fn halves(&mut self) -> [&mut [[u8; 64]; 4]; 2] {
         let [first, last] = self.0.as_chunks_mut().0 else { unreachable!("eight groups") };
         [first, last]
@@ -33,20 +34,20 @@ pub(super) trait Codes {
     /// The planes of eight groups.
     type Octet<'a>: Copy;
 
-    /// What its codes lose of values of variance 1; none where scales may be negative.
+    /// Quantization loss of the codes on values of variance 1; 0 where scales may be negative.
     const LOSS: f32;
     /// [`Op::LOOKS_UP_64`]
     const LOOKS_UP_64: bool = false;
 
-    /// Octet `index` of a block's planes, which are `planes`; the high planes begin at byte `high`, where there are
-    /// any.
+    /// Returns octet `index` of `planes`, the planes of a block; the high planes, if any, begin at
+    /// byte `high`.
     fn octet(planes: &[u8], high: usize, index: usize) -> Self::Octet<'_>;
 
-    /// Group `g` of an octet of this side as 64 codes.
+    /// Returns group `g` of an octet of this side as 64 codes.
     fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, side: Side) -> L::Ints;
 }
 
-/// Eight pieces of `B` bytes, from byte `at` on.
+/// Returns eight chunks of `B` bytes, from byte `at` on.
 #[inline(always)]
 fn eight<const B: usize>(planes: &[u8], at: usize) -> &[[u8; B]; 8] {
     let pieces = planes[at..at + 8 * B].as_chunks().0;
@@ -91,7 +92,7 @@ impl Codes for Nibbles {
     }
 }
 
-/// turbo4, looked up in the bytes of its codebook.
+/// turbo4, looked up in its byte codebook.
 pub(super) struct Turbo4;
 
 impl Codes for Turbo4 {
@@ -149,10 +150,12 @@ impl Codes for Turbo2 {
     }
 }
 
-/// An octet of a type with a memory, and the one before it in its ring.
+/// An octet of a trellis-coded type, and its predecessor in the ring.
 ///
-/// Before a code stands that of the same place four groups earlier ([`kvant_codec::trellis`]), in the octet or in the one before. Only
-/// where the ring closes, at the first octet of a block, it stands one dim further on, in the next byte of keys or lane of values.
+/// The predecessor of a code is the code at the same position four groups earlier
+/// ([`kvant_codec::trellis`]), in this octet or in the one before. Only where the ring closes, at
+/// the first octet of a block, it is one dim further on, in the next byte of keys or lane of
+/// values.
 #[derive(Clone, Copy)]
 pub(super) struct Chained<O> {
     own: O,
@@ -161,14 +164,15 @@ pub(super) struct Chained<O> {
 }
 
 impl<O> Chained<O> {
-    /// Octet `index` of the `octets` of a block, each of which `octet` gives.
+    /// Returns octet `index` of the `octets` of a block, each of which `octet` returns.
     #[inline(always)]
     fn new(octets: usize, index: usize, octet: impl Fn(usize) -> O) -> Self {
         let before = if index == 0 { octets - 1 } else { index - 1 };
         Self { own: octet(index), before: octet(before), is_first: index == 0 }
     }
 
-    /// Group `g` of the octet before, as it precedes groups of this one; `group` gives those of that octet.
+    /// Returns group `g` of the previous octet, aligned with the groups of this one; `group`
+    /// returns the groups of that octet.
     #[inline(always)]
     fn earlier<L: Lanes>(
         &self,
@@ -186,7 +190,7 @@ impl<O> Chained<O> {
     }
 }
 
-/// turbo3t: turbo3 with a memory.
+/// turbo3t: turbo3, trellis-coded.
 pub(super) struct Turbo3T;
 
 impl Codes for Turbo3T {
@@ -202,8 +206,9 @@ impl Codes for Turbo3T {
 
     #[inline(always)]
     fn group<L: Lanes>(lanes: L, octet: Self::Octet<'_>, g: usize, side: Side) -> L::Ints {
-        // The first four groups of an octet have their bits below those before them, the other four above: so what one group is
-        // looked up with stands where the next one wants it, and nothing is shifted.
+        // The first four groups of an octet have their bits below those of their predecessors, the
+        // other four above: the index of one group is already in position for the next one, and no
+        // shift is needed.
         if g < 4 {
             let one = octet.earlier(lanes, g + 4, side, |octet, g| bits::<L, true>(lanes, *octet, g));
             let own = bits::<L, false>(lanes, octet.own, g);
@@ -214,7 +219,7 @@ impl Codes for Turbo3T {
     }
 }
 
-/// Group `g` of an octet of turbo3t where it is looked up.
+/// Returns group `g` of an octet of turbo3t, in the bit position of its lookup.
 #[inline(always)]
 fn bits<L: Lanes, const LATE: bool>(
     lanes: L,
@@ -224,7 +229,7 @@ fn bits<L: Lanes, const LATE: bool>(
     lanes.bits_3::<LATE>(&low[g], &high[g])
 }
 
-/// turbo2t: turbo2 with a memory.
+/// turbo2t: turbo2, trellis-coded.
 pub(super) struct Turbo2T;
 
 impl Codes for Turbo2T {
@@ -247,7 +252,7 @@ impl Codes for Turbo2T {
     }
 }
 
-/// The coding of a stream, to dispatch on.
+/// The coding of a KV tensor, for dispatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Coding {
     Whole,
@@ -260,7 +265,7 @@ pub(super) enum Coding {
 }
 
 impl Coding {
-    /// The coding of a cache type; `None` for float types.
+    /// Returns the coding of a KV type; `None` for float types.
     pub(super) fn of(dtype: DType) -> Option<Self> {
         let code = dtype.code()?;
         Some(match (&code.levels, code.bits) {
@@ -276,19 +281,20 @@ impl Coding {
     }
 }
 
-/// What the codes of a type stand for: value = (code - bias) · step · scale, within half a step for scalar codebooks.
+/// What the codes of a type decode to: value = (code - bias) · step · scale, within half a step for
+/// scalar codebooks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Meaning {
     pub(super) bias: i32,
     pub(super) step: f32,
-    /// Byte planes of a query that meets such keys.
+    /// Byte planes of a query that is multiplied with such keys.
     pub(super) query_planes: usize,
     /// [`Codes::LOSS`]
     pub(super) loss: f32,
 }
 
 impl Meaning {
-    /// The meaning of a coded type's codes; `None` for float types.
+    /// Returns the meaning of a coded type's codes; `None` for float types.
     pub(super) fn of(dtype: DType) -> Option<Self> {
         let code = dtype.code()?;
         let (bias, step, loss) = match (&code.levels, code.bits) {
@@ -310,7 +316,8 @@ const TURBO3: ByteBook = ByteBook::of(&Codebook::GAUSS3);
 const TURBO4: ByteBook = ByteBook::of(&Codebook::GAUSS4);
 static TURBO2T: [u8; 64] = above_128(&Trellis::TURBO2T);
 static TURBO3T: [u8; 64] = above_128(&Trellis::TURBO3T);
-/// By the same six bits, the last three of the sequence above the three before them.
+/// Indexed by the same six bits in the other order: the last three of the sequence above the three
+/// before them.
 static LATE_TURBO3T: [u8; 64] = {
     let (mut late, mut i) = ([0; 64], 0);
     while i < late.len() {
@@ -320,7 +327,7 @@ static LATE_TURBO3T: [u8; 64] = {
     late
 };
 
-/// Levels as unsigned bytes; 128 stands for 0.
+/// Returns levels as unsigned bytes; 128 represents 0.
 const fn above_128(trellis: &Trellis) -> [u8; 64] {
     let (levels, mut bytes, mut i) = (trellis.levels(), [0; 64], 0);
     while i < bytes.len() {
@@ -367,15 +374,15 @@ macro_rules! with_codes {
 }
 pub(super) use with_codes;
 
-/// Writes one octet as whole bytes, for kernels that read it more than once.
+/// Expands one octet to whole bytes, for kernels that read it more than once.
 pub(super) struct Expand<'a> {
     pub(super) coding: Coding,
     /// Planes of the block, and nothing else.
     pub(super) planes: &'a [u8],
-    /// Which octet of the block.
+    /// Index of the octet within the block.
     pub(super) octet: usize,
     pub(super) side: Side,
-    /// Its first four groups and its last.
+    /// Its first four groups and its last four.
     pub(super) out: [&'a mut [[u8; 64]; 4]; 2],
 }
 
@@ -435,7 +442,7 @@ mod tests {
                                 let got = (i32::from(code) - meaning.bias) as f32 * meaning.step;
                                 let is_book = matches!(dtype.code().unwrap().levels, Levels::Book(_));
                                 let want = row[dim];
-                                // Two ways to round a product.
+                                // Two roundings of a product.
                                 let bound = if is_book { 0.5001 * meaning.step } else { 2e-7 * want.abs() };
                                 assert!(
                                     (got - want).abs() <= bound,

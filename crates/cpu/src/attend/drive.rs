@@ -1,10 +1,12 @@
-//! Walks the cache: which thread takes which queries and tokens, and how their shares join.
+//! Schedules attention (split-KV, as in flash-decoding): assigns queries and KV splits to threads,
+//! and merges the splits.
 //!
-//! What a query gets does not depend on its company. The tokens before its window are cut at multiples of [`SHARE`], each
-//! share is walked in blocks of 128 from a fresh softmax, shares join in the order of the tokens, and the window comes last
-//! as a share of its own. Queries walked together may see more or less: a token that is hidden from a query weighs exactly
-//! nothing, and so does a block or a share of such tokens. Which thread walks what, and whether it walks one share or all of
-//! them, changes nothing either.
+//! Attention is batch-invariant. The tokens before a query's window are split at multiples of
+//! [`SHARE`], each KV split is processed in blocks of 128 from a fresh softmax, splits merge in
+//! token order, and the window comes last as a split of its own. Queries processed together may
+//! have different visible ranges: a token masked for a query has weight exactly zero, and so has a
+//! block or a split of such tokens. Which thread processes which splits, one or all of them,
+//! changes no bit either.
 
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -26,44 +28,46 @@ use crate::lanes::{Lanes, Rotate, Way};
 use crate::shards::Shards;
 use crate::{CpuPage, Pool};
 
-/// Queries whose scores are worked on together, at most: what becomes of them stays in the second level of cache, and a matrix unit, which
-/// falls asleep meanwhile and takes 0.24 µs to wake, is asked for more at once.
+/// Maximum number of queries whose scores are processed together: their intermediate results stay
+/// in the L2 cache, and a matrix unit, which powers down between uses and takes 0.24 µs to wake,
+/// gets more work at once.
 pub(super) const TOGETHER: usize = 96;
 
-/// Queries of a walk below which there are not fewer for the sake of more jobs: jobs that are cut into shares hold outputs of each of
-/// their queries for every share.
+/// Minimum queries of a pass over the KV cache: below it, passes are not divided further for more
+/// jobs, since jobs with several KV splits hold the outputs of all their queries for every split.
 const LEAST_WALK: usize = 48;
 
-/// Tokens of a share.
+/// Tokens of a KV split.
 const SHARE: usize = 1024;
 
-/// Jobs for each thread below which they are cut into shares.
+/// Jobs per thread below which jobs are divided into KV splits.
 const JOBS_PER_THREAD: usize = 4;
 
-/// Memory that one call leaves to the next, so that decoding allocates nothing.
+/// Scratch memory, reused between calls so that decode does not allocate.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     /// `[threads]`
     threads: Vec<Local>,
-    /// Of every item where jobs are cut, else two for each thread.
+    /// One per item where jobs are divided into splits, else two per thread.
     shares: Vec<Share>,
     jobs: Vec<Job>,
-    /// Shares that are done, `[jobs]`.
+    /// Number of finished splits, `[jobs]`.
     done: Vec<AtomicUsize>,
 }
 
-/// A block of queries of one KV head of a part.
+/// A block of queries of one KV head of a sequence.
 #[derive(Debug, Clone)]
 struct Job {
     part: usize,
     head: usize,
-    /// Query i is head `i mod group` of the group, of row `i / group` of the part.
+    /// Query i is head `i mod group` of the group, of token `i / group` of the sequence.
     queries: Range<usize>,
-    /// Its shares among those of all jobs.
+    /// Its KV splits, as a range of those of all jobs.
     shares: Range<usize>,
 }
 
-/// The softmax so far: `out / sum` is the mean of the values seen, weighted by 2^(score - max).
+/// Partial softmax state: `out / sum` is the mean of the values so far, weighted by 2^(score -
+/// max).
 #[derive(Debug, Default)]
 struct Share {
     queries: usize,
@@ -77,9 +81,9 @@ struct Share {
     out: Vec<Lane>,
 }
 
-/// What all threads of a call read.
+/// The arguments of a call, shared by all threads.
 pub(super) struct Call<'a, B: Beside> {
-    /// What multiplies codes of many queries beside the vectors.
+    /// The matrix path for the codes of many queries, if the set has one.
     pub(super) beside: Option<B::Proof>,
     pub(super) p: &'a AttendParams,
     pub(super) parts: &'a [KvPart<'a, CpuPage>],
@@ -112,8 +116,8 @@ pub(super) fn attend<L: Lanes, B: Beside>(
 
     let (locals, shares) = (Shards::new(&mut scratch.threads), Shards::new(&mut scratch.shares));
     let (done, out, next) = (&scratch.done, Shards::new(out), AtomicUsize::new(0));
-    // Neighbouring shares go to one thread, which asks for the next while it works on one, but not so many that a thread that
-    // is held up holds up the others.
+    // Neighbouring splits go to one thread, which prefetches the next while it works on one, but
+    // not so many that a delayed thread delays the others.
     let together = if cuts { (n_items / (JOBS_PER_THREAD * n_threads)).max(1) } else { 1 };
     let work = |thread: usize| {
         // SAFETY: each thread of the region has its own number.
@@ -127,19 +131,19 @@ pub(super) fn attend<L: Lanes, B: Beside>(
             let items = first..n_items.min(first + together);
             for item in items.clone() {
                 if !cuts {
-                    // SAFETY: these two shares are this thread's.
+                    // SAFETY: these two splits belong to this thread.
                     let own = unsafe { shares.part(2 * thread..2 * thread + 2) };
                     call.task(&jobs[item]).run(lanes, local, own, item, &out);
                     continue;
                 }
                 let index = jobs.partition_point(|job| job.shares.end <= item);
                 let (job, task) = (&jobs[index], call.task(&jobs[index]));
-                // SAFETY: this share is this item's.
+                // SAFETY: this split belongs to this item.
                 let share = unsafe { &mut shares.part(item..item + 1)[0] };
                 task.walk(lanes, local, share, index, item - job.shares.start, item + 1 < items.end);
                 if done[index].fetch_add(1, Ordering::AcqRel) + 1 == job.shares.len() {
-                    // SAFETY: all shares of this job are done, and the counter's ordering makes them visible; nobody else
-                    // looks at them.
+                    // SAFETY: all splits of this job are done, and the counter's ordering makes
+                    // them visible; no other thread accesses them.
                     let parts = unsafe { shares.part(job.shares.clone()) };
                     let (first, rest) = parts.split_first_mut().expect("at least one share");
                     rest.iter().for_each(|other| first.join_share(lanes, other, local));
@@ -156,8 +160,8 @@ impl<'a, B: Beside> Call<'a, B> {
         self.p.n_heads / self.p.n_kv_heads.max(1)
     }
 
-    /// Cuts the step into jobs. The last queries of a sequence see the most tokens: they come first, so that the threads
-    /// finish together.
+    /// Divides the step into jobs. The last queries of a sequence see the most tokens: they come
+    /// first, so that the threads finish together.
     fn cut(&self, n_threads: usize, jobs: &mut Vec<Job>) {
         jobs.clear();
         let n_jobs = |walk: usize| {
@@ -214,13 +218,13 @@ impl Share {
         self.out.resize(queries * width, Lane([0.0; 16]));
     }
 
-    /// Outputs of some queries.
+    /// Returns the outputs of some queries.
     fn out(&mut self, some: &Range<usize>) -> &mut [Lane] {
         &mut self.out[some.start * self.width..some.end * self.width]
     }
 
-    /// Joins maxima and sums of some queries, and brings their outputs to the new maxima. Leaves in `shrink` the factors on outputs that
-    /// belong to what was joined.
+    /// Merges maxima and sums of some queries, and rescales their outputs to the new maxima. Leaves
+    /// in `shrink` the factors for the outputs that belong to the merged state.
     fn join<L: Lanes>(
         &mut self,
         lanes: L,
@@ -235,7 +239,7 @@ impl Share {
         lanes.run(Keep { out: self.out(some), width, keep: keep.as_flattened() });
     }
 
-    /// Joins a later share of the same queries.
+    /// Merges a later split of the same queries.
     fn join_share<L: Lanes>(&mut self, lanes: L, other: &Self, local: &mut Local) {
         for some in together(self.queries) {
             local.turn_to(some.clone());
@@ -247,25 +251,25 @@ impl Share {
     }
 }
 
-/// Queries, as they are worked on together. Each of these begins with a whole sixteen.
+/// Returns the groups of queries that are processed together. Each begins at a multiple of sixteen.
 fn together(queries: usize) -> impl Iterator<Item = Range<usize>> {
     (0..queries).step_by(TOGETHER).map(move |first| first..queries.min(first + TOGETHER))
 }
 
-/// Where some queries lie, in sixteens.
+/// Returns the range of some queries, in sixteens.
 fn sixteens(some: &Range<usize>) -> Range<usize> {
     some.start / 16..some.end.div_ceil(16)
 }
 
-/// A job, and what its queries see.
+/// A job with the visible ranges of its queries.
 struct Task<'a, B: Beside> {
     call: &'a Call<'a, B>,
     part: &'a KvPart<'a, CpuPage>,
     group: usize,
     job: &'a Job,
-    /// Tokens that some of the queries see as they lie in the blocks.
+    /// Tokens that some of the queries read from the blocks.
     main: Range<usize>,
-    /// Tokens that some of the queries see in their window; none where there is no tail.
+    /// Tokens that some of the queries read from their window; empty without a tail.
     window: Range<usize>,
     keys: View<'a>,
     values: View<'a>,
@@ -273,13 +277,13 @@ struct Task<'a, B: Beside> {
 }
 
 impl<B: Beside> Task<'_, B> {
-    /// (row of the step, query head) of each query.
+    /// Returns (token of the batch, query head) of each query.
     fn rows(&self) -> impl Iterator<Item = (usize, usize)> {
         let (group, head, first) = (self.group, self.job.head, self.part.rows.first);
         self.job.queries.clone().map(move |i| (first + i / group, head * group + i % group))
     }
 
-    /// Shares of the tokens in the blocks.
+    /// Returns the KV splits of the tokens in the blocks.
     fn main_shares(&self) -> Range<usize> {
         if self.main.is_empty() { 0..0 } else { self.main.start / SHARE..self.main.end.div_ceil(SHARE) }
     }
@@ -288,7 +292,7 @@ impl<B: Beside> Task<'_, B> {
         self.main_shares().len() + usize::from(!self.window.is_empty())
     }
 
-    /// Walks share after share and writes the outputs; `shares` are two to work with.
+    /// Processes all splits in order and writes the outputs; `shares` are two states to work with.
     fn run<L: Lanes>(
         &self,
         lanes: L,
@@ -306,8 +310,8 @@ impl<B: Beside> Task<'_, B> {
         self.finish(lanes, all, local, out);
     }
 
-    /// Attends over one share of the tokens. The task is that of job `index`; `goes_on` says that this thread takes the next share
-    /// too.
+    /// Attends over one KV split. The task is that of job `index`; `goes_on` states whether this
+    /// thread takes the next split too.
     fn walk<L: Lanes>(
         &self,
         lanes: L,
@@ -335,7 +339,7 @@ impl<B: Beside> Task<'_, B> {
         } else {
             (Form::Window, self.window.clone())
         };
-        // Where the tokens end that are asked for ahead.
+        // End of the tokens to prefetch.
         let end = if goes_on && form == Form::Main { self.main.end } else { tokens.end };
         let block = |view, first: usize| {
             let within = |token: usize| token.clamp(first, first + BLOCK) - first;
@@ -346,7 +350,7 @@ impl<B: Beside> Task<'_, B> {
         let blocks = tokens.start / BLOCK * BLOCK..tokens.end;
         let both = |first: usize| [block(&self.keys, first), block(&self.values, first)];
         let mut next = both(blocks.start);
-        // While another block was worked on nobody asked for the first values, unless this thread had the share before.
+        // The first values are not prefetched yet, unless this thread had the previous split.
         local.ahead(lanes, &beside, n, &next[1..]).finish();
         for first in blocks.step_by(BLOCK) {
             let [keys, values] = std::mem::replace(&mut next, both(first + BLOCK));
@@ -366,7 +370,7 @@ impl<B: Beside> Task<'_, B> {
         }
     }
 
-    /// Attends with some queries over a block.
+    /// Attends with some queries over one block.
     fn meet<L: Lanes>(
         &self,
         lanes: L,
@@ -378,7 +382,8 @@ impl<B: Beside> Task<'_, B> {
     ) {
         let (some, tiles) = (local.some.clone(), &values.tiles);
         local.score(lanes, beside, keys, ahead);
-        // Where all scores of a block miss the same, their maximum alone has to be told; a bound is no such sum.
+        // Where `q · centre` applies to all scores of a block, adding it to their maximum suffices;
+        // with a soft cap it must be added to the scores.
         let (centre, soft_cap) = (keys.centre(), self.call.p.soft_cap);
         let is_even = centre.is_some_and(|centre| centre.first == 0) && soft_cap.is_none();
         if let Some(centre) = centre {
@@ -406,7 +411,7 @@ impl<B: Beside> Task<'_, B> {
         }
     }
 
-    /// Tokens that a query at `position` sees in this form.
+    /// Returns the tokens that a query at `position` sees in this form.
     fn seen(&self, position: usize, form: Form) -> Range<usize> {
         let layer = self.part.layer;
         let (oldest, window) =
@@ -417,25 +422,27 @@ impl<B: Beside> Task<'_, B> {
         }
     }
 
-    /// What the first and the last of some queries see in this form.
+    /// Returns the visible ranges of the first and the last of some queries in this form.
     fn seen_by_ends(&self, some: &Range<usize>, form: Form) -> [Range<usize>; 2] {
         let position = |query: usize| self.part.rows.start + (self.job.queries.start + query) / self.group;
         [some.start, some.end - 1].map(|query| self.seen(position(query), form))
     }
 
-    /// Tokens that every one of some queries sees in this form: what the last one has not lost, and the first one has already.
+    /// Returns the tokens visible to every one of some queries in this form: from the start of the
+    /// last query's range to the end of the first one's.
     fn seen_by_all(&self, some: &Range<usize>, form: Form) -> Range<usize> {
         let [first, last] = self.seen_by_ends(some, form);
         last.start..first.end
     }
 
-    /// Tokens outside of which none of some queries sees any in this form.
+    /// Returns the range that contains all tokens visible to any of some queries in this form.
     fn seen_by_any(&self, some: &Range<usize>, form: Form) -> Range<usize> {
         let [first, last] = self.seen_by_ends(some, form);
         first.start..last.end
     }
 
-    /// Hides from each query the tokens that it does not see, or not in this form. The block begins with token `first`.
+    /// Masks for each query the tokens that it does not see, or not in this form. The block begins
+    /// with token `first`.
     fn hide(&self, local: &mut Local, first: usize, tiles: &Range<usize>, form: Form) {
         let (begin, end) = (tiles.start * TILE, tiles.end * TILE);
         let queries = self.job.queries.start + local.some.start..;
@@ -448,7 +455,8 @@ impl<B: Beside> Task<'_, B> {
         }
     }
 
-    /// Divides by the sums, the sinks' shares in them, un-rotates, undoes the balance and writes the outputs.
+    /// Divides by the sums (sinks included), un-rotates, undoes the channel scales and writes the
+    /// outputs.
     fn finish<L: Lanes>(&self, lanes: L, share: &Share, local: &mut Local, out: &Shards<f32>) {
         let p = self.call.p;
         let (spec, row) = (&self.values.stream.spec, &mut local.row);
@@ -466,7 +474,8 @@ impl<B: Beside> Task<'_, B> {
                 }
             }
             let at = (query_row * p.n_heads + head) * p.v_head_dim;
-            // SAFETY: each (row, query head) is finished once, by the thread that completes its job.
+            // SAFETY: each (row, query head) is finished once, by the thread that completes its
+            // job.
             let (out, row) = (unsafe { out.part(at..at + p.v_head_dim) }, &row[..p.v_head_dim]);
             match self.balance.as_ref().and_then(|balance| balance.out) {
                 None => out.copy_from_slice(row),
@@ -476,8 +485,8 @@ impl<B: Beside> Task<'_, B> {
     }
 }
 
-/// What outputs are multiplied with when a sink joins the softmax of these scores, in powers of two but for the sink: 1 / sum, told
-/// from whichever is larger.
+/// Returns the factor on the outputs when a sink joins the softmax of these scores (in log2 units,
+/// the sink in natural ones): 1 / sum, relative to the larger of both maxima.
 fn with_sink(max: f32, sum: f32, sink: f32) -> f32 {
     let sink = sink * LOG2_E;
     let top = max.max(sink);

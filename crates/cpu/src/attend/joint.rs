@@ -1,9 +1,10 @@
-//! What joint streams take besides: rows that are keys and values at once (latent attention).
+//! Attention on shared-KV tensors, whose rows are keys and values at once (MLA).
 //!
-//! Their tiles lie as those of values do, and the kernels of values read them as they are. To be scored, codes are turned: the
-//! octets that were unpacked for the values become octets of keys, 32 dims of 16 tokens at a time, so that a tile is read and
-//! unpacked once for the scores and the values of all its queries. Rows of floats are scored as they lie: they are long, and
-//! a sum across lanes for each of them costs little beside its products.
+//! Their tiles are laid out as those of values, and the value kernels read them directly. For the
+//! scores, codes are transposed: the octets that were unpacked for the values become octets of
+//! keys, 32 dims of 16 tokens at a time, so that a tile is read and unpacked once for the scores
+//! and the values of all its queries. Float rows are scored in their own layout: they are long, and
+//! one sum across lanes for each costs little beside its products.
 
 #![allow(clippy::needless_range_loop, reason = "an index runs over sums, codes and operands at once")]
 
@@ -17,14 +18,14 @@ use super::codes::{Codes, Coding, Expanded, with_codes};
 use super::kernels::{Floats, Lane, Scores, with_floats, with_n};
 use crate::lanes::{Lanes, Op};
 
-/// An octet of values in whole bytes, and as one of keys.
+/// Unpacks an octet of values to whole bytes, and transposes it to one of keys.
 pub(super) struct Unpack<'a> {
     pub(super) coding: Coding,
     /// Planes of the block, and nothing else.
     pub(super) planes: &'a [u8],
-    /// Which octet of the block.
+    /// Index of the octet within the block.
     pub(super) octet: usize,
-    /// As values, where they are read from here.
+    /// The octet as values, unless values are read from the tile itself.
     pub(super) values: Option<&'a mut Expanded>,
     pub(super) keys: &'a mut Expanded,
 }
@@ -46,7 +47,8 @@ impl Unpack<'_> {
         let octet = C::octet(self.planes, high_planes(self.planes.len()), self.octet);
         let keys = &mut self.keys.0;
         let mut values = self.values.map(|values| &mut values.0);
-        // Sixteen dims of values are four groups of four tokens each; of keys, four groups of four dims each.
+        // Sixteen dims of values are four groups of four tokens each; of keys, four groups of four
+        // dims each.
         for first in [0, 4] {
             let groups = [
                 C::group(lanes, octet, first, Side::V),
@@ -65,7 +67,7 @@ impl Unpack<'_> {
     }
 }
 
-/// A float tile of rows `[16][dim]`, against a chunk of queries.
+/// Scores a float tile of rows `[16][dim]` for a chunk of queries.
 pub(super) struct ScoreRows<'a> {
     pub(super) dtype: DType,
     pub(super) rows: &'a [u8],
@@ -84,7 +86,7 @@ impl ScoreRows<'_> {
 
 struct ScoreRowsChunk<'b, 'a, F, const B: usize, const N: usize>(&'b mut ScoreRows<'a>, PhantomData<F>);
 
-/// Most rows that are met at once.
+/// Maximum number of rows that are multiplied at once.
 const MOST_ROWS: usize = 4;
 
 impl<F: Floats<B>, const B: usize, const N: usize> Op for ScoreRowsChunk<'_, '_, F, B, N> {
@@ -119,13 +121,13 @@ impl<F: Floats<B>, const B: usize, const N: usize> Op for ScoreRowsChunk<'_, '_,
     }
 }
 
-/// Adds to outputs what the weights of coded tokens make of the centre of their block.
+/// Adds the weighted centres of coded tokens to the outputs.
 pub(super) struct AddCentre<'a> {
     /// `[dim]` in f16.
     pub(super) centre: &'a [u8],
     /// Weights of each query.
     pub(super) p: &'a [Scores],
-    /// The tiles that the centre was taken from.
+    /// The tiles that were encoded relative to the centre.
     pub(super) tiles: Range<usize>,
     /// Factor on the weights, `[queries]` or more.
     pub(super) shrink: &'a [f32],
@@ -163,7 +165,7 @@ mod tests {
     use crate::lanes::run_on;
 
     #[test]
-    fn an_unpacked_octet_of_values_is_that_of_keys() {
+    fn an_unpacked_octet_of_values_is_transposed_to_keys() {
         const DIM: usize = 32;
         let x = gaussian(3, TILE * DIM, 1.0);
         let tile = |side| {

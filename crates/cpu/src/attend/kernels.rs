@@ -1,12 +1,13 @@
-//! The loops over codes and floats, for a chunk of queries at a time. The method is that of the module above.
+//! The loops over codes and floats, for a chunk of queries at a time; see the method in [`super`].
 //!
-//! Keys and values are read by the same product: 64 codes of a group against four signed bytes broadcast to all
-//! lanes. For keys those are four dims of a query, and a lane is a token; for values they are the weights of four
-//! tokens, and a lane is a dim. Two groups are unpacked side by side where the registers allow
-//! ([`Lanes::WIDE`]), so that each broadcast is loaded once for both.
+//! Keys and values use the same product: 64 codes of a group with four signed bytes broadcast to
+//! all lanes. For keys those are four dims of a query, and a lane is a token; for values they are
+//! the weights of four tokens, and a lane is a dim. Two groups are unpacked side by side where the
+//! registers allow ([`Lanes::WIDE`]), so that each broadcast is loaded once for both.
 //!
-//! Each loop serves `N` queries, a constant, so that its sums stay in registers. Vector operations stand in no closure:
-//! a closure is compiled on its own, without the instructions, unless it happens to be inlined early.
+//! Each loop serves `N` queries, a constant, so that its sums stay in registers. Vector operations
+//! are never inside a closure: a closure is compiled on its own, without the target features,
+//! unless it happens to be inlined early.
 
 #![allow(clippy::needless_range_loop, reason = "an index runs over sums, codes and operands at once")]
 
@@ -21,17 +22,17 @@ use super::codes::{Codes, Coding, Turbo2, Whole, with_codes};
 use super::weights::{weight_planes, weighted};
 use crate::lanes::{Lanes, Op};
 
-/// Tokens that go through the softmax together.
+/// Tokens per softmax block.
 pub(super) const BLOCK: usize = 128;
 
 /// Tiles of a block.
 pub(super) const BLOCK_TILES: usize = BLOCK / TILE;
 
-/// Most queries of a chunk.
+/// Maximum queries of a chunk.
 pub(super) const MOST_QUERIES: usize = 6;
 
-/// Stands for the score of a token that a query may not see. Finite, so that a block without a visible token gives
-/// finite sums, which the first visible one (whose score is far larger) multiplies by 2^(HIDDEN - score) = 0.
+/// Score of a masked token. Finite, so that a block without a visible token gives finite sums,
+/// which the first visible one (whose score is far larger) multiplies by 2^(HIDDEN - score) = 0.
 pub(super) const HIDDEN: f32 = -1e30;
 
 /// Signed bytes of one plane in fours: 128 dims of a query, or the weights of a block of tokens.
@@ -39,7 +40,8 @@ pub(super) const HIDDEN: f32 = -1e30;
 #[repr(C, align(64))]
 pub(super) struct Bytes(pub(super) [[i8; 4]; 32]);
 
-/// Scores (times log2 e), then weights, of one query over a block of tokens, by tile. Keys are read in pairs of tiles: one of slack.
+/// Scores (times log2 e), then weights, of one query over a block of tokens, by tile. Keys are read
+/// in pairs of tiles, hence one tile of slack.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(super) struct Scores(pub(super) [[f32; TILE]; BLOCK_TILES + 1]);
@@ -84,7 +86,7 @@ macro_rules! with_n {
 
 pub(super) use with_n;
 
-/// Calls a generic function with the [`Floats`] of a dtype, and the bytes that 16 values take in it.
+/// Calls a generic function with the [`Floats`] of a dtype, and the number of bytes of 16 values.
 macro_rules! with_floats {
     ($dtype:expr, $F:ident, $B:ident => $body:expr) => {
         match $dtype {
@@ -109,39 +111,40 @@ macro_rules! with_floats {
 }
 pub(super) use with_floats;
 
-/// Sums of products with `P` planes of bytes, put together.
+/// Combines the sums of products with `P` byte planes.
 #[inline(always)]
 pub(super) fn joined<L: Lanes, const P: usize>(lanes: L, sums: [L::Ints; P]) -> L::Ints {
     if P == 2 { lanes.join(sums[0], sums[P - 1]) } else { sums[0] }
 }
 
-/// One block of dims of some tiles of keys, against a chunk of queries.
+/// Scores one block of dims of some tiles of keys for a chunk of queries.
 pub(super) struct ScoreCodes<'a> {
     pub(super) coding: Coding,
     /// f16 scales of the first tile's tokens; the next tile's are `scale_stride` bytes further.
     pub(super) scales: &'a [u8],
     pub(super) scale_stride: usize,
-    /// Planes of the first tile's block, `plane_bytes` of them; the next tile's are `stride` bytes further.
+    /// Planes of the first tile's block, `plane_bytes` of them; the next tile's are `stride` bytes
+    /// further.
     pub(super) planes: &'a [u8],
     pub(super) plane_bytes: usize,
     pub(super) stride: usize,
     pub(super) octets: usize,
     pub(super) tiles: usize,
-    /// The queries' bytes in the slice the block lies in, `[queries][query_planes]`.
+    /// Byte planes of the queries in the slice that contains the block, `[queries][query_planes]`.
     pub(super) rows: &'a [Bytes],
     pub(super) query_planes: usize,
-    /// First four dims of the block within the slice.
+    /// Index of the block's first four dims within the slice.
     pub(super) at: usize,
     /// `-bias · Σ integers` of the block, `[queries]`.
     pub(super) starts: &'a [i32],
-    /// What one unit of the product stands for, scales of the keys aside, `[queries]`.
+    /// Value of one unit of the integer product, without the scales of the keys, `[queries]`.
     pub(super) factors: &'a [f32],
-    /// Where the scores are added, `[queries]`, or set if the block is the first of the tiles.
+    /// Destination of the scores, `[queries]`: added to, or set by the first block of the tiles.
     pub(super) scores: &'a mut [Scores],
     /// First of the tiles within the scores.
     pub(super) tile: usize,
     pub(super) is_first: bool,
-    /// What is asked for meanwhile.
+    /// Prefetcher to advance meanwhile.
     pub(super) ahead: &'a mut Ahead,
 }
 
@@ -177,7 +180,8 @@ impl<C: Codes, const N: usize, const P: usize> Op for ScoreChunk<'_, '_, C, N, P
         assert!(rows.len() == N * P && self.0.tile + tiles <= BLOCK_TILES);
         let high = high_planes(self.0.plane_bytes);
         for t in (0..tiles).step_by(2) {
-            // A last tile without a neighbour is its own; what that scores lands in the slack or is overwritten.
+            // A last tile without a neighbour is paired with itself; its second scores go to the
+            // slack or are overwritten.
             let pair = [t, (t + 1).min(tiles - 1)];
             let planes = pair.map(|t| &self.0.planes[t * self.0.stride..][..self.0.plane_bytes]);
             let scales =
@@ -222,7 +226,7 @@ impl<C: Codes, const N: usize, const P: usize> Op for ScoreChunk<'_, '_, C, N, P
     }
 }
 
-/// Two neighbouring float tiles of keys `[dim][16]`, against a chunk of queries.
+/// Scores two neighbouring float tiles of keys `[dim][16]` for a chunk of queries.
 pub(super) struct ScoreFloats<'a> {
     pub(super) dtype: DType,
     pub(super) tiles: [&'a [u8]; 2],
@@ -230,7 +234,7 @@ pub(super) struct ScoreFloats<'a> {
     pub(super) queries: &'a [f32],
     pub(super) scores: &'a mut [Scores],
     pub(super) tile: usize,
-    /// What is asked for meanwhile.
+    /// Prefetcher to advance meanwhile.
     pub(super) ahead: &'a mut Ahead,
 }
 
@@ -307,32 +311,34 @@ impl Floats<64> for F32 {
     }
 }
 
-/// Octets (two columns of 16 dims each) of the values of some tiles, mixed for a chunk of queries.
+/// Accumulates the weighted values of some tiles, octet by octet (two columns of 16 dims each), for
+/// a chunk of queries.
 pub(super) struct MixCodes<'a> {
     pub(super) coding: Coding,
-    /// Planes of the first tile's block, `plane_bytes` of them; the next tile's are `stride` bytes further.
+    /// Planes of the first tile's block, `plane_bytes` of them; the next tile's are `stride` bytes
+    /// further.
     pub(super) planes: &'a [u8],
     pub(super) plane_bytes: usize,
     pub(super) stride: usize,
-    /// The first octet of the block.
+    /// The first octet within the block.
     pub(super) octet: usize,
     pub(super) octets: usize,
     pub(super) tiles: usize,
-    /// The weights' bytes, `[queries][weight_planes]`.
+    /// Byte planes of the weights, `[queries][weight_planes]`.
     pub(super) rows: &'a [Bytes],
     pub(super) weight_planes: usize,
     /// First of the tiles within the rows.
     pub(super) tile: usize,
     /// `-bias · Σ integers`, `[queries]`.
     pub(super) starts: &'a [i32],
-    /// What one unit of the product stands for, `[queries]`.
+    /// Value of one unit of the integer product, `[queries]`.
     pub(super) factors: &'a [f32],
-    /// Outputs that the mixed values are added to, `[queries][width]`.
+    /// Outputs to accumulate into, `[queries][width]`.
     pub(super) out: &'a mut [Lane],
     pub(super) width: usize,
     /// The first lane of the first octet.
     pub(super) lane: usize,
-    /// What is asked for meanwhile.
+    /// Prefetcher to advance meanwhile.
     pub(super) ahead: &'a mut Ahead,
 }
 
@@ -340,13 +346,14 @@ impl MixCodes<'_> {
     pub(super) fn run<L: Lanes>(mut self, lanes: L) {
         let n = self.factors.len();
         match (self.coding, self.weight_planes) {
-            // Codes of another type: expanded, or of its low bits alone ([`Stage::LowBits`](super::Stage)).
+            // Codes of another type: expanded, or reduced to its low bits
+            // ([`Stage::LowBits`](super::Stage)).
             (Coding::Whole, 1) => with_n!(n, N => lanes.run(MixChunk::<Whole, N, 1>(&mut self, PhantomData))),
             (Coding::Turbo2, 2) => {
                 with_n!(n, N => lanes.run(MixChunk::<Turbo2, N, 2>(&mut self, PhantomData)))
             }
             (coding, _) => with_codes!(coding, C => with_n!(n, N => {
-                // Only one of them is compiled.
+                // Only one of the two branches is compiled.
                 if const { weight_planes::<L>(C::LOSS) == 1 } {
                     lanes.run(MixChunk::<C, N, 1>(&mut self, PhantomData));
                 } else {
@@ -375,7 +382,7 @@ impl<C: Codes, const N: usize, const P: usize> Op for MixChunk<'_, '_, C, N, P> 
         for i in 0..self.0.octets {
             for column in (0..2).step_by(L::WIDE) {
                 let mut sums = [[[lanes.splat_i(0); P]; N]; 2];
-                // Of all codes, where bytes of weights are below the weights.
+                // Sums of all codes, for weights that are stored as one byte below their value.
                 let mut all = [lanes.splat_i(0); 2];
                 for sums in &mut sums {
                     for (sums, &start) in sums.iter_mut().zip(starts) {
@@ -423,7 +430,7 @@ impl<C: Codes, const N: usize, const P: usize> Op for MixChunk<'_, '_, C, N, P> 
     }
 }
 
-/// Float tiles of values `[tiles][16][row_width]` in sixteens, mixed for a chunk of queries.
+/// Accumulates float tiles of values `[tiles][16][row_width]`, in sixteens, for a chunk of queries.
 pub(super) struct MixFloats<'a> {
     pub(super) dtype: DType,
     pub(super) values: &'a [u8],
@@ -434,11 +441,11 @@ pub(super) struct MixFloats<'a> {
     pub(super) tile: usize,
     /// Factor on the weights, `[queries]`.
     pub(super) factors: &'a [f32],
-    /// Outputs that the first dims of the mixed values are added to, `[queries][width]`.
+    /// Outputs that the first dims are accumulated into, `[queries][width]`.
     pub(super) out: &'a mut [Lane],
     pub(super) width: usize,
     pub(super) row_width: usize,
-    /// What is asked for meanwhile.
+    /// Prefetcher to advance meanwhile.
     pub(super) ahead: &'a mut Ahead,
 }
 
@@ -468,7 +475,7 @@ impl<F: Floats<B>, const B: usize, const N: usize> Op for MixFloatsChunk<'_, '_,
 }
 
 impl<F: Floats<B>, const B: usize, const N: usize> MixFloatsChunk<'_, '_, F, B, N> {
-    /// Mixes `wide` columns of 16 dims, at most `M`.
+    /// Accumulates `wide` columns of 16 dims, at most `M`.
     #[inline(always)]
     fn columns<L: Lanes, const M: usize>(&mut self, lanes: L, lane: usize, wide: usize) {
         let &mut MixFloats {

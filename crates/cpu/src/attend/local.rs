@@ -1,4 +1,5 @@
-//! What a thread works with, and its work on one block of tokens: scores, weights, mixed values.
+//! State of one thread, and its work on one block of tokens: scores, softmax weights, weighted
+//! values.
 
 use std::ops::Range;
 
@@ -27,37 +28,40 @@ use crate::unit::ROWS;
 /// Octets of the largest block (turbo: 128 dims).
 const BLOCK_OCTETS: usize = 4;
 
-/// What a thread works with.
+/// State of one thread.
 #[derive(Debug)]
 pub(super) struct Local {
     /// The job whose queries are prepared.
     job: Option<usize>,
     pub(super) queries: Queries,
-    /// Those that are worked on together: *some*, of whom there are as many as there are scores.
+    /// The queries that are processed together, as a range of the prepared ones: *some* below, as
+    /// many as there are scores.
     pub(super) some: Range<usize>,
     /// `[some]`
     pub(super) scores: Vec<Scores>,
-    /// What every score of the block misses without it, `[some]` in sixteens.
+    /// `q · centre` of the block, which every score lacks at first, `[some]` in sixteens.
     met: Vec<[f32; 16]>,
-    /// Of the scores of a block, `[some]` in sixteens.
+    /// Maxima of the scores of a block, `[some]` in sixteens.
     pub(super) max: Vec<[f32; 16]>,
-    /// Of the weights of a block, `[some]` in sixteens.
+    /// Sums of the weights of a block, `[some]` in sixteens.
     pub(super) sum: Vec<[f32; 16]>,
     /// Factor on the outputs so far, `[some]` in sixteens.
     pub(super) keep: Vec<[f32; 16]>,
     /// Factor on the weights of a block, `[some]` in sixteens.
     pub(super) shrink: Vec<[f32; 16]>,
-    /// Byte planes of the weights, `[some][planes]`, and some behind them.
+    /// Byte planes of the weights, `[some][planes]`, padded to whole tiles of a matrix unit.
     pub(super) weights: Vec<Bytes>,
     /// `-bias · Σ integers` of the weights, `[some]`.
     pub(super) starts: Vec<i32>,
-    /// What one unit of weights times codes stands for, `[some]`.
+    /// Value of one unit of weights times codes, `[some]`.
     pub(super) factors: Vec<f32>,
-    /// Expanded octets: of the blocks of two tiles of keys, or of a column pair of a block of tokens.
+    /// Expanded octets: of the blocks of two tiles of keys, or of a column pair of a block of
+    /// tokens.
     octets: Vec<Expanded>,
-    /// What is multiplied beside the vectors.
+    /// Operands of the matrix path.
     pub(super) panels: Panels,
-    /// Of a joint stream, a block of tokens in whole bytes, as its values are read: `[octets of a tile][8 tiles]`. None of another.
+    /// A block of tokens of a shared-KV tensor in whole bytes, as its values are read:
+    /// `[octets of a tile][8 tiles]`. Empty for other tensors.
     pub(super) unpacked: Vec<Expanded>,
     pub(super) is_joint: bool,
     /// Steps of the loops over a block of keys and values, for a chunk of queries.
@@ -66,22 +70,23 @@ pub(super) struct Local {
     pub(super) blocks: [Vec<TileBlock>; 2],
     /// One output `[v_dim]`.
     pub(super) row: Vec<f32>,
-    /// How much of the tiles is read: everything, but while it is measured.
+    /// How much of the tiles is read: everything, except in measurements.
     pub(super) stage: Stage,
 }
 
 impl Local {
-    /// Begins a call: what was prepared belongs to another.
+    /// Begins a call: queries prepared for another call are discarded.
     pub(super) fn begin(&mut self, stage: Stage) {
         (self.stage, self.job) = (stage, None);
     }
 
-    /// Whether the queries that are prepared are not those of job `index`; from now on they are.
+    /// Returns whether the prepared queries are not those of job `index`, and records `index` as
+    /// the prepared job.
     pub(super) fn is_for_another(&mut self, index: usize) -> bool {
         self.job.replace(index) != Some(index)
     }
 
-    /// Makes room for queries of these keys and values.
+    /// Resizes the buffers for queries of these keys and values.
     pub(super) fn reset(&mut self, streams: [&StreamSpec; 2]) {
         let [keys, values] = streams;
         self.steps = 0;
@@ -100,12 +105,12 @@ impl Local {
         self.octets.resize((2 * BLOCK_OCTETS).max(BLOCK_TILES), Expanded::ZERO);
     }
 
-    /// Turns to some of the queries.
+    /// Selects some of the queries.
     pub(super) fn turn_to(&mut self, some: Range<usize>) {
         let n = some.len();
         self.some = some;
         self.scores.resize(n, Scores([[0.0; TILE]; BLOCK_TILES + 1]));
-        // A matrix unit meets whole tiles of queries.
+        // A matrix unit multiplies whole tiles of queries.
         self.weights.resize(2 * n.next_multiple_of(ROWS), Bytes([[0; 4]; 32]));
         self.starts.resize(n, 0);
         self.factors.resize(n, 0.0);
@@ -114,9 +119,10 @@ impl Local {
         }
     }
 
-    /// What to ask for while a block of keys and values is worked on, in as many steps as the loops over it take: one for 32 dims of a pair
-    /// of coded tiles, or for 512 floats, each time they are read. Of a joint stream the first of `next` is all; while it is measured
-    /// what reading takes, there is nothing.
+    /// Returns a prefetcher for the blocks of `next`, spread over the steps of the loops on the
+    /// current block of keys and values: one step for 32 dims of a pair of coded tiles, or for 512
+    /// floats, each time they are read. For a shared-KV tensor it covers the first of `next` alone;
+    /// in measurements of reading it covers nothing.
     pub(super) fn ahead<L: Lanes, B: Beside>(
         &self,
         _: L,
@@ -136,7 +142,8 @@ impl Local {
         Ahead::of(next[..n].iter(), self.steps * times)
     }
 
-    /// Scores of all queries with a block of keys. Coded keys are the work of what stands `beside`, if anything does.
+    /// Scores all queries against a block of keys. Coded keys go to the matrix path, if there is
+    /// one.
     pub(super) fn score<L: Lanes, B: Beside>(
         &mut self,
         lanes: L,
@@ -145,7 +152,7 @@ impl Local {
         ahead: &mut Ahead,
     ) {
         let (is_joint, n) = (self.is_joint, self.scores.len());
-        // What is unpacked first has room for two tiles.
+        // Unpacked codes have room for two tiles.
         let is_unpacked = |coding| is_joint || n > MOST_QUERIES && coding != Coding::Whole;
         for run in keys.runs() {
             let coding = Coding::of(run.layout.dtype());
@@ -170,29 +177,30 @@ impl Local {
         }
     }
 
-    /// The products of all queries with the centre of a block of keys.
+    /// Computes the products of all queries with the centre of a block of keys.
     pub(super) fn meet<L: Lanes>(&mut self, lanes: L, centre: &[u8]) {
         let queries = self.queries.of(&self.some, centre.len() / 2);
         Meet { queries, centre, met: self.met.as_flattened_mut() }.run(lanes);
     }
 
-    /// Adds them to the scores of some tiles.
+    /// Adds these products to the scores of some tiles.
     pub(super) fn add_met<L: Lanes>(&mut self, lanes: L, tiles: Range<usize>) {
         lanes.run(Shift { scores: &mut self.scores, tiles, by: self.met.as_flattened() });
     }
 
-    /// Adds them to the maxima.
+    /// Adds these products to the maxima.
     pub(super) fn raise_by_met(&mut self) {
         let met = self.met.as_flattened();
         self.max.as_flattened_mut().iter_mut().zip(met).for_each(|(max, met)| *max += met);
     }
 
-    /// Bounds the scores of some tiles by `cap`, which carries the scores' factor.
+    /// Applies the soft cap `cap` to the scores of some tiles; it carries the factor of the scores.
     pub(super) fn soft_cap<L: Lanes>(&mut self, lanes: L, cap: f32, tiles: Range<usize>) {
         lanes.run(SoftCap { scores: &mut self.scores, tiles, cap });
     }
 
-    /// Turns the scores of some tiles into weights, with their maxima and sums.
+    /// Applies the softmax to the scores of some tiles: replaces them by weights, and sets their
+    /// maxima and sums.
     pub(super) fn soften<L: Lanes>(&mut self, lanes: L, tiles: Range<usize>) {
         lanes.run(Softmax {
             scores: &mut self.scores,
@@ -217,7 +225,7 @@ impl Local {
         }
     }
 
-    /// Scores of some tiles of a run: two at most where they are unpacked first.
+    /// Scores some tiles of a run: two at most where they are unpacked first.
     fn score_codes<L: Lanes>(
         &mut self,
         lanes: L,
@@ -271,7 +279,8 @@ impl Local {
         }
     }
 
-    /// Adds a block of values, weighted, to the outputs. Coded values are the work of what stands `beside`, if anything does.
+    /// Accumulates a block of values, weighted, into the outputs. Coded values go to the matrix
+    /// path, if there is one.
     pub(super) fn mix<L: Lanes, B: Beside>(
         &mut self,
         lanes: L,
@@ -291,7 +300,7 @@ impl Local {
         }
     }
 
-    /// Adds the centre of a block of a joint stream, as the weights of these tiles say.
+    /// Adds the centre of a block of a shared-KV tensor, times the weights of these tiles.
     pub(super) fn mix_centre<L: Lanes>(
         &self,
         lanes: L,
@@ -313,7 +322,8 @@ impl Local {
         }
     }
 
-    /// Brings the weights of a block of dims of some tiles to bytes. Gives how many planes of them there are.
+    /// Rounds the weights of a block of dims of some tiles to bytes. Returns the number of byte
+    /// planes.
     pub(super) fn round_weights<L: Lanes>(&mut self, lanes: L, run: &Run, of_block: &[u8]) -> usize {
         let (scales, stride) = self.stage.scales(of_block, run.tile_bytes);
         let meaning = Meaning::of(run.layout.dtype()).expect("coded tiles");
@@ -348,14 +358,14 @@ impl Local {
             let bytes = &run.bytes[place.start..];
             let planes = self.round_weights(lanes, run, bytes);
             let octets = dims.len() / OCTET_DIMS;
-            // What is unpacked first has room for one octet.
+            // Unpacked codes have room for one octet.
             let together = if self.is_joint || n > MOST_QUERIES { 1 } else { octets };
             for octet in (0..octets).step_by(together) {
                 let at = dims.start / OCTET_DIMS + octet;
                 let part = (octet / together, octets / together);
                 let mut codes = self.staged(coding, bytes, place.len(), (run.tile_bytes, run.tiles), part);
                 if self.is_joint && codes.coding != Coding::Whole {
-                    // When it was scored.
+                    // Unpacked when the block was scored.
                     codes = Planes::expanded(&self.unpacked[at * BLOCK_TILES + run.first..][..run.tiles], 1);
                 }
                 if n > MOST_QUERIES && codes.coding != Coding::Whole {

@@ -1,64 +1,75 @@
-//! Attention over the compressed cache.
+//! Attention over the compressed KV cache.
 //!
-//! For query row r at position P = start + r and query head h, with the keys and values of KV head h / g
-//! (g = n_heads / n_kv_heads):
+//! For query row r at position P = start + r and query head h, with the keys and values of KV head
+//! h / g (g = n_heads / n_kv_heads):
 //!
 //! ```text
 //! s_t = scale · q · k_t          t = 0 ..= P
 //! out = Σ_t exp(s_t - max s) v_t / Σ_t exp(s_t - max s)
 //! ```
 //!
-//! with exp(s - max s) added to the divisor for the sink s of the head, where it has one, when all tokens have been walked, and
-//! with `c tanh(s_t / c)` in the place of `s_t` where there is a soft cap c: a pass of its own over the scores of a block.
+//! If the head has a sink s, exp(s - max s) is added to the divisor after all tokens. With a soft
+//! cap c, `c tanh(s_t / c)` replaces `s_t`, in a separate pass over the scores of a block.
 //!
-//! Codes of a stream with centres stand for `k_t - c`, c the centre of the block of 128 tokens: `q · c` is added to the scores
-//! of the block, or, where all of them miss it, to their maximum, so that it costs nothing per token.
+//! Codes of a KV tensor with centres represent `k_t - c`, c the centre of the block of 128 tokens:
+//! `q · c` is added to the scores of the block, or, where all of them lack it, to their maximum, so
+//! that it costs nothing per token.
 //!
-//! Keys of a rotated stream are read rotated: the query is rotated once instead, since rotations keep inner products.
-//! Values of a rotated stream are summed rotated, and the sum is un-rotated once.
+//! Keys of a rotated KV tensor are read rotated: the query is rotated once instead, since rotations
+//! preserve inner products. Values of a rotated KV tensor are summed rotated, and the sum is
+//! un-rotated once.
 //!
 //! # Method
 //!
-//! The scalar kernel is the equation. The vector kernels read tiles as they lie, 128 tokens (a *block*) at a time:
+//! The scalar kernel evaluates the equation. The vector kernels read tiles in place, 128 tokens (a
+//! *block*) at a time:
 //!
-//! 1. **Scores.** The query is rounded to signed bytes, each block of dims with its own unit, and met with the codes of
-//!    the keys (codebooks rounded to bytes too) in integers; one multiplication per token and block of dims brings in
-//!    the key's scale. Codes are unpacked once for all queries of the KV head: query heads of the group, and rows of
-//!    the batch.
-//! 2. **Softmax.** Weights are taken relative to the maximum of the block, then joined to what came before (online
-//!    softmax, [arXiv 1805.02867](https://arxiv.org/abs/1805.02867); FlashAttention,
-//!    [arXiv 2205.14135](https://arxiv.org/abs/2205.14135)). Scores carry a factor log2 e, so that powers of two serve.
-//! 3. **Values.** Weights times scales are rounded to integers of one byte or two (`weights`), relative to the largest of the block,
-//!    and met with the codes of the values in integers: one conversion per block and dim.
+//! 1. **Scores.** The query is rounded to signed bytes, with one unit per block of dims, and
+//!    multiplied with the codes of the keys (codebooks are rounded to bytes too) in integers; one
+//!    multiplication per token and block of dims applies the key's scale. Codes are unpacked once
+//!    for all queries of the KV head: query heads of the group, and tokens of the batch.
+//! 2. **Softmax.** Weights are relative to the maximum of the block, then merged with the state so
+//!    far (online softmax, [arXiv 1805.02867](https://arxiv.org/abs/1805.02867); FlashAttention,
+//!    [arXiv 2205.14135](https://arxiv.org/abs/2205.14135)). Scores carry a factor log2 e, so that
+//!    powers of two serve.
+//! 3. **Values.** Weights times scales are rounded to integers of one byte or two (`weights`),
+//!    relative to the largest of the block, and multiplied with the codes of the values in
+//!    integers: one conversion per block and dim.
 //!
-//! A joint stream is walked once: what was unpacked for its values is turned to be scored (`joint`), and what weights make of the
-//! centres is added to the outputs.
+//! A shared-KV tensor (MLA) is read once: codes unpacked for its values are transposed for the
+//! scores (`joint`), and the weighted centres are added to the outputs.
 //!
-//! Where many queries meet, the integer products of steps 1 and 3 may be the work of a matrix unit ([`crate::unit`]), or of an
-//! instruction for two rows by two ([`crate::quad`]), which give the same bits.
+//! For many queries, a matrix unit ([`crate::unit`]) or 2x2 matrix instructions ([`crate::quad`])
+//! may compute the integer products of steps 1 and 3, with the same bits.
 //!
-//! Float tiles (f16 sink and tail among them) take steps 1 and 3 in f32. Work is divided over KV heads, blocks of
-//! queries and, when those are few, parts of the tokens, joined in the order of the tokens: results do not depend on
-//! which thread did what. Nothing of the cache's size is ever written, and scratch memory is kept between calls.
+//! Float tiles (f16 sink and tail among them) take steps 1 and 3 in f32. Work is divided over KV
+//! heads, blocks of queries and, when those are few, KV splits, merged in token order: results do
+//! not depend on the assignment to threads. No intermediate has the size of the cache, and scratch
+//! memory is reused between calls.
 //!
 //! # Error
 //!
-//! With MAX the largest integer of a byte (127; AVX2 64, so that its 16-bit sums cannot saturate) or of two (32,639;
-//! 8,191), each rounding is off by at most half a unit, as if by a variance of unit²/12:
+//! With MAX the largest integer of a byte (127; AVX2 64, so that its 16-bit sums cannot saturate)
+//! or of two (32,639; 8,191), each rounding is off by at most half a unit, as if by a variance of
+//! unit²/12:
 //!
-//! - a query's value by max|q| / MAX / 2, over 128 rotated dims or 32 plain ones. One byte (turbo, q4_0): for a rotated
-//!   slice max|q| is about 2.7 σ, so 4e-5 σ² (AVX2 1.5e-4), beside 0.117, 0.035 and 0.0095 that the turbo codecs lose of
-//!   a key. q8_0 loses so little itself that its queries take two bytes: 2e-9 σ²;
-//! - a codebook's levels by what `ByteBook` says: 1e-7, 4e-6, 3e-5 (turbo2, 3, 4);
-//! - a weight of two bytes (q8_0, q4_0; AVX2 turbo4 and turbo3t too) by the largest of its block / MAX / 2. At worst, if every weight of a
-//!   block of 128 is rounded the same way, that moves the output by 64 / 32,639 = 0.2 % of the largest value (AVX2 0.8 %); weights in other
-//!   blocks are not touched by a large one;
-//! - a weight of one byte (the other turbo types) by a unit of the largest / 255 (AVX2 127) at most, unit²/6 in the mean, up as likely as
-//!   down: with one large weight w in a block, and the others anywhere between units, 3.3e-4 w² σ² (AVX2 1.3e-3), a twentieth at most of
-//!   what codes of w's value lose;
+//! - a query's value by max|q| / MAX / 2, over 128 rotated dims or 32 plain ones. One byte (turbo,
+//!   q4_0): for a rotated slice max|q| is about 2.7 σ, so 4e-5 σ² (AVX2 1.5e-4), beside 0.117,
+//!   0.035 and 0.0095 that the turbo codecs lose of a key. q8_0 loses so little itself that its
+//!   queries take two bytes: 2e-9 σ²;
+//! - a codebook's levels by the loss of `ByteBook`: 1e-7, 4e-6, 3e-5 (turbo2, 3, 4);
+//! - a weight of two bytes (q8_0, q4_0; AVX2 turbo4 and turbo3t too) by the largest of its block /
+//!   MAX / 2. At worst, if every weight of a block of 128 is rounded in the same direction, that
+//!   moves the output by 64 / 32,639 = 0.2 % of the largest value (AVX2 0.8 %); a large weight does
+//!   not affect other blocks;
+//! - a weight of one byte (the other turbo types) by a unit of the largest / 255 (AVX2 127) at
+//!   most, unit²/6 in the mean, up as likely as down: with one large weight w in a block, and the
+//!   others anywhere between units, 3.3e-4 w² σ² (AVX2 1.3e-3), a twentieth at most of the loss of
+//!   the codes of w's value;
 //! - 2^x by 2.5e-7, relative; a soft cap's tanh by 7e-7.
 //!
-//! The tests hold every variant to these variances. A query that is not finite gives an output that is NaN.
+//! The tests check every variant against these variances. A query that is not finite gives an
+//! output that is NaN.
 
 use kvant_backend::{AttendParams, BackendError, KvPart, Result, check_attend};
 use kvant_codec::DType;
@@ -90,11 +101,11 @@ pub(crate) use drive::Scratch;
 pub(crate) use stage::Stage;
 use tiles::BesideUnit;
 
-/// See [`kvant_backend::Backend::attend`]; reads no more of coded tiles than `stage` says, which is everything but for
-/// measurements.
+/// See [`kvant_backend::Backend::attend`]. Reads no more of coded tiles than `stage` states, which
+/// is everything except in measurements.
 ///
 /// # Errors
-/// [`BackendError::Shape`] when a layer, a buffer or the band does not have the sizes of `p`;
+/// [`BackendError::Shape`] when a layer, a buffer or the step tiles do not have the sizes of `p`;
 /// [`BackendError::Unsupported`] for other stages of the scalar kernels, which have none.
 #[expect(clippy::too_many_arguments, reason = "the operands of the op, and where it runs")]
 pub(crate) fn attend(
@@ -156,7 +167,7 @@ pub(crate) fn attend(
     Ok(())
 }
 
-/// What reads tiles of a KV type, for `kvant doctor`.
+/// Returns the name of the kernels that read tiles of a KV type, for `kvant doctor`.
 pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
     let is_coded = codes::Coding::of(dtype).is_some();
     if let Isa::Amx(_) = isa

@@ -1,5 +1,5 @@
-//! Codes of a block of tokens as panels, which are multiplied beside the vectors: unpacked once, for all queries of a walk. A panel is a
-//! tile of keys, or a column of sixteen dims of values.
+//! Codes of a block of tokens as panels, the operands of the matrix path: unpacked once for all
+//! queries of a pass. A panel is a tile of keys, or a column of sixteen dims of values.
 
 use kvant_backend::TILES_PER_BLOCK;
 use kvant_codec::tile::TileBlock;
@@ -21,19 +21,20 @@ const LINE: usize = 64;
 /// Bytes of a column.
 const COLUMN_BYTES: usize = COLUMNS / 2 * size_of::<Expanded>();
 
-/// What is unpacked of a block of tokens.
+/// The unpacked codes of a block of tokens.
 #[derive(Debug, Default)]
 pub(super) struct Panels {
-    /// `[blocks of dims][tiles][octets]`. Whole bytes are multiplied as they lie, but those of a joint stream.
+    /// `[blocks of dims][tiles][octets]`. Whole bytes are multiplied in place, except those of a
+    /// shared-KV tensor.
     keys: Vec<Expanded>,
     /// `[columns][tiles][4 groups]`
     values: Vec<Expanded>,
-    /// Sums of all codes of each column, where weights are bytes of one plane.
+    /// Sums of all codes of each column, for weights of one byte plane.
     sums: Vec<Row>,
 }
 
 impl Panels {
-    /// Makes room for blocks of so many dims of keys and of values.
+    /// Resizes the buffers for blocks of so many dims of keys and of values.
     pub(super) fn reset(&mut self, [k_dim, v_dim]: [usize; 2]) {
         self.keys.resize(k_dim.div_ceil(OCTET_DIMS) * BLOCK_TILES, Expanded::ZERO);
         let octets = v_dim.div_ceil(OCTET_DIMS);
@@ -45,7 +46,7 @@ impl Panels {
 impl Local {
     /// Unpacks the coded tiles of a block of tokens.
     pub(super) fn unpack<L: Lanes>(&mut self, lanes: L, keys: &Block, values: &Block) {
-        // What is coded of a block of tokens lies together.
+        // The coded tiles of a block of tokens are contiguous.
         const { assert!(TILES_PER_BLOCK.is_multiple_of(BLOCK_TILES)) };
         for run in keys.runs() {
             if let Some(coding) = Coding::of(run.layout.dtype()) {
@@ -73,7 +74,7 @@ impl Local {
         }
     }
 
-    /// A block of dims of a run of keys.
+    /// Returns a block of dims of a run of keys.
     fn keys<'a>(&self, coding: Coding, run: &Run<'a>, block: &TileBlock) -> Planes<'a> {
         let bytes = &run.bytes[block.bytes.start..];
         self.staged(coding, bytes, block.bytes.len(), (run.tile_bytes, run.tiles), (0, 1))
@@ -88,7 +89,7 @@ impl Local {
                 let part = (octet, octets);
                 let mut codes = self.staged(coding, bytes, place.len(), (run.tile_bytes, run.tiles), part);
                 if self.is_joint && codes.coding != Coding::Whole {
-                    // With the keys.
+                    // Unpacked together with the keys.
                     codes = Planes::expanded(&self.unpacked[at * BLOCK_TILES + run.first..][..run.tiles], 1);
                 }
                 let columns = &mut self.panels.values[at * COLUMNS..][..COLUMNS];
@@ -107,7 +108,7 @@ impl Local {
         }
     }
 
-    /// Scores of some queries with a run of coded keys.
+    /// Scores some queries against a run of coded keys.
     pub(super) fn score_panels<L: Lanes, B: Beside>(
         &mut self,
         lanes: L,
@@ -150,7 +151,7 @@ impl Local {
         }
     }
 
-    /// Adds a run of coded values, weighted, to the outputs of some queries.
+    /// Accumulates a run of coded values, weighted, into the outputs of some queries.
     pub(super) fn mix_panels<L: Lanes, B: Beside>(
         &mut self,
         lanes: L,

@@ -1,4 +1,4 @@
-//! Codes of some tiles as they lie, and their way to whole bytes.
+//! Codes of some tiles in their stored layout, and their expansion to whole bytes.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use super::local::Local;
 use super::view::Run;
 use crate::lanes::Lanes;
 
-/// Expanded octets that take the room of two columns of sixteen dims of a block of tokens.
+/// Expanded octets in the space of two columns of sixteen dims of a block of tokens.
 pub(super) const COLUMNS: usize = 2 * 16 * BLOCK / size_of::<Expanded>();
 
 /// Tiles of half a block of tokens.
@@ -22,29 +22,31 @@ const HALF: usize = BLOCK_TILES / 2;
 #[derive(Clone, Copy)]
 pub(super) struct Planes<'a> {
     pub(super) coding: Coding,
-    /// Planes of the first tile's block, `plane_bytes` of them; the next tile's are `stride` bytes further.
+    /// Planes of the first tile's block, `plane_bytes` of them; the next tile's are `stride` bytes
+    /// further.
     pub(super) planes: &'a [u8],
     pub(super) plane_bytes: usize,
     pub(super) stride: usize,
-    /// Which octet of the block; the first where all of them are meant.
+    /// Index of the octet within the block; 0 for all octets.
     pub(super) index: usize,
 }
 
 impl<'a> Planes<'a> {
-    /// What was expanded, tile by tile, so many octets of each.
+    /// Returns the planes of expanded tiles with `octets` octets each.
     pub(super) fn expanded(tiles: &'a [Expanded], octets: usize) -> Self {
         let bytes = octets * size_of::<Expanded>();
         let planes = bytemuck::cast_slice(tiles);
         Self { coding: Coding::Whole, planes, plane_bytes: bytes, stride: bytes, index: 0 }
     }
 
-    /// Planes of the block of tile `t`.
+    /// Returns the planes of the block of tile `t`.
     fn tile(&self, t: usize) -> &'a [u8] {
         &self.planes[t * self.stride..][..self.plane_bytes]
     }
 
-    /// Writes so many tiles of keys as whole bytes, `[tiles][octets]`; of a joint stream as values too, each octet to every eighth place
-    /// of those there are. Whole bytes are read as values where they lie.
+    /// Expands so many tiles of keys to whole bytes, `[tiles][octets]`. For a shared-KV tensor,
+    /// writes the values too, as far as `values` has room, with a stride of eight octets. Codes of
+    /// whole bytes are read as values in place.
     pub(super) fn expand_keys<L: Lanes>(
         &self,
         lanes: L,
@@ -67,7 +69,7 @@ impl<'a> Planes<'a> {
         }
     }
 
-    /// Writes that of tile `t` as whole bytes, an octet of values.
+    /// Returns the expansion of tile `t` to whole bytes, as an octet of values.
     pub(super) fn expand<'b>(&self, t: usize, out: [&'b mut [[u8; 64]; 4]; 2]) -> Expand<'b>
     where
         'a: 'b,
@@ -76,8 +78,8 @@ impl<'a> Planes<'a> {
         Expand { coding: self.coding, planes, octet: self.index, side: Side::V, out }
     }
 
-    /// Writes the tiles of `run` as two columns of a block of tokens, one after the other, and zeros beside them in the same halves of
-    /// the block.
+    /// Expands the tiles of `run` to two columns of a block of tokens, one after the other, and
+    /// writes zeros to the rest of the same halves of the block.
     pub(super) fn expand_across<L: Lanes>(&self, lanes: L, run: &Run, columns: &mut [Expanded]) {
         let (first, second) = columns.split_at_mut(COLUMNS / 2);
         let [first, second] = [first, second].map(|column| column.iter_mut().flat_map(Expanded::halves));
@@ -92,14 +94,15 @@ impl<'a> Planes<'a> {
     }
 }
 
-/// The halves of a block of tokens that a run lies in.
+/// Returns the halves of a block of tokens that a run touches.
 pub(super) fn halves(run: &Run) -> Range<usize> {
     run.first / HALF..(run.first + run.tiles).div_ceil(HALF)
 }
 
 impl Local {
-    /// What to read as part `index` of `parts` in a block of dims of some tiles, of which an octet is the least: the block takes
-    /// `block_bytes` and begins with `bytes` in the first tile, the next are `stride` bytes further.
+    /// Returns the planes to read, at the current stage, as part `index` of `parts` of a block of
+    /// dims of some tiles; a part is at least an octet. The block takes `block_bytes` and begins
+    /// with `bytes` in the first tile; the next are `stride` bytes further.
     pub(super) fn staged<'a>(
         &self,
         coding: Coding,

@@ -1,4 +1,5 @@
-//! Queries, ready to meet keys: padded, scaled, rotated where the keys are, and in signed bytes where keys are coded.
+//! Prepares queries: pads, scales, rotates them where the keys are rotated, and rounds them to
+//! signed bytes where keys are coded.
 
 use std::ops::Range;
 
@@ -11,26 +12,27 @@ use crate::balance::Affine;
 use crate::lanes::{Lanes, Op, Rotate, Way};
 use crate::unit::ROWS;
 
-/// Dims of one row of [`Bytes`]; no block lies across two of them.
+/// Dims of one row of [`Bytes`]; no block spans two rows.
 pub(super) const SLICE: usize = 128;
 
-/// The queries of one KV head that are worked on together.
+/// The queries of one KV head that a job processes.
 #[derive(Debug, Default)]
 pub(super) struct Queries {
-    /// How many there are.
+    /// Number of queries.
     pub(super) n: usize,
     /// Padded, scaled and rotated, `[queries][dim]`.
     pub(super) floats: Vec<f32>,
-    /// Byte planes, `[slices][queries][planes]`, and some behind them.
+    /// Byte planes, `[slices][queries][planes]`, padded to whole tiles of a matrix unit.
     pub(super) rows: Vec<Bytes>,
     /// `-bias · Σ integers`, `[blocks][queries]`.
     pub(super) starts: Vec<i32>,
-    /// What one unit of an integer product with the codes of a key stands for, `[blocks][queries]`.
+    /// Value of one unit of an integer product with the codes of a key, `[blocks][queries]`.
     pub(super) factors: Vec<f32>,
 }
 
 impl Queries {
-    /// Takes `queries` of the key's head size, each times `balance`, dim by dim, and `scale`. Nothing is allocated once the vectors have grown.
+    /// Prepares `queries` of the key's head dimension, each times the channel scales `balance` and
+    /// `scale`. Allocates only while the vectors still grow.
     pub(super) fn prepare<'a, L: Lanes>(
         &mut self,
         lanes: L,
@@ -61,7 +63,7 @@ impl Queries {
         }
     }
 
-    /// Those of some queries, `[some][dim]`.
+    /// Returns the floats of some queries, `[some][dim]`.
     pub(super) fn of(&self, some: &Range<usize>, dim: usize) -> &[f32] {
         &self.floats[some.start * dim..some.end * dim]
     }
@@ -70,7 +72,7 @@ impl Queries {
         let dim = keys.dim();
         let n = self.n;
         let planes = meaning.query_planes;
-        // A matrix unit meets whole tiles of queries.
+        // A matrix unit multiplies whole tiles of queries.
         self.rows.resize((dim.div_ceil(SLICE) * n + ROWS - 1) * planes, Bytes([[0; 4]; 32]));
         self.starts.clear();
         self.factors.clear();
@@ -82,7 +84,7 @@ impl Queries {
                     rows: &mut self.rows[row..row + planes],
                     at: dims.start % SLICE / 4,
                 });
-                // Any integers come from a query that is not finite; its unit is NaN.
+                // A query that is not finite gives arbitrary integers; its unit is NaN.
                 self.starts.push(sum.wrapping_mul(-meaning.bias));
                 self.factors.push(unit * meaning.step);
             }
@@ -90,12 +92,12 @@ impl Queries {
     }
 }
 
-/// Rounds a block of a query to integers of as many bytes as there are rows. Gives what one unit stands for, NaN if
-/// a value is not finite, and the sum of the integers.
+/// Rounds a block of a query to integers of as many bytes as there are rows. Returns the value of
+/// one unit, NaN if a value is not finite, and the sum of the integers.
 struct RoundQuery<'a> {
     x: &'a [f32],
     rows: &'a mut [Bytes],
-    /// First four dims of the block within the rows.
+    /// Index of the block's first four dims within the rows.
     at: usize,
 }
 

@@ -8,8 +8,8 @@ use crate::balance::HeadBalance;
 use crate::shards::Shards;
 use crate::{CpuPage, Pool};
 
-/// The softmax so far of one (row, query head): `out / sum` is the mean of the values seen, weighted by
-/// `exp(score - max)`.
+/// Online softmax state of one (row, query head): `out / sum` is the mean of the values so far,
+/// weighted by `exp(score - max)`.
 struct State {
     query: Vec<f32>,
     max: f64,
@@ -31,7 +31,7 @@ pub(super) fn attend(
     for part in parts {
         let rows = part.rows;
         let tiles = rows.start / TILE..rows.end().div_ceil(TILE);
-        // Rows of one tile see the same forms, so they share the walk over the tokens.
+        // Rows of one tile see the same forms, so they share the pass over the tokens.
         pool.for_each(p.n_kv_heads * tiles.len(), &|item| {
             let (tile, kv_head) = (tiles.start + item / p.n_kv_heads, item % p.n_kv_heads);
             let positions = rows.start.max(tile * TILE)..rows.end().min((tile + 1) * TILE);
@@ -84,7 +84,7 @@ impl View<'_> {
         self.stream.spec.dim()
     }
 
-    /// The row of `token` as a query in tile `tile` sees it.
+    /// Reads the row of `token` as a query in tile `tile` sees it.
     fn read(&self, tile: usize, token: usize, row: &mut [f32]) {
         let (in_window, tile) = (token / TILE >= self.stream.spec.window(tile), token / TILE);
         let (layout, bytes) = self.tile(tile, if in_window { Form::Window } else { Form::Main });
@@ -104,13 +104,13 @@ impl State {
         Self { query: padded, max: f64::NEG_INFINITY, sum: 0.0, out: vec![0.0; values.dim()] }
     }
 
-    /// Joins a score that no value goes with.
+    /// Adds a score without a value.
     fn add_sink(&mut self, sink: f32) {
         self.raise(f64::from(sink));
         self.sum += (f64::from(sink) - self.max).exp();
     }
 
-    /// Tells all weights from `score`, where that is the largest so far.
+    /// Rescales all weights to `score`, if that is the new maximum.
     fn raise(&mut self, score: f64) {
         if score > self.max {
             let shrink = (self.max - score).exp();
@@ -124,7 +124,7 @@ impl State {
         let dot: f64 = self.query.iter().zip(key).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
         let mut score = f64::from(p.scale) * dot;
         if let Some(cap) = p.soft_cap.map(f64::from) {
-            // A score that is not finite must not end as the cap.
+            // A score that is not finite must not become the cap.
             score = cap * (score / cap).tanh() + 0.0 * score;
         }
         self.raise(score);

@@ -1,4 +1,4 @@
-//! Scores to weights, and the joining of what was seen: see the method of the module above.
+//! Softmax of scores, and the merge of partial softmax states: see the method in [`super`].
 
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -6,9 +6,11 @@ use std::ops::Range;
 use super::kernels::{BLOCK_TILES, Lane, Scores};
 use crate::lanes::{Lanes, Op, exp2};
 
-/// Bounds the scores of some tiles of a block: `cap tanh(score / cap)`, both times log2 e. What is not finite becomes NaN.
+/// Applies the soft cap to the scores of some tiles of a block: `cap tanh(score / cap)`, both times
+/// log2 e. Values that are not finite become NaN.
 ///
-/// `tanh(y) = (a - b) / (a + b)`, `a = exp(min(2 y, 0))`, `b = exp(min(-2 y, 0))`: off by 2 · 2.5e-7 and three roundings of 1.
+/// `tanh(y) = (a - b) / (a + b)`, `a = exp(min(2 y, 0))`, `b = exp(min(-2 y, 0))`: off by 2 ·
+/// 2.5e-7 and three roundings of 1.
 pub(super) struct SoftCap<'a> {
     pub(super) scores: &'a mut [Scores],
     pub(super) tiles: Range<usize>,
@@ -36,7 +38,8 @@ impl Op for SoftCap<'_> {
     }
 }
 
-/// Replaces the scores of some tiles of a block by 2^(score - max); gives the maxima and the sums, `[queries]`.
+/// Replaces the scores of some tiles of a block by 2^(score - max); sets the maxima and the sums,
+/// `[queries]`.
 pub(super) struct Softmax<'a> {
     pub(super) scores: &'a mut [Scores],
     pub(super) tiles: Range<usize>,
@@ -58,7 +61,8 @@ impl Op for Softmax<'_> {
 }
 
 impl Softmax<'_> {
-    /// Of all tiles of a block where it is `WHOLE`, which pays with many registers.
+    /// Processes the tiles; with `WHOLE`, all tiles of a block, which is faster with many
+    /// registers.
     #[inline(always)]
     fn soften<L: Lanes, const WHOLE: bool>(self, lanes: L) {
         let tiles = if WHOLE { 0..BLOCK_TILES } else { self.tiles };
@@ -77,7 +81,7 @@ impl Softmax<'_> {
             }
             lanes.store(lanes.sum_of_each(lane), sum);
         }
-        // Two loops: what waits for the maximum of one query does not hold up the next.
+        // Two loops, so that the latency of one query's maximum does not stall the next query.
         for (scores, max) in rest.iter().zip(&mut *max) {
             *max = lanes.largest(most(lanes, &scores.0[tiles.clone()]));
         }
@@ -87,7 +91,7 @@ impl Softmax<'_> {
     }
 }
 
-/// The largest scores of a query, lane by lane.
+/// Returns the largest scores of a query, lane by lane.
 #[inline(always)]
 fn most<L: Lanes>(lanes: L, scores: &[[f32; 16]]) -> L::Floats {
     let mut most = lanes.splat(f32::NEG_INFINITY);
@@ -97,7 +101,7 @@ fn most<L: Lanes>(lanes: L, scores: &[[f32; 16]]) -> L::Floats {
     most
 }
 
-/// Replaces the scores of a query by 2^(score - max); gives their sums, lane by lane.
+/// Replaces the scores of a query by 2^(score - max); returns their sums, lane by lane.
 #[inline(always)]
 fn powers<L: Lanes>(lanes: L, scores: &mut [[f32; 16]], max: f32) -> L::Floats {
     let (mut all, max) = (lanes.splat(0.0), lanes.splat(max));
@@ -109,8 +113,8 @@ fn powers<L: Lanes>(lanes: L, scores: &mut [[f32; 16]], max: f32) -> L::Floats {
     all
 }
 
-/// Joins the softmax of more tokens to that of earlier ones, for 16 queries at a time: raises the maxima and adds the
-/// sums. Gives the factors on what was summed before and on what comes in.
+/// Merges the softmax of more tokens into that of earlier ones, for 16 queries at a time: raises
+/// the maxima and adds the sums. Sets the factors on the earlier outputs and on the new weights.
 pub(super) struct Join<'a> {
     pub(super) max: &'a mut [[f32; 16]],
     pub(super) sum: &'a mut [[f32; 16]],
@@ -139,7 +143,7 @@ impl Op for Join<'_> {
     }
 }
 
-/// Brings outputs to new maxima.
+/// Rescales outputs to new maxima.
 pub(super) struct Keep<'a> {
     /// `[queries][width]`
     pub(super) out: &'a mut [Lane],
@@ -164,7 +168,7 @@ impl Op for Keep<'_> {
     }
 }
 
-/// Adds the outputs of another share.
+/// Adds the outputs of another KV split.
 pub(super) struct AddShare<'a> {
     /// `[queries][width]`
     pub(super) out: &'a mut [Lane],

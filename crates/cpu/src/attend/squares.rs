@@ -1,12 +1,14 @@
-//! Codes with the bytes of many queries, or of their weights, two rows by two, where an instruction multiplies such squares:
+//! Products of codes with the bytes of many queries, or of their weights, by 2x2 matrix
+//! instructions (`smmla`, `usmmla`):
 //!
 //! ```text
 //! sums [2, 2] += codes [2 lanes, 8 bytes] · bytes [2 rows, 8 bytes]ᵀ
 //! ```
 //!
-//! It takes half the instructions of a dot product in every lane. A lane is a token of keys, or a dim of values; a pair of rows is two
-//! queries, or both planes of one. Two groups of a panel are brought to squares once for all rows. Sums of bytes are exact in any order,
-//! and what becomes of them is told by [`Take`]: so the bits are those of [`kernels`](super::kernels).
+//! They take half the instructions of a dot product in every lane. A lane is a token of keys, or a
+//! dim of values; a pair of rows is two queries, or both planes of one. Two groups of a panel are
+//! arranged for the instruction once for all rows. Sums of bytes are exact in any order, and
+//! [`Take`] defines the epilogue: so the bits are those of [`kernels`](super::kernels).
 
 #![expect(clippy::needless_range_loop, reason = "one index runs over several arrays of registers")]
 
@@ -17,7 +19,7 @@ use crate::lanes::{Lanes, Op};
 use crate::quad::{Quad, Squares};
 use crate::unit::{Products, ROWS, Row};
 
-/// Pairs of rows that are multiplied at once: as many as leave registers for what their sums are made from.
+/// Maximum pairs of rows that are multiplied at once: as many as leave registers for the operands.
 const MOST_PAIRS: usize = 3;
 /// Pairs of lanes.
 const LANE_PAIRS: usize = 8;
@@ -30,10 +32,10 @@ type Step = [[u8; 16]; LANE_PAIRS];
 /// Sums of half of the lanes with a pair of rows.
 type Half<Q> = [<Q as Quad>::Ints; LANE_PAIRS / 2];
 
-/// Squares beside the vectors of a walk.
+/// The matrix path of 2x2 matrix instructions.
 pub(super) struct BesideSquares {
     quad: I8mm,
-    /// A panel.
+    /// The arranged panel.
     steps: [Step; MOST_STEPS],
     /// Sums of some queries, by plane.
     sums: [Products; 2],
@@ -42,9 +44,9 @@ pub(super) struct BesideSquares {
 impl Beside for BesideSquares {
     type Proof = I8mm;
 
-    // Vectors read the codes of fewer as they lie.
+    // Vector kernels read the codes of fewer queries in place.
     const LEAST_QUERIES: usize = MOST_QUERIES + 1;
-    // As the vectors: unpacking a tile costs little beside reading it then.
+    // As for the vector kernels: from here on, unpacking a tile costs little beside reading it.
     const QUERIES: usize = 48;
 
     fn new(quad: I8mm) -> Self {
@@ -61,7 +63,7 @@ impl Beside for BesideSquares {
     }
 }
 
-/// Products in `P` planes. To be run on the lanes of the same token.
+/// Products in `P` planes. Runs on the lanes of the same token.
 struct Multiply<'a, K, const P: usize> {
     by: &'a mut BesideSquares,
     of: Operands<'a>,
@@ -94,7 +96,7 @@ impl<K: Take, const P: usize> Op for Multiply<'_, K, P> {
 }
 
 impl<K, const P: usize> Multiply<'_, K, P> {
-    /// Brings a panel to squares.
+    /// Arranges a panel for the instruction.
     #[inline(always)]
     fn arrange(&mut self, groups: &[[u8; 64]]) {
         let q = self.by.quad;
@@ -108,7 +110,8 @@ impl<K, const P: usize> Multiply<'_, K, P> {
         }
     }
 
-    /// Multiplies the first pairs of `rows` with the panel; their sums are those of queries from the first on.
+    /// Multiplies the first pairs of `rows` with the panel; their sums are those of queries from
+    /// the first on.
     #[inline(always)]
     fn multiply<const N: usize>(&mut self, rows: &[Bytes]) {
         let (q, n_steps, first) = (self.by.quad, self.of.groups / 2, self.of.at / 2);
@@ -147,8 +150,8 @@ impl<K, const P: usize> Multiply<'_, K, P> {
     }
 }
 
-/// Adds the products of half of the lanes with some pairs of rows. Halves, and their pieces of code, are small enough that compilers
-/// keep sums in registers.
+/// Adds the products of half of the lanes with some pairs of rows. Halves, and their code, are
+/// small enough that compilers keep sums in registers.
 #[inline(always)]
 fn add<Q: Squares, const N: usize>(
     q: Q,

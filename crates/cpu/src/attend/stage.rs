@@ -1,38 +1,41 @@
-//! Attention with stages of its reading left out, to find where its time goes.
+//! Attention with stages of its reading left out, to measure where its time goes.
 //!
-//! What a stage leaves out is replaced by the same few bytes over and over, which stay in the first-level cache; every
-//! product, softmax and sum is still computed. The results of all but [`Stage::All`] mean nothing.
+//! An omitted stage reads the same few bytes over and over, which stay in the L1 cache; every
+//! product, softmax and sum is still computed. The results of all stages but [`Stage::All`] are
+//! meaningless.
 
 use super::codes::{Coding, Expanded};
 
-/// How much of the coded tiles is really read. Each stage does what the one before does, and more.
+/// How much of the coded tiles is read. Each stage does what the one before does, and more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Stage {
-    /// Nothing: products with constant codes and constant scales.
+    /// Products with constant codes and constant scales.
     Nothing,
-    /// The scales.
+    /// Scales are read.
     Scales,
     /// All bytes are loaded, but not unpacked.
     Bytes,
-    /// The low planes are unpacked and looked up; differs from `All` for turbo3 and turbo3t only, which have high planes.
+    /// The low planes are unpacked and looked up; differs from `All` for turbo3 and turbo3t only,
+    /// which have high planes.
     LowBits,
-    /// Everything, as in earnest.
+    /// Everything is read.
     All,
 }
 
 impl Stage {
-    /// Every stage, least first.
+    /// Every stage, in ascending order.
     pub const ALL: [Self; 5] = [Self::Nothing, Self::Scales, Self::Bytes, Self::LowBits, Self::All];
 
     /// Their names in a table, in the same order.
     pub const NAMES: [&'static str; 5] = ["no dequant", "scales only", "all bytes", "low bits", "all"];
 
-    /// Whether tiles are brought to the cache ahead of their use.
+    /// Returns whether tiles are prefetched.
     pub(super) fn fetches(self) -> bool {
         self >= Self::Bytes
     }
 
-    /// The scales to read in place of those at the head of `block` and every `stride` bytes from there, and how far these are apart.
+    /// Returns the scales to read instead of those at the head of `block` and every `stride` bytes
+    /// from there, and their stride.
     pub(super) fn scales(self, block: &[u8], stride: usize) -> (&[u8], usize) {
         match self {
             Self::Nothing => (&ONES, 0),
@@ -40,7 +43,8 @@ impl Stage {
         }
     }
 
-    /// What to read in place of `planes`, and as what: octets of constant codes where the stage leaves codes out.
+    /// Returns the planes to read instead of `planes`, and their coding: octets of constant codes
+    /// where the stage leaves codes out.
     pub(super) fn planes(self, coding: Coding, planes: &[u8]) -> (Coding, &[u8]) {
         match self {
             Self::Nothing | Self::Scales => (Coding::Whole, bytemuck::cast_slice(&BLANK)),
@@ -48,13 +52,13 @@ impl Stage {
                 touch(planes);
                 (Coding::Whole, bytemuck::cast_slice(&BLANK))
             }
-            // Their low planes lie as turbo2's.
+            // Their low planes have the layout of turbo2.
             Self::LowBits if matches!(coding, Coding::Turbo3 | Coding::Turbo3T) => (Coding::Turbo2, planes),
             Self::LowBits | Self::All => (coding, planes),
         }
     }
 
-    /// Whether [`Stage::planes`] gives constant codes.
+    /// Returns whether [`Stage::planes`] returns constant codes.
     pub(super) fn is_blank(self) -> bool {
         self <= Self::Bytes
     }

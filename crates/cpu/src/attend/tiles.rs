@@ -1,10 +1,12 @@
-//! Codes with the bytes of many queries, or of their weights, by a matrix unit: the sums of [`kernels`](super::kernels), which are exact,
-//! and then its operations on floats, one by one. So the bits are the same.
+//! Products of codes with the bytes of many queries, or of their weights, by a matrix unit. The
+//! integer sums are those of [`kernels`](super::kernels), exactly, and the same float operations
+//! follow one by one, so the bits are the same.
 //!
-//! Codes lie as the unit wants them: a group is a line, its lanes the columns. Rows of a tile are queries, whichever heads and rows of
-//! the batch they belong to. A *product* is one plane of sixteen queries with a panel: a tile of keys, or a column of sixteen dims of the
-//! values of a block. What a product of the unit begins is stored two products later and used in the one after that, so that nothing waits for what
-//! is under way: four tiles of sums take turns.
+//! Codes are stored in the layout of the unit: a group is a line, its lanes the columns. Rows of a
+//! tile are queries, of any heads and tokens of the batch. A *product* is one plane of sixteen
+//! queries with a panel: a tile of keys, or a column of sixteen dims of the values of a block.
+//! Products are pipelined: the sums of a product are stored two products later and used in the one
+//! after that, so that nothing waits for results in flight. Four tiles of sums rotate.
 
 use std::ops::Range;
 
@@ -13,41 +15,41 @@ use super::weights::weighted;
 use crate::lanes::{Lanes, Op};
 use crate::unit::{MOST_WORDS, Products, ROWS, Row, Tiles, Unit};
 
-/// Products from the beginning of sums to their store, and to their use.
+/// Products between the start of sums and their store, and between the start and their use.
 const STORED_AFTER: usize = 2;
 const USED_AFTER: usize = 3;
 
 /// Bytes of a line of codes.
 const LINE: usize = 64;
 
-/// What multiplies codes in a walk in the place of the vectors.
+/// The matrix path: multiplies codes instead of the vector kernels.
 pub(super) trait Beside {
     /// Proof that a thread may use it.
     type Proof: Copy + Send + Sync;
 
-    /// The fewest queries that it is brought.
+    /// Minimum queries for which it is used.
     const LEAST_QUERIES: usize;
-    /// Queries that share one walk over the tokens, at most.
+    /// Maximum queries that share one pass over the tokens.
     const QUERIES: usize;
 
     fn new(proof: Self::Proof) -> Self;
 
-    /// Multiplies rows of `planes` planes.
+    /// Multiplies rows of `planes` planes, and passes the sums to the epilogue `take`.
     fn multiply<L: Lanes>(&mut self, lanes: L, of: Operands<'_>, planes: usize, take: impl Take);
 }
 
-/// A matrix unit, configured for what it multiplied last.
+/// A matrix unit, with its current tile configuration.
 pub(super) struct BesideUnit<U: Unit> {
     unit: U,
-    /// How many words, and the tiles.
+    /// The configured number of words, and the tiles.
     tiles: Option<(usize, U::Tiles)>,
 }
 
 impl<U: Unit> BesideUnit<U> {
-    /// Its tiles, for products of so many words.
+    /// Returns the tiles, configured for products of `words` words.
     fn tiles(&mut self, words: usize) -> &mut U::Tiles {
         if self.tiles.as_ref().is_none_or(|(configured, _)| *configured != words) {
-            // A thread configures one at a time.
+            // A thread has one configuration at a time.
             self.tiles = None;
             self.tiles = Some((words, self.unit.open(words)));
         }
@@ -55,25 +57,25 @@ impl<U: Unit> BesideUnit<U> {
     }
 }
 
-/// What is multiplied.
+/// The operands of a product.
 #[derive(Clone, Copy)]
 pub(super) struct Operands<'a> {
     /// Lines of the first panel; those of the next are `stride` bytes further.
     pub(super) panels: &'a [u8],
     pub(super) stride: usize,
     pub(super) n_panels: usize,
-    /// Groups that are multiplied: 8, 16 or 32.
+    /// Number of groups: 8, 16 or 32.
     pub(super) groups: usize,
-    /// `[queries][planes]`, and as many behind them as make their number a multiple of [`ROWS`].
+    /// `[queries][planes]`, padded to a multiple of [`ROWS`] queries.
     pub(super) rows: &'a [Bytes],
-    /// Words of a row before those that are multiplied.
+    /// Index of the first word within a row.
     pub(super) at: usize,
     pub(super) queries: usize,
 }
 
-/// What becomes of the sums.
+/// The epilogue of a product.
 pub(super) trait Take {
-    /// Takes those of some queries with a panel, in planes.
+    /// Consumes the sums of some queries with a panel, by plane.
     fn take<L: Lanes, const P: usize>(
         &mut self,
         lanes: L,
@@ -113,7 +115,7 @@ struct Multiply<'a, T, K, const H: usize, const P: usize> {
     take: K,
 }
 
-/// Which product.
+/// Identifies a product.
 #[derive(Clone, Copy, Default)]
 struct Place {
     panel: usize,
@@ -140,7 +142,7 @@ impl<T: Tiles, K: Take, const H: usize, const P: usize> Op for Multiply<'_, T, K
 }
 
 impl<T: Tiles, K: Take, const H: usize, const P: usize> Multiply<'_, T, K, H, P> {
-    /// Stores one of `n` products, begins product `i` and uses another, where there are such.
+    /// Stores one of `n` products, starts product `i` and uses another, each where it exists.
     #[inline(always)]
     fn step<L: Lanes, const C: usize, const STORED: usize>(
         &mut self,
@@ -170,7 +172,8 @@ impl<T: Tiles, K: Take, const H: usize, const P: usize> Multiply<'_, T, K, H, P>
         }
     }
 
-    /// All planes of sixteen queries with a panel, then with the next panel, then the next queries.
+    /// Advances through all planes of sixteen queries with a panel, then the next panel, then the
+    /// next queries.
     #[inline(always)]
     fn advance(&self, place: &mut Place) {
         place.plane += 1;
@@ -208,16 +211,17 @@ impl<T: Tiles, K: Take, const H: usize, const P: usize> Multiply<'_, T, K, H, P>
     }
 }
 
-/// The sums of row `m` of a tile, one for each plane, and `start`.
+/// Returns the sums of row `m` of a tile, one for each plane, with `start` added.
 #[inline(always)]
 fn started<L: Lanes, const P: usize>(lanes: L, sums: [&Products; P], m: usize, start: i32) -> [L::Ints; P] {
-    // Sixteen sums lie as 64 codes do.
+    // Sixteen sums have the layout of 64 codes.
     let mut sums = sums.map(|sums| lanes.codes_8(&sums[m].0));
     sums[P - 1] = lanes.add_i(sums[P - 1], lanes.splat_i(start));
     sums
 }
 
-/// Adds to scores, as [`ScoreCodes`](super::kernels::ScoreCodes) does, whose fields these are. A panel is a tile.
+/// Epilogue that adds to scores, as [`ScoreCodes`](super::kernels::ScoreCodes) does, which has the
+/// same fields. A panel is a tile.
 pub(super) struct AddScores<'a> {
     pub(super) scales: &'a [u8],
     pub(super) scale_stride: usize,
@@ -252,14 +256,15 @@ impl Take for AddScores<'_> {
     }
 }
 
-/// Adds to outputs, as [`MixCodes`](super::kernels::MixCodes) does, whose fields these are. A panel is a column of sixteen dims.
+/// Epilogue that adds to outputs, as [`MixCodes`](super::kernels::MixCodes) does, which has the
+/// same fields. A panel is a column of sixteen dims.
 pub(super) struct AddMixed<'a> {
     pub(super) starts: &'a [i32],
     pub(super) factors: &'a [f32],
     pub(super) out: &'a mut [Lane],
     pub(super) width: usize,
     pub(super) lane: usize,
-    /// Sums of all codes of each panel, where weights are of one plane.
+    /// Sums of all codes of each panel, for weights of one plane.
     pub(super) all: &'a [Row],
 }
 

@@ -1,4 +1,4 @@
-//! Where the tiles of a stream lie that a walk reads.
+//! Locates the tiles of a KV tensor.
 
 use std::ops::Range;
 use std::ptr;
@@ -10,22 +10,22 @@ use kvant_codec::tile::TileLayout;
 use crate::CpuPage;
 use crate::lanes::prefetch_line;
 
-/// In which form a walk reads tokens that are there in two.
+/// The form in which tokens are read that are stored in two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// As they lie in the blocks: what is older than the window of a query.
+    /// As stored in the blocks: tokens older than the window of a query.
     Main,
-    /// In 16 bit where the stream has a tail: the window.
+    /// In 16 bit, if the KV tensor has a tail: tokens of the window.
     Window,
 }
 
-/// One side of a KV head of a part. Layouts are worked out once, not for each block.
+/// K or V of one head of a sequence. Layouts are computed once, not for each block.
 #[derive(Clone, Copy)]
 pub(super) struct View<'a> {
     pub(super) stream: &'a KvStream,
     part: &'a KvPart<'a, CpuPage>,
     band: &'a [u8],
-    /// Tiles that lie in the band.
+    /// Range of tiles that are read from the step tiles.
     in_band: (usize, usize),
     main: (TileLayout, usize),
     f16: (TileLayout, usize),
@@ -49,8 +49,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Tile `tile`: its layout and bytes per tile, the bytes of it and of what follows in memory, and how many tiles of these
-    /// there are.
+    /// Returns the layout and the bytes per tile of tile `tile`, the memory from this tile on, and
+    /// the number of tiles there.
     fn tiles(&self, tile: usize, form: Form) -> (TileLayout, usize, &'a [u8], usize) {
         let coded = match form {
             Form::Main => usize::MAX,
@@ -71,7 +71,8 @@ impl<'a> View<'a> {
                 let block = memory.blocks()[t / TILES_PER_BLOCK].as_ref();
                 (layout, main_bytes, bytes(block, stream.main + slot * main_bytes), TILES_PER_BLOCK - slot)
             }
-            // One at a time: in the band they lie side by side, in the ring they may not, and sums are to be the same.
+            // One at a time: contiguous in the step tiles, perhaps not in the ring, and the order
+            // of sums must be the same.
             Place::Tail(_) if self.in_band.0 <= tile && tile < self.in_band.1 => {
                 (layout, f16_bytes, &self.band[self.part.band_offset(stream, tile)..], 1)
             }
@@ -79,7 +80,8 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The centre of the block that tile `tile` lies in, `[dim]` in f16, where codes of it are of what that leaves.
+    /// Returns the centre of the block that contains tile `tile`, `[dim]` in f16, if codes are
+    /// relative to centres.
     pub(super) fn centre(&self, tile: usize) -> Option<&'a [u8]> {
         let (stream, spec) = (self.stream, &self.stream.spec);
         let block =
@@ -87,21 +89,22 @@ impl<'a> View<'a> {
         spec.centres.then(|| &block().as_bytes()[stream.centre..][..spec.centre_bytes()])
     }
 
-    /// Asks for what tells where the block with tile `tile` lies: it has left the cache since the last walk came by.
+    /// Prefetches the header that locates the block with tile `tile`: it has left the cache since
+    /// the last pass.
     pub(super) fn ask_for_place(&self, tile: usize) {
         if let Some(Some(block)) = self.part.memory.blocks().get(tile / TILES_PER_BLOCK) {
             prefetch_line(ptr::from_ref::<Held<CpuPage>>(block).cast());
         }
     }
 
-    /// The bytes of one tile.
+    /// Returns the bytes of one tile.
     pub(super) fn tile(&self, tile: usize, form: Form) -> (TileLayout, &'a [u8]) {
         let (layout, tile_bytes, bytes, _) = self.tiles(tile, form);
         (layout, &bytes[..tile_bytes])
     }
 }
 
-/// Tiles of one layout that lie one after the other.
+/// Contiguous tiles of one layout.
 #[derive(Clone, Copy)]
 pub(super) struct Run<'a> {
     pub(super) layout: TileLayout,
@@ -109,7 +112,7 @@ pub(super) struct Run<'a> {
     pub(super) bytes: &'a [u8],
     /// `layout.bytes()`
     pub(super) tile_bytes: usize,
-    /// First of them, counted from the start of the block.
+    /// Index of the first tile, counted from the start of the block.
     pub(super) first: usize,
     pub(super) tiles: usize,
 }
@@ -119,39 +122,41 @@ impl<'a> Run<'a> {
         &self.bytes[t * self.tile_bytes..][..self.tile_bytes]
     }
 
-    /// Tile `t` and the next. A last one without a neighbour is its own; what that scores lands in the slack or is overwritten.
+    /// Returns tile `t` and the next. A last one without a neighbour is paired with itself; its
+    /// second scores go to the slack or are overwritten.
     pub(super) fn pair(&self, t: usize) -> [&'a [u8]; 2] {
         [t, (t + 1).min(self.tiles - 1)].map(|t| self.tile(t))
     }
 }
 
-/// Some tiles of a block of tokens. Where they lie is told anew each time: nearly always it is one run, and room for the most that
-/// there may be costs more to fill than one costs to find.
+/// Some tiles of a block of tokens. Their runs are computed at each use: nearly always there is one
+/// run, and filling an array of the maximum number costs more than finding it.
 pub(super) struct Block<'a> {
     view: &'a View<'a>,
-    /// The tile that the block begins with.
+    /// The first tile of the block.
     pub(super) first: usize,
     pub(super) form: Form,
     /// The tiles, counted from the start of the block.
     pub(super) tiles: Range<usize>,
 }
 
-/// What the coded tiles of a block are relative to.
+/// The centre that the coded tiles of a block are relative to.
 #[derive(Clone, Copy)]
 pub(super) struct Centre<'a> {
     /// `[dim]` in f16.
     pub(super) bytes: &'a [u8],
-    /// The first tile it is for, counted from the start of the block: 0 unless the sink reaches into the block.
+    /// The first tile it applies to, counted from the start of the block: 0 unless the sink reaches
+    /// into the block.
     pub(super) first: usize,
 }
 
 impl<'a> Block<'a> {
-    /// Tiles `tiles` of the block that begins with tile `first`.
+    /// Returns tiles `tiles` of the block that begins with tile `first`.
     pub(super) fn new(view: &'a View<'a>, first: usize, tiles: Range<usize>, form: Form) -> Self {
         Self { view, first, form, tiles }
     }
 
-    /// What codes of it were taken from, if anything.
+    /// Returns the centre of its codes, if any.
     pub(super) fn centre(&self) -> Option<Centre<'a>> {
         let first = self.view.stream.spec.sink_tiles.saturating_sub(self.first);
         let has_codes = self.form == Form::Main && self.tiles.start.max(first) < self.tiles.end;
@@ -159,7 +164,8 @@ impl<'a> Block<'a> {
         Some(Centre { bytes, first })
     }
 
-    /// Where the tiles lie. A run ends with a block of memory, or with a part of the stream.
+    /// Returns the runs of contiguous tiles. A run ends with a page of memory, or with a region of
+    /// the KV tensor.
     pub(super) fn runs(&self) -> impl Iterator<Item = Run<'a>> {
         let mut tiles = self.tiles.clone();
         std::iter::from_fn(move || {

@@ -1,12 +1,13 @@
-//! Weights as integers, to be met with the codes of values.
+//! Rounds softmax weights to integers, which are multiplied with the codes of values.
 //!
-//! Two bytes beside values that lose little. Codebooks lose so much themselves that one byte may do, and their scales are norms, so that
-//! it needs no sign: its unit is `max / 255`, or `max / 127` where bytes of products end at 64. Rounded to the nearest, weights below half
-//! a unit would lose all their mass beside a large one; so each token has a threshold of its own, all of them spread evenly
-//! ([ordered dithering]). A weight of 0 stays 0.
+//! Values that lose little take weights of two bytes. Codebooks lose so much themselves that one
+//! byte may suffice. Their scales are norms, so that it needs no sign: its unit is `max / 255`, or
+//! `max / 127` where bytes of products end at 64. Rounded to nearest, weights below half a unit
+//! would lose all their mass beside a large one; so each token has its own threshold, and the
+//! thresholds are spread evenly ([ordered dithering]). A weight of 0 stays 0.
 //!
-//! Products take signed bytes, so a weight is stored [`below`] itself, and as many times the sum of all codes is added
-//! ([`weighted`]).
+//! Products take signed bytes, so a weight is stored minus [`below`], and `below` times the sum of
+//! all codes is added back ([`weighted`]).
 //!
 //! [ordered dithering]: https://en.wikipedia.org/wiki/Ordered_dithering
 
@@ -14,18 +15,18 @@ use super::codes::Meaning;
 use super::kernels::{BLOCK, BLOCK_TILES, Bytes, Lane, Scores, joined};
 use crate::lanes::{Lanes, Op};
 
-/// How far a weight of one byte is stored below itself.
+/// Returns the offset that is subtracted from a weight of one byte when it is stored.
 pub(super) const fn below<L: Lanes>() -> i32 {
     1 << L::BELOW_BITS
 }
 
-/// The largest weight of one byte.
+/// Returns the largest weight of one byte.
 const fn max_unsigned<L: Lanes>() -> i32 {
     2 * below::<L>() - 1
 }
 
-/// What is added to the weights of a block before they are rounded: from -1/2 to 1/2, in the order of van der Corput, which
-/// keeps those of neighbours far apart.
+/// Dither added to the weights of a block before rounding: from -1/2 to 1/2, in van der Corput
+/// order, so that neighbours have distant thresholds.
 static DITHER: [Lane; BLOCK_TILES] = {
     let (mut dither, mut i) = ([Lane([0.0; 16]); BLOCK_TILES], 0);
     while i < BLOCK {
@@ -36,22 +37,24 @@ static DITHER: [Lane; BLOCK_TILES] = {
     dither
 };
 
-/// Planes of the bytes of weights that meet values of such a [`Codes::LOSS`](super::codes::Codes): one where rounding to it costs at most a twentieth of what codes of the largest
-/// weight's value lose, with all others of a block anywhere between two units, where dithering is off by 1/6 unit² in the mean.
+/// Returns the number of byte planes of weights for values with this
+/// [`Codes::LOSS`](super::codes::Codes): one where rounding to it costs at most a twentieth of the
+/// loss of the codes of the largest weight's value, with all others of a block anywhere between two
+/// units, where dithering is off by 1/6 unit² in the mean.
 pub(super) const fn weight_planes<L: Lanes>(loss: f32) -> usize {
     let unit = 1.0 / max_unsigned::<L>() as f32;
     if BLOCK as f32 / 6.0 * unit * unit <= loss / 20.0 { 1 } else { 2 }
 }
 
-/// Codes times weights, from their products with `P` planes of bytes and the sums of all codes.
+/// Returns codes times weights, from their products with `P` byte planes and the sums of all codes.
 #[inline(always)]
 pub(super) fn weighted<L: Lanes, const P: usize>(lanes: L, sums: [L::Ints; P], all: L::Ints) -> L::Ints {
     let sum = joined(lanes, sums);
     if P == 2 { sum } else { lanes.add_i(sum, lanes.shift_left(all, lanes.splat_i(L::BELOW_BITS))) }
 }
 
-/// Rounds the weights of some tiles, p · scale, to integers. A NaN among `p` may give any integers; it is the sum of the softmax
-/// that carries it on.
+/// Rounds the weights of some tiles, p · scale, to integers. A NaN among `p` may give any integers;
+/// the sum of the softmax propagates it.
 pub(super) struct RoundWeights<'a> {
     pub(super) p: &'a [Scores],
     /// f16 scales of the first tile's tokens; the next tile's are `stride` bytes further.
@@ -63,11 +66,11 @@ pub(super) struct RoundWeights<'a> {
     pub(super) meaning: Meaning,
     /// Factor on the weights, `[queries]`.
     pub(super) shrink: &'a [f32],
-    /// Their bytes, `[queries][planes]`: high and low ones, or [`below`] the weight.
+    /// Byte planes, `[queries][planes]`: high and low bytes, or the weight minus [`below`].
     pub(super) rows: &'a mut [Bytes],
     /// `-bias · Σ integers`, `[queries]`.
     pub(super) starts: &'a mut [i32],
-    /// What one unit of a product with codes stands for, `[queries]`.
+    /// Value of one unit of a product with codes, `[queries]`.
     pub(super) factors: &'a mut [f32],
 }
 
@@ -94,7 +97,8 @@ impl Op for RoundWeights<'_> {
 }
 
 impl RoundWeights<'_> {
-    /// To bytes of `P` planes, of all tiles of a block where it is `WHOLE`, which pays with many registers.
+    /// Rounds to `P` byte planes; with `WHOLE`, all tiles of a block, which is faster with many
+    /// registers.
     #[inline(always)]
     fn round<L: Lanes, const P: usize, const WHOLE: bool>(self, lanes: L, scales: &[L::Floats; BLOCK_TILES]) {
         let limit = if P == 1 { max_unsigned::<L>() } else { L::MAX_SPLIT } as f32;
@@ -138,7 +142,7 @@ impl RoundWeights<'_> {
     }
 }
 
-/// The largest weights of a query, lane by lane, with scales of this size.
+/// Returns the largest weights of a query, lane by lane, with scales of this magnitude.
 #[inline(always)]
 fn heaviest<L: Lanes>(lanes: L, p: &[[f32; 16]], sizes: &[L::Floats]) -> L::Floats {
     let mut most = lanes.splat(0.0);
@@ -148,7 +152,8 @@ fn heaviest<L: Lanes>(lanes: L, p: &[[f32; 16]], sizes: &[L::Floats]) -> L::Floa
     most
 }
 
-/// Rounds the weights of a query, from tile `tile` of the block on, to bytes of `P` planes; gives their sums, lane by lane.
+/// Rounds the weights of a query, from tile `tile` of the block on, to `P` byte planes; returns
+/// their sums, lane by lane.
 #[inline(always)]
 fn to_bytes<L: Lanes, const P: usize>(
     lanes: L,
@@ -167,7 +172,7 @@ fn to_bytes<L: Lanes, const P: usize>(
     }
 }
 
-/// Rounds the weights of a query to one byte; gives their sums, lane by lane.
+/// Rounds the weights of a query to one byte; returns their sums, lane by lane.
 #[inline(always)]
 fn to_byte<L: Lanes>(
     lanes: L,
@@ -178,7 +183,7 @@ fn to_byte<L: Lanes>(
     row: &mut [[[i8; 4]; 4]],
 ) -> L::Ints {
     let mut sum = lanes.splat_i(0);
-    // Where registers hold so many.
+    // Where there are registers for that many.
     let n_fours = if L::WIDE == 2 { p.len() / 4 } else { 0 };
     let (fours, rest) = row.split_at_mut(4 * n_fours);
     let fours = fours.as_chunks_mut::<4>().0;
@@ -200,14 +205,14 @@ fn to_byte<L: Lanes>(
     sum
 }
 
-/// p · scale in units, rounded with the thresholds of its tokens.
+/// Returns p · scale in units, rounded with the thresholds of its tokens.
 #[inline(always)]
 fn to_integers<L: Lanes>(lanes: L, p: &[f32; 16], scale: L::Floats, dither: &Lane, per_unit: f32) -> L::Ints {
     let weight = lanes.mul(lanes.load(p), scale);
     lanes.round(lanes.mul_add(weight, lanes.splat(per_unit), lanes.load(&dither.0)))
 }
 
-/// Rounds the weights of a query to two bytes; gives their sums, lane by lane.
+/// Rounds the weights of a query to two bytes; returns their sums, lane by lane.
 #[inline(always)]
 fn to_two_bytes<L: Lanes>(
     lanes: L,
@@ -234,7 +239,8 @@ mod tests {
     use crate::Isa;
     use crate::lanes::run_on;
 
-    /// The weights of one query beside values of this type whose scales are 1, as integers, and what one unit of them is.
+    /// Returns the weights of one query as integers, for values of this type with scales of 1, and
+    /// their unit.
     fn rounded(isa: Isa, dtype: DType, p: &Scores) -> Option<(Vec<i32>, f32)> {
         struct Planes(Meaning);
         impl Op for Planes {
@@ -270,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn small_weights_beside_a_large_one_keep_their_mass_and_zeros_stay_zeros() {
+    fn rounding_keeps_zeros_and_the_mass_of_small_weights() {
         for (isa, dtype) in Isa::available().into_iter().flat_map(|isa| DType::KV.map(|dtype| (isa, dtype))) {
             if dtype.code().is_none() {
                 continue;
@@ -287,7 +293,8 @@ mod tests {
                     "{isa:?} {dtype} {small}: {integers:?}"
                 );
                 let (got, want) = (integers.iter().sum::<i32>() as f32 * unit, p.iter().sum::<f32>());
-                // Thresholds are spread evenly, those of all tiles but one too: as many are passed as there are units of mass.
+                // Thresholds are spread evenly, in all tiles but one too: as many are exceeded as
+                // there are units of mass.
                 assert!((got - want).abs() <= 2.0 / 127.0, "{isa:?} {dtype} {small}: {got} {want}");
             }
         }

@@ -1,8 +1,9 @@
 //! [`Lanes`] on two 256-bit registers.
 //!
-//! Sets differ in how they multiply bytes. AVX2 has `vpmaddubsw`, which adds two products of an unsigned and a signed byte
-//! in 16 bits and saturates: 255 · 64 · 2 = 32,640 stays below 32,767, so signed bytes are held to ±64 and integers split
-//! at 128: 13 bits and a sign. AVX-VNNI has `vpdpbusd`, which adds four products in 32 bits.
+//! Sets differ in their byte products. AVX2 has `vpmaddubsw`, which adds two products of an
+//! unsigned and a signed byte in 16 bits and saturates: 255 · 64 · 2 = 32,640 stays below 32,767,
+//! so signed bytes are limited to ±64 and integers are split at 128: 13 bits and a sign. AVX-VNNI
+//! has `vpdpbusd`, which adds four products in 32 bits.
 
 use std::arch::x86_64::*;
 
@@ -15,13 +16,13 @@ use crate::{Avx2, AvxVnni};
 /// Wraps an intrinsic: the token proves its instructions.
 macro_rules! intrinsic {
     ($($body:tt)*) => {
-        // SAFETY: tokens that are `Ymm` exist only on a CPU with AVX2, FMA and F16C; memory is read and written through array
-        // references of the full width, without any need for alignment.
+        // SAFETY: tokens that are `Ymm` exist only on a CPU with AVX2, FMA and F16C; memory is read
+        // and written through array references of the full width, without any need for alignment.
         unsafe { $($body)* }
     };
 }
 
-/// The same operation on both halves.
+/// Applies the same operation to both halves.
 macro_rules! halves {
     (|$($x:ident),+| $body:expr) => {
         intrinsic!([
@@ -31,13 +32,13 @@ macro_rules! halves {
     };
 }
 
-/// A token that proves AVX2, FMA and F16C at least, and what its set brings for products of bytes.
+/// A token that proves at least AVX2, FMA and F16C, and the byte products of its set.
 pub(crate) trait Ymm: Copy + Send + Sync {
     /// [`Lanes::MAX_BYTE`]
     const BYTE: i32;
     /// [`Lanes::MAX_SPLIT`]
     const SPLIT: i32;
-    /// Bits below which an integer is split.
+    /// Bits of the low byte of a split integer.
     const SPLIT_BITS: i32;
 
     /// [`Lanes::run`]
@@ -57,7 +58,8 @@ avx2! {
 }
 
 impl Ymm for Shared<Avx2> {
-    // No byte at all, so that whatever asks without having declared it fails its tests on every set.
+    // No byte at all, so that an op that uses it without `MULTIPLIES_BYTES` fails its tests on
+    // every set.
     const BYTE: i32 = 0;
     const SPLIT: i32 = 0;
     const SPLIT_BITS: i32 = 0;
@@ -376,7 +378,7 @@ impl<Y: Ymm> Lanes for Y {
         let high = [[high[0], high[1], high[2], high[3]], [high[4], high[5], high[6], high[7]]];
         halves!(|low, high| {
             let all = _mm256_set1_epi32(i32::from_le_bytes(high));
-            // Byte j of a half holds its bits 8·(j / 8) .. ; of those, bit j mod 8 is looked at.
+            // Byte j of a half holds its bits 8·(j / 8) ..; bit j mod 8 of those is tested.
             let near = _mm256_shuffle_epi8(
                 all,
                 _mm256_set_epi64x(0x0303_0303_0303_0303, 0x0202_0202_0202_0202, 0x0101_0101_0101_0101, 0),
@@ -403,7 +405,7 @@ impl<Y: Ymm> Lanes for Y {
                 let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(quarters[i].as_ptr().cast()));
                 _mm256_shuffle_epi8(table, codes)
             };
-            // Blends go by the highest bit of a byte: here bit 4 of the code, then bit 5.
+            // Blends select by the highest bit of a byte: here bit 4 of the code, then bit 5.
             let (odd, high) = (_mm256_slli_epi16::<3>(codes), _mm256_slli_epi16::<2>(codes));
             let low_half = _mm256_blendv_epi8(quarter(0), quarter(1), odd);
             let high_half = _mm256_blendv_epi8(quarter(2), quarter(3), odd);
@@ -430,7 +432,7 @@ impl<Y: Ymm> Lanes for Y {
 
     #[inline(always)]
     fn turn(self, [a, b, c, d]: [[__m256i; 2]; 4]) -> [[__m256i; 2]; 4] {
-        // Squares of 4 by 4 change places, and are turned each.
+        // Exchanges 4x4 squares, and transposes each.
         intrinsic!({
             let square = _mm256_broadcastsi128_si256(_mm_setr_epi8(
                 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15,
@@ -458,7 +460,7 @@ impl<Y: Ymm> Lanes for Y {
 
     #[inline(always)]
     fn split(self, a: [__m256i; 2]) -> ([[i8; 4]; 4], [[i8; 4]; 4]) {
-        // What is left of an integer after rounding to the high byte is a signed byte.
+        // The remainder of an integer after rounding to the high byte is a signed byte.
         let high = halves!(|a| {
             let half = _mm256_set1_epi32(1 << (Y::SPLIT_BITS - 1));
             _mm256_sra_epi32(_mm256_add_epi32(a, half), _mm_cvtsi32_si128(Y::SPLIT_BITS))

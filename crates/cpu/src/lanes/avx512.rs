@@ -1,6 +1,7 @@
 //! [`Lanes`] on one 512-bit register.
 //!
-//! Sets differ in how they look up among 64 bytes: VBMI has `vpermb`, others choose between four look-ups among 16.
+//! Sets differ in lookups among 64 bytes: VBMI has `vpermb`, others select among four lookups in 16
+//! bytes.
 
 use std::arch::x86_64::*;
 
@@ -13,14 +14,15 @@ use crate::{Avx512, Avx512Vbmi};
 /// Wraps an intrinsic: the token proves its instructions.
 macro_rules! intrinsic {
     ($($body:tt)*) => {
-        // SAFETY: tokens that are `Wide` exist only on a CPU with AVX-512 F, BW, DQ, VL and VNNI; memory is read and written
-        // through array references of the full width, without any need for alignment.
+        // SAFETY: tokens that are `Wide` exist only on a CPU with AVX-512 F, BW, DQ, VL and VNNI;
+        // memory is read and written through array references of the full width, without any need
+        // for alignment.
         unsafe { $($body)* }
     };
 }
 
-/// All lanes of each of sixteen registers, put together: halves of lanes first, as the reductions of one register do, but of two registers
-/// with every instruction.
+/// Reduces the lanes of each of sixteen registers: halves of lanes first, as the reductions of one
+/// register do, but of two registers per instruction.
 macro_rules! folded {
     ($a:expr, $put:expr) => {{
         // Folding leaves them in this order.
@@ -47,14 +49,14 @@ macro_rules! folded {
     }};
 }
 
-/// The sum of lanes that are integers.
+/// Adds registers lane by lane, as integers.
 #[inline(always)]
 unsafe fn add_as_integers(a: __m512, b: __m512) -> __m512 {
     // SAFETY: as of `intrinsic`.
     unsafe { _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b))) }
 }
 
-/// A token that proves AVX-512 F, BW, DQ, VL and VNNI at least, and how its set looks up.
+/// A token that proves at least AVX-512 F, BW, DQ, VL and VNNI, and the lookups of its set.
 pub(crate) trait Wide: Copy + Send + Sync {
     /// [`Lanes::run`]
     fn run_op<O: Op>(self, op: O) -> O::Output;
@@ -156,8 +158,8 @@ impl Wide for Avx512Vbmi {
         unsafe { _mm512_permutexvar_epi8(codes, _mm512_loadu_si512(table.as_ptr().cast())) }
     }
 
-    /// Each plane is brought into place by one instruction that takes any eight bits of a line for each byte; what stands in the other
-    /// bits, nobody asks: a look-up has six.
+    /// One instruction aligns each plane: it takes any eight bits of a line for each byte. The
+    /// remaining bits are ignored, as a lookup reads six.
     #[inline(always)]
     fn bits_3<const LATE: bool>(self, low: &[u8; 16], high: &[u8; 8]) -> __m512i {
         // SAFETY: this token proves AVX-512 VBMI; 16 and 8 bytes are read.
@@ -176,7 +178,8 @@ impl Wide for Avx512Vbmi {
     }
 }
 
-/// Where in a line of 8 bytes the eight bits begin that have code j of a plane of low bits at their bit `up`, modulo 64.
+/// Returns, modulo 64, the offset in a line of 8 bytes of the eight bits that have code j of a
+/// plane of low bits at their bit `up`.
 const fn low_places(up: usize) -> [u8; 64] {
     let (mut places, mut j) = ([0; 64], 0);
     while j < 64 {
@@ -186,7 +189,7 @@ const fn low_places(up: usize) -> [u8; 64] {
     places
 }
 
-/// The same of a plane of high bits, at bit `up + 2`.
+/// Returns the same for a plane of high bits, at bit `up + 2`.
 const fn high_places(up: usize) -> [u8; 64] {
     let (mut places, mut j) = ([0; 64], 0);
     while j < 64 {
@@ -200,7 +203,7 @@ const fn high_places(up: usize) -> [u8; 64] {
 static LOW: [[u8; 64]; 2] = [low_places(0), low_places(3)];
 static HIGH: [[u8; 64]; 2] = [high_places(0), high_places(3)];
 
-/// The bits of `a` where those of `mask` are set, and of `b` where they are not.
+/// Returns the bits of `a` where those of `mask` are set, and of `b` elsewhere.
 #[inline(always)]
 fn choose(mask: __m512i, a: __m512i, b: __m512i) -> __m512i {
     intrinsic!(_mm512_ternarylogic_epi64::<0b1100_1010>(mask, a, b))
@@ -283,7 +286,7 @@ impl<W: Wide> Lanes for Zmm<W> {
 
     #[inline(always)]
     fn store_below(self, sum: __m512i, [a, b, c, d]: [__m512i; 4], x: &mut [[[i8; 4]; 4]; 4]) -> __m512i {
-        // Quarters of each, side by side in every quarter of what is packed.
+        // Every quarter of the packed register holds a quarter of each operand.
         let packed = intrinsic!(_mm512_packus_epi16(_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d)));
         let order = intrinsic!(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
         let bytes = intrinsic!(_mm512_permutexvar_epi32(order, packed));
@@ -452,7 +455,7 @@ impl<W: Wide> Lanes for Zmm<W> {
     #[inline(always)]
     fn look_up_3(self, low: &[u8; 16], high: &[u8; 8], table: &[u8; 16]) -> __m512i {
         let low = self.codes_2(low);
-        // One look-up for codes below 4, one for the others: cheaper than joining the bits first.
+        // One lookup for codes below 4, one for the others: cheaper than joining the bits first.
         let low_half = i32::from_le_bytes([table[0], table[1], table[2], table[3]]);
         let high_half = i32::from_le_bytes([table[4], table[5], table[6], table[7]]);
         intrinsic!({
@@ -503,7 +506,7 @@ impl<W: Wide> Lanes for Zmm<W> {
 
     #[inline(always)]
     fn turn(self, [a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
-        // Squares of 4 by 4 change places, and are turned each.
+        // Exchanges 4x4 squares, and transposes each.
         intrinsic!({
             let square =
                 _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
@@ -525,7 +528,8 @@ impl<W: Wide> Lanes for Zmm<W> {
 
     #[inline(always)]
     fn split(self, a: __m512i) -> ([[i8; 4]; 4], [[i8; 4]; 4]) {
-        // The low byte of an integer, taken as signed, is what is left of it after rounding to the high one.
+        // The low byte of an integer, taken as signed, is the remainder after rounding to the high
+        // byte.
         let high = intrinsic!(_mm512_srai_epi32::<8>(self.add_i(a, self.splat_i(128))));
         (self.low_bytes(high), self.low_bytes(a))
     }

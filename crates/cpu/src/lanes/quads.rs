@@ -5,7 +5,7 @@ use kvant_codec::finite::F16_MAX;
 use super::{Lanes, Op};
 use crate::quad::{Quad, Quads, Task};
 
-/// The same operation on all four.
+/// Applies the same operation to all four.
 macro_rules! each {
     (|$($x:ident),+| $body:expr) => {
         [
@@ -17,7 +17,7 @@ macro_rules! each {
     };
 }
 
-/// Quarters of what is in memory.
+/// Splits memory into quarters.
 macro_rules! quarters {
     ($x:expr) => {{
         let [a, b, c, d] = $x.as_chunks().0 else { unreachable!("four quarters") };
@@ -25,12 +25,13 @@ macro_rules! quarters {
     }};
 }
 
-/// The number of each register.
+/// The index of each register.
 const NUMBERS: [usize; 4] = [0, 1, 2, 3];
 
-/// Where a byte stands when rows and columns of a square of 4 by 4 are exchanged.
+/// Byte permutation that transposes a 4x4 square.
 const TURNED: [u8; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15];
-/// Eight times the first byte, then eight times the second; and the bit of each byte that is looked at.
+/// Eight times the first byte, then eight times the second; and the bit of each byte that is
+/// tested.
 const EIGHTHS: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1];
 const BITS: [u8; 16] = [1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128];
 
@@ -314,7 +315,7 @@ impl<Q: Quad> Lanes for Quads<Q> {
 
     #[inline(always)]
     fn turn(self, [a, b, c, d]: [Self::Ints; 4]) -> [Self::Ints; 4] {
-        // Squares of 4 by 4 change places, and are turned each.
+        // Exchanges 4x4 squares, and transposes each.
         let (q, turned, i) = (self.0, self.0.load_i(&TURNED), NUMBERS);
         each!(|i| {
             let squares = [a[i], b[i], c[i], d[i]];
@@ -333,7 +334,8 @@ impl<Q: Quad> Lanes for Quads<Q> {
 
     #[inline(always)]
     fn split(self, a: Self::Ints) -> ([[i8; 4]; 4], [[i8; 4]; 4]) {
-        // What is left of an integer after rounding to the high byte is a signed byte: its low one.
+        // The remainder of an integer after rounding to the high byte is a signed byte: its low
+        // one.
         let q = self.0;
         let high = each!(|a| q.right_signed::<8>(q.add_i(a, q.splat_i(128))));
         (self.low_bytes(high), self.low_bytes(a))

@@ -1,4 +1,5 @@
-//! The rotation of the cache, in registers: the same additions in the same order as [`Rotation`], so the same bits.
+//! The rotation of the KV cache, in registers: the same additions in the same order as
+//! [`Rotation`], so the same bits.
 
 use std::ops::Range;
 
@@ -7,7 +8,7 @@ use kvant_codec::codebook::SIGMA_128;
 
 use super::{Lanes, Op};
 
-/// Factors `±by`, minus where `mask` says.
+/// Returns factors `±by`, negative where `mask` has a bit.
 const fn signs(mask: u128, by: f32) -> [[f32; 16]; 8] {
     let mut out = [[by; 16]; 8];
     let mut i = 0;
@@ -20,7 +21,7 @@ const fn signs(mask: u128, by: f32) -> [[f32; 16]; 8] {
     out
 }
 
-/// 1/√len, which [`Rotation`] applies after the butterfly; times ±1 it rounds the same.
+/// Returns 1/√len, which [`Rotation`] applies after the butterfly; times ±1 it rounds the same.
 const fn norm(len: usize) -> f32 {
     match len {
         32 => (2.0 * SIGMA_128) as f32,
@@ -29,7 +30,7 @@ const fn norm(len: usize) -> f32 {
     }
 }
 
-/// Which way to rotate.
+/// Direction of the rotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     Forward,
@@ -99,7 +100,7 @@ impl Rotate<'_> {
     }
 }
 
-/// Butterflies between lanes `BY` apart: `a + b` in the lower, `a - b` in the upper one.
+/// Computes butterflies between lanes `BY` apart: `a + b` in the lower, `a - b` in the upper one.
 #[inline(always)]
 fn within<L: Lanes, const BY: usize>(lanes: L, x: L::Floats) -> L::Floats {
     let sign = const {

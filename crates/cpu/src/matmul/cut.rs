@@ -1,46 +1,48 @@
-//! How threads divide panels: each has a slice of every matrix, and cuts it into items.
+//! Partitions panels among threads: each thread has a slice of every matrix, and divides it into
+//! items.
 //!
-//! Panels become the memory of the thread that packs them, and of the socket it runs on. So it is the same slice that it multiplies
-//! later, whatever else is in the region: of queries, keys and values that are multiplied together it takes its part of each, and
-//! of every expert. (What a thread that has finished takes over from others is the exception, in both.)
+//! First touch places panels in the memory of the socket of the thread that packs them. So a thread
+//! later multiplies the same slice, whatever else is in the region: its slice of each of Q, K and V
+//! in a fused projection, and of every expert. (Items that an idle thread steals are the exception,
+//! when packing as when multiplying.)
 
 use std::ops::Range;
 
 use super::kernels::PAIR;
 use crate::pool::share;
 
-/// The items of a matrix.
+/// Partition of a matrix into items.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cut {
     pub n_threads: usize,
-    /// The most panels of an item.
+    /// Maximum panels of an item.
     pub per_item: usize,
 }
 
 impl Cut {
-    /// The items that thread `thread` has of a matrix of `n_panels`.
+    /// Returns the number of items of thread `thread` for a matrix of `n_panels`.
     pub fn n_items(self, n_panels: usize, thread: usize) -> usize {
         self.slice(n_panels, thread).len().div_ceil(self.per_item)
     }
 
-    /// The panels of one of them.
+    /// Returns the panels of item `item`.
     pub fn panels(self, n_panels: usize, thread: usize, item: usize) -> Range<usize> {
         let Range { start, end } = self.slice(n_panels, thread);
         start + item * self.per_item..end.min(start + (item + 1) * self.per_item)
     }
 
-    /// The items that thread `thread` has of `n` matrices of `n_panels` each.
+    /// Returns the number of items of thread `thread` for `n` matrices of `n_panels` each.
     pub fn n_items_of(self, n: usize, n_panels: usize, thread: usize) -> usize {
         n * self.n_items(n_panels, thread)
     }
 
-    /// The matrix that one of them belongs to, and its panels there.
+    /// Returns the matrix of item `item`, and its panels there.
     pub fn panels_of(self, n_panels: usize, thread: usize, item: usize) -> (usize, Range<usize>) {
         let n_items = self.n_items(n_panels, thread);
         (item / n_items, self.panels(n_panels, thread, item % n_items))
     }
 
-    /// The panels of a thread: whole pairs, which blocked products multiply together.
+    /// Returns the panels of a thread: whole pairs, which GEMMs multiply together.
     fn slice(self, n_panels: usize, thread: usize) -> Range<usize> {
         let pairs = share(n_panels.div_ceil(PAIR), thread, self.n_threads);
         PAIR * pairs.start..n_panels.min(PAIR * pairs.end)
@@ -51,7 +53,7 @@ impl Cut {
 mod tests {
     use super::*;
 
-    /// Packing takes one panel at a time, products take pairs or as many as make few items.
+    /// Packing uses items of one panel; products use pairs, or larger items for few of them.
     #[test]
     fn a_thread_multiplies_the_panels_that_it_packs() {
         for n_threads in [1, 2, 3, 17, 64] {
@@ -90,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn items_are_no_larger_than_was_asked_for_and_only_the_last_panel_has_no_company() {
+    fn items_respect_the_limit_and_only_the_last_panel_is_unpaired() {
         for n_threads in [1, 2, 3, 17] {
             for n_panels in 0..70 {
                 for per_item in [1, 2, 6] {

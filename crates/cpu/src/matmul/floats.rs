@@ -1,4 +1,5 @@
-//! Activations in f32 for products with float weights, in tiles as [`Quantised`](super::quantise::Quantised) ones.
+//! Activations in f32 for products with float weights, in tiles like
+//! [`Quantised`](super::quantise::Quantised) ones.
 
 use std::ops::Range;
 
@@ -7,7 +8,8 @@ use super::quantise::GroupTiles;
 use crate::pool::Pool;
 use crate::shards::Shards;
 
-/// f32 rows in tiles of T rows: one column of each row, then the next column. A tile that is not full ends in zeros.
+/// f32 rows in tiles of T rows: one column of each row, then the next column. A partial tile is
+/// padded with zeros.
 #[derive(Default)]
 pub(crate) struct Floats {
     n_in: usize,
@@ -21,7 +23,7 @@ impl Floats {
         let values = self.room(rows.next_multiple_of(tile_rows), n_in);
         let job = |tile: usize| {
             let first = tile * tile_rows;
-            // SAFETY: every tile is taken by one call of this job, and tiles share no value.
+            // SAFETY: one call of this job writes each tile, and tiles share no value.
             let out = unsafe { values.part(first * n_in..(first + tile_rows) * n_in) };
             interleave(x, first..rows.min(first + tile_rows), n_in, tile_rows, out);
         };
@@ -40,7 +42,8 @@ impl Floats {
             let GroupTiles { rows, at, tile_rows } = groups[group].clone();
             for (i, first) in rows.clone().step_by(tile_rows).enumerate() {
                 let to = at + i * tile_rows;
-                // SAFETY: every group is taken by one call of this job, and tiles of groups do not overlap.
+                // SAFETY: one call of this job writes each group, and tiles of groups do not
+                // overlap.
                 let out = unsafe { values.part(to * n_in..(to + tile_rows) * n_in) };
                 interleave(x, first..rows.end.min(first + tile_rows), n_in, tile_rows, out);
             }
@@ -52,7 +55,7 @@ impl Floats {
         }
     }
 
-    /// Room for tiles that have `rows` rows together.
+    /// Returns space for tiles with `rows` rows in total.
     fn room(&mut self, rows: usize, n_in: usize) -> Shards<'_, f32> {
         self.n_in = n_in;
         if self.values.len() < rows * n_in {
@@ -61,7 +64,7 @@ impl Floats {
         Shards::new(&mut self.values)
     }
 
-    /// The tiles of `tile_rows` rows each that begin after `at` rows of tiles.
+    /// Returns the tiles of `tile_rows` rows each that begin after `at` rows of tiles.
     pub fn tiles(&self, at: usize, tile_rows: usize) -> FloatTiles<'_> {
         FloatTiles { of: self, at, tile_rows }
     }
@@ -87,7 +90,7 @@ pub(crate) struct FloatTiles<'a> {
 }
 
 impl<'a> FloatTiles<'a> {
-    /// Tile `index`, `[n_in]` columns of `T` rows.
+    /// Returns tile `index`, `[n_in]` columns of `T` rows.
     ///
     /// # Panics
     /// Unless these are tiles of `T`.

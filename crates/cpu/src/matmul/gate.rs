@@ -1,11 +1,11 @@
-//! The gate of a gated feed-forward layer: `a(g) * u`, `a(g) = g / (1 + exp(-z))` with the z of the [`Activation`], and with bounds
-//! where it has some; or ReLU.
+//! The gate of a gated feed-forward layer: `a(g) * u`, `a(g) = g / (1 + exp(-z))` with the z of the
+//! [`Activation`], with bounds where it has some; or ReLU.
 
 use kvant_backend::Activation;
 
 use crate::exp::exp;
 
-/// `u *= a(g)` for each value.
+/// Computes `u *= a(g)` for each value.
 #[inline(always)]
 pub(crate) fn gate(activation: Activation, g: &[f32], u: &mut [f32]) {
     match activation {
@@ -23,21 +23,21 @@ pub(crate) fn gate(activation: Activation, g: &[f32], u: &mut [f32]) {
         Activation::Bounded => {
             let [rate, limit] = Activation::BOUNDED;
             for (u, g) in u.iter_mut().zip(g) {
-                // `clamp` leaves a NaN one.
+                // `clamp` keeps a NaN.
                 let g = g.clamp(f32::NEG_INFINITY, limit);
                 *u = (1.0 + u.clamp(-limit, limit)) * (g / (1.0 + exp(-(rate * g))));
             }
         }
         Activation::Relu => {
             for (u, g) in u.iter_mut().zip(g) {
-                // `max` would make a number of a NaN.
+                // `max` would turn a NaN into a number.
                 *u *= if *g < 0.0 { 0.0 } else { *g };
             }
         }
     }
 }
 
-/// `u *= a(u)` for each value.
+/// Computes `u *= a(u)` for each value.
 pub(super) fn gate_itself(activation: Activation, u: &mut [f32]) {
     for u in u.chunks_mut(16) {
         let mut g = [0.0; 16];
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bad_numbers_stay_visible_and_large_ones_are_themselves_or_nothing() {
+    fn gates_propagate_nan_and_are_the_identity_or_zero_at_extremes() {
         for activation in [Activation::Silu, Activation::Gelu] {
             let mut u = [1.0; 5];
             gate(activation, &[f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 200.0, -200.0], &mut u);
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_its_own_gate_is_squared_where_it_is_positive() {
+    fn an_ungated_relu_squares_positive_values() {
         let mut u: Vec<f32> = (0..37).map(|i| i as f32 - 18.0).collect();
         u[3] = f32::NAN;
         gate_itself(Activation::Relu, &mut u);
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_hold_and_what_is_no_number_stays_none() {
+    fn bounds_hold_and_nan_stays_nan() {
         let (g, most) = ([f32::NAN, 200.0, 7.0, 1.0, 1.0, 1.0, -200.0], 7.0);
         let mut u = [1.0, 200.0, 7.0, -200.0, -7.0, f32::NAN, 1.0];
         gate(Activation::Bounded, &g, &mut u);

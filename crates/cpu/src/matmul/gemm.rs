@@ -1,10 +1,12 @@
-//! Many rows: products blocked for the caches.
+//! GEMM for many rows, blocked for the caches.
 //!
-//! Two panels at a time, a *chunk* of their columns is unpacked once to memory that stays in the first-level cache, and
-//! every tile of a *row block* is multiplied with it. Some pairs meet a chunk of activations one after the other before the next
-//! chunk does, so that it comes to the second-level cache once for all of them: the whole of the activations may be larger than
-//! that. The sums of the row block wait in f32 between chunks. In the innermost loop registers of codes meet one broadcast word of
-//! each row of the tile: with two registers and 6 rows, 12 accumulators, and 8 loads for 12 products.
+//! For two panels at a time, a *chunk* of their columns is unpacked once to memory that stays in
+//! the L1 cache, and every tile of a *row block* is multiplied with it. Several pairs of panels are
+//! multiplied with one chunk of activations before the next, so that it is loaded to the L2 cache
+//! once for all of them: the activations as a whole may be larger than that. The sums of the row
+//! block stay in f32 between chunks. The innermost loop multiplies registers of codes with one
+//! broadcast word of each row of the tile: with two registers and 6 rows, 12 accumulators, and 8
+//! loads for 12 products.
 
 use std::iter::StepBy;
 use std::marker::PhantomData;
@@ -26,13 +28,14 @@ use super::simd::Simd;
 
 /// Rows that are whole tiles of every kernel set.
 const WHOLE_TILES: usize = 48;
-/// The most rows of a row block: 512, the usual micro-batch, in whole tiles. The more rows share an unpacked chunk the
-/// better; its sums (64 KiB for a pair) and a chunk of its activations (256 KiB) stay in the second-level cache.
+/// Maximum rows of a row block: 512, the usual micro-batch, in whole tiles. The more rows share an
+/// unpacked chunk the better; its sums (64 KiB for a pair) and a chunk of its activations (256 KiB)
+/// stay in the L2 cache.
 const MAX_ROW_BLOCK: usize = 11 * WHOLE_TILES;
-/// The most pairs that are multiplied together. Each has sums of its own in the second-level cache.
+/// Maximum pairs that are multiplied together. Each has sums of its own in the L2 cache.
 pub(super) const MAX_PAIRS: usize = 8;
 
-/// Rows that are whole tiles of `S`, of codes and of floats.
+/// Returns the number of rows that are whole tiles of `S`, of codes and of floats.
 const fn whole_tiles<S: Set>() -> usize {
     let mut rows = S::TILE;
     while !rows.is_multiple_of(S::Simd::FLOAT_TILE) {
@@ -42,21 +45,21 @@ const fn whole_tiles<S: Set>() -> usize {
     rows
 }
 
-/// Rows of the row blocks that `rows` rows are cut into: at most `most` and what a workspace holds, for at least `least`
-/// blocks where there are tiles enough.
+/// Returns the rows per row block for `rows` rows: at most `most` and the size of a workspace, and
+/// for at least `least` blocks where there are enough tiles.
 pub(super) fn row_block<S: Set>(rows: usize, most: usize, least: usize) -> usize {
     let whole_tiles = const { whole_tiles::<S>() };
     let n_blocks = rows.div_ceil(most.clamp(whole_tiles, MAX_ROW_BLOCK)).max(least);
     rows.div_ceil(n_blocks).next_multiple_of(whole_tiles)
 }
 
-/// What a thread keeps between items.
+/// Buffers that a thread reuses between items.
 #[derive(Clone)]
 pub(super) struct Workspace {
     chunk: Chunk,
     float_chunk: FloatChunk,
     halves: HalvesChunk,
-    /// Of a row block, `[tile][pair][panel][row of the tile]`.
+    /// Sums of a row block, `[tile][pair][panel][row of the tile]`.
     sums: Vec<Register>,
 }
 
@@ -69,7 +72,8 @@ impl Workspace {
     };
 }
 
-/// Pairs of panels of one type and width: of one matrix, or a panel each of the two matrices of a gated layer.
+/// Pairs of panels of one type and width: of one matrix, or a panel each of the two matrices of a
+/// gated layer.
 #[derive(Clone, Copy)]
 pub(super) struct Pairs<'a> {
     pub dtype: DType,
@@ -90,7 +94,7 @@ struct Totals<'a, const T: usize> {
 pub(super) type OfPair<'a, const T: usize> = StepBy<slice::IterMut<'a, Sums<T>>>;
 
 impl<'a, const T: usize> Totals<'a, T> {
-    /// Zeros, in this memory.
+    /// Returns sums of zero in `memory`.
     fn new(memory: &'a mut Vec<Register>, rows: Range<usize>, pairs: Pairs<'_>) -> Self {
         let n_pairs = pairs.panels.len();
         memory.clear();
@@ -102,7 +106,7 @@ impl<'a, const T: usize> Totals<'a, T> {
         self.sums[pair..].iter_mut().step_by(self.n_pairs)
     }
 
-    /// Hands `put(rows of a tile, their sums)` the sums, `[pair][panel][row of the tile]`.
+    /// Passes the sums to `put(rows of a tile, their sums)`, `[pair][panel][row of the tile]`.
     fn put(self, mut put: impl FnMut(Range<usize>, &mut [Register])) {
         for (first, sums) in self.rows.clone().step_by(T).zip(self.sums.chunks_exact_mut(self.n_pairs)) {
             put(first..self.rows.end.min(first + T), sums.as_flattened_mut().as_flattened_mut());
@@ -110,41 +114,41 @@ impl<'a, const T: usize> Totals<'a, T> {
     }
 }
 
-/// The activations in the forms that panels want.
+/// The activations in the forms that panels require.
 #[derive(Clone, Copy)]
 pub(super) struct Tiles<'a> {
     pub quantised: QuantisedTiles<'a>,
     /// For the rotated formats.
     pub rotated: QuantisedTiles<'a>,
     pub floats: FloatTiles<'a>,
-    /// In bf16, where they are multiplied so.
+    /// In bf16, for bf16 products.
     pub halves: Option<Rounded<'a>>,
 }
 
 /// Activations in bf16.
 #[derive(Clone, Copy)]
 pub(super) struct Rounded<'a> {
-    /// As they are, and rotated.
+    /// Unrotated, and rotated.
     pub tiles: [HalvesTiles<'a>; 2],
-    /// Whether they are for coded panels too.
+    /// Whether coded panels use them too.
     pub of_codes: bool,
 }
 
 impl<'a> Tiles<'a> {
-    /// What coded panels of this type meet.
+    /// Returns the activations for coded panels of this type.
     pub fn codes(&self, dtype: DType) -> QuantisedTiles<'a> {
         if is_rotated(dtype) { self.rotated } else { self.quantised }
     }
 
-    /// What panels of this type meet where they are multiplied in bf16.
+    /// Returns the activations for panels of this type in bf16, if they are multiplied so.
     fn halves(&self, dtype: DType) -> Option<HalvesTiles<'a>> {
         let halves = self.halves.filter(|halves| has_halves(dtype, halves.of_codes))?;
         Some(halves.tiles[usize::from(is_rotated(dtype))])
     }
 }
 
-/// Multiplies `pairs` with the rows `rows` (within one row block) and hands `put(rows of a tile, their sums)` the results, `[pair][panel]
-/// [row of the tile]`.
+/// Multiplies `pairs` with the rows `rows` (within one row block) and passes the results to
+/// `put(rows of a tile, their sums)`, `[pair][panel][row of the tile]`.
 pub(super) fn multiply<S: Set>(
     set: S,
     workspace: &mut Workspace,
@@ -167,7 +171,7 @@ pub(super) fn multiply<S: Set>(
     }
 }
 
-/// As [`multiply`], of coded panels with tiles of `T` rows.
+/// Does the work of [`multiply`] for coded panels with tiles of `T` rows.
 pub(super) fn multiply_codes<S: MultiplyChunk<T>, const T: usize>(
     set: S,
     workspace: &mut Workspace,
@@ -247,7 +251,8 @@ fn add_floats<S: Simd, V: Values, const T: usize>(
     }
 }
 
-/// As [`multiply`], in bf16 with tiles of `T` rows: `add` adds the products of a chunk with these blocks of each tile to its sums.
+/// Does the work of [`multiply`] in bf16 with tiles of `T` rows: `add` adds the products of a chunk
+/// with these blocks of each tile to its sums.
 pub(super) fn multiply_halves<S: Simd, const T: usize>(
     simd: S,
     workspace: &mut Workspace,
@@ -276,7 +281,7 @@ pub(super) fn multiply_halves<S: Simd, const T: usize>(
     totals.put(put);
 }
 
-/// Unpacks the blocks of a chunk from block `first` on, scales in them.
+/// Unpacks the blocks of a chunk from block `first` on, with scales applied.
 fn codes_to_halves<S: Simd, F: Format>(
     simd: S,
     chunk: &mut Chunk,
@@ -294,7 +299,7 @@ fn codes_to_halves<S: Simd, F: Format>(
     simd.run(CodesToHalves { chunk, halves, format });
 }
 
-/// Rounds the columns of a chunk from block `first` on, and zeros behind the last one.
+/// Rounds the columns of a chunk from block `first` on, and pads with zeros after the last one.
 fn floats_to_halves<S: Simd, V: Values>(
     simd: S,
     chunk: &mut FloatChunk,

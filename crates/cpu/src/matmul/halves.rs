@@ -1,4 +1,4 @@
-//! Activations in bf16 for blocked products, see [`PromptMath::Bf16`](crate::PromptMath::Bf16).
+//! Activations in bf16 for GEMMs, see [`PromptMath::Bf16`](crate::PromptMath::Bf16).
 
 use super::MIN_PARALLEL_VALUES;
 use super::panel::{BLOCK, Line};
@@ -8,17 +8,17 @@ use crate::pool::Pool;
 use crate::shards::Shards;
 use crate::unit::ROWS;
 
-/// A block of 32 columns of sixteen rows, a line for each row: what a unit loads as a tile.
+/// A block of 32 columns of sixteen rows, a line for each row: what a matrix unit loads as a tile.
 pub(super) type Block = [Line; ROWS];
 
-/// Rows in tiles of sixteen, `[tile][block]`. What is not there, rows and columns, is zeros.
+/// Rows in tiles of sixteen, `[tile][block]`. Missing rows and columns are zeros.
 #[derive(Default)]
 pub(crate) struct Halves {
     n_blocks: usize,
     blocks: Vec<Block>,
 }
 
-/// The bits of a bf16 that is nearest to `x`, ties to even; NaN stays NaN.
+/// Returns the bits of the bf16 nearest to `x`, ties to even; NaN stays NaN.
 #[inline(always)]
 pub(super) fn bf16_bits(x: f32) -> u32 {
     let bits = x.to_bits();
@@ -27,7 +27,7 @@ pub(super) fn bf16_bits(x: f32) -> u32 {
 }
 
 impl Halves {
-    /// Rounds the rows of `x` `[rows, n_in]`, each block rotated first where the weights are.
+    /// Rounds the rows of `x` `[rows, n_in]`, each block rotated first if the weights are.
     pub fn fill(&mut self, simd: impl Simd, pool: &Pool, x: &[f32], n_in: usize, rotates: bool) {
         let rows = x.len() / n_in;
         let (n_tiles, n_blocks) = (rows.div_ceil(ROWS), n_in.div_ceil(BLOCK));
@@ -37,7 +37,7 @@ impl Halves {
         }
         let blocks = Shards::new(&mut self.blocks);
         let job = |tile: usize| {
-            // SAFETY: every tile is taken by one call of this job.
+            // SAFETY: one call of this job writes each tile.
             let blocks = unsafe { blocks.part(tile * n_blocks..(tile + 1) * n_blocks) };
             let x = &x[tile * ROWS * n_in..x.len().min((tile + 1) * ROWS * n_in)];
             simd.run(RoundTile { x, n_in, rotates, blocks });
@@ -54,7 +54,7 @@ impl Halves {
     }
 }
 
-/// Rounds at most sixteen rows of `x`, and zeros behind them.
+/// Rounds at most sixteen rows of `x`, and pads with zeros.
 struct RoundTile<'a> {
     x: &'a [f32],
     n_in: usize,
@@ -81,7 +81,7 @@ impl Kernel for RoundTile<'_> {
     }
 }
 
-/// 32 values as bf16.
+/// Returns 32 values as bf16.
 #[inline(always)]
 fn round(values: &[f32; BLOCK], rotates: bool) -> Line {
     let mut values = *values;
@@ -100,7 +100,7 @@ fn round(values: &[f32; BLOCK], rotates: bool) -> Line {
 pub(crate) struct HalvesTiles<'a>(&'a Halves);
 
 impl<'a> HalvesTiles<'a> {
-    /// Tile `index`, block by block.
+    /// Returns tile `index`, block by block.
     pub fn tile(self, index: usize) -> &'a [Block] {
         let Halves { n_blocks, blocks } = self.0;
         &blocks[index * n_blocks..][..*n_blocks]

@@ -1,21 +1,23 @@
-//! Products of activations with weight matrices: `y = W norm(x) + bias`, several matrices on one input.
+//! Products of activations with weight matrices: `y = W norm(x) + bias`, several matrices on one
+//! input.
 //!
 //! | rows | weights | path |
 //! |---|---|---|
 //! | any | as in the file | [`rows`]: the reference, which the scalar kernel set runs |
-//! | 1 to 8 | panels | [`skinny`]: every panel is read once and multiplied with all rows |
-//! | more | panels | [`gemm`]: panels are unpacked a chunk at a time and multiplied with blocks of rows |
+//! | 1 to 8 | panels | [`skinny`]: GEMV, every panel is read once and multiplied with all rows |
+//! | more | panels | [`gemm`]: panels are unpacked in chunks and multiplied with blocks of rows |
 //!
-//! Blocks of many coded rows may be the work of a matrix unit ([`crate::unit`]), or of an instruction for two rows by two
-//! ([`crate::quad`]), which give the same bits.
+//! For coded weights, a matrix unit ([`crate::unit`]) or 2x2 matrix instructions ([`crate::quad`])
+//! may compute GEMMs, with the same bits.
 //!
-//! Experts ([`experts`]) take the same paths, each with the rows that chose it.
+//! Experts ([`experts`]) take the same paths, each with the rows routed to it.
 //!
-//! Where [`PromptMath::Bf16`](crate::PromptMath::Bf16) was chosen, a matrix unit multiplies such blocks in bf16 ([`halves`]), experts and f32
-//! weights excepted; an instruction for two rows by two does so where weights are f16 or bf16.
+//! With [`PromptMath::Bf16`](crate::PromptMath::Bf16), a matrix unit computes GEMMs in bf16
+//! ([`halves`]), except for experts and f32 weights; 2x2 matrix instructions do so for f16 and bf16
+//! weights.
 //!
-//! Coded panels meet activations in 8 bits ([`quantise`]), rotated ones where the weights are; float panels and file rows meet
-//! them in f32.
+//! Coded panels are multiplied with activations in 8 bits ([`quantise`]), rotated if the weights
+//! are; float panels and file rows with activations in f32.
 
 mod cut;
 mod experts;
@@ -58,7 +60,7 @@ pub struct CpuMatrix {
     store: Store,
 }
 
-/// How the weights lie in memory.
+/// Memory layout of the weights.
 #[derive(Debug)]
 enum Store {
     /// As in the file, row by row.
@@ -67,16 +69,17 @@ enum Store {
     Panels(Panels),
 }
 
-/// Whether `isa` reads weights from panels.
+/// Returns whether `isa` reads weights from panels.
 fn uses_panels(isa: Isa) -> bool {
     isa != Isa::Scalar
 }
 
-/// The fewest rows that a matrix unit multiplies. Fewer leave most of what it is fed unused: from 32 on it is faster whatever the
-/// weights, with 9 to 24 vectors are as fast or faster (docs/benchmarks/2026-11-25-amx.md).
+/// Minimum rows that a matrix unit multiplies. Fewer leave most of the unit idle: from 32 on it is
+/// faster for all weights, with 9 to 24 rows vectors are as fast or faster
+/// (docs/benchmarks/2026-11-25-amx.md).
 const LEAST_UNIT_ROWS: usize = 32;
 
-/// The kernel set that multiplies `rows` rows.
+/// Returns the kernel set that multiplies `rows` rows.
 fn of_rows(isa: Isa, rows: usize) -> Isa {
     match isa {
         Isa::Amx(_) if rows < LEAST_UNIT_ROWS => isa.of_vectors(),
@@ -84,7 +87,8 @@ fn of_rows(isa: Isa, rows: usize) -> Isa {
     }
 }
 
-/// Calls a generic function with the [`Set`](set::Set) that multiplies panels for an [`Isa`]; without panels, `$otherwise`.
+/// Calls a generic function with the [`Set`](set::Set) that multiplies panels for an [`Isa`];
+/// without panels, `$otherwise`.
 macro_rules! with_set {
     ($isa:expr, $set:ident => $body:expr, _ => $otherwise:expr) => {
         match $isa.of_products() {
@@ -126,7 +130,8 @@ macro_rules! with_set {
 }
 use with_set;
 
-/// The names of the kernels that multiply weights of `dtype`: one to eight rows, and more.
+/// Returns the names of the kernels that multiply weights of `dtype`: for one to eight rows, and
+/// for more.
 pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
     if uses_panels(isa) {
         let set = match isa.of_products() {
@@ -149,11 +154,12 @@ pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
 }
 
 impl CpuMatrix {
-    /// Takes the weights of `source`, laid out for the kernels of `isa`.
+    /// Takes the weights of `source`, packed for the kernels of `isa`.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] for a type or row length that no kernel reads, [`BackendError::Shape`] when the
-    /// bytes are not as many as the shape says, [`BackendError::OutOfMemory`].
+    /// [`BackendError::Unsupported`] for a type or row length that no kernel reads,
+    /// [`BackendError::Shape`] when the number of bytes does not match the shape,
+    /// [`BackendError::OutOfMemory`].
     pub(crate) fn new(isa: Isa, pool: &Pool, source: WeightSource) -> Result<Self, BackendError> {
         check_matrix(&source)?;
         let WeightSource { dtype, n_out, n_in, bytes } = source;
@@ -165,7 +171,7 @@ impl CpuMatrix {
         Ok(Self { dtype, n_out, n_in, store })
     }
 
-    /// Storage type of the weights.
+    /// Returns the storage type of the weights.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
@@ -182,7 +188,7 @@ impl CpuMatrix {
         }
     }
 
-    /// Some panels, one after the other.
+    /// Returns some neighbouring panels.
     fn panels(&self, panels: Range<usize>) -> &[Line] {
         match &self.store {
             Store::Panels(kept) => kept.panels(panels),

@@ -1,4 +1,4 @@
-//! Where the results of a product go: outputs that one thread writes.
+//! Outputs of a product that one thread writes.
 
 use std::ops::Range;
 
@@ -8,14 +8,16 @@ use super::set::Set;
 use super::simd::{Kernel, Simd};
 use super::work::{Product, To};
 
-/// Bytes of a result from which on it is written past the caches, by sets that do: no second-level cache holds it until it is read.
+/// Size in bytes from which on a result bypasses the caches, in sets with non-temporal stores: no
+/// L2 cache holds it until it is read.
 const LEAST_STREAMED: usize = 2 << 20;
 
 impl<'a> Product<'a> {
-    /// The outputs of some panels for some rows, to write.
+    /// Returns the outputs of some panels for some rows, to write.
     ///
     /// # Safety
-    /// While they are held, no others of this product may be that share both a panel and a row with them.
+    /// While they are borrowed, no other outputs of this product may share both a panel and a row
+    /// with them.
     pub(super) unsafe fn outputs(&self, panels: Range<usize>, rows: Range<usize>) -> Outputs<'_, 'a> {
         Outputs { product: self, panels, rows }
     }
@@ -29,7 +31,7 @@ pub(super) struct Outputs<'a, 'b> {
 }
 
 impl Outputs<'_, '_> {
-    /// Takes outputs `first ..` of one row, as many as there are.
+    /// Writes outputs `first ..` of one row, as many as there are values.
     ///
     /// # Panics
     /// When they are not among these outputs.
@@ -68,7 +70,7 @@ impl Outputs<'_, '_> {
         }
     }
 
-    /// Takes the outputs of neighbouring panels of one row, from panel `first` on.
+    /// Writes the outputs of neighbouring panels of one row, from panel `first` on.
     ///
     /// # Panics
     /// When they are not among these outputs.
@@ -90,14 +92,15 @@ impl Outputs<'_, '_> {
         set.vectors().run(PutPanels { panels, y, accumulate: *accumulate, streams });
     }
 
-    /// Where some outputs of a row go, which are among these.
+    /// Returns the destination of some outputs of a row, which are among these.
     fn outputs(&mut self, row: usize, outputs: Range<usize>) -> &mut [f32] {
         let Product { w, y, to, .. } = self.product;
         let row = match to {
             To::Rows(first) => first + row,
             To::Picked { rows, .. } => rows[row] as usize,
         };
-        // SAFETY: nobody else holds these outputs, as was promised when they were handed out, and here they are borrowed from `self`.
+        // SAFETY: these outputs are exclusive by the contract of `Product::outputs`, and here they
+        // are borrowed from `self`.
         unsafe { y.part(row * w.n_out + outputs.start..row * w.n_out + outputs.end) }
     }
 }

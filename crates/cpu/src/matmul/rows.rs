@@ -1,21 +1,23 @@
-//! The reference product: weight rows as they lie in the file, decoded a block at a time by the codec.
+//! The reference product: weight rows in file order, decoded a block at a time by the codec.
 //!
 //! ```text
-//! y[r, o] = sum_i w[o, i] * x[r, i]        w [n_out, n_in] of any type, x [rows, n_in] in f32, nothing rounded
+//! y[r, o] = sum_i w[o, i] * x[r, i]     w [n_out, n_in] of any type, x [rows, n_in] in f32
 //! ```
 //!
-//! A piece of a weight row is decoded once for up to [`BATCH`] input rows; nothing larger than a piece is ever held.
+//! A chunk of a weight row is decoded once for up to [`BATCH`] input rows; no decoded buffer is
+//! larger.
 
 use kvant_codec::{DType, decode};
 
 /// Values decoded at a time: a whole number of blocks of every type.
 const PIECE: usize = 256;
-/// Input rows that share a decoded piece.
+/// Input rows that share a decoded chunk.
 const BATCH: usize = 64;
-/// Partial sums of a dot product, kept side by side in a fixed order.
+/// Partial sums of a dot product, side by side in a fixed order.
 const LANES: usize = 16;
 
-/// Products of one weight row (bytes `row`) with each row of `x` `[rows, n_in]`, handed to `put(input row, value)`.
+/// Multiplies one weight row (bytes `row`) with each row of `x` `[rows, n_in]`, and passes the
+/// results to `put(input row, value)`.
 pub(crate) fn row_products(
     dtype: DType,
     row: &[u8],
@@ -41,7 +43,7 @@ pub(crate) fn row_products(
     }
 }
 
-/// Adds the products of two pieces to the partial sums.
+/// Adds the products of two chunks to the partial sums.
 #[inline]
 fn add_products(w: &[f32], x: &[f32], sums: &mut [f32; LANES]) {
     let ((w, w_rest), (x, x_rest)) = (w.as_chunks::<LANES>(), x.as_chunks::<LANES>());

@@ -1,4 +1,4 @@
-//! Kernel sets as the drivers of products see them: vectors, and perhaps a matrix unit for blocked products of codes.
+//! Kernel sets as matmul dispatch sees them: vectors, and perhaps a matrix unit for GEMMs of codes.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -18,8 +18,8 @@ use super::simd::Simd;
 use crate::quad::{Quad, Quads};
 use crate::unit::{MOST_WORDS, ROWS, Unit};
 
-/// Rows of a tile of quantised activations in a blocked product of vectors: with [`Simd::across`], as many sums as registers hold beside
-/// what they are made from.
+/// Rows of a tile of quantized activations in a GEMM of vectors: with [`Simd::across`], as many
+/// sums as registers hold beside the operands.
 const VECTOR_TILE: usize = 6;
 
 /// A kernel set.
@@ -27,16 +27,16 @@ pub(super) trait Set: Copy + Send + Sync {
     /// Its vectors.
     type Simd: Simd;
 
-    /// Rows of a tile of quantised activations in a blocked product.
+    /// Rows of a tile of quantized activations in a GEMM.
     const TILE: usize;
     /// Whether chunks are [centred](super::kernels::Unpack).
     const CENTRED: bool;
-    /// Whether large results are written past the caches.
+    /// Whether large results are written with non-temporal stores.
     const STREAMS: bool = false;
 
     fn vectors(self) -> Self::Simd;
 
-    /// As [`gemm::multiply`](super::gemm::multiply), of coded panels.
+    /// Does the work of [`gemm::multiply`](super::gemm::multiply) for coded panels.
     fn multiply_codes(
         self,
         workspace: &mut Workspace,
@@ -46,7 +46,8 @@ pub(super) trait Set: Copy + Send + Sync {
         put: impl FnMut(Range<usize>, &mut [Register]),
     );
 
-    /// The same in bf16, for sets that multiply it: others are given no activations in bf16.
+    /// Does the same in bf16, in sets with bf16 products; other sets receive no activations in
+    /// bf16.
     fn multiply_halves(
         self,
         workspace: &mut Workspace,
@@ -57,9 +58,9 @@ pub(super) trait Set: Copy + Send + Sync {
     );
 }
 
-/// What multiplies a chunk with tiles of `T` rows.
+/// Multiplies a chunk with tiles of `T` rows.
 pub(super) trait MultiplyChunk<const T: usize>: Set {
-    /// Brings the codes of a chunk's blocks to the order that its products want.
+    /// Arranges the codes of a chunk's blocks for its products.
     fn arrange(self, codes: &mut [BlockCodes]) {
         let _ = codes;
     }
@@ -101,7 +102,7 @@ impl<S: Simd> Set for S {
         _: Range<usize>,
         _: impl FnMut(Range<usize>, &mut [Register]),
     ) {
-        unreachable!("a set of vectors alone is given no bf16");
+        unreachable!("vector sets receive no activations in bf16");
     }
 }
 
@@ -117,8 +118,8 @@ impl<S: Simd> MultiplyChunk<VECTOR_TILE> for S {
     }
 }
 
-/// A kernel set: blocked products of codes two rows by two, those of float panels in bf16 where it may and can, and everything else as the
-/// vectors of [`Neon`](crate::Neon).
+/// A kernel set: 2x2 matrix instructions for GEMMs of codes, and for those of float panels in bf16
+/// where enabled and supported; the vectors of [`Neon`](crate::Neon) for everything else.
 #[cfg(target_arch = "aarch64")]
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Squared {
@@ -157,7 +158,7 @@ impl Set for Squared {
         put: impl FnMut(Range<usize>, &mut [Register]),
     ) {
         let quad = self.halves.expect("a set that multiplies bf16");
-        // Where a tile ends in rows that there are not, they are the last two again: nobody asks for their sums.
+        // A partial tile repeats its last two rows for the missing ones; their sums are not read.
         let last = (rows.end - 1) / 2 * 2;
         let add = |chunk: &mut [HalvesPanels], sums: OfPair<'_, SQUARES_TILE>, blocks: Range<usize>| {
             quad.run(ArrangeHalves { quad, chunk });
@@ -190,7 +191,7 @@ impl MultiplyChunk<SQUARES_TILE> for Squared {
     }
 }
 
-/// A kernel set: blocked products of codes by a matrix unit, and everything else by vectors.
+/// A kernel set: a matrix unit for GEMMs of codes, and vectors for everything else.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tiled<S, U> {
     pub vectors: S,
@@ -202,8 +203,8 @@ impl<S: Simd, U: Unit> Set for Tiled<S, U> {
 
     const TILE: usize = ROWS;
     const CENTRED: bool = true;
-    /// A line that is written would be fetched first, and the CPUs that have such a unit are far from their last cache: 3 to 6 % of a
-    /// layer (docs/benchmarks/2026-11-25-amx.md).
+    /// A written line would be read from memory first, and the CPUs with such a unit are far from
+    /// their last-level cache: 3 to 6 % of a layer (docs/benchmarks/2026-11-25-amx.md).
     const STREAMS: bool = true;
 
     fn vectors(self) -> S {

@@ -1,4 +1,4 @@
-//! Few rows: every panel is read once, strictly in order, and multiplied with all rows.
+//! GEMV for few rows: reads every panel once, strictly in order, and multiplies it with all rows.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -12,16 +12,18 @@ use super::outputs::Outputs;
 use super::panel::{PANEL, is_float, with_format, with_values};
 use super::simd::Simd;
 
-/// The most rows that are multiplied together.
+/// Maximum rows that are multiplied together.
 pub(super) const MAX_ROWS: usize = 8;
-/// Registers of sums that keep the adders busy. A sum takes one column after the other, so that its bits do not depend on the
-/// number of rows; where the sums of one float panel are fewer, several panels are multiplied side by side.
+/// Registers of sums that hide the latency of additions. A sum takes one column after the other, so
+/// that its bits do not depend on the number of rows; where one float panel has fewer sums, several
+/// panels are multiplied side by side.
 const SUMS: usize = 8;
-/// Panels of codes that are multiplied before those of their gate: two streams in short turns are read slower than one after the other (a fifth
-/// on Zen 4).
+/// Panels of codes that are multiplied before those of their gate: short alternation between two
+/// memory regions is slower than one after the other (by a fifth on Zen 4).
 const RUN: usize = 8;
 
-/// Computes `outputs` for all rows of the input, asking for weights `ahead` bytes before their use.
+/// Computes `outputs` for all rows of the input, and prefetches weights `ahead` bytes before their
+/// use.
 pub(super) fn multiply<S: Simd>(simd: S, outputs: Outputs<'_, '_>, tiles: Tiles<'_>, ahead: usize) {
     match outputs.rows.len() {
         1 => multiply_tile::<S, 1>(simd, outputs, tiles, ahead),
@@ -75,7 +77,8 @@ fn multiply_floats<S: Simd, const P: usize, const T: usize>(
     P
 }
 
-/// Computes the outputs of at most [`RUN`] panels of codes one after the other, and returns how many.
+/// Computes the outputs of at most [`RUN`] panels of codes one after the other, and returns how
+/// many.
 fn multiply_codes<S: Simd, const T: usize>(
     simd: S,
     outputs: &mut Outputs<'_, '_>,
@@ -98,7 +101,7 @@ fn multiply_codes<S: Simd, const T: usize>(
     n
 }
 
-/// Gates the sums of panels from `first` on, where they have gates, and puts them where they go.
+/// Gates the sums of panels from `first` on, if they have gates, and writes them to the outputs.
 fn finish<S: Simd, const T: usize>(
     simd: S,
     outputs: &mut Outputs<'_, '_>,

@@ -1,4 +1,5 @@
-//! From the operands of an op to items of work for the threads: what is prepared, how it is split, where results go.
+//! Dispatch of a product: prepares the input, divides the op into work items for the threads, and
+//! scatters the results.
 
 use std::ops::Range;
 use std::ptr;
@@ -25,10 +26,11 @@ use crate::{Isa, Pool, PromptMath, Tuning};
 
 /// Matrices that share one parallel region.
 const MAX_FUSED: usize = 4;
-/// The fewest items per thread that a product of many rows is cut into.
+/// Minimum items per thread of a product of many rows.
 const MIN_ITEMS_PER_THREAD: usize = 4;
 
-/// The left operand: rows of `x` `[rows, n_in]`, normalised first when `norm` (weight `[n_in]`, eps) is given.
+/// The left operand: rows of `x` `[rows, n_in]`, normalized first when `norm` (weight `[n_in]`,
+/// eps) is given.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand<'a> {
     pub x: &'a [f32],
@@ -42,7 +44,7 @@ impl Operand<'_> {
     }
 }
 
-/// One product and where it goes.
+/// One product and its destination.
 pub(crate) struct Product<'a> {
     pub w: &'a CpuMatrix,
     /// `[n_out]`.
@@ -51,16 +53,16 @@ pub(crate) struct Product<'a> {
     pub y: Shards<'a, f32>,
     pub to: To<'a>,
     pub accumulate: bool,
-    /// What the product is multiplied by.
+    /// The factor on the product.
     pub gate: Option<Gating<'a>>,
 }
 
-/// Which rows of `y` the rows of a product go to.
+/// The rows of `y` that the rows of a product are written to.
 #[derive(Clone, Copy)]
 pub(crate) enum To<'a> {
-    /// As many from this one on.
+    /// As many rows from this one on.
     Rows(usize),
-    /// These, to which the product is added times each row's factor. A row is there once.
+    /// These rows, to which the product is added times each row's factor. A row occurs once.
     Picked { rows: &'a [u32], factors: &'a [f32] },
 }
 
@@ -70,12 +72,13 @@ pub(crate) struct Gating<'a> {
     /// A matrix of the product's shape, in panels of the same type.
     pub w: &'a CpuMatrix,
     pub activation: Activation,
-    /// What is added to the product with the gate, and to that which it multiplies, `[n_out]` each; the latter has none besides.
+    /// Biases of the gate's product and of the product that it multiplies, `[n_out]` each; the
+    /// latter has no other bias.
     pub biases: Option<[&'a [f32]; 2]>,
 }
 
 impl Gating<'_> {
-    /// `u = a(g) * u` for the outputs of a panel for some rows, biases added to both.
+    /// Computes `u = a(g) * u` for the outputs of a panel for some rows, with biases added to both.
     pub(super) fn apply<S: Simd>(&self, simd: S, panel: usize, g: &mut [Register], u: &mut [Register]) {
         for (values, biases) in [&mut *g, &mut *u].into_iter().zip(self.biases.into_iter().flatten()) {
             for values in values {
@@ -86,12 +89,12 @@ impl Gating<'_> {
     }
 }
 
-/// Memory that lives as long as the device, so that a step allocates nothing once it has grown.
+/// Scratch memory of the device, so that a step does not allocate once it has grown.
 #[derive(Default)]
 pub(crate) struct Scratch {
     pub tuning: Tuning,
     pub prompt_math: PromptMath,
-    /// The input, normalised, `[rows, n_in]`.
+    /// The normalized input, `[rows, n_in]`.
     pub(super) normed: Vec<f32>,
     /// Gate activations, `[rows, n_ff]`, where gate and up are not fused.
     gate: Vec<f32>,
@@ -101,17 +104,17 @@ pub(crate) struct Scratch {
     pub(super) experts: experts::Scratch,
 }
 
-/// The input in the forms that kernels want.
+/// The input in the forms that kernels require.
 #[derive(Default)]
 pub(super) struct Forms {
     pub quantised: Quantised,
     pub rotated: Quantised,
     pub floats: Floats,
-    /// In bf16, and rotated and in bf16.
+    /// In bf16, unrotated and rotated.
     pub halves: [Halves; 2],
 }
 
-/// Rows of a tile for `rows` input rows, with the set that [`of_rows`] gives.
+/// Returns the rows of a tile for `rows` input rows, in the set that [`of_rows`] returns.
 pub(super) fn tile_rows(isa: Isa, rows: usize, is_float: bool) -> usize {
     fn blocked<S: Set>(_: S, is_float: bool) -> usize {
         if is_float { S::Simd::FLOAT_TILE } else { S::TILE }
@@ -123,7 +126,7 @@ pub(super) fn tile_rows(isa: Isa, rows: usize, is_float: bool) -> usize {
         5..=6 => 6,
         7..=skinny::MAX_ROWS => skinny::MAX_ROWS,
         _ => {
-            with_set!(isa, set => blocked(set, is_float), _ => unreachable!("{} reads rows as they are", isa.name()))
+            with_set!(isa, set => blocked(set, is_float), _ => unreachable!("{} reads file rows", isa.name()))
         }
     }
 }
@@ -131,22 +134,22 @@ pub(super) fn tile_rows(isa: Isa, rows: usize, is_float: bool) -> usize {
 /// The products of one parallel region, at most [`MAX_FUSED`].
 type Products<'a> = [Option<Product<'a>>; MAX_FUSED];
 
-/// What the kernels of a region share.
+/// Shared state of the kernels of a region.
 #[derive(Clone, Copy)]
 struct Region<'a> {
     pool: &'a Pool,
     products: &'a Products<'a>,
-    /// The input in f32, `[rows, n_in]`, where a product reads it so.
+    /// The input in f32, `[rows, n_in]`, for products that read it so.
     x: &'a [f32],
     tiles: Tiles<'a>,
     rows: usize,
     tuning: Tuning,
 }
 
-/// What the input is made into for a product.
+/// The form of the input for a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// Left as it is.
+    /// Unchanged.
     Rows,
     /// Tiles of f32.
     Floats,
@@ -170,7 +173,7 @@ impl Form {
         }
     }
 
-    /// The same where blocked products are multiplied in bf16, or not.
+    /// Returns the form for a run whose GEMMs are in bf16, or not.
     fn of_run(isa: Isa, dtype: DType, in_halves: bool) -> Self {
         match dtype {
             dtype if !in_halves || !has_halves(dtype, isa.has_matrix_unit()) => Self::of(isa, dtype),
@@ -180,7 +183,7 @@ impl Form {
     }
 }
 
-/// Prepares the input as the products want it and computes them.
+/// Prepares the input for the products and computes them.
 fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, products: &Products<'_>) {
     let rows = input.rows();
     if rows == 0 {
@@ -227,7 +230,7 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
     with_set!(isa, set => region.run_panels(set, workspaces), _ => region.run_rows());
 }
 
-/// A workspace for each thread.
+/// Returns a workspace for each thread.
 pub(super) fn for_threads<'a>(workspaces: &'a mut Vec<Workspace>, pool: &Pool) -> &'a mut [Workspace] {
     if workspaces.is_empty() {
         workspaces.resize(pool.n_threads(), Workspace::EMPTY);
@@ -236,7 +239,7 @@ pub(super) fn for_threads<'a>(workspaces: &'a mut Vec<Workspace>, pool: &Pool) -
 }
 
 impl Forms {
-    /// Where tiles begin and how many rows each has, of those in 8 bits and of those in f32.
+    /// Returns tiles of 8-bit codes and of f32, each given by its first row and its rows per tile.
     pub fn tiles(&self, [codes, floats]: [(usize, usize); 2]) -> Tiles<'_> {
         Tiles {
             quantised: self.quantised.tiles(codes.0, codes.1),
@@ -248,12 +251,12 @@ impl Forms {
 }
 
 impl Region<'_> {
-    /// Every product from file rows.
+    /// Computes every product from file rows.
     fn run_rows(&self) {
         self.for_each_item(1, |outputs| file_rows(outputs, self.x));
     }
 
-    /// Every product from panels.
+    /// Computes every product from panels.
     fn run_panels<S: Set>(&self, set: S, workspaces: &mut [Workspace]) {
         if self.rows > skinny::MAX_ROWS {
             return self.run_blocked(set, workspaces);
@@ -265,12 +268,12 @@ impl Region<'_> {
         });
     }
 
-    /// Hands out all outputs, at most `per_item` panels of one product at a time.
+    /// Runs `job` on all outputs, at most `per_item` panels of one product at a time.
     fn for_each_item(&self, per_item: usize, job: impl Fn(Outputs<'_, '_>) + Sync) {
         let cut = |_: &Product<'_>| Cut { n_threads: self.pool.n_threads(), per_item };
         self.pool.for_shares(|thread| n_items(self.products, cut, thread), &|thread, item| {
             let (product, panels) = locate(self.products, cut, thread, item);
-            // SAFETY: every item runs once, and no other has these panels.
+            // SAFETY: every item runs once, and no other item has these panels.
             job(unsafe { product.outputs(panels, 0..self.rows) });
         });
     }
@@ -298,14 +301,14 @@ impl Region<'_> {
                 let first_row = item / per_block(thread) * row_block;
                 let rows = first_row..self.rows.min(first_row + row_block);
                 let (product, panels) = locate(self.products, cut, thread, item % per_block(thread));
-                // SAFETY: every item runs once, and no other has these panels for these rows.
+                // SAFETY: every item runs once, and no other item has these panels for these rows.
                 blocked(set, workspace, unsafe { product.outputs(panels, rows) }, self.tiles);
             },
         );
     }
 }
 
-/// Outputs by the reference, for the rows of `x` `[rows, n_in]`.
+/// Computes outputs by the reference, for the rows of `x` `[rows, n_in]`.
 pub(super) fn file_rows(mut outputs: Outputs<'_, '_>, x: &[f32]) {
     let w = outputs.product.w;
     let Store::Rows(bytes) = &w.store else { unreachable!("panels for the scalar kernel set") };
@@ -316,13 +319,13 @@ pub(super) fn file_rows(mut outputs: Outputs<'_, '_>, x: &[f32]) {
     }
 }
 
-/// The items of thread `thread`: those of its slice of each product.
+/// Returns the number of items of thread `thread`: those of its slice of each product.
 fn n_items(products: &Products<'_>, cut: impl Fn(&Product<'_>) -> Cut, thread: usize) -> usize {
     let of_product = |product: &Product<'_>| cut(product).n_items(product.w.n_panels(), thread);
     products.iter().flatten().map(of_product).sum()
 }
 
-/// The product that item `item` of thread `thread` belongs to, and its panels.
+/// Returns the product that item `item` of thread `thread` belongs to, and its panels.
 fn locate<'a, 'b>(
     products: &'a Products<'b>,
     cut: impl Fn(&Product<'_>) -> Cut,
@@ -340,12 +343,13 @@ fn locate<'a, 'b>(
     unreachable!("an item beyond the last product")
 }
 
-/// Panels of a product that are multiplied as `pairs` pairs: neighbours, or a panel of `up` and the same of `gate`.
+/// Returns the panels of a product that are multiplied as `pairs` pairs: neighbours, or a panel of
+/// `up` and the same of `gate`.
 pub(super) fn panels_of_pairs(product: &Product<'_>, pairs: usize) -> usize {
     if product.gate.is_some() { pairs } else { PAIR * pairs }
 }
 
-/// Outputs of at most [`gemm::MAX_PAIRS`] pairs of panels for the rows of one row block.
+/// Computes outputs of at most [`gemm::MAX_PAIRS`] pairs of panels for the rows of one row block.
 pub(super) fn blocked<S: Set>(
     set: S,
     workspace: &mut Workspace,
@@ -361,7 +365,7 @@ pub(super) fn blocked<S: Set>(
         let index = last.min(first + pair * per_pair);
         match gate {
             Some(gate) => [w.panel(index), gate.w.panel(index)],
-            // An odd last panel is multiplied with itself for company.
+            // An odd last panel is paired with itself.
             None => [w.panel(index), w.panel(last.min(index + 1))],
         }
     });
@@ -374,7 +378,7 @@ pub(super) fn blocked<S: Set>(
                 gate.apply(set.vectors(), panel, &mut g[..rows.len()], &mut u[..rows.len()]);
             }
         }
-        // Row by row, so that what lies together is written together.
+        // Row by row, so that contiguous outputs are written together.
         let next_panel = of_panel * PAIR / per_pair;
         for (t, row) in rows.enumerate() {
             let panels = sums[t..].iter().step_by(next_panel).take(last + 1 - first);
@@ -400,7 +404,8 @@ pub(crate) fn project<'a>(
     }
 }
 
-/// `y = a(gate x) * (up x)`, `y` `[rows, n_ff]`, `a` the activation. Shapes have been checked.
+/// Computes `y = a(gate x) * (up x)`, `y` `[rows, n_ff]`, `a` the activation. Shapes have been
+/// checked.
 #[expect(clippy::too_many_arguments, reason = "the operands of the op, and where it runs")]
 pub(crate) fn gated_ffn(
     isa: Isa,
@@ -419,7 +424,7 @@ pub(crate) fn gated_ffn(
     let for_rows = |y: &mut [f32], gate: &(dyn Fn(usize, &mut [f32]) + Sync)| {
         let y = Shards::new(y);
         pool.for_each(input.rows(), &|r| {
-            // SAFETY: every row is taken by one call of this job.
+            // SAFETY: one call of this job writes each row.
             gate(r, unsafe { y.part(r * n_ff..(r + 1) * n_ff) });
         });
     };
@@ -441,7 +446,7 @@ pub(crate) fn gated_ffn(
     scratch.gate = gated;
 }
 
-/// The rows of the operand, normalised into `normed` when a norm is given.
+/// Returns the rows of the operand, normalized into `normed` when a norm is given.
 pub(super) fn normalise<'a>(pool: &Pool, normed: &'a mut Vec<f32>, input: Operand<'a>) -> &'a [f32] {
     let Some((weight, eps)) = input.norm else { return input.x };
     let (n_in, rows) = (input.n_in, input.rows());
@@ -451,7 +456,7 @@ pub(super) fn normalise<'a>(pool: &Pool, normed: &'a mut Vec<f32>, input: Operan
     let out = Shards::new(normed);
     let job = |r: usize| {
         let row = r * n_in..(r + 1) * n_in;
-        // SAFETY: every row is taken by one call of this job.
+        // SAFETY: one call of this job writes each row.
         rms_norm(&input.x[row.clone()], weight, eps, unsafe { out.part(row) });
     };
     if rows * n_in < MIN_PARALLEL_VALUES {
@@ -469,7 +474,7 @@ mod tests {
     use super::*;
     use crate::CpuDevice;
 
-    /// As it has packed them: see [`Cut`].
+    /// The slice that it has packed: see [`Cut`].
     #[test]
     fn a_thread_has_its_slice_of_every_product_of_a_region() {
         let device = CpuDevice::new(Isa::Scalar, 1).unwrap();

@@ -1,17 +1,18 @@
-//! Every order in which the threads of a small pool can come.
+//! Model checks of the thread pool under every interleaving of a small pool (loom).
 
 use loom::cell::UnsafeCell;
 
 use super::*;
 
-/// What each thread writes without an order of its own. Loom tells who reads or writes it too early.
+/// Cells that each thread writes without an ordering of its own. Loom reports accesses that race.
 struct Written([UnsafeCell<usize>; 2]);
 
-// SAFETY: loom stops a model where two threads meet in a cell.
+// SAFETY: loom stops a model when two threads access a cell at once.
 unsafe impl Sync for Written {}
 
-/// Two regions, with a worker that may be asleep, on its way to sleep or at work when the next one starts, and an end that may find it so:
-/// each thread runs once, what it wrote is seen behind the region, and nobody is left asleep.
+/// Two regions, with a worker that may be asleep, about to sleep or at work when the next one
+/// starts, and an end that may find it so: each thread runs once, its writes are visible after the
+/// region, and all threads wake.
 #[test]
 fn regions_end_whole_in_every_order() {
     loom::model(|| {
@@ -27,7 +28,7 @@ fn regions_end_whole_in_every_order() {
     });
 }
 
-/// Items of both shares, whoever takes them.
+/// Items of both shares run once, on either thread.
 #[test]
 fn every_item_runs_once_in_every_order() {
     loom::model(|| {

@@ -1,12 +1,12 @@
 //! A fork-join thread pool for decode: one parallel region per op, thousands per second.
 //!
-//! Waiting threads spin, because a region lasts tens of microseconds and a futex wake costs about as much. They go
-//! to sleep when nothing happens for a while, and yield the core when they wait long, so that a machine shared with
-//! others, or more threads than cores, still makes progress.
+//! Waiting threads spin, because a region lasts tens of microseconds and a futex wake costs about
+//! as much. They sleep after a while without work, and yield the core in long waits, so that a
+//! shared machine, or one with more threads than cores, still makes progress.
 //!
-//! What threads write they write side by side: a cache line that many write is handed from core to core, one after the
-//! other. So workers tell that they are done in groups of [`GROUP`], each with a counter of its own, and a thread takes
-//! items from its own counter until it has none left.
+//! Threads write to separate cache lines: a line that many threads write moves from core to core,
+//! one after the other. So workers report completion in groups of [`GROUP`], each with its own
+//! counter, and a thread takes items from its own counter until none is left.
 
 #[cfg(all(test, loom))]
 mod every_order;
@@ -29,26 +29,27 @@ use self::sync::{
 };
 use crate::shards::Shards;
 
-/// Spins before a look at the clock; where they are interpreted, each takes as long as a thousand.
+/// Spins before each reading of the clock; under an interpreter, each takes as long as a thousand.
 #[cfg(not(loom))]
 const SPINS: u32 = if cfg!(miri) { 1 } else { 1 << 10 };
 /// A worker that has been idle this long sleeps until the next region.
 #[cfg(not(loom))]
 const SLEEP_AFTER: Duration = Duration::from_millis(2);
-/// A thread that has waited this long gives its core away between looks.
+/// A thread that has waited this long yields its core between polls.
 #[cfg(not(loom))]
 const YIELD_AFTER: Duration = Duration::from_micros(100);
 
-/// Workers that count down together at the end of a region. The caller looks at one counter after the other: with 64
-/// threads a line is handed on 8 times, and 8 lines are fetched, instead of one that is handed on 63 times.
+/// Workers that share a completion counter at the end of a region. The caller polls one counter
+/// after the other: with 64 threads a line moves 8 times, and 8 lines are loaded, instead of one
+/// that moves 63 times.
 const GROUP: usize = 8;
 
 type Job<'a> = dyn Fn(usize) + Sync + 'a;
 
 struct Shared {
-    /// Number of regions started; a change tells workers that `job` is new.
+    /// Number of regions started; a change notifies workers that `job` is new.
     epoch: AtomicU32,
-    /// Of each group, the workers that have not finished the current region.
+    /// Per group, the workers that have not finished the current region.
     pending: Box<[Counter]>,
     /// Workers asleep, or about to be, on `wake`.
     sleepers: AtomicUsize,
@@ -59,11 +60,11 @@ struct Shared {
     wake: Condvar,
 }
 
-// SAFETY: `job` is the only field that is not Sync by itself. It is written by the thread that holds `Pool::region`
-// while every `pending` is 0 (no worker reads it), and read by workers after they saw the `epoch` increment that follows
-// the write; the pointee is `Sync`.
+// SAFETY: `job` is the only field that is not Sync by itself. It is written by the thread that
+// holds `Pool::region` while every `pending` is 0 (no worker reads it), and read by workers after
+// they saw the `epoch` increment that follows the write; the pointee is `Sync`.
 unsafe impl Sync for Shared {}
-// SAFETY: as above; the pointer is only followed between the two synchronisations.
+// SAFETY: as above; the pointer is only followed between the two synchronizations.
 unsafe impl Send for Shared {}
 
 /// A pool of threads that run one closure at a time, the caller included.
@@ -80,8 +81,8 @@ pub struct Pool {
 #[repr(align(128))]
 struct Counter(AtomicUsize);
 
-/// The items of one thread that nobody has taken yet: `next .. end`, nothing where `next` has gone beyond `end`. On a line of its own, as
-/// [`Counter`].
+/// The remaining items of one thread: `next .. end`, empty once `next` exceeds `end`. On a cache
+/// line of its own, like [`Counter`].
 #[derive(Default)]
 #[repr(align(128))]
 struct Share {
@@ -96,28 +97,30 @@ impl Share {
         (item < self.end.load(Ordering::Relaxed)).then_some(item)
     }
 
-    /// Whether there was an item left. A look leaves the line with all who look, so that those who find nothing do not wait for
-    /// each other.
+    /// Returns whether an item was left. A load leaves the line shared among all readers, so that
+    /// idle threads do not wait for each other.
     fn has_more(&self) -> bool {
         self.next.load(Ordering::Relaxed) < self.end.load(Ordering::Relaxed)
     }
 }
 
-/// What thread `thread` of `n_threads` has of `n` things that are divided evenly, in order.
+/// Returns the share of thread `thread` of `n_threads` in `n` items that are divided evenly, in
+/// order.
 pub(crate) fn share(n: usize, thread: usize, n_threads: usize) -> Range<usize> {
     thread * n / n_threads..(thread + 1) * n / n_threads
 }
 
 impl Pool {
-    /// A pool of `n_threads` (at least 1), of which the caller of [`Pool::run`] is one.
+    /// Starts a pool of `n_threads` (at least 1), of which the caller of [`Pool::run`] is one.
     ///
     /// # Errors
-    /// [`BackendError::Threads`] when the system starts fewer; those it has started are ended again.
+    /// [`BackendError::Threads`] when the system starts fewer; those it has started are ended
+    /// again.
     pub fn new(n_threads: usize) -> Result<Self> {
         Self::spawned(n_threads, |name, work| Builder::new().name(name).spawn(work))
     }
 
-    /// A pool whose threads `spawn` starts.
+    /// Returns a pool whose threads `spawn` starts.
     fn spawned(
         n_threads: usize,
         spawn: impl Fn(String, Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>,
@@ -147,14 +150,14 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Threads that take part in a region.
+    /// Returns the number of threads of a region.
     pub fn n_threads(&self) -> usize {
         self.workers.len() + 1
     }
 
     /// Runs `job(thread)` once on each thread, `0 .. n_threads()`, and returns when all are done.
     ///
-    /// A panic in `job` is passed on to the caller. `job` must not call into the same pool.
+    /// Propagates a panic in `job` to the caller. `job` must not call into the same pool.
     pub fn run(&self, job: &(dyn Fn(usize) + Sync)) {
         if self.workers.is_empty() {
             return job(0);
@@ -164,15 +167,15 @@ impl Pool {
 
     fn run_region(&self, _region: &MutexGuard<'_, ()>, job: &(dyn Fn(usize) + Sync)) {
         let shared = &*self.shared;
-        // SAFETY: only the lifetime changes. No worker follows the pointer after it has counted down, and this function does
-        // not return, nor unwind, before all have.
+        // SAFETY: only the lifetime changes. No worker follows the pointer after it has counted
+        // down, and this function does not return, nor unwind, before all have.
         let job_static: *const Job<'static> = unsafe { std::mem::transmute(std::ptr::from_ref(job)) };
         // SAFETY: `region` is held and every `pending` is 0, so no other thread touches the cell.
         unsafe { *shared.job.get() = Some(job_static) };
         for (group, pending) in shared.pending.iter().enumerate() {
             pending.0.store(GROUP.min(self.workers.len() - group * GROUP), Ordering::Relaxed);
         }
-        // Releases what was written above, the cell and the counters, to workers that see the new epoch.
+        // Releases the writes above, the cell and the counters, to workers that see the new epoch.
         shared.epoch.fetch_add(1, Ordering::SeqCst);
         keep_order();
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
@@ -180,8 +183,9 @@ impl Pool {
             shared.wake.notify_all();
         }
         let mine = catch_unwind(AssertUnwindSafe(|| job(0)));
-        // Every subtraction releases, and those that follow it are read-modify-writes, which carry it on: who acquires the 0 of a
-        // group's last one acquires what all of the group have done.
+        // Every subtraction releases, and the later ones are read-modify-writes, which continue its
+        // release sequence: acquiring the final 0 of a group acquires the writes of the whole
+        // group.
         for pending in &shared.pending {
             wait(|| pending.0.load(Ordering::Acquire) == 0, None);
         }
@@ -192,8 +196,9 @@ impl Pool {
         assert!(!theirs, "a worker thread panicked");
     }
 
-    /// Runs `job(item)` for every item of `0 .. n`. Each thread works through its own share, in order, so that what it
-    /// reads is one stream; a thread that has finished takes items from the shares of slower ones.
+    /// Runs `job(item)` for every item of `0 .. n`. Each thread works through its own share in
+    /// order, so that it reads memory sequentially; an idle thread steals items from the shares of
+    /// slower ones.
     pub fn for_each(&self, n: usize, job: &(dyn Fn(usize) + Sync)) {
         if n <= 1 {
             return (0..n).for_each(job);
@@ -202,13 +207,14 @@ impl Pool {
         self.hand_out(|thread| share(n, thread, n_threads), &|_, _, item| job(item));
     }
 
-    /// As [`Pool::for_each`], where a caller divides the work: `job(thread, item)` for every item of `0 .. n_items(thread)` of
-    /// every thread, on that thread or on one that has finished its own.
+    /// Runs `job(thread, item)` for every item of `0 .. n_items(thread)` of every thread, on that
+    /// thread or on an idle one, as [`Pool::for_each`] does; the caller divides the work.
     pub(crate) fn for_shares(&self, n_items: impl Fn(usize) -> usize, job: &(dyn Fn(usize, usize) + Sync)) {
         self.hand_out(|thread| 0..n_items(thread), &|_, owner, item| job(owner, item));
     }
 
-    /// As [`Pool::for_shares`], with `job(state, thread, item)` given the state of the thread it runs on.
+    /// Runs the items of [`Pool::for_shares`] as `job(state, thread, item)`, with the state of the
+    /// thread that runs it.
     ///
     /// # Panics
     /// Unless there is a state for each thread.
@@ -221,7 +227,8 @@ impl Pool {
         assert_eq!(states.len(), self.n_threads(), "a state for each thread");
         let states = Shards::new(states);
         self.hand_out(|thread| 0..n_items(thread), &|thread, owner, item| {
-            // SAFETY: each number of a thread belongs to one thread of the region, which works on one item at a time.
+            // SAFETY: each number of a thread belongs to one thread of the region, which works on
+            // one item at a time.
             let own = unsafe { states.part(thread..thread + 1) };
             job(&mut own[0], owner, item);
         });
@@ -281,8 +288,8 @@ fn work(shared: &Shared, index: usize) {
         if shared.stop.load(Ordering::SeqCst) {
             return;
         }
-        // SAFETY: the epoch changed, so `run` has written the cell and keeps the closure alive until this worker has counted
-        // down.
+        // SAFETY: the epoch changed, so `run` has written the cell and keeps the closure alive
+        // until this worker has counted down.
         let job = unsafe { &*(*shared.job.get()).expect("a region without a job") };
         if catch_unwind(AssertUnwindSafe(|| job(index))).is_err() {
             shared.panicked.store(true, Ordering::Relaxed);
@@ -291,7 +298,8 @@ fn work(shared: &Shared, index: usize) {
     }
 }
 
-/// Waits until `done`: spins, then yields between looks, then (a worker between regions) sleeps on `sleep.wake`.
+/// Waits until `done`: spins, then yields between polls, then (a worker between regions) sleeps on
+/// `sleep.wake`.
 #[cfg(not(loom))]
 fn wait(done: impl Fn() -> bool, sleep: Option<&Shared>) {
     let mut started = None;
@@ -311,7 +319,7 @@ fn wait(done: impl Fn() -> bool, sleep: Option<&Shared>) {
     }
 }
 
-/// As above, without a clock: a worker sleeps at once, the caller of a region lets others run.
+/// Waits without a clock: a worker sleeps at once, the caller of a region yields to the others.
 #[cfg(loom)]
 fn wait(done: impl Fn() -> bool, sleep: Option<&Shared>) {
     match sleep {
@@ -325,10 +333,10 @@ fn wait(done: impl Fn() -> bool, sleep: Option<&Shared>) {
 }
 
 impl Shared {
-    /// Sleeps until `done`, which a change of the epoch brings about.
+    /// Sleeps until `done`, which a change of the epoch causes.
     fn sleep_until(&self, done: impl Fn() -> bool) {
         let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        // Announced before the last look: `run` looks at `sleepers` after it changed the epoch.
+        // Announced before the last check: `run` reads `sleepers` after it changed the epoch.
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         keep_order();
         while !done() {

@@ -1,5 +1,6 @@
-//! What threads of a pool meet by: the standard library's, or [loom](https://docs.rs/loom)'s, which runs a test once for every order in
-//! which they can come (`RUSTFLAGS="--cfg loom" cargo test -p kvant-cpu --lib every_order`).
+//! Synchronization primitives of the pool: the standard library's, or those of
+//! [loom](https://docs.rs/loom), which runs a test once for every possible interleaving
+//! (`RUSTFLAGS="--cfg loom" cargo test -p kvant-cpu --lib every_order`).
 
 #[cfg(loom)]
 pub(super) use loom::{
@@ -14,8 +15,8 @@ pub(super) use std::{
     thread::{Builder, JoinHandle},
 };
 
-/// Between a write that is `SeqCst` and a read that must not come before it: nothing, but loom takes such accesses for acquire and
-/// release alone and has to be told.
+/// Orders a `SeqCst` write before a later read: empty, except under loom, which treats such
+/// accesses as acquire and release alone and needs a fence.
 pub(super) fn keep_order() {
     #[cfg(loom)]
     fence(Ordering::SeqCst);

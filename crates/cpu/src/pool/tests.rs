@@ -1,10 +1,10 @@
-//! Regions of any number of threads, and what happens when something goes wrong in one.
+//! Regions of any number of threads, and failures within them.
 
 use std::sync::Barrier;
 
 use super::*;
 
-/// How many threads are tried: of those few enough, where they are interpreted.
+/// Returns the numbers of threads to test: under Miri, the small ones alone.
 fn threads<const N: usize>(all: [usize; N]) -> impl Iterator<Item = usize> {
     all.into_iter().filter(|&n_threads| !cfg!(miri) || n_threads <= 5)
 }
@@ -24,9 +24,9 @@ fn every_item_runs_exactly_once() {
     }
 }
 
-/// Shares of any size, empty ones and one item in all among them.
+/// Shares of any size, including empty ones and a single item in all.
 #[test]
-fn every_item_of_a_share_meets_the_state_of_one_thread() {
+fn every_item_runs_once_with_the_state_of_one_thread() {
     for n_threads in threads([1, 3, 17, 33]) {
         let pool = Pool::new(n_threads).unwrap();
         let sizes: [fn(usize) -> usize; 4] =
@@ -42,7 +42,7 @@ fn every_item_of_a_share_meets_the_state_of_one_thread() {
     }
 }
 
-/// All are held until everybody has an item, so that nobody can take a second one before.
+/// Every thread waits until all have an item, so that none takes a second one before.
 #[test]
 fn threads_begin_with_their_own_share() {
     for n_threads in threads([2, 9, 33]) {
@@ -59,7 +59,7 @@ fn threads_begin_with_their_own_share() {
     }
 }
 
-/// What every thread has written without any ordering of its own is there when the region ends, region after region.
+/// The unordered writes of every thread are visible when the region ends, region after region.
 #[test]
 fn the_caller_sees_what_all_groups_have_written() {
     for n_threads in threads([2, 9, 17, 33]) {
@@ -93,7 +93,7 @@ fn workers_wake_from_sleep() {
 
 /// Asleep, awake, and not yet begun: a dropped pool waits for all of its threads.
 #[test]
-fn a_dropped_pool_ends_its_threads_whatever_they_do() {
+fn a_dropped_pool_ends_its_threads_in_any_state() {
     for n_threads in threads([2, 17, 33]) {
         for pause in [Duration::ZERO, 2 * SLEEP_AFTER] {
             for regions in [0, 1] {
@@ -108,21 +108,21 @@ fn a_dropped_pool_ends_its_threads_whatever_they_do() {
     }
 }
 
-/// Whoever it is: the caller, the last of a group, the only one of a group, all at once.
+/// In any thread: the caller, the last of a group, the only one of a group, all at once.
 #[test]
-fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+fn a_panic_reaches_the_caller_and_the_pool_stays_usable() {
     for n_threads in threads([2, 17, 33]) {
         let pool = Pool::new(n_threads).unwrap();
         for bad in [0..1, 1..2, n_threads - 1..n_threads, 1..n_threads, 0..n_threads] {
             let finished = AtomicUsize::new(0);
             let result = catch_unwind(AssertUnwindSafe(|| {
                 pool.run(&|thread| {
-                    assert!(!bad.contains(&thread), "as it should");
+                    assert!(!bad.contains(&thread), "expected panic");
                     finished.fetch_add(1, Ordering::Relaxed);
                 });
             }));
             assert!(result.is_err());
-            // Nobody is still at work in a closure that is gone.
+            // No thread still runs a closure that is gone.
             assert_eq!(finished.into_inner(), n_threads - bad.len());
         }
         let ran = AtomicUsize::new(0);
@@ -133,7 +133,7 @@ fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
     }
 }
 
-/// Starts threads that count themselves while they live.
+/// Starts threads that count themselves while they are alive.
 fn counted(
     alive: &Arc<AtomicUsize>,
 ) -> impl Fn(String, Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>> {
@@ -150,7 +150,7 @@ fn counted(
 
 /// Of five threads the system starts three.
 #[test]
-fn a_thread_that_cannot_be_started_is_an_error_and_the_others_end() {
+fn a_failed_thread_start_is_an_error_and_ends_the_others() {
     let alive = Arc::new(AtomicUsize::new(0));
     let start = counted(&alive);
     let refused = Pool::spawned(5, |name, work| {
@@ -161,6 +161,6 @@ fn a_thread_that_cannot_be_started_is_an_error_and_the_others_end() {
     });
     let error = refused.err().expect("a refusal").to_string();
     assert!(error.starts_with("3 of 5 threads started: "), "{error}");
-    // The pool is gone, and with it everyone it had waited for.
+    // The pool is gone, with all the threads that it waited for.
     assert_eq!(alive.load(Ordering::SeqCst), 0);
 }

@@ -1,6 +1,8 @@
-//! Registers of 128 bits, four lanes each: what machines without wider ones make sixteen lanes of, in one file for each machine.
+//! Registers of 128 bits, four lanes each: four of them make sixteen lanes on machines without
+//! wider ones. One file for each architecture.
 //!
-//! Kernels see [`Lanes`](crate::lanes::Lanes) and the vectors of products, both written once over [`Quads`].
+//! Kernels use [`Lanes`](crate::lanes::Lanes) and the vectors of matrix products, both written once
+//! over [`Quads`].
 
 #[cfg(target_arch = "aarch64")]
 mod neon;
@@ -11,48 +13,50 @@ mod simd128;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Quads<Q>(pub(crate) Q);
 
-/// What is compiled for an instruction set.
+/// A function compiled for an instruction set.
 pub(crate) trait Task {
-    /// What it gives back.
+    /// Its result.
     type Output;
 
-    /// Its body. Implementations are `#[inline(always)]`.
+    /// Runs its body. Implementations are `#[inline(always)]`.
     fn run(self) -> Self::Output;
 }
 
-/// Registers as two rows of eight bytes, and products of such.
+/// Registers as two rows of eight bytes, and their 2x2 matrix products.
 #[cfg(target_arch = "aarch64")]
 pub(crate) trait Squares: Quad {
     /// Adds to lane `2 i + j` the products of row `i` of `a` with row `j` of `b`, bytes signed.
     fn dot_square(self, sum: Self::Ints, a: Self::Ints, b: Self::Ints) -> Self::Ints;
-    /// The same, bytes of `a` unsigned.
+    /// Adds the same, bytes of `a` unsigned.
     fn dot_square_unsigned(self, sum: Self::Ints, a: Self::Ints, b: Self::Ints) -> Self::Ints;
-    /// Two rows.
+    /// Loads two rows.
     fn load_rows(self, rows: [&[u8; 8]; 2]) -> Self::Ints;
-    /// Lanes of both in turn, as two registers: a0 b0 a1 b1, a2 b2 a3 b3.
+    /// Interleaves the lanes of both, as two registers: a0 b0 a1 b1, a2 b2 a3 b3.
     fn interleave(self, a: Self::Ints, b: Self::Ints) -> [Self::Ints; 2];
-    /// Every second lane of both, and the others: a0 a2 b0 b2, a1 a3 b1 b3.
+    /// Returns every second lane of both, and the others: a0 a2 b0 b2, a1 a3 b1 b3.
     fn deinterleave(self, a: Self::Ints, b: Self::Ints) -> [Self::Ints; 2];
-    /// The lower halves of both, and the upper ones: a0 a1 b0 b1, a2 a3 b2 b3. Of what it gives it makes what it was given.
+    /// Returns the lower halves of both, and the upper ones: a0 a1 b0 b1, a2 a3 b2 b3. Its own
+    /// inverse.
     fn halves(self, a: Self::Ints, b: Self::Ints) -> [Self::Ints; 2];
 }
 
-/// Registers as two rows of four bf16, and products of such.
+/// Registers as two rows of four bf16, and their 2x2 matrix products.
 #[cfg(target_arch = "aarch64")]
 pub(crate) trait HalfSquares: Squares {
-    /// Adds to lane `2 i + j` the products of row `i` of `a` with row `j` of `b`: those of the first two columns, then those of the others.
-    /// Each operation rounds to odd, and subnormal numbers count as zero, wherever they come in or out.
+    /// Adds to lane `2 i + j` the products of row `i` of `a` with row `j` of `b`: those of the
+    /// first two columns, then those of the others. Each operation rounds to odd, and subnormal
+    /// inputs and results count as zero.
     fn dot_halves(self, sum: Self::Floats, a: Self::Ints, b: Self::Ints) -> Self::Floats;
 }
 
-/// A token, and operations on one register. Methods do lane by lane what their name says.
+/// A token, and operations on one register. Methods apply the operation of their name lane by lane.
 pub(crate) trait Quad: Copy + Send + Sync {
     /// Four signed integers, or sixteen bytes.
     type Ints: Copy;
     /// Four floats.
     type Floats: Copy;
 
-    /// Runs `task` with these instructions switched on.
+    /// Runs `task` with these target features.
     fn run<T: Task>(self, task: T) -> T::Output;
 
     fn load_i(self, x: &[u8; 16]) -> Self::Ints;
@@ -64,14 +68,14 @@ pub(crate) trait Quad: Copy + Send + Sync {
     fn and_i(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
     fn or_i(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
     fn xor_i(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
-    /// Bits to the left; `by` is below 32.
+    /// Shifts bits to the left; `by` is below 32.
     fn shift_left(self, a: Self::Ints, by: Self::Ints) -> Self::Ints;
-    /// Bits to the right, zeros coming in; `by` is below 32.
+    /// Shifts bits to the right and zeros in; `by` is below 32.
     fn shift_right(self, a: Self::Ints, by: Self::Ints) -> Self::Ints;
     fn left<const BY: i32>(self, a: Self::Ints) -> Self::Ints;
-    /// Zeros come in.
+    /// Shifts zeros in.
     fn right<const BY: i32>(self, a: Self::Ints) -> Self::Ints;
-    /// Copies of the sign come in.
+    /// Shifts copies of the sign in.
     fn right_signed<const BY: i32>(self, a: Self::Ints) -> Self::Ints;
     /// Adds to each lane the products of its two signed halves.
     fn dot_pairs(self, sum: Self::Ints, a: Self::Ints, b: Self::Ints) -> Self::Ints;
@@ -84,19 +88,20 @@ pub(crate) trait Quad: Copy + Send + Sync {
 
     fn splat_bytes(self, x: u8) -> Self::Ints;
     fn sub_bytes(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
-    /// Bits to the left within every byte, to the right where `by` is negative; its magnitude is below 8.
+    /// Shifts bits to the left within every byte, to the right if `by` is negative; its magnitude
+    /// is below 8.
     fn shift_bytes(self, a: Self::Ints, by: i32) -> Self::Ints;
-    /// Bytes of ones where bytes of `a` and `bits` have a bit in common, else zeros.
+    /// Returns bytes of ones where bytes of `a` and `bits` have a bit in common, else zeros.
     fn has_bits(self, a: Self::Ints, bits: Self::Ints) -> Self::Ints;
-    /// Byte `at` of `a` for every byte, all of `at` below 16.
+    /// Returns byte `at` of `a` for every byte, all of `at` below 16.
     fn pick(self, a: Self::Ints, at: Self::Ints) -> Self::Ints;
-    /// `table[code]` for every byte, codes below 64.
+    /// Returns `table[code]` for every byte, codes below 64.
     fn look_up_64(self, codes: Self::Ints, table: &[u8; 64]) -> Self::Ints;
-    /// The low bytes of sixteen lanes.
+    /// Returns the low bytes of sixteen lanes.
     fn low_bytes(self, lanes: [Self::Ints; 4]) -> Self::Ints;
-    /// Lane i takes what lane i - 1 of `a` holds; lane 0 what the last of `before` holds.
+    /// Moves lane i - 1 of `a` to lane i, and the last lane of `before` to lane 0.
     fn next_lane(self, before: Self::Ints, a: Self::Ints) -> Self::Ints;
-    /// Four unsigned bytes as integers.
+    /// Returns four unsigned bytes as integers.
     fn widen(self, x: &[u8; 4]) -> Self::Ints;
 
     fn splat(self, x: f32) -> Self::Floats;
@@ -106,30 +111,30 @@ pub(crate) trait Quad: Copy + Send + Sync {
     fn sub(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     fn div(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
-    /// `a · b + c`, rounded once; twice where no instruction does (WebAssembly).
+    /// Returns `a · b + c`, rounded once; twice without such an instruction (WebAssembly).
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
     fn abs(self, a: Self::Floats) -> Self::Floats;
     fn floor(self, a: Self::Floats) -> Self::Floats;
-    /// The larger; `b` where one of them is NaN.
+    /// Returns the larger; `b` where one of them is NaN.
     fn max(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
-    /// Lanes of ones where `a < b`, else zeros.
+    /// Returns lanes of ones where `a < b`, else zeros.
     fn less(self, a: Self::Floats, b: Self::Floats) -> Self::Ints;
-    /// `a` where lanes of `mask` are ones, `b` where they are zeros.
+    /// Returns `a` where lanes of `mask` are ones, `b` where they are zeros.
     fn select(self, mask: Self::Ints, a: Self::Floats, b: Self::Floats) -> Self::Floats;
-    /// Lane i takes what lane i xor `BY` holds; `BY` is 1 or 2.
+    /// Moves lane i xor `BY` to lane i; `BY` is 1 or 2.
     fn swap<const BY: usize>(self, a: Self::Floats) -> Self::Floats;
-    /// Lane 0.
+    /// Returns lane 0.
     fn first(self, a: Self::Floats) -> f32;
-    /// To the nearest integer, ties to even.
+    /// Rounds to the nearest integer, ties to even.
     fn round(self, a: Self::Floats) -> Self::Ints;
     fn to_floats(self, a: Self::Ints) -> Self::Floats;
     fn bits(self, a: Self::Floats) -> Self::Ints;
     fn of_bits(self, a: Self::Ints) -> Self::Floats;
-    /// Four little-endian f16.
+    /// Loads four little-endian f16.
     fn load_f16(self, x: &[u8; 8]) -> Self::Floats;
-    /// Four little-endian bf16.
+    /// Loads four little-endian bf16.
     fn load_bf16(self, x: &[u8; 8]) -> Self::Floats;
-    /// To four little-endian f16, ties to even; magnitudes are at most 65,504.
+    /// Converts to four little-endian f16, ties to even; magnitudes are at most 65,504.
     fn to_f16(self, a: Self::Floats) -> [u8; 8];
 }
 

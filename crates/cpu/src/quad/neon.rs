@@ -1,9 +1,10 @@
 //! [`Quad`] on NEON.
 //!
-//! Sets differ in how they multiply unsigned bytes with signed ones. `usdot` does it; `sdot` takes signed ones alone, so that 128 is
-//! taken from each code and what this leaves out added after. Beside `usdot` stand `smmla` and `usmmla`, which multiply two rows with
-//! two at once, and perhaps `bfmmla`, which does so in bf16. All five stand as text, as do conversions from and to f16: the oldest
-//! compiler that builds this has no names for them.
+//! Sets differ in the products of unsigned bytes with signed ones. `usdot` computes them; `sdot`
+//! takes signed bytes alone, so that 128 is subtracted from each code and the missing products are
+//! added afterwards. Beside `usdot` there are `smmla` and `usmmla`, which compute 2x2 matrix
+//! products, and perhaps `bfmmla`, which does so in bf16. All five are inline assembly, as are
+//! conversions from and to f16: the oldest supported compiler has no intrinsics for them.
 
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -15,13 +16,14 @@ use crate::{Bf16, I8mm, Neon};
 /// Wraps an intrinsic: the token proves its instructions.
 macro_rules! intrinsic {
     ($($body:tt)*) => {
-        // SAFETY: tokens that are `Sdot` exist only on a CPU with NEON and dot products; memory is read and written through array
-        // references of the full width, without any need for alignment.
+        // SAFETY: tokens that are `Sdot` exist only on a CPU with NEON and dot products; memory is
+        // read and written through array references of the full width, without any need for
+        // alignment.
         unsafe { $($body)* }
     };
 }
 
-/// Operations that are an intrinsic or two.
+/// Defines operations of an intrinsic or two.
 macro_rules! operations {
     ($(fn $name:ident($($x:ident: $X:ty),+) -> $Y:ty = $body:expr;)+) => {$(
         #[inline(always)]
@@ -31,7 +33,7 @@ macro_rules! operations {
     )+};
 }
 
-/// An instruction on three registers that adds to the first.
+/// Emits an instruction on three registers that adds to the first.
 macro_rules! add_products {
     ($text:literal, $sum:expr, $a:expr, $b:expr) => {{
         let mut sum = $sum;
@@ -46,7 +48,7 @@ macro_rules! add_products {
     }};
 }
 
-/// A token that proves NEON and `sdot` at least, and what its set brings for products of bytes.
+/// A token that proves at least NEON and `sdot`, and the byte products of its set.
 pub(crate) trait Sdot: Copy + Send + Sync {
     /// [`Quad::run`]
     fn run_task<T: Task>(self, task: T) -> T::Output;
@@ -89,7 +91,7 @@ impl Sdot for I8mm {
 
     #[inline(always)]
     fn dot_unsigned(self, sum: int32x4_t, a: int32x4_t, bytes: [i8; 4]) -> int32x4_t {
-        // Of an I8MM token: it has the instruction.
+        // Sound for an I8MM token: it has the instruction.
         add_products!("usdot {sum:v}.4s, {a:v}.16b, {b:v}.16b", sum, a, self.splat_i(word(bytes)))
     }
 }
@@ -113,7 +115,7 @@ impl Sdot for Bf16 {
     }
 }
 
-/// A token that proves I8MM at least.
+/// A token that proves at least I8MM.
 pub(crate) trait Smmla: Sdot {}
 
 impl Smmla for I8mm {}
@@ -122,7 +124,7 @@ impl Smmla for Bf16 {}
 impl HalfSquares for Bf16 {
     #[inline(always)]
     fn dot_halves(self, sum: float32x4_t, a: int32x4_t, b: int32x4_t) -> float32x4_t {
-        // Of a bf16 token: it has the instruction.
+        // Sound for a bf16 token: it has the instruction.
         add_products!("bfmmla {sum:v}.4s, {a:v}.8h, {b:v}.8h", sum, a, b)
     }
 }
@@ -130,13 +132,13 @@ impl HalfSquares for Bf16 {
 impl<S: Smmla> Squares for S {
     #[inline(always)]
     fn dot_square(self, sum: int32x4_t, a: int32x4_t, b: int32x4_t) -> int32x4_t {
-        // Of an I8MM token: it has the instruction.
+        // Sound for an I8MM token: it has the instruction.
         add_products!("smmla {sum:v}.4s, {a:v}.16b, {b:v}.16b", sum, a, b)
     }
 
     #[inline(always)]
     fn dot_square_unsigned(self, sum: int32x4_t, a: int32x4_t, b: int32x4_t) -> int32x4_t {
-        // Of an I8MM token: it has the instruction.
+        // Sound for an I8MM token: it has the instruction.
         add_products!("usmmla {sum:v}.4s, {a:v}.16b, {b:v}.16b", sum, a, b)
     }
 
@@ -164,7 +166,7 @@ impl<S: Smmla> Squares for S {
     }
 }
 
-/// Four bytes of a lane.
+/// Packs four bytes into a lane.
 #[inline(always)]
 fn word(bytes: [i8; 4]) -> i32 {
     i32::from_le_bytes(bytes.map(|byte| byte as u8))

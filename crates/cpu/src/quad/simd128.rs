@@ -1,14 +1,14 @@
-//! [`Quad`] on WebAssembly's vectors.
+//! [`Quad`] on WebAssembly SIMD.
 //!
-//! They have no dot products of bytes: even and odd bytes become halves of lanes, whose products there are. They round `a · b + c`
-//! twice, and know nothing of f16.
+//! It has no dot products of bytes: even and odd bytes are widened to 16-bit halves of lanes, whose
+//! dot products exist. It rounds `a · b + c` twice, and has no f16.
 
 use std::arch::wasm32::*;
 
 use super::{Quad, Task};
 use crate::Simd128;
 
-/// Operations that are an instruction or two.
+/// Defines operations of an instruction or two.
 macro_rules! operations {
     ($(fn $name:ident($($x:ident: $X:ty),+) -> $Y:ty = $body:expr;)+) => {$(
         #[inline(always)]
@@ -18,7 +18,7 @@ macro_rules! operations {
     )+};
 }
 
-/// Lane by lane, for which there is no instruction.
+/// Returns the four lanes, for operations without a vector instruction.
 #[inline(always)]
 fn lanes(a: v128) -> [u32; 4] {
     [
@@ -29,7 +29,7 @@ fn lanes(a: v128) -> [u32; 4] {
     ]
 }
 
-/// Even and odd bytes as halves of lanes, signed.
+/// Returns even and odd bytes as halves of lanes, signed.
 #[inline(always)]
 fn signed(a: v128) -> [v128; 2] {
     [i16x8_shr(i16x8_shl(a, 8), 8), i16x8_shr(a, 8)]
@@ -145,7 +145,7 @@ impl Quad for Simd128 {
 
     #[inline(always)]
     fn look_up_64(self, codes: v128, table: &[u8; 64]) -> v128 {
-        // A look-up beyond its sixteen bytes gives zero.
+        // A lookup beyond its sixteen bytes gives zero.
         let (quarters, _) = table.as_chunks();
         let quarter =
             |i: u8| u8x16_swizzle(load(&quarters[usize::from(i)]), u8x16_sub(codes, u8x16_splat(16 * i)));
@@ -168,8 +168,8 @@ impl Quad for Simd128 {
         }
     }
 
-    /// An f16 has ten bits of a fraction and an exponent biased by 15, an f32 23 and 127: a shift by 13 and a product with 2^112 make
-    /// one of the other, subnormal ones too.
+    /// An f16 has ten bits of a fraction and an exponent biased by 15, an f32 23 and 127: a shift
+    /// by 13 and a product with 2^112 convert one to the other, subnormal numbers too.
     #[inline(always)]
     fn load_f16(self, x: &[u8; 8]) -> v128 {
         let halves = u32x4_extend_low_u16x8(u64x2_splat(u64::from_le_bytes(*x)));
@@ -190,11 +190,12 @@ impl Quad for Simd128 {
     #[inline(always)]
     fn to_f16(self, a: v128) -> [u8; 8] {
         let magnitude = f32x4_abs(a);
-        // Adding half of what is cut off, and one less where the last bit that stays is even, rounds to the nearest.
+        // Adding half a unit of the last remaining bit, less one if that bit is even, rounds to
+        // nearest.
         let last = v128_and(u32x4_shr(magnitude, 13), u32x4_splat(1));
         let rounded = u32x4_add(u32x4_add(magnitude, u32x4_splat(0xfff)), last);
         let normal = u32x4_sub(u32x4_shr(rounded, 13), u32x4_splat((127 - 15) << 10));
-        // A subnormal one counts units of 2^-24, as does the last bit of a float between 1/2 and 1.
+        // A subnormal f16 counts units of 2^-24, as does the last bit of a float between 1/2 and 1.
         let half = f32x4_splat(0.5);
         let subnormal = u32x4_sub(f32x4_add(magnitude, half), half);
         let is_subnormal = f32x4_lt(magnitude, f32x4_splat(2f32.powi(-14)));

@@ -1,12 +1,12 @@
-//! Products of two rows with two do what their definition says.
+//! 2x2 matrix products match their definition.
 
 use super::*;
 use crate::I8mm;
 
-/// One product upon some sums, its operands after being taken apart and put together again.
+/// One product added to some sums; its operands are separated and interleaved again first.
 struct Product {
     operands: [[i8; 16]; 2],
-    /// Whether bytes of the first are.
+    /// Whether bytes of the first operand are unsigned.
     unsigned: bool,
     sums: [i32; 4],
 }
@@ -35,7 +35,7 @@ impl Task for (I8mm, Product) {
 }
 
 #[test]
-fn squares_add_the_products_of_rows_with_rows() {
+fn dot_square_multiplies_two_rows_by_two() {
     let Some(quad) = I8mm::detect() else { return eprintln!("skipped: this CPU has no i8mm") };
     // Both signs, and the extremes of both.
     for seed in 0..64 {
@@ -55,7 +55,7 @@ fn squares_add_the_products_of_rows_with_rows() {
 }
 
 #[test]
-fn lanes_come_in_turn() {
+fn lanes_are_interleaved() {
     let Some(quad) = I8mm::detect() else { return eprintln!("skipped: this CPU has no i8mm") };
     let [a, b] = [[0i32, 1, 2, 3], [4, 5, 6, 7]].map(|x| quad.load_i(&bytemuck::cast(x)));
     let lanes = |registers: [_; 2]| {

@@ -1,5 +1,5 @@
-//! [`Unit`] on AMX. The instructions stand as text: this compiler has no names for them. None is said to leave memory alone, so that
-//! what the kernel has between them stays there.
+//! [`Unit`] on AMX. The instructions are inline assembly: this compiler has no intrinsics for them.
+//! None but `tilerelease` is marked `nomem`, so that memory accesses of the kernel stay in order.
 
 use std::arch::asm;
 use std::marker::PhantomData;
@@ -7,13 +7,13 @@ use std::marker::PhantomData;
 use super::{MOST_WORDS, Products, ROWS, Row, SLOTS, Tiles, Unit};
 use crate::isa::Amx;
 
-/// What `ldtilecfg` reads.
+/// The operand of `ldtilecfg`.
 #[repr(C, align(64))]
 struct Config {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
-    /// Of a row of each tile.
+    /// Bytes per row of each tile.
     bytes: [u16; 16],
     rows: [u8; 16],
 }
@@ -36,17 +36,20 @@ impl Config {
 impl Unit for Amx {
     type Tiles = AmxTiles;
 
-    /// Two tiles of rows, as with the weights of a product: fewer leave much of what they are fed unused, and vectors share what they
-    /// unpack as well. (Measured with products, docs/benchmarks/2026-11-22-amx.md; not with attention.)
+    /// Two tiles of rows, as for the weights of a product: fewer leave much of the unit idle, and
+    /// vectors share unpacked codes as well. (Measured with products,
+    /// docs/benchmarks/2026-11-22-amx.md; not with attention.)
     const LEAST_QUERIES: usize = 2 * ROWS;
-    // Codes are unpacked, and brought from a cache that is far away, once for all of them (docs/benchmarks/2026-11-25-amx.md).
+    // Codes are unpacked, and loaded from a distant cache, once for all of them
+    // (docs/benchmarks/2026-11-25-amx.md).
     const QUERIES: usize = 384;
 
     #[inline]
     fn open(self, words: usize) -> AmxTiles {
         assert!((1..=MOST_WORDS).contains(&words), "{words} words");
         let config = Config::new(words);
-        // SAFETY: the token proves the instruction and the system's leave; it reads 64 bytes, a valid configuration.
+        // SAFETY: the token proves the instruction and the system's permission; it reads 64 bytes,
+        // a valid configuration.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, readonly, preserves_flags)) };
         AmxTiles {
             row_bytes: 4 * words,
@@ -59,9 +62,9 @@ impl Unit for Amx {
 
 /// The tiles of this thread, configured until this is dropped.
 pub(crate) struct AmxTiles {
-    /// Of a tile of rows.
+    /// Bytes per row of a tile of rows.
     row_bytes: usize,
-    /// Of a tile of lines, behind the first.
+    /// Lines of a tile of lines after the first.
     more_lines: usize,
     slots: [Products; SLOTS],
     this_thread: PhantomData<*const ()>,
@@ -69,7 +72,8 @@ pub(crate) struct AmxTiles {
 
 impl Drop for AmxTiles {
     fn drop(&mut self) {
-        // SAFETY: an `AmxTiles` exists only where AMX does. Threads that give way have less to save again.
+        // SAFETY: an `AmxTiles` exists only where AMX does. Releasing the tiles reduces the state
+        // that a context switch saves.
         unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) };
     }
 }
@@ -78,7 +82,8 @@ impl Drop for AmxTiles {
 macro_rules! product {
     ($instruction:literal) => {{
         const { assert!(C < 4 && (A == 4 || A == 5) && (B == 6 || B == 7)) };
-        // SAFETY: tiles are configured while `self` lives, to shapes that fit each other, and the compiler keeps nothing in them.
+        // SAFETY: tiles are configured while `self` lives, to shapes that fit each other, and the
+        // compiler keeps nothing in them.
         unsafe {
             asm!(
                 concat!($instruction, " tmm{c}, tmm{a}, tmm{b}"),
@@ -103,7 +108,7 @@ impl Tiles for AmxTiles {
     fn load_rows<const A: usize>(&mut self, bytes: &[u8], stride: usize) {
         const { assert!(A == 4 || A == 5) };
         assert!((ROWS - 1) * stride + self.row_bytes <= bytes.len());
-        // SAFETY: as in `zero`; sixteen rows of so many words are read, which lie within `bytes`.
+        // SAFETY: as in `zero`; sixteen rows of so many words are read, which are within `bytes`.
         unsafe {
             asm!(
                 "tileloadd tmm{a}, [{at} + {stride}*1]",
@@ -119,7 +124,8 @@ impl Tiles for AmxTiles {
     fn load_lines<const B: usize>(&mut self, bytes: &[u8], stride: usize) {
         const { assert!(B == 6 || B == 7) };
         assert!(self.more_lines * stride + 64 <= bytes.len());
-        // SAFETY: as in `zero`; as many lines as there are words are read, which lie within `bytes`.
+        // SAFETY: as in `zero`; as many lines as there are words are read, which are within
+        // `bytes`.
         unsafe {
             asm!(
                 "tileloadd tmm{b}, [{at} + {stride}*1]",
@@ -179,10 +185,11 @@ impl Tiles for AmxTiles {
     }
 }
 
-/// `sums =` tile `C`, one of those that [`AmxTiles`] has configured with sixteen rows.
+/// Stores tile `C`, one that [`AmxTiles`] has configured with sixteen rows, to `sums`.
 #[inline(always)]
 fn store<const C: usize>(sums: &mut Products) {
-    // SAFETY: only `AmxTiles` calls this, which exists where AMX does; sixteen rows of 64 bytes are written, which `sums` has.
+    // SAFETY: only `AmxTiles` calls this, which exists where AMX does; sixteen rows of 64 bytes are
+    // written, which `sums` has.
     unsafe {
         asm!(
             "tilestored [{at} + {stride}*1], tmm{c}",

@@ -1,23 +1,24 @@
 //! A matrix unit: registers of sixteen rows of 64 bytes, *tiles*, and their products.
 //!
-//! Tile `C` (0 to 3) holds sums `[16 rows, 16 columns]` of 32 bits, tile `A` (4, 5) some words of four bytes of sixteen rows, tile `B`
-//! (6, 7) the same words of sixteen columns, a line for each:
+//! Tile `C` (0 to 3) holds sums `[16 rows, 16 columns]` of 32 bits, tile `A` (4, 5) some words of
+//! four bytes of sixteen rows, tile `B` (6, 7) the same words of sixteen columns, a line for each:
 //!
 //! ```text
 //! C[m][n] += sum over words w, j in 0..4 of A[m][4 w + j] · B[w][4 n + j]
 //! ```
 //!
-//! Bytes of `A` are signed; those of `B` are, or are not, as the product says. Sums go to memory, to one of a ring of slots, for there
-//! is no other way from a tile to a vector.
+//! Bytes of `A` are signed; the product determines whether those of `B` are. Sums are stored to
+//! memory, to one of a ring of slots, for there is no other path from a tile to a vector.
 //!
-//! A word may be two bf16 as well, a *half* each, and sums are then f32:
+//! A word may also be two bf16, a *half* each, with sums in f32:
 //!
 //! ```text
-//! C[m][n] += (sum over words w of A[m][2 w] · B[w][2 n]) + (sum over words w of A[m][2 w + 1] · B[w][2 n + 1])
+//! C[m][n] += (sum over words w of A[m][2 w] · B[w][2 n])
+//!          + (sum over words w of A[m][2 w + 1] · B[w][2 n + 1])
 //! ```
 //!
-//! with both sums begun at zero, in the order of the words; each product is added to its sum with one rounding, to the nearest and ties
-//! to even, and subnormal numbers count as zero wherever they come in or out.
+//! with both sums started at zero, in the order of the words; each product is added to its sum with
+//! one rounding, to nearest and ties to even, and subnormal inputs and results count as zero.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -31,9 +32,9 @@ use bytemuck::{Pod, Zeroable};
 
 /// Rows of a tile.
 pub(crate) const ROWS: usize = 16;
-/// The most words of a row, and lines of sixteen columns.
+/// Maximum words of a row, and lines of sixteen columns.
 pub(crate) const MOST_WORDS: usize = 16;
-/// Sums that are under way at once.
+/// Sums in flight at once.
 pub(crate) const SLOTS: usize = 4;
 
 /// Sixteen sums.
@@ -53,47 +54,48 @@ pub(crate) trait Unit: Copy + Send + Sync {
     /// Its tiles, configured.
     type Tiles: Tiles;
 
-    /// The fewest queries that attention brings to the unit.
+    /// Minimum queries for which attention uses the unit.
     const LEAST_QUERIES: usize;
-    /// Queries that share one walk of attention over the tokens, at most.
+    /// Maximum queries that share one pass of attention over the tokens.
     const QUERIES: usize;
 
-    /// Configures the tiles of this thread for products of `words` words at once (at most [`MOST_WORDS`]), until what is returned is
-    /// dropped. A thread configures one at a time.
+    /// Configures the tiles of this thread for products of `words` words at once (at most
+    /// [`MOST_WORDS`]), until the returned value is dropped. A thread has one configuration at a
+    /// time.
     fn open(self, words: usize) -> Self::Tiles;
 }
 
-/// Configured tiles. Numbers of tiles are those of [`super::unit`]; others do not compile.
+/// Configured tiles. Tile numbers are those of [`super::unit`]; others do not compile.
 pub(crate) trait Tiles {
-    /// `C = 0`.
+    /// Computes `C = 0`.
     fn zero<const C: usize>(&mut self);
-    /// `A =` the first words of sixteen rows that begin `stride` bytes apart.
+    /// Loads into `A` the first words of sixteen rows that begin `stride` bytes apart.
     ///
     /// # Panics
     /// When a row ends beyond `bytes`.
     fn load_rows<const A: usize>(&mut self, bytes: &[u8], stride: usize);
-    /// `B =` as many lines of 64 bytes, which begin `stride` bytes apart.
+    /// Loads into `B` as many lines of 64 bytes, which begin `stride` bytes apart.
     ///
     /// # Panics
     /// When a line ends beyond `bytes`.
     fn load_lines<const B: usize>(&mut self, bytes: &[u8], stride: usize);
-    /// `C += A · B`, bytes of `B` signed.
+    /// Computes `C += A · B`, bytes of `B` signed.
     fn dot_signed<const C: usize, const A: usize, const B: usize>(&mut self);
-    /// `C += A · B`, bytes of `B` unsigned.
+    /// Computes `C += A · B`, bytes of `B` unsigned.
     fn dot_unsigned<const C: usize, const A: usize, const B: usize>(&mut self);
-    /// `C += A · B` of halves.
+    /// Computes `C += A · B` of halves.
     fn dot_halves<const C: usize, const A: usize, const B: usize>(&mut self);
-    /// `C =` these sums.
+    /// Loads these sums into `C`.
     fn load_sums<const C: usize>(&mut self, sums: &Products);
-    /// Those sums `= C`.
+    /// Stores `C` to `sums`.
     fn store_sums<const C: usize>(&mut self, sums: &mut Products);
-    /// Slot `slot` `= C`.
+    /// Stores `C` to slot `slot`.
     fn store<const C: usize>(&mut self, slot: usize);
-    /// What was stored there last.
+    /// Returns the last stored sums of slot `slot`.
     fn stored(&self, slot: usize) -> &Products;
 }
 
-/// The unit of sets that have none.
+/// The unit of sets without one.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum NoUnit {}
 

@@ -1,5 +1,5 @@
-//! An imitation of a matrix unit for machines without one, stricter than AMX: what was not loaded, or is fetched while it is under way,
-//! is a panic.
+//! An emulated matrix unit for machines without one, stricter than AMX: reading a tile that was not
+//! loaded, or a slot that was not stored, panics.
 
 use std::cell::Cell;
 
@@ -10,11 +10,11 @@ thread_local! {
     static IS_OPEN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Stands beside any vectors.
+/// Works beside any vectors.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SoftUnit;
 
-/// Tiles as memory; `None` until they are loaded.
+/// Tiles in memory; `None` until they are loaded.
 pub(crate) struct SoftTiles {
     words: usize,
     /// Integers, or the bits of floats.
@@ -44,7 +44,7 @@ impl Drop for SoftTiles {
 }
 
 impl SoftTiles {
-    /// `C += A · B` in words of bytes, those of `B` as `byte` reads them.
+    /// Computes `C += A · B` in words of bytes, those of `B` as `byte` converts them.
     fn dot<const C: usize, const A: usize, const B: usize>(&mut self, byte: impl Fn(u8) -> i32) {
         let (rows, lines) = (self.rows[A - 4].expect("rows"), self.lines[B - 6].expect("lines"));
         let sums = self.sums[C].as_mut().expect("sums to add to");
@@ -53,7 +53,7 @@ impl SoftTiles {
                 let column: [i32; 16] = std::array::from_fn(|n| byte(line[4 * n + j]));
                 for (sums, row) in sums.iter_mut().zip(&rows) {
                     let x = i32::from(row[4 * w + j] as i8);
-                    // As the instruction: nothing saturates.
+                    // Wraps as the instruction does, without saturation.
                     sums.iter_mut().zip(column).for_each(|(sum, y)| *sum = sum.wrapping_add(x * y));
                 }
             }
@@ -96,7 +96,7 @@ impl Tiles for SoftTiles {
         let sums = self.sums[C].as_mut().expect("sums to add to");
         let operands = (&rows, &lines[..self.words]);
         if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-            // SAFETY: both were looked for.
+            // SAFETY: both features were detected.
             unsafe { add_halves_avx2(sums, operands) }
         } else {
             add_halves(sums, operands);
@@ -112,7 +112,7 @@ impl Tiles for SoftTiles {
     }
 
     fn store<const C: usize>(&mut self, slot: usize) {
-        // What is stored is under way no longer: whoever wants more zeroes first.
+        // Storing consumes the sums: a new product starts with `zero`.
         let sums = self.sums[C].take().expect("sums to store");
         self.slots[slot % SLOTS] = Some(sums.map(bytemuck::cast));
     }
@@ -125,13 +125,13 @@ impl Tiles for SoftTiles {
 /// Rows, and lines, of halves.
 type Operands<'a> = (&'a [[u8; 64]; ROWS], &'a [[u8; 64]]);
 
-/// [`add_halves`] where the processor rounds a product and a sum once: the same, faster.
+/// Computes [`add_halves`] where the processor has fused multiply-add: the same result, faster.
 #[target_feature(enable = "avx2,fma")]
 fn add_halves_avx2(sums: &mut [[i32; 16]; ROWS], operands: Operands<'_>) {
     add_halves(sums, operands);
 }
 
-/// `C += A · B` of halves, operation by operation as Intel's manual has it for TDPBF16PS.
+/// Computes `C += A · B` of halves, operation by operation as Intel's manual defines TDPBF16PS.
 #[inline(always)]
 fn add_halves(sums: &mut [[i32; 16]; ROWS], (rows, lines): Operands<'_>) {
     for (sums, row) in sums.iter_mut().zip(rows) {
@@ -154,13 +154,13 @@ fn add_halves(sums: &mut [[i32; 16]; ROWS], (rows, lines): Operands<'_>) {
     }
 }
 
-/// What the bits of a bf16 stand for.
+/// Returns the value of the bits of a bf16.
 #[inline(always)]
 fn value(bytes: [u8; 2]) -> f32 {
     flushed(f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16))
 }
 
-/// Zero, of the same sign, for a number that is subnormal.
+/// Returns zero, of the same sign, for a subnormal number.
 #[inline(always)]
 fn flushed(x: f32) -> f32 {
     if x.abs() < f32::MIN_POSITIVE { 0.0f32.copysign(x) } else { x }

@@ -1,16 +1,16 @@
-//! Units do what their definition says, and the imitation takes no liberties.
+//! Units match their definition, and the emulation is strict.
 
 use super::*;
 use crate::Amx;
 
 const STRIDE: usize = 72;
 
-/// Something for every byte, both signs and the extremes among it.
+/// Returns a value for every byte, with both signs and the extremes.
 fn bytes(len: usize, seed: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 37 + seed * i / 5 + seed) as u8).collect()
 }
 
-/// Products of so many words, signed and unsigned, one upon the other, against the definition.
+/// Compares products of so many words, signed and then unsigned, with the definition.
 fn adds_products<U: Unit>(unit: U, words: usize) {
     let (rows, lines) = (bytes(ROWS * STRIDE, 3), bytes(MOST_WORDS * STRIDE, 11));
     let mut tiles = unit.open(words);
@@ -45,7 +45,7 @@ fn units_add_products_of_bytes() {
     }
 }
 
-/// One product of halves upon some sums.
+/// Returns one product of halves added to some sums.
 fn halves<U: Unit>(unit: U, words: usize, [rows, lines]: [&[u8]; 2], sums: &Products) -> Products {
     let mut tiles = unit.open(words);
     tiles.load_rows::<4>(rows, 64);
@@ -95,10 +95,11 @@ fn units_add_products_of_halves() {
     }
 }
 
-/// What the definition says of order and of subnormal numbers.
+/// The definition of the order and of subnormal numbers.
 #[test]
 fn halves_are_added_in_their_order_and_subnormal_ones_are_zero() {
-    // Even columns meet 2^24, 1 and -2^24 in this order: the 1 is lost. Odd ones meet 1, which is not.
+    // Even columns multiply 2^24, 1 and -2^24 in this order: the 1 is lost. Odd ones multiply 1,
+    // which is not.
     let one_row = |values: [f32; 6]| {
         let mut bytes = vec![0; ROWS * 64];
         for (i, v) in values.into_iter().enumerate() {
@@ -123,7 +124,7 @@ fn halves_are_added_in_their_order_and_subnormal_ones_are_zero() {
 
 #[test]
 #[should_panic = "rows"]
-fn the_imitation_refuses_to_multiply_what_was_not_loaded() {
+fn the_emulation_rejects_products_of_unloaded_tiles() {
     let mut tiles = SoftUnit.open(8);
     tiles.zero::<0>();
     tiles.dot_signed::<0, 4, 6>();
@@ -131,7 +132,7 @@ fn the_imitation_refuses_to_multiply_what_was_not_loaded() {
 
 #[test]
 #[should_panic = "configured twice"]
-fn the_imitation_refuses_to_be_configured_twice() {
+fn the_emulation_rejects_a_second_configuration() {
     let _tiles = SoftUnit.open(8);
     let _more = SoftUnit.open(4);
 }

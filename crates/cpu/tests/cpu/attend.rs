@@ -1,4 +1,4 @@
-//! What the conformance suites do not ask of attention: threads, and sums over thousands of tokens.
+//! Attention beyond the conformance suites: threads, and sums over thousands of tokens.
 
 use kvant_codec::{DType, Levels};
 use kvant_conformance::kv::{Batch, Scaled, Shape, Tokens};
@@ -12,7 +12,7 @@ fn subject(isa: Isa, n_threads: usize) -> Subject<CpuDevice> {
     Subject::new("cpu", CpuDevice::new(isa, n_threads).unwrap(), Arithmetic::Float, Attention::Exact)
 }
 
-/// Attention of the last `rows` tokens, fed in one step.
+/// Returns the attention of the last `rows` tokens, fed in one step.
 fn attended(subject: &Subject<CpuDevice>, tokens: &Tokens, rows: usize, q: &[f32]) -> Vec<f32> {
     let mut batch = Batch::fed(subject, tokens, tokens.len() - rows, 100).unwrap();
     batch.append(&[rows]).unwrap();
@@ -41,9 +41,10 @@ fn bits_do_not_depend_on_the_number_of_threads() {
     }
 }
 
-/// One token outweighs each other one 60,000 times, but all of those together only ten times. Weights are rounded
-/// beside the largest of their block of 128, so only those in the block of the large one are rounded away: at most
-/// half a unit each, 127 / 2 / MAX_SPLIT of the output, or, where they are dithered, together a unit of 1 / 255 (AVX2 1 / 127).
+/// One token outweighs each other one 60,000 times, but all of those together only ten times.
+/// Weights are rounded relative to the largest of their block of 128, so only those in the block of
+/// the large one are rounded away: at most half a unit each, 127 / 2 / MAX_SPLIT of the output, or,
+/// where they are dithered, together a unit of 1 / 255 (AVX2 1 / 127).
 #[test]
 fn thousands_of_tiny_weights_beside_a_large_one_keep_their_mass() {
     const TOKENS: usize = 6144;
@@ -59,18 +60,18 @@ fn thousands_of_tiny_weights_beside_a_large_one_keep_their_mass() {
             q.iter_mut().step_by(k_dim).for_each(|x| *x = (k_dim as f32).sqrt());
             let run = |isa| attended(&subject(isa, 2), &tokens, 1, &q);
             let want = run(Isa::Scalar);
-            assert!(want.iter().sum::<f32>() > 0.08 * 2.0 * want.len() as f32, "the tiny ones have mass");
+            assert!(want.iter().sum::<f32>() > 0.08 * 2.0 * want.len() as f32, "tiny weights have mass");
             for isa in Isa::available().into_iter().skip(1) {
                 let code = v.code();
-                // The emulated matrix unit stands beside AVX2.
+                // The emulated matrix unit works beside AVX2.
                 let lost = match (isa.name(), v) {
                     ("avx2" | "soft", DType::Turbo2 | DType::Turbo3 | DType::Turbo2T) => 1.0 / 127.0,
                     ("avx2" | "soft", _) => 128.0 / 2.0 / 8191.0,
                     _ if code.is_some_and(|code| !matches!(code.levels, Levels::Steps { .. })) => 1.0 / 255.0,
                     _ => 128.0 / 2.0 / 32639.0,
                 };
-                // A tenth of the weight is on values, 2.2 in the mean, that all have the same error: five standard
-                // deviations of what a codebook in bytes loses.
+                // A tenth of the weight is on values, 2.2 in the mean, that all have the same
+                // error: five standard deviations of the loss of a codebook in bytes.
                 let is_book = code.is_some_and(|code| matches!(code.levels, Levels::Book(_)));
                 let codebook = if is_book { 0.1 * 5.0 * 2.2 * 3.1e-5f32.sqrt() } else { 0.0 };
                 for (got, want) in run(isa).iter().zip(&want) {
@@ -85,7 +86,8 @@ fn thousands_of_tiny_weights_beside_a_large_one_keep_their_mass() {
     }
 }
 
-/// Bits of attention of the last `rows` tokens are one and the same with such a set and with its vectors.
+/// Asserts that attention of the last `rows` tokens has the same bits in such a set and in its
+/// vectors.
 fn has_the_bits_of_its_vectors(shape: Shape, n: usize, rows: usize) {
     let tokens = Tokens::gaussian(shape, n, 5);
     let q = gaussian(6, rows * shape.n_heads() * shape.k_head_dim, 1.0);
@@ -98,7 +100,7 @@ fn has_the_bits_of_its_vectors(shape: Shape, n: usize, rows: usize) {
 }
 
 #[test]
-fn other_ways_to_multiply_give_the_bits_of_vectors() {
+fn matrix_paths_give_the_bits_of_vectors() {
     let coded = || DType::KV.into_iter().filter(|dtype| dtype.code().is_some());
     for (i, (k, v)) in coded().flat_map(|k| coded().map(move |v| (k, v))).enumerate() {
         // Blocks of 32, 64 and 128 dims, of one size and of several.
@@ -111,7 +113,7 @@ fn other_ways_to_multiply_give_the_bits_of_vectors() {
 }
 
 #[test]
-fn other_ways_to_multiply_give_the_bits_of_vectors_whatever_is_seen() {
+fn matrix_paths_match_vectors_for_all_visible_ranges() {
     let (turbo, plain) = (Shape::new(DType::Turbo3, DType::Turbo3), Shape::new(DType::Q8_0, DType::Q4_0));
     for shape in [turbo, plain] {
         let shape = Shape { group: 4, n_kv_heads: 2, ..shape };
@@ -128,7 +130,7 @@ fn other_ways_to_multiply_give_the_bits_of_vectors_whatever_is_seen() {
             has_the_bits_of_its_vectors(shape, n, rows);
         }
     }
-    // One stream for keys and values.
+    // One shared-KV tensor for keys and values.
     for dtype in [DType::Turbo3, DType::Turbo2T, DType::Q8_0, DType::Q4_0] {
         for (k_dim, v_dim, group) in [(576, 512, 16), (96, 80, 5)] {
             let shape = Shape { group, ..Shape::joint(dtype, k_dim, v_dim) };

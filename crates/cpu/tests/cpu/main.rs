@@ -1,5 +1,5 @@
-//! The kernels of every set that this CPU has, through the device: what reaches them all links the library that is built anyway,
-//! while unit tests would have them compiled once more.
+//! Tests the kernels of every set of this CPU through the device: integration tests link the
+//! library that is built anyway, while unit tests would compile all kernels once more.
 
 mod attend;
 mod matmul;
@@ -7,7 +7,8 @@ mod tuning;
 
 use kvant_cpu::Isa;
 
-/// Sets that multiply codes of many rows or queries otherwise than vectors do, and those of the vectors beside that.
+/// Returns the sets with a matrix path for codes of many rows or queries, each with the set of its
+/// vectors.
 fn pairs() -> Vec<[Isa; 2]> {
     let sets = Isa::available();
     let named = |name| sets.iter().copied().find(|isa| isa.name() == name);

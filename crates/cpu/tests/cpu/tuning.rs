@@ -1,11 +1,11 @@
-//! Numbers that depend on the machine decide how long products take, and nothing else.
+//! Tuning changes the time of products, and nothing else.
 
 use kvant_backend::{Backend, Input, Output, WeightSource};
 use kvant_codec::DType;
 use kvant_codec::random::Random;
 use kvant_cpu::{CpuDevice, Isa, Tuning};
 
-/// Whatever the numbers, even absurd ones, the products are the same bits.
+/// The products are the same bits for all numbers, even absurd ones.
 #[test]
 fn tuning_changes_no_result() {
     for isa in Isa::available() {

@@ -1,10 +1,12 @@
-// Writes new keys and values: norm and turn the keys (RoPE), balance, pad, rotate, encode whole tiles. The method is that of
-// kvant-codec, value for value. The queries are normed and turned on the way, as they meet the same angles.
+// Writes new keys and values: norm and RoPE of the keys, channel scales, padding, rotation, and
+// encoding of whole tiles. The method is that of kvant-codec, with the same bits. The queries get
+// their norm and RoPE in the same launch, as they use the same angles.
 //
-// What is to be done, and in which order, is the host's plan: a list of tiles for each sequence and kind of stream, in
-// chains. One block of four warps makes the tiles of one chain of one stream, one after the other; a warp takes every fourth
-// token. A tile that leaves the ring of the tail and the new one that takes its place there are of one chain. Blocks beyond
-// those turn queries, a head to a warp. Centres of blocks are set by a kernel of their own, before.
+// The host plans the work and its order: a list of tile writes for each sequence and kind of KV
+// tensor, in chains. One block of four warps writes the tiles of one chain of one tensor in
+// sequence; a warp takes every fourth token. A tile that leaves the tail ring and the new one that
+// takes its slot belong to one chain. Blocks beyond those apply RoPE to the queries, one warp per
+// head. A preceding kernel sets the centres of blocks.
 
 #include "encode.cuh"
 #include "rope.cuh"
@@ -18,43 +20,46 @@ struct AppendStream {
     Offsets at;
     Spec spec;
     float alpha;      // factor on values encoded into main tiles
-    u16 plan;         // which of each sequence's plans is its own
+    u16 plan;         // index, among the plans of each sequence, of its own
     u8 rotates;
-    u8 as_keys;       // whether its tiles are laid out as those of keys are; joint ones are not
+    // whether its tiles have the layout of keys; those of shared-KV tensors have not
+    u8 as_keys;
 };
 
 struct AppendPart {
     Memory memory;
-    const float* balance;  // of its layer, or null
-    u32 first_row;         // among the rows of the step
-    u32 plans;            // the first of its plans, in the list
+    const float* balance;  // channel scales of its layer, or null
+    u32 first_row;         // among the tokens of the step
+    u32 plans;            // its first plan in the list
 };
 
-// Of the list, which is short enough to come along, or lies in memory:
-// what a step does to streams of one kind,
+// An entry of the list, which is in the parameters if it is short and in memory otherwise: the
+// writes of a step to tensors of one kind,
 struct Plan {
-    u32 first;        // of its tiles in the list: the first ones of the chains, then the others
+    u32 first;        // of its tiles in the list: the heads of the chains, then the others
     u32 chains;
     Band band;
 };
-// and to one tile.
+// the write of one tile,
 struct Write {
     u32 tile;
-    u32 flags;        // where it goes; 4: to the band too; from 8 on: the next one of the chain, 0 for none
-    u32 slots;        // bytes: first and end of those read from the tail, and of those of new rows
-    u32 first_row;    // of the new rows, among those of the sequence
+    // destination; 4: also to the step tiles; from 8 on: the next write of the chain, 0 for none
+    u32 flags;
+    u32 slots;        // bytes: first and end slots read from the tail, and of new tokens
+    u32 first_row;    // first new token, among those of the sequence
 };
 
-// And a centre to be set: the mean of rows of two tiles, from the first slot of the first on.
+// and a centre to set: the mean of the rows of two tiles, from the first slot of the first on.
 struct Centre {
     u32 tile;
-    u32 plan;         // of which sequence, times MAX_KINDS, and which of its plans
+    u32 plan;         // sequence times MAX_KINDS, plus the index of its plan
     u32 rows;
-    u32 start;        // tokens before this one wait in the tail
+    u32 start;        // tokens before this one are in the tail
 };
 
 struct AppendParams {
-    AppendStream streams[2 * MAX_HEADS];  // keys of the heads, then their values, where they have streams of their own
+    // keys of the heads, then their values where they are stored separately
+    AppendStream streams[2 * MAX_HEADS];
     AppendPart parts[MAX_PARTS];
     uint4 near[NEAR];                     // the list, when `far` is null
     const uint4* far;
@@ -63,27 +68,28 @@ struct AppendParams {
     float* q;                     // [rows, n_query_heads * k_head_dim]
     const float* k;               // [rows, n_kv_heads * k_head_dim]
     const float* v;               // [rows, n_kv_heads * v_head_dim]
-    u32 rows;                     // of all sequences, to be turned by this launch
-    u32 n_query_heads;            // 0 when they are not
+    u32 rows;                     // tokens of all sequences, for the RoPE of queries in this launch
+    u32 n_query_heads;            // 0 without queries
     u32 n_parts;
     u32 n_heads;                  // of this launch
     u32 first_head;
     u32 n_kv_heads;
     u32 head_dims[2];
-    u32 chains;                   // blocks for each stream of each sequence
-    u32 balance_at[3];            // where in a balance factors on keys, on values, and what is added to these begin
+    u32 chains;                   // blocks for each tensor of each sequence
+    // offsets in the channel scales: factors on keys, on values, and shifts of values
+    u32 balance_at[3];
     u32 first_centre;             // in the list
     u32 n_streams;                // of this launch
     u32 unused[2];
     u32 before[4];                // signs of the rotation, bit i for value i of a slice
     u32 after[4];
     float levels[N_BOOKS][MAX_LEVELS];  // centroids of turbo2, turbo3, turbo4
-    float mids[N_BOOKS][MAX_LEVELS];    // decision points for unit variance
+    float mids[N_BOOKS][MAX_LEVELS];    // decision boundaries for unit variance
 };
 
 __device__ inline uint4 listed(const AppendParams& p, u32 index) { return p.far ? p.far[index] : p.near[index]; }
 
-// Group and place within it of the code of (slot, dim of the block).
+// Returns the group of the code of (slot, dim of the block) and its index in the group.
 __device__ void code_place(bool as_keys, u32 slot, u32 dim, u32& group, u32& j) {
     group = as_keys ? dim / 4 : dim / 16 * 4 + slot / 4;
     j = as_keys ? 4 * slot + dim % 4 : 4 * (dim % 16) + slot % 4;
@@ -100,7 +106,7 @@ __device__ u8 stored_code(u32 type, const u8* planes, u32 dims, u32 group, u32 j
     }
 }
 
-// One byte of a block's planes, from the codes of the tile `[16][dim]`.
+// Returns one byte of a block's planes, from the codes of the tile `[16][dim]`.
 __device__ u8 plane_byte(u32 type, bool as_keys, const u8* codes, u32 dim, const Dims& block, u32 byte) {
     auto code = [&](u32 group, u32 j) -> u32 {
         u32 slot = as_keys ? j / 4 : group % 4 * 4 + j % 4;
@@ -128,12 +134,12 @@ __device__ u8 plane_byte(u32 type, bool as_keys, const u8* codes, u32 dim, const
     }
 }
 
-// Where a float lies in a float tile.
+// Returns the index of a float in a float tile.
 __device__ u32 float_place(bool as_keys, u32 slot, u32 dim_of, u32 dim) {
     return as_keys ? dim_of * TILE + slot : slot * dim + dim_of;
 }
 
-// One stream of a sequence.
+// One KV tensor of a sequence.
 struct Target {
     const AppendStream& s;
     const AppendPart& part;
@@ -142,12 +148,12 @@ struct Target {
     bool is_key;
 };
 
-// Four values of a new row from `at` on: normed, turned, balanced, clamped, padded.
+// Four values of a new row from `at` on: after norm, RoPE, channel scales, clamping and padding.
 struct Row {
-    const Turn* turn;     // null when they are taken as they are
+    const Turn* turn;     // null without RoPE and norm
     const float* values;
     const float* angles;
-    const float* scale;   // of the balance, or null
+    const float* scale;   // channel scales, or null
     const float* shift;
     float factor;
     u32 head_dim;
@@ -194,8 +200,8 @@ __device__ void store_floats(u32 type, bool as_keys, u8* tile, u32 slot, u32 dim
     }
 }
 
-// Four values of a token from `at` on as they are coded: from slot `slot` of the tile `waiting`, or, where that is null, of a
-// new row. A whole warp.
+// Returns four values of a token from `at` on, ready to encode: from slot `slot` of the tail tile
+// `waiting`, or of a new row if that is null. Called by a whole warp.
 __device__ Quad gather(const AppendParams& p, const Target& t, const Row& row, const u16* waiting, u32 slot, u32 at,
                        u32 lane) {
     u32 dim = t.s.spec.dim;
@@ -210,13 +216,14 @@ __device__ Quad gather(const AppendParams& p, const Target& t, const Row& row, c
     // Slices of the rotation are as wide as the widest blocks.
     if (t.s.rotates) rotate(q.x, block_at(TURBO2, dim, at).n, p.before, p.after, lane);
     if (t.s.spec.tail_tiles > 0) {
-        // What waits in 16 bit is coded from there, however long it waits.
+        // Tokens in the tail are encoded from their f16 values, so tokens that skip the tail are
+        // rounded to f16 too.
         for (u32 i = 0; i < 4; i++) q.x[i] = from_half(to_half(clamped(q.x[i], HALF_MAX)));
     }
     return q;
 }
 
-// Makes one tile; the whole block.
+// Writes one tile. Called by the whole block.
 __device__ void write_tile(const AppendParams& p, const Target& t, const Write& w, u8* shared) {
     __shared__ Trail walks[WARPS];
     const AppendStream& s = t.s;
@@ -234,7 +241,7 @@ __device__ void write_tile(const AppendParams& p, const Target& t, const Write& 
     const u16* centre = is_coded(type) && spec.centres ? centre_of(spec, w.tile, tile) : nullptr;
 
     if (is_coded(type) && (from > 0 || end < TILE)) {
-        // Tokens that stay: their codes are taken apart and put back.
+        // Decodes the codes of the tokens that stay; they are packed again below.
         for (u32 i = threadIdx.x; i < TILE * dim; i += THREADS) {
             u32 slot = i / dim, at = i % dim, group, j;
             Dims block = block_at(type, dim, at);
@@ -290,8 +297,8 @@ __device__ void write_tile(const AppendParams& p, const Target& t, const Write& 
     }
 }
 
-// Sets centres, before any tile of their blocks is coded and while the rows that they are the mean of still wait. Grid: those of
-// the list, streams.
+// Sets centres, before any tile of their blocks is encoded and while the rows that they average are
+// still in the tail. Grid: centres of the list, KV tensors.
 extern "C" __global__ void __launch_bounds__(THREADS) centres(const __grid_constant__ AppendParams p) {
     __shared__ float rows[2 * TILE][SPAN];
     wait_for_kernel_before();
@@ -345,7 +352,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) append(const __grid_consta
         write_tile(p, target, write, shared);
         index = write.flags >> 3;
         if (index == 0) return;
-        // The tile that moved has been read, and the shared memory too.
+        // The tile that moved has been read, and the shared memory is free.
         __syncthreads();
     }
 }

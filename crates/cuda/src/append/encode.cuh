@@ -1,21 +1,24 @@
-// The codes of one row: 128 values at a time, four to each lane of a warp. The method is that of kvant-codec, value for value.
+// Encodes one row: 128 values at a time, four per lane of a warp. The method is that of
+// kvant-codec, with the same bits.
 
 #pragma once
 
 #include "rotate.cuh"
 #include "tile.cuh"
 
-// What the search for a step compares with and sums, by book, in the units of kvant-codec's `step`.
+// Thresholds and sums of the search for a step size, by codebook, in the units of kvant-codec's
+// `step`.
 constexpr u32 HALF_LEVELS = MAX_LEVELS / 2;
 __constant__ int THRESHOLDS[N_BOOKS][STEPS][HALF_LEVELS] = STEP_THRESHOLDS;
 __constant__ int UPPER_LEVELS[N_BOOKS][HALF_LEVELS] = STEP_LEVELS;
-// Levels of turbo2t and turbo3t by the last six bits of the sequence.
+// Levels of turbo2t and turbo3t by the last six bits of the code sequence.
 __constant__ int TRELLIS_LEVELS[2][TRELLIS_WINDOWS] = TRELLIS_TABLES;
 
-// What lane l of a warp holds of 128 values: 4l .. 4l + 3.
+// The values of lane l among the 128 of a warp: 4l .. 4l + 3.
 struct Quad { float x[4]; };
 
-// The sum over the `lanes` (a power of two) of a block; its lanes lie side by side. A whole warp.
+// Returns the sum over the `lanes` (a power of two) of a block, which are contiguous. Called by a
+// whole warp.
 __device__ double block_sum(double v, u32 lanes) {
     for (u32 step = 16; step > 0; step /= 2) {
         int low = __double2loint(v), high = __double2hiint(v);
@@ -25,7 +28,8 @@ __device__ double block_sum(double v, u32 lanes) {
     return v;
 }
 
-// Values of a block of `dims` brought to unit variance, or zeros; gives its norm, 0 for one that vanishes. A whole warp.
+// Scales the values of a block of `dims` to unit variance, or to zeros; returns its norm, 0 if it
+// vanishes. Called by a whole warp.
 __device__ double to_unit_variance(u32 dims, Quad& q) {
     double squares = 0.0;
     for (int i = 0; i < 4; i++) {
@@ -40,13 +44,14 @@ __device__ double to_unit_variance(u32 dims, Quad& q) {
     return is_tiny ? 0.0 : norm;
 }
 
-// The scale of a block of this norm whose levels have the norm `coded`.
+// Returns the scale of a block of this norm whose levels have the norm `coded`.
 __device__ u16 scale_of(double norm, double coded) {
     return norm == 0.0 ? 0 : to_half(clamped((float)(norm / coded), HALF_MAX));
 }
 
-// What a block's values of unit variance are multiplied by to be coded at the step that fits them best, of those of
-// kvant-codec's `step`. The sums are whole numbers, so that they are the same in any order. A whole warp.
+// Returns the factor on a block's values of unit variance that selects the best step size, among
+// those of kvant-codec's `step`. The sums are integers, so that they do not depend on the order.
+// Called by a whole warp.
 __device__ float step_factor(u32 book, u32 dims, const float z[4]) {
     u32 n_upper = 2u << book;
     int magnitudes[4];
@@ -76,7 +81,7 @@ __device__ float step_factor(u32 book, u32 dims, const float z[4]) {
     return __fdiv_rn((float)STEP_UNIT, (float)(FIRST_STEP + best));
 }
 
-// Codes a block of `dims` that is rotated already; gives the scale. A whole warp.
+// Encodes a block of `dims` that is already rotated; returns the scale. Called by a whole warp.
 __device__ u16 encode_turbo(u32 book, const float* levels, const float* mids, u32 dims, Quad q, u8* codes) {
     double norm = to_unit_variance(dims, q);
     float factor = step_factor(book, dims, q.x);
@@ -91,22 +96,24 @@ __device__ u16 encode_turbo(u32 book, const float* levels, const float* mids, u3
     return scale_of(norm, sqrt(block_sum(coded, dims / 4)));
 }
 
-// What a warp keeps of a walk through a trellis.
+// Working memory of a warp for a search through a trellis.
 struct Trail {
-    short values[SPAN];  // as the walk takes them, by dim
-    u32 came[SPAN];      // of each step: bit `bits * state + b` is bit b of those with which `state` is reached at least cost
+    short values[SPAN];  // quantized inputs of the search, by dim
+    // survivors of each step: bit `bits * state + b` is bit b of the code that leads to `state` at
+    // minimum cost
+    u32 came[SPAN];
     u8 codes[SPAN];
 };
 
-// The cheapest way through the trellis of one block (Viterbi), in the integers of kvant-codec. Lane l computes state l mod
-// STATES, and of the ways that lead to it two.
+// The minimum-cost path through the trellis of one block (Viterbi), in the integers of kvant-codec.
+// Lane l computes state l mod STATES, and two of the branches into it.
 template <u32 BITS>
 struct Walk {
     static constexpr u32 REST = TRELLIS_WINDOW - BITS, STATES = 1 << REST, FREE = TRELLIS_FREE;
     const int* levels;
     Trail& trail;
     u32 first, dims, lane;     // of the block in its span
-    u32 oldest;                // bits of the first way; those of the other are one more
+    u32 oldest;                // bits of the first branch; those of the other are one more
     int slope[2], square[2];
 
     __device__ Walk(Trail& trail, u32 first, u32 dims, u32 lane)
@@ -118,10 +125,10 @@ struct Walk {
     }
     __device__ u32 window(u32 way) const { return lane % STATES | (oldest + way) << REST; }
 
-    // The dim at place p of the sequence.
+    // Returns the dim at position p of the code sequence.
     __device__ u32 dim_at(u32 p) const { return TRELLIS_STRIDE * (p % (dims / TRELLIS_STRIDE)) + p / (dims / TRELLIS_STRIDE); }
 
-    // One step, through the value at place p; gives what `Trail::came` keeps.
+    // Advances by the value at position p; returns the survivors (`Trail::came`).
     __device__ u32 step(int& cost, u32 p) const {
         int x = trail.values[first + dim_at(p)], least = 0x7fffffff;
         for (u32 way = 0; way < 2; way++) {
@@ -137,14 +144,15 @@ struct Walk {
         return came;
     }
 
-    // The bits with which `state` was reached.
+    // Returns the code bits that led to `state`.
     __device__ u32 tag(u32 came, u32 state) const {
         u32 bits = 0;
         for (u32 b = 0; b < BITS; b++) bits |= (came >> (STATES * b + state) & 1) << b;
         return bits;
     }
 
-    // The state in which the ring is cut open: that at its seam on the cheapest walk across.
+    // Returns the state at which the ring of the tail-biting trellis is cut: the one at the seam on
+    // the minimum-cost path across it.
     __device__ u32 seam() const {
         int cost = 0;
         u32 came[TRELLIS_LEAD];
@@ -159,7 +167,8 @@ struct Walk {
         return state;
     }
 
-    // Leaves the codes of the cheapest ring in the trail; gives the sum of the squares of their levels.
+    // Leaves the codes of the minimum-cost ring in the trail; returns the sum of the squares of
+    // their levels.
     __device__ u32 ring() const {
         u32 state = seam(), squares = 0;
         int cost = lane % STATES == state ? 0 : TRELLIS_CLOSED;
@@ -179,8 +188,8 @@ struct Walk {
     }
 };
 
-// Codes the blocks of a span that begins at dim `span` of a row of `dim`, rotated already, of a type with a memory; gives the
-// scale of the block that this lane lies in. A whole warp.
+// Encodes the blocks of a span that begins at dim `span` of a row of `dim`, already rotated, as a
+// trellis type; returns the scale of this lane's block. Called by a whole warp.
 __device__ u16 encode_trellis(u32 type, u32 dim, u32 span, const Dims& mine, Quad q, Trail& trail, u32 lane, u8* codes) {
     double norm = to_unit_variance(mine.n, q);
     for (u32 i = 0; i < 4; i++) {
@@ -201,7 +210,7 @@ __device__ u16 encode_trellis(u32 type, u32 dim, u32 span, const Dims& mine, Qua
     return scale_of(norm, sqrt((double)squares) * TRELLIS_NORM);
 }
 
-// Codes a block of 32, held by eight lanes; gives the scale. Lanes of a block that is not there compute along.
+// Encodes a block of 32, in eight lanes; returns the scale. Lanes beyond the last block take part.
 __device__ u16 encode_block32(u32 type, Quad q, u32 lane, u8* codes) {
     float extreme = 0.0f;
     u32 at = 0;
@@ -214,7 +223,7 @@ __device__ u16 encode_block32(u32 type, Quad q, u32 lane, u8* codes) {
         u32 other_at = __shfl_xor_sync(~0u, at, step);
         bool larger = fabsf(other) > fabsf(extreme);
         bool equal = fabsf(other) == fabsf(extreme);
-        // The first of equals; a zero has no place.
+        // The first of equals; zeros have no index.
         if (larger || (equal && other_at < at)) extreme = other, at = other_at;
     }
     float d = type == Q8_0 ? fabsf(extreme) / (float)(Q8_0_ZERO - 1) : extreme / -(float)Q4_0_ZERO;

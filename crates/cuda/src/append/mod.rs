@@ -1,15 +1,19 @@
-//! Appending keys and values: RoPE of keys and queries, balance, pad, rotate, encode into the tiles that [`StreamSpec::writes`] names.
-//! One launch for all of it, of up to [`MAX_PARTS`] sequences and [`MAX_HEADS`] KV heads.
+//! Appends keys and values to the KV cache.
 //!
-//! What is written where is planned on the host and handed over as a list. That of a decode step travels with the launch, so
-//! that a recorded step copies nothing; that of a prompt is copied to the device before.
+//! One launch applies RoPE to keys and queries, channel scales, zero padding and the Hadamard
+//! rotation, and encodes into the tiles that [`StreamSpec::writes`] lists, for up to [`MAX_PARTS`]
+//! sequences and [`MAX_HEADS`] KV heads.
 //!
-//! Where a block begins, a launch before that sets its centre: all that codes tiles of the block takes it from there, and the rows
-//! it is the mean of may be overwritten. A decode step has it once in 128 tokens, when a new block makes it unlike the step before
-//! anyway.
+//! The host plans the writes and passes them as a list. The list of a decode step travels in the
+//! kernel parameters, so that a recorded step copies nothing; the list of a prefill is copied to
+//! the device first.
 //!
-//! Codes with a memory (turbo2t, turbo3t) are found by a walk through all values of a slice, one after the other, whose states are the
-//! lanes of the warp that holds the row.
+//! Where a block begins, a preceding launch sets its centre, for two reasons: every tile of the
+//! block is encoded relative to it, and the rows that it averages may be overwritten. A decode step
+//! needs this launch once in 128 tokens, when a new block changes the recorded step anyway.
+//!
+//! Trellis codes (turbo2t, turbo3t) are found by a Viterbi search through the values of a slice in
+//! sequence; its states are the lanes of the warp that holds the row.
 //!
 //! [`StreamSpec::writes`]: kvant_backend::StreamSpec::writes
 
@@ -36,14 +40,15 @@ const HEADERS: [Header; 5] = {
     [TURN_HEADER, half, rotate, tile, Header { name: "encode.cuh", text: include_str!("encode.cuh") }]
 };
 
-/// The kernel of this op.
+/// The kernels of this op.
 pub(crate) static SOURCE: Source =
     Source { name: "append.cu", text: include_str!("append.cu"), headers: &HEADERS, constants, options: &[] };
 
 const OP: &str = "kv_append";
-/// Most levels of a codebook.
+/// Maximum number of levels of a codebook.
 const MAX_LEVELS: usize = 16;
-/// Entries of the list of what is to be done that travel with a launch: enough for one token of each of sixteen sequences.
+/// Entries of the write list that travel in the kernel parameters: enough for one token of each of
+/// sixteen sequences.
 const NEAR: usize = 64;
 
 /// `AppendStream` of `append.cu`.
@@ -115,7 +120,8 @@ fn constants() -> Constants {
         .double("SQRT_32", 32f64.sqrt())
 }
 
-/// What the search for the step of a slice compares with and sums, for the upper half of each of [`BOOKS`].
+/// Adds the thresholds and levels of the search for the step size of a slice, for the upper half of
+/// each of [`BOOKS`].
 fn with_steps(constants: Constants) -> Constants {
     let padded = |values: Vec<i32>| values.into_iter().chain([0; MAX_LEVELS / 2]).take(MAX_LEVELS / 2);
     let upper = |book: &'static Codebook| book.levels().len() / 2;
@@ -136,7 +142,7 @@ fn with_steps(constants: Constants) -> Constants {
         .list("STEP_LEVELS", levels)
 }
 
-/// What the encoder of turbo2t and turbo3t takes.
+/// Adds the constants of the turbo2t and turbo3t encoder.
 fn with_trellis(constants: Constants) -> Constants {
     let tables = [Trellis::TURBO2T, Trellis::TURBO3T].map(|trellis| trellis.levels().map(i32::from));
     constants
@@ -154,14 +160,14 @@ fn with_trellis(constants: Constants) -> Constants {
         .list("TRELLIS_TABLES", tables.into_iter().flatten())
 }
 
-/// Where new rows are, of the whole step.
+/// New keys and values of the whole step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NewRows {
     /// `[rows, n_kv_heads * k_head_dim]`.
     pub k: DevicePtr,
     /// `[rows, n_kv_heads * v_head_dim]`.
     pub v: DevicePtr,
-    /// Where the band begins; anything when there is none.
+    /// First step tile; arbitrary when there are none.
     pub band: DevicePtr,
 }
 
@@ -173,18 +179,20 @@ pub(crate) struct Turns {
     /// `[rows, n_query_heads * k_head_dim]`.
     pub queries: DevicePtr,
     pub n_query_heads: usize,
-    /// Rows of the step.
+    /// Tokens of the step.
     pub rows: usize,
 }
 
-/// Appends the rows of each part to every stream of its layer. The memory has been reserved, the shapes have been checked.
+/// Appends the new tokens of each sequence to every KV tensor of its layer.
+///
+/// The caller has reserved the memory and checked the shapes.
 pub(crate) fn append(
     cx: &Context,
     parts: &[KvPart<'_, CudaPage>],
     rows: NewRows,
     turns: Option<Turns>,
 ) -> Result<()> {
-    // The queries are turned once, beside the first parts and heads.
+    // RoPE of the queries runs once, in the launch of the first sequences and heads.
     let mut queries = turns.filter(|turns| turns.q.is_on());
     // Sequences of one layer share launches.
     for alike in parts.chunk_by(|a, b| is_same(a.layer, b.layer)) {
@@ -200,7 +208,7 @@ pub(crate) fn append(
     Ok(())
 }
 
-/// The streams of some heads: keys, then values, where they have streams of their own.
+/// Returns the KV tensors of some heads: keys, then values where they are stored separately.
 fn streams_of<'a>(layer: &'a KvLayer, heads: &Range<usize>) -> impl Iterator<Item = &'a KvStream> + Clone {
     let values = layer.v.get(heads.clone()).unwrap_or_default();
     layer.k[heads.clone()].iter().chain(values)
@@ -281,7 +289,7 @@ fn launch(
         return Ok(());
     }
     let dim = streams.map(|stream| stream.spec.dim()).max().unwrap_or(0);
-    // Codes `[16][dim]` and scales `[16][dim / 32]` at most.
+    // At most codes `[16][dim]` and scales `[16][dim / 32]`.
     let shared_bytes = (TILE * dim + TILE * dim / block32::LEN * size_of::<u16>()) as u32;
     let grid = [small(OP, "blocks", blocks)?, 1, 1];
     let launch = Launch { grid, block: [32 * HEADS_PER_BLOCK, 1, 1], shared_bytes };

@@ -1,4 +1,4 @@
-//! What an append is to do, as a list for the kernel.
+//! Plans an append: the list of tile writes that the kernel executes.
 
 use std::ops::Range;
 
@@ -11,22 +11,24 @@ use crate::kv::{has_centres, small};
 /// `Plan`, `Write` or `Centre` of `append.cu`.
 pub(super) type Entry = [u32; 4];
 
-/// Flag of a tile that goes to the band too.
+/// Flag of a write that also goes to the step tiles.
 const IN_BAND: u32 = 4;
-/// The next tile of a chain counts in this.
+/// Unit of the field of the flags that holds the next write of a chain.
 const NEXT: u32 = 8;
 
-/// More kinds of streams than a launch has streams.
+/// Upper bound on the kinds of KV tensors of a launch.
 pub(super) const MAX_KINDS: usize = 1 << 8;
 
-/// What is written of a stream, and where its share of the band lies, depends on these of it.
+/// The fields of a spec that determine the writes of a KV tensor and its range of step tiles: sink
+/// tiles and tail tiles.
 type Kind = [usize; 2];
 
 fn kind(spec: &StreamSpec) -> Kind {
     [spec.sink_tiles, spec.tail_tiles]
 }
 
-/// For each part the plans of all kinds of streams, for each plan its tiles, and the centres that are set.
+/// The write list of a launch: for each sequence one plan per kind of KV tensor, for each plan its
+/// tiles, and the centres to set.
 pub(super) struct List {
     kinds: Vec<Kind>,
     entries: Vec<Entry>,
@@ -35,7 +37,7 @@ pub(super) struct List {
 }
 
 impl List {
-    /// What a step does to the streams of some heads, in all parts, which are of one layer.
+    /// Plans a step for the KV tensors of some heads, for all sequences, which share one layer.
     ///
     /// # Errors
     /// [`Unsupported`](kvant_backend::BackendError::Unsupported) beyond 32 bits.
@@ -72,7 +74,7 @@ impl List {
         Ok(list)
     }
 
-    /// Takes down the centres that a step sets in streams of plan `of_part` of part `index`.
+    /// Adds the centres that a step sets in the tensors of plan `of_part` of sequence `index`.
     fn push_centres(
         &mut self,
         spec: &StreamSpec,
@@ -81,7 +83,7 @@ impl List {
     ) -> Result<()> {
         for write in spec.writes(part.rows) {
             let Some([own, next]) = spec.centre_rows(&write, part.rows) else { continue };
-            // Both begin with their first slots, so that the rows lie side by side.
+            // Both tiles are filled from their first slots, so that the rows are contiguous.
             let n_rows = own.new.end + next.new.end;
             self.entries.push([
                 small(OP, "tiles", own.tile)?,
@@ -93,12 +95,13 @@ impl List {
         Ok(())
     }
 
-    /// Where the centres begin among the entries, and how many there are.
+    /// Returns the index of the first centre among the entries, and the number of centres.
     pub fn centres(&self) -> (usize, usize) {
         (self.first_centre, self.entries.len() - self.first_centre)
     }
 
-    /// Takes down the tiles of one plan: the first ones of the chains, then the others. Says how many chains there are.
+    /// Adds the tiles of one plan: the heads of the chains, then the others. Returns the number of
+    /// chains.
     fn push(&mut self, spec: &StreamSpec, part: &KvPart<'_, CudaPage>) -> Result<u32> {
         let chains = chains(spec.writes(part.rows), spec.tail_tiles);
         let n_chains = small(OP, "tiles", chains.len())?;
@@ -116,29 +119,30 @@ impl List {
         Ok(n_chains)
     }
 
-    /// All of it: the plans, part by part, then their tiles, then the centres.
+    /// Returns all entries: the plans of each sequence, then their tiles, then the centres.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// Which of a part's plans is that of such a stream.
+    /// Returns the index, among the plans of a sequence, of the plan for `spec`.
     pub fn plan_of(&self, spec: &StreamSpec) -> u16 {
         let index = self.kinds.iter().position(|&known| known == kind(spec));
-        index.expect("the kinds of all streams are known") as u16
+        index.expect("the kinds of all KV tensors are listed") as u16
     }
 
-    /// The first plan of part `index`.
+    /// Returns the index of the first plan of sequence `index`.
     pub fn plans_of_part(&self, index: usize) -> u32 {
         (index * self.kinds.len()) as u32
     }
 
-    /// Most chains of a plan.
+    /// Returns the maximum number of chains of a plan.
     pub fn most_chains(&self) -> u32 {
         self.most_chains
     }
 }
 
-/// Tiles that share a place in the ring of the tail, one of which is read there, one after the other; all others by themselves.
+/// Groups the writes into chains: tiles that share a slot of the tail ring, where one is read and
+/// the next is written, run in sequence; all others are chains of one.
 fn chains(writes: impl Iterator<Item = TileWrite>, tail_tiles: usize) -> Vec<Vec<TileWrite>> {
     let ring = |write: &TileWrite| {
         let touches = !write.old.is_empty() || matches!(write.place, Place::Tail(_));

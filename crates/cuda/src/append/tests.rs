@@ -1,4 +1,5 @@
-//! What is CUDA's own about appending: launches that are split. All else is held to the conformance suites.
+//! CUDA-specific tests of append: launches that are split. The conformance suites cover everything
+//! else.
 
 use kvant_codec::DType;
 use kvant_conformance::kv::{Batch, Shape, Tokens};
@@ -18,8 +19,8 @@ fn more_heads_than_a_launch_takes_take_several() {
     }
 }
 
-/// More sequences than a launch takes, of two layers, each with a number of rows of its own; more tiles than travel with a
-/// launch.
+/// More sequences than a launch takes, of two layers, each with its own number of tokens; more
+/// tiles than travel in the kernel parameters.
 #[test]
 fn more_sequences_than_a_launch_takes_take_several() {
     let Some(subject) = on_emulator(80) else { return };

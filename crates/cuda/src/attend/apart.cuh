@@ -1,12 +1,14 @@
-// The beginning and the end of attention as kernels of their own, for walks whose blocks share queries or have too many.
+// Prologue and epilogue of attention as separate kernels, where several blocks share queries or a
+// block has too many.
 //
-// Macros: K_DIM, V_DIM (values per token as stored, multiples of 16).
+// Macros: K_DIM, V_DIM (stored values per token, multiples of 16).
 
 #pragma once
 
 #include "ends.cuh"
 
-// Prepares the queries: one warp per query, blocks of WARPS. Grid: queries, KV heads of all sequences.
+// Prepares the queries: one warp per query, blocks of WARPS. Grid: queries, KV heads of all
+// sequences.
 extern "C" __global__ void __launch_bounds__(THREADS) prepare_queries(const __grid_constant__ AttendParams p) {
     u32 lane = threadIdx.x % 32, i = blockIdx.x * WARPS + threadIdx.x / 32;
     Slot slot(p.c, blockIdx.y);
@@ -18,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) prepare_queries(const __gr
     }
 }
 
-// Joins the splits: one warp per query. Grid: queries, KV heads of all sequences.
+// Combines the KV splits: one warp per query. Grid: queries, KV heads of all sequences.
 extern "C" __global__ void __launch_bounds__(THREADS) combine(const __grid_constant__ AttendParams p) {
     u32 lane = threadIdx.x % 32, i = blockIdx.x * WARPS + threadIdx.x / 32;
     Slot slot(p.c, blockIdx.y);

@@ -1,6 +1,7 @@
-// Attention of few queries over compressed tiles, with tensor cores. The method is in mod.rs.
+// Split-KV attention of few queries over quantized tiles, with tensor cores. mod.rs describes the
+// method.
 //
-// Macros: K_DIM, V_DIM (values per token as stored, multiples of 16), CAPPED (whether scores are).
+// Macros: K_DIM, V_DIM (stored values per token, multiples of 16), CAPPED (soft cap on the scores).
 
 #include "work.cuh"
 
@@ -10,7 +11,8 @@ struct Shared {
     Sight sights[QUERIES];
 };
 
-// Joins the shares of the warps of a block by halves: warps 2 and 3 hand over to 0 and 1, then 1 to 0. The whole block.
+// Combines the partial results of the warps of a block by halving: warps 2 and 3 pass theirs to 0
+// and 1, then 1 to 0. Called by the whole block.
 __device__ void join(Work<1>& w, float* hand, u32 lane, u32 warp) {
     constexpr u32 SHARE = V_DIM / 2 + HAND_STATE;  // floats of a lane
 #pragma unroll 1
@@ -43,8 +45,9 @@ __device__ void join(Work<1>& w, float* hand, u32 lane, u32 warp) {
     }
 }
 
-// Every warp takes every fourth tile of the split for the same 16 queries; their shares are joined in the order of the warps. Grid:
-// splits, blocks of 16 queries, KV heads of all sequences.
+// Every warp takes every fourth tile of the split for the same 16 queries; their partial results
+// are combined in the order of the warps. Grid: splits, blocks of 16 queries, KV heads of all
+// sequences.
 extern "C" __global__ void __launch_bounds__(THREADS) attend_split(const __grid_constant__ AttendParams p) {
     extern __shared__ __align__(16) u8 bytes[];
     Shared& shared = *(Shared*)bytes;

@@ -1,4 +1,4 @@
-// What the kernels of attention share. The method is in mod.rs and decode.rs.
+// Types and functions shared by the attention kernels. mod.rs and decode.rs describe the method.
 
 #pragma once
 
@@ -16,21 +16,21 @@ struct Head {
 // A sequence.
 struct Part {
     Memory memory;
-    const float* balance;  // of its layer, or null
+    const float* balance;  // channel scales of its layer, or null
     u32 first_row;     // among the rows of queries and outputs
     u32 rows;
-    u32 start;         // position of the first one
+    u32 start;         // position of the first row
     u32 window;        // first tile that rows of the first row's tile see in 16 bit
-    u32 windows;       // where those of the next tiles lie in `windows`
+    u32 windows;       // index in `windows` of those of the next tiles
     Band key_band;
     Band value_band;
     u32 first_query;   // among the prepared ones: of the first head
     u32 padded;        // queries of a KV head, rounded up
     u32 first_share;   // of the first head
-    u32 splits;        // of the walk
-    u32 split_tiles;   // tiles of each
-    u32 first_image;   // of its unpacked tiles, of the first head
-    u32 images;        // of a head: the tiles that any of its rows sees
+    u32 splits;        // KV splits
+    u32 split_tiles;   // tiles of each split
+    u32 first_image;   // its first unpacked tile, of the first head
+    u32 images;        // unpacked tiles of a head: those that any of its rows sees
 };
 
 struct Common {
@@ -39,20 +39,22 @@ struct Common {
     Spec keys;
     Spec values;
     const u32* windows;
-    u16* queries;      // halves, scaled, rotated where the keys are, [part][head][padded][K_DIM]
+    u16* queries;      // f16, scaled, rotated where the keys are, [part][head][padded][K_DIM]
     float* share;      // [part][head][split][padded][V_DIM]
     float* state;      // [part][head][split][padded][2]: maximum and sum
     u16* images;       // [part][head][images][TILE * (K_DIM + V_DIM)]: keys, then values
-    u32* tickets;      // [part][head]: blocks that are done, where the last one joins their shares; 0 between launches
+    // [part][head]: finished blocks, counted where the last one combines the splits; 0 between
+    // launches
+    u32* tickets;
     u32 n_heads;       // of this launch
     u32 group;         // query heads per KV head
-    u32 visible;       // youngest tokens that a query sees
-    float soft_cap;    // of the scores, times log2 e, where CAPPED
-    float cap_rate;    // as `bounded` takes it
+    u32 visible;       // number of latest tokens that a query sees
+    float soft_cap;    // of the scores, times log2 e, if CAPPED
+    float cap_rate;    // parameter of `bounded`
     u32 unused;
 };
 
-// A KV head of a sequence, number `index` of those of the launch.
+// KV head number `index` of the launch, of one sequence.
 struct Slot {
     const Part& part;
     const Head& head;
@@ -67,20 +69,20 @@ struct Slot {
     }
 };
 
-// The oldest token that row `row` sees.
+// Returns the oldest token that row `row` sees.
 __device__ inline u32 oldest_of(const Common& c, const Part& part, u32 row) {
     u32 end = part.start + row + 1;
     return end - min(end, c.visible);
 }
 
-// The first tile that row `row` sees in 16 bit.
+// Returns the first tile that row `row` sees in 16 bit.
 __device__ inline u32 window_of(const Common& c, const Part& part, u32 row) {
     u32 later = (part.start + row) / TILE - part.start / TILE;
     return later == 0 ? part.window : c.windows[part.windows + later - 1];
 }
 
-// The tiles that rows from `first` to `last` see: `mains` from `main` on as they lie in the blocks, then those from `recent` on
-// in 16 bit, `n` of them in all. A tile may be there in both forms.
+// The tiles that rows from `first` to `last` see: `mains` from `main` on as stored in the blocks,
+// then those from `recent` on in 16 bit, `n` in all. A tile may occur in both forms.
 struct Walk {
     u32 main, mains, recent, n;
     __device__ bool is_main(u32 i) const { return i < mains; }
@@ -94,7 +96,7 @@ __device__ inline Walk walk_of(const Common& c, const Part& part, u32 first, u32
     return {main, mains, recent, mains + (end > recent ? end - recent : 0)};
 }
 
-// A score where the kernel is compiled without a cap; else what is `bounded` of it, both times log2 e.
+// Returns the score, capped by `bounded` if CAPPED; both are times log2 e.
 __device__ inline float capped(const Common& c, float score) {
 #if CAPPED
     return bounded(score, c.soft_cap, c.cap_rate);
@@ -103,7 +105,7 @@ __device__ inline float capped(const Common& c, float score) {
 #endif
 }
 
-// Of the four lanes that have shares of the same rows.
+// Returns the sum over the four lanes that hold parts of the same rows.
 __device__ inline float sum_of_four(float x) {
     x += __shfl_xor_sync(~0u, x, 1);
     return x + __shfl_xor_sync(~0u, x, 2);

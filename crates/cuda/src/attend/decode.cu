@@ -1,29 +1,30 @@
-// Attention of up to eight queries over compressed tiles, straight from memory to the tensor cores. The method is in
-// decode.rs.
+// Decode attention of up to eight queries over quantized tiles, straight from memory to the tensor
+// cores. decode.rs describes the method.
 //
-// Macros: K_TYPE, V_TYPE (of the main tiles), K_DIM, V_DIM (values per token as stored), CAPPED (whether scores are),
-// BLOCKS (that a multiprocessor is to hold).
+// Macros: K_TYPE, V_TYPE (of the main tiles), K_DIM, V_DIM (stored values per token), CAPPED (soft
+// cap on the scores), BLOCKS (resident per multiprocessor).
 
 #include "groups.cuh"
 
 constexpr u32 SLICES = (V_DIM + 127) / 128;
-// Products of a tile and a slice of values. Of 64 dims or less two lanes share a group.
+// MMAs of a tile and a slice of values. With 64 dims or fewer, two lanes share a group.
 constexpr u32 PRODUCTS = V_DIM > 64 ? 8 : 4;
-// Bytes of the weights of a tile, [16 tokens][8 queries] halves; 16 more, so that tiles lie in different banks.
+// Bytes of the softmax weights of a tile, [16 tokens][8 queries] f16; 16 more, so that tiles lie in
+// different banks.
 constexpr u32 WEIGHT_BYTES = TILE * QUERIES * 2 + 16;
 
-// What codes stand for: the book of their type, and a table of levels where it has a memory.
+// The levels of codes: the byte codebook of their type, and a level table for trellis types.
 struct Levels {
     const Book& book;
     const LevelTable& table;
 };
 
-// Tables of the types with a memory.
+// Level tables of the trellis types.
 constexpr bool K_REMEMBERS = remembers(K_TYPE), V_REMEMBERS = remembers(V_TYPE);
 constexpr u32 V_TABLE = K_REMEMBERS && V_TYPE != K_TYPE ? 1 : 0;
 constexpr u32 TABLES = V_REMEMBERS ? V_TABLE + 1 : K_REMEMBERS;
 
-// Calls f with 0 .. 4 or 0 .. 8 as constants.
+// Calls f with the constants 0 .. 4 or 0 .. 8.
 template <u32 I>
 struct Const { static constexpr u32 value = I; };
 template <typename F>
@@ -40,7 +41,7 @@ __device__ inline void for_products(F f) {
     else for_four(f);
 }
 
-// Sixteen halves.
+// Sixteen f16 scales.
 struct Scales {
     uint4 half[2];
     __device__ void load(const u8* block) {
@@ -52,20 +53,22 @@ struct Scales {
     }
 };
 
-// Coded keys are multiplied as they are, bytes above their bias, so that nothing is spent on each: what the bias would add to the sum
-// of a block is what the sum begins with, `minus_bias`. As halves these bytes are subnormal, which tensor cores take as they are
-// (doi 10.7717/peerj-cs.330 for compute capabilities up to 8.0), so that nothing but the bias stands above a code. Sums on the way
-// are two to four times as large as without it, by root mean square, and f32 rounds each by 2^-23 at most; queries have been
-// rounded by 2^-12. (Above 1024 sums would be more than twenty times as large.)
+// Codes of keys are multiplied unchanged, as bytes above their bias, which saves an instruction per
+// code: the accumulator of a block starts with the negative contribution of the bias, `minus_bias`.
+// As f16 these bytes are subnormal, which tensor cores support exactly (doi 10.7717/peerj-cs.330
+// for compute capabilities up to 8.0), so that only the bias is added to a code. Intermediate sums
+// are two to four times as large as without it, by root mean square, and f32 rounds each by 2^-23
+// at most; queries have been rounded by 2^-12. (With bytes above 1024 the sums would be more than
+// twenty times as large.)
 constexpr float BYTE_UNIT = 1.0f / (1 << 24);
 
-// Whether codes are multiplied as bytes: levels of types with a memory are looked up as halves.
+// Returns whether codes are multiplied as bytes: levels of trellis types are looked up as f16.
 __host__ __device__ constexpr bool has_bias(u32 type) { return is_coded(type) && !remembers(type); }
 
-// Blocks of the keys whose sums begin with what the bias takes away.
+// Blocks of the keys whose accumulators start with the negative bias.
 constexpr u32 K_BLOCKS = has_bias(K_TYPE) ? n_blocks(K_TYPE, K_DIM) : 0;
 
-// What block `block` of the bias gives with queries 2t and 2t + 1, negative.
+// Returns the contribution of the bias of block `block` with queries 2t and 2t + 1, negative.
 __device__ inline float2 minus_bias_of(u32 block, const Book& book, const uint2* queries, u32 lane) {
     u32 minus = 0x80008000 | (u32)book.bias * 0x10001, all[4] = {minus, minus, minus, minus};
     float products[4] = {};
@@ -77,14 +80,15 @@ __device__ inline float2 minus_bias_of(u32 block, const Book& book, const uint2*
     return make_float2(products[0], products[1]);
 }
 
-// What the sum of block `block` begins with.
+// Returns the initial accumulator of block `block`.
 template <u32 TYPE>
 __device__ inline float2 beginning(const float2 (*minus_bias)[4], u32 block, u32 lane) {
     if constexpr (has_bias(TYPE)) return minus_bias[block][lane % 4];
     return make_float2(0.0f, 0.0f);
 }
 
-// Adds the scores of the `DIMS` dims of one block, as `add_scores` does; `queries` begin with those dims.
+// Adds the scores of the `DIMS` dims of one block, as `add_scores` does; `queries` begin with those
+// dims.
 template <u32 TYPE, u32 DIMS>
 __device__ inline void add_block_scores(float scores[8][4], const u8* block, bool mine, const Levels& levels,
                                         const uint2* queries, float2 first_sum, u32 lane) {
@@ -120,8 +124,9 @@ __device__ inline void add_block_scores(float scores[8][4], const u8* block, boo
     });
 }
 
-// Adds the scores of the 128 tokens of a unit: scores[i] of lane (g, t) are those of tokens i (first two) and i + 8 of
-// tile g, with queries 2t and 2t + 1. Lanes whose tile is not `mine` read another one and add nothing.
+// Adds the scores of the 128 tokens of a unit: scores[i] of lane (g, t) are those of tokens i
+// (first two) and i + 8 of tile g, with queries 2t and 2t + 1. Lanes whose tile is not `mine` read
+// another one and add zero.
 template <u32 TYPE>
 __device__ inline void add_scores(float scores[8][4], const u8* tile, bool mine, const Levels& levels,
                                   const uint2* queries, const float2 (*minus_bias)[4], u32 lane) {
@@ -163,8 +168,9 @@ __device__ inline void add_scores(float scores[8][4], const u8* tile, bool mine,
     }
 }
 
-// What the centre of a lane's tile adds to its scores with queries 2t and 2t + 1; nothing where that is null. Rows of the product
-// are the tiles of the unit, each twice, so that it comes out where the scores do.
+// Returns the contribution of the centre of a lane's tile to its scores with queries 2t and 2t + 1;
+// 0 if it is null. Rows of the MMA are the tiles of the unit, each twice, so that the result has
+// the layout of the scores.
 __device__ inline void meet(float met[2], const u16* centre, const uint2* queries, u32 lane) {
     float products[4] = {};
 #pragma unroll
@@ -177,8 +183,9 @@ __device__ inline void meet(float met[2], const u16* centre, const uint2* querie
     for (u32 q = 0; q < 2; q++) met[q] = centre ? products[q] : 0.0f;
 }
 
-// What a lane needs of a tile of values: of each slice of 128 dims, tokens 4t .. 4t + 4 of dims 16 g .. 16 g + 16. Lanes
-// beyond the last dim repeat the last 16. Of 64 dims lanes g and g + 4 have the same sixteen, of which they take these rows.
+// The share of a lane in a tile of values: of each slice of 128 dims, tokens 4t .. 4t + 4 of dims
+// 16 g .. 16 g + 16. Lanes beyond the last dim repeat the last 16. With 64 dims, lanes g and g + 4
+// have the same 16 dims, of which they take these rows.
 __device__ inline u32 first_dim(u32 slice, u32 lane) {
     return min(128 * slice + 16 * (lane / 4 % PRODUCTS), V_DIM - 16);
 }
@@ -200,8 +207,8 @@ struct Values {
         }
     }
 
-    // Adds to out[s][i] of lane (g, t) dims 128 s + 16 g + i (first two) and + 8, for queries 2t and 2t + 1. (Of 64 dims the lane's
-    // dims begin at `first_dim` and `first_row`.)
+    // Adds to out[s][i] of lane (g, t) dims 128 s + 16 g + i (first two) and + 8, for queries 2t
+    // and 2t + 1. (With 64 dims the lane's dims begin at `first_dim` and `first_row`.)
     __device__ void mix(float out[SLICES][PRODUCTS][4], const Levels& levels, const u32 b[2], u32 lane) const {
         u32 bias = pack_halves(1024.0f + levels.book.bias, 1024.0f + levels.book.bias);
 #pragma unroll
@@ -256,7 +263,8 @@ struct Values<TYPE, false> {
     }
 };
 
-// The weights of a tile as right operand: token 4t + e of query g in the order of `Group`.
+// Loads the softmax weights of a tile as right operand: token 4t + e of query g in the order of
+// `Group`.
 __device__ inline void load_weights(u32 b[2], const u8* weights, u32 lane) {
     u32 row = lane % 8 / 2 * 4 + lane % 2 + (lane / 8 % 2) * 2;
     u32 at = shared_address(weights + 16 * row);
@@ -269,7 +277,7 @@ struct Softmax {
     float sum[2];  // of the tokens of this lane
 };
 
-// The tokens that the queries 2t and 2t + 1 of a lane see.
+// The visible tokens of the queries 2t and 2t + 1 of a lane.
 struct Sight {
     u32 oldest[2], end[2];
 
@@ -278,8 +286,8 @@ struct Sight {
     }
 };
 
-// Hides what a query may not see, turns scores, which miss `met` each, into weights and leaves them in shared memory; gives the
-// factors of what was summed before.
+// Masks tokens, turns scores, which lack `met` each, into softmax weights and leaves them in shared
+// memory; returns in `keep` the rescaling factors of the earlier sums.
 __device__ inline void weigh(const Common& c, Softmax& w, float scores[8][4], const float met[2], u32 first_token,
                              const Sight& sight, u8* weights, float keep[2], u32 lane) {
     if (CAPPED) {
@@ -287,7 +295,7 @@ __device__ inline void weigh(const Common& c, Softmax& w, float scores[8][4], co
             for (u32 r = 0; r < 4; r++) scores[i][r] = capped(c, scores[i][r] + met[r % 2]);
         }
     }
-    // Of a walk, the first and the last unit.
+    // Only the first and the last unit of a split need the mask.
     if (!__all_sync(~0u, sight.sees_tile(first_token))) {
         for (u32 i = 0; i < 8; i++) {
             for (u32 r = 0; r < 4; r++) {
@@ -306,8 +314,10 @@ __device__ inline void weigh(const Common& c, Softmax& w, float scores[8][4], co
         keep[q] = exp2f(w.max[q] - max);
         w.max[q] = max;
         w.sum[q] *= keep[q];
-        // All scores of a tile miss the same: not they are moved, but what they are told from. That is not less than they are,
-        // however large they are and whatever was rounded. Where a query has seen nothing yet, hidden scores are not the largest.
+        // All scores of a tile lack the same `met`: instead of adding it to each, the subtracted
+        // maximum is lowered by it. It is not less than any score, however large they are and
+        // whatever was rounded. A query that has seen no token yet has maximum HIDDEN: subtracting
+        // 0 leaves the weights of masked tokens at 0.
         most[q] = max == HIDDEN ? 0.0f : most[q] - (own - max);
     }
     u8* at = weights + lane / 4 * WEIGHT_BYTES + 4 * (lane % 4);
@@ -321,12 +331,12 @@ __device__ inline void weigh(const Common& c, Softmax& w, float scores[8][4], co
     }
 }
 
-// Dims of an output that warps hand over at a time.
+// Dims of an output that warps exchange at a time.
 constexpr u32 OUT_DIMS = V_DIM < 128 ? V_DIM : 128;
 
 struct Shared {
     uint2 queries[K_DIM / 16 * 32];        // right operands, by chunk of 16 dims and lane
-    float2 minus_bias[K_BLOCKS + 1][4];    // of coded keys, by block and t
+    float2 minus_bias[K_BLOCKS + 1][4];    // of quantized keys, by block and t
     LevelTable tables[TABLES > 0 ? TABLES : 1];
     u8 weights[WARPS][UNIT * WEIGHT_BYTES];
     float out[WARPS][QUERIES][OUT_DIMS + 4];
@@ -346,7 +356,8 @@ __device__ inline void prepare(const AttendParams& p, const Slot& slot, uint2* q
     }
 }
 
-// Hands the sums of a warp over, told from the largest score of the block: of a slice of dims, for the queries that there are.
+// Writes the sums of a warp, relative to the maximum of the block, to the exchange buffer: of a
+// slice of dims, for the existing queries.
 __device__ inline void hand_over(const float factor[2], const float out[PRODUCTS][4], u32 n, u32 dims, float to[QUERIES][OUT_DIMS + 4],
                                  u32 lane) {
     u32 dim = 16 * (lane / 4 % PRODUCTS) + first_row(lane);
@@ -359,7 +370,8 @@ __device__ inline void hand_over(const float factor[2], const float out[PRODUCTS
     }
 }
 
-// Joins the warps' shares in their order. What that gives is the output where nothing is split, or goes to memory.
+// Combines the warps' partial results in order. The result is the output if there is one split, or
+// else goes to memory.
 __device__ inline void join(const AttendParams& p, const Slot& slot, Shared& shared, Softmax& w, const float out[SLICES][PRODUCTS][4],
                             u32 lane, u32 warp) {
     u32 t = lane % 4, n = slot.n_queries(p.c);
@@ -404,10 +416,11 @@ __device__ inline void join(const AttendParams& p, const Slot& slot, Shared& sha
     }
 }
 
-// What this thread knows to be written comes before what it writes, for all blocks.
+// Orders the writes visible to this thread before its later writes, for all blocks.
 __device__ inline void order_for_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-// Whether all other blocks of the walk have written their shares, of which this one's threads see all then.
+// Returns whether all other blocks of the sequence and head have written their partial results; if
+// so, the threads of this block see them.
 __device__ inline bool is_last(const Common& c, const Slot& slot, u32& shared, u32 number) {
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -419,14 +432,15 @@ __device__ inline bool is_last(const Common& c, const Slot& slot, u32& shared, u
     return shared;
 }
 
-// A lane's tile of a unit, and whether it is there.
+// A lane's tile of a unit, and whether it exists.
 struct Mine {
     const u8* tile;
     bool in_main;
     bool in_f16;
 };
 
-// The tile, if it is before `end`; those before `window` as they lie in the blocks, later ones in 16 bit.
+// Returns the tile, if it is before `end`: as stored in the blocks before `window`, in 16 bit from
+// there on.
 __device__ inline Mine my_tile(const Memory& memory, const Spec& s, const Offsets& at, u32 index, u32 window, u32 end) {
     if (index >= end) return {nullptr, false, false};
     u32 place = place_of(s, index, window);
@@ -446,7 +460,7 @@ __device__ inline void mix_tile(float out[SLICES][PRODUCTS][4], const u8* tile, 
     values.mix(out, levels, b, lane);
 }
 
-// Eight tiles of one type, several on their way at a time.
+// Processes eight tiles of one type, with several loads in flight.
 template <u32 TYPE>
 __device__ inline void mix_unit(float out[SLICES][PRODUCTS][4], const u8* my_tile, const Levels& levels, const u8* weights,
                                 u32 lane) {
@@ -465,8 +479,9 @@ __device__ inline void mix_unit(float out[SLICES][PRODUCTS][4], const u8* my_til
     }
 }
 
-// Rows of one tile: all of them see all tiles in the same form, and none in a band. Grid: splits, KV heads of all sequences. A
-// warp takes every fourth unit of 8 tiles of the split; the last block of a walk joins the splits.
+// Attention of rows in one tile: all of them see all tiles in the same form, and no step tiles.
+// Grid: splits, KV heads of all sequences. A warp takes every fourth unit of 8 tiles of the split;
+// the last block of a sequence and head combines the splits.
 extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __grid_constant__ AttendParams p) {
     __shared__ __align__(16) Shared shared;
     wait_for_kernel_before();
@@ -491,7 +506,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
     Levels value_levels = {p.books[V_TYPE], shared.tables[V_TABLE]};
     Sight sight;
     for (u32 q = 0; q < 2; q++) {
-        // Queries beyond the last one, which are 0 and go nowhere, see what it does.
+        // Queries beyond the last one, which are 0 and are not stored, use its mask.
         u32 row = min((2 * (lane % 4) + q) / p.c.group, part.rows - 1);
         sight.oldest[q] = oldest_of(p.c, part, row);
         sight.end[q] = part.start + row + 1;
@@ -507,7 +522,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) decode(const __
         u32 in_main = __ballot_sync(~0u, key.in_main), in_f16 = __ballot_sync(~0u, key.in_f16);
         bool meets = is_coded(K_TYPE) && p.c.keys.centres && in_main;
         const u16* centre = meets && key.in_main ? centre_of(p.c.keys, index, key.tile) : nullptr;
-        // On its way while the codes are, and then beside the multiprocessors.
+        // Prefetched together with the codes, and read from the L2 cache afterwards.
         if (centre) asm volatile("prefetch.global.L2 [%0];" ::"l"(centre + lane % 4 * (K_DIM / 4)));
         if (in_main) {
             const u8* any = tile_of_lane(key.tile, __ffs(in_main) - 1);

@@ -1,6 +1,6 @@
-// Where attention begins and where it ends, whatever walks the tiles: queries are prepared, and the shares of the splits joined.
+// Prologue and epilogue of every attention kernel: prepares queries, and combines the KV splits.
 //
-// Macros: K_DIM, V_DIM (values per token as stored, multiples of 16).
+// Macros: K_DIM, V_DIM (stored values per token, multiples of 16).
 
 #pragma once
 
@@ -19,26 +19,28 @@ struct AttendParams {
     u32 v_head_dim;
     float scale;         // of the scores, times log2 e
     u32 rotates[2];      // keys, values
-    u32 balance_at[3];   // where in a balance factors on queries, on outputs, and what is added to these begin
-    u32 is_joint;        // values are the first part of their keys: outputs have the factors of queries, and nothing is added
-    Book books[N_TYPES]; // by type of the stream
+    // offsets in the channel scales: factors on queries, on outputs, and shifts of outputs
+    u32 balance_at[3];
+    // values are the first dims of their keys: outputs have the factors of queries, and no shift
+    u32 is_joint;
+    Book books[N_TYPES]; // by type of the KV tensor
     u32 before[4];
     u32 after[4];
 };
 
-// Query i of a KV head: query head i % group of its group, of row i / group.
+// Returns the row of query i of a KV head: query head i % group of its group, of row i / group.
 __device__ inline size_t query_head(const AttendParams& p, const Slot& slot, u32 i) {
     u32 row = slot.part.first_row + i / p.c.group, head = slot.head.kv_head * p.c.group + i % p.c.group;
     return (size_t)row * p.n_query_heads + head;
 }
 
-// Numbers of the balance of a KV head of a sequence, of `dim` values: null where there are none.
+// Returns the channel scales of a KV head of a sequence, of `dim` values; null without them.
 __device__ inline const float* balance_of(const Slot& slot, u32 at, u32 dim) {
     return balance_head(slot.part.balance, at, slot.head.kv_head * dim);
 }
 
-// Values span + 4 lane and the next three of query i, balanced, padded, rotated and scaled; zeros of a query that is not there. A whole
-// warp.
+// Returns values span + 4 lane and the next three of query i, with channel scales, padded, rotated
+// and scaled; zeros beyond the last query. Called by a whole warp.
 __device__ inline uint2 prepared(const AttendParams& p, const Slot& slot, u32 i, u32 span, u32 lane) {
     if (i >= slot.n_queries(p.c)) return make_uint2(0, 0);
     const float* q = p.q + query_head(p, slot, i) * p.k_head_dim;
@@ -53,21 +55,23 @@ __device__ inline uint2 prepared(const AttendParams& p, const Slot& slot, u32 i,
     return make_uint2(pack_halves(x[0] * p.scale, x[1] * p.scale), pack_halves(x[2] * p.scale, x[3] * p.scale));
 }
 
-// What a query has seen in all: its largest score, and the sum of the weights that are told from it, which carry a factor 2^LIFT.
+// Softmax state of a query: its largest score, and the sum of the weights relative to it, which
+// carry a factor 2^LIFT.
 struct Total {
     float max;
     float sum;
 };
 
-// Lets the sink of its head join: all is told from the larger of it and the scores' maximum then.
+// Adds the attention sink of its head: the result is relative to the larger of the sink and the
+// maximum of the scores.
 __device__ inline Total with_sink(const AttendParams& p, const Slot& slot, u32 i, Total total) {
     if (!p.sinks) return total;
     float sink = p.sinks[query_head(p, slot, i) % p.n_query_heads] * LOG2_E, top = fmaxf(total.max, sink);
     return {top, total.sum * exp2f(total.max - top) + exp2f(sink - top + LIFT)};
 }
 
-// Divides values span + 4 lane and the next three of an output by the sum of the weights, un-rotates, balances and writes them. A whole
-// warp.
+// Divides values span + 4 lane and the next three of an output by the sum of the weights,
+// un-rotates them, applies channel scales and writes them. Called by a whole warp.
 __device__ inline void write_output(const AttendParams& p, const Slot& slot, u32 i, u32 span, float x[4], float sum, u32 lane) {
     const float* factors = balance_of(slot, p.balance_at[1], p.is_joint ? p.k_head_dim : p.v_head_dim);
     const float* shifts = p.is_joint ? nullptr : balance_of(slot, p.balance_at[2], p.v_head_dim);
@@ -83,8 +87,9 @@ __device__ inline void write_output(const AttendParams& p, const Slot& slot, u32
     }
 }
 
-// Joins the splits of query i, always in the same order, and writes its output. A whole warp, each lane of which weighs every 32nd split.
-// Shares are read beside the first-level cache, which does not learn of what other blocks of the launch have written.
+// Combines the splits of query i, always in the same order, and writes its output. Called by a
+// whole warp, each lane of which weighs every 32nd split. Reads bypass the L1 cache, which does not
+// see the writes of other blocks of the launch.
 __device__ inline void combine_query(const AttendParams& p, const Slot& slot, u32 i, u32 lane) {
     u32 splits = slot.part.splits;
     auto state_of = [&](u32 split) { return __ldcg((const float2*)(p.c.state + 2 * slot.share(split, i))); };

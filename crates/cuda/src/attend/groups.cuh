@@ -1,4 +1,5 @@
-// Groups of codes in registers, and what tensor cores take of them. The method is in decode.rs.
+// Groups of codes in registers, and their conversion to MMA operands. decode.rs describes the
+// method.
 
 #pragma once
 
@@ -9,9 +10,11 @@ __device__ inline u32 word(const uint4& v) {
     return I == 0 ? v.x : I == 1 ? v.y : I == 2 ? v.z : v.w;
 }
 
-// What a lane needs of group g of a block of `dims`: its 16 rows (tokens of K, dims of V) of four values each. `byte_fragment` makes of rows I
-// and I + 8 the left operand of a product, in the order (row I, values 0 and 1), (row I + 8, 0 and 1), (row I, 2 and 3),
-// (row I + 8, 2 and 3). `from(row)` has rows from `row`, 0 or 4, on, and from `row` + 8 on, four of each, where others have the first.
+// The data of a lane in group g of a block of `dims`: its 16 rows (tokens of K, dims of V) of four
+// values each. `byte_fragment` converts rows I and I + 8 to the left operand of an MMA, in the
+// order (row I, values 0 and 1), (row I + 8, 0 and 1), (row I, 2 and 3), (row I + 8, 2 and 3).
+// `from(row)` returns rows from `row`, 0 or 4, on, and from `row` + 8 on, four of each, in the
+// positions of the first ones.
 template <u32 TYPE>
 struct Group;
 
@@ -60,24 +63,24 @@ template <>
 struct Group<TURBO2> {
     uint4 low;
     __device__ void load(const u8* planes, u32, u32 g) { low = __ldg((const uint4*)(planes + TURBO2_GROUP * g)); }
-    // The words of another lane.
+    // Returns the words of another lane.
     __device__ Group of_lane(u32 lane) const {
         return {{__shfl_sync(~0u, low.x, lane), __shfl_sync(~0u, low.y, lane), __shfl_sync(~0u, low.z, lane),
                  __shfl_sync(~0u, low.w, lane)}};
     }
-    // Values one to the right: the first ones are the last of `left`.
+    // Returns the values shifted by one to the right: the first ones are the last of `left`.
     __device__ Group after(const Group& left) const {
         return {{low.x << 8 | left.low.x >> 24, low.y << 8 | left.low.y >> 24, low.z << 8 | left.low.z >> 24,
                  low.w << 8 | left.low.w >> 24}};
     }
-    // Rows one down, and the last one first.
+    // Returns the rows shifted down by one, the last one first.
     __device__ Group turned() const {
         return {{(low.w & 0x3f3f3f3f) << 2 | (low.w >> 6 & 0x03030303), low.x, low.y, low.z}};
     }
     __device__ Group from(u32 row) const {
         return {{low.x >> row / 2, low.y >> row / 2, low.z >> row / 2, low.w >> row / 2}};
     }
-    // Indices of rows I (low nibble) and I + 8 (high nibble) of four values.
+    // Returns the indices of rows I (low nibble) and I + 8 (high nibble) of four values.
     template <u32 I>
     __device__ u32 indices() const {
         return word<I % 4>(low) >> (I / 4 * 2) & 0x33333333;
@@ -88,7 +91,7 @@ struct Group<TURBO2> {
     }
 };
 
-// Bits of MASK exchanged with those SHIFT to the left of them.
+// Exchanges the bits of MASK with those SHIFT to the left of them.
 template <u32 SHIFT, u32 MASK>
 __device__ inline u32 exchanged(u32 x) {
     u32 differ = logic<0x28>(x, x >> SHIFT, MASK);  // (a ^ b) & c
@@ -115,9 +118,10 @@ struct Group<TURBO3> {
         return {two.turned(), {high.x << 4 | high.y >> 28, high.y << 4 | high.x >> 28}};
     }
     __device__ Group from(u32 row) const { return {two.from(row), {high.x >> 4 * row, high.y >> 4 * row}}; }
-    // The high bits where indices have them, of rows I % 4 + 4 (bit 2 of a nibble) and I % 4 (bit 0), with all else 0. Of the five
-    // digits of a bit's number in a word, upper ones first, here are digits 2 and 1 of its row (i), its half of the rows (h)
-    // and its value (v). All eight I of a group share the words: 21 instructions of the pipe that binds.
+    // Returns the high bits in the bit positions of indices, of rows I % 4 + 4 (bit 2 of a nibble)
+    // and I % 4 (bit 0), all else 0. Of the five digits of a bit's number in a word, upper ones
+    // first, these are digits 2 and 1 of its row (i), its half of the rows (h) and its value (v).
+    // All eight I of a group share the words: 21 integer instructions, which are the bottleneck.
     template <u32 I>
     __device__ u32 high_bits() const {
         u32 rows = I % 2 == 0 ? choose(0x0f0f0f0f, high.x, high.y << 4)
@@ -138,20 +142,20 @@ struct Group<TURBO3> {
     }
 };
 
-// A group of a type with a memory, and those that come before it in the sequence: 16 dims earlier, or, before the first sixteen
-// of a block, the last ones, a dim to the left.
+// A group of a trellis type, and its predecessors in the code sequence: 16 dims earlier, or, before
+// the first 16 of a block, the last ones, one dim to the left.
 template <u32 TYPE>
 struct Remembering {
     static constexpr u32 MEMORY = TYPE == TURBO2T ? 2 : 1;
     Group<laid_out_as(TYPE)> own, before[MEMORY];
 
     __device__ void load(const u8* planes, u32 dims, u32 g) { own.load(planes, dims, g); }
-    // Of keys: `last` is the group before.
+    // For keys: `last` is the preceding group.
     __device__ void follow(const Remembering& last) {
         before[0] = last.own;
         if constexpr (MEMORY == 2) before[1] = last.before[0];
     }
-    // Of keys: what comes before the first group of a lane, as if it were one more.
+    // For keys: loads the predecessor of the first group of a lane, as if it were one more group.
     __device__ void begin(const u8* planes, u32 dims, u32 lane) {
         u32 left = lane / 4 * 4 + (lane + 3) % 4;
         auto column = [&](Group<laid_out_as(TYPE)>& to, u32 back) {
@@ -161,7 +165,8 @@ struct Remembering {
         column(own, 1);
         if constexpr (MEMORY == 2) column(before[0], 2);
     }
-    // Of values, whose sixteens are fours of lanes: lane has that from dim 16 `at` on of a block of `dims`.
+    // For values, whose 16 dims are four lanes: this lane has dims from 16 `at` on of a block of
+    // `dims`.
     __device__ void follow_lanes(u32 at, u32 dims, u32 lane) {
 #pragma unroll
         for (u32 m = 0; m < MEMORY; m++) {
@@ -186,7 +191,8 @@ struct Group<TURBO2T> : Remembering<TURBO2T> {};
 template <>
 struct Group<TURBO3T> : Remembering<TURBO3T> {};
 
-// Levels of the types with a memory as halves, a copy for each lane, so that lanes which look up at once never meet in a bank.
+// Levels of the trellis types as f16, one copy per lane, so that look-ups of a warp have no bank
+// conflicts.
 struct LevelTable {
     static constexpr u32 LEVELS = remembers(K_TYPE) || remembers(V_TYPE) ? sizeof(TRELLIS[0]) : 1;
     u32 levels[LEVELS][32];
@@ -199,8 +205,8 @@ struct LevelTable {
     }
 };
 
-// Levels as halves, in the order of `byte_fragment`. A product of bytes picks one of four windows and makes of it where the lane's level
-// lies.
+// Returns levels as f16, in the order of `byte_fragment`. A byte dot product selects one of four
+// windows and computes the address of the lane's level.
 template <u32 I, u32 TYPE>
 __device__ inline void level_fragment(const Group<TYPE>& group, const LevelTable& table, u32 lane, u32 a[4]) {
     Windows at = group.template at<I>();
@@ -211,7 +217,7 @@ __device__ inline void level_fragment(const Group<TYPE>& group, const LevelTable
 #pragma unroll
         for (u32 e = 0; e < 2; e++) {
             u32 value = i / 2 * 2 + e;
-            // The first address is part of the product, so that no sum is spent on it.
+            // The base address is the accumulator of the dot product, which saves an addition.
             u32 address = __dp4a(at.row[i % 2], (u32)sizeof(table.levels[0]) << (8 * value), first);
             asm volatile("ld.shared.u32 %0, [%1];" : "=r"(pair[e]) : "r"(address) : "memory");
         }
@@ -219,8 +225,9 @@ __device__ inline void level_fragment(const Group<TYPE>& group, const LevelTable
     }
 }
 
-// As bytes: those of HIGH are the upper ones of the halves. 0x64 makes 1024 + byte, 0 a subnormal, byte / 2^24. Codes that are not
-// looked up come by rows: [0] has those of row I, [1] those of row I + 8.
+// Returns codes as bytes: HIGH is the upper byte of each f16. 0x64 makes 1024 + byte, 0 a
+// subnormal, byte / 2^24. Codes without look-up come by rows: [0] has those of row I, [1] those of
+// row I + 8.
 template <u32 HIGH, u32 I, u32 TYPE>
 __device__ inline void byte_fragment(const Group<TYPE>& group, const Book& book, u32 a[4]) {
     Codes codes = group.template codes<I>(book);
@@ -231,9 +238,10 @@ __device__ inline void byte_fragment(const Group<TYPE>& group, const Book& book,
     a[3] = __byte_perm(codes.pair[1], HIGH, BY_ROWS ? 0x4342 : 0x4341);
 }
 
-// A group of a float tile: value e of row r is number e * stride + r from its first. f32 and bf16 beyond f16 saturate.
+// A group of a float tile: value e of row r is number e * stride + r from its first. f32 and bf16
+// beyond f16 saturate.
 struct Floats {
-    uint4 values[4][2];  // halves of the 16 rows, by value
+    uint4 values[4][2];  // f16 of the 16 rows, by value
     __device__ Floats from(u32 row) const {
         Floats f = *this;
         for (u32 i = 0; row && i < 8; i++) {

@@ -1,7 +1,8 @@
-// Attention of many queries over compressed tiles, with the products of warpgroups. The method is in hopper.rs.
+// Prefill attention over quantized tiles, with warpgroup MMAs. hopper.rs describes the method.
 //
-// Macros: K_TYPE, V_TYPE, K_DIM, V_DIM (values per token as stored, 64 or 128), CAPPED (whether scores are), TAKERS, BRINGERS
-// (warpgroups that multiply and that bring tiles), STAGES (steps that there is room for), TAKER_REGISTERS, BRINGER_REGISTERS.
+// Macros: K_TYPE, V_TYPE, K_DIM, V_DIM (stored values per token, 64 or 128), CAPPED (soft cap on
+// the scores), TAKERS, BRINGERS (consumer and producer warpgroups), STAGES (of shared memory),
+// TAKER_REGISTERS, BRINGER_REGISTERS.
 
 #define EIGHTS_TOGETHER
 #include "copies.cuh"
@@ -11,7 +12,7 @@
 
 // Tiles of a step.
 constexpr u32 STEP = 4;
-// Halves of an unpacked tile of keys and of values.
+// f16 values of an unpacked tile of keys and of values.
 constexpr u32 IMAGE = TILE * (K_DIM + V_DIM);
 constexpr u32 BLOCK_THREADS = WARPGROUP * (TAKERS + BRINGERS), BLOCK_QUERIES = PRODUCT_ROWS * TAKERS;
 
@@ -26,20 +27,21 @@ struct Shared {
     Sight sights[BLOCK_QUERIES];
 };
 
-// Where the image of tile `i` of those that any row of a sequence sees lies.
+// Returns the address of unpacked tile `i` of those that any row of a sequence sees.
 __device__ u16* image_of(const Common& c, const Slot& slot, u32 i) {
     return c.images + (slot.part.first_image + (size_t)slot.index * slot.part.images + i) * IMAGE;
 }
 
-// The tiles that any row of a sequence sees.
+// Returns the tiles that any row of a sequence sees.
 __device__ Walk walk_of_all(const Common& c, const Part& part) { return walk_of(c, part, 0, part.rows - 1); }
 
-// The tiles of a block: of a walk those from `begin` to before `end`, and where they are unpacked.
+// The tiles of a block, `begin` to before `end` of those that its rows see, and the addresses of
+// their unpacked forms.
 struct Range {
     Walk walk;
     u32 begin, end;
-    const u16* mains;    // images of tiles from `walk.main` on, as they lie in the blocks
-    const u16* recents;  // of those from `walk.recent` on, in 16 bit
+    const u16* mains;    // unpacked tiles from `walk.main` on, as stored in the blocks
+    const u16* recents;  // those from `walk.recent` on, in 16 bit
 
     __device__ Range(const Common& c, const Slot& slot, Walk walk, u32 begin, u32 end) : walk(walk), begin(begin), end(end) {
         Walk all = walk_of_all(c, slot.part);
@@ -54,7 +56,7 @@ using Barriers = StageBarriers<STAGES, TAKERS>;
 constexpr u32 FILL_THREADS = WARPGROUP * (BRINGERS + 1);
 __device__ u32 empty_threads(u32 takers) { return WARPGROUP * (BRINGERS + takers); }
 
-// Asks for tile `i` of the walk, of keys or of values; zeros where there is none.
+// Issues the copy of tile `i`, of keys or of values; zeros beyond the last.
 template <bool KEYS>
 __device__ void ask(const Range& range, u32 i, u16* to, u32 lane) {
     constexpr u32 DIM = KEYS ? K_DIM : V_DIM;
@@ -64,7 +66,8 @@ __device__ void ask(const Range& range, u32 i, u16* to, u32 lane) {
     for (u32 at = 8 * lane; at < TILE * DIM; at += 8 * 32) copy_16(to + at, from + at);
 }
 
-// Brings all steps, for so many takers: a warp some tiles of each. While a step arrives the next one is asked for.
+// Producer loop: copies all steps, for `takers` consumers; a warp copies some tiles of each. While
+// a step arrives the next one is issued.
 __device__ void bring_all(const Range& range, Stage* stages, u32 takers, u32 lane, u32 warp) {
     u32 steps = range.steps();
 #pragma unroll 1
@@ -92,8 +95,8 @@ __device__ void bring_all(const Range& range, Stage* stages, u32 takers, u32 lan
 using StepScores = Scores<1, STEP>;
 using StepWeights = Weights<1, STEP>;
 
-// Hides what a query does not see of the step from tile `i` of the walk on, in which each tile may be of another part. `sights` are those
-// of the warpgroup.
+// Masks tokens of the step from tile `i` on, in which each tile may be of another part. `sights`
+// are the masks of the warpgroup.
 __device__ void hide_step(const Common& c, const Range& range, u32 i, StepScores& s, const Sight* sights, u32 lane, u32 warp) {
     const Walk& walk = range.walk;
     u32 last = i + STEP - 1, first_token = walk.tile(i) * TILE;
@@ -115,7 +118,8 @@ __device__ void hide_step(const Common& c, const Range& range, u32 i, StepScores
     }
 }
 
-// Begins the scores of the step whose stage begins at `stage`, as descriptors count; so do `queries`.
+// Issues the scores MMAs of the step whose stage begins at `stage`, in descriptor units, as does
+// `queries`.
 __device__ void begin_scores(StepScores& s, u32 queries, u32 stage) {
     constexpr u32 LYING = lying_in_tokens(K_DIM);
     float(&scores)[8 * STEP] = (float(&)[8 * STEP])s;
@@ -128,7 +132,7 @@ __device__ void begin_scores(StepScores& s, u32 queries, u32 stage) {
     commit_products();
 }
 
-// Begins to add the values of a step, weighted.
+// Issues the MMAs that add the weighted values of a step.
 __device__ void begin_mix(Work<1>& w, const StepWeights& weights, u32 stage) {
     constexpr u32 KEYS = sizeof(Stage::keys) / 16, NEXT = TILE * V_DIM * sizeof(u16) / 16;
 #pragma unroll
@@ -138,8 +142,8 @@ __device__ void begin_mix(Work<1>& w, const StepWeights& weights, u32 stage) {
     commit_products();
 }
 
-// Takes all steps in. While a step's scores are softened the products of other warpgroups run; those of its values follow with the next
-// step's scores.
+// Consumer loop. During the softmax of a step the MMAs of other warpgroups run; those of its values
+// are issued with the next step's scores.
 __device__ void take_all(const Common& c, const Range& range, const Stage* stages, u32 queries, const Sight* sights, u32 taker, u32 takers,
                          Work<1>& w, u32 lane, u32 warp) {
     u32 steps = range.steps();
@@ -184,8 +188,8 @@ __device__ void take_all(const Common& c, const Range& range, const Stage* stage
     }
 }
 
-// Unpacks the tiles that any row sees, as the stages have them: a warp one of keys or of values. Grid: fours of tiles, keys and values, KV
-// heads of all sequences.
+// Unpacks the tiles that any row sees, in the layout of the stages: a warp unpacks one tile of keys
+// or of values. Grid: groups of four tiles, keys and values, KV heads of all sequences.
 extern "C" __global__ void __launch_bounds__(THREADS) unpack_tiles(const __grid_constant__ AttendParams p) {
     u32 lane = threadIdx.x % 32, i = blockIdx.x * WARPS + threadIdx.x / 32;
     Slot slot(p.c, blockIdx.z);
@@ -203,7 +207,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) unpack_tiles(const __grid_
     }
 }
 
-// Warpgroups take queries of their own and share tiles, which others bring. Grid: splits, blocks of queries, KV heads of all sequences.
+// Consumer warpgroups take queries of their own and share tiles, which the producers copy. Grid:
+// splits, blocks of queries, KV heads of all sequences.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) attend_many(const __grid_constant__ AttendParams p) {
     extern __shared__ __align__(1024) u8 bytes[];
     Shared& shared = *(Shared*)bytes;

@@ -1,36 +1,45 @@
-//! Many queries of a KV head on compute capability 9.0, whose products of warpgroups (`wgmma`) have nearly twice the rate of those of
-//! [`prompt`](super::prompt).
+//! Prefill attention on compute capability 9.0, whose warpgroup MMAs (`wgmma`) have nearly twice
+//! the rate of those of [`prompt`](super::prompt).
 //!
-//! **Tiles are unpacked once**, by a kernel before (`unpack_tiles`), to halves in memory as products take them. Queries of 512 rows are ten and more
-//! blocks for a KV head, each of which would unpack all tiles again: a warp takes 930 instructions for a tile of turbo3's keys and one of its
-//! values, one after the other, and on an H200 that was three quarters of the time. Memory for them is bounded ([`MOST_IMAGE_BYTES`]): KV
-//! heads take turns, and one that alone has more goes by [`prompt`](super::prompt).
+//! **Tiles are unpacked once**, by a preceding kernel (`unpack_tiles`), to f16 in memory in the
+//! order of the MMA operands. Queries of 512 tokens are ten and more blocks for a KV head, each of
+//! which would unpack all tiles again: a warp takes 930 instructions for a tile of turbo3's keys
+//! and one of its values, in sequence, and on an H200 that was three quarters of the time. The
+//! memory is bounded ([`MOST_IMAGE_BYTES`]): KV heads take turns, and a single head that needs more
+//! uses [`prompt`](super::prompt).
 //!
-//! A block has three warpgroups of 64 queries each, the *takers*, and one that copies, the *bringer*. They walk steps of 64 tokens, four
-//! tiles of keys and four of values, through three stages of shared memory.
+//! A block has three consumer warpgroups of 64 queries each and one producer warpgroup that copies.
+//! They iterate over steps of 64 tokens, four tiles of keys and four of values, through three
+//! stages of shared memory.
 //!
-//! - **Scores** of a step are products of queries and keys in shared memory, `m64n64k16`; **values** are added by `m64n128k16` with the
-//!   weights as left operand, straight from the registers of the scores. Both lie as the existing orders of `unpack.cuh` have them, rows of
-//!   tokens in the swizzle of 128 bytes, rows of dims in that of 32.
-//! - **Products run beside the threads.** A taker asks for the values of a step and the scores of the next at once, and waits for both; meanwhile
-//!   the two others soften theirs.
-//! - **What a product sums over lies side by side**, of float tiles too: these are turned in registers. So no step is special, and only
-//!   what is hidden tells tiles of a step apart. Tiles that are not there are zeros.
-//! - **Each side waits only for the other**, at barriers of a stage: each taker has one of its own where it waits for the bringer, which waits
-//!   for all takers at one before it fills a stage again. Copies are shown to the products by a fence before that.
-//! - **Registers** move from the bringer to the takers, 56 and 152 of a thread.
+//! - **Scores** of a step are MMAs of queries and keys in shared memory, `m64n64k16`; **values**
+//!   are added by `m64n128k16` with the softmax weights as left operand, straight from the
+//!   registers of the scores. Both use the orders of `unpack.cuh`: rows of tokens in the 128-byte
+//!   swizzle, rows of dims in the 32-byte swizzle.
+//! - **MMAs run asynchronously.** A consumer issues the values of a step and the scores of the next
+//!   together, and waits for both; meanwhile the two others compute their softmax.
+//! - **The reduction dimension is contiguous**, also for float tiles: these are transposed in
+//!   registers. So no step is special, and only the mask differs between the tiles of a step. Tiles
+//!   beyond the end are zeros.
+//! - **Producer and consumers wait only for each other**, at the barriers of a stage: each consumer
+//!   has its own barrier at which it waits for the producer, and the producer waits at a barrier
+//!   for all consumers before it refills a stage. A fence before that makes copies visible to the
+//!   MMAs.
+//! - **Registers** move from the producer to the consumers, 56 and 152 per thread.
 //!
-//! How a walk is split is [`prompt`](super::prompt)'s.
+//! The split of the KV range is that of [`prompt`](super::prompt).
 //!
 //! # Budget
 //!
-//! For a step of 64 tokens and 192 queries, heads of 128, the tensor cores of a multiprocessor take 1,536 clocks, and shared memory 1,408: 768
-//! for scores, 384 for values, 256 for what arrives. Of a scheduler's instructions three takers have 305 each (and 70 where a maximum
-//! rises), counted in the machine code that ptxas 13.0 makes.
+//! For a step of 64 tokens and 192 queries, heads of 128, the tensor cores of a multiprocessor take
+//! 1,536 clocks, and shared memory 1,408: 768 for scores, 384 for values, 256 for arriving data. On
+//! a scheduler, three consumers issue 305 instructions each (and 70 where a maximum rises), counted
+//! in the machine code that ptxas 13.0 makes.
 //!
-//! An H100 takes 1.17 to 1.25 ms for 512 rows of 32 heads at 65,536 tokens, whatever the type, 2.25 with [`prompt`](super::prompt); PyTorch's
-//! attention of f16 takes 0.83. The first 8,192 rows in pieces of 512 take 2.0 ms (3.0; 1.03): there a piece has 128 blocks at most, some of
-//! them for a few steps, and the launches before and behind.
+//! An H100 takes 1.17 to 1.25 ms for 512 tokens of 32 heads at depth 65,536, whatever the type,
+//! 2.25 with [`prompt`](super::prompt); PyTorch's attention of f16 takes 0.83. The first 8,192
+//! tokens in chunks of 512 take 2.0 ms (3.0; 1.03): there a chunk has at most 128 blocks, some of
+//! them with a few steps, and the launches before and after.
 
 use kvant_backend::{KvLayer, Result, Rows};
 use kvant_codec::DType;
@@ -43,7 +52,7 @@ use crate::kv::{MAX_HEADS, MAX_PARTS, TYPES, number};
 use crate::module::Build;
 use crate::{Context, Define, Header, KernelId, Source};
 
-/// What only these kernels include.
+/// Headers that only these kernels include.
 const HOPPER_HEADERS: [Header; HEADERS.len() + 3] = {
     let [half, rotate, tile, bounded, look_up, attend, ends, apart, unpack, work] = HEADERS;
     let turn = Header { name: "turn.cuh", text: include_str!("turn.cuh") };
@@ -64,7 +73,7 @@ const HOPPER_HEADERS: [Header; HEADERS.len() + 3] = {
     ]
 };
 
-/// The kernels for many queries.
+/// The prefill kernels for compute capability 9.0.
 static SOURCE: Source = Source {
     name: "hopper.cu",
     text: include_str!("hopper.cu"),
@@ -78,19 +87,21 @@ static SOURCE: Source = Source {
     options: &WARPGROUP_OPTIONS,
 };
 
-/// Sizes of values, as stored, that the kernels are for.
+/// Stored head sizes that the kernels support.
 const DIMS: [usize; 2] = [64, 128];
-/// Warpgroups of a block that take queries, and that unpack tiles.
+/// Consumer warpgroups of a block, and producer warpgroups.
 const TAKERS: usize = 3;
 const BRINGERS: usize = 1;
 const WARPGROUP: usize = 128;
-/// Steps that there is room for.
+/// Stages of shared memory, one step each.
 const STAGES: usize = 3;
 /// Tiles of a step.
 const STEP: usize = 4;
-/// Bytes of unpacked tiles at a time: some twice what the second-level cache of such a device holds, and of what a device keeps free for such.
+/// Bytes of unpacked tiles at a time: about twice the L2 cache of such a device, and within the
+/// memory that a device leaves free for scratch.
 const MOST_IMAGE_BYTES: usize = 96 << 20;
-/// Registers of a thread that takes queries, and of one that brings tiles: multiples of 8, of all threads what a multiprocessor has.
+/// Registers per thread of consumers and producers: multiples of 8, whose sum over all threads fits
+/// the register file of a multiprocessor.
 const REGISTERS: [usize; 2] = [152, 56];
 const _: () = assert!((REGISTERS[0] * TAKERS + REGISTERS[1] * BRINGERS) * WARPGROUP <= 1 << 16);
 
@@ -99,8 +110,8 @@ pub(super) const QUERIES: usize = 64 * TAKERS;
 /// Threads of a block.
 pub(super) const THREADS: u32 = (WARPGROUP * (TAKERS + BRINGERS)) as u32;
 
-/// Whether the heads of `layer` are for these kernels, on compute capability `arch / 10`, and what these rows see of one can be unpacked at a
-/// time.
+/// Returns whether these kernels serve the heads of `layer` on compute capability `arch / 10`, and
+/// the tiles that `rows` attend to in one head fit the unpack buffer.
 pub(super) fn takes(rows: Rows, layer: &KvLayer, arch: u32) -> bool {
     let is_known = |head: usize| {
         let dims = dims(layer, head);
@@ -114,41 +125,44 @@ fn dims(layer: &KvLayer, head: usize) -> [usize; 2] {
     [layer.k[head].spec.dim(), layer.values(head).spec.value_dim()]
 }
 
-/// Shared memory of a block for heads of these sizes: `Shared` of `hopper.cu`.
+/// Returns the shared memory of a block for these head sizes: `Shared` of `hopper.cu`.
 pub(super) fn bytes([k_dim, v_dim]: [usize; 2]) -> usize {
     let stages = STAGES * STEP * TILE * (k_dim + v_dim);
     (stages + QUERIES * k_dim) * size_of::<u16>() + QUERIES * SIGHT
 }
 
-/// Bytes of a tile, unpacked, of keys and of values of these sizes.
+/// Returns the bytes of one unpacked tile of keys and of values of these sizes.
 pub(super) fn image_bytes([k_dim, v_dim]: [usize; 2]) -> usize {
     TILE * (k_dim + v_dim) * size_of::<u16>()
 }
 
-/// Sequences of so many `images` each that a launch takes: as many as go together, or one.
+/// Returns how many of the sequences with `images` unpacked tiles each one launch takes:
+/// [`MAX_PARTS`] if all fit the unpack buffer, else one.
 pub(super) fn parts_at_once(layer: &KvLayer, images: impl Iterator<Item = usize>) -> usize {
     let bytes = images.sum::<usize>() * image_bytes(dims(layer, 0));
     if bytes <= MOST_IMAGE_BYTES { MAX_PARTS } else { 1 }
 }
 
-/// KV heads of a layer of `n_heads` whose `images` tiles each are unpacked at a time: about as many of each time.
+/// Returns how many of the `n_heads` KV heads of a layer, of `images` tiles each, are unpacked at a
+/// time: the same number in each launch, as far as possible.
 pub(super) fn heads_at_once(layer: &KvLayer, images: usize, n_heads: usize) -> usize {
     let most = (MOST_IMAGE_BYTES / (images * image_bytes(dims(layer, 0))).max(1)).clamp(1, MAX_HEADS);
     n_heads.div_ceil(n_heads.div_ceil(most))
 }
 
-/// One of the kernels.
+/// Returns the kernel `name`.
 pub(super) fn kernel(cx: &Context, kind: &Kind, is_capped: bool, name: &'static str) -> Result<KernelId> {
     let types = kind.specs.map(|spec| spec.dtype.into());
     Ok(cx.kernel_with(&SOURCE, &defines(types, kind.dims, is_capped), name)?)
 }
 
-/// `types` are numbers, as kernels count them.
+/// Returns the macros of a variant; `types` are kernel type numbers.
 fn defines([k, v]: [u32; 2], dims: [usize; 2], is_capped: bool) -> Vec<Define> {
     [("K_TYPE", k), ("V_TYPE", v)].into_iter().chain(super::defines(dims, is_capped)).collect()
 }
 
-/// What is compiled ahead: the sizes of stored heads in use, and every type in heads of 128. Others when they come.
+/// Returns the variants that are compiled ahead of time: the stored head sizes in use, and every
+/// type in heads of 128. Other variants are compiled on first use.
 pub(super) fn builds() -> impl Iterator<Item = Build> {
     let known = super::usual_heads().filter(|(dims, _)| dims.iter().all(|dim| DIMS.contains(dim)));
     let usual = known.map(|(dims, is_capped)| (DType::Turbo3, dims, is_capped));

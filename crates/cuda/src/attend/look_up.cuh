@@ -1,5 +1,5 @@
-// Codes and what they stand for: bytes of levels, by permutations of registers. The pipe of integers is what binds them, so what another one
-// can do is left to it.
+// Decodes codes to bytes of levels, by register permutations. The integer pipe is the bottleneck,
+// so work moves to other pipes where possible.
 
 #pragma once
 
@@ -12,11 +12,12 @@ struct Book {
     float bias;
 };
 
-// Bytes of the codes of two rows of a group, r and r + 8, interleaved: [0] has codes 0 and 1 of both (r, r + 8, r, r + 8),
-// [1] codes 2 and 3.
+// Bytes of the codes of two rows of a group, r and r + 8, interleaved: [0] has codes 0 and 1 of
+// both (r, r + 8, r, r + 8), [1] codes 2 and 3.
 struct Codes { u32 pair[2]; };
 
-// What bit 4 a + 2 b + c of TABLE says, for each bit. One instruction, which compilers that see into it tear into several.
+// Returns bit 4 a + 2 b + c of TABLE, for each bit. One instruction (inline assembly, because
+// compilers split the equivalent expression into several).
 template <u32 TABLE>
 __device__ inline u32 logic(u32 a, u32 b, u32 c) {
     u32 d;
@@ -24,20 +25,23 @@ __device__ inline u32 logic(u32 a, u32 b, u32 c) {
     return d;
 }
 
-// Bits of `a` where those of `mask` are 1, of `b` where they are 0.
+// Returns bits of `a` where those of `mask` are 1, of `b` where they are 0.
 __device__ inline u32 choose(u32 mask, u32 a, u32 b) { return logic<0xca>(mask, a, b); }
 
-// Levels of turbo2t and turbo3t above -128, four to a word, by the last six bits of the sequence.
+// Levels of turbo2t and turbo3t above -128, four to a word, by the last six bits of the code
+// sequence.
 __constant__ u32 TRELLIS[2][16] = TRELLIS_BYTES;
 
-// Bytes of `low` and `high` by the lower four nibbles of `index`, which are below 8: `__byte_perm` makes sure of that.
+// Returns bytes of `low` and `high` by the lower four nibbles of `index`, which are below 8:
+// `__byte_perm` ensures that.
 __device__ inline u32 pick(u32 low, u32 high, u32 index) {
     u32 bytes;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(index));
     return bytes;
 }
 
-// The upper half of `x`, as a half that is no NaN: what a shift would do, but the pipe of halves has less to do.
+// Returns the upper half of `x`, as an f16 that is not NaN: equivalent to a shift, but on the f16
+// pipe, which has less load.
 __device__ inline u32 upper(u32 x) {
     u32 y;
     asm("{ .reg .b16 low, high; .reg .b32 twice; mov.b32 {low, high}, %1; mov.b32 twice, {high, high}; "
@@ -45,20 +49,20 @@ __device__ inline u32 upper(u32 x) {
     return y;
 }
 
-// Masks of the bytes whose nibble of `bits` is 1, not 0, for the lower four nibbles.
+// Returns masks of the bytes whose nibble of `bits` is 1, not 0, for the lower four nibbles.
 __device__ inline u32 mask_of(u32 bits) { return pick(0x0000ff00, 0, bits); }
 
-// Codes of up to four levels, by nibbles.
+// Looks up codes of up to four levels, by nibbles.
 __device__ inline Codes four_levels(const Book& book, u32 index) {
     return {{pick(book.bytes[0], 0, index), pick(book.bytes[0], 0, upper(index))}};
 }
 
-// Of up to eight.
+// Looks up codes of up to eight levels.
 __device__ inline Codes eight_levels(const Book& book, u32 index) {
     return {{pick(book.bytes[0], book.bytes[1], index), pick(book.bytes[0], book.bytes[1], upper(index))}};
 }
 
-// Of sixteen: two registers have eight, so two look-ups, and bit 3 decides.
+// Looks up codes of sixteen levels: two registers hold eight, so two look-ups, and bit 3 selects.
 __device__ inline Codes sixteen_levels(const Book& book, u32 nibbles) {
     u32 index = nibbles & 0x77777777, bit = nibbles >> 3 & 0x11111111;
     u32 indices[2] = {index, upper(index)}, bits[2] = {bit, upper(bit)};
@@ -71,7 +75,8 @@ __device__ inline Codes sixteen_levels(const Book& book, u32 nibbles) {
     return codes;
 }
 
-// Codes of 64 bytes: nibbles of `low` and of `high` have the lower and upper three bits of their numbers.
+// Looks up codes of 64 bytes: nibbles of `low` and of `high` hold the lower and upper three bits of
+// their numbers.
 __device__ inline Codes look_up(const u32* bytes, u32 low, u32 high) {
     u32 index = low & 0x77777777, bits[3];
 #pragma unroll
@@ -93,13 +98,15 @@ __device__ inline Codes look_up(const u32* bytes, u32 low, u32 high) {
     return codes;
 }
 
-// What the last six bits of a sequence are, in bytes: of a row of four values, and of that eight further on.
+// The last six bits of a code sequence, in bytes: of a row of four values, and of the row eight
+// further on.
 struct Windows { u32 row[2]; };
 
-// Of a type with a memory, from indices in nibbles: their own, those before and those before these.
+// Returns the windows of a trellis type, from indices in nibbles: their own, their predecessors,
+// and the predecessors of these.
 template <u32 TYPE>
 __device__ inline Windows windows(u32 own, u32 before, u32 earlier) {
-    static_assert(remembers(TYPE), "indices alone say what these codes are");
+    static_assert(remembers(TYPE), "only trellis codes depend on their predecessors");
     if constexpr (TYPE == TURBO2T) {
         u32 last = own + 4 * before;
         return {{(last & 0x0f0f0f0f) + 16 * (earlier & 0x03030303), choose(0x0f0f0f0f, last >> 4, earlier & 0x30303030)}};
@@ -107,10 +114,11 @@ __device__ inline Windows windows(u32 own, u32 before, u32 earlier) {
     return {{(own & 0x07070707) + 8 * (before & 0x07070707), choose(0x07070707, own >> 4, before >> 1 & 0x38383838)}};
 }
 
-// Codes of a type with a memory, from indices in nibbles: their own, those before and those before these.
+// Returns the codes of a trellis type, from indices in nibbles: their own, their predecessors, and
+// the predecessors of these.
 template <u32 TYPE>
 __device__ inline Codes remembered(u32 own, u32 before, u32 earlier) {
-    static_assert(remembers(TYPE), "indices alone say what these codes are");
+    static_assert(remembers(TYPE), "only trellis codes depend on their predecessors");
     u32 low = own, high = before;
     if constexpr (TYPE == TURBO2T) low |= (before & 0x11111111) << 2, high = (before >> 1 & 0x11111111) | earlier << 1;
     const u32* bytes = TRELLIS[TYPE - TURBO2T];

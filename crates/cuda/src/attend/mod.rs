@@ -1,47 +1,62 @@
-//! Attention over the compressed cache, with tensor cores.
+//! Attention over the compressed KV cache, on tensor cores.
 //!
-//! The equation is that of [`kvant_backend::Backend::attend`]. A warp takes sixteens of queries (the query heads of a group,
-//! then rows) and tiles of 16 tokens, as FlashAttention-2 does ([arXiv 2307.08691](https://arxiv.org/abs/2307.08691)):
+//! Implements the equation of [`kvant_backend::Backend::attend`]. A warp takes tiles of 16 queries
+//! (the query heads of a group, then tokens) and tiles of 16 cached tokens, as FlashAttention-2
+//! does ([arXiv 2307.08691](https://arxiv.org/abs/2307.08691)):
 //!
-//! 1. **Queries** are balanced, padded, rotated where the keys are, scaled by `scale · log2 e` and rounded to halves, once. Kernels keep
-//!    them in shared memory, whence `ldmatrix` brings 16 dims at a time: outputs leave no registers for them.
-//! 2. **A tile** is unpacked to halves in shared memory, once for all queries of a warp or a block, in the order in which it lies: what a
-//!    product sums over lies side by side in coded tiles and across in float tiles, and `ldmatrix` reads either. Scales are in the
-//!    halves, and so is the centre that keys of a block are relative to.
-//! 3. **Scores** are one `mma.m16n8k16` per 16 dims and 8 tokens; the online softmax stays in registers.
-//! 4. **Values** likewise, with the weights as left operand straight from the registers of step 3.
+//! 1. **Queries** get channel scales, padding, the rotation where keys have it, the factor `scale ·
+//!    log2 e`, and are rounded to f16, once. Kernels keep them in shared memory, from which
+//!    `ldmatrix` loads 16 dims at a time: outputs leave no registers for them.
+//! 2. **A tile** is unpacked to f16 in shared memory, once for all queries of a warp or a block, in
+//!    its stored order: the reduction dimension is contiguous in quantized tiles and strided in
+//!    float tiles, and `ldmatrix` reads either. The f16 values include the scales and the centre
+//!    that keys of a block are relative to.
+//! 3. **Scores** are one `mma.m16n8k16` per 16 dims and 8 tokens; the online softmax stays in
+//!    registers.
+//! 4. **Values** likewise, with the softmax weights as left operand straight from the registers of
+//!    step 3.
 //!
-//! A sink joins the softmax of its head when the shares of a query are combined.
+//! An attention sink joins the softmax of its head when the partial results of a query are
+//! combined.
 //!
-//! A soft cap bounds the scores before their softmax, in kernels compiled for it: others pay nothing.
+//! A soft cap bounds the scores before their softmax, in kernels compiled for it: others have no
+//! cost.
 //!
-//! # What a query sees
+//! # Visibility
 //!
-//! Rows of one tile see the same tiles in the same form: codes up to the window, 16 bit from there on. Queries that are
-//! walked together may not, so a walk has two parts: the tiles that any of them sees as they lie in the blocks, and after them
-//! those that any of them sees in 16 bit, in the band or the tail. Each query hides in each part what it does not see there.
+//! Tokens of one tile see the same tiles in the same form: quantized up to the window, 16 bit from
+//! there on. Queries that are processed together may differ, so the iteration has two parts: the
+//! tiles that any of them sees as stored in the blocks, and after them those that any of them sees
+//! in 16 bit, in the step tiles or the tail. Each query masks in each part the tokens it does not
+//! see there.
 //!
-//! # Who walks what
+//! # Kernel selection
 //!
-//! The KV heads of all sequences of a step share launches. Up to eight queries of a KV head whose rows lie in one tile
-//! (decoding) take [`decode`], which needs no shared memory for tiles. Up to 32 others split the sequence over blocks and over
-//! the four warps of a block (flash-decoding); many share unpacked tiles among up to eight warps ([`prompt`]), on compute capability 9.0
-//! in heads of 64 and 128 among three warpgroups ([`hopper`]). Heads beyond 256, and joint streams, take a kernel whose warps share
-//! outputs too ([`wide`]). How a walk is split depends on
-//! the rows of its own sequence alone, and shares are joined in a fixed order: whoever else is in the step, the results are the
-//! same to the bit. Chunks of a prompt that are cut elsewhere may be walked by another kernel or split elsewhere: their results
-//! differ by roundings, within the error below. Nothing of the cache's size is ever written: what [`hopper`] unpacks has its bounds.
+//! The KV heads of all sequences of a step share launches. Up to eight queries of a KV head whose
+//! tokens lie in one tile (decoding) take [`decode`], which needs no shared memory for tiles. Up to
+//! 32 others use split-KV over blocks and over the four warps of a block (flash-decoding); many
+//! share unpacked tiles among up to eight warps ([`prompt`]), on compute capability 9.0 in heads of
+//! 64 and 128 among three warpgroups ([`hopper`]). Heads beyond 256, and shared-KV tensors (MLA),
+//! take a kernel whose warps share outputs too ([`wide`]).
+//!
+//! Attention is batch invariant: the split depends on the tokens of its own sequence alone, and
+//! partial results are combined in a fixed order, so the results have the same bits whatever else
+//! is in the batch. Prefill chunks with other boundaries may take another kernel or another split:
+//! their results differ by roundings, within the error below. No buffer grows with the cache: the
+//! tiles that [`hopper`] unpacks are bounded.
 //!
 //! # Budget
 //!
-//! [`decode`], [`prompt`], [`hopper`] and [`wide`] say what theirs is bound by, counted in the machine code that ptxas 13.0 makes for 9.0, and what an H100
-//! takes. The kernel for up to 32 queries takes 167 registers for heads of 128, so that three blocks of four warps run on a
-//! multiprocessor, and 255 for heads of 256, two blocks; none are spilled.
+//! [`decode`], [`prompt`], [`hopper`] and [`wide`] state their bounds, counted in the machine code
+//! that ptxas 13.0 makes for 9.0, and their times on an H100. The kernel for up to 32 queries takes
+//! 167 registers for heads of 128, so that three blocks of four warps run on a multiprocessor, and
+//! 255 for heads of 256, two blocks; none are spilled.
 //!
 //! # Error
 //!
-//! Halves round by 2^-11, relative: queries, keys and values with their scales in them, weights. Codebooks are rounded to bytes ([`ByteBook`]). The
-//! tests hold the sum of these against the CPU's attention in f64.
+//! f16 rounds by 2^-11, relative: queries, keys and values including their scales, softmax weights.
+//! Codebooks are rounded to bytes ([`ByteBook`]). The tests compare with the CPU's attention in
+//! f64, and tolerate the sum of these errors.
 
 mod decode;
 mod hopper;
@@ -68,7 +83,7 @@ use crate::rotate::words;
 use crate::soft_cap::{BOUNDED_HEADER, rate};
 use crate::{Context, CudaPage, Define, DevicePtr, Header, Launch, Source};
 
-/// The kernels of this op.
+/// The kernels for up to 32 queries, and the prologue and epilogue of the others.
 pub(crate) static SOURCE: Source = Source {
     name: "attend.cu",
     text: include_str!("attend.cu"),
@@ -77,7 +92,7 @@ pub(crate) static SOURCE: Source = Source {
     options: &[],
 };
 
-/// What the kernels of this op include.
+/// Headers that the kernels of this op include.
 const HEADERS: [Header; 10] = {
     let [half, rotate, tile] = kv::HEADERS;
     let attend = Header { name: "attend.cuh", text: include_str!("attend.cuh") };
@@ -90,24 +105,25 @@ const HEADERS: [Header; 10] = {
 };
 
 const OP: &str = "attend";
-/// Warps of a block, in every kernel of this op but the one for many queries.
+/// Warps of a block, in every kernel of this op except the prefill kernels.
 const WARPS: usize = 4;
 const THREADS: u32 = 32 * WARPS as u32;
 /// Queries of a warp.
 const QUERIES: usize = 16;
-/// Floats that a lane hands over besides its outputs: maxima and sums of its two queries.
+/// Floats that a lane passes on besides its outputs: maxima and sums of its two queries.
 const HAND_STATE: usize = 4;
-/// Score of a token that a query may not see; maxima begin there.
+/// Score of a masked token; initial value of the maxima.
 const HIDDEN: f32 = -1e30;
-/// Weights are powers of two up to 2^LIFT, not to 1: the largest power that is a half, so that as halves they keep their
-/// precision down to 2^(-14 - LIFT). Their sum carries the same factor.
+/// Softmax weights are powers of two up to 2^LIFT, not to 1: the largest power that f16 represents,
+/// so that as f16 they keep their precision down to 2^(-14 - LIFT). Their sum carries the same
+/// factor.
 const LIFT: u32 = F16_MAX.to_bits() / (1 << 23) - 127;
 /// Bytes of `Sight` of `unpack.cuh`.
 const SIGHT: usize = 2 * size_of::<u32>();
-/// Largest head as stored whose queries and outputs stay in the registers of a warp.
+/// Largest stored head size whose queries and outputs stay in the registers of a warp.
 const MAX_NARROW: usize = 256;
 
-/// The codebook of a type in bytes: value = (byte - bias) · step · scale.
+/// Codebook of a type in bytes: value = (byte - bias) · step · scale.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Book {
@@ -126,7 +142,7 @@ struct HeadParams {
     unused: u32,
 }
 
-/// `Common` of `attend.cuh`: what all kernels of this op take.
+/// `Common` of `attend.cuh`: the parameters of all kernels of this op.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Common {
@@ -169,7 +185,7 @@ struct KernelParams {
 
 const _: () = assert!(size_of::<KernelParams>() <= MAX_PARAMS && MAX_HEADS * MAX_PARTS <= MOST_TICKETS);
 
-/// What both sources of this op take.
+/// Returns the constants of all sources of this op.
 fn constants() -> Constants {
     kv::constants()
         .whole("WARPS", WARPS)
@@ -179,18 +195,19 @@ fn constants() -> Constants {
         .list("TRELLIS_BYTES", [Trellis::TURBO2T, Trellis::TURBO3T].into_iter().flat_map(level_words))
 }
 
-/// The levels of a trellis above -128, four to a word.
+/// Returns the levels of a trellis above -128, four to a word.
 fn level_words(trellis: Trellis) -> impl Iterator<Item = i32> {
     let bytes = trellis.levels().map(|level| level.wrapping_add(-128) as u8);
     (0..bytes.len()).step_by(4).map(move |i| i32::from_le_bytes(std::array::from_fn(|k| bytes[i + k])))
 }
 
-/// Macros that the kernels are compiled with for these sizes of stored heads, with or without a cap on the scores.
+/// Returns the macros of these stored head sizes, with or without a cap on the scores.
 fn defines([k_dim, v_dim]: [usize; 2], is_capped: bool) -> [Define; 3] {
     [("K_DIM", k_dim as u32), ("V_DIM", v_dim as u32), ("CAPPED", is_capped.into())]
 }
 
-/// What is compiled ahead; other sizes and types are compiled when they come.
+/// Returns the variants that are compiled ahead of time; other sizes and types are compiled on
+/// first use.
 pub(crate) fn builds() -> impl Iterator<Item = Build> {
     let build = |(dims, is_capped)| Build { source: &SOURCE, defines: defines(dims, is_capped).to_vec() };
     usual_heads()
@@ -201,25 +218,25 @@ pub(crate) fn builds() -> impl Iterator<Item = Build> {
         .chain(wide::builds())
 }
 
-/// The sizes of stored heads in use, and whether their scores are capped.
+/// Returns the stored head sizes in use, and whether their scores are capped.
 fn usual_heads() -> impl Iterator<Item = ([usize; 2], bool)> {
     let plain = [[64, 64], [64, 128], [96, 96], [128, 64], [128, 128], [256, 256]].map(|dims| (dims, false));
     plain.into_iter().chain([[128, 128], [256, 256]].map(|dims| (dims, true)))
 }
 
-/// Where queries are read from and outputs written to, and where the band of the step begins (anything when there is none).
+/// Device addresses of queries and outputs, and of the step tiles (arbitrary when there are none).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rows {
     /// `[rows, n_heads * k_head_dim]`.
     pub q: DevicePtr,
-    /// `[n_heads]`; 0 where there are none.
+    /// `[n_heads]`; 0 without attention sinks.
     pub sinks: DevicePtr,
     pub band: DevicePtr,
     /// `[rows, n_heads * v_head_dim]`.
     pub out: DevicePtr,
 }
 
-/// Attention of the rows of each part. The shapes have been checked.
+/// Attends with the queries of each sequence. The caller has checked the shapes.
 pub(crate) fn attend(
     cx: &Context,
     p: &AttendParams,
@@ -236,14 +253,14 @@ pub(crate) fn attend(
     let way = |part: &KvPart<'_, _>| Way::of(part.rows, group, part.layer, device);
     let mut sorted: Vec<_> = parts.iter().map(|part| (way(part), *part)).collect();
     sorted.sort_by_key(|(way, _)| *way);
-    // Sequences of one layer that take one way share launches, and so do heads that store alike.
+    // Sequences of one layer and kernel share launches, and so do heads of the same storage format.
     for alike in sorted.chunk_by(|(way, a), (other, b)| way == other && is_same(a.layer, b.layer)) {
         let (way, layer) = (alike[0].0, alike[0].1.layer);
         let parts: Vec<_> = alike.iter().map(|(_, part)| *part).collect();
         for (kind, heads) in kinds(layer)? {
             let images = |part: &&KvPart<'_, _>| parts::images(part.rows, layer, heads[0]);
             let is_unpacked = way == Way::Warpgroups;
-            // What is unpacked for a launch has its bounds.
+            // The buffer of unpacked tiles is bounded.
             let most =
                 if is_unpacked { hopper::parts_at_once(layer, parts.iter().map(images)) } else { MAX_PARTS };
             for parts in parts.chunks(most) {
@@ -259,7 +276,7 @@ pub(crate) fn attend(
     Ok(())
 }
 
-/// The KV heads of a layer, by what their streams store.
+/// Groups the KV heads of a layer by the storage format of their tensors.
 fn kinds(layer: &KvLayer) -> Result<Vec<(Kind, Vec<usize>)>> {
     let mut kinds: Vec<(Kind, Vec<usize>)> = Vec::new();
     for (head, keys) in layer.k.iter().enumerate() {
@@ -272,7 +289,7 @@ fn kinds(layer: &KvLayer) -> Result<Vec<(Kind, Vec<usize>)>> {
     Ok(kinds)
 }
 
-/// Refuses what no kernel can read.
+/// Rejects formats that no kernel reads.
 fn check(p: &AttendParams, layer: &KvLayer, shared_bytes: usize) -> Result<()> {
     let unsupported = |wanted, has| Err(BackendError::Unsupported { op: OP, wanted, has });
     let most = wide::most_dim(shared_bytes).max(MAX_NARROW);
@@ -309,7 +326,7 @@ fn launch(
     let on_queries = cx.scratch(launched.n_queries * k_dim * size_of::<u16>())?;
     let on_share = cx.scratch(launched.n_shares * v_dim * size_of::<f32>())?;
     let on_state = cx.scratch(launched.n_shares * 2 * size_of::<f32>())?;
-    // What only some launches have.
+    // Only some launches need these buffers.
     let scratch = |bytes: usize| (bytes > 0).then(|| cx.scratch(bytes)).transpose();
     let images = scratch(launched.n_images * hopper::image_bytes(kind.dims))?;
     let windows = scratch(size_of_val(&launched.windows[..]))?;
@@ -389,14 +406,15 @@ fn launch(
     start("combine", [most.div_ceil(WARPS), slots, 1], THREADS, 0)
 }
 
-/// Shared memory of `attend_split` for heads of these sizes: `Shared` of `attend.cu`, and then what two warps hand over.
+/// Returns the shared memory of `attend_split` for these head sizes: `Shared` of `attend.cu`, then
+/// the exchange buffer of two warps.
 fn split_bytes([k_dim, v_dim]: [usize; 2]) -> usize {
     let halves = WARPS * TILE * k_dim.max(v_dim) + QUERIES * k_dim;
     let hand = WARPS / 2 * 32 * (v_dim / 2 + HAND_STATE) * size_of::<f32>();
     (halves * size_of::<u16>() + QUERIES * SIGHT).max(hand)
 }
 
-/// What the bytes of each type stand for, by its number in kernels.
+/// Byte codebooks, by kernel type number.
 static BOOKS: LazyLock<[Book; TYPES.len()]> = LazyLock::new(|| {
     TYPES.map(|dtype| match (dtype, turbo::codebook(dtype)) {
         (_, Some(codebook)) => {

@@ -1,4 +1,4 @@
-//! How the sequences of a launch are walked: which kernel, which tiles, in how many shares.
+//! Plans a launch of attention: kernel, tiles and KV splits of each sequence.
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{AttendParams, KvLayer, KvPart, Result, Rows};
@@ -9,33 +9,34 @@ use super::{OP, QUERIES, WARPS, decode, hopper, prompt, wide};
 use crate::kv::{self, MemoryParams, small};
 use crate::{Context, CudaPage, DevicePtr, GpuProperties};
 
-/// Above this many queries of a KV head, warps share tiles instead of splitting them.
+/// Maximum number of queries of a KV head for split-KV; above it, warps share tiles.
 const FEW: usize = 32;
 
-/// Which kernel serves the rows of a sequence.
+/// The kernel that serves a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Way {
-    /// Straight from memory to the tensor cores.
+    /// Tiles go straight from memory to the tensor cores.
     Decode,
-    /// Warps take tiles of their own.
+    /// Split-KV: each warp takes tiles of its own.
     Split,
-    /// Warps share tiles, in blocks that are cut so.
+    /// Prefill: warps share tiles, in blocks of this shape.
     Many(Cut),
-    /// Warpgroups share tiles, which others bring.
+    /// Prefill on compute capability 9.0: consumer warpgroups share tiles, which producers load.
     Warpgroups,
-    /// Warps share tiles and outputs, of so many sixteens of queries.
+    /// Warps share tiles and outputs; the field counts the 16-query tiles of a block.
     Wide(usize),
 }
 
 impl Way {
-    /// For rows with `group` queries of a KV head of `layer` each, on a device of these properties.
+    /// Selects the kernel for `rows` with `group` queries of a KV head of `layer` each, on
+    /// `device`.
     pub fn of(rows: Rows, group: usize, layer: &KvLayer, device: &GpuProperties) -> Self {
         let (queries, shared_bytes) = (rows.n * group, device.shared_per_block as usize);
         if let Some(most) = wide::most_tiles(layer, shared_bytes) {
             return Self::Wide(queries.div_ceil(QUERIES).clamp(1, most));
         }
         match queries {
-            // It walks each tile in one form, so the rows must lie in one tile.
+            // This kernel processes each tile in one form, so the tokens must lie in one tile.
             queries if queries <= decode::QUERIES && !rows.cross() => Self::Decode,
             queries if queries <= FEW => Self::Split,
             _ if hopper::takes(rows, layer, device.arch) => Self::Warpgroups,
@@ -76,26 +77,26 @@ pub(super) struct PartParams {
     images: u32,
 }
 
-/// The sequences of a launch, and what room they take together.
+/// The sequences of a launch, and the sizes of their buffers.
 pub(super) struct Launched {
     pub parts: Vec<PartParams>,
-    /// The first tiles in 16 bit, for the tiles of rows after a sequence's first.
+    /// The first tile in 16 bit of each tile of queries after a sequence's first.
     pub windows: Vec<u32>,
     /// Prepared queries.
     pub n_queries: usize,
-    /// Shares of queries, one for each split.
+    /// Partial results: one per query and split.
     pub n_shares: usize,
     /// Unpacked tiles.
     pub n_images: usize,
     pub most_splits: usize,
-    /// Most queries of a KV head of a sequence.
+    /// Maximum number of queries of a KV head of a sequence.
     pub most_queries: usize,
-    /// Most unpacked tiles of one.
+    /// Maximum number of unpacked tiles of a sequence.
     pub most_images: usize,
 }
 
 impl Launched {
-    /// Sequences that go one way, for some heads of their layer that store alike.
+    /// Plans the sequences of one kernel, for heads of their layer with the same storage format.
     pub fn new(
         cx: &Context,
         p: &AttendParams,
@@ -187,14 +188,15 @@ impl Launched {
     }
 }
 
-/// Tiles that rows from position `first` to `last` see: `walk_of` of `attend.cuh`.
+/// Returns the tiles that tokens from position `first` to `last` attend to: `walk_of` of
+/// `attend.cuh`.
 fn walk(layer: &KvLayer, head: usize, [first, last]: [usize; 2]) -> usize {
     let (oldest, end) = (layer.oldest(first) / TILE, last / TILE + 1);
     let codes = layer.head_window(head, last / TILE).min(end).saturating_sub(oldest);
     codes + end.saturating_sub(layer.head_window(head, first / TILE).max(oldest))
 }
 
-/// Tiles of the longest walk of a block of queries.
+/// Returns the maximum number of tiles that a block of queries attends to.
 fn most_tiles(p: &AttendParams, way: Way, part: &KvPart<'_, CudaPage>, head: usize) -> usize {
     let (rows, group, per_block) = (part.rows, p.n_heads / p.n_kv_heads, way.queries_per_block());
     let walk = |first_query: usize| {
@@ -204,12 +206,13 @@ fn most_tiles(p: &AttendParams, way: Way, part: &KvPart<'_, CudaPage>, head: usi
     (0..rows.n * group).step_by(per_block).map(walk).max().unwrap_or(0)
 }
 
-/// Tiles that any of a sequence's rows sees.
+/// Returns the tiles that any token of a sequence attends to.
 pub(super) fn images(rows: Rows, layer: &KvLayer, head: usize) -> usize {
     walk(layer, head, [rows.start, rows.end() - 1])
 }
 
-/// Tiles of one split: so many that all multiprocessors have work, but each warp several.
+/// Returns the tiles per KV split: few enough that all multiprocessors have work, but several per
+/// warp.
 fn split_tiles(cx: &Context, tiles: usize, blocks: usize) -> usize {
     let wanted = 4 * cx.gpu().properties().n_sms as usize;
     let splits = (wanted / blocks.max(1)).max(1);

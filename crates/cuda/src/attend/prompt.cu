@@ -1,7 +1,8 @@
-// Attention of many queries over compressed tiles, with tensor cores. The method is in prompt.rs.
+// Prefill attention over quantized tiles, with tensor cores. prompt.rs describes the method.
 //
-// Macros: K_TYPE, V_TYPE, K_DIM, V_DIM (values per token as stored, multiples of 16), CAPPED (whether scores are), BLOCK_WARPS,
-// QUERY_TILES (sixteens of queries that a warp takes), STEP (tiles that a block works on at a time).
+// Macros: K_TYPE, V_TYPE, K_DIM, V_DIM (stored values per token, multiples of 16), CAPPED (soft cap
+// on the scores), BLOCK_WARPS, QUERY_TILES (16-query tiles of a warp), STEP (tiles that a block
+// processes at a time).
 
 #include "work.cuh"
 
@@ -19,13 +20,13 @@ struct Shared {
     Sight sights[BLOCK_QUERIES];
 };
 
-// The tiles of a block: of a walk those before `end`.
+// The tiles of a block, those before `end`.
 struct Range {
     View keys, values;
     Walk walk;
     u32 end;
 
-    // Whether those of the step from tile `i` of the walk on follow one another and are stored alike.
+    // Returns whether the tiles of the step from tile `i` on are contiguous and of one form.
     __device__ bool is_alike(u32 i) const {
         u32 last = i + STEP - 1;
         bool is_main = walk.is_main(i);
@@ -35,7 +36,7 @@ struct Range {
     }
 };
 
-// Brings tile `i` of the walk, of keys or of values.
+// Loads tile `i`, of keys or of values.
 template <bool KEYS>
 __device__ void bring(const AttendParams& p, const Range& range, u32 i, u16* to, u32 lane) {
     const View& view = KEYS ? range.keys : range.values;
@@ -45,7 +46,7 @@ __device__ void bring(const AttendParams& p, const Range& range, u32 i, u16* to,
     load_stored<KEYS, KEYS ? K_DIM : V_DIM, KEYS ? K_TYPE : V_TYPE>(p, tile, KEYS ? view.centre(index, tile) : nullptr, to, lane);
 }
 
-// Brings the warp's share of the tiles of a step.
+// Loads the warp's share of the tiles of a step.
 __device__ void bring_step(const AttendParams& p, const Range& range, u32 step, Tiles& to, u32 lane, u32 warp) {
 #pragma unroll 1
     for (u32 i = warp; i < 2 * STEP; i += BLOCK_WARPS) {
@@ -59,8 +60,8 @@ __device__ void bring_step(const AttendParams& p, const Range& range, u32 step, 
     }
 }
 
-// Takes TILES tiles of the walk in, from `i` on, which are alike and lie in shared memory, where one of the warp's queries sees something
-// of them.
+// Processes TILES uniform tiles from `i` on, which lie in shared memory, if any of the warp's
+// queries sees a token of them.
 template <u32 TILES>
 __device__ void take(const Common& c, const Range& range, u32 i, const u16* keys, const u16* values, const u16* queries,
                      const Sight* sights, Work<QUERY_TILES>& w, u32 lane) {
@@ -85,7 +86,7 @@ __device__ void take(const Common& c, const Range& range, u32 i, const u16* keys
     }
 }
 
-// Takes a step in: as one where its tiles are alike, or tile by tile.
+// Processes a step: as a whole if its tiles are uniform, or else tile by tile.
 __device__ void take_step(const Common& c, const Range& range, u32 step, const Tiles& tiles, const u16* queries, const Sight* sights,
                           Work<QUERY_TILES>& w, u32 lane) {
     if (range.is_alike(step)) {
@@ -98,7 +99,8 @@ __device__ void take_step(const Common& c, const Range& range, u32 step, const T
     }
 }
 
-// Warps take queries of their own and share tiles. Grid: splits, blocks of queries, KV heads of all sequences.
+// Warps take queries of their own and share tiles. Grid: splits, blocks of queries, KV heads of all
+// sequences.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) attend_many(const __grid_constant__ AttendParams p) {
     extern __shared__ __align__(16) u8 bytes[];
     Shared& shared = *(Shared*)bytes;
@@ -115,8 +117,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1) attend_many(const
     const u16* queries = shared.queries + warp_query * K_DIM;
     const Sight* sights = shared.sights + warp_query;
     bool is_there = block_query + warp_query < n_queries;
-    // In each round the warps bring a step, and take in the one brought before. Of two that share a scheduler one unpacks while the other
-    // multiplies, and then they change; floats need no unpacking and are asked for first.
+    // In each round the warps load one step, and process the one loaded before. Of two that share a
+    // scheduler one unpacks while the other multiplies, and then they change; floats need no
+    // unpacking and are loaded first.
     bool is_late = warp >= BLOCK_WARPS / 2 && (warp % (2 * STEP) < STEP ? is_coded(K_TYPE) : is_coded(V_TYPE));
     u32 rounds = begin < end ? (end - begin + STEP - 1) / STEP + 1 : 0;
     Work<QUERY_TILES> w;

@@ -1,44 +1,54 @@
-//! Many queries of a KV head, prompts above all, wherever [`hopper`](super::hopper) does not take them.
+//! Prefill attention for every device and head size that [`hopper`](super::hopper) does not serve.
 //!
-//! A block of eight warps takes 256 queries and walks its tiles in steps of 64 tokens: four tiles of keys and four of values, of which each
-//! warp unpacks one, for all.
+//! A block of eight warps takes 256 queries and iterates over its tiles in steps of 64 tokens: four
+//! tiles of keys and four of values, of which each warp unpacks one, for all.
 //!
-//! - **A warp takes 32 queries** (16 where values are wider than 128), so that a fragment of keys or values that `ldmatrix` reads serves
-//!   two products. Outputs and the scores of 64 tokens fill its registers; queries are read again for every step.
-//! - **The softmax of a step is one**: maxima cross lanes and outputs are rescaled once in 64 tokens, the latter where a maximum has risen,
-//!   and only steps that a query does not see whole look at what is hidden.
-//! - **Steps are brought ahead**, into the other of two buffers. Of the two warps that share a scheduler one unpacks while the other
-//!   multiplies. Halves are copied by `cp.async`, which asks neither.
-//! - **Tiles of a step are alike** (in order, of one type), or else the step is taken tile by tile: where the sink ends, where 16 bit begin,
-//!   at the end.
+//! - **A warp takes 32 queries** (16 where values are wider than 128), so that a fragment of keys
+//!   or values that `ldmatrix` reads serves two MMAs. Outputs and the scores of 64 tokens fill its
+//!   registers; queries are read again for every step.
+//! - **One softmax per step**: maxima cross lanes and outputs are rescaled once in 64 tokens, the
+//!   latter where a maximum has risen, and only steps that are not fully visible to a query apply
+//!   the mask.
+//! - **Steps are double-buffered.** Of the two warps that share a scheduler one unpacks while the
+//!   other multiplies. f16 tiles are copied by `cp.async`, which occupies neither.
+//! - **Tiles of a step are uniform** (contiguous, of one type), or else the step is processed tile
+//!   by tile: at the end of the sink, at the start of the 16-bit tiles, and at the end of the
+//!   sequence.
 //!
-//! A split of the walk costs as much as 16 tiles: for 128 outputs of a query 1 KB to memory and back, a quarter of a nanosecond at 4.3 TB/s, are
-//! the products of ten, and nothing is multiplied before the first step is there. So there are only as many splits as end sooner.
+//! A KV split costs as much as 16 tiles: writing and reading 128 outputs of a query, 1 KB or a
+//! quarter of a nanosecond at 4.3 TB/s, equals the MMAs of ten, and no MMA runs before the first
+//! step has arrived. So the number of splits is the one that finishes first.
 //!
-//! # Room
+//! # Shared memory
 //!
-//! Two buffers of 64 tokens and 256 queries are 131,072 bytes for heads of 128, and 196,608 for heads of 256, whose blocks take 128 queries:
-//! one block on a multiprocessor of 9.0, which is what its registers allow. Where a block has less, steps are of 32 tokens, and then
-//! blocks of four warps (8.0 with heads of 256; 8.9 and 12.0).
+//! Two buffers of 64 tokens and 256 queries are 131,072 bytes for heads of 128, and 196,608 for
+//! heads of 256, whose blocks take 128 queries: one block on a multiprocessor of 9.0, which is also
+//! the limit of its registers. Where a block has less, steps are of 32 tokens, and then blocks of
+//! four warps (8.0 with heads of 256; 8.9 and 12.0).
 //!
 //! # Budget
 //!
-//! Counted in the machine code that ptxas 13.0 makes for 9.0. For a step of 64 tokens and 256 queries, heads of 128, each
-//! scheduler of a multiprocessor has 512 products `mma.m16n8k16` of 6.5 clocks, 3,328, and shared memory gives and takes 360,448 bytes in
-//! 2,816. Two warps issue 1,035 instructions each to take a step in (1,240 over floats, whose softmax is drawn into the products), 140
-//! more where a maximum rises, and 130 each to find their tile. To unpack one they issue, keys and values, per value:
+//! Counted in the machine code that ptxas 13.0 makes for 9.0. For a step of 64 tokens and 256
+//! queries, heads of 128, each scheduler of a multiprocessor has 512 MMAs `mma.m16n8k16` of 6.5
+//! clocks, 3,328, and shared memory transfers 360,448 bytes in 2,816. Two warps issue 1,035
+//! instructions each to process a step (1,240 over floats, whose softmax is interleaved with the
+//! MMAs), 140 more where a maximum rises, and 130 each to find their tile. To unpack one they
+//! issue, keys and values, per value:
 //!
 //! | f16 | q8_0 | q4_0 | turbo2 | turbo3 | turbo4 | turbo2t | turbo3t |
 //! |---|---|---|---|---|---|---|---|
 //! | 1.5, 1.1 | 7.0, 3.9 | 7.2, 4.1 | 7.2, 4.3 | 8.8, 5.7 | 8.5, 5.8 | 15, 12 | 16, 13 |
 //! | 2,900 | 3,000 | 3,100 | 3,100 | 3,300 | 3,200 | 4,000 | 4,200 |
 //!
-//! The last row is instructions of a scheduler in a step. So products bound all but turbo2t and turbo3t, at 565 TFLOP/s for 132
-//! multiprocessors at 1.7 GHz, of which latencies leave a part. In heads of 256 a fragment serves one product: shared memory takes 5,120
-//! clocks for 3,328 of products, 368 TFLOP/s at best. Coded kernels spill no register, those for floats of 128 wide some twenty in a step.
+//! The last row is instructions of a scheduler in a step. So MMAs bound all but turbo2t and
+//! turbo3t, at 565 TFLOP/s for 132 multiprocessors at 1.7 GHz, reduced by latencies. In heads of
+//! 256 a fragment serves one MMA: shared memory takes 5,120 clocks for 3,328 of MMAs, 368 TFLOP/s
+//! at best. Kernels of quantized types spill no register, those of floats of 128 wide some twenty
+//! in a step.
 //!
-//! Measured on an H100: 244 TFLOP/s, of f16 and of codes alike. Two warps on a scheduler wait for what they have just asked for in 40 % of their clocks, and
-//! issue in 41 %. What it was counted for assumed that one of the two always multiplies.
+//! Measured on an H100: 244 TFLOP/s, of f16 and of quantized types alike. Two warps on a scheduler
+//! stall on their own loads in 40 % of their clocks, and issue in 41 %. The count assumed that one
+//! of the two always multiplies.
 
 use kvant_backend::{KvLayer, Result};
 use kvant_codec::DType;
@@ -50,7 +60,7 @@ use crate::kv::{TYPES, number};
 use crate::module::Build;
 use crate::{Context, Define, KernelId, Source};
 
-/// The kernels for many queries.
+/// The prefill kernels.
 static SOURCE: Source = Source {
     name: "prompt.cu",
     text: include_str!("prompt.cu"),
@@ -59,35 +69,36 @@ static SOURCE: Source = Source {
     options: &[],
 };
 
-/// Sizes of values, as stored, of which the outputs of two sixteens of queries stay in registers.
+/// Largest stored value size at which the outputs of two 16-query tiles stay in registers.
 const MOST_FOR_TWO: usize = 128;
 
-/// Tiles that a block could take in, in the time that one more split costs it: its queries and first step have to be there before anything
-/// is multiplied, and its outputs, 4 bytes each, go to memory and back.
+/// Cost of one more KV split, in tiles that a block could process in that time: its queries and
+/// first step must arrive before any MMA, and its outputs, 4 bytes each, go to memory and back.
 const SPLIT_COST: usize = 16;
-/// Fewest tiles of a split; splits are so many times some number.
+/// Minimum tiles of a split; splits are multiples of it.
 const LEAST_TILES: usize = 8;
 
-/// How work is cut into blocks.
+/// Shape of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Cut {
-    /// Of a block.
+    /// Warps per block.
     warps: usize,
-    /// Sixteens of queries of a warp.
+    /// 16-query tiles per warp.
     sixteens: usize,
-    /// Tiles that a block works on at a time.
+    /// Tiles that a block processes at a time.
     step: usize,
 }
 
 impl Cut {
-    /// For heads of `layer`, with so much shared memory for a block.
+    /// Returns the shape for the heads of `layer`, with `shared_bytes` of shared memory per block.
     pub fn of(layer: &KvLayer, shared_bytes: usize) -> Self {
         let k = layer.k.iter().map(|stream| stream.spec.dim()).max().unwrap_or(0);
         let v = (0..layer.k.len()).map(|head| layer.values(head).spec.value_dim()).max().unwrap_or(0);
         Self::fitting([k, v], shared_bytes)
     }
 
-    /// The best that fits, for heads of these sizes. The last fits wherever there are the tensor cores that the kernel needs.
+    /// Returns the largest shape that fits, for heads of these sizes. The last fits on every device
+    /// with the tensor cores that the kernel needs.
     fn fitting(dims: [usize; 2], shared_bytes: usize) -> Self {
         let most = if dims[1] > MOST_FOR_TWO { 1 } else { 2 };
         [(8, most, 4), (8, most, 2), (4, most, 2), (4, 1, 2)]
@@ -105,15 +116,15 @@ impl Cut {
         32 * self.warps as u32
     }
 
-    /// Shared memory of a block for heads of these sizes: `Shared` of `prompt.cu`.
+    /// Returns the shared memory of a block for these head sizes: `Shared` of `prompt.cu`.
     pub fn bytes(self, [k_dim, v_dim]: [usize; 2]) -> usize {
         let tiles = 2 * self.step * TILE * (k_dim + v_dim);
         (tiles + self.queries() * k_dim) * size_of::<u16>() + self.queries() * SIGHT
     }
 }
 
-/// Tiles of one split of a walk over `tiles`, by a sequence that takes `blocks` blocks where nothing is split: as many splits as end
-/// soonest, one block to a multiprocessor.
+/// Returns the tiles per KV split of a sequence that attends to `tiles` and takes `blocks` blocks
+/// without splits: as many splits as finish first, with one block per multiprocessor.
 pub(super) fn split_tiles(cx: &Context, tiles: usize, blocks: usize) -> usize {
     let n_sms = cx.gpu().properties().n_sms as usize;
     let most = tiles.div_ceil(LEAST_TILES).min(4 * n_sms).max(1);
@@ -125,7 +136,7 @@ pub(super) fn split_tiles(cx: &Context, tiles: usize, blocks: usize) -> usize {
     of((1..=most).min_by_key(ends).unwrap_or(1))
 }
 
-/// One of the kernels.
+/// Returns the kernel `name`.
 pub(super) fn kernel(
     cx: &Context,
     kind: &Kind,
@@ -137,7 +148,7 @@ pub(super) fn kernel(
     Ok(cx.kernel_with(&SOURCE, &defines(types, kind.dims, is_capped, cut), name)?)
 }
 
-/// `types` are numbers, as kernels count them.
+/// Returns the macros of a variant; `types` are kernel type numbers.
 fn defines(types: [u32; 2], dims: [usize; 2], is_capped: bool, cut: Cut) -> Vec<Define> {
     let Cut { warps, sixteens, step } = cut;
     let cut = [("BLOCK_WARPS", warps), ("QUERY_TILES", sixteens), ("STEP", step)];
@@ -146,8 +157,9 @@ fn defines(types: [u32; 2], dims: [usize; 2], is_capped: bool, cut: Cut) -> Vec<
     types.into_iter().chain(others).collect()
 }
 
-/// What is compiled ahead: the sizes of stored heads in use for compute capability 9.0, the largest for the least shared memory, and every
-/// type in heads of 128. Others when they come.
+/// Returns the variants that are compiled ahead of time: the stored head sizes in use for compute
+/// capability 9.0, the largest for the least shared memory, and every type in heads of 128. Other
+/// variants are compiled on first use.
 pub(super) fn builds() -> impl Iterator<Item = Build> {
     const SHARED: [usize; 2] = [227 << 10, 99 << 10];
     let turbo3 = [DType::Turbo3; 2];

@@ -1,5 +1,5 @@
-//! What is CUDA's own about attention: launches and walks that are split, and what no kernel can read. All else is held to the
-//! conformance suites.
+//! CUDA-specific tests of attention: split launches, KV splits, and formats that no kernel reads.
+//! The conformance suites cover everything else.
 
 use kvant_backend::StreamSizes;
 use kvant_codec::Side;
@@ -9,7 +9,8 @@ use kvant_conformance::weights::gaussian;
 use super::*;
 use crate::conformance::{hold, on_emulator};
 
-/// Sequences of other lengths, each with a number of rows of its own; more than a launch takes, and more heads than that.
+/// Sequences of different lengths, each with its own number of tokens; more than a launch takes,
+/// and more heads than that.
 #[test]
 fn sequences_attend_together_as_each_does_alone() {
     together_as_alone(80);
@@ -66,7 +67,7 @@ fn a_long_context_is_split_and_joined() {
     }
 }
 
-/// Suites with more queries than few, as `attend_steps` has.
+/// Suites with more than 32 queries per KV head, as `attend_steps` has.
 #[test]
 fn warpgroups_hold_the_suites() {
     for op in ["attend_types", "attend_capped"] {
@@ -74,7 +75,8 @@ fn warpgroups_hold_the_suites() {
     }
 }
 
-/// Warpgroups with all, one and none of their queries, over more steps than there is room for, none of them split.
+/// Warpgroups with all, one and none of their queries, over more steps than there are stages,
+/// without splits.
 #[test]
 fn warpgroups_share_steps_for_any_number_of_queries() {
     const TOKENS: usize = 400;
@@ -103,7 +105,8 @@ fn warpgroups_share_steps_for_any_number_of_queries() {
     }
 }
 
-/// Of 64 dims or less two lanes share a sixteen of values, whose rows each type divides in its own way: in whole units, tiles and 16 bit.
+/// With 64 dims or fewer two lanes share 16 dims of values, whose rows each type divides in its own
+/// way: in whole units, tiles and 16 bit.
 #[test]
 fn small_heads_of_every_type_decode() {
     const TOKENS: usize = 209;
@@ -122,7 +125,8 @@ fn small_heads_of_every_type_decode() {
     }
 }
 
-/// With a window units of eight tiles begin anywhere, so that two centres meet in one; a sink has none.
+/// With a window, units of eight tiles begin anywhere, so that a unit may span two centres; a sink
+/// has none.
 #[test]
 fn centres_are_those_of_the_block_wherever_a_window_begins() {
     let Some(subject) = on_emulator(80) else { return };
@@ -131,7 +135,7 @@ fn centres_are_those_of_the_block_wherever_a_window_begins() {
     for (shape, len) in
         [(base, 330), (Shape { sink_tiles: 9, ..base }, 250), (Shape { soft_cap: Some(2.0), ..base }, 330)]
     {
-        // Keys with an offset that turns from block to block.
+        // Keys with an offset that alternates from block to block.
         let k = gaussian(3, (len + 60) * 64, 1.0);
         let k =
             k.iter().enumerate().map(|(i, x)| x + if i / 64 / 128 % 2 == 0 { 2.0 } else { -2.0 }).collect();
@@ -148,7 +152,7 @@ fn centres_are_those_of_the_block_wherever_a_window_begins() {
     }
 }
 
-/// What no kernel can read is refused by name.
+/// The error names the format that no kernel reads.
 #[test]
 fn heads_that_are_too_large_and_tails_that_differ_are_refused() {
     // Of compute capability 8.9, which has the least.

@@ -1,17 +1,20 @@
-// Float tiles in shared memory in the order of coded ones: what a product sums over side by side.
+// Transposes float tiles in shared memory to the order of quantized ones, with a contiguous
+// reduction dimension.
 
 #pragma once
 
 #include "unpack.cuh"
 
-// Four rows of eight halves as eight rows of four, pair `q` of them: row 2 q is in x and y, row 2 q + 1 in z and w.
+// Returns four rows of eight f16 as eight rows of four, pair `q` of them: row 2 q is in x and y,
+// row 2 q + 1 in z and w.
 __device__ inline uint4 turned(const u32 (&rows)[4][4], u32 q) {
     return make_uint4(__byte_perm(rows[0][q], rows[1][q], 0x5410), __byte_perm(rows[2][q], rows[3][q], 0x5410),
                       __byte_perm(rows[0][q], rows[1][q], 0x7632), __byte_perm(rows[2][q], rows[3][q], 0x7632));
 }
 
-// Brings a tile that lies in rows of dims (keys) or of tokens (values) in rows of the other. A lane turns four rows of eight at a time: of
-// keys eight tokens in sixteen lanes, so that these write whole rows; of values four tokens in each four lanes.
+// Transposes a tile that is stored in rows of dims (keys) or of tokens (values). A lane transposes
+// four rows of eight at a time: of keys eight tokens in sixteen lanes, so that these write whole
+// rows; of values four tokens in each four lanes.
 template <bool KEYS, u32 DIM>
 __device__ void load_turned(u32 type, const u8* tile, u16* to, u32 lane) {
     constexpr u32 COLS = KEYS ? TILE : DIM;
@@ -31,7 +34,7 @@ __device__ void load_turned(u32 type, const u8* tile, u16* to, u32 lane) {
     }
 }
 
-// A tile of a stream that stores TYPE, or halves.
+// Loads a tile of a KV tensor that stores TYPE, or f16.
 template <bool KEYS, u32 DIM, u32 TYPE>
 __device__ void load_alike(const AttendParams& p, const Tile& tile, const u16* centre, u16* to, u32 lane) {
     if constexpr (is_coded(TYPE)) {
@@ -43,7 +46,7 @@ __device__ void load_alike(const AttendParams& p, const Tile& tile, const u16* c
     load_turned<KEYS, DIM>(is_coded(TYPE) || TYPE == F16 ? F16 : tile.type, tile.at, to, lane);
 }
 
-// Zeros in place of a tile of DIM dims.
+// Writes zeros in place of a tile of DIM dims.
 template <u32 DIM>
 __device__ void load_nothing(u16* to, u32 lane) {
     for (u32 i = 8 * lane; i < TILE * DIM; i += 8 * 32) *(uint4*)(to + i) = make_uint4(0, 0, 0, 0);

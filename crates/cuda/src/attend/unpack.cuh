@@ -1,20 +1,21 @@
-// Tiles in shared memory, as halves in the tile's own order: what a product sums over lies side by side in coded tiles (keys
-// [token][dim], values [dim][token]), across in float tiles (keys [dim][token], values [token][dim]), which `ldmatrix` transposes
-// on the way.
+// Unpacks tiles to f16 in shared memory, in the tile's stored order: the reduction dimension is
+// contiguous in quantized tiles (keys [token][dim], values [dim][token]) and strided in float tiles
+// (keys [dim][token], values [token][dim]), which `ldmatrix` transposes on the way.
 //
-// Halves are finished there: scales and centres are in them.
+// The f16 values are final: they include scales and centres.
 //
-// Rows lie without a gap. Eights of halves change places, so that those of eight rows that are read together lie in different banks:
-// rows of tokens in every 64 dims, rows of dims, which are two eights, in pairs. These are orders that the products of warpgroups know, as
-// swizzles of 128 and of 32 bytes, where of rows of tokens, of whole 64s then, eight lie together, 64 dims after 64 dims.
+// Rows have no padding. Groups of eight f16 are swizzled, so that those of eight rows that are read
+// together lie in different banks: rows of tokens within every 64 dims, rows of dims, which are two
+// groups, in pairs. Warpgroup MMAs support these orders, as swizzles of 128 and of 32 bytes; for
+// them, rows of tokens are stored as eight rows of 64 dims, 64 dims after 64 dims.
 //
-// Macros: EIGHTS_TOGETHER (whether they do).
+// Macros: EIGHTS_TOGETHER (whether they are).
 
 #pragma once
 
 #include "apart.cuh"
 
-// Where the half of a token and a dim lies, in rows of `dims`, which are tokens.
+// Returns the index of the f16 of a token and a dim, in rows of `dims`, which are tokens.
 __device__ inline u32 in_tokens(u32 dims, u32 token, u32 dim) {
     u32 eight = dim / 8;
 #ifdef EIGHTS_TOGETHER
@@ -27,31 +28,35 @@ __device__ inline u32 in_tokens(u32 dims, u32 token, u32 dim) {
 // The same in rows that are dims.
 __device__ inline u32 in_dims(u32 dim, u32 token) { return dim * TILE + 8 * (token / 8 ^ dim / 4 % 2) + token % 8; }
 
-// Sixteen rows of queries or weights, of `dims` halves each, as left operand: from row `first` and column `at` on.
+// Loads sixteen rows of queries or softmax weights, of `dims` f16 each, as left operand: from row
+// `first` and column `at` on.
 __device__ inline void load_rows(u32 a[4], const u16* rows, u32 dims, u32 first, u32 at, u32 lane) {
     u32 row = first + lane % 8 + 8 * (lane / 8 % 2);
     load_matrices(a, rows + in_tokens(dims, row, at + 8 * (lane / 16)), false);
 }
 
-// Sixteen dims of a tile of keys, from `dim` on, as right operands: of tokens 0 to 8, then of 8 to 16.
+// Loads sixteen dims of a tile of keys, from `dim` on, as right operands: of tokens 0 to 8, then of
+// 8 to 16.
 __device__ inline void load_keys(u32 m[4], const u16* keys, u32 dims, u32 dim, bool by_token, u32 lane) {
     u32 from = dim + 8 * (lane / 8 % 2), token = 8 * (lane / 16), row = lane % 8;
     load_matrices(m, keys + (by_token ? in_tokens(dims, token + row, from) : in_dims(from + row, token)), !by_token);
 }
 
-// Sixteen dims of a tile of values, from `dim` on, as right operands: of dims 0 to 8, then of 8 to 16.
+// Loads sixteen dims of a tile of values, from `dim` on, as right operands: of dims 0 to 8, then of
+// 8 to 16.
 __device__ inline void load_values(u32 m[4], const u16* values, u32 dims, u32 dim, bool by_token, u32 lane) {
     u32 from = dim + 8 * (lane / 16), token = 8 * (lane / 8 % 2), row = lane % 8;
     load_matrices(m, values + (by_token ? in_tokens(dims, token + row, from) : in_dims(from + row, token)), by_token);
 }
 
-// Bits `at` to `at + 3` of a word, each to bit `to` of its byte; `at` counts from bit `to`.
+// Moves bits `at` to `at + 3` of a word each to bit `to` of its byte; `at` counts from bit `to`.
 __device__ u32 spread(u32 word, u32 at, u32 to) {
     u32 nibble = word >> at << to & 15 << to;
     return nibble * 0x00204081u & 0x01010101u << to;
 }
 
-// Indices of two or three bits, in nibbles, of rows t and t + 8 of group g of a block of `dims`.
+// Returns indices of two or three bits, in nibbles, of rows t and t + 8 of group g of a block of
+// `dims`.
 template <u32 TYPE>
 __device__ u32 indices(const u8* planes, u32 dims, u32 g, u32 t) {
     // Two low bits: the word of lanes t mod 4 + 4 i, at bits 2 i.
@@ -63,8 +68,9 @@ __device__ u32 indices(const u8* planes, u32 dims, u32 g, u32 t) {
     return nibbles;
 }
 
-// Indices of rows t and t + 8 of a block of a type with a memory: of group `four` of a column of 16 dims. Before the first column
-// comes the last one, a dim to the left: dims are side by side in groups of keys, and rows of groups of values.
+// Returns the indices of rows t and t + 8 of a block of a trellis type: of group `four` of a column
+// of 16 dims. The predecessor of the first column is the last one, one dim to the left: dims are
+// contiguous in groups of keys, and rows of groups of values.
 template <bool KEYS, u32 TYPE>
 __device__ u32 column(const u8* planes, u32 dims, int number, u32 four, u32 t) {
     if (number >= 0) return indices<TYPE>(planes, dims, 4 * number + four, t);
@@ -77,7 +83,7 @@ __device__ u32 column(const u8* planes, u32 dims, int number, u32 four, u32 t) {
     return t > 0 ? rows : (rows & 0x0f0f0f0f) << 4 | (rows >> 4 & 0x0f0f0f0f);
 }
 
-// The codes of rows t and t + 8 of group g of a block of `dims`.
+// Returns the codes of rows t and t + 8 of group g of a block of `dims`.
 template <bool KEYS, u32 TYPE>
 __device__ Codes group_codes(const Book& book, const u8* planes, u32 dims, u32 g, u32 t) {
     if constexpr (TYPE == Q8_0) {
@@ -102,17 +108,18 @@ __device__ Codes group_codes(const Book& book, const u8* planes, u32 dims, u32 g
     }
 }
 
-// Two scales as halves, times the step.
+// Returns two scales as f16, times the step.
 __device__ u32 stepped(u32 scales, float step) {
     return pack_halves(from_half(scales & 0xffff) * step, from_half(scales >> 16) * step);
 }
-// Brings N dims of a coded tile, which begin at `span`, to where those of the tile from `first` on are: N is a whole number of spans
-// of 128, or what is left behind these. `centre` is that of the whole tile, or null.
+// Unpacks N dims of a quantized tile, which begin at `span`, to the positions of those of the tile
+// from `first` on: N is a multiple of 128, or the remainder. `centre` is that of the whole tile, or
+// null.
 template <bool KEYS, u32 DIM, u32 TYPE, u32 N>
 __device__ void load_span(const Book& book, const u8* span, u32 first, const u16* centre, u16* to, u32 lane) {
     u32 t = lane % 8;
     u32 bias = pack_halves(1024.0f + book.bias, 1024.0f + book.bias);
-    // All at once where that is not too much code.
+    // Everything is in flight at once where that does not take too much code.
     constexpr u32 AHEAD = DIM > 2 * SPAN ? 4 : N / 16;
 #pragma unroll AHEAD
     for (u32 pass = 0; pass < N / 16; pass++) {
@@ -124,7 +131,7 @@ __device__ void load_span(const Book& book, const u8* span, u32 first, const u16
         for (u32 upper = 0; upper < 2; upper++) {
             // Token l and four dims, or dim l of sixteen and four tokens.
             u32 l = t + 8 * upper, select = upper ? 0x4341 : 0x4240;
-            // A byte below the bits of 1024 is that half plus the byte.
+            // A byte in the low bits of 1024 is the f16 1024 plus the byte.
             u32 a = __byte_perm(codes.pair[0], 0x64646464, select);
             u32 b = __byte_perm(codes.pair[1], 0x64646464, select);
             uint2 scale, shift = {0, 0};
@@ -140,7 +147,7 @@ __device__ void load_span(const Book& book, const u8* span, u32 first, const u16
             }
             a = half_sub(a, bias), b = half_sub(b, bias);
             if (centre) {
-                // Codes and centres stand for halves, but not always their sums.
+                // Codes and centres are finite f16, but their sums may not be.
                 a = half_bounded(half_fma(a, scale.x, shift.x)), b = half_bounded(half_fma(b, scale.y, shift.y));
             } else {
                 a = half_mul(a, scale.x), b = half_mul(b, scale.y);
@@ -151,7 +158,7 @@ __device__ void load_span(const Book& book, const u8* span, u32 first, const u16
     }
 }
 
-// A coded tile. In heads of many spans code that is the same for each is there once.
+// Unpacks a quantized tile. In heads of many spans they share one copy of the code.
 template <bool KEYS, u32 DIM, u32 TYPE>
 __device__ void load_coded(const Book& book, const u8* tile, const u16* centre, u16* to, u32 lane) {
     if constexpr (DIM % LEAST_DIMS == 0) {
@@ -168,7 +175,7 @@ __device__ void load_coded(const Book& book, const u8* tile, const u16* centre, 
     }
 }
 
-// Eight values of a float tile from value `i` on, as halves. f32 and bf16 beyond f16 saturate.
+// Returns eight values of a float tile from value `i` on, as f16. f32 and bf16 beyond f16 saturate.
 __device__ inline uint4 eight_halves(u32 type, const u8* tile, u32 i) {
     if (type == F16) return *(const uint4*)(tile + 2 * i);
     float x[8];
@@ -180,7 +187,8 @@ __device__ inline uint4 eight_halves(u32 type, const u8* tile, u32 i) {
     return make_uint4(pack_halves(x[0], x[1]), pack_halves(x[2], x[3]), pack_halves(x[4], x[5]), pack_halves(x[6], x[7]));
 }
 
-// A float tile, in rows of dims (keys) or of tokens. f32 and bf16 beyond f16 saturate; halves are there after `finish_copies`.
+// Loads a float tile, in rows of dims (keys) or of tokens. f32 and bf16 beyond f16 saturate; f16
+// tiles are available after `finish_copies`.
 template <bool KEYS, u32 DIM>
 __device__ void load_floats(u32 type, const u8* tile, u16* to, u32 lane) {
     constexpr u32 COLS = KEYS ? TILE : DIM, AHEAD = DIM > 2 * SPAN ? 4 : DIM / 16;
@@ -196,21 +204,21 @@ __device__ void load_floats(u32 type, const u8* tile, u16* to, u32 lane) {
     }
 }
 
-// Where a tile is and how to read it.
+// Address and storage form of a tile.
 struct Tile {
     const u8* at;
     u32 type;
     u32 bytes;
 };
 
-// One side of a KV head of a sequence.
+// Keys or values of a KV head of a sequence.
 struct View {
     const Memory& memory;
     const Spec& spec;
     const Offsets& at;
     const Band& band;
 
-    // A tile as it lies in the blocks (or the sink), or in 16 bit where there is a tail.
+    // Returns a tile as stored in the blocks (or the sink), or in 16 bit where there is a tail.
     __device__ Tile tile(u32 index, bool is_main) const {
         u32 place = place_of(spec, index, is_main ? ~0u : 0);
         u32 type = place == IN_MAIN ? spec.type : F16;
@@ -220,12 +228,12 @@ struct View {
         return {at_tile, type, place == IN_MAIN ? spec.tile_bytes : f16_bytes(spec.dim)};
     }
 
-    // How it is stored.
+    // Returns its storage type.
     __device__ u32 type(u32 index, bool is_main) const {
         return place_of(spec, index, is_main ? ~0u : 0) == IN_MAIN ? spec.type : F16;
     }
 
-    // What the codes of tile `index` are relative to; null for nothing.
+    // Returns the centre that the codes of tile `index` are relative to; null without one.
     __device__ const u16* centre(u32 index, const Tile& tile) const {
         return spec.centres && is_coded(tile.type) ? centre_of(spec, index, tile.at) : nullptr;
     }
@@ -239,7 +247,8 @@ __device__ View values_of(const Common& c, const Slot& slot) {
     return {slot.part.memory, c.values, slot.head.values, slot.part.value_band};
 }
 
-// Brings a tile of DIM dims that is laid out as those of keys, or of values, with its centre, or null. It is there after `finish_copies`.
+// Loads a tile of DIM dims in the layout of keys, or of values, with its centre, or null. It is
+// available after `finish_copies`.
 template <bool KEYS, u32 DIM>
 __device__ void load_tile(const AttendParams& p, const Tile& tile, const u16* centre, u16* to, u32 lane) {
     switch (tile.type) {
@@ -254,7 +263,7 @@ __device__ void load_tile(const AttendParams& p, const Tile& tile, const u16* ce
     }
 }
 
-// The same, of a stream that stores TYPE, or halves.
+// The same, for a KV tensor that stores TYPE, or f16.
 template <bool KEYS, u32 DIM, u32 TYPE>
 __device__ void load_stored(const AttendParams& p, const Tile& tile, const u16* centre, u16* to, u32 lane) {
     if constexpr (is_coded(TYPE)) {
@@ -268,14 +277,14 @@ __device__ void load_stored(const AttendParams& p, const Tile& tile, const u16* 
     }
 }
 
-// Asks for a tile to be brought to the second-level cache: the time its first use would wait for.
+// Prefetches a tile to the L2 cache, to hide the latency of its first use.
 __device__ void fetch_tile(const Tile& tile, u32 lane) {
     for (u32 at = 128 * lane; at < tile.bytes; at += 128 * 32) {
         asm volatile("prefetch.global.L2 [%0];" ::"l"(tile.at + at));
     }
 }
 
-// Copies `n` prepared queries to shared memory, by `threads` threads.
+// Copies `n` prepared queries to shared memory, with `threads` threads.
 __device__ void copy_queries(const Common& c, const Slot& slot, u32 first, u32 n, u32 threads, u16* to) {
     const u16* from = c.queries + slot.query(first) * K_DIM;
     for (u32 i = threadIdx.x; i < n * (K_DIM / 8); i += threads) {
@@ -284,8 +293,9 @@ __device__ void copy_queries(const Common& c, const Slot& slot, u32 first, u32 n
     }
 }
 
-// What a query sees: tokens from the oldest to before `window` as they lie in the blocks, from there to before `end` in 16 bit. Later
-// queries see no older ones and no less young ones in each form. Those beyond the last see what it does.
+// The visible tokens of a query: from the oldest to before `window` as stored in the blocks, from
+// there to before `end` in 16 bit. Later queries see no older tokens and no fewer recent tokens in
+// each form. Those beyond the last have its mask.
 struct Sight {
     u32 window, end;
 

@@ -1,32 +1,36 @@
-// Attention of heads whose queries and outputs no warp has registers for, and over joint streams. The method is in wide.rs.
+// Attention for heads whose queries and outputs exceed the registers of a warp, and over shared-KV
+// tensors (MLA). wide.rs describes the method.
 //
-// Macros: K_DIM, V_DIM (values per token as stored, multiples of 16), CAPPED (whether scores are), JOINT (whether values are the
-// first V_DIM of their keys), QUERY_TILES (sixteens of queries of a block).
+// Macros: K_DIM, V_DIM (stored values per token, multiples of 16), CAPPED (soft cap on the scores),
+// JOINT (whether values are the first V_DIM of their keys), QUERY_TILES (16-query tiles of a
+// block).
 
 #include "unpack.cuh"
 
 constexpr u32 BLOCK_QUERIES = QUERIES * QUERY_TILES;
-constexpr u32 STEP = TILE * WARPS;  // tokens that a block works on at a time
+constexpr u32 STEP = TILE * WARPS;  // tokens that a block processes at a time
 constexpr u32 TILE_HALVES = TILE * (K_DIM > V_DIM ? K_DIM : V_DIM);
-// Sixteens of dims that a warp sums: every fourth.
+// Groups of 16 dims that a warp sums: every fourth.
 constexpr u32 UNITS = (V_DIM / 16 + WARPS - 1) / WARPS;
 
 struct Shared {
     u16 tiles[WARPS][TILE_HALVES];
     u16 queries[BLOCK_QUERIES * K_DIM];
     u16 weights[BLOCK_QUERIES * STEP];
-    float of_warps[WARPS][BLOCK_QUERIES];  // maxima of a step, and sums in the end
+    float of_warps[WARPS][BLOCK_QUERIES];  // maxima of a step, and the final sums
 };
 
-// What the queries of a block have seen: a lane has rows lane / 4 and lane / 4 + 8 of each sixteen, and of its warp's dims two of
-// each eight. Maxima are those of the block, sums those of the warp's own tokens.
+// Softmax state of the queries of a block: a lane has rows lane / 4 and lane / 4 + 8 of each
+// 16-query tile, and of its warp's dims two of each eight. Maxima are those of the block, sums
+// those of the warp's own tokens.
 struct Work {
     float out[QUERY_TILES][UNITS][2][4];
     float max[QUERY_TILES][2];
     float sum[QUERY_TILES][2];
 };
 
-// Scores of the queries with the keys of a tile: s[g][n][..] of tokens 8 n + 2 (lane mod 4) and the next, as `mma` has them.
+// Computes the scores of the queries with the keys of a tile: s[g][n][..] of tokens 8 n + 2 (lane
+// mod 4) and the next, in the layout of `mma`.
 __device__ void scores(const u16* queries, const u16* keys, bool by_token, float s[QUERY_TILES][2][4], u32 lane) {
 #pragma unroll 4
     for (u32 k = 0; k < K_DIM / 16; k++) {
@@ -42,7 +46,7 @@ __device__ void scores(const u16* queries, const u16* keys, bool by_token, float
     }
 }
 
-// Hides what a query does not see of a tile; leaves the largest score of each for the other warps.
+// Masks tokens of a tile; leaves the largest score of each query for the other warps.
 __device__ void hide(const Common& c, float s[QUERY_TILES][2][4], u32 first_token, bool is_main, const Sight sights[QUERY_TILES][2],
                      float* maxima, u32 lane) {
     u32 col = first_token + 2 * (lane % 4);
@@ -65,8 +69,8 @@ __device__ void hide(const Common& c, float s[QUERY_TILES][2][4], u32 first_toke
     }
 }
 
-// Turns the scores of a warp's tile into weights relative to the new maximum of all warps, leaves them for these, and brings what was
-// summed before to that maximum.
+// Turns the scores of a warp's tile into softmax weights relative to the new maximum of all warps,
+// leaves them for these, and rescales the earlier sums to that maximum.
 __device__ void soften(Work& w, const float s[QUERY_TILES][2][4], Shared& shared, u32 lane, u32 warp) {
 #pragma unroll
     for (u32 g = 0; g < QUERY_TILES; g++) {
@@ -79,7 +83,7 @@ __device__ void soften(Work& w, const float s[QUERY_TILES][2][4], Shared& shared
                 float weights[2];
                 for (u32 e = 0; e < 2; e++) {
                     float x = s[g][n][2 * half + e];
-                    // A hidden token counts nothing even where no other is visible yet.
+                    // A masked token has weight 0 even if no other is visible yet.
                     weights[e] = x == HIDDEN ? 0.0f : power_of_two(x - max + LIFT);
                     sum += weights[e];
                 }
@@ -100,7 +104,7 @@ __device__ void soften(Work& w, const float s[QUERY_TILES][2][4], Shared& shared
     }
 }
 
-// Adds the values of tile `i` of a step, weighted: of the warp's dims.
+// Adds the weighted values of tile `i` of a step, for the warp's dims.
 __device__ void mix(Work& w, const Shared& shared, u32 i, bool by_token, u32 lane, u32 warp) {
     constexpr u32 DIM = JOINT ? K_DIM : V_DIM;
     u32 a[QUERY_TILES][4];
@@ -120,7 +124,8 @@ __device__ void mix(Work& w, const Shared& shared, u32 i, bool by_token, u32 lan
     }
 }
 
-// Sums over the tokens, of which each lane of four and each warp has seen a share, and outputs, to memory. The whole block.
+// Sums over the tokens, of which each lane of four and each warp holds a part, and writes sums and
+// outputs to memory. Called by the whole block.
 __device__ void write_share(const Common& c, size_t base, Work& w, Shared& shared, u32 lane, u32 warp) {
 #pragma unroll
     for (u32 g = 0; g < QUERY_TILES; g++) {
@@ -152,8 +157,8 @@ __device__ void write_share(const Common& c, size_t base, Work& w, Shared& share
     }
 }
 
-// The warps of a block score a tile each for all its queries, and sum a share of the dims each. Grid: splits, blocks of queries, KV
-// heads of all sequences.
+// Each warp of a block scores one tile for all its queries, and sums its share of the dims. Grid:
+// splits, blocks of queries, KV heads of all sequences.
 extern "C" __global__ void __launch_bounds__(THREADS) attend_wide(const __grid_constant__ AttendParams p) {
     extern __shared__ __align__(16) u8 bytes[];
     Shared& shared = *(Shared*)bytes;
@@ -185,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_wide(const __grid_c
             if (!JOINT) fetch_tile(values.tile(walk.tile(next), walk.is_main(next)), lane);
         }
         float s[QUERY_TILES][2][4] = {};
-        // A warp beyond the last tile has nothing that is seen.
+        // A warp beyond the last tile has no visible token.
         u32 first_token = ~0u - TILE;
         bool is_main = mine < end && walk.is_main(mine);
         if (mine < end) {

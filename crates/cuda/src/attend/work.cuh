@@ -1,13 +1,14 @@
-// What a warp does for sixteens of queries with tiles in shared memory: scores, their softmax, and sums of values, all in its
-// registers but for the queries. The method is in mod.rs.
+// Attention of a warp, for 16-query tiles over tiles in shared memory: scores, their softmax, and
+// sums of values, all in registers except the queries. mod.rs describes the method.
 //
-// Macros: K_DIM, V_DIM (values per token as stored, multiples of 16), CAPPED (whether scores are).
+// Macros: K_DIM, V_DIM (stored values per token, multiples of 16), CAPPED (soft cap on the scores).
 
 #pragma once
 
 #include "unpack.cuh"
 
-// What SIXTEENS of queries have seen: of each a lane has rows lane / 4 and lane / 4 + 8.
+// Softmax state and outputs of SIXTEENS 16-query tiles: of each a lane has rows lane / 4 and lane /
+// 4 + 8.
 template <u32 SIXTEENS>
 struct Work {
     float out[SIXTEENS][V_DIM / 8][4];
@@ -26,17 +27,18 @@ struct Work {
     }
 };
 
-// Scores of queries with tokens 16 t + 8 n + 2 (lane mod 4) and the next: at [g][t][n], as `mma` has them.
+// Scores of queries with tokens 16 t + 8 n + 2 (lane mod 4) and the next: at [g][t][n], in the
+// layout of `mma`.
 template <u32 SIXTEENS, u32 TILES>
 using Scores = float[SIXTEENS][TILES][2][4];
 
-// Brings `n` prepared queries to shared memory, by `threads` threads, with what each sees.
+// Copies `n` prepared queries and their masks to shared memory, with `threads` threads.
 __device__ void bring_queries(const Common& c, const Slot& slot, u32 first, u32 n, u32 threads, u16* queries, Sight* sights) {
     copy_queries(c, slot, first, n, threads, queries);
     for (u32 i = threadIdx.x; i < n; i += threads) sights[i] = Sight(c, slot, first + i);
 }
 
-// Scores with the keys of tiles that lie one behind the other, all in rows of tokens or all in rows of dims.
+// Computes scores with the keys of contiguous tiles, all in rows of tokens or all in rows of dims.
 template <u32 SIXTEENS, u32 TILES, bool IN_TOKENS>
 __device__ void scores(const u16* queries, const u16* keys, Scores<SIXTEENS, TILES>& s, u32 lane) {
     constexpr u32 AHEAD = K_DIM % 64 == 0 ? 4 : K_DIM / 16;
@@ -60,7 +62,7 @@ __device__ void scores(const u16* queries, const u16* keys, Scores<SIXTEENS, TIL
     }
 }
 
-// Bounds scores, where they are capped.
+// Applies the soft cap to scores, if CAPPED.
 template <u32 SIXTEENS, u32 TILES>
 __device__ void bound(const Common& c, Scores<SIXTEENS, TILES>& s) {
     if (!CAPPED) return;
@@ -71,7 +73,7 @@ __device__ void bound(const Common& c, Scores<SIXTEENS, TILES>& s) {
     }
 }
 
-// Hides what a query does not see of tokens from `first_token` on.
+// Masks tokens from `first_token` on that a query does not see.
 template <u32 SIXTEENS, u32 TILES>
 __device__ void hide(const Common& c, Scores<SIXTEENS, TILES>& s, const Sight* sights, u32 first_token, bool is_main, u32 lane) {
     bool is_cut = first_token < sights[QUERIES * SIXTEENS - 1].first(c, is_main) || first_token + TILE * TILES > sights[0].last(is_main);
@@ -93,11 +95,12 @@ __device__ void hide(const Common& c, Scores<SIXTEENS, TILES>& s, const Sight* s
     }
 }
 
-// Weights of tokens as left operands, at [g][t].
+// Softmax weights of tokens as left operands, at [g][t].
 template <u32 SIXTEENS, u32 TILES>
 using Weights = u32[SIXTEENS][TILES][4];
 
-// Turns scores into weights relative to the new maxima, and brings to these what was summed before.
+// Turns scores into softmax weights relative to the new maxima, and rescales the earlier sums to
+// these.
 template <u32 SIXTEENS, u32 TILES>
 __device__ void soften(Work<SIXTEENS>& w, const Scores<SIXTEENS, TILES>& s, Weights<SIXTEENS, TILES>& weights) {
     float rise[SIXTEENS][2];
@@ -130,7 +133,7 @@ __device__ void soften(Work<SIXTEENS>& w, const Scores<SIXTEENS, TILES>& s, Weig
     for (u32 g = 0; g < SIXTEENS; g++) {
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
-            // A hidden token counts nothing even where no other is visible yet.
+            // A masked token has weight 0 even if no other is visible yet.
             float lift = w.max[g][half] > HIDDEN ? LIFT - w.max[g][half] : 0.0f;
 #pragma unroll
             for (u32 i = 0; i < 2 * TILES; i++) {
@@ -143,7 +146,7 @@ __device__ void soften(Work<SIXTEENS>& w, const Scores<SIXTEENS, TILES>& s, Weig
     }
 }
 
-// Adds the values of tiles that lie one behind the other, weighted: all in rows of tokens or all in rows of dims.
+// Adds the weighted values of contiguous tiles, all in rows of tokens or all in rows of dims.
 template <u32 SIXTEENS, u32 TILES, bool IN_TOKENS>
 __device__ void mix(Work<SIXTEENS>& w, const u16* values, const Weights<SIXTEENS, TILES>& weights, u32 lane) {
 #pragma unroll
@@ -161,7 +164,7 @@ __device__ void mix(Work<SIXTEENS>& w, const u16* values, const Weights<SIXTEENS
     }
 }
 
-// Sums over the tokens, of which each lane of four has seen a share.
+// Sums over the tokens, of which each lane of four holds a part.
 template <u32 SIXTEENS>
 __device__ void finish_sums(Work<SIXTEENS>& w) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// Rows beside each other in wider ones: a value per thread.
+// Copies rows to columns of wider rows: one value per thread.
 
 struct ColumnsParams {
     const float* src;  // [rows, n]

@@ -1,4 +1,4 @@
-//! Rows beside each other in wider ones: `dst[r, first + c] = src[r, c]`.
+//! Copies rows into columns of wider rows: `dst[r, first + c] = src[r, c]`.
 
 use bytemuck::NoUninit;
 use kvant_backend::Columns;

@@ -1,5 +1,6 @@
-// A feed-forward layer of experts, but for its products: who is chosen and what it weighs, whose rows a block multiplies, and
-// the sum. A *slot* is an expert of a row, slot s of row s / n_used. Numbers of experts stay on the device.
+// MoE feed-forward without its matrix products: routing, assignment of slots to blocks, and the
+// weighted sum. A *slot* is an expert of a row, slot s of row s / n_used. Expert numbers stay on
+// the device.
 
 #include "constants.cuh"
 #include "rank.cuh"
@@ -10,29 +11,29 @@ struct ChooseParams {
     const float* logits;     // [rows, n_experts]
     const float* selection_bias;  // [n_experts] or null
     const float* scales;          // the same
-    u32* experts;            // [slots], the most wanted of each row first
+    u32* experts;            // [slots], the highest-ranked of each row first
     float* weights;          // [slots]
     u32 n_experts;
     u32 n_used;
     u32 is_sigmoid;
     u32 normalises;
     float scale;
-    u32 n_expert_groups;  // up to a warp's
+    u32 n_expert_groups;  // at most the lanes of a warp
     u32 groups_used;
     u32 expert_group_size;
 };
 
-// NaN for infinity, which no router says in earnest.
+// NaN for infinity, which a working router never produces.
 __device__ inline float sigmoid(float x) {
     return __float_as_uint(x) == 0x7f800000u ? __int_as_float(0x7fffffff) : 1.0f / (1.0f + expf(-x));
 }
 
-// What a softmax takes off a logit, and divides its exponential by.
+// Maximum and sum of a softmax over logits.
 struct Softmax {
     float most, total;
 };
 
-// That of all experts; NaN where a logit is. A whole warp.
+// Returns the softmax over all experts; NaN if a logit is NaN. Called by a whole warp.
 __device__ inline Softmax softmax_of(const ChooseParams& p, const float* logits, u32 lane) {
     float most = -__int_as_float(0x7f800000), total = 0.0f;
     for (u32 e = lane; e < p.n_experts; e += 32) most = most >= logits[e] ? most : logits[e];
@@ -44,13 +45,14 @@ __device__ inline Softmax softmax_of(const ChooseParams& p, const float* logits,
     return {most, add_over_warp(total)};
 }
 
-// What decides whether expert e is chosen; `all` is used beside a selection bias alone.
+// Returns the selection score of expert e; `all` is used only with a selection bias.
 __device__ inline float wish(const ChooseParams& p, Softmax all, const float* logits, u32 e) {
     if (!p.is_sigmoid) return p.selection_bias ? expf(logits[e] - all.most) / all.total + p.selection_bias[e] : logits[e];
     return p.selection_bias ? sigmoid(logits[e]) + p.selection_bias[e] : sigmoid(logits[e]);
 }
 
-// The groups that a row chooses, a bit each: those of the best expert, or of the two that are best together. A lane has a group.
+// Returns the groups that a row selects, as a bit mask: by their best expert, or by the sum of
+// their best two. A lane has a group.
 __device__ inline u32 choose_groups(const ChooseParams& p, Softmax all, const float* logits, u32 lane) {
     if (p.groups_used == p.n_expert_groups) return ~0u;
     u64 key = 0;
@@ -77,7 +79,8 @@ __device__ inline u32 choose_groups(const ChooseParams& p, Softmax all, const fl
     return __ballot_sync(~0u, lane < p.n_expert_groups && before < p.groups_used);
 }
 
-// A warp for each row. One expert after the other: the largest key below the last one.
+// Runs the router, with a warp for each row. One expert after the other: the largest key below the
+// last one.
 extern "C" __global__ void choose(const __grid_constant__ ChooseParams p) {
     const float* logits = p.logits + (size_t)blockIdx.x * p.n_experts;
     u32* experts = p.experts + (size_t)blockIdx.x * p.n_used;
@@ -91,7 +94,7 @@ extern "C" __global__ void choose(const __grid_constant__ ChooseParams p) {
         u64 best = 0;
         for (u32 e = lane; e < p.n_experts; e += 32) {
             if (p.n_expert_groups > 1 && !(expert_groups >> (e / p.expert_group_size) & 1)) continue;
-            // A sigmoid leaves their order.
+            // A sigmoid preserves their order.
             u64 key = key_of(p.selection_bias ? wish(p, all, logits, e) : logits[e], e);
             if (key < last && key > best) best = key;
         }
@@ -104,7 +107,7 @@ extern "C" __global__ void choose(const __grid_constant__ ChooseParams p) {
         u32 expert = ~(u32)best;
         if (lane == 0) experts[j] = expert;
         if (j == 0) most = is_biased_softmax ? all.most : logits[expert];
-        // All lanes have the same sum. What is no number was first, and makes it none.
+        // All lanes have the same sum. A NaN logit comes first, and makes the sum NaN.
         if (p.is_sigmoid) total += sigmoid(logits[expert]);
         else if (p.normalises) total += expf(logits[expert] - most);
     }
@@ -132,7 +135,7 @@ struct GroupParams {
     u32 unused;
 };
 
-// A warp for each expert: as many slots as have a lower one come before its own.
+// A warp for each expert: a slot's position is the number of lower slots of the expert.
 extern "C" __global__ void group(const __grid_constant__ GroupParams p) {
     u32 expert = blockIdx.x, lane = threadIdx.x, before = 0, mine = 0;
     for (u32 s = 0; s < p.slots; s += 32) {
@@ -168,7 +171,7 @@ struct EachParams {
     u32 n;
 };
 
-// Rows that go through all experts, one after the other.
+// Rows that use all experts, in order.
 extern "C" __global__ void in_turn(const __grid_constant__ EachParams p) {
     u32 s = blockIdx.x * blockDim.x + threadIdx.x;
     if (s < p.slots) p.experts[s] = s % p.n;
@@ -184,7 +187,7 @@ struct JoinParams {
     u32 accumulate;
 };
 
-// x += sum (or x = sum) of weight y over the slots of a row, in their order; a value per thread.
+// x += sum (or x = sum) of weight y over the slots of a row, in their order; one value per thread.
 extern "C" __global__ void join(const __grid_constant__ JoinParams p) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= (size_t)p.rows * p.n) return;

@@ -1,10 +1,11 @@
-//! A feed-forward layer of experts, of which each row goes through a few: `x += Σ_e weight[e] W_down[e] h[e]`,
-//! `h[e] = a(W_gate[e] n) * (W_up[e] n)`; with biases, each product plus its expert's.
+//! MoE feed-forward: the router sends each row through a few experts, `x += Σ_e weight[e] W_down[e]
+//! h[e]`, `h[e] = a(W_gate[e] n) * (W_up[e] n)`; with biases, each product plus its expert's.
 //!
-//! A warp chooses the experts of a row. Where rows are few, each expert of each row (a *slot*) is a product of one row. Where they
-//! are many, slots are ordered by expert, and blocks of the product for many rows take up to 64 of an expert each; there are as
-//! many blocks as if every row had chosen every expert, and those without a slot end at once. So nothing comes back to the
-//! host, which launches the same whoever is chosen, and a decode step can be recorded.
+//! A warp selects the experts of a row. For few rows, each expert of each row (a *slot*) is a
+//! product of one row. For many rows, slots are ordered by expert, and blocks of the GEMM take up
+//! to 64 slots of one expert each; the grid covers the worst case, in which every row selects every
+//! expert, and blocks without a slot end at once. So nothing returns to the host, which launches
+//! the same kernels for any selection, and a decode step can be recorded.
 
 use bytemuck::NoUninit;
 use kvant_backend::{
@@ -19,7 +20,7 @@ use crate::product::{self, Operand, Picks, Product, SPANS, Weights};
 use crate::top_k::RANK_HEADER;
 use crate::{Context, CudaError, DevicePtr, Launch, Source, gate};
 
-/// The kernels of this op beside its products.
+/// The kernels of this op besides its matrix products.
 pub(crate) static SOURCE: Source = Source {
     name: "experts.cu",
     text: include_str!("experts.cu"),
@@ -28,11 +29,11 @@ pub(crate) static SOURCE: Source = Source {
     options: &[],
 };
 
-/// Threads of a block of the kernels that take a slot or a value per thread.
+/// Threads of a block of the kernels with one slot or value per thread.
 const THREADS: u32 = 256;
 /// Threads of a warp.
 const WARP: u32 = 32;
-/// The most groups that a row chooses among: a lane of a warp has one each.
+/// Maximum number of expert groups: one per lane of a warp.
 pub(crate) const MAX_EXPERT_GROUPS: usize = WARP as usize;
 /// Bytes of a span.
 const SPAN_BYTES: usize = 12;
@@ -48,7 +49,7 @@ pub struct CudaExperts {
 }
 
 impl CudaExperts {
-    /// Brings matrices to the device.
+    /// Uploads the matrices to the device.
     pub(crate) fn new(cx: &Context, source: WeightSource, n_experts: usize) -> Result<Self, BackendError> {
         product::check_type("experts", source.dtype)?;
         let n_out = check_experts(&source, n_experts)?;
@@ -71,7 +72,7 @@ impl Experts for CudaExperts {
     }
 }
 
-/// Who is chosen.
+/// Inputs of the router.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Routes {
     /// `[rows, n_experts]`
@@ -145,7 +146,7 @@ struct JoinParams {
     accumulate: u32,
 }
 
-/// Adds what the experts give to `x` `[rows, n]`, or puts it to another place.
+/// Adds the output of the experts to `x` `[rows, n]`, or writes it to another buffer.
 pub(crate) fn expert_ffn(
     cx: &Context,
     (x, to): (DevicePtr, Option<DevicePtr>),
@@ -198,7 +199,7 @@ pub(crate) fn expert_ffn(
     cx.launch(cx.kernel(&SOURCE, "join")?, Launch::linear((rows * n).div_ceil(THREADS), THREADS), &params)
 }
 
-/// Lets the rows choose: experts and what they weigh, `[slots]` each.
+/// Runs the router: experts and their weights, `[slots]` each.
 fn choose(
     cx: &Context,
     Routes { logits, selection_bias, scales, n_experts, routing }: Routes,
@@ -230,7 +231,8 @@ fn choose(
     cx.launch(cx.kernel(&SOURCE, "choose")?, Launch::linear(rows as u32, WARP), &params)
 }
 
-/// `y[r, i] = W[i] x[r, i]` for the parts of each row of `x` `[rows, n, n_in]`: every row has chosen every matrix, so to say.
+/// Computes `y[r, i] = W[i] x[r, i]` for the parts of each row of `x` `[rows, n, n_in]`, as if
+/// every row had selected every matrix.
 pub(crate) fn project_each(
     cx: &Context,
     x: DevicePtr,
@@ -255,7 +257,7 @@ pub(crate) fn project_each(
     product::product(cx, &mut input, &product)
 }
 
-/// Which slots each block of rows takes, and the memory that says so.
+/// Assigns slots to blocks of rows; returns the assignment and the memory that holds it.
 fn pick(
     cx: &Context,
     [n_experts, n_used]: [usize; 2],

@@ -1,5 +1,5 @@
-// Gates by themselves, one value per thread: u = a(g) u, those of whole rows, and those of recurrent layers and of attention; and a
-// factor on all values.
+// Separate gates, one value per thread: u = a(g) u, those of whole rows, and those of recurrent
+// layers and of attention; and scaling by a factor.
 
 #include "gate.cuh"
 
@@ -47,7 +47,7 @@ struct GateValuesParams {
     unsigned kind;
 };
 
-// y = s(g) y, s the logistic function (0), SiLU (1) or the number itself (2).
+// y = s(g) y, s the logistic function (0), SiLU (1) or the identity (2).
 extern "C" __global__ void gate_values(const __grid_constant__ GateValuesParams p) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= p.n) return;

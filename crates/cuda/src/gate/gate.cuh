@@ -1,6 +1,6 @@
-// The gate of a gated feed-forward layer: a(g) u, a(g) = g / (1 + exp(-z)); for SiLU z = g, for GELU z = g (A + B g^2). Of the
-// bounded SiLU z = RATE g, g is at most LIMIT, and 1 + u takes the place of u, which is from -LIMIT to LIMIT. ReLU
-// is g where it is positive.
+// The gate of a gated feed-forward layer: a(g) u, a(g) = g / (1 + exp(-z)); for SiLU z = g, for
+// GELU z = g (A + B g^2). For the bounded SiLU z = RATE g, g is at most LIMIT, and 1 + u replaces
+// u, which is clamped to [-LIMIT, LIMIT]. ReLU is g where it is positive.
 
 #pragma once
 
@@ -8,12 +8,12 @@
 
 __device__ inline float gated(unsigned activation, float g, float u) {
     if (activation == BOUNDED) {
-        // Comparisons, so that NaN stays what it is.
+        // Comparisons, so that NaN is preserved.
         g = g > BOUND_LIMIT ? BOUND_LIMIT : g;
         u = 1.0f + (u > BOUND_LIMIT ? BOUND_LIMIT : u < -BOUND_LIMIT ? -BOUND_LIMIT : u);
         return g / (1.0f + expf(-(BOUND_RATE * g))) * u;
     }
-    // A comparison, so that NaN stays what it is.
+    // A comparison, so that NaN is preserved.
     if (activation == RELU) return (g < 0.0f ? 0.0f : g) * u;
     float z = activation == GELU ? g * (GELU_A + GELU_B * (g * g)) : g;
     return g / (1.0f + expf(-z)) * u;

@@ -1,5 +1,5 @@
-//! The gate of a gated feed-forward layer: `u *= a(g)`, `a(g) = g / (1 + exp(-z))` with the z of the [`Activation`]; gates of rows
-//! and of values, and a factor on all of them.
+//! The gate of a gated feed-forward layer: `u *= a(g)`, `a(g) = g / (1 + exp(-z))` with the z of
+//! the [`Activation`]; gates per row and per value, and scaling by a factor.
 
 use bytemuck::NoUninit;
 use kvant_backend::{Activation, Gate};
@@ -16,12 +16,12 @@ pub(crate) static SOURCE: Source = Source {
     options: &[],
 };
 
-/// The equation, for every kernel that has a gate; it takes [`constants`].
+/// The equation, for every kernel with a gate; requires [`constants`].
 pub(crate) const HEADER: Header = Header { name: "gate.cuh", text: include_str!("gate.cuh") };
 
 const THREADS: u32 = 256;
 
-/// Adds what [`HEADER`] takes.
+/// Adds the constants of [`HEADER`].
 pub(crate) fn constants(constants: Constants) -> Constants {
     let [a, b] = Activation::GELU;
     let [rate, limit] = Activation::BOUNDED;
@@ -32,7 +32,7 @@ pub(crate) fn constants(constants: Constants) -> Constants {
     constants.float("BOUND_RATE", rate).float("BOUND_LIMIT", limit)
 }
 
-/// The number of an activation in kernels.
+/// Returns the number of an activation in kernels.
 pub(crate) fn number(activation: Activation) -> u32 {
     match activation {
         Activation::Silu => 0,
@@ -51,7 +51,7 @@ struct KernelParams {
     activation: u32,
 }
 
-/// `u *= a(g)` for `n` values.
+/// Computes `u *= a(g)` for `n` values.
 pub(crate) fn gate(
     cx: &Context,
     activation: Activation,
@@ -76,7 +76,7 @@ struct RowsParams {
     cols: u32,
 }
 
-/// `y /= 1 + exp(-g)` for each row of `y` `[rows, cols]` and its g.
+/// Computes `y /= 1 + exp(-g)` for each row of `y` `[rows, cols]` and its g.
 pub(crate) fn gate_rows(
     cx: &Context,
     g: DevicePtr,
@@ -118,7 +118,7 @@ pub(crate) fn scale(cx: &Context, x: DevicePtr, n: usize, by: f32) -> Result<(),
     cx.launch(cx.kernel(&SOURCE, "scale")?, launch, &params)
 }
 
-/// Multiplies `n` values of `y` by what `values` makes of those of `g`.
+/// Multiplies `n` values of `y` by the function `values` of those of `g`.
 pub(crate) fn gate_values(
     cx: &Context,
     values: Gate,
@@ -147,7 +147,7 @@ mod tests {
     use crate::emulator;
 
     #[test]
-    fn the_gate_is_within_a_few_roundings_and_bad_numbers_stay_visible() {
+    fn gate_error_is_a_few_roundings_and_nan_is_preserved() {
         let Some(cx) = emulator::context(80) else { return };
         let g: Vec<f32> = (-1500..=1500).map(|i| i as f32 / 17.0).collect();
         let u: Vec<f32> = (0..g.len()).map(|i| (i % 13) as f32 - 6.5).collect();
@@ -169,10 +169,10 @@ mod tests {
                         Activation::Relu => g * f64::INFINITY,
                     };
                     let want = if g == 0.0 { 0.0 } else { u * g / (1.0 + (-z).exp()) };
-                    // expf is within 2 ulp (CUDA's table of accuracies); a sum, a quotient and a product follow. Of GELU's z
-                    // five roundings (two of them the constants') move the exponential by as many times |z|, and one does of the
-                    // bounded SiLU's. Results so small that they are subnormal lose digits, and those of exponentials beyond f32
-                    // are nothing.
+                    // expf is within 2 ulp (CUDA's table of accuracies); a sum, a quotient and a
+                    // product follow. Of GELU's z five roundings (two of them the constants') move
+                    // the exponential by as many times |z|, and one rounding of the bounded SiLU's
+                    // z does. Subnormal results lose digits, and exponentials beyond f32 give 0.
                     let of_z = match activation {
                         Activation::Silu | Activation::Relu => 0.0,
                         Activation::Gelu => 2.5 * z.abs(),

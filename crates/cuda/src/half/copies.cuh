@@ -1,4 +1,4 @@
-// Copies from memory to shared memory that threads do not wait for, in groups.
+// Asynchronous copies from memory to shared memory, in groups.
 
 #pragma once
 
@@ -12,10 +12,10 @@ __device__ __forceinline__ void copy_4(void* to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
 
-// Ends a group, perhaps of none.
+// Ends a group, which may be empty.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most `left` groups of this thread are on their way.
+// Waits until at most `left` groups of this thread are in flight.
 template <int left>
 __device__ __forceinline__ void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(left) : "memory");

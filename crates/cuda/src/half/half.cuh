@@ -1,4 +1,4 @@
-// Short names of integers, and halves, which are their bits here: NVRTC comes without headers.
+// Short names of integers, and f16, represented by its bits: NVRTC comes without headers.
 
 #pragma once
 
@@ -13,21 +13,21 @@ __device__ inline float from_half(u16 bits) {
     return value;
 }
 
-// To the nearest f16, ties to even.
+// Rounds to the nearest f16, ties to even.
 __device__ inline u16 to_half(float value) {
     u16 bits;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
     return bits;
 }
 
-// A pair of halves, `low` in the lower bits.
+// Packs a pair of f16, `low` in the lower bits.
 __device__ inline u32 pack_halves(float low, float high) {
     u32 pair;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 }
 
-// Products and differences of pairs.
+// Products and differences of f16 pairs.
 __device__ inline u32 half_mul(u32 a, u32 b) {
     u32 c;
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(c) : "r"(a), "r"(b));
@@ -40,14 +40,14 @@ __device__ inline u32 half_sub(u32 a, u32 b) {
     return c;
 }
 
-// a b + c of pairs, rounded once.
+// a b + c of f16 pairs, rounded once.
 __device__ inline u32 half_fma(u32 a, u32 b, u32 c) {
     u32 d;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
 
-// Pairs whose infinities become the largest finite halves.
+// f16 pairs with infinities replaced by the largest finite value.
 __device__ inline u32 half_bounded(u32 a) {
     u32 b;
     asm("min.f16x2 %0, %1, %2;" : "=r"(b) : "r"(a), "r"(0x7bff7bffu));
@@ -55,7 +55,7 @@ __device__ inline u32 half_bounded(u32 a) {
     return b;
 }
 
-// Adds a product of halves, [16][16] by [16][8], to `c`; the operands are as `mma.m16n8k16` has them.
+// Adds an f16 product, [16][16] by [16][8], to `c`; the operands have the layout of `mma.m16n8k16`.
 __device__ inline void multiply(float c[4], const u32 a[4], u32 b0, u32 b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
@@ -65,7 +65,7 @@ __device__ inline void multiply(float c[4], const u32 a[4], u32 b0, u32 b1) {
 
 __device__ inline u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// Four 8 x 8 matrices of halves, whose rows the lanes name in eights.
+// Loads four 8 x 8 matrices of f16; each group of eight lanes gives the row addresses of one.
 __device__ inline void load_matrices(u32 m[4], const u16* row, bool transposed) {
     if (transposed) {
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -76,16 +76,17 @@ __device__ inline void load_matrices(u32 m[4], const u16* row, bool transposed) 
     }
 }
 
-// Asks for eight halves to be copied to shared memory, of which those beyond `bytes` become zero.
+// Issues a copy of eight f16 to shared memory; those beyond `bytes` become zero.
 __device__ inline void copy_eight(u16* to, const void* from, u32 bytes = 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes) : "memory");
 }
 
-// Waits for what this thread asked for.
+// Waits for the copies of this thread.
 __device__ inline void finish_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Lets the next kernel begin as soon as all blocks of this one have, and waits for the one before to end: what others write is
-// touched behind this alone. What nobody writes, weights above all, can be asked for before.
+// Programmatic dependent launch: lets the next kernel begin as soon as all blocks of this one have,
+// and waits for the previous one to end. Data that other kernels write may only be accessed after
+// this; constant data, above all weights, may be loaded before.
 __device__ inline void wait_for_kernel_before() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -1,19 +1,20 @@
-//! Short names of integers, halves and products on tensor cores, for every kernel: NVRTC comes without headers.
+//! Short names of integers, f16 and MMA instructions, for every kernel: NVRTC comes without
+//! headers.
 
 use crate::Header;
 
 /// The header.
 pub(crate) const HALF_HEADER: Header = Header { name: "half.cuh", text: include_str!("half.cuh") };
 
-/// Copies to shared memory that threads do not wait for.
+/// Asynchronous copies to shared memory (`cp.async`).
 pub(crate) const COPIES_HEADER: Header = Header { name: "copies.cuh", text: include_str!("copies.cuh") };
 
-/// Products of warpgroups, for sources with [`WARPGROUP_OPTIONS`].
+/// Warpgroup MMAs (`wgmma`), for sources with [`WARPGROUP_OPTIONS`].
 pub(crate) const WARPGROUP_HEADER: Header =
     Header { name: "warpgroup.cuh", text: include_str!("warpgroup.cuh") };
 
-/// The one compute capability, times ten, that has these products: not even a later one does.
+/// The one compute capability, times ten, with warpgroup MMAs: later ones lack them.
 pub(crate) const WARPGROUP_ARCH: u32 = 90;
 
-/// What has a source compiled for it.
+/// Compiler options of sources for that compute capability.
 pub(crate) const WARPGROUP_OPTIONS: [&str; 1] = ["--gpu-architecture=compute_90a"];

@@ -1,39 +1,42 @@
-// Products of a warpgroup of halves, as compute capability 9.0 has them alone: they run beside the threads, which wait for them.
+// f16 MMAs of a warpgroup (`wgmma`, compute capability 9.0 only): they run asynchronously, and
+// threads wait for their completion.
 //
-// An operand in shared memory is rows of what a product sums over, whose eights of halves change places. A lane has of results, and of left
-// operands in registers, what `mma.m16n8k16` gives it: warp w of the four has rows 16 w to 16 w + 16.
+// An operand in shared memory is rows of the reduction dimension, with swizzled groups of eight
+// f16. The results, and left operands in registers, have the layout of `mma.m16n8k16`: warp w of
+// the four has rows 16 w to 16 w + 16.
 
 #pragma once
 
 #include "half.cuh"
 
 constexpr u32 WARPGROUP = 128;
-// Rows of a product.
+// Rows of an MMA.
 constexpr u32 PRODUCT_ROWS = 64;
 
-// A descriptor of a matrix has in its lower half where that begins, in sixteens of bytes, and in its upper half how it lies: how far eight
-// rows are from the next, and the swizzle, of 128 bytes or of 32.
+// A matrix descriptor: the lower half holds its address, in units of 16 bytes, and the upper half
+// its layout: the distance between groups of eight rows, and the swizzle, of 128 bytes or of 32.
 __device__ constexpr u32 lying(u32 eight_rows, u32 swizzle) { return eight_rows * sizeof(u16) / 16 | swizzle << 30; }
 
-// Rows of `dims` halves, a multiple of 64: eight rows together, 64 of their halves after 64, in which the eights of a row are at their
-// number xor the row's (`in_tokens` of unpack.cuh).
+// Rows of `dims` f16, a multiple of 64: eight rows together, 64 of their values after 64, in which
+// a group of eight is at its number xor the row's (`in_tokens` of unpack.cuh).
 __device__ constexpr u32 lying_in_tokens(u32 dims) { return lying(8 * dims, 1); }
-// How much further on the next 16 dims begin, and behind four of these the next 64.
+// Descriptor offsets of the next 16 dims, and after four of these of the next 64.
 constexpr u32 NEXT_SIXTEEN = 2, NEXT_SIXTY_FOUR = 64;
 
-// Rows of 16 halves, whose two eights change places in every other four rows (`in_dims`).
+// Rows of 16 f16, whose two groups of eight are swapped in every other four rows (`in_dims`).
 constexpr u32 LYING_IN_DIMS = lying(8 * 16, 3);
 
-// Where a matrix begins. All lanes have the same, of which the compiler is to know.
+// Returns the address of a matrix in descriptor units. All lanes have the same, which the shuffle
+// makes explicit to the compiler.
 __device__ inline u32 beginning(const u16* at) { return __shfl_sync(~0u, (shared_address(at) & 0x3ffff) >> 4, 0); }
 
-// What this thread has stored to shared memory is seen by products that begin after a barrier.
+// Makes the stores of this thread to shared memory visible to MMAs that begin after a barrier.
 __device__ inline void show_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// What is in registers is seen by products that follow.
+// Makes register contents visible to following MMAs.
 __device__ inline void show_registers() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-// Keeps the compiler from moving what is done with registers across the beginning or the end of a product.
+// Prevents the compiler from moving register accesses across the beginning or the end of an MMA.
 template <u32 N>
 __device__ inline void pin(float (&x)[N]) {
 #pragma unroll
@@ -46,10 +49,10 @@ __device__ inline void pin(u32 (&x)[N]) {
     for (u32 i = 0; i < N; i++) asm volatile("" : "+r"(x[i])::"memory");
 }
 
-// Ends a group of products.
+// Ends a group of MMAs.
 __device__ inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Waits until at most so many groups are under way.
+// Waits until at most LEFT groups are in flight.
 template <u32 LEFT>
 __device__ inline void wait_for_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
@@ -64,7 +67,7 @@ __device__ inline void wait_for_products() {
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, " \
     "%55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-// d = a b, or d += a b where KEEPS: rows of 16 halves of `a` and of `b`, 64 of each, which lie alike.
+// d = a b, or d += a b if KEEPS: rows of 16 f16 of `a` and of `b`, 64 of each, in the same layout.
 template <u32 LYING, bool KEEPS>
 __device__ inline void multiply(float (&d)[32], u32 a, u32 b) {
     asm volatile("{ .reg .pred keeps; .reg .b64 a, b; setp.ne.b32 keeps, %35, 0; mov.b64 a, {%32, %34}; mov.b64 b, {%33, %34}; "
@@ -74,7 +77,7 @@ __device__ inline void multiply(float (&d)[32], u32 a, u32 b) {
                  : "memory");
 }
 
-// d += a b: rows of 16 halves, 64 of `a` and 128 of `b`, which lie alike.
+// d += a b: rows of 16 f16, 64 of `a` and 128 of `b`, in the same layout.
 template <u32 LYING>
 __device__ inline void multiply(float (&d)[64], u32 a, u32 b) {
     asm volatile("{ .reg .pred keeps; .reg .b64 a, b; setp.ne.b32 keeps, %67, 0; mov.b64 a, {%64, %66}; mov.b64 b, {%65, %66}; "
@@ -105,14 +108,14 @@ __device__ inline void multiply(float (&d)[64], const u32 (&a)[4], u32 b) {
                  : "memory");
 }
 
-// Waits at barrier `id` for `threads`, this one among them.
+// Waits at barrier `id` for `threads`, including this one.
 __device__ inline void meet(u32 id, u32 threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
-// Comes to barrier `id`, of `threads`, and goes on.
+// Arrives at barrier `id`, of `threads`, without waiting.
 __device__ inline void arrive(u32 id, u32 threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
-// The barriers of N_STAGES stages, behind that of the block: of each stage one for each warpgroup that takes it, and one for those that
-// bring it.
+// The barriers of N_STAGES stages, numbered after that of the block: of each stage one for each
+// consumer warpgroup, and one for the producers.
 template <u32 N_STAGES, u32 N_TAKERS>
 struct StageBarriers {
     static_assert(N_STAGES * (N_TAKERS + 1) < 16, "a block has sixteen barriers");
@@ -120,10 +123,10 @@ struct StageBarriers {
     __device__ static u32 emptied(u32 stage) { return filled(stage, N_TAKERS); }
 };
 
-// From here on the threads of this warpgroup have so many registers each, more than before.
+// Raises the registers per thread of this warpgroup to REGISTERS.
 template <u32 REGISTERS>
 __device__ inline void claim_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }
 
-// The same, fewer than before.
+// Lowers the registers per thread of this warpgroup to REGISTERS.
 template <u32 REGISTERS>
 __device__ inline void release_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS)); }

@@ -1,4 +1,4 @@
-//! The streams of a layer as kernels see them.
+//! The KV tensors of a layer as kernel parameters.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use crate::{Context, CudaPage, DevicePtr, Header};
 /// Tiles and their codes, for the kernels that read and write them.
 const TILE_HEADER: Header = Header { name: "tile.cuh", text: include_str!("tile.cuh") };
 
-/// What kernels that work on streams include, with [`constants`].
+/// Headers of the kernels that process KV tensors, together with [`constants`].
 pub(crate) const HEADERS: [Header; 3] = [HALF_HEADER, ROTATE_HEADER, TILE_HEADER];
 
-/// KV heads of one launch; more take several launches. With [`MAX_PARTS`], as many as fit the 4 KB that every driver passes to a
-/// kernel.
+/// KV heads of one launch; more take several launches. Together with [`MAX_PARTS`], as many as fit
+/// the 4 KB that every driver passes to a kernel.
 pub(crate) const MAX_HEADS: usize = 24;
 
 /// Sequences of one launch; more take several.
@@ -43,7 +43,7 @@ pub(crate) struct SpecParams {
 }
 
 impl SpecParams {
-    /// What `spec` stores.
+    /// The storage format `spec`.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] when a count does not fit.
@@ -70,13 +70,13 @@ pub(crate) struct Offsets {
 }
 
 impl Offsets {
-    /// Where `stream` lies.
+    /// The offsets of `stream` in the allocations.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] beyond 32 bits.
     ///
     /// # Panics
-    /// When its centre does not follow its tiles, where kernels look for it.
+    /// When its centre does not follow its tiles, where kernels expect it.
     pub fn new(op: &'static str, stream: &KvStream) -> Result<Self> {
         let tiles = TILES_PER_BLOCK * stream.spec.main_layout().bytes();
         assert_eq!(stream.main + tiles, stream.centre, "a centre that does not follow the tiles");
@@ -101,10 +101,10 @@ pub(crate) struct MemoryParams {
 }
 
 impl MemoryParams {
-    /// The allocations of `part` as they stand, in a step whose band begins at `band`.
+    /// The current allocations of `part`, in a step whose step tiles begin at `band`.
     ///
     /// # Errors
-    /// When the device cannot be told where the blocks are.
+    /// When the addresses of the blocks cannot be written to the device.
     pub fn new(cx: &Context, part: &KvPart<'_, CudaPage>, band: DevicePtr) -> Result<Self> {
         let ptr = |page: Option<&Arc<Held<CudaPage>>>| page.map_or(0, |page| page.ptr());
         Ok(Self {
@@ -116,34 +116,38 @@ impl MemoryParams {
     }
 }
 
-/// Where the balance of `part` lies, which has the order of [`BalanceLayout`](kvant_backend::BalanceLayout); null for none.
+/// Returns the address of the channel scales of `part`, in the order of
+/// [`BalanceLayout`](kvant_backend::BalanceLayout); null without channel scales.
 pub(crate) fn balance(part: &KvPart<'_, CudaPage>) -> DevicePtr {
     part.balance.map_or(0, CudaPage::ptr)
 }
 
-/// Where numbers of a balance begin in it; [`UNSCALED`] where it has none of that kind.
+/// Returns the offset of some values in the channel scales; [`UNSCALED`] without values of that
+/// kind.
 pub(crate) fn begin(op: &'static str, values: &Range<usize>) -> Result<u32> {
-    if values.is_empty() { Ok(UNSCALED) } else { small(op, "values of the balance", values.start) }
+    if values.is_empty() { Ok(UNSCALED) } else { small(op, "channel scales", values.start) }
 }
 
-/// No place in a balance.
+/// Offset of absent channel scales.
 const UNSCALED: u32 = u32::MAX;
 
-/// Whether codes of a stream are of what the centres of their blocks leave. Floats are stored as they are.
+/// Returns whether a KV tensor stores codes relative to the centres of its blocks. Floats are
+/// stored unchanged.
 pub(crate) fn has_centres(spec: &StreamSpec) -> bool {
     spec.centres && spec.dtype.code().is_some()
 }
 
-/// The KV types that kernels read and write: floats first, then blocks of 32, then the turbo types by bits, those with a memory last.
+/// The KV types that kernels read and write: floats first, then blocks of 32, then the turbo types
+/// by bits, the trellis types last.
 pub(crate) const TYPES: [DType; 10] = DType::KV;
 
-/// The number of one of [`TYPES`] in kernels.
+/// Returns the number of one of [`TYPES`] in kernels.
 pub(crate) fn number(dtype: DType) -> u32 {
     let index = TYPES.into_iter().position(|known| known == dtype);
-    index.unwrap_or_else(|| unreachable!("a stream of {dtype}")) as u32
+    index.unwrap_or_else(|| unreachable!("a KV tensor of {dtype}")) as u32
 }
 
-/// Numbers for [`HEADERS`] and for whoever includes them.
+/// Returns the constants of [`HEADERS`] and of the sources that include them.
 pub(crate) fn constants() -> Constants {
     let types = TYPES.into_iter().fold(Constants::default(), |constants, dtype| {
         constants.whole(&dtype.name().to_uppercase(), number(dtype) as usize)
@@ -166,7 +170,7 @@ pub(crate) fn constants() -> Constants {
         .float("HALF_MAX", F16_MAX)
 }
 
-/// Bytes of a group of codes of a coded type.
+/// Returns the bytes of a group of codes of a quantized type.
 fn group_bytes(dtype: DType) -> usize {
     dtype.code().map_or(0, |code| GROUP * code.bits / 8)
 }
@@ -174,7 +178,7 @@ fn group_bytes(dtype: DType) -> usize {
 /// The codebooks of turbo2, turbo3 and turbo4.
 pub(crate) const BOOKS: [Codebook; 3] = [Codebook::GAUSS2, Codebook::GAUSS3, Codebook::GAUSS4];
 
-/// `count`, which is a size of something in memory, as kernels take it.
+/// Converts `count`, the size of something in memory, to the kernels' type.
 ///
 /// # Errors
 /// [`BackendError::Unsupported`] beyond 32 bits.
@@ -186,7 +190,8 @@ pub(crate) fn small(op: &'static str, what: &'static str, count: usize) -> Resul
     })
 }
 
-/// Whether sequences of these layers can share launches: parts of a step have one and the same, most often.
+/// Returns whether sequences of these layers can share launches: the sequences of a step usually
+/// have the same layer.
 pub(crate) fn is_same(a: &KvLayer, b: &KvLayer) -> bool {
     std::ptr::eq(a, b) || a == b
 }

@@ -1,58 +1,62 @@
-// The streams of a layer and their tiles, as kvant_codec::tile lays them out: 16 tokens of one head, K or V.
+// The KV tensors of a layer and their tiles, in the layout of kvant_codec::tile: 16 tokens of one
+// head, K or V.
 //
-// Coded tiles are blocks of 32 dims (q8_0, q4_0), or of 128 as many as fit, then one of 64 and one of 32 where they do
-// (turbo): 16 f16 scales, then groups of 64 codes. A group has 16 lanes of 4 codes. For keys a lane is a token and its codes
-// are 4 dims; for values a lane is a dim and its codes are 4 tokens: what a product sums over lies side by side.
+// Quantized tiles are blocks of 32 dims (q8_0, q4_0), or of as many blocks of 128 as fit, then one
+// of 64 and one of 32 where they do (turbo): 16 f16 scales, then groups of 64 codes. A group has 16
+// lanes of 4 codes. For keys a lane is a token and its codes are 4 dims; for values a lane is a dim
+// and its codes are 4 tokens: the reduction dimension is contiguous.
 //
-// Types and sizes are those of Rust (constants in kv/mod.rs).
+// Rust defines the types and sizes (constants in kv/mod.rs).
 
 #pragma once
 
 #include "constants.cuh"
 #include "half.cuh"
 
-// What one side of one KV head stores.
+// Storage format of the keys or the values of a KV head.
 struct Spec {
     u8 type;         // of the main tiles
-    u8 centres;      // whether codes are of what the centre of their block leaves
-    u16 dim;         // values per token as stored
+    u8 centres;      // whether codes are relative to the centre of their block
+    u16 dim;         // stored values per token
     u16 sink_tiles;
     u16 tail_tiles;  // 0: no tail
     u32 tile_bytes;  // of the main tiles
 };
 
-// Where it lies in each allocation, in bytes.
+// Offsets in each allocation, in bytes.
 struct Offsets {
     u32 main;  // its tiles in a block
     u32 sink;
     u32 tail;
-    u32 band;  // times the tiles of the band
+    u32 band;  // times the number of step tiles
 };
 
 // The allocations of a sequence.
 struct Memory {
-    const u64* blocks;  // addresses of the blocks, 8 tiles of each stream
+    const u64* blocks;  // addresses of the blocks, 8 tiles of each KV tensor
     u8* sink;           // f16 tiles of the first tokens
-    u8* tail;           // rings of f16 tiles of the youngest tokens
-    u8* band;           // f16 tiles of the step that some rows see and the tail no longer holds
+    u8* tail;           // rings of f16 tiles of the latest tokens
+    u8* band;           // f16 step tiles: visible to some rows, but no longer in the tail
 };
 
-// Numbers of a balance that begin at `at`, from `column` on: null where there is no balance, or it has none of that kind.
+// Returns the channel scales that begin at `at`, from `column` on: null without channel scales of
+// that kind.
 __device__ inline const float* balance_head(const float* balance, u32 at, u32 column) {
     return balance && at != UNSCALED ? balance + at + column : nullptr;
 }
 
 static_assert(F32 < Q8_0 && F16 < Q8_0 && BF16 < Q8_0 && Q8_0 < TURBO2 && Q4_0 < TURBO2, "types are in this order");
 static_assert(TURBO3 == TURBO2 + 1 && TURBO4 == TURBO2 + 2, "a book has the number of its type");
-static_assert(TURBO2T == TURBO4 + 1 && TURBO3T == TURBO4 + 2, "types with a memory are the last");
+static_assert(TURBO2T == TURBO4 + 1 && TURBO3T == TURBO4 + 2, "trellis types are the last");
 
 __host__ __device__ constexpr bool is_coded(u32 type) { return type >= Q8_0; }
 __host__ __device__ constexpr bool is_turbo(u32 type) { return type >= TURBO2; }
-// Whether a code counts for those that come after it: levels are looked up with the last six bits of a sequence.
+// Returns whether a type is trellis-coded: levels are looked up with the last six bits of the code
+// sequence.
 __host__ __device__ constexpr bool remembers(u32 type) { return type >= TURBO2T; }
-// The type whose codes lie as those of `type` do.
+// Returns the type with the same code layout as `type`.
 __host__ __device__ constexpr u32 laid_out_as(u32 type) { return remembers(type) ? type - TURBO2T + TURBO2 : type; }
-// Bytes of the 16 codes of one dim, times 4: of a group.
+// Returns the bytes of a group: the 16 codes of one dim, times 4.
 __host__ __device__ constexpr u32 group_bytes(u32 type) {
     switch (laid_out_as(type)) {
         case Q8_0: return Q8_0_GROUP;
@@ -62,18 +66,19 @@ __host__ __device__ constexpr u32 group_bytes(u32 type) {
     }
 }
 
-// The planes of turbo3 are those of turbo2, then the highest bits, so many bytes of a group.
+// The planes of turbo3 are those of turbo2, then the highest bits, HIGH_GROUP bytes per group.
 constexpr u32 HIGH_GROUP = TURBO3_GROUP - TURBO2_GROUP;
 __host__ __device__ constexpr u32 high_planes(u32 dims) { return dims / 4 * TURBO2_GROUP; }
 
-// A block of a coded tile.
+// A block of a quantized tile.
 struct Dims {
     u32 index;
-    u32 first;  // of its dims
-    u32 n;      // how many
+    u32 first;  // its first dim
+    u32 n;      // its number of dims
 };
 
-// The block that dim `at` of `dim` lies in. A width that does not fit a block of its own counts as one of 32.
+// Returns the block of dim `at` of `dim`. A width that does not fit a larger block counts as one of
+// 32.
 __host__ __device__ constexpr Dims block_at(u32 type, u32 dim, u32 at) {
     u32 most = is_turbo(type) ? TURBO_DIMS : BLOCK32_DIMS;
     u32 index = dim / most, first = index * most;
@@ -86,17 +91,18 @@ __host__ __device__ constexpr Dims block_at(u32 type, u32 dim, u32 at) {
     return {index, first, LEAST_DIMS};
 }
 
-// Blocks of `dim` dims, a multiple of 32.
+// Returns the blocks of `dim` dims, a multiple of 32.
 __host__ __device__ constexpr u32 n_blocks(u32 type, u32 dim) { return block_at(type, dim, dim - 1).index + 1; }
 
-// Where a block begins.
+// Returns the offset of a block.
 __host__ __device__ constexpr u32 block_byte(u32 type, u32 index, u32 first) {
     return index * SCALE_BYTES + first / 4 * group_bytes(type);
 }
 
 __host__ __device__ constexpr u32 f16_bytes(u32 dim) { return dim * TILE * 2; }
 
-// Which part of a stream tile `index` lies in, when those before `coded` are in the sink or the blocks.
+// The part of a KV tensor that holds tile `index`, when those before `coded` are in the sink or the
+// blocks.
 enum { IN_SINK, IN_MAIN, IN_TAIL };
 
 __device__ inline u32 place_of(const Spec& s, u32 index, u32 coded) {
@@ -110,12 +116,13 @@ __device__ inline u8* tile_at(const Memory& m, const Spec& s, const Offsets& at,
     return (u8*)m.blocks[index / TILES_PER_BLOCK] + at.main + index % TILES_PER_BLOCK * s.tile_bytes;
 }
 
-// The centre of the block that tile `index` lies in, which is at `tile`, [dim] halves: it follows the tiles.
+// Returns the centre of the block of tile `index`, which is at `tile`, [dim] f16: it follows the
+// tiles.
 __device__ inline const u16* centre_of(const Spec& s, u32 index, const u8* tile) {
     return (const u16*)(tile + (TILES_PER_BLOCK - index % TILES_PER_BLOCK) * s.tile_bytes);
 }
 
-// Tiles of a stream that are in the band: so many, from the first on.
+// The step tiles of a KV tensor: `tiles` of them, from `first` on.
 struct Band { u32 first; u32 tiles; };
 
 __device__ inline u8* band_at(const Memory& m, const Spec& s, const Offsets& at, const Band& band, u32 index) {
@@ -124,7 +131,7 @@ __device__ inline u8* band_at(const Memory& m, const Spec& s, const Offsets& at,
 
 __device__ inline float from_bfloat(u16 bits) { return __uint_as_float((u32)bits << 16); }
 
-// Brought into [-max, max]; NaN becomes 0.
+// Clamps to [-max, max]; NaN becomes 0.
 __device__ inline float clamped(float x, float max) {
     return x != x ? 0.0f : fminf(fmaxf(x, -max), max);
 }

@@ -1,9 +1,9 @@
-//! The arena on a device that only keeps books.
+//! The arena on a device that only records allocations.
 
 use super::*;
 use crate::{CudaVersion, GpuProperties, KernelId, Launch, ModuleId};
 
-/// Hands out addresses, and remembers what is allocated and how often bytes were set to zero.
+/// Allocates addresses, and records the live allocations and how often bytes were zeroed.
 struct Books {
     properties: GpuProperties,
     live: Mutex<BTreeMap<DevicePtr, usize>>,
@@ -110,13 +110,13 @@ fn assert_apart(blocks: &[Block]) {
 }
 
 #[test]
-fn many_pages_take_few_allocations_and_little_more_than_their_bytes() {
+fn small_pages_share_few_allocations_with_little_overhead() {
     let (books, arena) = arena(1 << 30);
     let pages: Vec<_> = (0..10_000).map(|_| arena.take_zeroed(6400).unwrap()).collect();
     assert_apart(&pages);
     assert!(locked(&books.live).len() <= 31);
     assert!(books.used() <= 10_000 * 6400 * 104 / 100);
-    // A slab is set to zero as a whole.
+    // A slab is zeroed as a whole.
     assert_eq!(locked(&books.zeroed).len(), locked(&books.live).len());
 }
 
@@ -129,7 +129,7 @@ fn blocks_of_any_size_lie_apart_and_a_used_one_is_zeroed_again() {
     assert!(blocks.iter().zip(sizes.iter().flat_map(|n| [n; 3])).all(|(block, &n)| block.bytes >= n));
     assert_apart(&blocks);
     drop(blocks);
-    // All fresh slots of a slab, then one that comes back.
+    // All fresh slots of a slab, then a returned one.
     let slots = n_slots(1 << 20) as usize;
     let blocks: Vec<_> = (0..slots).map(|_| arena.take_zeroed(1 << 20).unwrap()).collect();
     let (ptr, before) = (blocks[0].ptr, locked(&books.zeroed).len());
@@ -148,18 +148,18 @@ fn memory_goes_back_to_the_device() {
         assert!(most >= 2000 * size);
         drop(pages);
     }
-    // One slab of each size stays for what comes next.
+    // One slab of each size stays for later allocations.
     assert!(books.used() <= 3 * SLAB_BYTES, "{}", books.used());
     let scratch = arena.take_scratch(5 << 20).unwrap();
     let ptr = scratch.ptr;
     drop(scratch);
-    assert_eq!(arena.take_scratch(6 << 20).unwrap().ptr, ptr, "scratch is kept");
+    assert_eq!(arena.take_scratch(6 << 20).unwrap().ptr, ptr, "scratch is cached");
     drop(arena);
     assert_eq!(books.used(), 0);
 }
 
 #[test]
-fn kept_scratch_is_given_up_before_memory_runs_out() {
+fn cached_scratch_is_freed_before_memory_runs_out() {
     let (_, arena) = arena(20 << 20);
     drop(arena.take_scratch(16 << 20).unwrap());
     let block = arena.take(18 << 20).unwrap();
@@ -201,9 +201,9 @@ fn the_device_has_the_address_of_every_page_after_any_change() {
     assert_ne!(fork.on_device(&cx).unwrap(), table.on_device(&cx).unwrap(), "a fork has a list of its own");
 }
 
-/// A sequence that went on from a saved one has no blocks that its window is past.
+/// A sequence that continues a saved one lacks the blocks before its window.
 #[test]
-fn blocks_that_were_never_there_leave_the_others_in_their_places() {
+fn absent_blocks_do_not_shift_the_addresses_of_others() {
     let Some(cx) = crate::emulator::context(80) else { return };
     let (mut table, page) = (PageAddresses::default(), CudaPage::zeroed(cx.arena(), 256).unwrap());
     table.set(2, &page);

@@ -1,5 +1,5 @@
-//! RMS normalisation (arXiv 1910.07467): `y = x / sqrt(mean(x²) + eps) * weight`; and LayerNorm (arXiv 1607.06450), which is
-//! that of `x - mean(x)`.
+//! RMS normalization (arXiv 1910.07467): `y = x / sqrt(mean(x²) + eps) * weight`; and LayerNorm
+//! (arXiv 1607.06450), the same of `x - mean(x)`.
 
 use bytemuck::NoUninit;
 
@@ -18,7 +18,7 @@ pub(crate) static SOURCE: Source = Source {
 /// Sums over the threads of a warp or a block.
 pub(crate) const SUM_HEADER: Header = Header { name: "sum.cuh", text: include_str!("sum.cuh") };
 
-/// Threads of a block, which has a row.
+/// Threads of a block, which processes one row.
 const THREADS: u32 = 256;
 
 fn constants() -> Constants {
@@ -42,18 +42,18 @@ pub(crate) struct NormParts {
     pub eps: f32,
 }
 
-/// What a row becomes.
+/// Kind of normalization.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Way {
-    /// RMS normalised.
+    /// RMS normalization.
     Rms,
-    /// RMS normalised, added to what is there.
+    /// RMS normalization, added to the output buffer.
     AddRms,
-    /// As `Rms`, of what the mean leaves: LayerNorm.
+    /// LayerNorm: `Rms` after subtracting the mean.
     Layer,
 }
 
-/// Normalises `rows` rows of `x` `[rows, cols]` into `y`. Shapes have been checked.
+/// Normalizes `rows` rows of `x` `[rows, cols]` into `y`. The caller has checked the shapes.
 pub(crate) fn norm(
     cx: &Context,
     way: Way,
@@ -108,8 +108,8 @@ mod tests {
                 let mean = row.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / cols as f64;
                 let factor = 1.0 / (mean + f64::from(1e-6f32)).sqrt();
                 let want = f64::from(x_i) * factor * f64::from(weight[i % cols]);
-                // A thread adds every 256th square, then 5 shuffles and 8 warps follow; the square root halves the
-                // relative error. Six more roundings.
+                // A thread adds every 256th square, then 5 shuffles and 8 warps follow; the square
+                // root halves the relative error. Six more roundings.
                 let roundings = (cols.div_ceil(256) + 13) as f64 / 2.0 + 6.0;
                 let err = (f64::from(y) - want).abs();
                 let tol = roundings * f64::from(f32::EPSILON) * want.abs();

@@ -1,5 +1,5 @@
-// RMS normalisation (arXiv 1910.07467): y = x / sqrt(mean(x^2) + eps) * weight, one block per row. LayerNorm (arXiv
-// 1607.06450) is that of x - mean(x).
+// RMS normalization (arXiv 1910.07467): y = x / sqrt(mean(x^2) + eps) * weight, one block per row.
+// LayerNorm (arXiv 1607.06450) is that of x - mean(x).
 
 #include "constants.cuh"
 #include "sum.cuh"
@@ -12,7 +12,7 @@ struct NormParams {
     float eps;
 };
 
-// One row into y, or onto it.
+// Normalizes one row into y, or adds it to y.
 __device__ inline void norm_row(const NormParams& p, float* warps, bool accumulate) {
     const float* x = p.x + (size_t)blockIdx.x * p.cols;
     float* y = p.y + (size_t)blockIdx.x * p.cols;

@@ -1,13 +1,14 @@
-// Sums over threads. The order of the additions is fixed.
+// Sums over threads, in a fixed order of additions.
 #pragma once
 
-// Over a warp; every thread gets it.
+// Returns the sum over a warp to every thread.
 __device__ inline float add_over_warp(float value) {
     for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
     return value;
 }
 
-// Over a block of so many threads, by way of `warps` in shared memory, a value of each warp; every thread gets it.
+// Returns the sum over a block of `threads` to every thread, through `warps` in shared memory, one
+// value per warp.
 template <int threads>
 __device__ inline float add_over_block(float value, float* warps) {
     value = add_over_warp(value);

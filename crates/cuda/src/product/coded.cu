@@ -1,21 +1,28 @@
-// y = W x + bias for few rows of x, up to ROWS at once, with weights in codes, on tensor cores. Or y = a(W x) (U x), a an activation.
+// y = W x + bias for few rows of x, up to ROWS at once, with quantized weights, on tensor cores. Or
+// y = a(W x) (U x), a an activation.
 //
-// A block has 32 features (with a gate 16 of W and the same 16 of U); its warps share the inputs, each every WARPS-th slice of 256
-// from its own on, and their sums are added in the order of warps at the end. A warp has two slices of its weights in shared memory in
-// turn: one is on its way (cp.async) while the other is multiplied.
+// A block has 32 features (with a gate 16 of W and the same 16 of U); its warps share the inputs,
+// each every WARPS-th slice of 256 from its own on, and their sums are added in the order of warps
+// at the end. A warp double-buffers two slices of its weights in shared memory: one is in flight
+// (cp.async) while the other is multiplied.
 //
-// Groups of 32 inputs come in pairs. Each lane decodes those of one feature and puts the codes where `ldmatrix` finds them; then 16 features
-// and 8 rows are multiplied at a time, bytes by bytes (mma.m16n8k32), and the whole numbers that result by the scales of weights
-// and inputs. Where the halves of a group have scales of their own they are multiplied apart (m16n8k16).
+// Groups of 32 inputs come in pairs. Each lane decodes those of one feature and stores the codes
+// for `ldmatrix`; then 16 features and 8 rows are multiplied at a time, bytes by bytes
+// (mma.m16n8k32), and the integer results by the scales of weights and inputs. Where the halves of
+// a group have separate scales they are multiplied separately (m16n8k16).
 //
-// Rows come rounded (quantise.cu); a single one has a kernel of its own (one.cu). What a row gets does not depend on the others.
+// quantise.cu quantizes the rows; one.cu is the kernel for a single row. The kernel is batch
+// invariant: the result of a row does not depend on the others.
 //
-// Counted in the machine code for compute capability 9.0 (ptxas 13.0), a warp, 32 features and 64 inputs of up to 8 rows: 190
-// instructions with q4_0, 230 with q4_K, 400 with q6_K, of up to 16 rows 100 to 150 more, and some 40 to 100 to ask for weights.
-// At half of the instructions that an H100 can issue q4_0 would take 14 us for [14336, 4096], its bytes 11 us. It takes 34 us there with 8 rows,
-// 29 with 4 and 48 with 16, q4_K as long. Its predecessor, without tensor cores, took 68 us with 8 rows, and 84 with q4_K.
+// Counted in the machine code for compute capability 9.0 (ptxas 13.0), a warp, 32 features and 64
+// inputs of up to 8 rows: 190 instructions with q4_0, 230 with q4_K, 400 with q6_K, of up to 16
+// rows 100 to 150 more, and some 40 to 100 to load weights. At half of the instructions that an
+// H100 can issue q4_0 would take 14 us for [14336, 4096], its bytes 11 us. It takes 34 us there
+// with 8 rows, 29 with 4 and 48 with 16, q4_K as long. Its predecessor, without tensor cores, took
+// 68 us with 8 rows, and 84 with q4_K.
 //
-// NaN and infinities in x make the scale of their 32 values NaN or infinite, and so the row of y NaN.
+// NaN and infinities in x make the scale of their 32 values NaN or infinite, and so the row of y
+// NaN.
 
 #include "copies.cuh"
 #include "gate.cuh"
@@ -25,10 +32,12 @@ constexpr u32 SLICE = 256;
 constexpr u32 SLICE_GROUPS = SLICE / 32;
 constexpr u32 ROW_TILES = ROWS / 8;
 constexpr u32 FEATURES = 32;
-// Of a slice: codes, and what was moved behind the row. Of some types that is two bytes, which come with their neighbours.
+// Of a slice: codes, and the bytes moved behind the row. Of some types that is two bytes, which are
+// copied with their neighbours.
 constexpr u32 TAIL_COPY = TAIL_BYTES == 2 ? 4 : TAIL_BYTES;
 constexpr u32 COPY = CODE_BYTES % 16 == 0 ? 16 : 4;
-// From feature to feature in a stage: an odd number of copies, so that the lanes' reads fall into different banks.
+// Distance between features in a stage: an odd number of copies, so that the lanes' reads fall into
+// different banks.
 constexpr u32 PITCH = ((CODE_BYTES + TAIL_COPY + COPY - 1) / COPY | 1) * COPY;
 
 // Scales and minimums of a group, of either half where they differ.
@@ -37,7 +46,7 @@ struct Scales {
     float min[HAS_HALVES ? 2 : 1];
 };
 
-// What a warp has in shared memory.
+// Shared memory of a warp.
 struct Warp {
     u8 stages[2][FEATURES * PITCH];
     uint4 codes[IS_ROTATED ? 2 : 1][2][2][2][16];  // [high, low][features / 16][group][half]
@@ -46,7 +55,7 @@ struct Warp {
 
 extern __shared__ uint4 shared[];
 
-// Where the rows of weights are that a block has.
+// The rows of weights of a block.
 struct Rows {
     const u8* w[2];  // of either half of the features
     u32 first[2];    // features
@@ -54,17 +63,18 @@ struct Rows {
 };
 
 __device__ __forceinline__ const u8* row_of(const ProductParams& p, const Rows& rows, u32 feature) {
-    // A feature beyond the last computes what the last does; it is not stored.
+    // A feature beyond the last repeats it; the result is not stored.
     bool second = feature >= 16;
     return (second ? rows.w[1] : rows.w[0]) + p.row_bytes * min((second ? rows.first[1] : rows.first[0]) + feature % 16, rows.last);
 }
 
-// Asks for a slice, if it is there.
+// Issues the loads of a slice, if it exists.
 __device__ __forceinline__ void ask(const ProductParams& p, const Rows& rows, u32 slice, u8* to) {
     u32 lane = threadIdx.x % 32, groups = p.n_in / 32;
     if (slice * SLICE_GROUPS < groups) {
         u32 bytes = CODE_BYTES * min(groups - slice * SLICE_GROUPS, SLICE_GROUPS) / SLICE_GROUPS;
-        // Rows are a multiple of 16 bytes long: the last copy may take more than the codes, but not more than the row.
+        // Rows are a multiple of 16 bytes long: the last copy may exceed the codes, but not the
+        // row.
         constexpr u32 COPIES = CODE_BYTES / COPY;
 #pragma unroll
         for (u32 i = 0; i < COPIES; i++) {
@@ -87,10 +97,11 @@ __device__ __forceinline__ void ask(const ProductParams& p, const Rows& rows, u3
     commit_copies();
 }
 
-// Group `g` of a slice of a feature.
+// Returns group `g` of a slice of a feature.
 __device__ __forceinline__ Group read_slice(const ProductParams& p, const u8* row, u32 slice, u32 g) {
 #if TAIL_BYTES == 2
-    // Two slices' bytes behind the row lie in one word. As that of the second of two blocks, one would be found where it is.
+    // The bytes behind the row of two slices share one word, which is copied whole. An odd slice is
+    // read as the second of two blocks, whose bytes are in the upper half of that word.
     u32 odd = slice % 2;
     return read_group(row - CODE_BYTES * odd, g + SLICE_GROUPS * odd, SLICE * (1 + odd), p.book);
 #else
@@ -98,10 +109,10 @@ __device__ __forceinline__ Group read_slice(const ProductParams& p, const u8* ro
 #endif
 }
 
-// Puts the weights of a lane's feature, groups g and g + 1 of a slice, where they are multiplied from.
+// Decodes groups g and g + 1 of a slice of a lane's feature to shared memory.
 __device__ __forceinline__ void decode_pair(const ProductParams& p, Warp& warp, const u8* stage, u32 slice, u32 g, u32 n) {
     u32 lane = threadIdx.x % 32, tile = lane / 16, row = lane % 16;
-    // Behind the last group comes that again, which inputs of zero are for.
+    // Beyond the last group it is repeated, with inputs of zero.
     Group groups[2] = {
         read_slice(p, stage + PITCH * lane, slice, g),
         read_slice(p, stage + PITCH * lane, slice, IS_IN_EIGHTS ? g | 1 : min(g + 1, n - 1)),
@@ -124,7 +135,8 @@ __device__ __forceinline__ void decode_pair(const ProductParams& p, Warp& warp, 
     }
 }
 
-// Where a lane's inputs begin, in groups: of row lane / 4 its codes, of rows 2 (lane % 4) and the next the scales.
+// Offsets of a lane's inputs, in groups: of row lane / 4 its codes, of rows 2 (lane % 4) and the
+// next the scales.
 struct Origin {
     u32 codes[ROW_TILES];
     u32 scales[ROW_TILES][2];
@@ -132,7 +144,7 @@ struct Origin {
 
 __device__ __forceinline__ Origin origin_of(const ProductParams& p, const BlockRows& rows) {
     u32 lane = threadIdx.x % 32, groups = p.n_in / 32;
-    // Rows beyond the last are the last again; their products are not stored.
+    // Rows beyond the last repeat it; their products are not stored.
     auto begin = [&](u32 row) { return (u32)x_row(p, rows.first + min(row, rows.n - 1)) * groups; };
     Origin origin;
 #pragma unroll
@@ -143,14 +155,15 @@ __device__ __forceinline__ Origin origin_of(const ProductParams& p, const BlockR
     return origin;
 }
 
-// The inputs of a group as a lane has them: a word of either half, scales, and sums of the codes of either half, 16 bits each.
+// The inputs of a group in a lane: a word of either half, scales, and sums of the codes of either
+// half, 16 bits each.
 struct Inputs {
     u32 codes[ROW_TILES][2];
     float scale[ROW_TILES][2];
     u32 sums[ROW_TILES][2];
 };
 
-// Groups `g` and `g + 1`; behind the last group come zeros.
+// Loads groups `g` and `g + 1`; zeros beyond the last group.
 __device__ __forceinline__ void inputs_at(const ProductParams& p, const Origin& origin, u32 g, Inputs (&x)[2]) {
     bool has_second = g + 1 < p.n_in / 32;
 #pragma unroll
@@ -176,13 +189,13 @@ __device__ __forceinline__ void inputs_at(const ProductParams& p, const Origin& 
     }
 }
 
-// What the minimum of half `h` of a group, or of all of it, is multiplied by.
+// Returns the factor of the minimum of half `h` of a group, or of all of it.
 __device__ __forceinline__ float sum_of(u32 both, float scale, u32 h) {
     int first = (short)both, second = (int)both >> 16;
     return scale * (float)(HAS_HALVES ? h == 0 ? first : second : first + second);
 }
 
-// Adds products of bytes, [16][32] by [32][8], to `d`, or of halves of groups, [16][16] by [16][8].
+// Adds int8 products, [16][32] by [32][8], to `d`, or of halves of groups, [16][16] by [16][8].
 __device__ __forceinline__ void multiply_bytes(int (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
     asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
@@ -193,7 +206,7 @@ __device__ __forceinline__ void multiply_half(int (&d)[4], u32 upper, u32 lower,
                  : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]) : "r"(upper), "r"(lower), "r"(b));
 }
 
-// The products of half `h` of a group, or of all of it, as floats.
+// Computes the products of half `h` of a group, or of all of it, as floats.
 __device__ __forceinline__ void dots(const u32 (&high)[4], const u32 (&low)[4], const u32 (&b)[2], u32 h, float (&of)[4]) {
 #if IS_ROTATED
     int d[4] = {0, 0, 0, 0};
@@ -204,7 +217,8 @@ __device__ __forceinline__ void dots(const u32 (&high)[4], const u32 (&low)[4], 
 #pragma unroll
     for (int i = 0; i < 4; i++) of[i] = (float)d[i];
 #else
-    // They are less than 2^22: counted from the bits of 1.5 * 2^23 on they are those of that float plus the number.
+    // They are less than 2^22: added to the bits of 1.5 * 2^23 they form the float 1.5 * 2^23 plus
+    // the integer.
     constexpr int START = 0x4b400000;
     int d[4] = {START, START, START, START};
 #if HAS_HALVES
@@ -217,7 +231,8 @@ __device__ __forceinline__ void dots(const u32 (&high)[4], const u32 (&low)[4], 
 #endif
 }
 
-// Adds the products of a group, number `second` of a pair, with its inputs to `sums`, [features / 16][rows / 8].
+// Adds the products of a group, number `second` of a pair, with its inputs to `sums`, [features /
+// 16][rows / 8].
 __device__ __forceinline__ void multiply_group(const Warp& warp, u32 second, const Inputs& x, float (&sums)[2][ROW_TILES][4]) {
     u32 lane = threadIdx.x % 32;
 #pragma unroll
@@ -245,7 +260,7 @@ __device__ __forceinline__ void multiply_group(const Warp& warp, u32 second, con
     }
 }
 
-// Adds what the warps have, for one feature of 32 and one row.
+// Returns the sum over the warps, for one feature of 32 and one row.
 __device__ __forceinline__ float add_warps(const float* sums, u32 feature, u32 row) {
     float sum = 0.0f;
     for (u32 warp = 0; warp < blockDim.x / 32; warp++) sum += sums[(warp * FEATURES + feature) * ROWS + row];
@@ -256,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) product_coded(const 
     u32 number = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     BlockPart mine = block_part(p);
     const ProductPart& part = mine.part;
-    // Which expert's weights are wanted, the kernel before says.
+    // The previous kernel selects the experts, so their weights cannot be loaded before it ends.
     if (p.spans) wait_for_kernel_before();
     BlockRows rows = block_rows(p, part, ROWS);
     if (rows.n == 0) return;
@@ -269,7 +284,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) product_coded(const 
     u32 groups = p.n_in / 32, stage = 0;
     Origin origin = origin_of(p, rows);
     ask(p, of, number, warp.stages[0]);
-    // Weights are on their way while it ends.
+    // Loads of weights are in flight while it ends.
     wait_for_kernel_before();
     for (u32 slice = number; slice * SLICE_GROUPS < groups; slice += warps, stage ^= 1) {
         ask(p, of, slice + warps, warp.stages[stage ^ 1]);

@@ -1,4 +1,4 @@
-//! How the kernel for few rows and weights in codes (`coded.cu`) is compiled for a type, and launched.
+//! Compiles and launches the kernel for few rows and quantized weights (`coded.cu`).
 
 use kvant_codec::DType;
 
@@ -14,33 +14,34 @@ pub(super) static CODED: Source = Source {
     options: &[],
 };
 
-/// Rows that blocks multiply at once.
+/// Rows that a block multiplies at once.
 pub(super) const ROWS: [u32; 2] = [8, 16];
 /// Output features of a block.
 pub(super) const FEATURES: u32 = 32;
-/// Warps of a block, where shared memory has room for what they ask for ahead.
+/// Warps of a block, where shared memory suffices for their prefetched slices.
 const WARPS: u32 = 8;
 /// Inputs of a slice.
 const SLICE: usize = 256;
 
-/// The macros of the variant for `dtype`, which has this number in kernels.
+/// Returns the macros of the variant for `dtype`, whose kernel type number is `number`.
 pub(super) fn defines(dtype: DType, number: u32, rows: u32) -> Vec<Define> {
     let [codes, tail] = layout::bytes_of(dtype, SLICE).map(|bytes| bytes as u32);
     vec![("TYPE", number), ("CODE_BYTES", codes), ("TAIL_BYTES", tail), ("ROWS", rows)]
 }
 
-/// Bytes of `Warp` of `coded.cu`, at most.
+/// Returns an upper bound on the bytes of `Warp` of `coded.cu`.
 fn warp_bytes(dtype: DType) -> u32 {
     let [codes, tail] = layout::bytes_of(dtype, SLICE);
     let copy = if codes % 16 == 0 { 16 } else { 4 };
     let pitch = ((codes + tail.next_multiple_of(4)).div_ceil(copy) | 1) * copy;
     let stages = 2 * FEATURES as usize * pitch;
-    // Of two groups of each feature: codes of one or two bytes, scales and minimums of one or two halves.
+    // Two groups of each feature: codes of one or two bytes, scales and minimums of one or two
+    // halves of a group.
     let decoded = 2 * FEATURES as usize * if is_rotated(dtype) { 64 + 16 } else { 32 + 16 };
     (stages + decoded) as u32
 }
 
-/// Warps and dynamic shared memory of a block.
+/// Returns the warps and the dynamic shared memory of a block.
 pub(super) fn block(dtype: DType, shared_per_block: u32) -> [u32; 2] {
     let warps = if WARPS * warp_bytes(dtype) <= shared_per_block { WARPS } else { WARPS / 2 };
     [warps, warps * warp_bytes(dtype)]

@@ -1,9 +1,10 @@
-// y = W x + bias in f32, for weights that are floats. A block has 8 warps, a warp FEATURES output features
+// y = W x + bias in f32, for float weights. A block has 8 warps, a warp FEATURES output features
 // and up to ROWS rows of x.
 //
-// Per step of 1,024 inputs lane l asks for the group of 32 weights that starts at 32 l, and the block brings the inputs to shared
-// memory, for each row; then each lane multiplies its weights with every row. A group of x is 33 words from the next, so that
-// the lanes' reads fall into different banks; each read serves all features of the warp.
+// Per step of 1,024 inputs lane l loads the group of 32 weights that starts at 32 l, and the block
+// copies the inputs to shared memory, for each row; then each lane multiplies its weights with
+// every row. A group of x is 33 words from the next, so that the lanes' reads fall into different
+// banks; each read serves all features of the warp.
 
 #include "weights.cuh"
 
@@ -26,12 +27,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) product(const __grid_co
         for (int r = 0; r < ROWS; r++) sums[f][r] = 0.0f;
     }
     for (u32 k = 0; k < p.n_in; k += STEP) {
-        // Behind the last group comes that again, which zeros are multiplied by.
+        // Beyond the last group it is repeated, and multiplied by zeros.
         u32 g = min(k / 32 + lane, (p.n_in - 1) / 32);
         Group group[FEATURES];
 #pragma unroll
         for (int f = 0; f < FEATURES; f++) {
-            // A feature beyond the last computes what the last does; it is not stored.
+            // A feature beyond the last repeats it; the result is not stored.
             u32 out = min(first_out + f, part.n_out - 1);
             group[f] = read_group(w_of_rows + p.row_bytes * out, g, p.n_in, p.book);
         }

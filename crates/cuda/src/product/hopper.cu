@@ -1,62 +1,68 @@
-// y = W x + bias for many rows of x on compute capability 9.0, whose products of warpgroups run beside the threads.
+// GEMM y = W x + bias on compute capability 9.0, with asynchronous warpgroup MMAs.
 //
-// Tiles have 128 output features and ROWS rows, 128 or 256, and blocks take them in turn, one block on a multiprocessor. Two of a block's
-// warpgroups multiply, each half of the features by all rows; two bring: steps of 64 inputs, of which each of their threads decodes one
-// group of 32 weights. There is room for STAGES steps. Inputs are asked for a step before they are handed on, codes of weights a step
-// before they are decoded, and a warpgroup has the products of the next step under way before those of a step are done: the tensor cores
-// wait for nobody as long as bringing a step takes no longer than multiplying it. While sums are written, steps of the next tile are brought.
+// Tiles have 128 output features and ROWS rows, 128 or 256, and blocks take them in turn, one block
+// on a multiprocessor. Two of a block's warpgroups are consumers, each of half of the features and
+// all rows; two are producers of steps of 64 inputs, of which each of their threads decodes one
+// group of 32 weights. There are STAGES stages. Inputs are loaded one step before they are
+// published, codes of weights one step before they are decoded, and a consumer issues the MMAs of
+// the next step before those of a step are done: the tensor cores never stall as long as producing
+// a step takes no longer than multiplying it. While sums are written, steps of the next tile are
+// produced.
 //
-// Both sides lie in rows of 128 bytes whose sixteens change places, as the products want them; no eight threads that store together meet
-// in a bank. Sums are f32, over the inputs in their order: a row has the same bits for either ROWS; whether a card gives them the bits of
-// many.cu's is not known.
+// Both operands have rows of 128 bytes in the swizzle that the MMAs require; eight threads that
+// store together have no bank conflicts. Sums are f32, over the inputs in order: a row has the same
+// bits for either ROWS; whether hardware gives them the bits of many.cu is not known.
 //
-// An H100 takes 138 us for 512 rows of [14336, 4096] with q4_0, 435 TFLOP/s (many.cu 222, cuBLAS with f16 664), 54 us for [4096, 4096] and
-// 196 us for [4096, 14336], where 128 blocks have a tile each. By count, of 256 rows a step takes the tensor cores of a multiprocessor 1,024 clocks, and shared memory 1,152 (96 KB
-// read, 48 KB written); of 128 rows 512 and 640.
+// An H100 takes 138 us for 512 rows of [14336, 4096] with q4_0, 435 TFLOP/s (many.cu 222, cuBLAS
+// with f16 664), 54 us for [4096, 4096] and 196 us for [4096, 14336], where 128 blocks have a tile
+// each. By count, of 256 rows a step takes the tensor cores of a multiprocessor 1,024 clocks, and
+// shared memory 1,152 (96 KB read, 48 KB written); of 128 rows 512 and 640.
 
 #include "copies.cuh"
 #include "warpgroup.cuh"
 #include "weights.cuh"
 
-// Warpgroups of a block that bring, which come first, and that multiply.
+// Producer warpgroups of a block, which come first, and consumer warpgroups.
 constexpr u32 BRINGERS = 2, TAKERS = 2;
 constexpr u32 BRINGER_THREADS = WARPGROUP * BRINGERS, TAKER_THREADS = WARPGROUP * TAKERS, THREADS = BRINGER_THREADS + TAKER_THREADS;
 constexpr u32 FEATURES = PRODUCT_ROWS * TAKERS;
-// What a thread has of 65,536 registers, where not all have the same: those that multiply half a sum for each row, and what is left.
+// Registers per thread, of 65,536: consumers hold half a sum for each row, producers get the rest.
 constexpr u32 TAKER_REGISTERS = 160, BRINGER_REGISTERS = 96;
-// Rows of one product, and products of a warpgroup in 16 inputs.
+// Rows of one MMA, and MMAs of a warpgroup per 16 inputs.
 constexpr u32 SIDE = 128, SIDES = ROWS / SIDE;
-constexpr u32 EIGHTS = STEP / 8;  // of halves that a thread brings at a time
+constexpr u32 EIGHTS = STEP / 8;  // groups of eight f16 that a thread copies at a time
 constexpr u32 COPIED_ROWS = BRINGER_THREADS / EIGHTS, COPIES = ROWS / COPIED_ROWS;
-constexpr u32 EIGHTS_AT_ONCE = ROWS == 256 ? 2 : 4;  // of rows, as there are registers
+// groups of eight rows, limited by the registers
+constexpr u32 EIGHTS_AT_ONCE = ROWS == 256 ? 2 : 4;
 constexpr u32 LYING = lying_in_tokens(STEP);
-static_assert(STEP == 64, "a row is what changes places, and two groups of weights");
+static_assert(STEP == 64, "a row is one swizzle period, and two groups of weights");
 static_assert(BRINGER_THREADS == 2 * FEATURES, "each thread decodes a group");
 static_assert(ROWS == 128 || ROWS == 256, "whole products, whose sums a thread has registers for");
 
-// A step: its weights as halves, [feature][k], and its inputs, [row][k].
+// A step: its weights as f16, [feature][k], and its inputs, [row][k].
 struct Stage {
     u16 weights[FEATURES * STEP];
     u16 inputs[ROWS * STEP];
 };
 
-// Where an eight of halves of a row is.
+// Returns the index of a group of eight f16 of a row.
 __device__ inline u32 eight_at(u32 row, u32 eight) { return row * STEP + 8 * (eight ^ row % 8); }
 
 using Barriers = StageBarriers<STAGES, TAKERS>;
 constexpr u32 FILL_THREADS = BRINGER_THREADS + WARPGROUP;
 
-// Of a matrix the features from `feature` on, and the `rows` rows of inputs from `row` on.
+// The features of a matrix from `feature` on, and the `rows` rows of inputs from `row` on.
 struct Tile {
     const ProductPart& part;
     u32 feature, row, rows;
 };
 
-// The tiles of a launch. Blocks that run together take few features of many rows, or the same weights would come from memory again for
-// each tile of rows: tiles are counted by rows first, in bands of 1,024 rows.
+// The tiles of a launch. Concurrent blocks take few features of many rows, or else each tile of
+// rows would read the same weights from memory again: tiles are counted by rows first, in bands of
+// 1,024 rows.
 struct Tiles {
     const ProductParams& p;
-    u32 across, down;  // of features, of all matrices, and of rows
+    u32 across, down;  // tiles of features, of all matrices, and of rows
 
     __device__ explicit Tiles(const ProductParams& p) : p(p), across(0), down((p.rows + ROWS - 1) / ROWS) {
         for (u32 i = 0; i < p.n_parts; i++) across += p.parts[i].blocks;
@@ -76,24 +82,24 @@ struct Tiles {
 
 __device__ inline u32 last_step(const ProductParams& p) { return (p.n_in - 1) / STEP * STEP; }
 
-// What a thread brings of each step of a tile.
+// The share of a thread in each step of a tile.
 struct Share {
-    const u16* inputs;  // an eight of one row in COPIED_ROWS, this the first
-    u32 pitch;          // from row to row
+    const u16* inputs;  // a group of eight of one row in COPIED_ROWS, this the first
+    u32 pitch;          // distance between rows
     u32 rows;           // from the first on, as many as the tile has
     const u8* weights;  // a row
-    u32 group_bytes;    // of a group in it, of all that a row has
+    u32 group_bytes;    // of a group in it, of a whole row
 };
 
 __device__ inline Share share_of(const ProductParams& p, const Tile& tile) {
     u32 pitch = (p.n_in + STEP - 1) / STEP * STEP, row = threadIdx.x / EIGHTS, eight = threadIdx.x % EIGHTS;
     const u16* inputs = (const u16*)p.codes + (size_t)(tile.row + min(row, tile.rows - 1)) * pitch + 8 * eight;
-    // A feature beyond the last computes what the last does; it is not stored.
+    // A feature beyond the last repeats it; the result is not stored.
     u32 feature = min(tile.feature + threadIdx.x / 2, tile.part.n_out - 1);
     return {inputs, pitch, tile.rows > row ? tile.rows - row : 0, tile.part.w + p.row_bytes * feature, (u32)p.row_bytes / ((p.n_in + 31) / 32)};
 }
 
-// Asks for the inputs from k on: zeros behind the last row.
+// Issues the copies of the inputs from k on: zeros beyond the last row.
 __device__ inline void copy_inputs(const Share& share, u32 k, Stage& to) {
     u16* at = to.inputs + eight_at(threadIdx.x / EIGHTS, threadIdx.x % EIGHTS);
 #pragma unroll
@@ -104,13 +110,14 @@ __device__ inline void copy_inputs(const Share& share, u32 k, Stage& to) {
     }
 }
 
-// The group of weights of a thread, of the step from k on. Behind the last one comes that again, which zeros are multiplied by.
+// Loads the group of weights of a thread, of the step from k on. Beyond the last group it is
+// repeated, and multiplied by zeros.
 __device__ inline Group fetch_weights(const ProductParams& p, const Share& share, u32 k) {
     return read_group(share.weights, min(k / 32 + threadIdx.x % 2, (p.n_in - 1) / 32), p.n_in, p.book);
 }
 
-// Asks for the group that `fetch_weights` reads LATER steps on to be brought to the second-level cache. Where scales lie behind the codes of
-// a row it is one somewhat further on.
+// Prefetches the group that `fetch_weights` reads LATER steps on to the L2 cache. Where scales lie
+// behind the codes of a row it is one somewhat further on.
 __device__ inline void touch_weights(const ProductParams& p, const Share& share, u32 k) {
     constexpr u32 LATER = 4;
     u32 at = min((k / 32 + 2 * LATER + threadIdx.x % 2) * share.group_bytes, (u32)p.row_bytes - 1);
@@ -127,12 +134,12 @@ __device__ inline void put_weights(const ProductParams& p, const ProductPart& pa
     }
 }
 
-// Waits until the stage of a step, of all that a block brings, has been multiplied with what it had before.
+// Waits until the consumers have released the stage of a step, counted over all steps of the block.
 __device__ inline void wait_for_room(u32 step) {
     if (step >= STAGES) meet(Barriers::emptied(step % STAGES), THREADS);
 }
 
-// Brings a tile, whose first step is the block's `step`; returns the first of the next one.
+// Produces a tile, whose first step is the block's `step`; returns the first step of the next tile.
 __device__ inline u32 bring_tile(const ProductParams& p, const Tile& tile, Stage* stages, u32 step) {
     Share share = share_of(p, tile);
     u32 last = last_step(p);
@@ -142,7 +149,7 @@ __device__ inline u32 bring_tile(const ProductParams& p, const Tile& tile, Stage
     Group weights = fetch_weights(p, share, 0);
 #pragma unroll 1
     for (u32 k = 0; k <= last; k += STEP, step++) {
-        // The last one fetches its own codes once more, which nobody wants.
+        // The last one fetches its own codes once more, unused.
         u32 next = min(k + STEP, last);
         if (k < last) {
             wait_for_room(step + 1);
@@ -163,7 +170,7 @@ __device__ inline u32 bring_tile(const ProductParams& p, const Tile& tile, Stage
 
 using Sums = float[SIDES][SIDE / 2];
 
-// Begins to add the products of a step, those of each 128 rows to sums of their own.
+// Issues the MMAs of a step, with separate sums for each 128 rows.
 __device__ inline void begin_step(Sums& sums, const Stage& stage, u32 taker) {
     u32 weights = beginning(stage.weights + taker * PRODUCT_ROWS * STEP), inputs = beginning(stage.inputs);
 #pragma unroll
@@ -182,7 +189,7 @@ __device__ inline void pin(Sums& sums) {
     for (u32 side = 0; side < SIDES; side++) pin(sums[side]);
 }
 
-// Multiplies a tile; `step` as in `bring_tile`.
+// Consumes a tile; `step` as in `bring_tile`.
 __device__ inline u32 take_tile(const ProductParams& p, const Stage* stages, u32 step, u32 taker, Sums& sums) {
     u32 end = step + last_step(p) / STEP + 1;
     pin(sums);
@@ -200,8 +207,9 @@ __device__ inline u32 take_tile(const ProductParams& p, const Stage* stages, u32
     return end;
 }
 
-// Writes a warp's sums, of features `feature` of the matrix, eight more and the seven behind each. Those of EIGHTS_AT_ONCE times eight rows
-// at a time: what they are added to is on its way together.
+// Writes a warp's sums, of features `feature` of the matrix, eight more and the seven behind each.
+// EIGHTS_AT_ONCE times eight rows at a time: the loads of the values to accumulate to are in flight
+// together.
 __device__ inline void write_sums(const ProductParams& p, const Tile& tile, const Sums& sums, u32 feature, u32 lane) {
     const ProductPart& part = tile.part;
     // A lane has the factors of one row in 32.
@@ -253,7 +261,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) product_many(const __gr
         if (ROWS == 256) release_registers<BRINGER_REGISTERS>();
 #pragma unroll 1
         for (u32 i = blockIdx.x; i < tiles.count(); i += gridDim.x) step = bring_tile(p, tiles[i], stages, step);
-        // Whoever is still to say that a stage is empty meets somebody.
+        // Every arrival at a barrier of an empty stage needs a matching wait before the block ends.
         for (u32 i = 0; i < STAGES; i++) wait_for_room(step + i);
     } else {
         if (ROWS == 256) claim_registers<TAKER_REGISTERS>();

@@ -1,9 +1,10 @@
-//! Rows of weights as the kernels read them.
+//! Layout of weight rows in device memory.
 //!
-//! Most blocks of a file are a multiple of 4 bytes long, or of 16, and stay as they are. Those of q8_0, q4_0, q5_0, q3_K,
-//! q6_K and iq4_nl are 2 bytes longer than that, those of mxfp4 one, of nvfp4 four and of iq4_xs eight: these bytes, scales,
-//! move behind the last block of the row, so that the codes lie where they can be read by the word or 16 bytes at a time. A
-//! row of blocks takes a multiple of 16 bytes.
+//! Most blocks of a file are a multiple of 4 bytes long, or of 16, and stay unchanged. Those of
+//! q8_0, q4_0, q5_0, q3_K, q6_K and iq4_nl are 2 bytes longer than that, those of mxfp4 one, of
+//! nvfp4 four and of iq4_xs eight: these bytes, scales, move behind the last block of the row, so
+//! that the codes are aligned for reads of 4 or 16 bytes. A row of blocks takes a multiple of 16
+//! bytes.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,7 +14,7 @@ use kvant_codec::DType;
 use crate::memory::Block;
 use crate::{Context, CudaError, DevicePtr};
 
-/// The most threads that lay out a piece, and the least bytes that are worth one.
+/// Maximum number of threads that lay out a piece, and minimum bytes per thread.
 const MAX_THREADS: usize = 8;
 const MIN_SHARE: usize = 1 << 20;
 
@@ -21,24 +22,25 @@ const MIN_SHARE: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Weights {
     block: Block,
-    /// Floats times 2^-exponent are halves: the largest is from 2^14 on, and less than 2^15. 0 for the other types, which stay as they are.
+    /// Power of two for the conversion to f16: floats times 2^-exponent are in the range of f16,
+    /// the largest from 2^14 on and less than 2^15. 0 for the other types, which stay unchanged.
     pub exponent: i32,
 }
 
 impl Weights {
-    /// Where the first row begins.
+    /// Returns the address of the first row.
     pub fn ptr(&self) -> DevicePtr {
         self.block.ptr()
     }
 }
 
-/// Exponents of the largest weight that halves reach, and the least that is brought to it: what is nearly zero need not be brought up
-/// all the way.
+/// Exponent of the largest weight in f16, and the smallest exponent that is raised to it: nearly
+/// zero weights need not be raised all the way.
 const HALF_EXPONENT: i32 = 14;
 const LEAST_EXPONENT: i32 = -100;
 
-/// The largest magnitude among those weights of `bytes` that are finite, as the bits of an f32; 0 for types that are not rounded to
-/// halves as they are.
+/// Returns the largest magnitude among the finite weights of `bytes`, as the bits of an f32; 0 for
+/// types that are not rounded to f16 directly.
 fn largest_bits(dtype: DType, bytes: &[u8]) -> u32 {
     const INFINITE: u32 = f32::INFINITY.to_bits();
     let finite = |bits: u32| if bits & INFINITE == INFINITE { 0 } else { bits & !(1 << 31) };
@@ -52,7 +54,7 @@ fn largest_bits(dtype: DType, bytes: &[u8]) -> u32 {
     }
 }
 
-/// [`Weights::exponent`] of matrices whose largest weight has these bits.
+/// Returns [`Weights::exponent`] of matrices whose largest weight has these bits.
 fn exponent_of(largest_bits: u32) -> i32 {
     if largest_bits == 0 {
         return 0;
@@ -60,7 +62,7 @@ fn exponent_of(largest_bits: u32) -> i32 {
     ((largest_bits >> (f32::MANTISSA_DIGITS - 1)) as i32 - 127 - HALF_EXPONENT).max(LEAST_EXPONENT)
 }
 
-/// The bytes of a block that move.
+/// Returns the bytes of a block that move.
 fn moved(dtype: DType) -> Option<Range<usize>> {
     match dtype.layout() {
         DType::Q8_0 | DType::Q4_0 | DType::Q5_0 | DType::IQ4NL => Some(0..2),
@@ -72,30 +74,31 @@ fn moved(dtype: DType) -> Option<Range<usize>> {
     }
 }
 
-/// Bytes of a block but for those that move.
+/// Returns the bytes of a block without those that move.
 pub(super) fn block_bytes(dtype: DType) -> usize {
     dtype.block_bytes() - moved(dtype).map_or(0, |moved| moved.len())
 }
 
-/// Bytes of `n` weights in a row, whole blocks: what stays of them, and what moves.
+/// Returns the bytes of `n` consecutive weights, whole blocks: those that stay, and those that
+/// move.
 pub(super) fn bytes_of(dtype: DType, n: usize) -> [usize; 2] {
     let stays = block_bytes(dtype);
     [stays, dtype.block_bytes() - stays].map(|bytes| bytes * n / dtype.block_len())
 }
 
-/// Bytes of a row in the file.
+/// Returns the bytes of a row in the file.
 fn file_row_bytes(dtype: DType, n_in: usize) -> usize {
     dtype.row_bytes(n_in).expect("rows of whole blocks")
 }
 
-/// Bytes of a row of `n_in` weights, a whole number of blocks, on the device.
+/// Returns the bytes of a row of `n_in` weights, a whole number of blocks, on the device.
 pub(crate) fn row_bytes(dtype: DType, n_in: usize) -> usize {
     let bytes = file_row_bytes(dtype, n_in);
     if dtype.block_len() > 1 { bytes.next_multiple_of(16) } else { bytes }
 }
 
-/// Brings the rows of a matrix `[n_out, n_in]`, as in the file, to the device. They are laid out on several cores, as most
-/// of the time goes into reading the mapped file.
+/// Uploads the rows of a matrix `[n_out, n_in]`, as in the file. Several cores lay them out, as
+/// reading the mapped file takes most of the time.
 ///
 /// # Errors
 /// [`CudaError::OutOfMemory`].
@@ -138,7 +141,7 @@ fn put_rows(dtype: DType, file_rows: &[u8], from: usize, rows: &mut [u8], to: us
     }
 }
 
-/// Writes a row with what moves behind its blocks, and zeros up to its end.
+/// Writes a row with the moved bytes behind its blocks, and zeros up to its end.
 fn put_row(file_row: &[u8], block_bytes: usize, moved: Range<usize>, row: &mut [u8]) {
     let rest = block_bytes - moved.len();
     let (codes, scales) = row.split_at_mut(file_row.len() / block_bytes * rest);
@@ -192,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_every_block_is_whole_words() {
+    fn remaining_block_bytes_are_whole_words() {
         for dtype in crate::product::TYPES {
             if dtype.block_len() > 1 {
                 assert_eq!(block_bytes(dtype) % 4, 0, "{dtype}");

@@ -1,34 +1,36 @@
-// y = W x + bias for many rows of x, on tensor cores: a block has SIDE output features and SIDE rows, a warp 32 rows and half
-// of the features.
+// GEMM y = W x + bias, on tensor cores: a block has SIDE output features and SIDE rows, a warp 32
+// rows and half of the features.
 //
-// Inputs come in steps of 64. Each thread decodes one group of 32 weights to halves (SIDE features, 2 groups), and all bring
-// SIDE x 64 halves of x; while these are on their way, and the codes of the weights too, the step before is multiplied. Sums are
-// f32, each of one lane, over the inputs in their order: a row has the same bits for any SIDE.
-// The rows of x, here in `codes`, are halves of whole steps, and `scales` what their products are multiplied by, besides the unit of
-// the weights.
+// Inputs come in steps of 64. Each thread decodes one group of 32 weights to f16 (SIDE features, 2
+// groups), and all copy SIDE x 64 f16 of x; while these, and the codes of the weights, are in
+// flight, the previous step is multiplied. Sums are f32, each of one lane, over the inputs in
+// order: a row has the same bits for any SIDE. The rows of x, here in `codes`, are f16 in whole
+// steps, and `scales` are the factors of their products, besides the unit of the weights.
 //
-// Counted in the machine code for compute capability 9.0 (ptxas 13.0), a warp and a step of SIDE 128: 64 products
-// (m16n8k16) in 275 instructions with q4_0 and q8_0, 91 of them in the pipe of integers, 310 to 375 with the other types but the
-// rotated ones (770). A block takes 1,024 clocks of shared memory (96 KB read, 32 KB written) beside 819 of products, a block of
-// SIDE 64 384 beside 205. 128 registers, none spilled but by the rotated types and q2_K (16 bytes). An
-// H100 takes 270 us for 512 rows of [14336, 4096], 222 TFLOP/s.
+// Counted in the machine code for compute capability 9.0 (ptxas 13.0), a warp and a step of SIDE
+// 128: 64 MMAs (m16n8k16) in 275 instructions with q4_0 and q8_0, 91 of them in the integer pipe,
+// 310 to 375 with the other types but the rotated ones (770). A block takes 1,024 clocks of shared
+// memory (96 KB read, 32 KB written) beside 819 of MMAs, a block of SIDE 64 384 beside 205. 128
+// registers, spilled only by the rotated types and q2_K (16 bytes). An H100 takes 270 us for 512
+// rows of [14336, 4096], 222 TFLOP/s.
 
 #include "weights.cuh"
 
-constexpr u32 PITCH = STEP + PAD;        // halves from row to row: 36 words, so that the 8 rows of a matrix lie in different banks
+// f16 from row to row: 36 words, so that the 8 rows of a matrix lie in different banks
+constexpr u32 PITCH = STEP + PAD;
 constexpr u32 THREADS = 2 * SIDE;        // two groups of each feature
 constexpr u32 WARP_ROWS = 32, WARP_FEATURES = SIDE / 2;
 constexpr u32 FEATURE_TILES = WARP_FEATURES / 16, ROW_TILES = WARP_ROWS / 8;
-constexpr u32 EIGHTS = STEP / 8;         // of halves that a thread brings at a time
+constexpr u32 EIGHTS = STEP / 8;         // groups of eight f16 that a thread copies at a time
 constexpr u32 COPIES = SIDE * EIGHTS / THREADS;
 
-// A step: its weights as halves, [feature][k], and its inputs, [row][k].
+// A step: its weights as f16, [feature][k], and its inputs, [row][k].
 struct Stage {
     u16 weights[SIDE * PITCH];
     u16 inputs[SIDE * PITCH];
 };
 
-// What a thread brings of each step, to the same places of a stage.
+// The share of a thread in each step, at the same positions of a stage.
 struct Share {
     const u16* from[COPIES];
     u32 bytes[COPIES];  // 16, or none: zeros
@@ -44,13 +46,13 @@ __device__ inline Share share_of(const ProductParams& p, const BlockPart& mine, 
         share.bytes[i] = row < rows.n ? 16 : 0;
         share.from[i] = (const u16*)p.codes + x_row(p, rows.first + min(row, rows.n - 1)) * pitch + 8 * eight;
     }
-    // A feature beyond the last computes what the last does; it is not stored.
+    // A feature beyond the last repeats it; the result is not stored.
     u32 feature = min(mine.block * SIDE + threadIdx.x / 2, mine.part.n_out - 1);
     share.row = mine.part.w + rows.skipped + p.row_bytes * feature;
     return share;
 }
 
-// Asks for the inputs from k on, which `finish_copies` waits for.
+// Issues the copies of the inputs from k on; `finish_copies` waits for them.
 __device__ inline void copy_inputs(const Share& share, u32 k, Stage& to) {
 #pragma unroll
     for (u32 i = 0; i < COPIES; i++) {
@@ -59,7 +61,8 @@ __device__ inline void copy_inputs(const Share& share, u32 k, Stage& to) {
     }
 }
 
-// The group of weights of a thread, of the step from k on. Behind the last one comes that again, which zeros are multiplied by.
+// Loads the group of weights of a thread, of the step from k on. Beyond the last group it is
+// repeated, and multiplied by zeros.
 __device__ inline Group fetch_weights(const ProductParams& p, const Share& share, u32 k) {
     return read_group(share.row, min(k / 32 + threadIdx.x % 2, (p.n_in - 1) / 32), p.n_in, p.book);
 }
@@ -72,7 +75,8 @@ __device__ inline void put_weights(const ProductParams& p, const ProductPart& pa
     for (u32 i = 0; i < 4; i++) at[i] = make_uint4(pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]);
 }
 
-// Adds the products of a step: sums[f][r] of the features and rows that `mma` gives a lane of tile f and r of its warp.
+// Adds the products of a step: sums[f][r] of the features and rows that `mma` assigns to a lane, of
+// tile f and r of its warp.
 __device__ inline void multiply_step(float sums[FEATURE_TILES][ROW_TILES][4], const Stage& stage, u32 feature, u32 row,
                                      u32 lane) {
     const u16* weights = stage.weights + (feature + lane % 16) * PITCH + lane / 16 * 8;
@@ -134,9 +138,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS) product_man
     u32 last = (p.n_in - 1) / STEP * STEP;
     for (u32 k = 0, turn = 0; k <= last; k += STEP, turn ^= 1) {
         finish_copies();
-        // The step is there, and nobody reads the one before any more.
+        // The step has arrived, and all threads have read the previous one.
         __syncthreads();
-        // The last one asks for itself once more: without branches the compiler moves what waits for memory behind the products.
+        // The last step loads itself once more: without branches the compiler moves the waits for
+        // memory behind the MMAs.
         u32 next = min(k + STEP, last);
         copy_inputs(share, next, stages[turn ^ 1]);
         Group group = fetch_weights(p, share, next);

@@ -1,15 +1,18 @@
-//! Products with weights of any type: `y = W x + bias`.
+//! Matrix products with weights of any type: `y = W x + bias`.
 //!
-//! Few rows, weights in codes: `x` in signed bytes with one scale per 32, bytes times bytes. A single row (`one.cu`) is
-//! normalised and rounded on the way, more rows (`coded.cu`) come from `quantise.cu`. The gate of a feed-forward layer
-//! is folded in. Tables of levels are looked up; the codebooks of the rotated types become two bytes, and `x` is rotated
-//! instead of the weights.
+//! Few rows, quantized weights: `x` as signed bytes with one scale per 32, int8 products. The
+//! kernel for one row (GEMV, `one.cu`) normalizes and quantizes it on the fly, more rows
+//! (`coded.cu`) come from `quantise.cu`. The gate of a feed-forward layer is fused. Level tables
+//! are looked up; the codebooks of the rotated types become two bytes, and `x` is rotated instead
+//! of the weights.
 //!
-//! Few rows, floats (`few.cu`): f32 throughout.
+//! Few rows, float weights (`few.cu`): f32 throughout.
 //!
-//! Many rows (`many.cu`): tensor cores. Weights and inputs are rounded to f16, the inputs times a power of two for each
-//! row and weights in f32 or bf16 times one for their matrix, so that none is too large or too small; sums stay in f32. Each weight is decoded once per 128 rows, or 64.
-//! On compute capability 9.0, where there are blocks enough, with the products of warpgroups (`hopper.cu`), once per 256 rows, or 128.
+//! Many rows (GEMM, `many.cu`): tensor cores. Weights and inputs are rounded to f16, the inputs
+//! times a power of two for each row and weights in f32 or bf16 times one for their matrix, so that
+//! none overflows or underflows; sums stay in f32. Each weight is decoded once per 128 rows, or 64.
+//! On compute capability 9.0, given enough blocks, with warpgroup MMAs (`hopper.cu`), once per 256
+//! rows, or 128.
 
 use bytemuck::{NoUninit, Pod, Zeroable};
 use kvant_backend::{Activation, BackendError};
@@ -30,7 +33,7 @@ pub(crate) use operand::Operand;
 
 const HEADERS: [Header; 3] = [HALF_HEADER, SPANS, WEIGHTS_HEADER];
 const WEIGHTS_HEADER: Header = Header { name: "weights.cuh", text: include_str!("weights.cuh") };
-/// What says which rows meet which expert's weights.
+/// Header of the spans that assign rows to experts.
 pub(crate) const SPANS: Header = Header { name: "spans.cuh", text: include_str!("spans.cuh") };
 static FEW: Source = Source {
     name: "few.cu",
@@ -39,7 +42,7 @@ static FEW: Source = Source {
     constants: few_constants,
     options: &[],
 };
-/// The kernel for many rows on compute capability 9.0.
+/// The GEMM for compute capability 9.0.
 static HOPPER: Source = Source {
     name: "hopper_many.cu",
     text: include_str!("hopper.cu"),
@@ -58,25 +61,28 @@ static MANY: Source = Source {
     options: &[],
 };
 
-/// Warps of a block of the kernel for few rows and floats, and output features of each.
+/// Warps of a block of the kernel for few rows and float weights, and output features of each.
 const WARPS: u32 = 8;
 const FEATURES: u32 = 2;
 /// Matrices of one launch: queries, keys and values, and one more.
 const MOST_PARTS: usize = 4;
 /// Rows that its blocks multiply at once: one variant for decoding, one for more.
 const ROWS: [u32; 2] = [1, 8];
-/// From so many rows on the weights are decoded to halves, and inputs rounded to them.
+/// Minimum number of rows for the GEMM, which decodes weights to f16 and rounds inputs to it.
 pub(crate) const MANY_ROWS: usize = 17;
-/// Output features and rows of a block of the kernel for many rows, where experts are not, and where there are blocks enough.
+/// Sides of the GEMM's tiles, in output features and in rows: small, for experts and where large
+/// tiles are too few, and large.
 pub(crate) const TILE: u32 = 64;
 const LARGE_TILE: u32 = 128;
-/// Output features of a tile of that of compute capability 9.0, threads of its blocks, and steps that are in shared memory at once.
+/// Output features of a tile of the compute-capability-9.0 GEMM, threads of its blocks, and stages
+/// of shared memory.
 const HOPPER_FEATURES: u32 = 128;
 const HOPPER_THREADS: u32 = 512;
 const HOPPER_STAGES: u32 = 4;
-/// Rows of the tiles of its variants, and clocks that a step of one takes shared memory, longer than the tensor cores.
+/// Rows of the tiles of its variants, and the clocks of shared memory per step, more than those of
+/// the tensor cores.
 const HOPPER_ROWS: [(u32, u32); 2] = [(256, 1152), (128, 640)];
-/// Steps of the other that are in shared memory at once, and halves between their rows.
+/// Stages of shared memory of the other GEMM, and padding between their rows in f16.
 const STAGES: u32 = 2;
 const PAD: usize = 8;
 
@@ -107,7 +113,8 @@ pub(crate) const TYPES: [DType; 23] = [
     DType::TQ4_1S,
 ];
 
-/// What `weights.cuh` takes: the types' numbers, and bytes of their blocks without what moves.
+/// Returns the constants of `weights.cuh`: the type numbers, and the bytes of their blocks without
+/// those that move.
 fn constants() -> Constants {
     let parts = Constants::default().whole("MOST_PARTS", MOST_PARTS);
     let types = TYPES.into_iter().zip(0..).fold(parts, |constants, (dtype, number)| {
@@ -121,7 +128,7 @@ fn constants() -> Constants {
     rotate::constants(types)
 }
 
-/// What the kernels take that multiply codes.
+/// Returns the constants of the kernels for quantized weights.
 fn coded_constants() -> Constants {
     gate::constants(constants())
 }
@@ -130,7 +137,8 @@ fn few_constants() -> Constants {
     constants().whole("WARPS", WARPS as usize).whole("FEATURES", FEATURES as usize)
 }
 
-/// Levels of a codebook as `(256 high + low) unit`, or of a table as `high unit`, as the kernels look them up.
+/// Levels of a codebook as `(256 high + low) unit`, or of a table as `high unit`, as the kernels
+/// look them up.
 #[derive(Debug, Clone, Copy, NoUninit)]
 #[repr(C)]
 struct Levels {
@@ -178,23 +186,25 @@ struct KernelParams {
     expert_bytes: u64,
 }
 
-/// Whose weights the rows meet, where they are those of experts: the rows of the result are then *slots*, experts of rows.
+/// Assignment of rows to experts, where the weights are those of experts: the rows of the result
+/// are then *slots*, pairs of row and expert.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Picks {
-    /// Expert, first place in the order of slots, and number of slots of each block of rows, `[n_spans, 3]`.
+    /// Expert, first position in the order of slots, and number of slots of each block of rows,
+    /// `[n_spans, 3]`.
     pub spans: DevicePtr,
     pub n_spans: usize,
     /// `[slots]`
     pub order: DevicePtr,
-    /// Whether spans are of many slots.
+    /// Whether spans hold many slots.
     pub is_many: bool,
-    /// From one expert's matrix to the next.
+    /// Bytes from one expert's matrix to the next.
     pub expert_bytes: usize,
-    /// Slots that have the same row of inputs.
+    /// Slots per row of inputs.
     pub slots_of_row: usize,
 }
 
-/// The right operand of a product and where the result goes, shapes checked.
+/// The weights of a product and its output, shapes checked.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Product {
     /// `[n_out, n_in]`, of type `dtype`, from [`upload`].
@@ -203,22 +213,23 @@ pub(crate) struct Product {
     pub exponent: i32,
     pub dtype: DType,
     pub n_out: usize,
-    /// As `w`: `y = a(w x) (up x)` then, a the activation, without accumulation, where [`has_gate`] says so.
+    /// As `w`: `y = a(w x) (up x)` then, a the activation, without accumulation, where [`has_gate`]
+    /// is true.
     pub up: Option<(DevicePtr, Activation)>,
     /// `[n_out]`, or `[n_experts, n_out]` with picks.
     pub bias: Option<DevicePtr>,
-    /// That of `up`, where both have one.
+    /// Bias of `up`, where both have one.
     pub up_bias: Option<DevicePtr>,
     /// `[rows, n_out]`
     pub y: DevicePtr,
     /// Add to `y` instead of overwriting it.
     pub accumulate: bool,
-    /// Of the matrices of experts, of which `w` (and that of the gate) is the first.
+    /// For the matrices of experts, of which `w` (and that of the gate) is the first.
     pub picks: Option<Picks>,
 }
 
 impl Product {
-    /// `y = w x`, to be changed where more is wanted.
+    /// The product `y = w x`; the caller may change further fields.
     pub fn new(w: &Weights, dtype: DType, n_out: usize, y: DevicePtr) -> Self {
         let (w, exponent) = (w.ptr(), w.exponent);
         Self {
@@ -236,7 +247,7 @@ impl Product {
     }
 }
 
-/// Refuses weights of a type that no kernel reads, for `op`.
+/// Rejects weights of a type that no kernel reads, for `op`.
 pub(crate) fn check_type(op: &'static str, dtype: DType) -> Result<(), BackendError> {
     if TYPES.contains(&dtype) {
         return Ok(());
@@ -245,17 +256,17 @@ pub(crate) fn check_type(op: &'static str, dtype: DType) -> Result<(), BackendEr
     Err(BackendError::Unsupported { op, wanted: dtype.to_string(), has })
 }
 
-/// Bytes of a matrix `[n_out, n_in]` on the device.
+/// Returns the bytes of a matrix `[n_out, n_in]` on the device.
 pub(crate) fn matrix_bytes(dtype: DType, [n_out, n_in]: [usize; 2]) -> usize {
     n_out * layout::row_bytes(dtype, n_in)
 }
 
-/// The kernels for a type of weights, of few and of many rows.
+/// Returns the names of the kernels for a weight type, of few and of many rows.
 pub(crate) fn kernel_names(dtype: DType) -> &'static str {
     if is_coded(dtype) { "one (dp4a), coded (s8 mma), many (f16 mma)" } else { "few, many (f16 mma)" }
 }
 
-/// Whether products of so many rows with this type of weights take a gate along.
+/// Returns whether products of `rows` rows with this weight type fuse a gate.
 pub(crate) fn has_gate(dtype: DType, rows: usize) -> bool {
     is_coded(dtype) && rows < MANY_ROWS
 }
@@ -264,12 +275,12 @@ fn is_coded(dtype: DType) -> bool {
     !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
-/// Whether the type's weights are stored rotated.
+/// Returns whether the type's weights are stored rotated.
 fn is_rotated(dtype: DType) -> bool {
     matches!(dtype, DType::TQ3_1S | DType::TQ4_1S)
 }
 
-/// Every variant there is to compile.
+/// Returns every variant to compile.
 pub(crate) fn builds() -> impl Iterator<Item = Build> {
     let types = TYPES.into_iter().zip(0..).flat_map(|(dtype, number)| {
         let build = |source, defines| Build { source, defines };
@@ -287,7 +298,7 @@ pub(crate) fn builds() -> impl Iterator<Item = Build> {
 }
 
 impl Levels {
-    /// The levels of the types that have a codebook or a table.
+    /// The levels of the types with a codebook or a table.
     fn of(dtype: DType) -> Self {
         match Spec::of(dtype) {
             Some(Spec { table: Some(table), .. }) => Self::of_table(table),
@@ -319,8 +330,8 @@ impl Levels {
     }
 }
 
-/// Multiplies the same inputs with several matrices, those of one type in one launch: heads of keys alone are too few for a
-/// device. The types must be such that [`check_type`] lets pass.
+/// Multiplies the same inputs with several matrices, those of one type in one launch: the key heads
+/// alone are too few to fill a device. [`check_type`] must accept the types.
 pub(crate) fn products(cx: &Context, x: &mut Operand, products: &[Product]) -> Result<(), CudaError> {
     for (i, first) in products.iter().enumerate() {
         if products[..i].iter().any(|p| p.dtype == first.dtype) {
@@ -332,12 +343,12 @@ pub(crate) fn products(cx: &Context, x: &mut Operand, products: &[Product]) -> R
     Ok(())
 }
 
-/// Multiplies. The type must be one that [`check_type`] lets pass.
+/// Multiplies. [`check_type`] must accept the type.
 pub(crate) fn product(cx: &Context, x: &mut Operand, p: &Product) -> Result<(), CudaError> {
     launch(cx, x, &[p])
 }
 
-/// Queues the kernel for matrices of one type, a single one where it has a gate or picks.
+/// Queues the kernel for matrices of one type, a single one with a gate or picks.
 fn launch(cx: &Context, x: &mut Operand, products: &[&Product]) -> Result<(), CudaError> {
     let n_out: usize = products.iter().map(|p| p.n_out).sum();
     if x.rows == 0 || n_out == 0 {
@@ -375,7 +386,7 @@ fn launch(cx: &Context, x: &mut Operand, products: &[&Product]) -> Result<(), Cu
             Some(rows) => {
                 let kernel = cx.kernel_with(&HOPPER, &[dtype, ("ROWS", rows)], "product_many")?;
                 let step_bytes = (HOPPER_FEATURES + rows) * (operand::STEP * size_of::<u16>()) as u32;
-                // Each takes tiles in turn.
+                // Each block takes tiles in turn.
                 let grid = [n_sms.min(blocks(HOPPER_FEATURES) * spans(rows)), 1, 1];
                 (kernel, HOPPER_FEATURES, grid, HOPPER_THREADS, step_bytes * HOPPER_STAGES)
             }
@@ -393,19 +404,19 @@ fn launch(cx: &Context, x: &mut Operand, products: &[&Product]) -> Result<(), Cu
     cx.launch(kernel, Launch { grid, block: [threads, 1, 1], shared_bytes }, &params)
 }
 
-/// The kernel that runs.
+/// The kernel to launch.
 #[derive(Debug, Clone, Copy)]
 enum Way {
-    /// One row, or rows one by one, with weights in codes.
+    /// GEMV: one row, or rows one by one, with quantized weights.
     One {
         warps: u32,
         shared_bytes: u32,
     },
-    /// Few rows, up to so many at once, with weights in codes.
+    /// Few rows, up to `rows` at once, with quantized weights.
     Coded {
         rows: u32,
     },
-    /// The same, with floats.
+    /// The same, with float weights.
     Few {
         rows: u32,
     },
@@ -421,7 +432,7 @@ impl Way {
         if !is_coded(p.dtype) {
             return Self::Few { rows: ROWS[usize::from(!is_one)] };
         }
-        // Behind the longest rows there is no room for weights.
+        // The longest rows leave no shared memory for weights.
         let block = one::block(p.dtype, x.n_in, cx.gpu().properties().shared_per_block);
         match block.filter(|_| is_one) {
             Some([warps, shared_bytes]) => Self::One { warps, shared_bytes },
@@ -430,7 +441,7 @@ impl Way {
     }
 }
 
-/// The number of a type that is supported, in kernels.
+/// Returns the number of a supported type in kernels.
 fn number_of(dtype: DType) -> u32 {
     TYPES.iter().position(|&known| known == dtype).expect("a type that is supported") as u32
 }
@@ -448,8 +459,8 @@ fn part_params(p: &Product, features: u32) -> PartParams {
     }
 }
 
-/// The side of the tiles of the kernel for many rows: large ones read and decode each weight half as often, if there are enough of
-/// them to keep most multiprocessors busy. Spans of experts are of small ones.
+/// Returns the side of the GEMM's tiles: large ones read and decode each weight half as often, if
+/// there are enough of them to occupy most multiprocessors. Spans of experts use small ones.
 fn tile(n_sms: u32, products: &[&Product], rows: u32) -> u32 {
     let features = |p: &&Product| p.n_out.div_ceil(LARGE_TILE as usize);
     let blocks = products.iter().map(features).sum::<usize>() * rows.div_ceil(LARGE_TILE) as usize;
@@ -458,8 +469,9 @@ fn tile(n_sms: u32, products: &[&Product], rows: u32) -> u32 {
     if is_large { LARGE_TILE } else { TILE }
 }
 
-/// The rows of a tile of the kernel for compute capability 9.0, each of whose blocks takes tiles in turn: those that take the fewest clocks.
-/// `None` where another kernel runs: there are to be enough, as for [`tile`].
+/// Returns the rows of a tile of the compute-capability-9.0 GEMM, whose blocks take tiles in turn:
+/// those that take the fewest clocks. `None` for another kernel: there must be enough tiles, as for
+/// [`tile`].
 fn hopper_rows(cx: &Context, products: &[&Product], rows: u32) -> Option<u32> {
     let device = cx.gpu().properties();
     if device.arch != WARPGROUP_ARCH || products.iter().any(|p| p.picks.is_some()) {
@@ -472,12 +484,13 @@ fn hopper_rows(cx: &Context, products: &[&Product], rows: u32) -> Option<u32> {
     HOPPER_ROWS.into_iter().filter(|_| has_enough).min_by_key(clocks).map(|(of_tile, _)| of_tile)
 }
 
-/// Shared memory of a step: `Stage` of `many.cu`.
+/// Returns the shared memory of a stage: `Stage` of `many.cu`.
 fn stage_bytes(side: u32) -> u32 {
     2 * side * (operand::STEP + PAD) as u32 * size_of::<u16>() as u32
 }
 
-/// The parameter of the kernel for this product and those like it, with the inputs as it takes them, but for the matrices.
+/// Returns the kernel parameters of this product and those like it, with the inputs in the required
+/// form, without the matrices.
 fn params(cx: &Context, x: &mut Operand, p: &Product, way: Way) -> Result<KernelParams, CudaError> {
     let mut params = KernelParams {
         parts: Zeroable::zeroed(),

@@ -1,23 +1,27 @@
-// y = W x + bias for one row of x, with weights in codes. Or y = a(W x) (U x), a an activation: then a warp has a feature of W
-// and the same one of U, one after the other.
+// GEMV y = W x + bias, with quantized weights. Or y = a(W x) (U x), a an activation: then a warp
+// has a feature of W and the same one of U, in sequence.
 //
-// A block has a multiprocessor for itself, and a share of all features; its warps take them in turn, one each, so that all
-// end at about the same time. What comes from memory has to be asked for long before it is there: each warp has a ring of STAGES
-// steps of 2,048 weights in shared memory, which it alone fills (cp.async) and reads, across the ends of features. While the
-// first are on their way the block brings all of x to shared memory, as signed bytes with one scale per 32 (for
-// the rotated types x is rotated, rather than W). After one barrier no warp waits for another.
+// A block has a multiprocessor for itself, and a share of all features; its warps take them in
+// turn, one each, so that all end at about the same time. Memory latency requires early loads: each
+// warp has a ring of STAGES steps of 2,048 weights in shared memory, which it alone fills
+// (cp.async) and reads, across the ends of features. While the first are in flight the block copies
+// all of x to shared memory, as signed bytes with one scale per 32 (for the rotated types x is
+// rotated, rather than W). After one barrier the warps are independent.
 //
-// In a step each lane reads two groups of 32 weights, such that share bytes if there are, and multiplies bytes with bytes, four at a
-// time. A stage is laid out as a row of 2,048 weights would be.
+// In a step each lane reads two groups of 32 weights, a pair that shares bytes if the type has such
+// pairs, and multiplies bytes with bytes, four at a time. A stage has the layout of a row of 2,048
+// weights.
 //
-// The row is normalised and rounded by every block again: a launch of its own would have the whole device wait for one
-// block. The norm's factor is the same for all of the row and comes last.
+// Every block normalizes and quantizes the row again: in a separate launch the whole device would
+// wait for one block. The norm's factor is the same for all of the row and is applied last.
 //
-// Counted in the machine code for compute capability 9.0 (ptxas 13.0), a warp and a step: 140 instructions with q4_0 and q8_0, 174 with
-// q4_K, 223 with q5_K, 240 with q6_K, and some 95 of a feature. At the speed of an H100's copies, 13 bytes per clock and
-// multiprocessor, q4_0 and q4_K in rows of 4,096 leave a third to a half of all issue slots free, the others more. Measured there with
-// [14336, 4096]: 78 % of that speed with q4_0 and q8_0, 81 % with q4_K, 79 % with q6_K. Its predecessor, blocks of 256 threads with a step
-// of x and a barrier in turn, reached 62, 80, 57 and 54 %; it waited for x half of the time.
+// Counted in the machine code for compute capability 9.0 (ptxas 13.0), a warp and a step: 140
+// instructions with q4_0 and q8_0, 174 with q4_K, 223 with q5_K, 240 with q6_K, and some 95 of a
+// feature. At the speed of an H100's copies, 13 bytes per clock and multiprocessor, q4_0 and q4_K
+// in rows of 4,096 leave a third to a half of all issue slots free, the others more. Measured there
+// with [14336, 4096]: 78 % of that speed with q4_0 and q8_0, 81 % with q4_K, 79 % with q6_K. Its
+// predecessor, blocks of 256 threads with a step of x and a barrier in turn, reached 62, 80, 57 and
+// 54 %; it waited for x half of the time.
 //
 // NaN and infinities in x make the scale of their 32 values NaN, and so the row of y.
 
@@ -32,7 +36,8 @@ constexpr u32 STAGE_BYTES = (CODE_BYTES + TAIL_BYTES + 15) / 16 * 16;
 
 extern __shared__ uint4 shared[];
 
-// Which group of a step is the first, or the second, of a lane: two that share bytes, where groups do.
+// Returns the first, or the second, group of a step of a lane: two that share bytes, where groups
+// do.
 __device__ __forceinline__ u32 group_of(u32 lane, u32 second) {
 #if TYPE == Q6_K
     return 4 * (lane / 2) | 2 * second | lane % 2;
@@ -41,7 +46,8 @@ __device__ __forceinline__ u32 group_of(u32 lane, u32 second) {
 #endif
 }
 
-// Where the inputs of a group are: those of all lanes' first groups of a step, then those of their second.
+// Returns the slot of the inputs of a group: those of all lanes' first groups of a step, then those
+// of their second.
 __device__ __forceinline__ u32 slot_of(u32 g) {
     u32 step = g / GROUPS * GROUPS, r = g % GROUPS;
 #if TYPE == Q6_K
@@ -53,7 +59,8 @@ __device__ __forceinline__ u32 slot_of(u32 g) {
 
 // The row, in slots, and behind it the rings.
 struct Row {
-    uint4* first;    // the first halves' codes: 16 bytes each, so that the lanes' reads fall into different banks
+    // the first halves' codes: 16 bytes each, so that the lanes' reads fall into different banks
+    uint4* first;
     uint4* second;
     float2* scales;  // and `sums_of` the codes
     u8* rings;
@@ -64,15 +71,15 @@ __device__ __forceinline__ Row row_in_shared(u32 n_in) {
     return {shared, shared + slots, (float2*)(shared + 2 * slots), (u8*)(shared + 2 * slots + slots / 2)};
 }
 
-// Adds over the `n` neighbouring lanes of which this is one.
+// Returns the sum over the `n` neighbouring lanes that include this one.
 template <typename T>
 __device__ __forceinline__ T add_over(T value, int n) {
     for (int step = n / 2; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
     return value;
 }
 
-// What minimums are multiplied by: the sum of the codes of both halves, scaled; where the halves have minimums of their
-// own two sums of 16 bits.
+// Returns the factor of minimums: the sum of the codes of both halves, scaled; where the halves
+// have separate minimums, two sums of 16 bits.
 __device__ __forceinline__ float sums_of(float scale, int first, int second) {
     if (!HAS_MIN) return 0.0f;
     return HAS_HALVES ? __int_as_float(first & 0xffff | second << 16) : scale * (float)(first + second);
@@ -102,21 +109,22 @@ __device__ __forceinline__ float reciprocal(float x) {
     return y;
 }
 
-// Rounds 4 values of each thread to bytes, of a group for 8 neighbouring lanes.
+// Quantizes 4 values of each thread to bytes; 8 neighbouring lanes have a group.
 __device__ __forceinline__ void round_to_bytes(const Row& to, u32 group, bool is_there, const float (&v)[4]) {
     u32 part = threadIdx.x % 8;
-    // As integers, absolute values are in order, and NaN is the largest.
+    // As integers, absolute values keep their order, and NaN is the largest.
     u32 most = 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) most = max(most, __float_as_uint(v[i]) & 0x7fffffff);
 #pragma unroll
     for (int step = 1; step < 8; step *= 2) most = max(most, __shfl_xor_sync(~0u, most, step));
     float largest = __uint_as_float(most);
-    // Smaller ones have no finite inverse; they count as 0. Divisions would take branches. 0 times infinity is NaN.
+    // Smaller ones have no finite inverse; they count as 0. Divisions would take branches. 0 times
+    // infinity is NaN.
     bool is_zero = largest < 1e-36f;
     float scale = is_zero ? 0.0f : largest * (1.0f / 127.0f) + 0.0f * largest;
     float inverse = is_zero ? 0.0f : 127.0f * reciprocal(largest);
-    // Around 1.5 * 2^23 floats are whole, and their lowest byte is that of the integer.
+    // Around 1.5 * 2^23 floats are integers, and their lowest byte is that of the integer.
     u32 bytes[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) bytes[i] = __float_as_uint(__fmaf_rn(v[i], inverse, 12582912.0f));
@@ -129,7 +137,7 @@ __device__ __forceinline__ void round_to_bytes(const Row& to, u32 group, bool is
     if (part == 0) to.scales[slot] = make_float2(scale, sums_of(scale, sum, other));
 }
 
-// 4 inputs, and what the norm multiplies each by.
+// 4 inputs, and the norm's factor of each.
 struct Four {
     float4 x, by;
 };
@@ -143,7 +151,7 @@ __device__ __forceinline__ Four four_at(const ProductParams& p, const float* x, 
     return four;
 }
 
-// Brings the row to shared memory. Returns the sum of this thread's squares.
+// Copies the row to shared memory. Returns the sum of this thread's squares.
 __device__ __forceinline__ float bring(const ProductParams& p, const float* x, const Row& to) {
     float squares = 0.0f;
     Four next = four_at(p, x, 4 * threadIdx.x);
@@ -172,12 +180,13 @@ __device__ __forceinline__ Place place_of(const ProductParams& p, u32 feature) {
     return {p.parts[number], feature};
 }
 
-// What a warp asks for next: a step of a row of weights, of which the codes come first and what was moved behind them follows.
+// The next load of a warp: a step of a row of weights, first its codes and then the bytes moved
+// behind them.
 struct Ahead {
     u32 feature;
     bool is_up;
-    int left;         // bytes of codes of the row; none behind the last row
-    const u8* codes;  // where those of this lane begin
+    int left;         // bytes of codes left in the row; none after the last row
+    const u8* codes;  // the first ones of this lane
     const u8* tail;
 
     __device__ __forceinline__ void enter_row(const ProductParams& p, u32 last, size_t skipped) {
@@ -191,8 +200,8 @@ struct Ahead {
     }
 };
 
-// Asks for a step, if one is left. Rows are a multiple of 16 bytes long: the last copies may take more than a step, but not more
-// than the row.
+// Issues the loads of a step, if one is left. Rows are a multiple of 16 bytes long: the last copies
+// may exceed a step, but not the row.
 __device__ __forceinline__ void ask(const ProductParams& p, Ahead& ahead, u32 last, size_t skipped, u8* to) {
     if (ahead.left > 0) {
         int lane = threadIdx.x % 32;
@@ -216,7 +225,7 @@ __device__ __forceinline__ void ask(const ProductParams& p, Ahead& ahead, u32 la
     commit_copies();
 }
 
-// The product of a group with the inputs of a slot.
+// Returns the product of a group with the inputs of a slot.
 __device__ __forceinline__ float multiply(const Group& w, const Row& x, u32 slot) {
     float2 scale = x.scales[slot];
     int dots[2];
@@ -246,8 +255,9 @@ __device__ __forceinline__ float multiply(const Group& w, const Row& x, u32 slot
 #endif
 }
 
-// The products of a lane's groups of a step, of which the first `n` are there. Without branches, so that the groups share what
-// they can: for a lane that has none left others' come again, and do not count.
+// Returns the products of a lane's groups of a step, of which the first `n` exist. Without
+// branches, so that the groups share work: a lane without groups left repeats others, with weight
+// 0.
 __device__ __forceinline__ float multiply_step(const ProductParams& p, const u8* stage, const Row& x, u32 step, u32 n) {
     u32 lane = threadIdx.x % 32;
     float sum = 0.0f;
@@ -261,7 +271,7 @@ __device__ __forceinline__ float multiply_step(const ProductParams& p, const u8*
     return sum;
 }
 
-// What the norm multiplies the row with, by the sum of each warp's squares.
+// Returns the norm's factor of the row, from the sum of each warp's squares.
 __device__ __forceinline__ float norm_factor(const ProductParams& p, const float* of_warps) {
     u32 lane = threadIdx.x % 32;
     float sum = add_over_warp(lane < blockDim.x / 32 ? of_warps[lane] : 0.0f);
@@ -271,7 +281,7 @@ __device__ __forceinline__ float norm_factor(const ProductParams& p, const float
 extern "C" __global__ void __launch_bounds__(MOST_WARPS * 32, 1) product_one(const __grid_constant__ ProductParams p) {
     __shared__ float of_warps[MOST_WARPS];
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    // Which expert's weights are wanted, the kernel before says.
+    // The previous kernel selects the experts, so their weights cannot be loaded before it ends.
     if (p.spans) wait_for_kernel_before();
     BlockRows rows = block_rows(p, p.parts[0], 1);
     if (rows.n == 0) return;
@@ -284,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(MOST_WARPS * 32, 1) product_one(con
     ahead.enter_row(p, last, rows.skipped);
     for (u32 i = 0; i + 1 < STAGES; i++) ask(p, ahead, last, rows.skipped, ring + i * STAGE_BYTES);
 
-    // Weights are on their way while it ends.
+    // Loads of weights are in flight while it ends.
     wait_for_kernel_before();
     const float* x = p.x + x_row(p, rows.first) * p.n_in;
     float squares = add_over_warp(bring(p, x, row));
@@ -298,11 +308,11 @@ extern "C" __global__ void __launch_bounds__(MOST_WARPS * 32, 1) product_one(con
         Place place = place_of(p, feature);
         const ProductPart& part = place.part;
         float* to = part.y + y * part.n_out + place.out;
-        // Asked for here, and waited for at the end: nothing is made of them before.
+        // Loaded here, and used only at the end.
         const float* bias = p.up ? p.up_bias : part.bias;
         float gate_bias = p.up && part.bias ? part.bias[rows.bias + place.out] : 0.0f;
         float own_bias = bias ? bias[rows.bias + place.out] : 0.0f, before = part.accumulate ? *to : 0.0f;
-        float other = 0.0f, own = 0.0f;  // of the gate, and what it opens
+        float other = 0.0f, own = 0.0f;  // of the gate, and of the gated product
         for (u32 matrix = 0; matrix < (p.up ? 2 : 1); matrix++) {
             float sum = 0.0f;
             for (u32 step = 0; step < groups; step += GROUPS) {

@@ -1,4 +1,4 @@
-//! How the kernel for one row (`one.cu`) is compiled for a type, and launched.
+//! Compiles and launches the GEMV kernel (`one.cu`).
 
 use kvant_codec::DType;
 
@@ -15,17 +15,17 @@ pub(super) static ONE: Source = Source {
     options: &[],
 };
 
-/// Warps of a block, where shared memory has room for what they ask for ahead.
+/// Maximum number of warps of a block, where shared memory suffices for their rings.
 const MOST_WARPS: u32 = 32;
 /// Weights of a step of a warp.
 const STEP: usize = 2048;
-/// Bytes that the warps of a block have asked for, or read, at most where a ring has more than two steps. On an H100 32 KB per multiprocessor
-/// have to be on their way, always.
+/// Maximum bytes of the rings of a block, in flight or being read, where a ring has more than two
+/// steps. An H100 needs 32 KB in flight per multiprocessor at all times.
 const RINGS_BYTES: usize = 136 << 10;
-/// Static shared memory, and what the driver keeps of each block.
+/// Static shared memory, and what the driver reserves of each block.
 const RESERVED: u32 = 2 << 10;
 
-/// The macros of the variant for `dtype`, which has this number in kernels.
+/// Returns the macros of the variant for `dtype`, whose kernel type number is `number`.
 pub(super) fn defines(dtype: DType, number: u32) -> Vec<Define> {
     let [codes, tail] = layout::bytes_of(dtype, STEP).map(|bytes| bytes as u32);
     vec![("TYPE", number), ("CODE_BYTES", codes), ("TAIL_BYTES", tail), ("STAGES", stages(dtype))]
@@ -35,27 +35,28 @@ fn stage_bytes(dtype: DType) -> usize {
     layout::bytes_of(dtype, STEP).iter().sum::<usize>().next_multiple_of(16)
 }
 
-/// Steps of the ring of a warp: one is read, the others are on their way.
+/// Returns the steps of a warp's ring: one is read, the others are in flight.
 fn stages(dtype: DType) -> u32 {
     (RINGS_BYTES / (MOST_WARPS as usize * stage_bytes(dtype))).clamp(2, 8) as u32
 }
 
-/// Warps and dynamic shared memory of a block, where a row of `n_in` inputs fits beside the ring of one warp.
+/// Returns the warps and the dynamic shared memory of a block, where a row of `n_in` inputs fits
+/// beside the ring of one warp.
 pub(super) fn block(dtype: DType, n_in: usize, shared_per_block: u32) -> Option<[u32; 2]> {
     const GROUP: usize = 32;
-    // Codes, a scale, and what minimums are multiplied by.
+    // Codes, a scale, and the factor of minimums.
     let row = (n_in.next_multiple_of(STEP) / GROUP * (GROUP + 2 * size_of::<f32>())) as u32;
     let ring = stages(dtype) * stage_bytes(dtype) as u32;
     let warps = (shared_per_block.saturating_sub(RESERVED + row) / ring).min(MOST_WARPS);
     (warps > 0).then_some([warps, row + warps * ring])
 }
 
-/// Blocks that share the features of a row, where there are so many rows (experts of rows) and each block has a multiprocessor for
-/// itself: the number with which the last one ends first.
+/// Returns the blocks that share the features of a row, for `rows` rows (of experts) and one block
+/// per multiprocessor: the number with which the last block finishes first.
 pub(super) fn blocks(n_sms: u32, rows: u32, features: u32) -> u32 {
     const MOST: u32 = 8;
     let most = (n_sms / rows).max(MOST).min(features);
-    // What each multiprocessor does takes as long as its rounds of blocks, each 1 / n of a row.
+    // The time of a multiprocessor is its rounds of blocks, each 1 / n of a row.
     let rounds = |n: u32| f64::from((rows * n).div_ceil(n_sms)) / f64::from(n);
     (1..=most).min_by(|&a, &b| rounds(a).total_cmp(&rounds(b))).unwrap_or(1)
 }
@@ -74,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn every_multiprocessor_has_a_share_and_none_two_of_them_for_nothing() {
+    fn blocks_spread_evenly_over_multiprocessors() {
         for (n_sms, rows, features, want) in
             [(132, 1, 4096, 132), (132, 1, 100, 100), (132, 8, 768, 16), (4, 3, 700, 4), (132, 132, 768, 1)]
         {

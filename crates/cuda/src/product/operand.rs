@@ -1,4 +1,5 @@
-//! The left operand of products: rows of inputs, and what the kernels make of them, each made once.
+//! Activations: the input rows of matrix products, and their f16 and 8-bit forms, each computed
+//! once.
 
 use bytemuck::NoUninit;
 use kvant_codec::Rotation;
@@ -17,14 +18,14 @@ pub(super) static QUANTISE: Source = Source {
     options: &[],
 };
 
-/// Threads of a block, which has a row, or a piece of one.
+/// Threads of a block, which processes a row, or a range of one.
 const THREADS: u32 = 256;
-/// Groups of each warp of a block that has a piece.
+/// Groups of each warp of a block that processes a range.
 const GROUPS_OF_WARP: u32 = 2;
 
 /// Values of a group: those that share a scale.
 const GROUP: usize = 32;
-/// Values of a step of the kernel for many rows.
+/// Values of a step of the GEMM.
 pub(super) const STEP: usize = 64;
 
 #[derive(Clone, Copy, NoUninit)]
@@ -54,7 +55,7 @@ struct HalvesParams {
     unused: u32,
 }
 
-/// Rows of inputs on the device, `[rows, n_in]`, to be normalised first where `norm` is given.
+/// Rows of inputs on the device, `[rows, n_in]`, normalized first where `norm` is given.
 pub(crate) struct Operand {
     pub x: DevicePtr,
     pub norm: Option<NormParts>,
@@ -74,7 +75,8 @@ pub(super) struct Quantised {
     pub sums: DevicePtr,
 }
 
-/// Inputs in f16, rows padded with zeros to whole steps of 64, each times a power of two that `factors` `[rows]` undo.
+/// Inputs in f16, rows padded with zeros to whole steps of 64, each times a power of two that
+/// `factors` `[rows]` undo.
 pub(super) struct Halves {
     _memory: Block,
     pub halves: DevicePtr,
@@ -87,7 +89,7 @@ impl Operand {
         Self { x, norm, rows, n_in, normalised: None, halves: None, quantised: None, rotated: None }
     }
 
-    /// The inputs in f32, `[rows, n_in]`.
+    /// Returns the inputs in f32, `[rows, n_in]`.
     pub(super) fn plain(&mut self, cx: &Context) -> Result<DevicePtr, CudaError> {
         let Some(norm) = self.norm else { return Ok(self.x) };
         if self.normalised.is_none() {
@@ -98,7 +100,7 @@ impl Operand {
         Ok(self.normalised.as_ref().map_or(self.x, Block::ptr))
     }
 
-    /// The inputs in f16.
+    /// Returns the inputs in f16.
     pub(super) fn halves(&mut self, cx: &Context) -> Result<&Halves, CudaError> {
         if self.halves.is_none() {
             self.halves = Some(to_halves(cx, self.x, [self.rows, self.n_in], self.norm)?);
@@ -106,7 +108,8 @@ impl Operand {
         Ok(self.halves.as_ref().expect("made above"))
     }
 
-    /// The inputs in 8 bits, each group rotated first where `rotates`. `n_in` is a multiple of 32.
+    /// Returns the inputs in 8 bits, each group rotated first where `rotates`. `n_in` is a multiple
+    /// of 32.
     pub(super) fn quantised(&mut self, cx: &Context, rotates: bool) -> Result<&Quantised, CudaError> {
         let place = if rotates { &mut self.rotated } else { &mut self.quantised };
         if place.is_none() {

@@ -1,29 +1,31 @@
-// Inputs of products, as the kernels take them.
+// Converts the inputs of matrix products to the kernels' formats.
 //
-// In 8 bits: groups of 32 values, code = round(value / scale), scale = max |value| / 127. Before that
-// the row may be normalised (RMS, arXiv 1910.07467), and each group rotated as the tq types' weights are. Rows are few: several
-// blocks share one, and each adds up its squares, in the same order.
+// In 8 bits: groups of 32 values, code = round(value / scale), scale = max |value| / 127. Before
+// that the row may be normalized (RMS, arXiv 1910.07467), and each group rotated as the tq types'
+// weights are. Rows are few: several blocks share one, and each sums its squares, in the same
+// order.
 
 #include "constants.cuh"
 #include "half.cuh"
 #include "sum.cuh"
 
-// In halves: a row is multiplied by the power of two that brings its largest value to 2^14 .. 2^15, so that no size of
-// inputs is too large or too small for them; products are multiplied back.
+// In f16: a row is multiplied by the power of two that brings its largest value to 2^14 .. 2^15, so
+// that inputs neither overflow nor underflow; products are multiplied by its inverse.
 
 struct QuantiseParams {
     const float* x;       // [rows, n_in]
     const float* weight;  // [n_in], or null for no norm
     signed char* codes;   // [rows, n_in]
     float* scales;        // [rows, n_in / 32]
-    unsigned* sums;       // [rows, n_in / 32]: sums of the codes of either half, 16 bits each, the first half's low
+    // [rows, n_in / 32]: sums of the codes of either half, 16 bits each, the first half's low
+    unsigned* sums;
     unsigned n_in;
     float eps;
     unsigned rotates;
     unsigned signs;       // of the rotation, before its butterfly
 };
 
-// What the norm multiplies a row by, besides its weight.
+// Returns the norm's factor of a row, besides its weight.
 __device__ float norm_factor(const float* x, const float* weight, unsigned n_in, float eps, float* warps) {
     if (!weight) return 1.0f;
     float squares = 0.0f;
@@ -52,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) quantise(const __grid_cons
         for (int step = 16; step > 0; step /= 2) {
             largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
         }
-        // fmaxf passes over a NaN; a bad number is to stay visible.
+        // fmaxf ignores NaN; a NaN must stay visible.
         float scale = __any_sync(~0u, value != value) ? __int_as_float(0x7fffffff) : largest / 127.0f;
         int code = scale > 0.0f ? max(-127, min(127, __float2int_rn(value / scale))) : 0;
         int sum = code;
@@ -71,28 +73,28 @@ struct HalvesParams {
     const float* x;          // [rows, n_in]
     const float* weight;     // [n_in], or null for no norm
     unsigned short* halves;  // [rows, pitch], zeros beyond n_in
-    float* factors;          // [rows]: what the products are multiplied by
+    float* factors;          // |[rows]: factors of the products
     unsigned n_in;
     unsigned pitch;
     float eps;
     unsigned unused;
 };
 
-// 2^exponent, of a normal number.
+// 2^exponent, for normal results.
 __device__ float power_of_two(int exponent) { return __int_as_float((exponent + 127) << 23); }
 
-// Four values of a row of `n` from `i` on, zeros beyond its end.
+// Loads four values of a row of `n` from `i` on, zeros beyond its end.
 __device__ void load_four(const float* row, unsigned i, unsigned n, float v[4]) {
     if (n % 4 == 0) {
         float4 four = i < n ? *(const float4*)(row + i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         v[0] = four.x, v[1] = four.y, v[2] = four.z, v[3] = four.w;
         return;
     }
-    // Rows begin anywhere then.
+    // Rows are not aligned then.
     for (unsigned e = 0; e < 4; e++) v[e] = i + e < n ? row[i + e] : 0.0f;
 }
 
-// Four values of the row of this block, times the norm's weight.
+// Loads four values of the row of this block, times the norm's weight.
 __device__ void load_weighted(const HalvesParams& p, unsigned i, float v[4], float& squares) {
     load_four(p.x + (size_t)blockIdx.x * p.n_in, i, p.n_in, v);
     if (!p.weight) return;
@@ -101,7 +103,7 @@ __device__ void load_weighted(const HalvesParams& p, unsigned i, float v[4], flo
     for (unsigned e = 0; e < 4; e++) squares += v[e] * v[e], v[e] *= weight[e];
 }
 
-// Twice through the row: for the norm's factor and the largest value, and to round it.
+// Two passes over the row: for the norm's factor and the largest value, and to round it.
 extern "C" __global__ void __launch_bounds__(THREADS) to_halves(const __grid_constant__ HalvesParams p) {
     __shared__ float warps[THREADS / 32];
     __shared__ unsigned largest;
@@ -121,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) to_halves(const __grid_con
     __syncthreads();
     if (threadIdx.x % 32 == 0) atomicMax(&largest, mine);
     __syncthreads();
-    // What is zero, or no number, stays as it is; what is nearly zero need not be brought up all the way.
+    // Zero and NaN stay unchanged; nearly zero rows need not be raised all the way.
     unsigned most = __float_as_uint(__uint_as_float(largest) * factor) & 0x7fffffff;
     int exponent = (int)(most >> 23) - 127, down = 0;
     if (most > 0 && exponent < 128) down = max(exponent - 14, -100);

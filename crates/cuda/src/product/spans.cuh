@@ -1,4 +1,4 @@
-// Slots that meet the weights of the same expert.
+// Slots that use the weights of the same expert.
 
 #pragma once
 
@@ -6,6 +6,6 @@ typedef unsigned int u32;
 
 struct Span {
     u32 expert;
-    u32 first;  // place in the order of slots
-    u32 n;      // 0: nothing to do
+    u32 first;  // position in the order of slots
+    u32 n;      // 0: empty
 };

@@ -1,4 +1,4 @@
-//! What products of this device have of their own: levels of two bytes, tiles of two sizes, several
+//! CUDA-specific tests of matrix products: levels of two bytes, tiles of two sizes, several
 //! matrices in a launch.
 
 use kvant_backend::{Backend, Input, Matrix, Output, WeightSource};
@@ -10,14 +10,14 @@ use crate::{CudaDevice, CudaMatrix, emulator};
 
 const N_IN: usize = 320;
 
-/// `n` weights or inputs.
+/// Returns `n` weights or inputs.
 fn gaussian(seed: u64, n: usize, sigma: f64) -> Vec<f32> {
     let mut values = vec![0.0; n];
     Random::new(seed).fill_gaussian(&mut values, sigma);
     values
 }
 
-/// A matrix `[n_out, N_IN]`, the first rows of any larger one of the same seed.
+/// Returns a matrix `[n_out, N_IN]`, the first rows of any larger one of the same seed.
 fn matrix(device: &CudaDevice, dtype: DType, seed: u64, n_out: usize) -> CudaMatrix {
     let row_bytes = dtype.row_bytes(N_IN).unwrap();
     let mut bytes = vec![0; n_out * row_bytes];
@@ -28,7 +28,7 @@ fn matrix(device: &CudaDevice, dtype: DType, seed: u64, n_out: usize) -> CudaMat
     device.matrix(WeightSource { dtype, n_out, n_in: N_IN, bytes: bytes.into() }).unwrap()
 }
 
-/// Bits of the products of `x` `[rows, N_IN]` with each matrix, asked for at once.
+/// Returns the bits of the products of `x` `[rows, N_IN]` with each matrix, queued together.
 fn project(device: &CudaDevice, matrices: &[&CudaMatrix], x: &[f32]) -> Vec<Vec<u32>> {
     let rows = x.len() / N_IN;
     let mut input = device.buffer(x.len()).unwrap();
@@ -46,7 +46,8 @@ fn project(device: &CudaDevice, matrices: &[&CudaMatrix], x: &[f32]) -> Vec<Vec<
     matrices.iter().zip(&ys).map(read).collect()
 }
 
-/// 300 features of 150 rows are enough for large tiles on a device of four multiprocessors, 100 of them are not.
+/// 300 features of 150 rows are enough for large tiles on a device of four multiprocessors, 100 of
+/// them are not.
 #[test]
 fn a_sum_has_the_same_bits_in_large_tiles_as_in_small_ones() {
     let Some(device) = emulator::device(80) else { return };
@@ -60,8 +61,8 @@ fn a_sum_has_the_same_bits_in_large_tiles_as_in_small_ones() {
     }
 }
 
-/// Tiles of 128 and of 256 rows, several of which a block takes in turn, and features and rows that do not fill the last ones. The
-/// interpreter adds the products of warpgroups as those of warps.
+/// Tiles of 128 and of 256 rows, several of which a block takes in turn, and features and rows that
+/// do not fill the last ones. The interpreter adds warpgroup MMAs as it adds those of warps.
 #[test]
 fn warpgroups_give_sums_the_bits_that_warps_do() {
     let Some(devices) = [80, 90].map(emulator::device).into_iter().collect::<Option<Vec<_>>>() else {
@@ -82,7 +83,7 @@ fn warpgroups_give_sums_the_bits_that_warps_do() {
 
 /// Tiles of all matrices of a launch are counted together.
 #[test]
-fn warpgroups_give_sums_of_several_matrices_the_bits_that_warps_do() {
+fn warpgroups_match_warps_for_several_matrices() {
     let Some(devices) = [80, 90].map(emulator::device).into_iter().collect::<Option<Vec<_>>>() else {
         return;
     };
@@ -95,7 +96,7 @@ fn warpgroups_give_sums_of_several_matrices_the_bits_that_warps_do() {
     assert!(of(&devices[0]) == of(&devices[1]));
 }
 
-/// With a bias, and added to what is there, in tiles of 256 rows and of 128.
+/// With a bias, and with accumulation, in tiles of 256 rows and of 128.
 #[test]
 fn warpgroups_add_to_what_is_there_as_warps_do() {
     let Some(devices) = [80, 90].map(emulator::device).into_iter().collect::<Option<Vec<_>>>() else {
@@ -122,9 +123,9 @@ fn warpgroups_add_to_what_is_there_as_warps_do() {
     }
 }
 
-/// More than one launch takes, of two types, which wait for one another's inputs in three forms.
+/// More than one launch takes, of two types, which need the inputs in three forms.
 #[test]
-fn matrices_that_are_asked_for_at_once_say_what_each_says_alone() {
+fn batched_matrices_match_each_alone() {
     let Some(device) = emulator::device(80) else { return };
     let types = [DType::Q8_0, DType::F16, DType::Q8_0, DType::Q8_0, DType::F16, DType::Q8_0, DType::Q8_0];
     let sizes = [40, 7, 17, 64, 65, 1, 130];
@@ -139,9 +140,9 @@ fn matrices_that_are_asked_for_at_once_say_what_each_says_alone() {
     }
 }
 
-/// Of few rows and weights in codes, up to 8 and up to 16 at once.
+/// Few rows and quantized weights, up to 8 and up to 16 at once.
 #[test]
-fn what_a_row_gets_does_not_depend_on_the_others() {
+fn small_batch_products_are_batch_invariant() {
     let Some(device) = emulator::device(80) else { return };
     let (n_out, most) = (37, 16);
     let x = gaussian(5, most * N_IN, 1.0);
@@ -155,7 +156,7 @@ fn what_a_row_gets_does_not_depend_on_the_others() {
     }
 }
 
-/// The kernel for one row keeps it in shared memory; rows of more inputs than that holds are multiplied as few are.
+/// The GEMV kernel holds its row in shared memory; longer rows take the kernel for few rows.
 #[test]
 fn a_row_may_be_longer_than_shared_memory() {
     let Some(device) = emulator::device(80) else { return };
@@ -173,7 +174,8 @@ fn a_row_may_be_longer_than_shared_memory() {
     device.read(&y, 0, &mut got).unwrap();
     let terms = || x.iter().zip(&weights).map(|(&x, &w)| f64::from(x) * f64::from(w));
     let (want, norm) = (terms().sum::<f64>(), terms().map(|term| term * term).sum::<f64>().sqrt());
-    // Bytes of either side are within half a step of 1 / 127 of the largest of 32, some 2.2 of their deviation.
+    // Bytes of either side are within half a step of 1 / 127 of the largest of 32, some 2.2 of
+    // their deviation.
     assert!((f64::from(got[0]) - want).abs() <= 0.05 * norm, "{} for {want}, of {norm}", got[0]);
 }
 
@@ -189,8 +191,9 @@ fn levels_of_two_bytes_are_within_half_a_unit() {
     }
 }
 
-/// Halves end at 65,504 and have few bits below 2^-14; what a sum in f64 of the weights as they are says is held to three roundings of each
-/// term to a half, by root mean square, and a fourth for the sum.
+/// f16 ends at 65,504 and has few bits below 2^-14; the result is within three roundings of each
+/// term to f16, by root mean square, and a fourth for the sum, of the sum of the unrounded weights
+/// in f64.
 #[test]
 fn floats_of_any_size_keep_their_precision_as_halves() {
     let Some(device) = emulator::device(80) else { return };
@@ -202,7 +205,7 @@ fn floats_of_any_size_keep_their_precision_as_halves() {
     ] {
         for size in [1e-30, 1e-7, 1.0, 1e6, 1e30] {
             let mut w = gaussian(4, n_out * N_IN, size);
-            // What bf16 holds, in f32 as well.
+            // Values that bf16 represents, in f32 as well.
             w.iter_mut().for_each(|w| *w = f32::from_bits(w.to_bits() & 0xffff_0000));
             let bytes: Vec<u8> = w.iter().flat_map(|&w| bytes_of(w)).collect();
             let source = WeightSource { dtype, n_out, n_in: N_IN, bytes: bytes.into() };

@@ -1,8 +1,8 @@
-// Reads 32 weights in a row of any type (crates/codec/src/{block32,kquant,iq4,fp4,tq}.rs have the layouts). TYPE is one of the
-// numbers that product/mod.rs gives the types.
+// Reads 32 consecutive weights of any type (crates/codec/src/{block32,kquant,iq4,fp4,tq}.rs have
+// the layouts). TYPE is one of the type numbers of product/mod.rs.
 //
-// Where they would leave codes at odd addresses, scales are moved behind the last block of the row (layout.rs), so that
-// what is left lies at addresses that words, or 16 bytes, can be read from.
+// Where they would misalign the codes, scales are moved behind the last block of the row
+// (layout.rs), so that the rest is aligned for reads of words, or of 16 bytes.
 
 #include "constants.cuh"
 #include "half.cuh"
@@ -12,12 +12,12 @@
 #define IS_ROTATED (TYPE == TQ3_1S || TYPE == TQ4_1S)
 // Whether codes are indices of a table of signed bytes.
 #define HAS_TABLE (TYPE == IQ4_NL || IS_LIKE_IQ4_XS || TYPE == MXFP4 || TYPE == NVFP4 || TYPE == IQ1 || TYPE == IQ2)
-// Types that have the layout of another, but for what codes stand for.
+// Types with the layout of another, but different levels.
 #define IS_LIKE_Q3_K (TYPE == Q3_K || TYPE == IQ1 || TYPE == IQ2)
 #define IS_LIKE_IQ4_XS (TYPE == IQ4_XS || TYPE == IQ3 || TYPE == IQ3X)
-// Whether groups of 32 lie in blocks of eight, and share bytes there.
+// Whether groups of 32 are stored in blocks of eight, and share bytes there.
 #define IS_IN_EIGHTS (TYPE == Q2_K || IS_LIKE_Q3_K || TYPE == Q4_K || TYPE == Q5_K || TYPE == Q6_K)
-// Whether the two halves of 32 weights have scales of their own.
+// Whether the two halves of 32 weights have separate scales.
 #define HAS_HALVES (TYPE == Q2_K || IS_LIKE_Q3_K || TYPE == Q6_K || TYPE == NVFP4 || IS_ROTATED)
 // Whether a code of zero is another value than 0.
 #define HAS_MIN (TYPE != Q8_0 && !HAS_TABLE && !IS_ROTATED)
@@ -25,21 +25,21 @@
 __device__ __forceinline__ float half_at(const u8* p) { return from_half(*(const u16*)p); }
 __device__ __forceinline__ u32 word_at(const u8* p) { return *(const u32*)p; }
 
-// What the types with codebooks or tables need besides the bytes.
+// The data of types with codebooks or tables besides the bytes.
 struct Codebook {
     u32 high[4];  // bytes h of the levels, level = (256 h + l) unit, or h of a table
     u32 low[4];   // bytes l
-    float unit;   // what a level of 1 stands for
+    float unit;   // the value of level 1
     u32 signs;  // of the rotation, before its butterfly
 };
 
 #if IS_FLOAT
-// 32 weights as they lie in memory, of the last group of a row perhaps fewer, and zeros.
+// 32 weights as stored in memory; the last group of a row may have fewer, and zeros.
 struct Group {
     u32 words[TYPE == F32 ? 32 : 16];
 };
 
-// Weights 32 g .. 32 g + 32 of the row of `n` weights that starts at `row`.
+// Reads weights 32 g .. 32 g + 32 of the row of `n` weights that starts at `row`.
 __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const Codebook&) {
     constexpr u32 WORDS = sizeof(Group) / 4, OF_WORD = 32 / WORDS;
     const u32* at = (const u32*)row + WORDS * g;
@@ -53,7 +53,7 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
         }
         return group;
     }
-    // Rows begin anywhere then.
+    // Rows are not aligned then.
 #pragma unroll
     for (u32 i = 0; i < WORDS; i++) {
         group.words[i] = 0;
@@ -80,7 +80,8 @@ __device__ __forceinline__ void decode_group(const Group& group, const Codebook&
     }
 }
 #else
-// 32 weights: weight i is code i times scale[i / 16] plus min[i / 16]. Codes are signed bytes, four to a word.
+// 32 weights: weight i is code i times scale[i / 16] plus min[i / 16]. Codes are signed bytes, four
+// to a word.
 struct Group {
     u32 codes[8];
 #if IS_ROTATED
@@ -104,7 +105,7 @@ __device__ __forceinline__ void load_words(const u8* p, u32 (&words)[8]) {
 // Bits 0 to 3 as the lowest bits of four bytes.
 __device__ __forceinline__ u32 spread(u32 bits) { return (bits & 15) * 0x00204081 & 0x01010101; }
 
-// Four bytes of a table of eight or 16 by the four nibbles of `index`.
+// Returns four bytes of a table of eight or 16 by the four nibbles of `index`.
 __device__ __forceinline__ u32 look_up(const u32 (&table)[4], u32 index) {
 #if TYPE == TQ3_1S || TYPE == IQ1 || TYPE == IQ2
     return __byte_perm(table[0], table[1], index);
@@ -116,20 +117,21 @@ __device__ __forceinline__ u32 look_up(const u32 (&table)[4], u32 index) {
 }
 
 #if HAS_TABLE
-// The levels of the eight codes in a word: those of the low nibbles, and those of the high ones.
+// Looks up the levels of the eight codes in a word: those of the low nibbles, and those of the high
+// ones.
 __device__ __forceinline__ void look_up_word(const u32 (&table)[4], u32 word, u32& low, u32& high) {
     u32 first = look_up(table, word & 0xffff), second = look_up(table, word >> 16);
     low = __byte_perm(first, second, 0x6420);
     high = __byte_perm(first, second, 0x7531);
 }
 
-// The levels of the four codes in a word, a byte each.
+// Returns the levels of the four codes in a word, a byte each.
 __device__ __forceinline__ u32 look_up_bytes(const u32 (&table)[4], u32 word) {
     return look_up(table, __byte_perm(word | word >> 4, 0, 0x4420));
 }
 #endif
 
-// Weights 32 g .. 32 g + 32 of the row of `n` weights that starts at `row`.
+// Reads weights 32 g .. 32 g + 32 of the row of `n` weights that starts at `row`.
 __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const Codebook& book) {
     Group group;
     float d, m = 0.0f;
@@ -164,7 +166,8 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
 #elif TYPE == Q4_K || TYPE == Q5_K
     const bool has_fifth = TYPE == Q5_K;
     const u8* block = row + (has_fifth ? Q5_K_BYTES : Q4_K_BYTES) * (g / 8);
-    // The lower four bits of those 4 to 7 lie apart; their upper two are the top of a byte, of which the others have the rest.
+    // The lower four bits of scales 4 to 7 are stored separately; their upper two are
+    // the top bits of a byte whose rest is a scale 0 to 3.
     bool is_late = g & 4;
     u32 at = 8 * (g % 4), upper = at + (is_late ? 2 : 0);
     uint4 head = *(const uint4*)block;
@@ -245,12 +248,13 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
     d = from_half((u16)both) * (float)((int)scale - 32);
     if (TYPE != IQ4_XS) d *= book.unit;
 #else
-    // The least power of two has no exponent of its own; levels count twice.
+    // The smallest power of two is subnormal; levels count twice.
     u32 power = row[n / 2 + g];
     d = 0.5f * __uint_as_float(power == 0 ? 1 << 22 : power << 23);
 #endif
 #elif TYPE == NVFP4
-    // Two sub-blocks of 16: 8 bytes each, value j in the low nibble and j + 8 in the high one of byte j.
+    // Two sub-blocks of 16: 8 bytes each, value j in the low nibble and j + 8 in the high one of
+    // byte j.
     uint4 four = *(const uint4*)(row + 16 * g);
     u32 words[4] = {four.x, four.y, four.z, four.w}, scales = *(const u16*)(row + n / 2 + 2 * g);
 #pragma unroll
@@ -258,7 +262,8 @@ __device__ __forceinline__ Group read_group(const u8* row, u32 g, u32 n, const C
         u32 at = k / 2 * 4 + k % 2;
         look_up_word(book.high, words[k], group.codes[at], group.codes[at + 2]);
     }
-    // An exponent that is biased by 7 in the place of one biased by 127 (2^120); levels count twice.
+    // Reinterprets an exponent with bias 7 as one with bias 127 (a factor of 2^120); levels count
+    // twice.
 #pragma unroll
     for (int s = 0; s < 2; s++) {
         group.scale[s] = 0x1p119f * __uint_as_float((scales >> (8 * s) & 127) << 20);
@@ -313,7 +318,7 @@ __device__ __forceinline__ float code_at(u32 codes, u32 k) {
     return __uint_as_float(__byte_perm(bytes, 0x4b000000, 0x7440 | k)) - (SIGNED ? 8388736.0f : 8388608.0f);
 }
 
-// The weights of a group.
+// Decodes the weights of a group.
 __device__ __forceinline__ void decode_group(const Group& group, const Codebook& book, float (&w)[32]) {
 #pragma unroll
     for (int i = 0; i < 32; i++) {
@@ -340,13 +345,14 @@ __device__ __forceinline__ void decode_group(const Group& group, const Codebook&
 }
 #endif
 
-// The weights of a group as pairs of halves: of floats that are wider, times 1 / `unit`.
+// Decodes the weights of a group as pairs of f16: of wider floats, times 1 / `unit`.
 __device__ __forceinline__ void decode_pairs(const Group& group, const Codebook& book, float unit, u32 (&pairs)[16]) {
 #if TYPE == F16
 #pragma unroll
     for (int i = 0; i < 16; i++) pairs[i] = group.words[i];
 #else
-    // 1 / unit: of powers of two one exponent is the other's negative, and both lie 127 above theirs.
+    // 1 / unit: the exponents of reciprocal powers of two are negatives of each other, and both are
+    // stored with bias 127.
     [[maybe_unused]] float by = __uint_as_float((2 * 127u << 23) - __float_as_uint(unit));
     float w[32];
     decode_group(group, book, w);
@@ -368,18 +374,19 @@ struct ProductPart {
     u32 n_out;
     u32 blocks;         // of its features
     u32 accumulate;
-    float unit;         // of halves that are multiplied as weights: a power of two
+    float unit;         // of weights rounded to f16: a power of two
 };
 
-// The parameter of every kernel that multiplies with them.
+// The parameter of every kernel that multiplies with these weights.
 struct ProductParams {
     ProductPart parts[MOST_PARTS];
     const u8* up;        // null, or as w of the only part: y = a(w x) (up x) then, a the activation
     const float* x;      // [rows, n_in]
-    const float* norm;   // null, or [n_in]: x / sqrt(mean(x^2) + eps) * norm in the place of x
-    const u32* codes;    // x in 8 bits, [rows, n_in / 32, 8], where it comes rounded
+    const float* norm;   // null, or [n_in]: x / sqrt(mean(x^2) + eps) * norm in place of x
+    const u32* codes;    // x in 8 bits, [rows, n_in / 32, 8], where it is quantized before
     const float* scales; // [rows, n_in / 32]
-    const u32* sums;     // [rows, n_in / 32]: of the codes of either half, 16 bits each, the first half's low
+    // [rows, n_in / 32]: of the codes of either half, 16 bits each, the first half's low
+    const u32* sums;
     unsigned long long row_bytes;
     u32 n_parts;
     u32 n_in;
@@ -388,15 +395,15 @@ struct ProductParams {
     Codebook book;
     u32 activation;      // of the gate
     u32 slots_of_row;
-    const float* up_bias; // as bias, which is the gate's then
-    // Where w and up are the first of many matrices, those of experts, expert_bytes apart: rows of y are slots then, of which
-    // slots_of_row have the same row of x.
-    const Span* spans;   // null, or [gridDim.y]: what each block of rows takes
+    const float* up_bias; // as bias, which is then the gate's
+    // For experts, w and up are the first of many matrices, expert_bytes apart: rows of y are then
+    // slots, slots_of_row of which have the same row of x.
+    const Span* spans;   // null, or [gridDim.y]: the rows of each block of rows
     const u32* order;    // [slots]
     unsigned long long expert_bytes;
 };
 
-// The matrix of a block, and which of its blocks this is.
+// The matrix of a block, and the block's number within it.
 struct BlockPart {
     const ProductPart& part;
     u32 block;
@@ -408,11 +415,11 @@ __device__ __forceinline__ BlockPart block_part(const ProductParams& p) {
     return {p.parts[number], block};
 }
 
-// The rows of a block, at most `most`, and where the weights are that they meet.
+// The rows of a block, at most `most`, and the offset of their weights.
 struct BlockRows {
     u32 first, n;
     size_t skipped;  // bytes
-    size_t bias;     // where in the biases theirs begin
+    size_t bias;     // offset of their biases
 };
 
 __device__ __forceinline__ BlockRows block_rows(const ProductParams& p, const ProductPart& part, u32 most) {
@@ -421,7 +428,7 @@ __device__ __forceinline__ BlockRows block_rows(const ProductParams& p, const Pr
     return {span.first, span.n, (size_t)p.expert_bytes * span.expert, (size_t)part.n_out * span.expert};
 }
 
-// Where row `row` of a block's rows lies in x and in y.
+// Returns the index in x and in y of row `row` of a block's rows.
 __device__ __forceinline__ size_t x_row(const ProductParams& p, u32 row) {
     return p.spans ? p.order[row] / p.slots_of_row : row;
 }

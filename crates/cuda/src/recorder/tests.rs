@@ -1,4 +1,4 @@
-//! The queue on a stream that does nothing before it must.
+//! The queue on a stream that defers all work as long as possible.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ fn recorder() -> (Fake, Recorder<Fake>) {
 }
 
 #[test]
-fn what_is_recorded_is_done_at_its_end_with_the_bytes_it_was_given() {
+fn recorded_work_runs_at_the_end_with_its_original_bytes() {
     let (fake, recorder) = recorder();
     recorder.begin().unwrap();
     let mut bytes = [1, 2, 3];
@@ -58,11 +58,11 @@ fn memory_that_recorded_work_may_use_is_freed_after_it() {
     assert_eq!(fake.freed(), [5]);
     recorder.end().unwrap();
     assert_eq!(fake.freed(), [5, 64]);
-    assert_eq!(fake.memory(64..65), [1], "what was recorded ran first");
+    assert_eq!(fake.memory(64..65), [1], "the recorded work ran first");
 }
 
 #[test]
-fn what_cannot_be_recorded_is_refused_and_does_no_harm() {
+fn unrecordable_calls_are_rejected_without_harm() {
     let (fake, recorder) = recorder();
     recorder.begin().unwrap();
     recorder.write(0, &[4]).unwrap();
@@ -93,7 +93,8 @@ fn other_threads_wait_until_a_recording_has_ended() {
             recorder.write(0, &[2]).unwrap();
         });
         is_about_to.recv().unwrap();
-        // Time for a thread that does not wait to be found out; one that does passes whatever the time.
+        // Gives a thread that fails to wait time to be detected; a correct one passes whatever the
+        // time.
         thread::sleep(Duration::from_millis(30));
         assert_eq!(fake.n_recorded(), 1);
         recorder.end().unwrap();
@@ -103,7 +104,7 @@ fn other_threads_wait_until_a_recording_has_ended() {
 }
 
 #[test]
-fn a_step_like_the_last_takes_its_graph_over_and_another_has_a_new_one_made() {
+fn equal_steps_update_their_graph_and_others_get_a_new_one() {
     let (fake, recorder) = recorder();
     let counts = [2, 2, 3, 3, 3, 1].map(|writes: u8| {
         recorder.begin().unwrap();
@@ -118,7 +119,8 @@ fn a_step_like_the_last_takes_its_graph_over_and_another_has_a_new_one_made() {
     assert_eq!(counts, [(1, 1, 0), (1, 1, 1), (2, 1, 1), (2, 1, 2), (2, 1, 3), (3, 1, 3)]);
 }
 
-/// The device is never ahead of the host by more than a piece, and each piece has a graph of its own.
+/// The host is never ahead of the device by more than a piece, and each piece has a graph of its
+/// own.
 #[test]
 fn a_long_step_runs_while_it_is_recorded() {
     let (fake, recorder) = recorder();
@@ -149,7 +151,7 @@ fn nothing_ends_that_has_not_begun() {
 }
 
 #[test]
-fn a_recording_that_fails_frees_its_memory_and_lets_others_go_on() {
+fn failed_recordings_free_memory_and_release_other_threads() {
     let (fake, recorder) = recorder();
     recorder.begin().unwrap();
     recorder.write(0, &[1]).unwrap();

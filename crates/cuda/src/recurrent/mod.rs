@@ -1,7 +1,9 @@
-//! The ops of recurrent layers, which keep a state: short convolutions, and heads that keep a matrix each.
+//! The ops of recurrent layers: short convolutions, and linear attention with one matrix of state
+//! per head.
 //!
-//! A thread has a channel of a convolution, a block of threads 16 columns of a head's matrix in registers; both walk the rows of a
-//! step one after the other, so that the state has the same bits however rows are cut into steps. Each sequence is a launch.
+//! A thread processes a channel of a convolution, a block of threads 16 columns of a head's matrix
+//! in registers; both process the tokens of a step in sequence, so that the state has the same bits
+//! for every chunking of the tokens into steps. Each sequence is a launch.
 
 use bytemuck::NoUninit;
 use kvant_backend::{ConvForm, KeySharing, Rows, ShortConv, StateHeads, StateInputs, StateRule};
@@ -26,17 +28,18 @@ static SOURCE: Source = Source {
 /// Threads of a block: channels of a convolution, or eight for each column of a head.
 const THREADS: u32 = 8 * StateHeads::COLUMNS as u32;
 
-/// Macros that the kernels are compiled with for keys of this size.
+/// Returns the macros of this key size.
 fn defines(k_dim: usize) -> [Define; 1] {
     [("K_DIM", k_dim as u32)]
 }
 
-/// The size of keys in use; others are compiled when they come. (Convolutions know none.)
+/// Returns the variants for the key size in use; others are compiled on first use. (Convolutions
+/// have no key size.)
 pub(crate) fn builds() -> impl Iterator<Item = Build> {
     [CONV_DIM, 128].map(|dim| Build { source: &SOURCE, defines: defines(dim).to_vec() }).into_iter()
 }
 
-/// The size of keys that convolutions are compiled with.
+/// The key size that convolutions are compiled with.
 const CONV_DIM: usize = StateHeads::COLUMNS;
 
 #[derive(Clone, Copy, NoUninit)]
@@ -54,7 +57,8 @@ struct ConvParams {
     unused: u32,
 }
 
-/// Convolves some rows of `x` into `y`, after the state at `state`. Shapes have been checked.
+/// Convolves some rows of `x` into `y`, from the state at `state`. The caller has checked the
+/// shapes.
 pub(crate) fn short_conv(
     cx: &Context,
     conv: ShortConv,
@@ -93,7 +97,8 @@ struct RecurParams {
     unused: u32,
 }
 
-/// Walks some rows into `y`, after the state at `state`. Shapes have been checked.
+/// Applies linear attention to some tokens, into `y`, from the state at `state`. The caller has
+/// checked the shapes.
 pub(crate) fn recur(
     cx: &Context,
     heads: &StateHeads,

@@ -1,4 +1,4 @@
-// Ops that keep a state. The method is in mod.rs.
+// Ops with a recurrent state. mod.rs describes the method.
 //
 // Macros: K_DIM (values of a key, a multiple of 16).
 
@@ -18,11 +18,11 @@ struct ConvParams {
     unsigned unused;
 };
 
-// A thread has a channel. What has entered lies in registers, the youngest last.
+// One thread per channel. Past inputs are in registers, the latest last.
 extern "C" __global__ void __launch_bounds__(THREADS) short_conv(const __grid_constant__ ConvParams p) {
     unsigned c = blockIdx.x * THREADS + threadIdx.x, n = p.channels;
     if (c >= n) return;
-    unsigned before = MOST_TAPS - p.taps;  // taps that there are not
+    unsigned before = MOST_TAPS - p.taps;  // missing taps
     float entered[MOST_TAPS], weights[MOST_TAPS], bias = p.kernel[(size_t)p.taps * n + c];
 #pragma unroll
     for (unsigned j = 0; j < MOST_TAPS; j++) {
@@ -50,7 +50,8 @@ struct RecurParams {
     const float* step;     // [rows, n_v_heads]
     const float* bias;     // [n_v_heads]
     const float* rate;     // [n_v_heads]
-    const float* of_rule;  // delta: how much is written, [rows, n_v_heads]; space: how much goes past, [n_v_heads]
+    // delta: write strength (beta), [rows, n_v_heads]; space: skip weight, [n_v_heads]
+    const float* of_rule;
     float* state;          // [n_v_heads, v_dim / COLUMNS, K_DIM, COLUMNS]
     float* y;              // [rows, n_v_heads, v_dim]
     unsigned first_row;
@@ -89,7 +90,7 @@ __device__ inline void recur(const RecurParams& p) {
         const float* qkv = p.qkv + row * (n_qk + n_out);
         const float* of[2] = {qkv + (size_t)k_head * K_DIM, qkv + (size_t)(p.n_k_heads + k_head) * K_DIM};
         float squares[2] = {0.0f, 0.0f};
-        // Whoever still reads the last row's.
+        // Other threads may still read the last row's query and key.
         __syncthreads();
         for (unsigned i = threadIdx.x; i < K_DIM; i += THREADS) {
             for (unsigned side = 0; side < 2; side++) {
@@ -132,6 +133,6 @@ __device__ inline void recur(const RecurParams& p) {
     for (unsigned m = 0; m < K_DIM / EACH; m++) state[(part + EACH * m) * COLUMNS] = s[m];
 }
 
-// The gated delta rule, and state spaces.
+// The gated delta rule, and state-space models.
 extern "C" __global__ void __launch_bounds__(THREADS) recur_delta(const __grid_constant__ RecurParams p) { recur<true>(p); }
 extern "C" __global__ void __launch_bounds__(THREADS) recur_space(const __grid_constant__ RecurParams p) { recur<false>(p); }

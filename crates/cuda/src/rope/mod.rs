@@ -1,6 +1,8 @@
-//! Rotary position embedding (RoFormer, arXiv 2104.09864) of whole heads, with the per-head norm that may precede it.
+//! Rotary position embedding (RoFormer, arXiv 2104.09864) of whole heads, with an optional per-head
+//! norm before it.
 //!
-//! 12 bytes and a few operations per value, `rows * heads * dim` values: a launch's own latency for one row.
+//! 12 bytes and a few operations per value, `rows * heads * dim` values: for one row the latency of
+//! the launch dominates.
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{Heads, Pairing, RopeParams};
@@ -18,10 +20,10 @@ pub(crate) static SOURCE: Source = Source {
     options: &[],
 };
 
-/// How heads are turned, for every kernel that does.
+/// RoPE of a head, for every kernel that applies it.
 pub(crate) const TURN_HEADER: Header = Header { name: "rope.cuh", text: include_str!("rope.cuh") };
 
-/// Heads that one block turns, a warp each.
+/// Heads of one block, a warp each.
 pub(crate) const HEADS_PER_BLOCK: u32 = 4;
 
 /// `Turn` of `rope.cuh`; zeroed, it does nothing.
@@ -37,7 +39,7 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// Norm, where there is one, and turn by `angles` `[rows, n_rot / 2, 2]`.
+    /// RoPE by `angles` `[rows, n_rot / 2, 2]`, after the norm if given.
     pub fn new(norm: Option<NormParts>, params: RopeParams, angles: DevicePtr) -> Self {
         Self {
             angles,
@@ -68,8 +70,8 @@ struct KernelParams {
     weight_step: u32,
 }
 
-/// Norms, by one weight or by one for each head, and turns `rows` rows of `x` `[rows, heads.n * heads.dim]` in place. Shapes have been
-/// checked.
+/// Applies the norm, with one weight or one per head, and RoPE to `rows` rows of `x` `[rows,
+/// heads.n * heads.dim]` in place. The caller has checked the shapes.
 pub(crate) fn rope(
     cx: &Context,
     x: DevicePtr,

@@ -8,7 +8,7 @@ struct RopeParams {
     unsigned n_heads;
     unsigned dim;
     unsigned total;        // rows * n_heads
-    unsigned weight_step;  // from the weight of a head to that of the next
+    unsigned weight_step;  // distance between the weights of heads
 };
 
 extern "C" __global__ void rope(const __grid_constant__ RopeParams p) {

@@ -1,16 +1,17 @@
-// Rotary position embedding (RoFormer, arXiv 2104.09864) of heads, with the per-head RMS norm that may precede it. A pair
-// (a, b) becomes (a cos - b sin, a sin + b cos). Products and sums are spelt out, so that every kernel rounds alike.
+// Rotary position embedding (RoFormer, arXiv 2104.09864) of heads, with an optional per-head RMS
+// norm before it. A pair (a, b) becomes (a cos - b sin, a sin + b cos). Products and sums are
+// explicit, so that every kernel rounds alike.
 
 struct Turn {
     const float* angles;   // [rows, n_rot / 2, 2]: cosine and sine
     const float* weight;   // of the norm, [dim], or null for no norm
-    unsigned n_rot;        // values that are turned, from the first
-    unsigned stride;       // from one value of a pair to the other: 1, or n_rot / 2
+    unsigned n_rot;        // rotated values, from the first
+    unsigned stride;       // distance between the values of a pair: 1, or n_rot / 2
     float eps;
-    unsigned is_on;        // whether there is anything to do
+    unsigned is_on;        // 0: do nothing
 };
 
-// What the norm multiplies a head by, besides its weight; a whole warp.
+// Returns the norm's factor of a head, besides its weight. Called by a whole warp.
 __device__ inline float norm_factor(const Turn& t, const float* x, unsigned dim, unsigned lane) {
     if (!t.weight) return 1.0f;
     float squares = 0.0f;
@@ -23,13 +24,13 @@ __device__ inline float normed(const Turn& t, const float* x, unsigned i, float 
     return t.weight ? __fmul_rn(__fmul_rn(x[i], factor), t.weight[i]) : x[i];
 }
 
-// Both values of a pair; the angles are those of its row.
+// Rotates both values of a pair; the angles are those of its row.
 __device__ inline float2 turn_pair(float a, float b, const float* angles, unsigned pair) {
     float c = angles[2 * pair], s = angles[2 * pair + 1];
     return {__fmaf_rn(a, c, -__fmul_rn(b, s)), __fmaf_rn(a, s, __fmul_rn(b, c))};
 }
 
-// Value i of a head, normed and turned.
+// Returns value i of a head, after norm and RoPE.
 __device__ inline float turned(const Turn& t, const float* x, unsigned i, float factor, const float* angles) {
     float own = normed(t, x, i, factor);
     if (i >= t.n_rot) return own;
@@ -39,7 +40,7 @@ __device__ inline float turned(const Turn& t, const float* x, unsigned i, float 
     return is_first ? turn_pair(own, other, angles, pair).x : turn_pair(other, own, angles, pair).y;
 }
 
-// Norms and turns a head in place; a whole warp.
+// Applies norm and RoPE to a head in place. Called by a whole warp.
 __device__ inline void turn_head(const Turn& t, float* x, unsigned dim, unsigned row, unsigned lane) {
     const float* angles = t.angles + (size_t)row * t.n_rot;
     float factor = norm_factor(t, x, dim, lane);

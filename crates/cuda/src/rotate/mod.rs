@@ -3,23 +3,23 @@
 use crate::Header;
 use crate::constants::Constants;
 
-/// The header; whoever includes it takes [`constants`] and [`crate::half::HALF_HEADER`] along.
+/// The header; sources that include it also need [`constants`] and [`crate::half::HALF_HEADER`].
 pub(crate) const ROTATE_HEADER: Header = Header { name: "rotate.cuh", text: include_str!("rotate.cuh") };
 
-/// Sizes of the slices that `rotate.cuh` knows.
+/// Slice sizes that `rotate.cuh` supports.
 const SLICES: [usize; 3] = [128, 64, 32];
 
-/// The factors of [`SLICES`].
+/// Adds the factors of [`SLICES`].
 pub(crate) fn constants(constants: Constants) -> Constants {
     SLICES.into_iter().fold(constants, |constants, n| constants.float(&format!("ROTATION_{n}"), factor(n)))
 }
 
-/// What the codec multiplies a transformed slice of `n` values by.
+/// Returns the codec's normalization factor of a transformed slice of `n` values.
 pub(crate) fn factor(n: usize) -> f32 {
     (1.0 / (n as f64).sqrt()) as f32
 }
 
-/// A mask of 128 signs in words.
+/// Returns a mask of 128 signs in words.
 pub(crate) fn words(mask: u128) -> [u32; 4] {
     std::array::from_fn(|i| (mask >> (32 * i)) as u32)
 }
@@ -34,7 +34,7 @@ mod tests {
     use crate::half::HALF_HEADER;
     use crate::{DevicePtr, Launch, Source, emulator};
 
-    /// Rotates what a warp holds, once.
+    /// Rotates the values of a warp once.
     static SOURCE: Source = Source {
         name: "rotate_test.cu",
         text: "#include \"constants.cuh\"\n#include \"rotate.cuh\"\n\
@@ -62,7 +62,7 @@ mod tests {
         last: [u32; 4],
     }
 
-    /// Masks beyond a slice's own bits are there, and do nothing; several slices of a warp do not meet.
+    /// Mask bits beyond a slice have no effect; slices of a warp are independent.
     #[test]
     fn slices_of_every_size_have_the_codecs_bits_there_and_back() {
         let Some(cx) = emulator::context(80) else { return };

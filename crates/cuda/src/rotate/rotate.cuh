@@ -1,12 +1,13 @@
-// The signed Hadamard rotation, with the codec's order of operations (kvant_codec::rotation), so that it gives the codec's
-// bits. Products and sums are spelt out, so that none is fused with what comes before.
+// The signed Hadamard rotation, with the codec's order of operations (kvant_codec::rotation), so
+// that it has the codec's bits. Products and sums are explicit, so that none is fused with
+// preceding operations.
 
 #pragma once
 
 #include "constants.cuh"
 #include "half.cuh"
 
-// Values that a warp holds at once, lane l those from 4l to 4l + 3: a slice of 128, or two of 64, or four of 32.
+// Values of a warp, lane l those from 4l to 4l + 3: a slice of 128, or two of 64, or four of 32.
 constexpr u32 SPAN = 128;
 
 // Changes the sign of value i of a slice of `n` where bit i of `signs` is set.
@@ -17,8 +18,9 @@ __device__ inline void flip(float* x, u32 n, const u32* signs, u32 lane) {
     }
 }
 
-// D(last) H / sqrt(n) D(first) x for each slice of `n` values: 128, 64 or 32. Lanes of other slices may have another `n`. Of
-// the masks, 128 bits each, the lowest `n` count. A whole warp.
+// Computes D(last) H / sqrt(n) D(first) x for each slice of `n` values: 128, 64 or 32. Lanes of
+// other slices may have another `n`. Of the masks, 128 bits each, the lowest `n` count. Called by a
+// whole warp.
 __device__ inline void rotate(float* x, u32 n, const u32* first, const u32* last, u32 lane) {
     flip(x, n, first, lane);
     float a = __fadd_rn(x[0], x[1]), b = __fsub_rn(x[0], x[1]), c = __fadd_rn(x[2], x[3]), d = __fsub_rn(x[2], x[3]);

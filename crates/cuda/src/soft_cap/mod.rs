@@ -1,4 +1,4 @@
-//! Bounds values smoothly: `x = cap tanh(x / cap)` (arXiv 2408.00118).
+//! Soft cap: `x = cap tanh(x / cap)` (arXiv 2408.00118).
 
 use std::f64::consts::LOG2_E;
 
@@ -7,7 +7,7 @@ use bytemuck::NoUninit;
 use crate::constants::Constants;
 use crate::{Context, CudaError, DevicePtr, Header, Launch, Source};
 
-/// The bound, for kernels that take it of their own values.
+/// The soft cap, for kernels that apply it to their own values.
 pub(crate) const BOUNDED_HEADER: Header = Header { name: "bounded.cuh", text: include_str!("bounded.cuh") };
 
 /// The kernel of this op.
@@ -31,12 +31,12 @@ struct KernelParams {
     unused: u32,
 }
 
-/// What `bounded` of `bounded.cuh` takes besides the cap: -2 log2 e / cap.
+/// Returns the parameter of `bounded` of `bounded.cuh` besides the cap: -2 log2 e / cap.
 pub(crate) fn rate(cap: f32) -> f32 {
     (-2.0 * LOG2_E / f64::from(cap)) as f32
 }
 
-/// Bounds `n` values.
+/// Applies the soft cap to `n` values.
 pub(crate) fn soft_cap(cx: &Context, x: DevicePtr, n: usize, cap: f32) -> Result<(), CudaError> {
     if n == 0 {
         return Ok(());
@@ -62,7 +62,7 @@ mod tests {
         let got = emulator::download(&cx, &on_x);
         for (got, x) in got[..1203].iter().zip(&x) {
             let want = f64::from(cap) * (f64::from(*x) / f64::from(cap)).tanh();
-            // What `bounded.cuh` derives.
+            // Derived in `bounded.cuh`.
             let tol = 4.0 * f64::from(f32::EPSILON * cap);
             assert!((f64::from(*got) - want).abs() <= tol, "{x}: {got} for {want}");
         }

@@ -1,4 +1,4 @@
-// Bounds values smoothly: x = cap tanh(x / cap), one value per thread. What is not finite becomes NaN.
+// Soft cap: x = cap tanh(x / cap), one value per thread. Non-finite values become NaN.
 
 #include "bounded.cuh"
 

@@ -1,4 +1,5 @@
-//! Staged and uploaded bytes on a stream that does nothing before it must: it fails when memory is filled again too soon.
+//! Staged and uploaded bytes on a stream that defers all work as long as possible: it fails when
+//! memory is refilled too soon.
 
 use super::*;
 use crate::staging::fake::Fake;
@@ -7,7 +8,7 @@ fn byte(offset: usize) -> u8 {
     (offset / 1000 * 31 + offset) as u8
 }
 
-/// Uploads to address 0; sizes of the pieces.
+/// Uploads to address 0; returns the sizes of the pieces.
 fn upload(fake: &Fake, uploads: &mut Uploads<Fake>, n_bytes: usize, unit: usize) -> Vec<usize> {
     let mut sizes = Vec::new();
     let mut fill = |offset: usize, piece: &mut [u8]| {
@@ -30,7 +31,7 @@ fn an_upload_arrives_in_pieces_of_whole_units() {
     assert_eq!(upload(&fake, &mut uploads, 12, 4), [12]);
     assert_eq!(fake.n_pinned(), 1);
     assert_eq!(upload(&fake, &mut uploads, 50 * MIB, 5 * MIB), [15 * MIB, 15 * MIB, 15 * MIB, 5 * MIB]);
-    // Larger than a piece is otherwise: both are made anew.
+    // Larger than the default piece: both are reallocated.
     assert_eq!(upload(&fake, &mut uploads, 51 * MIB, 17 * MIB), [17 * MIB; 3]);
     assert_eq!(fake.n_pinned(), 2);
 }
@@ -46,7 +47,7 @@ fn an_upload_waits_for_the_one_before_it() {
 }
 
 #[test]
-fn what_is_staged_stays_apart_until_it_is_cleared() {
+fn staged_ranges_stay_disjoint_until_cleared() {
     let (fake, mut staging) = (Fake::default(), Staging::<Fake>::default());
     // Within a piece, up to its end, beyond it, and larger than one.
     let sizes = [1, 15, 16, 17, STAGING_BYTES - 96, 0, 32, 3 * STAGING_BYTES, 5, STAGING_BYTES];
@@ -69,7 +70,8 @@ fn what_is_staged_stays_apart_until_it_is_cleared() {
             at += size;
         }
         staging.clear();
-        // One is full, one too small for what comes next, one that large, one for 5 bytes, and one for the last.
+        // One full piece, one too small for the next data, one for the large data, one for 5 bytes,
+        // and one for the last.
         assert_eq!(fake.n_pinned(), 5, "cleared pieces are used again");
     }
 }

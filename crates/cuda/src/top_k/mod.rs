@@ -1,7 +1,8 @@
-//! The likeliest tokens, so that a few numbers cross to the host instead of a row of the vocabulary's length.
+//! Top-k selection of logits on the device, so that a few numbers cross to the host instead of a
+//! row of the vocabulary's length.
 //!
-//! 150,000 logits are 37 blocks and then one: some 20 µs, of which a row over PCIe and a host that looks through it take
-//! several times as much.
+//! 150,000 logits are 37 blocks and then one: some 20 µs; copying a row over PCIe and scanning it
+//! on the host takes several times as long.
 
 use bytemuck::NoUninit;
 use kvant_backend::Candidate;
@@ -18,10 +19,10 @@ pub(crate) static SOURCE: Source = Source {
     options: &[],
 };
 
-/// How logits are ordered.
+/// The order of logits.
 pub(crate) const RANK_HEADER: Header = Header { name: "rank.cuh", text: include_str!("rank.cuh") };
 
-/// The most tokens that the kernel picks: each round leaves at most a quarter.
+/// Maximum k: each round leaves at most a quarter.
 pub(crate) const MAX_K: usize = SLICE / 4;
 /// Logits that a block sorts.
 const SLICE: usize = 4096;
@@ -39,8 +40,8 @@ struct KernelParams {
     k: u32,
 }
 
-/// The `k` likeliest of `len` logits (at least one; `k` at most `len` and [`MAX_K`]) into `out`, in the order of
-/// [`Candidate::rank`].
+/// Writes the `k` most probable of `len` logits (at least one; `k` at most `len` and [`MAX_K`])
+/// into `out`, in the order of [`Candidate::rank`].
 pub(crate) fn top_k(
     cx: &Context,
     logits: DevicePtr,
@@ -50,7 +51,7 @@ pub(crate) fn top_k(
 ) -> Result<(), CudaError> {
     let kernel = cx.kernel(&SOURCE, "top_k")?;
     let mut params = KernelParams { logits, keys: 0, best: 0, len: len as u32, k: k as u32 };
-    // What a round reads is kept until the next has been queued.
+    // The input of a round stays allocated until the next has been queued.
     let mut keys = None;
     loop {
         let blocks = (params.len as usize).div_ceil(SLICE);
@@ -65,7 +66,7 @@ pub(crate) fn top_k(
     }
 }
 
-/// Keys back to tokens.
+/// Converts keys back to tokens.
 fn read(
     cx: &Context,
     best: DevicePtr,
@@ -79,7 +80,7 @@ fn read(
     for key in &keys[..k] {
         let (order, id) = ((key >> 32) as u32, !(*key as u32));
         let logit = match order {
-            // Which zero it was, or which of the numbers that no model should give, the key does not say.
+            // The two zeros share a key, and so do NaN and positive infinity.
             u32::MAX | ZERO => {
                 let mut logit = 0.0f32;
                 cx.gpu().read(logits + 4 * u64::from(id), bytemuck::bytes_of_mut(&mut logit))?;

@@ -1,5 +1,6 @@
-// Logits in an order: larger keys are likelier, and of equal logits the one with the lower number. A key is a logit as an integer of
-// the same order, above the complement of its number. NaN and positive infinity are above everything. 0 is no key.
+// The order of logits: larger keys are more probable, and of equal logits the one with the lower
+// token id. A key is a logit as an integer of the same order, above the complement of its id. NaN
+// and positive infinity are above everything. 0 is not a key.
 #pragma once
 
 typedef unsigned int u32;

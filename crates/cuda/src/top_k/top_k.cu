@@ -1,4 +1,5 @@
-// The likeliest tokens of a row of logits: each block sorts a slice and keeps its best, until one block is left.
+// The most probable tokens of a row of logits: each block sorts a slice and keeps its best, until
+// one block is left.
 
 #include "constants.cuh"
 #include "rank.cuh"

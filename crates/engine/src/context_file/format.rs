@@ -1,4 +1,4 @@
-//! The bytes of a context file: prelude, header, table of sections, sections.
+//! Byte format of a context file: prelude, header, section table, sections.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -11,15 +11,16 @@ use super::ContextFileError;
 
 const MAGIC: &[u8; 8] = b"KVANTCTX";
 pub(super) const VERSION: u32 = 3;
-/// Sections start at multiples of this.
+/// Alignment of sections, in bytes.
 const ALIGN: u64 = 64;
 const PRELUDE: u64 = 64;
-/// Bytes of one entry of the table.
+/// Bytes of one table entry.
 const ENTRY: u64 = 32;
-/// The most bytes of header and table: pages of more tokens than anybody has memory for. A file may be as long as it says and mostly holes.
+/// Maximum bytes of header and table: enough for more tokens than any machine has memory for. A
+/// sparse file may be as long as it declares, so the length alone bounds nothing.
 const MOST_FRONT: u64 = 1 << 28;
 
-/// Where a section lies and what it must add up to.
+/// Position and checksum of a section.
 #[derive(Debug, Clone, Copy)]
 struct Section {
     offset: u64,
@@ -51,13 +52,13 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
 
-/// Bytes of a file with this header and sections of so many bytes each.
+/// Returns the bytes of a file with this header and sections of these sizes.
 pub(super) fn n_bytes(json: &str, sections: &[usize]) -> u64 {
     let room = PRELUDE + (json.len() as u64).next_multiple_of(ALIGN) + sections.len() as u64 * ENTRY;
     sections.iter().fold(room, |at, &section| at.next_multiple_of(ALIGN) + section as u64)
 }
 
-/// Writes sections as they come; prelude and table last, over the room left for them.
+/// Writes sections in order; prelude and table last, into the space reserved for them.
 pub(super) struct Writer<W> {
     out: W,
     header: Vec<u8>,
@@ -67,7 +68,7 @@ pub(super) struct Writer<W> {
 }
 
 impl<W: Write + Seek> Writer<W> {
-    /// Leaves room for the header and a table of `n_sections`.
+    /// Reserves space for the header and a table of `n_sections`.
     pub(super) fn new(out: W, json: &str, n_sections: usize) -> io::Result<Self> {
         let mut header = json.as_bytes().to_vec();
         header.resize(header.len().next_multiple_of(ALIGN as usize), b' ');
@@ -86,7 +87,7 @@ impl<W: Write + Seek> Writer<W> {
         Ok(())
     }
 
-    /// Returns the length of the file.
+    /// Writes the front and returns the length of the file.
     ///
     /// # Panics
     /// Unless as many sections were written as announced.
@@ -113,7 +114,7 @@ impl<W: Write + Seek> Writer<W> {
     }
 }
 
-/// An open file, or the bytes of one, whose prelude, header and table were found sound. Sections are checked as they are read.
+/// A file or byte buffer with a valid prelude, header and table. Sections are checked when read.
 pub(super) struct Reader<R> {
     source: R,
     path: PathBuf,
@@ -129,7 +130,7 @@ impl Reader<File> {
 }
 
 impl<R: Read + Seek> Reader<R> {
-    /// Of what is called `path` in errors.
+    /// Checks the front of `source`, which errors name `path`.
     pub(super) fn new(mut source: R, path: &Path) -> Result<Self, ContextFileError> {
         let io = |source| ContextFileError::Io { path: path.to_owned(), source };
         let corrupt = |what: String| ContextFileError::Corrupt { path: path.to_owned(), what };
@@ -183,7 +184,7 @@ impl<R: Read + Seek> Reader<R> {
         ContextFileError::Corrupt { path: self.path.clone(), what }
     }
 
-    /// The tokens; the header must say the same number.
+    /// Returns the tokens, which must be as many as the header announces.
     pub(super) fn tokens(&mut self, announced: usize) -> Result<Vec<u32>, ContextFileError> {
         let bytes = self.section(0)?;
         if Some(bytes.len()) != announced.checked_mul(4) {
@@ -192,12 +193,12 @@ impl<R: Read + Seek> Reader<R> {
         Ok(bytes.chunks_exact(4).map(|token| u32_at(token, 0)).collect())
     }
 
-    /// How many sections there are.
+    /// Returns the number of sections.
     pub(super) fn n_sections(&self) -> usize {
         self.sections.len()
     }
 
-    /// The bytes of a section, checked.
+    /// Returns the bytes of a section, after checking its checksum.
     pub(super) fn section(&mut self, index: usize) -> Result<Vec<u8>, ContextFileError> {
         let n = self.sections.len();
         let section = *self
@@ -217,7 +218,7 @@ impl<R: Read + Seek> Reader<R> {
     }
 }
 
-/// So many bytes to read into, if the machine has as many.
+/// Allocates a buffer of `n` bytes, if the machine has that much memory.
 fn room(n: u64) -> io::Result<Vec<u8>> {
     let n = usize::try_from(n).unwrap_or(usize::MAX);
     if limits::machine_bytes().is_some_and(|there_are| n > there_are) {

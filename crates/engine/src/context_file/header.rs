@@ -1,4 +1,4 @@
-//! The header of a context file: what must agree, and what the cache stores.
+//! Header of a context file: the fields that must agree, and the plan of the cache.
 
 use std::io::{Read, Seek};
 use std::path::Path;
@@ -25,12 +25,12 @@ pub(super) struct Header {
     pub(super) n_tokens: usize,
     /// Tiles of 16 tokens that are coded.
     coded_tiles: usize,
-    /// Tokens and coded tiles of the place that is remembered.
+    /// Tokens and coded tiles at the checkpoint.
     mark: Option<(usize, usize)>,
-    /// Whether keys are turned as in long contexts, where that is another thing.
+    /// Whether keys use the long RoPE factors, where the model has two sets (LongRoPE).
     #[serde(default)]
     turns_long: bool,
-    /// Fields that must agree, in the order they are checked, each with its value as text.
+    /// Fields that must agree, in the order of their checks, each with its value as text.
     identity: serde_json::Map<String, serde_json::Value>,
     plan: StoredPlan,
 }
@@ -43,7 +43,7 @@ struct StoredPlan {
     recent_tokens: usize,
     tail: bool,
     alpha: f32,
-    /// Factors of keys, of values, and centres of values, `[layers][3]`.
+    /// Channel scales of keys and of values, and centres of values, `[layers][3]`.
     #[serde(default)]
     balance: Option<Vec<[Vec<f32>; 3]>>,
     notes: Vec<String>,
@@ -84,12 +84,12 @@ impl Header {
             .map_err(|error| reader.corrupt(format!("the header: {error}")))
     }
 
-    /// The state of the cache beside its pages.
+    /// Returns the state of the cache without its pages.
     pub(super) fn state(&self) -> CacheState {
         CacheState { len: self.n_tokens, coded: self.coded_tiles, mark: self.mark }
     }
 
-    /// The file must be of this layout, model and RoPE.
+    /// Checks that the file has this layout, model and RoPE.
     pub(super) fn check_identity(
         &self,
         model: &Model,
@@ -105,7 +105,7 @@ impl Header {
         Ok(())
     }
 
-    /// A context of `n_ctx` tokens must turn keys as those of the file are.
+    /// Checks that a context of `n_ctx` tokens has the RoPE factors of the file.
     pub(super) fn check_turned(
         &self,
         config: &Config,
@@ -123,13 +123,13 @@ impl Header {
         Err(mismatch(path, "rope.frequencies", of(turns_long), &of(self.turns_long)))
     }
 
-    /// Tokens of a context that may go on from the file, where nobody says how many.
+    /// Returns the default context length for the file.
     pub(super) fn usual_n_ctx(&self, config: &Config) -> usize {
         let most = if self.turns_long { None } else { config.n_ctx_short() };
         most.map_or(config.n_ctx_train, |most| most.min(config.n_ctx_train))
     }
 
-    /// The cache must store the same as `plan`.
+    /// Checks that the file's cache has the plan `plan`.
     pub(super) fn check_plan(&self, plan: &Plan, path: &Path) -> Result<(), ContextFileError> {
         for (layer, (stored, heads)) in self.plan.types.iter().zip(&plan.types).enumerate() {
             for (head, ([k, v], types)) in stored.iter().zip(heads).enumerate() {
@@ -160,7 +160,7 @@ impl Header {
         }
     }
 
-    /// What the file's cache stores.
+    /// Returns the plan of the file's cache.
     pub(super) fn plan(&self, shape: &KvShape, path: &Path) -> Result<Plan, ContextFileError> {
         let corrupt = |what: String| ContextFileError::Corrupt { path: path.to_owned(), what };
         let stored = &self.plan;
@@ -215,7 +215,7 @@ fn mismatch(
     ContextFileError::Mismatch { path, field, expected, got: got.to_owned() }
 }
 
-/// The shapes of the layers, each with how many layers in a row have it.
+/// Formats the shapes of the layers, run-length encoded.
 fn heads(shape: &KvShape) -> String {
     let runs = shape.layers.chunk_by(|a, b| a == b);
     let mut states =
@@ -229,8 +229,9 @@ fn heads(shape: &KvShape) -> String {
     runs.map(run).chain(&mut states).collect::<Vec<_>>().join("; ")
 }
 
-/// What decides whether cached keys and values mean the same: the layout of the bytes, the model that made them, and
-/// the rotary embedding that is in the keys. Numbers as text, so that equal means identical.
+/// Returns the fields that decide whether cached keys and values are interchangeable: the layout of
+/// the bytes, the model, and the rotary embedding of the keys. Numbers are text, so that equal
+/// means identical.
 pub(super) fn identity(model: &Model, strengths: Option<&Arc<[f32]>>) -> Vec<(&'static str, String)> {
     let config = model.config();
     let (ropes, shape, rotation) = (&config.ropes, config.kv_shape(), Rotation::kv(128));
@@ -263,9 +264,10 @@ pub(super) fn identity(model: &Model, strengths: Option<&Arc<[f32]>>) -> Vec<(&'
 mod tests {
     use super::*;
 
-    /// The bytes of a cache whose values are part of its keys are others: a file that has them apart is refused by this.
+    /// A cache whose values are part of its keys has another byte layout; this field makes files of
+    /// the other layout a mismatch.
     #[test]
-    fn the_shape_of_a_cache_tells_whether_values_are_part_of_keys() {
+    fn the_cache_shape_shows_whether_values_are_part_of_keys() {
         let layer = KvLayerShape {
             n_heads: 16,
             n_kv_heads: 1,

@@ -1,9 +1,9 @@
-//! A session kept in a file: its tokens and its cache, bit for bit.
+//! Context files: a session's tokens and KV cache, bit for bit.
 //!
 //! # Format, version 3
 //!
-//! All numbers little endian; every section starts at a multiple of 64 bytes, so that a mapped file can be read in
-//! place. Offsets count from the start of the file.
+//! All numbers are little endian. Every section starts at a multiple of 64 bytes, so that a mapped
+//! file can be read in place. Offsets count from the start of the file.
 //!
 //! ```text
 //!   0   8   "KVANTCTX"
@@ -17,19 +17,22 @@
 //!  64   ..  header: JSON, padded with spaces to a multiple of 64
 //!  ..  32   each section: offset, bytes, checksum, 0
 //!  ..   ..  section 0: the tokens, 4 bytes each
-//!  ..   ..  section 1 ..: for each group of layers with the same window the sink, the tail, and the blocks of 128 tokens that
-//!           a query can still see, byte for byte (those that the plan has and the tokens have reached); then, where a place
-//!           to go back to is remembered, the tail as it was there, group by group
+//!  ..   ..  section 1 ..: for each group of layers with the same window the sink, the tail, and
+//!           the blocks of 128 tokens that a query can still attend to, byte for byte (those
+//!           that the plan has and the tokens have reached); then, where there is a checkpoint,
+//!           the tail at the checkpoint, group by group
 //! ```
 //!
-//! Checksums are XXH3-64. The header names what must agree before a file is used (`identity`: layout, RoPE, shape, and the
-//! [fingerprint](Model::fingerprint) of the whole model) and what the cache stores (`plan`).
+//! Checksums are XXH3-64. The header has the fields that must agree before a file is used
+//! (`identity`: layout, RoPE, shape, and the [fingerprint](Model::fingerprint) of the whole model)
+//! and the plan of the cache (`plan`).
 //!
-//! A file is replaced whole or not at all ([`write_private`](kvant_files::write_private)), and for its owner's eyes alone: a crash, a full disk or a kill
-//! leaves the old one.
+//! A file is replaced atomically ([`write_private`](kvant_files::write_private)) and is readable by
+//! its owner alone: a crash, a full disk or a kill leaves the old one.
 //!
-//! A [`SavedSession`] is the same bytes in memory, written and read by the same code. It has checksums, since it may be moved
-//! to a file; they are looked at in memory too, which takes little beside the copy.
+//! A [`SavedSession`] is the same bytes in memory, written and read by the same code. It has
+//! checksums, since it may be moved to a file; they are verified in memory too, which costs little
+//! beside the copy.
 
 mod format;
 mod header;
@@ -48,22 +51,22 @@ use crate::{Error, Model, Session};
 use format::{Reader, Writer};
 use header::Header;
 
-/// Where errors say that a [`SavedSession`] is.
+/// Path of a [`SavedSession`] in errors.
 const IN_MEMORY: &str = "(memory)";
 
 /// Why a session cannot be saved or restored.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContextFileError {
-    /// The file system refused, or there is no memory. A file that was there before is still whole.
+    /// An I/O error, or out of memory. A previous file stays intact.
     #[error("{}: {source}", printable_path(path))]
     Io {
         /// The file; `(memory)` for a [`SavedSession`], here and below.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The file begins otherwise.
+    /// The file does not begin with the magic bytes.
     #[error("{}: not a context file", printable_path(path))]
     NotOurs {
         /// The file.
@@ -79,12 +82,12 @@ pub enum ContextFileError {
         /// The version of the file.
         got: u32,
     },
-    /// The file is cut short or was changed.
+    /// The file is truncated or was changed.
     #[error("{}: corrupt context file: {what}", printable_path(path))]
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// The part that is wrong, with expected and got where that helps.
+        /// The part at fault, with expected and actual values where that helps.
         what: String,
     },
     /// The file belongs to another model, layout, RoPE or cache type.
@@ -92,15 +95,15 @@ pub enum ContextFileError {
     Mismatch {
         /// The file.
         path: PathBuf,
-        /// Which field disagrees.
+        /// The field that differs.
         field: String,
-        /// What this model or session has.
+        /// The value of this model or session.
         expected: String,
-        /// What the file has.
+        /// The value of the file.
         got: String,
     },
-    /// A session that holds a picture, whose tokens are numbers of one loaded model.
-    #[error("{}: a context with a picture cannot be kept yet", printable_path(path))]
+    /// The session has an image, whose tokens are ids of one loaded model.
+    #[error("{}: a context with an image cannot be saved yet", printable_path(path))]
     Pictures {
         /// The file.
         path: PathBuf,
@@ -108,16 +111,18 @@ pub enum ContextFileError {
 }
 
 impl Session {
-    /// Writes the tokens and the cache to a file, replacing it whole or not at all. Returns the bytes written.
+    /// Saves the tokens and the cache to a file, replacing it atomically. Returns the bytes
+    /// written.
     ///
     /// # Errors
-    /// [`Error::ContextFile`] when the file cannot be written (the old one is still there then), a device error.
+    /// [`Error::ContextFile`] when the file cannot be written (the old one then stays), a device
+    /// error.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<u64, Error> {
         let path = path.as_ref();
         kvant_files::write_private(path, |source| failed(path, source), |file| self.write_to(file, path))
     }
 
-    /// Bytes that [`Session::save`] would write now.
+    /// Returns the bytes that [`Session::save`] would write now.
     pub fn saved_bytes(&self) -> u64 {
         let sequence = self.sequence();
         let mut sections = vec![size_of_val(self.tokens())];
@@ -125,15 +130,15 @@ impl Session {
         format::n_bytes(&Header::new(self.model(), sequence).to_json(), &sections)
     }
 
-    /// What [`Session::save`] would write, in memory: [`Session::saved_bytes`] of it and no more.
+    /// Saves the session in memory, in exactly [`Session::saved_bytes`].
     ///
     /// # Errors
-    /// [`Error::ContextFile`] when there is no memory for it, a device error.
+    /// [`Error::ContextFile`] when memory runs out, a device error.
     pub fn to_saved(&self) -> Result<SavedSession, Error> {
         let path = Path::new(IN_MEMORY);
         let needed = self.saved_bytes();
         let mut bytes = Vec::new();
-        // Beyond what a number of bytes can be, it is refused all the same.
+        // A size beyond `usize` fails the allocation too.
         let room = bytes.try_reserve_exact(usize::try_from(needed).unwrap_or(usize::MAX));
         room.map_err(|error| failed(path, error.into()))?;
         let written = self.write_to(Cursor::new(&mut bytes), path)?;
@@ -141,7 +146,7 @@ impl Session {
         Ok(SavedSession(bytes.into_boxed_slice()))
     }
 
-    /// Writes the bytes of a file. Returns how many.
+    /// Writes the bytes of a file. Returns their number.
     fn write_to(&self, out: impl Write + Seek, path: &Path) -> Result<u64, Error> {
         let io = |source| failed(path, source);
         if self.holds_pictures() {
@@ -157,18 +162,19 @@ impl Session {
         writer.finish().map_err(io)
     }
 
-    /// Restores from a file as many tokens as its beginning shares with `prompt`, in place of what the session
-    /// holds: all of them or, where what comes next would see in 16 bit what the file has in codes only, up to 511 fewer.
-    /// Returns how many; the last token of the prompt is always left to read.
+    /// Replaces the context by the common prefix of the file's tokens and `prompt`. The prefix is
+    /// up to 511 tokens shorter where the next token would attend in 16 bits to tokens that the
+    /// file has in codes only. Returns its length; the last token of the prompt is always left to
+    /// feed.
     ///
     /// # Errors
-    /// [`Error::ContextFile`] when the file cannot be read, is corrupt, or belongs to another model, layout, RoPE or
-    /// cache type (the field is named). The session keeps what it held then.
+    /// [`Error::ContextFile`] when the file cannot be read, is corrupt, or belongs to another
+    /// model, layout, RoPE or cache type (the field is named). The session is then unchanged.
     pub fn load_prefix(&mut self, path: impl AsRef<Path>, prompt: &[u32]) -> Result<usize, Error> {
         self.read_prefix(Reader::open(path.as_ref())?, prompt)
     }
 
-    /// [`Session::load_prefix`] of what is in memory.
+    /// Works as [`Session::load_prefix`] on a session saved in memory.
     ///
     /// # Errors
     /// As [`Session::load_prefix`].
@@ -201,10 +207,10 @@ impl Session {
 }
 
 impl Model {
-    /// The tokens of a file that [`Session::save`] wrote; its pages are not read.
+    /// Returns the tokens of a file that [`Session::save`] wrote, without reading its pages.
     ///
     /// # Errors
-    /// As [`Session::load_prefix`], the cache type and what is wrong with the pages aside.
+    /// As [`Session::load_prefix`], except for the cache type and faults of the pages.
     pub fn saved_tokens(&self, path: impl AsRef<Path>) -> Result<Vec<u32>, Error> {
         let mut reader = Reader::open(path.as_ref())?;
         let header = Header::parse(&reader)?;
@@ -212,14 +218,14 @@ impl Model {
         tokens(&mut reader, &header, self)
     }
 
-    /// A session as [`Session::save`] wrote it, with the cache types of the file and a context of `n_ctx` tokens (the
-    /// model's training length when `None`, or the longest that turns keys as those of the file are; more when the file holds
-    /// more).
+    /// Loads a session as [`Session::save`] wrote it, with the file's cache types and a context of
+    /// `n_ctx` tokens (when `None`, the model's training length, or the longest context with the
+    /// file's RoPE factors; never fewer than the file's tokens).
     ///
-    /// [`Session::logits`] are those of no token until the next one is read.
+    /// [`Session::logits`] returns an error until the next token is fed.
     ///
     /// # Errors
-    /// As [`Session::load_prefix`], the cache type aside.
+    /// As [`Session::load_prefix`], except for the cache type.
     pub fn load_session(&self, path: impl AsRef<Path>, n_ctx: Option<usize>) -> Result<Session, Error> {
         let mut reader = Reader::open(path.as_ref())?;
         let header = Header::parse(&reader)?;
@@ -236,19 +242,21 @@ impl Model {
     }
 }
 
-/// A session in memory, as [`Session::save`] writes it to a file: its tokens and its cache, bit for bit.
+/// A session saved in memory, in the format of [`Session::save`]: its tokens and its cache, bit for
+/// bit.
 pub struct SavedSession(Box<[u8]>);
 
 impl SavedSession {
-    /// Bytes that it takes.
+    /// Returns its size in bytes.
     pub fn n_bytes(&self) -> u64 {
         self.0.len() as u64
     }
 
-    /// Writes the file that [`Session::save`] would have written when this was made. Returns the bytes written.
+    /// Writes the file that [`Session::save`] would have written when this was made. Returns the
+    /// bytes written.
     ///
     /// # Errors
-    /// [`Error::ContextFile`] when the file cannot be written; the old one is still there then.
+    /// [`Error::ContextFile`] when the file cannot be written; the old one then stays.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<u64, Error> {
         let path = path.as_ref();
         let failed = |source| failed(path, source);
@@ -267,7 +275,7 @@ fn failed(path: &Path, source: io::Error) -> Error {
     ContextFileError::Io { path: path.to_owned(), source }.into()
 }
 
-/// The tokens of a file, which are the vocabulary's.
+/// Reads the tokens of a file and checks them against the vocabulary.
 fn tokens(reader: &mut Reader<impl Read + Seek>, header: &Header, model: &Model) -> Result<Vec<u32>, Error> {
     let tokens = reader.tokens(header.n_tokens)?;
     match tokens.iter().find(|&&token| token as usize >= model.n_vocab()) {
@@ -293,7 +301,7 @@ fn restore(
         Ok(reader.section(1 + index)?)
     });
     let sequence = sequence.map_err(|error| match error {
-        // The checksum holds, yet the page does not fit: the file lies about itself.
+        // The checksum holds, yet the page does not fit: the file contradicts itself.
         Error::Kv(kvant_kv::KvError::Image { index, what }) => {
             reader.corrupt(format!("page {index}: {what}")).into()
         }

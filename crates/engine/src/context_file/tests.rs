@@ -1,4 +1,4 @@
-//! Claims about context files, on the bundled model.
+//! Tests of context files on the bundled model.
 
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ fn options(k: &str, v: &str, policies: &str, tail: bool) -> SessionOptions {
     SessionOptions { n_ctx: Some(300), kv }
 }
 
-/// Tokens that mean nothing but are all different in their neighbourhood.
+/// Arbitrary tokens, distinct within a neighbourhood.
 fn tokens(n: usize) -> Vec<u32> {
     (0..n as u32).map(|i| 100 + i * 37 % 3000).collect()
 }
@@ -53,7 +53,7 @@ fn a_loaded_session_equals_the_saved_one_bit_for_bit() {
         assert_eq!(loaded.tokens(), session.tokens());
         assert_eq!(loaded.sequence().plan(), session.sequence().plan());
         assert_eq!(images(&loaded), images(&session), "{k} {v} {policies}");
-        // Both go on alike.
+        // Both continue alike.
         for token in [7, 1000, 3] {
             session.feed(&[token], &mut |_| true).unwrap();
             loaded.feed(&[token], &mut |_| true).unwrap();
@@ -65,7 +65,7 @@ fn a_loaded_session_equals_the_saved_one_bit_for_bit() {
 }
 
 #[test]
-fn what_is_saved_in_memory_is_the_file_byte_for_byte_and_as_long_as_was_told() {
+fn a_session_saved_in_memory_equals_its_file() {
     let (model, path) = (model(), file("memory"));
     for (k, v, policies, n, tail) in [
         ("turbo3", "turbo3", "none", 0, true),
@@ -102,7 +102,7 @@ fn what_is_saved_in_memory_is_the_file_byte_for_byte_and_as_long_as_was_told() {
 }
 
 #[test]
-fn a_byte_that_changes_in_memory_is_noticed_and_nothing_is_loaded() {
+fn a_changed_byte_of_a_saved_session_is_an_error() {
     let model = model();
     let opts = || options("turbo3", "turbo3", "none", true);
     let mut session = model.session(opts()).unwrap();
@@ -116,7 +116,7 @@ fn a_byte_that_changes_in_memory_is_noticed_and_nothing_is_loaded() {
 }
 
 #[test]
-fn an_empty_session_can_be_kept_too() {
+fn an_empty_session_can_be_saved() {
     let (model, path) = (model(), file("empty"));
     let session = model.session(options("turbo4", "turbo4", "sink:4", true)).unwrap();
     session.save(&path).unwrap();
@@ -125,7 +125,7 @@ fn an_empty_session_can_be_kept_too() {
 }
 
 #[test]
-fn the_shared_prefix_of_a_prompt_is_restored_and_the_rest_is_read() {
+fn loading_restores_the_common_prefix_with_the_prompt() {
     let (model, path) = (model(), file("prefix"));
     let opts = || options("turbo3", "turbo3", "none", true);
     let mut whole = model.session(opts()).unwrap();
@@ -135,10 +135,10 @@ fn the_shared_prefix_of_a_prompt_is_restored_and_the_rest_is_read() {
     prompt.extend([5, 6, 7]);
 
     let mut session = model.session(opts()).unwrap();
-    // What follows token 70 sees tokens in 16 bit that the file has in codes.
+    // The token after token 70 would attend in 16 bits to tokens that the file has in codes.
     assert_eq!(session.load_prefix(&path, &prompt).unwrap(), 0);
     assert_eq!(session.n_ctx(), 300);
-    // The whole prompt is in the file: its last token is left to read.
+    // The whole prompt is in the file: its last token is left to feed.
     assert_eq!(session.load_prefix(&path, &tokens(100)).unwrap(), 99);
     assert_eq!(session.tokens(), &tokens(99));
     whole.rewind(99).unwrap();
@@ -149,7 +149,7 @@ fn the_shared_prefix_of_a_prompt_is_restored_and_the_rest_is_read() {
     }
     assert_eq!(session.load_prefix(&path, &[9, 9]).unwrap(), 0);
     assert!(session.tokens().is_empty());
-    // A context smaller than the file takes what fits.
+    // A context smaller than the file takes a prefix that fits.
     let mut small = model.session(SessionOptions { n_ctx: Some(40), ..opts() }).unwrap();
     assert_eq!(small.load_prefix(&path, &tokens(60)).unwrap(), 0);
     assert_eq!(small.n_ctx(), 40);
@@ -164,7 +164,7 @@ fn another_model_layout_rope_or_type_is_refused_by_name() {
     session.save(&path).unwrap();
     let header = Header::new(&model, session.sequence()).to_json();
     for (name, _) in header::identity(&model, None) {
-        // A file whose header says something else there, checksums right.
+        // A file with another value in this field and correct checksums.
         let mut other: serde_json::Value = serde_json::from_str(&header).unwrap();
         other["identity"][name] = "else".into();
         let forged = file("forged");
@@ -207,7 +207,8 @@ fn every_changed_or_missing_byte_is_noticed() {
         std::fs::write(&path, bytes).unwrap();
         model.load_session(&path, None)
     };
-    // Every byte of the front, and a sample of the rest. Padding between sections is not part of anything.
+    // Every byte of the front, and a sample of the rest. Padding between sections belongs to no
+    // checksum.
     let mut silent = 0;
     for at in (0..2000).chain((2000..whole.len()).step_by(97)) {
         let mut bytes = whole.clone();
@@ -229,7 +230,7 @@ fn every_changed_or_missing_byte_is_noticed() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// As long as it says, and holes but for the first bytes: no memory is taken for what a stranger announces.
+/// The file is as long as it declares, but sparse: declared sizes alone allocate no memory.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_file_of_holes_is_refused_before_memory_is_taken() {
@@ -251,7 +252,7 @@ fn a_file_of_holes_is_refused_before_memory_is_taken() {
 }
 
 #[test]
-fn a_loaded_session_has_a_length_that_makes_sense_and_the_owner_it_is_given() {
+fn loaded_sessions_check_n_ctx_and_share_by_owner() {
     let (model, path) = (model(), file("owner"));
     let prompt = tokens(160);
     let mut session = model.session(options("f16", "f16", "none", true)).unwrap();
@@ -269,7 +270,8 @@ fn a_loaded_session_has_a_length_that_makes_sense_and_the_owner_it_is_given() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// The bundled model, but for one hyper-parameter that changes neither a shape nor a weight.
+/// The bundled model with another value of one hyper-parameter, which changes neither shapes nor
+/// weights.
 fn model_with_another_epsilon() -> Model {
     let gguf = kvant_gguf::Gguf::from_bytes(crate::model::POCKET).unwrap();
     let mut writer = kvant_gguf::GgufWriter::with_meta(gguf.meta()).unwrap();
@@ -286,7 +288,7 @@ fn model_with_another_epsilon() -> Model {
 }
 
 #[test]
-fn a_model_with_the_same_weights_and_another_epsilon_is_another_model() {
+fn another_norm_epsilon_changes_the_fingerprint() {
     let path = file("epsilon");
     let mut session = model().session(options("turbo3", "turbo3", "none", true)).unwrap();
     session.feed(&tokens(20), &mut |_| true).unwrap();
@@ -297,7 +299,7 @@ fn a_model_with_the_same_weights_and_another_epsilon_is_another_model() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// Set in the child of the next test: where it saves, again and again.
+/// Set in the child process of the next test: the path to which it saves in a loop.
 const SAVE_FOREVER: &str = "KVANT_TEST_SAVE_FOREVER";
 
 #[test]
@@ -328,7 +330,7 @@ fn a_kill_in_the_middle_of_a_save_leaves_a_whole_file() {
             .spawn()
             .unwrap();
         let before = std::fs::metadata(&path).unwrap().modified().unwrap();
-        // Once it saves at all, at another moment each round.
+        // Kills after the first save, at a different moment each round.
         while std::fs::metadata(&path).unwrap().modified().unwrap() == before {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }

@@ -1,8 +1,10 @@
-//! Which type each weight matrix of a file gets: one for all, or more bits where errors cost more.
+//! Quantization recipes: the type of each weight matrix; one for all, or more bits where errors
+//! cost more.
 //!
-//! Mixes are llama.cpp's, by its names and with its numbers (`general.file_type`), so that a file of a name is what people know by it.
-//! In each of them what gives the logits (`output.weight`, or the embeddings where these are it) is q6_K; [`RECIPES`] says what else
-//! differs from the type that most matrices have.
+//! Mixes have llama.cpp's names, ids (`general.file_type`) and rules, so that a file of a given
+//! name has the expected contents. In each mix the matrix that produces the logits
+//! (`output.weight`, or tied embeddings) is q6_K; [`RECIPES`] lists the other exceptions to the
+//! main type.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,13 +17,14 @@ use DType::{
     IQ4NL, IQ4XS, MXFP4, NVFP4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, TQ3_1S, TQ4_1S,
 };
 
-/// Which type each weight matrix gets; [`Recipe::from`] a type gives all of them that one, [`str::parse`] finds a mix by its name.
+/// The type of each weight matrix: [`Recipe::from`] a type applies it to all of them,
+/// [`str::parse`] finds a mix by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Recipe {
     name: &'static str,
     dtype: DType,
     file_type: Option<u32>,
-    /// `None` where all matrices have one type; else the first rule that holds says which a matrix has.
+    /// `None` where all matrices have one type; else the first matching rule determines the type.
     rules: Option<&'static [Rule]>,
 }
 
@@ -29,47 +32,47 @@ pub struct Recipe {
 #[derive(Debug, PartialEq, Eq)]
 struct Rule(Part, Layers, Models, DType);
 
-/// What a matrix does in a layer.
+/// Role of a matrix in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// Makes values, perhaps with queries and keys.
+    /// Value projection, possibly fused with queries and keys.
     Value,
     Key,
-    /// Brings what attention found back.
+    /// Output projection of attention.
     Attended,
-    /// The second of a feed-forward network.
+    /// Down projection of a feed-forward network.
     Down,
 }
 
-/// Which of the `n` layers that have such a matrix, by their number `i`.
+/// Selects among the `n` layers with such a matrix, by their index `i`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Layers {
     All,
     First(usize),
-    /// The first of so many equal parts.
+    /// The first of this many equal parts.
     Part(usize),
-    /// An eighth at either end, and every third between.
+    /// An eighth at either end, and every third layer between.
     Half,
 }
 
-/// Which models.
+/// Selects models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Models {
     All,
-    /// At least four heads share keys and values.
+    /// At least four query heads per KV head.
     Grouped,
-    /// Eight experts: attention is small beside them.
+    /// Eight experts: attention weights are small beside them.
     EightExperts,
     Other,
 }
 
 use Models::{EightExperts, Grouped, Other};
 
-/// In every mix, before its own rules.
+/// Rules of every mix, before its own.
 const ALWAYS: [Rule; 2] =
     [Rule(Part::Value, Layers::All, EightExperts, Q8_0), Rule(Part::Key, Layers::All, EightExperts, Q8_0)];
 
-/// Every mix.
+/// All mixes.
 static RECIPES: [Recipe; 21] = [
     mix("q8_0", Q8_0, 7, &[]),
     mix("q4_0", Q4_0, 2, &[]),
@@ -151,7 +154,8 @@ static RECIPES: [Recipe; 21] = [
     mix("q6_K", Q6K, 18, &[]),
     mix("iq4_nl", IQ4NL, 25, &IQ4),
     mix("iq4_xs", IQ4XS, 30, &IQ4),
-    // llama.cpp has no mix of these; their numbers are those that it gives, or its fork, to files of mostly such matrices.
+    // llama.cpp has no mix of these; the ids are those that it, or its fork, gives files of mostly
+    // such matrices.
     mix("mxfp4", MXFP4, 38, &[]),
     mix("nvfp4", NVFP4, 39, &[]),
     mix("tq3_1s", TQ3_1S, 43, &[]),
@@ -164,7 +168,7 @@ const IQ4: [Rule; 3] = [
     Rule(Part::Attended, Layers::All, EightExperts, Q5K),
 ];
 
-/// Names without a size, which mean one as with `llama-quantize`.
+/// Short names, resolved as in `llama-quantize`.
 const ALIASES: [(&str, &str); 3] = [("q3_K", "q3_K_M"), ("q4_K", "q4_K_M"), ("q5_K", "q5_K_M")];
 
 const fn mix(name: &'static str, dtype: DType, file_type: u32, rules: &'static [Rule]) -> Recipe {
@@ -177,27 +181,28 @@ const fn mix(name: &'static str, dtype: DType, file_type: u32, rules: &'static [
 pub struct UnknownRecipe;
 
 impl Recipe {
-    /// The name of every recipe.
+    /// Iterates over the names of all recipes.
     pub fn names() -> impl Iterator<Item = &'static str> {
         let floats = [DType::F32, DType::F16, DType::BF16].map(DType::name);
         floats.into_iter().chain(RECIPES.iter().map(|recipe| recipe.name))
     }
 
-    /// The type that most matrices get.
+    /// Returns the type of most matrices.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// llama.cpp's number of a file made so, `None` where files cannot hold the type.
+    /// Returns llama.cpp's id of such a file, `None` where files cannot hold the type.
     pub(super) fn file_type(&self) -> Option<u32> {
         self.file_type
     }
 
-    /// The type that each tensor is to have, in the order of `gguf`, whatever the length of its rows; `None` for those that stay.
+    /// Returns the requested type of each tensor, in the order of `gguf`, regardless of row
+    /// lengths; `None` for unchanged tensors.
     pub(super) fn types(&self, gguf: &Gguf) -> Vec<Option<DType>> {
         let facts = Facts::of(gguf);
         let name = |at: usize| gguf.tensors()[at].name.as_str();
-        // Layers count as they follow each other, wherever a file has them.
+        // Layers are counted in layer order, whatever the order in the file.
         let mut order: Vec<usize> = (0..gguf.tensors().len()).collect();
         order.sort_by_key(|&at| (layer(name(at)), name(at)));
         let mut types = vec![None; order.len()];
@@ -208,7 +213,7 @@ impl Recipe {
                 seen[part as usize] += 1;
                 seen[part as usize] - 1
             });
-            // Experts may lie in tensors of their own.
+            // Experts may be separate tensors.
             let counts_layers = facts.n_experts > 1 && part == Some(Part::Down);
             let i = if counts_layers { layer(name(at)).unwrap_or_default() } else { counted };
             types[at] = Some(self.of_matrix(name(at), part, i, &facts));
@@ -216,7 +221,7 @@ impl Recipe {
         types
     }
 
-    /// The type of one matrix, the `i`th of its part.
+    /// Returns the type of one matrix, the `i`th of its role.
     fn of_matrix(&self, name: &str, part: Option<Part>, i: usize, facts: &Facts) -> DType {
         let Some(rules) = self.rules else { return self.dtype };
         if facts.gives_logits(name) {
@@ -226,20 +231,20 @@ impl Recipe {
         let n = if part == Part::Value { facts.n_values } else { facts.n_layers };
         let holds = |rule: &&Rule| rule.0 == part && rule.1.have(i, n) && rule.2.are(facts);
         let dtype = ALWAYS.iter().chain(rules).find(holds).map_or(self.dtype, |rule| rule.3);
-        // Values are an eighth of the queries there.
+        // There the value projections have an eighth of the rows of the query projections.
         let is_small = part == Part::Value && facts.is_70b;
         if is_small && [Q3K, Q4K].contains(&dtype) { Q5K } else { dtype }
     }
 }
 
 impl From<DType> for Recipe {
-    /// All matrices in this type.
+    /// Creates a recipe with all matrices in this type.
     fn from(dtype: DType) -> Self {
         let file_type = match dtype {
             DType::F32 => Some(0),
             DType::F16 => Some(1),
             DType::BF16 => Some(32),
-            // What llama.cpp has no number for alone counts as the smallest of its mixes.
+            // A type without an id of its own gets the id of the smallest mix.
             Q2K => Some(21),
             _ => RECIPES.iter().find(|recipe| recipe.dtype == dtype).and_then(Self::file_type),
         };
@@ -250,7 +255,7 @@ impl From<DType> for Recipe {
 impl FromStr for Recipe {
     type Err = UnknownRecipe;
 
-    /// Case does not matter.
+    /// Parses a name, ignoring case.
     fn from_str(text: &str) -> Result<Self, UnknownRecipe> {
         let alias = ALIASES.iter().find(|(alias, _)| alias.eq_ignore_ascii_case(text));
         let name = alias.map_or(text, |(_, name)| name);
@@ -302,21 +307,22 @@ impl Models {
     }
 }
 
-/// What rules ask of a model.
+/// Properties of a model that rules depend on.
 struct Facts {
     n_layers: usize,
-    /// Matrices that make values.
+    /// Number of value projections.
     n_values: usize,
-    /// Heads of the first layer that share keys and values.
+    /// Query heads per KV head in the first layer.
     heads_per_kv: usize,
     n_experts: usize,
-    /// Embeddings are the output matrix as well.
+    /// Whether the embeddings are also the output matrix.
     is_tied: bool,
     is_70b: bool,
 }
 
 impl Facts {
-    /// What a file does not say, or says wrongly, counts as a plain model's: to run it is another thing.
+    /// Reads the facts of a file. Missing or malformed entries count as those of a plain model:
+    /// quantizing does not require a runnable one.
     fn of(gguf: &Gguf) -> Self {
         let meta = gguf.meta();
         let arch = meta.find::<&str>("general.architecture").ok().flatten().unwrap_or_default();
@@ -345,7 +351,7 @@ impl Facts {
     }
 }
 
-/// The number of the layer that a tensor is of.
+/// Returns the layer index in a tensor name.
 fn layer(name: &str) -> Option<usize> {
     name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
 }
@@ -355,7 +361,7 @@ mod tests {
     use super::*;
     use kvant_gguf::GgufWriter;
 
-    /// What a model is like: layers, heads, heads of keys and values, experts, and whether it has an output matrix.
+    /// Shape of a model: layers, query and KV heads, experts, and whether it has an output matrix.
     struct Shape {
         n_layers: usize,
         heads: [u32; 2],
@@ -365,7 +371,7 @@ mod tests {
 
     const PLAIN: Shape = Shape { n_layers: 24, heads: [9, 3], n_experts: 0, has_output: true };
 
-    /// A file of that shape with rows of no values to speak of, layers in the wrong order.
+    /// A file of that shape with tiny rows and layers in reverse order.
     fn file(shape: &Shape) -> Gguf {
         let mut writer = GgufWriter::new();
         writer.set("general.architecture", "llama").unwrap();
@@ -397,7 +403,7 @@ mod tests {
         recipe.types(&gguf)[at]
     }
 
-    /// The type of a part in each layer.
+    /// Returns the type of a role in each layer.
     fn types(recipe: &str, shape: &Shape, part: &str) -> Vec<DType> {
         let (gguf, recipe) = (file(shape), recipe.parse::<Recipe>().unwrap());
         let types = recipe.types(&gguf);
@@ -408,14 +414,15 @@ mod tests {
         (0..shape.n_layers).map(|layer| types[at(layer)].unwrap()).collect()
     }
 
-    /// `more` in these layers of `n`, `less` in the others.
+    /// Returns `more` in these layers of `n`, `less` in the others.
     fn in_layers(n: usize, layers: &[usize], more: DType, less: DType) -> Vec<DType> {
         (0..n).map(|layer| if layers.contains(&layer) { more } else { less }).collect()
     }
 
     #[test]
     fn the_layers_with_more_bits_are_those_of_llama_cpp() {
-        // For 18 layers those that are q6_K in files of Gemma 3 270M, for 30 those of SmolLM2 135M.
+        // For 18 layers, those that are q6_K in files of Gemma 3 270M; for 30, those of SmolLM2
+        // 135M.
         let of_24 = [0, 1, 2, 5, 8, 11, 14, 17, 20, 21, 22, 23];
         let of_18 = [0, 1, 4, 7, 10, 13, 15, 16, 17];
         let of_30 = [0, 1, 2, 5, 8, 11, 14, 17, 20, 23, 26, 27, 28, 29];
@@ -433,7 +440,7 @@ mod tests {
         let all = |dtype| vec![dtype; 24];
         let first = |n: usize, more, less| in_layers(24, &(0..n).collect::<Vec<_>>(), more, less);
         let table = [
-            // Mix, values, second of the feed-forward network, output of attention, all else.
+            // Mix, values, down projection, attention output, all others.
             ("q2_K", all(Q3K), all(Q3K), Q3K, Q2K),
             ("q2_K_S", all(Q2K), first(3, Q4K, Q2K), Q2K, Q2K),
             ("q3_K_S", all(Q3K), all(Q3K), Q3K, Q3K),
@@ -500,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_known_in_any_case_and_others_are_refused_with_those_that_are() {
+    fn recipe_names_ignore_case_and_unknown_ones_list_all() {
         let number = |name: &str| name.parse::<Recipe>().unwrap().file_type();
         for (name, want) in
             [("Q4_K_M", 15), ("q4_k_m", 15), ("Q4_K", 15), ("q3_K", 12), ("q5_K", 17), ("Q2_K", 10)]

@@ -1,9 +1,11 @@
-//! A model, or a part of one, on a device, whichever device it is.
+//! Runs a model, or a part of one, on any device.
 //!
-//! The types of weights, activations and pages are a device's own. They meet here and nowhere above: a model holds a
-//! [`Loaded`], a session the [number](SequenceId) of a sequence in it, and each step crosses that border once.
+//! The types of weights, activations and pages are private to a device. This module erases them: a
+//! model holds a [`Loaded`], a session the [id](SequenceId) of a sequence in it, and each step
+//! makes one dynamic call.
 //!
-//! What a sequence owns is its cache. Activations, logits and scratch belong to the device and are lent for a step.
+//! A sequence owns its cache. Activations, logits and scratch belong to the device and are lent for
+//! a step.
 
 mod mtp;
 mod on;
@@ -27,10 +29,10 @@ pub(crate) use on::load;
 pub(crate) use relay::Relay;
 pub(crate) use sequence::Sequence;
 
-/// The most rows that go through the layers together.
+/// Maximum of rows in a step.
 pub(crate) const MAX_ROWS: usize = 512;
 
-/// The number of a sequence, chosen by whoever starts it; all parts of a model know it by the same.
+/// Id of a sequence, chosen by the caller that starts it; the same in all parts of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct SequenceId(u64);
 
@@ -38,9 +40,9 @@ pub(crate) struct SequenceId(u64);
 #[derive(Debug, Clone)]
 pub(crate) struct StepRow {
     pub id: SequenceId,
-    /// Its rows, at least one.
+    /// Number of rows, at least one.
     pub n: usize,
-    /// Which of them get logits.
+    /// Rows whose logits are computed.
     pub want: Want,
     /// See [`StepPart::strengths`](kvant_model::StepPart::strengths).
     pub strengths: Option<Arc<[f32]>>,
@@ -48,46 +50,47 @@ pub(crate) struct StepRow {
     pub places: Option<Arc<[Place]>>,
 }
 
-/// How many tokens a context is to hold.
+/// Context length of a sequence, in tokens.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Room {
-    /// As many, or an error.
+    /// This length, or an error.
     Exactly(usize),
-    /// As many as the device's memory holds, up to this.
+    /// As much as fits the device's memory, up to this length.
     UpTo(usize),
 }
 
-/// Logits of a step, on loan for as long as somebody holds them.
+/// Logits of a step, on loan until dropped.
 pub(crate) trait Logits: Send + Sync {
     /// Copies row `row` into `out` `[n_vocab]`.
     fn read(&self, row: usize, out: &mut [f32]) -> Result<(), Error>;
-    /// The `k` likeliest tokens of row `row` into `out`.
+    /// Writes the `k` most probable tokens of row `row` to `out`.
     fn top_k(&self, row: usize, k: usize, out: &mut Vec<Candidate>) -> Result<(), Error>;
 }
 
 /// The weights of a model, or of a part of one, on a device.
 pub(crate) trait Loaded: Caches + Send + Sync {
-    /// The device.
+    /// Returns the device information.
     fn info(&self) -> DeviceInfo;
-    /// The kernel for every op and type.
+    /// Returns the kernel of every op and type.
     fn kernel_choices(&self) -> Vec<KernelChoice>;
-    /// The hyper-parameters.
+    /// Returns the hyper-parameters.
     fn config(&self) -> &Config;
-    /// The KV heads of the layers that are here.
+    /// Returns the KV heads of the layers in this part.
     fn kv_shape(&self) -> KvShape;
-    /// Size of the vocabulary.
+    /// Returns the vocabulary size.
     fn n_vocab(&self) -> usize;
-    /// The tokens beyond it.
+    /// Returns the soft tokens beyond the vocabulary.
     fn extra(&self) -> &Arc<ExtraTokens>;
-    /// Bytes of weights in the file's types.
+    /// Returns the bytes of weights in the file's types.
     fn weight_bytes(&self) -> usize;
-    /// Bytes of weights that one decoded token reads.
+    /// Returns the bytes of weights that one decoded token reads.
     fn weight_bytes_per_token(&self) -> usize;
 
-    /// Runs what enters, the rows of all of `batch` one after the other, each after what its sequence holds. Gives the logits
-    /// of the wanted rows, one after the other, where there are any. What the rows have [left](kvant_model::Decoder::left), which
-    /// steps without wanted rows tell, comes to lie in `left` `[rows, n_embd]`. `queries` is told those of every layer, by KV layer. After an error every sequence holds what it held or, when the device failed in the middle
-    /// of the step, fewer tokens.
+    /// Runs a step over the rows of all sequences in `batch`, in order, each behind the tokens of
+    /// its sequence. Returns the logits of the requested rows, in order, if there are any. Steps
+    /// without requested logits write the [final hidden states](kvant_model::Decoder::left) to
+    /// `left` `[rows, n_embd]`. `queries` receives the queries of every layer, by KV layer. After
+    /// an error every sequence is unchanged or, when the device failed within the step, shorter.
     fn step(
         &self,
         batch: &[StepRow],
@@ -95,33 +98,36 @@ pub(crate) trait Loaded: Caches + Send + Sync {
         left: Option<&mut Vec<f32>>,
         queries: OnQueries<'_>,
     ) -> Result<Option<Arc<dyn Logits>>, Error>;
-    /// Loads another, whole model onto the same device, or that of the first layers. The caches of both are counted together.
+    /// Loads a second model, whole, onto the same device (for a split model, onto that of the first
+    /// layers). The caches of both share one budget.
     fn load_beside(
         &self,
         config: Config,
         gguf: &Arc<Gguf>,
         progress: &mut dyn FnMut(f32),
     ) -> Result<Arc<dyn Loaded>, Error>;
-    /// Whether there is a layer that predicts the token after the next.
+    /// Returns whether an MTP layer is loaded.
     fn predicts(&self) -> bool {
         false
     }
-    /// Tells what may come behind `next`, which comes behind the `at` tokens of a sequence that its cache holds or is owed: one token after the other, as
-    /// long as `on_prediction` likes. Nothing where nothing predicts, or nothing follows this sequence.
+    /// Passes predictions behind `next` to `on_prediction`, one token after the other until it
+    /// returns `false`. `next` follows the `at` tokens of a sequence, cached or uncommitted. Does
+    /// nothing without an MTP layer, or where it does not follow this sequence.
     fn predict(&self, _id: SequenceId, _at: usize, _next: u32, _on_prediction: OnPrediction<'_>) {}
-    /// Waits until the device has done what the steps asked for.
+    /// Waits until the device has completed all steps.
     fn finish(&self) -> Result<(), Error>;
     /// Appends `n` tokens with random keys and values.
     fn append_random(&self, id: SequenceId, n: usize, random: &mut Random) -> Result<(), Error>;
-    /// Times attention over a sequence with stages of its reading left out.
+    /// Times attention over a sequence with stages of the cache read left out.
     fn profile_attention(&self, id: SequenceId, repetitions: usize) -> Result<Vec<StageTime>, Error>;
 }
 
 /// The caches of the sequences on a device.
 pub(crate) trait Caches {
-    /// An empty sequence. Returns how many tokens fit, and the plan with what had to be changed.
+    /// Starts an empty sequence. Returns its context length, and the plan with notes on changes.
     fn start(&self, id: SequenceId, plan: Plan, room: Room) -> Result<(usize, Plan), Error>;
-    /// A sequence from the pages of another, asked for in the order of [`Caches::images`] with their number.
+    /// Restores a sequence from page images; `next` returns each by its index in the order of
+    /// [`Caches::images`].
     fn restore(
         &self,
         id: SequenceId,
@@ -130,13 +136,13 @@ pub(crate) trait Caches {
         state: CacheState,
         next: &mut dyn FnMut(usize) -> Result<Vec<u8>, Error>,
     ) -> Result<(), Error>;
-    /// A second sequence with the same tokens, which shares all memory until one side writes.
+    /// Starts a second sequence with the same tokens; all memory is copy-on-write.
     fn fork(&self, from: SequenceId, to: SequenceId);
-    /// Lets go of a sequence.
+    /// Releases a sequence.
     fn release(&self, id: SequenceId);
-    /// Tokens stored, and tiles that are coded.
+    /// Returns the number of tokens stored and of tiles coded.
     fn state(&self, id: SequenceId) -> CacheState;
-    /// Changes how many tokens fit; at least those that are stored do.
+    /// Sets the context length, which stays at least the number of stored tokens.
     fn set_n_ctx(&self, id: SequenceId, n_ctx: usize);
     /// See [`Cache::most_rows`](kvant_kv::Cache::most_rows).
     fn most_rows(&self, id: SequenceId) -> usize;
@@ -152,25 +158,26 @@ pub(crate) trait Caches {
     fn set_root(&self, id: SequenceId, root: BlockKey);
     /// See [`Cache::publish`](kvant_kv::Cache::publish).
     fn publish(&self, id: SequenceId, tokens: &[u32]);
-    /// See [`Cache::attach`](kvant_kv::Cache::attach); takes no more than the first `most` tokens.
+    /// See [`Cache::attach`](kvant_kv::Cache::attach); attaches at most the first `most` tokens.
     fn attach(&self, id: SequenceId, tokens: &[u32], most: usize) -> usize;
-    /// Cached keys or values of one head as numbers, `[tokens, head_dim]`.
+    /// Returns the decoded keys or values of one head, `[tokens, head_dim]`.
     fn rows(&self, id: SequenceId, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error>;
-    /// Bytes of each page that [`Caches::images`] hands over.
+    /// Returns the bytes of each page image of [`Caches::images`].
     fn image_bytes(&self, id: SequenceId) -> Vec<usize>;
-    /// Hands every page of a sequence to `visit`, byte for byte.
+    /// Passes a byte image of every page of a sequence to `visit`.
     fn images(
         &self,
         id: SequenceId,
         visit: &mut dyn FnMut(Vec<u8>) -> Result<(), Error>,
     ) -> Result<(), Error>;
-    /// Bytes that a sequence has allocated, shared ones too.
+    /// Returns the bytes allocated by a sequence, shared ones included.
     fn n_bytes(&self, id: SequenceId) -> usize;
-    /// Those that one of so many tokens allocates, shared ones too; `usize::MAX` when they are more than that.
+    /// Returns the bytes that a sequence of `tokens` tokens allocates, shared ones included;
+    /// `usize::MAX` on overflow.
     fn bytes_for(&self, plan: &Plan, tokens: usize) -> usize;
-    /// Bytes that all sequences have allocated together, shared ones once.
+    /// Returns the bytes allocated by all sequences together; shared ones count once.
     fn pool_bytes(&self) -> usize;
-    /// Refuses to allocate more than so many bytes for all sequences together.
+    /// Limits the bytes allocated by all sequences together.
     fn set_budget(&self, bytes: usize);
 }
 

@@ -1,8 +1,11 @@
-//! The layer that predicts the token after the next, beside the model on its device.
+//! The multi-token prediction (MTP) layer, which drafts the token after the next, on the model's
+//! device.
 //!
-//! It follows each sequence with a cache of its own: at the place of a token lies what it made of that and of the stream of the token before, which the
-//! model's step leaves. It reads a prompt with the model, and tokens of an answer when it is asked what comes next. What it says changes how long an
-//! answer takes and nothing else, so that a sequence which it cannot follow (one that was restored, or ran out of memory) is just not guessed for.
+//! It follows each sequence with a KV cache of its own. Its input at a position is the token there
+//! and the model's final hidden state of the token before. It prefills along with the model; during
+//! decode, tokens wait until a prediction is requested. Its predictions affect speed alone, so a
+//! sequence that it cannot follow (one that was restored, or ran out of memory) just gets no draft
+//! tokens.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,17 +18,19 @@ use kvant_text::guess::MOST_GUESSES;
 use super::{MAX_ROWS, SequenceId, StepRow};
 use crate::Error;
 
-/// The most tokens that wait to be read in company, as long as nobody asks what comes next, and how many of more do: they may be on trial.
+/// Maximum of tokens that wait to be processed in one batch while no prediction is requested.
+/// Beyond it, all but the last [`ON_TRIAL`] are processed: those may be draft tokens.
 const MOST_WAITING: usize = 16;
 const ON_TRIAL: usize = MOST_GUESSES + 1;
-/// The most tokens that may lack the stream before them, where a sequence begins with what others hold: those of a block that was not
-/// complete here when it was for the model.
+/// Maximum of tokens without the hidden state before them at the start of a sequence with an
+/// attached prefix: those of a block that was complete in the model's cache but not in this one.
 const MOST_WITHOUT: usize = TOKENS_PER_BLOCK;
 
-/// Told a token that may come next, and by how much its logit leads; says whether to predict another one.
+/// Receives a predicted token and the margin of its logit over the next best; returns whether to
+/// predict another one.
 pub(crate) type OnPrediction<'a> = &'a mut dyn FnMut(u32, f32) -> bool;
 
-/// The first of the likeliest tokens, and by how much its logit leads.
+/// Returns the most probable token, and the margin of its logit over the next.
 pub(crate) fn leader(likeliest: &[Candidate]) -> (u32, f32) {
     match likeliest {
         [first, second, ..] => (first.id, first.logit - second.logit),
@@ -34,34 +39,35 @@ pub(crate) fn leader(likeliest: &[Candidate]) -> (u32, f32) {
     }
 }
 
-/// The layer, and the sequences that it follows.
+/// The MTP layer, and the sequences that it follows.
 pub(super) struct Mtp<B: Backend> {
     layer: Layer<B>,
     followed: HashMap<SequenceId, Followed<B::Page>>,
-    /// The streams of a step, `[rows, n_embd]`.
+    /// Final hidden states of a step, `[rows, n_embd]`.
     streams: Vec<f32>,
 }
 
-/// What predicts.
+/// The layer with its buffers.
 struct Layer<B: Backend> {
     decoder: Decoder<B>,
     act: Activations<B>,
-    /// Logits of a row.
+    /// Logits of one row.
     logits: B::Buffer,
     likeliest: Vec<Candidate>,
 }
 
-/// A sequence as far as the layer has read it.
+/// The state of the layer for one sequence.
 struct Followed<P: Page> {
     cache: Cache<P>,
-    /// The tokens behind those, which wait to be read.
+    /// Tokens behind the cached ones, not processed yet.
     waiting: Vec<u32>,
-    /// The stream before each of them, and the one before the token that comes next, `[waiting + 1, n_embd]`.
+    /// The hidden state before each of them, and the one before the next token, `[waiting + 1,
+    /// n_embd]`.
     streams: Vec<f32>,
 }
 
 impl<B: Backend> Mtp<B> {
-    /// The layer of a model whose other weights are these; `None` where it has none.
+    /// Creates the MTP layer of `model`; `None` for a model without one.
     pub fn new(device: &B, model: &Decoder<B>, weights: Option<Weights<B>>) -> Result<Option<Self>, Error> {
         let Some((config, weights)) = model.config().of_mtp().zip(weights) else { return Ok(None) };
         let decoder = Decoder::new(config, weights).with_extra(model.extra());
@@ -71,12 +77,12 @@ impl<B: Backend> Mtp<B> {
         Ok(Some(Self { layer, followed: HashMap::new(), streams: Vec::new() }))
     }
 
-    /// Bytes of its weights, but for what is the model's too.
+    /// Returns the bytes of its weights, without those shared with the model.
     pub fn weight_bytes(&self) -> usize {
         self.layer.decoder.weight_bytes()
     }
 
-    /// Where what it keeps lies, beside what a cache with `plan` holds: of the types of the last layer that attends.
+    /// Returns the layout of its cache, with the KV types of the model's last attention layer.
     pub fn layout(&self, plan: &Plan) -> Layout {
         let shape = self.layer.decoder.kv_shape();
         Layout::new(&shape, own_plan(&shape, plan))
@@ -88,57 +94,60 @@ impl<B: Backend> Mtp<B> {
         self.followed.insert(id, Followed::new(cache, self.layer.n_embd()));
     }
 
-    /// Whatever follows `from` follows `to` as well.
+    /// Copies the state of `from` to `to`.
     pub fn fork(&mut self, from: SequenceId, to: SequenceId) {
         if let Some(followed) = self.followed.get(&from).cloned() {
             self.followed.insert(to, followed);
         }
     }
 
-    /// Lets go of a sequence.
+    /// Releases a sequence.
     pub fn release(&mut self, id: SequenceId) {
         self.followed.remove(&id);
     }
 
-    /// Changes the cache of a sequence as the model's is changed.
+    /// Applies a change of the model's cache to the layer's cache.
     pub fn with(&mut self, id: SequenceId, f: impl FnOnce(&mut Cache<B::Page>)) {
         if let Some(followed) = self.followed.get_mut(&id) {
             f(&mut followed.cache);
         }
     }
 
-    /// Forgets every token but the first `n`: those behind them that come again are the same, or this is called again.
+    /// Truncates to the first `n` tokens. Tokens fed again behind them must be the same, unless
+    /// this is called again.
     pub fn cut(&mut self, id: SequenceId, n: usize) {
         if let Some(followed) = self.followed.get_mut(&id) {
             followed.cut(n, self.layer.n_embd());
         }
     }
 
-    /// Remembers this place: see [`Cache::mark`].
+    /// Sets a checkpoint: see [`Cache::mark`].
     pub fn mark(&mut self, device: &B, pool: &Pool<B::Page>, id: SequenceId) {
         let Self { layer, followed, .. } = self;
         let Some(one) = followed.get_mut(&id) else { return };
         match layer.read(device, pool, one, one.waiting.len()) {
             Ok(()) => one.cache.mark(),
-            // No memory, most often.
+            // Out of memory, in most cases.
             Err(_) => _ = followed.remove(&id),
         }
     }
 
-    /// Makes known what others can begin with.
+    /// Registers the prefix for other sequences.
     pub fn publish(&mut self, pool: &Pool<B::Page>, id: SequenceId, tokens: &[u32]) {
         self.with(id, |cache| cache.publish(pool, tokens));
     }
 
-    /// Says what the first block follows on, see [`Cache::set_root`]: another than the model's.
+    /// Sets the key before the first block, see [`Cache::set_root`]; it differs from that of the
+    /// model's cache.
     pub fn set_root(&mut self, id: SequenceId, root: BlockKey) {
         self.with(id, |cache| cache.set_root(root.then(&[])));
     }
 
-    /// Begins with what others hold of `tokens`, all of which the model's cache has.
+    /// Attaches the longest prefix of `tokens` that other sequences hold; the model's cache has all
+    /// of `tokens`.
     pub fn attach(&mut self, pool: &Pool<B::Page>, id: SequenceId, tokens: &[u32]) {
         let Some(followed) = self.followed.get_mut(&id) else { return };
-        // The last of so many is never taken over.
+        // Attaching always leaves the last token out.
         let held = [tokens, &[0]].concat();
         let n = followed.cache.attach(pool, &held);
         followed.wait_without(&tokens[n..], self.layer.n_embd());
@@ -147,12 +156,13 @@ impl<B: Backend> Mtp<B> {
         }
     }
 
-    /// Bytes that a sequence has allocated.
+    /// Returns the bytes allocated by a sequence.
     pub fn n_bytes(&self, id: SequenceId) -> usize {
         self.followed.get(&id).map_or(0, |followed| followed.cache.n_bytes())
     }
 
-    /// Takes note of a step that the model has taken: its rows entered as `tokens`, those of each sequence at its place in `starts`.
+    /// Records a step of the model: its rows entered as `tokens`, those of each sequence at its
+    /// position in `starts`.
     pub fn stepped(
         &mut self,
         (device, pool): (&B, &Pool<B::Page>),
@@ -184,7 +194,8 @@ impl<B: Backend> Mtp<B> {
         Ok(())
     }
 
-    /// Tells what may come behind `next`, which comes behind the `at` tokens of a sequence, one token after the other as long as `on_prediction` likes.
+    /// Passes predictions behind `next` to `on_prediction`, one token after the other until it
+    /// returns `false`; `next` follows the `at` tokens of a sequence.
     pub fn predict(
         &mut self,
         (device, pool): (&B, &Pool<B::Page>),
@@ -200,7 +211,7 @@ impl<B: Backend> Mtp<B> {
     }
 }
 
-/// The plan of what the layer keeps.
+/// Returns the plan of the layer's cache.
 fn own_plan(shape: &KvShape, plan: &Plan) -> Plan {
     let n_kv_heads = shape.layers[0].n_kv_heads;
     let last = plan.types.last().expect("a model whose layers attend");
@@ -222,12 +233,12 @@ impl<P: Page> Followed<P> {
         Self { cache, waiting: Vec::new(), streams: vec![0.0; n_embd] }
     }
 
-    /// Tokens of the sequence.
+    /// Returns the number of tokens of the sequence.
     fn len(&self) -> usize {
         self.cache.len() + self.waiting.len()
     }
 
-    /// Has `tokens` wait, whose streams nobody knows any more.
+    /// Queues `tokens` whose hidden states are unknown.
     fn wait_without(&mut self, tokens: &[u32], n_embd: usize) {
         self.waiting = tokens.to_vec();
         self.streams = vec![0.0; (tokens.len() + 1) * n_embd];
@@ -246,8 +257,8 @@ impl<P: Page> Followed<P> {
         }
     }
 
-    /// Takes note of tokens at place `start` and of the streams that they left, some of which it may have seen before. Whether nothing is missing
-    /// between these and those that it knows.
+    /// Records tokens from position `start` on and their final hidden states; known ones are
+    /// skipped. Returns whether they connect to the known tokens.
     fn see(&mut self, start: usize, tokens: &[u32], streams: &[f32]) -> bool {
         let n_embd = streams.len() / tokens.len();
         let Some(known) = self.len().checked_sub(start) else { return false };
@@ -263,7 +274,7 @@ impl<P: Page> Followed<P> {
         true
     }
 
-    /// Takes note of the first `n` waiting tokens having been read.
+    /// Removes the first `n` waiting tokens once they have been processed.
     fn have_read(&mut self, n: usize, n_embd: usize) {
         self.waiting.drain(..n);
         self.streams.drain(..n * n_embd);
@@ -275,7 +286,7 @@ impl<B: Backend> Layer<B> {
         self.decoder.config().n_embd
     }
 
-    /// Reads the first `n` tokens that wait.
+    /// Processes the first `n` waiting tokens.
     fn read(
         &mut self,
         device: &B,
@@ -324,13 +335,13 @@ impl<B: Backend> Layer<B> {
             self.step(device, pool, cache, (&[token], &stream), Want::Last)?;
             rows = 1;
         }
-        // What was read of predictions has streams that are predictions too.
+        // Cached predictions derive from predicted hidden states, so they are discarded.
         cache.cut(len);
         followed.have_read(n_waiting, n_embd);
         Ok(())
     }
 
-    /// The likeliest token of the last row, and by how much its logit leads.
+    /// Returns the most probable token of the last row, and the margin of its logit.
     fn likeliest(&mut self, device: &B) -> Result<(u32, f32), Error> {
         device.top_k(&self.logits, 0, self.decoder.n_vocab(), 2, &mut self.likeliest)?;
         Ok(leader(&self.likeliest))

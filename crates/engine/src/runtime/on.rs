@@ -20,10 +20,10 @@ use super::{Caches, Loaded, Logits, MAX_ROWS, OnPrediction, Room, SequenceId, St
 use crate::Error;
 use crate::profile::StageTime;
 
-/// Memory of a device that weights and cache leave to the scratch of its ops, in bytes.
+/// Device memory reserved for the scratch of ops, in bytes.
 const KEPT_FREE: usize = 256 << 20;
 
-/// A device, the weights on it, and the sequences.
+/// A device, the weights on it, and its sequences.
 struct On<B: Backend> {
     device: Arc<B>,
     decoder: Decoder<B>,
@@ -31,13 +31,13 @@ struct On<B: Backend> {
     state: Mutex<State<B>>,
 }
 
-/// What steps work on.
+/// The mutable state of steps.
 struct State<B: Backend> {
     caches: HashMap<SequenceId, Cache<B::Page>>,
     act: Activations<B>,
-    /// Logits that have been lent; those that nobody holds any more serve again.
+    /// Buffers of logits; those without a borrower are reused.
     logits: Vec<Arc<Lent<B>>>,
-    /// What predicts further.
+    /// The MTP layer.
     mtp: Option<Mtp<B>>,
 }
 
@@ -49,7 +49,7 @@ struct Lent<B: Backend> {
     n_vocab: usize,
 }
 
-/// Loads `part` of a model onto `device`; `progress` is told the fraction done.
+/// Loads `part` of a model onto `device`; `progress` receives the fraction loaded.
 pub(crate) fn load<B: Backend>(
     device: B,
     config: Config,
@@ -70,7 +70,7 @@ fn load_with<B: Backend>(
 ) -> Result<Arc<dyn Loaded>, Error> {
     check_weights(&*device, part, config.layers.len(), gguf)?;
     let weights = Weights::load(gguf, &config, part, &*device, progress)?;
-    // Where a row's bits depend on its company nothing is guessed ahead.
+    // Speculative decoding needs batch invariance.
     let mtp = match device.info().rows_are_independent {
         true => weights.load_mtp(gguf, &config, &*device)?,
         false => None,
@@ -82,7 +82,7 @@ fn load_with<B: Backend>(
     Ok(Arc::new(On { device, decoder, pool, state }))
 }
 
-/// Refuses weights that do not fit before any of them is copied.
+/// Rejects weights that do not fit before any of them is copied.
 fn check_weights<B: Backend>(device: &B, part: &Part, n_layers: usize, gguf: &Gguf) -> Result<(), Error> {
     let needed = part.n_bytes(gguf);
     let Some(usable) = usable_bytes(device)? else { return Ok(()) };
@@ -98,12 +98,13 @@ fn check_weights<B: Backend>(device: &B, part: &Part, n_layers: usize, gguf: &Gg
     Err(Error::WeightMemory { device: device.info().name, needed, usable, fitting, n_layers })
 }
 
-/// Memory for weights and caches, where the device has memory of its own.
+/// Returns the memory for weights and caches, where the device has memory of its own.
 fn usable_bytes<B: Backend>(device: &B) -> Result<Option<usize>, Error> {
     Ok(device.free_bytes()?.map(|free| free.saturating_sub(KEPT_FREE)))
 }
 
-/// The largest number up to `most` for which `holds`, which is true up to some number and false from there on.
+/// Returns the largest number up to `most` for which `holds` is true, by binary search; `holds` is
+/// true up to some number and false beyond it.
 fn largest(most: usize, holds: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (0, most);
     while low < high {
@@ -113,7 +114,7 @@ fn largest(most: usize, holds: impl Fn(usize) -> bool) -> usize {
     low
 }
 
-/// Leaves nothing of a step that failed in the caches it was for.
+/// Rolls back a failed step in its caches.
 pub(super) fn take_back<'c, P: Page + 'c>(
     error: StepError,
     caches: impl IntoIterator<Item = &'c mut Cache<P>>,
@@ -140,14 +141,15 @@ impl<B: Backend> On<B> {
         f(self.state().caches.get_mut(&id).expect("a sequence that was started and not released"))
     }
 
-    /// Has what predicts follow what becomes of a sequence.
+    /// Calls `f` with the MTP layer, to apply a change of a sequence.
     fn follow(&self, f: impl FnOnce(&mut Mtp<B>)) {
         if let Some(mtp) = &mut self.state().mtp {
             f(mtp);
         }
     }
 
-    /// The bytes that so many tokens with `plan` take, here and beside what predicts.
+    /// Returns a function from tokens to the bytes of the caches with `plan`, that of the MTP layer
+    /// included.
     fn sizes(&self, plan: &Plan) -> impl Fn(usize) -> usize + use<B> {
         let layout = Layout::new(&self.decoder.kv_shape(), plan.clone());
         let beside = self.state().mtp.as_ref().map(|mtp| mtp.layout(plan));
@@ -157,7 +159,8 @@ impl<B: Backend> On<B> {
         }
     }
 
-    /// The tokens of context there is memory for: of the device, or of the machine, which lends it as tokens come.
+    /// Returns the context length that fits memory: the device's, or the machine's, which is
+    /// allocated as tokens arrive.
     fn fit(&self, plan: &mut Plan, room: Room) -> Result<usize, Error> {
         let (Room::Exactly(wanted) | Room::UpTo(wanted)) = room;
         let free = usable_bytes(&*self.device)?.or_else(limits::machine_bytes);
@@ -182,7 +185,7 @@ impl<B: Backend> On<B> {
     }
 }
 
-/// One sequence of a step, whose cache this is.
+/// One sequence of a step with its cache.
 fn part<'a, P: Page>(cache: &'a mut Cache<P>, row: &'a StepRow) -> StepPart<'a, P> {
     StepPart {
         cache,
@@ -194,7 +197,7 @@ fn part<'a, P: Page>(cache: &'a mut Cache<P>, row: &'a StepRow) -> StepPart<'a, 
 }
 
 impl<B: Backend> State<B> {
-    /// The caches of a batch, in its order, each with its rows.
+    /// Calls `f` with the caches of a batch, in its order, each with its rows.
     fn parts(
         &mut self,
         batch: &[StepRow],
@@ -212,7 +215,8 @@ impl<B: Backend> State<B> {
         self.caches.extend(batch.iter().map(|row| row.id).zip(taken));
     }
 
-    /// Logits with room for `rows` rows that nobody holds: the smallest there are, or new ones.
+    /// Returns the index of a free logits buffer for `rows` rows: the smallest that fits, or a new
+    /// one.
     fn free_logits(&mut self, device: &Arc<B>, rows: usize, n_vocab: usize) -> Result<usize, Error> {
         let fits = |lent: &mut Arc<Lent<B>>| Arc::get_mut(lent).is_some_and(|lent| lent.rows >= rows);
         let fitting =
@@ -220,7 +224,7 @@ impl<B: Backend> State<B> {
         if let Some((_, index)) = fitting.min() {
             return Ok(index);
         }
-        // Smaller ones that nobody holds make room for the larger.
+        // Frees smaller unused buffers before allocating a larger one.
         self.logits.retain_mut(|lent| Arc::get_mut(lent).is_none());
         let buffer = device.buffer(rows * n_vocab)?;
         self.logits.push(Arc::new(Lent { device: Arc::clone(device), buffer, rows, n_vocab }));
@@ -377,7 +381,7 @@ impl<B: Backend> Loaded for On<B> {
             tokens = cache.len();
             let attend = layers.iter().filter(|layer| layer.attends());
             pairs = tokens * attend.map(|layer| layer.heads.n_heads).sum::<usize>();
-            // Stages take turns, so that what else the machine does meets them all.
+            // Stages alternate, so that background load of the machine affects all of them alike.
             for repetition in 0..=repetitions {
                 for (stage, seconds) in seconds.iter_mut().enumerate() {
                     let started = Instant::now();
@@ -458,7 +462,7 @@ impl<B: Backend> Caches for On<B> {
     }
 
     fn cut(&self, id: SequenceId, n: usize) -> usize {
-        // What the model's cache may have to read again, it need not.
+        // The MTP cache needs no recomputation where the model's cache may.
         self.follow(|mtp| mtp.cut(id, n));
         self.with(id, |cache| cache.cut(n))
     }
@@ -498,7 +502,7 @@ impl<B: Backend> Caches for On<B> {
         id: SequenceId,
         visit: &mut dyn FnMut(Vec<u8>) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        // A copy shares all memory, and others can go on while it is read.
+        // The copy shares all memory, and other sequences can run while it is read.
         let cache = self.with(id, |cache| cache.clone());
         cache.images(&*self.device).try_for_each(|image| visit(image?))
     }

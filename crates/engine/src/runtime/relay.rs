@@ -1,5 +1,5 @@
-//! A model whose layers are split between devices: the residual stream is handed on from one to the next through host
-//! memory, `n_embd` values per token.
+//! A model whose layers are split over devices (layer pipeline): the residual stream passes from
+//! one to the next through host memory, `n_embd` values per token.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,18 +17,18 @@ use crate::profile::StageTime;
 /// The parts of a model, in the order of their layers, each on a device.
 pub(crate) struct Relay {
     parts: Vec<Arc<dyn Loaded>>,
-    /// What one part hands on to the next, `[rows, n_embd]`.
+    /// The residual stream between two parts, `[rows, n_embd]`.
     residual: Mutex<Vec<f32>>,
 }
 
 impl Relay {
-    /// A model from its parts.
+    /// Creates a model from its parts.
     pub fn new(parts: Vec<Arc<dyn Loaded>>) -> Self {
         assert!(!parts.is_empty(), "a model has at least one part");
         Self { parts, residual: Mutex::default() }
     }
 
-    /// Each part with the number of layers before it.
+    /// Iterates over the parts, each with the number of layers before it.
     fn parts(&self) -> impl Iterator<Item = (usize, &Arc<dyn Loaded>)> {
         self.parts.iter().scan(0, |before, part| {
             let first = *before;
@@ -37,17 +37,17 @@ impl Relay {
         })
     }
 
-    /// What each part says to `ask`, added up.
+    /// Returns the sum of `ask` over the parts.
     fn sum(&self, ask: impl Fn(&dyn Loaded) -> usize) -> usize {
         self.parts.iter().map(|part| ask(&**part)).sum()
     }
 
-    /// Plan of the layers of a part that begins with layer `first`.
+    /// Returns the plan of the layers of a part that begins with layer `first`.
     fn own(plan: &Plan, first: usize, part: &Arc<dyn Loaded>) -> Plan {
         plan.part(first..first + part.kv_shape().layers.len())
     }
 
-    /// Takes a step through the parts; what one leaves enters the next.
+    /// Runs a step through the parts; the output of one enters the next.
     fn hand_on(
         &self,
         batch: &[StepRow],
@@ -63,7 +63,7 @@ impl Relay {
             let entry = if index == 0 { entry } else { Entry::Residual(&handed) };
             let (batch, left) =
                 if is_last { (batch, left.take()) } else { (&silent[..], Some(&mut *residual)) };
-            // A part counts its own layers.
+            // A part numbers its own layers from 0.
             let mut tell = queries.as_mut().map(|tell| |layer: usize, q: &[f32]| tell(first + layer, q));
             logits = part.step(batch, entry, left, tell.as_mut().map(|tell| tell as _))?;
             handed.clone_from(&residual);
@@ -103,7 +103,7 @@ impl Loaded for Relay {
     }
 
     fn extra(&self) -> &Arc<ExtraTokens> {
-        // Tokens enter there.
+        // Tokens enter the first part.
         self.parts[0].extra()
     }
 
@@ -124,7 +124,7 @@ impl Loaded for Relay {
     ) -> Result<Option<Arc<dyn Logits>>, Error> {
         let result = self.hand_on(batch, entry, left, queries);
         if result.is_err() {
-            // Parts that had run already give the tokens back, so that all of them agree again.
+            // Completed parts roll back, so that all parts hold the same tokens again.
             for row in batch {
                 while let Some(least) = self.disagreement(row.id) {
                     self.parts
@@ -160,7 +160,7 @@ impl Loaded for Relay {
 }
 
 impl Relay {
-    /// The fewest tokens that a part holds of a sequence, if parts hold different numbers.
+    /// Returns the minimum of the tokens that parts hold of a sequence, if the numbers differ.
     fn disagreement(&self, id: SequenceId) -> Option<usize> {
         let lens = || self.parts.iter().map(|part| part.state(id).len);
         let least = lens().min()?;
@@ -172,7 +172,7 @@ impl Caches for Relay {
     fn start(&self, id: SequenceId, mut plan: Plan, room: Room) -> Result<(usize, Plan), Error> {
         let mut least = usize::MAX;
         for (first, part) in self.parts() {
-            // A part may have had to make the context shorter, and says so.
+            // A part may have shortened the context, with a note.
             let started = part.start(id, Self::own(&plan, first, part), room);
             let (n_ctx, own) = started.inspect_err(|_| self.release(id))?;
             least = least.min(n_ctx);
@@ -212,7 +212,7 @@ impl Caches for Relay {
     }
 
     fn state(&self, id: SequenceId) -> CacheState {
-        // All parts hold as many tokens, but not all of them need code any.
+        // All parts hold equal numbers of tokens, but some may code none.
         let states = self.parts.iter().map(|part| part.state(id));
         states.max_by_key(|state| (state.coded, state.mark)).expect("a model has at least one part")
     }
@@ -235,7 +235,7 @@ impl Caches for Relay {
 
     fn cut(&self, id: SequenceId, n: usize) -> usize {
         let mut n = n;
-        // Each part may have to cut further than the others did.
+        // A part may have to truncate further than the others.
         loop {
             let cut = self.parts.iter().fold(n, |n, part| part.cut(id, n.min(part.state(id).len)));
             if cut == n {
@@ -259,7 +259,7 @@ impl Caches for Relay {
 
     fn attach(&self, id: SequenceId, tokens: &[u32], most: usize) -> usize {
         let mut most = most;
-        // All parts begin with what each of them has.
+        // All parts attach the prefix that each of them has.
         loop {
             let attached = self.parts.iter().map(|part| part.attach(id, tokens, most)).min().unwrap_or(0);
             if self.disagreement(id).is_none() {
@@ -302,7 +302,7 @@ impl Caches for Relay {
     }
 
     fn set_budget(&self, bytes: usize) {
-        // Each part has the share of its layers.
+        // Each part gets the share of its layers.
         let n_layers = self.kv_shape().layers.len().max(1);
         for part in &self.parts {
             part.set_budget(bytes / n_layers * part.kv_shape().layers.len());
@@ -324,7 +324,7 @@ mod tests {
     use crate::model::POCKET;
     use crate::runtime::{Sequence, load};
 
-    /// The bundled model, cut before each of these layers.
+    /// The bundled model, split into these parts.
     fn cut(gguf: &Arc<Gguf>, parts: &[Part]) -> Arc<Relay> {
         let part = |part: &Part| {
             let device = CpuDevice::from_env(Some(1)).unwrap();
@@ -350,7 +350,7 @@ mod tests {
         row.iter().map(|logit| logit.to_bits()).collect()
     }
 
-    /// What these tokens leave behind the last layer, `[tokens, n_embd]`.
+    /// Returns the hidden states of these tokens after the last layer, `[tokens, n_embd]`.
     fn left(sequence: &Sequence, tokens: &[u32]) -> Vec<f32> {
         let (batch, mut left) = ([sequence.step_row(tokens.len(), Want::Nothing)], Vec::new());
         sequence.loaded().step(&batch, Entry::Tokens(tokens), Some(&mut left), None).unwrap();
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adapter_changes_the_layers_of_each_part_as_much_as_a_sequence_likes() {
+    fn lora_scales_of_a_sequence_apply_to_all_parts() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
         let open = |name: &str| Arc::new(Gguf::open(folder.join(name)).unwrap());
         let (gguf, adapter) = (open("llama-h64-g8.gguf"), open("adapters/llama-h64-g8.gguf"));
@@ -390,9 +390,10 @@ mod tests {
         assert_eq!(said[1], logits(&start(&cut(&gguf, &[Part::whole(2)])), &text));
     }
 
-    /// What is added to them behind the first two layers has to be where those are.
+    /// DeepStack adds image features behind the first two layers, so both must be in the first
+    /// part.
     #[test]
-    fn rows_of_a_picture_enter_the_first_part() {
+    fn image_rows_enter_the_first_part() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../vision/tests/models/qwen3vl");
         let gguf = Arc::new(Gguf::open(folder.join("text.gguf")).unwrap());
         let (n_layers, n_embd) = (3, Config::from_gguf(&gguf).unwrap().n_embd);
@@ -422,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_cut_anywhere_says_bit_for_bit_the_same() {
+    fn a_model_split_anywhere_gives_the_same_bits() {
         let gguf = Arc::new(Gguf::from_bytes(POCKET).unwrap());
         let n_layers = Config::from_gguf(&gguf).unwrap().layers.len();
         let whole = cut(&gguf, &[Part::whole(n_layers)]);
@@ -437,7 +438,7 @@ mod tests {
             assert_eq!(logits(&sequence, &text[..50]), after_prompt, "cut before layer {n}");
             let fork = sequence.fork();
             assert_eq!(logits(&sequence, &text[50..51]), after_token);
-            // A token that no vocabulary has leaves nothing behind.
+            // A token outside the vocabulary leaves nothing in the caches.
             let bad = [sequence.step_row(1, Want::Last)];
             assert!(relay.step(&bad, Entry::Tokens(&[u32::MAX]), None, None).is_err());
             assert_eq!(sequence.len(), 51);
@@ -452,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn sequences_of_a_cut_model_run_together_and_begin_with_what_others_hold() {
+    fn sequences_of_a_split_model_batch_and_share_prefixes() {
         let gguf = Arc::new(Gguf::from_bytes(POCKET).unwrap());
         let n_layers = Config::from_gguf(&gguf).unwrap().layers.len();
         let relay = cut(&gguf, &Part::split(n_layers, 2));
@@ -478,11 +479,11 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_model_goes_on_from_what_a_whole_one_stored() {
+    fn a_split_model_restores_its_own_page_images() {
         let gguf = Arc::new(Gguf::from_bytes(POCKET).unwrap());
         let n_layers = Config::from_gguf(&gguf).unwrap().layers.len();
         let halves = cut(&gguf, &Part::split(n_layers, 1));
-        // Of the second plan, the first part codes nothing.
+        // With the second plan, the first part codes nothing.
         for policies in ["none", "boundary:1"] {
             let sequence = start_with(&halves, &policies.parse().unwrap());
             logits(&sequence, &text(300));
@@ -497,7 +498,7 @@ mod tests {
             assert_eq!(logits(&restored, &[7]), logits(&sequence, &[7]), "{policies}");
             drop(restored);
 
-            // Of what fails in the last part, the first keeps nothing.
+            // After a failure in the last part, the first part holds nothing.
             let bytes = halves.pool_bytes();
             let last = images_of.len() - 1;
             let broken =
@@ -513,7 +514,7 @@ mod tests {
         let n_layers = Config::from_gguf(&gguf).unwrap().layers.len();
         let whole = Part::whole(n_layers).n_bytes(&gguf);
         assert_eq!(whole, gguf.tensors().iter().map(|info| gguf.data(info).len()).sum::<usize>());
-        // The embedding is the output matrix too, so both ends have it.
+        // The embedding is also the output matrix, so both ends have it.
         let embedding = gguf.tensor("token_embd.weight").unwrap().bytes.len();
         for n in 1..n_layers {
             let halves = Part::split(n_layers, n).map(|part| part.n_bytes(&gguf));

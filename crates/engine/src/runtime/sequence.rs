@@ -1,4 +1,4 @@
-//! A sequence of a loaded model: its number, and what of it never changes.
+//! A sequence of a loaded model: its id and constant properties.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,24 +9,24 @@ use kvant_model::Want;
 use super::{Loaded, MAX_ROWS, Room, SequenceId, StepRow};
 use crate::Error;
 
-/// A sequence; it is let go of when this is dropped.
+/// A sequence; dropping it releases its cache.
 pub(crate) struct Sequence {
     loaded: Arc<dyn Loaded>,
     id: SequenceId,
     plan: Arc<Plan>,
     n_ctx: usize,
-    /// How much of each adapter its tokens are made with; as much as those were loaded with where nothing is said.
+    /// LoRA scales of its tokens; the default scales when `None`.
     strengths: Option<Arc<[f32]>>,
 }
 
-/// A number that no sequence of this process has had.
+/// Returns an id that is unique in this process.
 fn fresh() -> SequenceId {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     SequenceId(NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 impl Sequence {
-    /// An empty sequence.
+    /// Starts an empty sequence.
     pub fn start(loaded: Arc<dyn Loaded>, plan: Plan, room: Room) -> Result<Self, Error> {
         let id = fresh();
         let (n_ctx, plan) = loaded.start(id, plan, room)?;
@@ -46,7 +46,7 @@ impl Sequence {
         Ok(Self { loaded, id, plan: Arc::new(plan), n_ctx, strengths: None })
     }
 
-    /// A second sequence with the same tokens.
+    /// Starts a second sequence with the same tokens.
     pub fn fork(&self) -> Self {
         let id = fresh();
         self.loaded.fork(self.id, id);
@@ -54,7 +54,7 @@ impl Sequence {
         Self { loaded, id, plan, n_ctx: self.n_ctx, strengths: self.strengths.clone() }
     }
 
-    /// The same, whose tokens are made with so much of each adapter.
+    /// Replaces the LoRA scales.
     pub fn with_strengths(mut self, strengths: Option<Arc<[f32]>>) -> Self {
         self.strengths = strengths;
         self
@@ -64,7 +64,7 @@ impl Sequence {
         self.strengths.as_ref()
     }
 
-    /// `n` rows of it in a step.
+    /// Describes `n` rows of the sequence in a step.
     pub fn step_row(&self, n: usize, want: Want) -> StepRow {
         StepRow { id: self.id, n, want, strengths: self.strengths.clone(), places: None }
     }
@@ -73,7 +73,7 @@ impl Sequence {
         &*self.loaded
     }
 
-    /// Whether both are sequences of the same model on the same device.
+    /// Returns whether this is a sequence of `loaded`.
     pub fn is_of(&self, loaded: &Arc<dyn Loaded>) -> bool {
         Arc::ptr_eq(&self.loaded, loaded)
     }
@@ -82,33 +82,33 @@ impl Sequence {
         self.id
     }
 
-    /// What the cache stores.
+    /// Returns the plan of the cache.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// Tokens stored.
+    /// Returns the number of tokens stored.
     pub fn len(&self) -> usize {
         self.loaded.state(self.id).len
     }
 
-    /// The most tokens that the next step may add.
+    /// Returns the maximum number of tokens of the next step.
     pub fn most_rows(&self) -> usize {
         MAX_ROWS.min(self.loaded.most_rows(self.id))
     }
 
-    /// Tokens that fit.
+    /// Returns the context length in tokens.
     pub fn n_ctx(&self) -> usize {
         self.n_ctx
     }
 
-    /// Changes how many tokens fit.
+    /// Sets the context length.
     pub fn set_n_ctx(&mut self, n_ctx: usize) {
         self.loaded.set_n_ctx(self.id, n_ctx);
         self.n_ctx = n_ctx.max(self.len());
     }
 
-    /// Bytes that an f16 cache of the same tokens would have allocated.
+    /// Returns the bytes that an f16 cache of the same tokens would allocate.
     pub fn f16_bytes(&self, shape: &KvShape) -> usize {
         shape.f16_bytes(self.len())
     }

@@ -1,7 +1,8 @@
-//! Tokens that are read on trial, before it is known that they come next.
+//! Speculative decoding: verifies draft tokens in one step.
 //!
-//! What turns out wrong is cut off the cache. States cannot be cut: they go back to where they were before the step, and the tokens that
-//! did come are *owed* to the cache until the next step, which reads them again before its own. Their logits have been seen.
+//! Rejected draft tokens are truncated from the cache. Recurrent states cannot be truncated: they
+//! return to their values before the step, and the accepted tokens become *uncommitted*: the next
+//! step recomputes them before its own. Their logits have been used already.
 
 use kvant_model::{Entry, Want};
 use kvant_text::guess::{Guesser, MOST_GUESSES};
@@ -11,21 +12,23 @@ use crate::Error;
 use crate::clock::Stopwatch;
 use crate::runtime::OnPrediction;
 
-/// The most rows of a step with guesses, what is owed among them: as much as is owed when all but the last comes true, and one more.
+/// Maximum of rows in a verification step, uncommitted tokens included: the uncommitted tokens
+/// after all but the last draft token were accepted, and one more.
 const MOST_ROWS: usize = 1 + MOST_GUESSES;
 
-/// What a step with guesses read.
+/// The rows of a verification step.
 pub(crate) struct Trial {
-    /// Rows of it.
+    /// All rows.
     pub n_rows: usize,
-    /// Guesses among them.
+    /// Draft tokens among them.
     pub n_guesses: usize,
 }
 
 impl Session {
-    /// What may come behind `next`, which is to be fed now: what the text has said before or, where they promise more, predictions of a layer that the
-    /// model has for that ([`OpenOptions::mtp`](crate::OpenOptions::mtp)) or of a [draft model](crate::OpenOptions::draft). As many tokens as pay,
-    /// `most` at most, often none.
+    /// Returns draft tokens behind `next`, the token to be fed now: from prompt lookup or, where
+    /// they promise more, from the MTP layer ([`OpenOptions::mtp`](crate::OpenOptions::mtp)) or a
+    /// [draft model](crate::OpenOptions::draft). Returns as many as are worth their time, at most
+    /// `most`, often none.
     pub fn guess<'g>(&mut self, guesser: &'g mut Guesser, next: u32, most: usize) -> &'g [u32] {
         guesser.look_up(&self.tokens, next);
         if self.predicts() && guesser.wants_predictions(most) {
@@ -43,7 +46,8 @@ impl Session {
         self.drafter.is_some() || self.sequence.loaded().predicts()
     }
 
-    /// Tells what may come behind `next`, one token after the other as long as `on_prediction` likes.
+    /// Passes predictions behind `next` to `on_prediction`, one token after the other until it
+    /// returns `false`.
     pub(super) fn predict(&mut self, next: u32, on_prediction: OnPrediction<'_>) {
         if self.drafter.is_some() {
             return self.with_drafter(|drafter, text| drafter.predict_behind(text, next, on_prediction));
@@ -53,15 +57,15 @@ impl Session {
         loaded.predict(id, self.tokens.len(), next, on_prediction);
     }
 
-    /// Has what drafts for this session read what has just been read here, where it was more than a token: a prompt.
+    /// Has the draft model prefill the tokens just fed here, where there were several: a prompt.
     pub(super) fn be_followed(&mut self, n_read: usize) {
         if n_read > 1 {
             self.with_drafter(Self::follow);
         }
     }
 
-    /// Hands what drafts for this session, if anything does, the tokens that were fed. It changes the time that an answer takes and nothing
-    /// else: where its context is full or there is no memory for it, this goes on without.
+    /// Passes the fed tokens to the draft model, if there is one. It affects speed alone: where its
+    /// context is full or memory runs out, the session continues without it.
     fn with_drafter(&mut self, f: impl FnOnce(&mut Self, &[u32]) -> Result<(), Error>) {
         if let Some(drafter) = &mut self.drafter
             && f(drafter, &self.tokens).is_err()
@@ -70,9 +74,10 @@ impl Session {
         }
     }
 
-    /// [`Session::feed`] of `token` and, in the same step, of as many of `guesses` as cost nothing but their rows: tokens that may come after it.
-    /// As long as they are what is fed next, they have been read already and feeding them takes no time. The session is as if it had been fed
-    /// `token` alone, whatever comes next.
+    /// Works as [`Session::feed`] of `token` and, in the same step, verifies as many of `guesses`
+    /// as cost nothing but their rows: draft tokens that may follow it. While the tokens fed next
+    /// equal them, feeding takes no time. The session equals one that was fed `token` alone,
+    /// whatever follows.
     ///
     /// # Errors
     /// As [`Session::feed`].
@@ -81,7 +86,7 @@ impl Session {
         self.sequence.loaded().finish()
     }
 
-    /// [`Session::feed_ahead`] that need not be done when this returns.
+    /// Works as [`Session::feed_ahead`] without waiting for the device.
     pub(crate) fn queue_ahead(&mut self, token: u32, guesses: &[u32]) -> Result<Trial, Error> {
         if self.take_ahead(&[token]) == 1 {
             return Ok(Trial { n_rows: 0, n_guesses: 0 });
@@ -101,9 +106,10 @@ impl Session {
         Ok(Trial { n_rows, n_guesses: n })
     }
 
-    /// How many of `n` guesses the next step may read behind a token, once this is [settled](Session::settle).
+    /// Returns how many of `n` draft tokens the next step may verify behind a token, after
+    /// [`Session::settle`].
     pub(super) fn n_on_trial(&self, n: usize) -> usize {
-        // Beyond so many rows each costs more.
+        // Each row beyond these costs more.
         let most = n.min(MOST_GUESSES.saturating_sub(self.owed().len()));
         match most {
             0 => 0,
@@ -111,18 +117,18 @@ impl Session {
         }
     }
 
-    /// The tokens that were read on trial and have not been fed since: feeding them takes no step.
+    /// Returns the verified draft tokens that have not been fed yet: feeding them takes no step.
     pub fn ahead(&self) -> &[u32] {
-        // What was given back is not there any more.
+        // Discarded draft tokens are not in the cache any more.
         if self.sequence.len() == self.tokens.len() + self.ahead.len() { &self.ahead } else { &[] }
     }
 
-    /// Whether `token` was read on trial to come next.
+    /// Returns whether `token` is the next verified draft token.
     pub fn foresees(&self, token: u32) -> bool {
         self.ahead().first() == Some(&token)
     }
 
-    /// Feeds as many of `tokens` as were read on trial; returns how many.
+    /// Accepts the verified draft tokens that `tokens` begin with; returns how many.
     pub(super) fn take_ahead(&mut self, tokens: &[u32]) -> usize {
         let n = self.ahead().iter().zip(tokens).take_while(|(ahead, token)| ahead == token).count();
         if n > 0 {
@@ -133,20 +139,21 @@ impl Session {
         n
     }
 
-    /// Gives back what was read on trial. What has been fed keeps its logits, and is owed to the cache where that could not keep it.
+    /// Discards the remaining draft tokens. Fed tokens keep their logits, and become uncommitted
+    /// where the cache could not keep them.
     pub(super) fn settle(&self) {
         if !self.ahead().is_empty() {
             self.sequence.loaded().cut(self.sequence.id(), self.tokens.len());
         }
     }
 
-    /// The last tokens that were fed, as far as the cache has to read them again.
+    /// Returns the uncommitted tokens: the last ones fed that the cache has to recompute.
     pub(super) fn owed(&self) -> &[u32] {
         &self.tokens[self.sequence.len().min(self.tokens.len())..]
     }
 
-    /// [Settles](Session::settle); what is owed then and left to be read in a step with `n` more tokens: it is read by itself where a step does
-    /// not take as many.
+    /// Discards draft tokens and returns the uncommitted tokens, to be recomputed in a step with
+    /// `n` more. Recomputes them in a step of their own where one step is too small for all.
     pub(super) fn owed_with(&self, n: usize) -> Result<&[u32], Error> {
         self.settle();
         if self.owed().len() + n > self.sequence.most_rows() {
@@ -155,7 +162,7 @@ impl Session {
         Ok(self.owed())
     }
 
-    /// Has the cache read what is owed to it, so that it holds what has been fed and nothing else.
+    /// Recomputes the uncommitted tokens, so that the cache holds exactly the fed tokens.
     pub(crate) fn repay(&self) -> Result<(), Error> {
         self.settle();
         let owed = self.owed();

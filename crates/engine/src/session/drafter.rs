@@ -1,4 +1,4 @@
-//! A session of a smaller model that follows another session, to say ahead what comes next there.
+//! A session of the draft model that follows another session and proposes draft tokens.
 
 use kvant_model::Want;
 use kvant_text::guess::MOST_GUESSES;
@@ -8,13 +8,13 @@ use crate::runtime::{MAX_ROWS, OnPrediction, leader};
 use crate::{Error, Model, draft};
 
 impl Session {
-    /// A session of the model that drafts for `model`, where there is one.
+    /// Creates a session of the draft model of `model`, if it has one.
     pub(super) fn drafter_of(model: &Model) -> Result<Option<Box<Self>>, Error> {
         let options = || SessionOptions { n_ctx: None, kv: draft::kv_options() };
         model.draft().map(|draft| draft.session(options()).map(Box::new)).transpose()
     }
 
-    /// Reads what it lacks of `text`, at most as much as a step takes: whoever waits for it waits no longer.
+    /// Prefills the missing tokens of `text`, at most one step of them: this bounds the delay.
     pub(super) fn follow(&mut self, text: &[u32]) -> Result<(), Error> {
         let lacking = self.lacking(text);
         match lacking.len().min(MAX_ROWS) {
@@ -23,8 +23,10 @@ impl Session {
         }
     }
 
-    /// Reads what it lacks of `text`, and `next` behind it. Then tells what this model would say, one token after the other as long as
-    /// `on_prediction` likes. What it has read of that is there already when it comes. Where it lacks much, it [follows](Self::follow) and tells nothing.
+    /// Prefills the missing tokens of `text`, and `next` behind it, and passes the greedy
+    /// continuation to `on_prediction`, one token after the other until it returns `false`.
+    /// Computed predictions stay in the cache and are reused when accepted. Where more than a step
+    /// is missing, it only [follows](Self::follow).
     pub(super) fn predict_behind(
         &mut self,
         text: &[u32],
@@ -50,7 +52,8 @@ impl Session {
         Ok(())
     }
 
-    /// What it has not read of `text`, once it holds a beginning of that and nothing else: what it said ahead counts where it came true.
+    /// Truncates to the common prefix with `text`, accepting predictions that match it, and returns
+    /// the missing tokens.
     fn lacking<'t>(&mut self, text: &'t [u32]) -> &'t [u32] {
         if self.tokens.is_empty() || !text.starts_with(&self.tokens) {
             self.keep_prefix(text);
@@ -89,7 +92,8 @@ mod tests {
         Model::from_gguf(file(name), options).unwrap()
     }
 
-    /// A text that goes on as the model that drafts for `model` says, most often, and what that says behind each of its tokens.
+    /// Samples a text that mostly follows the draft model of `model`; returns it with the model's
+    /// greedy prediction behind each token.
     fn text_and_said(model: &Model, n: usize, random: &mut Random) -> (Vec<u32>, Vec<u32>) {
         let mut session = Session::drafter_of(model).unwrap().unwrap();
         let (mut text, mut said) = (vec![5], Vec::new());
@@ -106,9 +110,10 @@ mod tests {
         (text, said)
     }
 
-    /// Asked at any places of a text, after guesses that came true and others, after steps ahead and back, it says what it says there by itself.
+    /// Predictions at any position of a text, after accepted and rejected drafts, forward and
+    /// backward jumps, equal those of a session that was fed the text alone.
     #[test]
-    fn what_is_predicted_does_not_depend_on_what_was_before() {
+    fn draft_predictions_depend_on_the_text_alone() {
         let names = ["bundled", "llama-h64-g1-yarn", "lfm2-h64-g2-conv3", "qwen35-h64-g2-delta"];
         for (seed, name) in names.into_iter().enumerate() {
             let model = drafted(name);
@@ -128,7 +133,7 @@ mod tests {
                     said.len() < wanted
                 };
                 drafter.predict_behind(&text[..at], text[at], &mut listen).unwrap();
-                // Behind one that does not come, it says something else.
+                // Behind a rejected token, predictions differ.
                 let n_true =
                     said.iter().zip(&text[at + 1..]).take_while(|(said, comes)| said == comes).count();
                 let n_known = said.len().min(n_true + 1);
@@ -137,7 +142,7 @@ mod tests {
                 at = match below(16) {
                     0 => at - below(at.min(70) - 4),
                     1 => at + 40,
-                    // Another text, of which it guesses as well.
+                    // Drafts for another text in between.
                     2 => {
                         let other: Vec<u32> = text[..at].iter().rev().copied().collect();
                         drafter.predict_behind(&other, 1, &mut |_, _| below(2) == 0).unwrap();
@@ -151,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn its_cache_is_counted_and_given_back_with_that_of_the_session() {
+    fn the_draft_cache_is_counted_and_freed_with_the_session() {
         let model = drafted("bundled");
         let mut session = model.session(SessionOptions::default()).unwrap();
         let text: Vec<u32> = (0..400).map(|i| i * 37 % 500).collect();
@@ -165,16 +170,17 @@ mod tests {
         drop(fork);
         session.clear();
         assert_eq!((model.kv_bytes(), session.kv().bytes_draft), (0, 0));
-        // Where there is no memory for it, the session goes on without.
+        // Without memory for the draft model's cache, the session continues without it.
         model.set_kv_budget(own);
         session.feed(&text, &mut |_| true).unwrap();
         assert!(session.drafter.is_none());
         assert_eq!(model.kv_bytes(), own);
     }
 
-    /// A prompt is followed as it is read, of one session by itself; else when it is asked, step by step.
+    /// The draft model prefills along with a session that is fed alone; in batches it catches up
+    /// step by step when a prediction is requested.
     #[test]
-    fn what_lacks_much_tells_nothing_before_it_has_read_that() {
+    fn a_draft_model_behind_by_a_step_catches_up_first() {
         let model = drafted("bundled");
         let text: Vec<u32> = (0..2 * MAX_ROWS as u32 + 40).map(|i| i * 37 % 500).collect();
         let n_drafted = |session: &Session| session.drafter.as_ref().unwrap().tokens.len();
@@ -189,7 +195,7 @@ mod tests {
         let [mut alone, mut a, mut b] = [0; 3].map(|_| model.session(SessionOptions::default()).unwrap());
         alone.feed(&text, &mut |_| true).unwrap();
         assert_eq!((n_drafted(&alone), n_told(&mut alone)), (text.len(), 1));
-        // What others have read is not there to be begun with.
+        // A text that other sessions do not hold, so that no prefix can be attached.
         let others: Vec<u32> = text.iter().map(|token| token + 1).collect();
         Session::feed_together(&mut [Feed::new(&mut a, &others), Feed::new(&mut b, &others)]).unwrap();
         assert_eq!((n_drafted(&a), n_drafted(&b)), (0, 0));

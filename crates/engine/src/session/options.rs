@@ -1,4 +1,4 @@
-//! What a session stores and how long it is, and what that takes.
+//! Options of a session: KV types, context length, and the resulting size.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -8,45 +8,48 @@ use kvant_kv::{Balance, KvError, KvShape, Plan, Policies, Policy};
 
 use crate::Error;
 
-/// What keys and values are multiplied by before they are stored in codes, and divided by where they are read.
+/// Channel scales: keys and values are multiplied by them before quantization, and divided by them
+/// when read.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub enum KvBalance {
-    /// Nothing.
+    /// No scales.
     Off,
-    /// Factors that follow from the model's weights.
+    /// Scales derived from the model's weights.
     #[default]
     Weights,
-    /// Factors and centres that were measured, as those of a [plan](crate::KvPlan).
+    /// Measured scales and centres, as those of a [plan](crate::KvPlan).
     Plan(Arc<Balance>),
 }
 
-/// What the KV cache stores.
+/// Types of the KV cache.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KvOptions {
     /// Type of the keys.
     pub k: DType,
     /// Type of the values.
     pub v: DType,
-    /// Rules that change the types of some heads or keep some tokens in f16.
+    /// Rules that change the types of some heads or store some tokens in f16.
     pub policies: Policies,
-    /// What keys and values are multiplied by before they are stored in codes.
+    /// Channel scales of keys and values.
     pub balance: KvBalance,
-    /// Whether the youngest tokens, those that do not fill a tile yet, wait in f16. On except for measurements:
-    /// without, what is stored depends on how tokens are fed.
+    /// Whether the tail, the youngest tokens up to a full tile, is f16. Off for measurements only:
+    /// without a tail, the stored codes depend on how tokens are fed.
     pub tail: bool,
 }
 
-/// What a code may do to scores where nobody asked for it, in nats squared: a thirtieth of what a named type may.
+/// Bound on the score noise of the default KV type, in nats squared: a thirtieth of the bound for
+/// an explicitly chosen type.
 const MOST_UNNAMED_NOISE: f64 = 0.08;
 
 impl KvOptions {
-    /// The same type for keys and values, with the default policies.
+    /// Returns options with the same type for keys and values, and the default policies.
     pub fn symmetric(dtype: DType) -> Self {
         Self { k: dtype, v: dtype, ..Default::default() }
     }
 
-    /// What a model of this shape stores where nobody names a type: the smallest of which no model that was measured loses 0.005 nats
-    /// (docs/quality.md). Of latent vectors the weights say nothing: q8_0.
+    /// Returns the default options for a model of this shape: the smallest type with which no
+    /// measured model loses 0.005 nats (docs/quality.md). The weights give no estimate for the
+    /// latent vectors of MLA: q8_0.
     pub fn unnamed(shape: &KvShape) -> Self {
         let is_latent = shape.layers.iter().any(|layer| layer.joint);
         let policies = vec![Policy::AutoKeys { most: MOST_UNNAMED_NOISE }, Policy::Sink(TILE)];
@@ -54,10 +57,10 @@ impl KvOptions {
         Self { policies: Policies(policies), ..Self::symmetric(dtype) }
     }
 
-    /// What each layer and head of a model of this shape stores then.
+    /// Returns the resulting plan: the type of each layer and head of a model of this shape.
     ///
     /// # Errors
-    /// Policies or a balance that do not fit the model.
+    /// Policies or channel scales that do not fit the model.
     pub fn plan(&self, shape: &KvShape) -> Result<Plan, KvError> {
         let mut plan = Plan::new(shape, self.k, self.v, &self.policies)?;
         let is_coded = || {
@@ -78,7 +81,7 @@ impl KvOptions {
     }
 }
 
-/// One type for keys and values, or `K/V`.
+/// Parses one type for keys and values, or `K/V`.
 impl FromStr for KvOptions {
     type Err = Error;
 
@@ -104,36 +107,37 @@ impl Default for KvOptions {
     }
 }
 
-/// How to make a session.
+/// Options of a session.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SessionOptions {
-    /// Tokens the context holds; the model's training length when `None`. A model with LongRoPE turns positions otherwise in
-    /// contexts that are longer than its [original one](kvant_model::Config::n_ctx_short).
+    /// Context length in tokens; the model's training length when `None`. A model with LongRoPE
+    /// uses its long factors in contexts beyond its [original
+    /// one](kvant_model::Config::n_ctx_short).
     pub n_ctx: Option<usize>,
-    /// What the cache stores.
+    /// Types of the KV cache.
     pub kv: KvOptions,
 }
 
-/// What a cache takes, measured.
+/// Measured size of a KV cache.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KvUse {
     /// Tokens stored.
     pub tokens: usize,
-    /// Bytes allocated: pages, f16 parts and padding.
+    /// Bytes allocated: pages, f16 windows and padding.
     pub bytes: usize,
-    /// Bytes an f16 cache would have allocated for the same tokens.
+    /// Bytes that an f16 cache of the same tokens would allocate.
     pub bytes_f16: usize,
-    /// Bytes that the cache of a [draft model](crate::OpenOptions::draft) has allocated beside.
+    /// Bytes allocated by the cache of the [draft model](crate::OpenOptions::draft), in addition.
     pub bytes_draft: usize,
     /// Name of the keys' type (`mixed` when heads differ).
     pub type_k: &'static str,
     /// Name of the values' type (`mixed` when heads differ).
     pub type_v: &'static str,
-    /// Bits per key value, scales included.
+    /// Bits per value of the keys, scales included.
     pub bpv_k: f64,
-    /// Bits per value value, scales included.
+    /// Bits per value of the values, scales included.
     pub bpv_v: f64,
-    /// What policies changed, one line each.
+    /// Changes made by policies, one line each.
     pub notes: Vec<String>,
 }
 
@@ -144,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_coded_cache_is_balanced_by_the_weights_unless_a_plan_or_nothing_was_asked_for() {
+    fn channel_scales_come_from_weights_unless_a_plan_is_given() {
         let heads = KvLayerShape {
             n_heads: 1,
             n_kv_heads: 1,
@@ -174,7 +178,7 @@ mod tests {
         );
         assert_eq!(plan(DType::Turbo3, KvBalance::Plan(Arc::clone(&of_plan)), &shape).balance, Some(of_plan));
         assert_eq!(plan(DType::Turbo3, KvBalance::Off, &shape).balance, None);
-        // Floats lose nothing that factors could spread.
+        // Scales would not reduce the error of floats.
         assert_eq!(plan(DType::F16, KvBalance::Weights, &shape).balance, None);
         let even = Balance { layers: vec![LayerBalance::none(&heads)] };
         let shape = KvShape { statistics: statistics(even), ..KvShape::uniform(1, heads) };

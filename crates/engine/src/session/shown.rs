@@ -1,4 +1,4 @@
-//! Pictures that a session has been shown, and where its tokens are then.
+//! Images of a session, and the M-RoPE positions of its tokens.
 
 use std::sync::Arc;
 
@@ -8,14 +8,14 @@ use super::Session;
 use crate::runtime::StepRow;
 
 impl Session {
-    /// Whether a picture is among its tokens.
+    /// Returns whether the context has image tokens.
     pub fn holds_pictures(&self) -> bool {
         self.tokens.iter().any(|&token| self.sequence.loaded().extra().is_extra(token))
     }
 
-    /// Keeps the rows of pictures among `tokens`.
+    /// Retains the image rows among `tokens`.
     pub(super) fn keep_shown(&mut self, tokens: &[u32]) {
-        // What is gone already, nobody can keep.
+        // Freed rows cannot be retained.
         for rows in self.sequence.loaded().extra().of(tokens).unwrap_or_default() {
             if !self.shown.iter().any(|shown| Arc::ptr_eq(shown, &rows)) {
                 self.shown.push(rows);
@@ -23,12 +23,14 @@ impl Session {
         }
     }
 
-    /// Rows of it in a step that reads `tokens` after what its cache holds. What they show has been [kept](Self::keep_shown).
+    /// Describes a step over `tokens` behind the cached ones. Their image rows must have been
+    /// [retained](Self::keep_shown).
     pub(super) fn step_row(&self, tokens: &[u32], want: Want) -> StepRow {
         StepRow { places: self.places(tokens), ..self.sequence.step_row(tokens.len(), want) }
     }
 
-    /// Where `tokens` are, where that is not behind each other: a picture lies in a plane, and what follows it comes after its longer side.
+    /// Returns the M-RoPE positions of `tokens`, or `None` where they are consecutive: the
+    /// positions of an image span a plane, and the text after it continues behind its longer side.
     fn places(&self, tokens: &[u32]) -> Option<Arc<[Place]>> {
         let has_axes = self.model.config().ropes.iter().any(|rope| rope.has_axes());
         if self.shown.is_empty() || !has_axes {

@@ -1,4 +1,4 @@
-//! Several sessions that read in the same steps.
+//! Batched steps: feeds several sessions in one pass over the weights.
 
 use kvant_model::{Entry, Want};
 
@@ -6,26 +6,28 @@ use super::Session;
 use crate::runtime::MAX_ROWS;
 use crate::{Error, Model, Pooled};
 
-/// What one of several sessions reads in a step.
+/// The input of one session in a batch.
 pub struct Feed<'a> {
     /// The session.
     pub session: &'a mut Session,
-    /// Tokens to read after what is there, at least one.
+    /// Tokens to append, at least one.
     pub tokens: &'a [u32],
-    /// What may come after a single token, to be read on trial as [`Session::feed_ahead`] does; else, and behind several tokens, none.
+    /// Draft tokens to verify behind a single token, as in [`Session::feed_ahead`]; ignored behind
+    /// several tokens.
     pub guesses: &'a [u32],
-    /// Takes up the states of the tokens, where those are wanted: there are no logits, and no guesses, then.
+    /// Receives the hidden states of the tokens; such a feed has no logits and no draft tokens.
     pub pooled: Option<&'a mut Pooled>,
 }
 
 impl<'a> Feed<'a> {
-    /// `tokens` for `session`, and no guesses.
+    /// Creates a feed of `tokens` for `session`, without draft tokens.
     pub fn new(session: &'a mut Session, tokens: &'a [u32]) -> Self {
         Self { session, tokens, guesses: &[], pooled: None }
     }
 }
 
-/// What a feed has in a step: its index, what is owed to its cache, its rows, and guesses behind them.
+/// The rows of a feed in a step: its index, its uncommitted tokens, its new tokens, and its draft
+/// tokens.
 struct Share {
     index: usize,
     n_owed: usize,
@@ -34,12 +36,13 @@ struct Share {
 }
 
 impl Session {
-    /// Reads tokens for each of several sessions of one model, as many as each likes, in one pass over its weights: together
-    /// they take little longer than one of them, as long as the weights are what takes the time. Afterwards each stands, bit
-    /// for bit, as if it had been fed alone.
+    /// Feeds tokens to several sessions of one model in one pass over its weights: a batch takes
+    /// little longer than one session, while the weights bound the time. Each session is then
+    /// bit-identical to one that was fed alone (batch invariance).
     ///
     /// # Errors
-    /// As [`Session::feed`]; sessions of several models. What takes several steps may have been read in part.
+    /// As [`Session::feed`]; sessions of several models. Feeds of several steps may have been
+    /// processed in part.
     pub fn feed_together(feeds: &mut [Feed<'_>]) -> Result<(), Error> {
         let Some(first) = feeds.first() else { return Ok(()) };
         let model = first.session.model.clone();
@@ -59,7 +62,8 @@ impl Session {
 }
 
 impl Feed<'_> {
-    /// Feeds what was read on trial, whose states nobody has kept. Returns how much.
+    /// Accepts verified draft tokens, unless their hidden states are needed, which were not kept.
+    /// Returns how many.
     fn take_ahead(&mut self) -> usize {
         if self.pooled.is_some() {
             self.session.settle();
@@ -69,8 +73,8 @@ impl Feed<'_> {
     }
 }
 
-/// The next rows of a feed together, of each feed that has some; of those that want states, first of all, as a step gives those or logits.
-/// `None` when all is read.
+/// Returns the rows of the next step, for each feed with tokens left. Pooling feeds come first, as
+/// a step returns either hidden states or logits. `None` when all tokens are processed.
 fn next_batch(feeds: &[Feed<'_>], read: &[usize]) -> Result<Option<Vec<Share>>, Error> {
     let mut room = MAX_ROWS;
     let mut batch = Vec::new();
@@ -97,7 +101,7 @@ fn next_batch(feeds: &[Feed<'_>], read: &[usize]) -> Result<Option<Vec<Share>>, 
     Ok((!batch.is_empty()).then_some(batch))
 }
 
-/// One step of a feed together.
+/// Runs one step of a batch.
 fn step(model: &Model, feeds: &mut [Feed<'_>], batch: &[Share], read: &mut [usize]) -> Result<(), Error> {
     let (mut rows, mut entering) = (Vec::new(), Vec::new());
     let pools = batch.iter().all(|share| feeds[share.index].pooled.is_some());
@@ -132,7 +136,7 @@ fn step(model: &Model, feeds: &mut [Feed<'_>], batch: &[Share], read: &mut [usiz
                 next_row += 1 + n_guesses;
             }
             read[index] += n;
-            // Several have a step's time in common, and each what drafts for it to itself.
+            // A prefill of the draft model here would delay the other sessions of a batch.
             if is_alone && !pools {
                 session.be_followed(n);
             }

@@ -1,4 +1,4 @@
-//! The file that tuning is kept in: what was found for the CPU, and for any number of adapters.
+//! The tuning file: results for the CPU, and for any number of adapters.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use kvant_cpu::Tuning;
 use serde::{Deserialize, Serialize};
 
-/// The file.
+/// Contents of the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Kept {
@@ -14,7 +14,7 @@ pub(crate) struct Kept {
     pub adapters: Vec<KeptAdapter>,
 }
 
-/// What was found for a CPU.
+/// Results for a CPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct KeptCpu {
@@ -33,7 +33,7 @@ impl KeptCpu {
     }
 }
 
-/// Which adapter: another driver, or another version of it, compiles otherwise.
+/// Identity of an adapter: another driver, or another version of it, compiles differently.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AdapterName {
@@ -43,7 +43,7 @@ pub(crate) struct AdapterName {
     pub driver: String,
 }
 
-/// What was found for an adapter.
+/// Results for an adapter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct KeptAdapter {
@@ -51,21 +51,21 @@ pub(crate) struct KeptAdapter {
     pub ways: Vec<Way>,
 }
 
-/// How an adapter attends over types of the cache that are read alike.
+/// Attention variant of an adapter for one class of KV types.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Way {
-    /// The types: `floats`, `integers` or `codebooks`.
+    /// The class: `floats`, `integers` or `codebooks`.
     pub types: String,
-    /// How codes become levels, such as `select`; of codebooks alone.
+    /// Codebook lookup, such as `select`; for codebooks alone.
     pub look_ups: Option<String>,
-    /// Queries that share what is unpacked, at most.
+    /// Maximum of queries that share unpacked codes.
     pub queries: usize,
-    /// Words of codes that a thread takes at a time.
+    /// Words of codes per thread and iteration.
     pub words: usize,
 }
 
-/// Where the file is; `None` where none is wanted, or there is no place for it.
+/// Returns the path of the file; `None` where tuning is off, or no cache folder exists.
 pub(crate) fn path() -> Option<PathBuf> {
     match std::env::var_os("KVANT_TUNING") {
         Some(path) => (path != "off").then(|| path.into()),
@@ -73,14 +73,14 @@ pub(crate) fn path() -> Option<PathBuf> {
     }
 }
 
-/// What the file at `path` holds; `None` where there is none.
+/// Reads the file at `path`; `None` where it does not exist.
 pub(crate) fn read(path: &Path) -> io::Result<Option<Kept>> {
     match kvant_files::read(path) {
         Ok(text) => match serde_json::from_slice::<Kept>(&text)? {
             kept if kept.cpu.as_ref().is_none_or(|cpu| cpu.tuning().can_be_found()) => Ok(Some(kept)),
-            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "numbers that tuning does not come to")),
+            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "values that tuning cannot result in")),
         },
-        // Without a home, or with one that is no folder, nothing was kept.
+        // Without a home, or with one that is not a folder, no results are saved.
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             Ok(None)
         }

@@ -1,9 +1,10 @@
-//! What `kvant doctor --tune` found on this machine, kept in a small file.
+//! Results of `kvant doctor --tune` on this machine, in a small file.
 //!
-//! The file is `kvant/tuning.json` in the user's cache folder; `KVANT_TUNING` names another, or is `off`. What it says of the CPU counts
-//! only for the processor, the kernel set and the number of threads it was measured with, and what it says of an adapter for the
-//! product, the interface and the driver. A file that cannot be read, or that another version wrote, and ways that an adapter
-//! does not go, count for nothing and stop nothing; [`unusable`] tells of them.
+//! The file is `kvant/tuning.json` in the user's cache folder; `KVANT_TUNING` names another, or is
+//! `off`. CPU results apply only to the processor, the kernel set and the number of threads of the
+//! measurement; adapter results to the product, the interface and the driver. An unreadable file,
+//! one of another version, and variants that an adapter does not support are ignored; [`unusable`]
+//! lists them.
 
 mod file;
 
@@ -22,31 +23,31 @@ use file::{KeptCpu, path};
 
 use crate::{DeviceChoice, Error, adapter};
 
-/// What was tried, and where the winners are kept.
+/// Timed candidates, and the file with the winners.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tuned<T> {
-    /// Every candidate, in the order of the numbers.
+    /// Every candidate, in numerical order.
     pub trials: Vec<T>,
     /// The file.
     pub path: PathBuf,
 }
 
-/// A way of an adapter that was tried.
+/// A timed attention variant of an adapter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WayTrial {
-    /// The way.
+    /// The variant.
     pub way: Way,
     /// Seconds of attention in one layer: the median of the rounds.
     pub seconds: f64,
-    /// Whether it was taken.
+    /// Whether it was selected.
     pub is_taken: bool,
 }
 
-/// Times the candidates on this machine with `n_threads` threads (all cores when `None`) and keeps the winners for all
-/// later runs.
+/// Times the candidates on this machine with `n_threads` threads (all cores when `None`) and saves
+/// the winners for all later runs.
 ///
 /// # Errors
-/// When a setting cannot be honoured, memory runs out, or the file cannot be written.
+/// When a setting cannot be applied, memory runs out, or the file cannot be written.
 pub fn tune(n_threads: Option<usize>) -> Result<Tuned<Trial>, Error> {
     let path = target()?;
     let n_threads = CpuDevice::from_env(n_threads)?.info().n_threads;
@@ -59,11 +60,12 @@ pub fn tune(n_threads: Option<usize>) -> Result<Tuned<Trial>, Error> {
     Ok(Tuned { trials, path })
 }
 
-/// Times the ways that adapter `index` attends, for each class of types, and keeps the winners for all later runs on it. `progress` is
-/// told what part of it is done.
+/// Times the attention variants of adapter `index` for each class of types, and saves the winners
+/// for all later runs on it. `progress` receives the fraction done.
 ///
 /// # Errors
-/// When there is no such adapter, a kernel does not compile there, memory runs out, or the file cannot be written.
+/// When the adapter does not exist, a kernel does not compile on it, memory runs out, or the file
+/// cannot be written.
 pub fn tune_adapter(index: usize, progress: &mut dyn FnMut(f32)) -> Result<Tuned<WayTrial>, Error> {
     let path = target()?;
     let (name, trials) = adapter::tune(index, progress)?;
@@ -76,7 +78,7 @@ pub fn tune_adapter(index: usize, progress: &mut dyn FnMut(f32)) -> Result<Tuned
     Ok(Tuned { trials, path })
 }
 
-/// The file, which can be written.
+/// Returns the path of the file, after checking that it is writable.
 fn target() -> Result<PathBuf, Error> {
     let Some(path) = path() else {
         let expected = "a cache folder: set HOME, XDG_CACHE_HOME or KVANT_TUNING".to_owned();
@@ -87,7 +89,7 @@ fn target() -> Result<PathBuf, Error> {
     Ok(path)
 }
 
-/// Changes what is kept, or begins anew where the file cannot be read.
+/// Changes the saved results, or starts from defaults where the file cannot be read.
 fn keep(path: &Path, change: impl FnOnce(&mut Kept)) -> Result<(), Error> {
     let mut kept = file::read(path).ok().flatten().unwrap_or_default();
     change(&mut kept);
@@ -103,16 +105,17 @@ fn refused(path: &Path, error: &io::Error) -> Error {
     }
 }
 
-/// What is kept and counts for nothing.
+/// Saved results that are ignored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unusable {
-    /// The device whose tuning makes it anew.
+    /// The device whose tuning replaces them.
     pub device: DeviceChoice,
-    /// Why it counts for nothing, in one line.
+    /// The reason, in one line.
     pub why: String,
 }
 
-/// What is kept and counts for nothing: the file, where it cannot be read, else what it says of adapters of this machine.
+/// Lists saved results that are ignored: the whole file where it cannot be read, else those of
+/// adapters of this machine.
 pub fn unusable() -> Vec<Unusable> {
     let Some(path) = path() else { return Vec::new() };
     let told = |device, why| Unusable { device, why: format!("{}: {why}", printable_path(&path)) };
@@ -125,15 +128,16 @@ pub fn unusable() -> Vec<Unusable> {
     }
 }
 
-/// What is kept; nothing where it cannot be read.
+/// Returns the saved results; defaults where the file cannot be read.
 pub(crate) fn kept() -> Kept {
     path().and_then(|path| file::read(&path).ok()?).unwrap_or_default()
 }
 
-/// The CPU with `n_threads` threads (all cores when `None`), which computes prompts so, tuned when this machine has been.
+/// Opens the CPU with `n_threads` threads (all cores when `None`) and this prefill precision, with
+/// saved tuning results.
 ///
 /// # Errors
-/// When a setting cannot be honoured.
+/// When a setting cannot be applied.
 pub(crate) fn open_cpu(n_threads: Option<usize>, math: PromptMath) -> Result<CpuDevice, Error> {
     let device = CpuDevice::from_env(n_threads)?.with_prompt_math(math).map_err(|error| match error {
         BackendError::Setting { name, expected, got } => Error::Setting { name, expected, got },
@@ -146,16 +150,17 @@ pub(crate) fn open_cpu(n_threads: Option<usize>, math: PromptMath) -> Result<Cpu
     Ok(if fits { device.with_tuning(kept.tuning()) } else { device })
 }
 
-/// The processor's own name, where the system tells it.
+/// Returns the processor's name, where the system reports it.
 pub fn cpu_name() -> Option<String> {
     match fs::read_to_string("/proc/cpuinfo") {
         Ok(info) => name_in(&info),
-        // Windows tells every process.
+        // Windows has it in an environment variable.
         Err(_) => std::env::var("PROCESSOR_IDENTIFIER").ok(),
     }
 }
 
-/// What `/proc/cpuinfo` calls the processor. Of 64-bit ARM it has no name, but who made each core and which one it is.
+/// Parses the processor's name from `/proc/cpuinfo`. On 64-bit ARM it consists of the implementer
+/// and part of each core.
 fn name_in(info: &str) -> Option<String> {
     let fields = || {
         info.lines().filter_map(|line| line.split_once(':')).map(|(key, value)| (key.trim(), value.trim()))
@@ -184,7 +189,7 @@ mod tests {
     use super::name_in;
 
     #[test]
-    fn a_processor_has_the_name_that_the_system_gives_it_or_those_of_its_cores() {
+    fn processor_names_come_from_the_system_or_the_cores() {
         let x86 = "processor\t: 0\nmodel name\t: AMD EPYC 9B45\nflags\t\t: fpu\n\nprocessor\t: 1\nmodel name\t: AMD EPYC 9B45\n";
         assert_eq!(name_in(x86).unwrap(), "AMD EPYC 9B45");
         let core = |part| {

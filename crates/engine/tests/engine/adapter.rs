@@ -1,4 +1,5 @@
-//! A model on an adapter of Vulkan, Metal or DX12 says what it says on the CPU. Without an adapter nothing is said but that.
+//! A model on a Vulkan, Metal or DX12 adapter has the logits of the CPU. Without an adapter, the
+//! test only reports that it was skipped.
 #![cfg(feature = "wgpu")]
 
 use crate::isa_process::runs_on;
@@ -18,15 +19,16 @@ fn session(device: DeviceChoice, weights: Option<DType>, k: &str, v: &str) -> Se
     model.session(SessionOptions { n_ctx: Some(256), kv }).unwrap()
 }
 
-/// Logarithms of the probabilities that come of logits.
+/// Returns the log-softmax of logits.
 fn log_softmax(logits: &[f32]) -> Vec<f64> {
     let most = logits.iter().fold(f32::MIN, |most, &logit| most.max(logit));
     let total: f64 = logits.iter().map(|&logit| f64::from(logit - most).exp()).sum();
     logits.iter().map(|&logit| f64::from(logit - most) - total.ln()).collect()
 }
 
-/// Rounding activations to bytes costs more than all else that adapters do: the CPU's kernels that do not are asked, in a process whose
-/// environment says so. An adapter rounds none for weights in f16; for others it may cost what rounding may.
+/// Rounding activations to bytes costs more than all other differences of adapters, so the
+/// reference is the CPU's kernel set without it, in a process with that environment. An adapter
+/// rounds no activations for f16 weights; for other types the bound allows for rounding.
 #[test]
 fn an_adapter_gives_the_logits_of_the_cpu() {
     const NAME: &str = "adapter::an_adapter_gives_the_logits_of_the_cpu";

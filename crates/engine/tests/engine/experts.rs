@@ -1,4 +1,4 @@
-//! Models whose feed-forward layers are experts.
+//! Mixture-of-experts models.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ fn fixture(name: &str) -> Gguf {
     Gguf::open(dir.join(name)).unwrap()
 }
 
-/// The file without the tensors that `leave` names.
+/// Returns the file without the tensor `leave`.
 fn without(gguf: &Gguf, leave: &str) -> Gguf {
     let mut writer = GgufWriter::with_meta(gguf.meta()).unwrap();
     let kept = || gguf.tensors().iter().filter(|info| info.name != leave);
@@ -49,7 +49,7 @@ fn session(model: &Model) -> Session {
     model.session(SessionOptions { n_ctx: Some(300), kv: KvOptions::symmetric(DType::Turbo3) }).unwrap()
 }
 
-/// The logits after all of `tokens`, in steps of `chunk`.
+/// Returns the logits after all of `tokens`, in steps of `chunk`.
 fn fed(model: &Model, tokens: &[u32], chunk: usize) -> Vec<u32> {
     let mut session = session(model);
     tokens.chunks(chunk).for_each(|tokens| session.feed(tokens, &mut |_| true).unwrap());
@@ -57,7 +57,7 @@ fn fed(model: &Model, tokens: &[u32], chunk: usize) -> Vec<u32> {
 }
 
 #[test]
-fn experts_say_the_same_bits_however_tokens_are_fed_and_on_any_number_of_threads() {
+fn experts_are_batch_invariant_on_any_number_of_threads() {
     let tokens: Vec<u32> = (0..150).map(|i| i * 37 % 1000).collect();
     for dtype in [DType::Q4_0, DType::Q6K, DType::F16] {
         let model = |n_threads| {
@@ -71,7 +71,7 @@ fn experts_say_the_same_bits_however_tokens_are_fed_and_on_any_number_of_threads
         let three = model(3);
         assert_eq!(fed(&three, &tokens, 40), want, "{dtype}, on three threads");
 
-        // In company, after a rewind, and from a fork.
+        // In a batch, after a rewind, and from a fork.
         let (mut a, mut b) = (session(&three), session(&three));
         a.feed(&tokens[..140], &mut |_| true).unwrap();
         b.feed(&tokens[100..140], &mut |_| true).unwrap();
@@ -80,7 +80,7 @@ fn experts_say_the_same_bits_however_tokens_are_fed_and_on_any_number_of_threads
         Session::feed_together(&mut feeds).unwrap();
         let bits =
             |session: &mut Session| session.logits().unwrap().iter().map(|l| l.to_bits()).collect::<Vec<_>>();
-        assert_eq!(bits(&mut a), want, "{dtype}, in company");
+        assert_eq!(bits(&mut a), want, "{dtype}, in a batch");
         let mut fork = a.fork();
         for session in [&mut a, &mut fork] {
             session.rewind(77).unwrap();
@@ -91,11 +91,12 @@ fn experts_say_the_same_bits_however_tokens_are_fed_and_on_any_number_of_threads
 }
 
 #[test]
-fn all_experts_are_held_and_a_token_reads_those_that_it_chooses() {
+fn all_experts_are_loaded_and_a_token_reads_its_routed_ones() {
     let model =
         Model::from_gguf(Shape::named("tiny-moe").unwrap().model(DType::Q8_0, 64).unwrap(), options(1))
             .unwrap();
-    // Four layers of eight experts, each three matrices of 256 x 256, of which a token chooses two.
+    // Four layers of eight experts, each three matrices of 256 x 256; the router selects two per
+    // token.
     let experts = 4 * 8 * 3 * 256 * 256 / 32 * 34;
     assert_eq!(model.weight_bytes() - model.weight_bytes_per_token(), experts / 8 * 6);
     let [first, last] = Part::split(4, 1).map(|part| part.expert_bytes(model.gguf(), model.config()));
@@ -103,7 +104,7 @@ fn all_experts_are_held_and_a_token_reads_those_that_it_chooses() {
 }
 
 #[test]
-fn experts_retyped_while_loading_are_those_of_a_file_written_so() {
+fn experts_converted_on_load_equal_those_of_a_quantized_file() {
     let path = std::env::temp_dir().join(format!("kvant-experts-{}.gguf", std::process::id()));
     let gguf = fixture("qwen3moe-h64-g2-dense1.gguf");
     quantize(&gguf, &path, DType::Q8_0, &mut |_| ()).unwrap();
@@ -117,7 +118,7 @@ fn experts_retyped_while_loading_are_those_of_a_file_written_so() {
 }
 
 #[test]
-fn experts_that_stay_in_the_file_say_the_same() {
+fn mapped_experts_give_the_same_logits() {
     let tokens: Vec<u32> = (0..60).map(|i| i * 37 % 64).collect();
     let mapped = || OpenOptions { maps_experts: true, ..options(2) };
     for name in

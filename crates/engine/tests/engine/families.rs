@@ -1,4 +1,5 @@
-//! What files get wrong about the families with a layout of their own: one line each, that names the key or the tensor.
+//! Faulty files of families with layouts of their own: one-line errors that name the key or the
+//! tensor.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,9 +14,10 @@ const COHERE: &str = "cohere2-h64-g2-window20";
 const GPT_OSS: &str = "gptoss-h64-g4-window24-sinks";
 const MISTRAL: &str = "mistral3-h64-g2-yarn-growing";
 const LFM2MOE: &str = "lfm2moe-h64-g2-conv3-dense1";
-/// With the sizes of heads as the model says them, and as they meet the latent vector.
+/// MLA models with the head sizes of the model, and with those of absorbed projections.
 const LATENT: [&str; 2] = ["deepseek2-latent512-lite", "deepseek3-latent192-yarn"];
-/// One whose values are what its keys are made of, and one that shares some and is given numbers of each token.
+/// A model whose values derive from its keys, and one with shared keys and values and per-layer
+/// embeddings.
 const GEMMA4: [&str; 2] = ["gemma4-h64-h128-g4-window20-keys", "gemma4-h64-h96-g2-window24-shared-given"];
 
 fn fixture(name: &str) -> Gguf {
@@ -23,7 +25,7 @@ fn fixture(name: &str) -> Gguf {
     Gguf::open(dir.join(format!("{name}.gguf"))).unwrap()
 }
 
-/// A fixture with some of its keys set, taken out where there is no value, and a tensor gone by another name.
+/// Returns a fixture with changed keys, removed where there is no value, and one tensor renamed.
 fn changed(name: &str, keys: &[(&str, Option<Value<'_>>)], tensor: Option<[&str; 2]>) -> Gguf {
     let gguf = fixture(name);
     let mut writer = GgufWriter::new();
@@ -52,7 +54,7 @@ fn changed(name: &str, keys: &[(&str, Option<Value<'_>>)], tensor: Option<[&str;
     Gguf::from_bytes(bytes).unwrap()
 }
 
-/// A fixture with keys set, and its tensors as `change` makes them.
+/// Returns a fixture with changed keys, and its tensors as `change` returns them.
 fn rewritten(
     gguf: &Gguf,
     set: impl FnOnce(&mut GgufWriter),
@@ -76,7 +78,7 @@ fn open(gguf: Gguf) -> Result<Model, String> {
     Model::from_gguf(gguf, options).map_err(|error| error.to_string())
 }
 
-/// Logits of the first tokens.
+/// Returns the logits after the first tokens.
 fn logits(model: &Model, n: u32) -> Vec<f32> {
     let kv = KvOptions::symmetric("f32".parse().unwrap());
     let mut session = model.session(SessionOptions { n_ctx: Some(64), kv }).unwrap();
@@ -85,7 +87,7 @@ fn logits(model: &Model, n: u32) -> Vec<f32> {
 }
 
 #[test]
-fn a_file_that_lacks_what_its_family_needs_is_told_so_in_a_line() {
+fn faulty_family_metadata_is_refused_with_one_line() {
     let f32 = |value: f32| Some(Value::F32(value));
     let u32 = |value: u32| Some(Value::U32(value));
     let scale = "mistral3.attention.temperature_scale";
@@ -103,7 +105,7 @@ fn a_file_that_lacks_what_its_family_needs_is_told_so_in_a_line() {
         (MISTRAL, scale, f32(f32::NAN), "temperature_scale: expected a finite number"),
         (MISTRAL, scale, f32(-0.1), "temperature_scale: expected a finite number"),
         (MISTRAL, "mistral3.attention.temperature_length", u32(0), "expected a positive number, got 0"),
-        (MISTRAL, "mistral3.rope.dimension_count", u32(32), "where heads are not turned whole"),
+        (MISTRAL, "mistral3.rope.dimension_count", u32(32), "with partial RoPE"),
         (MISTRAL, "mistral3.expert_count", u32(8), "mistral3.expert_count"),
         (GPT_OSS, "gpt-oss.expert_count", u32(0), "gpt-oss.expert_count: expected the number of experts"),
         (GPT_OSS, "gpt-oss.expert_count", u32(6), "blk.0.ffn_gate_inp.weight"),
@@ -126,24 +128,24 @@ fn a_file_that_lacks_what_its_family_needs_is_told_so_in_a_line() {
         let error = open(changed(COHERE, &[], Some([tensor, "blk.0.other.weight"]))).unwrap_err();
         assert!(error.contains(&format!("\"{tensor}\"")) && !error.contains('\n'), "{tensor}: {error}");
     }
-    // Sinks and biases of experts are there for every layer, and those of all three products.
+    // Sinks and expert biases exist for every layer, and for all three products.
     let (sinks, up) = ("blk.2.attn_sinks.weight", "blk.1.ffn_up_exps.bias");
     for tensor in [sinks, up, "blk.0.post_attention_norm.weight", "blk.1.ffn_down_exps.weight"] {
         let error = open(changed(GPT_OSS, &[], Some([tensor, "blk.0.other.weight"]))).unwrap_err();
         assert!(error.contains(&format!("\"{tensor}\"")) && !error.contains('\n'), "{tensor}: {error}");
     }
-    // Both halves of a layer share one norm: a second one is of another model.
+    // Attention and feed-forward share one norm: a second one belongs to another model.
     let error = open(changed(COHERE, &[], Some(["blk.0.attn_norm.weight", "blk.0.ffn_norm.weight"])));
     assert!(error.unwrap_err().contains("\"blk.0.attn_norm.weight\""));
 }
 
 #[test]
-fn a_window_of_nothing_is_none_and_changes_what_is_seen_alone() {
+fn a_sliding_window_of_0_is_off() {
     let window = |n| changed(COHERE, &[("cohere2.attention.sliding_window", Some(Value::U32(n)))], None);
     let [none, wide, narrow] = [0, 10_000, 20].map(|n| open(window(n)).unwrap());
     assert_eq!(logits(&none, 40), logits(&wide, 40));
     assert_ne!(logits(&none, 40), logits(&narrow, 40));
-    // The layer that sees everything turns nothing, the others do.
+    // The global layer has no RoPE, the others do.
     for model in [none, wide, narrow] {
         let config = model.config();
         let turned: Vec<_> =
@@ -152,9 +154,9 @@ fn a_window_of_nothing_is_none_and_changes_what_is_seen_alone() {
     }
 }
 
-/// However they are fed, and whoever is beside them.
+/// In steps of any size, in any batch.
 #[test]
-fn sinks_and_biases_of_experts_give_the_same_bits_in_one_step_and_in_many() {
+fn sinks_and_expert_biases_are_batch_invariant() {
     let model = open(fixture(GPT_OSS)).unwrap();
     let tokens: Vec<u32> = (0..60).map(|i| i * 37 % 64).collect();
     let fed = |chunk: usize| {
@@ -169,7 +171,7 @@ fn sinks_and_biases_of_experts_give_the_same_bits_in_one_step_and_in_many() {
 }
 
 #[test]
-fn numbers_that_stand_for_nothing_change_nothing() {
+fn neutral_metadata_values_change_nothing() {
     let one = changed(COHERE, &[("cohere2.logit_scale", Some(Value::F32(1.0)))], None);
     let none = changed(COHERE, &[("cohere2.logit_scale", Some(Value::F32(0.0)))], None);
     assert_eq!(logits(&open(one).unwrap(), 8), logits(&open(none).unwrap(), 8));
@@ -177,10 +179,10 @@ fn numbers_that_stand_for_nothing_change_nothing() {
     let scale = "mistral3.attention.temperature_scale";
     let off = open(changed(MISTRAL, &[(scale, Some(Value::F32(0.0)))], None)).unwrap();
     let on = open(fixture(MISTRAL)).unwrap();
-    // Scores grow from the original context of 32 tokens on.
+    // Scores grow beyond the original context of 32 tokens.
     assert_eq!(logits(&off, 32), logits(&on, 32));
     assert_ne!(logits(&off, 33), logits(&on, 33));
-    // A length of its own comes before that.
+    // An explicit length takes precedence.
     let length = ("mistral3.attention.temperature_length", Some(Value::U32(16)));
     let sooner = open(changed(MISTRAL, &[length], None)).unwrap();
     assert_eq!(logits(&off, 16), logits(&sooner, 16));
@@ -188,10 +190,10 @@ fn numbers_that_stand_for_nothing_change_nothing() {
 }
 
 #[test]
-fn a_model_for_embeddings_is_refused_and_not_taken_for_one_that_speaks() {
+fn bidirectional_embedding_models_are_refused() {
     let causal = |is| changed(GLM4, &[("glm4.attention.causal", Some(Value::Bool(is)))], None);
     let error = open(causal(false)).unwrap_err();
-    let want = "a model for embeddings, whose tokens see later ones (glm4.attention.causal is false)";
+    let want = "an embedding model with bidirectional attention (glm4.attention.causal is false)";
     assert!(error.contains(want) && !error.contains('\n'), "{error}");
     open(causal(true)).unwrap();
 }
@@ -205,7 +207,8 @@ fn a_factor_on_the_magnitude_counts_whatever_the_scaling() {
     assert_ne!(logits(&plain, 8), logits(&louder, 8));
 }
 
-/// The tensors `parts` of each layer as one, of `n` matrices or vectors that lie one after the other in each of them.
+/// Joins the tensors `parts` of each layer into one, made of `n` matrices or vectors that are
+/// consecutive in each of them.
 fn joined(gguf: &Gguf, parts: &[&str], into: &str, n: usize) -> Gguf {
     let ends = |info: &TensorInfo, part: &str| info.name.ends_with(&format!(".{part}"));
     let named = |info: &TensorInfo, part: &str| info.name.replace(parts[0], part);
@@ -247,7 +250,7 @@ fn biases_in_one_tensor_are_those_of_several() {
         let [weights, biases] = ["weight", "bias"].map(of);
         let [weights, biases] = [&weights, &biases].map(|names| names.each_ref().map(String::as_str));
         let both = joined(&joined(&apart, &weights, "attn_qkv.weight", 1), &biases, "attn_qkv.bias", 1);
-        // Either may be one without the other.
+        // Weights and biases may be joined independently.
         let one = joined(&apart, &biases, "attn_qkv.bias", 1);
         let want = logits(&open(apart).unwrap(), 40);
         assert_eq!(logits(&open(both).unwrap(), 40), want, "{name}");
@@ -262,10 +265,11 @@ fn biases_in_one_tensor_are_those_of_several() {
 
 const GLM4: &str = "glm4-h64-g2-bias";
 
-/// The text models of GLM-4V: their files have halves of a head where those of GLM-4 have neighbours.
+/// The text models of GLM-4V: their files pair halves of a head where those of GLM-4 pair
+/// neighbours.
 #[test]
-fn a_model_whose_pairs_follow_places_of_a_picture_turns_halves() {
-    // As converters write it; without a height and a width there are no such places.
+fn glm4v_text_models_pair_halves_of_a_head() {
+    // As converters write it; M-RoPE needs sections for height and width.
     for (sections, halves) in [(vec![8, 12, 12, 0], true), (vec![32, 0, 0, 0], false), (vec![], false)] {
         let gguf = fixture(GLM4);
         let heads = [("attn_q.", 4), ("attn_k.", 2)];
@@ -278,12 +282,13 @@ fn a_model_whose_pairs_follow_places_of_a_picture_turns_halves() {
         };
         let changed = rewritten(&gguf, set, reorder);
         let [got, want] = [changed, gguf].map(|gguf| logits(&open(gguf).unwrap(), 40));
-        // Dims of a head are summed in another order.
+        // The dimensions of a head are summed in another order.
         assert!(got.iter().zip(&want).all(|(got, want)| (got - want).abs() < 1e-4), "{sections:?}");
     }
 }
 
-/// Rows of heads, or single values, with neighbours among the first `n_rot` of `dim` as halves.
+/// Reorders rows of heads, or single values: neighbours among the first `n_rot` of `dim` become
+/// halves.
 fn halved(bytes: &[u8], n_heads: usize, dim: usize, n_rot: usize) -> Vec<u8> {
     let row = bytes.len() / (n_heads * dim);
     let order = (0..n_rot).step_by(2).chain((1..n_rot).step_by(2)).chain(n_rot..dim);
@@ -296,9 +301,9 @@ fn halved(bytes: &[u8], n_heads: usize, dim: usize, n_rot: usize) -> Vec<u8> {
 
 const LONGROPE: &str = "phi3-h64-g2-longrope";
 
-/// The same keys under both kinds of turning would be told from each other by nothing.
+/// Keys of both RoPE variants are otherwise indistinguishable.
 #[test]
-fn a_context_turns_its_keys_by_its_length_and_shares_with_none_that_turns_otherwise() {
+fn the_context_length_selects_the_longrope_factors() {
     const ORIGINAL: usize = 600;
     let original = ("phi3.rope.scaling.original_context_length", Some(Value::U32(ORIGINAL as u32)));
     let model = open(changed(LONGROPE, &[original], None)).unwrap();
@@ -315,7 +320,7 @@ fn a_context_turns_its_keys_by_its_length_and_shares_with_none_that_turns_otherw
     };
     let [mut short, mut long] = [ORIGINAL, ORIGINAL + 1].map(fed);
     assert_ne!(short.logits().unwrap(), long.logits().unwrap());
-    // What lies within the original context does not matter, but what the context may hold.
+    // The context length decides, not the number of tokens in it.
     assert_eq!(fed(2 * ORIGINAL).logits().unwrap(), long.logits().unwrap());
     assert_eq!(new(ORIGINAL - 1).attach(&tokens), 512);
     drop(short);
@@ -340,7 +345,7 @@ fn a_context_turns_its_keys_by_its_length_and_shares_with_none_that_turns_otherw
 }
 
 #[test]
-fn divisors_by_the_length_of_the_context_come_in_pairs_and_alone() {
+fn longrope_factors_come_in_pairs() {
     let error = |tensor| open(changed(LONGROPE, &[], Some(tensor))).unwrap_err();
     let [long, short] = ["rope_factors_long.weight", "rope_factors_short.weight"];
     for (tensor, to, want) in [
@@ -404,9 +409,10 @@ fn latent_sizes_that_make_no_sense_are_refused_in_a_line() {
     }
 }
 
-/// Latent vectors, layers of several shapes, and those that share keys and values: however they are fed, whatever the cache keeps.
+/// MLA, layers of several shapes, and shared keys and values: in steps of any size, with every KV
+/// type.
 #[test]
-fn what_layers_keep_gives_the_same_bits_in_one_step_and_in_many() {
+fn mla_and_shared_kv_are_chunk_invariant() {
     let tokens: Vec<u32> = (0..60).map(|i| i * 37 % 64).collect();
     let names = LATENT.into_iter().chain(GEMMA4);
     for (name, dtype) in names.flat_map(|name| [(name, "turbo3"), (name, "q8_0"), (name, "f16")]) {
@@ -424,9 +430,9 @@ fn what_layers_keep_gives_the_same_bits_in_one_step_and_in_many() {
     }
 }
 
-/// 576 and 224 values of a token, of which the first 512 and 192 are its value.
+/// 576 and 224 values per token, of which the first 512 and 192 are its value.
 #[test]
-fn a_latent_vector_is_kept_once_and_read_as_key_and_as_value() {
+fn mla_stores_the_latent_vector_once() {
     let tokens: Vec<u32> = (0..150).map(|i| i * 37 % 64).collect();
     for (name, [whole, value]) in LATENT.into_iter().zip([[576, 512], [224, 192]]) {
         let model = open(fixture(name)).unwrap();
@@ -452,7 +458,7 @@ fn a_latent_vector_is_kept_once_and_read_as_key_and_as_value() {
 }
 
 #[test]
-fn layers_of_gemma_4_are_of_two_shapes_and_the_last_keep_nothing() {
+fn gemma_4_has_two_layer_shapes_and_shared_kv() {
     let [keys, shared] = GEMMA4.map(|name| open(fixture(name)).unwrap());
     let shape = |model: &Model| -> Vec<_> {
         let layers = model.config().layers.iter();
@@ -471,7 +477,7 @@ fn layers_of_gemma_4_are_of_two_shapes_and_the_last_keep_nothing() {
 }
 
 #[test]
-fn a_model_that_gives_its_layers_numbers_of_each_token_stays_whole() {
+fn models_with_per_layer_embeddings_are_not_split() {
     let gguf = Arc::new(fixture(GEMMA4[1]));
     let config = Config::from_gguf(&gguf).unwrap();
     for part in Part::split(config.layers.len(), 2) {
@@ -485,12 +491,12 @@ fn a_model_that_gives_its_layers_numbers_of_each_token_stays_whole() {
 }
 
 #[test]
-fn selection_biases_say_that_scores_are_sigmoids() {
+fn router_biases_imply_sigmoid_gating() {
     let gating = |func| [("lfm2moe.expert_gating_func", func)];
-    // Where the file does not say, they are what says so.
+    // Without a gating function in the file, they imply one.
     let [said, unsaid] = [Some(Value::U32(2)), None].map(|func| changed(LFM2MOE, &gating(func), None));
     assert_eq!(logits(&open(said).unwrap(), 8), logits(&open(unsaid).unwrap(), 8));
-    // Where it does, they are added to a softmax too.
+    // With one, they apply to a softmax too.
     let [said, softmax] = [2, 1].map(|func| changed(LFM2MOE, &gating(Some(Value::U32(func))), None));
     assert_ne!(logits(&open(said).unwrap(), 8), logits(&open(softmax).unwrap(), 8));
 }

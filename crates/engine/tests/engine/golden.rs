@@ -1,8 +1,10 @@
-//! Every family equals Hugging Face `transformers` on tiny random models (generator: `tools/reference`).
+//! Every family equals Hugging Face `transformers` on tiny random models (generator:
+//! `tools/reference`).
 //!
-//! Tolerance: 1e-4 on logits of order 1 to 10, a twentieth of the 2e-3 that a family is asked for. The reference runs in f32 too,
-//! and the order of its sums is another: of all 196,544 comparisons the furthest is 7.2e-5 (scalar) and 5.5e-5 (avx2, avxvnni,
-//! avx512, avx512vbmi) off, both of Granite, whose factors enlarge what was rounded.
+//! Tolerance: 1e-4 on logits of order 1 to 10, a twentieth of the 2e-3 required of a family. The
+//! reference runs in f32 too, with another order of sums: over all 196,544 comparisons the largest
+//! difference is 7.2e-5 (scalar) and 5.5e-5 (avx2, avxvnni, avx512, avx512vbmi), both of Granite,
+//! whose factors amplify rounding errors.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +22,7 @@ struct Golden {
 }
 
 impl Golden {
-    /// Magic `KVGD`, u32 n_prompt, n_steps, n_vocab, i32 tokens, f32 logits; little endian.
+    /// Reads magic `KVGD`, u32 n_prompt, n_steps, n_vocab, i32 tokens, f32 logits; little endian.
     fn read(path: &Path) -> Self {
         let bytes = fs::read(path).unwrap();
         assert_eq!(&bytes[..4], b"KVGD", "{}", path.display());
@@ -90,7 +92,7 @@ fn logits_of_a_prompt_and_of_decoded_steps_equal_transformers() {
 }
 
 #[test]
-fn a_prompt_in_pieces_rewound_forked_and_restored_equals_the_prompt_at_once() {
+fn logits_survive_chunks_rewinds_forks_and_saving() {
     for path in models() {
         let name = path.file_stem().unwrap().to_str().unwrap();
         let golden = Golden::read(&path.with_extension("golden"));
@@ -116,7 +118,7 @@ fn a_prompt_in_pieces_rewound_forked_and_restored_equals_the_prompt_at_once() {
     }
 }
 
-/// What a model with this output matrix says of a state, reckoned plainly.
+/// Computes the logits of a hidden state with the model's output matrix, in plain f64.
 fn logits_of(model: &Model, state: &[f32]) -> Vec<f32> {
     let output = ["output.weight", "token_embd.weight"].map(|name| model.gguf().find_tensor(name));
     let output = output.into_iter().flatten().next().unwrap();
@@ -129,7 +131,7 @@ fn logits_of(model: &Model, state: &[f32]) -> Vec<f32> {
 }
 
 #[test]
-fn the_states_of_tokens_are_those_whose_logits_equal_transformers() {
+fn hidden_states_give_the_logits_of_transformers() {
     for path in models() {
         let name = path.file_stem().unwrap().to_str().unwrap();
         let golden = Golden::read(&path.with_extension("golden"));

@@ -1,11 +1,12 @@
-//! Files whose numbers make no sense, or that lack a tensor: whatever the family, one line that says what is wrong, and never a crash.
+//! Files with invalid numbers or missing tensors: in every family a one-line error that names the
+//! fault, never a crash.
 
 use std::path::{Path, PathBuf};
 
 use kvant::gguf::{GgufError, GgufWriter, TensorSink, Value};
 use kvant::{DeviceChoice, Gguf, KvOptions, Model, OpenOptions, SessionOptions};
 
-/// The tiny models of all families.
+/// Returns the tiny models of all families.
 fn fixtures() -> Vec<PathBuf> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
     let files = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
@@ -21,7 +22,7 @@ fn named(name: &str) -> Gguf {
     Gguf::open(path.unwrap_or_else(|| panic!("no {name}"))).unwrap()
 }
 
-/// The file with some of its keys set, and each tensor there under the names that `names` gives it.
+/// Rewrites the file with changed keys, and each tensor under the names that `names` returns.
 fn rewritten<'a>(
     gguf: &'a Gguf,
     set: impl FnOnce(&mut GgufWriter),
@@ -56,12 +57,13 @@ fn is_a_line(error: &str) -> bool {
     !error.is_empty() && error.lines().count() == 1 && error.len() < 400
 }
 
-/// Tensors that a model may lack: it is another model then, or another one stands in their place.
+/// Returns whether a model may lack the tensor: without it, it is a different model, or another
+/// tensor takes its role.
 fn is_optional(model: &Path, name: &str) -> bool {
     let attention = ["attn_q", "attn_k", "attn_v", "attn_output"];
     let ends = [&attention[..], &["exp_probs_b", "ffn_gate_inp", "ffn_gate", "ffn_up", "ffn_down"]].concat();
     let is_bias = |end: &&str| name.ends_with(&format!("{end}.bias"));
-    // Of the only layer that might have values or not.
+    // The only layer whose value projection is optional.
     let only = [(SHARED, "blk.2.attn_v.weight"), (EXPERTS, "blk.1.attn_v.weight")];
     let only = only.iter().any(|of| model.file_stem().is_some_and(|stem| stem == of.0) && name == of.1);
     let whole = ["output.weight", "rope_freqs.weight"].contains(&name);
@@ -69,13 +71,13 @@ fn is_optional(model: &Path, name: &str) -> bool {
 }
 
 #[test]
-fn a_model_of_any_family_that_lacks_a_tensor_says_which() {
+fn a_missing_tensor_of_any_family_is_reported_by_name() {
     for path in fixtures() {
         let (gguf, model) = (Gguf::open(&path).unwrap(), path.display());
         let names = gguf.tensors().iter().map(|info| &info.name);
         for name in names.filter(|name| !is_optional(&path, name)) {
             let error = open(without(&gguf, name)).err().unwrap_or_else(|| panic!("{model} without {name}"));
-            // One that stands for several is missed as the first of them.
+            // Where one tensor holds several, the error names the first of them.
             let first = name.replace("attn_qkv", "attn_q").replace("attn_kv_b", "attn_k_b");
             let first = first.replace("ffn_up", "ffn_gate").replace("gate_up_exps", "gate_exps");
             let names_it = error.contains(name.as_str()) || error.contains(&first);
@@ -84,7 +86,7 @@ fn a_model_of_any_family_that_lacks_a_tensor_says_which() {
     }
 }
 
-/// One of each family, with every whole number of its metadata as it should not be.
+/// One model of each family, with every integer of its metadata set to invalid values.
 #[test]
 fn numbers_that_make_no_sense_are_refused_or_harmless() {
     let mut seen = Vec::new();
@@ -122,13 +124,14 @@ fn numbers_that_make_no_sense_are_refused_or_harmless() {
     assert!(seen.len() >= 20, "only {seen:?}");
 }
 
-/// Those of Gemma 4: one whose values are keys, one that shares keys and values and is given numbers of each token, one with experts.
+/// Gemma 4 models: one whose values are its keys, one with shared keys and values and per-layer
+/// embeddings, one with experts.
 const KEYS: &str = "gemma4-h64-h128-g4-window20-keys";
 const SHARED: &str = "gemma4-h64-h96-g2-window24-shared-given";
 const EXPERTS: &str = "gemma4-h64-g2-window20-experts";
 
 #[test]
-fn what_gemma_4_says_of_its_layers_fits_together_or_is_refused_in_a_line() {
+fn inconsistent_gemma_4_layers_are_refused_with_one_line() {
     for (name, key, value, want) in [
         (KEYS, "attention.sliding_window", 0, "sliding_window: expected a positive number, got 0"),
         (
@@ -148,7 +151,7 @@ fn what_gemma_4_says_of_its_layers_fits_together_or_is_refused_in_a_line() {
             KEYS,
             "attention.value_length",
             64,
-            "value_length: expected the 128 of a key, as values are made of keys, got 64",
+            "value_length: expected the 128 of a key, as values are key projections, got 64",
         ),
         (KEYS, "attention.value_length_swa", 32, "blk.0.attn_v.weight"),
         (KEYS, "attention.head_count", 3, "head_count: expected a multiple of the 2 KV heads, got 3"),
@@ -188,10 +191,10 @@ fn what_gemma_4_says_of_its_layers_fits_together_or_is_refused_in_a_line() {
         let error = error.unwrap_or_else(|| panic!("{key} {value}: taken"));
         assert!(error.contains(want) && is_a_line(&error), "{key}: {error}");
     }
-    // A layer that sees only some must have values of its own.
+    // A sliding-window layer must have values of its own.
     let error = open(without(&named(KEYS), "blk.2.attn_v.weight")).unwrap_err();
     assert!(error.contains("\"blk.2.attn_v.weight\": is missing"), "{error}");
-    // Where one of the others has some, all have.
+    // Where one global layer has a value projection, all have.
     let gguf = named(KEYS);
     let names =
         |name| if name == "blk.0.attn_v.weight" { vec![name, "blk.1.attn_v.weight"] } else { vec![name] };

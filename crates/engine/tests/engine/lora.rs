@@ -1,7 +1,9 @@
-//! A model with adapters says what the model says whose matrices they were added to (LoRA, arXiv 2106.09685), in every family.
+//! A model with LoRA adapters (arXiv 2106.09685) has the logits of a model with the adapters merged
+//! into its matrices, in every family.
 //!
-//! Tolerance: as in `golden.rs`, 1e-4 on logits of order 1 to 10: all numbers of the adapters are exact in f16, so that only the order of sums
-//! in f32 differs. The furthest is 6.9e-5 off, of Granite, as there.
+//! Tolerance: as in `golden.rs`, 1e-4 on logits of order 1 to 10: all numbers of the adapters are
+//! exact in f16, so that only the order of f32 sums differs. The largest difference is 6.9e-5, of
+//! Granite, as there.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -41,7 +43,7 @@ const CHANGED: [&str; 24] = [
     "proj",
 ];
 
-/// What an adapter adds to a tensor `[n_out, n_in]`: numbers that f16 holds.
+/// Update of a tensor `[n_out, n_in]`, in numbers exact in f16.
 struct Change {
     tensor: String,
     n_in: usize,
@@ -50,7 +52,7 @@ struct Change {
     b: Vec<f32>,
 }
 
-/// An adapter of rank `rank` with `alpha`, of which `strength` is added.
+/// An adapter of rank `rank` with `alpha`, applied with scale `strength`.
 struct Adapter {
     changes: Vec<Change>,
     alpha: f32,
@@ -74,7 +76,7 @@ fn changes(tensor: &str) -> bool {
     suffix(tensor).is_some_and(|suffix| suffix == "output" || CHANGED.contains(&suffix))
 }
 
-/// Random changes of rank `rank` of every tensor that `wanted` names.
+/// Creates random updates of rank `rank` of every tensor that `wanted` selects.
 fn adapter(gguf: &Gguf, rank: usize, strength: f32, wanted: impl Fn(usize) -> bool) -> Adapter {
     let mut random = Random::new(rank as u64);
     let mut sixtyfourths = |n: usize, most: f64| -> Vec<f32> {
@@ -93,7 +95,7 @@ fn adapter(gguf: &Gguf, rank: usize, strength: f32, wanted: impl Fn(usize) -> bo
 
 fn bytes_of(values: &[f32], dtype: DType) -> Vec<u8> {
     if dtype == DType::F32 {
-        // What is no number stays none.
+        // NaN and infinities stay unchanged.
         return values.iter().flat_map(|x| x.to_le_bytes()).collect();
     }
     let mut bytes = vec![0; values.len() * dtype.block_bytes()];
@@ -101,7 +103,7 @@ fn bytes_of(values: &[f32], dtype: DType) -> Vec<u8> {
     bytes
 }
 
-/// The adapter as a file, once `change` has had it.
+/// Returns the adapter as a file, after `change`.
 fn file(
     architecture: &str,
     adapter: &Adapter,
@@ -129,7 +131,7 @@ fn file(
     Arc::new(Gguf::from_bytes(out).unwrap())
 }
 
-/// The adapters as files of both types.
+/// Returns the adapters as files, in alternating types.
 fn files(gguf: &Gguf, adapters: &[Adapter]) -> Vec<LoraFile> {
     let architecture: &str = gguf.meta().get("general.architecture").unwrap();
     let files = adapters
@@ -139,7 +141,7 @@ fn files(gguf: &Gguf, adapters: &[Adapter]) -> Vec<LoraFile> {
     files.collect()
 }
 
-/// The model with the adapters added to its matrices.
+/// Returns the model with the adapters merged into its matrices.
 fn merged(gguf: &Gguf, adapters: &[Adapter]) -> Gguf {
     let mut writer = GgufWriter::with_meta(gguf.meta()).unwrap();
     for info in gguf.tensors() {
@@ -183,7 +185,7 @@ fn tokens(model: &Model) -> Vec<u32> {
     (0..30).map(|i| (i * 37 + 5) % model.n_vocab() as u32).collect()
 }
 
-/// Logits of all tokens, the first 24 at once and the others one by one.
+/// Returns the logits of all tokens, the first 24 in one step and the others one by one.
 fn logits(model: &Model) -> Vec<f32> {
     logits_of(session(model))
 }
@@ -206,7 +208,7 @@ fn furthest(got: &[f32], want: &[f32]) -> f32 {
 }
 
 #[test]
-fn every_family_with_adapters_is_the_one_they_were_added_to() {
+fn lora_equals_merged_weights_in_every_family() {
     let mut seen = BTreeSet::new();
     for path in fixtures() {
         let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
@@ -226,7 +228,7 @@ fn every_family_with_adapters_is_the_one_they_were_added_to() {
     assert!(never.is_empty(), "no fixture has {never:?}");
 }
 
-/// A small model with an output matrix of its own, which adapters change too.
+/// A small model with a separate output matrix, which adapters change too.
 fn with_output() -> Arc<Gguf> {
     let has_output = |gguf: &Gguf| gguf.find_info("output.weight").is_some();
     let mut files = fixtures().into_iter().map(|path| Gguf::open(path).unwrap());
@@ -234,7 +236,7 @@ fn with_output() -> Arc<Gguf> {
 }
 
 #[test]
-fn sessions_with_other_strengths_are_other_models_and_go_through_the_same_steps() {
+fn sessions_with_different_lora_scales_share_a_batch() {
     let gguf = with_output();
     let mut adapters = [adapter(&gguf, 4, 0.5, |_| true), adapter(&gguf, 3, 0.0, |i| i % 3 != 1)];
     let model = open(gguf.clone(), files(&gguf, &adapters)).unwrap();
@@ -249,7 +251,7 @@ fn sessions_with_other_strengths_are_other_models_and_go_through_the_same_steps(
     }
     assert_eq!(alone[0], logits(&model), "as they were loaded");
     assert_eq!(alone[4], logits(&open(gguf, Vec::new()).unwrap()), "without any");
-    // Different ones in each step, prompts and single tokens.
+    // Different scales in each step, for prefill and decode.
     let tokens = tokens(&model);
     let mut sessions = all.map(|strengths| session(&model).with_lora_strengths(&strengths).unwrap());
     let n_vocab = model.n_vocab();
@@ -268,7 +270,7 @@ fn sessions_with_other_strengths_are_other_models_and_go_through_the_same_steps(
 }
 
 #[test]
-fn what_one_strength_made_of_tokens_is_not_what_another_goes_on_from() {
+fn caches_are_not_shared_between_lora_scales() {
     let gguf = Arc::new(Model::bundled_file().unwrap());
     let adapters = [adapter(&gguf, 4, 1.0, |_| true)];
     let model = open(gguf.clone(), files(&gguf, &adapters)).unwrap();
@@ -282,7 +284,7 @@ fn what_one_strength_made_of_tokens_is_not_what_another_goes_on_from() {
     assert_eq!(half.attach(&tokens), 0);
     half.feed(&tokens, &mut |_| true).unwrap();
     assert!(furthest(half.logits().unwrap(), whole.logits().unwrap()) > 0.1);
-    // Others of the same strengths do, whoever says them.
+    // Sessions with equal scales do, explicit or default.
     assert_eq!(session().with_lora_strengths(&[0.5]).unwrap().attach(&tokens), 512);
     assert_eq!(session().with_lora_strengths(&[1.0]).unwrap().attach(&tokens), 512);
     assert_eq!(half.fork().keep_prefix(&tokens), 599);
@@ -293,7 +295,7 @@ fn what_one_strength_made_of_tokens_is_not_what_another_goes_on_from() {
     assert_eq!(again.load_saved_prefix(&saved, &tokens).unwrap(), 599);
     again.feed(&tokens[599..], &mut |_| true).unwrap();
     assert_eq!(again.logits().unwrap(), half.logits().unwrap());
-    // Nor do models with other adapters, or with another strength of them from the start.
+    // Models with other adapters, or with other default scales, do not.
     let plain = open(gguf.clone(), Vec::new()).unwrap();
     let weaker = open(gguf.clone(), files(&gguf, &[adapter(&gguf, 4, 0.5, |_| true)])).unwrap();
     let other = open(gguf.clone(), files(&gguf, &[adapter(&gguf, 3, 1.0, |_| true)])).unwrap();
@@ -301,9 +303,9 @@ fn what_one_strength_made_of_tokens_is_not_what_another_goes_on_from() {
     assert_eq!((by.len(), plain.computed_by()), (4, plain.fingerprint().to_owned()));
 }
 
-/// What activations lose when they meet codes is lost once, with adapters or without.
+/// Quantization of activations costs the same error with adapters or without.
 #[test]
-fn weights_in_codes_lose_no_more_with_adapters() {
+fn lora_does_not_increase_quantization_error() {
     let gguf = Arc::new(Model::bundled_file().unwrap());
     assert!(gguf.tensors().iter().any(|info| info.dtype == DType::Q8_0));
     let adapters = [adapter(&gguf, 4, 0.25, |_| true)];
@@ -317,7 +319,7 @@ fn weights_in_codes_lose_no_more_with_adapters() {
     assert!(plain > 0.0 && adapted <= 2.0 * plain, "{adapted}, without adapters {plain}");
 }
 
-/// An error, and what makes it.
+/// An error and its cause.
 type Case<'a, E, T> = (E, &'a dyn Fn(&mut T));
 
 #[test]
@@ -329,7 +331,7 @@ fn adapters_that_do_not_fit_are_refused_with_what_is_wrong() {
     let refused = |adapter: &Adapter, change: &dyn Fn(&mut GgufWriter)| {
         let file = file(architecture, adapter, DType::F32, change);
         let error = open(gguf.clone(), vec![LoraFile::new(file, adapter.strength)]).expect_err("a refusal");
-        // Where it is, unless a tensor was at fault.
+        // The prefix names the adapter, unless a tensor was at fault.
         error.strip_prefix("adapter (memory): ").unwrap_or(&error).to_owned()
     };
     let set = |key: &'static str, value: &'static str| {
@@ -343,7 +345,7 @@ fn adapters_that_do_not_fit_are_refused_with_what_is_wrong() {
             &set("general.architecture", "mamba"),
         ),
         (
-            "not supported yet: adapters that some tokens invoke (adapter.alora.invocation_tokens)",
+            "not supported yet: adapters with invocation tokens (adapter.alora.invocation_tokens)",
             &|writer| writer.set_array("adapter.alora.invocation_tokens", [1u32, 2]).unwrap(),
         ),
     ];
@@ -356,7 +358,7 @@ fn adapters_that_do_not_fit_are_refused_with_what_is_wrong() {
         refused(&adapter, &|_| ())
     };
     let (n_in, n_out) = (whole().changes[0].n_in, whole().changes[0].b.len() / 4);
-    let missing = "'blk.99.attn_q.weight.lora_a' of an adapter, which belongs to no tensor of the model";
+    let missing = "'blk.99.attn_q.weight.lora_a' of an adapter, for a tensor that the model lacks";
     let cases: [Case<String, Adapter>; 6] = [
         (format!("not supported yet: {missing}"), &|adapter| {
             adapter.changes[0].tensor = "blk.99.attn_q.weight".to_owned()
@@ -399,9 +401,9 @@ fn fixture(folder: &Path) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../model/tests/fixtures/{name}.gguf"))
 }
 
-/// Folders as PEFT saves them, and what it says with them (generator: `tools/reference`).
+/// PEFT folders and the logits of PEFT with them (generator: `tools/reference`).
 #[test]
-fn adapters_as_peft_saves_them_say_what_they_say_there() {
+fn peft_adapters_give_the_logits_of_peft() {
     for folder in peft_folders() {
         let path = fixture(&folder);
         let gguf = Arc::new(Gguf::open(&path).unwrap());
@@ -470,9 +472,6 @@ fn adapters_of_peft_that_do_more_are_refused() {
     std::fs::remove_file(changed.join("adapter_config.json")).unwrap();
     let base = Gguf::open(fixture(llama)).unwrap();
     let error = open_lora(&changed, &base).err().unwrap().to_string();
-    assert!(
-        error.ends_with("has no adapter_config.json: it is no GGUF file, and no adapter of PEFT"),
-        "{error}"
-    );
+    assert!(error.ends_with("has no adapter_config.json: neither a GGUF file nor a PEFT adapter"), "{error}");
     std::fs::remove_dir_all(&changed).unwrap();
 }

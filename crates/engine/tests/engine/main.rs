@@ -1,5 +1,6 @@
-//! The engine from outside: families and weight types beside `transformers`, schedules of a step, sharing, adapters, hostile files. What
-//! counts the allocator's calls has a binary of its own.
+//! The engine from outside: families and weight types against `transformers`, schedules of steps,
+//! prefix sharing, adapters, hostile files. The test that counts allocations has a binary of its
+//! own.
 
 mod adapter;
 mod experts;

@@ -1,10 +1,11 @@
-//! Numbers that stop being numbers on the way through a model end it with an error that says where.
+//! Values that become NaN or infinite inside a model end in an error that names the position.
 
 use kvant::{Error, GenerateOptions, Gguf, KvOptions, Model, OpenOptions, SamplerParams, SessionOptions};
 
 const BUNDLED: &[u8] = include_bytes!("../../assets/pocket-q8_0.gguf");
 
-/// The bundled model with every value of an f32 vector as large as can be: finite itself, and nothing that meets it is.
+/// The bundled model with every value of an f32 vector at the maximum: finite itself, but every
+/// product with it overflows.
 fn overflowing(vector: &str) -> Model {
     let gguf = Gguf::from_bytes(BUNDLED).unwrap();
     let info = gguf.find_tensor(vector).unwrap().info;
@@ -15,7 +16,7 @@ fn overflowing(vector: &str) -> Model {
 }
 
 #[test]
-fn keys_that_are_no_numbers_are_refused_before_the_cache_makes_some_of_them() {
+fn non_finite_keys_are_refused_before_quantization() {
     let model = overflowing("blk.1.attn_norm.weight");
     for kv in ["f16", "q8_0", "turbo3"] {
         let kv = KvOptions::symmetric(kv.parse().unwrap());
@@ -29,10 +30,10 @@ fn keys_that_are_no_numbers_are_refused_before_the_cache_makes_some_of_them() {
 }
 
 #[test]
-fn logits_that_are_no_numbers_end_a_generation_and_say_after_which_token() {
+fn non_finite_logits_end_a_generation_with_the_position() {
     let model = overflowing("output_norm.weight");
     let prompt = [1, 2, 3];
-    // The likeliest from the device, and all of them.
+    // Top-k on the device, and all logits.
     for top_k in [40, 0] {
         let mut session = model.session(SessionOptions::default()).unwrap();
         let sampler = SamplerParams { top_k, ..SamplerParams::default() };

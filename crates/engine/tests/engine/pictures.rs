@@ -1,6 +1,6 @@
-//! Models that see, held to `transformers`: see `tools/reference/pictures.py`.
+//! Vision models against `transformers`: see `tools/reference/pictures.py`.
 //!
-//! Tolerance: 1e-4 on logits of order 1 to 10, as for models that read text only (`golden.rs`).
+//! Tolerance: 1e-4 on logits of order 1 to 10, as for text-only models (`golden.rs`).
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ fn session(model: &Model, kv: &str) -> Session {
     model.session(SessionOptions { n_ctx: Some(200), kv }).unwrap()
 }
 
-/// The prompt that the golden files are of.
+/// Returns the prompt of the golden files.
 fn prompt(model: &Model, picture: &Picture) -> Vec<u32> {
     let said = |text: &str| json!({ "type": "text", "text": text });
     let content = json!([said("See "), { "type": "image" }, said("and say what it is.")]);
@@ -43,7 +43,7 @@ fn prompt(model: &Model, picture: &Picture) -> Vec<u32> {
     model.picture_prompt(&messages, &options, std::slice::from_ref(picture)).unwrap().1
 }
 
-/// Tokens, the one that stands for rows of the picture, and logits `[tokens, n_vocab]`.
+/// Returns the tokens, the token that stands for image rows, and logits `[tokens, n_vocab]`.
 fn golden(name: &str, picture: &str) -> (Vec<u32>, u32, Vec<f32>) {
     let file = std::fs::read(folder().join(format!("models/{name}/{picture}.golden"))).unwrap();
     assert_eq!(&file[..4], b"KVPI");
@@ -80,9 +80,10 @@ fn prompts_and_logits_are_those_of_transformers() {
     }
 }
 
-/// In chunks, in company, after a rewind into the picture, in a fork, behind what another session holds: the same bits.
+/// In chunks, in a batch, after a rewind into the image, in a fork, behind an attached prefix: the
+/// same bits.
 #[test]
-fn rows_of_pictures_are_tokens_as_others() {
+fn image_rows_are_batch_invariant_tokens() {
     for name in MODELS {
         let model = open(name);
         let [wide, tall] = ["wide", "tall"].map(|of| prompt(&model, &model.look(&picture(of)).unwrap()));
@@ -110,14 +111,14 @@ fn rows_of_pictures_are_tokens_as_others() {
         Session::feed_together(&mut [Feed::new(a, &wide), Feed::new(b, &tall)]).unwrap();
         assert_eq!(together.each_mut().map(bits), wanted, "{name} together");
         let mut error = forked.save(std::env::temp_dir().join("kvant-never-written.ctx")).unwrap_err();
-        assert!(error.to_string().ends_with("a context with a picture cannot be kept yet"), "{error}");
+        assert!(error.to_string().ends_with("a context with an image cannot be saved yet"), "{error}");
         error = forked.to_saved().unwrap_err();
         assert!(matches!(error, Error::ContextFile(_)));
     }
 }
 
 #[test]
-fn a_picture_that_comes_again_has_the_same_tokens_and_another_has_others() {
+fn equal_images_have_equal_tokens() {
     let model = open("smolvlm");
     let [wide, tall] = ["wide", "tall"].map(picture);
     let first = model.look(&wide).unwrap();
@@ -132,19 +133,19 @@ fn a_picture_that_comes_again_has_the_same_tokens_and_another_has_others() {
             .collect::<Vec<_>>()
     };
     assert!(rows(&first).iter().all(|row| !rows(&other).contains(row)));
-    // That of somebody else is another one.
-    let theirs = model.look_for(Some("somebody else"), &wide).unwrap();
+    // Another owner's equal image has other ids.
+    let theirs = model.look_for(Some("another owner"), &wide).unwrap();
     assert!(rows(&first).iter().all(|row| !rows(&theirs).contains(row)));
-    assert_eq!(theirs, model.look_for(Some("somebody else"), &wide).unwrap());
-    // Nobody else knows them.
+    assert_eq!(theirs, model.look_for(Some("another owner"), &wide).unwrap());
+    // An id of no image is rejected.
     let unknown = rows(&theirs).last().unwrap() + 1;
     let error = session(&model, "f16").feed(&[1, unknown], &mut |_| true).unwrap_err().to_string();
     assert_eq!(error, format!("token {unknown} is not in the vocabulary of {}", model.n_vocab()));
 }
 
-/// Blocks of a prompt stay for a while when the rows of its picture have gone: they are not what a session begins with.
+/// KV blocks may outlive the rows of their image: such blocks are not attached.
 #[test]
-fn a_picture_that_nobody_has_any_more_is_not_begun_with() {
+fn prefixes_of_freed_images_are_not_attached() {
     let model = open("smolvlm");
     let prompt = prompt(&model, &model.look(&picture("tall")).unwrap());
     let long = [&prompt[..50], &[7; 140]].concat();
@@ -152,7 +153,7 @@ fn a_picture_that_nobody_has_any_more_is_not_begun_with() {
     first.feed(&long, &mut |_| true).unwrap();
     let mut second = session(&model, "f32");
     assert_eq!((second.attach(&long), second.holds_pictures()), (128, true));
-    // What stands before a number of no row that there is.
+    // The prefix before an id without a row.
     let lost = u32::MAX;
     let unread: Vec<u32> =
         long.iter().enumerate().map(|(i, &token)| if i == 150 { lost } else { token }).collect();
@@ -160,7 +161,7 @@ fn a_picture_that_nobody_has_any_more_is_not_begun_with() {
 }
 
 #[test]
-fn an_answer_to_a_picture_is_generated_with_guesses_and_penalties() {
+fn image_prompts_work_with_speculation_and_penalties() {
     let model = open("smolvlm");
     let prompt = prompt(&model, &model.look(&picture("wide")).unwrap());
     let answer = |draft_max| {
@@ -174,18 +175,18 @@ fn an_answer_to_a_picture_is_generated_with_guesses_and_penalties() {
 }
 
 #[test]
-fn what_cannot_be_seen_says_why() {
+fn unusable_images_and_encoders_are_errors() {
     let blind = Model::bundled(OpenOptions::default()).unwrap();
     let error = blind.look(&picture("wide")).unwrap_err().to_string();
-    assert!(error.starts_with("picture: expected a model that sees"), "{error}");
+    assert!(error.starts_with("image: expected a model with a vision encoder"), "{error}");
     let model = open("internvl");
     let error = model.look(b"no picture").unwrap_err().to_string();
-    assert!(error.starts_with("not a picture that can be read"), "{error}");
-    // A tower of another model.
+    assert!(error.starts_with("not a readable image"), "{error}");
+    // The vision encoder of another model.
     let mmproj = kvant::open_file(folder().join("models/smolvlm/mmproj.gguf")).unwrap();
     let options = OpenOptions { mmproj: Some(Arc::new(mmproj)), ..Default::default() };
     let error = Model::bundled(options).unwrap_err().to_string();
-    assert!(error.starts_with("mmproj: expected the tower of this model"), "{error}");
+    assert!(error.starts_with("mmproj: expected the vision encoder of this model"), "{error}");
     let options =
         OpenOptions { mmproj: Some(Arc::new(Model::bundled_file().unwrap())), ..Default::default() };
     let error = Model::bundled(options).unwrap_err().to_string();

@@ -1,4 +1,5 @@
-//! Prompts in bf16: close to exact ones, another model's to a cache file, and refused where there is no matrix unit.
+//! Prefill in bf16: close to exact prefill, a different model for cache files, and rejected without
+//! a matrix unit.
 #![cfg(target_arch = "x86_64")]
 
 use kvant::{DeviceChoice, Error, Model, OpenOptions, PromptMath, SessionOptions};
@@ -10,7 +11,7 @@ fn open(prompt_math: PromptMath) -> Result<Model, Error> {
     Model::bundled(OpenOptions { device, n_threads: Some(2), prompt_math, ..Default::default() })
 }
 
-/// Logarithms of the probabilities of what comes after each of some tokens, which are fed at once.
+/// Returns the log-softmax after each of some tokens, fed in one step.
 fn log_softmaxes(model: &Model, tokens: &[u32]) -> Vec<Vec<f64>> {
     let mut session = model.session(SessionOptions::default()).unwrap();
     let mut all = Vec::new();
@@ -23,15 +24,16 @@ fn log_softmaxes(model: &Model, tokens: &[u32]) -> Vec<Vec<f64>> {
     all
 }
 
-/// Held to what products with rounded activations may cost beside exact ones, though both forms round them.
+/// The bound is that of products with rounded activations against exact ones, though both
+/// precisions round here.
 #[test]
-fn prompts_in_bf16_say_nearly_what_exact_ones_say() {
+fn bf16_prefill_is_close_to_exact_prefill() {
     // A matrix unit in software.
     if !is_x86_feature_detected!("avx2") {
-        eprintln!("skipped: prompts_in_bf16_say_nearly_what_exact_ones_say: this CPU has no avx2");
+        eprintln!("skipped: bf16_prefill_is_close_to_exact_prefill: this CPU has no avx2");
         return;
     }
-    if !runs_on("soft", "prompt_math::prompts_in_bf16_say_nearly_what_exact_ones_say") {
+    if !runs_on("soft", "prompt_math::bf16_prefill_is_close_to_exact_prefill") {
         return;
     }
     let [exact, rounded] = [PromptMath::Exact, PromptMath::Bf16].map(|math| open(math).unwrap());
@@ -53,8 +55,8 @@ fn prompts_in_bf16_say_nearly_what_exact_ones_say() {
 }
 
 #[test]
-fn prompts_in_bf16_are_refused_without_a_matrix_unit() {
-    if !runs_on("scalar", "prompt_math::prompts_in_bf16_are_refused_without_a_matrix_unit") {
+fn bf16_prefill_is_refused_without_a_matrix_unit() {
+    if !runs_on("scalar", "prompt_math::bf16_prefill_is_refused_without_a_matrix_unit") {
         return;
     }
     let error = open(PromptMath::Bf16).err().unwrap();

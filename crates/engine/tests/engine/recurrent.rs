@@ -1,5 +1,5 @@
-//! Models whose layers keep states: they say the same bits whatever a sequence went through, and what their files get wrong is
-//! told in a line.
+//! Recurrent models: their logits are bit-identical after any history of a sequence, and faults of
+//! their files are one-line errors.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ const GRANITE: &str = "graniteh-h64-g2-space";
 const GRANITE_OF_EXPERTS: &str = "graniteh-h64-g2-space-experts";
 const NEMOTRON: &str = "nemotronh-h64-g2-space";
 const NEMOTRON_OF_EXPERTS: &str = "nemotronhmoe-h64-g2-space-latent";
-/// Every layer attends, too.
+/// Every layer also has attention.
 const FALCON: &str = "falconh1-h64-g2-beside-normed";
 const ALL: [&str; 8] =
     [LFM2, QWEN35, QWEN3_NEXT, GRANITE, GRANITE_OF_EXPERTS, NEMOTRON, NEMOTRON_OF_EXPERTS, FALCON];
@@ -24,7 +24,7 @@ fn fixture(name: &str) -> Gguf {
     Gguf::open(dir.join(format!("{name}.gguf"))).unwrap()
 }
 
-/// A fixture with some of its keys set, and without the tensor `leave`.
+/// Returns a fixture with changed keys, and without the tensor `leave`.
 fn changed(name: &str, keys: &[(&str, Value<'_>)], leave: &str) -> Gguf {
     let gguf = fixture(name);
     let mut writer = GgufWriter::new();
@@ -59,10 +59,10 @@ fn bits(session: &mut Session) -> Vec<u32> {
     session.logits().unwrap().iter().map(|logit| logit.to_bits()).collect()
 }
 
-/// Steps of any size, over places where states are remembered; threads; company; a rewind to such a place, to the middle of
-/// nowhere and to a mark; a fork; a saved and a shared beginning.
+/// Steps of any size across state snapshots; threads; batches; rewinds to a snapshot, between
+/// snapshots and to a checkpoint; a fork; a saved and a shared prefix.
 #[test]
-fn a_sequence_says_the_same_bits_whatever_it_went_through() {
+fn recurrent_logits_depend_on_the_tokens_alone() {
     let tokens: Vec<u32> = (0..1100).map(|i| (i * i / 3 + i * 37) % 64).collect();
     for name in ALL {
         let model = open(fixture(name), 2).unwrap();
@@ -85,7 +85,7 @@ fn a_sequence_says_the_same_bits_whatever_it_went_through() {
         feed(&mut b, &tokens[50..90], 40);
         let feeds = [(&mut a, &tokens[1000..]), (&mut b, &tokens[..9])];
         Session::feed_together(&mut feeds.map(|(session, tokens)| Feed::new(session, tokens))).unwrap();
-        is_same(&mut a, "in company");
+        is_same(&mut a, "in a batch");
 
         let mut fork = a.fork();
         for (n, session) in [(1024, &mut a), (700, &mut fork), (3, &mut b)] {
@@ -128,7 +128,7 @@ fn states_are_counted_beside_keys_and_values() {
         feed(&mut session, &[1, 2, 3], 3);
         let bytes: usize = states.iter().map(|n| (4 * n).next_multiple_of(64)).sum();
         assert!(session.kv().bytes > bytes, "{name}");
-        // A part of the model knows its own.
+        // A part of the model counts its own layers.
         let [first, _] = Part::split(config.layers.len(), 1);
         assert_eq!(config.kv_shape_of(first.layers()).layers.len(), 0, "{name}");
         let is_recurrent = |layer: usize| config.layers[layer].recurrence.is_some();
@@ -137,7 +137,7 @@ fn states_are_counted_beside_keys_and_values() {
 }
 
 #[test]
-fn what_a_file_gets_wrong_is_told_in_a_line() {
+fn faulty_recurrent_files_are_refused_with_one_line() {
     let u32 = Value::U32;
     let keys: [(&str, &str, Value<'_>, &str); 20] = [
         (LFM2, "lfm2.shortconv.l_cache", u32(0), "expected a positive number, got 0"),
@@ -222,15 +222,15 @@ fn what_a_file_gets_wrong_is_told_in_a_line() {
     }
 }
 
-/// Layers behind the model's that guess ahead are left out.
+/// MTP layers are left out unless requested.
 #[test]
-fn layers_that_guess_ahead_are_not_run() {
+fn mtp_layers_are_not_run_by_default() {
     let guessing = ("qwen35.nextn_predict_layers", Value::U32(1));
     let gguf = changed(QWEN35, &[guessing], "");
     let said = Part::whole(3).n_bytes(&gguf);
     assert!(said < Part::whole(4).n_bytes(&gguf));
     let model = open(gguf, 1).unwrap();
-    assert_eq!(model.weight_bytes(), said, "layers that nobody loads are counted");
+    assert_eq!(model.weight_bytes(), said, "unloaded layers are counted");
     assert_eq!((model.config().layers.len(), model.config().n_mtp), (3, 1));
     let mut session = session(&model);
     feed(&mut session, &[1, 2, 3], 3);

@@ -1,7 +1,8 @@
-//! What a session says depends on its tokens alone, bit for bit: not on how they came to be in the cache.
+//! Batch invariance: the logits of a session depend on its tokens alone, bit for bit, not on the
+//! history of the cache.
 //!
-//! A reference is fed token by token on one thread. Other sessions come to the same tokens by random histories, and each of
-//! them must have the reference's logits wherever it stops.
+//! A reference is fed token by token on one thread. Other sessions reach the same tokens by random
+//! histories, and must have the reference's logits wherever they stop.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,13 +14,13 @@ use kvant::{
 };
 use kvant_codec::random::Random;
 
-/// Tokens of every text: past a border of 512 and the block after it.
+/// Tokens of every text: past a prefix boundary of 512 and the block after it.
 const N_TEXT: usize = 700;
-/// Most sessions of a history.
+/// Maximum number of sessions in a history.
 const MOST_SESSIONS: usize = 8;
 
-/// A cache to test: types of keys and values, policies, whether rows are multiplied and moved before they are stored. (Without a
-/// tail, what is stored depends on how tokens come.)
+/// A KV cache under test: types of keys and values, policies, and whether channel scales and
+/// centres apply. (Without a tail, the stored codes depend on how tokens are fed.)
 type Case = (&'static str, &'static str, &'static str, bool);
 
 const CASES: [Case; 16] = [
@@ -41,7 +42,8 @@ const CASES: [Case; 16] = [
     ("turbo4", "turbo4", "sink:16", true),
 ];
 
-/// Families: one head per KV head with YaRN, wide heads in groups, and heads that no power of two fits.
+/// Families: one query head per KV head with YaRN, large heads with GQA, and a head dimension that
+/// is not a power of two.
 const FAMILIES: [&str; 3] = ["llama-h64-g1-yarn", "llama-h128-g2-llama3", "qwen3-h80-g2-linear"];
 
 fn options<'a>(n_threads: usize) -> OpenOptions<'a> {
@@ -61,7 +63,7 @@ fn is_scalar(model: &Model) -> bool {
     model.device().kernels.contains("scalar")
 }
 
-/// Factors between 1/2 and 2, and centres.
+/// Channel scales between 1/2 and 2, and centres.
 fn balance(model: &Model) -> Arc<Balance> {
     let mut random = Random::new(5);
     let mut values = |n: usize| {
@@ -94,7 +96,7 @@ fn bits(session: &mut Session) -> Vec<u32> {
     session.logits().unwrap().iter().map(|logit| logit.to_bits()).collect()
 }
 
-/// A file of this process that is removed in the end.
+/// A file of this process, removed on drop.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -105,7 +107,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What is left of a test in the folder for such files does no harm.
+        // A leftover file in the temporary folder is harmless.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -134,7 +136,8 @@ fn below(random: &mut Random, n: usize) -> usize {
     (random.bits() % n as u64) as usize
 }
 
-/// Sessions of one model, all of which hold a beginning of the reference's text between any two steps.
+/// Sessions of one model, each of which holds a prefix of the reference's text between any two
+/// steps.
 struct History<'a> {
     model: &'a Model,
     case: Case,
@@ -142,13 +145,13 @@ struct History<'a> {
     random: Random,
     file: &'a Path,
     sessions: Vec<Session>,
-    /// What was done, to be told when the logits differ.
+    /// The actions so far, printed when logits differ.
     told: Vec<String>,
-    /// Tokens that sessions began with because others held them.
+    /// Tokens in attached prefixes.
     attached: usize,
-    /// Guesses that were read.
+    /// Draft tokens verified.
     read_ahead: usize,
-    /// Guesses that the model made itself.
+    /// Draft tokens predicted by the model itself.
     predicted: usize,
 }
 
@@ -157,7 +160,8 @@ impl History<'_> {
         below(&mut self.random, n)
     }
 
-    /// Sizes of all orders, so that steps end within tiles, blocks and beyond borders.
+    /// Returns sizes of all magnitudes, so that steps end within tiles, within blocks and beyond
+    /// prefix boundaries.
     fn size(&mut self) -> usize {
         let most = [1, 16, 130, 512][self.below(4)];
         1 + self.below(most)
@@ -179,7 +183,7 @@ impl History<'_> {
         self.sessions.push(session);
     }
 
-    /// The text after what a session holds, as much of it as there is of `most` tokens.
+    /// Returns the text behind a session's tokens, at most `most` tokens.
     fn next(&self, index: usize, most: usize) -> &[u32] {
         let start = self.sessions[index].tokens().len();
         &self.reference.text[start..N_TEXT.min(start + most)]
@@ -204,7 +208,7 @@ impl History<'_> {
     fn feed_all(&mut self, sizes: &[usize]) {
         let tokens: Vec<_> = (0..sizes.len()).map(|index| self.next(index, sizes[index]).to_vec()).collect();
         self.told.push(format!("together {:?}", tokens.iter().map(Vec::len).collect::<Vec<_>>()));
-        // Guesses of some, right or wrong: they count where a single token is fed.
+        // Draft tokens for some, right or wrong: they count where a single token is fed.
         let guesses: Vec<_> = (0..sizes.len())
             .map(|index| {
                 let (right, wrong) = (self.below(4), self.below(3));
@@ -220,8 +224,8 @@ impl History<'_> {
         (0..tokens.len()).filter(|&index| !tokens[index].is_empty()).for_each(|index| self.check(index));
     }
 
-    /// A token and guesses of what follows, right up to some place and then wrong. Each token that is fed after it has to have its logits,
-    /// whether it was guessed or not.
+    /// Feeds a token with draft tokens, right up to some position and then wrong. Each token fed
+    /// after it must have its logits, whether it was drafted or not.
     fn feed_ahead(&mut self) {
         let index = self.below(self.sessions.len());
         let (n_right, n_wrong) = (self.below(8), self.below(4));
@@ -235,12 +239,12 @@ impl History<'_> {
         let before = self.sessions[index].tokens().len();
         self.sessions[index].feed_ahead(token, &guesses).unwrap();
         self.told.push(format!(
-            "{index} at {before} guesses {n_right} right and {n_wrong} wrong, reads {}",
+            "{index} at {before} drafts {n_right} right and {n_wrong} wrong tokens, verifies {}",
             self.sessions[index].ahead().len()
         ));
         self.read_ahead += self.sessions[index].ahead().len();
         self.check(index);
-        // Sometimes what comes next is something else altogether, with guesses still there.
+        // Sometimes the next action is unrelated, with draft tokens still in the cache.
         for _ in 0..self.below(n_right + n_wrong + 2) {
             let Some(&token) = self.next(index, 1).first() else { return };
             match self.below(4) {
@@ -268,7 +272,7 @@ impl History<'_> {
         self.add(fork);
     }
 
-    /// Back to some token, on with another text, and back again, perhaps further.
+    /// Rewinds to some token, continues with another text, and rewinds again, perhaps further.
     fn rewind(&mut self) {
         let index = self.below(self.sessions.len());
         let n = self.below(self.sessions[index].tokens().len() + 1);
@@ -291,7 +295,7 @@ impl History<'_> {
         self.sessions[index].save(self.file).unwrap();
     }
 
-    /// From the file, which a session of another number of threads may have written.
+    /// Loads the file, which may come from a session with another number of threads.
     fn load(&mut self) {
         if !self.file.exists() {
             return self.save();
@@ -307,7 +311,7 @@ impl History<'_> {
         }
         let n = self.below(N_TEXT + 1);
         let mut prompt = self.reference.text[..n].to_vec();
-        // What follows is another text.
+        // The continuation is another text.
         prompt.extend(self.reference.text.get(n).map(|token| token ^ 1));
         let mut session = empty(self.model, self.case);
         let loaded = session.load_prefix(self.file, &prompt).unwrap();
@@ -342,10 +346,11 @@ impl History<'_> {
                 }
             }
         }
-        // With a tail nothing can be shared before the border, so that few of those came to hold anything.
+        // With a tail, no prefix can be shared before a prefix boundary, so few of those attached
+        // any token.
         self.feed_all(&[N_TEXT]);
         self.attach(N_TEXT);
-        // However it came about, it goes on like the reference.
+        // After any history, it continues like the reference.
         self.feed_all(&vec![17; self.sessions.len()]);
         self.feed_all(&vec![1; self.sessions.len()]);
         assert_eq!(self.predicted > 0, self.model.predicts());
@@ -353,8 +358,8 @@ impl History<'_> {
     }
 }
 
-/// One history per model, which differ in the number of threads; each hands the file it saved to the next. Returns the tokens that were attached,
-/// and the guesses that were read.
+/// Runs one history per model; the models differ in the number of threads, and each passes its
+/// saved file to the next. Returns the numbers of attached tokens and of verified draft tokens.
 fn histories(models: &[Model], case: Case, seed: u64, n_steps: usize) -> (usize, usize) {
     let mut random = Random::new(seed);
     let reference = Reference::new(&models[0], case, &mut random);
@@ -379,15 +384,15 @@ fn logits_depend_on_the_tokens_alone() {
     let models = FAMILIES.map(|name| threads.iter().map(|&n| family(name, n)).collect::<Vec<_>>());
     for (i, &case) in CASES[..n_cases].iter().enumerate() {
         let (attached, read_ahead) = histories(&models[i % models.len()], case, i as u64, n_steps);
-        assert!(read_ahead > 0, "{case:?}: nothing was read ahead");
-        // A window kept beyond borders leaves nothing that could be shared.
+        assert!(read_ahead > 0, "{case:?}: no draft token was verified");
+        // A window kept beyond prefix boundaries leaves nothing to share.
         assert_eq!(attached == 0, case.2.contains("recent"), "{case:?}: {attached} tokens attached");
     }
 }
 
-/// States cannot be cut, and go back to where they were before guesses.
+/// Recurrent states cannot be truncated; they return to their values before the draft tokens.
 #[test]
-fn logits_of_models_with_states_depend_on_the_tokens_alone() {
+fn logits_of_recurrent_models_depend_on_the_tokens_alone() {
     let scalar = is_scalar(&family(FAMILIES[0], 1));
     let (n_steps, threads) = if scalar { (10, &[2][..]) } else { (40, &[1, 2][..]) };
     let families = [
@@ -400,14 +405,14 @@ fn logits_of_models_with_states_depend_on_the_tokens_alone() {
         let models: Vec<_> = threads.iter().map(|&n| family(name, n)).collect();
         for case in [CASES[0], CASES[2], CASES[4]] {
             let (_, read_ahead) = histories(&models, case, 200 + i as u64, n_steps);
-            assert!(read_ahead > 0, "{name}, {case:?}: nothing was read ahead");
+            assert!(read_ahead > 0, "{name}, {case:?}: no draft token was verified");
         }
     }
 }
 
-/// What a layer behind the others predicts changes nothing: the reference is the model without it.
+/// MTP changes nothing: the reference is the model without the layer.
 #[test]
-fn logits_of_models_that_predict_further_depend_on_the_tokens_alone() {
+fn logits_with_mtp_depend_on_the_tokens_alone() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/predictions");
     let open = |name: &str, n_threads, mtp| {
         Model::open_with(folder.join(format!("{name}.gguf")), OpenOptions { mtp, ..options(n_threads) })
@@ -420,14 +425,14 @@ fn logits_of_models_that_predict_further_depend_on_the_tokens_alone() {
         let n_steps = if is_scalar(&models[0]) { 15 } else { 40 };
         for case in [CASES[0], CASES[2], CASES[4]] {
             let (_, read_ahead) = histories(&models, case, 300 + i as u64, n_steps);
-            assert!(read_ahead > 0, "{name}, {case:?}: nothing was read ahead");
+            assert!(read_ahead > 0, "{name}, {case:?}: no draft token was verified");
         }
     }
 }
 
-/// So does what a smaller model predicts, wherever its context ends.
+/// Nor does a draft model, wherever its context ends.
 #[test]
-fn logits_of_models_that_others_draft_for_depend_on_the_tokens_alone() {
+fn logits_with_a_draft_model_depend_on_the_tokens_alone() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
     let file = |name: &str| Arc::new(kvant::open_file(folder.join(format!("{name}.gguf"))).unwrap());
     let open = |name: &str, n_threads, draft: Option<&str>| {
@@ -439,13 +444,13 @@ fn logits_of_models_that_others_draft_for_depend_on_the_tokens_alone() {
         let n_steps = if is_scalar(&models[0]) { 30 } else { 40 };
         for case in [CASES[0], CASES[2], CASES[4]] {
             let (_, read_ahead) = histories(&models, case, 400 + i as u64, n_steps);
-            assert!(read_ahead > 0, "{name}, {case:?}: nothing was read ahead");
+            assert!(read_ahead > 0, "{name}, {case:?}: no draft token was verified");
         }
     }
 }
 
 #[test]
-fn a_trained_model_says_the_same_on_any_number_of_threads_after_any_history() {
+fn a_trained_model_is_batch_invariant_after_any_history() {
     let models = [1, 2, 3].map(bundled);
     let (cases, n_steps) = if is_scalar(&models[0]) { (&CASES[..1], 3) } else { (&CASES[..2], 12) };
     for (i, &case) in cases.iter().enumerate() {
@@ -453,13 +458,13 @@ fn a_trained_model_says_the_same_on_any_number_of_threads_after_any_history() {
     }
 }
 
-/// A question with a preamble of about `words` words.
+/// Returns a question with a preamble of about `words` words.
 fn question(model: &Model, words: usize) -> Vec<u32> {
     let preamble = "The capital of a country is where it is governed from. ".repeat(words.div_ceil(11));
     model.chat_prompt(&[Message::user(format!("{preamble}What is the capital of France?"))]).unwrap()
 }
 
-/// What a session draws greedily after `prompt`.
+/// Returns the greedy continuation of `prompt`.
 fn continuation(session: &mut Session, prompt: &[u32], n: usize) -> Vec<u32> {
     let sampler = SamplerParams::greedy();
     let options = GenerateOptions { sampler, max_tokens: Some(n), ignore_eos: true, ..Default::default() };
@@ -486,15 +491,16 @@ fn a_prompt_cache_changes_no_token() {
     }
 }
 
-/// A text that repeats itself, so that there is something to guess: greedily and drawn at random, a generation says the same with guesses and
-/// without, and most of what it says takes no step of its own.
+/// A repetitive text, so that prompt lookup proposes tokens: greedy or sampled, a generation has
+/// the same tokens with and without speculative decoding, and most tokens need no step of their
+/// own.
 #[test]
-fn guesses_change_no_token() {
+fn draft_tokens_change_no_token() {
     let model = bundled(2);
     let n = if is_scalar(&model) { 60 } else { 200 };
     let drawn = SamplerParams { seed: 7, ..SamplerParams::default() };
     let dry = Dry { multiplier: 0.3, ..Dry::default() };
-    // What depends on the draws before, too.
+    // Samplers with state, too.
     let with_state = SamplerParams { dry, xtc: Xtc { probability: 0.3, threshold: 0.1 }, ..drawn };
     let mirostat = Mirostat { version: MirostatVersion::V2, tau: 2.0, eta: 0.3 };
     for case in [CASES[0], CASES[2]] {
@@ -506,7 +512,7 @@ fn guesses_change_no_token() {
                 let mut generation = session.generate(&prompt, options).unwrap();
                 let ids: Vec<u32> = generation.by_ref().map(|token| token.unwrap().id).collect();
                 let stats = generation.stats();
-                // What was read on trial and not said is not there afterwards.
+                // Rejected draft tokens are not in the cache afterwards.
                 let cached = session.tokens().to_vec();
                 assert_eq!((cached.len(), session.kv().tokens), (prompt.len() + n - 1, prompt.len() + n - 1));
                 (ids, cached, stats.n_drafted, stats.n_accepted)
@@ -515,12 +521,12 @@ fn guesses_change_no_token() {
             assert_eq!((plain.2, plain.3), (0, 0));
             assert_eq!((&guessed.0, &guessed.1), (&plain.0, &plain.1), "{case:?}, {sampler:?}");
             assert_eq!((&few.0, &few.1), (&plain.0, &plain.1), "{case:?}, {sampler:?}, two at most");
-            assert!(guessed.3 > 0 && guessed.3 <= guessed.2, "{} of {} came true", guessed.3, guessed.2);
+            assert!(guessed.3 > 0 && guessed.3 <= guessed.2, "{} of {} accepted", guessed.3, guessed.2);
         }
     }
 }
 
-/// With a model that drafts for itself all that it predicts comes true, where the likeliest token is what is said.
+/// A model that drafts for itself has every draft token accepted under greedy sampling.
 #[test]
 fn a_draft_model_changes_no_token() {
     let plain = bundled(2);
@@ -542,7 +548,7 @@ fn a_draft_model_changes_no_token() {
         let (alone, _) = answer(&plain, Some(0));
         let (said, n_accepted) = answer(&drafted, None);
         assert_eq!(said, alone, "{sampler:?}");
-        assert!(n_accepted >= least, "{sampler:?}: {n_accepted} of {n} tokens were guessed");
+        assert!(n_accepted >= least, "{sampler:?}: {n_accepted} of {n} tokens were drafted");
     }
 }
 

@@ -1,4 +1,5 @@
-//! Sessions with a common beginning hold it once, memory that nobody uses is given back, and a budget is kept without loss.
+//! Prefix sharing: sessions hold a common prefix once, unused memory is freed, and a budget holds
+//! without loss.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -27,7 +28,7 @@ fn empty(model: &Model, kv: &str, policies: &str) -> Session {
     model.session(SessionOptions { kv, ..Default::default() }).unwrap()
 }
 
-/// Tokens that no other seed begins with.
+/// Returns tokens that no other seed begins with.
 fn text(seed: u32, n: usize) -> Vec<u32> {
     (0..n as u32).map(|i| (seed + i * 37 + i / 7) % 1024).collect()
 }
@@ -55,7 +56,7 @@ fn a_prompt_shorter_than_the_sink_is_shared_once_it_is_longer() {
 }
 
 #[test]
-fn what_several_have_read_can_be_begun_with_as_long_as_one_of_them_is_there() {
+fn a_shared_prefix_lives_as_long_as_one_holder() {
     let model = model();
     let prompt = text(0, 1100);
     let read_alone = || {
@@ -81,7 +82,7 @@ fn what_several_have_read_can_be_begun_with_as_long_as_one_of_them_is_there() {
 }
 
 #[test]
-fn a_prompt_begins_with_whatever_is_longest_there() {
+fn a_prompt_reuses_the_longest_available_prefix() {
     let model = model();
     let prompt = text(0, 1100);
     let mut first = empty(&model, "turbo3", "none");
@@ -91,12 +92,12 @@ fn a_prompt_begins_with_whatever_is_longest_there() {
     assert_eq!(second.keep_prefix(&prompt), 1024);
     feed(&mut second, &prompt[1024..]);
     assert_eq!(bits(&mut second), bits(&mut first));
-    // What is there itself is longer now.
+    // The session's own prefix is longer now.
     assert_eq!(second.keep_prefix(&prompt), 1099);
 }
 
 #[test]
-fn what_cannot_be_continued_is_refused_before_anything_is_forgotten() {
+fn invalid_prompts_are_refused_and_keep_the_cache() {
     let model = Model::bundled(OpenOptions { device: DeviceChoice::Cpu, ..Default::default() }).unwrap();
     let mut session = empty(&model, "f16", "none");
     feed(&mut session, &[5; 40]);
@@ -114,9 +115,10 @@ fn what_cannot_be_continued_is_refused_before_anything_is_forgotten() {
     }
 }
 
-/// Bytes of a block of 128 tokens: 4 layers, 2 heads, keys and values of 64 numbers each.
+/// Returns the bytes of a block of 128 tokens: 4 layers, 2 heads, keys and values of 64 numbers
+/// each.
 fn block_bytes(kv: &str) -> usize {
-    // A row, and the centre of the keys of a block.
+    // Bytes of a row, and of the centre of a block's keys.
     let (row, centre) = match kv {
         "f16" => (128, 0),
         "q8_0" => (68, 128),
@@ -126,7 +128,7 @@ fn block_bytes(kv: &str) -> usize {
     4 * 2 * (TOKENS_PER_BLOCK * 2 * row + centre)
 }
 
-/// What comes back from the file of a session.
+/// Saves a session to a file and loads it.
 fn saved_and_loaded(session: &Session) -> Session {
     static N_FILES: AtomicUsize = AtomicUsize::new(0);
     let name = format!("kvant-sharing-{}-{}", std::process::id(), N_FILES.fetch_add(1, Ordering::Relaxed));
@@ -163,7 +165,7 @@ fn eight_sessions_hold_their_common_prefix_once() {
         let tail = 2 * 16 * F16_TOKEN;
         assert!(own.iter().all(|&own| own <= 3 * block_bytes(kv) + tail), "{what}: {own:?}");
 
-        // The one that read the prefix goes first, and the prefix stays for the others.
+        // The session that prefilled the prefix is dropped first; the others keep the prefix.
         let mut left = model.kv_bytes();
         for (session, own) in sessions.drain(..7).zip(&own) {
             drop(session);
@@ -225,7 +227,7 @@ fn a_budget_is_an_error_before_anything_is_lost() {
     feed(&mut session, &first);
     let logits = bits(&mut session);
     let before = (session.kv().bytes, model.kv_bytes());
-    // Three more blocks are wanted: room for none, for one and for two of them.
+    // Three more blocks are needed: the budget has room for none, one and two of them.
     for blocks in 0..3 {
         model.set_kv_budget(before.1 + blocks * block_bytes("turbo3") + 1);
         let error = session.feed(&second, &mut |_| true).unwrap_err();
@@ -239,7 +241,7 @@ fn a_budget_is_an_error_before_anything_is_lost() {
     assert!(is_out_of_memory(&none.feed(&second, &mut |_| true).unwrap_err()));
     assert_eq!(none.kv().bytes, 0);
     model.set_kv_budget(usize::MAX);
-    // What is there can be saved and shared.
+    // The remaining tokens can be saved and shared.
     let (mut loaded, mut fork) = (saved_and_loaded(&session), session.fork());
     for session in [&mut session, &mut loaded, &mut fork] {
         feed(session, &second);

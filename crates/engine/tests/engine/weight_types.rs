@@ -1,4 +1,4 @@
-//! A model in a type of 4 bits: written, read, and refused where a scale is no number.
+//! Models in 4-bit types: written, read, and rejected where a scale is not a number.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -7,9 +7,9 @@ use kvant::{DType, Gguf, Model, OpenOptions, SessionOptions, quantize};
 
 const BUNDLED: &[u8] = include_bytes!("../../assets/pocket-q8_0.gguf");
 
-/// The bytes of the bundled model with its matrices in this type.
+/// Returns the bundled model with its matrices in this type.
 fn written(dtype: DType) -> Vec<u8> {
-    // Tests of one process run at once.
+    // Tests of one process run concurrently.
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let (process, n) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let path = std::env::temp_dir().join(format!("kvant-weight-types-{process}-{n}.gguf"));
@@ -26,7 +26,7 @@ fn open(bytes: Vec<u8>) -> Result<Model, String> {
     Model::from_gguf(Gguf::from_bytes(bytes).unwrap(), options).map_err(|error| error.to_string())
 }
 
-/// Probabilities of what comes after a few tokens.
+/// Returns the probabilities of the token after a few tokens.
 fn probabilities(model: &Model) -> Vec<f64> {
     let mut session = model.session(SessionOptions::default()).unwrap();
     session.feed(&[1, 300, 17, 42, 260, 9, 511, 77], &mut |_| true).unwrap();
@@ -37,9 +37,9 @@ fn probabilities(model: &Model) -> Vec<f64> {
     powers.into_iter().map(|power| power / sum).collect()
 }
 
-/// As far from q8_0 as q4_0 is, or half as far again: mxfp4 has scales that are powers of two alone.
+/// As close to q8_0 as q4_0 is, within a factor of 1.5: mxfp4 has power-of-two scales only.
 #[test]
-fn a_model_of_four_bits_says_nearly_what_it_said() {
+fn four_bit_types_are_as_close_as_q4_0() {
     let want = probabilities(&open(BUNDLED.to_vec()).unwrap());
     let divergence = |dtype| {
         let got = probabilities(&open(written(dtype)).unwrap());
@@ -52,10 +52,10 @@ fn a_model_of_four_bits_says_nearly_what_it_said() {
     }
 }
 
-/// What the tests of types without kernels change.
+/// The tensor that the tests of load-only types change.
 const CHANGED: &str = "blk.1.ffn_up.weight";
 
-/// A file with a tensor of f32 of this name and these bytes, in the place of one or besides.
+/// Returns a file with an f32 tensor of this name and these bytes, replaced or added.
 fn with_tensor(bytes: &[u8], name: &str, shape: &[usize], values: &[u8]) -> Vec<u8> {
     let gguf = Gguf::from_bytes(bytes.to_vec()).unwrap();
     let (mut writer, mut out) = (GgufWriter::new(), Vec::new());
@@ -79,13 +79,13 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// The bundled model with these blocks of a type that no writer of ours knows: as many bytes of f32, and then another shape and type in
-/// their place.
+/// Returns the bundled model with these blocks of a type that this crate cannot write: an f32
+/// tensor of as many bytes, then patched to the shape and type.
 fn with_blocks(packed: Packed, shape: &[usize], blocks: &[u8]) -> Vec<u8> {
     let mut bytes = with_tensor(BUNDLED, CHANGED, &[blocks.len() / 4, 1], blocks);
     let place =
         bytes.windows(CHANGED.len()).position(|window| window == CHANGED.as_bytes()).unwrap() + CHANGED.len();
-    // Behind the name: a count of dimensions, these, the type.
+    // Behind the name: the number of dimensions, the dimensions, the type.
     for (at, size) in shape.iter().enumerate() {
         bytes[place + 4 + 8 * at..][..8].copy_from_slice(&(*size as u64).to_le_bytes());
     }
@@ -93,14 +93,14 @@ fn with_blocks(packed: Packed, shape: &[usize], blocks: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// That what a model says is nearly what it says with the same values in f32: products of codes round what enters them. Values that are
-/// other than the model's own say something else.
+/// The output nearly equals that of the same values in f32: GEMMs of quantized types round their
+/// activations. Values other than the model's own change the output.
 #[test]
-fn types_without_kernels_are_read_as_what_they_stand_for() {
+fn load_only_types_decode_to_their_values() {
     let own = probabilities(&open(BUNDLED.to_vec()).unwrap());
     let bundled = Gguf::from_bytes(BUNDLED).unwrap();
     let info = bundled.find_info(CHANGED).unwrap();
-    // With the place of d, an f16.
+    // With the offset of d, an f16.
     for (packed, scale_at) in [
         (Packed::Tq1_0, 52),
         (Packed::Tq2_0, 64),
@@ -133,7 +133,7 @@ fn types_without_kernels_are_read_as_what_they_stand_for() {
 }
 
 #[test]
-fn a_scale_of_a_whole_tensor_is_multiplied_with_and_one_that_cannot_be_its_own_is_refused_by_name() {
+fn nvfp4_tensor_scales_apply_and_faulty_ones_are_refused() {
     const NAME: &str = "blk.1.ffn_down.scale";
     let bytes = written(DType::NVFP4);
     let want = probabilities(&open(bytes.clone()).unwrap());
@@ -141,7 +141,7 @@ fn a_scale_of_a_whole_tensor_is_multiplied_with_and_one_that_cannot_be_its_own_i
         let got = probabilities(&open(with_tensor(&bytes, NAME, &[1], &bytes_of(&[scale]))).unwrap());
         want.iter().zip(&got).map(|(p, q)| p * (p / q).ln()).sum()
     };
-    // As much as q8_0 rounds, and much more.
+    // The rounding error of q8_0, and far more.
     let (same, other) = (far(1.0), far(-2.0));
     assert!(same < 1e-3 && other > 20.0 * same.max(1e-4), "{same}, {other}");
     for values in [&[1.0, 1.0][..], &[f32::NAN]] {
@@ -152,7 +152,7 @@ fn a_scale_of_a_whole_tensor_is_multiplied_with_and_one_that_cannot_be_its_own_i
 }
 
 #[test]
-fn a_scale_that_is_no_number_is_refused_with_its_tensor() {
+fn a_non_finite_scale_is_refused_with_its_tensor() {
     let tensor = "blk.1.ffn_up.weight";
     let bad = [
         (DType::IQ4NL, &[0x00, 0x7c][..]),

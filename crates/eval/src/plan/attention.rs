@@ -1,12 +1,13 @@
-//! How much noise in a key, a value or a query does to what a layer gives out.
+//! Sensitivity of a layer's attention output to noise in keys, values and queries.
 //!
-//! With weights p of a query i over tokens t and o = sum p v, an error e of value t moves the output by `p e`, and an error d of
-//! the score by `p (v - o) d`. So an error of the value counts `p^2`, one of the score `p^2 |v - o|^2`, the latter measured as
-//! the output matrix reads it. Tokens that nobody looks at, and queries whose tokens all say the same, count little.
+//! With weights p of a query i over tokens t and o = sum p v, an error e of value t changes the
+//! output by `p e`, and an error d of the score by `p (v - o) d`. So an error of the value counts
+//! `p^2`, one of the score `p^2 |v - o|^2`, the latter measured as the output matrix reads it.
+//! Tokens without attention weight, and queries whose tokens have equal values, count little.
 
 use super::statistics::SINK;
 
-/// Of so many queries one is looked at: weights are means over thousands of them.
+/// Stride of sampled queries: the weights are means over thousands of them.
 const EVERY: usize = 4;
 
 /// Keys and values of one head.
@@ -18,24 +19,24 @@ pub(super) struct Rows<'a> {
     pub v: &'a [f32],
 }
 
-/// One KV head of a layer, as queries meet it.
+/// One KV head of a layer, as its queries read it.
 pub(super) struct Met<'a> {
     pub k_head_dim: usize,
     pub v_head_dim: usize,
     /// Factor on scores.
     pub scale: f32,
-    /// What scores are bounded by.
+    /// Soft cap of scores.
     pub soft_cap: Option<f32>,
-    /// How many tokens a query sees, itself included.
+    /// Window of a query in tokens, itself included.
     pub window: Option<usize>,
-    /// The position of the first row.
+    /// Position of the first row.
     pub first: usize,
     pub rows: Rows<'a>,
-    /// What the output matrix multiplies each dim of a value by, squared `[v_head_dim]`.
+    /// Squared column norms of the output matrix for each dimension of a value `[v_head_dim]`.
     pub w: &'a [f64],
 }
 
-/// How much errors count, by token of a piece.
+/// Weights of errors, by token of a piece.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Weights {
     /// Of scores with the key.
@@ -50,7 +51,7 @@ impl Weights {
     }
 }
 
-/// A KV head's rows, dims first, so that all tokens are worked on together.
+/// A KV head's rows, transposed so that all tokens are processed together.
 pub(super) struct Turned<'a> {
     met: &'a Met<'a>,
     /// `[k_head_dim, tokens]`
@@ -79,8 +80,9 @@ impl<'a> Turned<'a> {
         Self { met, k, v, norms }
     }
 
-    /// Adds what queries `[rows, k_head_dim]` of one head look at, the first of them at position `first`; `tell` hears of the rows
-    /// that were looked at, and how much errors of their scores count.
+    /// Adds the attention weights of queries `[rows, k_head_dim]` of one head, the first at
+    /// position `first`; passes to `tell` the sampled rows with the weight of errors in their
+    /// scores.
     pub fn look<'q>(
         &self,
         queries: impl Iterator<Item = &'q [f32]>,
@@ -94,7 +96,7 @@ impl<'a> Turned<'a> {
             let end = first + i + 1;
             let start = self.met.window.map_or(0, |window| end.saturating_sub(window)).max(self.met.first);
             if start >= end {
-                // What it saw has been let go of since: a window is shorter than a step.
+                // The cached window no longer covers this query: a window is shorter than a step.
                 continue;
             }
             let rows = start - self.met.first..end - self.met.first;
@@ -106,14 +108,14 @@ impl<'a> Turned<'a> {
                 let of_score = square * f64::from(apart.max(0.0));
                 weights.v[position] += square;
                 weights.k[position] += of_score;
-                // The first tokens stay in 16 bit.
+                // The sink stays in 16 bits.
                 total += if position < SINK { 0.0 } else { of_score };
             }
             tell(q, total);
         }
     }
 
-    /// The weights of a query over `rows`.
+    /// Computes the attention weights of a query over `rows`.
     fn probabilities(&self, q: &[f32], rows: std::ops::Range<usize>, p: &mut Vec<f32>) {
         p.clear();
         p.resize(rows.len(), 0.0);
@@ -129,7 +131,7 @@ impl<'a> Turned<'a> {
         p.iter_mut().for_each(|s| *s /= sum);
     }
 
-    /// How far the value of each of `rows` lies from their mean weighted by `p`, squared.
+    /// Computes the squared distance of each value in `rows` from their mean weighted by `p`.
     fn distances(&self, p: &[f32], rows: std::ops::Range<usize>, apart: &mut Vec<f32>) {
         apart.clear();
         apart.extend_from_slice(&self.norms[rows.clone()]);
@@ -149,7 +151,7 @@ impl<'a> Turned<'a> {
 mod tests {
     use super::*;
 
-    /// Errors told by moving what they are of a little, and looking at what comes out.
+    /// Compares the weights with finite differences of the output.
     #[test]
     fn weights_are_what_small_errors_do_to_the_output() {
         let (dim, n) = (2, SINK + 4);
@@ -169,7 +171,8 @@ mod tests {
                 rows: Rows { k: &k, v: &v },
                 w: &w,
             };
-            // The output of query i, when the score of token t is off by `of_score` and its value by `of_value` in its first dim.
+            // The output of query i, when the score of token t is off by `of_score` and its value
+            // by `of_value` in its first dimension.
             let out = |i: usize, t: usize, of_score: f64, of_value: f64| -> [f64; 2] {
                 let start = window.map_or(0, |window| (i + 1).saturating_sub(window));
                 let score = |j: usize| {

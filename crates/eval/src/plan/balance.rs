@@ -1,20 +1,21 @@
 //! Factors and centres from statistics.
 //!
-//! Those of keys are from the squares of queries and keys, those of values from the columns of the output matrix
-//! ([`kvant::balance_factors`]).
+//! The factors of keys follow from the squares of queries and keys, those of values from the
+//! columns of the output matrix ([`kvant::balance_factors`]).
 //!
-//! RoPE turns pairs of dims into each other as positions grow: squares of keys and queries are those of all positions that a plan is
-//! made for ([`super::moments`]), so that a factor that would be wrong further on is not taken.
+//! RoPE rotates pairs of dimensions into each other with growing positions: squares of keys and
+//! queries are averaged over all positions that a plan covers ([`super::moments`]), so that the
+//! factors also hold at later positions.
 //!
-//! Where values are the first part of their keys, one row is read twice: what reads the values adds to what reads the keys, and the
-//! rest is the same.
+//! If values are a prefix of their keys (MLA), one row has two readers: the statistics of both are
+//! added, and the rest is unchanged.
 
 use kvant::{Balance, LayerBalance, balance_factors as factors, five_digits as rounded};
 
 use super::statistics::{LayerStatistics, Statistics};
 
 impl Statistics {
-    /// What keys and values are best multiplied by before they are stored, and the centre of the values.
+    /// Returns the factors on keys and values before quantization, and the centres of the values.
     pub fn balance(&self) -> Balance {
         Balance { layers: self.layers.iter().map(LayerStatistics::balance).collect() }
     }
@@ -39,13 +40,14 @@ impl LayerStatistics {
     }
 }
 
-/// How much of a layer's noise each head makes when all have the same code: `(sum s^2 stored) (sum read / s^2)`, in shares of
-/// the layer. Even shares where nothing can be said.
+/// Returns each head's share of a layer's noise when all heads have the same code: `(sum s^2
+/// stored) (sum read / s^2)`, normalized over the layer. Even shares if undetermined.
 pub(super) fn shares(scale: &[f32], read: &[f64], stored: &[f64], n_heads: usize) -> Vec<f64> {
     in_shares(&noise(scale, read, stored, n_heads))
 }
 
-/// What a code's errors in what is multiplied by `scale` do to what reads it, head by head.
+/// Returns the noise that quantization errors of values times `scale` cause in their readers, head
+/// by head.
 pub(super) fn noise(scale: &[f32], read: &[f64], stored: &[f64], n_heads: usize) -> Vec<f64> {
     let dim = scale.len() / n_heads.max(1);
     let of_head = |head: usize| {
@@ -58,7 +60,7 @@ pub(super) fn noise(scale: &[f32], read: &[f64], stored: &[f64], n_heads: usize)
     (0..n_heads).map(of_head).collect()
 }
 
-/// Each part of a sum as a share of it; even shares where nothing can be said.
+/// Normalizes parts to a sum of one; even shares if undetermined.
 pub(super) fn in_shares(parts: &[f64]) -> Vec<f64> {
     let total: f64 = parts.iter().sum();
     let even = 1.0 / parts.len().max(1) as f64;
@@ -72,8 +74,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn heads_that_are_dead_or_alike_or_all_but_flat_have_a_balance_that_a_cache_takes() {
-        // Heads: usual, the same again, dead, and one whose energy lies in one dim but for a rest that is next to nothing.
+    fn degenerate_heads_have_valid_factors() {
+        // Heads: a usual one, its copy, a dead one, and one with nearly all energy in one
+        // dimension.
         let shape = KvLayerShape {
             n_heads: 4,
             n_kv_heads: 4,
@@ -104,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_follow_the_noise_and_are_even_where_there_is_none() {
+    fn shares_follow_the_noise_and_are_even_without_noise() {
         assert_eq!(shares(&[1.0; 4], &[1.0, 1.0, 3.0, 3.0], &[1.0; 4], 2), [0.25, 0.75]);
         assert_eq!(shares(&[1.0; 4], &[0.0; 4], &[0.0; 4], 2), [0.5, 0.5]);
         assert_eq!(shares(&[1.0; 4], &[f64::NAN; 4], &[1.0; 4], 2), [0.5, 0.5]);

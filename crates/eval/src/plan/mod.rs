@@ -1,13 +1,16 @@
-//! A plan for a model's cache: what its keys and values are multiplied by, which type each of them gets, and what that was
-//! found to do.
+//! Plans of a model's KV cache: the factors on its keys and values, the type of each, and the
+//! measured quality.
 //!
-//! 1. Queries, keys and values are looked at over one half of a text: from what is seen follows the balance.
-//! 2. What the keys, or the values, of two neighbouring layers alone cost in a coarse type is measured, in divergence, on pieces of
-//!    the other half, less what an f32 cache costs: products with quantised weights round activations, so that any two caches differ
-//!    by that. What that hides is taken for as much as could be hidden. Noise of other types is that of the coarse one times what codes
-//!    of them lose; both layers share their cost, and heads that of their layer, as statistics say.
-//! 3. The search spends bits where they save most.
-//! 4. What comes out is measured whole, the prediction put right by that, and so on until the goal is met.
+//! 1. Statistics of queries, keys and values are gathered over one half of a text; they determine
+//!    the factors (balance).
+//! 2. The cost in KL divergence of the keys, or the values, of two neighbouring layers alone in a
+//!    coarse type is measured on chunks of the other half, less the cost of an f32 cache: GEMMs
+//!    with quantized weights round activations, so that any two caches differ by that. A cost
+//!    hidden by this noise is taken as the largest that it could hide. The noise of other types is
+//!    scaled from the coarse one by the distortion of their codes; the two layers share the cost,
+//!    and so do the heads of a layer, according to the statistics.
+//! 3. The search spends bits where they reduce the cost most.
+//! 4. The resulting plan is measured whole, which corrects the prediction, until the goal is met.
 
 mod attention;
 mod balance;
@@ -42,55 +45,58 @@ use crate::run_state::RunState;
 use crate::stats::Estimate;
 use crate::{Chunks, EvalError, KvConfig, NeedleForm, NiahOptions, OnProgress, Progress, niah};
 
-/// What a plan is to reach.
+/// Goal of a plan.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Goal {
-    /// As little divergence as so many bits per value allow, scales included.
+    /// Minimize the divergence within this many bits per value, scales included.
     Bits(f64),
-    /// As few bits as keep the mean divergence, less that of an f32 cache, below this, in nats.
+    /// Minimize the bits with a mean divergence, less that of an f32 cache, below this, in nats.
     Kld(f64),
 }
 
-/// How a plan is made.
+/// Options of plan search.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PlanOptions {
-    /// What it is to reach.
+    /// The goal.
     pub goal: Goal,
-    /// The length of text that statistics are gathered and plans are judged at, in tokens.
+    /// Length of the texts for statistics and evaluation, in tokens.
     pub n_ctx: usize,
-    /// The length of text that factors on keys are to hold for, in tokens.
+    /// Length of text for which the factors on keys hold, in tokens.
     pub reach: usize,
-    /// Whether it is judged with the youngest tokens in 16 bit, as people run it.
+    /// Whether the evaluation has recent tokens in 16 bits, as in `run`.
     pub tail: bool,
 }
 
-/// The type that sensitivities are measured with: coarse enough to stand out.
+/// Type of the sensitivity measurement: coarse enough to exceed the noise.
 const PROBE: DType = DType::Turbo2;
-/// Tokens of a piece that sensitivities are measured on, and how many.
+/// Tokens per chunk of the sensitivity measurement, and the number of chunks.
 const PROBE_CTX: usize = 256;
 const PROBE_CHUNKS: usize = 2;
 /// Layers whose keys, or values, are measured together.
 const TOGETHER: usize = 2;
 /// Caches that are measured beside one run of the base.
 const AT_ONCE: usize = 24;
-/// Tokens that plans are judged on.
+/// Tokens of the evaluation.
 const JUDGED: usize = 2048;
 
-/// A plan, and what there was to choose from.
+/// A plan, and the alternatives.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Planned {
     /// The plan.
     pub plan: KvPlan,
-    /// Bits per value and predicted divergence of plans, fewest bits first: costs of layers, each measured alone, added up.
+    /// Bits per value and predicted divergence of plans, fewest bits first: sums of the costs of
+    /// layers that were measured alone.
     pub frontier: Vec<(f64, f64)>,
 }
 
-/// Makes the plan of `model`: from one half of `text`, judged on the other. With a `state` file what layers cost, most of the work, is kept
-/// there: a run that was cut short goes on where it stopped, and one with another goal has it already.
+/// Searches the plan of `model`: calibrated on one half of `text`, evaluated on the other. A
+/// `state` file stores the costs of layers, which are most of the work: an interrupted run resumes,
+/// and a run with another goal reuses them.
 ///
 /// # Errors
-/// A text that does not fill two pieces of `n_ctx` tokens, fewer bits than any type has, logits that are not finite, a state file
-/// of another run, an engine error.
+///
+/// A text that does not fill two chunks of `n_ctx` tokens, fewer bits than any type has, logits
+/// that are not finite, a state file of another run, an engine error.
 pub fn plan(
     model: &Model,
     text: &str,
@@ -116,7 +122,7 @@ struct Group {
     layers: Vec<usize>,
 }
 
-/// What a search goes by.
+/// Inputs of the search.
 struct Finder<'a> {
     model: &'a Model,
     statistics: &'a Statistics,
@@ -124,10 +130,10 @@ struct Finder<'a> {
     shape: KvShape,
     prices: Prices,
     options: PlanOptions,
-    /// What sensitivities are measured on, and what plans are judged by.
+    /// Chunks of the sensitivity measurement, and of the evaluation.
     probed: Chunks,
     judged: Chunks,
-    /// The mean divergence of an f32 cache on the latter, once it is known.
+    /// Mean divergence of an f32 cache on the latter, once measured.
     noise: Cell<Option<f64>>,
 }
 
@@ -156,7 +162,7 @@ impl<'a> Finder<'a> {
         })
     }
 
-    /// The plan that meets the goal best, and what was measured of it.
+    /// Returns the plan that meets the goal best, and its measurement.
     fn find(&self, frontier: &Frontier) -> Result<(KvPlan, Judged), EvalError> {
         let goal = match self.options.goal {
             Goal::Bits(bits) => {
@@ -172,7 +178,8 @@ impl<'a> Finder<'a> {
         })
     }
 
-    /// The choices of every stream: layer by layer, the keys of each head, then the values where they have streams of their own.
+    /// Returns the choices of every KV tensor: layer by layer, the keys of each head, then the
+    /// values if they are stored separately.
     fn streams(&self, state: Option<&Path>, progress: OnProgress<'_>) -> Result<Vec<Vec<Choice>>, EvalError> {
         let groups = self.groups();
         let costs = self.sensitivities(&groups, state, progress)?;
@@ -194,7 +201,7 @@ impl<'a> Finder<'a> {
         Ok(streams)
     }
 
-    /// What is measured together: keys or values of neighbouring layers.
+    /// Returns the groups that are measured together: keys or values of neighbouring layers.
     fn groups(&self) -> Vec<Group> {
         let with = |side: Side| {
             let layers = self.shape.layers.iter().enumerate();
@@ -210,8 +217,8 @@ impl<'a> Finder<'a> {
         [Side::K, Side::V].into_iter().flat_map(groups).collect()
     }
 
-    /// What each layer of a group costs: what all of them do, in parts as the noise is that statistics foretell. Each of them may be
-    /// what the standard error hides.
+    /// Splits the cost of a group among its layers, in proportion to the noise predicted by the
+    /// statistics. The standard error applies to each layer undivided.
     fn split(&self, group: &Group, cost: Estimate) -> Vec<((usize, Side), Estimate)> {
         let of_layer = |&layer: &usize| {
             let (balance, seen) = (&self.balance.layers[layer], &self.statistics.layers[layer]);
@@ -227,7 +234,7 @@ impl<'a> Finder<'a> {
         group.layers.iter().zip(shares).map(|(&layer, share)| ((layer, group.side), part(share))).collect()
     }
 
-    /// The divergence that each group adds alone in the coarse type, as it was measured.
+    /// Measures the divergence that each group adds alone in the coarse type.
     fn sensitivities(
         &self,
         groups: &[Group],
@@ -237,7 +244,7 @@ impl<'a> Finder<'a> {
         let alone = |group: &Group| {
             let line = |layer: &usize| format!("{layer} * {:?} {}\n", group.side, PROBE.name());
             let table: String = group.layers.iter().map(line).collect();
-            // The first tokens would drown all else.
+            // The errors of the first tokens would dominate all others.
             let sink = Policies(vec![Policy::Sink(statistics::SINK)]);
             let policies = sink.with_table(&table).map_err(kvant::Error::from)?;
             let balance = KvBalance::Plan(Arc::clone(&self.balance));
@@ -258,7 +265,7 @@ impl<'a> Finder<'a> {
         Ok(costs)
     }
 
-    /// What the costs of layers depend on, for a state file.
+    /// Returns the inputs of the costs of layers, for a state file.
     fn measured(&self, configs: &[KvOptions]) -> serde_json::Value {
         let kv = configs.iter().map(|kv| KvConfig::new(self.model, kv, self.probed.n_ctx()));
         let kv: String = kv.flatten().map(|kv| kv.identity()).collect();
@@ -269,7 +276,7 @@ impl<'a> Finder<'a> {
         })
     }
 
-    /// The plan with these types, stream by stream; nothing has been measured of it.
+    /// Returns the unmeasured plan with these types per KV tensor.
     fn plan(&self, types: &[DType]) -> KvPlan {
         let mut types = types.iter().copied();
         let mut heads = |n: usize| types.by_ref().take(n).collect::<Vec<_>>();
@@ -297,12 +304,12 @@ impl<'a> Finder<'a> {
         Ok(Judged { kld, noise })
     }
 
-    /// The cache that a plan is judged as.
+    /// Returns the cache options for the evaluation of a plan.
     fn cache(&self, plan: &KvPlan) -> Result<KvOptions, EvalError> {
         Ok(KvOptions { tail: self.options.tail, ..plan.kv_options()? })
     }
 
-    /// The plan with what was measured of it.
+    /// Returns the plan with its measurement.
     fn certified(&self, plan: KvPlan, judged: &Judged, text: &str) -> Result<KvPlan, EvalError> {
         let options = self.cache(&plan)?;
         let stored =
@@ -340,8 +347,8 @@ impl<'a> Finder<'a> {
         Ok(KvPlan { certificate, ..plan })
     }
 
-    /// Share of right tokens in the answers about a hidden sentence, with the plan and with f16. `None` where the context has no
-    /// room for one.
+    /// Returns the share of correct tokens in answers about a hidden sentence, with the plan and
+    /// with f16. `None` if the context is too short for one.
     fn needle(&self, plan: KvOptions, text: &str) -> Result<Option<[f64; 2]>, EvalError> {
         if self.options.n_ctx < PROBE_CTX {
             return Ok(None);
@@ -364,21 +371,21 @@ impl<'a> Finder<'a> {
     }
 }
 
-/// What was measured of a cache.
+/// Measurement of a cache.
 struct Judged {
     kld: Kld,
-    /// The mean divergence of an f32 cache.
+    /// Mean divergence of an f32 cache.
     noise: f64,
 }
 
 impl Judged {
-    /// What the cache adds to the mean divergence.
+    /// Returns the mean divergence that the cache adds.
     fn added(&self) -> f64 {
         added_kld(self.kld.stats().mean_kld.value, self.noise)
     }
 }
 
-/// A cache that loses nothing.
+/// Returns options of a lossless cache.
 fn exact() -> KvOptions {
     KvOptions { policies: Policies::none(), ..KvOptions::symmetric(DType::F32) }
 }
@@ -387,15 +394,15 @@ fn measured(model: &Model, chunks: &Chunks, configs: Vec<KvOptions>) -> Result<V
     kld(model, chunks, Base::F16, &KldOptions { configs, step: None }, None, &mut |_| ())
 }
 
-/// What caches add to the divergence of one that loses nothing, and the standard error of it: tokens of both are alike, so that it is
-/// small.
+/// Measures the divergence that caches add to that of a lossless one, and its standard error, which
+/// is small since the errors of both are paired per token.
 fn added(model: &Model, chunks: &Chunks, caches: &[KvOptions]) -> Result<Vec<Estimate>, EvalError> {
     let results = measured(model, chunks, [exact()].into_iter().chain(caches.iter().cloned()).collect())?;
     let (exact, caches) = results.split_first().expect("a result of each cache");
     Ok(caches.iter().map(|cache| difference(cache, exact)).collect())
 }
 
-/// Texts that a sentence is hidden in, each at another depth.
+/// Number of needle prompts, each with another depth.
 const NEEDLES: usize = 3;
-/// The longest of them, in tokens.
+/// Maximum length of a needle prompt, in tokens.
 const NEEDLE_CTX: usize = 512;

@@ -1,19 +1,22 @@
-//! Mean squares of rows that RoPE turns, wherever they stand.
+//! Mean squares of rows under RoPE, averaged over positions.
 //!
-//! A row that is seen at position p is turned on by an angle `t f` for each pair of dims when its text stands t tokens later, so that
-//! with statistics of short texts alone, what is best for a dim is wrong for long ones. If x and y are the dims of a pair, the mean of
-//! `(c x - s y)^2` over all t up to `reach`, c and s the cosine and sine of `t f`, is
+//! A row seen at position p is rotated by a further angle `t f` for each pair of dimensions when
+//! its text is t tokens later, so that factors from statistics of short texts alone would be wrong
+//! for long ones. If x and y are the dimensions of a pair, the mean of `(c x - s y)^2` over all t
+//! up to `reach`, c and s the cosine and sine of `t f`, is
 //!
 //! ```text
-//! C x^2 + S y^2 - 2 M x y      C = 1/2 + sin(2 r) / 4 r,  S = 1 - C,  M = (1 - cos(2 r)) / 4 r,  r = reach f
+//! C x^2 + S y^2 - 2 M x y      C = 1/2 + sin(2 r) / 4 r,  S = 1 - C,  M = (1 - cos(2 r)) / 4 r,
+//!                               r = reach f
 //! ```
 //!
-//! and that of `(s x + c y)^2` the same with x and y exchanged and the other sign. Dims that turn slowly keep squares of their own;
-//! where a pair goes round and round, both have their mean, and with it one factor, which holds at any position.
+//! and that of `(s x + c y)^2` the same with x and y exchanged and the other sign. Slowly rotating
+//! dimensions have separate squares; in a pair with many rotations both have their mean, and with
+//! it one factor, which holds at any position.
 
 use kvant::RopeParams;
 
-/// Two dims of a head that turn into each other.
+/// Two dimensions of a head that RoPE rotates into each other.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Pair {
     dims: [usize; 2],
@@ -21,8 +24,8 @@ pub(super) struct Pair {
     frequency: f64,
 }
 
-/// The pairs that RoPE turns from dim `first` on, each by its angle per position `[n_rot / 2]`; other dims of a head stay as they
-/// are.
+/// Returns the RoPE pairs from dimension `first` on, with their angles per position `[n_rot / 2]`;
+/// other dimensions of a head are not rotated.
 pub(super) fn pairs(rope: RopeParams, first: usize, frequencies: &[f64]) -> Vec<Pair> {
     let dims = |i: usize| rope.pair(i).map(|dim| first + dim);
     frequencies.iter().enumerate().map(|(i, &frequency)| Pair { dims: dims(i), frequency }).collect()
@@ -35,7 +38,7 @@ pub(super) struct Moments {
     head_dim: usize,
     /// `[n_heads * head_dim]`
     squares: Vec<f64>,
-    /// Of the two dims of each pair, `[n_heads * pairs]`.
+    /// Products of the two dimensions of each pair, `[n_heads * pairs]`.
     products: Vec<f64>,
 }
 
@@ -45,7 +48,7 @@ impl Moments {
         Self { pairs, head_dim, squares: vec![0.0; n_heads * head_dim], products }
     }
 
-    /// Adds a row `[head_dim]` of head `head`, which counts `weight` times.
+    /// Adds a row `[head_dim]` of head `head` with a weight.
     pub fn add(&mut self, head: usize, weight: f64, row: &[f32]) {
         let squares = &mut self.squares[head * self.head_dim..][..self.head_dim];
         squares.iter_mut().zip(row).for_each(|(sum, &x)| *sum += weight * f64::from(x).powi(2));
@@ -55,7 +58,8 @@ impl Moments {
         }
     }
 
-    /// The sums as they are on average when the texts stand anywhere from 0 to `reach` tokens later, `[n_heads * head_dim]`.
+    /// Returns the sums averaged over text positions from 0 to `reach` tokens later, `[n_heads *
+    /// head_dim]`.
     pub fn turned(&self, reach: usize) -> Vec<f64> {
         let mut squares = self.squares.clone();
         let n = self.pairs.len().max(1);
@@ -69,7 +73,7 @@ impl Moments {
                 let cosines = 0.5 + (2.0 * angle).sin() / (4.0 * angle);
                 let mixed = 2.0 * (1.0 - (2.0 * angle).cos()) / (4.0 * angle) * xy;
                 let [xx, yy] = [squares[*x], squares[*y]];
-                // Rounding makes no square negative.
+                // Prevents squares that are negative by rounding.
                 squares[*x] = (cosines * xx + (1.0 - cosines) * yy - mixed).max(0.0);
                 squares[*y] = (cosines * yy + (1.0 - cosines) * xx + mixed).max(0.0);
             }
@@ -84,7 +88,7 @@ mod tests {
 
     use super::*;
 
-    /// The first pair turns by 1, the next by a tenth.
+    /// The first pair rotates by 1 per position, the next by a tenth.
     fn all(pairing: Pairing, n_rot: usize) -> Vec<Pair> {
         pairs(RopeParams { pairing, n_rot }, 0, &[1.0, 0.1][..n_rot / 2])
     }
@@ -102,7 +106,7 @@ mod tests {
     #[test]
     fn turned_squares_are_those_of_rows_turned_on_one_by_one() {
         let (pairs, reach) = (all(Pairing::Halves, 4), 40);
-        // One dim is not turned, and the second head sees other rows.
+        // One dimension has no RoPE, and the second head has other rows.
         let rows = [[1.0, 0.5, -2.0, 0.25, 3.0], [0.5, -1.0, -1.0, 2.0, 1.0]];
         let mut moments = Moments::new(pairs.clone(), 2, 5);
         // The second row counts twice.
@@ -131,7 +135,7 @@ mod tests {
         let close = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-4);
         assert!(close(&moments.turned(reach), &mean), "{:?} {mean:?}", moments.turned(reach));
         assert_eq!(moments.turned(0), moments.squares);
-        // Far enough, the dims of a pair share what they have.
+        // With a large reach, the dimensions of a pair have their mean.
         let far = moments.turned(1_000_000);
         assert!((far[0] - far[2]).abs() < 1e-4 && (far[0] + far[2] - 7.5).abs() < 1e-9, "{far:?}");
     }

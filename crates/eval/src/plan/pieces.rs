@@ -1,23 +1,24 @@
-//! The pieces of a text that a plan is made from.
+//! Splits of a text for plan search.
 
 use kvant::{Model, Special};
 
 use crate::chunks::begin_of_text;
 use crate::{Chunks, EvalError, Progress};
 
-/// Pieces of the usual length, and how many of them statistics take at most.
+/// Tokens of a usual piece, and the maximum number of pieces for statistics.
 const SHORT: usize = 512;
 const MANY: usize = 8;
-/// Longer pieces, where the plan is for longer contexts.
+/// Maximum number of longer pieces, in plans for longer contexts.
 const FEW: usize = 2;
 
-/// Runs of tokens that are read on their own.
+/// Independent runs of tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Pieces(Vec<Vec<u32>>);
 
 impl Pieces {
-    /// Pieces for statistics, spread over `tokens`: short ones, and longer ones where `n_ctx` is longer. Each begins with `bos` where
-    /// the model wants one, as [chunks](Chunks::input) do: without it a model's queries and keys are others.
+    /// Selects pieces for statistics, spread over `tokens`: short ones, and longer ones for a
+    /// longer `n_ctx`. Each begins with `bos` if the model adds one, as [chunks](Chunks::input) do:
+    /// without it, a model's queries and keys differ.
     pub fn spread(tokens: &[u32], n_ctx: usize, bos: Option<u32>) -> Self {
         let long = if n_ctx > SHORT { FEW } else { 0 };
         let of = |len: usize, most: usize| {
@@ -35,24 +36,24 @@ impl Pieces {
         self.0.iter().map(Vec::as_slice)
     }
 
-    /// Tokens of the longest.
+    /// Returns the tokens of the longest piece.
     pub fn longest(&self) -> usize {
         self.0.iter().map(Vec::len).max().unwrap_or(0)
     }
 
-    /// Tokens of all pieces together.
+    /// Returns the tokens of all pieces together.
     pub fn n_tokens(&self) -> usize {
         self.0.iter().map(Vec::len).sum()
     }
 
-    /// The progress after the first `n` pieces, in tokens.
+    /// Returns the progress after the first `n` pieces, in tokens.
     pub fn done(&self, n: usize) -> Progress {
         let done = self.0[..n].iter().map(Vec::len).sum();
         Progress { done, total: self.n_tokens(), resumed: 0, note: "statistics".to_owned() }
     }
 }
 
-/// A text cut in two: what statistics are gathered from, and what a plan is judged by.
+/// A text split in two: calibration for the statistics, and evaluation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Text {
     seen: Vec<u32>,
@@ -61,11 +62,11 @@ pub(super) struct Text {
 }
 
 impl Text {
-    /// The tokens of `text`, which must fill a piece of `n_ctx` tokens on either side.
+    /// Tokenizes `text`, which must fill a piece of `n_ctx` tokens in either half.
     pub fn new(model: &Model, text: &str, n_ctx: usize) -> Result<Self, EvalError> {
         let n_train = model.config().n_ctx_train;
         if !(64..=n_train).contains(&n_ctx) {
-            let expected = format!("64 to {n_train} tokens, what the model was trained for");
+            let expected = format!("64 to {n_train} tokens, the training context");
             return Err(EvalError::Setting { name: "context", expected, got: n_ctx.to_string() });
         }
         let tokens = model.tokenizer()?.encode(text, Special::AsText, false).map_err(kvant::Error::from)?;
@@ -76,12 +77,12 @@ impl Text {
         Ok(Self { seen: seen.to_vec(), unseen: unseen.to_vec(), bos: begin_of_text(model)? })
     }
 
-    /// What statistics are gathered from.
+    /// Returns the pieces for statistics.
     pub fn pieces(&self, n_ctx: usize) -> Pieces {
         Pieces::spread(&self.seen, n_ctx, self.bos)
     }
 
-    /// Up to `n` chunks of `n_ctx` tokens, spread over what statistics have not seen.
+    /// Returns up to `n` chunks of `n_ctx` tokens, spread over the evaluation half.
     pub fn chunks(&self, model: &Model, n_ctx: usize, n: usize) -> Result<Chunks, EvalError> {
         let n = (self.unseen.len() / n_ctx).clamp(1, n);
         let first = |i: usize| i * (self.unseen.len() - n_ctx) / (n - 1).max(1);
@@ -95,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_spread_over_the_text_and_longer_ones_come_where_the_context_is_longer() {
+    fn pieces_are_spread_and_long_contexts_get_longer_ones() {
         let tokens: Vec<u32> = (0..10_000).collect();
         let lens = |n_ctx| Pieces::spread(&tokens, n_ctx, None).iter().map(<[u32]>::len).collect::<Vec<_>>();
         assert_eq!(lens(256), [256; 8]);

@@ -1,5 +1,5 @@
-//! What streams may be stored as: the bits that each type takes, and how much it loses. It follows from the shape of a model and its
-//! device alone.
+//! Costs of the types of a KV tensor: the bits of each type, and its distortion. They depend on the
+//! shape of a model and its device alone.
 
 use kvant::{DType, KvLayerShape, KvShape, Model, Plan, Policies};
 use kvant_codec::Side;
@@ -8,30 +8,30 @@ use kvant_codec::distortion::{Source, measure};
 use super::Goal;
 use crate::EvalError;
 
-/// The types that streams may have, where every device of the model reads them.
+/// Candidate types, if every device of the model supports them.
 const TYPES: [DType; 7] =
     [DType::Turbo2, DType::Turbo2T, DType::Turbo3, DType::Turbo3T, DType::Turbo4, DType::Q4_0, DType::Q8_0];
-/// Vectors that the noise of a type is measured on.
+/// Vectors of the noise measurement per type.
 const NOISE_VECTORS: usize = 256;
 
-/// A type that a stream may have.
+/// A candidate type of a KV tensor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Price {
     pub dtype: DType,
-    /// Bits of a token of one head.
+    /// Bits per token of one head.
     pub bits: f64,
-    /// Its noise relative to what it codes.
+    /// Its noise relative to the quantized values.
     pub noise: f64,
 }
 
-/// The prices of all streams of a model.
+/// The candidate types of all KV tensors of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Prices {
-    /// Layer by layer, those of a head's keys, then of its values where they have streams of their own.
+    /// Layer by layer: those of a head's keys, then of its values if they are stored separately.
     pub sides: Vec<Vec<Price>>,
-    /// Values of a token's keys and values in all layers.
+    /// K and V values of a token in all layers.
     pub n_values: f64,
-    /// The fewest bits of a token in all layers.
+    /// Minimum bits of a token in all layers.
     least: f64,
 }
 
@@ -53,11 +53,11 @@ impl Prices {
         Ok(Self { sides, n_values, least })
     }
 
-    /// Refuses a budget that no types keep to.
+    /// Rejects a budget below the minimum of all types.
     pub fn check(&self, goal: Goal) -> Result<(), EvalError> {
         let least = self.least / self.n_values;
         match goal {
-            // A sum of many bits is not exact.
+            // The sum of many bit counts is inexact.
             Goal::Bits(bits) if least > bits * (1.0 + 1e-9) => {
                 let expected = format!("{least:.3} bits or more, the fewest of any type");
                 Err(EvalError::Setting { name: "budget", expected, got: bits.to_string() })
@@ -67,7 +67,7 @@ impl Prices {
     }
 }
 
-/// The price of a type for one head's keys or values.
+/// Returns bits and noise of a type for one head's keys or values.
 fn price(layer: KvLayerShape, side: Side, dtype: DType) -> Result<Price, EvalError> {
     let dim = if side == Side::K { layer.k_head_dim } else { layer.v_head_dim };
     let one = KvShape::uniform(1, layer);

@@ -1,33 +1,34 @@
-//! Which type each stream gets: bits go where they save most.
+//! Search of the type of each KV tensor: spends bits where they reduce the divergence most.
 //!
-//! Each stream has a few types, each with the bits it takes and what it costs in divergence; costs add up. Along the lower convex
-//! hull of a stream's types, each step from one to the next saves so much cost per bit. All steps of all streams, the
-//! best first, are a path from fewest bits to most on which no other plan made of hull points is better at the same bits. What a
-//! budget leaves between two points of the path goes to later steps that are small enough.
+//! Each tensor has a few types, each with its bits and its cost in divergence; costs add up. Along
+//! the lower convex hull of a tensor's types, each step from one to the next saves a certain cost
+//! per bit. All steps of all tensors, the best first, form a path from fewest bits to most on which
+//! no other plan made of hull points is better at the same bits. The budget that remains between
+//! two points of the path goes to later steps that are small enough.
 //!
-//! Costs of streams that were measured alone foretell what a plan costs, more or less: where a goal is to be met, plans are measured
-//! whole, and what was measured puts right where the next is looked for.
+//! Costs of tensors that were measured alone predict the cost of a plan approximately: to meet a
+//! goal, plans are measured whole, and the measurement corrects the next prediction.
 
 use kvant::DType;
 
-/// The most plans that are measured for a goal.
+/// Maximum number of plans measured for a goal.
 const MOST_TRIES: usize = 5;
-/// A plan that comes so close to its goal need not be bettered.
+/// A plan this close to its goal is accepted.
 const CLOSE: f64 = 0.85;
-/// What is aimed at behind one that missed.
+/// Target after a missed goal, as a share of it.
 const AIM: f64 = 0.95;
 
-/// A type that a stream may have.
+/// A type of a KV tensor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Choice {
     pub dtype: DType,
-    /// Bits of a token.
+    /// Bits per token.
     pub bits: f64,
-    /// What it adds to the divergence.
+    /// Divergence that it adds.
     pub cost: f64,
 }
 
-/// A better type for a stream.
+/// A better type for a KV tensor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Step {
     stream: usize,
@@ -36,7 +37,7 @@ struct Step {
     saved: f64,
 }
 
-/// All plans worth having, from fewest bits to most.
+/// All efficient plans, from fewest bits to most.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Frontier {
     least: Vec<DType>,
@@ -46,7 +47,7 @@ pub(super) struct Frontier {
 }
 
 impl Frontier {
-    /// The frontier of streams, each with its choices, at least one.
+    /// Computes the frontier of KV tensors, each with at least one choice.
     pub fn new(streams: &[Vec<Choice>]) -> Self {
         let hulls: Vec<_> = streams.iter().map(|choices| hull(choices)).collect();
         let (mut bits, mut cost) = (0.0, 0.0);
@@ -60,7 +61,7 @@ impl Frontier {
         let steps = hulls.iter().enumerate();
         let steps = steps.flat_map(|(stream, hull)| hull.windows(2).map(move |pair| step(stream, pair)));
         let mut steps: Vec<_> = steps.collect();
-        // Stable: steps of one stream stay in their order.
+        // Stable: steps of one tensor stay in their order.
         steps.sort_by(|a, b| (b.saved / b.bits).total_cmp(&(a.saved / a.bits)));
         let mut points = vec![(bits, cost)];
         for step in &steps {
@@ -70,34 +71,35 @@ impl Frontier {
         Self { least: hulls.iter().map(|hull| hull[0].dtype).collect(), steps, points }
     }
 
-    /// Bits and cost of all plans, from fewest bits to most.
+    /// Returns bits and cost of all plans, from fewest bits to most.
     pub fn points(&self) -> &[(f64, f64)] {
         &self.points
     }
 
-    /// Number of plans.
+    /// Returns the number of plans.
     pub fn len(&self) -> usize {
         self.points.len()
     }
 
-    /// The bits of plan `n`, and its cost.
+    /// Returns the bits of plan `n`, and its cost.
     pub fn point(&self, n: usize) -> (f64, f64) {
         self.points[n]
     }
 
-    /// The types of plan `n`, stream by stream.
+    /// Returns the types of plan `n`, tensor by tensor.
     pub fn types(&self, n: usize) -> Vec<DType> {
         let mut types = self.least.clone();
         self.steps[..n].iter().for_each(|step| types[step.stream] = step.to);
         types
     }
 
-    /// The types, stream by stream, of the best steps that so many bits pay for: one that is too large stops its stream, and others
-    /// go on. Without a step where there are fewer bits than any plan has.
+    /// Returns the types, tensor by tensor, after the best steps within this many bits: a step that
+    /// is too large stops its tensor, and others continue. Below the minimum of all plans, returns
+    /// the plan without steps.
     pub fn within_bits(&self, bits: f64) -> Vec<DType> {
         let mut types = self.least.clone();
         let mut stopped = vec![false; types.len()];
-        // A sum of many bits is not exact.
+        // The sum of many bit counts is inexact.
         let mut left = bits * (1.0 + 1e-9) - self.points[0].0;
         for step in &self.steps {
             stopped[step.stream] |= step.bits > left;
@@ -109,44 +111,46 @@ impl Frontier {
         types
     }
 
-    /// The smallest plan that costs at most so much, or the best one there is.
+    /// Returns the smallest plan with at most this cost, or the one with the lowest cost.
     pub fn within_cost(&self, cost: f64) -> usize {
-        // No cost is below one that is no number.
+        // No cost is below NaN.
         let is_above = |point: &(f64, f64)| point.1 > cost || cost.is_nan();
         self.points.partition_point(is_above).min(self.len() - 1)
     }
 
-    /// What `measure` made of the plan with the fewest bits that it found to cost at most `goal`; of that which came nearest, where
-    /// none does. It is asked for a plan, and gives what that costs.
+    /// Searches the plan with the fewest bits whose measured cost is at most `goal`, or else the
+    /// plan nearest to it, and returns its measurement. `measure` takes a plan's index, and returns
+    /// its cost and measurement.
     pub fn meeting<T, E>(
         &self,
         goal: f64,
         mut measure: impl FnMut(usize) -> Result<(f64, T), E>,
     ) -> Result<T, E> {
-        // The first plan that may meet the goal and the first that did: what is looked for lies before it.
+        // The first plan that may meet the goal and the first that did: the result lies between
+        // them.
         let (mut least, mut met) = (0, self.len());
         let (mut n, mut last) = (self.within_cost(goal), None::<(f64, f64)>);
         let mut best = None::<(f64, T)>;
         for left in (0..MOST_TRIES).rev() {
             let (cost, measured) = measure(n)?;
             let is_met = cost <= goal;
-            // One that meets the goal is smaller than those before it that did.
+            // A plan that meets the goal is smaller than the earlier ones that did.
             if is_met || best.as_ref().is_none_or(|(nearest, _)| cost < *nearest) {
                 best = Some((if is_met { 0.0 } else { cost }, measured));
             }
             (least, met) = if is_met { (least, n) } else { (n + 1, met) };
-            // What plans cost goes with a power of what was foretold: the first one, until two of them tell it.
+            // Models the cost as a power of the prediction: 1 at first, then fitted to two plans.
             let [x, y] = [self.point(n).1, cost].map(f64::ln);
             let power = last.map_or(1.0, |(x0, y0)| ((y - y0) / (x - x0)).clamp(1.0 / 3.0, 3.0));
             last = Some((x, y));
             let aim = if is_met { goal } else { AIM * goal };
             let foretold = (x + (aim.ln() - y) / power).exp();
-            // Nothing follows from a cost of nothing.
+            // A cost of zero allows no prediction.
             let next = if foretold.is_finite() { self.within_cost(foretold) } else { (least + met) / 2 };
             if least >= met || (CLOSE * goal..=goal).contains(&cost) || (is_met && next >= met) {
                 break;
             }
-            // A goal is not given up before the plan that loses least has missed it.
+            // The last try is the plan with the lowest cost, if no plan has met the goal.
             let is_last_hope = left == 1 && met == self.len();
             n = if is_last_hope { met - 1 } else { next.clamp(least, met - 1) };
         }
@@ -154,7 +158,7 @@ impl Frontier {
     }
 }
 
-/// The choices on the lower convex hull, from fewest bits to most.
+/// Returns the choices on the lower convex hull, from fewest bits to most.
 fn hull(choices: &[Choice]) -> Vec<Choice> {
     let mut sorted = choices.to_vec();
     sorted.sort_by(|a, b| a.bits.total_cmp(&b.bits).then(a.cost.total_cmp(&b.cost)));
@@ -195,7 +199,7 @@ mod tests {
     fn a_type_that_another_beats_is_never_chosen() {
         let names = |choices: &[Choice]| hull(choices).iter().map(|c| c.dtype).collect::<Vec<_>>();
         assert_eq!(names(&choices(1.0)), [DType::Turbo2, DType::Turbo3, DType::Turbo4, DType::Q8_0]);
-        // A stream that costs nothing stays at the fewest bits.
+        // A tensor without a cost stays at the fewest bits.
         assert_eq!(names(&choices(0.0)), [DType::Turbo2]);
         let nan = [Choice { cost: f64::NAN, ..choices(1.0)[1] }, choices(1.0)[0]];
         assert_eq!(names(&nan), [DType::Turbo2]);
@@ -236,7 +240,7 @@ mod tests {
         assert_eq!(frontier.within_cost(f64::NAN), frontier.len() - 1);
     }
 
-    /// The plan that meets the goal, and those that were measured for it.
+    /// Returns the plan that meets the goal, and the measured plans.
     fn meeting(frontier: &Frontier, goal: f64, cost: impl Fn(usize) -> f64) -> (usize, Vec<usize>) {
         let mut measured = Vec::new();
         let found = frontier.meeting(goal, |n| {
@@ -247,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_goal_is_met_by_what_is_measured_however_far_that_is_from_what_was_foretold() {
+    fn goals_are_met_by_measured_costs_despite_wrong_predictions() {
         let frontier =
             Frontier::new(&(1..=40).map(|n| choices(0.1 + (n * 29 % 40) as f64)).collect::<Vec<_>>());
         let widest = frontier.len() - 1;
@@ -268,14 +272,14 @@ mod tests {
                 let (found, measured) = meeting(&frontier, goal, cost);
                 let told = format!("law {index}, goal {goal}: {found} of {measured:?}, fewest {fewest}");
                 assert!(cost(found) <= goal && measured.len() <= MOST_TRIES, "{told}");
-                // Not half of what is allowed goes unused, unless a step is that large.
+                // At most half of the allowed cost is unused, unless a step is that large.
                 assert!(cost(found) >= 0.5 * goal || found == fewest, "{told}");
                 if index == 0 {
                     assert_eq!((found, &measured[..]), (fewest, &[fewest][..]), "{told}");
                 }
                 assert!((1..measured.len()).all(|n| !measured[..n].contains(&measured[n])), "{told}");
             }
-            // Where nothing meets it, that is known of the widest, which came nearest.
+            // If no plan meets the goal, the widest was measured, which is nearest.
             let (found, measured) = meeting(&frontier, 0.9 * cost(widest), cost);
             assert_eq!((found, measured.last()), (widest, Some(&widest)), "law {index}: {measured:?}");
         }
@@ -283,7 +287,7 @@ mod tests {
 
     #[test]
     fn plans_that_miss_by_less_and_less_do_not_end_at_all_bits() {
-        // As it was with a model once: far more than was foretold, the more so the less that was.
+        // As observed with a model: far above the prediction, the more so the lower the prediction.
         let stream = (0..31).map(|n| {
             let cost = 1e-3 * (-0.1 * f64::from(n)).exp();
             Choice { dtype: DType::Q8_0, bits: f64::from(n + 1), cost }
@@ -296,9 +300,9 @@ mod tests {
     }
 
     #[test]
-    fn a_cost_that_is_nothing_or_no_number_ends_nowhere_else() {
+    fn costs_of_zero_or_nan_end_the_search() {
         let frontier = Frontier::new(&[choices(1.0), choices(5.0)]);
-        // Nothing is hidden in noise from the fewest bits on.
+        // The cost is zero from the fewest bits on.
         let (found, measured) = meeting(&frontier, 0.25, |_| 0.0);
         assert!(found < measured[0] && measured.len() > 1, "{found} of {measured:?}");
         let (_, measured) = meeting(&frontier, 0.25, |_| f64::NAN);
@@ -308,11 +312,11 @@ mod tests {
     }
 
     #[test]
-    fn what_a_step_that_is_too_large_leaves_goes_to_others_in_the_order_of_their_streams() {
-        // The last steps, of four bits each, come after all others: the second stream's first.
+    fn bits_left_by_a_large_step_go_to_other_tensors_in_order() {
+        // The last steps, of four bits each, come after all others: the second tensor's first.
         let frontier = Frontier::new(&[choices(1.0), choices(5.0)]);
         assert_eq!(frontier.within_bits(12.0), [DType::Turbo4, DType::Q8_0]);
-        // A wide stream whose next step is too large, and a narrow one that would come later.
+        // A wide tensor whose next step is too large, and a narrow one that would come later.
         let wide = choices(5.0).into_iter().map(|choice| Choice { bits: 10.0 * choice.bits, ..choice });
         let frontier = Frontier::new(&[wide.collect(), choices(0.2)]);
         let order: Vec<_> = frontier.steps.iter().map(|step| step.stream).collect();

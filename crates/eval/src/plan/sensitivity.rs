@@ -1,4 +1,4 @@
-//! What types cost a stream, from what one of them was found to cost its layer.
+//! Costs of the types of a KV tensor, from the measured cost of one type in its layer.
 
 use super::PROBE;
 use super::prices::Price;
@@ -6,19 +6,21 @@ use super::search::Choice;
 use crate::kld::Kld;
 use crate::stats::Estimate;
 
-/// The least that a stream in the coarse type is taken to cost, in nats: a head that nothing reads has a finer type too, once all
-/// others have theirs.
+/// Minimum cost of a KV tensor in the coarse type, in nats: unread heads get a finer type too, once
+/// all others have theirs.
 const LEAST: f64 = 1e-9;
 
-/// What `cache` adds to the divergence of a cache that loses nothing, in nats. Below zero where rounding hides it.
+/// Returns the divergence that `cache` adds to that of a lossless cache, in nats. Negative where
+/// rounding hides it.
 pub(super) fn difference(cache: &Kld, exact: &Kld) -> Estimate {
     let pairs = cache.chunks.iter().flatten().zip(exact.chunks.iter().flatten());
     Estimate::mean(pairs.map(|(cache, exact)| cache.kld - exact.kld))
 }
 
-/// What each type costs a head whose share of its layer's noise is `share`, where all of them were found to cost `alone` in the
-/// coarse type. What is below its own standard error is no evidence of costing less than that: it is taken for as much, or no budget
-/// would ever buy the stream another type.
+/// Returns the cost of each type for a head whose share of its layer's noise is `share`, where the
+/// layer was measured to cost `alone` in the coarse type. A cost below its standard error may be as
+/// large as that: it is taken as the standard error, or no budget would ever buy the tensor another
+/// type.
 pub(super) fn choices(prices: &[Price], alone: Estimate, share: f64) -> Vec<Choice> {
     let coarse = prices.iter().find(|price| price.dtype == PROBE).map_or(1.0, |price| price.noise);
     let cost = (alone.value.max(alone.stderr) * share).max(LEAST) / coarse;
@@ -48,14 +50,14 @@ mod tests {
     }
 
     #[test]
-    fn what_noise_hides_costs_as_much_as_could_be_hidden_and_the_finest_type_is_within_reach() {
+    fn hidden_costs_are_bounded_by_the_standard_error() {
         let of = |value, stderr, share| choices(&prices(), Estimate { value, stderr }, share);
         let costs = |choices: &[Choice]| choices.iter().map(|choice| choice.cost).collect::<Vec<_>>();
         for hidden in [0.0, -0.001, 0.0001] {
             assert_eq!(costs(&of(hidden, 0.0002, 0.5)), costs(&of(0.0002, 0.0, 0.5)), "{hidden}");
         }
         assert_eq!(of(0.01, 0.0002, 0.5)[0].cost, 0.005);
-        // Hidden, exactly nothing, and a head that nothing reads.
+        // A hidden cost, a cost of exactly zero, and an unread head.
         let streams =
             [of(0.01, 0.0002, 1.0), of(-0.001, 0.0002, 1.0), of(0.0, 0.0, 1.0), of(0.01, 0.0002, 0.0)];
         let frontier = Frontier::new(&streams);

@@ -1,4 +1,4 @@
-//! How large queries, keys and values of a model are, dim by dim, over a text.
+//! Magnitudes of a model's queries, keys and values, per dimension, over a text.
 
 use kvant::{Config, DType, KvLayerShape, KvOptions, Model, Policies, Session};
 use kvant_codec::Side;
@@ -8,42 +8,45 @@ use super::moments::{Moments, Pair, pairs};
 use super::pieces::Pieces;
 use crate::{EvalError, OnProgress, walk};
 
-/// The first tokens, which look like no others: they are left out, and stay in 16 bit.
+/// The attention sink: the first tokens, which are unlike all others, are excluded from statistics
+/// and stay in 16 bits.
 pub(super) const SINK: usize = 16;
-/// Keys are coded in pages of so many tokens, around the mean of the first of them.
+/// Keys are coded in pages of this many tokens, around the mean of the first of them.
 const PAGE: usize = 128;
 const CENTRE: usize = 32;
 
-/// What was seen of a model's queries, keys and values, by KV layer.
+/// Statistics of a model's queries, keys and values, by KV layer.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Statistics {
     pub layers: Vec<LayerStatistics>,
 }
 
-/// What was seen of one KV layer. Sums over tokens are divided by their number.
+/// Statistics of one KV layer. Sums over tokens are divided by their number.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct LayerStatistics {
     pub shape: KvLayerShape,
-    /// Mean squares of the queries after RoPE, summed over those that share a KV head, `[n_kv_heads * k_head_dim]`: wherever
-    /// the text stands. Where values are the first part of their keys, these dims have what reads the values besides, both as what
-    /// an error does to the output.
+    /// Mean squares of the queries after RoPE, summed over those that share a KV head, `[n_kv_heads
+    /// * k_head_dim]`, averaged over positions. If values are a prefix of their keys, these
+    /// dimensions include the readers of the values, both as the effect of an error on the output.
     pub q: Vec<f64>,
-    /// Mean squares of what the centre of their page leaves of the keys after RoPE, `[n_kv_heads * k_head_dim]`.
+    /// Mean squares of the keys after RoPE less the centre of their page, `[n_kv_heads *
+    /// k_head_dim]`.
     pub k: Vec<f64>,
     /// Means of the values, `[n_kv_heads * v_head_dim]`.
     pub v_mean: Vec<f64>,
     /// Their variances, `[n_kv_heads * v_head_dim]`.
     pub v: Vec<f64>,
-    /// How strongly the output matrix reads each dim of a value: squares of its columns, summed over the query heads that share
-    /// a KV head, `[n_kv_heads * v_head_dim]`.
+    /// Weight of each dimension of a value in the output matrix: squares of its columns, summed
+    /// over the query heads that share a KV head, `[n_kv_heads * v_head_dim]`.
     pub w: Vec<f64>,
 }
 
 impl Statistics {
-    /// Reads `pieces` and gathers what there is to see, as it would be wherever they stood within `reach` tokens. `progress` is
-    /// told the pieces read.
+    /// Prefills `pieces` and gathers statistics, averaged over text positions within `reach`
+    /// tokens. Passes the finished pieces to `progress`.
     ///
     /// # Errors
+    ///
     /// An output matrix that cannot be read, an engine error.
     pub fn gather(
         model: &Model,
@@ -53,7 +56,7 @@ impl Statistics {
     ) -> Result<Self, EvalError> {
         let mut sums = first_layers(model.config(), reach);
         for (index, layer) in model.config().layers.iter().enumerate() {
-            // Recurrent layers keep none.
+            // Recurrent layers store no K and V.
             let Some(kv) = model.config().kv_ordinal(0, index) else { continue };
             match layer.latent {
                 None => {
@@ -61,7 +64,8 @@ impl Statistics {
                     let columns = columns.map_err(kvant::Error::from)?;
                     sums[kv].w.iter_mut().zip(columns).for_each(|(sum, column)| *sum += column);
                 }
-                // Behind matrices of many heads no dim of a latent vector counts more than another.
+                // After the per-head projections of MLA, all dimensions of the latent vector count
+                // alike.
                 Some(_) => sums[kv].w.fill(1.0),
             }
         }
@@ -74,14 +78,14 @@ impl Statistics {
     }
 }
 
-/// Nothing seen yet of the keys and values of each KV layer, as the layer that makes them attends to them in a context of `n_ctx`
-/// tokens.
+/// Returns empty sums for each KV layer, as the layer that stores it attends to it in a context of
+/// `n_ctx` tokens.
 fn first_layers(config: &Config, n_ctx: usize) -> Vec<Sums> {
     let mut first = Vec::new();
     for (index, layer) in config.layers.iter().enumerate() {
         if config.kv_ordinal(0, index) == Some(first.len()) {
             let rope = &config.ropes[layer.rope];
-            // Behind a latent vector.
+            // After the latent vector (MLA).
             let turned = layer.latent.map_or(0, |latent| latent.rank);
             first.push(Sums::new(
                 layer.heads,
@@ -93,7 +97,7 @@ fn first_layers(config: &Config, n_ctx: usize) -> Vec<Sums> {
     first
 }
 
-/// Reads one piece with an f16 cache.
+/// Prefills one piece with an f16 cache.
 fn read(model: &Model, piece: &[u32], sums: &mut [Sums]) -> Result<(), EvalError> {
     let f16 = KvOptions { policies: Policies::none(), ..KvOptions::symmetric(DType::F16) };
     let mut session = walk::session(model, &f16, piece.len())?;
@@ -128,7 +132,7 @@ fn read(model: &Model, piece: &[u32], sums: &mut [Sums]) -> Result<(), EvalError
     Ok(())
 }
 
-/// What is summed up of a KV layer.
+/// Sums of a KV layer.
 struct Sums {
     shape: KvLayerShape,
     /// Factor on scores.
@@ -136,16 +140,17 @@ struct Sums {
     soft_cap: Option<f32>,
     /// See [`LayerStatistics::w`].
     w: Vec<f64>,
-    /// Queries, each by how much errors of its scores count.
+    /// Queries, weighted by the effect of errors in their scores.
     q: Moments,
-    /// Keys, likewise, and how much that is, by head.
+    /// Keys, likewise, and the sum of weights by head.
     k: Moments,
     k_weight: Vec<f64>,
-    /// Values and their squares, each by how much errors of it count, and how much that is, by head.
+    /// Values and their squares, weighted by the effect of their errors, and the sum of weights by
+    /// head.
     v: Vec<f64>,
     v_squares: Vec<f64>,
     v_weight: Vec<f64>,
-    /// Tokens that were read.
+    /// Tokens prefilled.
     n: f64,
 }
 
@@ -169,8 +174,9 @@ impl Sums {
         }
     }
 
-    /// What the queries of a step, `[rows, n_heads * k_head_dim]` each, the first row at position `first`, see in one head's keys and
-    /// values, the last of them at position `end - 1`.
+    /// Adds the attention of a step's queries, `[rows, n_heads * k_head_dim]` each, the first row
+    /// at position `first`, over one head's keys and values, the last of them at position `end -
+    /// 1`.
     fn look(
         &mut self,
         head: usize,
@@ -202,7 +208,8 @@ impl Sums {
         }
     }
 
-    /// The keys of one head `[rows, k_head_dim]` at the end of a piece of `weights.k.len()` tokens, page by page.
+    /// Adds the keys of one head `[rows, k_head_dim]` at the end of a piece of `weights.k.len()`
+    /// tokens, page by page.
     fn add_keys(&mut self, head: usize, k: &[f32], weights: &Weights) {
         let dim = self.shape.k_head_dim;
         let first = weights.k.len() - k.len() / dim;
@@ -221,7 +228,8 @@ impl Sums {
         }
     }
 
-    /// The values of one head `[rows, v_head_dim]` at the end of a piece of `weights.v.len()` tokens.
+    /// Adds the values of one head `[rows, v_head_dim]` at the end of a piece of `weights.v.len()`
+    /// tokens.
     fn add_values(&mut self, head: usize, v: &[f32], weights: &Weights) {
         let dim = self.shape.v_head_dim;
         let first = weights.v.len() - v.len() / dim;
@@ -235,7 +243,8 @@ impl Sums {
         }
     }
 
-    /// How strongly each dim of a key is read, `[n_kv_heads * k_head_dim]`, summed over tokens.
+    /// Returns the read weight of each dimension of a key, `[n_kv_heads * k_head_dim]`, summed over
+    /// tokens.
     fn read(&self, reach: usize) -> Vec<f64> {
         let mut read = self.q.turned(reach);
         let KvLayerShape { k_head_dim, v_head_dim, joint, .. } = self.shape;
@@ -249,7 +258,7 @@ impl Sums {
         read
     }
 
-    /// What was seen, as it would be up to `reach` tokens later in a text.
+    /// Returns the statistics, averaged over positions up to `reach` tokens later.
     fn finish(self, reach: usize) -> LayerStatistics {
         let n = self.n.max(1.0);
         let mean = |sums: &[f64], weights: &[f64]| -> Vec<f64> {
@@ -289,10 +298,10 @@ mod tests {
     }
 
     #[test]
-    fn keys_count_around_the_centre_of_their_page_and_the_sink_does_not_count() {
+    fn keys_are_centred_per_page_and_the_sink_is_excluded() {
         let mut sums = sums();
-        // A page of 10 and one of 20, each give or take 1; the first 16 tokens are far off. In the second dim the page moves on by
-        // one once its centre is known.
+        // A page of 10 and one of 20, each give or take 1; the first 16 tokens are far off. In the
+        // second dimension the page moves on by one after its centre is computed.
         let row = |i: usize| {
             let wave = if i.is_multiple_of(2) { 1.0 } else { -1.0 };
             let far = if i < SINK { 99.0 } else { 0.0 };
@@ -312,11 +321,11 @@ mod tests {
     }
 
     #[test]
-    fn a_key_counts_as_its_weight_says() {
+    fn keys_count_by_their_weight() {
         let mut sums = sums();
         let keys: Vec<f32> = (0..2 * PAGE).flat_map(|i| [(i % 3) as f32 - 1.0, 0.0, 0.0, 0.0]).collect();
         let mut weights = Weights::new(2 * PAGE);
-        // Only tokens of one value, 1 above a centre next to 0.
+        // Only tokens of one value, 1 above a centre near 0.
         (SINK..2 * PAGE).filter(|i| i % 3 == 2).for_each(|i| weights.k[i] = 2.0);
         sums.add_keys(0, &keys, &weights);
         let k = sums.finish(0).k;
@@ -342,12 +351,13 @@ mod tests {
     #[test]
     fn queries_of_a_group_add_up_and_values_have_a_mean() {
         let mut sums = sums();
-        // Two tokens behind the sink, seen alike by all queries: their scores are those of keys of zeros.
+        // Two tokens after the sink, with equal attention from all queries: their scores are those
+        // of zero keys.
         let n = SINK + 2;
         let (k, mut v) = (vec![0.0; 4 * n], vec![0.0; 2 * n]);
         v[2 * SINK..].copy_from_slice(&[1.0, 5.0, 3.0, 5.0]);
         let mut queries = vec![0.0; 8 * n];
-        // The last query of each head is one that is looked at where their number is a multiple of four.
+        // The last query of each head is sampled if their number is a multiple of four.
         queries.drain(..8 * (n % 4));
         let last = queries.len() - 8;
         queries[last..].copy_from_slice(&[1.0, 2.0, 0.0, 0.0, 3.0, 0.0, 0.0, 1.0]);

@@ -4,19 +4,20 @@ use super::plot::{Plot, Scale};
 use super::{KldReport, KldRow};
 use crate::distortion::{Distortion, SCALE_BITS, lower_bound, upper_bound};
 
-/// Configurations with a colour of their own, the same in every plot; others share the remaining ones.
+/// Configurations with a fixed colour in every plot; others share the remaining colours.
 const OWN_COLOUR: [&str; 6] = ["q8_0", "q4_0", "turbo4", "turbo3", "turbo2", "f16"];
-/// Series colours there are in the style sheet.
+/// Number of series colours in the style sheet.
 const N_COLOURS: usize = 9;
 
-/// The colour class of a configuration or format, the `series`-th of its plot.
+/// Returns the colour class of a configuration or format, the `series`-th of its plot.
 pub(super) fn class(name: &str, series: usize) -> String {
     let shared = || OWN_COLOUR.len() + series % (N_COLOURS - OWN_COLOUR.len());
     let colour = OWN_COLOUR.iter().position(|own| *own == name).unwrap_or_else(shared);
     format!("s{colour}")
 }
 
-/// Mean KLD against the bytes of the cache, as a share of f16's. Configurations that nothing else beats in both are joined.
+/// Plots the mean KLD against the bytes of the cache, as a share of f16's. Joins the Pareto-optimal
+/// configurations.
 pub(super) fn memory_and_quality(report: &KldReport) -> String {
     let point =
         |row: &KldRow| (100.0 * row.kv.bytes as f64 / row.kv.bytes_f16 as f64, row.stats.mean_kld.value);
@@ -46,7 +47,7 @@ pub(super) fn memory_and_quality(report: &KldReport) -> String {
     plot.finish()
 }
 
-/// Mean KLD by position in the chunk.
+/// Plots the mean KLD by position in the chunk.
 pub(super) fn by_position(report: &KldReport) -> String {
     let all = || report.rows.iter().flat_map(|row| &row.by_position);
     let x = Scale::Linear { min: (report.n_ctx / 2) as f64, max: report.n_ctx as f64 };
@@ -69,7 +70,7 @@ pub(super) fn by_position(report: &KldReport) -> String {
     plot.finish()
 }
 
-/// Mean KLD with one layer's keys or values coded, everything else in f16.
+/// Plots the mean KLD with one layer's keys or values quantized, everything else in f16.
 pub(super) fn by_layer(report: &KldReport) -> String {
     let layers = &report.layers;
     let y = Scale::up_to(layers.iter().map(|l| l.k.max(l.v)).fold(0.0, f64::max));
@@ -89,8 +90,8 @@ pub(super) fn by_layer(report: &KldReport) -> String {
     plot.finish()
 }
 
-/// Relative squared error against bits, between the bounds of theory: synthetic vectors as dots, each layer of a model as
-/// faint ones.
+/// Plots the relative squared error against bits, between the theoretical bounds: synthetic vectors
+/// as dots, each layer of a model as faint ones.
 pub(super) fn distortion(rows: &[Distortion]) -> String {
     let rows: Vec<&Distortion> = rows.iter().filter(|row| row.bpv < 12.0 && row.mse > 0.0).collect();
     let most_bits = rows.iter().map(|row| row.bpv).fold(5.0, f64::max);
@@ -102,7 +103,7 @@ pub(super) fn distortion(rows: &[Distortion]) -> String {
         (x, "bits per value, scales included"),
         (y, "relative squared error"),
     );
-    // A curve leaves the frame where its error is too small for it: clamping would bend it.
+    // A curve leaves the frame where its error is below the range: clamping would bend it.
     let floor = rows.iter().map(|row| row.mse).fold(f64::INFINITY, f64::min).log10().floor();
     let curve = |bound: fn(f64) -> f64| -> Vec<(f64, f64)> {
         let bits = (0..=200).map(|i| 1.0 + (most_bits.ceil() - 1.0) * f64::from(i) / 200.0);

@@ -1,7 +1,8 @@
-//! One page that shows what was measured: self-contained HTML with inline SVG, for light and dark screens.
+//! HTML report of measurements: self-contained with inline SVG, for light and dark screens.
 //!
-//! A report is a folder. Each measurement leaves its numbers there as JSON; the page is made of all that the folder holds, so
-//! `kvant eval kld --report DIR`, `kvant eval niah --report DIR` and `kvant plan --report DIR` together fill one page.
+//! A report is a folder. Each measurement stores its numbers there as JSON; the page is rendered
+//! from all parts in the folder, so `kvant eval kld --report DIR`, `kvant eval niah --report DIR`
+//! and `kvant plan --report DIR` together fill one page.
 
 mod charts;
 mod page;
@@ -18,7 +19,7 @@ pub use self::plan::{PlanCell, PlanReport};
 use crate::distortion::Distortion;
 use crate::{EvalError, Kld, KldStats, KvConfig, LayerKld, NiahCell};
 
-/// Where numbers come from.
+/// Provenance of numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct About {
     /// The model.
@@ -34,9 +35,9 @@ pub struct About {
 /// One configuration in a report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KldRow {
-    /// What the cache stored.
+    /// The cache configuration.
     pub kv: KvConfig,
-    /// How far it is from the base.
+    /// Statistics of its divergence from the base.
     pub stats: KldStats,
     /// Mean divergence by position in the chunk: a bin's first position and its mean.
     pub by_position: Vec<(usize, f64)>,
@@ -48,12 +49,12 @@ impl From<&Kld> for KldRow {
     }
 }
 
-/// What `eval kld` leaves in a report.
+/// Part of `eval kld` in a report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KldReport {
-    /// Where it comes from.
+    /// Its provenance.
     pub about: About,
-    /// Tokens of a chunk.
+    /// Tokens per chunk.
     pub n_ctx: usize,
     /// Chunks measured.
     pub chunks: usize,
@@ -65,23 +66,23 @@ pub struct KldReport {
     pub layers: Vec<LayerKld>,
 }
 
-/// What `eval niah` leaves in a report.
+/// Part of `eval niah` in a report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct NiahReport {
-    /// Where it comes from.
+    /// Its provenance.
     pub about: About,
-    /// The form's name.
+    /// Name of the form.
     pub form: String,
-    /// Needles in one haystack.
+    /// Needles per haystack.
     pub needles: usize,
     /// The grid.
     pub cells: Vec<NiahCell>,
 }
 
-/// What `eval distortion` leaves in a report.
+/// Part of `eval distortion` in a report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DistortionReport {
-    /// Where it comes from.
+    /// Its provenance.
     pub about: About,
     /// The formats.
     pub rows: Vec<Distortion>,
@@ -96,11 +97,11 @@ pub enum Part {
     Niah(NiahReport),
     /// Distortion.
     Distortion(DistortionReport),
-    /// A cache plan.
+    /// A KV cache plan.
     Plan(PlanReport),
 }
 
-/// All that a folder holds.
+/// All parts in a folder.
 #[derive(Debug, Clone, PartialEq, Default)]
 struct Parts {
     kld: Option<KldReport>,
@@ -110,7 +111,7 @@ struct Parts {
 }
 
 impl Part {
-    /// The file that keeps it.
+    /// Returns the part's file name.
     fn file(&self) -> &'static str {
         match self {
             Self::Kld(_) => KLD,
@@ -127,9 +128,10 @@ const DISTORTION: &str = "distortion.json";
 const PLAN: &str = "plan.json";
 const PAGE: &str = "index.html";
 
-/// Whether a report can be written to `folder`, to be asked before its part is measured. Changes nothing.
+/// Checks, before the measurement, that a report can be written to `folder`. Changes no files.
 ///
 /// # Errors
+///
 /// When the folder or a file of a report in it cannot be written.
 pub fn check(folder: &Path) -> Result<(), EvalError> {
     let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
@@ -141,14 +143,16 @@ pub fn check(folder: &Path) -> Result<(), EvalError> {
             files::check_target(&path).map_err(EvalError::io(&path))
         })
     });
-    // The report makes them; a run that fails before it leaves nothing.
+    // The report creates them; a run that fails before it leaves no folder.
     missing.into_iter().for_each(|folder| drop(std::fs::remove_dir(folder)));
     result
 }
 
-/// Puts a part into the report in `folder` (made when it is missing) and makes the page anew. Returns the page's path.
+/// Adds a part to the report in `folder` (created if missing) and renders the page again. Returns
+/// the page's path.
 ///
 /// # Errors
+///
 /// When the folder cannot be written, or another part in it cannot be read.
 pub fn update(folder: &Path, part: &Part) -> Result<PathBuf, EvalError> {
     std::fs::create_dir_all(folder).map_err(EvalError::io(folder))?;

@@ -8,8 +8,8 @@ use crate::{KvConfig, NiahCell};
 
 const STYLE: &str = include_str!("style.css");
 
-/// The headline names the smallest cache whose mean divergence is at most this, in nats: a line drawn by taste, and named
-/// on the page.
+/// The headline names the smallest cache whose mean divergence is at most this, in nats: an
+/// arbitrary threshold, stated on the page.
 const CLOSE: f64 = 0.01;
 
 pub(super) fn render(parts: &Parts) -> String {
@@ -63,7 +63,7 @@ fn tile(out: &mut String, figure: &str, words: &str) {
         write!(out, "<div class=\"card tile\"><b>{}</b><span>{}</span></div>", escape(figure), escape(words));
 }
 
-/// The answer at a glance.
+/// Writes the headline figures.
 fn tiles(out: &mut String, parts: &Parts) {
     out.push_str("<div class=\"tiles\">");
     if let Some(kld) = &parts.kld {
@@ -72,7 +72,7 @@ fn tiles(out: &mut String, parts: &Parts) {
         if let Some(row) = close.min_by_key(|row| row.kv.bytes) {
             let words = format!("of f16's memory with {}: smallest cache within {CLOSE} nats", row.kv.name());
             tile(out, &format!("{:.0} %", share(row)), &words);
-            let words = format!("of tokens keep their first choice with {}", row.kv.name());
+            let words = format!("of tokens have the same most probable token with {}", row.kv.name());
             tile(out, &format!("{:.1} %", 100.0 * row.stats.same_top.value), &words);
         }
         if let Some(row) = kld.rows.first() {
@@ -104,14 +104,14 @@ fn kld_cards(out: &mut String, report: &KldReport) {
     card(out, false, "Memory against quality", caption, &charts::memory_and_quality(report));
     let caption = match report.rows.iter().any(|row| row.kv.tail) {
         true => {
-            "Whether errors add up as the context grows. The last positions find their neighbours in the f16 tail."
+            "Whether errors add up as the context grows. The last positions read their neighbours from the f16 tail."
         }
         false => "Whether errors add up as the context grows.",
     };
     card(out, false, "Divergence by position", caption, &charts::by_position(report));
     if !report.layers.is_empty() {
         let caption = format!(
-            "One layer's keys (left bar) or values (right bar) in {}, everything else in f16: where higher types pay.",
+            "One layer's keys (left bar) or values (right bar) in {}, everything else in f16: where more bits help most.",
             report.layers_of
         );
         card(out, false, "Divergence by layer", &caption, &charts::by_layer(report));
@@ -166,7 +166,7 @@ fn kld_table(report: &KldReport) -> String {
     table
 }
 
-/// Bits per value of keys and values, one figure when they are equal.
+/// Formats the bits per value of K and V, one figure when they are equal.
 fn bits(kv: &KvConfig) -> String {
     if kv.bpv_k == kv.bpv_v {
         format!("{:.3}", kv.bpv_k)
@@ -184,7 +184,7 @@ fn plan_cards(out: &mut String, report: &PlanReport) {
 }
 
 fn distortion_card(out: &mut String, report: &DistortionReport) {
-    let caption = "Error of unit vectors, with each layer's keys and values and other laws as faint dots. Dashed: no code can lie below; a rotated Lloyd-Max code with a 16-bit norm for 128 values not above.";
+    let caption = "Error of unit vectors, with each layer's keys and values and other distributions as faint dots. Dashed: no code can lie below; a rotated Lloyd-Max code with a 16-bit norm for 128 values not above.";
     card(out, false, "Distortion against bits", caption, &charts::distortion(&report.rows));
 }
 

@@ -1,4 +1,4 @@
-//! A cache plan on the page: bits of every head, and where it stands among what bits cost.
+//! A KV cache plan on the page: bits of every head, and its position among the efficient plans.
 
 use std::fmt::Write;
 
@@ -9,20 +9,20 @@ use super::About;
 use super::plot::{Plot, Scale, escape};
 use crate::{EvalError, Planned};
 
-/// What `kvant plan` leaves in a report.
+/// Part of `kvant plan` in a report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlanReport {
-    /// Where it comes from.
+    /// Its provenance.
     pub about: About,
-    /// The types of keys and values, `[KV layers][n_kv_heads]`.
+    /// The types of K and V, `[KV layers][n_kv_heads]`.
     pub types: Vec<Vec<[PlanCell; 2]>>,
-    /// Bits per value of the plan, and what it was found to add to the divergence, in nats.
+    /// Bits per value of the plan, and its measured added divergence, in nats.
     pub found: (f64, f64),
-    /// Bits per value and predicted divergence of what was to choose from, fewest bits first.
+    /// Bits per value and predicted divergence of the efficient plans, fewest bits first.
     pub frontier: Vec<(f64, f64)>,
 }
 
-/// The type of one head's keys or values.
+/// The type of one head's K or V.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PlanCell {
     /// Its name.
@@ -32,10 +32,11 @@ pub struct PlanCell {
 }
 
 impl PlanReport {
-    /// That of a plan for a model of that shape.
+    /// Creates the part of a plan for a model of that shape.
     ///
     /// # Errors
-    /// A type that caches do not hold.
+    ///
+    /// A type that is not a KV cache type.
     pub fn new(about: About, planned: &Planned, shape: &KvShape) -> Result<Self, EvalError> {
         let certificate = &planned.plan.certificate;
         let of_layer = |(heads, layer): (&Vec<HeadTypes>, &KvLayerShape)| {
@@ -47,7 +48,7 @@ impl PlanReport {
     }
 }
 
-/// The keys and values of one head of a layer.
+/// Returns the cells of one head of a layer.
 fn cells(types: HeadTypes, layer: KvLayerShape) -> Result<[PlanCell; 2], EvalError> {
     let one = KvShape::uniform(1, layer);
     let stored = Plan::new(&one, types.k, types.v, &Policies::none()).map_err(kvant::Error::from)?;
@@ -55,10 +56,10 @@ fn cells(types: HeadTypes, layer: KvLayerShape) -> Result<[PlanCell; 2], EvalErr
     Ok([(types.k, k), (types.v, v)].map(|(dtype, bits)| PlanCell { dtype: dtype.name().to_owned(), bits }))
 }
 
-/// Bits per value that are drawn as the strongest colour.
+/// Bits per value of the strongest colour.
 const MOST_BITS: f64 = 8.5;
 
-/// Bits of every head: keys and values of each, down, in every layer, across.
+/// Plots the bits of every head: K and V of each, down, in every layer, across.
 pub(super) fn heat_map(report: &PlanReport) -> String {
     let n_heads = report.types.iter().map(Vec::len).max().unwrap_or(0);
     let mut table = "<table><tr><th></th>".to_owned();
@@ -92,7 +93,7 @@ fn cell(table: &mut String, layer: usize, PlanCell { dtype, bits }: &PlanCell) -
     )
 }
 
-/// What bits cost, as layers measured alone predict it, and the plan as it was found.
+/// Plots the predicted divergence by bits, from layers measured alone, and the measured plan.
 pub(super) fn frontier(report: &PlanReport) -> String {
     let shown = || report.frontier.iter().copied().filter(|(_, kld)| *kld > 0.0);
     let (bits, kld) = report.found;
@@ -117,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_heat_map_has_a_cell_for_each_head_and_side_and_a_gap_where_a_layer_has_fewer() {
+    fn heat_maps_have_a_cell_per_head_and_gaps_for_fewer_heads() {
         let of = |dtype: &str, bits| PlanCell { dtype: dtype.to_owned(), bits };
         let head = || [of("turbo4", 4.375), of("turbo2t", 2.25)];
         let about = About::default();

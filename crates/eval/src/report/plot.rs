@@ -1,8 +1,9 @@
-//! Axes and marks, as SVG text. Colours and fonts come from the page's style sheet: a mark of series n has the class `s{n}`.
+//! Axes and marks, as SVG text. Colours and fonts come from the page's style sheet: a mark of
+//! series n has the class `s{n}`.
 
 use std::fmt::Write;
 
-/// How values become places on an axis.
+/// Mapping of values to positions on an axis.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Scale {
     /// Equal steps for equal differences.
@@ -22,7 +23,8 @@ pub(super) enum Scale {
 }
 
 impl Scale {
-    /// A logarithmic scale of whole decades around `values`, at least one; values that are not positive do not count.
+    /// Returns a logarithmic scale of whole decades around `values`, at least one; ignores values
+    /// that are not positive.
     pub fn decades(values: impl Iterator<Item = f64>) -> Self {
         let (mut min, mut max) = (f64::INFINITY, f64::NEG_INFINITY);
         for value in values.filter(|&v| v > 0.0 && v.is_finite()) {
@@ -34,13 +36,14 @@ impl Scale {
         Self::Log { min: 10f64.powf(min), max: 10f64.powf(max.max(min + 1.0)) }
     }
 
-    /// A linear scale from 0 to a round number at or above `max`.
+    /// Returns a linear scale from 0 to a round number at or above `max`.
     pub fn up_to(max: f64) -> Self {
         let step = round_step(max);
         Self::Linear { min: 0.0, max: (max / step).ceil().max(1.0) * step }
     }
 
-    /// Where a value lies: 0 at the start, 1 at the end. Values beyond the ends are brought to them.
+    /// Returns the position of a value: 0 at the start, 1 at the end. Clamps values beyond the
+    /// ends.
     fn place(self, value: f64) -> f64 {
         let place = match self {
             Self::Linear { min, max } => (value - min) / (max - min),
@@ -49,7 +52,7 @@ impl Scale {
         place.clamp(0.0, 1.0)
     }
 
-    /// Values to mark, with their labels.
+    /// Returns the tick values with their labels.
     fn ticks(self) -> Vec<(f64, String)> {
         match self {
             Self::Linear { min, max } => {
@@ -66,7 +69,7 @@ impl Scale {
     }
 }
 
-/// 1, 2 or 5 times a power of ten, such that `span` has four to ten steps.
+/// Returns 1, 2 or 5 times a power of ten, such that `span` has four to ten steps.
 fn round_step(span: f64) -> f64 {
     let span = if span > 0.0 && span.is_finite() { span } else { 1.0 };
     let power = 10f64.powf((span / 5.0).log10().floor());
@@ -86,12 +89,12 @@ fn power_of_ten(exponent: i32) -> String {
     }
 }
 
-/// Text made safe to stand between tags and in attributes.
+/// Escapes text for HTML content and attributes.
 pub(super) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// A plot being drawn: a frame with axes, then marks, oldest at the back.
+/// A plot under construction: a frame with axes, then marks, oldest at the back.
 pub(super) struct Plot {
     svg: String,
     x: Scale,
@@ -105,7 +108,8 @@ const TOP: f64 = 14.0;
 const BOTTOM: f64 = 46.0;
 
 impl Plot {
-    /// A frame of `size` pixels with gridlines and labelled axes, `right` of them left free for labels.
+    /// Creates a frame of `size` pixels with gridlines and labelled axes, `right` of them reserved
+    /// for labels.
     pub fn new(size: (f64, f64), right: f64, x: (Scale, &str), y: (Scale, &str)) -> Self {
         let mut plot = Self { svg: String::new(), x: x.0, y: y.0, size, right };
         let (width, height) = size;
@@ -151,7 +155,7 @@ impl Plot {
         ));
     }
 
-    /// Text at pixels.
+    /// Adds text at pixels.
     pub fn text(&mut self, class: &str, at: (f64, f64), anchor: &str, text: &str) {
         let text = escape(text);
         self.push(&format!(
@@ -160,13 +164,13 @@ impl Plot {
         ));
     }
 
-    /// A line through values.
+    /// Adds a line through values.
     pub fn curve(&mut self, class: &str, points: &[(f64, f64)]) {
         let path = self.path(points);
         self.push(&format!("<polyline class=\"line {class}\" points=\"{path}\"/>"));
     }
 
-    /// The area between two curves of values.
+    /// Adds the area between two curves of values.
     pub fn band(&mut self, class: &str, lower: &[(f64, f64)], upper: &[(f64, f64)]) {
         let mut around = lower.to_vec();
         around.extend(upper.iter().rev());
@@ -181,7 +185,7 @@ impl Plot {
         })
     }
 
-    /// A dot at values, with a note that shows on hovering.
+    /// Adds a dot at values, with a tooltip.
     pub fn dot(&mut self, class: &str, (x, y): (f64, f64), radius: f64, note: &str) {
         let (x, y) = (self.x_at(x), self.y_at(y));
         let note = escape(note);
@@ -190,7 +194,7 @@ impl Plot {
         ));
     }
 
-    /// A bar from the bottom to value `y`, at pixels `x .. x + width`.
+    /// Adds a bar from the bottom to value `y`, at pixels `x .. x + width`.
     pub fn bar(&mut self, class: &str, (x, width): (f64, f64), y: f64, note: &str) {
         let (top, base) = (self.y_at(y), self.size.1 - BOTTOM);
         let note = escape(note);
@@ -201,8 +205,8 @@ impl Plot {
         ));
     }
 
-    /// Labels beside dots, `(text, class, values)`: at the first of four corners where they cover neither the frame, nor a
-    /// dot, nor another label.
+    /// Adds labels beside dots, `(text, class, values)`: at the first of four corners where they
+    /// cover neither the frame, nor a dot, nor another label.
     pub fn dot_labels(&mut self, labels: &[(String, String, (f64, f64))]) {
         const HEIGHT: f64 = 14.0;
         const CHAR: f64 = 7.6;
@@ -232,7 +236,8 @@ impl Plot {
         }
     }
 
-    /// Labels at the right end of curves, `(text, class, y value)`, moved apart where they would overlap.
+    /// Adds labels at the right end of curves, `(text, class, y value)`, moved apart where they
+    /// would overlap.
     pub fn end_labels(&mut self, labels: &[(String, String, f64)]) {
         const GAP: f64 = 15.0;
         let mut placed: Vec<(f64, &(String, String, f64))> =

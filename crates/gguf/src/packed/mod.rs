@@ -1,33 +1,34 @@
-//! Types that files hold and nothing multiplies: when their data is asked for, they are written out as one that kernels have, or plain
-//! numbers as f32 (`number.rs`).
+//! Load-only types: stored in files but not supported by kernels. Loading converts their data to a
+//! type with kernels, or plain numbers to f32 (`number.rs`).
 //!
-//! All those of few bits have blocks of 256 values, each a whole number times what the block has in common, an f16 times a constant: with
-//! `s` a scale of some bits for 16 or 32 values, `g` a level of a *grid* (a table of rows of 8 or 4 levels that a code is the number of),
-//! and signs.
+//! The low-bit types have blocks of 256 values, each an integer times an f16 per block times a
+//! constant: with `s` a scale of some bits for 16 or 32 values, `g` a level from a *grid* (a table
+//! of rows of 8 or 4 levels, indexed by a code), and signs.
 //!
 //! | type | bytes | bits | value | as | bits |
 //! |---|---|---|---|---|---|
-//! | iq1_s | 50 | 1.5625 | d/8 · (2s + 1) · (8g ± 1), s and the sign for 32 values | iq1 | 3.4375 |
-//! | iq1_m | 56 | 1.75 | the same, s for 16 values, the sign for 8 | iq1 | 3.4375 |
+//! | iq1_s | 50 | 1.5625 | d/8 · (2s + 1) · (8g ± 1), s and sign for 32 values | iq1 | 3.4375 |
+//! | iq1_m | 56 | 1.75 | as iq1_s, s for 16 values, sign for 8 | iq1 | 3.4375 |
 //! | iq2_xxs | 66 | 2.0625 | ± d/8 · (2s + 1) · g, s for 32 values | iq2 | 3.4375 |
-//! | iq2_xs | 74 | 2.3125 | the same, s for 16 values | iq2 | 3.4375 |
-//! | iq2_s | 82 | 2.5625 | the same with a grid of 1024 rows | iq2 | 3.4375 |
+//! | iq2_xs | 74 | 2.3125 | as iq2_xxs, s for 16 values | iq2 | 3.4375 |
+//! | iq2_s | 82 | 2.5625 | as iq2_xs, with a grid of 1024 rows | iq2 | 3.4375 |
 //! | iq3_xxs | 98 | 3.0625 | ± d/4 · (2s + 1) · g, s for 32 values | iq3x | 4.25 |
 //! | iq3_s | 110 | 3.4375 | ± d · (2s + 1) · g, s for 32 values | iq3 | 4.25 |
 //! | tq1_0 | 54 | 1.6875 | d · (-1, 0 or 1), five to a byte | q2_K | 2.625 |
-//! | tq2_0 | 66 | 2.0625 | the same, four to a byte | q2_K | 2.625 |
+//! | tq2_0 | 66 | 2.0625 | d · (-1, 0 or 1), four to a byte | q2_K | 2.625 |
 //!
-//! Nothing is rounded: the values are the file's, bit for bit (see [`kvant_codec::iq`]). nvfp4 with a scale of the whole tensor becomes
-//! q8_0 (`scaled.rs`).
+//! These conversions are exact: the values are the file's, bit for bit (see [`kvant_codec::iq`]).
+//! nvfp4 with a per-tensor scale becomes q8_0 (`scaled.rs`).
 //!
-//! The grids are constants of the format; `tools/reference/packed_types.py` writes them and the values that tests hold this to.
+//! The grids are constants of the format; `tools/reference/packed_types.py` generates them and the
+//! test vectors.
 
 use kvant_codec::DType;
 
 mod number;
 mod unpack;
 
-/// What files hold and nothing multiplies.
+/// A load-only type: stored in files, converted on loading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Packed {
     /// 1.5625 bits.
@@ -48,28 +49,28 @@ pub enum Packed {
     Tq1_0,
     /// 2.0625 bits: three levels.
     Tq2_0,
-    /// nvfp4, which kernels have, with a scale of the whole tensor, which they have not: see `scaled.rs`.
+    /// nvfp4 with a per-tensor scale, which kernels do not support: see `scaled.rs`.
     ScaledNvfp4,
-    /// Whole numbers of 8 bits.
+    /// 8-bit integers.
     I8,
-    /// Of 16 bits.
+    /// 16-bit integers.
     I16,
-    /// Of 32 bits.
+    /// 32-bit integers.
     I32,
-    /// Of 64 bits.
+    /// 64-bit integers.
     I64,
     /// IEEE binary64.
     F64,
 }
 
-/// Values of a block of any of them.
+/// Values per block of the low-bit types.
 const BLOCK: usize = 256;
 
 impl Packed {
-    /// Plain numbers, which become f32.
+    /// Plain numbers, converted to f32.
     pub const NUMBERS: [Self; 5] = [Self::I8, Self::I16, Self::I32, Self::I64, Self::F64];
 
-    /// All others.
+    /// All other types.
     pub const ALL: [Self; 10] = [
         Self::Iq1S,
         Self::Iq1M,
@@ -83,7 +84,7 @@ impl Packed {
         Self::ScaledNvfp4,
     ];
 
-    /// What it is unpacked to.
+    /// Returns the type after loading.
     pub const fn unpacked(self) -> DType {
         match self {
             Self::Iq1S | Self::Iq1M => DType::IQ1,
@@ -96,7 +97,7 @@ impl Packed {
         }
     }
 
-    /// The name, the tensor type id in GGUF files, and the bytes of a block.
+    /// Returns the name, the tensor type id in GGUF files, and the bytes per block.
     const fn sheet(self) -> (&'static str, Option<u32>, usize) {
         match self {
             Self::Iq1S => ("iq1_s", Some(19), 50),
@@ -117,17 +118,17 @@ impl Packed {
         }
     }
 
-    /// The name that other programs print.
+    /// Returns the name that other programs print.
     pub const fn name(self) -> &'static str {
         self.sheet().0
     }
 
-    /// The tensor type id in GGUF files, where it has one of its own.
+    /// Returns the tensor type id in GGUF files, if it has one of its own.
     pub const fn ggml_id(self) -> Option<u32> {
         self.sheet().1
     }
 
-    /// Values of a block.
+    /// Returns the values per block.
     pub const fn block_len(self) -> usize {
         match self {
             Self::ScaledNvfp4 => DType::NVFP4.block_len(),
@@ -136,22 +137,22 @@ impl Packed {
         }
     }
 
-    /// Bytes of a block.
+    /// Returns the bytes per block.
     pub const fn block_bytes(self) -> usize {
         self.sheet().2
     }
 
-    /// The type behind a GGUF tensor type id, if it is one of these.
+    /// Returns the load-only type of a GGUF tensor type id.
     pub fn from_ggml_id(id: u32) -> Option<Self> {
         Self::stored().find(|packed| packed.ggml_id() == Some(id))
     }
 
-    /// Those that have a tensor type id of their own.
+    /// Returns the types with a tensor type id of their own.
     pub(crate) fn stored() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().chain(Self::NUMBERS).filter(|packed| packed.ggml_id().is_some())
     }
 
-    /// Whole blocks as [`Packed::unpacked`], on every core.
+    /// Converts whole blocks to [`Packed::unpacked`], on every core.
     pub(crate) fn unpack(self, bytes: &[u8]) -> Vec<u8> {
         if Self::NUMBERS.contains(&self) {
             return number::as_f32(self, bytes);
@@ -165,7 +166,7 @@ impl Packed {
             let blocks = bytes.chunks_exact(from).zip(out.chunks_exact_mut(to));
             blocks.for_each(|(block, out)| self.write_out(block, out));
         };
-        // Not every system has threads.
+        // Some systems have no threads.
         if each >= n_blocks {
             work(bytes, &mut out);
             return out;
@@ -182,7 +183,7 @@ impl Packed {
 mod tests {
     use super::*;
 
-    /// Each type with a block and its values, as PyPI `gguf` gives them.
+    /// Returns each type with a block and its values, as computed by PyPI `gguf`.
     fn vectors() -> Vec<(Packed, &'static [u8], Vec<f32>)> {
         let (mut rest, mut all) = (&include_bytes!("vectors.bin")[..], Vec::new());
         while let Some((id, data)) = rest.split_first_chunk() {
@@ -201,16 +202,16 @@ mod tests {
     }
 
     #[test]
-    fn unpacked_values_are_those_that_gguf_py_gives() {
+    fn unpacked_values_equal_those_of_gguf_py() {
         for (packed, block, want) in vectors() {
             let mut values = vec![0.0; BLOCK];
             kvant_codec::decode(packed.unpacked(), &packed.unpack(block), &mut values).unwrap();
-            // Bit for bit, but for the sign of zero.
+            // Bit for bit, except for the sign of zero.
             assert_eq!(values, want, "{}", packed.name());
         }
     }
 
-    /// The last of many blocks, whoever unpacks it.
+    /// Covers the last of many blocks, on any thread.
     #[test]
     fn every_block_is_unpacked() {
         for (packed, block, _) in vectors() {
@@ -220,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_and_names_lead_back_and_are_no_others() {
+    fn ids_round_trip_and_names_are_distinct_from_dtypes() {
         for packed in Packed::ALL.into_iter().chain(Packed::NUMBERS) {
             if let Some(id) = packed.ggml_id() {
                 assert_eq!((Packed::from_ggml_id(id), DType::from_ggml_id(id)), (Some(packed), None));

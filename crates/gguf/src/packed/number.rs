@@ -1,9 +1,9 @@
-//! Plain numbers of types that no kernel has: whole ones, and floats of 64 bits. They become f32, whose 24 digits hold whole numbers up to
-//! 16,777,216 as they are.
+//! Plain numbers of types without kernels: integers, and 64-bit floats. They are converted to f32,
+//! whose 24 digits represent integers up to 16,777,216 exactly.
 
 use super::Packed;
 
-/// Numbers as the bytes of as many f32.
+/// Converts numbers to f32 bytes.
 pub(super) fn as_f32(of: Packed, bytes: &[u8]) -> Vec<u8> {
     match of {
         Packed::I8 => each(bytes, |[byte]| f32::from(byte as i8)),
@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_become_the_same_ones_in_f32() {
+    fn numbers_convert_to_equal_f32_values() {
         let values = |packed: Packed, bytes: &[u8]| -> Vec<f32> {
             let out = packed.unpack(bytes);
             out.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()

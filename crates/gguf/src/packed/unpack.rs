@@ -1,4 +1,4 @@
-//! What the bytes of a packed block stand for.
+//! Conversion of low-bit load-only blocks.
 
 use std::ops::Range;
 
@@ -8,29 +8,29 @@ use kvant_codec::iq;
 
 use super::{BLOCK, Packed};
 
-/// The numbers of levels of all grids, one grid after the other: a row is 16 bits, of 8 levels or of 4.
+/// The level indices of all grids, concatenated: a row is 16 bits, of 8 or 4 levels.
 static GRIDS: &[u8; 9216] = include_bytes!("grids.bin");
 
-/// Rows of eight levels: three of two bits each.
+/// Rows of eight levels: three distinct levels of two bits each.
 const IQ2_XXS: Grid = Grid(0..512);
 const IQ2_XS: Grid = Grid(512..1536);
 const IQ2_S: Grid = Grid(1536..3584);
 const IQ1: Grid = Grid(3584..7680);
-/// Rows of four levels: eight of four bits each.
+/// Rows of four levels: eight distinct levels of four bits each.
 const IQ3_XXS: Grid = Grid(7680..8192);
 const IQ3_S: Grid = Grid(8192..9216);
 
-/// A table of rows: its part of [`GRIDS`].
+/// A table of rows: a byte range of [`GRIDS`].
 struct Grid(Range<usize>);
 
 impl Grid {
-    /// The codes of eight values: a row's levels, and above them bits of `signs`.
+    /// Returns the codes of eight values: a row's levels, with the bits of `signs` above them.
     fn eight(&self, row: usize, signs: u32) -> [u8; 8] {
         let levels = u32::from(word(&GRIDS[self.0.clone()], row));
         std::array::from_fn(|i| (levels >> (2 * i) & 3 | (signs >> i & 1) << 2) as u8)
     }
 
-    /// The codes of eight values from two rows of four.
+    /// Returns the codes of eight values from two rows of four.
     fn twice_four(&self, rows: [usize; 2], signs: u32) -> [u8; 8] {
         let [low, high] = rows.map(|row| u32::from(word(&GRIDS[self.0.clone()], row)));
         let levels = low | high << 16;
@@ -38,12 +38,12 @@ impl Grid {
     }
 }
 
-/// Bit `at` of bytes.
+/// Returns bit `at`.
 fn bit(bytes: &[u8], at: usize) -> usize {
     usize::from(bytes[at / 8] >> (at % 8) & 1)
 }
 
-/// Four bits, the lower ones of a byte first.
+/// Returns nibble `at`, the low one of a byte first.
 fn nibble(bytes: &[u8], at: usize) -> u8 {
     bytes[at / 2] >> (4 * (at % 2)) & 15
 }
@@ -56,22 +56,22 @@ fn double(bytes: &[u8], at: usize) -> u32 {
     u32::from(word(bytes, 2 * at)) | u32::from(word(bytes, 2 * at + 1)) << 16
 }
 
-/// Eight bits of signs from seven: the eighth makes their number even.
+/// Expands seven sign bits to eight: the eighth makes the parity even.
 fn even(signs: u32) -> u32 {
     let signs = signs & 127;
     signs | (signs.count_ones() & 1) << 7
 }
 
-/// The factor that a scale of some bits stands for.
+/// Returns the factor of a stored scale: 2s + 1.
 fn odd(scale: u8) -> i8 {
     2 * scale as i8 + 1
 }
 
-/// Codes of some values, and their scale.
+/// The scale and the codes of eight values.
 type Eight = (i8, [u8; 8]);
 
 impl Packed {
-    /// Lays a block out as one of [`Packed::unpacked`].
+    /// Converts a block to [`Packed::unpacked`].
     pub(super) fn write_out(self, block: &[u8], out: &mut [u8]) {
         let rest = &block[2..];
         match self {
@@ -82,12 +82,12 @@ impl Packed {
             Self::Iq3S => self.write_codes(first(block), |i| iq3_s(rest, i), out),
             Self::Iq1S => self.write_codes(first(block), |i| iq1_s(rest, i), out),
             Self::Iq1M => {
-                // The f16 lies in the upper four bits of four words.
+                // The f16 is spread over the upper four bits of four words.
                 let bits = (0..4).fold(0, |bits, at| bits | (word(&block[48..], at) >> 12) << (4 * at));
                 self.write_codes(f16::from_bits(bits), |i| iq1_m(block, i), out);
             }
             Self::Tq1_0 => write_thirds(tq1_0(block), &block[52..], out),
-            // Codes lie where q2_K has them.
+            // The code layout is that of q2_K.
             Self::Tq2_0 => write_thirds(*block.first_chunk().expect("a block"), &block[64..], out),
             Self::ScaledNvfp4 => unreachable!("the model has its scales"),
             Self::I8 | Self::I16 | Self::I32 | Self::I64 | Self::F64 => {
@@ -96,7 +96,7 @@ impl Packed {
         }
     }
 
-    /// Lays out eight values after the other, with their scales.
+    /// Writes all groups of eight values, with their scales.
     fn write_codes(self, d: f16, eight: impl Fn(usize) -> Eight, out: &mut [u8]) {
         let (mut scales, mut codes) = ([0; BLOCK / 16], [0; BLOCK]);
         let as_type = self.unpacked();
@@ -108,60 +108,62 @@ impl Packed {
     }
 }
 
-/// Lays codes of three levels out as q2_K: 0, 1 and 2 times d, less d.
+/// Writes three-level codes as q2_K: 0, 1 and 2 times d, less d.
 fn write_thirds(codes: [u8; BLOCK / 4], d: &[u8], out: &mut [u8]) {
-    /// Scales and minima of one.
+    /// Scales and minima of 1.
     const ONES: [u8; BLOCK / 16] = [0x11; BLOCK / 16];
     out.copy_from_slice(&[&ONES, &codes[..], d, d].concat());
 }
 
-/// The f16 that a block begins with.
+/// Returns the f16 at the start of a block.
 fn first(block: &[u8]) -> f16 {
     f16::from_bits(word(block, 0))
 }
 
-/// For 32 values four rows of a byte each, and then seven bits of signs for each and four of the scale.
+/// Per 32 values: four rows of one byte each, then seven sign bits for each row and a 4-bit scale.
 fn iq2_xxs(codes: &[u8], i: usize) -> Eight {
     let (group, part) = (i / 4, i % 4);
     let signs = double(codes, 2 * group + 1);
     (odd((signs >> 28) as u8), IQ2_XXS.eight(codes[8 * group + part].into(), even(signs >> (7 * part))))
 }
 
-/// For 8 values nine bits of a row and seven of signs; then a nibble of scale for 16 values.
+/// Per 8 values: nine bits of row and seven of signs; then a 4-bit scale per 16 values.
 fn iq2_xs(codes: &[u8], i: usize) -> Eight {
     let code = word(codes, i);
     (odd(nibble(&codes[64..], i / 2)), IQ2_XS.eight((code & 511).into(), even((code >> 9).into())))
 }
 
-/// For 8 values a byte of a row, then a byte of signs, then the upper two bits of the row, then a nibble of scale for 16 values.
+/// Per 8 values: a byte of row, then a byte of signs, then the upper two bits of row; then a 4-bit
+/// scale per 16 values.
 fn iq2_s(codes: &[u8], i: usize) -> Eight {
     let upper = codes[64 + i / 4] >> (2 * (i % 4)) & 3;
     let row = usize::from(codes[i]) | usize::from(upper) << 8;
     (odd(nibble(&codes[72..], i / 2)), IQ2_S.eight(row, codes[32 + i].into()))
 }
 
-/// For 4 values a byte of a row; then for 32 seven bits of signs for each 8 and four of the scale.
+/// Per 4 values: a byte of row; then per 32 values seven sign bits for each 8 and a 4-bit scale.
 fn iq3_xxs(codes: &[u8], i: usize) -> Eight {
     let signs = double(&codes[64..], i / 4);
     let rows = [codes[2 * i], codes[2 * i + 1]].map(usize::from);
     (odd((signs >> 28) as u8), IQ3_XXS.twice_four(rows, even(signs >> (7 * (i % 4)))))
 }
 
-/// For 4 values a byte of a row, then its upper bit, then signs, then a nibble of scale for 32 values.
+/// Per 4 values: a byte of row, then its upper bit, then signs; then a 4-bit scale per 32 values.
 fn iq3_s(codes: &[u8], i: usize) -> Eight {
     let rows = [2 * i, 2 * i + 1].map(|at| usize::from(codes[at]) | bit(&codes[64..], at) << 8);
     (odd(nibble(&codes[104..], i / 4)), IQ3_S.twice_four(rows, codes[72 + i].into()))
 }
 
-/// For 8 values a byte of a row; then for 32 the upper three bits of four rows, three of the scale and the sign of what is added.
+/// Per 8 values: a byte of row; then per 32 values the upper three bits of four rows, a 3-bit scale
+/// and the sign of the offset.
 fn iq1_s(codes: &[u8], i: usize) -> Eight {
     let high = word(&codes[32..], i / 4);
     let row = usize::from(codes[i]) | usize::from(high >> (3 * (i % 4)) & 7) << 8;
     (odd((high >> 12 & 7) as u8), IQ1.eight(row, all(high >> 15)))
 }
 
-/// For 8 values a byte of a row, then a nibble of its upper three bits and the sign of what is added; then three bits of scale for 16
-/// values, in words whose upper four bits are the block's.
+/// Per 8 values: a byte of row, then a nibble of its upper three bits and the sign of the offset;
+/// then a 3-bit scale per 16 values, in words whose upper four bits belong to the block.
 fn iq1_m(codes: &[u8], i: usize) -> Eight {
     let high = nibble(&codes[32..], i);
     let row = usize::from(codes[i]) | usize::from(high & 7) << 8;
@@ -169,13 +171,14 @@ fn iq1_m(codes: &[u8], i: usize) -> Eight {
     (odd(scale as u8), IQ1.eight(row, all(u16::from(high >> 3))))
 }
 
-/// One sign for eight values.
+/// Repeats one sign for eight values.
 fn all(sign: u16) -> u32 {
     u32::from(sign & 1) * 0xff
 }
 
-/// The codes as tq2_0 has them. Digits of base 3, the first the uppermost: five in each of 48 bytes and four in each of four; a byte is the
-/// fraction of 256 that they are of 243, rounded up.
+/// Returns the codes in the layout of tq2_0. The source has base-3 digits, most significant first:
+/// five in each of 48 bytes and four in each of four. A byte encodes digits/243 as a fraction of
+/// 256, rounded up.
 fn tq1_0(codes: &[u8]) -> [u8; BLOCK / 4] {
     let code = |i: usize| {
         let (byte, digit) = match i {

@@ -1,4 +1,4 @@
-//! Models that are described, while their tensors lie elsewhere.
+//! Virtual GGUF files, whose tensors are stored elsewhere.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use kvant_codec::DType;
 use kvant_gguf::{Gguf, GgufError, GgufWriter, SourceFile, TensorSource};
 
-/// Two tensors: one that lies somewhere, and one that is made each time.
+/// Two tensors: one in memory, and one computed on each call.
 struct Elsewhere {
     bytes: Vec<u8>,
     n_released: Arc<AtomicUsize>,
@@ -43,7 +43,7 @@ fn described(writer: &GgufWriter, n_released: &Arc<AtomicUsize>) -> Result<Gguf,
 }
 
 #[test]
-fn a_described_model_is_the_file_that_it_describes() {
+fn a_virtual_file_equals_the_file_it_describes() {
     let (writer, n_released) = (writer(), Arc::default());
     let gguf = described(&writer, &n_released).unwrap();
     let mut bytes = Vec::new();
@@ -55,7 +55,7 @@ fn a_described_model_is_the_file_that_it_describes() {
     assert_eq!(gguf.tensors(), file.tensors());
     assert!(gguf.tensors().iter().all(|info| gguf.data(info) == file.data(info)));
     assert_eq!(gguf.meta().get::<&str>("general.architecture").unwrap(), "llama");
-    // What lies somewhere is not copied.
+    // Data in memory is not copied.
     assert!(matches!(gguf.tensor("a").unwrap().bytes, Cow::Borrowed(bytes) if bytes[19] == 19));
     assert_eq!(gguf.find_info("b").unwrap().n_bytes, 12);
     assert_eq!((gguf.path(), gguf.file_bytes()), (Some(Path::new("place")), 42));
@@ -65,7 +65,7 @@ fn a_described_model_is_the_file_that_it_describes() {
 }
 
 #[test]
-fn what_is_wrong_with_a_description_is_told_of_its_place() {
+fn errors_of_a_virtual_file_name_its_place() {
     let gguf = described(&writer(), &Arc::default()).unwrap();
     let told = gguf.meta().get::<u32>("llama.block_count").unwrap_err().to_string();
     assert_eq!(told, "place: key \"llama.block_count\": is missing");

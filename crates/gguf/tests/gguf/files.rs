@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use kvant_codec::DType;
 use kvant_gguf::{Gguf, Strings, oracle};
 
-/// Files that are not ours to ship; `None`, and a line that says so, where this machine has none.
+/// Returns a file that we cannot distribute; returns `None` and prints a line where this machine
+/// lacks it.
 fn asset(path: &str) -> Option<PathBuf> {
     let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/assets")).join(path);
     if !path.exists() {

@@ -1,4 +1,4 @@
-//! Each way a file can lie, and what it gets for an answer.
+//! Malformed files of every kind, and their errors.
 
 use kvant_codec::DType;
 use kvant_gguf::{
@@ -222,7 +222,7 @@ fn broken_metadata_is_refused() {
 
 #[test]
 fn broken_tensor_records_are_refused() {
-    // With a name of one letter: name at 24, dimensions at 33, shape at 37.
+    // With a one-letter name: name at 24, dimensions at 33, shape at 37.
     let one = || header(1, 0);
     let of = |shape: &[u64], type_id| one().tensor("t", shape, type_id, 0).data(32, 64);
     check(vec![
@@ -299,7 +299,7 @@ fn broken_tensor_records_are_refused() {
 
 #[test]
 fn misplaced_tensor_data_is_refused() {
-    // With names of one letter and one dimension, a record takes 33 bytes: at 24 and at 57.
+    // With one-letter names and one dimension, a record takes 33 bytes: at 24 and at 57.
     let one = |shape: u64, data| header(1, 0).tensor("a", &[shape], F32, data);
     let two = |first, second| header(2, 0).tensor("a", &[16], F32, first).tensor("b", &[16], F32, second);
     let same = header(2, 0).tensor("a", &[8], F32, 0).tensor("a", &[8], F32, 32).data(32, 64);
@@ -363,7 +363,8 @@ fn misplaced_tensor_data_is_refused() {
 
 #[test]
 fn private_types_are_read_only_where_their_block_size_fits() {
-    // Eight blocks of 32: 128 or 160 bytes; other block sizes fill another number of aligned places.
+    // Eight blocks of 32: 128 or 160 bytes; other block sizes fill another number of alignment
+    // units.
     let file = |type_id, next: u64| header(2, 0).tensor("a", &[256], type_id, 0).tensor("b", &[8], F32, next);
     for (type_id, size) in [(TQ3_1S, 128), (TQ4_1S, 160)] {
         let gguf = Gguf::from_bytes(file(type_id, size).data(32, size as usize + 32).0).unwrap();
@@ -411,7 +412,7 @@ fn a_type_that_does_not_fill_its_space_is_refused() {
         Gguf::from_bytes(file(type_id).0).unwrap();
     }
     let last = |type_id, bytes| header(1, 0).tensor("a", &[64, 8], type_id, 0).data(32, bytes);
-    // Whole, without padding, or with something behind that is no type's size.
+    // Unpadded, or followed by data that matches no type's size.
     for (type_id, bytes) in [(F16, 1024), (Q8_0, 544), (F16, 1500), (Q8_0, 700)] {
         Gguf::from_bytes(last(type_id, bytes).0).unwrap();
     }
@@ -440,7 +441,7 @@ fn a_type_that_does_not_fill_its_space_is_refused() {
     ]);
 }
 
-/// Every bit of every type byte of a file of ours: none gives another model.
+/// Flips every bit of every type byte of a file: none gives another model.
 #[test]
 fn no_single_flip_in_a_type_is_read_as_another_type() {
     let types = DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some());
@@ -519,7 +520,7 @@ fn missing_and_mistyped_keys_are_named() {
 }
 
 #[test]
-fn paths_that_lead_to_no_model_are_refused_in_one_line() {
+fn invalid_model_paths_are_rejected_with_one_line() {
     let folder = folder("paths");
     let fail = |name: &str| -> GgufError { Gguf::open(folder.join(name)).err().expect("refused") };
     std::fs::write(folder.join("empty.gguf"), "").unwrap();
@@ -537,7 +538,7 @@ fn paths_that_lead_to_no_model_are_refused_in_one_line() {
 }
 
 #[test]
-fn plain_numbers_of_types_that_no_kernel_has_are_read_as_f32() {
+fn plain_numbers_without_kernels_are_loaded_as_f32() {
     for (id, name, bytes) in [
         (24, "i8", vec![0xfe, 3]),
         (25, "i16", [-2i16, 3].map(i16::to_le_bytes).concat()),

@@ -1,4 +1,4 @@
-//! The crate from outside: real files, hostile files, mutated files, split files, written files.
+//! Integration tests: real, malformed, mutated, split and written files.
 
 mod described;
 mod files;

@@ -1,4 +1,4 @@
-//! A sound file with every type in it, damaged in thousands of ways.
+//! A valid file with every value type, corrupted in thousands of ways.
 
 use kvant_codec::DType;
 use kvant_codec::random::Random;
@@ -6,7 +6,7 @@ use kvant_gguf::{Gguf, GgufWriter, oracle};
 
 use crate::raw::header;
 
-/// About 1.3 KB: every value type, arrays of most, two levels of arrays, six tensors.
+/// Builds about 1.3 KB: every value type, arrays of most, two levels of arrays, six tensors.
 fn sample() -> Vec<u8> {
     let mut w = GgufWriter::new();
     w.set("general.architecture", "llama").unwrap();
@@ -62,7 +62,7 @@ fn every_truncation_and_every_damaged_byte_is_survived() {
     let data_end = gguf.tensors().iter().map(|t| t.offset as usize + t.n_bytes).max().unwrap();
     for n in 0..sample.len() {
         oracle::check(&sample[..n]);
-        // The last tensor may do without its padding.
+        // The padding of the last tensor is optional.
         assert_eq!(Gguf::from_bytes(sample[..n].to_vec()).is_ok(), n >= data_end, "cut to {n}");
     }
     for i in 0..gguf.tensors()[0].offset as usize {
@@ -87,11 +87,12 @@ fn thousands_of_random_mutations_are_survived() {
         oracle::check(&bytes);
         sound += usize::from(Gguf::from_bytes(bytes).is_ok());
     }
-    // Both sides of the oracle have to be at work, or the test shows nothing.
+    // Both branches of the oracle have to be exercised.
     assert!((total / 20..total * 19 / 20).contains(&sound), "{sound} of {total} files were sound");
 }
 
-/// One change: a bit, an interesting number, a cut, or a piece copied, removed or doubled.
+/// Applies one change: a bit, an interesting number, a truncation, or a copied, removed or doubled
+/// range.
 fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
     const NUMBERS: [u64; 10] =
         [0, 1, 9, 0x7f, 0xffff, 0x7fff_ffff, 0xffff_ffff, 1 << 61, u64::MAX >> 1, u64::MAX];

@@ -1,8 +1,8 @@
-//! Files made by hand, byte by byte: what no honest writer would write.
+//! Hand-built files, byte by byte, which no correct writer would produce.
 
 use std::path::PathBuf;
 
-/// The bytes of a file so far.
+/// The bytes of the file so far.
 pub struct Raw(pub Vec<u8>);
 
 /// A version 3 header; 24 bytes.
@@ -28,30 +28,30 @@ impl Raw {
         self.u64(v.as_ref().len() as u64).bytes(v.as_ref())
     }
 
-    /// Key and value type.
+    /// Appends key and value type.
     pub fn key(self, key: impl AsRef<[u8]>, value_type: u32) -> Self {
         self.string(key).u32(value_type)
     }
 
-    /// Array element type and count.
+    /// Appends array element type and count.
     pub fn array(self, element: u32, count: u64) -> Self {
         self.u32(element).u64(count)
     }
 
-    /// A whole tensor record; `29 + name + 8 * dims` bytes less one dimension of 8.
+    /// Appends a tensor record; `29 + name + 8 * dims` bytes less one dimension of 8.
     pub fn tensor(self, name: &str, shape: &[u64], type_id: u32, data: u64) -> Self {
         let dims = self.string(name).u32(shape.len() as u32);
         shape.iter().fold(dims, |raw, d| raw.u64(*d)).u32(type_id).u64(data)
     }
 
-    /// Zeros up to a multiple of `alignment`, and `n` more.
+    /// Appends zeros up to a multiple of `alignment`, and `n` more.
     pub fn data(mut self, alignment: usize, n: usize) -> Self {
         self.0.resize(self.0.len().next_multiple_of(alignment) + n, 0);
         self
     }
 }
 
-/// An empty folder of this test's own.
+/// Creates an empty folder for one test.
 pub fn folder(name: &str) -> PathBuf {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("gguf-{name}"));
     let _ = std::fs::remove_dir_all(&path);

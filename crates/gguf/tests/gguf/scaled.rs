@@ -1,11 +1,11 @@
-//! Scales of whole tensors in nvfp4, which are tensors of their own.
+//! Per-tensor scales of nvfp4, stored as separate tensors.
 
 use kvant_codec::DType;
 use kvant_gguf::{Gguf, GgufError, GgufWriter, Packed, TensorSink};
 
 const ROWS: [usize; 3] = [64, 2, 3];
 
-/// Weights of three matrices.
+/// Returns the weights of three matrices.
 fn weights() -> Vec<u8> {
     let values: Vec<f32> =
         (0..ROWS.iter().product()).map(|i| ((i * 37 % 101) as f32 - 50.0) / 16.0).collect();
@@ -14,7 +14,7 @@ fn weights() -> Vec<u8> {
     bytes
 }
 
-/// A file of these weights with such scales.
+/// Builds a file of these weights with the given scales.
 fn file(scales: &[f32], input: bool) -> Gguf {
     let (mut writer, mut bytes, weights) = (GgufWriter::new(), Vec::new(), weights());
     writer.add_tensor("blk.0.ffn_up_exps.scale", &[scales.len()], DType::F32).unwrap();
@@ -44,7 +44,7 @@ fn values(dtype: DType, bytes: &[u8]) -> Vec<f32> {
 }
 
 #[test]
-fn weights_are_times_their_scale_and_what_holds_it_is_no_tensor_of_the_model() {
+fn weights_are_scaled_and_scale_tensors_are_removed() {
     let plain = values(DType::NVFP4, &weights());
     for (scales, input) in [(&[0.37][..], true), (&[0.5, -3.0, 0.125], false)] {
         let gguf = file(scales, input);
@@ -66,7 +66,7 @@ fn weights_are_times_their_scale_and_what_holds_it_is_no_tensor_of_the_model() {
 }
 
 #[test]
-fn scales_that_cannot_be_those_of_the_weights_stay_tensors() {
+fn invalid_scales_stay_tensors() {
     for scales in [&[1.0, 2.0][..], &[f32::NAN], &[1.0, f32::INFINITY, 1.0]] {
         let gguf = file(scales, false);
         assert!(gguf.find_info("blk.0.ffn_up_exps.scale").is_some());

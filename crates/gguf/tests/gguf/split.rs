@@ -1,4 +1,4 @@
-//! Models in several files.
+//! Models split into several files.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use kvant_gguf::{Gguf, GgufWriter, Item};
 
 use crate::raw::folder;
 
-/// What shard `no` of three states, and may lie about.
+/// The statements of shard `no` of three, possibly false.
 #[derive(Clone, Copy)]
 struct Shard<'a> {
     no: u16,
@@ -43,7 +43,7 @@ fn bytes_of(shard: Shard<'_>) -> Vec<u8> {
     out
 }
 
-/// Three shards in a folder of their own; shard `changed.no` is replaced.
+/// Writes three shards to a folder of their own; shard `place` is replaced by `changed`.
 fn model(name: &str, place: u16, changed: Shard<'_>) -> PathBuf {
     let folder = folder(name);
     for no in 0..3 {
@@ -70,7 +70,7 @@ fn any_shard_opens_all() {
 }
 
 #[test]
-fn merged_model_forgets_how_it_was_split() {
+fn merged_model_has_no_split_keys() {
     let folder = model("merge", 0, honest(0));
     let gguf = Gguf::open(shard_path(&folder, 0)).unwrap();
     let mut w = GgufWriter::with_meta(gguf.meta()).unwrap();
@@ -88,7 +88,7 @@ fn merged_model_forgets_how_it_was_split() {
 #[test]
 fn shards_that_disagree_are_refused() {
     let b = honest(1);
-    // Opened from shard 0, except where the lie is in shard 0 itself.
+    // Opened from shard 0, except where shard 0 itself is wrong.
     let cases = [
         ("number", 1, Shard { no: 2, ..b }, 1, "split.no", "is 2 here, but 1 by the file's name"),
         ("loop", 2, honest(0), 2, "split.no", "is 0 here, but 2 by the file's name"),

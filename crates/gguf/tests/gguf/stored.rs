@@ -1,4 +1,4 @@
-//! Files that are not in memory: parts of them are brought when they are asked for.
+//! Files that are not in memory: parts of them are read on request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kvant_codec::DType;
 use kvant_gguf::{Gguf, GgufError, GgufWriter, Store, TensorSink};
 
-/// A file's bytes, and the end of what was read of them.
+/// A file's bytes, and the largest offset read.
 struct Elsewhere(Vec<u8>, Arc<AtomicU64>);
 
 impl Store for Elsewhere {
@@ -20,7 +20,8 @@ impl Store for Elsewhere {
     }
 }
 
-/// A file with `n_text` bytes of metadata and tensors of `4 * n_values` bytes, one of them nvfp4 with a scale.
+/// Builds a file with `n_text` bytes of metadata and tensors of `4 * n_values` bytes, one of them
+/// nvfp4 with a scale.
 fn file(n_text: usize, n_values: usize) -> Vec<u8> {
     let (mut writer, mut bytes) = (GgufWriter::new(), Vec::new());
     writer.set("general.name", "x".repeat(n_text).as_str()).unwrap();
@@ -37,8 +38,8 @@ fn file(n_text: usize, n_values: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_file_is_the_same_from_a_store_and_in_memory_is_what_it_says_of_itself() {
-    // The first has its tensors beyond what is read first, the second its metadata too.
+fn a_stored_file_equals_the_file_in_memory() {
+    // The first has its tensors beyond the first read, the second its metadata too.
     for (n_text, n_values) in [(100, 3 << 20), (9 << 20, 5 << 20)] {
         let (bytes, end) = (file(n_text, n_values), Arc::<AtomicU64>::default());
         let stored = Gguf::from_store(Box::new(Elsewhere(bytes.clone(), Arc::clone(&end)))).unwrap();
@@ -46,13 +47,13 @@ fn a_file_is_the_same_from_a_store_and_in_memory_is_what_it_says_of_itself() {
         let whole = Gguf::from_bytes(bytes).unwrap();
         assert_eq!((stored.tensors(), stored.file_bytes()), (whole.tensors(), whole.file_bytes()));
         assert_eq!(stored.meta().get::<&str>("general.name").unwrap().len(), n_text);
-        assert_eq!(stored.tensors().len(), 2, "the scale is none of the model's");
+        assert_eq!(stored.tensors().len(), 2, "the scale is not a tensor of the model");
         assert!(whole.tensors().iter().all(|info| stored.data(info) == whole.data(info)));
     }
 }
 
 #[test]
-fn what_is_wrong_with_a_stored_file_is_told_as_of_any() {
+fn errors_of_a_stored_file_equal_those_in_memory() {
     for bytes in
         [&b""[..], b"GGML", b"GGUF\x03\0\0\0", &[&b"GGUF"[..], &[0; 32]].concat(), &file(10, 10)[..90]]
     {

@@ -1,4 +1,4 @@
-//! Files this crate writes.
+//! Files that this crate writes.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -101,7 +101,7 @@ fn unwritable_targets_are_named() {
     assert_eq!(files_in(&folder), ["d"]);
 }
 
-/// Takes so many bytes, then reports a full disk.
+/// Accepts a number of bytes, then reports a full disk.
 struct Full(usize);
 
 impl Write for Full {
@@ -137,7 +137,7 @@ fn full_disk_is_an_error_wherever_it_strikes() {
 }
 
 #[test]
-fn declarations_no_reader_would_take_are_refused() {
+fn invalid_declarations_are_rejected() {
     let mut w = two_tensors();
     let fails = [
         (w.set("", 1u32), "the name has 0 bytes"),
@@ -162,7 +162,7 @@ fn declarations_no_reader_would_take_are_refused() {
 }
 
 #[test]
-fn an_alignment_is_written_as_the_type_that_readers_take() {
+fn the_alignment_is_written_as_u32() {
     let mut w = GgufWriter::new();
     w.set("general.alignment", 64u64).unwrap();
     let mut out = Vec::new();
@@ -171,9 +171,9 @@ fn an_alignment_is_written_as_the_type_that_readers_take() {
     assert_eq!((gguf.alignment(), gguf.meta().value("general.alignment")), (64, Some(Value::U32(64))));
 }
 
-/// Looking each name up among all before it would take minutes.
+/// A linear search of names would take minutes.
 #[test]
-fn names_of_very_many_keys_and_tensors_are_told_apart() {
+fn very_many_keys_and_tensors_are_distinguished() {
     const N: usize = 200_000;
     let mut w = GgufWriter::new();
     for i in 0..N {
@@ -209,7 +209,7 @@ fn embedded_bytes_are_not_copied() {
 }
 
 #[test]
-fn texts_for_people_may_be_badly_written() {
+fn display_strings_may_be_invalid_utf8() {
     let mut w = GgufWriter::new();
     w.set("general.name", Value::String(b"caf\xc3\xa9 \xff")).unwrap();
     w.set("general.license", 7u32).unwrap();

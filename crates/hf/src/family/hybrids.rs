@@ -1,11 +1,11 @@
-//! Families with state spaces. One class may name several of them.
+//! Families with state-space layers. One class may name several of them.
 
 use super::{Default, Experts, Family, GRANITE, Kinds, LLAMA, Layers, RMS_EPS, Tensor};
 use crate::HfError;
 use crate::cut::Cut;
 use crate::folder::Object;
 
-/// State spaces of Granite.
+/// State-space tensors of Granite.
 const SPACE: &[Tensor] = &[
     ("mamba.A_log", "ssm_a", Cut::Column),
     ("mamba.D", "ssm_d", Cut::Column),
@@ -17,14 +17,14 @@ const SPACE: &[Tensor] = &[
     ("mamba.out_proj.weight", "ssm_out.weight", Cut::Whole),
 ];
 
-/// What all rows share where that is all that there is.
+/// The shared FFN of models without experts.
 const DENSE: &[Tensor] = &[
     ("shared_mlp.input_linear.weight", "ffn_gate.weight", Cut::Half(0)),
     ("shared_mlp.input_linear.weight", "ffn_up.weight", Cut::Half(1)),
     ("shared_mlp.output_linear.weight", "ffn_down.weight", Cut::Whole),
 ];
 
-/// Experts of Granite.
+/// Expert tensors of Granite.
 pub(super) const GRANITE_EXPERTS: &[Tensor] = &[
     ("block_sparse_moe.router.layer.weight", "ffn_gate_inp.weight", Cut::Whole),
     ("block_sparse_moe.input_linear.weight", "ffn_gate_exps.weight", Cut::Half(0)),
@@ -32,14 +32,14 @@ pub(super) const GRANITE_EXPERTS: &[Tensor] = &[
     ("block_sparse_moe.output_linear.weight", "ffn_down_exps.weight", Cut::Whole),
 ];
 
-/// What all rows share beside them.
+/// The shared expert beside them.
 const BESIDE_EXPERTS: &[Tensor] = &[
     ("shared_mlp.input_linear.weight", "ffn_gate_shexp.weight", Cut::Half(0)),
     ("shared_mlp.input_linear.weight", "ffn_up_shexp.weight", Cut::Half(1)),
     ("shared_mlp.output_linear.weight", "ffn_down_shexp.weight", Cut::Whole),
 ];
 
-/// Some tensors, and then others: `N` in all.
+/// Concatenates two tensor lists; `N` is the total length.
 const fn joined<const N: usize>(some: &[Tensor], others: &[Tensor]) -> [Tensor; N] {
     let mut all = [("", "", Cut::Whole); N];
     let mut i = 0;
@@ -50,11 +50,11 @@ const fn joined<const N: usize>(some: &[Tensor], others: &[Tensor]) -> [Tensor; 
     all
 }
 
-/// Both.
+/// Routed and shared experts.
 const OF_EXPERTS: [Tensor; GRANITE_EXPERTS.len() + BESIDE_EXPERTS.len()] =
     joined(GRANITE_EXPERTS, BESIDE_EXPERTS);
 
-/// Granite 4 without layers that keep a state: what all rows share is all that there is.
+/// Granite 4 without state-space layers; the shared FFN is its only one.
 pub(super) const GRANITE4: Family = Family {
     class: "GraniteMoeHybridForCausalLM",
     kinds: Kinds::Granite4,
@@ -136,7 +136,8 @@ static NEMOTRON_OF_EXPERTS: Family = Family {
 };
 
 impl Kinds {
-    /// Which of the families of a class a configuration is of, `family` being that of the class.
+    /// Selects the family of a configuration among those of its class, of which `family` is the
+    /// default.
     pub(super) fn choose(
         self,
         family: &'static Family,

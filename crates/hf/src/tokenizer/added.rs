@@ -5,10 +5,11 @@ use kvant_gguf::GgufWriter;
 use crate::HfError;
 use crate::folder::Object;
 
-/// The properties that `tokenizer.json` gives to added tokens; what they mean, see there. The keys of Kvant's are called like them.
+/// The properties of added tokens, as defined in `tokenizer.json`. Kvant's keys have the same
+/// names.
 const PROPERTIES: [&str; 4] = ["lstrip", "rstrip", "single_word", "normalized"];
 
-/// Which tokens have each of the properties.
+/// The tokens with each property.
 #[derive(Debug, Default)]
 pub(super) struct AddedTokens {
     ids: [Vec<u32>; 4],
@@ -18,7 +19,7 @@ impl AddedTokens {
     /// Reads the properties of a token.
     ///
     /// # Errors
-    /// One that is neither true nor false.
+    /// A property that is not a boolean.
     pub fn read(&mut self, token: Object<'_>, id: u32) -> Result<(), HfError> {
         for (property, ids) in PROPERTIES.into_iter().zip(&mut self.ids) {
             if token.find_bool(property)?.unwrap_or(false) {
@@ -28,10 +29,10 @@ impl AddedTokens {
         Ok(())
     }
 
-    /// Writes those that some token has.
+    /// Writes the properties that any token has.
     ///
     /// # Errors
-    /// What the writer refuses.
+    /// Those of the writer.
     pub fn write(&self, writer: &mut GgufWriter) -> Result<(), HfError> {
         for (property, ids) in PROPERTIES.into_iter().zip(&self.ids).filter(|(_, ids)| !ids.is_empty()) {
             writer.set_array(&format!("kvant.tokenizer.{property}"), ids.iter().copied())?;

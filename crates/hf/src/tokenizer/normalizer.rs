@@ -1,4 +1,4 @@
-//! Normalizers: from what `tokenizer.json` says to the words of a key of Kvant's, as GGUF has none.
+//! Normalizers: from `tokenizer.json` to a Kvant-specific key, as GGUF has none.
 
 use serde_json::Value;
 
@@ -6,23 +6,25 @@ use super::MARK;
 use crate::HfError;
 use crate::folder::Object;
 
-/// The metadata key. A file that has it tells of [added tokens](super::added), too.
+/// The metadata key. A file that has it also carries the properties of [added
+/// tokens](super::added).
 pub(super) const KEY: &str = "kvant.tokenizer.normalizer";
 
-/// What becomes of text.
+/// A parsed normalizer.
 #[derive(Debug, Default)]
 pub(super) struct Normalizer {
-    /// The steps, each a word and the texts that belong to it.
+    /// The steps, each a name and its text arguments.
     pub words: Vec<String>,
-    /// Whether a space is put in front, as a mark.
+    /// Whether a space mark is prepended.
     pub is_prefixed: bool,
 }
 
 impl Normalizer {
-    /// Reads the normalizer of a tokenizer. One that `marks` spaces does so at the end, which the kind of the vocabulary says already.
+    /// Reads the normalizer of a tokenizer. With `marks`, steps that mark spaces must come last;
+    /// the kind of vocabulary already implies them.
     ///
     /// # Errors
-    /// [`HfError::Unsupported`] with the step that is not known.
+    /// [`HfError::Unsupported`] with the unknown step.
     pub fn read(file: Object<'_>, marks: bool) -> Result<Self, HfError> {
         let mut normalizer = Self::default();
         let mut has_marked = false;
@@ -45,7 +47,7 @@ fn unsupported(file: Object<'_>, step: &Value) -> HfError {
     HfError::Unsupported { path: file.path.to_owned(), what: format!("the normalizer {shown}") }
 }
 
-/// A normalizer, or all of a sequence, in order.
+/// Returns a normalizer, or the steps of a sequence, in order.
 fn steps(normalizer: Option<&Value>) -> Vec<&Value> {
     match normalizer {
         None => Vec::new(),
@@ -58,7 +60,7 @@ fn steps(normalizer: Option<&Value>) -> Vec<&Value> {
     }
 }
 
-/// Whether a step marks spaces, or puts a marked one in front.
+/// Whether a step marks spaces, or prepends a space mark.
 fn is_mark(step: &Value) -> bool {
     let is_it = |text: &Value| text.as_str().is_some_and(|text| text.chars().eq([MARK]));
     match step["type"].as_str() {
@@ -70,7 +72,7 @@ fn is_mark(step: &Value) -> bool {
     }
 }
 
-/// The words of a step; `None` for one that is not known.
+/// Returns the words of a step; `None` if unsupported.
 fn words(step: &Value) -> Option<Vec<&str>> {
     Some(match step["type"].as_str()? {
         "NFC" => vec!["nfc"],
@@ -83,7 +85,7 @@ fn words(step: &Value) -> Option<Vec<&str>> {
             let side = |side| Some(step[side].as_bool()?.then_some(side));
             [side("strip_left")?, side("strip_right")?].into_iter().flatten().collect()
         }
-        // A regular expression is another thing in each library.
+        // Regular expressions differ between libraries.
         "Replace" => {
             let from = step.pointer("/pattern/String")?.as_str().filter(|from| !from.is_empty())?;
             vec!["replace", from, step["content"].as_str()?]

@@ -1,4 +1,4 @@
-//! Chat templates: the usual one, and others by name, as that for conversations with tools.
+//! Chat templates: the default one, and named ones such as for conversations with tools.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,13 @@ use crate::folder::{Folder, Object};
 
 const KEY: &str = "tokenizer.chat_template";
 
-/// Where newer folders have templates besides the usual one, each in a file called by its name.
+/// Subfolder of named templates in newer folders, one file each.
 const OTHERS: &str = "additional_chat_templates";
 
-/// Writes the templates of a folder: files of their own come before the tokenizer's settings.
+/// Writes the templates of a folder. Separate files override the tokenizer's settings.
 ///
 /// # Errors
-/// A file that cannot be read, or is no UTF-8.
+/// A file that cannot be read, or is not UTF-8.
 pub(super) fn write(
     writer: &mut GgufWriter,
     folder: &mut Folder,
@@ -54,7 +54,7 @@ fn named_template(template: &Value) -> Option<(String, String)> {
     Some((text("name")?, text("template")?))
 }
 
-/// A name as other writers of GGUF have it in a key.
+/// Converts a name to the form of other GGUF writers.
 fn written(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect()
 }

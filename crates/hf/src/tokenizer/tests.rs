@@ -1,4 +1,4 @@
-//! What becomes of tokenizers, in the keys of a GGUF file.
+//! Conversion of tokenizers to GGUF keys.
 
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::*;
 
-/// The keys that a folder with these files gives, for an embedding of `n_vocab` rows.
+/// Converts a folder with these files, for an embedding of `n_vocab` rows.
 fn keys(files: &[(&str, Value)], n_vocab: usize) -> Result<Gguf, String> {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -44,7 +44,7 @@ fn texts(gguf: &Gguf, key: &str) -> Vec<String> {
     get::<Strings<'_>>(gguf, key).map(|text| String::from_utf8(text.to_vec()).unwrap()).collect()
 }
 
-/// A vocabulary as Llama 2's.
+/// A vocabulary like Llama 2's.
 fn marked() -> Value {
     json!({
         "added_tokens": [
@@ -70,7 +70,7 @@ fn marked() -> Value {
     })
 }
 
-/// A vocabulary as Llama 3's.
+/// A vocabulary like Llama 3's.
 fn bytes() -> Value {
     json!({
         "added_tokens": [{"id": 3, "content": "<s>", "special": true}],
@@ -81,7 +81,7 @@ fn bytes() -> Value {
 }
 
 #[test]
-fn tokens_with_marks_have_the_rank_of_their_merge_for_a_score() {
+fn marked_tokens_score_by_the_rank_of_their_merge() {
     let gguf =
         keys(&[("config.json", json!({"eos_token_id": [7, 1]})), ("tokenizer.json", marked())], 10).unwrap();
     assert_eq!((get(&gguf, "ggml.model"), get(&gguf, "ggml.pre")), ("llama", "default"));
@@ -93,7 +93,7 @@ fn tokens_with_marks_have_the_rank_of_their_merge_for_a_score() {
     let scores: Vec<f32> = get(&gguf, "ggml.scores");
     assert_eq!(scores, [-3.0, -3.0, -3.0, -3.0, -3.0, -1.0, 0.0, -3.0, -3.0, -3.0]);
     assert!(get::<bool>(&gguf, "ggml.add_space_prefix"));
-    // The configuration alone says which ends a text, and the post-processor alone which begins one.
+    // Only the configuration defines EOS, and only the post-processor BOS.
     assert_eq!((get::<u32>(&gguf, "ggml.bos_token_id"), get::<u32>(&gguf, "ggml.eos_token_id")), (1, 7));
     assert!(get::<bool>(&gguf, "ggml.add_bos_token") && !get::<bool>(&gguf, "ggml.add_eos_token"));
     let named = json!({"bos_token": {"content": "<s>"}, "eos_token": "<s>"});
@@ -103,9 +103,9 @@ fn tokens_with_marks_have_the_rank_of_their_merge_for_a_score() {
     assert_eq!((get::<u32>(&gguf, "ggml.bos_token_id"), get::<u32>(&gguf, "ggml.eos_token_id")), (1, 1));
 }
 
-/// As Gemma 4's: what calls tools is text, and no space is put in front.
+/// As in Gemma 4: tool-call tokens are text, and no space is prepended.
 #[test]
-fn merges_of_tokens_with_marks_are_kept_where_readers_go_by_them() {
+fn gemma_4_keeps_the_merges_of_marked_tokens() {
     let mut file = marked();
     file["normalizer"] = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
     file["pre_tokenizer"] =
@@ -120,11 +120,11 @@ fn merges_of_tokens_with_marks_are_kept_where_readers_go_by_them() {
     assert_eq!((kinds[1], kinds[7], kinds[9]), (CONTROL, CONTROL, USER_DEFINED));
     assert!(gguf.meta().get::<Vec<f32>>("tokenizer.ggml.scores").is_err());
     let error = keys(&[config, ("tokenizer.json", marked())], 10).err().unwrap();
-    assert!(error.contains("a space in front"), "{error}");
+    assert!(error.contains("a space prefix"), "{error}");
 }
 
 #[test]
-fn a_space_is_put_in_front_where_the_folder_says_so() {
+fn the_space_prefix_follows_the_folder() {
     let metaspace = |scheme: &str| json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme});
     for (normalizer, pre, want) in [
         (json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"}), Value::Null, false),
@@ -139,7 +139,7 @@ fn a_space_is_put_in_front_where_the_folder_says_so() {
 }
 
 #[test]
-fn bytes_have_merges_and_texts_begin_and_end_as_the_settings_say() {
+fn byte_level_keeps_merges_and_bos_eos_settings() {
     let settings =
         json!({"bos_token": "<s>", "eos_token": "<s>", "add_bos_token": true, "chat_template": "a"});
     let files =
@@ -150,7 +150,7 @@ fn bytes_have_merges_and_texts_begin_and_end_as_the_settings_say() {
     assert!(get::<bool>(&gguf, "ggml.add_bos_token") && !get::<bool>(&gguf, "ggml.add_eos_token"));
     assert_eq!(get::<&str>(&gguf, "chat_template"), "a");
     let [config, tokenizer, settings] = files;
-    // A file of its own comes first; a post-processor that adds nothing decides, too.
+    // A separate file has priority; a post-processor that adds nothing overrides the settings.
     let mut silent = tokenizer.clone();
     silent.1["post_processor"] = json!({"type": "ByteLevel"});
     let gguf = keys(&[config.clone(), silent, settings, ("chat_template.jinja", json!("b"))], 4).unwrap();
@@ -162,7 +162,7 @@ fn bytes_have_merges_and_texts_begin_and_end_as_the_settings_say() {
     assert_eq!((get(&gguf, "chat_template"), get(&gguf, "chat_template.tool_use")), ("c", "d"));
 }
 
-/// The fixture is of `tools/reference/normalizers.py`.
+/// The fixture is generated by `tools/reference/normalizers.py`.
 #[test]
 fn folders_tokenize_as_hugging_faces_tokenizers_do() {
     let cases: Value = serde_json::from_str(include_str!("../../tests/tokenizers.json")).unwrap();
@@ -185,7 +185,7 @@ fn folders_tokenize_as_hugging_faces_tokenizers_do() {
 }
 
 #[test]
-fn normalizers_become_words_and_what_cannot_be_held_is_told() {
+fn normalizers_become_words_or_are_rejected() {
     let words = |normalizer: Value, is_marked: bool| {
         let mut file = if is_marked { marked() } else { bytes() };
         file["normalizer"] = normalizer;
@@ -208,14 +208,14 @@ fn normalizers_become_words_and_what_cannot_be_held_is_told() {
     let strip = json!({"type": "Strip", "strip_left": true, "strip_right": true});
     let nested = sequence(&[nfc.clone(), sequence(&[strip, prepend.clone()]), mark.clone()]);
     assert_eq!(words(nested, false).unwrap(), "nfc strip_left strip_right prepend ▁ replace   ▁");
-    // Marks are of the kind of vocabulary.
+    // Space marks belong to the kind of vocabulary.
     assert_eq!(words(sequence(&[nfc.clone(), prepend, mark.clone()]), true).unwrap(), "nfc");
     let regex = json!({"type": "Replace", "pattern": {"Regex": " +"}, "content": "_"});
     for (normalizer, is_marked, told) in [
         (sequence(&[nfc.clone(), regex]), false, "{\"type\":\"Replace\",\"pattern\":{\"Regex\":\" +\"}"),
         (json!({"type": "Nmt"}), false, "the normalizer {\"type\":\"Nmt\"}"),
         (json!({"type": "Strip", "strip_left": true}), false, "{\"type\":\"Strip\",\"strip_left\":true}"),
-        // Spaces that compatibility makes would not be marked.
+        // Spaces created by compatibility composition would stay unmarked.
         (sequence(&[mark, nfc]), true, "the normalizer {\"type\":\"NFC\"}"),
     ] {
         let error = words(normalizer, is_marked).unwrap_err();
@@ -224,7 +224,7 @@ fn normalizers_become_words_and_what_cannot_be_held_is_told() {
 }
 
 #[test]
-fn properties_of_added_tokens_are_kept() {
+fn added_token_properties_are_preserved() {
     let mut file = bytes();
     file["added_tokens"] = json!([
         {"id": 3, "content": "<s>", "special": true, "lstrip": true, "normalized": true},
@@ -240,7 +240,7 @@ fn properties_of_added_tokens_are_kept() {
 }
 
 #[test]
-fn named_templates_are_kept_wherever_a_folder_has_them() {
+fn named_templates_are_found_in_every_location() {
     let several = json!([{"name": "default", "template": "c"}, {"name": "tool-use", "template": "d"}]);
     let files = [
         ("config.json", json!({})),
@@ -256,7 +256,7 @@ fn named_templates_are_kept_wherever_a_folder_has_them() {
 }
 
 #[test]
-fn a_folder_without_tokens_has_none_and_tokenizer_model_alone_is_not_read() {
+fn tokenizer_model_alone_is_rejected() {
     let gguf = keys(&[("config.json", json!({}))], 4).unwrap();
     assert_eq!(get::<&str>(&gguf, "ggml.model"), "none");
     let told = keys(&[("config.json", json!({})), ("tokenizer.model", json!("x"))], 4).err().unwrap();
@@ -264,7 +264,7 @@ fn a_folder_without_tokens_has_none_and_tokenizer_model_alone_is_not_read() {
 }
 
 #[test]
-fn a_vocabulary_that_contradicts_itself_is_refused_by_its_token() {
+fn inconsistent_vocabularies_are_rejected_by_token() {
     let change = |change: &dyn Fn(&mut Value)| {
         let mut file = marked();
         change(&mut file);
@@ -283,10 +283,7 @@ fn a_vocabulary_that_contradicts_itself_is_refused_by_its_token() {
         ),
         (change(&|file| file["model"]["merges"] = Value::Null), "'merges': expected a list, got nothing"),
         (change(&|file| file["added_tokens"][0] = json!({"id": 0})), "expected tokens with id and content"),
-        (
-            change(&|file| file["pre_tokenizer"] = json!({"type": "Whitespace"})),
-            "a pre-tokenizer that is not known",
-        ),
+        (change(&|file| file["pre_tokenizer"] = json!({"type": "Whitespace"})), "an unknown pre-tokenizer"),
         (
             change(&|file| file["normalizer"] = json!({"type": "Precompiled"})),
             "the normalizer {\"type\":\"Precompiled\"}",

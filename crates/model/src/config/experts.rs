@@ -1,4 +1,4 @@
-//! Which layers have experts, and how rows choose among them.
+//! MoE layers: which layers have experts, and how their router selects them.
 
 use kvant_backend::{ExpertGroups, Routing, Scores};
 
@@ -10,34 +10,35 @@ const COUNT: &str = "expert_count";
 const USED: &str = "expert_used_count";
 const SHARED_WIDTH: &str = "expert_shared_feed_forward_length";
 const LATENT: &str = "moe_latent_size";
-/// How tensors are called that hold what is added to scores to choose by.
+/// Name of the tensors with the router's selection bias.
 pub(crate) const SELECTION_BIAS: &str = "exp_probs_b.bias";
 
 /// The feed-forward layers of a model.
 pub(super) struct FeedForward {
-    /// Width of each layer, where it has no experts; 0 where it is none.
+    /// Width of each layer's dense FFN; 0 if the layer has no FFN.
     dense: Vec<usize>,
-    /// Width of the experts together that all rows share; 0 where there is none.
+    /// Total width of the shared experts; 0 if absent.
     shared: usize,
     experts: Option<ExpertSpec>,
-    /// Layers without experts before the first one that has some, and every how many layers one has from there on, the last.
+    /// Number of leading dense layers, and the period after them: the last layer of each period has
+    /// experts.
     n_leading: usize,
     step: usize,
 }
 
 impl FeedForward {
-    /// What the experts of a layer are.
+    /// Returns the experts of a layer.
     pub fn of_layer(&self, index: usize) -> Option<ExpertSpec> {
         let has_experts = index >= self.n_leading && (index + 1).is_multiple_of(self.step);
         self.experts.filter(|_| has_experts && self.has(index))
     }
 
-    /// Whether a layer has a feed-forward layer.
+    /// Returns whether a layer has a feed-forward layer.
     pub fn has(&self, index: usize) -> bool {
         self.dense[index] > 0
     }
 
-    /// Width of what each row of a layer goes through.
+    /// Returns the width of the dense FFN, or of the shared expert in a MoE layer.
     pub fn n_ff(&self, index: usize) -> usize {
         match self.of_layer(index) {
             Some(experts) if experts.shared != SharedExpert::Beside => self.shared,
@@ -46,7 +47,7 @@ impl FeedForward {
     }
 }
 
-/// Reads and checks what a file says of experts.
+/// Reads and checks the expert keys of a file.
 pub(super) fn read(
     keys: &Keys,
     family: &Family,
@@ -55,7 +56,7 @@ pub(super) fn read(
 ) -> Result<FeedForward, ModelError> {
     const WIDTH: &str = "feed_forward_length";
     let n = keys.count(COUNT)?;
-    // Where all layers have experts a file may name their width alone.
+    // If all layers have experts, a file may give only the experts' width.
     let dense = match n > 0 && !keys.has(WIDTH) {
         true => vec![keys.size("expert_feed_forward_length")?; n_layers],
         false => keys.of_layers(WIDTH, n_layers)?,
@@ -72,11 +73,7 @@ pub(super) fn read(
         (rule, 0) => {
             let router = keys.gguf.tensors().iter().find(|info| info.name.ends_with(".ffn_gate_inp.weight"));
             if let Some(router) = router {
-                return Err(keys.bad(
-                    COUNT,
-                    &format!("the number of experts that '{}' chooses among", router.name),
-                    n,
-                ));
+                return Err(keys.bad(COUNT, &format!("the number of experts in '{}'", router.name), n));
             }
             if rule.is_some_and(|rule| rule.is_required) {
                 return Err(keys.bad(COUNT, "at least one expert", n));
@@ -84,7 +81,7 @@ pub(super) fn read(
             return Ok(FeedForward { dense, shared: 0, experts: None, n_leading: 0, step: 1 });
         }
     };
-    // The router has a row of weights for each.
+    // The router has a row of weights per expert.
     let stored: u128 = keys.gguf.tensors().iter().map(|info| info.elements() as u128).sum();
     if n as u128 * n_embd as u128 > stored {
         return Err(keys.bad(COUNT, &format!("experts that {stored} values in tensors suffice for"), n));
@@ -97,7 +94,7 @@ pub(super) fn read(
     let widest = dense.iter().copied().max().unwrap_or(0);
     let n_ff = keys.size_or("expert_feed_forward_length", widest)?;
     let shared = match rule.shared {
-        // The layer says how wide.
+        // The dense layer's width applies.
         SharedExpert::None | SharedExpert::Beside => 0,
         SharedExpert::Gated => keys.size_or(SHARED_WIDTH, widest)?,
         SharedExpert::Several => match keys.count(SHARED_WIDTH)? {
@@ -111,33 +108,34 @@ pub(super) fn read(
     let step = keys.size_or("interleave_moe_layer_step", 1)?;
     let routing = Routing { n_used, scores, normalises, scale, expert_groups };
     if rule.shared != SharedExpert::Several {
-        keys.refuse(LATENT, "experts that see less of rows")?;
+        keys.refuse(LATENT, "experts in a latent space")?;
     }
     let latent = Some(keys.count(LATENT)?).filter(|&n| n > 0);
     let experts = Some(ExpertSpec { n, n_ff, routing, shared: rule.shared, latent });
     Ok(FeedForward { dense, shared, experts, n_leading, step })
 }
 
-/// What becomes of logits, and whether weights add up.
+/// Reads the router's score function, and whether its weights are normalized.
 fn read_scores(keys: &Keys, rule: ExpertRule) -> Result<(Scores, bool), ModelError> {
     const GATING: &str = "expert_gating_func";
     let normalises = keys.flag_or("expert_weights_norm", rule.normalises)?;
     match keys.count(GATING)? {
-        // Hardly anybody adds to a softmax to choose.
+        // Unspecified: a selection bias implies sigmoid scores, unless the family adds it to a
+        // softmax.
         0 if keys.has_tensor(SELECTION_BIAS) && !rule.adds_to_softmax => Ok((Scores::Sigmoid, normalises)),
         0 => Ok((rule.scores, normalises)),
         1 => Ok((Scores::Softmax, normalises)),
         2 => Ok((Scores::Sigmoid, normalises)),
-        // A softmax over the chosen alone.
+        // A softmax over the selected experts alone.
         3 => Ok((Scores::Softmax, true)),
         got => {
-            let known = "known: 1, softmax; 2, sigmoid; 3, softmax of the chosen";
+            let known = "known: 1, softmax; 2, sigmoid; 3, softmax of the selected experts";
             Err(ModelError::Unsupported { what: format!("{} {got} ({known})", keys.key(GATING)) })
         }
     }
 }
 
-/// The groups that a row chooses among, where it does not choose all.
+/// Reads the expert groups, if the router first selects groups (group-limited routing).
 fn read_groups(
     keys: &Keys,
     n_experts: usize,
@@ -168,7 +166,8 @@ mod tests {
 
     use crate::Config;
 
-    /// The configuration of a file of this architecture with these keys beside those that every file has, and one tensor.
+    /// Returns the configuration of a file of this architecture with these keys beside the required
+    /// ones, and one tensor.
     fn config(arch: &str, tensor: &str, keys: &[(&str, u32)]) -> Result<Config, String> {
         let mut writer = GgufWriter::new();
         writer.set("general.architecture", arch).unwrap();
@@ -194,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_have_experts_where_the_file_says() {
+    fn layers_have_experts_as_in_the_file() {
         let of = |keys: &[(&str, u32)]| -> Vec<_> {
             let keys = [&[("expert_count", 8), ("expert_used_count", 2)], keys].concat();
             let layers = config("qwen3moe", "t", &keys).unwrap().layers;
@@ -208,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_add_up_as_the_file_or_else_the_family_says() {
+    fn expert_weights_are_normalized_as_in_file_or_family() {
         let routing = |arch, keys: &[(&str, u32)]| {
             let keys = [&[("expert_count", 8), ("expert_used_count", 3)], keys].concat();
             let layer = config(arch, "t", &keys).unwrap().layers[0];
@@ -223,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn scores_are_what_the_file_or_else_the_family_says() {
+    fn router_scores_follow_the_file_or_the_family() {
         let scores = |arch, func| {
             let keys = [("expert_count", 8), ("expert_used_count", 3), ("shortconv.l_cache", 3)];
             let routing = config(arch, "t", &[&keys[..], &[("expert_gating_func", func)]].concat());
@@ -269,7 +268,7 @@ mod tests {
                 "llama",
                 "t",
                 &[("expert_count", 4), ("expert_used_count", 2), ("expert_gating_func", 4)],
-                "not supported yet: llama.expert_gating_func 4 (known: 1, softmax; 2, sigmoid; 3, softmax of the chosen)",
+                "not supported yet: llama.expert_gating_func 4 (known: 1, softmax; 2, sigmoid; 3, softmax of the selected experts)",
             ),
             (
                 "lfm2moe",

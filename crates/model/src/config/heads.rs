@@ -1,4 +1,4 @@
-//! The heads of each layer: how many, of what size, how far they see, and whose keys and values they meet.
+//! Attention heads of each layer: number, size, window, and the layer whose K and V they read.
 
 use kvant_gguf::Value;
 use kvant_kv::KvLayerShape;
@@ -13,16 +13,16 @@ const V_DIM: &str = "attention.value_length";
 pub(super) const WINDOW: &str = "attention.sliding_window";
 const SHARED: &str = "attention.shared_kv_layers";
 
-/// Layers with a window among others, as a model has them.
+/// Sliding-window layers of a model.
 pub(super) struct LayerWindows {
-    /// Which have one.
+    /// Which layers have a window.
     pub layers: Vec<bool>,
-    /// The youngest tokens that those see; everything when `None`.
+    /// Window length in tokens; unlimited when `None`.
     pub length: Option<usize>,
 }
 
 impl LayerWindows {
-    /// Sizes of the heads of layers that see everything, and of layers with a window.
+    /// Returns the head sizes of full-attention layers, and of sliding-window layers.
     pub fn head_dims(&self, heads: &[KvLayerShape]) -> [usize; 2] {
         let of = |is_windowed: bool| {
             let mut of_kind =
@@ -35,7 +35,7 @@ impl LayerWindows {
     }
 }
 
-/// Reads which layers have a window, and how long it is.
+/// Reads which layers have a window, and its length.
 pub(super) fn read_windows(
     keys: &Keys,
     family: &Family,
@@ -47,11 +47,11 @@ pub(super) fn read_windows(
         return Ok(LayerWindows { layers: vec![false; n_layers], length: None });
     };
     let length = match windows.own_heads {
-        // What heads are follows from it.
+        // The head sizes depend on the window.
         true => Some(keys.size(WINDOW)?),
         false => {
             let named = keys.gguf.meta().find::<u32>(&keys.key(WINDOW))?;
-            // 0 switches windows off.
+            // 0 disables windows.
             named.map_or(windows.length, |n| Some(n as usize).filter(|&n| n > 0))
         }
     };
@@ -71,7 +71,7 @@ pub(super) fn read_windows(
     Ok(LayerWindows { layers, length })
 }
 
-/// The KV heads of each layer; 0 of one that has none.
+/// Reads the number of KV heads of each layer; 0 for layers without KV heads.
 pub(super) fn read_kv_heads(keys: &Keys, family: &Family, n_layers: usize) -> Result<Vec<usize>, ModelError> {
     let key = if keys.has(KV_HEADS) { KV_HEADS } else { HEADS };
     let of_layers = keys.of_layers(key, n_layers)?;
@@ -86,7 +86,8 @@ pub(super) fn read_kv_heads(keys: &Keys, family: &Family, n_layers: usize) -> Re
     }
 }
 
-/// The heads of each layer, with so many KV heads each; those of one that has none are another's.
+/// Reads the heads of each layer, given its number of KV heads; a layer without KV heads belongs to
+/// another mixer.
 pub(super) fn read(
     keys: &Keys,
     family: &Family,
@@ -102,13 +103,13 @@ pub(super) fn read(
         false => dims,
     };
     if family.gated && dims[1] != dims[0] {
-        let what = format!("the {} of a query, beside whose rows lie its gate's", dims[0]);
+        let what = format!("the {} of a query, followed by the rows of its gate", dims[0]);
         return Err(keys.bad(V_DIM, &what, dims[1]));
     }
     if dims[1] != dims[0] && are_values_of_keys(keys, family, windows) {
         return Err(keys.bad(
             V_DIM,
-            &format!("the {} of a key, as values are made of keys", dims[0]),
+            &format!("the {} of a key, as values are key projections", dims[0]),
             dims[1],
         ));
     }
@@ -127,7 +128,7 @@ pub(super) fn read(
     n_kv_heads.iter().enumerate().map(of_layer).collect()
 }
 
-/// The sizes of a key head and a value head; keys with this suffix say them.
+/// Reads the head sizes of keys and values, from keys with this suffix.
 fn read_dims(keys: &Keys, suffix: &str, default: usize) -> Result<[usize; 2], ModelError> {
     let [k_key, v_key] = ["attention.key_length", V_DIM].map(|key| format!("{key}{suffix}"));
     let k = keys.size_or(&k_key, default)?;
@@ -140,7 +141,7 @@ fn read_dims(keys: &Keys, suffix: &str, default: usize) -> Result<[usize; 2], Mo
     Ok(dims)
 }
 
-/// Whether layers that see everything take for values what their keys are made of: none of them has a tensor for values then.
+/// Returns whether full-attention layers use V = K: none of them has a V tensor then.
 pub(super) fn are_values_of_keys(keys: &Keys, family: &Family, windows: &LayerWindows) -> bool {
     let has = |index: usize, suffix: &str| {
         let name = format!("blk.{index}.{suffix}.weight");
@@ -150,7 +151,8 @@ pub(super) fn are_values_of_keys(keys: &Keys, family: &Family, windows: &LayerWi
     family.values_of_keys && !full.any(|index| has(index, "attn_v") || has(index, "attn_qkv"))
 }
 
-/// Holds the KV heads of layers against the tensors: each takes rows of them, at least a value for each dim.
+/// Checks the KV heads of all layers against the tensors: each head needs rows of them, at least
+/// one value per dimension.
 pub(super) fn check(keys: &Keys, layers: impl Iterator<Item = KvLayerShape>) -> Result<(), ModelError> {
     let stored: u128 = keys.gguf.tensors().iter().map(|info| info.elements() as u128).sum();
     let (mut taken, mut most) = (0, 0);
@@ -164,14 +166,15 @@ pub(super) fn check(keys: &Keys, layers: impl Iterator<Item = KvLayerShape>) -> 
     Err(keys.bad(KV_HEADS, &format!("heads that {stored} values in tensors suffice for"), most))
 }
 
-/// Whose keys and values each layer meets: the last layers of some models those of the last one of their kind before them.
+/// Reads which layer stores the K and V of each layer: the last layers of some models read those of
+/// the last earlier layer of their kind (cross-layer KV sharing).
 pub(super) fn read_states(
     keys: &Keys,
     family: &Family,
     heads: &[KvLayerShape],
     windows: &LayerWindows,
 ) -> Result<Vec<LayerState>, ModelError> {
-    // Queries that meet another layer's keys are normalised before they are turned.
+    // Queries on another layer's keys are normalized before RoPE.
     let turns_first = family.norms.heads == HeadNorms::EachTurned;
     if family.latent || family.recurrence.is_some() || turns_first {
         keys.refuse(SHARED, "shared keys and values")?;
@@ -189,7 +192,7 @@ pub(super) fn read_states(
         match owner {
             Some(owner) if heads[owner] == heads[index] => Ok(LayerState::Shared(owner)),
             Some(owner) => {
-                let what = format!("the {} of layer {owner} in layer {index} too", heads[owner].n_kv_heads);
+                let what = format!("{} in layer {index}, as in layer {owner}", heads[owner].n_kv_heads);
                 Err(keys.bad(KV_HEADS, &what, heads[index].n_kv_heads))
             }
             None => {
@@ -210,7 +213,7 @@ mod tests {
 
     use crate::Config;
 
-    /// The query heads of the layers of a file that says so many of each layer, and so many KV heads.
+    /// Returns the query heads of a file with these numbers of heads and KV heads per layer.
     fn heads(arch: &str, heads: &[u32], kv_heads: &[u32]) -> Result<Vec<usize>, String> {
         let mut writer = GgufWriter::new();
         writer.set("general.architecture", arch).unwrap();
@@ -245,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_may_be_said_of_each_layer_where_all_have_the_same() {
+    fn heads_may_be_given_per_layer_if_all_are_equal() {
         for arch in ["llama", "deepseek2"] {
             assert_eq!(heads(arch, &[4; 4], &[2; 4]), Ok(vec![4; 4]), "{arch}");
             for (all, told) in [
@@ -261,7 +264,7 @@ mod tests {
                 assert!(error.replace(&format!("{arch}."), "").contains(told), "{arch}: {error}");
             }
         }
-        // Layers without heads count for nothing.
+        // Layers without heads are ignored.
         assert_eq!(heads("lfm2", &[0, 4, 0, 4], &[0, 2, 0, 2]), Ok(vec![4; 4]));
         assert!(heads("lfm2", &[0, 4, 0, 2], &[0, 2, 0, 2]).unwrap_err().contains("4 and 2"));
     }

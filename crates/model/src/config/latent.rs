@@ -1,49 +1,51 @@
-//! Latent attention (arXiv 2405.04434): keys and values of all heads are made of one small vector of each token.
+//! Multi-head latent attention (MLA, DeepSeek-V2, arXiv 2405.04434): the keys and values of all
+//! heads are projections of one latent vector per token.
 //!
 //! ```text
-//! c = norm(W_c n),  r = rope(W_r n)                     of each token: what is kept
-//! k[h] = K[h] c, r      v[h] = V[h] c                   of each head
-//! q[h] . k[h] = (K[h]^T p[h]) . c + rope(t[h]) . r      p and t the parts of a query that are not turned, and that are
+//! c = norm(W_c n),  r = rope(W_r n)                per token: the cached vectors
+//! k[h] = K[h] c, r      v[h] = V[h] c              per head
+//! q[h] . k[h] = (K[h]^T p[h]) . c + rope(t[h]) . r   p, t: query parts without and with RoPE
 //! sum w v[h] = V[h] sum w c
 //! ```
 //!
-//! So queries are brought to where c is, and what attention gives of c is brought back: all query heads meet one KV head, whose
-//! keys are c and r, one after the other, and whose values are c. The cache keeps one stream of these keys and reads values from it
-//! too.
+//! In this absorbed form, queries are projected into the latent space and the attention output is
+//! projected back: all query heads attend to one KV head with keys `[c, r]` and values `c`. The
+//! cache stores one shared KV tensor: the keys, whose prefix is the values.
 
 use kvant_kv::KvLayerShape;
 
 use super::Keys;
 use crate::ModelError;
 
-/// The sizes of latent attention, in which the keys and values of all heads are made of one small vector of each token (arXiv
-/// 2405.04434).
+/// Sizes of multi-head latent attention (MLA, arXiv 2405.04434), in which the keys and values of
+/// all heads are projections of one latent vector per token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Latent {
-    /// Of what queries are made of, where that is smaller than the model.
+    /// Rank of the query projection, if queries are low-rank.
     pub q_rank: Option<usize>,
-    /// Of c.
+    /// Size of the latent vector c.
     pub rank: usize,
-    /// Of r: what RoPE turns.
+    /// Size of r: the part of a key with RoPE.
     pub n_rot: usize,
-    /// Of the part of a key that is not turned.
+    /// Size of the part of a key head without RoPE.
     pub k_dim: usize,
-    /// Of a value.
+    /// Size of a value head.
     pub v_dim: usize,
 }
 
 impl Latent {
-    /// Size of a key as the model says it, of which the factor on scores comes.
+    /// Returns the size of a key head in the model's definition, which determines the factor on
+    /// scores.
     pub fn whole(&self) -> usize {
         self.k_dim + self.n_rot
     }
 }
 
-/// The largest heads.
+/// Maximum head size.
 const MOST: usize = 1024;
 
-/// Reads and checks what a file says of latent attention. Newer files say the sizes of heads under names of their own, beside those
-/// of what is kept.
+/// Reads and checks the MLA keys of a file. Newer files give the head sizes under separate names,
+/// beside those of the cached vectors.
 pub(super) fn read(keys: &Keys, n_layers: usize) -> Result<(KvLayerShape, Latent), ModelError> {
     const RANK: &str = "attention.kv_lora_rank";
     const TURNED: &str = "rope.dimension_count";
@@ -77,8 +79,8 @@ pub(super) fn read(keys: &Keys, n_layers: usize) -> Result<(KvLayerShape, Latent
     Ok((heads, Latent { q_rank, rank, n_rot, k_dim: whole - n_rot, v_dim }))
 }
 
-/// The factor on scores: where YaRN says that it sharpens them by m, files have that in the place of cosines and sines, and a tenth
-/// of its rate.
+/// Returns the factor on scores: with YaRN, files of MLA models have the attention scaling m here
+/// instead of in the RoPE magnitude, and store a tenth of its rate.
 pub(super) fn read_scale(keys: &Keys, latent: Latent) -> Result<f32, ModelError> {
     let plain = 1.0 / (latent.whole() as f32).sqrt();
     let factor = keys.float_or("rope.scaling.factor", 1.0)?;
@@ -89,7 +91,8 @@ pub(super) fn read_scale(keys: &Keys, latent: Latent) -> Result<f32, ModelError>
     Ok(plain * sharpened * sharpened)
 }
 
-/// How fast scores are sharpened with the logarithm of YaRN's factor; 0 where cosines and sines are instead.
+/// Reads the rate of YaRN's attention scaling per logarithm of its factor; 0 if RoPE's magnitude
+/// carries it.
 pub(super) fn read_rate(keys: &Keys) -> Result<f32, ModelError> {
     keys.float_or("rope.scaling.yarn_log_multiplier", 0.0)
 }

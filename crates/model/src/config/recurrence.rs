@@ -1,4 +1,4 @@
-//! Which layers keep a state instead of keys and values, and what they do with it.
+//! Recurrent layers: which layers hold a state instead of K and V, and their kind.
 
 use kvant_backend::{ConvForm, KeySharing, ShortConv, StateHeads};
 
@@ -6,42 +6,44 @@ use super::Keys;
 use crate::ModelError;
 use crate::family::{Family, RecurrenceRule};
 
-/// What a recurrent layer does.
+/// Kind of a recurrent layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Recurrence {
-    /// A short convolution, gated before and behind.
+    /// A short convolution, gated before and after.
     ShortConv(ShortConv),
-    /// Heads that keep a matrix each, on what a short convolution makes of queries, keys and values.
+    /// Linear attention: heads with a matrix state each, whose queries, keys and values pass a
+    /// short convolution.
     Heads {
-        /// Of all their channels.
+        /// The convolution over all channels.
         conv: ShortConv,
-        /// How many, and their sizes.
+        /// Number and sizes of the heads.
         heads: StateHeads,
-        /// What they write.
+        /// Update rule of the state.
         kind: StateKind,
-        /// Added to squares before roots are divided by: of keys, and in the norm of what they give.
+        /// Epsilon of the L2 norm of keys, and of the output norm.
         eps: f32,
     },
 }
 
-/// What heads that keep a matrix write to it.
+/// Update rule of a matrix state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateKind {
-    /// What the gated delta rule says. What each head gives is normalised, and then gated.
+    /// Gated delta rule. The output of each head is normalized, then gated.
     Delta,
-    /// What a state space does. What heads give is gated, and then those that share keys are normalised together.
+    /// Mamba-2 state space (SSD). The output is gated, then normalized per group of heads with
+    /// shared keys.
     Space,
 }
 
 impl Recurrence {
-    /// The convolution that comes first.
+    /// Returns the convolution.
     pub fn conv(&self) -> ShortConv {
         match *self {
             Self::ShortConv(conv) | Self::Heads { conv, .. } => conv,
         }
     }
 
-    /// The heads, where there are some.
+    /// Returns the heads, if the layer has any.
     pub fn heads(&self) -> Option<StateHeads> {
         match *self {
             Self::ShortConv(_) => None,
@@ -49,7 +51,7 @@ impl Recurrence {
         }
     }
 
-    /// Values of what it gives for a row.
+    /// Returns the output values per token.
     pub fn n_out(&self) -> usize {
         match *self {
             Self::ShortConv(conv) => conv.channels,
@@ -57,28 +59,28 @@ impl Recurrence {
         }
     }
 
-    /// f32 values of its states, in the order in which it uses them.
+    /// Returns the f32 values of each state, in order of use.
     pub fn states(self) -> impl Iterator<Item = usize> {
         [Some(self.conv().n_state()), self.heads().map(|heads| heads.n_state())].into_iter().flatten()
     }
 }
 
-/// Recurrent layers among others.
+/// The recurrent layers of a model.
 pub(super) struct Recurrences {
-    /// What they do.
+    /// Kind of these layers.
     each: Option<Recurrence>,
-    /// Which layers are some.
+    /// Which layers are recurrent.
     layers: Vec<bool>,
 }
 
 impl Recurrences {
-    /// What layer `index` does, where it is one.
+    /// Returns the kind of layer `index`, if it is recurrent.
     pub fn of_layer(&self, index: usize) -> Option<Recurrence> {
         self.each.filter(|_| self.layers[index])
     }
 }
 
-/// Reads and checks what a file says of recurrent layers; `without_heads` are those without KV heads.
+/// Reads and checks the keys of recurrent layers; `without_heads` are the layers without KV heads.
 pub(super) fn read(
     keys: &Keys,
     family: &Family,
@@ -104,7 +106,8 @@ pub(super) fn read(
     }
 }
 
-/// Which layers have no keys and values: those that the file names, or all but every so many.
+/// Reads which layers are recurrent: those that the file names, or all except the last of each
+/// period.
 fn read_pattern(keys: &Keys, n_layers: usize) -> Result<Vec<bool>, ModelError> {
     const NAMED: &str = "attention.recurrent_layers";
     if !keys.has(NAMED) {
@@ -119,8 +122,8 @@ fn read_pattern(keys: &Keys, n_layers: usize) -> Result<Vec<bool>, ModelError> {
     Ok(layers)
 }
 
-/// Heads that keep a matrix. Files have them under the names of state space models: heads of values are the rank of their time step,
-/// and those of keys groups.
+/// Reads the heads with matrix states. Files use the names of state space models: value heads are
+/// `time_step_rank`, key heads are groups.
 fn read_heads(keys: &Keys, kind: StateKind, sharing: KeySharing) -> Result<Recurrence, ModelError> {
     const SIZE: &str = "ssm.state_size";
     const HEADS: &str = "ssm.time_step_rank";
@@ -142,7 +145,7 @@ fn read_heads(keys: &Keys, kind: StateKind, sharing: KeySharing) -> Result<Recur
     }
     let eps = keys.float("attention.layer_norm_rms_epsilon")?;
     let heads = StateHeads { n_k_heads, n_v_heads, k_dim, v_dim, sharing };
-    // Rows of the tensors; what is more than they hold is refused before anything is made for it.
+    // Bounds the sizes by the tensors' rows before any allocation.
     let stored: u128 = keys.gguf.tensors().iter().map(|info| info.elements() as u128).sum();
     if heads.n_qkv() as u128 > stored {
         return Err(keys.bad(INNER, &format!("heads that {stored} values in tensors suffice for"), inner));
@@ -155,7 +158,7 @@ fn read_heads(keys: &Keys, kind: StateKind, sharing: KeySharing) -> Result<Recur
     Ok(Recurrence::Heads { conv, heads, kind, eps })
 }
 
-/// The rows that each result of a convolution is made of.
+/// Reads the kernel size (taps) of a convolution.
 fn read_taps(keys: &Keys, key: &str) -> Result<usize, ModelError> {
     let taps = keys.size(key)?;
     if (2..=ShortConv::MOST_TAPS).contains(&taps) {

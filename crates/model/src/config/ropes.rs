@@ -1,4 +1,4 @@
-//! The rotary embeddings of a model: which layers turn how, and by what.
+//! The rotary embeddings of a model: which layers use which, and their parameters.
 
 use kvant_backend::Pairing;
 
@@ -12,17 +12,17 @@ use crate::weights::decode_vector;
 pub(super) const TEMPERATURE: &str = "attention.temperature_scale";
 const ORIGINAL_CONTEXT: &str = "rope.scaling.original_context_length";
 const SCALING: &str = "rope.scaling.type";
-/// The scaling of frequencies by divisors that depend on the length of the context.
+/// LongRoPE scaling: frequency divisors that depend on the context length.
 const LONGROPE: &str = "longrope";
 
-/// The rotary embeddings of a model; the first is that of layers that see everything.
+/// The rotary embeddings of a model; the first is that of full-attention layers.
 pub(super) struct Ropes {
     pub all: Vec<Rope>,
-    /// That of layers with a window.
+    /// Index of the embedding of sliding-window layers.
     pub windowed: usize,
-    /// That of layers that turn nothing.
+    /// Index of the embedding of layers without RoPE (NoPE).
     pub unturned: usize,
-    /// How much further that of a layer's queries lies than that of its keys.
+    /// Offset from the index of a layer's keys to that of its queries.
     pub for_queries: usize,
 }
 
@@ -32,7 +32,8 @@ impl Ropes {
     }
 }
 
-/// The rotary embeddings of heads of `dims`: where all is seen, and where there is a window.
+/// Reads the rotary embeddings for heads of `dims`: of full-attention layers, and of sliding-window
+/// layers.
 pub(super) fn read(
     keys: &Keys,
     family: &Family,
@@ -69,9 +70,10 @@ pub(super) fn read(
         ropes.all.push(plain(0, 1.0)?);
     }
     if let Some(temperature) = read_temperature(keys, n_ctx_train)? {
-        // Queries grow as they are turned, so that every layer must turn them whole.
+        // The temperature is applied by RoPE's magnitude, so every layer must rotate whole query
+        // heads.
         if family.unturned != Unturned::None || n_rot != head_dim {
-            let what = format!("{} where heads are not turned whole", keys.key(TEMPERATURE));
+            let what = format!("{} with partial RoPE", keys.key(TEMPERATURE));
             return Err(ModelError::Unsupported { what });
         }
         ropes.for_queries = ropes.all.len();
@@ -82,11 +84,11 @@ pub(super) fn read(
     Ok(ropes)
 }
 
-/// The base of layers with a window where the file names none; `None` where they turn as all others do.
+/// Returns the default base of sliding-window layers; `None` if they use that of all others.
 fn usual_base(keys: &Keys, windows: Windows) -> Result<Option<f32>, ModelError> {
     Ok(match windows.turns {
         Turns::Alike => None,
-        // There may be no window at all.
+        // The model may have no window.
         Turns::Unscaled if keys.count(WINDOW)? == 0 => None,
         Turns::Unscaled => Some(read_base(keys)?),
         Turns::By(base) => Some(base),
@@ -97,7 +99,7 @@ fn read_base(keys: &Keys) -> Result<f32, ModelError> {
     keys.float_or("rope.freq_base", 10_000.0)
 }
 
-/// How scores grow with the position, where they do.
+/// Reads the attention temperature, if scores grow with the position.
 fn read_temperature(keys: &Keys, n_ctx_train: usize) -> Result<Option<Temperature>, ModelError> {
     const LENGTH: &str = "attention.temperature_length";
     let Some(scale) = keys.positive(TEMPERATURE)? else { return Ok(None) };
@@ -108,7 +110,7 @@ fn read_temperature(keys: &Keys, n_ctx_train: usize) -> Result<Option<Temperatur
     Ok(Some(Temperature { scale, length }))
 }
 
-/// How much of a head is turned.
+/// Reads the number of rotated values of a head.
 fn read_turned(keys: &Keys, key: &str, head_dim: usize) -> Result<usize, ModelError> {
     let n_rot = keys.size_or(key, head_dim)?;
     if n_rot % 2 != 0 || n_rot > head_dim {
@@ -117,16 +119,18 @@ fn read_turned(keys: &Keys, key: &str, head_dim: usize) -> Result<usize, ModelEr
     Ok(n_rot)
 }
 
-/// Which values are turned together: halves, whatever the family, where pairs follow places of a picture (GLM-4V). Those places are
-/// all the same in text, but files have the rows of such models in the order of halves.
+/// Returns the pair order: halves, for every family, if the file has M-RoPE sections (GLM-4V). All
+/// sections of a text token have the same position, but the files of such models have their rows in
+/// the order of halves.
 fn read_pairing(keys: &Keys, family: &Family) -> Result<Pairing, ModelError> {
     Ok(if read_sections(keys)?.is_some() { Pairing::Halves } else { family.pairing })
 }
 
-/// Families whose pairs turn by times, lines and columns in turns.
+/// Families whose M-RoPE sections (time, height, width) are interleaved.
 const INTERLEAVED: [&str; 4] = ["qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"];
 
-/// How many pairs turn by the time, the line and the column of a place, where those differ.
+/// Reads the M-RoPE sections: the number of pairs that rotate by time, height and width, if they
+/// differ.
 fn read_sections(keys: &Keys) -> Result<Option<[usize; 3]>, ModelError> {
     let sections: Vec<i32> = keys.gguf.meta().find(&keys.key("rope.dimension_sections"))?.unwrap_or_default();
     Ok(match sections[..] {
@@ -166,10 +170,10 @@ fn read_scaling(keys: &Keys, family: &Family, n_ctx_orig: usize) -> Result<Scali
         0.0 => keys.float_or("rope.scale_linear", 1.0)?,
         factor => factor,
     };
-    // A factor without a type means linear scaling, as other readers of GGUF take it.
+    // A factor without a type means linear scaling, as in other GGUF readers.
     let default = if factor == 1.0 { "none" } else { "linear" };
     match keys.str_or(SCALING, default)? {
-        // Divisors of frequencies are all that there is to it.
+        // LongRoPE consists of frequency divisors alone.
         "none" | LONGROPE => Ok(Scaling::None),
         "linear" => Ok(Scaling::Linear { factor }),
         "yarn" => Ok(Scaling::Yarn {
@@ -177,7 +181,7 @@ fn read_scaling(keys: &Keys, family: &Family, n_ctx_orig: usize) -> Result<Scali
             n_ctx_orig,
             beta_fast: keys.float_or("rope.scaling.yarn_beta_fast", 32.0)?,
             beta_slow: keys.float_or("rope.scaling.yarn_beta_slow", 1.0)?,
-            // All of the magnitude is taken back where scores are sharpened by themselves.
+            // With attention scaling in the scores, RoPE's magnitude growth is undone completely.
             log_multiplier: match latent::read_rate(keys)? {
                 rate if family.latent && rate > 0.0 => 1.0,
                 rate => rate,
@@ -190,19 +194,20 @@ fn read_scaling(keys: &Keys, family: &Family, n_ctx_orig: usize) -> Result<Scali
     }
 }
 
-/// What frequencies are divided by.
+/// Frequency divisors.
 enum Divisors {
     None,
-    /// In every context.
+    /// The same for every context.
     Always(Vec<f32>),
-    /// In contexts longer than before the extension, and in others.
+    /// For contexts longer than the original one, and for others.
     ByContext {
         long: Vec<f32>,
         short: Vec<f32>,
     },
 }
 
-/// Tensors of what frequencies are divided by, `[n_rot / 2]` each: in every context, in long and in short ones.
+/// Tensors of frequency divisors, `[n_rot / 2]` each: for every context, for long and for short
+/// ones.
 pub(crate) const DIVISORS: [&str; 3] =
     ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
 

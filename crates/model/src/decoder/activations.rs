@@ -1,4 +1,4 @@
-//! What a step works with.
+//! Activation buffers of a step.
 
 use kvant_backend::{Backend, BackendError, StateHeads};
 
@@ -7,9 +7,10 @@ use crate::config::Recurrence;
 use crate::weights::{FeedForward, Layer};
 use crate::{LayerSpec, ModelError, SharedExpert};
 
-/// The activations of a step. They belong to the device, not to a sequence; a step allocates nothing.
+/// The activations of a step. They belong to the device, not to a sequence; a step allocates no
+/// memory.
 ///
-/// Every buffer has room for `max_rows` rows; a step uses the first of them.
+/// Every buffer holds `max_rows` rows; a step uses the first of them.
 pub struct Activations<B: Backend> {
     pub(super) max_rows: usize,
     /// Residual stream, `[rows, n_embd]`.
@@ -20,64 +21,67 @@ pub struct Activations<B: Backend> {
     pub(super) k: B::Buffer,
     /// Values, `[rows, n_kv_heads * v_head_dim]`.
     pub(super) v: B::Buffer,
-    /// What attention or a state gives, `[rows, n_heads * v_head_dim]`.
+    /// Output of attention or of a recurrent mixer, `[rows, n_heads * v_head_dim]`.
     pub(super) attended: B::Buffer,
-    /// Of latent attention: what queries are made of, `[rows, q_rank]`.
+    /// MLA: low-rank input of the query projection, `[rows, q_rank]`.
     pub(super) of_queries: B::Buffer,
-    /// The parts of queries that are not turned, and then values, `[rows, n_heads * k_dim or v_dim]`.
+    /// MLA: query parts without RoPE, and later values, `[rows, n_heads * k_dim or v_dim]`.
     pub(super) plain: B::Buffer,
-    /// The parts of queries that are turned, `[rows, n_heads * n_rot]`.
+    /// MLA: query parts with RoPE, `[rows, n_heads * n_rot]`.
     pub(super) turned: B::Buffer,
-    /// The part of a key that is, `[rows, n_rot]`.
+    /// MLA: key part with RoPE, `[rows, n_rot]`.
     pub(super) turned_key: B::Buffer,
     /// Gated feed-forward activations, `[rows, n_ff]`.
     pub(super) hidden: B::Buffer,
-    /// How much each expert is wanted, `[rows, n_experts]`.
+    /// Router logits, `[rows, n_experts]`.
     pub(super) router: B::Buffer,
-    /// What experts give that stand beside a feed-forward layer, `[rows, n_embd]`, or see less of rows, `[rows, latent]`.
+    /// Output of experts beside a feed-forward layer, `[rows, n_embd]`, or in their latent space,
+    /// `[rows, latent]`.
     pub(super) from_experts: B::Buffer,
-    /// What those see, `[rows, latent]`.
+    /// Latent input of the experts, `[rows, latent]`.
     pub(super) latent: B::Buffer,
-    /// How much the expert is wanted that all rows share, `[rows]`.
+    /// Gate logit of the shared expert, `[rows]`.
     pub(super) shared_gate: B::Buffer,
-    /// What enters a convolution, `[rows, n_in of it]`.
+    /// Input of the convolution, `[rows, n_in of it]`.
     pub(super) entering: B::Buffer,
-    /// Queries, keys and values that a convolution gives, `[rows, channels]`.
+    /// Queries, keys and values after the convolution, `[rows, channels]`.
     pub(super) convolved: B::Buffer,
-    /// Gates of what attention or a state gives, as wide as that, and those of a feed-forward layer with biases or
-    /// adapters, `[rows, n_ff]`.
+    /// Output gates of attention or a recurrent mixer, with the width of its output, and gates of a
+    /// feed-forward layer with biases or adapters, `[rows, n_ff]`.
     pub(super) gates: B::Buffer,
-    /// How long a step is for each head that keeps a state, `[rows, n_v_heads]`.
+    /// Time step (decay) of each head with a state, `[rows, n_v_heads]`.
     pub(super) steps: B::Buffer,
-    /// How much of a value it writes there, `[rows, n_v_heads]`.
+    /// Write strength (beta) of each such head, `[rows, n_v_heads]`.
     pub(super) writes: B::Buffer,
-    /// What each layer is given of each token, `[rows, n]` for each of them that is given something.
+    /// Per-layer embeddings, `[rows, n]` for each layer that has them.
     pub(super) per_layer: Vec<B::Buffer>,
-    /// What that is made of, and gates of it, `[rows, n]`.
+    /// Inputs of the per-layer embeddings, and their gates, `[rows, n]`.
     pub(super) narrow: B::Buffer,
-    /// Where the parts of tokens lie in the table of a layer.
+    /// Row indices of the tokens in the per-layer embedding table.
     pub(super) rows_of_table: Vec<u32>,
-    /// RoPE cosines and sines, `[rows, n_rot / 2, 2]`, and the same on the host, of each of [`Config::ropes`].
+    /// RoPE cosines and sines, `[rows, n_rot / 2, 2]`, on the device and on the host, of each of
+    /// [`Config::ropes`].
     pub(super) angles: Vec<(B::Buffer, Vec<f32>)>,
-    /// What enters a layer, normalised, where no product does that on the way; a branch before its norm; and then the rows of `x`
-    /// that are wanted, side by side, `[rows, n_embd]`.
+    /// Normalized input of a sublayer whose GEMM cannot fuse the norm; a branch before its norm;
+    /// and then the requested rows of `x`, contiguous, `[rows, n_embd]`.
     pub(super) spare: B::Buffer,
-    /// What adapters make of an input on the way to what they add.
+    /// Low-rank intermediates of adapters.
     pub(super) low: Low<B>,
-    /// f16 tiles of the step that older rows see and the tail no longer holds.
+    /// Step tiles: f16 tiles of this step that its older rows attend to and the tail no longer
+    /// holds.
     pub(super) band: Option<B::Page>,
-    /// Where those of each layer's keys and values begin, in bytes, `[layers that keep some]`: all in one place, but for those that
-    /// later layers meet too.
+    /// Byte offsets of each KV layer's step tiles, `[KV layers]`: layers reuse the same range,
+    /// except those that later layers read too.
     pub(super) bands: Vec<usize>,
 }
 
-/// The heads of a layer that keep a state.
+/// Returns the heads with a state of a layer.
 fn state_heads(layer: &LayerSpec) -> Option<StateHeads> {
     layer.recurrence.as_ref().and_then(Recurrence::heads)
 }
 
 impl<B: Backend> Decoder<B> {
-    /// Values of the gates of a row that stand in a buffer of their own.
+    /// Returns the values of a row's gates that have a separate buffer.
     fn widest_gates(&self) -> usize {
         let of_layer = |(weights, spec): (&Layer<B>, &LayerSpec)| {
             let of_state = state_heads(spec).map_or(0, |heads| heads.n_out());
@@ -88,10 +92,11 @@ impl<B: Backend> Decoder<B> {
         self.weights.layers.iter().zip(self.layers()).map(of_layer).max().unwrap_or(0)
     }
 
-    /// Activations for steps of up to `max_rows` rows.
+    /// Allocates activations for steps of up to `max_rows` rows.
     ///
     /// # Errors
-    /// When the device has no memory left.
+    ///
+    /// When the device is out of memory.
     pub fn activations(&self, backend: &B, max_rows: usize) -> Result<Activations<B>, ModelError> {
         let c = &self.config;
         let buffer = |cols: usize| backend.buffer(max_rows * cols);

@@ -1,4 +1,4 @@
-//! What enters a step: rows of tokens, or what another part of the model has left.
+//! Input of a step: tokens, or the residual stream of another part of the model.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -9,20 +9,20 @@ use super::{Activations, Decoder};
 use crate::extra::runs;
 use crate::{ExtraRows, ModelError};
 
-/// What enters a step.
+/// Input of a step.
 #[derive(Debug, Clone, Copy)]
 pub enum Entry<'a> {
-    /// Tokens, where the model begins; [extra](crate::ExtraTokens) ones too.
+    /// Tokens, in the first part; [soft tokens](crate::ExtraTokens) too.
     Tokens(&'a [u32]),
-    /// The residual stream that the layers before have left, `[rows, n_embd]`.
+    /// The residual stream after the previous part's layers, `[rows, n_embd]`.
     Residual(&'a [f32]),
-    /// Tokens, each with the [stream](Decoder::stream) of the token before it `[rows, n_embd]`, where a layer that predicts the token after the
-    /// next stands by itself.
+    /// Tokens, each with the [final hidden state](Decoder::stream) of the previous token `[rows,
+    /// n_embd]`: the input of an MTP layer.
     Pairs(&'a [u32], &'a [f32]),
 }
 
 impl<B: Backend> Decoder<B> {
-    /// Lets it enter the stream.
+    /// Writes the input to the residual stream.
     pub(super) fn enter_model(
         &self,
         backend: &B,
@@ -43,28 +43,28 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// What tokens beyond the vocabulary belong to.
+    /// Returns the rows of the soft tokens.
     pub(super) fn check_tokens(&self, entry: Entry<'_>) -> Result<Vec<Arc<ExtraRows>>, ModelError> {
         let (Entry::Tokens(tokens) | Entry::Pairs(tokens, _)) = entry else { return Ok(Vec::new()) };
         let found =
             self.extra.of(tokens).map_err(|token| ModelError::Token { token, n_vocab: self.n_vocab() })?;
         let (depth, n_layers) = (found.iter().map(|rows| rows.depth()).max(), self.layers().len());
         if depth.is_some_and(|depth| depth > n_layers) {
-            let what =
-                format!("pictures where fewer than {} layers are on the first device", depth.unwrap_or(0));
+            let what = format!("images with fewer than {} layers on the first device", depth.unwrap_or(0));
             return Err(ModelError::Unsupported { what });
         }
         Ok(found)
     }
 
-    /// The rows of tokens, those of `extra` among them. Gives the tokens, with the first of the vocabulary in the place of such.
+    /// Writes the embeddings of tokens, with the rows of `extra`. Returns the tokens, with soft
+    /// tokens replaced by token 0.
     pub(super) fn embed<'t>(
         &self,
         backend: &B,
         (tokens, extra): (&'t [u32], &[Arc<ExtraRows>]),
         x: &mut B::Buffer,
     ) -> Result<Cow<'t, [u32]>, BackendError> {
-        let embedding = self.weights.embedding.as_ref().expect("tokens enter where the model begins");
+        let embedding = self.weights.embedding.as_ref().expect("tokens enter the first part of the model");
         let (scale, n_embd) = (self.config.embedding_scale, self.config.n_embd);
         if extra.is_empty() {
             backend.embed(embedding, tokens, scale, x)?;
@@ -79,7 +79,8 @@ impl<B: Backend> Decoder<B> {
         Ok(Cow::Owned(known))
     }
 
-    /// What is added to tokens of `extra` behind layer `layer` of the model. Steps wait for the device then.
+    /// Adds the DeepStack rows of `extra` after layer `layer` of the model (Qwen3-VL). The step
+    /// then waits for the device.
     pub(super) fn add_deep(
         &self,
         backend: &B,
@@ -98,7 +99,7 @@ impl<B: Backend> Decoder<B> {
     }
 }
 
-/// Copies values to a place in a buffer.
+/// Copies values into a buffer at an offset.
 fn put<B: Backend>(backend: &B, values: &[f32], x: &mut B::Buffer, at: usize) -> Result<(), BackendError> {
     let mut given = backend.buffer(values.len())?;
     backend.write(&mut given, values)?;

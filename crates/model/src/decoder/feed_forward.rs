@@ -1,10 +1,10 @@
-//! The half of a layer that looks at each row by itself.
+//! The feed-forward sublayer, which processes each token by itself.
 //!
 //! ```text
 //! x += W_down (a(W_gate n) * (W_up n)),  n = norm(x), a the activation
-//! x += experts(n) + g W_down (..)                              where each row chooses experts; g gates the one that all share
-//! x += W_out experts(W_in n) + W_down (..)                     where they see less of a row (Nemotron 3)
-//! x += norm(norm_1(W_down (..)) + norm_2(experts(norm_3(x))))  where experts stand beside a feed-forward layer (Gemma 4)
+//! x += experts(n) + g W_down (..)                              g: gate of the shared expert
+//! x += W_out experts(W_in n) + W_down (..)                     latent experts (Nemotron 3)
+//! x += norm(norm_1(W_down (..)) + norm_2(experts(norm_3(x))))  with a dense layer (Gemma 4)
 //! ```
 
 use kvant_backend::{Activation, Backend, Choice, ExpertWeights, Gate, Heads, Input, Output, Routing};
@@ -14,8 +14,8 @@ use crate::weights::{Beside, Experts, FeedForward, Layer};
 use crate::{LayerSpec, ModelError};
 
 impl<B: Backend> Decoder<B> {
-    /// Adds what the feed-forward layer gives, and the experts that each row chooses; norms where the layer has them. Where both
-    /// halves of the layer share one, it is attention's.
+    /// Adds the feed-forward layer and the selected experts, with the layer's norms. If both
+    /// sublayers share one norm, it is that of attention.
     pub(super) fn feed_forward(
         &self,
         backend: &B,
@@ -25,7 +25,7 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<(), ModelError> {
         if let Some(ffn @ FeedForward { gate, up, biases, low_rank: [low_rank, _], .. }) = &layer.ffn {
             let input = match spec.norms.shared {
-                // Attention has left it there.
+                // Attention has stored the normalized input there.
                 true => Input { x: &act.spare, norm: None, first_row: 0, rows },
                 false => {
                     self.enter(backend, spec.norms.kind, &layer.ffn_norm, (&act.x, &mut act.spare), rows)?
@@ -73,7 +73,8 @@ impl<B: Backend> Decoder<B> {
         }
     }
 
-    /// Adds what the experts give to the stream; where they stand beside a feed-forward layer, it is put apart.
+    /// Adds the experts to the residual stream; beside a dense layer, their output goes to a
+    /// separate buffer.
     fn go_through_experts(
         &self,
         backend: &B,
@@ -83,7 +84,7 @@ impl<B: Backend> Decoder<B> {
         rows: usize,
     ) -> Result<(), ModelError> {
         let Experts { router, router_bias, selection_bias, scales, gate, up, down, biases, .. } = experts;
-        // Families with experts enter every half through an RMSNorm of its own.
+        // In MoE families every sublayer has an RMSNorm of its own.
         let [of_router, norm] = match &experts.beside {
             Some(beside) => [&beside.router, &beside.before].map(|norm| Some(self.normed(norm))),
             None => [self.norm(&layer.ffn_norm); 2],
@@ -121,7 +122,7 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// Adds what a feed-forward layer and the experts beside it give.
+    /// Adds the sum of a dense layer and the experts beside it.
     fn add_both(
         &self,
         backend: &B,
@@ -140,7 +141,7 @@ impl<B: Backend> Decoder<B> {
         let rope = (self.config.ropes[spec.rope].params, &act.angles[spec.rope].0);
         self.normalise(backend, (sum, rows, row), Some(self.normed(&beside.after_ffn)), rope)?;
         backend.add_normed(sum, &act.from_experts, rows, self.normed(&beside.after))?;
-        let norm = self.norm(&layer.ffn_after).expect("whatever leaves such a layer is normalised");
+        let norm = self.norm(&layer.ffn_after).expect("the output of such a layer is normalized");
         Ok(backend.add_normed(&mut act.x, sum, rows, norm)?)
     }
 }

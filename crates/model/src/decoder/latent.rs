@@ -1,4 +1,4 @@
-//! Layers whose heads meet one latent vector of each token; [`Latent`] has the equations.
+//! Multi-head latent attention (MLA); [`Latent`] has the equations.
 
 use kvant_backend::{Backend, Columns, Heads, Input, Output, RopeParams};
 
@@ -7,7 +7,8 @@ use crate::weights::LatentAttention;
 use crate::{Latent, ModelError};
 
 impl<B: Backend> Decoder<B> {
-    /// `x += W_o V attention(K^T p | rope(t), c | r, c)`: queries where the latent vectors are, and what attention gives brought back.
+    /// Computes `x += W_o V attention(K^T p | rope(t), c | r, c)`: projects queries into the latent
+    /// space, and the attention output back.
     pub(super) fn attend_latent(
         &self,
         backend: &B,
@@ -32,7 +33,7 @@ impl<B: Backend> Decoder<B> {
         self.add(backend, &mut act.x, branch, (&mut act.spare, &mut act.low), rows)
     }
 
-    /// The queries, keys and values of layer `index`, made of what enters it.
+    /// Computes the queries, keys and values of layer `index`.
     fn make_latent(
         &self,
         backend: &B,
@@ -61,7 +62,7 @@ impl<B: Backend> Decoder<B> {
         }
         let (rope, angles) = (self.config.ropes[spec.rope].params, &act.angles[spec.rope].0);
         let norm = Some(self.normed(&weights.latent_norm));
-        // One head as wide as the vector, of which nothing is turned.
+        // Norm of one head as wide as the latent vector, without rotation.
         backend.rope(
             &mut act.v,
             rows,
@@ -82,7 +83,7 @@ impl<B: Backend> Decoder<B> {
     }
 }
 
-/// `y = w x`.
+/// Describes `y = w x`.
 fn output<'a, B: Backend>(w: &'a B::Matrix, y: &'a mut B::Buffer) -> Output<'a, B> {
     Output { w, bias: None, y, accumulate: false }
 }

@@ -1,12 +1,15 @@
-//! The layer that predicts the token after the next (multi-token prediction, DeepSeek-V3, arXiv 2412.19437).
+//! The multi-token prediction (MTP) layer, which predicts the token after the next (DeepSeek-V3,
+//! arXiv 2412.19437).
 //!
 //! ```text
-//! x = W_e norm_e(embedding of token i) + W_h norm_h(stream of token i - 1)    enters it, a decoder layer like the others
+//! x = W_e norm_e(e_i) + W_h norm_h(h_(i - 1))   its input: e embeddings, h hidden states
+//! x = layer(x)                                  a decoder layer like the others
 //! logits of token i + 1 = W_out norm(x)
 //! ```
 //!
-//! The stream of a token is what has left the last layer, and the norm before the logits. What leaves this layer is one too, from which the token
-//! after the predicted one is predicted, and so on.
+//! The hidden state of a token is the output of the last layer, after the norm before the logits.
+//! The output of this layer is a hidden state too, from which the next draft token is predicted,
+//! and so on.
 
 use std::sync::Arc;
 
@@ -16,7 +19,8 @@ use super::{Activations, Decoder};
 use crate::{ExtraRows, ModelError, NormKind};
 
 impl<B: Backend> Decoder<B> {
-    /// Makes rows of tokens and the streams of those before them `[rows, n_embd]`.
+    /// Computes input rows from tokens and the hidden states of the tokens before them `[rows,
+    /// n_embd]`.
     pub(super) fn enter_pairs(
         &self,
         backend: &B,
@@ -24,7 +28,7 @@ impl<B: Backend> Decoder<B> {
         streams: &[f32],
         act: &mut Activations<B>,
     ) -> Result<(), BackendError> {
-        let entry = self.weights.entry.as_ref().expect("pairs enter where something makes rows of them");
+        let entry = self.weights.entry.as_ref().expect("pairs enter an MTP layer");
         let rows = tokens.len();
         let parts = [(&entry.of_stream, &entry.stream_norm), (&entry.of_token, &entry.token_norm)];
         for (index, (w, norm)) in parts.into_iter().enumerate() {
@@ -39,14 +43,17 @@ impl<B: Backend> Decoder<B> {
         backend.copy(&act.spare, 0, &mut act.x, 0, rows * self.config.n_embd)
     }
 
-    /// Copies the streams of the last of the `rows` rows of a step that has just been taken into `out` `[rows, n_embd]`, as many as it holds. A step that
-    /// wanted logits has left none of a model with layer norms.
+    /// Copies the final hidden states of the last rows of the previous step, of `rows` rows, to
+    /// `out` `[rows, n_embd]`, as many as it holds. In a model with LayerNorm they are not
+    /// available after a step with requested logits.
     ///
     /// # Errors
+    ///
     /// When the device cannot be read.
     ///
     /// # Panics
-    /// Where the last layer is elsewhere.
+    ///
+    /// When the last layer is on another device.
     pub fn stream(
         &self,
         backend: &B,
@@ -55,7 +62,8 @@ impl<B: Backend> Decoder<B> {
         out: &mut [f32],
     ) -> Result<(), ModelError> {
         let n_embd = self.config.n_embd;
-        let norm = self.norm(&self.weights.output_norm).expect("streams leave where the model ends");
+        let norm =
+            self.norm(&self.weights.output_norm).expect("hidden states belong to the last part of the model");
         match self.config.output_norm {
             NormKind::Layer => backend.layer_norm(&act.x, rows, norm, &mut act.spare)?,
             NormKind::Rms => {

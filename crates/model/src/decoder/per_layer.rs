@@ -1,8 +1,9 @@
-//! Numbers that each layer is given of each token, beside the stream (Gemma 3n and 4).
+//! Per-layer embeddings (Gemma 3n and 4): each layer receives its own numbers of each token, beside
+//! the residual stream.
 //!
 //! ```text
-//! p[l] = (norm(W[l] e / √n_embd) + √n E[token, l]) / √2        of each token: e its embedding, n numbers for layer l
-//! x = x + norm(W_out (gelu(W_gate x) * p[l]))                  behind the feed-forward layer
+//! p[l] = (norm(W[l] e / √n_embd) + √n E[token, l]) / √2   e: the token's embedding, n: width
+//! x = x + norm(W_out (gelu(W_gate x) * p[l]))             after the feed-forward layer
 //! ```
 
 use kvant_backend::{Backend, Gate, Input, Norm, Output};
@@ -12,7 +13,7 @@ use crate::ModelError;
 use crate::weights::{PerLayer, PerLayerInputs};
 
 impl<B: Backend> Decoder<B> {
-    /// p of all layers, of tokens whose embeddings have just entered.
+    /// Computes p of all layers, after the tokens' embeddings were written.
     pub(super) fn give_layers(
         &self,
         backend: &B,
@@ -23,12 +24,12 @@ impl<B: Backend> Decoder<B> {
         let (n_layers, rows) = (act.per_layer.len(), tokens.len());
         let Some(n) = self.config.n_per_layer else { return Ok(()) };
         let scale = (n as f32 / 2.0).sqrt();
-        // A norm of x / c is that of x with c² of its eps.
+        // A norm of x / c equals that of x with c² times its epsilon.
         let eps = self.config.norm_eps * self.config.n_embd as f32;
         let each = weights.projections.iter().zip(&mut act.per_layer).enumerate();
         for (layer, (w, numbers)) in each {
             act.rows_of_table.clear();
-            // Rows of the table have been counted in `u32`.
+            // The number of table rows fits `u32`, as checked on load.
             act.rows_of_table.extend(tokens.iter().map(|token| token * n_layers as u32 + layer as u32));
             backend.embed(&weights.table, &act.rows_of_table, scale, numbers)?;
             let input = Input { x: &act.x, norm: None, first_row: 0, rows };
@@ -38,7 +39,7 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// What layer `index` adds of its numbers.
+    /// Adds the per-layer embeddings of layer `index`.
     pub(super) fn take_given(
         &self,
         backend: &B,

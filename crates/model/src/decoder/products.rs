@@ -1,4 +1,4 @@
-//! Products, what adapters add to them, and what joins the residual stream.
+//! GEMMs with LoRA, and additions to the residual stream.
 
 use std::iter;
 
@@ -8,30 +8,31 @@ use super::{Decoder, StepPart};
 use crate::weights::{LowRank, Ranks, Weights};
 use crate::{Lora, ModelError};
 
-/// What products are made of besides their matrices.
+/// Inputs of GEMMs besides their matrices.
 pub(super) struct Product<'a, B: Backend> {
     pub(super) input: Input<'a, B>,
-    /// What adapters add, which have something for each output.
+    /// LoRA weights, if adapters change any of the outputs.
     pub(super) low_rank: Option<&'a LowRank<B>>,
 }
 
-/// What joins the residual stream: `w of + bias`, normalised where there is a norm.
+/// An addition to the residual stream: `w of + bias`, normalized if the layer has a norm.
 pub(super) struct Branch<'a, B: Backend> {
     pub(super) of: &'a B::Buffer,
     pub(super) w: &'a B::Matrix,
-    /// What adapters add to `w of`.
+    /// LoRA weights of `w of`.
     pub(super) low_rank: Option<&'a LowRank<B>>,
     pub(super) bias: Option<&'a B::Buffer>,
     pub(super) norm: &'a Option<B::Buffer>,
 }
 
-/// What adapters make of an input on the way to what they add.
+/// Low-rank intermediates of adapters.
 pub(super) struct Low<B: Backend> {
-    /// `[rows, rank]`
+    /// `D x`, `[rows, rank]`
     made: B::Buffer,
-    /// What that is multiplied with, and the same on the host, for each of [`Weights::ranks`].
+    /// Scale factors per row and rank, on the device and on the host, for each of
+    /// [`Weights::ranks`].
     factors: Vec<(B::Buffer, Vec<f32>)>,
-    /// Whether one of them is not 1.
+    /// Whether any factor differs from 1.
     has_factors: bool,
 }
 
@@ -48,7 +49,7 @@ impl<B: Backend> Low<B> {
         })
     }
 
-    /// Takes what the rows of a step are to get of each adapter.
+    /// Writes the adapter scales of the step's rows.
     pub(super) fn prepare(
         &mut self,
         backend: &B,
@@ -79,7 +80,7 @@ impl<B: Backend> Low<B> {
 }
 
 impl<B: Backend> Decoder<B> {
-    /// `y_i = W_i x`, or `y_i = W_i x + U_i (f * D x)` where adapters add something.
+    /// Computes `y_i = W_i x`, or `y_i = W_i x + U_i (f * D x)` with adapters.
     pub(super) fn project(
         &self,
         backend: &B,
@@ -106,7 +107,7 @@ impl<B: Backend> Decoder<B> {
         backend.project(input, &mut added.collect::<Vec<_>>())
     }
 
-    /// `x += W y + b`, or `x += norm(W y + b)`.
+    /// Computes `x += W y + b`, or `x += norm(W y + b)`.
     pub(super) fn add(
         &self,
         backend: &B,

@@ -1,4 +1,4 @@
-//! Layers that keep a state.
+//! Recurrent layers: short convolutions and linear attention.
 
 use kvant_backend::{
     Backend, Gate, Heads, Norm, Output, Page, Pairing, RopeParams, StateInputs, StatePart, StateRule,
@@ -10,7 +10,8 @@ use crate::config::{Recurrence, StateKind};
 use crate::weights::{HeadWeights, Recurrent, RuleWeights};
 
 impl<B: Backend> Decoder<B> {
-    /// `W_in n`, `n = norm(x)`, and what else is made of n where heads keep a state: gates, steps and how much is written.
+    /// Computes `W_in n`, `n = norm(x)`, and for heads with a state the gates, time steps and write
+    /// strengths from n.
     pub(super) fn enter_state(
         &self,
         backend: &B,
@@ -42,8 +43,9 @@ impl<B: Backend> Decoder<B> {
         self.check_rows(backend, parts, index, ("inputs", &act.entering, n_in), rows)
     }
 
-    /// `x += W_out y` of what has entered: y is its convolution, or what heads that keep a state make of that,
-    /// `norm(s) * silu(W_gate n)` or `norm(s * silu(W_gate n))`. States are those from `first` on.
+    /// Computes `x += W_out y`: y is the convolution of the input, or the output of its heads with
+    /// a state, `norm(s) * silu(W_gate n)` or `norm(s * silu(W_gate n))`. The layer's states begin
+    /// at index `first`.
     pub(super) fn keep_state(
         &self,
         backend: &B,
@@ -54,7 +56,7 @@ impl<B: Backend> Decoder<B> {
         rows: usize,
     ) -> Result<(), ModelError> {
         let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
-        let recurrence = spec.recurrence.expect("a layer that keeps a state");
+        let recurrence = spec.recurrence.expect("a recurrent layer");
         let (conv, x, kernel) = (recurrence.conv(), &act.entering, &weights.kernel);
         let y = if weights.heads.is_some() { &mut act.convolved } else { &mut act.attended };
         for_states(parts, first, |parts| backend.short_conv(parts, conv, x, kernel, y))?;
@@ -66,7 +68,7 @@ impl<B: Backend> Decoder<B> {
         self.add(backend, &mut act.x, branch, (&mut act.spare, &mut act.low), rows)
     }
 
-    /// What heads that keep a state make of what a convolution gives, normalised and gated.
+    /// Updates the states and computes their normalized and gated output.
     fn recur(
         &self,
         backend: &B,
@@ -86,7 +88,7 @@ impl<B: Backend> Decoder<B> {
         let (y, gates, n_out) = (&mut act.attended, &act.gates, heads.n_out());
         for_states(parts, state, |parts| backend.recur(parts, heads, inputs, y))?;
         let normalise = |y: &mut B::Buffer, heads: Heads| match norm {
-            // Nothing is turned: norms alone.
+            // Norm without rotation.
             Some(weight) => {
                 let unturned = RopeParams { pairing: Pairing::Halves, n_rot: 0 };
                 backend.rope(y, rows, heads, Some(Norm { weight, eps }), unturned, gates)
@@ -106,14 +108,14 @@ impl<B: Backend> Decoder<B> {
     }
 }
 
-/// Hands the parts of a step to `f` with their states of number `index`.
+/// Passes the parts of a step to `f` with their states of index `index`.
 fn for_states<P: Page, T>(
     parts: &mut [StepPart<'_, P>],
     index: usize,
     f: impl FnOnce(&mut [StatePart<'_, P>]) -> T,
 ) -> T {
     match parts {
-        // Decoding one sequence allocates nothing.
+        // Decoding one sequence allocates no memory.
         [one] => {
             let rows = one.cache.rows(0, one.n);
             f(&mut [one.cache.state_part(index, rows)])

@@ -1,4 +1,4 @@
-//! The weights of attention.
+//! Weights of attention.
 
 use kvant_backend::Backend;
 
@@ -7,47 +7,47 @@ use super::{KV_TENSORS, LatentAttention, Loader, LowRank};
 use crate::config::LayerState;
 use crate::{Config, ModelError};
 
-/// What attends.
+/// Attention of either kind.
 pub(crate) enum AnyAttention<B: Backend> {
     Usual(Attention<B>),
     Latent(LatentAttention<B>),
 }
 
-/// Attention. Matrices are `[n_out, n_in]`.
+/// Grouped-query attention. Matrices are `[n_out, n_in]`.
 pub(crate) struct Attention<B: Backend> {
     pub(crate) wq: B::Matrix,
     pub(crate) wo: B::Matrix,
     pub(crate) bq: Option<B::Buffer>,
     pub(crate) bo: Option<B::Buffer>,
     pub(crate) q_norm: Option<B::Buffer>,
-    /// The sink of each query head, `[n_heads]`.
+    /// Attention sink of each query head, `[n_heads]`.
     pub(crate) sinks: Option<B::Buffer>,
-    /// What the gates of its output are made with, `[n_heads * v_head_dim, n_embd]`.
+    /// Projection of the output gates, `[n_heads * v_head_dim, n_embd]`.
     pub(crate) gate: Option<B::Matrix>,
-    /// What its keys and values are made with, where they are its own.
+    /// Projections of K and V, if the layer has its own.
     pub(crate) kv: Option<KvWeights<B>>,
-    /// What adapters add to the products of what enters (queries, keys, values, gates), and to that of what attention gives.
+    /// LoRA weights of the input GEMM (queries, keys, values, gates), and of the output projection.
     pub(crate) low_rank: [Option<LowRank<B>>; 2],
 }
 
-/// What keys and values are made with.
+/// Projections of K and V.
 pub(crate) struct KvWeights<B: Backend> {
     pub(crate) wk: B::Matrix,
-    /// `None` where values are what keys are made of.
+    /// `None` if V = K.
     pub(crate) wv: Option<B::Matrix>,
     pub(crate) bk: Option<B::Buffer>,
     pub(crate) bv: Option<B::Buffer>,
     pub(crate) k_norm: Option<B::Buffer>,
-    /// Of each head of values: all ones, `[v_head_dim]`.
+    /// Weight of the V norm: all ones, `[v_head_dim]`.
     pub(crate) v_norm: Option<B::Buffer>,
 }
 
-/// What the queries are made with, the gates of what attention gives, keys and values, and what adapters add.
+/// Query projection, output gates, K and V projections, and LoRA weights.
 type Entering<B> =
     (<B as Backend>::Matrix, Option<<B as Backend>::Matrix>, Option<KvWeights<B>>, Option<LowRank<B>>);
 
 impl<B: Backend> Loader<'_, B> {
-    /// What attends in layer `index`, if anything.
+    /// Loads the attention of layer `index`, if it has any.
     pub(super) fn any_attention(
         &mut self,
         c: &Config,
@@ -68,7 +68,7 @@ impl<B: Backend> Loader<'_, B> {
             (LayerState::Own, false) => self.qkv(c, index)?,
             (LayerState::Own, true) => self.gated_qkv(c, index)?,
             _ => {
-                // Files have them all the same.
+                // Files contain these tensors nevertheless.
                 self.used.extend(KV_TENSORS.iter().map(|suffix| name(suffix)));
                 let ([wq], of_input) = self.group(c.n_embd, [RowsOf::all(name("attn_q.weight"), n_q)])?;
                 (wq, None, None, of_input)
@@ -91,7 +91,8 @@ impl<B: Backend> Loader<'_, B> {
         })
     }
 
-    /// Biases of queries, keys and values: gives those of the queries, and puts the others to what they belong to.
+    /// Loads the biases of queries, keys and values: returns those of the queries, and stores the
+    /// others.
     fn attention_biases(
         &mut self,
         c: &Config,
@@ -135,7 +136,7 @@ impl<B: Backend> Loader<'_, B> {
         Ok((wq, None, Some(self.beside_keys_and_values(c, index, wk, wv)?), low_rank))
     }
 
-    /// The same with gates of what attention gives: behind the rows of queries of each head as many of its gate.
+    /// Loads the same with output gates: each head's query rows are followed by as many gate rows.
     fn gated_qkv(&mut self, c: &Config, index: usize) -> Result<Entering<B>, ModelError> {
         let spec = &c.layers[index];
         let (n, dim) = (spec.heads.n_heads, spec.heads.k_head_dim);

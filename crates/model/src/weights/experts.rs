@@ -1,4 +1,4 @@
-//! The weights of experts, and of what chooses among them.
+//! Weights of experts and their router.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -10,47 +10,48 @@ use super::Loader;
 use crate::config::SELECTION_BIAS;
 use crate::{Config, ExpertSpec, ModelError, SharedExpert};
 
-/// The tensors that have a matrix for each expert: the last one holds the first two, where they are not apart.
+/// Tensors with a matrix per expert: the last one is the fused form of the first two.
 pub(super) const TENSORS: [&str; 4] =
     ["ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight", "ffn_gate_up_exps.weight"];
 
-/// What is added to the products of gate, up and down: the last one holds the first two, where they are not apart.
+/// Biases of gate, up and down: the last one is the fused form of the first two.
 const BIASES: [&str; 4] =
     ["ffn_gate_exps.bias", "ffn_up_exps.bias", "ffn_down_exps.bias", "ffn_gate_up_exps.bias"];
 
 /// The experts of a layer.
 pub(crate) struct Experts<B: Backend> {
-    /// Says how much each expert is wanted, `[n_experts, n_embd]`.
+    /// Router projection, `[n_experts, n_embd]`.
     pub(crate) router: B::Matrix,
     /// `[n_experts]`
     pub(crate) router_bias: Option<B::Buffer>,
-    /// Added to what decides who is chosen, `[n_experts]`.
+    /// Selection bias, added to the scores for the selection alone, `[n_experts]`.
     pub(crate) selection_bias: Option<B::Buffer>,
-    /// What the weight of each is multiplied with, `[n_experts]`.
+    /// Factor on each expert's weight, `[n_experts]`.
     pub(crate) scales: Option<B::Buffer>,
-    /// `None` where what is gated is its own gate.
+    /// `None` if the up projection gates itself.
     pub(crate) gate: Option<B::Experts>,
     pub(crate) up: B::Experts,
     pub(crate) down: B::Experts,
-    /// What is added to the products of gate, up and down, `[n_experts, n_out]` each.
+    /// Biases of gate, up and down, `[n_experts, n_out]` each.
     pub(crate) biases: Option<[B::Buffer; 3]>,
-    /// Says how much the expert is wanted that all rows share, `[1, n_embd]`.
+    /// Gate of the shared expert, `[1, n_embd]`.
     pub(crate) shared_gate: Option<B::Matrix>,
-    /// What makes a row few numbers before, and a row of them behind, `[latent, n_embd]` and `[n_embd, latent]`.
+    /// Projections into and out of the experts' latent space, `[latent, n_embd]` and `[n_embd,
+    /// latent]`.
     pub(crate) latent: Option<[B::Matrix; 2]>,
-    /// Norms, where they stand beside a feed-forward layer.
+    /// Norms of experts beside a dense layer.
     pub(crate) beside: Option<Beside<B>>,
 }
 
-/// The norms of experts beside a feed-forward layer, `[n_embd]` each.
+/// Norms of experts beside a dense layer, `[n_embd]` each.
 pub(crate) struct Beside<B: Backend> {
-    /// Of what says how much each expert is wanted.
+    /// Before the router.
     pub(crate) router: B::Buffer,
-    /// Of what enters the experts.
+    /// Before the experts.
     pub(crate) before: B::Buffer,
-    /// Of what they give.
+    /// After the experts.
     pub(crate) after: B::Buffer,
-    /// Of what the feed-forward layer gives.
+    /// After the dense layer.
     pub(crate) after_ffn: B::Buffer,
 }
 
@@ -112,7 +113,7 @@ impl<B: Backend> Loader<'_, B> {
         })
     }
 
-    /// What the weights of `n` experts are multiplied with.
+    /// Loads the factors on the weights of `n` experts.
     fn expert_scales(
         &mut self,
         index: usize,
@@ -120,7 +121,7 @@ impl<B: Backend> Loader<'_, B> {
         shared: SharedExpert,
     ) -> Result<Option<B::Buffer>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.ffn_down_exps.{suffix}");
-        // In nvfp4 they are part of the scales of the matrices.
+        // In nvfp4 they are part of the matrix scales.
         let is_scaled = |info: &TensorInfo| info.packed == Some(Packed::ScaledNvfp4);
         let scales = name("scale");
         match shared == SharedExpert::Beside && !self.gguf.find_info(&name("weight")).is_some_and(is_scaled) {
@@ -129,7 +130,7 @@ impl<B: Backend> Loader<'_, B> {
         }
     }
 
-    /// The norms of experts beside the feed-forward layer of layer `index`.
+    /// Loads the norms of experts beside the dense layer of layer `index`.
     fn beside(&mut self, n_embd: usize, index: usize) -> Result<Beside<B>, ModelError> {
         let mut norm =
             |suffix: &str, scale| self.scaled_vector(&format!("blk.{index}.{suffix}"), n_embd, scale);
@@ -141,7 +142,8 @@ impl<B: Backend> Loader<'_, B> {
         })
     }
 
-    /// Biases of the products of gate, up and down of `n` experts, the first two `n_ff` wide: of all, or of none.
+    /// Loads the biases of gate, up and down of `n` experts, the first two `n_ff` wide: all or
+    /// none.
     fn expert_biases(
         &mut self,
         index: usize,
@@ -166,7 +168,7 @@ impl<B: Backend> Loader<'_, B> {
         Ok(Some([gate, up, self.flat(down, &[n_embd, n])?]))
     }
 
-    /// As [`Loader::stack`], left in the file where this part maps its experts.
+    /// As [`Loader::stack`], but left in the file if this part maps its experts.
     fn expert_stack(&mut self, name: &str, shape: [usize; 3]) -> Result<B::Experts, ModelError> {
         if !self.part.maps_experts {
             return self.stack(name, shape);
@@ -179,7 +181,7 @@ impl<B: Backend> Loader<'_, B> {
         Ok(self.backend.mapped_experts(source, n)?)
     }
 
-    /// The matrices of `n` experts that are some rows each of those in the file, each `[n_out, n_in]`.
+    /// Loads `n` matrices, each a range of rows of an expert's matrix in the file, `[n_out, n_in]`.
     fn expert_part(
         &mut self,
         name: &str,
@@ -197,7 +199,7 @@ impl<B: Backend> Loader<'_, B> {
             dtype = Some(source.dtype);
             all.extend_from_slice(&source.bytes);
         }
-        let dtype = dtype.expect("a layer of experts has some");
+        let dtype = dtype.expect("a MoE layer has experts");
         Ok(self.backend.experts(WeightSource { dtype, n_out: n * rows.len(), n_in, bytes: all.into() }, n)?)
     }
 }

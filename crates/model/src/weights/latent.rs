@@ -1,4 +1,4 @@
-//! The weights of latent attention; [`Latent`] has its equations.
+//! Weights of multi-head latent attention (MLA); [`Latent`] has its equations.
 
 use std::ops::Range;
 
@@ -10,37 +10,38 @@ use super::{Loader, LowRank};
 use crate::retype::next_best;
 use crate::{Config, Latent, ModelError};
 
-/// Latent attention. Matrices are `[n_out, n_in]`, those of heads `[n_heads, n_out, n_in]`.
+/// Weights of MLA. Matrices are `[n_out, n_in]`, per-head ones `[n_heads, n_out, n_in]`.
 pub(crate) struct LatentAttention<B: Backend> {
-    /// What queries are made of, `[q_rank, n_embd]`, and its norm; what enters the layer where there is none.
+    /// Low-rank query input, `[q_rank, n_embd]`, and its norm; `None` if queries are projected from
+    /// the layer's input.
     pub(crate) of_queries: Option<(B::Matrix, B::Buffer)>,
-    /// The parts of queries that are not turned and that are, `[n_heads * k_dim, ..]` and `[n_heads * n_rot, ..]`.
+    /// Query parts without and with RoPE, `[n_heads * k_dim, ..]` and `[n_heads * n_rot, ..]`.
     pub(crate) queries: [B::Matrix; 2],
-    /// c, `[rank, n_embd]`.
+    /// Projection of c, `[rank, n_embd]`.
     pub(crate) latent: B::Matrix,
-    /// Of c, `[rank]`.
+    /// Norm of c, `[rank]`.
     pub(crate) latent_norm: B::Buffer,
-    /// r, `[n_rot, n_embd]`.
+    /// Projection of r, `[n_rot, n_embd]`.
     pub(crate) turned: B::Matrix,
-    /// From queries to where c is, `[n_heads, rank, k_dim]`.
+    /// From queries into the latent space, `[n_heads, rank, k_dim]`.
     pub(crate) to_latent: B::Experts,
-    /// And from there to values, `[n_heads, v_dim, rank]`.
+    /// From the latent space to values, `[n_heads, v_dim, rank]`.
     pub(crate) from_latent: B::Experts,
     pub(crate) wo: B::Matrix,
     pub(crate) low_rank: LatentLowRank<B>,
 }
 
-/// What adapters add to products of latent attention.
+/// LoRA weights of MLA.
 pub(crate) struct LatentLowRank<B: Backend> {
-    /// Of what enters: c, r, and what queries are made of or, where that is what enters, their two parts.
+    /// Of the input GEMM: c, r, and the low-rank query input or, without one, both query parts.
     pub(crate) input: Option<LowRank<B>>,
-    /// Of what queries are made of, where it is something else: their two parts.
+    /// Of both query parts, if queries are low-rank.
     pub(crate) queries: Option<LowRank<B>>,
-    /// Of what attention gives.
+    /// Of the output projection.
     pub(crate) output: Option<LowRank<B>>,
 }
 
-/// The keys and values of all heads in one tensor, as older files have them.
+/// K and V projections of all heads in one tensor, in older files.
 const BOTH: &str = "attn_kv_b.weight";
 
 impl<B: Backend> Loader<'_, B> {
@@ -91,7 +92,7 @@ impl<B: Backend> Loader<'_, B> {
         })
     }
 
-    /// The matrices to where c is and back, of `n` heads.
+    /// Loads the matrices into the latent space and back, for `n` heads.
     fn through_latent(
         &mut self,
         index: usize,
@@ -114,13 +115,13 @@ impl<B: Backend> Loader<'_, B> {
     }
 }
 
-/// Some of the rows of each of `n` heads, each of `whole`.
+/// Returns a range of the rows of each of `n` heads with `whole` rows.
 fn rows_of_heads(n: usize, whole: usize, part: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     (0..n).map(move |head| head * whole + part.start..head * whole + part.end)
 }
 
-/// Matrices `[n, rows, cols]` as `[n, cols, rows]`: of the same type where that has a value by itself, else of the best that comes
-/// near.
+/// Transposes matrices `[n, rows, cols]` to `[n, cols, rows]`: in the same type if it stores single
+/// values, else in the best type of similar precision.
 fn transposed(
     source: &WeightSource,
     [n, rows, cols]: [usize; 3],
@@ -157,7 +158,7 @@ mod tests {
             [(DType::F32, 2, DType::F32), (DType::F16, 2, DType::F16), (DType::Q8_0, 32, DType::Q8_0)]
         {
             let (n, cols) = (3, 32);
-            // Whole numbers that a step of one holds.
+            // Whole numbers that quantize exactly with a step of one.
             let value = |matrix: usize, row: usize, col: usize| match (row + col) % 32 {
                 0 => 127.0,
                 _ => ((matrix * 31 + row * 7 + col * 3) % 100) as f32,

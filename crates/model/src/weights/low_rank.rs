@@ -1,4 +1,4 @@
-//! What adapters add to products.
+//! LoRA weights of GEMMs.
 
 use std::iter;
 use std::ops::Range;
@@ -10,46 +10,47 @@ use super::Loader;
 use crate::lora::Pair;
 use crate::{Lora, ModelError};
 
-/// What adapters add to products of one input, all of them together: `y_i += U_i (f * D x)`, f a factor for each adapter and row.
+/// LoRA weights of all adapters for GEMMs of one input: `y_i += U_i (f * D x)`, f a factor per
+/// adapter and row.
 ///
-/// Each adapter has rows of `D` and columns of every `U_i` to itself, zeros where it adds nothing. So a few calls do what two for each product
-/// and adapter would.
+/// Each adapter owns rows of `D` and columns of every `U_i`, zeros where it changes nothing. So a
+/// few calls replace two per GEMM and adapter.
 pub(crate) struct LowRank<B: Backend> {
     /// D, `[rank, n_in]`.
     pub(crate) down: B::Matrix,
-    /// `U_i`, `[n_out, rank]`, of each product; `None` where nothing is added to it.
+    /// `U_i`, `[n_out, rank]`, of each GEMM; `None` if no adapter changes it.
     pub(crate) ups: Vec<Option<B::Matrix>>,
-    /// Which of [`Weights::ranks`](super::Weights::ranks) are its own.
+    /// Index into [`Weights::ranks`](super::Weights::ranks).
     pub(crate) ranks: usize,
 }
 
-/// Whose the ranks are that adapters have in products of one input.
+/// Assignment of LoRA ranks to adapters, for GEMMs of one input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Ranks {
-    /// How many of them each has, one after the other: `(adapter, ranks)`.
+    /// Consecutive `(adapter, number of ranks)`.
     pub(crate) of: Vec<(usize, usize)>,
-    /// Whether rows that get logits alone go through those products.
+    /// Whether the GEMMs process only the rows with requested logits.
     pub(crate) are_of_wanted: bool,
 }
 
 impl Ranks {
-    /// All of them.
+    /// Returns the total number of ranks.
     pub(crate) fn len(&self) -> usize {
         self.of.iter().map(|(_, n)| n).sum()
     }
 }
 
-/// Rows of a tensor that a matrix is made of, one range after the other.
+/// Consecutive ranges of a tensor's rows that form a matrix.
 #[derive(Debug, Clone)]
 pub(super) struct RowsOf {
     pub(super) tensor: String,
-    /// Rows of the tensor.
+    /// Number of rows of the tensor.
     pub(super) n_rows: usize,
     pub(super) ranges: Vec<Range<usize>>,
 }
 
 impl RowsOf {
-    /// All of them.
+    /// Returns all rows.
     pub(super) fn all(tensor: impl Into<String>, n_rows: usize) -> Self {
         Self::some(tensor, n_rows, iter::once(0..n_rows))
     }
@@ -63,13 +64,13 @@ impl RowsOf {
     }
 }
 
-/// Matrices that meet one input, and what adapters add to their products, if anything.
+/// Matrices of one input, and the LoRA weights of their GEMMs, if any.
 pub(super) type Group<B, const N: usize> = ([<B as Backend>::Matrix; N], Option<LowRank<B>>);
 
-/// Columns of an activation that some kernels take at once.
+/// Columns of an activation that some kernels process together.
 const STEP: usize = 32;
 
-/// What an adapter adds to a tensor, and where among what all of them add to products of one input.
+/// An adapter's change of a tensor, and its range of ranks.
 struct Place {
     adapter: usize,
     tensor: String,
@@ -78,7 +79,7 @@ struct Place {
 }
 
 impl<B: Backend> Loader<'_, B> {
-    /// Matrices of these rows that meet one input of `n_in` values.
+    /// Loads matrices of these rows with one input of `n_in` values.
     pub(super) fn group<const N: usize>(
         &mut self,
         n_in: usize,
@@ -88,7 +89,7 @@ impl<B: Backend> Loader<'_, B> {
         let mut dtype = DType::F16;
         for rows in &rows {
             let source = self.source_of(rows, n_in)?;
-            // Activations are rounded to bytes for codes anyway.
+            // GEMMs of quantized weights round activations to 8 bits anyway.
             if source.dtype.block_len() > 1 && n_in.is_multiple_of(DType::Q8_0.block_len()) {
                 dtype = DType::Q8_0;
             }
@@ -98,7 +99,7 @@ impl<B: Backend> Loader<'_, B> {
         Ok((matrices.try_into().unwrap_or_else(|_| unreachable!("a matrix for each")), low_rank))
     }
 
-    /// What adapters add to matrices of these rows, in `dtype`.
+    /// Loads the LoRA weights for matrices of these rows, in `dtype`.
     fn added(
         &mut self,
         n_in: usize,
@@ -124,13 +125,13 @@ impl<B: Backend> Loader<'_, B> {
         Ok(Some(LowRank { down, ups, ranks }))
     }
 
-    /// What adapters add to tensors that these rows are of, one after the other.
+    /// Returns the changes of the tensors of these rows, with consecutive ranks.
     fn places(&self, rows: &[RowsOf]) -> Result<Vec<Place>, ModelError> {
         let mut places: Vec<Place> = Vec::new();
         for (adapter, lora) in self.part.loras().iter().enumerate() {
             let first = places.len();
             for RowsOf { tensor, .. } in rows {
-                // Some matrices are of one tensor.
+                // Several matrices may come from one tensor.
                 if places[first..].iter().any(|place| place.tensor == *tensor) {
                     continue;
                 }
@@ -142,7 +143,7 @@ impl<B: Backend> Loader<'_, B> {
         Ok(places)
     }
 
-    /// Where among all there are the ranks of these places are, filled up to `rank` with what is zero.
+    /// Returns the index of the rank assignment of these changes, padded with zeros to `rank`.
     fn ranks_of(&mut self, places: &[Place], rank: usize) -> usize {
         let of = places.iter().map(|place| (place.adapter, place.ranks.len())).collect();
         let mut ranks = Ranks { of, are_of_wanted: false };
@@ -154,14 +155,14 @@ impl<B: Backend> Loader<'_, B> {
         })
     }
 
-    /// The same for a product that rows that get logits alone go through.
+    /// Returns the same for a GEMM on the rows with requested logits.
     pub(super) fn of_wanted(&mut self, low_rank: LowRank<B>) -> LowRank<B> {
         let ranks = Ranks { are_of_wanted: true, ..self.ranks[low_rank.ranks].clone() };
         self.ranks.push(ranks);
         LowRank { ranks: self.ranks.len() - 1, ..low_rank }
     }
 
-    /// A matrix of these values, which f16 holds.
+    /// Creates a matrix of these values, which fit f16.
     fn small(&mut self, values: &[f32], n_in: usize, dtype: DType) -> Result<B::Matrix, ModelError> {
         let mut bytes = vec![0; values.len() / dtype.block_len() * dtype.block_bytes()];
         kvant_codec::encode(dtype, values, &mut bytes).expect("as many bytes as there are values");
@@ -170,7 +171,7 @@ impl<B: Backend> Loader<'_, B> {
         Ok(self.backend.matrix(source)?)
     }
 
-    /// Refuses adapters that change a tensor of ours where nothing has been added.
+    /// Rejects adapters that change a tensor of this part without LoRA support.
     pub(super) fn refuse_unadapted(&self, is_ours: impl Fn(&str) -> bool) -> Result<(), ModelError> {
         let mut tensors = self.part.loras().iter().flat_map(Lora::tensors);
         match tensors.find(|&tensor| is_ours(tensor) && !self.adapted.contains(tensor)) {
@@ -182,7 +183,7 @@ impl<B: Backend> Loader<'_, B> {
     }
 }
 
-/// U `[n_out, rank]` for these rows of a tensor: what each adapter has for it in columns of its own.
+/// Returns U `[n_out, rank]` for these rows of a tensor: each adapter's B in its own columns.
 fn up<'a>(rows: &RowsOf, places: impl Iterator<Item = &'a Place>, rank: usize) -> Vec<f32> {
     let picked: Vec<usize> = rows.ranges.iter().cloned().flatten().collect();
     let mut up = vec![0.0; picked.len() * rank];

@@ -1,4 +1,4 @@
-//! The weights of a layer that predicts the token after the next (multi-token prediction).
+//! Weights of the multi-token prediction (MTP) layer.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use crate::config::EH_PROJ;
 use crate::retype::convert;
 use crate::{Config, ModelError};
 
-/// What makes a row of a token's embedding and of the stream of the token before: `W_e norm(e) + W_h norm(h)`.
+/// Input projection of a token's embedding and the previous token's hidden state: `W_e norm(e) +
+/// W_h norm(h)`.
 pub(crate) struct PairEntry<B: Backend> {
     /// W_e and W_h, `[n_embd, n_embd]` each.
     pub(crate) of_token: B::Matrix,
@@ -22,17 +23,19 @@ pub(crate) struct PairEntry<B: Backend> {
     pub(crate) stream_norm: B::Buffer,
 }
 
-/// The embedding and the output matrix that some files have in the layer, most often copies of the model's.
+/// Embedding and output matrix in the MTP layer of some files, usually copies of the model's.
 const OWN: [(&str, &str); 2] =
     [("nextn.embed_tokens.weight", "token_embd.weight"), ("nextn.shared_head_head.weight", "output.weight")];
-/// The norm before its logits, where it is not the model's.
+/// Norm before the layer's logits, if it differs from the model's.
 const HEAD_NORM: &str = "nextn.shared_head_norm.weight";
 
 impl<B: Backend> Weights<B> {
-    /// Loads the layer behind the last one that predicts the token after the next; embedding and output matrix are the model's, whose
-    /// weights these are, unless it has others. `None` where there is no such layer, or [none is wanted](super::Part::has_mtp).
+    /// Loads the MTP layer after the last layer; embedding and output matrix are the model's, whose
+    /// weights these are, unless the layer has others. `None` if the file has no such layer, or
+    /// [the part excludes it](super::Part::has_mtp).
     ///
     /// # Errors
+    ///
     /// As [`Weights::load`].
     pub fn load_mtp(
         &self,
@@ -42,7 +45,7 @@ impl<B: Backend> Weights<B> {
     ) -> Result<Option<Self>, ModelError> {
         let Some(spec) = config.mtp.filter(|_| self.part.has_mtp()) else { return Ok(None) };
         let index = config.layers.len();
-        // Its tensors are called as those of a layer behind the last one.
+        // Its tensors have the names of a layer after the last one.
         let mut all = config.clone();
         all.layers.push(spec);
         let part = self.part.mtp();
@@ -88,12 +91,12 @@ impl<B: Backend> Weights<B> {
 }
 
 impl<B: Backend> Loader<'_, B> {
-    /// The left and the right half of a matrix `[n_embd, 2 n_embd]`.
+    /// Loads the left and the right half of a matrix `[n_embd, 2 n_embd]`.
     fn halves(&mut self, name: &str, n_embd: usize) -> Result<[B::Matrix; 2], ModelError> {
         let whole = self.rows(name, &[2 * n_embd, n_embd], 0..n_embd)?;
         let dtype = match n_embd.is_multiple_of(whole.dtype.block_len()) {
             true => whole.dtype,
-            // A block lies across the middle.
+            // A block crosses the middle.
             false => DType::F16,
         };
         let converted;
@@ -115,7 +118,7 @@ impl<B: Backend> Loader<'_, B> {
         Ok([half(0..row_bytes / 2)?, half(row_bytes / 2..row_bytes)?])
     }
 
-    /// A table of the vocabulary that the layer has of its own, and that is not the model's once more.
+    /// Loads a vocabulary table of the MTP layer, unless it is a copy of the model's.
     fn own(
         &mut self,
         (name, of): (String, &str),

@@ -1,4 +1,4 @@
-//! Which layers of a model one device holds, and how.
+//! The part of a model on one device: its layers and options.
 
 use std::ops::Range;
 
@@ -9,24 +9,24 @@ use super::experts;
 use crate::retype::retyped;
 use crate::{Config, ExpertSpec, Lora, ModelError};
 
-/// A run of decoder layers, with the embedding when it begins the model and the output when it ends it: what one
-/// device holds.
+/// A range of decoder layers on one device, with the embedding if it includes the first layer and
+/// the output if it includes the last.
 #[derive(Debug, Clone)]
 pub struct Part {
     layers: Range<usize>,
     n_layers: usize,
-    /// What its matrices become; `None` leaves them in the file's types.
+    /// Type of its matrices; `None` keeps the file's types.
     weights: Option<DType>,
-    /// Its experts stay in the file.
+    /// Whether its experts stay in the file.
     pub(super) maps_experts: bool,
-    /// It comes with the layer behind the last one that predicts further.
+    /// Whether it includes the MTP layer.
     has_mtp: bool,
-    /// What changes its matrices.
+    /// Adapters of its matrices.
     loras: Vec<Lora>,
 }
 
 impl Part {
-    /// The whole of a model of `n_layers`.
+    /// Returns all of a model of `n_layers`.
     pub fn whole(n_layers: usize) -> Self {
         Self {
             layers: 0..n_layers,
@@ -38,75 +38,78 @@ impl Part {
         }
     }
 
-    /// The first `n` layers, and the rest.
+    /// Returns the first `n` layers, and the rest.
     ///
     /// # Panics
-    /// When `n` is not between 1 and the number of layers less one: either part has a layer.
+    ///
+    /// Unless `n` is between 1 and the number of layers less one: each part needs a layer.
     pub fn split(n_layers: usize, n: usize) -> [Self; 2] {
         assert!(0 < n && n < n_layers, "{n} of {n_layers} layers");
         [0..n, n..n_layers].map(|layers| Self { layers, ..Self::whole(n_layers) })
     }
 
-    /// The same with its matrices as this type, see [`retyped`]; in the file's types when `None`.
+    /// Sets the type of its matrices, see [`retyped`]; `None` keeps the file's types.
     #[must_use]
     pub fn with_weights(self, weights: Option<DType>) -> Self {
         Self { weights, ..self }
     }
 
-    /// The same with experts that stay in the file, see [`Backend::mapped_experts`](kvant_backend::Backend::mapped_experts), or do not.
+    /// Sets whether its experts stay in the file, see
+    /// [`Backend::mapped_experts`](kvant_backend::Backend::mapped_experts).
     #[must_use]
     pub fn with_mapped_experts(self, maps_experts: bool) -> Self {
         Self { maps_experts, ..self }
     }
 
-    /// The same with the layer behind the last one that predicts the token after the next, or without: of a whole model, where its file has one.
+    /// Sets whether it includes the MTP layer: for a whole model whose file has one.
     #[must_use]
     pub fn with_mtp(self, has_mtp: bool) -> Self {
         Self { has_mtp, ..self }
     }
 
-    /// The same with adapters, all of which change its matrices.
+    /// Sets its adapters, all of which change its matrices.
     #[must_use]
     pub fn with_loras(self, loras: Vec<Lora>) -> Self {
         Self { loras, ..self }
     }
 
-    /// The adapters that change its matrices.
+    /// Returns its adapters.
     pub fn loras(&self) -> &[Lora] {
         &self.loras
     }
 
-    /// Whether it comes with that layer.
+    /// Returns whether it includes the MTP layer.
     pub fn has_mtp(&self) -> bool {
         self.has_mtp && self.is_first() && self.is_last()
     }
 
-    /// That layer, as a part by itself.
+    /// Returns the MTP layer as a part by itself.
     pub(super) fn mtp(&self) -> Self {
         Self { layers: 0..1, n_layers: 1, has_mtp: false, ..self.clone() }
     }
 
-    /// What its matrices become.
+    /// Returns the type of its matrices.
     pub fn weights(&self) -> Option<DType> {
         self.weights
     }
 
-    /// The layers.
+    /// Returns its layers.
     pub fn layers(&self) -> Range<usize> {
         self.layers.clone()
     }
 
-    /// Whether tokens enter here.
+    /// Returns whether it includes the embedding.
     pub fn is_first(&self) -> bool {
         self.layers.start == 0
     }
 
-    /// Whether logits come out here.
+    /// Returns whether it includes the output.
     pub fn is_last(&self) -> bool {
         self.layers.end == self.n_layers
     }
 
-    /// Bytes of its tensors and of what adapters add to them; of layers that predict further tokens those of the first alone, where it [comes with that](Self::has_mtp).
+    /// Returns the bytes of its tensors and LoRA weights; of MTP layers the first alone, if it [is
+    /// included](Self::has_mtp).
     pub fn n_bytes(&self, gguf: &Gguf) -> usize {
         let is_tied = gguf.find_info("output.weight").is_none();
         let end = self.n_layers + usize::from(self.has_mtp());
@@ -115,7 +118,7 @@ impl Part {
         own.map(|info| self.tensor_bytes(info) + self.adapter_bytes(info)).sum()
     }
 
-    /// Bytes of the experts in its layers, and of those that a decoded token chooses, all that it reads.
+    /// Returns the bytes of the experts in its layers, and of those that decoding a token reads.
     pub fn expert_bytes(&self, gguf: &Gguf, config: &Config) -> [usize; 2] {
         let of_layer = |index: usize| {
             let ExpertSpec { n, routing, .. } = config.layers[index].experts?;
@@ -137,16 +140,16 @@ impl Part {
         self.loras.iter().map(|lora| lora.n_bytes(&info.name)).sum()
     }
 
-    /// The type that a tensor is kept in.
+    /// Returns the storage type of a tensor.
     pub(super) fn dtype(&self, info: &TensorInfo) -> DType {
         self.weights.map_or(info.dtype, |dtype| retyped(info, dtype))
     }
 
-    /// Whether a tensor belongs here. Every tensor of a model belongs to one of its parts; an embedding that is the
-    /// output matrix too, to the first and the last.
+    /// Returns whether a tensor belongs to this part. Every tensor of a model belongs to one part;
+    /// an embedding that is the output matrix too, to the first and the last.
     pub(super) fn owns(&self, name: &str, is_tied: bool) -> bool {
         match (layer_of(name), name) {
-            // One beyond the model's belongs to the last part, which will not know it.
+            // A layer beyond the model's belongs to the last part, which rejects it as unused.
             (Some(layer), _) => self.layers.contains(&layer) || layer >= self.n_layers && self.is_last(),
             (None, "token_embd.weight") => self.is_first() || is_tied && self.is_last(),
             (None, _) => self.is_last(),
@@ -154,21 +157,21 @@ impl Part {
     }
 }
 
-/// Where some layers keep states and others keys and values, each part must have both: what is remembered of a sequence is
-/// remembered by all parts alike.
+/// If some layers hold states and others K and V, each part must have both: checkpoints of a
+/// sequence cover all parts alike.
 pub(super) fn check_part(config: &Config, part: &Part) -> Result<(), ModelError> {
     let (whole, here) = (config.kv_shape(), config.kv_shape_of(part.layers()));
     let lacks = match (whole.states.is_empty(), here.states.is_empty(), here.layers.is_empty()) {
         (true, ..) | (_, false, false) => return Ok(()),
-        (_, true, _) => "keeps a state",
+        (_, true, _) => "has a recurrent state",
         (_, _, true) => "attends",
     };
     let Range { start, end } = part.layers();
-    let what = format!("layers {start} to {} on a device of their own, as none of them {lacks}", end - 1);
+    let what = format!("layers {start} to {} on their own device, as none of them {lacks}", end - 1);
     Err(ModelError::Unsupported { what })
 }
 
-/// The layer that a tensor belongs to.
+/// Returns the layer of a tensor.
 pub(super) fn layer_of(name: &str) -> Option<usize> {
     name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse().ok())
 }

@@ -1,4 +1,4 @@
-//! The weights of numbers that each layer is given of each token; the [decoder](crate::Decoder) has their equations.
+//! Weights of the per-layer embeddings; the [decoder](crate::Decoder) has their equations.
 
 use kvant_backend::{Backend, WeightSource};
 
@@ -7,34 +7,34 @@ use super::{Loader, LowRank};
 use crate::config::PER_LAYER;
 use crate::{Config, ModelError};
 
-/// What the numbers of all layers are made with.
+/// Inputs of the per-layer embeddings.
 pub(crate) struct PerLayerInputs<B: Backend> {
-    /// The token's part, `[n_vocab * n_layers, n]`: of each token a row for each layer.
+    /// Token table, `[n_vocab * n_layers, n]`: a row per token and layer.
     pub(crate) table: B::Matrix,
-    /// The part of the embedding, for each layer `[n, n_embd]`.
+    /// Projection of the embedding, `[n, n_embd]` per layer.
     pub(crate) projections: Vec<B::Matrix>,
-    /// Of that part, `[n]`, divided by the root of two.
+    /// Norm of that projection, `[n]`, divided by the root of two.
     pub(crate) norm: B::Buffer,
 }
 
-/// What a layer makes of its numbers.
+/// Per-layer embedding weights of one layer.
 pub(crate) struct PerLayer<B: Backend> {
-    /// What says how much of each is wanted, `[n, n_embd]`.
+    /// Gate projection, `[n, n_embd]`.
     pub(crate) gate: B::Matrix,
-    /// `[n_embd, n]`
+    /// Output projection, `[n_embd, n]`.
     pub(crate) out: B::Matrix,
-    /// Of what they add to the stream, `[n_embd]`.
+    /// Norm of the output, `[n_embd]`.
     pub(crate) after: Option<B::Buffer>,
-    /// What adapters add to the products of `gate` and of `out`.
+    /// LoRA weights of `gate` and of `out`.
     pub(crate) low_rank: [Option<LowRank<B>>; 2],
 }
 
-/// The table that no product reads.
+/// Name of the token table, which no GEMM reads.
 pub(super) const TABLE: &str = "per_layer_token_embd.weight";
 const PROJECTION: &str = "per_layer_model_proj.weight";
 
 impl<B: Backend> Loader<'_, B> {
-    /// What the `n` numbers of each layer are made with.
+    /// Loads the inputs of `n` numbers per layer.
     pub(super) fn per_layer_inputs(
         &mut self,
         c: &Config,
@@ -48,7 +48,7 @@ impl<B: Backend> Loader<'_, B> {
         }
         let source = self.source(TABLE, n_layers * n, n_vocab)?;
         let n_out = n_vocab * n_layers;
-        // What is a row here is a part of a row in the file.
+        // A row here is a part of a row in the file.
         if !n.is_multiple_of(source.dtype.block_len()) || u32::try_from(n_out).is_err() {
             let what = format!("'{TABLE}' in {} with {PER_LAYER} of {n}", source.dtype);
             return Err(ModelError::Unsupported { what });
@@ -63,7 +63,7 @@ impl<B: Backend> Loader<'_, B> {
         Ok(PerLayerInputs { table, projections, norm })
     }
 
-    /// What layer `index` makes of its `n` numbers.
+    /// Loads the weights of layer `index` with `n` numbers.
     pub(super) fn per_layer(
         &mut self,
         c: &Config,

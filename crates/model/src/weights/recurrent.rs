@@ -1,4 +1,4 @@
-//! The weights of layers that keep a state.
+//! Weights of recurrent layers.
 
 use std::ops::Range;
 use std::slice;
@@ -10,46 +10,48 @@ use super::{Loader, LowRank, layer_of};
 use crate::config::{Recurrence, StateKind};
 use crate::{Config, ModelError};
 
-/// A layer with a state. Matrices are `[n_out, n_in]`.
+/// A recurrent layer. Matrices are `[n_out, n_in]`.
 pub(crate) struct Recurrent<B: Backend> {
-    /// What enters the convolution is made with, `[n_in of it, n_embd]`.
+    /// Projection to the input of the convolution, `[n_in of it, n_embd]`.
     pub(crate) into: B::Matrix,
-    /// Of the convolution, `[taps + 1, channels]`: weights and then biases.
+    /// Kernel of the convolution, `[taps + 1, channels]`: weights, then biases.
     pub(crate) kernel: B::Buffer,
     pub(crate) heads: Option<HeadWeights<B>>,
     pub(crate) out: B::Matrix,
-    /// What adapters add to the products of what enters (what enters the convolution, gates, steps, writes), and to that of `out`.
+    /// LoRA weights of the input GEMM (convolution, gates, steps, writes), and of `out`.
     pub(crate) low_rank: [Option<LowRank<B>>; 2],
 }
 
-/// What heads that keep a matrix have beside their convolution.
+/// Weights of heads with a matrix state, beside their convolution.
 pub(crate) struct HeadWeights<B: Backend> {
-    /// What the gates of their output are made with, `[n_v_heads * v_dim, n_embd]`.
+    /// Projection of the output gates, `[n_v_heads * v_dim, n_embd]`.
     pub(crate) gate: B::Matrix,
-    /// What says how long a step is, `[n_v_heads, n_embd]`.
+    /// Projection of the time step, `[n_v_heads, n_embd]`.
     pub(crate) step: B::Matrix,
-    /// Added to that, `[n_v_heads]`.
+    /// Bias of the time step, `[n_v_heads]`.
     pub(crate) bias: B::Buffer,
-    /// How fast is forgotten, `[n_v_heads]`.
+    /// Decay rate, `[n_v_heads]`.
     pub(crate) rate: B::Buffer,
     pub(crate) rule: RuleWeights<B>,
-    /// Of their output: of each head alike, `[v_dim]`, or of groups of them; state spaces beside attention may have none.
+    /// Output norm: shared by all heads, `[v_dim]`, or per group of heads; state spaces beside
+    /// attention may have none.
     pub(crate) norm: Option<B::Buffer>,
 }
 
-/// What a rule has of its own.
+/// Weights that depend on the update rule.
 pub(crate) enum RuleWeights<B: Backend> {
     Delta {
-        /// What says how much of a value is written, `[n_v_heads, n_embd]`.
+        /// Projection of the write strength, `[n_v_heads, n_embd]`.
         write: B::Matrix,
     },
     Space {
-        /// How much of a value goes past the state, `[n_v_heads]`.
+        /// Skip connection of the values past the state, `[n_v_heads]`.
         skip: B::Buffer,
     },
 }
 
-/// What enters the convolution is made with, its kernel, the heads, and what adapters add to the products of what enters.
+/// Projection to the convolution's input, its kernel, the heads, and the LoRA weights of the input
+/// GEMM.
 type Entering<B> =
     (<B as Backend>::Matrix, <B as Backend>::Buffer, Option<HeadWeights<B>>, Option<LowRank<B>>);
 
@@ -84,7 +86,8 @@ impl<B: Backend> Loader<'_, B> {
         Ok(Recurrent { into, kernel, heads, out, low_rank: [of_input, of_output] })
     }
 
-    /// The kernel of a convolution, of these channels of the file's one after the other. Files have it channel by channel, tap by tap.
+    /// Loads the kernel of a convolution for these consecutive channels of the file, which stores
+    /// it channel by channel, tap by tap.
     fn kernel(
         &mut self,
         name: &str,
@@ -114,7 +117,8 @@ impl<B: Backend> Loader<'_, B> {
         let [write, step] = match heads.sharing {
             KeySharing::Tiled => ["ssm_beta.weight", "ssm_alpha.weight"].map(|of| RowsOf::all(name(of), n)),
             KeySharing::Grouped => {
-                // Of each key head those of its value heads, and then as many of the others.
+                // The file has for each key head the rows of its value heads, then as many of the
+                // others.
                 let each = n / heads.n_k_heads;
                 let rows = |side: usize| {
                     (0..heads.n_k_heads)
@@ -138,7 +142,8 @@ impl<B: Backend> Loader<'_, B> {
         Ok((into, kernel, Some(heads), low_rank))
     }
 
-    /// A state space, whose file has one matrix of gates, values, keys, queries and steps, in this order.
+    /// Loads a state space, whose file has one matrix of gates, values, keys, queries and steps, in
+    /// this order.
     fn space(
         &mut self,
         c: &Config,
@@ -148,7 +153,7 @@ impl<B: Backend> Loader<'_, B> {
     ) -> Result<Entering<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let (n, n_out, n_k) = (heads.n_v_heads, heads.n_out(), heads.n_k_heads * heads.k_dim);
-        // Queries, keys and values, as the convolution has them in the file.
+        // Order of queries, keys and values in the file's convolution.
         let order = [n_out + n_k..n_out + 2 * n_k, n_out..n_out + n_k, 0..n_out];
         let behind_gates = order.clone().map(|channels| n_out + channels.start..n_out + channels.end);
         let steps = 2 * n_out + 2 * n_k;
@@ -172,17 +177,17 @@ impl<B: Backend> Loader<'_, B> {
         Ok((into, kernel, Some(heads), low_rank))
     }
 
-    /// Whether some layer has such a tensor.
+    /// Returns whether any layer has such a tensor.
     fn has_in_some_layer(&self, suffix: &str) -> bool {
         let is_it = |name: &str| layer_of(name).is_some_and(|layer| name == format!("blk.{layer}.{suffix}"));
         self.gguf.tensors().iter().any(|info| is_it(&info.name))
     }
 
-    /// How fast heads forget.
+    /// Loads the decay rates of the heads.
     fn rates(&mut self, name: &str, shape: &[usize]) -> Result<B::Buffer, ModelError> {
         let rates = self.values(name, shape)?;
         if let Some(rate) = rates.iter().find(|rate| **rate > 0.0) {
-            let expected = "no factor above 0, with which a state would grow without end".to_owned();
+            let expected = "decay factors of at most 0, so that states do not diverge".to_owned();
             return Err(ModelError::Value { key: name.to_owned(), expected, got: rate.to_string() });
         }
         self.upload(&rates)

@@ -1,6 +1,7 @@
-/* ---- What is asked ---- */
+/* ---- Requests ---- */
 
-/** How to answer, as the settings say now. Without a seed one is drawn here, so that an answer from another cache draws the same. */
+/** Returns the options of a request by the current settings. Without a seed a random one is set
+    here, so that an answer from another cache samples the same way. */
 function wanted() {
   const asked = {};
   for (const name of ['temperature', 'top_p', 'max_tokens', 'seed']) {
@@ -19,10 +20,10 @@ const typeName = asked => {
 
 /* ---- Answering ---- */
 
-/** Answers in the making, by node. */
+/** Answers in progress, by node. */
 const runs = new Map();
 
-/** Begins an answer, which goes on by itself. */
+/** Starts an answer, which continues asynchronously. */
 function answer(talk, user, asked) {
   const node = talk.add(user, { role: 'assistant', thought: '', end: '', asked, stats: { type: typeName(asked) ?? '' } });
   runs.set(node.id, { talk, abort: new AbortController(), progress: null, n: 0, since: 0 });
@@ -73,7 +74,8 @@ function take(node, run, chunk) {
   });
 }
 
-/** Takes what is said into thought and text: some models write their thoughts between tags, some only the closing one. */
+/** Splits output into reasoning and text: some models write both tags around their reasoning, some
+    only the closing one. */
 function split({ thought = '', text }) {
   const found = /^\s*(?:<think>)?([^]*?)(?:<\/think>\s*|$)/.exec(text);
   const isThought = /^\s*<think>/.test(text) || text.includes('</think>');
@@ -84,7 +86,7 @@ function send(text) {
   talks.set(current.id, current);
   current.title ||= text.trim().split('\n')[0].slice(0, 60);
   const last = current.path().at(-1) ?? current.root;
-  // Roles take turns: what nobody answered makes place for what is said now, and stays beside it.
+  // Roles alternate: an unanswered message is replaced by the new one, and remains as its sibling.
   speak(current, last.role === 'user' ? current.parent(last) : last, text);
 }
 
@@ -112,10 +114,10 @@ function stop() {
 
 /* ---- The view of a message ---- */
 
-/** Views of the conversation that is open, by node: { root, paint }. */
+/** Views of the open conversation, by node: { root, paint }. */
 const views = new Map();
 
-/** Picks the first of the kids and puts the others beside it. */
+/** Selects the first of the children and shows the others beside it. */
 function repick(talk, parent, kids) {
   [parent.pick, ...parent.beside] = kids;
   keepTalk(talk);
@@ -128,7 +130,7 @@ function steps(talk, node) {
   const at = kids.indexOf(node.id);
   const go = (to, side) => {
     repick(talk, talk.parent(node), [kids[to]]);
-    // The focus stays on the arrow, or on the other one where there is no further way.
+    // The focus stays on the arrow, or moves to the other one at the first or last version.
     const step = views.get(kids[to]).root.querySelectorAll('.step button');
     (step[side].disabled ? step[1 - side] : step[side]).focus();
   };
@@ -155,7 +157,7 @@ function userView(talk, node) {
   return { root, paint };
 }
 
-/** A message that is being edited; `done` is told the new text, or null. */
+/** Returns the editor of a message; `done` receives the new text, or null. */
 function editor(text, done) {
   const area = el('textarea', { 'aria-label': 'Edit the message', rows: 1, oninput: () => grow(area) });
   area.value = text;
@@ -191,7 +193,8 @@ function answerView(talk, node) {
   return { root, paint };
 }
 
-/** Beside others, an answer is headed by its type, and one of them is the one that the conversation goes on from. */
+/** Paints the head of an answer that is shown beside others: its KV type, and whether the
+    conversation continues from it. */
 function paintHead(talk, node, head, root) {
   const user = talk.parent(node), isPicked = user.pick === node.id;
   head.hidden = !user.beside.length;
@@ -228,7 +231,7 @@ function running(node, { progress, n, since }) {
 
 const ENDS = { stopped: 'stopped', length: 'cut at the token limit' };
 
-/** What an answer took: "turbo3: 1.2 MiB (f16 5.9 MiB, 4.9×)". */
+/** Returns the cost of an answer: "turbo3: 1.2 MiB (f16 5.9 MiB, 4.9×)". */
 function cost({ stats, end }) {
   const parts = [];
   if (ENDS[end]) parts.push(ENDS[end]);

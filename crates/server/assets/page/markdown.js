@@ -1,8 +1,8 @@
 /* ---- Markdown ----
-   Text becomes nodes, never markup. A block is taken from the lines by the first of the takers that knows it: each gives the
-   line after its last one and what builds it, or nothing. */
+   Text becomes nodes, never markup. The first parser that recognizes a block consumes its lines: it
+   returns the line after the block and a function that builds it, or nothing. */
 
-// What repeats without end, as a model may, stays cheap: no part looks far ahead.
+// Endless repetition, which models produce, stays cheap: every lookahead is bounded.
 const INLINE = new RegExp([
   /\\(?<escaped>[!-\/:-@[-`{-~])/,
   /(?<!`)(?<tick>`+)(?!`)(?<code>[^]{1,4000}?)(?<!`)\k<tick>(?!`)/,
@@ -41,7 +41,8 @@ function piece({ 0: whole, groups: g }) {
   return el('em', {}, inline(g.italic ?? g.italic2));
 }
 
-/** A link to the web; what points elsewhere (javascript:, data:) stays text. Pictures are links too: none is fetched. */
+/** Returns a web link; other schemes (javascript:, data:) stay text. Images become links too: none
+    is fetched. */
 function link(href, label, whole) {
   if (!/^https?:\/\//i.test(href)) return whole;
   return el('a', { href, target: '_blank', rel: 'noopener noreferrer' }, label);
@@ -90,7 +91,7 @@ function table(lines, at) {
   return { end, build: () => el('div', { class: 'scroll', tabindex: 0 }, whole()) };
 }
 
-/** A list; what is indented by two or more belongs to the item before. */
+/** Parses a list; lines indented by two or more belong to the item before. */
 function list(lines, at) {
   const first = ITEM.exec(lines[at]);
   if (!first || RULE.test(lines[at])) return;
@@ -123,7 +124,8 @@ function paragraph(lines, at) {
 const TAKERS = [fence, heading, rule, quote, table, list];
 const startsBlock = (lines, at) => TAKERS.some(take => take(lines, at));
 
-/** What a block was built from: while an answer grows, all blocks but the last stay as they are, and with them a selection. */
+/** Source of each block: while an answer grows, all blocks but the last are retained, and with them
+    a selection. */
 const built = new WeakMap();
 let depth = 0;
 
@@ -132,7 +134,7 @@ function render(into, text) {
   let old = into.firstChild;
   for (let at = 0; at < lines.length;) {
     if (isBlank(lines[at])) { at++; continue; }
-    // A thousand quotes within each other are no quotes.
+    // Limits the nesting of quotes.
     const block = depth < 9 && TAKERS.reduce((found, take) => found || take(lines, at), null) || paragraph(lines, at);
     const source = lines.slice(at, block.end).join('\n');
     if (!old || built.get(old) !== source) {

@@ -30,7 +30,7 @@ function sideBySide(user) {
   return root;
 }
 
-/** How far answers are the same, word by word. */
+/** Returns the length of the common prefix of answers, in words. */
 function agreement(nodes) {
   if (nodes.some(node => !node.end || node.error)) return '';
   const [first, ...others] = nodes.map(node => node.text.trim().split(/\s+/));
@@ -63,7 +63,7 @@ function paintRest() {
   draw($('send').firstChild, busy ? 'stop' : 'send');
   $('send').disabled = !busy && !$('input').value.trim();
   const last = current.path().findLast(node => node.stats?.prompt);
-  // The last token that was said has not been read.
+  // The last generated token has not been fed.
   const used = last ? Math.min(last.stats.prompt + (last.stats.said ?? 0), server.room) : 0;
   tell('room', server.room ? `${count(used)} / ${count(server.room)} tokens` : '');
   if (last) {
@@ -153,7 +153,7 @@ function buildTypes() {
   $('kv').addEventListener('change', () => { settings.kv = $('kv').value; keep('kvant.settings', settings); });
 }
 
-/* ---- The meter: what all caches of the server take, once a second while somebody looks ---- */
+/* ---- The meter: size of all caches of the server, once a second while the page is visible ---- */
 
 async function poll() {
   clearTimeout(poll.timer);
@@ -162,7 +162,7 @@ async function poll() {
     meter(await get('kv'));
     if (!server.room) await meet();
   } catch (error) {
-    server.room = 0; // Who knows what is served when it is back.
+    server.room = 0; // The server may return with another model.
     $('meter').classList.add('off');
     tell('m-saved', why(error));
   }
@@ -170,7 +170,8 @@ async function poll() {
   poll.timer = setTimeout(poll, 1000);
 }
 
-/** `bytes` counts what is shared once, running_bytes and idle_bytes for each that shares it: shared_bytes is the difference. */
+/** Paints the meter. `bytes` counts shared blocks once, running_bytes and idle_bytes once per
+    sharer: shared_bytes is the difference. */
 function meter(kv) {
   server.types = kv.types;
   const f16 = kv.running_bytes_f16 + kv.idle_bytes_f16, whole = Math.max(f16, kv.bytes);
@@ -205,7 +206,7 @@ async function meet() {
   paintRest();
 }
 
-/* ---- Settings, keys, and how it begins ---- */
+/* ---- Settings, keys, and start ---- */
 
 const THEMES = ['', 'light', 'dark'];
 
@@ -289,7 +290,7 @@ function wireKeys(drawer) {
 }
 
 function start() {
-  try { Object.keys(localStorage).filter(key => key.startsWith(KEY)).forEach(loadTalk); } catch { /* A browser that keeps nothing. */ }
+  try { Object.keys(localStorage).filter(key => key.startsWith(KEY)).forEach(loadTalk); } catch { /* No local storage. */ }
   for (const svg of document.querySelectorAll('[data-icon]')) draw(svg, svg.dataset.icon);
   buildTypes();
   wireSettings();

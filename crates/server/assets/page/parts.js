@@ -1,9 +1,10 @@
-/* ---- Small things ---- */
+/* ---- Helpers ---- */
 
 const $ = id => document.getElementById(id);
 const SVG = 'http://www.w3.org/2000/svg';
 
-/** An element; a prop whose name begins with "on" listens, the others are attributes. */
+/** Creates an element; a property whose name starts with "on" is an event listener, the others are
+    attributes. */
 function el(tag, props = {}, ...kids) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(props)) {
@@ -51,13 +52,13 @@ const times = n => `${n.toFixed(1)}×`;
 const share = (part, whole) => `${whole > 0 ? Math.min(100, part / whole * 100) : 0}%`;
 const plural = (n, one) => `${count(n)} ${one}${n === 1 ? '' : 's'}`;
 
-// crypto.randomUUID exists only where the page came over TLS or from this machine.
+// crypto.randomUUID exists only if the page was loaded over TLS or from this machine.
 const newId = () => [...crypto.getRandomValues(new Uint32Array(2))].map(n => n.toString(36)).join('');
 
 async function copy(text, from) {
   try {
     await navigator.clipboard.writeText(text);
-  } catch { // Without TLS there is no clipboard but this one.
+  } catch { // Without TLS only this clipboard is available.
     const area = el('textarea', { class: 'unseen' });
     area.value = text;
     from.after(area);
@@ -73,10 +74,10 @@ async function copy(text, from) {
 
 const tell = (id, text) => { $(id).textContent = text; };
 
-/** Tells those who do not see the page. */
+/** Announces a text to screen readers. */
 const say = text => tell('live', text);
 
-/** A line that goes away, with something to do about it where there is. */
+/** Shows a transient line, with an optional action. */
 function notice(text, label, action) {
   const hide = () => { $('notice').hidden = true; };
   $('notice').replaceChildren(text, label ? button(label, () => { hide(); action(); }) : '');

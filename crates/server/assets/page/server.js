@@ -1,8 +1,8 @@
 /* ---- The server ----
-   What answers. The page that brings an engine of its own (crates/web) has another file in the place of this one, with the
-   same `server`, `why`, `get` and `ask`. */
+   Backend of the page. The page with a built-in engine (crates/web) replaces this file by another
+   one with the same `server`, `why`, `get` and `ask`. */
 
-/** What it is, once it is met, and the words for it. */
+/** Properties of the server, once known, and its texts. */
 const server = { types: [], room: 0, about: '', waits: 'Waits for the server', unsaid: 'as served' };
 const headers = () => ({ 'Content-Type': 'application/json', ...(settings.key && { Authorization: `Bearer ${settings.key}` }) });
 
@@ -21,7 +21,7 @@ async function get(path) {
   return response.json();
 }
 
-/** The chunks of an answer, as they come. */
+/** Yields the chunks of an answer. */
 async function* ask(messages, { system, ...asked }, signal) {
   const body = { messages, stream: true, stream_options: { include_usage: true }, return_progress: true, ...asked };
   const response = await fetch('v1/chat/completions', { method: 'POST', headers: headers(), body: JSON.stringify(body), signal });

@@ -1,6 +1,7 @@
 /* ---- Conversations ----
-   A conversation is a tree: to edit a message or to ask for another answer adds a sibling, nothing is overwritten. Each node
-   remembers which of its kids is the picked one, and which stand beside that one. */
+   A conversation is a tree: an edited message or another answer adds a sibling, nothing is
+   overwritten. Each node records which of its children is selected, and which are shown beside that
+   one. */
 
 class Talk {
   constructor({ id = newId(), title = '', created = Date.now(), updated = created } = {}) {
@@ -20,14 +21,14 @@ class Talk {
   parent(node) { return this.nodes.get(node.parent); }
   kids(node) { return node.kids.map(id => this.nodes.get(id)); }
 
-  /** The nodes that are shown, from the first on. */
+  /** Returns the nodes that are shown, in order. */
   path() {
     const path = [];
     for (let node = this.root; node.pick;) path.push(node = this.nodes.get(node.pick));
     return path;
   }
 
-  /** What a model is sent to answer `node`. */
+  /** Returns the messages that a request to answer `node` contains. */
   messages(node, system) {
     const messages = [];
     for (let at = node; at !== this.root; at = this.parent(at)) {
@@ -42,7 +43,7 @@ class Talk {
     return { id, title, created, updated, pick: root.pick, nodes };
   }
 
-  /** Reads what `toJSON` wrote, trusting none of it. Throws where it makes no sense. */
+  /** Reads the output of `toJSON` and validates all of it. Throws if it is invalid. */
   static from(json) {
     const given = typed(json, 'id title', 'created updated');
     if (!/^[\w-]{1,64}$/.test(given.id ?? '') || !Array.isArray(json.nodes)) throw new Error('a conversation has an id and nodes');
@@ -67,13 +68,13 @@ class Talk {
   }
 }
 
-/** Of an object the named fields that are texts, and those that are numbers. */
+/** Returns the named fields of an object that are strings, and those that are numbers. */
 function typed(object, texts, numbers = '') {
   const those = (names, fits) => names.split(' ').filter(name => fits(object?.[name])).map(name => [name, object[name]]);
   return Object.fromEntries([...those(texts, value => typeof value === 'string'), ...those(numbers, Number.isFinite)]);
 }
 
-/* ---- What is kept: a conversation under a key of its own, so that two windows do not write over each other ---- */
+/* ---- Storage: one key per conversation, so that windows do not overwrite each other ---- */
 
 const KEY = 'kvant.talk.';
 const talks = new Map();
@@ -101,7 +102,7 @@ function touch(talk) {
   keepTalk(talk);
 }
 
-/** Keeps what grows, once in a while. */
+/** Saves a growing conversation at most once a second. */
 function keepSoon(talk) {
   talk.due ||= setTimeout(() => { talk.due = 0; keepTalk(talk); }, 1000);
 }
@@ -109,15 +110,16 @@ function keepSoon(talk) {
 function loadTalk(key) {
   try {
     const talk = Talk.from(recall(key));
-    // An answer that nobody is waiting for any more has been cut off.
+    // An answer without a request was interrupted.
     for (const node of talk.nodes.values()) {
       if (node.role === 'assistant') node.end ||= 'stopped';
     }
     talks.set(talk.id, talk);
-  } catch { /* Not ours, or of another time: it stays where it is. */ }
+  } catch { /* Of another program or version: it is left as it is. */ }
 }
 
-/** Another window of this browser has changed a conversation: what is shown here must not write over it. */
+/** Reloads a conversation that another window has changed, so that this one does not overwrite it.
+    */
 function changedElsewhere({ key, newValue }) {
   const id = key?.startsWith(KEY) && key.slice(KEY.length);
   if (!id || [...runs.values()].some(run => run.talk.id === id)) return;
@@ -135,7 +137,8 @@ function exportTalks(some, name) {
 
 const exportAll = () => exportTalks([...talks.values()], 'kvant-conversations');
 
-/** A conversation that is here already is passed over; another one of the same name gets a name of its own. */
+/** Imports a conversation. An identical one is skipped; a different one with the same id gets a new
+    id. */
 function importTalk(talk) {
   const here = talks.get(talk.id);
   if (here && JSON.stringify(Talk.from(here.toJSON())) === JSON.stringify(talk)) return here;

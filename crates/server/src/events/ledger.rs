@@ -1,4 +1,5 @@
-//! Which blocks there are, and what has changed since that was told: arithmetic on hashes, nothing else.
+//! Ledger of blocks: which blocks are held, and the changes since the last publication. Works on
+//! hashes only.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::{KvEvent, Medium};
 
-/// What tells blocks of equal tokens apart that are not the same.
+/// Distinguishes blocks with equal tokens but different cache keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Root {
     pub seed: u64,
@@ -20,24 +21,25 @@ struct Block {
     holders: usize,
     is_told: bool,
     parent: Option<u64>,
-    /// Blocks before it.
+    /// Number of preceding blocks.
     depth: usize,
     extra: Option<Arc<[String]>>,
-    /// Until they have been told.
+    /// Tokens, until published.
     tokens: Box<[u32]>,
 }
 
-/// Blocks by where they are and by their hash, which is chained: it names all tokens up to the block's end.
+/// Blocks by medium and by hash, which is chained: it covers all tokens up to the block's end.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     blocks: HashMap<(Medium, u64), Block>,
-    /// Blocks that may have come or gone since the last [`Ledger::changes`], each behind its parent.
+    /// Blocks that may have been added or removed since the last [`Ledger::changes`], each after
+    /// its parent.
     touched: Vec<(Medium, u64)>,
 }
 
 impl Ledger {
-    /// Somebody holds the complete blocks of `tokens` from now on, of which they hold those in `held` already: the others are added
-    /// there.
+    /// Adds a holder to the complete blocks of `tokens`. `held` lists those it holds already and
+    /// receives the others.
     pub fn hold(&mut self, medium: Medium, root: &Root, held: &mut Vec<u64>, tokens: &[u32]) {
         let (whole, _) = tokens.as_chunks::<TOKENS_PER_BLOCK>();
         for (depth, tokens) in whole.iter().enumerate().skip(held.len()) {
@@ -62,7 +64,7 @@ impl Ledger {
         }
     }
 
-    /// Somebody does not hold these blocks any more.
+    /// Removes a holder from these blocks.
     pub fn release(&mut self, medium: Medium, held: &[u64]) {
         for &name in held {
             if let Some(block) = self.blocks.get_mut(&(medium, name)) {
@@ -74,7 +76,8 @@ impl Ledger {
         }
     }
 
-    /// What came and went since the last time. Whoever comes, comes behind its parent; whoever goes, goes before it.
+    /// Returns the changes since the last call. A stored block follows its parent; a removed one
+    /// precedes it.
     pub fn changes(&mut self) -> Vec<KvEvent> {
         let touched = std::mem::take(&mut self.touched);
         let mut gone = Vec::new();
@@ -102,7 +105,7 @@ impl Ledger {
             block.is_told = true;
             let new = std::mem::take(&mut block.tokens);
             match events.last_mut() {
-                // Of the same conversation, right behind the one before.
+                // Same conversation, directly after the previous block.
                 Some(KvEvent::Stored { blocks, tokens, medium: of, .. })
                     if *of == medium && blocks.last().copied() == block.parent =>
                 {
@@ -128,7 +131,7 @@ mod tests {
 
     use super::*;
 
-    /// Numbers that look random.
+    /// Pseudo-random numbers.
     struct Dice(u64);
 
     impl Dice {
@@ -138,7 +141,7 @@ mod tests {
         }
     }
 
-    /// A router: it knows nothing but events.
+    /// Router model that sees events only.
     #[derive(Default)]
     struct Router(BTreeMap<(Medium, u64), (Option<u64>, Vec<u32>)>);
 
@@ -170,7 +173,7 @@ mod tests {
             }
         }
 
-        /// All tokens up to the end of each block.
+        /// Returns all tokens up to the end of each block.
         fn prefixes(&self) -> BTreeSet<(Medium, Vec<u32>)> {
             let prefix = |&(medium, block): &(Medium, u64)| {
                 let (mut parts, mut at) = (Vec::new(), Some(block));
@@ -186,7 +189,7 @@ mod tests {
         }
     }
 
-    /// Texts of which many begin alike, of whole blocks and a rest.
+    /// Returns texts with many common prefixes, of whole blocks and a rest.
     fn text(dice: &mut Dice) -> Vec<u32> {
         let n_blocks = dice.throw(5);
         let mut text: Vec<u32> =
@@ -200,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_hears_all_events_knows_exactly_the_blocks_that_are_held() {
+    fn events_reconstruct_exactly_the_blocks_that_are_held() {
         let root = Root { seed: 1, extra: None };
         for seed in 0..200 {
             let mut dice = Dice(seed);
@@ -244,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_follow_one_another_are_one_event_and_those_of_others_have_other_names() {
+    fn consecutive_blocks_are_one_event_and_owners_differ_in_hash() {
         let text: Vec<u32> = (0..300).collect();
         let mut ledger = Ledger::default();
         let roots =
@@ -264,7 +267,7 @@ mod tests {
             names.extend(held);
         }
         assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), 4);
-        // What is let go of and taken up again in one breath never left.
+        // A block that is released and held again between publications causes no event.
         ledger.release(Medium::Device, &names[..2]);
         ledger.hold(Medium::Device, &roots[0], &mut Vec::new(), &text);
         assert_eq!(ledger.changes(), []);

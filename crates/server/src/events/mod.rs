@@ -1,9 +1,11 @@
-//! What routers in front of several servers want to know: which beginnings of prompts are there, so that a request goes to where
-//! most of it has been read.
+//! KV-block events for cache-aware routers: which prompt prefixes a server has cached, so that a
+//! request can be routed to the longest one.
 //!
-//! The tokens of a conversation are told in blocks of 128, each under a hash of all tokens up to its end. A block is *stored* when
-//! the first conversation holds it that others can go on from, and *removed* when the last one is let go of: on the device those on
-//! the shelf, whole, and those in work, up to the last place where blocks alone are enough; elsewhere those that are put away.
+//! Tokens of a conversation are published in blocks of 128, each with a hash of all tokens up to
+//! its end. A block is *stored* when the first conversation that others can reuse holds it, and
+//! *removed* when the last one is released. On the device these are idle sessions, whole, and
+//! running sequences, up to the last position where blocks alone suffice to continue; in the other
+//! media they are the offloaded sessions.
 
 mod ledger;
 #[cfg(feature = "kv-events")]
@@ -23,54 +25,54 @@ use ledger::{Ledger, Root};
 #[cfg(feature = "kv-events")]
 pub use publisher::{PublishError, Publisher};
 
-/// Where a block is.
+/// Medium of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Medium {
-    /// The memory of the device that reads it.
+    /// Memory of the device that computes.
     Device,
-    /// The machine's memory, from where it is brought back.
+    /// Host memory, from which it can be restored.
     Ram,
-    /// A file.
+    /// File.
     Disk,
 }
 
-/// A change of what a server need not read again.
+/// Change of the cached prefixes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KvEvent {
-    /// Blocks that follow one another are there.
+    /// Consecutive blocks were stored.
     Stored {
-        /// Their hashes.
+        /// Hashes of the blocks.
         blocks: Vec<u64>,
-        /// That of the block before them; none where they begin a prompt.
+        /// Hash of the preceding block; `None` at the beginning of a prompt.
         parent: Option<u64>,
         /// Their tokens [blocks x 128].
         tokens: Vec<u32>,
-        /// Where they are.
+        /// Medium of the blocks.
         medium: Medium,
-        /// What else a request must have in common with them: nothing, but for those of API keys and of other types than the
-        /// server's.
+        /// Further keys that a request must match: `None` except for blocks of API keys, of other
+        /// KV types than the server's, or of other LoRA scales.
         extra: Option<Arc<[String]>>,
     },
-    /// Blocks are not there any more, those first that others stood on last.
+    /// Blocks were removed, children before their parents.
     Removed {
-        /// Their hashes.
+        /// Hashes of the blocks.
         blocks: Vec<u64>,
-        /// Where they were.
+        /// Medium of the blocks.
         medium: Medium,
     },
-    /// Nothing is there.
+    /// All blocks were removed.
     Cleared,
 }
 
 type Sink = dyn Fn(Vec<KvEvent>) + Send + Sync;
 
-/// Is told of changes, on the thread that has the model: it must not take long.
+/// Receiver of events; called on the worker thread, so it must return quickly.
 #[derive(Clone)]
 pub struct KvEventSink(Arc<Sink>);
 
 impl KvEventSink {
-    /// One that calls `hear` with changes that belong together.
+    /// Creates a sink that calls `hear` with each batch of events.
     pub fn new(hear: impl Fn(Vec<KvEvent>) + Send + Sync + 'static) -> Self {
         Self(Arc::new(hear))
     }
@@ -85,21 +87,21 @@ impl fmt::Debug for KvEventSink {
 struct Shared {
     ledger: Mutex<Ledger>,
     sink: KvEventSink,
-    /// Kind of those that need nothing else in common than tokens.
+    /// Cache key of requests that set no options.
     usual: Kind,
-    /// Keeps hashes from telling API keys to those who try many.
+    /// Key of the hash of API keys, so that they cannot be found by trial.
     secret: RandomState,
 }
 
-/// Blocks of a model, told to whoever wants to know; nothing is done where nobody does.
+/// Publishes the blocks of a model; does nothing without a sink.
 #[derive(Clone, Default)]
 pub(crate) struct Blocks(Option<Arc<Shared>>);
 
 impl Blocks {
-    /// None so far. `stored` is what caches store where a request does not say.
+    /// Starts without blocks. `stored` holds the cache options of requests that set none.
     pub fn new(sink: Option<KvEventSink>, stored: Arc<Stored>) -> Self {
         let told = sink.map(|sink| {
-            // Whoever remembers an earlier process forgets it.
+            // A subscriber that remembers an earlier process discards its blocks.
             (sink.0)(vec![KvEvent::Cleared]);
             let usual = Kind { stored, owner: None };
             Arc::new(Shared { ledger: Mutex::default(), sink, usual, secret: RandomState::new() })
@@ -107,19 +109,19 @@ impl Blocks {
         Self(told)
     }
 
-    /// The kind that is known without any request.
+    /// Returns the cache key of requests that set no options.
     pub fn usual(&self) -> Option<&Kind> {
         self.0.as_ref().map(|shared| &shared.usual)
     }
 
-    /// A conversation that holds no blocks yet.
+    /// Registers a conversation that holds no blocks yet.
     pub fn hold(&self, medium: Medium, kind: &Kind) -> Held {
         let Some(shared) = &self.0 else { return Held::default() };
         let root = shared.root(kind);
         Held(Some(Holding { shared: Arc::clone(shared), medium, root, blocks: Vec::new() }))
     }
 
-    /// Tells what has changed since the last time.
+    /// Publishes the changes since the last call.
     pub fn tell(&self) {
         if let Some(shared) = &self.0 {
             let changes = shared.ledger().changes();
@@ -156,12 +158,12 @@ struct Holding {
     blocks: Vec<u64>,
 }
 
-/// The blocks of a conversation, for as long as it is held.
+/// Blocks of a conversation, released on drop.
 #[derive(Default)]
 pub(crate) struct Held(Option<Holding>);
 
 impl Held {
-    /// It has come to hold the complete blocks of these tokens, which go on from those that it held.
+    /// Adds the complete blocks of these tokens, which extend those held so far.
     pub fn grow(&mut self, tokens: &[u32]) {
         if let Some(Holding { shared, medium, root, blocks }) = &mut self.0 {
             shared.ledger().hold(*medium, root, blocks, tokens);

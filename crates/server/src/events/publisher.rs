@@ -1,5 +1,5 @@
-//! Events over ZeroMQ, as vLLM publishes them: a PUB socket with a topic, a number that grows by one and the batch; and a ROUTER
-//! socket that sends batches again, for those who see a gap in the numbers.
+//! Event publisher over ZeroMQ, as in vLLM: a PUB socket sends topic, sequence number and batch; a
+//! ROUTER socket replays batches for subscribers that detect a gap in the sequence numbers.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,46 +11,46 @@ use zeromq::{PubSocket, RouterSocket, Socket as _, SocketRecv as _, SocketSend a
 
 use super::{KvEvent, KvEventSink, wire};
 
-/// Batches that are kept to be sent again.
+/// Maximum batches retained for replay.
 const BATCHES: usize = 10_000;
-/// Bytes that they take at most.
+/// Maximum bytes of these batches.
 const BYTES: usize = 64 << 20;
-/// What stands behind the last batch that is sent again, where its number would be.
+/// Sequence number that marks the end of a replay.
 const END: [u8; 8] = [0xff; 8];
-/// The longest that somebody may take to receive what is sent again: others wait.
+/// Maximum time for a subscriber to receive a replay: others wait.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Why events cannot be published.
+/// Reason why events cannot be published.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PublishError {
-    /// Not an address of ZeroMQ's over TCP.
+    /// Invalid ZeroMQ address; only TCP is supported.
     #[error("expected an address such as tcp://*:5557, got {0}")]
     Address(String),
     /// The address cannot be bound or connected to.
     #[error("{address}: {why}")]
     Socket {
-        /// The address.
+        /// Address.
         address: String,
-        /// What the system says.
+        /// Error of the operating system.
         why: String,
     },
-    /// The system gives no thread.
+    /// The system provides no thread.
     #[error(transparent)]
     Io(#[from] std::io::Error),
 }
 
-/// Batches by their number, the last ones.
+/// Latest batches, by sequence number.
 #[derive(Debug, Default)]
 struct History {
     batches: VecDeque<Vec<u8>>,
-    /// Number of the first of them.
+    /// Sequence number of the first batch.
     first: u64,
     n_bytes: usize,
 }
 
 impl History {
-    /// Keeps a batch. Returns its number.
+    /// Adds a batch. Returns its sequence number.
     fn push(&mut self, batch: Vec<u8>) -> u64 {
         self.n_bytes += batch.len();
         self.batches.push_back(batch);
@@ -62,7 +62,7 @@ impl History {
         self.first + self.batches.len() as u64 - 1
     }
 
-    /// The batches from number `from` on, with their numbers.
+    /// Returns the batches from sequence number `from` on, with their numbers.
     fn since(&self, from: u64) -> Vec<(u64, Vec<u8>)> {
         let numbered = (self.first..).zip(&self.batches);
         numbered
@@ -78,7 +78,7 @@ fn locked(history: &Shared) -> MutexGuard<'_, History> {
     history.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Publishes events, on a thread of its own, until nobody has its [sink](Self::sink) any more.
+/// Publishes events on its own thread until the last [sink](Self::sink) is dropped.
 #[derive(Debug)]
 pub struct Publisher {
     events: UnboundedSender<Vec<KvEvent>>,
@@ -87,8 +87,8 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Publishes under `topic` at `address`: bound where its host is `*`, `0.0.0.0` or `::`, as vLLM does it; others are connected to.
-    /// What was missed is sent again at `replay`, which is bound.
+    /// Publishes under `topic` at `address`: binds if the host is `*`, `0.0.0.0` or `::`, like
+    /// vLLM, and connects otherwise. Missed batches are replayed at `replay`, which is bound.
     ///
     /// # Errors
     /// [`PublishError`]
@@ -119,27 +119,27 @@ impl Publisher {
         Ok(Self { events, address, replay })
     }
 
-    /// Where it publishes.
+    /// Returns the publishing address.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Where what was missed is sent again.
+    /// Returns the replay address.
     pub fn replay(&self) -> Option<&str> {
         self.replay.as_deref()
     }
 
-    /// Publishes what it is told.
+    /// Returns a sink for events to publish.
     pub fn sink(&self) -> KvEventSink {
         let events = self.events.clone();
         KvEventSink::new(move |batch| {
-            // The thread goes on for as long as somebody can send.
+            // The thread runs as long as a sender exists.
             _ = events.send(batch);
         })
     }
 }
 
-/// An address, and whether it is to be bound.
+/// Parses an address. Returns whether it is to be bound.
 fn read(address: &str) -> Result<(String, bool), PublishError> {
     let unknown = || PublishError::Address(address.to_owned());
     let (host, port) =
@@ -153,7 +153,7 @@ fn read(address: &str) -> Result<(String, bool), PublishError> {
     }
 }
 
-/// Sends what comes, and what is asked for again.
+/// Publishes events and serves replays.
 async fn publish(
     (mut publisher, router): (PubSocket, Option<RouterSocket>),
     mut events: UnboundedReceiver<Vec<KvEvent>>,
@@ -183,13 +183,14 @@ fn message(parts: Vec<Vec<u8>>) -> ZmqMessage {
     ZmqMessage::try_from(parts).expect("a message has parts")
 }
 
-/// Answers those who ask for batches from a number on: `[who, "", number]` by `[who, "", number, batch]` for each, and an end.
+/// Replays batches from a sequence number on: a request `[who, "", number]` is answered by
+/// `[who, "", number, batch]` for each batch, and an end mark.
 async fn send_again(mut router: RouterSocket, history: Shared) {
     loop {
         let asked = match router.recv().await {
             Ok(asked) => asked.into_vec(),
             Err(error) => {
-                tracing::warn!(%error, "nobody can ask for KV events again");
+                tracing::warn!(%error, "replay of KV events has ended");
                 return;
             }
         };
@@ -206,8 +207,8 @@ async fn send_again(mut router: RouterSocket, history: Shared) {
         };
         match tokio::time::timeout(PATIENCE, answers).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(error, "somebody who asked for KV events has gone"),
-            Err(_) => tracing::warn!("somebody who asked for KV events does not take them"),
+            Ok(Err(error)) => tracing::debug!(error, "a subscriber left during a replay of KV events"),
+            Err(_) => tracing::warn!("a subscriber does not receive a replay of KV events"),
         }
     }
 }
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn subscribers_hear_what_is_told_and_what_they_missed_when_they_ask() {
+    fn subscribers_receive_events_and_replays_of_missed_ones() {
         let publisher = Publisher::open("tcp://*:0", Some("tcp://*:0"), "kv@here").unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(hear(publisher));
@@ -242,7 +243,7 @@ mod tests {
         let mut foreign = SubSocket::new();
         foreign.connect(&here(publisher.address())).await.unwrap();
         foreign.subscribe("other").await.unwrap();
-        // Nobody knows when a subscription has come: one that is heard tells.
+        // The arrival of a subscription is only observable by a received message.
         let (mut n_told, first) = (
             1u64,
             loop {
@@ -255,7 +256,7 @@ mod tests {
         );
         assert_eq!((&first[0][..], first.len()), (&b"kv@here"[..], 3));
         let number = |part: &[u8]| u64::from_be_bytes(part.try_into().unwrap());
-        // What was told before and not heard.
+        // Published before the subscription and missed.
         let missed = number(&first[1]);
         assert!(missed > 0);
         (sink.0)(removed(2));
@@ -268,7 +269,7 @@ mod tests {
         }
         let mut asking = DealerSocket::new();
         asking.connect(&here(publisher.replay().unwrap())).await.unwrap();
-        // What is no question is passed over.
+        // An invalid request is ignored.
         asking.send(message(vec![vec![], vec![1]])).await.unwrap();
         for from in [0, missed] {
             asking.send(message(vec![vec![], from.to_be_bytes().to_vec()])).await.unwrap();
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_batches_are_kept_than_there_is_room_for() {
+    fn replay_history_is_limited_in_batches_and_bytes() {
         let mut history = History::default();
         let n = BATCHES as u64 + 5;
         for number in 0..n {
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_in_a_line() {
+    fn invalid_addresses_are_rejected_with_one_line() {
         for address in ["5557", "tcp://*", "tcp://:1", "tcp://*:70000", "ipc:///tmp/x", "udp://*:1"] {
             let error = Publisher::open(address, None, "").unwrap_err().to_string();
             assert!(error.contains(address) && error.lines().count() == 1, "{error}");

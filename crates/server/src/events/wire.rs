@@ -1,4 +1,4 @@
-//! Events as vLLM writes them: MessagePack, each structure an array of its fields in their order.
+//! Wire format of events, as in vLLM: MessagePack, each structure an array of its fields in order.
 //!
 //! ```text
 //! [ts, [event, ...], data_parallel_rank]
@@ -7,20 +7,20 @@
 //! ["AllBlocksCleared"]
 //! ```
 //!
-//! Readers pass fields over that are later than they are.
+//! Readers skip fields that were added later.
 
 use kvant::TOKENS_PER_BLOCK;
 
 use super::{KvEvent, Medium};
 
-/// Events that happened together, `seconds` after 1970 began.
+/// Encodes a batch of events; `seconds` is the time since 1970.
 pub(super) fn batch(seconds: f64, events: &[KvEvent]) -> Vec<u8> {
     let mut out = Writer(Vec::new());
     out.array(3);
     out.float(seconds);
     out.array(events.len());
     events.iter().for_each(|event| out.event(event));
-    // Of the server's parts, of which there is one.
+    // Data-parallel rank: there is only one.
     out.int(0);
     out.0
 }
@@ -67,7 +67,7 @@ impl Writer {
         }
     }
 
-    /// The device's memory is what routers call GPU, whatever the device.
+    /// Routers call the device's memory GPU, for every device.
     fn medium(&mut self, medium: Medium) {
         self.text(match medium {
             Medium::Device => "GPU",
@@ -95,7 +95,7 @@ impl Writer {
         }
     }
 
-    /// Texts here are names: short ones.
+    /// Texts are names, and short.
     fn text(&mut self, text: &str) {
         match text.len() {
             length @ 0..=31 => self.0.push(0xa0 | length as u8),
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_are_written_as_msgspec_writes_those_of_vllm() {
+    fn events_are_encoded_like_vllms() {
         let stored = KvEvent::Stored {
             blocks: vec![0x0102_0304_0506_0708, 5],
             parent: Some(300),
@@ -144,7 +144,7 @@ mod tests {
             extra: Some(["ab".to_owned()].into()),
         };
         let removed = KvEvent::Removed { blocks: vec![5], medium: Medium::Disk };
-        // By msgspec from vLLM's structures.
+        // Encoded by msgspec from vLLM's structures.
         let expected = "93cb3ff80000000000009499ab426c6f636b53746f72656492cf010203040506070805cd012c9201ce00011170cc80c0a3475055c0c099\
             ab426c6f636b53746f7265649106c0dc0010cc80cc80cc80cc80cc80cc80cc80cc80cc80cc80cc80cc80cc80cc80cc80cc80cc80c0a444\
             49534bc09191a2616293ac426c6f636b52656d6f7665649105a44449534b91b0416c6c426c6f636b73436c656172656400";

@@ -1,4 +1,4 @@
-//! What passes a grammar is what GBNF means by it.
+//! Converted grammars accept what GBNF means.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -8,7 +8,8 @@ use kvant::{Model, OpenOptions, Special};
 use super::*;
 use crate::guide::{Form, Grammars};
 
-/// Places where `item` may end that begins at one of `from`: GBNF as it is meant, character by character.
+/// Returns the positions where an `item` may end that starts at one of `from`: a reference matcher
+/// for GBNF, character by character.
 fn ends(rules: &Rules, item: &Item, text: &[char], from: &HashSet<usize>) -> HashSet<usize> {
     match item {
         Item::Class { ranges, is_negated } => {
@@ -67,7 +68,7 @@ number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1
 ws ::= | " " | "\n" [ \t]{0,20}
 "#;
 
-/// Grammars, with texts of which some pass.
+/// Grammars, with texts of which some are accepted.
 const CASES: [(&str, &[&str]); 9] = [
     (r#"root ::= "a"{3,3}"#, &["aaa", "aa", "aaaa", "b", ""]),
     (r#"root ::= ("ab" | "a" "c")+ [^x-z]? "#, &["ab", "acab", "abab!", "abz", "a", "acc", "abx"]),
@@ -104,7 +105,7 @@ list ::= "- " [a-z]* "\n" list?"#,
 ];
 
 #[test]
-fn what_a_grammar_lets_pass_is_what_it_means() {
+fn converted_grammars_accept_the_same_texts() {
     let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
     let (tokenizer, grammars) = (model.tokenizer().unwrap(), Arc::new(Grammars::new().unwrap()));
     let none = |_: &str| None;
@@ -132,7 +133,7 @@ fn what_a_grammar_lets_pass_is_what_it_means() {
 }
 
 #[test]
-fn a_grammar_without_recursion_is_one_word_and_tokens_are_named_by_number() {
+fn a_grammar_without_recursion_is_one_lexeme() {
     let token = |text: &str| (text == "<think>").then_some(7);
     let one = lark("root ::= a b\na ::= \"x\"\nb ::= a | [0-9]", &token).unwrap();
     assert_eq!(one.lines().count(), 2, "{one}");
@@ -141,7 +142,7 @@ fn a_grammar_without_recursion_is_one_word_and_tokens_are_named_by_number() {
 }
 
 #[test]
-fn what_is_wrong_is_told_with_its_line() {
+fn errors_state_their_line() {
     let deep = format!("root ::= {}", "(".repeat(100));
     let signs = format!("root ::= \"a\"{}", "*".repeat(100));
     let large = format!("root ::= \"{}\"", "a".repeat(LARGEST));
@@ -169,7 +170,7 @@ fn what_is_wrong_is_told_with_its_line() {
     }
 }
 
-/// Texts that double with every rule, and many rules in a row.
+/// Expansions that double with every rule, and long chains of rules.
 #[test]
 fn a_small_grammar_does_not_become_a_large_one() {
     let doubling: String = (1..60).map(|i| format!("r{i} ::= r{} r{}\n", i - 1, i - 1)).collect();

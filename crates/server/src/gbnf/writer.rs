@@ -1,34 +1,34 @@
-//! Writes rules in Lark, with as few words as can be.
+//! Writes rules as Lark, with as few lexemes as possible.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write as _;
 
 use super::{Item, Rules};
 
-/// The longest regular expression, in bytes: a larger one is left to the grammar.
+/// Maximum size of a regular expression in bytes: a larger one becomes grammar rules.
 const LONGEST: usize = 20_000;
 
 pub(super) struct Writer<'a> {
     rules: &'a Rules,
-    /// The regular expression of each rule that has one.
+    /// Regular expression of each rule that has one.
     words: Vec<Option<Word>>,
-    /// Words by their regular expression, and in their order.
+    /// Lexemes by their regular expression, and in order.
     places: HashMap<String, usize>,
     named: Vec<String>,
 }
 
-/// A regular expression.
+/// Regular expression of a lexeme.
 #[derive(Debug, Clone)]
 struct Word {
     regex: String,
-    /// No characters at all are of it.
+    /// Matches the empty text.
     may_be_nothing: bool,
-    /// No others are.
+    /// Matches only the empty text.
     is_nothing: bool,
 }
 
 impl Word {
-    /// This one and then `next`; none where that is too long.
+    /// Returns the concatenation with `next`, or `None` if it is too long.
     fn then(mut self, next: &Self) -> Option<Self> {
         self.regex += &next.regex;
         self.may_be_nothing &= next.may_be_nothing;
@@ -43,7 +43,7 @@ impl Word {
         (self.regex.len() <= LONGEST).then_some(self)
     }
 
-    /// As one thing for what follows.
+    /// Returns the expression as a group.
     fn whole(self) -> Self {
         Self { regex: format!("(?:{})", self.regex), ..self }
     }
@@ -53,7 +53,8 @@ impl<'a> Writer<'a> {
     pub fn new(rules: &'a Rules) -> Self {
         let words = vec![None; rules.len()];
         let mut writer = Self { rules, words, places: HashMap::new(), named: Vec::new() };
-        // Those that name only words are words: one after the other. What comes back to itself never is one.
+        // Rules that name only lexemes are lexemes, in topological order. A recursive rule never
+        // becomes one.
         let mut named_by: Vec<Vec<usize>> = vec![Vec::new(); rules.len()];
         let mut n_left = vec![0; rules.len()];
         for (place, rule) in rules.iter().enumerate() {
@@ -75,7 +76,7 @@ impl<'a> Writer<'a> {
         writer
     }
 
-    /// The regular expression of one of several sequences, where they have one.
+    /// Returns the regular expression of alternatives, if all have one.
     fn any(&self, all: &[Vec<Item>]) -> Option<Word> {
         let mut words = all
             .iter()
@@ -103,7 +104,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// All rules that are not words, and the words.
+    /// Returns all rules that are not lexemes, and the lexemes.
     pub fn grammar(mut self) -> String {
         let mut out = String::new();
         let mut left = vec![0];
@@ -120,7 +121,7 @@ impl<'a> Writer<'a> {
             }
         }
         for (index, word) in self.named.iter().enumerate() {
-            // A word of no letters is none: where one may be missing, it is optional.
+            // A lexeme must not be empty: one that may be is optional where it is used.
             _ = writeln!(out, "WORD_{index}: /{word}/ & /(?s:.+)/");
         }
         out
@@ -131,7 +132,7 @@ impl<'a> Writer<'a> {
         all.join(" | ")
     }
 
-    /// A sequence, with what can be words in as few as can be.
+    /// Returns a sequence, with adjacent lexemes merged as far as possible.
     fn sequence(&mut self, items: &[Item]) -> String {
         let mut parts: Vec<String> = Vec::new();
         let mut open: Option<Word> = None;
@@ -151,7 +152,7 @@ impl<'a> Writer<'a> {
         if parts.is_empty() { "\"\"".to_owned() } else { parts.join(" ") }
     }
 
-    /// Something that is no word.
+    /// Returns an item that is not a lexeme.
     fn part(&mut self, item: &Item) -> String {
         match item {
             Item::Rule(place) => rule_name(*place),
@@ -166,7 +167,7 @@ impl<'a> Writer<'a> {
                 }
             }
             Item::Token { id, is_negated } => format!("<[{}{id}]>", if *is_negated { "^" } else { "" }),
-            // It is a word.
+            // A class is a lexeme.
             Item::Class { .. } => self.sequence(std::slice::from_ref(item)),
         }
     }
@@ -192,7 +193,7 @@ fn rule_name(place: usize) -> String {
     if place == 0 { "start".to_owned() } else { format!("rule_{place}") }
 }
 
-/// The rules that a rule names.
+/// Returns the rules that a rule names.
 fn named_in(rule: &[Vec<Item>]) -> HashSet<usize> {
     fn look(item: &Item, into: &mut HashSet<usize>) {
         match item {

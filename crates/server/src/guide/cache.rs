@@ -1,4 +1,5 @@
-//! Compiled forms of late: an agent sends the same tools with every turn, and compiling them takes longer than reading what is new.
+//! Cache of compiled constraints: an agent sends the same tools with every turn, and their
+//! compilation takes longer than the prefill of the new tokens.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,21 +9,21 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::{Form, Guide};
 use crate::lanes::Owner;
 
-/// Forms that are kept, of all owners together.
+/// Maximum cached constraints of all owners together.
 const MAX_FORMS: usize = 16;
-/// The largest form that is kept, in bytes of its text: what it takes once compiled is a small multiple.
+/// Maximum size of the text of a cached constraint in bytes: its compiled form is a small multiple.
 const MAX_BYTES: usize = 64 << 10;
 
-/// Guides at the beginning of their forms, the one that was used last at the end.
+/// Guides in their initial state, least recently used first.
 #[derive(Default)]
 pub(super) struct Cache(Mutex<VecDeque<(Key, Guide)>>);
 
-/// Names a form of an owner: nobody learns from times what forms another has sent.
+/// Hash of a constraint and its owner: timing reveals no constraint of another owner.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Key(u128);
 
 impl Key {
-    /// `None` for a form that is too large to be kept.
+    /// Returns the key of a constraint, or `None` if it is too large to be cached.
     pub fn of(form: &Form, owner: &Owner) -> Option<Self> {
         let text = match form {
             Form::Schema(schema) => format!("schema {schema}"),
@@ -39,7 +40,7 @@ impl Cache {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A guide at the beginning of this form.
+    /// Returns a guide in its initial state.
     pub fn find(&self, key: Key) -> Option<Guide> {
         let mut all = self.all();
         let at = all.iter().position(|(known, _)| *known == key)?;
@@ -49,7 +50,7 @@ impl Cache {
         guide
     }
 
-    /// Keeps a guide that has just been made.
+    /// Adds a new guide.
     pub fn keep(&self, key: Key, guide: &Guide) {
         let Some(guide) = guide.fork() else { return };
         let mut all = self.all();

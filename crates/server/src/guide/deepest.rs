@@ -1,4 +1,5 @@
-//! The deepest forms that are not refused: each must be compiled without an overflow, which would end this process.
+//! Deepest constraints that are accepted: each must compile without a stack overflow, which would
+//! end the process.
 
 use std::sync::Arc;
 
@@ -10,7 +11,8 @@ use super::{Form, FormError, Grammars};
 const ARRAY: (&str, &str) = ("array", "items");
 const OBJECT: (&str, &str) = ("object", "additionalProperties");
 
-/// References in a row, each so many levels above the next, of this type and by this keyword.
+/// Returns a chain of references, each `between` levels above the next, nested by this type and
+/// keyword.
 fn references(n: usize, between: usize, (kind, keyword): (&str, &str)) -> Form {
     let refer = |i: usize| json!({ "$ref": format!("#/$defs/{i}") });
     let nested = |inner: Value| (0..between).fold(inner, |inner, _| json!({ "type": kind, keyword: inner }));
@@ -25,13 +27,13 @@ fn properties(n: usize, is_required: bool) -> Form {
     Form::schema(json!({ "type": "object", "properties": all, "required": required }))
 }
 
-/// Rules in a row, each of which names the next.
+/// Returns a chain of rules, each of which names the next.
 fn rules(n: usize, name: &str, defines: &str, end: &str) -> String {
     let rules = (0..n).map(|i| format!("{name}{i}{defines}\"a\"{name}{}{end}\n", i + 1));
     rules.collect::<String>() + &format!("{name}{n}{defines} \"b\"\n")
 }
 
-/// Forms of so many levels, of each kind that the compiler calls itself for.
+/// Returns constraints of `levels` levels, of every kind on which the compiler recurses.
 fn forms(levels: usize) -> Vec<(&'static str, Form)> {
     let lark =
         |name: &str, end: &str| Form::Lark(format!("start: {name}0\n{}", rules(levels - 2, name, ":", end)));
@@ -48,7 +50,7 @@ fn forms(levels: usize) -> Vec<(&'static str, Form)> {
 }
 
 #[test]
-fn the_deepest_forms_overflow_no_stack_and_deeper_ones_are_refused() {
+fn the_deepest_constraints_compile_and_deeper_ones_are_refused() {
     let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
     let grammars = Arc::new(Grammars::new().unwrap());
     for (name, form) in forms(MAX_LEVELS) {
@@ -61,7 +63,7 @@ fn the_deepest_forms_overflow_no_stack_and_deeper_ones_are_refused() {
         assert!(matches!(error, Some(FormError::TooLarge(_))), "{name}: {error:?}");
     }
     for is_required in [true, false] {
-        // The compiler knows a bound of its own, below that which is safe.
+        // The compiler has its own limit, below the safe one.
         let error = grammars.guide_at_once(&model, &properties(MAX_PROPERTIES, is_required)).err();
         assert!(!matches!(error, Some(FormError::TooLarge(_))), "{error:?}");
         let error = grammars.guide_at_once(&model, &properties(MAX_PROPERTIES + 1, is_required)).err();

@@ -1,8 +1,9 @@
-//! How deep a form is, measured before it is compiled.
+//! Depth of a constraint, measured before it is compiled.
 //!
-//! `llguidance` calls itself once for each level of a schema, for each reference that leads to another and for each rule that names
-//! another. A stack that overflows ends the process, so a form is compiled on a large stack, and refused where it is deeper than that
-//! stack bears. All measures are upper bounds: a form may be told to be deeper than it is, never less deep.
+//! `llguidance` recurses for each level of a schema, for each reference that leads to another and
+//! for each rule that names another. A stack overflow ends the process, so a constraint is compiled
+//! on a large stack, and rejected if it is too deep for that stack. All measures are upper bounds:
+//! they may overestimate the depth, never underestimate it.
 
 #[cfg(test)]
 mod tests;
@@ -11,18 +12,19 @@ use std::collections::{HashMap, VecDeque};
 
 use serde_json::Value;
 
-/// The most levels of a form. Each takes about 5 KiB of stack when it is compiled.
+/// Maximum levels of a constraint. Each takes about 5 KiB of stack during compilation.
 pub(super) const MAX_LEVELS: usize = 10_000;
-/// The most brackets within brackets of a grammar: conditions keep theirs until the last token is chosen.
+/// Maximum nesting of brackets in a grammar: conditions retain theirs until the last token is
+/// sampled.
 pub(super) const MAX_BRACKETS: usize = 100;
-/// The most properties of an object: `llguidance` puts them in order one within the other, and takes the square of their number for it.
+/// Maximum properties of an object: `llguidance` nests them in order, in quadratic time.
 pub(super) const MAX_PROPERTIES: usize = 2_000;
-/// The largest grammar or schema, in bytes.
+/// Maximum size of a grammar or schema in bytes.
 pub(super) const MAX_BYTES: usize = 4 << 20;
 
-/// A measure of a form that is too large.
+/// Measure of a constraint that is too large.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the form has too many {what}: expected at most {expected}, got {got}")]
+#[error("the constraint has too many {what}: expected at most {expected}, got {got}")]
 pub(crate) struct TooLarge {
     pub what: &'static str,
     pub expected: usize,
@@ -33,12 +35,12 @@ fn within(what: &'static str, expected: usize, got: usize) -> Result<(), TooLarg
     if got <= expected { Ok(()) } else { Err(TooLarge { what, expected, got }) }
 }
 
-/// Refuses a form of so many bytes, where these are too many.
+/// Rejects a constraint of too many bytes.
 pub(super) fn check_bytes(n: usize) -> Result<(), TooLarge> {
     within("bytes", MAX_BYTES, n)
 }
 
-/// Refuses a schema that cannot be compiled safely.
+/// Rejects a schema that cannot be compiled safely.
 pub(super) fn check_schema(schema: &Value) -> Result<(), TooLarge> {
     let mut size = Size::default();
     size.add(schema);
@@ -47,7 +49,7 @@ pub(super) fn check_schema(schema: &Value) -> Result<(), TooLarge> {
     within("levels of references and nesting", MAX_LEVELS, levels_of_schema(schema))
 }
 
-/// Refuses a Lark grammar that cannot be compiled safely.
+/// Rejects a Lark grammar that cannot be compiled safely.
 pub(super) fn check_lark(lark: &str) -> Result<(), TooLarge> {
     check_bytes(lark.len())?;
     let mut reader = LarkReader::new(lark);
@@ -57,7 +59,7 @@ pub(super) fn check_lark(lark: &str) -> Result<(), TooLarge> {
     schemas.iter().try_for_each(check_schema)
 }
 
-/// What a schema takes, about, and its most properties of one object.
+/// Approximate size of a schema, and the maximum number of properties of an object.
 #[derive(Default)]
 struct Size {
     bytes: usize,
@@ -76,7 +78,7 @@ impl Size {
                     self.add(field);
                     let n = match (name.as_str(), field) {
                         ("properties", Value::Object(properties)) => properties.len(),
-                        // What is required and described nowhere is a property too.
+                        // A required name without a description is a property too.
                         ("required", Value::Array(names)) => names.len(),
                         _ => 0,
                     };
@@ -88,7 +90,8 @@ impl Size {
     }
 }
 
-/// Levels of a schema: the longest chain of references, each with the nesting of what it refers to.
+/// Returns the levels of a schema: the longest chain of references, each with the nesting of its
+/// target.
 fn levels_of_schema(root: &Value) -> usize {
     let mut names = Names::default();
     let whole = names.place("#");
@@ -108,7 +111,7 @@ fn levels_of_schema(root: &Value) -> usize {
                 names.weights[to] = depth;
                 left.extend(references.into_iter().map(|next| (to, next)));
             }
-            // A reference by another name than its place may be to anything.
+            // A reference that is not a plain location may lead anywhere.
             None => {
                 names.weights[to] = depth;
                 names.edges[to].push(whole);
@@ -118,12 +121,12 @@ fn levels_of_schema(root: &Value) -> usize {
     names.levels()
 }
 
-/// What a reference within a schema refers to, where it says so by its place alone.
+/// Returns the target of a reference that is a plain location within the schema.
 fn target<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     reference.strip_prefix('#').filter(|pointer| !pointer.contains('%')).and_then(|at| root.pointer(at))
 }
 
-/// The nesting of a value, and all references in it.
+/// Returns the nesting of a value, and all references in it.
 fn outline(value: &Value) -> (usize, Vec<&str>) {
     fn look<'a>(value: &'a Value, depth: usize, deepest: &mut usize, references: &mut Vec<&'a str>) {
         *deepest = depth.max(*deepest);
@@ -141,13 +144,13 @@ fn outline(value: &Value) -> (usize, Vec<&str>) {
     (deepest, references)
 }
 
-/// Names that name each other.
+/// Graph of names and the names in their definitions.
 #[derive(Default)]
 struct Names {
     places: HashMap<String, usize>,
-    /// Levels of each by itself.
+    /// Levels of each name by itself.
     weights: Vec<usize>,
-    /// Those that it names.
+    /// Names in its definition.
     edges: Vec<Vec<usize>>,
 }
 
@@ -162,8 +165,8 @@ impl Names {
         self.weights.len() - 1
     }
 
-    /// Levels of the longest chain in which each name stands once. Where names come back to themselves all of those count: to find the
-    /// longest way through a ring takes too long.
+    /// Returns the levels of the longest chain in which each name occurs once. All names on cycles
+    /// count: the longest path through a cycle takes too long to find.
     fn levels(&self) -> usize {
         let mut named_by = vec![Vec::new(); self.edges.len()];
         for (from, to) in self.edges.iter().enumerate() {
@@ -176,7 +179,8 @@ impl Names {
         above + rings.sum::<usize>() + below
     }
 
-    /// Takes names away whose `next` are all gone, until none is left to take. The levels of the longest chain of those.
+    /// Removes names whose `next` are all removed, until none remains. Returns the levels of the
+    /// longest chain of removed names.
     fn peel(&self, next: &[Vec<usize>], before: &[Vec<usize>], is_left: &mut [bool]) -> usize {
         let in_graph = |places: &[usize], is_left: &[bool]| places.iter().filter(|&&at| is_left[at]).count();
         let mut n_next: Vec<usize> = next.iter().map(|next| in_graph(next, is_left)).collect();
@@ -202,11 +206,11 @@ impl Names {
 
 const JSON_DIRECTIVES: [&str; 3] = ["%json", "%regex", "%llguidance"];
 
-/// Reads which names of a Lark grammar stand in the definition of which, cut as `llguidance` cuts them.
+/// Finds the names in each definition of a Lark grammar, with the tokenization of `llguidance`.
 struct LarkReader<'a> {
     rest: &'a str,
     names: Names,
-    /// The name that is being defined.
+    /// Name being defined.
     defined: Option<usize>,
     brackets: usize,
     max_brackets: usize,
@@ -217,7 +221,7 @@ impl<'a> LarkReader<'a> {
         Self { rest: lark, names: Names::default(), defined: None, brackets: 0, max_brackets: 0 }
     }
 
-    /// Reads the whole grammar. The schemas in it.
+    /// Reads the whole grammar. Returns the schemas in it.
     fn read(&mut self) -> Vec<Value> {
         let mut schemas = Vec::new();
         let mut begins_line = true;
@@ -251,7 +255,8 @@ impl<'a> LarkReader<'a> {
         self.rest.starts_with('#') || self.rest.starts_with("//")
     }
 
-    /// Passes what is no name. Whether it has been passed: else it is one character.
+    /// Skips text that is not a name. Returns whether it was consumed; otherwise it is one
+    /// character.
     fn text(&mut self, first: char, schemas: &mut Vec<Value>) -> bool {
         match first {
             '"' | '/' => {
@@ -277,7 +282,7 @@ impl<'a> LarkReader<'a> {
         false
     }
 
-    /// Whether a directive stands here that a JSON value follows.
+    /// Reports whether a directive with a JSON value starts here.
     fn begins_json(&self) -> bool {
         JSON_DIRECTIVES.iter().any(|name| self.rest.starts_with(name))
     }
@@ -295,7 +300,7 @@ impl<'a> LarkReader<'a> {
         true
     }
 
-    /// A name; at the beginning of a line it is one that is defined.
+    /// Reads a name; at the beginning of a line it is the one being defined.
     fn name(&mut self, begins_line: bool) {
         let kind = self.rest.trim_start_matches('_').chars().next();
         let is_upper = kind.is_some_and(|c| c.is_ascii_uppercase());
@@ -315,7 +320,7 @@ impl<'a> LarkReader<'a> {
     }
 }
 
-/// What follows a string or a regular expression.
+/// Returns the text after a string or a regular expression.
 fn quoted(text: &str, quote: char) -> &str {
     let mut is_escaped = false;
     for (at, c) in text.char_indices().skip(1) {

@@ -1,8 +1,9 @@
-//! Which tokens may come next, worked out by threads of their own while the model reads the token before.
+//! Token masks, computed on separate threads while the model processes the previous token.
 //!
-//! Most masks take microseconds; those of an ambiguous grammar take minutes. Each has a bound of time, beyond which its answer ends, and
-//! an owner has one thread at a time, so that nobody waits for the masks of another. After a mask that took long the next one of that
-//! answer is left to threads that give way to the model.
+//! Most masks take microseconds; those of an ambiguous grammar take minutes. Each has a time limit,
+//! beyond which its answer ends, and an owner uses one thread at a time, so that no owner delays
+//! the masks of another. After a slow mask, the next one of that answer is computed by low-priority
+//! threads.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -16,25 +17,25 @@ use super::{FormError, in_a_line};
 use crate::lanes::Owner;
 use crate::priority::give_way;
 
-/// The longest that a mask may take.
+/// Maximum time of a mask.
 pub(super) const MASK_TIME: Duration = Duration::from_secs(2);
-/// After a mask that took longer the next one is for threads that give way.
+/// After a mask slower than this, the next one is computed at low priority.
 const QUICK: Duration = Duration::from_millis(20);
-/// Masks that are worked out at once by each kind of thread, each of another owner.
+/// Threads of each priority; each serves a different owner.
 const THREADS: usize = 2;
-/// The stack of a thread that works masks out.
+/// Stack of a mask thread.
 const STACK: usize = 16 << 20;
 
-/// A mask to be worked out, and where it goes.
+/// Mask to be computed, and its receiver.
 struct Work {
     matcher: Box<Matcher>,
     owner: Owner,
-    /// When it was begun.
+    /// Start of the computation.
     began: Arc<OnceLock<Instant>>,
     to: SyncSender<Done>,
 }
 
-/// What comes of it.
+/// Computed mask.
 pub(super) struct Done {
     matcher: Box<Matcher>,
     mask: Result<SimpleVob, FormError>,
@@ -42,7 +43,7 @@ pub(super) struct Done {
 }
 
 impl Done {
-    /// Works out which tokens may come next.
+    /// Computes the token mask.
     pub fn of(mut matcher: Box<Matcher>) -> Self {
         let began = Instant::now();
         let mask = matcher.compute_mask_or_eos();
@@ -51,7 +52,7 @@ impl Done {
     }
 }
 
-/// Masks that nobody works out yet.
+/// Masks waiting for a thread.
 #[derive(Default)]
 struct Queue {
     state: Mutex<State>,
@@ -61,7 +62,7 @@ struct Queue {
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Work>,
-    /// Owners whose masks are being worked out.
+    /// Owners whose masks are being computed.
     busy: Vec<Owner>,
     is_closed: bool,
 }
@@ -71,7 +72,7 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first one of an owner who has no thread.
+    /// Waits for the first mask of an owner without a busy thread.
     fn take(&self) -> Option<Work> {
         let mut state = self.state();
         loop {
@@ -90,7 +91,7 @@ impl Queue {
     fn work(&self) {
         while let Some(Work { matcher, owner, began, to }) = self.take() {
             _ = began.set(Instant::now());
-            // Whoever asked may have gone.
+            // The receiver may have been dropped.
             _ = to.send(Done::of(matcher));
             self.state().busy.retain(|busy| *busy != owner);
             self.changed.notify_all();
@@ -98,7 +99,7 @@ impl Queue {
     }
 }
 
-/// The threads; they end with this.
+/// Mask threads; they end when this is dropped.
 pub(super) struct MaskThreads {
     quick: Arc<Queue>,
     slow: Arc<Queue>,
@@ -119,7 +120,7 @@ impl MaskThreads {
         Ok(threads)
     }
 
-    /// Leaves work to the threads for what took so long before.
+    /// Queues work by the duration of the previous mask.
     fn send(&self, work: Work, took: Duration) {
         let queue = if took > QUICK { &self.slow } else { &self.quick };
         queue.state().waiting.push_back(work);
@@ -136,10 +137,10 @@ impl Drop for MaskThreads {
     }
 }
 
-/// Where an answer stands in its form.
+/// Constraint state of an answer.
 pub(crate) struct Guide {
     mask: Mask,
-    /// What the last mask took.
+    /// Duration of the last mask.
     took: Duration,
     owner: Owner,
     threads: Arc<MaskThreads>,
@@ -147,7 +148,7 @@ pub(crate) struct Guide {
 
 enum Mask {
     There(Box<Matcher>, SimpleVob),
-    /// The lock is never taken: a job that holds this is shared.
+    /// The lock is never taken: it only makes a shared job with this guide `Sync`.
     Coming {
         done: Mutex<Receiver<Done>>,
         began: Arc<OnceLock<Instant>>,
@@ -157,13 +158,13 @@ enum Mask {
 }
 
 impl Guide {
-    /// One at the beginning, with its first mask.
+    /// Creates a guide in its initial state, with its first mask.
     pub(super) fn new(first: Done, owner: Owner, threads: Arc<MaskThreads>) -> Result<Self, FormError> {
         let mask = Mask::There(first.matcher, first.mask?);
         Ok(Self { mask, took: first.took, owner, threads })
     }
 
-    /// A guide at the same place, where its mask is there.
+    /// Returns a guide in the same state, if its mask is available.
     pub fn fork(&self) -> Option<Self> {
         let Mask::There(matcher, mask) = &self.mask else { return None };
         let (owner, threads) = (self.owner.clone(), Arc::clone(&self.threads));
@@ -171,7 +172,8 @@ impl Guide {
         Some(Self { mask, took: self.took, owner, threads })
     }
 
-    /// Whether a token can be chosen, or is known why not, after `patience` at the latest. A mask that takes too long is given up.
+    /// Reports whether the mask, or its failure, is available after at most `patience`. A mask
+    /// beyond its time limit is cancelled.
     pub fn is_ready(&mut self, patience: Duration) -> bool {
         let Mask::Coming { done, began, cancels } = &mut self.mask else { return true };
         let done = done.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -192,7 +194,7 @@ impl Guide {
         true
     }
 
-    /// Rules out what may not come next.
+    /// Excludes the tokens that the constraint forbids.
     pub fn mask(&mut self, logits: &mut [f32]) -> Result<(), FormError> {
         while !self.is_ready(MASK_TIME) {}
         let mask = match &self.mask {
@@ -208,9 +210,11 @@ impl Guide {
         Ok(())
     }
 
-    /// Takes note of a token, and begins to work out what may come next. Whether the answer is complete with it, and nothing can follow.
+    /// Records a token and starts the computation of the next mask. Returns whether the answer is
+    /// complete, so that nothing can follow.
     ///
-    /// This takes a small part of what the mask before took, which looked along this token and all others.
+    /// This takes a small part of the time of the previous mask, which covered this token and all
+    /// others.
     pub fn said(&mut self, token: u32) -> Result<bool, FormError> {
         let away = Mask::Failed(FormError::Wrong(AWAY.to_owned()));
         let mut matcher = match std::mem::replace(&mut self.mask, away) {
@@ -228,7 +232,7 @@ impl Guide {
         Ok(false)
     }
 
-    /// Goes on behind tokens that were said before this held.
+    /// Consumes tokens that were generated before the guide became active.
     pub fn catch_up(&mut self, tokens: &[u32]) -> Result<(), FormError> {
         let Mask::There(matcher, _) = &mut self.mask else { return Err(FormError::Wrong(AWAY.to_owned())) };
         let Some((&last, before)) = tokens.split_last() else { return Ok(()) };
@@ -236,11 +240,11 @@ impl Guide {
         self.said(last).map(|_| ())
     }
 
-    /// Whether these tokens are a whole answer.
+    /// Reports whether these tokens are a complete answer.
     #[cfg(test)]
     pub fn takes(mut self, tokens: &[u32]) -> bool {
         while !self.is_ready(MASK_TIME) {}
-        let Mask::There(matcher, _) = &mut self.mask else { panic!("something has been asked for") };
+        let Mask::There(matcher, _) = &mut self.mask else { panic!("a mask is being computed") };
         tokens.iter().all(|&token| {
             matcher.compute_mask().is_ok_and(|mask| mask.is_allowed(token))
                 && matcher.consume_token(token).is_ok()

@@ -1,8 +1,9 @@
-//! What of a JSON schema an answer can be held to.
+//! Supported part of a JSON schema.
 //!
-//! `llguidance` refuses a schema for one keyword that it does not know, and reads numbers as `f64`. So a schema is gone through first: what
-//! forbids nothing is left out, bounds are drawn in to numbers that an `f64` holds, and what cannot be held is left out and told, each with
-//! its place.
+//! `llguidance` rejects a schema for one unknown keyword, and reads numbers as `f64`. Therefore a
+//! schema is preprocessed: keywords that forbid nothing are dropped, bounds are tightened to
+//! numbers that an `f64` represents, and unsupported parts are dropped and reported with their
+//! locations.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -12,7 +13,7 @@ use serde_json::{Map, Value};
 
 use super::OPTIONS;
 
-/// Keywords of JSON Schema that no answer can be held to. They are left out where this value of theirs forbids nothing.
+/// JSON Schema keywords without support. They are dropped if their value forbids nothing.
 const UNHELD: [&str; 18] = [
     "not",
     "uniqueItems",
@@ -33,27 +34,27 @@ const UNHELD: [&str; 18] = [
     "$dynamicRef",
     "$dynamicAnchor",
 ];
-/// Formats of texts that answers are held to.
+/// Supported string formats.
 const FORMATS: [&str; 11] =
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"];
 /// Bounds of numbers.
 const BOUNDS: [&str; 4] = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
-/// Where schemas keep what others of them refer to.
+/// Keywords with the targets of references.
 pub(crate) const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
-/// The largest whole number up to which each is an `f64`.
+/// Largest integer up to which each is an `f64`.
 const EXACT: u64 = 1 << 53;
-/// The largest `f64` below 2^63, the end of the integers that `llguidance` counts in.
+/// Largest `f64` below 2^63, the limit of the integers of `llguidance`.
 const FARTHEST: i64 = i64::MAX - 1023;
 
-/// A part of a schema that answers are not held to.
+/// Part of a schema that does not constrain answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Lost {
-    /// A JSON pointer; empty for the whole schema.
+    /// JSON pointer; empty for the whole schema.
     pub place: String,
     pub keyword: String,
-    /// Its value, where that tells what is missing.
+    /// Its value, if that shows what is missing.
     pub value: Option<String>,
-    /// Whether it is a note to readers that need not be obeyed, as formats are.
+    /// Whether it is an annotation without obligation, like a format.
     pub is_note: bool,
 }
 
@@ -67,12 +68,12 @@ impl fmt::Display for Lost {
     }
 }
 
-/// Where a place within a schema is.
+/// Formats the location of a part of a schema.
 pub(super) fn at(place: &str) -> String {
     if place.is_empty() { String::new() } else { format!(" at {place}") }
 }
 
-/// A schema, and what is left out of it.
+/// Supported part of a schema, and what was dropped.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct HeldSchema {
     pub schema: Value,
@@ -80,19 +81,19 @@ pub(crate) struct HeldSchema {
 }
 
 impl HeldSchema {
-    /// What can be held of `schema`.
+    /// Returns the supported part of `schema`.
     pub fn of(schema: &Value) -> Self {
         let mut lost = Vec::new();
         let schema = Reader { place: String::new(), lost: &mut lost }.schema(schema);
         Self { schema, lost }
     }
 
-    /// What is left out and is no mere note, in a line.
+    /// Returns the dropped parts that are not annotations, in one line.
     pub fn missing(&self) -> Option<String> {
         listed(self.lost.iter().filter(|lost| !lost.is_note))
     }
 
-    /// Notes that are not obeyed, in a line.
+    /// Returns the ignored annotations, in one line.
     pub fn notes(&self) -> Option<String> {
         listed(self.lost.iter().filter(|lost| lost.is_note))
     }
@@ -103,7 +104,8 @@ fn listed<'l>(lost: impl Iterator<Item = &'l Lost>) -> Option<String> {
     (!texts.is_empty()).then(|| texts.join(", "))
 }
 
-/// The place of the smallest part of a schema that `fails` by itself. Looks no longer than a second.
+/// Returns the location of the smallest part of a schema that `fails` by itself. Searches for at
+/// most one second.
 pub(super) fn faulty_place(schema: &Value, fails: impl Fn(&Value) -> bool) -> String {
     let ends = Instant::now() + Duration::from_secs(1);
     let shared = [DEFINITIONS[0], DEFINITIONS[1], OPTIONS].map(|name| Some((name, schema.get(name)?)));
@@ -125,7 +127,8 @@ pub(super) fn faulty_place(schema: &Value, fails: impl Fn(&Value) -> bool) -> St
     place
 }
 
-/// The schemas within a schema, each with the keys that lead to it; what others refer to goes first.
+/// Returns the schemas within a schema, each with the keys that lead to it; the targets of
+/// references come first.
 fn parts(schema: &Value) -> Vec<(String, &Value)> {
     let mut parts = Vec::new();
     for (keyword, value) in schema.as_object().into_iter().flatten() {
@@ -144,14 +147,14 @@ fn parts(schema: &Value) -> Vec<(String, &Value)> {
     parts
 }
 
-/// Two keys as a JSON pointer writes them (RFC 6901).
+/// Joins two keys as a JSON pointer (RFC 6901).
 fn pointer(keyword: &str, key: &str) -> String {
     format!("{keyword}/{}", key.replace('~', "~0").replace('/', "~1"))
 }
 
-/// How a keyword holds schemas.
+/// Structure of the schemas in a keyword.
 enum Kind {
-    /// One, or a list as older drafts have it.
+    /// One, or a list in older drafts.
     Schema,
     List,
     Map,
@@ -166,7 +169,7 @@ fn kind(keyword: &str) -> Option<Kind> {
     }
 }
 
-/// Goes through a schema.
+/// Preprocessor of a schema.
 struct Reader<'r> {
     place: String,
     lost: &'r mut Vec<Lost>,
@@ -175,7 +178,7 @@ struct Reader<'r> {
 impl Reader<'_> {
     fn schema(&mut self, schema: &Value) -> Value {
         let Value::Object(fields) = schema else { return schema.clone() };
-        // Formats of numbers tell their width to programs.
+        // Formats of numbers state their width for programs.
         let may_be_text = match fields.get("type") {
             Some(Value::String(kind)) => kind == "string",
             Some(Value::Array(kinds)) => kinds.iter().any(|kind| kind == "string"),
@@ -193,7 +196,7 @@ impl Reader<'_> {
         held.into()
     }
 
-    /// What is held of a keyword's value.
+    /// Returns the supported part of a keyword's value.
     fn keyword(&mut self, keyword: &str, value: &Value) -> Option<Value> {
         match (keyword, kind(keyword)) {
             (_, Some(Kind::Map)) => match value {
@@ -245,12 +248,13 @@ impl Reader<'_> {
         self.lost.push(Lost { place, keyword: keyword.to_owned(), value, is_note });
     }
 
-    /// A bound that an `f64` holds: the next one inward, so that what is held to it is within the bound that was meant.
+    /// Tightens a bound to the next number that an `f64` represents, so that answers are within the
+    /// given bound.
     fn bound(&mut self, keyword: &str, value: &Value) -> Option<Value> {
         let is_lower = matches!(keyword, "minimum" | "exclusiveMinimum");
         let Some(whole) = whole(value) else {
             return match value.as_f64() {
-                // Too far away to be reached, on the side that it bounds.
+                // Out of reach on the side that it bounds.
                 Some(far) if far.abs() >= FARTHEST as f64 && (far < 0.0) == is_lower => {
                     Some(if is_lower { -FARTHEST } else { FARTHEST }.into())
                 }
@@ -268,7 +272,7 @@ impl Reader<'_> {
         }
         let within = whole.clamp(least, most) as i64;
         let nearest = within as f64;
-        // One more than this may be this again.
+        // One more than this may round to this again.
         let excludes = keyword.starts_with("exclusive") && within.unsigned_abs() >= EXACT;
         let is_inside = match (nearest as i64).cmp(&within) {
             Ordering::Less => !is_lower,
@@ -284,12 +288,12 @@ impl Reader<'_> {
     }
 }
 
-/// A whole number that is written without a point or an exponent.
+/// Returns an integer written without a point or an exponent.
 fn whole(value: &Value) -> Option<i128> {
     value.as_i64().map(i128::from).or(value.as_u64().map(i128::from))
 }
 
-/// Whether all numbers in a value are what they are as `f64`.
+/// Reports whether an `f64` represents all numbers in a value exactly.
 fn is_exact(value: &Value) -> bool {
     match value {
         Value::Array(items) => items.iter().all(is_exact),
@@ -301,7 +305,7 @@ fn is_exact(value: &Value) -> bool {
     }
 }
 
-/// Whether a keyword that cannot be held says nothing with this value.
+/// Reports whether an unsupported keyword forbids nothing with this value.
 fn forbids_nothing(keyword: &str, value: &Value) -> bool {
     match keyword {
         "not" => *value == Value::Bool(false),
@@ -315,7 +319,7 @@ fn forbids_nothing(keyword: &str, value: &Value) -> bool {
         "unevaluatedItems" | "unevaluatedProperties" => {
             *value == Value::Bool(true) || value.as_object().is_some_and(Map::is_empty)
         }
-        // Without `contains` these say nothing, without `if` neither do those: the other keyword is told.
+        // Meaningless without `contains` or `if`, whose lack of support is reported.
         "minContains" | "maxContains" | "then" | "else" => true,
         "dependencies" | "dependentRequired" | "dependentSchemas" => {
             value.as_object().is_some_and(Map::is_empty)

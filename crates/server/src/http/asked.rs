@@ -1,4 +1,5 @@
-//! What requests to answer have in common: how to draw, when to stop, what to tell.
+//! Options common to all generation requests: sampling, stop conditions, constraints and output
+//! fields.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,39 +20,39 @@ use crate::gbnf;
 use crate::guide::Form;
 use crate::speech::constraint::{Forms, ToolConstraint};
 
-/// What the most tokens of an answer are called: by OpenAI, llama.cpp and ollama.
+/// Names of the token limit in the APIs of OpenAI, llama.cpp and ollama.
 const MAX_TOKENS: [&str; 5] =
     ["max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict", "num_predict"];
-/// The most answers to one prompt.
+/// Maximum choices per prompt.
 const MOST_ANSWERS: usize = 128;
-/// The most tokens whose probability is told beside one.
+/// Maximum top logprobs per token.
 const MOST_LOGPROBS: usize = 100;
-/// The most texts to stop at.
+/// Maximum stop strings.
 const MOST_STOPS: usize = 64;
-/// The most texts that are never to be said.
+/// Maximum `bad_words`.
 const MOST_BAD_WORDS: usize = 256;
 
-/// See the [module](self).
+/// Options of a generation request. See the [module](self).
 #[derive(Debug, Clone)]
 pub(crate) struct Asked {
     pub n: usize,
-    /// Tokens at most, where that is said.
+    /// Maximum tokens, if given.
     pub max_tokens: Option<usize>,
-    /// All but how many tokens, which depends on the prompt.
+    /// Options of each answer except `max_tokens`, which depends on the prompt.
     pub answer: AnswerOptions,
-    /// Whether the seed is that of the request.
+    /// Whether the request sets the seed.
     pub names_seed: bool,
-    /// What the answer must be.
+    /// Output constraint.
     pub form: Option<Form>,
-    /// The tools that it may call.
+    /// Tools that the model may call.
     pub tools: Option<ToolConstraint>,
-    /// What it is answered with.
+    /// LoRA scales and KV cache type.
     pub wanted: Wanted,
     pub stream: bool,
     pub include_usage: bool,
     pub return_progress: bool,
     pub return_tokens: bool,
-    /// The answer begins with its prompt.
+    /// Whether the answer starts with its prompt.
     pub echo: bool,
     pub timings_per_token: bool,
 }
@@ -66,9 +67,9 @@ enum OneOrMany {
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Bias {
-    /// OpenAI's: token number to what is added.
+    /// OpenAI: maps a token id to its bias.
     Map(BTreeMap<String, f64>),
-    /// llama.cpp's: pairs of a token's number, or a text whose tokens are meant, and what is added or `false`.
+    /// llama.cpp: pairs of a token id, or a text to tokenize, and a bias or `false`.
     Pairs(Vec<(Value, Value)>),
 }
 
@@ -101,7 +102,7 @@ impl Asked {
         })
     }
 
-    /// Holds answers to what the tools of a conversation ask for.
+    /// Applies the tool constraint of a conversation.
     pub fn hold_to(&mut self, conversation: &Conversation) {
         self.tools = conversation.tool_constraint();
         if let (Some(tools), Some(Form::Schema(schema))) = (&mut self.tools, &self.form) {
@@ -109,7 +110,8 @@ impl Asked {
         }
     }
 
-    /// What answers are held to: what is said of tools, unless a form leaves no room for calls.
+    /// Returns the constraints of the answer: those of the tools, unless an output format excludes
+    /// tool calls.
     pub fn forms(&self, tools: Option<&ToolConstraint>, tokenizer: &Tokenizer) -> Forms {
         match (tools, &self.form) {
             (Some(tools), None | Some(Form::Schema(_))) => tools.forms(tokenizer),
@@ -118,16 +120,17 @@ impl Asked {
         }
     }
 
-    /// The seed of the answer with this index. With one that was named the same prompts have the same answers; else each answer of a
-    /// request has its own.
+    /// Returns the seed of the answer at this index. With an explicit seed equal prompts have equal
+    /// answers; otherwise each answer of a request has its own seed.
     pub fn seed_of(&self, index: usize) -> u64 {
         let later = if self.names_seed { index % self.n } else { index };
         self.answer.sampler.seed.wrapping_add(later as u64)
     }
 
-    /// How to answer a prompt of so many tokens, of `n_ctx` that there is room for, with the answer of this index first.
+    /// Returns the options of the answers from index `first` on, for a prompt of `n_prompt` tokens in
+    /// a context of `n_ctx`.
     pub fn answer_to(&self, n_prompt: usize, n_ctx: usize, first: usize) -> Arc<AnswerOptions> {
-        // The last token that is said need not be read.
+        // The last generated token is never fed.
         let room = n_ctx - n_prompt + 1;
         let max_tokens = self.max_tokens.map_or(room, |max| max.min(room));
         let sampler = SamplerParams { seed: self.seed_of(first), ..self.answer.sampler };
@@ -172,7 +175,7 @@ fn answer(fields: &Fields, defaults: &Drawing, hosted: &Hosted) -> Result<Answer
     })
 }
 
-/// The tokens of texts that are never to be said, at the beginning of a word and within one.
+/// Tokenizes `bad_words`, both at the beginning of a word and within one.
 fn bad_words(fields: &Fields, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, ApiError> {
     let words: Vec<String> = fields.get("bad_words", "a list of texts")?.unwrap_or_default();
     if words.len() > MOST_BAD_WORDS {
@@ -185,7 +188,8 @@ fn bad_words(fields: &Fields, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, Ap
     Ok(tokens.into_iter().filter(|tokens| !tokens.is_empty()).collect())
 }
 
-/// Chat has a flag and a number beside it, completions have a number, llama.cpp has one of its own.
+/// Reads the number of top logprobs. Chat has a flag and a number, completions have a number,
+/// llama.cpp has `n_probs`.
 fn logprobs(fields: &Fields) -> Result<Option<usize>, ApiError> {
     let most = |name, n: usize| {
         if n > MOST_LOGPROBS { Err(ApiError::field(name, "at most 100", n)) } else { Ok(Some(n)) }
@@ -210,12 +214,13 @@ fn logprobs(fields: &Fields) -> Result<Option<usize>, ApiError> {
 fn bias(fields: &Fields, tokenizer: &Tokenizer) -> Result<Vec<(u32, f32)>, ApiError> {
     let expected = "token numbers with what is added to their logits";
     let Some(given) = fields.get::<Bias>("logit_bias", expected)? else { return Ok(Vec::new()) };
-    // More would make infinities of logits; all that is larger rules out as surely.
+    // Larger values would make the logits infinite; any value beyond this bound excludes a token as
+    // surely.
     let bounded = |bias: f32| if bias == f32::NEG_INFINITY { bias } else { bias.clamp(-1e6, 1e6) };
     let wrong = |got: &dyn std::fmt::Display| ApiError::field("logit_bias", expected, got);
     let known = |token: u64| match u32::try_from(token) {
         Ok(id) if (id as usize) < tokenizer.n_vocab() => Ok(id),
-        _ => Err(ApiError::field("logit_bias", "numbers of tokens that there are", token)),
+        _ => Err(ApiError::field("logit_bias", "numbers of tokens in the vocabulary", token)),
     };
     let pairs = match given {
         Bias::Map(map) => map.into_iter().map(|(token, bias)| (token.into(), bias.into())).collect(),
@@ -241,7 +246,7 @@ fn bias(fields: &Fields, tokenizer: &Tokenizer) -> Result<Vec<(u32, f32)>, ApiEr
     Ok(biases)
 }
 
-/// The form of the answer, by whichever of its names.
+/// Reads the output constraint under any of its names.
 fn form(fields: &Fields, tokenizer: &Tokenizer) -> Result<Option<Form>, ApiError> {
     let format = fields.object("response_format")?;
     let form = match format.get::<String>("type", "text, json_object or json_schema")?.as_deref() {
@@ -256,7 +261,7 @@ fn form(fields: &Fields, tokenizer: &Tokenizer) -> Result<Option<Form>, ApiError
         }
     };
     let gbnf: Option<String> = fields.get("grammar", "a GBNF grammar")?;
-    // vLLM's present names.
+    // vLLM's current names.
     let structured = fields.object("structured_outputs")?;
     let gbnf = gbnf.or(structured.get("grammar", "a GBNF grammar")?);
     let gbnf = gbnf.filter(|gbnf| !gbnf.is_empty()).map(|gbnf| {
@@ -287,12 +292,12 @@ fn form(fields: &Fields, tokenizer: &Tokenizer) -> Result<Option<Form>, ApiError
     ];
     let mut all = others.into_iter().flatten().chain(form);
     match (all.next(), all.next()) {
-        (Some(_), Some(_)) => Err(ApiError::invalid("two forms for one answer: expected one of them")),
+        (Some(_), Some(_)) => Err(ApiError::invalid("two output constraints: expected one of them")),
         (form, _) => Ok(form),
     }
 }
 
-/// `kv_type`: one type for keys and values, or `K/V`.
+/// Reads `kv_type`: one type for keys and values, or `K/V`.
 pub(super) fn kv_type(fields: &Fields) -> Result<Option<KvOptions>, ApiError> {
     let Some(text) = fields.get::<String>("kv_type", "a KV type")? else { return Ok(None) };
     text.parse().map(Some).map_err(|_| ApiError::field("kv_type", "a KV type, or K/V", &text))

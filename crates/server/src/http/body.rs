@@ -1,8 +1,9 @@
-//! Bodies of requests: bounded one by one and all together, and read where they keep nobody waiting.
+//! Request bodies: limited individually and in total, and parsed without delaying other requests.
 //!
-//! JSON takes many times its bytes once it is read: `[0],` is four of them and 72 as a value. So the values of a body are counted before
-//! any is made, large bodies are read one at a time by a thread that gives way to the model, and all that are in work share a room. A body that does not
-//! come holds a connection, so that it must keep a pace, and few may be slow at once.
+//! Parsed JSON takes many times its size: `[0],` is four bytes of text and 72 as a value. Therefore
+//! the values of a body are counted before any is created, large bodies are parsed one at a time by
+//! a low-priority thread, and all bodies in progress share a memory budget. A stalled body occupies
+//! a connection, so it must arrive at a minimum rate, and few may be slow at once.
 
 use std::io::Read as _;
 use std::sync::Arc;
@@ -23,31 +24,31 @@ use super::{Caller, Server};
 use crate::lanes::{Lanes, Owner};
 use crate::priority::do_giving_way;
 
-/// A body that takes longer to come is slow.
+/// A body that takes longer to arrive is slow.
 const AT_ONCE: Duration = Duration::from_millis(250);
-/// Slow bodies at once: a quarter of all connections.
+/// Maximum slow bodies at once: a quarter of all connections.
 const MAX_SLOW: usize = 256;
-/// The longest that a body may take to begin, and the bytes of it that must have come for each second after that.
+/// Maximum time until a body starts, and the bytes per second required after that.
 const TO_BEGIN: Duration = Duration::from_secs(10);
 const MIN_PACE: f64 = 16.0 * 1024.0;
-/// The largest body, in bytes: a prompt of a million tokens as numbers.
+/// Maximum size of a body in bytes: a prompt of a million token ids.
 pub(super) const MAX_BYTES: usize = 32 << 20;
-/// The most values of a body, names and values of fields each for one.
+/// Maximum number of values of a body; names and values of fields count one each.
 const MAX_VALUES: usize = 1_200_000;
-/// The most bytes of a body that is too large which are taken before it is refused.
+/// Maximum bytes of an oversized body that are received before it is refused.
 const MAX_TAKEN: usize = 8 * MAX_BYTES;
-/// The largest body that is read at once and takes no room.
+/// Bodies up to this size are parsed at once and need no budget.
 const SMALL: usize = 16 << 10;
-/// Bytes of all larger bodies in work together.
+/// Budget of all larger bodies in progress, in bytes.
 const ROOM: usize = 128 << 20;
-/// The longest that a body waits for room.
+/// Maximum time that a body waits for budget.
 const ROOM_TIME: Duration = Duration::from_secs(5);
 
-/// Bytes of a refused body for each second that its client waits to be told so, and the longest of such waits.
+/// Bytes of a refused body per second of delay before the response, and the maximum delay.
 const REFUSED_PACE: f64 = 1024.0 * 1024.0;
 const REFUSED_TIME: Duration = Duration::from_secs(2);
 
-/// What bodies share.
+/// Resources that bodies share.
 pub(crate) struct Bodies {
     room: Arc<Semaphore>,
     slow: Arc<Semaphore>,
@@ -63,10 +64,10 @@ impl Default for Bodies {
     }
 }
 
-/// Room that a body takes until its request has been taken on.
+/// Budget of a body, held until its request has been accepted.
 pub(crate) type Held = Option<Arc<OwnedSemaphorePermit>>;
 
-/// A body of any JSON.
+/// Body with any JSON value.
 pub(crate) struct Body(pub Value, pub Held);
 
 impl FromRequest<Arc<Server>> for Body {
@@ -90,7 +91,7 @@ impl FromRequest<Arc<Server>> for Body {
 }
 
 impl Bodies {
-    /// All bytes of a body, with room for them.
+    /// Receives a body, with budget for it.
     async fn receive(&self, body: Sent) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), ApiError> {
         let mut arriving = self.arriving(body);
         let (mut bytes, mut held): (Vec<u8>, Option<OwnedSemaphorePermit>) = (Vec::new(), None);
@@ -105,7 +106,7 @@ impl Bodies {
         Ok((bytes, held))
     }
 
-    /// Waits for room for `n` bytes in all, where they are many.
+    /// Waits for budget for `n` bytes in total, unless they are few.
     async fn take_room(&self, n: usize, held: &mut Option<OwnedSemaphorePermit>) -> Result<(), ApiError> {
         let more = n.saturating_sub(held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits));
         if n <= SMALL || more == 0 {
@@ -121,7 +122,7 @@ impl Bodies {
         Ok(())
     }
 
-    /// What a body of gzip holds, which is as long as another may be.
+    /// Decompresses a gzip body, with the same size limit.
     async fn unpack(&self, bytes: Vec<u8>, owner: &Owner) -> Result<Vec<u8>, ApiError> {
         let lane = self.readers.enter(owner).await;
         let unpack = move || {
@@ -143,8 +144,8 @@ impl Bodies {
         Arriving { parts, began: Instant::now(), n_bytes: 0, slow, is_slow: None }
     }
 
-    /// Refuses a body that says itself that it is too large. Most of those who send one listen only when they have sent it whole, so
-    /// it is taken for a while, and let go of.
+    /// Rejects a body whose declared size is too large. Most clients read the response only after
+    /// they have sent the whole body, so up to a limit it is received and discarded.
     async fn refuse_if_large(&self, request: Request) -> Result<Request, ApiError> {
         let length = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
         let length = length.and_then(|length| length.parse::<usize>().ok());
@@ -156,8 +157,8 @@ impl Bodies {
         Err(too_large("bytes", MAX_BYTES, length))
     }
 
-    /// Waits before a client is told that its large body was refused, one after the other of each owner: whoever sends those as fast as
-    /// they are refused would keep the threads busy that others wait for.
+    /// Delays the response to a refused large body, one at a time per owner: a client that resends
+    /// at once would occupy the threads that others wait for.
     pub async fn hold_refused(&self, n_bytes: usize, owner: &Owner) {
         if n_bytes > SMALL {
             let _lane = self.refused.enter(owner).await;
@@ -179,7 +180,7 @@ impl Bodies {
     }
 }
 
-/// Whether a body is packed with gzip.
+/// Reports whether a body is compressed with gzip.
 fn is_packed(request: &Request) -> Result<bool, ApiError> {
     let encoding = request.headers().get(header::CONTENT_ENCODING).map(|value| value.to_str().unwrap_or("?"));
     match encoding.map(str::to_ascii_lowercase).as_deref() {
@@ -192,23 +193,23 @@ fn is_packed(request: &Request) -> Result<bool, ApiError> {
     }
 }
 
-/// A body on its way.
+/// Body being received.
 struct Arriving {
     parts: BodyDataStream,
     began: Instant,
     n_bytes: usize,
     slow: Arc<Semaphore>,
-    /// Held by a body that is slow.
+    /// Permit of a slow body.
     is_slow: Option<OwnedSemaphorePermit>,
 }
 
 impl Arriving {
-    /// Until when the next part is to come.
+    /// Returns the deadline of the next chunk.
     fn deadline(&self) -> Instant {
         self.began + TO_BEGIN + Duration::from_secs_f64(self.n_bytes as f64 / MIN_PACE)
     }
 
-    /// The next part, as long as the body keeps its pace.
+    /// Returns the next chunk, as long as the body maintains the minimum rate.
     async fn next(&mut self) -> Result<Option<Bytes>, ApiError> {
         let mut next = timeout_at(self.began + AT_ONCE, self.parts.next()).await;
         if next.is_err() {
@@ -237,7 +238,7 @@ fn value(bytes: &[u8]) -> Result<Value, ApiError> {
     serde_json::from_slice(bytes).map_err(|error| ApiError::invalid(format!("the body is no JSON: {error}")))
 }
 
-/// Values of JSON, about: never fewer than there are.
+/// Returns an upper bound of the number of JSON values.
 fn n_values(bytes: &[u8]) -> usize {
     let (mut n, mut is_text, mut is_escaped) = (1, false, false);
     for byte in bytes {
@@ -262,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_body_has_time_to_begin_and_more_for_what_has_come() {
+    fn the_deadline_of_a_body_grows_with_its_received_bytes() {
         let bodies = Bodies::default();
         let after = |n_bytes: usize| {
             let arriving = Arriving { n_bytes, ..bodies.arriving(Sent::empty()) };
@@ -270,12 +271,12 @@ mod tests {
         };
         assert_eq!(after(0), TO_BEGIN);
         assert_eq!(after(16 << 10), TO_BEGIN + Duration::from_secs(1));
-        // A picture of 4 MB over 30 KiB/s comes in 137 s.
+        // An image of 4 MB at 30 KiB/s takes 137 s.
         assert!(after(4_000_000) > Duration::from_secs(137));
     }
 
     #[test]
-    fn what_comes_at_once_is_taken_while_as_many_bodies_are_slow_as_may_be() {
+    fn fast_bodies_are_received_at_the_limit_of_slow_ones() {
         let bodies = Bodies::default();
         let slow: Vec<_> = (0..MAX_SLOW).map(|_| Arc::clone(&bodies.slow).try_acquire_owned()).collect();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
@@ -286,13 +287,13 @@ mod tests {
             let error = bodies.receive(stalled()).await.unwrap_err();
             assert_eq!(error.object()["code"], 503);
             drop(slow);
-            // With a place it waits for longer than that.
+            // With a permit it waits longer than that.
             assert!(timeout(4 * AT_ONCE, bodies.receive(stalled())).await.is_err());
         });
     }
 
     #[test]
-    fn no_value_is_left_out_of_the_count() {
+    fn the_value_count_is_an_upper_bound() {
         fn count(value: &Value) -> usize {
             1 + match value {
                 Value::Array(items) => items.iter().map(count).sum(),

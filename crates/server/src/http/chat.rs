@@ -1,4 +1,4 @@
-//! `/v1/chat/completions`: a conversation to go on with.
+//! `/v1/chat/completions` of OpenAI's API.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -36,11 +36,11 @@ pub(super) async fn chat(
 
 struct Chat {
     head: Head,
-    /// How to read an answer, from its beginning.
+    /// Output parser in its initial state.
     speech: Speech,
-    /// The answers, as far as they have come.
+    /// Parser state of each answer.
     answers: Vec<Answer>,
-    /// The tokens of the prompt, until they have been told where they are asked for.
+    /// Prompt tokens to return, if requested and not yet sent.
     prompt: Option<Vec<u32>>,
 }
 
@@ -60,7 +60,7 @@ fn finish(finish: Finish, n_calls: usize) -> &'static str {
 }
 
 impl Answer {
-    /// A part as a chunk tells it.
+    /// Returns the `delta` of a chunk for a part of the output.
     fn delta(&mut self, part: Part) -> Value {
         match part {
             Part::Text(text) => json!({ "content": text }),
@@ -165,7 +165,7 @@ impl Format for Chat {
         }
         let n_calls = answer.n_calls;
         let chunks = deltas.iter().enumerate().map(|(i, delta)| {
-            // Tokens and their likelihoods are told once.
+            // The first chunk of a token carries its id and logprobs.
             let likelihoods = if i == 0 { piece.likelihoods } else { &[] };
             self.chunk(&Piece { likelihoods, token: piece.token.filter(|_| i == 0), ..*piece }, delta)
         });
@@ -175,7 +175,7 @@ impl Format for Chat {
             let choice = json!({ "index": piece.index, "delta": {}, "finish_reason": reason });
             let mut chunk = self.head.chunk(choice);
             chunk.extend(accounts(std::slice::from_ref(piece.heard), 1));
-            // Usage has a chunk of its own, and only where it was asked for.
+            // Usage has its own chunk, sent only on request.
             chunk.remove("usage");
             out.push_back(Sent(chunk.into()));
         }

@@ -1,4 +1,4 @@
-//! `/v1/completions`: a text to go on with.
+//! `/v1/completions` of OpenAI's API.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::{Caller, Server};
 use crate::answer::{Finish, Likelihood, token_key, token_text};
 use crate::worker::Progress;
 
-/// A text to go on with.
+/// Continues a text.
 pub(super) async fn completions(
     State(server): State<Arc<Server>>,
     Extension(caller): Extension<Caller>,
@@ -44,16 +44,16 @@ pub(super) async fn completions(
 
 struct Completion {
     head: Head,
-    /// Where an answer begins with its prompt: the prompts.
+    /// Prompts, if the answer starts with its prompt (`echo`).
     prompts: Vec<Prompt>,
-    /// The tokens of each answer's prompt, until they have been told where they are asked for.
+    /// Prompt tokens of each answer to return, if requested and not yet sent.
     untold: Vec<Option<Vec<u32>>>,
-    /// Characters of each answer whose tokens' likelihoods have been told.
+    /// Characters of each answer whose logprobs have been sent.
     n_told: Vec<usize>,
 }
 
 impl Completion {
-    /// Tells tokens where they are asked for: those of the prompt once, and these.
+    /// Adds token ids, if requested: those of the prompt once, and these.
     fn tell_tokens(&mut self, choice: &mut Value, index: usize, tokens: &[u32]) {
         if self.head.asked.return_tokens {
             choice["token_ids"] = json!(tokens);
@@ -63,7 +63,7 @@ impl Completion {
         }
     }
 
-    /// The prompt that an answer begins with.
+    /// Returns the prompt that an answer starts with, for `echo`.
     fn prompt(&self, index: usize) -> Option<&Prompt> {
         self.prompts.get(index / self.head.asked.n)
     }
@@ -72,7 +72,8 @@ impl Completion {
         self.head.asked.answer.logprobs.is_some()
     }
 
-    /// How likely tokens were, in text that so many characters are in front of. Nothing is known of the first token of a prompt.
+    /// Returns logprobs of tokens whose text starts at character `before`. The first token of a
+    /// prompt has no logprob.
     fn logprobs<'a>(
         &self,
         likelihoods: impl Iterator<Item = (u32, Option<&'a Likelihood>)>,
@@ -94,7 +95,8 @@ impl Completion {
             tops.push(likelihood.map(|of| {
                 let mut likeliest = Map::new();
                 for top in &of.top {
-                    // Two tokens may write the same: the likelier one goes first, and stays.
+                    // Two tokens may have the same text: the more probable one comes first and is
+                    // retained.
                     likeliest.entry(key(top.token)).or_insert(json!(top.logprob));
                 }
                 likeliest
@@ -109,12 +111,12 @@ impl Completion {
     }
 }
 
-/// Tokens that were said with how likely they were.
+/// Returns generated tokens with their logprobs.
 fn said(likelihoods: &[Likelihood]) -> impl Iterator<Item = (u32, Option<&Likelihood>)> {
     likelihoods.iter().map(|likelihood| (likelihood.token.token, Some(likelihood)))
 }
 
-/// Tokens of a prompt with how likely all but the first were.
+/// Returns prompt tokens with the logprobs of all but the first.
 fn read<'a>(
     prompt: &'a Prompt,
     likelihoods: &'a [Likelihood],
@@ -125,7 +127,7 @@ fn read<'a>(
 
 impl Format for Completion {
     fn begin(&mut self, out: &mut VecDeque<Sent>) {
-        // With its likelihoods a prompt is told when they are known.
+        // With logprobs, the prompt is sent once they are known.
         if !self.tells_logprobs() {
             for index in 0..self.prompts.len() * self.head.asked.n {
                 let text = self.prompt(index).map_or("", |prompt| &prompt.text);
@@ -161,7 +163,7 @@ impl Format for Completion {
         self.n_told[piece.index] += n_chars;
         let logprobs = self.logprobs(said(likelihoods), before);
         let mut choice = self.choice(piece.index, piece.text, &logprobs, piece.finish);
-        // Else the whole answer tells them.
+        // Otherwise the whole response contains them.
         if self.head.asked.stream {
             self.tell_tokens(&mut choice, piece.index, piece.token.as_slice());
         }

@@ -1,4 +1,4 @@
-//! Messages, tools, and what the template makes of them.
+//! Reads messages, tools and template options of a request and renders the prompt.
 
 use kvant::chat::Thoughts;
 use kvant::{ChatTemplate, Model, Picture, RenderOptions, Tokenizer};
@@ -12,48 +12,48 @@ use crate::speech::constraint::ToolConstraint;
 use crate::speech::tools::{Format, Tool, described, format_of};
 use crate::thinking::Thinking;
 
-/// A conversation to go on with.
+/// Conversation of a request.
 pub(crate) struct Conversation {
     messages: Vec<Value>,
-    /// The files of the pictures in them, in their order.
+    /// Image files of the messages, in order.
     pictures: Vec<Vec<u8>>,
     options: RenderOptions,
-    /// Instructions about the tools, where the template has none.
+    /// Tool instructions for a template without tool support.
     instructions: Option<String>,
-    /// What may be called, and how the model writes that.
+    /// Callable tools, and the model's tool call format.
     tools: Option<(&'static Format, Vec<Tool>)>,
     choice: Choice,
-    /// At most one call in an answer when false.
+    /// If false, at most one tool call per answer.
     parallel: bool,
-    /// Thoughts are told apart from what is said.
+    /// Whether reasoning is separated from the content.
     splits_thoughts: bool,
-    /// The most tokens of a thought.
+    /// Reasoning budget in tokens.
     budget: Option<usize>,
 }
 
-/// What templates say that take one call of a message.
+/// Error text of templates that accept one tool call per message.
 const SINGLE_CALLS: &str = "only supports single tool-calls";
 
-/// Whether tools are to be called.
+/// Tool choice.
 #[derive(Debug, Clone, PartialEq)]
 enum Choice {
     Auto,
     Required,
 }
 
-/// A prompt, and how to read what follows it.
+/// Rendered prompt, and the parser of its continuation.
 pub(crate) struct Opening {
     pub tokens: Vec<u32>,
-    /// What some of them are of.
+    /// Images of the prompt's image tokens.
     pub pictures: Vec<Picture>,
     pub speech: Speech,
-    /// Tells when the thought is over that the answer may begin with, and how long that may be.
+    /// Detects the end of reasoning and enforces its budget.
     pub thinking: Option<Thinking>,
 }
 
 impl Conversation {
-    /// The conversation of a request to a model with this chat template. Where that does not say, the template is told whether to think as
-    /// the first of `usual` says, and a thought has as many tokens at most as the second.
+    /// Reads the conversation of a request for a model with this chat template. `usual` holds the
+    /// defaults of `enable_thinking` and of the reasoning budget.
     pub fn read(
         fields: &Fields,
         template: &ChatTemplate,
@@ -72,7 +72,7 @@ impl Conversation {
             .map(|given| history::message(given, format, &mut pictures))
             .collect::<Result<Vec<_>, _>>()?;
         let budget = budget(fields)?.unwrap_or(usual.1);
-        // Who may not think at all does better to know.
+        // With a budget of 0 the template disables reasoning.
         let thinks = if budget == Some(0) { Some(false) } else { usual.0 };
         let extra = told(fields, thinks)?;
         let messages =
@@ -93,7 +93,7 @@ impl Conversation {
                 false => instructions = Some(described(&described_tools)),
             }
         }
-        // Made to call, small models make the same call until there is no room left.
+        // Small models that are forced to call a tool repeat the call until the token limit.
         let calls_several = choice == Choice::Auto && !template.contains(SINGLE_CALLS);
         Ok(Self {
             messages,
@@ -108,15 +108,16 @@ impl Conversation {
         })
     }
 
-    /// The text of the prompt.
+    /// Renders the text of the prompt.
     pub fn text(&self, model: &Model) -> Result<String, ApiError> {
         let template = model.chat_template()?;
         let render = |messages: &[Value]| Ok(template.render(messages, &self.options)?.to_string());
         Ok(self.with_instructions(render)?)
     }
 
-    /// Renders the messages in the first of several spellings that the template takes. A template without tools is told of them in words:
-    /// as a system message, or in front of the first message. Others want the arguments of calls as objects, or as texts.
+    /// Renders the messages in the first variant that the template accepts. A template without tool
+    /// support gets the tools as text: in a system message or before the first message. Other
+    /// templates expect the arguments of calls as objects, or as strings.
     fn with_instructions<T>(
         &self,
         render: impl Fn(&[Value]) -> Result<T, kvant::Error>,
@@ -129,12 +130,13 @@ impl Conversation {
         render(&as_system).or_else(|refused| render(&in_front).map_err(|_| refused))
     }
 
-    /// Bytes of what it says, pictures aside.
+    /// Returns the size of the texts in bytes, images excluded.
     pub fn n_bytes(&self) -> usize {
         self.messages.iter().map(text_bytes).sum()
     }
 
-    /// What the next turn begins with. `look` brings pictures, as long as their tokens fit into `n_ctx`.
+    /// Renders the prompt of the next turn. `look` encodes images, as long as their tokens fit into
+    /// `n_ctx`.
     pub fn open(
         &self,
         model: &Model,
@@ -143,8 +145,8 @@ impl Conversation {
     ) -> Result<Opening, ApiError> {
         let template = model.chat_template()?;
         if !self.pictures.is_empty() && !model.sees() {
-            let expected = "parts of type text (this model sees nothing: no mmproj file was given)";
-            return Err(ApiError::field("content", expected, "a picture"));
+            let expected = "parts of type text (this model has no vision encoder: no mmproj file was given)";
+            return Err(ApiError::field("content", expected, "an image"));
         }
         let mut pictures = Vec::with_capacity(self.pictures.len());
         let mut n_tokens = 0;
@@ -169,12 +171,12 @@ impl Conversation {
         Ok(Opening { tokens, pictures, speech: Speech::new(thoughts, self.tools.clone()), thinking })
     }
 
-    /// Control tokens that are part of the answer, as tools may be called.
+    /// Returns control tokens whose text is part of the answer when tools may be called.
     pub fn call_marks(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         self.tools.as_ref().map_or(Vec::new(), |(format, _)| format.control_tokens(tokenizer))
     }
 
-    /// What the answer is held to on account of its tools.
+    /// Returns the constraint that the tools impose on the answer.
     pub fn tool_constraint(&self) -> Option<ToolConstraint> {
         let (format, tools) = self.tools.as_ref()?;
         let (tools, is_required) = (tools.clone(), self.choice == Choice::Required);
@@ -182,7 +184,8 @@ impl Conversation {
     }
 }
 
-/// Whether the last message is to be continued: as the request says, else where the assistant said it and no new turn is asked for.
+/// Reports whether the last message is continued: as the request states; otherwise if it is a text
+/// of the assistant and the request does not set `add_generation_prompt`.
 fn continues(fields: &Fields, last: Option<&Value>) -> Result<bool, ApiError> {
     let is_text = |message: &&Value| {
         let has_text = message["content"].as_str().is_some_and(|text| !text.trim().is_empty());
@@ -199,7 +202,7 @@ fn continues(fields: &Fields, last: Option<&Value>) -> Result<bool, ApiError> {
     }
 }
 
-/// Variables of the template: those that are named as such, and what other fields say of thinking.
+/// Returns the template variables: explicit ones, and those derived from the reasoning fields.
 fn told(fields: &Fields, thinks: Option<bool>) -> Result<Map<String, Value>, ApiError> {
     let mut told: Map<String, Value> = fields.get("chat_template_kwargs", "an object")?.unwrap_or_default();
     let effort: Option<String> = fields.get("reasoning_effort", "a text")?;
@@ -214,21 +217,22 @@ fn told(fields: &Fields, thinks: Option<bool>) -> Result<Map<String, Value>, Api
     Ok(told)
 }
 
-/// The most tokens of a thought, where the request says: `Some(None)` that there is no bound. By llama.cpp's names and vLLM's.
+/// Returns the reasoning budget of a request, under the names of llama.cpp and vLLM; `Some(None)`
+/// means unlimited.
 fn budget(fields: &Fields) -> Result<Option<Option<usize>>, ApiError> {
     const NAMES: [&str; 3] = ["thinking_budget_tokens", "reasoning_budget_tokens", "thinking_token_budget"];
     let budget: Option<i64> = fields.any(&NAMES, "a whole number")?;
     Ok(budget.map(|budget| usize::try_from(budget).ok()))
 }
 
-/// The tools of a request that may be called: as they were described, and read.
+/// Returns the callable tools of a request, as described and as parsed, and the tool choice.
 fn offered(fields: &Fields) -> Result<(Vec<Value>, Vec<Tool>, Choice), ApiError> {
     let mut all: Vec<Value> = fields.get("tools", "a list of tools")?.unwrap_or_default();
     let expected = "none, auto, required, or a function's name";
     let choice = match fields.value("tool_choice") {
         None => Choice::Auto,
         Some(given) if given["type"] == "allowed_tools" => {
-            // Chat Completions nests what Responses writes flat.
+            // Chat Completions nests this object, Responses has it flat.
             let allowed = given.get("allowed_tools").unwrap_or(given);
             let listed = allowed["tools"].as_array();
             let listed =
@@ -295,7 +299,7 @@ mod tests {
         conversation.with_instructions(render).map_err(|error| error.to_string())
     }
 
-    /// Clients send calls of any server back, in the spellings of their languages.
+    /// Clients return calls of other servers too, in their spellings.
     #[test]
     fn every_template_takes_the_turn_after_a_tool_call() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/assets/templates");
@@ -369,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_the_assistant_at_the_end_is_continued_unless_a_turn_is_asked_for() {
+    fn a_final_assistant_message_is_continued_by_default() {
         let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
         let messages =
             json!([{ "role": "user", "content": "Count." }, { "role": "assistant", "content": "1, 2," }]);
@@ -389,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn allowed_tools_are_those_that_are_offered() {
+    fn only_allowed_tools_are_offered() {
         let tool = |name: &str| json!({ "type": "function", "function": { "name": name } });
         let body = |choice: Value| json!({ "messages": [{ "role": "user", "content": "x" }], "tools": [tool("a"), tool("b")], "tool_choice": choice });
         let nested =

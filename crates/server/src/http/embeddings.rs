@@ -1,7 +1,8 @@
-//! Texts as vectors: OpenAI's `/v1/embeddings` and llama.cpp's `/embedding`. Ollama's are with what else is ollama's.
+//! Embeddings: OpenAI's `/v1/embeddings` and llama.cpp's `/embedding`. Ollama's endpoints are in
+//! `ollama`.
 //!
-//! Each text is a job, of which a few are in work at a time: short ones share the time of a step, and whoever else waits is not kept
-//! waiting by a long list.
+//! Each text is a job, and a few jobs of a request are in progress at a time: short texts share a
+//! batch, and a long list does not delay other requests.
 
 use std::sync::Arc;
 
@@ -25,28 +26,28 @@ use crate::shelf::Kind;
 use crate::trace::Trace;
 use crate::worker::{EVENTS_OF_ANSWER, Event, Job};
 
-/// Texts of a request that are in work at once.
+/// Maximum texts of a request in progress.
 const AT_ONCE: usize = 32;
 
-/// What has become of the texts of a request.
+/// Embeddings of the texts of a request.
 pub(super) struct Embedded {
-    /// Of each text.
+    /// Pooled hidden states of each text.
     pooled: Vec<Pooled>,
-    /// Values of a vector, where the request says how many.
+    /// Dimensions of the returned vectors, if the request sets them.
     dimensions: Option<usize>,
     /// Tokens of all texts.
     pub n_tokens: usize,
 }
 
 impl Embedded {
-    /// A vector of length 1 for each text.
+    /// Returns a vector of length 1 for each text.
     pub fn vectors(&self) -> Result<Vec<Vec<f32>>, ApiError> {
         self.pooled.iter().map(|pooled| Ok(pooled.embedding(self.dimensions)?)).collect()
     }
 }
 
 impl Server {
-    /// Has the texts read that a request has in the field `name`.
+    /// Embeds the texts in the field `name` of a request.
     pub(super) async fn embed_all(
         &self,
         hosted: &Hosted,
@@ -58,7 +59,7 @@ impl Server {
         self.embed(hosted, texts.into_iter().map(|text| text.tokens).collect(), fields, caller).await
     }
 
-    /// Has texts read, as a request asks for.
+    /// Embeds tokenized texts.
     pub(super) async fn embed(
         &self,
         hosted: &Hosted,
@@ -69,7 +70,7 @@ impl Server {
         let pooling = self.options.pooling.map_or_else(|| hosted.model.pooling(), Ok)?;
         let empty = Pooled::new(&hosted.model, pooling);
         let dimensions = fields.get("dimensions", "a whole number")?;
-        // Too many are refused before any text is read.
+        // Rejects too many dimensions before any text is read.
         empty.embedding(dimensions)?;
         let n_tokens = texts.iter().map(Vec::len).sum();
         let pooled = hosted.pooled(texts, &empty, fields, caller).await?;
@@ -78,7 +79,7 @@ impl Server {
 }
 
 impl Hosted {
-    /// Has texts read, and for each what is like `empty` take up the states of its tokens.
+    /// Pools the hidden states of each text, starting from a copy of `empty`.
     pub(super) async fn pooled(
         &self,
         texts: Vec<Vec<u32>>,
@@ -93,7 +94,7 @@ impl Hosted {
         stream::iter(texts).map(read).buffered(AT_ONCE).try_collect().await
     }
 
-    /// Has a text read, and `pooled` take up the states of its tokens.
+    /// Pools the hidden states of a text.
     async fn states(
         &self,
         text: Vec<u32>,
@@ -154,7 +155,7 @@ struct Item {
 #[serde(untagged)]
 enum Numbers {
     Floats(Vec<f32>),
-    /// Their bytes, little endian: what OpenAI's clients ask for.
+    /// Bytes of the values, little endian: the default of OpenAI's clients.
     Base64(String),
 }
 
@@ -164,7 +165,7 @@ struct Usage {
     total_tokens: usize,
 }
 
-/// OpenAI's.
+/// `/v1/embeddings` of OpenAI's API.
 pub(super) async fn embeddings(
     State(server): State<Arc<Server>>,
     Extension(caller): Extension<Caller>,
@@ -192,14 +193,14 @@ pub(super) async fn embeddings(
     .into_response())
 }
 
-/// As llama.cpp's server writes it: a list of vectors for each text, which has one here.
+/// Embedding in llama.cpp's format: a list of vectors per text, here of one vector.
 #[derive(Serialize)]
 struct Native {
     index: usize,
     embedding: [Vec<f32>; 1],
 }
 
-/// llama.cpp's.
+/// `/embedding` of llama.cpp's API.
 pub(super) async fn embedding(
     State(server): State<Arc<Server>>,
     Extension(caller): Extension<Caller>,
@@ -211,7 +212,7 @@ pub(super) async fn embedding(
         None | Some(2) => false,
         Some(-1) => true,
         Some(other) => {
-            let expected = "2 (vectors have length 1) or -1 (they are as they come)";
+            let expected = "2 (vectors of length 1) or -1 (not normalized)";
             return Err(ApiError::field("embd_normalize", expected, other));
         }
     };

@@ -1,4 +1,4 @@
-//! What a client is told when something cannot be done.
+//! API errors.
 
 use std::any::Any;
 
@@ -10,15 +10,15 @@ use serde_json::{Value, json};
 use crate::guide::FormError;
 use crate::scheduler::Refusal;
 
-/// An error as OpenAI's API and llama.cpp's server write them.
+/// Error in the format of OpenAI's API and llama.cpp's server.
 #[derive(Debug)]
 pub(crate) struct ApiError {
     status: StatusCode,
     kind: &'static str,
     message: String,
-    /// The field at fault.
+    /// Field at fault.
     param: Option<&'static str>,
-    /// More that is told of it.
+    /// Additional fields.
     more: Option<Box<Value>>,
     retry_after: Option<u64>,
 }
@@ -28,25 +28,25 @@ impl ApiError {
         Self { status, kind, message: message.into(), param: None, more: None, retry_after: None }
     }
 
-    /// The request makes no sense.
+    /// Returns an error for an invalid request.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
     }
 
-    /// A field makes no sense.
+    /// Returns an error for an invalid field.
     pub fn field(name: &'static str, expected: &str, got: impl std::fmt::Display) -> Self {
         let got = shortened(&got.to_string());
         Self { param: Some(name), ..Self::invalid(format!("{name}: expected {expected}, got {got}")) }
     }
 
-    /// Nobody knows the model that a request names.
+    /// Returns an error for an unknown model.
     pub fn unknown_model(name: &str, known: &[&str]) -> Self {
         let known: Vec<String> = known.iter().map(|known| format!("'{known}'")).collect();
         let message = format!("there is no model '{name}' here; there is {}", known.join(", "));
         Self { param: Some("model"), ..Self::new(StatusCode::NOT_FOUND, "not_found_error", message) }
     }
 
-    /// A model does not fit beside those that are in use.
+    /// Returns an error for a model that does not fit beside those in use.
     pub fn no_room(name: &str, needed: u64, there: u64, budget: u64) -> Self {
         let message = format!(
             "{name} takes {needed} bytes, models that are in use take {there}, all together may take {budget}"
@@ -54,38 +54,38 @@ impl ApiError {
         Self::unavailable(message, 10)
     }
 
-    /// There is no room now, and there may be after so many seconds.
+    /// Returns an error for a lack of resources, with the seconds until a retry is worthwhile.
     fn unavailable(message: impl Into<String>, retry_after: u64) -> Self {
         let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message);
         Self { retry_after: Some(retry_after), ..error }
     }
 
-    /// Large bodies of others take all room.
+    /// Returns an error for a body that does not fit beside the large bodies of other requests.
     pub fn busy(room: usize) -> Self {
         Self::unavailable(format!("bodies of other requests take all of {room} bytes: try again"), 5)
     }
 
-    /// As many bodies as may be are on their way, and do not come.
+    /// Returns an error for a body beyond the limit of concurrent uploads.
     pub fn crowded() -> Self {
         Self::unavailable("too many requests are on their way here: try again", 5)
     }
 
-    /// The server is at fault.
+    /// Returns an internal error.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
-    /// An answer has failed, by what the request asks for or by a fault of ours.
+    /// Returns an error for a failed answer, of the request or internal.
     pub fn failed(why: String, is_of_request: bool) -> Self {
         if is_of_request { Self::invalid(why) } else { Self::internal(why) }
     }
 
-    /// The server is about to end.
+    /// Returns an error for requests during shutdown.
     pub fn leaving() -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", "the server is shutting down")
     }
 
-    /// A prompt is longer than a conversation may be.
+    /// Returns an error for a prompt that exceeds the context.
     pub fn too_long(n_prompt: usize, n_ctx: usize) -> Self {
         let message = format!(
             "the prompt ({n_prompt} tokens) exceeds the available context size ({n_ctx} tokens): nothing was cut or read"
@@ -97,7 +97,8 @@ impl ApiError {
         }
     }
 
-    /// OpenAI's name of the error where clients look for it, else the number of the status, as llama.cpp has it.
+    /// Returns OpenAI's error code where clients check it, otherwise the HTTP status like
+    /// llama.cpp.
     fn code(&self) -> Value {
         match (self.kind, self.param) {
             ("exceed_context_size_error", _) => "context_length_exceeded".into(),
@@ -107,7 +108,7 @@ impl ApiError {
         }
     }
 
-    /// What stands within `error` in the body.
+    /// Returns the `error` object of the body.
     pub fn object(&self) -> Value {
         let mut object = json!({
             "code": self.code(),
@@ -153,12 +154,12 @@ impl From<kvant::Error> for ApiError {
 }
 
 impl ApiError {
-    /// What went wrong, in a line.
+    /// Returns the message.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// The answer that tells of it, with this body.
+    /// Returns the response with this body.
     pub fn answered(self, body: Value) -> Response {
         let mut response = (self.status, Json(body)).into_response();
         if let Some(seconds) = self.retry_after {
@@ -168,7 +169,7 @@ impl ApiError {
     }
 }
 
-/// What a request says, as an error tells of it.
+/// Truncates request text for an error message.
 pub(crate) fn shortened(text: &str) -> String {
     const MOST: usize = 300;
     match text.char_indices().nth(MOST) {
@@ -177,11 +178,12 @@ pub(crate) fn shortened(text: &str) -> String {
     }
 }
 
-/// What is told where a fault of ours breaks an answer off before its head has been sent. What is said of the fault is for the log.
+/// Returns the response after a panic in a handler before the head was sent. The panic message goes
+/// only to the log.
 pub(super) fn panicked(fault: Box<dyn Any + Send>) -> Response {
     let text = fault.downcast_ref::<&str>().copied();
     let text = text.or_else(|| fault.downcast_ref::<String>().map(String::as_str)).unwrap_or_default();
-    tracing::error!(text, "a fault of ours broke an answer off");
+    tracing::error!(text, "an internal error ended a response");
     ApiError::internal("an internal error").into_response()
 }
 

@@ -1,4 +1,4 @@
-//! The fields of a request, each read by its name, so that an error names it.
+//! Typed access to the fields of a request; an error names the field.
 
 use std::sync::Arc;
 
@@ -10,15 +10,15 @@ use super::Server;
 use super::body::{Body, Held};
 use super::error::ApiError;
 
-/// A JSON object. A field that is null is one that is not there.
+/// JSON object. A null field counts as absent.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Fields {
     map: Map<String, Value>,
-    /// Given back with them.
+    /// Memory budget of the body, released with the fields.
     _held: Held,
 }
 
-/// A value as an error shows it.
+/// Truncates a value for an error message.
 pub(super) fn short(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(60) {
@@ -27,13 +27,13 @@ pub(super) fn short(value: &Value) -> String {
     }
 }
 
-/// A whole number that is written with a point, as languages without integers do.
+/// Converts an integral float to an integer: languages without integers send those.
 fn whole(value: &Value) -> Option<Value> {
     let number = value.as_f64().filter(|number| number.fract() == 0.0 && number.abs() < 2f64.powi(53))?;
     Some((number as i64).into())
 }
 
-/// Bytes of all texts within a value.
+/// Returns the size of all strings within a value in bytes.
 pub(super) fn text_bytes(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
@@ -52,7 +52,7 @@ impl Fields {
         self.map.get(name).filter(|value| !value.is_null())
     }
 
-    /// A field of a certain kind; `expected` says which, in words.
+    /// Returns a field of type `T`; `expected` describes the type in an error.
     pub fn get<T: DeserializeOwned>(
         &self,
         name: &'static str,
@@ -74,7 +74,8 @@ impl Fields {
         Ok(self.get(name, "true or false")?.unwrap_or(false))
     }
 
-    /// The first of several names that is there; all that are have to be of that kind.
+    /// Returns the first of several aliases that is present; all that are present must have the
+    /// type.
     pub fn any<T: DeserializeOwned>(
         &self,
         names: &[&'static str],
@@ -88,7 +89,7 @@ impl Fields {
         Ok(found)
     }
 
-    /// A JSON schema: an object, a truth value, or either as a text.
+    /// Returns a JSON schema: an object, a boolean, or either as a string.
     pub fn schema(&self, name: &'static str) -> Result<Option<Value>, ApiError> {
         let wrong = |got: &Value| ApiError::field(name, "a JSON schema", short(got));
         let Some(value) = self.value(name) else { return Ok(None) };
@@ -99,7 +100,7 @@ impl Fields {
         if schema.is_object() || schema.is_boolean() { Ok(Some(schema)) } else { Err(wrong(&schema)) }
     }
 
-    /// An object within.
+    /// Returns a nested object.
     pub fn object(&self, name: &'static str) -> Result<Fields, ApiError> {
         Ok(self.get(name, "an object")?.map_or_else(Fields::default, Fields::new))
     }

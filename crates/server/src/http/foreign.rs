@@ -1,22 +1,22 @@
-//! Blocks and items of kinds that this server does not know, or not yet: a conversation that holds one goes on.
+//! Content blocks and items of unknown types: a conversation that contains one remains usable.
 
 use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::fields::short;
 
-/// Kinds whose content an answer depends on and that no model here reads.
+/// Types whose content matters to the answer and that no model supports.
 const UNREADABLE: [&str; 6] = ["input_audio", "audio", "audio_url", "video", "video_url", "input_video"];
-/// The deepest nesting that is read.
+/// Maximum nesting that is read.
 const MAX_LEVELS: usize = 4;
 
-/// A block as text: what it carries, else a line that names its kind.
+/// Returns a block as text: its content, or its type in brackets.
 ///
 /// # Errors
-/// Sound, films, and files without a text.
+/// Audio, video, and files without text.
 pub(super) fn as_text(block: &Value) -> Result<String, ApiError> {
     let kind = block["type"].as_str().unwrap_or("none");
-    let expected = "text and pictures (this server reads nothing else)";
+    let expected = "text and images (this server reads nothing else)";
     if UNREADABLE.contains(&kind) {
         return Err(ApiError::field("content", expected, kind));
     }
@@ -29,7 +29,7 @@ pub(super) fn as_text(block: &Value) -> Result<String, ApiError> {
     }
 }
 
-/// The texts of a block, in the order of reading.
+/// Collects the texts of a block in document order.
 fn gather<'b>(block: &'b Value, levels: usize, texts: &mut Vec<&'b str>) {
     match block {
         Value::String(text) => texts.push(text),
@@ -47,10 +47,11 @@ fn gather<'b>(block: &'b Value, levels: usize, texts: &mut Vec<&'b str>) {
     }
 }
 
-/// An item of the Responses API whose kind is not known, as a message: calls and their results by the names that all of them have.
+/// Converts an unknown item of the Responses API to a message: calls and their results by their
+/// common fields.
 ///
 /// # Errors
-/// References to what is not stored here, and as [`as_text`].
+/// References to stored items, and as [`as_text`].
 pub(super) fn item(given: &Value) -> Result<Value, ApiError> {
     let kind = given["type"].as_str().unwrap_or_default();
     let first = |names: [&str; 3]| names.into_iter().map(|name| &given[name]).find(|value| !value.is_null());
@@ -86,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_of_tomorrow_is_read_as_far_as_it_carries_text() {
+    fn unknown_blocks_are_read_as_far_as_they_contain_text() {
         for (block, want) in [
             (json!({ "type": "refusal", "refusal": "No." }), "No."),
             (

@@ -1,4 +1,4 @@
-//! Gaps that a model is to fill: what is before and behind them, and the tokens that say so.
+//! Fill-in-the-middle (FIM): prefix, suffix and the model's special tokens for them.
 
 use kvant::Model;
 use serde_json::{Map, Value};
@@ -6,21 +6,22 @@ use serde_json::{Map, Value};
 use super::error::ApiError;
 use super::fields::Fields;
 
-/// Tokens of a model that is made for gaps.
+/// FIM tokens of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GapTokens {
-    /// In front of what is before the gap.
+    /// Precedes the prefix.
     before: u32,
-    /// In front of what is behind it.
+    /// Precedes the suffix.
     behind: u32,
-    /// In front of what is to be said.
+    /// Precedes the middle to generate.
     middle: u32,
-    /// Between files.
+    /// Separates files.
     file: Option<u32>,
 }
 
 impl GapTokens {
-    /// Those of a model; by the keys of newer files, by those of older ones, or by the names that the best known models give them.
+    /// Returns the FIM tokens of a model: by the keys of newer files, of older files, or by the
+    /// names of the best known models.
     pub fn of(model: &Model) -> Option<Self> {
         let (meta, tokenizer) = (model.gguf().meta(), model.tokenizer().ok()?);
         let named = |keys: [&str; 2], texts: &[&str]| {
@@ -48,17 +49,17 @@ impl GapTokens {
     }
 }
 
-/// A gap of a request.
+/// FIM request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Gap {
     before: String,
     behind: String,
-    /// Name and text of other files.
+    /// Name and text of further files.
     files: Vec<(String, String)>,
 }
 
 impl Gap {
-    /// Bytes of its longest text.
+    /// Returns the size of the longest text in bytes.
     pub fn n_bytes(&self) -> usize {
         let files = self.files.iter().map(|(name, text)| name.len() + text.len());
         files.chain([self.before.len(), self.behind.len()]).max().unwrap_or(0)
@@ -88,8 +89,8 @@ impl Gap {
         })
     }
 
-    /// The prompt. Of files only as much is left out as there is no room for: the first ones first, for the last is the one that is
-    /// worked on most recently; what stands around the gap is never cut.
+    /// Returns the prompt. Files that do not fit are omitted, the first ones first, since the last
+    /// one is the most recently edited; prefix and suffix are never truncated.
     pub fn prompt(
         &self,
         tokens: &GapTokens,
@@ -131,13 +132,13 @@ mod tests {
 
     const TOKENS: GapTokens = GapTokens { before: 1001, behind: 1002, middle: 1003, file: Some(1004) };
 
-    /// A token for each byte.
+    /// Encodes each byte as a token.
     fn bytes(text: &str) -> Result<Vec<u32>, ApiError> {
         Ok(text.bytes().map(u32::from).collect())
     }
 
     #[test]
-    fn what_is_around_a_gap_is_never_cut_and_the_last_files_stay() {
+    fn prefix_and_suffix_are_never_truncated_and_last_files_stay() {
         let files = json!([{ "text": "0123456789" }, { "filename": "b", "text": "xy" }]);
         let gap =
             gap(json!({ "input_prefix": "f(", "prompt": "a", "input_suffix": ")", "input_extra": files }))
@@ -146,7 +147,7 @@ mod tests {
         let all = gap.prompt(&TOKENS, Some(1), 100, bytes).unwrap();
         assert_eq!((all[0], &all[all.len() - 7..]), (1, &around[..]));
         assert_eq!(all.iter().filter(|&&token| token == 1004).count(), 2);
-        // Room for seven and six: the second file, no more.
+        // Room for seven and six tokens: the second file only.
         let some = gap.prompt(&TOKENS, None, 26, bytes).unwrap();
         assert_eq!(some, [&[1004, 98, 10, 120, 121, 10][..], &around].concat());
         assert_eq!(gap.prompt(&TOKENS, None, 2, bytes).unwrap(), around);

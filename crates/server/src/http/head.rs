@@ -1,4 +1,4 @@
-//! What OpenAI's answers have in common, and what they tell besides the answer.
+//! Envelope of OpenAI's responses: id, usage, timings and cache size.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::reply::{Heard, Sent};
 use crate::answer::{Likelihood, Logprob, token_text};
 use crate::worker::{Progress, Times};
 
-/// What is the same in every answer to a request.
+/// Fields common to all choices and chunks of a response.
 pub(super) struct Head {
     pub hosted: Arc<Hosted>,
     pub id: String,
@@ -22,7 +22,7 @@ pub(super) struct Head {
     created: u64,
     model: String,
     pub asked: Asked,
-    /// What of the request was left out.
+    /// Notes on ignored parts of the request.
     pub warnings: Vec<String>,
 }
 
@@ -40,7 +40,7 @@ impl Head {
         self.hosted.tokenizer()
     }
 
-    /// Each token with how likely it and others were.
+    /// Returns the logprobs of each token and its alternatives.
     pub fn likelihoods(&self, likelihoods: &[Likelihood]) -> Value {
         let is_after = self.asked.answer.after_sampling;
         let of = |of: &Logprob| {
@@ -83,7 +83,7 @@ impl Head {
         object.into()
     }
 
-    /// Adds the field `warnings` where there are any.
+    /// Adds the field `warnings` if there are any.
     pub fn add_warnings(&self, object: &mut Map<String, Value>) {
         if !self.warnings.is_empty() {
             object.insert("warnings".to_owned(), json!(self.warnings));
@@ -91,7 +91,7 @@ impl Head {
     }
 
     pub fn chunk(&self, choice: Value) -> Map<String, Value> {
-        // Chunks of completions are called as the whole is.
+        // Chunks of completions have the object type of the whole.
         let object = if self.object == "chat.completion" { "chat.completion.chunk" } else { self.object };
         self.object(object, json!([choice]))
     }
@@ -116,13 +116,13 @@ impl Head {
     }
 }
 
-/// How far a prompt has been read.
+/// Returns the prefill progress.
 pub(super) fn told(progress: Progress) -> Value {
     let Progress { total, cached, done, took } = progress;
     json!({ "total": total, "cache": cached, "processed": done, "time_ms": took.as_millis() as u64 })
 }
 
-/// Usage, times, and what the cache takes. Each prompt has `n` answers and is counted once.
+/// Returns usage, timings and cache size. Each prompt has `n` answers and is counted once.
 pub(super) fn accounts(heard: &[Heard], n: usize) -> Map<String, Value> {
     let first = heard.first().map_or_else(Times::default, |heard| heard.times);
     let n_said: usize = heard.iter().map(|heard| heard.times.n_said).sum();
@@ -147,7 +147,7 @@ pub(super) fn accounts(heard: &[Heard], n: usize) -> Map<String, Value> {
     }
 }
 
-/// What a cache takes, and would take as f16.
+/// Returns the size of a cache, and its size as f16.
 pub(super) fn kv(times: &Times) -> Value {
     json!({ "bytes": times.kv_bytes, "bytes_f16": times.kv_bytes_f16 })
 }

@@ -1,4 +1,4 @@
-//! What the answers to a request are held to, and warnings of what they cannot be held to.
+//! Constraints of a request, and warnings about their unsupported parts.
 
 use serde_json::Value;
 
@@ -11,17 +11,17 @@ use crate::speech::constraint::{Forms, ToolConstraint};
 use crate::speech::tools::Tool;
 use crate::thinking::Thinking;
 
-/// Guides, and what clients are told of them.
+/// Guides, and warnings for the client.
 pub(super) struct Held {
     pub guides: Guides,
     pub warnings: Vec<String>,
 }
 
 impl Hosted {
-    /// What the answers to a request are held to.
+    /// Returns the guides of the answers to a request.
     ///
     /// # Errors
-    /// Of a form that cannot be held, and of a tool that must be called and has such a schema.
+    /// A constraint without support, or a required tool with such a schema.
     pub(super) async fn held(&self, asked: &Asked, caller: &Caller) -> Result<Held, ApiError> {
         let held = self.held_with_warnings(asked, caller).await?;
         held.warnings.iter().for_each(|warning| tracing::warn!(id = %caller.id, "{warning}"));
@@ -39,34 +39,36 @@ impl Hosted {
         {
             return Ok(Held { guides, warnings });
         }
-        // One tool whose schema cannot be held takes nothing from the others.
+        // A tool with an unsupported schema leaves the others constrained.
         for index in 0..tools.tools.len() {
             let tool = tools.tools[index].clone();
             let Err(error) = self.try_schema(&tool.parameters, caller).await else { continue };
             let name = tool.name;
             if tools.is_required {
-                let why =
-                    format!("the arguments of the tool '{name}' cannot be held to their schema: {error}");
+                let why = format!(
+                    "the arguments of the tool '{name}' cannot be constrained to their schema: {error}"
+                );
                 return Err(ApiError::invalid(shortened(&why)));
             }
             let owner = caller.owner.clone();
             tools.set_schema(index, self.grammars.loosened(&self.model, &tool.parameters, owner).await);
-            let why =
-                format!("the arguments of the tool '{name}' are not held to all of their schema: {error}");
+            let why = format!(
+                "the arguments of the tool '{name}' are not constrained to all of their schema: {error}"
+            );
             warnings.push(shortened(&why));
         }
         match self.guides(asked, Some(&tools), caller).await {
             Ok(guides) => Ok(Held { guides, warnings }),
             Err(error) if tools.is_required || tools.value.is_some() => Err(error.into()),
-            // Calls that cannot be held to a form are still read.
+            // Unconstrained calls are still parsed.
             Err(error) => {
-                warnings.push(format!("calls cannot be held to their schemas: {error}"));
+                warnings.push(format!("calls cannot be constrained to their schemas: {error}"));
                 Ok(Held { guides: Guides::default(), warnings })
             }
         }
     }
 
-    /// The guides of a request whose tools are these.
+    /// Returns the guides of a request with these tools.
     async fn guides(
         &self,
         asked: &Asked,
@@ -74,7 +76,7 @@ impl Hosted {
         caller: &Caller,
     ) -> Result<Guides, FormError> {
         let guide = async |form: Form| self.grammars.guide(&self.model, form, caller.owner.clone()).await;
-        // What follows a thought has the form, not the thought.
+        // The constraint applies after the reasoning.
         let is_thinking = asked.answer.thinking.as_ref().is_some_and(Thinking::is_going_on);
         let Forms { now, later } = asked.forms(tools, self.tokenizer());
         if let Some(form) = now {
@@ -98,16 +100,18 @@ impl Hosted {
     }
 }
 
-/// What schemas note that answers need not obey, such as formats nobody here knows.
+/// Returns the annotations of schemas that do not constrain answers, such as unknown formats.
 fn notes(asked: &Asked) -> Vec<String> {
     let tools = asked.tools.iter().flat_map(|tools| &tools.tools);
     let of_tools = tools.filter_map(|tool| {
         let notes = HeldSchema::of(&tool.parameters).notes()?;
-        Some(shortened(&format!("the arguments of the tool '{}' are not held to {notes}", tool.name)))
+        Some(shortened(&format!("the arguments of the tool '{}' are not constrained to {notes}", tool.name)))
     });
     let of_answer = match &asked.form {
         Some(Form::Schema(schema)) => HeldSchema::of(schema).notes(),
         _ => None,
     };
-    of_tools.chain(of_answer.map(|notes| shortened(&format!("the answer is not held to {notes}")))).collect()
+    of_tools
+        .chain(of_answer.map(|notes| shortened(&format!("the answer is not constrained to {notes}"))))
+        .collect()
 }

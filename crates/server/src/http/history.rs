@@ -1,4 +1,4 @@
-//! Messages of a conversation as chat templates take them, whatever client sent them.
+//! Converts messages of any client to the form that chat templates expect.
 
 use serde_json::{Map, Value, json};
 
@@ -6,7 +6,8 @@ use super::error::ApiError;
 use super::pictures::content;
 use crate::speech::tools::Format;
 
-/// A message as templates read it: its content is text, or parts where there are pictures, the arguments of its calls are objects.
+/// Converts a message: its content becomes text, or parts if it has images, and the arguments of
+/// its calls become objects.
 pub(super) fn message(
     mut message: Map<String, Value>,
     format: &Format,
@@ -16,7 +17,7 @@ pub(super) fn message(
     if role.is_empty() {
         return Err(ApiError::field("messages", "a role in every message", Value::Object(message)));
     }
-    // What newer clients call a system message.
+    // Newer clients' name of a system message.
     if role == "developer" {
         message.insert("role".to_owned(), "system".into());
     }
@@ -44,8 +45,9 @@ pub(super) fn message(
     Ok(message.into())
 }
 
-/// The arguments of a past call as templates read them: an object, or its text. Clients write an empty text or null where there are none,
-/// and a call that was cut is no JSON: its text becomes the value of one argument.
+/// Returns the arguments of a past call as templates expect them: an object, or its text. Clients
+/// send an empty string or null for no arguments. A truncated call is not JSON: its text becomes
+/// the value of one argument.
 fn arguments(given: Value, wants_text: bool) -> Value {
     let object = match given {
         Value::Null => Value::Object(Map::new()),
@@ -60,7 +62,7 @@ fn arguments(given: Value, wants_text: bool) -> Value {
     if wants_text { object.to_string().into() } else { object }
 }
 
-/// The same messages with one call in each: behind a message with several, each result follows its own call.
+/// Splits messages so that each has one call, followed by its result.
 pub(super) fn one_call_each(messages: Vec<Value>) -> Vec<Value> {
     let mut into: Vec<Value> = Vec::with_capacity(messages.len());
     let mut messages = messages.into_iter().peekable();
@@ -89,7 +91,7 @@ pub(super) fn one_call_each(messages: Vec<Value>) -> Vec<Value> {
     into
 }
 
-/// The same messages with the arguments of calls as texts.
+/// Converts the arguments of calls to strings.
 pub(super) fn with_text_arguments(messages: &[Value]) -> Vec<Value> {
     let mut messages = messages.to_vec();
     let calls = messages.iter_mut().filter_map(|message| message.get_mut("tool_calls")?.as_array_mut());
@@ -103,8 +105,9 @@ pub(super) fn with_text_arguments(messages: &[Value]) -> Vec<Value> {
     messages
 }
 
-/// The same messages for a template without tools: calls and results in words, and `instructions` as a system message or, for templates that
-/// refuse those, in front of the first message together with what the client's system message says.
+/// Converts messages for a template without tool support: calls and results become text, and
+/// `instructions` a system message or, for templates that reject those, a prefix of the first
+/// message together with the client's system message.
 pub(super) fn in_words(messages: &[Value], instructions: &str) -> [Vec<Value>; 2] {
     let mut spoken: Vec<Value> = Vec::with_capacity(messages.len());
     for message in messages {
@@ -119,7 +122,7 @@ pub(super) fn in_words(messages: &[Value], instructions: &str) -> [Vec<Value>; 2
             let result =
                 message["content"].as_str().map_or_else(|| message["content"].to_string(), str::to_owned);
             let result = format!("<tool_response>\n{result}\n</tool_response>");
-            // Roles alternate: results of several calls are one message.
+            // Roles alternate: the results of several calls form one message.
             match spoken.last_mut().filter(|last| last["role"] == "user") {
                 Some(last) => add(last, &result),
                 None => spoken.push(json!({ "role": "user", "content": result })),
@@ -147,7 +150,7 @@ pub(super) fn in_words(messages: &[Value], instructions: &str) -> [Vec<Value>; 2
     [as_system, spoken]
 }
 
-/// Adds text to a message.
+/// Appends text to a message.
 fn add(message: &mut Value, text: &str) {
     match &mut message["content"] {
         Value::Array(parts) => parts.push(json!({ "type": "text", "text": text })),

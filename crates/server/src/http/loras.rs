@@ -1,4 +1,4 @@
-//! How much of each adapter answers are made with: what all requests get that do not say, and what one asks for.
+//! LoRA scales: the defaults of an API key, and those of a request.
 
 use std::sync::{Arc, PoisonError};
 
@@ -19,25 +19,25 @@ use super::{Caller, Hosted, Server};
 use crate::lanes::Owner;
 use crate::shelf::Stored;
 
-/// An adapter by its number, and how much of it.
+/// LoRA adapter by number, and its scale.
 #[derive(Debug, Clone, Deserialize)]
 pub(crate) struct Scale {
     id: usize,
     scale: f32,
 }
 
-/// The largest share of an adapter, either way: far beyond, answers are no numbers any more.
+/// Maximum absolute scale: far beyond, logits are not finite.
 const MAX_SCALE: f32 = 100.0;
 const FORM: &str = "a list of {\"id\": number, \"scale\": number}";
 
-/// What a request says of the tokens that it is answered with.
+/// Model options of a request.
 #[derive(Debug, Clone)]
 pub(crate) struct Wanted {
-    /// What the cache stores.
+    /// KV cache type.
     kv: Option<KvOptions>,
-    /// How much of adapters there is in them: nothing of those that are not named.
+    /// LoRA scales; adapters not listed get 0.
     scales: Option<Vec<Scale>>,
-    /// The name of the model, or of the adapter that alone is wanted, whole.
+    /// Name of the model, or of the single adapter to apply at scale 1.
     model: Option<String>,
 }
 
@@ -49,7 +49,7 @@ impl Wanted {
 }
 
 impl Hosted {
-    /// What the caches of a request of `owner` store that wants this.
+    /// Returns the cache options of a request of `owner`.
     pub(super) fn stored(&self, wanted: &Wanted, owner: &Owner) -> Result<Arc<Stored>, ApiError> {
         let Wanted { kv, scales, model } = wanted;
         let usual = self.usual(owner);
@@ -58,7 +58,7 @@ impl Hosted {
             (None, Some(model)) => self.alone(model),
             (None, None) => None,
         };
-        // Those who ask for what all others get share with them.
+        // Requests whose scales equal the defaults share their cache.
         let strengths = strengths.filter(|strengths| strengths[..] != self.strengths_of(&usual)[..]);
         Ok(match (kv, strengths) {
             (None, None) => usual,
@@ -69,32 +69,33 @@ impl Hosted {
         })
     }
 
-    /// The same where a request says nothing: as its owner has set it, and nobody else.
+    /// Returns the defaults of an owner, as set by requests with its key.
     pub(super) fn usual(&self, owner: &Owner) -> Arc<Stored> {
         let set = self.usual_of.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(set.get(owner).unwrap_or(&self.usual))
     }
 
-    /// The adapter of this name; `name:latest` is `name`, as ollama's clients write it.
+    /// Returns the adapter of this name; `name:latest` is `name`, as ollama's clients write it.
     pub fn adapter(&self, name: &str) -> Option<usize> {
         let name = name.strip_suffix(":latest").unwrap_or(name);
         let is_its_own = !name.is_empty() && name != self.name;
         self.model.loras().iter().position(|lora| is_its_own && lora.name == name)
     }
 
-    /// All of the adapter of this name, and nothing of others; `None` where none is called so.
+    /// Returns scale 1 for the adapter of this name and 0 for the others; `None` for an unknown
+    /// name.
     fn alone(&self, name: &str) -> Option<Arc<[f32]>> {
         let id = self.adapter(name)?;
         let n = self.model.loras().len();
         Some((0..n).map(|other| if other == id { 1.0 } else { 0.0 }).collect())
     }
 
-    /// How much of each adapter tokens of this kind are made with.
+    /// Returns the scale of each adapter for these cache options.
     fn strengths_of(&self, stored: &Stored) -> Arc<[f32]> {
         stored.strengths.clone().unwrap_or_else(|| self.model.lora_strengths().into())
     }
 
-    /// How much of each adapter, where these are all there is to be of them.
+    /// Returns the scale of each adapter from a list; adapters not listed get 0.
     fn strengths(&self, scales: &[Scale]) -> Result<Arc<[f32]>, ApiError> {
         let mut strengths = vec![0.0; self.model.loras().len()];
         for Scale { id, scale } in scales {
@@ -111,7 +112,7 @@ impl Hosted {
     }
 }
 
-/// The adapters, and how much of each an answer gets whose request does not say.
+/// Lists the adapters with their default scales.
 pub(super) async fn list(
     State(server): State<Arc<Server>>,
     Extension(caller): Extension<Caller>,
@@ -126,8 +127,7 @@ pub(super) async fn list(
     Ok(Json(told.collect()))
 }
 
-/// Sets how much of each an answer gets whose request does not say, from now on and for requests with the same key; none of those that are
-/// not named.
+/// Sets the default scales of later requests with the same key; adapters not listed get 0.
 pub(super) async fn set(
     State(server): State<Arc<Server>>,
     Extension(caller): Extension<Caller>,
@@ -141,7 +141,7 @@ pub(super) async fn set(
     let strengths = hosted.strengths(&scales)?;
     let stored = Stored::new(hosted.usual.options.clone(), Some(strengths));
     let mut set = hosted.usual_of.lock().unwrap_or_else(PoisonError::into_inner);
-    // Those who ask for what all others get share with them.
+    // Requests whose scales equal the defaults share their cache.
     if hosted.strengths_of(&stored) == hosted.strengths_of(&hosted.usual) {
         set.remove(&caller.owner);
     } else {

@@ -1,4 +1,5 @@
-//! `/v1/messages`: Anthropic's API. A request is put into OpenAI's words, read as such, and answered in its own.
+//! `/v1/messages` of Anthropic's API. A request is translated to OpenAI's API; the response is
+//! Anthropic's.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,8 +20,8 @@ use crate::answer::Finish;
 use crate::speech::{Call, Part, Speech};
 use crate::worker::Progress;
 
-/// What a client's system message begins with that changes from request to request and says nothing to the model: it would keep
-/// every prompt from being known.
+/// Prefix of a system text block that a client changes with every request and that means nothing to
+/// the model: it would prevent all prefix caching.
 const BILLING: &str = "x-anthropic-billing-header";
 
 pub(super) async fn messages(
@@ -51,7 +52,7 @@ pub(super) async fn messages(
     hosted.answer(vec![tokens], &asked, &caller, format).await
 }
 
-/// How many tokens a request's prompt has.
+/// Returns the number of prompt tokens of a request.
 pub(super) async fn count_tokens(
     State(server): State<Arc<Server>>,
     Extension(caller): Extension<Caller>,
@@ -63,7 +64,7 @@ pub(super) async fn count_tokens(
     Ok(Json(json!({ "input_tokens": tokens.len() })))
 }
 
-/// A request in OpenAI's words.
+/// Translates a request to OpenAI's API.
 fn translated(fields: &Fields) -> Result<Fields, ApiError> {
     let mut into = Map::new();
     const SAME: [&str; 10] = [
@@ -83,7 +84,7 @@ fn translated(fields: &Fields) -> Result<Fields, ApiError> {
             into.insert(name.to_owned(), value.clone());
         }
     }
-    // The format of the answer, by its present name and the one before.
+    // Output format, under its current name and the previous one.
     let present =
         fields.object("output_config")?.value("format").map(|format| ("output_config", format.clone()));
     let format = present.or(fields.value("output_format").map(|format| ("output_format", format.clone())));
@@ -130,7 +131,7 @@ fn translated(fields: &Fields) -> Result<Fields, ApiError> {
     Ok(Fields::new(into))
 }
 
-/// The system message, from a text or blocks of it.
+/// Converts the system message, given as a text or text blocks.
 fn system(given: &Value) -> Result<Value, ApiError> {
     let text = match given {
         Value::String(text) => text.clone(),
@@ -143,7 +144,7 @@ fn system(given: &Value) -> Result<Value, ApiError> {
     Ok(json!({ "role": "system", "content": text }))
 }
 
-/// A message, and those of tools' results that it holds.
+/// Converts a message, and the tool results it contains to messages of their own.
 fn message(given: &Value) -> Result<Vec<Value>, ApiError> {
     let role = given["role"].as_str().unwrap_or_default();
     let blocks = match &given["content"] {
@@ -156,7 +157,7 @@ fn message(given: &Value) -> Result<Vec<Value>, ApiError> {
         match (block["type"].as_str().unwrap_or_default(), block["text"].as_str()) {
             ("text", Some(said)) if content.is_empty() => text.push(said.to_owned()),
             ("text", Some(_)) => content.push(block.clone()),
-            // What was said before it becomes a part as well.
+            // Earlier text becomes a content part as well.
             ("image", _) => {
                 let before = std::mem::take(&mut text).join("\n\n");
                 content.extend((!before.is_empty()).then(|| json!({ "type": "text", "text": before })));
@@ -187,7 +188,7 @@ fn message(given: &Value) -> Result<Vec<Value>, ApiError> {
     Ok(messages)
 }
 
-/// What a block of content holds.
+/// Type of a content block.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Kind {
     Text,
@@ -200,12 +201,12 @@ struct Messages {
     model: String,
     n_prompt: usize,
     has_begun: bool,
-    /// Texts to stop at.
+    /// Stop strings.
     stop: Vec<String>,
-    /// How to read an answer, from its beginning.
+    /// Output parser in its initial state.
     whole: Speech,
     speech: Speech,
-    /// The block that is being written.
+    /// Content block in progress.
     open: Option<Kind>,
     n_blocks: usize,
     calls: bool,
@@ -234,7 +235,7 @@ impl Messages {
         })
     }
 
-    /// The text that the answer stopped at.
+    /// Returns the stop string that ended the answer.
     fn word(&self, finish: Finish) -> Option<&str> {
         match finish {
             Finish::Word(index) => self.stop.get(index).map(String::as_str),
@@ -242,7 +243,8 @@ impl Messages {
         }
     }
 
-    /// Tokens of the prompt, of which so many were `cached`, and of the answer.
+    /// Returns the usage: prompt tokens, of which `cached` came from the prefix cache, and
+    /// generated tokens.
     fn usage(&self, cached: usize, n_said: usize) -> Value {
         json!({
             "input_tokens": self.n_prompt - cached.min(self.n_prompt),
@@ -294,7 +296,7 @@ impl Format for Messages {
     const FRAMING: Framing = Framing::Named;
     const TELLS_PROGRESS: bool = true;
 
-    /// A message starts when it is known how much of its prompt was cached.
+    /// Starts the message once the number of cached tokens is known.
     fn progress(&mut self, progress: Progress, out: &mut VecDeque<Sent>) {
         if !std::mem::replace(&mut self.has_begun, true) {
             let message = self.message(json!([]), self.usage(progress.cached, 0));

@@ -1,4 +1,5 @@
-//! The HTTP side: requests become [jobs](crate::worker::Job), events become answers.
+//! HTTP API: routes, authentication and the path from a request to a [job](crate::worker::Job) and
+//! from events to a response.
 
 mod asked;
 mod body;
@@ -66,78 +67,81 @@ use named::RequestId;
 pub(crate) use named::cors;
 use reply::{Format, Listener};
 
-/// Named in every answer, in the form of llama.cpp's builds: clients look for the first letter.
+/// `system_fingerprint` of every response, in the format of llama.cpp's builds: clients expect a
+/// leading `b`.
 const FINGERPRINT: &str = concat!("b", env!("CARGO_PKG_VERSION"), "-kvant");
-/// Events of an answer that may wait to be sent before its sequence is held back.
+/// Events of a response that are buffered before its sequence is paused.
 const EVENTS_AHEAD: usize = 64;
-/// The longest text that becomes tokens, in bytes: more than any context holds.
+/// Maximum size of a text to tokenize, in bytes: more than any context holds.
 const MAX_TEXT: usize = 6 << 20;
-/// A text of more bytes is long. A tokenizer may take fifty times those of memory.
+/// Texts of more bytes are tokenized one at a time. A tokenizer may need fifty times the size of
+/// the text in memory.
 const LONG_TEXT: usize = 1 << 20;
 
-/// A model that is served.
+/// Served model.
 pub(crate) struct Hosted {
     pub name: String,
     pub model: Model,
-    /// Tokens that a conversation may have.
+    /// Maximum tokens of a conversation.
     pub n_ctx: usize,
-    /// What caches store where a request does not say.
+    /// Cache options of requests that set none.
     pub usual: Arc<Stored>,
-    /// The same for those who have set it otherwise.
+    /// The same for API keys that have changed their LoRA scales.
     pub usual_of: Mutex<HashMap<Owner, Arc<Stored>>>,
-    /// How tokens are drawn where a request does not say.
+    /// Sampling parameters of requests that set none.
     pub drawing: Drawing,
-    /// Whether the template is told to think where a request does not say.
+    /// Value of the template's `enable_thinking` for requests that set none.
     pub thinks: Option<bool>,
-    /// The most tokens of a thought where a request does not say.
+    /// Maximum reasoning tokens of requests that set none.
     pub thinking_budget: Option<usize>,
     pub grammars: Arc<Grammars>,
-    /// Long texts become tokens one at a time.
+    /// Serializes tokenization of long texts.
     pub long_texts: Arc<Lanes>,
-    /// Prompts of one key that may wait for an answer.
+    /// Maximum prompts of one API key in the queue.
     pub most_waiting: usize,
     pub jobs: Sender<Job>,
     pub status: Arc<Mutex<Status>>,
 }
 
-/// All that handlers know.
+/// State shared by all handlers.
 pub(crate) struct Server {
     pub options: Options,
     pub pool: Arc<Pool>,
-    /// Requests that have been read.
+    /// Number of requests that were assigned a seed.
     pub n_asked: AtomicU64,
-    /// What bodies of requests share.
+    /// Memory budget and limits that request bodies share.
     pub bodies: Bodies,
-    /// No more work is taken on.
+    /// The server is shutting down and accepts no more work.
     pub is_leaving: AtomicBool,
-    /// Held by every answer until it has been sent.
+    /// Cloned by every response until it has been sent: the count is the work in progress.
     pub work: Arc<()>,
 }
 
-/// Who sent a request.
+/// Sender of a request.
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
-    /// The API key, where there are any.
+    /// API key, if the server requires one.
     owner: Option<Arc<str>>,
     /// See [`Server::work`].
     work: Arc<()>,
-    /// The name of the request.
+    /// Request id.
     id: Arc<str>,
-    /// Bytes of its body, once they have come.
+    /// Size of the request body in bytes, once it has been received.
     n_bytes: Arc<AtomicUsize>,
 }
 
-/// Whoever waits for work on another thread.
+/// Connection of a request whose work runs on another thread.
 pub(crate) struct Client(Weak<()>);
 
 impl Client {
-    /// Fails where it has gone: what is left of the work is for nobody.
+    /// Fails once the client has disconnected: the remaining work has no receiver.
     fn check(&self) -> Result<(), ApiError> {
         if self.0.strong_count() > 0 { Ok(()) } else { Err(ApiError::invalid("the client has gone")) }
     }
 }
 
-/// An identifier that nobody has had. A line joins its parts as clients expect it: they look for `chatcmpl-` and for `resp_`.
+/// Returns a unique id. The separator is the one clients expect: they match `chatcmpl-` and
+/// `resp_`.
 fn new_id(prefix: &str) -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -146,14 +150,16 @@ fn new_id(prefix: &str) -> String {
 }
 
 impl Server {
-    /// How tokens of a model are drawn where a request does not say.
+    /// Returns the sampling parameters of a request that sets none, with a seed of its own unless
+    /// the seed is fixed.
     fn drawing(&self, hosted: &Hosted) -> Drawing {
         let Drawing { usual, likeliest } = hosted.drawing;
         if self.options.has_one_seed {
             return hosted.drawing;
         }
         let n = self.n_asked.fetch_add(1, Ordering::Relaxed);
-        // Answers of a request have seeds that follow its own: those of two requests must not. Clients may read 31 bits.
+        // Choices of one request use consecutive seeds, so the seeds of two requests must not be
+        // consecutive. Clients may parse 31 bits.
         let own = |params: SamplerParams| {
             let seed = xxh3_64_with_seed(&n.to_le_bytes(), params.seed) >> 33;
             SamplerParams { seed, ..params }
@@ -161,7 +167,7 @@ impl Server {
         Drawing { usual: own(usual), likeliest: own(likeliest) }
     }
 
-    /// The model that a request is for.
+    /// Returns the model that a request names.
     pub async fn hosted(&self, fields: &Fields) -> Result<Arc<Hosted>, ApiError> {
         let name: Option<String> = fields.get("model", "a name")?;
         self.pool.get(name.as_deref()).await
@@ -173,17 +179,17 @@ impl Hosted {
         self.model.tokenizer().expect("a model is only served with a tokenizer")
     }
 
-    /// The template as the file has it.
+    /// Returns the chat template as stored in the file.
     pub fn template_source(&self) -> Option<&str> {
         self.model.gguf().meta().find("tokenizer.chat_template").ok().flatten()
     }
 
-    /// The one for conversations with tools, where the file has another for them.
+    /// Returns the template for conversations with tools, if the file has a separate one.
     pub fn tools_template_source(&self) -> Option<&str> {
         self.model.gguf().meta().find("tokenizer.chat_template.tool_use").ok().flatten()
     }
 
-    /// The conversation of a request.
+    /// Reads the conversation of a request.
     pub fn conversation(&self, fields: &Fields) -> Result<Conversation, ApiError> {
         let usual = (self.thinks, self.thinking_budget);
         Conversation::read(fields, self.model.chat_template()?, usual)
@@ -193,7 +199,8 @@ impl Hosted {
         *self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes tokens of texts of so many bytes at most, where it keeps nobody else waiting and as long as the client is there.
+    /// Runs tokenization of at most `n_bytes` bytes on a blocking thread without delaying other
+    /// requests, and stops when the client disconnects.
     pub async fn tokens<T: Send + 'static>(
         &self,
         n_bytes: usize,
@@ -203,7 +210,7 @@ impl Hosted {
             return Err(body::too_large("bytes of text", MAX_TEXT, n_bytes));
         }
         let lane = if n_bytes > LONG_TEXT { Some(self.long_texts.enter(&None).await) } else { None };
-        // Dropped together with this future, which ends when the client goes.
+        // Dropped with this future, which ends when the client disconnects.
         let is_here = Arc::new(());
         let (model, client) = (self.model.clone(), Client(Arc::downgrade(&is_here)));
         let done = match lane {
@@ -219,17 +226,17 @@ impl Hosted {
         done.ok_or_else(|| ApiError::internal("an internal error while the prompt was read"))?
     }
 
-    /// The tokens of a text that may name special ones.
+    /// Tokenizes a text that may contain special tokens.
     async fn text_tokens(&self, text: String) -> Result<Vec<u32>, ApiError> {
         self.tokens(text.len(), move |model, _| Ok(model.text_prompt(&text, Special::Parse)?)).await
     }
 
-    /// The tokens of a text that is not continued.
+    /// Tokenizes a text for an embedding.
     async fn embedding_tokens(&self, text: String) -> Result<Vec<u32>, ApiError> {
         self.tokens(text.len(), move |model, _| Ok(model.embedding_tokens(&text)?)).await
     }
 
-    /// What a request for the next turn of a conversation asks for, and what it begins with.
+    /// Reads the request for the next turn of a conversation and renders its prompt.
     pub async fn open(
         &self,
         fields: &Fields,
@@ -246,7 +253,7 @@ impl Hosted {
         Ok((asked, opening))
     }
 
-    /// What the next turn of a conversation begins with.
+    /// Renders the prompt of the next turn of a conversation.
     pub async fn opening(&self, conversation: Conversation, caller: &Caller) -> Result<Opening, ApiError> {
         let (owner, n_ctx, n_bytes) = (caller.owner.clone(), self.n_ctx, conversation.n_bytes());
         let open = move |model: &Model, client: &Client| {
@@ -258,7 +265,7 @@ impl Hosted {
         self.tokens(n_bytes, open).await
     }
 
-    /// Refuses prompts that cannot be read.
+    /// Rejects empty prompts and prompts that exceed the context.
     fn check(&self, prompts: &[Vec<u32>]) -> Result<(), ApiError> {
         if prompts.is_empty() {
             return Err(ApiError::field("prompt", "at least one prompt", "none"));
@@ -272,7 +279,7 @@ impl Hosted {
         Ok(())
     }
 
-    /// Answers prompts as `asked` says.
+    /// Submits a job per prompt and returns the response, streamed or whole.
     pub async fn answer<F: Format>(
         self: &Arc<Self>,
         prompts: Vec<Vec<u32>>,
@@ -313,12 +320,12 @@ impl Hosted {
     }
 }
 
-/// All routes.
+/// Returns the router with all routes.
 pub(crate) fn router(server: Arc<Server>, cors: CorsLayer) -> Router {
     router_with(Router::new(), server, cors)
 }
 
-/// All routes, beside others.
+/// Returns the router with all routes added to `others`.
 fn router_with(others: Router<Arc<Server>>, server: Arc<Server>, cors: CorsLayer) -> Router {
     others
         .route("/", get(status::page))
@@ -390,7 +397,8 @@ async fn not_so(method: Method, request: Request) -> ApiError {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
 }
 
-/// Lets in who has a key, where keys are asked for, and no page of another site where none are, as long as work is taken on.
+/// Admits a request if its API key is valid, if its origin is allowed and, for new work, unless the
+/// server is shutting down.
 async fn admit(State(server): State<Arc<Server>>, mut request: Request, next: Next) -> Response {
     const OPEN: [&str; 7] = ["/", "/health", "/v1/health", "/live", "/ready", "/models", "/v1/models"];
     if let Some(error) = origin::refusal(&server.options, request.method(), request.headers()) {
@@ -405,12 +413,13 @@ async fn admit(State(server): State<Arc<Server>>, mut request: Request, next: Ne
         }
         _ if is_open => None,
         _ => {
-            let message = "this server wants an API key, as a bearer token or in x-api-key";
+            let message = "this server requires an API key, as a bearer token or in x-api-key";
             let error = ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message);
             return error.into_response();
         }
     };
-    // Counted as work before it is looked whether any is taken on: nothing is let in behind the last look.
+    // Counted as work before the shutdown flag is read, so that no request is admitted after the
+    // last check.
     let work = Arc::clone(&server.work);
     if !is_open && request.method() == Method::POST && server.is_leaving.load(Ordering::Relaxed) {
         return ApiError::leaving().into_response();
@@ -426,13 +435,13 @@ async fn admit(State(server): State<Arc<Server>>, mut request: Request, next: Ne
     response
 }
 
-/// Whether a request has this key; blanks around it get lost on the way.
+/// Reports whether `key` is the `known` one; whitespace around a key is lost in transit.
 fn is_known(known: &str, key: &[u8]) -> bool {
     let known = known.trim_ascii().as_bytes();
     !known.is_empty() && is_same(known, key)
 }
 
-/// The key that a request has, whatever its text: headers are bytes.
+/// Returns the API key of a request as bytes, since headers need not be UTF-8.
 fn key(headers: &HeaderMap) -> Option<&[u8]> {
     let bytes = |name: &str| headers.get(name).map(HeaderValue::as_bytes);
     let bearer = bytes("authorization").and_then(|value| {
@@ -442,7 +451,7 @@ fn key(headers: &HeaderMap) -> Option<&[u8]> {
     bearer.or_else(|| bytes("x-api-key")).map(<[u8]>::trim_ascii)
 }
 
-/// Whether two keys are the same, in a time that does not tell where they differ.
+/// Compares two keys in constant time.
 fn is_same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
 }

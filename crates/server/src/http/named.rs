@@ -1,4 +1,4 @@
-//! Names of requests, for logs and for those who ask about them; and which web pages may send any.
+//! Request ids, for logs and clients, and CORS.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,16 +14,16 @@ use super::new_id;
 use crate::{ServeError, trace};
 
 const NAME: HeaderName = HeaderName::from_static("x-request-id");
-/// The longest name that is taken over.
+/// Maximum length of a client's request id.
 const LONGEST: usize = 128;
-/// How long a browser may remember what it was told.
+/// Time that a browser may cache a preflight response.
 const REMEMBERED: Duration = Duration::from_secs(600);
 
-/// The name of a request.
+/// Id of a request.
 #[derive(Debug, Clone)]
 pub(super) struct RequestId(pub Arc<str>);
 
-/// Names a request, as whoever sent it has or by a new name, in the log and in the head of its answer.
+/// Assigns an id to a request, the client's or a new one, for the log and the response header.
 pub(super) async fn name(mut request: Request, next: Next) -> Response {
     let given = request.headers().get(NAME).and_then(|value| value.to_str().ok());
     let is_sound = |id: &&str| (1..=LONGEST).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_graphic());
@@ -35,7 +35,7 @@ pub(super) async fn name(mut request: Request, next: Next) -> Response {
     let mut response = next.run(request).instrument(span.clone()).await;
     let (status, seconds) = (response.status().as_u16(), started.elapsed().as_secs_f64());
     trace::answered(&span, status);
-    // Of a stream, until it begins.
+    // For a streamed response, the time until it starts.
     tracing::info!(%id, %method, path, status, seconds, "request");
     if let Ok(value) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(NAME, value);
@@ -43,10 +43,10 @@ pub(super) async fn name(mut request: Request, next: Next) -> Response {
     response
 }
 
-/// Lets web pages of these origins send requests.
+/// Returns the CORS layer that allows these origins.
 ///
 /// # Errors
-/// [`ServeError::Origin`] for what is no origin.
+/// [`ServeError::Origin`] for an invalid origin.
 pub(crate) fn cors(origins: &[String]) -> Result<CorsLayer, ServeError> {
     if origins.is_empty() {
         return Ok(CorsLayer::new());
@@ -63,7 +63,7 @@ pub(crate) fn cors(origins: &[String]) -> Result<CorsLayer, ServeError> {
     Ok(CorsLayer::new()
         .allow_origin(allowed)
         .allow_methods([Method::GET, Method::POST])
-        // A star would leave the key out.
+        // A wildcard would not cover the authorization header.
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([NAME, header::RETRY_AFTER])
         .max_age(REMEMBERED))

@@ -1,4 +1,4 @@
-//! `/completion` and `/infill`, as llama.cpp's server has them.
+//! `/completion` and `/infill` of llama.cpp's API.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use super::{Caller, Server, sampling};
 use crate::answer::{Finish, token_text};
 use crate::worker::{Progress, Times};
 
-/// A text to go on with.
+/// Continues a text.
 pub(super) async fn completion(
     State(server): State<Arc<Server>>,
     Extension(caller): Extension<Caller>,
@@ -33,7 +33,7 @@ pub(super) async fn completion(
     answer(head, prompts, &fields, &caller).await
 }
 
-/// What stands between two texts.
+/// Fills in the middle between two texts.
 pub(super) async fn infill(
     State(server): State<Arc<Server>>,
     Extension(caller): Extension<Caller>,
@@ -77,12 +77,13 @@ async fn answer(
 struct Native {
     head: Head,
     prompts: Vec<Vec<u32>>,
-    /// The fields to send, by their paths; all where there are none.
+    /// Paths of the fields to return; empty for all.
     wanted: Vec<String>,
 }
 
 impl Native {
-    /// How the answer with this index is made, with what is not there switched off.
+    /// Returns the settings of the answer at this index, with unsupported samplers at their neutral
+    /// values.
     fn settings(&self, index: usize) -> Value {
         let asked = &self.head.asked;
         let answer = &asked.answer;
@@ -98,7 +99,7 @@ impl Native {
             "n_probs": answer.logprobs.unwrap_or(0),
             "post_sampling_probs": answer.after_sampling,
             "stream": asked.stream,
-            // How fast a target that nobody sets is forgotten.
+            // Decay of the adaptive target, which is never set.
             "adaptive_decay": 0.0,
         });
         if answer.sampler.dry.is_on() {
@@ -113,7 +114,7 @@ impl Native {
         settings
     }
 
-    /// All that is told of an answer when it has ended.
+    /// Returns all fields of a finished answer.
     fn ended(&self, index: usize, heard: &Heard) -> Map<String, Value> {
         let (asked, times) = (&self.head.asked, &heard.times);
         let text = |token: &u32| token_text(self.head.tokenizer(), *token).0;
@@ -124,7 +125,7 @@ impl Native {
             Some(Finish::Length) => ("limit", ""),
             None => ("none", ""),
         };
-        // The last token that was said is not read.
+        // The last generated token is never fed.
         let held = times.prompt.total + times.n_said.saturating_sub(1);
         object(json!({
             "index": index,
@@ -147,7 +148,7 @@ impl Native {
         }))
     }
 
-    /// Only the fields that were asked for, each under its path.
+    /// Returns the requested fields, each under its path.
     fn chosen(&self, all: Map<String, Value>) -> Value {
         let all = Value::Object(all);
         if self.wanted.is_empty() {
@@ -181,7 +182,7 @@ impl Format for Native {
     fn piece(&mut self, piece: &Piece<'_>, out: &mut VecDeque<Sent>) {
         if piece.finish.is_some() {
             let mut ended = self.ended(piece.index, piece.heard);
-            // The rest of the text: what came before has been sent.
+            // Only the rest of the text: the earlier text has been sent.
             ended.extend(object(json!({ "content": piece.text, "tokens": [] })));
             out.push_back(Sent(self.chosen(ended)));
             return;

@@ -1,5 +1,5 @@
-//! Ollama's API: `/api/chat`, `/api/generate`, and what tells of models. A request is put into OpenAI's words, read as such, and
-//! answered in lines of JSON.
+//! Ollama's API: `/api/chat`, `/api/generate`, `/api/embed` and model information. A request is
+//! translated to OpenAI's API; the response is JSON lines.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use crate::answer::Finish;
 use crate::speech::{Call, Part, Speech};
 use crate::worker::Times;
 
-/// An error as ollama's clients read it.
+/// Error in ollama's format.
 pub(super) struct Told(ApiError);
 
 impl From<ApiError> for Told {
@@ -42,7 +42,7 @@ impl IntoResponse for Told {
     }
 }
 
-/// The newest release whose requests are understood: clients ask for it before they ask for anything else.
+/// Latest ollama release whose requests are supported: clients query it before anything else.
 const VERSION: &str = "0.12.0";
 
 pub(super) async fn version() -> Json<Value> {
@@ -65,7 +65,7 @@ pub(super) async fn tags(State(server): State<Arc<Server>>) -> Json<Value> {
     Json(json!({ "models": models }))
 }
 
-/// Models in memory.
+/// Lists the models in memory.
 pub(super) async fn running(State(server): State<Arc<Server>>) -> Json<Value> {
     let running = |(name, hosted): &(&str, Option<Arc<Hosted>>)| {
         let hosted = hosted.as_ref()?;
@@ -79,7 +79,7 @@ pub(super) async fn running(State(server): State<Arc<Server>>) -> Json<Value> {
             "digest": digest(name),
             "details": details(Some(hosted)),
             "context_length": hosted.n_ctx,
-            // It stays until there is no room.
+            // A model stays until its memory is needed.
             "expires_at": "9999-12-31T23:59:59Z",
         }))
     };
@@ -87,13 +87,13 @@ pub(super) async fn running(State(server): State<Arc<Server>>) -> Json<Value> {
     Json(json!({ "models": models }))
 }
 
-/// What changes models: they are those that the server was started with.
+/// Rejects changes of models: they are fixed when the server starts.
 pub(super) async fn unchangeable() -> Told {
     let message = "models are those that kvant serve was started with: -m, -hf or --also names them";
     Told(ApiError::new(StatusCode::NOT_IMPLEMENTED, "not_supported_error", message))
 }
 
-/// Sixty-four hexadecimal digits: clients cut them to twelve without a look.
+/// Returns 64 hexadecimal digits: clients truncate them to twelve without a check.
 fn digest(name: &str) -> String {
     format!("{:064x}", xxh3_128(name.as_bytes()))
 }
@@ -136,7 +136,7 @@ pub(super) async fn show(
     })))
 }
 
-/// What a model can do, by ollama's names.
+/// Returns the capabilities of a model by ollama's names.
 fn capabilities(model: &Model) -> Vec<&'static str> {
     let template = model.chat_template().map(|template| template.source().to_owned()).unwrap_or_default();
     [
@@ -151,7 +151,7 @@ fn capabilities(model: &Model) -> Vec<&'static str> {
     .collect()
 }
 
-/// The model of a request; `name:latest` is `name`.
+/// Returns the model of a request; `name:latest` is `name`.
 async fn hosted(server: &Arc<Server>, fields: &Fields) -> Result<Arc<Hosted>, ApiError> {
     let name: Option<String> = fields.any(&["model", "name"], "a model's name")?;
     let name = name.as_deref().map(|name| name.strip_suffix(":latest").unwrap_or(name));
@@ -206,7 +206,7 @@ pub(super) async fn generate(
     } else {
         let system: Option<String> = fields.get("system", "a text")?;
         let system = system.map(|text| json!({ "role": "system", "content": text }));
-        let images: Vec<Value> = fields.get("images", "a list of pictures")?.unwrap_or_default();
+        let images: Vec<Value> = fields.get("images", "a list of images")?.unwrap_or_default();
         let question = message(json!({ "role": "user", "content": prompt, "images": images }))?;
         let messages: Vec<Value> = system.into_iter().chain([question]).collect();
         into.insert("messages".to_owned(), messages.into());
@@ -218,7 +218,7 @@ pub(super) async fn generate(
     Ok(hosted.answer(vec![tokens], &asked, &caller, format).await?)
 }
 
-/// Texts as vectors.
+/// Response of [`embed`].
 #[derive(Serialize)]
 struct Embeddings {
     model: String,
@@ -246,7 +246,7 @@ pub(super) async fn embed(
     .into_response())
 }
 
-/// One text as a vector: the way before [`embed`].
+/// Response of [`embeddings`], the predecessor of [`embed`] for one text.
 #[derive(Serialize)]
 struct Embedding {
     embedding: Vec<f32>,
@@ -265,7 +265,7 @@ pub(super) async fn embeddings(
     Ok(Json(Embedding { embedding: embedded.vectors()?.remove(0) }).into_response())
 }
 
-/// What is said when there is nothing to answer: clients load models so.
+/// Returns the response to an empty request: clients preload models with it.
 fn loaded(hosted: &Hosted, mut said: Value) -> Response {
     let more =
         json!({ "model": hosted.name, "created_at": timestamp(), "done": true, "done_reason": "load" });
@@ -275,9 +275,9 @@ fn loaded(hosted: &Hosted, mut said: Value) -> Response {
     Json(said).into_response()
 }
 
-/// The fields of a request in OpenAI's words, but for what is to be answered.
+/// Translates the options of a request to OpenAI's API, without messages and prompt.
 fn translated(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
-    // What there is one of for all requests, or what is for ollama alone.
+    // Options with equal names in both APIs.
     const NAMES: [&str; 5] = ["seed", "stop", "presence_penalty", "frequency_penalty", "num_predict"];
     refused::check_ollama(fields)?;
     let (options, mut into) = (fields.object("options")?, Map::new());
@@ -287,7 +287,7 @@ fn translated(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
             into.insert(name.to_owned(), value.clone());
         }
     }
-    // Streamed unless told otherwise.
+    // Ollama streams by default.
     into.insert("stream".to_owned(), fields.get("stream", "true or false")?.unwrap_or(true).into());
     match fields.value("format") {
         None => {}
@@ -306,7 +306,7 @@ fn translated(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
         Some(Value::String(effort)) => {
             into.insert("chat_template_kwargs".to_owned(), json!({ "reasoning_effort": effort }));
         }
-        Some(other) => return Err(ApiError::field("think", "true, false or how hard", other)),
+        Some(other) => return Err(ApiError::field("think", "true, false or an effort", other)),
     }
     for (name, was) in [("kv_type", "kv_type"), ("lora", "lora"), ("model", "name"), ("model", "model")] {
         if let Some(value) = fields.value(was) {
@@ -316,7 +316,8 @@ fn translated(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
     Ok(into)
 }
 
-/// A message in words that are read here: the arguments of calls are text, calls have ids, and pictures are parts of the content.
+/// Converts a message: the arguments of calls become text, calls get ids, and images become content
+/// parts.
 fn message(mut message: Value) -> Result<Value, ApiError> {
     if let Some(Value::Array(images)) = message.as_object_mut().and_then(|message| message.remove("images"))
         && !images.is_empty()
@@ -326,7 +327,7 @@ fn message(mut message: Value) -> Result<Value, ApiError> {
         message["content"] = images.chain([text]).collect();
     }
     if let Some(Value::Array(calls)) = message.get_mut("tool_calls") {
-        // What is no object is refused where messages are read.
+        // A call that is not an object is rejected where messages are read.
         for (index, call) in
             calls.iter_mut().enumerate().filter_map(|(i, call)| Some((i, call.as_object_mut()?)))
         {
@@ -345,14 +346,14 @@ fn message(mut message: Value) -> Result<Value, ApiError> {
 
 struct Ollama {
     model: String,
-    /// How to read an answer, from its beginning.
+    /// Output parser in its initial state.
     whole: Speech,
     speech: Speech,
-    /// What has been heard and not told yet.
+    /// Output received and not yet sent.
     thought: String,
     said: String,
     calls: Vec<Value>,
-    /// The call that is being written.
+    /// Tool call in progress.
     open: Option<Call>,
     is_chat: bool,
 }
@@ -385,14 +386,14 @@ impl Ollama {
         }
     }
 
-    /// Calls are told whole.
+    /// Completes a tool call: ollama sends calls whole.
     fn end_call(&mut self) {
         if let Some(call) = self.open.take() {
             self.calls.push(json!({ "function": { "name": call.name, "arguments": call.object() } }));
         }
     }
 
-    /// What has been heard since it was told last.
+    /// Takes the output received since the last line.
     fn take(&mut self) -> Map<String, Value> {
         let (said, thought, calls) = (
             std::mem::take(&mut self.said),
@@ -420,7 +421,7 @@ impl Ollama {
         line
     }
 
-    /// The last line of a stream, or the only one.
+    /// Returns the last line of a stream, or the only one.
     fn last(&mut self, heard: &Heard) -> Value {
         let mut line = self.take();
         line.insert("done".to_owned(), true.into());
@@ -431,7 +432,7 @@ impl Ollama {
     }
 }
 
-/// Times in nanoseconds, and what they were taken for.
+/// Returns token counts and their durations in nanoseconds.
 fn durations(times: &Times) -> Map<String, Value> {
     let nanoseconds = |time: Duration| time.as_nanos() as u64;
     let fields = [
@@ -476,19 +477,19 @@ impl Format for Ollama {
     }
 }
 
-/// Now, as ollama writes it: RFC 3339 in UTC.
+/// Returns the current time in ollama's format: RFC 3339 in UTC.
 fn timestamp() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     written(now.as_secs(), now.subsec_micros())
 }
 
-/// Seconds since 1970 as RFC 3339 writes them, by Hinnant's `civil_from_days`.
+/// Formats seconds since 1970 as RFC 3339, by Hinnant's `civil_from_days`.
 fn written(seconds: u64, micros: u32) -> String {
     let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, day_of_era) = (days / 146_097, days % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    // Months from March on, so that a leap day is a year's last.
+    // Months count from March, so that a leap day is the last day of a year.
     let from_march = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * from_march + 2) / 5 + 1;
     let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
@@ -502,8 +503,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_written_as_the_calendar_has_them() {
-        // By `date -u -d @N`.
+    fn timestamps_are_rfc_3339_in_utc() {
+        // Expected values by `date -u -d @N`.
         for (seconds, text) in [
             (0, "1970-01-01T00:00:00.000000Z"),
             (951_782_399, "2000-02-28T23:59:59.000000Z"),

@@ -1,7 +1,8 @@
-//! Which pages of browsers may use a server that asks for no key: its own, and those that it was told of.
+//! Origin checks of a server without API keys: browser pages must be its own or allowed explicitly.
 //!
-//! A page of any site can send requests to a server on its reader's machine, some without asking first, and by DNS rebinding it can read
-//! the answers as well. Programs that are no browsers send none of the headers that are looked at here, or their true values.
+//! A page of any site can send requests to a server on its reader's machine, some without a
+//! preflight, and by DNS rebinding it can read the responses as well. Programs other than browsers
+//! send none of the headers checked here, or their true values.
 
 use std::net::IpAddr;
 
@@ -10,12 +11,12 @@ use axum::http::{HeaderMap, Method, StatusCode, header};
 use super::ApiError;
 use crate::Options;
 
-/// Origins of programs that are built on a browser: no site has such a one.
+/// Origins of browser-based programs, which no web site can have.
 const PROGRAMS: [&str; 4] = ["app://", "tauri://", "vscode-file://", "vscode-webview://"];
 
-/// Why a request is refused; nothing where it is not.
+/// Returns why a request is refused, or `None`.
 pub(super) fn refusal(options: &Options, method: &Method, headers: &HeaderMap) -> Option<ApiError> {
-    // No page knows a key.
+    // No page has a key.
     if !options.api_keys.is_empty() {
         return None;
     }
@@ -26,7 +27,8 @@ pub(super) fn refusal(options: &Options, method: &Method, headers: &HeaderMap) -
     }
     let site = text("sec-fetch-site");
     if let Some(origin) = text("origin") {
-        // A proxy may have changed the host; what a browser says of the site no page can change.
+        // A proxy may have changed the host, but no page can change what a browser reports in
+        // `sec-fetch-site`.
         let is_own = matches!(site, Some("same-origin" | "none"))
             || host.is_some_and(|host| authority(origin) == Some(host));
         let is_program = PROGRAMS.iter().any(|scheme| origin.starts_with(scheme));
@@ -34,7 +36,7 @@ pub(super) fn refusal(options: &Options, method: &Method, headers: &HeaderMap) -
         return (!is_own && !is_program && !is_listed)
             .then(|| forbidden("Origin", "the server's own or an allowed origin", origin));
     }
-    // Whoever follows a link to the server may see it.
+    // A link to the server may be followed.
     let mode = text("sec-fetch-mode");
     let is_visit = mode == Some("navigate") && matches!(*method, Method::GET | Method::HEAD);
     let is_foreign =
@@ -42,7 +44,8 @@ pub(super) fn refusal(options: &Options, method: &Method, headers: &HeaderMap) -
     is_foreign.then(|| forbidden("Sec-Fetch-Site", "same-origin, same-site or none", "cross-site"))
 }
 
-/// Refuses what changes the server where it is not sent as JSON: a page of another site may send other types without asking.
+/// Rejects a change of server state that is not sent as JSON: a page of another site may send other
+/// types without a preflight.
 pub(super) fn refuse_unless_json(headers: &HeaderMap) -> Result<(), ApiError> {
     let given = headers.get(header::CONTENT_TYPE).map_or("none", |kind| kind.to_str().unwrap_or("no text"));
     let kind = given.split(';').next().unwrap_or_default().trim();
@@ -62,12 +65,13 @@ fn short(text: &str) -> String {
     text.chars().take(100).collect()
 }
 
-/// Whether only programs of this machine reach an address.
+/// Reports whether an address is reachable from this machine only.
 fn is_local(host: &str) -> bool {
     host.eq_ignore_ascii_case("localhost") || host.parse().is_ok_and(|ip: IpAddr| ip.is_loopback())
 }
 
-/// Whether no stranger can have given this host a page: names that nobody can register, and addresses, which nobody rebinds.
+/// Reports whether a host name cannot belong to an attacker: reserved names cannot be registered,
+/// and addresses cannot be rebound.
 fn is_known_host(options: &Options, host: &str) -> bool {
     let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((address, _)) => address,
@@ -79,7 +83,7 @@ fn is_known_host(options: &Options, host: &str) -> bool {
     is_reserved || name.parse::<IpAddr>().is_ok() || options.allowed_hosts.iter().any(is_listed)
 }
 
-/// Host and port of an origin.
+/// Returns host and port of an origin.
 fn authority(origin: &str) -> Option<&str> {
     origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"))
 }
@@ -150,7 +154,7 @@ mod tests {
             assert_eq!(post(&[("host", own), ("origin", origin)]), 403, "{origin}");
             assert_eq!(post(&[("host", own), ("origin", origin), ("sec-fetch-site", site)]), 403, "{origin}");
         }
-        // Pictures and scripts of another page; a link on it is followed.
+        // Images and scripts on another page are refused; a link on it is followed.
         assert_eq!(
             get(&[("host", own), ("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "no-cors")]),
             403
@@ -167,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_was_told_of_is_let_in_and_nothing_else() {
+    fn only_configured_origins_and_hosts_are_admitted() {
         let evil = ("origin", "https://evil.example");
         let chat = ("origin", "https://chat.example");
         let some = Options {
@@ -190,7 +194,8 @@ mod tests {
             status(&all, Method::POST, &[("host", "localhost"), evil, ("sec-fetch-site", "cross-site")]),
             200
         );
-        // Where others reach the server it cannot know its names, and with a key no page of theirs is let in.
+        // A server reachable by others cannot determine its own names; with a key, foreign pages
+        // have no access.
         let open = Options { address: ("0.0.0.0".into(), 8080), ..options() };
         assert_eq!(status(&open, Method::POST, &[("host", "kvant")]), 200);
         assert_eq!(status(&open, Method::POST, &[("host", "kvant"), evil]), 403);

@@ -1,4 +1,4 @@
-//! Pictures in messages, by the names that each API has for them.
+//! Images in messages, in the formats of all APIs.
 
 use base64::Engine as _;
 use base64::alphabet;
@@ -8,16 +8,17 @@ use serde_json::{Value, json};
 use super::error::ApiError;
 use super::foreign;
 
-/// The most pictures of a conversation.
+/// Maximum images of a conversation.
 const MOST: usize = 128;
 
-/// With padding or without: clients do both.
+/// Accepts padding or none: clients send both.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// What a content of parts becomes: a text or, with pictures, a list as templates read it; the files of those are added to `pictures`.
+/// Converts a list of content parts to a text or, with images, to a list for templates; the image
+/// files are appended to `pictures`.
 pub(super) fn content(parts: &[Value], pictures: &mut Vec<Vec<u8>>) -> Result<Value, ApiError> {
     let before = pictures.len();
     let mut content: Vec<Value> = Vec::new();
@@ -27,7 +28,7 @@ pub(super) fn content(parts: &[Value], pictures: &mut Vec<Vec<u8>>) -> Result<Va
             ("text" | "input_text" | "output_text", Some(text)) => add_text(&mut content, text),
             ("image_url" | "input_image" | "image", _) => {
                 if pictures.len() == MOST {
-                    return Err(ApiError::field("content", "at most 128 pictures", "more"));
+                    return Err(ApiError::field("content", "at most 128 images", "more"));
                 }
                 pictures.push(file(part)?);
                 content.push(json!({ "type": "image" }));
@@ -41,7 +42,7 @@ pub(super) fn content(parts: &[Value], pictures: &mut Vec<Vec<u8>>) -> Result<Va
     Ok(content.first().map_or_else(|| "".into(), |part| part["text"].clone()))
 }
 
-/// Adds a text; those that follow each other are one.
+/// Appends a text; adjacent texts are merged.
 fn add_text(content: &mut Vec<Value>, text: &str) {
     match content.last_mut() {
         Some(Value::Object(last)) if last["type"] == "text" => {
@@ -53,9 +54,10 @@ fn add_text(content: &mut Vec<Value>, text: &str) {
     }
 }
 
-/// The file of a picture: OpenAI's part `{"image_url": {"url": ..}}` or `{"image_url": ..}`, Anthropic's `{"source": {"data": ..}}`.
+/// Returns the file of an image: OpenAI's part `{"image_url": {"url": ..}}` or `{"image_url": ..}`,
+/// Anthropic's `{"source": {"data": ..}}`.
 fn file(part: &Value) -> Result<Vec<u8>, ApiError> {
-    const EXPECTED: &str = "a picture as data:image/...;base64,... (this server fetches nothing)";
+    const EXPECTED: &str = "an image as data:image/...;base64,... (this server fetches nothing)";
     if let Some(data) = part["source"]["data"].as_str() {
         return decode(data);
     }
@@ -68,10 +70,10 @@ fn file(part: &Value) -> Result<Vec<u8>, ApiError> {
     }
 }
 
-/// The bytes of base64.
+/// Decodes base64.
 fn decode(data: &str) -> Result<Vec<u8>, ApiError> {
     let decoded = BASE64.decode(data.trim());
-    decoded.map_err(|error| ApiError::field("image_url", "a picture in base64", error))
+    decoded.map_err(|error| ApiError::field("image_url", "an image in base64", error))
 }
 
 #[cfg(test)]
@@ -85,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn pictures_are_found_by_every_name_and_texts_are_joined() {
+    fn images_of_all_apis_are_read_and_texts_are_merged() {
         let parts = json!([
             { "type": "text", "text": "a" },
             { "type": "text", "text": "b" },
@@ -104,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_picture_is_refused_and_nothing_is_fetched() {
+    fn invalid_images_are_rejected_and_nothing_is_fetched() {
         for (part, line) in [
             (
                 json!({ "type": "image_url", "image_url": { "url": "http://10.0.0.1/a.png" } }),
@@ -113,12 +115,12 @@ mod tests {
             (json!({ "type": "image_url", "image_url": { "url": "file:///etc/passwd" } }), "fetches nothing"),
             (json!({ "type": "image_url" }), "fetches nothing"),
             (json!({ "type": "image", "source": { "data": "%%%" } }), "base64"),
-            (json!({ "type": "input_audio" }), "text and pictures"),
+            (json!({ "type": "input_audio" }), "text and images"),
         ] {
             let error = read(json!([part])).unwrap_err();
             assert!(error.contains(line), "{error}");
         }
         let many = vec![json!({ "type": "image_url", "image_url": "data:;base64,AA" }); MOST + 1];
-        assert!(read(many.into()).unwrap_err().contains("at most 128 pictures"));
+        assert!(read(many.into()).unwrap_err().contains("at most 128 images"));
     }
 }

@@ -1,4 +1,4 @@
-//! Texts to read: as such, as token numbers, both in a row, and lists of those.
+//! Prompts: texts, token ids, mixed lists of both, and lists of those.
 
 use kvant::{Model, Special};
 use serde_json::Value;
@@ -8,27 +8,27 @@ use super::fields::{Fields, text_bytes};
 use super::{Client, Hosted};
 
 const EXPECTED: &str = "a text, a list of token numbers and texts, or a list of those";
-/// The most prompts of a request, as many as OpenAI takes.
+/// Maximum prompts of a request, as in OpenAI's API.
 pub(super) const MOST_PROMPTS: usize = 2048;
 
-/// What an answer goes on from.
+/// Prompt of an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Prompt {
-    /// As it was sent; of tokens, what they write.
+    /// Text as sent, or decoded from the tokens.
     pub text: String,
     pub tokens: Vec<u32>,
 }
 
-/// What becomes of texts.
+/// Use of tokenized texts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Purpose {
-    /// They are continued: nothing is put behind them.
+    /// The text is continued: no token is appended.
     Continue,
-    /// They are read whole, with the end-of-text token behind them that the vocabulary asks for.
+    /// The text is embedded, with the end-of-text token of the vocabulary, if any.
     Embed,
 }
 
-/// The prompts of a request that is answered: no more than may wait for that.
+/// Returns the prompts of a generation request, at most as many as fit in the queue.
 pub(super) async fn prompts(hosted: &Hosted, fields: &Fields) -> Result<Vec<Prompt>, ApiError> {
     if let Some(Value::Array(items)) = fields.value("prompt")
         && items.len() > hosted.most_waiting
@@ -40,7 +40,7 @@ pub(super) async fn prompts(hosted: &Hosted, fields: &Fields) -> Result<Vec<Prom
     texts(hosted, fields, "prompt", Purpose::Continue).await
 }
 
-/// The texts in the field `name`, in tokens of the model that reads them.
+/// Tokenizes the texts in the field `name`.
 pub(super) async fn texts(
     hosted: &Hosted,
     fields: &Fields,
@@ -56,7 +56,7 @@ pub(super) async fn texts(
     hosted.tokens(longest, move |model, client| Texts { model, name, purpose }.all(client, &given)).await
 }
 
-/// How the texts in a field are read.
+/// Tokenization of the texts in a field.
 struct Texts<'a> {
     model: &'a Model,
     name: &'static str,
@@ -64,7 +64,7 @@ struct Texts<'a> {
 }
 
 impl Texts<'_> {
-    /// A list of numbers, or of numbers and texts, is one prompt; any other list is several.
+    /// Reads a list of numbers, or of numbers and texts, as one prompt; any other list as several.
     fn all(&self, client: &Client, given: &Value) -> Result<Vec<Prompt>, ApiError> {
         match given {
             Value::Array(items) if !items.iter().any(Value::is_number) && !items.is_empty() => {
@@ -87,7 +87,7 @@ impl Texts<'_> {
                 Ok(Prompt { text: text.clone(), tokens })
             }
             Value::Array(parts) => self.row(parts),
-            // llama.cpp's, which may hold images.
+            // llama.cpp's format, which may contain images.
             Value::Object(object)
                 if object.get("multimodal_data").is_some_and(|data| *data != Value::Null) =>
             {
@@ -95,7 +95,7 @@ impl Texts<'_> {
             }
             Value::Object(object) => match (object.get("prompt_string"), object.get("content")) {
                 (Some(text @ Value::String(_)), _) => self.prompt(text),
-                // llama.cpp's, of models that see and hear.
+                // llama.cpp's format for multimodal models.
                 (None, Some(Value::Array(parts))) => self.prompt(&text_of(parts, self.name)?.into()),
                 _ => Err(ApiError::field(self.name, EXPECTED, given)),
             },
@@ -103,7 +103,8 @@ impl Texts<'_> {
         }
     }
 
-    /// Numbers of tokens and texts in a row. Only a text at the beginning begins as a text does, and only one at the end ends so.
+    /// Reads a list of token ids and texts. Only a text at the beginning gets the beginning-of-text
+    /// token, only one at the end the end-of-text token.
     fn row(&self, parts: &[Value]) -> Result<Prompt, ApiError> {
         let Self { model, name, purpose } = *self;
         let (tokenizer, mut tokens) = (model.tokenizer()?, Vec::new());
@@ -120,7 +121,7 @@ impl Texts<'_> {
                     let id = number.as_u64().and_then(|id| u32::try_from(id).ok());
                     let id = id.ok_or_else(|| ApiError::field(name, EXPECTED, number))?;
                     if id as usize >= model.n_vocab() {
-                        return Err(ApiError::field(name, "numbers of tokens that there are", id));
+                        return Err(ApiError::field(name, "numbers of tokens in the vocabulary", id));
                     }
                     tokens.push(id);
                 }
@@ -134,7 +135,7 @@ impl Texts<'_> {
     }
 }
 
-/// The text of parts as messages have them.
+/// Returns the text of message parts.
 fn text_of(parts: &[Value], name: &'static str) -> Result<String, ApiError> {
     let text = |part: &Value| match (part["type"].as_str(), part["text"].as_str()) {
         (Some("text"), Some(text)) => Ok(text.to_owned()),

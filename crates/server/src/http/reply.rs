@@ -1,4 +1,4 @@
-//! How answers go back: all at once, or piece by piece as server-sent events.
+//! Responses: one JSON body, server-sent events or JSON lines.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -18,104 +18,105 @@ use super::error::ApiError;
 use crate::answer::{Finish, Likelihood, Rest, Said};
 use crate::worker::{Event, Progress, Times};
 
-/// A comment goes out when nothing else has for so long, so that nobody takes the connection for dead.
+/// Interval of keep-alive comments in an idle stream, so that clients and proxies do not close the
+/// connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-/// One answer, as far as it has been heard.
+/// Answer accumulated so far.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Heard {
     pub text: String,
     pub tokens: Vec<u32>,
     pub likelihoods: Vec<Likelihood>,
-    /// Those of all tokens of the prompt but the first, where they were asked for.
+    /// Logprobs of all prompt tokens but the first, if requested.
     pub prompt: Arc<[Likelihood]>,
     pub finish: Option<Finish>,
     pub times: Times,
 }
 
-/// Something new of the answer with this index.
+/// New output of the answer at this index.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Piece<'a> {
     pub index: usize,
     pub text: &'a str,
     pub token: Option<u32>,
-    /// Of tokens whose text is certain with it.
+    /// Logprobs of the tokens whose text is final with this output.
     pub likelihoods: &'a [Likelihood],
     pub finish: Option<Finish>,
     pub heard: &'a Heard,
 }
 
-/// The data of a server-sent event.
+/// Data of a server-sent event.
 #[derive(Debug)]
 pub(crate) struct Sent(pub Value);
 
-/// What OpenAI's API ends a stream with.
+/// Last event of a stream in OpenAI's API.
 const DONE: &str = "[DONE]";
 
-/// How a stream is written.
+/// Framing of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Framing {
-    /// Server-sent events without names; OpenAI's mark ends them.
+    /// Server-sent events without names, terminated by OpenAI's `[DONE]`.
     Done,
     /// Server-sent events, each named after the `type` of its data.
     Named,
     /// Server-sent events without names.
     Bare,
-    /// Values with a line each, as ollama sends them.
+    /// One JSON value per line, as in ollama.
     Lines,
 }
 
-/// A value as an event; none is the mark of the end.
+/// Encodes a value as an event; `None` is the end mark.
 fn event<F: Format>(sent: Option<Sent>) -> Sse {
     let Some(Sent(value)) = sent else { return Sse::default().data(DONE) };
     let name = value["type"].as_str().filter(|_| F::FRAMING == Framing::Named);
-    // The name goes first: some clients act on the data as soon as they read it.
+    // The name precedes the data: some clients act on the data as soon as they read it.
     let event = name.map_or_else(Sse::default, |name| Sse::default().event(name));
     event.data(value.to_string())
 }
 
-/// How an API writes answers down.
+/// Response format of an API.
 pub(crate) trait Format: Send + 'static {
     const FRAMING: Framing = Framing::Done;
-    /// Whether a stream tells how far a prompt is that nobody asked about.
+    /// Whether a stream reports prefill progress without a request for it.
     const TELLS_PROGRESS: bool = false;
-    /// What of the request could not be done, and is left out.
+    /// Receives notes on the parts of the request that were ignored.
     fn warn(&mut self, _warnings: Vec<String>) {}
-    /// Before anything else in a stream.
+    /// Writes the first events of a stream.
     fn begin(&mut self, _out: &mut VecDeque<Sent>) {}
-    /// How likely the tokens of the prompt were that this answer goes on from.
+    /// Writes the logprobs of the prompt that this answer continues.
     fn scored(&mut self, _index: usize, _heard: &Heard, _out: &mut VecDeque<Sent>) {}
-    /// A prompt is being read.
+    /// Writes prefill progress.
     fn progress(&mut self, _progress: Progress, _out: &mut VecDeque<Sent>) {}
-    /// Something new in a stream.
+    /// Writes new output to a stream.
     fn piece(&mut self, piece: &Piece<'_>, out: &mut VecDeque<Sent>);
-    /// All answers have ended.
+    /// Writes the last events, once all answers have ended.
     fn end(&mut self, heard: &[Heard], out: &mut VecDeque<Sent>);
-    /// Something broke in the middle of a stream.
+    /// Writes an error that occurs during a stream.
     fn broken(&mut self, error: &ApiError, out: &mut VecDeque<Sent>) {
         out.push_back(Sent(serde_json::json!({ "error": error.object() })));
     }
-    /// All answers at once.
+    /// Returns the body with all answers.
     fn whole(&mut self, heard: &[Heard]) -> Value;
 }
 
-/// Listens to the answers of one or several jobs that tell their events to the same channel.
+/// Receives the events of one or several jobs that share a channel.
 pub(crate) struct Listener<F> {
     events: Receiver<Event>,
-    /// What was told before all jobs were taken on.
+    /// Events received before all jobs were accepted.
     early: VecDeque<Event>,
     heard: Vec<Heard>,
     n_ended: usize,
     format: F,
-    /// What is in use until all has been sent.
+    /// Resources in use until the response has been sent.
     _held: Box<dyn Send>,
 }
 
 impl<F: Format> Listener<F> {
-    /// Waits until all jobs are taken on; each has its share of the `n_answers`.
+    /// Waits until all jobs are accepted; each contributes its part of the `n_answers`.
     ///
     /// # Errors
-    /// The first refusal; the other answers are then stopped.
+    /// The first refusal; the other answers are then cancelled.
     pub async fn new(
         mut events: Receiver<Event>,
         n_jobs: usize,
@@ -131,7 +132,7 @@ impl<F: Format> Listener<F> {
                 Some(Event::Failed { why, is_of_request }) => {
                     return Err(ApiError::failed(why, is_of_request));
                 }
-                // The first jobs may be answered before the last one is taken on.
+                // The first jobs may produce output before the last one is accepted.
                 Some(event) => early.push_back(event),
                 None => return Err(ApiError::leaving()),
             }
@@ -147,7 +148,8 @@ impl<F: Format> Listener<F> {
         }
     }
 
-    /// Takes note of an event and writes to `out` what it is worth in a stream. `false` after the last one.
+    /// Accumulates an event and writes its stream output to `out`. Returns `false` after the last
+    /// event.
     fn hear(&mut self, event: Option<Event>, out: &mut VecDeque<Sent>) -> Result<bool, ApiError> {
         match event {
             Some(Event::Taken | Event::Pooled(_)) => {}
@@ -189,7 +191,7 @@ impl<F: Format> Listener<F> {
         self.format.piece(&Piece { index, text, token, likelihoods, finish: None, heard }, out);
     }
 
-    /// All answers at once, when the last one has ended.
+    /// Returns one response with all answers, once the last one has ended.
     pub async fn whole(mut self) -> Result<Response, ApiError> {
         let mut unsent = VecDeque::new();
         loop {
@@ -201,11 +203,11 @@ impl<F: Format> Listener<F> {
         }
     }
 
-    /// Answers piece by piece.
+    /// Returns a streaming response.
     pub fn stream(mut self) -> Response {
         let mut out = VecDeque::new();
         self.format.begin(&mut out);
-        // A proxy that gathers what it passes on would spoil the stream.
+        // Makes a buffering proxy (nginx) forward each event at once.
         let head = [("x-accel-buffering", "no")];
         if F::FRAMING == Framing::Lines {
             let line = |Sent(value)| format!("{value}\n");
@@ -220,17 +222,17 @@ impl<F: Format> Listener<F> {
     }
 }
 
-/// How far a stream is.
+/// Progress of a stream.
 #[derive(Clone, Copy, PartialEq)]
 enum Stage {
     Open,
-    /// All has been heard.
+    /// All events have been received.
     Heard,
-    /// The end has been sent.
+    /// The end mark has been sent.
     Ended,
 }
 
-/// What is sent, one by one; none is the mark of the end.
+/// Returns the stream of values to send; `None` is the end mark.
 fn sent<F: Format>(listener: Listener<F>, out: VecDeque<Sent>) -> impl Stream<Item = Option<Sent>> {
     unfold((listener, out, Stage::Open), |(mut listener, mut out, mut stage)| async move {
         loop {
@@ -277,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_may_be_answered_before_the_last_one_is_taken_on() {
+    fn a_job_may_produce_output_before_the_last_is_accepted() {
         let (events, received) = channel(16);
         let said = |text: &str| Said { token: 1, text: text.to_owned(), likelihoods: Vec::new() };
         let ended = |index| Event::Ended(index, Finish::Stop, Rest::default(), Times::default());

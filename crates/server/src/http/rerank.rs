@@ -1,4 +1,5 @@
-//! Documents by how well they answer a query: `/v1/rerank` as Jina's and llama.cpp's, with `texts` as TEI's.
+//! Reranking: documents by relevance to a query. `/v1/rerank` of Jina and llama.cpp, with `texts`
+//! that of TEI.
 
 use std::sync::Arc;
 
@@ -62,7 +63,7 @@ pub(super) async fn rerank(
     Ok(Json(json!({ "object": "list", "model": hosted.name, "usage": usage, "results": results })))
 }
 
-/// Texts, or objects that hold one.
+/// Reads texts, or objects with a `text`.
 fn documents(fields: &Fields, name: &'static str) -> Result<Vec<String>, ApiError> {
     let given: Vec<Value> = fields.need(name, EXPECTED)?;
     if given.is_empty() || given.len() > MOST_PROMPTS {

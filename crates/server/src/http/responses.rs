@@ -1,5 +1,5 @@
-//! `/v1/responses`: OpenAI's newer API, of which nothing is stored here. A request is put into the words of the older one, read
-//! as such, and answered in its own.
+//! `/v1/responses` of OpenAI's API; nothing is stored. A request is translated to the chat API; the
+//! response is that of the Responses API.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub(super) async fn responses(
     hosted.answer(vec![tokens], &asked, &caller, format).await
 }
 
-/// A request in the words of the older API.
+/// Translates a request to the chat API.
 fn translated(fields: &Fields) -> Result<Fields, ApiError> {
     let mut into = Map::new();
     const SAME: [&str; 10] = [
@@ -73,7 +73,7 @@ fn translated(fields: &Fields) -> Result<Fields, ApiError> {
     }
     into.insert("messages".to_owned(), messages.into());
     if let Some(tools) = fields.get::<Vec<Value>>("tools", "a list of tools")? {
-        // Others than functions run at OpenAI's; a model is not told of what it cannot call.
+        // Tools other than functions run at OpenAI; the model does not get tools it cannot call.
         let functions = tools.into_iter().filter(|tool| tool["type"] == "function");
         let tools = functions.map(|function| json!({ "type": "function", "function": function }));
         into.insert("tools".to_owned(), tools.collect());
@@ -93,7 +93,7 @@ fn translated(fields: &Fields) -> Result<Fields, ApiError> {
     Ok(Fields::new(into))
 }
 
-/// An item of the conversation as a message; thoughts of before are left out.
+/// Converts an item of the conversation to a message; earlier reasoning is omitted.
 fn item(given: &Value) -> Result<Option<Value>, ApiError> {
     Ok(Some(match given["type"].as_str().unwrap_or("message") {
         "message" => json!({ "role": given["role"], "content": given["content"] }),
@@ -116,13 +116,13 @@ struct Responses {
     created: u64,
     request: Fields,
     speech: Speech,
-    /// What has been said so far; the last one may go on.
+    /// Output items so far; the last one may grow.
     items: Vec<Item>,
-    /// Events that were sent.
+    /// Number of events sent.
     number: u64,
 }
 
-/// A part of an answer as it is told.
+/// Output item of a response.
 struct Item {
     id: String,
     content: Content,
@@ -144,7 +144,7 @@ impl Item {
         Self { id: new_id(prefix), content }
     }
 
-    /// Takes more of what it is. Whether it is of that kind.
+    /// Appends a part to the item. Returns whether the part is of the item's type.
     fn extend(&mut self, part: &Part) -> bool {
         let (so_far, more) = match (&mut self.content, part) {
             (Content::Text(text), Part::Text(more)) | (Content::Thought(text), Part::Thought(more)) => {
@@ -157,7 +157,7 @@ impl Item {
         true
     }
 
-    /// As the API writes it; `status` is `in_progress` while more may come.
+    /// Returns the item in the API's format; `status` is `in_progress` while it may grow.
     fn value(&self, status: &str) -> Value {
         let id = &self.id;
         match &self.content {
@@ -227,7 +227,7 @@ impl Responses {
         out.push_back(Sent(data));
     }
 
-    /// Says that an item begins.
+    /// Starts an item.
     fn open(&mut self, content: Content, out: &mut VecDeque<Sent>) {
         self.close(out);
         let (index, item) = (self.items.len(), Item::new(content));
@@ -249,7 +249,7 @@ impl Responses {
         }
     }
 
-    /// Says that the last item has ended.
+    /// Ends the last item.
     fn close(&mut self, out: &mut VecDeque<Sent>) {
         let Some(item) = self.items.last() else { return };
         let (index, id, value) = (self.items.len() - 1, item.id.clone(), item.value("completed"));
@@ -280,7 +280,7 @@ impl Responses {
         ends.into_iter().for_each(|end| self.send(end, out));
     }
 
-    /// Says more of the last item, or begins another one.
+    /// Extends the last item, or starts another one.
     fn part(&mut self, part: Part, out: &mut VecDeque<Sent>) {
         let goes_on = self.items.last_mut().is_some_and(|item| item.extend(&part));
         let (kind, more) = match part {
@@ -353,7 +353,7 @@ impl Format for Responses {
     }
 
     fn whole(&mut self, heard: &[Heard]) -> Value {
-        // What a stream would tell has been gathered on the way.
+        // The items have been collected from the events of the answer.
         self.response(status(&heard[0]), self.output(), heard.first())
     }
 }

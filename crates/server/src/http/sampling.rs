@@ -1,4 +1,4 @@
-//! The fields that say how tokens are drawn, by the names that llama.cpp gives them.
+//! Sampling fields, by llama.cpp's names.
 
 use kvant::{Breakers, Dry, Dynatemp, Mirostat, MirostatVersion, SamplerParams, Xtc};
 use serde_json::{Map, Value, json};
@@ -8,7 +8,7 @@ use super::error::ApiError;
 use super::fields::{Fields, short};
 use crate::Drawing;
 
-/// The fields, but for the seed and what vLLM calls another name.
+/// Field names, without the seed and vLLM's aliases.
 pub(super) const NAMES: [&str; 20] = [
     "temperature",
     "dynatemp_range",
@@ -32,19 +32,19 @@ pub(super) const NAMES: [&str; 20] = [
     "mirostat_eta",
 ];
 
-/// The most texts that break a repetition, and the most bytes of one.
+/// Maximum sequence breakers, and the maximum bytes of one.
 const MOST_BREAKERS: usize = 64;
 const LONGEST_BREAKER: usize = 256;
 
-/// How tokens are drawn: as a request says and, where it does not, by `defaults`.
+/// Reads the sampling parameters of a request, with `defaults` for missing fields.
 pub(super) fn sampler(fields: &Fields, defaults: &Drawing) -> Result<SamplerParams, ApiError> {
     let number = |name| fields.get::<f32>(name, "a number");
-    // Below zero it is all that was said, as llama.cpp has it.
+    // Negative values mean all tokens, as in llama.cpp.
     let last = |name| {
         let n = fields.get::<i64>(name, "a whole number")?;
         Ok::<_, ApiError>(n.map(|n| usize::try_from(n).unwrap_or(usize::MAX)))
     };
-    // Below zero is zero, as llama.cpp's clients have it.
+    // Negative values mean 0, as in llama.cpp.
     let temperature = number("temperature")?.map(|temperature| temperature.max(0.0));
     let usual = if temperature == Some(0.0) { &defaults.likeliest } else { &defaults.usual };
     let sampler = SamplerParams {
@@ -91,14 +91,14 @@ fn mirostat(fields: &Fields) -> Result<Option<MirostatVersion>, ApiError> {
     version.map(Some).ok_or_else(|| ApiError::field("mirostat", "0, 1 or 2", number))
 }
 
-/// The seed that a request names.
+/// Returns the seed of a request.
 pub(super) fn seed(fields: &Fields) -> Result<Option<u64>, ApiError> {
     let seed = fields.get::<i64>("seed", "a whole number")?;
-    // llama.cpp's clients send 2^32 - 1 for a random one.
+    // llama.cpp's clients send 2^32 - 1 for a random seed.
     Ok(seed.filter(|&seed| seed != i64::from(u32::MAX)).and_then(|seed| u64::try_from(seed).ok()))
 }
 
-/// Texts that break the repetitions that DRY penalises: those of `dry_sequence_breakers`, or the usual ones.
+/// Returns the DRY sequence breakers of a request, or the default ones.
 pub(super) fn breakers(fields: &Fields, dry: Dry, hosted: &Hosted) -> Result<Breakers, ApiError> {
     let name = "dry_sequence_breakers";
     let given: Option<Vec<String>> = fields.get(name, "a list of texts")?;
@@ -115,7 +115,7 @@ pub(super) fn breakers(fields: &Fields, dry: Dry, hosted: &Hosted) -> Result<Bre
     hosted.model.breakers(texts).map_err(|error| ApiError::invalid(error.to_string()))
 }
 
-/// How tokens are drawn, in the words of requests.
+/// Returns the sampling parameters by the field names of requests.
 pub(super) fn told(sampler: &SamplerParams) -> Map<String, Value> {
     let SamplerParams { dynatemp, xtc, dry, mirostat, .. } = sampler;
     let fields = [
@@ -142,7 +142,7 @@ pub(super) fn told(sampler: &SamplerParams) -> Map<String, Value> {
     fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// So many of the last tokens; -1 is all.
+/// Returns a number of last tokens; -1 means all.
 fn told_last(n: usize) -> Value {
     if n == usize::MAX { json!(-1) } else { json!(n) }
 }

@@ -1,4 +1,4 @@
-//! How the server is, and what it serves.
+//! Health, metrics, models and cache statistics.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,8 @@ use super::{FINGERPRINT, Hosted, Server, sampling};
 use crate::answer::token_text;
 use crate::metrics::older;
 
-/// The chat page, whole: it loads nothing else. Its parts are shared with the page that needs no server, crates/web.
+/// Chat page in one file that loads nothing else. Its parts are shared with the serverless page in
+/// crates/web.
 const PAGE: &str = concat!(
     include_str!("../../assets/page/head.html"),
     "<style>\n",
@@ -41,7 +42,7 @@ pub(super) async fn live() -> Json<Value> {
     Json(json!({ "status": "ok" }))
 }
 
-/// Whether work is taken on.
+/// Reports whether work is accepted.
 pub(super) async fn health(State(server): State<Arc<Server>>) -> Result<Json<Value>, ApiError> {
     if server.is_leaving.load(Ordering::Relaxed) {
         return Err(ApiError::leaving());
@@ -49,7 +50,8 @@ pub(super) async fn health(State(server): State<Arc<Server>>) -> Result<Json<Val
     Ok(Json(json!({ "status": "ok" })))
 }
 
-/// For scrapers that ask for OpenMetrics, and for those that know the older text format only.
+/// Serves metrics as OpenMetrics if the scraper accepts it, otherwise in the older Prometheus text
+/// format.
 pub(super) async fn metrics(State(server): State<Arc<Server>>, headers: HeaderMap) -> impl IntoResponse {
     const NEW: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     const OLD: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -80,19 +82,19 @@ pub(super) async fn model(
     Ok(Json(adapter.unwrap_or_else(|| card(name, hosted.as_deref()))))
 }
 
-/// What is told of the adapters of a model, which answer by their names.
+/// Returns the model cards of the adapters of a model, which are addressed by name.
 fn adapter_cards(hosted: &Hosted) -> impl Iterator<Item = Value> {
     hosted.model.loras().iter().map(|lora| {
         let mut card = named(&lora.name, true);
         card["parent"] = json!(hosted.name);
-        // Without its folder: no key is needed to read this.
+        // Without its folder: this endpoint requires no key.
         let file = lora.file.path().and_then(|path| path.file_name());
         card["root"] = json!(file.map(|name| printable_path(name.as_ref())));
         card
     })
 }
 
-/// What is told of whatever answers by a name.
+/// Returns the common fields of a model card.
 fn named(name: &str, is_loaded: bool) -> Value {
     json!({
         "id": name,
@@ -105,7 +107,7 @@ fn named(name: &str, is_loaded: bool) -> Value {
     })
 }
 
-/// What is known of a model; of one that is not loaded, little.
+/// Returns the card of a model; one that is not loaded has only the common fields.
 fn card(name: &str, hosted: Option<&Hosted>) -> Value {
     let mut card = named(name, hosted.is_some());
     if let Some(Hosted { model, n_ctx, .. }) = hosted {
@@ -151,7 +153,8 @@ pub(super) async fn props(State(server): State<Arc<Server>>) -> Result<Json<Valu
     Ok(Json(props))
 }
 
-/// What is going on, one entry for each place: a habit of llama.cpp's clients. Sequences have no places of their own here.
+/// Returns one entry per running slot, for llama.cpp's clients. Sequences are not bound to slots
+/// here.
 pub(super) async fn slots(State(server): State<Arc<Server>>) -> Result<Json<Value>, ApiError> {
     let counts = server.pool.status().counts;
     let (busy, n_ctx) = (counts.reading + counts.speaking, server.pool.first()?.n_ctx);
@@ -159,7 +162,7 @@ pub(super) async fn slots(State(server): State<Arc<Server>>) -> Result<Json<Valu
     Ok(Json((0..server.options.n_running).map(slot).collect()))
 }
 
-/// What caches take at this moment, in bytes and tokens.
+/// Returns the current size of caches in bytes and tokens.
 pub(super) async fn kv(State(server): State<Arc<Server>>) -> Result<Json<Value>, ApiError> {
     let status = server.pool.status();
     let counts = status.counts;
@@ -185,7 +188,7 @@ pub(super) async fn kv(State(server): State<Arc<Server>>) -> Result<Json<Value>,
     })))
 }
 
-/// Names of the types of keys and values: `mixed` where they differ by layer or head.
+/// Returns the names of the key and value types: `mixed` if they differ by layer or head.
 fn types(hosted: &Hosted) -> [&'static str; 2] {
     let kv = &hosted.usual.options;
     let (k, v) = kv

@@ -1,4 +1,4 @@
-//! Claims about what stands around all handlers.
+//! Claims about what applies to all handlers.
 
 use axum::body::{Body, to_bytes};
 use hyper::service::Service;
@@ -25,7 +25,7 @@ fn server() -> Arc<Server> {
 }
 
 #[test]
-fn a_fault_in_a_handler_is_told_as_an_error_and_the_next_request_is_answered() {
+fn a_panic_in_a_handler_is_an_error_response_only() {
     async fn faulty() -> &'static str {
         panic!("a secret")
     }
@@ -54,7 +54,7 @@ fn a_fault_in_a_handler_is_told_as_an_error_and_the_next_request_is_answered() {
 }
 
 #[test]
-fn work_on_a_text_ends_with_its_client_and_a_text_without_end_is_refused() {
+fn tokenization_ends_with_its_client_and_long_texts_are_refused() {
     let hosted = server().pool.first().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {

@@ -1,4 +1,4 @@
-//! `/tokenize`, `/detokenize`, `/tokenizer_info`, `/apply-template`: what becomes of a text.
+//! `/tokenize`, `/detokenize`, `/tokenizer_info`, `/apply-template` and token counts.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(super) async fn tokenize(
 ) -> Result<Json<Value>, ApiError> {
     let hosted = server.hosted(&fields).await?;
     let text: String = fields.any(&["content", "prompt"], "a text")?.unwrap_or_default();
-    // A prompt is how vLLM calls it, which adds them unless it is told not to.
+    // `prompt` is vLLM's name, where special tokens are added by default.
     let adds = fields.any(&["add_special", "add_special_tokens"], "true or false")?;
     let adds = adds.unwrap_or(fields.value("prompt").is_some());
     let special = match fields.get("parse_special", "true or false")?.unwrap_or(true) {
@@ -51,14 +51,15 @@ pub(super) async fn detokenize(
     let tokens: Vec<u32> = fields.need("tokens", "a list of token numbers")?;
     let tokenizer = hosted.tokenizer();
     if let Some(unknown) = tokens.iter().find(|&&token| token as usize >= tokenizer.n_vocab()) {
-        return Err(ApiError::field("tokens", "numbers of tokens that there are", unknown));
+        return Err(ApiError::field("tokens", "numbers of tokens in the vocabulary", unknown));
     }
-    // With special tokens, as llama.cpp and vLLM have it: what was tokenized comes back.
+    // Includes special tokens like llama.cpp and vLLM, so that tokenized text is restored.
     let text = tokenizer.decode_all(&tokens);
     Ok(Json(json!({ "content": text, "prompt": text })))
 }
 
-/// What the vocabulary is like, as vLLM tells it: whoever finds it here, as lm-eval does, needs no tokenizer of its own.
+/// Returns the vocabulary's properties in vLLM's format; clients such as lm-eval then need no
+/// tokenizer of their own.
 pub(super) async fn tokenizer_info(State(server): State<Arc<Server>>) -> Result<Json<Value>, ApiError> {
     let hosted = server.pool.first()?;
     let tokenizer = hosted.tokenizer();
@@ -77,7 +78,7 @@ pub(super) async fn tokenizer_info(State(server): State<Arc<Server>>) -> Result<
     })))
 }
 
-/// How many tokens the prompt of a conversation has.
+/// Returns the number of prompt tokens of a conversation.
 pub(super) async fn count_tokens(
     State(server): State<Arc<Server>>,
     Extension(caller): Extension<Caller>,

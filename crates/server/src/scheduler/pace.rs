@@ -1,39 +1,41 @@
-//! What steps take, as measured, and how many rows of prompts the next one may have.
+//! Step times, as measured, and the prefill tokens that the next step may contain.
 
 use std::collections::BTreeMap;
 
-/// Nobody reads in one of so many steps in which others speak, so that it is known what those take.
+/// One in this many decode steps runs without prefill, to measure the decode time alone.
 const SPEAK_EVERY: u32 = 32;
-/// The longest that a step is meant to take where nobody speaks, in seconds: so long may pass until somebody new is noticed.
+/// Target duration of a step without decode, in seconds: bounds the time until a new request is
+/// noticed.
 pub(super) const LONGEST_STEP: f64 = 0.1;
-/// The fewest rows of prompts in a step where nobody speaks: with fewer, weights are read for too little.
+/// Minimum prefill tokens of a step without decode: with fewer, reading the weights dominates.
 pub(super) const LEAST_ROWS: usize = 16;
-/// Rows of prompts beside those who speak while it is not known what they take.
+/// Prefill tokens beside decode before any measurement.
 const FIRST_ROWS: usize = 4;
 
-/// What steps take, in seconds, as running averages.
+/// Step times in seconds, as running averages.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    /// Steps in which somebody speaks and nobody reads, by the binary logarithm of how many speak: of a few others it would be taken for
-    /// what rows of prompts add.
+    /// Steps with decode only, by the binary logarithm of the batch size: with the average of
+    /// another size the difference would be attributed to prefill tokens.
     speaking: BTreeMap<u32, Speaking>,
-    /// A row of a prompt where nobody speaks.
+    /// Time of a prefill token in a step without decode.
     pub row: Option<f64>,
-    /// What a row of a prompt adds to a step in which others speak: more, as few rows are multiplied at a time. The largest of
-    /// late, so that the gap is kept.
+    /// Time that a prefill token adds to a step with decode: more than alone, as small batches
+    /// multiply less efficiently. The recent maximum, so that the latency bound holds.
     beside: Option<f64>,
 }
 
-/// What steps take in which so many speak and nobody reads.
+/// Time of steps with decode only, for one class of batch sizes.
 #[derive(Debug, Default)]
 struct Speaking {
     seconds: Option<f64>,
-    /// Steps of as many since then in which somebody read.
+    /// Steps of that size with prefill since the last measurement.
     n_since: u32,
 }
 
 impl Speaking {
-    /// Whether the next step is to tell: nothing is known, or contexts have grown since.
+    /// Reports whether the next step must run without prefill as a measurement: none exists yet,
+    /// or contexts have grown since.
     fn is_to_be_known(&self) -> bool {
         self.n_since >= if self.seconds.is_none() { 1 } else { SPEAK_EVERY }
     }
@@ -44,7 +46,7 @@ impl Pace {
         *average = Some(average.map_or(seconds, |average| average + 0.1 * (seconds - average)));
     }
 
-    /// A step of so many rows has taken so many seconds.
+    /// Records a step of so many tokens that took `seconds`.
     pub fn ran(&mut self, n_speaking: usize, n_read: usize, seconds: f64) {
         match (n_speaking, n_read) {
             _ if seconds == 0.0 => {}
@@ -67,7 +69,8 @@ impl Pace {
         }
     }
 
-    /// Rows of prompts that the next step may have, where it may take `gap` times as long as without.
+    /// Returns the number of prefill tokens of the next step, which may take `gap` times as long as
+    /// without them.
     pub fn rows(&self, n_speaking: usize, most: usize, gap: f64) -> usize {
         let (seconds, row, least) = match n_speaking.checked_ilog2() {
             Some(n) => match (self.speaking.get(&n), self.beside) {
@@ -93,7 +96,7 @@ mod tests {
     const GAP: f64 = 2.0;
 
     #[test]
-    fn prompts_are_read_beside_speech_in_rows_that_keep_the_gap_small() {
+    fn prefill_beside_decode_keeps_inter_token_latency_bounded() {
         let mut pace = Pace::default();
         assert_eq!(pace.rows(4, 500, GAP), FIRST_ROWS);
         for _ in 0..20 {
@@ -104,13 +107,14 @@ mod tests {
         assert!((45..=55).contains(&pace.rows(4, 500, GAP)), "{}", pace.rows(4, 500, GAP));
         assert!((95..=105).contains(&pace.rows(0, 500, GAP)), "{}", pace.rows(0, 500, GAP));
         assert_eq!(pace.rows(0, 7, GAP), 7);
-        // Rows that took longer once are fewer at once, and more again by and by.
+        // A single slow step lowers the number of tokens, which then recovers gradually.
         pace.ran(4, 40, 0.050 + 40.0 * 0.005);
         assert_eq!(pace.rows(4, 500, GAP), 10);
         (0..60).for_each(|_| pace.ran(4, 40, 0.050 + 40.0 * 0.001));
         pace.ran(4, 0, 0.050);
         assert!((45..=55).contains(&pace.rows(4, 500, GAP)), "{}", pace.rows(4, 500, GAP));
-        // What more who speak take is not put down to rows of prompts, and is looked at again.
+        // The time of a larger decode batch is not attributed to prefill tokens, and is measured
+        // again.
         pace.ran(64, 4, 0.304);
         assert_eq!(pace.rows(64, 500, GAP), 0);
         pace.ran(64, 0, 0.300);
@@ -118,7 +122,7 @@ mod tests {
         assert_eq!(pace.rows(64, 500, GAP), 0);
         pace.ran(64, 0, 0.300);
         assert!((270..=330).contains(&pace.rows(64, 500, GAP)), "{}", pace.rows(64, 500, GAP));
-        // A machine that is slow at prompts still reads some.
+        // A machine with slow prefill still reads some tokens.
         let mut slow = Pace::default();
         slow.ran(0, 10, 10.0);
         slow.ran(1, 0, 0.5);

@@ -1,26 +1,27 @@
-//! What owners have of places and of memory, where there are several.
+//! Fair shares of running slots and memory among owners.
 //!
-//! One owner alone may have all. Once another has something to begin that fits in its even share, whoever has more than that gives back:
-//! the youngest of its sequences is parked, and does not come back while another's share is claimed.
+//! A single owner may use everything. Once another has a sequence to start that fits in its even
+//! share, owners above their share give back: the youngest of their sequences is preempted and does
+//! not resume while another's share is claimed.
 
 use std::collections::BTreeMap;
 
 use super::{Id, Limits, Memory, Scheduler, Sequence, Stage};
 
-/// What an owner has.
+/// Resources of an owner.
 #[derive(Debug, Clone, Copy, Default)]
 struct Held {
     places: usize,
     bytes: usize,
 }
 
-/// See the [module](self).
+/// Shares of all owners. See the [module](self).
 #[derive(Debug)]
 pub(super) struct Shares {
     held: BTreeMap<u64, Held>,
-    /// The even share of each.
+    /// Even share of each owner.
     each: Held,
-    /// Whoever claims its share, and the bytes that it needs for that.
+    /// Owner that claims its share, and the bytes it needs.
     claim: Option<(u64, usize)>,
 }
 
@@ -46,18 +47,19 @@ impl Shares {
         shares
     }
 
-    /// Whether a sequence fits in what is left of its owner's share.
+    /// Reports whether a sequence fits in the rest of its owner's share.
     fn has_room(&self, sequence: &Sequence, block: usize) -> bool {
         let held = self.held.get(&sequence.request.owner).copied().unwrap_or_default();
         held.places < self.each.places && held.bytes + sequence.needs(0, block) <= self.each.bytes
     }
 
-    /// Whether a sequence may begin or come back: not beyond its owner's share while another claims its own.
+    /// Reports whether a sequence may start or resume: not beyond its owner's share while another
+    /// owner claims its own.
     pub fn lets_in(&self, sequence: &Sequence, block: usize) -> bool {
         self.claim.is_none_or(|(owner, _)| owner == sequence.request.owner) || self.has_room(sequence, block)
     }
 
-    /// Who has more than its share of what is claimed: the youngest of its sequences is to go.
+    /// Returns the youngest sequence of an owner above its share, to be preempted for the claim.
     pub fn in_the_way(&self, scheduler: &Scheduler, free: usize, memory: Memory) -> Option<Id> {
         let (_, needed) = self.claim?;
         let is_full = scheduler.running().count() >= scheduler.limits.n_running;
@@ -71,13 +73,13 @@ impl Shares {
         self.youngest(scheduler, is_over)
     }
 
-    /// The youngest of whoever has more than its share of memory.
+    /// Returns the youngest sequence of an owner above its share of memory.
     pub fn largest(&self, scheduler: &Scheduler) -> Option<Id> {
         let several = self.held.len() > 1;
         self.youngest(scheduler, |held| several && held.bytes > self.each.bytes)
     }
 
-    /// The youngest sequence that runs of an owner like that, who has others.
+    /// Returns the youngest running sequence of an owner that satisfies `is_over` and has others.
     fn youngest(&self, scheduler: &Scheduler, is_over: impl Fn(&Held) -> bool) -> Option<Id> {
         let over = |owner: &u64| self.held.get(owner).is_some_and(|held| held.places > 1 && is_over(held));
         scheduler.running().rev().find(|(_, s)| over(&s.request.owner)).map(|(id, _)| id)
@@ -85,7 +87,8 @@ impl Shares {
 }
 
 impl Scheduler {
-    /// Whether one more may wait: half of the queue is for each owner alone, in even parts, and the rest is for whoever comes first.
+    /// Reports whether one more sequence may be queued: half of the queue is reserved in even parts
+    /// for the owners, the rest is first come, first served.
     pub(super) fn may_wait(&self, owner: u64) -> bool {
         let mut waiting: BTreeMap<u64, usize> = BTreeMap::new();
         for sequence in self.sequences.values().filter(|s| s.stage == Stage::Waiting) {
@@ -98,17 +101,17 @@ impl Scheduler {
 }
 
 impl Limits {
-    /// Places in the queue for each owner alone.
+    /// Returns the queue slots reserved for each owner.
     fn own_queue(&self) -> usize {
         if self.n_owners > 1 { self.n_waiting / (2 * self.n_owners) } else { 0 }
     }
 
-    /// Places for whoever comes first.
+    /// Returns the queue slots open to all owners.
     fn shared_queue(&self) -> usize {
         self.n_waiting - self.own_queue() * self.n_owners.max(1)
     }
 
-    /// Sequences of one owner that wait at most.
+    /// Returns the maximum queued sequences of one owner.
     pub fn most_waiting(&self) -> usize {
         self.own_queue() + self.shared_queue()
     }

@@ -1,4 +1,5 @@
-//! The scheduler with an engine that only counts: it shares and holds blocks as the real one does, and keeps what is idle.
+//! Claims about the scheduler, with an engine that only counts: it shares and holds blocks like the
+//! real one, and retains idle caches.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,14 +9,14 @@ use super::pace::{LEAST_ROWS, LONGEST_STEP};
 use super::*;
 
 const BLOCK: usize = 4;
-/// Bytes of a block, and of what a cache takes besides.
+/// Bytes of a block, and of a cache besides its blocks.
 const COST: Cost = Cost { fixed: 3, block: 10 };
 
-/// A sequence as the engine has it.
+/// Cache of a sequence.
 #[derive(Clone)]
 struct Cache {
     tokens: Vec<u64>,
-    /// Names of its whole blocks; those that others have as well take no memory of their own.
+    /// Hashes of its whole blocks; shared blocks take no memory of their own.
     blocks: Vec<u64>,
 }
 
@@ -29,10 +30,10 @@ impl Cache {
     }
 }
 
-/// What stands for the name of the block before the first one.
+/// Stands for the hash of the block before the first one.
 const NO_BLOCK: u64 = 7;
 
-/// Names a block together with those before it.
+/// Hashes a block with those before it.
 fn name(before: u64, block: &[u64]) -> u64 {
     block.iter().fold(before, |hash, token| (hash ^ token).wrapping_mul(0x100_0000_01b3).rotate_left(17))
 }
@@ -46,7 +47,7 @@ fn names(tokens: &[u64]) -> Vec<u64> {
     tokens.chunks_exact(BLOCK).map(next).collect()
 }
 
-/// What follows tokens: something that depends on all of them.
+/// Returns the successor of tokens: a value that depends on all of them.
 fn says(tokens: &[u64]) -> u64 {
     tokens.iter().fold(1, |hash, token| (hash ^ token).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23))
         % 1000
@@ -55,7 +56,7 @@ fn says(tokens: &[u64]) -> u64 {
 struct Job {
     owner: u64,
     prompt: Vec<u64>,
-    /// The prompt, and what was said.
+    /// Prompt and generated tokens.
     tokens: Vec<u64>,
     wanted: usize,
     cache: Option<Cache>,
@@ -68,11 +69,11 @@ struct Engine {
     jobs: BTreeMap<Id, Job>,
     idle: Vec<Cache>,
     now: Duration,
-    /// What a row takes, and what a step takes besides.
+    /// Time per batch token, and constant time per step.
     row: Duration,
     step: Duration,
     n_steps: usize,
-    /// Tokens of prompts that were read rather than taken over.
+    /// Prompt tokens that were read, not taken from the prefix cache.
     n_read: usize,
     finished: Vec<(Vec<u64>, Vec<u64>)>,
 }
@@ -118,7 +119,7 @@ impl Engine {
     }
 
     fn used(&self) -> usize {
-        // Of memory without end none is counted, which takes its time.
+        // Unlimited memory is not counted, to save time.
         if self.scheduler.limits().budget == usize::MAX {
             return 0;
         }
@@ -140,7 +141,7 @@ impl Engine {
         let common =
             |cache: &Cache| mine.iter().zip(&cache.blocks).take_while(|(a, b)| a == b).count().min(most);
         let n = BLOCK * self.caches().map(common).max().unwrap_or(0);
-        // Blocks can be taken over from anybody, the rest where a copy was left.
+        // Blocks can be reused from every cache, the rest only from a snapshot.
         let copies = self.idle.iter().map(|cache| &cache.tokens);
         let whole = copies.filter(|copy| tokens[..tokens.len() - 1].starts_with(copy)).map(Vec::len).max();
         let n = n.max(whole.unwrap_or(0));
@@ -153,7 +154,7 @@ impl Engine {
         self.idle.extend(job.cache);
     }
 
-    /// Does one thing. `false` when there is nothing to do.
+    /// Executes one action. Returns `false` when there is nothing to do.
     fn act(&mut self) -> bool {
         let act = self.scheduler.next(self.memory());
         match act {
@@ -162,7 +163,7 @@ impl Engine {
             Act::Begin(id) | Act::Resume(id) => {
                 let job = &self.jobs[&id];
                 let has_spoken = job.tokens.len() > job.prompt.len();
-                // Of one that has spoken, the last token waits to be read.
+                // In decode, the last token is not fed yet.
                 let known = &job.tokens[..job.tokens.len() - usize::from(has_spoken)];
                 let cache = self.attach(known);
                 let n = cache.tokens.len();
@@ -213,7 +214,7 @@ impl Engine {
                 }
             }
         }
-        assert_eq!(n_spoke, n_ready, "whoever speaks goes on in every step");
+        assert_eq!(n_spoke, n_ready, "a decoding sequence runs in every step");
         for &(id, _) in rows {
             if self.scheduler.leaves_copy(id, self.memory()) {
                 self.idle.extend(self.jobs[&id].cache.clone());
@@ -236,7 +237,7 @@ impl Engine {
     }
 }
 
-/// A prompt that begins as others do.
+/// Returns a prompt with a prefix that others share.
 fn prompt(random: &mut Random, longest: usize) -> Vec<u64> {
     let family = random.bits() % 3;
     let shared = (random.bits() % 4) as usize * 2 * BLOCK + (random.bits() % 3) as usize;
@@ -246,7 +247,7 @@ fn prompt(random: &mut Random, longest: usize) -> Vec<u64> {
 }
 
 #[test]
-fn whatever_comes_everybody_gets_what_a_lone_run_gives_within_the_budget() {
+fn random_loads_give_the_tokens_of_lone_runs_within_budget() {
     for seed in 0..60 {
         let mut random = Random::new(seed);
         let budget = 150 + random.bits() as usize % 1500;
@@ -255,7 +256,7 @@ fn whatever_comes_everybody_gets_what_a_lone_run_gives_within_the_budget() {
         for _ in 0..400 {
             match random.bits() % 10 {
                 0 | 1 => {
-                    // Alone, each has room for all that it says.
+                    // Each sequence fits alone.
                     let (prompt, wanted) = (prompt(&mut random, 30), 1 + random.bits() as usize % 12);
                     let largest = COST.fixed + COST.block * (prompt.len() + wanted).div_ceil(BLOCK);
                     let result = engine.submit(random.bits() % 3, &prompt, wanted);
@@ -307,9 +308,9 @@ fn whatever_comes_everybody_gets_what_a_lone_run_gives_within_the_budget() {
 }
 
 #[test]
-fn a_beginning_that_many_share_is_read_once() {
+fn a_shared_prefix_is_read_once() {
     let mut engine = Engine::new(100_000, 64);
-    // Not in whole blocks.
+    // The prefix does not end at a block.
     let shared: Vec<u64> = (0..100 * BLOCK as u64 + 3).collect();
     for own in 0..16 {
         let prompt = [&shared[..], &[1000 + own, 5, 6]].concat();
@@ -321,7 +322,7 @@ fn a_beginning_that_many_share_is_read_once() {
 }
 
 #[test]
-fn answers_to_one_prompt_take_no_more_places_than_there_are() {
+fn forks_of_a_prompt_respect_the_running_slots() {
     let mut engine = Engine::new(10_000, 3);
     let first = engine.submit(1, &[1, 2, 3, 4, 5, 6], 20).unwrap();
     while engine.scheduler.counts().speaking == 0 {
@@ -331,15 +332,15 @@ fn answers_to_one_prompt_take_no_more_places_than_there_are() {
     let counts = engine.scheduler.counts();
     assert_eq!((counts.speaking, counts.parked), (3, 3));
     assert_eq!(forks.iter().filter(|&&id| engine.scheduler.is_parked(id)).count(), 3);
-    // As soon as one ends, the oldest of those that wait comes.
+    // When a sequence ends, the oldest waiting one resumes.
     engine.scheduler.remove(forks[0]);
     assert_eq!(engine.scheduler.next(engine.memory()), Act::Resume(forks[2]));
 }
 
 #[test]
-fn owners_share_rows_evenly_and_a_short_prompt_does_not_wait_for_long_ones() {
+fn owners_share_batch_tokens_and_short_prompts_come_first() {
     let mut engine = Engine::new(1_000_000, 64);
-    // The first owner sends a lot of work; the second a little, later.
+    // The first owner submits a lot of work; the second a little, later.
     for i in 0..20 {
         engine.submit(1, &(0..400).map(|t| t * 31 + i).collect::<Vec<_>>(), 4).unwrap();
     }
@@ -353,7 +354,7 @@ fn owners_share_rows_evenly_and_a_short_prompt_does_not_wait_for_long_ones() {
         assert!(engine.act());
         assert!(engine.n_steps < before + 8, "{} steps", engine.n_steps - before);
     }
-    // Nobody starves: a long prompt among short ones that keep coming is read, too.
+    // A long prompt among a steady supply of short ones does not starve.
     let mut engine = Engine::new(1_000_000, 64);
     let long: Vec<u64> = (0..300).map(|t| 70_000 + t).collect();
     engine.submit(1, &long, 1).unwrap();
@@ -370,7 +371,7 @@ fn owners_share_rows_evenly_and_a_short_prompt_does_not_wait_for_long_ones() {
 }
 
 #[test]
-fn a_queue_has_an_end_and_says_when_to_come_again() {
+fn a_full_queue_refuses_with_a_retry_time() {
     let mut engine = Engine::new(1_000, 1);
     (engine.scheduler.limits.n_waiting, engine.scheduler.limits.n_owners) = (2, 1);
     for _ in 0..2 {
@@ -385,22 +386,22 @@ fn a_queue_has_an_end_and_says_when_to_come_again() {
 }
 
 #[test]
-fn an_owner_has_a_part_of_the_queue_that_nobody_takes() {
+fn each_owner_has_a_reserved_part_of_the_queue() {
     let mut engine = Engine::new(100_000, 1);
     (engine.scheduler.limits.n_waiting, engine.scheduler.limits.n_owners) = (64, 2);
     let mut wait = |owner: u64| {
         let all = (0..100).map(|i| engine.submit(owner, &[owner, i, 3], 1));
         all.filter(Result::is_ok).count()
     };
-    // Half of it is kept, in even parts; the rest is for whoever comes first.
+    // Half of the queue is reserved in even parts; the rest is first come, first served.
     assert_eq!((wait(1), wait(2)), (48, 16));
     engine.run_all();
     assert_eq!(engine.finished.len(), 64);
 }
 
 #[test]
-fn an_owner_begins_at_once_in_its_share_of_places_and_memory() {
-    // Whoever came first has all places, or all memory, with answers that take long.
+fn an_owner_starts_at_once_within_its_fair_share() {
+    // The first owner occupies all slots, or all memory, with long answers.
     for (budget, n_running) in [(100_000, 8), (2_000, 64)] {
         let mut engine = Engine::new(budget, n_running);
         for i in 0..64 {
@@ -421,8 +422,8 @@ fn an_owner_begins_at_once_in_its_share_of_places_and_memory() {
             assert!(engine.act());
             assert!(engine.n_steps < asked + 20, "{budget}: {} steps", engine.n_steps - asked);
         }
-        assert!(engine.finished.len() < 2 + 64, "nobody had to end for it");
-        // What was parked comes back, and says what it would have said.
+        assert!(engine.finished.len() < 2 + 64, "no sequence had to end for it");
+        // A preempted sequence resumes with the same tokens.
         engine.run_all();
         assert_eq!(engine.finished.len(), 66);
         for (prompt, tokens) in &engine.finished {
@@ -433,9 +434,9 @@ fn an_owner_begins_at_once_in_its_share_of_places_and_memory() {
     }
 }
 
-/// What each owner was given, while both have work all the time.
+/// Compares the service of both owners while both have work.
 #[test]
-fn two_owners_with_work_are_given_as_much_whoever_sends_longer_prompts() {
+fn two_busy_owners_get_equal_service_for_any_prompt_length() {
     let mut engine = Engine::new(10_000_000, 64);
     for i in 0..200u64 {
         engine.submit(1, &(0..40).map(|t| i * 1000 + t).collect::<Vec<_>>(), 1).unwrap();
@@ -455,7 +456,8 @@ fn two_owners_with_work_are_given_as_much_whoever_sends_longer_prompts() {
     assert!(given[0].abs_diff(given[1]) * 10 <= most, "{given:?}");
 }
 
-/// A machine that reads so many rows a second; what a step takes besides is the time of three rows, as on a CPU.
+/// Returns an engine with this throughput; the constant time of a step equals that of three batch
+/// tokens, as on a CPU.
 fn paced(rows_per_second: u32) -> Engine {
     let mut engine = Engine::new(usize::MAX, 64);
     engine.scheduler.limits.n_rows = 512;
@@ -464,18 +466,19 @@ fn paced(rows_per_second: u32) -> Engine {
     engine
 }
 
-/// A prompt of so many tokens that no other begins like.
+/// Returns a prompt of `n_tokens` tokens with a unique prefix.
 fn distinct(random: &mut Random, n_tokens: usize) -> Vec<u64> {
     let seed = random.bits();
     (0..n_tokens as u64).map(|i| seed.wrapping_add(i) % 1_000_003).collect()
 }
 
-/// The longest step: a new prompt waits for the end of one, and its last rows are read in one that others fill.
+/// Returns the longest step: a new prompt waits for the end of one, and its last tokens share one
+/// with others.
 fn longest_step(engine: &Engine) -> Duration {
     Duration::from_secs_f64(LONGEST_STEP).max(engine.step + engine.row * LEAST_ROWS as u32)
 }
 
-/// Acts until `prompt` has been answered. Returns how long that took.
+/// Acts until `prompt` has been answered. Returns the duration.
 fn time_of(engine: &mut Engine, prompt: &[u64]) -> Duration {
     let began = engine.now;
     while !engine.finished.iter().any(|(finished, _)| finished == prompt) {
@@ -485,7 +488,7 @@ fn time_of(engine: &mut Engine, prompt: &[u64]) -> Duration {
 }
 
 #[test]
-fn a_short_prompt_behind_a_long_one_waits_three_times_its_own_time_at_most() {
+fn a_short_prompt_waits_at_most_three_times_its_own_time() {
     let mut random = Random::new(1);
     println!("rows/s | alone | behind 12,000 tokens, at most | the long one's throughput");
     for rows_per_second in [20, 75, 300, 2_000, 20_000] {
@@ -515,7 +518,7 @@ fn a_short_prompt_behind_a_long_one_waits_three_times_its_own_time_at_most() {
 }
 
 #[test]
-fn titles_and_chats_beside_an_agent_are_read_soon_and_no_step_is_lost() {
+fn short_prompts_beside_an_agent_are_fast_and_waste_no_step() {
     println!("rows/s | titles alone | median | 9 of 10 | rows/s beside them");
     for rows_per_second in [20, 75, 300, 2_000, 20_000] {
         let mut random = Random::new(u64::from(rows_per_second));
@@ -529,7 +532,7 @@ fn titles_and_chats_beside_an_agent_are_read_soon_and_no_step_is_lost() {
 
         let mut engine = paced(rows_per_second);
         engine.submit(0, &agent, 1).unwrap();
-        // Whose rows are a third of what the machine reads.
+        // The load of the titles is a third of the throughput.
         let (mut next, mut titles, mut seen) = (Duration::ZERO, HashMap::new(), 0);
         let mut waits = Vec::new();
         while !engine.finished.iter().any(|(prompt, _)| *prompt == agent) {

@@ -1,7 +1,8 @@
-//! Reads a tool call while it is written: the name of its tool as soon as that is known, then its arguments, piece by piece.
+//! Streaming parser of a tool call: reports the tool name as soon as it is known, then the
+//! arguments in chunks.
 //!
-//! Arguments that are a JSON object pass as they are written, digit by digit. Those that stand for themselves, each between marks of
-//! its own, are put together to one.
+//! Arguments that are a JSON object are forwarded verbatim, digit by digit. Arguments in separate
+//! marks are assembled to one object.
 
 use kvant::chat::begun;
 use serde::Deserialize;
@@ -12,11 +13,11 @@ use super::json_calls::{Miss, open_object};
 use super::tools::{Format, Style, Tool, is_text};
 use super::{Part, put};
 
-/// Reads one call from its beginning on.
+/// Parser of one call.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct CallReader {
     style: Style,
-    /// What stands behind all values of [`Style::Pairs`].
+    /// Text after all values of [`Style::Pairs`].
     closes: &'static str,
     place: Place,
     name: String,
@@ -24,40 +25,40 @@ pub(super) struct CallReader {
     n_braces: usize,
 }
 
-/// Where in a call its reader is.
+/// Position of the parser in a call.
 #[derive(Debug, Clone, PartialEq)]
 enum Place {
-    /// In front of its arguments.
+    /// Before the arguments.
     Head,
     /// In an object of arguments.
     Arguments(Nesting),
-    /// Behind the arguments, in the objects around them.
+    /// After the arguments, in the objects around them.
     Tail(Tail),
-    /// Between values that stand for themselves, of which there have been so many.
+    /// Between separate values, after so many of them.
     Between(usize),
     Value(OpenValue),
 }
 
-/// What is left of the objects around arguments.
+/// Rest of the objects around the arguments.
 #[derive(Debug, Clone, PartialEq)]
 struct Tail {
-    /// Braces that are to be closed.
+    /// Braces to be closed.
     n_open: usize,
-    /// In other fields of one.
+    /// In other fields of an object.
     fields: Option<Nesting>,
 }
 
-/// A value that stands for itself.
+/// Value in its own marks.
 #[derive(Debug, Clone, PartialEq)]
 struct OpenValue {
     key: String,
-    /// Its place among the arguments.
+    /// Index among the arguments.
     index: usize,
     is_text: bool,
     has_begun: bool,
 }
 
-/// What a reader makes of the text that there is.
+/// Result of a parsing step.
 enum Step {
     /// More text is needed.
     Wait,
@@ -65,20 +66,20 @@ enum Step {
     Done,
 }
 
-/// The marks of values that stand for themselves.
+/// Marks of separate values.
 struct Marks {
-    /// In front of a key and behind it.
+    /// Before and after a key.
     key: [&'static str; 2],
-    /// In front of a value whose key is known, and behind it.
+    /// Before a value, after its key, and after it.
     value: [&'static str; 2],
-    /// Behind all values.
+    /// After all values.
     ends: &'static str,
-    /// Whether a value stands in lines of its own.
+    /// Whether a value is on lines of its own.
     in_lines: bool,
 }
 
 impl CallReader {
-    /// A reader of what follows [`Format::opens`].
+    /// Creates a parser of the text after [`Format::opens`].
     pub fn new(format: &Format) -> Self {
         Self {
             style: format.style,
@@ -89,13 +90,13 @@ impl CallReader {
         }
     }
 
-    /// A reader of a call that is a plain JSON object.
+    /// Creates a parser of a call that is a plain JSON object.
     pub fn plain() -> Self {
         let style = Style::Object { before: "", arguments: "arguments" };
         Self { style, closes: "", place: Place::Head, name: String::new(), n_braces: 1 }
     }
 
-    /// Reads on at the beginning of `held`, and takes what it has read. Whether the call has ended.
+    /// Consumes text from the beginning of `held`. Returns whether the call has ended.
     pub fn read(&mut self, held: &mut String, tools: &[Tool], parts: &mut Vec<Part>) -> bool {
         loop {
             let step = match &self.place {
@@ -113,7 +114,8 @@ impl CallReader {
         }
     }
 
-    /// Reads the rest of a call that the end of the answer cuts, with as much of its arguments as there is. Whether its tool is known.
+    /// Parses the rest of a call that the end of the answer truncates, with its arguments so far.
+    /// Returns whether its tool is known.
     pub fn cut(&self, held: &str, parts: &mut Vec<Part>) -> bool {
         match &self.place {
             Place::Head => {
@@ -131,7 +133,7 @@ impl CallReader {
         true
     }
 
-    /// Reads up to the arguments.
+    /// Parses up to the arguments.
     fn head(&mut self, held: &mut String, parts: &mut Vec<Part>) -> Step {
         let text = held.trim_start();
         let (name, rest) = match self.style {
@@ -188,7 +190,8 @@ impl CallReader {
         Step::Again
     }
 
-    /// The name and the arguments so far of a call that is cut before its arguments are read.
+    /// Returns the name and the arguments so far of a call that is truncated before its arguments
+    /// are parsed.
     fn cut_head(&self, held: &str) -> Option<(String, String)> {
         let text = held.trim_start();
         match self.style {
@@ -204,7 +207,7 @@ impl CallReader {
         }
     }
 
-    /// Passes on what there is of an object.
+    /// Forwards the available text of an object.
     fn arguments(&mut self, held: &mut String, parts: &mut Vec<Part>) -> Step {
         let Place::Arguments(nesting) = &mut self.place else { return Step::Done };
         let end = nesting.end(held);
@@ -220,7 +223,7 @@ impl CallReader {
         }
     }
 
-    /// Passes over what is left of the objects around the arguments. A model may forget to close one.
+    /// Skips the rest of the objects around the arguments. A model may omit a closing brace.
     fn tail(&mut self, held: &mut String) -> Step {
         let Place::Tail(Tail { n_open, fields }) = &mut self.place else { return Step::Done };
         let end = match (&mut *fields, held.trim_start().chars().next()) {
@@ -241,11 +244,11 @@ impl CallReader {
         if *n_open == 0 { Step::Done } else { Step::Again }
     }
 
-    /// Reads up to the next value, or the end of all.
+    /// Parses up to the next value, or the end of all.
     fn between(&mut self, held: &mut String, tools: &[Tool], parts: &mut Vec<Part>) -> Step {
         let Place::Between(index) = self.place else { return Step::Done };
         let marks = self.marks();
-        // What stands between values belongs to none.
+        // Text between values is ignored.
         let Some(at) = held.find('<') else {
             held.clear();
             return Step::Wait;
@@ -274,7 +277,7 @@ impl CallReader {
         Step::Again
     }
 
-    /// Passes on what there is of a text, or all of another value.
+    /// Forwards the available text of a string value, or all of another value.
     fn value(&mut self, held: &mut String, parts: &mut Vec<Part>) -> Step {
         let (in_lines, mark) = (self.marks().in_lines, self.marks().value[1]);
         let Place::Value(value) = &mut self.place else { return Step::Done };
@@ -294,7 +297,7 @@ impl CallReader {
         if !value.is_text {
             let Some(end) = end else { return Step::Wait };
             let text = in_a_line(&held[..end], in_lines);
-            // What is no JSON is meant as a text.
+            // A value that is not JSON is meant as a string.
             let json = match serde_json::from_str::<&RawValue>(text) {
                 Ok(json) => json.get().to_owned(),
                 Err(_) => Value::from(text).to_string(),
@@ -305,7 +308,7 @@ impl CallReader {
             return Step::Again;
         }
         let Some(end) = end else {
-            // The last line's end is the value's where the mark follows it.
+            // The last line break belongs to the mark if the mark follows it.
             let begun = held.len() - begun(held, mark);
             let sure =
                 if in_lines { held[..begun].strip_suffix('\n').map_or(begun, str::len) } else { begun };
@@ -338,7 +341,7 @@ impl CallReader {
     }
 }
 
-/// How deep in objects and lists of JSON a text ends.
+/// JSON nesting depth at the end of a text.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Nesting {
     depth: usize,
@@ -347,7 +350,8 @@ struct Nesting {
 }
 
 impl Nesting {
-    /// Reads on. Where `text` closes what is open, the place behind that.
+    /// Scans more text. Returns the position after the end of the outermost value, if `text`
+    /// contains it.
     fn end(&mut self, text: &str) -> Option<usize> {
         for (at, byte) in text.bytes().enumerate() {
             match byte {
@@ -369,7 +373,8 @@ impl Nesting {
     }
 }
 
-/// A call in an object whose keys stand in another order, or that has no arguments. `None` where it is not complete.
+/// Parses a call object whose keys are in another order, or that has no arguments. `None` if it is
+/// incomplete.
 fn whole<'t>(text: &'t str, parts: &mut Vec<Part>) -> Option<&'t str> {
     #[derive(Deserialize)]
     struct Plain<'a> {
@@ -386,14 +391,14 @@ fn whole<'t>(text: &'t str, parts: &mut Vec<Part>) -> Option<&'t str> {
     Some(rest)
 }
 
-/// A JSON value as it is written, and what follows it; `None` where it is not complete.
+/// Returns a JSON value verbatim, and the text after it; `None` if it is incomplete.
 fn raw(text: &str) -> Option<(&RawValue, &str)> {
     let mut values = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>();
     let value = values.next()?.ok()?;
     Some((value, &text[values.byte_offset()..]))
 }
 
-/// Arguments as an object: a text is one that holds it, and nothing is an empty one.
+/// Returns arguments as an object: a string contains the object, and nothing is an empty one.
 fn object_in(value: &RawValue) -> String {
     match serde_json::from_str::<Option<String>>(value.get()) {
         Ok(Some(text)) if !text.trim().is_empty() => text,
@@ -406,13 +411,13 @@ fn begin(parts: &mut Vec<Part>, name: String) {
     parts.push(Part::Call(name));
 }
 
-/// A text as JSON writes it between quotes.
+/// Returns a text escaped for JSON, without the quotes.
 fn inside(text: &str) -> String {
     let quoted = Value::from(text).to_string();
     quoted[1..quoted.len() - 1].to_owned()
 }
 
-/// A value without the line's ends around it.
+/// Returns a value without the line breaks around it.
 fn in_a_line(text: &str, in_lines: bool) -> &str {
     if !in_lines {
         return text;
@@ -437,7 +442,8 @@ mod tests {
         vec![Tool { name: "write".to_owned(), parameters }]
     }
 
-    /// The arguments of a call of `write` in the format of `template`, piece by piece of one letter each.
+    /// Returns the argument chunks of a call of `write` in the format of `template`, for input
+    /// chunks of one letter.
     fn pieces(template: &str, text: &str) -> Vec<String> {
         let (mut reader, mut held) = (CallReader::new(format_of(template)), String::new());
         let (mut pieces, mut has_name) = (Vec::new(), false);
@@ -457,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_pass_as_they_are_written_digit_by_digit() {
+    fn object_arguments_are_forwarded_verbatim() {
         let object = r#"{"id": 98765432109876543210987, "price":10.00, "a": ["}", "\\\"]"], "b": {}}"#;
         for (template, text) in [
             ("", format!("{{\"name\": \"write\", \"arguments\": {object}}}")),
@@ -473,7 +479,7 @@ mod tests {
         ] {
             assert_eq!(pieces(template, &text).concat(), object, "{text}");
         }
-        // Each letter as soon as it is there.
+        // Each letter is forwarded at once.
         let text = format!("{{\"name\": \"write\", \"arguments\": {object}");
         let letters: Vec<String> = object.chars().map(String::from).collect();
         assert_eq!(pieces("", &text), letters);
@@ -483,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_stand_for_themselves_become_one_object_while_they_are_written() {
+    fn separate_values_are_assembled_to_one_object_while_streaming() {
         let function = "\n<function=write>\n<parameter=path>\n a\n</function> \"b\"\n\n</parameter>\n\
                         <parameter=n>\n12345678901234567890123\n</parameter>\n<parameter=other>\n[1.00]\n\
                         </parameter>\n<parameter=wrong>\n{a\n</parameter>\n</function>";
@@ -503,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_cut_has_what_there_is_of_it() {
+    fn a_truncated_string_value_keeps_its_text_so_far() {
         for (template, text) in [
             (FUNCTION, "<function=write>\n<parameter=n>\n1\n</parameter><parameter=path>\nab\n</para"),
             (

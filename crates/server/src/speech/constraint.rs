@@ -1,4 +1,4 @@
-//! What answers are held to where tools may be called.
+//! Constraint of answers that may call tools.
 
 use std::sync::Arc;
 
@@ -9,28 +9,29 @@ use super::json_calls::{self, CallScanner};
 use super::tools::{Format, Tool};
 use crate::guide::{Cue, Form};
 
-/// Tools that may or must be called, beside a value that `response_format` asks for.
+/// Tools that may or must be called, and the value of `response_format` as an alternative.
 #[derive(Debug, Clone)]
 pub(crate) struct ToolConstraint {
     pub format: &'static Format,
     pub tools: Vec<Tool>,
-    /// Whether an answer may hold several calls.
+    /// Whether an answer may contain several calls.
     pub parallel: bool,
     pub is_required: bool,
-    /// Schema of a value that is an answer as well.
+    /// Schema of a value that is also an answer.
     pub value: Option<Arc<Value>>,
 }
 
-/// The forms of one constraint.
+/// Output formats of a constraint.
 pub(crate) struct Forms {
-    /// Holds from the beginning of the answer.
+    /// Applies from the beginning of the answer.
     pub now: Option<Form>,
-    /// The first whose cue is given holds from there on.
+    /// The first whose trigger occurs applies from there on.
     pub later: Vec<(Cue, Form)>,
 }
 
 impl ToolConstraint {
-    /// A required call goes before a value; where calls are optional, either is an answer, and so is any text where no value is asked for.
+    /// Returns the output formats. A required call takes precedence over a value; with optional
+    /// calls either is an answer, and without a value so is any text.
     pub fn forms(&self, tokenizer: &Tokenizer) -> Forms {
         let Self { format, tools, parallel, .. } = self;
         let now = match &self.value {
@@ -49,7 +50,7 @@ impl ToolConstraint {
         Forms { now: None, later: own.into_iter().chain([plain]).collect() }
     }
 
-    /// Holds the arguments of the tool at `index` to another schema.
+    /// Replaces the schema of the arguments of the tool at `index`.
     pub fn set_schema(&mut self, index: usize, schema: Value) {
         self.tools[index].parameters = schema;
     }

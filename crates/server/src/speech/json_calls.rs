@@ -1,8 +1,9 @@
-//! Finds tool calls that a model writes as a plain JSON object, whatever format its chat template has.
+//! Detects tool calls written as plain JSON objects, independent of the template's format.
 //!
-//! Qwen2.5-Coder writes `{"name": .., "arguments": ..}` bare or in a Markdown fence, other models in the tags of another family. An object
-//! is a call where it begins a line, bare, in a fence or in one of [`TAGS`], and its first key names an offered tool. Any other object
-//! stays text. The outer braces may be doubled: so Qwen2.5-Coder's template shows a call, and the model copies that.
+//! Qwen2.5-Coder writes `{"name": .., "arguments": ..}` bare or in a Markdown fence, other models
+//! in the tags of another family. An object is a call if it starts a line, bare, in a fence or in
+//! one of [`TAGS`], and its first key names an offered tool. Any other object is content. The outer
+//! braces may be doubled: Qwen2.5-Coder's template shows a call that way, and the model copies it.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -14,37 +15,37 @@ use crate::guide::with_little_space;
 
 /// Tags that models write around calls.
 const TAGS: [&str; 5] = ["tool_call", "tools", "tool", "function_call", "function"];
-/// The longest language name behind the marks of a fence.
+/// Maximum length of the language name of a fence.
 const MAX_LANGUAGE: usize = 16;
 
-/// Finds where a call opens in text that comes in pieces.
+/// Finds the start of a call in streamed text.
 #[derive(Debug, Clone)]
 pub(crate) struct CallScanner {
-    /// The offered tools.
+    /// Offered tools.
     names: Arc<[String]>,
-    /// Text that may still turn out to open a call; begins at the beginning of a line.
+    /// Text that may still turn out to open a call; starts at the beginning of a line.
     pending: String,
     at_line_start: bool,
 }
 
-/// What a scanner makes of a piece of text.
+/// Result of scanning a chunk of text.
 #[derive(Debug, PartialEq, Default)]
 pub(crate) struct Scanned {
-    /// Text that belongs to no call.
+    /// Text outside of calls.
     pub text: String,
     pub call: Option<OpenCall>,
 }
 
-/// A call whose tool is known.
+/// Call whose tool is known.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct OpenCall {
-    /// The object so far, from its brace on.
+    /// Object so far, from its brace on.
     pub object: String,
-    /// What closes the fence or the tags that it stands in; empty where it stands bare.
+    /// Closing mark of the enclosing fence or tags; empty for a bare object.
     pub closes: String,
 }
 
-/// Why a text opens no call.
+/// Reason why a text opens no call.
 #[derive(Debug, PartialEq)]
 pub(super) enum Miss {
     /// More text decides.
@@ -53,12 +54,12 @@ pub(super) enum Miss {
 }
 
 impl CallScanner {
-    /// A scanner at the beginning of an answer.
+    /// Creates a scanner for the beginning of an answer.
     pub fn new(names: impl IntoIterator<Item = String>) -> Self {
         Self { names: names.into_iter().collect(), pending: String::new(), at_line_start: true }
     }
 
-    /// Takes a piece of text and returns what it decides. What follows an open call is not scanned.
+    /// Scans a chunk and returns the text it decides. Text after an open call is not scanned.
     pub fn push(&mut self, text: &str) -> Scanned {
         self.pending += text;
         let mut scanned = Scanned::default();
@@ -74,7 +75,8 @@ impl CallScanner {
                     Err(Miss::NoCall) => self.at_line_start = false,
                 }
             }
-            // An empty line is part of what may open a call, so that the text before it goes out alone.
+            // An empty line may be part of the opening of a call, so the text before it is released
+            // alone.
             let Some(end) = self.pending.find('\n') else {
                 scanned.text += &std::mem::take(&mut self.pending);
                 return scanned;
@@ -85,12 +87,13 @@ impl CallScanner {
         }
     }
 
-    /// Text that was held back, at the end of an answer.
+    /// Returns the withheld text at the end of an answer.
     pub fn rest(&mut self) -> String {
         std::mem::take(&mut self.pending)
     }
 
-    /// Reads an object right behind another as the next call. `None` while more text decides.
+    /// Reports whether an object directly after another is the next call. `None` while more text
+    /// decides.
     pub fn reads_again(&self, text: &str) -> Option<bool> {
         match opening(text, &self.names) {
             Ok(_) => Some(true),
@@ -100,15 +103,15 @@ impl CallScanner {
     }
 }
 
-/// What all plain JSON calls have in common, in Lark.
+/// Common Lark rules of all plain JSON calls.
 const JSON_CALLS: &str = r#"WS: / {1,4}|\r?\n[ \t]{0,32}/
 CLOSES: /```|<\/[a-z_]{4,16}>/
 REOPENS: /(```|<\/[a-z_]{4,16}>)\n{1,2}(```json|<[a-z_]{4,16}>)/
 json_head: "{" WS? ("\"type\"" WS? ":" WS? "\"function\"" WS? "," WS?)? "\"name\"" WS? ":" WS?
 json_key: "," WS? ("\"arguments\"" | "\"parameters\"") WS? ":" WS?"#;
 
-/// The Lark grammar of calls that are plain JSON objects, whatever the template writes: of an object from its brace on, those that
-/// follow it, and what may close them.
+/// Returns the Lark grammar of plain JSON calls in any template format: an object from its brace
+/// on, further objects, and what may close them.
 pub(crate) fn grammar(tools: &[Tool], parallel: bool) -> String {
     let again = if parallel { "(WS? (/[,;]/ WS?)? (REOPENS WS?)? json_call)*" } else { "" };
     let mut lark = format!("start: json_call {again} WS? (\"]\" WS?)? CLOSES?\n{JSON_CALLS}\njson_call: ");
@@ -121,7 +124,7 @@ pub(crate) fn grammar(tools: &[Tool], parallel: bool) -> String {
     lark
 }
 
-/// The call that `text` opens.
+/// Returns the call that `text` opens.
 fn opening(text: &str, names: &[String]) -> Result<OpenCall, Miss> {
     let mut cursor = Cursor(text.trim_start());
     let closes = cursor.enclosure()?;
@@ -143,7 +146,7 @@ fn opening(text: &str, names: &[String]) -> Result<OpenCall, Miss> {
     Err(miss)
 }
 
-/// The name in an object that calls a tool, and what follows in front of its arguments.
+/// Returns the tool name of a call object, and the text that starts with its arguments.
 pub(super) fn open_object(text: &str) -> Result<(String, &str), Miss> {
     let mut cursor = Cursor(text);
     cursor.head()?;
@@ -159,7 +162,7 @@ pub(super) fn open_object(text: &str) -> Result<(String, &str), Miss> {
     }
 }
 
-/// The name in an object that ends too early, and as much of its arguments as there is.
+/// Returns the tool name of a truncated call object, and its arguments so far.
 pub(super) fn cut_object(text: &str) -> Option<(String, String)> {
     let mut cursor = Cursor(text);
     cursor.head().ok()?;
@@ -168,7 +171,7 @@ pub(super) fn cut_object(text: &str) -> Option<(String, String)> {
     Some((name, arguments.to_owned()))
 }
 
-/// What is left of a text.
+/// Rest of a text.
 #[derive(Clone)]
 struct Cursor<'t>(&'t str);
 
@@ -177,7 +180,7 @@ impl Cursor<'_> {
         self.0 = self.0.trim_start();
     }
 
-    /// Takes `wanted`.
+    /// Consumes `wanted`.
     fn expect(&mut self, wanted: &str) -> Result<(), Miss> {
         match self.0.strip_prefix(wanted) {
             Some(rest) => {
@@ -189,7 +192,7 @@ impl Cursor<'_> {
         }
     }
 
-    /// Takes what opens a fence or tags, and returns what closes them.
+    /// Consumes the opening of a fence or tags and returns its closing mark.
     fn enclosure(&mut self) -> Result<String, Miss> {
         if self.0.is_empty() {
             return Err(Miss::Undecided);
@@ -223,7 +226,8 @@ impl Cursor<'_> {
         Err(miss)
     }
 
-    /// Takes the object up to the name of its tool: `{"name":`, with `"type": "function"` in front or not.
+    /// Consumes the object up to the name of its tool: `{"name":`, optionally preceded by
+    /// `"type": "function"`.
     fn head(&mut self) -> Result<(), Miss> {
         self.expect("{")?;
         self.0 = self.0.strip_prefix('{').unwrap_or(self.0);
@@ -237,7 +241,7 @@ impl Cursor<'_> {
         self.token("\"name\"", ":")
     }
 
-    /// Takes a name in quotes and the blanks behind it.
+    /// Consumes a quoted name and the whitespace after it.
     fn name(&mut self) -> Result<String, Miss> {
         let mut names = serde_json::Deserializer::from_str(self.0).into_iter::<String>();
         match names.next() {
@@ -250,7 +254,7 @@ impl Cursor<'_> {
         }
     }
 
-    /// Takes a text in quotes, the mark behind it and the blanks around that.
+    /// Consumes a quoted text, the mark after it and the whitespace around that.
     fn token(&mut self, token: &str, mark: &str) -> Result<(), Miss> {
         self.expect(token)?;
         self.skip_blanks();
@@ -272,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_opens_bare_in_a_fence_and_in_tags_at_the_beginning_of_a_line() {
+    fn a_call_opens_at_a_line_start_bare_fenced_or_tagged() {
         for (text, before, object, closes) in [
             (r#"{"name": "add", "#, "", r#"{"name": "add", "#, ""),
             ("\n ```json\n{\n  \"name\":\"add\"", "", "{\n  \"name\":\"add\"", "```"),
@@ -343,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_calls_are_held_to_the_schemas_of_their_tools() {
+    fn plain_calls_must_match_the_schemas_of_their_tools() {
         let number = json!({ "type": "integer" });
         let parameters = json!({ "type": "object", "properties": { "a": number }, "required": ["a"] });
         let tools =

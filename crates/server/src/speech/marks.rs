@@ -1,20 +1,21 @@
-//! Texts that open, part and close calls, and the tokens that they are in a vocabulary.
+//! Marks that open, separate and close tool calls, as text and as special tokens of a vocabulary.
 
 use kvant::tokenizer::TokenKind;
 use kvant::{Special, Tokenizer};
 
 use super::tools::quoted;
 
-/// A piece of a text.
+/// Part of a text.
 #[derive(Debug, PartialEq)]
 enum Piece<'t> {
     Text(&'t str),
-    /// What one special token writes.
+    /// Special token.
     Token(u32),
 }
 
-/// A text in Lark, what special tokens write as those tokens: a model that spells them in letters writes what it never saw, and the next
-/// prompt, which has the tokens, shares no more of the prefix.
+/// Returns a text as Lark, with special tokens where the vocabulary has them: a model that spells
+/// them in letters produces text it was not trained on, and the next prompt, which contains the
+/// tokens, shares no more of the prefix.
 pub(super) fn lark(text: &str, tokenizer: &Tokenizer) -> String {
     let piece = |piece: &Piece<'_>| match piece {
         Piece::Text(text) => quoted(text),
@@ -23,7 +24,8 @@ pub(super) fn lark(text: &str, tokenizer: &Tokenizer) -> String {
     pieces(text, tokenizer).iter().map(piece).collect::<Vec<_>>().join(" ")
 }
 
-/// The control tokens in texts, which are part of an answer where these are.
+/// Returns the control tokens in texts; their text is part of an answer that may contain such
+/// texts.
 pub(super) fn control_tokens(texts: &[&str], tokenizer: &Tokenizer) -> Vec<u32> {
     let pieces = texts.iter().flat_map(|text| pieces(text, tokenizer));
     let mut tokens: Vec<u32> = pieces
@@ -37,7 +39,7 @@ pub(super) fn control_tokens(texts: &[&str], tokenizer: &Tokenizer) -> Vec<u32> 
     tokens
 }
 
-/// Cuts a text at what special tokens write: something in angle or square brackets.
+/// Splits a text at special tokens, which are in angle or square brackets.
 fn pieces<'t>(text: &'t str, tokenizer: &Tokenizer) -> Vec<Piece<'t>> {
     let (mut pieces, mut from, mut at) = (Vec::new(), 0, 0);
     while let Some(start) = text[at..].find(['<', '[']).map(|start| at + start) {
@@ -59,7 +61,7 @@ fn pieces<'t>(text: &'t str, tokenizer: &Tokenizer) -> Vec<Piece<'t>> {
     pieces
 }
 
-/// The special token that writes this text.
+/// Returns the special token with this text.
 fn token(text: &str, tokenizer: &Tokenizer) -> Option<u32> {
     let [id] = tokenizer.encode(text, Special::Parse, false).ok()?[..] else { return None };
     matches!(tokenizer.kind(id), Some(TokenKind::Control | TokenKind::UserDefined)).then_some(id)
@@ -71,7 +73,7 @@ mod tests {
 
     use super::*;
 
-    /// Letters of marks, and marks: one that the user defines and one of control.
+    /// Letters of marks, and two marks: one user-defined token and one control token.
     fn tokenizer() -> Tokenizer {
         let letters = "<>[]/_abcdeghlnorstuwTOLCARGS{".chars().map(String::from);
         let marks = ["<tool_call>", "[TOOL_CALLS]"].map(str::to_owned);

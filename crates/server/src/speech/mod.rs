@@ -1,4 +1,4 @@
-//! Parses what a model writes, while it writes it: reasoning, content, and the tools that it calls.
+//! Streaming output parser: splits generated text into reasoning, content and tool calls.
 
 mod call_reader;
 pub(crate) mod constraint;
@@ -12,32 +12,32 @@ use kvant::chat::{Said, Thoughts, take_until};
 use serde_json::{Value, json};
 use tools::{Behind, Format, Tool};
 
-/// A part of what was said.
+/// Part of the output.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Part {
     Text(String),
     Thought(String),
-    /// A call of this tool begins.
+    /// Start of a call of this tool.
     Call(String),
     /// More of the last call's arguments, as JSON.
     Arguments(String),
 }
 
-/// A call, as far as it has been read.
+/// Tool call, as far as it has been parsed.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Call {
     pub name: String,
-    /// A JSON object, which the end of an answer may cut.
+    /// JSON object, possibly truncated at the end of an answer.
     pub arguments: String,
 }
 
 impl Call {
-    /// A call whose arguments follow.
+    /// Creates a call whose arguments follow.
     pub fn of(name: String) -> Self {
         Self { name, arguments: String::new() }
     }
 
-    /// The arguments as an object; an empty one where they are cut.
+    /// Returns the arguments as an object; an empty one if they are truncated.
     pub fn object(&self) -> Value {
         let value: Option<Value> = serde_json::from_str(&self.arguments).ok();
         value.filter(Value::is_object).unwrap_or_else(|| json!({}))
@@ -47,38 +47,39 @@ impl Call {
 #[derive(Debug, Clone, PartialEq)]
 enum State {
     Text,
-    /// Behind the mark that opens a call in the template's format.
+    /// After the mark that opens a call in the template's format.
     Call(CallReader),
-    /// A call has been made; others may follow.
+    /// After a call; others may follow.
     AfterCall,
     /// In a call that is a plain JSON object.
     JsonCall(CallReader),
-    /// Behind such a call.
+    /// After such a call.
     AfterJsonCall,
 }
 
-/// Which tools may be called, and how the template writes that.
+/// Callable tools, and the template's call format.
 #[derive(Debug, Clone)]
 struct Offer {
     format: &'static Format,
     tools: Vec<Tool>,
     scanner: CallScanner,
-    /// What closes the fence or the tags around plain calls.
+    /// Closing mark of the fence or the tags around plain calls.
     closes: String,
 }
 
-/// Parses text that comes in pieces into reasoning, content and tool calls. Holds back what may be the beginning of a mark.
+/// Parses streamed text into reasoning, content and tool calls. Withholds text that may be the
+/// beginning of a mark.
 #[derive(Debug, Clone)]
 pub(crate) struct Speech {
     thoughts: Thoughts,
     state: State,
-    /// None where no tool may be called.
+    /// `None` if no tools are offered.
     offer: Option<Offer>,
     held: String,
 }
 
 impl Speech {
-    /// A parser for a model that may reason first and call these tools.
+    /// Creates a parser for a model that may reason first and call these tools.
     pub fn new(thoughts: Thoughts, tools: Option<(&'static Format, Vec<Tool>)>) -> Self {
         let offer = tools.map(|(format, tools)| {
             let scanner = CallScanner::new(tools.iter().map(|tool| tool.name.clone()));
@@ -93,7 +94,7 @@ impl Speech {
         self.take_apart(said)
     }
 
-    /// Parses all of an answer: each call has one part of arguments, if any.
+    /// Parses a whole answer: each call has at most one part of arguments.
     pub fn whole(&mut self, text: &str) -> Vec<Part> {
         let mut parts = self.push(text);
         extend(&mut parts, self.rest());
@@ -114,7 +115,7 @@ impl Speech {
         parts
     }
 
-    /// Returns what was held back, at the end. A call that is cut has the arguments that there are.
+    /// Returns the withheld parts at the end. A truncated call has its arguments so far.
     pub fn rest(&mut self) -> Vec<Part> {
         let said = self.thoughts.rest();
         let mut parts = self.take_apart(said);
@@ -131,7 +132,7 @@ impl Speech {
                     put(&mut parts, Part::Text, &format!("{}{held}", offer.format.opens));
                 }
             }
-            // What could not be told from a mark is one that the end has cut.
+            // The withheld text is a mark that the end has truncated.
             State::AfterCall => {}
             State::JsonCall(reader) => {
                 if !reader.cut(&held, &mut parts) {
@@ -146,7 +147,7 @@ impl Speech {
         parts
     }
 
-    /// Takes one thing from what is held. Whether there may be more.
+    /// Consumes one element of the withheld text. Reports whether more may follow.
     fn step(&mut self, parts: &mut Vec<Part>) -> bool {
         let Some(offer) = &mut self.offer else {
             put(parts, Part::Text, &std::mem::take(&mut self.held));
@@ -154,7 +155,7 @@ impl Speech {
         };
         match &mut self.state {
             State::Text => {
-                // A format without a mark of its own is plain JSON.
+                // A format without its own mark is plain JSON.
                 let (text, opens_call) = match offer.format.only_first {
                     true => (std::mem::take(&mut self.held), false),
                     false => take_until(&mut self.held, offer.format.opens),
@@ -200,7 +201,7 @@ impl Speech {
         }
     }
 
-    /// Takes what closes or separates plain calls, until another call or text begins.
+    /// Consumes what closes or separates plain calls, until another call or text begins.
     fn after_json_call(&mut self) -> bool {
         let Some(offer) = &mut self.offer else { return false };
         let held = self.held.trim_start();
@@ -232,14 +233,14 @@ impl Speech {
     }
 }
 
-/// Puts text behind what is there; none is no part.
+/// Appends a part of text, unless it is empty.
 fn put(parts: &mut Vec<Part>, part: fn(String) -> Part, text: &str) {
     if !text.is_empty() {
         extend(parts, vec![part(text.to_owned())]);
     }
 }
 
-/// Puts parts behind others; text goes on in the part of its kind.
+/// Appends parts; text is merged with a last part of the same type.
 fn extend(parts: &mut Vec<Part>, more: Vec<Part>) {
     for part in more {
         match (parts.last_mut(), part) {
@@ -255,7 +256,7 @@ fn extend(parts: &mut Vec<Part>, more: Vec<Part>) {
 mod tests {
     use super::*;
 
-    /// The parts of a text however it is cut, joined.
+    /// Returns the merged parts of a text, which must be equal for every chunk size.
     fn parts(make: impl Fn() -> Speech, text: &str) -> Vec<Part> {
         let chars: Vec<char> = text.chars().collect();
         let mut ways: Vec<Vec<Part>> = Vec::new();
@@ -281,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn thoughts_are_told_from_what_is_said_however_the_text_is_cut() {
+    fn reasoning_and_content_are_separated_in_chunks_of_any_size() {
         let of = |source, prompt| move || Speech::new(Thoughts::of(source, prompt), None);
         let plain = of("</think>", "");
         assert_eq!(parts(plain, "Hello."), [text("Hello.")]);
@@ -294,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_are_told_from_what_is_said_and_nothing_is_lost() {
+    fn tool_calls_and_content_are_separated_without_loss() {
         let tools = vec![Tool { name: "f".to_owned(), parameters: json!({ "type": "object" }) }];
         let of = |template: &str| {
             let (format, tools) = (tools::format_of(template), tools.clone());
@@ -315,7 +316,7 @@ mod tests {
             (format!("{one}\nDone. {one}\n"), vec![made.clone(), said("Done."), made.clone()]),
             ("a < b, a <tool".to_owned(), vec![said("a < b, a <tool")]),
             ("<tool_call>\n{\"name\":".to_owned(), vec![said("<tool_call>\n{\"name\":")]),
-            // A call that is cut has the arguments that there are.
+            // A truncated call has its arguments so far.
             (one[..45].to_owned(), vec![call("{\"a\": ")]),
             (one[..30].to_owned(), vec![vec![Part::Call("f".to_owned())]]),
             (plain.to_owned(), vec![call("{}")]),

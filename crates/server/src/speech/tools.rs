@@ -1,5 +1,5 @@
-//! How models write that they call a tool: one table, which gives the grammar that holds them to it and the reader of what they
-//! wrote.
+//! Tool call formats of model families: one table, from which both the constraining grammar and the
+//! parser are derived.
 
 use std::fmt::Write;
 
@@ -11,40 +11,41 @@ use super::{json_calls, marks};
 use crate::guide::schema::DEFINITIONS;
 use crate::guide::with_little_space;
 
-/// How one family of models writes calls. A format is told by what stands in the chat template.
+/// Tool call format of a model family, recognized by texts of its chat template.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Format {
-    /// Its name, for whoever looks.
+    /// Name of the format.
     pub name: &'static str,
-    /// Texts of the template, all of which tell the format.
+    /// Texts of the template, all of which identify the format.
     marks: &'static [&'static str],
-    /// What the first call begins with.
+    /// Text that opens the first call.
     pub opens: &'static str,
-    /// Whether calls stand only where an answer begins.
+    /// Whether calls occur only at the beginning of an answer.
     pub only_first: bool,
     pub(super) style: Style,
-    /// What follows a call.
+    /// Text that closes a call.
     pub(super) closes: &'static str,
-    /// What stands between a call and the next.
+    /// Text between calls.
     next: &'static str,
-    /// What follows the last call.
+    /// Text after the last call.
     ends: &'static str,
 }
 
-/// What stands in a call.
+/// Body of a call.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Style {
-    /// A JSON object with `name` and, under this key, the arguments. The text before it in what is written.
+    /// JSON object with `name` and, under this key, the arguments. The model writes `before` first.
     Object { before: &'static str, arguments: &'static str },
-    /// The name, then the arguments as a JSON object.
+    /// Name, then the arguments as a JSON object.
     Named { before: &'static str, between: &'static str },
-    /// `<function=NAME>`, then `<parameter=KEY>`, a value in lines of its own and `</parameter>`, for each.
+    /// `<function=NAME>`, then for each argument `<parameter=KEY>`, the value on its own lines and
+    /// `</parameter>`.
     Function,
-    /// The name, then `<arg_key>KEY</arg_key>` and `<arg_value>VALUE</arg_value>`, for each.
+    /// Name, then for each argument `<arg_key>KEY</arg_key>` and `<arg_value>VALUE</arg_value>`.
     Pairs,
 }
 
-/// The first that fits holds; the last fits all.
+/// The first match applies; the last entry matches every template.
 static FORMATS: &[Format] = &[
     Format {
         name: "pairs",
@@ -128,14 +129,14 @@ static FORMATS: &[Format] = &[
     },
 ];
 
-/// What stands behind a call.
+/// Text after a call.
 pub(super) enum Behind<'t> {
-    /// Another call, behind what opens it.
+    /// Another call, after its opening mark.
     Call(&'t str),
     Text(&'t str),
 }
 
-/// A tool that may be called.
+/// Callable tool.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Tool {
     pub name: String,
@@ -143,13 +144,13 @@ pub(crate) struct Tool {
     pub parameters: Value,
 }
 
-/// The format of models with this chat template.
+/// Returns the format of models with this chat template.
 pub(crate) fn format_of(template: &str) -> &'static Format {
     let fits = |format: &&Format| format.marks.iter().all(|mark| template.contains(mark));
     FORMATS.iter().find(fits).expect("the last one fits all")
 }
 
-/// What a model whose template tells nothing of tools is told of them, as a system message.
+/// Returns tool instructions for a system message, for models whose template has no tool support.
 pub(crate) fn described(tools: &[Value]) -> String {
     let mut text = "You may call functions to help with the question. The functions are described in <tools></tools>:\n<tools>"
         .to_owned();
@@ -162,7 +163,8 @@ pub(crate) fn described(tools: &[Value]) -> String {
 }
 
 impl Format {
-    /// The id of a call as the template takes it: Mistral's have nine letters or digits, and templates refuse all others.
+    /// Returns the id of a call in the form that the template accepts: Mistral's have nine letters
+    /// or digits, and its templates reject others.
     pub fn id(&self, id: &Value) -> Value {
         const LEN: usize = 9;
         let Some(text) = id.as_str().filter(|_| self.opens == "[TOOL_CALLS]") else { return id.clone() };
@@ -179,13 +181,13 @@ impl Format {
         (0..LEN).map(|_| digit()).collect::<String>().into()
     }
 
-    /// Whether the template wants arguments as a text rather than as an object.
+    /// Reports whether the template expects arguments as a string instead of an object.
     pub fn wants_text(&self) -> bool {
         self.name == "deepseek r1"
     }
 
-    /// The Lark grammar of calls of these tools: of what follows [`Format::opens`], or all of it. At most one call unless
-    /// `parallel`.
+    /// Returns the Lark grammar of calls of these tools: of the text after [`Format::opens`], or of
+    /// all. At most one call unless `parallel`.
     pub fn grammar(&self, tools: &[Tool], is_open: bool, parallel: bool, tokenizer: &Tokenizer) -> String {
         let mark = |text: &str| marks::lark(text, tokenizer);
         let opens = if is_open { String::new() } else { mark(self.opens) };
@@ -201,7 +203,8 @@ impl Format {
         lark
     }
 
-    /// The Lark grammar of an answer that is either a JSON value of this schema or calls of these tools.
+    /// Returns the Lark grammar of an answer that is either a JSON value of this schema or calls of
+    /// these tools.
     pub fn grammar_beside(
         &self,
         tools: &[Tool],
@@ -216,12 +219,13 @@ impl Format {
         format!("start: value | calls | json_calls\nvalue: %json {value}\n{calls}\n{plain}")
     }
 
-    /// The call of one tool; `mark` puts what special tokens may write into Lark.
+    /// Returns the grammar of a call of one tool; `mark` converts texts with special tokens to
+    /// Lark.
     fn call(&self, i: usize, tool: &Tool, mark: &dyn Fn(&str) -> String) -> String {
         let schema = with_little_space(&tool.parameters);
         match self.style {
             Style::Object { before, arguments } => {
-                // The brace is part of what opens a call where that is all there is.
+                // A brace that already opens the call is not repeated.
                 let brace = if self.opens == "{" { "" } else { "{" };
                 let head = format!("{brace}\"name\": {}, \"{arguments}\": ", json!(tool.name));
                 format!("{} {} %json {schema} \"}}\"", mark(before), quoted(&head))
@@ -237,7 +241,7 @@ impl Format {
         }
     }
 
-    /// The rules of a tool's arguments where each stands for itself: those that it needs, and others in their order.
+    /// Returns the rules of a tool's separate arguments, in their order, with optional ones marked.
     fn values(&self, i: usize, tool: &Tool, mark: &dyn Fn(&str) -> String) -> String {
         let none = Map::new();
         let properties = tool.parameters["properties"].as_object().unwrap_or(&none);
@@ -274,7 +278,7 @@ impl Format {
         format!("\nvalues_{i}:{order}{rules}")
     }
 
-    /// Control tokens that are part of an answer in which tools are called.
+    /// Returns the control tokens whose text is part of an answer with tool calls.
     pub fn control_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let mut texts = vec![self.opens, self.closes, self.next, self.ends];
         match self.style {
@@ -286,7 +290,7 @@ impl Format {
         marks::control_tokens(&texts, tokenizer)
     }
 
-    /// What follows in `text` behind a call. `None` while more text decides.
+    /// Returns the text after a call. `None` while more text decides.
     pub(super) fn behind<'t>(&self, text: &'t str) -> Option<Behind<'t>> {
         let mut rest = text.trim_start();
         for mark in [self.closes.trim(), self.ends.trim()].into_iter().filter(|mark| !mark.is_empty()) {
@@ -305,18 +309,18 @@ impl Format {
     }
 }
 
-/// Whether the schema of the tool `name` wants this argument to be a text.
+/// Reports whether the schema of the tool `name` requires this argument to be a string.
 pub(super) fn is_text(tools: &[Tool], name: &str, key: &str) -> bool {
     let tool = tools.iter().find(|tool| tool.name == name);
     let schema = tool.and_then(|tool| Some(whole(tool.parameters["properties"].get(key)?, &tool.parameters)));
     schema.is_some_and(|schema| written(&schema) != Written::Json)
 }
 
-/// References that are followed, one behind the other: they may run in a ring.
+/// Maximum length of a chain of references, which may be cyclic.
 const MOST_REFERENCES: usize = 8;
 
-/// A property's schema with all that it refers to, as that of the tool's arguments defines it; where it is nothing but a reference, the
-/// schema that is meant.
+/// Returns a property's schema, with the definitions of the tool's schema that it may refer to; a
+/// schema that is only a reference is replaced by its target.
 fn whole(schema: &Value, parameters: &Value) -> Value {
     let mut schema = schema.clone();
     for _ in 0..MOST_REFERENCES {
@@ -332,12 +336,12 @@ fn whole(schema: &Value, parameters: &Value) -> Value {
     schema
 }
 
-/// How a value that stands for itself is written.
+/// Notation of a separate value.
 #[derive(Debug, PartialEq)]
 enum Written<'s> {
-    /// As it is, without what JSON puts around a text.
+    /// Verbatim, without JSON's quotes.
     Text,
-    /// So too, and one of these.
+    /// Verbatim, and one of these.
     OneOf(Vec<&'s str>),
     Json,
 }
@@ -352,7 +356,7 @@ fn written(schema: &Value) -> Written<'_> {
     }
 }
 
-/// A text as a Lark grammar writes it.
+/// Returns a text as a Lark string.
 pub(super) fn quoted(text: &str) -> String {
     if text.is_empty() { String::new() } else { Value::String(text.to_owned()).to_string() }
 }
@@ -370,7 +374,8 @@ mod tests {
     use crate::speech::call_reader::CallReader;
     use crate::speech::{Call, Part};
 
-    /// The call that a text begins with, and what stands behind it and all that belongs to it.
+    /// Parses the call at the beginning of a text. Returns it with the text after its closing
+    /// marks.
     fn read(format: &Format, text: &str, tools: &[Tool]) -> Option<(Call, String)> {
         let (mut held, mut parts) = (text.to_owned(), Vec::new());
         if !CallReader::new(format).read(&mut held, tools, &mut parts) {
@@ -400,9 +405,9 @@ mod tests {
         vec![Tool { name: "get_weather".to_owned(), parameters: function["parameters"].clone() }]
     }
 
-    /// What templates of real models write for a call is read as that call.
+    /// Calls rendered by the templates of real models are parsed as these calls.
     #[test]
-    fn calls_are_read_as_templates_write_them() {
+    fn calls_rendered_by_real_templates_are_parsed() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/assets/templates");
         if !folder.is_dir() {
             println!("skipped: {}: the templates are not here", folder.display());
@@ -437,7 +442,7 @@ mod tests {
                 template.render(&messages, &options).map(|rendered| rendered.to_string())
             };
             let arguments = json!({ "city": "New York", "days": 3 });
-            // Some templates want the arguments as a text.
+            // Some templates expect the arguments as a string.
             let mut text = said(arguments.clone());
             if name == "deepseek r1" || name == "deepseek" {
                 text = said(json!(arguments.to_string()));
@@ -459,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_format_writes_it_reads() {
+    fn every_format_parses_the_calls_it_writes() {
         for format in FORMATS {
             let call = match format.style {
                 Style::Object { before, arguments } => {
@@ -482,14 +487,14 @@ mod tests {
             let (first, rest) = read(format, &text, &tools()).unwrap();
             let (second, rest) = read(format, &rest, &tools()).unwrap();
             assert_eq!((first, second, rest.trim()), (want.clone(), want, ""), "{}", format.name);
-            // A call that is cut is none.
+            // A truncated call is not complete.
             assert_eq!(read(format, &call[..call.len() - 1], &tools()), None, "{}", format.name);
         }
     }
 
-    /// Texts among which one is to be chosen stand as they are, and what schemas refer to is known.
+    /// Enumerated strings are written verbatim, and references in schemas are resolved.
     #[test]
-    fn values_that_stand_for_themselves_are_held_to_their_schemas_and_read_back() {
+    fn separate_values_match_their_schemas_and_parse_back() {
         let parameters = json!({
             "type": "object",
             "$defs": {

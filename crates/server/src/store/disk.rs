@@ -1,7 +1,8 @@
-//! Conversations in files of a folder, which outlive the process.
+//! Disk tier: conversations in files of a folder, which outlive the process.
 //!
-//! Each is a context file (checksummed, versioned, replaced whole or not at all) whose name begins with a hash of its model, its
-//! types and its owner: only those find it again. What is wrong with a file is told in the log, and the file is taken away.
+//! Each is a context file (checksummed, versioned, replaced atomically) whose name starts with a
+//! hash of its model, KV types and owner, which must match to find it. An invalid file is logged
+//! and removed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,20 +16,20 @@ use crate::ServeError;
 use crate::events::{Blocks, Medium};
 use crate::shelf::Kind;
 
-/// How file names end.
+/// File extension.
 const ENDING: &str = "kvctx";
 
-/// The files.
+/// Disk tier of a model.
 pub(super) struct Disk {
     folder: PathBuf,
     pub tier: Tier<PathBuf>,
 }
 
 impl Disk {
-    /// What an earlier process has left in a folder, which is made where there is none.
+    /// Opens a folder, which is created if missing, and reads the files of earlier processes.
     ///
     /// # Errors
-    /// When the folder cannot be made or read.
+    /// The folder cannot be created or read.
     pub fn open(folder: PathBuf, budget: u64, model: &Model) -> Result<Self, ServeError> {
         let failed = |source| ServeError::Folder { folder: folder.clone(), source };
         make(&folder).map_err(failed)?;
@@ -48,7 +49,7 @@ impl Disk {
         Ok(disk)
     }
 
-    /// Keeps a conversation of so many bytes that `write` puts into a file, where there is room for it and it is not there.
+    /// Saves a conversation of `needed` bytes by `write`, if it fits and is not present.
     pub fn save(
         &mut self,
         (hash, kind, tokens): (u64, &Kind, &[u32]),
@@ -72,12 +73,12 @@ impl Disk {
                 kept.tell(blocks, kind);
                 self.tier.push(kept);
             }
-            // It will be read again, then.
-            Err(error) => tracing::warn!(%error, "a conversation is not kept"),
+            // It will be recomputed when needed.
+            Err(error) => tracing::warn!(%error, "a conversation cannot be saved"),
         }
     }
 
-    /// Fetches into `session` the beginning of `prompt` that the conversation at `index` has.
+    /// Loads the prefix of `prompt` that the conversation at `index` has into `session`.
     pub fn load(
         &mut self,
         index: usize,
@@ -94,7 +95,7 @@ impl Disk {
             }
             Err(error) if error.is_out_of_memory() => self.tier.push(kept),
             Err(error) => {
-                tracing::warn!(%error, "a conversation that was kept is of no use");
+                tracing::warn!(%error, "a saved conversation cannot be loaded");
                 remove(kept);
             }
         }
@@ -110,7 +111,7 @@ impl Disk {
 }
 
 impl Kept<PathBuf> {
-    /// It is known to be of `kind`.
+    /// Publishes its blocks once its cache key is known.
     pub fn tell(&mut self, blocks: &Blocks, kind: &Kind) {
         let Self { tokens, held, .. } = self;
         held.get_or_insert_with(|| {
@@ -122,11 +123,11 @@ impl Kept<PathBuf> {
 }
 
 fn remove(kept: Kept<PathBuf>) {
-    // Somebody may have taken it away already.
+    // Another process may have removed it.
     _ = fs::remove_file(kept.place);
 }
 
-/// A file that an earlier process has left, if it is one of this model.
+/// Reads a file of an earlier process, if it belongs to this model.
 fn read(path: &Path, model: &Model) -> Option<Kept<PathBuf>> {
     let name = path.file_name()?.to_str()?.strip_suffix(ENDING)?.strip_suffix('.')?;
     let kind = u64::from_str_radix(name.split_once('-')?.0, 16).ok()?;
@@ -141,25 +142,26 @@ fn read(path: &Path, model: &Model) -> Option<Kept<PathBuf>> {
     }
 }
 
-/// Takes from others the right to read a file: before 0.1 files had that of any new one.
+/// Makes a file readable by its owner only: before 0.1 files had default permissions.
 fn keep_private(path: &Path) {
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        // Somebody else's file may be read, and changed by them alone.
+        // Fails for a file of another user, which is theirs to protect.
         _ = fs::set_permissions(path, fs::Permissions::from_mode(0o600));
     }
     #[cfg(not(unix))]
     let _ = path;
 }
 
-/// Makes a folder that nobody else may look into, since it will hold what was said, or finds that one which is there may be written to.
+/// Creates a folder readable by its owner only, since it will hold conversations, or checks that an
+/// existing one is writable.
 fn make(folder: &Path) -> std::io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.recursive(true).create(folder)?;
-    // A conversation that cannot be kept would be told of when it is lost.
+    // Otherwise the error would appear only when a conversation is lost.
     let probe = folder.join(format!(".probe-{}", std::process::id()));
     fs::File::create_new(&probe)?;
     fs::remove_file(probe)

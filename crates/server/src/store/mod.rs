@@ -1,7 +1,7 @@
-//! Conversations that there is no memory for on the device, kept for whoever comes back: in the machine's memory, and what has
-//! been there longest without being used on the disk, each within so many bytes.
+//! Offload tiers for conversations that exceed the device memory: host memory, and disk for those
+//! that were not used there for longest, each within its budget.
 //!
-//! Wherever one is, it is the bytes of a context file, so that what comes back is what went, bit for bit.
+//! In every tier a conversation is the bytes of a context file, so it is restored bit for bit.
 
 mod disk;
 mod ram;
@@ -20,10 +20,10 @@ use disk::Disk;
 use ram::{InRam, Ram};
 use tier::Kept;
 
-/// It is not worth it to keep or to fetch fewer tokens than these.
+/// Minimum tokens that are worth saving or loading.
 const LEAST: usize = 128;
 
-/// Bytes that conversations take in each place, and may take there.
+/// Used and maximum bytes of each tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct StoreUse {
     pub ram: u64,
@@ -45,7 +45,7 @@ impl Add for StoreUse {
     }
 }
 
-/// See the [module](self).
+/// Offloaded conversations of a model. See the [module](self).
 pub(crate) struct Store {
     model: Model,
     ram: Ram,
@@ -54,11 +54,11 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// A store with so many bytes of memory, and with a folder, which is made where there is none, and what an earlier process has
-    /// left there.
+    /// Opens a store with `ram` bytes of host memory and a folder, which is created if missing and
+    /// read if an earlier process used it.
     ///
     /// # Errors
-    /// When the folder cannot be made or read.
+    /// The folder cannot be created or read.
     pub fn open(
         ram: u64,
         disk: Option<(PathBuf, u64)>,
@@ -75,17 +75,18 @@ impl Store {
         Ok(store)
     }
 
-    /// Keeps a conversation, if it is worth it and there is room for it: in memory, where others that were used longer ago make
-    /// room, or else on the disk.
+    /// Saves a conversation if it is long enough and fits: in host memory, where the least recently
+    /// used ones make room, or else on disk.
     pub fn save(&mut self, kind: &Kind, session: &Session) {
         let (hash, tokens) = (self.hash(kind), session.tokens());
         let is_kept =
             self.ram.has(hash, tokens) || self.disk.as_ref().is_some_and(|disk| disk.tier.has(hash, tokens));
-        // Numbers of a picture's rows mean nothing in a file.
+        // Ids of image tokens are meaningless in a file.
         if tokens.len() < LEAST || is_kept || session.holds_pictures() {
             return;
         }
-        // What the disk has of it outlives the process, and goes when it comes there.
+        // A prefix on disk outlives the process, and is removed when the longer conversation is
+        // written there.
         while self.ram.take_beginning(hash, tokens).is_some() {}
         match self.ram.room_for(session) {
             Some(needed) => {
@@ -105,7 +106,7 @@ impl Store {
         }
     }
 
-    /// Without a disk it is forgotten, and will be read again.
+    /// Without a disk it is dropped, and recomputed when needed.
     fn move_to_disk(&mut self, kept: &Kept<InRam>) {
         if let Some(disk) = &mut self.disk {
             let InRam { saved, kind } = &kept.place;
@@ -114,7 +115,7 @@ impl Store {
         }
     }
 
-    /// Fetches into `session` the beginning of `tokens` that is longest, where that is worth it.
+    /// Loads the longest saved prefix of `tokens` into `session`, if it is long enough.
     pub fn load(&mut self, session: &mut Session, kind: &Kind, tokens: &[u32]) {
         let least = session.tokens().len() + LEAST;
         let hash = self.hash(kind);
@@ -133,7 +134,8 @@ impl Store {
         }
     }
 
-    /// What is in memory goes to the disk, and whatever is kept from now on too: the process, or the model, is about to end.
+    /// Moves conversations from host memory to disk, where later ones go as well: the process or
+    /// the model is about to end.
     pub fn leave_memory(&mut self) {
         while let Some(oldest) = self.ram.pop() {
             self.move_to_disk(&oldest);
@@ -141,7 +143,7 @@ impl Store {
         self.ram = Ram::new(0);
     }
 
-    /// What is taken, and may be.
+    /// Returns the usage and budgets.
     pub fn in_use(&self) -> StoreUse {
         let disk = self.disk.as_ref().map(|disk| &disk.tier);
         StoreUse {

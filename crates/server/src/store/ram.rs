@@ -1,5 +1,5 @@
-//! Conversations in the machine's memory, each the bytes of a context file: what is read from there, and what is moved to the
-//! disk, is what a file would have been.
+//! Host memory tier: each conversation is held as the bytes of a context file, from which it is
+//! restored or moved to disk.
 
 use kvant::{SavedSession, Session};
 
@@ -7,27 +7,28 @@ use super::tier::{Kept, Tier};
 use crate::events::{Blocks, Medium};
 use crate::shelf::Kind;
 
-/// Where one is.
+/// Conversation in host memory.
 pub(super) struct InRam {
     pub saved: SavedSession,
-    /// What it is known by, should it move.
+    /// Its cache key, in case it is moved.
     pub kind: Kind,
 }
 
 pub(super) type Ram = Tier<InRam>;
 
-/// Bytes that a session takes here: the file's, and its text once more, by which it is found.
+/// Returns the bytes of a session here: those of the file, and its tokens once more, by which it is
+/// found.
 fn needed(session: &Session) -> u64 {
     session.saved_bytes() + size_of_val(session.tokens()) as u64
 }
 
 impl Ram {
-    /// Bytes to be free for a session; `None` where it does not fit even alone.
+    /// Returns the bytes to be free for a session; `None` if it exceeds the whole budget.
     pub fn room_for(&self, session: &Session) -> Option<u64> {
         Some(needed(session)).filter(|&bytes| bytes <= self.budget())
     }
 
-    /// Keeps a session that there is room for.
+    /// Saves a session that fits.
     pub fn save(&mut self, hash: u64, kind: &Kind, session: &Session, blocks: &Blocks) {
         let bytes = needed(session);
         match session.to_saved() {
@@ -38,20 +39,20 @@ impl Ram {
                 let place = InRam { saved, kind: kind.clone() };
                 self.push(Kept { kind: hash, tokens, bytes, place, held: Some(held) });
             }
-            // It will be read again, then.
-            Err(error) => tracing::warn!(%error, "a conversation is not kept"),
+            // It will be recomputed when needed.
+            Err(error) => tracing::warn!(%error, "a conversation cannot be saved"),
         }
     }
 
-    /// Fetches into `session` the beginning of `prompt` that the conversation at `index` has. What is fetched whole is gone from
-    /// here: it comes back when there is no room for it any more where it is now.
+    /// Loads the prefix of `prompt` that the conversation at `index` has into `session`. A
+    /// conversation that is loaded whole is removed here: it returns when it is evicted again.
     pub fn load(&mut self, index: usize, session: &mut Session, prompt: &[u32]) {
         let Some(kept) = self.take(index) else { return };
         match session.load_saved_prefix(&kept.place.saved, prompt) {
             Ok(n) if n == kept.tokens.len() => {}
             Ok(_) => self.push(kept),
             Err(error) if error.is_out_of_memory() => self.push(kept),
-            Err(error) => tracing::warn!(%error, "a conversation that was kept is of no use"),
+            Err(error) => tracing::warn!(%error, "a saved conversation cannot be loaded"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Claims about what is put away, on the bundled model.
+//! Claims about the offload tiers, on the bundled model.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ fn files(folder: &Path) -> usize {
     fs::read_dir(folder).unwrap().count()
 }
 
-/// Bytes of all files.
+/// Returns the bytes of all files.
 fn on_disk(folder: &Path) -> u64 {
     fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len()).sum()
 }
@@ -53,7 +53,7 @@ impl Test {
         session
     }
 
-    /// Tokens that `store` has of a prompt.
+    /// Returns the number of tokens of a prompt found in `store`.
     fn found(&self, store: &mut Store, prompt: &[u32]) -> usize {
         let mut session = self.empty();
         store.load(&mut session, &self.kind, prompt);
@@ -62,7 +62,7 @@ impl Test {
     }
 }
 
-/// The logits that follow the last token.
+/// Returns the logits after the last token, as bits.
 fn bits(session: &mut Session) -> Vec<u32> {
     session.logits().unwrap().iter().map(|logit| logit.to_bits()).collect()
 }
@@ -71,12 +71,12 @@ fn text(n: u32, seed: u32) -> Vec<u32> {
     (0..n).map(|i| (i * 37 + seed * 11) % 500).collect()
 }
 
-/// What somebody who goes on from that sends.
+/// Returns a prompt that continues [`text`].
 fn longer(n: u32, seed: u32) -> Vec<u32> {
     [text(n, seed), vec![1]].concat()
 }
 
-/// What the store holds, counted anew: it is what it tells, and not more than it may be.
+/// Checks the usage against a recount, and against the budgets.
 fn check(store: &Store) {
     let in_ram = |kept: &Kept<InRam>| kept.place.saved.n_bytes() + 4 * kept.tokens.len() as u64;
     let ram: u64 = store.ram.iter().map(in_ram).sum();
@@ -91,7 +91,7 @@ fn check(store: &Store) {
 }
 
 #[test]
-fn what_was_kept_is_found_again_bit_for_bit_also_after_a_restart() {
+fn saved_sessions_are_restored_bitwise_after_a_restart() {
     let (test, folder) = (Test::new(), folder("again"));
     let text = text(700, 1);
     let other = Kind { owner: Some("somebody".into()), ..test.kind.clone() };
@@ -105,37 +105,37 @@ fn what_was_kept_is_found_again_bit_for_bit_also_after_a_restart() {
     let mut store = test.store(0, disk);
     let mut found = test.empty();
     store.load(&mut found, &other, &text);
-    assert_eq!(found.tokens().len(), 0, "of somebody else");
+    assert_eq!(found.tokens().len(), 0, "of another owner");
     store.load(&mut found, &test.kind, &text);
     assert_eq!(found.tokens(), &text[..600]);
     let mut read = test.read(&text);
     found.feed(&text[600..], &mut |_| true).unwrap();
     assert_eq!(bits(&mut found), bits(&mut read));
-    // What goes on from it takes its place.
+    // A continuation replaces it.
     store.save(&test.kind, &read);
     assert_eq!(files(&folder), 1);
     fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
-fn what_was_parked_in_memory_goes_on_as_if_it_had_never_been() {
+fn a_session_offloaded_to_memory_continues_bitwise() {
     let test = Test::new();
     let text = text(700, 1);
     let mut store = test.store(1 << 30, None);
     let other = Kind { owner: Some("somebody".into()), ..test.kind.clone() };
     let mut never = test.read(&text[..550]);
-    // Parked again and again: while it reads, at a border and behind it.
+    // Saved repeatedly: during prefill, at an alignment boundary and after it.
     for (from, to) in [(0, 130), (130, 512), (512, 550)] {
         let mut session = test.empty();
         store.load(&mut session, &other, &text);
-        assert_eq!(session.tokens().len(), 0, "of somebody else");
+        assert_eq!(session.tokens().len(), 0, "of another owner");
         store.load(&mut session, &test.kind, &text);
         assert_eq!(session.tokens(), &text[..from]);
         assert_eq!(store.in_use().ram, 0, "what is taken up whole is not there twice");
         session.feed(&text[from..to], &mut |_| true).unwrap();
         store.save(&test.kind, &session);
         check(&store);
-        // The same again takes no more room.
+        // The same session again takes no more room.
         let before = store.in_use();
         store.save(&test.kind, &session);
         assert_eq!(store.in_use(), before);
@@ -149,20 +149,20 @@ fn what_was_parked_in_memory_goes_on_as_if_it_had_never_been() {
 }
 
 #[test]
-fn another_prompt_with_the_same_beginning_leaves_the_conversation_where_it_is() {
+fn a_prompt_with_a_common_prefix_leaves_the_session_saved() {
     let test = Test::new();
     let mut store = test.store(1 << 30, None);
     store.save(&test.kind, &test.read(&text(700, 1)));
     let mut edited = text(600, 1);
     edited.extend(text(100, 2));
-    // Up to the last border before they part.
+    // Up to the last alignment boundary before they diverge.
     assert_eq!(test.found(&mut store, &edited), 512);
     assert_eq!(test.found(&mut store, &longer(700, 1)), 700);
     assert_eq!(test.found(&mut store, &longer(700, 1)), 0);
 }
 
 #[test]
-fn no_more_is_kept_than_there_is_room_for_and_the_oldest_goes_first() {
+fn budgets_hold_and_the_oldest_session_is_evicted_first() {
     let (test, folder) = (Test::new(), folder("room"));
     let sessions: Vec<Session> = (0..4).map(|seed| test.read(&text(200, seed))).collect();
     let each = sessions[0].saved_bytes() + 800;
@@ -185,7 +185,7 @@ fn no_more_is_kept_than_there_is_room_for_and_the_oldest_goes_first() {
 }
 
 #[test]
-fn what_there_is_no_memory_for_goes_to_the_disk_and_is_found_there() {
+fn sessions_that_exceed_memory_move_to_disk() {
     let (test, folder) = (Test::new(), folder("tiers"));
     let mut sessions: Vec<Session> = (0..5).map(|seed| test.read(&text(200, seed))).collect();
     let each = sessions[0].saved_bytes() + 800;
@@ -206,7 +206,8 @@ fn what_there_is_no_memory_for_goes_to_the_disk_and_is_found_there() {
             assert_eq!(bits(&mut found), bits(read), "{seed}");
         }
         assert_eq!((store.ram.iter().count(), files(&folder)), (0, 3), "a file stays for the next start");
-        // One that goes on is in memory, until it comes to the disk again and takes the place of its beginning there.
+        // A continued conversation is in memory until it is moved to disk, where it replaces its
+        // prefix.
         store.save(&test.kind, &sessions[0]);
         assert_eq!((store.ram.iter().count(), files(&folder)), (1, 3));
         store.leave_memory();
@@ -221,7 +222,7 @@ fn what_there_is_no_memory_for_goes_to_the_disk_and_is_found_there() {
 }
 
 #[test]
-fn what_is_larger_than_all_memory_goes_straight_to_the_disk_and_pushes_nothing_out() {
+fn a_session_larger_than_memory_goes_to_disk_directly() {
     let (test, folder) = (Test::new(), folder("large"));
     let (small, large) = (test.read(&text(200, 1)), test.read(&text(900, 2)));
     let ram = large.saved_bytes() + 4 * 900 - 1;
@@ -234,11 +235,11 @@ fn what_is_larger_than_all_memory_goes_straight_to_the_disk_and_pushes_nothing_o
     assert_eq!((store.ram.iter().count(), files(&folder)), (1, 1));
     assert_eq!(test.found(&mut store, &longer(900, 2)), 900);
     assert_eq!(test.found(&mut store, &longer(200, 1)), 200);
-    // Without a disk it is forgotten.
+    // Without a disk it is dropped.
     let mut store = test.store(ram, None);
     store.save(&test.kind, &large);
     assert_eq!((test.found(&mut store, &longer(900, 2)), store.in_use().ram), (0, 0));
-    // With a byte more it is kept.
+    // With one more byte of budget it is saved.
     let mut store = test.store(ram + 1, None);
     store.save(&test.kind, &large);
     check(&store);
@@ -247,7 +248,7 @@ fn what_is_larger_than_all_memory_goes_straight_to_the_disk_and_pushes_nothing_o
 }
 
 #[test]
-fn a_file_that_was_changed_is_not_used_and_taken_away() {
+fn a_corrupt_file_is_not_used_and_is_removed() {
     let (test, folder) = (Test::new(), folder("changed"));
     let text = text(400, 2);
     let disk = Some((&*folder, 1 << 30));
@@ -267,7 +268,7 @@ fn a_file_that_was_changed_is_not_used_and_taken_away() {
     fs::remove_dir_all(folder).unwrap();
 }
 
-/// Numbers that look random.
+/// Pseudo-random numbers.
 struct Dice(u64);
 
 impl Dice {
@@ -277,9 +278,9 @@ impl Dice {
     }
 }
 
-/// Conversations come and go at random, some of which begin alike, with room for a few of them in each place.
+/// Conversations with common prefixes come and go at random, with room for a few in each tier.
 #[test]
-fn answers_have_the_same_bits_wherever_their_beginnings_were() {
+fn logits_have_the_same_bits_for_prefixes_of_every_tier() {
     let (test, folder) = (Test::new(), folder("random"));
     let texts: Vec<Vec<u32>> = (0..6).map(|i| [text(300, i % 3), text(500, i)].concat()).collect();
     let each = test.read(&texts[0][..500]).saved_bytes();

@@ -1,29 +1,29 @@
-//! Conversations in one place: found by what they say, the one used longest ago first to go.
+//! Tier of saved conversations: found by their tokens, evicted least recently used first.
 
 use std::collections::VecDeque;
 
 use crate::events::Held;
 
-/// A conversation.
+/// Saved conversation.
 pub(super) struct Kept<P> {
-    /// Names its model, its types and its owner.
+    /// Hash of its model, KV types and owner.
     pub kind: u64,
     pub tokens: Vec<u32>,
     pub bytes: u64,
-    /// Where it is.
+    /// Location: in memory, or the path of a file.
     pub place: P,
-    /// Whoever wants to know is told that its blocks are here, once it is known whose they are.
+    /// Publishes KV-block events for its blocks, once its owner is known.
     pub held: Option<Held>,
 }
 
 impl<P> Kept<P> {
-    /// Tokens with which it and `prompt` begin.
+    /// Returns the number of leading tokens it shares with `prompt`.
     fn common(&self, prompt: &[u32]) -> usize {
         self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count()
     }
 }
 
-/// The conversations, the one used longest ago first, and how many bytes they may take together.
+/// Conversations, least recently used first, within a budget in bytes.
 pub(super) struct Tier<P> {
     budget: u64,
     kept: VecDeque<Kept<P>>,
@@ -42,7 +42,7 @@ impl<P> Tier<P> {
         self.iter().map(|kept| kept.bytes).sum()
     }
 
-    /// Whether so many bytes more fit.
+    /// Reports whether `bytes` more fit.
     pub fn fits(&self, bytes: u64) -> bool {
         self.bytes() + bytes <= self.budget
     }
@@ -55,12 +55,12 @@ impl<P> Tier<P> {
         self.kept.iter_mut()
     }
 
-    /// Adds one as the one that was used last.
+    /// Adds a conversation as the most recently used.
     pub fn push(&mut self, kept: Kept<P>) {
         self.kept.push_back(kept);
     }
 
-    /// Takes the one that was used longest ago.
+    /// Removes the least recently used conversation.
     pub fn pop(&mut self) -> Option<Kept<P>> {
         self.kept.pop_front()
     }
@@ -69,18 +69,18 @@ impl<P> Tier<P> {
         self.kept.remove(index)
     }
 
-    /// Whether one of this kind begins with `tokens`.
+    /// Reports whether a conversation of this key starts with `tokens`.
     pub fn has(&self, kind: u64, tokens: &[u32]) -> bool {
         self.kept.iter().any(|kept| kept.kind == kind && kept.tokens.starts_with(tokens))
     }
 
-    /// Takes one that is the beginning of `tokens` and no more: it will not be missed where those are kept.
+    /// Removes a conversation that is a prefix of `tokens`: it is redundant once those are saved.
     pub fn take_beginning(&mut self, kind: u64, tokens: &[u32]) -> Option<Kept<P>> {
         let is_beginning = |kept: &Kept<P>| kept.kind == kind && tokens.starts_with(&kept.tokens);
         self.kept.iter().position(is_beginning).and_then(|index| self.take(index))
     }
 
-    /// The most tokens with which one of this kind and `prompt` begin, and its index.
+    /// Returns the longest prefix of `prompt` in a conversation of this key, and its index.
     pub fn longest(&self, kind: u64, prompt: &[u32]) -> Option<(usize, usize)> {
         let of_kind = self.kept.iter().enumerate().filter(|(_, kept)| kept.kind == kind);
         of_kind.map(|(index, kept)| (kept.common(prompt), index)).max()

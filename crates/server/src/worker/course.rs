@@ -1,4 +1,4 @@
-//! A sequence of a job: what it has read and said, and when.
+//! Sequence of a job: its tokens, session, drafter and timing.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,36 +11,36 @@ use super::{Event, Job, Progress, Times};
 use crate::answer::{Likelihood, Voice, likelihood};
 use crate::events::{Blocks, Held, Medium};
 
-/// The most rows of a prompt in a step whose tokens are all scored: the logits of each are held.
+/// Maximum prompt tokens per step when all are scored: their logits are held in memory.
 const SCORED_ROWS: usize = 64;
 
-/// A sequence of a job.
+/// Sequence of a job.
 pub(super) struct Course {
     pub job: Arc<Job>,
-    /// Among all answers of the request.
+    /// Index among all answers of the request.
     pub index: usize,
     pub session: Option<Session>,
-    /// Blocks of it that others can begin with.
+    /// Published KV blocks that other sequences can reuse.
     held: Held,
-    /// The prompt and what was said. Once the prompt is read, the last one has not been fed yet.
+    /// Prompt and generated tokens. Once the prompt is read, the last token has not been fed yet.
     pub tokens: Vec<u32>,
     pub voice: Voice,
     pub guesser: Guesser,
-    /// Guesses that were read, and those that were said after all.
+    /// Draft tokens that were verified, and those that were accepted.
     pub n_drafted: usize,
     pub n_accepted: usize,
-    /// How likely the tokens of the prompt were, from the second one on, as far as that is known and asked for.
+    /// Logprobs of the prompt tokens from the second on, as far as computed, if requested.
     pub scored: Vec<Likelihood>,
-    /// The states of the prompt, as far as it has been read, while they are still to be told.
+    /// Pooling of the prompt so far, until it has been sent.
     pub pooled: Option<Pooled>,
     pub submitted: Instant,
     pub progress: Progress,
-    /// When the first token was said.
+    /// Time of the first generated token.
     pub spoke: Option<Instant>,
     pub last_said: Instant,
-    /// Since when nobody listens.
+    /// Start of the client's backpressure.
     pub unheard: Option<Instant>,
-    /// It has read all, and what it may say next is being worked out.
+    /// All tokens are fed, and the mask of the next token is being computed.
     pub awaits_mask: bool,
     pub span: Span,
 }
@@ -74,29 +74,31 @@ impl Course {
         }
     }
 
-    /// Whether others go on without it.
+    /// Reports whether the batch runs without it.
     pub fn is_held_back(&self) -> bool {
         self.unheard.is_some() || self.awaits_mask
     }
 
-    /// How many likeliest tokens to tell beside each of the prompt, while they are still to be told.
+    /// Returns the number of top logprobs per prompt token, until all have been computed.
     pub fn scores(&self) -> Option<usize> {
         self.job.scores.filter(|_| self.scored.len() + 1 < self.job.prompt.len())
     }
 
-    /// Whether it begins with what others have read: not where each token is wanted.
+    /// Reports whether it may reuse a cached prefix: not if the output of each prompt token is
+    /// needed.
     pub fn takes_over(&self) -> bool {
         self.scores().is_none() && self.pooled.is_none()
     }
 
-    /// Reads rows of the prompt and takes note of how likely each next token was. Returns how many rows.
+    /// Feeds up to `n` prompt tokens and records the logprob of each next one. Returns the number
+    /// of tokens fed.
     pub fn score(&mut self, n: usize, top: usize) -> Result<usize, Error> {
         let Some(session) = &mut self.session else { return Ok(0) };
         let at = session.tokens().len();
         let n = n.min(SCORED_ROWS).min(session.most_tokens());
         let (prompt, scored) = (&self.job.prompt, &mut self.scored);
         session.feed_scored(&self.tokens[at..at + n], 0, &mut |row, logits| {
-            // What was read before it was parked is known.
+            // Logprobs computed before a preemption are not recorded again.
             if let Some(&next) = prompt.get(at + row + 1).filter(|_| scored.len() == at + row) {
                 scored.push(likelihood(logits, next, top));
             }
@@ -104,8 +106,9 @@ impl Course {
         Ok(n)
     }
 
-    /// Its next `n` tokens for its session and, where it speaks, at most so many guesses of what comes after. Predictions take their time for each
-    /// sequence, while all share that of a step: they are made for one that is alone. `None` without a session.
+    /// Returns its next `n` tokens for its session and, in decode, at most `most_guesses` draft
+    /// tokens. Model-based drafting costs time per sequence, while the batch shares the time of a
+    /// step: it is used only when the sequence is alone. `None` without a session.
     pub fn feed(&mut self, n: usize, most_guesses: usize, is_alone: bool) -> Option<Feed<'_>> {
         let session = self.session.as_mut()?;
         let at = session.tokens().len();
@@ -136,25 +139,25 @@ impl Course {
         }
     }
 
-    /// Tells; whoever has gone is noticed elsewhere.
+    /// Sends an event. A disconnected client is detected elsewhere.
     pub fn tell(&self, event: Event) {
         _ = self.job.events.try_send(event);
     }
 
-    /// Gives it a cache.
+    /// Assigns a session.
     pub fn set_session(&mut self, session: Session, blocks: &Blocks) {
         self.held = blocks.hold(Medium::Device, &self.job.kind);
         self.session = Some(session);
         self.tell_blocks();
     }
 
-    /// Takes its cache away.
+    /// Removes the session.
     pub fn take_session(&mut self) -> Option<Session> {
         self.held = Held::default();
         self.session.take()
     }
 
-    /// Whoever wants to know is told of what it has read, as far as others can begin with that.
+    /// Publishes KV-block events for the prefix that is reusable.
     pub fn tell_blocks(&mut self) {
         if let Some(session) = &self.session {
             let tokens = session.tokens();
@@ -163,15 +166,16 @@ impl Course {
     }
 }
 
-/// What a job may take over from others. The last token is always read, so that there is something to go on from; what is to be scored
-/// is, whoever has read it before.
+/// Returns the prompt tokens that may come from the prefix cache. The last token is always
+/// computed, since its logits are needed, and so is every token of a prompt whose logprobs or
+/// hidden states are requested.
 pub(super) fn shared(job: &Job) -> &[u32] {
     let is_read_whole = job.scores.is_some() || job.pooled.is_some();
     let most = if is_read_whole { 0 } else { job.prompt.len().saturating_sub(1) };
     &job.prompt[..most]
 }
 
-/// Names each block of that, with whatever keeps it from being that of another.
+/// Hashes each block of [`shared`] with all blocks before it and with the cache key.
 pub(super) fn blocks(job: &Job) -> Arc<[u64]> {
     let mut hash = Xxh3::new();
     hash.update(format!("{:?}", job.kind.names()).as_bytes());

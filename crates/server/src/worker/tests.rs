@@ -1,4 +1,4 @@
-//! Claims about what those who wait are told.
+//! Claims about the events of a worker.
 
 use kvant::{DType, KvOptions, OpenOptions};
 use tokio::sync::mpsc::channel;
@@ -7,11 +7,11 @@ use super::*;
 use crate::Options;
 use crate::pool::Pool;
 
-/// Events that there is room for beside those that answers may tell at once.
+/// Channel capacity beside the events that answers may emit at once.
 const AHEAD: usize = 8;
 
 #[test]
-fn nothing_is_lost_on_whoever_listens_slowly_to_several_prompts() {
+fn a_slow_client_of_several_prompts_receives_every_event() {
     let (n_jobs, max_tokens) = (8, 40);
     let options = Options { n_ctx: Some(64), ..Options::new("pocket", KvOptions::symmetric(DType::Turbo3)) };
     let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
@@ -41,7 +41,7 @@ fn nothing_is_lost_on_whoever_listens_slowly_to_several_prompts() {
     drop(events);
     let mut n_said = vec![0; n_jobs];
     while let Some(event) = received.blocking_recv() {
-        // It says more than it listens to.
+        // Receives more slowly than the worker sends.
         std::thread::sleep(Duration::from_millis(2));
         match event {
             Event::Said(index, _) => n_said[index] += 1,

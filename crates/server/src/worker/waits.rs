@@ -1,19 +1,20 @@
-//! Sequences that do not go on with the others: nobody listens to them, or what they may say next is not known yet.
+//! Sequences that the batch runs without: their client applies backpressure, or their token mask is
+//! not ready.
 
 use std::time::{Duration, Instant};
 
 use super::{EVENTS_OF_ANSWER, Worker};
 use crate::scheduler::Id;
 
-/// Whoever does not listen for so long has gone.
+/// A client whose channel stays full for this long counts as disconnected.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Worker {
-    /// Lets go of those whom nobody waits for, and holds those back whom nobody listens to.
+    /// Cancels the sequences of disconnected clients and pauses those whose channel is full.
     pub(super) fn look_who_listens(&mut self) {
         let mut gone = Vec::new();
         for (&id, course) in &mut self.courses {
-            // All of them may have something to tell before it is looked again.
+            // Each answer of the channel may emit all its events before the next check.
             let is_heard = course.job.events.capacity() >= EVENTS_OF_ANSWER * course.job.n_together;
             if is_heard != course.unheard.is_none() {
                 course.unheard = (!is_heard).then(Instant::now);
@@ -30,7 +31,7 @@ impl Worker {
         }
     }
 
-    /// Goes on with those whose next tokens have become known. Whether any are not.
+    /// Resumes the sequences whose token masks are ready. Reports whether others still wait.
     pub(super) fn look_for_masks(&mut self) -> bool {
         let mut awaits = false;
         let mut ready = Vec::new();
@@ -48,7 +49,7 @@ impl Worker {
         awaits
     }
 
-    /// Holds a sequence back until its next tokens are known, or no longer.
+    /// Pauses a sequence until its token mask is ready, or resumes it.
     pub(super) fn await_mask(&mut self, id: Id, awaits: bool) {
         if let Some(course) = self.courses.get_mut(&id) {
             course.awaits_mask = awaits;

@@ -1,4 +1,5 @@
-//! What agents rely on: tool calls as their schemas have them, answers that go on, errors by name.
+//! Requirements of agents: tool calls that match their schemas, continued conversations, and named
+//! errors.
 
 use kvant_server::Options;
 use std::io::{Read as _, Write as _};
@@ -21,7 +22,7 @@ fn tools() -> Value {
 }
 
 #[test]
-fn a_call_that_is_asked_for_is_made_as_its_tool_describes_it() {
+fn a_required_call_matches_the_schema_of_its_tool() {
     let client = start(options());
     let is_sound = |call: &Value| {
         let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
@@ -47,7 +48,7 @@ fn a_call_that_is_asked_for_is_made_as_its_tool_describes_it() {
         let calls = choice["message"]["tool_calls"].as_array().unwrap();
         assert_eq!(calls.len(), 1);
         is_sound(&calls[0]);
-        // In a stream the same call comes, its arguments as they are written.
+        // A stream contains the same call, with its arguments in chunks.
         let chunks = client.stream("/v1/chat/completions", &with(body, json!({ "stream": true })));
         let told: Vec<&Value> = chunks
             .iter()
@@ -65,7 +66,7 @@ fn a_call_that_is_asked_for_is_made_as_its_tool_describes_it() {
         assert!(told.len() > 2 || calls[0]["function"]["name"] == "clock", "{chunks:?}");
         assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
     }
-    // A required call is one, however much the model would go on; more have to be asked for.
+    // A required call is a single one, even if the model would continue; several must be requested.
     let more = json!({ "tools": tools(), "ignore_eos": true, "max_tokens": 150 });
     let body = with(chat("How is it?"), more);
     let clock = json!({ "type": "function", "function": { "name": "clock" } });
@@ -84,7 +85,7 @@ fn a_call_that_is_asked_for_is_made_as_its_tool_describes_it() {
 }
 
 #[test]
-fn tools_are_told_to_the_model_and_calls_of_before_are_remembered() {
+fn the_prompt_contains_tools_and_earlier_calls() {
     let client = start(options());
     let conversation = json!({
         "messages": [
@@ -119,7 +120,7 @@ fn tools_are_told_to_the_model_and_calls_of_before_are_remembered() {
 }
 
 #[test]
-fn a_tool_whose_schema_cannot_be_held_takes_nothing_from_the_others() {
+fn an_unsupported_tool_schema_leaves_the_others_constrained() {
     let client = start(options());
     let odd = json!({ "type": "object", "properties": { "x": { "type": "array", "uniqueItems": true } } });
     let mut all = tools();
@@ -128,28 +129,28 @@ fn a_tool_whose_schema_cannot_be_held_takes_nothing_from_the_others() {
         .push(json!({ "type": "function", "function": { "name": "odd", "parameters": odd } }));
     let body = with(chat("How is it?"), json!({ "tools": all, "max_tokens": 4 }));
     let (status, answer) = client.post("/v1/chat/completions", &body);
-    let warning = "the arguments of the tool 'odd' are not held to all of their schema: \
-                   no answer can be held to uniqueItems at /properties/x";
+    let warning = "the arguments of the tool 'odd' are not constrained to all of their schema: \
+                   the schema cannot be enforced: uniqueItems at /properties/x";
     assert!(status == 200 && answer["warnings"] == json!([warning]), "{answer}");
     let chunks = client.stream("/v1/chat/completions", &with(body.clone(), json!({ "stream": true })));
     assert_eq!(chunks[0]["warnings"], answer["warnings"]);
     let (status, error) =
         client.post("/v1/chat/completions", &with(body, json!({ "tool_choice": "required" })));
     let message = error["error"]["message"].as_str().unwrap();
-    let words = "the arguments of the tool 'odd' cannot be held to their schema: \
-                 no answer can be held to uniqueItems at /properties/x";
+    let words = "the arguments of the tool 'odd' cannot be constrained to their schema: \
+                 the schema cannot be enforced: uniqueItems at /properties/x";
     assert!(status == 400 && message == words, "{error}");
-    // A format is a note, of which clients are told.
+    // An unsupported `format` is a note to the client.
     let schema = json!({ "type": "object", "properties": { "c": { "type": "string", "format": "color" } } });
     let format = json!({ "type": "json_schema", "json_schema": { "schema": schema } });
     let body = with(chat("x"), json!({ "response_format": format, "max_tokens": 2 }));
     let (status, answer) = client.post("/v1/chat/completions", &body);
-    let warning = "the answer is not held to format \"color\" at /properties/c";
+    let warning = "the answer is not constrained to format \"color\" at /properties/c";
     assert!(status == 200 && answer["warnings"] == json!([warning]), "{answer}");
 }
 
 #[test]
-fn a_call_that_is_required_goes_before_a_format_and_either_is_an_answer_where_it_is_not() {
+fn a_required_call_precedes_a_format_else_either_is_valid() {
     let client = start(options());
     let format = json!({ "type": "json_schema", "json_schema": { "schema": { "type": "object", "properties": { "ok": { "type": "boolean" } }, "required": ["ok"], "additionalProperties": false } } });
     let body = with(
@@ -169,7 +170,7 @@ fn a_call_that_is_required_goes_before_a_format_and_either_is_an_answer_where_it
 }
 
 #[test]
-fn errors_have_the_names_that_clients_look_for() {
+fn errors_have_the_codes_that_clients_check() {
     let client = start(Options { api_keys: vec!["secret".to_owned()], ..options() });
     let answer = client.raw("GET /slots HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
     assert!(answer.contains("\"code\":\"invalid_api_key\""), "{answer}");
@@ -181,7 +182,7 @@ fn errors_have_the_names_that_clients_look_for() {
 }
 
 #[test]
-fn whole_numbers_may_have_a_point_and_events_are_named_before_their_data() {
+fn integral_floats_are_accepted_and_event_names_come_first() {
     let client = start(options());
     let body = with(chat("x"), json!({ "max_tokens": 2.0, "top_k": 40.0, "seed": 1.0 }));
     let (status, answer) = client.post("/v1/chat/completions", &body);
@@ -211,7 +212,7 @@ fn the_assistants_last_message_is_continued() {
 }
 
 #[test]
-fn ollamas_clients_see_what_runs_and_are_told_what_cannot_be_changed() {
+fn ollama_lists_running_models_and_rejects_changes() {
     let client = start(options());
     let (_, tags) = client.get("/api/tags");
     let digest = tags["models"][0]["digest"].as_str().unwrap();
@@ -226,7 +227,7 @@ fn ollamas_clients_see_what_runs_and_are_told_what_cannot_be_changed() {
 }
 
 #[test]
-fn fields_that_change_an_answer_are_taken_or_refused_by_name() {
+fn fields_that_change_an_answer_are_applied_or_rejected() {
     let client = start(options());
     let ask = |more: Value| client.post("/v1/chat/completions", &with(chat(QUESTION), more));
     let text = |more: Value| {
@@ -282,7 +283,7 @@ fn fields_that_change_an_answer_are_taken_or_refused_by_name() {
     assert!(status == 200 && value["n"].is_i64(), "{answer}");
 }
 
-/// The status of an answer to a body with this encoding.
+/// Returns the status of a response to a body with this encoding.
 fn encoded(client: &Client, encoding: &str, body: &[u8]) -> (u16, String) {
     let mut stream = client.connect();
     let head = format!(
@@ -298,7 +299,7 @@ fn encoded(client: &Client, encoding: &str, body: &[u8]) -> (u16, String) {
 }
 
 #[test]
-fn a_body_may_be_packed_with_gzip_and_is_as_large_as_what_it_holds() {
+fn a_gzip_body_counts_with_its_decompressed_size() {
     let client = start(options());
     let packed = |bytes: &[u8]| {
         let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());

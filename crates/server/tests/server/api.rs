@@ -1,4 +1,5 @@
-//! docs/api.md says what becomes of each field: here its tables are held to the server.
+//! Checks the tables of docs/api.md, which document the treatment of each field, against the
+//! server.
 
 use std::path::Path;
 
@@ -6,16 +7,17 @@ use serde_json::{Value, json};
 
 use crate::client::*;
 
-/// A row of a table.
+/// Row of a table.
 struct Field {
     path: String,
     name: String,
-    /// The field and what has to stand beside it.
+    /// The field, and the fields it requires.
     example: Value,
     treatment: String,
 }
 
-/// Every row of the document. One heading may be of two paths with the same fields; the last is asked.
+/// Returns every row of the document. A heading may name two paths with the same fields; the last
+/// one is requested.
 fn documented() -> Vec<Field> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/api.md");
     let text = std::fs::read_to_string(file).unwrap();
@@ -35,7 +37,7 @@ fn documented() -> Vec<Field> {
     fields
 }
 
-/// A request that asks for little.
+/// Returns a minimal request.
 fn base(path: &str) -> Value {
     let messages = json!([{ "role": "user", "content": "Hi" }]);
     match path {
@@ -48,7 +50,7 @@ fn base(path: &str) -> Value {
     }
 }
 
-/// The body with these fields, of which `options.name` stands within `options`.
+/// Returns the body with these fields; `options.name` is a field of `options`.
 fn with_fields(body: &Value, fields: &Value) -> Value {
     let mut body = body.clone();
     for (name, value) in fields.as_object().unwrap() {
@@ -60,13 +62,13 @@ fn with_fields(body: &Value, fields: &Value) -> Value {
     body
 }
 
-/// A value of another kind than the example.
+/// Returns a value of another type than the example.
 fn wrong(example: &Value) -> Value {
     if example.is_object() || example.is_array() { json!(5) } else { json!({ "?": [] }) }
 }
 
 #[test]
-fn every_documented_field_is_taken_refused_or_ignored_as_the_document_says() {
+fn every_documented_field_is_treated_as_documented() {
     let client = start(options());
     let fields = documented();
     assert!(fields.len() > 150, "{}", fields.len());

@@ -1,4 +1,4 @@
-//! Texts as vectors, as clients of OpenAI, llama.cpp and ollama ask for them, and documents by how well they answer a query.
+//! Embeddings in the APIs of OpenAI, llama.cpp and ollama, and reranking.
 
 use crate::client::{Client, options, serve_model, start};
 use base64::Engine as _;
@@ -8,12 +8,12 @@ use kvant::{EmbedOptions, Gguf, Model, OpenOptions, Pooling};
 use kvant_server::Options;
 use serde_json::{Value, json};
 
-/// More than are in work at once, of many lengths.
+/// Returns more texts than are in progress at once, of many lengths.
 fn texts() -> Vec<String> {
     (0..70).map(|i| format!("Text {i}: {}", "a cat sleeps on the mat, ".repeat(i * i % 41))).collect()
 }
 
-/// What the library says of them with the cache of the server.
+/// Returns the embeddings by the library, with the KV types of the server.
 fn expected(texts: &[String], pooling: Option<Pooling>) -> Vec<Vec<f32>> {
     let model = Model::bundled(OpenOptions { n_threads: Some(2), ..Default::default() }).unwrap();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
@@ -39,18 +39,18 @@ fn embeddings(client: &Client, input: &Value) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn a_list_of_texts_has_the_vectors_that_the_library_gives_each() {
+fn a_list_of_texts_has_the_embeddings_of_the_library() {
     let (client, texts) = (start(options()), texts());
     let expected = expected(&texts, None);
     assert_eq!(embeddings(&client, &json!(texts)), expected);
     assert_eq!(embeddings(&client, &json!(texts[3])), expected[3..4]);
-    // As token numbers, one text and several.
+    // As token ids, one text and several.
     let tokens = |text: &String| {
         let body = json!({ "content": text, "add_special": true });
         ask(&client, "/tokenize", &body)["tokens"].clone()
     };
     assert_eq!(embeddings(&client, &tokens(&texts[5])), expected[5..6]);
-    // In parts, as models take them that see.
+    // In parts, as multimodal models accept them.
     let (first, rest) = texts[3].split_at(4);
     let part = |text: &str| json!({ "type": "text", "text": text });
     assert_eq!(embeddings(&client, &json!({ "content": [part(first), part(rest)] })), expected[3..4]);
@@ -65,13 +65,13 @@ fn a_list_of_texts_has_the_vectors_that_the_library_gives_each() {
             bytes.as_chunks::<4>().0.iter().map(|&value| f32::from_le_bytes(value)).collect();
         assert_eq!(values, *expected);
     }
-    // Nobody goes on from such a text: nothing of it stays.
+    // No request continues such a text, so it is not cached.
     let kv = client.get("/kv").1;
     assert_eq!((&kv["idle"], &kv["running"]), (&json!(0), &json!(0)), "{kv}");
 }
 
 #[test]
-fn other_apis_give_the_same_vectors() {
+fn other_apis_return_the_same_embeddings() {
     let (client, texts) = (start(options()), &texts()[..3]);
     let expected = expected(texts, None);
     let native = ask(&client, "/embedding", &json!({ "content": texts }));
@@ -84,7 +84,7 @@ fn other_apis_give_the_same_vectors() {
         let one = ask(&client, "/api/embeddings", &json!({ "model": "pocket", "prompt": texts[index] }));
         assert_eq!(numbers(&one["embedding"]), *expected);
     }
-    // As it comes, it points the same way.
+    // Without normalization the direction is the same.
     let raw = ask(&client, "/embeddings", &json!({ "input": texts[0], "embd_normalize": -1 }));
     let raw = numbers(&raw[0]["embedding"][0]);
     let length = raw.iter().map(|value| value * value).sum::<f32>().sqrt();
@@ -93,7 +93,7 @@ fn other_apis_give_the_same_vectors() {
 }
 
 #[test]
-fn the_server_may_say_how_states_become_a_vector_and_a_request_what_is_stored_and_how_many_values() {
+fn pooling_kv_type_and_dimensions_are_options() {
     let texts = &texts()[..2];
     let client = start(Options { pooling: Some(Pooling::Mean), ..options() });
     let mean = expected(texts, Some(Pooling::Mean));
@@ -109,9 +109,9 @@ fn the_server_may_say_how_states_become_a_vector_and_a_request_what_is_stored_an
     assert!(finer != mean[1] && cosine > 0.99, "{cosine}");
 }
 
-/// Texts are read beside an answer, and with memory for few of them: all is as ever.
+/// Texts are read beside an answer and with memory for few of them: the results do not change.
 #[test]
-fn vectors_and_answers_are_the_same_in_each_others_company_and_where_memory_is_short() {
+fn embeddings_and_answers_are_batch_invariant() {
     let texts = texts();
     let expected = expected(&texts, Some(Pooling::Mean));
     let options = || Options { pooling: Some(Pooling::Mean), n_waiting: 200, ..options() };
@@ -131,7 +131,7 @@ fn vectors_and_answers_are_the_same_in_each_others_company_and_where_memory_is_s
     }
 }
 
-/// The bundled model as one that scores: two of its rows are what it scores with.
+/// Turns the bundled model into a reranker: two rows of its table form the scoring head.
 fn scorer() -> Model {
     let file = Model::bundled_file().unwrap();
     let table = file.tensor("token_embd.weight").unwrap();
@@ -156,7 +156,7 @@ fn scorer() -> Model {
 }
 
 #[test]
-fn documents_are_told_best_first_with_the_scores_that_the_library_gives() {
+fn reranked_documents_have_the_scores_of_the_library() {
     let model = scorer();
     let documents = &texts()[..40];
     let borrowed: Vec<&str> = documents.iter().map(String::as_str).collect();
@@ -176,7 +176,7 @@ fn documents_are_told_best_first_with_the_scores_that_the_library_gives() {
         assert_eq!((*score, &result["document"]["text"]), (expected[index], &json!(documents[index])));
     }
     assert_eq!(answer["usage"]["prompt_tokens"], answer["usage"]["total_tokens"]);
-    // As TEI has it, and not all of them.
+    // TEI's format, limited to the best.
     let few = ask(&client, "/rerank", &json!({ "query": "Which text", "texts": documents, "top_n": 3 }));
     let of = |results: &Value, name: &str| {
         results.as_array().unwrap().iter().map(|r| r[name].clone()).collect::<Vec<_>>()
@@ -192,7 +192,7 @@ fn documents_are_told_best_first_with_the_scores_that_the_library_gives() {
         let (status, answer) = client.post("/v1/rerank", &body);
         assert!(status == 400 && answer.to_string().contains(why), "{answer}");
     }
-    // A model that was not made for it says so, and one that was has no vectors.
+    // A model that is no reranker reports that, and a reranker has no embeddings.
     let (status, answer) = start(options()).post("/v1/rerank", &json!({ "query": "x", "documents": ["y"] }));
     assert!(status == 400 && answer.to_string().contains("one that scores documents"), "{answer}");
     let (status, answer) = client.post("/v1/embeddings", &json!({ "input": "x" }));
@@ -200,7 +200,7 @@ fn documents_are_told_best_first_with_the_scores_that_the_library_gives() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_by_its_name() {
+fn invalid_embedding_fields_are_rejected_by_name() {
     let client = start(Options { n_ctx: Some(64), ..options() });
     let refused = [
         ("/v1/embeddings", json!({}), "input: expected a text"),
@@ -222,7 +222,7 @@ fn what_cannot_be_is_refused_by_its_name() {
             json!({ "input": ["x", "many words ".repeat(100)] }),
             "exceeds the available context size (64",
         ),
-        ("/v1/embeddings", json!({ "input": [[4_000_000_000u32]] }), "numbers of tokens that there are"),
+        ("/v1/embeddings", json!({ "input": [[4_000_000_000u32]] }), "numbers of tokens in the vocabulary"),
         ("/v1/embeddings", json!({ "input": "x", "kv_type": "q9" }), "kv_type"),
         ("/embedding", json!({ "content": "x", "embd_normalize": 1 }), "embd_normalize: expected 2"),
         ("/api/embeddings", json!({ "prompt": 3 }), "prompt: expected a text"),

@@ -1,4 +1,4 @@
-//! What routers are told is what the server need not read again.
+//! KV-block events report exactly the prefixes that the server has cached.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,13 +8,13 @@ use crate::client::{Client, options, start};
 use kvant_server::{KvEvent, KvEventSink, Medium, Options};
 use serde_json::{Value, json};
 
-/// Tokens of a block, and those after which blocks alone are enough to go on from.
+/// Tokens of a block, and the alignment at which blocks alone suffice to continue.
 const BLOCK: usize = 128;
 const BORDER: usize = 512;
 
 type Names = BTreeMap<(Medium, u64), (Option<u64>, Vec<u32>, Vec<String>)>;
 
-/// A router: it knows nothing but events.
+/// Router model that sees events only.
 #[derive(Clone, Default)]
 struct Router(Arc<Mutex<Names>>);
 
@@ -41,7 +41,8 @@ impl Router {
         })
     }
 
-    /// Tokens of `prompt` that are there, for requests with nothing else in common when `extra` is empty.
+    /// Returns the number of cached tokens of `prompt`; `extra` is empty for requests without
+    /// further keys.
     fn known(&self, medium: Medium, prompt: &[u32], extra: &[String]) -> usize {
         let names = self.0.lock().unwrap();
         let (mut parent, mut n) = (None, 0);
@@ -60,31 +61,33 @@ fn text(n: usize, seed: usize) -> Vec<u32> {
     (0..n).map(|i| ((i * 37 + seed * 11) % 400 + 50) as u32).collect()
 }
 
-/// Asks for one token, and returns how many tokens were there. Then the conversation lies on the shelf, and that has been told.
+/// Requests one token, and returns the number of cached tokens. Then the session is idle, and its
+/// events have been published.
 fn cached(client: &Client, prompt: &[u32], more: Value) -> usize {
     let mut body = json!({ "prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": true });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let (status, answer) = client.post("/v1/completions", &body);
     assert_eq!(status, 200, "{answer}");
-    // Whoever is answered next comes behind that, and has no whole block.
+    // The next request is processed afterwards, and has no whole block.
     let (status, next) = client.post("/v1/completions", &json!({ "prompt": [60], "max_tokens": 0 }));
     assert_eq!(status, 200, "{next}");
     answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap() as usize
 }
 
 #[test]
-fn a_router_knows_what_a_prompt_need_not_read() {
+fn events_report_the_cached_prefix_of_a_prompt() {
     let router = Router::default();
     let client = start(Options { kv_events: Some(router.sink()), ..options() });
     let known = |prompt: &[u32]| router.known(Medium::Device, prompt, &[]);
     let first = text(700, 1);
     assert_eq!((known(&first), cached(&client, &first, json!({}))), (0, 0));
     assert_eq!(known(&first), 700 / BLOCK * BLOCK);
-    // It goes on: the whole of it is there.
+    // A continuation is cached whole.
     let longer = [&first[..], &text(400, 2)].concat();
     assert_eq!((known(&longer), cached(&client, &longer, json!({}))), (640, 700));
     assert_eq!(known(&longer), 1100 / BLOCK * BLOCK);
-    // Others part from it: what is there up to the last border is taken over, at least.
+    // Other prompts diverge from it: at least the prefix up to the last alignment boundary is
+    // reused.
     for at in [300, 520, 1050] {
         let parting = [&longer[..at], &text(200, 3)].concat();
         let (told, found) = (known(&parting), cached(&client, &parting, json!({})));
@@ -96,7 +99,7 @@ fn a_router_knows_what_a_prompt_need_not_read() {
 }
 
 #[test]
-fn blocks_of_those_who_still_read_are_told_up_to_the_last_border() {
+fn prefill_publishes_blocks_up_to_the_last_alignment() {
     let router = Router::default();
     let client = start(Options { kv_events: Some(router.sink()), ..options() });
     let prompt = text(BORDER + 200, 4);
@@ -111,7 +114,7 @@ fn blocks_of_those_who_still_read_are_told_up_to_the_last_border() {
 }
 
 #[test]
-fn what_is_let_go_of_is_told_and_what_goes_to_disk_is_found_after_a_restart() {
+fn evictions_are_published_and_disk_blocks_after_a_restart() {
     let folder = std::env::temp_dir().join(format!("kvant-events-{}", std::process::id()));
     _ = fs::remove_dir_all(&folder);
     let disk = Some((folder.clone(), 1 << 30));
@@ -127,7 +130,7 @@ fn what_is_let_go_of_is_told_and_what_goes_to_disk_is_found_after_a_restart() {
     assert_eq!((known(&router, Medium::Device, 3), known(&router, Medium::Disk, 3)), (512, 0));
     let again = Router::default();
     let client = start(Options { kv_events: Some(again.sink()), kv_disk: disk, ..options() });
-    // What was found is told before the first answer.
+    // Restored blocks are published before the first answer.
     cached(&client, &text(300, 9), json!({}));
     assert_eq!((known(&again, Medium::Device, 0), known(&again, Medium::Disk, 0)), (0, 512));
     assert!(cached(&client, &text(650, 0), json!({})) >= 512);
@@ -136,7 +139,7 @@ fn what_is_let_go_of_is_told_and_what_goes_to_disk_is_found_after_a_restart() {
 }
 
 #[test]
-fn what_waits_in_memory_is_told_until_it_is_on_the_device_again() {
+fn blocks_in_memory_are_published_until_restored() {
     let router = Router::default();
     let few = Options { kv_budget: 1 << 20, kv_ram: 64 << 20, ..options() };
     let client = start(Options { kv_events: Some(router.sink()), ..few });
@@ -151,7 +154,7 @@ fn what_waits_in_memory_is_told_until_it_is_on_the_device_again() {
 }
 
 #[test]
-fn blocks_of_keys_and_of_other_types_are_not_those_of_everybody() {
+fn blocks_of_api_keys_and_other_types_have_extra_keys() {
     let (open, closed) = (Router::default(), Router::default());
     let client = start(Options { kv_events: Some(open.sink()), ..options() });
     let prompt = text(300, 5);

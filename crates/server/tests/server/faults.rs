@@ -1,4 +1,4 @@
-//! What goes wrong outside the server: slow, hostile and vanishing clients, a full disk, and an end at the worst moment.
+//! External faults: slow, hostile and disconnecting clients, a full disk, and a kill during a save.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -12,7 +12,7 @@ use kvant::{Model, OpenOptions};
 use kvant_server::{Options, serve};
 use serde_json::{Value, json};
 
-/// A prompt of about so many tokens, another one for each seed.
+/// Returns a prompt of about `n` tokens, different for each seed.
 fn long(n: usize, seed: usize) -> String {
     (0..n / 7).map(|i| format!("{} is a number. ", (i * 31 + seed * 7) % 97)).collect()
 }
@@ -22,14 +22,14 @@ fn text(answer: &Value) -> &str {
 }
 
 #[test]
-fn a_head_that_never_ends_is_cut_off() {
+fn a_head_that_never_ends_is_closed() {
     let client = start(options());
     let mut slow = client.connect();
     slow.write_all(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n").unwrap();
     let began = Instant::now();
     let mut writer = slow.try_clone().unwrap();
     let drip = std::thread::spawn(move || {
-        // Until it is hung up on.
+        // Until the server closes the connection.
         while began.elapsed() < Duration::from_secs(60) && writer.write_all(b"X-A: b\r\n").is_ok() {
             std::thread::sleep(Duration::from_millis(500));
         }
@@ -42,7 +42,7 @@ fn a_head_that_never_ends_is_cut_off() {
 }
 
 #[test]
-fn a_body_that_is_too_large_is_refused_and_nothing_of_it_kept() {
+fn a_body_that_is_too_large_is_refused_and_freed() {
     let client = start(options());
     let mut stream = client.connect();
     let n = 100 << 20;
@@ -57,7 +57,7 @@ fn a_body_that_is_too_large_is_refused_and_nothing_of_it_kept() {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 413") && answer.contains("104857600 bytes"), "{answer}");
-    // One that does not say how large it will be.
+    // Chunked: the size is not announced.
     let mut stream = client.connect();
     let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n";
     stream.write_all(head.as_bytes()).unwrap();
@@ -68,13 +68,13 @@ fn a_body_that_is_too_large_is_refused_and_nothing_of_it_kept() {
     }
     let mut answer = Vec::new();
     _ = stream.read_to_end(&mut answer);
-    // Whoever goes on sending may not hear why.
+    // A client that keeps sending may not receive the reason.
     let answer = String::from_utf8_lossy(&answer);
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 413"), "{answer}");
     assert_eq!(client.get("/health").0, 200);
 }
 
-/// Changes bytes here and there, and cuts.
+/// Mutates and truncates bytes.
 struct Changes(u64);
 
 impl Changes {
@@ -116,7 +116,7 @@ impl Changes {
 }
 
 #[test]
-fn of_a_thousand_malformed_requests_none_breaks_anything() {
+fn a_thousand_malformed_requests_break_nothing() {
     let client = start(Options { n_ctx: Some(64), ..options() });
     let messages = json!([{ "role": "user", "content": "Hi" }]);
     let schema = json!({ "type": "object", "properties": { "a": { "type": "integer" } } });
@@ -163,7 +163,7 @@ fn of_a_thousand_malformed_requests_none_breaks_anything() {
             body.len()
         )
         .into_bytes();
-        // Some are no HTTP either.
+        // Some are not HTTP either.
         if i % 10 == 9 {
             head = changes.change(&String::from_utf8(head).unwrap());
         }
@@ -191,7 +191,7 @@ fn of_a_thousand_malformed_requests_none_breaks_anything() {
 }
 
 #[test]
-fn of_two_identical_requests_at_once_the_prompt_is_read_once() {
+fn two_identical_requests_at_once_read_the_prompt_once() {
     let client = start(options());
     let body = json!({ "prompt": long(1400, 1), "max_tokens": 8, "temperature": 0 });
     let answers: Vec<Value> = std::thread::scope(|scope| {
@@ -203,16 +203,16 @@ fn of_two_identical_requests_at_once_the_prompt_is_read_once() {
     let n = usage(&answers[0], "prompt_tokens");
     let metrics = client.get_text("/metrics");
     let read = metrics.lines().find_map(|line| line.strip_prefix("vllm:prompt_tokens_total ")).unwrap();
-    // The second reads the last token.
+    // The second one reads the last token.
     assert_eq!(read.parse::<u64>().unwrap(), n + 1);
 }
 
-/// A server in a process of its own, which can be killed: this test, run again by the tests below.
+/// A server in its own process that can be killed: this test, run again by the tests below.
 #[test]
 fn a_server_for_other_tests() {
     let Some(folder) = std::env::var_os("KVANT_TEST_FOLDER").map(PathBuf::from) else { return };
     let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
-    // No more than two of the conversations below: the others go to the disk.
+    // Room for two of the conversations below: the others move to disk.
     let options = Options { kv_budget: 1 << 20, kv_disk: Some((folder.clone(), 1 << 30)), ..options() };
     serve(model, options, |address| {
         fs::write(folder.with_extension("address"), address.to_string()).unwrap()
@@ -226,7 +226,7 @@ struct Process {
 }
 
 impl Process {
-    /// Starts one, behind shell commands that say what it may do.
+    /// Starts a process, after shell commands that set its limits.
     fn start(folder: &Path, limits: &str) -> Self {
         let told = folder.with_extension("address");
         _ = fs::remove_file(&told);
@@ -263,7 +263,7 @@ impl Process {
         )
     }
 
-    /// Ends it by a signal and returns how it ended.
+    /// Ends it by a signal and returns its exit status.
     fn end(mut self, signal: &str) -> std::process::ExitStatus {
         assert!(
             Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap().success()
@@ -278,10 +278,10 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// Whatever it was just writing.
+/// At any point of a write.
 #[cfg(unix)]
 #[test]
-fn a_server_that_is_killed_in_a_save_finds_what_was_whole_when_it_comes_back() {
+fn after_a_kill_during_a_save_only_whole_files_are_used() {
     let folder = folder("killed");
     let alone = start(options());
     let expected: Vec<String> = (0..6)
@@ -298,7 +298,7 @@ fn a_server_that_is_killed_in_a_save_finds_what_was_whole_when_it_comes_back() {
             assert_eq!(said, *expected, "round {round}, {seed}");
             n_found += usize::from(round > 0 && cached > 512);
         }
-        // Others are on their way, and with them what they push out to the disk.
+        // Other requests are in progress, and evict sessions to disk.
         let sent: Vec<_> = (0..4)
             .map(|i| {
                 server
@@ -312,7 +312,7 @@ fn a_server_that_is_killed_in_a_save_finds_what_was_whole_when_it_comes_back() {
     }
     assert!(n_found > 0, "nothing came back from the disk");
     let server = Process::start(&folder, "");
-    // Told to end, it puts away what it has, and leaves nothing half-done.
+    // On SIGTERM it saves its sessions, and leaves no partial file.
     assert!(server.end("-TERM").success());
     let names = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let names: Vec<String> = names.collect();
@@ -322,9 +322,9 @@ fn a_server_that_is_killed_in_a_save_finds_what_was_whole_when_it_comes_back() {
 
 #[cfg(unix)]
 #[test]
-fn where_the_disk_is_full_answers_go_on_and_nothing_half_written_stays() {
+fn a_full_disk_stops_no_answer_and_leaves_no_partial_file() {
     let folder = folder("full");
-    // Files of 64 KiB at most; who writes more is sent a signal that ends a process.
+    // Files of 64 KiB at most; a larger write raises a signal that ends a process by default.
     let server = Process::start(&folder, "ulimit -f 64;");
     let first: Vec<String> = (0..5).map(|seed| server.ask(seed).0).collect();
     let again: Vec<String> = (0..5).map(|seed| server.ask(seed).0).collect();
@@ -334,10 +334,10 @@ fn where_the_disk_is_full_answers_go_on_and_nothing_half_written_stays() {
     fs::remove_dir_all(&folder).unwrap();
 }
 
-/// Also while a client's grammar keeps threads busy, whether the client is there or not.
+/// Also while a client's grammar occupies threads, with the client connected or not.
 #[cfg(unix)]
 #[test]
-fn a_server_that_is_told_to_end_does_so_whatever_its_threads_do() {
+fn a_shutdown_completes_while_threads_are_busy() {
     let folder = folder("ends");
     for is_there in [true, false] {
         let server = Process::start(&folder, "");
@@ -356,7 +356,7 @@ fn a_server_that_is_told_to_end_does_so_whatever_its_threads_do() {
         assert!(server.end("-TERM").success());
         assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
         drop(sent);
-        // What was said before has been put away.
+        // The earlier conversation has been saved.
         let server = Process::start(&folder, "");
         let (again, cached) = server.ask(1);
         assert!(again == answer && cached > 512, "{cached}");
@@ -365,10 +365,10 @@ fn a_server_that_is_told_to_end_does_so_whatever_its_threads_do() {
     fs::remove_dir_all(&folder).unwrap();
 }
 
-/// Bodies that are many times as large once they are read.
+/// Bodies that are many times as large once parsed.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_large_body_takes_little_memory_and_gives_it_back() {
+fn a_large_body_takes_little_memory_and_frees_it() {
     let folder = folder("memory");
     let server = Process::start(&folder, "");
     server.ask(1);
@@ -388,7 +388,7 @@ fn a_large_body_takes_little_memory_and_gives_it_back() {
         assert!([400, 413].contains(&status), "{status} {answer}");
     }
     let (peak, after) = (bytes("VmHWM:") - before, bytes("VmRSS:").saturating_sub(before));
-    // Four times and more as much where all values were made.
+    // At least four times as much if all values were created.
     assert!(peak < 512 << 20 && after < 256 << 20, "{peak} at most, {after} after");
     assert!(server.end("-TERM").success());
     fs::remove_dir_all(&folder).unwrap();

@@ -1,4 +1,4 @@
-//! Several models, names of requests, and pages of others.
+//! Several models, request ids, and web pages of other origins.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use kvant::{DType, KvOptions, Model, OpenOptions, SamplerParams};
 use kvant_server::{Offer, Opened, Options};
 use serde_json::{Value, json};
 
-/// The bundled model by another name, and how often it has been loaded.
+/// Returns the bundled model under another name, and a counter of its loads.
 fn offer(name: &str, bytes: u64) -> (Offer, Arc<AtomicUsize>) {
     let loads = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&loads);
@@ -27,7 +27,7 @@ fn ask(model: &str) -> Value {
 }
 
 #[test]
-fn a_model_is_loaded_when_it_is_asked_for_and_makes_room_for_another() {
+fn models_are_loaded_on_demand_and_evicted_for_others() {
     let own = Model::bundled(OpenOptions::default()).unwrap().weight_bytes() as u64;
     let (second, n_second) = offer("second", own);
     let (third, n_third) = offer("third", own);
@@ -50,7 +50,7 @@ fn a_model_is_loaded_when_it_is_asked_for_and_makes_room_for_another() {
     let second = text("second");
     assert_eq!((loads(), text("second")), ([1, 0], second.clone()));
     assert_eq!(client.get("/v1/models/second").1["status"]["value"], "loaded");
-    // Each draws in its own way, until a request says otherwise.
+    // Each model has its own sampling defaults, which a request overrides.
     let (_, drawn) = client.post(
         "/v1/completions",
         &json!({ "model": "second", "prompt": "Once upon a time", "max_tokens": 6 }),
@@ -74,7 +74,7 @@ fn a_model_is_loaded_when_it_is_asked_for_and_makes_room_for_another() {
     assert_eq!((status, n_huge.load(Ordering::Relaxed)), (503, 0), "{error}");
 }
 
-/// Both are asked for at once while both do not fit: one waits for no more than the other's answer.
+/// Both models are requested at once while only one fits: one waits at most for the other's answer.
 #[test]
 fn a_model_that_is_in_use_is_not_unloaded() {
     let own = Model::bundled(OpenOptions::default()).unwrap().weight_bytes() as u64;
@@ -109,7 +109,7 @@ fn two_requests_at_once_load_a_model_once() {
 }
 
 #[test]
-fn a_request_has_a_name_that_its_answer_tells() {
+fn a_response_carries_the_request_id() {
     let client = start(options());
     let head = |named: &str| {
         client.raw(&format!("GET /health HTTP/1.1\r\nHost: localhost\r\n{named}Connection: close\r\n\r\n"))
@@ -121,7 +121,7 @@ fn a_request_has_a_name_that_its_answer_tells() {
     assert_eq!(name(&head("X-Request-Id: mine-17\r\n")), "mine-17");
     let own = name(&head(""));
     assert!(own.starts_with("req_") && own != name(&head("")), "{own}");
-    // What could be mistaken for something else in a log is not taken over.
+    // Ids that could be misread in a log are replaced.
     assert!(name(&head("X-Request-Id: two words\r\n")).starts_with("req_"));
     assert!(name(&head(&format!("X-Request-Id: {}\r\n", "x".repeat(200)))).starts_with("req_"));
     let missing = client
@@ -130,7 +130,7 @@ fn a_request_has_a_name_that_its_answer_tells() {
 }
 
 #[test]
-fn only_pages_that_were_let_in_may_send_requests() {
+fn only_pages_of_allowed_origins_may_send_requests() {
     let preflight = |origin: &str| {
         format!(
             "OPTIONS /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nOrigin: {origin}\r\nConnection: close\r\n\
@@ -148,7 +148,7 @@ fn only_pages_that_were_let_in_may_send_requests() {
     let keys = vec!["secret".to_owned()];
     let origins = vec!["https://chat.example".to_owned()];
     let some = start(Options { origins, api_keys: keys, ..options() });
-    // A browser asks first, without the key.
+    // A browser's preflight carries no key.
     let head = some.raw(&preflight("https://chat.example"));
     assert!(
         head.starts_with("HTTP/1.1 200") && head.contains("access-control-allow-headers: authorization"),
@@ -161,7 +161,7 @@ fn only_pages_that_were_let_in_may_send_requests() {
 }
 
 #[test]
-fn what_is_no_origin_and_no_host_is_refused_by_its_name() {
+fn invalid_origins_and_hosts_are_rejected_by_name() {
     let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
     for origin in ["chat.example", "https://", "https://a/b", "https://*.example"] {
         let options = Options { origins: vec![origin.to_owned()], ..options() };

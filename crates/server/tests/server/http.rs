@@ -1,4 +1,4 @@
-//! The server as a client sees it: the bundled model on a port of its own.
+//! The bundled model behind HTTP, as a client sees it.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -23,13 +23,13 @@ fn content(answer: &Value) -> &str {
     answer["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("{answer}"))
 }
 
-/// A prompt of about so many tokens.
+/// Returns a prompt of about `n` tokens.
 pub fn long(n: usize) -> String {
     (0..n / 7).map(|i| format!("{} is a number. ", i % 97)).collect()
 }
 
 #[test]
-fn a_question_is_answered_at_once_or_piece_by_piece_with_the_same_words() {
+fn streamed_and_whole_answers_are_equal() {
     let client = start(options());
     let (status, whole) = client.post("/v1/chat/completions", &chat(QUESTION));
     assert_eq!(status, 200, "{whole}");
@@ -47,14 +47,14 @@ fn a_question_is_answered_at_once_or_piece_by_piece_with_the_same_words() {
     assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
     let last = chunks.last().unwrap();
     assert_eq!(last["usage"]["completion_tokens"], usage["completion_tokens"]);
-    // All but the last token of the prompt were there.
+    // All but the last token of the prompt were cached.
     let cached = last["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
     assert_eq!(cached.map(|n| n + 1), usage["prompt_tokens"].as_u64());
 }
 
-/// Whatever else is asked at the same time, in whatever KV type.
+/// For any concurrent requests, and any KV type.
 #[test]
-fn many_at_once_say_what_each_says_alone() {
+fn concurrent_answers_equal_lone_answers() {
     let questions: Vec<String> =
         (0..12).map(|i| format!("{} What is the capital of country {}?", long(40 * i), i % 5)).collect();
     let ask = |client: &Client, question: &str| {
@@ -75,7 +75,7 @@ fn many_at_once_say_what_each_says_alone() {
 }
 
 #[test]
-fn whoever_had_to_give_memory_away_for_a_while_says_the_same() {
+fn preempted_sequences_give_the_same_answers() {
     let ask = |client: &Client, i: usize| {
         let body = json!({ "prompt": format!("Story {i}:"), "max_tokens": 300, "ignore_eos": true, "temperature": 0 });
         let (status, answer) = client.post("/v1/completions", &body);
@@ -94,11 +94,11 @@ fn whoever_had_to_give_memory_away_for_a_while_says_the_same() {
     });
     let metrics = few.get_text("/metrics");
     let parked = metrics.lines().find_map(|line| line.strip_prefix("vllm:num_preemptions_total ")).unwrap();
-    assert!(parked.parse::<usize>().unwrap() > 0, "nobody was parked");
+    assert!(parked.parse::<usize>().unwrap() > 0, "no sequence was preempted");
 }
 
 #[test]
-fn several_answers_differ_by_their_seeds_and_the_same_seed_says_the_same() {
+fn answers_differ_by_seed_and_equal_seeds_reproduce_them() {
     let client = start(options());
     let body = json!({ "prompt": "The", "n": 4, "max_tokens": 12, "temperature": 1.5, "seed": 5 });
     let texts = |body: &Value| -> Vec<String> {
@@ -114,7 +114,7 @@ fn several_answers_differ_by_their_seeds_and_the_same_seed_says_the_same() {
     assert_eq!(texts(&body), four);
     // The third answer has the third seed.
     assert_eq!(texts(&with(body, json!({ "n": 1, "seed": 7 }))), [four[2].clone()]);
-    // Where none is named, answers of a list and of one request after another share none.
+    // Without an explicit seed, answers of a list and of consecutive requests have different seeds.
     let list = json!({ "prompt": ["The", "The", "The"], "n": 2, "max_tokens": 12, "temperature": 1.5 });
     let mut all = [texts(&list), texts(&list)].concat();
     all.sort();
@@ -122,7 +122,7 @@ fn several_answers_differ_by_their_seeds_and_the_same_seed_says_the_same() {
     assert_eq!(all.len(), 12, "{all:?}");
     let same = texts(&with(list.clone(), json!({ "seed": 5 })));
     assert_eq!([&same[..2], &same[2..4], &same[4..]], [&four[..2]; 3]);
-    // The seed that is told of an answer says it again.
+    // The reported seed reproduces an answer.
     for more in [json!({}), json!({ "seed": 5 })] {
         let (_, told) = client.post("/completion", &with(list.clone(), more));
         let answer = &told[3];
@@ -146,7 +146,7 @@ fn several_prompts_have_their_answers_in_order() {
     assert_eq!(texts(&one(json!(["Once upon a time", "The sky is"]))), [first[0].clone(), second[0].clone()]);
     let (_, tokens) = client.post("/tokenize", &json!({ "content": "The sky is", "add_special": true }));
     assert_eq!(texts(&one(tokens["tokens"].clone())), second);
-    // The first are answered while the last are still on their way.
+    // The first prompts are answered while the last are still being submitted.
     for _ in 0..5 {
         let many = texts(&one(json!(vec!["The sky is"; 12])));
         assert!(many.len() == 12 && many.iter().all(|text| *text == second[0]));
@@ -154,7 +154,7 @@ fn several_prompts_have_their_answers_in_order() {
 }
 
 #[test]
-fn an_answer_stops_where_it_is_told_to() {
+fn an_answer_stops_at_its_stop_conditions() {
     let client = start(options());
     let (_, whole) = client.post("/v1/chat/completions", &chat(QUESTION));
     let text = content(&whole);
@@ -171,7 +171,7 @@ fn an_answer_stops_where_it_is_told_to() {
 }
 
 #[test]
-fn likelihoods_are_those_of_the_tokens_and_a_bias_moves_them() {
+fn logprobs_belong_to_the_tokens_and_a_bias_shifts_them() {
     let client = start(options());
     let asked = json!({ "logprobs": true, "top_logprobs": 3, "max_tokens": 4 });
     let (_, answer) = client.post("/v1/chat/completions", &with(chat(QUESTION), asked.clone()));
@@ -179,7 +179,7 @@ fn likelihoods_are_those_of_the_tokens_and_a_bias_moves_them() {
     assert_eq!(tokens.len(), 4);
     for token in tokens {
         let top = token["top_logprobs"].as_array().unwrap();
-        // Greedy: the likeliest is what is said.
+        // Greedy: the most probable token is generated.
         assert_eq!((top.len(), &top[0]["token"]), (3, &token["token"]));
         assert!(top[0]["logprob"].as_f64() > top[1]["logprob"].as_f64());
         assert!(token["logprob"].as_f64().unwrap() <= 0.0);
@@ -191,7 +191,7 @@ fn likelihoods_are_those_of_the_tokens_and_a_bias_moves_them() {
 }
 
 #[test]
-fn what_is_stopped_at_has_no_likelihoods() {
+fn stop_strings_have_no_logprobs() {
     let client = start(options());
     let of = |answer: &Value| {
         let choice = &answer["choices"][0];
@@ -202,7 +202,7 @@ fn what_is_stopped_at_has_no_likelihoods() {
     let asked = with(chat(QUESTION), json!({ "logprobs": true, "max_tokens": 12, "temperature": 0 }));
     let (whole, content, all) = of(&client.post("/v1/chat/completions", &asked).1);
     assert_eq!(whole, content);
-    // From within a token of the middle on, to the end of the one after it.
+    // From within a token of the middle to the end of the next one.
     let middle = all.iter().position(|token| token["token"].as_str().unwrap().len() > 2).unwrap().max(1);
     let stop: String = all[middle..middle + 2].iter().map(|token| token["token"].as_str().unwrap()).collect();
     let asked = with(asked, json!({ "stop": stop[1..] }));
@@ -215,7 +215,7 @@ fn what_is_stopped_at_has_no_likelihoods() {
 }
 
 #[test]
-fn an_answer_has_the_form_that_was_asked_for() {
+fn structured_output_matches_its_format() {
     let client = start(options());
     let schema = json!({
         "type": "object",
@@ -249,7 +249,7 @@ fn an_answer_has_the_form_that_was_asked_for() {
 }
 
 #[test]
-fn a_beginning_that_was_read_is_not_read_again_by_whoever_has_the_same_key() {
+fn a_prefix_is_cached_per_api_key() {
     let keys = vec!["one".to_owned(), "two".to_owned()];
     let client = start(kvant_server::Options { api_keys: keys, ..options() });
     let shared = long(600);
@@ -261,7 +261,7 @@ fn a_beginning_that_was_read_is_not_read_again_by_whoever_has_the_same_key() {
     };
     assert_eq!(ask("one", "What is it?"), 0);
     assert!(ask("one", "Why is it?") >= 512);
-    // Nobody finds out what others have said.
+    // No key observes what others have cached.
     assert_eq!(ask("two", "What is it?"), 0);
     let (status, error) = client.with_key("three").post("/v1/chat/completions", &chat(QUESTION));
     assert_eq!((status, &error["error"]["type"]), (401, &json!("authentication_error")));
@@ -269,7 +269,7 @@ fn a_beginning_that_was_read_is_not_read_again_by_whoever_has_the_same_key() {
 }
 
 #[test]
-fn where_prompts_part_is_remembered_to_the_token() {
+fn branches_of_prompts_are_cached_to_the_token() {
     let begin = long(900);
     let ask = |client: &Client, end: &str| {
         let prompt = format!("{begin}{end}");
@@ -283,7 +283,8 @@ fn where_prompts_part_is_remembered_to_the_token() {
     let ends = ["Then who came?", "After that all went home.", "So what? said the bird."];
     let alone = ends.map(|end| ask(&start(options()), end));
     let whole = alone.iter().map(|(_, read)| *read).max().unwrap();
-    // At once, and one after the other: only the second one, which finds out where they part, reads more than its own end.
+    // Concurrent and sequential requests: only the second one, which reveals the branch, reads more
+    // than its own suffix.
     let together = start(options());
     let together = std::thread::scope(|scope| {
         let asked = ends.map(|end| scope.spawn(|| ask(&together, end)));
@@ -316,7 +317,7 @@ fn another_kv_type_answers_in_fewer_bytes() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_in_a_line_that_names_it() {
+fn invalid_requests_are_rejected_with_one_line() {
     let client = start(kvant_server::Options { n_ctx: Some(128), ..options() });
     for (path, body, words) in [
         ("/v1/chat/completions", json!({}), "messages"),
@@ -353,7 +354,7 @@ fn what_makes_no_sense_is_refused_in_a_line_that_names_it() {
             "{body}: {status} {error}"
         );
     }
-    // A conversation that is too long is never cut.
+    // A conversation that is too long is not truncated.
     let (status, error) = client.post("/v1/chat/completions", &chat(&long(400)));
     let error = &error["error"];
     assert_eq!(
@@ -361,7 +362,7 @@ fn what_makes_no_sense_is_refused_in_a_line_that_names_it() {
         (400, &json!("exceed_context_size_error"), &json!(128))
     );
     assert!(error["n_prompt_tokens"].as_u64().unwrap() > 128);
-    // And one that becomes it ends.
+    // One that reaches the limit ends.
     let (_, full) = client.post("/v1/completions", &json!({ "prompt": "x", "ignore_eos": true }));
     assert_eq!(full["choices"][0]["finish_reason"], "length");
     assert_eq!(full["usage"]["total_tokens"], 129);
@@ -373,7 +374,7 @@ fn what_makes_no_sense_is_refused_in_a_line_that_names_it() {
 }
 
 #[test]
-fn whoever_goes_away_frees_what_was_held() {
+fn a_disconnected_client_frees_its_resources() {
     let client = start(options());
     for stream in [true, false] {
         let body = with(chat(&long(1500)), json!({ "stream": stream, "ignore_eos": true }));
@@ -388,7 +389,7 @@ fn whoever_goes_away_frees_what_was_held() {
 }
 
 #[test]
-fn a_full_queue_says_when_to_come_again() {
+fn a_full_queue_returns_a_retry_time() {
     let client = start(kvant_server::Options { n_running: 1, n_waiting: 1, ..options() });
     let slow = with(chat("Tell me a story."), json!({ "ignore_eos": true, "stream": true }));
     let first = client.send("/v1/chat/completions", &slow);
@@ -403,7 +404,7 @@ fn a_full_queue_says_when_to_come_again() {
 }
 
 #[test]
-fn the_server_tells_how_it_is() {
+fn health_models_metrics_and_kv_are_reported() {
     let client = start(options());
     assert_eq!(client.get("/health"), (200, json!({ "status": "ok" })));
     let (_, models) = client.get("/v1/models");
@@ -432,7 +433,7 @@ fn the_server_tells_how_it_is() {
 }
 
 #[test]
-fn anthropics_clients_are_answered_in_their_own_words() {
+fn anthropic_requests_have_anthropic_responses() {
     let client = start(options());
     let ask = json!({ "model": "any", "max_tokens": 40, "temperature": 0, "system": [{ "type": "text", "text": "x-anthropic-billing-header: 17" }], "messages": [{ "role": "user", "content": [{ "type": "text", "text": QUESTION }] }] });
     let (status, answer) = client.post("/v1/messages", &ask);
@@ -447,7 +448,7 @@ fn anthropics_clients_are_answered_in_their_own_words() {
     assert!(events.iter().all(|(name, data)| data["type"] == **name));
     let said: String = events.iter().filter_map(|(_, data)| data["delta"]["text"].as_str()).collect();
     assert_eq!(said, text);
-    // The prompt is known by now, and both ends of a stream say so.
+    // The prompt is cached by now, and both ends of a stream report it.
     let usage_of = |at: usize, usage: &Value| {
         assert!(usage["cache_read_input_tokens"].as_u64().unwrap() > 0, "{at}: {usage}");
         [usage["input_tokens"].clone(), usage["cache_read_input_tokens"].clone()]
@@ -479,7 +480,7 @@ fn anthropics_clients_are_answered_in_their_own_words() {
 }
 
 #[test]
-fn responses_are_given_as_the_newer_api_has_them() {
+fn the_responses_api_streams_its_events() {
     let client = start(options());
     let ask = json!({ "model": "any", "input": QUESTION, "temperature": 0, "max_output_tokens": 40 });
     let (status, answer) = client.post("/v1/responses", &ask);

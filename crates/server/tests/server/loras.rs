@@ -1,4 +1,4 @@
-//! Adapters: how much of each an answer is made with.
+//! LoRA scales of requests.
 
 use std::sync::Arc;
 
@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 const PROMPT: &str = "The capital of France is";
 
-/// An adapter of rank 1 that changes what leaves every feed-forward layer, by numbers that `number` gives.
+/// Creates an adapter of rank 1 that changes the output of every feed-forward layer by the values
+/// of `number`.
 fn adapter(model: &Gguf, number: impl Fn(usize) -> f32) -> Vec<u8> {
     let mut writer = GgufWriter::new();
     writer.set("general.type", "adapter").unwrap();
@@ -35,13 +36,13 @@ fn adapter(model: &Gguf, number: impl Fn(usize) -> f32) -> Vec<u8> {
     bytes
 }
 
-/// Two of them.
+/// Creates two adapters.
 fn waves() -> [Vec<u8>; 2] {
     let gguf = Model::bundled_file().unwrap();
     [0.7, 1.3].map(|step| adapter(&gguf, |i| 0.2 * (i as f32 * step).sin()))
 }
 
-/// A server of the bundled model with two adapters of these strengths.
+/// Starts a server of the bundled model with two adapters of these scales.
 fn start_with(files: [Gguf; 2], strengths: [f32; 2], options: Options) -> Client {
     let loras = files.into_iter().zip(strengths);
     let loras = loras.map(|(file, strength)| LoraFile::new(file, strength)).collect();
@@ -53,7 +54,7 @@ fn start(strengths: [f32; 2]) -> Client {
     start_with(waves().map(|bytes| Gguf::from_bytes(bytes).unwrap()), strengths, options())
 }
 
-/// The likeliest answer, and how likely its tokens are.
+/// Returns the greedy answer with its logprobs.
 fn answer(client: &Client, lora: &Value) -> Value {
     let body = json!({ "prompt": PROMPT, "lora": lora, "max_tokens": 12, "temperature": 0, "logprobs": 3 });
     let (status, answer) = client.post("/v1/completions", &body);
@@ -66,7 +67,7 @@ fn scales(scales: [f32; 2]) -> Value {
 }
 
 #[test]
-fn each_request_has_its_own_share_of_adapters_beside_others() {
+fn requests_in_a_batch_have_their_own_lora_scales() {
     let all = [[1.0, 0.0], [0.0, 1.0], [0.5, 0.5], [0.0, 0.0], [1.0, 0.0]];
     let alone = all.map(|strengths| answer(&start(strengths), &Value::Null));
     let mut differ: Vec<String> = alone.iter().map(Value::to_string).collect();
@@ -80,16 +81,17 @@ fn each_request_has_its_own_share_of_adapters_beside_others() {
         all.map(|strengths| scope.spawn(move || answer(client, &scales(strengths))))
             .map(|answer| answer.join().unwrap())
     });
-    // Numbers are rounded at the share that adapters were loaded with: powers of two apart, alike.
+    // Values are rounded at the scale that adapters were loaded with: scales that differ by a power
+    // of two round alike.
     assert_eq!(together, alone);
-    // Those that are not named have no share.
+    // Adapters that are not listed have scale 0.
     assert_eq!(answer(client, &json!([{ "id": 0, "scale": 1.0 }])), alone[0]);
     assert_eq!(answer(client, &json!([])), alone[3]);
     assert_eq!(answer(client, &Value::Null), alone[0]);
 }
 
 #[test]
-fn a_prompt_that_was_read_with_another_share_is_read_again() {
+fn a_prompt_read_with_another_scale_is_read_again() {
     let client = start([1.0, 0.0]);
     let prompt = "Once upon a time there was a lighthouse. ".repeat(20);
     let cached = |lora: &Value| {
@@ -106,7 +108,7 @@ fn a_prompt_that_was_read_with_another_share_is_read_again() {
 }
 
 #[test]
-fn what_requests_get_that_do_not_say_can_be_set() {
+fn the_default_lora_scales_can_be_set() {
     let client = start([1.0, 0.0]);
     let listed = |scales: [f32; 2]| {
         json!([
@@ -150,7 +152,7 @@ fn what_requests_get_that_do_not_say_can_be_set() {
 }
 
 #[test]
-fn a_key_sets_what_its_own_requests_get_and_no_others() {
+fn default_lora_scales_are_set_per_api_key() {
     let files = waves().map(|bytes| Gguf::from_bytes(bytes).unwrap());
     let keys = vec!["alice".to_owned(), "bob".to_owned()];
     let client = start_with(files, [1.0, 0.0], Options { api_keys: keys, ..options() });
@@ -168,11 +170,12 @@ fn a_key_sets_what_its_own_requests_get_and_no_others() {
     assert_eq!(answer(&bob, &Value::Null), before);
 }
 
-/// Neither that of who asks for it nor that of another in the same steps: what would overflow is refused.
+/// Neither its own answer nor that of another sequence in the batch: what would overflow is
+/// rejected.
 #[test]
-fn the_largest_share_of_the_largest_adapter_breaks_no_answer() {
+fn the_largest_lora_scale_breaks_no_answer() {
     let gguf = Model::bundled_file().unwrap();
-    // As large as numbers of an adapter may be.
+    // Largest values that an adapter may have.
     let files = [waves()[0].clone(), adapter(&gguf, |i| 5e4 * (i as f32).sin())];
     let files = files.map(|bytes| Gguf::from_bytes(bytes).unwrap());
     let client = &start_with(files, [1.0, 0.0], options());
@@ -193,9 +196,9 @@ fn the_largest_share_of_the_largest_adapter_breaks_no_answer() {
     }
 }
 
-/// As vLLM's clients choose an adapter: by its name, as if it were a model.
+/// vLLM's clients select an adapter by its name, as a model.
 #[test]
-fn an_adapter_answers_by_its_name_whether_there_are_other_models_or_not() {
+fn an_adapter_is_selected_by_name_like_a_model() {
     let folder = std::env::temp_dir().join(format!("kvant-server-loras-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let paths = ["formal", "terse"].map(|name| folder.join(format!("{name}.gguf")));

@@ -1,4 +1,4 @@
-//! The server over HTTP, as clients meet it.
+//! The server over HTTP, as clients see it.
 
 mod agents;
 mod api;

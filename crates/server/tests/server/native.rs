@@ -1,4 +1,4 @@
-//! What llama.cpp's server and OpenAI's older API tell of tokens: likelihoods of a prompt, `/completion`, `/infill`, `/metrics`.
+//! llama.cpp's API and OpenAI's completions: prompt logprobs, `/completion`, `/infill`, `/metrics`.
 
 use std::sync::Arc;
 
@@ -13,11 +13,11 @@ fn close(a: &Value, b: &Value) -> bool {
     matches!((a.as_f64(), b.as_f64()), (Some(a), Some(b)) if (a - b).abs() < 1e-4)
 }
 
-/// Whatever was read before: likelihoods are those of the prompt, and the same each time.
+/// The prompt's logprobs do not depend on what the cache holds.
 #[test]
-fn the_likelihoods_of_a_prompt_are_those_that_its_tokens_have_as_an_answer() {
+fn prompt_logprobs_equal_those_of_generation() {
     let client = start(options());
-    // 60 tokens: more than nothing, and longer than a step that is scored is not needed here.
+    // 60 tokens: enough, and no longer than one step with scores.
     let ask = |more: Value| {
         let mut body =
             json!({ "prompt": PROMPT, "echo": true, "logprobs": 2, "max_tokens": 1, "temperature": 0 });
@@ -32,10 +32,10 @@ fn the_likelihoods_of_a_prompt_are_those_that_its_tokens_have_as_an_answer() {
     let tokens = told["tokens"].as_array().unwrap();
     assert!(tokens.len() > 8 && told["token_logprobs"][0].is_null() && told["top_logprobs"][0].is_null());
     assert!(told["token_logprobs"].as_array().unwrap()[1..].iter().all(|l| l.as_f64().unwrap() <= 0.0));
-    // The same, though all of it has been read before.
+    // Equal, although the whole prompt is cached now.
     let again = ask(json!({}));
     assert_eq!(again["logprobs"], first["logprobs"]);
-    // Each token of the prompt is as likely as it is when it is said after those before it.
+    // Each prompt token has the logprob of its generation after the earlier tokens.
     let (_, ids) = client.post("/tokenize", &json!({ "content": PROMPT, "add_special": true }));
     let ids = ids["tokens"].as_array().unwrap();
     for at in [1, ids.len() / 2, ids.len() - 1] {
@@ -45,14 +45,14 @@ fn the_likelihoods_of_a_prompt_are_those_that_its_tokens_have_as_an_answer() {
         let said = &said["choices"][0]["logprobs"]["token_logprobs"][0];
         assert!(close(said, &told["token_logprobs"][at]), "{at}: {said} {}", told["token_logprobs"][at]);
     }
-    // Nothing is said where nothing is asked for.
+    // Without tokens to generate there is only the prompt.
     let none = ask(json!({ "max_tokens": 0 }));
     assert_eq!(none["text"], PROMPT);
     assert_eq!(none["logprobs"]["tokens"].as_array().unwrap().len(), ids.len());
 }
 
 #[test]
-fn a_prompt_comes_back_in_front_of_each_answer_also_in_a_stream() {
+fn echo_returns_the_prompt_before_each_answer() {
     let client = start(options());
     let body = |more: Value| {
         let mut body =
@@ -78,9 +78,9 @@ fn a_prompt_comes_back_in_front_of_each_answer_also_in_a_stream() {
     }
 }
 
-/// Steps of at most 64 rows are scored, and blocks of 512 tokens are shared.
+/// Steps with scores have at most 64 tokens, and blocks are shared at multiples of 512 tokens.
 #[test]
-fn a_long_prompt_is_scored_whole_while_others_speak() {
+fn a_long_prompt_is_scored_whole_beside_decode() {
     let client = start(Options { kv_budget: 64 << 20, ..options() });
     let text: String = (0..150).map(|i| format!("{} is a number. ", i % 97)).collect();
     let body = json!({ "prompt": text, "echo": true, "logprobs": 0, "max_tokens": 0 });
@@ -105,9 +105,9 @@ fn native(client: &Client, body: &Value) -> Value {
     answer
 }
 
-/// What a model recommends for its usual draws is no part of the likeliest token.
+/// The recommended sampling defaults of a model do not apply to greedy decoding.
 #[test]
-fn a_request_for_temperature_0_is_answered_without_what_the_model_recommends() {
+fn greedy_requests_ignore_the_recommended_sampling() {
     let usual = SamplerParams { top_k: 7, repeat_penalty: 1.5, ..Default::default() };
     let drawing = Drawing { usual, likeliest: SamplerParams::default() };
     let client = start(Options { drawing, ..options() });
@@ -129,7 +129,7 @@ fn a_request_for_temperature_0_is_answered_without_what_the_model_recommends() {
 }
 
 #[test]
-fn a_native_completion_tells_all_that_llama_cpps_clients_ask_for() {
+fn a_native_completion_has_all_fields_of_llama_cpp() {
     let client = start(options());
     let ask = json!({ "prompt": "Once upon a time", "n_predict": 6, "temperature": 0, "n_probs": 3, "return_tokens": true, "seed": 7 });
     let whole = native(&client, &ask);
@@ -141,7 +141,7 @@ fn a_native_completion_tells_all_that_llama_cpps_clients_ask_for() {
     let settings = &whole["generation_settings"];
     assert_eq!((&settings["n_predict"], &settings["seed"]), (&json!(6), &json!(7)));
     assert!(whole["prompt"].as_str().unwrap().ends_with("Once upon a time"), "{whole}");
-    // A stream says the same, a token at a time, and ends with everything.
+    // A stream has the same content, one token at a time, and ends with all fields.
     let mut streamed = ask.clone();
     streamed["stream"] = true.into();
     let pieces: Vec<Value> = client.events_without_end("/completion", &streamed);
@@ -152,26 +152,26 @@ fn a_native_completion_tells_all_that_llama_cpps_clients_ask_for() {
         said.iter().all(|piece| piece["stop"] == false && piece["tokens"].as_array().unwrap().len() == 1)
     );
     assert_eq!((&last["stop"], &last["generation_settings"]["n_predict"]), (&json!(true), &json!(6)));
-    // Only what is asked for.
+    // Requested fields only.
     let mut few = ask.clone();
     few["response_fields"] = json!(["content", "generation_settings/n_predict"]);
     assert_eq!(
         native(&client, &few),
         json!({ "content": whole["content"], "generation_settings/n_predict": 6 })
     );
-    // Among what a token was drawn.
+    // Probabilities of the sampling distribution.
     let mut after = with_sampling(&ask);
     let told = native(&client, &after);
     for token in told["completion_probabilities"].as_array().unwrap() {
         let top = token["top_probs"].as_array().unwrap();
         let sum: f64 = top.iter().map(|top| top["prob"].as_f64().unwrap()).sum();
-        assert!(top.len() == 3 && (sum - 1.0).abs() < 1e-5, "three are left to draw from: {token}");
+        assert!(top.len() == 3 && (sum - 1.0).abs() < 1e-5, "three candidates remain: {token}");
         assert!(top.iter().any(|top| top["id"] == token["id"] && top["prob"] == token["prob"]), "{token}");
     }
     after["temperature"] = 0.into();
     let sure = &native(&client, &after)["completion_probabilities"][0];
     assert_eq!((&sure["prob"], sure["top_probs"].as_array().unwrap().len()), (&json!(1.0), 1));
-    // Where it stopped.
+    // The reported stop string.
     let text = whole["content"].as_str().unwrap();
     let word = text.split_whitespace().nth(1).unwrap();
     let stopped =
@@ -179,9 +179,9 @@ fn a_native_completion_tells_all_that_llama_cpps_clients_ask_for() {
     assert_eq!((&stopped["stop_type"], &stopped["stopping_word"]), (&json!("word"), &json!(word)));
 }
 
-/// A stop text holds tokens back, which are told all the same.
+/// A stop string withholds tokens, which are reported all the same.
 #[test]
-fn tokens_of_the_prompt_and_of_the_answer_are_told_as_they_are() {
+fn token_ids_of_prompt_and_answer_are_returned() {
     let client = start(options());
     let asked =
         json!({ "return_token_ids": true, "max_tokens": 12, "temperature": 0, "stop": ["of the nothing"] });
@@ -232,7 +232,7 @@ fn with_sampling(ask: &Value) -> Value {
 }
 
 #[test]
-fn an_answer_is_of_the_grammar_that_llama_cpps_clients_send() {
+fn an_answer_matches_its_gbnf_grammar() {
     let client = start(options());
     let grammar = "root ::= \"(\" (pair | root) \")\"\npair ::= [a-c]{2} (\",\" pair)?";
     for seed in 0..4 {
@@ -256,9 +256,9 @@ fn an_answer_is_of_the_grammar_that_llama_cpps_clients_send() {
     assert_eq!(answer["choices"][0]["message"]["content"], "aaaaa");
 }
 
-/// A template that begins an answer without thoughts unless it is told otherwise, and one word of how hard to think.
+/// The template prints `reasoning_effort` and `enable_thinking`.
 #[test]
-fn a_template_is_told_whether_to_think_by_whoever_says_so_last() {
+fn enable_thinking_of_the_request_overrides_defaults() {
     let template = "{{ messages[0].content }}|{{ reasoning_effort }}|{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}";
     let open = |thinks: Option<bool>| {
         let open = OpenOptions {
@@ -299,14 +299,14 @@ fn a_template_is_told_whether_to_think_by_whoever_says_so_last() {
     );
 }
 
-/// The template begins every answer within a thought.
+/// Options with a template that starts every answer with reasoning.
 fn always_thinks() -> OpenOptions<'static> {
     let template = "{{ messages[0].content }}{# </think> #}<think>";
     OpenOptions { chat_template: Some(template.to_owned()), n_threads: Some(1), ..Default::default() }
 }
 
 #[test]
-fn a_thought_ends_where_its_budget_does() {
+fn reasoning_ends_at_its_budget() {
     let client = |thinking_budget| {
         let drawing = SamplerParams::greedy().into();
         Client::at(start_with(always_thinks(), Options { thinking_budget, drawing, ..options() }))
@@ -332,7 +332,7 @@ fn a_thought_ends_where_its_budget_does() {
         (&bounded, json!({}), Some(3)),
         (&bounded, json!({ "thinking_token_budget": 4 }), Some(4)),
         (&bounded, json!({ "thinking_budget_tokens": -1 }), None),
-        // With what is added to logits, and probabilities after that.
+        // With changes to logits, and probabilities after them.
         (
             &bounded,
             json!({ "presence_penalty": 1e-6, "logprobs": true, "post_sampling_probs": true }),
@@ -353,7 +353,7 @@ fn a_thought_ends_where_its_budget_does() {
     let (_, answer) =
         free.post("/v1/messages", &json!({ "messages": messages, "max_tokens": 24, "thinking": thinking }));
     assert_eq!(answer["content"][0]["thinking"], thought, "{answer}");
-    // A thought is counted with the mark that ends it.
+    // Reasoning tokens include the end mark.
     let body = json!({ "messages": messages, "max_tokens": 24, "thinking_budget_tokens": 5 });
     let (_, answer) = free.post("/v1/chat/completions", &body);
     let counted = &answer["usage"]["completion_tokens_details"]["reasoning_tokens"];
@@ -361,7 +361,7 @@ fn a_thought_ends_where_its_budget_does() {
 }
 
 #[test]
-fn what_follows_a_thought_has_the_form_and_the_thought_has_not() {
+fn a_constraint_applies_after_reasoning_only() {
     let client = Client::at(start_with(always_thinks(), Options { thinking_budget: Some(3), ..options() }));
     let schema = json!({
         "type": "object",
@@ -390,7 +390,7 @@ fn what_follows_a_thought_has_the_form_and_the_thought_has_not() {
 }
 
 #[test]
-fn prompts_are_texts_tokens_and_both_in_a_row() {
+fn prompts_are_texts_token_ids_and_mixed_lists() {
     let client = start(options());
     let (_, tokens) = client.post("/tokenize", &json!({ "content": "The sky is", "add_special": true }));
     let ids = tokens["tokens"].as_array().unwrap();
@@ -418,13 +418,13 @@ fn prompts_are_texts_tokens_and_both_in_a_row() {
         (json!({ "prompt": [1, 99_999_999] }), "prompt"),
         (json!({ "prompt": "x", "tfs_z": 0.5 }), "tfs_z"),
         (json!({ "prompt": "x", "grammar": "root ::= (" }), "line 1"),
-        (json!({ "prompt": "x", "grammar": "root ::= \"a\"", "guided_regex": "a" }), "two forms"),
+        (json!({ "prompt": "x", "grammar": "root ::= \"a\"", "guided_regex": "a" }), "two output"),
     ] {
         let (status, error) = client.post("/completion", &body);
         let message = error["error"]["message"].as_str().unwrap_or_default();
         assert!(status == 400 && message.contains(words), "{body}: {error}");
     }
-    // What is switched off changes nothing.
+    // Neutral values change nothing.
     let off = json!({ "prompt": "x", "n_predict": 1, "mirostat": 0, "typical_p": 1.0, "top_n_sigma": -1, "xtc_probability": 0 });
     native(&client, &off);
     let (status, error) = client.post("/infill", &json!({ "input_prefix": "a", "input_suffix": "b" }));
@@ -435,7 +435,7 @@ fn prompts_are_texts_tokens_and_both_in_a_row() {
 }
 
 #[test]
-fn how_far_a_prompt_is_read_is_told_from_the_beginning() {
+fn prefill_progress_is_reported_from_the_start() {
     let client = start(options());
     let text: String = (0..200).map(|i| format!("{} is a number. ", i % 97)).collect();
     let ask = json!({ "prompt": text, "n_predict": 1, "stream": true, "return_progress": true, "timings_per_token": true });
@@ -454,7 +454,7 @@ fn how_far_a_prompt_is_read_is_told_from_the_beginning() {
 }
 
 #[test]
-fn counts_are_told_in_the_format_that_is_asked_for() {
+fn metrics_are_served_in_the_requested_format() {
     let client = start(options());
     native(&client, &json!({ "prompt": "x", "n_predict": 2 }));
     let old = client.get_text("/metrics");
@@ -470,7 +470,7 @@ fn counts_are_told_in_the_format_that_is_asked_for() {
 }
 
 #[test]
-fn anthropics_clients_are_told_which_text_an_answer_stopped_at() {
+fn anthropic_responses_name_the_stop_sequence() {
     let client = start(options());
     let question = json!([{ "role": "user", "content": "What is the capital of France?" }]);
     let ask = json!({ "max_tokens": 40, "temperature": 0, "stop_sequences": ["zzz", "capital"], "messages": question });
@@ -482,7 +482,7 @@ fn anthropics_clients_are_told_which_text_an_answer_stopped_at() {
     );
 }
 
-/// Lines of JSON.
+/// Returns JSON lines.
 fn lines(client: &Client, path: &str, body: &Value) -> Vec<Value> {
     let (status, text) = client.post_text(path, &body.to_string());
     assert_eq!(status, 200, "{text}");
@@ -490,7 +490,7 @@ fn lines(client: &Client, path: &str, body: &Value) -> Vec<Value> {
 }
 
 #[test]
-fn ollamas_clients_are_answered_in_lines() {
+fn ollama_responses_are_json_lines() {
     let client = start(options());
     let still = json!({ "temperature": 0, "num_predict": 30 });
     let ask = json!({ "model": "pocket:latest", "options": still, "messages": [{ "role": "user", "content": "What is the capital of France?" }] });
@@ -504,7 +504,7 @@ fn ollamas_clients_are_answered_in_lines() {
     whole["stream"] = false.into();
     let (_, answer) = client.post("/api/chat", &whole);
     assert_eq!((&answer["message"]["content"], &answer["done"]), (&json!(text), &json!(true)));
-    // The same question without a conversation, and text as it is.
+    // The same question without a conversation, and raw text.
     let (_, answer) = client.post(
         "/api/generate",
         &json!({ "prompt": "What is the capital of France?", "options": still, "stream": false }),
@@ -515,7 +515,7 @@ fn ollamas_clients_are_answered_in_lines() {
         lines(&client, "/api/generate", &raw).iter().map(|line| line["response"].as_str().unwrap()).collect();
     let native = native(&client, &json!({ "prompt": "Once upon a time", "n_predict": 30, "temperature": 0 }));
     assert_eq!(native["content"], said);
-    // A form, and a call.
+    // Structured output, and a call.
     let schema = json!({ "type": "object", "properties": { "a": { "type": "boolean" } }, "required": ["a"], "additionalProperties": false });
     let mut formed = whole.clone();
     formed["format"] = schema;
@@ -528,13 +528,13 @@ fn ollamas_clients_are_answered_in_lines() {
         { "role": "tool", "tool_name": "clock", "content": "noon" },
     ] });
     assert_eq!(client.post("/api/chat", &history).0, 200);
-    // What there is, and what there is not.
+    // Models, version and model information.
     assert_eq!(client.get("/api/tags").1["models"][0]["name"], "pocket");
     assert!(client.get("/api/version").1["version"].is_string());
     let (_, shown) = client.post("/api/show", &json!({ "model": "pocket" }));
     assert!(shown["model_info"]["general.parameter_count"].as_u64().unwrap() > 1000, "{shown}");
     assert_eq!(client.post("/api/chat", &json!({ "model": "pocket" })).1["done_reason"], "load");
-    // Messages and calls that are none.
+    // Invalid messages and calls.
     for message in [json!([null, null]), json!(5), json!("a"), json!({ "tool_calls": [5] })] {
         let (status, error) = client.post("/api/chat", &json!({ "messages": [message] }));
         assert!(status == 400 && error["error"].is_string(), "{message}: {status} {error}");
@@ -559,7 +559,7 @@ fn ollamas_clients_are_answered_in_lines() {
 }
 
 #[test]
-fn a_tokenizer_is_taken_from_the_server_as_from_vllm() {
+fn tokenizer_info_matches_vllm() {
     let client = start(options());
     let tokens = |body: Value| client.post("/tokenize", &body).1["tokens"].as_array().cloned().unwrap();
     let bare = tokens(json!({ "prompt": "The sky is", "add_special_tokens": false }));
@@ -571,16 +571,17 @@ fn a_tokenizer_is_taken_from_the_server_as_from_vllm() {
     let whole = tokens(json!({ "prompt": "The sky is" }));
     assert_eq!(whole.len(), bare.len() + usize::from(info["add_bos_token"] == true), "{info}");
     assert_eq!(client.post("/detokenize", &json!({ "tokens": bare })).1["prompt"], "The sky is");
-    // Special tokens come back too.
+    // Special tokens are restored too.
     let written = format!("The sky{}is", info["eos_token"].as_str().unwrap());
     let special = tokens(json!({ "content": written }));
     assert!(special.contains(&end[0]), "{special:?}");
     assert_eq!(client.post("/detokenize", &json!({ "tokens": special })).1["content"], written);
 }
 
-/// Alone and beside others, drawn at random and held to a form: with guesses answers are those without, and `timings` tell of them.
+/// Alone and in a batch, with random sampling and with a constraint: answers with draft tokens
+/// equal those without, and `timings` reports the drafts.
 #[test]
-fn guesses_change_no_answer() {
+fn draft_tokens_change_no_answer() {
     let client = |draft_max, draft| {
         Client::at(start_with(
             OpenOptions { draft, ..Default::default() },
@@ -610,7 +611,7 @@ fn guesses_change_no_answer() {
                 |name: &str| guessed.iter().filter_map(|one| one["timings"][name].as_u64()).sum::<u64>();
             let (read, accepted) = (count("draft_n"), count("draft_n_accepted"));
             assert!(accepted <= read, "{accepted} of {read}");
-            assert!(accepted > 0 || body["temperature"] == 1.5, "{body}: none of {read} guesses came true");
+            assert!(accepted > 0 || body["temperature"] == 1.5, "{body}: no draft token of {read} accepted");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Pictures in requests, by the names of every API.
+//! Images in requests, in the formats of all APIs.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../vision/tests")
 }
 
-/// A server of a tiny model, which sees or not.
+/// Starts a server of a tiny model, with or without vision encoder.
 fn start(sees: bool) -> Client {
     let folder = folder().join("models/smolvlm");
     let mmproj = sees.then(|| Arc::new(kvant::open_file(folder.join("mmproj.gguf")).unwrap()));
@@ -41,12 +41,12 @@ fn chat(client: &Client, content: Value) -> Value {
     answer
 }
 
-/// The tokens of `transformers`' processor: `tools/reference/pictures.py`.
+/// Token counts of `transformers`' processor: `tools/reference/pictures.py`.
 const N_WIDE: u64 = 87;
 const N_TALL: u64 = 88;
 
 #[test]
-fn a_picture_is_seen_and_found_again_in_the_cache() {
+fn an_image_is_encoded_and_found_again_in_the_cache() {
     let client = &start(true);
     let ask = |name: &str| chat(client, json!([said("See "), part(name), said("and say what it is.")]));
     let [first, other, again] = ["wide", "tall", "wide"].map(ask);
@@ -55,7 +55,7 @@ fn a_picture_is_seen_and_found_again_in_the_cache() {
     let likely = |answer: &Value| answer["choices"][0]["logprobs"].clone();
     assert_eq!(likely(&first), likely(&again));
     assert_ne!(likely(&first), likely(&other));
-    // A conversation that comes again finds its beginning, and the picture in it.
+    // A repeated conversation finds its prefix in the cache, including the image.
     let long = json!([part("tall"), said(&"what was it again? ".repeat(4))]);
     let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
     assert_eq!([0; 2].map(|_| cached(&chat(client, long.clone())) >= 128), [false, true]);
@@ -64,10 +64,10 @@ fn a_picture_is_seen_and_found_again_in_the_cache() {
 }
 
 #[test]
-fn every_api_takes_pictures_by_its_own_names() {
+fn every_api_accepts_images_in_its_format() {
     let client = &start(true);
     let text = "and say what it is.";
-    // All of them with the picture in front.
+    // All of them with the image first.
     let openai = chat(client, json!([part("wide"), said(text)]));
     let n = openai["usage"]["prompt_tokens"].as_u64().unwrap();
     let image = json!({
@@ -100,7 +100,7 @@ fn every_api_takes_pictures_by_its_own_names() {
 }
 
 #[test]
-fn what_cannot_be_seen_says_why() {
+fn rejected_images_have_a_reason() {
     let refused = |client: &Client, part: Value| {
         let body = json!({ "messages": [{ "role": "user", "content": [part, said("x")] }] });
         let (status, answer) = client.post("/v1/chat/completions", &body);
@@ -108,14 +108,14 @@ fn what_cannot_be_seen_says_why() {
         answer["error"]["message"].as_str().unwrap().to_owned()
     };
     let line = refused(&start(false), part("wide"));
-    assert!(line.contains("this model sees nothing: no mmproj file was given"), "{line}");
+    assert!(line.contains("this model has no vision encoder: no mmproj file was given"), "{line}");
     let client = &start(true);
     let url = |url: &str| json!({ "type": "image_url", "image_url": { "url": url } });
     let line = refused(client, url("https://example.com/a.png"));
     assert!(line.contains("this server fetches nothing"), "{line}");
     let line = refused(client, url("data:image/png;base64,AAAA"));
-    assert!(line.contains("not a picture that can be read"), "{line}");
-    // Pictures that fill the context are told of as text is.
+    assert!(line.contains("not a readable image"), "{line}");
+    // Images that exceed the context cause the same error as text.
     let body = json!({ "messages": [{ "role": "user", "content": vec![part("wide"); 100] }] });
     let (status, answer) = client.post("/v1/chat/completions", &body);
     assert_eq!((status, &answer["error"]["type"]), (400, &json!("exceed_context_size_error")));

@@ -1,4 +1,4 @@
-//! What prompts are made of where a file says more than one thing: templates for tools, tokens around texts.
+//! Prompts of files with several options: templates for tools, special tokens around texts.
 
 use kvant::gguf::{GgufError, GgufWriter, TensorSink};
 use kvant::{Gguf, Model, OpenOptions};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::client::{Client, options, serve_model};
 
-/// A server with the bundled model whose file has other keys.
+/// Starts a server of the bundled model with changed metadata.
 fn start(change: impl Fn(&mut GgufWriter)) -> Client {
     let file = Model::bundled_file().unwrap();
     let mut writer = GgufWriter::with_meta(file.meta()).unwrap();
@@ -30,8 +30,9 @@ fn ask(client: &Client, path: &str, body: &Value) -> Value {
 }
 
 #[test]
-fn a_request_with_tools_has_the_template_that_the_file_has_for_them() {
-    // The usual one knows of no tools: without the other they would be described in words.
+fn a_request_with_tools_uses_the_tool_template() {
+    // The default template has no tool support: without the other one the tools would be described
+    // as text.
     let client = start(|writer| {
         writer.set("tokenizer.chat_template", "usual {{ messages[-1].content }}").unwrap();
         let with_tools = "{{ tools[0].function.name }} {{ messages[-1].content }}";
@@ -54,7 +55,7 @@ fn a_request_with_tools_has_the_template_that_the_file_has_for_them() {
 }
 
 #[test]
-fn a_flag_of_training_puts_no_end_behind_a_prompt_and_one_behind_a_text_to_embed() {
+fn add_eos_applies_to_embedded_texts_and_not_to_prompts() {
     let start_adding = |adds: bool| start(move |w| w.set("tokenizer.ggml.add_eos_token", adds).unwrap());
     let (plain, adds) = (start_adding(false), start_adding(true));
     let more = |path: &str, body: &Value, n: fn(&Value) -> u64| {
@@ -77,7 +78,7 @@ fn a_flag_of_training_puts_no_end_behind_a_prompt_and_one_behind_a_text_to_embed
         (json!("So it is"), 1),
         (json!(["So it is", "So"]), 2),
         (json!([[5, "So it is"]]), 1),
-        // What is tokens already ends as it is.
+        // A prompt that ends with token ids gets no end token.
         (json!([["So it is", 5]]), 0),
         (json!([5, 6]), 0),
     ] {

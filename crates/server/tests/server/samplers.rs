@@ -1,4 +1,5 @@
-//! What requests say of how tokens are drawn: that it is obeyed, by whichever API it comes, and that a state is an answer's own.
+//! Sampling parameters of requests: every API applies them, and each answer has its own sampler
+//! state.
 
 use crate::client::{Client, options, start};
 use kvant_server::Options;
@@ -15,12 +16,12 @@ fn ask(client: &Client, body: &Value) -> Value {
     answer
 }
 
-/// Nothing that keeps some tokens but the 5 likeliest.
+/// Returns a request whose only filter is top-k of 5.
 fn plain() -> Value {
     json!({ "prompt": "Once upon a time", "n_predict": 1, "temperature": 1, "top_k": 5, "top_p": 1, "min_p": 0, "seed": 3 })
 }
 
-/// With which probabilities a token is drawn, likeliest first.
+/// Returns the sampling probabilities of a token, in descending order.
 fn law(client: &Client, more: &Value) -> Vec<f64> {
     let body = with(with(plain(), &json!({ "n_probs": 100, "post_sampling_probs": true })), more);
     let answer = ask(client, &body);
@@ -35,7 +36,7 @@ fn assert_law(got: &[f64], want: &[f64]) {
 }
 
 #[test]
-fn every_sampler_of_llama_cpp_changes_the_law_of_a_draw() {
+fn every_sampler_of_llama_cpp_changes_the_probabilities() {
     let client = start(options());
     let usual = law(&client, &json!({}));
     assert!(usual.len() == 5 && (usual.iter().sum::<f64>() - 1.0).abs() < 1e-4, "{usual:?}");
@@ -48,16 +49,16 @@ fn every_sampler_of_llama_cpp_changes_the_law_of_a_draw() {
     }
     assert_law(&law(&client, &json!({ "typical_p": 0 })), &[1.0]);
     assert_law(&law(&client, &json!({ "top_n_sigma": 1e-6 })), &[1.0]);
-    // From the second one on, behind the likeliest that is more likely than the second.
+    // From the second token on, as the first is above the threshold.
     let threshold = (usual[1] + usual[2]) / 2.0;
     let left: f64 = usual[1..].iter().sum();
     let without_first: Vec<f64> = usual[1..].iter().map(|p| p / left).collect();
     assert_law(&law(&client, &json!({ "xtc_probability": 1, "xtc_threshold": threshold })), &without_first);
-    // At temperature 1.5, whatever the entropy.
+    // Temperature 1.5 at any entropy.
     let flat: Vec<f64> = usual.iter().map(|p| p.powf(1.0 / 1.5)).collect();
     let flat: Vec<f64> = flat.iter().map(|p| p / flat.iter().sum::<f64>()).collect();
     assert_law(&law(&client, &json!({ "dynatemp_range": 0.5, "dynatemp_exponent": 0 })), &flat);
-    // Mirostat asks for no top-k.
+    // Mirostat uses no top-k.
     assert_law(&law(&client, &json!({ "mirostat": 2, "mirostat_tau": 0 })), &[1.0]);
     for version in [1, 2] {
         let many = law(&client, &json!({ "mirostat": version, "mirostat_tau": 20 }));
@@ -65,7 +66,8 @@ fn every_sampler_of_llama_cpp_changes_the_law_of_a_draw() {
     }
 }
 
-/// Token numbers, in which a b is said twice and c followed: how much less likely c is then.
+/// Returns how much DRY lowers the logit of c in token ids where b occurs twice and was followed by
+/// c.
 fn lowered(client: &Client, middle: &str, more: &Value) -> f64 {
     let token = |text: &str| {
         let (_, told) = client.post("/tokenize", &json!({ "content": text }));
@@ -93,16 +95,16 @@ fn dry_lowers_what_repeats_the_prompt_and_stops_at_its_breakers() {
     is(lowered("of", json!({ "dry_penalty_last_n": 4 })), 0.0);
     is(lowered("of", json!({ "dry_penalty_last_n": -1 })), 5.0);
     is(lowered("of", json!({ "dry_sequence_breakers": ["f"] })), 0.0);
-    // Of two tokens.
+    // Breakers of two tokens.
     is(lowered("of", json!({ "dry_sequence_breakers": ["heo"] })), 0.0);
     is(lowered("of", json!({ "dry_sequence_breakers": ["hexo"] })), 5.0);
-    // The usual ones, and none.
+    // The default breakers, and none.
     is(lowered(":", json!({})), 0.0);
     is(lowered(":", json!({ "dry_sequence_breakers": [] })), 5.0);
 }
 
 #[test]
-fn samplers_are_taken_by_every_api_that_has_them() {
+fn every_api_with_samplers_applies_them() {
     let client = start(options());
     let messages = json!([{ "role": "user", "content": "Tell me of the sea." }]);
     let chat = |more: Value| {
@@ -123,7 +125,8 @@ fn samplers_are_taken_by_every_api_that_has_them() {
         assert_eq!(status, 200, "{answer}");
         answer.get("response").cloned().unwrap_or(answer["message"]["content"].clone())
     };
-    // No surprise at all is the likeliest token, at any temperature; the first token of the most typical ones is not drawn either.
+    // Mirostat with tau 0 selects the most probable token at any temperature, and typical-p 0 the
+    // first of the most typical ones.
     let sure = || json!({ "mirostat": 2, "mirostat_tau": 0, "mirostat_eta": 0 });
     let greedy = || json!({ "temperature": 0 });
     let typical = |seed: i32| json!({ "typical_p": 0, "seed": seed });
@@ -136,7 +139,7 @@ fn samplers_are_taken_by_every_api_that_has_them() {
         assert_eq!(ask(sure()), likeliest, "{index}");
         assert_ne!(ask(json!({})), likeliest, "{index}");
         assert_eq!(ask(typical(1)), ask(typical(2)), "{index}");
-        // All but the last of the likely ones go, in front of a temperature of 0 too.
+        // XTC removes all probable tokens but the last, also at temperature 0.
         assert_ne!(
             ask(with(greedy(), &json!({ "xtc_probability": 1, "xtc_threshold": 0, "min_p": 0.01 }))),
             likeliest
@@ -145,7 +148,7 @@ fn samplers_are_taken_by_every_api_that_has_them() {
 }
 
 #[test]
-fn settings_without_a_meaning_are_refused_by_their_names() {
+fn invalid_sampler_settings_are_rejected_by_name() {
     let client = start(options());
     for (field, value, words) in [
         ("typical_p", json!(1.5), "from 0 to 1"),
@@ -169,7 +172,7 @@ fn settings_without_a_meaning_are_refused_by_their_names() {
         ("tfs_z", json!(0.5), "not supported"),
         ("adaptive_target", json!(0.5), "not supported"),
     ] {
-        // All are on, so that all settings are looked at.
+        // Every sampler is enabled, so that all settings are validated.
         let on = json!({ "xtc_probability": 0.1, "dry_multiplier": 1, "mirostat": 1, "dynatemp_range": 1 });
         let more = with(on, &json!({ field: value }));
         let options = json!({ "model": "pocket", "prompt": "x", "options": more });
@@ -182,7 +185,7 @@ fn settings_without_a_meaning_are_refused_by_their_names() {
 }
 
 #[test]
-fn what_was_asked_for_is_told() {
+fn generation_settings_report_the_request() {
     let client = start(options());
     let asked = json!({
         "typical_p": 0.5, "top_n_sigma": 2.0, "xtc_probability": 0.25, "xtc_threshold": 0.125, "dry_multiplier": 0.75, "dry_base": 1.5,
@@ -194,7 +197,7 @@ fn what_was_asked_for_is_told() {
         assert_eq!(&settings[name], value, "{name}");
     }
     let usual = &client.get("/props").1["default_generation_settings"]["params"];
-    // As llama.cpp's documentation has them.
+    // Defaults of llama.cpp's documentation.
     for (name, value) in [
         ("typical_p", json!(1.0)),
         ("top_n_sigma", json!(-1.0)),
@@ -212,7 +215,7 @@ fn what_was_asked_for_is_told() {
     }
 }
 
-/// All that depends on the tokens before.
+/// Returns the parameters of all samplers that depend on earlier tokens.
 fn with_state() -> Vec<Value> {
     let dry_and_xtc = json!({ "dry_multiplier": 0.4, "dry_penalty_last_n": -1, "xtc_probability": 0.3 });
     let mirostat = |version: i32| json!({ "mirostat": version, "mirostat_tau": 2.5, "mirostat_eta": 0.5 });
@@ -220,7 +223,7 @@ fn with_state() -> Vec<Value> {
 }
 
 #[test]
-fn each_answer_of_a_request_has_a_state_of_its_own() {
+fn each_answer_of_a_request_has_its_own_sampler_state() {
     let client = start(options());
     let texts = |seed: usize, n: usize, more: &Value| -> Vec<Value> {
         let body = json!({ "prompt": "One two three one two", "max_tokens": 60, "ignore_eos": true, "n": n, "seed": seed });
@@ -235,9 +238,9 @@ fn each_answer_of_a_request_has_a_state_of_its_own() {
     }
 }
 
-/// Draft tokens are accepted where they are drawn, and requests that are put aside go on where they were.
+/// Draft tokens are accepted during sampling, and preempted requests resume with their state.
 #[test]
-fn neither_drafts_nor_a_rest_change_an_answer_whose_sampler_has_a_state() {
+fn drafts_and_preemption_keep_the_sampler_state() {
     let body = |i: usize, more: &Value| {
         let body = json!({ "prompt": format!("Story {i}: one two three, one two three, one"), "n_predict": 250, "ignore_eos": true, "seed": i });
         with(body, more)
@@ -258,5 +261,5 @@ fn neither_drafts_nor_a_rest_change_an_answer_whose_sampler_has_a_state() {
     });
     let metrics = few.get_text("/metrics");
     let parked = metrics.lines().find_map(|line| line.strip_prefix("vllm:num_preemptions_total ")).unwrap();
-    assert!(parked.parse::<usize>().unwrap() > 0, "nobody was parked");
+    assert!(parked.parse::<usize>().unwrap() > 0, "no sequence was preempted");
 }

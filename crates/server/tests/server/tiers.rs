@@ -1,4 +1,4 @@
-//! Conversations that there is no room for on the device: where they are, and that nobody notices.
+//! Conversations that exceed the device memory: their tiers, and equal answers.
 
 use std::fs;
 use std::sync::LazyLock;
@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 const FEW: usize = 1 << 20;
 const N: usize = 5;
 
-/// What is said in each by a server that has room for all.
+/// Answers of a server with room for all.
 static EXPECTED: LazyLock<Vec<String>> = LazyLock::new(|| {
     let alone = start(options());
     (0..N).map(|seed| ask(&alone, seed).0).collect()
 });
 
-/// What is said after the prompt of a conversation, and how many of its tokens were there.
+/// Returns the answer to the prompt of a conversation, and the number of cached tokens.
 fn ask(client: &Client, seed: usize) -> (String, u64) {
     let prompt: String = (0..130).map(|i| format!("{} is a number. ", (i * 31 + seed * 7) % 97)).collect();
     let body = json!({ "prompt": prompt, "max_tokens": 4, "temperature": 0 });
@@ -27,7 +27,7 @@ fn ask(client: &Client, seed: usize) -> (String, u64) {
     (answer["choices"][0]["text"].as_str().unwrap().to_owned(), cached)
 }
 
-/// What `/kv` tells under a name, at rest; no tier ever takes more than it may.
+/// Returns a value of `/kv` at rest; no tier ever exceeds its budget.
 fn told(client: &Client, name: &str) -> u64 {
     client.wait_for("/kv", |kv| kv["running"] == 0);
     let (_, kv) = client.get("/kv");
@@ -45,7 +45,7 @@ fn metric(client: &Client, name: &str) -> u64 {
 }
 
 #[test]
-fn what_is_let_go_of_waits_in_memory_and_is_told() {
+fn evicted_sessions_move_to_memory_and_are_reported() {
     let client = start(Options { kv_budget: FEW, kv_ram: 64 << 20, ..options() });
     for (seed, expected) in EXPECTED.iter().enumerate() {
         assert_eq!(ask(&client, seed), (expected.clone(), 0));
@@ -62,7 +62,7 @@ fn what_is_let_go_of_waits_in_memory_and_is_told() {
 }
 
 #[test]
-fn what_memory_has_no_room_for_goes_to_the_disk_or_is_read_again() {
+fn sessions_that_exceed_memory_move_to_disk_or_are_recomputed() {
     let folder = std::env::temp_dir().join(format!("kvant-tiers-{}", std::process::id()));
     _ = fs::remove_dir_all(&folder);
     for disk in [None, Some((folder.clone(), 1 << 30))] {
@@ -90,7 +90,7 @@ fn what_memory_has_no_room_for_goes_to_the_disk_or_is_read_again() {
 }
 
 #[test]
-fn whoever_is_parked_in_memory_goes_on_with_the_same_answer() {
+fn a_preempted_sequence_resumes_from_memory_unchanged() {
     let body = |i: usize| json!({ "prompt": format!("Story {i}:"), "max_tokens": 300, "ignore_eos": true, "temperature": 0 });
     let ask = |client: &Client, i: usize| -> Value {
         let (status, answer) = client.post("/v1/completions", &body(i));
@@ -107,12 +107,12 @@ fn whoever_is_parked_in_memory_goes_on_with_the_same_answer() {
             assert_eq!(thread.join().unwrap(), *expected);
         }
     });
-    assert!(metric(&few, "vllm:num_preemptions_total") > 0, "nobody was parked");
+    assert!(metric(&few, "vllm:num_preemptions_total") > 0, "no sequence was preempted");
 }
 
 #[cfg(unix)]
 #[test]
-fn nobody_else_reads_what_was_said_in_a_folder_that_was_there() {
+fn saved_files_become_readable_by_their_owner_only() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     let folder = std::env::temp_dir().join(format!("kvant-tiers-open-{}", std::process::id()));
     _ = fs::remove_dir_all(&folder);
@@ -127,7 +127,7 @@ fn nobody_else_reads_what_was_said_in_a_folder_that_was_there() {
     (0..N).for_each(|seed| drop(ask(&client, seed)));
     told(&client, "disk_bytes");
     assert!(!modes().is_empty() && modes().iter().all(|&mode| mode == 0o600), "{:?}", modes());
-    // As earlier versions left them.
+    // Permissions as set by earlier versions.
     files().iter().for_each(|path| fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap());
     start(on_disk());
     assert!(!modes().is_empty() && modes().iter().all(|&mode| mode == 0o600), "{:?}", modes());

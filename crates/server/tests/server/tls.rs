@@ -1,4 +1,4 @@
-//! The server behind TLS.
+//! The server with TLS.
 #![cfg(feature = "tls")]
 
 use std::fs;
@@ -15,7 +15,8 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-/// Of localhost, signed by itself, from 2020 to 2199. For tests: everybody has its key.
+/// Self-signed certificate of localhost, valid from 2020 to 2199. For tests only: its key is
+/// public.
 const CERTIFICATE: &str = "\
 -----BEGIN CERTIFICATE-----
 MIIBRDCB66ADAgECAgEBMAoGCCqGSM49BAMCMBQxEjAQBgNVBAMMCWxvY2FsaG9z
@@ -42,7 +43,7 @@ MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgX6BWpHvcRSsLcoeS
 -----END PRIVATE KEY-----
 ";
 
-/// A folder with files of these texts.
+/// Creates a folder with files of these texts.
 fn files(name: &str, certificate: &str, key: &str) -> (PathBuf, TlsFiles) {
     let folder = std::env::temp_dir().join(format!("kvant-tls-{name}-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
@@ -52,7 +53,7 @@ fn files(name: &str, certificate: &str, key: &str) -> (PathBuf, TlsFiles) {
     (folder, tls)
 }
 
-/// Sends a request over TLS and returns all that comes back.
+/// Sends a request over TLS and returns the response.
 fn ask(stream: TcpStream, request: &str) -> std::io::Result<String> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(CERTIFICATE.as_bytes()).unwrap()).unwrap();
@@ -70,11 +71,11 @@ fn ask(stream: TcpStream, request: &str) -> std::io::Result<String> {
 }
 
 #[test]
-fn answers_come_over_tls_and_nothing_goes_without() {
+fn a_tls_server_answers_over_tls_only() {
     let (folder, tls) = files("answers", CERTIFICATE, KEY);
     let address = start_at(Options { tls: Some(tls), ..options() });
     let connect = || TcpStream::connect(address).unwrap();
-    // Somebody who says nothing keeps nobody waiting.
+    // A silent connection delays no other.
     let silent = connect();
     let body = r#"{"prompt":"Once upon a time","max_tokens":4,"temperature":0,"stream":true}"#;
     let request = format!(
@@ -86,10 +87,10 @@ fn answers_come_over_tls_and_nothing_goes_without() {
     let mut plain = connect();
     plain.write_all(request.as_bytes()).unwrap();
     let mut heard = Vec::new();
-    // It is closed, one way or another.
+    // The connection is closed, with or without an error.
     _ = plain.read_to_end(&mut heard);
     assert!(!String::from_utf8_lossy(&heard).contains("HTTP/1.1 200"), "{heard:?}");
-    // And a client that speaks TLS gets nowhere with a server that does not.
+    // A TLS client fails against a plain server.
     let open = start(options());
     assert!(ask(open.connect(), &request).is_err());
     drop(silent);
@@ -97,7 +98,7 @@ fn answers_come_over_tls_and_nothing_goes_without() {
 }
 
 #[test]
-fn files_that_do_not_serve_are_refused_in_a_line() {
+fn invalid_tls_files_are_rejected_with_one_line() {
     let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
     let cases = [
         ("no-certificate", "nothing", KEY, "certificate.pem"),

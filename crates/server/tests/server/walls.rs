@@ -1,4 +1,4 @@
-//! One stranger must not end, hold, read or starve the server.
+//! A malicious client must not crash, occupy, read or starve the server.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::client::{options, start};
 
-/// A schema of 5 KB which 660 levels of references and arrays come out of for each six of these.
+/// Returns a schema of 5 KB that yields 660 levels of references and arrays per six of these.
 fn deep_schema(n: usize) -> Value {
     let nested = |inner: Value| (0..110).fold(inner, |inner, _| json!({ "items": inner }));
     let refer = |i: usize| nested(json!({ "$ref": format!("#/$defs/{i}") }));
@@ -22,7 +22,7 @@ fn chain(n: usize, head: &str, defines: &str, end: &str) -> String {
 }
 
 #[test]
-fn no_form_ends_the_server_whichever_way_it_comes() {
+fn no_constraint_of_any_api_crashes_the_server() {
     let client = start(Options { n_ctx: Some(8192), ..options() });
     let messages = json!([{ "role": "user", "content": "hi" }]);
     let with = |more: Value| {
@@ -53,7 +53,7 @@ fn no_form_ends_the_server_whichever_way_it_comes() {
             assert!(if is_refused { is_typed } else { status == 200 }, "{path} {n}: {status} {told}");
         }
     }
-    // Tools stand in the prompt too, which bounds them before.
+    // Tools are part of the prompt too, which limits them first.
     let tool = |n| json!({ "type": "function", "function": { "name": "f", "parameters": deep_schema(n) } });
     for choice in ["required", "auto"] {
         let (status, answer) =
@@ -66,21 +66,22 @@ fn no_form_ends_the_server_whichever_way_it_comes() {
     assert_eq!(client.get("/health").0, 200);
 }
 
-/// A grammar of alternatives that begin alike, behind this beginning: to find the next tokens takes minutes where there are thousands.
+/// Returns a grammar of `n` alternatives with a common beginning, after `beginning`: with thousands
+/// of them a mask takes minutes.
 pub fn ambiguous(n: usize, beginning: &str) -> String {
     let same = vec!["\"a\" s \"b\""; n].join(" | ");
     format!("start: {beginning} s\ns: {same} | \"c\"\n")
 }
 
 #[test]
-fn nobody_waits_for_the_masks_of_another() {
+fn the_masks_of_one_owner_delay_no_other() {
     let keys = ["alice", "bob"].map(str::to_owned).to_vec();
     let client = start(Options { api_keys: keys, ..options() });
     let (alice, bob) = (client.with_key("alice"), client.with_key("bob"));
     let plain = json!({ "prompt": "hi", "max_tokens": 8, "ignore_eos": true });
     let formed = json!({ "prompt": "hi", "max_tokens": 30, "guided_regex": "[a-z ]{20}" });
     for beginning in ["", "\"xxxxxxxxxxxxxxxxxxxxxxx\"", "/[a-z]{30}/"] {
-        // Masks of about half a second each, and those that take too long.
+        // Masks of about half a second each, and some beyond the time limit.
         let sent: Vec<_> = [1000, 1000, 1900, 1900, 1900, 5000]
             .map(|n| {
                 let grammar = ambiguous(n, beginning);
@@ -95,11 +96,11 @@ fn nobody_waits_for_the_masks_of_another() {
             let (status, answer) = alice.post("/v1/completions", body);
             assert_eq!(status, 200, "{answer}");
         }
-        // Some of bob's masks would take longer by themselves, if they were let.
+        // Some of bob's masks would take longer by themselves.
         assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
         drop(sent);
     }
-    // What was sent ends with its client.
+    // The work ends with its client.
     alice.wait_for("/slots", |slots| {
         slots.as_array().unwrap().iter().all(|slot| slot["is_processing"] == false)
     });
@@ -107,33 +108,33 @@ fn nobody_waits_for_the_masks_of_another() {
         "/v1/completions",
         &json!({ "prompt": "hi", "max_tokens": 200, "guided_grammar": ambiguous(1900, "\"xx\"") }),
     );
-    let told = "the form leaves too many ways open: expected at most 2 s to find the next tokens, got more";
+    let told = "the constraint is too ambiguous: expected at most 2 s per token mask, got more";
     assert!(status == 400 && answer.to_string().contains(told), "{status} {answer}");
 }
 
 #[test]
-fn a_form_that_no_text_is_of_is_refused_before_the_answer_begins() {
+fn an_unsatisfiable_constraint_is_refused_before_the_answer() {
     let client = start(options());
     for (form, told) in [
-        (json!({ "guided_regex": "[^\\s\\S]" }), "no text is of this form"),
-        (json!({ "guided_json": { "$ref": "#" } }), "no text is of this form"),
-        (json!({ "guided_grammar": "start: a\na: b\nb: a" }), "no text is of this form"),
+        (json!({ "guided_regex": "[^\\s\\S]" }), "no text matches the constraint"),
+        (json!({ "guided_json": { "$ref": "#" } }), "no text matches the constraint"),
+        (json!({ "guided_grammar": "start: a\na: b\nb: a" }), "no text matches the constraint"),
     ] {
         let mut body = json!({ "prompt": "hi", "max_tokens": 8, "stream": true });
         body.as_object_mut().unwrap().extend(form.as_object().unwrap().clone());
         let (status, answer) = client.post("/v1/completions", &body);
         assert!(status == 400 && answer["error"]["message"] == told, "{status} {answer}");
     }
-    // Where the answer has to begin before it shows.
+    // A constraint that fails only after the answer has started.
     let many = "start: ".to_owned() + &vec!["/[a-z]+/ s"; 3000].join(" | ") + "\ns: \"x\"\n";
     let (status, answer) =
         client.post("/v1/completions", &json!({ "prompt": "hi", "max_tokens": 8, "guided_grammar": many }));
-    let told = "the form leaves too many ways open: expected at most 2000 at one place, got more";
+    let told = "the constraint is too ambiguous: expected at most 2000 parser items, got more";
     assert!(status == 400 && answer.to_string().contains(told), "{status} {answer}");
 }
 
 #[test]
-fn no_page_of_another_site_uses_a_server_without_keys() {
+fn pages_of_other_sites_cannot_use_a_server_without_keys() {
     let client = start(options());
     let post = |path: &str, heads: &str, body: &str| {
         let n = body.len();
@@ -167,7 +168,7 @@ fn no_page_of_another_site_uses_a_server_without_keys() {
         let told = "Host: expected localhost, an IP address or an allowed host, got evil.example";
         assert!(answer.starts_with("HTTP/1.1 403") && answer.contains(told), "{path}: {answer}");
     }
-    // What changes the server is JSON.
+    // Changes of server state require JSON.
     for (kind, status) in [
         ("", 415),
         ("Content-Type: text/plain\r\n", 415),
@@ -179,7 +180,7 @@ fn no_page_of_another_site_uses_a_server_without_keys() {
 }
 
 #[test]
-fn a_key_takes_neither_all_places_nor_the_whole_queue_from_another() {
+fn a_key_cannot_take_all_slots_or_the_whole_queue() {
     let keys = ["alice", "bob"].map(str::to_owned).to_vec();
     let client = start(Options { api_keys: keys, n_running: 8, n_waiting: 16, ..options() });
     let (alice, bob) = (client.with_key("alice"), client.with_key("bob"));
@@ -190,11 +191,11 @@ fn a_key_takes_neither_all_places_nor_the_whole_queue_from_another() {
         slots.as_array().unwrap().iter().filter(|slot| slot["is_processing"] == true).count() == 8
     });
     assert_eq!(alice.post("/v1/completions", &hi).0, 200);
-    // Bob's answers are not done yet, so that there was no place until one was made.
+    // Bob's answers are not complete, so a slot became free only by preemption.
     let (_, slots) = alice.get("/slots");
     assert!(slots.as_array().unwrap().iter().any(|slot| slot["is_processing"] == true), "{slots}");
     let more: Vec<_> = (0..40).map(|_| bob.send("/v1/completions", &long)).collect();
-    // His part of the queue, four, and what is for whoever comes first.
+    // Bob's reserved part of the queue, four, and the shared part.
     bob.wait_for("/kv", |kv| kv["waiting"] == 12);
     let refused = |answer: &serde_json::Value| answer["error"]["code"] == 429;
     let (_, told) = bob.post("/v1/completions", &hi);
@@ -207,7 +208,7 @@ fn a_key_takes_neither_all_places_nor_the_whole_queue_from_another() {
 }
 
 #[test]
-fn a_body_of_too_many_values_is_refused_before_any_is_made() {
+fn a_body_of_too_many_values_is_refused_before_parsing() {
     let client = start(options());
     let told = |body: String| {
         let (status, answer) = client.post_text("/v1/completions", &body);
@@ -240,7 +241,7 @@ fn a_body_of_too_many_values_is_refused_before_any_is_made() {
 }
 
 #[test]
-fn large_bodies_that_do_not_come_keep_no_small_ones_out() {
+fn stalled_large_bodies_keep_no_small_ones_out() {
     use std::io::{Read, Write};
     let client = start(options());
     let n = 31 << 20;
@@ -256,7 +257,7 @@ fn large_bodies_that_do_not_come_keep_no_small_ones_out() {
     let stalled: Vec<_> = (0..4).map(|_| send(&part)).collect();
     let body = json!({ "prompt": "hi", "max_tokens": 1 });
     assert_eq!(client.post("/v1/completions", &body).0, 200);
-    // There is no room for one more of these.
+    // The budget has no room for another one of these.
     let mut refused = String::new();
     let mut last = send(&part[..8 << 20]);
     last.read_to_string(&mut refused).unwrap();
@@ -268,7 +269,7 @@ fn large_bodies_that_do_not_come_keep_no_small_ones_out() {
 }
 
 #[test]
-fn a_key_may_be_any_line_of_text_and_its_scheme_in_any_case() {
+fn an_api_key_is_any_text_and_its_scheme_has_any_case() {
     let keys = ["schlüssel", " padded ", "plain"].map(str::to_owned).to_vec();
     let client = start(Options { api_keys: keys, ..options() });
     let status = |head: &str| {
@@ -303,7 +304,7 @@ fn a_key_may_be_any_line_of_text_and_its_scheme_in_any_case() {
 }
 
 #[test]
-fn an_error_repeats_little_of_what_was_sent() {
+fn an_error_quotes_little_of_the_request() {
     let client = start(options());
     let long = "x".repeat(1_000_000);
     for more in [
@@ -320,7 +321,7 @@ fn an_error_repeats_little_of_what_was_sent() {
 }
 
 #[test]
-fn biases_beyond_any_logit_rule_in_or_out_and_break_nothing() {
+fn extreme_biases_include_or_exclude_without_breaking() {
     let client = start(options());
     let ask = |bias: Value| {
         let body = json!({ "prompt": "hi", "max_tokens": 1, "logit_bias": bias });
@@ -336,7 +337,7 @@ fn biases_beyond_any_logit_rule_in_or_out_and_break_nothing() {
 }
 
 #[test]
-fn a_path_that_is_no_text_is_refused_in_our_words() {
+fn a_path_that_is_not_utf8_is_refused() {
     let client = start(options());
     for path in ["/v1/models/%ff", "/v1/models/%00", "/%ff"] {
         let answer =

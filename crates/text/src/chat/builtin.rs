@@ -1,15 +1,15 @@
-//! Formats that are known by name, for files that carry none or a bad one.
+//! Built-in chat templates, selected by name for files that carry no template or a broken one.
 
-/// Names and templates of the formats that are built in.
+/// Names and sources of the built-in templates.
 pub const BUILTIN: [(&str, &str); 5] =
     [("chatml", CHATML), ("llama3", LLAMA3), ("gemma", GEMMA), ("mistral", MISTRAL), ("phi3", PHI3)];
 
-/// The template of the format `name`.
+/// Returns the built-in template `name`.
 pub fn builtin(name: &str) -> Option<&'static str> {
     BUILTIN.into_iter().find_map(|(known, source)| (known == name).then_some(source))
 }
 
-/// Qwen, Hermes, SmolLM and many others.
+/// The format of Qwen, Hermes, SmolLM and many others.
 const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' \
                       + message.content + '<|im_end|>\n' }}{% endfor %}\
                       {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
@@ -19,7 +19,7 @@ const LLAMA3: &str = "{{ bos_token }}{% for message in messages %}{{ '<|start_he
                       {% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}\
                       {% endif %}";
 
-/// Gemma has no turn for instructions: they stand at the head of the first message.
+/// Gemma's format has no system turn: instructions precede the first user message.
 const GEMMA: &str = "{{ bos_token }}{% set ns = namespace(first='') %}{% for message in messages %}\
                      {% if message.role == 'system' %}{% set ns.first = message.content|trim + '\n\n' %}{% else %}\
                      {{ '<start_of_turn>' + ('model' if message.role == 'assistant' else message.role) + '\n' \
@@ -27,7 +27,7 @@ const GEMMA: &str = "{{ bos_token }}{% set ns = namespace(first='') %}{% for mes
                      {% endif %}{% endfor %}\
                      {% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}";
 
-/// Instructions stand at the head of the first message here too.
+/// Mistral's format also prepends instructions to the first user message.
 const MISTRAL: &str = "{{ bos_token }}{% set ns = namespace(first='') %}{% for message in messages %}\
                        {% if message.role == 'system' %}{% set ns.first = message.content + '\n\n' %}\
                        {% elif message.role == 'assistant' %}{{ message.content + eos_token }}{% else %}\

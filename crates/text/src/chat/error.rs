@@ -1,4 +1,4 @@
-//! Why a chat template cannot be used.
+//! Errors of chat templates.
 
 use std::fmt;
 
@@ -6,16 +6,16 @@ use kvant_gguf::GgufError;
 
 use crate::jinja::{self, Fault, Located};
 
-/// Every way in which a chat template fails. Each reads as one line.
+/// A failure of a chat template. Each displays as one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TemplateError {
-    /// The file has no template, and its vocabulary does not tell of a format.
+    /// The file has no template, and its vocabulary indicates no known format.
     #[error(
         "the file has no 'tokenizer.chat_template', and its vocabulary no '<|im_start|>' that would mean ChatML"
     )]
     Missing,
-    /// The template's key holds something else than text.
+    /// The template's metadata key holds a value that is not a string.
     #[error("{0}")]
     Metadata(String),
     /// The template itself refuses the conversation (`raise_exception`).
@@ -24,41 +24,41 @@ pub enum TemplateError {
     /// The template is not valid Jinja.
     #[error("the chat template does not parse{at}: {message}")]
     Syntax {
-        /// Where.
+        /// The line of the error.
         at: Line,
-        /// What the parser says.
+        /// The parser's message.
         message: String,
     },
     /// The template failed on this conversation.
     #[error("the chat template failed{at}: {message}")]
     Render {
-        /// Where.
+        /// The line of the error.
         at: Line,
-        /// What went wrong.
+        /// The cause.
         message: String,
     },
-    /// The template takes, or nests, more than any honest one does.
+    /// The template exceeded a limit on steps, memory, nesting or depth.
     #[error("the chat template was stopped{at}: {limit}")]
     Limit {
-        /// Where.
+        /// The line where rendering stopped.
         at: Line,
-        /// The limit that it met.
+        /// The limit that was exceeded.
         limit: String,
     },
-    /// The template drops or changes the message that is to be continued.
+    /// The template drops or changes the final message, so it cannot be continued.
     #[error("the chat template does not write the last message as it is, so that it cannot be continued")]
     FinalMessage,
-    /// The template lets pictures go, or shows them twice.
-    #[error("the chat template writes {got} of {wanted} pictures of this conversation")]
+    /// The template drops images or writes them more than once.
+    #[error("the chat template writes {got} of {wanted} images of this conversation")]
     Pictures {
-        /// Pictures of the conversation.
+        /// Images in the conversation.
         wanted: usize,
-        /// How many of them the text has.
+        /// Images in the rendered text.
         got: usize,
     },
 }
 
-/// A line of a template, counted from 1, where known.
+/// A line of a template, counted from 1, if known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Line(pub Option<usize>);
 
@@ -75,7 +75,7 @@ impl From<GgufError> for TemplateError {
 }
 
 impl TemplateError {
-    /// The error of a template that did not parse.
+    /// Converts a parser fault.
     pub(super) fn syntax((fault, line): Located) -> Self {
         match Self::render((fault, line)) {
             TemplateError::Render { at, message } => TemplateError::Syntax { at, message },
@@ -83,7 +83,7 @@ impl TemplateError {
         }
     }
 
-    /// The error of a template that did not render.
+    /// Converts a rendering fault.
     pub(super) fn render((fault, line): Located) -> Self {
         let at = Line(Some(line as usize));
         let limit = match fault {
@@ -98,7 +98,7 @@ impl TemplateError {
     }
 }
 
-/// The longest message, in characters: some repeat what a template wrote.
+/// Longest message, in characters. Some messages repeat text that the template wrote.
 const MAX_MESSAGE: usize = 300;
 
 fn one_line(text: &str) -> String {

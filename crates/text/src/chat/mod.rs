@@ -1,13 +1,14 @@
-//! Chat templates: a conversation as the text that a model was trained to continue.
+//! Chat templates: render a conversation as the prompt format that a model was trained on.
 //!
-//! A model file carries its format as a Jinja template (`tokenizer.chat_template`), written for Hugging
-//! Face `transformers`. [`ChatTemplate`] gives it the same environment: trimmed blocks, `tojson` without HTML
-//! escapes, `raise_exception`, `strftime_now`, loop controls, `{% generation %}`, Python's string and dictionary
-//! methods, and Python's way of printing values.
+//! A model file carries its format as a Jinja template (`tokenizer.chat_template`), written for
+//! Hugging Face `transformers`. [`ChatTemplate`] provides the same environment: trimmed blocks,
+//! `tojson` without HTML escapes, `raise_exception`, `strftime_now`, loop controls,
+//! `{% generation %}`, Python's string and dictionary methods, and Python's formatting of values.
 //!
-//! A template is a program from a stranger: it sees nothing but the conversation, can load nothing, and what it may
-//! spend of time, memory and stack is bounded. And a message is text from anybody: [`Rendered`] tells the template's
-//! own words from those that were said, so that only the former become special tokens.
+//! Templates are untrusted programs: they see only the conversation, cannot load files, and have
+//! bounded time, memory and stack. Messages are untrusted text: [`Rendered`] separates the text
+//! that the template wrote from the text of its inputs, and only the former is parsed for special
+//! tokens.
 
 mod builtin;
 mod error;
@@ -39,15 +40,15 @@ use crate::tokenizer::{Special, Tokenizer};
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant`, or what else the template knows.
+    /// The author: `system`, `user`, `assistant`, or another role that the template accepts.
     pub role: String,
-    /// What is said.
+    /// The text of the message.
     pub content: String,
-    /// How many pictures are shown before that.
+    /// The number of images that precede the text.
     pub n_pictures: usize,
 }
 
-/// Content is a text or, with pictures, a list of parts.
+/// Serializes the content as a string or, with images, as a list of parts.
 impl Serialize for Message {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self { role, content, n_pictures } = self;
@@ -63,51 +64,52 @@ impl Serialize for Message {
 }
 
 impl Message {
-    /// A message of any role.
+    /// Creates a message of any role.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         Message { role: role.into(), content: content.into(), n_pictures: 0 }
     }
 
-    /// The same behind so many pictures.
+    /// Places `n_pictures` images before the text.
     #[must_use]
     pub fn with_pictures(self, n_pictures: usize) -> Self {
         Self { n_pictures, ..self }
     }
 
-    /// Instructions for the whole conversation.
+    /// Creates a system message.
     pub fn system(content: impl Into<String>) -> Self {
         Self::new("system", content)
     }
 
-    /// The person.
+    /// Creates a user message.
     pub fn user(content: impl Into<String>) -> Self {
         Self::new("user", content)
     }
 
-    /// The model.
+    /// Creates an assistant message.
     pub fn assistant(content: impl Into<String>) -> Self {
         Self::new("assistant", content)
     }
 }
 
-/// What a template is told besides the messages.
+/// Inputs of a template besides the messages.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RenderOptions {
-    /// End with the opening of the assistant's next turn.
+    /// Ends the prompt with the opening of the assistant's next turn.
     pub add_generation_prompt: bool,
-    /// End within the last message, right behind its text, so that the model continues it.
+    /// Ends the prompt directly after the text of the final message, so that the model continues
+    /// it.
     pub continue_final_message: bool,
-    /// Descriptions of the tools that the model may call: a JSON array.
+    /// Descriptions of the available tools: a JSON array.
     pub tools: Option<serde_json::Value>,
-    /// Variables of this template's own, such as `enable_thinking`. They come before all others.
+    /// Template-specific variables such as `enable_thinking`. They override all others.
     pub extra: serde_json::Map<String, serde_json::Value>,
-    /// What the time is, as seconds since 1970 of the clock on the wall; that of this machine when `None`, which it has to have:
-    /// WebAssembly alone has no clock.
+    /// The local time, in seconds since 1970. `None` reads the system clock, which WebAssembly does
+    /// not have.
     pub now: Option<i64>,
 }
 
 impl RenderOptions {
-    /// The time that `strftime_now` tells.
+    /// Returns the time for `strftime_now`.
     fn now(&self) -> DateTime {
         match self.now {
             Some(seconds) => jiff::civil::date(1970, 1, 1)
@@ -118,7 +120,7 @@ impl RenderOptions {
     }
 }
 
-/// A conversation in a model's format. Displays as its text.
+/// A rendered conversation. Displays as its text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rendered {
     text: String,
@@ -126,24 +128,26 @@ pub struct Rendered {
 }
 
 impl Rendered {
-    /// The whole text.
+    /// Returns the whole text.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// How to encode the text: special tokens are those that the template wrote. What a message, a tool or any other
-    /// value says is just text, however the template cut, joined or changed it.
+    /// Returns how to encode the text: special tokens are recognized only in text that the template
+    /// wrote. Text from messages, tools or other values stays plain, even after the template has
+    /// sliced, joined or changed it.
     pub fn special(&self) -> Special<'_> {
         Special::Within(&self.own)
     }
 
-    /// What stands behind the first occurrence of `mark`.
+    /// Returns the text after the first occurrence of `mark`.
     pub fn after(&self, mark: &str) -> Option<Rendered> {
         let start = self.text.find(mark)? + mark.len();
         Some(self.part(start..self.text.len()))
     }
 
-    /// What ends with the last occurrence of `text`. Templates may trim what they are given.
+    /// Returns the text up to the end of the last occurrence of `text`. Templates may trim their
+    /// inputs.
     fn up_to_last(&self, text: &str) -> Option<Rendered> {
         let trimmed = text.trim();
         let start = self.text.rfind(trimmed)?;
@@ -165,7 +169,7 @@ impl fmt::Display for Rendered {
     }
 }
 
-/// The text of a message: its content, or the last part of that which is a text.
+/// Returns the content of a message, or its last text part.
 fn final_text(message: &Json) -> Option<String> {
     let content = &message["content"];
     let part = || content.as_array()?.iter().rev().find_map(|part| part["text"].as_str());
@@ -177,16 +181,16 @@ fn final_text(message: &Json) -> Option<String> {
 pub struct ChatTemplate {
     template: Template,
     source: String,
-    /// `bos_token`, `eos_token` and the like, as text.
+    /// `bos_token`, `eos_token` and the other special tokens, as text.
     tokens: BTreeMap<&'static str, String>,
-    /// Whether it reads lists of parts where others read texts.
+    /// Whether the template reads content as lists of parts only.
     wants_parts: OnceLock<bool>,
-    /// The one that the model has for conversations with tools.
+    /// The separate template for conversations with tools.
     with_tools: Option<Box<Result<ChatTemplate, TemplateError>>>,
 }
 
 impl ChatTemplate {
-    /// Parses `source`, which may write `bos_token` and `eos_token`.
+    /// Parses `source`, which may refer to `bos_token` and `eos_token`.
     ///
     /// # Errors
     /// [`TemplateError::Syntax`].
@@ -202,13 +206,14 @@ impl ChatTemplate {
         })
     }
 
-    /// What it was parsed from.
+    /// Returns the source of the template.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// The template of a model file, with the one that it has for conversations with tools, which is for all where it is the only
-    /// one; where it has none and the vocabulary knows `<|im_start|>`, ChatML.
+    /// Reads the template of a model file, and its separate `tool_use` template if present. A
+    /// `tool_use` template that is the only one serves all conversations. Without a template, a
+    /// vocabulary with `<|im_start|>` selects ChatML.
     ///
     /// # Errors
     /// [`TemplateError::Missing`], [`TemplateError::Metadata`], [`TemplateError::Syntax`].
@@ -223,10 +228,11 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// The template of conversations with tools, or of others: this one, unless the model has another.
+    /// Returns the template for conversations with or without tools. Returns this template unless
+    /// the model has a separate one for tools.
     ///
     /// # Errors
-    /// [`TemplateError::Syntax`] of that one.
+    /// [`TemplateError::Syntax`] of the separate template.
     pub fn for_tools(&self, has_tools: bool) -> Result<&Self, TemplateError> {
         match self.with_tools.as_deref().filter(|_| has_tools) {
             Some(with_tools) => with_tools.as_ref().map_err(Clone::clone),
@@ -234,7 +240,7 @@ impl ChatTemplate {
         }
     }
 
-    /// Parses `source` for a model with this vocabulary, whose special tokens it may write.
+    /// Parses `source` and binds the special tokens of `tokenizer`.
     ///
     /// # Errors
     /// [`TemplateError::Syntax`].
@@ -255,12 +261,13 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// The text of a conversation of [`Message`]s, or of whatever else the template reads, to be encoded as [`Rendered::special`] says.
+    /// Renders a conversation of [`Message`]s, or of any other values that the template reads.
+    /// Encode the result as [`Rendered::special`] specifies.
     ///
     /// # Errors
-    /// [`TemplateError::Refused`] with the template's own words where it does not know such a
-    /// conversation (roles that do not alternate, a system message, ...), [`TemplateError::Render`] where
-    /// it fails, [`TemplateError::Limit`] where it spends more than any honest one.
+    /// [`TemplateError::Refused`] with the template's message if the template rejects the
+    /// conversation (roles that do not alternate, a system message, ...), [`TemplateError::Render`]
+    /// if rendering fails, [`TemplateError::Limit`] if rendering exceeds a limit.
     pub fn render(
         &self,
         messages: &[impl Serialize],
@@ -283,7 +290,7 @@ impl ChatTemplate {
         }
     }
 
-    /// Whether it says the same of any text, and something of a list with a part that is one.
+    /// Probes whether the template ignores string content but renders the text of a list of parts.
     fn wants_parts(&self) -> bool {
         const SAID: &str = "KvantSaysThis";
         *self.wants_parts.get_or_init(|| {
@@ -298,14 +305,14 @@ impl ChatTemplate {
 
     fn render_as_given(&self, messages: Json, options: &RenderOptions) -> Result<Rendered, TemplateError> {
         let own = self.tokens.iter().map(|(name, text)| (*name, text.as_str())).collect();
-        // `transformers` defines tools and documents, as none where there are none.
+        // `transformers` always defines `tools` and `documents`, as `none` if absent.
         let said = [
             ("messages", messages),
             ("add_generation_prompt", json!(options.add_generation_prompt)),
             ("tools", json!(options.tools)),
             ("documents", Json::Null),
         ];
-        // Firefunction's template reads what its makers' server defines.
+        // Firefunction's template reads variables that its authors' server defines.
         let of_makers = self.source.contains("+ datetime").then(|| {
             let tools = options.tools.as_ref().map(|tools| format!("{tools:#}")).unwrap_or_default();
             let now = options.now().strftime("%b %d %Y %H:%M:%S GMT").to_string();

@@ -1,7 +1,8 @@
-//! Pictures in a conversation.
+//! Images in conversations.
 //!
-//! Templates of models that see write a mark of their vocabulary for a part `{"type": "image"}` of a message. Others know no parts; then a text
-//! that nobody can foresee stands for a picture, and the message is a text.
+//! Templates of vision models write an image token of their vocabulary for a part
+//! `{"type": "image"}` of a message. Other templates do not support parts. For them the message is
+//! flattened to text, and an unpredictable placeholder marks each image.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -11,11 +12,12 @@ use serde_json::{Value as Json, json};
 use super::{ChatTemplate, RenderOptions, Rendered, TemplateError};
 
 impl ChatTemplate {
-    /// The text of a conversation whose messages may hold parts of type `image`, and what of it stands before, between and behind the pictures. `mark`
-    /// is what templates of the model's family write for one.
+    /// Renders a conversation whose messages may hold parts of type `image`. Also returns the text
+    /// before, between and after the images. `mark` is the image token that templates of the
+    /// model's family write.
     ///
     /// # Errors
-    /// As [`ChatTemplate::render`]; [`TemplateError::Pictures`] where a template loses pictures.
+    /// As [`ChatTemplate::render`]; [`TemplateError::Pictures`] if the template drops images.
     pub fn render_pictures(
         &self,
         messages: &[Json],
@@ -44,7 +46,7 @@ impl ChatTemplate {
     }
 }
 
-/// Numbers that nobody outside can foresee.
+/// Returns a number that message authors cannot predict.
 fn random() -> u64 {
     RandomState::new().hash_one(0)
 }
@@ -58,7 +60,7 @@ fn n_pictures(message: &Json) -> usize {
     parts.map_or(0, |parts| parts.iter().filter(|part| is_picture(part)).count())
 }
 
-/// The message as text, with `mark` for each picture.
+/// Flattens the message to text, with `mark` for each image.
 fn flat(message: &Json, mark: &str) -> Json {
     let Some(parts) = message["content"].as_array() else { return message.clone() };
     let text = |part: &Json| match is_picture(part) {
@@ -70,7 +72,7 @@ fn flat(message: &Json, mark: &str) -> Json {
     message
 }
 
-/// A message whose content, if it is a text, is a list of one part.
+/// Converts string content to a list of one text part.
 pub(super) fn in_parts(message: &Json) -> Json {
     let mut message = message.clone();
     if let Some(text) = message["content"].as_str() {
@@ -80,7 +82,8 @@ pub(super) fn in_parts(message: &Json) -> Json {
 }
 
 impl Rendered {
-    /// The parts between the occurrences of `mark`, of all of them or of those that are the template's own words.
+    /// Splits the text at all occurrences of `mark`, or only at those that the template wrote
+    /// itself.
     fn split(&self, mark: &str, is_own: bool) -> Vec<Rendered> {
         let found = self.text.match_indices(mark).map(|(start, _)| start..start + mark.len());
         let owns = |mark: &std::ops::Range<usize>| {
@@ -101,7 +104,7 @@ impl Rendered {
 mod tests {
     use super::*;
 
-    /// SmolVLM's: it reads parts and nothing else.
+    /// The template of SmolVLM, which reads only lists of parts.
     const IN_PARTS: &str = "{% for m in messages %}{{ m.role }}{% if m['content'][0]['type'] == 'image' %}:{% else %}: {% endif %}\
         {% for line in m['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}{% elif line['type'] == 'image' %}{{ '<image>' }}\
         {% endif %}{% endfor %}{{ '\\n' }}{% endfor %}";
@@ -115,26 +118,26 @@ mod tests {
     }
 
     #[test]
-    fn pictures_stand_where_the_template_puts_them() {
+    fn images_split_the_text_where_the_template_puts_them() {
         let picture = || json!({ "type": "image" });
         let said = |text: &str| json!({ "type": "text", "text": text });
         let content = json!([picture(), said("a <image> b"), picture(), said("c")]);
         let (whole, parts) = render(IN_PARTS, content.clone()).unwrap();
         assert_eq!(whole.as_str(), "user:<image>a <image> b<image>c\n");
         assert_eq!(parts, ["user:", "a <image> b", "c\n"]);
-        // What the template writes is its own in each part.
+        // Each piece keeps the ranges that the template wrote.
         assert_eq!(render(AS_TEXT, content).unwrap().1, ["<s>user: ", "\na <image> b", "\nc\n"]);
         assert_eq!(render(IN_PARTS, json!([said("x")])).unwrap().1, ["user: x\n"]);
     }
 
     #[test]
-    fn a_template_of_parts_reads_text_as_one() {
-        assert_eq!(render(IN_PARTS, json!("what is said")).unwrap().1, ["user: what is said\n"]);
-        assert_eq!(render(AS_TEXT, json!("what is said")).unwrap().1, ["<s>user: what is said\n"]);
+    fn part_templates_render_string_content() {
+        assert_eq!(render(IN_PARTS, json!("some text")).unwrap().1, ["user: some text\n"]);
+        assert_eq!(render(AS_TEXT, json!("some text")).unwrap().1, ["<s>user: some text\n"]);
     }
 
     #[test]
-    fn a_template_that_loses_pictures_is_refused() {
+    fn a_template_that_drops_images_is_an_error() {
         let content = json!([{ "type": "image" }, { "type": "text", "text": "x" }]);
         let error = render("{{ messages|length }}", content).unwrap_err();
         assert!(matches!(error, TemplateError::Pictures { wanted: 1, got: 0 }), "{error}");

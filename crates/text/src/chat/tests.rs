@@ -1,4 +1,4 @@
-//! Templates as Jinja2 renders them, and templates that mean harm.
+//! Templates rendered as Jinja2 renders them, and hostile inputs.
 
 use std::path::PathBuf;
 
@@ -7,16 +7,16 @@ use serde_json::{Value as Json, json};
 use super::*;
 use crate::tokenizer::{TokenizerModel, VocabData};
 
-/// A conversation in which nothing has been said.
+/// An empty conversation.
 const NOBODY: &[Message] = &[];
 
-/// What `transformers` makes of every shared template: see `tools/reference/chat_templates.py`.
+/// Outputs of `transformers` for every shared template: see `tools/reference/chat_templates.py`.
 const GOLDEN: &str = include_str!("../../tests/fixtures/chat_templates.json");
 
-/// The time at which the golden texts were made: 2026-01-02, 15:04:05.
+/// The time at which the golden outputs were generated: 2026-01-02, 15:04:05.
 const THEN: Option<i64> = Some(1_767_366_245);
 
-/// The messages and options of a golden case.
+/// Parses the messages and options of a golden case.
 fn case(json: &Json) -> (Vec<Message>, RenderOptions) {
     let messages = json["messages"].as_array().unwrap().iter();
     let text = |m: &Json, key: &str| m[key].as_str().unwrap().to_owned();
@@ -51,10 +51,10 @@ fn every_template_renders_as_transformers_does() {
             let want = &want[case_name];
             let text = want["lenient"].as_str().or(want["text"].as_str());
             let same = match (&got, text, want["error"].as_str()) {
-                // Firefunction's makers define this, and so does Kvant.
+                // Firefunction's server defines this variable, and so does Kvant.
                 (Ok(_), None, Some(want)) => want == "UndefinedError: 'functions' is undefined",
                 (Ok(got), Some(want), _) => got.as_str() == want,
-                // The template's own words, or a failure of its code.
+                // The template's own message, or a failure of its code.
                 (Err(TemplateError::Refused(words)), None, Some(want)) => {
                     want.strip_prefix("TemplateError: ") == Some(words.as_str())
                 }
@@ -76,12 +76,12 @@ fn every_template_renders_as_transformers_does() {
     assert!(wrong.is_empty(), "{} differ:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Whether an error, if it is one, reads as one line.
+/// Whether the result is a success or an error that displays as one line.
 fn one_line<T>(result: &Result<T, TemplateError>) -> bool {
     result.as_ref().err().is_none_or(|e| e.to_string().lines().count() == 1)
 }
 
-/// `source` rendered on one user message `Hi`.
+/// Renders `source` on one user message `Hi`.
 fn render(source: &str) -> Result<String, TemplateError> {
     let options = RenderOptions { add_generation_prompt: true, now: THEN, ..Default::default() };
     let rendered = ChatTemplate::new(source, "<s>", "</s>")?.render(&[Message::user("Hi")], &options);
@@ -163,7 +163,7 @@ fn refusals_and_failures_are_one_line_each() {
     }
 }
 
-/// A file with the tokens `tokens`, and `template` if any.
+/// Builds a file with the tokens `tokens` and an optional `template`.
 fn file(tokens: &[&str], template: Option<&str>) -> (Gguf, Tokenizer) {
     let mut writer = kvant_gguf::GgufWriter::new();
     if let Some(template) = template {
@@ -178,7 +178,7 @@ fn file(tokens: &[&str], template: Option<&str>) -> (Gguf, Tokenizer) {
 }
 
 #[test]
-fn a_file_without_a_template_speaks_chatml_only_if_its_vocabulary_does() {
+fn chatml_is_the_fallback_if_the_vocabulary_has_its_tokens() {
     let (gguf, tokenizer) = file(&["<BOS>", "<|im_start|>", "<|im_end|>"], None);
     let options = RenderOptions { add_generation_prompt: true, ..Default::default() };
     let text = ChatTemplate::from_gguf(&gguf, &tokenizer).unwrap();
@@ -193,7 +193,7 @@ fn a_file_without_a_template_speaks_chatml_only_if_its_vocabulary_does() {
 }
 
 #[test]
-fn a_conversation_with_tools_has_the_template_that_the_model_has_for_them() {
+fn conversations_with_tools_use_the_tool_use_template() {
     let with = |others: &[(&str, &str)]| {
         let mut writer = kvant_gguf::GgufWriter::new();
         for (key, template) in others {
@@ -216,7 +216,7 @@ fn a_conversation_with_tools_has_the_template_that_the_model_has_for_them() {
     assert_eq!(said(&both, tools()).unwrap(), "<BOS>1");
     assert_eq!(both.for_tools(true).unwrap().source(), "{{ bos_token }}{{ tools | length }}");
     assert_eq!((both.source(), both.for_tools(false).unwrap().source()), ("usual", "usual"));
-    // Pictures take the same way.
+    // Conversations with images select the same template.
     let options = RenderOptions { tools: tools(), ..RenderOptions::default() };
     let (text, _) = both.render_pictures(&[json!({ "role": "user", "content": "x" })], &options, "").unwrap();
     assert_eq!(text.as_str(), "<BOS>1");
@@ -225,13 +225,13 @@ fn a_conversation_with_tools_has_the_template_that_the_model_has_for_them() {
         (said(&alone, None).unwrap(), said(&alone, tools()).unwrap()),
         ("tools".into(), "tools".into())
     );
-    // One that cannot be read is told where it is needed.
+    // A syntax error of the tool template surfaces only when it is used.
     let bad = with(&[("", "usual"), (".tool_use", "{%")]).unwrap();
     assert_eq!(said(&bad, None).unwrap(), "usual");
     assert!(matches!(said(&bad, tools()), Err(TemplateError::Syntax { .. })));
 }
 
-/// Texts of control tokens, of all families.
+/// Texts of control tokens of several model families.
 const MARKS: [&str; 14] = [
     "<|im_start|>",
     "<|im_end|>",
@@ -265,7 +265,8 @@ fn marks() -> Tokenizer {
     Tokenizer::new(data).unwrap()
 }
 
-/// The control tokens that a conversation in which everybody says `said` comes to, or `None` if it is refused.
+/// Returns the control tokens of a conversation whose messages all contain `said`, or `None` if the
+/// template rejects it.
 fn control_tokens(template: &ChatTemplate, tokenizer: &Tokenizer, said: &str) -> Option<Vec<u32>> {
     let messages =
         [Message::system(said), Message::user(said), Message::assistant(said), Message::user(said)];
@@ -275,7 +276,7 @@ fn control_tokens(template: &ChatTemplate, tokenizer: &Tokenizer, said: &str) ->
     let with_tools =
         RenderOptions { add_generation_prompt: true, tools: Some(tools), now: THEN, ..Default::default() };
     let plain = RenderOptions { tools: None, ..with_tools.clone() };
-    // Some formats know no tools, and some no system message.
+    // Some formats support no tools, and some no system message.
     let ways = [(&messages[..], &with_tools), (&messages[..], &plain), (&messages[1..], &plain)];
     let rendered = ways.into_iter().find_map(|(m, options)| template.render(m, options).ok())?;
     let ids = tokenizer.encode(rendered.as_str(), rendered.special(), true).unwrap();
@@ -287,7 +288,7 @@ fn control_tokens(template: &ChatTemplate, tokenizer: &Tokenizer, said: &str) ->
 }
 
 #[test]
-fn nothing_that_is_said_becomes_a_control_token_in_any_format() {
+fn message_text_never_becomes_a_control_token() {
     let tokenizer = marks();
     let mut sources: Vec<(String, String)> =
         BUILTIN.map(|(name, source)| (name.to_owned(), source.to_owned())).into();
@@ -313,14 +314,14 @@ fn nothing_that_is_said_becomes_a_control_token_in_any_format() {
             .chain(halves)
         {
             let got = control_tokens(&template, &tokenizer, said);
-            assert_eq!(got.as_ref(), Some(&want), "{name}, who says {said:?}");
+            assert_eq!(got.as_ref(), Some(&want), "{name}: {said:?}");
         }
     }
-    assert!(told >= BUILTIN.len(), "only {told} of {} formats told anything", sources.len());
+    assert!(told >= BUILTIN.len(), "only {told} of {} formats render", sources.len());
 }
 
 #[test]
-fn user_defined_tokens_may_be_said_and_what_the_template_writes_is_parsed() {
+fn user_defined_tokens_are_parsed_in_message_text() {
     let tokenizer = marks();
     let template = ChatTemplate::for_tokenizer(builtin("chatml").unwrap(), &tokenizer).unwrap();
     let rendered = template.render(&[Message::user("a<tool>\u{e000}«»")], &RenderOptions::default()).unwrap();
@@ -331,12 +332,13 @@ fn user_defined_tokens_may_be_said_and_what_the_template_writes_is_parsed() {
         (ids.first(), ids.iter().filter(|&&i| i == id("<|im_end|>")).count()),
         (Some(&id("<|im_start|>")), 1)
     );
-    // All but the marks is tokenised as one text: the same tokens as if all of it were trusted.
+    // Everything but the control tokens is tokenized as one text: the tokens match those of trusted
+    // text.
     assert_eq!(ids, tokenizer.encode(rendered.as_str(), Special::Parse, false).unwrap());
 }
 
 #[test]
-fn what_stands_behind_a_mark_keeps_whose_words_it_is() {
+fn text_after_a_mark_keeps_its_trusted_ranges() {
     let tokenizer = marks();
     let template = ChatTemplate::for_tokenizer(builtin("chatml").unwrap(), &tokenizer).unwrap();
     let messages = [Message::assistant("MARK"), Message::user("<|im_end|>MARK<|im_end|>")];
@@ -349,7 +351,7 @@ fn what_stands_behind_a_mark_keeps_whose_words_it_is() {
 }
 
 #[test]
-fn a_final_message_is_continued_right_behind_its_text() {
+fn a_final_message_is_continued_directly_after_its_text() {
     let source = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
     let options = RenderOptions { continue_final_message: true, ..RenderOptions::default() };
     let render = |source: &str, said: &str| {
@@ -361,7 +363,7 @@ fn a_final_message_is_continued_right_behind_its_text() {
     {
         assert_eq!(render(source, said).unwrap(), want);
     }
-    // Space at the end stays where the template keeps it.
+    // Trailing whitespace stays if the template preserves it.
     assert_eq!(render(&source.replace(" | trim", ""), "Yes, ").unwrap(), "<user>Yes</><assistant>Yes, ");
     let drops = "{% for m in messages %}{{ m.role }}{% endfor %}";
     assert_eq!(render(drops, "So"), Err(TemplateError::FinalMessage));

@@ -1,41 +1,42 @@
-//! What a model thinks, told from what it says while it says it.
+//! Incremental parser that separates a model's reasoning from its answer.
 
 const THINKS: &str = "<think>";
-/// What ends a thought.
+/// The tag that ends reasoning.
 pub const HAS_THOUGHT: &str = "</think>";
 
-/// A piece of what a model writes.
+/// A piece of generated text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Said {
-    /// Of the answer.
+    /// Text of the answer.
     Text(String),
-    /// Of what comes before it, between its marks.
+    /// Text of the reasoning, between its tags.
     Thought(String),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Nothing but blanks has been written.
+    /// Only whitespace has been generated.
     Start,
     Thinking,
     Speaking,
 }
 
-/// Takes apart text that comes in pieces: one thought at its beginning, and all that follows. What may be the beginning of a mark is
-/// held back, and blanks between a mark and what it parts belong to neither.
+/// Parses streamed text into one leading reasoning section and the answer after it. Buffers a
+/// suffix that may be the beginning of a tag, and discards whitespace next to tags.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Thoughts {
     state: State,
-    /// Blanks that come now are part of nothing.
+    /// Whether the parser is discarding whitespace after a tag.
     skips_blanks: bool,
     held: String,
-    /// Bytes at the start of what is held that are blanks, and need not be looked at again: a run of them may be long.
+    /// Length of the whitespace prefix of the buffer, in bytes. It is not scanned again, since it
+    /// may be long.
     blanks: usize,
 }
 
 impl Thoughts {
-    /// Of an answer to `prompt`, which a template of this `source` has written: one that knows no thoughts has none, and one may
-    /// end its prompt within a thought.
+    /// Creates a parser for a response to `prompt`, rendered from the template `source`. A template
+    /// without `</think>` implies no reasoning. A prompt may end with an open `<think>`.
     pub fn of(source: &str, prompt: &str) -> Self {
         let state = match source.contains(HAS_THOUGHT) {
             true if prompt.trim_end().ends_with(THINKS) => State::Thinking,
@@ -45,17 +46,17 @@ impl Thoughts {
         Self { state, skips_blanks: state == State::Thinking, held: String::new(), blanks: 0 }
     }
 
-    /// Of an answer that is all text.
+    /// Creates a parser that treats all text as the answer.
     pub fn none() -> Self {
         Self { state: State::Speaking, skips_blanks: false, held: String::new(), blanks: 0 }
     }
 
-    /// Whether a thought has begun and not ended.
+    /// Whether a reasoning section is open.
     pub fn is_thinking(&self) -> bool {
         self.state == State::Thinking
     }
 
-    /// What has become certain with more text.
+    /// Appends `text` and returns the pieces that are now complete.
     pub fn push(&mut self, text: &str) -> Vec<Said> {
         self.held += text;
         let mut said = Vec::new();
@@ -63,7 +64,7 @@ impl Thoughts {
         said
     }
 
-    /// What was held back, at the end.
+    /// Returns the buffered text at the end of the response.
     pub fn rest(&mut self) -> Vec<Said> {
         let mut said = self.push("");
         let held = std::mem::take(&mut self.held);
@@ -71,7 +72,7 @@ impl Thoughts {
         said
     }
 
-    /// Takes one thing from what is held. Whether there may be more.
+    /// Consumes one item of the buffer. Returns whether more may follow.
     fn step(&mut self, said: &mut Vec<Said>) -> bool {
         if self.skips_blanks {
             self.keep(first_word(&self.held, 0));
@@ -94,7 +95,7 @@ impl Thoughts {
         }
     }
 
-    /// What an answer begins with decides whether it is a thought.
+    /// Decides from the beginning of the response whether it opens with reasoning.
     fn start(&mut self) -> bool {
         self.blanks = first_word(&self.held, self.blanks);
         let begun = &self.held[self.blanks..];
@@ -110,20 +111,22 @@ impl Thoughts {
         true
     }
 
-    /// Lets go of what is held before byte `from`.
+    /// Discards the buffer before byte `from`.
     fn keep(&mut self, from: usize) {
         self.held.drain(..from);
         self.blanks = 0;
     }
 }
 
-/// Takes what stands before `mark` and, where that is there, the mark too, and says so; else all that cannot be the beginning of one.
-/// Blanks before a mark belong to nothing.
+/// Takes the text before `mark` together with the mark, and returns `true`. Without a mark, takes
+/// all text that cannot be the beginning of one, and returns `false`. Discards whitespace before
+/// the mark.
 pub fn take_until(held: &mut String, mark: &str) -> (String, bool) {
     take_from(held, &mut 0, mark)
 }
 
-/// As [`take_until`], where the first `blanks` bytes of what is held are known to be blanks; as many are then.
+/// Works as [`take_until`], given that the first `blanks` bytes of the buffer are whitespace.
+/// Updates `blanks`.
 fn take_from(held: &mut String, blanks: &mut usize, mark: &str) -> (String, bool) {
     let known = std::mem::take(blanks);
     if let Some(at) = held[known..].find(mark) {
@@ -137,22 +140,22 @@ fn take_from(held: &mut String, blanks: &mut usize, mark: &str) -> (String, bool
         len => known + len,
     };
     *blanks = word - at;
-    // Taking nothing leaves what is held where it is, however long.
+    // Draining zero bytes leaves a long buffer in place.
     (held.drain(..at).collect(), false)
 }
 
-/// How many bytes at the end of `text` are the beginning of a `mark` and not all of it.
+/// Returns the length in bytes of the longest suffix of `text` that is a proper prefix of `mark`.
 pub fn begun(text: &str, mark: &str) -> usize {
     let beginnings = mark.char_indices().map(|(at, _)| &mark[..at]);
     beginnings.rev().find(|start| text.ends_with(start)).map_or(0, str::len)
 }
 
-/// Where the first character that is no blank stands, from byte `from` on.
+/// Returns the byte offset of the first non-whitespace character at or after `from`.
 fn first_word(text: &str, from: usize) -> usize {
     text.len() - text[from..].trim_start().len()
 }
 
-/// Puts text behind what is there; none is nothing.
+/// Appends `text` as a piece unless it is empty.
 fn put(said: &mut Vec<Said>, kind: fn(String) -> Said, text: String) {
     if !text.is_empty() {
         said.push(kind(text));
@@ -163,7 +166,7 @@ fn put(said: &mut Vec<Said>, kind: fn(String) -> Said, text: String) {
 mod tests {
     use super::*;
 
-    /// What is thought and what is said, however the text is cut.
+    /// Returns the reasoning and the answer, which must not depend on how the text is split.
     fn taken_apart(source: &str, prompt: &str, text: &str) -> (String, String) {
         let chars: Vec<char> = text.chars().collect();
         let ways = (1..=chars.len()).map(|size| {
@@ -186,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thought_is_told_from_an_answer_however_the_text_is_cut() {
+    fn reasoning_is_separated_however_the_text_is_split() {
         let knows = "{{ '</think>' }}";
         for (source, prompt, text, thought, answer) in [
             (knows, "", "Hello.", "", "Hello."),
@@ -206,7 +209,7 @@ mod tests {
         }
     }
     #[test]
-    fn what_is_known_to_be_blank_is_not_looked_at_again() {
+    fn scanned_whitespace_is_not_scanned_again() {
         for begins in ["", "<think>a"] {
             let mut thoughts = Thoughts::of("</think>", "");
             thoughts.push(begins);

@@ -1,16 +1,16 @@
-//! A parsed template. Chains of operators, filters and branches are lists, so that only brackets and blocks, which the
-//! parser counts, make the tree deep.
+//! Syntax tree of a template. Chains of operators, filters and branches are lists, so that only
+//! brackets and blocks, whose nesting the parser limits, deepen the tree.
 
 use std::sync::Arc;
 
-/// A statement and the line on which it begins.
+/// A statement and its first line.
 #[derive(Debug)]
 pub(super) struct Stmt {
     pub(super) line: u32,
     pub(super) kind: StmtKind,
 }
 
-/// What a block holds.
+/// The statements of a block.
 pub(super) type Body = Vec<Stmt>;
 
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub(super) struct For {
     pub(super) only_if: Option<Expr>,
     pub(super) body: Body,
     pub(super) otherwise: Body,
-    /// Whether its body may call it for other items.
+    /// Whether its body may call the loop for other items.
     pub(super) is_recursive: bool,
 }
 
@@ -53,13 +53,13 @@ pub(super) struct MacroDef {
     pub(super) body: Body,
 }
 
-/// What is assigned to.
+/// Target of an assignment.
 #[derive(Debug)]
 pub(super) enum Target {
     Name(String),
     /// `namespace.name`
     Attr(String, String),
-    /// As many values as there are names.
+    /// Unpacking into this many names.
     Tuple(Vec<String>),
 }
 
@@ -84,7 +84,7 @@ pub(super) enum Expr {
     Minus(Box<Expr>),
     /// `yes if test else no`
     If(Box<(Expr, Expr, Option<Expr>)>),
-    /// What follows a value: attributes, calls, filters, tests; and its line.
+    /// A value with its postfix operations (attributes, calls, filters, tests) and its line.
     Postfix(Box<Expr>, Vec<Post>, u32),
 }
 

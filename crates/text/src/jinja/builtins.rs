@@ -1,5 +1,5 @@
-//! Filters, methods and operators at their edges. What is wanted is what Jinja 3.1.6 writes, in the environment that
-//! transformers makes for chat templates.
+//! Edge cases of filters, methods and operators. Expected outputs are those of Jinja 3.1.6 in the
+//! environment that `transformers` sets up for chat templates.
 
 use super::Fault;
 use super::tests::marked;
@@ -10,7 +10,7 @@ fn assert_all(cases: &[(&str, &str)]) {
     }
 }
 
-/// Each fails with these words.
+/// Asserts that each template fails with an error that contains the given text.
 fn assert_refused(cases: &[(&str, &str)]) {
     for (source, want) in cases {
         match marked(source) {
@@ -21,13 +21,13 @@ fn assert_refused(cases: &[(&str, &str)]) {
 }
 
 #[test]
-fn percent_writes_values_as_python_does() {
+fn percent_formats_values_as_python() {
     assert_all(&[
         (
             "{{ '%s: %d' % ('a', 3) }}|{{ '%s' % 'b' }}|{{ '%s %s' % (1, 'b') }}|{{ '%%' % () }}",
             "a: 3|b|1 b|%",
         ),
-        // A list is one value, a tuple is as many as it has.
+        // A list is one value; a tuple supplies each of its items.
         ("{{ '%s' % [1, 2] }}|{{ '%s' % (1,) }}|{{ '%s' % [] }}", "[1, 2]|1|[]"),
         ("{% for pair in {'k': 1}.items() %}{{ '%s=%s' % pair }}{% endfor %}", "k=1"),
         (
@@ -57,7 +57,7 @@ fn percent_writes_values_as_python_does() {
             "{{ '%s %s'|format('a', 1) }}|{{ '%(k)s'|format(k=3) }}|{{ '%s'|format([1]) }}|{{ 'a'|format() }}",
             "a 1|3|[1]|a",
         ),
-        // What was said stays said.
+        // Input text stays marked as input.
         ("{{ '<%s>' % x }}{{ '%.2s' % x }}{{ (x + '%d') % 3 }}", "<«Ab c»>«AbAb c»3"),
     ]);
     assert_refused(&[
@@ -69,9 +69,9 @@ fn percent_writes_values_as_python_does() {
         ("{{ '%x' % 1.5 }}", "'%x' expects a number"),
         ("{{ '%y' % 1 }}", "no '%y'"),
         ("{{ '%(k)s' % 1 }}", "expects a mapping"),
-        ("{{ '%(k)s' % {} }}", "asks for 'k'"),
+        ("{{ '%(k)s' % {} }}", "requires 'k'"),
         ("{{ '%(k' % {} }}", "does not end"),
-        ("{{ '%' % () }}", "ends behind '%'"),
+        ("{{ '%' % () }}", "ends after '%'"),
         ("{{ '%c' % 1114112 }}", "'%c' expects"),
         ("{{ '%99999999999999999999999999999999999999999999s' % 1 }}", "4096 characters"),
         ("{{ '%.4097f' % 1 }}", "4096 characters"),
@@ -91,7 +91,7 @@ fn tuples_print_as_tuples() {
 }
 
 #[test]
-fn texts_are_looked_for_parted_and_filled_up() {
+fn texts_are_searched_partitioned_and_padded() {
     assert_all(&[
         (
             "{{ 'abc'.index('c') }}{{ 'abcab'.rindex('ab') }}{{ 'abc'.index('b', 1, 2) }}{{ 'éa'.index('a') }}",
@@ -120,9 +120,9 @@ fn texts_are_looked_for_parted_and_filled_up() {
         ("{{ x.center(9, '.') }}{{ x.partition('b')[0] }}{{ '<{}>'.format(x) }}", "...«Ab c»..«A»<«Ab c»>"),
     ]);
     assert_refused(&[
-        ("{{ 'abc'.index('z') }}", "no such part"),
-        ("{{ 'abc'.rindex('a', 1) }}", "no such part"),
-        ("{{ 'a'.partition('') }}", "cannot split by nothing"),
+        ("{{ 'abc'.index('z') }}", "no such substring"),
+        ("{{ 'abc'.rindex('a', 1) }}", "no such substring"),
+        ("{{ 'a'.partition('') }}", "cannot split by an empty text"),
         ("{{ 'a'.center(3, 'xy') }}", "one character"),
         ("{{ 'a'.ljust(99999999999) }}", "at most"),
         ("{{ '{}'.format() }}", "no value for '{}'"),
@@ -133,14 +133,14 @@ fn texts_are_looked_for_parted_and_filled_up() {
 }
 
 #[test]
-fn words_are_counted_and_texts_cut_at_them() {
+fn words_are_counted_and_texts_are_truncated() {
     assert_all(&[
         (
             "{{ 'foo bar baz'|wordcount }}{{ \"don't  stop\"|wordcount }}{{ ''|wordcount }}{{ 'é_1 2'|wordcount }}",
             "3302",
         ),
         ("{{ 'foo bar baz qux'|truncate(9) }}|{{ 'foo bar baz qux'|truncate(9, True) }}", "foo...|foo ba..."),
-        // The leeway is 5.
+        // The default leeway is 5.
         (
             "{{ 'foo bar baz qux'|truncate(11) }}|{{ 'foo bar baz qux'|truncate(11, False, '...', 0) }}",
             "foo bar baz qux|foo bar...",
@@ -199,7 +199,7 @@ fn items_come_in_groups() {
         ("{{ [1]|batch }}", "'linecount' is missing"),
         ("{{ [{'r': 1}, {'r': 'a'}]|groupby('r') }}", "cannot order"),
     ]);
-    // No stranger's number makes lists without end.
+    // Untrusted sizes must not create unbounded lists.
     assert!(matches!(marked("{{ [1]|batch(99999999999, 0) }}"), Err(Fault::Bytes | Fault::Steps)));
     assert!(matches!(marked("{{ []|slice(99999999999) }}"), Err(Fault::Bytes | Fault::Steps)));
 }
@@ -212,7 +212,7 @@ fn a_recursive_loop_calls_itself() {
              <{{ n.v }}@{{ loop.depth }}{{ loop.depth0 }}{{ loop.index }}{{ loop.last }}{% if n.c %}{{ loop(n.c) }}{% endif %}>{% endfor %}",
             "<1@101True<2@211False<3@321True>><4@212True>>",
         ),
-        // It sees what is around the loop, not what its own rounds have set.
+        // The loop body sees the variables around the loop, not those set by its own iterations.
         (
             "{% set y = 1 %}{% for n in [[[]], []] recursive %}{% set y = y + 1 %}{{ y }}{{ loop(n) }}{% else %}-{% endfor %}",
             "22-2-",

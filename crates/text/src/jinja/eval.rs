@@ -1,4 +1,4 @@
-//! Walks the tree of a template.
+//! Evaluates the syntax tree of a template.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -13,7 +13,8 @@ use super::text::{Draft, Text};
 use super::value::{Closure, Entries, Function, Items, List, Loop, Value};
 use super::{Fault, Located, methods, ops, place, show, time};
 
-/// How deep statements, expressions and macros may stand in each other. A level takes about a kilobyte of stack.
+/// Maximum nesting depth of statements, expressions and macros. A level takes about a kilobyte of
+/// stack.
 pub(crate) const MAX_DEPTH: usize = 300;
 
 /// The functions of the environment.
@@ -30,7 +31,7 @@ type Result<T> = std::result::Result<T, Fault>;
 /// Variables by name.
 pub(super) type Scope = HashMap<String, Value>;
 
-/// What a statement does to the loop around it.
+/// Effect of a statement on the enclosing loop.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flow {
     Next,
@@ -38,7 +39,7 @@ enum Flow {
     Continue,
 }
 
-/// The arguments of a call. Whoever is called takes those that it knows.
+/// The arguments of a call. The callee takes those that it supports.
 #[derive(Debug, Default)]
 pub(super) struct CallArgs {
     pub(super) positional: Vec<Value>,
@@ -46,7 +47,7 @@ pub(super) struct CallArgs {
 }
 
 impl CallArgs {
-    /// The argument `name`, which may also stand at position `at`.
+    /// Takes the argument `name`, which may also be at position `at`.
     pub(super) fn take(&mut self, at: usize, name: &str) -> Option<Value> {
         match self.named.iter().position(|(other, _)| other == name) {
             Some(i) => Some(self.named.swap_remove(i).1),
@@ -54,12 +55,12 @@ impl CallArgs {
         }
     }
 
-    /// As [`take`](Self::take), for an argument that must be there.
+    /// Works as [`take`](Self::take), for a required argument.
     pub(super) fn need(&mut self, at: usize, name: &str) -> Result<Value> {
         self.take(at, name).ok_or_else(|| Fault::failed(format!("the argument '{name}' is missing")))
     }
 
-    /// That nothing is left beyond `n` positions.
+    /// Checks that no argument is left beyond `n` positions.
     pub(super) fn finish(self, n: usize) -> Result<()> {
         if self.positional.len() > n {
             return Err(Fault::failed(format!("expected {n} arguments, got {}", self.positional.len())));
@@ -76,12 +77,12 @@ pub(super) struct Interpreter {
     globals: Scope,
     /// Variables of the template itself.
     root: Scope,
-    /// Those of loops and macros, the innermost last.
+    /// Variables of loops and macros, the innermost last.
     scopes: Vec<Scope>,
     pub(super) namespaces: Vec<Entries>,
     now: DateTime,
     depth: usize,
-    /// The line being worked on.
+    /// The current line.
     line: u32,
 }
 
@@ -99,14 +100,14 @@ impl Interpreter {
         }
     }
 
-    /// What `write` writes, and what it does to the loop around.
+    /// Returns the text that `write` emits, and its effect on the enclosing loop.
     fn capture(&mut self, write: impl FnOnce(&mut Self, &mut Draft) -> Result<Flow>) -> Result<(Text, Flow)> {
         let mut out = Draft::new(&self.meter);
         let flow = write(self, &mut out)?;
         Ok((out.finish()?, flow))
     }
 
-    /// Runs `work` one level deeper. A fault ends the render, so the level is not put back then.
+    /// Runs `work` one level deeper. A fault ends the render, so the level is not restored then.
     fn deeper<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         self.meter.work(1)?;
         self.depth += 1;
@@ -118,7 +119,7 @@ impl Interpreter {
         Ok(done)
     }
 
-    /// Runs `work` with a scope of its own.
+    /// Runs `work` in a new scope.
     fn scoped<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         self.scopes.push(Scope::new());
         let done = work(self)?;
@@ -131,12 +132,12 @@ impl Interpreter {
         scopes.into_iter().find_map(|scope| scope.get(name)).cloned().unwrap_or(Value::Undefined)
     }
 
-    /// The variables that a template sets now.
+    /// Returns the scope of the current assignments.
     pub(super) fn scope(&mut self) -> &mut Scope {
         self.scopes.last_mut().unwrap_or(&mut self.root)
     }
 
-    /// Where the value of the variable `name` is kept.
+    /// Returns the variable `name`, searching from the innermost scope.
     pub(super) fn variable(&mut self, name: &str) -> Option<&mut Value> {
         let scopes = self.scopes.iter_mut().rev().chain([&mut self.root, &mut self.globals]);
         scopes.into_iter().find_map(|scope| scope.get_mut(name))
@@ -257,7 +258,7 @@ impl Interpreter {
                 break;
             }
         }
-        // As in Jinja, whose `else` is also for rounds of which none came to its end.
+        // As in Jinja, where `else` also runs if no iteration completed.
         if is_done { Ok(Flow::Next) } else { self.scoped(|me| me.body(&each.otherwise, out)) }
     }
 
@@ -269,7 +270,7 @@ impl Interpreter {
         Ok(value)
     }
 
-    /// The value of an expression.
+    /// Evaluates an expression.
     pub(super) fn eval(&mut self, expr: &Expr) -> Result<Value> {
         self.deeper(|me| match expr {
             Expr::None => Ok(Value::None),
@@ -331,7 +332,7 @@ impl Interpreter {
         })
     }
 
-    /// The first of `terms` whose truth is `truth`, or else the last.
+    /// Returns the first of `terms` whose truth value is `truth`, or else the last.
     fn until(&mut self, terms: &[Expr], truth: bool) -> Result<Value> {
         let mut value = Value::Undefined;
         for term in terms {
@@ -355,7 +356,7 @@ impl Interpreter {
         Ok(Value::Bool(true))
     }
 
-    /// What `post` makes of `value`, which began as `base`.
+    /// Applies `post` to `value`, which results from `base`.
     fn post(&mut self, base: &Expr, value: Value, post: &Post) -> Result<Value> {
         self.meter.work(1)?;
         match post {
@@ -473,10 +474,10 @@ impl Interpreter {
         }
     }
 
-    /// The text of a recursive loop for other items, which sees the variables around the loop.
+    /// Renders a recursive loop for other items, with the variables around the loop.
     fn call_loop(&mut self, round: &Loop, mut args: CallArgs) -> Result<Value> {
         let Some((each, n_scopes)) = &round.again else {
-            return Err(Fault::failed("'loop' can be called where it is 'recursive'"));
+            return Err(Fault::failed("'loop' can be called only if it is 'recursive'"));
         };
         let over = args.need(0, "iterable")?;
         args.finish(1)?;
@@ -487,7 +488,7 @@ impl Interpreter {
         Ok(Value::Text(text))
     }
 
-    /// A macro as a value, with the variables around it.
+    /// Returns a macro as a value, with the variables around it.
     fn closure(&self, def: &Arc<MacroDef>) -> Result<Value> {
         let all = self.scopes.iter().flatten();
         let around = all.map(|(name, value)| (name.clone(), value.clone())).collect();
@@ -517,7 +518,7 @@ impl Interpreter {
         Ok(Value::Text(text))
     }
 
-    /// `{% call %}`: the call at the end of `call`, with `caller` as one more argument.
+    /// `{% call %}`: the call at the end of `call`, with `caller` as an additional argument.
     fn call_block(&mut self, call: &Expr, caller: Value) -> Result<Value> {
         let Expr::Postfix(base, posts, _) = call else {
             return Err(Fault::failed("'call' expects the call of a macro"));

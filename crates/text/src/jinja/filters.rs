@@ -11,7 +11,7 @@ use super::{layout, methods, ops, printf};
 
 type Result<T> = std::result::Result<T, Fault>;
 
-/// More spaces than anybody indents JSON by.
+/// Maximum indentation of JSON, in spaces.
 const MAX_INDENT: usize = 64;
 
 impl Interpreter {
@@ -79,7 +79,7 @@ impl Interpreter {
         }
     }
 
-    /// The filters that make lists of lists.
+    /// Filters from lists to lists.
     fn list_filter(&mut self, name: &str, value: &Value, mut args: CallArgs) -> Result<Value> {
         match name {
             "list" => {
@@ -176,7 +176,7 @@ impl Interpreter {
             }
             _ => {
                 args.finish(0)?;
-                // The words of Jinja's `title` begin behind these.
+                // Jinja's `title` starts words after these characters.
                 methods::cased(name, &text, |c| c.is_whitespace() || "-({[<".contains(c))
             }
         }
@@ -192,7 +192,9 @@ impl Interpreter {
         let indent = match take(1, "indent") {
             Some(Value::Text(text)) => Some(text),
             Some(n) => {
-                let n = n.as_int().ok_or_else(|| Fault::failed("JSON is indented by a number or a text"))?;
+                let n = n
+                    .as_int()
+                    .ok_or_else(|| Fault::failed("the indentation of JSON must be a number or text"))?;
                 let n = usize::try_from(n).unwrap_or(0).min(MAX_INDENT);
                 Some(Text::new(&self.meter, &" ".repeat(n), false)?)
             }
@@ -241,7 +243,7 @@ impl Interpreter {
         self.ordered("sort", keyed, reverse)
     }
 
-    /// What `value` is ordered by: text without case, unless that counts.
+    /// Returns the sort key of `value`: lowercased text, unless case-sensitive.
     pub(super) fn sort_key(&self, value: Value, cased: bool) -> Result<Value> {
         match &value {
             Value::Text(text) if !cased => Ok(Value::Text(text.map(str::to_lowercase)?)),
@@ -249,7 +251,7 @@ impl Interpreter {
         }
     }
 
-    /// The values of `keyed` in the order of their keys, each key once, or the first or last of them.
+    /// Returns the values of `keyed` sorted by key, without duplicates, or the minimum or maximum.
     fn ordered(&self, how: &str, keyed: Vec<(Value, Value)>, reverse: bool) -> Result<Value> {
         if how == "unique" {
             let mut seen: Vec<&Value> = Vec::new();
@@ -272,7 +274,7 @@ impl Interpreter {
         List::collect(&self.meter, keyed.into_iter().map(|(_, value)| Ok(value)))
     }
 
-    /// Sorted by keys; equal ones keep their order either way.
+    /// Sorts by key; equal keys keep their order in both directions.
     pub(super) fn in_order(&self, keyed: Vec<(Value, Value)>, reverse: bool) -> Result<Vec<(Value, Value)>> {
         sorted(keyed, &mut |a, b| {
             let order = a.compare(b, &self.meter)?;
@@ -280,7 +282,7 @@ impl Interpreter {
         })
     }
 
-    /// `format(values...)`: as `%` has it, with values by position or by name.
+    /// `format(values...)`: formats like `%`, with values by position or by name.
     fn format(&self, value: &Value, args: CallArgs) -> Result<Value> {
         let template = self.text(value)?;
         let values = match (args.positional.is_empty(), args.named.is_empty()) {
@@ -297,7 +299,7 @@ impl Interpreter {
         printf::format(&template, &values, &self.meter)
     }
 
-    /// The first value whose key is in the order `wanted` to all others.
+    /// Returns the first value whose key compares as `wanted` to all others.
     fn extreme(&self, keyed: Vec<(Value, Value)>, wanted: Ordering) -> Result<Value> {
         let mut keyed = keyed.into_iter();
         let Some(mut best) = keyed.next() else { return Ok(Value::Undefined) };
@@ -309,7 +311,7 @@ impl Interpreter {
         Ok(best.1)
     }
 
-    /// The attribute `path` of `value`, with dots, or the value itself.
+    /// Returns the attribute `path` of `value`, with dots, or the value itself.
     pub(super) fn pick(&mut self, value: &Value, path: Option<&Value>) -> Result<Value> {
         let path = match path {
             None | Some(Value::None) => return Ok(value.clone()),
@@ -359,7 +361,8 @@ impl Interpreter {
         items.finish()
     }
 
-    /// `select`, `reject` and the same by attribute: what a test, or else truth, holds or does not hold for.
+    /// `select`, `reject` and their `attr` variants: keeps or drops items by a test, or else by
+    /// truth value.
     fn select(&mut self, how: &str, value: &Value, args: CallArgs) -> Result<Value> {
         let mut args = args.positional;
         let attribute = if how.ends_with("attr") {
@@ -496,13 +499,13 @@ fn number_filter(
                     let whole = if method == "floor" { (x * scale).floor() } else { (x * scale).ceil() };
                     Ok(Value::Float(if whole.is_finite() { whole / scale } else { x }))
                 }
-                _ => Err(Fault::failed("'round' knows common, ceil and floor")),
+                _ => Err(Fault::failed("'round' supports common, ceil and floor")),
             }
         }
     }
 }
 
-/// A number's text without what may stand between two digits of it in Python, `_`.
+/// Removes the `_` that Python allows between two digits of a number.
 fn without_marks(text: &str) -> String {
     let bytes = text.as_bytes();
     let is_digit = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_digit);
@@ -510,10 +513,10 @@ fn without_marks(text: &str) -> String {
     text.char_indices().filter(|(at, _)| !goes(*at)).map(|(_, c)| c).collect()
 }
 
-/// Python's `round` of a whole number, which stays one: to a multiple of a power of ten, the even one of two that are as near.
+/// Python's `round` of an integer, which stays one: to a multiple of a power of ten, ties to even.
 fn round_int(n: i128, digits: i32) -> i128 {
     let Some(unit) = u32::try_from(-digits.min(0)).ok().and_then(|power| 10i128.checked_pow(power)) else {
-        return 0; // beyond all numbers there are
+        return 0; // beyond the range of integers
     };
     let (below, rest) = (n.div_euclid(unit), n.rem_euclid(unit));
     let up = match rest.cmp(&(unit - rest)) {
@@ -524,7 +527,7 @@ fn round_int(n: i128, digits: i32) -> i128 {
     (below + up).saturating_mul(unit)
 }
 
-/// Python's `round`: the float that is next to the exact value's decimals.
+/// Python's `round`: the float nearest to the exact value's decimals.
 fn round(x: f64, digits: i32) -> f64 {
     if digits < 0 {
         let unit = 10f64.powi(-digits);
@@ -533,8 +536,8 @@ fn round(x: f64, digits: i32) -> f64 {
     format!("{x:.*}", digits as usize).parse().unwrap_or(x)
 }
 
-/// Merge sort by keys, in the order in which no earlier key is `after` a later one. The library's own sorts may panic where
-/// an order is none, and a template's values may have none.
+/// Merge sort by key, such that no earlier key is `after` a later one. The sorts of the standard
+/// library may panic on an inconsistent order, which values of templates can have.
 fn sorted(
     mut left: Vec<(Value, Value)>,
     after: &mut dyn FnMut(&Value, &Value) -> Result<bool>,
@@ -554,10 +557,11 @@ fn sorted(
     Ok(out)
 }
 
-/// Every line but the first, unless `first`, behind `width`; empty lines only if `blank`.
+/// Indents every line except the first (unless `first`) by `width`; empty lines only if `blank`.
 fn indent(text: &Text, width: &Text, first: bool, blank: bool) -> Result<Text> {
     let mut out = Draft::new(text.meter());
-    // Jinja adds a line's end before it cuts, so that a text that ends with one has an empty line behind it.
+    // Jinja appends a newline before splitting, so a text that ends with one has an empty line
+    // after it.
     let all = text.as_str();
     let last = methods::lines(all).last().is_none_or(|(line, whole)| line != whole && !whole.ends_with('\r'));
     let lines = methods::lines(all).map(|(line, _)| line).chain(last.then_some(&all[all.len()..]));

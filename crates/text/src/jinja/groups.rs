@@ -1,4 +1,4 @@
-//! Filters that make groups of items: `batch`, `slice`, `groupby`.
+//! Filters that group items: `batch`, `slice`, `groupby`.
 
 use super::Fault;
 use super::eval::{CallArgs, Interpreter};
@@ -35,7 +35,7 @@ impl Interpreter {
         let mut at = 0;
         for index in 0..n {
             let end = at + each + usize::from(index < n_longer);
-            // As Jinja has it, also where all are of one length.
+            // As in Jinja, even if all lists have the same length.
             let filled = fill.iter().filter(|_| index >= n_longer);
             let slice = items[at..end].iter().chain(filled).map(|item| Ok(item.clone()));
             slices.push(List::collect(&self.meter, slice)?)?;
@@ -44,7 +44,7 @@ impl Interpreter {
         slices.finish()
     }
 
-    /// `groupby(attribute, default, case_sensitive)`: pairs of what items have in common, in order, and the items.
+    /// `groupby(attribute, default, case_sensitive)`: sorted pairs of a common value and its items.
     pub(super) fn group_by(&mut self, value: &Value, mut args: CallArgs) -> Result<Value> {
         let attribute = args.need(0, "attribute")?;
         let default = args.take(1, "default");
@@ -71,14 +71,14 @@ impl Interpreter {
         let mut groups = Items::new(&self.meter);
         for (_, items) in open {
             let items = ops::list(&items.finish()?, &self.meter)?;
-            // As the first of them has it, whose case may be another.
+            // The value of the first item, whose case may differ from the sort key.
             let shared = self.shared(&items.items()[0], &attribute, default.as_ref())?;
             groups.push(List::group(&self.meter, shared, Value::List(items))?)?;
         }
         groups.finish()
     }
 
-    /// What an item is grouped by.
+    /// Returns the grouping value of an item.
     fn shared(&mut self, item: &Value, attribute: &Value, default: Option<&Value>) -> Result<Value> {
         let found = self.pick(item, Some(attribute))?;
         Ok(match (&found, default) {

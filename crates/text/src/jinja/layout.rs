@@ -1,4 +1,4 @@
-//! Filters and methods that fill text up, cut it to a length, or count its words.
+//! Filters and methods that pad, truncate, partition and format text, or count its words.
 
 use super::Fault;
 use super::eval::{CallArgs, Interpreter};
@@ -7,23 +7,23 @@ use super::value::{List, Value};
 
 type Result<T> = std::result::Result<T, Fault>;
 
-/// The widest that text is filled up to.
+/// Maximum width of padded text.
 const MAX_WIDTH: usize = 1 << 20;
 
-/// `center`, `ljust`, `rjust`: at least `width` characters, with `fill` where there are fewer.
+/// `center`, `ljust`, `rjust`: pads with `fill` to at least `width` characters.
 pub(super) fn justify(how: &str, text: &Text, width: &Value, fill: Option<&Text>) -> Result<Text> {
     let meter = text.meter();
     let blank = Text::new(meter, " ", false)?;
     let fill = fill.unwrap_or(&blank);
     if fill.as_str().chars().count() != 1 {
-        return Err(Fault::failed(format!("'{how}' fills up with one character")));
+        return Err(Fault::failed(format!("'{how}' pads with one character")));
     }
     let (width, n) = (self::width(width, how)?, n_chars(text)?);
     let pad = width.saturating_sub(n);
     let before = match how {
         "ljust" => 0,
         "rjust" => pad,
-        // Where it cannot be in the middle Python has it on the right in fields of odd width.
+        // Python puts the odd fill character on the left in fields of odd width.
         _ => pad / 2 + (pad & width & 1),
     };
     let mut out = Draft::new(meter);
@@ -37,7 +37,7 @@ pub(super) fn justify(how: &str, text: &Text, width: &Value, fill: Option<&Text>
     out.finish()
 }
 
-/// `zfill`: zeros behind the sign.
+/// `zfill`: inserts zeros after the sign.
 pub(super) fn fill_zeros(text: &Text, width: &Value) -> Result<Text> {
     let pad = self::width(width, "zfill")?.saturating_sub(n_chars(text)?);
     let sign = usize::from(text.as_str().starts_with(['-', '+']));
@@ -50,10 +50,11 @@ pub(super) fn fill_zeros(text: &Text, width: &Value) -> Result<Text> {
     out.finish()
 }
 
-/// `partition` and `rpartition`: what stands before the first or last `by`, that, and what stands behind it.
+/// `partition` and `rpartition`: the text before the first or last `by`, `by` itself, and the text
+/// after it.
 pub(super) fn partition(text: &Text, by: &str, from_end: bool) -> Result<Value> {
     if by.is_empty() {
-        return Err(Fault::failed("cannot split by nothing"));
+        return Err(Fault::failed("cannot split by an empty text"));
     }
     let all = text.as_str();
     let found = if from_end { all.rfind(by) } else { all.find(by) };
@@ -66,14 +67,14 @@ pub(super) fn partition(text: &Text, by: &str, from_end: bool) -> Result<Value> 
     List::tuple(text.meter(), parts.map(|part| Ok(Value::Text(text.slice(part)?))))
 }
 
-/// How many words there are: letters, digits and `_` in a row.
+/// Counts words: runs of letters, digits and `_`.
 pub(super) fn n_words(text: &Text) -> Result<Value> {
     text.meter().read(text.len())?;
     let words = text.as_str().split(|c: char| !c.is_alphanumeric() && c != '_');
     Ok(Value::Int(words.filter(|word| !word.is_empty()).count() as i128))
 }
 
-/// `'{} {name}'.format(...)`; what a field has besides its name is refused.
+/// `'{} {name}'.format(...)`; fields with more than a name are rejected.
 pub(super) fn format(text: &Text, mut args: CallArgs, me: &Interpreter) -> Result<Value> {
     let (all, meter) = (text.as_str(), text.meter());
     let (mut out, mut at, mut n_unnamed) = (Draft::new(meter), 0, 0);
@@ -140,7 +141,7 @@ fn n_chars(text: &Text) -> Result<usize> {
     Ok(text.as_str().chars().count())
 }
 
-/// A number of characters; below 0 it is 0.
+/// Parses a number of characters; negative values become 0.
 fn width(value: &Value, who: &str) -> Result<usize> {
     let n = value
         .as_int()

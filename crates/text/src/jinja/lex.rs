@@ -1,5 +1,5 @@
-//! A template cut into tokens, with Jinja's rules for white space: blocks are trimmed (`trim_blocks`, `lstrip_blocks`), and
-//! one newline less stands at the end.
+//! Lexer for templates, with Jinja's whitespace rules: blocks are trimmed (`trim_blocks`,
+//! `lstrip_blocks`), and one final newline is removed.
 
 use super::Fault;
 
@@ -23,13 +23,13 @@ pub(super) enum Token {
     End,
 }
 
-/// Longer ones first, where one begins another.
+/// Longer operators precede their prefixes.
 const OPS: [&str; 26] = [
     "==", "!=", ">=", "<=", "//", "**", "+", "-", "*", "/", "%", "~", "[", "]", "(", ")", "{", "}", ">", "<",
     "=", ".", ":", "|", ",", ";",
 ];
 
-/// Cuts `source` into tokens, each with its line, counted from 1.
+/// Splits `source` into tokens, each with its line, counted from 1.
 ///
 /// # Errors
 /// [`Fault::Failed`] with the line.
@@ -52,7 +52,7 @@ struct Lexer<'a> {
     tokens: Vec<(Token, u32)>,
 }
 
-/// What a tag holds.
+/// The kind of a tag.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tag {
     Variable,
@@ -65,7 +65,7 @@ impl<'a> Lexer<'a> {
         self.tokens.push((token, self.line));
     }
 
-    /// Moves on by `n` bytes and returns them.
+    /// Advances by `n` bytes and returns them.
     fn take(&mut self, n: usize) -> &'a str {
         let (taken, rest) = self.rest.split_at(n);
         self.line += taken.bytes().filter(|&b| b == b'\n').count() as u32;
@@ -73,7 +73,7 @@ impl<'a> Lexer<'a> {
         taken
     }
 
-    /// Text and tags, to the end.
+    /// Lexes text and tags, to the end.
     fn data(&mut self) -> Result<(), Fault> {
         let mut line_start = true;
         while let Some((at, tag)) = next_tag(self.rest) {
@@ -99,7 +99,8 @@ impl<'a> Lexer<'a> {
         Ok(())
     }
 
-    /// What stands between `begin` and `close`; whether a line begins behind it.
+    /// Lexes the inside of a tag between `begin` and `close`. Returns whether a line starts after
+    /// it.
     fn tag(&mut self, begin: Token, close: &str, end: Token) -> Result<bool, Fault> {
         self.push(begin);
         self.expression(close)?;
@@ -108,7 +109,8 @@ impl<'a> Lexer<'a> {
         Ok(self.close(close, trims))
     }
 
-    /// Moves behind a closing bracket and the white space that it takes; whether a line begins there.
+    /// Consumes a closing bracket and the whitespace that it trims. Returns whether a line starts
+    /// there.
     fn close(&mut self, close: &str, trims: bool) -> bool {
         let sign = self.rest.as_bytes().first().copied().filter(|b| b"-+".contains(b));
         self.take(usize::from(sign.is_some()) + close.len());
@@ -127,7 +129,7 @@ impl<'a> Lexer<'a> {
         Ok(self.close("#}", true))
     }
 
-    /// `{% raw %}...{% endraw %}`, of which `{%` is behind us, as text; `None` if the tag is another one.
+    /// Lexes `{% raw %}...{% endraw %}`, after its `{%`, as text. Returns `None` for another tag.
     fn raw(&mut self) -> Result<Option<bool>, Fault> {
         let Some((begin, closes)) = keyword_tag(self.rest, "raw") else { return Ok(None) };
         self.take(begin);
@@ -152,7 +154,7 @@ impl<'a> Lexer<'a> {
         Ok(Some(self.close("%}", true)))
     }
 
-    /// Tokens up to `close`, which counts only outside of brackets.
+    /// Lexes tokens up to `close`, which counts only outside of brackets.
     fn expression(&mut self, close: &str) -> Result<(), Fault> {
         let mut open = Vec::new();
         loop {
@@ -215,7 +217,7 @@ impl<'a> Lexer<'a> {
         n += exponent;
         let is_float = fraction > 0 || exponent > 0;
         let text = self.take(n).replace('_', "");
-        let fail = || Fault::failed(format!("'{text}' is no number that can be had"));
+        let fail = || Fault::failed(format!("'{text}' is not a representable number"));
         let token = if is_float {
             Token::Float(text.parse().map_err(|_| fail())?)
         } else {
@@ -225,7 +227,7 @@ impl<'a> Lexer<'a> {
         Ok(())
     }
 
-    /// A string literal with Python's escapes.
+    /// Lexes a string literal with Python's escapes.
     fn text(&mut self, mark: char) -> Result<(), Fault> {
         let mut out = String::new();
         let mut chars = self.rest.char_indices().skip(1);
@@ -245,7 +247,7 @@ impl<'a> Lexer<'a> {
                 let hex: String = chars.by_ref().take(n).map(|(_, c)| c).collect();
                 u32::from_str_radix(&hex, 16).ok().and_then(char::from_u32)
             };
-            let fail = || Fault::failed("a string has an escape that means no character");
+            let fail = || Fault::failed("a string has an invalid escape");
             match escaped {
                 Some('n') => out.push('\n'),
                 Some('r') => out.push('\r'),
@@ -258,7 +260,7 @@ impl<'a> Lexer<'a> {
                 Some('U') => out.push(code(8).ok_or_else(fail)?),
                 Some('\n') => {}
                 Some(c @ ('\\' | '\'' | '"')) => out.push(c),
-                // Python leaves what is no escape as it stands.
+                // Python keeps an unknown escape verbatim.
                 Some(c) => out.extend(['\\', c]),
                 None => {}
             }
@@ -269,7 +271,7 @@ impl<'a> Lexer<'a> {
     }
 }
 
-/// Where the next tag begins.
+/// Finds the next tag.
 fn next_tag(text: &str) -> Option<(usize, Tag)> {
     text.match_indices('{').find_map(|(at, _)| {
         let tag = match text.as_bytes().get(at + 1)? {
@@ -282,7 +284,8 @@ fn next_tag(text: &str) -> Option<(usize, Tag)> {
     })
 }
 
-/// Whether `text`, the inside of a tag, is `keyword` alone: the bytes up to behind its `%}`, and what stands before that.
+/// Whether `text`, the inside of a tag, is `keyword` alone. Returns the number of bytes through its
+/// `%}`, and the sign before it.
 fn keyword_tag(text: &str, keyword: &str) -> Option<(usize, u8)> {
     let rest = text.trim_start().strip_prefix(keyword)?.trim_start();
     let sign = rest.as_bytes().first().copied().unwrap_or_default();
@@ -290,7 +293,7 @@ fn keyword_tag(text: &str, keyword: &str) -> Option<(usize, u8)> {
     Some((text.len() - rest.len(), sign))
 }
 
-/// The text before a tag, less the white space that the tag takes.
+/// Returns the text before a tag without the whitespace that the tag trims.
 fn before_tag(text: &str, tag: Tag, sign: Option<u8>, line_start: bool) -> &str {
     if sign == Some(b'-') {
         return text.trim_end();

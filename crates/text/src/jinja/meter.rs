@@ -1,22 +1,23 @@
-//! What a template may spend: steps of work and bytes of memory.
+//! Resource limits of templates: steps of work and bytes of memory.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
 use super::Fault;
 
-/// Steps after which a template is stopped, besides one for each byte that it was given: well below a second. A
-/// conversation of ten thousand messages takes about a million, unless a template looks back at all that came before each.
+/// Maximum steps of a template, besides one for each byte of input: well below a second. A
+/// conversation of ten thousand messages takes about a million, unless a template rescans all
+/// previous messages for each.
 pub(crate) const MAX_STEPS: u64 = 10_000_000;
-/// Bytes that a template may hold at once, its output included, besides four times the
-/// conversation that it was given.
+/// Maximum bytes that a template may hold at once, including its output, besides four times the
+/// conversation.
 pub(crate) const MAX_BYTES: usize = 64 << 20;
-/// Bytes that are gone through, character by character, in the time of one step.
+/// Bytes scanned character by character in the time of one step.
 const BYTES_PER_STEP: usize = 32;
-/// Bytes that are written in that time, as a whole and to fresh memory.
+/// Bytes written in bulk to fresh memory in the time of one step.
 const WRITTEN_PER_STEP: usize = 256;
 
-/// What is left. Every value of a render holds its share and gives it back when it is dropped.
+/// The remaining budget. Every value of a render holds its share and returns it when dropped.
 #[derive(Debug)]
 pub(super) struct Meter {
     steps: Cell<u64>,
@@ -24,13 +25,14 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    /// The full allowance.
+    /// Creates a meter without a byte limit, for loading the inputs.
     pub(super) fn new() -> Rc<Self> {
         Rc::new(Meter { steps: Cell::new(MAX_STEPS), bytes: Cell::new(usize::MAX / 2) })
     }
 
-    /// Begins to count. What is held until now is the conversation: that is not the template's doing, and a template may
-    /// go through it and write it some times.
+    /// Starts the limits. The bytes held until now are the conversation: they do not count against
+    /// the template, and the allowance scales with them so that a template may scan and write them
+    /// several times.
     pub(super) fn begin(&self) {
         let given = (usize::MAX / 2).saturating_sub(self.bytes.get());
         self.bytes.set(MAX_BYTES.saturating_add(given.saturating_mul(4)));
@@ -40,14 +42,14 @@ impl Meter {
     /// Spends steps.
     ///
     /// # Errors
-    /// [`Fault::Steps`] when there are not as many.
+    /// [`Fault::Steps`] if too few are left.
     pub(super) fn work(&self, steps: usize) -> Result<(), Fault> {
         let left = self.steps.get().checked_sub(steps as u64).ok_or(Fault::Steps)?;
         self.steps.set(left);
         Ok(())
     }
 
-    /// Spends the steps of going through `bytes`.
+    /// Spends the steps of scanning `bytes`.
     ///
     /// # Errors
     /// As [`Meter::work`].
@@ -64,15 +66,16 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// A share of no bytes.
+    /// Creates a share of no bytes.
     pub(super) fn none(meter: &Rc<Meter>) -> Self {
         Held { meter: Rc::clone(meter), bytes: 0 }
     }
 
-    /// Takes `bytes` more, about to be written.
+    /// Reserves `bytes` more, about to be written.
     ///
     /// # Errors
-    /// [`Fault::Bytes`] when there are not as many; [`Fault::Steps`] when there is no time to write them.
+    /// [`Fault::Bytes`] if too few are left; [`Fault::Steps`] if too few steps are left to write
+    /// them.
     pub(super) fn grow(&mut self, bytes: usize) -> Result<(), Fault> {
         let left = self.meter.bytes.get().checked_sub(bytes).ok_or(Fault::Bytes)?;
         self.meter.work(1 + bytes / WRITTEN_PER_STEP)?;
@@ -81,14 +84,14 @@ impl Held {
         Ok(())
     }
 
-    /// Gives `bytes` back.
+    /// Returns `bytes` to the meter.
     pub(super) fn shrink(&mut self, bytes: usize) {
         let bytes = bytes.min(self.bytes);
         self.meter.bytes.set(self.meter.bytes.get().saturating_add(bytes));
         self.bytes -= bytes;
     }
 
-    /// Whom it was taken from.
+    /// Returns the meter of this share.
     pub(super) fn meter(&self) -> &Rc<Meter> {
         &self.meter
     }

@@ -17,7 +17,7 @@ impl Interpreter {
     /// `value.name(args)`
     pub(super) fn method(&mut self, value: &Value, name: &str, args: CallArgs) -> Result<Value> {
         self.meter.work(1)?;
-        // A function in a mapping or namespace goes before the mapping's own methods.
+        // A function in a mapping or namespace precedes the mapping's own methods.
         if matches!(value, Value::Map(_) | Value::Namespace(_) | Value::Undefined) {
             let found = self.attr(value, name)?;
             if matches!(found, Value::Macro(_) | Value::Function(_)) {
@@ -44,7 +44,7 @@ impl Interpreter {
     }
 
     fn text_method(&self, text: &Text, name: &str, mut args: CallArgs) -> Result<Option<Value>> {
-        // These look at one end alone, and pay for that.
+        // These methods read only one end of the text, and count those bytes alone.
         if !["startswith", "endswith", "removeprefix", "removesuffix"].contains(&name) {
             self.meter.read(text.len())?;
         }
@@ -98,7 +98,7 @@ impl Interpreter {
         Ok(Some(value))
     }
 
-    /// The methods that look for other text.
+    /// The methods that search for other text.
     fn text_search(&self, text: &Text, name: &str, mut args: CallArgs) -> Result<Option<Value>> {
         const KNOWN: [&str; 12] = [
             "replace",
@@ -135,7 +135,7 @@ impl Interpreter {
         self.meter.read(sub.len())?;
         let at = |byte: Option<usize>| byte.map_or(-1, |byte| all[..byte].chars().count() as i128);
         if ["startswith", "endswith", "find", "rfind", "index", "rindex", "count"].contains(&name) {
-            // To go to a start or an end is to count characters.
+            // Finding a start or an end counts characters.
             self.meter.read(if args.positional.len() > 1 { all.len() } else { 0 })?;
             let range = window(all, args.take(1, "start"), args.take(2, "end"))?;
             args.finish(3)?;
@@ -150,7 +150,7 @@ impl Interpreter {
                 _ => Value::Int(part.map_or(0, |part| part.matches(sub.as_str()).count()) as i128),
             };
             if name.ends_with("index") && matches!(value, Value::Int(-1)) {
-                return Err(Fault::failed("the text has no such part"));
+                return Err(Fault::failed("the text has no such substring"));
             }
             return Ok(Some(value));
         }
@@ -169,7 +169,7 @@ impl Interpreter {
     }
 }
 
-/// Capitals as small letters, and small letters as capitals.
+/// Swaps the case of all letters.
 fn swapped(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
@@ -181,7 +181,7 @@ fn swapped(text: &str) -> String {
     out
 }
 
-/// The lines of a text as Python counts them, each without and with what ends it.
+/// Splits a text into lines as Python does, each without and with its terminator.
 pub(super) fn lines(text: &str) -> impl Iterator<Item = (&str, &str)> {
     const ENDS: [char; 10] =
         ['\n', '\r', '\u{b}', '\u{c}', '\u{1c}', '\u{1d}', '\u{1e}', '\u{85}', '\u{2028}', '\u{2029}'];
@@ -199,18 +199,18 @@ pub(super) fn lines(text: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// The method `name` of a mapping as a value: to ask for it is enough to have it.
+/// Returns the method `name` of a mapping as a value, without calling it.
 pub(super) fn of_map(map: &super::value::Map, name: &str) -> Option<Value> {
     let known = ["get", "items", "keys", "values"].into_iter().find(|known| *known == name)?;
     Some(Value::Method(map.clone(), known))
 }
 
-/// A count, of which a negative one means all.
+/// Converts a count; negative means unlimited.
 pub(super) fn limit(n: i128) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
 
-/// The items with `between` between them.
+/// Joins the items with `between`.
 pub(super) fn join(between: &Text, list: &List, meter: &Rc<Meter>) -> Result<Value> {
     let mut out = Draft::new(meter);
     for (i, item) in list.items().iter().enumerate() {
@@ -222,11 +222,11 @@ pub(super) fn join(between: &Text, list: &List, meter: &Rc<Meter>) -> Result<Val
     Ok(Value::Text(out.finish()?))
 }
 
-/// `text` without white space, or else `chars`, at its start and end.
+/// Strips whitespace, or else `chars`, at the start and end of `text`.
 pub(super) fn strip(text: &Text, chars: Option<&Text>, start: bool, end: bool) -> Result<Text> {
     let goes = |c: char| chars.map_or(c.is_whitespace(), |chars| chars.as_str().contains(c));
     text.meter().read(text.len())?;
-    // Every character that goes is looked for among `chars`.
+    // Every removed character is searched in `chars`.
     let n_chars = chars.map_or(0, Text::len);
     let mut part = text.as_str();
     if start {
@@ -239,7 +239,7 @@ pub(super) fn strip(text: &Text, chars: Option<&Text>, start: bool, end: bool) -
     text.part(part)
 }
 
-/// `upper`, `lower`, `capitalize` or `title`, whose words begin behind characters for which `ends` holds.
+/// `upper`, `lower`, `capitalize` or `title`. Words start after characters for which `ends` holds.
 pub(super) fn cased(how: &str, text: &Text, ends: fn(char) -> bool) -> Result<Text> {
     match how {
         "upper" => return text.map(str::to_uppercase),
@@ -256,7 +256,7 @@ pub(super) fn cased(how: &str, text: &Text, ends: fn(char) -> bool) -> Result<Te
     out.finish()
 }
 
-/// The parts between `by`, or else white space, at most `n` cuts from the start or from the end.
+/// Splits at `by`, or else at whitespace, at most `n` times from the start or from the end.
 fn split(text: &Text, by: Option<&Text>, n: usize, from_end: bool) -> Result<Value> {
     let all = text.as_str();
     let Some(by) = by else {
@@ -266,7 +266,7 @@ fn split(text: &Text, by: Option<&Text>, n: usize, from_end: bool) -> Result<Val
         if from_end {
             return split_words_from_end(text, n);
         }
-        // The rest keeps the white space inside and behind it.
+        // The remainder keeps its inner and trailing whitespace.
         let mut parts = Items::new(text.meter());
         let mut rest = all.trim_start();
         for _ in 0..n {
@@ -280,7 +280,7 @@ fn split(text: &Text, by: Option<&Text>, n: usize, from_end: bool) -> Result<Val
         return parts.finish();
     };
     if by.len() == 0 {
-        return Err(Fault::failed("cannot split by nothing"));
+        return Err(Fault::failed("cannot split by an empty text"));
     }
     let n = n.saturating_add(1);
     if from_end && n < usize::MAX {
@@ -294,7 +294,7 @@ fn split(text: &Text, by: Option<&Text>, n: usize, from_end: bool) -> Result<Val
     ops::parts(text, all.splitn(n, by.as_str()))
 }
 
-/// At most `n` words of the end, behind all that stands before them.
+/// Splits off at most `n` words from the end, preceded by the remainder.
 fn split_words_from_end(text: &Text, n: usize) -> Result<Value> {
     let mut parts = Vec::new();
     let mut rest = text.as_str().trim_end();
@@ -308,13 +308,13 @@ fn split_words_from_end(text: &Text, n: usize) -> Result<Value> {
     ops::parts(text, parts.into_iter().rev())
 }
 
-/// Where `text[start:end]` stands, in bytes; nowhere if it begins behind the end.
+/// Returns the byte range of `text[start:end]`; `None` if it starts after its end.
 fn window(text: &str, start: Option<Value>, end: Option<Value>) -> Result<Option<Range<usize>>> {
     let place = |value: Option<Value>, other: usize| match value {
         None | Some(Value::None) => Ok(Some(other)),
         Some(value) => {
             let at =
-                value.as_int().ok_or_else(|| Fault::failed("a text's part begins and ends at numbers"))?;
+                value.as_int().ok_or_else(|| Fault::failed("the bounds of a substring must be numbers"))?;
             Ok(byte_at(text, at))
         }
     };
@@ -322,7 +322,8 @@ fn window(text: &str, start: Option<Value>, end: Option<Value>) -> Result<Option
     Ok(start.filter(|&start| start <= end).map(|start| start..end))
 }
 
-/// The byte at which character `at` stands, counted from the end where that is negative; none behind the end.
+/// Returns the byte offset of character `at`, counted from the end if negative; `None` past the
+/// end.
 fn byte_at(text: &str, at: i128) -> Option<usize> {
     if at >= 0 {
         let mut starts = text.char_indices().map(|(byte, _)| byte).chain([text.len()]);

@@ -1,16 +1,19 @@
-//! A Jinja of our own, for chat templates: of the language, what they use, with Python's semantics.
+//! A Jinja interpreter for chat templates: the subset of the language that they use, with Python's
+//! semantics.
 //!
-//! Two things are asked of it that no crate has (minijinja was measured: it bounds steps, not bytes, and its parser and
-//! values overflow the stack):
+//! Two requirements that no crate meets (minijinja was measured: it bounds steps, not bytes, and
+//! its parser and values overflow the stack):
 //!
-//! - A template is a program of a stranger. Steps, bytes held at a time, nesting of source and values, and depth of
-//!   calls are bounded ([`meter`], [`parse`], [`value`], [`eval`]); each bound is an error, and the process lives.
-//! - Every byte knows whether the template wrote it or a message said it ([`text`]), through every filter and method. So
-//!   a message can never write a special token, however a template cuts, joins or changes it.
+//! - Templates are untrusted programs. Steps, bytes held at a time, nesting of source and values,
+//!   and depth of calls are bounded ([`meter`], [`parse`], [`value`], [`eval`]). Exceeding a bound
+//!   is an error, and the process continues.
+//! - Every byte of text is tracked as template or input text ([`text`]) through every filter and
+//!   method. A message can never produce a special token, however a template slices, joins or
+//!   changes it.
 //!
-//! Where Python gives up and nothing is gained by it, this does not: none is an empty list in a loop, and what a
-//! template marks as safe is plain text. Generators are lists, and what is
-//! made of a tuple is one.
+//! Deliberately more lenient than Python: `none` is an empty list in a loop, and text that a
+//! template marks as safe is plain text. Generators are lists, and results derived from tuples are
+//! lists.
 
 mod ast;
 mod eval;
@@ -50,23 +53,23 @@ use eval::Interpreter;
 use meter::Meter;
 use value::Value;
 
-/// The longest template that is read, in bytes; the longest known has 40 thousand.
+/// Maximum size of a template in bytes; the longest known has 40 thousand.
 const MAX_SOURCE: usize = 256 << 10;
 
-/// Why a template stops.
+/// Why rendering stops.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// It does something that cannot be done.
+    /// The template is invalid or an operation failed.
     Failed(String),
-    /// It refuses, in its own words (`raise_exception`).
+    /// The template rejects its input with a message (`raise_exception`).
     Raised(String),
-    /// It works for too long.
+    /// The step limit is exceeded.
     Steps,
-    /// It holds too much.
+    /// The memory limit is exceeded.
     Bytes,
-    /// Its values nest too deep.
+    /// Values are nested too deeply.
     Nesting,
-    /// Its macros or expressions stand too deep in each other.
+    /// Macros or expressions are nested too deeply.
     Depth,
 }
 
@@ -83,12 +86,13 @@ pub(crate) type Located = (Fault, u32);
 #[derive(Debug, Clone)]
 pub(crate) struct Template(Arc<Body>);
 
-/// What a template is given: names with values.
+/// Inputs of a template: named values.
 #[derive(Debug, Default)]
 pub(crate) struct Given<'a> {
-    /// The application's words, which count as the template's own.
+    /// Text of the application, tracked as template text.
     pub(crate) own: Vec<(&'a str, &'a str)>,
-    /// What was said: messages, tools, whatever else. Earlier ones hide later ones of the same name.
+    /// Untrusted input: messages, tools and others. Earlier entries hide later ones of the same
+    /// name.
     pub(crate) said: Vec<(&'a str, Json)>,
 }
 
@@ -96,7 +100,7 @@ impl Template {
     /// Parses `source`.
     ///
     /// # Errors
-    /// [`Fault::Failed`] where it is not a template.
+    /// [`Fault::Failed`] if it is not a valid template.
     pub(crate) fn parse(source: &str) -> Result<Self, Located> {
         if source.len() > MAX_SOURCE {
             let fault = format!("{} bytes of template ({MAX_SOURCE} at most)", source.len());
@@ -105,8 +109,8 @@ impl Template {
         Ok(Template(Arc::new(parse::parse(source)?)))
     }
 
-    /// The text that the template makes of `given` at the time `now`, and the ranges of it that are the template's own
-    /// words, in ascending order.
+    /// Renders the template with `given` at the time `now`. Also returns the ranges of the output
+    /// that are template text, in ascending order.
     ///
     /// # Errors
     /// Any [`Fault`].

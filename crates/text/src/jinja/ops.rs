@@ -12,18 +12,19 @@ use super::{printf, show};
 
 type Result<T> = std::result::Result<T, Fault>;
 
-/// What a loop goes through: items, keys or characters. None and what is undefined are empty.
+/// Returns the items of an iterable: items, keys or characters. `none` and undefined values are
+/// empty.
 pub(super) fn list(value: &Value, meter: &Rc<Meter>) -> Result<List> {
     let made = match value {
         Value::List(list) => return Ok(list.clone()),
         Value::Undefined | Value::None => Items::new(meter).finish()?,
         Value::Map(map) => List::collect(meter, map.entries().iter().map(|(key, _)| Ok(key.clone())))?,
         Value::Text(text) => List::collect(meter, text.chars().map(|(c, said)| char_text(meter, c, said)))?,
-        _ => return Err(Fault::failed(format!("{} cannot be gone through", value.kind()))),
+        _ => return Err(Fault::failed(format!("{} cannot be iterated", value.kind()))),
     };
     match made {
         Value::List(list) => Ok(list),
-        _ => Err(Fault::failed("no list")),
+        _ => Err(Fault::failed("not a list")),
     }
 }
 
@@ -31,7 +32,7 @@ fn char_text(meter: &Rc<Meter>, c: char, said: bool) -> Result<Value> {
     Ok(Value::Text(Text::new(meter, c.encode_utf8(&mut [0; 4]), said)?))
 }
 
-/// The parts of `text` as a list.
+/// Returns the parts of `text` as a list.
 pub(super) fn parts<'a>(text: &Text, parts: impl IntoIterator<Item = &'a str>) -> Result<Value> {
     text.meter().read(text.len())?;
     List::collect(text.meter(), parts.into_iter().map(|part| Ok(Value::Text(text.part(part)?))))
@@ -55,7 +56,7 @@ pub(super) fn binary(op: Op, left: Value, right: &Value, meter: &Rc<Meter>) -> R
     }
 }
 
-/// Both as text, one behind the other; behind the left one where it is, if nobody else has it.
+/// Concatenates both as text. Appends in place if the left text is not shared.
 fn concat(left: Value, right: &Value, meter: &Rc<Meter>) -> Result<Value> {
     let mut out = match left {
         Value::Text(text) => Draft::of(text)?,
@@ -83,7 +84,7 @@ fn repeat_list(list: &List, n: &Value, meter: &Rc<Meter>) -> Result<Value> {
     List::collect(meter, all.map(|item| Ok(item.clone())))
 }
 
-/// How often something of `len` is repeated: never, if it is empty.
+/// Returns the number of repetitions of an object of length `len`: 0 if it is empty.
 fn times(n: &Value, len: usize) -> Result<u128> {
     let n = n.as_int().ok_or_else(|| Fault::failed(format!("cannot repeat something by {}", n.kind())))?;
     Ok(if len == 0 { 0 } else { u128::try_from(n).unwrap_or(0) })
@@ -100,7 +101,7 @@ fn number(op: Op, left: &Value, right: &Value) -> Result<Value> {
         Op::Rem => "%",
         Op::Pow => "**",
     };
-    let beyond = || Fault::failed(format!("'{sign}' goes beyond the numbers that can be had"));
+    let beyond = || Fault::failed(format!("'{sign}' overflows"));
     let (Some(x), Some(y)) = (left.as_float(), right.as_float()) else {
         return Err(Fault::failed(format!("cannot do {} {sign} {}", left.kind(), right.kind())));
     };
@@ -132,7 +133,7 @@ fn number(op: Op, left: &Value, right: &Value) -> Result<Value> {
     }))
 }
 
-/// Quotient and remainder as Python has them: the latter, which is exact, has the sign of `y`.
+/// Quotient and remainder as in Python: the remainder is exact and has the sign of `y`.
 fn floor_div(x: f64, y: f64) -> (f64, f64) {
     let rem = x % y;
     let goes_below = rem != 0.0 && (y < 0.0) != (rem < 0.0);
@@ -147,9 +148,7 @@ fn floor_div(x: f64, y: f64) -> (f64, f64) {
 pub(super) fn minus(value: &Value) -> Result<Value> {
     match (value.as_int(), value) {
         (Some(n), _) => {
-            let n = n
-                .checked_neg()
-                .ok_or_else(|| Fault::failed("'-' goes beyond the numbers that can be had"))?;
+            let n = n.checked_neg().ok_or_else(|| Fault::failed("'-' overflows"))?;
             Ok(Value::Int(n))
         }
         (None, Value::Float(x)) => Ok(Value::Float(-x)),
@@ -192,7 +191,7 @@ pub(super) fn contains(all: &Value, item: &Value, meter: &Rc<Meter>) -> Result<b
     })
 }
 
-/// `value[key]`; undefined where there is none.
+/// `value[key]`; undefined if absent.
 pub(super) fn item(value: &Value, key: &Value, meter: &Rc<Meter>) -> Result<Value> {
     let found = match (value, key.as_int()) {
         (Value::Undefined, _) => return Err(Fault::failed("cannot read an item of an undefined value")),
@@ -209,7 +208,7 @@ pub(super) fn item(value: &Value, key: &Value, meter: &Rc<Meter>) -> Result<Valu
     Ok(found.unwrap_or(Value::Undefined))
 }
 
-/// Position `at` of `n`, counted from the end where it is negative.
+/// Returns position `at` of `n`, counted from the end if negative.
 pub(super) fn place(at: i128, n: usize) -> Option<usize> {
     let at = if at < 0 { at.checked_add(n as i128)? } else { at };
     usize::try_from(at).ok().filter(|&at| at < n)
@@ -256,10 +255,10 @@ pub(super) fn slice(value: &Value, parts: [Option<Value>; 3], meter: &Rc<Meter>)
     }
 }
 
-/// First and last position of a slice of `n` items; `None` if it is empty.
+/// Returns the first and last position of a slice of `n` items; `None` if it is empty.
 fn bounds(start: Option<i64>, stop: Option<i64>, step: i64, n: usize) -> Option<(usize, usize)> {
     let n = n as i64;
-    // Python clips to 0..=n going up, to -1..n going down.
+    // Python clips to 0..=n for positive steps, to -1..n for negative ones.
     let (low, high) = if step > 0 { (0, n) } else { (-1, n - 1) };
     let clip = |at: i64| if at < 0 { at.saturating_add(n) } else { at }.clamp(low, high);
     let start = start.map_or(if step > 0 { low } else { high }, clip);
@@ -269,7 +268,7 @@ fn bounds(start: Option<i64>, stop: Option<i64>, step: i64, n: usize) -> Option<
     if is_empty { None } else { Some((start as usize, last as usize)) }
 }
 
-/// The positions of a slice of `n` items.
+/// Returns the positions of a slice of `n` items.
 fn steps(start: Option<i64>, stop: Option<i64>, step: i64, n: usize) -> impl Iterator<Item = usize> {
     let stride = step.unsigned_abs() as usize;
     let (first, last) = bounds(start, stop, step, n).unwrap_or((1, 0));

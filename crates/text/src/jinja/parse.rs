@@ -1,4 +1,4 @@
-//! Tokens to a tree, by recursive descent with Jinja's precedences: `or`, `and`, `not`, comparisons, `+ -`, `~`,
+//! Recursive-descent parser with Jinja's precedences: `or`, `and`, `not`, comparisons, `+ -`, `~`,
 //! `* / // %`, `**`, sign, then attributes and calls, then filters and tests.
 
 use std::sync::Arc;
@@ -7,12 +7,13 @@ use super::Fault;
 use super::ast::{Args, Body, Cmp, Expr, Filter, For, MacroDef, Op, Post, Stmt, StmtKind, Target};
 use super::lex::{Token, lex};
 
-/// How deep brackets, blocks and `else` of conditional expressions may nest. Honest templates have a dozen.
+/// Maximum nesting of brackets, blocks and `else` of conditional expressions. Real templates have a
+/// dozen levels.
 const MAX_NESTING: usize = 100;
 
 type Result<T> = std::result::Result<T, Fault>;
 
-/// The statements of `source`, or what is wrong and in which line.
+/// Parses `source` into statements. Returns the fault and its line on failure.
 pub(super) fn parse(source: &str) -> std::result::Result<Body, (Fault, u32)> {
     let mut parser = Parser { tokens: lex(source)?, at: 0, nesting: 0, loops: 0 };
     match parser.body(&[]) {
@@ -25,7 +26,7 @@ struct Parser {
     tokens: Vec<(Token, u32)>,
     at: usize,
     nesting: usize,
-    /// Loops around, within the innermost macro.
+    /// Enclosing loops, within the innermost macro.
     loops: usize,
 }
 
@@ -53,7 +54,7 @@ impl Parser {
         matches!(self.peek(), Token::Name(other) if other == name)
     }
 
-    /// Whether the next token was `op`; it is taken then.
+    /// Consumes the next token if it is `op`. Returns whether it was.
     fn skip_op(&mut self, op: &str) -> bool {
         let is = self.is_op(op);
         self.at += usize::from(is);
@@ -115,8 +116,8 @@ impl Parser {
         parsed
     }
 
-    /// Statements up to a block that begins with one of `ends`, which is taken; the end of the template, if there are
-    /// none.
+    /// Parses statements up to a block that starts with one of `ends`, whose name is consumed; to
+    /// the end of the template if `ends` is empty.
     fn body(&mut self, ends: &[&str]) -> Result<(Body, String)> {
         let mut body = Vec::new();
         loop {
@@ -150,13 +151,13 @@ impl Parser {
         }
     }
 
-    /// The end of a tag that statements follow; Jinja lets a colon stand before it.
+    /// Parses the end of a tag that starts a body. Jinja allows a colon before it.
     fn body_begin(&mut self) -> Result<()> {
         self.skip_op(":");
         self.block_end()
     }
 
-    /// The body of a block up to its `end`, with what closes both tags.
+    /// Parses the body of a block through its `end` tag.
     fn block(&mut self, end: &str) -> Result<Body> {
         self.body_begin()?;
         let (body, _) = self.body(&[end])?;
@@ -164,7 +165,7 @@ impl Parser {
         Ok(body)
     }
 
-    /// A statement whose name is behind us.
+    /// Parses a statement after its name.
     fn statement(&mut self, name: &str) -> Result<StmtKind> {
         match name {
             "if" => self.if_statement(),
@@ -202,7 +203,7 @@ impl Parser {
                 }
                 Ok(StmtKind::With(variables, self.block("endwith")?))
             }
-            // It marks what to train on; here it only has variables of its own, and is no part of a loop.
+            // Marks the text to train on. Here it only opens a scope, outside of loops.
             "generation" => {
                 let loops = std::mem::take(&mut self.loops);
                 let body = self.block("endgeneration")?;
@@ -312,7 +313,7 @@ impl Parser {
         Ok(first.map_or_else(|| Target::Tuple(names), Target::Name))
     }
 
-    /// An expression, or several with commas between them as a tuple.
+    /// Parses an expression, or several separated by commas as a tuple.
     fn tuple(&mut self) -> Result<Expr> {
         self.tuple_of(Self::expr)
     }
@@ -332,7 +333,7 @@ impl Parser {
         Ok(Expr::Tuple(items))
     }
 
-    /// Any expression, one level deeper.
+    /// Parses any expression, one level deeper.
     fn expr(&mut self) -> Result<Expr> {
         self.nested(|parser| {
             let yes = parser.or()?;
@@ -367,7 +368,7 @@ impl Parser {
             n += 1;
         }
         let expr = self.compare()?;
-        // Twice is once for truth: the value of `not not x` is a truth value.
+        // Two negations suffice for any even number: `not not x` is a truth value.
         Ok(match n {
             0 => expr,
             n if n % 2 == 1 => Expr::Not(Box::new(expr)),
@@ -402,7 +403,7 @@ impl Parser {
         Ok(if rest.is_empty() { first } else { Expr::Compare(Box::new(first), rest) })
     }
 
-    /// Operators from precedence `level` up.
+    /// Parses operators from precedence `level` up.
     fn chain(&mut self, level: usize) -> Result<Expr> {
         const LEVELS: [&[(&str, Op)]; 4] = [
             &[("+", Op::Add), ("-", Op::Sub)],
@@ -434,7 +435,7 @@ impl Parser {
         let mut posts = Vec::new();
         self.attributes(&mut posts)?;
         if minus % 2 == 1 {
-            // The sign stands between calls and filters: `-x|abs` is the filter of -x.
+            // The sign binds after calls and before filters: `-x|abs` is the filter of -x.
             expr = Expr::Minus(Box::new(postfix(expr, std::mem::take(&mut posts), line)));
         }
         self.filters(&mut posts)?;
@@ -451,7 +452,7 @@ impl Parser {
             }),
             Token::Text(_) => {
                 let mut text = String::new();
-                // Neighbouring literals are one.
+                // Adjacent literals are concatenated.
                 while let Token::Text(part) = self.peek() {
                     text.push_str(part);
                     self.at += 1;
@@ -505,7 +506,7 @@ impl Parser {
         }
     }
 
-    /// Attributes, items and calls.
+    /// Parses attributes, items and calls.
     fn attributes(&mut self, posts: &mut Vec<Post>) -> Result<()> {
         loop {
             if self.skip_op(".") {
@@ -555,7 +556,7 @@ impl Parser {
         }
     }
 
-    /// Filters and tests, and calls of what they give.
+    /// Parses filters and tests, and calls of their results.
     fn filters(&mut self, posts: &mut Vec<Post>) -> Result<()> {
         loop {
             if self.skip_op("|") {
@@ -619,7 +620,7 @@ impl Parser {
     }
 }
 
-/// The only term, or what `join` makes of several.
+/// Returns the only term, or applies `join` to several.
 fn one_or(mut terms: Vec<Expr>, join: fn(Vec<Expr>) -> Expr) -> Expr {
     match (terms.len(), terms.pop()) {
         (1, Some(term)) => term,

@@ -1,4 +1,4 @@
-//! What templates assign to: variables, and attributes of namespaces.
+//! Assignment targets of templates: variables, and attributes of namespaces.
 
 use super::ast::{Args, Expr, Op, Post, Target};
 use super::eval::{CallArgs, Interpreter};
@@ -7,11 +7,11 @@ use super::{Fault, ops};
 
 type Result<T> = std::result::Result<T, Fault>;
 
-/// The methods that change a list.
+/// The methods that mutate a list.
 pub(super) const CHANGES: [&str; 3] = ["append", "extend", "pop"];
 
 impl Target {
-    /// Whether `expr` reads what is assigned to.
+    /// Whether `expr` reads this target.
     pub(super) fn is(&self, expr: &Expr) -> bool {
         match (self, expr) {
             (Target::Name(name), Expr::Name(other)) => name == other,
@@ -25,7 +25,7 @@ impl Target {
 }
 
 impl Interpreter {
-    /// Makes `value` that of `target`.
+    /// Assigns `value` to `target`.
     pub(super) fn assign(&mut self, target: &Target, value: Value) -> Result<()> {
         match target {
             Target::Name(name) => self.set(name, value),
@@ -33,9 +33,7 @@ impl Interpreter {
                 let list = ops::list(&value, &self.meter)?;
                 if list.items().len() != names.len() {
                     let (expected, got) = (names.len(), list.items().len());
-                    return Err(Fault::failed(format!(
-                        "expected {expected} values to take apart, got {got}"
-                    )));
+                    return Err(Fault::failed(format!("expected {expected} values to unpack, got {got}")));
                 }
                 for (name, item) in names.iter().zip(list.items()) {
                     self.set(name, item.clone());
@@ -45,7 +43,7 @@ impl Interpreter {
                 let key = Value::own(&self.meter, attr)?;
                 let Value::Namespace(id) = self.lookup(name) else {
                     return Err(Fault::failed(format!(
-                        "'{name}' is no namespace, so '{attr}' cannot be set"
+                        "'{name}' is not a namespace, so '{attr}' cannot be set"
                     )));
                 };
                 if let Some(namespace) = self.namespaces.get_mut(id) {
@@ -56,9 +54,9 @@ impl Interpreter {
         Ok(())
     }
 
-    /// The value of `target = first op ...`, of which `first` is the target itself. The target lets go of a text that is about to
-    /// be replaced, so that it grows where it is: templates that put a conversation together message by message would copy it
-    /// each time.
+    /// Evaluates `target = first op ...`, where `first` is the target itself. The target releases a
+    /// text that is about to be replaced, so that it grows in place. Otherwise templates that build
+    /// a conversation message by message would copy it each time.
     pub(super) fn grown(&mut self, target: &Target, first: &Expr, rest: &[(Op, Expr)]) -> Result<Value> {
         let mut value = self.eval(first)?;
         let rest: Vec<_> =
@@ -74,18 +72,19 @@ impl Interpreter {
         Ok(value)
     }
 
-    /// `base.path.name(args)`, which changes the list that a variable or an attribute of a namespace holds. Whoever else has that
-    /// list keeps it as it was: values do not change, so that they make no circles.
+    /// Evaluates `base.path.name(args)`, which mutates the list of a variable or of a namespace
+    /// attribute. Other holders of that list keep the old one: values are immutable, so they cannot
+    /// form cycles.
     pub(super) fn change(&mut self, base: &Expr, path: &[Post], name: &str, args: &Args) -> Result<Value> {
         let args = self.args(args)?;
         let target = match (base, path) {
             (Expr::Name(name), []) => Target::Name(name.clone()),
             (Expr::Name(name), [Post::Attr(attr)]) => Target::Attr(name.clone(), attr.clone()),
-            _ => return Err(Fault::failed(format!("'{name}' can change the lists of variables alone"))),
+            _ => return Err(Fault::failed(format!("'{name}' can change only lists of variables"))),
         };
         let place = self.holder(&target);
         let Some(Value::List(list)) = place.map(|place| std::mem::replace(place, Value::Undefined)) else {
-            return Err(Fault::failed(format!("'{name}' can change the lists of variables alone")));
+            return Err(Fault::failed(format!("'{name}' can change only lists of variables")));
         };
         let mut items = Items::of(list)?;
         let given = self.change_items(&mut items, name, args)?;
@@ -96,7 +95,7 @@ impl Interpreter {
         Ok(given)
     }
 
-    /// Changes `items` and gives what the method gives.
+    /// Mutates `items` and returns the result of the method.
     fn change_items(&self, items: &mut Items, name: &str, mut args: CallArgs) -> Result<Value> {
         let given = match name {
             "append" => {
@@ -112,14 +111,14 @@ impl Interpreter {
             _ => {
                 let at = args.take(0, "index").map_or(Some(-1), |at| at.as_int());
                 let at = at.and_then(|at| ops::place(at, items.len()));
-                items.remove(at.ok_or_else(|| Fault::failed("'pop' of an item that is not there"))?)?
+                items.remove(at.ok_or_else(|| Fault::failed("'pop' of an index out of range"))?)?
             }
         };
         args.finish(1)?;
         Ok(given)
     }
 
-    /// Where the value of `target` is kept, in whatever scope.
+    /// Returns the storage of `target` in any scope.
     fn holder(&mut self, target: &Target) -> Option<&mut Value> {
         match target {
             Target::Name(name) => self.variable(name),
@@ -127,7 +126,7 @@ impl Interpreter {
         }
     }
 
-    /// Where the value of `target` is kept, if it has one that assigning to it would replace.
+    /// Returns the storage of `target` that an assignment would replace.
     fn place(&mut self, target: &Target) -> Option<&mut Value> {
         match target {
             Target::Name(name) => self.scope().get_mut(name),

@@ -1,4 +1,4 @@
-//! Python's `%` of text: conversions such as `%-8s` and `%05.1f`, each written with a value.
+//! Python's `%` operator on text: conversions such as `%-8s` and `%05.1f`.
 
 use std::fmt::Write as _;
 use std::iter::Peekable;
@@ -13,16 +13,16 @@ use super::value::{List, Map, Shape, Value};
 
 type Result<T> = std::result::Result<T, Fault>;
 
-/// The widest field, and the most digits.
+/// Maximum field width and precision.
 const MAX_WIDTH: usize = 4096;
 
-/// The values that are left to write.
+/// The remaining values.
 enum Values {
-    /// Of a tuple; each is to be written.
+    /// Values of a tuple; each must be formatted.
     InOrder { list: List, n_taken: usize },
-    /// Of a mapping, by name; or the mapping itself, which need not be written.
+    /// Values of a mapping, by name; or the mapping itself, whose use is optional.
     Named { map: Map, is_taken: bool },
-    /// One value, once.
+    /// One value, used once.
     One(Option<Value>),
 }
 
@@ -55,7 +55,7 @@ impl Values {
         let Self::Named { map, .. } = self else {
             return Err(Fault::failed("a format with names expects a mapping"));
         };
-        map.get_str(name, meter)?.ok_or_else(|| Fault::failed(format!("a format asks for '{name}'")))
+        map.get_str(name, meter)?.ok_or_else(|| Fault::failed(format!("a format requires '{name}'")))
     }
 
     fn is_done(&self) -> bool {
@@ -67,7 +67,7 @@ impl Values {
     }
 }
 
-/// What stands between `%` and the letter.
+/// The conversion specification between `%` and the letter.
 #[derive(Default)]
 struct Spec {
     left: bool,
@@ -96,7 +96,7 @@ pub(super) fn format(template: &Text, value: &Value, meter: &Rc<Meter>) -> Resul
         let name = name(all, &mut chars)?;
         let spec = spec(&mut chars, &mut values)?;
         let Some((end, letter)) = chars.next() else {
-            return Err(Fault::failed("a format ends behind '%'"));
+            return Err(Fault::failed("a format ends after '%'"));
         };
         at = end + letter.len_utf8();
         if letter == '%' {
@@ -116,7 +116,7 @@ pub(super) fn format(template: &Text, value: &Value, meter: &Rc<Meter>) -> Resul
     Ok(Value::Text(out.finish()?))
 }
 
-/// `(name)`, if that comes next.
+/// Parses `(name)` if present.
 fn name<'t>(all: &'t str, chars: &mut Peekable<CharIndices<'_>>) -> Result<Option<&'t str>> {
     let Some((open, _)) = chars.next_if(|(_, c)| *c == '(') else { return Ok(None) };
     let mut depth = 1;
@@ -146,12 +146,12 @@ fn spec(chars: &mut Peekable<CharIndices<'_>>, values: &mut Values) -> Result<Sp
     if chars.next_if(|(_, c)| *c == '.').is_some() {
         spec.precision = Some(within(number(chars, values)?.unwrap_or(0).max(0).unsigned_abs())?);
     }
-    // What C needs to know, and Python passes over.
+    // Length modifiers of C, which Python ignores.
     while chars.next_if(|(_, c)| "hlL".contains(*c)).is_some() {}
     Ok(spec)
 }
 
-/// Digits, or `*` for the next value.
+/// Parses digits, or `*` for the next value.
 fn number(chars: &mut Peekable<CharIndices<'_>>, values: &mut Values) -> Result<Option<i128>> {
     if chars.next_if(|(_, c)| *c == '*').is_some() {
         let width = values.next()?.as_int();
@@ -198,7 +198,7 @@ impl Spec {
     fn whole(&self, letter: char, value: &Value, out: &mut Draft) -> Result<()> {
         let is_decimal = matches!(letter, 'd' | 'i' | 'u');
         let whole = match value {
-            // Towards zero, as `int` does.
+            // Truncates towards zero, as `int` does.
             Value::Float(x) if is_decimal && x.is_finite() && x.abs() < 1e38 => Some(*x as i128),
             value => value.as_int(),
         };
@@ -239,7 +239,7 @@ impl Spec {
         self.number(x.is_sign_negative() && !x.is_nan(), "", &digits, x.is_finite(), out)
     }
 
-    /// `d.ddde+xx`, with an exponent of two digits at least.
+    /// Formats as `d.ddde+xx`, with an exponent of at least two digits.
     fn exponential(&self, size: f64, precision: usize) -> String {
         let written = format!("{size:.precision$e}");
         let (digits, exponent) = written.split_once('e').unwrap_or((&written, "0"));
@@ -249,7 +249,7 @@ impl Spec {
         out
     }
 
-    /// So many digits in the shorter way, without zeros at the end.
+    /// Formats in the shorter notation with `precision` digits, without trailing zeros.
     fn general(&self, size: f64, precision: usize) -> String {
         let written = format!("{size:.*e}", precision - 1);
         let exponent =
@@ -273,7 +273,7 @@ impl Spec {
         digits.to_owned() + &exponent
     }
 
-    /// `#` asks for a point even where nothing follows it.
+    /// `#` forces a decimal point even without following digits.
     fn with_point(&self, digits: String) -> String {
         if self.alternate && !digits.contains('.') { digits + "." } else { digits }
     }
@@ -299,7 +299,7 @@ impl Spec {
     }
 }
 
-/// A character, or the one of a number.
+/// Returns a character, or the character of a code point.
 fn one_character(value: &Value, meter: &Rc<Meter>) -> Result<Text> {
     let wrong = || Fault::failed("'%c' expects a character, or its number");
     if let Value::Text(text) = value {
@@ -314,7 +314,7 @@ fn one_character(value: &Value, meter: &Rc<Meter>) -> Result<Text> {
     Text::new(meter, c.encode_utf8(&mut [0; 4]), false)
 }
 
-/// What is not ASCII as Python's `ascii` writes it.
+/// Escapes non-ASCII characters like Python's `ascii`.
 fn escaped(text: &str) -> String {
     text.chars().fold(String::new(), |mut out, c| {
         match u32::from(c) {

@@ -10,7 +10,7 @@ use super::meter::Meter;
 use super::text::{Draft, Text};
 use super::value::{Shape, Value};
 
-/// `str(value)`, as Jinja prints it: text stands bare at the top and quoted inside.
+/// `str(value)`, as Jinja prints it: text is unquoted at the top level and quoted inside.
 pub(super) fn str(value: &Value, meter: &std::rc::Rc<Meter>) -> Result<Text, Fault> {
     if let Value::Text(text) = value {
         return Ok(text.clone());
@@ -36,7 +36,7 @@ pub(super) fn quoted(value: &Value, meter: &std::rc::Rc<Meter>) -> Result<Text, 
     out.finish()
 }
 
-/// Appends `repr(value)`. Values nest no deeper than [`super::value::MAX_NESTING`].
+/// Appends `repr(value)`. Values are nested at most [`super::value::MAX_NESTING`] deep.
 fn repr(value: &Value, out: &mut Draft, meter: &Meter) -> Result<(), Fault> {
     meter.work(1)?;
     match value {
@@ -80,7 +80,8 @@ fn repr(value: &Value, out: &mut Draft, meter: &Meter) -> Result<(), Fault> {
     }
 }
 
-/// `repr` of a float: the shortest digits that read back, with an exponent from 1e16 on and below 1e-4.
+/// `repr` of a float: the shortest digits that round-trip, with an exponent from 1e16 on and below
+/// 1e-4.
 pub(super) fn float(x: f64) -> String {
     if !x.is_finite() {
         return if x.is_nan() {
@@ -101,9 +102,10 @@ pub(super) fn float(x: f64) -> String {
     format!("{x:?}").split_once('e').map_or_else(|| format!("{x:?}"), |_| format!("{x:.1}"))
 }
 
-/// Whether Python shows a character as it is: none that stands for nothing that can be seen.
+/// Whether Python's `repr` prints a character unescaped.
 fn is_printable(c: char) -> bool {
-    /// What has no shape of its own: controls, marks of format, private and unassigned characters, spaces.
+    /// Characters without a visible shape: controls, format marks, private and unassigned
+    /// characters, spaces.
     static SHAPELESS: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"[\p{C}\p{Z}]").ok());
     match c {
         ' '..='~' => true,
@@ -117,7 +119,7 @@ fn is_printable(c: char) -> bool {
 
 /// Appends a Python string literal.
 fn quote(text: &Text, out: &mut Draft, meter: &Meter) -> Result<(), Fault> {
-    // Characters beyond ASCII are looked up.
+    // Characters beyond ASCII require a table lookup.
     meter.work(text.as_str().bytes().filter(|&byte| byte >= 0xc0).count())?;
     let mark = if text.as_str().contains('\'') && !text.as_str().contains('"') { '"' } else { '\'' };
     let mark_text = mark.to_string();
@@ -137,7 +139,7 @@ fn quote(text: &Text, out: &mut Draft, meter: &Meter) -> Result<(), Fault> {
     out.own(&mark_text)
 }
 
-/// Appends `text` with every character that `escape` changes as what it becomes.
+/// Appends `text`, with each character replaced where `escape` returns a replacement.
 fn escaped(text: &Text, escape: impl Fn(char) -> Option<String>, out: &mut Draft) -> Result<(), Fault> {
     for (piece, said) in text.stretches(0..text.len()) {
         let mut plain = 0;
@@ -153,18 +155,18 @@ fn escaped(text: &Text, escape: impl Fn(char) -> Option<String>, out: &mut Draft
     Ok(())
 }
 
-/// How `json.dumps` writes.
+/// Formatting options of `json.dumps`.
 pub(super) struct JsonStyle {
     pub(super) ensure_ascii: bool,
-    /// What stands before each level; everything stands on one line without.
+    /// Indentation per level; without it, the output is a single line.
     pub(super) indent: Option<Text>,
-    /// Between items, and between a key and its value.
+    /// Separators between items, and between a key and its value.
     pub(super) separators: (Text, Text),
     pub(super) sort_keys: bool,
 }
 
 impl JsonStyle {
-    /// Appends `json.dumps(value)`, `level` levels in.
+    /// Appends `json.dumps(value)` at nesting level `level`.
     pub(super) fn write(
         &self,
         value: &Value,
@@ -217,7 +219,7 @@ impl JsonStyle {
         }
     }
 
-    /// What stands before an item: a separator but for the first, and a new line if indenting.
+    /// Appends the separator, except before the first item, and a new line if indenting.
     fn between(&self, first: bool, level: usize, out: &mut Draft) -> Result<(), Fault> {
         if !first {
             out.push_text(&self.separators.0)?;

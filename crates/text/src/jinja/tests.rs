@@ -1,10 +1,11 @@
-//! The language, and whose words it writes. What whole templates make of conversations is tested in `chat`.
+//! The language and its tracking of input text. Whole templates on conversations are tested in
+//! `chat`.
 
 use serde_json::json;
 
 use super::*;
 
-/// What `source` writes of some values, with what was said in «marks».
+/// Renders `source` with fixed inputs, and puts input text in «marks».
 pub(super) fn marked(source: &str) -> Result<String, Fault> {
     let said = vec![
         ("x", json!("Ab c")),
@@ -34,7 +35,7 @@ pub(super) fn marked(source: &str) -> Result<String, Fault> {
 }
 
 #[test]
-fn what_was_said_stays_said_whatever_is_done_to_it() {
+fn input_text_stays_marked_through_every_operation() {
     for (source, want) in [
         ("{{ x }}", "«Ab c»"),
         ("{{ bos + x + '!' }}", "<s>«Ab c»!"),
@@ -76,7 +77,7 @@ fn what_was_said_stays_said_whatever_is_done_to_it() {
 }
 
 #[test]
-fn expressions_and_statements_mean_what_jinja_says() {
+fn expressions_and_statements_have_jinjas_semantics() {
     for (source, want) in [
         (
             "{{ 1 + 2 * 3 }} {{ 7 // 2 }} {{ -7 // 2 }} {{ 7 // -2 }} {{ -7 % 3 }} {{ 7 / 2 }} {{ 2 ** 10 }}",
@@ -131,14 +132,14 @@ fn expressions_and_statements_mean_what_jinja_says() {
             "['a', 'b', '']['a', 'b']['a', 'b c']",
         ),
     ] {
-        // What was not said stands there without marks; only the case of escapes is spelt apart.
+        // These outputs contain no input text. Only the escape case is spelt separately.
         let want = want.replace("{a}", "a\tb\u{e9}A\\q");
         assert_eq!(marked(source).as_deref(), Ok(want.as_str()), "{source}");
     }
 }
 
 #[test]
-fn text_that_grows_message_by_message_costs_what_it_takes_to_write() {
+fn text_grown_message_by_message_takes_linear_time() {
     let messages: Vec<_> = (0..20_000).map(|i| json!({"content": format!("{i:0200}")})).collect();
     let given = Given { own: Vec::new(), said: vec![("messages", json!(messages))] };
     for source in [
@@ -154,7 +155,7 @@ fn text_that_grows_message_by_message_costs_what_it_takes_to_write() {
 }
 
 #[test]
-fn text_that_grows_leaves_what_else_holds_it_as_it_was() {
+fn growing_text_leaves_shared_copies_unchanged() {
     for (source, want) in [
         (
             "{% set a = x %}{% set b = a %}{% set a = a ~ '!' %}{{ a }} {{ b }} {{ x }}",
@@ -178,7 +179,7 @@ fn text_that_grows_leaves_what_else_holds_it_as_it_was() {
 }
 
 #[test]
-fn what_jinja_and_python_do_at_their_edges_is_done() {
+fn edge_cases_match_jinja_and_python() {
     for (source, want) in [
         ("{% for i in 'ab' %}{% set z %}{{ i }}{% break %}{% endset %}{{ i }}{% endfor %}{{ z }}.", "."),
         (
@@ -252,7 +253,7 @@ fn what_jinja_and_python_do_at_their_edges_is_done() {
 }
 
 #[test]
-fn lists_change_where_a_variable_holds_them() {
+fn list_methods_mutate_variables_only() {
     for (source, want) in [
         (
             "{% set l = [] %}{% for c in 'ab' %}{% set _ = l.append(c) %}{% endfor %}{{ l }}{{ l.append(1) }}",
@@ -276,7 +277,7 @@ fn lists_change_where_a_variable_holds_them() {
 }
 
 #[test]
-fn what_cannot_be_done_is_said_with_its_line() {
+fn failures_are_reported_with_their_line() {
     for (source, line, want) in [
         ("a\n{{ 1 + 'a' }}", 2, "a number + text"),
         ("\n\n{{ nothing.x }}", 3, "'x' of an undefined value"),
@@ -284,7 +285,7 @@ fn what_cannot_be_done_is_said_with_its_line() {
         ("{{ 1|nofilter }}", 1, "no filter 'nofilter'"),
         ("{{ 1 is notest }}", 1, "no test 'notest'"),
         ("{{ 'a'.nomethod() }}", 1, "no method 'nomethod'"),
-        ("{% set a.b = 1 %}", 1, "'a' is no namespace"),
+        ("{% set a.b = 1 %}", 1, "'a' is not a namespace"),
         ("{{ 'a'|trim('b', 'c') }}", 1, "expected 1 arguments, got 2"),
         ("{{ 'a'|upper(x=1) }}", 1, "unknown argument 'x'"),
         ("{{ [1, 'a']|sort }}", 1, "cannot order"),

@@ -1,4 +1,4 @@
-//! Text that knows whose words it holds.
+//! Text that tracks which bytes come from the template and which from its input.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -6,24 +6,25 @@ use std::rc::Rc;
 use super::Fault;
 use super::meter::{Held, Meter};
 
-/// Bytes of a text besides its characters: its counters, and what the allocator adds.
+/// Bytes of a text besides its characters: its counters and allocator overhead.
 const OVERHEAD: usize = 96;
 
-/// A piece of text of which every byte is either the template's own or *said*: part of a message, a tool or whatever
-/// else the template was given. Every operation keeps this apart, so that it holds for what is written at the end.
+/// Text in which every byte is either template text or input text (`said`): part of a message, a
+/// tool or any other input. Every operation preserves this, so it holds for the rendered output.
 #[derive(Debug, Clone)]
 pub(super) struct Text(Rc<Buf>);
 
 #[derive(Debug)]
 struct Buf {
     text: String,
-    /// Where the template's own words change into said ones and back, in ascending order; the first change is to said.
+    /// Offsets that alternate from template to input text and back, in ascending order; the first
+    /// change is to input.
     flips: Vec<usize>,
     held: Held,
 }
 
 impl Text {
-    /// A copy of `text`, all of it said or none.
+    /// Copies `text`, as input or template text.
     pub(super) fn new(meter: &Rc<Meter>, text: &str, said: bool) -> Result<Self, Fault> {
         let mut draft = Draft::new(meter);
         draft.push(text, said)?;
@@ -38,7 +39,7 @@ impl Text {
         self.0.text.len()
     }
 
-    /// Whether both are the same text, not merely alike.
+    /// Whether both are the same allocation, not merely equal.
     pub(super) fn is(&self, other: &Text) -> bool {
         Rc::ptr_eq(&self.0, &other.0)
     }
@@ -47,7 +48,7 @@ impl Text {
         self.0.held.meter()
     }
 
-    /// The pieces of `range` in order, and whether each was said.
+    /// Returns the pieces of `range` in order, each with whether it is input.
     pub(super) fn stretches(&self, range: Range<usize>) -> impl Iterator<Item = (&str, bool)> {
         let Buf { text, flips, .. } = &*self.0;
         let mut at = range.start;
@@ -61,7 +62,7 @@ impl Text {
         })
     }
 
-    /// The part `range`, which begins and ends between characters.
+    /// Returns the part `range`, which must lie on character boundaries.
     pub(super) fn slice(&self, range: Range<usize>) -> Result<Self, Fault> {
         if range == (0..self.len()) {
             return Ok(self.clone());
@@ -71,15 +72,16 @@ impl Text {
         draft.finish()
     }
 
-    /// The part that `part` is, which must be a slice of this text.
+    /// Returns `part`, which must be a slice of this text, with its tracking.
     pub(super) fn part(&self, part: &str) -> Result<Self, Fault> {
         let start = (part.as_ptr() as usize).wrapping_sub(self.as_str().as_ptr() as usize);
-        // An empty part may be a literal; anything else that is not ours would be a bug, and reads as empty.
+        // An empty part may be a literal. Any other foreign slice would be a bug and yields empty
+        // text.
         let end = start.saturating_add(part.len());
         if self.as_str().get(start..end).is_some() { self.slice(start..end) } else { self.slice(0..0) }
     }
 
-    /// Each stretch changed by `change`.
+    /// Applies `change` to each piece.
     pub(super) fn map(&self, mut change: impl FnMut(&str) -> String) -> Result<Self, Fault> {
         let mut draft = Draft::new(self.meter());
         for (piece, said) in self.stretches(0..self.len()) {
@@ -89,12 +91,13 @@ impl Text {
         draft.finish()
     }
 
-    /// The characters, each with whether it was said.
+    /// Returns the characters, each with whether it is input.
     pub(super) fn chars(&self) -> impl Iterator<Item = (char, bool)> {
         self.stretches(0..self.len()).flat_map(|(piece, said)| piece.chars().map(move |c| (c, said)))
     }
 
-    /// Every `old` replaced by `new`, at most `limit` times. An empty `old` stands between all characters.
+    /// Replaces every `old` by `new`, at most `limit` times. An empty `old` matches between all
+    /// characters.
     pub(super) fn replace(&self, old: &str, new: &Text, limit: usize) -> Result<Self, Fault> {
         let mut draft = Draft::new(self.meter());
         self.meter().read(self.len())?;
@@ -108,7 +111,7 @@ impl Text {
         draft.finish()
     }
 
-    /// The text, and the ranges of it that are the template's own.
+    /// Returns the text and the ranges of template text.
     pub(super) fn into_own(self) -> (String, Vec<Range<usize>>) {
         let mut own = Vec::new();
         let mut at = 0;
@@ -123,7 +126,7 @@ impl Text {
     }
 }
 
-/// A text being written.
+/// A text under construction.
 #[derive(Debug)]
 pub(super) struct Draft(Buf);
 
@@ -132,11 +135,11 @@ impl Draft {
         Draft(Buf { text: String::new(), flips: Vec::new(), held: Held::none(meter) })
     }
 
-    /// A text that goes on: `text` itself where nobody else has it, and else a copy.
+    /// Continues a text: `text` itself if not shared, else a copy.
     pub(super) fn of(text: Text) -> Result<Self, Fault> {
         match Rc::try_unwrap(text.0) {
             Ok(mut buf) => {
-                // It is taken again when the text is finished.
+                // `finish` reserves it again.
                 buf.held.shrink(OVERHEAD);
                 Ok(Draft(buf))
             }
@@ -165,7 +168,7 @@ impl Draft {
         Ok(())
     }
 
-    /// Appends the template's own words.
+    /// Appends template text.
     pub(super) fn own(&mut self, piece: &str) -> Result<(), Fault> {
         self.push(piece, false)
     }
@@ -183,7 +186,7 @@ impl Draft {
         Ok(())
     }
 
-    /// The text that was written.
+    /// Completes the text.
     pub(super) fn finish(mut self) -> Result<Text, Fault> {
         self.0.held.grow(OVERHEAD)?;
         Ok(Text(Rc::new(self.0)))

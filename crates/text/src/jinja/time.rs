@@ -1,4 +1,4 @@
-//! Times as Python's `strftime` writes them in the C locale, for a time without a zone.
+//! Python's `strftime` in the C locale, for a time without a zone.
 
 use jiff::civil::DateTime;
 use jiff::fmt::strtime;
@@ -6,10 +6,10 @@ use jiff::fmt::strtime;
 use super::Fault;
 use super::text::Draft;
 
-/// Directives that are the same for everybody.
+/// Directives that jiff and Python format alike.
 const COMMON: &str = "aAbBhCdDeFgGHIjklmMnpPRStTuUVwWyY%";
 
-/// Appends `now` as `format` says. What is no directive stands for itself.
+/// Appends `now` formatted by `format`. Unknown directives are written literally.
 pub(super) fn strftime(format: &str, now: DateTime, out: &mut Draft) -> Result<(), Fault> {
     let mut rest = format;
     while let Some(at) = rest.find('%') {
@@ -24,7 +24,8 @@ pub(super) fn strftime(format: &str, now: DateTime, out: &mut Draft) -> Result<(
     out.own(rest)
 }
 
-/// The directive that `text` begins with: a percent sign, flags and a width if any, and a letter.
+/// Returns the directive at the start of `text`: a percent sign, optional flags and width, and a
+/// letter.
 fn directive(text: &str) -> &str {
     let is_flag = |c: char| "-_^#".contains(c) || c.is_ascii_digit();
     let letter = text[1..].trim_start_matches(is_flag).chars().next();
@@ -32,7 +33,7 @@ fn directive(text: &str) -> &str {
     &text[..1 + flags + letter.map_or(0, char::len_utf8)]
 }
 
-/// What a directive writes, if it is one.
+/// Formats a directive, if it is valid.
 fn written(directive: &str, now: DateTime) -> Option<String> {
     let told = |format: &str| strtime::format(format, now).ok();
     match directive {
@@ -53,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_those_of_python() {
+    fn times_are_formatted_as_in_python() {
         let now = jiff::civil::date(2026, 1, 2).at(15, 4, 5, 6_007_008);
         for (format, want) in [
             ("%Y-%m-%d %H:%M:%S", "2026-01-02 15:04:05"),

@@ -1,4 +1,4 @@
-//! The values of templates: those of JSON, and what a template makes itself.
+//! Values of templates: JSON values, and those that a template creates.
 
 use std::cmp::Ordering;
 use std::rc::Rc;
@@ -9,14 +9,15 @@ use super::ast::{For, MacroDef};
 use super::meter::{Held, Meter};
 use super::text::Text;
 
-/// How deep values may nest; a conversation's tools have a dozen levels. Whatever walks a value may recurse.
+/// Maximum nesting of values; a conversation's tools have a dozen levels. Functions over values may
+/// recurse.
 pub(crate) const MAX_NESTING: usize = 128;
 
-/// Roles that formats know. They count as the template's own words, as formats make tokens of them (`<|user|>`).
+/// Well-known roles. They count as template text, since formats turn them into tokens (`<|user|>`).
 const ROLES: [&str; 8] = ["system", "user", "assistant", "tool", "developer", "function", "ipython", "model"];
 
-/// A value. Nothing but a namespace ever changes, and namespaces are numbers, so values make no circles. (A method that changes
-/// a list gives its variable another one.)
+/// A value. Only namespaces are mutable, and they are stored by index, so values cannot form
+/// cycles. (A method that mutates a list assigns a new one to its variable.)
 #[derive(Debug, Clone)]
 pub(super) enum Value {
     Undefined,
@@ -27,30 +28,30 @@ pub(super) enum Value {
     Text(Text),
     List(List),
     Map(Map),
-    /// The number of a `namespace(...)`, which the interpreter keeps.
+    /// The index of a `namespace(...)` in the interpreter.
     Namespace(usize),
     Macro(Rc<Closure>),
     /// A function of the environment.
     Function(Function),
-    /// A method of a mapping that is not called yet.
+    /// A bound method of a mapping.
     Method(Map, &'static str),
     Loop(Rc<Loop>),
 }
 
-/// `loop`: what is gone through, and where it stands.
+/// `loop`: the list and the current position.
 #[derive(Debug)]
 pub(super) struct Loop {
     pub(super) list: List,
     pub(super) at: usize,
-    /// How many loops of its kind it stands in.
+    /// Nesting depth of recursive calls of the loop.
     pub(super) depth: usize,
-    /// What calling it repeats for other items, where it is `recursive`, and how many scopes there were around it.
+    /// For a `recursive` loop, its definition and the number of scopes around it.
     pub(super) again: Option<(Arc<For>, usize)>,
     _held: Held,
 }
 
 impl Loop {
-    /// A loop as a value.
+    /// Creates a loop as a value.
     pub(super) fn value(
         list: &List,
         at: usize,
@@ -83,7 +84,7 @@ pub(super) struct Closure {
 }
 
 impl Closure {
-    /// A macro as a value.
+    /// Creates a macro as a value.
     pub(super) fn value(
         meter: &Rc<Meter>,
         def: &Arc<MacroDef>,
@@ -96,26 +97,27 @@ impl Closure {
     }
 }
 
-/// Bytes that an item of a list takes, and an entry of a map.
+/// Bytes of an item of a list, and of an entry of a map.
 const ITEM: usize = size_of::<Value>();
 const ENTRY: usize = 2 * ITEM + 16;
 /// Bytes of a list or map besides those.
 const OVERHEAD: usize = 96;
 
-/// A list; a tuple is one too.
+/// A list or tuple.
 #[derive(Debug, Clone)]
 pub(super) struct List(Rc<Items>);
 
-/// What a list is in Python. It counts where values are printed or formatted; what is made of a tuple is a list.
+/// The Python type of a list. It matters for printing and formatting; results derived from tuples
+/// are lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
     List,
     Tuple,
-    /// A pair of `groupby`, whose parts have the names `grouper` and `list`.
+    /// A pair of `groupby`, whose items are named `grouper` and `list`.
     Group,
 }
 
-/// A list being written, and the inside of one.
+/// A list under construction, and the content of a finished one.
 #[derive(Debug)]
 pub(super) struct Items {
     items: Vec<Value>,
@@ -136,11 +138,11 @@ impl Items {
         Ok(())
     }
 
-    /// A list that goes on: `list` itself where nobody else has it, and else a copy.
+    /// Continues a list: `list` itself if not shared, else a copy.
     pub(super) fn of(list: List) -> Result<Self, Fault> {
         match Rc::try_unwrap(list.0) {
             Ok(mut items) => {
-                // It is taken again when the list is finished.
+                // `finish` reserves it again.
                 items.held.shrink(OVERHEAD);
                 Ok(items)
             }
@@ -156,7 +158,7 @@ impl Items {
         self.items.len()
     }
 
-    /// Takes the item at position `at` out.
+    /// Removes and returns the item at position `at`.
     pub(super) fn remove(&mut self, at: usize) -> Result<Value, Fault> {
         self.held.meter().read((self.items.len() - at) * ITEM)?;
         self.held.shrink(ITEM);
@@ -170,7 +172,7 @@ impl Items {
 }
 
 impl List {
-    /// A list of `values`.
+    /// Creates a list of `values`.
     pub(super) fn collect(
         meter: &Rc<Meter>,
         values: impl IntoIterator<Item = Result<Value, Fault>>,
@@ -182,7 +184,7 @@ impl List {
         items.finish()
     }
 
-    /// A tuple of `values`.
+    /// Creates a tuple of `values`.
     pub(super) fn tuple(
         meter: &Rc<Meter>,
         values: impl IntoIterator<Item = Result<Value, Fault>>,
@@ -194,7 +196,7 @@ impl List {
         items.finish()
     }
 
-    /// A group of `groupby`.
+    /// Creates a group of `groupby`.
     pub(super) fn group(meter: &Rc<Meter>, grouper: Value, list: Value) -> Result<Value, Fault> {
         let mut items = Items { shape: Shape::Group, ..Items::new(meter) };
         items.push(grouper)?;
@@ -206,7 +208,7 @@ impl List {
         self.0.shape
     }
 
-    /// A part of a group by its name.
+    /// Returns an item of a group by its name.
     pub(super) fn part(&self, name: &str) -> Option<Value> {
         let at = ["grouper", "list"].iter().position(|part| *part == name)?;
         self.items().get(at).filter(|_| self.shape() == Shape::Group).cloned()
@@ -217,12 +219,12 @@ impl List {
     }
 }
 
-/// A mapping, in the order of its making.
+/// A mapping, in insertion order.
 #[derive(Debug, Clone)]
 pub(super) struct Map(Rc<Entries>);
 
-/// A mapping being written, and the inside of one. Conversations have small ones: a look-up goes through the entries and
-/// pays for it.
+/// A mapping under construction, and the content of a finished one. Mappings in conversations are
+/// small: a lookup scans the entries and counts it as steps.
 #[derive(Debug)]
 pub(super) struct Entries {
     entries: Vec<(Value, Value)>,
@@ -235,7 +237,7 @@ impl Entries {
         Entries { entries: Vec::new(), nesting: 0, held: Held::none(meter) }
     }
 
-    /// Sets `key`, in its old place if it has one.
+    /// Sets `key`, at its old position if present.
     pub(super) fn set(&mut self, key: Value, value: Value) -> Result<(), Fault> {
         let meter = Rc::clone(self.held.meter());
         self.nesting = self.nesting.max(nested([&key, &value])?);
@@ -259,14 +261,14 @@ impl Entries {
         Ok(None)
     }
 
-    /// The value of a key that is text.
+    /// Returns the value of a text key.
     pub(super) fn get_str(&self, key: &str, meter: &Meter) -> Result<Option<&Value>, Fault> {
         meter.work(1 + self.entries.len() / 4)?;
         let is_it = |other: &Value| matches!(other, Value::Text(text) if text.as_str() == key);
         Ok(self.entries.iter().find(|(other, _)| is_it(other)).map(|(_, value)| value))
     }
 
-    /// Where the value of a key that is text is kept.
+    /// Returns the mutable value of a text key.
     pub(super) fn get_mut(&mut self, key: &str) -> Option<&mut Value> {
         let is_it = |other: &Value| matches!(other, Value::Text(text) if text.as_str() == key);
         self.entries.iter_mut().find(|(other, _)| is_it(other)).map(|(_, value)| value)
@@ -295,7 +297,7 @@ impl Map {
     }
 }
 
-/// The nesting of what holds `values`.
+/// Returns the nesting of a container of `values`.
 fn nested<'a>(values: impl IntoIterator<Item = &'a Value>) -> Result<usize, Fault> {
     let nesting = |value: &Value| match value {
         Value::List(list) => list.0.nesting,
@@ -309,7 +311,7 @@ fn nested<'a>(values: impl IntoIterator<Item = &'a Value>) -> Result<usize, Faul
 }
 
 impl Value {
-    /// A value of JSON, whose every text was said, but for [`ROLES`].
+    /// Converts a JSON value; every text counts as input, except [`ROLES`].
     pub(super) fn said(meter: &Rc<Meter>, json: &serde_json::Value) -> Result<Value, Fault> {
         use serde_json::Value as Json;
         Ok(match json {
@@ -336,12 +338,12 @@ impl Value {
         })
     }
 
-    /// The template's own text.
+    /// Creates template text.
     pub(super) fn own(meter: &Rc<Meter>, text: &str) -> Result<Value, Fault> {
         Ok(Value::Text(Text::new(meter, text, false)?))
     }
 
-    /// What Python's `bool` makes of it.
+    /// Python's `bool`.
     pub(super) fn is_true(&self) -> bool {
         match self {
             Value::Undefined | Value::None => false,
@@ -359,7 +361,7 @@ impl Value {
         }
     }
 
-    /// A word for the kind of value, for messages.
+    /// Returns a description of the kind of value, for messages.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Value::Undefined => "an undefined value",
@@ -375,7 +377,7 @@ impl Value {
         }
     }
 
-    /// A whole number; truth counts as 0 and 1.
+    /// Returns an integer; truth values count as 0 and 1.
     pub(super) fn as_int(&self) -> Option<i128> {
         match self {
             Value::Bool(b) => Some(i128::from(*b)),
@@ -384,7 +386,7 @@ impl Value {
         }
     }
 
-    /// Any number.
+    /// Returns any number as a float.
     pub(super) fn as_float(&self) -> Option<f64> {
         match self {
             Value::Float(x) => Some(*x),

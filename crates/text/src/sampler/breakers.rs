@@ -1,4 +1,4 @@
-//! Texts that break a repetition for [`Dry`](super::Dry): one that reaches across such a text does not count beyond it.
+//! Sequence breakers of [`Dry`](super::Dry): a repetition is counted only back to the last breaker.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,50 +9,52 @@ use aho_corasick::nfa::contiguous::NFA;
 
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
-/// Texts, looked for in what tokens write, however they are cut into tokens. By default there are none.
+/// Sequence breakers, searched in the bytes of the tokens regardless of token boundaries. Empty by
+/// default.
 #[derive(Clone, Default)]
 pub struct Breakers(Option<Arc<Inner>>);
 
 struct Inner {
     texts: Vec<String>,
-    /// Is in a state of its own wherever a text ends.
+    /// Enters a match state wherever a breaker ends.
     finder: NFA,
     tokenizer: Arc<Tokenizer>,
 }
 
 impl Breakers {
-    /// What breaks repetitions where nothing is said, as in llama.cpp.
+    /// llama.cpp's default sequence breakers.
     pub const USUAL: [&'static str; 4] = ["\n", ":", "\"", "*"];
 
-    /// These texts, in what the tokens of `tokenizer` write; empty ones are nowhere.
+    /// Prepares the search for `texts` in the bytes of the tokens of `tokenizer`. Empty texts never
+    /// match.
     ///
     /// # Errors
-    /// [`TokenizerError::Prepare`] for more text than can be looked for, hundreds of megabytes.
+    /// [`TokenizerError::Prepare`] if the texts are too large to search for, hundreds of megabytes.
     pub fn new(texts: Vec<String>, tokenizer: Arc<Tokenizer>) -> Result<Self, TokenizerError> {
         let finder = NFA::new(texts.iter().filter(|text| !text.is_empty()))
             .map_err(|error| TokenizerError::Prepare { what: "sequence breakers", why: error.to_string() })?;
         Ok(Self(Some(Arc::new(Inner { texts, finder, tokenizer }))))
     }
 
-    /// The texts.
+    /// Returns the texts.
     pub fn texts(&self) -> &[String] {
         self.0.as_ref().map_or(&[], |inner| &inner.texts)
     }
 
-    /// How many of `tokens` there are behind the last text: behind the token that it ends in.
+    /// Returns the number of `tokens` after the token in which the last breaker ends.
     pub(super) fn n_after_last(&self, tokens: &[u32]) -> usize {
         let ends = self.0.as_ref().and_then(|inner| inner.last_end(tokens));
         ends.map_or(tokens.len(), |token| tokens.len() - 1 - token)
     }
 
-    /// Whether `token` alone writes one of the texts.
+    /// Whether `token` alone contains a breaker.
     pub(super) fn is_within(&self, token: u32) -> bool {
         self.0.as_ref().is_some_and(|inner| inner.last_end(&[token]).is_some())
     }
 }
 
 impl Inner {
-    /// Which of `tokens` the last text ends in.
+    /// Returns the index in `tokens` at which the last breaker ends.
     fn last_end(&self, tokens: &[u32]) -> Option<usize> {
         let finder = &self.finder;
         let mut state = finder.start_state(Anchored::No).ok()?;
@@ -70,7 +72,7 @@ impl Inner {
 }
 
 impl PartialEq for Breakers {
-    /// The same texts.
+    /// Compares the texts alone.
     fn eq(&self, other: &Self) -> bool {
         self.texts() == other.texts()
     }

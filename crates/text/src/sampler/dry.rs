@@ -1,5 +1,6 @@
-//! DRY ("don't repeat yourself", <https://github.com/oobabooga/text-generation-webui/pull/5677>): where the last tokens have been
-//! said before, in the same order, the token that came after them there becomes less likely, the more so the longer they are.
+//! DRY ("don't repeat yourself", <https://github.com/oobabooga/text-generation-webui/pull/5677>):
+//! penalizes tokens that would extend a repetition of the last tokens, the more the longer the
+//! repetition is.
 
 use kvant_codec::candidate::Candidate;
 
@@ -8,45 +9,45 @@ use super::breakers::Breakers;
 /// Settings of DRY.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dry {
-    /// What is taken from a logit after a repetition of the allowed length; 0 is off.
+    /// Penalty on the logit after a repetition of `allowed_length`; 0 disables DRY.
     pub multiplier: f32,
-    /// What that is multiplied by for each token more.
+    /// Factor of the penalty per further repeated token.
     pub base: f32,
-    /// The length of the shortest repetition that is penalised, without the token that would go on with it.
+    /// Length of the shortest penalized repetition, without the token that would extend it.
     pub allowed_length: usize,
-    /// How many of the last tokens are looked at.
+    /// Number of most recent tokens to search.
     pub last_n: usize,
 }
 
 impl Default for Dry {
-    /// llama.cpp's: off.
+    /// llama.cpp's default: off.
     fn default() -> Self {
         Self { multiplier: 0.0, base: 1.75, allowed_length: 2, last_n: 64 }
     }
 }
 
-/// A token that would go on with a repetition, and of how many tokens.
+/// A token that would extend a repetition, and the length of that repetition.
 #[derive(Debug, Clone, Copy)]
 struct Continued {
     token: u32,
     length: usize,
 }
 
-/// Room to look for repetitions in.
+/// Buffers for the search.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Scratch {
-    /// For each distance, how many of the last tokens are the same as those that far before them.
+    /// For each distance, the number of last tokens that equal those at that distance before them.
     matches: Vec<usize>,
     continued: Vec<Continued>,
 }
 
 impl Dry {
-    /// Whether it may change a draw.
+    /// Whether DRY may change a sample.
     pub fn is_on(&self) -> bool {
         self.multiplier > 0.0
     }
 
-    /// Makes `candidates` less likely that would go on with a repetition in `tokens`, oldest first.
+    /// Penalizes `candidates` that would extend a repetition in `tokens`, oldest first.
     pub(super) fn apply(
         &self,
         breakers: &Breakers,
@@ -67,7 +68,7 @@ impl Dry {
             let token = tokens[tokens.len() - distance];
             (length >= self.allowed_length).then_some(Continued { token, length })
         }));
-        // The longest of each token, and none of those that break a repetition.
+        // Keep the longest repetition per token, and drop sequence breakers.
         continued.sort_unstable_by(|a, b| a.token.cmp(&b.token).then(b.length.cmp(&a.length)));
         continued.dedup_by_key(|continued| continued.token);
         continued.retain(|continued| !breakers.is_within(continued.token));
@@ -77,13 +78,13 @@ impl Dry {
         for candidate in candidates.iter_mut().filter(|c| c.logit > f32::NEG_INFINITY) {
             if let Ok(at) = continued.binary_search_by_key(&candidate.id, |continued| continued.token) {
                 let logit = f64::from(candidate.logit) - self.penalty(continued[at].length);
-                // Clamped: an extreme penalty must not make an infinity of a logit.
+                // Clamped: an extreme penalty must not turn a logit into an infinity.
                 candidate.logit = logit.max(f64::from(f32::MIN)) as f32;
             }
         }
     }
 
-    /// multiplier * base ^ (length - allowed length), as far as there are logits.
+    /// Returns multiplier * base ^ (length - allowed length), bounded by the range of logits.
     fn penalty(&self, length: usize) -> f64 {
         let mut penalty = f64::from(self.multiplier);
         if self.base == 1.0 {
@@ -99,14 +100,15 @@ impl Dry {
     }
 }
 
-/// For each distance below the number of `tokens`, how many of the last of them are the same as those that far before them: the
-/// Z-function of the reversed tokens, in linear time. The first is for distance 0, and 0.
+/// Computes, for each distance below the number of `tokens`, how many of the last tokens equal
+/// those at that distance before them: the Z-function of the reversed tokens, in linear time. The
+/// entry for distance 0 is 0.
 fn count_matches(tokens: &[u32], matches: &mut Vec<usize>) {
     let n = tokens.len();
     let back = |i: usize| tokens[n - 1 - i];
     matches.clear();
     matches.resize(n, 0);
-    // What from..to matches the beginning, of those that were found the one that ends last.
+    // from..to is the match with the prefix that ends last among those found.
     let (mut from, mut to) = (0, 0);
     for distance in 1..n {
         let mut length = if distance < to { matches[distance - from].min(to - distance) } else { 0 };
@@ -124,7 +126,7 @@ fn count_matches(tokens: &[u32], matches: &mut Vec<usize>) {
 mod tests {
     use super::*;
 
-    /// As the definition has it: each place before the end, how far back it agrees with the end.
+    /// The definition: for each position before the end, the length of its agreement with the end.
     fn matches_by_hand(tokens: &[u32]) -> Vec<usize> {
         let n = tokens.len();
         let agree = |distance: usize| {
@@ -134,9 +136,9 @@ mod tests {
     }
 
     #[test]
-    fn matches_are_those_of_every_pair_of_places() {
+    fn matches_equal_the_quadratic_definition() {
         let mut matches = Vec::new();
-        // All texts of up to eight tokens of two kinds, and longer ones of which most repeats.
+        // All binary sequences of up to eight tokens, and longer ones that are mostly periodic.
         for n in 0..=8 {
             for text in 0..1u32 << n {
                 let tokens: Vec<u32> = (0..n).map(|i| text >> i & 1).collect();
@@ -149,13 +151,13 @@ mod tests {
             count_matches(&tokens, &mut matches);
             assert_eq!(matches, matches_by_hand(&tokens), "{tokens:?}");
         }
-        // a b c c b c y a b c: what comes after a b c was c, after b c y.
+        // a b c c b c y a b c: the earlier a b c was followed by c, the earlier b c by y.
         count_matches(&[1, 2, 3, 3, 2, 3, 9, 1, 2, 3], &mut matches);
         assert_eq!(matches, [0, 0, 0, 0, 2, 0, 1, 3, 0, 0]);
     }
 
     #[test]
-    fn penalties_are_the_power_and_stay_numbers() {
+    fn penalties_are_powers_and_stay_finite() {
         let dry = Dry { multiplier: 0.5, base: 2.0, allowed_length: 2, last_n: 64 };
         assert_eq!([2, 3, 5].map(|length| dry.penalty(length)), [0.5, 1.0, 4.0]);
         assert!(dry.penalty(1_000_000).is_finite());

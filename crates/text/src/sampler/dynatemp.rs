@@ -1,4 +1,4 @@
-//! Dynamic temperature: low where the model is sure, high where it is not
+//! Dynamic temperature: low at low entropy, high at high entropy
 //! (<https://github.com/ggml-org/llama.cpp/pull/4972>).
 
 use kvant_codec::candidate::Candidate;
@@ -9,14 +9,14 @@ use super::math::{ln, pow};
 /// Settings of the dynamic temperature.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dynatemp {
-    /// How far the temperature may be from the one that is set, down to 0; 0 is off.
+    /// Largest deviation from the configured temperature, down to 0; 0 disables it.
     pub range: f32,
-    /// The power of the entropy, as a share of the largest that there can be, that says where in the range it is.
+    /// Exponent of the normalized entropy, which interpolates within the range.
     pub exponent: f32,
 }
 
 impl Default for Dynatemp {
-    /// llama.cpp's: off.
+    /// llama.cpp's default: off.
     fn default() -> Self {
         Self { range: 0.0, exponent: 1.0 }
     }
@@ -27,7 +27,7 @@ impl Dynatemp {
         self.range > 0.0
     }
 
-    /// The temperature for a draw from `candidates`.
+    /// Returns the temperature for sampling from `candidates`.
     pub(super) fn temperature(&self, usual: f32, candidates: &[Candidate]) -> f64 {
         let usual = f64::from(usual);
         if !self.is_on() || candidates.len() < 2 {

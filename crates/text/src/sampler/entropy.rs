@@ -1,19 +1,19 @@
-//! Probabilities of candidates, and what they tell together.
+//! Probabilities of candidates, and their entropy.
 
 use kvant_codec::candidate::Candidate;
 
 use super::math::{exp, ln};
 
-/// The softmax of candidates' logits, at temperature 1.
+/// The softmax over candidate logits at temperature 1.
 pub(super) struct Distribution {
     /// The largest logit.
     best: f64,
-    /// The sum of all weights, of which the likeliest has 1.
+    /// The sum of all weights. The likeliest candidate has weight 1.
     total: f64,
 }
 
 impl Distribution {
-    /// That of `candidates`, of which there is one at least.
+    /// Computes the distribution of `candidates`, at least one.
     pub fn of(candidates: &[Candidate]) -> Self {
         let best = candidates.iter().map(|c| f64::from(c.logit)).fold(f64::NEG_INFINITY, f64::max);
         let total = candidates.iter().map(|c| exp(f64::from(c.logit) - best)).sum();
@@ -24,12 +24,12 @@ impl Distribution {
         exp(f64::from(candidate.logit) - self.best) / self.total
     }
 
-    /// -ln p, which is finite also where p is too small for a number.
+    /// Returns -ln p, finite even if p underflows.
     pub fn surprise(&self, candidate: &Candidate) -> f64 {
         ln(self.total) - (f64::from(candidate.logit) - self.best)
     }
 
-    /// The mean surprise, in nats.
+    /// Returns the mean surprise, in nats.
     pub fn entropy(&self, candidates: &[Candidate]) -> f64 {
         candidates.iter().map(|c| self.probability(c) * self.surprise(c)).sum()
     }

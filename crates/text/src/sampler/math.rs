@@ -1,18 +1,20 @@
-//! Functions that platforms compute apart in the last bit, of correctly rounded operations alone: the same on all.
+//! Transcendental functions built from correctly rounded operations alone, so that results are
+//! identical on every platform. The functions of platforms differ in the last bit.
 
-/// e to the `x`, for x ≤ 0, within 2 units in the last place: x = k ln 2 + r with |r| ≤ ln 2 / 2, and
-/// the Taylor series of e to the r up to the 13th power, whose rest is below 2^-57.
+/// Returns e to the `x`, for x ≤ 0, within 2 units in the last place: x = k ln 2 + r with |r| ≤ ln
+/// 2 / 2, and the Taylor series of e to the r up to the 13th power, whose remainder is below 2^-57.
 pub(super) fn exp(x: f64) -> f64 {
     if x < -700.0 {
-        return 0.0; // below 1e-304: nothing beside the likeliest token's 1
+        return 0.0; // below 1e-304: negligible beside the likeliest token's 1
     }
     // The exponent of x ≤ 0 is in [-1010, 0], that of a normal number.
     exp_of_any(x)
 }
 
-/// As [`exp`], for |x| ≤ 700.
+/// Works as [`exp`], for |x| ≤ 700.
 fn exp_of_any(x: f64) -> f64 {
-    // ln 2 in two parts, the first with zeros at its end so that its product with k is exact.
+    // ln 2 as a sum of two constants, the first with trailing zeros so that its product with k is
+    // exact.
     const LN2_HI: f64 = 6.931_471_803_691_238e-1;
     const LN2_LO: f64 = 1.908_214_929_270_587_7e-10;
     let k = (x * std::f64::consts::LOG2_E).round();
@@ -21,8 +23,9 @@ fn exp_of_any(x: f64) -> f64 {
     series * f64::from_bits(((1023 + k as i64) as u64) << 52)
 }
 
-/// The natural logarithm of a positive normal `x`, within a few units in the last place: x = m 2^k with m from √½ to √2, and
-/// ln m = 2 artanh s with s = (m - 1) / (m + 1), whose series has a rest below 2^-58 after the 21st power.
+/// Returns the natural logarithm of a positive normal `x`, within a few units in the last place: x
+/// = m 2^k with m from √½ to √2, and ln m = 2 artanh s with s = (m - 1) / (m + 1), whose series has
+/// a remainder below 2^-58 after the 21st power.
 pub(super) fn ln(x: f64) -> f64 {
     let bits = x.to_bits();
     let mut k = (bits >> 52) as i64 - 1023;
@@ -36,12 +39,12 @@ pub(super) fn ln(x: f64) -> f64 {
     k as f64 * std::f64::consts::LN_2 + 2.0 * s * series
 }
 
-/// The logarithm to base 2 of a positive normal `x`.
+/// Returns the logarithm to base 2 of a positive normal `x`.
 pub(super) fn log2(x: f64) -> f64 {
     ln(x) * std::f64::consts::LOG2_E
 }
 
-/// `x` to the `y`, for x ≥ 0; 0 and infinity where it is beyond e to the ∓700.
+/// Returns `x` to the `y`, for x ≥ 0; 0 or infinity beyond e to the ∓700.
 pub(super) fn pow(x: f64, y: f64) -> f64 {
     if y == 0.0 {
         return 1.0;
@@ -73,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn logarithms_and_powers_are_those_of_the_platform_but_for_the_last_digits() {
+    fn logarithms_and_powers_match_the_platform_within_tolerance() {
         let close = |got: f64, want: f64| (got - want).abs() <= 1e-14 * want.abs().max(1.0);
         for i in -3000..=3000 {
             let x = 1.01f64.powi(i * 7);

@@ -1,43 +1,44 @@
-//! Mirostat (Basu et al., <https://arxiv.org/abs/2007.14966>): tokens are cut so that the surprise of those drawn stays near a
-//! target. What is cut, `mu`, the most surprise that is let through, follows from what was drawn before.
+//! Mirostat (Basu et al., <https://arxiv.org/abs/2007.14966>): truncates the distribution so that
+//! the surprise of sampled tokens stays near a target. The truncation threshold `mu`, the largest
+//! surprise allowed, follows from the tokens sampled before.
 
 use kvant_codec::candidate::Candidate;
 
 use super::math::{exp, ln, log2, pow};
 
-/// How many of the likeliest tokens version 1 looks at.
+/// Number of likeliest tokens that version 1 fits.
 const N_ESTIMATED: usize = 100;
 
 /// Settings of Mirostat.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mirostat {
-    /// Which of its versions.
+    /// The version.
     pub version: MirostatVersion,
-    /// The surprise to keep to, in bits: the target of the entropy.
+    /// Target surprise, in bits: the target entropy.
     pub tau: f32,
-    /// How much of an error is made good with each token: the learning rate.
+    /// Learning rate of `mu`.
     pub eta: f32,
 }
 
 /// Versions of Mirostat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MirostatVersion {
-    /// None.
+    /// Disabled.
     #[default]
     Off,
-    /// Keeps as many tokens as Zipf's law, fitted to the likeliest 100, wants for the target.
+    /// Keeps as many tokens as Zipf's law, fitted to the likeliest 100, predicts for the target.
     V1,
-    /// Keeps the tokens whose own surprise is small enough.
+    /// Keeps the tokens whose own surprise is at most `mu`.
     V2,
 }
 
 impl MirostatVersion {
-    /// Off, 1 and 2 by number, as clients name them.
+    /// Converts a version number as clients send it: 0 is off.
     pub fn from_number(number: i64) -> Option<Self> {
         [Self::Off, Self::V1, Self::V2].into_iter().find(|version| version.number() == number)
     }
 
-    /// 0 for off, 1 or 2.
+    /// Returns 0 for off, 1 or 2.
     pub fn number(self) -> i64 {
         match self {
             Self::Off => 0,
@@ -48,25 +49,26 @@ impl MirostatVersion {
 }
 
 impl Default for Mirostat {
-    /// llama.cpp's: off.
+    /// llama.cpp's default: off.
     fn default() -> Self {
         Self { version: MirostatVersion::Off, tau: 5.0, eta: 0.1 }
     }
 }
 
 impl Mirostat {
-    /// `mu` before anything has been drawn.
+    /// Returns the initial `mu`.
     pub(super) fn first_mu(&self) -> f64 {
         2.0 * f64::from(self.tau)
     }
 
-    /// `mu` after a token of this probability, among those that were kept, has been drawn.
+    /// Returns `mu` after sampling a token with this probability in the truncated distribution.
     pub(super) fn next_mu(&self, mu: f64, probability: f64) -> f64 {
         let surprise = -log2(probability.max(f64::MIN_POSITIVE));
         mu - f64::from(self.eta) * (surprise - f64::from(self.tau))
     }
 
-    /// Keeps the likeliest of `candidates`, sorted, one at least: those that `mu` lets through, of a vocabulary of `n_vocab` tokens.
+    /// Keeps the likeliest `candidates`, sorted, at least one: those that `mu` allows, for a
+    /// vocabulary of `n_vocab` tokens.
     pub(super) fn apply(&self, mu: f64, scale: Scale, n_vocab: usize, candidates: &mut Vec<Candidate>) {
         match self.version {
             MirostatVersion::Off => {}
@@ -89,23 +91,23 @@ impl Mirostat {
     }
 }
 
-/// How weights come of logits.
+/// Conversion of logits to weights.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scale {
     /// The largest logit.
     pub best: f64,
-    /// What logits are divided by; above 0.
+    /// The divisor of logits; above 0.
     pub temperature: f64,
 }
 
 impl Scale {
-    /// The weight of a candidate, of which the likeliest has 1.
+    /// Returns the weight of a candidate; the likeliest has 1.
     fn weight(&self, candidate: &Candidate) -> f64 {
         exp((f64::from(candidate.logit) - self.best) / self.temperature)
     }
 }
 
-/// Puts the likeliest `n`, or all where there are fewer, in front and in order.
+/// Moves the likeliest `n` candidates, or all if fewer, to the front in order.
 fn sort_likeliest(n: usize, candidates: &mut [Candidate]) {
     let n = n.min(candidates.len());
     if n > 0 && n < candidates.len() {
@@ -114,9 +116,10 @@ fn sort_likeliest(n: usize, candidates: &mut [Candidate]) {
     candidates[..n].sort_unstable_by(Candidate::rank);
 }
 
-/// How many tokens version 1 keeps, one at least. If the probabilities of the tokens by rank fall as rank to the -s (Zipf's law), the
-/// k likeliest, drawn from alone, have the surprise mu for k = (ε 2^mu / (1 - n^-ε))^(1/s), ε = s - 1. s is fitted to the `likeliest`
-/// by least squares: ln(p of i / p of i + 1) = s ln((i + 1) / i).
+/// Returns how many tokens version 1 keeps, at least one. If the probabilities of the tokens by
+/// rank fall as rank to the -s (Zipf's law), sampling from the k likeliest alone has the surprise
+/// mu for k = (ε 2^mu / (1 - n^-ε))^(1/s), ε = s - 1. s is fitted to the `likeliest` by least
+/// squares: ln(p of i / p of i + 1) = s ln((i + 1) / i).
 fn n_kept(mu: f64, scale: Scale, n_vocab: usize, likeliest: &[Candidate]) -> usize {
     if likeliest.len() < 2 {
         return 1;
@@ -130,8 +133,8 @@ fn n_kept(mu: f64, scale: Scale, n_vocab: usize, likeliest: &[Candidate]) -> usi
     }
     let s = of_both / of_squares;
     let (epsilon, n) = (s - 1.0, n_vocab as f64);
-    // At 0 it is the limit.
+    // The limit for ε → 0.
     let ratio = if epsilon.abs() < 1e-9 { 1.0 / ln(n) } else { epsilon / (1.0 - pow(n, -epsilon)) };
-    // Casts of floats saturate; what is no number, of probabilities that do not fall at all, is 0.
+    // Float casts saturate. NaN, from probabilities that do not fall at all, becomes 0.
     (pow(ratio * pow(2.0, mu), 1.0 / s) as usize).max(1)
 }

@@ -1,16 +1,18 @@
-//! Choosing the next token from the logits.
+//! Sampling: selects the next token from the logits.
 //!
-//! The chain and its defaults are llama.cpp's: repeat penalty, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature,
-//! then one draw; each stage has a module. Top-p (Holtzman et al., <https://arxiv.org/abs/1904.09751>) and min-p (Nguyen et al.,
-//! <https://arxiv.org/abs/2407.01082>) look at the distribution before the temperature changes it. Mirostat takes the place of
-//! all that keeps some tokens, and comes behind the temperature.
+//! The sampler chain and its defaults are llama.cpp's: repeat penalty, DRY, top-n-sigma, top-k,
+//! typical, top-p, min-p, XTC, temperature, then one sample; each stage has a module. Top-p
+//! (Holtzman et al., <https://arxiv.org/abs/1904.09751>) and min-p (Nguyen et al.,
+//! <https://arxiv.org/abs/2407.01082>) apply to the distribution before the temperature. Mirostat
+//! replaces all truncating stages and follows the temperature.
 //!
-//! The same seed and logits give the same tokens on every platform: the generator is fixed, ties go
-//! to the lower id, and `exp` and the like are computed here from correctly rounded operations, as platforms' own
-//! differ in the last bit.
+//! The same seed and logits give the same tokens on every platform: the generator is fixed, ties
+//! resolve to the lower id, and `exp` and the like are computed here from correctly rounded
+//! operations, since platforms differ in the last bit.
 //!
-//! All that a draw depends on besides the tokens so far, the generator and Mirostat's error, is in the [`Sampler`] and changes with
-//! a draw alone: a sequence that rests, is read again or is read ahead says the same.
+//! Besides the tokens so far, a sample depends only on the generator and Mirostat's `mu`. Both are
+//! in the [`Sampler`] and change only when it samples, so preemption, repeated prefill and
+//! speculative decoding do not change the output.
 
 mod breakers;
 mod dry;
@@ -44,17 +46,17 @@ use mirostat::Scale;
 use rng::Xoshiro256;
 use typical::Typicality;
 
-/// Draws tokens. Its buffers grow to the vocabulary in the first call and are kept.
+/// Samples tokens. Its buffers grow to the vocabulary in the first call and are reused.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     params: SamplerParams,
     breakers: Breakers,
     rng: Xoshiro256,
-    /// The most surprise, in bits, that Mirostat lets through next.
+    /// The largest surprise, in bits, that Mirostat allows next.
     mu: f64,
-    /// Candidates left in the race.
+    /// Candidates that remain.
     candidates: Vec<Candidate>,
-    /// Weight of each sorted candidate relative to the first, for top-p or the draw.
+    /// Weight of each sorted candidate relative to the first, for top-p or the final sample.
     weights: Vec<f64>,
     /// Distinct recent tokens.
     recent: Vec<u32>,
@@ -63,7 +65,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// A sampler at the start of its seed's sequence.
+    /// Creates a sampler at the start of its seed's sequence.
     pub fn new(params: SamplerParams) -> Self {
         Sampler {
             rng: Xoshiro256::new(params.seed),
@@ -78,21 +80,22 @@ impl Sampler {
         }
     }
 
-    /// With texts that break the repetitions that DRY penalises.
+    /// Sets the sequence breakers of DRY.
     #[must_use]
     pub fn with_breakers(self, breakers: Breakers) -> Self {
         Self { breakers, ..self }
     }
 
-    /// The settings.
+    /// Returns the settings.
     pub fn params(&self) -> &SamplerParams {
         &self.params
     }
 
-    /// How many of the likeliest tokens a draw needs to see after `n_recent` tokens; all when `None`.
+    /// Returns how many of the likeliest tokens a sample needs after `n_recent` tokens; `None` for
+    /// all.
     ///
-    /// Penalties lower tokens that have been said and nothing else, so that at most as many others move up; a penalty below 1
-    /// may lift any token. Top-n-sigma and Mirostat measure all.
+    /// Penalties lower only recent tokens, so at most as many other tokens move up. A penalty below
+    /// 1 may raise any token. Top-n-sigma and Mirostat measure the whole distribution.
     pub fn n_candidates(&self, n_recent: usize) -> Option<usize> {
         let SamplerParams { top_k, top_n_sigma, repeat_penalty, repeat_last_n, dry, mirostat, .. } =
             self.params;
@@ -107,12 +110,12 @@ impl Sampler {
         (kept > 0).then(|| kept.saturating_add(penalised))
     }
 
-    /// The next token, given `logits` `[n_vocab]` and the tokens so far, oldest first. A logit of
-    /// negative infinity rules its token out. Ids in `recent` without a logit are ignored.
+    /// Samples the next token from `logits` `[n_vocab]` and the tokens so far, oldest first. A
+    /// logit of negative infinity excludes its token. Ids in `recent` without a logit are ignored.
     ///
     /// # Errors
-    /// [`SampleError`] for senseless settings, a logit that is NaN or positive infinity, and where no
-    /// token is possible.
+    /// [`SampleError`] for settings out of range, a logit that is NaN or positive infinity, and if
+    /// no token is possible.
     pub fn sample(&mut self, logits: &[f32], recent: &[u32]) -> Result<u32, SampleError> {
         self.candidates.clear();
         self.candidates
@@ -120,8 +123,9 @@ impl Sampler {
         self.choose(recent)
     }
 
-    /// As [`Sampler::sample`], from the likeliest tokens alone, at least [`Sampler::n_candidates`] of them where there are as
-    /// many, in the order of [`Candidate::rank`]: the same token.
+    /// Works as [`Sampler::sample`], from the likeliest tokens alone: at least
+    /// [`Sampler::n_candidates`] of them if the vocabulary has as many, in the order of
+    /// [`Candidate::rank`]. Returns the same token.
     ///
     /// # Errors
     /// As [`Sampler::sample`].
@@ -131,7 +135,7 @@ impl Sampler {
         self.choose(recent)
     }
 
-    /// The tokens that the last draw was among, likeliest first, each with the probability that it had.
+    /// Returns the candidates of the last sample, likeliest first, each with its probability.
     pub fn drawn_among(&self) -> impl ExactSizeIterator<Item = (u32, f64)> {
         let total: f64 = self.weights.iter().sum();
         self.candidates
@@ -163,12 +167,12 @@ impl Sampler {
         Ok(self.draw(dynatemp.temperature(temperature, &self.candidates)))
     }
 
-    /// The likeliest candidate.
+    /// Returns the likeliest candidate.
     fn best(&self) -> Result<Candidate, SampleError> {
         self.candidates.iter().min_by(|a, b| Candidate::rank(a, b)).copied().ok_or(SampleError::NoCandidate)
     }
 
-    /// The only token that is possible.
+    /// Selects the only possible token.
     fn take(&mut self, only: Candidate) -> u32 {
         self.candidates.clear();
         self.candidates.push(only);
@@ -177,7 +181,7 @@ impl Sampler {
         only.id
     }
 
-    /// Keeps, in order, what each stage leaves of the candidates, of which `best` is the likeliest.
+    /// Applies the truncating stages in order; `best` is the likeliest candidate.
     fn keep(&mut self, best: Candidate) -> Result<(), SampleError> {
         let SamplerParams { top_n_sigma, typical_p, xtc, .. } = self.params;
         if top_n_sigma > 0.0 {
@@ -196,7 +200,7 @@ impl Sampler {
         Ok(())
     }
 
-    /// Draws a token as Mirostat has it, of `n_vocab` that there are, and takes note of how likely it was.
+    /// Samples with Mirostat from a vocabulary of `n_vocab` tokens, and updates `mu`.
     fn draw_for_target(&mut self, best: Candidate, n_vocab: usize) -> u32 {
         let SamplerParams { temperature, dynatemp, mirostat, .. } = self.params;
         let temperature = dynatemp.temperature(temperature, &self.candidates);
@@ -211,7 +215,7 @@ impl Sampler {
         id
     }
 
-    /// Makes each recent token less likely.
+    /// Applies the repeat penalty to each recent token.
     fn penalise(&mut self, recent: &[u32]) {
         let SamplerParams { repeat_penalty, repeat_last_n, .. } = self.params;
         if repeat_penalty == 1.0 {
@@ -223,14 +227,14 @@ impl Sampler {
         self.recent.dedup();
         for c in &mut self.candidates {
             if c.logit > f32::NEG_INFINITY && self.recent.binary_search(&c.id).is_ok() {
-                // Clamped: an extreme penalty must not make an infinity of a logit.
+                // Clamped: an extreme penalty must not turn a logit into an infinity.
                 let scaled = if c.logit <= 0.0 { c.logit * repeat_penalty } else { c.logit / repeat_penalty };
                 c.logit = scaled.clamp(f32::MIN, f32::MAX);
             }
         }
     }
 
-    /// Keeps the likeliest `top_k`, in their order.
+    /// Keeps the likeliest `top_k`, in order.
     fn keep_top_k(&mut self) {
         let k = self.params.top_k;
         if k == 0 {
@@ -243,8 +247,9 @@ impl Sampler {
         self.candidates.sort_unstable_by(Candidate::rank);
     }
 
-    /// Sorts, and applies top-p and min-p. Each keeps a prefix of the sorted candidates, so together
-    /// they keep the shorter one, and what min-p drops need not be sorted. At least one stays.
+    /// Sorts, and applies top-p and min-p. Each keeps a prefix of the sorted candidates, so
+    /// together they keep the shorter one, and candidates that min-p drops need no sorting. At
+    /// least one remains.
     fn keep_top_p_min_p(&mut self, best: f32) {
         let SamplerParams { top_p, min_p, .. } = self.params;
         let weight = |c: &Candidate| exp(f64::from(c.logit) - f64::from(best));
@@ -265,7 +270,7 @@ impl Sampler {
         }
     }
 
-    /// Draws one of the sorted candidates at a temperature; the first at 0.
+    /// Samples one of the sorted candidates at a temperature; at 0, takes the first.
     fn draw(&mut self, temperature: f64) -> u32 {
         let first = self.candidates[0];
         if temperature == 0.0 {
@@ -279,7 +284,7 @@ impl Sampler {
             left -= w;
             left < 0.0
         });
-        // Rounding may leave a crumb behind the last weight; the likeliest takes it.
+        // Rounding may leave a remainder after the last weight; the likeliest takes it.
         self.candidates[drawn.unwrap_or(0)].id
     }
 }

@@ -1,4 +1,4 @@
-//! Settings of a sampler, and what is wrong with them.
+//! Sampler settings and their validation.
 
 use super::dry::Dry;
 use super::dynatemp::Dynatemp;
@@ -8,32 +8,33 @@ use super::xtc::Xtc;
 /// Settings of a [`Sampler`](super::Sampler).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplerParams {
-    /// Divides the logits before the draw; 0 always takes the likeliest token that is left.
+    /// Divides the logits before sampling; 0 always takes the likeliest remaining token.
     pub temperature: f32,
     /// Varies the temperature with the entropy.
     pub dynatemp: Dynatemp,
-    /// Keep the `top_k` likeliest tokens; 0 keeps all.
+    /// Keeps the `top_k` likeliest tokens; 0 keeps all.
     pub top_k: usize,
-    /// Keep the fewest likeliest tokens whose probabilities sum to at least this; 1 keeps all.
+    /// Keeps the fewest likeliest tokens whose probabilities sum to at least this; 1 keeps all.
     pub top_p: f32,
-    /// Keep tokens at least this likely relative to the likeliest; 0 keeps all.
+    /// Keeps tokens with at least this probability relative to the likeliest; 0 keeps all.
     pub min_p: f32,
-    /// Keep the fewest tokens of the most typical surprise whose probabilities sum to more than this; 1 keeps all.
+    /// Keeps the fewest most typical tokens whose probabilities sum to more than this; 1 keeps all.
     pub typical_p: f32,
-    /// Keep tokens whose logit is at most so many standard deviations below the largest; 0 and below keep all.
+    /// Keeps tokens whose logit is at most this many standard deviations below the largest; 0 and
+    /// below keep all.
     pub top_n_sigma: f32,
-    /// Removes the likeliest tokens now and then.
+    /// Removes the likeliest tokens with a given probability.
     pub xtc: Xtc,
     /// Divides a positive logit and multiplies a negative one, once, if the token is a recent one;
-    /// 1 does nothing.
+    /// 1 disables it.
     pub repeat_penalty: f32,
-    /// How many of the last tokens are recent.
+    /// Number of last tokens that count as recent.
     pub repeat_last_n: usize,
-    /// Penalises tokens that would go on with a repetition.
+    /// Penalizes tokens that would extend a repetition.
     pub dry: Dry,
-    /// Takes the place of all that keeps some tokens: top-n-sigma, top-k, typical, top-p, min-p and XTC.
+    /// Replaces all truncating stages: top-n-sigma, top-k, typical, top-p, min-p and XTC.
     pub mirostat: Mirostat,
-    /// Seed of the draws.
+    /// Seed of the generator.
     pub seed: u64,
 }
 
@@ -59,15 +60,15 @@ impl Default for SamplerParams {
 }
 
 impl SamplerParams {
-    /// Always the likeliest token.
+    /// Returns settings that always take the likeliest token.
     pub fn greedy() -> Self {
         SamplerParams { temperature: 0.0, ..Self::default() }
     }
 
-    /// Checks that every setting has a meaning. Settings of a stage that is switched off are not looked at.
+    /// Checks that every setting is in its range. Ignores settings of disabled stages.
     ///
     /// # Errors
-    /// [`SampleError::Param`] for the first one that has none.
+    /// [`SampleError::Param`] for the first setting out of range.
     pub fn validate(&self) -> Result<(), SampleError> {
         let Self { dry, xtc, dynatemp, mirostat, .. } = self;
         from_zero("temperature", self.temperature)?;
@@ -95,7 +96,7 @@ impl SamplerParams {
         Ok(())
     }
 
-    /// Whether the likeliest token is taken, whatever else there is.
+    /// Whether the likeliest token is taken regardless of the generator.
     pub(super) fn is_greedy(&self) -> bool {
         let removes_the_likeliest = self.typical_p < 1.0 || self.xtc.is_on();
         let takes_it = self.mirostat.version != MirostatVersion::Off || !removes_the_likeliest;
@@ -119,7 +120,7 @@ fn above_zero(name: &'static str, got: f32) -> Result<(), SampleError> {
     check(name, "a number above 0", got, got > 0.0 && got <= f32::MAX)
 }
 
-/// Why no token could be chosen.
+/// Sampling errors.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SampleError {
@@ -136,12 +137,12 @@ pub enum SampleError {
     /// A logit is NaN or positive infinity: the model's output is broken.
     #[error("the logit of token {id} is {got}")]
     NotANumber {
-        /// The first token at fault.
+        /// The first such token.
         id: u32,
         /// Its logit.
         got: f32,
     },
-    /// There is no logit, or every one is negative infinity.
+    /// The logits are empty, or every one is negative infinity.
     #[error("no token is possible")]
     NoCandidate,
 }

@@ -1,4 +1,4 @@
-//! The chain once more, as slow and as plain as it can be, and that both agree.
+//! A plain, slow reference implementation of the sampler chain, compared with the fast one.
 
 use kvant_codec::random::Random;
 
@@ -15,7 +15,8 @@ fn probabilities(law: &Law, temperature: f64) -> Vec<f64> {
     weights.into_iter().map(|weight| weight / total).collect()
 }
 
-/// The longest X that `tokens` end with and that `next` has followed before; where it is empty, behind another token.
+/// Returns the length of the longest suffix of `tokens` that `next` followed before; an empty one
+/// requires a preceding token.
 fn longest_repeat(tokens: &[u32], next: u32) -> Option<usize> {
     if !tokens.contains(&next) {
         return None;
@@ -100,7 +101,7 @@ fn truncated(params: &SamplerParams, mut law: Law, chance: f64) -> Law {
     if params.typical_p < 1.0 {
         law = typical(law, f64::from(params.typical_p));
     }
-    // What min-p keeps is relative to the likeliest, which top-p never drops.
+    // Min-p is relative to the likeliest token, which top-p never drops.
     law = if params.top_p < 1.0 { top_p(law, f64::from(params.top_p)) } else { law };
     let best = law[0].1;
     law.retain(|(_, logit)| (logit - best).exp() >= f64::from(params.min_p));
@@ -113,7 +114,7 @@ fn truncated(params: &SamplerParams, mut law: Law, chance: f64) -> Law {
     law
 }
 
-/// The likeliest of a vocabulary of `n` that Mirostat keeps.
+/// Keeps the likeliest tokens that Mirostat allows for a vocabulary of `n` tokens.
 fn targeted(params: &SamplerParams, law: Law, temperature: f64, mu: f64, n: usize) -> Law {
     let chances = probabilities(&law, temperature);
     let kept = match params.mirostat.version {
@@ -134,7 +135,7 @@ fn targeted(params: &SamplerParams, law: Law, temperature: f64, mu: f64, n: usiz
     law.into_iter().take(kept.max(1)).collect()
 }
 
-/// Settings of every kind, alone and together.
+/// Settings of every stage, alone and combined.
 fn all_settings() -> Vec<SamplerParams> {
     let off = SamplerParams { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, ..Default::default() };
     let dry = Dry { multiplier: 0.8, ..Dry::default() };
@@ -172,13 +173,13 @@ fn all_settings() -> Vec<SamplerParams> {
 }
 
 #[test]
-fn every_draw_has_the_law_of_the_plain_chain() {
+fn every_sample_matches_the_reference_chain() {
     let mut random = Random::new(11);
     let mut logits = vec![0.0; 120];
     for params in all_settings() {
         let (mut sampler, mut rng) = (Sampler::new(params), Xoshiro256::new(params.seed));
         let mut mu = 2.0 * f64::from(params.mirostat.tau);
-        // Ten kinds of tokens, so that much is repeated.
+        // Ten distinct tokens, so that repetitions are frequent.
         let mut tokens: Vec<u32> = (0..30).map(|i| i * i % 10).collect();
         for step in 0..60 {
             random.fill_gaussian(&mut logits, 3.0);
@@ -186,7 +187,7 @@ fn every_draw_has_the_law_of_the_plain_chain() {
             let mut law = penalised(&params, &logits, &tokens);
             let temperature = if params.mirostat.version == MirostatVersion::Off {
                 let draws_chance = params.xtc.probability > 0.0 && params.xtc.threshold <= 0.5;
-                // What is left before XTC: one alone needs no chance.
+                // The candidates left before XTC: a single one consumes no random number.
                 let n_left = truncated(&params, law.clone(), 1.0).len();
                 let chance = if draws_chance && n_left > 1 { rng.unit() } else { 1.0 };
                 law = truncated(&params, law, chance);
@@ -204,7 +205,7 @@ fn every_draw_has_the_law_of_the_plain_chain() {
             for ((id, got), want) in got.iter().zip(&want) {
                 assert!((got - want).abs() <= 1e-6, "{params:?}, step {step}: {id} has {got}, not {want}");
             }
-            // The token at the place of the next random number.
+            // Inverse-CDF sampling with the next random number.
             let (mut place, mut index) = (rng.unit(), 0);
             while index + 1 < want.len() && place >= want[index] {
                 place -= want[index];

@@ -1,4 +1,4 @@
-//! The generator of the draws.
+//! The random number generator of the sampler.
 
 /// xoshiro256++ (Blackman and Vigna, <https://prng.di.unimi.it>), seeded through SplitMix64.
 #[derive(Debug, Clone)]
@@ -28,7 +28,7 @@ impl Xoshiro256 {
         out
     }
 
-    /// Uniform on [0, 1) in steps of 2^-53.
+    /// Returns a uniform number in [0, 1) in steps of 2^-53.
     pub(super) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }

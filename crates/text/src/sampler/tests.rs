@@ -1,4 +1,4 @@
-//! What draws are like.
+//! Statistical and exact tests of the sampler.
 
 use kvant_codec::candidate;
 use kvant_codec::random::Random;
@@ -21,12 +21,12 @@ pub(super) const OFF: SamplerParams = SamplerParams {
     seed: 7,
 };
 
-/// The logits of a distribution.
+/// Returns the logits of a distribution.
 pub(super) fn logits(p: &[f64]) -> Vec<f32> {
     p.iter().map(|p| p.ln() as f32).collect()
 }
 
-/// How often each token comes in `n` draws, as frequencies.
+/// Returns the relative frequency of each token in `n` samples.
 fn frequencies(params: SamplerParams, logits: &[f32], recent: &[u32], n: usize) -> Vec<f64> {
     let mut sampler = Sampler::new(params);
     let mut counts = vec![0u32; logits.len()];
@@ -36,7 +36,8 @@ fn frequencies(params: SamplerParams, logits: &[f32], recent: &[u32], n: usize) 
     counts.into_iter().map(|c| f64::from(c) / n as f64).collect()
 }
 
-/// Each frequency within 5 standard deviations of its probability; impossible tokens never.
+/// Each frequency is within 5 standard deviations of its probability; impossible tokens never
+/// occur.
 pub(super) fn assert_law(params: SamplerParams, logits: &[f32], recent: &[u32], want: &[f64]) {
     let n = 20_000;
     let got = frequencies(params, logits, recent, n);
@@ -47,25 +48,25 @@ pub(super) fn assert_law(params: SamplerParams, logits: &[f32], recent: &[u32], 
 }
 
 #[test]
-fn without_filters_draws_follow_the_softmax() {
+fn without_filters_samples_follow_the_softmax() {
     assert_law(OFF, &logits(&[0.5, 0.2, 0.25, 0.05]), &[], &[0.5, 0.2, 0.25, 0.05]);
     let shifted: Vec<f32> = logits(&[0.5, 0.5]).iter().map(|l| l + 1e4).collect();
     assert_law(OFF, &shifted, &[], &[0.5, 0.5]);
 }
 
 #[test]
-fn each_filter_keeps_what_its_definition_says() {
+fn each_filter_keeps_the_tokens_of_its_definition() {
     let l = logits(&[0.1, 0.4, 0.2, 0.3]);
     assert_law(SamplerParams { top_k: 2, ..OFF }, &l, &[], &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
     // 0.4 + 0.3 reaches 0.6; 0.4 alone does not.
     assert_law(SamplerParams { top_p: 0.6, ..OFF }, &l, &[], &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
     assert_law(SamplerParams { top_p: 0.0, ..OFF }, &l, &[], &[0.0, 1.0, 0.0, 0.0]);
-    // 0.4 of 0.4 is 0.16, so 0.2 stays and 0.1 goes.
+    // 0.4 of 0.4 is 0.16, so 0.2 stays and 0.1 is removed.
     assert_law(SamplerParams { min_p: 0.4, ..OFF }, &l, &[], &[0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0]);
-    // top-p sees the probabilities that top-k left: 4/9 + 3/9 reaches 0.75.
+    // Top-p uses the probabilities that top-k left: 4/9 + 3/9 reaches 0.75.
     let both = SamplerParams { top_k: 3, top_p: 0.75, ..OFF };
     assert_law(both, &l, &[], &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
-    // min-p must not change what top-p calls a probability: 0.4 + 0.3 < 0.75 of all four.
+    // Min-p must not change the probabilities of top-p: 0.4 + 0.3 < 0.75 of all four.
     let both = SamplerParams { top_p: 0.75, min_p: 0.4, ..OFF };
     assert_law(both, &l, &[], &[0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0]);
 }
@@ -82,7 +83,7 @@ fn temperature_comes_after_the_filters() {
 }
 
 #[test]
-fn what_a_draw_was_among_has_the_probabilities_of_its_law() {
+fn candidates_of_a_sample_have_their_probabilities() {
     let logits = logits(&[0.5, 0.1, 0.3, 0.1]);
     let params = SamplerParams { temperature: 0.5, top_k: 2, ..SamplerParams::default() };
     let mut sampler = Sampler::new(params);
@@ -108,7 +109,8 @@ fn greedy_takes_the_likeliest_and_the_lower_id_of_equals() {
 fn repeat_penalty_lowers_recent_tokens_once_and_only_in_its_window() {
     let params = SamplerParams { temperature: 0.0, repeat_penalty: 2.0, repeat_last_n: 2, ..OFF };
     let mut s = Sampler::new(params);
-    // 4 / 2 < 3, though it came twice 4 / 4 would be below 1.5.
+    // 4 / 2 < 3. The penalty applies once although the token occurred twice: 4 / 4 would be below
+    // 1.5.
     assert_eq!(s.sample(&[4.0, 3.0, 1.5], &[0, 0]), Ok(1));
     assert_eq!(s.sample(&[4.0, 1.0, 1.5], &[0, 0]), Ok(0));
     assert_eq!(s.sample(&[4.0, 3.0], &[0, 1, 1]), Ok(0));
@@ -121,7 +123,7 @@ fn repeat_penalty_lowers_recent_tokens_once_and_only_in_its_window() {
 }
 
 #[test]
-fn the_same_seed_draws_the_same_tokens() {
+fn the_same_seed_samples_the_same_tokens() {
     let l: Vec<f32> = (0..100).map(|i| ((i * 37) % 101) as f32 / 20.0).collect();
     let run = |seed| {
         let mut s = Sampler::new(SamplerParams { seed, ..SamplerParams::default() });
@@ -169,7 +171,7 @@ fn broken_logits_and_settings_are_errors() {
         let got = Sampler::new(bad).sample(&[0.0], &[]);
         assert!(matches!(got, Err(SampleError::Param { .. })), "{bad:?}: {got:?}");
     }
-    // What belongs to a stage that is off is not looked at.
+    // Settings of disabled stages are ignored.
     let off = SamplerParams {
         dry: Dry { base: 0.0, ..OFF.dry },
         xtc: Xtc { threshold: 7.0, ..OFF.xtc },
@@ -195,9 +197,9 @@ fn buffers_are_allocated_once() {
     assert_eq!(before, (s.candidates.as_ptr(), s.weights.as_ptr(), s.recent.as_ptr()));
 }
 
-/// Ties, recent tokens among the likeliest, more candidates asked for than there are.
+/// Covers ties, recent tokens among the likeliest, and requests for more candidates than exist.
 #[test]
-fn the_likeliest_tokens_are_enough_for_the_same_draws() {
+fn the_likeliest_tokens_suffice_for_the_same_samples() {
     let mut random = Random::new(3);
     let mut logits = vec![0.0; 300];
     let recent: Vec<u32> = (0..90).map(|i| i * 7 % 301).collect();
@@ -212,7 +214,7 @@ fn the_likeliest_tokens_are_enough_for_the_same_draws() {
         SamplerParams { dry, ..greedy },
         SamplerParams { xtc, ..greedy },
         SamplerParams { typical_p: 0.1, ..greedy },
-        // The likeliest token is what these leave too.
+        // These stages never remove the likeliest token.
         SamplerParams { top_n_sigma: 1.0, ..greedy },
         usual,
         SamplerParams { top_k: 5, repeat_penalty: 3.0, ..usual },

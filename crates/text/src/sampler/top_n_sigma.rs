@@ -1,5 +1,5 @@
-//! Top-n-sigma (Tang et al., <https://arxiv.org/abs/2411.07641>): tokens whose logits are near the largest, by how far logits
-//! spread.
+//! Top-n-sigma (Tang et al., <https://arxiv.org/abs/2411.07641>): keeps tokens whose logits are
+//! within n standard deviations of the largest.
 
 use kvant_codec::candidate::Candidate;
 

@@ -1,11 +1,11 @@
-//! Locally typical sampling (Meister et al., <https://arxiv.org/abs/2202.00666>): the tokens whose surprise, -ln p, is nearest to
-//! the entropy, its mean.
+//! Locally typical sampling (Meister et al., <https://arxiv.org/abs/2202.00666>): keeps the tokens
+//! whose surprise, -ln p, is nearest to the entropy, its mean.
 
 use kvant_codec::candidate::Candidate;
 
 use super::entropy::Distribution;
 
-/// A candidate, how likely it is, and how far its surprise is from the entropy.
+/// A candidate, its probability, and the distance of its surprise from the entropy.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Typicality {
     candidate: Candidate,
@@ -13,7 +13,8 @@ pub(super) struct Typicality {
     distance: f64,
 }
 
-/// Keeps the fewest most typical `candidates` whose probabilities sum to more than `p`; `scratch` is room for them.
+/// Keeps the fewest most typical `candidates` whose probabilities sum to more than `p`, using
+/// `scratch` as a buffer.
 pub(super) fn apply(p: f32, candidates: &mut Vec<Candidate>, scratch: &mut Vec<Typicality>) {
     let distribution = Distribution::of(candidates);
     let entropy = distribution.entropy(candidates);

@@ -1,5 +1,5 @@
-//! XTC (exclude top choices, <https://github.com/oobabooga/text-generation-webui/pull/6335>): now and then the likeliest tokens are
-//! removed, all but the least likely one of those that are likely enough to go on with.
+//! XTC (exclude top choices, <https://github.com/oobabooga/text-generation-webui/pull/6335>):
+//! removes, with a given probability, all tokens above a threshold except the least likely of them.
 
 use kvant_codec::candidate::Candidate;
 
@@ -8,21 +8,22 @@ use super::math::exp;
 /// Settings of XTC.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Xtc {
-    /// How likely a draw is to be one that it changes; 0 is off.
+    /// Probability that a sample applies XTC; 0 disables it.
     pub probability: f32,
-    /// Tokens at least this likely are removed, but for the last of them; above 0.5, where there cannot be two, nothing is.
+    /// Probability from which tokens are removed, except the least likely of them. Above 0.5, which
+    /// two tokens cannot reach, nothing is removed.
     pub threshold: f32,
 }
 
 impl Default for Xtc {
-    /// llama.cpp's: off.
+    /// llama.cpp's default: off.
     fn default() -> Self {
         Self { probability: 0.0, threshold: 0.1 }
     }
 }
 
 impl Xtc {
-    /// Whether it may change a draw.
+    /// Whether XTC may change a sample.
     pub(super) fn is_on(&self) -> bool {
         self.probability > 0.0 && self.threshold <= 0.5
     }

@@ -14,20 +14,20 @@ use super::pre::PreTokenizer;
 use super::seams::Seams;
 use super::vocab::Vocab;
 
-/// Merge rules, the pre-tokeniser, and how to start.
+/// Merge rules, pre-tokenizer and initial symbols.
 #[derive(Debug, Clone)]
 pub(super) struct Bpe {
     pub(super) pre: PreTokenizer,
-    /// By left and right token, in the upper and lower half of the key.
+    /// Rules by left and right token, in the upper and lower half of the key.
     merges: HashMap<u64, Joined>,
     start: Start,
 }
 
-/// The symbols that a word starts from.
+/// The initial symbols of a word.
 #[derive(Debug, Clone)]
 enum Start {
     Bytes,
-    /// Characters; words fall apart at the seams.
+    /// Characters; words are split where no merge can cross.
     Chars(Seams),
 }
 
@@ -62,7 +62,7 @@ impl Bpe {
             key_bytes.clear();
             key_bytes.extend([left, right].into_iter().filter_map(|id| vocab.bytes(id)).flatten());
             let id = vocab.find(&key_bytes).ok_or_else(|| fault(MergeFault::ProductUnknown))?;
-            // Text must not grow into a control token, whatever the rules say.
+            // Text must never merge into a control token, regardless of the rules.
             if vocab.is_text(id) {
                 table.entry(key(left, right)).or_insert(Joined { key: index as u32, id });
             }
@@ -117,7 +117,7 @@ impl Bpe {
         Ok(())
     }
 
-    /// Merges the symbols of `word`, which stands at byte `at` of the text, and appends its tokens.
+    /// Merges the symbols of `word`, which starts at byte `at` of the text, and appends its tokens.
     fn finish(
         &self,
         vocab: &Vocab,
@@ -126,7 +126,7 @@ impl Bpe {
         merger: &mut Merger,
         out: &mut Vec<u32>,
     ) -> Result<(), TokenizerError> {
-        // NONE is no token, so a symbol without one finds no rule.
+        // NONE is not a token, so a symbol without a token matches no rule.
         merger.merge(|left, right| self.merges.get(&key(left.id, right.id)).copied());
         merger.emit(vocab, word, at, out)
     }

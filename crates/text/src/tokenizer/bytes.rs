@@ -1,17 +1,17 @@
-//! The two spellings of a raw byte inside a vocabulary's text.
+//! The two spellings of raw bytes in vocabularies.
 //!
-//! *Byte-level BPE* (GPT-2) writes every byte as one printable character: printable Latin-1 stands
-//! for itself, the other 68 bytes are the characters from U+0100 on, in order. So a space reads
-//! `Ġ` and a newline `Ċ`. *Byte fallback* (SentencePiece) writes `<0x0A>`.
+//! *Byte-level BPE* (GPT-2) writes every byte as one printable character: printable Latin-1 maps to
+//! itself, the other 68 bytes map to the characters from U+0100 on, in order. A space becomes `Ġ`
+//! and a newline `Ċ`. *Byte fallback* (SentencePiece) writes `<0x0A>`.
 
 use super::model::TokenizerModel;
 
-/// Whether GPT-2's alphabet writes `b` as the character with the same code.
+/// Whether GPT-2's alphabet maps `b` to the character with the same code.
 const fn stands_for_itself(b: u8) -> bool {
     matches!(b, 33..=126 | 161..=172 | 174..=255)
 }
 
-/// The bytes that do not stand for themselves, in order: entry `i` is written as U+0100 + `i`.
+/// The bytes that do not map to themselves, in order: entry `i` is written as U+0100 + `i`.
 const SHIFTED: [u8; 68] = {
     let mut out = [0u8; 68];
     let (mut n, mut b) = (0, 0);
@@ -25,7 +25,7 @@ const SHIFTED: [u8; 68] = {
     out
 };
 
-/// The byte that `c` stands for in GPT-2's alphabet, or `None` if it stands for none.
+/// Returns the byte that `c` encodes in GPT-2's alphabet.
 fn byte_of(c: char) -> Option<u8> {
     match u32::from(c) {
         u @ 0..=255 => Some(u as u8).filter(|&b| stands_for_itself(b)),
@@ -36,8 +36,8 @@ fn byte_of(c: char) -> Option<u8> {
 /// The space of SentencePiece and GGUF's BERT vocabularies.
 pub(super) const SPACE_MARK: char = '\u{2581}';
 
-/// Sets `out` to the bytes that a normal token with this `text` writes: spelt in GPT-2's alphabet, or
-/// with marks for spaces. Text with a character outside of that alphabet stands for itself.
+/// Decodes the text of a normal token into its bytes: from GPT-2's alphabet, or with space marks.
+/// Text with a character outside of the alphabet is taken literally.
 pub(super) fn spelt(model: TokenizerModel, text: &str, out: &mut Vec<u8>) {
     out.clear();
     if model == TokenizerModel::Gpt2 {
@@ -56,7 +56,7 @@ pub(super) fn spelt(model: TokenizerModel, text: &str, out: &mut Vec<u8>) {
     }
 }
 
-/// The byte of a fallback token's text, `<0x00>` to `<0xFF>`.
+/// Returns the byte of a fallback token, `<0x00>` to `<0xFF>`.
 pub(super) fn fallback_byte(text: &str) -> Option<u8> {
     let hex = text.strip_prefix("<0x")?.strip_suffix('>')?;
     (hex.len() == 2 && hex.bytes().all(|b| b.is_ascii_hexdigit()))
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gpt2_alphabet_reaches_every_byte_once() {
+    fn gpt2_alphabet_maps_every_byte_once() {
         let mut seen = [0u32; 256];
         for c in (0..0x200).filter_map(char::from_u32) {
             if let Some(b) = byte_of(c) {

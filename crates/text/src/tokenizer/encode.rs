@@ -1,4 +1,4 @@
-//! From text to tokens.
+//! Encodes text to tokens.
 
 use std::ops::Range;
 
@@ -10,12 +10,13 @@ use super::special::Part;
 use super::{Method, Special, Tokenizer};
 
 impl Tokenizer {
-    /// The tokens of `text`.
+    /// Encodes `text`.
     ///
-    /// With `add_bos_eos`, the tokens that the vocabulary puts around a text are added; a BOS is not
-    /// added to a text that parses to one already, as templates often write their own.
+    /// `add_bos_eos` adds BOS and EOS as the vocabulary specifies. BOS is not added to a text that
+    /// already parses to one, since templates often write their own.
     ///
-    /// Takes time linear in the text, but for a logarithm in the length of words that do not repeat themselves.
+    /// Time is linear in the text, except for a logarithm in the length of words that are not
+    /// repetitive.
     ///
     /// # Errors
     /// [`TokenizerError::NoToken`] if the vocabulary cannot write some byte of the text and has no
@@ -34,8 +35,8 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The tokens of a text that is to be continued: with the BOS that the vocabulary puts before a text, without the EOS that it puts
-    /// behind one, after which nothing comes.
+    /// Encodes a prompt: adds BOS as the vocabulary specifies, but never EOS, since the text is to
+    /// be continued.
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
@@ -47,7 +48,7 @@ impl Tokenizer {
         Ok(out)
     }
 
-    /// Tokens that write exactly `text`: as it stands within another, neither normalized nor with a space in front of it, and without
+    /// Encodes exactly `text`, as if within another text: without normalization, space prefix or
     /// special tokens.
     ///
     /// # Errors
@@ -60,7 +61,7 @@ impl Tokenizer {
         Ok(encoding.out)
     }
 
-    /// The tokens of a text and none around it.
+    /// Encodes a text without BOS and EOS.
     fn plain(&self, text: &str, special: Special<'_>) -> Result<Encoding<'_>, TokenizerError> {
         check_size(text)?;
         let all = 0..text.len();
@@ -91,8 +92,8 @@ fn check_size(text: &str) -> Result<(), TokenizerError> {
     Ok(())
 }
 
-/// What lies of the ranges `own` of `text` within `piece`, counted from its first byte. Of `own`, which ascend, those are dropped that
-/// end before it.
+/// Returns the parts of the ranges `own` of `text` within `piece`, relative to its start. Drops the
+/// ranges from the ascending `own` that end before `piece`.
 fn within(text: &str, piece: &Range<usize>, own: &mut &[Range<usize>]) -> Vec<Range<usize>> {
     let n_before = own.iter().take_while(|range| range.end <= piece.start).count();
     *own = &own[n_before..];
@@ -108,13 +109,13 @@ fn within(text: &str, piece: &Range<usize>, own: &mut &[Range<usize>]) -> Vec<Ra
     found
 }
 
-/// A text that is becoming tokens.
+/// State of encoding one text.
 struct Encoding<'t> {
     tokenizer: &'t Tokenizer,
     out: Vec<u32>,
-    /// The special token that the text begins with.
+    /// The special token at the start of the text.
     begins_with: Option<u32>,
-    /// Whether a special token came last; the start of a text counts as one.
+    /// Whether the last token was special; the start of a text counts as special.
     after_special: bool,
     merger: Merger,
     spaced: String,
@@ -140,8 +141,8 @@ impl<'t> Encoding<'t> {
         self.after_special = true;
     }
 
-    /// Appends the tokens of text between special tokens that are looked for in text as it is given. Others may stand within the ranges
-    /// `own`.
+    /// Encodes text between the special tokens that are matched before normalization. Tokens
+    /// matched after normalization may occur within the ranges `own`.
     fn piece(&mut self, text: &str, own: &[Range<usize>]) -> Result<(), TokenizerError> {
         let Tokenizer { normalizer, partitions, .. } = self.tokenizer;
         let Some(partition) = &partitions.normalized else {
@@ -157,12 +158,12 @@ impl<'t> Encoding<'t> {
         Ok(())
     }
 
-    /// Appends the tokens of text without special tokens.
+    /// Encodes text without special tokens.
     fn stretch(&mut self, text: &str) -> Result<(), TokenizerError> {
         let Tokenizer { vocab, method, model, add_space_prefix, .. } = self.tokenizer;
         let prefix = *add_space_prefix && self.after_special && !text.is_empty();
         self.after_special &= text.is_empty();
-        // SentencePiece's alphabet has one character for a space and its mark.
+        // SentencePiece's alphabet does not distinguish a space from its mark.
         let marked = *model != TokenizerModel::Gpt2 && text.contains(bytes::SPACE_MARK);
         let mut text = text;
         if prefix || marked {

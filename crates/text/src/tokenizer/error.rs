@@ -1,22 +1,22 @@
-//! What can be wrong with a vocabulary, or with a text for a vocabulary.
+//! Errors of vocabularies and encoding.
 
 use std::fmt;
 
 use kvant_gguf::GgufError;
 
-/// Every way in which building or using a [`Tokenizer`](super::Tokenizer) fails.
+/// Errors of building or using a [`Tokenizer`](super::Tokenizer).
 ///
-/// A GGUF file is untrusted: each variant names the key, token or merge at fault, with what was
-/// expected and what was found.
+/// A GGUF file is untrusted: each variant names the key, token or merge at fault, with the expected
+/// and actual values.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenizerError {
-    /// The metadata has no such key, and nothing sound can stand in for it.
+    /// A required metadata key is absent and has no safe default.
     #[error("the file has no '{key}', which a '{model}' tokenizer needs")]
     MissingKey {
         /// The absent metadata key.
         key: &'static str,
-        /// The tokenizer model that needs it.
+        /// The tokenizer model that requires it.
         model: &'static str,
     },
     /// A key is absent, or holds a value of another type.
@@ -29,10 +29,10 @@ pub enum TokenizerError {
         key: &'static str,
         /// Position in the array.
         index: usize,
-        /// What it holds, with U+FFFD for what is invalid.
+        /// The content, with U+FFFD for invalid bytes.
         text: String,
     },
-    /// `tokenizer.ggml.model` names a kind that is not implemented.
+    /// `tokenizer.ggml.model` names an unsupported kind.
     #[error("unknown tokenizer model '{got}' (known: {})", known.join(", "))]
     UnknownModel {
         /// The name in the file.
@@ -40,7 +40,7 @@ pub enum TokenizerError {
         /// Every accepted name.
         known: &'static [&'static str],
     },
-    /// `tokenizer.ggml.pre` names a pre-tokeniser that is not implemented.
+    /// `tokenizer.ggml.pre` names an unsupported pre-tokenizer.
     #[error("unknown pre-tokenizer '{got}' (known: {})", known.join(", "))]
     UnknownPre {
         /// The name in the file.
@@ -48,7 +48,7 @@ pub enum TokenizerError {
         /// Every accepted name.
         known: Vec<&'static str>,
     },
-    /// The vocabulary holds no token, or more than ids can number.
+    /// The vocabulary is empty, or larger than ids can number.
     #[error("a vocabulary of {got} tokens (1 to {max} are possible)")]
     VocabSize {
         /// Tokens in the file.
@@ -90,15 +90,15 @@ pub enum TokenizerError {
         /// Its text.
         text: String,
     },
-    /// A step of the normalizer that is not known, or lacks a text that belongs to it.
+    /// An unknown normalizer step, or one without its text argument.
     #[error("'kvant.tokenizer.normalizer': expected {expected}, got {got}")]
     Normalizer {
-        /// What may stand there.
+        /// The accepted input.
         expected: String,
-        /// What does.
+        /// The actual input.
         got: String,
     },
-    /// A property of a token that there is not.
+    /// A token property refers to an id outside of the vocabulary.
     #[error("'{key}': expected tokens below {n_vocab}, got {id}")]
     AddedToken {
         /// The metadata key.
@@ -115,11 +115,11 @@ pub enum TokenizerError {
         index: usize,
         /// The rule as written.
         merge: String,
-        /// What is wrong with it.
+        /// The fault.
         fault: MergeFault,
     },
-    /// The file asks for a token at the start or end of each text and does not say which.
-    #[error("the file asks to add '{key}' to each text, but does not define it")]
+    /// The file requires a token at the start or end of each text without defining it.
+    #[error("the file adds '{key}' to each text, but does not define it")]
     MissingSpecial {
         /// The metadata key of the absent id.
         key: &'static str,
@@ -129,35 +129,35 @@ pub enum TokenizerError {
     NoToken {
         /// The byte or word.
         what: String,
-        /// Where it stands, in bytes from the start of its stretch of plain text.
+        /// Its offset in bytes from the start of its piece of plain text.
         at: usize,
     },
-    /// More text than offsets can number.
+    /// The text is longer than offsets can number.
     #[error("a text of {got} bytes (fewer than 4 GiB are possible)")]
     TextSize {
         /// Bytes of the text.
         got: usize,
     },
-    /// The special tokens or a pre-tokeniser pattern could not be compiled.
+    /// The special tokens or a pre-tokenizer pattern could not be compiled.
     #[error("cannot prepare the {what}: {why}")]
     Prepare {
-        /// What was being compiled.
+        /// The compiled item.
         what: &'static str,
         /// The library's message.
         why: String,
     },
 }
 
-/// What is wrong with a merge rule.
+/// Faults of a merge rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MergeFault {
-    /// There is no space between two halves.
+    /// The rule has no space between two halves.
     NoSpace,
     /// The left half is not in the vocabulary.
     LeftUnknown,
     /// The right half is not in the vocabulary.
     RightUnknown,
-    /// The two halves joined are not in the vocabulary.
+    /// The joined halves are not in the vocabulary.
     ProductUnknown,
 }
 

@@ -1,4 +1,4 @@
-//! The keys of a GGUF file that describe its vocabulary.
+//! Reads the vocabulary keys of a GGUF file.
 
 use kvant_gguf::{FromValue, Gguf, Meta, Strings, Value};
 
@@ -10,7 +10,7 @@ use super::special::AddedTokens;
 use super::vocab::{SpecialIds, VocabData};
 
 impl Tokenizer {
-    /// The tokenizer of a model file.
+    /// Builds the tokenizer of a model file.
     ///
     /// # Errors
     /// Any [`TokenizerError`]: keys absent or of the wrong type, and all of [`Tokenizer::new`].
@@ -20,7 +20,7 @@ impl Tokenizer {
 }
 
 impl VocabData {
-    /// Reads the vocabulary's keys. Nothing but their types is checked here.
+    /// Reads the vocabulary's keys. Checks only their types.
     ///
     /// # Errors
     /// [`TokenizerError::Metadata`] for a key that is absent or of the wrong type,
@@ -50,9 +50,10 @@ impl VocabData {
             add_bos: meta.find("tokenizer.ggml.add_bos_token")?,
             add_eos: meta.find("tokenizer.ggml.add_eos_token")?,
             add_space_prefix: meta.find("tokenizer.ggml.add_space_prefix")?,
-            // The files do not carry this property of the tokens; llama.cpp goes by the name too.
+            // GGUF has no key for this token property; llama.cpp also infers it from the model
+            // name.
             strip_after_special: name.contains("phi-3") || name.contains("phi3"),
-            // A file that tells of the normalizer tells of all that lies beside GGUF's keys.
+            // A file with a normalizer key also carries all other Kvant tokenizer keys.
             added: normalizer.is_some().then_some(added),
             normalizer,
             lowercase: meta.find("tokenizer.ggml.normalizer.lowercase")?,
@@ -62,7 +63,8 @@ impl VocabData {
     }
 }
 
-/// A special id of any integer type. Files say -1, or the largest number that fits, for a token that there is not.
+/// A special id of any integer type. Files write -1, or the largest number that fits, for an absent
+/// token.
 struct Id(Option<u32>);
 
 impl FromValue<'_> for Id {
@@ -75,7 +77,7 @@ impl FromValue<'_> for Id {
     }
 }
 
-/// A score, which some files have as a whole number.
+/// A score, which some files store as an integer.
 struct Score(f32);
 
 impl FromValue<'_> for Score {
@@ -89,14 +91,14 @@ impl FromValue<'_> for Score {
     }
 }
 
-/// The normalizer that a file of Kvant's tells of.
+/// Reads the normalizer key that Kvant writes.
 fn normalizer(meta: &Meta<'_>) -> Result<Option<Normalizer>, TokenizerError> {
     let Some(words) = meta.find::<Strings<'_>>(normalizer::KEY)? else { return Ok(None) };
     let words = strings(normalizer::KEY, words)?;
     Normalizer::from_words(words.iter().map(String::as_str)).map(Some)
 }
 
-/// The strings of `key`, which must be UTF-8.
+/// Reads the strings of `key`, which must be UTF-8.
 fn strings(key: &'static str, list: Strings<'_>) -> Result<Vec<String>, TokenizerError> {
     list.enumerate()
         .map(|(index, bytes)| {

@@ -1,9 +1,11 @@
-//! Merging neighbours, best pair first: what byte-pair encoding by rank and SentencePiece's by score share.
+//! Merges neighbouring symbols, best pair first: shared by byte-pair encoding by rank and
+//! SentencePiece by score.
 //!
-//! A word starts as its smallest symbols. Of all neighbouring pairs that a rule joins, the one of lowest key is joined,
-//! leftmost first among equals, until no rule applies. Symbols form a linked list and pairs a queue. A long word is long
-//! by repeating itself (10 MB of spaces), so its pairs have few keys: they wait in a bucket for each, in the order of their
-//! places, and a word of n symbols costs about n. Short words use a heap.
+//! A word starts as its smallest symbols. Of all neighbouring pairs that a rule joins, the one of
+//! lowest key is joined, leftmost first among equals, until no rule applies. Symbols form a linked
+//! list and pairs a priority queue. Long words are repetitive (10 MB of spaces), so their pairs
+//! have few keys. They wait in one bucket per key, ordered by position, and a word of n symbols
+//! costs about n. Short words use a heap.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,7 +18,7 @@ use super::vocab::Vocab;
 /// "No symbol" in a list of symbols, and "no token" in a symbol.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Symbols from which on a word's pairs wait in buckets.
+/// Number of symbols from which a word uses buckets.
 const LONG: usize = 256;
 
 /// One link of a word being merged.
@@ -24,7 +26,7 @@ const LONG: usize = 256;
 struct Symbol {
     /// First byte within the word.
     start: u32,
-    /// Bytes; 0 once its left neighbour has swallowed it.
+    /// Length in bytes; 0 after merging into the left neighbour.
     len: u32,
     /// The symbol to the left, or [`NONE`].
     prev: u32,
@@ -34,22 +36,22 @@ struct Symbol {
     id: u32,
 }
 
-/// A neighbour as a rule sees it.
+/// A neighbour, as passed to a rule.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece {
     /// Its token, or [`NONE`].
     pub(super) id: u32,
-    /// First byte within the word, and the byte behind its last.
+    /// First byte within the word, and the byte after its last.
     pub(super) start: usize,
     pub(super) end: usize,
 }
 
-/// What a rule makes of two neighbours.
+/// Result of a rule for two neighbours.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Joined {
-    /// Lower ones are joined first.
+    /// Priority; lower keys are joined first.
     pub(super) key: u32,
-    /// The token that they become.
+    /// The merged token.
     pub(super) id: u32,
 }
 
@@ -71,23 +73,23 @@ pub(super) struct Merger {
 }
 
 impl Merger {
-    /// Begins a word.
+    /// Starts a new word.
     pub(super) fn clear(&mut self) {
         self.symbols.clear();
     }
 
-    /// Appends the next symbol of the word: `len` bytes that are the token `id`, or [`NONE`].
+    /// Appends the next symbol of the word: `len` bytes with the token `id`, or [`NONE`].
     pub(super) fn push(&mut self, len: usize, id: u32) {
         let at = self.symbols.len() as u32;
         let start = self.symbols.last_mut().map_or(0, |last| {
             last.next = at;
             last.start + last.len
         });
-        // The first one's left neighbour is NONE.
+        // The left neighbour of the first symbol is NONE.
         self.symbols.push(Symbol { start, len: len as u32, prev: at.wrapping_sub(1), next: NONE, id });
     }
 
-    /// Joins neighbours as `rule` says, until it joins none.
+    /// Joins neighbours until `rule` applies to none.
     pub(super) fn merge(&mut self, rule: impl Fn(Piece, Piece) -> Option<Joined>) {
         if self.symbols.len() < LONG {
             self.heap.clear();
@@ -100,8 +102,8 @@ impl Merger {
         }
     }
 
-    /// Appends the tokens of the merged symbols of `word`, which stands at byte `at` of the text: each its own token, or
-    /// those of its bytes, which `vocab` may not have.
+    /// Appends the tokens of the merged symbols of `word`, which starts at byte `at` of the text:
+    /// the symbol's own token, or the tokens of its bytes, which `vocab` may lack.
     pub(super) fn emit(
         &self,
         vocab: &Vocab,
@@ -127,10 +129,10 @@ impl Merger {
     }
 }
 
-/// Pairs that wait to be joined.
+/// A priority queue of pairs.
 trait Queue {
     fn push(&mut self, key: u32, pair: Pair);
-    /// Takes the pair of lowest key, the leftmost of those.
+    /// Removes the pair of lowest key, the leftmost among equals.
     fn pop(&mut self) -> Option<Pair>;
 }
 
@@ -159,7 +161,7 @@ fn run(symbols: &mut [Symbol], queue: &mut impl Queue, rule: impl Fn(Piece, Piec
     while let Some(Pair { left, len, id }) = queue.pop() {
         let l = symbols[left as usize];
         let Some(&r) = symbols.get(l.next as usize) else { continue };
-        // A swallowed symbol has no bytes; two of which one has grown no longer add up.
+        // A merged symbol has no bytes. The lengths of a stale pair no longer add up.
         if l.len == 0 || l.len + r.len != len {
             continue;
         }
@@ -173,10 +175,10 @@ fn run(symbols: &mut [Symbol], queue: &mut impl Queue, rule: impl Fn(Piece, Piec
     }
 }
 
-/// A queue with a bucket for each key.
+/// A queue with one bucket per key.
 #[derive(Debug, Default)]
 struct Buckets {
-    /// Keys whose bucket may hold something, lowest first.
+    /// Keys whose bucket may be non-empty, lowest first.
     keys: BinaryHeap<Reverse<u32>>,
     /// The bucket of each key.
     by_key: HashMap<u32, usize>,
@@ -187,19 +189,19 @@ struct Buckets {
 #[derive(Debug, Default)]
 struct Bucket {
     pairs: Vec<Pair>,
-    /// How many of `pairs` have been taken; they are sorted from the first one on.
+    /// Number of `pairs` already taken; the remainder is sorted.
     taken: usize,
     is_sorted: bool,
-    /// Pairs that came after the sorting.
+    /// Pairs that arrived after sorting.
     late: BinaryHeap<Reverse<Pair>>,
-    /// Whether its key is among the keys.
+    /// Whether the key is listed in `keys`.
     is_listed: bool,
 }
 
 impl Bucket {
     fn pop(&mut self) -> Option<Pair> {
         if !self.is_sorted {
-            // They came nearly in order, which sorting makes use of.
+            // Pairs arrive nearly in order, which the adaptive sort exploits.
             self.pairs.sort();
             self.is_sorted = true;
         }
@@ -247,7 +249,7 @@ impl Queue for Buckets {
             if let Some(pair) = bucket.pop() {
                 return Some(pair);
             }
-            // Empty: what comes yet begins it anew.
+            // Empty: later pairs start it anew.
             (bucket.is_listed, bucket.is_sorted, bucket.taken) = (false, false, 0);
             bucket.pairs.clear();
             self.keys.pop();
@@ -262,7 +264,8 @@ mod tests {
 
     use super::*;
 
-    /// A word's symbols, ends and tokens, after joining the best pair again and again, looked for each time.
+    /// Reference merging: searches for the best pair before each join. Returns the end and token of
+    /// each symbol.
     fn slowly(
         lens: &[usize],
         ids: &[u32],
@@ -302,11 +305,12 @@ mod tests {
     }
 
     #[test]
-    fn heap_and_buckets_join_as_the_definition_says() {
+    fn heap_and_buckets_match_the_reference_merging() {
         let mut random = Random::new(7);
         for round in 0..300 {
             let mut below = |n: u64| random.bits() % n;
-            // Few tokens and keys, so that pairs meet often and keys tie; ranks that rise and fall along a chain.
+            // Few tokens and keys, so that rules apply often and keys tie; ranks rise and fall
+            // along a chain.
             let (n_start, n_keys) = (1 + below(4) as u32, 1 + below(30));
             let n_rules = 1 + below(24);
             let rules: Vec<(u32, u32, Joined)> = (0..n_rules)
@@ -321,7 +325,7 @@ mod tests {
             };
             let len = [below(40), LONG as u64 - 1 + below(3), 300 + below(400)][round % 3] as usize;
             let lens: Vec<usize> = (0..len).map(|_| 1 + below(3) as usize).collect();
-            // Random symbols, one alone, and a few in turn.
+            // Random symbols, a single repeated one, and three in rotation.
             let period = [usize::MAX, 1, 3][round / 3 % 3];
             let mut ids: Vec<u32> = (0..len).map(|_| below(n_start.into()) as u32).collect();
             for i in 0..len {

@@ -1,19 +1,20 @@
-//! Text to tokens and back, from a GGUF file's vocabulary.
+//! Tokenizer: encodes text to tokens and decodes it, from a GGUF file's vocabulary.
 //!
-//! Four kinds of vocabulary ([`TokenizerModel`]) share one way: special tokens are cut out of the
-//! text ([`Special`]), the plain text between them is tokenised by the kind's own method (modules
-//! `bpe`, `spm`, `wordpiece`), and BOS and EOS are added if asked for. Inside, a token is the bytes that
-//! it writes, whatever alphabet the file spells them in.
+//! Four kinds of vocabulary ([`TokenizerModel`]) share one pipeline: special tokens are split from
+//! the text ([`Special`]), the plain text between them is tokenized by the kind's own method
+//! (modules `bpe`, `spm`, `wordpiece`), and BOS and EOS are added on request. Internally, a token
+//! is the bytes that it writes, independent of the alphabet of the file.
 //!
-//! Results equal llama.cpp's on its own vocabulary vectors. Where it and a model's own
-//! `tokenizer.json` part, the model's own holds: text is normalized first ([`Normalizer`]), and tokens that are
-//! taken whole are found as [`AddedTokens`] says. Plain text never becomes a control token, even where merges would lead to one. Decoding
-//! is faithful to the bytes: no space before punctuation is removed.
+//! Results equal llama.cpp's on its own vocabulary vectors. Where llama.cpp and a model's own
+//! `tokenizer.json` differ, the latter takes precedence: text is normalized first ([`Normalizer`]),
+//! and added tokens are matched as [`AddedTokens`] specifies. Plain text never becomes a control
+//! token, even where merges would lead to one. Decoding is faithful to the bytes: no space before
+//! punctuation is removed.
 //!
-//! Methods are ours rather than the `tokenizers` crate's. Measured before that choice, with its
-//! pure-Rust regex engine: 84 crates and 70 s of compile time on two cores, and, worse, its splitter
-//! ends without an error when the engine meets its step limit, so that 2 MB of spaces or capitals
-//! silently make one word of all the rest.
+//! The methods are implemented here instead of using the `tokenizers` crate. Measured before that
+//! choice, with its pure-Rust regex engine: 84 crates and 70 s of compile time on two cores. Worse,
+//! its splitter ends without an error when the engine reaches its step limit, so that 2 MB of
+//! spaces or capitals silently turn all remaining text into one word.
 
 mod bpe;
 mod bytes;
@@ -51,19 +52,19 @@ use spm::Spm;
 use vocab::Vocab;
 use wordpiece::{Cleaning, WordPiece};
 
-/// What the text of a special token means inside a text to encode.
+/// Treatment of special-token text in a text to encode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Special<'a> {
-    /// The token: for text that is trusted as a whole.
+    /// Parses special tokens: for text that is trusted as a whole.
     Parse,
-    /// Just text: for what a person or a document says. User-defined tokens are still found.
+    /// Treats them as plain text: for untrusted text. User-defined tokens are still matched.
     AsText,
-    /// The token where it stands wholly within one of these ranges of bytes, which ascend; elsewhere just text. For what
-    /// a chat template has rendered.
+    /// Parses special tokens that lie wholly within one of these ascending byte ranges, and treats
+    /// them as plain text elsewhere. For rendered chat templates.
     Within(&'a [Range<usize>]),
 }
 
-/// A vocabulary and its method. Shared between threads freely; every method takes `&self`.
+/// A vocabulary with its encoding method. Every method takes `&self`, so threads can share it.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     model: TokenizerModel,
@@ -79,7 +80,7 @@ pub struct Tokenizer {
     add_space_prefix: bool,
 }
 
-/// How plain text becomes tokens.
+/// The encoding method of plain text.
 #[derive(Debug, Clone)]
 enum Method {
     Bpe(Bpe),
@@ -88,10 +89,11 @@ enum Method {
 }
 
 impl Tokenizer {
-    /// Checks `data` and prepares it for use.
+    /// Validates `data` and builds the tokenizer.
     ///
     /// # Errors
-    /// Any [`TokenizerError`]: an inconsistent vocabulary, an unknown pre-tokeniser, a merge of unknown tokens, ...
+    /// Any [`TokenizerError`]: an inconsistent vocabulary, an unknown pre-tokenizer, a merge of
+    /// unknown tokens, ...
     pub fn new(data: VocabData) -> Result<Self, TokenizerError> {
         let model = data.model;
         let mut vocab = Vocab::new(model, data.tokens, data.token_types.as_deref())?;
@@ -119,7 +121,7 @@ impl Tokenizer {
                 Method::Bpe(Bpe::new(model, pre, &vocab, &merges)?)
             }
         };
-        // Gemma 4 needs one, and there are files that deny it by mistake.
+        // Gemma 4 requires BOS, but some files disable it by mistake.
         let add_bos = data.add_bos.unwrap_or(bos_by_default) || model == TokenizerModel::Gemma4;
         let add_eos = data.add_eos.unwrap_or(model == TokenizerModel::Bert);
         let ends = [
@@ -151,32 +153,32 @@ impl Tokenizer {
         })
     }
 
-    /// A number of tokens that `text` takes at least, without a look at what they are: as many as if the longest token
-    /// of the vocabulary stood again and again. 0 where text may be dropped.
+    /// Returns a lower bound on the number of tokens of `text` without encoding it: the count if
+    /// every token were as long as the longest of the vocabulary. 0 if text may be dropped.
     pub fn fewest_tokens(&self, text: &str) -> usize {
         let shrink = self.normalizer.max_shrink(text);
         let Some(shrink) = shrink.filter(|_| self.model != TokenizerModel::Bert && !self.partitions.strip())
         else {
             return 0;
         };
-        // Characters, as the mark of a space has three bytes and writes one.
+        // Counts characters, since the space mark has three bytes and writes one.
         text.chars().count() / self.vocab.longest.max(1).saturating_mul(shrink)
     }
 
-    /// What becomes of plain text before it is cut into words.
+    /// Normalizes plain text as before splitting into words.
     pub fn normalize<'a>(&self, text: &'a str) -> Cow<'a, str> {
         self.normalizer.apply(text, &[]).text
     }
 
-    /// The text of `ids`: control and unknown tokens and ids out of range write nothing, the space
-    /// that the vocabulary puts before a text is removed, invalid UTF-8 reads as U+FFFD.
+    /// Decodes `ids` to text. Control and unknown tokens and ids out of range write nothing, the
+    /// space prefix of the vocabulary is removed, and invalid UTF-8 becomes U+FFFD.
     ///
-    /// For tokens as they come, or from within a text, use [`DecodeStream`].
+    /// For tokens that arrive one by one, or from within a text, use [`DecodeStream`].
     pub fn decode(&self, ids: &[u32]) -> String {
         self.text_of(ids.iter().copied().filter(|&id| self.vocab.is_shown(id)))
     }
 
-    /// As [`decode`](Self::decode), with the text of control and unknown tokens.
+    /// Works as [`decode`](Self::decode), including the text of control and unknown tokens.
     pub fn decode_all(&self, ids: &[u32]) -> String {
         self.text_of(ids.iter().copied())
     }
@@ -188,78 +190,79 @@ impl Tokenizer {
         String::from_utf8_lossy(text).into_owned()
     }
 
-    /// The bytes that a token writes, which may be part of a character; of a special token, its text.
-    /// Empty for an id out of range.
+    /// Returns the bytes that a token writes, which may be part of a character. For a special
+    /// token, returns its text. Empty for an id out of range.
     pub fn token_bytes(&self, id: u32) -> &[u8] {
         self.vocab.bytes(id).unwrap_or_default()
     }
 
-    /// A token's text as the file spells it (`Ġthe`, `▁the`, `<0x0A>`); `None` for an id out of range.
+    /// Returns a token's text as in the file (`Ġthe`, `▁the`, `<0x0A>`); `None` for an id out of
+    /// range.
     pub fn token_text(&self, id: u32) -> Option<&str> {
         self.vocab.text(id)
     }
 
-    /// The token with exactly this text, as the file spells it.
+    /// Returns the token with exactly this text, as in the file.
     pub fn token_id(&self, text: &str) -> Option<u32> {
         self.vocab.find_spelt(self.model, text)
     }
 
-    /// What a token is; `None` for an id out of range.
+    /// Returns the kind of a token; `None` for an id out of range.
     pub fn kind(&self, id: u32) -> Option<TokenKind> {
         self.vocab.kind(id)
     }
 
-    /// Whether the model ends its answer with this token.
+    /// Whether this token ends a generation.
     pub fn is_eog(&self, id: u32) -> bool {
         self.eog.binary_search(&id).is_ok()
     }
 
-    /// Every token that ends an answer, in ascending order.
+    /// Returns every end-of-generation token, in ascending order.
     pub fn eog_ids(&self) -> &[u32] {
         &self.eog
     }
 
-    /// The ids with a meaning of their own.
+    /// Returns the special ids.
     pub fn special(&self) -> &SpecialIds {
         &self.special
     }
 
-    /// The token that begins a text.
+    /// Returns the beginning-of-sequence token.
     pub fn bos(&self) -> Option<u32> {
         self.special.bos
     }
 
-    /// The token that ends a text.
+    /// Returns the end-of-sequence token.
     pub fn eos(&self) -> Option<u32> {
         self.special.eos
     }
 
-    /// The token that ends a turn: the file's, or the well-known one of the vocabulary.
+    /// Returns the end-of-turn token: the file's, or the well-known one of the vocabulary.
     pub fn eot(&self) -> Option<u32> {
         self.special.eot
     }
 
-    /// Whether [`encode`](Self::encode) begins a text with BOS when asked to add it.
+    /// Whether [`encode`](Self::encode) adds BOS if `add_bos_eos` is set.
     pub fn adds_bos(&self) -> bool {
         self.add_bos
     }
 
-    /// Whether [`encode`](Self::encode) ends a text with EOS when asked to add it.
+    /// Whether [`encode`](Self::encode) adds EOS if `add_bos_eos` is set.
     pub fn adds_eos(&self) -> bool {
         self.add_eos
     }
 
-    /// Number of tokens.
+    /// Returns the number of tokens.
     pub fn n_vocab(&self) -> usize {
         self.vocab.len()
     }
 
-    /// The kind of the vocabulary.
+    /// Returns the kind of the vocabulary.
     pub fn model(&self) -> TokenizerModel {
         self.model
     }
 
-    /// The name of the pre-tokeniser at work, for vocabularies that have one.
+    /// Returns the name of the pre-tokenizer, for vocabularies that have one.
     pub fn pre(&self) -> Option<&'static str> {
         match &self.method {
             Method::Bpe(bpe) => Some(bpe.pre.name()),
@@ -268,8 +271,8 @@ impl Tokenizer {
     }
 }
 
-/// The ids of `given` that are tokens, and where it has none, those that every vocabulary of the kind has had. Files name
-/// tokens that there are not, as those without a separator do; llama.cpp reads them as if they named none.
+/// Drops ids of `given` that are out of range, and fills the conventional defaults of the kind.
+/// Some files name nonexistent tokens, such as separators; llama.cpp treats them as absent too.
 fn default_ids(model: TokenizerModel, n_vocab: usize, given: SpecialIds) -> SpecialIds {
     let known = |id: u32| Some(id).filter(|&id| (id as usize) < n_vocab);
     let mut ids = given;

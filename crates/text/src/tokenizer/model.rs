@@ -1,11 +1,11 @@
-//! The kinds of vocabulary there are.
+//! The kinds of vocabulary.
 
 use super::error::TokenizerError;
 
-/// How a vocabulary turns text into tokens (`tokenizer.ggml.model`).
+/// The tokenization algorithm of a vocabulary (`tokenizer.ggml.model`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenizerModel {
-    /// `gpt2`: byte-level BPE behind a named pre-tokeniser.
+    /// `gpt2`: byte-level BPE after a named pre-tokenizer.
     Gpt2,
     /// `llama`: SentencePiece BPE, merged by token score, with byte fallback.
     Llama,
@@ -19,12 +19,12 @@ impl TokenizerModel {
     /// The names in GGUF files, in the order of the variants.
     pub const NAMES: [&'static str; 4] = ["gpt2", "llama", "bert", "gemma4"];
 
-    /// The name in GGUF files.
+    /// Returns the name in GGUF files.
     pub fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }
 
-    /// The model that `name` means.
+    /// Returns the model named `name`.
     ///
     /// # Errors
     /// [`TokenizerError::UnknownModel`] for any name outside of [`TokenizerModel::NAMES`].

@@ -1,8 +1,9 @@
-//! Normalizers: what happens to plain text before it is cut into words.
+//! Normalizers: transform plain text before pre-tokenization.
 //!
-//! Qwen's tokenizers compose characters (NFC), others lower them or drop their accents. The steps are those of Hugging Face's
-//! `tokenizers`, and do what they do there. GGUF has no key for them: [`KEY`] lists them in files that Kvant writes, and in others
-//! the name of the pre-tokenizer implies NFC.
+//! Qwen's tokenizers compose characters (NFC), others lowercase them or strip their accents. The
+//! steps are those of Hugging Face's `tokenizers`, with the same behaviour. GGUF has no key for
+//! them: [`KEY`] lists them in files that Kvant writes, and in others the name of the pre-tokenizer
+//! implies NFC.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -13,43 +14,44 @@ use unicode_normalization::{is_nfc_quick, is_nfd_quick, is_nfkc_quick, is_nfkd_q
 
 use super::error::TokenizerError;
 
-/// The metadata key: the words of the steps in order, `replace` followed by what is replaced and by what, `prepend` by a text.
+/// The metadata key: the step names in order, `replace` followed by the pattern and its
+/// replacement, `prepend` by a text.
 pub(super) const KEY: &str = "kvant.tokenizer.normalizer";
 
-/// The words of the steps.
+/// The step names.
 const WORDS: &str =
     "nfc, nfd, nfkc, nfkd, lowercase, strip_accents, strip_left, strip_right, replace or prepend";
 
-/// The most characters that composing makes one of: no character decomposes into more.
+/// Maximum number of characters that compose to one: no character decomposes into more.
 const MAX_COMPOSED: usize = 4;
 
-/// One change of a text.
+/// One normalization step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Step {
-    /// Composes characters.
+    /// Canonical composition.
     Nfc,
-    /// Decomposes them.
+    /// Canonical decomposition.
     Nfd,
-    /// Composes what compatibility makes of them: a ligature becomes its letters.
+    /// Compatibility composition: a ligature becomes its letters.
     Nfkc,
-    /// Decomposes them like that.
+    /// Compatibility decomposition.
     Nfkd,
     Lowercase,
-    /// Drops combining marks.
+    /// Removes combining marks.
     StripAccents,
-    /// Drops white space at the beginning.
+    /// Removes leading whitespace.
     StripLeft,
-    /// Drops white space at the end.
+    /// Removes trailing whitespace.
     StripRight,
     Replace {
         from: String,
         to: String,
     },
-    /// Begins a text that is not empty with another.
+    /// Prepends a text to a non-empty one.
     Prepend(String),
 }
 
-/// The steps that plain text goes through, perhaps none.
+/// A sequence of normalization steps, possibly empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Normalizer {
     steps: Vec<Step>,
@@ -58,20 +60,20 @@ pub struct Normalizer {
 /// A text after all steps.
 pub(super) struct Normalized<'a> {
     pub(super) text: Cow<'a, str>,
-    /// What became of ranges of it.
+    /// The tracked ranges, mapped to the new text.
     pub(super) ranges: Vec<Range<usize>>,
 }
 
 impl Normalizer {
-    /// The one that composes characters (Unicode's form C) and does nothing else.
+    /// Creates the normalizer for canonical composition (NFC).
     pub fn nfc() -> Self {
         Self { steps: vec![Step::Nfc] }
     }
 
-    /// The steps that these words of a file name.
+    /// Parses the step names of a file.
     ///
     /// # Errors
-    /// [`TokenizerError::Normalizer`] for a word that names no step, or one without the text that belongs to it.
+    /// [`TokenizerError::Normalizer`] for an unknown step, or one without its text argument.
     pub fn from_words<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<Self, TokenizerError> {
         let fault = |expected: &str, got: &str| TokenizerError::Normalizer {
             expected: expected.to_owned(),
@@ -104,8 +106,8 @@ impl Normalizer {
         Ok(Self { steps })
     }
 
-    /// The text after all steps, and what becomes of `ranges` of it, which ascend and lie within it. What stands on either side of
-    /// a range's end is not composed or replaced across it.
+    /// Applies all steps to `text`, and maps the ascending `ranges` to the result. No composition
+    /// or replacement crosses the ends of a range.
     pub(super) fn apply<'a>(&self, text: &'a str, ranges: &[Range<usize>]) -> Normalized<'a> {
         let mut normalized = Normalized { text: Cow::Borrowed(text), ranges: ranges.to_vec() };
         for step in self.steps.iter().filter(|_| !text.is_empty()) {
@@ -116,7 +118,8 @@ impl Normalizer {
         normalized
     }
 
-    /// How many characters of `text` become one at most; `None` where any number of them may vanish.
+    /// Returns the largest number of characters of `text` that can become one; `None` if characters
+    /// may vanish.
     pub(super) fn max_shrink(&self, text: &str) -> Option<usize> {
         let shrink = |(index, step): (usize, &Step)| match step {
             Step::Nfc | Step::Nfkc if index == 0 && step.keeps(text) => Some(1),
@@ -130,7 +133,8 @@ impl Normalizer {
 }
 
 impl Step {
-    /// Whether it is known to leave `text` as it is, which takes a fraction of the time.
+    /// Whether a quick check proves that the step leaves `text` unchanged, in a fraction of the
+    /// time.
     fn keeps(&self, text: &str) -> bool {
         let is_normal = |quick: IsNormalized| quick == IsNormalized::Yes;
         match self {
@@ -165,7 +169,7 @@ impl Step {
             }
             Self::Prepend(first) => {
                 changed.extend([first, text]);
-                // What is put in front belongs to what it is put before.
+                // Prepended text belongs to a range at the start.
                 let start = |at: usize| if at == 0 { 0 } else { at + first.len() };
                 ranges.iter_mut().for_each(|range| *range = start(range.start)..range.end + first.len());
             }
@@ -184,7 +188,7 @@ impl Step {
         Normalized { text: Cow::Owned(changed), ranges }
     }
 
-    /// Appends what becomes of a stretch of text, whatever stands around it.
+    /// Appends the transformed piece of text, independent of its context.
     fn change(&self, text: &str, out: &mut String) {
         match self {
             Self::Nfc => out.extend(text.nfc()),
@@ -212,27 +216,27 @@ mod tests {
     }
 
     #[test]
-    fn each_step_does_what_its_word_says() {
+    fn each_step_transforms_text_as_its_name_states() {
         // A and a ring, the Kelvin sign, a ligature, jamo of one syllable.
         let text = "A\u{30a}\u{212a}\u{fb01} \u{1112}\u{1161}\u{11ab}";
         assert_eq!(of(&["nfc"], text), "\u{c5}K\u{fb01} \u{d55c}");
         assert_eq!(of(&["nfkc"], text), "\u{c5}Kfi \u{d55c}");
         assert_eq!(of(&["nfd"], "\u{c5}\u{fb01}\u{d55c}"), "A\u{30a}\u{fb01}\u{1112}\u{1161}\u{11ab}");
         assert_eq!(of(&["nfkd"], "\u{c5}\u{fb01}\u{d55c}"), "A\u{30a}fi\u{1112}\u{1161}\u{11ab}");
-        // Of a capital with a dot, two characters; no other sigma at the end of a word.
+        // A capital dotted I becomes two characters; no final sigma at the end of a word.
         assert_eq!(of(&["lowercase"], "\u{130}\u{1c5} ΟΔΟΣ"), "i\u{307}\u{1c6} οδοσ");
         assert_eq!(of(&["strip_accents"], "e\u{301}\u{e9}\u{93f}"), "e\u{e9}");
         assert_eq!(of(&["strip_left"], "\u{2003} a "), "a ");
         assert_eq!(of(&["strip_right"], " a \u{a0}"), " a");
         assert_eq!(of(&["replace", "``", "\""], "```a``"), "\"`a\"");
         assert_eq!((of(&["prepend", "x"], "a"), of(&["prepend", "x"], "")), ("xa".into(), "".into()));
-        // In their order.
+        // Steps apply in order.
         assert_eq!(of(&["nfd", "strip_accents", "lowercase"], "\u{c9}A"), "ea");
         assert_eq!(of(&["strip_accents", "nfd", "lowercase"], "\u{c9}A"), "e\u{301}a");
     }
 
     #[test]
-    fn a_quick_look_never_keeps_what_a_step_would_change() {
+    fn the_quick_check_never_skips_a_step_with_effect() {
         let steps = ["nfc", "nfd", "nfkc", "nfkd", "lowercase", "strip_accents"];
         let texts = (0..0x3_0000).filter_map(char::from_u32).map(|c| format!("e{c}\u{301}"));
         for text in texts.chain(["\u{301}".into(), "a\u{323}\u{302}".into(), "a\u{302}\u{323}".into()]) {
@@ -246,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_follow_their_text_and_nothing_is_composed_across_their_ends() {
+    fn ranges_follow_their_text_without_composing_across_ends() {
         let text = " e\u{301}>\u{338}E\u{301} ";
         let at = |part: &str| text.find(part).map(|start| start..start + part.len()).unwrap();
         let own = [at("e\u{301}>"), at("E\u{301}")];
@@ -265,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn no_text_shrinks_by_more_than_is_said() {
+    fn text_never_shrinks_by_more_than_max_shrink() {
         // Greek with three marks, jamo, a long compatibility character.
         let texts =
             ["\u{3b1}\u{314}\u{301}\u{345}", "\u{1112}\u{1161}\u{11ab}", "\u{fdfa}", "ABC", "i\u{307}"];
@@ -284,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn words_that_name_no_step_are_told() {
+    fn unknown_steps_are_errors() {
         for (words, told) in [
             (&["nfc", "nfq"][..], "expected nfc, nfd"),
             (&["replace", "a"], "expected a text to put in its place, got nothing"),

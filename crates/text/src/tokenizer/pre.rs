@@ -1,14 +1,14 @@
-//! Pre-tokenisers: how a byte-level BPE vocabulary cuts a text into words before it merges.
+//! Pre-tokenizers: split a text into words before the merges of byte-level BPE.
 //!
 //! `tokenizer.ggml.pre` names one of a fixed set. Each is a list of regular expressions applied in
-//! order: an expression cuts every piece that the one before left, and both its matches and the
-//! gaps between them become pieces. Patterns are those of each model's own `tokenizer.json`, with
-//! names and flags as llama.cpp reads them.
+//! order: an expression splits every piece of the previous one, and both its matches and the gaps
+//! between them become pieces. Patterns are those of each model's own `tokenizer.json`, with names
+//! and flags as in llama.cpp.
 //!
-//! Nearly every list ends in `\s+(?!\S)|\s+`: a run of white space before a word leaves its last
-//! character to that word. That is the only look-ahead in use, so it is done by hand ([`Tail`]) and
-//! the rest runs on `regex-automata`, whose time is linear in the text whatever the text is, where a
-//! backtracking engine meets its step limit on a megabyte of spaces or capitals.
+//! Nearly every list ends in `\s+(?!\S)|\s+`: a run of whitespace before a word leaves its last
+//! character to that word. It is the only look-ahead in use, so it is implemented by hand
+//! ([`Tail`]). The rest runs on `regex-automata`, whose time is linear for every text, while a
+//! backtracking engine reaches its step limit on a megabyte of spaces or capitals.
 
 use std::ops::Range;
 
@@ -17,35 +17,36 @@ use regex_automata::meta::Regex;
 use super::error::TokenizerError;
 use super::normalizer::Normalizer;
 
-/// What follows a pattern's own alternatives.
+/// Alternatives after a pattern's own.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tail {
-    /// Nothing: what the pattern does not match stays a gap.
+    /// None: text that the pattern does not match stays a gap.
     Gap,
     /// `|\s+(?!\S)|\s+`
     Space,
 }
 use Tail::{Gap, Space};
 
-/// One cut: a pattern and its tail.
+/// One splitting step: a pattern and its tail.
 type Cut = (&'static str, Tail);
 
-/// A family of pre-tokenisers: the names that mean it, its cuts, and what else the name implies.
+/// A family of pre-tokenizers: its names, splitting steps and implied settings.
 struct Family {
     names: &'static [&'static str],
     cuts: &'static [Cut],
-    /// A word that is a token is taken whole, even if no chain of merges leads there.
+    /// A word that is a token is taken whole, even if no chain of merges leads to it.
     whole_words: bool,
-    /// Text starts with BOS unless the file says otherwise.
+    /// Text starts with BOS unless the file specifies otherwise.
     add_bos: bool,
 }
 
-/// Names of tokenizers that compose characters first: `tokenizer.json` of Qwen 1.5 to 3.5, Command R, of GPT-NeoX's that OLMo and MPT
-/// took over and of DeepSeek-R1's distillations of Qwen names NFC as their normalizer, and the programs of Stable LM 2 and Hunyuan call it.
+/// Names of tokenizers that apply NFC: `tokenizer.json` of Qwen 1.5 to 3.5, of Command R, of
+/// GPT-NeoX's, which OLMo and MPT reuse, and of DeepSeek-R1's distillations of Qwen names NFC as
+/// normalizer; the code of Stable LM 2 and Hunyuan calls it.
 const NFC: &[&str] =
     &["qwen2", "qwen35", "deepseek-r1-qwen", "command-r", "olmo", "mpt", "stablelm2", "hunyuan"];
 
-/// A family without extra implications.
+/// Creates a family without implied settings.
 const fn plain(names: &'static [&'static str], cuts: &'static [Cut]) -> Family {
     Family { names, cuts, whole_words: false, add_bos: false }
 }
@@ -91,7 +92,7 @@ const DEEPSEEK_LETTERS: Cut = (
 const DEEPSEEK_PUNCTUATION: Cut = (r"\s?[!-/:-~！-／：-～‘-‟　-。]+", Gap);
 const DEEPSEEK_CJK: Cut = (r"[一-龥ࠀ-一가-퟿]+", Gap);
 
-/// Every family. The first, `default`, is what a file without a name gets, as in llama.cpp.
+/// All families. The first, `default`, applies to a file without a name, as in llama.cpp.
 const FAMILIES: &[Family] = &[
     plain(&["default"], &[(r"[\p{P}$+<=>^~|]+", Gap), GPT2, (r"\p{N}+", Gap), (r"[0-9][0-9][0-9]", Gap)]),
     plain(
@@ -205,7 +206,7 @@ const FAMILIES: &[Family] = &[
     plain(&["gemma4"], &[LINES]),
 ];
 
-/// A compiled pre-tokeniser.
+/// A compiled pre-tokenizer.
 #[derive(Debug, Clone)]
 pub(super) struct PreTokenizer {
     name: &'static str,
@@ -214,11 +215,11 @@ pub(super) struct PreTokenizer {
     pub(super) add_bos: bool,
 }
 
-/// The pattern number, within a [`Regex`] of a cut, of the white-space tail.
+/// Index of the whitespace tail among the patterns of a splitting [`Regex`].
 const TAIL: usize = 1;
 
 impl PreTokenizer {
-    /// Compiles the pre-tokeniser that `name` means.
+    /// Compiles the pre-tokenizer `name`.
     ///
     /// # Errors
     /// [`TokenizerError::UnknownPre`], with the known names, for any other.
@@ -240,17 +241,17 @@ impl PreTokenizer {
         Ok(PreTokenizer { name, cuts, whole_words: family.whole_words, add_bos: family.add_bos })
     }
 
-    /// What tokenizers of this name do with text before they cut it, where a file does not say.
+    /// Returns the normalizer that the name implies, for files that specify none.
     pub(super) fn normalizer(&self) -> Normalizer {
         if NFC.contains(&self.name) { Normalizer::nfc() } else { Normalizer::default() }
     }
 
-    /// The name as the file gives it.
+    /// Returns the name as in the file.
     pub(super) fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Cuts `text` into words: byte ranges that cover it without overlap, in order.
+    /// Splits `text` into words: byte ranges that cover it without overlap, in order.
     pub(super) fn words(&self, text: &str) -> Vec<Range<usize>> {
         let mut pieces = Vec::new();
         if !text.is_empty() {
@@ -267,7 +268,7 @@ impl PreTokenizer {
     }
 }
 
-/// Cuts `text[piece]` at the matches of `cut`, appending matches and gaps to `out`.
+/// Splits `text[piece]` at the matches of `cut`, appending matches and gaps to `out`.
 fn split(cut: &Regex, text: &str, piece: Range<usize>, out: &mut Vec<Range<usize>>) {
     let base = piece.start;
     // Sliced, not spanned: `$` and the tail's look-ahead must see the end of the piece.
@@ -277,7 +278,7 @@ fn split(cut: &Regex, text: &str, piece: Range<usize>, out: &mut Vec<Range<usize
         let Some(m) = cut.find(regex_automata::Input::new(hay).range(at..)) else { break };
         let mut end = m.end();
         if m.pattern().as_usize() == TAIL && end < hay.len() {
-            // `\s+(?!\S)`: give the last character back to the word behind, unless it is the only one.
+            // `\s+(?!\S)`: leave the last character to the next word, unless it is the only one.
             let last = hay[m.start()..end].chars().next_back().map_or(0, char::len_utf8);
             if end - last > m.start() {
                 end -= last;
@@ -286,7 +287,7 @@ fn split(cut: &Regex, text: &str, piece: Range<usize>, out: &mut Vec<Range<usize
         if m.start() > at {
             out.push(base + at..base + m.start());
         }
-        // No pattern matches the empty string, so this always moves on.
+        // No pattern matches the empty string, so this always advances.
         out.push(base + m.start()..base + end);
         at = end;
     }
@@ -357,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn digits_and_contractions_are_cut_as_each_family_says() {
+    fn digits_and_contractions_split_per_family() {
         assert_eq!(words("llama-bpe", "12345 I'LL"), ["123", "45", " I", "'LL"]);
         assert_eq!(words("qwen2", "123"), ["1", "2", "3"]);
         assert_eq!(words("gpt-2", "I'LL"), ["I", "'", "LL"]);
@@ -367,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_name_is_refused_with_the_known_ones() {
+    fn an_unknown_name_is_rejected_with_the_known_ones() {
         let err = PreTokenizer::named("nonesuch").unwrap_err().to_string();
         assert!(err.contains("'nonesuch'") && err.contains("llama-bpe") && err.contains("qwen2"), "{err}");
     }

@@ -1,14 +1,15 @@
-//! Where a text can be cut without a change to its tokens.
+//! Split points: positions at which a text can be split without changing its tokens.
 //!
-//! SentencePiece has no words: a whole text is merged at once. But no merge joins two characters that stand beside each other
-//! in no token, so a text falls apart between them, mostly before the space of each word.
+//! SentencePiece has no words: it merges a whole text at once. But merges never join two characters
+//! that are adjacent in no token, so a text can be split between them, mostly before the space of
+//! each word.
 
 use super::vocab::Vocab;
 
-/// Bits of the table: a vocabulary of 256,000 tokens has some hundred thousand pairs.
+/// log2 of the table size in bits: a vocabulary of 256,000 tokens has some hundred thousand pairs.
 const BITS: u32 = 22;
 
-/// Which characters stand beside each other in a token. May also hold pairs that do not: then a text is cut less often.
+/// The pairs of characters that are adjacent in some token. False positives only make splits rarer.
 #[derive(Debug, Clone)]
 pub(super) struct Seams {
     /// One bit for the hash of each pair.
@@ -19,7 +20,7 @@ impl Seams {
     pub(super) fn new(vocab: &Vocab) -> Self {
         let mut seams = Seams { pairs: vec![0; 1 << (BITS - 6)] };
         for id in (0..vocab.len() as u32).filter(|&id| vocab.is_text(id)) {
-            // What is no UTF-8 is never what characters come to.
+            // Encoding starts from characters, so tokens that are not UTF-8 never result from it.
             let text = vocab.bytes(id).and_then(|bytes| std::str::from_utf8(bytes).ok()).unwrap_or_default();
             for (a, b) in text.chars().zip(text.chars().skip(1)) {
                 let at = place(a, b);
@@ -29,7 +30,7 @@ impl Seams {
         seams
     }
 
-    /// The pieces of `text` that no merge crosses, each with its first byte.
+    /// Returns the pieces of `text` that no merge crosses, each with its start in bytes.
     pub(super) fn cut<'a>(&self, text: &'a str) -> impl Iterator<Item = (usize, &'a str)> {
         let mut at = 0;
         std::iter::from_fn(move || {

@@ -1,4 +1,4 @@
-//! Special tokens inside a text, and which tokens end a generation.
+//! Special tokens inside a text, and end-of-generation tokens.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use super::model::TokenizerModel;
 use super::normalizer::Normalizer;
 use super::vocab::{SpecialIds, TokenKind, Vocab};
 
-/// A stretch of a text.
+/// A piece of a text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Part {
     /// Plain text.
@@ -21,22 +21,23 @@ pub(super) enum Part {
     Token(u32),
 }
 
-/// How tokens that are taken whole are found, beyond their text: the properties that `tokenizer.json` gives to added tokens.
-/// Each lists ids in any order.
+/// Matching properties of special tokens beyond their text: those of added tokens in
+/// `tokenizer.json`. Each lists ids in any order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AddedTokens {
-    /// Those that take the white space before them.
+    /// Tokens that absorb the whitespace before them.
     pub lstrip: Vec<u32>,
-    /// Those that take the white space behind them.
+    /// Tokens that absorb the whitespace after them.
     pub rstrip: Vec<u32>,
-    /// Those that are none where a word goes on before or behind them.
+    /// Tokens that match only whole words.
     pub single_word: Vec<u32>,
-    /// Those that are looked for in text that is normalized.
+    /// Tokens that are matched in normalized text.
     pub normalized: Vec<u32>,
 }
 
 impl AddedTokens {
-    /// The properties with their metadata keys, which are Kvant's own: GGUF has none.
+    /// Returns the properties with their metadata keys, which are specific to Kvant: GGUF has no
+    /// such keys.
     pub(super) fn keyed(&mut self) -> [(&'static str, &mut Vec<u32>); 4] {
         [
             ("kvant.tokenizer.lstrip", &mut self.lstrip),
@@ -46,7 +47,7 @@ impl AddedTokens {
         ]
     }
 
-    /// Those of Phi-3, of which llama.cpp's files do not tell.
+    /// Returns the properties of Phi-3, which llama.cpp's files omit.
     pub(super) fn phi3(vocab: &Vocab) -> Self {
         let strips = |id: &u32| {
             is_special(vocab, *id) && !KEEPS_SPACE_AFTER.contains(&vocab.text(*id).unwrap_or_default())
@@ -54,10 +55,10 @@ impl AddedTokens {
         Self { rstrip: (0..vocab.len() as u32).filter(strips).collect(), ..Self::default() }
     }
 
-    /// Sorts the lists, so that a token is found in them at once.
+    /// Sorts the lists for binary search.
     ///
     /// # Errors
-    /// [`TokenizerError::AddedToken`] for a token that there is not.
+    /// [`TokenizerError::AddedToken`] for an id outside of the vocabulary.
     fn sort(&mut self, n_vocab: usize) -> Result<(), TokenizerError> {
         for (key, ids) in self.keyed() {
             ids.sort_unstable();
@@ -69,7 +70,7 @@ impl AddedTokens {
     }
 }
 
-/// Phi-3's special tokens that do not take the white space behind them.
+/// Phi-3's special tokens that do not absorb the whitespace after them.
 const KEEPS_SPACE_AFTER: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
 fn is_special(vocab: &Vocab, id: u32) -> bool {
@@ -77,21 +78,21 @@ fn is_special(vocab: &Vocab, id: u32) -> bool {
     matches!(vocab.kind(id), Some(Control | Unknown | UserDefined))
 }
 
-/// Finds special tokens in text: at each place the longest, left to right.
+/// Matches special tokens in text: the longest at each position, left to right.
 #[derive(Debug, Clone)]
 pub(super) struct Partition {
     /// Every special token.
     all: Finder,
-    /// Those that count in plain text as well.
+    /// Tokens that also match in untrusted text.
     user_defined: Finder,
 }
 
-/// Where special tokens are looked for.
+/// Matchers of special tokens before and after normalization.
 #[derive(Debug, Clone)]
 pub(super) struct Partitions {
-    /// In text as it is given.
+    /// Matches in the text before normalization.
     pub(super) given: Partition,
-    /// In what normalizing leaves of the text between those, where some tokens are looked for there.
+    /// Matches in the normalized text between those, if any token requires it.
     pub(super) normalized: Option<Partition>,
 }
 
@@ -111,7 +112,7 @@ impl Partitions {
         Ok(Partitions { given: partition(&first, &none)?, normalized })
     }
 
-    /// Whether white space beside a token is dropped.
+    /// Whether any token absorbs whitespace.
     pub(super) fn strip(&self) -> bool {
         let all = [Some(&self.given), self.normalized.as_ref()];
         all.into_iter()
@@ -120,7 +121,7 @@ impl Partitions {
     }
 }
 
-/// A token that is looked for.
+/// A token to match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Wanted {
     id: u32,
@@ -141,14 +142,14 @@ impl Finder {
     fn new(tokens: Vec<Wanted>, texts: &[Cow<'_, str>]) -> Result<Self, TokenizerError> {
         let automaton = AhoCorasick::builder()
             .match_kind(MatchKind::LeftmostLongest)
-            // Left to choose, the crate takes a DFA for few tokens, and building one takes the square of their length.
+            // By default the crate builds a DFA for few tokens, in time quadratic in their length.
             .kind(Some(AhoCorasickKind::ContiguousNFA))
             .build(texts.iter().map(|text| text.as_bytes()))
             .map_err(|e| TokenizerError::Prepare { what: "special tokens", why: e.to_string() })?;
         Ok(Finder { automaton, tokens })
     }
 
-    /// The first match that lies within `range`; none in a range that is none of `text`.
+    /// Returns the first match within `range`; `None` if `range` is not valid in `text`.
     fn find(&self, text: &str, mut range: Range<usize>) -> Option<Found> {
         loop {
             text.get(range.clone())?;
@@ -162,7 +163,7 @@ impl Finder {
     }
 }
 
-/// Whether no word goes on before or behind a range of `text`.
+/// Whether a range of `text` is delimited by non-word characters.
 fn is_alone(text: &str, range: Range<usize>) -> bool {
     static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\w").expect("a class of characters"));
     let is_word = |c: char| WORD.is_match(&*c.encode_utf8(&mut [0; 4]));
@@ -170,7 +171,8 @@ fn is_alone(text: &str, range: Range<usize>) -> bool {
 }
 
 impl Partition {
-    /// Looks for `ids` in text that `normalizer` leaves, as it would leave theirs.
+    /// Builds a matcher of `ids` for text after `normalizer`, which also applies to the token
+    /// texts.
     fn new(
         vocab: &Vocab,
         ids: &[u32],
@@ -200,8 +202,8 @@ impl Partition {
         })
     }
 
-    /// Cuts `text` at its special tokens: at those that stand wholly within one of the ranges `own`, which ascend, and
-    /// at user-defined ones anywhere.
+    /// Splits `text` at its special tokens: at all that lie wholly within one of the ascending
+    /// ranges `own`, and at user-defined ones anywhere.
     pub(super) fn parts(&self, text: &str, own: &[Range<usize>]) -> Vec<Part> {
         let mut parts = Vec::new();
         let (mut at, mut own) = (0, own);
@@ -218,7 +220,7 @@ impl Partition {
             if token.rstrip {
                 at = text.len() - text[at..].trim_start().len();
             }
-            // What was found and lies behind is still the next: every byte is looked at about once.
+            // A match after `at` remains the next one, so every byte is scanned about once.
             if anywhere.as_ref().is_some_and(|found| found.range.start < at) {
                 anywhere = self.user_defined.find(text, at..text.len());
             }
@@ -232,8 +234,8 @@ impl Partition {
         parts
     }
 
-    /// The first special token from byte `at` on that lies within one of `own`, from which ranges that are behind are
-    /// dropped.
+    /// Returns the first special token from byte `at` on that lies within one of `own`. Drops the
+    /// ranges that are exhausted.
     fn next_within(&self, text: &str, at: usize, own: &mut &[Range<usize>]) -> Option<Found> {
         while let Some(range) = own.first() {
             let start = range.start.max(at);
@@ -246,20 +248,21 @@ impl Partition {
     }
 }
 
-/// A token and where its text stands.
+/// A token and the range of its text.
 #[derive(Debug, Clone)]
 struct Found {
     token: Wanted,
     range: Range<usize>,
 }
 
-/// The one that begins first, or else the longer one.
+/// Returns the match that starts first, or the longer one of equals.
 fn earlier(a: &Option<Found>, b: &Option<Found>) -> Option<Found> {
     let order = |found: &&Found| (found.range.start, std::cmp::Reverse(found.range.end));
     a.iter().chain(b).min_by_key(order).cloned()
 }
 
-/// Texts that end a turn or a text, by model family, turns first. The files do not always say so.
+/// Texts that end a turn or a sequence, by model family, turns first. Files do not always mark
+/// them.
 const ENDS: &[&str] = &[
     "<|eot_id|>",
     "<|im_end|>",
@@ -272,23 +275,23 @@ const ENDS: &[&str] = &[
 ];
 
 /// Texts that end a turn in some vocabularies and are plain text in others (`</s>` is an HTML tag):
-/// they count only where the file marks them as special.
+/// they count only if the file marks them as special.
 const ENDS_IF_SPECIAL: &[&str] = &["<EOT>", "_<EOT>", "[EOT]", "[EOS]", "</s>", "<eos>", "[e~["];
 
-/// Texts that fill up, in models that fill in files.
+/// Padding tokens of fill-in-the-middle models.
 const FIM_PADS: &[&str] = &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"];
 
-/// Texts with which such models begin another repository.
+/// Tokens that start another repository in fill-in-the-middle models.
 const FIM_REPS: &[&str] = &["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"];
 
-/// Texts with which they begin another file.
+/// Tokens that start another file in fill-in-the-middle models.
 const FIM_SEPS: &[&str] = &["<|file_sep|>"];
 
-/// Texts after which a model waits for something else than the user, such as a tool's result.
+/// Texts after which a model waits for other input than the user's, such as a tool result.
 const PAUSES: &[&str] =
     &["<|eom_id|>", "<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<turn|>", "<|tool_response>"];
 
-/// Fills in EOT and EOM where the file does not name them, makes the well-known enders control
+/// Fills in EOT and EOM if the file does not name them, makes the well-known ending tokens control
 /// tokens, and returns the sorted ids of every token that ends a generation, as llama.cpp does.
 pub(super) fn end_of_generation(
     model: TokenizerModel,
@@ -302,7 +305,8 @@ pub(super) fn end_of_generation(
     special.eot = special.eot.or(eog.first().copied());
     special.eom = special.eom.or(find(&"<|eom_id|>"));
     eog.extend(PAUSES.iter().filter_map(find));
-    // What the file names goes before what the texts tell; a model that fills in files ends where it would go on to another.
+    // Ids in the file override those inferred from texts. A fill-in-the-middle model ends where it
+    // would start another file.
     let of_fim = [
         (&mut special.fim_pad, FIM_PADS),
         (&mut special.fim_rep, FIM_REPS),
@@ -325,7 +329,8 @@ pub(super) fn end_of_generation(
     eog
 }
 
-/// In gpt-oss's and Solar's formats `<|end|>` closes one message of several; the answer goes on.
+/// In gpt-oss's and Solar's formats `<|end|>` closes one message of several, and generation
+/// continues.
 fn keep_harmony_end(model: TokenizerModel, vocab: &mut Vocab, special: &SpecialIds, eog: &mut Vec<u32>) {
     let has = |text: &str| vocab.find_spelt(model, text).is_some_and(|id| eog.contains(&id));
     let goes_on = (has("<|return|>") && has("<|call|>")) || (has("<|calls|>") && has("<|flush|>"));
@@ -333,7 +338,7 @@ fn keep_harmony_end(model: TokenizerModel, vocab: &mut Vocab, special: &SpecialI
     if let (true, Some(end)) = (goes_on, end) {
         eog.retain(|&id| id != end);
     }
-    // Its channel marks are part of the answer, but still no message may write one.
+    // Channel marks are part of the output, but message text must not produce them.
     for text in ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"] {
         if let (true, Some(id)) = (goes_on, vocab.find_spelt(model, text)) {
             vocab.set_kind(id, TokenKind::Control);
@@ -347,7 +352,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_letters_marks_digits_and_what_joins_them() {
+    fn words_are_letters_marks_digits_and_joiners() {
         let alone = |before: &str, behind: &str| {
             let text = format!("{before}it{behind}");
             is_alone(&text, before.len()..before.len() + 2)

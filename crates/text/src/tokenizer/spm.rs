@@ -1,18 +1,19 @@
 //! SentencePiece BPE (Kudo and Richardson, <https://arxiv.org/abs/1808.06226>), as in Llama 2.
 //!
 //! Symbols start as characters. Of all neighbouring pairs that together are a token, the one of
-//! highest score is joined, leftmost first among equals, until no pair is a token ([`super::merge`]). A
-//! character that is no token falls back to its bytes, or else to the unknown token.
+//! highest score is joined, leftmost first among equals, until no pair is a token
+//! ([`super::merge`]). A character without a token falls back to its bytes, or else to the unknown
+//! token.
 
 use super::error::TokenizerError;
 use super::merge::{Joined, Merger, NONE};
 use super::seams::Seams;
 use super::vocab::{TokenKind, Vocab};
 
-/// The scores by which pairs are joined.
+/// Merge priorities by token score.
 #[derive(Debug, Clone)]
 pub(super) struct Spm {
-    /// The score of each token as a number that is lower for a higher score  [n_vocab]
+    /// Priority of each token, lower for a higher score  [n_vocab]
     keys: Vec<u32>,
     seams: Seams,
     /// The unknown token, for vocabularies without byte tokens.
@@ -50,14 +51,14 @@ impl Spm {
                 let mut bytes = [0; 4];
                 let bytes = c.encode_utf8(&mut bytes).as_bytes();
                 let id = vocab.find_text(bytes).or_else(|| {
-                    // Without a byte to fall back to, a character is unknown as a whole.
+                    // Without byte tokens to fall back to, the whole character is unknown.
                     self.unk.filter(|_| bytes.iter().any(|&b| vocab.byte_ids[usize::from(b)].is_none()))
                 });
                 merger.push(bytes.len(), id.unwrap_or(NONE));
             }
             merger.merge(|left, right| {
                 let id = vocab.find_text(&piece.as_bytes()[left.start..right.end])?;
-                // What is taken whole where it stands has been taken by now: what is left of it is no token.
+                // User-defined tokens have been matched already; merges must not produce them.
                 if vocab.kind(id) == Some(TokenKind::UserDefined) {
                     return None;
                 }
@@ -69,7 +70,7 @@ impl Spm {
     }
 }
 
-/// A number that is lower for a higher score, which is ordered.
+/// Maps a score to an integer that is lower for a higher score.
 fn descending(score: f32) -> u32 {
     let bits = (score + 0.0).to_bits(); // -0.0 becomes 0.0
     let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };

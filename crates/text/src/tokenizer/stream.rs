@@ -1,12 +1,12 @@
-//! Text from tokens as they come.
+//! Incremental decoding of tokens to text.
 
 use super::Tokenizer;
 
-/// Turns a stream of tokens into text without ever showing half a character.
+/// Decodes a stream of tokens to text without splitting characters.
 ///
 /// A token may end in the middle of a UTF-8 sequence; its bytes then wait for the next one. Bytes
 /// that cannot become UTF-8 read as U+FFFD, one for each maximal invalid sequence, exactly as
-/// [`String::from_utf8_lossy`] has it for the whole. Control tokens write nothing.
+/// [`String::from_utf8_lossy`] decodes the whole. Control tokens write nothing.
 ///
 /// ```
 /// use kvant_text::tokenizer::{DecodeStream, Tokenizer, TokenizerModel, VocabData};
@@ -29,13 +29,13 @@ pub struct DecodeStream {
 }
 
 impl DecodeStream {
-    /// Takes one token and returns the characters that it completes, perhaps none.
-    /// An id outside of the vocabulary writes nothing.
+    /// Decodes one token and returns the characters that it completes, possibly none. An id outside
+    /// of the vocabulary writes nothing.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> String {
         if tokenizer.vocab.is_shown(id) { self.push_bytes(tokenizer.token_bytes(id)) } else { String::new() }
     }
 
-    /// Ends the stream: U+FFFD for a character that never was completed, or nothing.
+    /// Ends the stream: returns U+FFFD for an incomplete character, or nothing.
     pub fn flush(&mut self) -> String {
         let cut = !std::mem::take(&mut self.pending).is_empty();
         if cut { char::REPLACEMENT_CHARACTER.to_string() } else { String::new() }
@@ -50,7 +50,7 @@ impl DecodeStream {
             text.push_str(chunk.valid());
             used += chunk.valid().len();
             let invalid = chunk.invalid();
-            // At the very end, a sequence that more bytes may yet complete has to wait.
+            // At the very end, an incomplete sequence waits for more bytes.
             let at_end = used + invalid.len() == self.pending.len();
             if at_end && std::str::from_utf8(invalid).is_err_and(|e| e.error_len().is_none()) {
                 break;
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_cut_of_any_bytes_reads_as_the_whole_does() {
+    fn any_split_of_any_bytes_decodes_as_the_whole() {
         let samples: [&[u8]; 7] = [
             "héllo 世界 🚀 end".as_bytes(),
             b"\xF0\x9F\x9A",

@@ -1,4 +1,4 @@
-//! The tokenizer as a whole: llama.cpp's vectors, hostile vocabularies, long texts.
+//! Tests of the whole tokenizer: llama.cpp's vectors, hostile vocabularies, long texts.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use super::*;
 
 mod whole;
 
-/// The shared assets, or `None`, with a message, where this machine has none.
+/// Returns the shared assets, or prints a message and returns `None` if they are absent.
 fn assets(dir: &str) -> Option<PathBuf> {
     let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/assets")).join(dir);
     if path.is_dir() {
@@ -23,7 +23,7 @@ fn open(path: &std::path::Path) -> Tokenizer {
     Tokenizer::from_gguf(&gguf).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// The ids of one line of a vector file.
+/// Parses the ids of one line of a vector file.
 fn ids(line: &str) -> Vec<u32> {
     line.split_whitespace().map(|id| id.parse().unwrap()).collect()
 }
@@ -49,7 +49,7 @@ fn every_vocabulary_agrees_with_its_vectors() {
         for (text, want) in inputs.iter().zip(outputs.lines()) {
             let got = tokenizer.encode(text, Special::AsText, false).unwrap();
             assert_eq!(got, ids(want), "{name}: {text:?}");
-            // WordPiece lowers and strips; the others write back what they read.
+            // WordPiece lowercases and strips; the others are lossless.
             if tokenizer.model() != TokenizerModel::Bert {
                 assert_eq!(tokenizer.decode(&got), *text, "{name}");
             }
@@ -60,7 +60,7 @@ fn every_vocabulary_agrees_with_its_vectors() {
 }
 
 #[test]
-fn every_vocabulary_streams_what_it_decodes_and_survives_any_id() {
+fn every_vocabulary_streams_as_it_decodes_and_accepts_any_id() {
     let Some(dir) = assets("vocab") else { return };
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
@@ -104,7 +104,7 @@ fn sentence_piece(tokens: &[(&str, f32)]) -> VocabData {
     data
 }
 
-/// `data` with the token `text` of the given GGUF type.
+/// Marks the token `text` of `data` with a GGUF type.
 fn mark(mut data: VocabData, text: &str, code: i32) -> VocabData {
     let n = data.tokens.len();
     let types = data.token_types.get_or_insert_with(|| vec![1; n]);
@@ -119,7 +119,7 @@ fn special_text_is_a_token_only_where_it_is_parsed() {
     let (end, think) = (t.token_id("<|im_end|>").unwrap(), t.token_id("<think>").unwrap());
     assert_eq!(t.encode("<|im_end|>", Special::Parse, false).unwrap(), [end]);
     assert_eq!(t.encode("<|im_end|>", Special::AsText, false).unwrap().len(), 10);
-    // User-defined tokens are found either way.
+    // User-defined tokens are matched either way.
     assert_eq!(t.encode("a<think>", Special::AsText, false).unwrap()[1], think);
     assert!(t.is_eog(end) && t.eot() == Some(end) && !t.is_eog(think));
     assert_eq!(t.decode(&[end, think]), "<think>");
@@ -132,7 +132,7 @@ fn merges_never_grow_text_into_a_control_token() {
     let t = Tokenizer::new(data).unwrap();
     assert_eq!(t.encode("<s", Special::AsText, false).unwrap().len(), 2);
     assert_eq!(t.encode("<s", Special::Parse, false).unwrap().len(), 1);
-    // Llama's `</s>` could be spelt from its pieces.
+    // Llama's `</s>` could be merged from its pieces.
     let data =
         sentence_piece(&[("<", -9.0), ("/", -9.0), ("s", -9.0), (">", -9.0), ("</", -1.0), ("s>", -2.0)]);
     let t = Tokenizer::new(VocabData { add_space_prefix: Some(false), ..data }).unwrap();
@@ -141,7 +141,7 @@ fn merges_never_grow_text_into_a_control_token() {
 }
 
 #[test]
-fn bos_and_eos_are_added_once_and_only_when_asked_for() {
+fn bos_and_eos_are_added_once_and_only_on_request() {
     let mut data = sentence_piece(&[("▁", -1.0), ("a", -2.0), ("▁a", -0.5)]);
     data.add_eos = Some(true);
     let t = Tokenizer::new(data).unwrap();
@@ -163,12 +163,12 @@ fn sentence_piece_falls_back_to_bytes_then_to_unknown() {
     let ids = t.encode("aéa", Special::AsText, false).unwrap();
     assert_eq!(ids, [259, 260, 3 + 0xC3, 3 + 0xA9, 260]);
     assert_eq!(t.decode(&ids), "aéa");
-    // A literal mark is a space, and a byte's spelling in a text is just text.
+    // A literal space mark is a space, and the spelling of a byte token is plain text.
     assert_eq!(t.decode(&t.encode("a▁a<0x41>", Special::AsText, false).unwrap()), "a a<0x41>");
 }
 
 #[test]
-fn word_piece_lowers_strips_and_cuts_as_berts_own_tokenizer() {
+fn word_piece_normalizes_and_splits_as_bert() {
     let tokens = ["[UNK]", "[CLS]", "[SEP]", "▁e", "b", "▁!", "▁中", "▁ि", "▁eb"];
     let mut data = VocabData::new(TokenizerModel::Bert, tokens.map(str::to_owned).to_vec());
     (data.special.unk, data.special.cls, data.special.sep) = (Some(0), Some(1), Some(2));
@@ -177,15 +177,16 @@ fn word_piece_lowers_strips_and_cuts_as_berts_own_tokenizer() {
         t.encode(s, Special::AsText, false).unwrap().iter().map(|&id| t.token_text(id).unwrap()).collect()
     };
     assert_eq!(texts("Éb ÉBB!"), ["▁eb", "▁eb", "b", "▁!"]);
-    // Chinese characters stand alone; control characters vanish; an unknown word is one token.
+    // Chinese characters are words of their own; control characters vanish; an unknown word is one
+    // token.
     assert_eq!(texts("e中e\u{85}b ezz"), ["▁e", "▁中", "▁eb", "[UNK]"]);
-    // A spacing mark is no accent.
+    // A spacing mark is not an accent.
     assert_eq!(texts("ि"), ["▁ि"]);
     assert_eq!(t.encode("e", Special::Parse, true).unwrap(), [1, 3, 2]);
 }
 
 #[test]
-fn a_text_without_tokens_for_it_is_refused_with_its_place() {
+fn text_without_tokens_is_rejected_with_its_byte_offset() {
     let mut data = byte_level(&[], &[]);
     data.tokens.retain(|t| t != "z");
     let t = Tokenizer::new(data).unwrap();
@@ -258,7 +259,7 @@ fn inconsistent_vocabularies_are_typed_errors() {
 }
 
 #[test]
-fn special_ids_that_are_no_tokens_count_as_absent() {
+fn special_ids_out_of_range_count_as_absent() {
     let mut data = sentence_piece(&[("a", -1.0)]);
     (data.special.bos, data.special.pad, data.special.sep) = (Some(u32::MAX), Some(4), Some(3));
     let t = Tokenizer::new(data).unwrap();
@@ -285,14 +286,14 @@ fn special_ids_may_be_integers_of_any_type() {
 }
 
 #[test]
-fn a_model_that_fills_in_files_ends_where_another_file_would_begin() {
+fn fim_tokens_that_start_another_file_end_generation() {
     for text in
         ["<PAD>", "[PAD]", "<fim-pad>", "<|fim_repo|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"]
     {
         let t = Tokenizer::new(byte_level(&[text, "x y"], &[])).unwrap();
         assert!(t.eog_ids() == [256] && t.kind(256) == Some(TokenKind::Control), "{text}");
     }
-    // The file's word goes before the texts.
+    // Ids in the file override those inferred from texts.
     let mut data = byte_level(&["<PAD>", "pad", "repo", "file"], &[]);
     (data.special.fim_pad, data.special.fim_rep, data.special.fim_sep) = (Some(257), Some(258), Some(259));
     let t = Tokenizer::new(data).unwrap();
@@ -300,7 +301,7 @@ fn a_model_that_fills_in_files_ends_where_another_file_would_begin() {
 }
 
 #[test]
-fn pre_tokenizers_have_the_names_of_models_that_took_them_over() {
+fn pre_tokenizers_accept_the_names_of_reusing_models() {
     for name in ["jina-v1-en", "jina-v2-code", "roberta-bpe", "jina-v5-nano", "laguna"] {
         let mut data = byte_level(&[], &[]);
         (data.pre, data.add_bos) = (Some(name.to_owned()), Some(false));
@@ -309,7 +310,7 @@ fn pre_tokenizers_have_the_names_of_models_that_took_them_over() {
 }
 
 #[test]
-fn gemma_4_begins_with_bos_whatever_its_file_says() {
+fn gemma_4_starts_with_bos_regardless_of_its_file() {
     let mut data = VocabData::new(TokenizerModel::Gemma4, ["<bos>", "a"].map(str::to_owned).to_vec());
     (data.merges, data.add_bos, data.special.bos) = (Some(Vec::new()), Some(false), Some(0));
     let t = Tokenizer::new(data).unwrap();
@@ -317,7 +318,7 @@ fn gemma_4_begins_with_bos_whatever_its_file_says() {
 }
 
 #[test]
-fn merges_go_by_rank_then_from_the_left() {
+fn merges_apply_by_rank_then_from_the_left() {
     let t = Tokenizer::new(byte_level(&["aa", "aaa", "ab"], &["a b", "a a", "aa a"])).unwrap();
     let texts = |s: &str| -> Vec<String> {
         let ids = t.encode(s, Special::AsText, false).unwrap();
@@ -329,7 +330,7 @@ fn merges_go_by_rank_then_from_the_left() {
 
 #[test]
 fn long_words_do_not_cost_the_square_of_their_length() {
-    // Quadratic merging would take hours here, so finishing is the claim.
+    // Quadratic merging would take hours here, so termination proves the claim.
     let t = Tokenizer::new(byte_level(&["aa", "aaaa"], &["a a", "aa aa"])).unwrap();
     let n = 1_000_000;
     let ids = t.encode(&"a".repeat(n), Special::Parse, false).unwrap();
@@ -341,7 +342,7 @@ fn long_words_do_not_cost_the_square_of_their_length() {
 
 #[test]
 fn a_long_special_token_does_not_cost_the_square_of_its_length() {
-    // The square would take days, so finishing is the claim.
+    // Quadratic time would take days, so termination proves the claim.
     let long: String =
         (0..2_000_000u32).map(|i| char::from(33 + (i.wrapping_mul(i) >> 3) as u8 % 89)).collect();
     for kind in [3, 4] {
@@ -351,7 +352,7 @@ fn a_long_special_token_does_not_cost_the_square_of_its_length() {
     }
 }
 
-/// The tokens of `text` by SentencePiece's definition: the best pair of all is joined, again and again.
+/// Encodes `text` by SentencePiece's definition: joins the best pair repeatedly.
 fn slowly(tokens: &[(String, f32)], text: &str) -> Vec<String> {
     let mut pieces: Vec<String> = text.chars().map(String::from).collect();
     let score = |text: &str| tokens.iter().find(|(token, _)| token == text).map(|(_, score)| *score);
@@ -371,7 +372,7 @@ fn slowly(tokens: &[(String, f32)], text: &str) -> Vec<String> {
 }
 
 #[test]
-fn sentence_piece_joins_as_its_definition_says_whatever_the_vocabulary() {
+fn sentence_piece_matches_its_definition() {
     let mut random = kvant_codec::random::Random::new(11);
     for round in 0..200 {
         let mut below = |n: usize| (random.bits() % n as u64) as usize;
@@ -385,7 +386,7 @@ fn sentence_piece_joins_as_its_definition_says_whatever_the_vocabulary() {
         }
         let borrowed: Vec<(&str, f32)> = tokens.iter().map(|(text, score)| (text.as_str(), *score)).collect();
         let t = Tokenizer::new(sentence_piece(&borrowed)).unwrap();
-        // Short texts; one long enough for the other queue; a run.
+        // Short texts; texts long enough for buckets; runs of one character.
         let n = [20, 400, 300][round % 3];
         let of = if round % 3 == 2 { 1 } else { chars.len() };
         let text: String = (0..n).map(|_| chars[(below(of) + round) % chars.len()]).collect();
@@ -396,7 +397,7 @@ fn sentence_piece_joins_as_its_definition_says_whatever_the_vocabulary() {
 }
 
 #[test]
-fn special_tokens_count_only_within_the_ranges_that_are_trusted() {
+fn special_tokens_match_only_within_trusted_ranges() {
     let data = mark(byte_level(&["<s>", "<s", "<tool>", "<tool><s>"], &[]), "<s>", 3);
     let data = mark(mark(mark(data, "<s", 3), "<tool>", 4), "<tool><s>", 3);
     let t = Tokenizer::new(data).unwrap();
@@ -409,26 +410,26 @@ fn special_tokens_count_only_within_the_ranges_that_are_trusted() {
     assert_eq!(texts("<s>a<s>", &all("<s>a<s>")), ["<s>", "a", "<s>"]);
     assert_eq!(texts("<s>a<s>", &[]).len(), 7);
     assert_eq!(texts("<s>a<s>", &[(4, 7)]), ["<", "s", ">", "a", "<s>"]);
-    // A shorter one that is trusted; one across two ranges is not.
+    // A shorter trusted token matches; one across two ranges does not.
     assert_eq!(texts("<s>", &[(0, 2)]), ["<s", ">"]);
     assert_eq!(texts("<s>", &[(0, 1), (1, 3)]), ["<", "s", ">"]);
-    // What may be said is found anywhere, and the longer one where both may be.
+    // User-defined tokens match anywhere, and the longest match has priority.
     assert_eq!(texts("<tool><s>", &[]), ["<tool>", "<", "s", ">"]);
     assert_eq!(texts("<tool><s>", &[(6, 9)]), ["<tool>", "<s>"]);
     assert_eq!(texts("<tool><s>", &all("<tool><s>")), ["<tool><s>"]);
-    // Ranges that are none of the text count for nothing.
+    // Ranges that are invalid in the text are ignored.
     assert_eq!(texts("é<s>", &[(1, 4), (2, 900)]).len(), 5);
 }
 
 #[test]
-fn gpt_oss_goes_on_after_an_end_of_message() {
+fn gpt_oss_continues_after_an_end_of_message() {
     let marks = ["<|return|>", "<|call|>", "<|end|>", "<|channel|>"];
     let t = Tokenizer::new(byte_level(&marks, &[])).unwrap();
     let is_eog = |text| t.is_eog(t.token_id(text).unwrap());
     assert!(is_eog("<|return|>") && is_eog("<|call|>") && !is_eog("<|end|>"));
     let t = Tokenizer::new(byte_level(&["<|end|>", "</s>"], &[])).unwrap();
     assert!(t.is_eog(t.token_id("<|end|>").unwrap()));
-    // Its channel marks are shown, but nobody may say them.
+    // Channel marks are shown, but message text must not produce them.
     let t = Tokenizer::new(byte_level(&["<|return|>", "<|call|>", "<|channel|>"], &[])).unwrap();
     let channel = t.token_id("<|channel|>").unwrap();
     assert_eq!(t.encode("<|channel|>", Special::AsText, false).unwrap().len(), 11);

@@ -1,4 +1,4 @@
-//! A vocabulary: what a GGUF file says of its tokens, checked once, and looked up by bytes.
+//! A vocabulary: the validated tokens of a GGUF file, indexed by bytes.
 
 use std::hash::BuildHasher;
 
@@ -10,16 +10,16 @@ use super::model::TokenizerModel;
 use super::normalizer::Normalizer;
 use super::special::AddedTokens;
 
-/// What a token is (`tokenizer.ggml.token_type`).
+/// The kind of a token (`tokenizer.ggml.token_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenKind {
     /// A piece of text.
     Normal,
-    /// Stands for text that no other token covers.
+    /// Replaces text that no other token covers.
     Unknown,
     /// Structure, not text: BOS, end of turn, ... Plain text never becomes one.
     Control,
-    /// Taken whole wherever its text stands, before anything else is tokenised.
+    /// Matched whole wherever its text occurs, before anything else is tokenized.
     UserDefined,
     /// A filler.
     Unused,
@@ -28,7 +28,7 @@ pub enum TokenKind {
 }
 
 impl TokenKind {
-    /// The kind that GGUF numbers `code`; 0, "undefined", counts as unused.
+    /// Converts GGUF's type code; 0, "undefined", counts as unused.
     fn from_code(id: u32, code: i32) -> Result<Self, TokenizerError> {
         Ok(match code {
             1 => Self::Normal,
@@ -42,37 +42,37 @@ impl TokenKind {
     }
 }
 
-/// The ids with a meaning of their own. `None`: the vocabulary has no such token.
+/// The special ids. `None`: the vocabulary has no such token.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SpecialIds {
-    /// Begins a text.
+    /// Beginning of sequence.
     pub bos: Option<u32>,
-    /// Ends a text.
+    /// End of sequence.
     pub eos: Option<u32>,
-    /// Ends a turn of a conversation.
+    /// End of turn.
     pub eot: Option<u32>,
-    /// Ends a message that calls a tool.
+    /// End of a message that calls a tool.
     pub eom: Option<u32>,
-    /// Stands for what cannot be written.
+    /// Unknown token.
     pub unk: Option<u32>,
-    /// Separates two texts (BERT).
+    /// Separator of two texts (BERT).
     pub sep: Option<u32>,
-    /// Fills a batch.
+    /// Padding of a batch.
     pub pad: Option<u32>,
-    /// Begins a text (BERT).
+    /// Beginning of a text (BERT).
     pub cls: Option<u32>,
-    /// Stands for a hidden word (BERT).
+    /// Masked word (BERT).
     pub mask: Option<u32>,
-    /// Fills up a hole in a file that a model filled in.
+    /// Padding after a fill-in-the-middle completion.
     pub fim_pad: Option<u32>,
-    /// Begins another repository, where a model fills in files.
+    /// Start of another repository in fill-in-the-middle models.
     pub fim_rep: Option<u32>,
-    /// Begins another file, where a model fills in files.
+    /// Start of another file in fill-in-the-middle models.
     pub fim_sep: Option<u32>,
 }
 
 impl SpecialIds {
-    /// The ids with their metadata keys.
+    /// Returns the ids with their metadata keys.
     pub(super) fn keyed(&mut self) -> [(&'static str, &mut Option<u32>); 12] {
         [
             ("tokenizer.ggml.bos_token_id", &mut self.bos),
@@ -80,7 +80,7 @@ impl SpecialIds {
             ("tokenizer.ggml.eot_token_id", &mut self.eot),
             ("tokenizer.ggml.eom_token_id", &mut self.eom),
             ("tokenizer.ggml.unknown_token_id", &mut self.unk),
-            // Spelt so in the format.
+            // The format itself spells it so.
             ("tokenizer.ggml.seperator_token_id", &mut self.sep),
             ("tokenizer.ggml.padding_token_id", &mut self.pad),
             ("tokenizer.ggml.cls_token_id", &mut self.cls),
@@ -92,12 +92,12 @@ impl SpecialIds {
     }
 }
 
-/// The plain data of a vocabulary, as a GGUF file has it, unchecked.
+/// The unvalidated data of a vocabulary, as in a GGUF file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VocabData {
     /// `tokenizer.ggml.model`.
     pub model: TokenizerModel,
-    /// `tokenizer.ggml.pre`; only byte-level BPE looks at it.
+    /// `tokenizer.ggml.pre`; only byte-level BPE reads it.
     pub pre: Option<String>,
     /// `tokenizer.ggml.tokens` `[n_vocab]`.
     pub tokens: Vec<String>,
@@ -115,20 +115,21 @@ pub struct VocabData {
     pub add_eos: Option<bool>,
     /// `tokenizer.ggml.add_space_prefix`.
     pub add_space_prefix: Option<bool>,
-    /// White space behind a special token belongs to the token (Phi-3). Only where the file does not tell of `added`.
+    /// Whether special tokens absorb the whitespace after them (Phi-3). Applies only without
+    /// `added`.
     pub strip_after_special: bool,
-    /// What becomes of plain text first; `None`: what the pre-tokenizer implies.
+    /// The normalizer of plain text; `None`: as the pre-tokenizer implies.
     pub normalizer: Option<Normalizer>,
-    /// How tokens are found that are taken whole; `None`: wherever their text stands.
+    /// Matching properties of special tokens; `None`: matched wherever their text occurs.
     pub added: Option<AddedTokens>,
-    /// `tokenizer.ggml.normalizer.lowercase`; only WordPiece looks at it, which lowers text where it is absent.
+    /// `tokenizer.ggml.normalizer.lowercase`; only WordPiece reads it, which lowercases if absent.
     pub lowercase: Option<bool>,
     /// `tokenizer.ggml.normalizer.strip_accents`; absent: as `lowercase`.
     pub strip_accents: Option<bool>,
 }
 
 impl VocabData {
-    /// A vocabulary of `tokens` in which the file says nothing else.
+    /// Creates a vocabulary of `tokens` with all other keys absent.
     pub fn new(model: TokenizerModel, tokens: Vec<String>) -> Self {
         VocabData {
             model,
@@ -150,35 +151,35 @@ impl VocabData {
     }
 }
 
-/// Tokens, their kinds, and the bytes each one writes.
+/// Tokens, their kinds, and the bytes that each one writes.
 #[derive(Debug, Clone)]
 pub(super) struct Vocab {
     texts: Vec<String>,
     kinds: Vec<TokenKind>,
-    /// The bytes of all tokens, end to end.
+    /// The concatenated bytes of all tokens.
     arena: Vec<u8>,
     /// Token `i` writes `arena[bounds[i]..bounds[i + 1]]`  [n_vocab + 1].
     bounds: Vec<u32>,
     /// Bytes of the longest token.
     pub(super) longest: usize,
-    /// Ids by the bytes they write.
+    /// Ids by the bytes that they write.
     by_bytes: HashTable<u32>,
     hasher: DefaultHashBuilder,
-    /// The token of each single byte, where there is one.
+    /// The token of each single byte, if any.
     pub(super) byte_ids: [Option<u32>; 256],
-    /// Control tokens whose text is part of an answer.
+    /// Control tokens whose text is part of the output.
     shown: Vec<u32>,
 }
 
 impl Vocab {
-    /// Checks `tokens` and `token_types` and indexes them by the bytes that each token writes.
+    /// Validates `tokens` and `token_types` and indexes them by the bytes that each token writes.
     pub(super) fn new(
         model: TokenizerModel,
         tokens: Vec<String>,
         token_types: Option<&[i32]>,
     ) -> Result<Self, TokenizerError> {
         let bytes: usize = tokens.iter().map(String::len).sum();
-        // Ids and arena offsets are 32 bits wide; u32::MAX is kept free as "no token".
+        // Ids and arena offsets are 32 bits wide; u32::MAX is reserved as "no token".
         let max = u32::MAX as usize - 1;
         if tokens.is_empty() || tokens.len() > max || bytes > max {
             return Err(TokenizerError::VocabSize { got: tokens.len(), max });
@@ -249,7 +250,8 @@ impl Vocab {
     }
 
     /// Fills the lookup tables. Two tokens may write the same bytes (`ĠĠ` and a user-defined run of
-    /// two spaces), and there are files with two equal texts (Gemma 4's): the normal one is found, or else the first.
+    /// two spaces), and some files have two equal texts (Gemma 4's). The normal token has priority,
+    /// then the first.
     fn index(&mut self) {
         let Vocab { kinds, arena, bounds, by_bytes, hasher, byte_ids, .. } = self;
         let piece = |id: u32| &arena[bounds[id as usize] as usize..bounds[id as usize + 1] as usize];
@@ -280,17 +282,17 @@ impl Vocab {
         }
     }
 
-    /// Number of tokens.
+    /// Returns the number of tokens.
     pub(super) fn len(&self) -> usize {
         self.kinds.len()
     }
 
-    /// The token's text as the file spells it; `None` for an id out of range.
+    /// Returns the token's text as in the file; `None` for an id out of range.
     pub(super) fn text(&self, id: u32) -> Option<&str> {
         self.texts.get(id as usize).map(String::as_str)
     }
 
-    /// The token's kind; `None` for an id out of range.
+    /// Returns the token's kind; `None` for an id out of range.
     pub(super) fn kind(&self, id: u32) -> Option<TokenKind> {
         self.kinds.get(id as usize).copied()
     }
@@ -300,28 +302,28 @@ impl Vocab {
         self.kinds[id as usize] = kind;
     }
 
-    /// Counts the text of a control token as part of an answer.
+    /// Includes the text of a control token in the output.
     pub(super) fn show(&mut self, id: u32) {
         self.shown.push(id);
     }
 
-    /// Whether an answer shows the text of this token.
+    /// Whether the output includes the text of this token.
     pub(super) fn is_shown(&self, id: u32) -> bool {
         self.is_text(id) || self.shown.contains(&id)
     }
 
-    /// The bytes that the token writes; `None` for an id out of range.
+    /// Returns the bytes that the token writes; `None` for an id out of range.
     pub(super) fn bytes(&self, id: u32) -> Option<&[u8]> {
         let i = id as usize;
         (i < self.len()).then(|| &self.arena[self.bounds[i] as usize..self.bounds[i + 1] as usize])
     }
 
-    /// The token, of any kind but a byte, that writes `key`.
+    /// Returns the token, of any kind but a byte, that writes `key`.
     pub(super) fn find(&self, key: &[u8]) -> Option<u32> {
         self.by_bytes.find(self.hasher.hash_one(key), |&id| self.bytes(id) == Some(key)).copied()
     }
 
-    /// The token that plain text `key` may become: never control, never unknown.
+    /// Returns the token that plain text `key` may become: never control, never unknown.
     pub(super) fn find_text(&self, key: &[u8]) -> Option<u32> {
         self.find(key).filter(|&id| self.is_text(id))
     }
@@ -331,11 +333,11 @@ impl Vocab {
         !matches!(self.kind(id), None | Some(TokenKind::Control | TokenKind::Unknown))
     }
 
-    /// The token of exactly this text, as the file spells it.
+    /// Returns the token of exactly this text, as in the file.
     pub(super) fn find_spelt(&self, model: TokenizerModel, text: &str) -> Option<u32> {
         let mut key = Vec::with_capacity(text.len());
         bytes::spelt(model, text, &mut key);
-        // A special token's text is not spelt in the alphabet of the others.
+        // A special token's text is not encoded in the alphabet of the others.
         [key.as_slice(), text.as_bytes()]
             .into_iter()
             .filter_map(|key| self.find(key))

@@ -1,10 +1,11 @@
 //! WordPiece (Schuster and Nakajima, 2012), as in BERT's uncased models.
 //!
-//! The text is cleaned, stripped of accents and lowered unless the file says otherwise, cut at white space and around every
-//! punctuation mark and Chinese character; each word then is covered by the longest tokens that fit
-//! from left to right, or becomes the unknown token. In a GGUF file the first token of a word starts
-//! with a space mark and continuations stand bare. What is dropped and where words end is as in
-//! Hugging Face's `BertNormalizer` and `BertPreTokenizer`; llama.cpp drops spacing marks as well.
+//! The text is cleaned, stripped of accents and lowercased unless the file specifies otherwise, and
+//! split at whitespace and around every punctuation mark and Chinese character. Each word then is
+//! covered by the longest tokens that fit from left to right, or becomes the unknown token. In a
+//! GGUF file the first token of a word starts with a space mark and continuations have no mark.
+//! Dropped characters and word boundaries follow Hugging Face's `BertNormalizer` and
+//! `BertPreTokenizer`; llama.cpp drops spacing marks as well.
 
 use std::borrow::Cow;
 
@@ -17,7 +18,7 @@ use super::vocab::Vocab;
 /// Chinese characters, in BERT's sense: each is a word of its own.
 const CHINESE: &str = r"\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{20000}-\x{2A6DF}\x{2A700}-\x{2B73F}\x{2B740}-\x{2B81F}\x{2B920}-\x{2CEAF}\x{F900}-\x{FAFF}\x{2F800}-\x{2FA1F}";
 
-/// What becomes of a text first.
+/// Normalization of a text.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cleaning {
     pub(super) lowercase: bool,
@@ -36,7 +37,7 @@ pub(super) struct WordPiece {
 }
 
 impl WordPiece {
-    /// Prepares the patterns.
+    /// Compiles the patterns.
     pub(super) fn new(vocab: &Vocab, unk: u32, cleaning: Cleaning) -> Result<Self, TokenizerError> {
         let prepare = |what, pattern: &str| {
             Regex::new(pattern).map_err(|e| TokenizerError::Prepare { what, why: e.to_string() })

@@ -1,4 +1,4 @@
-//! Towers and the cutting of pictures, held to `transformers`: see `tools/reference/pictures.py`.
+//! Vision encoders and preprocessing against `transformers`: see `tools/reference/pictures.py`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,14 +7,14 @@ use kvant_cpu::CpuDevice;
 use kvant_gguf::Gguf;
 use kvant_vision::{Layout, Picture, Piece, Tower};
 
-/// Furthest that rows may be off, of numbers whose deviation is up to 1: sums of f32 in another order.
+/// Maximum error of rows, for values with a deviation of up to 1: f32 sums in another order.
 const ROWS: f32 = 2e-5;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")
 }
 
-/// What `transformers` has made of a picture.
+/// The outputs of `transformers` for an image.
 struct Golden {
     n_hidden: usize,
     /// Sides and colours `[3, height, width]`.
@@ -41,7 +41,7 @@ impl Golden {
     }
 }
 
-/// A model's tower, and each picture with its golden numbers.
+/// Calls `check` with the encoder of each model, and each image with its golden outputs.
 fn for_each(check: impl Fn(&str, &Tower<CpuDevice>, &Picture, &Golden)) {
     let device = Arc::new(CpuDevice::from_env(None).unwrap());
     for name in ["smolvlm", "internvl", "pixtral", "mistral3", "lfm2vl", "qwen25vl", "qwen3vl"] {
@@ -57,7 +57,7 @@ fn for_each(check: impl Fn(&str, &Tower<CpuDevice>, &Picture, &Golden)) {
 }
 
 #[test]
-fn pictures_are_cut_as_their_models_were_trained() {
+fn preprocessing_equals_that_of_transformers() {
     for_each(|name, tower, picture, golden| {
         let (config, layout) = (tower.config(), Layout::new(tower.config(), picture).unwrap());
         let sides: Vec<_> = layout.tiles.iter().map(|tile| [tile.width(), tile.height()]).collect();
@@ -72,13 +72,13 @@ fn pictures_are_cut_as_their_models_were_trained() {
     });
 }
 
-/// The byte that a number was made of.
+/// Returns the byte of a normalized colour value.
 fn colour(config: &kvant_vision::Config, value: f32, colour: usize) -> u8 {
     ((value * config.std[colour] + config.mean[colour]) * 255.0).round() as u8
 }
 
 #[test]
-fn towers_make_the_rows_of_transformers() {
+fn encoder_rows_equal_those_of_transformers() {
     for_each(|name, tower, picture, golden| {
         let config = tower.config();
         let mut rows = Vec::new();
@@ -95,7 +95,7 @@ fn towers_make_the_rows_of_transformers() {
         for piece in &layout.pieces {
             let Piece::Rows { tile, rows: of_tile } = piece else { continue };
             for row in of_tile.clone() {
-                // Behind it what is added later.
+                // DeepStack rows come behind.
                 rows[*tile].iter().for_each(|part| got.extend(&part[row * width..(row + 1) * width]));
             }
         }

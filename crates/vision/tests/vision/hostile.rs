@@ -1,4 +1,5 @@
-//! Files of towers whose numbers make no sense, or that lack a tensor: one line that says what is wrong, and never a crash.
+//! Vision encoder files with invalid numbers or missing tensors: a one-line error that names the
+//! fault, never a crash.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ fn named(name: &str) -> Gguf {
     Gguf::open(folder().join(format!("models/{name}/mmproj.gguf"))).unwrap()
 }
 
-/// The file with some of its keys set, and without a tensor.
+/// Rewrites the file with changed keys, and without one tensor.
 fn rewritten(gguf: &Gguf, set: impl FnOnce(&mut GgufWriter), without: &str) -> Gguf {
     let mut writer = GgufWriter::with_meta(gguf.meta()).unwrap();
     set(&mut writer);
@@ -30,11 +31,11 @@ fn rewritten(gguf: &Gguf, set: impl FnOnce(&mut GgufWriter), without: &str) -> G
     Gguf::from_bytes(bytes).unwrap()
 }
 
-/// What becomes of a picture.
+/// Encodes an image; returns the number of its rows.
 fn look(gguf: &Gguf, device: &Arc<CpuDevice>, picture: &Picture) -> Result<usize, VisionError> {
     let tower = Tower::load(gguf, Arc::clone(device))?;
     let layout = Layout::new(tower.config(), picture)?;
-    // One is enough where numbers make many.
+    // The first tile suffices: faulty numbers can produce many tiles.
     tower.rows(&layout.tiles[0])?;
     Ok(layout.n_rows())
 }
@@ -69,13 +70,13 @@ fn numbers_that_make_no_sense_are_refused_or_harmless() {
 }
 
 #[test]
-fn a_tower_that_lacks_a_tensor_says_which_or_does_without() {
+fn a_missing_encoder_tensor_is_reported_or_optional() {
     let (device, picture) = (Arc::new(CpuDevice::from_env(Some(1)).unwrap()), wide());
     for name in MODELS {
         let gguf = named(name);
         for info in gguf.tensors() {
             let changed = rewritten(&gguf, |_| (), &info.name);
-            // Biases, and norms and scales that some towers have; not what multiplies.
+            // Biases, optional norms and scales; never a matrix of a product.
             let may_lack = [
                 ".bias",
                 "ls1.weight",
@@ -99,7 +100,7 @@ fn a_tower_that_lacks_a_tensor_says_which_or_does_without() {
 }
 
 #[test]
-fn pictures_of_any_shape_are_cut_or_refused() {
+fn images_of_any_shape_are_encoded_or_refused() {
     let device = Arc::new(CpuDevice::from_env(Some(1)).unwrap());
     for name in MODELS {
         let tower = Tower::load(&named(name), Arc::clone(&device)).unwrap();

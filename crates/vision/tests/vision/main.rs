@@ -1,4 +1,4 @@
-//! Encoders of images beside `transformers`, and with hostile files.
+//! Vision encoders against `transformers`, and hostile files.
 
 mod golden;
 mod hostile;

@@ -1,34 +1,36 @@
-// Writes new keys and values: balance, pad, rotate, encode into tiles. The method is that of kvant-codec, value for value.
+// Writes new keys and values: channel scales, padding, rotation, and encoding into tiles. The
+// method is that of kvant-codec, with the same bits.
 //
-// What goes where is the host's plan: a list of tiles, a group of threads for each. A thread takes a slot of the tile and codes
-// its row as the reference does, slice by slice; what all slots give is put into words together, as words hold several slots.
+// The host plans the writes: a list of tiles, one workgroup for each. A thread takes a slot of the
+// tile and encodes its row as the reference does, slice by slice; the results of all slots are
+// packed into words together, as a word holds several slots.
 
-// A tile to write. Places are in words of the arena, or NONE.
+// A tile to write. Addresses are in words of the arena, or NONE.
 struct Write {
     tile: u32,
-    tail: u32,        // where the slots lie that wait in the tail
-    band: u32,        // the tile of the band that takes it too
-    centre: u32,      // what is taken from rows before they are coded
-    old: u32,         // slots that wait: the first, and one beyond the last in the upper half
+    tail: u32,        // the tail tile with the slots that are in the tail
+    band: u32,        // the step tile that receives the slots too
+    centre: u32,      // subtracted from rows before they are encoded
+    old: u32,         // slots in the tail: the first, and one beyond the last in the upper half
     new_slots: u32,   // slots of new rows, likewise
-    first_row: u32,   // of the step, that goes into the first of these
+    first_row: u32,   // row of the step for the first of these
     dtype: u32,       // of the tile
-    is_key: u32,      // whether tiles are laid out as those of keys
+    is_key: u32,      // whether tiles have the layout of keys
     of_keys: u32,     // whether rows are those of keys
     rotates: u32,
     through_half: u32,// rows are rounded to f16 first
-    dim: u32,         // values of a row as stored
-    head_dim: u32,    // true values of a row
-    column: u32,      // where in the rows of the step the head begins
+    dim: u32,         // stored values of a row
+    head_dim: u32,    // values of a row before padding
+    column: u32,      // first column of the head in the rows of the step
     width: u32,       // values of a row of the step
-    scale: u32,       // where factors on the head's values lie
-    shift: u32,       // and what is added to these
-    alpha: f32,       // factor on what is coded
-    next_tail: u32,   // of a centre: the tail, the slots and the first row of the tile after
+    scale: u32,       // offset of the channel scales of the head's values
+    shift: u32,       // and of their shifts
+    alpha: f32,       // factor on encoded values
+    next_tail: u32,   // of a centre: the tail, the slots and the first row of the next tile
     next_old: u32,
     next_new: u32,
     next_row: u32,
-    part_of_one: f32, // one, divided by the rows that a centre is the mean of
+    part_of_one: f32, // 1 / number of rows that a centre averages
 }
 
 @group(0) @binding(0) var<storage, read> writes: array<Write>;
@@ -37,7 +39,7 @@ struct Write {
 @group(0) @binding(3) var<storage, read_write> arena: array<u32>;
 
 const SPAN: u32 = 128u;
-// Codes, or numbers in 16 or 32 bits, of a slice, for each slot.
+// Codes, or 16-bit or 32-bit numbers, of a slice, for each slot.
 var<workgroup> stage: array<u32, 2048>;
 // Scales of the blocks of a slice, for each slot.
 var<workgroup> scales: array<u32, 64>;
@@ -50,7 +52,8 @@ fn half_in_arena(place: u32, index: u32) -> u32 {
     return (arena[place + index / 2u] >> (16u * (index % 2u))) & 0xffffu;
 }
 
-// Values at .. at + n of the row of slot `slot`, as they are coded, into `row`. `old` and `fresh` are slots.
+// Loads values at .. at + n of the row of slot `slot`, ready to encode, into `row`. `old` and
+// `fresh` are slots.
 fn load(w: Write, slot: u32, at: u32, n: u32, tail: u32, old: u32, fresh: u32, first_row: u32) {
     if is_in(slot, old) && !is_in(slot, fresh) {
         for (var i = 0u; i < n; i++) {
@@ -76,7 +79,7 @@ fn load(w: Write, slot: u32, at: u32, n: u32, tail: u32, old: u32, fresh: u32, f
     }
 }
 
-// Floats of a tile that begins at `place`: the slice of every slot in `range`, from the stage.
+// Writes the slice of every slot in `range` from the stage to a float tile that begins at `place`.
 fn put_floats(w: Write, place: u32, dtype: u32, at: u32, n: u32, range: u32, thread: u32) {
     let is_key = w.is_key != 0u;
     if dtype == F32 {
@@ -87,7 +90,7 @@ fn put_floats(w: Write, place: u32, dtype: u32, at: u32, n: u32, range: u32, thr
         }
         return;
     }
-    // Two to a word: of keys two slots, of values two dims.
+    // Two per word: for keys two slots, for values two dims.
     for (var pair = thread; pair < n * TILE / 2u; pair += TILE) {
         let slot = select(pair / (n / 2u), 2u * (pair % (TILE / 2u)), is_key);
         let i = select(2u * (pair % (n / 2u)), pair / (TILE / 2u), is_key);
@@ -101,7 +104,7 @@ fn put_floats(w: Write, place: u32, dtype: u32, at: u32, n: u32, range: u32, thr
     }
 }
 
-// What the thread's slice is in a type of floats, into the stage.
+// Converts the thread's slice to a float type, into the stage.
 fn stage_floats(dtype: u32, n: u32, thread: u32) {
     for (var i = 0u; i < n; i++) {
         let bits = bitcast<u32>(row[i]);
@@ -116,8 +119,9 @@ fn stage_floats(dtype: u32, n: u32, thread: u32) {
     }
 }
 
-// Words of the planes of a block of `n` dims that begins at `place`; the block's first dim is `first` of the stage. Fields of a word
-// are `bits` wide and lie as the codec has them; slots out of `range` keep what they are.
+// Writes words of the planes of a block of `n` dims that begins at `place`; the block's first dim
+// is `first` of the stage. Fields of a word are `bits` wide, in the codec's layout; slots out of
+// `range` stay unchanged.
 fn put_plane(w: Write, place: u32, bits: u32, is_high: bool, first: u32, n: u32, range: u32, thread: u32) {
     let words_of_group = 2u * bits;
     let mask = (1u << bits) - 1u;
@@ -160,7 +164,7 @@ fn put_block(w: Write, place: u32, first: u32, n: u32, block: u32, range: u32, t
     }
 }
 
-// Codes the thread's slice: codes and scales into the stage.
+// Encodes the thread's slice: codes and scales into the stage.
 fn stage_codes(w: Write, at: u32, n: u32, thread: u32) {
     for (var i = 0u; i < n; i++) {
         if w.centre != NONE { row[i] -= from_half(half_in_arena(w.centre, at + i)); }
@@ -222,7 +226,8 @@ fn append(
     }
 }
 
-// Sets centres, before any tile of their blocks is coded and while the rows that they are the mean of still wait.
+// Sets centres, before any tile of their blocks is encoded and while the rows that they average are
+// still in the tail.
 @compute @workgroup_size(TILE)
 fn centre(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -236,7 +241,7 @@ fn centre(
     let n_next = max(end(w.next_old), end(w.next_new));
     for (var at = 0u; at < w.dim;) {
         let n = slice_at(w.dim, at, SPAN);
-        // Eight dims to a thread, in two halves of a word each.
+        // Eight dims per thread, in two halves of a word each.
         var sums = array<f32, 8>();
         if thread < n_first { load(w, thread, at, n, w.tail, w.old, w.new_slots, w.first_row); }
         for (var i = 0u; i < n; i++) { stage[thread * SPAN + i] = bitcast<u32>(row[i]); }

@@ -1,9 +1,9 @@
-// Codes of a slice that lies in `row`, as kvant-codec makes them, value for value.
+// Encodes the slice in `row`, with the same bits as kvant-codec.
 
 // The slice of a token that this thread holds.
 var<private> row: array<f32, 128>;
 
-// D(after) H / sqrt(n) D(before) of the slice, in the codec's order of operations.
+// Computes D(after) H / sqrt(n) D(before) of the slice, in the codec's order of operations.
 fn rotate(n: u32) {
     flip(n, SIGNS_BEFORE_0, SIGNS_BEFORE_1, SIGNS_BEFORE_2, SIGNS_BEFORE_3);
     for (var h = 1u; h < n; h *= 2u) {
@@ -28,7 +28,7 @@ fn flip(n: u32, s0: u32, s1: u32, s2: u32, s3: u32) {
     }
 }
 
-// The sum of the squares of the first `n` values.
+// Returns the sum of the squares of the first `n` values.
 fn squares(n: u32) -> Number {
     var most = 0u;
     for (var i = 0u; i < n; i++) { most = max(most, (bitcast<u32>(row[i]) >> 23u) & 255u); }
@@ -43,14 +43,14 @@ fn squares(n: u32) -> Number {
     return normal(sum, 2 * (i32(most) - 150) - 8);
 }
 
-// How many of the seven thresholds from `at` on a magnitude reaches, which ascend.
+// Returns how many of the seven ascending thresholds from `at` on a magnitude reaches.
 fn upper_level(at: u32, magnitude: u32) -> u32 {
     var index = select(0u, 4u, magnitude >= STEP_THRESHOLDS[at + 3u]);
     index += select(0u, 2u, magnitude >= STEP_THRESHOLDS[at + index + 1u]);
     return index + select(0u, 1u, magnitude >= STEP_THRESHOLDS[at + index]);
 }
 
-// How many of the 15 borders between levels from `at` on a value reaches.
+// Returns how many of the 15 boundaries between levels from `at` on a value reaches.
 fn level_at(at: u32, value: f32) -> u32 {
     var index = select(0u, 8u, value >= MIDS[at + 7u]);
     index += select(0u, 4u, value >= MIDS[at + index + 3u]);
@@ -58,7 +58,8 @@ fn level_at(at: u32, value: f32) -> u32 {
     return index + select(0u, 1u, value >= MIDS[at + index]);
 }
 
-// Which of the steps makes the levels lie best along the slice, of unit variance: kvant_codec's `step::best`.
+// Returns the step size whose levels fit the slice of unit variance best: kvant_codec's
+// `step::best`.
 fn best_step(book: u32, n: u32) -> u32 {
     var best = 0u;
     var best_along = normal(vec2<u32>(0u, 0u), 0);
@@ -82,7 +83,8 @@ fn best_step(book: u32, n: u32) -> u32 {
     return best;
 }
 
-// Brings the slice to unit variance; gives the square of its norm, and zeros where it counts as zero.
+// Scales the slice to unit variance, or to zeros where it counts as zero; returns the square of its
+// norm.
 fn to_unit_variance(n: u32) -> Number {
     for (var i = 0u; i < n; i++) { row[i] = clamped(row[i], HALF_MAX); }
     let norm = squares(n);
@@ -95,13 +97,13 @@ fn to_unit_variance(n: u32) -> Number {
     return norm;
 }
 
-// The scale of a slice of this norm whose levels have the norm `coded`, both squared.
+// Returns the scale of a slice of this norm whose levels have the norm `coded`, both squared.
 fn scale_of(norm: Number, coded: Number) -> u32 {
     if is_zero(norm.m) { return 0u; }
     return to_half(clamped(root_of_ratio(norm, coded), HALF_MAX));
 }
 
-// Codes of the slice in a codebook, in the place of its values; gives the scale.
+// Replaces the values of the slice by their codes in a codebook; returns the scale.
 fn encode_turbo(book: u32, n: u32) -> u32 {
     let norm = to_unit_variance(n);
     let factor = STEP_FACTORS[best_step(book, n)];
@@ -115,7 +117,7 @@ fn encode_turbo(book: u32, n: u32) -> u32 {
     return scale_of(norm, normal(coded, -i32(SQUARE_BITS)));
 }
 
-// Codes of 32 values from `first` on, in their place; gives the scale.
+// Replaces 32 values from `first` on by their codes; returns the scale.
 fn encode_block32(dtype: u32, first: u32) -> u32 {
     var extreme = 0.0f;
     for (var i = first; i < first + 32u; i++) {
@@ -136,7 +138,7 @@ fn encode_block32(dtype: u32, first: u32) -> u32 {
     for (var i = first; i < first + 32u; i++) {
         let quotient = row[i] * inverse;
         if dtype == Q8_0 {
-            // Halves go away from zero.
+            // Rounds halves away from zero.
             let whole = floor(abs(quotient));
             let rounded = whole + select(0.0f, 1.0f, abs(quotient) - whole >= 0.5f);
             row[i] = f32(Q8_0_ZERO) + select(rounded, -rounded, quotient < 0.0f);

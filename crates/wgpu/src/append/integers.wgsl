@@ -1,5 +1,5 @@
-// Numbers that must come out as they do in the codec, which has f64 where WGSL has not: in integers of 64 bits, (low, high), which
-// no compiler takes for something else.
+// Arithmetic with the same bits as the codec, which uses f64, absent in WGSL: in 64-bit integers,
+// (low, high), which no compiler approximates.
 
 fn is_below(a: vec2<u32>, b: vec2<u32>) -> bool {
     return a.y < b.y || (a.y == b.y && a.x < b.x);
@@ -32,7 +32,7 @@ fn is_zero(a: vec2<u32>) -> bool {
     return (a.x | a.y) == 0u;
 }
 
-// Bits that `a` has, from its highest on.
+// Returns the number of bits of `a`, from its highest set bit on.
 fn length(a: vec2<u32>) -> u32 {
     return 64u - select(32u + countLeadingZeros(a.x), countLeadingZeros(a.y), a.y != 0u);
 }
@@ -56,7 +56,7 @@ fn normal(m: vec2<u32>, exponent: i32) -> Number {
     return Number(left(m, by), exponent - i32(by));
 }
 
-// a b in 53 bits, rounded as products in f64 are.
+// Returns a b in 53 bits, rounded as f64 products are.
 fn product_53(a: Number, b: vec2<u32>) -> Number {
     if is_zero(a.m) || is_zero(b) { return normal(vec2<u32>(0u, 0u), 0); }
     let low = times(a.m.x, b.x);
@@ -90,7 +90,8 @@ fn is_larger(a: Number, b: Number) -> bool {
     return is_below(b.m, a.m);
 }
 
-// m 2^exponent as the nearest f32, ties to even; `has_more` says that it is a little larger.
+// Returns m 2^exponent as the nearest f32, ties to even; `has_more` means that the exact value is
+// slightly larger.
 fn nearest(m: u32, exponent: i32, has_more: bool) -> f32 {
     if m == 0u { return 0.0f; }
     let zeros = countLeadingZeros(m);
@@ -125,7 +126,7 @@ fn quotient_of(a: vec2<u32>, b: vec2<u32>) -> Quotient {
     return Quotient(q, carry || !is_zero(rest));
 }
 
-// The f32 nearest to the root of a / b.
+// Returns the f32 nearest to the root of a / b.
 fn root_of_ratio(a: Number, b: Number) -> f32 {
     let quotient = quotient_of(a.m, b.m);
     var q = left(quotient.m, 8u);
@@ -148,7 +149,7 @@ fn root_of_ratio(a: Number, b: Number) -> f32 {
     return nearest(root.x, exponent / 2, quotient.has_more || !is_zero(q));
 }
 
-// The f32 nearest to a / b, both normal and positive.
+// Returns the f32 nearest to a / b, both normal and positive.
 fn ratio(a: f32, b: f32) -> f32 {
     let bits_a = bitcast<u32>(a);
     let bits_b = bitcast<u32>(b);
@@ -159,14 +160,14 @@ fn ratio(a: f32, b: f32) -> f32 {
     return nearest(rest.y, i32(bits_a >> 23u) - i32(bits_b >> 23u) - 31, quotient.has_more || rest.x != 0u);
 }
 
-// The nearest f16, ties to even; finite and at most 65,504.
+// Returns the nearest f16, ties to even; finite and at most 65,504.
 fn to_half(value: f32) -> u32 {
     let bits = bitcast<u32>(value);
     let sign = (bits >> 16u) & 0x8000u;
     let magnitude = bits & 0x7fffffffu;
     var mantissa = (magnitude & 0x7fffffu) | 0x800000u;
     let exponent = i32(magnitude >> 23u) - 112;
-    // Below 2^-14 halves are whole multiples of 2^-24.
+    // Below 2^-14 f16 values are integer multiples of 2^-24.
     let shift = u32(select(clamp(14 - exponent, 14, 31), 13, exponent > 0));
     let kept = mantissa >> shift;
     let rest = mantissa & ((1u << shift) - 1u);
@@ -177,7 +178,8 @@ fn to_half(value: f32) -> u32 {
     return sign | (kept + up);
 }
 
-// Within [-max, max], which is positive; NaN becomes 0. By its bits, so that the smallest numbers stay what they are.
+// Clamps to [-max, max], max positive; NaN becomes 0. Compares bits, so that subnormal values are
+// preserved.
 fn clamped(value: f32, max: f32) -> f32 {
     let bits = bitcast<u32>(value);
     let magnitude = bits & 0x7fffffffu;

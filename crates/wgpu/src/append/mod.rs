@@ -1,7 +1,8 @@
-//! Appending keys and values: what is written where is planned on the host and handed over as lists.
+//! Appends keys and values to the KV cache: the host plans the writes and passes them as lists.
 //!
-//! Three launches at most: centres of blocks, which are the mean of rows that still wait; everything that reads what waits in the
-//! tail; and then what takes its place there. A decode step has the last of them, and every sixteenth the second.
+//! At most three launches: centres of blocks, which are the mean of rows that are still in the
+//! tail; all writes that read the tail; and then the writes that replace its tiles. A decode step
+//! has the last of them, and every sixteenth the second.
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{BalanceLayout, KvPart, KvStream, Place, Result, TileRows, TileWrite};
@@ -29,9 +30,9 @@ const OP: &str = "kv_append";
 
 /// The codebooks of turbo2, turbo3 and turbo4.
 const BOOKS: [Codebook; 3] = [Codebook::GAUSS2, Codebook::GAUSS3, Codebook::GAUSS4];
-/// Bits behind the point of squares of centroids, 128 of which fit 64 bits: they are below 1/16.
+/// Fractional bits of squares of centroids, 128 of which fit 64 bits: they are below 1/16.
 const SQUARE_BITS: i32 = 60;
-/// The square of the norm below which a slice counts as zero.
+/// Squared norm below which a slice counts as zero.
 const TINY: f64 = 1e-20;
 
 /// `Write` of `append.wgsl`.
@@ -90,10 +91,10 @@ fn constants() -> Constants {
         .float("LEAST_NORMAL", f32::MIN_POSITIVE)
 }
 
-/// What the encoder of turbo slices takes.
+/// Adds the constants of the turbo encoder.
 fn with_books(constants: Constants) -> Constants {
     let upper = |book: &Codebook| book.levels().len() / 2;
-    // What no value reaches.
+    // Above every value.
     let padded = |values: Vec<u32>| values.into_iter().chain([u32::MAX; 8]).take(8);
     let thresholds = BOOKS.iter().flat_map(|book| {
         let of = move |k| book.mids()[upper(book)..].iter().map(move |&mid| step::threshold(mid, k) as u32);
@@ -118,7 +119,7 @@ fn with_books(constants: Constants) -> Constants {
         .floats("MIDS", &mids.collect::<Vec<_>>())
 }
 
-/// What the encoder of slices with a memory takes.
+/// Adds the constants of the trellis encoder.
 fn with_trellises(constants: Constants) -> Constants {
     let tables = [Trellis::TURBO2T, Trellis::TURBO3T];
     let levels = tables.iter().flat_map(|trellis| trellis.levels().map(|level| i32::from(level) as u32));
@@ -137,13 +138,13 @@ fn with_trellises(constants: Constants) -> Constants {
         .wholes("TRELLIS_TABLES", &levels.collect::<Vec<_>>())
 }
 
-/// `x`, a normal number, as 64 bits the highest of which is set, times a power of two.
+/// Returns `x`, a normal number, as 64 bits with the highest set, and a power of two.
 fn normal(x: f64) -> (u64, i32) {
     let (bits, hidden) = (x.to_bits(), 1 << 52);
     (((bits & (hidden - 1)) | hidden) << 11, (bits >> 52) as i32 - 1075 - 11)
 }
 
-/// What a step is to write.
+/// The writes of a step.
 #[derive(Default)]
 struct Lists {
     centres: Vec<Write>,
@@ -151,7 +152,8 @@ struct Lists {
     tails: Vec<Write>,
 }
 
-/// Appends the rows of each part to every stream of its layer. The memory has been reserved, the shapes have been checked.
+/// Appends the new tokens of each sequence to every KV tensor of its layer. The caller has reserved
+/// the memory and checked the shapes.
 pub(crate) fn append(
     gpu: &Gpu,
     arena: &wgpu::Buffer,
@@ -168,7 +170,7 @@ pub(crate) fn append(
         }
     }
     for (name, list) in [("centre", lists.centres), ("append", lists.first), ("append", lists.tails)] {
-        // A list travels with its launch.
+        // A list travels in the parameters of its launch.
         for list in list.chunks(4096) {
             let kernel = gpu.kernel(&SOURCE, name)?;
             let bindings = [(1, k), (2, v), (3, arena)];
@@ -179,7 +181,7 @@ pub(crate) fn append(
 }
 
 impl Lists {
-    /// Takes down what a step writes of one stream.
+    /// Adds the writes of a step to one KV tensor.
     fn push(
         &mut self,
         part: &KvPart<'_, WgpuPage>,
@@ -238,12 +240,12 @@ const F16: u32 = {
     1
 };
 
-/// What all writes to a stream have in common.
+/// Returns the fields shared by all writes to a KV tensor.
 fn common(part: &KvPart<'_, WgpuPage>, stream: &KvStream, head: usize) -> Result<Write> {
     let spec = &stream.spec;
     let of = BalanceLayout::of(part.layer);
     let (column, n_heads) = (head * spec.head_dim, part.layer.k.len());
-    // Rows of joint streams are keys, in tiles laid out as those of values.
+    // Shared-KV tensors store keys, in tiles with the layout of values.
     let of_keys = spec.side == Side::K || spec.joint.is_some();
     let [scale, shift] = match of_keys {
         true => [balance(part, of.key.start + column), NONE],
@@ -273,7 +275,7 @@ fn common(part: &KvPart<'_, WgpuPage>, stream: &KvStream, head: usize) -> Result
     })
 }
 
-/// `common` with the slots of a tile.
+/// Returns `common` with the slots of a tile.
 fn placed(common: Write, part: &KvPart<'_, WgpuPage>, rows: &TileRows) -> Write {
     Write {
         old: slots(&rows.old),
@@ -283,12 +285,12 @@ fn placed(common: Write, part: &KvPart<'_, WgpuPage>, rows: &TileRows) -> Write 
     }
 }
 
-/// `write` without the slots that wait where they are.
+/// Returns `write` without the slots that stay in the tail.
 fn new_rows(all: Write, write: &TileWrite) -> Write {
     Write { tail: NONE, old: 0, new_slots: slots(&write.new), ..all }
 }
 
-/// Where the tile waits in the tail, where slots of it do.
+/// Returns the position of the tile in the tail, if slots of it are there.
 fn tail(part: &KvPart<'_, WgpuPage>, stream: &KvStream, rows: &TileRows) -> u32 {
     if rows.old.is_empty() {
         return NONE;
@@ -297,7 +299,7 @@ fn tail(part: &KvPart<'_, WgpuPage>, stream: &KvStream, rows: &TileRows) -> u32 
     word(tile.page.at() + tile.offset)
 }
 
-/// A range of slots in a word.
+/// Packs a range of slots into a word.
 fn slots(range: &std::ops::Range<usize>) -> u32 {
     debug_assert!(range.end <= TILE, "{range:?}");
     (range.start | range.end << 16) as u32

@@ -1,24 +1,25 @@
-// Codes with a memory: the cheapest way through the trellis of a slice (Viterbi), in the integers of kvant_codec's `trellis`. Book 0
-// is turbo2t's, book 1 turbo3t's.
+// Trellis codes: the minimum-cost path through the trellis of a slice (Viterbi), in the integers of
+// kvant_codec's `trellis`. Book 0 is turbo2t's, book 1 turbo3t's.
 
-// Values as the walk takes them, in the order of the sequence.
+// Quantized inputs of the search, in the order of the code sequence.
 var<private> steps: array<i32, 128>;
-// Of each step: the oldest bits with which each state is reached at least cost.
+// Survivors of each step: the oldest bits of the minimum-cost path to each state.
 var<private> came: array<u32, 128>;
 var<private> costs: array<i32, MOST_STATES>;
 
 fn bits_of(book: u32) -> u32 { return 2u + book; }
-// Bits of a window that a step remembers.
+// Bits of state: those of a window that a step remembers.
 fn rest_of(book: u32) -> u32 { return TRELLIS_WINDOW - bits_of(book); }
 fn level_of(book: u32, window: u32) -> i32 { return i32(TRELLIS_TABLES[book * TRELLIS_WINDOWS + window]); }
 
-// The dim at place `p` of the sequence through `n` dims.
+// Returns the dim at position `p` of the code sequence of `n` dims.
 fn dim_at(n: u32, p: u32) -> u32 {
     let column = n / TRELLIS_STRIDE;
     return TRELLIS_STRIDE * (p % column) + p / column;
 }
 
-// The least cost of the four ways to `state` whose oldest bits are `first` and the next ones, after value `x`; the bits lie in it.
+// Returns the minimum cost of the four branches into `state` whose oldest bits are `first` and the
+// next ones, after value `x`; its low bits hold the branch.
 fn four_ways(book: u32, state: u32, first: u32, x: i32) -> i32 {
     let bits = bits_of(book);
     let oldest = vec4<u32>(first) + vec4<u32>(0u, 1u, 2u, 3u);
@@ -33,7 +34,7 @@ fn four_ways(book: u32, state: u32, first: u32, x: i32) -> i32 {
     return min(min(ways.x, ways.y), min(ways.z, ways.w));
 }
 
-// One step, through value `x`; gives what `came` keeps.
+// Advances by value `x`; returns the survivors (`came`).
 fn step_through(book: u32, x: i32) -> u32 {
     let bits = bits_of(book);
     let rest = rest_of(book);
@@ -49,14 +50,15 @@ fn step_through(book: u32, x: i32) -> u32 {
     return tags;
 }
 
-// The window of the step that ended in `state`, as `tags` keeps it.
+// Returns the window of the step that ended in `state`, from the survivors `tags`.
 fn window_of(book: u32, tags: u32, state: u32) -> u32 {
     let bits = bits_of(book);
     let oldest = (tags >> (bits * state)) & ((1u << bits) - 1u);
     return state | (oldest << rest_of(book));
 }
 
-// The state in which the ring is cut open: that at its seam on the cheapest walk across.
+// Returns the state at which the ring of the tail-biting trellis is cut: the one at the seam on the
+// minimum-cost path across it.
 fn seam(book: u32, n: u32) -> u32 {
     for (var state = 0u; state < MOST_STATES; state++) { costs[state] = 0; }
     for (var p = n - TRELLIS_LEAD; p < n; p++) { _ = step_through(book, steps[p]); }
@@ -70,7 +72,7 @@ fn seam(book: u32, n: u32) -> u32 {
     return state;
 }
 
-// Codes of the slice, in the place of its values; gives the scale.
+// Replaces the values of the slice by their codes; returns the scale.
 fn encode_trellis(book: u32, n: u32) -> u32 {
     let norm = to_unit_variance(n);
     for (var p = 0u; p < n; p++) {
@@ -88,7 +90,8 @@ fn encode_trellis(book: u32, n: u32) -> u32 {
         squares += u32(level * level);
         state = window >> bits_of(book);
     }
-    // The norm of a level of one is the root of 1 / 204,800: of 2^13 by 25, which the other side of the quotient takes.
+    // The norm of a level of one is the root of 1 / 204,800: of 2^13 times 25, which the other side
+    // of the quotient takes.
     let part = right(norm.m, 5u);
     let of_25 = plus(plus(left(part, 4u), left(part, 3u)), part);
     return scale_of(normal(of_25, norm.exponent + 5), normal(vec2<u32>(squares, 0u), -13));

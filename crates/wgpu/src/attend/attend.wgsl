@@ -1,36 +1,43 @@
-// Causal attention of the queries of a job over the tiles as they are:
+// Causal attention of the queries of a job over the stored tiles:
 //
 //   out = Σ_t exp(s_t - m) v_t / Σ_t exp(s_t - m),  s_t = scale q . k_t
 //
-// A *job* is a few queries that meet one KV head: heads of a group, of one row or of several that follow each other. A group of threads
-// walks the tokens in chunks of 128, a block of the cache, counted from token 0. A thread takes a few tokens of each chunk, reads each
-// word of their keys once, and scores all queries with what it holds; then the chunk's softmax joins that of those before (online
-// softmax, arXiv 1805.02867); then a thread takes a few dims, reads each word of the values once, and adds for all queries. What a
-// query does not see adds exactly nothing, and every sum is in the order of the tokens and the dims, so that a query has the bits that
-// it has alone, in whatever job, and however many words a thread takes.
+// A *job* is a few queries of one KV head: heads of a group, of one row or of several consecutive
+// rows. A workgroup iterates over the tokens in chunks of 128, a block of the cache, counted from
+// token 0. A thread takes a few tokens of each chunk, reads each word of their keys once, and
+// scores all queries with it; then the chunk's softmax is merged with the previous ones (online
+// softmax, arXiv 1805.02867); then a thread takes a few dims, reads each word of the values once,
+// and adds for all queries. Masked tokens add exactly zero, and every sum is in the order of the
+// tokens and the dims, so that the kernel is batch invariant: the bits of a query do not depend on
+// its job, or on the words per thread.
 //
-// Each *span* of tokens, counted from token 0 too, has a group of its own, and another kernel joins what they leave: kernels stay
-// short, and one row is work for many groups.
+// Each *span* of tokens (KV split), counted from token 0 too, has a workgroup of its own, and
+// another kernel joins the partial results: kernels stay short, and one row occupies many
+// workgroups.
 //
-// There is a kernel for each pair of types (K_TYPE, V_TYPE), of keys and values apart or in one (JOINT), with centres or without
-// (CENTRES), for values of EACH times 128 dims at most; QUADS, four queries each, and WORDS, which a thread takes of four, are as is
-// best for an adapter. Groups whose streams are of other types have a kernel of their own.
+// There is a kernel for each pair of types (K_TYPE, V_TYPE), of keys and values stored separately
+// or shared (JOINT), with centres or without (CENTRES), for values of at most EACH times 128 dims;
+// QUADS, groups of four queries, and WORDS, of four per thread, depend on the adapter. Head groups
+// with other types have a kernel of their own.
 
 const JOINT: bool = IS_JOINT != 0u;
 const CENTRES: bool = HAS_CENTRES != 0u;
-// Threads of a group: what 128 tokens have of words, or 128 dims, four to a tile.
+// Threads of a workgroup: the words of 128 tokens, or of 128 dims, four to a tile.
 const LANES: u32 = 32u / WORDS;
 
-@group(0) @binding(1) var<storage, read> prepared: array<vec4<f32>>;  // [jobs, KV heads, query_values, QUADS]
+// [jobs, KV heads, query_values, QUADS]
+@group(0) @binding(1) var<storage, read> prepared: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read> sinks: array<f32>;           // [heads]
-@group(0) @binding(5) var<storage, read_write> left: array<f32>;      // [jobs, KV heads, slots, spans, part_values], see join_spans
+// [jobs, KV heads, slots, spans, part_values], see join_spans
+@group(0) @binding(5) var<storage, read_write> left: array<f32>;
 
-// Scores of the chunk, then weights, [tokens, QUADS].
+// Scores of the chunk, then softmax weights, [tokens, QUADS].
 var<workgroup> weights: array<vec4<f32>, TOKENS * QUADS>;
 // The largest of the scores of each thread.
 var<workgroup> mosts: array<vec4<f32>, LANES * QUADS>;
 
-// Of each query the oldest token it sees, its position, its windows of keys and of values and the score of its sink, [5, slots].
+// For each query the oldest visible token, its position, its windows of keys and of values and the
+// score of its sink, [5, slots].
 var<workgroup> of_queries: array<u32, 20 * QUADS>;
 // The first and the last chunk of the span that a query sees.
 var<workgroup> chunks: vec2<u32>;
@@ -42,7 +49,7 @@ alias FourOf = array<vec4<f32>, 4 * QUADS>;
 // For each token or dim of a thread and each query: WORDS times four.
 alias Sums = array<vec4<f32>, 4 * WORDS * QUADS>;
 
-// What the queries of the job see.
+// The visible tokens of the queries of the job.
 struct Seen {
     oldest: array<vec4<u32>, QUADS>,
     position: array<vec4<u32>, QUADS>,
@@ -54,12 +61,12 @@ fn is_main(s: Stream, tile: u32, window: vec4<u32>) -> vec4<bool> {
     return vec4<bool>(tile >= s.sink_tiles) & (vec4<u32>(tile) < window);
 }
 
-// Where a main tile lies.
+// Returns the address of a main tile.
 fn main_place(s: Stream, tile: u32) -> u32 {
     return p.list[s.blocks + tile / TILES_PER_BLOCK] + s.main + tile % TILES_PER_BLOCK * s.tile_words;
 }
 
-// Where a tile in 16 bit lies.
+// Returns the address of a tile in 16 bit.
 fn half_place(s: Stream, tile: u32) -> u32 {
     let half_tile = s.dim * TILE / 2u;
     if tile < s.sink_tiles { return s.sink + tile * half_tile; }
@@ -67,7 +74,8 @@ fn half_place(s: Stream, tile: u32) -> u32 {
     return s.tail + tile % s.tail_tiles * half_tile;
 }
 
-// Σ a b of sixteen values and of four vectors of queries: of value `f`, `b` to sum `f`, or to sum `b`.
+// Adds Σ a b of sixteen values and of four vectors of queries: of value `f`, `b` to sum `f`, or to
+// sum `b`.
 fn add_word(sums: ptr<function, Sums>, word: u32, values: Sixteen, queries: ptr<function, FourOf>, is_turned: bool) {
     for (var i = 0u; i < 4u; i++) {
         for (var j = 0u; j < 4u; j++) {
@@ -77,18 +85,19 @@ fn add_word(sums: ptr<function, Sums>, word: u32, values: Sixteen, queries: ptr<
     }
 }
 
-// Which token of its tile is number `i` of word `word` of a thread: of tiles of keys in codes they are four apart.
+// Returns the slot in its tile of token number `i` of word `word` of a thread: in quantized tiles
+// of keys they are four apart.
 fn slot_of(first: u32, word: u32, i: u32) -> u32 {
     return select(4u * (first + word) + i, first + word + 4u * i, is_coded(K_TYPE) && !JOINT);
 }
 
-// Which of its sixteen dims is number `i` of word `word` of a thread.
+// Returns the dim, of sixteen, of number `i` of word `word` of a thread.
 fn dim_of(first: u32, word: u32, i: u32) -> u32 {
     return select(4u * (first + word) + i, first + word + 4u * i, is_coded(V_TYPE));
 }
 
-// q . k of the thread's tokens of the tile of codes at `place`, whose words begin with `first`, into `scores`; and of the centre of
-// their block.
+// Adds q . k of the thread's tokens of the quantized tile at `place`, whose words begin with
+// `first`, to `scores`; and of the centre of their block.
 fn score_codes(
     keys: Stream, place: u32, centre: u32, queries_at: u32, first: u32, scores: ptr<function, Sums>, of_centre: ptr<function, PerQuery>,
 ) {
@@ -98,7 +107,8 @@ fn score_codes(
         let block = place + block_word(K_TYPE, index, at);
         var sums = Sums();
         for (var step = 0u; step < n / 4u; step++) {
-            // Four dims: those that follow each other, but of joint streams, whose words hold those that are four apart.
+            // Four dims: contiguous ones, or for shared-KV tensors, whose words hold dims that are
+            // four apart, strided ones.
             let d = at + select(4u * step, step / 4u * 16u + step % 4u, JOINT);
             let apart = select(1u, 4u, JOINT);
             var queries = FourOf();
@@ -161,7 +171,7 @@ fn add_slice(scores: ptr<function, Sums>, word: u32, block: u32, first: u32, sum
     }
 }
 
-// q . k of the thread's tokens of the tile of floats at `place`.
+// Adds q . k of the thread's tokens of the float tile at `place`.
 fn score_floats(dtype: u32, keys: Stream, place: u32, queries_at: u32, first: u32, scores: ptr<function, Sums>) {
     for (var d = 0u; d < keys.dim; d++) {
         var queries = PerQuery();
@@ -191,7 +201,8 @@ fn add_dim(
     }
 }
 
-// What scores of word `word` are to the softmax, into `weights`; the largest joins `most`.
+// Writes the scores of word `word`, ready for the softmax, to `weights`; updates the maximum
+// `most`.
 fn finish_scores(
     word: u32, first: u32, tile: u32, scale: f32, keys: Stream, seen: ptr<function, Seen>,
     of_main: ptr<function, Sums>, of_half: ptr<function, Sums>, of_centre: ptr<function, PerQuery>, most: ptr<function, PerQuery>,
@@ -209,7 +220,7 @@ fn finish_scores(
     }
 }
 
-// Scores as the softmax takes them: those of tokens that are not seen stay the least of numbers.
+// Applies the soft cap; masked scores stay the least f32.
 fn bent(s: vec4<f32>, cap: f32) -> vec4<f32> {
     if cap <= 0.0f { return s; }
     let x = s / cap;
@@ -217,15 +228,15 @@ fn bent(s: vec4<f32>, cap: f32) -> vec4<f32> {
     return select(cap * t, s, s == vec4<f32>(LEAST));
 }
 
-// e^(s - most); nothing for the least of numbers, which is no score.
+// Returns e^(s - most); 0 for masked scores.
 fn weight_of(s: vec4<f32>, most: vec4<f32>) -> vec4<f32> {
     let d = s - most;
     let weight = vec4<f32>(exponential(d.x), exponential(d.y), exponential(d.z), exponential(d.w));
     return select(weight, vec4<f32>(), s == vec4<f32>(LEAST));
 }
 
-// Adds what the tokens of the tile of codes at `place` make of the thread's dims, those of queries that see it so. The sum of these
-// weights joins `total`.
+// Adds the weighted values of the quantized tile at `place` for the thread's dims, for queries that
+// see it in this form. The sum of these weights is added to `total`.
 fn add_codes(
     place: u32, slice: vec3<u32>, first_weight: u32, d: u32, first: u32, reads: PerQuery,
     sums: ptr<function, Sums>, total: ptr<function, PerQuery>,
@@ -255,7 +266,7 @@ fn add_codes(
     }
 }
 
-// As `add_codes`, of a tile of floats.
+// As `add_codes`, for a float tile.
 fn add_floats(
     dtype: u32, dim: u32, place: u32, first_weight: u32, d: u32, first: u32, reads: PerQuery,
     sums: ptr<function, Sums>, total: ptr<function, PerQuery>,
@@ -282,7 +293,8 @@ fn add_token(sums: ptr<function, Sums>, word: u32, values: vec4<f32>, taken: ptr
     }
 }
 
-// Where all that a query sees lies in main tiles, so do those that it does not see: nothing of them is anywhere else.
+// Returns the end of the main tiles. If main tiles hold all that a query sees, other tokens are
+// looked up there too: none of them is elsewhere.
 fn window_of(q: Query, window: u32) -> u32 {
     return select(window, 0xffffffffu, window > q.position / TILE);
 }
@@ -299,7 +311,8 @@ fn largest_of(v: vec4<u32>) -> u32 {
     return max(max(v.x, v.y), max(v.z, v.w));
 }
 
-// What query `slot` of a unit sees, into `of_queries`, and the score of its sink where its tokens begin in this span.
+// Writes the visible tokens of query `slot` of a unit to `of_queries`, and the score of its sink
+// where its tokens begin in this span.
 fn look(unit: u32, slot: u32, span: u32) {
     let q = query_at(unit, slot);
     var sink = LEAST;
@@ -344,14 +357,15 @@ fn attend(
         seen.k_window[x] = kept(8u * QUADS + 4u * x);
         seen.v_window[x] = kept(12u * QUADS + 4u * x);
         most[x] = bitcast<vec4<f32>>(kept(16u * QUADS + 4u * x));
-        // A sink is a score that no value goes with.
+        // A sink is a score without a value.
         total[x] = select(vec4<f32>(1.0f), vec4<f32>(0.0f), most[x] == vec4<f32>(LEAST));
         oldest = min(oldest, least(seen.oldest[x]));
         position = max(position, largest_of(seen.position[x]));
         k_windows = vec2<u32>(min(k_windows.x, least(seen.k_window[x])), max(k_windows.y, largest_of(seen.k_window[x])));
         v_windows = vec2<u32>(min(v_windows.x, least(seen.v_window[x])), max(v_windows.y, largest_of(seen.v_window[x])));
     }
-    // All threads have come to the same; browsers want to know it, for they meet in the loop.
+    // The value is uniform over the workgroup; `workgroupUniformLoad` proves it to browsers, as the
+    // loop contains barriers.
     if thread == 0u {
         let first_chunk = max(oldest / TOKENS, span * CHUNKS_PER_SPAN);
         chunks = vec2<u32>(first_chunk, min(position / TOKENS, span * CHUNKS_PER_SPAN + CHUNKS_PER_SPAN - 1u));
@@ -375,7 +389,7 @@ fn attend(
         var of_centre = PerQuery();
         if max(first_tile, keys.sink_tiles) < min(end_tile, k_windows.y) {
             let is_there = is_seen && tile >= keys.sink_tiles && tile < k_windows.y;
-            // Threads whose tile is not there read another one: all go the same way.
+            // Threads beyond the last tile read another one, so that control flow is uniform.
             let there = select(max(first_tile, keys.sink_tiles), tile, is_there);
             if is_coded(K_TYPE) {
                 var centre = 0u;
@@ -416,7 +430,7 @@ fn attend(
 
         var of_chunk = PerQuery();
         for (var each = 0u; each < EACH; each++) {
-            // Threads that have no dims of their own go along with the first.
+            // Threads without dims of their own repeat the first ones.
             var d = (each * TOKENS + thread * WORDS / 4u * 16u);
             if d >= values.value_dim { d = 0u; }
             var sums = Sums();
@@ -462,7 +476,7 @@ fn attend(
             for (var x = 0u; x < QUADS; x++) { of_chunk[x] = of_main_weights[x] + of_half_weights[x]; }
         }
         for (var x = 0u; x < QUADS; x++) { total[x] = total[x] * older[x] + of_chunk[x]; }
-        // The weights are those of the next chunk from here on.
+        // From here on the buffer holds the weights of the next chunk.
         workgroupBarrier();
     }
 

@@ -1,11 +1,12 @@
-// What comes before attention and after it: queries are turned as the keys are that they meet, and what spans leave is joined and
-// turned back.
+// Prologue and epilogue of attention: rotates queries as their keys are, joins the partial results
+// of the spans and rotates them back.
 
 @group(0) @binding(1) var<storage, read> queries: array<f32>;  // [rows, heads, k_head_dim]
-// [jobs, KV heads, query_values, slots]; the last value of a query says whether it holds what is no number.
+// [jobs, KV heads, query_values, slots]; the last value of a query flags NaN.
 @group(0) @binding(2) var<storage, read_write> prepared: array<f32>;
 @group(0) @binding(4) var<storage, read_write> out: array<f32>;  // [rows, heads, v_head_dim]
-// What spans leave, [jobs, KV heads, slots, spans, part_values]: the largest score, the sum of the weights, the sum of the values.
+// Partial results of spans, [jobs, KV heads, slots, spans, part_values]: the largest score, the sum
+// of the weights, the sum of the values.
 @group(0) @binding(5) var<storage, read> left: array<f32>;
 
 var<workgroup> is_bad: atomic<u32>;
@@ -39,7 +40,7 @@ fn prepare(
     if thread == 0u { prepared[to + (p.query_values - 1u) * p.slots] = f32(atomicLoad(&is_bad)); }
 }
 
-// Joins what the spans of a query have left, in their order, turns it back and writes it.
+// Joins the partial results of a query's spans in order, rotates the output back and writes it.
 @compute @workgroup_size(THREADS)
 fn join_spans(
     @builtin(workgroup_id) group: vec3<u32>,

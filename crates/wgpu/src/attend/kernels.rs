@@ -1,4 +1,4 @@
-//! The kernels of attention: what is compiled for what.
+//! The kernels of attention and the variants that they are compiled in.
 
 use std::sync::Arc;
 
@@ -19,20 +19,20 @@ use crate::kv::{TILES, has_centres, number};
 use crate::shader::Kernel;
 use crate::{Gpu, Part, Source, kv};
 
-/// Values that a span leaves beside the sum of its own.
+/// Values of a partial result besides its sums of values: maximum and sum of the weights.
 pub const SUMS: usize = 2;
-/// Threads of a group that turns queries and outputs.
+/// Threads of a workgroup that prepares queries or outputs.
 const THREADS: usize = 128;
-/// Dims that each of these threads adds up, at most.
+/// Maximum dims that each of these threads sums.
 const MOST_EACH: usize = 5;
-/// The most dims of a stored head.
+/// Maximum stored head size.
 pub const MOST_DIMS: usize = MOST_EACH * THREADS;
 
 const LIST: Part = Part { name: "list.wgsl", text: include_str!("list.wgsl") };
 const READ: Part = Part { name: "read.wgsl", text: include_str!("read.wgsl") };
 const ATTEND: Part = Part { name: "attend.wgsl", text: include_str!("attend.wgsl") };
 
-/// What comes before attention and after it.
+/// Prologue and epilogue of attention.
 pub(crate) static ENDS: Source = Source {
     parts: &[
         NUMBERS,
@@ -44,7 +44,7 @@ pub(crate) static ENDS: Source = Source {
     constants: constants_of_ends,
 };
 
-/// A source for attention with these look-ups.
+/// A source of attention with these look-ups.
 macro_rules! source {
     ($file:literal) => {
         Source {
@@ -66,7 +66,7 @@ static TABLE: Source = source!("table.wgsl");
 static SELECT: Source = source!("select.wgsl");
 static SHUFFLE: Source = source!("shuffle.wgsl");
 
-/// What can be left out of attention, to measure what it costs.
+/// Parts of attention that can be left out, to measure their cost.
 pub(crate) const STAGES: [&str; 5] =
     ["no codes", "no look-ups", "look-ups of keys", "look-ups of values", "attention"];
 
@@ -79,22 +79,22 @@ fn source(look_ups: LookUps) -> &'static Source {
     }
 }
 
-/// What a kernel is compiled for.
+/// A kernel variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Kind {
-    /// The numbers of the types of keys and of values.
+    /// The type numbers of keys and of values.
     types: [u32; 2],
     is_joint: bool,
     has_centres: bool,
-    /// Times 128 dims of a value.
+    /// Size of a value in units of 128 dims.
     each: u32,
 }
 
 impl Kind {
-    /// For streams of keys and of values.
+    /// The variant for KV tensors of keys and of values.
     ///
     /// # Errors
-    /// [`Unsupported`](kvant_backend::BackendError::Unsupported) for types that there are no kernels for.
+    /// [`Unsupported`](kvant_backend::BackendError::Unsupported) for types without kernels.
     pub fn new([keys, values]: [&StreamSpec; 2]) -> Result<Self> {
         Ok(Self {
             types: [number(OP, keys)?, number(OP, values)?],
@@ -105,14 +105,14 @@ impl Kind {
     }
 }
 
-/// The kernel for streams of `kind` and jobs of so many queries.
+/// Returns the kernel for KV tensors of `kind` and jobs of `slots` queries.
 pub fn of_kind(gpu: &Gpu, kind: Kind, way: AttendWays, slots: usize, stage: usize) -> Result<Arc<Kernel>> {
     let numbers = numbers(kind, way.words, slots, stage);
     let key = numbers.map(|(_, number)| number);
     Ok(gpu.variant(source(way.look_ups), "attend", &key, || constants_of(numbers))?)
 }
 
-/// The constants that a kernel is compiled with.
+/// Returns the constants of a variant.
 fn numbers(kind: Kind, words: usize, slots: usize, stage: usize) -> [(&'static str, u32); 8] {
     let [k, v] = kind.types;
     [
@@ -131,7 +131,7 @@ fn constants_of(numbers: [(&'static str, u32); 8]) -> Constants {
     numbers.into_iter().fold(Constants::default(), |all, (name, n)| all.whole(name, n as usize))
 }
 
-/// What turns queries, and what joins spans.
+/// Returns the kernels that prepare queries and join spans.
 pub fn ends(gpu: &Gpu) -> Result<[Arc<Kernel>; 2]> {
     Ok([gpu.kernel(&ENDS, "prepare")?, gpu.kernel(&ENDS, "join_spans")?])
 }
@@ -177,7 +177,7 @@ fn constants() -> Constants {
         .whole("TILES_PER_BLOCK", TILES_PER_BLOCK)
 }
 
-/// What all sources take.
+/// Returns the constants of all sources.
 fn shared() -> Constants {
     kv::constants()
         .whole("TOKENS", TOKENS_PER_BLOCK)
@@ -186,7 +186,8 @@ fn shared() -> Constants {
         .whole("CHUNKS_PER_SPAN", SPAN / TOKENS_PER_BLOCK)
 }
 
-/// Sources of attention and the numbers that they are compiled with: every way, and every type of keys and of values.
+/// Returns all sources of attention and their constants: every attention variant, and every type of
+/// keys and of values.
 #[cfg(test)]
 pub(crate) fn variants() -> Vec<(&'static Source, Constants)> {
     let kind = |dtypes: [DType; 2], is_joint, each| {

@@ -1,4 +1,4 @@
-//! What rows see where, as kernels are told.
+//! The visible tokens of each row, as parameters of the kernels.
 
 use std::ops::Range;
 
@@ -10,24 +10,24 @@ use super::{OP, SPAN};
 use crate::WgpuPage;
 use crate::kv::{NONE, balance, has_centres, number, word};
 
-/// What rows see where; `Params::list` of `list.wgsl` says how it is laid out.
+/// The visible tokens of each row; `Params::list` of `list.wgsl` documents the layout.
 pub struct List {
     pub words: Vec<u32>,
     pub jobs: usize,
-    /// That any of the rows sees; one at least.
+    /// Spans that any of the rows sees; at least one.
     pub spans: Range<usize>,
     pub jobs_at: usize,
     pub windows_at: usize,
     pub streams_at: usize,
-    /// Those of the streams, each once.
+    /// Kinds of the KV tensors, without duplicates.
     pub kinds: Vec<Kind>,
 }
 
 impl List {
-    /// The list for rows whose queries, `group` to a row and KV head, are taken `slots` at a time.
+    /// Plans rows whose queries, `group` per row and KV head, are processed `slots` at a time.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] for types and heads that there are no kernels for.
+    /// [`BackendError::Unsupported`] for types and heads without kernels.
     pub fn new(
         parts: &[KvPart<'_, WgpuPage>],
         group: usize,
@@ -86,18 +86,19 @@ impl List {
     }
 }
 
-/// The streams of keys and of values of a KV head; the same where they are one.
+/// Returns the tensors of keys and of values of a KV head; the same twice for a shared-KV tensor.
 fn streams(layer: &KvLayer, head: usize) -> [&KvStream; 2] {
     [&layer.k[head], layer.values(head)]
 }
 
-/// Where factors on queries of a KV head lie, and what is added to them.
+/// Returns the offsets of the channel scales of queries of a KV head, and of their shifts.
 fn of_keys(part: &KvPart<'_, WgpuPage>, head: usize) -> [u32; 2] {
     let query = BalanceLayout::of(part.layer).query.start;
     [balance(part, query + head * part.layer.k[head].spec.head_dim), NONE]
 }
 
-/// Where factors on outputs of a KV head lie, and what is added to them. Outputs of joint streams have the factors of queries.
+/// Returns the offsets of the channel scales of outputs of a KV head, and of their shifts. Outputs
+/// of shared-KV tensors have the scales of queries.
 fn of_values(part: &KvPart<'_, WgpuPage>, head: usize) -> [u32; 2] {
     let Some(stream) = part.layer.v.get(head) else { return of_keys(part, head) };
     let (of, column) = (BalanceLayout::of(part.layer), head * stream.spec.head_dim);
@@ -107,10 +108,10 @@ fn of_values(part: &KvPart<'_, WgpuPage>, head: usize) -> [u32; 2] {
     }
 }
 
-/// Words of a stream in the list.
+/// Words of a KV tensor in the list.
 pub const STREAM: usize = 18;
 
-/// `Stream` of `list.wgsl`.
+/// Returns the words of `Stream` of `list.wgsl`.
 fn stream_words(
     part: &KvPart<'_, WgpuPage>,
     stream: &KvStream,

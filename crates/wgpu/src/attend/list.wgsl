@@ -1,27 +1,29 @@
-// What is attended to, as the host lists it: rows, jobs of queries, streams.
+// The visible tokens of a launch, as listed by the host: rows, jobs of queries, KV tensors.
 
 struct Params {
     heads: u32,
     group: u32,         // query heads of a KV head
     k_head_dim: u32,
     v_head_dim: u32,
-    slots: u32,         // queries of a job, at most
-    jobs: u32,          // of the list that are attended to, from the first one on
+    slots: u32,         // maximum queries of a job
+    jobs: u32,          // jobs of the launch, from the first one of the list on
     first_job: u32,
-    first_span: u32,    // spans that any of the rows sees
+    first_span: u32,    // first span that any of the rows sees
     spans: u32,
-    query_values: u32,  // of a query as keys are stored, and one more
-    part_values: u32,   // of what a span leaves
-    jobs_at: u32,       // where in the list the other tables begin
+    query_values: u32,  // stored values of a query, as of keys, and one more
+    part_values: u32,   // values of a partial result
+    jobs_at: u32,       // offsets of the other tables in the list
     windows_at: u32,
     streams_at: u32,
     has_sinks: u32,
     scale: f32,
     soft_cap: f32,      // 0 for none
-    not_a_number: u32,  // the bits of NaN, which WGSL does not write
-    // Rows of four: row of the step, position, the oldest token it sees, its part. Then jobs of three: the first row of a part, and
-    // which of the part's queries (the heads of a group, row after row) are taken, from one on so many. Then for each row and KV head
-    // where its windows of 16 bits begin, of keys and of values. Then streams: for each part and KV head that of keys and that of values.
+    not_a_number: u32,  // the bits of NaN, which WGSL has no literal for
+    // Rows of four: row of the step, position, the oldest visible token, its sequence. Then jobs of
+    // three: the first row of a sequence, and the range of the sequence's queries (the heads of a
+    // group, row after row): the first and their number. Then for each row and KV head the start of
+    // its 16-bit windows, of keys and of values. Then KV tensors: for each sequence and KV head
+    // that of keys and that of values.
     list: array<u32>,
 }
 
@@ -29,22 +31,23 @@ struct Params {
 struct Stream {
     dtype: u32,
     dim: u32,
-    value_dim: u32,   // of these, the first, that make values: not all where a stream is joint, keys and values in one
-    is_key: u32,      // whether tiles are laid out as those of keys; those of joint streams are not
+    value_dim: u32,   // the first of these that are values: not all in a shared-KV tensor
+    is_key: u32,      // whether tiles have the layout of keys; those of shared-KV tensors have not
     rotates: u32,
     sink_tiles: u32,
     tail_tiles: u32,
     main: u32,        // its first tile within a block, and words of a tile
     tile_words: u32,
     centre: u32,      // within a block, or NONE
-    sink: u32,        // where its parts in 16 bit lie
+    sink: u32,        // addresses of its parts in 16 bit
     tail: u32,
     band: u32,
-    band_first: u32,  // tiles of the band
+    band_first: u32,  // step tiles
     band_end: u32,
-    blocks: u32,      // where in the list the places of blocks are
-    factors: u32,     // where factors on the head's queries lie, or on its outputs, or NONE
-    shifts: u32,      // and what is added to these
+    blocks: u32,      // offset in the list of the addresses of blocks
+    // offset of the channel scales of the head's queries, or of its outputs, or NONE
+    factors: u32,
+    shifts: u32,      // and of their shifts
 }
 
 
@@ -60,18 +63,19 @@ fn stream_at(number: u32) -> Stream {
     );
 }
 
-// A query of a job: one of the heads of a row of the list that meet a KV head.
+// A query of a job: one of the heads of a row of the list that share a KV head.
 struct Query {
     is_there: bool,
     row: u32,
     head: u32,
     oldest: u32,
     position: u32,
-    windows: u32,  // where in the list its windows are
-    streams: u32,  // the number of its first stream
+    windows: u32,  // offset in the list of its windows
+    streams: u32,  // the number of its first KV tensor
 }
 
-// Query `slot` of unit `unit`, a job and a KV head. Where there is none it is the first one again, and sees nothing.
+// Returns query `slot` of unit `unit`, a job and a KV head. Beyond the last it is the first one
+// again, with all tokens masked.
 fn query_at(unit: u32, slot: u32) -> Query {
     let n_kv_heads = p.heads / p.group;
     let kv_head = unit % n_kv_heads;

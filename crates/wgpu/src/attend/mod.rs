@@ -1,5 +1,5 @@
-//! Attention: a kernel for each pair of types, compiled when it is first asked for. What a row sees where is worked out on the host
-//! and handed over as a list.
+//! Attention: a kernel for each pair of types, compiled on first use. The host computes the visible
+//! tokens of each row and passes them as a list.
 
 mod kernels;
 mod list;
@@ -23,9 +23,9 @@ use list::List;
 use ways::MOST_SLOTS;
 
 const OP: &str = "attend";
-/// Tokens of a span, which a group of threads attends to.
+/// Tokens of a span (KV split), which one workgroup attends to.
 const SPAN: usize = 1024;
-/// The most bytes that spans leave at once; more rows take several launches.
+/// Maximum bytes of partial results; more rows take several launches.
 const LEFT_BYTES: usize = 32 << 20;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -59,8 +59,11 @@ pub(crate) struct Buffers<'a> {
     pub out: &'a wgpu::Buffer,
 }
 
-/// Attention of the rows of each part, or `stage` of it. `ways` are those of the classes, [`TypeClass::ALL`]: all goes that of the last
-/// class that any stream has, as jobs have as many queries for all. The shapes have been checked.
+/// Attends with the rows of each sequence, or runs only `stage` of it.
+///
+/// `ways` are the variants of the classes, [`TypeClass::ALL`]: the variant of the last class of any
+/// KV tensor serves all, as all jobs have the same number of queries. The caller has checked the
+/// shapes.
 pub(crate) fn attend(
     gpu: &Gpu,
     arena: &wgpu::Buffer,
@@ -111,8 +114,8 @@ pub(crate) fn attend(
         [query_values, spans * part_values].map(|values| queries_of_job * values * size_of::<f32>());
     let room = LEFT_BYTES.min(gpu.max_binding());
     let at_once = (room / left_of_job.max(prepared_of_job)).clamp(1, list.jobs);
-    let prepared = gpu.scratch(at_once * prepared_of_job, "turned queries")?;
-    let left = gpu.scratch(at_once * left_of_job, "what spans of attention leave")?;
+    let prepared = gpu.scratch(at_once * prepared_of_job, "rotated queries")?;
+    let left = gpu.scratch(at_once * left_of_job, "partial results of attention")?;
     let (prepared, left) = (&*prepared, &*left);
     for first in (0..list.jobs).step_by(at_once) {
         let jobs = at_once.min(list.jobs - first);

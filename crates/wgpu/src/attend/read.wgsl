@@ -1,8 +1,8 @@
-// What tiles in the arena hold, sixteen values at a time: as a thread takes them, four by four.
+// Reads tiles in the arena, sixteen values at a time, as four vectors of four.
 //
-// A word of a plane holds codes of four lanes that are four apart, `lane`, `lane + 4` and so on, four codes of each. What it gives are
-// four vectors, one for each of these lanes: of keys a lane is a token and its codes four dims, of values it is a dim and they are
-// four tokens.
+// A word of a plane holds codes of four lanes that are four apart, `lane`, `lane + 4` and so on,
+// four codes of each. Decoded, it is four vectors, one for each of these lanes: for keys a lane is
+// a token and its codes four dims, for values it is a dim and they are four tokens.
 
 alias Sixteen = array<vec4<f32>, 4>;
 
@@ -15,7 +15,7 @@ fn half_at(place: u32, index: u32) -> f32 {
     return select(two.x, two.y, index % 2u == 1u);
 }
 
-// Floats `index`, which is even, and the next one.
+// Returns floats `index`, which is even, and the next one.
 fn two_at(dtype: u32, place: u32, index: u32) -> vec2<f32> {
     if dtype == F32 { return vec2<f32>(bitcast<f32>(arena[place + index]), bitcast<f32>(arena[place + index + 1u])); }
     if dtype == F16 { return two_halves(place, index); }
@@ -29,14 +29,14 @@ fn float_at(dtype: u32, place: u32, index: u32) -> f32 {
     return select(two.x, two.y, index % 2u == 1u);
 }
 
-// Of 3 bits the high ones of group `g`, of all its lanes.
+// Returns the high bits of 3-bit codes of group `g`, for all its lanes.
 fn high_bits(dtype: u32, planes: u32, n: u32, g: u32) -> vec2<u32> {
     if code_bits(dtype) != 3u || STAGE == NO_CODES { return vec2<u32>(); }
     return vec2<u32>(arena[planes + n + 2u * g], arena[planes + n + 2u * g + 1u]);
 }
 
-// The codes of lanes `lane`, from 0 to 3, and those four, eight and twelve further of group `g` of a block of `n` dims whose planes begin
-// at `planes`, a byte for each code.
+// Returns the codes of lanes `lane`, from 0 to 3, and those four, eight and twelve further of group
+// `g` of a block of `n` dims whose planes begin at `planes`, a byte for each code.
 fn codes_of_lanes(dtype: u32, planes: u32, g: u32, lane: u32, high: vec2<u32>) -> vec4<u32> {
     let bits = code_bits(dtype);
     if bits == 8u {
@@ -51,12 +51,13 @@ fn codes_of_lanes(dtype: u32, planes: u32, g: u32, lane: u32, high: vec2<u32>) -
     let low = (vec4<u32>(arena[planes + 4u * g + lane]) >> vec4<u32>(0u, 2u, 4u, 6u)) & vec4<u32>(0x03030303u);
     if bits == 2u { return low; }
     let four = (vec4<u32>(high.xx, high.yy) >> (vec4<u32>(4u * lane) + vec4<u32>(0u, 16u, 0u, 16u))) & vec4<u32>(15u);
-    // Bit i of a number of four bits goes to byte i.
+    // Moves bit i of a 4-bit number to byte i.
     return low | (((four * 0x00204081u) & vec4<u32>(0x01010101u)) << vec4<u32>(2u));
 }
 
-// The codes that come `back` places before those four of lane `lane` in the sequence of a slice, which runs down columns of every 16th
-// dim: those of 16 dims before; and before the first of a column is the last of the column to its left.
+// Returns the codes `back` positions before the four codes of lane `lane` in the code sequence of a
+// slice, which runs down columns of every 16th dim: those of 16 dims before; the predecessor of the
+// first of a column is the last of the column to its left.
 fn codes_before(dtype: u32, is_key: bool, planes: u32, n: u32, g: u32, lane: u32, back: u32) -> u32 {
     if g >= 4u * back { return codes_of_lane(dtype, planes, n, g - 4u * back, lane); }
     let at = n / 4u + g - 4u * back;
@@ -77,7 +78,7 @@ fn bytes_of(four: u32) -> vec4<u32> {
     return vec4<u32>(four, four >> 8u, four >> 16u, four >> 24u) & vec4<u32>(255u);
 }
 
-// Levels of codes with a memory, of lane `lane`.
+// Returns the levels of trellis codes, of lane `lane`.
 fn levels_after(dtype: u32, is_key: bool, planes: u32, n: u32, g: u32, lane: u32, codes: u32) -> vec4<f32> {
     let bits = code_bits(dtype);
     var windows = bytes_of(codes) | (bytes_of(codes_before(dtype, is_key, planes, n, g, lane, 1u)) << vec4<u32>(bits));
@@ -88,12 +89,13 @@ fn levels_after(dtype: u32, is_key: bool, planes: u32, n: u32, g: u32, lane: u32
     );
 }
 
-// Whether a stage of attention looks levels up.
+// Returns whether a stage of attention looks levels up.
 fn looks_up(is_of_keys: bool) -> bool {
     return STAGE >= WHOLE || STAGE == select(ONLY_VALUES, ONLY_KEYS, is_of_keys);
 }
 
-// The levels of codes of four lanes, of tiles laid out as those of keys (`is_key`) or of values.
+// Returns the levels of codes of four lanes, of tiles with the layout of keys (`is_key`) or of
+// values.
 fn sixteen_levels(
     dtype: u32, is_key: bool, is_of_keys: bool, planes: u32, n: u32, g: u32, lane: u32, high: vec2<u32>,
 ) -> Sixteen {
@@ -114,7 +116,7 @@ fn sixteen_levels(
     return levels;
 }
 
-// Four of the sixteen floats from `row` on, which follow each other, or are four apart.
+// Returns four of the sixteen floats from `row` on, contiguous or four apart.
 fn four_floats(dtype: u32, place: u32, row: u32, lane: u32, is_spread: bool) -> vec4<f32> {
     if STAGE == NO_CODES { return vec4<f32>(); }
     if is_spread {
@@ -131,7 +133,7 @@ fn most_dims(dtype: u32) -> u32 {
     return select(32u, 128u, is_turbo(dtype));
 }
 
-// The slice that dim `d` lies in: its dims, where it begins, its number.
+// Returns the slice of dim `d`: its dims, its first dim, its number.
 fn slice_with(dtype: u32, dim: u32, d: u32) -> vec3<u32> {
     let most = most_dims(dtype);
     var index = d / most;

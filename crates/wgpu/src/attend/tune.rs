@@ -1,7 +1,8 @@
-//! Which ways an adapter goes the fastest: found by trying them.
+//! Finds the fastest attention variants of an adapter by measurement.
 //!
-//! What is timed is attention of one token over 8,192 others, as in an answer, for a type of each class. First look-ups meet words,
-//! which both want registers; then what was the fastest shares among more queries, kernels for which are long to compile.
+//! The workload is attention of one token over 8,192 others, as in decoding, for a type of each
+//! class. First combinations of look-ups and words are timed, since both need registers; then the
+//! fastest of these with more queries, whose kernels take long to compile.
 
 use kvant_backend::Result;
 use kvant_backend::trials::{fastest, median};
@@ -11,37 +12,38 @@ use super::work::AttendWork;
 use super::{AttendWays, LookUps, TypeClass};
 use crate::WgpuDevice;
 
-/// A way that was tried.
+/// A timed variant.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AttendTrial {
-    /// The types that it was tried for.
+    /// The class of types it was timed for.
     pub class: TypeClass,
-    /// The way.
+    /// The variant.
     pub way: AttendWays,
     /// Seconds of attention in one layer: the median of the rounds.
     pub seconds: f64,
-    /// Whether it was taken.
+    /// Whether it was selected.
     pub is_taken: bool,
 }
 
-/// How much is timed.
+/// Size of the measurement.
 #[derive(Debug, Clone, Copy)]
 struct Effort {
     tokens: usize,
-    /// In which candidates take turns.
+    /// Rounds, in which candidates take turns.
     rounds: usize,
-    /// Layers that are timed at once, so that handing them over counts as little as in a model.
+    /// Layers per measurement, so that submission has as little weight as in a model.
     layers: usize,
 }
 
 const EFFORT: Effort = Effort { tokens: 8192, rounds: 7, layers: 4 };
 
 impl WgpuDevice {
-    /// Times the ways that this adapter goes, and goes the fastest of each class from then on, which is not the default only where it is
-    /// clearly faster. Takes a minute or more. `progress` is told what part of it is done.
+    /// Times the attention variants that this adapter supports, and selects the fastest of each
+    /// class; another than the default only if it is clearly faster. Takes a minute or more.
+    /// `progress` receives the completed fraction.
     ///
     /// # Errors
-    /// Too little memory, and a kernel that the driver does not compile.
+    /// Too little memory, or a kernel that the driver does not compile.
     pub fn tune(&mut self, progress: &mut dyn FnMut(f32)) -> Result<Vec<AttendTrial>> {
         let counts = TypeClass::ALL.map(|class| self.candidates(class).len() + AttendWays::QUERIES.len());
         let (mut trials, mut done, total) = (Vec::new(), 0.0, counts.iter().sum::<usize>() as f32);
@@ -56,7 +58,7 @@ impl WgpuDevice {
             let others = AttendWays::QUERIES.into_iter().filter(|&queries| queries != best.queries);
             let candidates: Vec<_> =
                 [best].into_iter().chain(others.map(|queries| AttendWays { queries, ..best })).collect();
-            // What was the best so far has its line already.
+            // The best one so far already has an entry.
             let of_others = self.try_ways(class, &candidates, EFFORT, &mut compiled)?.into_iter().skip(1);
             trials.extend(of_others);
         }
@@ -66,7 +68,8 @@ impl WgpuDevice {
         Ok(trials)
     }
 
-    /// The way that is gone, then every other that shares among as many queries. Floats and integers look nothing up.
+    /// Returns the current variant, then every other with the same number of queries. Floats and
+    /// integers have no look-ups.
     fn candidates(&self, class: TypeClass) -> Vec<AttendWays> {
         let taken = self.way(class);
         let look_ups = LookUps::ALL
@@ -79,7 +82,8 @@ impl WgpuDevice {
         [taken].into_iter().chain(others).collect()
     }
 
-    /// Times candidates, the first of which is the default, and goes the fastest. `compiled` is called after each one's first round.
+    /// Times candidates, the first of which is the default, and selects the fastest. `compiled` is
+    /// called after the first round of each.
     fn try_ways(
         &mut self,
         class: TypeClass,
@@ -123,7 +127,7 @@ mod tests {
     use crate::tests::device;
 
     #[test]
-    fn candidates_are_ways_that_the_adapter_goes_the_default_first() {
+    fn candidates_are_supported_variants_default_first() {
         let Some(device) = device() else { return };
         for class in TypeClass::ALL {
             let candidates = device.candidates(class);
@@ -140,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_tried_and_is_fastest_is_gone_from_then_on_by_its_class_alone() {
+    fn the_fastest_trial_is_selected_for_its_class_only() {
         let Some(mut device) = device() else { return };
         let before = TypeClass::ALL.map(|class| device.way(class));
         let default = device.way(TypeClass::Codebooks);

@@ -1,4 +1,5 @@
-//! The ways to attend, of which an adapter goes the fastest for each class of types. All give the same bits.
+//! Attention variants. They give the same bits; which is fastest depends on the adapter and on the
+//! class of types.
 
 use std::fmt;
 
@@ -8,27 +9,27 @@ use kvant_codec::DType;
 use super::OP;
 use crate::AdapterReport;
 
-/// Queries of a job, at most.
+/// Maximum queries of a job.
 pub const MOST_SLOTS: usize = 8;
 
-/// How codes of the turbo types become levels.
+/// How codes of the turbo types are converted to levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LookUps {
-    /// In a table of constants, which each thread has or the adapter keeps.
+    /// By a constant table, per thread or in constant memory.
     Constant,
-    /// In a table in the memory of a workgroup.
+    /// By a table in workgroup memory.
     Table,
-    /// In registers: bits of a code choose between constants.
+    /// In registers: bits of a code select between constants.
     Select,
-    /// In registers of the other threads of a subgroup.
+    /// By registers of the other threads of a subgroup.
     Shuffle,
 }
 
 impl LookUps {
-    /// All there are.
+    /// All look-ups.
     pub const ALL: [Self; 4] = [Self::Constant, Self::Table, Self::Select, Self::Shuffle];
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Constant => "constant",
@@ -38,28 +39,28 @@ impl LookUps {
         }
     }
 
-    /// Whether they need threads of a subgroup to talk to each other.
+    /// Returns whether the look-ups need subgroup operations.
     pub fn needs_subgroups(self) -> bool {
         self == Self::Shuffle
     }
 }
 
-/// Types of the cache that are read alike, and so have a fastest way in common.
+/// A class of KV types that are read alike, and so share a fastest variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TypeClass {
     /// f32, f16 and bf16.
     Floats,
-    /// q8_0 and q4_0: codes that are numbers.
+    /// q8_0 and q4_0: codes are integers.
     Integers,
-    /// The turbo types, whose codes are looked up.
+    /// The turbo types: codes are looked up.
     Codebooks,
 }
 
 impl TypeClass {
-    /// All there are.
+    /// All classes.
     pub const ALL: [Self; 3] = [Self::Floats, Self::Integers, Self::Codebooks];
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Floats => "floats",
@@ -68,7 +69,7 @@ impl TypeClass {
         }
     }
 
-    /// The class of a type.
+    /// Returns the class of a type.
     pub fn of(dtype: DType) -> Self {
         match dtype {
             DType::F32 | DType::F16 | DType::BF16 => Self::Floats,
@@ -78,14 +79,14 @@ impl TypeClass {
     }
 }
 
-/// A way to attend.
+/// An attention variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AttendWays {
-    /// How codes become levels.
+    /// How codes are converted to levels.
     pub look_ups: LookUps,
-    /// Queries that share what is unpacked, at most: one of [`AttendWays::QUERIES`].
+    /// Maximum queries that share unpacked codes: one of [`AttendWays::QUERIES`].
     pub queries: usize,
-    /// Words of codes that a thread takes at a time: one of [`AttendWays::WORDS`].
+    /// Words of codes that a thread reads at a time: one of [`AttendWays::WORDS`].
     pub words: usize,
 }
 
@@ -97,22 +98,24 @@ impl fmt::Display for AttendWays {
 }
 
 impl AttendWays {
-    /// Queries that may share.
+    /// Supported values of `queries`.
     pub const QUERIES: [usize; 2] = [4, MOST_SLOTS];
-    /// Words that a thread may take.
+    /// Supported values of `words`.
     pub const WORDS: [usize; 3] = [1, 2, 4];
 
-    /// Where nothing else is asked for. On lavapipe, a Vulkan on the CPU, look-ups in a subgroup were the fastest, those in registers next,
-    /// and threads that take four words; nothing else has been measured, and more queries take most compilers far longer.
+    /// Returns the default variant of an adapter. On lavapipe, a Vulkan on the CPU, look-ups in a
+    /// subgroup were the fastest, those in registers next, and threads that read four words;
+    /// nothing else has been measured, and with more queries most compilers take far longer.
     pub fn of_adapter(adapter: &AdapterReport) -> Self {
         let look_ups = if adapter.has_subgroups { LookUps::Shuffle } else { LookUps::Select };
         Self { look_ups, queries: 4, words: if adapter.is_software { 4 } else { 1 } }
     }
 
-    /// An error unless `adapter` goes this way.
+    /// Checks that `adapter` supports this variant.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] for look-ups that it lacks a feature for, and numbers that there are no kernels for.
+    /// [`BackendError::Unsupported`] for look-ups that need a missing feature, and for values
+    /// without kernels.
     pub fn check(self, adapter: &AdapterReport) -> Result<()> {
         let Self { look_ups, queries, words } = self;
         let is_there = Self::QUERIES.contains(&queries) && Self::WORDS.contains(&words);

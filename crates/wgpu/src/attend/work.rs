@@ -1,4 +1,4 @@
-//! Attention over a filled layer, to be timed.
+//! Attention over a filled layer, as a workload for measurements.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -16,11 +16,11 @@ use crate::{WgpuBuffer, WgpuDevice, WgpuPage};
 const N_KV_HEADS: usize = 2;
 const GROUP: usize = 6;
 const HEAD_DIM: usize = 128;
-/// Tiles that are made; the rest repeat them.
+/// Distinct tiles; the rest repeat them.
 const DISTINCT: usize = 31;
 
-/// The last rows of a sequence that attend to all of it, in one layer with the heads of Qwen2.5-1.5B: 2 KV heads of 128, 6 query heads
-/// each. Keys and values are random tiles, repeated.
+/// The last rows of a sequence that attend to all of it, in one layer with the heads of
+/// Qwen2.5-1.5B: 2 KV heads of 128, 6 query heads each. Keys and values are random tiles, repeated.
 pub struct AttendWork {
     params: AttendParams,
     rows: Rows,
@@ -31,7 +31,8 @@ pub struct AttendWork {
 }
 
 impl AttendWork {
-    /// `n_rows` rows at the end of `tokens` tokens, all in whole tiles, with keys of type `k` and values of type `v`, on `device`.
+    /// Creates `n_rows` rows at the end of `tokens` tokens, all in whole tiles, with keys of type
+    /// `k` and values of type `v`, on `device`.
     ///
     /// # Errors
     /// Too little memory.
@@ -54,14 +55,14 @@ impl AttendWork {
         Ok(Self { params, rows, layer, memory, q, out })
     }
 
-    /// Pairs of a query head and a key that meet.
+    /// Returns the number of pairs of query head and key.
     pub fn pairs(&self) -> usize {
         let keys = |row| self.rows.start + row + 1;
         (0..self.rows.n).map(keys).sum::<usize>() * self.params.n_heads
     }
 
-    /// Seconds of attention on `device`, on which this was made, or of stage `stage` of it ([`Backend::stages`]), `launches` times in
-    /// one submission.
+    /// Returns the seconds of attention on `device`, on which this was created, or of its stage
+    /// `stage` ([`Backend::stages`]), `launches` times in one submission.
     ///
     /// # Errors
     /// Those of [`Backend::attend`].
@@ -81,7 +82,7 @@ impl AttendWork {
     }
 }
 
-/// Memory of the device, new whenever it is asked for.
+/// Allocator without a budget.
 struct Fresh<'a>(&'a WgpuDevice, Arc<AtomicUsize>);
 
 impl Pages<WgpuPage> for Fresh<'_> {
@@ -94,7 +95,7 @@ impl Pages<WgpuPage> for Fresh<'_> {
     }
 }
 
-/// A layer of `tokens` tokens in blocks, and its memory.
+/// Returns a layer of `tokens` tokens in blocks, and its memory.
 fn filled(device: &WgpuDevice, [k, v]: [DType; 2], tokens: usize) -> Result<(KvLayer, KvMemory<WgpuPage>)> {
     let mut sizes = StreamSizes::default();
     let streams = |dtype, side| {

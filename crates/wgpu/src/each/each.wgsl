@@ -1,10 +1,10 @@
-// Ops of one value each.
+// Elementwise ops.
 
 struct Params {
     n: u32,        // values
-    kind: u32,     // which activation or gate
+    kind: u32,     // number of the activation or gate
     cols: u32,     // of a row
-    width: u32,    // of a row of the destination, and where in it columns begin
+    width: u32,    // of a row of the destination, and the first of its columns
     first: u32,
     by: f32,
 }
@@ -25,7 +25,7 @@ fn activate(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroup
     y[i] = activated(p.kind, g[i], y[i]);
 }
 
-// y = s(g) y, s the logistic function, SiLU, GELU, ReLU or the number itself.
+// y = s(g) y, s the logistic function, SiLU, GELU, ReLU or the identity.
 @compute @workgroup_size(THREADS)
 fn gate(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
     let i = index(id, groups);
@@ -41,7 +41,7 @@ fn gate(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) g
     }
 }
 
-// y = y / (1 + exp(-g)), g one value for each row.
+// y = y / (1 + exp(-g)), one g for each row.
 @compute @workgroup_size(THREADS)
 fn gate_rows(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
     let i = index(id, groups);
@@ -65,7 +65,7 @@ fn soft_cap(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroup
     y[i] = p.by * hyperbolic_tangent(y[i] / p.by);
 }
 
-// Columns of wider rows.
+// Copies to columns of wider rows.
 @compute @workgroup_size(THREADS)
 fn copy_columns(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
     let i = index(id, groups);

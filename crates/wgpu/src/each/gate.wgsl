@@ -14,7 +14,7 @@ fn activated(kind: u32, g: f32, u: f32) -> f32 {
     if kind == SILU { return gated(g, g) * u; }
     if kind == GELU { return gelu(g) * u; }
     if kind == RELU { return select(g, 0.0f, g < 0.0f) * u; }
-    // Comparisons, so that NaN stays what it is.
+    // Comparisons, so that NaN is preserved.
     let bounded = select(g, BOUND_LIMIT, g > BOUND_LIMIT);
     let below = select(u, BOUND_LIMIT, u > BOUND_LIMIT);
     return gated(bounded, BOUND_RATE * bounded) * (1.0f + select(below, -BOUND_LIMIT, below < -BOUND_LIMIT));

@@ -1,4 +1,4 @@
-//! Ops of one value each: gates, factors, bounds, columns.
+//! Elementwise ops: gates, scaling, soft caps, column copies.
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{Activation, Columns, Gate};
@@ -6,10 +6,10 @@ use kvant_backend::{Activation, Columns, Gate};
 use crate::constants::Constants;
 use crate::{Gpu, Part, Source, WgpuError, groups};
 
-/// Functions that many sources take.
+/// Functions shared by many sources.
 pub(crate) const NUMBERS: Part = Part { name: "numbers.wgsl", text: include_str!("../numbers.wgsl") };
 
-/// The activations of feed-forward layers; they take [`NUMBERS`] and [`gate_constants`].
+/// The activations of feed-forward layers; they require [`NUMBERS`] and [`gate_constants`].
 pub(crate) const GATE: Part = Part { name: "gate.wgsl", text: include_str!("gate.wgsl") };
 
 pub(crate) static SOURCE: Source = Source {
@@ -24,7 +24,7 @@ pub(crate) static SOURCE: Source = Source {
     },
 };
 
-/// What [`GATE`] takes.
+/// Adds the constants of [`GATE`].
 pub(crate) fn gate_constants(constants: Constants) -> Constants {
     let [rate, limit] = Activation::BOUNDED;
     let [a, b] = Activation::GELU;
@@ -67,7 +67,7 @@ fn params(n: usize) -> Params {
     Params { n: n as u32, ..Params::zeroed() }
 }
 
-/// `y = a(g) y`, a the activation, for `n` values.
+/// Computes `y = a(g) y`, a the activation, for `n` values.
 pub(crate) fn activate(
     gpu: &Gpu,
     activation: Activation,
@@ -78,7 +78,7 @@ pub(crate) fn activate(
     launch(gpu, "activate", Params { kind: activation as u32, ..params(n) }, Some(g), y)
 }
 
-/// What a gate makes of `g`, times `y`, for `n` values.
+/// Multiplies `n` values of `y` by the gate function of `g`.
 pub(crate) fn gate(
     gpu: &Gpu,
     gate: Gate,
@@ -89,7 +89,7 @@ pub(crate) fn gate(
     launch(gpu, "gate", Params { kind: gate as u32, ..params(n) }, Some(g), y)
 }
 
-/// `y = y / (1 + exp(-g))`, g a value for each row.
+/// Computes `y = y / (1 + exp(-g))`, with one g per row.
 pub(crate) fn gate_rows(
     gpu: &Gpu,
     g: &wgpu::Buffer,
@@ -99,17 +99,17 @@ pub(crate) fn gate_rows(
     launch(gpu, "gate_rows", Params { cols: cols as u32, ..params(rows * cols) }, Some(g), y)
 }
 
-/// `x = by x` for `n` values.
+/// Computes `x = by x` for `n` values.
 pub(crate) fn scale(gpu: &Gpu, x: &wgpu::Buffer, n: usize, by: f32) -> Result<(), WgpuError> {
     launch(gpu, "scale", Params { by, ..params(n) }, None, x)
 }
 
-/// `x = cap tanh(x / cap)` for `n` values.
+/// Computes `x = cap tanh(x / cap)` for `n` values.
 pub(crate) fn soft_cap(gpu: &Gpu, x: &wgpu::Buffer, n: usize, cap: f32) -> Result<(), WgpuError> {
     launch(gpu, "soft_cap", Params { by: cap, ..params(n) }, None, x)
 }
 
-/// Rows of `src` `[rows, n]` to columns of `dst`.
+/// Copies rows of `src` `[rows, n]` to columns of `dst`.
 pub(crate) fn copy_columns(
     gpu: &Gpu,
     src: &wgpu::Buffer,

@@ -1,5 +1,5 @@
-// A feed-forward layer of experts, but for its products: who is chosen and what it weighs, and the sum. A *slot* is an expert of
-// a row, slot s of row s / n_used. Numbers of experts stay on the device.
+// MoE feed-forward without its matrix products: routing and the weighted sum. A *slot* is an expert
+// of a row, slot s of row s / n_used. Expert numbers stay on the device.
 
 struct ChooseParams {
     rows: u32,
@@ -9,21 +9,22 @@ struct ChooseParams {
     normalises: u32,
     has_selection_bias: u32,
     has_scales: u32,
-    n_expert_groups: u32,   // up to MOST_GROUPS
+    n_expert_groups: u32,   // at most MOST_GROUPS
     groups_used: u32,
     scale: f32,
-    not_a_number: u32,      // the bits of NaN, which WGSL does not write
+    not_a_number: u32,      // the bits of NaN, which WGSL has no literal for
 }
 
 @group(0) @binding(0) var<storage, read> p: ChooseParams;
 @group(0) @binding(1) var<storage, read> logits: array<f32>;          // [rows, n_experts]
-@group(0) @binding(2) var<storage, read> selection_bias: array<f32>;  // [n_experts], where there is one
+@group(0) @binding(2) var<storage, read> selection_bias: array<f32>;  // [n_experts], optional
 @group(0) @binding(3) var<storage, read> scales: array<f32>;          // the same
-@group(0) @binding(4) var<storage, read_write> experts: array<u32>;   // [slots], the most wanted of each row first
-@group(0) @binding(5) var<storage, read_write> shares: array<f32>;    // [slots]: what they weigh
+// [slots], the highest-ranked of each row first
+@group(0) @binding(4) var<storage, read_write> experts: array<u32>;
+@group(0) @binding(5) var<storage, read_write> shares: array<f32>;    // |[slots]: their weights
 
 var<workgroup> sums: array<f32, THREADS>;
-// Of groups of experts.
+// Keys of groups of experts.
 var<workgroup> group_keys: array<u32, MOST_GROUPS>;
 var<workgroup> is_open: array<u32, MOST_GROUPS>;
 
@@ -31,11 +32,11 @@ fn sigmoid(x: f32) -> f32 {
     return 1.0f / (1.0f + exponential(-x));
 }
 
-// Of the softmax of a row: what is taken off a logit, and what its exponential is divided by.
+// The maximum and the sum of the softmax of a row.
 var<private> row_most: f32;
 var<private> row_total: f32;
 
-// Finds them, of what are numbers; each thread by itself.
+// Computes them, ignoring NaN; each thread for itself.
 fn measure(first: u32) {
     row_most = -3.4e38f;
     for (var e = 0u; e < p.n_experts; e++) {
@@ -49,8 +50,8 @@ fn measure(first: u32) {
     }
 }
 
-// What decides whether expert `e` of the row whose logits begin at `first` is chosen, as bits. A logit that is no number comes
-// before everything, and stays what it is.
+// Returns the selection score of expert `e` of the row whose logits begin at `first`, as bits. NaN
+// ranks first, and is preserved.
 fn wish(first: u32, e: u32) -> u32 {
     let logit = logits[first + e];
     let bits = bitcast<u32>(logit);
@@ -62,7 +63,7 @@ fn wish(first: u32, e: u32) -> u32 {
     return bitcast<u32>(score);
 }
 
-// Opens the groups that a row chooses: those of the best expert, or of the two that are best together.
+// Selects the expert groups of a row: by their best expert, or by the sum of their best two.
 fn open_groups(first: u32, thread: u32) {
     let size = p.n_experts / p.n_expert_groups;
     for (var g = thread; g < p.n_expert_groups; g += THREADS) {
@@ -100,7 +101,8 @@ fn open_groups(first: u32, thread: u32) {
     workgroupBarrier();
 }
 
-// A group of threads for each row. One expert after the other: the best of those that come after the last one.
+// Runs the router, with a workgroup for each row. One expert after the other: the best of those
+// that rank below the last one.
 @compute @workgroup_size(THREADS)
 fn choose(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -111,7 +113,7 @@ fn choose(
     if row >= p.rows { return; }
     let first = row * p.n_experts;
     let size = p.n_experts / p.n_expert_groups;
-    // Scores have the order of logits, where they are all that there is.
+    // Without a selection bias, scores have the order of logits.
     let by_logit = p.has_selection_bias == 0u;
     let is_biased_softmax = !by_logit && p.is_sigmoid == 0u;
     if is_biased_softmax { measure(first); }

@@ -1,4 +1,4 @@
-// x += sum (or x = sum) of share y over the slots of a row, in their order; a value per thread.
+// x += sum (or x = sum) of share y over the slots of a row, in their order; one value per thread.
 
 struct Params {
     n_values: u32,  // of all rows

@@ -1,8 +1,8 @@
-//! A feed-forward layer of experts, of which each row goes through a few: `x += Σ_e weight[e] W_down[e] h[e]`,
-//! `h[e] = a(W_gate[e] n) * (W_up[e] n)`; with biases, each product plus its expert's.
+//! MoE feed-forward: the router sends each row through a few experts, `x += Σ_e weight[e] W_down[e]
+//! h[e]`, `h[e] = a(W_gate[e] n) * (W_up[e] n)`; with biases, each product plus its expert's.
 //!
-//! Rows choose on the device, and products look up whom, so that nothing comes back to the host, which launches the same whoever
-//! is chosen.
+//! Routing runs on the device, and products read its result there, so that nothing returns to the
+//! host, which launches the same kernels for any selection.
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{Activation, BackendError, ExpertGroups, Experts, Result, Routing, Scores};
@@ -29,9 +29,9 @@ pub(crate) static JOIN: Source = Source {
     constants: || Constants::default().whole("THREADS", JOINING),
 };
 
-/// The most groups that a row chooses among.
+/// Maximum number of expert groups.
 const MOST_GROUPS: usize = 64;
-/// Values of a group of threads that joins what experts give.
+/// Threads of a workgroup that sums the outputs of experts, one value each.
 const JOINING: usize = 64;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -59,7 +59,7 @@ struct JoinParams {
     accumulates: u32,
 }
 
-/// Who is chosen.
+/// Inputs of the router.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Routes<'a> {
     /// `[rows, n_experts]`
@@ -83,15 +83,15 @@ pub(crate) struct Layer<'a> {
     pub biases: Option<[&'a wgpu::Buffer; 3]>,
 }
 
-/// Where the sum of what experts give goes, `[rows, n]`.
+/// Destination of the summed outputs, `[rows, n]`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sum<'a> {
     pub to: &'a wgpu::Buffer,
-    /// Whether it is added to what is there.
+    /// Whether to add to the destination.
     pub accumulates: bool,
 }
 
-/// What experts give for the rows of `input` `[rows, n]`. The shapes have been checked.
+/// Computes the MoE output for the rows of `input` `[rows, n]`. The caller has checked the shapes.
 pub(crate) fn expert_ffn(
     gpu: &Gpu,
     input: Operand<'_>,
@@ -103,7 +103,7 @@ pub(crate) fn expert_ffn(
     let (rows, n_used) = (input.rows, routes.routing.n_used);
     let (slots, n, n_ff, n_experts) = (rows * n_used, gate.n_in(), gate.n_out(), gate.n_experts());
     let floats = |values: usize, what| gpu.scratch(values * size_of::<f32>(), what);
-    let (experts, shares) = (floats(slots, "chosen experts")?, floats(slots, "their shares")?);
+    let (experts, shares) = (floats(slots, "selected experts")?, floats(slots, "expert weights")?);
     choose(gpu, routes, rows, [&experts, &shares])?;
 
     let [of_gate, of_up, of_down] = biases.map_or([None; 3], |biases| biases.map(Some));
@@ -113,19 +113,19 @@ pub(crate) fn expert_ffn(
         let weights = Weights { slabs: &w.slabs, dtype: w.dtype, first: 0, n_out: w.n_out(), n_in: w.n_in() };
         product::chosen(gpu, weights, picks, x, y, bias)
     };
-    let (gates, hidden) = (floats(slots * n_ff, "gates")?, floats(slots * n_ff, "hidden rows")?);
+    let (gates, hidden) = (floats(slots * n_ff, "gates")?, floats(slots * n_ff, "hidden activations")?);
     let mut input = input.in_order(picks.order, n_used);
     product(gate, picks, &mut input, &gates, of_gate)?;
     product(up, picks, &mut input, &hidden, of_up)?;
     each::activate(gpu, activation, &gates, &hidden, slots * n_ff)?;
-    let given = floats(slots * n, "what experts give")?;
+    let given = floats(slots * n, "expert outputs")?;
     let hidden = Rows { buffer: &hidden, first: 0, stride: n_ff };
     let mut hidden = Operand::new(gpu, hidden, [slots, n_ff], None).in_order(picks.order, 1);
     product(down, Picks { of_row: 1, ..picks }, &mut hidden, &given, of_down)?;
     Ok(join(gpu, [&given, &shares], [rows, n, n_used], sum)?)
 }
 
-/// Lets the rows choose: experts and what they weigh, `[slots]` each.
+/// Runs the router: experts and their weights, `[slots]` each.
 fn choose(
     gpu: &Gpu,
     Routes { logits, selection_bias, scales, n_experts, routing }: Routes<'_>,
@@ -159,7 +159,7 @@ fn choose(
     Ok(gpu.launch::<_, u32>(&kernel, groups(rows, 1), &params, &[], &bindings)?)
 }
 
-/// `x += Σ share y` (or `x = ..`) over the slots of each row.
+/// Computes `x += Σ share y` (or `x = ..`) over the slots of each row.
 fn join(
     gpu: &Gpu,
     [given, shares]: [&wgpu::Buffer; 2],

@@ -1,4 +1,4 @@
-//! Rows of a prompt beside each of them alone.
+//! Rows of a prefill compared with each of them alone.
 
 use kvant_backend::{Activation, Backend, Choice, ExpertWeights, Norm, Routing, Scores, WeightSource};
 use kvant_codec::DType;
@@ -10,7 +10,7 @@ use crate::{WgpuBuffer, WgpuDevice, WgpuExperts, tests};
 const EXPERTS: usize = 5;
 const USED: usize = 2;
 
-/// A layer of experts of one type, with biases and a norm.
+/// An MoE layer of one type, with biases and a norm.
 struct Layer<'a> {
     device: &'a WgpuDevice,
     n: usize,
@@ -20,7 +20,7 @@ struct Layer<'a> {
 }
 
 impl<'a> Layer<'a> {
-    /// Rows of `n` values and `n_ff` features.
+    /// Creates a layer with rows of `n` values and `n_ff` features.
     fn new(device: &'a WgpuDevice, dtype: DType, [n, n_ff]: [usize; 2]) -> Self {
         let experts = |n_out: usize, n_in: usize, seed| {
             let rows = Weights::gaussian(dtype, EXPERTS * n_out, n_in, seed).source(EXPERTS * n_out);
@@ -31,7 +31,7 @@ impl<'a> Layer<'a> {
         Self { device, n, weights, biases, gain: upload(device, &gaussian(5, n, 1.0)) }
     }
 
-    /// What it adds up for the rows of `x` with these logits.
+    /// Returns the output for the rows of `x` with these logits.
     fn run(&self, x: &[f32], logits: &[f32]) -> Vec<f32> {
         let Self { device, n, weights: [gate, up, down], biases, gain } = self;
         let routing = Routing {
@@ -59,8 +59,9 @@ fn upload(device: &WgpuDevice, values: &[f32]) -> WgpuBuffer {
     buffer
 }
 
-/// Of every type, in the shapes for programs on the CPU and in those for GPUs, whether chance decides whom rows choose or all choose the
-/// same two: so many that their slots are put in order, where one row's are not.
+/// Every type, in the shapes for software adapters and in those for GPUs, with random routing and
+/// with all rows on the same two experts: enough rows that their slots are ordered, unlike those of
+/// one row.
 #[test]
 fn rows_of_a_prompt_have_the_bits_that_they_have_alone() {
     let Some(device) = tests::device() else { return };

@@ -1,4 +1,4 @@
-//! The streams of a layer as kernels see them.
+//! The KV tensors of a layer as kernel parameters.
 
 use kvant_backend::{BackendError, KvPart, Result, StreamSpec};
 use kvant_codec::tile::{SCALE_BYTES, TILE};
@@ -7,11 +7,11 @@ use kvant_codec::{DType, block32};
 use crate::constants::Constants;
 use crate::{Part, WgpuPage};
 
-/// How tiles are laid out, for the kernels that read and write them.
+/// The layout of tiles, for the kernels that read and write them.
 pub(crate) const TILES: Part = Part { name: "tiles.wgsl", text: include_str!("tiles.wgsl") };
 
-/// The types that kernels read and write: floats first, then blocks of 32, then the turbo types by bits, those with
-/// a memory last.
+/// The types that kernels read and write: floats first, then blocks of 32, then the turbo types by
+/// bits, the trellis types last.
 pub(crate) const TYPES: [DType; 10] = [
     DType::F32,
     DType::F16,
@@ -25,13 +25,13 @@ pub(crate) const TYPES: [DType; 10] = [
     DType::Turbo3T,
 ];
 
-/// What stands for no place in memory; `NONE` of `tiles.wgsl`.
+/// The null offset; `NONE` of `tiles.wgsl`.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// The number of the type of `spec` in kernels.
+/// Returns the type number of `spec` in kernels.
 ///
 /// # Errors
-/// [`BackendError::Unsupported`] for types that there are no kernels for.
+/// [`BackendError::Unsupported`] for types without kernels.
 pub(crate) fn number(op: &'static str, spec: &StreamSpec) -> Result<u32> {
     let index = TYPES.into_iter().position(|known| known == spec.dtype);
     index.map(|index| index as u32).ok_or_else(|| BackendError::Unsupported {
@@ -41,7 +41,7 @@ pub(crate) fn number(op: &'static str, spec: &StreamSpec) -> Result<u32> {
     })
 }
 
-/// Numbers for [`TILES`] and whoever takes it.
+/// Returns the constants of [`TILES`] and of the sources that include it.
 pub(crate) fn constants() -> Constants {
     let types = (0..).zip(TYPES).fold(Constants::default(), |constants, (number, dtype)| {
         constants.whole(&dtype.name().to_uppercase(), number)
@@ -53,22 +53,24 @@ pub(crate) fn constants() -> Constants {
         .float("HALF_UNIT", 1.0 / (1 << 24) as f32)
 }
 
-/// Whether codes of a stream are of what the centres of their blocks leave. Floats are stored as they are.
+/// Returns whether a KV tensor stores codes relative to the centres of its blocks. Floats are
+/// stored unchanged.
 pub(crate) fn has_centres(spec: &StreamSpec) -> bool {
     spec.centres && spec.dtype.code().is_some()
 }
 
-/// The word that byte `at` begins.
+/// Returns the word that begins at byte `at`.
 ///
 /// # Panics
-/// Unless one begins there: pages and the parts of tiles do.
+/// Unless `at` is a multiple of 4, as it is for pages and the parts of tiles.
 pub(crate) fn word(at: usize) -> u32 {
-    assert!(at.is_multiple_of(4), "byte {at} begins no word");
+    assert!(at.is_multiple_of(4), "byte {at} does not begin a word");
     // Within a binding, which is shorter than 2^32 words.
     (at / 4) as u32
 }
 
-/// The word at which value `value` of the balance of `part` lies, and nothing where it has none.
+/// Returns the word offset of value `value` of the channel scales of `part`; [`NONE`] without
+/// channel scales.
 pub(crate) fn balance(part: &KvPart<'_, WgpuPage>, value: usize) -> u32 {
     part.balance.map_or(NONE, |page| word(page.at() + size_of::<f32>() * value))
 }

@@ -1,9 +1,9 @@
-// The signed Hadamard rotation of a vector in memory that the threads of a group share: slices of 128 as many as fit, then of 64
-// and of 32 where they do.
+// The signed Hadamard rotation of a vector in workgroup memory: as many slices of 128 as fit, then
+// one of 64 and one of 32 where they do.
 
 var<workgroup> vector: array<f32, MOST_DIMS>;
 
-// Dims of the slice that dim `d` of `dim` lies in, and where it begins.
+// Returns the dims of the slice of dim `d` of `dim`, and its first dim.
 fn slice_of(dim: u32, d: u32) -> vec2<u32> {
     var at = d / 128u * 128u;
     var n = slice_at(dim, at, 128u);
@@ -18,7 +18,8 @@ fn sign_of(signs: vec4<u32>, i: u32) -> u32 {
     return ((signs[i / 32u] >> (i % 32u)) & 1u) << 31u;
 }
 
-// D(last) H / sqrt(n) D(first) of each slice of the first `dim` values. All threads of a group of THREADS.
+// Computes D(last) H / sqrt(n) D(first) of each slice of the first `dim` values. Called by all
+// threads of a workgroup of THREADS.
 fn rotate(dim: u32, first: vec4<u32>, last: vec4<u32>, thread: u32) {
     workgroupBarrier();
     for (var d = thread; d < dim; d += THREADS) {

@@ -1,4 +1,4 @@
-//! Norms of rows.
+//! Normalization of rows.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -6,7 +6,7 @@ use crate::constants::Constants;
 use crate::each::NUMBERS;
 use crate::{Gpu, Part, Source, WgpuError, groups};
 
-/// A sum over the threads of a group, of which there are `THREADS`.
+/// A sum over the `THREADS` threads of a workgroup.
 pub(crate) const SUM: Part = Part { name: "sum.wgsl", text: include_str!("sum.wgsl") };
 
 pub(crate) static SOURCE: Source = Source {
@@ -19,7 +19,7 @@ pub(crate) static SOURCE: Source = Source {
     },
 };
 
-/// What becomes of rows; see `norm.wgsl`.
+/// Kind of normalization; see `norm.wgsl`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Way {
     AddRms,
@@ -35,7 +35,7 @@ struct Params {
     eps: f32,
 }
 
-/// Norms `x` `[rows, n]` to `y`.
+/// Normalizes `x` `[rows, n]` to `y`.
 pub(crate) fn norm(
     gpu: &Gpu,
     way: Way,

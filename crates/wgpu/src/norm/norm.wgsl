@@ -1,4 +1,4 @@
-// Rows brought to one size. A group of threads takes a row.
+// Normalizes rows, with one workgroup per row.
 //
 //   ADD_RMS      y = y + x / sqrt(mean(x²) + eps) w
 //   LAYER        y = (x - m) / sqrt(mean((x - m)²) + eps) w, m the mean of x

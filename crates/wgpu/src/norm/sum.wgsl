@@ -1,8 +1,8 @@
-// What the threads of a group add up.
+// The partial sums of the threads of a workgroup.
 
 var<workgroup> sums: array<f32, THREADS>;
 
-// The sum over all threads, in a fixed order.
+// Returns the sum over all threads, in a fixed order.
 fn sum(value: f32, thread: u32) -> f32 {
     sums[thread] = value;
     workgroupBarrier();

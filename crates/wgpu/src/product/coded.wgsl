@@ -1,23 +1,24 @@
-// Products of weights in codes with activations in 8 bits (operand.wgsl), 32 columns at a time: codes times codes, four at once. Layouts
-// stand in layout.rs. Constants of a type:
+// Matrix products of quantized weights with activations in 8 bits (operand.wgsl), 32 columns at a
+// time: int8 dot products of four. layout.rs documents the layouts. Constants of a type:
 //
-//   TYPE               which one, or whose layout it has
-//   APART              bytes that a unit of 256 columns has at the start of the row
-//   PAIRS_AT, BITS_AT  vectors of a unit before its planes; where the next begins at the same, it has none
-//   GROUPS_AT, GROUP   vectors before those of 32 columns, and how many each of these has
-//   ZERO               what takes the code of zero to 128 in each byte
+//   TYPE               the type, or the one whose layout it has
+//   APART              separate bytes of a unit of 256 columns, at the start of the row
+//   PAIRS_AT, BITS_AT  vectors of a unit before its planes; where the next is equal, there is none
+//   GROUPS_AT, GROUP   vectors before those of 32 columns, and their number per 32 columns
+//   ZERO               offset from the code of zero to 128 in each byte
 //   HAS_MIN, HAS_HALVES, HAS_TABLE
-//   TABLE, UNIT        what codes stand for, a signed byte each, and in what unit of the scale
+//   TABLE, UNIT        levels of codes, a signed byte each, and their unit in the scale
 
 @group(0) @binding(1) var<storage, read> x: array<vec4<u32>>;  // [tiles of 4 rows, n_in / 32, 12]
 
-// What a unit has for all of its columns.
+// Data of a unit that all of its columns share.
 struct Head {
     scales: vec4<u32>,
     more: vec4<u32>,
 }
 
-// 32 weights: weight i is code i times scale[i / 16], plus min[i / 16]. Codes are signed bytes, four to a word.
+// 32 weights: weight i is code i times scale[i / 16], plus min[i / 16]. Codes are signed bytes,
+// four to a word.
 struct Group {
     first: vec4<u32>,
     second: vec4<u32>,
@@ -42,7 +43,7 @@ fn signed_byte(byte: u32) -> f32 {
     return f32(i32(byte << 24u) >> 24u);
 }
 
-// E4M3 without a sign (and without an infinity: the largest is NaN).
+// Decodes E4M3 without a sign (and without an infinity: the largest is NaN).
 fn small_float(byte: u32) -> f32 {
     let exponent = byte >> 3u;
     let mantissa = f32(byte & 7u);
@@ -58,7 +59,7 @@ fn read_head(o: u32, unit: u32, at: u32) -> Head {
     return head;
 }
 
-// The scales of the halves of group `i` of a unit, and their minima.
+// Returns the scales of the halves of group `i` of a unit, and their minimums.
 fn scales_of(head: Head, unit: u32, i: u32) -> vec4<f32> {
     if TYPE == Q4_K || TYPE == Q5_K {
         let at = 8u * (i % 4u);
@@ -102,7 +103,7 @@ fn scales_of(head: Head, unit: u32, i: u32) -> vec4<f32> {
     }
     if TYPE == MXFP4 {
         let power = byte_of(head.more, 8u * (unit % 2u) + i);
-        // The least power of two has no exponent of its own.
+        // The smallest power of two is subnormal.
         return vec4<f32>(UNIT * bitcast<f32>(select(power << 23u, 1u << 22u, power == 0u)), 0.0f, 0.0f, 0.0f);
     }
     if TYPE == NVFP4 {
@@ -115,7 +116,7 @@ fn scales_of(head: Head, unit: u32, i: u32) -> vec4<f32> {
     return vec4<f32>(d, 0.0f, 0.0f, 0.0f);
 }
 
-// What codes, one to a byte, stand for.
+// Returns the levels of codes, one per byte.
 fn look_up(codes: vec4<u32>) -> vec4<u32> {
     var levels = vec4<u32>();
     for (var j = 0u; j < 4u; j++) {
@@ -131,20 +132,20 @@ fn look_up(codes: vec4<u32>) -> vec4<u32> {
     return levels;
 }
 
-// The bits of `mask` of a word, moved by so many.
+// Returns the bits of `mask` of a word, shifted.
 fn fields(word: u32, by: vec4<u32>, mask: u32) -> vec4<u32> {
     return (vec4<u32>(word) >> by) & vec4<u32>(mask);
 }
 
-// Codes as signed bytes.
+// Converts codes to signed bytes.
 fn signed_codes(codes: vec4<u32>) -> vec4<u32> {
     if HAS_TABLE { return look_up(codes); }
     if HAS_MIN { return codes; }
-    // No byte carries over: the sum of either is at most 255.
+    // No byte carries over: each sum is at most 255.
     return (codes + vec4<u32>(ZERO)) ^ vec4<u32>(0x80808080u);
 }
 
-// Group `i` of a unit whose planes begin `at` so many vectors.
+// Reads group `i` of a unit whose planes begin at vector `at`.
 fn read_group(o: u32, unit: u32, at: u32, i: u32, head: Head) -> Group {
     var first = vec4<u32>();
     var second = vec4<u32>();
@@ -178,7 +179,7 @@ fn dot_of(a: vec4<u32>, b: vec4<u32>) -> i32 {
     return dot4I8Packed(a.x, b.x) + dot4I8Packed(a.y, b.y) + dot4I8Packed(a.z, b.z) + dot4I8Packed(a.w, b.w);
 }
 
-// Adds the products of 32 columns with a row, of which `at` is the place in the tile, to `sum`.
+// Adds the products of 32 columns with a row, at index `at` in the tile, to `sum`.
 fn add(sum: f32, group: Group, tile: u32, at: u32) -> f32 {
     let first = dot_of(x[tile + 2u * at], group.first);
     let second = dot_of(x[tile + 2u * at + 1u], group.second);
@@ -210,7 +211,7 @@ fn multiply(x_row: u32, slice: u32) {
             for (var o = 0u; o < OUTPUTS; o++) { weights_of[o] = read_group(o, unit, at, i, heads[o]); }
             for (var r = 0u; r < ROWS; r++) {
                 let tile = ((x_row / 4u + r / 4u) * n_groups + 8u * unit + i) * 12u;
-                // A variable place only where there is one row.
+                // A variable index only if there is one row.
                 let place = select(r % 4u, x_row % 4u, ROWS == 1u);
                 for (var o = 0u; o < OUTPUTS; o++) { sums[o][r] = add(sums[o][r], weights_of[o], tile, place); }
             }

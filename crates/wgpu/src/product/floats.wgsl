@@ -1,4 +1,4 @@
-// Products of weights that are floats with activations as they are, in f32, one column after the other.
+// Matrix products of float weights with f32 activations, one column after the other.
 
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
 

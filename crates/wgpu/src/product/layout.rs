@@ -1,15 +1,18 @@
-//! How weights lie on the device: rows in *panels* of 32, so that threads, which have a row each, read 16 bytes side by side.
+//! Layout of weights in device memory: rows in *panels* of 32, so that threads, each with its own
+//! row, read adjacent 16 bytes.
 //!
-//! A row is cut into *vectors* of 16 bytes. Vector c of row r of a panel that has n rows lies at place `c n + r` of it; all panels
-//! have 32 rows but the last. Floats stay as in the file, filled up to a whole vector. Rows in codes are cut into units of 256
-//! columns, of which the last may be shorter (the formats of blocks of 32 or 64 columns):
+//! A row is divided into *vectors* of 16 bytes. Vector c of row r of a panel that has n rows is at
+//! index `c n + r` of it; all panels have 32 rows except the last. Floats stay as in the file,
+//! padded to a whole vector. Quantized rows are divided into units of 256 columns, of which the
+//! last may be shorter (the formats of blocks of 32 or 64 columns):
 //!
 //! ```text
-//! row      what units have apart, one after the other; then the units
-//! unit     scales; pairs of bits, in 4 vectors; single bits, in 2 vectors; then a vector, or two, for each 32 columns
+//! row      separate data of all units, in sequence; then the units
+//! unit     scales; pairs of bits, in 4 vectors; single bits, in 2 vectors;
+//!          then a vector, or two, for each 32 columns
 //! ```
 //!
-//! | format | apart | scales | pairs | bits | of 32 columns |
+//! | format | separate | scales | pairs | bits | of 32 columns |
 //! |---|---|---|---|---|---|
 //! | q8_0 | | d | | | codes |
 //! | q4_0 iq4_nl | | d | | | nibbles |
@@ -27,8 +30,9 @@
 //! | tq3_1s | | d; d of second halves | lower bits | third bits | |
 //! | tq4_1s | | d; d of second halves | | | nibbles |
 //!
-//! Scales are the file's bytes. Of 32 columns, code j is byte j; or the low nibble of byte j, and code j + 16 the high one; or pair m of
-//! byte j of word h, of two, for code `16 h + 4 m + j`; or bit m of byte j of a word for code `4 m + j`.
+//! Scales are the file's bytes. Of 32 columns, code j is byte j; or the low nibble of byte j, and
+//! code j + 16 the high one; or pair m of byte j of word h, of two, for code `16 h + 4 m + j`; or
+//! bit m of byte j of a word for code `4 m + j`.
 
 use std::ops::Range;
 
@@ -45,16 +49,16 @@ pub(crate) const VECTOR_BYTES: usize = 16;
 /// Columns of a group, and groups of a unit.
 pub(super) const GROUP: usize = 32;
 const GROUPS: usize = UNIT / GROUP;
-/// Vectors that the planes of a unit take.
+/// Vectors of each plane of a unit.
 const PAIRS: usize = 4;
 const BITS: usize = 2;
 
-/// How rows of a type in codes lie.
+/// Layout of the rows of a quantized type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
-    /// Bytes that a unit has apart.
+    /// Separate bytes of a unit.
     pub apart: usize,
-    /// Vectors of a unit: scales, and where each plane begins.
+    /// Vectors of a unit: scales, and the start of each plane.
     pub pairs: usize,
     pub bits: usize,
     pub groups: usize,
@@ -63,7 +67,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// That of `dtype`; `None` for floats.
+    /// Returns the layout of `dtype`; `None` for floats.
     pub fn of(dtype: DType) -> Option<Self> {
         let spec = Spec::of(dtype)?;
         let (apart, scales) = match dtype.layout() {
@@ -85,12 +89,12 @@ impl Layout {
         Some(Self { apart, pairs: scales, bits, groups: bits + n_bits, group })
     }
 
-    /// Vectors that units of a row of `n_in` columns have apart.
+    /// Returns the vectors of the separate data of a row of `n_in` columns.
     fn apart_vectors(self, n_in: usize) -> usize {
         (n_in.div_ceil(UNIT) * self.apart).div_ceil(VECTOR_BYTES)
     }
 
-    /// Vectors of a whole unit.
+    /// Returns the vectors of a whole unit.
     fn unit_vectors(self) -> usize {
         self.groups + GROUPS * self.group
     }
@@ -102,7 +106,7 @@ impl Layout {
     }
 }
 
-/// Vectors of a row of `n_in` weights, a whole number of blocks.
+/// Returns the vectors of a row of `n_in` weights, a whole number of blocks.
 pub(crate) fn row_vectors(dtype: DType, n_in: usize) -> usize {
     match Layout::of(dtype) {
         Some(layout) => layout.row_vectors(n_in),
@@ -110,8 +114,8 @@ pub(crate) fn row_vectors(dtype: DType, n_in: usize) -> usize {
     }
 }
 
-/// Lays panels out: `rows` of `row_bytes` bytes each, as in the file, into as many times [`row_vectors`], a whole number of panels but
-/// for the last.
+/// Writes panels: `rows` of `row_bytes` bytes each, as in the file, become as many times
+/// [`row_vectors`], a whole number of panels except the last.
 pub(crate) fn put_panels(dtype: DType, n_in: usize, rows: &[u8], row_bytes: usize, panels: &mut [[u32; 4]]) {
     let vectors = row_vectors(dtype, n_in);
     let mut row = vec![[0; VECTOR]; vectors];
@@ -136,7 +140,7 @@ fn put_bytes(bytes: &[u8], row: &mut [u8]) {
     rest.fill(0);
 }
 
-/// Lays out a row in codes.
+/// Writes a quantized row.
 fn put_row(dtype: DType, layout: Layout, spec: Spec, n_in: usize, bytes: &[u8], row: &mut [[u32; VECTOR]]) {
     row.fill([0; VECTOR]);
     let (apart, units) = row.split_at_mut(layout.apart_vectors(n_in));
@@ -169,7 +173,8 @@ fn put_row(dtype: DType, layout: Layout, spec: Spec, n_in: usize, bytes: &[u8], 
     }
 }
 
-/// Where bytes of a block go that are no codes: so many bytes further for each block before it in the unit.
+/// Destination of the bytes of a block other than codes; the field is the stride between the blocks
+/// of a unit.
 enum Place {
     Apart { of_block: usize },
     Scales { at: usize, of_block: usize },
@@ -194,7 +199,7 @@ fn pieces(dtype: DType) -> Vec<(Range<usize>, Place)> {
     }
 }
 
-/// Puts the codes of group `g` of a unit into its planes, which begin at word 0 of `planes`.
+/// Writes the codes of group `g` of a unit to its planes, which begin at word 0 of `planes`.
 fn put_codes(layout: Layout, bits: usize, g: usize, codes: &[u8; GROUP], planes: &mut [u32]) {
     let word = |vector: usize| VECTOR * (vector - layout.pairs);
     let mut add = |at: usize, code: u8, shift: usize| planes[at] |= u32::from(code) << shift;
@@ -224,7 +229,7 @@ fn put_codes(layout: Layout, bits: usize, g: usize, codes: &[u8; GROUP], planes:
 mod tests {
     use super::*;
 
-    /// The planes of a unit give the codes back as the table says.
+    /// The planes of a unit decode to the codes by the table above.
     #[test]
     fn planes_hold_every_code() {
         for dtype in DType::ALL {

@@ -1,9 +1,10 @@
-//! Products of activations with weights of any type that a file may hold: `y = W norm(x) + bias`.
+//! Matrix products of activations with weights of any file type: `y = W norm(x) + bias`.
 //!
-//! Weights in codes meet activations in 8 bits, as on the CPU (`operand.wgsl`, `coded.wgsl`): codes times codes, four at once, and a scale
-//! for each 32 columns. Rotated types have their levels in bytes, and meet rotated activations. Floats meet activations as they are
-//! (`floats.wgsl`). Weights lie in panels (`layout.rs`); a thread has rows of them for itself, and reads them once for several rows of
-//! activations.
+//! Quantized weights are multiplied with activations in 8 bits, as on the CPU (`operand.wgsl`,
+//! `coded.wgsl`): int8 dot products of four, and a scale for each 32 columns. Rotated types have
+//! their levels in bytes, and use rotated activations. Float weights use the activations unchanged
+//! (`floats.wgsl`). Weights are stored in panels (`layout.rs`); a thread has rows of them for
+//! itself, and reads them once for several rows of activations.
 
 use std::sync::Arc;
 
@@ -48,7 +49,7 @@ pub(crate) static FLOATS: Source = Source {
     constants,
 };
 
-/// What multiplies weights of `dtype`.
+/// Returns the name of the kernel for weights of `dtype`.
 pub(crate) fn kernel_name(dtype: DType) -> &'static str {
     if Layout::of(dtype).is_some() { "product (8-bit)" } else { "product (f32)" }
 }
@@ -60,7 +61,7 @@ fn constants() -> Constants {
     gate_constants(types).whole("PANEL", PANEL).whole("NONE", NONE as usize)
 }
 
-/// What a group of threads makes.
+/// Shape of a workgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
     /// Rows, and outputs, of a thread.
@@ -68,15 +69,15 @@ pub(crate) struct Shape {
     pub outputs: usize,
     /// Threads that share an output.
     pub slices: usize,
-    /// Whether half of the outputs are those of the matrix that a gate is for.
+    /// Whether half of the outputs are those of the gated matrix.
     pub has_gate: bool,
 }
 
 impl Shape {
     /// For one row, and for several.
     ///
-    /// A GPU is filled by few outputs where threads share them. On a CPU a thread that reads costs as much as one that computes, whatever
-    /// it reads: the more outputs share what is read, the better.
+    /// A GPU is filled by few outputs if threads share them. On a CPU reads cost threads as much as
+    /// arithmetic, whatever is read: the more outputs share a read, the better.
     const GPU: [Self; 2] = [
         Self { rows: 1, outputs: 1, slices: 4, has_gate: false },
         Self { rows: 8, outputs: 2, slices: 4, has_gate: false },
@@ -90,7 +91,7 @@ impl Shape {
         if rows > 1 { Self::of_block(gpu) } else { Self::all(gpu)[0] }
     }
 
-    /// That of a block of rows.
+    /// Returns the shape for a block of rows.
     fn of_block(gpu: &Gpu) -> Self {
         Self::all(gpu)[1]
     }
@@ -99,12 +100,12 @@ impl Shape {
         if gpu.is_software() { Self::SOFTWARE } else { Self::GPU }
     }
 
-    /// The same with a gate.
+    /// Returns the same shape with a gate.
     fn gated(self) -> Self {
         Self { outputs: self.outputs.max(2), has_gate: true, ..self }
     }
 
-    /// Outputs that a thread writes, and a group of threads.
+    /// Returns the outputs that a thread writes, and a workgroup.
     fn made(self) -> usize {
         if self.has_gate { self.outputs / 2 } else { self.outputs }
     }
@@ -113,7 +114,7 @@ impl Shape {
         PANEL * self.made()
     }
 
-    /// The kernel for weights of `dtype`.
+    /// Returns the kernel for weights of `dtype`.
     fn kernel(self, gpu: &Gpu, dtype: DType, name: &'static str) -> Result<Arc<Kernel>, WgpuError> {
         let Self { rows, outputs, slices, has_gate } = self;
         let number = dtype as usize | rows << 8 | outputs << 16 | slices << 24 | usize::from(has_gate) << 31;
@@ -121,7 +122,7 @@ impl Shape {
         gpu.variant(source, name, &[number as u32], || self.constants(dtype))
     }
 
-    /// What its kernel takes.
+    /// Returns the constants of its kernel.
     fn constants(self, dtype: DType) -> Constants {
         let Self { rows, outputs, slices, has_gate } = self;
         let constants = Constants::default()
@@ -154,12 +155,12 @@ impl Shape {
     }
 }
 
-/// What codes stand for, where they are indices, and in what unit of the scale.
+/// Returns the levels of codes that are indices, and their unit in the scale.
 fn table(spec: Spec) -> (Option<[i8; 16]>, f32) {
     match (spec.book, spec.table) {
         (Some(book), _) => {
             let book = ByteBook::of(&book);
-            // A byte of a book counts its steps, in units of the levels.
+            // A byte of a codebook counts its steps, in units of the levels.
             (Some(book.bytes.map(|byte| (byte ^ 128) as i8)), book.step / SIGMA_128 as f32)
         }
         (None, Some(table)) => (Some(*table.levels()), table.unit()),
@@ -167,7 +168,7 @@ fn table(spec: Spec) -> (Option<[i8; 16]>, f32) {
     }
 }
 
-/// A matrix, or one of several in a row.
+/// A matrix, or one of several contiguous ones.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Weights<'a> {
     pub slabs: &'a [Slab],
@@ -201,7 +202,7 @@ struct Params {
     activation: u32,
 }
 
-/// `y = w x + bias`, or that added to `y`, for all rows of `x`.
+/// Computes `y = w x + bias`, or adds that to `y`, for all rows of `x`.
 pub(crate) fn product(
     gpu: &Gpu,
     w: Weights<'_>,
@@ -215,7 +216,7 @@ pub(crate) fn product(
     let kernel = shape.kernel(gpu, w.dtype, "product")?;
     let x = operand(w.dtype, x)?;
     for slab in w.slabs {
-        // Rows of the matrix that the slab has.
+        // Rows of the matrix in the slab.
         let first = slab.rows.start.max(w.first);
         let n_out = slab.rows.end.min(w.first + w.n_out).saturating_sub(first);
         let params = Params {
@@ -242,7 +243,8 @@ pub(crate) fn product(
     Ok(())
 }
 
-/// `y = a(gate x) (up x)` for all rows of `x`, a the activation, matrices of one shape and type, split alike.
+/// Computes `y = a(gate x) (up x)` for all rows of `x`, a the activation, with matrices of one
+/// shape and type, split alike.
 pub(crate) fn gated(
     gpu: &Gpu,
     [gate, up]: [Weights<'_>; 2],
@@ -271,20 +273,22 @@ pub(crate) fn gated(
     Ok(())
 }
 
-/// The experts that rows have chosen.
+/// The experts selected by the router.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Picks<'a> {
-    /// `[slots]`: the experts of a row side by side.
+    /// `[slots]`: the experts of a row are contiguous.
     pub experts: &'a wgpu::Buffer,
     pub slots: usize,
-    /// How many of them share a row of the input.
+    /// Slots that share a row of the input.
     pub of_row: usize,
-    /// Where several slots of an expert are taken at once.
+    /// Order of the slots, if several slots of an expert are processed at once.
     pub order: Option<&'a Order<'a>>,
 }
 
-/// `y = w[e] x + bias[e]` for each slot, e its expert: `x` has `slots / of_row` rows, or those that [`Operand::in_order`] makes of them
-/// where there is an order; `y` is `[slots, n_out]`, from its start. `w.n_out` counts rows of one expert.
+/// Computes `y = w[e] x + bias[e]` for each slot, e its expert.
+///
+/// `x` has `slots / of_row` rows, or with an order the rows of [`Operand::in_order`]; `y` is
+/// `[slots, n_out]`, from its start. `w.n_out` counts rows of one expert.
 pub(crate) fn chosen(
     gpu: &Gpu,
     w: Weights<'_>,
@@ -322,7 +326,7 @@ pub(crate) fn chosen(
     Ok(())
 }
 
-/// The rows as weights of `dtype` meet them.
+/// Returns the rows in the form that weights of `dtype` require.
 fn operand<'a>(dtype: DType, x: &'a mut Operand<'_>) -> Result<Vectors<'a>, WgpuError> {
     match Spec::of(dtype) {
         Some(spec) => x.rounded(spec.book.is_some()),
@@ -330,7 +334,7 @@ fn operand<'a>(dtype: DType, x: &'a mut Operand<'_>) -> Result<Vectors<'a>, Wgpu
     }
 }
 
-/// What a launch is told of its weights and inputs.
+/// Returns the launch parameters of weights and inputs.
 fn params(w: &Weights<'_>, slab: &Slab, x: Vectors<'_>) -> Params {
     Params {
         n_in: w.n_in as u32,
@@ -343,7 +347,7 @@ fn params(w: &Weights<'_>, slab: &Slab, x: Vectors<'_>) -> Params {
     }
 }
 
-/// Every variant there is to compile.
+/// Returns every variant to compile.
 #[cfg(test)]
 pub(crate) fn variants() -> impl Iterator<Item = (&'static Source, Constants)> {
     let shapes = || Shape::GPU.into_iter().chain(Shape::SOFTWARE);

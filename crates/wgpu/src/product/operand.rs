@@ -1,4 +1,5 @@
-//! The left operand of products: rows of activations, and what kernels make of them, each made once.
+//! Activations: the input rows of matrix products, and the forms that kernels require, each
+//! computed once.
 
 use bytemuck::{Pod, Zeroable};
 use kvant_codec::Rotation;
@@ -19,17 +20,18 @@ pub(crate) static SOURCE: Source = Source {
             .whole("THREADS", 64)
             .whole("TURN_SIGNS", Rotation::tq().before() as usize)
             .float("TURN_FACTOR", (1.0 / (Rotation::tq().len() as f64).sqrt()) as f32)
-            // Below this 32 values count as zero, as on the CPU: the quotient 127 / max would overflow.
+            // Below this 32 values count as zero, as on the CPU: the quotient 127 / max would
+            // overflow.
             .float("TINY", 1e-30)
             .whole("NONE", NONE as usize)
     },
 };
 
-/// Rows of a tile of rounded rows, and its vectors of 32 columns.
+/// Rows of a tile of quantized rows, and its vectors of 32 columns.
 const TILE: usize = 4;
 const TILE_VECTORS: usize = 12;
 
-/// Rows in a buffer, the first from value `first` on, the next ones `stride` values further.
+/// Rows in a buffer, the first from value `first` on, `stride` values apart.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rows<'a> {
     pub buffer: &'a wgpu::Buffer,
@@ -37,7 +39,7 @@ pub(crate) struct Rows<'a> {
     pub stride: usize,
 }
 
-/// Rows `[rows, n]`, to be normed first where `norm` is given, by a weight `[n]` and its eps.
+/// Rows `[rows, n]`, normalized first where `norm` is given, by a weight `[n]` and its eps.
 #[derive(Debug)]
 pub(crate) struct Operand<'a> {
     gpu: &'a Gpu,
@@ -45,14 +47,15 @@ pub(crate) struct Operand<'a> {
     pub rows: usize,
     pub n: usize,
     pub norm: Option<(&'a wgpu::Buffer, f32)>,
-    /// The list of slots that rows are made for, and how many slots share one of `x`.
+    /// The order of slots that the rows are produced in, and the number of slots per row of `x`.
     order: Option<(&'a wgpu::Buffer, usize)>,
     padded: Option<Scratch<'a>>,
     rounded: Option<Scratch<'a>>,
     turned: Option<Scratch<'a>>,
 }
 
-/// A buffer that a product reads: the vector that it begins with, and vectors from one row to the next, where rows are floats.
+/// The input buffer of a product: its first vector, and vectors from one row to the next, for float
+/// rows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Vectors<'a> {
     pub buffer: &'a wgpu::Buffer,
@@ -84,7 +87,8 @@ impl<'a> Operand<'a> {
         Self { gpu, x, rows, n, norm, order: None, padded: None, rounded: None, turned: None }
     }
 
-    /// Where there is an order, the rows that its slots have, `slots_of_row` of them one together: a row for each of its places.
+    /// With an order, selects the rows of its slots, each shared by `slots_of_row` slots: one row
+    /// for each of its positions.
     pub fn in_order<'b>(self, order: Option<&'b Order<'_>>, slots_of_row: usize) -> Operand<'b>
     where
         'a: 'b,
@@ -94,7 +98,7 @@ impl<'a> Operand<'a> {
         Operand { order: Some((&order.list, slots_of_row)), ..all }
     }
 
-    /// The rows in f32.
+    /// Returns the rows in f32.
     pub(super) fn floats(&mut self) -> Result<Vectors<'_>, WgpuError> {
         let Rows { buffer, first, stride } = self.x;
         let is_whole = [self.n, first, stride].iter().all(|len| len % VECTOR == 0);
@@ -110,7 +114,8 @@ impl<'a> Operand<'a> {
         Ok(Vectors { buffer, first: 0, stride })
     }
 
-    /// The rows in 8 bits, with each 32 of their values turned before where `turns`. `n` is a multiple of 32.
+    /// Returns the rows in 8 bits, with each 32 of their values rotated first if `turns`. `n` is a
+    /// multiple of 32.
     pub(super) fn rounded(&mut self, turns: bool) -> Result<Vectors<'_>, WgpuError> {
         let (made, name) = if turns { (&self.turned, "turn_rows") } else { (&self.rounded, "round_rows") };
         if made.is_none() {

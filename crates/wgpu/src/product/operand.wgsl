@@ -1,19 +1,21 @@
-// Rows of activations as products take them. A group of threads has a row, which is normed first where there is a weight for that. Rows
-// of experts are made in the order of a list of slots, so many of which share a row.
+// Converts rows of activations to the inputs of products. A workgroup takes a row, which is
+// normalized first if there is a weight for that. Rows of experts follow the order of a list of
+// slots, slots_of_row of which share a row.
 //
-// Rounded rows lie in tiles of four. Of 32 columns a tile has 12 vectors: two of codes of each row, four to a word; the scales of the
-// rows; then what a weight of 1 adds, columns 0 to 16, 16 to 32 and all. code = round(value / scale), scale = max |value| / 127.
+// Quantized rows are stored in tiles of four. For 32 columns a tile has 12 vectors: two of codes of
+// each row, four to a word; the scales of the rows; then the contribution of a weight of 1, over
+// columns 0 to 16, 16 to 32 and all. code = round(value / scale), scale = max |value| / 127.
 
 struct Params {
     rows: u32,
     n: u32,        // columns
-    first: u32,    // where the first row begins, and values from one to the next
+    first: u32,    // offset of the first row, and distance between rows
     stride: u32,
-    padded: u32,   // columns of a row that is padded
+    padded: u32,   // columns of a padded row
     has_norm: u32,
     eps: f32,
     not_a_number: u32,
-    slots_of_row: u32,  // 0 where there is no list
+    slots_of_row: u32,  // 0 without a list
 }
 
 @group(0) @binding(0) var<storage, read> p: Params;
@@ -24,7 +26,7 @@ struct Params {
 @group(0) @binding(3) var<storage, read_write> to: array<u32>;
 @group(0) @binding(4) var<storage, read> order: array<u32>;  // [rows]: slots
 
-// The row of x that row `i` is made of; NONE where there is none.
+// Returns the row of x for row `i`; NONE beyond the last.
 fn source_of(i: u32) -> u32 {
     if p.slots_of_row == 0u { return i; }
     let slot = order[i];
@@ -35,7 +37,7 @@ fn factor_of(squares: f32, thread: u32) -> f32 {
     return 1.0f / sqrt(sum(squares, thread) / f32(p.n) + p.eps);
 }
 
-// A step of a turn of 32 values: sums and differences of those `distance` apart.
+// Returns one butterfly step of 32 values: sums and differences of those `distance` apart.
 fn butterflies(old: array<vec4<f32>, 8>, distance: u32) -> array<vec4<f32>, 8> {
     var values = old;
     for (var q = 0u; q < 8u; q++) {
@@ -53,7 +55,7 @@ fn butterflies(old: array<vec4<f32>, 8>, distance: u32) -> array<vec4<f32>, 8> {
     return values;
 }
 
-// Turns 32 values as the tq types' weights are.
+// Rotates 32 values as the tq types' weights are.
 fn turn(values: array<vec4<f32>, 8>) -> array<vec4<f32>, 8> {
     var v = values;
     for (var q = 0u; q < 8u; q++) {
@@ -67,7 +69,7 @@ fn turn(values: array<vec4<f32>, 8>) -> array<vec4<f32>, 8> {
 
 // Writes group `g` of `row`.
 fn put_rounded(row: u32, g: u32, values: array<vec4<f32>, 8>) {
-    // Magnitudes are in order as integers; NaN is above infinity.
+    // Magnitudes keep their order as integers; NaN is above infinity.
     var most = vec4<u32>();
     for (var q = 0u; q < 8u; q++) { most = max(most, bitcast<vec4<u32>>(values[q]) & vec4<u32>(0x7fffffffu)); }
     let largest = max(max(most.x, most.y), max(most.z, most.w));
@@ -143,7 +145,7 @@ fn turn_rows(
     round_row(row, source, thread, true);
 }
 
-// Rows as they are, or normed, with zeros up to whole vectors.
+// Copies rows, unchanged or normalized, with zeros up to whole vectors.
 @compute @workgroup_size(THREADS)
 fn pad_rows(
     @builtin(workgroup_id) group: vec3<u32>,

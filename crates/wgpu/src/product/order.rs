@@ -1,5 +1,6 @@
-//! *Slots*, each an expert of a row, in the order of their experts, so that weights are read once for several rows. The order is made on
-//! the device, which alone knows who was chosen; what is launched fits any choice.
+//! *Slots*, each an expert of a row, in the order of their experts, so that weights are read once
+//! for several rows. The device computes the order from the router's result, which the host does
+//! not read; the launches fit any selection.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -17,9 +18,10 @@ pub(crate) static SOURCE: Source = Source {
     },
 };
 
-/// The most experts whose slots are put in order: a group of threads shares a number for each.
+/// Maximum number of experts whose slots are ordered: a workgroup shares a counter for each.
 const MOST_EXPERTS: usize = 2048;
-/// Slots for each expert from which on they are: below, most experts have rows enough for a part of a block.
+/// Minimum number of slots per expert for an order: with fewer, most experts fill only a part of a
+/// block.
 const LEAST_SLOTS: usize = 2;
 
 /// Slots in blocks, each of one expert, as many as a thread has rows.
@@ -41,7 +43,8 @@ struct Params {
 }
 
 impl<'a> Order<'a> {
-    /// That of slots whose experts, of `n_experts`, stand in `experts` `[slots]`; `None` where it costs more than it brings.
+    /// Orders slots whose experts, of `n_experts`, are in `experts` `[slots]`; `None` where it
+    /// costs more than it saves.
     pub fn new(
         gpu: &'a Gpu,
         experts: &wgpu::Buffer,
@@ -62,7 +65,8 @@ impl<'a> Order<'a> {
     }
 }
 
-/// The most blocks that `slots`, at least as many as there are experts, may take: the last block of every expert may hold a single one.
+/// Returns the maximum number of blocks of `slots`, at least as many as there are experts: the last
+/// block of every expert may hold a single slot.
 fn most_blocks(slots: usize, n_experts: usize, block: usize) -> usize {
     (slots + (block - 1) * n_experts) / block
 }
@@ -71,7 +75,8 @@ fn most_blocks(slots: usize, n_experts: usize, block: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// Every way to share 12 slots among 3 experts: the worst takes all blocks there are, and none takes more.
+    /// Every distribution of 12 slots over 3 experts: the worst takes all blocks, and none takes
+    /// more.
     #[test]
     fn blocks_suffice_for_every_choice() {
         for block in [1, 4, 8] {

@@ -1,9 +1,11 @@
-// y = W x + bias, or y = y + that. A thread makes OUTPUTS outputs of ROWS rows: it reads weights of its own, which threads side by side
-// have side by side in memory (layout.rs), and activations that all threads read. Where SLICES are several, threads that many panels
-// of outputs apart share an output, and add up in a fixed order. So a row has the bits that it has alone, whatever ROWS and OUTPUTS.
+// y = W x + bias, or y = y + that. A thread computes OUTPUTS outputs of ROWS rows: it reads weights
+// of its own, which are adjacent in memory for adjacent threads (layout.rs), and activations that
+// all threads read. With several SLICES, threads of different slices share an output, and their
+// sums are added in a fixed order. The kernel is batch invariant: a row has the same bits whatever
+// ROWS and OUTPUTS.
 //
-// Where it HAS_GATE: y = a(W x) (U x), a the activation of a feed-forward layer; MADE of the OUTPUTS are then those of W, and as many
-// those of U.
+// If HAS_GATE: y = a(W x) (U x), a the activation of a feed-forward layer; MADE of the OUTPUTS are
+// then those of W, and as many those of U.
 
 struct Params {
     rows: u32,
@@ -12,33 +14,34 @@ struct Params {
     w_rows: u32,      // rows of weights in the buffer
     w_vectors: u32,   // of a row
     w_first: u32,     // row of weights of the first output
-    x_first: u32,     // vector that the first row of floats begins with
-    x_stride: u32,    // vectors from one to the next
+    x_first: u32,     // vector of the first float row
+    x_stride: u32,    // vectors from one row to the next
     y_first: u32,
     y_stride: u32,
     has_bias: u32,
     bias_first: u32,  // of the first output
     accumulates: u32,
-    blocks: u32,      // of ROWS slots, where there are experts
-    slots_of_row: u32,// that have a row of x together
-    first_output: u32,// of all experts' that these weights have
+    blocks: u32,      // of ROWS slots, for experts
+    slots_of_row: u32,// slots that share a row of x
+    first_output: u32,// first output, over all experts, of this weight buffer
     end_output: u32,
     activation: u32,  // of the gate
 }
 
 @group(0) @binding(0) var<storage, read> p: Params;
 @group(0) @binding(2) var<storage, read> weights: array<vec4<u32>>;
-@group(0) @binding(3) var<storage, read> bias: array<f32>;     // [n_out] of each matrix, where there is one
+@group(0) @binding(3) var<storage, read> bias: array<f32>;     // [n_out] of each matrix, optional
 @group(0) @binding(4) var<storage, read_write> y: array<f32>;
-@group(0) @binding(5) var<storage, read> experts: array<u32>;  // [slots]: those of `chosen`
-@group(0) @binding(6) var<storage, read> up: array<vec4<u32>>; // U, where there is a gate
-@group(0) @binding(7) var<storage, read> order: array<u32>;    // [blocks, ROWS]: slots, where ROWS are several
+@group(0) @binding(5) var<storage, read> experts: array<u32>;  // |[slots]: those of `chosen`
+@group(0) @binding(6) var<storage, read> up: array<vec4<u32>>; // U, if there is a gate
+// [blocks, ROWS]: slots, if ROWS > 1
+@group(0) @binding(7) var<storage, read> order: array<u32>;
 
-// Where the rows of weights of this thread begin, and vectors from one of a row to the next.
+// Start of the weight rows of this thread, and the stride between vectors of a row.
 var<private> begin: array<u32, OUTPUTS>;
 var<private> spacing: array<u32, OUTPUTS>;
 var<private> sums: array<array<f32, ROWS>, OUTPUTS>;
-// What slices but the first have added up.
+// Sums of all slices but the first.
 var<workgroup> shared_sums: array<array<f32, SHARED>, PANEL>;
 
 fn open_row(o: u32, row: u32) {
@@ -53,7 +56,7 @@ fn vector(o: u32, c: u32) -> vec4<u32> {
     return weights[at];
 }
 
-// Adds what all slices have, to those of the first.
+// Adds the sums of all slices to those of the first.
 fn add_slices(lane: u32, slice: u32) {
     for (var o = 0u; o < OUTPUTS; o++) {
         for (var r = 0u; r < ROWS; r++) {
@@ -86,7 +89,7 @@ fn product(
     let slice = select(thread / PANEL, 0u, SLICES == 1u);
     let first = number_of(group, groups) * (PANEL * MADE) + lane;
     let first_row = group.z * ROWS;
-    // Outputs beyond the last are those of the last again.
+    // Outputs beyond the last repeat it.
     for (var o = 0u; o < OUTPUTS; o++) { open_row(o, p.w_first + min(first + o % MADE * PANEL, p.n_out - 1u)); }
     multiply(first_row, slice);
     if SLICES > 1u { add_slices(lane, slice); }
@@ -102,14 +105,15 @@ fn product(
     }
 }
 
-// The slot at a place of the list; NONE where there is none.
+// Returns the slot at a position of the list; NONE beyond the last.
 fn slot_at(place: u32) -> u32 {
     if ROWS == 1u { return place; }
     return order[place];
 }
 
-// A group of threads makes outputs of ROWS *slots*, each an expert of a row, the same for all of them. Where they are several, rows of x
-// lie in the order of the list; a slot that is none has one of which nothing comes.
+// Computes outputs of ROWS *slots*, each an expert of a row, with the same expert for all slots of
+// a workgroup. With ROWS > 1, rows of x have the order of the list; an empty slot reads a row whose
+// result is discarded.
 @compute @workgroup_size(PANEL * SLICES)
 fn chosen(
     @builtin(workgroup_id) group: vec3<u32>,
@@ -126,7 +130,7 @@ fn chosen(
     if first_slot == NONE { return; }
     let first_of_group = number % of_block * (PANEL * MADE);
     let matrix = experts[first_slot] * p.n_out;
-    // Another buffer has these outputs.
+    // Another buffer has the weights of these outputs.
     if matrix + min(first_of_group + PANEL * MADE, p.n_out) <= p.first_output { return; }
     if matrix + first_of_group >= p.end_output { return; }
     let first = first_of_group + lane;

@@ -1,4 +1,4 @@
-//! Products beside those of the CPU.
+//! Matrix products compared with those of the CPU.
 
 use kvant_backend::{Backend, Buffer, Input, Norm, Output, WeightSource};
 use kvant_codec::DType;
@@ -8,7 +8,7 @@ use kvant_cpu::{CpuDevice, Isa};
 
 use crate::{WgpuDevice, tests};
 
-/// `y = W norm(x)` for some rows, `[rows, n_out]`.
+/// Returns `y = W norm(x)` for some rows, `[rows, n_out]`.
 fn project<B: Backend>(
     device: &B,
     source: WeightSource,
@@ -33,16 +33,17 @@ fn project<B: Backend>(
     values
 }
 
-/// The largest difference of two lists; NaN where there is one.
+/// Returns the largest difference of two lists; NaN if one is NaN.
 fn distance(got: &[f32], want: &[f32]) -> f32 {
     assert_eq!(got.len(), want.len());
     let errors = got.iter().zip(want).map(|(got, want)| (got - want).abs());
     errors.fold(0.0, |worst, error| if error > worst || error.is_nan() { error } else { worst })
 }
 
-/// Activations are rounded to the same bytes as on the CPU's vector sets, so that what is left is the rounding of sums: of at most a
-/// scale and a minimum for each of 48 halves of a group, `48 · 4` of them, and of sums of 768 terms of which none is larger than
-/// 0.1 · 5 and most are a hundredth of that. A byte that was another one would add a step of 5 / 127 times a weight, some 1e-3.
+/// Activations are rounded to the same bytes as on the CPU's vector sets, so that only the rounding
+/// of sums remains: of at most a scale and a minimum for each of 48 halves of a group, `48 · 4` of
+/// them, and of sums of 768 terms of which none is larger than 0.1 · 5 and most are a hundredth of
+/// that. A different byte would add a step of 5 / 127 times a weight, some 1e-3.
 #[test]
 fn codes_meet_activations_rounded_as_on_the_cpu() {
     let Some(device) = tests::device() else { return };
@@ -68,8 +69,8 @@ fn codes_meet_activations_rounded_as_on_the_cpu() {
     }
 }
 
-/// In the shapes for GPUs as in those for programs on the CPU, of which the first adapter is one: a row has the bits that it has alone,
-/// and either says what the other says but for the order of sums.
+/// In the shapes for GPUs and in those for software adapters, of which the first adapter is one: a
+/// row has the bits that it has alone, and the shapes agree except for the order of sums.
 #[test]
 fn products_are_the_same_in_every_shape() {
     let Some(device) = tests::device() else { return };

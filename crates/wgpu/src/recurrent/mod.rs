@@ -1,8 +1,9 @@
-//! The ops of recurrent layers, which keep a state: short convolutions, and heads that keep a matrix each.
+//! The ops of recurrent layers: short convolutions, and linear attention with one matrix of state
+//! per head.
 //!
-//! A thread has a channel of a convolution, a group of threads 16 columns of a head's matrix, in memory of their own; both walk the
-//! rows of a step one after the other, so that the state has the same bits however rows are cut into steps. Each sequence is a launch,
-//! or a few.
+//! A thread processes a channel of a convolution, a workgroup 16 columns of a head's matrix, in
+//! memory of their own; both process the tokens of a step in sequence, so that the state has the
+//! same bits for every chunking of the tokens into steps. Each sequence is a launch, or a few.
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{ConvForm, KeySharing, ShortConv, StateHeads, StateInputs, StatePart, StateRule};
@@ -24,20 +25,20 @@ pub(crate) static SOURCE: Source = Source {
     },
 };
 
-/// Channels of a group of threads of a convolution.
+/// Channels of a workgroup of a convolution.
 const CHANNELS: usize = 64;
-/// Rows of a launch: more of them are several. A kernel should end soon, and lavapipe ends the loops of one that has come to 65,535
-/// turns without a word.
+/// Rows of a launch; more take several. A kernel should end soon, and lavapipe silently ends loops
+/// after 65,535 iterations.
 const ROWS: usize = 256;
 
-/// The rows of a part in pieces, and the word of the arena that its state begins at.
+/// Divides the rows of a sequence into launches; yields them with the arena word of its state.
 fn pieces(part: &StatePart<'_, WgpuPage>) -> impl Iterator<Item = ([u32; 2], u32)> {
     let (rows, state_at) = (part.rows.range(), word(part.page.at() + part.offset));
     let piece = move |first| [first, ROWS.min(rows.end - first)].map(|n| n as u32);
     part.rows.range().step_by(ROWS).map(move |first| (piece(first), state_at))
 }
 
-/// Threads for 16 columns of a head: as many as every adapter has.
+/// Threads for 16 columns of a head: the number that every adapter supports.
 const THREADS: usize = 256;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -51,7 +52,7 @@ struct ConvParams {
     state_at: u32,
 }
 
-/// Convolves the rows of each part of `x` into `y`. The shapes have been checked.
+/// Convolves the rows of each sequence of `x` into `y`. The caller has checked the shapes.
 pub(crate) fn short_conv(
     gpu: &Gpu,
     arena: &wgpu::Buffer,
@@ -90,7 +91,8 @@ struct RecurParams {
     state_at: u32,
 }
 
-/// Walks the rows of each part into `y`. The shapes have been checked.
+/// Applies linear attention to the rows of each sequence, into `y`. The caller has checked the
+/// shapes.
 pub(crate) fn recur(
     gpu: &Gpu,
     arena: &wgpu::Buffer,

@@ -1,4 +1,4 @@
-// Ops that keep a state, in the memory of pages. The method is in mod.rs.
+// Ops with a recurrent state in the memory of pages. mod.rs describes the method.
 
 struct ConvParams {
     first_row: u32,
@@ -17,25 +17,30 @@ struct RecurParams {
     k_dim: u32,
     v_dim: u32,
     is_tiled: u32,
-    is_delta: u32,   // or a state space
+    is_delta: u32,   // else a state-space model
     eps: f32,
     state_at: u32,   // word of the arena: [n_v_heads, v_dim / COLUMNS, k_dim, COLUMNS]
 }
 
 @group(0) @binding(0) var<storage, read> conv: ConvParams;
-@group(0) @binding(1) var<storage, read> x: array<f32>;            // [rows, channels], or [rows, 3, channels] where gated
-@group(0) @binding(2) var<storage, read> kernel: array<f32>;       // [taps + 1, channels]: weights, and then biases
+// [rows, channels], or [rows, 3, channels] where gated
+@group(0) @binding(1) var<storage, read> x: array<f32>;
+// [taps + 1, channels]: weights, and then biases
+@group(0) @binding(2) var<storage, read> kernel: array<f32>;
 @group(0) @binding(3) var<storage, read_write> arena: array<u32>;
-@group(0) @binding(4) var<storage, read_write> y: array<f32>;      // [rows, channels], or [rows, n_v_heads, v_dim]
+// [rows, channels], or [rows, n_v_heads, v_dim]
+@group(0) @binding(4) var<storage, read_write> y: array<f32>;
 
 @group(0) @binding(0) var<storage, read> p: RecurParams;
-@group(0) @binding(1) var<storage, read> qkv: array<f32>;          // [rows, 2 n_k_heads k_dim + n_v_heads v_dim]
-@group(0) @binding(2) var<storage, read> of_rule: array<f32>;      // delta: how much is written, [rows, n_v_heads]; space: how much goes past, [n_v_heads]
+// [rows, 2 n_k_heads k_dim + n_v_heads v_dim]
+@group(0) @binding(1) var<storage, read> qkv: array<f32>;
+// delta: write strength (beta), [rows, n_v_heads]; space: skip weight, [n_v_heads]
+@group(0) @binding(2) var<storage, read> of_rule: array<f32>;
 @group(0) @binding(5) var<storage, read> step: array<f32>;         // [rows, n_v_heads]
 @group(0) @binding(6) var<storage, read> bias: array<f32>;         // [n_v_heads]
 @group(0) @binding(7) var<storage, read> rate: array<f32>;         // [n_v_heads]
 
-// A thread has a channel. What has entered lies with it, the youngest last.
+// One thread per channel. Past inputs are in private memory, the latest last.
 @compute @workgroup_size(CHANNELS)
 fn short_conv(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>) {
     let n = conv.channels;
@@ -44,7 +49,7 @@ fn short_conv(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgro
     var entered = array<f32, MOST_TAPS>();
     var weights = array<f32, MOST_TAPS>();
     for (var j = 0u; j < conv.taps; j++) { weights[j] = kernel[j * n + c]; }
-    // One place on, as every row moves all.
+    // Shifted by one, as every row begins by shifting.
     for (var j = 1u; j < conv.taps; j++) { entered[j] = bitcast<f32>(arena[conv.state_at + (j - 1u) * n + c]); }
     let youngest = conv.taps - 1u;
     let width = select(n, 3u * n, conv.is_gated != 0u);
@@ -65,11 +70,11 @@ fn short_conv(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgro
 // Threads of a column.
 const EACH: u32 = THREADS / COLUMNS;
 
-// Of a thread: squares of its part of the query and of the key, and what the state makes of them.
+// For a thread: squares of its part of the query and of the key, and their product with the state.
 var<workgroup> parts: array<vec3<f32>, THREADS>;
 var<workgroup> sums: array<f32, THREADS>;
 
-// A group has COLUMNS columns of a value head, a thread every EACH-th value of one of them.
+// A workgroup has COLUMNS columns of a value head, a thread every EACH-th value of one of them.
 @compute @workgroup_size(THREADS)
 fn recur(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let per_head = p.v_dim / COLUMNS;

@@ -1,4 +1,4 @@
-//! Rotary embedding, and the norm of a head that may precede it.
+//! Rotary position embedding, with an optional per-head norm before it.
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{Buffer, Heads, Pairing, RopeParams};
@@ -25,8 +25,8 @@ struct Params {
     eps: f32,
 }
 
-/// Turns the heads of the first `rows` rows of `x` by `angles`, normed first, by one weight or by one for each head, where there is a
-/// norm.
+/// Applies RoPE by `angles` to the heads of the first `rows` rows of `x`, after the norm if given,
+/// with one weight or one per head.
 pub(crate) fn rope(
     gpu: &Gpu,
     x: &wgpu::Buffer,

@@ -1,19 +1,20 @@
-// Heads, normed where there is a norm, whose pairs are turned by their angles. A group of threads takes a head of a row.
+// Applies RoPE to heads, after a norm if there is one. A workgroup takes a head of a row.
 
 struct Params {
     rows: u32,
     heads: u32,
     dim: u32,
-    n_rot: u32,      // the first values of a head, which are turned
+    n_rot: u32,      // rotated values, from the first
     halves: u32,     // pairs are (i, i + n_rot / 2), not (2i, 2i + 1)
     has_norm: u32,
-    weight_step: u32,   // from the weight of a head to that of the next
+    weight_step: u32,   // distance between the weights of heads
     eps: f32,
 }
 
 @group(0) @binding(0) var<storage, read> p: Params;
 @group(0) @binding(1) var<storage, read_write> x: array<f32>;   // [rows, heads, dim]
-@group(0) @binding(2) var<storage, read> weight: array<f32>;    // [dim] or [heads, dim], where there is a norm
+// [dim] or [heads, dim], if there is a norm
+@group(0) @binding(2) var<storage, read> weight: array<f32>;
 @group(0) @binding(3) var<storage, read> angles: array<f32>;    // [rows, n_rot / 2, 2]
 
 var<workgroup> sums: array<f32, THREADS>;

@@ -1,4 +1,5 @@
-//! The likeliest tokens, so that a few numbers cross to the host instead of a row of the vocabulary's length.
+//! Top-k selection of logits on the device, so that a few numbers cross to the host instead of a
+//! row of the vocabulary's length.
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::Candidate;
@@ -14,9 +15,9 @@ pub(crate) static SOURCE: Source = Source {
     constants: || Constants::default().whole("THREADS", 64).whole("SLICE", SLICE),
 };
 
-/// The most that the kernel picks; beyond, to bring the row costs less.
+/// Maximum k; beyond it, copying the row costs less.
 pub(crate) const MAX_K: usize = 64;
-/// Logits that a group looks through.
+/// Logits of a workgroup.
 const SLICE: usize = 4096;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -27,8 +28,8 @@ struct Params {
     k: u32,
 }
 
-/// The `k` likeliest, at least one and at most [`MAX_K`], of `n` logits from value `first` on, into `out`, in the order of
-/// [`Candidate::rank`].
+/// Writes the `k` most probable, at least one and at most [`MAX_K`], of `n` logits from value
+/// `first` on, into `out`, in the order of [`Candidate::rank`].
 pub(crate) fn top_k(
     gpu: &Gpu,
     logits: &wgpu::Buffer,

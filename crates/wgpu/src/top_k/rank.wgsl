@@ -1,11 +1,13 @@
-// Numbers in an order: larger keys are likelier, and of equal ones that with the lower number.
+// The order of logits: larger keys are more probable, and of equal ones the one with the lower
+// token id.
 
 const NONE: u32 = 0xffffffffu;
 
-// Larger for likelier ones; 0 for none. What no model should give, NaN and positive infinity, comes before everything.
+// Returns a key that is larger for more probable tokens; 0 is not a key. NaN and positive infinity
+// are above everything.
 fn key_of(bits: u32) -> u32 {
     if is_bad(bits) { return 0xffffffffu; }
-    // Both zeros are as likely.
+    // Both zeros are equal.
     if (bits & 0x7fffffffu) == 0u { return 0x80000000u; }
     return select(bits | 0x80000000u, ~bits, bits >> 31u == 1u);
 }
@@ -14,11 +16,12 @@ fn is_bad(bits: u32) -> bool {
     return (bits & 0x7fffffffu) > 0x7f800000u || bits == 0x7f800000u;
 }
 
-// What each thread of a group has found.
+// The best key of each thread of a workgroup.
 var<workgroup> keys: array<u32, THREADS>;
 var<workgroup> ids: array<u32, THREADS>;
 
-// Brings the best of them to the first place of both; every thread of the group comes here, with what it has found.
+// Moves the best key to index 0 of both arrays; called by every thread of the workgroup, with its
+// own best.
 fn gather_best(thread: u32, key: u32, id: u32) {
     keys[thread] = key;
     ids[thread] = id;

@@ -1,14 +1,15 @@
-// The likeliest of a slice of logits. Each group finds the k best of SLICE, one after the other: the best of those that come
-// after the last one in rank. What it found lies in a list from which the host takes the best of all.
+// The most probable tokens of a slice of logits. Each workgroup finds the k best of SLICE, one
+// after the other: the best of those that rank below the last one. The host selects the overall
+// best from the list of results.
 
 struct Params {
-    first: u32,    // value of the row that it begins with
+    first: u32,    // first value of the row
     n: u32,
     k: u32,
 }
 
 struct Found {
-    id: u32,       // NONE where there are no more
+    id: u32,       // NONE after the last
     bits: u32,     // of the logit
 }
 
@@ -41,7 +42,7 @@ fn top_k(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
             if id != NONE { bits = logits[p.first + id]; }
             found[group.x * p.k + round] = Found(id, bits);
         }
-        // Nobody is left.
+        // None is left.
         if workgroupUniformLoad(&ids[0]) == NONE { 
             for (var rest = round + 1u + thread; rest < p.k; rest += THREADS) {
                 found[group.x * p.k + rest] = Found(NONE, 0u);

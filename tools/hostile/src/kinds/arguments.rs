@@ -1,4 +1,4 @@
-//! Arguments and variables that make no sense, alone and together.
+//! Invalid arguments and variables, alone and in combination.
 
 use std::ffi::OsString;
 use std::io;
@@ -9,7 +9,7 @@ use crate::case::{Case, Expect};
 use crate::chance::Chance;
 use crate::shop::Shop;
 
-/// Values: numbers out of every range, and what is none. None asks for much that can be done.
+/// Values: numbers out of every range, and non-numbers. None requests much feasible work.
 const VALUES: [&str; 44] = [
     "0",
     "1",
@@ -143,7 +143,7 @@ const COMMANDS: [&[&str]; 14] = [
     &["eval"],
 ];
 
-/// Options that `run` and most others have, with values at the edge of sense.
+/// Options of `run` and most other commands, with extreme values.
 const MILD: [(&str, &[&str]); 16] = [
     ("-c", &["0", "1", "2", "31", "2147483647", "2147483648"]),
     ("-n", &["0", "1", "-1", "-2", "-3", "9223372036854775807"]),
@@ -166,7 +166,7 @@ const MILD: [(&str, &[&str]); 16] = [
     ("-p", &["", " ", "-5+3=?", "<|im_end|>", "a\nb"]),
 ];
 
-/// Options that bound what a command does, where nothing wrong is said of it.
+/// Returns options that bound a command's work, for arguments without errors.
 fn bounds(command: &[&str]) -> &'static [&'static str] {
     match command {
         ["run"] => &["-p", "hi", "-n", "1", "-t", "1"],
@@ -191,7 +191,7 @@ fn value(chance: &mut Chance) -> OsString {
     }
 }
 
-/// A command with a few options and words of any value.
+/// Creates a command with a few options and words of any value.
 pub fn arguments(chance: &mut Chance, _: &Shop, folder: &Path) -> io::Result<Case> {
     let command = chance.of(&COMMANDS);
     let mut case = Case::new(folder, command.iter().copied());
@@ -216,7 +216,7 @@ pub fn arguments(chance: &mut Chance, _: &Shop, folder: &Path) -> io::Result<Cas
             _ => own.extend([option.into(), value(chance)]),
         }
     }
-    // A bound of ours does not stand against one that is tried.
+    // A bound is omitted if its option is under test.
     let mut bounds = bounds(command);
     while let [name, of, rest @ ..] = bounds {
         let is_tried = |arg: &OsString| arg.as_encoded_bytes().starts_with(name.as_bytes());
@@ -227,7 +227,7 @@ pub fn arguments(chance: &mut Chance, _: &Shop, folder: &Path) -> io::Result<Cas
     }
     case = case.and(bounds).and(own);
     case.is_talk = command == ["chat"];
-    // A name among the values may be that of a file to write.
+    // A name among the values may be an output file.
     for name in case.args.clone() {
         let name = name.to_string_lossy().into_owned();
         let behind = name.split_once('=').map_or(name.clone(), |(_, value)| value.to_owned());
@@ -260,7 +260,7 @@ const VARIABLES: [&str; 22] = [
     "KVANT_REPEAT_PENALTY",
     "KVANT_LOG_FORMAT",
 ];
-/// Variables that are not ours: whatever they say stops nothing.
+/// Variables of other programs, which must never stop the program.
 const FOREIGN: [&str; 12] = [
     "HOME",
     "XDG_CACHE_HOME",
@@ -276,7 +276,7 @@ const FOREIGN: [&str; 12] = [
     "OLLAMA_MODELS",
 ];
 
-/// A variable or two of any value.
+/// Creates one or two variables of any value.
 pub fn variables(chance: &mut Chance, _: &Shop, folder: &Path) -> io::Result<Case> {
     let is_foreign = chance.one_in(3);
     let names: &[&str] = if is_foreign { &FOREIGN } else { &VARIABLES };

@@ -1,4 +1,4 @@
-//! Ends that cannot be written or read, and names under which nothing can be kept.
+//! Unwritable and unreadable streams, and invalid output paths.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use crate::case::{Case, End, Expect};
 use crate::chance::Chance;
 use crate::shop::{Shop, text};
 
-/// An end that leads nowhere, or a place that is none.
+/// Creates a case with a closed or full stream, or an invalid path.
 pub fn ends(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<Case> {
     if chance.one_in(2) { closed(chance, folder) } else { no_place(chance, shop, folder) }
 }
@@ -39,7 +39,7 @@ fn closed(chance: &mut Chance, folder: &Path) -> io::Result<Case> {
     Ok(if is_full { case.expect(Expect::Refused) } else { case })
 }
 
-/// Puts something under the name `given` that is no file, or returns a name that can be none.
+/// Creates a special file named `given`, or returns an invalid name.
 fn place(chance: &mut Chance, folder: &Path) -> io::Result<String> {
     let given = folder.join("given");
     let made = |program: &str, args: &[&str]| Command::new(program).args(args).arg(&given).status();
@@ -56,7 +56,7 @@ fn place(chance: &mut Chance, folder: &Path) -> io::Result<String> {
         6 => return Ok("/proc/self/file".to_owned()),
         7 => return Ok("n".repeat(300)),
         8 => return Ok((chance.of(&["", ".", "..", "/", "given/"])).to_owned()),
-        // A socket is none either.
+        // A socket is no regular file.
         _ => drop(std::os::unix::net::UnixListener::bind(&given)?),
     }
     Ok("given".to_owned())
@@ -81,7 +81,7 @@ fn no_place(chance: &mut Chance, _: &Shop, folder: &Path) -> io::Result<Case> {
             return Ok(talk.expect(Expect::Answered).talks());
         }
     };
-    // An empty name is no name: some options are as good as not given.
+    // Some options treat an empty name as absent.
     let expect = if place.is_empty() { Expect::Either } else { Expect::Refused };
     case.expect(expect).file("text", text())
 }

@@ -1,4 +1,4 @@
-//! Models of a hub that lies.
+//! Models of a hub with faults.
 
 use std::io;
 use std::path::Path;
@@ -7,7 +7,7 @@ use crate::case::Case;
 use crate::chance::Chance;
 use crate::shop::Shop;
 
-/// A model that is asked for by its name there.
+/// Creates a case with a hub id.
 pub fn fetched(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<Case> {
     let name = chance.of(&["someone/m", "someone/m:q8_0", "someone/m:q2_k"]);
     let mut case = Case::new(folder, ["run", "-t", "1", "-n", "1", "-p", "hi", "--quiet", "-hf", name]);

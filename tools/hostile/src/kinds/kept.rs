@@ -1,4 +1,4 @@
-//! What the program keeps in files and reads again: any change must be refused, or must not matter.
+//! The program's own files: any change must be rejected, or have no effect.
 
 use std::io;
 use std::path::Path;
@@ -7,7 +7,7 @@ use crate::case::{Case, Expect};
 use crate::chance::Chance;
 use crate::shop::{MEASURE, PROMPT, Shop, text};
 
-/// Changes a file: places, its end, or all of it.
+/// Modifies a file: some bytes, its end, or all of it.
 fn spoil(chance: &mut Chance, bytes: &mut Vec<u8>) {
     let until = bytes.len();
     match chance.below(6) {
@@ -19,7 +19,7 @@ fn spoil(chance: &mut Chance, bytes: &mut Vec<u8>) {
     }
 }
 
-/// A context file, for `run` or a conversation.
+/// Creates a case with a context file, for `run` or a conversation.
 pub fn context(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<Case> {
     let (kv, sound) = &shop.contexts[chance.below(shop.contexts.len())];
     let mut bytes = sound.clone();
@@ -33,12 +33,12 @@ pub fn context(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<Ca
         return Ok(case.expect(Expect::Answered).talks());
     }
     let run = ["run", "-p", PROMPT, "-n", "2", "-c", "256", "-t", "1", "--quiet", "--prompt-cache", "cache"];
-    // A sound one of another type, or for a context too short, is refused as well.
+    // A valid file of another type, or for a shorter context, is rejected as well.
     let kv = if is_spoilt { kv } else { "turbo2" };
     Case::new(folder, run).and(["-ctk", kv, "-ctv", kv]).expect(Expect::Refused).file("cache", bytes)
 }
 
-/// Base logits, finished steps, a tuning file.
+/// Creates a case with base logits, finished steps, or a tuning file.
 pub fn measured(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<Case> {
     match chance.below(5) {
         0 | 1 => {
@@ -53,7 +53,8 @@ pub fn measured(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<C
             spoil(chance, &mut bytes);
             let eval = [&["eval", command][..], &MEASURE, &["text", "--state", "state"]].concat();
             let types: &[&str] = if *command == "kld" { &["-ctk", "turbo3"] } else { &[] };
-            // What a killed run has not finished, a line without its end, is done again; nothing else may be taken.
+            // An unfinished last line of a killed run is measured again; all other changes must be
+            // rejected.
             let whole = bytes.iter().rposition(|&b| b == b'\n').map_or(0, |end| end + 1);
             let is_cut = sound.starts_with(&bytes) || whole > 0 && sound.starts_with(&bytes[..whole]);
             let expect = if is_cut { Expect::Either } else { Expect::Refused };

@@ -1,4 +1,4 @@
-//! Kinds of hostile inputs. Each makes input number so-and-so out of a generator's choices.
+//! Kinds of hostile inputs. Each derives input number n from a generator's choices.
 
 mod arguments;
 mod ends;
@@ -21,17 +21,17 @@ use crate::shop::Shop;
 pub struct Kind {
     /// Its name in the table.
     pub name: &'static str,
-    /// How many of `N_WEIGHTS` inputs are of this kind.
+    /// Number of inputs of this kind, of `N_WEIGHTS`.
     pub weight: usize,
-    /// Makes one.
+    /// Creates an input.
     pub make: Make,
 }
 
-/// How an input is made.
+/// Constructor of an input.
 pub enum Make {
-    /// A command that meets it, in a folder of its own.
+    /// A command with its own folder.
     Case(MakeCase),
-    /// A request to a server that runs all the while.
+    /// A request to a server that keeps running.
     Request(MakeRequest),
 }
 

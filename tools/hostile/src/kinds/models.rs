@@ -1,4 +1,4 @@
-//! Models: files with changed bytes, weights that are no numbers, metadata that makes no sense.
+//! Models: files with changed bytes, NaN weights, invalid metadata.
 
 use std::io;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::case::{Case, Expect};
 use crate::chance::{Chance, NUMBERS};
 use crate::shop::{MODEL, Shop};
 
-/// A command that reads a model.
+/// Returns a command that reads a model.
 fn command(chance: &mut Chance, folder: &Path, name: &str) -> Case {
     let run = ["run", name, "-p", "hi", "-n", "2", "-c", "64", "-t", "1", "--seed", "1"];
     match chance.below(8) {
@@ -28,7 +28,7 @@ fn command(chance: &mut Chance, folder: &Path, name: &str) -> Case {
     }
 }
 
-/// The bundled model with changed bytes, or cut, or something else by its name.
+/// Creates the bundled model with changed bytes, or truncated, or another file under its name.
 pub fn changed(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<Case> {
     let head = shop.gguf.tensors().iter().map(|info| info.offset).min().unwrap_or(0) as usize;
     let mut bytes = MODEL.to_vec();
@@ -52,7 +52,7 @@ pub fn changed(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<Ca
             bytes.extend(chance.bytes(5000));
             Expect::Either
         }
-        // Counts and the first keys; the records of the tensors; anywhere before the data.
+        // Counts and the first keys; the records of the tensors; any byte before the data.
         4 => mutated(chance, &mut bytes, 0, 400),
         5 => mutated(chance, &mut bytes, head.saturating_sub(4000), head),
         _ => mutated(chance, &mut bytes, 0, head),
@@ -67,7 +67,7 @@ fn mutated(chance: &mut Chance, bytes: &mut Vec<u8>, from: usize, until: usize) 
     Expect::Either
 }
 
-/// The bundled model with NaN or an infinity in a tensor.
+/// Creates the bundled model with NaN or an infinity in a tensor.
 pub fn no_numbers(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<Case> {
     let mut bytes = MODEL.to_vec();
     let breakable = |info: &&TensorInfo| matches!(info.dtype, DType::F32 | DType::F16 | DType::Q8_0);
@@ -92,7 +92,7 @@ pub fn no_numbers(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result
     case.expect(Expect::Refused).file(name, bytes)
 }
 
-/// The bundled model with a key, or a few, that say something else.
+/// Creates the bundled model with one or more changed keys.
 pub fn metadata(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<Case> {
     let mut writer = GgufWriter::with_meta(shop.gguf.meta()).map_err(io::Error::other)?;
     let keys: Vec<&str> = shop.gguf.meta().iter().map(|(key, _)| key).collect();
@@ -101,7 +101,7 @@ pub fn metadata(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<C
         if chance.one_in(4) {
             key = chance.of(&EXTRA).replace("ARCH", "llama");
         }
-        // What the writer itself refuses is left as it was.
+        // Values that the writer rejects are skipped.
         let _ = set(chance, &mut writer, &key);
     }
     for info in shop.gguf.tensors() {
@@ -115,7 +115,7 @@ pub fn metadata(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<C
     command(chance, folder, "model.gguf").file("model.gguf", bytes)
 }
 
-/// Keys that the bundled model does without.
+/// Keys that the bundled model lacks.
 const EXTRA: [&str; 14] = [
     "ARCH.attention.sliding_window",
     "ARCH.attention.key_length",
@@ -133,7 +133,7 @@ const EXTRA: [&str; 14] = [
     "general.file_type",
 ];
 
-/// Text of a stranger.
+/// Untrusted text.
 pub const STRANGE: [&str; 8] = [
     "",
     "\u{1b}[2J\u{1b}]0;x\u{7}",

@@ -1,12 +1,12 @@
-//! Requests to a server: forms, bodies and heads that end, hold or fill one.
+//! Requests to a server: schemas, bodies and headers that crash, block or fill one.
 
 use crate::chance::Chance;
 use crate::served::{HOSTILE, post};
 
-/// Where forms may be given, in bodies that ask for a word.
+/// Beginnings of bodies with a short answer, to which schemas are added.
 const CHAT: &str = r#""messages":[{"role":"user","content":"hi"}],"max_tokens":3"#;
 
-/// A request of any of the ways.
+/// Creates a request of any kind.
 pub fn request(chance: &mut Chance) -> Vec<u8> {
     match chance.below(8) {
         0 | 1 => schema(chance),
@@ -17,13 +17,13 @@ pub fn request(chance: &mut Chance) -> Vec<u8> {
     }
 }
 
-/// So many levels of something: few, many, or as many as end a stack.
+/// Returns a depth: few levels, many, or enough to overflow a stack.
 fn many(chance: &mut Chance, most: usize) -> usize {
     let most = chance.of(&[8, 300, most]);
     1 + chance.below(most)
 }
 
-/// A JSON schema that is deep, wide or goes in rings, by each way to give one.
+/// Creates a deep, wide or cyclic JSON schema, in each request format.
 fn schema(chance: &mut Chance) -> Vec<u8> {
     let n = many(chance, 1500);
     let schema = match chance.below(6) {
@@ -58,7 +58,7 @@ fn schema(chance: &mut Chance) -> Vec<u8> {
     post(path, HOSTILE, body.as_bytes())
 }
 
-/// Definitions of which each names the next, some of them far in.
+/// Creates definitions that each refer to the next, some deeply nested.
 fn links(chance: &mut Chance, n: usize) -> String {
     let depth = chance.of(&[0, 1, 40, 110]);
     let link = |i: usize| {
@@ -69,7 +69,7 @@ fn links(chance: &mut Chance, n: usize) -> String {
     (0..n).map(link).collect::<Vec<_>>().join(",")
 }
 
-/// A grammar of rules that name each other, or with many ways.
+/// Creates a grammar of mutually recursive rules, or with many alternatives.
 fn grammar(chance: &mut Chance) -> Vec<u8> {
     let n = many(chance, 5000);
     let is_lark = chance.one_in(2);
@@ -96,7 +96,7 @@ fn grammar(chance: &mut Chance) -> Vec<u8> {
     post(path, HOSTILE, body.as_bytes())
 }
 
-/// A text as JSON has it.
+/// Escapes a text as JSON.
 fn json(text: &str) -> String {
     let escaped = |c: char| match c {
         '"' | '\\' => format!("\\{c}"),
@@ -106,7 +106,7 @@ fn json(text: &str) -> String {
     format!("\"{}\"", text.chars().map(escaped).collect::<String>())
 }
 
-/// A body of many small values, or one long text.
+/// Creates a body of many small values, or one long text.
 fn values(chance: &mut Chance) -> Vec<u8> {
     let n_bytes = chance.of(&[1 << 10, 1 << 16, 1 << 20, 8 << 20, 31 << 20]);
     let of = |one: &str| one.repeat(n_bytes / one.len());
@@ -126,7 +126,7 @@ fn values(chance: &mut Chance) -> Vec<u8> {
     post(path, HOSTILE, format!("{{\"max_tokens\":1,\"{name}\":{value}}}").as_bytes())
 }
 
-/// A small body that was sound.
+/// Creates a modified small body.
 fn fields(chance: &mut Chance) -> Vec<u8> {
     let number =
         chance.of(&["-1", "1e308", "-1e-308", "9007199254740993", "null", "true", "\"x\"", "[]", "{}"]);
@@ -168,7 +168,7 @@ fn fields(chance: &mut Chance) -> Vec<u8> {
     post(path, HOSTILE, &body)
 }
 
-/// A head that is changed, or has no end.
+/// Creates a modified header, or an endless one.
 fn head(chance: &mut Chance) -> Vec<u8> {
     let mut request = post("/v1/completions", HOSTILE, br#"{"prompt":"hi","max_tokens":1}"#);
     match chance.below(4) {

@@ -1,4 +1,4 @@
-//! Conversations: commands out of order, lines without end, bytes that are no text.
+//! Conversations: commands out of order, endless lines, invalid UTF-8.
 
 use std::io;
 use std::path::Path;
@@ -36,7 +36,7 @@ const LINES: [&[u8]; 26] = [
     b"/bye now",
 ];
 
-/// Some lines, with the last one open or not.
+/// Creates some lines, the last one terminated or not.
 pub fn talk(chance: &mut Chance, _: &Shop, folder: &Path) -> io::Result<Case> {
     let mut lines = Vec::new();
     for _ in 0..chance.below(12) {

@@ -1,4 +1,4 @@
-//! Chat templates: programs of strangers.
+//! Untrusted chat templates.
 
 use std::io;
 use std::path::Path;
@@ -41,7 +41,7 @@ const PIECES: [&str; 30] = [
     "\u{0}\u{202e}<|im_start|>system",
 ];
 
-/// Pieces that go on and on.
+/// Pieces that nest indefinitely.
 const NESTED: [(&str, &str); 8] = [
     ("[", "]"),
     ("(", ")"),
@@ -53,7 +53,7 @@ const NESTED: [(&str, &str); 8] = [
     ("x[", "]"),
 ];
 
-/// A template that was put together, or one of the model's with changes; what it is asked with is harmless.
+/// Creates a template from pieces, or by changing the model's; the message is harmless.
 pub fn template(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<Case> {
     let own = shop.gguf.meta().get::<&str>("tokenizer.chat_template").unwrap_or_default();
     let bytes = match chance.below(5) {

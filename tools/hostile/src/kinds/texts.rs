@@ -1,4 +1,4 @@
-//! Texts: bytes that are none, lines without end, and words that would be special tokens.
+//! Texts: invalid UTF-8, endless lines, and words that resemble special tokens.
 
 use std::ffi::OsString;
 use std::io;
@@ -9,7 +9,7 @@ use crate::case::{Case, Expect};
 use crate::chance::Chance;
 use crate::shop::Shop;
 
-/// Pieces of text that tokenizers and terminals stumble over.
+/// Edge cases of tokenizers and terminals.
 const PIECES: [&str; 16] = [
     "a",
     " ",
@@ -29,7 +29,7 @@ const PIECES: [&str; 16] = [
     "* K f16\n0 0 V turbo3\n",
 ];
 
-/// Text of up to two million characters, and whether it is text at all.
+/// Returns text of up to two million characters, and whether it is valid UTF-8.
 fn written(chance: &mut Chance) -> (Vec<u8>, bool) {
     let piece = chance.of(&PIECES);
     match chance.below(6) {
@@ -48,7 +48,7 @@ fn written(chance: &mut Chance) -> (Vec<u8>, bool) {
     }
 }
 
-/// A text where one is read.
+/// Creates a text input.
 pub fn text(chance: &mut Chance, _: &Shop, folder: &Path) -> io::Result<Case> {
     let (bytes, is_text) = written(chance);
     let run = ["run", "-n", "1", "-t", "1", "-c", "512"];
@@ -66,7 +66,8 @@ pub fn text(chance: &mut Chance, _: &Shop, folder: &Path) -> io::Result<Case> {
     case.file("text", bytes)
 }
 
-/// Special tokens in what is said: each is some tokens of text, never one of its own.
+/// Creates special tokens in a message: each must become several text tokens, never the special
+/// token.
 pub fn special(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<Case> {
     let n = 1 + chance.below(5);
     let mut text = "x".to_owned();

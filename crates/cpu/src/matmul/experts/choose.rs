@@ -1,21 +1,23 @@
-//! Which experts a row chooses.
+//! The router of a MoE layer: top-k selection of experts.
 
 use kvant_backend::{Candidate, ExpertGroups, Routing, Scores, top_k};
 
 use crate::exp::exp;
 
-/// Chooses for one row after the other. Memory is kept from row to row.
+/// Selects experts for one row after the other. Buffers are reused between rows.
 #[derive(Default)]
 pub(super) struct Chooser {
     best: Vec<Candidate>,
-    /// What decides who is chosen, where that is not the logit: of all experts, of each group, of those in chosen groups.
+    /// Selection scores, where these are not the logits: of all experts, of each group, of the
+    /// experts in selected groups.
     wishes: [Vec<f32>; 3],
-    /// The chosen groups, in the order of their numbers.
+    /// The selected groups, in ascending order.
     expert_groups: Vec<usize>,
 }
 
 impl Chooser {
-    /// The experts that a row chooses by its `logits` and selection bias `[n_experts]`, the most wanted first, each with its logit.
+    /// Returns the experts of a row from its `logits` and selection bias `[n_experts]`, best first,
+    /// each with its logit.
     pub fn choose(
         &mut self,
         logits: &[f32],
@@ -24,7 +26,7 @@ impl Chooser {
     ) -> &[Candidate] {
         let Self { best, wishes: [of_experts, of_groups, left], expert_groups: chosen } = self;
         if (selection_bias, routing.expert_groups) == (None, None) {
-            // A sigmoid leaves their order.
+            // A sigmoid preserves their order.
             top_k(logits, routing.n_used, best);
             return best;
         }
@@ -72,14 +74,14 @@ impl Chooser {
     }
 }
 
-/// The largest logit; NaN where one is that, or infinite.
+/// Returns the largest logit; NaN if one is NaN or infinite.
 pub(super) fn most_of(logits: &[f32]) -> f32 {
     let bad = |most: f32| if most == f32::INFINITY { f32::NAN } else { most };
     let most = |most: f32, &logit: &f32| if logit > most || logit.is_nan() { logit } else { most };
     bad(logits.iter().fold(f32::NEG_INFINITY, most))
 }
 
-/// `1 / (1 + exp(-x))`; NaN for infinity, which no router says in earnest.
+/// Returns `1 / (1 + exp(-x))`; NaN for infinity, which is not a valid logit.
 pub(super) fn sigmoid(x: f32) -> f32 {
     if x == f32::INFINITY { f32::NAN } else { 1.0 / (1.0 + exp(-x)) }
 }
@@ -89,8 +91,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_chooses_groups_by_their_best_and_then_experts_of_those() {
-        // Groups of three: the first has the best expert, the second the best two, the last the best of all but for its bias.
+    fn experts_are_selected_within_the_best_groups() {
+        // Groups of three: the first has the best expert, the second the best two, the last the
+        // best of all but for its bias.
         let logits = [3.0, -2.0, -2.0, 2.0, 1.9, 0.0, -1.0, 1.0, 4.0].map(|x: f32| x / 2.0);
         let selection_bias = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0];
         let chosen = |scores, selection_bias, n_used, expert_groups| {
@@ -107,12 +110,12 @@ mod tests {
         assert_eq!(chosen(Scores::Sigmoid, None, 3, 1), [8, 7, 6]);
         assert_eq!(chosen(Scores::Sigmoid, Some(&selection_bias[..]), 3, 1), [3, 4, 5]);
         assert_eq!(chosen(Scores::Sigmoid, Some(&selection_bias[..]), 4, 2), [0, 3, 4, 5]);
-        // All groups are as good as none.
+        // Selecting all groups equals no groups.
         assert_eq!(chosen(Scores::Sigmoid, Some(&selection_bias[..]), 4, 3), [0, 3, 4, 7]);
     }
 
     #[test]
-    fn what_is_no_number_is_chosen_in_whichever_group() {
+    fn a_non_finite_logit_is_selected_from_any_group() {
         for (scores, bad) in [(Scores::Softmax, f32::NAN), (Scores::Softmax, f32::INFINITY)]
             .into_iter()
             .chain([(Scores::Sigmoid, f32::NAN), (Scores::Sigmoid, f32::INFINITY)])

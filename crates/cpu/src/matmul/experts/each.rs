@@ -1,7 +1,7 @@
-//! A matrix for each part of a row, such as the heads of it: `y[r, i] = W[i] x[r, i]`.
+//! A matrix for each slice of a row, such as its heads: `y[r, i] = W[i] x[r, i]`.
 //!
-//! Every row has chosen every matrix, so to say, and each with a part of its own: groups are the parts, and the kernels those of
-//! experts. What they give lies part by part; rows are put together at the end.
+//! Runs on the kernels of experts: every row is routed to every matrix, each with its own slice.
+//! Results are ordered slice by slice; rows are reassembled at the end.
 
 use kvant_backend::BackendError;
 
@@ -9,10 +9,10 @@ use super::{Biased, CpuExperts, Scratch, Stage, grow, lay_out};
 use crate::matmul::work::{self, Operand, for_threads};
 use crate::{Isa, Pool};
 
-/// Gives `y` `[rows, n, n_out]` of `x` `[rows, n, n_in]`.
+/// Computes `y` `[rows, n, n_out]` from `x` `[rows, n, n_in]`.
 ///
 /// # Errors
-/// [`BackendError::OutOfMemory`] where matrices have to be laid out.
+/// [`BackendError::OutOfMemory`] where matrices have to be packed.
 pub(crate) fn project_each(
     isa: Isa,
     pool: &Pool,

@@ -1,18 +1,21 @@
-//! A feed-forward layer of experts, of which each row goes through a few.
+//! The MoE feed-forward layer: the router sends each row to a few experts.
 //!
 //! ```text
-//! x[r] += sum_e weight[r, e] W_down[e] (a(W_gate[e] n) * (W_up[e] n)),  n = norm(x[r]),  e over the experts that row r chose
+//! x[r] += sum_e weight[r, e] W_down[e] (a(W_gate[e] n) * (W_up[e] n))
+//! n = norm(x[r]),  e over the experts of row r
 //! ```
 //!
-//! with a bias added to each product where there are some.
+//! with an optional bias added to each product.
 //!
-//! Rows are grouped by expert ([`route`]), so that each expert's weights are read once however many rows chose it: tiles are
-//! filled with the rows of a group, and the kernels of other products multiply them. The rows of all groups, one after the
-//! other, are *slots*: activations between the two products lie in their order. What the experts give is added to a row in the
-//! order of their numbers, so that its bits do not depend on the rows beside it.
+//! Rows are grouped by expert ([`route`]), so that each expert's weights are read once for all its
+//! rows: tiles are filled with the rows of a group, and the kernels of dense products multiply
+//! them. The rows of all groups, in sequence, are *slots*: activations between the two products are
+//! in slot order. Expert outputs are added to a row in ascending order of experts, so that its bits
+//! do not depend on the other rows of the batch.
 //!
-//! A thread's items are panels of its slice of every expert ([`cut`](super::cut)): of one expert in the first product, whose results lie
-//! apart, and of all experts, one after the other, in the second, whose results meet.
+//! A thread's items are panels of its slice of every expert ([`cut`](super::cut)): of one expert in
+//! the first product, whose results are disjoint, and of all experts, one after the other, in the
+//! second, whose results are summed.
 
 mod choose;
 mod each;
@@ -46,10 +49,12 @@ pub struct CpuExperts {
 }
 
 impl CpuExperts {
-    /// Takes the weights of `source`, `n_experts` matrices one after the other, laid out for the kernels of `isa`.
+    /// Takes the weights of `source`, `n_experts` matrices in sequence, packed for the kernels of
+    /// `isa`.
     ///
     /// # Errors
-    /// As [`CpuMatrix::new`], and [`BackendError::Shape`] for rows that are no whole experts.
+    /// As [`CpuMatrix::new`], and [`BackendError::Shape`] for rows that are not a whole number of
+    /// experts.
     pub(crate) fn new(
         isa: Isa,
         pool: &Pool,
@@ -61,7 +66,7 @@ impl CpuExperts {
         Ok(laid_out.map_or(there, |matrices| Self { matrices }))
     }
 
-    /// Takes the weights of `source` and leaves them there.
+    /// Takes the weights of `source` and leaves them in the mapped file.
     ///
     /// # Errors
     /// As [`CpuExperts::new`].
@@ -74,7 +79,8 @@ impl CpuExperts {
         Ok(Self { matrices: (0..n_experts).map(matrix).collect() })
     }
 
-    /// These experts laid out for the kernels of `isa`; `None` where they lie as its kernels read them.
+    /// Returns these experts packed for the kernels of `isa`; `None` if they already have the
+    /// layout of its kernels.
     fn laid_out(
         &self,
         isa: Isa,
@@ -95,7 +101,7 @@ impl CpuExperts {
         Ok(Some(all.into_iter().map(matrix).collect()))
     }
 
-    /// What all have in common.
+    /// Returns one of the matrices, for their common shape and type.
     fn any(&self) -> &CpuMatrix {
         &self.matrices[0]
     }
@@ -115,13 +121,13 @@ impl Experts for CpuExperts {
     }
 }
 
-/// The matrices of experts, and what is added to their products.
+/// The matrices of experts, and their biases.
 #[derive(Clone, Copy)]
 pub(crate) struct Biased<'a> {
     pub w: &'a CpuExperts,
     /// `[n_experts, n_out]`
     pub bias: Option<&'a [f32]>,
-    /// Those of each group, where they had to be laid out for this step.
+    /// The matrices of each group, if they were packed for this step.
     laid_out: Option<&'a [CpuMatrix]>,
 }
 
@@ -130,12 +136,12 @@ impl<'a> Biased<'a> {
         Self { w, bias, laid_out: None }
     }
 
-    /// The matrix of expert `e`, which the rows of group `index` chose.
+    /// Returns the matrix of expert `e`, the expert of group `index`.
     fn matrix(&self, index: usize, e: usize) -> &'a CpuMatrix {
         self.laid_out.map_or(&self.w.matrices[e], |groups| &groups[index])
     }
 
-    /// What is added to the products of expert `e`, `[n_out]`.
+    /// Returns the bias of expert `e`, `[n_out]`.
     fn bias_of(&self, e: usize) -> Option<&'a [f32]> {
         let n_out = self.w.n_out();
         self.bias.map(|bias| &bias[e * n_out..(e + 1) * n_out])
@@ -166,13 +172,13 @@ pub(crate) struct ExpertFfn<'a> {
     pub down: Biased<'a>,
 }
 
-/// Memory that lives as long as the device.
+/// Scratch memory of the device.
 #[derive(Default)]
 pub(super) struct Scratch {
     routes: Routes,
     /// The tiles of each group, in 8 bits and in f32.
     tiles: [Vec<GroupTiles>; 2],
-    /// The rows of `x` in f32, normalised, in the order of the slots, `[slots, n]`; where a product reads them so.
+    /// The rows of `x` in f32, normalized, in slot order, `[slots, n]`, where a product reads f32.
     picked: Vec<f32>,
     /// Gate activations, `[slots, n_ff]`, where gate and up are not fused.
     gates: Vec<f32>,
@@ -180,10 +186,10 @@ pub(super) struct Scratch {
     hidden: Vec<f32>,
 }
 
-/// Adds what the experts give to `x` `[rows, n]`, or puts it `to` another place.
+/// Adds the outputs of the experts to `x` `[rows, n]`, or writes them to `to`.
 ///
 /// # Errors
-/// [`BackendError::OutOfMemory`] where experts have to be laid out.
+/// [`BackendError::OutOfMemory`] where experts have to be packed.
 pub(crate) fn expert_ffn(
     isa: Isa,
     pool: &Pool,
@@ -237,7 +243,7 @@ pub(crate) fn expert_ffn(
     Ok(())
 }
 
-/// Where the tiles of each group lie; see [`Scratch::tiles`].
+/// Returns the positions of the tiles of each group; see [`Scratch::tiles`].
 fn lay_out<'a>(isa: Isa, tiles: &'a mut [Vec<GroupTiles>; 2], groups: &[Group]) -> [&'a [GroupTiles]; 2] {
     for (tiles, is_float) in tiles.iter_mut().zip([false, true]) {
         tiles.clear();
@@ -250,14 +256,14 @@ fn lay_out<'a>(isa: Isa, tiles: &'a mut [Vec<GroupTiles>; 2], groups: &[Group]) 
     tiles.each_ref().map(|tiles| &tiles[..])
 }
 
-/// Makes `values` at least `len` long. Memory is kept from step to step.
+/// Grows `values` to at least `len`. Memory is reused between steps.
 fn grow(values: &mut Vec<f32>, len: usize) {
     if values.len() < len {
         values.resize(len, 0.0);
     }
 }
 
-/// What both products of a layer share.
+/// Shared state of both products of a layer.
 struct Stage<'a> {
     isa: Isa,
     pool: &'a Pool,
@@ -268,7 +274,7 @@ struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    /// Brings the rows of `input` that each group has into the forms that these weights want.
+    /// Converts the rows of `input` of each group to the forms that these weights require.
     fn pick(
         &self,
         forms: &mut Forms,
@@ -287,7 +293,8 @@ impl Stage<'_> {
         self.fill(forms, weights, Source { x, picks: Some(rows), n_in, norm, rotates: false }, picked);
     }
 
-    /// Fills the tiles that these weights want, from `source` or from its rows in f32, `[slots, n_in]`.
+    /// Fills the tiles that these weights require, from `source` or from its rows in f32,
+    /// `[slots, n_in]`.
     fn fill(&self, forms: &mut Forms, weights: [&CpuExperts; 2], source: Source<'_>, rows: &[f32]) {
         let (isa, pool, [codes, floats]) = (self.isa, self.pool, self.tiles);
         if self.wants(weights, Form::Floats) {
@@ -305,7 +312,8 @@ impl Stage<'_> {
         weights.iter().any(|weights| Form::of(self.isa, weights.any().dtype) == form)
     }
 
-    /// `y = W x + b`, `[slots, n_out]`, each slot with its expert's matrix; or `y = a(G x + c) * (W x + b)` with a gate.
+    /// Computes `y = W x + b`, `[slots, n_out]`, each slot with its expert's matrix; or
+    /// `y = a(G x + c) * (W x + b)` with a gate.
     fn apart(
         &self,
         forms: &Forms,
@@ -330,12 +338,13 @@ impl Stage<'_> {
             let (w, to) = (up.matrix(index, *expert), To::Rows(slots.start));
             let bias = bias.filter(|_| gate.is_none());
             let product = Product { w, bias, y, to, accumulate: false, gate };
-            // SAFETY: every item runs once, and no other has these panels of this expert.
+            // SAFETY: every item runs once, and no other item has these panels of this expert.
             unsafe { self.multiply(forms, workspace, x, &product, index, panels) };
         });
     }
 
-    /// `y[row] += factor (W x + b)` for the row and the factor of each slot, with its expert's matrix.
+    /// Computes `y[row] += factor (W x + b)` for the row and the factor of each slot, with its
+    /// expert's matrix.
     fn joined(
         &self,
         forms: &Forms,
@@ -355,44 +364,46 @@ impl Stage<'_> {
                 let to = To::Picked { rows: &rows[slots.clone()], factors: &factors[slots.clone()] };
                 let (w, bias) = (down.matrix(index, *expert), down.bias_of(*expert));
                 let product = Product { w, bias, y, to, accumulate: true, gate: None };
-                // SAFETY: every item runs once, no other has these panels, and it takes one expert after the other.
+                // SAFETY: every item runs once, no other item has these panels, and it takes one
+                // expert after the other.
                 unsafe { self.multiply(forms, workspace, x, &product, index, panels.clone()) };
             }
         });
     }
 
-    /// Hands each slot of `u`, `[slots, n]`, to `job`.
+    /// Runs `job` on each slot of `u`, `[slots, n]`.
     fn for_slots(&self, u: &mut [f32], n: usize, job: impl Fn(usize, &mut [f32]) + Sync) {
         let slots = u.len() / n.max(1);
         let u = Shards::new(u);
         self.pool.for_each(slots, &|slot| {
-            // SAFETY: every slot is taken by one call of this job.
+            // SAFETY: one call of this job writes each slot.
             job(slot, unsafe { u.part(slot * n..(slot + 1) * n) });
         });
     }
 
-    /// Panels cut into items for the threads of this stage.
+    /// Returns the partition of panels for the threads of this stage.
     fn cut(&self, per_item: usize) -> Cut {
         Cut { n_threads: self.pool.n_threads(), per_item }
     }
 
-    /// Panels of an item, of so many in all: whole pairs.
+    /// Returns the panels per item, out of `n_panels`: whole pairs.
     fn per_item(&self, n_panels: usize) -> usize {
         let wanted = n_panels / (self.tuning.items_per_thread.max(1) * self.pool.n_threads());
         wanted.max(1).next_multiple_of(PAIR)
     }
 
-    /// The fewest panels of an item that takes them of one expert after the other: each run of them begins with lines that nobody
-    /// asked for ahead, so that where rows are few and memory is what takes time, runs are long.
+    /// Returns the minimum panels of an item that processes them for one expert after the other:
+    /// each run of them begins with lines that are not prefetched, so that runs are long where rows
+    /// are few and memory bandwidth is the bound.
     fn least_run(&self, n_panels: usize) -> usize {
         let are_few = self.groups.iter().all(|group| group.slots.len() <= skinny::MAX_ROWS);
         if are_few { n_panels.div_ceil(2 * self.pool.n_threads()) } else { 1 }
     }
 
-    /// Some panels of a product with the rows of group `index`.
+    /// Computes some panels of a product for the rows of group `index`.
     ///
     /// # Safety
-    /// Nobody else has these panels for the rows that the product goes to.
+    /// No other thread has these panels for the rows of the product's destination.
     unsafe fn multiply(
         &self,
         forms: &Forms,
@@ -404,11 +415,11 @@ impl Stage<'_> {
     ) {
         with_set!(
             of_rows(self.isa, self.groups[index].slots.len()),
-            // SAFETY: as of this function.
+            // SAFETY: by the contract of this function.
             set => unsafe { self.panels(set, forms, workspace, product, index, panels) },
             _ => {
                 let (slots, n_in) = (self.groups[index].slots.clone(), product.w.n_in);
-                // SAFETY: as of this function.
+                // SAFETY: by the contract of this function.
                 let outputs = unsafe { product.outputs(panels, 0..slots.len()) };
                 file_rows(outputs, &x[slots.start * n_in..slots.end * n_in]);
             }
@@ -418,7 +429,7 @@ impl Stage<'_> {
     /// As [`Stage::multiply`].
     ///
     /// # Safety
-    /// As of [`Stage::multiply`].
+    /// As [`Stage::multiply`].
     unsafe fn panels<S: Set>(
         &self,
         set: S,
@@ -431,7 +442,7 @@ impl Stage<'_> {
         let rows = self.groups[index].slots.len();
         let tiles = forms.tiles(self.tiles.map(|tiles| (tiles[index].at, tiles[index].tile_rows)));
         if rows <= skinny::MAX_ROWS {
-            // SAFETY: as of this function.
+            // SAFETY: by the contract of this function.
             let outputs = unsafe { product.outputs(panels, 0..rows) };
             return skinny::multiply(set.vectors(), outputs, tiles, self.tuning.prefetch);
         }
@@ -440,7 +451,8 @@ impl Stage<'_> {
         for first_row in (0..rows).step_by(block) {
             for first in panels.clone().step_by(at_once) {
                 let pairs = first..panels.end.min(first + at_once);
-                // SAFETY: as of this function; some pairs are taken after the others.
+                // SAFETY: by the contract of this function; groups of pairs are processed one after
+                // the other.
                 let outputs = unsafe { product.outputs(pairs, first_row..rows.min(first_row + block)) };
                 blocked(set, workspace, outputs, tiles);
             }

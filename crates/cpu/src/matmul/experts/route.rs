@@ -1,4 +1,4 @@
-//! Which rows go through which expert.
+//! Assignment of rows to experts.
 
 use std::ops::Range;
 
@@ -8,23 +8,23 @@ use super::Choice;
 use super::choose::{Chooser, most_of, sigmoid};
 use crate::exp::exp;
 
-/// The rows of a step, grouped by the experts that they chose.
+/// The rows of a step, grouped by their experts.
 #[derive(Default)]
 pub(super) struct Routes {
-    /// The row of each slot. Slots of an expert lie together, in the order of the rows.
+    /// The row of each slot. Slots of an expert are contiguous, in the order of the rows.
     pub rows: Vec<u32>,
-    /// What the expert weighs in the row of each slot.
+    /// The router weight of each slot.
     pub weights: Vec<f32>,
-    /// Those that some row chose, in the order of their numbers.
+    /// The experts with at least one row, in ascending order.
     pub groups: Vec<Group>,
-    /// Expert and weight, as each row chose them, `[rows, n_used]`.
+    /// Expert and router weight for each row, `[rows, n_used]`.
     chosen: Vec<(u32, f32)>,
     chooser: Chooser,
     /// The next free slot of each expert.
     next: Vec<usize>,
 }
 
-/// An expert, and the rows that chose it.
+/// An expert, and the slots of its rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Group {
     pub expert: usize,
@@ -32,7 +32,7 @@ pub(super) struct Group {
 }
 
 impl Routes {
-    /// Lets the rows choose among so many experts.
+    /// Routes the rows among `n_experts` experts.
     pub fn choose(&mut self, choice: Choice<'_>, n_experts: usize) {
         let Choice { routing, logits, selection_bias, scales } = choice;
         self.chosen.clear();
@@ -64,7 +64,8 @@ impl Routes {
         }
     }
 
-    /// Lets every one of `rows` rows of `n` parts bring part i to matrix i: a slot's row is the number of its part.
+    /// Routes slice i of every one of `rows` rows of `n` slices to matrix i: a slot's row is the
+    /// index of its slice.
     pub fn choose_parts(&mut self, rows: usize, n: usize) {
         let slots = |expert| expert * rows..(expert + 1) * rows;
         self.groups.clear();
@@ -74,7 +75,7 @@ impl Routes {
     }
 }
 
-/// Adds the experts that a row chose, `best` of its `logits`, with their weights.
+/// Appends the experts of a row, `best` of its `logits`, with their weights.
 fn weigh(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &mut Vec<(u32, f32)>) {
     match routing.scores {
         Scores::Softmax => weigh_shares(logits, best, routing, chosen),
@@ -89,7 +90,8 @@ fn weigh(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &mut Vec<
     }
 }
 
-/// As [`weigh`], of a softmax, which is NaN for all where a logit is NaN or infinite.
+/// Does the work of [`weigh`] for a softmax, which is NaN for all experts if a logit is NaN or
+/// infinite.
 fn weigh_shares(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &mut Vec<(u32, f32)>) {
     let most = most_of(logits);
     let share = |logit: f32| exp(logit - most);
@@ -122,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_grouped_in_order_and_equal_logits_go_to_lower_numbers() {
+    fn rows_are_grouped_in_order_and_ties_go_to_lower_experts() {
         #[rustfmt::skip]
         let logits = [
             0.0, 1.0, 0.0, 0.0,
@@ -138,9 +140,9 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_shares_of_all_or_of_the_chosen() {
+    fn weights_are_normalized_over_all_or_selected_experts() {
         let logits = [1.0, 0.0, 2.0].map(|x: f32| x.ln_1p());
-        // Shares 2, 1 and 3 of 6.
+        // Probabilities 2/6, 1/6 and 3/6.
         for (normalises, want) in [(false, [2.0 / 6.0, 3.0 / 6.0]), (true, [2.0 / 5.0, 3.0 / 5.0])] {
             let routes = routes(&logits, 3, 2, normalises);
             for (got, want) in routes.weights.iter().zip(want) {
@@ -150,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selection_bias_decides_who_is_chosen_and_not_what_it_weighs() {
+    fn a_selection_bias_affects_selection_but_not_weights() {
         let logits = [0.25, 0.5, 0.75, 0.125].map(|p: f32| (p / (1.0 - p)).ln());
         let mut routes = Routes::default();
         for (normalises, total) in [(false, 1.0), (true, 0.375)] {
@@ -162,7 +164,7 @@ mod tests {
                 assert!((got - 2.0 * want / total).abs() <= 1e-6, "{got} for {}", 2.0 * want / total);
             }
         }
-        // Handicaps of nothing change nothing.
+        // A selection bias of zeros changes nothing.
         let routing = Routing { scores: Scores::Sigmoid, ..USUAL };
         routes.choose(Choice { selection_bias: Some(&[0.0; 4]), ..choice(&logits, routing) }, 4);
         let weights = routes.weights.clone();
@@ -171,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_logit_that_is_no_number_makes_every_weight_nan() {
+    fn a_non_finite_logit_makes_every_weight_nan() {
         for bad in [f32::NAN, f32::INFINITY] {
             for normalises in [true, false] {
                 let routes = routes(&[0.0, 1.0, bad, 2.0], 4, 2, normalises);

@@ -1,5 +1,6 @@
-//! Coded panels with activations in 8 bits. Each sub-block's products of codes are summed as integers; its sum, scaled, and
-//! what its minimum adds go to the sums one after the other, in the order of the columns.
+//! Coded panels with activations in 8 bits. The products of each sub-block are summed as integers;
+//! its scaled sum and the contribution of its minimum are added to the f32 sums, in the order of
+//! the columns.
 
 #![expect(clippy::needless_range_loop, reason = "one index runs over several arrays of registers")]
 
@@ -12,36 +13,37 @@ use crate::matmul::panel::{BLOCK, Format, GROUPS, Line};
 use crate::matmul::quantise::Tile;
 use crate::matmul::simd::{Kernel, MAX_ACROSS, MAX_PARTS, Simd};
 
-/// The most sub-blocks of a block.
+/// Maximum sub-blocks of a block.
 const MAX_SUBS: usize = 2;
 
-/// Sub-blocks of a block.
+/// Returns the number of sub-blocks of a block.
 #[inline(always)]
 pub(in crate::matmul) fn subs<F: Format>() -> usize {
     BLOCK / F::SPEC.sub_len
 }
 
-/// Groups whose products are added before they are widened.
+/// Returns the number of groups whose products are added before they are widened.
 #[inline(always)]
 fn short_groups<S: Simd, F: Format>() -> usize {
     S::groups_in_short_sum::<F>().min(GROUPS / subs::<F>())
 }
 
-/// Where a tile keeps the sums for sub-block `sub` of a block.
+/// Returns the index of a tile's activation sums for sub-block `sub` of a block.
 #[inline(always)]
 pub(super) fn which<F: Format>(sub: usize) -> usize {
     let n = GROUPS / subs::<F>();
     which_groups(sub * n, n)
 }
 
-/// Where it keeps those of `n` groups from `from` on, or of the half block that they are in.
+/// Returns the index of the activation sums of `n` groups from `from` on, or of the half block that
+/// contains them.
 #[inline(always)]
 fn which_groups(from: usize, n: usize) -> usize {
     if n == GROUPS { 2 } else { from * 2 / GROUPS }
 }
 
-/// Products of one panel with one tile: one value for each row of the tile and of the panel. Asks for what lies `ahead`
-/// bytes further in memory, unless that is 0.
+/// Multiplies one panel with one tile: one value for each row of the tile and of the panel.
+/// Prefetches `ahead` bytes further in memory, unless that is 0.
 pub(in crate::matmul) struct Gemv<'a, F, const T: usize> {
     pub panel: &'a [Line],
     pub tile: Tile<'a, T>,
@@ -49,7 +51,7 @@ pub(in crate::matmul) struct Gemv<'a, F, const T: usize> {
     pub format: PhantomData<F>,
 }
 
-/// A unit of a panel, and the number of its first block.
+/// A unit of a panel, and the index of its first block.
 #[derive(Clone, Copy)]
 struct Unit<'a> {
     header: &'a [Line],
@@ -71,7 +73,7 @@ impl<F: Format, const T: usize> Kernel for Gemv<'_, F, T> {
             prefetch(header, self.ahead);
             stored.read::<S, F>(simd, header);
             let unit = Unit { header, lines, stored: &stored, first: u * (layout.unit / BLOCK) };
-            // Not a loop: sums stay in registers where the part is known.
+            // Not a loop: sums stay in registers where the part is a constant.
             add_unit::<S, F, T>(simd, unit, self.tile, 0, &mut sums[0], self.ahead);
             if S::PARTS == MAX_PARTS {
                 add_unit::<S, F, T>(simd, unit, self.tile, 1, &mut sums[1], 0);

@@ -11,10 +11,10 @@ use super::{FloatChunk, PAIR, Register, Sums, place};
 use crate::matmul::panel::{Line, QUAD, Values, split};
 use crate::matmul::simd::{Kernel, MAX_PARTS, Simd};
 
-/// Registers of weights that a blocked product holds at once.
+/// Registers of weights that a GEMM holds at once.
 const ACROSS: usize = 2;
 
-/// Column `col` of a panel.
+/// Loads column `col` of a panel.
 #[inline(always)]
 fn column<S: Simd, V: Values>(simd: S, lines: &[Line], col: usize, part: usize) -> S::Floats {
     let line = &lines[col / V::PER_LINE].0;
@@ -25,8 +25,8 @@ fn column<S: Simd, V: Values>(simd: S, lines: &[Line], col: usize, part: usize) 
     }
 }
 
-/// Products of `P` panels, one after the other, with one tile `[n_in]`. Asks for what lies `ahead` bytes further in memory,
-/// unless that is 0.
+/// Multiplies `P` neighbouring panels with one tile `[n_in]`. Prefetches `ahead` bytes further in
+/// memory, unless that is 0.
 pub(in crate::matmul) struct GemvFloats<'a, V, const P: usize, const T: usize> {
     pub panels: &'a [Line],
     pub x: &'a [[f32; T]],

@@ -9,19 +9,20 @@ use crate::matmul::panel::{BLOCK, Format, GROUPS, Line};
 use crate::matmul::simd::{Kernel, Simd};
 use crate::unit::{ROWS, Tiles};
 
-/// Columns that lie side by side in a word.
+/// Columns that share a word.
 const TWO: usize = 2;
 
-/// Weights of a block of columns of two panels in bf16, scales and minima in them, `[panel]`: a line for two columns, a word of it for each
-/// row of weights.
+/// Weights of a block of columns of two panels in bf16, scales and minima applied, `[panel]`: a
+/// line for two columns, a word of it for each row of weights.
 pub(in crate::matmul) type HalvesPanels = [[Line; BLOCK / TWO]; PAIR];
 
-/// Those of some columns.
+/// The panels of a chunk of columns.
 pub(in crate::matmul) type HalvesChunk = [HalvesPanels; HALVES_BLOCKS];
-/// Blocks of a chunk in bf16: whole units of every format, and 16 KiB, beside which the first-level cache has room for activations.
+/// Blocks of a chunk in bf16: whole units of every format, and 16 KiB, which leaves room for
+/// activations in the L1 cache.
 pub(in crate::matmul) const HALVES_BLOCKS: usize = CHUNK_BLOCKS / 2;
 
-/// Sixteen pairs of values, each rounded to bf16.
+/// Rounds sixteen pairs of values to bf16.
 #[inline(always)]
 fn pack(first: &[f32; 16], second: &[f32; 16]) -> Line {
     let mut words = [0u32; 16];
@@ -31,7 +32,7 @@ fn pack(first: &[f32; 16], second: &[f32; 16]) -> Line {
     Line(bytemuck::cast(words))
 }
 
-/// Makes codes of a chunk, centred, what they stand for.
+/// Decodes the centred codes of a chunk to bf16.
 pub(in crate::matmul) struct CodesToHalves<'a, F> {
     pub chunk: &'a Chunk,
     pub halves: &'a mut [HalvesPanels],
@@ -91,10 +92,11 @@ impl Kernel for FloatsToHalves<'_> {
     }
 }
 
-/// Adds the products of a chunk with as many blocks of some tiles of activations to the sums of each. The unit is configured for whole
-/// tiles.
+/// Adds the products of a chunk with as many blocks of some tiles of activations to the sums of
+/// each. The unit is configured for whole tiles.
 ///
-/// Two tiles of activations meet two panels: four loads for four products, and sums stay in the unit over the chunk.
+/// Multiplies two tiles of activations with two panels: four loads for four products, and sums stay
+/// in the unit over the chunk.
 pub(in crate::matmul) fn multiply_halves<'a, T: Tiles>(
     unit: &mut T,
     chunk: &[HalvesPanels],

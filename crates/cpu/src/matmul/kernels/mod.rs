@@ -30,7 +30,7 @@ pub(super) use squares::{ArrangeSquares, MultiplySquares, SQUARES_TILE};
 pub(super) use tiles::MultiplyTiles;
 pub(super) use unpack::Unpack;
 
-/// Panels of a blocked product.
+/// Panels that a GEMM multiplies together.
 pub(super) const PAIR: usize = 2;
 /// Blocks of 32 columns in a chunk: whole units of every format.
 pub(super) const CHUNK_BLOCKS: usize = 16;
@@ -46,8 +46,8 @@ impl Register {
     pub const ZERO: Self = Self([0.0; PANEL]);
 }
 
-/// Codes of 32 columns of two panels, one to a byte, `[group][panel]`, or as [`MultiplyChunk::arrange`](super::set::MultiplyChunk) has
-/// them.
+/// Codes of 32 columns of two panels, one to a byte, `[group][panel]`, or in the order of
+/// [`MultiplyChunk::arrange`](super::set::MultiplyChunk).
 pub(super) type BlockCodes = [[Line; PAIR]; GROUPS];
 
 /// Codes and scales of some columns of two panels.
@@ -56,7 +56,7 @@ pub(super) struct Chunk {
     pub codes: [BlockCodes; CHUNK_BLOCKS],
     /// `[block][sub-block][panel]`.
     pub scales: [[[Register; PAIR]; 2]; CHUNK_BLOCKS],
-    /// What a minimum adds, as the scales.
+    /// Contributions of the minima, in the order of the scales.
     pub mins: [[[Register; PAIR]; 2]; CHUNK_BLOCKS],
 }
 
@@ -74,14 +74,14 @@ pub(super) type FloatChunk = [[Register; PAIR]; CHUNK_COLS];
 /// Sums of one tile, `[panel][row of the tile]`, with one value for each row of the panel.
 pub(super) type Sums<const T: usize> = [[Register; T]; PAIR];
 
-/// The panel of a pair, and its part, that register `index` of the pair's `PAIR * PARTS` holds.
+/// Returns the panel, and its part, in register `index` of the pair's `PAIR * PARTS`.
 #[inline(always)]
 fn place<S: Simd>(index: usize) -> (usize, usize) {
     (index / S::PARTS % PAIR, index % S::PARTS)
 }
 
-/// `u *= a(g)` for each value, `a` the activation. Registers wait for nothing of each other's, so several at once take little longer
-/// than one.
+/// Computes `u *= a(g)` for each value, `a` the activation. Registers are independent, so several
+/// at once take little longer than one.
 pub(super) struct Gate<'a> {
     pub activation: Activation,
     pub g: &'a [Register],

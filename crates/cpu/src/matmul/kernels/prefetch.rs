@@ -1,14 +1,14 @@
-//! Asking for memory ahead of use.
+//! Software prefetch of weights.
 //!
-//! The hardware follows a stream of lines by itself, but not far enough ahead for kernels that spend time on each line:
-//! measured with weights that no cache holds, hints raise q4_K from half of the memory's speed to all of it and cost
-//! the others nothing.
+//! The hardware prefetcher follows a sequence of lines, but not far enough ahead for kernels that
+//! spend time on each line: measured with weights that no cache holds, hints raise q4_K from half
+//! of the memory bandwidth to all of it and cost the others nothing.
 
 use crate::lanes::prefetch_line;
 use crate::matmul::panel::Line;
 
-/// Asks for what lies `ahead` bytes beyond `lines`, unless that is 0. Panels lie one after the other, so that is what is
-/// read a while later.
+/// Prefetches the lines `ahead` bytes beyond `lines`, unless that is 0. Panels are contiguous, so
+/// these are read a while later.
 #[inline(always)]
 pub(super) fn prefetch(lines: &[Line], ahead: usize) {
     if ahead == 0 {

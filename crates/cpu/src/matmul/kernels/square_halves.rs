@@ -1,4 +1,4 @@
-//! Panels in bf16 with activations in bf16, two rows by two, where an instruction multiplies such squares:
+//! Panels in bf16 with activations in bf16, by 2x2 matrix instructions (`bfmmla`):
 //!
 //! ```text
 //! sums [2, 2] += activations [2 rows, 4 columns] · weights [2 rows, 4 columns]ᵀ
@@ -12,11 +12,11 @@ use crate::matmul::halves::Block;
 use crate::matmul::panel::BLOCK;
 use crate::quad::{HalfSquares, Squares, Task};
 
-/// Fours of columns of a block.
+/// Groups of four columns of a block.
 const STEPS: usize = BLOCK / 4;
 
-/// Brings the two lines of each four columns, two columns of each row in either, to squares: row by row all four, eight rows in the first
-/// line and eight in the second.
+/// Arranges the two lines of each four columns (two columns of each row in either) for the
+/// instruction: all four columns row by row, eight rows in the first line and eight in the second.
 pub(in crate::matmul) struct ArrangeHalves<'a, Q> {
     pub quad: Q,
     pub chunk: &'a mut [HalvesPanels],
@@ -33,10 +33,12 @@ impl<Q: Squares> Task for ArrangeHalves<'_, Q> {
     }
 }
 
-/// Two neighbouring rows of activations: tiles of sixteen rows, block by block, and which rows of them.
+/// Two neighbouring rows of activations: tiles of sixteen rows, block by block, and the index of
+/// the rows.
 pub(in crate::matmul) type TwoRows<'a> = (&'a [Block], usize);
 
-/// Adds the products of a chunk, [arranged](ArrangeHalves), with as many blocks of six rows to `sums`.
+/// Adds the products of a chunk, [arranged](ArrangeHalves), with as many blocks of six rows to
+/// `sums`.
 pub(in crate::matmul) struct MultiplySquareHalves<'a, Q> {
     pub quad: Q,
     pub chunk: &'a [HalvesPanels],

@@ -1,12 +1,13 @@
-//! Coded panels with activations in 8 bits, two rows by two, where an instruction multiplies such squares:
+//! Coded panels with activations in 8 bits, by 2x2 matrix instructions (`smmla`):
 //!
 //! ```text
 //! sums [2, 2] += activations [2 rows, 8 columns] · weights [2 rows, 8 columns]ᵀ
 //! ```
 //!
-//! It takes half the instructions of a dot product in every lane. Sums stay the squares they come as, and scales are brought to where
-//! they lie. Sums of bytes are exact in any order, and the operations on floats are those of [`Multiply`](super::Multiply), one by one:
-//! so the bits are the same.
+//! They take half the instructions of a dot product in every lane. Sums stay in the 2x2 layout of
+//! the instruction, and scales are arranged to match. Sums of bytes are exact in any order, and the
+//! float operations are those of [`Multiply`](super::Multiply), one by one: so the bits are the
+//! same.
 
 #![expect(clippy::needless_range_loop, reason = "one index runs over several arrays of registers")]
 
@@ -18,19 +19,20 @@ use crate::matmul::panel::{Format, GROUPS, Line};
 use crate::matmul::quantise::Tile;
 use crate::quad::{Quad, Squares, Task};
 
-/// Rows of a tile of activations: with four pairs of rows of weights, as many sums as 32 registers hold beside what they are made from.
+/// Rows of a tile of activations: with four pairs of rows of weights, as many sums as 32 registers
+/// hold beside the operands.
 pub(in crate::matmul) const SQUARES_TILE: usize = 6;
 /// Pairs of rows of a tile of activations.
 pub(super) const X_PAIRS: usize = SQUARES_TILE / 2;
 /// Pairs of rows of weights that are multiplied at once.
 pub(super) const W_PAIRS: usize = 4;
-/// Times that many rows that a panel holds.
+/// Panels hold so many times these rows.
 pub(super) const PARTS: usize = 2;
 /// Pairs of groups, eight columns, of a block.
 const STEPS: usize = GROUPS / 2;
 
-/// Brings the two groups of each step, a word of each row in either, to squares: row by row both words, eight rows in the first line and
-/// eight in the second.
+/// Arranges the two groups of each step (a word of each row in either) for the instruction: both
+/// words row by row, eight rows in the first line and eight in the second.
 pub(in crate::matmul) struct ArrangeSquares<'a, Q> {
     pub quad: Q,
     pub codes: &'a mut [BlockCodes],
@@ -50,7 +52,7 @@ impl<Q: Squares> Task for ArrangeSquares<'_, Q> {
     }
 }
 
-/// Two words of each row, those of a line side by side, as squares.
+/// Arranges two words of each row, contiguous within a line, for the instruction.
 #[inline(always)]
 pub(super) fn to_squares<Q: Squares>(q: Q, [first, second]: [&Line; 2]) -> [Line; 2] {
     let mut squares = [[0; 16]; 2 * W_PAIRS];
@@ -63,7 +65,8 @@ pub(super) fn to_squares<Q: Squares>(q: Q, [first, second]: [&Line; 2]) -> [Line
     bytemuck::cast(squares)
 }
 
-/// Adds the products of a chunk, centred and [arranged](ArrangeSquares), with a tile of as many blocks to `sums`.
+/// Adds the products of a chunk, centred and [arranged](ArrangeSquares), with a tile of as many
+/// blocks to `sums`.
 pub(in crate::matmul) struct MultiplySquares<'a, Q, F> {
     pub quad: Q,
     pub chunk: &'a Chunk,
@@ -72,7 +75,7 @@ pub(in crate::matmul) struct MultiplySquares<'a, Q, F> {
     pub format: PhantomData<F>,
 }
 
-/// Codes of a tile of activations in squares, `[block][step][pair of rows]`.
+/// Arranged codes of a tile of activations, `[block][step][pair of rows]`.
 type TileSquares<Q> = [[[<Q as Quad>::Ints; X_PAIRS]; STEPS]; CHUNK_BLOCKS];
 /// Sums of a tile with eight rows of weights, `[pair of rows][pair of rows of weights]`.
 pub(super) type Totals<Q> = [[<Q as Quad>::Floats; W_PAIRS]; X_PAIRS];
@@ -150,7 +153,7 @@ impl<Q: Squares, F: Format> MultiplySquares<'_, Q, F> {
     }
 }
 
-/// The sums of a panel that its part `part` adds to.
+/// Loads the sums of a panel that its part `part` adds to.
 #[inline(always)]
 pub(super) fn fetch<Q: Squares>(q: Q, sums: &[Register; SQUARES_TILE], part: usize) -> Totals<Q> {
     let mut totals = [[q.splat(0.0); W_PAIRS]; X_PAIRS];
@@ -163,7 +166,7 @@ pub(super) fn fetch<Q: Squares>(q: Q, sums: &[Register; SQUARES_TILE], part: usi
     totals
 }
 
-/// Puts them back.
+/// Stores these sums.
 #[inline(always)]
 pub(super) fn put<Q: Squares>(q: Q, sums: &mut [Register; SQUARES_TILE], part: usize, totals: Totals<Q>) {
     for ([first, second], totals) in sums.as_chunks_mut().0.iter_mut().zip(totals) {
@@ -175,13 +178,13 @@ pub(super) fn put<Q: Squares>(q: Q, sums: &mut [Register; SQUARES_TILE], part: u
     }
 }
 
-/// As [`Squares::halves`].
+/// Returns the halves as [`Squares::halves`] does.
 #[inline(always)]
 fn halves<Q: Squares>(q: Q, a: Q::Floats, b: Q::Floats) -> [Q::Floats; 2] {
     q.halves(q.bits(a), q.bits(b)).map(|x| q.of_bits(x))
 }
 
-/// The values of part `part` of a panel's rows as they meet squares: those of two rows, twice.
+/// Returns the values of part `part` of a panel's rows in the 2x2 layout: those of two rows, twice.
 #[inline(always)]
 fn of_part<Q: Squares>(q: Q, values: &Register, part: usize) -> [Q::Floats; W_PAIRS] {
     let mut out = [q.splat(0.0); W_PAIRS];
@@ -192,7 +195,8 @@ fn of_part<Q: Squares>(q: Q, values: &Register, part: usize) -> [Q::Floats; W_PA
     out
 }
 
-/// The values of a tile's rows as they meet squares: that of a row twice, then that of the next.
+/// Returns the values of a tile's rows in the 2x2 layout: that of a row twice, then that of the
+/// next.
 #[inline(always)]
 fn in_pairs<Q: Squares>(q: Q, values: &[f32; SQUARES_TILE]) -> [Q::Floats; X_PAIRS] {
     let [low, high] =

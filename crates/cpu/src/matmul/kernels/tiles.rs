@@ -1,9 +1,12 @@
-//! Coded panels with activations in 8 bits, by a matrix unit: the sums of [`codes`](super::codes), which are exact, and then its
-//! operations on floats, one by one. So the bits are the same.
+//! Coded panels with activations in 8 bits, by a matrix unit. The integer sums are those of
+//! [`codes`](super::codes), exactly, and the same float operations follow one by one, so the bits
+//! are the same.
 //!
-//! The products of a sub-block are one instruction, a *step*. What a step begins is stored two steps later and used in the one after
-//! that, so that nothing waits for what is under way: four tiles of sums take turns. Vector operations stand between those of the
-//! unit, for a core holds few tiles beside those that have names, and then lets nothing pass the instruction that wants one more.
+//! The products of a sub-block are one instruction, a *step*. Steps are pipelined: the sums of a
+//! step are stored two steps later and used in the one after that, so that nothing waits for
+//! results in flight. Four tiles of sums rotate. Vector operations are interleaved with those of
+//! the unit: a core has few physical tiles beyond the architectural ones, and stalls at the
+//! instruction that needs one more.
 
 #![expect(clippy::needless_range_loop, reason = "one index runs over several arrays of registers")]
 
@@ -17,13 +20,14 @@ use crate::matmul::quantise::{Codes, Tile};
 use crate::matmul::simd::{Kernel, MAX_PARTS, Simd};
 use crate::unit::{Products, ROWS, SLOTS, Tiles};
 
-/// Steps from the beginning of sums to their store, and to their use.
+/// Steps between the start of sums and their store, and between the start and their use.
 const STORED_AFTER: usize = 2;
 const USED_AFTER: usize = 3;
 /// Rows that are added between two operations of the unit.
 const QUARTER: usize = ROWS / 4;
 
-/// Adds the products of a chunk, centred, with a tile of as many blocks to `sums`. The unit is configured for a sub-block's groups.
+/// Adds the products of a chunk, centred, with a tile of as many blocks to `sums`. The unit is
+/// configured for a sub-block's groups.
 pub(in crate::matmul) struct MultiplyTiles<'a, F, U> {
     pub unit: &'a mut U,
     pub chunk: &'a Chunk,
@@ -50,7 +54,8 @@ impl<F: Format, U: Tiles> Kernel for MultiplyTiles<'_, F, U> {
 }
 
 impl<F: Format, U: Tiles> MultiplyTiles<'_, F, U> {
-    /// All steps. `WHOLE` where the chunk is: then the compiler knows how many there are, and that all their blocks are there.
+    /// Runs all steps. `WHOLE` for a whole chunk: then the number of steps is a constant, and
+    /// bounds checks vanish.
     #[inline(always)]
     fn steps<S: Simd, const WHOLE: bool>(&mut self, simd: S) {
         let mut totals = [[simd.splat(0.0); ROWS]; MAX_PARTS];
@@ -64,13 +69,13 @@ impl<F: Format, U: Tiles> MultiplyTiles<'_, F, U> {
         }
     }
 
-    /// Steps of one panel; those of the second follow those of the first.
+    /// Returns the number of steps of one panel; those of the second follow those of the first.
     #[inline(always)]
     fn panel_steps<const WHOLE: bool>(&self) -> usize {
         subs::<F>() * if WHOLE { CHUNK_BLOCKS } else { self.tile.codes.len() }
     }
 
-    /// The panel of a step, and which of its steps it is.
+    /// Returns the panel of a step, and its index within that panel.
     #[inline(always)]
     fn panel<const WHOLE: bool>(&self, step: usize) -> (usize, usize) {
         let of_panel = self.panel_steps::<WHOLE>();
@@ -81,7 +86,7 @@ impl<F: Format, U: Tiles> MultiplyTiles<'_, F, U> {
         (panel, step - panel * of_panel)
     }
 
-    /// One step for each slot. `BUSY` where each of them begins sums and uses others.
+    /// Runs one step for each slot. `BUSY` if each of them starts sums and uses others.
     #[inline(always)]
     fn four_steps<S: Simd, const WHOLE: bool, const BUSY: bool>(
         &mut self,
@@ -95,7 +100,8 @@ impl<F: Format, U: Tiles> MultiplyTiles<'_, F, U> {
         self.step::<S, WHOLE, BUSY, 3, 1, 5, 7>(simd, step + 3, totals);
     }
 
-    /// Stores the sums of one step, begins those of `step` and uses those of another, where there are such steps.
+    /// Stores the sums of one step, starts those of `step` and uses those of another, each where it
+    /// exists.
     #[inline(always)]
     fn step<
         S: Simd,
@@ -155,7 +161,7 @@ impl<F: Format, U: Tiles> MultiplyTiles<'_, F, U> {
         }
     }
 
-    /// Fetches the sums that a panel adds to.
+    /// Loads the sums that a panel adds to.
     #[inline(always)]
     fn fetch<S: Simd>(&self, simd: S, panel: usize, totals: &mut Totals<S>) {
         let sums = &self.sums[panel];
@@ -166,7 +172,7 @@ impl<F: Format, U: Tiles> MultiplyTiles<'_, F, U> {
         }
     }
 
-    /// Puts them back.
+    /// Stores these sums.
     #[inline(always)]
     fn put<S: Simd>(&mut self, simd: S, panel: usize, totals: &Totals<S>) {
         let sums = &mut self.sums[panel];
@@ -178,13 +184,13 @@ impl<F: Format, U: Tiles> MultiplyTiles<'_, F, U> {
     }
 }
 
-/// What the sums of a sub-block are multiplied by.
+/// The factors on the sums of a sub-block.
 struct Factors<'a, S: Simd> {
-    /// Of each row of weights, as the next two.
+    /// Per row of weights, like the next two.
     scale: [S::Floats; MAX_PARTS],
     lifted: [S::Floats; MAX_PARTS],
     min: [S::Floats; MAX_PARTS],
-    /// Of each row of activations.
+    /// Per row of activations.
     steps: &'a [f32; ROWS],
     weighted: &'a [f32; ROWS],
 }
@@ -211,7 +217,7 @@ impl<'a, S: Simd> Factors<'a, S> {
         }
     }
 
-    /// Adds the sums of some rows, scaled, and what the minimum adds.
+    /// Adds the scaled sums of some rows, and the contribution of the minimum.
     #[inline(always)]
     fn add<F: Format>(&self, simd: S, sums: &Products, rows: Range<usize>, totals: &mut Totals<S>) {
         for part in 0..S::PARTS {

@@ -1,4 +1,4 @@
-//! From lines of a coded panel to what is multiplied: a byte for each code, a float for each scale.
+//! Unpacks lines of a coded panel for multiplication: a byte for each code, a float for each scale.
 
 #![expect(clippy::needless_range_loop, reason = "one index runs over several arrays of registers")]
 
@@ -12,7 +12,7 @@ use super::prefetch::prefetch;
 use crate::matmul::panel::{BLOCK, Format, GROUPS, Line};
 use crate::matmul::simd::{Kernel, Simd};
 
-/// What is multiplied of 32 columns, one register per group: codes, or what they stand for in a table.
+/// Returns the factors of 32 columns, one register per group: codes, or their values in a table.
 #[inline(always)]
 pub(super) fn unpack<S: Simd, F: Format>(simd: S, lines: &[Line], part: usize) -> [S::Ints; GROUPS] {
     let mut groups = codes::<S, F>(simd, &lines[..F::LAYOUT.block], part);
@@ -24,7 +24,7 @@ pub(super) fn unpack<S: Simd, F: Format>(simd: S, lines: &[Line], part: usize) -
     groups
 }
 
-/// The codes of 32 columns, one register per group.
+/// Returns the codes of 32 columns, one register per group.
 #[inline(always)]
 fn codes<S: Simd, F: Format>(simd: S, lines: &[Line], part: usize) -> [S::Ints; GROUPS] {
     match F::SPEC.bits {
@@ -58,7 +58,7 @@ fn codes<S: Simd, F: Format>(simd: S, lines: &[Line], part: usize) -> [S::Ints; 
     }
 }
 
-/// The low lines: `8 / width` groups share a line.
+/// Reads the low lines: `8 / width` groups share a line.
 #[inline(always)]
 fn fields<S: Simd>(simd: S, lines: &[Line], part: usize, width: usize) -> [S::Ints; GROUPS] {
     let mask = (0xff >> (8 - width)) as u8;
@@ -70,7 +70,8 @@ fn fields<S: Simd>(simd: S, lines: &[Line], part: usize, width: usize) -> [S::In
     groups
 }
 
-/// Scales of sub-blocks as stored, a byte for each of sixteen rows: sub-block s in quarter s mod 4 of line s / 4.
+/// Scales of sub-blocks as stored, a byte for each of sixteen rows: sub-block s in quarter s mod 4
+/// of line s / 4.
 pub(super) struct Stored {
     scales: [Line; 4],
     mins: [Line; 4],
@@ -79,7 +80,7 @@ pub(super) struct Stored {
 impl Stored {
     pub(super) const ZERO: Self = Self { scales: [Line::ZERO; 4], mins: [Line::ZERO; 4] };
 
-    /// Reads the header of a unit, where its scales share bytes.
+    /// Reads the header of a unit, if its scales share bytes.
     #[inline(always)]
     pub(super) fn read<S: Simd, F: Format>(&mut self, simd: S, header: &[Line]) {
         for part in 0..S::PARTS {
@@ -119,7 +120,7 @@ impl Stored {
     }
 }
 
-/// Where the scales of a part of a unit come from; each is made when it is used.
+/// Source of the scales of a part of a unit; each is computed when it is used.
 pub(super) struct Scales<'a, S: Simd> {
     header: &'a [Line],
     stored: &'a Stored,
@@ -132,14 +133,14 @@ impl<'a, S: Simd> Scales<'a, S> {
     #[inline(always)]
     pub(super) fn new<F: Format>(simd: S, header: &'a [Line], stored: &'a Stored, part: usize) -> Self {
         let header = &header[..F::LAYOUT.header];
-        // Of a super-block; where there is none, nothing reads them.
+        // The f16 units of a super-block; other formats do not read them.
         let units = &header[F::LAYOUT.header - 1].0;
         let d = simd.mul(simd.load_f16(units, 0, part), simd.splat(F::SCALE_FACTOR));
         let minus_dmin = simd.sub(simd.splat(0.0), simd.load_f16(units, 1, part));
         Self { header, stored, part, d, minus_dmin }
     }
 
-    /// The scale of sub-block `s`.
+    /// Returns the scale of sub-block `s`.
     #[inline(always)]
     pub(super) fn scale<F: Format>(&self, simd: S, s: usize) -> S::Floats {
         let factor = simd.splat(F::SCALE_FACTOR);
@@ -164,7 +165,7 @@ impl<'a, S: Simd> Scales<'a, S> {
         simd.mul(self.d, simd.sub(stored, simd.splat(f32::from(F::SPEC.scale_zero))))
     }
 
-    /// What the minimum of sub-block `s` adds, in the formats that have one.
+    /// Returns the contribution of the minimum of sub-block `s`, for formats with a minimum.
     #[inline(always)]
     pub(super) fn min<F: Format>(&self, simd: S, s: usize) -> S::Floats {
         if F::SPEC.len == BLOCK {
@@ -174,8 +175,8 @@ impl<'a, S: Simd> Scales<'a, S> {
     }
 }
 
-/// Unpacks `n_blocks` blocks from `lines`, which start at a unit, as panel `p` of a chunk. What is multiplied is unsigned, or less what
-/// stands for zero where it is to be `centred`.
+/// Unpacks `n_blocks` blocks from `lines`, which start at a unit, as panel `p` of a chunk. Factors
+/// are unsigned, or, if `centred`, minus the one that represents zero.
 pub(in crate::matmul) struct Unpack<'a, F> {
     pub lines: &'a [Line],
     pub n_blocks: usize,
@@ -196,7 +197,7 @@ impl<F: Format> Kernel for Unpack<'_, F> {
         let blocks_per_unit = layout.unit / BLOCK;
         let (mut stored, chunk_bytes) = (Stored::ZERO, size_of_val(lines));
         for (u, unit) in lines.chunks(layout.unit_lines(layout.unit)).enumerate() {
-            // The next chunk comes while this one is multiplied.
+            // Prefetches the next chunk while this one is multiplied.
             prefetch(unit, chunk_bytes);
             let (header, lines) = unit.split_at(layout.header);
             stored.read::<S, F>(simd, header);

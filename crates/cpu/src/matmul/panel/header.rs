@@ -1,4 +1,4 @@
-//! The scales of a unit: writing and, for single rows, reading. The table is in [`super`](super).
+//! Writes the scales of a unit and, for single rows, reads them. The table is in [`super`](super).
 
 use half::f16;
 use kvant_codec::DType;
@@ -63,7 +63,7 @@ pub(super) fn put(dtype: DType, header: &mut [Line], row: usize, slot: usize, fi
     }
 }
 
-/// The scales of block `slot` of row `row`; the codes are left empty.
+/// Returns the scales of block `slot` of row `row`; the codes are left empty.
 pub(super) fn get(dtype: DType, header: &[Line], row: usize, slot: usize) -> Fields {
     let mut fields = Fields::EMPTY;
     let (scales, mins) = (&mut fields.sub_scales, &mut fields.sub_mins);
@@ -118,7 +118,7 @@ pub(super) fn get(dtype: DType, header: &[Line], row: usize, slot: usize) -> Fie
     fields
 }
 
-/// `d` and, where there is one, `dmin` of a super-block; or `d` of both halves of a block.
+/// Writes `d` and, if there is one, `dmin` of a super-block; or `d` of both halves of a block.
 fn put_units(line: &mut Line, row: usize, fields: &Fields) {
     line.set_half(row, fields.scale.to_bits());
     line.set_half(PANEL + row, fields.min.to_bits());

@@ -1,4 +1,4 @@
-//! Memory for panels: cache lines, zero until written, untouched until then.
+//! Memory for panels: cache lines, zero and untouched until written.
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::BackendError;
@@ -13,7 +13,7 @@ pub(crate) struct Line(pub [u8; 64]);
 impl Line {
     pub const ZERO: Self = Self([0; 64]);
 
-    /// The f16 at index `i` of 32, as bits.
+    /// Returns the f16 at index `i` of 32, as bits.
     pub fn half(&self, i: usize) -> u16 {
         u16::from_le_bytes([self.0[2 * i], self.0[2 * i + 1]])
     }
@@ -24,9 +24,9 @@ impl Line {
     }
 }
 
-/// A block of lines. It comes from the system zeroed, so that the thread that writes a line first is the one whose memory it
-/// becomes; in huge pages where the system has them, since all of it is read for every token (3 to 10 % faster in a
-/// virtual machine).
+/// An allocation of lines. The system provides it zeroed, so that first touch places each line in
+/// the memory of the thread that writes it; in huge pages where the system has them, since all of
+/// it is read for every token (3 to 10 % faster in a virtual machine).
 pub(crate) struct Lines {
     map: Memory,
     len: usize,
@@ -34,15 +34,15 @@ pub(crate) struct Lines {
 
 #[cfg(not(target_family = "wasm"))]
 type Memory = MmapMut;
-/// WebAssembly has one memory, of which the allocator lends parts.
+/// WebAssembly has one linear memory, so the allocator provides the lines.
 #[cfg(target_family = "wasm")]
 type Memory = Vec<Line>;
 
 #[cfg(not(target_family = "wasm"))]
 fn memory(len: usize) -> Option<Memory> {
-    // An empty mapping is refused.
+    // The system refuses an empty mapping.
     let map = MmapMut::map_anon(len.saturating_mul(64).max(1)).ok()?;
-    // A wish: a system without huge pages refuses it.
+    // A hint: a system without huge pages refuses it.
     #[cfg(target_os = "linux")]
     let _ = map.advise(memmap2::Advice::HugePage);
     Some(map)
@@ -57,7 +57,7 @@ fn memory(len: usize) -> Option<Memory> {
 }
 
 impl Lines {
-    /// `len` zeroed lines.
+    /// Returns `len` zeroed lines.
     ///
     /// # Errors
     /// [`BackendError::OutOfMemory`].
@@ -68,8 +68,8 @@ impl Lines {
     }
 
     pub fn as_slice(&self) -> &[Line] {
-        // SAFETY: mappings are aligned to pages, lines to themselves, and this memory has the `64 len` bytes asked for, all initialised; every
-        // byte pattern is a valid `Line`.
+        // SAFETY: mappings are aligned to pages, lines to themselves, and this memory has the
+        // `64 len` bytes requested, all initialized; every byte pattern is a valid `Line`.
         unsafe { std::slice::from_raw_parts(self.map.as_ptr().cast(), self.len) }
     }
 

@@ -1,20 +1,23 @@
-//! Weights laid out for the instruction that reads them: panels of 16 rows.
+//! Weights packed for the instruction that reads them: panels of 16 rows.
 //!
-//! A dot product of weight rows with an activation row wants 16 rows side by side, so that four weights of each fill a
-//! 32-bit lane and one byte dot product (`vpdpbusd`) with four activations, broadcast, adds to 16 sums at once: no
-//! horizontal sum, and one load of the weights serves any number of activation rows.
+//! A dot product of weight rows with an activation row needs 16 rows side by side, so that four
+//! weights of each fill a 32-bit lane and one byte dot product (`vpdpbusd`) with four activations,
+//! broadcast, adds to 16 sums at once: no horizontal sum, and one load of the weights serves any
+//! number of activation rows.
 //!
 //! # Layout
 //!
-//! A matrix `[n_out, n_in]` is cut into panels of 16 rows (the last one filled up with zero scales), a panel into units
-//! of columns. Everything is a whole number of 64-byte lines, read strictly in order:
+//! A matrix `[n_out, n_in]` is divided into panels of 16 rows (the last one padded with zero
+//! scales), a panel into units of columns. Everything is a whole number of 64-byte lines, read
+//! strictly in order:
 //!
 //! ```text
-//! unit     header lines, then `bits` lines per 32 columns           64 columns, or a super-block of 256
+//! unit     header lines, then `bits` lines per 32 columns     64 columns, or a super-block of 256
 //! ```
 //!
-//! **Codes.** 32 columns are 8 groups of 4; code j of a group belongs to row j / 4 and column j mod 4 of the group, and
-//! is byte j of the register that the kernel wants. Lines hold several groups side by side in each byte:
+//! **Codes.** 32 columns are 8 groups of 4; code j of a group belongs to row j / 4 and column j mod
+//! 4 of the group, and is byte j of the register that the kernel loads. Lines hold several groups
+//! side by side in each byte:
 //!
 //! | bits | low lines | high lines |
 //! |---|---|---|
@@ -30,21 +33,26 @@
 //! |---|---|
 //! | q8_0 q4_0 q5_0 | d: f16 `[16·block + row]`, two blocks |
 //! | q4_1 q5_1 | d, then m in the same order |
-//! | q2_K | four lines of bytes `[16·s + row]` = sc, sm << 4; then a line of d and dmin: f16 `[row]`, `[16 + row]` |
-//! | q4_K q5_K | low nibbles of sc: byte `[16·s + row]` for s < 4, high half for s + 4; the same of sm; upper pairs: bits 0 sc s, 2 sc s + 4, 4 sm s, 6 sm s + 4; d and dmin |
+//! | q2_K | four lines of bytes `[16·s + row]` = sc, sm << 4; then a line (1) |
+//! | q4_K q5_K | low nibbles of sc (2); the same of sm; upper pairs (3); d and dmin |
 //! | q3_K iq1 iq2 | low nibbles of sc 0..8, of sc 8..16; upper pairs: bits 2k = sc 4k + s; d |
 //! | q6_K | four lines of bytes sc; d |
 //! | iq4_nl | as q4_0 |
 //! | iq4_xs iq3 iq3x | two lines of bytes sc; d |
 //! | mxfp4 | a line of bytes `[16·block + row]`: E8M0, four blocks |
 //! | nvfp4 | a line of bytes `[16·s + row]`: E4M3 |
-//! | tq3_1s tq4_1s | a line for each of two blocks: d of the first half and of the second, f16 `[16·half + row]` |
+//! | tq3_1s tq4_1s | a line per block, two blocks: f16 `[16·half + row]` = d of that half |
 //!
-//! Codes of iq1, iq2 and from iq4_nl on are indices; kernels look them up in registers ([`Format::TABLE`]) and multiply the bytes they find.
-//! Weights of tq3_1s and tq4_1s are rotated, so they meet activations that have been rotated in the same way.
+//! (1) d and dmin: f16 `[row]`, `[16 + row]`. (2) Byte `[16·s + row]` for s < 4, high half for
+//! s + 4. (3) Bits 0: sc s, 2: sc s + 4, 4: sm s, 6: sm s + 4.
 //!
-//! Scales stay as stored (q3_K and iq4_xs + 32, q6_K + 128), so nothing is rounded: a panel holds the bits of the file in
-//! another order, and takes no more room than the file (iq4_xs 2.9 %, q3_K 1.8 %, q6_K 1 % more).
+//! Codes of iq1, iq2 and from iq4_nl on are indices; kernels look them up in registers
+//! ([`Format::TABLE`]) and multiply the resulting bytes. Weights of tq3_1s and tq4_1s are rotated,
+//! so they are multiplied with activations rotated in the same way.
+//!
+//! Scales stay as stored (q3_K and iq4_xs + 32, q6_K + 128), so nothing is rounded: a panel holds
+//! the bits of the file in another order, and takes no more space than the file (iq4_xs 2.9 %, q3_K
+//! 1.8 %, q6_K 1 % more).
 //!
 //! **Floats.** One group is one column: 16 values, a line in f32, half a line in f16 and bf16.
 
@@ -71,7 +79,7 @@ use crate::shards::Shards;
 
 /// Weight rows of a panel.
 pub(crate) const PANEL: usize = 16;
-/// Columns whose codes lie together.
+/// Columns whose codes are stored together.
 pub(crate) const BLOCK: usize = 32;
 /// Groups of four columns in a block.
 pub(crate) const GROUPS: usize = 8;
@@ -83,9 +91,9 @@ pub(crate) trait Format {
     const DTYPE: DType;
     const SPEC: Spec = Spec::of(Self::DTYPE).expect("a coded weight format");
     const LAYOUT: Layout = Layout::of(Self::SPEC);
-    /// What codes are replaced by before they are multiplied, where they are indices.
+    /// Lookup table of the factors, for codes that are indices.
     const TABLE: Option<Factors> = Factors::of(Self::SPEC);
-    /// Bits of what is multiplied, and the one that stands for zero.
+    /// Bits of a factor, and the factor that represents zero.
     const FACTOR_BITS: usize = match Self::TABLE {
         Some(table) => table.bits,
         None => Self::SPEC.bits,
@@ -94,28 +102,29 @@ pub(crate) trait Format {
         Some(table) => 1 << (table.bits - 1),
         None => Self::SPEC.zero,
     };
-    /// Whether scales have at most 22 significant bits and stay below 2^100, so that three times a power of two of theirs is exact.
+    /// Whether scales have at most 22 significant bits and stay below 2^100, so that three times a
+    /// power of two times a scale is exact.
     const HAS_SHORT_SCALES: bool =
         Self::SPEC.book.is_none() && !matches!(Self::SPEC.float, Some(ByteFloat::E8M0));
-    /// What stored scales are multiplied by.
+    /// Factor on stored scales.
     const SCALE_FACTOR: f32 = match Self::TABLE {
         Some(table) => table.unit,
         None => 1.0,
     };
 }
 
-/// What the bits of an E4M3 stand for as those of an f16, whose exponent is biased by 15 and not by 7: so small ones are read
-/// without arithmetic on subnormal f32, which takes a hundred cycles each.
+/// Value of the bits of an E4M3 read as an f16, whose exponent is biased by 15 and not by 7: so
+/// small ones are read without arithmetic on subnormal f32, which takes a hundred cycles each.
 pub(crate) const E4M3_UNIT: f32 = 1.0 / 256.0;
 
-/// What is multiplied in the place of codes that are indices.
+/// Factors that replace codes that are indices.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Factors {
-    /// Unsigned; half of what their bits reach stands for 0.
+    /// Unsigned; half of the range of their bits represents 0.
     pub bytes: [u8; 16],
     /// Bits of a byte.
     bits: usize,
-    /// What 1 stands for, in units of the stored scale.
+    /// Value of 1, in units of the stored scale.
     unit: f32,
 }
 
@@ -124,7 +133,7 @@ impl Factors {
         match (spec.book, spec.table) {
             (Some(book), _) => {
                 let book = ByteBook::of(&book);
-                // A byte of a book counts its steps, in units of the levels.
+                // A byte of a codebook counts its steps, in units of the levels.
                 Some(Self { bytes: book.bytes, bits: 8, unit: book.step / SIGMA_128 as f32 })
             }
             (None, Some(table)) => {
@@ -138,7 +147,7 @@ impl Factors {
         }
     }
 
-    /// In as few bits as hold the levels: products of fewer bits are cheaper.
+    /// Uses as few bits as hold the levels: products of fewer bits are cheaper.
     const fn of_table(table: Table, unit: f32) -> Self {
         let bits = (u8::BITS - table.largest().leading_zeros() + 1) as usize;
         let (mut bytes, mut i) = ([0; 16], 0);
@@ -308,7 +317,7 @@ pub(crate) struct Layout {
 impl Layout {
     pub const fn of(spec: Spec) -> Self {
         let (unit, header) = match (spec.len, spec.bits) {
-            // Scales of a byte fill a line.
+            // Byte scales fill a line.
             _ if spec.float.is_some() => (4 * spec.sub_len, 1),
             (256, 4) if !spec.has_min => (256, 3),
             (32, _) => (64, if spec.has_min || spec.book.is_some() { 2 } else { 1 }),
@@ -318,7 +327,7 @@ impl Layout {
         Self { unit, header, block: spec.bits }
     }
 
-    /// Lines of a unit of `n` columns (the last unit of a row may be half a unit).
+    /// Returns the lines of a unit of `n` columns (the last unit of a row may be half a unit).
     pub const fn unit_lines(&self, n: usize) -> usize {
         self.header + n / BLOCK * self.block
     }
@@ -329,13 +338,13 @@ impl Layout {
     }
 }
 
-/// Whether weights of this type are rotated, and want rotated activations.
+/// Returns whether weights of this type are rotated, and require rotated activations.
 pub(crate) fn is_rotated(dtype: DType) -> bool {
     Spec::book_of(dtype).is_some()
 }
 
-/// Whether weights of this type may be multiplied in bf16, where codes may be or not: f32 weights are few, and those who wrote them so
-/// meant their bits.
+/// Returns whether weights of this type may be multiplied in bf16, coded ones if `of_codes`. f32
+/// weights are excluded: they are few, and their precision is deliberate.
 pub(crate) fn has_halves(dtype: DType, of_codes: bool) -> bool {
     dtype != DType::F32 && (of_codes || is_float(dtype))
 }
@@ -344,19 +353,19 @@ pub(crate) fn is_float(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
-/// A matrix `[n_out, n_in]` in panels, alone in its memory or one of several.
+/// A matrix `[n_out, n_in]` in panels, alone in its allocation or one of several.
 #[derive(Debug)]
 pub(crate) struct Panels {
     dtype: DType,
     n_in: usize,
     lines: Arc<Lines>,
-    /// Where its first panel lies.
+    /// Index of its first line.
     first_line: usize,
     panel_lines: usize,
 }
 
 impl Panels {
-    /// Lays out `rows`, `n_out` rows of GGML blocks whose length has been checked.
+    /// Packs `rows`, `n_out` rows of GGML blocks whose length has been checked.
     ///
     /// # Errors
     /// [`BackendError::OutOfMemory`].
@@ -368,10 +377,11 @@ impl Panels {
         rows: &[u8],
     ) -> Result<Self, BackendError> {
         let mut one = Self::several(pool, dtype, [n_out, n_in], &[rows])?;
-        Ok(one.pop().expect("as many as were asked for"))
+        Ok(one.pop().expect("as many matrices as requested"))
     }
 
-    /// Lays out matrices `[n_out, n_in]`, each given by its rows, in one block of memory. Every thread writes its slice of each.
+    /// Packs matrices `[n_out, n_in]`, each given by its rows, in one allocation. Every thread
+    /// writes its slice of each.
     ///
     /// # Errors
     /// [`BackendError::OutOfMemory`].
@@ -393,7 +403,7 @@ impl Panels {
         pool.for_shares(|thread| cut.n_items_of(n, n_panels, thread), &|thread, item| {
             let (matrix, at) = cut.panels_of(n_panels, thread, item);
             let [panel, index] = [at.start, matrix * n_panels + at.start];
-            // SAFETY: every panel is taken by one call of this job.
+            // SAFETY: one call of this job writes each panel.
             let lines = unsafe { panels.part(index * panel_lines..(index + 1) * panel_lines) };
             put_panel(dtype, n_in, panel_rows(matrices[matrix], row_bytes, panel), row_bytes, lines);
         });
@@ -403,18 +413,18 @@ impl Panels {
         Ok(first_lines.map(panels).collect())
     }
 
-    /// The lines of panel `index`.
+    /// Returns the lines of panel `index`.
     pub fn panel(&self, index: usize) -> &[Line] {
         self.panels(index..index + 1)
     }
 
-    /// The lines of some panels, one after the other.
+    /// Returns the lines of some neighbouring panels.
     pub fn panels(&self, panels: Range<usize>) -> &[Line] {
         let [start, end] = [panels.start, panels.end].map(|panel| self.first_line + panel * self.panel_lines);
         &self.lines.as_slice()[start..end]
     }
 
-    /// Decodes row `row` into `out` `[n_in]`, exactly as the codec decodes the row it was made from.
+    /// Decodes row `row` into `out` `[n_in]`, exactly as the codec decodes the original row.
     pub fn decode_row(&self, row: usize, out: &mut [f32]) {
         debug_assert_eq!(out.len(), self.n_in);
         let (panel, row) = (self.panel(row / PANEL), row % PANEL);
@@ -437,7 +447,7 @@ impl Panels {
     }
 }
 
-/// Lines of a panel of rows of `n_in` weights.
+/// Returns the lines of a panel of rows of `n_in` weights.
 fn panel_lines(dtype: DType, n_in: usize) -> usize {
     match Spec::of(dtype) {
         Some(spec) => Layout::of(spec).panel_lines(n_in),
@@ -445,12 +455,12 @@ fn panel_lines(dtype: DType, n_in: usize) -> usize {
     }
 }
 
-/// The rows of panel `index`: sixteen, or as many as there are.
+/// Returns the rows of panel `index`: sixteen, or fewer in the last.
 fn panel_rows(rows: &[u8], row_bytes: usize, index: usize) -> &[u8] {
     &rows[index * PANEL * row_bytes..rows.len().min((index + 1) * PANEL * row_bytes)]
 }
 
-/// Cuts the lines of `P` panels apart.
+/// Splits the lines of `P` panels.
 #[inline(always)]
 pub(crate) fn split<const P: usize>(panels: &[Line]) -> [&[Line]; P] {
     let len = panels.len() / P;
@@ -467,7 +477,8 @@ fn put_panel(dtype: DType, n_in: usize, rows: &[u8], row_bytes: usize, panel: &m
     }
 }
 
-/// The lines of the unit that holds block `index` of a row, and the block's place in it.
+/// Returns the lines of the unit that holds block `index` of a row, and the block's index within
+/// it.
 fn unit_of(layout: Layout, spec: Spec, index: usize, n_in: usize) -> (Range<usize>, usize) {
     let per_unit = layout.unit / spec.len;
     let (unit, slot) = (index / per_unit, index % per_unit);
@@ -505,7 +516,7 @@ fn put_coded<'a>(
     }
 }
 
-/// The fields of block `index` of row `row`.
+/// Returns the fields of block `index` of row `row`.
 fn get_fields(dtype: DType, spec: Spec, panel: &[Line], row: usize, index: usize, n_in: usize) -> Fields {
     let layout = Layout::of(spec);
     let (unit, slot) = unit_of(layout, spec, index, n_in);
@@ -539,7 +550,7 @@ mod tests {
     use super::*;
     use kvant_codec::random::Random;
 
-    /// Any bits, foreign scales included: the panel keeps them.
+    /// Any bits, invalid scales included, survive packing.
     #[test]
     fn panels_keep_every_bit_of_every_format() {
         let pool = Pool::new(2).unwrap();

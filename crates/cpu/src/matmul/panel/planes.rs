@@ -1,9 +1,9 @@
-//! The codes of 32 columns of a panel, in lines: writing and, for single rows, reading. The table is in
-//! [`super`](super).
+//! Writes the codes of 32 columns of a panel to lines and, for single rows, reads them. The table
+//! is in [`super`](super).
 
 use super::{BLOCK, GROUPS, Line, PANEL};
 
-/// How many bits of a code lie in the low and in the high lines.
+/// Returns how many bits of a code are in the low and in the high lines.
 const fn split(bits: usize) -> (usize, usize) {
     match bits {
         2 | 3 => (2, bits - 2),
@@ -30,7 +30,7 @@ pub(super) fn put<'a>(bits: usize, lines: &mut [Line], codes: impl Fn(usize) -> 
 
 /// Writes bits `from .. from + width` of every code: `8 / width` groups share a line.
 fn put_plane(lines: &mut [Line], groups: &[[u8; 64]; GROUPS], from: usize, width: usize) {
-    // Eight codes at a time, as a model is loaded through here: no bit that the mask keeps leaves its byte.
+    // Eight codes at a time, for fast model loading: no bit that the mask keeps leaves its byte.
     let mask = u64::from_ne_bytes([0xff >> (8 - width); 8]);
     for (line, groups) in lines.iter_mut().zip(groups.chunks_exact(8 / width)) {
         let mut words = [0; 8];
@@ -43,7 +43,7 @@ fn put_plane(lines: &mut [Line], groups: &[[u8; 64]; GROUPS], from: usize, width
     }
 }
 
-/// The code of one row and column.
+/// Returns the code of one row and column.
 pub(super) fn get(bits: usize, lines: &[Line], row: usize, col: usize) -> u8 {
     let (low, high) = split(bits);
     let (group, j) = (col / 4, 4 * row + col % 4);

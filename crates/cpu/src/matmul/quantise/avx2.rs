@@ -1,4 +1,4 @@
-//! Quantising with AVX2: a block is four registers.
+//! Quantization with AVX2: a block is four registers.
 
 #![expect(clippy::needless_range_loop, reason = "one index runs over several arrays of registers")]
 
@@ -15,7 +15,7 @@ avx2! {
         unsafe { _mm256_loadu_ps(eight.as_ptr()) }
     }
 
-    /// The sum of eight lanes.
+    /// Returns the sum of eight lanes.
     #[inline]
     fn sum(v: __m256i) -> i32 {
         let v = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
@@ -23,7 +23,8 @@ avx2! {
         _mm_cvtsi128_si32(_mm_add_epi32(v, _mm_shuffle_epi32::<0xb1>(v)))
     }
 
-    /// Sums of the first bytes of words, two and two, in the lower half of a word, and of the others in its upper half.
+    /// Returns the sum of the first two bytes of all words in the lower half of a word, and of
+    /// their last two in its upper half.
     #[inline]
     fn sum_pairs(v: __m128i) -> i32 {
         let pairs = _mm_maddubs_epi16(_mm_set1_epi8(1), v);
@@ -31,7 +32,7 @@ avx2! {
         _mm_cvtsi128_si32(_mm_add_epi16(pairs, _mm_shuffle_epi32::<0xb1>(pairs)))
     }
 
-    /// The largest of eight lanes, unsigned.
+    /// Returns the largest of eight lanes, unsigned.
     #[inline]
     fn max(v: __m256i) -> u32 {
         let v = _mm_max_epu32(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v));
@@ -50,7 +51,7 @@ avx2! {
         std::array::from_fn(|i| load(&values, i))
     }
 
-    /// As [`super::quantise_tile`]; sums in pairs where that is asked for.
+    /// Does the work of [`super::quantise_tile`]; `IN_PAIRS` selects sums of pairs.
     pub(super) fn quantise_tile<const T: usize, const IN_PAIRS: bool>(
         source: Source<'_>,
         mut tile: TileMut<'_, T>,
@@ -85,7 +86,7 @@ avx2! {
                 }
                 let mut q = [_mm256_setzero_si256(); 4];
                 for i in 0..4 {
-                    // The nearest integer, ties to even: the rounding mode that Rust runs under.
+                    // The nearest integer, ties to even: the rounding mode of Rust programs.
                     q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(values[i], _mm256_set1_ps(inverse)));
                 }
                 let halves = [sum(_mm256_add_epi32(q[0], q[1])), sum(_mm256_add_epi32(q[2], q[3]))];

@@ -1,4 +1,4 @@
-//! Quantising with AVX-512: a block is two registers.
+//! Quantization with AVX-512: a block is two registers.
 
 use std::arch::x86_64::*;
 
@@ -23,7 +23,7 @@ avx512! {
         load(&values)
     }
 
-    /// As [`super::quantise_tile`].
+    /// Does the work of [`super::quantise_tile`].
     pub(super) fn quantise_tile<const T: usize>(source: Source<'_>, mut tile: TileMut<'_, T>) {
         let magnitude = _mm512_set1_epi32(0x7fff_ffff);
         for t in 0..T {
@@ -52,11 +52,12 @@ avx512! {
                     continue;
                 }
                 let inverse = _mm512_set1_ps(inverse);
-                // The nearest integer, ties to even: the rounding mode that Rust runs under.
+                // The nearest integer, ties to even: the rounding mode of Rust programs.
                 let low = _mm512_cvtps_epi32(_mm512_mul_ps(low, inverse));
                 let high = _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse));
                 let bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(high), _mm512_cvtepi32_epi8(low));
-                // Four bytes to a sum, then two sums to one, twice: the halves' sums end in the first of each four.
+                // Four bytes to a sum, then two sums to one, twice: the halves' sums end in the
+                // first of each four.
                 let sums = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), bytes);
                 let sums = _mm256_hadd_epi32(sums, sums);
                 let sums = _mm256_hadd_epi32(sums, sums);

@@ -4,13 +4,15 @@
 //! scale = max|x| / 127,  q = round(x / scale), -127 ..= 127        per row and 32 columns
 //! ```
 //!
-//! Each q is off by at most half a step, so a product with weights w is off by at most `scale / 2 · Σ|w|` per block.
-//! The row is quantised once per projection, with its norm applied on the way, and read by every output.
+//! Each q is off by at most half a step, so a product with weights w is off by at most
+//! `scale / 2 · Σ|w|` per block. The row is quantized once per projection, with its norm applied in
+//! the same pass, and every output reads it.
 //!
-//! For the rotated weight formats each block of 32 columns is rotated before it is quantised.
+//! For the rotated weight formats each block of 32 columns is rotated before it is quantized.
 //!
-//! Rows are grouped into *tiles* of T rows, so that a kernel reads them nearly in order: 32 columns of row 0, the same of row 1,
-//! ... of row T - 1, then the next 32 columns. A tile that is not full ends in zeros.
+//! Rows are grouped into *tiles* of T rows, so that a kernel reads them nearly in order: 32 columns
+//! of row 0, the same of row 1, ... of row T - 1, then the next 32 columns. A partial tile is
+//! padded with zeros.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -35,13 +37,13 @@ use super::panel::{BLOCK, GROUPS};
 /// Sums of a block's q: columns 0..16, 16..32, and all.
 const SUMS: usize = 3;
 
-/// The codes of a block, four to a word: what a vector kernel broadcasts. No block crosses a cache line, as a matrix unit fetches it
-/// whole.
+/// The codes of a block, four to a word: what a vector kernel broadcasts. No block crosses a cache
+/// line, as a matrix unit loads it whole.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C, align(32))]
 pub(crate) struct Codes(pub [i32; GROUPS]);
 
-/// Quantised rows in tiles.
+/// Quantized rows in tiles.
 #[derive(Default)]
 pub(crate) struct Quantised {
     n_blocks: usize,
@@ -56,17 +58,18 @@ pub(crate) struct Quantised {
 pub(crate) struct Tile<'a, const T: usize> {
     /// The codes of each row.
     pub codes: &'a [[Codes; T]],
-    /// One step of each row.
+    /// The step of each row.
     pub scales: &'a [[f32; T]],
-    /// Minus the sums of the codes: what a weight code of 1 too many adds, taken back. For AVX2, which adds products in 16 bits, two sums of
-    /// 16 bits: that of the first two codes of each group, and that of its last two.
+    /// Minus the sums of the codes: compensates a weight code that is 1 too large. For AVX2, which
+    /// adds products in 16 bits, two sums of 16 bits: that of the first two codes of each group,
+    /// and that of its last two.
     pub neg_sums: &'a [[[i32; T]; SUMS]],
-    /// The sums of the codes times the scale: what a weight minimum of 1 adds.
+    /// The sums of the codes times the scale: the contribution of a weight minimum of 1.
     pub weighted: &'a [[[f32; T]; SUMS]],
 }
 
 impl<const T: usize> Tile<'_, T> {
-    /// Some of its blocks.
+    /// Returns some of its blocks.
     pub fn blocks(self, blocks: Range<usize>) -> Self {
         Self {
             codes: &self.codes[blocks.clone()],
@@ -80,8 +83,8 @@ impl<const T: usize> Tile<'_, T> {
 /// Below this a block counts as zero; the quotient 127 / max would overflow.
 const TINY: f32 = 1e-30;
 
-/// `(1 / scale, scale)` of a block whose largest magnitude is `max`. A block with NaN or an infinity gets a NaN scale
-/// and no codes: what is wrong stays visible.
+/// Returns `(1 / scale, scale)` of a block whose largest magnitude is `max`. A block with NaN or an
+/// infinity gets a NaN scale and no codes, so that the error propagates.
 #[inline(always)]
 fn steps(max: f32) -> (f32, f32) {
     if max <= TINY {
@@ -93,26 +96,26 @@ fn steps(max: f32) -> (f32, f32) {
     }
 }
 
-/// A row, cut into blocks.
+/// A row, divided into blocks.
 type Blocks<'a> = &'a [[f32; BLOCK]];
 
-/// Where the values of tiles come from.
+/// Source of the values of tiles.
 #[derive(Clone, Copy)]
 pub(super) struct Source<'a> {
     /// `[rows, n_in]`, `n_in` a multiple of 32.
     pub x: &'a [f32],
-    /// Which of the rows fill the tiles, one after the other; all where it is `None`.
+    /// Indices of the rows that fill the tiles, in order; `None` for all.
     pub picks: Option<&'a [u32]>,
     pub n_in: usize,
     /// Weight `[n_in]` and eps.
     pub norm: Option<(&'a [f32], f32)>,
-    /// Whether each block is rotated as the weights of the rotated formats are, after the norm.
+    /// Whether each block is rotated like the weights of the rotated formats, after the norm.
     pub rotates: bool,
 }
 
 impl<'a> Source<'a> {
-    /// The values of row `t` in blocks, and the norm's weight in blocks with the factor of this row. No blocks when
-    /// there is no such row.
+    /// Returns the values of row `t` in blocks, and the norm's weight in blocks with the factor of
+    /// this row. No blocks if the row does not exist.
     #[inline(always)]
     fn row(&self, t: usize) -> (Blocks<'a>, Option<(Blocks<'a>, f32)>) {
         let Some(row) = self.row_of(t) else { return (&[], None) };
@@ -129,12 +132,12 @@ impl<'a> Source<'a> {
         self.x.chunks_exact(self.n_in).nth(row)
     }
 
-    /// Rows that fill the tiles.
+    /// Returns the number of rows that fill the tiles.
     fn rows(&self) -> usize {
         self.picks.map_or(self.x.len() / self.n_in, <[u32]>::len)
     }
 
-    /// Some of them.
+    /// Returns some of the rows.
     fn part(&self, rows: Range<usize>) -> Self {
         match self.picks {
             Some(picks) => Self { picks: Some(&picks[rows]), ..*self },
@@ -143,7 +146,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// A tile that is being written, as [`Tile`].
+/// A tile that is being written, see [`Tile`].
 struct TileMut<'a, const T: usize> {
     codes: &'a mut [[Codes; T]],
     scales: &'a mut [[f32; T]],
@@ -163,7 +166,7 @@ impl<const T: usize> TileMut<'_, T> {
         }
     }
 
-    /// Has the sums of a block of row `t` be those of pairs; `halves` has them for its halves.
+    /// Replaces the sums of a block of row `t` by those of pairs; `halves` has them for its halves.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn put_pairs(&mut self, block: usize, t: usize, halves: [i32; 2]) {
@@ -180,7 +183,8 @@ impl<const T: usize> TileMut<'_, T> {
     }
 }
 
-/// `Rotation::tq().forward` of one block, operation by operation, in a form that compilers make vectors of.
+/// Computes `Rotation::tq().forward` of one block, operation by operation, in a form that compilers
+/// vectorize.
 #[inline(always)]
 pub(super) fn rotate(values: &mut [f32; BLOCK]) {
     const ROTATION: Rotation = Rotation::tq();
@@ -204,8 +208,8 @@ pub(super) fn rotate(values: &mut [f32; BLOCK]) {
     values.iter_mut().for_each(|v| *v *= NORM);
 }
 
-/// Quantises the rows of `source` (at most `T`) into a tile. The other kernel sets do the same arithmetic and agree
-/// with this one bit for bit.
+/// Quantizes the rows of `source` (at most `T`) into a tile. The other kernel sets do the same
+/// arithmetic and agree with this one bit for bit.
 fn quantise_tile<const T: usize>(source: Source<'_>, mut tile: TileMut<'_, T>) {
     for t in 0..T {
         let (row, norm) = source.row(t);
@@ -234,13 +238,13 @@ fn quantise_tile<const T: usize>(source: Source<'_>, mut tile: TileMut<'_, T>) {
 }
 
 impl Quantised {
-    /// Quantises the rows of `source` into tiles of `tile_rows`: 1, 2, 4, 6, 8 or 16.
+    /// Quantizes the rows of `source` into tiles of `tile_rows`: 1, 2, 4, 6, 8 or 16.
     pub fn fill(&mut self, isa: Isa, pool: &Pool, source: Source<'_>, tile_rows: usize) {
         let rows = source.rows();
         let planes = self.planes(rows.next_multiple_of(tile_rows), source.n_in);
         let job = |tile: usize| {
             let part = source.part(tile * tile_rows..rows.min((tile + 1) * tile_rows));
-            // SAFETY: every tile is taken by one call of this job.
+            // SAFETY: one call of this job writes each tile.
             unsafe { planes.fill_tile(isa, part, tile * tile_rows, tile_rows) };
         };
         let n_tiles = rows.div_ceil(tile_rows);
@@ -251,7 +255,7 @@ impl Quantised {
         }
     }
 
-    /// Quantises each group of rows of `source` into tiles of its own.
+    /// Quantizes each group of rows of `source` into tiles of its own.
     pub fn fill_groups(&mut self, isa: Isa, pool: &Pool, source: Source<'_>, groups: &[GroupTiles]) {
         let len = groups.iter().map(GroupTiles::end).max().unwrap_or(0);
         let planes = self.planes(len, source.n_in);
@@ -259,7 +263,8 @@ impl Quantised {
             let GroupTiles { rows, at, tile_rows } = groups[group].clone();
             for (i, first) in rows.clone().step_by(tile_rows).enumerate() {
                 let part = source.part(first..rows.end.min(first + tile_rows));
-                // SAFETY: every group is taken by one call of this job, and tiles of groups do not overlap.
+                // SAFETY: one call of this job writes each group, and tiles of groups do not
+                // overlap.
                 unsafe { planes.fill_tile(isa, part, at + i * tile_rows, tile_rows) };
             }
         };
@@ -270,7 +275,7 @@ impl Quantised {
         }
     }
 
-    /// Room for tiles that have `rows` rows together.
+    /// Returns space for tiles with `rows` rows in total.
     fn planes(&mut self, rows: usize, n_in: usize) -> Planes<'_> {
         self.n_blocks = n_in / BLOCK;
         let len = rows * self.n_blocks;
@@ -287,12 +292,12 @@ impl Quantised {
         }
     }
 
-    /// The tiles of `tile_rows` rows each that begin after `at` rows of tiles.
+    /// Returns the tiles of `tile_rows` rows each that begin after `at` rows of tiles.
     pub fn tiles(&self, at: usize, tile_rows: usize) -> QuantisedTiles<'_> {
         QuantisedTiles { of: self, at, tile_rows }
     }
 
-    /// Everything, as bits, for comparisons; sums of pairs are added.
+    /// Returns everything as bits, for comparisons; sums of pairs are added.
     #[cfg(test)]
     pub fn bits(&self, has_pairs: bool) -> [Vec<u32>; 4] {
         let floats = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect();
@@ -305,25 +310,25 @@ impl Quantised {
     }
 }
 
-/// Rows that are multiplied with the same weights, and where their tiles lie.
+/// Rows that are multiplied with the same weights, and the position of their tiles.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GroupTiles {
-    /// Which rows of the source.
+    /// The rows of the source.
     pub rows: Range<usize>,
     /// Rows of tiles before them.
     pub at: usize,
-    /// Rows of each tile; the last may not be full.
+    /// Rows of each tile; the last may be partial.
     pub tile_rows: usize,
 }
 
 impl GroupTiles {
-    /// Rows of tiles up to their end.
+    /// Returns the rows of tiles up to their end.
     pub fn end(&self) -> usize {
         self.at + self.rows.len().next_multiple_of(self.tile_rows)
     }
 }
 
-/// What a [`Quantised`] is written to by several threads.
+/// The buffers of a [`Quantised`] that several threads write.
 struct Planes<'a> {
     n_blocks: usize,
     codes: Shards<'a, Codes>,
@@ -333,12 +338,12 @@ struct Planes<'a> {
 }
 
 impl Planes<'_> {
-    /// Quantises the rows of `source` into the tile that begins after `at` rows of tiles.
+    /// Quantizes the rows of `source` into the tile that begins after `at` rows of tiles.
     ///
     /// # Safety
     /// No tile that overlaps this one is being filled.
     unsafe fn fill_tile(&self, isa: Isa, source: Source<'_>, at: usize, tile_rows: usize) {
-        // SAFETY: as of this function.
+        // SAFETY: by the contract of this function.
         unsafe {
             match tile_rows {
                 1 => self.fill::<1>(isa, source, at),
@@ -352,13 +357,14 @@ impl Planes<'_> {
         }
     }
 
-    /// As [`Planes::fill_tile`], of `T` rows.
+    /// Does the work of [`Planes::fill_tile`] for tiles of `T` rows.
     ///
     /// # Safety
-    /// As of [`Planes::fill_tile`].
+    /// As [`Planes::fill_tile`].
     unsafe fn fill<const T: usize>(&self, isa: Isa, source: Source<'_>, at: usize) {
         let values = |each: usize| at * self.n_blocks * each..(at + T) * self.n_blocks * each;
-        // SAFETY: the planes hold the values of a tile one after the other, and as the caller promises, nobody else has those.
+        // SAFETY: the planes hold the values of a tile contiguously, and by the caller's promise no
+        // other thread has those.
         let out = unsafe {
             TileMut::<T> {
                 codes: self.codes.part(values(1)).as_chunks_mut().0,
@@ -386,7 +392,7 @@ impl Planes<'_> {
             }
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             Isa::Simd128(token) => quads::quantise_tile(crate::quad::Quads(token), source, out),
-            isa => unreachable!("{} quantises with other vectors", isa.name()),
+            isa => unreachable!("{} quantizes with other vectors", isa.name()),
         }
     }
 }
@@ -400,7 +406,7 @@ pub(crate) struct QuantisedTiles<'a> {
 }
 
 impl<'a> QuantisedTiles<'a> {
-    /// Tile `index`, of `T` rows.
+    /// Returns tile `index`, of `T` rows.
     ///
     /// # Panics
     /// Unless these are tiles of `T`.
@@ -418,7 +424,7 @@ impl<'a> QuantisedTiles<'a> {
     }
 }
 
-/// Makes `values` at least `len` long. Memory is kept from step to step.
+/// Grows `values` to at least `len`. Memory is reused between steps.
 fn grow<V: Clone + Default>(values: &mut Vec<V>, len: usize) {
     if values.len() < len {
         values.resize(len, V::default());
@@ -432,7 +438,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_kernel_sets_quantise_alike_and_bad_numbers_stay_visible() {
+    fn all_kernel_sets_quantize_alike_and_propagate_nan() {
         let mut x = gaussian(30, 3 * 96, 5.0);
         let gain = gaussian(31, 96, 1.0);
         x[..32].fill(0.0);

@@ -1,4 +1,4 @@
-//! Quantising with 128-bit registers: a block is eight.
+//! Quantization with 128-bit registers: a block is eight.
 
 #![expect(clippy::needless_range_loop, reason = "one index runs over several arrays of registers")]
 
@@ -8,7 +8,7 @@ use crate::quad::{Quad, Quads, Task};
 /// Registers of a block.
 const N: usize = 8;
 
-/// As [`super::quantise_tile`].
+/// Does the work of [`super::quantise_tile`].
 #[inline]
 pub(super) fn quantise_tile<Q: Quad, const T: usize>(
     quads: Quads<Q>,

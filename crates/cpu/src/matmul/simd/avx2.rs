@@ -1,21 +1,24 @@
-//! [`Simd`] on 256-bit registers: eight rows to a register. Sets differ in how they multiply bytes.
+//! [`Simd`] on 256-bit registers: eight rows to a register. Sets differ in their byte products.
 //!
-//! AVX-VNNI has `vpdpbusd`, which adds four products in 32 bits. AVX2 has `vpmaddubsw`, which multiplies unsigned codes with
-//! signed activations and adds neighbours to 16 bits, *saturating*: no pair reaches that, since an activation is at most 127. More pairs are
-//! added modulo 2^16, beginning with what the code of zero adds too much, taken back: so the sum is right once it is that of
-//! `code - zero`, whatever it was on the way.
+//! AVX-VNNI has `vpdpbusd`, which adds four products in 32 bits. AVX2 has `vpmaddubsw`, which
+//! multiplies unsigned codes with signed activations and adds neighbours to 16 bits, *saturating*:
+//! no pair reaches that, since an activation is at most 127. More pairs are added modulo 2^16,
+//! starting from the excess of the code of zero, subtracted: so the sum is right once it is that of
+//! `code - zero`, whatever the intermediate values.
 //!
-//! | bits | zero | largest `code - zero` | of a pair of products | groups added before widening to 32 bits | largest sum |
+//! | bits | zero | largest `code - zero` | pair of products | groups per 16-bit sum | largest sum |
 //! |---|---|---|---|---|---|
 //! | 2, 3, 4 | 0 | 15 | 2 · 15 · 127 = 3,810 | 8 | 30,480 |
 //! | 5 | 0 | 31 | 7,874 | 4 | 31,496 |
 //! | 5 | 16 | 16 | 4,064 | 8 | 32,512 |
 //! | 6 | 32 | 32 | 8,128 | 4 | 32,512 |
-//! | 7 | 64 | 64 | 16,256 | 1, since activations are not summed for two; zero is taken back in 32 bits | 32,258 of codes |
+//! | 7 | 64 | 64 | 16,256 | 1 | 32,258 of codes |
 //! | 8 | 128 | 128 | 32,512 | 1 | 32,512 |
 //!
-//! With 8 bits the code is taken as a signed number, its sign moved to the activation and its magnitude (at most 128)
-//! multiplied, so it needs no zero taken back. The limit is 32,767.
+//! The limit is 32,767. With 7 bits a sum takes one group, since activations are not summed for
+//! two; zero is subtracted in 32 bits. With 8 bits the code is taken as a signed number, its sign
+//! moved to the activation and its magnitude (at most 128) multiplied, so that no zero is
+//! subtracted.
 
 use std::arch::x86_64::*;
 
@@ -26,13 +29,15 @@ use crate::matmul::panel::{BLOCK, Format, GROUPS, PANEL};
 /// Wraps an intrinsic: the token proves its instructions.
 macro_rules! intrinsic {
     ($($body:tt)*) => {
-        // SAFETY: tokens that are `Ymm` exist only on a CPU with the features of the AVX2 set; memory is read and written
-        // through array references of the full width, without any need for alignment.
+        // SAFETY: tokens that are `Ymm` exist only on a CPU with the features of the AVX2 set;
+        // memory is read and written through array references of the full width, without any need
+        // for alignment.
         unsafe { $($body)* }
     };
 }
 
-/// A token that proves AVX2, FMA and F16C at least, and what its set brings for products of bytes: as in [`Simd`].
+/// A token that proves at least AVX2, FMA and F16C, and the byte products of its set: as in
+/// [`Simd`].
 pub(crate) trait Ymm: Copy + Send + Sync {
     fn run_kernel<K: Kernel>(self, kernel: K) -> K::Output;
     fn across<F: Format>() -> usize;
@@ -46,14 +51,16 @@ pub(crate) trait Ymm: Copy + Send + Sync {
 /// Groups of half a block.
 const HALF: usize = GROUPS / 2;
 
-/// Groups whose products 16 bits hold, once those with the code of zero are taken back.
+/// Returns the number of groups whose products fit in 16 bits after subtracting those with the code
+/// of zero.
 const fn most_groups<F: Format>() -> usize {
     let zero = F::FACTOR_ZERO as usize;
     let above = (1 << F::FACTOR_BITS) - 1 - zero;
     i16::MAX as usize / (2 * 127 * if zero > above { zero } else { above })
 }
 
-/// Whether short sums take back what the code of zero adds: there are sums of activations for half a block and for all of it.
+/// Returns whether short sums subtract the excess of the code of zero: activations are summed for
+/// half a block and for a whole one.
 const fn has_zero_in_short_sums<F: Format>() -> bool {
     most_groups::<F>() >= HALF
 }
@@ -70,14 +77,15 @@ impl Ymm for Avx2 {
         intrinsic!(run_avx2(self, kernel))
     }
 
-    /// Two where registers hold their short sums and little else is kept: not a minimum for each half of a block.
+    /// Two if registers hold their short sums and little else: not with a minimum for each half of
+    /// a block.
     #[inline(always)]
     fn across<F: Format>() -> usize {
         let has_two_minima = F::SPEC.has_min && F::SPEC.sub_len < BLOCK;
         if most_groups::<F>() >= GROUPS && !has_two_minima { 2 } else { 1 }
     }
 
-    /// As the table above has it.
+    /// Follows the table above.
     #[inline(always)]
     fn groups<F: Format>() -> usize {
         match most_groups::<F>() {

@@ -6,14 +6,14 @@ use super::{Kernel, Simd};
 use crate::isa::{Avx512, avx512};
 use crate::matmul::panel::{Format, PANEL};
 
-/// Between 2^23 and 2^24 the last bit of a float counts ones: 2^22 of them lie on either side.
+/// Between 2^23 and 2^24 the last bit of a float counts ones: 2^22 of them are on either side.
 const LIFT: f32 = 12_582_912.0;
 
 /// Wraps an intrinsic: the token proves its instructions.
 macro_rules! intrinsic {
     ($($body:tt)*) => {
-        // SAFETY: `Avx512` exists only on a CPU with the features of its set; memory is read and written through array
-        // references of the full width, without any need for alignment.
+        // SAFETY: `Avx512` exists only on a CPU with the features of its set; memory is read and
+        // written through array references of the full width, without any need for alignment.
         unsafe { $($body)* }
     };
 }
@@ -159,8 +159,9 @@ impl Simd for Avx512 {
         intrinsic!(_mm512_cvtepi32_ps(a))
     }
 
-    /// As an integer sum, `LIFT + a` is the float of that value: what takes the lift back multiplies too. A conversion less for the
-    /// one unit that multiplies floats beside a matrix unit, and an addition that other units do.
+    /// As an integer sum, `LIFT + a` is the float of that value; the instruction that subtracts the
+    /// lift multiplies too. It saves a conversion on the one port that multiplies floats beside a
+    /// matrix unit, for an addition on other ports.
     #[inline(always)]
     fn scaled(self, a: __m512i, scale: __m512, lifted: __m512) -> __m512 {
         intrinsic!({

@@ -1,13 +1,13 @@
 //! [`Simd`] on pairs of 128-bit registers: eight rows to a pair.
 //!
-//! Products are of signed bytes. Codes below 128 are signed as they are; of those in 8 bits the top bit is flipped, which makes them
-//! signed and needs no zero taken back.
+//! Products are of signed bytes. Codes below 128 are valid signed bytes; for those of 8 bits the
+//! top bit is flipped, which makes them signed, so that no zero is subtracted.
 
 use super::{Kernel, Simd};
 use crate::matmul::panel::{Format, PANEL};
 use crate::quad::{Quad, Quads, Task};
 
-/// The same operation on both registers.
+/// Applies the same operation to both registers.
 macro_rules! pair {
     (|$($x:ident),+| $body:expr) => {
         [
@@ -29,7 +29,7 @@ impl<Q: Quad, K: Kernel> Task for OnVectors<Q, K> {
     }
 }
 
-/// Pieces `2 · index` and the next of a line.
+/// Returns chunks `2 · index` and `2 · index + 1` of a line.
 #[inline(always)]
 fn pieces<const B: usize>(line: &[u8; 64], index: usize) -> [&[u8; B]; 2] {
     let (pieces, _) = line.as_chunks();
@@ -171,7 +171,7 @@ impl<Q: Quad> Simd for Quads<Q> {
         1
     }
 
-    /// Four products are added in 32 bits.
+    /// Adds four products in 32 bits.
     #[inline(always)]
     fn groups_in_short_sum<F: Format>() -> usize {
         usize::MAX

@@ -1,14 +1,15 @@
-//! What a row is multiplied to does not depend on the rows beside it, on the threads, or on where the weights lie.
+//! Batch invariance of products: the result of a row does not depend on the other rows of the
+//! batch, on the threads, or on the location of the weights.
 
 use kvant_backend::Gate;
 
 use super::*;
 
-/// Rows at once: alone, below, at and above every tile, and more than a row block.
+/// Batch sizes: one, below, at and above every tile, and more than a row block.
 const ROWS: [usize; 10] = [1, 2, 3, 5, 8, 9, 13, 37, 130, 520];
 const MOST: usize = 520;
 
-/// Everything that products of one row can be: `[rows, n_out]` each, as bits.
+/// All products of one row, by kind: `[rows, n_out]` each, as bits.
 struct Bits {
     plain: Vec<u32>,
     with_bias: Vec<u32>,
@@ -50,7 +51,7 @@ impl Case {
         Bits { plain, with_bias, accumulated, gated }
     }
 
-    /// The gated layer from its unfused parts.
+    /// Computes the gated layer from its unfused products.
     fn gated_apart(&self, device: &CpuDevice, row: usize) -> Vec<u32> {
         let n_out = self.w.n_out();
         let (mut g, mut u) = (buffer(&vec![0.0; n_out]), buffer(&vec![0.0; n_out]));
@@ -67,7 +68,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// A random shape: panels odd and even in number, the last one rarely full, rows rarely a whole number of units.
+/// Returns a random shape: panels odd and even in number, the last one rarely full, rows rarely a
+/// whole number of units.
 fn random_shape(random: &mut Random, dtype: DType) -> (usize, usize) {
     let mut below = |n: u64| (random.bits() % n) as usize;
     let n_in = match dtype.block_len() {
@@ -79,7 +81,7 @@ fn random_shape(random: &mut Random, dtype: DType) -> (usize, usize) {
 }
 
 #[test]
-fn a_row_has_the_same_bits_in_any_company() {
+fn products_are_batch_invariant() {
     let mut random = Random::new(45);
     for (isa, dtype) in Isa::available().into_iter().flat_map(|isa| WEIGHTS.map(|dtype| (isa, dtype))) {
         let (n_out, n_in) = random_shape(&mut random, dtype);
@@ -118,9 +120,9 @@ fn a_row_has_the_same_bits_in_any_company() {
     }
 }
 
-/// As queries, keys and values do, on more threads than there are cores and pairs of panels.
+/// As for Q, K and V, on more threads than there are cores and pairs of panels.
 #[test]
-fn products_that_share_a_region_have_the_same_bits_on_any_number_of_threads() {
+fn fused_products_have_the_same_bits_on_any_number_of_threads() {
     for (isa, dtype) in
         Isa::available().into_iter().flat_map(|isa| [DType::Q4_0, DType::F16].map(|dtype| (isa, dtype)))
     {

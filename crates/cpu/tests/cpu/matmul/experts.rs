@@ -1,4 +1,5 @@
-//! What experts give a row does not depend on the rows beside it, on whom those chose, or on the threads.
+//! Batch invariance of MoE layers: the expert output of a row does not depend on the other rows of
+//! the batch, on their experts, or on the threads.
 
 use kvant_backend::{Choice, ExpertWeights, Routing, Scores};
 use kvant_cpu::CpuExperts;
@@ -9,7 +10,7 @@ const N_EXPERTS: usize = 6;
 const ROWS: [usize; 7] = [1, 2, 3, 5, 9, 13, 60];
 const MOST: usize = 60;
 
-/// A layer for one device, and the rows that go through it.
+/// A layer for one device, and its input rows.
 struct Case {
     experts: [CpuExperts; 3],
     n: usize,
@@ -23,7 +24,7 @@ impl Case {
         Self::taken(types, n, n_ff, &|source| device.experts(source, N_EXPERTS).unwrap())
     }
 
-    /// With experts as `take` takes them.
+    /// Builds a case with experts that `take` creates.
     fn taken(
         [gate, up, down]: [DType; 3],
         n: usize,
@@ -45,7 +46,7 @@ impl Case {
         }
     }
 
-    /// The rows that come of `rows` rows, as bits.
+    /// Returns the results of `rows` rows, as bits.
     fn run(&self, device: &CpuDevice, first_row: usize, rows: usize) -> Vec<u32> {
         let mut x = buffer(&self.x[first_row * self.n..][..rows * self.n]);
         let logits = buffer(&self.logits[first_row * N_EXPERTS..][..rows * N_EXPERTS]);
@@ -82,7 +83,7 @@ fn experts_that_stay_in_the_file_give_the_same_bits() {
 }
 
 #[test]
-fn a_row_of_experts_has_the_same_bits_in_any_company() {
+fn experts_are_batch_invariant() {
     use DType::{F16, F32, Q4_0, Q4K, Q6K, Q8_0, TQ4_1S};
     let types = [[Q4_0; 3], [Q4K, Q4K, Q6K], [F16; 3], [TQ4_1S, TQ4_1S, Q8_0], [Q8_0, F32, F16]];
     for (isa, types) in Isa::available().into_iter().flat_map(|isa| types.map(|types| (isa, types))) {

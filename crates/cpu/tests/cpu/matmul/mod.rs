@@ -1,4 +1,4 @@
-//! Every product is held to sums in f64 over weights that the codec decodes.
+//! Compares every product with sums in f64 over weights that the codec decodes.
 
 mod company;
 mod experts;
@@ -42,7 +42,7 @@ fn gaussian(seed: u64, len: usize, sigma: f64) -> Vec<f32> {
     values
 }
 
-/// A random matrix on `device`, the values it stands for, and its bytes.
+/// Returns a random matrix on `device`, the values it decodes to, and its bytes.
 fn encoded(
     device: &CpuDevice,
     dtype: DType,
@@ -64,7 +64,7 @@ fn buffer(values: &[f32]) -> CpuBuffer {
     buffer
 }
 
-/// A sum and the largest error its evaluation may have.
+/// A sum and the maximum error of its evaluation.
 #[derive(Clone, Copy)]
 struct Want {
     pub value: f64,
@@ -77,12 +77,12 @@ fn assert_within(got: f32, want: Want, what: &dyn Fn() -> String) {
     assert!(err <= want.bound, "{}: {got}, want {} within {}", what(), want.value, want.bound);
 }
 
-/// One device for each kernel set of this CPU.
+/// Returns one device for each kernel set of this CPU.
 fn devices() -> Vec<CpuDevice> {
     Isa::available().into_iter().map(|isa| CpuDevice::new(isa, 2).unwrap()).collect()
 }
 
-/// The products of `x` with `w`, `[rows, n_out]`.
+/// Returns the products of `x` with `w`, `[rows, n_out]`.
 fn project(device: &CpuDevice, w: &CpuMatrix, x: &[f32]) -> CpuBuffer {
     let rows = x.len() / w.n_in();
     let mut y = buffer(&vec![f32::NAN; rows * w.n_out()]);
@@ -91,7 +91,7 @@ fn project(device: &CpuDevice, w: &CpuMatrix, x: &[f32]) -> CpuBuffer {
     y
 }
 
-/// Row lengths that end within, at and beyond units and chunks.
+/// Returns row lengths that end within, at and beyond units and chunks.
 fn widths(dtype: DType) -> &'static [usize] {
     match dtype.block_len() {
         1 => &[1, 2, 7, 16, 129, 300],
@@ -116,26 +116,27 @@ const SHAPES: [(usize, usize); 12] = [
     (70, 100),
 ];
 
-/// Whether `isa` multiplies weights of this type with activations in 8 bits: the reference takes them as they are.
+/// Returns whether `isa` multiplies weights of this type with activations in 8 bits: the reference
+/// uses f32.
 fn is_in_8_bits(isa: Isa, dtype: DType) -> bool {
     uses_panels(isa) && !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
-/// Whether `isa` reads weights from panels, and not as they lie in the file.
+/// Returns whether `isa` reads weights from panels, and not in file order.
 fn uses_panels(isa: Isa) -> bool {
     isa != Isa::Scalar
 }
 
-/// Whether weights of this type are rotated, and want rotated activations.
+/// Returns whether weights of this type are rotated, and require rotated activations.
 fn is_rotated(dtype: DType) -> bool {
     Spec::book_of(dtype).is_some()
 }
 
-/// The activations as coded kernels see them: steps of each block of 32, 127 of which are its largest magnitude, and the values
-/// rounded to whole steps.
+/// Returns the activations of coded kernels: steps of each block of 32, 127 of which are its
+/// largest magnitude, and the values rounded to whole steps.
 fn quantised(x: &[f32], rotates: bool) -> (Vec<f32>, Vec<f32>) {
     let mut values = x.to_vec();
-    let (blocks, []) = values.as_chunks_mut::<32>() else { panic!("{} values are no whole blocks", x.len()) };
+    let (blocks, []) = values.as_chunks_mut::<32>() else { panic!("{} values, not whole blocks", x.len()) };
     let steps = blocks.iter_mut().map(|block| {
         if rotates {
             Rotation::tq().forward(block);
@@ -148,8 +149,8 @@ fn quantised(x: &[f32], rotates: bool) -> (Vec<f32>, Vec<f32>) {
     (steps.collect(), values)
 }
 
-/// The weights of a row as the kernels of the device multiply them: those of the rotated formats in panels are turned, and
-/// their levels are rounded to bytes.
+/// Returns the weights of a row as the kernels of the device multiply them: those of the rotated
+/// formats in panels are rotated, and their levels are rounded to bytes.
 fn seen_weights(isa: Isa, dtype: DType, row: &[u8], weights: &[f32]) -> Vec<f32> {
     let spec = Spec::of(dtype).filter(|spec| uses_panels(isa) && spec.book.is_some());
     let Some((spec, book)) = spec.and_then(|spec| Some((spec, spec.book?))) else { return weights.to_vec() };
@@ -166,7 +167,8 @@ fn seen_weights(isa: Isa, dtype: DType, row: &[u8], weights: &[f32]) -> Vec<f32>
     blocks.collect()
 }
 
-/// Sum of the magnitudes that a coded kernel adds for each weight: of its code and, apart, of its minimum.
+/// Returns the sum of the magnitudes that a coded kernel adds for each weight: of its code and,
+/// separately, of its minimum.
 fn magnitudes(dtype: DType, row: &[u8], weights: &[f32]) -> Vec<f32> {
     let Some(spec) = Spec::of(dtype) else { return weights.iter().map(|w| w.abs()).collect() };
     let blocks = row.chunks_exact(dtype.block_bytes()).zip(weights.chunks_exact(spec.len));
@@ -182,10 +184,12 @@ fn magnitudes(dtype: DType, row: &[u8], weights: &[f32]) -> Vec<f32> {
     magnitudes.collect()
 }
 
-/// What a kernel of the device must give, from its own arithmetic: 8-bit activations for coded panels, f32 otherwise.
+/// Returns the expected result of a kernel of the device, from its own arithmetic: 8-bit
+/// activations for coded panels, f32 otherwise.
 ///
-/// Products of codes are summed exactly. Then each sub-block's sum is scaled and added in f32, at most two terms, one
-/// rounding each, behind at most five roundings of scales and steps: `n / 16 · 2 + 5` roundings, fewer than `n + 7`.
+/// Products of codes are summed exactly. Then each sub-block's sum is scaled and added in f32, at
+/// most two terms, one rounding each, after at most five roundings of scales and steps:
+/// `n / 16 · 2 + 5` roundings, fewer than `n + 7`.
 fn wanted(weights: &[f32], magnitudes: &[f32], x: &[f32]) -> Want {
     let dot = |w: &[f32]| -> f64 { w.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum() };
     let magnitude: f64 = magnitudes.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x.abs())).sum();
@@ -264,8 +268,9 @@ fn activations_in_8_bits_cost_at_most_half_a_step_of_each() {
     }
 }
 
-/// What the levels of a rotated format lose as bytes, at most half a step of 1/96 of the largest, and ten butterflies of
-/// the codec and five of the kernel, an addition each, of 32 values.
+/// Returns the loss of the levels of a rotated format as bytes, at most half a step of 1/96 of the
+/// largest, and of ten butterflies of the codec and five of the kernel, an addition each, of 32
+/// values.
 fn rotated_bound(dtype: DType, row: &[u8], weights: &[f32], x: &[f32]) -> f64 {
     let spec = Spec::of(dtype).expect("a rotated format has fields");
     let largest = spec.book.map_or(0.0, |book| book.levels().iter().fold(0f32, |max, l| max.max(l.abs())));
@@ -274,16 +279,17 @@ fn rotated_bound(dtype: DType, row: &[u8], weights: &[f32], x: &[f32]) -> f64 {
         let fields = Fields::read(dtype, block);
         let d = fields.scale.to_f32().abs().max(fields.min.to_f32().abs());
         let norm = |values: &[f32]| values.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>().sqrt();
-        // Cauchy and Schwarz: 32 errors of half a step against a block of x, which a rotation leaves as long.
+        // Cauchy–Schwarz: 32 errors of half a step against a block of x, whose length a rotation
+        // preserves.
         let levels = f64::from(d * largest) / 96.0 / 2.0 * 32f64.sqrt() * norm(x);
         levels + 15.0 * 32.0 * f64::from(f32::EPSILON) * norm(weights) * norm(x)
     });
     bounds.sum()
 }
 
-/// The largest sums that codes and activations can give: a kernel that saturates or wraps is off by far more.
+/// The largest sums of codes and activations: a kernel that saturates or wraps is off by far more.
 #[test]
-fn extreme_codes_meet_extreme_activations_without_saturating() {
+fn extreme_codes_and_activations_do_not_saturate() {
     for device in devices() {
         for (dtype, scales) in [
             (DType::Q8_0, &[0][..]),
@@ -317,7 +323,7 @@ fn extreme_codes_meet_extreme_activations_without_saturating() {
                     scales.iter().for_each(|&at| block[at..at + 2].copy_from_slice(&0x2000u16.to_le_bytes()));
                     match dtype {
                         DType::MXFP4 => block[0] = 127 - 7,
-                        // Of E4M3 the least with an exponent is 2^-6.
+                        // The smallest normal E4M3 is 2^-6.
                         DType::NVFP4 => block[..4].fill(1 << 3),
                         _ => {}
                     }
@@ -355,7 +361,7 @@ fn extreme_codes_meet_extreme_activations_without_saturating() {
 }
 
 #[test]
-fn bad_numbers_stay_visible_in_products() {
+fn products_propagate_non_finite_values() {
     for device in devices() {
         for dtype in [DType::Q4_0, DType::Q6K, DType::NVFP4, DType::TQ3_1S, DType::F16] {
             let (w, _, _) = encoded(&device, dtype, 3, 256, 32);
@@ -392,7 +398,7 @@ fn bias_norm_first_row_and_accumulation_are_applied_in_order() {
         ];
         device.project(Input { x: &x, norm: Some(norm), first_row: 1, rows }, &mut outputs).unwrap();
 
-        // What is added to zeros is the norm itself.
+        // Accumulating into zeros gives the norm itself.
         let mut normed = buffer(&vec![0.0; rows * n_in]);
         device.add_normed(&mut normed, &buffer(&x.as_slice()[n_in..]), rows, norm).unwrap();
         let normed = normed.as_slice();

@@ -1,4 +1,4 @@
-//! A matrix unit, and products of two rows by two, give the bits of the vectors beside them.
+//! A matrix unit, and 2x2 matrix instructions, give the bits of the vectors beside them.
 
 use kvant_backend::BackendError;
 use kvant_cpu::PromptMath;
@@ -6,22 +6,22 @@ use kvant_cpu::PromptMath;
 use super::*;
 use crate::pairs;
 
-/// Sets that multiply bf16.
+/// Returns the sets that multiply bf16.
 fn of_bf16() -> impl Iterator<Item = Isa> {
     Isa::available().into_iter().filter(|isa| isa.multiplies_bf16())
 }
 
 #[test]
-fn other_ways_to_multiply_blocks_give_the_bits_of_vectors() {
+fn matrix_gemms_give_the_bits_of_vectors() {
     for (sets, dtype) in pairs().into_iter().flat_map(|sets| WEIGHTS.map(|dtype| (sets, dtype))) {
         let devices = sets.map(|isa| CpuDevice::new(isa, 2).unwrap());
-        // A block alone, a chunk and a block, and panels that are odd in number and not full.
+        // A block alone, a chunk and a block, and panels that are odd in number and partial.
         let block = dtype.block_len().max(32);
         let widths = [block, 512 + block];
         for (n_out, n_in) in [1, 15, 31, 33].into_iter().zip(widths.into_iter().cycle()) {
             let ws = devices.each_ref().map(|device| encoded(device, dtype, n_out, n_in, 51).0);
             let x = gaussian(50, 81 * n_in, 1.0);
-            // Of few rows a matrix unit leaves all to vectors.
+            // For few rows a matrix unit defers to vectors.
             for rows in (9..=14).chain([33, 63]).chain(64..=81) {
                 let [got, want] = [0, 1].map(|i| project(&devices[i], &ws[i], &x[..rows * n_in]));
                 let bits = |y: &CpuBuffer| y.as_slice().iter().map(|v| v.to_bits()).collect::<Vec<_>>();
@@ -33,7 +33,7 @@ fn other_ways_to_multiply_blocks_give_the_bits_of_vectors() {
 }
 
 #[test]
-fn a_row_that_is_no_number_stays_alone_and_visible() {
+fn a_nan_row_stays_nan_and_affects_no_other_row() {
     for device in pairs().into_iter().map(|[isa, _]| CpuDevice::new(isa, 1).unwrap()) {
         for dtype in [DType::Q4_0, DType::Q4K, DType::Q6K, DType::MXFP4, DType::TQ4_1S] {
             let (w, ..) = encoded(&device, dtype, 33, 256, 52);
@@ -46,13 +46,15 @@ fn a_row_that_is_no_number_stays_alone_and_visible() {
     }
 }
 
-/// What a value is in bf16.
+/// Rounds a value to bf16.
 fn in_bf16(x: f32) -> f64 {
     half::bf16::from_f32(x).to_f64()
 }
 
-/// The product of rounded operands, and how far f32 sums may be from it: those of a matrix unit are 16 additions deep in a block of columns,
-/// and blocks are added one after the other; those of squares add two columns at a time, rounded to odd. Weights within a rounding of f32 (of their scales) from where bf16 rounds the other way may do so.
+/// Returns the product of rounded operands, and the maximum distance of f32 sums from it: those of
+/// a matrix unit are 16 additions deep in a block of columns, and blocks are added one after the
+/// other; 2x2 matrix instructions add two columns at a time, rounded to odd. Weights within a
+/// rounding of f32 (of their scales) from a rounding boundary of bf16 may round the other way.
 fn in_halves(isa: Isa, x: &[f32], w: &[f32]) -> Want {
     let (mut value, mut all, mut other) = (0.0, 0.0, 0.0);
     for (x, &w) in x.iter().map(|&x| in_bf16(x)).zip(w) {
@@ -98,11 +100,11 @@ fn prompts_in_bf16_are_products_of_rounded_operands() {
 }
 
 #[test]
-fn bf16_is_for_many_rows_and_lets_no_bad_number_pass() {
+fn bf16_is_for_many_rows_and_propagates_non_finite_values() {
     for isa in of_bf16() {
         let exact = CpuDevice::new(isa, 1).unwrap();
         let device = CpuDevice::new(isa, 1).unwrap().with_prompt_math(PromptMath::Bf16).unwrap();
-        assert!(device.info().kernels.ends_with(", prompts in bf16"), "{}", device.info().kernels);
+        assert!(device.info().kernels.ends_with(", prefill in bf16"), "{}", device.info().kernels);
         for dtype in [DType::F16, DType::Q8_0, DType::Q4K, DType::TQ4_1S] {
             let (w, ..) = encoded(&device, dtype, 33, 256, 62);
             let mut x = gaussian(63, 70 * 256, 1.0);
@@ -119,7 +121,7 @@ fn bf16_is_for_many_rows_and_lets_no_bad_number_pass() {
 }
 
 #[test]
-fn bf16_is_refused_where_nothing_multiplies_it() {
+fn bf16_is_rejected_without_bf16_products() {
     for isa in Isa::available().into_iter().filter(|isa| !isa.multiplies_bf16()) {
         let error = CpuDevice::new(isa, 1).unwrap().with_prompt_math(PromptMath::Bf16).err().unwrap();
         let told = error.to_string();

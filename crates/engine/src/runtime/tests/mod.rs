@@ -1,4 +1,4 @@
-//! What layers of every kind keep, through the cache and the device.
+//! Caches of layers of every kind, through cache and device.
 
 mod predictions;
 mod shared;

@@ -1,4 +1,5 @@
-//! What a layer behind the others predicts equals what a model of `transformers` makes of the same rows (generator: `tools/reference`).
+//! Predictions of MTP layers equal those of a `transformers` model on the same inputs (generator:
+//! `tools/reference`).
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,12 +12,13 @@ use kvant_model::Part;
 
 use super::super::*;
 
-/// Of a difference between two logits, each of which may be 1e-4 off as those of a model may.
+/// Tolerance of a difference between two logits, each of which may be off by 1e-4, as in the model
+/// tests.
 const TOLERANCE: f32 = 2e-4;
 
 struct Golden {
     tokens: Vec<u32>,
-    /// What comes behind each of the last tokens, and by how much it leads.
+    /// Predicted tokens behind each of the last tokens, with the margins of their logits.
     chains: Vec<Vec<(u32, f32)>>,
 }
 
@@ -60,7 +62,7 @@ fn feed(sequence: &Sequence, tokens: &[u32]) {
     sequence.loaded().step(&batch, Entry::Tokens(tokens), None, None).unwrap();
 }
 
-/// What is predicted behind all tokens of a sequence and `next`, at most so many.
+/// Returns at most `most` predictions behind all tokens of a sequence and `next`.
 fn predict(sequence: &Sequence, next: u32, most: usize) -> Vec<(u32, f32)> {
     let mut chain = Vec::new();
     sequence.loaded().predict(sequence.id(), sequence.len(), next, &mut |token, lead| {
@@ -70,7 +72,7 @@ fn predict(sequence: &Sequence, next: u32, most: usize) -> Vec<(u32, f32)> {
     chain
 }
 
-/// As far as it goes, `got` is the chain at `place`; returns how far.
+/// Asserts that `got` begins the chain at `place`; returns the number of tokens compared.
 fn assert_chain(golden: &Golden, place: usize, got: &[(u32, f32)], what: &str) -> usize {
     let first = golden.tokens.len() + 1 - golden.chains.len();
     let want = &golden.chains[place - first];
@@ -86,7 +88,7 @@ fn assert_chain(golden: &Golden, place: usize, got: &[(u32, f32)], what: &str) -
 }
 
 #[test]
-fn predictions_equal_those_of_transformers_however_the_text_is_fed() {
+fn mtp_predictions_equal_those_of_transformers() {
     for file in files() {
         let (model, golden) = open(&file, true);
         assert!(model.predicts());
@@ -102,7 +104,7 @@ fn predictions_equal_those_of_transformers_however_the_text_is_fed() {
                 let chain = predict(&sequence, next, n_chain);
                 n_predicted += assert_chain(&golden, at + 1, &chain, &what);
                 n_places += 1;
-                // A fork predicts the same, and leaves the other as it is.
+                // A fork predicts the same, and leaves the original unchanged.
                 let fork = sequence.fork();
                 assert_eq!(predict(&fork, next, n_chain), chain, "{what}: a fork");
                 feed(&fork, &[next ^ 1]);
@@ -119,9 +121,9 @@ fn predictions_equal_those_of_transformers_however_the_text_is_fed() {
     }
 }
 
-/// What was read on trial and did not come is nothing that a prediction is made of.
+/// Rejected draft tokens do not affect later predictions.
 #[test]
-fn predictions_behind_a_cut_are_those_of_the_text_that_came() {
+fn rejected_draft_tokens_do_not_affect_predictions() {
     for file in files() {
         let (model, golden) = open(&file, true);
         let what = file.file_stem().unwrap().to_str().unwrap();
@@ -130,7 +132,8 @@ fn predictions_behind_a_cut_are_those_of_the_text_that_came() {
         let sequence = start(&model, DType::F32);
         let mut n_predicted = 0;
         for at in first - 1..golden.tokens.len() {
-            // As sessions do it: two guesses, both wrong; what the cache cannot keep it reads again.
+            // As in sessions: two wrong draft tokens; tokens that the cache cannot keep are
+            // recomputed.
             let known = &golden.tokens[sequence.len()..at];
             let id = sequence.id();
             model.try_on(id, known.len(), 2);
@@ -149,7 +152,7 @@ fn predictions_behind_a_cut_are_those_of_the_text_that_came() {
 }
 
 #[test]
-fn a_model_says_the_same_with_such_a_layer_and_only_then_predicts() {
+fn the_mtp_layer_predicts_and_keeps_the_logits() {
     for file in files() {
         let [with, without] = [true, false].map(|has_mtp| open(&file, has_mtp));
         let logits = |(model, golden): &(Arc<dyn Loaded>, Golden)| {
@@ -169,9 +172,9 @@ fn a_model_says_the_same_with_such_a_layer_and_only_then_predicts() {
     }
 }
 
-/// What the layer keeps is foretold with the rest, in every type.
+/// The predicted size includes the layer's cache, in every type.
 #[test]
-fn a_cache_takes_what_was_said_that_it_takes() {
+fn the_predicted_cache_size_includes_the_mtp_layer() {
     for file in files() {
         let [(with, golden), (without, _)] = [true, false].map(|has_mtp| open(&file, has_mtp));
         let text: Vec<u32> = golden.tokens.iter().cycle().copied().take(400).collect();
@@ -189,10 +192,10 @@ fn a_cache_takes_what_was_said_that_it_takes() {
     }
 }
 
-/// A sequence that begins with what another holds, as far as it goes, and one whose images were taken: the former predicts the same, the
-/// latter nothing.
+/// A sequence with an attached prefix predicts the same; one restored from page images predicts
+/// nothing.
 #[test]
-fn what_others_hold_is_predicted_from_and_what_is_restored_is_not() {
+fn attached_prefixes_predict_and_restored_ones_do_not() {
     let (model, golden) = open(&files()[0], true);
     let text: Vec<u32> = golden.tokens.iter().cycle().copied().take(400).collect();
     let first = start(&model, DType::F16);
@@ -206,7 +209,8 @@ fn what_others_hold_is_predicted_from_and_what_is_restored_is_not() {
     feed(&second, &text[n..]);
     let predicted = predict(&first, 9, 3);
     assert!(!predicted.is_empty());
-    // Of the first token behind what is shared the stream before it is missing.
+    // The first token behind the shared prefix lacks the hidden state before it, so margins may
+    // differ.
     assert_eq!(
         predict(&second, 9, 3).iter().map(|(token, _)| token).collect::<Vec<_>>(),
         predicted.iter().map(|(token, _)| token).collect::<Vec<_>>()

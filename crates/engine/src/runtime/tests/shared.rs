@@ -1,4 +1,4 @@
-//! A layer that meets the keys and values of an earlier one.
+//! A layer that attends to the keys and values of an earlier layer.
 
 use std::ops::Range;
 
@@ -11,12 +11,12 @@ use kvant_model::{LayerState, Part};
 use super::super::*;
 use crate::model::POCKET;
 
-/// The layer that keeps, and the one that meets what it keeps.
+/// The layer with a cache, and the layer that shares it.
 const OWNER: usize = 1;
 const SHARER: usize = 2;
 
-/// The bundled model, changed so that the keys and values of both layers are the same: the owner adds nothing to the residual
-/// stream, and what keys and values are made with is the same in both.
+/// The bundled model, changed so that the keys and values of both layers are equal: the owner adds
+/// nothing to the residual stream, and both have the same norms and K and V matrices.
 fn twins() -> Arc<Gguf> {
     let plain = Gguf::from_bytes(POCKET).unwrap();
     let place = |name: String| -> Range<usize> {
@@ -54,7 +54,8 @@ fn start(loaded: &Arc<dyn Loaded>, dtype: DType) -> Sequence {
     Sequence::start(Arc::clone(loaded), plan, Room::Exactly(700)).unwrap()
 }
 
-/// The logits of steps of two sequences at once, in chunks; the second one is a prompt behind.
+/// Returns the logits of batched steps of two sequences, in chunks; the second prompt has half the
+/// tokens.
 fn feed(sequences: [&Sequence; 2], chunk: usize) -> Vec<u32> {
     let tokens: Vec<u32> = (0..600).map(|i| i * 37 % 500).collect();
     let mut bits = Vec::new();
@@ -75,7 +76,7 @@ fn feed(sequences: [&Sequence; 2], chunk: usize) -> Vec<u32> {
 }
 
 #[test]
-fn a_layer_that_shares_says_what_one_with_the_same_keys_and_values_says() {
+fn shared_kv_gives_the_logits_of_equal_own_kv() {
     let gguf = twins();
     let (own, shared) = (open(&gguf, LayerState::Own), open(&gguf, LayerState::Shared(OWNER)));
     assert_eq!(shared.kv_shape().layers.len() + 1, own.kv_shape().layers.len());
@@ -96,7 +97,7 @@ fn a_layer_that_shares_says_what_one_with_the_same_keys_and_values_says() {
 }
 
 #[test]
-fn a_layer_that_shares_stays_with_the_layer_that_keeps() {
+fn a_layer_with_shared_kv_stays_with_its_owner() {
     let gguf = twins();
     let shared = config(&gguf, LayerState::Shared(OWNER));
     let n_layers = shared.layers.len();
@@ -107,7 +108,7 @@ fn a_layer_that_shares_stays_with_the_layer_that_keeps() {
         match n == SHARER {
             true => assert_eq!(
                 result.unwrap_err().to_string(),
-                "layer 2 needs what layer 1 keeps, and cannot be on another device"
+                "layer 2 shares K and V of layer 1, and cannot be on another device"
             ),
             false => result.unwrap(),
         }

@@ -1,5 +1,5 @@
-//! States of recurrent layers: whatever is forked, cut, remembered, stored or attached, a sequence's states are those that
-//! feeding its tokens one by one gives.
+//! States of recurrent layers: after forks, truncations, checkpoints, snapshots and attached
+//! prefixes, they equal those of feeding the tokens one by one.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,8 @@ use kvant_model::{Config, Part};
 
 use super::super::load;
 
-/// Two recurrent layers beside one with keys and values. States as large as these are remembered every 1,024 tokens.
+/// Two recurrent layers beside one attention layer. States of this size are snapshotted every 1,024
+/// tokens.
 const STATES: [usize; 2] = [5, 18_000];
 const EVERY: usize = 1024;
 const N_CTX: usize = 6000;
@@ -48,7 +49,7 @@ impl Model {
     }
 }
 
-/// What a layer makes of its state and a token: nothing that could be undone.
+/// State update of a layer with a token; it is irreversible.
 fn turn(layer: usize, state: &mut [u8], token: u32) {
     for (index, value) in state.chunks_exact_mut(4).enumerate().step_by(1 + 97 * layer) {
         let old = u32::from_le_bytes(value.try_into().unwrap());
@@ -64,7 +65,7 @@ struct Sequence {
 }
 
 impl Sequence {
-    /// Feeds `tokens` in steps of at most `chunk`; the keys and values stay what the memory was.
+    /// Feeds `tokens` in steps of at most `chunk`; keys and values stay unwritten.
     fn feed(&mut self, model: &Model, tokens: &[u32], chunk: usize) {
         let mut left = tokens;
         while !left.is_empty() {
@@ -84,14 +85,14 @@ impl Sequence {
         }
     }
 
-    /// Goes back to at most `n` tokens; says how many are left.
+    /// Truncates to at most `n` tokens; returns the tokens left.
     fn cut(&mut self, n: usize) -> usize {
         let left = self.cache.cut(n);
         self.tokens.truncate(left);
         left
     }
 
-    /// The states, as a step finds them, are those of the tokens.
+    /// Asserts that the states a step would read are those of the tokens.
     fn check(&self, model: &Model, what: &str) {
         assert_eq!(self.cache.len(), self.tokens.len(), "{what}");
         let mut cache = self.cache.clone();
@@ -122,7 +123,7 @@ fn text(from: u32, to: u32) -> Vec<u32> {
 }
 
 #[test]
-fn states_are_those_of_the_tokens_whatever_a_sequence_went_through() {
+fn recurrent_states_depend_on_the_tokens_alone() {
     let model = Model::new();
     let mut random = Random::new(7);
     let mut below = |n: usize| random.bits() as usize % n;
@@ -160,7 +161,7 @@ fn states_are_those_of_the_tokens_whatever_a_sequence_went_through() {
 }
 
 #[test]
-fn a_cut_goes_back_to_a_place_that_is_remembered() {
+fn truncation_returns_to_a_state_snapshot() {
     let model = Model::new();
     let mut sequence = model.start();
     sequence.feed(&model, &text(0, 2500), 300);
@@ -171,7 +172,7 @@ fn a_cut_goes_back_to_a_place_that_is_remembered() {
     sequence.check(&model, "the mark");
     fork.check(&model, "a snapshot");
     assert_eq!((sequence.cut(2499), sequence.cut(1500), sequence.cut(1000)), (2 * EVERY, EVERY, 0));
-    // A step that failed has spoilt the states: what is remembered is not.
+    // A failed step has spoilt the states, but not the snapshots.
     fork.feed(&model, &text(2048, 2100), 7);
     assert_eq!(fork.cache.undo_step(), 2 * EVERY);
     fork.tokens.truncate(2 * EVERY);
@@ -179,7 +180,7 @@ fn a_cut_goes_back_to_a_place_that_is_remembered() {
 }
 
 #[test]
-fn a_prefix_is_shared_where_states_are_remembered() {
+fn prefixes_are_shared_at_state_snapshots() {
     let model = Model::new();
     let mut first = model.start();
     first.feed(&model, &text(0, 1024 + 700), 512);
@@ -189,14 +190,14 @@ fn a_prefix_is_shared_where_states_are_remembered() {
     second.tokens = text(0, 1024);
     assert_eq!(model.pool.n_bytes(), before, "shared");
     second.check(&model, "attached");
-    // Whoever held them is gone: so are they.
+    // The blocks are freed with the last sequence that holds them.
     drop((first, second));
     assert_eq!(model.pool.n_bytes(), 0);
     assert_eq!(model.start().cache.attach(&model.pool, &text(0, 1700)), 0);
 }
 
 #[test]
-fn bytes_are_those_that_were_announced() {
+fn allocated_bytes_equal_the_announced_ones() {
     let model = Model::new();
     let mut sequence = model.start();
     for n in [1, 15, 500, 507, 1, 1, 1023, 2, 900] {
@@ -214,8 +215,8 @@ fn a_part_of_a_model_with_states_has_layers_of_both_kinds() {
     let config = Config::from_gguf(&gguf).unwrap();
     // A convolution, attention and two convolutions.
     for (n, wants) in [
-        (1, [Some("layers 0 to 0 on a device of their own, as none of them attends"), None]),
-        (2, [None, Some("layers 2 to 3 on a device of their own, as none of them attends")]),
+        (1, [Some("layers 0 to 0 on their own device, as none of them attends"), None]),
+        (2, [None, Some("layers 2 to 3 on their own device, as none of them attends")]),
     ] {
         for (part, want) in Part::split(4, n).iter().zip(wants) {
             let device = CpuDevice::from_env(Some(1)).unwrap();

@@ -1,4 +1,4 @@
-//! Layers that differ: a window on some of them.
+//! Layers that differ: a sliding window on some of them.
 
 use kvant_codec::DType;
 use kvant_cpu::CpuDevice;
@@ -9,7 +9,7 @@ use kvant_model::Part;
 use super::super::*;
 use crate::model::POCKET;
 
-/// The bundled model, every other layer of which sees `window` tokens.
+/// The bundled model with a sliding window of `window` tokens in every other layer.
 fn windowed(window: Option<usize>) -> Arc<dyn Loaded> {
     let gguf = Arc::new(Gguf::from_bytes(POCKET).unwrap());
     let mut config = Config::from_gguf(&gguf).unwrap();
@@ -27,7 +27,7 @@ fn start_with(loaded: &Arc<dyn Loaded>, dtype: DType, policies: &Policies) -> Se
     Sequence::start(Arc::clone(loaded), plan, Room::Exactly(3000)).unwrap()
 }
 
-/// Feeds tokens `from..to` in chunks; gives the last logits.
+/// Feeds tokens `from..to` in chunks; returns the last logits.
 fn feed(sequence: &Sequence, from: u32, to: u32, chunk: usize) -> Vec<u32> {
     let tokens: Vec<u32> = (from..to).map(|i| i * 37 % 500).collect();
     let mut row = vec![f32::NAN; sequence.loaded().n_vocab()];
@@ -39,7 +39,7 @@ fn feed(sequence: &Sequence, from: u32, to: u32, chunk: usize) -> Vec<u32> {
     row.iter().map(|logit| logit.to_bits()).collect()
 }
 
-/// What the images of a sequence give.
+/// Restores a sequence from its page images.
 fn restored(model: &Arc<dyn Loaded>, sequence: &Sequence) -> Sequence {
     let mut images = Vec::new();
     let visit = &mut |image| {
@@ -53,7 +53,7 @@ fn restored(model: &Arc<dyn Loaded>, sequence: &Sequence) -> Sequence {
 }
 
 #[test]
-fn windowed_layers_say_the_same_however_they_are_fed_and_let_go_of_what_they_cannot_see() {
+fn windowed_layers_are_chunk_invariant_and_free_old_blocks() {
     let (plain, model) = (windowed(None), windowed(Some(150)));
     for dtype in [DType::F16, DType::Turbo3] {
         let sequence = start(&model, dtype);
@@ -69,20 +69,20 @@ fn windowed_layers_say_the_same_however_they_are_fed_and_let_go_of_what_they_can
             "{dtype}"
         );
 
-        // Tokens before 451 are beyond every window: three of five blocks of half the layers.
+        // Tokens before 451 are outside every window: three of five blocks of half the layers.
         let (bytes, all) = (model.n_bytes(sequence.id()), plain.n_bytes(without.id()));
         assert!(bytes < all, "{dtype}: {bytes} of {all}");
         assert_eq!(bytes, sequence.plan().n_bytes(&model.kv_shape(), 600), "{dtype}");
-        // What is gone must be fed again.
+        // Freed tokens must be fed again.
         assert_eq!(model.cut(sequence.id(), 520), 0);
         assert_eq!(feed(&sequence, 0, 600, 100), at_once, "{dtype}");
     }
 }
 
 #[test]
-fn a_place_that_is_remembered_is_found_again_in_memory_and_from_images() {
+fn checkpoints_survive_in_memory_and_in_page_images() {
     let model = windowed(None);
-    // The least that is remembered, and one that blocks and a window lie before.
+    // The shortest context with a checkpoint, and one with blocks and a window before it.
     for (len, border) in [(128, 0), (2605, 2560)] {
         let sequence = start(&model, DType::Turbo3);
         feed(&sequence, 0, len, 512);
@@ -99,14 +99,14 @@ fn a_place_that_is_remembered_is_found_again_in_memory_and_from_images() {
         for sequence in [sequence, restored] {
             assert_eq!(model.cut(sequence.id(), len as usize - 1), len as usize - 1);
             assert_eq!(feed(&sequence, len - 1, len + 35, 5), want, "{len} tokens");
-            // The place is gone with the cut before it; the border is still there.
+            // Truncating before the checkpoint drops it; the aligned prefix remains.
             assert_eq!(model.cut(sequence.id(), len as usize - 5), border);
         }
     }
 }
 
 #[test]
-fn a_tail_longer_than_the_window_leaves_blocks_with_nothing_to_hold() {
+fn a_tail_longer_than_the_window_leaves_empty_blocks() {
     let (model, policies) = (windowed(Some(150)), "recent:400".parse().unwrap());
     for len in [300, 511, 512, 513, 700] {
         let sequence = start_with(&model, DType::Turbo3, &policies);

@@ -1,4 +1,4 @@
-//! Folders of models that are made for embeddings.
+//! Folders of embedding models.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ use super::{assert_same_tensors, options};
 
 const NAME: &str = "qwen3-h80-g2-linear";
 
-/// A folder as sentence-transformers saves it: without what gives logits, and with a module that says how states become a vector.
+/// A folder as sentence-transformers saves it: without an output matrix, and with a pooling module.
 fn folder(modules: &Value, pooling: &Value) -> Scratch {
     let scratch = Scratch::new("embedder");
     let (mut config, mut tensors) = saved(NAME);
@@ -34,7 +34,7 @@ fn modules(path: &str) -> Value {
 }
 
 #[test]
-fn a_model_for_embeddings_is_the_one_that_it_was_made_of_and_says_how_it_is_meant() {
+fn embedding_folders_equal_their_base_and_declare_pooling() {
     for (pooling, expected) in [
         (json!({ "pooling_mode_lasttoken": true, "pooling_mode_mean_tokens": false }), Pooling::Last),
         (json!({ "pooling_mode_lasttoken": false, "pooling_mode_mean_tokens": true }), Pooling::Mean),
@@ -46,7 +46,7 @@ fn a_model_for_embeddings_is_the_one_that_it_was_made_of_and_says_how_it_is_mean
         assert_same_tensors(NAME, &gguf, &fixture(NAME));
         assert_eq!(Model::from_gguf(gguf, options(None)).unwrap().pooling().unwrap(), expected, "{pooling}");
     }
-    // By its first token it is not meant to be read here, and says so when it is asked.
+    // CLS pooling is unsupported; embedding returns an error, loading does not.
     let scratch = folder(&modules("1_Pooling"), &json!({ "pooling_mode_cls_token": true }));
     let model = Model::open_with(&scratch.0, options(None)).unwrap();
     let error = model.embed(&["x"], &EmbedOptions::default()).unwrap_err().to_string();
@@ -54,7 +54,7 @@ fn a_model_for_embeddings_is_the_one_that_it_was_made_of_and_says_how_it_is_mean
 }
 
 #[test]
-fn what_says_so_lies_in_the_folder_and_is_known() {
+fn the_pooling_module_is_in_the_folder_and_supported() {
     let plain = json!({ "pooling_mode": "mean" });
     for (modules, pooling, complaint) in [
         (modules("../1_Pooling"), &plain, "'path': expected a folder in this one"),
@@ -74,7 +74,7 @@ fn what_says_so_lies_in_the_folder_and_is_known() {
         assert!(matches!(&error, kvant::Error::Hf(HfError::Value { .. })), "{error}");
         assert!(error.to_string().contains(complaint), "{error}");
     }
-    // A folder without the module, and one whose module is not there, say nothing.
+    // A folder without the module, and one whose module is missing, declare no pooling.
     for modules in [json!([]), modules("3_Other")] {
         let scratch = folder(&modules, &plain);
         assert_eq!(Model::open_with(&scratch.0, options(None)).unwrap().pooling().unwrap(), Pooling::Last);

@@ -1,4 +1,4 @@
-//! Folders as `transformers` saves them, made of the fixtures.
+//! Folders as `transformers` saves them, built from the fixtures.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use kvant::{DType, Gguf};
 use serde_json::{Map, Value, json};
 
-/// A folder of one test, removed with it.
+/// A folder of one test, removed on drop.
 pub struct Scratch(pub PathBuf);
 
 impl Scratch {
@@ -27,7 +27,7 @@ impl Drop for Scratch {
     }
 }
 
-/// A tensor as a safetensors file has it.
+/// A tensor of a safetensors file.
 pub struct Saved {
     pub name: String,
     pub dtype: &'static str,
@@ -50,7 +50,8 @@ pub fn fixture(name: &str) -> Gguf {
     Gguf::open(dir.join(format!("{name}.gguf"))).unwrap()
 }
 
-/// What `transformers` saves of a model: its configuration, and its tensors with the values of the fixture.
+/// Returns what `transformers` saves of a model: its configuration, and its tensors with the values
+/// of the fixture.
 pub fn saved(name: &str) -> (Value, Vec<Saved>) {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/folders");
     let described: Value =
@@ -80,10 +81,10 @@ fn numbers(list: &Value) -> Vec<usize> {
     list.as_array().unwrap().iter().map(|number| number.as_u64().unwrap() as usize).collect()
 }
 
-/// Values that lie in one tensor of the fixture, row by row.
+/// Returns values stored in one tensor of the fixture, row by row.
 fn rows_of(gguf: &Gguf, tensor: &Value, from: &str, shape: &[usize]) -> (DType, Vec<u8>) {
     let view = gguf.tensor(from).unwrap();
-    // Rows there are values where it is a vector.
+    // The rows of a vector are single values.
     let row_len = if view.info.shape.len() == 1 { 1 } else { view.info.row_len() };
     let row_bytes = view.info.dtype.row_bytes(row_len).unwrap();
     let rows: Vec<usize> = match &tensor["rows"] {
@@ -104,7 +105,7 @@ fn rows_of(gguf: &Gguf, tensor: &Value, from: &str, shape: &[usize]) -> (DType, 
     (view.info.dtype, bytes)
 }
 
-/// Matrices of `rows` rows after one another, turned round.
+/// Transposes consecutive matrices of `rows` rows.
 pub fn swapped(bytes: &[u8], rows: usize, row_len: usize, size: usize) -> Vec<u8> {
     let turn = |matrix: &[u8]| -> Vec<u8> {
         let value = |row: usize, at: usize| &matrix[(row * row_len + at) * size..][..size];
@@ -113,7 +114,7 @@ pub fn swapped(bytes: &[u8], rows: usize, row_len: usize, size: usize) -> Vec<u8
     bytes.chunks_exact(rows * row_len * size).flat_map(turn).collect()
 }
 
-/// Values that lie in several tensors, or in their columns.
+/// Returns values spread over several tensors, or over their columns.
 fn scattered(gguf: &Gguf, tensor: &Value, places: &[Value], shape: &[usize]) -> (DType, Vec<u8>) {
     let mut dtype = DType::F32;
     let places: Vec<(Vec<u8>, usize)> = places

@@ -1,4 +1,4 @@
-//! Bounds of each way to write a form, and that each kind of depth is counted.
+//! Limits of every notation, and the count of every kind of depth.
 
 use serde_json::json;
 
@@ -10,7 +10,7 @@ fn lark_levels(lark: &str) -> (usize, usize) {
     (reader.names.levels(), reader.max_brackets)
 }
 
-/// A schema of so many references in a row, each so many arrays above the next.
+/// Returns a schema with a chain of `n` references, each `arrays` arrays above the next.
 fn chain(n: usize, arrays: usize) -> Value {
     let nested = |inner: Value| (0..arrays).fold(inner, |inner, _| json!({ "items": inner }));
     let mut defs: serde_json::Map<String, Value> =
@@ -20,14 +20,14 @@ fn chain(n: usize, arrays: usize) -> Value {
 }
 
 #[test]
-fn the_levels_of_a_schema_are_its_nesting_along_the_longest_chain_of_references() {
+fn levels_of_a_schema_follow_the_longest_reference_chain() {
     assert_eq!(levels_of_schema(&json!({})), 1);
     assert_eq!(levels_of_schema(&json!({ "items": { "items": {} } })), 3);
-    // The whole document is looked at first: definitions, one of them, and the word in it.
+    // The whole document comes first: definitions, one of them, and the keyword in it.
     assert_eq!(levels_of_schema(&chain(1, 0)), 4 + 2 + 1);
     assert_eq!(levels_of_schema(&chain(100, 0)), 4 + 100 * 2 + 1);
     assert_eq!(levels_of_schema(&chain(4, 110)), 114 + 4 * 112 + 1);
-    // Two that are not in a row do not add up; a ring counts whole, and what hangs on it.
+    // Parallel branches do not add up; a cycle counts whole, with what hangs off it.
     let tree = json!({ "$defs": { "a": { "$ref": "#/$defs/c" }, "b": { "$ref": "#/$defs/c" }, "c": {} },
         "anyOf": [{ "$ref": "#/$defs/a" }, { "$ref": "#/$defs/b" }] });
     assert_eq!(levels_of_schema(&tree), 4 + 2 + 1);
@@ -37,7 +37,7 @@ fn the_levels_of_a_schema_are_its_nesting_along_the_longest_chain_of_references(
 }
 
 #[test]
-fn a_reference_by_any_other_name_counts_as_the_whole() {
+fn a_reference_to_an_unknown_target_counts_as_the_whole() {
     for reference in ["#name", "other.json#/a", "#/%24defs/a", "#/missing"] {
         let schema = json!({ "$defs": { "a": { "items": {} } }, "$ref": reference });
         assert_eq!(levels_of_schema(&schema), 8, "{reference}");
@@ -45,50 +45,50 @@ fn a_reference_by_any_other_name_counts_as_the_whole() {
 }
 
 #[test]
-fn the_levels_of_a_grammar_are_those_of_rules_that_name_each_other() {
+fn levels_of_a_grammar_follow_the_longest_rule_chain() {
     assert_eq!(lark_levels("start: \"a\""), (1, 0));
     assert_eq!(lark_levels("start: a b\na: b\n  | \"b:\" (c)\nb: c\nc: /x/"), (1 + 2 + 1 + 1, 1));
-    // What is no name: strings, regular expressions, comments, tokens by name.
+    // Text that is not a name: strings, regular expressions, comments, tokens by name.
     let none = "start: \"\\\"b\" /[\"b]\\/(((/ # b ((\n  // b\n  | <b(> | \"b\"i\nb: start2\nstart2: \"x\"";
     assert_eq!(lark_levels(none), (2, 0));
-    // Terminals, signs before names, attributes, what goes on in a nested grammar.
+    // Terminals, prefixes of names, attributes, and nested grammars.
     assert_eq!(lark_levels("start: A\nA: _B\n_B: C-\nC-: \"x\""), (4, 0));
     assert_eq!(lark_levels("?start[max_tokens=5]: !a\n!a.2: _b\n_b: \"x\""), (2 + 1 + 1, 1));
     assert_eq!(lark_levels("start: %lark {\n  start: b\n  b: \"x\"\n}"), (2 + 1, 1));
-    // A ring counts whole.
+    // A cycle counts whole.
     assert_eq!(lark_levels("start: a | b\na: b start\nb: \"(\" a \")\""), (3, 0));
     let deep = "start: ".to_owned() + &"(".repeat(200) + "\"a\"" + &")".repeat(200);
     assert_eq!(lark_levels(&deep), (201, 200));
 }
 
 #[test]
-fn a_form_that_is_too_large_is_refused_with_the_measure_and_its_bound() {
+fn a_constraint_beyond_a_limit_is_refused_with_the_limit() {
     let told = |result: Result<(), TooLarge>| result.unwrap_err().to_string();
     let rules: String = (0..20_000).map(|i| format!("r{i}: \"a\" r{}\n", i + 1)).collect();
     assert_eq!(
         told(check_lark(&format!("start: r0\n{rules}r20000: \"b\""))),
-        "the form has too many levels of rules that name each other: expected at most 10000, got 20002"
+        "the constraint has too many levels of rules that name each other: expected at most 10000, got 20002"
     );
     let deep = "start: a".to_owned() + &"{a".repeat(101) + &"}".repeat(101);
     assert_eq!(
         told(check_lark(&deep)),
-        "the form has too many brackets within brackets: expected at most 100, got 101"
+        "the constraint has too many brackets within brackets: expected at most 100, got 101"
     );
     let told_of = told(check_schema(&chain(6_000, 0)));
     assert_eq!(
         told_of,
-        "the form has too many levels of references and nesting: expected at most 10000, got 12005"
+        "the constraint has too many levels of references and nesting: expected at most 10000, got 12005"
     );
     let many: serde_json::Map<_, _> = (0..2_001).map(|i| (i.to_string(), json!({}))).collect();
     let many = json!({ "properties": many });
     assert_eq!(
         told(check_schema(&many)),
-        "the form has too many properties in an object: expected at most 2000, got 2001"
+        "the constraint has too many properties in an object: expected at most 2000, got 2001"
     );
     // The same within a grammar.
     assert_eq!(told(check_lark(&format!("start: %json {many} \"x\""))), told(check_schema(&many)));
     assert_eq!(
         told(check_lark(&" ".repeat(MAX_BYTES + 1))),
-        "the form has too many bytes: expected at most 4194304, got 4194305"
+        "the constraint has too many bytes: expected at most 4194304, got 4194305"
     );
 }

@@ -1,4 +1,4 @@
-//! Schemas of which not all can be held.
+//! Schemas with unsupported parts.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ fn model() -> Model {
 }
 
 #[test]
-fn what_cannot_be_held_is_left_out_and_told_with_its_place() {
+fn unsupported_parts_are_dropped_and_reported() {
     for (schema, held, missing) in [
         (
             json!({ "properties": { "a/b": { "uniqueItems": true, "items": { "not": {} } } } }),
@@ -27,7 +27,7 @@ fn what_cannot_be_held_is_left_out_and_told_with_its_place() {
             json!({ "$defs": { "x": { "anyOf": [{}, {}] } } }),
             Some("propertyNames at /$defs/x/anyOf/1"),
         ),
-        // Names and values are no keywords, and what forbids nothing is not missed.
+        // Names and values are not keywords, and keywords that forbid nothing are not reported.
         (json!({ "properties": { "not": {} } }), json!({ "properties": { "not": {} } }), None),
         (json!({ "default": { "not": 1 } }), json!({ "default": { "not": 1 } }), None),
         (json!({ "uniqueItems": false, "propertyNames": { "type": "string" } }), json!({}), None),
@@ -45,13 +45,13 @@ fn what_cannot_be_held_is_left_out_and_told_with_its_place() {
         let found = HeldSchema::of(&schema);
         assert_eq!((&found.schema, found.missing().as_deref()), (&held, missing), "{schema}");
         assert_eq!(found.notes(), None);
-        // Nothing more is missed in what is left.
+        // The remaining schema is fully supported.
         assert_eq!(HeldSchema::of(&held).lost, []);
     }
 }
 
 #[test]
-fn formats_that_are_not_known_are_notes() {
+fn unknown_formats_are_annotations() {
     let schema = json!({ "properties": {
         "a": { "type": "string", "format": "color" },
         "b": { "type": "string", "format": "date" },
@@ -66,9 +66,10 @@ fn formats_that_are_not_known_are_notes() {
     assert_eq!(held.schema, want);
 }
 
-/// What is written for bounds of any size is within them, and all that an `f64` can tell from them is allowed.
+/// Accepted numbers are within bounds of any size, and all numbers that an `f64` can distinguish
+/// from them are accepted.
 #[test]
-fn bounds_beyond_what_an_f64_holds_are_kept() {
+fn bounds_beyond_the_range_of_f64_are_respected() {
     let (model, grammars) = (model(), Arc::new(Grammars::new().unwrap()));
     let tokenizer = model.tokenizer().unwrap();
     let mut state = 7_u64;
@@ -95,7 +96,7 @@ fn bounds_beyond_what_an_f64_holds_are_kept() {
             grammars.guide_at_once(&model, &form).unwrap().takes(&tokens)
         };
         let (low, high) = (i128::from(low), i128::from(high));
-        // Between two numbers beyond 2^53 that an f64 tells apart are 1,024 at most.
+        // Beyond 2^53 up to 1,024 integers lie between two adjacent `f64`.
         let unsure = if low.abs().max(high.abs()) <= 1 << 53 { 0 } else { 2048 };
         for number in [low, high].into_iter().flat_map(|end| {
             [-3000, -2049, -1025, -2, -1, 0, 1, 2, 3, 1025, 2049, 3000].map(|step| end + step)
@@ -111,7 +112,7 @@ fn bounds_beyond_what_an_f64_holds_are_kept() {
 }
 
 #[test]
-fn errors_name_the_place_and_are_in_our_words() {
+fn errors_state_their_location_in_plain_words() {
     let (model, grammars) = (model(), Arc::new(Grammars::new().unwrap()));
     let within = |part: Value| {
         json!({ "type": "object", "properties": {
@@ -127,12 +128,12 @@ fn errors_name_the_place_and_are_in_our_words() {
     for (part, why) in [
         (
             pattern("(?=a)b"),
-            "the pattern cannot be held: look-around, including look-ahead and look-behind, is not supported",
+            "the pattern cannot be enforced: look-around, including look-ahead and look-behind, is not supported",
         ),
-        (pattern("(a)\\1"), "the pattern cannot be held: backreferences are not supported"),
-        (pattern("(a"), "the pattern cannot be held: unclosed group"),
-        (pattern("\\bfoo"), "the pattern cannot be held: it looks for the edge of a word"),
-        (objects, "the alternatives of oneOf cannot be told apart"),
+        (pattern("(a)\\1"), "the pattern cannot be enforced: backreferences are not supported"),
+        (pattern("(a"), "the pattern cannot be enforced: unclosed group"),
+        (pattern("\\bfoo"), "the pattern cannot be enforced: it asserts a word boundary"),
+        (objects, "the alternatives of oneOf cannot be distinguished"),
         (json!({ "type": "strin" }), "Invalid type: strin"),
         (
             json!({ "$ref": "https://a.b/c" }),
@@ -150,7 +151,7 @@ fn errors_name_the_place_and_are_in_our_words() {
 }
 
 #[test]
-fn a_schema_is_held_in_part_where_some_of_it_cannot_be() {
+fn the_supported_part_of_a_schema_is_enforced() {
     let (model, grammars) = (model(), Arc::new(Grammars::new().unwrap()));
     let tokenizer = model.tokenizer().unwrap();
     let either = |key: &str| json!({ "type": "object", "properties": { key: { "type": "string" } }, "required": [key] });
@@ -175,7 +176,7 @@ fn a_schema_is_held_in_part_where_some_of_it_cannot_be() {
     assert!(!takes(r#"{"a": "a", "b": "1", "c": {"y": "z"}, "d": [1, 1]}"#));
     assert!(!takes(r#"{"a": "a", "b": 1, "c": {"z": "z"}, "d": [1, 1]}"#));
     assert!(!takes(r#"{"a": "a", "b": 1, "c": {"y": 1}, "d": ["1"]}"#));
-    // What is no schema of an object by itself may be any object.
+    // An invalid schema accepts any object.
     assert_eq!(
         runtime.block_on(grammars.loosened(&model, &json!({ "type": "objec" }), None)),
         json!({ "type": "object" })

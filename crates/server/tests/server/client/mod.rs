@@ -1,4 +1,4 @@
-//! A client that shows everything and hides nothing: one connection for each request.
+//! Minimal HTTP client: one connection per request, nothing hidden.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -10,7 +10,7 @@ use kvant::{DType, KvOptions, Model, OpenOptions};
 use kvant_server::{Options, serve};
 use serde_json::Value;
 
-/// Nothing takes longer on any machine.
+/// Timeout that suffices on any machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(Clone)]
@@ -23,22 +23,22 @@ pub fn options() -> Options {
     Options::new("pocket", KvOptions::symmetric(DType::Turbo3))
 }
 
-/// Starts a server with the bundled model; it runs until the test's process ends.
+/// Starts a server with the bundled model; it runs until the test process ends.
 pub fn start(options: Options) -> Client {
     Client { address: start_at(options), key: None }
 }
 
-/// As [`start`]; returns where it listens.
+/// Like [`start`]; returns the listening address.
 pub fn start_at(options: Options) -> SocketAddr {
     start_with(OpenOptions { n_threads: Some(2), ..Default::default() }, options)
 }
 
-/// As [`start_at`], with a model that is opened like that.
+/// Like [`start_at`], with options of the model.
 pub fn start_with(open: OpenOptions<'static>, options: Options) -> SocketAddr {
     serve_model(Model::bundled(open).unwrap(), options)
 }
 
-/// As [`start_at`], with this model.
+/// Like [`start_at`], with this model.
 pub fn serve_model(model: Model, options: Options) -> SocketAddr {
     let (ready, address) = mpsc::channel();
     std::thread::spawn(move || {
@@ -48,7 +48,7 @@ pub fn serve_model(model: Model, options: Options) -> SocketAddr {
 }
 
 impl Client {
-    /// Of a server that listens there.
+    /// Creates a client of a server at this address.
     pub fn at(address: SocketAddr) -> Self {
         Self { address, key: None }
     }
@@ -69,12 +69,12 @@ impl Client {
         stream
     }
 
-    /// Sends a request and leaves its answer to come.
+    /// Sends a request without waiting for the response.
     pub fn send(&self, path: &str, body: &Value) -> TcpStream {
         self.request("POST", path, &body.to_string())
     }
 
-    /// Status, headers and body of an answer.
+    /// Returns status, headers and body of a response.
     fn receive(stream: TcpStream) -> (u16, String, String) {
         let mut reader = BufReader::new(stream);
         let mut headers = String::new();
@@ -125,7 +125,7 @@ impl Client {
         (status, serde_json::from_str(&body).unwrap_or_else(|_| panic!("{status}: {body}")))
     }
 
-    /// The data of all events of a stream, which ends as it should.
+    /// Returns the data of all events of a stream, which must end with `[DONE]`.
     pub fn stream(&self, path: &str, body: &Value) -> Vec<Value> {
         let (status, headers, text) = Self::receive(self.send(path, body));
         assert!(status == 200 && headers.contains("text/event-stream"), "{headers}{text}");
@@ -134,7 +134,7 @@ impl Client {
         data.into_iter().map(|data| serde_json::from_str(data).unwrap()).collect()
     }
 
-    /// The data of all events of a stream that just ends.
+    /// Returns the data of all events of a stream without end mark.
     pub fn events_without_end(&self, path: &str, body: &Value) -> Vec<Value> {
         let (status, headers, text) = Self::receive(self.send(path, body));
         assert!(status == 200 && headers.contains("text/event-stream"), "{headers}{text}");
@@ -142,7 +142,7 @@ impl Client {
         data.map(|data| serde_json::from_str(data).unwrap()).collect()
     }
 
-    /// What comes back when these bytes are sent, to the end.
+    /// Sends these bytes and returns the whole response.
     pub fn raw(&self, request: &str) -> String {
         let mut stream = self.connect();
         stream.write_all(request.as_bytes()).unwrap();
@@ -151,14 +151,14 @@ impl Client {
         String::from_utf8_lossy(&answer).into_owned()
     }
 
-    /// A connection to send anything over.
+    /// Opens a connection.
     pub fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream
     }
 
-    /// Names and data of all events of a stream.
+    /// Returns names and data of all events of a stream.
     pub fn events(&self, path: &str, body: &Value) -> Vec<(String, Value)> {
         let (status, headers, text) = Self::receive(self.send(path, body));
         assert!(status == 200 && headers.contains("text/event-stream"), "{headers}{text}");
@@ -170,7 +170,7 @@ impl Client {
         events.collect()
     }
 
-    /// Waits until what is told there is as `holds` wants it.
+    /// Waits until the body at `path` satisfies `holds`.
     pub fn wait_for(&self, path: &str, holds: impl Fn(&Value) -> bool) {
         let started = Instant::now();
         loop {

@@ -1,10 +1,11 @@
-//! What lies around merges: normalizers, properties of added tokens, equal tokens, what begins and ends a text.
+//! Everything around merges: normalizers, properties of added tokens, duplicate tokens, BOS and
+//! EOS.
 
 use kvant_gguf::{GgufError, GgufWriter};
 
 use super::*;
 
-/// The tokens of a text as the vocabulary spells them, in a row.
+/// Encodes a text and joins its tokens as spelt in the vocabulary.
 fn spelt(t: &Tokenizer, text: &str, special: Special<'_>) -> String {
     let ids = t.encode(text, special, false).unwrap();
     ids.iter().map(|&id| format!("{} ", t.token_text(id).unwrap())).collect()
@@ -14,7 +15,7 @@ fn normalizer(words: &[&str]) -> Option<Normalizer> {
     Some(Normalizer::from_words(words.iter().copied()).unwrap())
 }
 
-/// A file with these keys.
+/// Builds a file with these keys.
 fn file(set: impl Fn(&mut GgufWriter)) -> Gguf {
     let (mut writer, mut bytes) = (GgufWriter::new(), Vec::new());
     set(&mut writer);
@@ -22,7 +23,7 @@ fn file(set: impl Fn(&mut GgufWriter)) -> Gguf {
     Gguf::from_bytes(bytes).unwrap()
 }
 
-/// The keys of a vocabulary of all bytes, then a token for é, with this pre-tokenizer.
+/// Writes the keys of a vocabulary of all bytes and a token for é, with this pre-tokenizer.
 fn write_bytes(writer: &mut GgufWriter, pre: &str) {
     let data = byte_level(&["Ã©"], &["Ã ©"]);
     writer.set("tokenizer.ggml.model", "gpt2").unwrap();
@@ -33,7 +34,7 @@ fn write_bytes(writer: &mut GgufWriter, pre: &str) {
 }
 
 #[test]
-fn names_of_pre_tokenizers_imply_nfc_and_a_file_that_tells_of_normalizers_goes_before_them() {
+fn pre_tokenizer_names_imply_nfc_unless_the_file_has_a_normalizer() {
     let n = |pre: &str, words: Option<&[&str]>| {
         let gguf = file(|writer| {
             write_bytes(writer, pre);
@@ -66,7 +67,7 @@ fn names_of_pre_tokenizers_imply_nfc_and_a_file_that_tells_of_normalizers_goes_b
 }
 
 #[test]
-fn properties_of_added_tokens_are_read_from_a_file_and_go_before_those_of_names() {
+fn added_token_properties_of_a_file_override_those_of_its_name() {
     let read = |lstrip: &[u32], rstrip: Option<&[u32]>| {
         let gguf = file(|writer| {
             write_bytes(writer, "gpt-2");
@@ -83,7 +84,7 @@ fn properties_of_added_tokens_are_read_from_a_file_and_go_before_those_of_names(
         });
         Tokenizer::from_gguf(&gguf)
     };
-    // A user-defined token is called by its text, which is no é.
+    // A user-defined token matches its literal text, which is not é.
     let n = |t: Tokenizer| t.encode(" Ã© ", Special::AsText, false).unwrap().len();
     assert_eq!(n(read(&[256], None).unwrap()), 2);
     assert_eq!(n(read(&[256], Some(&[])).unwrap()), 2);
@@ -95,7 +96,7 @@ fn properties_of_added_tokens_are_read_from_a_file_and_go_before_those_of_names(
 }
 
 #[test]
-fn text_that_is_normalized_into_a_special_token_is_one_only_where_it_is_trusted() {
+fn text_normalized_to_a_special_token_matches_only_if_trusted() {
     let mut data = mark(mark(byte_level(&["<s>", "<t>"], &[]), "<s>", 3), "<t>", 4);
     data.normalizer = normalizer(&["lowercase", "nfkc"]);
     data.added = Some(AddedTokens { normalized: vec![256, 257], ..AddedTokens::default() });
@@ -103,7 +104,7 @@ fn text_that_is_normalized_into_a_special_token_is_one_only_where_it_is_trusted(
     assert_eq!(spelt(&t, "<S>A<\u{ff33}>", Special::Parse), "<s> a <s> ");
     assert_eq!(spelt(&t, "<S>", Special::AsText), "< s > ");
     assert_eq!(spelt(&t, "<T>", Special::AsText), "<t> ");
-    // A ligature before it, so that places move; and none across the end of what is trusted.
+    // A preceding ligature shifts offsets; no match crosses the end of a trusted range.
     let text = "\u{fb01}<S><S>";
     let own = 3..6;
     assert_eq!(spelt(&t, text, Special::Within(std::slice::from_ref(&own))), "f i <s> < s > ");
@@ -124,7 +125,7 @@ fn a_prompt_that_is_continued_ends_without_eos() {
 }
 
 #[test]
-fn what_is_spelt_is_neither_changed_nor_begun_anew() {
+fn spelling_neither_normalizes_nor_adds_a_space_prefix() {
     let mut data = mark(byte_level(&["Ã©", "<s>"], &["Ã ©"]), "<s>", 3);
     data.normalizer = normalizer(&["nfc"]);
     let t = Tokenizer::new(data).unwrap();
@@ -137,11 +138,11 @@ fn what_is_spelt_is_neither_changed_nor_begun_anew() {
 }
 
 #[test]
-fn of_equal_tokens_the_first_is_found() {
+fn the_first_of_equal_tokens_is_found() {
     let t = Tokenizer::new(byte_level(&["th", "th"], &["t h"])).unwrap();
     assert_eq!(t.encode("th", Special::AsText, false).unwrap(), [256]);
     assert_eq!((t.decode(&[256]), t.decode(&[257]), t.token_id("th")), ("th".into(), "th".into(), Some(256)));
-    // Special ones, and bytes.
+    // Special tokens and byte tokens.
     let mut data = byte_level(&["<s>", "<s>"], &[]);
     data.token_types = Some((0..258).map(|id| if id < 256 { 1 } else { 3 }).collect());
     assert_eq!(Tokenizer::new(data).unwrap().encode("<s>", Special::Parse, false).unwrap(), [256]);
@@ -151,13 +152,13 @@ fn of_equal_tokens_the_first_is_found() {
     (types[4], types[5]) = (6, 6);
     let t = Tokenizer::new(data).unwrap();
     assert_eq!(t.encode("A", Special::AsText, false).unwrap(), [4]);
-    // A piece of text goes before a token that is taken whole.
+    // A normal token takes precedence over a special one.
     let data = mark(byte_level(&["th", "th"], &["t h"]), "th", 3);
     assert_eq!(Tokenizer::new(data).unwrap().encode("th", Special::AsText, false).unwrap(), [257]);
 }
 
 #[test]
-fn a_name_that_is_not_well_written_refuses_no_file() {
+fn a_malformed_model_name_is_not_an_error() {
     for name in [Value::String(b"Phi-3 \xff"), Value::U32(3)] {
         let gguf = file(|writer| {
             write_bytes(writer, "gpt-2");
@@ -182,7 +183,7 @@ fn scores_may_be_whole_numbers() {
 }
 
 #[test]
-fn word_piece_keeps_capitals_and_accents_where_its_file_says_so() {
+fn word_piece_preserves_case_and_accents_if_configured() {
     let tokens = ["[UNK]", "[CLS]", "[SEP]", "▁É", "▁é", "▁E", "▁e"];
     let text = |lowercase, strip_accents| {
         let mut data = VocabData::new(TokenizerModel::Bert, tokens.map(str::to_owned).to_vec());
@@ -204,9 +205,9 @@ fn word_piece_keeps_capitals_and_accents_where_its_file_says_so() {
     assert_eq!((data.lowercase, data.strip_accents), (Some(false), Some(true)));
 }
 
-/// The tokens are those that `tokenizers` makes with Qwen 3's own `tokenizer.json`.
+/// The expected tokens come from `tokenizers` with Qwen 3's own `tokenizer.json`.
 #[test]
-fn qwens_vocabulary_takes_text_in_either_form_alike() {
+fn qwen_encodes_composed_and_decomposed_text_alike() {
     let Some(dir) = assets("vocab") else { return };
     let t = open(&dir.join("ggml-vocab-qwen2.gguf"));
     let vietnamese = ["Ti\u{1ebf}ng Vi\u{1ec7}t", "Tie\u{302}\u{301}ng Vie\u{323}\u{302}t"];

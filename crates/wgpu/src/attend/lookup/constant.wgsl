@@ -1,4 +1,4 @@
-// Look-ups in a table of constants, which each thread has or the adapter keeps.
+// Look-ups in a constant table, per thread or in constant memory.
 
 fn looked_up(dtype: u32, four: u32) -> vec4<f32> {
     let codes = bytes_of(four) + vec4<u32>((dtype - TURBO2) * 16u);

@@ -1,5 +1,5 @@
-// Look-ups in registers: the bits of a code choose between numbers of the kernel. Codebooks are symmetric: the highest bit is a sign, and
-// the others, turned where it is low, number a magnitude.
+// Look-ups in registers: the bits of a code select between constants. Codebooks are symmetric: the
+// highest bit is a sign, and the others, inverted where it is low, are the index of a magnitude.
 
 fn looked_up(dtype: u32, four: u32) -> vec4<f32> {
     let codes = vec4<u32>(four, four >> 8u, four >> 16u, four >> 24u);

@@ -1,10 +1,10 @@
-// Look-ups among the threads of a subgroup, which has eight at least: each holds a level of turbo2 and of turbo3, and a magnitude of
-// turbo4, whose codes have their sign in the highest bit.
+// Look-ups among the threads of a subgroup of at least eight: each holds a level of turbo2 and of
+// turbo3, and a magnitude of turbo4, whose codes have their sign in the highest bit.
 
 var<private> held: vec3<f32>;
 
 fn begin_look_ups(thread: u32) {
-    // The number of this thread in its subgroup.
+    // The index of this thread in its subgroup.
     let i = subgroupExclusiveAdd(1u) % 8u;
     held = vec3<f32>(CENTROIDS[i], CENTROIDS[16u + i], CENTROIDS[40u + i]);
 }
@@ -13,7 +13,7 @@ fn looked_up(dtype: u32, four: u32) -> vec4<f32> {
     let codes = bytes_of(four);
     let here = held[dtype - TURBO2];
     if dtype != TURBO4 {
-        // Eight levels at most: no sign is needed.
+        // At most eight levels: no sign is needed.
         return vec4<f32>(
             subgroupShuffle(here, codes.x), subgroupShuffle(here, codes.y),
             subgroupShuffle(here, codes.z), subgroupShuffle(here, codes.w),

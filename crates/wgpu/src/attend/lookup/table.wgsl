@@ -1,4 +1,4 @@
-// Look-ups in a table that the threads of a group share.
+// Look-ups in a table in workgroup memory.
 
 var<workgroup> table: array<f32, 48>;
 
