@@ -344,10 +344,9 @@ fn adapters_that_do_not_fit_are_refused_with_what_is_wrong() {
             &format!("general.architecture: expected {architecture}, got mamba"),
             &set("general.architecture", "mamba"),
         ),
-        (
-            "not supported yet: adapters with invocation tokens (adapter.alora.invocation_tokens)",
-            &|writer| writer.set_array("adapter.alora.invocation_tokens", [1u32, 2]).unwrap(),
-        ),
+        ("not supported yet: adapters with invocation tokens (adapter.alora.invocation_tokens)", &|writer| {
+            writer.set_array("adapter.alora.invocation_tokens", [1u32, 2]).unwrap()
+        }),
     ];
     for (expected, change) in cases {
         assert_eq!(refused(&whole(), change), expected);
