@@ -20,18 +20,18 @@
 //! ..`.
 #![forbid(unsafe_code)]
 
+mod device_under_test;
 pub mod judge;
 pub mod kv;
-mod lacks;
 mod ops;
 pub mod reference;
-mod subject;
+mod skipped;
 pub mod weights;
 
 use kvant_backend::Backend;
 
-pub use lacks::Lacks;
-pub use subject::{Arithmetic, Attention, Coverage, Subject};
+pub use device_under_test::{Arithmetic, Attention, Coverage, DeviceUnderTest};
+pub use skipped::Skipped;
 
 /// All requirements on one op.
 pub struct Suite<B: Backend> {
@@ -39,7 +39,7 @@ pub struct Suite<B: Backend> {
     pub op: &'static str,
     /// Runs the suite; panics with device, case, index and both values where the device is wrong.
     /// Returns the skipped cases.
-    pub run: fn(&Subject<B>) -> Lacks,
+    pub run: fn(&DeviceUnderTest<B>) -> Skipped,
 }
 
 /// Generates names and suites from one list, so that they cannot differ.
@@ -61,8 +61,8 @@ list! {
     "embed": ops::embed::run,
     "project": ops::project::run,
     "gated_ffn": ops::gated_ffn::run,
-    "expert_ffn": ops::expert_ffn::run,
-    "expert_ffn_types": ops::expert_ffn::types,
+    "expert_ffn": ops::moe_ffn::run,
+    "expert_ffn_types": ops::moe_ffn::types,
     "project_each": ops::project_each::run,
     "copy_columns": ops::project_each::columns,
     "gate_rows": ops::gate_rows::run,
@@ -86,7 +86,7 @@ list! {
     "attend_capped": ops::attend::capped,
     "attend_sinks": ops::attend::sinks,
     "attend_joint": ops::attend::joint,
-    "attend_company": ops::company::run,
+    "attend_company": ops::batch_invariance::run,
     "attend_sizes": ops::extremes::sizes,
     "attend_clipped": ops::extremes::clipped,
     "attend_bad_queries": ops::extremes::bad_queries,

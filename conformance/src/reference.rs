@@ -158,8 +158,8 @@ pub fn recur(heads: &StateHeads, inputs: StateInputs<&[f32]>) -> Vec<Want> {
             let meeting = |side: usize| {
                 let x = &x[(side * n_k_heads + heads.key_head(head)) * k_dim..][..k_dim];
                 let length = match inputs.rule {
-                    StateRule::Delta { eps, .. } => (norm_of(x).powi(2) + f64::from(eps)).sqrt(),
-                    StateRule::Space { .. } => 1.0,
+                    StateRule::GatedDeltaNet { eps, .. } => (norm_of(x).powi(2) + f64::from(eps)).sqrt(),
+                    StateRule::Mamba2 { .. } => 1.0,
                 };
                 x.iter().map(|x| x / length).collect::<Vec<f64>>()
             };
@@ -172,12 +172,12 @@ pub fn recur(heads: &StateHeads, inputs: StateInputs<&[f32]>) -> Vec<Want> {
             for (column, state) in state.iter_mut().enumerate() {
                 let value = x[2 * n_k_heads * k_dim + head * v_dim + column];
                 let (change, scale, past) = match inputs.rule {
-                    StateRule::Delta { write, .. } => {
+                    StateRule::GatedDeltaNet { write, .. } => {
                         let met: f64 = state.iter().zip(&k).map(|(s, k)| keep * s * k).sum();
                         let change = (value - met) * gate(Gate::Sigmoid, of_head(write));
                         (change, 1.0 / (k_dim as f64).sqrt(), 0.0)
                     }
-                    StateRule::Space { skip } => (step * value, 1.0, f64::from(skip[head]) * value),
+                    StateRule::Mamba2 { skip } => (step * value, 1.0, f64::from(skip[head]) * value),
                 };
                 state.iter_mut().zip(&k).for_each(|(s, k)| *s = keep * *s + k * change);
                 let reach = norm_of(state) + value.abs() + change.abs() * norm_of(&k);

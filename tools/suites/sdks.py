@@ -38,6 +38,9 @@ KNOWN = [
     (r"previous_response_id", "no answer is stored here"),
     (r"CreateEmbeddingResponse|Data returned by API invalid", "under strict validation, the base64 that the client requests is not a list of numbers"),
     (r"suffix: expected nothing", "/infill is the fill-in-the-middle endpoint"),
+    (r"audio: expected nothing", "answers are text"),
+    (r"truncation: expected disabled", "no context is truncated"),
+    (r"container: expected nothing", "the server runs no containers"),
 ]
 
 

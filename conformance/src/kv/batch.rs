@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use kvant_backend::{
-    AttendParams, Backend, Held, KvLayer, KvMemory, KvPart, KvStream, Page, Pages, Place, Result, Rope, Rows,
-    StreamSizes, TILES_PER_BLOCK, TOKENS_PER_BLOCK,
+    AttendParams, Backend, CountedPage, KvLayer, KvMemory, KvPart, KvTensor, Page, PageAllocator, Place,
+    Result, Rope, Rows, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TensorSizes,
 };
 use kvant_codec::Side;
 use kvant_codec::tile::TILE;
 
 use super::{Answer, Record, Shape, Tokens};
-use crate::Subject;
+use crate::DeviceUnderTest;
 
 /// Guard bytes around the step tiles, which must stay unchanged.
 const MARGIN: usize = 64;
@@ -21,7 +21,7 @@ const STALE: u8 = 0x3c;
 
 /// Sequences, and the step tiles of their last step.
 pub struct Batch<'a, B: Backend> {
-    subject: &'a Subject<B>,
+    subject: &'a DeviceUnderTest<B>,
     sequences: Vec<Sequence<'a, B>>,
     band: Option<B::Page>,
 }
@@ -49,12 +49,12 @@ pub struct Image {
 impl<'a, B: Backend> Batch<'a, B> {
     /// Creates empty sequences for these tokens. Sequences of one shape share a layer; all have
     /// heads of the same number and size.
-    pub fn new(subject: &'a Subject<B>, tokens: &[&'a Tokens]) -> Self {
-        let mut layers: Vec<(Shape, Arc<KvLayer>, StreamSizes)> = Vec::new();
+    pub fn new(subject: &'a DeviceUnderTest<B>, tokens: &[&'a Tokens]) -> Self {
+        let mut layers: Vec<(Shape, Arc<KvLayer>, TensorSizes)> = Vec::new();
         let empty = |&tokens: &&'a Tokens| {
             let shape = tokens.shape;
             let known = layers.iter().position(|(known, ..)| *known == shape).unwrap_or_else(|| {
-                let mut sizes = StreamSizes::default();
+                let mut sizes = TensorSizes::default();
                 let specs = |side, n| vec![shape.spec(side); n];
                 let n_v = if shape.joint { 0 } else { shape.n_kv_heads };
                 let (keys, values) = (specs(Side::K, shape.n_kv_heads), specs(Side::V, n_v));
@@ -74,7 +74,7 @@ impl<'a, B: Backend> Batch<'a, B> {
     }
 
     /// Creates one sequence with the first `n` of `tokens`, appended `chunk` at a time.
-    pub fn fed(subject: &'a Subject<B>, tokens: &'a Tokens, n: usize, chunk: usize) -> Result<Self> {
+    pub fn fed(subject: &'a DeviceUnderTest<B>, tokens: &'a Tokens, n: usize, chunk: usize) -> Result<Self> {
         let mut batch = Self::new(subject, &[tokens]);
         batch.feed(&[n], chunk)?;
         Ok(batch)
@@ -212,7 +212,7 @@ impl<'a, B: Backend> Batch<'a, B> {
 
     /// Returns the bytes of sequence `index`.
     pub fn image(&self, index: usize) -> Image {
-        let read = |page: &Arc<Held<B::Page>>| self.subject.page_bytes(page);
+        let read = |page: &Arc<CountedPage<B::Page>>| self.subject.page_bytes(page);
         let memory = &self.sequences[index].memory;
         let optional = |page: Option<_>| page.map(read).unwrap_or_default();
         let blocks = memory.blocks().iter().map(|block| optional(block.as_ref())).collect();
@@ -230,19 +230,19 @@ impl<'a, B: Backend> Batch<'a, B> {
         let mut first = 0;
         for (Sequence { tokens, layer, memory, rows, .. }, &n) in self.sequences.iter_mut().zip(counts) {
             let start = rows.end();
-            let tailed = layer.streams().find(|stream| stream.spec.tail_tiles > 0);
+            let tailed = layer.tensors().find(|stream| stream.spec.tail_tiles > 0);
             let coded = tailed.map_or(tokens.shape.sink_tiles, |stream| stream.spec.coded_tiles(start));
             *rows = Rows { first, n, start, coded };
             first += n;
-            let written = |stream: &KvStream| {
+            let written = |stream: &KvTensor| {
                 stream.spec.writes(*rows).find_map(|write| match write.place {
                     Place::Main(tile) => Some(tile / TILES_PER_BLOCK),
                     _ => None,
                 })
             };
-            let end = layer.streams().map(|stream| stream.spec.main_end(rows.end())).max();
+            let end = layer.tensors().map(|stream| stream.spec.main_end(rows.end())).max();
             let end = end.unwrap_or(0).div_ceil(TOKENS_PER_BLOCK);
-            let blocks = layer.streams().filter_map(written).min().unwrap_or(end)..end;
+            let blocks = layer.tensors().filter_map(written).min().unwrap_or(end)..end;
             memory.reserve(blocks, true, &pages)?;
         }
         self.make_band()
@@ -357,12 +357,12 @@ impl Image {
 }
 
 /// Returns the KV tensors of a layer, each with its expected content.
-fn streams<'a>(layer: &'a KvLayer, tokens: &'a Tokens) -> impl Iterator<Item = (&'a KvStream, &'a Record)> {
+fn streams<'a>(layer: &'a KvLayer, tokens: &'a Tokens) -> impl Iterator<Item = (&'a KvTensor, &'a Record)> {
     layer.k.iter().zip(&tokens.keys).chain(layer.v.iter().zip(&tokens.values))
 }
 
 /// Uploads factors and shifts.
-fn balance_page<B: Backend>(subject: &Subject<B>, values: &[f32]) -> B::Page {
+fn balance_page<B: Backend>(subject: &DeviceUnderTest<B>, values: &[f32]) -> B::Page {
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     let device = subject.device();
     let mut page = device.page(bytes.len()).expect("memory for the balance");
@@ -396,12 +396,12 @@ struct Fresh<'a, B> {
     live: Arc<AtomicUsize>,
 }
 
-impl<B: Backend> Pages<B::Page> for Fresh<'_, B> {
-    fn page(&self, n_bytes: usize) -> Result<Held<B::Page>> {
-        Ok(Held::new(self.device.page(n_bytes)?, &self.live))
+impl<B: Backend> PageAllocator<B::Page> for Fresh<'_, B> {
+    fn page(&self, n_bytes: usize) -> Result<CountedPage<B::Page>> {
+        Ok(CountedPage::new(self.device.page(n_bytes)?, &self.live))
     }
 
-    fn copy(&self, page: &B::Page) -> Result<Held<B::Page>> {
-        Ok(Held::new(page.duplicate()?, &self.live))
+    fn copy(&self, page: &B::Page) -> Result<CountedPage<B::Page>> {
+        Ok(CountedPage::new(page.duplicate()?, &self.live))
     }
 }

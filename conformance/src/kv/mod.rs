@@ -6,7 +6,7 @@
 //! | `batch` | sequences of one layer in a common step, on a device |
 //! | `attention` | reference attention in f64, and the error bounds of devices |
 
-use kvant_backend::{AttendParams, BalanceLayout, StreamSpec};
+use kvant_backend::{AttendParams, BalanceLayout, KvTensorSpec};
 use kvant_codec::{DType, Side};
 
 mod attention;
@@ -97,19 +97,19 @@ impl Shape {
     }
 
     /// Returns the specification of one side's KV tensors; shared ones are the same for both.
-    pub fn spec(&self, side: Side) -> StreamSpec {
+    pub fn spec(&self, side: Side) -> KvTensorSpec {
         let dtype = if side == Side::K { self.k } else { self.v };
         let spec = match side {
-            _ if self.joint => StreamSpec::joint(dtype, self.k_head_dim, self.v_head_dim),
-            Side::K => StreamSpec::new(dtype, side, self.k_head_dim),
-            Side::V => StreamSpec::new(dtype, side, self.v_head_dim),
+            _ if self.joint => KvTensorSpec::joint(dtype, self.k_head_dim, self.v_head_dim),
+            Side::K => KvTensorSpec::new(dtype, side, self.k_head_dim),
+            Side::V => KvTensorSpec::new(dtype, side, self.v_head_dim),
         };
         if dtype.code().is_none() {
             return spec;
         }
         let tail_tiles = if self.has_tail { spec.tail_tiles + self.extra_tail_tiles } else { 0 };
         let centres = spec.centres && self.centres;
-        StreamSpec { sink_tiles: self.sink_tiles, tail_tiles, alpha: self.alpha, centres, ..spec }
+        KvTensorSpec { sink_tiles: self.sink_tiles, tail_tiles, alpha: self.alpha, centres, ..spec }
     }
 
     /// Returns the factors and shifts in the order of [`BalanceLayout`], if any: factors between

@@ -2,7 +2,7 @@
 
 use std::ops::{Add, Mul, Range};
 
-use kvant_backend::{StreamSpec, TOKENS_PER_BLOCK};
+use kvant_backend::{KvTensorSpec, TOKENS_PER_BLOCK};
 use kvant_codec::Side;
 use kvant_codec::tile::{TILE, TileLayout, centre, prepare_row, put_centre, restore_row};
 
@@ -105,7 +105,7 @@ impl Affine {
 
 /// Every row of a KV tensor in both forms, `[tokens]`, as encoded by the codec.
 pub struct Record {
-    spec: StreamSpec,
+    spec: KvTensorSpec,
     sixteen: Vec<Row>,
     main: Vec<Row>,
 }
@@ -162,7 +162,7 @@ impl Tokens {
 impl Record {
     /// Encodes rows. In a KV tensor with a tail, rows are rounded to f16 first; `alpha` scales the
     /// quantized rows.
-    fn new(spec: StreamSpec, rows: impl Iterator<Item = Vec<f32>>) -> Self {
+    fn new(spec: KvTensorSpec, rows: impl Iterator<Item = Vec<f32>>) -> Self {
         let (mut sixteen, mut rows_to_code) = (Vec::new(), Vec::new());
         for row in rows {
             let mut padded = vec![0.0; spec.dim()];
@@ -198,7 +198,7 @@ impl Record {
     }
 
     /// Returns the centre that is subtracted from `token` before quantization, `[dim]`.
-    fn centre(spec: &StreamSpec, rows: &[Vec<f32>], token: usize) -> Vec<f32> {
+    fn centre(spec: &KvTensorSpec, rows: &[Vec<f32>], token: usize) -> Vec<f32> {
         let mut bytes = vec![0; 2 * spec.dim()];
         let first = (token / TOKENS_PER_BLOCK * TOKENS_PER_BLOCK).max(TILE * spec.sink_tiles);
         if spec.centres && first < rows.len() {
@@ -230,7 +230,7 @@ impl Record {
 
 impl Row {
     /// Encodes and decodes `row` in a tile of this layout, in a block with this centre.
-    fn through(spec: &StreamSpec, layout: TileLayout, row: &[f32], centre: &[f32]) -> Self {
+    fn through(spec: &KvTensorSpec, layout: TileLayout, row: &[f32], centre: &[f32]) -> Self {
         let (mut tile, mut stored) = (vec![0; layout.bytes()], vec![0.0; row.len()]);
         layout.put(&mut tile, 0, row);
         layout.get(&tile, 0, &mut stored);

@@ -2,7 +2,7 @@
 
 use kvant_backend::{Backend, Norm};
 
-use crate::Subject;
+use crate::DeviceUnderTest;
 use crate::judge::{Want, roundings};
 use crate::reference::rms_norm;
 use crate::weights::gaussian;
@@ -12,14 +12,14 @@ const EPS: f32 = 1e-6;
 const SHAPES: [(usize, usize); 6] = [(1, 1), (31, 3), (256, 2), (257, 1), (640, 9), (1536, 70)];
 
 /// Compares `add_normed` with its equation.
-pub fn run<B: Backend>(subject: &Subject<B>) {
+pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) {
     for (n, rows) in SHAPES {
         equals_its_equation(subject, n, rows);
     }
     short_buffers_are_refused(subject);
 }
 
-fn equals_its_equation<B: Backend>(subject: &Subject<B>, n: usize, rows: usize) {
+fn equals_its_equation<B: Backend>(subject: &DeviceUnderTest<B>, n: usize, rows: usize) {
     let what = || subject.case("add_normed", format_args!("{rows} rows of {n}"));
     let (x, y, gain) = (gaussian(1, rows * n, 3.0), gaussian(2, rows * n, 0.2), gaussian(3, n, 1.0));
     let (weight, mut sum) = (subject.upload(&gain), subject.guarded(&x));
@@ -39,7 +39,7 @@ fn equals_its_equation<B: Backend>(subject: &Subject<B>, n: usize, rows: usize) 
     subject.expect(&sum, &x.iter().zip(normed).map(want).collect::<Vec<_>>(), &what);
 }
 
-fn short_buffers_are_refused<B: Backend>(subject: &Subject<B>) {
+fn short_buffers_are_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
     let weight = subject.upload(&[1.0; 8]);
     let norm = Norm { weight: &weight, eps: EPS };
     let (mut long, short) = (subject.upload(&[1.0; 16]), subject.upload(&[1.0; 15]));

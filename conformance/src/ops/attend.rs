@@ -5,13 +5,13 @@ use kvant_codec::DType;
 
 use super::kv_append::HEAD_DIMS;
 use crate::kv::{Batch, Scaled, Shape, Tokens};
-use crate::lacks::product;
+use crate::skipped::product;
 use crate::weights::gaussian;
-use crate::{Lacks, Subject};
+use crate::{DeviceUnderTest, Skipped};
 
 /// Compares `attend` with its equation for every pair of types: for one row, for some of a tile and
 /// for some that cross tiles.
-pub fn types<B: Backend>(subject: &Subject<B>) -> Lacks {
+pub fn types<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
     let shape = Shape { group: 3, ..Shape::new(DType::F16, DType::F16) };
     let steps = [
@@ -27,7 +27,7 @@ pub fn types<B: Backend>(subject: &Subject<B>) -> Lacks {
 }
 
 /// Compares `attend` with its equation for every size of heads and groups.
-pub fn heads<B: Backend>(subject: &Subject<B>) -> Lacks {
+pub fn heads<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
     let types = [
         (DType::Turbo3, DType::Turbo4),
@@ -58,7 +58,7 @@ pub fn heads<B: Backend>(subject: &Subject<B>) -> Lacks {
 
 /// Compares `attend` with its equation for every number of tokens and rows, with windows, across
 /// tiles, blocks and prefix boundaries.
-pub fn steps<B: Backend>(subject: &Subject<B>) -> Lacks {
+pub fn steps<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
     let types = [(DType::Turbo3, DType::Turbo3), (DType::Q8_0, DType::Turbo2), (DType::F16, DType::Q4_0)];
     let shape = Shape::new(DType::F16, DType::F16);
@@ -85,7 +85,7 @@ pub fn steps<B: Backend>(subject: &Subject<B>) -> Lacks {
 
 /// Compares `attend` with its equation with soft caps, on scores of spread 1: strongly and hardly
 /// bent ones.
-pub fn capped<B: Backend>(subject: &Subject<B>) -> Lacks {
+pub fn capped<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
     let types = [
         (DType::Turbo3, DType::Turbo3),
@@ -105,7 +105,7 @@ pub fn capped<B: Backend>(subject: &Subject<B>) -> Lacks {
 
 /// Compares `attend` with its equation with attention sinks of little, most and nearly all of the
 /// weight, different per head.
-pub fn sinks<B: Backend>(subject: &Subject<B>) -> Lacks {
+pub fn sinks<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
     let types = [
         (DType::Turbo3, DType::Turbo3),
@@ -134,7 +134,7 @@ pub fn sinks<B: Backend>(subject: &Subject<B>) -> Lacks {
 /// Compares `attend` with its equation where values are a prefix of their keys (MLA), for every
 /// type: heads as in MLA, values that end within and at the end of a slice, few queries and many,
 /// across tiles, blocks and prefix boundaries.
-pub fn joint<B: Backend>(subject: &Subject<B>) -> Lacks {
+pub fn joint<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
     let heads = [(576, 512, 16), (40, 32, 4), (224, 192, 7), (96, 80, 1)];
     let shape = Shape::new(DType::F16, DType::F16);
@@ -164,7 +164,7 @@ pub fn joint<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
-fn too_few_sinks_are_refused<B: Backend>(subject: &Subject<B>) {
+fn too_few_sinks_are_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
     let sinks = subject.upload(&[0.0]);
     let (q, mut out) = (subject.upload(&[0.0; 256]), subject.upload(&[0.0; 256]));
     let params = Shape::new(DType::F16, DType::F16).params();
@@ -174,11 +174,11 @@ fn too_few_sinks_are_refused<B: Backend>(subject: &Subject<B>) {
 
 /// Checks attention after the first `n` of `tokens`, the last `rows` of them appended in one step.
 fn equals_its_equation<B: Backend>(
-    subject: &Subject<B>,
+    subject: &DeviceUnderTest<B>,
     tokens: &Tokens,
     n: usize,
     rows: usize,
-    lacks: &mut Lacks,
+    lacks: &mut Skipped,
 ) {
     let shape = tokens.shape;
     let what = || subject.case("attend", format_args!("{shape:?}, {n} tokens, {rows} rows"));
@@ -191,7 +191,7 @@ fn equals_its_equation<B: Backend>(
 /// Appends the first `n` of `tokens`, the last `rows` of them in one step, and computes their
 /// attention.
 pub fn attended<'a, B: Backend>(
-    subject: &'a Subject<B>,
+    subject: &'a DeviceUnderTest<B>,
     tokens: &'a Tokens,
     n: usize,
     rows: usize,
@@ -204,7 +204,7 @@ pub fn attended<'a, B: Backend>(
     Ok((batch, got))
 }
 
-fn what_is_not_there_is_refused<B: Backend>(subject: &Subject<B>) {
+fn what_is_not_there_is_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
     let what = || subject.case("attend", "too few queries");
     let tokens = Tokens::gaussian(Shape::new(DType::F16, DType::F16), 4, 7);
     let mut batch = Batch::fed(subject, &tokens, 4, 4).unwrap_or_else(|error| panic!("{}: {error}", what()));

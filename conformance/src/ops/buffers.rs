@@ -2,12 +2,12 @@
 
 use kvant_backend::Backend;
 
-use crate::Subject;
+use crate::DeviceUnderTest;
 use crate::judge::{Want, assert_close};
 use crate::weights::gaussian;
 
 /// Checks a device's buffers.
-pub fn run<B: Backend>(subject: &Subject<B>) {
+pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) {
     for len in [0, 1, 15, 16, 17, 1000] {
         a_new_buffer_is_zero(subject, len);
         what_is_written_is_read(subject, len);
@@ -20,13 +20,13 @@ fn exactly(values: &[f32]) -> Vec<Want> {
     values.iter().copied().map(Want::exactly).collect()
 }
 
-fn a_new_buffer_is_zero<B: Backend>(subject: &Subject<B>, len: usize) {
+fn a_new_buffer_is_zero<B: Backend>(subject: &DeviceUnderTest<B>, len: usize) {
     let buffer = subject.device().buffer(len).expect("memory for a test");
     let what = || subject.case("buffer", format_args!("{len} values"));
     assert_close(&subject.download(&buffer, len), &vec![Want::exactly(0.0); len], &what);
 }
 
-fn what_is_written_is_read<B: Backend>(subject: &Subject<B>, len: usize) {
+fn what_is_written_is_read<B: Backend>(subject: &DeviceUnderTest<B>, len: usize) {
     let (old, new) = (gaussian(1, len, 1.0), gaussian(2, len / 2, 1.0));
     let mut buffer = subject.guarded(&old);
     subject.device().write(&mut buffer, &new).expect("half of it fits");
@@ -41,7 +41,7 @@ fn what_is_written_is_read<B: Backend>(subject: &Subject<B>, len: usize) {
     }
 }
 
-fn a_copy_lands_where_it_says_and_nowhere_else<B: Backend>(subject: &Subject<B>, len: usize) {
+fn a_copy_lands_where_it_says_and_nowhere_else<B: Backend>(subject: &DeviceUnderTest<B>, len: usize) {
     let (values, old) = (gaussian(3, len, 1.0), gaussian(4, len, 1.0));
     let source = subject.upload(&values);
     for (from, to, n) in
@@ -58,7 +58,7 @@ fn a_copy_lands_where_it_says_and_nowhere_else<B: Backend>(subject: &Subject<B>,
     }
 }
 
-fn what_does_not_fit_is_refused<B: Backend>(subject: &Subject<B>) {
+fn what_does_not_fit_is_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
     let device = subject.device();
     let (source, mut target) = (subject.upload(&[1.0; 8]), subject.upload(&[2.0; 4]));
     let refused = |op, case, result| subject.expect_refusal::<()>(op, case, result);

@@ -3,7 +3,7 @@
 use kvant_backend::Backend;
 use kvant_codec::DType;
 
-use crate::Subject;
+use crate::DeviceUnderTest;
 use crate::judge::{Want, roundings};
 use crate::weights::Weights;
 
@@ -11,7 +11,7 @@ use crate::weights::Weights;
 const TABLES: [usize; 5] = [1, 15, 16, 17, 35];
 
 /// Compares `embed` with the codec.
-pub fn run<B: Backend>(subject: &Subject<B>) {
+pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) {
     for dtype in DType::weights() {
         let n_in = if dtype.block_len() == 1 { 33 } else { 3 * dtype.block_len() };
         let weights = Weights::gaussian(dtype, TABLES[TABLES.len() - 1], n_in, 13);
@@ -22,7 +22,11 @@ pub fn run<B: Backend>(subject: &Subject<B>) {
     unknown_tokens_and_short_outputs_are_refused(subject);
 }
 
-fn rows_are_what_the_codec_decodes<B: Backend>(subject: &Subject<B>, weights: &Weights, n_vocab: usize) {
+fn rows_are_what_the_codec_decodes<B: Backend>(
+    subject: &DeviceUnderTest<B>,
+    weights: &Weights,
+    n_vocab: usize,
+) {
     let table = subject.tied(weights.source(n_vocab));
     let last = n_vocab as u32 - 1;
     for (tokens, scale) in
@@ -55,7 +59,7 @@ fn scaled_tolerance(want: Want, scale: f64) -> f64 {
     scale * (want.tolerance + roundings(1) * (want.value.abs() + want.tolerance))
 }
 
-fn unknown_tokens_and_short_outputs_are_refused<B: Backend>(subject: &Subject<B>) {
+fn unknown_tokens_and_short_outputs_are_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
     let table = subject.tied(Weights::gaussian(DType::F32, 4, 8, 1).source(4));
     let mut out = subject.upload(&[0.0; 16]);
     let mut embed = |tokens: &[u32]| subject.device().embed(&table, tokens, 1.0, &mut out);

@@ -5,12 +5,12 @@ use kvant_codec::DType;
 
 use super::attend::attended;
 use crate::kv::{Batch, Shape, Tokens};
-use crate::lacks::product;
+use crate::skipped::product;
 use crate::weights::gaussian;
-use crate::{Lacks, Subject};
+use crate::{DeviceUnderTest, Skipped};
 
 /// Compares `attend` with its equation for scores and values of any size.
-pub fn sizes<B: Backend>(subject: &Subject<B>) -> Lacks {
+pub fn sizes<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
     // One token far above or below all others, at any position; and all alike.
     let scores = [(300, Some((3, 3000.0))), (300, Some((200, 3000.0))), (300, Some((299, -3000.0)))];
@@ -36,7 +36,7 @@ pub fn sizes<B: Backend>(subject: &Subject<B>) -> Lacks {
 
 /// Checks that keys and values beyond f16 give finite outputs: they are clipped, and their decoded
 /// codes are within f16 too.
-pub fn clipped<B: Backend>(subject: &Subject<B>) -> Lacks {
+pub fn clipped<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     const TOKENS: usize = 70;
     let mut lacks = subject.lacks();
     for (dtype, (gains, rows)) in lacks.combine(&DType::KV, &product(&[[1e6, 1.0], [1.0, 1e6]], &[1, 5, 20]))
@@ -55,7 +55,7 @@ pub fn clipped<B: Backend>(subject: &Subject<B>) -> Lacks {
 }
 
 /// Checks that NaN or infinity in a query reaches the output of that query only.
-pub fn bad_queries<B: Backend>(subject: &Subject<B>) -> Lacks {
+pub fn bad_queries<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
     for (dtype, (bad, rows)) in lacks.combine(&DType::KV, &product(&[f32::NAN, f32::INFINITY], &[1, 2, 20])) {
         let shape = Shape { n_kv_heads: 2, ..Shape::new(dtype, dtype) };
@@ -75,7 +75,7 @@ pub fn bad_queries<B: Backend>(subject: &Subject<B>) -> Lacks {
 }
 
 /// Checks that windowed attention reads no earlier blocks: those outside every window are released.
-pub fn forgotten<B: Backend>(subject: &Subject<B>) -> Lacks {
+pub fn forgotten<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
     let types = [(DType::Turbo3, DType::F16), (DType::Q8_0, DType::Turbo4)];
     for ((k, v), (group, rows)) in lacks.combine(&types, &[(1, 1), (3, 3), (3, 60), (12, 1)]) {
@@ -98,7 +98,7 @@ pub fn forgotten<B: Backend>(subject: &Subject<B>) -> Lacks {
 
 /// Checks that the stages of `attend` are finite, since they read within the tiles, and that the
 /// last equals attention.
-pub fn stages<B: Backend>(subject: &Subject<B>) -> Lacks {
+pub fn stages<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
     let stages = subject.device().stages();
     if stages.is_empty() {
@@ -126,10 +126,10 @@ pub fn stages<B: Backend>(subject: &Subject<B>) -> Lacks {
 
 /// Creates keys along one direction: `scores[t]` is the score of token t, before the codec.
 fn weights_are_those_of_scores<B: Backend>(
-    subject: &Subject<B>,
+    subject: &DeviceUnderTest<B>,
     shape: Shape,
     scores: &[f32],
-    lacks: &mut Lacks,
+    lacks: &mut Skipped,
 ) {
     let dim = shape.k_head_dim;
     let mut k = vec![0.0; scores.len() * dim];
@@ -145,11 +145,11 @@ fn weights_are_those_of_scores<B: Backend>(
 }
 
 fn values_of_any_size_keep_their_precision<B: Backend>(
-    subject: &Subject<B>,
+    subject: &DeviceUnderTest<B>,
     shape: Shape,
     gain: f64,
     rows: usize,
-    lacks: &mut Lacks,
+    lacks: &mut Skipped,
 ) {
     const TOKENS: usize = 90;
     let what = || subject.case("attend", format_args!("{shape:?}, values of {gain}, {rows} rows"));

@@ -2,7 +2,7 @@
 
 use kvant_backend::Backend;
 
-use crate::Subject;
+use crate::DeviceUnderTest;
 use crate::judge::{Want, roundings};
 use crate::weights::gaussian;
 
@@ -11,7 +11,7 @@ use crate::weights::gaussian;
 const GATE: usize = 10;
 
 /// Compares `gate_rows` with its equation.
-pub fn run<B: Backend>(subject: &Subject<B>) {
+pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) {
     for (rows, cols) in [(0, 8), (1, 1), (1, 257), (3, 31), (9, 640), (70, 256)] {
         equals_its_equation(subject, rows, cols);
     }
@@ -21,7 +21,7 @@ pub fn run<B: Backend>(subject: &Subject<B>) {
     subject.expect_refusal("gate_rows", "nine values of eight", device.gate_rows(&mut y, 1, 9, &gates));
 }
 
-fn equals_its_equation<B: Backend>(subject: &Subject<B>, rows: usize, cols: usize) {
+fn equals_its_equation<B: Backend>(subject: &DeviceUnderTest<B>, rows: usize, cols: usize) {
     let what = || subject.case("gate_rows", format_args!("{rows} rows of {cols}"));
     let (values, mut gates) = (gaussian(1, rows * cols, 3.0), gaussian(2, rows, 10.0));
     // A closed gate, and a NaN.

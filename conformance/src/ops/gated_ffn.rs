@@ -5,10 +5,10 @@ use kvant_codec::DType;
 
 use super::project::products;
 use crate::judge::{Want, roundings};
-use crate::lacks::product;
 use crate::reference::activate;
+use crate::skipped::product;
 use crate::weights::{Activations, Weights, gaussian};
-use crate::{Lacks, Subject};
+use crate::{DeviceUnderTest, Skipped};
 
 const EPS: f32 = 1e-5;
 const N_IN: usize = 256;
@@ -48,7 +48,7 @@ const CASES: [(bool, Activation, bool); 8] = [
 const GATE: usize = 11;
 
 /// Compares `gated_ffn` with its equation.
-pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
+pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
     let weights = TYPES.map(|(gate, up)| {
         [(gate, 9), (up, 10)].map(|(dtype, seed)| Weights::gaussian(dtype, MOST, N_IN, seed))
@@ -61,7 +61,7 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
 }
 
 fn equals_its_equation<B: Backend>(
-    subject: &Subject<B>,
+    subject: &DeviceUnderTest<B>,
     weights: [&Weights; 2],
     n_ff: usize,
     rows: usize,
@@ -124,7 +124,7 @@ pub fn gated(activation: Activation, g: Want, u: Want) -> Want {
     Want { value, tolerance: tolerance + roundings(GATE) * (value.abs() + tolerance) }
 }
 
-fn wrong_shapes_are_refused<B: Backend>(subject: &Subject<B>) {
+fn wrong_shapes_are_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
     let matrix = |n_out, n_in| subject.matrix(Weights::gaussian(DType::F32, n_out, n_in, 12).source(n_out));
     let (w, taller, wider) = (matrix(4, 8), matrix(5, 8), matrix(4, 9));
     let x = subject.upload(&[0.0; 16]);

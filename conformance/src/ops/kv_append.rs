@@ -5,8 +5,8 @@ use kvant_backend::Backend;
 use kvant_codec::DType;
 
 use crate::kv::{Batch, Scaled, Shape, Tokens};
-use crate::lacks::product;
-use crate::{Lacks, Subject};
+use crate::skipped::product;
+use crate::{DeviceUnderTest, Skipped};
 
 /// Below, at and above blocks of 32, 64 and 128 dimensions, and several of them.
 pub const HEAD_DIMS: [usize; 7] = [32, 64, 80, 96, 128, 192, 256];
@@ -19,7 +19,7 @@ const WHOLE_TILES: usize = 160;
 const OVER_A_BORDER: usize = 608;
 
 /// Compares `kv_append` with the codec, with and without a tail, a sink and a balance.
-pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
+pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
     let shape = |dtype| Shape { k_head_dim: 80, v_head_dim: 192, ..Shape::new(dtype, dtype) };
     let kept = [(true, 0, 0, 1.0), (true, 1, 2, 1.02), (false, 0, 0, 1.0), (false, 2, 0, 0.9)];
@@ -50,7 +50,7 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
 }
 
 /// Compares `kv_append` with the codec for heads of every size, and for shared KV tensors.
-pub fn heads<B: Backend>(subject: &Subject<B>) -> Lacks {
+pub fn heads<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
     let dims: Vec<_> = HEAD_DIMS.into_iter().zip(HEAD_DIMS.into_iter().rev()).chain([(16, 96)]).collect();
     for (dtype, (k_head_dim, v_head_dim)) in lacks.combine(&DType::KV, &dims) {
@@ -67,7 +67,7 @@ pub fn heads<B: Backend>(subject: &Subject<B>) -> Lacks {
 }
 
 /// Checks that `kv_append` writes the same bytes for any chunks.
-pub fn chunks<B: Backend>(subject: &Subject<B>) -> Lacks {
+pub fn chunks<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
     let shape = |dtype| Shape { k_head_dim: 64, sink_tiles: 1, ..Shape::new(dtype, dtype) };
     for (dtype, chunk) in lacks.combine(&DType::KV, &[5, 16, 100, WHOLE_TILES]) {
@@ -81,10 +81,10 @@ pub fn chunks<B: Backend>(subject: &Subject<B>) -> Lacks {
 }
 
 fn chunks_hold_what_was_fed<B: Backend>(
-    subject: &Subject<B>,
+    subject: &DeviceUnderTest<B>,
     tokens: &Tokens,
     chunk: usize,
-    lacks: &mut Lacks,
+    lacks: &mut Skipped,
 ) {
     let what = || subject.case("kv_append", format_args!("{:?} in chunks of {chunk}", tokens.shape));
     if let Some(mut batch) = lacks.take(Batch::fed(subject, tokens, tokens.len(), chunk), &what) {
@@ -93,7 +93,11 @@ fn chunks_hold_what_was_fed<B: Backend>(
 }
 
 /// Compares several parts of different lengths in one call with each appended alone.
-fn parts_are_what_they_are_alone<B: Backend>(subject: &Subject<B>, shape: Shape, lacks: &mut Lacks) {
+fn parts_are_what_they_are_alone<B: Backend>(
+    subject: &DeviceUnderTest<B>,
+    shape: Shape,
+    lacks: &mut Skipped,
+) {
     const STEPS: [[usize; 3]; 5] = [[40, 1, 17], [1, 1, 1], [3, 33, 16], [1, 20, 1], [1, 1, 1]];
     let tokens = [3, 4, 5].map(|seed| Tokens::gaussian(shape, 60, seed));
     let what = || subject.case("kv_append", format_args!("{shape:?} of three sequences"));
@@ -113,7 +117,7 @@ fn parts_are_what_they_are_alone<B: Backend>(subject: &Subject<B>, shape: Shape,
 }
 
 /// Appends alternating sequences whose layers have different storage.
-fn unlike_layers_meet_in_a_step<B: Backend>(subject: &Subject<B>, lacks: &mut Lacks) {
+fn unlike_layers_meet_in_a_step<B: Backend>(subject: &DeviceUnderTest<B>, lacks: &mut Skipped) {
     let shape = Shape { n_kv_heads: 2, k_head_dim: 64, ..Shape::new(DType::Turbo3, DType::Q8_0) };
     let other = Shape { k: DType::F16, v: DType::Turbo2, sink_tiles: 1, ..shape };
     let shapes = [shape, shape, other, shape, other];
@@ -129,11 +133,11 @@ fn unlike_layers_meet_in_a_step<B: Backend>(subject: &Subject<B>, lacks: &mut La
 
 /// Compares one step and single tokens at the end with chunks from the start.
 fn bytes_do_not_depend_on_chunks<B: Backend>(
-    subject: &Subject<B>,
+    subject: &DeviceUnderTest<B>,
     shape: Shape,
     n: usize,
     chunk: usize,
-    lacks: &mut Lacks,
+    lacks: &mut Skipped,
 ) {
     const ONE_BY_ONE: usize = 110;
     let tokens = Tokens::gaussian(shape, n, 9);
@@ -150,9 +154,9 @@ fn bytes_do_not_depend_on_chunks<B: Backend>(
 }
 
 fn bad_numbers_are_stored_as_the_codec_stores_them<B: Backend>(
-    subject: &Subject<B>,
+    subject: &DeviceUnderTest<B>,
     shape: Shape,
-    lacks: &mut Lacks,
+    lacks: &mut Skipped,
 ) {
     const DIM: usize = 96;
     let mut x = vec![0.5; 60 * DIM];
@@ -169,14 +173,14 @@ fn bad_numbers_are_stored_as_the_codec_stores_them<B: Backend>(
 }
 
 /// Combines a type with a tail and one without, and rotated with plain types.
-fn unequal_types_stand_side_by_side<B: Backend>(subject: &Subject<B>, lacks: &mut Lacks) {
+fn unequal_types_stand_side_by_side<B: Backend>(subject: &DeviceUnderTest<B>, lacks: &mut Skipped) {
     for (k, v) in [(DType::Q8_0, DType::Turbo3), (DType::Turbo4, DType::F16), (DType::BF16, DType::Q4_0)] {
         let shape = Shape { sink_tiles: 1, ..Shape::new(k, v) };
         chunks_hold_what_was_fed(subject, &Tokens::gaussian(shape, TOKENS, 6), 7, lacks);
     }
 }
 
-fn what_is_not_there_is_refused<B: Backend>(subject: &Subject<B>) {
+fn what_is_not_there_is_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
     let tokens = Tokens::gaussian(Shape::new(DType::F16, DType::F16), 4, 7);
     let mut batch = Batch::new(subject, &[&tokens]);
     let result = batch.append_from(&[4], &tokens.k[..511], &tokens.v);

@@ -2,7 +2,7 @@
 
 use kvant_backend::{Backend, Norm};
 
-use crate::Subject;
+use crate::DeviceUnderTest;
 use crate::judge::{Want, roundings};
 use crate::reference::layer_norm;
 use crate::weights::gaussian;
@@ -14,7 +14,7 @@ const SHAPES: [(usize, usize); 6] = [(1, 1), (31, 3), (256, 2), (257, 1), (640, 
 const MEANS: [f32; 3] = [0.0, -2.0, 300.0];
 
 /// Compares `layer_norm` with its equation.
-pub fn run<B: Backend>(subject: &Subject<B>) {
+pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) {
     for (n, rows) in SHAPES {
         for mean in MEANS {
             equals_its_equation(subject, n, rows, mean);
@@ -24,7 +24,7 @@ pub fn run<B: Backend>(subject: &Subject<B>) {
     short_buffers_are_refused(subject);
 }
 
-fn equals_its_equation<B: Backend>(subject: &Subject<B>, n: usize, rows: usize, mean: f32) {
+fn equals_its_equation<B: Backend>(subject: &DeviceUnderTest<B>, n: usize, rows: usize, mean: f32) {
     let what = || subject.case("layer_norm", format_args!("{rows} rows of {n} around {mean}"));
     let (mut x, gain) = (gaussian(1, rows * n, 3.0), gaussian(3, n, 1.0));
     x.iter_mut().for_each(|v| *v += mean);
@@ -57,7 +57,7 @@ fn wanted(row: &[f64], gain: &[f32]) -> Vec<Want> {
     values.map(want).collect()
 }
 
-fn bad_numbers_stay_in_their_rows<B: Backend>(subject: &Subject<B>) {
+fn bad_numbers_stay_in_their_rows<B: Backend>(subject: &DeviceUnderTest<B>) {
     let (n, rows) = (257, 3);
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let mut x = gaussian(4, rows * n, 1.0);
@@ -74,7 +74,7 @@ fn bad_numbers_stay_in_their_rows<B: Backend>(subject: &Subject<B>) {
     }
 }
 
-fn short_buffers_are_refused<B: Backend>(subject: &Subject<B>) {
+fn short_buffers_are_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
     let weight = subject.upload(&[1.0; 8]);
     let norm = Norm { weight: &weight, eps: EPS };
     let (long, short) = (subject.upload(&[1.0; 16]), subject.upload(&[1.0; 15]));

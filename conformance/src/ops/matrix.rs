@@ -5,13 +5,13 @@ use kvant_backend::{Backend, WeightSource};
 use kvant_codec::DType;
 use kvant_codec::random::Random;
 
-use crate::Subject;
+use crate::DeviceUnderTest;
 use crate::judge::Want;
 use crate::weights::Weights;
 
 /// Checks that `table` and `tied` preserve their input, and that they and `matrix` accept only the
 /// exact size.
-pub fn run<B: Backend>(subject: &Subject<B>) {
+pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) {
     for dtype in DType::weights() {
         for n_blocks in [1, 2, 3, 5] {
             any_bits_are_kept(subject, dtype, n_blocks * dtype.block_len());
@@ -31,7 +31,7 @@ pub fn run<B: Backend>(subject: &Subject<B>) {
 
 /// Uploads random bytes, NaN and infinite scales among them: each row reads back as decoded by the
 /// codec, non-finite values as non-finite.
-fn any_bits_are_kept<B: Backend>(subject: &Subject<B>, dtype: DType, n_in: usize) {
+fn any_bits_are_kept<B: Backend>(subject: &DeviceUnderTest<B>, dtype: DType, n_in: usize) {
     let n_out = 17;
     let mut random = Random::new(n_in as u64);
     let n_bytes = n_out * dtype.row_bytes(n_in).expect("whole blocks");
@@ -53,7 +53,7 @@ fn any_bits_are_kept<B: Backend>(subject: &Subject<B>, dtype: DType, n_in: usize
     }
 }
 
-fn wrong_shapes_are_refused<B: Backend>(subject: &Subject<B>, dtype: DType) {
+fn wrong_shapes_are_refused<B: Backend>(subject: &DeviceUnderTest<B>, dtype: DType) {
     let (len, size) = (dtype.block_len(), dtype.block_bytes());
     let cases = [
         ("a byte too few", 2, len, 2 * size - 1),

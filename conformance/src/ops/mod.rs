@@ -2,16 +2,16 @@
 
 pub mod add_normed;
 pub mod attend;
+pub mod batch_invariance;
 pub mod buffers;
-pub mod company;
 pub mod embed;
-pub mod expert_ffn;
 pub mod extremes;
 pub mod gate_rows;
 pub mod gated_ffn;
 pub mod kv_append;
 pub mod layer_norm;
 pub mod matrix;
+pub mod moe_ffn;
 pub mod no_rows;
 pub mod project;
 pub mod project_each;

@@ -3,14 +3,14 @@
 use kvant_backend::{Activation, Backend, Input, Norm, Output};
 use kvant_codec::DType;
 
-use crate::Subject;
+use crate::DeviceUnderTest;
 use crate::weights::{Weights, gaussian};
 
 const N_IN: usize = 256;
 const N_OUT: usize = 17;
 
 /// Checks that `project` and `gated_ffn` without rows change no memory.
-pub fn run<B: Backend>(subject: &Subject<B>) {
+pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) {
     let weight = subject.upload(&gaussian(1, N_IN, 1.0));
     let x = subject.upload(&gaussian(2, 2 * N_IN, 1.0));
     for dtype in [DType::F32, DType::F16, DType::Q4_0, DType::Q6K, DType::TQ4_1S] {

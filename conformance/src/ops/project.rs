@@ -7,7 +7,7 @@ use kvant_codec::{DType, Rotation};
 
 use crate::judge::{Want, roundings};
 use crate::weights::{Activations, Weights, gaussian};
-use crate::{Arithmetic, Lacks, Subject};
+use crate::{Arithmetic, DeviceUnderTest, Skipped};
 
 const EPS: f32 = 1e-5;
 
@@ -44,7 +44,7 @@ fn widths(dtype: DType) -> &'static [usize] {
 }
 
 /// Compares `project` with sums in f64.
-pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
+pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
     for dtype in DType::weights() {
         let matrices: Vec<_> =
@@ -74,7 +74,11 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
-fn products_are_sums<B: Backend>(subject: &Subject<B>, weights: &Weights, (n_out, rows): (usize, usize)) {
+fn products_are_sums<B: Backend>(
+    subject: &DeviceUnderTest<B>,
+    weights: &Weights,
+    (n_out, rows): (usize, usize),
+) {
     let x = gaussian(2, rows * weights.n_in, 1.0);
     let seen: Vec<_> = x.chunks_exact(weights.n_in).map(Activations::new).collect();
     equals_sums(subject, weights, n_out, &x, &seen, "gaussian");
@@ -83,7 +87,7 @@ fn products_are_sums<B: Backend>(subject: &Subject<B>, weights: &Weights, (n_out
 /// Multiplies integers with 127 among any 32, which are exact in bytes with one step per 32 values:
 /// only the roundings of sums remain.
 fn bytes_lose_nothing_of_whole_numbers<B: Backend>(
-    subject: &Subject<B>,
+    subject: &DeviceUnderTest<B>,
     dtype: DType,
     (n_out, rows): (usize, usize),
 ) {
@@ -103,7 +107,11 @@ fn bytes_lose_nothing_of_whole_numbers<B: Backend>(
 
 /// Multiplies rows of millions beside ordinary ones, tiny rows and a row of zeros, each with an
 /// outlier.
-fn inputs_of_any_size_keep_their_precision<B: Backend>(subject: &Subject<B>, dtype: DType, rows: usize) {
+fn inputs_of_any_size_keep_their_precision<B: Backend>(
+    subject: &DeviceUnderTest<B>,
+    dtype: DType,
+    rows: usize,
+) {
     let (n_in, n_out) = (256, 3);
     let mut x = gaussian(16, rows * n_in, 1.0);
     for (row, size) in x.chunks_exact_mut(n_in).zip([1.0, 1e-6, 3e6, 0.0, 1e30, 1e-30].into_iter().cycle()) {
@@ -116,7 +124,7 @@ fn inputs_of_any_size_keep_their_precision<B: Backend>(subject: &Subject<B>, dty
 
 /// Compares the products of `x` `[rows, n_in]` with the first `n_out` rows with those of `seen`.
 fn equals_sums<B: Backend>(
-    subject: &Subject<B>,
+    subject: &DeviceUnderTest<B>,
     weights: &Weights,
     n_out: usize,
     x: &[f32],
@@ -140,7 +148,7 @@ pub fn products(weights: &Weights, n_out: usize, x: &[Activations], arithmetic: 
 }
 
 /// Checks that NaN or infinity in a row reaches every product of that row, and no other.
-fn bad_numbers_stay_visible<B: Backend>(subject: &Subject<B>, dtype: DType, bad: f32, rows: usize) {
+fn bad_numbers_stay_visible<B: Backend>(subject: &DeviceUnderTest<B>, dtype: DType, bad: f32, rows: usize) {
     let (n_in, n_out) = (256, 20);
     let weights = Weights::gaussian(dtype, n_out, n_in, 5);
     let w = subject.matrix(weights.source(n_out));
@@ -169,7 +177,7 @@ struct Part {
 /// Projects one normalized input, starting at its second row, to outputs of several types. Equals a
 /// norm, a product, a sum with the bias and a sum with the previous content; each sum is one more
 /// rounding of its terms.
-fn norm_bias_and_residual_are_applied_in_order<B: Backend>(subject: &Subject<B>, rows: usize) {
+fn norm_bias_and_residual_are_applied_in_order<B: Backend>(subject: &DeviceUnderTest<B>, rows: usize) {
     let n_in = 256;
     let part = |dtype, n_out, has_bias, accumulate| {
         let weights = Weights::gaussian(dtype, n_out, n_in, n_out as u64);
@@ -232,7 +240,7 @@ fn norm_bias_and_residual_are_applied_in_order<B: Backend>(subject: &Subject<B>,
     }
 }
 
-fn wrong_shapes_are_refused<B: Backend>(subject: &Subject<B>) {
+fn wrong_shapes_are_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
     let device = subject.device();
     let matrix = |n_in| subject.matrix(Weights::gaussian(DType::F32, 4, n_in, 12).source(4));
     let (w, other) = (matrix(8), matrix(9));

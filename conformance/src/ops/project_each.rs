@@ -4,15 +4,15 @@ use kvant_backend::{Backend, Columns, WeightSource};
 use kvant_codec::DType;
 
 use crate::judge::Want;
-use crate::lacks::product;
+use crate::skipped::product;
 use crate::weights::{Activations, Weights, gaussian};
-use crate::{Lacks, Subject};
+use crate::{DeviceUnderTest, Skipped};
 
 /// Below, at and above tiles and the minimum of tensor cores.
 const ROWS: [usize; 7] = [0, 1, 2, 9, 16, 17, 40];
 
 /// Compares `project_each` with its equation, for any number of parts and rows.
-pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
+pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
     let shapes = [
         (DType::F32, [1, 33, 40]),
@@ -39,7 +39,7 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
 
 /// Returns the matrices of each part, on the device and decoded by the codec.
 fn matrices<B: Backend>(
-    subject: &Subject<B>,
+    subject: &DeviceUnderTest<B>,
     dtype: DType,
     [n, n_out, n_in]: [usize; 3],
 ) -> (B::Experts, Vec<Weights>) {
@@ -49,7 +49,12 @@ fn matrices<B: Backend>(
     (subject.device().experts(source, n).expect("weights of a type that devices have"), weights)
 }
 
-fn equals_its_equation<B: Backend>(subject: &Subject<B>, dtype: DType, shape: [usize; 3], rows: usize) {
+fn equals_its_equation<B: Backend>(
+    subject: &DeviceUnderTest<B>,
+    dtype: DType,
+    shape: [usize; 3],
+    rows: usize,
+) {
     let what = || subject.case("project_each", format_args!("{dtype} {shape:?}, {rows} rows"));
     let [n, n_out, n_in] = shape;
     let (on_device, weights) = matrices(subject, dtype, shape);
@@ -64,7 +69,7 @@ fn equals_its_equation<B: Backend>(subject: &Subject<B>, dtype: DType, shape: [u
     subject.expect(&y, &want.collect::<Vec<_>>(), &what);
 }
 
-fn a_bad_number_reaches_its_part_and_no_other<B: Backend>(subject: &Subject<B>) {
+fn a_bad_number_reaches_its_part_and_no_other<B: Backend>(subject: &DeviceUnderTest<B>) {
     for (dtype, shape, rows) in [(DType::F32, [3, 5, 8], 2), (DType::Q8_0, [3, 5, 64], 20)] {
         let what = || subject.case("project_each", format_args!("NaN among {rows} rows of {dtype}"));
         let [n, n_out, n_in] = shape;
@@ -82,7 +87,7 @@ fn a_bad_number_reaches_its_part_and_no_other<B: Backend>(subject: &Subject<B>) 
 }
 
 /// Checks that `copy_columns` copies every value to its position, and leaves all others unchanged.
-pub fn columns<B: Backend>(subject: &Subject<B>) {
+pub fn columns<B: Backend>(subject: &DeviceUnderTest<B>) {
     for ((rows, n), (first, behind)) in
         product(&[(0, 5), (1, 1), (3, 0), (7, 64), (40, 33)], &[(0, 0), (0, 9), (12, 0), (3, 5)])
     {

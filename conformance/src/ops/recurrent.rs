@@ -6,10 +6,10 @@ use kvant_backend::{
 };
 
 use crate::judge::{Want, assert_close, roundings};
-use crate::lacks::product;
 use crate::reference;
+use crate::skipped::product;
 use crate::weights::gaussian;
-use crate::{Lacks, Subject};
+use crate::{DeviceUnderTest, Skipped};
 
 /// Guard bytes before and after a state, which must stay unchanged.
 const MARGIN: usize = 64;
@@ -26,7 +26,7 @@ const GATES: [Gate; 5] = [Gate::Sigmoid, Gate::Silu, Gate::Gelu, Gate::Relu, Gat
 const N_ROWS: [usize; 2] = [41, 37];
 
 /// Compares `gate` with its equation.
-pub fn gate<B: Backend>(subject: &Subject<B>) {
+pub fn gate<B: Backend>(subject: &DeviceUnderTest<B>) {
     for (len, gate) in product(&[0, 1, 255, 257, 5000], &GATES) {
         let what = || subject.case("gate", format_args!("{len} values, {gate:?}"));
         let (values, gates) = (gaussian(1, len, 3.0), gaussian(2, len, 5.0));
@@ -55,7 +55,7 @@ pub fn gate<B: Backend>(subject: &Subject<B>) {
 }
 
 /// Compares `short_conv` with its equation.
-pub fn short_conv<B: Backend>(subject: &Subject<B>) -> Lacks {
+pub fn short_conv<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
     let forms = [ConvForm::Gated, ConvForm::Silu];
     for ((channels, taps), (form, steps)) in
@@ -83,7 +83,7 @@ pub fn short_conv<B: Backend>(subject: &Subject<B>) -> Lacks {
 }
 
 /// Compares `recur` with its equations.
-pub fn recur<B: Backend>(subject: &Subject<B>) -> Lacks {
+pub fn recur<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
     let heads = [(1, 1, KeySharing::Grouped), (2, 4, KeySharing::Grouped), (2, 6, KeySharing::Tiled)];
     let dims = [(16, 16), (32, 48), (128, 64), (128, 128), (48, 80)];
@@ -98,7 +98,7 @@ pub fn recur<B: Backend>(subject: &Subject<B>) -> Lacks {
     let (x, mut y, one) =
         (subject.upload(&[0.0; 200]), subject.upload(&[0.0; 32]), subject.upload(&[0.0; 1]));
     let usual = StateHeads { n_k_heads: 1, n_v_heads: 2, k_dim: 16, v_dim: 16, sharing: KeySharing::Grouped };
-    let delta = StateRule::Delta { write: &x, eps: 1e-6 };
+    let delta = StateRule::GatedDeltaNet { write: &x, eps: 1e-6 };
     for (case, heads, rule, rows, n_values) in [
         ("no key head", StateHeads { n_k_heads: 0, ..usual }, delta, 1, 512),
         ("three value heads for two", StateHeads { n_k_heads: 2, n_v_heads: 3, ..usual }, delta, 1, 768),
@@ -107,20 +107,20 @@ pub fn recur<B: Backend>(subject: &Subject<B>) -> Lacks {
         ("rows beyond the output", usual, delta, 2, 512),
         ("another state", usual, delta, 1, 256),
         ("a state beyond the page", StateHeads { n_v_heads: 6, ..usual }, delta, 0, 6 * 256),
-        ("a gate for two heads", usual, StateRule::Delta { write: &one, eps: 1e-6 }, 1, 512),
-        ("a skip for two heads", usual, StateRule::Space { skip: &one }, 1, 512),
+        ("a gate for two heads", usual, StateRule::GatedDeltaNet { write: &one, eps: 1e-6 }, 1, 512),
+        ("a skip for two heads", usual, StateRule::Mamba2 { skip: &one }, 1, 512),
     ] {
         let rows = Rows { first: 0, n: rows, start: 0, coded: 0 };
         let mut parts = [StatePart { rows, page: &mut page, offset: 0, n_values }];
         let inputs = StateInputs { qkv: &x, step: &x, bias: &x, rate: &x, rule };
-        subject.expect_refusal("recur", case, device.recur(&mut parts, heads, inputs, &mut y));
+        subject.expect_refusal("recur", case, device.linear_attention(&mut parts, heads, inputs, &mut y));
     }
     lacks
 }
 
 /// A step of two sequences.
 struct Step<'a, B: Backend> {
-    subject: &'a Subject<B>,
+    subject: &'a DeviceUnderTest<B>,
     /// Rows of each before it, and in it.
     fed: [usize; 2],
     n: [usize; 2],
@@ -139,13 +139,13 @@ type Fed = ([Vec<f32>; 2], Vec<Vec<u8>>);
 
 /// The states of two sequences on a device.
 struct States<'a, B: Backend> {
-    subject: &'a Subject<B>,
+    subject: &'a DeviceUnderTest<B>,
     pages: [B::Page; 2],
     n_values: usize,
 }
 
 impl<'a, B: Backend> States<'a, B> {
-    fn new(subject: &'a Subject<B>, n_values: usize) -> Self {
+    fn new(subject: &'a DeviceUnderTest<B>, n_values: usize) -> Self {
         let page = || {
             let mut page = subject.device().page(2 * MARGIN + 4 * n_values).expect("memory for a test");
             let mut bytes = vec![STALE; page.n_bytes()];
@@ -205,7 +205,12 @@ impl<'a, B: Backend> States<'a, B> {
     }
 }
 
-fn convolves<B: Backend>(subject: &Subject<B>, conv: ShortConv, steps: &[[usize; 2]], lacks: &mut Lacks) {
+fn convolves<B: Backend>(
+    subject: &DeviceUnderTest<B>,
+    conv: ShortConv,
+    steps: &[[usize; 2]],
+    lacks: &mut Skipped,
+) {
     let what = || subject.case("short_conv", format_args!("{conv:?}, steps of {steps:?}"));
     let ShortConv { channels, taps, form } = conv;
     let x = [0, 1].map(|i| gaussian(3 + i as u64, N_ROWS[i] * conv.n_in(), 1.0));
@@ -244,11 +249,11 @@ fn convolves<B: Backend>(subject: &Subject<B>, conv: ShortConv, steps: &[[usize;
 }
 
 fn walks<B: Backend>(
-    subject: &Subject<B>,
+    subject: &DeviceUnderTest<B>,
     heads: StateHeads,
     is_delta: bool,
     steps: &[[usize; 2]],
-    lacks: &mut Lacks,
+    lacks: &mut Skipped,
 ) {
     let what = || subject.case("recur", format_args!("{heads:?}, delta rule {is_delta}, steps of {steps:?}"));
     let n_v = heads.n_v_heads;
@@ -263,18 +268,18 @@ fn walks<B: Backend>(
             let (qkv, write, step) =
                 (fed.rows(&qkv, heads.n_qkv()), fed.rows(&write, n_v), fed.rows(&step, n_v));
             let rule = match is_delta {
-                true => StateRule::Delta { write: &write, eps },
-                false => StateRule::Space { skip: &on_skip },
+                true => StateRule::GatedDeltaNet { write: &write, eps },
+                false => StateRule::Mamba2 { skip: &on_skip },
             };
             let inputs = StateInputs { qkv: &qkv, step: &step, bias: &on_bias, rate: &on_rate, rule };
-            device.recur(parts, heads, inputs, y)
+            device.linear_attention(parts, heads, inputs, y)
         })
     };
     let Some((got, states)) = lacks.take(feed(steps), &what) else { return };
     for i in 0..2 {
         let rule = match is_delta {
-            true => StateRule::Delta { write: &write[i][..], eps },
-            false => StateRule::Space { skip: &skip[..] },
+            true => StateRule::GatedDeltaNet { write: &write[i][..], eps },
+            false => StateRule::Mamba2 { skip: &skip[..] },
         };
         let inputs = StateInputs { qkv: &qkv[i][..], step: &step[i], bias: &bias, rate: &rate, rule };
         assert_close(&got[i], &reference::recur(&heads, inputs), &what);

@@ -4,10 +4,10 @@
 use kvant_backend::{Backend, Heads, Norm, Pairing, RopeParams};
 
 use crate::judge::{Want, roundings};
-use crate::lacks::product;
 use crate::reference::{pair, rms_norm, turn};
+use crate::skipped::product;
 use crate::weights::{gaussian, norm_error};
-use crate::{Lacks, Subject};
+use crate::{DeviceUnderTest, Skipped};
 
 const EPS: f32 = 1e-6;
 
@@ -21,7 +21,7 @@ struct Case<'a> {
 }
 
 /// Compares `rope` with its equation.
-pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
+pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
     // Odd counts, heads that fill no vector, and the sizes of models.
     let heads = [(1, 2), (3, 10), (2, 64), (1, 80), (5, 128), (1, 256)];
@@ -38,7 +38,7 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
     lacks
 }
 
-fn pairs_are_turned_by_their_angles<B: Backend>(subject: &Subject<B>, case: Case<'_>, rows: usize) {
+fn pairs_are_turned_by_their_angles<B: Backend>(subject: &DeviceUnderTest<B>, case: Case<'_>, rows: usize) {
     let Case { heads, params, weight } = case;
     let (cols, n_rows) = (heads.n * heads.dim, rows + 1);
     let x = gaussian(2, n_rows * cols, 3.0);
@@ -92,7 +92,7 @@ fn expect_head(head: &mut [Want], params: RopeParams, weight: Option<&[f32]>, an
     }
 }
 
-fn wrong_shapes_are_refused<B: Backend>(subject: &Subject<B>) {
+fn wrong_shapes_are_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
     let heads = Heads { n: 2, dim: 8 };
     let (mut x, short) = (subject.upload(&[1.0; 32]), subject.upload(&[1.0; 7]));
     let angles = subject.upload(&[1.0; 16]);

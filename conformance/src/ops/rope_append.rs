@@ -5,14 +5,14 @@ use kvant_codec::DType;
 
 use crate::kv::{Batch, Shape, Tokens};
 use crate::weights::gaussian;
-use crate::{Lacks, Subject};
+use crate::{DeviceUnderTest, Skipped};
 
 const EPS: f32 = 1e-6;
 /// Rows of three sequences; the second step crosses tiles.
 const STEPS: [[usize; 3]; 3] = [[5, 17, 1], [12, 1, 40], [1, 1, 1]];
 
 /// Compares `rope_append` with `rope` and `kv_append`.
-pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
+pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
     let shape = Shape { n_kv_heads: 2, ..Shape::new(DType::F16, DType::F16) };
     let shapes = [
@@ -37,11 +37,11 @@ pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
 }
 
 fn equals_its_parts<B: Backend>(
-    subject: &Subject<B>,
+    subject: &DeviceUnderTest<B>,
     tokens: &[Tokens; 3],
     params: RopeParams,
     has_norms: bool,
-    lacks: &mut Lacks,
+    lacks: &mut Skipped,
 ) {
     let shape = tokens[0].shape;
     let what = || subject.case("rope_append", format_args!("{shape:?} {params:?} norms {has_norms}"));

@@ -2,12 +2,12 @@
 
 use kvant_backend::Backend;
 
-use crate::Subject;
+use crate::DeviceUnderTest;
 use crate::judge::{Want, roundings};
 use crate::weights::gaussian;
 
 /// Compares `scale` with its equation.
-pub fn run<B: Backend>(subject: &Subject<B>) {
+pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) {
     for len in [0, 1, 255, 256, 257, 4096, 20_000] {
         for by in [0.07, -3.5, 0.0] {
             let what = || subject.case("scale", format_args!("{len} values by {by}"));

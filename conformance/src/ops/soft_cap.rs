@@ -2,7 +2,7 @@
 
 use kvant_backend::Backend;
 
-use crate::Subject;
+use crate::DeviceUnderTest;
 use crate::judge::{Want, roundings};
 use crate::reference;
 use crate::weights::gaussian;
@@ -12,7 +12,7 @@ use crate::weights::gaussian;
 const TANH: usize = 17;
 
 /// Compares `soft_cap` with its equation.
-pub fn run<B: Backend>(subject: &Subject<B>) {
+pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) {
     for len in [0, 1, 255, 256, 257, 8192, 20_000] {
         for (cap, sigma) in [(30.0, 20.0), (0.5, 1e-3), (50.0, 400.0)] {
             equals_its_equation(subject, len, cap, sigma);
@@ -23,7 +23,7 @@ pub fn run<B: Backend>(subject: &Subject<B>) {
     subject.expect_refusal("soft_cap", "five values of four", result);
 }
 
-fn equals_its_equation<B: Backend>(subject: &Subject<B>, len: usize, cap: f32, sigma: f64) {
+fn equals_its_equation<B: Backend>(subject: &DeviceUnderTest<B>, len: usize, cap: f32, sigma: f64) {
     let what = || subject.case("soft_cap", format_args!("{len} values of spread {sigma}, cap {cap}"));
     let values = gaussian(1, len, sigma);
     let mut x = subject.guarded(&values);

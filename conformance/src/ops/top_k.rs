@@ -2,9 +2,9 @@
 
 use kvant_backend::{Backend, Candidate};
 
-use crate::lacks::product;
+use crate::skipped::product;
 use crate::weights::gaussian;
-use crate::{Lacks, Subject, reference};
+use crate::{DeviceUnderTest, Skipped, reference};
 
 /// Values that replace some logits.
 const ODD: [f32; 7] = [0.0, -0.0, f32::NEG_INFINITY, f32::INFINITY, f32::NAN, f32::MIN, 1.5];
@@ -13,7 +13,7 @@ const ODD: [f32; 7] = [0.0, -0.0, f32::NEG_INFINITY, f32::INFINITY, f32::NAN, f3
 type Law = fn(&[f32]) -> Vec<f32>;
 
 /// Compares `top_k` with sorting.
-pub fn run<B: Backend>(subject: &Subject<B>) -> Lacks {
+pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
     let sizes = [0, 1, 15, 16, 17, 255, 256, 257, 1025, 4096, 4097, 13_000];
     let laws: [Law; 4] =
@@ -38,7 +38,7 @@ fn with_odd(logits: &[f32], odd: &[f32]) -> Vec<f32> {
     logits
 }
 
-fn the_likeliest_come_first<B: Backend>(subject: &Subject<B>, logits: &[f32], offset: usize) {
+fn the_likeliest_come_first<B: Backend>(subject: &DeviceUnderTest<B>, logits: &[f32], offset: usize) {
     let n = logits.len();
     let bits = |list: &[Candidate]| list.iter().map(|c| (c.id, c.logit.to_bits())).collect::<Vec<_>>();
     // The row before would win if it were read.
@@ -52,7 +52,7 @@ fn the_likeliest_come_first<B: Backend>(subject: &Subject<B>, logits: &[f32], of
     }
 }
 
-fn logits_that_are_not_there_are_refused<B: Backend>(subject: &Subject<B>) {
+fn logits_that_are_not_there_are_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
     let buffer = subject.upload(&[0.0; 8]);
     let top_k = |offset, n| subject.device().top_k(&buffer, offset, n, 1, &mut Vec::new());
     subject.expect_refusal("top_k", "9 of 8", top_k(0, 9));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvant_backend::Backend;
 use kvant_codec::DType;
-use kvant_conformance::{Arithmetic, Attention, Coverage, OPS, Subject, Suite, suites};
+use kvant_conformance::{Arithmetic, Attention, Coverage, DeviceUnderTest, OPS, Suite, suites};
 use kvant_cpu::{CpuDevice, Isa};
 use libtest_mimic::{Completion, Trial};
 
@@ -42,7 +42,7 @@ pub fn trials() -> Vec<Trial> {
                 // All combinations on the most common set and on the best one of this CPU.
                 let is_run = set == "avx2" || available.last() == Some(&isa);
                 let coverage = if is_run { Coverage::Every } else { Coverage::Each };
-                present(Subject::new(name, device, arithmetic, attention).with_coverage(coverage))
+                present(DeviceUnderTest::new(name, device, arithmetic, attention).with_coverage(coverage))
             }
             None => absent(name, &format!("this CPU has no {set}")),
         }
@@ -54,7 +54,7 @@ pub fn trials() -> Vec<Trial> {
 }
 
 /// Returns every suite on a device.
-fn present<B: Backend>(subject: Subject<B>) -> Vec<Trial> {
+fn present<B: Backend>(subject: DeviceUnderTest<B>) -> Vec<Trial> {
     let subject = Arc::new(subject);
     let trial = |suite: Suite<B>| {
         let (subject, trial) = (subject.clone(), format!("{}::{}", subject.name(), suite.op));

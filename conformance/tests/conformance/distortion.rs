@@ -17,7 +17,7 @@ use kvant_codec::DType;
 use kvant_codec::distortion::{self, Source};
 use kvant_codec::random::Random;
 use kvant_conformance::kv::{Batch, Shape, Tokens};
-use kvant_conformance::{Arithmetic, Attention, Subject};
+use kvant_conformance::{Arithmetic, Attention, DeviceUnderTest};
 use kvant_cpu::{CpuDevice, Isa};
 use libtest_mimic::Trial;
 
@@ -54,7 +54,7 @@ pub fn trials() -> Vec<Trial> {
 fn loses_what_theory_gives(shape: Shape) {
     for isa in [Some(Isa::Scalar), Isa::available().last().copied()].into_iter().flatten() {
         let device = CpuDevice::new(isa, 1).unwrap();
-        let subject = Subject::new("cpu", device, Arithmetic::Float, Attention::Exact);
+        let subject = DeviceUnderTest::new("cpu", device, Arithmetic::Float, Attention::Exact);
         let draws: Vec<Drawn> = (0..DRAWS).map(|seed| Drawn::new(&shape, seed)).collect();
         let exact: Vec<_> = draws.iter().map(|drawn| drawn.outputs(&subject, shape)).collect();
         for dtype in [DType::Turbo4, DType::Turbo3, DType::Q8_0] {
@@ -112,7 +112,7 @@ impl Drawn {
     }
 
     /// Returns the outputs of the last rows, `[ROWS, n_heads, v_head_dim]`.
-    fn outputs(&self, subject: &Subject<CpuDevice>, shape: Shape) -> Vec<f32> {
+    fn outputs(&self, subject: &DeviceUnderTest<CpuDevice>, shape: Shape) -> Vec<f32> {
         let tokens = self.tokens(shape);
         let mut batch = Batch::fed(subject, &tokens, TOKENS - ROWS, 64).unwrap();
         batch.append(&[ROWS]).unwrap();

@@ -3,7 +3,7 @@
 use kvant_backend::BackendError;
 use kvant_conformance::judge::{Want, fault, first_written};
 use kvant_conformance::kv::Answer;
-use kvant_conformance::{Coverage, Lacks};
+use kvant_conformance::{Coverage, Skipped};
 use libtest_mimic::Trial;
 
 /// Returns a trial per claim.
@@ -79,7 +79,7 @@ fn unsupported_cases_are_listed_and_other_errors_fail() {
         wanted: wanted.to_owned(),
         has: "heads of 64".to_owned(),
     };
-    let mut lacks = Lacks::new(Coverage::Every);
+    let mut lacks = Skipped::new(Coverage::Every);
     assert_eq!((lacks.take(Ok(7), &what), lacks.reason()), (Some(7), None));
     for wanted in ["heads of 80", "heads of 80", "heads of 96"] {
         assert_eq!(lacks.take(Err::<(), _>(lacking(wanted)), &what), None);
@@ -95,9 +95,9 @@ fn unsupported_cases_are_listed_and_other_errors_fail() {
 
 fn every_edge_is_requested_and_omissions_are_counted() {
     let (a, b) = ([1, 2, 3, 4, 5, 6], [10, 20, 30, 40]);
-    let mut all = Lacks::new(Coverage::Every);
+    let mut all = Skipped::new(Coverage::Every);
     assert_eq!((all.combine(&a, &b).len(), all.reason()), (24, None));
-    let mut some = Lacks::new(Coverage::Each);
+    let mut some = Skipped::new(Coverage::Each);
     for _ in 0..5 {
         let chosen = some.combine(&a, &b);
         assert_eq!(chosen.len(), 6);

@@ -5,7 +5,7 @@
 //! [`BackendError::Shape`], which names the operand at fault, unless documented otherwise.
 
 use crate::device::{
-    Backend, Buffer, Choice, ExpertWeights, Experts, Input, Matrix, Output, Page, Result, WeightSource,
+    Backend, Buffer, ExpertWeights, Experts, Input, Matrix, Output, Page, Result, Router, WeightSource,
 };
 use crate::{BackendError, Columns, ExpertGroups, Heads, KvPart, Norm, Rope, RopeParams};
 
@@ -107,7 +107,7 @@ pub fn check_expert_ffn<B: Backend>(
     x: &B::Buffer,
     rows: usize,
     norm: Option<Norm<'_, B::Buffer>>,
-    Choice { routing, logits, selection_bias, scales }: Choice<'_, B>,
+    Router { routing, logits, selection_bias, scales }: Router<'_, B>,
     ExpertWeights { gate, up, down, biases, .. }: ExpertWeights<'_, B>,
     to: Option<&B::Buffer>,
 ) -> Result<()> {

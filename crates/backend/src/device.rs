@@ -158,7 +158,7 @@ impl<B: Backend> Clone for ExpertWeights<'_, B> {
 impl<B: Backend> Copy for ExpertWeights<'_, B> {}
 
 /// The router of an MoE layer: selects experts for each row, and their weights.
-pub struct Choice<'a, B: Backend> {
+pub struct Router<'a, B: Backend> {
     /// Selection rule.
     pub routing: Routing,
     /// Router logits, `[rows, n_experts]`.
@@ -170,13 +170,13 @@ pub struct Choice<'a, B: Backend> {
     pub scales: Option<&'a B::Buffer>,
 }
 
-impl<B: Backend> Clone for Choice<'_, B> {
+impl<B: Backend> Clone for Router<'_, B> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<B: Backend> Copy for Choice<'_, B> {}
+impl<B: Backend> Copy for Router<'_, B> {}
 
 /// A device: memory, and the ops of a transformer step.
 ///
@@ -311,12 +311,12 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// `choice` gives the experts of each row and their weights, without a host synchronization.
     /// Equals [`Backend::gated_ffn`] and a product for each expert of a row, added in an order that
     /// does not depend on other rows.
-    fn expert_ffn(
+    fn moe_ffn(
         &self,
         x: &mut Self::Buffer,
         rows: usize,
         norm: Option<Norm<'_, Self::Buffer>>,
-        choice: Choice<'_, Self>,
+        choice: Router<'_, Self>,
         weights: ExpertWeights<'_, Self>,
         to: Option<&mut Self::Buffer>,
     ) -> Result<()>;
@@ -448,7 +448,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// first rows of `q`, `k`, `v` and `out` `[rows, heads.n * heads.dim]`: bidirectional attention
     /// within windows, without a cache. `windows` gives the rows of each, which are consecutive. A
     /// device without a kernel for it returns an error.
-    fn attend_all(
+    fn attend_bidirectional(
         &self,
         windows: &[usize],
         heads: Heads,
@@ -486,7 +486,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     ///         q and k divided by their length
     /// space:  S = S + t k vᵀ,  y = Sᵀ q + skip v
     /// ```
-    fn recur(
+    fn linear_attention(
         &self,
         parts: &mut [StatePart<'_, Self::Page>],
         heads: StateHeads,

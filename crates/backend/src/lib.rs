@@ -27,14 +27,14 @@ pub use check::{
     check_write,
 };
 pub use device::{
-    Backend, Buffer, Choice, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, Matrix, Output, Page,
-    PageTable, Result, WeightSource,
+    Backend, Buffer, DeviceInfo, ExpertWeights, Experts, Input, KernelChoice, Matrix, Output, Page,
+    PageTable, Result, Router, WeightSource,
 };
 pub use error::BackendError;
 pub use kv::{
-    BORDER, BalanceLayout, Held, KvLayer, KvMemory, KvPart, KvStream, Pages, Place, Rows, StatePart,
-    StreamSizes, StreamSpec, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TileRef, TileRows, TileWrite, Writes,
-    check_append, check_attend,
+    BalanceLayout, CountedPage, KvLayer, KvMemory, KvPart, KvTensor, KvTensorSpec, PREFIX_ALIGNMENT,
+    PageAllocator, Place, Rows, StatePart, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TensorSizes, TileRef, TileRows,
+    TileWrite, Writes, check_append, check_attend,
 };
 pub use kvant_codec::candidate::{Candidate, top_k};
 pub use params::{

@@ -118,14 +118,14 @@ pub struct StateInputs<T> {
 pub enum StateRule<T> {
     /// The gated delta rule (arXiv 2412.06464): writes the value minus the prediction for its key.
     /// Keys and queries are L2-normalized.
-    Delta {
+    GatedDeltaNet {
         /// Write strength before the logistic function, `[rows, n_v_heads]`.
         write: T,
         /// Added to the squared norm of a key or query before the square root.
         eps: f32,
     },
     /// A state space (Mamba 2, arXiv 2405.21060): writes the value times the step size.
-    Space {
+    Mamba2 {
         /// Factor of the value that bypasses the state, `[n_v_heads]`.
         skip: T,
     },
@@ -136,8 +136,8 @@ impl<T> StateInputs<T> {
     pub fn map<U>(self, f: impl Fn(T) -> U) -> StateInputs<U> {
         let Self { qkv, step, bias, rate, rule } = self;
         let rule = match rule {
-            StateRule::Delta { write, eps } => StateRule::Delta { write: f(write), eps },
-            StateRule::Space { skip } => StateRule::Space { skip: f(skip) },
+            StateRule::GatedDeltaNet { write, eps } => StateRule::GatedDeltaNet { write: f(write), eps },
+            StateRule::Mamba2 { skip } => StateRule::Mamba2 { skip: f(skip) },
         };
         StateInputs { qkv: f(qkv), step: f(step), bias: f(bias), rate: f(rate), rule }
     }
@@ -202,8 +202,8 @@ pub fn check_recur<P: Page, B: Buffer>(
     }
     BackendError::check_at_least(OP, "largest size of a key head", k_dim, StateHeads::MOST_DIMS)?;
     let (of_rows, skip) = match rule {
-        StateRule::Delta { write, .. } => (Some(write), None),
-        StateRule::Space { skip } => (None, Some(skip)),
+        StateRule::GatedDeltaNet { write, .. } => (Some(write), None),
+        StateRule::Mamba2 { skip } => (None, Some(skip)),
     };
     for (what, of_head) in [
         ("length of the biases", Some(bias)),

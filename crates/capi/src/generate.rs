@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 
 use kvant::{Finish, GenerateOptions, SamplerParams, Stats};
 
-use crate::border::{Failure, call, changed, place, values};
+use crate::ffi::{Failure, call, changed, place, values};
 use crate::{KvantSession, KvantStatus};
 
 /// Options of a generation. Start from `kvant_generate_options_default`.

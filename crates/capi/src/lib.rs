@@ -10,12 +10,12 @@
 //! session is used by one thread at a time.
 #![allow(clippy::missing_safety_doc)] // See above.
 
-mod border;
+mod ffi;
 mod generate;
 mod model;
 mod session;
 
-pub use border::{KvantStatus, kvant_string_free};
+pub use ffi::{KvantStatus, kvant_string_free};
 pub use generate::{
     KvantFinish, KvantGenerateOptions, KvantGenerated, KvantOnText, kvant_generate_options_default,
     kvant_session_generate,

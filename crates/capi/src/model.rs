@@ -8,7 +8,7 @@ use kvant::{
 };
 
 use crate::KvantStatus;
-use crate::border::{
+use crate::ffi::{
     Failure, borrowed, call, copy, copy_counted, owned_text, place, text, text_or_null, values,
 };
 

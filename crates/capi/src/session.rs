@@ -4,7 +4,7 @@ use std::ffi::c_char;
 
 use kvant::{DType, KvOptions, Policies, Session, SessionOptions};
 
-use crate::border::{Failure, borrowed, call, changed, copy, copy_counted, place, text_or_null, values};
+use crate::ffi::{Failure, borrowed, call, changed, copy, copy_counted, place, text_or_null, values};
 use crate::{KvantModel, KvantStatus};
 
 /// A conversation with a model: tokens and their KV cache.
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn kvant_session_new(
             let mut session = model.session(session_options(options)?)?;
             if let Some(options) = options.as_ref().filter(|options| !options.lora_strengths.is_null()) {
                 let strengths = values(options.lora_strengths, model.loras().len(), "lora_strengths")?;
-                session = session.with_lora_strengths(strengths)?;
+                session = session.with_lora_scales(strengths)?;
             }
             place.put(Box::into_raw(Box::new(KvantSession(session))));
             Ok(())

@@ -12,15 +12,15 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use kvant::gguf::printable_path;
 use kvant::{
-    DType, DeviceChoice, Error, GenerateOptions, Gguf, Gpu, KvOptions, LoraFile, Model, Needs, OpenOptions,
-    Policies, PromptMath, Recommended, SamplerParams, Session, SessionOptions,
+    CudaInfo, DType, DeviceChoice, Error, GenerateOptions, Gguf, KvOptions, LoraFile, Model, OpenOptions,
+    Policies, PrefillPrecision, Requirements, SamplerParams, SamplingDefaults, Session, SessionOptions,
 };
 
 use crate::failure::Failure;
 use crate::lora::LoraArgs;
-use crate::place::{self, PlaceArgs};
+use crate::model_source::{self, PlaceArgs};
 use crate::plan::{self, KvPlanArgs, with_policies};
-use crate::sight::Sight;
+use crate::vision::VisionOptions;
 use crate::weight_type::weight_type;
 use crate::{log, output, progress};
 
@@ -59,12 +59,12 @@ pub struct ModelArgs {
 /// Holds what a command needs of a model besides its weights.
 #[derive(Default)]
 pub struct Wanted<'a> {
-    pub needs: Needs,
+    pub needs: Requirements,
     pub chat_template: Option<String>,
     /// Options of speculative decoding, for a command that generates.
     pub draft: Option<&'a DraftArgs>,
     /// Options of the vision encoder.
-    pub sight: Option<Sight<'a>>,
+    pub sight: Option<VisionOptions<'a>>,
 }
 
 /// Selects where expert weights reside.
@@ -203,7 +203,7 @@ impl ModelArgs {
     /// before the weights are loaded.
     pub fn open_for(&self, quiet: bool, wanted: Wanted<'_>) -> Result<Model, Failure> {
         let Wanted { needs, chat_template, draft, sight } = wanted;
-        let place = self.place.place()?;
+        let place = self.place.source()?;
         let gguf = Arc::new(place.open(&self.place, quiet)?);
         let guesses = draft.filter(|draft| draft.draft_max != Some(0));
         let mtp = guesses.is_some();
@@ -221,7 +221,7 @@ impl ModelArgs {
             OpenOptions { needs, chat_template: template, mtp, draft: drafts, mmproj: sees, ..options };
         let model = match Model::from_gguf(gguf.clone(), options) {
             // GPU layers were requested, but no GPU may be present.
-            Err(Error::Device(error)) if self.may_do_without_gpu() && Gpu::open(0).is_err() => {
+            Err(Error::Device(error)) if self.may_do_without_gpu() && CudaInfo::open(0).is_err() => {
                 log::note(format_args!("-ngl: {error}; all layers are on the CPU"));
                 let (device, n_gpu_layers) = (DeviceChoice::Cpu, None);
                 let options = self.options(loras, Some(&mut tell));
@@ -256,7 +256,7 @@ impl ModelArgs {
     /// Opens the file of another model, given as for `-m`.
     pub fn open_file(&self, model: &str, quiet: bool) -> Result<Gguf, Failure> {
         let place = self.place.named(model);
-        place.place()?.open(&place, quiet)
+        place.source()?.open(&place, quiet)
     }
 
     /// Returns whether GPU layers were requested without naming a device.
@@ -277,8 +277,8 @@ impl ModelArgs {
             weights: self.weights,
             maps_experts: self.experts == ExpertPlace::Mmap,
             prompt_math: match self.prompt_math {
-                PromptMathArg::Exact => PromptMath::Exact,
-                PromptMathArg::Bf16 => PromptMath::Bf16,
+                PromptMathArg::Exact => PrefillPrecision::Exact,
+                PromptMathArg::Bf16 => PrefillPrecision::Bf16,
             },
             loras,
             progress,
@@ -295,7 +295,7 @@ impl ModelArgs {
 
     /// Returns the model's name.
     pub fn name(&self) -> String {
-        self.place.place().map_or_else(|_| String::new(), |place| place.name())
+        self.place.source().map_or_else(|_| String::new(), |place| place.name())
     }
 }
 
@@ -310,8 +310,8 @@ fn note_short_draft(n_ctx: usize, of: usize) {
 
 /// Notes a GPU that is present but unusable, with the reason.
 fn note_unused_gpu() {
-    if Gpu::count().is_ok_and(|n| n > 0)
-        && let Err(error) = Gpu::open(0)
+    if CudaInfo::count().is_ok_and(|n| n > 0)
+        && let Err(error) = CudaInfo::open(0)
     {
         log::note(format_args!("the GPU is not used: {error}"));
     }
@@ -408,8 +408,8 @@ impl SamplingArgs {
         Ok((params, recommended(&taken)))
     }
 
-    fn said(&self) -> Recommended {
-        Recommended {
+    fn said(&self) -> SamplingDefaults {
+        SamplingDefaults {
             temperature: self.temp,
             top_k: self.top_k,
             top_p: self.top_p,
@@ -421,8 +421,8 @@ impl SamplingArgs {
 }
 
 /// Returns the settings that came from the model, for a summary; `None` if none did.
-fn recommended(taken: &Recommended) -> Option<String> {
-    let Recommended { temperature, top_k, top_p, min_p, repeat_penalty, repeat_last_n } = taken;
+fn recommended(taken: &SamplingDefaults) -> Option<String> {
+    let SamplingDefaults { temperature, top_k, top_p, min_p, repeat_penalty, repeat_last_n } = taken;
     let float = |name: &str, value: &Option<f32>| value.map(|value| format!("{name} {value}"));
     let whole = |name: &str, value: &Option<usize>| value.map(|value| format!("{name} {value}"));
     let all = [
@@ -446,7 +446,7 @@ pub fn with_type_table(policies: Policies, path: &Path) -> Result<Policies, Fail
 /// Checks that the file at `path` can be written, before the work whose result it receives.
 pub fn check_target(path: Option<&Path>) -> Result<(), Failure> {
     let Some(path) = path else { return Ok(()) };
-    if place::is_model(path) {
+    if model_source::is_model(path) {
         return Err(Failure::work(
             printable_path(path),
             "is a model, which would be replaced: choose another name",
@@ -467,7 +467,7 @@ pub fn check_model_target(path: &Path, from: Option<&Path>) -> Result<(), Failur
     if is_same {
         return Err(refusal("is the source model: choose another name"));
     }
-    if place::is_safetensors(path) {
+    if model_source::is_safetensors(path) {
         return Err(refusal("holds weights of a folder, which would be replaced: choose another name"));
     }
     check_writable(path)

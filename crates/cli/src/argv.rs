@@ -12,8 +12,8 @@ use std::iter::Peekable;
 use clap::{Arg, Command};
 
 use crate::failure::Failure;
-use crate::habits::{self, Means, Takes};
-use crate::place::Place;
+use crate::foreign_flags::{self, Arity, Meaning};
+use crate::model_source::ModelSource;
 
 /// Holds the arguments for clap and the notes to print first.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -129,36 +129,36 @@ impl Reader<'_> {
     }
 
     /// Returns the first meaning of a name that applies to this command.
-    fn habit(&self, written: &Written) -> Option<Means> {
+    fn habit(&self, written: &Written) -> Option<Meaning> {
         let dashes = if written.is_long() { "--" } else { "-" };
         let name = format!("{dashes}{}", written.name);
-        let mut means = habits::of(&name);
+        let mut means = foreign_flags::of(&name);
         means.find(|means| match means {
-            Means::Is(ours) => self.find(&Written::new(ours)).is_some(),
+            Meaning::Is(ours) => self.find(&Written::new(ours)).is_some(),
             _ => true,
         })
     }
 
     fn obey(
         &mut self,
-        means: Means,
+        means: Meaning,
         written: &Written,
         rest: &mut Peekable<impl Iterator<Item = OsString>>,
     ) -> Result<(), Failure> {
         match means {
-            Means::Is(ours) => {
+            Meaning::Is(ours) => {
                 let takes = !ours.contains('=')
                     && self.find(&Written::new(ours)).is_some_and(|arg| arg.get_action().takes_values());
                 self.push(ours.to_owned(), takes, written.value, rest);
             }
-            Means::Nothing { takes, why } => {
+            Meaning::Nothing { takes, why } => {
                 let value = written.value.map(str::to_owned).or_else(|| takes.next(rest));
                 if !why.is_empty() && takes.is_worth_a_note(value.as_deref()) {
                     self.argv.notes.push(format!("{}: {why}", written.whole));
                 }
             }
-            Means::Only(command, _) if self.path.last() == Some(&command) => {}
-            Means::Only(_, why) | Means::No(why) => {
+            Meaning::Only(command, _) if self.path.last() == Some(&command) => {}
+            Meaning::Only(_, why) | Meaning::No(why) => {
                 return Err(Failure::Usage(format!("{}: {why}", written.whole)));
             }
         }
@@ -217,9 +217,9 @@ impl Reader<'_> {
         let told = if !self.path.is_empty() {
             nearest(word, self.command.get_subcommands().map(Command::get_name))
                 .map(|near| format!("did you mean {near}?"))
-        } else if let Some(instead) = habits::command(word) {
+        } else if let Some(instead) = foreign_flags::command(word) {
             Some(instead.to_owned())
-        } else if word.contains(char::is_whitespace) || Place::guess(word).is_some() {
+        } else if word.contains(char::is_whitespace) || ModelSource::infer(word).is_some() {
             Some(format!("a command comes first: kvant run {}", quoted(word)))
         } else {
             nearest(word, self.command.get_subcommands().map(Command::get_name))
@@ -237,7 +237,7 @@ impl Reader<'_> {
         let whole = written.whole;
         Failure::Usage(match (there.find(written), there.habit(written)) {
             (None, None) => format!("no option {whole} before a command (see kvant --help)"),
-            (None, Some(Means::No(why) | Means::Only(_, why))) => format!("{whole}: {why}"),
+            (None, Some(Meaning::No(why) | Meaning::Only(_, why))) => format!("{whole}: {why}"),
             _ => format!("a command comes before {whole}: kvant run {whole} ... (see kvant --help)"),
         })
     }
@@ -248,8 +248,8 @@ impl Reader<'_> {
             return self.before_command(written, run);
         }
         let ours = self.command.get_arguments().flat_map(longs);
-        let theirs =
-            habits::names().filter(|name| matches!(self.habit(&Written::new(name)), Some(Means::Is(_))));
+        let theirs = foreign_flags::names()
+            .filter(|name| matches!(self.habit(&Written::new(name)), Some(Meaning::Is(_))));
         let names = ours.chain(theirs.filter_map(|name| name.strip_prefix("--")));
         let near = nearest(&written.name, names).map(|near| format!("; did you mean --{near}?"));
         Failure::Usage(format!("no option {whole} in {name}{} (see {name} --help)", near.unwrap_or_default()))
@@ -260,7 +260,7 @@ impl Reader<'_> {
     }
 }
 
-impl Takes {
+impl Arity {
     /// Takes the value from the following arguments, where one follows.
     fn next(self, rest: &mut Peekable<impl Iterator<Item = OsString>>) -> Option<String> {
         let value = match self {

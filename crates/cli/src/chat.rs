@@ -2,26 +2,26 @@
 
 mod command;
 mod conversation;
-mod lines;
-mod voice;
+mod input;
+mod reasoning_view;
 
 use std::io::{IsTerminal, stdin};
 use std::path::PathBuf;
 
 use clap::Args;
 use kvant::gguf::printable;
-use kvant::{ChatTemplate, Message, Needs, RenderOptions, Session, SessionOptions};
+use kvant::{ChatTemplate, Message, RenderOptions, Requirements, Session, SessionOptions};
 
 use crate::args::{CacheArgs, DecodeArgs, ModelArgs, Resolved, SamplingArgs, Wanted};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
-use crate::sight::{Sight, SightArgs, look};
 use crate::template::TemplateArgs;
+use crate::vision::{VisionArgs, VisionOptions, encode_images};
 use crate::{console, output};
 use command::Input;
 use conversation::Chat;
-use lines::{Lines, Read};
-use voice::Shown;
+use input::{Lines, Read};
+use reasoning_view::Shown;
 
 /// Arguments of `kvant chat`.
 #[derive(Args, Debug)]
@@ -46,7 +46,7 @@ pub struct ChatArgs {
     #[arg(long, value_name = "FILE", value_delimiter = ',')]
     image: Vec<PathBuf>,
     #[command(flatten)]
-    sight: SightArgs,
+    sight: VisionArgs,
     /// First message
     #[arg(short, long, value_name = "TEXT", conflicts_with = "words")]
     prompt: Option<String>,
@@ -71,9 +71,9 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
     // Reports invalid settings before anything is loaded.
     args.sampling.params()?;
     let options = args.cache.session_options()?;
-    let sight = Some(Sight { args: &args.sight, is_needed: !args.image.is_empty() });
+    let sight = Some(VisionOptions { args: &args.sight, is_needed: !args.image.is_empty() });
     let (chat_template, draft) = (args.template.source()?, Some(&args.decode.draft));
-    let wanted = Wanted { needs: Needs::ChatTemplate, chat_template, draft, sight };
+    let wanted = Wanted { needs: Requirements::ChatTemplate, chat_template, draft, sight };
     let model = args.model.open_for(false, wanted)?;
     let (sampler, recommended) = args.sampling.params_for(&model)?;
     let render = render_options(model.chat_template()?, args.think)?;
@@ -94,7 +94,7 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
         context_shift: args.context_shift,
         render,
         thoughts: Shown::of(args.hide_thinking),
-        pictures: look(&model, &args.image, false)?,
+        pictures: encode_images(&model, &args.image, false)?,
         options,
         interrupt,
         session,

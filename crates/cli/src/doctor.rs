@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use kvant::gguf::{Packed, printable_path};
 use kvant::tuning::{self, Trial, Tuned, Unusable, WayTrial, cpu_name};
-use kvant::{Device, DeviceChoice};
+use kvant::{CpuInfo, DeviceChoice};
 use serde_json::{Value, json};
 
 use crate::args::device;
@@ -46,7 +46,7 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
             "warning: {why}; not used (kvant doctor --tune{of_device} creates it again)"
         ));
     }
-    let device = Device::open(args.threads)?;
+    let device = CpuInfo::open(args.threads)?;
     let info = device.info();
     let kernels: Vec<Row> = device
         .kernel_choices()

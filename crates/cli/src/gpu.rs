@@ -1,7 +1,7 @@
 //! GPU section of `kvant doctor`: NVIDIA GPUs, and adapters of Vulkan, Metal and DX12.
 
 use kvant::tuning::Way;
-use kvant::{Adapter, DeviceInfo, Error, Gpu};
+use kvant::{CudaInfo, DeviceInfo, Error, WgpuInfo};
 use serde_json::{Value, json};
 
 use crate::output;
@@ -14,7 +14,7 @@ pub struct Report {
 
 /// Returns every GPU, or one report with the reason why none is usable.
 pub fn reports() -> Vec<Report> {
-    match Gpu::count() {
+    match CudaInfo::count() {
         Ok(count) => (0..count.max(1)).map(report).collect(),
         Err(error) => vec![unusable(&error)],
     }
@@ -30,7 +30,7 @@ fn unusable(error: &Error) -> Report {
 
 /// Opens the GPU and compiles its kernels.
 fn examine(index: usize) -> Result<Report, Error> {
-    let gpu = Gpu::open(index)?;
+    let gpu = CudaInfo::open(index)?;
     let (info, (driver, nvrtc), (free, total)) = (gpu.info(), gpu.versions(), gpu.memory()?);
     let n_kernels = gpu.compile_kernels()?;
     let line = format!(
@@ -63,8 +63,8 @@ pub fn adapters() -> Vec<Report> {
     }
 }
 
-fn of_adapter(adapter: Adapter) -> Report {
-    let Adapter { device, product, interface, driver, is_software, max_binding, features, ways, is_tuned } =
+fn of_adapter(adapter: WgpuInfo) -> Report {
+    let WgpuInfo { device, product, interface, driver, is_software, max_binding, features, ways, is_tuned } =
         adapter;
     let line = format!(
         "{device} {product} through {interface}{}, {driver}, up to {} per allocation, {}, codebook lookup {} ({})",
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn a_device_without_nan_checks_is_reported() {
-        let cpu = kvant::Device::open(Some(1)).unwrap().info();
+        let cpu = kvant::CpuInfo::open(Some(1)).unwrap().info();
         assert_eq!(unlooked(&cpu), "");
         assert!(unlooked(&DeviceInfo { looks_for_broken_rows: false, ..cpu }).contains("logits alone"));
     }

@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use clap::Args;
 use kvant::gguf::{Packed, TensorInfo, Value as MetaValue, printable};
 use kvant::limits::{MAX_TOKENS, check_size};
-use kvant::{Config, DType, ExpertSpec, Gguf, KvPlan, KvShape, Part, Plan, Policies};
+use kvant::{Config, DType, ExpertSpec, Gguf, KvPlan, KvShape, LayerRange, Plan, Policies};
 use serde_json::{Map, Value, json};
 
 use crate::args::with_type_table;
 use crate::failure::Failure;
+use crate::model_source::PlaceArgs;
 use crate::output::{self, Format, Row};
-use crate::place::PlaceArgs;
 use crate::plan::{self, certificate};
 use crate::{console, hints};
 
@@ -50,7 +50,7 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
     if let Some(n_ctx) = n_ctx {
         check_size("n_ctx", n_ctx, 1..=MAX_TOKENS).map_err(kvant::Error::from)?;
     }
-    let place = args.place.place()?;
+    let place = args.place.source()?;
     let gguf = place.open(&args.place, args.json)?;
     // An unsupported GGUF file is still shown, without a memory table.
     let config = Config::from_gguf(&gguf).map_err(|error| error.to_string());
@@ -125,7 +125,7 @@ impl Experts {
     fn of(gguf: &Gguf, config: &Config) -> Option<Self> {
         let spec = config.layers.iter().find_map(|layer| layer.experts)?;
         let n_layers = config.layers.iter().filter(|layer| layer.experts.is_some()).count();
-        let [bytes, bytes_per_token] = Part::whole(config.layers.len()).expert_bytes(gguf, config);
+        let [bytes, bytes_per_token] = LayerRange::whole(config.layers.len()).expert_bytes(gguf, config);
         Some(Self { spec, n_layers, bytes, bytes_per_token })
     }
 }

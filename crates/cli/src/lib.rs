@@ -9,16 +9,15 @@ mod args;
 mod argv;
 mod bench;
 mod chat;
-#[cfg(feature = "otel")]
-mod collector;
 mod completions;
 mod console;
 mod convert;
 mod doctor;
 mod eval;
 mod failure;
+mod foreign_env;
+mod foreign_flags;
 mod gpu;
-mod habits;
 mod hints;
 #[cfg(feature = "hub")]
 mod hub;
@@ -26,16 +25,17 @@ mod inspect;
 mod interrupt;
 mod log;
 mod lora;
+mod model_source;
+#[cfg(feature = "otel")]
+mod otlp;
 mod output;
-mod place;
 mod plan;
 mod progress;
 mod quantize;
 mod run;
 mod serve;
-mod sight;
 mod template;
-mod variables;
+mod vision;
 mod weight_type;
 
 use std::ffi::OsString;
@@ -128,7 +128,7 @@ fn start() -> Result<(Cli, Option<Collector>), ExitCode> {
 }
 
 #[cfg(feature = "otel")]
-use collector::Collector;
+use otlp::Collector;
 
 /// Placeholder without the feature `otel`.
 #[cfg(not(feature = "otel"))]
@@ -159,7 +159,7 @@ fn parse(args: impl Iterator<Item = OsString>) -> Result<(argv::Argv, Cli), End>
     let parsed = matches.and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
     match parsed {
         Ok((cli, matches)) => {
-            argv.notes.extend(variables::note(&root, &matches, |name| {
+            argv.notes.extend(foreign_env::note(&root, &matches, |name| {
                 std::env::var_os(name).is_some_and(|value| !value.is_empty())
             }));
             Ok((argv, cli))

@@ -40,7 +40,7 @@ impl LoraArgs {
     pub fn open(&self, model: &ModelArgs, base: &Gguf, quiet: bool) -> Result<Vec<LoraFile>, Failure> {
         let open = |Scaled { name, strength }: Scaled| {
             let args = model.place.named(&name);
-            let file = match args.place()?.fetch(&args, quiet)? {
+            let file = match args.source()?.fetch(&args, quiet)? {
                 Some(path) => open_lora(path, base)?,
                 None => Model::bundled_file()?,
             };

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use kvant::gguf::printable_path;
-use kvant::{Certificate, Gguf, KvBalance, KvOptions, KvPlan, Model, Needs, Policies};
+use kvant::{Certificate, Gguf, KvBalance, KvOptions, KvPlan, Model, Policies, Requirements};
 use kvant_eval::report::{Part, PlanReport};
 use kvant_eval::{Goal, MIXTURE, PlanOptions, Planned};
 use serde_json::json;
@@ -82,7 +82,7 @@ pub fn plan(args: PlanArgs) -> Result<(), Failure> {
         None => MIXTURE.to_owned(),
     };
     let quiet = args.quiet || args.json;
-    let model = args.model.open_for(quiet, Wanted { needs: Needs::Tokenizer, ..Wanted::default() })?;
+    let model = args.model.open_for(quiet, Wanted { needs: Requirements::Tokenizer, ..Wanted::default() })?;
     let path = args.output.clone().map_or_else(|| target(&model), Ok)?;
     check_target(Some(&path))?;
     let bar = progress::bar("plan", 0, quiet);
@@ -246,7 +246,7 @@ pub fn beside(model: &Model) -> Option<(String, KvOptions)> {
         Err(error) => return unused(&error),
     };
     let mut types = plan.types.iter().flatten().flat_map(|heads| [heads.k, heads.v]);
-    if let Some(dtype) = types.find(|&dtype| !model.stores(dtype)) {
+    if let Some(dtype) = types.find(|&dtype| !model.supports_kv_type(dtype)) {
         return unused(&format_args!("{name} has {dtype}, which {} does not support", model.device().name));
     }
     note_weights(&plan.certificate, model);

@@ -8,7 +8,7 @@ use kvant::quantize::{self, Recipe, TypeCount};
 
 use crate::args::check_model_target;
 use crate::failure::Failure;
-use crate::place::PlaceArgs;
+use crate::model_source::PlaceArgs;
 use crate::{console, output, progress};
 
 /// Arguments of `kvant quantize`.
@@ -41,7 +41,7 @@ pub fn quantize(mut args: QuantizeArgs) -> Result<(), Failure> {
     };
     let recipe: Recipe = recipe.parse().map_err(|error| Failure::Usage(format!("{recipe}: {error}")))?;
     let recipe = if args.pure { Recipe::from(recipe.dtype()) } else { recipe };
-    let (place, out) = (args.place.place()?, Path::new(out));
+    let (place, out) = (args.place.source()?, Path::new(out));
     check_model_target(out, place.path())?;
     let gguf = place.open(&args.place, args.quiet)?;
     let bar = progress::bar("quantising", gguf.tensors().len() as u64, args.quiet);

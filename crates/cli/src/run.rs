@@ -8,8 +8,8 @@ use std::process::exit;
 use clap::Args;
 use kvant::gguf::printable;
 use kvant::{
-    CancelFlag, Error, Finish, GenerateOptions, Generation, KvUse, Message, Model, Needs, SamplerParams,
-    Session, Special, Stats, TOKENS_PER_BLOCK, TemplateError,
+    CancelFlag, Error, Finish, GenerateOptions, Generation, KvUse, Message, Model, Requirements,
+    SamplerParams, Session, Special, Stats, TOKENS_PER_BLOCK, TemplateError,
 };
 use serde_json::json;
 
@@ -18,8 +18,8 @@ use crate::args::{
 };
 use crate::failure::Failure;
 use crate::interrupt::{INTERRUPTED, Interrupt};
-use crate::sight::{Sight, SightArgs, look};
 use crate::template::TemplateArgs;
+use crate::vision::{VisionArgs, VisionOptions, encode_images};
 use crate::{console, log, output, progress};
 
 /// Arguments of `kvant run`.
@@ -55,7 +55,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE", value_delimiter = ',', conflicts_with_all = ["raw", "prompt_cache"])]
     image: Vec<PathBuf>,
     #[command(flatten)]
-    sight: SightArgs,
+    sight: VisionArgs,
     #[command(flatten)]
     template: TemplateArgs,
     /// System message, before the prompt
@@ -86,9 +86,9 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     let mut options = args.generate_options()?;
     let session_options = args.cache.session_options()?;
     let quiet = args.quiet || args.json;
-    let needs = if args.raw { Needs::Tokenizer } else { Needs::NoBadTemplate };
+    let needs = if args.raw { Requirements::Tokenizer } else { Requirements::NoBadTemplate };
     // Without images, no vision encoder is needed.
-    let sight = (!args.image.is_empty()).then_some(Sight { args: &args.sight, is_needed: true });
+    let sight = (!args.image.is_empty()).then_some(VisionOptions { args: &args.sight, is_needed: true });
     let (chat_template, draft) = (args.template.source()?, Some(&args.decode.draft));
     let model = args.model.open_for(quiet, Wanted { needs, chat_template, draft, sight })?;
     let (sampler, recommended) = args.sampling.params_for(&model)?;
@@ -240,7 +240,7 @@ impl RunArgs {
         match &self.image[..] {
             [] => Ok(session.chat_prompt(&messages)?),
             files => {
-                let pictures = look(session.model(), files, quiet)?;
+                let pictures = encode_images(session.model(), files, quiet)?;
                 Ok(session.model().chat_prompt_with(&messages, &pictures)?)
             }
         }

@@ -4,18 +4,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use kvant::{Error, Model, Needs, Pooling, limits};
-use kvant_server::{Drawing, Offer, Opened, Options, ServeError, serve};
+use kvant::{Error, Model, Pooling, Requirements, limits};
+use kvant_server::{ModelSpec, Opened, Options, ServeError, ServerSampling, serve};
 
 use crate::args::{CacheArgs, DraftArgs, ModelArgs, Resolved, SamplingArgs, Wanted, positive};
-#[cfg(feature = "otel")]
-use crate::collector::CollectorArgs;
 use crate::console;
 use crate::failure::Failure;
+use crate::model_source::ModelSource;
+#[cfg(feature = "otel")]
+use crate::otlp::CollectorArgs;
 use crate::output;
-use crate::place::Place;
-use crate::sight::{Sight, SightArgs};
 use crate::template::TemplateArgs;
+use crate::vision::{VisionArgs, VisionOptions};
 
 /// Default divisor of the machine's memory that KV caches may take.
 const SHARE: usize = 2;
@@ -35,7 +35,7 @@ pub struct ServeArgs {
     #[command(flatten)]
     template: TemplateArgs,
     #[command(flatten)]
-    sight: SightArgs,
+    sight: VisionArgs,
     /// Address to listen on; 0.0.0.0 is every address of this machine
     #[arg(long, value_name = "HOST", env = "KVANT_HOST", default_value = "127.0.0.1")]
     host: String,
@@ -180,10 +180,12 @@ fn named(text: &str) -> Result<(String, String), String> {
 }
 
 /// Returns the specs of the other models, which are loaded like the first one.
-fn offers(args: &ServeArgs) -> Result<Vec<Offer>, Failure> {
+fn offers(args: &ServeArgs) -> Result<Vec<ModelSpec>, Failure> {
     let offer = |(name, file): &(String, String)| {
-        let bytes = match Place::new(file) {
-            Place::File(path) => std::fs::metadata(&path).map_err(|error| Failure::work(file, error))?.len(),
+        let bytes = match ModelSource::new(file) {
+            ModelSource::File(path) => {
+                std::fs::metadata(&path).map_err(|error| Failure::work(file, error))?.len()
+            }
             // The size of a model that is not yet downloaded is known only afterwards.
             _ => 0,
         };
@@ -194,18 +196,18 @@ fn offers(args: &ServeArgs) -> Result<Vec<Offer>, Failure> {
             let options = cache.session_options()?;
             let Resolved { options, .. } = cache.resolve(options, &model)?;
             let (drawing, _) = drawing(&sampling, &model)?;
-            Ok(Opened { model, kv: options.kv, drawing })
+            Ok(Opened { model, kv: options.kv, sampling: drawing })
         };
         let told = |failure: Failure| failure.line().unwrap_or_default();
-        Ok(Offer { name: name.clone(), bytes, open: Arc::new(move || open().map_err(told)) })
+        Ok(ModelSpec { name: name.clone(), bytes, open: Arc::new(move || open().map_err(told)) })
     };
     args.also.iter().map(offer).collect()
 }
 
 /// Returns the sampling defaults of a model and the settings that it recommends.
-fn drawing(sampling: &SamplingArgs, model: &Model) -> Result<(Drawing, Option<String>), Failure> {
+fn drawing(sampling: &SamplingArgs, model: &Model) -> Result<(ServerSampling, Option<String>), Failure> {
     let (usual, recommended) = sampling.params_for(model)?;
-    Ok((Drawing { usual, likeliest: sampling.params()? }, recommended))
+    Ok((ServerSampling { usual, likeliest: sampling.params()? }, recommended))
 }
 
 /// Parses a folder and a number of bytes.
@@ -220,9 +222,9 @@ fn folder(text: &str) -> Result<(PathBuf, u64), String> {
 pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let options = args.cache.session_options()?;
     args.sampling.params()?;
-    let sight = Some(Sight { args: &args.sight, is_needed: false });
+    let sight = Some(VisionOptions { args: &args.sight, is_needed: false });
     let (chat_template, draft) = (args.template.source()?, Some(&args.draft));
-    let wanted = Wanted { needs: Needs::Tokenizer, chat_template, draft, sight };
+    let wanted = Wanted { needs: Requirements::Tokenizer, chat_template, draft, sight };
     let model = args.model.open_for(false, wanted)?;
     let (drawing, recommended) = drawing(&args.sampling, &model)?;
     let Resolved { options, auto } = args.cache.resolve(options, &model)?;

@@ -8,7 +8,7 @@ mod fresh;
 use std::time::Instant;
 
 use kvant_backend::{
-    Backend, KvLayer, KvMemory, KvPart, Result, Rows, StreamSizes, StreamSpec, TOKENS_PER_BLOCK,
+    Backend, KvLayer, KvMemory, KvPart, KvTensorSpec, Result, Rows, TOKENS_PER_BLOCK, TensorSizes,
 };
 use kvant_codec::random::Random;
 use kvant_codec::{DType, Side};
@@ -38,8 +38,8 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
 
 /// Returns the seconds that one append takes.
 fn append(device: &CpuDevice, dtype: DType) -> Result<f64> {
-    let spec = |side| StreamSpec { tail_tiles: 0, centres: false, ..StreamSpec::new(dtype, side, DIM) };
-    let mut sizes = StreamSizes::default();
+    let spec = |side| KvTensorSpec { tail_tiles: 0, centres: false, ..KvTensorSpec::new(dtype, side, DIM) };
+    let mut sizes = TensorSizes::default();
     let streams = |side| [spec(side); KV_HEADS];
     let layer = KvLayer::new(streams(Side::K), streams(Side::V), None, &mut sizes);
     let mut memory = KvMemory::new(sizes);

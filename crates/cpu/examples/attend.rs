@@ -14,8 +14,8 @@ mod fresh;
 use std::time::Instant;
 
 use kvant_backend::{
-    AttendParams, Backend, KvLayer, KvMemory, KvPart, Place, Result, Rows, StreamSizes, StreamSpec,
-    TOKENS_PER_BLOCK,
+    AttendParams, Backend, KvLayer, KvMemory, KvPart, KvTensorSpec, Place, Result, Rows, TOKENS_PER_BLOCK,
+    TensorSizes,
 };
 use kvant_codec::random::Random;
 use kvant_codec::{DType, Side, TILE};
@@ -82,7 +82,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
             let seconds = best_walk(&device, shape, &mut layers, tokens, rows)?;
             let heads = shape.n_kv_heads * shape.group * shape.layers;
             let pairs: usize = (tokens - rows + 1..=tokens).sum::<usize>() * heads;
-            let streams = layers.iter().flat_map(|(layer, _)| layer.streams());
+            let streams = layers.iter().flat_map(|(layer, _)| layer.tensors());
             let bytes: usize = streams.map(|stream| tokens / TILE * stream.spec.main_layout().bytes()).sum();
             println!(
                 "{name:>16} {threads:>8} {:>14.3} {:>10.3} {:>8.1} {:>8}",
@@ -103,16 +103,18 @@ type Filled = (KvLayer, KvMemory<CpuPage>);
 fn filled(shape: &Shape, Types(k, v): Types, tokens: usize, seed: u64) -> Filled {
     let Shape { n_kv_heads, k_head_dim, v_head_dim, .. } = *shape;
     let (keys, values) = match v {
-        Some(v) => (StreamSpec::new(k, Side::K, k_head_dim), Some(StreamSpec::new(v, Side::V, v_head_dim))),
-        None => (StreamSpec::joint(k, k_head_dim, v_head_dim), None),
+        Some(v) => {
+            (KvTensorSpec::new(k, Side::K, k_head_dim), Some(KvTensorSpec::new(v, Side::V, v_head_dim)))
+        }
+        None => (KvTensorSpec::joint(k, k_head_dim, v_head_dim), None),
     };
-    let mut sizes = StreamSizes::default();
-    let streams = |spec| vec![StreamSpec { tail_tiles: 0, ..spec }; n_kv_heads];
+    let mut sizes = TensorSizes::default();
+    let streams = |spec| vec![KvTensorSpec { tail_tiles: 0, ..spec }; n_kv_heads];
     let layer = KvLayer::new(streams(keys), values.map(streams).unwrap_or_default(), None, &mut sizes);
     let mut memory = KvMemory::new(sizes);
     let blocks = 0..tokens.div_ceil(TOKENS_PER_BLOCK);
     memory.reserve(blocks, false, &Fresh::default()).expect("memory");
-    for (index, stream) in layer.streams().enumerate() {
+    for (index, stream) in layer.tensors().enumerate() {
         let mut random = Random::new(64 * seed + index as u64);
         let layout = stream.spec.main_layout();
         let mut row = vec![0.0; stream.spec.dim()];

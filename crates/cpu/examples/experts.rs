@@ -9,7 +9,7 @@
 
 use std::time::Instant;
 
-use kvant_backend::{Activation, Backend, Choice, ExpertWeights, Routing, Scores, WeightSource};
+use kvant_backend::{Activation, Backend, ExpertWeights, Router, Routing, Scores, WeightSource};
 use kvant_codec::DType;
 use kvant_codec::random::Random;
 use kvant_cpu::{CpuDevice, CpuExperts};
@@ -56,8 +56,8 @@ fn main() {
             let started = Instant::now();
             for [gate, up, down] in &layers[..used] {
                 let weights = ExpertWeights { activation: Activation::Silu, gate, up, down, biases: None };
-                let choice = Choice { routing, logits: &logits, selection_bias: None, scales: None };
-                device.expert_ffn(&mut x, rows, None, choice, weights, None).expect("shapes agree");
+                let choice = Router { routing, logits: &logits, selection_bias: None, scales: None };
+                device.moe_ffn(&mut x, rows, None, choice, weights, None).expect("shapes agree");
             }
             best = best.min(started.elapsed().as_secs_f64() / used as f64);
         }

@@ -14,7 +14,7 @@ use kvant_backend::trials::median;
 use kvant_backend::{Activation, Backend, Input, Output, SharedBytes, WeightSource};
 use kvant_codec::random::Random;
 use kvant_codec::{DType, encode};
-use kvant_cpu::{CpuBuffer, CpuDevice, CpuMatrix, Isa, PromptMath};
+use kvant_cpu::{CpuBuffer, CpuDevice, CpuMatrix, Isa, PrefillPrecision};
 
 /// Hidden size of the layer, its FFN size, and the total size of its KV heads.
 const N: usize = 1536;
@@ -36,7 +36,7 @@ struct Layer {
 }
 
 impl Layer {
-    fn new((isa, math): (Isa, PromptMath), threads: usize, dtype: DType) -> Self {
+    fn new((isa, math): (Isa, PrefillPrecision), threads: usize, dtype: DType) -> Self {
         let device = CpuDevice::new(isa, threads).expect("threads");
         let device = device.with_prompt_math(math).expect("a set that multiplies bf16");
         let matrix = |n_out, n_in| random_matrix(&device, dtype, n_out, n_in);
@@ -100,8 +100,8 @@ fn main() {
     let sets = list(arg(0, "avx512,amx"));
     let set = |name: &String| {
         let (name, math) = match name.strip_suffix("+bf16") {
-            Some(name) => (name, PromptMath::Bf16),
-            None => (name.as_str(), PromptMath::Exact),
+            Some(name) => (name, PrefillPrecision::Bf16),
+            None => (name.as_str(), PrefillPrecision::Exact),
         };
         (*Isa::available().iter().find(|isa| isa.name() == name).expect("a kernel set of this CPU"), math)
     };

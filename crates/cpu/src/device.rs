@@ -3,8 +3,8 @@
 use std::sync::{Mutex, PoisonError};
 
 use kvant_backend::{
-    Activation, AttendParams, Backend, BackendError, Candidate, Choice, Columns, DeviceInfo, ExpertWeights,
-    Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result, RopeParams,
+    Activation, AttendParams, Backend, BackendError, Candidate, Columns, DeviceInfo, ExpertWeights, Experts,
+    Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result, RopeParams, Router,
     ShortConv, StateHeads, StateInputs, StatePart, WeightSource, check_add_normed, check_attend_all,
     check_copy, check_copy_columns, check_embed, check_expert_ffn, check_gate, check_gate_rows,
     check_gated_ffn, check_layer_norm, check_project, check_project_each, check_read, check_recur,
@@ -14,11 +14,11 @@ use kvant_codec::DType;
 
 use crate::attend::Stage;
 use crate::columns::copy_columns;
-use crate::matmul::{self, Biased, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, To};
-use crate::shards::Shards;
+use crate::disjoint::Shards;
+use crate::matmul::{self, Biased, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, Scatter};
 use crate::{
-    CpuBuffer, CpuPage, Isa, Pool, PromptMath, Tuning, append, attend, attend_all, embed, gate_rows, norm,
-    recur, rope, short_conv, soft_cap,
+    CpuBuffer, CpuPage, Isa, Pool, PrefillPrecision, Tuning, append, attend, attend_bidirectional, embed,
+    gate_rows, linear_attention, norm, rope, short_conv, soft_cap,
 };
 
 /// The CPU device.
@@ -26,12 +26,12 @@ pub struct CpuDevice {
     isa: Isa,
     pool: Pool,
     is_tuned: bool,
-    prompt_math: PromptMath,
+    prompt_math: PrefillPrecision,
     matmul: Mutex<matmul::Scratch>,
     append: Mutex<append::Scratch>,
     attend: Mutex<attend::Scratch>,
-    recur: Mutex<recur::Scratch>,
-    attend_all: Mutex<attend_all::Scratch>,
+    recur: Mutex<linear_attention::Scratch>,
+    attend_all: Mutex<attend_bidirectional::Scratch>,
 }
 
 impl CpuDevice {
@@ -44,7 +44,7 @@ impl CpuDevice {
             isa,
             pool: Pool::new(n_threads)?,
             is_tuned: false,
-            prompt_math: PromptMath::Exact,
+            prompt_math: PrefillPrecision::Exact,
             matmul: Mutex::default(),
             append: Mutex::default(),
             attend: Mutex::default(),
@@ -76,7 +76,7 @@ impl CpuDevice {
     ///
     /// # Errors
     /// [`BackendError::Setting`] for a precision that the kernel set lacks.
-    pub fn with_prompt_math(mut self, math: PromptMath) -> Result<Self> {
+    pub fn with_prompt_math(mut self, math: PrefillPrecision) -> Result<Self> {
         math.check(self.isa)?;
         self.prompt_math = math;
         self.matmul.get_mut().unwrap_or_else(PoisonError::into_inner).prompt_math = math;
@@ -123,14 +123,14 @@ impl Backend for CpuDevice {
     type Page = CpuPage;
 
     fn info(&self) -> DeviceInfo {
-        let math = if self.prompt_math == PromptMath::Bf16 { ", prefill in bf16" } else { "" };
+        let math = if self.prompt_math == PrefillPrecision::Bf16 { ", prefill in bf16" } else { "" };
         let tuned = if self.is_tuned { ", tuned" } else { "" };
         DeviceInfo {
             name: "cpu".to_owned(),
             kernels: format!("{}{math}{tuned}", self.isa.name()),
             n_threads: self.pool.n_threads(),
             thread_unit: "threads",
-            rows_are_independent: self.prompt_math == PromptMath::Exact,
+            rows_are_independent: self.prompt_math == PrefillPrecision::Exact,
             looks_for_broken_rows: true,
         }
     }
@@ -226,7 +226,7 @@ impl Backend for CpuDevice {
             w: output.w,
             bias: output.bias.map(CpuBuffer::as_slice),
             y: Shards::new(output.y.as_mut_slice()),
-            to: To::Rows(0),
+            to: Scatter::Rows(0),
             accumulate: output.accumulate,
             gate: None,
         });
@@ -250,18 +250,18 @@ impl Backend for CpuDevice {
         Ok(())
     }
 
-    fn expert_ffn(
+    fn moe_ffn(
         &self,
         x: &mut CpuBuffer,
         rows: usize,
         norm: Option<Norm<'_, CpuBuffer>>,
-        choice: Choice<'_, Self>,
+        choice: Router<'_, Self>,
         weights: ExpertWeights<'_, Self>,
         to: Option<&mut CpuBuffer>,
     ) -> Result<()> {
         check_expert_ffn(x, rows, norm, choice, weights, to.as_deref())?;
         let ExpertWeights { activation, gate, up, down, biases } = weights;
-        let Choice { routing, logits, selection_bias, scales } = choice;
+        let Router { routing, logits, selection_bias, scales } = choice;
         let n = gate.n_in();
         let (norm, logits) = (norm.map(norm_parts), &logits.as_slice()[..rows * gate.n_experts()]);
         let biased = |w, i: usize| Biased::new(w, biases.map(|biases| biases[i].as_slice()));
@@ -272,7 +272,7 @@ impl Backend for CpuDevice {
         let mut scratch = self.matmul.lock().unwrap_or_else(PoisonError::into_inner);
         let x = &mut x.as_mut_slice()[..rows * n];
         let to = to.map(|to| &mut to.as_mut_slice()[..rows * n]);
-        matmul::expert_ffn(self.isa, &self.pool, &mut scratch, layer, x, to)
+        matmul::moe_ffn(self.isa, &self.pool, &mut scratch, layer, x, to)
     }
 
     fn project_each(&self, x: &CpuBuffer, rows: usize, w: &CpuExperts, y: &mut CpuBuffer) -> Result<()> {
@@ -333,7 +333,7 @@ impl Backend for CpuDevice {
         Ok(())
     }
 
-    fn attend_all(
+    fn attend_bidirectional(
         &self,
         windows: &[usize],
         heads: Heads,
@@ -350,7 +350,14 @@ impl Backend for CpuDevice {
             let own = first..first + rows * heads.n * heads.dim;
             let shape = (rows, heads, scale);
             let own_qkv = qkv.map(|x| &x[own.clone()]);
-            attend_all::attend_all(self.isa, &self.pool, scratch, shape, own_qkv, &mut out[own.clone()]);
+            attend_bidirectional::attend_bidirectional(
+                self.isa,
+                &self.pool,
+                scratch,
+                shape,
+                own_qkv,
+                &mut out[own.clone()],
+            );
             first = own.end;
         }
         Ok(())
@@ -427,7 +434,7 @@ impl Backend for CpuDevice {
         Ok(())
     }
 
-    fn recur(
+    fn linear_attention(
         &self,
         parts: &mut [StatePart<'_, CpuPage>],
         heads: StateHeads,
@@ -439,7 +446,7 @@ impl Backend for CpuDevice {
         let scratch = &mut self.recur.lock().unwrap_or_else(PoisonError::into_inner);
         for part in parts {
             let (rows, y) = (part.rows, y.as_mut_slice());
-            recur::recur(self.isa, &self.pool, scratch, &heads, rows, state_of(part), inputs, y);
+            linear_attention::recur(self.isa, &self.pool, scratch, &heads, rows, state_of(part), inputs, y);
         }
         Ok(())
     }

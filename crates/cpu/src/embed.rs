@@ -2,9 +2,9 @@
 
 use kvant_backend::Matrix;
 
+use crate::disjoint::Shards;
 use crate::matmul::CpuMatrix;
 use crate::pool::Pool;
-use crate::shards::Shards;
 
 /// Decodes row `tokens[i]` of `table` `[n_vocab, n_embd]`, times `scale`, into row `i` of `out`
 /// `[tokens, n_embd]`. Shapes and token ids have been checked.

@@ -2,10 +2,10 @@
 
 use kvant_backend::{Activation, Gate};
 
+use crate::disjoint::Shards;
 use crate::exp::exp;
-use crate::lanes::{Lanes, Op, with_lanes};
 use crate::matmul::gate as activate;
-use crate::shards::Shards;
+use crate::vec16::{Lanes, Op, with_lanes};
 use crate::{Isa, Pool};
 
 /// Multiplies each row of `y` `[rows, cols]` by the sigmoid of its value of `gates` `[rows]`, or

@@ -13,31 +13,31 @@
 mod amx;
 mod append;
 mod attend;
-mod attend_all;
+mod attend_bidirectional;
 mod balance;
 mod buffer;
 mod columns;
 mod device;
+mod disjoint;
 mod embed;
 mod exp;
 mod gate_rows;
 mod isa;
-mod lanes;
+mod linear_attention;
 mod matmul;
+mod matrix_unit;
 mod norm;
 mod page;
 mod pool;
-mod prompt_math;
-#[cfg(not(target_arch = "x86_64"))]
-mod quad;
-mod recur;
+mod prefill_precision;
 mod roofline;
 mod rope;
-mod shards;
 mod short_conv;
 mod soft_cap;
 mod tuning;
-mod unit;
+#[cfg(not(target_arch = "x86_64"))]
+mod vec128;
+mod vec16;
 
 pub use amx::MatrixUnit;
 pub use buffer::CpuBuffer;
@@ -46,5 +46,5 @@ pub use isa::{Amx, Avx2, Avx512, Avx512Vbmi, AvxVnni, Bf16, I8mm, Isa, Neon, Sim
 pub use matmul::{CpuExperts, CpuMatrix};
 pub use page::CpuPage;
 pub use pool::Pool;
-pub use prompt_math::PromptMath;
+pub use prefill_precision::PrefillPrecision;
 pub use tuning::{Trial, Tuning};

@@ -2,7 +2,7 @@
 //! 1607.06450), which is that of `x - mean(x)`.
 
 use crate::Pool;
-use crate::shards::Shards;
+use crate::disjoint::Shards;
 
 /// Partial sums side by side, so that the compiler can use vectors of any width. The order of the
 /// additions is fixed, so every kernel set gives the same result.

@@ -5,9 +5,9 @@
 
 use kvant_backend::{Heads, Pairing, RopeParams};
 
+use crate::disjoint::Shards;
 use crate::norm::inverse_rms;
 use crate::pool::Pool;
-use crate::shards::Shards;
 
 /// Minimum number of values for a parallel region: below it, waking threads costs more than the
 /// work.

@@ -10,8 +10,8 @@ use std::ops::Range;
 use kvant_backend::{ConvForm, ShortConv};
 
 use crate::Pool;
+use crate::disjoint::Shards;
 use crate::exp::exp;
-use crate::shards::Shards;
 
 /// Channels of a work item.
 const CHUNK: usize = 64;

@@ -1,8 +1,8 @@
 //! Soft cap of values: `cap tanh(x / cap)` (arXiv 2408.00118).
 
+use crate::disjoint::Shards;
 use crate::exp::exp;
-use crate::lanes::{Lanes, Op, with_lanes};
-use crate::shards::Shards;
+use crate::vec16::{Lanes, Op, with_lanes};
 use crate::{Isa, Pool};
 
 /// Values of a work item: the logits of a large vocabulary are worth several threads.

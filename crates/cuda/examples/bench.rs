@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use kvant_backend::{
-    AttendParams, Backend, BackendError, Held, Input, KvLayer, KvMemory, KvPart, Matrix as _, Output, Page,
-    Pages, Rows, StreamSizes, StreamSpec, TOKENS_PER_BLOCK, WeightSource,
+    AttendParams, Backend, BackendError, CountedPage, Input, KvLayer, KvMemory, KvPart, KvTensorSpec,
+    Matrix as _, Output, Page, PageAllocator, Rows, TOKENS_PER_BLOCK, TensorSizes, WeightSource,
 };
 use kvant_codec::random::Random;
 use kvant_codec::tile::TILE;
@@ -154,21 +154,21 @@ struct Filled {
 /// Allocator without a budget.
 struct Fresh<'a>(&'a CudaDevice, Arc<AtomicUsize>);
 
-impl Pages<CudaPage> for Fresh<'_> {
-    fn page(&self, n_bytes: usize) -> Result<Held<CudaPage>> {
-        Ok(Held::new(self.0.page(n_bytes)?, &self.1))
+impl PageAllocator<CudaPage> for Fresh<'_> {
+    fn page(&self, n_bytes: usize) -> Result<CountedPage<CudaPage>> {
+        Ok(CountedPage::new(self.0.page(n_bytes)?, &self.1))
     }
 
-    fn copy(&self, page: &CudaPage) -> Result<Held<CudaPage>> {
-        Ok(Held::new(page.duplicate()?, &self.1))
+    fn copy(&self, page: &CudaPage) -> Result<CountedPage<CudaPage>> {
+        Ok(CountedPage::new(page.duplicate()?, &self.1))
     }
 }
 
 impl Filled {
     /// Appends `tokens` random tokens, in chunks as a model would.
     fn new(device: &CudaDevice, k: DType, v: DType, tokens: usize, seed: u64) -> Result<Self> {
-        let mut sizes = StreamSizes::default();
-        let streams = |dtype, side| [StreamSpec::new(dtype, side, DIM); KV_HEADS];
+        let mut sizes = TensorSizes::default();
+        let streams = |dtype, side| [KvTensorSpec::new(dtype, side, DIM); KV_HEADS];
         let layer = KvLayer::new(streams(k, Side::K), streams(v, Side::V), None, &mut sizes);
         // Tiles of a chunk and the two before it.
         let band = device.page((CHUNK / TILE + 3) * layer.band_bytes.max(1))?;
@@ -196,7 +196,7 @@ impl Filled {
 }
 
 fn rows(start: usize, n: usize, layer: &KvLayer) -> Rows {
-    let coded = layer.streams().map(|stream| stream.spec).find(|spec| spec.tail_tiles > 0);
+    let coded = layer.tensors().map(|stream| stream.spec).find(|spec| spec.tail_tiles > 0);
     Rows { first: 0, n, start, coded: coded.map_or(0, |spec| spec.coded_tiles(start)) }
 }
 

@@ -2,7 +2,7 @@
 //! kernel adds it here.
 
 use crate::module::Build;
-use crate::{append, attend, columns, experts, gate, norm, product, recurrent, rope, soft_cap, top_k};
+use crate::{append, attend, columns, experts, gate, matmul, norm, recurrent, rope, soft_cap, top_k};
 
 /// Returns the builds for compute capability `arch / 10`.
 pub(crate) fn builds(arch: u32) -> Vec<Build> {
@@ -21,7 +21,7 @@ pub(crate) fn builds(arch: u32) -> Vec<Build> {
         .into_iter()
         .map(plain)
         .chain(attend::builds())
-        .chain(product::builds())
+        .chain(matmul::builds())
         .chain(recurrent::builds())
         .filter(|build| build.source.is_for(arch))
         .collect()

@@ -1,20 +1,20 @@
 //! The conformance suites on the PTX interpreter, and on a GPU where there is one.
 
-use kvant_conformance::{Arithmetic, Attention, Coverage, OPS, Subject, suites};
+use kvant_conformance::{Arithmetic, Attention, Coverage, DeviceUnderTest, OPS, suites};
 
 use crate::emulator::{self, skipped};
-use crate::{CudaDevice, product};
+use crate::{CudaDevice, matmul};
 
 /// Describes the arithmetic of the kernels.
-fn subject(name: &'static str, device: CudaDevice) -> Subject<CudaDevice> {
-    let arithmetic = Arithmetic::Halves { from: product::MANY_ROWS };
+fn subject(name: &'static str, device: CudaDevice) -> DeviceUnderTest<CudaDevice> {
+    let arithmetic = Arithmetic::Halves { from: matmul::MANY_ROWS };
     // Prefill chunks with other boundaries may take another kernel.
-    Subject::new(name, device, arithmetic, Attention::Halves).whose_rows_lean_on_each_other()
+    DeviceUnderTest::new(name, device, arithmetic, Attention::Halves).without_batch_invariance()
 }
 
 /// Returns the interpreter as device under test, restricted to one case per edge size, as it is
 /// thousands of times slower than a GPU. `None` without NVRTC.
-pub(crate) fn on_emulator(arch: u32) -> Option<Subject<CudaDevice>> {
+pub(crate) fn on_emulator(arch: u32) -> Option<DeviceUnderTest<CudaDevice>> {
     Some(subject("cuda-ptx", emulator::device(arch)?).with_coverage(Coverage::Each))
 }
 
@@ -31,7 +31,7 @@ fn coverage() -> Coverage {
 }
 
 /// Returns the first GPU as device under test; `None` without a GPU.
-fn on_card() -> Option<Subject<CudaDevice>> {
+fn on_card() -> Option<DeviceUnderTest<CudaDevice>> {
     match CudaDevice::open(0) {
         Ok(device) => Some(subject("cuda", device).with_coverage(coverage())),
         Err(error) => {
@@ -42,7 +42,7 @@ fn on_card() -> Option<Subject<CudaDevice>> {
 }
 
 /// Runs the suite `op`, and prints the cases that it skips.
-pub(crate) fn hold(subject: Option<Subject<CudaDevice>>, op: &str) {
+pub(crate) fn hold(subject: Option<DeviceUnderTest<CudaDevice>>, op: &str) {
     let Some(subject) = subject else { return };
     let suites = suites();
     let suite = suites.iter().find(|suite| suite.op == op).expect("a suite of this name");

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
 use kvant_backend::{
-    Activation, AttendParams, Backend, BackendError, Buffer as _, Candidate, Choice, Columns, DeviceInfo,
+    Activation, AttendParams, Backend, BackendError, Buffer as _, Candidate, Columns, DeviceInfo,
     ExpertWeights, Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result,
-    Rope, RopeParams, ShortConv, StateHeads, StateInputs, StatePart, WeightSource, check_add_normed,
+    Rope, RopeParams, Router, ShortConv, StateHeads, StateInputs, StatePart, WeightSource, check_add_normed,
     check_append, check_attend, check_copy, check_copy_columns, check_embed, check_expert_ffn, check_gate,
     check_gate_rows, check_gated_ffn, check_layer_norm, check_project, check_project_each, check_read,
     check_recur, check_rope, check_rope_append, check_scale, check_short_conv, check_soft_cap, check_top_k,
@@ -15,12 +15,12 @@ use kvant_backend::{
 };
 
 use crate::driver::Driver;
+use crate::matmul::{Operand, Product};
 use crate::norm::NormParts;
-use crate::product::{Operand, Product};
 use crate::rope::Turn;
 use crate::{
     Context, CudaBuffer, CudaError, CudaExperts, CudaMatrix, CudaPage, CudaVersion, DevicePtr, Gpu, append,
-    attend, columns, experts, gate, kv, norm, product, recurrent, rope, soft_cap, top_k,
+    attend, columns, experts, gate, kv, matmul, norm, recurrent, rope, soft_cap, top_k,
 };
 
 /// Environment variable that disables CUDA graphs for decode steps.
@@ -195,10 +195,10 @@ impl Backend for CudaDevice {
     }
 
     fn kernel_choices(&self) -> Vec<KernelChoice> {
-        let weights = product::TYPES.into_iter().map(|dtype| KernelChoice {
+        let weights = matmul::TYPES.into_iter().map(|dtype| KernelChoice {
             op: "matmul",
             dtype,
-            kernel: product::kernel_names(dtype).to_owned(),
+            kernel: matmul::kernel_names(dtype).to_owned(),
         });
         let caches = kv::TYPES.into_iter().map(|dtype| KernelChoice {
             op: "attend",
@@ -327,7 +327,7 @@ impl Backend for CudaDevice {
             Ok(Product { bias, accumulate: output.accumulate, ..plain })
         };
         let products = outputs.iter().map(product).collect::<Result<Vec<_>>>()?;
-        Ok(product::products(&self.cx, &mut x, &products)?)
+        Ok(matmul::matmuls(&self.cx, &mut x, &products)?)
     }
 
     fn gated_ffn(
@@ -342,32 +342,32 @@ impl Backend for CudaDevice {
         check_gated_ffn(&input, gate, up, y)?;
         let mut x = operand(&input, gate.n_in());
         let up_product = product_of(OP, up, y.ptr())?;
-        if gate.dtype() == up.dtype() && product::has_gate(gate.dtype(), x.rows) {
+        if gate.dtype() == up.dtype() && matmul::has_gate(gate.dtype(), x.rows) {
             let both = Product { up: Some((up_product.w, activation)), ..product_of(OP, gate, y.ptr())? };
-            return Ok(product::product(&self.cx, &mut x, &both)?);
+            return Ok(matmul::matmul(&self.cx, &mut x, &both)?);
         }
         let len = input.rows * up.n_out();
         if std::ptr::eq(gate, up) {
-            product::products(&self.cx, &mut x, &[up_product])?;
+            matmul::matmuls(&self.cx, &mut x, &[up_product])?;
             return Ok(gate::gate(&self.cx, activation, y.ptr(), y.ptr(), len)?);
         }
         let g = self.cx.scratch(bytes(len))?;
-        product::products(&self.cx, &mut x, &[product_of(OP, gate, g.ptr())?, up_product])?;
+        matmul::matmuls(&self.cx, &mut x, &[product_of(OP, gate, g.ptr())?, up_product])?;
         Ok(gate::gate(&self.cx, activation, g.ptr(), y.ptr(), len)?)
     }
 
-    fn expert_ffn(
+    fn moe_ffn(
         &self,
         x: &mut CudaBuffer,
         rows: usize,
         norm: Option<Norm<'_, CudaBuffer>>,
-        choice: Choice<'_, Self>,
+        choice: Router<'_, Self>,
         weights: ExpertWeights<'_, Self>,
         to: Option<&mut CudaBuffer>,
     ) -> Result<()> {
         check_expert_ffn(x, rows, norm, choice, weights, to.as_deref())?;
         let ExpertWeights { activation, gate, up, down, biases } = weights;
-        let Choice { routing, logits, selection_bias, scales } = choice;
+        let Router { routing, logits, selection_bias, scales } = choice;
         if let Some(expert_groups) =
             routing.expert_groups.filter(|expert_groups| expert_groups.n > experts::MAX_EXPERT_GROUPS)
         {
@@ -383,7 +383,7 @@ impl Backend for CudaDevice {
         let n_experts = gate.n_experts();
         let routes = experts::Routes { logits: logits.ptr(), selection_bias, scales, routing, n_experts };
         let (x, to, norm) = (x.ptr(), to.map(|to| to.ptr()), norm.map(norm_parts));
-        Ok(experts::expert_ffn(&self.cx, (x, to), [rows, gate.n_in()], norm, routes, layer)?)
+        Ok(experts::moe_ffn(&self.cx, (x, to), [rows, gate.n_in()], norm, routes, layer)?)
     }
 
     fn project_each(&self, x: &CudaBuffer, rows: usize, w: &CudaExperts, y: &mut CudaBuffer) -> Result<()> {
@@ -417,7 +417,7 @@ impl Backend for CudaDevice {
         check_add_normed(x, y, rows, &norm)?;
         let n = norm.weight.len();
         let norm = norm_parts(norm);
-        Ok(norm::norm(&self.cx, norm::Way::AddRms, y.ptr(), norm, [rows, n], x.ptr())?)
+        Ok(norm::norm(&self.cx, norm::NormKind::AddRms, y.ptr(), norm, [rows, n], x.ptr())?)
     }
 
     fn layer_norm(
@@ -430,7 +430,7 @@ impl Backend for CudaDevice {
         check_layer_norm(x, rows, &norm, y)?;
         let n = norm.weight.len();
         let norm = norm_parts(norm);
-        Ok(norm::norm(&self.cx, norm::Way::Layer, x.ptr(), norm, [rows, n], y.ptr())?)
+        Ok(norm::norm(&self.cx, norm::NormKind::Layer, x.ptr(), norm, [rows, n], y.ptr())?)
     }
 
     fn scale(&self, x: &mut CudaBuffer, len: usize, by: f32) -> Result<()> {
@@ -513,7 +513,7 @@ impl Backend for CudaDevice {
         Ok(())
     }
 
-    fn recur(
+    fn linear_attention(
         &self,
         parts: &mut [StatePart<'_, CudaPage>],
         heads: StateHeads,

@@ -7,8 +7,10 @@ use kvant_backend::Backend;
 use kvant_codec::{DType, Side};
 use kvant_cpu::{CpuDevice, Isa};
 use kvant_gguf::Gguf;
-use kvant_kv::{Cache, KvError, Layout, Plan, Policies, Pool};
-use kvant_model::{Activations, Config, Decoder, Entry, Lora, Outputs, Part, StepPart, Want, Weights};
+use kvant_kv::{BlockPool, Cache, KvError, Layout, Plan, Policies};
+use kvant_model::{
+    Activations, Config, Decoder, Entry, LayerRange, LogitsFor, Lora, Outputs, StepPart, Weights,
+};
 
 use crate::{CudaDevice, emulator};
 
@@ -17,7 +19,7 @@ struct Running<B: Backend> {
     device: B,
     decoder: Decoder<B>,
     layout: Arc<Layout>,
-    pool: Pool<B::Page>,
+    pool: BlockPool<B::Page>,
     caches: Vec<Cache<B::Page>>,
     act: Activations<B>,
     /// LoRA scale of a sequence.
@@ -36,9 +38,9 @@ fn open(model: &str) -> (Arc<Gguf>, Config) {
 }
 
 impl<B: Backend> Running<B> {
-    fn new(device: B, model: &str, part: Option<&Part>, kv: DType) -> Self {
+    fn new(device: B, model: &str, part: Option<&LayerRange>, kv: DType) -> Self {
         let (gguf, config) = open(model);
-        let whole = Part::whole(config.layers.len());
+        let whole = LayerRange::whole(config.layers.len());
         let weights = Weights::load(&gguf, &config, part.unwrap_or(&whole), &device, &mut |_| ()).unwrap();
         let decoder = Decoder::new(config, weights);
         let shape = decoder.kv_shape();
@@ -46,16 +48,21 @@ impl<B: Backend> Running<B> {
         let layout = Arc::new(Layout::new(&shape, plan));
         let act = decoder.activations(&device, 64).unwrap();
         let caches = vec![Cache::new(Arc::clone(&layout), 128)];
-        Self { device, decoder, layout, pool: Pool::default(), caches, act, strengths: None }
+        Self { device, decoder, layout, pool: BlockPool::default(), caches, act, strengths: None }
     }
 
     /// Runs a step of the first `ns.len()` sequences, `ns[i]` tokens of sequence i; returns the
     /// requested logits.
-    fn step_together(&mut self, ns: &[usize], entry: Entry<'_>, want: Want) -> Vec<f32> {
+    fn step_together(&mut self, ns: &[usize], entry: Entry<'_>, want: LogitsFor) -> Vec<f32> {
         let Self { device, decoder, pool, caches, act, strengths, .. } = self;
         let strengths = strengths.as_ref().map(|strengths| &strengths[..]);
-        let parts =
-            caches.iter_mut().zip(ns).map(|(cache, &n)| StepPart { cache, n, want, strengths, places: None });
+        let parts = caches.iter_mut().zip(ns).map(|(cache, &n)| StepPart {
+            cache,
+            n,
+            logits_for: want,
+            lora_scales: strengths,
+            places: None,
+        });
         let mut parts: Vec<_> = parts.collect();
         let n_wanted: usize = ns.iter().map(|&n| want.count(n)).sum();
         let mut row = vec![f32::NAN; n_wanted * decoder.n_vocab()];
@@ -66,20 +73,20 @@ impl<B: Backend> Running<B> {
         row
     }
 
-    fn step(&mut self, n: usize, entry: Entry<'_>, want: Want) -> Vec<f32> {
+    fn step(&mut self, n: usize, entry: Entry<'_>, want: LogitsFor) -> Vec<f32> {
         self.step_together(&[n], entry, want)
     }
 
     /// Returns the logits after some more tokens.
     fn logits(&mut self, tokens: &[u32]) -> Vec<f32> {
-        self.step(tokens.len(), Entry::Tokens(tokens), Want::Last)
+        self.step(tokens.len(), Entry::Tokens(tokens), LogitsFor::Last)
     }
 
     /// Returns the final hidden states of these tokens.
     fn streams(&mut self, tokens: &[u32]) -> Vec<f32> {
-        self.step(tokens.len(), Entry::Tokens(tokens), Want::Nothing);
+        self.step(tokens.len(), Entry::Tokens(tokens), LogitsFor::None);
         let mut streams = vec![f32::NAN; tokens.len() * self.decoder.config().n_embd];
-        self.decoder.left(&self.device, &mut self.act, tokens.len(), &mut streams).unwrap();
+        self.decoder.hidden_states(&self.device, &mut self.act, tokens.len(), &mut streams).unwrap();
         streams
     }
 
@@ -184,7 +191,7 @@ fn lora_logits_match_the_cpu() {
         let (gguf, config) = open(model);
         let adapter = Arc::new(fixture(&format!("adapters/{model}")));
         let lora = Lora::new(adapter, 0.5, &gguf).unwrap();
-        let part = Part::whole(config.layers.len()).with_loras(vec![lora]);
+        let part = LayerRange::whole(config.layers.len()).with_loras(vec![lora]);
         let Some(device) = emulator::device(80) else { return };
         let mut cpu = Running::new(cpu(), model, Some(&part), DType::F16);
         let mut gpu = Running::new(device, model, Some(&part), DType::F16);
@@ -260,13 +267,13 @@ fn pipeline_split_logits_match_the_cpu() {
     let (model, text) = ("qwen2-h128-g1-yarn.gguf", tokens(20));
     let Some(device) = emulator::device(80) else { return };
     let config = open(model).1;
-    let [first, second] = Part::split(config.layers.len(), 1);
+    let [first, second] = LayerRange::split(config.layers.len(), 1);
     let mut before = Running::new(cpu(), model, Some(&first), DType::F16);
     let mut after = Running::new(device, model, Some(&second), DType::F16);
-    before.step(text.len(), Entry::Tokens(&text), Want::Nothing);
+    before.step(text.len(), Entry::Tokens(&text), LogitsFor::None);
     let mut residual = vec![f32::NAN; text.len() * config.n_embd];
-    before.decoder.left(&before.device, &mut before.act, text.len(), &mut residual).unwrap();
-    let got = after.step(text.len(), Entry::Residual(&residual), Want::Last);
+    before.decoder.hidden_states(&before.device, &mut before.act, text.len(), &mut residual).unwrap();
+    let got = after.step(text.len(), Entry::Residual(&residual), LogitsFor::Last);
     let want = Running::new(cpu(), model, None, DType::F16).logits(&text);
     let error = distance(&got, &want);
     assert!(error <= HALVES, "{error}");
@@ -289,7 +296,7 @@ fn runs_together(model: &str) {
     let lengths = [20, 1, 27];
     gpu.caches = lengths.map(|_| Cache::new(Arc::clone(&gpu.layout), 128)).into();
     let prompts: Vec<_> = lengths.iter().flat_map(|&length| &text[..length]).copied().collect();
-    gpu.step_together(&lengths, Entry::Tokens(&prompts), Want::Nothing);
+    gpu.step_together(&lengths, Entry::Tokens(&prompts), LogitsFor::None);
     let mut alone = lengths.map(|length| {
         let mut alone = Running::new(cpu(), model, None, DType::F16);
         alone.logits(&text[..length]);
@@ -297,7 +304,7 @@ fn runs_together(model: &str) {
     });
     for step in [5, 11, 3] {
         let next = [step, step + 1, step + 2];
-        let got = gpu.step_together(&[1; 3], Entry::Tokens(&next), Want::Last);
+        let got = gpu.step_together(&[1; 3], Entry::Tokens(&next), LogitsFor::Last);
         let got = got.chunks_exact(gpu.decoder.n_vocab());
         for ((got, alone), token) in got.zip(&mut alone).zip(next) {
             let error = distance(got, &alone.logits(&[token]));
@@ -340,8 +347,8 @@ fn a_prompt_leaves_the_same_codes_but_for_those_at_a_boundary() {
         ("llama-h128-g2-llama3.gguf", DType::Turbo4),
     ] {
         let Some((mut cpu, mut gpu)) = both(model, kv) else { return };
-        gpu.step(50, Entry::Tokens(&text[..50]), Want::Nothing);
-        cpu.step(50, Entry::Tokens(&text[..50]), Want::Nothing);
+        gpu.step(50, Entry::Tokens(&text[..50]), LogitsFor::None);
+        cpu.step(50, Entry::Tokens(&text[..50]), LogitsFor::None);
         for side in [Side::K, Side::V] {
             let (got, want) = (gpu.rows(0, side), cpu.rows(0, side));
             let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| v * v).sum::<f32>().sqrt();
@@ -349,10 +356,10 @@ fn a_prompt_leaves_the_same_codes_but_for_those_at_a_boundary() {
             let share = away / norm(&mut want.iter().copied());
             assert!(share <= 0.03, "{model}, {}, {side:?}: {share}", kv.name());
         }
-        let images: Vec<_> = gpu.caches[0].images(&gpu.device).map(|image| image.unwrap()).collect();
+        let images: Vec<_> = gpu.caches[0].pages(&gpu.device).map(|image| image.unwrap()).collect();
         let (layout, state) = (Arc::clone(&cpu.layout), gpu.caches[0].state());
         let mut next = |index: usize| Ok::<_, KvError>(images[index].clone());
-        let cache = Cache::from_images(&cpu.device, &cpu.pool, layout, 128, state, &mut next).unwrap();
+        let cache = Cache::from_pages(&cpu.device, &cpu.pool, layout, 128, state, &mut next).unwrap();
         cpu.caches = vec![cache];
         let error = distance(&gpu.logits(&text[50..]), &cpu.logits(&text[50..]));
         let tol = same_codes(model, kv, &[&text[..50], &text[50..]]);

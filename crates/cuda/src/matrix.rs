@@ -4,7 +4,7 @@ use kvant_backend::{BackendError, Matrix, Result, SharedBytes, WeightSource, che
 use kvant_codec::DType;
 
 use crate::Context;
-use crate::product::{self, Weights};
+use crate::matmul::{self, Weights};
 
 /// A weight matrix `[n_out, n_in]`.
 #[derive(Debug)]
@@ -30,9 +30,9 @@ impl CudaMatrix {
 
     /// Creates a matrix on the device that also supports row look-ups.
     pub(crate) fn tied(cx: &Context, source: WeightSource) -> Result<Self> {
-        product::check_type("matrix", source.dtype)?;
+        matmul::check_type("matrix", source.dtype)?;
         check_matrix(&source)?;
-        let weights = Some(product::upload(cx, source.dtype, source.n_in, &source.bytes)?);
+        let weights = Some(matmul::upload(cx, source.dtype, source.n_in, &source.bytes)?);
         Ok(Self { weights, ..Self::table(source)? })
     }
 

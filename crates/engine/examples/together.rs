@@ -4,7 +4,7 @@
 
 use std::time::Instant;
 
-use kvant::{Feed, KvOptions, Message, Model, Sampler, SamplerParams, Session, SessionOptions};
+use kvant::{BatchItem, KvOptions, Message, Model, Sampler, SamplerParams, Session, SessionOptions};
 
 const QUESTIONS: [&str; 4] = [
     "What is the capital of France?",
@@ -34,7 +34,7 @@ fn main() -> Result<(), kvant::Error> {
             if is_over {
                 continue;
             }
-            let token = session.draw(&mut sampler)?;
+            let token = session.sample(&mut sampler)?;
             answer.push(token);
             tokens.push([token]);
             open.push(session);
@@ -43,8 +43,8 @@ fn main() -> Result<(), kvant::Error> {
             break;
         }
         n_tokens += tokens.len();
-        let feeds = open.into_iter().zip(&tokens).map(|(session, tokens)| Feed::new(session, tokens));
-        Session::feed_together(&mut feeds.collect::<Vec<_>>())?;
+        let feeds = open.into_iter().zip(&tokens).map(|(session, tokens)| BatchItem::new(session, tokens));
+        Session::step_batch(&mut feeds.collect::<Vec<_>>())?;
     }
     let speed = n_tokens as f64 / started.elapsed().as_secs_f64();
     for (question, answer) in QUESTIONS.iter().zip(&answers) {

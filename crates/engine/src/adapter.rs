@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use kvant_gguf::{Gguf, printable};
-use kvant_model::{Config, Part};
-use kvant_wgpu::{AdapterReport, AttendTrial, AttendWays, LookUps, TypeClass, WgpuDevice};
+use kvant_model::{Config, LayerRange};
+use kvant_wgpu::{AdapterReport, AttendTrial, AttendVariant, CodebookLookup, TypeClass, WgpuDevice};
 
 use crate::Error;
-use crate::device::Adapter;
-use crate::runtime::{self, Loaded};
+use crate::device::WgpuInfo;
+use crate::runtime::{self, LoadedModel};
 use crate::tuning::{self, AdapterName, Kept, Way, WayTrial};
 
 /// Characters of a foreign name shown in an error.
@@ -18,10 +18,11 @@ const MOST_SHOWN: usize = 40;
 ///
 /// # Errors
 /// In a build without the feature `wgpu`.
-pub fn adapters() -> Result<Vec<Adapter>, Error> {
+pub fn adapters() -> Result<Vec<WgpuInfo>, Error> {
     let kept = tuning::kept();
     let adapter = |report: AdapterReport| {
-        let (tuned, default) = (tuned(&report, &kept).and_then(Result::ok), AttendWays::of_adapter(&report));
+        let (tuned, default) =
+            (tuned(&report, &kept).and_then(Result::ok), AttendVariant::of_adapter(&report));
         let is_tuned = tuned.is_some();
         let way = |class| {
             let found = tuned.iter().flatten().find(|(of, _)| *of == class);
@@ -31,7 +32,7 @@ pub fn adapters() -> Result<Vec<Adapter>, Error> {
         let AdapterReport { device, product, interface, driver, is_software, max_binding, features, .. } =
             report;
         let features = features.into_iter().map(str::to_owned).collect();
-        Adapter { device, product, interface, driver, is_software, max_binding, features, ways, is_tuned }
+        WgpuInfo { device, product, interface, driver, is_software, max_binding, features, ways, is_tuned }
     };
     Ok(kvant_wgpu::adapters().into_iter().map(adapter).collect())
 }
@@ -40,10 +41,10 @@ pub fn adapters() -> Result<Vec<Adapter>, Error> {
 pub(crate) fn load(
     index: usize,
     config: Config,
-    part: &Part,
+    part: &LayerRange,
     gguf: &Arc<Gguf>,
     progress: &mut dyn FnMut(f32),
-) -> Result<Arc<dyn Loaded>, Error> {
+) -> Result<Arc<dyn LoadedModel>, Error> {
     let mut device = WgpuDevice::open(index)?;
     if let Some(Ok(ways)) = tuned(device.report(), &tuning::kept()) {
         for (class, way) in ways {
@@ -81,7 +82,7 @@ pub(crate) fn unfit(kept: &Kept) -> Vec<(usize, String)> {
 
 /// Returns the saved attention variants of an adapter, or why it cannot use them; `None` where no
 /// variants are saved for it.
-fn tuned(report: &AdapterReport, kept: &Kept) -> Option<Result<Vec<(TypeClass, AttendWays)>, String>> {
+fn tuned(report: &AdapterReport, kept: &Kept) -> Option<Result<Vec<(TypeClass, AttendVariant)>, String>> {
     let name = name_of(report);
     let kept = kept.adapters.iter().find(|kept| kept.adapter == name)?;
     Some(kept.ways.iter().map(|way| meant(report, way)).collect())
@@ -92,24 +93,24 @@ fn name_of(report: &AdapterReport) -> AdapterName {
     AdapterName { product, interface, driver }
 }
 
-fn named(class: TypeClass, AttendWays { look_ups, queries, words }: AttendWays) -> Way {
+fn named(class: TypeClass, AttendVariant { look_ups, queries, words }: AttendVariant) -> Way {
     let look_ups = (class == TypeClass::Codebooks).then(|| look_ups.name().to_owned());
     Way { types: class.name().to_owned(), look_ups, queries, words }
 }
 
 /// Resolves the variant that `way` names on an adapter.
-fn meant(report: &AdapterReport, way: &Way) -> Result<(TypeClass, AttendWays), String> {
+fn meant(report: &AdapterReport, way: &Way) -> Result<(TypeClass, AttendVariant), String> {
     let Way { types, look_ups, queries, words } = way;
     let class = TypeClass::ALL.into_iter().find(|class| class.name() == types);
     let class = class.ok_or_else(|| format!("unknown type class {}", printable(types, MOST_SHOWN)))?;
-    let named = |name: &String| LookUps::ALL.into_iter().find(|look_ups| look_ups.name() == name);
+    let named = |name: &String| CodebookLookup::ALL.into_iter().find(|look_ups| look_ups.name() == name);
     let look_ups = match look_ups {
         Some(name) => {
             named(name).ok_or_else(|| format!("unknown look-ups {}", printable(name, MOST_SHOWN)))?
         }
-        None => AttendWays::of_adapter(report).look_ups,
+        None => AttendVariant::of_adapter(report).look_ups,
     };
-    let way = AttendWays { look_ups, queries: *queries, words: *words };
+    let way = AttendVariant { look_ups, queries: *queries, words: *words };
     way.check(report).map_err(|error| error.to_string())?;
     Ok((class, way))
 }
@@ -140,8 +141,8 @@ mod tests {
     #[test]
     fn saved_attention_variants_apply_to_the_same_driver_only() {
         let ways = [
-            (TypeClass::Floats, AttendWays { queries: 8, ..AttendWays::of_adapter(&report(true)) }),
-            (TypeClass::Codebooks, AttendWays { look_ups: LookUps::Shuffle, queries: 4, words: 2 }),
+            (TypeClass::Floats, AttendVariant { queries: 8, ..AttendVariant::of_adapter(&report(true)) }),
+            (TypeClass::Codebooks, AttendVariant { look_ups: CodebookLookup::Shuffle, queries: 4, words: 2 }),
         ];
         let kept = kept(ways.map(|(class, way)| named(class, way)).into());
         assert_eq!(tuned(&report(true), &kept), Some(Ok(ways.into())));

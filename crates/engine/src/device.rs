@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use kvant_backend::{Backend, BackendError, DeviceInfo, KernelChoice};
 use kvant_codec::DType;
-use kvant_cpu::{CpuDevice, Isa, MatrixUnit, PromptMath};
+use kvant_cpu::{CpuDevice, Isa, MatrixUnit, PrefillPrecision};
 use kvant_gguf::Gguf;
-use kvant_model::{Config, Lora, Part};
+use kvant_model::{Config, LayerRange, Lora};
 
-use crate::runtime::{self, Loaded, Relay};
+use crate::runtime::{self, LayerPipeline, LoadedModel};
 use crate::tuning::Way;
-use crate::{Error, Gpu, adapter, tuning};
+use crate::{CudaInfo, Error, adapter, tuning};
 
 /// The device to run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -30,7 +30,7 @@ pub enum DeviceChoice {
 
 /// A Vulkan, Metal or DX12 adapter.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Adapter {
+pub struct WgpuInfo {
     /// The device's name, such as `wgpu:0`.
     pub device: String,
     /// The product name.
@@ -102,14 +102,14 @@ pub(crate) struct Placement {
     /// See [`OpenOptions::mtp`](crate::OpenOptions::mtp).
     pub mtp: bool,
     /// See [`OpenOptions::prompt_math`](crate::OpenOptions::prompt_math).
-    pub prompt_math: PromptMath,
+    pub prompt_math: PrefillPrecision,
     /// See [`OpenOptions::loras`](crate::OpenOptions::loras).
     pub loras: Vec<Lora>,
 }
 
 impl Placement {
     /// Applies the load options of all parts to `part`.
-    fn settle(&self, part: Part) -> Part {
+    fn resolve(&self, part: LayerRange) -> LayerRange {
         part.with_weights(self.weights)
             .with_mapped_experts(self.maps_experts)
             .with_mtp(self.mtp && !self.maps_experts)
@@ -138,26 +138,26 @@ pub(crate) fn load(
     config: Config,
     gguf: &Arc<Gguf>,
     progress: &mut dyn FnMut(f32),
-) -> Result<Arc<dyn Loaded>, Error> {
+) -> Result<Arc<dyn LoadedModel>, Error> {
     let open_cpu = || tuning::open_cpu(n_threads, placement.prompt_math);
     let n_layers = config.layers.len();
-    let whole = placement.settle(Part::whole(n_layers));
+    let whole = placement.resolve(LayerRange::whole(n_layers));
     let Some(gpu) = Opened::choose(placement.device()?)? else {
         return runtime::load(open_cpu()?, config, &whole, gguf, progress);
     };
-    if placement.prompt_math != PromptMath::Exact {
+    if placement.prompt_math != PrefillPrecision::Exact {
         let (expected, got) = ("exact with layers on a GPU".to_owned(), placement.prompt_math.to_string());
         return Err(Error::Setting { name: "prompt_math", expected, got });
     }
     match placement.n_gpu_layers {
         Some(n) if n < n_layers => {
-            let parts = Part::split(n_layers, n_layers - n);
-            let [first, last] = parts.map(|part| placement.settle(part));
+            let parts = LayerRange::split(n_layers, n_layers - n);
+            let [first, last] = parts.map(|part| placement.resolve(part));
             let share = first.layers().len() as f32 / n_layers as f32;
             let on_cpu =
                 runtime::load(open_cpu()?, config.clone(), &first, gguf, &mut |done| progress(done * share))?;
             let on_gpu = gpu.load(config, &last, gguf, &mut |done| progress(share + done * (1.0 - share)))?;
-            Ok(Arc::new(Relay::new(vec![on_cpu, on_gpu])))
+            Ok(Arc::new(LayerPipeline::new(vec![on_cpu, on_gpu])))
         }
         _ => gpu.load(config, &whole, gguf, progress),
     }
@@ -165,7 +165,7 @@ pub(crate) fn load(
 
 /// A device other than the CPU.
 enum Opened {
-    Gpu(Box<Gpu>),
+    Gpu(Box<CudaInfo>),
     /// An adapter by index, opened on load.
     Adapter(usize),
 }
@@ -175,17 +175,17 @@ impl Opened {
     fn choose(choice: DeviceChoice) -> Result<Option<Self>, Error> {
         match choice {
             DeviceChoice::Wgpu(index) => Ok(Some(Self::Adapter(index))),
-            choice => Ok(Gpu::choose(choice)?.map(|gpu| Self::Gpu(Box::new(gpu)))),
+            choice => Ok(CudaInfo::choose(choice)?.map(|gpu| Self::Gpu(Box::new(gpu)))),
         }
     }
 
     fn load(
         self,
         config: Config,
-        part: &Part,
+        part: &LayerRange,
         gguf: &Arc<Gguf>,
         progress: &mut dyn FnMut(f32),
-    ) -> Result<Arc<dyn Loaded>, Error> {
+    ) -> Result<Arc<dyn LoadedModel>, Error> {
         match self {
             Self::Gpu(gpu) => gpu.load(config, part, gguf, progress),
             Self::Adapter(index) => adapter::load(index, config, part, gguf, progress),
@@ -211,15 +211,15 @@ pub fn memory_bandwidth(choice: DeviceChoice, n_threads: Option<usize>) -> Resul
 }
 
 /// The CPU, to report its properties and kernels.
-pub struct Device(CpuDevice);
+pub struct CpuInfo(CpuDevice);
 
-impl Device {
+impl CpuInfo {
     /// Opens the CPU with `n_threads` threads (all cores when `None`).
     ///
     /// # Errors
     /// When a setting cannot be applied.
     pub fn open(n_threads: Option<usize>) -> Result<Self, Error> {
-        Ok(Self(tuning::open_cpu(n_threads, PromptMath::Exact)?))
+        Ok(Self(tuning::open_cpu(n_threads, PrefillPrecision::Exact)?))
     }
 
     /// Returns the device information.
@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn n_gpu_layers_selects_the_device() {
         let device = |device, n_gpu_layers| {
-            let prompt_math = PromptMath::Exact;
+            let prompt_math = PrefillPrecision::Exact;
             let (weights, maps_experts, mtp, loras) = (None, false, false, Vec::new());
             Placement { device, n_gpu_layers, weights, maps_experts, mtp, prompt_math, loras }.device()
         };

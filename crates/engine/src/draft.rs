@@ -10,7 +10,7 @@ use kvant_codec::DType;
 use kvant_gguf::{Gguf, Strings, printable};
 use kvant_model::Config;
 
-use crate::runtime::Loaded;
+use crate::runtime::LoadedModel;
 use crate::{Error, KvOptions};
 
 const TOKENS: &str = "tokenizer.ggml.tokens";
@@ -30,10 +30,10 @@ pub(crate) fn kv_options() -> KvOptions {
 
 /// Loads `draft` onto the device of `loaded`, the model of `gguf`.
 pub(crate) fn load(
-    loaded: &dyn Loaded,
+    loaded: &dyn LoadedModel,
     draft: &Arc<Gguf>,
     progress: &mut dyn FnMut(f32),
-) -> Result<Arc<dyn Loaded>, Error> {
+) -> Result<Arc<dyn LoadedModel>, Error> {
     let info = loaded.info();
     if !info.rows_are_independent {
         let expected =

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use kvant_text::tokenizer::Special;
 
-use crate::{Error, Feed, KvOptions, Model, Session, SessionOptions};
+use crate::{BatchItem, Error, KvOptions, Model, Session, SessionOptions};
 
 /// Texts per batch: short ones share the time of a step.
 const TEXTS_AT_ONCE: usize = 32;
@@ -173,11 +173,11 @@ impl Model {
             let session = |_| self.session(SessionOptions { n_ctx: None, kv: kv.clone() });
             let mut sessions: Vec<Session> = texts.iter().map(session).collect::<Result<_, _>>()?;
             let feeds = sessions.iter_mut().zip(texts).zip(pooled);
-            let feeds = feeds.map(|((session, tokens), pooled)| Feed {
+            let feeds = feeds.map(|((session, tokens), pooled)| BatchItem {
                 pooled: Some(pooled),
-                ..Feed::new(session, tokens)
+                ..BatchItem::new(session, tokens)
             });
-            Session::feed_together(&mut feeds.collect::<Vec<_>>())?;
+            Session::step_batch(&mut feeds.collect::<Vec<_>>())?;
         }
         Ok(all)
     }
@@ -207,8 +207,8 @@ mod tests {
         let mut session = model.session(SessionOptions::default()).unwrap();
         let mut pooled = Pooled::new(model, pooling);
         for tokens in tokens.chunks(pieces) {
-            let feed = Feed { pooled: Some(&mut pooled), ..Feed::new(&mut session, tokens) };
-            Session::feed_together(&mut [feed]).unwrap();
+            let feed = BatchItem { pooled: Some(&mut pooled), ..BatchItem::new(&mut session, tokens) };
+            Session::step_batch(&mut [feed]).unwrap();
         }
         pooled
     }
@@ -242,9 +242,11 @@ mod tests {
         let mut states: Vec<Vec<f32>> = Vec::new();
         for token in &tokens {
             let mut last = Pooled::new(&model, Pooling::Last);
-            let feed =
-                Feed { pooled: Some(&mut last), ..Feed::new(&mut session, std::slice::from_ref(token)) };
-            Session::feed_together(&mut [feed]).unwrap();
+            let feed = BatchItem {
+                pooled: Some(&mut last),
+                ..BatchItem::new(&mut session, std::slice::from_ref(token))
+            };
+            Session::step_batch(&mut [feed]).unwrap();
             states.push(last.state().unwrap());
         }
         // As after a preemption.

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kvant_model::ModelError;
-use kvant_text::guess::Guesser;
 use kvant_text::sampler::{Sampler, SamplerParams};
+use kvant_text::speculative::Guesser;
 use kvant_text::tokenizer::DecodeStream;
 
 use crate::clock::Stopwatch;
@@ -185,7 +185,7 @@ fn check(session: &Session, prompt: &[u32], options: &GenerateOptions) -> Result
         return Err(Error::PromptTooLong { tokens: prompt.len(), n_ctx });
     }
     let n_vocab = model.n_vocab();
-    model.loaded().extra().of(prompt).map_err(|token| ModelError::Token { token, n_vocab })?;
+    model.loaded().soft_tokens().of(prompt).map_err(|token| ModelError::Token { token, n_vocab })?;
     options.sampler.validate()?;
     model.tokenizer().map(|_| ())
 }
@@ -207,7 +207,7 @@ impl Continuation {
             !cancel.is_cancelled()
         })?;
         // Another answer to the same prompt branches here.
-        session.mark();
+        session.set_checkpoint();
         let stats =
             Stats { n_prompt: prompt.len() - kept, prompt_time: started.elapsed(), ..Stats::default() };
         let draft_max = options.draft_max.unwrap_or_else(|| session.model().most_guesses());
@@ -247,7 +247,7 @@ impl Continuation {
             Ok(Err(finish)) => {
                 self.stats.finish = Some(finish);
                 // An idle session holds its cache alone.
-                session.rest();
+                session.release_scratch();
                 None
             }
             Err(error) => {
@@ -272,15 +272,15 @@ impl Continuation {
             let started = Stopwatch::start();
             let n_read = self.read(session, token)?;
             self.pending = None;
-            let id = session.draw(&mut self.sampler)?;
+            let id = session.sample(&mut self.sampler)?;
             let time = started.elapsed();
-            self.guesser.drawn(id);
-            self.guesser.took(n_read, time);
+            self.guesser.observe(id);
+            self.guesser.observe_step_time(n_read, time);
             self.stats.decode_time += time;
             self.stats.n_decoded += 1;
             id
         } else {
-            session.draw(&mut self.sampler)?
+            session.sample(&mut self.sampler)?
         };
         let tokenizer = session.model().tokenizer()?;
         if tokenizer.is_eog(id) && !self.options.ignore_eos {
@@ -294,7 +294,7 @@ impl Continuation {
     /// Feeds `token` and, unless it is an accepted draft token, verifies draft tokens behind it.
     /// Returns the number of tokens in the forward pass.
     fn read(&mut self, session: &mut Session, token: u32) -> Result<usize, Error> {
-        if session.foresees(token) {
+        if session.is_drafted(token) {
             self.stats.n_accepted += 1;
             session.queue(&[token], &mut |_| true)?;
             return Ok(0);
@@ -303,10 +303,10 @@ impl Continuation {
         let left = self.options.max_tokens.map_or(usize::MAX, |max| max - self.stats.n_gen - 1);
         let guesses = match self.draft_max.min(left) {
             0 => &[],
-            most => session.guess(&mut self.guesser, token, most),
+            most => session.draft(&mut self.guesser, token, most),
         };
-        let trial = session.queue_ahead(token, guesses)?;
-        self.stats.n_drafted += trial.n_guesses;
+        let trial = session.queue_verify(token, guesses)?;
+        self.stats.n_drafted += trial.n_draft_tokens;
         Ok(trial.n_rows)
     }
 }

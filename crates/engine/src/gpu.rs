@@ -5,15 +5,15 @@ use std::sync::Arc;
 use kvant_backend::{Backend, BackendError, DeviceInfo, KernelChoice};
 use kvant_cuda::CudaDevice;
 use kvant_gguf::Gguf;
-use kvant_model::{Config, Part};
+use kvant_model::{Config, LayerRange};
 
-use crate::runtime::{self, Loaded};
+use crate::runtime::{self, LoadedModel};
 use crate::{DeviceChoice, Error};
 
 /// An NVIDIA GPU, to report its properties and compile its kernels.
-pub struct Gpu(CudaDevice);
+pub struct CudaInfo(CudaDevice);
 
-impl Gpu {
+impl CudaInfo {
     /// Opens the chosen GPU; `None` for devices of other kinds.
     pub(crate) fn choose(choice: DeviceChoice) -> Result<Option<Self>, Error> {
         match choice {
@@ -33,10 +33,10 @@ impl Gpu {
     pub(crate) fn load(
         self,
         config: Config,
-        part: &Part,
+        part: &LayerRange,
         gguf: &Arc<Gguf>,
         progress: &mut dyn FnMut(f32),
-    ) -> Result<Arc<dyn Loaded>, Error> {
+    ) -> Result<Arc<dyn LoadedModel>, Error> {
         runtime::load(self.0, config, part, gguf, progress)
     }
 

@@ -37,7 +37,6 @@ mod generate;
 #[cfg_attr(not(feature = "cuda"), path = "no_gpu.rs")]
 mod gpu;
 mod model;
-mod picture;
 mod plan_file;
 mod profile;
 mod prompt;
@@ -47,38 +46,39 @@ mod runtime;
 mod session;
 pub mod synthetic;
 pub mod tuning;
+mod vision;
 
 pub use adapter::adapters;
 pub use context_file::{ContextFileError, SavedSession};
-pub use device::{Adapter, Device, DeviceChoice, memory_bandwidth};
+pub use device::{CpuInfo, DeviceChoice, WgpuInfo, memory_bandwidth};
 pub use embed::{EmbedOptions, Pooled, Pooling};
 pub use error::Error;
 pub use generate::{CancelFlag, Continuation, Finish, GenerateOptions, Generation, Stats, Token};
-pub use gpu::Gpu;
+pub use gpu::CudaInfo;
 pub use kvant_backend::{
-    BORDER, BackendError, DeviceInfo, KernelChoice, Pairing, RopeParams, TOKENS_PER_BLOCK, limits,
+    BackendError, DeviceInfo, KernelChoice, PREFIX_ALIGNMENT, Pairing, RopeParams, TOKENS_PER_BLOCK, limits,
 };
 pub use kvant_codec::DType;
-pub use kvant_cpu::PromptMath;
+pub use kvant_cpu::PrefillPrecision;
 pub use kvant_files as files;
 pub use kvant_gguf::{self as gguf, Gguf};
 pub use kvant_hf::{self as hf, HfError};
 pub use kvant_kv::{
-    Balance, HeadTypes, KvError, KvLayerShape, KvShape, LayerBalance, Plan, Policies, Policy,
+    ChannelScales, HeadTypes, KvError, KvLayerShape, KvShape, LayerScales, Plan, Policies, Policy,
     WeightStatistics, balance_factors, five_digits,
 };
-pub use kvant_model::{Config, ExpertSpec, LayerSpec, ModelError, Part, Want};
+pub use kvant_model::{Config, ExpertSpec, LayerRange, LayerSpec, LogitsFor, ModelError};
 pub use kvant_text::chat::{self, ChatTemplate, Message, RenderOptions, Rendered, TemplateError};
-pub use kvant_text::guess::{Guesser, MOST_GUESSES};
-pub use kvant_text::recommended::Recommended;
 pub use kvant_text::sampler::{
     Breakers, Dry, Dynatemp, Mirostat, MirostatVersion, SampleError, Sampler, SamplerParams, Xtc,
 };
+pub use kvant_text::sampling_defaults::SamplingDefaults;
+pub use kvant_text::speculative::{Guesser, MAX_DRAFT_TOKENS};
 pub use kvant_text::tokenizer::{self, DecodeStream, Special, Tokenizer};
 pub use kvant_vision::VisionError;
-pub use model::{LoraFile, Model, Needs, OpenOptions, open_file, open_lora};
-pub use picture::{Picture, check_mmproj};
+pub use model::{LoraFile, Model, OpenOptions, Requirements, open_file, open_lora};
 pub use plan_file::{Certificate, KvPlan, PlanFileError, added_kld};
 pub use profile::StageTime;
 pub use rank::Scorer;
-pub use session::{Feed, KvBalance, KvOptions, KvUse, Session, SessionOptions};
+pub use session::{BatchItem, KvBalance, KvOptions, KvUse, Session, SessionOptions};
+pub use vision::{EncodedImage, check_mmproj};

@@ -6,20 +6,20 @@ use std::thread;
 
 use kvant_backend::{DeviceInfo, KernelChoice};
 use kvant_codec::DType;
-use kvant_cpu::PromptMath;
+use kvant_cpu::PrefillPrecision;
 use kvant_gguf::{Gguf, printable_path};
 use kvant_kv::{BlockKey, Plan};
-use kvant_model::{Config, Lora, Part};
+use kvant_model::{Config, LayerRange, Lora};
 use kvant_text::chat::{ChatTemplate, TemplateError};
-use kvant_text::guess::MOST_GUESSES;
-use kvant_text::recommended::Recommended;
 use kvant_text::sampler::{Breakers, Sampler, SamplerParams};
+use kvant_text::sampling_defaults::SamplingDefaults;
+use kvant_text::speculative::MAX_DRAFT_TOKENS;
 use kvant_text::tokenizer::Tokenizer;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::device::{self, DeviceChoice, Placement};
-use crate::picture::Sight;
-use crate::runtime::{Loaded, Sequence};
+use crate::runtime::{LoadedModel, Sequence};
+use crate::vision::VisionModel;
 use crate::{Error, Session, SessionOptions, draft, fingerprint};
 
 /// The bundled pocket model, for a first run and for tests.
@@ -44,7 +44,7 @@ pub struct OpenOptions<'a> {
     pub maps_experts: bool,
     /// Arithmetic of prefill GEMMs. bf16 needs a CPU with a matrix unit, or bf16 products on 64-bit
     /// ARM, and all layers on that CPU.
-    pub prompt_math: PromptMath,
+    pub prompt_math: PrefillPrecision,
     /// Loads the multi-token prediction (MTP) layer where the file has one. It
     /// [drafts](crate::GenerateOptions::draft_max) tokens where prompt lookup expects fewer. It
     /// takes memory, also in the KV cache, and the time of one layer in prefill. CPU only.
@@ -62,7 +62,7 @@ pub struct OpenOptions<'a> {
     /// A chat template to use instead of the file's own.
     pub chat_template: Option<String>,
     /// What the file must contain besides weights.
-    pub needs: Needs,
+    pub needs: Requirements,
     /// Receives the fraction loaded, from 0 to 1.
     pub progress: Option<&'a mut dyn FnMut(f32)>,
 }
@@ -96,7 +96,7 @@ impl LoraFile {
 /// What a file must contain besides weights. A file that lacks it is rejected before its weights
 /// are loaded.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Needs {
+pub enum Requirements {
     /// Nothing: the caller uses token ids.
     #[default]
     Nothing,
@@ -115,9 +115,9 @@ pub struct Model {
 }
 
 struct Inner {
-    loaded: Arc<dyn Loaded>,
+    loaded: Arc<dyn LoadedModel>,
     draft: Option<Model>,
-    sight: Option<Sight>,
+    sight: Option<VisionModel>,
     gguf: Arc<Gguf>,
     /// The tokenizer and the chat template, or why the file has no usable one: such a model still
     /// runs on token ids.
@@ -126,7 +126,7 @@ struct Inner {
     weights: Option<DType>,
     loras: Vec<LoraFile>,
     maps_experts: bool,
-    prompt_math: PromptMath,
+    prompt_math: PrefillPrecision,
     fingerprint: OnceLock<String>,
 }
 
@@ -223,7 +223,8 @@ impl Model {
         let bytes =
             [Some(&gguf), options.draft.as_ref()].map(|file| file.map_or(0, |file| file.file_bytes()));
         let share = bytes[0] as f32 / bytes.iter().sum::<u64>() as f32;
-        let sight = options.mmproj.map(|file| Sight::load(&file, options.n_threads, &config)).transpose()?;
+        let sight =
+            options.mmproj.map(|file| VisionModel::load(&file, options.n_threads, &config)).transpose()?;
         let mut tell = |done: f32| progress(done * share);
         // Errors of loading come first: they name the faulty tensor.
         let loaded = device::load(placement, options.n_threads, config, &gguf, &mut tell)?;
@@ -251,7 +252,7 @@ impl Model {
     }
 
     /// Wraps a draft model, which only proposes token ids.
-    fn drafting(loaded: Arc<dyn Loaded>, gguf: Arc<Gguf>) -> Self {
+    fn drafting(loaded: Arc<dyn LoadedModel>, gguf: Arc<Gguf>) -> Self {
         Self {
             inner: Arc::new(Inner {
                 loaded,
@@ -263,7 +264,7 @@ impl Model {
                 weights: None,
                 loras: Vec::new(),
                 maps_experts: false,
-                prompt_math: PromptMath::Exact,
+                prompt_math: PrefillPrecision::Exact,
                 fingerprint: OnceLock::new(),
             }),
         }
@@ -291,8 +292,8 @@ impl Model {
     ///
     /// # Errors
     /// A setting that is not a number.
-    pub fn recommended(&self) -> Result<Recommended, Error> {
-        Ok(Recommended::from_gguf(&self.inner.gguf)?)
+    pub fn recommended(&self) -> Result<SamplingDefaults, Error> {
+        Ok(SamplingDefaults::from_gguf(&self.inner.gguf)?)
     }
 
     /// Returns the vocabulary size.
@@ -303,7 +304,8 @@ impl Model {
     /// Returns the bytes of weights in the file's types, including a [draft
     /// model](OpenOptions::draft) and a [vision encoder](OpenOptions::mmproj).
     pub fn weight_bytes(&self) -> usize {
-        let beside = self.draft().map_or(0, Self::weight_bytes) + self.sight().map_or(0, Sight::weight_bytes);
+        let beside =
+            self.draft().map_or(0, Self::weight_bytes) + self.sight().map_or(0, VisionModel::weight_bytes);
         self.inner.loaded.weight_bytes() + beside
     }
 
@@ -313,7 +315,7 @@ impl Model {
         if !self.inner.maps_experts {
             return [0; 2];
         }
-        Part::whole(self.config().layers.len()).expert_bytes(&self.inner.gguf, self.config())
+        LayerRange::whole(self.config().layers.len()).expert_bytes(&self.inner.gguf, self.config())
     }
 
     /// Returns the model's fingerprint, 32 hexadecimal digits: a hash of every byte of every
@@ -332,13 +334,13 @@ impl Model {
 
     /// Returns a [`fingerprint`](Self::fingerprint) that also covers the converted weight type, the
     /// LoRA adapters and bf16 prefill: results are interchangeable only where it is equal.
-    pub fn computed_by(&self) -> String {
+    pub fn compute_fingerprint(&self) -> String {
         let folder = kvant_files::cache_folder();
         let loras = self.inner.loras.iter().map(|LoraFile { file, strength, .. }| {
             format!(" and {strength} of {}", fingerprint::find(file, folder.as_deref()))
         });
         let weights = self.inner.weights.map(|dtype| format!(" as {dtype}"));
-        let math = Some(self.inner.prompt_math).filter(|&math| math != PromptMath::Exact);
+        let math = Some(self.inner.prompt_math).filter(|&math| math != PrefillPrecision::Exact);
         let math = math.map(|math| format!(" with prompts in {math}"));
         let others: String = weights.into_iter().chain(loras).chain(math).collect();
         match self.fingerprint() {
@@ -368,7 +370,7 @@ impl Model {
             plan.balance.iter().flat_map(|balance| balance.values()).flat_map(f32::to_le_bytes).collect();
         let stored = Plan { notes: Vec::new(), balance: None, ..plan.clone() };
         let turns_long = self.config().turns_long(sequence.n_ctx());
-        let stored = format!("{stored:?}, turned long: {turns_long}, {:?}", sequence.strengths());
+        let stored = format!("{stored:?}, turned long: {turns_long}, {:?}", sequence.lora_scales());
         let parts = [Some(stored.as_bytes()), Some(&balance[..]), owner.map(str::as_bytes)];
         BlockKey::root(&parts.into_iter().flatten().collect::<Vec<_>>())
     }
@@ -413,7 +415,7 @@ impl Model {
     /// Returns the default maximum of draft tokens: 0 unless the kernels are batch-invariant, so
     /// that speculation does not change the output.
     pub fn most_guesses(&self) -> usize {
-        if self.device().rows_are_independent { MOST_GUESSES } else { 0 }
+        if self.device().rows_are_independent { MAX_DRAFT_TOKENS } else { 0 }
     }
 
     /// Returns whether a drafter besides prompt lookup is loaded: an MTP layer
@@ -433,7 +435,7 @@ impl Model {
     }
 
     /// Returns whether every device of the model supports a cache of this type.
-    pub fn stores(&self, dtype: DType) -> bool {
+    pub fn supports_kv_type(&self, dtype: DType) -> bool {
         let choices = self.kernel_choices();
         let devices =
             |dtype| choices.iter().filter(|choice| choice.op == "attend" && choice.dtype == dtype).count();
@@ -485,11 +487,11 @@ impl Model {
         self.inner.template.as_ref().map_err(|error| error.clone().into())
     }
 
-    pub(crate) fn sight(&self) -> Option<&Sight> {
+    pub(crate) fn sight(&self) -> Option<&VisionModel> {
         self.inner.sight.as_ref()
     }
 
-    pub(crate) fn loaded(&self) -> &Arc<dyn Loaded> {
+    pub(crate) fn loaded(&self) -> &Arc<dyn LoadedModel> {
         &self.inner.loaded
     }
 }
@@ -522,10 +524,10 @@ type TextSide = (Result<Arc<Tokenizer>, String>, Result<ChatTemplate, TemplateEr
 
 /// Returns the tokenizer and the chat template of a file, or why they are missing; an error where
 /// they are needed.
-fn text_side(gguf: &Gguf, source: Option<&str>, needs: Needs) -> Result<TextSide, Error> {
+fn text_side(gguf: &Gguf, source: Option<&str>, needs: Requirements) -> Result<TextSide, Error> {
     let tokenizer = match Tokenizer::from_gguf(gguf) {
         Ok(tokenizer) => Arc::new(tokenizer),
-        Err(error) if needs != Needs::Nothing => return Err(error.into()),
+        Err(error) if needs != Requirements::Nothing => return Err(error.into()),
         Err(error) => return Ok((Err(error.to_string()), Err(TemplateError::Missing))),
     };
     let template = match source {
@@ -533,8 +535,10 @@ fn text_side(gguf: &Gguf, source: Option<&str>, needs: Needs) -> Result<TextSide
         None => ChatTemplate::from_gguf(gguf, &tokenizer),
     };
     match (&template, needs) {
-        (Err(TemplateError::Missing), Needs::NoBadTemplate) => {}
-        (Err(error), Needs::NoBadTemplate | Needs::ChatTemplate) => return Err(error.clone().into()),
+        (Err(TemplateError::Missing), Requirements::NoBadTemplate) => {}
+        (Err(error), Requirements::NoBadTemplate | Requirements::ChatTemplate) => {
+            return Err(error.clone().into());
+        }
         _ => {}
     }
     Ok((Ok(tokenizer), template))

@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use kvant_codec::DType;
 use kvant_gguf::{Gguf, printable_path};
-use kvant_kv::{Balance, HeadTypes, KvShape, LayerBalance, Policies, Policy};
+use kvant_kv::{ChannelScales, HeadTypes, KvShape, LayerScales, Policies, Policy};
 use kvant_model::Config;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
@@ -91,7 +91,7 @@ pub struct KvPlan {
     /// Types, `[KV layers][n_kv_heads]`.
     pub types: Vec<Vec<HeadTypes>>,
     /// Channel scales of keys and values.
-    pub balance: Arc<Balance>,
+    pub balance: Arc<ChannelScales>,
     /// Measured quality.
     pub certificate: Certificate,
 }
@@ -238,12 +238,12 @@ impl KvPlan {
             }
             let of_head = |(k, v): (&String, &String)| Ok(HeadTypes { k: kv_type(k)?, v: kv_type(v)? });
             types.push(k.iter().zip(&v).map(of_head).collect::<Result<_, _>>().map_err(of_layer)?);
-            layers.push(LayerBalance { k_scale, v_scale, v_centre });
+            layers.push(LayerScales { k_scale, v_scale, v_centre });
         }
         if layers.len() != n {
             return Err(format!("expected {n} layers, got {}", layers.len()));
         }
-        Ok(Self { model, sink, types, balance: Arc::new(Balance { layers }), certificate })
+        Ok(Self { model, sink, types, balance: Arc::new(ChannelScales { layers }), certificate })
     }
 
     /// Checks that the plan belongs to that model.
@@ -287,7 +287,7 @@ impl KvPlan {
         let (model, layers, certificate) = (model.clone(), types.len(), certificate.clone());
         let mut body = line(&Head { model, layers, sink: *sink, certificate });
         for (types, balance) in types.iter().zip(&balance.layers) {
-            let LayerBalance { k_scale, v_scale, v_centre } = balance.clone();
+            let LayerScales { k_scale, v_scale, v_centre } = balance.clone();
             let names = |of: fn(&HeadTypes) -> DType| types.iter().map(|t| of(t).name().to_owned()).collect();
             let (k, v) = (names(|types| types.k), names(|types| types.v));
             body.extend(line(&Layer { k, v, k_scale, v_scale, v_centre }));
@@ -338,7 +338,7 @@ mod tests {
 
     fn plan() -> KvPlan {
         let shape = Config::from_gguf(&gguf()).unwrap().kv_shape();
-        let balance = |layer: &kvant_kv::KvLayerShape| LayerBalance {
+        let balance = |layer: &kvant_kv::KvLayerShape| LayerScales {
             k_scale: vec![1.2345; layer.n_kv_heads * layer.k_head_dim],
             v_scale: vec![0.015625; layer.n_kv_heads * layer.v_head_dim],
             v_centre: vec![-3.25e-5; layer.n_kv_heads * layer.v_head_dim],
@@ -352,7 +352,7 @@ mod tests {
             model: fingerprint::find(&gguf(), None),
             sink: 16,
             types: shape.layers.iter().map(heads).collect(),
-            balance: Arc::new(Balance { layers: shape.layers.iter().map(balance).collect() }),
+            balance: Arc::new(ChannelScales { layers: shape.layers.iter().map(balance).collect() }),
             certificate: Certificate {
                 bits: 3.25,
                 bytes_per_1k: 1000,
@@ -378,7 +378,7 @@ mod tests {
         }
     }
 
-    fn balance(plan: &mut KvPlan) -> &mut Balance {
+    fn balance(plan: &mut KvPlan) -> &mut ChannelScales {
         Arc::make_mut(&mut plan.balance)
     }
 

@@ -22,7 +22,7 @@ impl Session {
     /// On a device or kernel set without stages.
     pub fn profile_attention(&self, repetitions: usize) -> Result<Vec<StageTime>, Error> {
         assert!(!self.tokens().is_empty(), "nothing to attend to");
-        self.repay()?;
+        self.recommit()?;
         self.sequence().loaded().profile_attention(self.sequence().id(), repetitions)
     }
 }

@@ -81,7 +81,7 @@ impl Session {
 mod tests {
     use super::*;
     use crate::fingerprint::tests::changed;
-    use crate::{Gguf, Needs, OpenOptions, SessionOptions};
+    use crate::{Gguf, OpenOptions, Requirements, SessionOptions};
 
     #[test]
     fn special_tokens_in_messages_are_text() {
@@ -142,16 +142,17 @@ mod tests {
             OpenOptions { needs, chat_template, ..Default::default() }
         };
         let bad = Some("{% async %}");
-        for needs in [Needs::NoBadTemplate, Needs::ChatTemplate] {
+        for needs in [Requirements::NoBadTemplate, Requirements::ChatTemplate] {
             let mut loaded = false;
             let mut tell = |_| loaded = true;
             let options = OpenOptions { progress: Some(&mut tell), ..options(needs, bad) };
             assert!(matches!(Model::bundled(options), Err(Error::Template(_))));
             assert!(!loaded);
         }
-        let model = Model::bundled(options(Needs::Tokenizer, bad)).unwrap();
+        let model = Model::bundled(options(Requirements::Tokenizer, bad)).unwrap();
         assert!(matches!(model.chat_prompt(&[Message::user("x")]), Err(Error::Template(_))));
-        let model = Model::bundled(options(Needs::ChatTemplate, Some("{{ messages[0].content }}"))).unwrap();
+        let model =
+            Model::bundled(options(Requirements::ChatTemplate, Some("{{ messages[0].content }}"))).unwrap();
         assert_eq!(model.chat_prompt(&[Message::user("x")]).unwrap().len(), 1);
     }
 
@@ -168,9 +169,9 @@ mod tests {
             let options = OpenOptions { needs, progress: Some(&mut tell), ..Default::default() };
             (Model::from_gguf(Gguf::from_bytes(bytes.clone()).unwrap(), options).map(|_| ()), loaded)
         };
-        let (refused, loaded) = open(Needs::Tokenizer);
+        let (refused, loaded) = open(Requirements::Tokenizer);
         assert!(matches!(refused, Err(Error::Tokenizer(_))) && !loaded, "{refused:?}");
         // Token ids suffice for measurements.
-        assert!(open(Needs::Nothing).0.is_ok());
+        assert!(open(Requirements::Nothing).0.is_ok());
     }
 }

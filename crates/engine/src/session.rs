@@ -1,10 +1,10 @@
 //! A session: one KV cache and the tokens in it.
 
-mod ahead;
+mod batch;
 mod drafter;
+mod images;
 mod options;
-mod shown;
-mod together;
+mod speculative;
 
 use std::sync::Arc;
 
@@ -12,15 +12,15 @@ use kvant_backend::limits::{MAX_TOKENS, check_size};
 use kvant_backend::{Candidate, TOKENS_PER_BLOCK};
 use kvant_codec::Side;
 use kvant_codec::random::Random;
-use kvant_model::{Entry, ExtraRows, OnQueries, Want};
+use kvant_model::{EmbeddingRows, Entry, LogitsFor, OnQueries};
 use kvant_text::sampler::{SampleError, Sampler};
 
 use crate::generate::{CancelFlag, Continuation, GenerateOptions, Generation};
-use crate::runtime::{Logits, Room, Sequence};
+use crate::runtime::{ContextSize, Logits, Sequence};
 use crate::{Error, Model};
 
+pub use batch::BatchItem;
 pub use options::{KvBalance, KvOptions, KvUse, SessionOptions};
-pub use together::Feed;
 
 /// One sequence of tokens and its KV cache.
 ///
@@ -32,7 +32,7 @@ pub struct Session {
     tokens: Vec<u32>,
     /// Draft tokens already computed: the cache holds them behind `tokens`, unless they have been
     /// discarded.
-    ahead: Vec<u32>,
+    draft_tokens: Vec<u32>,
     /// Session of the draft model, which follows this one.
     drafter: Option<Box<Session>>,
     /// Logits of the last step, and the row that follows the last token.
@@ -45,13 +45,13 @@ pub struct Session {
     is_real: bool,
     owner: Option<Arc<str>>,
     /// Rows of the images in the context, kept while they may have to be recomputed.
-    shown: Vec<Arc<ExtraRows>>,
+    images: Vec<Arc<EmbeddingRows>>,
 }
 
 impl Session {
     pub(crate) fn new(model: Model, options: SessionOptions) -> Result<Self, Error> {
-        let room = options.n_ctx.map_or(Room::UpTo(model.config().n_ctx_train), Room::Exactly);
-        if let Room::Exactly(n_ctx) = room {
+        let room = options.n_ctx.map_or(ContextSize::UpTo(model.config().n_ctx_train), ContextSize::Exactly);
+        if let ContextSize::Exactly(n_ctx) = room {
             check_size("n_ctx", n_ctx, 1..=MAX_TOKENS)?;
         }
         let plan = options.kv.plan(&model.config().kv_shape())?;
@@ -80,22 +80,22 @@ impl Session {
             model,
             sequence,
             tokens,
-            ahead,
+            draft_tokens: ahead,
             drafter,
             lent: None,
             row,
             likeliest,
             is_real: true,
             owner,
-            shown,
+            images: shown,
         }
     }
 
     /// Assigns an empty session to `owner`: it shares KV blocks with sessions of the same owner
     /// alone, so that response times do not reveal the prompts of other owners.
     #[must_use]
-    pub fn owned_by(self, owner: Option<Arc<str>>) -> Self {
-        let drafter = self.drafter.map(|drafter| Box::new(drafter.owned_by(owner.clone())));
+    pub fn with_cache_salt(self, owner: Option<Arc<str>>) -> Self {
+        let drafter = self.drafter.map(|drafter| Box::new(drafter.with_cache_salt(owner.clone())));
         Self::from_parts(self.model, self.sequence, self.tokens, drafter, owner)
     }
 
@@ -104,7 +104,7 @@ impl Session {
     ///
     /// # Errors
     /// A number of scales other than the number of adapters, or a scale that is not finite.
-    pub fn with_lora_strengths(self, strengths: &[f32]) -> Result<Self, Error> {
+    pub fn with_lora_scales(self, strengths: &[f32]) -> Result<Self, Error> {
         let loras = self.model.loras();
         if strengths.len() != loras.len() || strengths.iter().any(|strength| !strength.is_finite()) {
             let expected = format!("a number for each of {} adapters", loras.len());
@@ -119,7 +119,7 @@ impl Session {
     /// a device error.
     pub(crate) fn sequence(&self) -> &Sequence {
         // A failure shows in the sequence's length.
-        let _ = self.repay();
+        let _ = self.recommit();
         &self.sequence
     }
 
@@ -186,14 +186,14 @@ impl Session {
         progress: &mut dyn FnMut(usize) -> bool,
     ) -> Result<(), Error> {
         self.check_room(tokens)?;
-        let mut left = &tokens[self.take_ahead(tokens)..];
+        let mut left = &tokens[self.accept(tokens)..];
         if !left.is_empty() {
-            self.repay()?;
+            self.recommit()?;
         }
         while let Some(chunk) = self.next_chunk(&mut left) {
             let last = left.is_empty();
-            self.step(chunk, if last { Want::Last } else { Want::Nothing }, None)?;
-            self.be_followed(chunk.len());
+            self.step(chunk, if last { LogitsFor::Last } else { LogitsFor::None }, None)?;
+            self.sync_drafter(chunk.len());
             if !progress(tokens.len() - left.len()) && !last {
                 return Err(Error::Cancelled);
             }
@@ -206,14 +206,14 @@ impl Session {
     /// # Errors
     /// No logits, as after a rewind; an error of the sampler about its settings or the logits; a
     /// device error.
-    pub fn draw(&mut self, sampler: &mut Sampler) -> Result<u32, Error> {
+    pub fn sample(&mut self, sampler: &mut Sampler) -> Result<u32, Error> {
         let Some(k) = sampler.n_candidates(self.tokens.len()) else {
             self.logits()?;
-            return sampler.sample(&self.row, &self.tokens).map_err(|error| self.misdrawn(error));
+            return sampler.sample(&self.row, &self.tokens).map_err(|error| self.sample_error(error));
         };
         let (logits, row) = self.lent.as_ref().ok_or(Error::NoLogits)?;
         logits.top_k(*row, k, &mut self.likeliest)?;
-        sampler.sample_likeliest(&self.likeliest, &self.tokens).map_err(|error| self.misdrawn(error))
+        sampler.sample_likeliest(&self.likeliest, &self.tokens).map_err(|error| self.sample_error(error))
     }
 
     /// Works as [`Session::draw`] on logits `[n_vocab]` that `change` has edited; negative infinity
@@ -221,18 +221,18 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::draw`].
-    pub fn draw_changed(
+    pub fn sample_with(
         &mut self,
         sampler: &mut Sampler,
         change: &mut dyn FnMut(&mut [f32]),
     ) -> Result<u32, Error> {
         self.logits()?;
         change(&mut self.row);
-        sampler.sample(&self.row, &self.tokens).map_err(|error| self.misdrawn(error))
+        sampler.sample(&self.row, &self.tokens).map_err(|error| self.sample_error(error))
     }
 
     /// Converts an error of the sampler; adds the position to a logit that is NaN or infinite.
-    fn misdrawn(&self, error: SampleError) -> Error {
+    fn sample_error(&self, error: SampleError) -> Error {
         match error {
             SampleError::NotANumber { id, got } => {
                 Error::LogitNotFinite { position: self.tokens.len().saturating_sub(1), token: id, got }
@@ -253,12 +253,12 @@ impl Session {
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
         self.check_room(tokens)?;
-        self.repay()?;
+        self.recommit()?;
         let mut left = tokens;
         while let Some(chunk) = self.next_chunk(&mut left) {
             let done = tokens.len() - left.len() - chunk.len();
             let first = from.saturating_sub(done).min(chunk.len());
-            self.step(chunk, Want::From(first), None)?;
+            self.step(chunk, LogitsFor::From(first), None)?;
             for row in first..chunk.len() {
                 let (logits, _) = self.lent.take().ok_or(Error::NoLogits)?;
                 self.lent = Some((logits, row - first));
@@ -280,13 +280,13 @@ impl Session {
         tell: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
         self.check_room(tokens)?;
-        self.repay()?;
-        check_size("tokens", tokens.len(), 1..=self.most_tokens())?;
-        self.step(tokens, Want::Nothing, Some(tell))
+        self.recommit()?;
+        check_size("tokens", tokens.len(), 1..=self.max_tokens())?;
+        self.step(tokens, LogitsFor::None, Some(tell))
     }
 
     /// Returns the maximum number of tokens of the next step.
-    pub fn most_tokens(&self) -> usize {
+    pub fn max_tokens(&self) -> usize {
         self.sequence.most_rows()
     }
 
@@ -297,7 +297,7 @@ impl Session {
     /// A context too small for them, or a device error.
     pub fn fill_random(&mut self, n: usize, seed: u64) -> Result<(), Error> {
         let mut random = Random::new(seed);
-        self.repay()?;
+        self.recommit()?;
         (self.lent, self.is_real) = (None, false);
         let mut left = n;
         while left > 0 {
@@ -324,14 +324,14 @@ impl Session {
 
     /// Releases the lent logits until the next token is fed, and memory reserved for further
     /// tokens.
-    pub fn rest(&mut self) {
-        self.sequence().loaded().rest(self.sequence.id());
+    pub fn release_scratch(&mut self) {
+        self.sequence().loaded().release_scratch(self.sequence.id());
         self.tokens.truncate(self.sequence.len());
         self.tokens.shrink_to_fit();
         (self.lent, self.row) = (None, Vec::new());
-        (self.ahead, self.likeliest) = (Vec::new(), Vec::new());
+        (self.draft_tokens, self.likeliest) = (Vec::new(), Vec::new());
         if let Some(drafter) = &mut self.drafter {
-            drafter.rest();
+            drafter.release_scratch();
         }
     }
 
@@ -343,15 +343,15 @@ impl Session {
     /// # Panics
     /// When the model has no such layer or head.
     pub fn kv_rows(&self, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error> {
-        self.repay()?;
+        self.recommit()?;
         self.sequence.loaded().rows(self.sequence.id(), layer, head, side)
     }
 
     /// Removes all tokens.
     pub fn clear(&mut self) {
-        self.cut(0);
+        self.truncate(0);
         self.is_real = true;
-        self.shown.clear();
+        self.images.clear();
     }
 
     /// Truncates the context to its first `n` tokens. Where following tokens would attend in 16
@@ -363,23 +363,23 @@ impl Session {
     pub fn rewind(&mut self, n: usize) -> Result<(), Error> {
         let n = n.min(self.tokens.len());
         let mut again = self.tokens[..n].to_vec();
-        let left = self.cut(n);
+        let left = self.truncate(n);
         again.drain(..left);
         let mut left = &again[..];
         while let Some(chunk) = self.next_chunk(&mut left) {
-            self.step(chunk, Want::Nothing, None)?;
+            self.step(chunk, LogitsFor::None, None)?;
         }
         Ok(())
     }
 
     /// Truncates to the first `n` tokens, or to fewer where that would need recomputation. Returns
     /// the tokens left.
-    fn cut(&mut self, n: usize) -> usize {
+    fn truncate(&mut self, n: usize) -> usize {
         self.lent = None;
-        let left = self.sequence.loaded().cut(self.sequence.id(), n.min(self.sequence.len()));
+        let left = self.sequence.loaded().truncate(self.sequence.id(), n.min(self.sequence.len()));
         self.tokens.truncate(left);
         if let Some(drafter) = &mut self.drafter {
-            drafter.cut(n);
+            drafter.truncate(n);
         }
         left
     }
@@ -387,18 +387,18 @@ impl Session {
     /// Fills an empty session with the longest prefix of `tokens`, without the last token, that
     /// other sessions of the model with the same options hold. It shares their memory, and equals a
     /// session that was fed that prefix. Returns its length.
-    pub fn attach(&mut self, tokens: &[u32]) -> usize {
+    pub fn attach_prefix(&mut self, tokens: &[u32]) -> usize {
         if !self.tokens.is_empty() {
             return 0;
         }
         // Image rows that have been freed cannot be recomputed, so the prefix ends before them.
-        let tokens = match self.sequence.loaded().extra().of(tokens) {
+        let tokens = match self.sequence.loaded().soft_tokens().of(tokens) {
             Ok(_) => tokens,
             Err(lost) => &tokens[..tokens.iter().take_while(|&&token| token != lost).count()],
         };
-        let n = self.sequence.loaded().attach(self.sequence.id(), tokens, self.n_ctx());
+        let n = self.sequence.loaded().attach_prefix(self.sequence.id(), tokens, self.n_ctx());
         self.tokens.extend_from_slice(&tokens[..n]);
-        self.keep_shown(&tokens[..n]);
+        self.keep_images(&tokens[..n]);
         n
     }
 
@@ -408,14 +408,14 @@ impl Session {
             model: self.model.clone(),
             sequence: self.sequence().fork(),
             tokens: self.tokens.clone(),
-            ahead: Vec::new(),
+            draft_tokens: Vec::new(),
             drafter: self.drafter.as_ref().map(|drafter| Box::new(drafter.fork())),
             lent: None,
             row: Vec::new(),
             likeliest: Vec::new(),
             is_real: self.is_real,
             owner: self.owner.clone(),
-            shown: self.shown.clone(),
+            images: self.images.clone(),
         }
     }
 
@@ -463,14 +463,14 @@ impl Session {
     /// Returns the number of reused tokens.
     pub fn keep_prefix(&mut self, prompt: &[u32]) -> usize {
         let same = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        let kept = self.cut(same.min(prompt.len().saturating_sub(1)));
+        let kept = self.truncate(same.min(prompt.len().saturating_sub(1)));
         // Other sessions share whole blocks alone.
         if prompt.len() - kept <= TOKENS_PER_BLOCK {
             return kept;
         }
         let mut other = self.fork();
         other.clear();
-        let attached = other.attach(prompt);
+        let attached = other.attach_prefix(prompt);
         if attached <= kept {
             return kept;
         }
@@ -481,8 +481,8 @@ impl Session {
     /// Sets the checkpoint, of which there is one: truncating to it, or to the tokens just before
     /// it, needs no recomputation. Contexts of fewer than 128 tokens have no checkpoint. It costs
     /// two tiles in f16, 32 tokens, once more tokens are fed.
-    pub fn mark(&mut self) {
-        self.sequence().loaded().mark(self.sequence.id());
+    pub fn set_checkpoint(&mut self) {
+        self.sequence().loaded().set_checkpoint(self.sequence.id());
     }
 
     fn check_room(&self, tokens: &[u32]) -> Result<(), Error> {
@@ -506,17 +506,17 @@ impl Session {
         Some(chunk)
     }
 
-    fn step(&mut self, tokens: &[u32], want: Want, queries: OnQueries<'_>) -> Result<(), Error> {
+    fn step(&mut self, tokens: &[u32], want: LogitsFor, queries: OnQueries<'_>) -> Result<(), Error> {
         self.run(tokens, want, queries)?;
         self.stepped(tokens);
         Ok(())
     }
 
     /// Runs one step over `tokens` behind the cached ones.
-    fn run(&mut self, tokens: &[u32], want: Want, queries: OnQueries<'_>) -> Result<(), Error> {
+    fn run(&mut self, tokens: &[u32], want: LogitsFor, queries: OnQueries<'_>) -> Result<(), Error> {
         self.lent = None;
-        self.keep_shown(tokens);
-        let row = self.step_row(tokens, want);
+        self.keep_images(tokens);
+        let row = self.batch_entry(tokens, want);
         let logits = self.sequence.loaded().step(&[row], Entry::Tokens(tokens), None, queries);
         let logits = logits.map_err(|error| self.failed(error))?;
         self.lent = logits.map(|logits| (logits, want.count(tokens.len()) - 1));
@@ -527,7 +527,7 @@ impl Session {
     fn stepped(&mut self, tokens: &[u32]) {
         self.tokens.extend_from_slice(tokens);
         if self.is_real {
-            self.sequence.loaded().publish(self.sequence.id(), &self.tokens);
+            self.sequence.loaded().register_prefix(self.sequence.id(), &self.tokens);
         }
     }
 
@@ -577,9 +577,9 @@ mod tests {
                 let mut feeds: Vec<_> = together
                     .iter_mut()
                     .zip(&tokens)
-                    .map(|(session, tokens)| Feed::new(session, tokens))
+                    .map(|(session, tokens)| BatchItem::new(session, tokens))
                     .collect();
-                Session::feed_together(&mut feeds).unwrap();
+                Session::step_batch(&mut feeds).unwrap();
                 for ((together, alone), tokens) in together.iter_mut().zip(&mut alone).zip(tokens) {
                     tokens.iter().for_each(|&token| alone.feed(&[token], &mut |_| true).unwrap());
                     assert_eq!(together.tokens(), alone.tokens());
@@ -594,7 +594,7 @@ mod tests {
         let models = [(); 2].map(|()| Model::bundled(OpenOptions::default()).unwrap());
         let [mut a, mut b] = [0, 1].map(|i| session(&models[i], "f16", 5));
         let together = |feeds: [(&mut Session, &[u32]); 2]| {
-            Session::feed_together(&mut feeds.map(|(session, tokens)| Feed::new(session, tokens)))
+            Session::step_batch(&mut feeds.map(|(session, tokens)| BatchItem::new(session, tokens)))
         };
         let error = together([(&mut a, &[1]), (&mut b, &[2])]).unwrap_err().to_string();
         assert_eq!(error, "sessions: expected sessions of one model, got one of another");
@@ -622,7 +622,7 @@ mod tests {
             session.feed(&text[..3], &mut |_| true).unwrap();
         }
         assert_eq!(bits(&mut observed), bits(&mut plain));
-        let most = observed.most_tokens();
+        let most = observed.max_tokens();
         let error = observed.feed_observed(&vec![1; most + 1], &mut |_, _| ()).unwrap_err();
         assert!(matches!(error, Error::PromptTooLong { .. } | Error::Device(_)), "{error}");
     }

@@ -10,7 +10,7 @@ use kvant::{DType, KvOptions, Message, Model, Policies, Session};
 use serde::{Deserialize, Serialize};
 
 use crate::score::{LogProbs, Row};
-use crate::{Chunks, EvalError, KvConfig, OnProgress, Progress, walk};
+use crate::{Chunks, EvalError, KvConfig, OnProgress, Progress, chunk_eval};
 
 /// Options of the measurement.
 #[derive(Debug, Clone, PartialEq)]
@@ -98,10 +98,10 @@ pub fn agree(
     }
     let n_ctx = prompts.iter().map(Vec::len).max().unwrap_or(0) + options.most_tokens;
     let f16 = KvOptions { policies: Policies::none(), ..KvOptions::symmetric(DType::F16) };
-    let mut base = walk::session(model, &f16, n_ctx)?;
+    let mut base = chunk_eval::session(model, &f16, n_ctx)?;
     let mut sessions = Vec::new();
     for kv in &options.configs {
-        sessions.push((walk::session(model, kv, n_ctx)?, KvConfig::new(model, kv, n_ctx)?, Vec::new()));
+        sessions.push((chunk_eval::session(model, kv, n_ctx)?, KvConfig::new(model, kv, n_ctx)?, Vec::new()));
     }
     for (index, prompt) in prompts.iter().enumerate() {
         let step = |done| Progress { done, total: prompts.len(), resumed: 0, note: String::new() };

@@ -15,7 +15,7 @@ use kvant_codec::two_axis::{self, TwoAxis};
 use kvant_codec::{Side, TILE};
 use serde::{Deserialize, Serialize};
 
-use crate::{EvalError, OnProgress, Progress, walk};
+use crate::{EvalError, OnProgress, Progress, chunk_eval};
 
 /// Distortion of one codec on one kind of vector.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -94,7 +94,7 @@ pub fn captured(
 ) -> Result<Vec<Distortion>, EvalError> {
     let layers = model.config().kv_shape().layers;
     let f32 = KvOptions { policies: Policies::none(), ..KvOptions::symmetric(DType::F32) };
-    let mut session = walk::session(model, &f32, tokens.len())?;
+    let mut session = chunk_eval::session(model, &f32, tokens.len())?;
     session.feed(tokens, &mut |_| true)?;
     let mut rows = Vec::new();
     let total = layers.len();

@@ -17,7 +17,7 @@ use crate::base_file::BaseReader;
 use crate::run_state::RunState;
 use crate::score::{Row, TokenScore};
 use crate::stats::{Estimate, KldStats};
-use crate::{Chunks, EvalError, KvConfig, OnProgress, Progress, walk};
+use crate::{Chunks, EvalError, KvConfig, OnProgress, Progress, chunk_eval};
 
 /// The reference distribution.
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl Base {
     fn identity(&self) -> Result<String, EvalError> {
         match self {
             Self::F16 => Ok("f16".to_owned()),
-            Self::Model(other) => Ok(other.computed_by()),
+            Self::Model(other) => Ok(other.compute_fingerprint()),
             Self::File(file) => file.identity(),
         }
     }
@@ -156,7 +156,7 @@ pub fn kld(
     let told_by = state.map(|_| base.identity()).transpose()?;
     let what = || {
         json!({
-            "measure": "kld", "version": 1, "model": model.computed_by(), "text": chunks.fingerprint(),
+            "measure": "kld", "version": 1, "model": model.compute_fingerprint(), "text": chunks.fingerprint(),
             "base": told_by,
             "kv": configs.iter().map(KvConfig::identity).collect::<Vec<_>>(), "step": options.step,
         })
@@ -216,11 +216,11 @@ impl<'a> Walker<'a> {
     ) -> Result<Self, EvalError> {
         let n_ctx = chunks.n_ctx();
         let f16 = KvOptions { policies: Policies::none(), ..KvOptions::symmetric(DType::F16) };
-        let sessions = options.configs.iter().map(|kv| walk::session(model, kv, n_ctx));
+        let sessions = options.configs.iter().map(|kv| chunk_eval::session(model, kv, n_ctx));
         Ok(Self {
             chunks,
-            steps: walk::steps(n_ctx, model.n_vocab(), options.step)?,
-            f16: walk::session(beside, &f16, n_ctx)?,
+            steps: chunk_eval::steps(n_ctx, model.n_vocab(), options.step)?,
+            f16: chunk_eval::session(beside, &f16, n_ctx)?,
             sessions: sessions.collect::<Result<_, _>>()?,
             logits: Vec::new(),
             log_sums: Vec::new(),
@@ -241,7 +241,7 @@ impl<'a> Walker<'a> {
             for (session, scores) in self.sessions.iter_mut().zip(&mut scores) {
                 let (logits, log_sums) = (&self.logits, &self.log_sums);
                 let mut failed = Ok(());
-                walk::feed(session, chunk, &input, &step, &scored, &mut |position, row| {
+                chunk_eval::feed(session, chunk, &input, &step, &scored, &mut |position, row| {
                     let token = input[position + 1] as usize;
                     let score = match base {
                         Base::F16 | Base::Model(_) => {
@@ -270,7 +270,7 @@ impl<'a> Walker<'a> {
         let (logits, log_sums) = (&mut self.logits, &mut self.log_sums);
         logits.clear();
         log_sums.clear();
-        walk::feed(&mut self.f16, chunk, input, step, &self.chunks.scored(), &mut |_, row| {
+        chunk_eval::feed(&mut self.f16, chunk, input, step, &self.chunks.scored(), &mut |_, row| {
             logits.extend_from_slice(row.logits());
             log_sums.push(row.log_sum());
         })

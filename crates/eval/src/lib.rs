@@ -26,6 +26,7 @@
 mod agree;
 mod base_file;
 mod base_trailer;
+mod chunk_eval;
 mod chunks;
 mod config;
 pub mod distortion;
@@ -42,7 +43,6 @@ mod run_state;
 mod sample;
 mod score;
 mod stats;
-mod walk;
 
 pub use agree::{AgreeOptions, Agreement, Answer, agree, question_prompts, text_prompts};
 pub use base_file::{BaseReader, BaseWriter};

@@ -18,7 +18,7 @@ use crate::haystack::Haystack;
 use crate::needle_form::fill;
 use crate::run_state::RunState;
 use crate::score::{LogProbs, Row};
-use crate::{EvalError, KvConfig, NeedleForm, OnProgress, Progress, walk};
+use crate::{EvalError, KvConfig, NeedleForm, OnProgress, Progress, chunk_eval};
 
 /// Options of the measurement.
 #[derive(Debug, Clone, PartialEq)]
@@ -75,7 +75,7 @@ pub fn niah(
     let configs = configs.collect::<Result<Vec<_>, _>>()?;
     let what = || {
         json!({
-            "measure": "niah", "version": 2, "model": model.computed_by(), "haystack": haystack.fingerprint,
+            "measure": "niah", "version": 2, "model": model.compute_fingerprint(), "haystack": haystack.fingerprint,
             "lengths": options.lengths, "depths": options.depths, "needles": options.needles,
             "form": options.form, "chat": options.chat,
             "kv": configs.iter().map(KvConfig::identity).collect::<Vec<_>>(),
@@ -88,7 +88,7 @@ pub fn niah(
     let mut index = 0;
     for (kv, config) in options.configs.iter().zip(&configs) {
         for &n_ctx in &options.lengths {
-            let mut session = walk::session(model, kv, n_ctx)?;
+            let mut session = chunk_eval::session(model, kv, n_ctx)?;
             let haystack = haystack.cut(model, n_ctx / MOST_PART)?;
             for step in 0..options.depths {
                 index += 1;

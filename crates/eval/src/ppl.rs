@@ -11,7 +11,7 @@ use crate::base_file::BaseWriter;
 use crate::run_state::RunState;
 use crate::score::LogProbs;
 use crate::stats::Estimate;
-use crate::{Chunks, EvalError, KvConfig, OnProgress, Progress, walk};
+use crate::{Chunks, EvalError, KvConfig, OnProgress, Progress, chunk_eval};
 
 /// Options of the measurement.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -75,14 +75,14 @@ pub fn ppl(
     let kv = KvConfig::new(model, &options.kv, chunks.n_ctx())?;
     let what = || {
         json!({
-            "measure": "ppl", "version": 1, "model": model.computed_by(), "text": chunks.fingerprint(),
+            "measure": "ppl", "version": 1, "model": model.compute_fingerprint(), "text": chunks.fingerprint(),
             "chunks": chunks.len(), "kv": kv.identity(), "step": options.step,
         })
     };
     let (mut state, mut nll) = RunState::open(state, what)?;
     nll.truncate(chunks.len());
     let resumed = nll.len();
-    let mut session = walk::session(model, &options.kv, chunks.n_ctx())?;
+    let mut session = chunk_eval::session(model, &options.kv, chunks.n_ctx())?;
     progress(&step_done(&nll, chunks, resumed));
     for chunk in resumed..chunks.len() {
         let scores = score_chunk(model, chunks, options, &mut session, chunk, &mut |_| Ok(()))?;
@@ -106,7 +106,7 @@ pub fn ppl_saving_base(
     progress: OnProgress<'_>,
 ) -> Result<Ppl, EvalError> {
     let kv = KvConfig::new(model, &options.kv, chunks.n_ctx())?;
-    let mut session = walk::session(model, &options.kv, chunks.n_ctx())?;
+    let mut session = chunk_eval::session(model, &options.kv, chunks.n_ctx())?;
     let mut nll = Vec::new();
     files::write_whole(
         path,
@@ -120,7 +120,7 @@ pub fn ppl_saving_base(
                 nll.push(score_chunk(model, chunks, options, &mut session, chunk, &mut write)?);
                 progress(&step_done(&nll, chunks, 0));
             }
-            base.finish(&model.computed_by(), kv.name() == "f16").map_err(EvalError::io(path))
+            base.finish(&model.compute_fingerprint(), kv.name() == "f16").map_err(EvalError::io(path))
         },
     )?;
     Ok(Ppl::new(chunks.n_ctx(), kv, &nll))
@@ -145,8 +145,8 @@ fn score_chunk(
     let mut nll = Vec::with_capacity(scored.len());
     let mut failed = Ok(());
     session.clear();
-    for step in walk::steps(chunks.n_ctx(), model.n_vocab(), options.step)? {
-        walk::feed(session, chunk, &input, &step, &scored, &mut |position, row| {
+    for step in chunk_eval::steps(chunks.n_ctx(), model.n_vocab(), options.step)? {
+        chunk_eval::feed(session, chunk, &input, &step, &scored, &mut |position, row| {
             nll.push(-row.log_prob(input[position + 1] as usize));
             if failed.is_ok() {
                 failed = write(row.logits());

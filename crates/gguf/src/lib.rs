@@ -28,17 +28,17 @@
 //! ```
 
 mod cursor;
-mod described;
 mod error;
+mod load_only;
 mod meta;
 pub mod oracle;
-mod packed;
 mod parse;
 mod printable;
 mod scaled;
 mod source;
 mod split;
 mod value;
+mod virtual_file;
 mod writer;
 
 use std::borrow::Cow;
@@ -47,16 +47,16 @@ use std::time::SystemTime;
 
 use kvant_codec::DType;
 
-use described::Described;
-pub use described::{SourceFile, TensorSource};
 pub use error::{GgufError, Item, Problem};
+pub use load_only::Packed;
 pub use meta::{Meta, MetaIter};
-pub use packed::Packed;
 use parse::{Parsed, sorted};
 pub use printable::{printable, printable_path};
 use scaled::Scales;
 pub use source::{Source, Store};
 pub use value::{Array, Element, Elements, FromValue, Strings, Value, ValueType};
+use virtual_file::Described;
+pub use virtual_file::{SourceFile, TensorSource};
 pub use writer::{GgufWriter, TensorSink};
 
 /// Bytes of a stored file read first to find its head, and the maximum searched.

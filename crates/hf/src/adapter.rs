@@ -12,11 +12,11 @@ use kvant_gguf::{Gguf, GgufWriter};
 use serde_json::Value;
 
 use crate::HfError;
-use crate::cut::{Cut, View};
 use crate::family::Family;
 use crate::folder::{Folder, Object, shown};
 use crate::recipe::{Made, Recipe, Values, Weights};
 use crate::safetensors::{Holds, Shards, Stored};
+use crate::tensor_transform::{Cut, View};
 use crate::tensors::{Target, full_name, targets};
 
 /// The files of an adapter: its configuration and its weights.

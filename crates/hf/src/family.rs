@@ -8,8 +8,8 @@ mod hybrids;
 use hybrids::{GRANITE_EXPERTS, GRANITE4, NEMOTRON};
 
 use crate::HfError;
-use crate::cut::Cut;
 use crate::folder::{Object, shown};
+use crate::tensor_transform::Cut;
 
 /// Properties specific to the folders of a family.
 #[derive(Debug, PartialEq)]

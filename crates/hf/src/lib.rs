@@ -14,7 +14,6 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
-mod cut;
 mod error;
 mod family;
 mod folder;
@@ -22,10 +21,11 @@ mod generation;
 mod layers;
 mod metadata;
 mod pooling;
-mod pre;
+mod pretokenizer;
 mod recipe;
 mod safetensors;
 mod scaling;
+mod tensor_transform;
 mod tensors;
 mod tokenizer;
 

@@ -6,8 +6,8 @@ use std::collections::HashMap;
 use kvant_codec::DType;
 use kvant_gguf::TensorSource;
 
-use crate::cut::View;
 use crate::safetensors::{Holds, Shards, Stored};
+use crate::tensor_transform::View;
 
 /// Source of a GGUF tensor.
 pub(crate) enum Recipe {

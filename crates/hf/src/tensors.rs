@@ -6,12 +6,12 @@ use kvant_codec::DType;
 use kvant_gguf::GgufWriter;
 
 use crate::HfError;
-use crate::cut::{Cut, View};
 use crate::error::TensorFault;
 use crate::family::{Family, Layers};
 use crate::metadata::Sizes;
 use crate::recipe::{Made, Recipe, Values, Weights};
 use crate::safetensors::{Holds, Shards, Stored};
+use crate::tensor_transform::{Cut, View};
 
 /// GGUF names of the modules of a layer. Modules of experts have the same names in each expert.
 const MODULES: &[(&str, &str)] = &[

@@ -11,7 +11,7 @@ use kvant_gguf::GgufWriter;
 use serde_json::Value;
 
 use crate::folder::{Folder, Object, shown};
-use crate::{HfError, pre};
+use crate::{HfError, pretokenizer};
 
 mod added;
 mod normalizer;
@@ -208,7 +208,10 @@ fn write_bytes(writer: &mut GgufWriter, file: Object<'_>, model: Object<'_>) -> 
     write_normalizer(writer, Normalizer::read(file, false)?)?;
     let whole_words = model.find_bool("ignore_merges")?.unwrap_or(false);
     writer.set("tokenizer.ggml.model", "gpt2")?;
-    writer.set("tokenizer.ggml.pre", pre::name(file.path, file.value("pre_tokenizer"), whole_words)?)?;
+    writer.set(
+        "tokenizer.ggml.pre",
+        pretokenizer::name(file.path, file.value("pre_tokenizer"), whole_words)?,
+    )?;
     write_merges(writer, merges(model)?)
 }
 

@@ -15,14 +15,14 @@ use crate::{KvError, KvLayerShape, KvShape};
 
 /// Factors and centres of all layers with keys and values of their own, by KV-layer ordinal.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Balance {
+pub struct ChannelScales {
     /// `[layers]`
-    pub layers: Vec<LayerBalance>,
+    pub layers: Vec<LayerScales>,
 }
 
 /// Factors and centres of one layer.
 #[derive(Debug, Clone, PartialEq)]
-pub struct LayerBalance {
+pub struct LayerScales {
     /// Factor on each dim of the keys after RoPE, `[n_kv_heads * k_head_dim]`; queries are divided
     /// by it. Key centres are not stored here: the cache measures them at run time.
     pub k_scale: Vec<f32>,
@@ -39,7 +39,7 @@ pub struct LayerBalance {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct WeightStatistics {
     /// Optimal channel scales of keys and values.
-    pub balance: Arc<Balance>,
+    pub balance: Arc<ChannelScales>,
     /// Variance of a KV head's scores, in nats squared, caused by a code of relative squared error
     /// 1 on keys with these factors, `[layers][n_kv_heads]`.
     pub score_noise: Vec<Vec<f64>>,
@@ -78,7 +78,7 @@ pub fn five_digits(x: f64) -> f32 {
     format!("{x:.4e}").parse().unwrap_or(0.0)
 }
 
-impl LayerBalance {
+impl LayerScales {
     /// Returns the identity scales.
     pub fn none(heads: &KvLayerShape) -> Self {
         let n_k = heads.n_kv_heads * heads.k_head_dim;
@@ -117,7 +117,7 @@ fn padded(n_bytes: usize) -> usize {
 /// The largest allowed factor; larger ones would lose values at one end of f16.
 const MOST_SCALE: f32 = 1024.0;
 
-impl Balance {
+impl ChannelScales {
     /// Checks the scales against the shape of a model.
     ///
     /// # Errors
@@ -130,7 +130,7 @@ impl Balance {
         for (index, (layer, shape)) in self.layers.iter().zip(&shape.layers).enumerate() {
             let KvLayerShape { n_kv_heads, k_head_dim, .. } = *shape;
             let n_v = shape.values_per_token() - n_kv_heads * k_head_dim;
-            let LayerBalance { k_scale, v_scale, v_centre } = layer;
+            let LayerScales { k_scale, v_scale, v_centre } = layer;
             let lengths = [
                 ("factors of keys", k_scale, n_kv_heads * k_head_dim),
                 ("factors of values", v_scale, n_v),
@@ -152,7 +152,7 @@ impl Balance {
 
     /// Returns all factors and centres, layer by layer.
     pub fn values(&self) -> impl Iterator<Item = f32> {
-        self.layers.iter().flat_map(|LayerBalance { k_scale, v_scale, v_centre }| {
+        self.layers.iter().flat_map(|LayerScales { k_scale, v_scale, v_centre }| {
             [k_scale, v_scale, v_centre].into_iter().flatten().copied()
         })
     }
@@ -160,14 +160,14 @@ impl Balance {
     /// Returns whether the scales have no effect.
     pub fn is_none(&self) -> bool {
         let of_layer =
-            |layer: &LayerBalance| !layer.scales_values() && layer.k_scale.iter().all(|&scale| scale == 1.0);
+            |layer: &LayerScales| !layer.scales_values() && layer.k_scale.iter().all(|&scale| scale == 1.0);
         self.layers.iter().all(of_layer)
     }
 
     /// Returns the factors of layer `index` in the layout of [`BalanceLayout`], in bytes, padded
     /// for every device.
     pub(crate) fn bytes(&self, index: usize) -> Vec<u8> {
-        let LayerBalance { k_scale, v_scale, v_centre } = &self.layers[index];
+        let LayerScales { k_scale, v_scale, v_centre } = &self.layers[index];
         let inverse = |scale: &[f32]| scale.iter().map(|s| 1.0 / s).collect::<Vec<_>>();
         let layout = self.layers[index].on_device();
         let mut values = vec![0.0; layout.n_values()];
@@ -187,7 +187,7 @@ impl Balance {
 
     /// Returns the bytes of the factors of all layers on a device.
     pub(crate) fn n_bytes(&self) -> usize {
-        let of_layer = |layer: &LayerBalance| size_of::<f32>() * layer.on_device().n_values();
+        let of_layer = |layer: &LayerScales| size_of::<f32>() * layer.on_device().n_values();
         self.layers.iter().map(of_layer).map(padded).sum()
     }
 
@@ -252,11 +252,11 @@ mod tests {
             joint: false,
         };
         let shape = KvShape::uniform(2, layer);
-        let fits = LayerBalance { k_scale: vec![2.0; 16], v_scale: vec![0.5; 8], v_centre: vec![-3.0; 8] };
-        let balance = Balance { layers: vec![fits.clone(), fits] };
+        let fits = LayerScales { k_scale: vec![2.0; 16], v_scale: vec![0.5; 8], v_centre: vec![-3.0; 8] };
+        let balance = ChannelScales { layers: vec![fits.clone(), fits] };
         balance.check(&shape).unwrap();
         assert_eq!(balance.part(1..2).layers.len(), 1);
-        let refused = |spoil: fn(&mut Balance), why: &str| {
+        let refused = |spoil: fn(&mut ChannelScales), why: &str| {
             let mut balance = balance.clone();
             spoil(&mut balance);
             assert_eq!(balance.check(&shape).unwrap_err().to_string(), format!("balance: {why}"));
@@ -274,9 +274,9 @@ mod tests {
 
     #[test]
     fn devices_get_no_factors_for_unscaled_values() {
-        let keys = LayerBalance { k_scale: vec![2.0; 16], v_scale: vec![1.0; 8], v_centre: vec![0.0; 8] };
-        let moved = LayerBalance { v_centre: vec![0.5; 8], ..keys.clone() };
-        let balance = Balance { layers: vec![keys, moved] };
+        let keys = LayerScales { k_scale: vec![2.0; 16], v_scale: vec![1.0; 8], v_centre: vec![0.0; 8] };
+        let moved = LayerScales { v_centre: vec![0.5; 8], ..keys.clone() };
+        let balance = ChannelScales { layers: vec![keys, moved] };
         let sizes = [2 * 16, 2 * 16 + 4 * 8].map(|n| n * size_of::<f32>());
         assert_eq!([0, 1].map(|index| balance.bytes(index).len()), sizes);
         assert_eq!(balance.n_bytes(), sizes.iter().sum::<usize>());

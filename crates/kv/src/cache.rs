@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use kvant_backend::{Backend, Held, KvMemory, KvPart, Page, Pages, Rows, StatePart, TOKENS_PER_BLOCK};
+use kvant_backend::{
+    Backend, CountedPage, KvMemory, KvPart, Page, PageAllocator, Rows, StatePart, TOKENS_PER_BLOCK,
+};
 use kvant_codec::tile::TILE;
 
+use crate::block_pool::{BlockKey, BlockPool, Entry};
 use crate::layout::Group;
-use crate::pool::{BlockKey, Entry, Pool};
 use crate::states::States;
 use crate::{CacheState, KvError, Layout};
 
@@ -21,7 +23,7 @@ pub struct Cache<P: Page> {
     memory: Vec<KvMemory<P>>,
     states: States<P>,
     /// Channel scales of each layer, `[layers]`; empty without scales, and before the first token.
-    balance: Vec<Arc<Held<P>>>,
+    balance: Vec<Arc<CountedPage<P>>>,
     len: usize,
     /// Tiles before this one are in the sink or the blocks.
     coded: usize,
@@ -42,8 +44,8 @@ pub(crate) struct Mark<P: Page> {
     pub(crate) len: usize,
     pub(crate) coded: usize,
     /// `[groups]`
-    pub(crate) tails: Vec<Option<Arc<Held<P>>>>,
-    pub(crate) states: Option<Arc<Held<P>>>,
+    pub(crate) tails: Vec<Option<Arc<CountedPage<P>>>>,
+    pub(crate) states: Option<Arc<CountedPage<P>>>,
 }
 
 impl<P: Page> Clone for Mark<P> {
@@ -99,7 +101,7 @@ impl<P: Page> Cache<P> {
     /// Returns the bytes allocated for this cache, padding and shared pages included.
     pub fn n_bytes(&self) -> usize {
         let marked = self.mark.iter().flat_map(|mark| mark.tails.iter().flatten().chain(&mark.states));
-        let is_there = |page: &&Arc<Held<P>>| {
+        let is_there = |page: &&Arc<CountedPage<P>>| {
             let tails = self.memory.iter().filter_map(KvMemory::tail);
             tails.chain(self.states.pages()).any(|there| Arc::ptr_eq(there, page))
         };
@@ -148,7 +150,7 @@ impl<P: Page> Cache<P> {
 
     /// Returns the maximum number of tokens of the next step, which must not pass a snapshot of the
     /// states.
-    pub fn most_rows(&self) -> usize {
+    pub fn max_rows(&self) -> usize {
         self.layout.states().map_or(usize::MAX, |states| states.until_snapshot(self.len))
     }
 
@@ -158,14 +160,14 @@ impl<P: Page> Cache<P> {
     /// [Truncation](Cache::cut) to any of them, or to the known tokens alone, is exact without
     /// recomputation, and they take no memory beyond that of the known tokens. With recurrent
     /// states such a truncation restores the current states, which this call saves.
-    pub fn try_on<B: Backend<Page = P>>(
+    pub fn reserve_draft<B: Backend<Page = P>>(
         &mut self,
         backend: &B,
-        pool: &Pool<P>,
+        pool: &BlockPool<P>,
         known: usize,
         most: usize,
     ) -> usize {
-        let n = self.most_on_trial(known, most);
+        let n = self.max_draft_rows(known, most);
         if n == 0 || self.layout.states().is_none() {
             return n;
         }
@@ -174,11 +176,11 @@ impl<P: Page> Cache<P> {
     }
 
     /// Releases memory that only draft tokens need.
-    pub fn rest(&mut self) {
+    pub fn release_scratch(&mut self) {
         self.states.forget();
     }
 
-    fn most_on_trial(&self, known: usize, most: usize) -> usize {
+    fn max_draft_rows(&self, known: usize, most: usize) -> usize {
         let next = self.len + known;
         let is_free = |n: &usize| {
             let (len, layout) = (next + n, &self.layout);
@@ -193,7 +195,7 @@ impl<P: Page> Cache<P> {
                 layout.exact_cut(self.len, coded) == self.len && layout.groups().iter().all(keeps)
             });
             len <= self.n_ctx
-                && len - self.len <= self.most_rows()
+                && len - self.len <= self.max_rows()
                 && finds_back
                 && layout.exact_cut(next, coded) == next
                 && layout.groups().iter().all(same_blocks)
@@ -215,14 +217,14 @@ impl<P: Page> Cache<P> {
     pub fn reserve<B: Backend<Page = P>>(
         &mut self,
         backend: &B,
-        pool: &Pool<P>,
+        pool: &BlockPool<P>,
         n: usize,
     ) -> Result<(), KvError> {
         let need = self.len + n;
         if need > self.n_ctx {
             return Err(KvError::Full { need, n_ctx: self.n_ctx });
         }
-        assert!(n <= self.most_rows(), "a step of {n} tokens steps over a snapshot");
+        assert!(n <= self.max_rows(), "a step of {n} tokens steps over a snapshot");
         let rows = self.rows(0, n);
         let coded = self.layout.coded_tiles(rows.end());
         for (group, memory) in self.layout.groups().iter().zip(&mut self.memory) {
@@ -233,14 +235,14 @@ impl<P: Page> Cache<P> {
         if let Some(states) = self.layout.states() {
             self.states.reserve(states, &pool.on(backend))?;
         }
-        self.bring_balance(backend, pool)
+        self.upload_scales(backend, pool)
     }
 
     /// Uploads the plan's channel scales to the device, once.
-    pub(crate) fn bring_balance<B: Backend<Page = P>>(
+    pub(crate) fn upload_scales<B: Backend<Page = P>>(
         &mut self,
         backend: &B,
-        pool: &Pool<P>,
+        pool: &BlockPool<P>,
     ) -> Result<(), KvError> {
         let Some(balance) = self.layout.plan().balance.as_ref().filter(|_| self.balance.is_empty()) else {
             return Ok(());
@@ -296,7 +298,7 @@ impl<P: Page> Cache<P> {
     ///
     /// It costs a copy of the tails and states once more tokens follow. Fewer than 128 tokens are
     /// not checkpointed, unless there are states: recomputing these takes long.
-    pub fn mark(&mut self) {
+    pub fn set_checkpoint(&mut self) {
         let is_worth_it = match self.states.now() {
             Some(_) => self.len > 0,
             None => self.len >= LEAST_MARKED && self.state().has_tail(),
@@ -316,15 +318,15 @@ impl<P: Page> Cache<P> {
     ///
     /// # Panics
     /// When `n > len()`.
-    pub fn cut(&mut self, n: usize) -> usize {
+    pub fn truncate(&mut self, n: usize) -> usize {
         assert!(n <= self.len, "cannot cut {} tokens to {n}", self.len);
         if n == self.len {
             return n;
         }
-        let now = self.way_back(n, self.coded);
+        let now = self.rewind_point(n, self.coded);
         let marked = self.mark.as_ref().map_or(0, |mark| match n >= mark.len {
             true => mark.len,
-            false => self.way_back(n, mark.coded),
+            false => self.rewind_point(n, mark.coded),
         });
         let n = now.max(marked);
         if n == 0 || !self.is_there(n) {
@@ -350,7 +352,7 @@ impl<P: Page> Cache<P> {
 
     /// Returns the longest length up to `n` to which truncation is exact, while tiles before
     /// `coded` are coded.
-    fn way_back(&self, n: usize, coded: usize) -> usize {
+    fn rewind_point(&self, n: usize, coded: usize) -> usize {
         let is_exact = |at: &usize| *at <= n && self.layout.exact_cut(*at, coded) == *at;
         match self.layout.states() {
             None => self.layout.exact_cut(n, coded),
@@ -375,7 +377,7 @@ impl<P: Page> Cache<P> {
         self.coded = usize::MAX;
         let len = self.len;
         self.len += 1;
-        self.cut(len)
+        self.truncate(len)
     }
 
     /// Returns the number of coded tiles.
@@ -386,7 +388,7 @@ impl<P: Page> Cache<P> {
     pub(crate) fn set_state(
         &mut self,
         state: CacheState,
-        states: Option<Arc<Held<P>>>,
+        states: Option<Arc<CountedPage<P>>>,
         mark: Option<Mark<P>>,
     ) {
         (self.len, self.coded, self.mark) = (state.len, state.coded, mark);
@@ -420,7 +422,7 @@ impl<P: Page> Cache<P> {
 
     /// Registers the complete blocks, so that other sequences can share them. `tokens` are the
     /// stored tokens without draft tokens.
-    pub fn publish(&mut self, pool: &Pool<P>, tokens: &[u32]) {
+    pub fn register_prefix(&mut self, pool: &BlockPool<P>, tokens: &[u32]) {
         let groups = self.layout.groups().iter();
         let complete = groups.map(|group| group.complete_blocks(self.len, self.coded)).min().unwrap_or(0);
         let (known, _) = tokens.as_chunks();
@@ -432,7 +434,7 @@ impl<P: Page> Cache<P> {
             let blocks = self.memory.iter().map(block).collect();
             let sinks = self.memory.iter().map(|memory| memory.sink().map(weak)).collect();
             let states = self.states.after((index + 1) * TOKENS_PER_BLOCK).map(weak);
-            self.keys.push(pool.publish(parent, &known[index], Entry { blocks, sinks, states }));
+            self.keys.push(pool.register_prefix(parent, &known[index], Entry { blocks, sinks, states }));
         }
     }
 
@@ -441,7 +443,7 @@ impl<P: Page> Cache<P> {
     ///
     /// # Panics
     /// When tokens are stored already.
-    pub fn attach(&mut self, pool: &Pool<P>, tokens: &[u32]) -> usize {
+    pub fn attach_prefix(&mut self, pool: &BlockPool<P>, tokens: &[u32]) -> usize {
         assert!(self.is_empty(), "a sequence that holds tokens cannot begin anew");
         let most = tokens.len().saturating_sub(1).min(self.n_ctx);
         let (Some(&root), (blocks, _)) = (self.keys.first(), tokens[..most].as_chunks::<TOKENS_PER_BLOCK>())

@@ -1,6 +1,6 @@
 //! The memory layout of all KV tensors, computed once per plan and shared by its caches.
 
-use kvant_backend::{BORDER, KvLayer, Rows, StreamSizes, StreamSpec, TOKENS_PER_BLOCK};
+use kvant_backend::{KvLayer, KvTensorSpec, PREFIX_ALIGNMENT, Rows, TOKENS_PER_BLOCK, TensorSizes};
 use kvant_codec::tile::{Side, TILE};
 
 use crate::{KvLayerShape, KvShape, Plan};
@@ -17,7 +17,7 @@ pub struct Layout {
     group_of: Vec<usize>,
     groups: Vec<Group>,
     /// Determines which tokens are in f16: any tensor with a tail, as all tails are equal.
-    tailed: Option<StreamSpec>,
+    tailed: Option<KvTensorSpec>,
     states: Option<StateLayout>,
 }
 
@@ -35,10 +35,10 @@ pub(crate) struct StateLayout {
 pub(crate) struct Group {
     /// Sliding window: the youngest tokens that a query of these layers attends to.
     window: Option<usize>,
-    pub(crate) sizes: StreamSizes,
+    pub(crate) sizes: TensorSizes,
     /// One tensor of each kind: with and without a tail, with and without a sink. Together they
     /// write every location that the group writes.
-    kinds: Vec<StreamSpec>,
+    kinds: Vec<KvTensorSpec>,
 }
 
 impl Layout {
@@ -53,7 +53,7 @@ impl Layout {
         for (index, layer) in shape.layers.iter().enumerate() {
             let known = groups.iter().position(|group| group.window == layer.window);
             let group = known.unwrap_or_else(|| {
-                groups.push(Group { window: layer.window, sizes: StreamSizes::default(), kinds: Vec::new() });
+                groups.push(Group { window: layer.window, sizes: TensorSizes::default(), kinds: Vec::new() });
                 groups.len() - 1
             });
             let streams = |side| {
@@ -64,7 +64,7 @@ impl Layout {
             let (k, v) = (streams(Side::K), streams(Side::V));
             let Group { sizes, kinds, .. } = &mut groups[group];
             for spec in k.iter().chain(&v) {
-                let of = |spec: &StreamSpec| (spec.tail_tiles > 0, spec.sink_tiles);
+                let of = |spec: &KvTensorSpec| (spec.tail_tiles > 0, spec.sink_tiles);
                 if !kinds.iter().any(|kind| of(kind) == of(spec)) {
                     kinds.push(*spec);
                 }
@@ -95,7 +95,7 @@ impl Layout {
             // A tail longer than a sliding window holds tokens that are in no block.
             let blocks = group.n_blocks(tokens, self.coded_tiles(tokens));
             let blocks = blocks.saturating_sub(group.oldest_block(tokens));
-            let StreamSizes { block, sink, tail } = group.sizes;
+            let TensorSizes { block, sink, tail } = group.sizes;
             let sixteen = if tokens > 0 { sink.saturating_add(tail) } else { 0 };
             blocks.saturating_mul(block).saturating_add(sixteen)
         };
@@ -166,8 +166,8 @@ impl StateLayout {
         };
         let states = shape.states.iter().map(&mut put).collect();
         let per_token: usize = shape.layers.iter().map(KvLayerShape::values_per_token).sum();
-        let borders = n_bytes.div_ceil(BORDER * per_token.max(1)).max(1);
-        Self { states, n_bytes, every: borders.next_power_of_two() * BORDER }
+        let borders = n_bytes.div_ceil(PREFIX_ALIGNMENT * per_token.max(1)).max(1);
+        Self { states, n_bytes, every: borders.next_power_of_two() * PREFIX_ALIGNMENT }
     }
 
     /// Returns the bytes of all states together.
@@ -209,7 +209,7 @@ impl Group {
     /// Returns the number of blocks that `len` tokens extend into, while tiles before `coded` are
     /// coded.
     pub(crate) fn n_blocks(&self, len: usize, coded: usize) -> usize {
-        let end = |kind: &StreamSpec| match kind.tail_tiles {
+        let end = |kind: &KvTensorSpec| match kind.tail_tiles {
             0 => kind.main_end(len),
             _ if coded <= kind.sink_tiles => 0,
             _ => coded * TILE,
@@ -224,7 +224,7 @@ impl Group {
 
     /// Returns the number of blocks in their final state, while tiles before `coded` are coded.
     pub(crate) fn complete_blocks(&self, len: usize, coded: usize) -> usize {
-        let end = |kind: &StreamSpec| match kind.tail_tiles {
+        let end = |kind: &KvTensorSpec| match kind.tail_tiles {
             0 => len,
             // The sink is complete as soon as any tile after it is coded.
             _ if coded <= kind.sink_tiles => 0,
@@ -235,7 +235,7 @@ impl Group {
 
     /// Returns the first block that a step of `rows` writes; `None` when it writes none.
     pub(crate) fn first_block(&self, rows: Rows) -> Option<usize> {
-        let first = |kind: &StreamSpec| {
+        let first = |kind: &KvTensorSpec| {
             kind.writes(rows).find_map(|write| match write.place {
                 kvant_backend::Place::Main(tile) => Some(tile * TILE / TOKENS_PER_BLOCK),
                 _ => None,

@@ -16,20 +16,20 @@
 #![forbid(unsafe_code)]
 
 mod balance;
+mod block_pool;
 mod cache;
 mod error;
-mod image;
 mod layout;
 mod plan;
 mod policy;
-mod pool;
+mod snapshot;
 mod states;
 
-pub use balance::{Balance, LayerBalance, WeightStatistics, balance_factors, five_digits};
+pub use balance::{ChannelScales, LayerScales, WeightStatistics, balance_factors, five_digits};
+pub use block_pool::{BlockKey, BlockPool};
 pub use cache::Cache;
 pub use error::KvError;
-pub use image::CacheState;
 pub use layout::Layout;
 pub use plan::{HeadTypes, KvLayerShape, KvShape, Plan};
 pub use policy::{Policies, Policy};
-pub use pool::{BlockKey, Pool};
+pub use snapshot::CacheState;

@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use kvant_backend::{StreamSpec, TILES_PER_BLOCK, TOKENS_PER_BLOCK};
+use kvant_backend::{KvTensorSpec, TILES_PER_BLOCK, TOKENS_PER_BLOCK};
 use kvant_codec::DType;
 use kvant_codec::tile::{Side, TILE};
 
-use crate::{Balance, KvError, Layout, Policies, WeightStatistics};
+use crate::{ChannelScales, KvError, Layout, Policies, WeightStatistics};
 
 /// The shape of a model's KV cache and recurrent states.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -104,7 +104,7 @@ pub struct Plan {
     /// Factor on every encoded vector's norm.
     pub alpha: f32,
     /// Channel scales of keys and values.
-    pub balance: Option<Arc<Balance>>,
+    pub balance: Option<Arc<ChannelScales>>,
     /// The changes made by policies, one line each, for the summary.
     pub notes: Vec<String>,
 }
@@ -162,19 +162,19 @@ impl Plan {
     }
 
     /// Returns the KV tensor of one head and side: the same for both sides where it is shared.
-    pub fn stream(&self, shape: &KvShape, layer: usize, head: usize, side: Side) -> StreamSpec {
+    pub fn stream(&self, shape: &KvShape, layer: usize, head: usize, side: Side) -> KvTensorSpec {
         let (types, layer) = (self.types[layer][head], &shape.layers[layer]);
         let spec = match side {
-            _ if layer.joint => StreamSpec::joint(types.k, layer.k_head_dim, layer.v_head_dim),
-            Side::K => StreamSpec::new(types.k, side, layer.k_head_dim),
-            Side::V => StreamSpec::new(types.v, side, layer.v_head_dim),
+            _ if layer.joint => KvTensorSpec::joint(types.k, layer.k_head_dim, layer.v_head_dim),
+            Side::K => KvTensorSpec::new(types.k, side, layer.k_head_dim),
+            Side::V => KvTensorSpec::new(types.v, side, layer.v_head_dim),
         };
         if spec.tail_tiles == 0 {
             return spec;
         }
         let tail_tiles =
             if self.tail { spec.tail_tiles.saturating_add(self.recent_tokens.div_ceil(TILE)) } else { 0 };
-        StreamSpec { tail_tiles, sink_tiles: self.sink_tokens.div_ceil(TILE), alpha: self.alpha, ..spec }
+        KvTensorSpec { tail_tiles, sink_tiles: self.sink_tokens.div_ceil(TILE), alpha: self.alpha, ..spec }
     }
 
     /// Returns the bytes that a cache of `tokens` tokens allocates: equal to

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvant_backend::{Held, Page, Pages, Result, Rows, StatePart};
+use kvant_backend::{CountedPage, Page, PageAllocator, Result, Rows, StatePart};
 
 use crate::layout::StateLayout;
 
@@ -11,12 +11,12 @@ use crate::layout::StateLayout;
 #[derive(Debug)]
 pub(crate) struct States<P: Page> {
     /// `None` before the first token, when all values are zero.
-    now: Option<Arc<Held<P>>>,
+    now: Option<Arc<CountedPage<P>>>,
     /// Snapshots with their length, oldest first.
-    past: Vec<(usize, Arc<Held<P>>)>,
+    past: Vec<(usize, Arc<CountedPage<P>>)>,
     /// The states before the latest step with draft tokens, and the length at that time; `None` as
     /// length once they are obsolete and only their memory is reused.
-    before: Option<(Option<usize>, Arc<Held<P>>)>,
+    before: Option<(Option<usize>, Arc<CountedPage<P>>)>,
 }
 
 impl<P: Page> Default for States<P> {
@@ -33,12 +33,12 @@ impl<P: Page> Clone for States<P> {
 
 impl<P: Page> States<P> {
     /// Returns the current states.
-    pub fn now(&self) -> Option<&Arc<Held<P>>> {
+    pub fn now(&self) -> Option<&Arc<CountedPage<P>>> {
         self.now.as_ref()
     }
 
     /// Returns the states after `len` tokens, if saved.
-    pub fn after(&self, len: usize) -> Option<&Arc<Held<P>>> {
+    pub fn after(&self, len: usize) -> Option<&Arc<CountedPage<P>>> {
         if let Some((Some(at), page)) = &self.before
             && *at == len
         {
@@ -60,13 +60,13 @@ impl<P: Page> States<P> {
     }
 
     /// Returns every page, that of the current states first.
-    pub fn pages(&self) -> impl Iterator<Item = &Arc<Held<P>>> {
+    pub fn pages(&self) -> impl Iterator<Item = &Arc<CountedPage<P>>> {
         let past = self.past.iter().map(|(_, page)| page);
         self.now.iter().chain(past).chain(self.before.iter().map(|(_, page)| page))
     }
 
     /// Saves the current states, after `len` tokens, until the next call.
-    pub fn remember(&mut self, len: usize, pages: &dyn Pages<P>) -> Result<()> {
+    pub fn remember(&mut self, len: usize, pages: &dyn PageAllocator<P>) -> Result<()> {
         let Some(now) = &self.now else { return Ok(()) };
         match self.before.as_mut().and_then(|(_, page)| Arc::get_mut(page)) {
             Some(page) => {
@@ -84,8 +84,8 @@ impl<P: Page> States<P> {
     }
 
     /// Makes the current states exclusively owned, before a step updates them.
-    pub fn reserve(&mut self, layout: &StateLayout, pages: &dyn Pages<P>) -> Result<()> {
-        Held::own(&mut self.now, layout.n_bytes(), pages).map(|_| ())
+    pub fn reserve(&mut self, layout: &StateLayout, pages: &dyn PageAllocator<P>) -> Result<()> {
+        CountedPage::own(&mut self.now, layout.n_bytes(), pages).map(|_| ())
     }
 
     /// Returns the state of recurrent layer `index`, for a step of `rows`.
@@ -106,7 +106,7 @@ impl<P: Page> States<P> {
     }
 
     /// Restores the states after `len` tokens from `page`.
-    pub fn go_back(&mut self, len: usize, page: Option<Arc<Held<P>>>) {
+    pub fn go_back(&mut self, len: usize, page: Option<Arc<CountedPage<P>>>) {
         self.past.retain(|(at, _)| *at <= len);
         let left = std::mem::replace(&mut self.now, page);
         // Later steps overwrite the restored page, so the replaced one is reused for the next save.
@@ -117,7 +117,7 @@ impl<P: Page> States<P> {
     }
 
     /// Starts with the states after `len` tokens of another sequence.
-    pub fn attach(&mut self, len: usize, page: Arc<Held<P>>) {
+    pub fn attach(&mut self, len: usize, page: Arc<CountedPage<P>>) {
         self.past.push((len, Arc::clone(&page)));
         self.now = Some(page);
     }

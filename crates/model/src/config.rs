@@ -9,18 +9,18 @@ use kvant_kv::{KvLayerShape, KvShape, WeightStatistics};
 
 mod experts;
 mod heads;
-mod latent;
+mod mla;
 mod recurrence;
 mod ropes;
 
 pub(crate) use experts::SELECTION_BIAS;
-pub use latent::Latent;
+pub use mla::Latent;
 pub use recurrence::{Recurrence, StateKind};
 pub(crate) use ropes::DIVISORS;
 
 use crate::ModelError;
 use crate::SharedExpert;
-use crate::family::{Factors, Family, HeadNorms, NormKind, Norms, Scale, Unturned};
+use crate::family::{Factors, Family, HeadNorms, NoRope, NormKind, Norms, Scale};
 use crate::rope::Rope;
 
 /// Hyper-parameters of a model.
@@ -181,23 +181,23 @@ impl Config {
         let (n_layers, n_mtp) = read_layers(&keys)?;
         let n_kv_heads = heads::read_kv_heads(&keys, family, n_layers)?;
         let experts = experts::read(&keys, family, n_embd, n_layers)?;
-        let is_other_half = |index: usize| family.halved && experts.has(index);
+        let is_other_half = |index: usize| family.single_sublayer && experts.has(index);
         let without_heads = n_kv_heads.iter().map(|&n| n == 0).collect();
         let recurrences = recurrence::read(&keys, family, n_embd, without_heads)?;
         let windows = heads::read_windows(&keys, family, n_layers)?;
         let (heads, latent) = match family.latent {
             true => {
-                latent::read(&keys, n_layers).map(|(heads, latent)| (vec![heads; n_layers], Some(latent)))?
+                mla::read(&keys, n_layers).map(|(heads, latent)| (vec![heads; n_layers], Some(latent)))?
             }
             false => (heads::read(&keys, family, n_embd, &n_kv_heads, &windows)?, None),
         };
-        let is_recurrent = |i: usize| recurrences.of_layer(i).is_some() && !family.recurs_beside();
+        let is_recurrent = |i: usize| recurrences.of_layer(i).is_some() && !family.is_hybrid_layer();
         heads::check(&keys, (0..n_layers).filter(|&i| !is_recurrent(i)).map(|i| heads[i]))?;
         let states = heads::read_states(&keys, family, &heads, &windows)?;
         let turned_dims = latent.map_or_else(|| windows.head_dims(&heads), |latent| [latent.n_rot; 2]);
         let ropes = ropes::read(&keys, family, turned_dims, n_ctx_train)?;
         let scale = match latent {
-            Some(latent) => Some(latent::read_scale(&keys, latent)?),
+            Some(latent) => Some(mla::read_scale(&keys, latent)?),
             None => keys.positive("attention.scale")?,
         };
         let [soft_cap, logit_soft_cap] = read_soft_caps(&keys, family)?;
@@ -206,12 +206,12 @@ impl Config {
         let turns = keys.flag_or("rope.scaling.finetuned", true)?;
         let layer = |index: usize| {
             let (heads, is_windowed) = (heads[index], windows.layers[index]);
-            let is_unturned = match family.unturned {
-                Unturned::None => false,
-                Unturned::Every(period) => (index + 1).is_multiple_of(period),
-                Unturned::Unwindowed => !is_windowed,
-                Unturned::BesideWindows => !is_windowed && windows.length.is_some(),
-                Unturned::Said => !turns,
+            let is_unturned = match family.no_rope {
+                NoRope::None => false,
+                NoRope::Every(period) => (index + 1).is_multiple_of(period),
+                NoRope::Unwindowed => !is_windowed,
+                NoRope::BesideWindows => !is_windowed && windows.length.is_some(),
+                NoRope::FromFile => !turns,
             };
             let rope = match heads.window {
                 _ if is_unturned => ropes.unturned,
@@ -236,7 +236,7 @@ impl Config {
                 sinks: family.sinks,
                 gated: family.gated,
                 activation: family.activation,
-                gates_itself: family.gates_itself,
+                gates_itself: family.ungated,
                 norms,
             }
         };

@@ -14,15 +14,17 @@ use kvant_backend::{
     Backend, BackendError, Gate, Heads, Input, KvPart, Norm, Output, Page, Rope, RopeParams, Rows,
 };
 use kvant_codec::random::Random;
-use kvant_kv::{Cache, KvShape, Pool};
+use kvant_kv::{BlockPool, Cache, KvShape};
 
 use crate::weights::{AnyAttention, Attention, KvWeights, Weights};
-use crate::{Config, ExtraRows, ExtraTokens, HeadNorms, LayerSpec, LayerState, ModelError, NormKind, Place};
+use crate::{
+    Config, EmbeddingRows, HeadNorms, LayerSpec, LayerState, ModelError, NormKind, Position, SoftTokens,
+};
 
 mod activations;
 mod entry;
 mod feed_forward;
-mod latent;
+mod mla;
 mod mtp;
 mod per_layer;
 mod products;
@@ -41,13 +43,13 @@ pub struct Decoder<B: Backend> {
     config: Config,
     weights: Weights<B>,
     /// Cache indices of each layer of this part.
-    places: Vec<Kept>,
-    extra: Arc<ExtraTokens>,
+    cache_indices: Vec<CacheIndex>,
+    extra: Arc<SoftTokens>,
 }
 
 /// Cache indices of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Kept {
+struct CacheIndex {
     /// Index of the K and V that it reads.
     kv: Option<usize>,
     /// Index of its first recurrent state.
@@ -76,20 +78,20 @@ pub type OnQueries<'a> = Option<&'a mut dyn FnMut(usize, &[f32])>;
 
 /// Selects the rows of a sequence that get logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Want {
+pub enum LogitsFor {
     /// None: prefill without logits.
-    Nothing,
+    None,
     /// The last row.
     Last,
     /// Every row from this one on.
     From(usize),
 }
 
-impl Want {
+impl LogitsFor {
     /// Returns the first requested row of a sequence with `rows` rows in the step (`rows` if none).
     fn first(self, rows: usize) -> usize {
         match self {
-            Self::Nothing => rows,
+            Self::None => rows,
             Self::Last => rows.saturating_sub(1),
             Self::From(row) => row.min(rows),
         }
@@ -109,35 +111,35 @@ pub struct StepPart<'a, P: Page> {
     /// Its number of rows, at least one; rows of the first sequence come first.
     pub n: usize,
     /// Which of them get logits.
-    pub want: Want,
+    pub logits_for: LogitsFor,
     /// Scale of each [adapter](crate::Part::with_loras) for this sequence; the loaded scales when
     /// `None`.
-    pub strengths: Option<&'a [f32]>,
+    pub lora_scales: Option<&'a [f32]>,
     /// Positions of its rows, for models with M-RoPE; consecutive positions when `None`.
-    pub places: Option<&'a [Place]>,
+    pub places: Option<&'a [Position]>,
 }
 
 impl<B: Backend> Decoder<B> {
     /// Creates a decoder from its configuration and weights.
     pub fn new(config: Config, weights: Weights<B>) -> Self {
         let layers = weights.part.layers();
-        let place = |index| Kept {
+        let place = |index| CacheIndex {
             kv: config.kv_ordinal(layers.start, index),
             state: config.state_ordinal(layers.start, index),
         };
         let places = layers.clone().map(place).collect();
-        let extra = Arc::new(ExtraTokens::new(weights.n_vocab, config.n_embd));
-        Self { config, weights, places, extra }
+        let extra = Arc::new(SoftTokens::new(weights.n_vocab, config.n_embd));
+        Self { config, weights, cache_indices: places, extra }
     }
 
     /// Returns the decoder with the soft tokens of another part of the model.
     #[must_use]
-    pub fn with_extra(self, extra: &Arc<ExtraTokens>) -> Self {
+    pub fn with_soft_tokens(self, extra: &Arc<SoftTokens>) -> Self {
         Self { extra: Arc::clone(extra), ..self }
     }
 
     /// Returns the soft tokens: those beyond the vocabulary.
-    pub fn extra(&self) -> &Arc<ExtraTokens> {
+    pub fn extra(&self) -> &Arc<SoftTokens> {
         &self.extra
     }
 
@@ -154,12 +156,12 @@ impl<B: Backend> Decoder<B> {
     /// Returns the cache index of the K and V that layer `index` of this part reads; `None` if it
     /// has no attention.
     pub fn kv_layer(&self, index: usize) -> Option<usize> {
-        self.places[index].kv
+        self.cache_indices[index].kv
     }
 
     /// Iterates over the KV indices of all attention layers.
     fn kv_layers(&self) -> impl Iterator<Item = usize> {
-        (0..self.places.len()).filter_map(|index| self.kv_layer(index))
+        (0..self.cache_indices.len()).filter_map(|index| self.kv_layer(index))
     }
 
     /// Returns the KV heads of the layers of this part.
@@ -199,7 +201,7 @@ impl<B: Backend> Decoder<B> {
     pub fn step(
         &self,
         backend: &B,
-        pool: &Pool<B::Page>,
+        pool: &BlockPool<B::Page>,
         parts: &mut [StepPart<'_, B::Page>],
         act: &mut Activations<B>,
         entry: Entry<'_>,
@@ -217,7 +219,7 @@ impl<B: Backend> Decoder<B> {
         let is_decode = queries.is_none() && shown.is_none() && parts.iter().all(|part| part.n == 1);
         let run = || {
             for (index, (layer, spec)) in self.weights.layers.iter().zip(self.layers()).enumerate() {
-                self.mix(backend, index, parts, act, rows)?;
+                self.token_mixer(backend, index, parts, act, rows)?;
                 if let (Some(tell), Some(kv)) = (&mut queries, self.kv_layer(index)) {
                     let mut q = vec![0.0; rows * spec.n_q()];
                     backend.read(&act.q, 0, &mut q)?;
@@ -225,13 +227,13 @@ impl<B: Backend> Decoder<B> {
                 }
                 self.feed_forward(backend, (layer, spec), act, rows)?;
                 if let Some(weights) = &layer.per_layer {
-                    self.take_given(backend, (index, weights), act, rows)?;
+                    self.per_layer_embeddings(backend, (index, weights), act, rows)?;
                 }
                 if let Some(by) = layer.out_scale {
                     backend.scale(&mut act.x, rows * self.config.n_embd, by)?;
                 }
                 if let Some(shown) = shown {
-                    self.add_deep(backend, self.weights.part.layers().start + index, shown, &mut act.x)?;
+                    self.deepstack(backend, self.weights.part.layers().start + index, shown, &mut act.x)?;
                 }
             }
             match logits {
@@ -249,11 +251,11 @@ impl<B: Backend> Decoder<B> {
     fn prepare(
         &self,
         backend: &B,
-        pool: &Pool<B::Page>,
+        pool: &BlockPool<B::Page>,
         parts: &mut [StepPart<'_, B::Page>],
         act: &mut Activations<B>,
         entry: Entry<'_>,
-    ) -> Result<Vec<Arc<ExtraRows>>, ModelError> {
+    ) -> Result<Vec<Arc<EmbeddingRows>>, ModelError> {
         let extra = self.check_tokens(entry)?;
         for part in parts.iter_mut() {
             part.cache.reserve(backend, pool, part.n)?;
@@ -301,7 +303,7 @@ impl<B: Backend> Decoder<B> {
     pub fn append_random(
         &self,
         backend: &B,
-        pool: &Pool<B::Page>,
+        pool: &BlockPool<B::Page>,
         part: StepPart<'_, B::Page>,
         act: &mut Activations<B>,
         random: &mut Random,
@@ -344,7 +346,7 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Runs the token mixers of layer `index`: attention, a recurrent state, or both.
-    fn mix(
+    fn token_mixer(
         &self,
         backend: &B,
         index: usize,
@@ -352,7 +354,7 @@ impl<B: Backend> Decoder<B> {
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
-        let (layer, Kept { kv, state }) = (&self.weights.layers[index], self.places[index]);
+        let (layer, CacheIndex { kv, state }) = (&self.weights.layers[index], self.cache_indices[index]);
         // A recurrent mixer beside attention reads the same residual stream, before attention adds
         // to it.
         if let Some(weights) = &layer.recurrent {
@@ -363,7 +365,7 @@ impl<B: Backend> Decoder<B> {
         }
         match (&layer.recurrent, state) {
             (Some(weights), Some(state)) => {
-                self.keep_state(backend, (index, state), weights, parts, act, rows)
+                self.recurrent_mixer(backend, (index, state), weights, parts, act, rows)
             }
             _ => Ok(()),
         }
@@ -406,7 +408,7 @@ impl<B: Backend> Decoder<B> {
         let q_heads = Heads { n: heads.n_heads, dim: heads.k_head_dim };
         let mut q_norm = self.norm(&weights.q_norm);
         let are_together = spec.norms.heads == HeadNorms::Together;
-        let first_turned = spec.norms.heads == HeadNorms::EachTurned;
+        let first_turned = spec.norms.heads == HeadNorms::QkNormAfterRope;
         let norm_heads = |x: &mut B::Buffer, norm: &mut Option<Norm<'_, B::Buffer>>, heads: Heads| {
             self.normalise(backend, (x, rows, heads), norm.take(), (rope, angles))
         };
@@ -516,7 +518,7 @@ impl<B: Backend> Decoder<B> {
         let n_embd = self.config.n_embd;
         let (mut wanted, mut before) = (0, 0);
         for part in parts {
-            let (first, n) = (before + part.want.first(part.n), part.want.count(part.n));
+            let (first, n) = (before + part.logits_for.first(part.n), part.logits_for.count(part.n));
             backend.copy(&act.x, first * n_embd, &mut act.spare, wanted * n_embd, n * n_embd)?;
             (wanted, before) = (wanted + n, before + part.n);
         }
@@ -544,7 +546,7 @@ impl<B: Backend> Decoder<B> {
     /// # Errors
     ///
     /// When the device cannot be read.
-    pub fn left(
+    pub fn hidden_states(
         &self,
         backend: &B,
         act: &mut Activations<B>,
@@ -552,7 +554,7 @@ impl<B: Backend> Decoder<B> {
         out: &mut [f32],
     ) -> Result<(), ModelError> {
         match self.weights.output_norm {
-            Some(_) => self.stream(backend, act, rows, out),
+            Some(_) => self.final_hidden(backend, act, rows, out),
             None => Ok(backend.read(&act.x, 0, out)?),
         }
     }

@@ -19,9 +19,9 @@ pub struct Family {
     pub(crate) activation: Activation,
     /// Whether the feed-forward layer has no gate matrix: `a(W_up n) * (W_up n)`, with ReLU the
     /// squared ReLU.
-    pub(crate) gates_itself: bool,
+    pub(crate) ungated: bool,
     /// Whether a layer has a single sublayer: a token mixer or a feed-forward layer (Nemotron-H).
-    pub(crate) halved: bool,
+    pub(crate) single_sublayer: bool,
     /// Positions of norms.
     pub(crate) norms: Norms,
     /// Factors on the residual stream and the logits.
@@ -29,7 +29,7 @@ pub struct Family {
     /// Which layers have a sliding window; `None` for full attention in all.
     pub(crate) windows: Option<Windows>,
     /// Which layers have no RoPE (NoPE).
-    pub(crate) unturned: Unturned,
+    pub(crate) no_rope: NoRope,
     /// Default soft caps of attention scores and logits.
     pub(crate) soft_caps: [Option<f32>; 2],
     /// Recurrent layers; `None` for attention in all layers.
@@ -96,7 +96,7 @@ pub enum HeadNorms {
     /// Per head, in models that have its weights.
     EachIfThere,
     /// Per head, after RoPE.
-    EachTurned,
+    QkNormAfterRope,
     /// Over all heads of a token.
     Together,
 }
@@ -106,7 +106,7 @@ impl HeadNorms {
     pub(crate) fn width(self, dim: usize, row: usize) -> Option<usize> {
         match self {
             Self::None => None,
-            Self::Each | Self::EachIfThere | Self::EachTurned => Some(dim),
+            Self::Each | Self::EachIfThere | Self::QkNormAfterRope => Some(dim),
             Self::Together => Some(row),
         }
     }
@@ -143,12 +143,12 @@ pub(crate) enum RecurrenceRule {
     /// Short convolutions, in layers without KV heads in the file.
     ShortConv,
     /// Gated delta rule.
-    Delta {
+    GatedDeltaNet {
         /// Which value heads share the keys of a key head.
         sharing: KeySharing,
     },
     /// Mamba-2 state spaces.
-    Space {
+    Mamba2 {
         /// Whether every layer has a state space beside attention; otherwise layers without KV
         /// heads have one instead.
         is_beside: bool,
@@ -157,7 +157,7 @@ pub(crate) enum RecurrenceRule {
 
 /// Layers without RoPE (NoPE).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Unturned {
+pub(crate) enum NoRope {
     /// None.
     None,
     /// The last layer of each period.
@@ -167,7 +167,7 @@ pub(crate) enum Unturned {
     /// Full-attention layers, in models with sliding-window layers.
     BesideWindows,
     /// All, if the file has the flag.
-    Said,
+    FromFile,
 }
 
 /// Defaults of MoE layers.
@@ -236,8 +236,8 @@ const LLAMA: Family = Family {
     name: "llama",
     pairing: Pairing::Interleaved,
     activation: Activation::Silu,
-    gates_itself: false,
-    halved: false,
+    ungated: false,
+    single_sublayer: false,
     norms: Norms {
         kind: NormKind::Rms,
         before_ffn: "ffn_norm.weight",
@@ -249,7 +249,7 @@ const LLAMA: Family = Family {
     },
     factors: Factors::None,
     windows: None,
-    unturned: Unturned::None,
+    no_rope: NoRope::None,
     soft_caps: [None; 2],
     recurrence: None,
     gated: false,
@@ -289,14 +289,17 @@ const QWEN3: Family =
 const QWEN35: Family = Family {
     name: "qwen35",
     norms: Norms { before_ffn: AFTER_ATTENTION, ..QWEN3.norms },
-    recurrence: Some(RecurrenceRule::Delta { sharing: KeySharing::Tiled }),
+    recurrence: Some(RecurrenceRule::GatedDeltaNet { sharing: KeySharing::Tiled }),
     gated: true,
     predicts_further: true,
     ..QWEN3
 };
 
-const HUNYUAN: Family =
-    Family { name: "hunyuan-dense", norms: Norms { heads: HeadNorms::EachTurned, ..QWEN2.norms }, ..QWEN2 };
+const HUNYUAN: Family = Family {
+    name: "hunyuan-dense",
+    norms: Norms { heads: HeadNorms::QkNormAfterRope, ..QWEN2.norms },
+    ..QWEN2
+};
 
 const GEMMA: Family = Family { name: "gemma", activation: Activation::Gelu, factors: Factors::Root, ..QWEN2 };
 
@@ -310,11 +313,11 @@ const LFM2: Family = Family {
 const NEMOTRON_H: Family = Family {
     name: "nemotron_h",
     activation: Activation::Relu,
-    gates_itself: true,
-    halved: true,
+    ungated: true,
+    single_sublayer: true,
     norms: Norms { before_ffn: "attn_norm.weight", ..LLAMA.norms },
-    recurrence: Some(RecurrenceRule::Space { is_beside: false }),
-    unturned: Unturned::Every(1),
+    recurrence: Some(RecurrenceRule::Mamba2 { is_beside: false }),
+    no_rope: NoRope::Every(1),
     experts: None,
     ..LLAMA
 };
@@ -338,7 +341,7 @@ static FAMILIES: &[Family] = &[
     Family { name: "qwen35moe", experts: Some(SHARING), ..QWEN35 },
     Family {
         name: "qwen3next",
-        recurrence: Some(RecurrenceRule::Delta { sharing: KeySharing::Grouped }),
+        recurrence: Some(RecurrenceRule::GatedDeltaNet { sharing: KeySharing::Grouped }),
         experts: Some(SHARING),
         ..QWEN35
     },
@@ -369,7 +372,7 @@ static FAMILIES: &[Family] = &[
     },
     Family { name: "glm4", norms: Norms { after: true, ..LLAMA.norms }, experts: None, ..LLAMA },
     Family { name: "granite", factors: Factors::Named, experts: None, ..LLAMA },
-    Family { name: "smollm3", unturned: Unturned::Every(4), experts: None, ..LLAMA },
+    Family { name: "smollm3", no_rope: NoRope::Every(4), experts: None, ..LLAMA },
     Family {
         name: "olmo2",
         norms: Norms { before: false, after: true, heads: HeadNorms::Together, ..QWEN2.norms },
@@ -381,7 +384,7 @@ static FAMILIES: &[Family] = &[
     Family {
         name: "cohere2",
         windows: Some(Windows { period: 4, length: Some(4096), ..WINDOWS }),
-        unturned: Unturned::Unwindowed,
+        no_rope: NoRope::Unwindowed,
         ..COMMAND_R
     },
     Family {
@@ -424,12 +427,12 @@ static FAMILIES: &[Family] = &[
     Family { name: "ernie4_5-moe", experts: Some(ExpertRule { adds_to_softmax: true, ..SEVERAL }), ..LLAMA },
     HUNYUAN,
     Family { name: "hunyuan-moe", experts: Some(SEVERAL), ..HUNYUAN },
-    Family { name: "arcee", activation: Activation::Relu, gates_itself: true, experts: None, ..LLAMA },
+    Family { name: "arcee", activation: Activation::Relu, ungated: true, experts: None, ..LLAMA },
     Family {
         name: "exaone4",
         norms: Norms { before: false, after: true, ..QWEN3.norms },
         windows: Some(Windows { period: 4, ..WINDOWS }),
-        unturned: Unturned::BesideWindows,
+        no_rope: NoRope::BesideWindows,
         ..QWEN3
     },
     Family {
@@ -448,8 +451,8 @@ static FAMILIES: &[Family] = &[
     Family {
         name: "granitehybrid",
         factors: Factors::Named,
-        recurrence: Some(RecurrenceRule::Space { is_beside: false }),
-        unturned: Unturned::Said,
+        recurrence: Some(RecurrenceRule::Mamba2 { is_beside: false }),
+        no_rope: NoRope::FromFile,
         experts: Some(ExpertRule { is_required: false, ..SEVERAL }),
         ..LLAMA
     },
@@ -457,7 +460,7 @@ static FAMILIES: &[Family] = &[
     Family {
         name: "falcon-h1",
         norms: Norms { before_ffn: "ffn_norm", ..QWEN2.norms },
-        recurrence: Some(RecurrenceRule::Space { is_beside: true }),
+        recurrence: Some(RecurrenceRule::Mamba2 { is_beside: true }),
         ..QWEN2
     },
     NEMOTRON_H,
@@ -484,8 +487,8 @@ impl Family {
     }
 
     /// Returns whether recurrent states exist beside attention instead of replacing it.
-    pub(crate) fn recurs_beside(&self) -> bool {
-        self.recurrence == Some(RecurrenceRule::Space { is_beside: true })
+    pub(crate) fn is_hybrid_layer(&self) -> bool {
+        self.recurrence == Some(RecurrenceRule::Mamba2 { is_beside: true })
     }
 }
 
@@ -504,9 +507,9 @@ mod tests {
             assert!(!after || !is_layer && !shared, "{}", family.name);
             assert!(!shared || is_layer && before, "{}", family.name);
             assert!(!family.values_of_keys || !family.gated, "{}", family.name);
-            assert!(!family.halved || !after && !shared, "{}", family.name);
-            assert!(!family.recurs_beside() || !family.gated && !shared, "{}", family.name);
-            assert!(family.norms.heads != HeadNorms::EachTurned || !family.latent, "{}", family.name);
+            assert!(!family.single_sublayer || !after && !shared, "{}", family.name);
+            assert!(!family.is_hybrid_layer() || !family.gated && !shared, "{}", family.name);
+            assert!(family.norms.heads != HeadNorms::QkNormAfterRope || !family.latent, "{}", family.name);
         }
     }
 

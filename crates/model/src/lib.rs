@@ -6,8 +6,8 @@
 
 mod config;
 mod decoder;
+mod embedding_inputs;
 mod error;
-mod extra;
 mod family;
 mod lora;
 pub mod retype;
@@ -16,10 +16,10 @@ mod statistics;
 mod weights;
 
 pub use config::{Config, ExpertSpec, Latent, LayerSpec, LayerState, Recurrence};
-pub use decoder::{Activations, Decoder, Entry, OnQueries, Outputs, StepError, StepPart, Want};
+pub use decoder::{Activations, Decoder, Entry, LogitsFor, OnQueries, Outputs, StepError, StepPart};
+pub use embedding_inputs::{EmbeddingInput, EmbeddingRows, SoftTokens};
 pub use error::ModelError;
-pub use extra::{ExtraRows, ExtraTokens, Given};
 pub use family::{Family, HeadNorms, NormKind, Norms, SharedExpert};
 pub use lora::Lora;
-pub use rope::{Place, Rope, Scaling, Temperature};
-pub use weights::{Part, SCORE_HEAD, Weights, check_finite, decode_values};
+pub use rope::{Position, Rope, Scaling, Temperature};
+pub use weights::{LayerRange, SCORE_HEAD, Weights, check_finite, decode_values};

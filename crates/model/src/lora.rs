@@ -84,7 +84,7 @@ impl Lora {
     }
 
     /// Returns the LoRA scale; 1 is full strength.
-    pub(crate) fn strength(&self) -> f32 {
+    pub(crate) fn scale(&self) -> f32 {
         self.strength
     }
 

@@ -68,7 +68,7 @@ pub struct Rope {
 
 /// Position of a token: three times its position or, for a row of an image, its time, height and
 /// width (M-RoPE, arXiv 2409.12191).
-pub type Place = [u32; 3];
+pub type Position = [u32; 3];
 
 /// Frequencies of contexts up to this many tokens.
 #[derive(Debug, Clone, PartialEq)]
@@ -197,7 +197,7 @@ impl Rope {
     }
 
     /// Appends the same for tokens at these positions.
-    pub fn angles_at(&self, n_ctx: usize, places: &[Place], out: &mut Vec<f32>) {
+    pub fn angles_at(&self, n_ctx: usize, places: &[Position], out: &mut Vec<f32>) {
         for place in places {
             let magnitude =
                 self.magnitude * self.temperature.map_or(1.0, |grows| grows.at(place[0] as usize));

@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use kvant_gguf::{Gguf, TensorView};
-use kvant_kv::{Balance, KvLayerShape, LayerBalance, WeightStatistics, balance_factors};
+use kvant_kv::{ChannelScales, KvLayerShape, LayerScales, WeightStatistics, balance_factors};
 
 use crate::family::HeadNorms;
 use crate::weights::decode_vector;
@@ -40,7 +40,7 @@ impl Config {
     ///
     /// A tensor of attention that is missing, of another shape or not finite.
     pub fn weight_statistics(&self, gguf: &Gguf) -> Result<WeightStatistics, ModelError> {
-        let (mut balances, mut score_noise) = (Balance::default(), Vec::new());
+        let (mut balances, mut score_noise) = (ChannelScales::default(), Vec::new());
         for (index, spec) in self.layers.iter().enumerate() {
             if spec.state != LayerState::Own {
                 continue;
@@ -49,7 +49,7 @@ impl Config {
                 None => Moments::of(gguf, self, index)?.balance(spec),
                 // After the per-head projections of MLA, all dimensions of the latent vector count
                 // alike.
-                Some(_) => (LayerBalance::none(&spec.heads), vec![0.0; spec.heads.n_kv_heads]),
+                Some(_) => (LayerScales::none(&spec.heads), vec![0.0; spec.heads.n_kv_heads]),
             };
             balances.layers.push(balance);
             score_noise.push(noise);
@@ -132,7 +132,7 @@ impl Moments {
     /// block removes.
     fn turn(&mut self, config: &Config, spec: &LayerSpec) {
         let rope = &config.ropes[spec.rope];
-        let is_turned_first = spec.norms.heads == HeadNorms::EachTurned;
+        let is_turned_first = spec.norms.heads == HeadNorms::QkNormAfterRope;
         let heads = (0..spec.heads.n_kv_heads).map(|head| head * spec.heads.k_head_dim);
         for (i, &frequency) in rope.frequencies(config.n_ctx_train).iter().enumerate() {
             let left_of_bias = left_by_centre(frequency);
@@ -156,7 +156,7 @@ impl Moments {
 
     /// Returns the factors of the layer, and the variance of each KV head's scores if the code lost
     /// the keys completely.
-    fn balance(&self, spec: &LayerSpec) -> (LayerBalance, Vec<f64>) {
+    fn balance(&self, spec: &LayerSpec) -> (LayerScales, Vec<f64>) {
         let KvLayerShape { n_kv_heads, k_head_dim, .. } = spec.heads;
         let heads = self.q.chunks_exact(k_head_dim).zip(self.k.chunks_exact(k_head_dim));
         let k_scale: Vec<f32> = heads.flat_map(|(read, stored)| factors(read, stored)).collect();
@@ -172,7 +172,7 @@ impl Moments {
             f64::from(spec.scale).powi(2) * stored * read / queries / k_head_dim as f64
         };
         let noise = (0..n_kv_heads).map(noise).collect();
-        (LayerBalance { k_scale, ..LayerBalance::none(&spec.heads) }, noise)
+        (LayerScales { k_scale, ..LayerScales::none(&spec.heads) }, noise)
     }
 }
 

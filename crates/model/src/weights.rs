@@ -11,27 +11,27 @@ use kvant_gguf::{Gguf, TensorInfo, TensorView};
 
 mod attention;
 mod experts;
-mod latent;
+mod layer_range;
 mod low_rank;
+mod mla;
 mod mtp;
-mod part;
 mod per_layer;
 mod recurrent;
 
 pub(crate) use attention::{AnyAttention, Attention, KvWeights};
 pub(crate) use experts::{Beside, Experts};
-pub(crate) use latent::LatentAttention;
+pub use layer_range::LayerRange;
 pub(crate) use low_rank::{LowRank, Ranks};
+pub(crate) use mla::LatentAttention;
 pub(crate) use mtp::PairEntry;
-pub use part::Part;
 pub(crate) use per_layer::{PerLayer, PerLayerInputs};
 pub(crate) use recurrent::{HeadWeights, Recurrent, RuleWeights};
 
 use crate::config::{DIVISORS, LayerState};
 use crate::retype::convert;
 use crate::{Config, LayerSpec, ModelError, Norms, SharedExpert};
+use layer_range::{check_part, layer_of};
 use low_rank::RowsOf;
-use part::{check_part, layer_of};
 
 /// Classification head of a reranking model, applied to the last hidden state of a text; it is
 /// independent of the layers.
@@ -81,7 +81,7 @@ impl<B: Backend> FeedForward<B> {
 /// The weights of a model, or of a part of one.
 pub struct Weights<B: Backend> {
     /// The layers of this part.
-    pub(crate) part: Part,
+    pub(crate) part: LayerRange,
     /// `None` if the first layer is elsewhere.
     pub(crate) embedding: Option<Arc<B::Matrix>>,
     /// Input projection of an MTP layer, whose [input is pairs](crate::Entry::Pairs).
@@ -114,7 +114,7 @@ impl<B: Backend> Weights<B> {
     pub fn load(
         gguf: &Arc<Gguf>,
         config: &Config,
-        part: &Part,
+        part: &LayerRange,
         backend: &B,
         progress: &mut dyn FnMut(f32),
     ) -> Result<Self, ModelError> {
@@ -198,7 +198,7 @@ const KV_TENSORS: [&str; 5] =
 
 struct Loader<'a, B: Backend> {
     gguf: &'a Arc<Gguf>,
-    part: &'a Part,
+    part: &'a LayerRange,
     backend: &'a B,
     n_bytes: usize,
     /// Tensors that were used.
@@ -210,7 +210,7 @@ struct Loader<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> Loader<'a, B> {
-    fn new(gguf: &'a Arc<Gguf>, part: &'a Part, backend: &'a B) -> Self {
+    fn new(gguf: &'a Arc<Gguf>, part: &'a LayerRange, backend: &'a B) -> Self {
         let (used, adapted) = (HashSet::new(), HashSet::new());
         Self { gguf, part, backend, n_bytes: 0, used, adapted, ranks: Vec::new() }
     }

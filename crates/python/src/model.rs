@@ -108,7 +108,7 @@ impl Model {
         // This may wait for a step of another session.
         let session = py.detach(|| self.0.session(SessionOptions { n_ctx, kv })).map_err(refused)?;
         let session = match lora_strengths {
-            Some(strengths) => session.with_lora_strengths(&strengths).map_err(refused)?,
+            Some(strengths) => session.with_lora_scales(&strengths).map_err(refused)?,
             None => session,
         };
         Ok(Session::new(session))

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use kvant::{Message, Model, Picture, Special};
+use kvant::{EncodedImage, Message, Model, Special};
 use pyo3::exceptions::{PyKeyError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -56,7 +56,11 @@ impl Prompt {
 }
 
 /// Converts a message and appends its images to `pictures`.
-fn message(model: &Model, message: &HashMap<String, Said>, pictures: &mut Vec<Picture>) -> PyResult<Message> {
+fn message(
+    model: &Model,
+    message: &HashMap<String, Said>,
+    pictures: &mut Vec<EncodedImage>,
+) -> PyResult<Message> {
     let part = |key: &str| match message.get(key) {
         Some(Said::Text(text)) => Ok(text),
         Some(Said::Pictures(_)) => Err(PyTypeError::new_err(format!("{key} of a message: expected str"))),

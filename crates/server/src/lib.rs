@@ -11,21 +11,21 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod answer;
+mod constraint;
+mod decoding;
 mod events;
 mod gbnf;
-mod guide;
 mod http;
+mod idle_sessions;
 mod lanes;
 mod listen;
 mod metrics;
-mod pool;
+mod models;
+mod output_parser;
 mod priority;
+mod reasoning_budget;
 mod scheduler;
-mod shelf;
-mod speech;
 mod store;
-mod thinking;
 #[cfg(feature = "tls")]
 mod tls;
 mod trace;
@@ -43,8 +43,8 @@ pub use crate::events::{KvEvent, KvEventSink, Medium};
 #[cfg(feature = "kv-events")]
 pub use crate::events::{PublishError, Publisher};
 use crate::http::{Bodies, Server};
-use crate::pool::Pool;
-pub use crate::pool::{Offer, Opened};
+use crate::models::ModelRegistry;
+pub use crate::models::{ModelSpec, Opened};
 #[cfg(feature = "tls")]
 pub use crate::tls::TlsFiles;
 
@@ -55,14 +55,14 @@ pub enum TlsFiles {}
 
 /// Sampling parameters of requests that set none.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Drawing {
+pub struct ServerSampling {
     /// For requests with no temperature or one above 0.
     pub usual: SamplerParams,
     /// For requests with temperature 0 (greedy): the model's recommended filters do not apply.
     pub likeliest: SamplerParams,
 }
 
-impl From<SamplerParams> for Drawing {
+impl From<SamplerParams> for ServerSampling {
     /// Uses the same parameters for all requests.
     fn from(params: SamplerParams) -> Self {
         Self { usual: params, likeliest: params }
@@ -77,7 +77,7 @@ pub struct Options {
     /// Model name.
     pub name: String,
     /// Further models, loaded on demand. With any, each request selects a model by name.
-    pub others: Vec<Offer>,
+    pub others: Vec<ModelSpec>,
     /// Bytes for the weights of all models together; idle models are evicted for others.
     pub weight_budget: u64,
     /// Maximum tokens of a conversation; the training context when `None`.
@@ -85,7 +85,7 @@ pub struct Options {
     /// Cache options of requests that set none.
     pub kv: KvOptions,
     /// Sampling parameters of requests that set none.
-    pub drawing: Drawing,
+    pub drawing: ServerSampling,
     /// Whether every request without a seed uses the seed above; otherwise each derives its own
     /// from it.
     pub has_one_seed: bool,
@@ -225,10 +225,11 @@ pub fn serve(model: Model, options: Options, ready: impl FnOnce(SocketAddr)) -> 
     #[cfg(not(feature = "tls"))]
     let tls = None;
     let (broken, has_broken) = tokio::sync::mpsc::channel(1);
-    let pool = Arc::new(Pool::new(model, options.clone(), broken)?);
+    let pool = Arc::new(ModelRegistry::new(model, options.clone(), broken)?);
     let is_leaving = AtomicBool::new(false);
     let (n_asked, bodies, work) = (AtomicU64::new(0), Bodies::default(), Arc::default());
-    let server = Arc::new(Server { options, pool: Arc::clone(&pool), n_asked, bodies, is_leaving, work });
+    let server =
+        Arc::new(Server { options, pool: Arc::clone(&pool), n_requests: n_asked, bodies, is_leaving, work });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(listen::listen(server, (cors, tls), has_broken, ready));
     // Without senders of jobs the workers end. Blocked threads of the runtime are not joined.

@@ -104,9 +104,9 @@ impl Metrics {
     /// Returns all metrics in OpenMetrics' text format.
     pub fn text(&self, status: &Status) -> String {
         let counts = status.counts;
-        self.running.set((counts.reading + counts.speaking) as i64);
+        self.running.set((counts.prefill + counts.decode) as i64);
         self.waiting.set(counts.waiting as i64);
-        self.parked_now.set(counts.parked as i64);
+        self.parked_now.set(counts.preempted as i64);
         self.kv_bytes.set(status.kv_bytes as i64);
         self.kv_ram_bytes.set(status.store.ram as i64);
         self.kv_disk_bytes.set(status.store.disk as i64);

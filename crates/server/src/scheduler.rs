@@ -33,10 +33,10 @@ use pace::Pace;
 use shares::Shares;
 
 /// Maximum average factor by which prefill may lengthen a step in which sequences decode.
-const GAP: f64 = 2.0;
+const MAX_ITL_RATIO: f64 = 2.0;
 /// The same when each other owner has [`MANY`] or more decoding sequences: a single key with many
 /// of them would leave another owner's prompts very little time.
-const GAP_OF_MANY: f64 = 4.0;
+const MAX_ITL_RATIO_OF_MANY: f64 = 4.0;
 const MANY: usize = 8;
 /// An owner's oldest prompt comes first in one step of so many, the shortest in the others.
 const OLDEST_EVERY: u64 = 4;
@@ -113,14 +113,14 @@ pub enum Refusal {
 
 /// Next action of the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Act {
+pub enum Action {
     /// Evict an idle session, then call [`Scheduler::next`] again.
     Evict,
     /// Create a session for this sequence from the longest cached prefix and report
     /// [`Scheduler::began`].
-    Begin(Id),
+    Admit(Id),
     /// Preempt this sequence: release its memory. The client observes only a delay.
-    Park(Id),
+    Preempt(Id),
     /// Restore this sequence and report [`Scheduler::resumed`].
     Resume(Id),
     /// End this sequence: it fills all memory.
@@ -145,9 +145,9 @@ pub struct Memory {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Waiting,
-    Reading,
-    Speaking,
-    Parked,
+    Prefill,
+    Decode,
+    Preempted,
 }
 
 #[derive(Debug)]
@@ -189,7 +189,7 @@ impl Sequence {
     }
 
     fn is_running(&self) -> bool {
-        matches!(self.stage, Stage::Reading | Stage::Speaking)
+        matches!(self.stage, Stage::Prefill | Stage::Decode)
     }
 
     fn left(&self) -> usize {
@@ -215,11 +215,11 @@ pub struct Counts {
     /// Queued sequences.
     pub waiting: usize,
     /// Sequences in prefill.
-    pub reading: usize,
+    pub prefill: usize,
     /// Sequences in decode.
-    pub speaking: usize,
+    pub decode: usize,
     /// Preempted sequences.
-    pub parked: usize,
+    pub preempted: usize,
 }
 
 impl std::ops::Add for Counts {
@@ -228,9 +228,9 @@ impl std::ops::Add for Counts {
     fn add(self, other: Self) -> Self {
         Self {
             waiting: self.waiting + other.waiting,
-            reading: self.reading + other.reading,
-            speaking: self.speaking + other.speaking,
-            parked: self.parked + other.parked,
+            prefill: self.prefill + other.prefill,
+            decode: self.decode + other.decode,
+            preempted: self.preempted + other.preempted,
         }
     }
 }
@@ -273,9 +273,9 @@ impl Scheduler {
         for sequence in self.sequences.values() {
             *match sequence.stage {
                 Stage::Waiting => &mut counts.waiting,
-                Stage::Reading => &mut counts.reading,
-                Stage::Speaking => &mut counts.speaking,
-                Stage::Parked => &mut counts.parked,
+                Stage::Prefill => &mut counts.prefill,
+                Stage::Decode => &mut counts.decode,
+                Stage::Preempted => &mut counts.preempted,
             } += 1;
         }
         counts
@@ -297,7 +297,7 @@ impl Scheduler {
         }
         self.welcome(sequence.request.owner);
         let Limits { block, worth, .. } = self.limits;
-        let begins = |stage| matches!(stage, Stage::Waiting | Stage::Reading);
+        let begins = |stage| matches!(stage, Stage::Waiting | Stage::Prefill);
         for other in self.sequences.values_mut().filter(|other| begins(other.stage)) {
             let at = shared(&sequence.request, &other.request, block);
             sequence.branch(at, worth);
@@ -334,16 +334,16 @@ impl Scheduler {
     /// Adds a sequence that continues at the state of the decoding sequence `of`; preempted until a
     /// running slot is free. `None` unless `of` decodes.
     pub fn fork(&mut self, of: Id) -> Option<Id> {
-        let of = self.sequences.get(&of).filter(|of| of.stage == Stage::Speaking)?;
+        let of = self.sequences.get(&of).filter(|of| of.stage == Stage::Decode)?;
         let has_place = self.running().count() < self.limits.n_running;
-        let stage = if has_place { Stage::Speaking } else { Stage::Parked };
+        let stage = if has_place { Stage::Decode } else { Stage::Preempted };
         let fork = Sequence::new(of.request.clone());
         Some(self.insert(Sequence { stage, n_tokens: of.n_tokens, ..fork }))
     }
 
     /// Reports whether a sequence is preempted.
-    pub fn is_parked(&self, id: Id) -> bool {
-        self.sequences.get(&id).is_some_and(|sequence| sequence.stage == Stage::Parked)
+    pub fn is_preempted(&self, id: Id) -> bool {
+        self.sequences.get(&id).is_some_and(|sequence| sequence.stage == Stage::Preempted)
     }
 
     /// Removes a sequence that is finished or cancelled. Returns whether it existed.
@@ -371,7 +371,7 @@ impl Scheduler {
     pub fn leaves_copy(&mut self, id: Id, memory: Memory) -> bool {
         let Some(sequence) = self.sequences.get(&id) else { return false };
         let (at, cost) = (sequence.n_tokens, sequence.request.cost);
-        let is_branch = sequence.stage == Stage::Reading && sequence.branches.contains(&at);
+        let is_branch = sequence.stage == Stage::Prefill && sequence.branches.contains(&at);
         if !is_branch || self.needs() + cost.fixed + cost.block > memory.free {
             return false;
         }
@@ -389,7 +389,7 @@ impl Scheduler {
         if let Some(sequence) = self.sequences.get(&id) {
             self.owners.entry(sequence.request.owner).or_default().n_begun += 1;
         }
-        self.enter(id, Stage::Reading, n_tokens);
+        self.enter(id, Stage::Prefill, n_tokens);
     }
 
     /// Reports the return of a preempted sequence with `n_tokens` cached tokens; the missing ones
@@ -398,14 +398,14 @@ impl Scheduler {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         // The tokens it had read and generated become its prompt.
         sequence.request.n_prompt = sequence.request.n_prompt.max(sequence.n_tokens);
-        self.enter(id, Stage::Reading, n_tokens);
+        self.enter(id, Stage::Prefill, n_tokens);
     }
 
     fn enter(&mut self, id: Id, stage: Stage, n_tokens: usize) {
         if let Some(sequence) = self.sequences.get_mut(&id) {
             (sequence.stage, sequence.n_tokens) = (stage, n_tokens);
             if sequence.left() == 0 {
-                sequence.stage = Stage::Speaking;
+                sequence.stage = Stage::Decode;
             }
         }
     }
@@ -419,14 +419,14 @@ impl Scheduler {
             let Some(sequence) = self.sequences.get_mut(&id) else { continue };
             self.owners.entry(sequence.request.owner).or_default().n_rows += n as u64;
             sequence.n_tokens += n;
-            if sequence.stage == Stage::Speaking {
+            if sequence.stage == Stage::Decode {
                 n_speaking += n;
                 continue;
             }
             n_read += n;
             readers.insert(sequence.request.owner);
             if sequence.left() == 0 {
-                sequence.stage = Stage::Speaking;
+                sequence.stage = Stage::Decode;
             }
         }
         for owner in readers {
@@ -436,7 +436,7 @@ impl Scheduler {
     }
 
     /// Returns the next action.
-    pub fn next(&mut self, memory: Memory) -> Act {
+    pub fn next(&mut self, memory: Memory) -> Action {
         let needs = self.needs();
         let shares = Shares::of(self);
         if needs > memory.free || memory.is_short {
@@ -444,14 +444,14 @@ impl Scheduler {
         }
         let free = memory.free - needs;
         if let Some(id) = shares.in_the_way(self, free, memory) {
-            return self.park(id);
+            return self.preempt(id);
         }
         let back = self.bring_back(free, memory, &shares);
         if let Some(act) = back.or_else(|| self.take_on(free, memory, &shares)) {
             return act;
         }
         let rows = self.rows();
-        if rows.is_empty() { Act::Wait } else { Act::Run(rows) }
+        if rows.is_empty() { Action::Wait } else { Action::Run(rows) }
     }
 
     fn running(&self) -> impl DoubleEndedIterator<Item = (Id, &Sequence)> {
@@ -463,51 +463,51 @@ impl Scheduler {
         self.running().map(|(_, s)| s.needs(s.n_tokens, self.limits.block)).sum()
     }
 
-    fn park(&mut self, id: Id) -> Act {
+    fn preempt(&mut self, id: Id) -> Action {
         if let Some(sequence) = self.sequences.get_mut(&id) {
-            sequence.stage = Stage::Parked;
+            sequence.stage = Stage::Preempted;
         }
-        Act::Park(id)
+        Action::Preempt(id)
     }
 
     /// Frees memory when the running sequences need more than is free.
-    fn make_room(&mut self, memory: Memory, shares: &Shares) -> Act {
+    fn make_room(&mut self, memory: Memory, shares: &Shares) -> Action {
         if memory.can_evict {
-            return Act::Evict;
+            return Action::Evict;
         }
         let n_running = self.running().count();
         let youngest = self.running().next_back().map(|(id, _)| id);
         match shares.largest(self).or(youngest) {
-            Some(id) if n_running > 1 => self.park(id),
+            Some(id) if n_running > 1 => self.preempt(id),
             Some(id) => {
                 self.remove(id);
-                Act::End(id)
+                Action::End(id)
             }
-            None => Act::Wait,
+            None => Action::Wait,
         }
     }
 
     /// Resumes the oldest preempted sequence if it fits with a spare block for each running
     /// sequence: otherwise it would soon be preempted again.
-    fn bring_back(&self, free: usize, memory: Memory, shares: &Shares) -> Option<Act> {
+    fn bring_back(&self, free: usize, memory: Memory, shares: &Shares) -> Option<Action> {
         let (&id, parked) = self.parked(shares).next()?;
         let spare: usize = self.running().map(|(_, s)| s.request.cost.block).sum();
         let has_place = self.running().count() < self.limits.n_running;
         let fits = has_place && parked.needs(0, self.limits.block) + spare <= free;
         if fits || self.running().next().is_none() && !memory.can_evict {
-            return Some(Act::Resume(id));
+            return Some(Action::Resume(id));
         }
-        (has_place && memory.can_evict).then_some(Act::Evict)
+        (has_place && memory.can_evict).then_some(Action::Evict)
     }
 
     /// Returns the preempted sequences that may resume.
     fn parked<'a>(&'a self, shares: &'a Shares) -> impl Iterator<Item = (&'a Id, &'a Sequence)> {
-        let parked = self.sequences.iter().filter(|(_, s)| s.stage == Stage::Parked);
+        let parked = self.sequences.iter().filter(|(_, s)| s.stage == Stage::Preempted);
         parked.filter(|(_, s)| shares.lets_in(s, self.limits.block))
     }
 
     /// Admits the next queued sequence if there is room and no preempted sequence may resume.
-    fn take_on(&self, free: usize, memory: Memory, shares: &Shares) -> Option<Act> {
+    fn take_on(&self, free: usize, memory: Memory, shares: &Shares) -> Option<Action> {
         if self.running().count() >= self.limits.n_running || self.parked(shares).next().is_some() {
             return None;
         }
@@ -518,15 +518,15 @@ impl Scheduler {
         let (&id, next) = ready.min_by_key(|&(&id, s)| self.rank(id, s, |owner| owner.n_begun))?;
         let known = self.known(next);
         if next.needs(0, block).saturating_sub(known / block * next.request.cost.block) <= free {
-            return Some(Act::Begin(id));
+            return Some(Action::Admit(id));
         }
-        memory.can_evict.then_some(Act::Evict)
+        memory.can_evict.then_some(Action::Evict)
     }
 
     /// Reports whether a running prefill will soon provide a clearly longer prefix of this prompt
     /// than the cache does.
     fn is_being_read(&self, waiting: &Sequence) -> bool {
-        let mut reading = self.running().filter(|(_, s)| s.stage == Stage::Reading);
+        let mut reading = self.running().filter(|(_, s)| s.stage == Stage::Prefill);
         reading.any(|(_, s)| {
             let shared = shared(&waiting.request, &s.request, self.limits.block);
             shared > s.n_tokens && shared >= waiting.found + self.limits.worth
@@ -549,11 +549,11 @@ impl Scheduler {
 
     /// Plans the batch of a step.
     fn rows(&mut self) -> Vec<(Id, usize)> {
-        let speaking = self.running().filter(|(_, s)| s.stage == Stage::Speaking && !s.paused);
+        let speaking = self.running().filter(|(_, s)| s.stage == Stage::Decode && !s.paused);
         let speaking: Vec<_> = speaking.take(self.limits.n_rows).collect();
         let speakers: BTreeSet<u64> = speaking.iter().map(|(_, s)| s.request.owner).collect();
         let mut rows: Vec<_> = speaking.iter().map(|&(id, _)| (id, 1)).collect();
-        let reading = self.running().filter(|(_, s)| s.stage == Stage::Reading);
+        let reading = self.running().filter(|(_, s)| s.stage == Stage::Prefill);
         let mut reading: Vec<_> =
             reading.map(|(id, s)| (self.rank(id, s, |owner| owner.n_steps), s.stretch())).collect();
         reading.sort_unstable();
@@ -561,7 +561,7 @@ impl Scheduler {
         let is_crowded_out = first.is_some_and(|first| {
             !speakers.contains(&first.request.owner) && rows.len() >= MANY * speakers.len()
         });
-        let gap = if is_crowded_out { GAP_OF_MANY } else { GAP };
+        let gap = if is_crowded_out { MAX_ITL_RATIO_OF_MANY } else { MAX_ITL_RATIO };
         let mut room = self.pace.rows(rows.len(), self.limits.n_rows - rows.len(), gap);
         for ((.., id), stretch) in reading {
             let n = stretch.min(room);

@@ -7,7 +7,7 @@ use axum::extract::{MatchedPath, Request};
 use tracing::Span;
 use tracing::field::Empty;
 
-use crate::answer::Finish;
+use crate::decoding::Finish;
 use crate::worker::Times;
 
 /// Creates the span of a request, as part of its sender's trace if the headers name one.
@@ -87,7 +87,7 @@ impl Trace {
 pub(crate) fn ended(span: &Span, finish: Finish, times: &Times, first: Option<f64>) {
     span.record("gen_ai.usage.input_tokens", times.prompt.total);
     span.record("gen_ai.usage.cache_read.input_tokens", times.prompt.cached);
-    span.record("gen_ai.usage.output_tokens", times.n_said);
+    span.record("gen_ai.usage.output_tokens", times.n_generated);
     span.record("gen_ai.response.finish_reasons", finish.name());
     span.record("kvant.kv_bytes", times.kv_bytes);
     if let Some(seconds) = first {

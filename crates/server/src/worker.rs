@@ -1,7 +1,7 @@
 //! Worker thread of a model: executes the plan of the [scheduler](crate::scheduler) and sends
 //! events to the requests.
 
-mod course;
+mod sequence;
 mod waits;
 
 use std::collections::BTreeMap;
@@ -10,19 +10,19 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvant::{Error, MOST_GUESSES, Model, Pooled, Session, SessionOptions};
+use kvant::{Error, MAX_DRAFT_TOKENS, Model, Pooled, Session, SessionOptions};
 use tokio::sync::mpsc::Sender;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::answer::{AnswerOptions, Drawn, Finish, Likelihood, Rest, Said};
+use crate::constraint::Constraints;
+use crate::decoding::{AnswerOptions, FinalOutput, Finish, SampleResult, TokenLogprobs, TokenOutput};
 use crate::events::Blocks;
-use crate::guide::Guides;
+use crate::idle_sessions::{CacheKey, IdleSession, IdleSessions};
 use crate::metrics::Metrics;
-use crate::scheduler::{Act, Counts, Id, Limits, Memory, Refusal, Request, Scheduler};
-use crate::shelf::{Idle, Kind, Shelf};
+use crate::scheduler::{Action, Counts, Id, Limits, Memory, Refusal, Request, Scheduler};
 use crate::store::{Store, StoreUse};
 use crate::trace::{self, Trace};
-use course::Course;
+use sequence::Sequence;
 
 /// Interval at which paused sequences are polled for free channel capacity.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
@@ -39,7 +39,7 @@ pub(crate) const EVENTS_OF_ANSWER: usize = 4;
 /// Request for answers to one prompt.
 pub(crate) struct Job {
     pub prompt: Arc<[u32]>,
-    pub kind: Kind,
+    pub kind: CacheKey,
     /// Number of answers, and the index of the first one.
     pub n: usize,
     pub first: usize,
@@ -47,7 +47,7 @@ pub(crate) struct Job {
     pub n_together: usize,
     pub answer: Arc<AnswerOptions>,
     /// Constraints of the answers.
-    pub guides: Guides,
+    pub guides: Constraints,
     /// Whether to report prefill progress.
     pub tells_progress: bool,
     /// Number of top logprobs per prompt token, if prompt logprobs are requested.
@@ -70,13 +70,13 @@ pub(crate) enum Event {
     /// Prefill progress.
     Read(Progress),
     /// Logprobs of all prompt tokens but the first, for these answers.
-    Scored(Range<usize>, Arc<[Likelihood]>),
+    Scored(Range<usize>, Arc<[TokenLogprobs]>),
     /// Pooled hidden states of the prompt, if requested.
     Pooled(Pooled),
     /// Token of the answer at this index.
-    Said(usize, Said),
+    Token(usize, TokenOutput),
     /// End of an answer, with the text that had been withheld.
-    Ended(usize, Finish, Rest, Times),
+    Ended(usize, Finish, FinalOutput, Times),
     /// End of all answers: the request is invalid, or an internal error occurred.
     Failed { why: String, is_of_request: bool },
 }
@@ -96,13 +96,13 @@ pub(crate) struct Progress {
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Times {
     pub prompt: Progress,
-    pub n_said: usize,
+    pub n_generated: usize,
     /// Reasoning tokens.
-    pub n_thought: usize,
+    pub n_reasoning: usize,
     /// Draft tokens that were verified, and those that were accepted.
     pub n_drafted: usize,
     pub n_accepted: usize,
-    pub speaking: Duration,
+    pub decode_time: Duration,
     pub kv_bytes: usize,
     pub kv_bytes_f16: usize,
 }
@@ -162,8 +162,8 @@ pub(crate) struct Worker {
     /// Maximum draft tokens per sequence.
     draft_max: usize,
     scheduler: Scheduler,
-    courses: BTreeMap<Id, Course>,
-    shelf: Shelf,
+    courses: BTreeMap<Id, Sequence>,
+    shelf: IdleSessions,
     /// Offload tier for conversations that exceed the memory.
     store: Store,
     blocks: Blocks,
@@ -190,7 +190,7 @@ impl Worker {
             draft_max,
             scheduler: Scheduler::new(limits),
             courses: BTreeMap::new(),
-            shelf: Shelf::new(blocks.clone()),
+            shelf: IdleSessions::new(blocks.clone()),
             store,
             blocks,
             metrics,
@@ -211,17 +211,17 @@ impl Worker {
                     Err(TryRecvError::Disconnected) => is_open = false,
                 }
             }
-            self.look_who_listens();
+            self.drop_disconnected();
             let awaits_masks = self.look_for_masks();
             self.blocks.tell();
             let act = self.scheduler.next(self.memory());
-            if act != Act::Wait {
+            if act != Action::Wait {
                 self.act(act);
                 continue;
             }
-            self.tell_status();
+            self.publish_status();
             match (self.courses.is_empty(), is_open) {
-                (true, false) => return self.put_all_away(),
+                (true, false) => return self.flush_to_disk(),
                 (true, true) => match jobs.recv() {
                     Ok(job) => self.submit(job),
                     Err(_) => is_open = false,
@@ -245,7 +245,7 @@ impl Worker {
         if job.events.is_closed() {
             return;
         }
-        let cost = match job.kind.stored.cost(&self.model) {
+        let cost = match job.kind.spec.cost(&self.model) {
             Ok(cost) => cost,
             Err(error) => {
                 let failed = Event::Failed { why: error.to_string(), is_of_request: true };
@@ -257,13 +257,13 @@ impl Worker {
             owner: xxh3_64(job.kind.names().1.as_bytes()),
             n_prompt: job.prompt.len(),
             prompt: Arc::clone(&job.prompt),
-            n_shared: course::shared(&job).len(),
-            blocks: course::blocks(&job),
+            n_shared: sequence::shared(&job).len(),
+            blocks: sequence::blocks(&job),
             cost,
         };
         match self.scheduler.submit(request) {
             Ok(id) => {
-                let course = Course::new(Arc::new(job), 0);
+                let course = Sequence::new(Arc::new(job), 0);
                 course.tell(Event::Taken);
                 self.courses.insert(id, course);
             }
@@ -274,23 +274,23 @@ impl Worker {
         }
     }
 
-    fn act(&mut self, act: Act) {
+    fn act(&mut self, act: Action) {
         match act {
-            Act::Evict => {
+            Action::Evict => {
                 self.is_short = false;
                 if let Some(idle) = self.shelf.evict() {
                     self.put_away_idle(&idle);
                 }
             }
-            Act::Begin(id) => match self.begin(id) {
+            Action::Admit(id) => match self.begin(id) {
                 Ok(n) => self.scheduler.began(id, n),
                 Err(error) => self.fail(id, &error),
             },
-            Act::Resume(id) => match self.begin(id) {
+            Action::Resume(id) => match self.begin(id) {
                 Ok(n) => self.scheduler.resumed(id, n),
                 Err(error) => self.fail(id, &error),
             },
-            Act::Park(id) => {
+            Action::Preempt(id) => {
                 self.is_short = false;
                 self.metrics.parked.inc();
                 // If it cannot be offloaded, its tokens suffice to recompute it.
@@ -304,12 +304,12 @@ impl Worker {
                     }
                 }
             }
-            Act::End(id) => {
+            Action::End(id) => {
                 self.is_short = false;
                 self.end(id, Finish::Length);
             }
-            Act::Run(rows) => self.step(&rows),
-            Act::Wait => {}
+            Action::Run(rows) => self.step(&rows),
+            Action::Wait => {}
         }
     }
 
@@ -317,14 +317,14 @@ impl Worker {
     /// tokens.
     fn begin(&mut self, id: Id) -> Result<usize, Error> {
         let Some(course) = self.courses.get_mut(&id) else { return Ok(0) };
-        let Kind { stored, owner } = course.job.kind.clone();
+        let CacheKey { spec: stored, owner } = course.job.kind.clone();
         let options = SessionOptions { n_ctx: self.n_ctx, kv: stored.options.clone() };
-        let mut session = self.model.session(options)?.owned_by(owner);
-        if let Some(strengths) = &stored.strengths {
-            session = session.with_lora_strengths(strengths)?;
+        let mut session = self.model.session(options)?.with_cache_salt(owner);
+        if let Some(strengths) = &stored.lora_scales {
+            session = session.with_lora_scales(strengths)?;
         }
         if course.takes_over() {
-            let attached = session.attach(&course.tokens);
+            let attached = session.attach_prefix(&course.tokens);
             self.scheduler.branch(id, self.shelf.common(&course.job.kind, &course.tokens));
             if let Some(idle) = self.shelf.take(&course.job.kind, &course.tokens, attached) {
                 session = idle;
@@ -353,13 +353,13 @@ impl Worker {
         if let [(id, _)] = together[..]
             && let Some(course) = self.courses.get_mut(&id)
         {
-            course.guesser.took(n_rows, started.elapsed());
+            course.guesser.observe_step_time(n_rows, started.elapsed());
         }
         // Of several steps some may have completed.
         let (read, left): (Vec<_>, Vec<_>) = together.into_iter().partition(|(id, _)| read.contains(id));
         ran.extend(read);
         if let Err(error) = result {
-            ran.extend(self.stumble(&left, was_short, &error));
+            ran.extend(self.recover_from_failed_step(&left, was_short, &error));
         }
         for (id, n) in scored {
             let Some(course) = self.courses.get_mut(&id) else { continue };
@@ -368,7 +368,7 @@ impl Worker {
                     n_rows += n;
                     ran.push((id, n));
                 }
-                Err(error) => ran.extend(self.stumble(&[(id, n)], was_short, &error)),
+                Err(error) => ran.extend(self.recover_from_failed_step(&[(id, n)], was_short, &error)),
             }
         }
         let took = if n_rows > 0 { started.elapsed() } else { Duration::ZERO };
@@ -376,20 +376,20 @@ impl Worker {
         let until = Instant::now() + MASK_GRACE;
         for &(id, n) in &ran {
             if self.scheduler.leaves_copy(id, self.memory()) {
-                self.leave_copy(id);
+                self.snapshot_prefix(id);
             }
-            self.go_on(id, n, until);
+            self.advance(id, n, until);
         }
         self.metrics.steps.inc();
         if self.told.elapsed() > OUT_OF_DATE {
-            self.tell_status();
+            self.publish_status();
         }
     }
 
     /// Snapshots the prefix that `id` has just read, at the point where other prompts diverge from
     /// it.
-    fn leave_copy(&mut self, id: Id) {
-        if let Some(Course { job, session: Some(session), .. }) = self.courses.get(&id) {
+    fn snapshot_prefix(&mut self, id: Id) {
+        if let Some(Sequence { job, session: Some(session), .. }) = self.courses.get(&id) {
             self.shelf.put_branch(job.kind.clone(), session.fork());
         }
     }
@@ -399,18 +399,18 @@ impl Worker {
     fn feed(&mut self, rows: &[(Id, usize)]) -> Fed {
         let n_of: BTreeMap<Id, usize> = rows.iter().copied().collect();
         let n_fed: usize = n_of.values().sum();
-        let each = (MOST_GUESSES + 1).saturating_sub(n_fed) / rows.len().max(1);
+        let each = (MAX_DRAFT_TOKENS + 1).saturating_sub(n_fed) / rows.len().max(1);
         let most_guesses = each.min(self.draft_max);
         let (mut feeds, mut ends) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
         for (&id, course) in &mut self.courses {
             let Some(&n) = n_of.get(&id) else { continue };
             if let Some(feed) = course.feed(n, most_guesses, rows.len() == 1) {
-                let is_foreseen = matches!(*feed.tokens, [token] if feed.session.foresees(token));
+                let is_foreseen = matches!(*feed.tokens, [token] if feed.session.is_drafted(token));
                 ends.push((id, feed.session.tokens().len() + n, if is_foreseen { 0 } else { n }));
                 feeds.push(feed);
             }
         }
-        let result = Session::feed_together(&mut feeds);
+        let result = Session::step_batch(&mut feeds);
         let (mut read, mut n_rows) = (Vec::with_capacity(ends.len()), 0);
         for (id, end, n) in ends {
             let Some(course) = self.courses.get_mut(&id) else { continue };
@@ -420,8 +420,8 @@ impl Worker {
             };
             read.push(id);
             if n > 0 {
-                course.n_drafted += session.ahead().len();
-                n_rows += n + session.ahead().len();
+                course.n_drafted += session.draft_tokens().len();
+                n_rows += n + session.draft_tokens().len();
             } else {
                 course.n_accepted += 1;
             }
@@ -432,7 +432,12 @@ impl Worker {
     /// Recovers from a failed step: requests an eviction if memory ran out and, if that has been
     /// tried already or the error is another one, ends the sequences at fault. To find those among
     /// several, it feeds one sequence after the other. Returns the tokens that were fed.
-    fn stumble(&mut self, rows: &[(Id, usize)], was_short: bool, error: &Error) -> Vec<(Id, usize)> {
+    fn recover_from_failed_step(
+        &mut self,
+        rows: &[(Id, usize)],
+        was_short: bool,
+        error: &Error,
+    ) -> Vec<(Id, usize)> {
         if error.is_out_of_memory() && !was_short {
             self.is_short = true;
             rows.iter().for_each(|&(id, _)| self.took_back(id));
@@ -467,7 +472,7 @@ impl Worker {
     /// Advances a sequence that was fed `n` tokens: reports progress or, at the end of its tokens,
     /// samples the next one. If the token mask is not ready by `until`, the sequence is paused and
     /// the others proceed.
-    fn go_on(&mut self, id: Id, n: usize, until: Instant) {
+    fn advance(&mut self, id: Id, n: usize, until: Instant) {
         let Some(course) = self.courses.get_mut(&id) else { return };
         course.tell_blocks();
         let read = course.session.as_ref().map_or(0, |session| session.tokens().len());
@@ -494,7 +499,7 @@ impl Worker {
             && let Some(session) = &mut course.session
         {
             // Another answer to the same prompt starts here.
-            session.mark();
+            session.set_checkpoint();
             if course.job.scores.is_some() {
                 let answers = course.job.first..course.job.first + course.job.n;
                 course.tell(Event::Scored(answers, course.scored.as_slice().into()));
@@ -503,25 +508,25 @@ impl Worker {
         for index in others {
             self.fork(id, index);
         }
-        self.draw(id, None);
+        self.sample(id, None);
     }
 
     /// Adds one more answer to a prompt that has just been read.
     fn fork(&mut self, of: Id, index: usize) {
         let Some(id) = self.scheduler.fork(of) else { return };
         let Some(first) = self.courses.get(&of) else { return };
-        let mut course = Course::new(Arc::clone(&first.job), index);
+        let mut course = Sequence::new(Arc::clone(&first.job), index);
         (course.submitted, course.progress) = (first.submitted, first.progress);
-        if let Some(session) = first.session.as_ref().filter(|_| !self.scheduler.is_parked(id)) {
+        if let Some(session) = first.session.as_ref().filter(|_| !self.scheduler.is_preempted(id)) {
             course.set_session(session.fork(), &self.blocks);
         }
         self.courses.insert(id, course);
-        self.draw(id, Some(of));
+        self.sample(id, Some(of));
     }
 
     /// Samples a token for `id`, from the logits of `from` if `id` has read no token of its own
     /// yet.
-    fn draw(&mut self, id: Id, from: Option<Id>) {
+    fn sample(&mut self, id: Id, from: Option<Id>) {
         let Some(mut course) = self.courses.remove(&id) else { return };
         if course.job.answer.max_tokens == 0 {
             self.courses.insert(id, course);
@@ -536,19 +541,19 @@ impl Worker {
             };
             if let Some(session) = reader {
                 let n_ctx = session.n_ctx();
-                drawn = Some((course.voice.draw(session), n_ctx));
+                drawn = Some((course.voice.sample(session), n_ctx));
             }
         }
         let mut ended = None;
         match drawn {
-            Some((Ok(Drawn::Token(said, finish)), n_ctx)) => {
+            Some((Ok(SampleResult::Token(said, finish)), n_ctx)) => {
                 self.observe(&mut course, now);
                 course.tokens.push(said.token);
-                course.guesser.drawn(said.token);
-                course.tell(Event::Said(course.index, said));
+                course.guesser.observe(said.token);
+                course.tell(Event::Token(course.index, said));
                 ended = finish.or((course.tokens.len() > n_ctx).then_some(Finish::Length));
             }
-            Some((Ok(Drawn::End), _)) => ended = Some(Finish::Stop),
+            Some((Ok(SampleResult::End), _)) => ended = Some(Finish::Stop),
             Some((Err(error), _)) => {
                 self.courses.insert(id, course);
                 return self.fail_for(id, &error, error.is_of_request());
@@ -561,7 +566,7 @@ impl Worker {
         }
     }
 
-    fn observe(&self, course: &mut Course, now: Instant) {
+    fn observe(&self, course: &mut Sequence, now: Instant) {
         self.metrics.said_tokens.inc();
         if course.spoke.is_none() {
             course.spoke = Some(now);
@@ -574,7 +579,7 @@ impl Worker {
 
     fn end(&mut self, id: Id, finish: Finish) {
         if let Some(course) = self.courses.get_mut(&id) {
-            let rest = course.voice.rest();
+            let rest = course.voice.finish();
             let (times, first) = (course.times(), course.spoke.map(|spoke| spoke - course.submitted));
             trace::ended(&course.span, finish, &times, first.map(|first| first.as_secs_f64()));
             course.tell(Event::Ended(course.index, finish, rest, times));
@@ -604,7 +609,7 @@ impl Worker {
     /// Removes a sequence; its session becomes idle if a later request may continue it.
     fn leave(&mut self, id: Id) {
         self.scheduler.remove(id);
-        if let Some(Course { job, session: Some(session), .. }) = self.courses.remove(&id)
+        if let Some(Sequence { job, session: Some(session), .. }) = self.courses.remove(&id)
             && job.pooled.is_none()
         {
             self.shelf.put(job.kind.clone(), session);
@@ -612,21 +617,21 @@ impl Worker {
     }
 
     /// Copies at branch points are not saved: other sessions hold the same tokens.
-    fn put_away_idle(&mut self, idle: &Idle) {
+    fn put_away_idle(&mut self, idle: &IdleSession) {
         if !idle.is_branch {
             self.store.save(&idle.kind, &idle.session);
         }
     }
 
     /// Saves idle and offloaded sessions for the next start.
-    fn put_all_away(&mut self) {
+    fn flush_to_disk(&mut self) {
         self.store.leave_memory();
         while let Some(idle) = self.shelf.evict() {
             self.put_away_idle(&idle);
         }
     }
 
-    fn tell_status(&mut self) {
+    fn publish_status(&mut self) {
         self.told = Instant::now();
         let running = || self.courses.values().filter_map(|course| course.session.as_ref()).map(Session::kv);
         let idle = || self.shelf.sessions().map(Session::kv);

@@ -5,8 +5,8 @@
 #![forbid(unsafe_code)]
 
 pub mod chat;
-pub mod guess;
 mod jinja;
-pub mod recommended;
 pub mod sampler;
+pub mod sampling_defaults;
+pub mod speculative;
 pub mod tokenizer;

@@ -10,16 +10,16 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod cpu_ops;
+mod encoder;
 mod error;
-mod host;
-mod layout;
-mod picture;
+mod image;
+mod preprocess;
 mod resize;
-mod tower;
 mod weights;
 
 pub use config::{Config, Projector};
+pub use encoder::VisionEncoder;
 pub use error::VisionError;
-pub use layout::{Layout, Piece};
-pub use picture::Picture;
-pub use tower::Tower;
+pub use image::Image;
+pub use preprocess::{Layout, Piece};

@@ -4,14 +4,14 @@ use std::borrow::Cow;
 
 use kvant::gguf::TensorInfo;
 use kvant::{
-    CancelFlag, Continuation, DeviceChoice, Error, Finish, GenerateOptions, Gguf, KvOptions, Model, Needs,
-    OpenOptions, RenderOptions, Session, SessionOptions,
+    CancelFlag, Continuation, DeviceChoice, Error, Finish, GenerateOptions, Gguf, KvOptions, Model,
+    OpenOptions, RenderOptions, Requirements, Session, SessionOptions,
 };
 use serde::Serialize;
 use serde_json::json;
 
-use crate::asked::defaults;
-use crate::{Asked, WebError};
+use crate::generation_request::defaults;
+use crate::{GenerationRequest, WebError};
 
 /// Prompt tokens per call, which bounds the time until the page can respond.
 const PIECE: usize = 32;
@@ -137,7 +137,7 @@ impl Engine {
             return Err(WebError::Memory { needed: needed / MIB, room: room / MIB });
         }
         let device = if on_gpu { DeviceChoice::Wgpu(0) } else { DeviceChoice::Cpu };
-        let needs = Needs::ChatTemplate;
+        let needs = Requirements::ChatTemplate;
         let options = OpenOptions { device, n_threads: Some(1), needs, ..OpenOptions::default() };
         let model = Model::from_gguf(gguf, options)?;
         let budget = if on_gpu { room_on_gpu()? } else { room - needed };
@@ -153,7 +153,7 @@ impl Engine {
     /// compile the others.
     fn try_out(&mut self) -> Result<(), WebError> {
         let messages = vec![json!({ "role": "user", "content": "Hello" })];
-        self.begin(&Asked { messages, max_tokens: Some(1), ..Asked::default() })?;
+        self.begin(&GenerationRequest { messages, max_tokens: Some(1), ..GenerationRequest::default() })?;
         while !matches!(self.go_on()?, Event::Finished(_)) {}
         self.talks.clear();
         Ok(())
@@ -166,7 +166,7 @@ impl Engine {
     pub fn about(&self) -> Result<About, WebError> {
         let name = self.model.gguf().meta().text_lossy("general.name");
         let (device, sampler) = (self.model.device(), defaults(&self.model)?);
-        let kv = Asked::default().kv()?;
+        let kv = GenerationRequest::default().kv()?;
         Ok(About {
             name: name.map(Cow::into_owned),
             n_ctx: self.model.config().n_ctx_train,
@@ -183,7 +183,7 @@ impl Engine {
     ///
     /// # Errors
     /// An invalid request, or a conversation that does not fit.
-    pub fn begin(&mut self, asked: &Asked) -> Result<(), WebError> {
+    pub fn begin(&mut self, asked: &GenerationRequest) -> Result<(), WebError> {
         self.answer = None;
         let options = asked.options(&self.model)?;
         let render =
@@ -203,7 +203,7 @@ impl Engine {
 
     /// Takes the conversation that `prompt` continues from the list: one with the same KV types of
     /// which at least half is reused, or a new one.
-    fn take_talk(&mut self, asked: &Asked, prompt: &[u32]) -> Result<Talk, WebError> {
+    fn take_talk(&mut self, asked: &GenerationRequest, prompt: &[u32]) -> Result<Talk, WebError> {
         let same =
             |session: &Session| session.tokens().iter().zip(prompt).take_while(|(a, b)| a == b).count();
         let kv = asked.kv()?;
@@ -314,7 +314,7 @@ mod tests {
         Engine::open(Model::bundled_file().unwrap(), ROOM, false).unwrap()
     }
 
-    fn asked(messages: Value, kv_type: &str) -> Asked {
+    fn asked(messages: Value, kv_type: &str) -> GenerationRequest {
         let asked = json!({ "messages": messages, "kv_type": kv_type, "temperature": 0, "max_tokens": 60 });
         serde_json::from_value(asked).unwrap()
     }
@@ -324,7 +324,7 @@ mod tests {
     }
 
     /// Returns the whole answer, and its results.
-    fn answer(engine: &mut Engine, asked: &Asked) -> (String, Finished) {
+    fn answer(engine: &mut Engine, asked: &GenerationRequest) -> (String, Finished) {
         engine.begin(asked).unwrap();
         let mut said = String::new();
         loop {
@@ -395,8 +395,10 @@ mod tests {
         assert!(matches!(engine.go_on(), Err(WebError::NoAnswer)));
         let (said, _) = answer(&mut engine, &asked(user("Count to five."), "turbo3"));
         assert!(said.contains("four"), "{said}");
-        let (said, finished) =
-            answer(&mut engine, &Asked { max_tokens: Some(2), ..asked(user("Count to five."), "turbo3") });
+        let (said, finished) = answer(
+            &mut engine,
+            &GenerationRequest { max_tokens: Some(2), ..asked(user("Count to five."), "turbo3") },
+        );
         assert_eq!((finished.reason, finished.said), ("length", 2), "{said}");
     }
 
@@ -410,7 +412,8 @@ mod tests {
         assert!(here > beside);
         assert_eq!(beside, SPARE + 3 * 1_114_112);
         let mut engine = engine();
-        let refused = |engine: &mut Engine, asked: &Asked| engine.begin(asked).unwrap_err().to_string();
+        let refused =
+            |engine: &mut Engine, asked: &GenerationRequest| engine.begin(asked).unwrap_err().to_string();
         let error = refused(&mut engine, &asked(user("x"), "turbo9"));
         assert!(
             error.starts_with("kv_type: expected a KV type (f32 ") && error.ends_with("got turbo9"),
@@ -418,7 +421,7 @@ mod tests {
         );
         let error = refused(&mut engine, &asked(user(&"word ".repeat(5000)), "turbo3"));
         assert!(error.contains("the context holds 2048"), "{error}");
-        let hot = Asked { temperature: Some(-1.0), ..asked(user("x"), "turbo3") };
+        let hot = GenerationRequest { temperature: Some(-1.0), ..asked(user("x"), "turbo3") };
         assert!(refused(&mut engine, &hot).contains("temperature"));
         assert!(
             answer(&mut engine, &asked(user("What is the capital of Peru?"), "turbo3")).0.contains("Lima")

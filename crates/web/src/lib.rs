@@ -10,13 +10,13 @@
 //! `kvant-wgpu`'s kernels, over functions that the worker provides.
 
 pub mod abi;
-mod asked;
 mod engine;
 #[cfg(target_arch = "wasm32")]
 mod file;
+mod generation_request;
 
-pub use asked::Asked;
 pub use engine::{About, Engine, Event, Finished, Kv};
+pub use generation_request::GenerationRequest;
 
 /// Errors reported to the page.
 #[derive(Debug, thiserror::Error)]

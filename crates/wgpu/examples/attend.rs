@@ -10,7 +10,7 @@
 use kvant_backend::trials::median;
 use kvant_backend::{Backend, Result};
 use kvant_codec::DType;
-use kvant_wgpu::{AttendWays, AttendWork, LookUps, TypeClass, WgpuDevice};
+use kvant_wgpu::{AttendVariant, AttendWork, CodebookLookup, TypeClass, WgpuDevice};
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
@@ -58,13 +58,14 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
 }
 
 /// Parses an attention variant, as `select,8,1`.
-fn ways(text: &str) -> std::result::Result<AttendWays, Box<dyn std::error::Error>> {
+fn ways(text: &str) -> std::result::Result<AttendVariant, Box<dyn std::error::Error>> {
     let parts: Vec<_> = text.split(',').collect();
     let [look_ups, queries, words] = parts[..] else { return Err("expected LOOK-UPS,QUERIES,WORDS".into()) };
-    let known = LookUps::ALL.into_iter().find(|known| known.name() == look_ups);
-    let look_ups =
-        known.ok_or_else(|| format!("look-ups are {}", LookUps::ALL.map(LookUps::name).join(", ")))?;
-    Ok(AttendWays { look_ups, queries: queries.parse()?, words: words.parse()? })
+    let known = CodebookLookup::ALL.into_iter().find(|known| known.name() == look_ups);
+    let look_ups = known.ok_or_else(|| {
+        format!("look-ups are {}", CodebookLookup::ALL.map(CodebookLookup::name).join(", "))
+    })?;
+    Ok(AttendVariant { look_ups, queries: queries.parse()?, words: words.parse()? })
 }
 
 /// Parses the types of keys and of values, or one for both.

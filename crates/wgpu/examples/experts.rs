@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use kvant_backend::{Activation, Backend, Choice, ExpertWeights, Result, Routing, Scores, WeightSource};
+use kvant_backend::{Activation, Backend, ExpertWeights, Result, Router, Routing, Scores, WeightSource};
 use kvant_codec::DType;
 use kvant_codec::random::Random;
 use kvant_wgpu::{WgpuBuffer, WgpuDevice, WgpuExperts};
@@ -85,8 +85,8 @@ impl Layer {
         let weights = ExpertWeights { activation: Activation::Silu, gate, up, down, biases: None };
         let routing =
             Routing { n_used, scores: Scores::Softmax, normalises: true, scale: 1.0, expert_groups: None };
-        let choice = Choice { routing, logits, selection_bias: None, scales: None };
-        device.expert_ffn(x, rows, None, choice, weights, Some(y))
+        let choice = Router { routing, logits, selection_bias: None, scales: None };
+        device.moe_ffn(x, rows, None, choice, weights, Some(y))
     }
 }
 

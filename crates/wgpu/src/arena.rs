@@ -15,11 +15,11 @@ const FIRST: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Arena {
     gpu: Arc<Gpu>,
-    room: Mutex<Room>,
+    room: Mutex<FreeSpan>,
 }
 
 #[derive(Debug)]
-struct Room {
+struct FreeSpan {
     buffer: wgpu::Buffer,
     /// Free ranges, in order, no two of them adjacent.
     free: Vec<Range<usize>>,
@@ -28,7 +28,7 @@ struct Room {
 impl Arena {
     pub fn new(gpu: Arc<Gpu>) -> Result<Self, WgpuError> {
         let buffer = gpu.allocate(FIRST, WHAT)?;
-        Ok(Self { gpu, room: Mutex::new(Room { buffer, free: std::iter::once(0..FIRST).collect() }) })
+        Ok(Self { gpu, room: Mutex::new(FreeSpan { buffer, free: std::iter::once(0..FIRST).collect() }) })
     }
 
     pub fn gpu(&self) -> &Gpu {
@@ -69,7 +69,7 @@ impl Arena {
         give_back(&mut self.room().free, at..at + bytes.max(1).next_multiple_of(ALIGN));
     }
 
-    fn grow(&self, room: &mut Room, size: usize) -> Result<(), WgpuError> {
+    fn grow(&self, room: &mut FreeSpan, size: usize) -> Result<(), WgpuError> {
         let old = room.buffer.size() as usize;
         let most = self.most_bytes();
         let least = old.saturating_add(size);
@@ -84,7 +84,7 @@ impl Arena {
         Ok(())
     }
 
-    fn room(&self) -> std::sync::MutexGuard<'_, Room> {
+    fn room(&self) -> std::sync::MutexGuard<'_, FreeSpan> {
         self.room.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

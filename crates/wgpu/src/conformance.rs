@@ -5,14 +5,14 @@ use kvant_backend::BackendError;
 use kvant_codec::DType;
 use kvant_conformance::kv::{Batch, Shape, Tokens};
 use kvant_conformance::weights::gaussian;
-use kvant_conformance::{Arithmetic, Attention, Coverage, OPS, Subject, suites};
+use kvant_conformance::{Arithmetic, Attention, Coverage, DeviceUnderTest, OPS, suites};
 
 use crate::tests::{device, skipped};
-use crate::{AttendWays, LookUps, TypeClass, WgpuDevice};
+use crate::{AttendVariant, CodebookLookup, TypeClass, WgpuDevice};
 
 /// Describes the arithmetic of the kernels on the first adapter; `None` without an adapter.
-fn subject() -> Option<Subject<WgpuDevice>> {
-    let subject = Subject::new("wgpu", device()?, Arithmetic::EightBit, Attention::Exact);
+fn subject() -> Option<DeviceUnderTest<WgpuDevice>> {
+    let subject = DeviceUnderTest::new("wgpu", device()?, Arithmetic::EightBit, Attention::Exact);
     Some(subject.with_coverage(Coverage::Each))
 }
 
@@ -27,7 +27,7 @@ fn hold(op: &str) {
 }
 
 /// Compares attention of 40 tokens, the last of which are a step of their own, with its equation.
-fn attends(subject: &Subject<WgpuDevice>, shape: Shape, rows: usize) -> Result<(), BackendError> {
+fn attends(subject: &DeviceUnderTest<WgpuDevice>, shape: Shape, rows: usize) -> Result<(), BackendError> {
     let what = || subject.case("attend", format_args!("{shape:?}, {rows} rows"));
     let tokens = Tokens::gaussian(shape, 40, 3);
     let q = gaussian(4, rows * shape.n_heads() * shape.k_head_dim, 1.0);
@@ -88,9 +88,12 @@ fn every_attention_variant_gives_the_same_bits() {
     let tokens = Tokens::gaussian(shape, 150, 3);
     let q = gaussian(4, 5 * shape.n_heads() * shape.k_head_dim, 1.0);
     let mut of_first = None;
-    let with_look_ups = LookUps::ALL.map(|look_ups| AttendWays { look_ups, queries: 4, words: 1 });
-    let more =
-        [(4, 4), (8, 1)].map(|(queries, words)| AttendWays { look_ups: LookUps::Select, queries, words });
+    let with_look_ups = CodebookLookup::ALL.map(|look_ups| AttendVariant { look_ups, queries: 4, words: 1 });
+    let more = [(4, 4), (8, 1)].map(|(queries, words)| AttendVariant {
+        look_ups: CodebookLookup::Select,
+        queries,
+        words,
+    });
     for ways in with_look_ups.into_iter().chain(more) {
         let Some(device) = device() else { return };
         let has_subgroups = device.report().has_subgroups;
@@ -102,7 +105,7 @@ fn every_attention_variant_gives_the_same_bits() {
                 continue;
             }
         };
-        let subject = Subject::new("wgpu", device, Arithmetic::Float, Attention::Exact);
+        let subject = DeviceUnderTest::new("wgpu", device, Arithmetic::Float, Attention::Exact);
         let what = || subject.case("attend", ways);
         let mut batch = Batch::fed(&subject, &tokens, 145, 100).unwrap();
         batch.append(&[5]).unwrap();
@@ -117,7 +120,7 @@ fn every_attention_variant_gives_the_same_bits() {
 fn variants_without_kernels_are_rejected() {
     for (queries, words) in [(5, 1), (16, 1), (4, 3), (4, 0)] {
         let Some(device) = device() else { return };
-        let way = AttendWays { look_ups: LookUps::Select, queries, words };
+        let way = AttendVariant { look_ups: CodebookLookup::Select, queries, words };
         let refused = device.with_way(&[TypeClass::Floats], way).map(|_| ());
         assert!(matches!(refused, Err(BackendError::Unsupported { op: "attend", .. })), "{refused:?}");
     }

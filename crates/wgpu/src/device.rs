@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::{
-    Activation, AttendParams, Backend, BackendError, Buffer, Candidate, Choice, Columns, DeviceInfo,
-    ExpertWeights, Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result,
-    RopeParams, ShortConv, StateHeads, StateInputs, StatePart, WeightSource, check_add_normed, check_append,
+    Activation, AttendParams, Backend, BackendError, Buffer, Candidate, Columns, DeviceInfo, ExpertWeights,
+    Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result, RopeParams,
+    Router, ShortConv, StateHeads, StateInputs, StatePart, WeightSource, check_add_normed, check_append,
     check_attend, check_copy, check_copy_columns, check_embed, check_expert_ffn, check_gate, check_gate_rows,
     check_gated_ffn, check_layer_norm, check_project, check_project_each, check_read, check_recur,
     check_rope, check_scale, check_short_conv, check_soft_cap, check_top_k, check_write,
@@ -14,13 +14,13 @@ use kvant_codec::DType;
 
 use crate::adapter::{self, AdapterReport};
 use crate::arena::Arena;
-use crate::attend::{AttendWays, TypeClass};
-use crate::norm::Way;
-use crate::product::{Operand, Rows, Weights};
+use crate::attend::{AttendVariant, TypeClass};
+use crate::matmul::{Operand, Rows, Weights};
+use crate::norm::NormKind;
 use crate::recording::Traffic;
 use crate::{
-    Gpu, WgpuBuffer, WgpuExperts, WgpuMatrix, WgpuPage, append, attend, each, experts, kv, norm, product,
-    recurrent, rope, top_k,
+    Gpu, WgpuBuffer, WgpuExperts, WgpuMatrix, WgpuPage, append, attend, elementwise, experts, kv, matmul,
+    norm, recurrent, rope, top_k,
 };
 
 /// An opened adapter.
@@ -31,7 +31,7 @@ pub struct WgpuDevice {
     /// Host buffer for rows on their way to the device or from it.
     rows: Mutex<Vec<f32>>,
     /// The variant of each class of types, in the order of [`TypeClass::ALL`].
-    ways: [AttendWays; 3],
+    ways: [AttendVariant; 3],
 }
 
 impl WgpuDevice {
@@ -60,7 +60,7 @@ impl WgpuDevice {
     fn new(gpu: Gpu, report: AdapterReport) -> Result<Self> {
         let gpu = Arc::new(gpu);
         let arena = Arc::new(Arena::new(Arc::clone(&gpu))?);
-        let ways = [AttendWays::of_adapter(&report); 3];
+        let ways = [AttendVariant::of_adapter(&report); 3];
         Ok(Self { gpu, arena, report, rows: Mutex::default(), ways })
     }
 
@@ -75,20 +75,20 @@ impl WgpuDevice {
     /// # Errors
     /// [`BackendError::Unsupported`] for look-ups that need a missing feature, and for values
     /// without kernels.
-    pub fn with_way(mut self, classes: &[TypeClass], way: AttendWays) -> Result<Self> {
+    pub fn with_way(mut self, classes: &[TypeClass], way: AttendVariant) -> Result<Self> {
         classes.iter().try_for_each(|class| self.set_way(*class, way))?;
         Ok(self)
     }
 
     /// As [`WgpuDevice::with_way`].
-    pub(crate) fn set_way(&mut self, class: TypeClass, way: AttendWays) -> Result<()> {
+    pub(crate) fn set_way(&mut self, class: TypeClass, way: AttendVariant) -> Result<()> {
         way.check(&self.report)?;
         self.ways[class as usize] = way;
         Ok(())
     }
 
     /// Returns the attention variant of a class of types.
-    pub fn way(&self, class: TypeClass) -> AttendWays {
+    pub fn way(&self, class: TypeClass) -> AttendVariant {
         self.ways[class as usize]
     }
 
@@ -112,7 +112,7 @@ impl WgpuDevice {
     ) -> Result<()> {
         let y = Rows { buffer: y, first: 0, stride: w.n_out() };
         let bias = bias.map(|bias| &bias.buffer);
-        Ok(product::product(&self.gpu, weights(op, w)?, x, y, bias, accumulates)?)
+        Ok(matmul::product(&self.gpu, weights(op, w)?, x, y, bias, accumulates)?)
     }
 
     /// Reads values of `src` from value `from` on to the host.
@@ -129,7 +129,7 @@ impl Backend for WgpuDevice {
 
     fn info(&self) -> DeviceInfo {
         let AdapterReport { device, product, interface, .. } = &self.report;
-        let is_tuned = self.ways != [AttendWays::of_adapter(&self.report); 3];
+        let is_tuned = self.ways != [AttendVariant::of_adapter(&self.report); 3];
         DeviceInfo {
             name: device.clone(),
             kernels: format!("{product}, WGSL on {interface}{}", if is_tuned { ", tuned" } else { "" }),
@@ -142,7 +142,7 @@ impl Backend for WgpuDevice {
 
     fn kernel_choices(&self) -> Vec<KernelChoice> {
         let choice = |op, dtype, kernel: &str| KernelChoice { op, dtype, kernel: kernel.to_owned() };
-        let weights = DType::weights().map(|dtype| choice("matmul", dtype, product::kernel_name(dtype)));
+        let weights = DType::weights().map(|dtype| choice("matmul", dtype, matmul::kernel_name(dtype)));
         let attend = kv::TYPES.map(|dtype| {
             choice("attend", dtype, &format!("attend (f32), {}", self.way(TypeClass::of(dtype))))
         });
@@ -268,21 +268,21 @@ impl Backend for WgpuDevice {
         let mut x = operand(&self.gpu, &input, gate.n_in());
         if gate.dtype() == up.dtype() {
             let matrices = [weights(OP, gate)?, weights(OP, up)?];
-            return Ok(product::gated(&self.gpu, matrices, activation, &mut x, &y.buffer)?);
+            return Ok(matmul::gated(&self.gpu, matrices, activation, &mut x, &y.buffer)?);
         }
         let len = input.rows * up.n_out();
         let g = self.gpu.scratch(bytes(len), "gates")?;
         self.multiply(OP, &mut x, gate, &g, (None, false))?;
         self.multiply(OP, &mut x, up, &y.buffer, (None, false))?;
-        Ok(each::activate(&self.gpu, activation, &g, &y.buffer, len)?)
+        Ok(elementwise::activate(&self.gpu, activation, &g, &y.buffer, len)?)
     }
 
-    fn expert_ffn(
+    fn moe_ffn(
         &self,
         x: &mut WgpuBuffer,
         rows: usize,
         norm: Option<Norm<'_, WgpuBuffer>>,
-        choice: Choice<'_, Self>,
+        choice: Router<'_, Self>,
         weights: ExpertWeights<'_, Self>,
         to: Option<&mut WgpuBuffer>,
     ) -> Result<()> {
@@ -291,7 +291,7 @@ impl Backend for WgpuDevice {
             return Ok(());
         }
         let ExpertWeights { activation, gate, up, down, biases } = weights;
-        let Choice { routing, logits, selection_bias, scales } = choice;
+        let Router { routing, logits, selection_bias, scales } = choice;
         let input = operand(&self.gpu, &Input { x, norm, first_row: 0, rows }, gate.n_in());
         let [selection_bias, scales] = [selection_bias, scales].map(|of| of.map(|of| &of.buffer));
         let (logits, n_experts) = (&logits.buffer, gate.n_experts());
@@ -313,7 +313,7 @@ impl Backend for WgpuDevice {
             let x = Rows { buffer: &x.buffer, first: i * n_in, stride: n * n_in };
             let y = Rows { buffer: &y.buffer, first: i * n_out, stride: n * n_out };
             let mut x = Operand::new(&self.gpu, x, [rows, n_in], None);
-            product::product(&self.gpu, weights, &mut x, y, None, false)?;
+            matmul::product(&self.gpu, weights, &mut x, y, None, false)?;
         }
         Ok(())
     }
@@ -326,12 +326,12 @@ impl Backend for WgpuDevice {
         to: Columns,
     ) -> Result<()> {
         check_copy_columns(src, shape, dst, to)?;
-        Ok(each::copy_columns(&self.gpu, &src.buffer, shape, &dst.buffer, to)?)
+        Ok(elementwise::copy_columns(&self.gpu, &src.buffer, shape, &dst.buffer, to)?)
     }
 
     fn gate_rows(&self, y: &mut WgpuBuffer, rows: usize, cols: usize, gates: &WgpuBuffer) -> Result<()> {
         check_gate_rows(y, rows, cols, gates)?;
-        Ok(each::gate_rows(&self.gpu, &gates.buffer, &y.buffer, [rows, cols])?)
+        Ok(elementwise::gate_rows(&self.gpu, &gates.buffer, &y.buffer, [rows, cols])?)
     }
 
     fn add_normed(
@@ -345,7 +345,7 @@ impl Backend for WgpuDevice {
         let Norm { weight, eps } = norm;
         let shape = [rows, weight.n_values];
         let weight = (&weight.buffer, eps);
-        Ok(norm::norm(&self.gpu, Way::AddRms, &y.buffer, shape, weight, &x.buffer)?)
+        Ok(norm::norm(&self.gpu, NormKind::AddRms, &y.buffer, shape, weight, &x.buffer)?)
     }
 
     fn layer_norm(
@@ -359,17 +359,17 @@ impl Backend for WgpuDevice {
         let Norm { weight, eps } = norm;
         let shape = [rows, weight.n_values];
         let weight = (&weight.buffer, eps);
-        Ok(norm::norm(&self.gpu, Way::Layer, &x.buffer, shape, weight, &y.buffer)?)
+        Ok(norm::norm(&self.gpu, NormKind::Layer, &x.buffer, shape, weight, &y.buffer)?)
     }
 
     fn soft_cap(&self, x: &mut WgpuBuffer, len: usize, cap: f32) -> Result<()> {
         check_soft_cap(x, len)?;
-        Ok(each::soft_cap(&self.gpu, &x.buffer, len, cap)?)
+        Ok(elementwise::soft_cap(&self.gpu, &x.buffer, len, cap)?)
     }
 
     fn scale(&self, x: &mut WgpuBuffer, len: usize, by: f32) -> Result<()> {
         check_scale(x, len)?;
-        Ok(each::scale(&self.gpu, &x.buffer, len, by)?)
+        Ok(elementwise::scale(&self.gpu, &x.buffer, len, by)?)
     }
 
     fn rope(
@@ -453,7 +453,7 @@ impl Backend for WgpuDevice {
         Ok(recurrent::short_conv(&self.gpu, &self.arena.buffer(), parts, conv, buffers)?)
     }
 
-    fn recur(
+    fn linear_attention(
         &self,
         parts: &mut [StatePart<'_, WgpuPage>],
         heads: StateHeads,
@@ -466,7 +466,7 @@ impl Backend for WgpuDevice {
 
     fn gate(&self, y: &mut WgpuBuffer, len: usize, gates: &WgpuBuffer, gate: Gate) -> Result<()> {
         check_gate(y, len, gates)?;
-        Ok(each::gate(&self.gpu, gate, &gates.buffer, &y.buffer, len)?)
+        Ok(elementwise::gate(&self.gpu, gate, &gates.buffer, &y.buffer, len)?)
     }
 }
 

@@ -7,9 +7,10 @@ use kvant_backend::{Backend, BackendError};
 use kvant_codec::DType;
 use kvant_cpu::{CpuDevice, Isa};
 use kvant_gguf::Gguf;
-use kvant_kv::{Cache, KvError, Layout, Plan, Policies, Pool};
+use kvant_kv::{BlockPool, Cache, KvError, Layout, Plan, Policies};
 use kvant_model::{
-    Activations, Config, Decoder, Entry, Lora, ModelError, Outputs, Part, StepError, StepPart, Want, Weights,
+    Activations, Config, Decoder, Entry, LayerRange, LogitsFor, Lora, ModelError, Outputs, StepError,
+    StepPart, Weights,
 };
 
 use crate::{WgpuDevice, tests};
@@ -18,7 +19,7 @@ use crate::{WgpuDevice, tests};
 struct Running<'a, B: Backend> {
     device: &'a B,
     decoder: Decoder<B>,
-    pool: Pool<B::Page>,
+    pool: BlockPool<B::Page>,
     caches: Vec<Cache<B::Page>>,
     act: Activations<B>,
     /// LoRA scale of each sequence, if the model has a LoRA.
@@ -40,7 +41,7 @@ impl<'a, B: Backend> Running<'a, B> {
     fn with_loras(device: &'a B, model: &str, kv: DType, n: usize, loras: &[Lora]) -> Self {
         let gguf = Arc::new(fixture(model));
         let config = Config::from_gguf(&gguf).unwrap();
-        let whole = Part::whole(config.layers.len()).with_loras(loras.to_vec());
+        let whole = LayerRange::whole(config.layers.len()).with_loras(loras.to_vec());
         let weights = Weights::load(&gguf, &config, &whole, device, &mut |_| ()).unwrap();
         let decoder = Decoder::new(config, weights);
         let shape = decoder.kv_shape();
@@ -48,7 +49,7 @@ impl<'a, B: Backend> Running<'a, B> {
         let layout = Arc::new(Layout::new(&shape, plan));
         let act = decoder.activations(device, 64).unwrap();
         let caches = (0..n).map(|_| Cache::new(Arc::clone(&layout), 128)).collect();
-        Self { device, decoder, pool: Pool::default(), caches, act, strengths: vec![None; n] }
+        Self { device, decoder, pool: BlockPool::default(), caches, act, strengths: vec![None; n] }
     }
 
     /// Runs a step in which sequence i has the first `ns[i]` of the remaining tokens, and is left
@@ -63,7 +64,13 @@ impl<'a, B: Backend> Running<'a, B> {
         for ((cache, &n), strengths) in caches.iter_mut().zip(ns).zip(strengths) {
             if n > 0 {
                 let strengths = strengths.as_ref().map(|strengths| &strengths[..]);
-                parts.push(StepPart { cache, n, want: Want::Last, strengths, places: None });
+                parts.push(StepPart {
+                    cache,
+                    n,
+                    logits_for: LogitsFor::Last,
+                    lora_scales: strengths,
+                    places: None,
+                });
             }
         }
         let mut rows = vec![f32::NAN; parts.len() * decoder.n_vocab()];
@@ -81,13 +88,13 @@ impl<'a, B: Backend> Running<'a, B> {
         let parts = &mut [StepPart {
             cache: &mut caches[0],
             n: tokens.len(),
-            want: Want::Nothing,
-            strengths: None,
+            logits_for: LogitsFor::None,
+            lora_scales: None,
             places: None,
         }];
         decoder.step(device, pool, parts, act, Entry::Tokens(tokens), Outputs::logits(None)).unwrap();
         let mut streams = vec![f32::NAN; tokens.len() * decoder.config().n_embd];
-        decoder.left(device, act, tokens.len(), &mut streams).unwrap();
+        decoder.hidden_states(device, act, tokens.len(), &mut streams).unwrap();
         streams
     }
 }
@@ -229,7 +236,7 @@ fn device_loss_is_an_error_and_saved_sessions_resume() {
     let text = tokens(64);
     lost.step(&[40], &text[..40]);
     let cache = &lost.caches[0];
-    let (state, images) = (cache.state(), cache.images(&device).collect::<Result<Vec<_>, _>>().unwrap());
+    let (state, images) = (cache.state(), cache.pages(&device).collect::<Result<Vec<_>, _>>().unwrap());
     let want = lost.step(&[24], &text[40..]);
     device.gpu().lose();
     let error = lost.try_step(&[1], &[7]).unwrap_err();
@@ -242,7 +249,7 @@ fn device_loss_is_an_error_and_saved_sessions_resume() {
     let mut found = Running::new(&other, model, kv, 1);
     let layout = Arc::clone(found.caches[0].layout());
     let mut next = |index: usize| Ok::<_, KvError>(images[index].clone());
-    found.caches[0] = Cache::from_images(&other, &found.pool, layout, 128, state, &mut next).unwrap();
+    found.caches[0] = Cache::from_pages(&other, &found.pool, layout, 128, state, &mut next).unwrap();
     assert_eq!(found.step(&[24], &text[40..]), want);
 }
 

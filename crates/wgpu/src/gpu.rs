@@ -11,7 +11,7 @@ use bytemuck::Pod;
 use crate::WgpuError;
 use crate::constants::Constants;
 use crate::recording::{Recording, Traffic};
-use crate::scratch::Shelf;
+use crate::scratch::ScratchPool;
 use crate::shader::{self, Kernel, Source};
 
 /// First size in bytes of the allocations that probe the free memory, and the size that ends the
@@ -31,7 +31,7 @@ pub(crate) struct Gpu {
     limits: wgpu::Limits,
     recording: Mutex<Recording>,
     /// Reusable scratch memory of the ops.
-    pub(crate) shelf: Shelf,
+    pub(crate) shelf: ScratchPool,
     kernels: Mutex<HashMap<KernelKey, Arc<Kernel>>>,
     /// Whether kernels run on the CPU, which changes what is fast.
     is_software: bool,
@@ -63,7 +63,7 @@ impl Gpu {
             device,
             limits,
             recording,
-            shelf: Shelf::default(),
+            shelf: ScratchPool::default(),
             kernels: Mutex::default(),
             is_software,
             failure,

@@ -27,22 +27,20 @@ mod attend;
 #[cfg(test)]
 mod conformance;
 mod constants;
+#[cfg(test)]
+mod cross_compile;
 mod device;
-mod each;
+mod elementwise;
 #[cfg(test)]
 mod end_to_end;
 mod error;
 mod experts;
 mod gpu;
-#[cfg(test)]
-mod grammar;
 mod kv;
-#[cfg(test)]
-mod languages;
+mod matmul;
 mod matrix;
 mod memory;
 mod norm;
-mod product;
 mod recording;
 mod recurrent;
 mod rope;
@@ -51,9 +49,11 @@ mod shader;
 #[cfg(test)]
 mod tests;
 mod top_k;
+#[cfg(test)]
+mod wgsl_lint;
 
 pub use adapter::{AdapterReport, adapters};
-pub use attend::{AttendTrial, AttendWays, AttendWork, LookUps, TypeClass};
+pub use attend::{AttendTrial, AttendVariant, AttendWork, CodebookLookup, TypeClass};
 pub use device::WgpuDevice;
 pub use matrix::{WgpuExperts, WgpuMatrix};
 pub use memory::{WgpuBuffer, WgpuPage};

@@ -9,7 +9,7 @@ use kvant_backend::{
 use kvant_codec::DType;
 
 use crate::Gpu;
-use crate::product::{PANEL, VECTOR_BYTES, put_panels, row_vectors};
+use crate::matmul::{PANEL, VECTOR_BYTES, put_panels, row_vectors};
 
 /// A weight matrix `[n_out, n_in]`.
 #[derive(Debug)]

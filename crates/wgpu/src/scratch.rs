@@ -10,11 +10,11 @@ use crate::{Gpu, WgpuError};
 
 /// Unused buffers.
 #[derive(Debug, Default)]
-pub(crate) struct Shelf {
+pub(crate) struct ScratchPool {
     free: Mutex<Vec<wgpu::Buffer>>,
 }
 
-impl Shelf {
+impl ScratchPool {
     /// Drops all buffers.
     pub fn clear(&self) {
         self.free().clear();

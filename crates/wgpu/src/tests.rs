@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvant_backend::{
-    Activation, Backend, BackendError, Choice, ExpertWeights, Input, Norm, Output, Result, Routing, Scores,
+    Activation, Backend, BackendError, ExpertWeights, Input, Norm, Output, Result, Router, Routing, Scores,
     SharedBytes, WeightSource,
 };
 use kvant_codec::DType;
@@ -183,10 +183,10 @@ fn products(device: &WgpuDevice) -> Result<Vec<f32>> {
         biases: Some(biases.each_ref()),
     };
     let logits = buffer(3 * n_experts)?;
-    let choice = Choice { routing, logits: &logits, selection_bias: None, scales: None };
+    let choice = Router { routing, logits: &logits, selection_bias: None, scales: None };
     // Few slots in row order, and enough that they are ordered by expert.
-    device.expert_ffn(&mut x, 1, None, choice, weights, None)?;
-    device.expert_ffn(&mut x, 3, None, choice, weights, None)?;
+    device.moe_ffn(&mut x, 1, None, choice, weights, None)?;
+    device.moe_ffn(&mut x, 3, None, choice, weights, None)?;
     let mut all = vec![0.0; 3 * n_out + 3 * n_in];
     device.read(&y, 0, &mut all[..2 * n_out])?;
     device.read(&each, 0, &mut all[2 * n_out..3 * n_out])?;

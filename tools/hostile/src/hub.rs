@@ -4,7 +4,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use crate::chance::Chance;
-use crate::shop::MODEL;
+use crate::fixtures::MODEL;
 
 /// File names that lead to other paths, or are invalid.
 const NAMES: [&str; 12] = [

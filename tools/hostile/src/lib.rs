@@ -10,12 +10,12 @@
 
 mod case;
 mod chance;
+mod fixtures;
 mod hub;
 mod judge;
 mod kinds;
 mod run;
 mod served;
-mod shop;
 mod table;
 
 pub use kinds::{KINDS, Kind};

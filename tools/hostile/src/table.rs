@@ -6,11 +6,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::chance::Chance;
+use crate::fixtures::Shop;
 use crate::judge::{Verdict, judge};
 use crate::kinds::{Kind, Make, MakeCase, MakeRequest, N_WEIGHTS};
 use crate::run::run;
 use crate::served::Served;
-use crate::shop::Shop;
 
 /// Inputs of a whole run, all kinds together.
 pub const N_INPUTS: usize = 1600;

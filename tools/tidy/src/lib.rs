@@ -2,6 +2,7 @@
 //! functions.
 #![cfg(test)]
 
+mod language;
 mod packages;
 
 use std::fs;

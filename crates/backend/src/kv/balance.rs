@@ -43,7 +43,7 @@ impl BalanceLayout {
 
     /// Returns the layout for `layer`.
     pub fn of(layer: &KvLayer) -> Self {
-        let width = |streams: &[super::KvStream]| streams.iter().map(|stream| stream.spec.head_dim).sum();
+        let width = |streams: &[super::KvTensor]| streams.iter().map(|stream| stream.spec.head_dim).sum();
         Self::new(width(&layer.k), if layer.scales_values { width(&layer.v) } else { 0 })
     }
 

@@ -2,7 +2,7 @@
 
 use kvant_codec::tile::TILE;
 
-use super::{BalanceLayout, KvPart, KvStream};
+use super::{BalanceLayout, KvPart, KvTensor};
 use crate::device::{Page, Result};
 use crate::{AttendParams, BackendError};
 
@@ -56,7 +56,7 @@ pub fn check_attend<P: Page>(
         let rows = part.rows.range().end;
         BackendError::check_at_least(OP, "queries", rows * p.n_heads * p.k_head_dim, q)?;
         BackendError::check_at_least(OP, "output", rows * p.n_heads * p.v_head_dim, out)?;
-        for stream in part.layer.streams() {
+        for stream in part.layer.tensors() {
             let tokens = stream.spec.main_end(part.rows.end());
             let blocks = tokens.div_ceil(TILE).div_ceil(super::TILES_PER_BLOCK);
             BackendError::check_at_least(OP, "blocks", blocks, part.memory.blocks().len())?;
@@ -72,7 +72,7 @@ fn n_value_streams<P: Page>(part: &KvPart<'_, P>) -> usize {
 }
 
 /// Returns the value dimension of shared-KV tensors, equal for all heads.
-fn joint_dim(op: &'static str, keys: &[KvStream]) -> Result<usize> {
+fn joint_dim(op: &'static str, keys: &[KvTensor]) -> Result<usize> {
     let dim = keys.first().map_or(0, |stream| stream.spec.v_head_dim());
     for stream in keys {
         BackendError::check(op, "value head size", dim, stream.spec.joint.unwrap_or(0))?;
@@ -94,7 +94,7 @@ fn check_band<P: Page>(op: &'static str, part: &KvPart<'_, P>, band: usize) -> R
 }
 
 /// Returns the head dimension of one side, equal for all heads.
-fn head_dim(op: &'static str, what: &'static str, streams: &[KvStream]) -> Result<usize> {
+fn head_dim(op: &'static str, what: &'static str, streams: &[KvTensor]) -> Result<usize> {
     let head_dim = streams.first().map_or(0, |stream| stream.spec.head_dim);
     for stream in streams {
         BackendError::check(op, what, head_dim, stream.spec.head_dim)?;

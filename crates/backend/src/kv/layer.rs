@@ -2,13 +2,13 @@
 
 use kvant_codec::TileLayout;
 
-use super::{Place, StreamSpec, TILES_PER_BLOCK};
+use super::{KvTensorSpec, Place, TILES_PER_BLOCK};
 
 /// A KV tensor with the byte offsets of its tiles in each allocation.
 #[derive(Debug, Clone, PartialEq)]
-pub struct KvStream {
+pub struct KvTensor {
     /// Storage type and f16 tokens.
-    pub spec: StreamSpec,
+    pub spec: KvTensorSpec,
     /// Offset of its eight tiles in a block.
     pub main: usize,
     /// Offset of the centre of these tiles, if it has one.
@@ -21,7 +21,7 @@ pub struct KvStream {
     pub band: usize,
 }
 
-impl KvStream {
+impl KvTensor {
     /// Returns the layout of the tile at `place`, and its offset in its allocation.
     pub fn locate(&self, place: Place) -> (TileLayout, usize) {
         let f16 = |start: usize, tile: usize| {
@@ -43,10 +43,10 @@ impl KvStream {
 #[derive(Debug, Clone, PartialEq)]
 pub struct KvLayer {
     /// Keys, `[n_kv_heads]`.
-    pub k: Vec<KvStream>,
+    pub k: Vec<KvTensor>,
     /// Values, `[n_kv_heads]`; empty where key tensors are [shared](StreamSpec::joint) with values
     /// (MLA).
-    pub v: Vec<KvStream>,
+    pub v: Vec<KvTensor>,
     /// Sliding window: the number of youngest tokens that a query attends to, itself included;
     /// `None` for all.
     pub window: Option<usize>,
@@ -59,7 +59,7 @@ pub struct KvLayer {
 /// Sizes of the allocations of a group of layers, in bytes, accumulated while KV tensors are added.
 /// Sums saturate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct StreamSizes {
+pub struct TensorSizes {
     /// Bytes of a block.
     pub block: usize,
     /// Bytes of the sink.
@@ -75,17 +75,17 @@ impl KvLayer {
     /// Lays out a layer with KV tensors `k` and `v` behind those that `sizes` counts. Channel
     /// scales apply to both.
     pub fn new(
-        k: impl IntoIterator<Item = StreamSpec>,
-        v: impl IntoIterator<Item = StreamSpec>,
+        k: impl IntoIterator<Item = KvTensorSpec>,
+        v: impl IntoIterator<Item = KvTensorSpec>,
         window: Option<usize>,
-        sizes: &mut StreamSizes,
+        sizes: &mut TensorSizes,
     ) -> Self {
         let mut band_bytes = 0;
-        let mut put = |spec: StreamSpec| {
+        let mut put = |spec: KvTensorSpec| {
             let f16_bytes = spec.f16_layout().bytes();
-            let StreamSizes { block: main, sink, tail } = *sizes;
+            let TensorSizes { block: main, sink, tail } = *sizes;
             let centre = main.saturating_add(TILES_PER_BLOCK * spec.main_layout().bytes());
-            let stream = KvStream { spec, main, centre, sink, tail, band: band_bytes };
+            let stream = KvTensor { spec, main, centre, sink, tail, band: band_bytes };
             sizes.block = centre.saturating_add(spec.centre_bytes().next_multiple_of(ALIGN));
             sizes.sink = sizes.sink.saturating_add(spec.sink_tiles.saturating_mul(f16_bytes));
             sizes.tail = sizes.tail.saturating_add(spec.tail_tiles.saturating_mul(f16_bytes));
@@ -98,7 +98,7 @@ impl KvLayer {
     }
 
     /// Returns the KV tensor that holds the values of KV head `head`.
-    pub fn values(&self, head: usize) -> &KvStream {
+    pub fn values(&self, head: usize) -> &KvTensor {
         self.v.get(head).unwrap_or(&self.k[head])
     }
 
@@ -108,7 +108,7 @@ impl KvLayer {
     }
 
     /// Returns every KV tensor, keys first.
-    pub fn streams(&self) -> impl Iterator<Item = &KvStream> {
+    pub fn tensors(&self) -> impl Iterator<Item = &KvTensor> {
         self.k.iter().chain(&self.v)
     }
 

@@ -6,18 +6,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvant_codec::tile::{TILE, TileLayout};
 
-use super::{KvLayer, KvStream, Place, StreamSizes, TILES_PER_BLOCK};
+use super::{KvLayer, KvTensor, Place, TILES_PER_BLOCK, TensorSizes};
 use crate::device::{Page, PageTable, Result};
 
 /// An allocation of cache memory, counted while it is alive.
 #[derive(Debug)]
-pub struct Held<P: Page> {
+pub struct CountedPage<P: Page> {
     page: P,
     /// The counter of live bytes.
     live: Arc<AtomicUsize>,
 }
 
-impl<P: Page> Held<P> {
+impl<P: Page> CountedPage<P> {
     /// Adds the bytes of `page` to `live` until it is dropped.
     pub fn new(page: P, live: &Arc<AtomicUsize>) -> Self {
         live.fetch_add(page.n_bytes(), Ordering::Relaxed);
@@ -29,7 +29,7 @@ impl<P: Page> Held<P> {
     ///
     /// # Errors
     /// Those of `pages`.
-    pub fn own(page: &mut Option<Arc<Self>>, bytes: usize, pages: &dyn Pages<P>) -> Result<bool> {
+    pub fn own(page: &mut Option<Arc<Self>>, bytes: usize, pages: &dyn PageAllocator<P>) -> Result<bool> {
         let Some(there) = page else {
             if bytes > 0 {
                 *page = Some(Arc::new(pages.page(bytes)?));
@@ -44,13 +44,13 @@ impl<P: Page> Held<P> {
     }
 }
 
-impl<P: Page> Drop for Held<P> {
+impl<P: Page> Drop for CountedPage<P> {
     fn drop(&mut self) {
         self.live.fetch_sub(self.page.n_bytes(), Ordering::Relaxed);
     }
 }
 
-impl<P: Page> Deref for Held<P> {
+impl<P: Page> Deref for CountedPage<P> {
     type Target = P;
 
     fn deref(&self) -> &P {
@@ -58,35 +58,35 @@ impl<P: Page> Deref for Held<P> {
     }
 }
 
-impl<P: Page> DerefMut for Held<P> {
+impl<P: Page> DerefMut for CountedPage<P> {
     fn deref_mut(&mut self) -> &mut P {
         &mut self.page
     }
 }
 
 /// Allocator of cache pages.
-pub trait Pages<P: Page> {
+pub trait PageAllocator<P: Page> {
     /// Allocates zeroed memory of `n_bytes`.
     ///
     /// # Errors
     /// When memory runs out.
-    fn page(&self, n_bytes: usize) -> Result<Held<P>>;
+    fn page(&self, n_bytes: usize) -> Result<CountedPage<P>>;
 
     /// Allocates a copy of `page`.
     ///
     /// # Errors
     /// When memory runs out.
-    fn copy(&self, page: &P) -> Result<Held<P>>;
+    fn copy(&self, page: &P) -> Result<CountedPage<P>>;
 }
 
 /// The memory of one sequence for a group of layers. Clones share pages and copy them on write.
 #[derive(Debug)]
 pub struct KvMemory<P: Page> {
-    sizes: StreamSizes,
-    sink: Option<Arc<Held<P>>>,
+    sizes: TensorSizes,
+    sink: Option<Arc<CountedPage<P>>>,
     /// KV blocks, `None` once outside every query's window.
-    blocks: Vec<Option<Arc<Held<P>>>>,
-    tail: Option<Arc<Held<P>>>,
+    blocks: Vec<Option<Arc<CountedPage<P>>>>,
+    tail: Option<Arc<CountedPage<P>>>,
     /// The device's index of `blocks`, updated with every change of that list.
     table: P::Table,
 }
@@ -112,27 +112,27 @@ pub struct TileRef<'a, P> {
 
 impl<P: Page> KvMemory<P> {
     /// Creates an empty memory for KV tensors of these sizes.
-    pub fn new(sizes: StreamSizes) -> Self {
+    pub fn new(sizes: TensorSizes) -> Self {
         Self { sizes, sink: None, blocks: Vec::new(), tail: None, table: P::Table::default() }
     }
 
     /// Returns the sizes of the allocations.
-    pub fn sizes(&self) -> StreamSizes {
+    pub fn sizes(&self) -> TensorSizes {
         self.sizes
     }
 
     /// Returns the sink, if written.
-    pub fn sink(&self) -> Option<&Arc<Held<P>>> {
+    pub fn sink(&self) -> Option<&Arc<CountedPage<P>>> {
         self.sink.as_ref()
     }
 
     /// Returns the KV blocks; `None` once outside every query's window.
-    pub fn blocks(&self) -> &[Option<Arc<Held<P>>>] {
+    pub fn blocks(&self) -> &[Option<Arc<CountedPage<P>>>] {
         &self.blocks
     }
 
     /// Returns the tail, if written.
-    pub fn tail(&self) -> Option<&Arc<Held<P>>> {
+    pub fn tail(&self) -> Option<&Arc<CountedPage<P>>> {
         self.tail.as_ref()
     }
 
@@ -146,17 +146,17 @@ impl<P: Page> KvMemory<P> {
     ///
     /// # Errors
     /// Those of `pages`. Existing contents are unchanged, except for copies made.
-    pub fn reserve(&mut self, blocks: Range<usize>, sink: bool, pages: &dyn Pages<P>) -> Result<()> {
+    pub fn reserve(&mut self, blocks: Range<usize>, sink: bool, pages: &dyn PageAllocator<P>) -> Result<()> {
         if sink {
-            Held::own(&mut self.sink, self.sizes.sink, pages)?;
+            CountedPage::own(&mut self.sink, self.sizes.sink, pages)?;
         }
-        Held::own(&mut self.tail, self.sizes.tail, pages)?;
+        CountedPage::own(&mut self.tail, self.sizes.tail, pages)?;
         // A sink may cover the first blocks: they are never written, but they are counted.
         for index in blocks.start.min(self.blocks.len())..blocks.end {
             if index == self.blocks.len() {
                 self.blocks.push(None);
             }
-            if Held::own(&mut self.blocks[index], self.sizes.block, pages)? {
+            if CountedPage::own(&mut self.blocks[index], self.sizes.block, pages)? {
                 self.tell(index);
             }
         }
@@ -164,18 +164,18 @@ impl<P: Page> KvMemory<P> {
     }
 
     /// Appends a block.
-    pub fn push(&mut self, block: Option<Arc<Held<P>>>) {
+    pub fn push(&mut self, block: Option<Arc<CountedPage<P>>>) {
         self.blocks.push(block);
         self.tell(self.blocks.len() - 1);
     }
 
     /// Replaces the sink by a shared one.
-    pub fn set_sink(&mut self, sink: Option<Arc<Held<P>>>) {
+    pub fn set_sink(&mut self, sink: Option<Arc<CountedPage<P>>>) {
         self.sink = sink;
     }
 
     /// Replaces the tail by a shared one.
-    pub fn set_tail(&mut self, tail: Option<Arc<Held<P>>>) {
+    pub fn set_tail(&mut self, tail: Option<Arc<CountedPage<P>>>) {
         self.tail = tail;
     }
 
@@ -195,7 +195,7 @@ impl<P: Page> KvMemory<P> {
     }
 
     /// Returns every allocation.
-    pub fn pages(&self) -> impl Iterator<Item = &Arc<Held<P>>> {
+    pub fn pages(&self) -> impl Iterator<Item = &Arc<CountedPage<P>>> {
         self.blocks.iter().flatten().chain(&self.sink).chain(&self.tail)
     }
 
@@ -203,7 +203,7 @@ impl<P: Page> KvMemory<P> {
     ///
     /// # Panics
     /// When that tile has not been written.
-    pub fn tile(&self, stream: &KvStream, place: Place) -> TileRef<'_, P> {
+    pub fn tile(&self, stream: &KvTensor, place: Place) -> TileRef<'_, P> {
         let (layout, offset) = stream.locate(place);
         let page = match place {
             Place::Sink(_) => self.sink.as_ref(),
@@ -298,18 +298,18 @@ pub struct KvPart<'a, P: Page> {
 impl<P: Page> KvPart<'_, P> {
     /// Returns the tiles of `stream` that the rows read in f16 from the step tiles; empty when the
     /// tail holds all of them.
-    pub fn band_tiles(&self, stream: &KvStream) -> Range<usize> {
+    pub fn band_tiles(&self, stream: &KvTensor) -> Range<usize> {
         band_tiles(self.rows, stream)
     }
 
     /// Returns the bytes of its share of the step tiles.
     pub fn band_bytes(&self) -> usize {
-        let tiles = self.layer.streams().map(|stream| self.band_tiles(stream).len()).max();
+        let tiles = self.layer.tensors().map(|stream| self.band_tiles(stream).len()).max();
         tiles.unwrap_or(0) * self.layer.band_bytes
     }
 
     /// Returns the byte offset of tile `tile` of `stream` in the step tiles.
-    pub fn band_offset(&self, stream: &KvStream, tile: usize) -> usize {
+    pub fn band_offset(&self, stream: &KvTensor, tile: usize) -> usize {
         let tiles = self.band_tiles(stream);
         let bytes = stream.spec.f16_layout().bytes();
         self.band + tiles.len() * stream.band + (tile - tiles.start) * bytes
@@ -317,7 +317,7 @@ impl<P: Page> KvPart<'_, P> {
 }
 
 /// See [`KvPart::band_tiles`].
-pub(super) fn band_tiles(rows: Rows, stream: &KvStream) -> Range<usize> {
+pub(super) fn band_tiles(rows: Rows, stream: &KvTensor) -> Range<usize> {
     if stream.spec.tail_tiles == 0 || !rows.cross() {
         return 0..0;
     }

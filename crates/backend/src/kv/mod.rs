@@ -50,9 +50,9 @@ mod writes;
 
 pub use balance::BalanceLayout;
 pub use check::{check_append, check_attend};
-pub use layer::{KvLayer, KvStream, StreamSizes};
-pub use memory::{Held, KvMemory, KvPart, Pages, Rows, StatePart, TileRef};
-pub use spec::{BORDER, Place, StreamSpec};
+pub use layer::{KvLayer, KvTensor, TensorSizes};
+pub use memory::{CountedPage, KvMemory, KvPart, PageAllocator, Rows, StatePart, TileRef};
+pub use spec::{KvTensorSpec, PREFIX_ALIGNMENT, Place};
 pub use writes::{TileRows, TileWrite, Writes};
 
 use kvant_codec::tile::TILE;

@@ -6,7 +6,7 @@ use kvant_codec::turbo;
 
 /// Prefix alignment in tokens: the f16 window restarts at its multiples, so that later queries read
 /// all tokens before one as codes.
-pub const BORDER: usize = 512;
+pub const PREFIX_ALIGNMENT: usize = 512;
 
 /// Tiles in the tail of a coded tensor. With two, a token stays in f16 until at least 16 younger
 /// ones follow: with one, every sixteenth step would read all but its own token as codes.
@@ -14,7 +14,7 @@ const TAIL_TILES: usize = 2;
 
 /// Storage type of one KV tensor, and its f16 tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct StreamSpec {
+pub struct KvTensorSpec {
     /// Type of the main tiles.
     pub dtype: DType,
     /// Keys or values: selects the tile layout.
@@ -55,7 +55,7 @@ pub enum Place {
     Tail(usize),
 }
 
-impl StreamSpec {
+impl KvTensorSpec {
     /// Specifies a KV tensor with no sink, no scaling, and the default tail, rotation and centres
     /// of its type and side.
     ///
@@ -124,7 +124,9 @@ impl StreamSpec {
             0 => tile + 1,
             // The tail of every coded tensor; a policy with a longer tail extends it over prefix
             // boundaries too.
-            TAIL_TILES => (tile + 1).saturating_sub(TAIL_TILES).max(tile / BORDER_TILES * BORDER_TILES),
+            TAIL_TILES => (tile + 1)
+                .saturating_sub(TAIL_TILES)
+                .max(tile / PREFIX_ALIGNMENT_TILES * PREFIX_ALIGNMENT_TILES),
             tiles => (tile + 1).saturating_sub(tiles),
         };
         begins.max(self.sink_tiles)
@@ -163,9 +165,9 @@ impl StreamSpec {
     pub fn exact_cut(&self, n: usize, coded: usize) -> usize {
         let is_exact =
             |n: usize| self.tail_tiles == 0 || self.window(n / TILE) >= coded.min(n.div_ceil(TILE));
-        let border = n / BORDER * BORDER;
+        let border = n / PREFIX_ALIGNMENT * PREFIX_ALIGNMENT;
         [n, border].into_iter().find(|&n| is_exact(n)).unwrap_or(0)
     }
 }
 
-const BORDER_TILES: usize = BORDER / TILE;
+const PREFIX_ALIGNMENT_TILES: usize = PREFIX_ALIGNMENT / TILE;

@@ -58,27 +58,27 @@ struct FakePages {
     live: Arc<AtomicUsize>,
 }
 
-impl Pages<FakePage> for FakePages {
-    fn page(&self, n_bytes: usize) -> Result<Held<FakePage>> {
+impl PageAllocator<FakePage> for FakePages {
+    fn page(&self, n_bytes: usize) -> Result<CountedPage<FakePage>> {
         self.asked.borrow_mut().push(n_bytes);
-        Ok(Held::new(FakePage::new(n_bytes), &self.live))
+        Ok(CountedPage::new(FakePage::new(n_bytes), &self.live))
     }
 
-    fn copy(&self, page: &FakePage) -> Result<Held<FakePage>> {
-        Ok(Held::new(page.duplicate()?, &self.live))
+    fn copy(&self, page: &FakePage) -> Result<CountedPage<FakePage>> {
+        Ok(CountedPage::new(page.duplicate()?, &self.live))
     }
 }
 
 /// The token in each slot of each location of one KV tensor.
 struct Tokens {
-    spec: StreamSpec,
+    spec: KvTensorSpec,
     slots: HashMap<(String, usize), usize>,
     len: usize,
     coded: usize,
 }
 
 impl Tokens {
-    fn new(spec: StreamSpec) -> Self {
+    fn new(spec: KvTensorSpec) -> Self {
         Self { spec, slots: HashMap::new(), len: 0, coded: spec.sink_tiles }
     }
 
@@ -128,16 +128,16 @@ impl Tokens {
     }
 }
 
-fn specs() -> Vec<StreamSpec> {
+fn specs() -> Vec<KvTensorSpec> {
     let mut specs = Vec::new();
     for dtype in [DType::F16, DType::Turbo3, DType::Q8_0] {
-        let base = StreamSpec::new(dtype, Side::K, 96);
+        let base = KvTensorSpec::new(dtype, Side::K, 96);
         specs.push(base);
-        specs.push(StreamSpec { tail_tiles: 0, ..base });
-        specs.push(StreamSpec { tail_tiles: 0, sink_tiles: 2, ..base });
+        specs.push(KvTensorSpec { tail_tiles: 0, ..base });
+        specs.push(KvTensorSpec { tail_tiles: 0, sink_tiles: 2, ..base });
         if dtype.code().is_some() {
-            specs.push(StreamSpec { tail_tiles: 3, sink_tiles: 1, ..base });
-            specs.push(StreamSpec { sink_tiles: 1, ..base });
+            specs.push(KvTensorSpec { tail_tiles: 3, sink_tiles: 1, ..base });
+            specs.push(KvTensorSpec { sink_tiles: 1, ..base });
         }
     }
     specs
@@ -162,7 +162,10 @@ fn every_query_finds_its_tokens_after_truncation() {
             let mut tokens = Tokens::new(spec);
             tokens.step(600);
             let exact = tokens.cut(cut);
-            assert!(exact <= cut && (cut - exact < BORDER || spec.tail_tiles > 2), "{spec:?} {cut}: {exact}");
+            assert!(
+                exact <= cut && (cut - exact < PREFIX_ALIGNMENT || spec.tail_tiles > 2),
+                "{spec:?} {cut}: {exact}"
+            );
             tokens.step(1);
             tokens.step(30);
             tokens.cut(exact + 20);
@@ -174,18 +177,18 @@ fn every_query_finds_its_tokens_after_truncation() {
 /// 17 to 32 tokens are in f16, fewer only after a prefix boundary.
 #[test]
 fn the_f16_window_restarts_at_the_prefix_alignment() {
-    let spec = StreamSpec::new(DType::Turbo2, Side::V, 128);
+    let spec = KvTensorSpec::new(DType::Turbo2, Side::V, 128);
     for position in 0..2000 {
         let in_16_bit = position + 1 - TILE * spec.window(position / TILE).min(position / TILE);
-        let since_border = position % BORDER + 1;
+        let since_border = position % PREFIX_ALIGNMENT + 1;
         assert!(
             (17..=32).contains(&in_16_bit) || in_16_bit == since_border && since_border <= 16,
             "{position}"
         );
     }
-    assert_eq!(spec.exact_cut(BORDER, 100), BORDER);
-    assert_eq!(spec.exact_cut(BORDER + 100, 100), BORDER);
-    assert_eq!(StreamSpec { tail_tiles: 0, ..spec }.exact_cut(77, 100), 77);
+    assert_eq!(spec.exact_cut(PREFIX_ALIGNMENT, 100), PREFIX_ALIGNMENT);
+    assert_eq!(spec.exact_cut(PREFIX_ALIGNMENT + 100, 100), PREFIX_ALIGNMENT);
+    assert_eq!(KvTensorSpec { tail_tiles: 0, ..spec }.exact_cut(77, 100), 77);
 }
 
 /// For all step sizes, the centre of a block is set once, by its first coded tile, and from
@@ -193,7 +196,7 @@ fn the_f16_window_restarts_at_the_prefix_alignment() {
 #[test]
 fn a_centre_is_set_once_and_from_whole_tiles() {
     for (sink_tiles, tail_tiles) in [(0, 2), (1, 2), (9, 2), (0, 4), (7, 3)] {
-        let spec = StreamSpec { sink_tiles, tail_tiles, ..StreamSpec::new(DType::Turbo3, Side::K, 128) };
+        let spec = KvTensorSpec { sink_tiles, tail_tiles, ..KvTensorSpec::new(DType::Turbo3, Side::K, 128) };
         for chunk in [1, 7, 16, 100, 1300] {
             let mut set = Vec::new();
             for start in (0..1300).step_by(chunk) {
@@ -224,8 +227,8 @@ fn a_centre_is_set_once_and_from_whole_tiles() {
 
 #[test]
 fn kv_tensors_are_contiguous_in_each_allocation() {
-    let mut sizes = StreamSizes::default();
-    let spec = |dtype, side| StreamSpec { sink_tiles: 1, ..StreamSpec::new(dtype, side, 64) };
+    let mut sizes = TensorSizes::default();
+    let spec = |dtype, side| KvTensorSpec { sink_tiles: 1, ..KvTensorSpec::new(dtype, side, 64) };
     let layers: Vec<KvLayer> = [DType::Turbo3, DType::F16, DType::Q8_0]
         .map(|dtype| {
             KvLayer::new([spec(dtype, Side::K); 2], [spec(DType::Turbo2, Side::V); 2], None, &mut sizes)
@@ -234,7 +237,7 @@ fn kv_tensors_are_contiguous_in_each_allocation() {
     let (mut main, mut sink, mut tail) = (0, 0, 0);
     for layer in &layers {
         let mut band = 0;
-        for stream in layer.streams() {
+        for stream in layer.tensors() {
             assert_eq!((stream.main, stream.sink, stream.tail, stream.band), (main, sink, tail, band));
             let f16 = stream.spec.f16_layout().bytes();
             main += TILES_PER_BLOCK * stream.spec.main_layout().bytes();
@@ -249,28 +252,28 @@ fn kv_tensors_are_contiguous_in_each_allocation() {
         }
         assert_eq!(layer.band_bytes, band);
     }
-    assert_eq!(sizes, StreamSizes { block: main, sink, tail });
+    assert_eq!(sizes, TensorSizes { block: main, sink, tail });
 }
 
 #[test]
 fn a_shared_kv_tensor_serves_as_keys_and_values() {
-    let values = |dtype, k, v| StreamSpec::joint(dtype, k, v).value_dim();
+    let values = |dtype, k, v| KvTensorSpec::joint(dtype, k, v).value_dim();
     // Values that end with a slice, and within one; floats are not rotated.
     assert_eq!(values(DType::Turbo3, 576, 512), 512);
     assert_eq!(values(DType::Q8_0, 224, 192), 192);
     assert_eq!([(40, 32), (160, 130)].map(|(k, v)| values(DType::Turbo2, k, v)), [64, 160]);
     assert_eq!([(40, 32), (40, 33)].map(|(k, v)| values(DType::F16, k, v)), [32, 48]);
 
-    let keys = StreamSpec::joint(DType::Turbo3, 576, 512);
-    assert!(keys.centres && !StreamSpec::joint(DType::F16, 576, 512).centres);
+    let keys = KvTensorSpec::joint(DType::Turbo3, 576, 512);
+    assert!(keys.centres && !KvTensorSpec::joint(DType::F16, 576, 512).centres);
     assert_eq!((keys.v_head_dim(), keys.dim()), (512, 576));
-    let mut sizes = StreamSizes::default();
+    let mut sizes = TensorSizes::default();
     let layer = KvLayer::new([keys], [], None, &mut sizes);
     assert!(layer.is_joint() && std::ptr::eq(layer.values(0), &layer.k[0]));
     // Eight tiles of four blocks of 128 dims and one of 64, and the centre.
     assert_eq!(sizes.block, 8 * (4 * 800 + 416) + 2 * 576);
-    let mut sizes = StreamSizes::default();
-    let of = |side, dim| StreamSpec::new(DType::Turbo3, side, dim);
+    let mut sizes = TensorSizes::default();
+    let of = |side, dim| KvTensorSpec::new(DType::Turbo3, side, dim);
     let apart = KvLayer::new([of(Side::K, 576)], [of(Side::V, 512)], None, &mut sizes);
     assert!(!apart.is_joint() && std::ptr::eq(apart.values(0), &apart.v[0]));
     assert_eq!(sizes.block, 8 * (8 * 800 + 416) + 2 * 576);
@@ -278,7 +281,7 @@ fn a_shared_kv_tensor_serves_as_keys_and_values() {
 
 #[test]
 fn shared_memory_is_copied_on_write() {
-    let sizes = StreamSizes { block: 100, sink: 10, tail: 20 };
+    let sizes = TensorSizes { block: 100, sink: 10, tail: 20 };
     let pages = FakePages::default();
     let mut memory = KvMemory::new(sizes);
     memory.reserve(0..2, true, &pages).unwrap();

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use kvant_codec::tile::TILE;
 
-use super::{Place, Rows, StreamSpec, TILES_PER_BLOCK};
+use super::{KvTensorSpec, Place, Rows, TILES_PER_BLOCK};
 
 /// One tile to write. Its first slots come from the tail, or are unchanged; the others are new
 /// rows.
@@ -54,7 +54,7 @@ pub struct TileRows {
 /// is read before it is overwritten.
 #[derive(Debug, Clone)]
 pub struct Writes {
-    spec: StreamSpec,
+    spec: KvTensorSpec,
     rows: Rows,
     /// Tiles before this one are in the sink or the blocks after the step.
     coded: usize,
@@ -63,7 +63,7 @@ pub struct Writes {
     tile: usize,
 }
 
-impl StreamSpec {
+impl KvTensorSpec {
     /// Returns the rows whose mean is the centre of a block, if this write of a step of `rows` sets
     /// it: the rows of its tile and of the next tile, which is in the tail or part of the step. A
     /// centre of 32 tokens is closer to the mean of the block than one of 16.

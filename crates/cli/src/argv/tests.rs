@@ -114,23 +114,23 @@ fn every_foreign_option_is_accepted_or_rejected_in_one_line() {
         &["eval", "ppl"],
         &["eval", "niah"],
     ];
-    for name in habits::names() {
+    for name in foreign_flags::names() {
         let tries = commands.map(|command| (command, read_line(&[command, &[name, "1"]].concat())));
         let is_done = |means| {
             tries.iter().any(|(command, tried)| match (means, tried) {
-                (Means::Is(ours), Ok(argv)) => argv.args.iter().any(|arg| arg.to_str() == Some(ours)),
-                (Means::Nothing { takes, why }, Ok(argv)) => {
-                    let n_left = usize::from(takes == Takes::Nothing);
-                    let noted = takes != Takes::Switch && !why.is_empty();
+                (Meaning::Is(ours), Ok(argv)) => argv.args.iter().any(|arg| arg.to_str() == Some(ours)),
+                (Meaning::Nothing { takes, why }, Ok(argv)) => {
+                    let n_left = usize::from(takes == Arity::Nothing);
+                    let noted = takes != Arity::Switch && !why.is_empty();
                     argv.args.len() == 1 + command.len() + n_left && argv.notes.is_empty() != noted
                 }
-                (Means::Only(_, why) | Means::No(why), Err(line)) => *line == format!("{name}: {why}"),
+                (Meaning::Only(_, why) | Meaning::No(why), Err(line)) => *line == format!("{name}: {why}"),
                 _ => false,
             })
         };
         let is_ours = |(_, tried): &(_, Result<Argv, _>)| {
             tried.as_ref().is_ok_and(|argv| argv.args.iter().any(|arg| arg.to_str() == Some(name)))
         };
-        assert!(habits::of(name).any(is_done) || tries.iter().any(is_ours), "{name}");
+        assert!(foreign_flags::of(name).any(is_done) || tries.iter().any(is_ours), "{name}");
     }
 }

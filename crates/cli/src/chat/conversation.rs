@@ -4,17 +4,17 @@ use std::path::{Path, PathBuf};
 
 use kvant::gguf::printable_path;
 use kvant::{
-    Error, Finish, GenerateOptions, Message, Model, Picture, RenderOptions, Rendered, Session,
+    EncodedImage, Error, Finish, GenerateOptions, Message, Model, RenderOptions, Rendered, Session,
     SessionOptions, Stats,
 };
 
 use super::command::{HELP, Input};
-use super::voice::{Shown, Voice};
+use super::reasoning_view::{Shown, Voice};
 use crate::args::check_target;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::run::{Answer, Summary, end_line, take_tokens};
-use crate::sight::look;
+use crate::vision::encode_images;
 use crate::{console, output};
 
 /// Stands for the last answer of a loaded conversation while its continuation is rendered.
@@ -41,7 +41,7 @@ pub struct Chat {
     /// Messages since the start, or since `loaded`.
     pub messages: Vec<Message>,
     /// Images of those messages, in their order, then those for the next message.
-    pub pictures: Vec<Picture>,
+    pub pictures: Vec<EncodedImage>,
     /// Tokens of a loaded conversation, whose messages are unknown.
     pub loaded: Option<Vec<u32>>,
     pub last: Option<Stats>,
@@ -87,7 +87,7 @@ impl Chat {
 
     /// Encodes an image for the next message.
     fn show(&mut self, file: PathBuf) -> Result<(), Failure> {
-        let pictures = look(&self.model, &[file], false)?;
+        let pictures = encode_images(&self.model, &[file], false)?;
         let n_tokens: usize = pictures.iter().map(|picture| picture.tokens().len()).sum();
         console::say(format_args!("(an image of {n_tokens} tokens, for the next message)"));
         self.pictures.extend(pictures);
@@ -208,13 +208,13 @@ impl Chat {
     }
 
     /// Returns the same for a conversation with images.
-    fn prompt_with(&self, pictures: &[Picture]) -> Result<(Vec<u32>, Rendered), Failure> {
+    fn prompt_with(&self, pictures: &[EncodedImage]) -> Result<(Vec<u32>, Rendered), Failure> {
         if self.loaded.is_some() {
             let line = "a loaded conversation takes no images; /clear starts one that does";
             return Err(Failure::Work(line.to_owned()));
         }
         let messages: Vec<_> = self.messages.iter().map(|message| serde_json::json!(message)).collect();
-        let (text, tokens) = self.model.picture_prompt(&messages, &self.render, pictures)?;
+        let (text, tokens) = self.model.image_prompt(&messages, &self.render, pictures)?;
         Ok((tokens, text))
     }
 

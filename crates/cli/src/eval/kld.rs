@@ -140,7 +140,7 @@ pub fn kld(args: KldArgs) -> Result<(), Failure> {
 /// Notes deviations of a base file.
 fn note_origin(base: &BaseReader, model: &Model) {
     let path = printable_path(base.path());
-    if base.fingerprint().is_some_and(|of| of != model.computed_by()) {
+    if base.fingerprint().is_some_and(|of| of != model.compute_fingerprint()) {
         log::note(format_args!("{path} is the base of another model, or of other weights"));
     }
     if base.is_f16() == Some(false) {

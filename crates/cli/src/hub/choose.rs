@@ -4,7 +4,7 @@ use kvant::hf::ADAPTER_FILES;
 
 use super::Id;
 use super::remote::Problem;
-use crate::sight::is_tower;
+use crate::vision::is_vision_tensor;
 
 /// Default quantization, as in llama.cpp.
 const DEFAULT: &str = "Q4_K_M";
@@ -23,7 +23,7 @@ pub fn files(names: &[String], id: &Id) -> Result<Vec<String>, Problem> {
     if models.is_empty() && ADAPTER_FILES.iter().all(is_there) {
         return Ok(ADAPTER_FILES.map(str::to_owned).to_vec());
     }
-    let text = models.iter().copied().filter(|name| !is_tower(name));
+    let text = models.iter().copied().filter(|name| !is_vision_tensor(name));
     let of = |quant: &str| text.clone().find(|name| names_type(name, quant));
     let chosen = match (&id.file, &id.quant) {
         (Some(file), _) => models.iter().copied().find(|name| *name == file),
@@ -47,7 +47,7 @@ pub fn files(names: &[String], id: &Id) -> Result<Vec<String>, Problem> {
 /// the encoder's training precision.
 pub fn sight(names: &[String]) -> Vec<String> {
     const TYPES: [&str; 4] = ["f16", "bf16", "q8_0", "f32"];
-    let mut towers: Vec<_> = names.iter().filter(|name| is_tower(name)).collect();
+    let mut towers: Vec<_> = names.iter().filter(|name| is_vision_tensor(name)).collect();
     towers
         .sort_by_key(|name| (TYPES.iter().position(|of| names_type(name, of)).unwrap_or(TYPES.len()), *name));
     towers.into_iter().take(1).cloned().collect()

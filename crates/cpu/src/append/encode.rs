@@ -13,7 +13,7 @@ use kvant_codec::{Codebook, DType, Trellis, step};
 
 use super::slices::Rows;
 use super::trellis::encode;
-use crate::lanes::{Lanes, Op};
+use crate::vec16::{Lanes, Op};
 
 /// Encodes up to 128 dims of all 16 slots of a tile.
 pub(super) struct Encode<'a> {

@@ -13,7 +13,7 @@ use std::ops::Range;
 use kvant_backend::{KvPart, Result, check_append};
 
 use crate::balance::{Affine, HeadBalance};
-use crate::lanes::with_lanes;
+use crate::vec16::with_lanes;
 use crate::{CpuPage, Isa, Pool};
 
 mod encode;

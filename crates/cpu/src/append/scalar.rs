@@ -1,6 +1,6 @@
 //! The reference: appends one row at a time through the codec.
 
-use kvant_backend::{KvStream, Place, Rows, StreamSpec, TileRows};
+use kvant_backend::{KvTensor, KvTensorSpec, Place, Rows, TileRows};
 use kvant_codec::tile::{TILE, TileLayout, centre, prepare_row, put_centre};
 
 use super::Source;
@@ -8,7 +8,7 @@ use super::target::Target;
 
 /// Appends `rows.n` rows of `source` `[head_dim]` to one KV tensor.
 pub(super) fn append<'a>(
-    stream: &KvStream,
+    stream: &KvTensor,
     rows: Rows,
     mut target: Target<'_>,
     source: Source<'a, impl Fn(usize) -> &'a [f32]>,
@@ -48,7 +48,7 @@ pub(super) fn append<'a>(
 
 /// Returns the rows of a tile `[16, dim]` as they are encoded, with zeros in empty slots.
 fn gather<'a>(
-    spec: &StreamSpec,
+    spec: &KvTensorSpec,
     target: &mut Target<'_>,
     source: &Source<'a, impl Fn(usize) -> &'a [f32]>,
     TileRows { tile, old, new, first_row }: &TileRows,

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use half::bf16;
-use kvant_backend::{KvStream, Place, Rows as StepRows, StreamSpec, TileRows, TileWrite};
+use kvant_backend::{KvTensor, KvTensorSpec, Place, Rows as StepRows, TileRows, TileWrite};
 use kvant_codec::DType;
 use kvant_codec::finite::{F16_MAX, clamp};
 use kvant_codec::tile::{Side, TILE, TileLayout, slices};
@@ -15,7 +15,7 @@ use kvant_codec::tile::{Side, TILE, TileLayout, slices};
 use super::Source;
 use super::encode::Encode;
 use super::target::Target;
-use crate::lanes::{Lanes, Op, Rotate, Way};
+use crate::vec16::{Lanes, Op, Rotate, Way};
 
 /// Maximum dims of a slice: the widest block of the rotation.
 const SLICE: usize = 128;
@@ -26,7 +26,7 @@ pub(super) type Rows = [[f32; SLICE]; TILE];
 /// Appends `rows.n` rows of `source` `[head_dim]` to one KV tensor.
 pub(super) fn append<'a, L: Lanes>(
     lanes: L,
-    stream: &KvStream,
+    stream: &KvTensor,
     rows: StepRows,
     mut target: Target<'_>,
     source: Source<'a, impl Fn(usize) -> &'a [f32]>,
@@ -57,7 +57,7 @@ pub(super) fn append<'a, L: Lanes>(
 /// Writes some dims of one tile.
 fn append_slice<'a, L: Lanes>(
     lanes: L,
-    spec: &StreamSpec,
+    spec: &KvTensorSpec,
     step: StepRows,
     target: &mut Target<'_>,
     write: &TileWrite,
@@ -156,7 +156,7 @@ impl Op for TakeCentre<'_> {
 /// where the tensor has an f16 tail.
 fn gather<'a, L: Lanes>(
     lanes: L,
-    spec: &StreamSpec,
+    spec: &KvTensorSpec,
     target: &mut Target<'_>,
     TileRows { tile, old, new, first_row }: &TileRows,
     dims: Range<usize>,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kvant_backend::{KvPart, KvStream, Place, Rows, TILES_PER_BLOCK};
+use kvant_backend::{KvPart, KvTensor, Place, Rows, TILES_PER_BLOCK};
 use kvant_codec::tile::TileLayout;
 
 use crate::CpuPage;
@@ -66,13 +66,13 @@ impl Targets {
         self.band = band.map(Raw::of);
         for part in parts {
             let n_blocks = part.memory.blocks().len();
-            let first = part.layer.streams().filter_map(|stream| first_block(stream, part.rows)).min();
+            let first = part.layer.tensors().filter_map(|stream| first_block(stream, part.rows)).min();
             let first_block = first.unwrap_or(n_blocks);
             let from = self.blocks.len();
             for block in first_block..n_blocks {
                 self.blocks.push(Raw::of(part.memory.page_mut(Place::Main(block * TILES_PER_BLOCK))));
             }
-            let writes_sink = part.layer.streams().any(|stream| {
+            let writes_sink = part.layer.tensors().any(|stream| {
                 stream.spec.writes(part.rows).any(|write| matches!(write.place, Place::Sink(_)))
             });
             self.parts.push(Bases {
@@ -96,7 +96,7 @@ impl Targets {
         &'a self,
         index: usize,
         part: &'a KvPart<'_, CpuPage>,
-        stream: &'a KvStream,
+        stream: &'a KvTensor,
     ) -> Target<'a> {
         let bases = &self.parts[index];
         let band = match part.band_tiles(stream) {
@@ -107,7 +107,7 @@ impl Targets {
     }
 }
 
-fn first_block(stream: &KvStream, rows: Rows) -> Option<usize> {
+fn first_block(stream: &KvTensor, rows: Rows) -> Option<usize> {
     stream.spec.writes(rows).find_map(|write| match write.place {
         Place::Main(tile) => Some(tile / TILES_PER_BLOCK),
         _ => None,
@@ -116,7 +116,7 @@ fn first_block(stream: &KvStream, rows: Rows) -> Option<usize> {
 
 /// One KV tensor of a sequence, to be written.
 pub(super) struct Target<'a> {
-    stream: &'a KvStream,
+    stream: &'a KvTensor,
     part: &'a KvPart<'a, CpuPage>,
     bases: &'a Bases,
     blocks: &'a [Raw],

@@ -10,7 +10,7 @@ use kvant_codec::Trellis;
 use kvant_codec::tile::TILE;
 use kvant_codec::trellis::{CLOSED, FREE, LEAD, LEVELS, UNIT, WINDOW, dim_at};
 
-use crate::lanes::Lanes;
+use crate::vec16::Lanes;
 
 /// Finds the codes of sixteen slices of unit variance, in steps of `BITS` bits over `STATES`
 /// states. Returns the norms of the decoded slices.

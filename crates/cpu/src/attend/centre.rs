@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::kernels::{MOST_QUERIES, Scores, with_n};
-use crate::lanes::{Lanes, Op};
+use crate::vec16::{Lanes, Op};
 
 /// Computes the products of queries with a centre.
 pub(super) struct Meet<'a> {

@@ -9,7 +9,7 @@ use bytemuck::{Pod, Zeroable};
 use kvant_codec::tile::high_planes;
 use kvant_codec::{ByteBook, Codebook, DType, Levels, Side, Trellis};
 
-use crate::lanes::{Lanes, Op};
+use crate::vec16::{Lanes, Op};
 
 /// Dims of an octet.
 pub(super) const OCTET_DIMS: usize = 32;
@@ -413,7 +413,7 @@ impl Expand<'_> {
 mod tests {
     use super::*;
     use crate::Isa;
-    use crate::lanes::run_on;
+    use crate::vec16::run_on;
     use kvant_codec::random::Random;
     use kvant_codec::tile::{SCALE_BYTES, TILE, TileLayout};
 

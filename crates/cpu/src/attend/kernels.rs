@@ -17,10 +17,10 @@ use bytemuck::{Pod, Zeroable};
 use kvant_codec::tile::{TILE, high_planes};
 use kvant_codec::{DType, Side};
 
-use super::ahead::Ahead;
 use super::codes::{Codes, Coding, Turbo2, Whole, with_codes};
+use super::prefetch::Ahead;
 use super::weights::{weight_planes, weighted};
-use crate::lanes::{Lanes, Op};
+use crate::vec16::{Lanes, Op};
 
 /// Tokens per softmax block.
 pub(super) const BLOCK: usize = 128;

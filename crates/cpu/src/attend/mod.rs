@@ -39,7 +39,7 @@
 //! A shared-KV tensor (MLA) is read once: codes unpacked for its values are transposed for the
 //! scores (`joint`), and the weighted centres are added to the outputs.
 //!
-//! For many queries, a matrix unit ([`crate::unit`]) or 2x2 matrix instructions ([`crate::quad`])
+//! For many queries, a matrix unit ([`crate::matrix_unit`]) or 2x2 matrix instructions ([`crate::vec128`])
 //! may compute the integer products of steps 1 and 3, with the same bits.
 //!
 //! Float tiles (f16 sink and tail among them) take steps 1 and 3 in f32. Work is divided over KV
@@ -74,32 +74,32 @@
 use kvant_backend::{AttendParams, BackendError, KvPart, Result, check_attend};
 use kvant_codec::DType;
 
-use crate::lanes::with_lanes;
-use crate::unit::NoUnit;
+use crate::matrix_unit::NoUnit;
+use crate::vec16::with_lanes;
 use crate::{CpuPage, Isa, Pool};
 
-mod ahead;
 mod centre;
 mod codes;
-mod drive;
-mod joint;
+#[cfg(target_arch = "aarch64")]
+mod i8mm;
 mod kernels;
-mod local;
+mod matrix_unit;
+mod mla;
 mod panels;
 mod planes;
+mod prefetch;
 mod query;
 mod scalar;
 mod softmax;
-#[cfg(target_arch = "aarch64")]
-mod squares;
+mod split;
 mod stage;
-mod tiles;
+mod thread_state;
 mod view;
 mod weights;
 
-pub(crate) use drive::Scratch;
+use matrix_unit::BesideUnit;
+pub(crate) use split::Scratch;
 pub(crate) use stage::Stage;
-use tiles::BesideUnit;
 
 /// See [`kvant_backend::Backend::attend`]. Reads no more of coded tiles than `stage` states, which
 /// is everything except in measurements.
@@ -128,27 +128,27 @@ pub(crate) fn attend(
         band.map_or(0, |band| band.as_bytes().len()),
     )?;
     macro_rules! run {
-        ($lanes:expr, $Beside:ty, $proof:expr) => {{
-            let call = drive::Call::<$Beside> { beside: $proof, p, parts, q, sinks, band };
-            drive::attend($lanes, pool, scratch, stage, &call, out)
+        ($lanes:expr, $Path:ty, $proof:expr) => {{
+            let call = split::AttendArgs::<$Path> { beside: $proof, p, parts, q, sinks, band };
+            split::attend($lanes, pool, scratch, stage, &call, out)
         }};
     }
     #[cfg(target_arch = "x86_64")]
     match isa {
         Isa::Amx(amx) => {
-            run!(crate::lanes::Zmm(amx.vectors()), BesideUnit<crate::Amx>, Some(amx));
+            run!(crate::vec16::Zmm(amx.vectors()), BesideUnit<crate::Amx>, Some(amx));
             return Ok(());
         }
         #[cfg(any(test, debug_assertions))]
         Isa::Soft(vectors) => {
-            run!(vectors, BesideUnit<crate::unit::SoftUnit>, Some(crate::unit::SoftUnit));
+            run!(vectors, BesideUnit<crate::matrix_unit::SoftUnit>, Some(crate::matrix_unit::SoftUnit));
             return Ok(());
         }
         _ => {}
     }
     #[cfg(target_arch = "aarch64")]
     if let Isa::I8mm(token) = isa {
-        run!(crate::quad::Quads(token), squares::BesideSquares, Some(token));
+        run!(crate::vec128::Quads(token), i8mm::BesideSquares, Some(token));
         return Ok(());
     }
     with_lanes!(isa,

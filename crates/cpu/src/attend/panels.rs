@@ -4,17 +4,17 @@
 use kvant_backend::TILES_PER_BLOCK;
 use kvant_codec::tile::TileBlock;
 
-use super::ahead::Ahead;
 use super::codes::{Coding, Expanded, Meaning, OCTET_DIMS};
 use super::kernels::{BLOCK_TILES, Lane};
-use super::local::Local;
+use super::matrix_unit::{AddMixed, AddScores, MatrixPath, Operands};
 use super::planes::{COLUMNS, Planes, halves};
+use super::prefetch::Ahead;
 use super::query::SLICE;
-use super::tiles::{AddMixed, AddScores, Beside, Operands};
+use super::thread_state::Local;
 use super::view::{Block, Run};
 use super::weights::weight_planes;
-use crate::lanes::{Lanes, Op};
-use crate::unit::{MOST_WORDS, Row};
+use crate::matrix_unit::{MOST_WORDS, Row};
+use crate::vec16::{Lanes, Op};
 
 /// Bytes of a line of codes.
 const LINE: usize = 64;
@@ -109,7 +109,7 @@ impl Local {
     }
 
     /// Scores some queries against a run of coded keys.
-    pub(super) fn score_panels<L: Lanes, B: Beside>(
+    pub(super) fn score_panels<L: Lanes, B: MatrixPath>(
         &mut self,
         lanes: L,
         beside: &mut B,
@@ -125,7 +125,7 @@ impl Local {
                 let at = dims.start / OCTET_DIMS * BLOCK_TILES + run.first * octets;
                 codes = Planes::expanded(&self.panels.keys[at..][..run.tiles * octets], octets);
             }
-            let first_row = (dims.start / SLICE * self.queries.n + self.some.start) * query_planes;
+            let first_row = (dims.start / SLICE * self.queries.n + self.active.start) * query_planes;
             let of = Operands {
                 panels: codes.planes,
                 stride: codes.stride,
@@ -133,10 +133,10 @@ impl Local {
                 groups: dims.len() / 4,
                 rows: &self.queries.rows[first_row..],
                 at: dims.start % SLICE / 4,
-                queries: self.some.len(),
+                queries: self.active.len(),
             };
             let (scales, scale_stride) = self.stage.scales(&run.bytes[block.bytes.start..], run.tile_bytes);
-            let first = index * self.queries.n + self.some.start;
+            let first = index * self.queries.n + self.active.start;
             let take = AddScores {
                 scales,
                 scale_stride,
@@ -152,7 +152,7 @@ impl Local {
     }
 
     /// Accumulates a run of coded values, weighted, into the outputs of some queries.
-    pub(super) fn mix_panels<L: Lanes, B: Beside>(
+    pub(super) fn mix_panels<L: Lanes, B: MatrixPath>(
         &mut self,
         lanes: L,
         beside: &mut B,
@@ -160,7 +160,7 @@ impl Local {
         ahead: &mut Ahead,
         out: &mut [Lane],
     ) {
-        let (width, halves) = (out.len() / self.some.len(), halves(run));
+        let (width, halves) = (out.len() / self.active.len(), halves(run));
         for block in 0..self.blocks[1].len() {
             let TileBlock { dims, bytes } = self.blocks[1][block].clone();
             let planes = self.round_weights(lanes, run, &run.bytes[bytes.start..]);
@@ -174,7 +174,7 @@ impl Local {
                 groups: MOST_WORDS * halves.len(),
                 rows: &self.weights,
                 at: MOST_WORDS * halves.start,
-                queries: self.some.len(),
+                queries: self.active.len(),
             };
             let (starts, factors, all) = (&self.starts, &self.factors, &self.panels.sums[2 * at..]);
             ahead.steps(octets * run.tiles.div_ceil(2));

@@ -6,11 +6,11 @@ use kvant_codec::Side;
 use kvant_codec::tile::SCALE_BYTES;
 
 use super::codes::{Coding, Expand, Expanded};
-use super::joint::Unpack;
 use super::kernels::{BLOCK, BLOCK_TILES};
-use super::local::Local;
+use super::mla::Unpack;
+use super::thread_state::Local;
 use super::view::Run;
-use crate::lanes::Lanes;
+use crate::vec16::Lanes;
 
 /// Expanded octets in the space of two columns of sixteen dims of a block of tokens.
 pub(super) const COLUMNS: usize = 2 * 16 * BLOCK / size_of::<Expanded>();

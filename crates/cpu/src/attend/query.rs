@@ -3,14 +3,14 @@
 
 use std::ops::Range;
 
-use kvant_backend::StreamSpec;
+use kvant_backend::KvTensorSpec;
 use kvant_codec::tile::{TileBlock, TileLayout, slices};
 
 use super::codes::Meaning;
 use super::kernels::Bytes;
 use crate::balance::Affine;
-use crate::lanes::{Lanes, Op, Rotate, Way};
-use crate::unit::ROWS;
+use crate::matrix_unit::ROWS;
+use crate::vec16::{Lanes, Op, Rotate, Way};
 
 /// Dims of one row of [`Bytes`]; no block spans two rows.
 pub(super) const SLICE: usize = 128;
@@ -36,7 +36,7 @@ impl Queries {
     pub(super) fn prepare<'a, L: Lanes>(
         &mut self,
         lanes: L,
-        keys: &StreamSpec,
+        keys: &KvTensorSpec,
         scale: f32,
         balance: Option<Affine<'_>>,
         queries: impl Iterator<Item = &'a [f32]>,

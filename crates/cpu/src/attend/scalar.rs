@@ -5,7 +5,7 @@ use kvant_codec::tile::{self, TILE, prepare_query, restore_row};
 
 use super::view::{Form, View};
 use crate::balance::HeadBalance;
-use crate::shards::Shards;
+use crate::disjoint::Shards;
 use crate::{CpuPage, Pool};
 
 /// Online softmax state of one (row, query head): `out / sum` is the mean of the values so far,

@@ -4,7 +4,7 @@ use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
 use super::kernels::{BLOCK_TILES, Lane, Scores};
-use crate::lanes::{Lanes, Op, exp2};
+use crate::vec16::{Lanes, Op, exp2};
 
 /// Applies the soft cap to the scores of some tiles of a block: `cap tanh(score / cap)`, both times
 /// log2 e. Values that are not finite become NaN.
@@ -53,9 +53,9 @@ impl Op for Softmax<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         if L::WIDE == 2 && self.tiles == (0..BLOCK_TILES) {
-            self.soften::<L, true>(lanes)
+            self.softmax::<L, true>(lanes)
         } else {
-            self.soften::<L, false>(lanes)
+            self.softmax::<L, false>(lanes)
         }
     }
 }
@@ -64,7 +64,7 @@ impl Softmax<'_> {
     /// Processes the tiles; with `WHOLE`, all tiles of a block, which is faster with many
     /// registers.
     #[inline(always)]
-    fn soften<L: Lanes, const WHOLE: bool>(self, lanes: L) {
+    fn softmax<L: Lanes, const WHOLE: bool>(self, lanes: L) {
         let tiles = if WHOLE { 0..BLOCK_TILES } else { self.tiles };
         let (sixteens, rest) = self.scores.as_chunks_mut::<16>();
         let (maxima, max) = self.max.split_at_mut(16 * sixteens.len());

@@ -4,11 +4,11 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
-use kvant_backend::{Held, KvPart, KvStream, Place, TILES_PER_BLOCK};
+use kvant_backend::{CountedPage, KvPart, KvTensor, Place, TILES_PER_BLOCK};
 use kvant_codec::tile::TileLayout;
 
 use crate::CpuPage;
-use crate::lanes::prefetch_line;
+use crate::vec16::prefetch_line;
 
 /// The form in which tokens are read that are stored in two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(super) enum Form {
 /// K or V of one head of a sequence. Layouts are computed once, not for each block.
 #[derive(Clone, Copy)]
 pub(super) struct View<'a> {
-    pub(super) stream: &'a KvStream,
+    pub(super) stream: &'a KvTensor,
     part: &'a KvPart<'a, CpuPage>,
     band: &'a [u8],
     /// Range of tiles that are read from the step tiles.
@@ -34,7 +34,7 @@ pub(super) struct View<'a> {
 impl<'a> View<'a> {
     pub(super) fn new(
         part: &'a KvPart<'a, CpuPage>,
-        stream: &'a KvStream,
+        stream: &'a KvTensor,
         band: Option<&'a CpuPage>,
     ) -> Self {
         let with_bytes = |layout: TileLayout| (layout, layout.bytes());
@@ -57,7 +57,7 @@ impl<'a> View<'a> {
             Form::Window => 0,
         };
         let (stream, memory) = (self.stream, &self.part.memory);
-        let bytes = |page: Option<&'a Arc<Held<CpuPage>>>, at: usize| {
+        let bytes = |page: Option<&'a Arc<CountedPage<CpuPage>>>, at: usize| {
             &page.expect("a tile that was written").as_bytes()[at..]
         };
         let (layout, f16_bytes) = self.f16;
@@ -93,7 +93,7 @@ impl<'a> View<'a> {
     /// the last pass.
     pub(super) fn ask_for_place(&self, tile: usize) {
         if let Some(Some(block)) = self.part.memory.blocks().get(tile / TILES_PER_BLOCK) {
-            prefetch_line(ptr::from_ref::<Held<CpuPage>>(block).cast());
+            prefetch_line(ptr::from_ref::<CountedPage<CpuPage>>(block).cast());
         }
     }
 

@@ -13,7 +13,7 @@
 
 use super::codes::Meaning;
 use super::kernels::{BLOCK, BLOCK_TILES, Bytes, Lane, Scores, joined};
-use crate::lanes::{Lanes, Op};
+use crate::vec16::{Lanes, Op};
 
 /// Returns the offset that is subtracted from a weight of one byte when it is stored.
 pub(super) const fn below<L: Lanes>() -> i32 {
@@ -237,7 +237,7 @@ mod tests {
 
     use super::*;
     use crate::Isa;
-    use crate::lanes::run_on;
+    use crate::vec16::run_on;
 
     /// Returns the weights of one query as integers, for values of this type with scales of 1, and
     /// their unit.

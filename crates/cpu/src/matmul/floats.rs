@@ -4,9 +4,9 @@
 use std::ops::Range;
 
 use super::MIN_PARALLEL_VALUES;
-use super::quantise::GroupTiles;
+use super::quantize::GroupTiles;
+use crate::disjoint::Shards;
 use crate::pool::Pool;
-use crate::shards::Shards;
 
 /// f32 rows in tiles of T rows: one column of each row, then the next column. A partial tile is
 /// padded with zeros.

@@ -15,15 +15,15 @@ use std::slice;
 
 use kvant_codec::DType;
 
+use super::bf16::HalvesTiles;
 use super::floats::FloatTiles;
-use super::halves::HalvesTiles;
+use super::kernel_set::{KernelSet, MultiplyChunk};
 use super::kernels::{
     CHUNK_BLOCKS, CHUNK_COLS, Chunk, CodesToHalves, FloatChunk, FloatsToHalves, HALVES_BLOCKS, HalvesChunk,
     HalvesPanels, MultiplyFloats, PAIR, Register, Sums, Unpack, UnpackFloats,
 };
 use super::panel::{BLOCK, Format, Line, Values, has_halves, is_float, is_rotated, with_format, with_values};
-use super::quantise::QuantisedTiles;
-use super::set::{MultiplyChunk, Set};
+use super::quantize::QuantisedTiles;
 use super::simd::Simd;
 
 /// Rows that are whole tiles of every kernel set.
@@ -36,7 +36,7 @@ const MAX_ROW_BLOCK: usize = 11 * WHOLE_TILES;
 pub(super) const MAX_PAIRS: usize = 8;
 
 /// Returns the number of rows that are whole tiles of `S`, of codes and of floats.
-const fn whole_tiles<S: Set>() -> usize {
+const fn whole_tiles<S: KernelSet>() -> usize {
     let mut rows = S::TILE;
     while !rows.is_multiple_of(S::Simd::FLOAT_TILE) {
         rows += S::TILE;
@@ -47,7 +47,7 @@ const fn whole_tiles<S: Set>() -> usize {
 
 /// Returns the rows per row block for `rows` rows: at most `most` and the size of a workspace, and
 /// for at least `least` blocks where there are enough tiles.
-pub(super) fn row_block<S: Set>(rows: usize, most: usize, least: usize) -> usize {
+pub(super) fn row_block<S: KernelSet>(rows: usize, most: usize, least: usize) -> usize {
     let whole_tiles = const { whole_tiles::<S>() };
     let n_blocks = rows.div_ceil(most.clamp(whole_tiles, MAX_ROW_BLOCK)).max(least);
     rows.div_ceil(n_blocks).next_multiple_of(whole_tiles)
@@ -149,7 +149,7 @@ impl<'a> Tiles<'a> {
 
 /// Multiplies `pairs` with the rows `rows` (within one row block) and passes the results to
 /// `put(rows of a tile, their sums)`, `[pair][panel][row of the tile]`.
-pub(super) fn multiply<S: Set>(
+pub(super) fn multiply<S: KernelSet>(
     set: S,
     workspace: &mut Workspace,
     pairs: Pairs<'_>,

@@ -7,7 +7,7 @@
 //! | 1 to 8 | panels | [`skinny`]: GEMV, every panel is read once and multiplied with all rows |
 //! | more | panels | [`gemm`]: panels are unpacked in chunks and multiplied with blocks of rows |
 //!
-//! For coded weights, a matrix unit ([`crate::unit`]) or 2x2 matrix instructions ([`crate::quad`])
+//! For coded weights, a matrix unit ([`crate::matrix_unit`]) or 2x2 matrix instructions ([`crate::vec128`])
 //! may compute GEMMs, with the same bits.
 //!
 //! Experts ([`experts`]) take the same paths, each with the rows routed to it.
@@ -19,21 +19,21 @@
 //! Coded panels are multiplied with activations in 8 bits ([`quantise`]), rotated if the weights
 //! are; float panels and file rows with activations in f32.
 
-mod cut;
+mod bf16;
+mod dispatch;
 mod experts;
 mod floats;
 mod gate;
 mod gemm;
-mod halves;
+mod gemv;
+mod kernel_set;
 mod kernels;
 mod outputs;
 mod panel;
-mod quantise;
+mod partition;
+mod quantize;
 mod rows;
-mod set;
 mod simd;
-mod skinny;
-mod work;
 
 use std::ops::Range;
 
@@ -43,10 +43,10 @@ use kvant_codec::DType;
 use crate::{Isa, Pool};
 use panel::{Line, PANEL, Panels};
 
+pub(crate) use dispatch::{Operand, Product, Scatter, Scratch, gated_ffn, project};
 pub use experts::CpuExperts;
-pub(crate) use experts::{Biased, Choice, ExpertFfn, expert_ffn, project_each};
+pub(crate) use experts::{Biased, Choice, ExpertFfn, moe_ffn, project_each};
 pub(crate) use gate::gate;
-pub(crate) use work::{Operand, Product, Scratch, To, gated_ffn, project};
 
 /// Below this many values a parallel region costs more than it saves.
 const MIN_PARALLEL_VALUES: usize = 16 * 1024;
@@ -100,28 +100,32 @@ macro_rules! with_set {
             $crate::Isa::Avx512($set) => $body,
             #[cfg(target_arch = "x86_64")]
             $crate::Isa::Amx(amx) => {
-                let $set =
-                    $crate::matmul::set::Tiled { vectors: $crate::Avx512::from(amx.vectors()), unit: amx };
+                let $set = $crate::matmul::kernel_set::AmxKernels {
+                    vectors: $crate::Avx512::from(amx.vectors()),
+                    unit: amx,
+                };
                 $body
             }
             #[cfg(target_arch = "aarch64")]
             $crate::Isa::Neon(token) => {
-                let $set = $crate::quad::Quads(token);
+                let $set = $crate::vec128::Quads(token);
                 $body
             }
             #[cfg(target_arch = "aarch64")]
             $crate::Isa::I8mm(token) => {
-                let $set = $crate::matmul::set::Squared { bytes: token, halves: $crate::Bf16::detect() };
+                let $set =
+                    $crate::matmul::kernel_set::I8mmKernels { bytes: token, halves: $crate::Bf16::detect() };
                 $body
             }
             #[cfg(all(target_arch = "wasm32", target_feature = "simd128"))]
             $crate::Isa::Simd128(token) => {
-                let $set = $crate::quad::Quads(token);
+                let $set = $crate::vec128::Quads(token);
                 $body
             }
             #[cfg(all(any(test, debug_assertions), target_arch = "x86_64"))]
             $crate::Isa::Soft(vectors) => {
-                let $set = $crate::matmul::set::Tiled { vectors, unit: $crate::unit::SoftUnit };
+                let $set =
+                    $crate::matmul::kernel_set::AmxKernels { vectors, unit: $crate::matrix_unit::SoftUnit };
                 $body
             }
             _ => $otherwise,

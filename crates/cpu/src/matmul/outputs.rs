@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
+use super::dispatch::{Product, Scatter};
+use super::kernel_set::KernelSet;
 use super::kernels::Register;
 use super::panel::PANEL;
-use super::set::Set;
 use super::simd::{Kernel, Simd};
-use super::work::{Product, To};
 
 /// Size in bytes from which on a result bypasses the caches, in sets with non-temporal stores: no
 /// L2 cache holds it until it is read.
@@ -41,8 +41,8 @@ impl Outputs<'_, '_> {
         let Product { w, bias, to, accumulate, .. } = self.product;
         let n = values.len().min(w.n_out - first);
         let factor = match to {
-            To::Rows(_) => None,
-            To::Picked { factors, .. } => Some(factors[row]),
+            Scatter::Rows(_) => None,
+            Scatter::Picked { factors, .. } => Some(factors[row]),
         };
         let y = self.outputs(row, first..first + n);
         if let Some(factor) = factor {
@@ -74,7 +74,7 @@ impl Outputs<'_, '_> {
     ///
     /// # Panics
     /// When they are not among these outputs.
-    pub(super) fn put_panels<'a, S: Set>(
+    pub(super) fn put_panels<'a, S: KernelSet>(
         &mut self,
         set: S,
         row: usize,
@@ -83,7 +83,7 @@ impl Outputs<'_, '_> {
     ) {
         let end = first + panels.len();
         let Product { w, bias, to, accumulate, .. } = self.product;
-        if bias.is_some() || matches!(to, To::Picked { .. }) || end * PANEL > w.n_out {
+        if bias.is_some() || matches!(to, Scatter::Picked { .. }) || end * PANEL > w.n_out {
             return (first..).zip(panels).for_each(|(panel, sums)| self.put(row, panel * PANEL, &sums.0));
         }
         assert!(self.rows.contains(&row) && self.panels.start <= first && end <= self.panels.end);
@@ -96,8 +96,8 @@ impl Outputs<'_, '_> {
     fn outputs(&mut self, row: usize, outputs: Range<usize>) -> &mut [f32] {
         let Product { w, y, to, .. } = self.product;
         let row = match to {
-            To::Rows(first) => first + row,
-            To::Picked { rows, .. } => rows[row] as usize,
+            Scatter::Rows(first) => first + row,
+            Scatter::Picked { rows, .. } => rows[row] as usize,
         };
         // SAFETY: these outputs are exclusive by the contract of `Product::outputs`, and here they
         // are borrowed from `self`.

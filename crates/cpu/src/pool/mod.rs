@@ -27,7 +27,7 @@ use kvant_backend::{BackendError, Result};
 use self::sync::{
     AtomicBool, AtomicU32, AtomicUsize, Builder, Condvar, JoinHandle, Mutex, MutexGuard, Ordering, keep_order,
 };
-use crate::shards::Shards;
+use crate::disjoint::Shards;
 
 /// Spins before each reading of the clock; under an interpreter, each takes as long as a thousand.
 #[cfg(not(loom))]

@@ -3,17 +3,17 @@
 use kvant_codec::{DType, Levels};
 use kvant_conformance::kv::{Batch, Scaled, Shape, Tokens};
 use kvant_conformance::weights::gaussian;
-use kvant_conformance::{Arithmetic, Attention, Subject};
+use kvant_conformance::{Arithmetic, Attention, DeviceUnderTest};
 use kvant_cpu::{CpuDevice, Isa};
 
 use crate::pairs;
 
-fn subject(isa: Isa, n_threads: usize) -> Subject<CpuDevice> {
-    Subject::new("cpu", CpuDevice::new(isa, n_threads).unwrap(), Arithmetic::Float, Attention::Exact)
+fn subject(isa: Isa, n_threads: usize) -> DeviceUnderTest<CpuDevice> {
+    DeviceUnderTest::new("cpu", CpuDevice::new(isa, n_threads).unwrap(), Arithmetic::Float, Attention::Exact)
 }
 
 /// Returns the attention of the last `rows` tokens, fed in one step.
-fn attended(subject: &Subject<CpuDevice>, tokens: &Tokens, rows: usize, q: &[f32]) -> Vec<f32> {
+fn attended(subject: &DeviceUnderTest<CpuDevice>, tokens: &Tokens, rows: usize, q: &[f32]) -> Vec<f32> {
     let mut batch = Batch::fed(subject, tokens, tokens.len() - rows, 100).unwrap();
     batch.append(&[rows]).unwrap();
     batch.attend(q, &|| "attend".to_owned()).unwrap()

@@ -22,7 +22,7 @@ mod plan;
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{BackendError, BalanceLayout, KvLayer, KvPart, KvStream, Result};
+use kvant_backend::{BackendError, BalanceLayout, KvLayer, KvPart, KvTensor, Result};
 use kvant_codec::tile::TILE;
 use kvant_codec::{Codebook, Rotation, Side, Trellis, block32, step, trellis, turbo};
 
@@ -209,7 +209,7 @@ pub(crate) fn append(
 }
 
 /// Returns the KV tensors of some heads: keys, then values where they are stored separately.
-fn streams_of<'a>(layer: &'a KvLayer, heads: &Range<usize>) -> impl Iterator<Item = &'a KvStream> + Clone {
+fn streams_of<'a>(layer: &'a KvLayer, heads: &Range<usize>) -> impl Iterator<Item = &'a KvTensor> + Clone {
     let values = layer.v.get(heads.clone()).unwrap_or_default();
     layer.k[heads.clone()].iter().chain(values)
 }
@@ -257,7 +257,7 @@ fn launch(
     params.first_head = heads.start as u32;
     params.n_kv_heads = small(OP, "heads", layer.k.len())?;
     params.n_streams = n_streams as u32;
-    let head_dim = |streams: &[KvStream]| streams.get(heads.start).map_or(0, |s| s.spec.head_dim as u32);
+    let head_dim = |streams: &[KvTensor]| streams.get(heads.start).map_or(0, |s| s.spec.head_dim as u32);
     params.head_dims = [head_dim(&layer.k), head_dim(&layer.v)];
     params.chains = list.most_chains();
     let balance = BalanceLayout::of(layer);

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kvant_backend::{KvPart, KvStream, Place, Result, StreamSpec, TileWrite};
+use kvant_backend::{KvPart, KvTensor, KvTensorSpec, Place, Result, TileWrite};
 
 use super::{OP, streams_of};
 use crate::CudaPage;
@@ -23,7 +23,7 @@ pub(super) const MAX_KINDS: usize = 1 << 8;
 /// tiles and tail tiles.
 type Kind = [usize; 2];
 
-fn kind(spec: &StreamSpec) -> Kind {
+fn kind(spec: &KvTensorSpec) -> Kind {
     [spec.sink_tiles, spec.tail_tiles]
 }
 
@@ -43,7 +43,7 @@ impl List {
     /// [`Unsupported`](kvant_backend::BackendError::Unsupported) beyond 32 bits.
     pub fn new(parts: &[KvPart<'_, CudaPage>], heads: &Range<usize>) -> Result<Self> {
         let layer = parts[0].layer;
-        let mut streams: Vec<&KvStream> = Vec::new();
+        let mut streams: Vec<&KvTensor> = Vec::new();
         for stream in streams_of(layer, heads) {
             if streams.iter().all(|known| kind(&known.spec) != kind(&stream.spec)) {
                 streams.push(stream);
@@ -65,7 +65,7 @@ impl List {
         list.first_centre = list.entries.len();
         let specs = streams_of(layer, heads).map(|stream| &stream.spec);
         for of_part in 0..streams.len() {
-            let is_meant = |spec: &&StreamSpec| has_centres(spec) && kind(spec) == list.kinds[of_part];
+            let is_meant = |spec: &&KvTensorSpec| has_centres(spec) && kind(spec) == list.kinds[of_part];
             let Some(spec) = specs.clone().find(is_meant) else { continue };
             for (index, part) in parts.iter().enumerate() {
                 list.push_centres(spec, part, [index, of_part])?;
@@ -77,7 +77,7 @@ impl List {
     /// Adds the centres that a step sets in the tensors of plan `of_part` of sequence `index`.
     fn push_centres(
         &mut self,
-        spec: &StreamSpec,
+        spec: &KvTensorSpec,
         part: &KvPart<'_, CudaPage>,
         [index, of_part]: [usize; 2],
     ) -> Result<()> {
@@ -102,7 +102,7 @@ impl List {
 
     /// Adds the tiles of one plan: the heads of the chains, then the others. Returns the number of
     /// chains.
-    fn push(&mut self, spec: &StreamSpec, part: &KvPart<'_, CudaPage>) -> Result<u32> {
+    fn push(&mut self, spec: &KvTensorSpec, part: &KvPart<'_, CudaPage>) -> Result<u32> {
         let chains = chains(spec.writes(part.rows), spec.tail_tiles);
         let n_chains = small(OP, "tiles", chains.len())?;
         let mut next = n_chains;
@@ -125,7 +125,7 @@ impl List {
     }
 
     /// Returns the index, among the plans of a sequence, of the plan for `spec`.
-    pub fn plan_of(&self, spec: &StreamSpec) -> u16 {
+    pub fn plan_of(&self, spec: &KvTensorSpec) -> u16 {
         let index = self.kinds.iter().position(|&known| known == kind(spec));
         index.expect("the kinds of all KV tensors are listed") as u16
     }

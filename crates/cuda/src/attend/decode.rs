@@ -73,7 +73,7 @@
 //! tiles that arrive by copies to shared memory, as weights do in `one.cu`, which leaves registers
 //! for more warps.
 
-use kvant_backend::{Result, StreamSpec};
+use kvant_backend::{KvTensorSpec, Result};
 use kvant_codec::{DType, turbo};
 
 use super::{HEADERS, KernelParams, OP, THREADS, WARPS, constants};
@@ -119,7 +119,7 @@ impl Kind {
     /// # Errors
     /// [`Unsupported`](kvant_backend::BackendError::Unsupported) when a count does not fit the
     /// kernel's parameters.
-    pub fn new(specs: [&StreamSpec; 2]) -> Result<Self> {
+    pub fn new(specs: [&KvTensorSpec; 2]) -> Result<Self> {
         let params = [SpecParams::new(OP, specs[0])?, SpecParams::new(OP, specs[1])?];
         let [k, v] = specs;
         Ok(Self {

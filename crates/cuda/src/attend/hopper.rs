@@ -46,7 +46,7 @@ use kvant_codec::DType;
 use kvant_codec::tile::TILE;
 
 use super::decode::Kind;
-use super::{HEADERS, SIGHT, constants, parts};
+use super::{HEADERS, SIGHT, constants, plan};
 use crate::half::{COPIES_HEADER, WARPGROUP_ARCH, WARPGROUP_HEADER, WARPGROUP_OPTIONS};
 use crate::kv::{MAX_HEADS, MAX_PARTS, TYPES, number};
 use crate::module::Build;
@@ -115,7 +115,7 @@ pub(super) const THREADS: u32 = (WARPGROUP * (TAKERS + BRINGERS)) as u32;
 pub(super) fn takes(rows: Rows, layer: &KvLayer, arch: u32) -> bool {
     let is_known = |head: usize| {
         let dims = dims(layer, head);
-        let bytes = parts::images(rows, layer, head) * image_bytes(dims);
+        let bytes = plan::n_key_tensors(rows, layer, head) * image_bytes(dims);
         dims.iter().all(|dim| DIMS.contains(dim)) && bytes <= MOST_IMAGE_BYTES
     };
     arch == WARPGROUP_ARCH && (0..layer.k.len()).all(is_known)

@@ -60,21 +60,21 @@
 
 mod decode;
 mod hopper;
-mod parts;
+mod large_head;
+mod plan;
 mod prompt;
-mod wide;
 
 use std::f32::consts::LOG2_E;
 use std::sync::LazyLock;
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{AttendParams, BackendError, BalanceLayout, KvLayer, KvPart, KvStream, Result};
+use kvant_backend::{AttendParams, BackendError, BalanceLayout, KvLayer, KvPart, KvTensor, Result};
 use kvant_codec::finite::F16_MAX;
 use kvant_codec::tile::TILE;
 use kvant_codec::{ByteBook, DType, Rotation, Trellis, block32, turbo};
 
 use self::decode::Kind;
-use self::parts::{Launched, PartParams, Way};
+use self::plan::{KernelKind, Launched, PartParams};
 use crate::constants::Constants;
 use crate::context::MOST_TICKETS;
 use crate::kv::{self, MAX_HEADS, MAX_PARAMS, MAX_PARTS, Offsets, SpecParams, TYPES, is_same, small};
@@ -215,7 +215,7 @@ pub(crate) fn builds() -> impl Iterator<Item = Build> {
         .chain(decode::builds())
         .chain(prompt::builds())
         .chain(hopper::builds())
-        .chain(wide::builds())
+        .chain(large_head::builds())
 }
 
 /// Returns the stored head sizes in use, and whether their scores are capped.
@@ -250,7 +250,7 @@ pub(crate) fn attend(
         check(p, part.layer, shared_bytes)?;
     }
     let parts: Vec<_> = parts.iter().filter(|part| part.rows.n > 0 && p.n_kv_heads > 0).collect();
-    let way = |part: &KvPart<'_, _>| Way::of(part.rows, group, part.layer, device);
+    let way = |part: &KvPart<'_, _>| KernelKind::of(part.rows, group, part.layer, device);
     let mut sorted: Vec<_> = parts.iter().map(|part| (way(part), *part)).collect();
     sorted.sort_by_key(|(way, _)| *way);
     // Sequences of one layer and kernel share launches, and so do heads of the same storage format.
@@ -258,8 +258,8 @@ pub(crate) fn attend(
         let (way, layer) = (alike[0].0, alike[0].1.layer);
         let parts: Vec<_> = alike.iter().map(|(_, part)| *part).collect();
         for (kind, heads) in kinds(layer)? {
-            let images = |part: &&KvPart<'_, _>| parts::images(part.rows, layer, heads[0]);
-            let is_unpacked = way == Way::Warpgroups;
+            let images = |part: &&KvPart<'_, _>| plan::n_key_tensors(part.rows, layer, heads[0]);
+            let is_unpacked = way == KernelKind::Warpgroups;
             // The buffer of unpacked tiles is bounded.
             let most =
                 if is_unpacked { hopper::parts_at_once(layer, parts.iter().map(images)) } else { MAX_PARTS };
@@ -292,8 +292,8 @@ fn kinds(layer: &KvLayer) -> Result<Vec<(Kind, Vec<usize>)>> {
 /// Rejects formats that no kernel reads.
 fn check(p: &AttendParams, layer: &KvLayer, shared_bytes: usize) -> Result<()> {
     let unsupported = |wanted, has| Err(BackendError::Unsupported { op: OP, wanted, has });
-    let most = wide::most_dim(shared_bytes).max(MAX_NARROW);
-    for stream in layer.streams() {
+    let most = large_head::most_dim(shared_bytes).max(MAX_NARROW);
+    for stream in layer.tensors() {
         let dim = stream.spec.dim();
         if dim > most {
             let wanted = format!("heads of {}, stored as {dim} values", stream.spec.head_dim);
@@ -301,7 +301,7 @@ fn check(p: &AttendParams, layer: &KvLayer, shared_bytes: usize) -> Result<()> {
         }
     }
     for (k, v) in layer.k.iter().zip(&layer.v) {
-        let tails = [k, v].map(|stream: &KvStream| stream.spec.tail_tiles);
+        let tails = [k, v].map(|stream: &KvTensor| stream.spec.tail_tiles);
         if tails[0] != tails[1] && !tails.contains(&0) {
             let wanted = format!("{} tiles in 16 bit of keys and {} of values", tails[0], tails[1]);
             return unsupported(wanted, "as many of both, or of one side".to_owned());
@@ -314,7 +314,7 @@ fn check(p: &AttendParams, layer: &KvLayer, shared_bytes: usize) -> Result<()> {
 fn launch(
     cx: &Context,
     p: &AttendParams,
-    way: Way,
+    way: KernelKind,
     kind: &Kind,
     heads: &[usize],
     parts: &[&KvPart<'_, CudaPage>],
@@ -380,10 +380,12 @@ fn launch(
     let (slots, is_capped) = (parts.len() * heads.len(), p.soft_cap.is_some());
     let start = |name, grid: [usize; 3], threads: u32, shared_bytes: usize| -> Result<()> {
         let kernel = match way {
-            Way::Many(cut) => prompt::kernel(cx, kind, is_capped, cut, name)?,
-            Way::Warpgroups => hopper::kernel(cx, kind, is_capped, name)?,
-            Way::Wide(tiles) => wide::kernel(cx, kind, is_capped, tiles, name)?,
-            Way::Decode | Way::Split => cx.kernel_with(&SOURCE, &defines(kind.dims, is_capped), name)?,
+            KernelKind::Many(cut) => prompt::kernel(cx, kind, is_capped, cut, name)?,
+            KernelKind::Warpgroups => hopper::kernel(cx, kind, is_capped, name)?,
+            KernelKind::Wide(tiles) => large_head::kernel(cx, kind, is_capped, tiles, name)?,
+            KernelKind::Decode | KernelKind::Split => {
+                cx.kernel_with(&SOURCE, &defines(kind.dims, is_capped), name)?
+            }
         };
         let grid = grid.map(|n| n as u32);
         let launch = Launch { grid, block: [threads, 1, 1], shared_bytes: shared_bytes as u32 };
@@ -391,15 +393,15 @@ fn launch(
     };
     let (splits, most) = (launched.most_splits, launched.most_queries);
     let (name, threads, shared_bytes) = match way {
-        Way::Decode => return decode::launch(cx, &params, kind, is_capped, [splits, slots]),
-        Way::Split => ("attend_split", THREADS, split_bytes(kind.dims)),
-        Way::Many(cut) => ("attend_many", cut.threads(), cut.bytes(kind.dims)),
-        Way::Warpgroups => ("attend_many", hopper::THREADS, hopper::bytes(kind.dims)),
-        Way::Wide(tiles) => ("attend_wide", THREADS, wide::bytes(kind.dims, tiles)),
+        KernelKind::Decode => return decode::launch(cx, &params, kind, is_capped, [splits, slots]),
+        KernelKind::Split => ("attend_split", THREADS, split_bytes(kind.dims)),
+        KernelKind::Many(cut) => ("attend_many", cut.threads(), cut.bytes(kind.dims)),
+        KernelKind::Warpgroups => ("attend_many", hopper::THREADS, hopper::bytes(kind.dims)),
+        KernelKind::Wide(tiles) => ("attend_wide", THREADS, large_head::bytes(kind.dims, tiles)),
     };
     let blocks = most.div_ceil(way.queries_per_block());
     start("prepare_queries", [(blocks * way.queries_per_block()).div_ceil(WARPS), slots, 1], THREADS, 0)?;
-    if way == Way::Warpgroups {
+    if way == KernelKind::Warpgroups {
         start("unpack_tiles", [launched.most_images.div_ceil(WARPS), 2, slots], THREADS, 0)?;
     }
     start(name, [splits, blocks, slots], threads, shared_bytes)?;

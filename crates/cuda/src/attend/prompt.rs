@@ -80,7 +80,7 @@ const LEAST_TILES: usize = 8;
 
 /// Shape of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Cut {
+pub(super) struct Partition {
     /// Warps per block.
     warps: usize,
     /// 16-query tiles per warp.
@@ -89,7 +89,7 @@ pub(super) struct Cut {
     step: usize,
 }
 
-impl Cut {
+impl Partition {
     /// Returns the shape for the heads of `layer`, with `shared_bytes` of shared memory per block.
     pub fn of(layer: &KvLayer, shared_bytes: usize) -> Self {
         let k = layer.k.iter().map(|stream| stream.spec.dim()).max().unwrap_or(0);
@@ -141,7 +141,7 @@ pub(super) fn kernel(
     cx: &Context,
     kind: &Kind,
     is_capped: bool,
-    cut: Cut,
+    cut: Partition,
     name: &'static str,
 ) -> Result<KernelId> {
     let types = kind.specs.map(|spec| spec.dtype.into());
@@ -149,8 +149,8 @@ pub(super) fn kernel(
 }
 
 /// Returns the macros of a variant; `types` are kernel type numbers.
-fn defines(types: [u32; 2], dims: [usize; 2], is_capped: bool, cut: Cut) -> Vec<Define> {
-    let Cut { warps, sixteens, step } = cut;
+fn defines(types: [u32; 2], dims: [usize; 2], is_capped: bool, cut: Partition) -> Vec<Define> {
+    let Partition { warps, sixteens, step } = cut;
     let cut = [("BLOCK_WARPS", warps), ("QUERY_TILES", sixteens), ("STEP", step)];
     let types = [("K_TYPE", types[0]), ("V_TYPE", types[1])];
     let others = super::defines(dims, is_capped).into_iter().chain(cut.map(|(name, n)| (name, n as u32)));
@@ -168,7 +168,7 @@ pub(super) fn builds() -> impl Iterator<Item = Build> {
     let others = TYPES.into_iter().filter(|&dtype| dtype != DType::Turbo3);
     let alike = others.map(|dtype| ([dtype; 2], [128; 2], false, SHARED[0]));
     usual.chain(least).chain(alike).map(|(types, dims, is_capped, shared_bytes)| {
-        let cut = Cut::fitting(dims, shared_bytes);
+        let cut = Partition::fitting(dims, shared_bytes);
         Build { source: &SOURCE, defines: defines(types.map(number), dims, is_capped, cut) }
     })
 }

@@ -1,7 +1,7 @@
 //! CUDA-specific tests of attention: split launches, KV splits, and formats that no kernel reads.
 //! The conformance suites cover everything else.
 
-use kvant_backend::StreamSizes;
+use kvant_backend::TensorSizes;
 use kvant_codec::Side;
 use kvant_conformance::kv::{Batch, Shape, Tokens};
 use kvant_conformance::weights::gaussian;
@@ -160,7 +160,7 @@ fn heads_that_are_too_large_and_tails_that_differ_are_refused() {
     let refused = |shape: Shape, change: fn(&mut KvLayer), words: [&str; 2]| {
         let specs = |side| vec![shape.spec(side)];
         let values = if shape.joint { Vec::new() } else { specs(Side::V) };
-        let mut layer = KvLayer::new(specs(Side::K), values, None, &mut StreamSizes::default());
+        let mut layer = KvLayer::new(specs(Side::K), values, None, &mut TensorSizes::default());
         change(&mut layer);
         let error = check(&shape.params(), &layer, SHARED).unwrap_err();
         assert!(matches!(error, BackendError::Unsupported { op: "attend", .. }), "{error}");

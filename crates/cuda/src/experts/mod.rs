@@ -14,9 +14,9 @@ use kvant_backend::{
 use kvant_codec::DType;
 
 use crate::constants::Constants;
+use crate::matmul::{self, Operand, Picks, Product, SPANS, Weights};
 use crate::memory::Block;
 use crate::norm::{NormParts, SUM_HEADER};
-use crate::product::{self, Operand, Picks, Product, SPANS, Weights};
 use crate::top_k::RANK_HEADER;
 use crate::{Context, CudaError, DevicePtr, Launch, Source, gate};
 
@@ -51,10 +51,10 @@ pub struct CudaExperts {
 impl CudaExperts {
     /// Uploads the matrices to the device.
     pub(crate) fn new(cx: &Context, source: WeightSource, n_experts: usize) -> Result<Self, BackendError> {
-        product::check_type("experts", source.dtype)?;
+        matmul::check_type("experts", source.dtype)?;
         let n_out = check_experts(&source, n_experts)?;
         let WeightSource { dtype, n_in, bytes, .. } = source;
-        Ok(Self { weights: product::upload(cx, dtype, n_in, &bytes)?, dtype, n_experts, n_out, n_in })
+        Ok(Self { weights: matmul::upload(cx, dtype, n_in, &bytes)?, dtype, n_experts, n_out, n_in })
     }
 }
 
@@ -147,7 +147,7 @@ struct JoinParams {
 }
 
 /// Adds the output of the experts to `x` `[rows, n]`, or writes it to another buffer.
-pub(crate) fn expert_ffn(
+pub(crate) fn moe_ffn(
     cx: &Context,
     (x, to): (DevicePtr, Option<DevicePtr>),
     [rows, n]: [usize; 2],
@@ -171,28 +171,28 @@ pub(crate) fn expert_ffn(
     let product = |w: &CudaExperts, bias, y, slots_of_row| Product {
         bias,
         picks: Some(Picks {
-            expert_bytes: product::matrix_bytes(w.dtype, [w.n_out, w.n_in]),
+            expert_bytes: matmul::matrix_bytes(w.dtype, [w.n_out, w.n_in]),
             slots_of_row,
             ..picks
         }),
         ..Product::new(&w.weights, w.dtype, w.n_out, y)
     };
     let Layer { activation, gate, up, down, .. } = layer;
-    if gate.dtype == up.dtype && product::has_gate(gate.dtype, rows) {
+    if gate.dtype == up.dtype && matmul::has_gate(gate.dtype, rows) {
         let gate = product(gate, of_gate, hidden.ptr(), n_used);
         let both = Product { up: Some((up.weights.ptr(), activation)), up_bias: of_up, ..gate };
-        product::product(cx, &mut input, &both)?;
+        matmul::matmul(cx, &mut input, &both)?;
     } else if std::ptr::eq(gate, up) && layer.biases.is_none() {
-        product::product(cx, &mut input, &product(up, None, hidden.ptr(), n_used))?;
+        matmul::matmul(cx, &mut input, &product(up, None, hidden.ptr(), n_used))?;
         gate::gate(cx, activation, hidden.ptr(), hidden.ptr(), slots * n_ff)?;
     } else {
         let gates = floats(slots * n_ff)?;
-        product::product(cx, &mut input, &product(gate, of_gate, gates.ptr(), n_used))?;
-        product::product(cx, &mut input, &product(up, of_up, hidden.ptr(), n_used))?;
+        matmul::matmul(cx, &mut input, &product(gate, of_gate, gates.ptr(), n_used))?;
+        matmul::matmul(cx, &mut input, &product(up, of_up, hidden.ptr(), n_used))?;
         gate::gate(cx, activation, gates.ptr(), hidden.ptr(), slots * n_ff)?;
     }
     let mut input = Operand::new(hidden.ptr(), [slots, n_ff], None);
-    product::product(cx, &mut input, &product(down, of_down, given.ptr(), 1))?;
+    matmul::matmul(cx, &mut input, &product(down, of_down, given.ptr(), 1))?;
     let [rows, n, n_used] = [rows, n, n_used].map(|n| n as u32);
     let (x, accumulate) = to.map_or((x, 1), |to| (to, 0));
     let params = JoinParams { y: given.ptr(), weights: weights.ptr(), x, rows, n, n_used, accumulate };
@@ -250,11 +250,11 @@ pub(crate) fn project_each(
     let launch = Launch::linear(params.slots.div_ceil(THREADS), THREADS);
     cx.launch(cx.kernel(&SOURCE, "in_turn")?, launch, &params)?;
     let (picks, _memory) = pick(cx, [n, n], rows, experts.ptr())?;
-    let expert_bytes = product::matrix_bytes(w.dtype, [w.n_out, w.n_in]);
+    let expert_bytes = matmul::matrix_bytes(w.dtype, [w.n_out, w.n_in]);
     let picks = Some(Picks { expert_bytes, ..picks });
     let mut input = Operand::new(x, [slots, w.n_in], None);
     let product = Product { picks, ..Product::new(&w.weights, w.dtype, w.n_out, y) };
-    product::product(cx, &mut input, &product)
+    matmul::matmul(cx, &mut input, &product)
 }
 
 /// Assigns slots to blocks of rows; returns the assignment and the memory that holds it.
@@ -265,8 +265,8 @@ fn pick(
     experts: DevicePtr,
 ) -> Result<(Picks, [Block; 2]), CudaError> {
     let slots = rows * n_used;
-    let is_many = rows >= product::MANY_ROWS;
-    let spans_each = rows.div_ceil(product::TILE as usize);
+    let is_many = rows >= matmul::MANY_ROWS;
+    let spans_each = rows.div_ceil(matmul::TILE as usize);
     let n_spans = if is_many { n_experts * spans_each } else { slots };
     let [order, spans] = [slots * size_of::<u32>(), n_spans * SPAN_BYTES].map(|bytes| cx.scratch(bytes));
     let (order, spans) = (order?, spans?);
@@ -276,7 +276,7 @@ fn pick(
         spans: spans.ptr(),
         slots: slots as u32,
         spans_each: spans_each as u32,
-        most: product::TILE,
+        most: matmul::TILE,
         unused: 0,
     };
     let (kernel, launch) = match is_many {

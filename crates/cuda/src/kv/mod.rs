@@ -4,7 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{BackendError, Held, KvLayer, KvPart, KvStream, Result, StreamSpec, TILES_PER_BLOCK};
+use kvant_backend::{
+    BackendError, CountedPage, KvLayer, KvPart, KvTensor, KvTensorSpec, Result, TILES_PER_BLOCK,
+};
 use kvant_codec::finite::F16_MAX;
 use kvant_codec::tile::{GROUP, SCALE_BYTES, TILE};
 use kvant_codec::{Codebook, DType, block32, turbo};
@@ -47,7 +49,7 @@ impl SpecParams {
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] when a count does not fit.
-    pub fn new(op: &'static str, spec: &StreamSpec) -> Result<Self> {
+    pub fn new(op: &'static str, spec: &KvTensorSpec) -> Result<Self> {
         Ok(Self {
             dtype: number(spec.dtype) as u8,
             centres: has_centres(spec).into(),
@@ -77,7 +79,7 @@ impl Offsets {
     ///
     /// # Panics
     /// When its centre does not follow its tiles, where kernels expect it.
-    pub fn new(op: &'static str, stream: &KvStream) -> Result<Self> {
+    pub fn new(op: &'static str, stream: &KvTensor) -> Result<Self> {
         let tiles = TILES_PER_BLOCK * stream.spec.main_layout().bytes();
         assert_eq!(stream.main + tiles, stream.centre, "a centre that does not follow the tiles");
         let offset = |bytes| small(op, "bytes of an allocation", bytes);
@@ -106,7 +108,7 @@ impl MemoryParams {
     /// # Errors
     /// When the addresses of the blocks cannot be written to the device.
     pub fn new(cx: &Context, part: &KvPart<'_, CudaPage>, band: DevicePtr) -> Result<Self> {
-        let ptr = |page: Option<&Arc<Held<CudaPage>>>| page.map_or(0, |page| page.ptr());
+        let ptr = |page: Option<&Arc<CountedPage<CudaPage>>>| page.map_or(0, |page| page.ptr());
         Ok(Self {
             blocks: part.memory.table().on_device(cx)?,
             sink: ptr(part.memory.sink()),
@@ -133,7 +135,7 @@ const UNSCALED: u32 = u32::MAX;
 
 /// Returns whether a KV tensor stores codes relative to the centres of its blocks. Floats are
 /// stored unchanged.
-pub(crate) fn has_centres(spec: &StreamSpec) -> bool {
+pub(crate) fn has_centres(spec: &KvTensorSpec) -> bool {
     spec.centres && spec.dtype.code().is_some()
 }
 

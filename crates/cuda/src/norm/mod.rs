@@ -44,7 +44,7 @@ pub(crate) struct NormParts {
 
 /// Kind of normalization.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Way {
+pub(crate) enum NormKind {
     /// RMS normalization.
     Rms,
     /// RMS normalization, added to the output buffer.
@@ -56,7 +56,7 @@ pub(crate) enum Way {
 /// Normalizes `rows` rows of `x` `[rows, cols]` into `y`. The caller has checked the shapes.
 pub(crate) fn norm(
     cx: &Context,
-    way: Way,
+    way: NormKind,
     x: DevicePtr,
     norm: NormParts,
     [rows, cols]: [usize; 2],
@@ -66,9 +66,9 @@ pub(crate) fn norm(
         return Ok(());
     }
     let kernel = match way {
-        Way::Rms => "rms_norm",
-        Way::AddRms => "add_normed",
-        Way::Layer => "layer_norm",
+        NormKind::Rms => "rms_norm",
+        NormKind::AddRms => "add_normed",
+        NormKind::Layer => "layer_norm",
     };
     let kernel = cx.kernel(&SOURCE, kernel)?;
     let params = NormParams { x, weight: norm.weight, y, cols: cols as u32, eps: norm.eps };
@@ -94,10 +94,10 @@ mod tests {
             let (on_x, on_w) = (emulator::upload(&cx, &x), emulator::upload(&cx, &weight));
             let y = emulator::poisoned(&cx, rows * cols);
             let norm = NormParts { weight: on_w.ptr(), eps: 1e-6 };
-            super::norm(&cx, Way::Rms, on_x.ptr(), norm, [rows, cols], y.ptr()).unwrap();
+            super::norm(&cx, NormKind::Rms, on_x.ptr(), norm, [rows, cols], y.ptr()).unwrap();
             let y = emulator::download(&cx, &y);
             let sum = emulator::upload(&cx, &x);
-            super::norm(&cx, Way::AddRms, on_x.ptr(), norm, [rows, cols], sum.ptr()).unwrap();
+            super::norm(&cx, NormKind::AddRms, on_x.ptr(), norm, [rows, cols], sum.ptr()).unwrap();
             for ((sum, x), y) in emulator::download(&cx, &sum).into_iter().zip(&x).zip(&y) {
                 // The product with the weight may be added before it is rounded.
                 let tol = f32::EPSILON * (sum.abs() + y.abs());

@@ -112,8 +112,8 @@ pub(crate) fn recur(
     }
     let StateInputs { qkv, step, bias, rate, rule } = inputs;
     let (entry, of_rule, eps) = match rule {
-        StateRule::Delta { write, eps } => ("recur_delta", write, eps),
-        StateRule::Space { skip } => ("recur_space", skip, 0.0),
+        StateRule::GatedDeltaNet { write, eps } => ("recur_delta", write, eps),
+        StateRule::Mamba2 { skip } => ("recur_space", skip, 0.0),
     };
     let params = RecurParams {
         qkv,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kvant_codec::tile::TILE;
 use kvant_codec::{DType, Rotation};
-use kvant_kv::{Balance, CacheState, HeadTypes, KvLayerShape, KvShape, LayerBalance, Plan};
+use kvant_kv::{CacheState, ChannelScales, HeadTypes, KvLayerShape, KvShape, LayerScales, Plan};
 use kvant_model::{Config, Rope};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
@@ -59,7 +59,7 @@ impl Header {
             coded_tiles: state.coded,
             mark: state.mark,
             turns_long: model.config().turns_long(sequence.n_ctx()),
-            identity: identity(model, sequence.strengths())
+            identity: identity(model, sequence.lora_scales())
                 .into_iter()
                 .map(|(name, value)| (name.to_owned(), value.into()))
                 .collect(),
@@ -174,10 +174,10 @@ impl Header {
             Ok(dtype) if dtype.is_kv() => Ok(dtype),
             _ => Err(corrupt(format!("'{name}' is no KV type"))),
         };
-        let balance = stored.balance.clone().map(|layers| Balance {
+        let balance = stored.balance.clone().map(|layers| ChannelScales {
             layers: layers
                 .into_iter()
-                .map(|[k_scale, v_scale, v_centre]| LayerBalance { k_scale, v_scale, v_centre })
+                .map(|[k_scale, v_scale, v_centre]| LayerScales { k_scale, v_scale, v_centre })
                 .collect(),
         });
         if let Some(error) = balance.as_ref().and_then(|balance| balance.check(shape).err()) {
@@ -197,9 +197,9 @@ impl Header {
     }
 }
 
-fn stored_balance(balance: &Balance) -> Vec<[Vec<f32>; 3]> {
-    let of_layer = |layer: &LayerBalance| {
-        let LayerBalance { k_scale, v_scale, v_centre } = layer.clone();
+fn stored_balance(balance: &ChannelScales) -> Vec<[Vec<f32>; 3]> {
+    let of_layer = |layer: &LayerScales| {
+        let LayerScales { k_scale, v_scale, v_centre } = layer.clone();
         [k_scale, v_scale, v_centre]
     };
     balance.layers.iter().map(of_layer).collect()
@@ -251,7 +251,7 @@ pub(super) fn identity(model: &Model, strengths: Option<&Arc<[f32]>>) -> Vec<(&'
         ("model.layers", shape.layers.len().to_string()),
         ("model.heads", heads(&shape)),
         ("model.vocabulary", model.n_vocab().to_string()),
-        ("model.fingerprint", model.computed_by()),
+        ("model.fingerprint", model.compute_fingerprint()),
     ];
     if !model.loras().is_empty() {
         let strengths = strengths.map_or_else(|| model.lora_strengths(), |strengths| strengths.to_vec());

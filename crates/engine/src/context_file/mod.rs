@@ -126,7 +126,7 @@ impl Session {
     pub fn saved_bytes(&self) -> u64 {
         let sequence = self.sequence();
         let mut sections = vec![size_of_val(self.tokens())];
-        sections.extend(sequence.loaded().image_bytes(sequence.id()));
+        sections.extend(sequence.loaded().page_bytes(sequence.id()));
         format::n_bytes(&Header::new(self.model(), sequence).to_json(), &sections)
     }
 
@@ -149,16 +149,16 @@ impl Session {
     /// Writes the bytes of a file. Returns their number.
     fn write_to(&self, out: impl Write + Seek, path: &Path) -> Result<u64, Error> {
         let io = |source| failed(path, source);
-        if self.holds_pictures() {
+        if self.has_images() {
             return Err(ContextFileError::Pictures { path: path.to_owned() }.into());
         }
-        self.repay()?;
+        self.recommit()?;
         let (loaded, id) = (self.sequence().loaded(), self.sequence().id());
         let header = Header::new(self.model(), self.sequence()).to_json();
-        let mut writer = Writer::new(out, &header, 1 + loaded.image_bytes(id).len()).map_err(io)?;
+        let mut writer = Writer::new(out, &header, 1 + loaded.page_bytes(id).len()).map_err(io)?;
         let tokens: Vec<u8> = self.tokens().iter().flat_map(|token| token.to_le_bytes()).collect();
         writer.section(&tokens).map_err(io)?;
-        loaded.images(id, &mut |image| writer.section(&image).map_err(io))?;
+        loaded.pages(id, &mut |image| writer.section(&image).map_err(io))?;
         writer.finish().map_err(io)
     }
 
@@ -184,7 +184,7 @@ impl Session {
 
     fn read_prefix(&mut self, mut reader: Reader<impl Read + Seek>, prompt: &[u32]) -> Result<usize, Error> {
         let header = Header::parse(&reader)?;
-        let strengths = self.sequence().strengths().cloned();
+        let strengths = self.sequence().lora_scales().cloned();
         header.check_identity(self.model(), strengths.as_ref(), reader.path())?;
         header.check_turned(self.model().config(), self.n_ctx(), reader.path())?;
         header.check_plan(self.sequence().plan(), reader.path())?;
@@ -199,7 +199,7 @@ impl Session {
         let n_ctx = tokens.len().max(self.n_ctx());
         let sequence = restore(&mut reader, self.model(), plan, n_ctx, header.state())?;
         let mut sequence = sequence.with_strengths(strengths);
-        let n = sequence.loaded().cut(sequence.id(), n);
+        let n = sequence.loaded().truncate(sequence.id(), n);
         sequence.set_n_ctx(self.n_ctx());
         self.replace(sequence, tokens[..n].to_vec());
         Ok(n)

@@ -30,7 +30,7 @@ fn images(session: &Session) -> Vec<Vec<u8>> {
         images.push(image);
         Ok(())
     };
-    session.sequence().loaded().images(session.sequence().id(), visit).unwrap();
+    session.sequence().loaded().pages(session.sequence().id(), visit).unwrap();
     images
 }
 
@@ -79,7 +79,7 @@ fn a_session_saved_in_memory_equals_its_file() {
         let mut session = model.session(opts()).unwrap();
         if n > 0 {
             session.feed(&tokens(n), &mut |_| true).unwrap();
-            session.mark();
+            session.set_checkpoint();
             session.feed(&[5], &mut |_| true).unwrap();
         }
         let needed = session.saved_bytes();
@@ -260,11 +260,11 @@ fn loaded_sessions_check_n_ctx_and_share_by_owner() {
     session.save(&path).unwrap();
     drop(session);
     assert!(model.load_session(&path, Some(usize::MAX)).is_err());
-    let mut of_alice = model.load_session(&path, Some(300)).unwrap().owned_by(Some("alice".into()));
+    let mut of_alice = model.load_session(&path, Some(300)).unwrap().with_cache_salt(Some("alice".into()));
     of_alice.feed(&prompt[150..], &mut |_| true).unwrap();
     let attached = |owner: Option<&str>| {
         let session = model.session(options("f16", "f16", "none", true)).unwrap();
-        session.owned_by(owner.map(Into::into)).attach(&prompt)
+        session.with_cache_salt(owner.map(Into::into)).attach_prefix(&prompt)
     };
     assert_eq!((attached(None), attached(Some("bob")), attached(Some("alice"))), (0, 0, 128));
     std::fs::remove_file(&path).unwrap();

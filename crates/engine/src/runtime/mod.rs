@@ -7,9 +7,9 @@
 //! A sequence owns its cache. Activations, logits and scratch belong to the device and are lent for
 //! a step.
 
+mod device_model;
 mod mtp;
-mod on;
-mod relay;
+mod pipeline;
 mod sequence;
 
 use std::sync::Arc;
@@ -19,14 +19,14 @@ use kvant_codec::Side;
 use kvant_codec::random::Random;
 use kvant_gguf::Gguf;
 use kvant_kv::{BlockKey, CacheState, KvShape, Plan};
-use kvant_model::{Config, Entry, ExtraTokens, OnQueries, Place, Want};
+use kvant_model::{Config, Entry, LogitsFor, OnQueries, Position, SoftTokens};
 
 use crate::Error;
 use crate::profile::StageTime;
 
+pub(crate) use device_model::load;
 pub(crate) use mtp::{OnPrediction, leader};
-pub(crate) use on::load;
-pub(crate) use relay::Relay;
+pub(crate) use pipeline::LayerPipeline;
 pub(crate) use sequence::Sequence;
 
 /// Maximum of rows in a step.
@@ -38,21 +38,21 @@ pub(crate) struct SequenceId(u64);
 
 /// One sequence of a step.
 #[derive(Debug, Clone)]
-pub(crate) struct StepRow {
+pub(crate) struct BatchEntry {
     pub id: SequenceId,
     /// Number of rows, at least one.
     pub n: usize,
     /// Rows whose logits are computed.
-    pub want: Want,
+    pub logits_for: LogitsFor,
     /// See [`StepPart::strengths`](kvant_model::StepPart::strengths).
-    pub strengths: Option<Arc<[f32]>>,
+    pub lora_scales: Option<Arc<[f32]>>,
     /// See [`StepPart::places`](kvant_model::StepPart::places).
-    pub places: Option<Arc<[Place]>>,
+    pub positions: Option<Arc<[Position]>>,
 }
 
 /// Context length of a sequence, in tokens.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Room {
+pub(crate) enum ContextSize {
     /// This length, or an error.
     Exactly(usize),
     /// As much as fits the device's memory, up to this length.
@@ -68,7 +68,7 @@ pub(crate) trait Logits: Send + Sync {
 }
 
 /// The weights of a model, or of a part of one, on a device.
-pub(crate) trait Loaded: Caches + Send + Sync {
+pub(crate) trait LoadedModel: KvCaches + Send + Sync {
     /// Returns the device information.
     fn info(&self) -> DeviceInfo;
     /// Returns the kernel of every op and type.
@@ -80,7 +80,7 @@ pub(crate) trait Loaded: Caches + Send + Sync {
     /// Returns the vocabulary size.
     fn n_vocab(&self) -> usize;
     /// Returns the soft tokens beyond the vocabulary.
-    fn extra(&self) -> &Arc<ExtraTokens>;
+    fn soft_tokens(&self) -> &Arc<SoftTokens>;
     /// Returns the bytes of weights in the file's types.
     fn weight_bytes(&self) -> usize;
     /// Returns the bytes of weights that one decoded token reads.
@@ -93,7 +93,7 @@ pub(crate) trait Loaded: Caches + Send + Sync {
     /// an error every sequence is unchanged or, when the device failed within the step, shorter.
     fn step(
         &self,
-        batch: &[StepRow],
+        batch: &[BatchEntry],
         entry: Entry<'_>,
         left: Option<&mut Vec<f32>>,
         queries: OnQueries<'_>,
@@ -105,7 +105,7 @@ pub(crate) trait Loaded: Caches + Send + Sync {
         config: Config,
         gguf: &Arc<Gguf>,
         progress: &mut dyn FnMut(f32),
-    ) -> Result<Arc<dyn Loaded>, Error>;
+    ) -> Result<Arc<dyn LoadedModel>, Error>;
     /// Returns whether an MTP layer is loaded.
     fn predicts(&self) -> bool {
         false
@@ -123,9 +123,9 @@ pub(crate) trait Loaded: Caches + Send + Sync {
 }
 
 /// The caches of the sequences on a device.
-pub(crate) trait Caches {
+pub(crate) trait KvCaches {
     /// Starts an empty sequence. Returns its context length, and the plan with notes on changes.
-    fn start(&self, id: SequenceId, plan: Plan, room: Room) -> Result<(usize, Plan), Error>;
+    fn start(&self, id: SequenceId, plan: Plan, room: ContextSize) -> Result<(usize, Plan), Error>;
     /// Restores a sequence from page images; `next` returns each by its index in the order of
     /// [`Caches::images`].
     fn restore(
@@ -145,31 +145,28 @@ pub(crate) trait Caches {
     /// Sets the context length, which stays at least the number of stored tokens.
     fn set_n_ctx(&self, id: SequenceId, n_ctx: usize);
     /// See [`Cache::most_rows`](kvant_kv::Cache::most_rows).
-    fn most_rows(&self, id: SequenceId) -> usize;
+    fn max_rows(&self, id: SequenceId) -> usize;
     /// See [`Cache::try_on`](kvant_kv::Cache::try_on).
-    fn try_on(&self, id: SequenceId, known: usize, most: usize) -> usize;
+    fn reserve_draft(&self, id: SequenceId, known: usize, most: usize) -> usize;
     /// See [`Cache::rest`](kvant_kv::Cache::rest).
-    fn rest(&self, id: SequenceId);
+    fn release_scratch(&self, id: SequenceId);
     /// See [`Cache::cut`](kvant_kv::Cache::cut).
-    fn cut(&self, id: SequenceId, n: usize) -> usize;
+    fn truncate(&self, id: SequenceId, n: usize) -> usize;
     /// See [`Cache::mark`](kvant_kv::Cache::mark).
-    fn mark(&self, id: SequenceId);
+    fn set_checkpoint(&self, id: SequenceId);
     /// See [`Cache::set_root`](kvant_kv::Cache::set_root).
     fn set_root(&self, id: SequenceId, root: BlockKey);
     /// See [`Cache::publish`](kvant_kv::Cache::publish).
-    fn publish(&self, id: SequenceId, tokens: &[u32]);
+    fn register_prefix(&self, id: SequenceId, tokens: &[u32]);
     /// See [`Cache::attach`](kvant_kv::Cache::attach); attaches at most the first `most` tokens.
-    fn attach(&self, id: SequenceId, tokens: &[u32], most: usize) -> usize;
+    fn attach_prefix(&self, id: SequenceId, tokens: &[u32], most: usize) -> usize;
     /// Returns the decoded keys or values of one head, `[tokens, head_dim]`.
     fn rows(&self, id: SequenceId, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error>;
     /// Returns the bytes of each page image of [`Caches::images`].
-    fn image_bytes(&self, id: SequenceId) -> Vec<usize>;
+    fn page_bytes(&self, id: SequenceId) -> Vec<usize>;
     /// Passes a byte image of every page of a sequence to `visit`.
-    fn images(
-        &self,
-        id: SequenceId,
-        visit: &mut dyn FnMut(Vec<u8>) -> Result<(), Error>,
-    ) -> Result<(), Error>;
+    fn pages(&self, id: SequenceId, visit: &mut dyn FnMut(Vec<u8>) -> Result<(), Error>)
+    -> Result<(), Error>;
     /// Returns the bytes allocated by a sequence, shared ones included.
     fn n_bytes(&self, id: SequenceId) -> usize;
     /// Returns the bytes that a sequence of `tokens` tokens allocates, shared ones included;

@@ -11,17 +11,17 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use kvant_backend::{Backend, Candidate, Page, TOKENS_PER_BLOCK};
-use kvant_kv::{BlockKey, Cache, KvShape, Layout, Plan, Pool};
-use kvant_model::{Activations, Decoder, Entry, Outputs, StepPart, Want, Weights};
-use kvant_text::guess::MOST_GUESSES;
+use kvant_kv::{BlockKey, BlockPool, Cache, KvShape, Layout, Plan};
+use kvant_model::{Activations, Decoder, Entry, LogitsFor, Outputs, StepPart, Weights};
+use kvant_text::speculative::MAX_DRAFT_TOKENS;
 
-use super::{MAX_ROWS, SequenceId, StepRow};
+use super::{BatchEntry, MAX_ROWS, SequenceId};
 use crate::Error;
 
 /// Maximum of tokens that wait to be processed in one batch while no prediction is requested.
 /// Beyond it, all but the last [`ON_TRIAL`] are processed: those may be draft tokens.
 const MOST_WAITING: usize = 16;
-const ON_TRIAL: usize = MOST_GUESSES + 1;
+const ON_TRIAL: usize = MAX_DRAFT_TOKENS + 1;
 /// Maximum of tokens without the hidden state before them at the start of a sequence with an
 /// attached prefix: those of a block that was complete in the model's cache but not in this one.
 const MOST_WITHOUT: usize = TOKENS_PER_BLOCK;
@@ -70,7 +70,7 @@ impl<B: Backend> Mtp<B> {
     /// Creates the MTP layer of `model`; `None` for a model without one.
     pub fn new(device: &B, model: &Decoder<B>, weights: Option<Weights<B>>) -> Result<Option<Self>, Error> {
         let Some((config, weights)) = model.config().of_mtp().zip(weights) else { return Ok(None) };
-        let decoder = Decoder::new(config, weights).with_extra(model.extra());
+        let decoder = Decoder::new(config, weights).with_soft_tokens(model.extra());
         let act = decoder.activations(device, MAX_ROWS)?;
         let logits = device.buffer(decoder.n_vocab())?;
         let layer = Layer { decoder, act, logits, likeliest: Vec::new() };
@@ -115,26 +115,26 @@ impl<B: Backend> Mtp<B> {
 
     /// Truncates to the first `n` tokens. Tokens fed again behind them must be the same, unless
     /// this is called again.
-    pub fn cut(&mut self, id: SequenceId, n: usize) {
+    pub fn truncate(&mut self, id: SequenceId, n: usize) {
         if let Some(followed) = self.followed.get_mut(&id) {
             followed.cut(n, self.layer.n_embd());
         }
     }
 
     /// Sets a checkpoint: see [`Cache::mark`].
-    pub fn mark(&mut self, device: &B, pool: &Pool<B::Page>, id: SequenceId) {
+    pub fn set_checkpoint(&mut self, device: &B, pool: &BlockPool<B::Page>, id: SequenceId) {
         let Self { layer, followed, .. } = self;
         let Some(one) = followed.get_mut(&id) else { return };
         match layer.read(device, pool, one, one.waiting.len()) {
-            Ok(()) => one.cache.mark(),
+            Ok(()) => one.cache.set_checkpoint(),
             // Out of memory, in most cases.
             Err(_) => _ = followed.remove(&id),
         }
     }
 
     /// Registers the prefix for other sequences.
-    pub fn publish(&mut self, pool: &Pool<B::Page>, id: SequenceId, tokens: &[u32]) {
-        self.with(id, |cache| cache.publish(pool, tokens));
+    pub fn register_prefix(&mut self, pool: &BlockPool<B::Page>, id: SequenceId, tokens: &[u32]) {
+        self.with(id, |cache| cache.register_prefix(pool, tokens));
     }
 
     /// Sets the key before the first block, see [`Cache::set_root`]; it differs from that of the
@@ -145,11 +145,11 @@ impl<B: Backend> Mtp<B> {
 
     /// Attaches the longest prefix of `tokens` that other sequences hold; the model's cache has all
     /// of `tokens`.
-    pub fn attach(&mut self, pool: &Pool<B::Page>, id: SequenceId, tokens: &[u32]) {
+    pub fn attach_prefix(&mut self, pool: &BlockPool<B::Page>, id: SequenceId, tokens: &[u32]) {
         let Some(followed) = self.followed.get_mut(&id) else { return };
         // Attaching always leaves the last token out.
         let held = [tokens, &[0]].concat();
-        let n = followed.cache.attach(pool, &held);
+        let n = followed.cache.attach_prefix(pool, &held);
         followed.wait_without(&tokens[n..], self.layer.n_embd());
         if tokens.len() - n > MOST_WITHOUT {
             self.followed.remove(&id);
@@ -165,9 +165,9 @@ impl<B: Backend> Mtp<B> {
     /// position in `starts`.
     pub fn stepped(
         &mut self,
-        (device, pool): (&B, &Pool<B::Page>),
+        (device, pool): (&B, &BlockPool<B::Page>),
         model: (&Decoder<B>, &mut Activations<B>),
-        (batch, starts): (&[StepRow], &[usize]),
+        (batch, starts): (&[BatchEntry], &[usize]),
         tokens: &[u32],
     ) -> Result<(), Error> {
         if !batch.iter().any(|row| self.followed.contains_key(&row.id)) {
@@ -175,7 +175,7 @@ impl<B: Backend> Mtp<B> {
         }
         let n_embd = self.layer.n_embd();
         self.streams.resize(tokens.len() * n_embd, 0.0);
-        model.0.stream(device, model.1, tokens.len(), &mut self.streams)?;
+        model.0.final_hidden(device, model.1, tokens.len(), &mut self.streams)?;
         let mut first = 0;
         for (row, &start) in batch.iter().zip(starts) {
             let rows = first..first + row.n;
@@ -198,7 +198,7 @@ impl<B: Backend> Mtp<B> {
     /// returns `false`; `next` follows the `at` tokens of a sequence.
     pub fn predict(
         &mut self,
-        (device, pool): (&B, &Pool<B::Page>),
+        (device, pool): (&B, &BlockPool<B::Page>),
         (id, at): (SequenceId, usize),
         next: u32,
         on_prediction: OnPrediction<'_>,
@@ -251,7 +251,7 @@ impl<P: Page> Followed<P> {
                 self.streams.truncate((self.waiting.len() + 1) * n_embd);
             }
             None => {
-                self.cache.cut(n);
+                self.cache.truncate(n);
                 self.wait_without(&[], n_embd);
             }
         }
@@ -290,7 +290,7 @@ impl<B: Backend> Layer<B> {
     fn read(
         &mut self,
         device: &B,
-        pool: &Pool<B::Page>,
+        pool: &BlockPool<B::Page>,
         followed: &mut Followed<B::Page>,
         n: usize,
     ) -> Result<(), Error> {
@@ -298,7 +298,7 @@ impl<B: Backend> Layer<B> {
         let Followed { cache, waiting, streams } = followed;
         for (tokens, streams) in waiting[..n].chunks(MAX_ROWS).zip(streams.chunks(MAX_ROWS * n_embd)) {
             let streams = &streams[..tokens.len() * n_embd];
-            self.step(device, pool, cache, (tokens, streams), Want::Nothing)?;
+            self.step(device, pool, cache, (tokens, streams), LogitsFor::None)?;
         }
         followed.have_read(n, n_embd);
         Ok(())
@@ -307,21 +307,21 @@ impl<B: Backend> Layer<B> {
     fn predict(
         &mut self,
         device: &B,
-        pool: &Pool<B::Page>,
+        pool: &BlockPool<B::Page>,
         followed: &mut Followed<B::Page>,
         next: u32,
         on_prediction: OnPrediction<'_>,
     ) -> Result<(), Error> {
         let n_embd = self.n_embd();
         let Followed { cache, waiting, streams } = followed;
-        let n_most = cache.try_on(device, pool, waiting.len(), MOST_GUESSES);
+        let n_most = cache.reserve_draft(device, pool, waiting.len(), MAX_DRAFT_TOKENS);
         if n_most == 0 {
             return Ok(());
         }
         let n_waiting = waiting.len();
         let len = cache.len() + n_waiting;
         waiting.push(next);
-        let step = self.step(device, pool, cache, (waiting, streams), Want::Last);
+        let step = self.step(device, pool, cache, (waiting, streams), LogitsFor::Last);
         waiting.pop();
         step?;
         let mut rows = n_waiting + 1;
@@ -331,12 +331,12 @@ impl<B: Backend> Layer<B> {
             if !on_prediction(token, lead) || n_predicted == n_most {
                 break;
             }
-            self.decoder.stream(device, &mut self.act, rows, &mut stream)?;
-            self.step(device, pool, cache, (&[token], &stream), Want::Last)?;
+            self.decoder.final_hidden(device, &mut self.act, rows, &mut stream)?;
+            self.step(device, pool, cache, (&[token], &stream), LogitsFor::Last)?;
             rows = 1;
         }
         // Cached predictions derive from predicted hidden states, so they are discarded.
-        cache.cut(len);
+        cache.truncate(len);
         followed.have_read(n_waiting, n_embd);
         Ok(())
     }
@@ -350,15 +350,15 @@ impl<B: Backend> Layer<B> {
     fn step(
         &mut self,
         device: &B,
-        pool: &Pool<B::Page>,
+        pool: &BlockPool<B::Page>,
         cache: &mut Cache<B::Page>,
         (tokens, streams): (&[u32], &[f32]),
-        want: Want,
+        want: LogitsFor,
     ) -> Result<(), Error> {
-        let out = Outputs::logits((want != Want::Nothing).then_some(&mut self.logits));
-        let part = StepPart { cache, n: tokens.len(), want, strengths: None, places: None };
+        let out = Outputs::logits((want != LogitsFor::None).then_some(&mut self.logits));
+        let part = StepPart { cache, n: tokens.len(), logits_for: want, lora_scales: None, places: None };
         let entry = Entry::Pairs(tokens, streams);
         let step = self.decoder.step(device, pool, &mut [part], &mut self.act, entry, out);
-        step.map_err(|error| super::on::take_back(error, [cache]))
+        step.map_err(|error| super::device_model::take_back(error, [cache]))
     }
 }

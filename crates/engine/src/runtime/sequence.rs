@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvant_kv::{CacheState, KvShape, Plan};
-use kvant_model::Want;
+use kvant_model::LogitsFor;
 
-use super::{Loaded, MAX_ROWS, Room, SequenceId, StepRow};
+use super::{BatchEntry, ContextSize, LoadedModel, MAX_ROWS, SequenceId};
 use crate::Error;
 
 /// A sequence; dropping it releases its cache.
 pub(crate) struct Sequence {
-    loaded: Arc<dyn Loaded>,
+    loaded: Arc<dyn LoadedModel>,
     id: SequenceId,
     plan: Arc<Plan>,
     n_ctx: usize,
@@ -27,7 +27,7 @@ fn fresh() -> SequenceId {
 
 impl Sequence {
     /// Starts an empty sequence.
-    pub fn start(loaded: Arc<dyn Loaded>, plan: Plan, room: Room) -> Result<Self, Error> {
+    pub fn start(loaded: Arc<dyn LoadedModel>, plan: Plan, room: ContextSize) -> Result<Self, Error> {
         let id = fresh();
         let (n_ctx, plan) = loaded.start(id, plan, room)?;
         Ok(Self { loaded, id, plan: Arc::new(plan), n_ctx, strengths: None })
@@ -35,7 +35,7 @@ impl Sequence {
 
     /// See [`Caches::restore`](super::Caches::restore).
     pub fn restore(
-        loaded: Arc<dyn Loaded>,
+        loaded: Arc<dyn LoadedModel>,
         plan: Plan,
         n_ctx: usize,
         state: CacheState,
@@ -60,21 +60,21 @@ impl Sequence {
         self
     }
 
-    pub fn strengths(&self) -> Option<&Arc<[f32]>> {
+    pub fn lora_scales(&self) -> Option<&Arc<[f32]>> {
         self.strengths.as_ref()
     }
 
     /// Describes `n` rows of the sequence in a step.
-    pub fn step_row(&self, n: usize, want: Want) -> StepRow {
-        StepRow { id: self.id, n, want, strengths: self.strengths.clone(), places: None }
+    pub fn step_row(&self, n: usize, want: LogitsFor) -> BatchEntry {
+        BatchEntry { id: self.id, n, logits_for: want, lora_scales: self.strengths.clone(), positions: None }
     }
 
-    pub fn loaded(&self) -> &dyn Loaded {
+    pub fn loaded(&self) -> &dyn LoadedModel {
         &*self.loaded
     }
 
     /// Returns whether this is a sequence of `loaded`.
-    pub fn is_of(&self, loaded: &Arc<dyn Loaded>) -> bool {
+    pub fn is_of(&self, loaded: &Arc<dyn LoadedModel>) -> bool {
         Arc::ptr_eq(&self.loaded, loaded)
     }
 
@@ -94,7 +94,7 @@ impl Sequence {
 
     /// Returns the maximum number of tokens of the next step.
     pub fn most_rows(&self) -> usize {
-        MAX_ROWS.min(self.loaded.most_rows(self.id))
+        MAX_ROWS.min(self.loaded.max_rows(self.id))
     }
 
     /// Returns the context length in tokens.

@@ -1,7 +1,7 @@
 //! A session of the draft model that follows another session and proposes draft tokens.
 
-use kvant_model::Want;
-use kvant_text::guess::MOST_GUESSES;
+use kvant_model::LogitsFor;
+use kvant_text::speculative::MAX_DRAFT_TOKENS;
 
 use super::{Session, SessionOptions};
 use crate::runtime::{MAX_ROWS, OnPrediction, leader};
@@ -38,7 +38,7 @@ impl Session {
             return self.follow(text);
         }
         self.queue(&[lacking, &[next]].concat(), &mut |_| true)?;
-        let most = self.sequence.loaded().try_on(self.sequence.id(), 0, MOST_GUESSES);
+        let most = self.sequence.loaded().reserve_draft(self.sequence.id(), 0, MAX_DRAFT_TOKENS);
         for n_read in 0.. {
             let (logits, row) = self.lent.as_ref().ok_or(Error::NoLogits)?;
             logits.top_k(*row, 2, &mut self.likeliest)?;
@@ -46,8 +46,8 @@ impl Session {
             if !on_prediction(token, lead) || n_read == most {
                 break;
             }
-            self.run(&[token], Want::Last, None)?;
-            self.ahead.push(token);
+            self.run(&[token], LogitsFor::Last, None)?;
+            self.draft_tokens.push(token);
         }
         Ok(())
     }
@@ -58,9 +58,9 @@ impl Session {
         if self.tokens.is_empty() || !text.starts_with(&self.tokens) {
             self.keep_prefix(text);
         }
-        self.take_ahead(&text[self.tokens.len()..]);
-        self.settle();
-        self.ahead.clear();
+        self.accept(&text[self.tokens.len()..]);
+        self.discard_drafts();
+        self.draft_tokens.clear();
         &text[self.tokens.len()..]
     }
 }
@@ -73,7 +73,7 @@ mod tests {
     use kvant_gguf::Gguf;
 
     use super::*;
-    use crate::{DeviceChoice, Feed, OpenOptions};
+    use crate::{BatchItem, DeviceChoice, OpenOptions};
 
     const N_TEXT: usize = 620;
 
@@ -124,8 +124,8 @@ mod tests {
             let mut drafter = Session::drafter_of(&model).unwrap().unwrap();
             let mut below = |n: usize| (random.bits() % n as u64) as usize;
             let (mut at, mut n_several) = (5, 0);
-            while at + MOST_GUESSES + 1 < n_text {
-                let wanted = 1 + below(MOST_GUESSES);
+            while at + MAX_DRAFT_TOKENS + 1 < n_text {
+                let wanted = 1 + below(MAX_DRAFT_TOKENS);
                 let mut said = Vec::new();
                 let mut listen = |token, lead| {
                     assert!(lead >= 0.0, "{lead}");
@@ -197,12 +197,12 @@ mod tests {
         assert_eq!((n_drafted(&alone), n_told(&mut alone)), (text.len(), 1));
         // A text that other sessions do not hold, so that no prefix can be attached.
         let others: Vec<u32> = text.iter().map(|token| token + 1).collect();
-        Session::feed_together(&mut [Feed::new(&mut a, &others), Feed::new(&mut b, &others)]).unwrap();
+        Session::step_batch(&mut [BatchItem::new(&mut a, &others), BatchItem::new(&mut b, &others)]).unwrap();
         assert_eq!((n_drafted(&a), n_drafted(&b)), (0, 0));
         for (told, n) in [(0, MAX_ROWS), (0, 2 * MAX_ROWS), (1, text.len() + 1)] {
             assert_eq!((n_told(&mut a), n_drafted(&a)), (told, n));
         }
-        Session::feed_together(&mut [Feed::new(&mut a, &[9, 9])]).unwrap();
+        Session::step_batch(&mut [BatchItem::new(&mut a, &[9, 9])]).unwrap();
         assert_eq!(n_drafted(&a), text.len() + 2);
     }
 }

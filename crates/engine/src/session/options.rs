@@ -4,7 +4,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use kvant_codec::{DType, TILE};
-use kvant_kv::{Balance, KvError, KvShape, Plan, Policies, Policy};
+use kvant_kv::{ChannelScales, KvError, KvShape, Plan, Policies, Policy};
 
 use crate::Error;
 
@@ -18,7 +18,7 @@ pub enum KvBalance {
     #[default]
     Weights,
     /// Measured scales and centres, as those of a [plan](crate::KvPlan).
-    Plan(Arc<Balance>),
+    Plan(Arc<ChannelScales>),
 }
 
 /// Types of the KV cache.
@@ -143,7 +143,7 @@ pub struct KvUse {
 
 #[cfg(test)]
 mod tests {
-    use kvant_kv::{KvLayerShape, LayerBalance, WeightStatistics};
+    use kvant_kv::{KvLayerShape, LayerScales, WeightStatistics};
 
     use super::*;
 
@@ -157,12 +157,13 @@ mod tests {
             window: None,
             joint: false,
         };
-        let of_weights =
-            Balance { layers: vec![LayerBalance { k_scale: vec![2.0; 32], ..LayerBalance::none(&heads) }] };
-        let of_plan = Arc::new(Balance {
-            layers: vec![LayerBalance { k_scale: vec![3.0; 32], ..LayerBalance::none(&heads) }],
+        let of_weights = ChannelScales {
+            layers: vec![LayerScales { k_scale: vec![2.0; 32], ..LayerScales::none(&heads) }],
+        };
+        let of_plan = Arc::new(ChannelScales {
+            layers: vec![LayerScales { k_scale: vec![3.0; 32], ..LayerScales::none(&heads) }],
         });
-        let statistics = |balance: Balance| {
+        let statistics = |balance: ChannelScales| {
             Some(Arc::new(WeightStatistics { balance: Arc::new(balance), score_noise: vec![vec![0.0]] }))
         };
         let shape = KvShape { statistics: statistics(of_weights.clone()), ..KvShape::uniform(1, heads) };
@@ -180,7 +181,7 @@ mod tests {
         assert_eq!(plan(DType::Turbo3, KvBalance::Off, &shape).balance, None);
         // Scales would not reduce the error of floats.
         assert_eq!(plan(DType::F16, KvBalance::Weights, &shape).balance, None);
-        let even = Balance { layers: vec![LayerBalance::none(&heads)] };
+        let even = ChannelScales { layers: vec![LayerScales::none(&heads)] };
         let shape = KvShape { statistics: statistics(even), ..KvShape::uniform(1, heads) };
         assert_eq!(plan(DType::Turbo3, KvBalance::Weights, &shape).balance, None);
     }

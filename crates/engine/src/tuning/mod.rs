@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use kvant_backend::{Backend, BackendError};
 pub use kvant_cpu::Trial;
-use kvant_cpu::{CpuDevice, Isa, PromptMath, Tuning};
+use kvant_cpu::{CpuDevice, Isa, PrefillPrecision, Tuning};
 use kvant_gguf::printable_path;
 
 pub use file::Way;
@@ -138,7 +138,7 @@ pub(crate) fn kept() -> Kept {
 ///
 /// # Errors
 /// When a setting cannot be applied.
-pub(crate) fn open_cpu(n_threads: Option<usize>, math: PromptMath) -> Result<CpuDevice, Error> {
+pub(crate) fn open_cpu(n_threads: Option<usize>, math: PrefillPrecision) -> Result<CpuDevice, Error> {
     let device = CpuDevice::from_env(n_threads)?.with_prompt_math(math).map_err(|error| match error {
         BackendError::Setting { name, expected, got } => Error::Setting { name, expected, got },
         error => error.into(),

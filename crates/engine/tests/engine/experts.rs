@@ -4,7 +4,9 @@ use std::path::Path;
 
 use kvant::quantize::quantize;
 use kvant::synthetic::Shape;
-use kvant::{DType, DeviceChoice, Feed, Gguf, KvOptions, Model, OpenOptions, Part, Session, SessionOptions};
+use kvant::{
+    BatchItem, DType, DeviceChoice, Gguf, KvOptions, LayerRange, Model, OpenOptions, Session, SessionOptions,
+};
 use kvant_gguf::GgufWriter;
 
 fn options(n_threads: usize) -> OpenOptions<'static> {
@@ -76,8 +78,8 @@ fn experts_are_batch_invariant_on_any_number_of_threads() {
         a.feed(&tokens[..140], &mut |_| true).unwrap();
         b.feed(&tokens[100..140], &mut |_| true).unwrap();
         let feeds = [(&mut a, &tokens[140..]), (&mut b, &tokens[..7])];
-        let mut feeds = feeds.map(|(session, tokens)| Feed::new(session, tokens));
-        Session::feed_together(&mut feeds).unwrap();
+        let mut feeds = feeds.map(|(session, tokens)| BatchItem::new(session, tokens));
+        Session::step_batch(&mut feeds).unwrap();
         let bits =
             |session: &mut Session| session.logits().unwrap().iter().map(|l| l.to_bits()).collect::<Vec<_>>();
         assert_eq!(bits(&mut a), want, "{dtype}, in a batch");
@@ -99,7 +101,7 @@ fn all_experts_are_loaded_and_a_token_reads_its_routed_ones() {
     // token.
     let experts = 4 * 8 * 3 * 256 * 256 / 32 * 34;
     assert_eq!(model.weight_bytes() - model.weight_bytes_per_token(), experts / 8 * 6);
-    let [first, last] = Part::split(4, 1).map(|part| part.expert_bytes(model.gguf(), model.config()));
+    let [first, last] = LayerRange::split(4, 1).map(|part| part.expert_bytes(model.gguf(), model.config()));
     assert_eq!((first, last), ([experts / 4, experts / 16], [experts / 4 * 3, experts / 16 * 3]));
 }
 

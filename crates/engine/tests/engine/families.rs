@@ -8,7 +8,7 @@ use kvant::gguf::{GgufError, GgufWriter, TensorInfo, TensorSink, Value};
 use kvant::{Gguf, KvOptions, Model, OpenOptions, Session, SessionOptions};
 use kvant_codec::Side;
 use kvant_cpu::CpuDevice;
-use kvant_model::{Config, LayerState, Part, Weights};
+use kvant_model::{Config, LayerRange, LayerState, Weights};
 
 const COHERE: &str = "cohere2-h64-g2-window20";
 const GPT_OSS: &str = "gptoss-h64-g4-window24-sinks";
@@ -322,10 +322,10 @@ fn the_context_length_selects_the_longrope_factors() {
     assert_ne!(short.logits().unwrap(), long.logits().unwrap());
     // The context length decides, not the number of tokens in it.
     assert_eq!(fed(2 * ORIGINAL).logits().unwrap(), long.logits().unwrap());
-    assert_eq!(new(ORIGINAL - 1).attach(&tokens), 512);
+    assert_eq!(new(ORIGINAL - 1).attach_prefix(&tokens), 512);
     drop(short);
-    assert_eq!(new(ORIGINAL - 1).attach(&tokens), 0, "only a long one is left");
-    assert_eq!(new(ORIGINAL + 2).attach(&tokens), 512);
+    assert_eq!(new(ORIGINAL - 1).attach_prefix(&tokens), 0, "only a long one is left");
+    assert_eq!(new(ORIGINAL + 2).attach_prefix(&tokens), 512);
 
     let file = std::env::temp_dir().join(format!("kvant-longrope-{}", std::process::id()));
     fed(ORIGINAL).save(&file).unwrap();
@@ -480,7 +480,7 @@ fn gemma_4_has_two_layer_shapes_and_shared_kv() {
 fn models_with_per_layer_embeddings_are_not_split() {
     let gguf = Arc::new(fixture(GEMMA4[1]));
     let config = Config::from_gguf(&gguf).unwrap();
-    for part in Part::split(config.layers.len(), 2) {
+    for part in LayerRange::split(config.layers.len(), 2) {
         let device = CpuDevice::from_env(Some(1)).unwrap();
         let error = Weights::load(&gguf, &config, &part, &device, &mut |_| ()).err().unwrap().to_string();
         assert_eq!(

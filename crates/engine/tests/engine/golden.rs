@@ -9,7 +9,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kvant::{Feed, KvOptions, Model, Pooled, Pooling, Session, SessionOptions};
+use kvant::{BatchItem, KvOptions, Model, Pooled, Pooling, Session, SessionOptions};
 
 const TOLERANCE: f32 = 1e-4;
 
@@ -141,8 +141,8 @@ fn hidden_states_give_the_logits_of_transformers() {
         for n in [1, 30, 1, 11, 1, 1] {
             let mut pooled = Pooled::new(&model, Pooling::Last);
             let tokens = &golden.tokens[at..at + n];
-            let feed = Feed { pooled: Some(&mut pooled), ..Feed::new(&mut session, tokens) };
-            Session::feed_together(&mut [feed]).unwrap();
+            let feed = BatchItem { pooled: Some(&mut pooled), ..BatchItem::new(&mut session, tokens) };
+            Session::step_batch(&mut [feed]).unwrap();
             at += n;
             let logits = logits_of(&model, &pooled.state().unwrap());
             assert_close(&logits, golden.row(at - 1), &format!("{name}, token {}", at - 1));

@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvant::gguf::{GgufError, GgufWriter, TensorSink};
-use kvant::{DType, Feed, Gguf, KvOptions, LoraFile, Model, OpenOptions, Session, SessionOptions, open_lora};
+use kvant::{
+    BatchItem, DType, Gguf, KvOptions, LoraFile, Model, OpenOptions, Session, SessionOptions, open_lora,
+};
 use kvant_codec::random::Random;
 
 const TOLERANCE: f32 = 1e-4;
@@ -243,7 +245,7 @@ fn sessions_with_different_lora_scales_share_a_batch() {
     let all = [[0.5, 0.0], [1.0, 0.0], [0.0, 0.75], [-0.5, 0.25], [0.0, 0.0]];
     let mut alone = Vec::new();
     for strengths in all {
-        let got = logits_of(session(&model).with_lora_strengths(&strengths).unwrap());
+        let got = logits_of(session(&model).with_lora_scales(&strengths).unwrap());
         adapters.iter_mut().zip(strengths).for_each(|(adapter, strength)| adapter.strength = strength);
         let off = furthest(&got, &logits(&open(merged(&gguf, &adapters), Vec::new()).unwrap()));
         assert!(off <= TOLERANCE, "{strengths:?}: {off}");
@@ -253,18 +255,18 @@ fn sessions_with_different_lora_scales_share_a_batch() {
     assert_eq!(alone[4], logits(&open(gguf, Vec::new()).unwrap()), "without any");
     // Different scales in each step, for prefill and decode.
     let tokens = tokens(&model);
-    let mut sessions = all.map(|strengths| session(&model).with_lora_strengths(&strengths).unwrap());
+    let mut sessions = all.map(|strengths| session(&model).with_lora_scales(&strengths).unwrap());
     let n_vocab = model.n_vocab();
     for rows in [0..24, 24..25, 25..26] {
         let mut feeds: Vec<_> =
-            sessions.iter_mut().map(|session| Feed::new(session, &tokens[rows.clone()])).collect();
-        Session::feed_together(&mut feeds).unwrap();
+            sessions.iter_mut().map(|session| BatchItem::new(session, &tokens[rows.clone()])).collect();
+        Session::step_batch(&mut feeds).unwrap();
         for (session, alone) in sessions.iter_mut().zip(&alone) {
             assert_eq!(session.logits().unwrap(), &alone[(rows.end - 1) * n_vocab..rows.end * n_vocab]);
         }
     }
     for wrong in [&[][..], &[1.0], &[1.0, f32::NAN]] {
-        let error = session(&model).with_lora_strengths(wrong).err().unwrap().to_string();
+        let error = session(&model).with_lora_scales(wrong).err().unwrap().to_string();
         assert_eq!(error, format!("lora_strengths: expected a number for each of 2 adapters, got {wrong:?}"));
     }
 }
@@ -279,19 +281,19 @@ fn caches_are_not_shared_between_lora_scales() {
         model.session(SessionOptions { n_ctx: Some(700), kv }).unwrap()
     };
     let tokens: Vec<u32> = (0..600).map(|i| (i * 37 + 5) % model.n_vocab() as u32).collect();
-    let (mut whole, mut half) = (session(), session().with_lora_strengths(&[0.5]).unwrap());
+    let (mut whole, mut half) = (session(), session().with_lora_scales(&[0.5]).unwrap());
     whole.feed(&tokens, &mut |_| true).unwrap();
-    assert_eq!(half.attach(&tokens), 0);
+    assert_eq!(half.attach_prefix(&tokens), 0);
     half.feed(&tokens, &mut |_| true).unwrap();
     assert!(furthest(half.logits().unwrap(), whole.logits().unwrap()) > 0.1);
     // Sessions with equal scales do, explicit or default.
-    assert_eq!(session().with_lora_strengths(&[0.5]).unwrap().attach(&tokens), 512);
-    assert_eq!(session().with_lora_strengths(&[1.0]).unwrap().attach(&tokens), 512);
+    assert_eq!(session().with_lora_scales(&[0.5]).unwrap().attach_prefix(&tokens), 512);
+    assert_eq!(session().with_lora_scales(&[1.0]).unwrap().attach_prefix(&tokens), 512);
     assert_eq!(half.fork().keep_prefix(&tokens), 599);
     let saved = half.to_saved().unwrap();
     let error = session().load_saved_prefix(&saved, &tokens).unwrap_err().to_string();
     assert_eq!(error, "(memory): model.adapters: expected [1.0], the file has [0.5]");
-    let mut again = session().with_lora_strengths(&[0.5]).unwrap();
+    let mut again = session().with_lora_scales(&[0.5]).unwrap();
     assert_eq!(again.load_saved_prefix(&saved, &tokens).unwrap(), 599);
     again.feed(&tokens[599..], &mut |_| true).unwrap();
     assert_eq!(again.logits().unwrap(), half.logits().unwrap());
@@ -299,8 +301,8 @@ fn caches_are_not_shared_between_lora_scales() {
     let plain = open(gguf.clone(), Vec::new()).unwrap();
     let weaker = open(gguf.clone(), files(&gguf, &[adapter(&gguf, 4, 0.5, |_| true)])).unwrap();
     let other = open(gguf.clone(), files(&gguf, &[adapter(&gguf, 3, 1.0, |_| true)])).unwrap();
-    let by = BTreeSet::from([&plain, &weaker, &other, &model].map(Model::computed_by));
-    assert_eq!((by.len(), plain.computed_by()), (4, plain.fingerprint().to_owned()));
+    let by = BTreeSet::from([&plain, &weaker, &other, &model].map(Model::compute_fingerprint));
+    assert_eq!((by.len(), plain.compute_fingerprint()), (4, plain.fingerprint().to_owned()));
 }
 
 /// Quantization of activations costs the same error with adapters or without.

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvant::{
-    DeviceChoice, Error, Feed, GenerateOptions, KvOptions, Model, OpenOptions, Picture, RenderOptions,
-    SamplerParams, Session, SessionOptions,
+    BatchItem, DeviceChoice, EncodedImage, Error, GenerateOptions, KvOptions, Model, OpenOptions,
+    RenderOptions, SamplerParams, Session, SessionOptions,
 };
 use serde_json::json;
 
@@ -35,12 +35,12 @@ fn session(model: &Model, kv: &str) -> Session {
 }
 
 /// Returns the prompt of the golden files.
-fn prompt(model: &Model, picture: &Picture) -> Vec<u32> {
+fn prompt(model: &Model, picture: &EncodedImage) -> Vec<u32> {
     let said = |text: &str| json!({ "type": "text", "text": text });
     let content = json!([said("See "), { "type": "image" }, said("and say what it is.")]);
     let messages = [json!({ "role": "user", "content": content })];
     let options = RenderOptions { add_generation_prompt: true, ..Default::default() };
-    model.picture_prompt(&messages, &options, std::slice::from_ref(picture)).unwrap().1
+    model.image_prompt(&messages, &options, std::slice::from_ref(picture)).unwrap().1
 }
 
 /// Returns the tokens, the token that stands for image rows, and logits `[tokens, n_vocab]`.
@@ -93,7 +93,7 @@ fn image_rows_are_batch_invariant_tokens() {
         let alone = |prompt: &[u32]| {
             let mut session = session(&model, "turbo3");
             session.feed(prompt, &mut |_| true).unwrap();
-            assert!(session.holds_pictures());
+            assert!(session.has_images());
             bits(&mut session)
         };
         let wanted = [alone(&wide), alone(&tall)];
@@ -108,7 +108,7 @@ fn image_rows_are_batch_invariant_tokens() {
         assert_eq!(bits(&mut forked), wanted[0], "{name}, forked and read again");
         let mut together = [session(&model, "turbo3"), session(&model, "turbo3")];
         let [a, b] = &mut together;
-        Session::feed_together(&mut [Feed::new(a, &wide), Feed::new(b, &tall)]).unwrap();
+        Session::step_batch(&mut [BatchItem::new(a, &wide), BatchItem::new(b, &tall)]).unwrap();
         assert_eq!(together.each_mut().map(bits), wanted, "{name} together");
         let mut error = forked.save(std::env::temp_dir().join("kvant-never-written.ctx")).unwrap_err();
         assert!(error.to_string().ends_with("a context with an image cannot be saved yet"), "{error}");
@@ -124,7 +124,7 @@ fn equal_images_have_equal_tokens() {
     let first = model.look(&wide).unwrap();
     let other = model.look(&tall).unwrap();
     assert_eq!(first.tokens(), model.look(&wide).unwrap().tokens());
-    let rows = |picture: &Picture| {
+    let rows = |picture: &EncodedImage| {
         picture
             .tokens()
             .iter()
@@ -134,9 +134,9 @@ fn equal_images_have_equal_tokens() {
     };
     assert!(rows(&first).iter().all(|row| !rows(&other).contains(row)));
     // Another owner's equal image has other ids.
-    let theirs = model.look_for(Some("another owner"), &wide).unwrap();
+    let theirs = model.encode_image_for(Some("another owner"), &wide).unwrap();
     assert!(rows(&first).iter().all(|row| !rows(&theirs).contains(row)));
-    assert_eq!(theirs, model.look_for(Some("another owner"), &wide).unwrap());
+    assert_eq!(theirs, model.encode_image_for(Some("another owner"), &wide).unwrap());
     // An id of no image is rejected.
     let unknown = rows(&theirs).last().unwrap() + 1;
     let error = session(&model, "f16").feed(&[1, unknown], &mut |_| true).unwrap_err().to_string();
@@ -152,12 +152,12 @@ fn prefixes_of_freed_images_are_not_attached() {
     let mut first = session(&model, "f32");
     first.feed(&long, &mut |_| true).unwrap();
     let mut second = session(&model, "f32");
-    assert_eq!((second.attach(&long), second.holds_pictures()), (128, true));
+    assert_eq!((second.attach_prefix(&long), second.has_images()), (128, true));
     // The prefix before an id without a row.
     let lost = u32::MAX;
     let unread: Vec<u32> =
         long.iter().enumerate().map(|(i, &token)| if i == 150 { lost } else { token }).collect();
-    assert_eq!(session(&model, "f32").attach(&unread), 128);
+    assert_eq!(session(&model, "f32").attach_prefix(&unread), 128);
 }
 
 #[test]

@@ -2,11 +2,11 @@
 //! a matrix unit.
 #![cfg(target_arch = "x86_64")]
 
-use kvant::{DeviceChoice, Error, Model, OpenOptions, PromptMath, SessionOptions};
+use kvant::{DeviceChoice, Error, Model, OpenOptions, PrefillPrecision, SessionOptions};
 
 use crate::isa_process::runs_on;
 
-fn open(prompt_math: PromptMath) -> Result<Model, Error> {
+fn open(prompt_math: PrefillPrecision) -> Result<Model, Error> {
     let device = DeviceChoice::Cpu;
     Model::bundled(OpenOptions { device, n_threads: Some(2), prompt_math, ..Default::default() })
 }
@@ -36,9 +36,9 @@ fn bf16_prefill_is_close_to_exact_prefill() {
     if !runs_on("soft", "prompt_math::bf16_prefill_is_close_to_exact_prefill") {
         return;
     }
-    let [exact, rounded] = [PromptMath::Exact, PromptMath::Bf16].map(|math| open(math).unwrap());
-    assert_ne!(exact.computed_by(), rounded.computed_by());
-    assert_eq!(exact.computed_by(), exact.fingerprint());
+    let [exact, rounded] = [PrefillPrecision::Exact, PrefillPrecision::Bf16].map(|math| open(math).unwrap());
+    assert_ne!(exact.compute_fingerprint(), rounded.compute_fingerprint());
+    assert_eq!(exact.compute_fingerprint(), exact.fingerprint());
     let text = "The capital of France is Paris, and that of Italy is Rome. Small models know a few such things, and say them again \
                 and again until somebody stops them. What they were told in the beginning they keep in mind for as long as it lies \
                 in their cache, which is what all of this is about: how little of it is enough.";
@@ -59,7 +59,7 @@ fn bf16_prefill_is_refused_without_a_matrix_unit() {
     if !runs_on("scalar", "prompt_math::bf16_prefill_is_refused_without_a_matrix_unit") {
         return;
     }
-    let error = open(PromptMath::Bf16).err().unwrap();
+    let error = open(PrefillPrecision::Bf16).err().unwrap();
     let told = error.to_string();
     assert!(matches!(error, Error::Setting { name: "prompt_math", .. }), "{told}");
     assert!(told.contains("scalar has no matrix unit") && !told.contains('\n'), "{told}");

@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use kvant::gguf::{GgufError, GgufWriter, Value};
-use kvant::{DType, Feed, Gguf, KvOptions, Model, OpenOptions, Session, SessionOptions};
-use kvant_model::Part;
+use kvant::{BatchItem, DType, Gguf, KvOptions, Model, OpenOptions, Session, SessionOptions};
+use kvant_model::LayerRange;
 
 const LFM2: &str = "lfm2-h64-g2-conv3";
 const QWEN35: &str = "qwen35-h64-g2-delta";
@@ -84,7 +84,7 @@ fn recurrent_logits_depend_on_the_tokens_alone() {
         feed(&mut a, &tokens[..1000], 200);
         feed(&mut b, &tokens[50..90], 40);
         let feeds = [(&mut a, &tokens[1000..]), (&mut b, &tokens[..9])];
-        Session::feed_together(&mut feeds.map(|(session, tokens)| Feed::new(session, tokens))).unwrap();
+        Session::step_batch(&mut feeds.map(|(session, tokens)| BatchItem::new(session, tokens))).unwrap();
         is_same(&mut a, "in a batch");
 
         let mut fork = a.fork();
@@ -105,7 +105,7 @@ fn recurrent_logits_depend_on_the_tokens_alone() {
         is_same(&mut loaded, "saved and loaded");
 
         let mut begun = session(&model);
-        let n = begun.attach(&tokens);
+        let n = begun.attach_prefix(&tokens);
         assert!(n > 0 && n.is_multiple_of(512), "{name}: {n} tokens are shared");
         feed(&mut begun, &tokens[n..], 64);
         is_same(&mut begun, "after a shared beginning");
@@ -129,7 +129,7 @@ fn states_are_counted_beside_keys_and_values() {
         let bytes: usize = states.iter().map(|n| (4 * n).next_multiple_of(64)).sum();
         assert!(session.kv().bytes > bytes, "{name}");
         // A part of the model counts its own layers.
-        let [first, _] = Part::split(config.layers.len(), 1);
+        let [first, _] = LayerRange::split(config.layers.len(), 1);
         assert_eq!(config.kv_shape_of(first.layers()).layers.len(), 0, "{name}");
         let is_recurrent = |layer: usize| config.layers[layer].recurrence.is_some();
         assert!(is_recurrent(0) && is_recurrent(config.layers.len() - 1), "{name}");
@@ -227,8 +227,8 @@ fn faulty_recurrent_files_are_refused_with_one_line() {
 fn mtp_layers_are_not_run_by_default() {
     let guessing = ("qwen35.nextn_predict_layers", Value::U32(1));
     let gguf = changed(QWEN35, &[guessing], "");
-    let said = Part::whole(3).n_bytes(&gguf);
-    assert!(said < Part::whole(4).n_bytes(&gguf));
+    let said = LayerRange::whole(3).n_bytes(&gguf);
+    assert!(said < LayerRange::whole(4).n_bytes(&gguf));
     let model = open(gguf, 1).unwrap();
     assert_eq!(model.weight_bytes(), said, "unloaded layers are counted");
     assert_eq!((model.config().layers.len(), model.config().n_mtp), (3, 1));

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvant::{
-    Balance, DeviceChoice, Dry, Feed, GenerateOptions, Guesser, KvBalance, KvLayerShape, KvOptions,
-    LayerBalance, Message, Mirostat, MirostatVersion, Model, OpenOptions, SamplerParams, Session,
+    BatchItem, ChannelScales, DeviceChoice, Dry, GenerateOptions, Guesser, KvBalance, KvLayerShape,
+    KvOptions, LayerScales, Message, Mirostat, MirostatVersion, Model, OpenOptions, SamplerParams, Session,
     SessionOptions, Xtc,
 };
 use kvant_codec::random::Random;
@@ -64,7 +64,7 @@ fn is_scalar(model: &Model) -> bool {
 }
 
 /// Channel scales between 1/2 and 2, and centres.
-fn balance(model: &Model) -> Arc<Balance> {
+fn balance(model: &Model) -> Arc<ChannelScales> {
     let mut random = Random::new(5);
     let mut values = |n: usize| {
         let mut values = vec![0.0; n];
@@ -76,9 +76,9 @@ fn balance(model: &Model) -> Arc<Balance> {
     let of_layer = |layer: &KvLayerShape| {
         let (n_k, n_v) = (layer.n_kv_heads * layer.k_head_dim, layer.n_kv_heads * layer.v_head_dim);
         let (k_scale, v_scale) = (factors(values(n_k)), factors(values(n_v)));
-        LayerBalance { k_scale, v_scale, v_centre: values(n_v) }
+        LayerScales { k_scale, v_scale, v_centre: values(n_v) }
     };
-    Arc::new(Balance { layers: layers.iter().map(of_layer).collect() })
+    Arc::new(ChannelScales { layers: layers.iter().map(of_layer).collect() })
 }
 
 fn empty(model: &Model, (k, v, policies, is_balanced): Case) -> Session {
@@ -218,9 +218,12 @@ impl History<'_> {
             })
             .collect();
         let each = self.sessions.iter_mut().zip(&tokens).zip(&guesses);
-        let feeds = each.map(|((session, tokens), guesses)| Feed { guesses, ..Feed::new(session, tokens) });
+        let feeds = each.map(|((session, tokens), guesses)| BatchItem {
+            draft_tokens: guesses,
+            ..BatchItem::new(session, tokens)
+        });
         let mut feeds: Vec<_> = feeds.filter(|feed| !feed.tokens.is_empty()).collect();
-        Session::feed_together(&mut feeds).unwrap();
+        Session::step_batch(&mut feeds).unwrap();
         (0..tokens.len()).filter(|&index| !tokens[index].is_empty()).for_each(|index| self.check(index));
     }
 
@@ -233,28 +236,31 @@ impl History<'_> {
         let mut guesses = right.to_vec();
         guesses.extend(self.reference.text.iter().take(n_wrong).map(|token| token ^ 1));
         if self.model.predicts() && self.below(2) == 0 {
-            guesses = self.sessions[index].guess(&mut Guesser::default(), token, 1 + n_right).to_vec();
+            guesses = self.sessions[index].draft(&mut Guesser::default(), token, 1 + n_right).to_vec();
             self.predicted += guesses.len();
         }
         let before = self.sessions[index].tokens().len();
-        self.sessions[index].feed_ahead(token, &guesses).unwrap();
+        self.sessions[index].verify(token, &guesses).unwrap();
         self.told.push(format!(
             "{index} at {before} drafts {n_right} right and {n_wrong} wrong tokens, verifies {}",
-            self.sessions[index].ahead().len()
+            self.sessions[index].draft_tokens().len()
         ));
-        self.read_ahead += self.sessions[index].ahead().len();
+        self.read_ahead += self.sessions[index].draft_tokens().len();
         self.check(index);
         // Sometimes the next action is unrelated, with draft tokens still in the cache.
         for _ in 0..self.below(n_right + n_wrong + 2) {
             let Some(&token) = self.next(index, 1).first() else { return };
             match self.below(4) {
                 0 => feed(&mut self.sessions[index], &[token]),
-                1 => self.sessions[index].feed_ahead(token, &[1, 2, 3]).unwrap(),
+                1 => self.sessions[index].verify(token, &[1, 2, 3]).unwrap(),
                 2 => {
                     let session = &mut self.sessions[index];
                     let (tokens, guesses) = ([token], [1, 2]);
-                    Session::feed_together(&mut [Feed { guesses: &guesses, ..Feed::new(session, &tokens) }])
-                        .unwrap();
+                    Session::step_batch(&mut [BatchItem {
+                        draft_tokens: &guesses,
+                        ..BatchItem::new(session, &tokens)
+                    }])
+                    .unwrap();
                 }
                 _ => {
                     let tokens = self.next(index, 3).to_vec();
@@ -322,7 +328,7 @@ impl History<'_> {
 
     fn attach(&mut self, n: usize) {
         let mut session = empty(self.model, self.case);
-        let attached = session.attach(&self.reference.text[..n]);
+        let attached = session.attach_prefix(&self.reference.text[..n]);
         self.told.push(format!("attach to a prefix of {n}: {attached}"));
         assert!(attached < n.max(1) && session.tokens() == &self.reference.text[..attached]);
         self.attached += attached;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvant::synthetic::Shape;
 use kvant::{
-    DeviceChoice, Error, Feed, GenerateOptions, KvError, KvOptions, Model, OpenOptions, SamplerParams,
+    BatchItem, DeviceChoice, Error, GenerateOptions, KvError, KvOptions, Model, OpenOptions, SamplerParams,
     Session, SessionOptions,
 };
 use kvant_backend::BackendError;
@@ -50,7 +50,7 @@ fn a_prompt_shorter_than_the_sink_is_shared_once_it_is_longer() {
         feed(&mut first, &prompt[tokens]);
     }
     let mut second = empty(&model, "turbo3", "sink:256");
-    assert_eq!(second.attach(&prompt), 512);
+    assert_eq!(second.attach_prefix(&prompt), 512);
     feed(&mut second, &prompt[512..]);
     assert_eq!(bits(&mut second), bits(&mut first));
 }
@@ -67,7 +67,7 @@ fn a_shared_prefix_lives_as_long_as_one_holder() {
     let (first, mut second, third) = (read_alone(), read_alone(), read_alone());
     let attached = || {
         let mut session = empty(&model, "turbo3", "none");
-        let n = session.attach(&prompt);
+        let n = session.attach_prefix(&prompt);
         (session, n)
     };
     drop(first);
@@ -151,7 +151,7 @@ fn eight_sessions_hold_their_common_prefix_once() {
         for (i, n_own) in [40, 1, 15, 16, 17, 128, 200, 300].into_iter().enumerate() {
             let prompt = [prefix.clone(), text(1 + i as u32, n_own)].concat();
             let mut session = empty(&model, kv, policies);
-            let attached = session.attach(&prompt);
+            let attached = session.attach_prefix(&prompt);
             assert_eq!(attached, if i == 0 { 0 } else { N_PREFIX }, "{kv} {policies}, session {i}");
             feed(&mut session, &prompt[attached..]);
             sessions.push(session);
@@ -200,7 +200,7 @@ fn a_prefix_that_was_attached_or_cut_to_can_be_saved_as_it_is() {
         let mut first = empty(&model, "turbo3", policies);
         feed(&mut first, &text);
         let mut second = empty(&model, "turbo3", policies);
-        assert_eq!(second.attach(&text), 512);
+        assert_eq!(second.attach_prefix(&text), 512);
         let want = bits(&mut first);
         first.rewind(512).unwrap();
         for mut session in [saved_and_loaded(&second), saved_and_loaded(&first), second, first] {
@@ -263,8 +263,8 @@ fn a_budget_that_one_of_several_exceeds_leaves_all_as_they_were() {
     let (more, bytes) = (text(9, 200), model.kv_bytes());
     model.set_kv_budget(bytes + 3 * block_bytes("q8_0"));
     let together = |sessions: &mut [Session]| {
-        let mut feeds: Vec<_> = sessions.iter_mut().map(|session| Feed::new(session, &more)).collect();
-        Session::feed_together(&mut feeds)
+        let mut feeds: Vec<_> = sessions.iter_mut().map(|session| BatchItem::new(session, &more)).collect();
+        Session::step_batch(&mut feeds)
     };
     let error = together(&mut sessions).unwrap_err();
     assert!(is_out_of_memory(&error), "{error:?}");

@@ -10,19 +10,19 @@
 //! If values are a prefix of their keys (MLA), one row has two readers: the statistics of both are
 //! added, and the rest is unchanged.
 
-use kvant::{Balance, LayerBalance, balance_factors as factors, five_digits as rounded};
+use kvant::{ChannelScales, LayerScales, balance_factors as factors, five_digits as rounded};
 
 use super::statistics::{LayerStatistics, Statistics};
 
 impl Statistics {
     /// Returns the factors on keys and values before quantization, and the centres of the values.
-    pub fn balance(&self) -> Balance {
-        Balance { layers: self.layers.iter().map(LayerStatistics::balance).collect() }
+    pub fn balance(&self) -> ChannelScales {
+        ChannelScales { layers: self.layers.iter().map(LayerStatistics::balance).collect() }
     }
 }
 
 impl LayerStatistics {
-    pub fn balance(&self) -> LayerBalance {
+    pub fn balance(&self) -> LayerScales {
         let (k_dim, v_dim) = (self.shape.k_head_dim, self.shape.v_head_dim);
         let heads = 0..self.shape.n_kv_heads;
         let own_values = if self.shape.joint { 0..0 } else { heads.clone() };
@@ -36,7 +36,7 @@ impl LayerStatistics {
         });
         let means = &self.v_mean[..own_values.len() * v_dim];
         let v_centre = means.iter().map(|&mean| if mean.is_finite() { rounded(mean) } else { 0.0 });
-        LayerBalance { k_scale: k_scale.collect(), v_scale: v_scale.collect(), v_centre: v_centre.collect() }
+        LayerScales { k_scale: k_scale.collect(), v_scale: v_scale.collect(), v_centre: v_centre.collect() }
     }
 }
 
@@ -102,7 +102,7 @@ mod tests {
             let shares = shares(&balance.k_scale, &layer(v).q, &usual, 4);
             assert!(shares[0] == shares[1] && shares[2] == 0.0, "{shares:?}");
             assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-12, "{shares:?}");
-            Balance { layers: vec![balance] }.check(&KvShape::uniform(1, shape)).unwrap();
+            ChannelScales { layers: vec![balance] }.check(&KvShape::uniform(1, shape)).unwrap();
         }
     }
 

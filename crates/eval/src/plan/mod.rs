@@ -15,11 +15,11 @@
 mod attention;
 mod balance;
 mod moments;
-mod pieces;
-mod prices;
 mod search;
 mod sensitivity;
 mod statistics;
+mod text_splits;
+mod type_costs;
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -27,19 +27,19 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kvant::{
-    Balance, Certificate, DType, HeadTypes, KvBalance, KvOptions, KvPlan, KvShape, Model, Plan, Policies,
-    Policy, added_kld,
+    Certificate, ChannelScales, DType, HeadTypes, KvBalance, KvOptions, KvPlan, KvShape, Model, Plan,
+    Policies, Policy, added_kld,
 };
 use kvant_codec::Side;
 use serde_json::json;
 use xxhash_rust::xxh3::xxh3_64;
 
 use self::balance::{in_shares, noise, shares};
-use self::pieces::Text;
-use self::prices::Prices;
 use self::search::{Choice, Frontier};
 use self::sensitivity::{choices, difference};
 use self::statistics::Statistics;
+use self::text_splits::Text;
+use self::type_costs::Prices;
 use crate::kld::{Base, Kld, KldOptions, kld};
 use crate::run_state::RunState;
 use crate::stats::Estimate;
@@ -126,7 +126,7 @@ struct Group {
 struct Finder<'a> {
     model: &'a Model,
     statistics: &'a Statistics,
-    balance: Arc<Balance>,
+    balance: Arc<ChannelScales>,
     shape: KvShape,
     prices: Prices,
     options: PlanOptions,
@@ -270,7 +270,7 @@ impl<'a> Finder<'a> {
         let kv = configs.iter().map(|kv| KvConfig::new(self.model, kv, self.probed.n_ctx()));
         let kv: String = kv.flatten().map(|kv| kv.identity()).collect();
         json!({
-            "measure": "plan", "version": 3, "model": self.model.computed_by(),
+            "measure": "plan", "version": 3, "model": self.model.compute_fingerprint(),
             "text": self.probed.fingerprint(), "chunks": self.probed.len(),
             "kv": format!("{:016x}", xxh3_64(kv.as_bytes())),
         })

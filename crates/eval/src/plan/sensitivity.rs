@@ -1,8 +1,8 @@
 //! Costs of the types of a KV tensor, from the measured cost of one type in its layer.
 
 use super::PROBE;
-use super::prices::Price;
 use super::search::Choice;
+use super::type_costs::Price;
 use crate::kld::Kld;
 use crate::stats::Estimate;
 

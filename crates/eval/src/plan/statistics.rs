@@ -5,8 +5,8 @@ use kvant_codec::Side;
 
 use super::attention::{Met, Rows, Turned, Weights};
 use super::moments::{Moments, Pair, pairs};
-use super::pieces::Pieces;
-use crate::{EvalError, OnProgress, walk};
+use super::text_splits::Pieces;
+use crate::{EvalError, OnProgress, chunk_eval};
 
 /// The attention sink: the first tokens, which are unlike all others, are excluded from statistics
 /// and stay in 16 bits.
@@ -100,7 +100,7 @@ fn first_layers(config: &Config, n_ctx: usize) -> Vec<Sums> {
 /// Prefills one piece with an f16 cache.
 fn read(model: &Model, piece: &[u32], sums: &mut [Sums]) -> Result<(), EvalError> {
     let f16 = KvOptions { policies: Policies::none(), ..KvOptions::symmetric(DType::F16) };
-    let mut session = walk::session(model, &f16, piece.len())?;
+    let mut session = chunk_eval::session(model, &f16, piece.len())?;
     let mut weights: Vec<Vec<_>> =
         sums.iter().map(|sums| vec![Weights::new(piece.len()); sums.shape.n_kv_heads]).collect();
     let rows = |session: &Session, layer, head| -> Result<_, EvalError> {
@@ -108,7 +108,7 @@ fn read(model: &Model, piece: &[u32], sums: &mut [Sums]) -> Result<(), EvalError
     };
     let mut left = piece;
     while !left.is_empty() {
-        let (step, rest) = left.split_at(session.most_tokens().min(left.len()));
+        let (step, rest) = left.split_at(session.max_tokens().min(left.len()));
         let first = piece.len() - left.len();
         let mut queries = vec![Vec::new(); sums.len()];
         session.feed_observed(step, &mut |layer, q| queries[layer].push(q.to_vec()))?;
@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(layer.q, [(2.0 + 12.0) / 2.0, 4.0 / 2.0, 0.5 / 2.0, 0.0]);
         let balance = layer.balance();
         assert_eq!((balance.k_scale.len(), balance.v_scale.len(), balance.v_centre.len()), (4, 0, 0));
-        kvant::Balance { layers: vec![balance] }.check(&kvant::KvShape::uniform(1, shape)).unwrap();
+        kvant::ChannelScales { layers: vec![balance] }.check(&kvant::KvShape::uniform(1, shape)).unwrap();
     }
 
     #[test]

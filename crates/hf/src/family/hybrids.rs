@@ -2,8 +2,8 @@
 
 use super::{Default, Experts, Family, GRANITE, Kinds, LLAMA, Layers, RMS_EPS, Tensor};
 use crate::HfError;
-use crate::cut::Cut;
 use crate::folder::Object;
+use crate::tensor_transform::Cut;
 
 /// State-space tensors of Granite.
 const SPACE: &[Tensor] = &[

@@ -61,7 +61,7 @@ pub(super) fn read(
         true => vec![keys.size("expert_feed_forward_length")?; n_layers],
         false => keys.of_layers(WIDTH, n_layers)?,
     };
-    if !family.halved && dense.contains(&0) {
+    if !family.single_sublayer && dense.contains(&0) {
         return Err(keys.bad(WIDTH, "a positive number for each layer", 0));
     }
     let rule = match (family.experts, n) {

@@ -77,7 +77,7 @@ pub(super) fn read_kv_heads(keys: &Keys, family: &Family, n_layers: usize) -> Re
     let of_layers = keys.of_layers(key, n_layers)?;
     let may_have_none = matches!(
         family.recurrence,
-        Some(RecurrenceRule::ShortConv | RecurrenceRule::Space { is_beside: false })
+        Some(RecurrenceRule::ShortConv | RecurrenceRule::Mamba2 { is_beside: false })
     );
     match of_layers.iter().all(|&n| n == 0) || !may_have_none && of_layers.contains(&0) {
         true if may_have_none => Err(keys.bad(key, "a layer with KV heads", 0)),
@@ -175,7 +175,7 @@ pub(super) fn read_states(
     windows: &LayerWindows,
 ) -> Result<Vec<LayerState>, ModelError> {
     // Queries on another layer's keys are normalized before RoPE.
-    let turns_first = family.norms.heads == HeadNorms::EachTurned;
+    let turns_first = family.norms.heads == HeadNorms::QkNormAfterRope;
     if family.latent || family.recurrence.is_some() || turns_first {
         keys.refuse(SHARED, "shared keys and values")?;
     }

@@ -94,11 +94,11 @@ pub(super) fn read(
             let conv = ShortConv { channels: n_embd, taps, form: ConvForm::Gated };
             Ok(Recurrences { each: Some(Recurrence::ShortConv(conv)), layers: without_heads })
         }
-        Some(RecurrenceRule::Delta { sharing }) => Ok(Recurrences {
+        Some(RecurrenceRule::GatedDeltaNet { sharing }) => Ok(Recurrences {
             each: Some(read_heads(keys, StateKind::Delta, sharing)?),
             layers: read_pattern(keys, without_heads.len())?,
         }),
-        Some(RecurrenceRule::Space { is_beside }) => {
+        Some(RecurrenceRule::Mamba2 { is_beside }) => {
             let each = read_heads(keys, StateKind::Space, KeySharing::Grouped)?;
             let layers = without_heads.into_iter().map(|is| is || is_beside).collect();
             Ok(Recurrences { each: Some(each), layers })

@@ -3,9 +3,9 @@
 use kvant_backend::Pairing;
 
 use super::heads::WINDOW;
-use super::{Keys, latent};
+use super::{Keys, mla};
 use crate::ModelError;
-use crate::family::{Family, Turns, Unturned, Windows};
+use crate::family::{Family, NoRope, Turns, Windows};
 use crate::rope::{Rope, Scaling, Temperature};
 use crate::weights::decode_vector;
 
@@ -65,14 +65,14 @@ pub(super) fn read(
             base,
         )?);
     }
-    if family.unturned != Unturned::None {
+    if family.no_rope != NoRope::None {
         ropes.unturned = ropes.all.len();
         ropes.all.push(plain(0, 1.0)?);
     }
     if let Some(temperature) = read_temperature(keys, n_ctx_train)? {
         // The temperature is applied by RoPE's magnitude, so every layer must rotate whole query
         // heads.
-        if family.unturned != Unturned::None || n_rot != head_dim {
+        if family.no_rope != NoRope::None || n_rot != head_dim {
             let what = format!("{} with partial RoPE", keys.key(TEMPERATURE));
             return Err(ModelError::Unsupported { what });
         }
@@ -182,7 +182,7 @@ fn read_scaling(keys: &Keys, family: &Family, n_ctx_orig: usize) -> Result<Scali
             beta_fast: keys.float_or("rope.scaling.yarn_beta_fast", 32.0)?,
             beta_slow: keys.float_or("rope.scaling.yarn_beta_slow", 1.0)?,
             // With attention scaling in the scores, RoPE's magnitude growth is undone completely.
-            log_multiplier: match latent::read_rate(keys)? {
+            log_multiplier: match mla::read_rate(keys)? {
                 rate if family.latent && rate > 0.0 => 1.0,
                 rate => rate,
             },

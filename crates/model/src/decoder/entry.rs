@@ -6,8 +6,8 @@ use std::sync::Arc;
 use kvant_backend::{Backend, BackendError};
 
 use super::{Activations, Decoder};
-use crate::extra::runs;
-use crate::{ExtraRows, ModelError};
+use crate::embedding_inputs::runs;
+use crate::{EmbeddingRows, ModelError};
 
 /// Input of a step.
 #[derive(Debug, Clone, Copy)]
@@ -27,7 +27,7 @@ impl<B: Backend> Decoder<B> {
         &self,
         backend: &B,
         entry: Entry<'_>,
-        extra: &[Arc<ExtraRows>],
+        extra: &[Arc<EmbeddingRows>],
         act: &mut Activations<B>,
     ) -> Result<(), ModelError> {
         match entry {
@@ -44,7 +44,7 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Returns the rows of the soft tokens.
-    pub(super) fn check_tokens(&self, entry: Entry<'_>) -> Result<Vec<Arc<ExtraRows>>, ModelError> {
+    pub(super) fn check_tokens(&self, entry: Entry<'_>) -> Result<Vec<Arc<EmbeddingRows>>, ModelError> {
         let (Entry::Tokens(tokens) | Entry::Pairs(tokens, _)) = entry else { return Ok(Vec::new()) };
         let found =
             self.extra.of(tokens).map_err(|token| ModelError::Token { token, n_vocab: self.n_vocab() })?;
@@ -61,7 +61,7 @@ impl<B: Backend> Decoder<B> {
     pub(super) fn embed<'t>(
         &self,
         backend: &B,
-        (tokens, extra): (&'t [u32], &[Arc<ExtraRows>]),
+        (tokens, extra): (&'t [u32], &[Arc<EmbeddingRows>]),
         x: &mut B::Buffer,
     ) -> Result<Cow<'t, [u32]>, BackendError> {
         let embedding = self.weights.embedding.as_ref().expect("tokens enter the first part of the model");
@@ -70,7 +70,7 @@ impl<B: Backend> Decoder<B> {
             backend.embed(embedding, tokens, scale, x)?;
             return Ok(Cow::Borrowed(tokens));
         }
-        let known = tokens.iter().map(|&token| if self.extra.is_extra(token) { 0 } else { token });
+        let known = tokens.iter().map(|&token| if self.extra.is_soft(token) { 0 } else { token });
         let known: Vec<u32> = known.collect();
         backend.embed(embedding, &known, scale, x)?;
         for (first, rows) in runs(tokens, extra, 0) {
@@ -81,11 +81,11 @@ impl<B: Backend> Decoder<B> {
 
     /// Adds the DeepStack rows of `extra` after layer `layer` of the model (Qwen3-VL). The step
     /// then waits for the device.
-    pub(super) fn add_deep(
+    pub(super) fn deepstack(
         &self,
         backend: &B,
         layer: usize,
-        (tokens, extra): (&[u32], &[Arc<ExtraRows>]),
+        (tokens, extra): (&[u32], &[Arc<EmbeddingRows>]),
         x: &mut B::Buffer,
     ) -> Result<(), BackendError> {
         for (first, added) in runs(tokens, extra, layer + 1) {

@@ -7,7 +7,7 @@
 //! x += norm(norm_1(W_down (..)) + norm_2(experts(norm_3(x))))  with a dense layer (Gemma 4)
 //! ```
 
-use kvant_backend::{Activation, Backend, Choice, ExpertWeights, Gate, Heads, Input, Output, Routing};
+use kvant_backend::{Activation, Backend, ExpertWeights, Gate, Heads, Input, Output, Router, Routing};
 
 use super::{Activations, Branch, Decoder, Product};
 use crate::weights::{Beside, Experts, FeedForward, Layer};
@@ -59,7 +59,7 @@ impl<B: Backend> Decoder<B> {
             }
         }
         if let (Some(experts), Some(of)) = (&layer.experts, spec.experts) {
-            self.go_through_experts(backend, (layer, spec), (experts, of.routing), act, rows)?;
+            self.moe_ffn(backend, (layer, spec), (experts, of.routing), act, rows)?;
         }
         let Some(ffn) = &layer.ffn else { return Ok(()) };
         match layer.experts.as_ref().and_then(|experts| experts.beside.as_ref()) {
@@ -75,7 +75,7 @@ impl<B: Backend> Decoder<B> {
 
     /// Adds the experts to the residual stream; beside a dense layer, their output goes to a
     /// separate buffer.
-    fn go_through_experts(
+    fn moe_ffn(
         &self,
         backend: &B,
         (layer, spec): (&Layer<B>, &LayerSpec),
@@ -100,20 +100,20 @@ impl<B: Backend> Decoder<B> {
             (None, None) => backend.project(input, &mut [wanted])?,
         }
         let [selection_bias, scales] = [selection_bias, scales].map(Option::as_ref);
-        let choice = Choice { routing, logits: &act.router, selection_bias, scales };
+        let choice = Router { routing, logits: &act.router, selection_bias, scales };
         let biases = biases.as_ref().map(|biases| biases.each_ref());
         let gate = gate.as_ref().unwrap_or(up);
         let weights = ExpertWeights { activation: spec.activation, gate, up, down, biases };
         let from_experts = &mut act.from_experts;
         match &experts.latent {
             Some([_, w]) => {
-                backend.expert_ffn(&mut act.latent, rows, None, choice, weights, Some(from_experts))?;
+                backend.moe_ffn(&mut act.latent, rows, None, choice, weights, Some(from_experts))?;
                 let sum = Input { x: from_experts, norm: None, first_row: 0, rows };
                 backend.project(sum, &mut [Output { w, bias: None, y: &mut act.x, accumulate: true }])?;
             }
             None => {
                 let apart = experts.beside.is_some().then_some(from_experts);
-                backend.expert_ffn(&mut act.x, rows, norm, choice, weights, apart)?;
+                backend.moe_ffn(&mut act.x, rows, norm, choice, weights, apart)?;
             }
         }
         if experts.shared_gate.is_some() {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use kvant_backend::{Backend, BackendError, Heads, Input, Output};
 
 use super::{Activations, Decoder};
-use crate::{ExtraRows, ModelError, NormKind};
+use crate::{EmbeddingRows, ModelError, NormKind};
 
 impl<B: Backend> Decoder<B> {
     /// Computes input rows from tokens and the hidden states of the tokens before them `[rows,
@@ -24,7 +24,7 @@ impl<B: Backend> Decoder<B> {
     pub(super) fn enter_pairs(
         &self,
         backend: &B,
-        (tokens, extra): (&[u32], &[Arc<ExtraRows>]),
+        (tokens, extra): (&[u32], &[Arc<EmbeddingRows>]),
         streams: &[f32],
         act: &mut Activations<B>,
     ) -> Result<(), BackendError> {
@@ -54,7 +54,7 @@ impl<B: Backend> Decoder<B> {
     /// # Panics
     ///
     /// When the last layer is on another device.
-    pub fn stream(
+    pub fn final_hidden(
         &self,
         backend: &B,
         act: &mut Activations<B>,

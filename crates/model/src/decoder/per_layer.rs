@@ -40,7 +40,7 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Adds the per-layer embeddings of layer `index`.
-    pub(super) fn take_given(
+    pub(super) fn per_layer_embeddings(
         &self,
         backend: &B,
         (index, weights): (usize, &PerLayer<B>),

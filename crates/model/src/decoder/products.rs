@@ -59,7 +59,7 @@ impl<B: Backend> Low<B> {
         let loras = weights.part.loras();
         let factor = |part: &StepPart<'_, B::Page>, adapter: usize| {
             let lora: &Lora = &loras[adapter];
-            lora.factor(part.strengths.map_or(lora.strength(), |strengths| strengths[adapter]))
+            lora.factor(part.lora_scales.map_or(lora.scale(), |strengths| strengths[adapter]))
         };
         self.has_factors = parts.iter().any(|part| (0..loras.len()).any(|of| factor(part, of) != 1.0));
         if !self.has_factors {
@@ -68,7 +68,7 @@ impl<B: Backend> Low<B> {
         for ((on_device, factors), ranks) in self.factors.iter_mut().zip(&weights.ranks) {
             factors.clear();
             for part in parts {
-                let rows = if ranks.are_of_wanted { part.want.count(part.n) } else { part.n };
+                let rows = if ranks.are_of_wanted { part.logits_for.count(part.n) } else { part.n };
                 for _ in 0..rows {
                     factors.extend(ranks.of.iter().flat_map(|&(of, n)| iter::repeat_n(factor(part, of), n)));
                 }

@@ -46,7 +46,7 @@ impl<B: Backend> Decoder<B> {
     /// Computes `x += W_out y`: y is the convolution of the input, or the output of its heads with
     /// a state, `norm(s) * silu(W_gate n)` or `norm(s * silu(W_gate n))`. The layer's states begin
     /// at index `first`.
-    pub(super) fn keep_state(
+    pub(super) fn recurrent_mixer(
         &self,
         backend: &B,
         (index, first): (usize, usize),
@@ -61,7 +61,7 @@ impl<B: Backend> Decoder<B> {
         let y = if weights.heads.is_some() { &mut act.convolved } else { &mut act.attended };
         for_states(parts, first, |parts| backend.short_conv(parts, conv, x, kernel, y))?;
         if let Some(heads) = &weights.heads {
-            self.recur(backend, (recurrence, first + 1), heads, parts, act, rows)?;
+            self.linear_attention(backend, (recurrence, first + 1), heads, parts, act, rows)?;
         }
         let (w, low_rank) = (&weights.out, weights.low_rank[1].as_ref());
         let branch = Branch { of: &act.attended, w, low_rank, bias: None, norm: &layer.attn_after };
@@ -69,7 +69,7 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Updates the states and computes their normalized and gated output.
-    fn recur(
+    fn linear_attention(
         &self,
         backend: &B,
         (recurrence, state): (Recurrence, usize),
@@ -80,13 +80,13 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<(), ModelError> {
         let Recurrence::Heads { heads, kind, eps, .. } = recurrence else { return Ok(()) };
         let rule = match &weights.rule {
-            RuleWeights::Delta { .. } => StateRule::Delta { write: &act.writes, eps },
-            RuleWeights::Space { skip } => StateRule::Space { skip },
+            RuleWeights::Delta { .. } => StateRule::GatedDeltaNet { write: &act.writes, eps },
+            RuleWeights::Space { skip } => StateRule::Mamba2 { skip },
         };
         let HeadWeights { bias, rate, norm, .. } = weights;
         let inputs = StateInputs { qkv: &act.convolved, step: &act.steps, bias, rate, rule };
         let (y, gates, n_out) = (&mut act.attended, &act.gates, heads.n_out());
-        for_states(parts, state, |parts| backend.recur(parts, heads, inputs, y))?;
+        for_states(parts, state, |parts| backend.linear_attention(parts, heads, inputs, y))?;
         let normalise = |y: &mut B::Buffer, heads: Heads| match norm {
             // Norm without rotation.
             Some(weight) => {

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::shelf::{Kind, Stored};
+use crate::idle_sessions::{CacheKey, CacheSpec};
 use ledger::{Ledger, Root};
 #[cfg(feature = "kv-events")]
 pub use publisher::{PublishError, Publisher};
@@ -88,7 +88,7 @@ struct Shared {
     ledger: Mutex<Ledger>,
     sink: KvEventSink,
     /// Cache key of requests that set no options.
-    usual: Kind,
+    usual: CacheKey,
     /// Key of the hash of API keys, so that they cannot be found by trial.
     secret: RandomState,
 }
@@ -99,23 +99,23 @@ pub(crate) struct Blocks(Option<Arc<Shared>>);
 
 impl Blocks {
     /// Starts without blocks. `stored` holds the cache options of requests that set none.
-    pub fn new(sink: Option<KvEventSink>, stored: Arc<Stored>) -> Self {
+    pub fn new(sink: Option<KvEventSink>, stored: Arc<CacheSpec>) -> Self {
         let told = sink.map(|sink| {
             // A subscriber that remembers an earlier process discards its blocks.
             (sink.0)(vec![KvEvent::Cleared]);
-            let usual = Kind { stored, owner: None };
+            let usual = CacheKey { spec: stored, owner: None };
             Arc::new(Shared { ledger: Mutex::default(), sink, usual, secret: RandomState::new() })
         });
         Self(told)
     }
 
     /// Returns the cache key of requests that set no options.
-    pub fn usual(&self) -> Option<&Kind> {
+    pub fn usual(&self) -> Option<&CacheKey> {
         self.0.as_ref().map(|shared| &shared.usual)
     }
 
     /// Registers a conversation that holds no blocks yet.
-    pub fn hold(&self, medium: Medium, kind: &Kind) -> Held {
+    pub fn hold(&self, medium: Medium, kind: &CacheKey) -> Held {
         let Some(shared) = &self.0 else { return Held::default() };
         let root = shared.root(kind);
         Held(Some(Holding { shared: Arc::clone(shared), medium, root, blocks: Vec::new() }))
@@ -137,14 +137,14 @@ impl Shared {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn root(&self, kind: &Kind) -> Root {
+    fn root(&self, kind: &CacheKey) -> Root {
         let mut hash = Xxh3::new();
         hash.update(&kind.names().0.to_le_bytes());
         let owner = kind.owner.as_ref().map(|owner| self.secret.hash_one(owner));
         hash.update(&owner.unwrap_or_default().to_le_bytes());
-        let options = &kind.stored.options;
-        let types = (*options != self.usual.stored.options).then(|| format!("{}/{}", options.k, options.v));
-        let strengths = kind.stored.strengths.as_ref().map(|strengths| format!("adapters {strengths:?}"));
+        let options = &kind.spec.options;
+        let types = (*options != self.usual.spec.options).then(|| format!("{}/{}", options.k, options.v));
+        let strengths = kind.spec.lora_scales.as_ref().map(|strengths| format!("adapters {strengths:?}"));
         let owner = owner.map(|owner| format!("{owner:016x}"));
         let extra: Vec<String> = owner.into_iter().chain(types).chain(strengths).collect();
         Root { seed: hash.digest(), extra: (!extra.is_empty()).then(|| extra.into()) }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kvant::{Model, OpenOptions, Special};
 
 use super::*;
-use crate::guide::{Form, Grammars};
+use crate::constraint::{Grammars, OutputFormat};
 
 /// Returns the positions where an `item` may end that starts at one of `from`: a reference matcher
 /// for GBNF, character by character.
@@ -122,7 +122,7 @@ fn converted_grammars_accept_the_same_texts() {
                     any_end(&rules, &rules[0], &characters, &HashSet::from([0])).contains(&characters.len())
                 }
             };
-            let guide = grammars.guide_at_once(&model, &Form::Lark(lark.clone()));
+            let guide = grammars.constraint_blocking(&model, &OutputFormat::Lark(lark.clone()));
             let guide = guide.unwrap_or_else(|error| panic!("{grammar}: {error}\n{lark}"));
             let tokens = tokenizer.encode(text, Special::AsText, false).unwrap();
             assert_eq!(guide.takes(&tokens), expected, "{text:?} of {grammar}\n{lark}");

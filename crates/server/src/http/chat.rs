@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::head::{Head, accounts, timings};
+use super::openai_envelope::{Envelope, accounts, timings};
 use super::refused;
-use super::reply::{Format, Heard, Piece, Sent};
+use super::response::{Accumulated, ApiFormat, Chunk, Delta};
 use super::{Caller, Server, new_id};
-use crate::answer::{Finish, Likelihood};
-use crate::speech::{Call, Part, Speech};
+use crate::decoding::{Finish, TokenLogprobs};
+use crate::output_parser::{Call, OutputParser, Part};
 use crate::worker::Progress;
 
 pub(super) async fn chat(
@@ -27,17 +27,17 @@ pub(super) async fn chat(
     let hosted = server.hosted(&fields).await?;
     refused::check_chat(&fields)?;
     let (asked, Opening { tokens, speech, .. }) =
-        hosted.open(&fields, &server.drawing(&hosted), &caller).await?;
-    let head = Head::new(&hosted, &fields, &asked, ("chatcmpl", "chat.completion"));
+        hosted.open(&fields, &server.sampling_defaults(&hosted), &caller).await?;
+    let head = Envelope::new(&hosted, &fields, &asked, ("chatcmpl", "chat.completion"));
     let answers = vec![Answer { speech: speech.clone(), n_calls: 0 }; asked.n];
     let prompt = asked.return_tokens.then(|| tokens.clone());
     hosted.answer(vec![tokens], &asked, &caller, Chat { head, speech, answers, prompt }).await
 }
 
 struct Chat {
-    head: Head,
+    head: Envelope,
     /// Output parser in its initial state.
-    speech: Speech,
+    speech: OutputParser,
     /// Parser state of each answer.
     answers: Vec<Answer>,
     /// Prompt tokens to return, if requested and not yet sent.
@@ -46,7 +46,7 @@ struct Chat {
 
 #[derive(Clone)]
 struct Answer {
-    speech: Speech,
+    speech: OutputParser,
     n_calls: usize,
 }
 
@@ -64,7 +64,7 @@ impl Answer {
     fn delta(&mut self, part: Part) -> Value {
         match part {
             Part::Text(text) => json!({ "content": text }),
-            Part::Thought(text) => json!({ "reasoning_content": text }),
+            Part::Reasoning(text) => json!({ "reasoning_content": text }),
             Part::Call(name) => {
                 let mut call = call(&Call::of(name));
                 call["index"] = self.n_calls.into();
@@ -80,14 +80,14 @@ impl Answer {
 }
 
 impl Chat {
-    fn logprobs(&self, likelihoods: &[Likelihood]) -> Value {
+    fn logprobs(&self, likelihoods: &[TokenLogprobs]) -> Value {
         if self.head.asked.answer.logprobs.is_none() {
             return Value::Null;
         }
         json!({ "content": self.head.likelihoods(likelihoods) })
     }
 
-    fn chunk(&self, piece: &Piece<'_>, delta: &Value) -> Value {
+    fn chunk(&self, piece: &Delta<'_>, delta: &Value) -> Value {
         let mut choice = json!({ "index": piece.index, "delta": delta, "finish_reason": null });
         if !piece.likelihoods.is_empty() {
             choice["logprobs"] = self.logprobs(piece.likelihoods);
@@ -102,13 +102,13 @@ impl Chat {
         chunk.into()
     }
 
-    fn message(&self, heard: &Heard) -> (Value, usize) {
+    fn message(&self, heard: &Accumulated) -> (Value, usize) {
         let mut speech = self.speech.clone();
         let (mut content, mut thought, mut calls) = (String::new(), String::new(), Vec::<Call>::new());
         for part in speech.whole(&heard.text) {
             match part {
                 Part::Text(text) => content += &text,
-                Part::Thought(text) => thought += &text,
+                Part::Reasoning(text) => thought += &text,
                 Part::Call(name) => calls.push(Call::of(name)),
                 Part::Arguments(text) => {
                     calls.iter_mut().last().into_iter().for_each(|call| call.arguments += &text)
@@ -129,12 +129,12 @@ impl Chat {
     }
 }
 
-impl Format for Chat {
+impl ApiFormat for Chat {
     fn warn(&mut self, warnings: Vec<String>) {
         self.head.warnings = warnings;
     }
 
-    fn begin(&mut self, out: &mut VecDeque<Sent>) {
+    fn begin(&mut self, out: &mut VecDeque<Chunk>) {
         for index in 0..self.head.asked.n {
             let delta = json!({ "role": "assistant", "content": "" });
             let choice = json!({ "index": index, "delta": delta, "finish_reason": null });
@@ -143,16 +143,16 @@ impl Format for Chat {
             if let Some(prompt) = self.prompt.take() {
                 chunk.insert("prompt_token_ids".to_owned(), json!(prompt));
             }
-            out.push_back(Sent(chunk.into()));
+            out.push_back(Chunk(chunk.into()));
         }
     }
 
-    fn progress(&mut self, progress: Progress, out: &mut VecDeque<Sent>) {
+    fn progress(&mut self, progress: Progress, out: &mut VecDeque<Chunk>) {
         let choice = json!({ "index": 0, "delta": {}, "finish_reason": null });
         self.head.progress(progress, choice, out);
     }
 
-    fn piece(&mut self, piece: &Piece<'_>, out: &mut VecDeque<Sent>) {
+    fn delta(&mut self, piece: &Delta<'_>, out: &mut VecDeque<Chunk>) {
         let answer = &mut self.answers[piece.index];
         let mut parts = answer.speech.push(piece.text);
         if piece.finish.is_some() {
@@ -167,9 +167,9 @@ impl Format for Chat {
         let chunks = deltas.iter().enumerate().map(|(i, delta)| {
             // The first chunk of a token carries its id and logprobs.
             let likelihoods = if i == 0 { piece.likelihoods } else { &[] };
-            self.chunk(&Piece { likelihoods, token: piece.token.filter(|_| i == 0), ..*piece }, delta)
+            self.chunk(&Delta { likelihoods, token: piece.token.filter(|_| i == 0), ..*piece }, delta)
         });
-        out.extend(chunks.map(Sent).collect::<Vec<_>>());
+        out.extend(chunks.map(Chunk).collect::<Vec<_>>());
         if let Some(reason) = piece.finish {
             let reason = finish(reason, n_calls);
             let choice = json!({ "index": piece.index, "delta": {}, "finish_reason": reason });
@@ -177,15 +177,15 @@ impl Format for Chat {
             chunk.extend(accounts(std::slice::from_ref(piece.heard), 1));
             // Usage has its own chunk, sent only on request.
             chunk.remove("usage");
-            out.push_back(Sent(chunk.into()));
+            out.push_back(Chunk(chunk.into()));
         }
     }
 
-    fn end(&mut self, heard: &[Heard], out: &mut VecDeque<Sent>) {
+    fn end(&mut self, heard: &[Accumulated], out: &mut VecDeque<Chunk>) {
         self.head.end(heard, out);
     }
 
-    fn whole(&mut self, heard: &[Heard]) -> Value {
+    fn whole(&mut self, heard: &[Accumulated]) -> Value {
         let choices = heard.iter().enumerate().map(|(index, heard)| {
             let (message, n_calls) = self.message(heard);
             let mut choice = json!({

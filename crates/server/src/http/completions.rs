@@ -8,15 +8,15 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use super::asked::Asked;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::head::{Head, accounts};
+use super::generation_request::GenerationRequest;
+use super::openai_envelope::{Envelope, accounts};
 use super::prompt::{Prompt, prompts};
 use super::refused;
-use super::reply::{Format, Heard, Piece, Sent};
+use super::response::{Accumulated, ApiFormat, Chunk, Delta};
 use super::{Caller, Server};
-use crate::answer::{Finish, Likelihood, token_key, token_text};
+use crate::decoding::{Finish, TokenLogprobs, token_key, token_text};
 use crate::worker::Progress;
 
 /// Continues a text.
@@ -27,7 +27,7 @@ pub(super) async fn completions(
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
     refused::check_completions(&fields)?;
-    let asked = Asked::read(&fields, &server.drawing(&hosted), &hosted)?;
+    let asked = GenerationRequest::read(&fields, &server.sampling_defaults(&hosted), &hosted)?;
     if fields.value("suffix").is_some_and(|value| value != "") {
         return Err(ApiError::field("suffix", "nothing: /infill fills gaps", "a value"));
     }
@@ -35,7 +35,7 @@ pub(super) async fn completions(
     let tokens: Vec<Vec<u32>> = prompts.iter().map(|prompt| prompt.tokens.clone()).collect();
     let of_answers = tokens.iter().flat_map(|tokens| std::iter::repeat_n(Some(tokens.clone()), asked.n));
     let untold = if asked.return_tokens { of_answers.collect() } else { Vec::new() };
-    let head = Head::new(&hosted, &fields, &asked, ("cmpl", "text_completion"));
+    let head = Envelope::new(&hosted, &fields, &asked, ("cmpl", "text_completion"));
     let n_told = vec![0; tokens.len() * asked.n];
     let prompts = if asked.echo { prompts } else { Vec::new() };
     let format = Completion { prompts, untold, n_told, head };
@@ -43,7 +43,7 @@ pub(super) async fn completions(
 }
 
 struct Completion {
-    head: Head,
+    head: Envelope,
     /// Prompts, if the answer starts with its prompt (`echo`).
     prompts: Vec<Prompt>,
     /// Prompt tokens of each answer to return, if requested and not yet sent.
@@ -76,7 +76,7 @@ impl Completion {
     /// prompt has no logprob.
     fn logprobs<'a>(
         &self,
-        likelihoods: impl Iterator<Item = (u32, Option<&'a Likelihood>)>,
+        likelihoods: impl Iterator<Item = (u32, Option<&'a TokenLogprobs>)>,
         before: usize,
     ) -> Value {
         if !self.tells_logprobs() {
@@ -112,51 +112,51 @@ impl Completion {
 }
 
 /// Returns generated tokens with their logprobs.
-fn said(likelihoods: &[Likelihood]) -> impl Iterator<Item = (u32, Option<&Likelihood>)> {
+fn said(likelihoods: &[TokenLogprobs]) -> impl Iterator<Item = (u32, Option<&TokenLogprobs>)> {
     likelihoods.iter().map(|likelihood| (likelihood.token.token, Some(likelihood)))
 }
 
 /// Returns prompt tokens with the logprobs of all but the first.
 fn read<'a>(
     prompt: &'a Prompt,
-    likelihoods: &'a [Likelihood],
-) -> impl Iterator<Item = (u32, Option<&'a Likelihood>)> {
+    likelihoods: &'a [TokenLogprobs],
+) -> impl Iterator<Item = (u32, Option<&'a TokenLogprobs>)> {
     let first = prompt.tokens.first().map(|&token| (token, None));
     first.into_iter().chain(said(likelihoods))
 }
 
-impl Format for Completion {
-    fn begin(&mut self, out: &mut VecDeque<Sent>) {
+impl ApiFormat for Completion {
+    fn begin(&mut self, out: &mut VecDeque<Chunk>) {
         // With logprobs, the prompt is sent once they are known.
         if !self.tells_logprobs() {
             for index in 0..self.prompts.len() * self.head.asked.n {
                 let text = self.prompt(index).map_or("", |prompt| &prompt.text);
                 let choice = self.choice(index, text, &Value::Null, None);
-                out.push_back(Sent(self.head.chunk(choice).into()));
+                out.push_back(Chunk(self.head.chunk(choice).into()));
             }
         }
     }
 
-    fn scored(&mut self, index: usize, heard: &Heard, out: &mut VecDeque<Sent>) {
+    fn scored(&mut self, index: usize, heard: &Accumulated, out: &mut VecDeque<Chunk>) {
         if let Some(prompt) = self.prompt(index) {
             let logprobs = self.logprobs(read(prompt, &heard.prompt), 0);
             let choice = self.choice(index, &prompt.text, &logprobs, None);
-            out.push_back(Sent(self.head.chunk(choice).into()));
+            out.push_back(Chunk(self.head.chunk(choice).into()));
         }
     }
 
-    fn progress(&mut self, progress: Progress, out: &mut VecDeque<Sent>) {
+    fn progress(&mut self, progress: Progress, out: &mut VecDeque<Chunk>) {
         let choice = self.choice(0, "", &Value::Null, None);
         self.head.progress(progress, choice, out);
     }
 
-    fn piece(&mut self, piece: &Piece<'_>, out: &mut VecDeque<Sent>) {
+    fn delta(&mut self, piece: &Delta<'_>, out: &mut VecDeque<Chunk>) {
         let likelihoods = piece.likelihoods;
         let tells_token = self.head.asked.return_tokens && piece.token.is_some();
         if piece.text.is_empty() && likelihoods.is_empty() && piece.finish.is_none() && !tells_token {
             return;
         }
-        let text = |likelihood: &Likelihood| token_text(self.head.tokenizer(), likelihood.token.token).0;
+        let text = |likelihood: &TokenLogprobs| token_text(self.head.tokenizer(), likelihood.token.token).0;
         let n_chars: usize = likelihoods.iter().map(|likelihood| text(likelihood).chars().count()).sum();
         let echoed = self.prompt(piece.index).filter(|_| !likelihoods.is_empty());
         let before = self.n_told[piece.index] + echoed.map_or(0, |prompt| prompt.text.chars().count());
@@ -172,14 +172,14 @@ impl Format for Completion {
             chunk.extend(accounts(std::slice::from_ref(piece.heard), 1));
             chunk.remove("usage");
         }
-        out.push_back(Sent(chunk.into()));
+        out.push_back(Chunk(chunk.into()));
     }
 
-    fn end(&mut self, heard: &[Heard], out: &mut VecDeque<Sent>) {
+    fn end(&mut self, heard: &[Accumulated], out: &mut VecDeque<Chunk>) {
         self.head.end(heard, out);
     }
 
-    fn whole(&mut self, heard: &[Heard]) -> Value {
+    fn whole(&mut self, heard: &[Accumulated]) -> Value {
         let mut choices = Vec::with_capacity(heard.len());
         for (index, heard) in heard.iter().enumerate() {
             let (text, logprobs) = match self.prompt(index) {

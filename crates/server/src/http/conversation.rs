@@ -1,16 +1,16 @@
 //! Reads messages, tools and template options of a request and renders the prompt.
 
-use kvant::chat::Thoughts;
-use kvant::{ChatTemplate, Model, Picture, RenderOptions, Tokenizer};
+use kvant::chat::ReasoningParser;
+use kvant::{ChatTemplate, EncodedImage, Model, RenderOptions, Tokenizer};
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
 use super::fields::{Fields, text_bytes};
 use super::history;
-use crate::speech::Speech;
-use crate::speech::constraint::ToolConstraint;
-use crate::speech::tools::{Format, Tool, described, format_of};
-use crate::thinking::Thinking;
+use crate::output_parser::OutputParser;
+use crate::output_parser::constraint::ToolConstraint;
+use crate::output_parser::tool_calls::{Format, Tool, described, format_of};
+use crate::reasoning_budget::ReasoningBudget;
 
 /// Conversation of a request.
 pub(crate) struct Conversation {
@@ -45,10 +45,10 @@ enum Choice {
 pub(crate) struct Opening {
     pub tokens: Vec<u32>,
     /// Images of the prompt's image tokens.
-    pub pictures: Vec<Picture>,
-    pub speech: Speech,
+    pub pictures: Vec<EncodedImage>,
+    pub speech: OutputParser,
     /// Detects the end of reasoning and enforces its budget.
-    pub thinking: Option<Thinking>,
+    pub thinking: Option<ReasoningBudget>,
 }
 
 impl Conversation {
@@ -141,10 +141,10 @@ impl Conversation {
         &self,
         model: &Model,
         n_ctx: usize,
-        mut look: impl FnMut(&[u8]) -> Result<Picture, ApiError>,
+        mut look: impl FnMut(&[u8]) -> Result<EncodedImage, ApiError>,
     ) -> Result<Opening, ApiError> {
         let template = model.chat_template()?;
-        if !self.pictures.is_empty() && !model.sees() {
+        if !self.pictures.is_empty() && !model.supports_images() {
             let expected = "parts of type text (this model has no vision encoder: no mmproj file was given)";
             return Err(ApiError::field("content", expected, "an image"));
         }
@@ -158,17 +158,17 @@ impl Conversation {
             }
             pictures.push(picture);
         }
-        let render = |messages: &[Value]| model.picture_prompt(messages, &self.options, &pictures);
+        let render = |messages: &[Value]| model.image_prompt(messages, &self.options, &pictures);
         let (rendered, tokens) = self.with_instructions(render)?;
         let template = template.for_tools(self.tools.is_some()).map_err(kvant::Error::from)?;
-        let thoughts = Thoughts::of(template.source(), rendered.as_str());
+        let thoughts = ReasoningParser::of(template.source(), rendered.as_str());
         let tokenizer = model.tokenizer()?;
-        let thinking = (thoughts != Thoughts::none())
-            .then(|| Thinking::new(thoughts.clone(), self.budget, tokenizer))
+        let thinking = (thoughts != ReasoningParser::none())
+            .then(|| ReasoningBudget::new(thoughts.clone(), self.budget, tokenizer))
             .transpose()
             .map_err(kvant::Error::from)?;
-        let thoughts = if self.splits_thoughts { thoughts } else { Thoughts::none() };
-        Ok(Opening { tokens, pictures, speech: Speech::new(thoughts, self.tools.clone()), thinking })
+        let thoughts = if self.splits_thoughts { thoughts } else { ReasoningParser::none() };
+        Ok(Opening { tokens, pictures, speech: OutputParser::new(thoughts, self.tools.clone()), thinking })
     }
 
     /// Returns control tokens whose text is part of the answer when tools may be called.

@@ -20,9 +20,9 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::loras::Wanted;
 use super::prompt::{Purpose, texts};
-use super::{Caller, Hosted, Server};
-use crate::guide::Guides;
-use crate::shelf::Kind;
+use super::{Caller, ServedModel, Server};
+use crate::constraint::Constraints;
+use crate::idle_sessions::CacheKey;
 use crate::trace::Trace;
 use crate::worker::{EVENTS_OF_ANSWER, Event, Job};
 
@@ -50,7 +50,7 @@ impl Server {
     /// Embeds the texts in the field `name` of a request.
     pub(super) async fn embed_all(
         &self,
-        hosted: &Hosted,
+        hosted: &ServedModel,
         name: &'static str,
         fields: &Fields,
         caller: &Caller,
@@ -62,7 +62,7 @@ impl Server {
     /// Embeds tokenized texts.
     pub(super) async fn embed(
         &self,
-        hosted: &Hosted,
+        hosted: &ServedModel,
         texts: Vec<Vec<u32>>,
         fields: &Fields,
         caller: &Caller,
@@ -78,7 +78,7 @@ impl Server {
     }
 }
 
-impl Hosted {
+impl ServedModel {
     /// Pools the hidden states of each text, starting from a copy of `empty`.
     pub(super) async fn pooled(
         &self,
@@ -89,7 +89,7 @@ impl Hosted {
     ) -> Result<Vec<Pooled>, ApiError> {
         self.check(&texts)?;
         let stored = self.stored(&Wanted::read(fields)?, &caller.owner)?;
-        let kind = Kind { stored, owner: caller.owner.clone() };
+        let kind = CacheKey { spec: stored, owner: caller.owner.clone() };
         let read = |text: Vec<u32>| self.states(text, empty.clone(), kind.clone(), caller);
         stream::iter(texts).map(read).buffered(AT_ONCE).try_collect().await
     }
@@ -99,7 +99,7 @@ impl Hosted {
         &self,
         text: Vec<u32>,
         pooled: Pooled,
-        kind: Kind,
+        kind: CacheKey,
         caller: &Caller,
     ) -> Result<Pooled, ApiError> {
         let (events, mut received) = channel(2 * EVENTS_OF_ANSWER);
@@ -110,7 +110,7 @@ impl Hosted {
             first: 0,
             n_together: 1,
             answer: Arc::default(),
-            guides: Guides::default(),
+            guides: Constraints::default(),
             tells_progress: false,
             scores: None,
             pooled: Some(pooled),

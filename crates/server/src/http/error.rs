@@ -7,7 +7,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
-use crate::guide::FormError;
+use crate::constraint::ConstraintError;
 use crate::scheduler::Refusal;
 
 /// Error in the format of OpenAI's API and llama.cpp's server.
@@ -138,8 +138,8 @@ impl From<Refusal> for ApiError {
     }
 }
 
-impl From<FormError> for ApiError {
-    fn from(error: FormError) -> Self {
+impl From<ConstraintError> for ApiError {
+    fn from(error: ConstraintError) -> Self {
         Self::invalid(shortened(&error.to_string()))
     }
 }

@@ -2,33 +2,33 @@
 
 use serde_json::Value;
 
-use super::asked::Asked;
 use super::error::{ApiError, shortened};
-use super::{Caller, Hosted};
-use crate::guide::schema::HeldSchema;
-use crate::guide::{Cue, Form, FormError, Guides};
-use crate::speech::constraint::{Forms, ToolConstraint};
-use crate::speech::tools::Tool;
-use crate::thinking::Thinking;
+use super::generation_request::GenerationRequest;
+use super::{Caller, ServedModel};
+use crate::constraint::schema::HeldSchema;
+use crate::constraint::{ConstraintError, Constraints, OutputFormat, Trigger};
+use crate::output_parser::constraint::{Forms, ToolConstraint};
+use crate::output_parser::tool_calls::Tool;
+use crate::reasoning_budget::ReasoningBudget;
 
 /// Guides, and warnings for the client.
 pub(super) struct Held {
-    pub guides: Guides,
+    pub guides: Constraints,
     pub warnings: Vec<String>,
 }
 
-impl Hosted {
+impl ServedModel {
     /// Returns the guides of the answers to a request.
     ///
     /// # Errors
     /// A constraint without support, or a required tool with such a schema.
-    pub(super) async fn held(&self, asked: &Asked, caller: &Caller) -> Result<Held, ApiError> {
+    pub(super) async fn held(&self, asked: &GenerationRequest, caller: &Caller) -> Result<Held, ApiError> {
         let held = self.held_with_warnings(asked, caller).await?;
         held.warnings.iter().for_each(|warning| tracing::warn!(id = %caller.id, "{warning}"));
         Ok(held)
     }
 
-    async fn held_with_warnings(&self, asked: &Asked, caller: &Caller) -> Result<Held, ApiError> {
+    async fn held_with_warnings(&self, asked: &GenerationRequest, caller: &Caller) -> Result<Held, ApiError> {
         let mut warnings = notes(asked);
         let Some(mut tools) = asked.tools.clone() else {
             return Ok(Held { guides: self.guides(asked, None, caller).await?, warnings });
@@ -63,7 +63,7 @@ impl Hosted {
             // Unconstrained calls are still parsed.
             Err(error) => {
                 warnings.push(format!("calls cannot be constrained to their schemas: {error}"));
-                Ok(Held { guides: Guides::default(), warnings })
+                Ok(Held { guides: Constraints::default(), warnings })
             }
         }
     }
@@ -71,44 +71,46 @@ impl Hosted {
     /// Returns the guides of a request with these tools.
     async fn guides(
         &self,
-        asked: &Asked,
+        asked: &GenerationRequest,
         tools: Option<&ToolConstraint>,
         caller: &Caller,
-    ) -> Result<Guides, FormError> {
-        let guide = async |form: Form| self.grammars.guide(&self.model, form, caller.owner.clone()).await;
+    ) -> Result<Constraints, ConstraintError> {
+        let guide = async |form: OutputFormat| {
+            self.grammars.constraint(&self.model, form, caller.owner.clone()).await
+        };
         // The constraint applies after the reasoning.
-        let is_thinking = asked.answer.thinking.as_ref().is_some_and(Thinking::is_going_on);
+        let is_thinking = asked.answer.reasoning_budget.as_ref().is_some_and(ReasoningBudget::is_open);
         let Forms { now, later } = asked.forms(tools, self.tokenizer());
         if let Some(form) = now {
             let guide = guide(form).await?;
             return Ok(if is_thinking {
-                Guides::later(vec![(Cue::Thought, guide)])
+                Constraints::later(vec![(Trigger::ReasoningEnd, guide)])
             } else {
-                Guides::now(guide)
+                Constraints::now(guide)
             });
         }
         let mut guides = Vec::with_capacity(later.len());
         for (cue, form) in later {
             guides.push((cue, guide(form).await?));
         }
-        Ok(Guides::later(guides))
+        Ok(Constraints::later(guides))
     }
 
-    async fn try_schema(&self, schema: &Value, caller: &Caller) -> Result<(), FormError> {
-        let form = Form::schema(schema.clone());
-        self.grammars.guide(&self.model, form, caller.owner.clone()).await.map(drop)
+    async fn try_schema(&self, schema: &Value, caller: &Caller) -> Result<(), ConstraintError> {
+        let form = OutputFormat::schema(schema.clone());
+        self.grammars.constraint(&self.model, form, caller.owner.clone()).await.map(drop)
     }
 }
 
 /// Returns the annotations of schemas that do not constrain answers, such as unknown formats.
-fn notes(asked: &Asked) -> Vec<String> {
+fn notes(asked: &GenerationRequest) -> Vec<String> {
     let tools = asked.tools.iter().flat_map(|tools| &tools.tools);
     let of_tools = tools.filter_map(|tool| {
         let notes = HeldSchema::of(&tool.parameters).notes()?;
         Some(shortened(&format!("the arguments of the tool '{}' are not constrained to {notes}", tool.name)))
     });
     let of_answer = match &asked.form {
-        Some(Form::Schema(schema)) => HeldSchema::of(schema).notes(),
+        Some(OutputFormat::Schema(schema)) => HeldSchema::of(schema).notes(),
         _ => None,
     };
     of_tools

@@ -10,14 +10,14 @@ use kvant::gguf::printable_path;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::asked::kv_type;
 use super::body::Body;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::generation_request::kv_type;
 use super::origin::refuse_unless_json;
-use super::{Caller, Hosted, Server};
+use super::{Caller, ServedModel, Server};
+use crate::idle_sessions::CacheSpec;
 use crate::lanes::Owner;
-use crate::shelf::Stored;
 
 /// LoRA adapter by number, and its scale.
 #[derive(Debug, Clone, Deserialize)]
@@ -48,9 +48,9 @@ impl Wanted {
     }
 }
 
-impl Hosted {
+impl ServedModel {
     /// Returns the cache options of a request of `owner`.
-    pub(super) fn stored(&self, wanted: &Wanted, owner: &Owner) -> Result<Arc<Stored>, ApiError> {
+    pub(super) fn stored(&self, wanted: &Wanted, owner: &Owner) -> Result<Arc<CacheSpec>, ApiError> {
         let Wanted { kv, scales, model } = wanted;
         let usual = self.usual(owner);
         let strengths = match (scales, model) {
@@ -64,13 +64,13 @@ impl Hosted {
             (None, None) => usual,
             (kv, strengths) => {
                 let kv = kv.clone().unwrap_or_else(|| usual.options.clone());
-                Stored::new(kv, strengths.or_else(|| usual.strengths.clone()))
+                CacheSpec::new(kv, strengths.or_else(|| usual.lora_scales.clone()))
             }
         })
     }
 
     /// Returns the defaults of an owner, as set by requests with its key.
-    pub(super) fn usual(&self, owner: &Owner) -> Arc<Stored> {
+    pub(super) fn usual(&self, owner: &Owner) -> Arc<CacheSpec> {
         let set = self.usual_of.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(set.get(owner).unwrap_or(&self.usual))
     }
@@ -91,8 +91,8 @@ impl Hosted {
     }
 
     /// Returns the scale of each adapter for these cache options.
-    fn strengths_of(&self, stored: &Stored) -> Arc<[f32]> {
-        stored.strengths.clone().unwrap_or_else(|| self.model.lora_strengths().into())
+    fn strengths_of(&self, stored: &CacheSpec) -> Arc<[f32]> {
+        stored.lora_scales.clone().unwrap_or_else(|| self.model.lora_strengths().into())
     }
 
     /// Returns the scale of each adapter from a list; adapters not listed get 0.
@@ -139,7 +139,7 @@ pub(super) async fn set(
     let scales = Vec::<Scale>::deserialize(&body)
         .map_err(|_| ApiError::field("lora", FORM, super::fields::short(&body)))?;
     let strengths = hosted.strengths(&scales)?;
-    let stored = Stored::new(hosted.usual.options.clone(), Some(strengths));
+    let stored = CacheSpec::new(hosted.usual.options.clone(), Some(strengths));
     let mut set = hosted.usual_of.lock().unwrap_or_else(PoisonError::into_inner);
     // Requests whose scales equal the defaults share their cache.
     if hosted.strengths_of(&stored) == hosted.strengths_of(&hosted.usual) {

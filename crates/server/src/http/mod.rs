@@ -1,7 +1,7 @@
 //! HTTP API: routes, authentication and the path from a request to a [job](crate::worker::Job) and
 //! from events to a response.
 
-mod asked;
+mod anthropic;
 mod body;
 mod chat;
 mod completions;
@@ -9,26 +9,26 @@ mod conversation;
 mod embeddings;
 mod error;
 mod fields;
+mod fim;
 mod foreign;
-mod gap;
-mod head;
+mod generation_request;
 mod held;
 mod history;
+mod images;
+mod llama_cpp;
 mod loras;
-mod messages;
-mod named;
-mod native;
 mod ollama;
+mod openai_envelope;
 mod origin;
-mod pictures;
 mod prompt;
 mod refused;
-mod reply;
+mod request_id;
 mod rerank;
+mod response;
 mod responses;
 mod sampling;
 mod status;
-mod text;
+mod tokenize;
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -49,23 +49,23 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::CorsLayer;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::guide::Grammars;
+use crate::constraint::Grammars;
+use crate::idle_sessions::{CacheKey, CacheSpec};
 use crate::lanes::{Lanes, Owner};
-use crate::pool::Pool;
+use crate::models::ModelRegistry;
 use crate::priority::do_giving_way;
-use crate::shelf::{Kind, Stored};
 use crate::trace::Trace;
 use crate::worker::{EVENTS_OF_ANSWER, Job, Status};
-use crate::{Drawing, Options};
-use asked::Asked;
+use crate::{Options, ServerSampling};
 pub(crate) use body::Bodies;
 use conversation::{Conversation, Opening};
 pub(crate) use error::ApiError;
 use fields::Fields;
+use generation_request::GenerationRequest;
 use held::Held;
-use named::RequestId;
-pub(crate) use named::cors;
-use reply::{Format, Listener};
+use request_id::RequestId;
+pub(crate) use request_id::cors;
+use response::{ApiFormat, Listener};
 
 /// `system_fingerprint` of every response, in the format of llama.cpp's builds: clients expect a
 /// leading `b`.
@@ -79,17 +79,17 @@ const MAX_TEXT: usize = 6 << 20;
 const LONG_TEXT: usize = 1 << 20;
 
 /// Served model.
-pub(crate) struct Hosted {
+pub(crate) struct ServedModel {
     pub name: String,
     pub model: Model,
     /// Maximum tokens of a conversation.
     pub n_ctx: usize,
     /// Cache options of requests that set none.
-    pub usual: Arc<Stored>,
+    pub usual: Arc<CacheSpec>,
     /// The same for API keys that have changed their LoRA scales.
-    pub usual_of: Mutex<HashMap<Owner, Arc<Stored>>>,
+    pub usual_of: Mutex<HashMap<Owner, Arc<CacheSpec>>>,
     /// Sampling parameters of requests that set none.
-    pub drawing: Drawing,
+    pub sampling_defaults: ServerSampling,
     /// Value of the template's `enable_thinking` for requests that set none.
     pub thinks: Option<bool>,
     /// Maximum reasoning tokens of requests that set none.
@@ -106,9 +106,9 @@ pub(crate) struct Hosted {
 /// State shared by all handlers.
 pub(crate) struct Server {
     pub options: Options,
-    pub pool: Arc<Pool>,
+    pub pool: Arc<ModelRegistry>,
     /// Number of requests that were assigned a seed.
-    pub n_asked: AtomicU64,
+    pub n_requests: AtomicU64,
     /// Memory budget and limits that request bodies share.
     pub bodies: Bodies,
     /// The server is shutting down and accepts no more work.
@@ -152,29 +152,29 @@ fn new_id(prefix: &str) -> String {
 impl Server {
     /// Returns the sampling parameters of a request that sets none, with a seed of its own unless
     /// the seed is fixed.
-    fn drawing(&self, hosted: &Hosted) -> Drawing {
-        let Drawing { usual, likeliest } = hosted.drawing;
+    fn sampling_defaults(&self, hosted: &ServedModel) -> ServerSampling {
+        let ServerSampling { usual, likeliest } = hosted.sampling_defaults;
         if self.options.has_one_seed {
-            return hosted.drawing;
+            return hosted.sampling_defaults;
         }
-        let n = self.n_asked.fetch_add(1, Ordering::Relaxed);
+        let n = self.n_requests.fetch_add(1, Ordering::Relaxed);
         // Choices of one request use consecutive seeds, so the seeds of two requests must not be
         // consecutive. Clients may parse 31 bits.
         let own = |params: SamplerParams| {
             let seed = xxh3_64_with_seed(&n.to_le_bytes(), params.seed) >> 33;
             SamplerParams { seed, ..params }
         };
-        Drawing { usual: own(usual), likeliest: own(likeliest) }
+        ServerSampling { usual: own(usual), likeliest: own(likeliest) }
     }
 
     /// Returns the model that a request names.
-    pub async fn hosted(&self, fields: &Fields) -> Result<Arc<Hosted>, ApiError> {
+    pub async fn hosted(&self, fields: &Fields) -> Result<Arc<ServedModel>, ApiError> {
         let name: Option<String> = fields.get("model", "a name")?;
         self.pool.get(name.as_deref()).await
     }
 }
 
-impl Hosted {
+impl ServedModel {
     pub fn tokenizer(&self) -> &Tokenizer {
         self.model.tokenizer().expect("a model is only served with a tokenizer")
     }
@@ -240,16 +240,16 @@ impl Hosted {
     pub async fn open(
         &self,
         fields: &Fields,
-        defaults: &Drawing,
+        defaults: &ServerSampling,
         caller: &Caller,
-    ) -> Result<(Asked, Opening), ApiError> {
-        let mut asked = Asked::read(fields, defaults, self)?;
+    ) -> Result<(GenerationRequest, Opening), ApiError> {
+        let mut asked = GenerationRequest::read(fields, defaults, self)?;
         let conversation = self.conversation(fields)?;
         asked.hold_to(&conversation);
         asked.answer.call_marks = conversation.call_marks(self.tokenizer());
         let mut opening = self.opening(conversation, caller).await?;
-        asked.answer.thinking = opening.thinking.take();
-        asked.answer.pictures = std::mem::take(&mut opening.pictures);
+        asked.answer.reasoning_budget = opening.thinking.take();
+        asked.answer.images = std::mem::take(&mut opening.pictures);
         Ok((asked, opening))
     }
 
@@ -259,7 +259,7 @@ impl Hosted {
         let open = move |model: &Model, client: &Client| {
             conversation.open(model, n_ctx, |file| {
                 client.check()?;
-                Ok(model.look_for(owner.as_deref(), file)?)
+                Ok(model.encode_image_for(owner.as_deref(), file)?)
             })
         };
         self.tokens(n_bytes, open).await
@@ -280,10 +280,10 @@ impl Hosted {
     }
 
     /// Submits a job per prompt and returns the response, streamed or whole.
-    pub async fn answer<F: Format>(
+    pub async fn answer<F: ApiFormat>(
         self: &Arc<Self>,
         prompts: Vec<Vec<u32>>,
-        asked: &Asked,
+        asked: &GenerationRequest,
         caller: &Caller,
         mut format: F,
     ) -> Result<Response, ApiError> {
@@ -300,7 +300,7 @@ impl Hosted {
             let job = Job {
                 answer: asked.answer_to(prompt.len(), self.n_ctx, first),
                 prompt: prompt.into(),
-                kind: Kind { stored: Arc::clone(&stored), owner: caller.owner.clone() },
+                kind: CacheKey { spec: Arc::clone(&stored), owner: caller.owner.clone() },
                 guides: guides.fork(),
                 n: asked.n,
                 first,
@@ -342,8 +342,8 @@ fn router_with(others: Router<Arc<Server>>, server: Arc<Server>, cors: CorsLayer
         .route("/v1/models/{*id}", get(status::model))
         .route("/chat/completions", post(chat::chat))
         .route("/v1/chat/completions", post(chat::chat))
-        .route("/chat/completions/input_tokens", post(text::count_tokens))
-        .route("/v1/chat/completions/input_tokens", post(text::count_tokens))
+        .route("/chat/completions/input_tokens", post(tokenize::count_tokens))
+        .route("/v1/chat/completions/input_tokens", post(tokenize::count_tokens))
         .route("/v1/completions", post(completions::completions))
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/embedding", post(embeddings::embedding))
@@ -352,13 +352,13 @@ fn router_with(others: Router<Arc<Server>>, server: Arc<Server>, cors: CorsLayer
         .route("/v1/rerank", post(rerank::rerank))
         .route("/reranking", post(rerank::rerank))
         .route("/v1/reranking", post(rerank::rerank))
-        .route("/completion", post(native::completion))
-        .route("/completions", post(native::completion))
-        .route("/infill", post(native::infill))
+        .route("/completion", post(llama_cpp::completion))
+        .route("/completions", post(llama_cpp::completion))
+        .route("/infill", post(llama_cpp::infill))
         .route("/responses", post(responses::responses))
         .route("/v1/responses", post(responses::responses))
-        .route("/v1/messages", post(messages::messages))
-        .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/api/version", get(ollama::version))
         .route("/api/tags", get(ollama::tags))
         .route("/api/ps", get(ollama::running))
@@ -373,17 +373,17 @@ fn router_with(others: Router<Arc<Server>>, server: Arc<Server>, cors: CorsLayer
         .route("/api/embed", post(ollama::embed))
         .route("/api/embeddings", post(ollama::embeddings))
         .route("/lora-adapters", get(loras::list).post(loras::set))
-        .route("/tokenize", post(text::tokenize))
-        .route("/detokenize", post(text::detokenize))
-        .route("/tokenizer_info", get(text::tokenizer_info))
-        .route("/apply-template", post(text::apply_template))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .route("/tokenizer_info", get(tokenize::tokenizer_info))
+        .route("/apply-template", post(tokenize::apply_template))
         .fallback(unknown)
         .method_not_allowed_fallback(not_so)
         .layer(from_fn_with_state(Arc::clone(&server), admit))
         .layer(CatchPanicLayer::custom(error::panicked))
         .layer(DefaultBodyLimit::max(body::MAX_BYTES))
         .layer(cors)
-        .layer(from_fn(named::name))
+        .layer(from_fn(request_id::name))
         .with_state(server)
 }
 

@@ -10,20 +10,20 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use kvant::Model;
-use kvant::chat::Thoughts;
+use kvant::chat::ReasoningParser;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::asked::Asked;
 use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::gap::GapTokens;
-use super::reply::{Format, Framing, Heard, Piece, Sent};
-use super::{Caller, Hosted, Server, refused, sampling};
-use crate::answer::Finish;
-use crate::speech::{Call, Part, Speech};
+use super::fim::GapTokens;
+use super::generation_request::GenerationRequest;
+use super::response::{Accumulated, ApiFormat, Chunk, Delta, Framing};
+use super::{Caller, ServedModel, Server, refused, sampling};
+use crate::decoding::Finish;
+use crate::output_parser::{Call, OutputParser, Part};
 use crate::worker::Times;
 
 /// Error in ollama's format.
@@ -50,7 +50,7 @@ pub(super) async fn version() -> Json<Value> {
 }
 
 pub(super) async fn tags(State(server): State<Arc<Server>>) -> Json<Value> {
-    let tag = |(name, hosted): &(&str, Option<Arc<Hosted>>)| {
+    let tag = |(name, hosted): &(&str, Option<Arc<ServedModel>>)| {
         let bytes = hosted.as_ref().map_or(0, |hosted| hosted.model.weight_bytes());
         json!({
             "name": name,
@@ -67,7 +67,7 @@ pub(super) async fn tags(State(server): State<Arc<Server>>) -> Json<Value> {
 
 /// Lists the models in memory.
 pub(super) async fn running(State(server): State<Arc<Server>>) -> Json<Value> {
-    let running = |(name, hosted): &(&str, Option<Arc<Hosted>>)| {
+    let running = |(name, hosted): &(&str, Option<Arc<ServedModel>>)| {
         let hosted = hosted.as_ref()?;
         let bytes = hosted.model.weight_bytes();
         let on_gpu = if hosted.model.device().name == "cpu" { 0 } else { bytes };
@@ -98,7 +98,7 @@ fn digest(name: &str) -> String {
     format!("{:064x}", xxh3_128(name.as_bytes()))
 }
 
-fn details(hosted: Option<&Hosted>) -> Value {
+fn details(hosted: Option<&ServedModel>) -> Value {
     let family = hosted.and_then(|hosted| {
         hosted.model.gguf().meta().find::<&str>("general.architecture").ok().flatten().map(str::to_owned)
     });
@@ -142,8 +142,8 @@ fn capabilities(model: &Model) -> Vec<&'static str> {
     [
         ("completion", true),
         ("tools", !template.is_empty()),
-        ("thinking", Thoughts::of(&template, "") != Thoughts::none()),
-        ("vision", model.sees()),
+        ("thinking", ReasoningParser::of(&template, "") != ReasoningParser::none()),
+        ("vision", model.supports_images()),
         ("insert", GapTokens::of(model).is_some()),
     ]
     .into_iter()
@@ -152,7 +152,7 @@ fn capabilities(model: &Model) -> Vec<&'static str> {
 }
 
 /// Returns the model of a request; `name:latest` is `name`.
-async fn hosted(server: &Arc<Server>, fields: &Fields) -> Result<Arc<Hosted>, ApiError> {
+async fn hosted(server: &Arc<Server>, fields: &Fields) -> Result<Arc<ServedModel>, ApiError> {
     let name: Option<String> = fields.any(&["model", "name"], "a model's name")?;
     let name = name.as_deref().map(|name| name.strip_suffix(":latest").unwrap_or(name));
     server.pool.get(name).await
@@ -176,7 +176,7 @@ pub(super) async fn chat(
         into.insert("tools".to_owned(), tools.clone());
     }
     let (asked, Opening { tokens, speech, .. }) =
-        hosted.open(&Fields::new(into), &server.drawing(&hosted), &caller).await?;
+        hosted.open(&Fields::new(into), &server.sampling_defaults(&hosted), &caller).await?;
     let format = Ollama::new(&hosted, speech, true);
     Ok(hosted.answer(vec![tokens], &asked, &caller, format).await?)
 }
@@ -200,9 +200,9 @@ pub(super) async fn generate(
     }
     let mut into = translated(&fields)?;
     let (asked, tokens, speech) = if fields.flag("raw")? {
-        let asked = Asked::read(&Fields::new(into), &server.drawing(&hosted), &hosted)?;
+        let asked = GenerationRequest::read(&Fields::new(into), &server.sampling_defaults(&hosted), &hosted)?;
         let tokens = hosted.text_tokens(prompt).await?;
-        (asked, tokens, Speech::new(Thoughts::none(), None))
+        (asked, tokens, OutputParser::new(ReasoningParser::none(), None))
     } else {
         let system: Option<String> = fields.get("system", "a text")?;
         let system = system.map(|text| json!({ "role": "system", "content": text }));
@@ -211,7 +211,7 @@ pub(super) async fn generate(
         let messages: Vec<Value> = system.into_iter().chain([question]).collect();
         into.insert("messages".to_owned(), messages.into());
         let (asked, Opening { tokens, speech, .. }) =
-            hosted.open(&Fields::new(into), &server.drawing(&hosted), &caller).await?;
+            hosted.open(&Fields::new(into), &server.sampling_defaults(&hosted), &caller).await?;
         (asked, tokens, speech)
     };
     let format = Ollama::new(&hosted, speech, false);
@@ -266,7 +266,7 @@ pub(super) async fn embeddings(
 }
 
 /// Returns the response to an empty request: clients preload models with it.
-fn loaded(hosted: &Hosted, mut said: Value) -> Response {
+fn loaded(hosted: &ServedModel, mut said: Value) -> Response {
     let more =
         json!({ "model": hosted.name, "created_at": timestamp(), "done": true, "done_reason": "load" });
     if let (Some(said), Value::Object(more)) = (said.as_object_mut(), more) {
@@ -347,8 +347,8 @@ fn message(mut message: Value) -> Result<Value, ApiError> {
 struct Ollama {
     model: String,
     /// Output parser in its initial state.
-    whole: Speech,
-    speech: Speech,
+    whole: OutputParser,
+    speech: OutputParser,
     /// Output received and not yet sent.
     thought: String,
     said: String,
@@ -359,7 +359,7 @@ struct Ollama {
 }
 
 impl Ollama {
-    fn new(hosted: &Hosted, speech: Speech, is_chat: bool) -> Self {
+    fn new(hosted: &ServedModel, speech: OutputParser, is_chat: bool) -> Self {
         let (model, whole) = (hosted.name.clone(), speech.clone());
         let (thought, said, calls, open) = Default::default();
         Self { model, whole, speech, thought, said, calls, open, is_chat }
@@ -376,7 +376,7 @@ impl Ollama {
             }
             match part {
                 Part::Text(text) => self.said += &text,
-                Part::Thought(text) => self.thought += &text,
+                Part::Reasoning(text) => self.thought += &text,
                 Part::Call(name) => self.open = Some(Call::of(name)),
                 Part::Arguments(text) => self.open.iter_mut().for_each(|call| call.arguments += &text),
             }
@@ -422,7 +422,7 @@ impl Ollama {
     }
 
     /// Returns the last line of a stream, or the only one.
-    fn last(&mut self, heard: &Heard) -> Value {
+    fn last(&mut self, heard: &Accumulated) -> Value {
         let mut line = self.take();
         line.insert("done".to_owned(), true.into());
         let reason = if heard.finish == Some(Finish::Length) { "length" } else { "stop" };
@@ -436,40 +436,40 @@ impl Ollama {
 fn durations(times: &Times) -> Map<String, Value> {
     let nanoseconds = |time: Duration| time.as_nanos() as u64;
     let fields = [
-        ("total_duration", nanoseconds(times.prompt.took + times.speaking)),
+        ("total_duration", nanoseconds(times.prompt.took + times.decode_time)),
         ("load_duration", 0),
         ("prompt_eval_count", times.prompt.total as u64),
         ("prompt_eval_duration", nanoseconds(times.prompt.took)),
-        ("eval_count", times.n_said as u64),
-        ("eval_duration", nanoseconds(times.speaking)),
+        ("eval_count", times.n_generated as u64),
+        ("eval_duration", nanoseconds(times.decode_time)),
     ];
     fields.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect()
 }
 
-impl Format for Ollama {
+impl ApiFormat for Ollama {
     const FRAMING: Framing = Framing::Lines;
 
-    fn piece(&mut self, piece: &Piece<'_>, out: &mut VecDeque<Sent>) {
+    fn delta(&mut self, piece: &Delta<'_>, out: &mut VecDeque<Chunk>) {
         self.hear(piece.text, piece.finish.is_some());
         let has_news = !(self.said.is_empty() && self.thought.is_empty() && self.calls.is_empty());
         if has_news {
             let mut line = self.take();
             line.insert("done".to_owned(), false.into());
-            out.push_back(Sent(line.into()));
+            out.push_back(Chunk(line.into()));
         }
         if piece.finish.is_some() {
             let last = self.last(piece.heard);
-            out.push_back(Sent(last));
+            out.push_back(Chunk(last));
         }
     }
 
-    fn end(&mut self, _heard: &[Heard], _out: &mut VecDeque<Sent>) {}
+    fn end(&mut self, _heard: &[Accumulated], _out: &mut VecDeque<Chunk>) {}
 
-    fn broken(&mut self, error: &ApiError, out: &mut VecDeque<Sent>) {
-        out.push_back(Sent(json!({ "error": error.message() })));
+    fn broken(&mut self, error: &ApiError, out: &mut VecDeque<Chunk>) {
+        out.push_back(Chunk(json!({ "error": error.message() })));
     }
 
-    fn whole(&mut self, heard: &[Heard]) -> Value {
+    fn whole(&mut self, heard: &[Accumulated]) -> Value {
         self.speech = self.whole.clone();
         self.take();
         self.hear(&heard[0].text, true);

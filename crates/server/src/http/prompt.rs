@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::error::ApiError;
 use super::fields::{Fields, text_bytes};
-use super::{Client, Hosted};
+use super::{Client, ServedModel};
 
 const EXPECTED: &str = "a text, a list of token numbers and texts, or a list of those";
 /// Maximum prompts of a request, as in OpenAI's API.
@@ -29,7 +29,7 @@ pub(super) enum Purpose {
 }
 
 /// Returns the prompts of a generation request, at most as many as fit in the queue.
-pub(super) async fn prompts(hosted: &Hosted, fields: &Fields) -> Result<Vec<Prompt>, ApiError> {
+pub(super) async fn prompts(hosted: &ServedModel, fields: &Fields) -> Result<Vec<Prompt>, ApiError> {
     if let Some(Value::Array(items)) = fields.value("prompt")
         && items.len() > hosted.most_waiting
         && !items.iter().any(Value::is_number)
@@ -42,7 +42,7 @@ pub(super) async fn prompts(hosted: &Hosted, fields: &Fields) -> Result<Vec<Prom
 
 /// Tokenizes the texts in the field `name`.
 pub(super) async fn texts(
-    hosted: &Hosted,
+    hosted: &ServedModel,
     fields: &Fields,
     name: &'static str,
     purpose: Purpose,

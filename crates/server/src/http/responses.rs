@@ -15,10 +15,10 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::foreign;
 use super::refused;
-use super::reply::{Format, Framing, Heard, Piece, Sent};
+use super::response::{Accumulated, ApiFormat, Chunk, Delta, Framing};
 use super::{Caller, Server, new_id};
-use crate::answer::Finish;
-use crate::speech::{Call, Part, Speech};
+use crate::decoding::Finish;
+use crate::output_parser::{Call, OutputParser, Part};
 
 pub(super) async fn responses(
     State(server): State<Arc<Server>>,
@@ -30,7 +30,7 @@ pub(super) async fn responses(
     let model = fields.get("model", "a name")?.unwrap_or_else(|| hosted.name.clone());
     let words = translated(&fields)?;
     let (asked, Opening { tokens, speech, .. }) =
-        hosted.open(&words, &server.drawing(&hosted), &caller).await?;
+        hosted.open(&words, &server.sampling_defaults(&hosted), &caller).await?;
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let (id, number) = (new_id("resp"), 0);
     let format = Responses { id, model, created, request: fields, speech, items: Vec::new(), number };
@@ -115,7 +115,7 @@ struct Responses {
     model: String,
     created: u64,
     request: Fields,
-    speech: Speech,
+    speech: OutputParser,
     /// Output items so far; the last one may grow.
     items: Vec<Item>,
     /// Number of events sent.
@@ -147,7 +147,7 @@ impl Item {
     /// Appends a part to the item. Returns whether the part is of the item's type.
     fn extend(&mut self, part: &Part) -> bool {
         let (so_far, more) = match (&mut self.content, part) {
-            (Content::Text(text), Part::Text(more)) | (Content::Thought(text), Part::Thought(more)) => {
+            (Content::Text(text), Part::Text(more)) | (Content::Thought(text), Part::Reasoning(more)) => {
                 (text, more)
             }
             (Content::Call(call), Part::Arguments(more)) => (&mut call.arguments, more),
@@ -183,15 +183,15 @@ impl Item {
 }
 
 impl Responses {
-    fn response(&self, status: &str, output: Vec<Value>, heard: Option<&Heard>) -> Value {
+    fn response(&self, status: &str, output: Vec<Value>, heard: Option<&Accumulated>) -> Value {
         let asked = |name: &str, otherwise: Value| self.request.value(name).cloned().unwrap_or(otherwise);
         let usage = heard.map(|heard| {
-            let (read, said) = (heard.times.prompt.total, heard.times.n_said);
+            let (read, said) = (heard.times.prompt.total, heard.times.n_generated);
             json!({
                 "input_tokens": read,
                 "input_tokens_details": { "cached_tokens": heard.times.prompt.cached, "cache_write_tokens": 0 },
                 "output_tokens": said,
-                "output_tokens_details": { "reasoning_tokens": heard.times.n_thought },
+                "output_tokens_details": { "reasoning_tokens": heard.times.n_reasoning },
                 "total_tokens": read + said,
             })
         });
@@ -221,14 +221,14 @@ impl Responses {
         })
     }
 
-    fn send(&mut self, mut data: Value, out: &mut VecDeque<Sent>) {
+    fn send(&mut self, mut data: Value, out: &mut VecDeque<Chunk>) {
         data["sequence_number"] = self.number.into();
         self.number += 1;
-        out.push_back(Sent(data));
+        out.push_back(Chunk(data));
     }
 
     /// Starts an item.
-    fn open(&mut self, content: Content, out: &mut VecDeque<Sent>) {
+    fn open(&mut self, content: Content, out: &mut VecDeque<Chunk>) {
         self.close(out);
         let (index, item) = (self.items.len(), Item::new(content));
         let added = match &item.content {
@@ -250,7 +250,7 @@ impl Responses {
     }
 
     /// Ends the last item.
-    fn close(&mut self, out: &mut VecDeque<Sent>) {
+    fn close(&mut self, out: &mut VecDeque<Chunk>) {
         let Some(item) = self.items.last() else { return };
         let (index, id, value) = (self.items.len() - 1, item.id.clone(), item.value("completed"));
         let done = |kind: &str| json!({ "type": kind, "item_id": id, "output_index": index });
@@ -281,12 +281,12 @@ impl Responses {
     }
 
     /// Extends the last item, or starts another one.
-    fn part(&mut self, part: Part, out: &mut VecDeque<Sent>) {
+    fn part(&mut self, part: Part, out: &mut VecDeque<Chunk>) {
         let goes_on = self.items.last_mut().is_some_and(|item| item.extend(&part));
         let (kind, more) = match part {
             Part::Call(name) => return self.open(Content::Call(Call::of(name)), out),
             Part::Text(text) => ("response.output_text.delta", text),
-            Part::Thought(text) => ("response.reasoning_text.delta", text),
+            Part::Reasoning(text) => ("response.reasoning_text.delta", text),
             Part::Arguments(text) => ("response.function_call_arguments.delta", text),
         };
         if !goes_on {
@@ -310,7 +310,7 @@ impl Responses {
         self.items.iter().map(|item| item.value("completed")).collect()
     }
 
-    fn hear(&mut self, text: &str, is_last: bool, out: &mut VecDeque<Sent>) {
+    fn hear(&mut self, text: &str, is_last: bool, out: &mut VecDeque<Chunk>) {
         let mut parts = self.speech.push(text);
         if is_last {
             parts.extend(self.speech.rest());
@@ -322,37 +322,37 @@ impl Responses {
     }
 }
 
-fn status(heard: &Heard) -> &'static str {
+fn status(heard: &Accumulated) -> &'static str {
     if heard.finish == Some(Finish::Length) { "incomplete" } else { "completed" }
 }
 
-impl Format for Responses {
+impl ApiFormat for Responses {
     const FRAMING: Framing = Framing::Named;
 
-    fn begin(&mut self, out: &mut VecDeque<Sent>) {
+    fn begin(&mut self, out: &mut VecDeque<Chunk>) {
         for kind in ["response.created", "response.in_progress"] {
             let response = self.response("in_progress", Vec::new(), None);
             self.send(json!({ "type": kind, "response": response }), out);
         }
     }
 
-    fn piece(&mut self, piece: &Piece<'_>, out: &mut VecDeque<Sent>) {
+    fn delta(&mut self, piece: &Delta<'_>, out: &mut VecDeque<Chunk>) {
         self.hear(piece.text, piece.finish.is_some(), out);
     }
 
-    fn end(&mut self, heard: &[Heard], out: &mut VecDeque<Sent>) {
+    fn end(&mut self, heard: &[Accumulated], out: &mut VecDeque<Chunk>) {
         let status = status(&heard[0]);
         let response = self.response(status, self.output(), heard.first());
         self.send(json!({ "type": format!("response.{status}"), "response": response }), out);
     }
 
-    fn broken(&mut self, error: &ApiError, out: &mut VecDeque<Sent>) {
+    fn broken(&mut self, error: &ApiError, out: &mut VecDeque<Chunk>) {
         let mut data = error.object();
         data["type"] = "error".into();
         self.send(data, out);
     }
 
-    fn whole(&mut self, heard: &[Heard]) -> Value {
+    fn whole(&mut self, heard: &[Accumulated]) -> Value {
         // The items have been collected from the events of the answer.
         self.response(status(&heard[0]), self.output(), heard.first())
     }

@@ -3,10 +3,10 @@
 use kvant::{Breakers, Dry, Dynatemp, Mirostat, MirostatVersion, SamplerParams, Xtc};
 use serde_json::{Map, Value, json};
 
-use super::Hosted;
+use super::ServedModel;
 use super::error::ApiError;
 use super::fields::{Fields, short};
-use crate::Drawing;
+use crate::ServerSampling;
 
 /// Field names, without the seed and vLLM's aliases.
 pub(super) const NAMES: [&str; 20] = [
@@ -37,7 +37,7 @@ const MOST_BREAKERS: usize = 64;
 const LONGEST_BREAKER: usize = 256;
 
 /// Reads the sampling parameters of a request, with `defaults` for missing fields.
-pub(super) fn sampler(fields: &Fields, defaults: &Drawing) -> Result<SamplerParams, ApiError> {
+pub(super) fn sampler(fields: &Fields, defaults: &ServerSampling) -> Result<SamplerParams, ApiError> {
     let number = |name| fields.get::<f32>(name, "a number");
     // Negative values mean all tokens, as in llama.cpp.
     let last = |name| {
@@ -99,7 +99,7 @@ pub(super) fn seed(fields: &Fields) -> Result<Option<u64>, ApiError> {
 }
 
 /// Returns the DRY sequence breakers of a request, or the default ones.
-pub(super) fn breakers(fields: &Fields, dry: Dry, hosted: &Hosted) -> Result<Breakers, ApiError> {
+pub(super) fn breakers(fields: &Fields, dry: Dry, hosted: &ServedModel) -> Result<Breakers, ApiError> {
     let name = "dry_sequence_breakers";
     let given: Option<Vec<String>> = fields.get(name, "a list of texts")?;
     let texts = given.unwrap_or_else(|| Breakers::USUAL.map(str::to_owned).to_vec());

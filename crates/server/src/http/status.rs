@@ -12,8 +12,8 @@ use kvant::gguf::printable_path;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::{FINGERPRINT, Hosted, Server, sampling};
-use crate::answer::token_text;
+use super::{FINGERPRINT, ServedModel, Server, sampling};
+use crate::decoding::token_text;
 use crate::metrics::older;
 
 /// Chat page in one file that loads nothing else. Its parts are shared with the serverless page in
@@ -64,7 +64,7 @@ pub(super) async fn metrics(State(server): State<Arc<Server>>, headers: HeaderMa
 
 pub(super) async fn models(State(server): State<Arc<Server>>) -> Json<Value> {
     let models = server.pool.models();
-    let of_model = |(name, hosted): &(&str, Option<Arc<Hosted>>)| card(name, hosted.as_deref());
+    let of_model = |(name, hosted): &(&str, Option<Arc<ServedModel>>)| card(name, hosted.as_deref());
     let adapters = models.iter().filter_map(|(_, hosted)| hosted.as_deref()).flat_map(adapter_cards);
     let data: Vec<Value> = models.iter().map(of_model).chain(adapters).collect();
     Json(json!({ "object": "list", "data": data, "models": data }))
@@ -83,7 +83,7 @@ pub(super) async fn model(
 }
 
 /// Returns the model cards of the adapters of a model, which are addressed by name.
-fn adapter_cards(hosted: &Hosted) -> impl Iterator<Item = Value> {
+fn adapter_cards(hosted: &ServedModel) -> impl Iterator<Item = Value> {
     hosted.model.loras().iter().map(|lora| {
         let mut card = named(&lora.name, true);
         card["parent"] = json!(hosted.name);
@@ -108,9 +108,9 @@ fn named(name: &str, is_loaded: bool) -> Value {
 }
 
 /// Returns the card of a model; one that is not loaded has only the common fields.
-fn card(name: &str, hosted: Option<&Hosted>) -> Value {
+fn card(name: &str, hosted: Option<&ServedModel>) -> Value {
     let mut card = named(name, hosted.is_some());
-    if let Some(Hosted { model, n_ctx, .. }) = hosted {
+    if let Some(ServedModel { model, n_ctx, .. }) = hosted {
         let config = model.config();
         card["max_model_len"] = json!(n_ctx);
         card["meta"] = json!({
@@ -127,7 +127,7 @@ fn card(name: &str, hosted: Option<&Hosted>) -> Value {
 
 pub(super) async fn props(State(server): State<Arc<Server>>) -> Result<Json<Value>, ApiError> {
     let hosted = server.pool.first()?;
-    let sampler = &hosted.drawing.usual;
+    let sampler = &hosted.sampling_defaults.usual;
     let mut params = sampling::told(sampler);
     params.extend(
         [("n_predict", json!(-1)), ("seed", json!(sampler.seed))]
@@ -142,7 +142,7 @@ pub(super) async fn props(State(server): State<Arc<Server>>) -> Result<Json<Valu
         "chat_template": hosted.template_source(),
         "bos_token": text(tokenizer.bos()),
         "eos_token": text(tokenizer.eos()),
-        "modalities": { "vision": hosted.model.sees(), "audio": false },
+        "modalities": { "vision": hosted.model.supports_images(), "audio": false },
         "build_info": FINGERPRINT,
         "device": hosted.model.device().name,
         "kv_types": types(&hosted),
@@ -157,7 +157,7 @@ pub(super) async fn props(State(server): State<Arc<Server>>) -> Result<Json<Valu
 /// here.
 pub(super) async fn slots(State(server): State<Arc<Server>>) -> Result<Json<Value>, ApiError> {
     let counts = server.pool.status().counts;
-    let (busy, n_ctx) = (counts.reading + counts.speaking, server.pool.first()?.n_ctx);
+    let (busy, n_ctx) = (counts.prefill + counts.decode, server.pool.first()?.n_ctx);
     let slot = |id: usize| json!({ "id": id, "n_ctx": n_ctx, "is_processing": id < busy });
     Ok(Json((0..server.options.n_running).map(slot).collect()))
 }
@@ -181,15 +181,15 @@ pub(super) async fn kv(State(server): State<Arc<Server>>) -> Result<Json<Value>,
         "disk_budget": status.store.disk_budget,
         "tokens": status.tokens,
         "types": types(&*server.pool.first()?),
-        "running": counts.reading + counts.speaking,
+        "running": counts.prefill + counts.decode,
         "waiting": counts.waiting,
-        "parked": counts.parked,
+        "parked": counts.preempted,
         "idle": status.idle,
     })))
 }
 
 /// Returns the names of the key and value types: `mixed` if they differ by layer or head.
-fn types(hosted: &Hosted) -> [&'static str; 2] {
+fn types(hosted: &ServedModel) -> [&'static str; 2] {
     let kv = &hosted.usual.options;
     let (k, v) = kv
         .plan(&hosted.model.config().kv_shape())

@@ -18,10 +18,10 @@ fn server() -> Arc<Server> {
         ..Options::new("pocket", kv)
     };
     let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
-    let pool = Arc::new(Pool::new(model, options.clone(), channel(1).0).unwrap());
+    let pool = Arc::new(ModelRegistry::new(model, options.clone(), channel(1).0).unwrap());
     let (n_asked, is_leaving) = (AtomicU64::new(0), AtomicBool::new(false));
     let bodies = Bodies::default();
-    Arc::new(Server { options, pool, n_asked, bodies, is_leaving, work: Arc::default() })
+    Arc::new(Server { options, pool, n_requests: n_asked, bodies, is_leaving, work: Arc::default() })
 }
 
 #[test]

@@ -158,9 +158,9 @@ impl Engine {
     fn act(&mut self) -> bool {
         let act = self.scheduler.next(self.memory());
         match act {
-            Act::Wait => return false,
-            Act::Evict => _ = self.idle.remove(0),
-            Act::Begin(id) | Act::Resume(id) => {
+            Action::Wait => return false,
+            Action::Evict => _ = self.idle.remove(0),
+            Action::Admit(id) | Action::Resume(id) => {
                 let job = &self.jobs[&id];
                 let has_spoken = job.tokens.len() > job.prompt.len();
                 // In decode, the last token is not fed yet.
@@ -168,17 +168,17 @@ impl Engine {
                 let cache = self.attach(known);
                 let n = cache.tokens.len();
                 match act {
-                    Act::Begin(_) => self.scheduler.began(id, n),
+                    Action::Admit(_) => self.scheduler.began(id, n),
                     _ => self.scheduler.resumed(id, n),
                 }
                 self.jobs.get_mut(&id).expect("a job").cache = Some(cache);
             }
-            Act::Park(id) => self.jobs.get_mut(&id).expect("a job").cache = None,
-            Act::End(id) => {
+            Action::Preempt(id) => self.jobs.get_mut(&id).expect("a job").cache = None,
+            Action::End(id) => {
                 let job = self.jobs.remove(&id).expect("a job");
                 assert!(job.tokens.len() > 1);
             }
-            Act::Run(rows) => self.run(&rows),
+            Action::Run(rows) => self.run(&rows),
         }
         assert!(self.used() <= self.scheduler.limits().budget, "{} bytes", self.used());
         true
@@ -325,16 +325,16 @@ fn a_shared_prefix_is_read_once() {
 fn forks_of_a_prompt_respect_the_running_slots() {
     let mut engine = Engine::new(10_000, 3);
     let first = engine.submit(1, &[1, 2, 3, 4, 5, 6], 20).unwrap();
-    while engine.scheduler.counts().speaking == 0 {
+    while engine.scheduler.counts().decode == 0 {
         engine.act();
     }
     let forks: Vec<Id> = (0..5).map(|_| engine.scheduler.fork(first).unwrap()).collect();
     let counts = engine.scheduler.counts();
-    assert_eq!((counts.speaking, counts.parked), (3, 3));
-    assert_eq!(forks.iter().filter(|&&id| engine.scheduler.is_parked(id)).count(), 3);
+    assert_eq!((counts.decode, counts.preempted), (3, 3));
+    assert_eq!(forks.iter().filter(|&&id| engine.scheduler.is_preempted(id)).count(), 3);
     // When a sequence ends, the oldest waiting one resumes.
     engine.scheduler.remove(forks[0]);
-    assert_eq!(engine.scheduler.next(engine.memory()), Act::Resume(forks[2]));
+    assert_eq!(engine.scheduler.next(engine.memory()), Action::Resume(forks[2]));
 }
 
 #[test]

@@ -11,10 +11,10 @@ use std::time::SystemTime;
 use kvant::{Error, Model, Session};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::tier::{Kept, Tier};
+use super::tier::{OffloadedSession, Tier};
 use crate::ServeError;
 use crate::events::{Blocks, Medium};
-use crate::shelf::Kind;
+use crate::idle_sessions::CacheKey;
 
 /// File extension.
 const ENDING: &str = "kvctx";
@@ -33,7 +33,7 @@ impl Disk {
     pub fn open(folder: PathBuf, budget: u64, model: &Model) -> Result<Self, ServeError> {
         let failed = |source| ServeError::Folder { folder: folder.clone(), source };
         make(&folder).map_err(failed)?;
-        let mut found: Vec<(SystemTime, Kept<PathBuf>)> = Vec::new();
+        let mut found: Vec<(SystemTime, OffloadedSession<PathBuf>)> = Vec::new();
         for entry in fs::read_dir(&folder).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
             if let Some(kept) = read(&path, model) {
@@ -52,7 +52,7 @@ impl Disk {
     /// Saves a conversation of `needed` bytes by `write`, if it fits and is not present.
     pub fn save(
         &mut self,
-        (hash, kind, tokens): (u64, &Kind, &[u32]),
+        (hash, kind, tokens): (u64, &CacheKey, &[u32]),
         needed: u64,
         blocks: &Blocks,
         write: impl FnOnce(&Path) -> Result<u64, Error>,
@@ -69,7 +69,8 @@ impl Disk {
         let path = self.folder.join(format!("{hash:016x}-{:016x}.{ENDING}", text.digest()));
         match write(&path) {
             Ok(bytes) => {
-                let mut kept = Kept { kind: hash, tokens: tokens.to_vec(), bytes, place: path, held: None };
+                let mut kept =
+                    OffloadedSession { kind: hash, tokens: tokens.to_vec(), bytes, place: path, held: None };
                 kept.tell(blocks, kind);
                 self.tier.push(kept);
             }
@@ -83,7 +84,7 @@ impl Disk {
         &mut self,
         index: usize,
         session: &mut Session,
-        (kind, prompt): (&Kind, &[u32]),
+        (kind, prompt): (&CacheKey, &[u32]),
         blocks: &Blocks,
     ) {
         let Some(mut kept) = self.tier.take(index) else { return };
@@ -110,9 +111,9 @@ impl Disk {
     }
 }
 
-impl Kept<PathBuf> {
+impl OffloadedSession<PathBuf> {
     /// Publishes its blocks once its cache key is known.
-    pub fn tell(&mut self, blocks: &Blocks, kind: &Kind) {
+    pub fn tell(&mut self, blocks: &Blocks, kind: &CacheKey) {
         let Self { tokens, held, .. } = self;
         held.get_or_insert_with(|| {
             let mut held = blocks.hold(Medium::Disk, kind);
@@ -122,19 +123,19 @@ impl Kept<PathBuf> {
     }
 }
 
-fn remove(kept: Kept<PathBuf>) {
+fn remove(kept: OffloadedSession<PathBuf>) {
     // Another process may have removed it.
     _ = fs::remove_file(kept.place);
 }
 
 /// Reads a file of an earlier process, if it belongs to this model.
-fn read(path: &Path, model: &Model) -> Option<Kept<PathBuf>> {
+fn read(path: &Path, model: &Model) -> Option<OffloadedSession<PathBuf>> {
     let name = path.file_name()?.to_str()?.strip_suffix(ENDING)?.strip_suffix('.')?;
     let kind = u64::from_str_radix(name.split_once('-')?.0, 16).ok()?;
     let bytes = fs::metadata(path).ok()?.len();
     keep_private(path);
     match model.saved_tokens(path) {
-        Ok(tokens) => Some(Kept { kind, tokens, bytes, place: path.to_owned(), held: None }),
+        Ok(tokens) => Some(OffloadedSession { kind, tokens, bytes, place: path.to_owned(), held: None }),
         Err(error) => {
             tracing::info!(%error, "left alone");
             None

@@ -15,10 +15,10 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::ServeError;
 use crate::events::Blocks;
-use crate::shelf::Kind;
+use crate::idle_sessions::CacheKey;
 use disk::Disk;
 use ram::{InRam, Ram};
-use tier::Kept;
+use tier::OffloadedSession;
 
 /// Minimum tokens that are worth saving or loading.
 const LEAST: usize = 128;
@@ -77,12 +77,12 @@ impl Store {
 
     /// Saves a conversation if it is long enough and fits: in host memory, where the least recently
     /// used ones make room, or else on disk.
-    pub fn save(&mut self, kind: &Kind, session: &Session) {
+    pub fn save(&mut self, kind: &CacheKey, session: &Session) {
         let (hash, tokens) = (self.hash(kind), session.tokens());
         let is_kept =
             self.ram.has(hash, tokens) || self.disk.as_ref().is_some_and(|disk| disk.tier.has(hash, tokens));
         // Ids of image tokens are meaningless in a file.
-        if tokens.len() < LEAST || is_kept || session.holds_pictures() {
+        if tokens.len() < LEAST || is_kept || session.has_images() {
             return;
         }
         // A prefix on disk outlives the process, and is removed when the longer conversation is
@@ -107,7 +107,7 @@ impl Store {
     }
 
     /// Without a disk it is dropped, and recomputed when needed.
-    fn move_to_disk(&mut self, kept: &Kept<InRam>) {
+    fn move_to_disk(&mut self, kept: &OffloadedSession<InRam>) {
         if let Some(disk) = &mut self.disk {
             let InRam { saved, kind } = &kept.place;
             let write = |path: &Path| saved.write(path);
@@ -116,7 +116,7 @@ impl Store {
     }
 
     /// Loads the longest saved prefix of `tokens` into `session`, if it is long enough.
-    pub fn load(&mut self, session: &mut Session, kind: &Kind, tokens: &[u32]) {
+    pub fn load(&mut self, session: &mut Session, kind: &CacheKey, tokens: &[u32]) {
         let least = session.tokens().len() + LEAST;
         let hash = self.hash(kind);
         let is_worth_it = |(n, _): &(usize, usize)| *n >= least;
@@ -154,8 +154,8 @@ impl Store {
         }
     }
 
-    fn hash(&self, kind: &Kind) -> u64 {
-        xxh3_64(format!("{} {:?}", self.model.computed_by(), kind.names()).as_bytes())
+    fn hash(&self, kind: &CacheKey) -> u64 {
+        xxh3_64(format!("{} {:?}", self.model.compute_fingerprint(), kind.names()).as_bytes())
     }
 }
 

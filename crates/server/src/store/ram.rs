@@ -3,15 +3,15 @@
 
 use kvant::{SavedSession, Session};
 
-use super::tier::{Kept, Tier};
+use super::tier::{OffloadedSession, Tier};
 use crate::events::{Blocks, Medium};
-use crate::shelf::Kind;
+use crate::idle_sessions::CacheKey;
 
 /// Conversation in host memory.
 pub(super) struct InRam {
     pub saved: SavedSession,
     /// Its cache key, in case it is moved.
-    pub kind: Kind,
+    pub kind: CacheKey,
 }
 
 pub(super) type Ram = Tier<InRam>;
@@ -29,7 +29,7 @@ impl Ram {
     }
 
     /// Saves a session that fits.
-    pub fn save(&mut self, hash: u64, kind: &Kind, session: &Session, blocks: &Blocks) {
+    pub fn save(&mut self, hash: u64, kind: &CacheKey, session: &Session, blocks: &Blocks) {
         let bytes = needed(session);
         match session.to_saved() {
             Ok(saved) => {
@@ -37,7 +37,7 @@ impl Ram {
                 let mut held = blocks.hold(Medium::Ram, kind);
                 held.grow(&tokens);
                 let place = InRam { saved, kind: kind.clone() };
-                self.push(Kept { kind: hash, tokens, bytes, place, held: Some(held) });
+                self.push(OffloadedSession { kind: hash, tokens, bytes, place, held: Some(held) });
             }
             // It will be recomputed when needed.
             Err(error) => tracing::warn!(%error, "a conversation cannot be saved"),

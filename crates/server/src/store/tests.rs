@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use kvant::{DType, KvOptions, OpenOptions, SessionOptions};
 
 use super::*;
-use crate::shelf::Stored;
+use crate::idle_sessions::CacheSpec;
 
 fn folder(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("kvant-store-{name}-{}", std::process::id()));
@@ -25,7 +25,7 @@ fn on_disk(folder: &Path) -> u64 {
 
 struct Test {
     model: Model,
-    kind: Kind,
+    kind: CacheKey,
 }
 
 impl Test {
@@ -33,7 +33,7 @@ impl Test {
         let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
         Self {
             model,
-            kind: Kind { stored: Stored::new(KvOptions::symmetric(DType::Turbo3), None), owner: None },
+            kind: CacheKey { spec: CacheSpec::new(KvOptions::symmetric(DType::Turbo3), None), owner: None },
         }
     }
 
@@ -43,7 +43,7 @@ impl Test {
     }
 
     fn empty(&self) -> Session {
-        let options = SessionOptions { n_ctx: None, kv: self.kind.stored.options.clone() };
+        let options = SessionOptions { n_ctx: None, kv: self.kind.spec.options.clone() };
         self.model.session(options).unwrap()
     }
 
@@ -78,7 +78,7 @@ fn longer(n: u32, seed: u32) -> Vec<u32> {
 
 /// Checks the usage against a recount, and against the budgets.
 fn check(store: &Store) {
-    let in_ram = |kept: &Kept<InRam>| kept.place.saved.n_bytes() + 4 * kept.tokens.len() as u64;
+    let in_ram = |kept: &OffloadedSession<InRam>| kept.place.saved.n_bytes() + 4 * kept.tokens.len() as u64;
     let ram: u64 = store.ram.iter().map(in_ram).sum();
     let used = store.in_use();
     assert_eq!(ram, used.ram);
@@ -94,7 +94,7 @@ fn check(store: &Store) {
 fn saved_sessions_are_restored_bitwise_after_a_restart() {
     let (test, folder) = (Test::new(), folder("again"));
     let text = text(700, 1);
-    let other = Kind { owner: Some("somebody".into()), ..test.kind.clone() };
+    let other = CacheKey { owner: Some("somebody".into()), ..test.kind.clone() };
     let disk = Some((&*folder, 1 << 30));
     {
         let mut store = test.store(0, disk);
@@ -122,7 +122,7 @@ fn a_session_offloaded_to_memory_continues_bitwise() {
     let test = Test::new();
     let text = text(700, 1);
     let mut store = test.store(1 << 30, None);
-    let other = Kind { owner: Some("somebody".into()), ..test.kind.clone() };
+    let other = CacheKey { owner: Some("somebody".into()), ..test.kind.clone() };
     let mut never = test.read(&text[..550]);
     // Saved repeatedly: during prefill, at an alignment boundary and after it.
     for (from, to) in [(0, 130), (130, 512), (512, 550)] {

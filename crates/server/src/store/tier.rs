@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use crate::events::Held;
 
 /// Saved conversation.
-pub(super) struct Kept<P> {
+pub(super) struct OffloadedSession<P> {
     /// Hash of its model, KV types and owner.
     pub kind: u64,
     pub tokens: Vec<u32>,
@@ -16,7 +16,7 @@ pub(super) struct Kept<P> {
     pub held: Option<Held>,
 }
 
-impl<P> Kept<P> {
+impl<P> OffloadedSession<P> {
     /// Returns the number of leading tokens it shares with `prompt`.
     fn common(&self, prompt: &[u32]) -> usize {
         self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count()
@@ -26,7 +26,7 @@ impl<P> Kept<P> {
 /// Conversations, least recently used first, within a budget in bytes.
 pub(super) struct Tier<P> {
     budget: u64,
-    kept: VecDeque<Kept<P>>,
+    kept: VecDeque<OffloadedSession<P>>,
 }
 
 impl<P> Tier<P> {
@@ -47,25 +47,25 @@ impl<P> Tier<P> {
         self.bytes() + bytes <= self.budget
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &Kept<P>> {
+    pub fn iter(&self) -> impl Iterator<Item = &OffloadedSession<P>> {
         self.kept.iter()
     }
 
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Kept<P>> {
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut OffloadedSession<P>> {
         self.kept.iter_mut()
     }
 
     /// Adds a conversation as the most recently used.
-    pub fn push(&mut self, kept: Kept<P>) {
+    pub fn push(&mut self, kept: OffloadedSession<P>) {
         self.kept.push_back(kept);
     }
 
     /// Removes the least recently used conversation.
-    pub fn pop(&mut self) -> Option<Kept<P>> {
+    pub fn pop(&mut self) -> Option<OffloadedSession<P>> {
         self.kept.pop_front()
     }
 
-    pub fn take(&mut self, index: usize) -> Option<Kept<P>> {
+    pub fn take(&mut self, index: usize) -> Option<OffloadedSession<P>> {
         self.kept.remove(index)
     }
 
@@ -75,8 +75,8 @@ impl<P> Tier<P> {
     }
 
     /// Removes a conversation that is a prefix of `tokens`: it is redundant once those are saved.
-    pub fn take_beginning(&mut self, kind: u64, tokens: &[u32]) -> Option<Kept<P>> {
-        let is_beginning = |kept: &Kept<P>| kept.kind == kind && tokens.starts_with(&kept.tokens);
+    pub fn take_beginning(&mut self, kind: u64, tokens: &[u32]) -> Option<OffloadedSession<P>> {
+        let is_beginning = |kept: &OffloadedSession<P>| kept.kind == kind && tokens.starts_with(&kept.tokens);
         self.kept.iter().position(is_beginning).and_then(|index| self.take(index))
     }
 

@@ -5,7 +5,7 @@ use tokio::sync::mpsc::channel;
 
 use super::*;
 use crate::Options;
-use crate::pool::Pool;
+use crate::models::ModelRegistry;
 
 /// Channel capacity beside the events that answers may emit at once.
 const AHEAD: usize = 8;
@@ -15,7 +15,7 @@ fn a_slow_client_of_several_prompts_receives_every_event() {
     let (n_jobs, max_tokens) = (8, 40);
     let options = Options { n_ctx: Some(64), ..Options::new("pocket", KvOptions::symmetric(DType::Turbo3)) };
     let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
-    let pool = Arc::new(Pool::new(model, options, channel(1).0).unwrap());
+    let pool = Arc::new(ModelRegistry::new(model, options, channel(1).0).unwrap());
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let hosted = runtime.block_on(pool.get(None)).unwrap();
     let answer = Arc::new(AnswerOptions { max_tokens, ignore_eos: true, ..AnswerOptions::default() });
@@ -23,12 +23,12 @@ fn a_slow_client_of_several_prompts_receives_every_event() {
     for first in 0..n_jobs {
         let job = Job {
             prompt: [1, 2 + first as u32].into(),
-            kind: Kind { stored: Arc::clone(&hosted.usual), owner: None },
+            kind: CacheKey { spec: Arc::clone(&hosted.usual), owner: None },
             n: 1,
             first,
             n_together: n_jobs,
             answer: Arc::clone(&answer),
-            guides: Guides::default(),
+            guides: Constraints::default(),
             tells_progress: true,
             scores: None,
             pooled: None,
@@ -44,9 +44,9 @@ fn a_slow_client_of_several_prompts_receives_every_event() {
         // Receives more slowly than the worker sends.
         std::thread::sleep(Duration::from_millis(2));
         match event {
-            Event::Said(index, _) => n_said[index] += 1,
+            Event::Token(index, _) => n_said[index] += 1,
             Event::Ended(index, _, _, times) => {
-                assert_eq!((n_said[index], times.n_said), (max_tokens, max_tokens))
+                assert_eq!((n_said[index], times.n_generated), (max_tokens, max_tokens))
             }
             Event::Failed { why, .. } => panic!("{why}"),
             _ => {}

@@ -11,7 +11,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Worker {
     /// Cancels the sequences of disconnected clients and pauses those whose channel is full.
-    pub(super) fn look_who_listens(&mut self) {
+    pub(super) fn drop_disconnected(&mut self) {
         let mut gone = Vec::new();
         for (&id, course) in &mut self.courses {
             // Each answer of the channel may emit all its events before the next check.
@@ -44,7 +44,7 @@ impl Worker {
         }
         for id in ready {
             self.await_mask(id, false);
-            self.go_on(id, 0, Instant::now());
+            self.advance(id, 0, Instant::now());
         }
         awaits
     }

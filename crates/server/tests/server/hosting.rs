@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::client::{options, start};
 use kvant::{DType, KvOptions, Model, OpenOptions, SamplerParams};
-use kvant_server::{Offer, Opened, Options};
+use kvant_server::{ModelSpec, Opened, Options};
 use serde_json::{Value, json};
 
 /// Returns the bundled model under another name, and a counter of its loads.
-fn offer(name: &str, bytes: u64) -> (Offer, Arc<AtomicUsize>) {
+fn offer(name: &str, bytes: u64) -> (ModelSpec, Arc<AtomicUsize>) {
     let loads = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&loads);
     let open = move || {
@@ -17,9 +17,9 @@ fn offer(name: &str, bytes: u64) -> (Offer, Arc<AtomicUsize>) {
         let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() });
         let model = model.map_err(|error| error.to_string())?;
         let drawing = SamplerParams { temperature: 0.0, top_k: 7, ..Default::default() }.into();
-        Ok(Opened { model, kv: KvOptions::symmetric(DType::Q8_0), drawing })
+        Ok(Opened { model, kv: KvOptions::symmetric(DType::Q8_0), sampling: drawing })
     };
-    (Offer { name: name.to_owned(), bytes, open: Arc::new(open) }, loads)
+    (ModelSpec { name: name.to_owned(), bytes, open: Arc::new(open) }, loads)
 }
 
 fn ask(model: &str) -> Value {

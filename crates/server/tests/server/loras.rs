@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::client::{Client, options, serve_model};
 use kvant::gguf::{GgufError, GgufWriter, TensorSink};
 use kvant::{DType, Gguf, LoraFile, Model, OpenOptions};
-use kvant_server::{Offer, Options};
+use kvant_server::{ModelSpec, Options};
 use serde_json::{Value, json};
 
 const PROMPT: &str = "The capital of France is";
@@ -204,8 +204,11 @@ fn an_adapter_is_selected_by_name_like_a_model() {
     let paths = ["formal", "terse"].map(|name| folder.join(format!("{name}.gguf")));
     paths.iter().zip(waves()).for_each(|(path, bytes)| std::fs::write(path, bytes).unwrap());
     let open = || paths.each_ref().map(|path| Gguf::open(path).unwrap());
-    let others =
-        vec![Offer { name: "other".to_owned(), bytes: 0, open: Arc::new(|| unreachable!("nobody asks")) }];
+    let others = vec![ModelSpec {
+        name: "other".to_owned(),
+        bytes: 0,
+        open: Arc::new(|| unreachable!("nobody asks")),
+    }];
     for options in [options(), Options { others, ..options() }] {
         let client = start_with(open(), [0.0, 0.0], options);
         let said = |path: &str, more: Value| {

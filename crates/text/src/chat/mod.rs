@@ -13,7 +13,7 @@
 mod builtin;
 mod error;
 mod pictures;
-mod thoughts;
+mod reasoning;
 
 #[cfg(test)]
 mod tests;
@@ -32,7 +32,7 @@ use serde_json::{Value as Json, json};
 pub use builtin::{BUILTIN, builtin};
 pub use error::{Line, TemplateError};
 use pictures::in_parts;
-pub use thoughts::{HAS_THOUGHT, Said, Thoughts, begun, take_until};
+pub use reasoning::{HAS_THOUGHT, ReasoningParser, TextPart, begun, take_until};
 
 use crate::jinja::{Given, Template};
 use crate::tokenizer::{Special, Tokenizer};

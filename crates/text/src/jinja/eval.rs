@@ -8,10 +8,10 @@ use hashbrown::HashMap;
 use jiff::civil::DateTime;
 
 use super::ast::{Args, Cmp, Expr, Filter, For, MacroDef, Post, Stmt, StmtKind};
-use super::meter::Meter;
+use super::limits::Meter;
 use super::text::{Draft, Text};
 use super::value::{Closure, Entries, Function, Items, List, Loop, Value};
-use super::{Fault, Located, methods, ops, place, show, time};
+use super::{Fault, Located, assign, methods, ops, repr, time};
 
 /// Maximum nesting depth of statements, expressions and macros. A level takes about a kilobyte of
 /// stack.
@@ -166,7 +166,7 @@ impl Interpreter {
             StmtKind::Data(text) => out.own(text)?,
             StmtKind::Print(expr) => {
                 let value = self.eval(expr)?;
-                show::print(&value, out, &self.meter)?;
+                repr::print(&value, out, &self.meter)?;
             }
             StmtKind::If(branches, otherwise) => {
                 for (test, body) in branches {
@@ -202,7 +202,7 @@ impl Interpreter {
             StmtKind::Call(call, def) => {
                 let caller = self.closure(def)?;
                 let value = self.call_block(call, caller)?;
-                show::print(&value, out, &self.meter)?;
+                repr::print(&value, out, &self.meter)?;
             }
             StmtKind::Filter(filters, body) => {
                 let (text, flow) = self.capture(|me, out| me.scoped(|me| me.body(body, out)))?;
@@ -210,7 +210,7 @@ impl Interpreter {
                     return Ok(flow);
                 }
                 let value = self.apply(filters, Value::Text(text))?;
-                show::print(&value, out, &self.meter)?;
+                repr::print(&value, out, &self.meter)?;
             }
             StmtKind::With(variables, body) => {
                 let mut values = Vec::new();
@@ -320,7 +320,7 @@ impl Interpreter {
                 me.line = *line;
                 for (i, post) in posts.iter().enumerate() {
                     value = match (post, &value) {
-                        (Post::Method(name, args), Value::List(_)) if place::CHANGES.contains(&&**name) => {
+                        (Post::Method(name, args), Value::List(_)) if assign::CHANGES.contains(&&**name) => {
                             drop(value);
                             me.change(base, &posts[..i], name, args)?
                         }
@@ -461,10 +461,10 @@ impl Interpreter {
             }
             Function::RaiseException => {
                 let message = args.need(0, "message")?;
-                Err(Fault::Raised(show::str(&message, &self.meter)?.as_str().to_owned()))
+                Err(Fault::Raised(repr::str(&message, &self.meter)?.as_str().to_owned()))
             }
             Function::StrftimeNow => {
-                let format = show::str(&args.need(0, "format")?, &self.meter)?;
+                let format = repr::str(&args.need(0, "format")?, &self.meter)?;
                 let format = format.as_str();
                 self.meter.read(format.len())?;
                 let mut out = Draft::new(&self.meter);

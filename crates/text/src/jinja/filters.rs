@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use super::Fault;
 use super::eval::{CallArgs, Interpreter};
-use super::show::{self, JsonStyle};
+use super::repr::{self, JsonStyle};
 use super::text::{Draft, Text};
 use super::value::{Entries, Items, List, Value};
 use super::{layout, methods, ops, printf};
@@ -129,7 +129,7 @@ impl Interpreter {
 
     /// `str(value)`
     pub(super) fn text(&self, value: &Value) -> Result<Text> {
-        show::str(value, &self.meter)
+        repr::str(value, &self.meter)
     }
 
     fn text_filter(&self, name: &str, text: Text, mut args: CallArgs) -> Result<Text> {
@@ -447,7 +447,7 @@ fn number_filter(
     name: &str,
     value: &Value,
     mut args: CallArgs,
-    meter: &super::meter::Meter,
+    meter: &super::limits::Meter,
 ) -> Result<Value> {
     meter.work(1)?;
     let told = match value {

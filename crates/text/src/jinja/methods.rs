@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use super::Fault;
 use super::eval::{CallArgs, Interpreter};
-use super::meter::Meter;
-use super::show;
+use super::limits::Meter;
+use super::repr;
 use super::text::{Draft, Text};
 use super::value::{Items, List, Value};
 use super::{eval, layout, ops};
@@ -217,7 +217,7 @@ pub(super) fn join(between: &Text, list: &List, meter: &Rc<Meter>) -> Result<Val
         if i > 0 {
             out.push_text(between)?;
         }
-        show::print(item, &mut out, meter)?;
+        repr::print(item, &mut out, meter)?;
     }
     Ok(Value::Text(out.finish()?))
 }

@@ -15,19 +15,19 @@
 //! template marks as safe is plain text. Generators are lists, and results derived from tuples are
 //! lists.
 
+mod assign;
 mod ast;
 mod eval;
 mod filters;
 mod groups;
 mod layout;
 mod lex;
-mod meter;
+mod limits;
 mod methods;
 mod ops;
 mod parse;
-mod place;
 mod printf;
-mod show;
+mod repr;
 mod text;
 mod time;
 mod value;
@@ -45,12 +45,12 @@ use jiff::civil::DateTime;
 use serde_json::Value as Json;
 
 pub(crate) use eval::MAX_DEPTH;
-pub(crate) use meter::{MAX_BYTES, MAX_STEPS};
+pub(crate) use limits::{MAX_BYTES, MAX_STEPS};
 pub(crate) use value::MAX_NESTING;
 
 use ast::Body;
 use eval::Interpreter;
-use meter::Meter;
+use limits::Meter;
 use value::Value;
 
 /// Maximum size of a template in bytes; the longest known has 40 thousand.

@@ -5,10 +5,10 @@ use std::rc::Rc;
 use super::Fault;
 use super::ast::{Cmp, Op};
 use super::eval::CallArgs;
-use super::meter::Meter;
+use super::limits::Meter;
 use super::text::{Draft, Text};
 use super::value::{Items, List, Loop, Value};
-use super::{printf, show};
+use super::{printf, repr};
 
 type Result<T> = std::result::Result<T, Fault>;
 
@@ -62,11 +62,11 @@ fn concat(left: Value, right: &Value, meter: &Rc<Meter>) -> Result<Value> {
         Value::Text(text) => Draft::of(text)?,
         left => {
             let mut out = Draft::new(meter);
-            show::print(&left, &mut out, meter)?;
+            repr::print(&left, &mut out, meter)?;
             out
         }
     };
-    show::print(right, &mut out, meter)?;
+    repr::print(right, &mut out, meter)?;
     Ok(Value::Text(out.finish()?))
 }
 

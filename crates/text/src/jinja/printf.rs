@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::str::CharIndices;
 
 use super::Fault;
-use super::meter::Meter;
-use super::show;
+use super::limits::Meter;
+use super::repr;
 use super::text::{Draft, Text};
 use super::value::{List, Map, Shape, Value};
 
@@ -173,9 +173,9 @@ fn within(width: u128) -> Result<usize> {
 impl Spec {
     fn write(&self, letter: char, value: &Value, out: &mut Draft, meter: &Rc<Meter>) -> Result<()> {
         let text = match letter {
-            's' => show::str(value, meter)?,
+            's' => repr::str(value, meter)?,
             'r' | 'a' => {
-                let text = show::quoted(value, meter)?;
+                let text = repr::quoted(value, meter)?;
                 if letter == 'a' { text.map(escaped)? } else { text }
             }
             'c' => one_character(value, meter)?,

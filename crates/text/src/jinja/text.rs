@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::Fault;
-use super::meter::{Held, Meter};
+use super::limits::{Held, Meter};
 
 /// Bytes of a text besides its characters: its counters and allocator overhead.
 const OVERHEAD: usize = 96;

@@ -67,7 +67,7 @@ mod tests {
             ("%", "%"),
             ("é%-", "é%-"),
         ] {
-            let mut out = Draft::new(&crate::jinja::meter::Meter::new());
+            let mut out = Draft::new(&crate::jinja::limits::Meter::new());
             strftime(format, now, &mut out).unwrap();
             assert_eq!(out.finish().unwrap().as_str(), want, "{format}");
         }

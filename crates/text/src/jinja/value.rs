@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Fault;
 use super::ast::{For, MacroDef};
-use super::meter::{Held, Meter};
+use super::limits::{Held, Meter};
 use super::text::Text;
 
 /// Maximum nesting of values; a conversation's tools have a dozen levels. Functions over values may

@@ -11,7 +11,7 @@ use super::error::{MergeFault, TokenizerError};
 use super::merge::{Joined, Merger, NONE};
 use super::model::TokenizerModel;
 use super::pre::PreTokenizer;
-use super::seams::Seams;
+use super::split_points::Seams;
 use super::vocab::Vocab;
 
 /// Merge rules, pre-tokenizer and initial symbols.

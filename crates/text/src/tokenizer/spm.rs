@@ -7,7 +7,7 @@
 
 use super::error::TokenizerError;
 use super::merge::{Joined, Merger, NONE};
-use super::seams::Seams;
+use super::split_points::Seams;
 use super::vocab::{TokenKind, Vocab};
 
 /// Merge priorities by token score.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kvant_cpu::CpuDevice;
 use kvant_gguf::Gguf;
-use kvant_vision::{Layout, Picture, Piece, Tower};
+use kvant_vision::{Image, Layout, Piece, VisionEncoder};
 
 /// Maximum error of rows, for values with a deviation of up to 1: f32 sums in another order.
 const ROWS: f32 = 2e-5;
@@ -42,16 +42,16 @@ impl Golden {
 }
 
 /// Calls `check` with the encoder of each model, and each image with its golden outputs.
-fn for_each(check: impl Fn(&str, &Tower<CpuDevice>, &Picture, &Golden)) {
+fn for_each(check: impl Fn(&str, &VisionEncoder<CpuDevice>, &Image, &Golden)) {
     let device = Arc::new(CpuDevice::from_env(None).unwrap());
     for name in ["smolvlm", "internvl", "pixtral", "mistral3", "lfm2vl", "qwen25vl", "qwen3vl"] {
         let model = folder().join("models").join(name);
         let gguf = Gguf::open(model.join("mmproj.gguf")).unwrap();
-        let tower = Tower::load(&gguf, Arc::clone(&device)).unwrap();
+        let tower = VisionEncoder::load(&gguf, Arc::clone(&device)).unwrap();
         for picture in ["wide", "tall"] {
             let file = std::fs::read(folder().join(format!("pictures/{picture}.png"))).unwrap();
             let golden = Golden::read(&model.join(format!("{picture}.golden")));
-            check(&format!("{name}, {picture}"), &tower, &Picture::decode(&file).unwrap(), &golden);
+            check(&format!("{name}, {picture}"), &tower, &Image::decode(&file).unwrap(), &golden);
         }
     }
 }
@@ -86,7 +86,7 @@ fn encoder_rows_equal_those_of_transformers() {
             let rgb = (0..3 * width * height)
                 .map(|i| colour(config, values[i % 3 * sides[0] * sides[1] + i / 3], i % 3))
                 .collect();
-            let tile = Picture::from_rgb(*width as u32, *height as u32, rgb).unwrap();
+            let tile = Image::from_rgb(*width as u32, *height as u32, rgb).unwrap();
             rows.push(tower.rows(&tile).unwrap());
         }
         let layout = Layout::new(config, picture).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kvant_cpu::CpuDevice;
 use kvant_gguf::{Gguf, GgufError, GgufWriter, TensorSink, Value};
-use kvant_vision::{Layout, Picture, Tower, VisionError};
+use kvant_vision::{Image, Layout, VisionEncoder, VisionError};
 
 const MODELS: [&str; 7] = ["smolvlm", "internvl", "pixtral", "mistral3", "lfm2vl", "qwen25vl", "qwen3vl"];
 
@@ -32,8 +32,8 @@ fn rewritten(gguf: &Gguf, set: impl FnOnce(&mut GgufWriter), without: &str) -> G
 }
 
 /// Encodes an image; returns the number of its rows.
-fn look(gguf: &Gguf, device: &Arc<CpuDevice>, picture: &Picture) -> Result<usize, VisionError> {
-    let tower = Tower::load(gguf, Arc::clone(device))?;
+fn look(gguf: &Gguf, device: &Arc<CpuDevice>, picture: &Image) -> Result<usize, VisionError> {
+    let tower = VisionEncoder::load(gguf, Arc::clone(device))?;
     let layout = Layout::new(tower.config(), picture)?;
     // The first tile suffices: faulty numbers can produce many tiles.
     tower.rows(&layout.tiles[0])?;
@@ -45,8 +45,8 @@ fn is_a_line(error: &VisionError) -> bool {
     !line.is_empty() && line.lines().count() == 1 && line.len() < 400
 }
 
-fn wide() -> Picture {
-    Picture::decode(&std::fs::read(folder().join("pictures/wide.png")).unwrap()).unwrap()
+fn wide() -> Image {
+    Image::decode(&std::fs::read(folder().join("pictures/wide.png")).unwrap()).unwrap()
 }
 
 #[test]
@@ -103,10 +103,10 @@ fn a_missing_encoder_tensor_is_reported_or_optional() {
 fn images_of_any_shape_are_encoded_or_refused() {
     let device = Arc::new(CpuDevice::from_env(Some(1)).unwrap());
     for name in MODELS {
-        let tower = Tower::load(&named(name), Arc::clone(&device)).unwrap();
+        let tower = VisionEncoder::load(&named(name), Arc::clone(&device)).unwrap();
         for [width, height] in [[1, 1], [1, 2000], [2000, 1], [31, 33], [640, 480], [3, 700]] {
             let rgb = (0..3 * width * height).map(|i| (i * 7 % 251) as u8).collect();
-            let picture = Picture::from_rgb(width as u32, height as u32, rgb).unwrap();
+            let picture = Image::from_rgb(width as u32, height as u32, rgb).unwrap();
             match Layout::new(tower.config(), &picture) {
                 Ok(layout) => {
                     assert!(layout.n_rows() > 0, "{name}, {width} x {height}");

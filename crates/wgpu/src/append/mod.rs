@@ -5,12 +5,12 @@
 //! has the last of them, and every sixteenth the second.
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{BalanceLayout, KvPart, KvStream, Place, Result, TileRows, TileWrite};
+use kvant_backend::{BalanceLayout, KvPart, KvTensor, Place, Result, TileRows, TileWrite};
 use kvant_codec::tile::{Side, TILE};
 use kvant_codec::{Codebook, DType, Rotation, Trellis, block32, finite, step, trellis};
 
 use crate::constants::Constants;
-use crate::each::NUMBERS;
+use crate::elementwise::NUMBERS;
 use crate::kv::{NONE, TILES, balance, has_centres, number, word};
 use crate::{Gpu, Part, Source, WgpuPage, groups, kv};
 
@@ -185,7 +185,7 @@ impl Lists {
     fn push(
         &mut self,
         part: &KvPart<'_, WgpuPage>,
-        stream: &KvStream,
+        stream: &KvTensor,
         head: usize,
         band: Option<&WgpuPage>,
     ) -> Result<()> {
@@ -241,7 +241,7 @@ const F16: u32 = {
 };
 
 /// Returns the fields shared by all writes to a KV tensor.
-fn common(part: &KvPart<'_, WgpuPage>, stream: &KvStream, head: usize) -> Result<Write> {
+fn common(part: &KvPart<'_, WgpuPage>, stream: &KvTensor, head: usize) -> Result<Write> {
     let spec = &stream.spec;
     let of = BalanceLayout::of(part.layer);
     let (column, n_heads) = (head * spec.head_dim, part.layer.k.len());
@@ -291,7 +291,7 @@ fn new_rows(all: Write, write: &TileWrite) -> Write {
 }
 
 /// Returns the position of the tile in the tail, if slots of it are there.
-fn tail(part: &KvPart<'_, WgpuPage>, stream: &KvStream, rows: &TileRows) -> u32 {
+fn tail(part: &KvPart<'_, WgpuPage>, stream: &KvTensor, rows: &TileRows) -> u32 {
     if rows.old.is_empty() {
         return NONE;
     }

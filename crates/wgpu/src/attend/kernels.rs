@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvant_backend::{Result, StreamSpec, TILES_PER_BLOCK, TOKENS_PER_BLOCK};
+use kvant_backend::{KvTensorSpec, Result, TILES_PER_BLOCK, TOKENS_PER_BLOCK};
 #[cfg(test)]
 use kvant_codec::DType;
 use kvant_codec::tile::Side;
@@ -10,11 +10,11 @@ use kvant_codec::{Codebook, Rotation, Trellis, block32, trellis};
 
 use super::list::STREAM;
 #[cfg(test)]
-use super::ways::MOST_SLOTS;
-use super::ways::{AttendWays, LookUps};
+use super::variants::MOST_SLOTS;
+use super::variants::{AttendVariant, CodebookLookup};
 use super::{OP, SPAN};
 use crate::constants::Constants;
-use crate::each::NUMBERS;
+use crate::elementwise::NUMBERS;
 use crate::kv::{TILES, has_centres, number};
 use crate::shader::Kernel;
 use crate::{Gpu, Part, Source, kv};
@@ -70,12 +70,12 @@ static SHUFFLE: Source = source!("shuffle.wgsl");
 pub(crate) const STAGES: [&str; 5] =
     ["no codes", "no look-ups", "look-ups of keys", "look-ups of values", "attention"];
 
-fn source(look_ups: LookUps) -> &'static Source {
+fn source(look_ups: CodebookLookup) -> &'static Source {
     match look_ups {
-        LookUps::Constant => &CONSTANT,
-        LookUps::Table => &TABLE,
-        LookUps::Select => &SELECT,
-        LookUps::Shuffle => &SHUFFLE,
+        CodebookLookup::Constant => &CONSTANT,
+        CodebookLookup::Table => &TABLE,
+        CodebookLookup::Select => &SELECT,
+        CodebookLookup::Shuffle => &SHUFFLE,
     }
 }
 
@@ -95,7 +95,7 @@ impl Kind {
     ///
     /// # Errors
     /// [`Unsupported`](kvant_backend::BackendError::Unsupported) for types without kernels.
-    pub fn new([keys, values]: [&StreamSpec; 2]) -> Result<Self> {
+    pub fn new([keys, values]: [&KvTensorSpec; 2]) -> Result<Self> {
         Ok(Self {
             types: [number(OP, keys)?, number(OP, values)?],
             is_joint: keys.side == Side::V,
@@ -106,7 +106,7 @@ impl Kind {
 }
 
 /// Returns the kernel for KV tensors of `kind` and jobs of `slots` queries.
-pub fn of_kind(gpu: &Gpu, kind: Kind, way: AttendWays, slots: usize, stage: usize) -> Result<Arc<Kernel>> {
+pub fn of_kind(gpu: &Gpu, kind: Kind, way: AttendVariant, slots: usize, stage: usize) -> Result<Arc<Kernel>> {
     let numbers = numbers(kind, way.words, slots, stage);
     let key = numbers.map(|(_, number)| number);
     Ok(gpu.variant(source(way.look_ups), "attend", &key, || constants_of(numbers))?)
@@ -195,7 +195,8 @@ pub(crate) fn variants() -> Vec<(&'static Source, Constants)> {
             dtypes.map(|dtype| kv::TYPES.into_iter().position(|known| known == dtype).unwrap() as u32);
         Kind { types, is_joint, has_centres: dtypes[0].code().is_some(), each }
     };
-    let ways = LookUps::ALL.into_iter().flat_map(|look_ups| [(look_ups, 1, 4), (look_ups, 4, MOST_SLOTS)]);
+    let ways =
+        CodebookLookup::ALL.into_iter().flat_map(|look_ups| [(look_ups, 1, 4), (look_ups, 4, MOST_SLOTS)]);
     let of_types = ways.flat_map(|(look_ups, words, slots)| {
         let kinds = kv::TYPES.map(|dtype| kind([dtype; 2], false, 1));
         let joint = [kind([DType::Turbo3; 2], true, 5), kind([DType::F16; 2], true, 4)];

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kvant_backend::{BackendError, BalanceLayout, KvLayer, KvPart, KvStream, Result};
+use kvant_backend::{BackendError, BalanceLayout, KvLayer, KvPart, KvTensor, Result};
 use kvant_codec::tile::{Side, TILE};
 
 use super::kernels::{Kind, MOST_DIMS};
@@ -56,7 +56,7 @@ impl List {
         let (jobs, windows_at) = ((words.len() - jobs_at) / 3, words.len());
         for part in parts {
             for position in positions(part) {
-                let window = |stream: &KvStream| stream.spec.window(position / TILE) as u32;
+                let window = |stream: &KvTensor| stream.spec.window(position / TILE) as u32;
                 let heads = (0..part.layer.k.len()).map(|head| streams(part.layer, head).map(window));
                 words.extend(heads.flatten());
             }
@@ -87,7 +87,7 @@ impl List {
 }
 
 /// Returns the tensors of keys and of values of a KV head; the same twice for a shared-KV tensor.
-fn streams(layer: &KvLayer, head: usize) -> [&KvStream; 2] {
+fn streams(layer: &KvLayer, head: usize) -> [&KvTensor; 2] {
     [&layer.k[head], layer.values(head)]
 }
 
@@ -114,7 +114,7 @@ pub const STREAM: usize = 18;
 /// Returns the words of `Stream` of `list.wgsl`.
 fn stream_words(
     part: &KvPart<'_, WgpuPage>,
-    stream: &KvStream,
+    stream: &KvTensor,
     band: Option<&WgpuPage>,
     blocks_at: usize,
     [factors, shifts]: [u32; 2],

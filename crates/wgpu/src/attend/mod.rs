@@ -4,7 +4,7 @@
 mod kernels;
 mod list;
 mod tune;
-mod ways;
+mod variants;
 mod work;
 
 use bytemuck::{Pod, Zeroable};
@@ -14,13 +14,13 @@ pub(crate) use kernels::STAGES;
 #[cfg(test)]
 pub(crate) use kernels::{ENDS, variants};
 pub use tune::AttendTrial;
-pub use ways::{AttendWays, LookUps, TypeClass};
+pub use variants::{AttendVariant, CodebookLookup, TypeClass};
 pub use work::AttendWork;
 
 use crate::{Gpu, WgpuPage, groups};
 use kernels::SUMS;
 use list::List;
-use ways::MOST_SLOTS;
+use variants::MOST_SLOTS;
 
 const OP: &str = "attend";
 /// Tokens of a span (KV split), which one workgroup attends to.
@@ -67,7 +67,7 @@ pub(crate) struct Buffers<'a> {
 pub(crate) fn attend(
     gpu: &Gpu,
     arena: &wgpu::Buffer,
-    (ways, stage): ([AttendWays; 3], usize),
+    (ways, stage): ([AttendVariant; 3], usize),
     params: &AttendParams,
     parts: &[KvPart<'_, WgpuPage>],
     band: Option<&WgpuPage>,
@@ -78,7 +78,7 @@ pub(crate) fn attend(
     }
     let group = params.n_heads / params.n_kv_heads;
     let most_queries = parts.iter().map(|part| part.rows.n * group).max().unwrap_or(0);
-    let streams = || parts.iter().flat_map(|part| part.layer.streams());
+    let streams = || parts.iter().flat_map(|part| part.layer.tensors());
     let class = streams().map(|stream| TypeClass::of(stream.spec.dtype)).max().unwrap_or(TypeClass::Floats);
     let way = ways[class as usize];
     let slots = way.queries.min(most_queries.next_power_of_two()).clamp(4, MOST_SLOTS);

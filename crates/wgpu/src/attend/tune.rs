@@ -9,7 +9,7 @@ use kvant_backend::trials::{fastest, median};
 use kvant_codec::DType;
 
 use super::work::AttendWork;
-use super::{AttendWays, LookUps, TypeClass};
+use super::{AttendVariant, CodebookLookup, TypeClass};
 use crate::WgpuDevice;
 
 /// A timed variant.
@@ -18,7 +18,7 @@ pub struct AttendTrial {
     /// The class of types it was timed for.
     pub class: TypeClass,
     /// The variant.
-    pub way: AttendWays,
+    pub way: AttendVariant,
     /// Seconds of attention in one layer: the median of the rounds.
     pub seconds: f64,
     /// Whether it was selected.
@@ -45,7 +45,7 @@ impl WgpuDevice {
     /// # Errors
     /// Too little memory, or a kernel that the driver does not compile.
     pub fn tune(&mut self, progress: &mut dyn FnMut(f32)) -> Result<Vec<AttendTrial>> {
-        let counts = TypeClass::ALL.map(|class| self.candidates(class).len() + AttendWays::QUERIES.len());
+        let counts = TypeClass::ALL.map(|class| self.candidates(class).len() + AttendVariant::QUERIES.len());
         let (mut trials, mut done, total) = (Vec::new(), 0.0, counts.iter().sum::<usize>() as f32);
         for class in TypeClass::ALL {
             let mut compiled = || {
@@ -55,9 +55,9 @@ impl WgpuDevice {
             let candidates = self.candidates(class);
             trials.extend(self.try_ways(class, &candidates, EFFORT, &mut compiled)?);
             let best = self.way(class);
-            let others = AttendWays::QUERIES.into_iter().filter(|&queries| queries != best.queries);
+            let others = AttendVariant::QUERIES.into_iter().filter(|&queries| queries != best.queries);
             let candidates: Vec<_> =
-                [best].into_iter().chain(others.map(|queries| AttendWays { queries, ..best })).collect();
+                [best].into_iter().chain(others.map(|queries| AttendVariant { queries, ..best })).collect();
             // The best one so far already has an entry.
             let of_others = self.try_ways(class, &candidates, EFFORT, &mut compiled)?.into_iter().skip(1);
             trials.extend(of_others);
@@ -70,13 +70,13 @@ impl WgpuDevice {
 
     /// Returns the current variant, then every other with the same number of queries. Floats and
     /// integers have no look-ups.
-    fn candidates(&self, class: TypeClass) -> Vec<AttendWays> {
+    fn candidates(&self, class: TypeClass) -> Vec<AttendVariant> {
         let taken = self.way(class);
-        let look_ups = LookUps::ALL
+        let look_ups = CodebookLookup::ALL
             .into_iter()
             .filter(|look_ups| class == TypeClass::Codebooks || *look_ups == taken.look_ups);
         let all = look_ups.flat_map(|look_ups| {
-            AttendWays::WORDS.into_iter().map(move |words| AttendWays { look_ups, words, ..taken })
+            AttendVariant::WORDS.into_iter().map(move |words| AttendVariant { look_ups, words, ..taken })
         });
         let others = all.filter(|way| *way != taken && way.check(self.report()).is_ok());
         [taken].into_iter().chain(others).collect()
@@ -87,7 +87,7 @@ impl WgpuDevice {
     fn try_ways(
         &mut self,
         class: TypeClass,
-        candidates: &[AttendWays],
+        candidates: &[AttendVariant],
         Effort { tokens, rounds, layers }: Effort,
         compiled: &mut dyn FnMut(),
     ) -> Result<Vec<AttendTrial>> {
@@ -134,10 +134,12 @@ mod tests {
             assert_eq!(candidates[0], device.way(class));
             assert!(candidates.iter().all(|way| way.check(device.report()).is_ok()), "{candidates:?}");
             let n_look_ups = match class {
-                TypeClass::Codebooks => LookUps::ALL.len() - usize::from(!device.report().has_subgroups),
+                TypeClass::Codebooks => {
+                    CodebookLookup::ALL.len() - usize::from(!device.report().has_subgroups)
+                }
                 _ => 1,
             };
-            assert_eq!(candidates.len(), n_look_ups * AttendWays::WORDS.len());
+            assert_eq!(candidates.len(), n_look_ups * AttendVariant::WORDS.len());
             let again = (1..).zip(&candidates).any(|(next, way)| candidates[next..].contains(way));
             assert!(!again, "a candidate twice: {candidates:?}");
         }
@@ -148,7 +150,7 @@ mod tests {
         let Some(mut device) = device() else { return };
         let before = TypeClass::ALL.map(|class| device.way(class));
         let default = device.way(TypeClass::Codebooks);
-        let candidates = AttendWays::WORDS.map(|words| AttendWays { words, ..default });
+        let candidates = AttendVariant::WORDS.map(|words| AttendVariant { words, ..default });
         let effort = Effort { tokens: 256, rounds: 3, layers: 2 };
         let mut compiled = 0;
         let trials =

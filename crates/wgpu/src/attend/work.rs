@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
 use kvant_backend::{
-    AttendParams, Backend, Held, KvLayer, KvMemory, KvPart, Page, Pages, Place, Result, Rows, StreamSizes,
-    StreamSpec, TILES_PER_BLOCK, TOKENS_PER_BLOCK,
+    AttendParams, Backend, CountedPage, KvLayer, KvMemory, KvPart, KvTensorSpec, Page, PageAllocator, Place,
+    Result, Rows, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TensorSizes,
 };
 use kvant_codec::random::Random;
 use kvant_codec::{DType, Side, TILE};
@@ -85,21 +85,21 @@ impl AttendWork {
 /// Allocator without a budget.
 struct Fresh<'a>(&'a WgpuDevice, Arc<AtomicUsize>);
 
-impl Pages<WgpuPage> for Fresh<'_> {
-    fn page(&self, n_bytes: usize) -> Result<Held<WgpuPage>> {
-        Ok(Held::new(self.0.page(n_bytes)?, &self.1))
+impl PageAllocator<WgpuPage> for Fresh<'_> {
+    fn page(&self, n_bytes: usize) -> Result<CountedPage<WgpuPage>> {
+        Ok(CountedPage::new(self.0.page(n_bytes)?, &self.1))
     }
 
-    fn copy(&self, page: &WgpuPage) -> Result<Held<WgpuPage>> {
-        Ok(Held::new(page.duplicate()?, &self.1))
+    fn copy(&self, page: &WgpuPage) -> Result<CountedPage<WgpuPage>> {
+        Ok(CountedPage::new(page.duplicate()?, &self.1))
     }
 }
 
 /// Returns a layer of `tokens` tokens in blocks, and its memory.
 fn filled(device: &WgpuDevice, [k, v]: [DType; 2], tokens: usize) -> Result<(KvLayer, KvMemory<WgpuPage>)> {
-    let mut sizes = StreamSizes::default();
+    let mut sizes = TensorSizes::default();
     let streams = |dtype, side| {
-        vec![StreamSpec { tail_tiles: 0, ..StreamSpec::new(dtype, side, HEAD_DIM) }; N_KV_HEADS]
+        vec![KvTensorSpec { tail_tiles: 0, ..KvTensorSpec::new(dtype, side, HEAD_DIM) }; N_KV_HEADS]
     };
     let layer = KvLayer::new(streams(k, Side::K), streams(v, Side::V), None, &mut sizes);
     let mut memory = KvMemory::new(sizes);
@@ -107,14 +107,14 @@ fn filled(device: &WgpuDevice, [k, v]: [DType; 2], tokens: usize) -> Result<(KvL
     memory.reserve(0..blocks, false, &Fresh(device, Arc::default()))?;
     let mut random = Random::new(1);
     let tiles: Vec<Vec<Vec<u8>>> = layer
-        .streams()
+        .tensors()
         .map(|stream| (0..DISTINCT).map(|_| tile(&stream.spec, &mut random)).collect())
         .collect();
     for block in 0..blocks {
         let first = block * TILES_PER_BLOCK;
         let page = memory.page_mut(Place::Main(first));
         let mut bytes = vec![0; page.n_bytes()];
-        for (stream, tiles) in layer.streams().zip(&tiles) {
+        for (stream, tiles) in layer.tensors().zip(&tiles) {
             for tile in first..first + TILES_PER_BLOCK {
                 let (layout, offset) = stream.locate(Place::Main(tile));
                 bytes[offset..][..layout.bytes()].copy_from_slice(&tiles[tile % DISTINCT]);
@@ -125,7 +125,7 @@ fn filled(device: &WgpuDevice, [k, v]: [DType; 2], tokens: usize) -> Result<(KvL
     Ok((layer, memory))
 }
 
-fn tile(spec: &StreamSpec, random: &mut Random) -> Vec<u8> {
+fn tile(spec: &KvTensorSpec, random: &mut Random) -> Vec<u8> {
     let layout = spec.main_layout();
     let mut row = vec![0.0; spec.dim()];
     let mut tile = vec![0; layout.bytes()];

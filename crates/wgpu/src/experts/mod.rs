@@ -8,8 +8,8 @@ use bytemuck::{Pod, Zeroable};
 use kvant_backend::{Activation, BackendError, ExpertGroups, Experts, Result, Routing, Scores};
 
 use crate::constants::Constants;
-use crate::each::{self, NUMBERS};
-use crate::product::{self, Operand, Order, Picks, Rows, Weights};
+use crate::elementwise::{self, NUMBERS};
+use crate::matmul::{self, Operand, Order, Picks, Rows, Weights};
 use crate::top_k::RANK;
 use crate::{Gpu, Part, Source, WgpuError, WgpuExperts, groups};
 
@@ -111,13 +111,13 @@ pub(crate) fn expert_ffn(
     let picks = Picks { experts: &experts, slots, of_row: n_used, order: order.as_ref() };
     let product = |w: &WgpuExperts, picks, x: &mut Operand<'_>, y: &wgpu::Buffer, bias| {
         let weights = Weights { slabs: &w.slabs, dtype: w.dtype, first: 0, n_out: w.n_out(), n_in: w.n_in() };
-        product::chosen(gpu, weights, picks, x, y, bias)
+        matmul::chosen(gpu, weights, picks, x, y, bias)
     };
     let (gates, hidden) = (floats(slots * n_ff, "gates")?, floats(slots * n_ff, "hidden activations")?);
     let mut input = input.in_order(picks.order, n_used);
     product(gate, picks, &mut input, &gates, of_gate)?;
     product(up, picks, &mut input, &hidden, of_up)?;
-    each::activate(gpu, activation, &gates, &hidden, slots * n_ff)?;
+    elementwise::activate(gpu, activation, &gates, &hidden, slots * n_ff)?;
     let given = floats(slots * n, "expert outputs")?;
     let hidden = Rows { buffer: &hidden, first: 0, stride: n_ff };
     let mut hidden = Operand::new(gpu, hidden, [slots, n_ff], None).in_order(picks.order, 1);

@@ -1,6 +1,6 @@
 //! Rows of a prefill compared with each of them alone.
 
-use kvant_backend::{Activation, Backend, Choice, ExpertWeights, Norm, Routing, Scores, WeightSource};
+use kvant_backend::{Activation, Backend, ExpertWeights, Norm, Router, Routing, Scores, WeightSource};
 use kvant_codec::DType;
 use kvant_codec::fields::Spec;
 use kvant_conformance::weights::{Weights, gaussian};
@@ -42,11 +42,11 @@ impl<'a> Layer<'a> {
             expert_groups: None,
         };
         let (mut y, logits) = (upload(device, x), upload(device, logits));
-        let choice = Choice { routing, logits: &logits, selection_bias: None, scales: None };
+        let choice = Router { routing, logits: &logits, selection_bias: None, scales: None };
         let activation = Activation::Silu;
         let weights = ExpertWeights { activation, gate, up, down, biases: Some(biases.each_ref()) };
         let norm = Some(Norm { weight: gain, eps: 1e-5 });
-        device.expert_ffn(&mut y, x.len() / n, norm, choice, weights, None).unwrap();
+        device.moe_ffn(&mut y, x.len() / n, norm, choice, weights, None).unwrap();
         let mut sums = vec![f32::NAN; x.len()];
         device.read(&y, 0, &mut sums).unwrap();
         sums

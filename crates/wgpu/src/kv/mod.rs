@@ -1,6 +1,6 @@
 //! The KV tensors of a layer as kernel parameters.
 
-use kvant_backend::{BackendError, KvPart, Result, StreamSpec};
+use kvant_backend::{BackendError, KvPart, KvTensorSpec, Result};
 use kvant_codec::tile::{SCALE_BYTES, TILE};
 use kvant_codec::{DType, block32};
 
@@ -32,7 +32,7 @@ pub(crate) const NONE: u32 = u32::MAX;
 ///
 /// # Errors
 /// [`BackendError::Unsupported`] for types without kernels.
-pub(crate) fn number(op: &'static str, spec: &StreamSpec) -> Result<u32> {
+pub(crate) fn number(op: &'static str, spec: &KvTensorSpec) -> Result<u32> {
     let index = TYPES.into_iter().position(|known| known == spec.dtype);
     index.map(|index| index as u32).ok_or_else(|| BackendError::Unsupported {
         op,
@@ -55,7 +55,7 @@ pub(crate) fn constants() -> Constants {
 
 /// Returns whether a KV tensor stores codes relative to the centres of its blocks. Floats are
 /// stored unchanged.
-pub(crate) fn has_centres(spec: &StreamSpec) -> bool {
+pub(crate) fn has_centres(spec: &KvTensorSpec) -> bool {
     spec.centres && spec.dtype.code().is_some()
 }
 

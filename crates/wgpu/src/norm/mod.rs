@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::constants::Constants;
-use crate::each::NUMBERS;
+use crate::elementwise::NUMBERS;
 use crate::{Gpu, Part, Source, WgpuError, groups};
 
 /// A sum over the `THREADS` threads of a workgroup.
@@ -14,14 +14,14 @@ pub(crate) static SOURCE: Source = Source {
     constants: || {
         Constants::default()
             .whole("THREADS", 64)
-            .whole("ADD_RMS", Way::AddRms as usize)
-            .whole("LAYER", Way::Layer as usize)
+            .whole("ADD_RMS", NormKind::AddRms as usize)
+            .whole("LAYER", NormKind::Layer as usize)
     },
 };
 
 /// Kind of normalization; see `norm.wgsl`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Way {
+pub(crate) enum NormKind {
     AddRms,
     Layer,
 }
@@ -38,7 +38,7 @@ struct Params {
 /// Normalizes `x` `[rows, n]` to `y`.
 pub(crate) fn norm(
     gpu: &Gpu,
-    way: Way,
+    way: NormKind,
     x: &wgpu::Buffer,
     [rows, n]: [usize; 2],
     (weight, eps): (&wgpu::Buffer, f32),

@@ -9,7 +9,7 @@ use bytemuck::{Pod, Zeroable};
 use kvant_backend::{ConvForm, KeySharing, ShortConv, StateHeads, StateInputs, StatePart, StateRule};
 
 use crate::constants::Constants;
-use crate::each::NUMBERS;
+use crate::elementwise::NUMBERS;
 use crate::kv::word;
 use crate::{Gpu, Part, Source, WgpuBuffer, WgpuError, WgpuPage, groups};
 
@@ -103,8 +103,8 @@ pub(crate) fn recur(
 ) -> Result<(), WgpuError> {
     let StateInputs { qkv, step, bias, rate, rule } = inputs.map(|buffer| &buffer.buffer);
     let (is_delta, of_rule, eps) = match rule {
-        StateRule::Delta { write, eps } => (true, write, eps),
-        StateRule::Space { skip } => (false, skip, 0.0),
+        StateRule::GatedDeltaNet { write, eps } => (true, write, eps),
+        StateRule::Mamba2 { skip } => (false, skip, 0.0),
     };
     for ([first_row, rows], state_at) in parts.iter().flat_map(pieces) {
         let params = RecurParams {

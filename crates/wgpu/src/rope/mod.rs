@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 use kvant_backend::{Buffer, Heads, Pairing, RopeParams};
 
 use crate::constants::Constants;
-use crate::each::NUMBERS;
+use crate::elementwise::NUMBERS;
 use crate::{Gpu, Part, Source, WgpuBuffer, WgpuError, groups};
 
 pub(crate) static SOURCE: Source = Source {

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::case::{Case, Expect};
 use crate::chance::Chance;
-use crate::shop::Shop;
+use crate::fixtures::Shop;
 
 /// Values: numbers out of every range, and non-numbers. None requests much feasible work.
 const VALUES: [&str; 44] = [

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::case::Case;
 use crate::chance::Chance;
-use crate::shop::Shop;
+use crate::fixtures::Shop;
 
 /// Creates a case with a hub id.
 pub fn fetched(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<Case> {

@@ -1,12 +1,12 @@
 //! Kinds of hostile inputs. Each derives input number n from a generator's choices.
 
 mod arguments;
-mod ends;
+mod chat;
 mod fetched;
-mod kept;
+mod io_errors;
 mod models;
+mod persisted;
 mod requests;
-mod talk;
 mod templates;
 mod texts;
 
@@ -15,7 +15,7 @@ use std::path::Path;
 
 use crate::case::Case;
 use crate::chance::Chance;
-use crate::shop::Shop;
+use crate::fixtures::Shop;
 
 /// A kind of inputs.
 pub struct Kind {
@@ -49,14 +49,14 @@ pub const KINDS: [Kind; 14] = [
     Kind { name: "weights", weight: 1, make: Command(models::no_numbers) },
     Kind { name: "metadata", weight: 4, make: Command(models::metadata) },
     Kind { name: "template", weight: 3, make: Command(templates::template) },
-    Kind { name: "context", weight: 2, make: Command(kept::context) },
-    Kind { name: "measured", weight: 2, make: Command(kept::measured) },
+    Kind { name: "context", weight: 2, make: Command(persisted::context) },
+    Kind { name: "measured", weight: 2, make: Command(persisted::measured) },
     Kind { name: "text", weight: 2, make: Command(texts::text) },
     Kind { name: "special", weight: 1, make: Command(texts::special) },
     Kind { name: "arguments", weight: 4, make: Command(arguments::arguments) },
     Kind { name: "variables", weight: 1, make: Command(arguments::variables) },
-    Kind { name: "ends", weight: 2, make: Command(ends::ends) },
-    Kind { name: "talk", weight: 1, make: Command(talk::talk) },
+    Kind { name: "ends", weight: 2, make: Command(io_errors::ends) },
+    Kind { name: "talk", weight: 1, make: Command(chat::talk) },
     Kind { name: "fetched", weight: 2, make: Command(fetched::fetched) },
     Kind { name: "requests", weight: 4, make: Request(requests::request) },
 ];

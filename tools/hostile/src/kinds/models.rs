@@ -8,7 +8,7 @@ use kvant_gguf::{GgufError, GgufWriter, TensorInfo, Value};
 
 use crate::case::{Case, Expect};
 use crate::chance::{Chance, NUMBERS};
-use crate::shop::{MODEL, Shop};
+use crate::fixtures::{MODEL, Shop};
 
 /// Returns a command that reads a model.
 fn command(chance: &mut Chance, folder: &Path, name: &str) -> Case {

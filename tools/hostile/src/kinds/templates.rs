@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::case::Case;
 use crate::chance::Chance;
-use crate::shop::Shop;
+use crate::fixtures::Shop;
 
 /// Pieces of templates, `@` for another piece.
 const PIECES: [&str; 30] = [

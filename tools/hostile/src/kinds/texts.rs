@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::case::{Case, Expect};
 use crate::chance::Chance;
-use crate::shop::Shop;
+use crate::fixtures::Shop;
 
 /// Edge cases of tokenizers and terminals.
 const PIECES: [&str; 16] = [

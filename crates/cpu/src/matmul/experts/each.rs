@@ -6,7 +6,7 @@
 use kvant_backend::BackendError;
 
 use super::{Biased, CpuExperts, Scratch, Stage, grow, lay_out};
-use crate::matmul::work::{self, Operand, for_threads};
+use crate::matmul::dispatch::{self, Operand, for_threads};
 use crate::{Isa, Pool};
 
 /// Computes `y` `[rows, n, n_out]` from `x` `[rows, n, n_in]`.
@@ -16,12 +16,12 @@ use crate::{Isa, Pool};
 pub(crate) fn project_each(
     isa: Isa,
     pool: &Pool,
-    scratch: &mut work::Scratch,
+    scratch: &mut dispatch::Scratch,
     w: &CpuExperts,
     x: &[f32],
     y: &mut [f32],
 ) -> Result<(), BackendError> {
-    let work::Scratch { tuning, normed, forms, workspaces, experts: own, .. } = scratch;
+    let dispatch::Scratch { tuning, normed, forms, workspaces, experts: own, .. } = scratch;
     let Scratch { routes, tiles, picked, hidden, .. } = own;
     let (n, any) = (w.matrices.len(), w.any());
     let (n_in, n_out) = (any.n_in, any.n_out);

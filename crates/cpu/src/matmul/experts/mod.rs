@@ -26,18 +26,18 @@ use std::ptr;
 
 use kvant_backend::{Activation, BackendError, Experts, Routing, WeightSource, check_experts};
 
-use super::cut::Cut;
+use super::dispatch::{
+    Form, Forms, Gating, Operand, Product, Scatter, blocked, file_rows, for_threads, normalise,
+    panels_of_pairs, tile_rows,
+};
 use super::gemm::{MAX_PAIRS, Workspace, row_block};
+use super::kernel_set::KernelSet;
 use super::kernels::PAIR;
 use super::panel::Panels;
-use super::quantise::{GroupTiles, Source};
-use super::set::Set;
-use super::work::{
-    Form, Forms, Gating, Operand, Product, To, blocked, file_rows, for_threads, normalise, panels_of_pairs,
-    tile_rows,
-};
-use super::{CpuMatrix, Store, gate, of_rows, skinny, uses_panels, with_set, work};
-use crate::shards::Shards;
+use super::partition::Partition;
+use super::quantize::{GroupTiles, Source};
+use super::{CpuMatrix, Store, dispatch, gate, gemv, of_rows, uses_panels, with_set};
+use crate::disjoint::Shards;
 use crate::{Isa, Pool, Tuning};
 pub(crate) use each::project_each;
 use route::{Group, Routes};
@@ -190,16 +190,16 @@ pub(super) struct Scratch {
 ///
 /// # Errors
 /// [`BackendError::OutOfMemory`] where experts have to be packed.
-pub(crate) fn expert_ffn(
+pub(crate) fn moe_ffn(
     isa: Isa,
     pool: &Pool,
-    scratch: &mut work::Scratch,
+    scratch: &mut dispatch::Scratch,
     layer: ExpertFfn<'_>,
     x: &mut [f32],
     to: Option<&mut [f32]>,
 ) -> Result<(), BackendError> {
     let ExpertFfn { norm, choice, activation, gate, up, down } = layer;
-    let work::Scratch { tuning, normed, forms, workspaces, experts: own, .. } = scratch;
+    let dispatch::Scratch { tuning, normed, forms, workspaces, experts: own, .. } = scratch;
     let Scratch { routes, tiles, picked, gates, hidden } = own;
     routes.choose(choice, gate.w.n_experts());
     let lay = |of: Biased<'_>| of.w.laid_out(isa, pool, routes.groups.iter().map(|group| group.expert));
@@ -335,7 +335,7 @@ impl Stage<'_> {
                 let biases = gate.bias_of(*expert).zip(bias).map(|(gate, up)| [gate, up]);
                 Gating { w: gate.matrix(index, *expert), activation, biases }
             });
-            let (w, to) = (up.matrix(index, *expert), To::Rows(slots.start));
+            let (w, to) = (up.matrix(index, *expert), Scatter::Rows(slots.start));
             let bias = bias.filter(|_| gate.is_none());
             let product = Product { w, bias, y, to, accumulate: false, gate };
             // SAFETY: every item runs once, and no other item has these panels of this expert.
@@ -361,7 +361,7 @@ impl Stage<'_> {
         self.pool.for_shares_with(workspaces, of_thread, &|workspace, thread, item| {
             let panels = cut.panels(n_panels, thread, item);
             for (index, Group { expert, slots }) in self.groups.iter().enumerate() {
-                let to = To::Picked { rows: &rows[slots.clone()], factors: &factors[slots.clone()] };
+                let to = Scatter::Picked { rows: &rows[slots.clone()], factors: &factors[slots.clone()] };
                 let (w, bias) = (down.matrix(index, *expert), down.bias_of(*expert));
                 let product = Product { w, bias, y, to, accumulate: true, gate: None };
                 // SAFETY: every item runs once, no other item has these panels, and it takes one
@@ -382,8 +382,8 @@ impl Stage<'_> {
     }
 
     /// Returns the partition of panels for the threads of this stage.
-    fn cut(&self, per_item: usize) -> Cut {
-        Cut { n_threads: self.pool.n_threads(), per_item }
+    fn cut(&self, per_item: usize) -> Partition {
+        Partition { n_threads: self.pool.n_threads(), per_item }
     }
 
     /// Returns the panels per item, out of `n_panels`: whole pairs.
@@ -396,7 +396,7 @@ impl Stage<'_> {
     /// each run of them begins with lines that are not prefetched, so that runs are long where rows
     /// are few and memory bandwidth is the bound.
     fn least_run(&self, n_panels: usize) -> usize {
-        let are_few = self.groups.iter().all(|group| group.slots.len() <= skinny::MAX_ROWS);
+        let are_few = self.groups.iter().all(|group| group.slots.len() <= gemv::MAX_ROWS);
         if are_few { n_panels.div_ceil(2 * self.pool.n_threads()) } else { 1 }
     }
 
@@ -430,7 +430,7 @@ impl Stage<'_> {
     ///
     /// # Safety
     /// As [`Stage::multiply`].
-    unsafe fn panels<S: Set>(
+    unsafe fn panels<S: KernelSet>(
         &self,
         set: S,
         forms: &Forms,
@@ -441,10 +441,10 @@ impl Stage<'_> {
     ) {
         let rows = self.groups[index].slots.len();
         let tiles = forms.tiles(self.tiles.map(|tiles| (tiles[index].at, tiles[index].tile_rows)));
-        if rows <= skinny::MAX_ROWS {
+        if rows <= gemv::MAX_ROWS {
             // SAFETY: by the contract of this function.
             let outputs = unsafe { product.outputs(panels, 0..rows) };
-            return skinny::multiply(set.vectors(), outputs, tiles, self.tuning.prefetch);
+            return gemv::multiply(set.vectors(), outputs, tiles, self.tuning.prefetch);
         }
         let block = row_block::<S>(rows, self.tuning.row_block, 1);
         let at_once = panels_of_pairs(product, MAX_PAIRS);

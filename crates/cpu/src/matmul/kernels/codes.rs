@@ -10,7 +10,7 @@ use super::prefetch::prefetch;
 use super::unpack::{Scales, Stored, unpack};
 use super::{Chunk, PAIR, Register, Sums, place};
 use crate::matmul::panel::{BLOCK, Format, GROUPS, Line};
-use crate::matmul::quantise::Tile;
+use crate::matmul::quantize::Tile;
 use crate::matmul::simd::{Kernel, MAX_ACROSS, MAX_PARTS, Simd};
 
 /// Maximum sub-blocks of a block.

@@ -4,10 +4,10 @@ use std::marker::PhantomData;
 
 use super::codes::subs;
 use super::{CHUNK_BLOCKS, CHUNK_COLS, Chunk, FloatChunk, PAIR, Sums};
-use crate::matmul::halves::{Block, bf16_bits};
+use crate::matmul::bf16::{Block, bf16_bits};
 use crate::matmul::panel::{BLOCK, Format, GROUPS, Line};
 use crate::matmul::simd::{Kernel, Simd};
-use crate::unit::{ROWS, Tiles};
+use crate::matrix_unit::{ROWS, Tiles};
 
 /// Columns that share a word.
 const TWO: usize = 2;

@@ -3,11 +3,11 @@
 mod codes;
 mod floats;
 mod halves;
+#[cfg(target_arch = "aarch64")]
+mod i8mm;
 mod prefetch;
 #[cfg(target_arch = "aarch64")]
 mod square_halves;
-#[cfg(target_arch = "aarch64")]
-mod squares;
 mod tiles;
 mod unpack;
 
@@ -24,9 +24,9 @@ pub(super) use halves::{
     CodesToHalves, FloatsToHalves, HALVES_BLOCKS, HalvesChunk, HalvesPanels, multiply_halves,
 };
 #[cfg(target_arch = "aarch64")]
-pub(super) use square_halves::{ArrangeHalves, MultiplySquareHalves};
+pub(super) use i8mm::{ArrangeSquares, MultiplySquares, SQUARES_TILE};
 #[cfg(target_arch = "aarch64")]
-pub(super) use squares::{ArrangeSquares, MultiplySquares, SQUARES_TILE};
+pub(super) use square_halves::{ArrangeHalves, MultiplySquareHalves};
 pub(super) use tiles::MultiplyTiles;
 pub(super) use unpack::Unpack;
 

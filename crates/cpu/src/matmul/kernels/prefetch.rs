@@ -4,8 +4,8 @@
 //! spend time on each line: measured with weights that no cache holds, hints raise q4_K from half
 //! of the memory bandwidth to all of it and cost the others nothing.
 
-use crate::lanes::prefetch_line;
 use crate::matmul::panel::Line;
+use crate::vec16::prefetch_line;
 
 /// Prefetches the lines `ahead` bytes beyond `lines`, unless that is 0. Panels are contiguous, so
 /// these are read a while later.

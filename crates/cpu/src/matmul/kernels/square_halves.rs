@@ -6,11 +6,11 @@
 
 #![expect(clippy::needless_range_loop, reason = "one index runs over several arrays of registers")]
 
-use super::squares::{PARTS, SQUARES_TILE, W_PAIRS, X_PAIRS, fetch, put, to_squares};
+use super::i8mm::{PARTS, SQUARES_TILE, W_PAIRS, X_PAIRS, fetch, put, to_squares};
 use super::{HalvesPanels, PAIR, Sums};
-use crate::matmul::halves::Block;
+use crate::matmul::bf16::Block;
 use crate::matmul::panel::BLOCK;
-use crate::quad::{HalfSquares, Squares, Task};
+use crate::vec128::{HalfSquares, Squares, Task};
 
 /// Groups of four columns of a block.
 const STEPS: usize = BLOCK / 4;

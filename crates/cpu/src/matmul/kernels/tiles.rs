@@ -16,9 +16,9 @@ use std::ops::Range;
 use super::codes::{subs, which};
 use super::{CHUNK_BLOCKS, Chunk, PAIR, Sums};
 use crate::matmul::panel::{Format, GROUPS, Line};
-use crate::matmul::quantise::{Codes, Tile};
+use crate::matmul::quantize::{Codes, Tile};
 use crate::matmul::simd::{Kernel, MAX_PARTS, Simd};
-use crate::unit::{Products, ROWS, SLOTS, Tiles};
+use crate::matrix_unit::{Products, ROWS, SLOTS, Tiles};
 
 /// Steps between the start of sums and their store, and between the start and their use.
 const STORED_AFTER: usize = 2;

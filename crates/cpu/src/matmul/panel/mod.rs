@@ -73,9 +73,9 @@ use kvant_codec::{ByteBook, DType, Table};
 pub(crate) use lines::Line;
 use lines::Lines;
 
-use super::cut::Cut;
+use super::partition::Partition;
+use crate::disjoint::Shards;
 use crate::pool::Pool;
-use crate::shards::Shards;
 
 /// Weight rows of a panel.
 pub(crate) const PANEL: usize = 16;
@@ -399,7 +399,7 @@ impl Panels {
         let mut lines = Lines::zeroed(n_lines)?;
         let row_bytes = matrices.first().map_or(0, |rows| rows.len() / n_out.max(1));
         let panels = Shards::new(lines.as_mut_slice());
-        let cut = Cut { n_threads: pool.n_threads(), per_item: 1 };
+        let cut = Partition { n_threads: pool.n_threads(), per_item: 1 };
         pool.for_shares(|thread| cut.n_items_of(n, n_panels, thread), &|thread, item| {
             let (matrix, at) = cut.panels_of(n_panels, thread, item);
             let [panel, index] = [at.start, matrix * n_panels + at.start];

@@ -5,7 +5,7 @@
 
 use super::{Kernel, Simd};
 use crate::matmul::panel::{Format, PANEL};
-use crate::quad::{Quad, Quads, Task};
+use crate::vec128::{Quad, Quads, Task};
 
 /// Applies the same operation to both registers.
 macro_rules! pair {

@@ -1,7 +1,7 @@
 //! Batch invariance of MoE layers: the expert output of a row does not depend on the other rows of
 //! the batch, on their experts, or on the threads.
 
-use kvant_backend::{Choice, ExpertWeights, Routing, Scores};
+use kvant_backend::{ExpertWeights, Router, Routing, Scores};
 use kvant_cpu::CpuExperts;
 
 use super::*;
@@ -56,8 +56,8 @@ impl Case {
         let norm = Some(Norm { weight: &self.gain, eps: 1e-5 });
         let routing =
             Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 1.0, expert_groups: None };
-        let choice = Choice { routing, logits: &logits, selection_bias: None, scales: None };
-        device.expert_ffn(&mut x, rows, norm, choice, weights, None).unwrap();
+        let choice = Router { routing, logits: &logits, selection_bias: None, scales: None };
+        device.moe_ffn(&mut x, rows, norm, choice, weights, None).unwrap();
         x.as_slice().iter().map(|x| x.to_bits()).collect()
     }
 }

@@ -1,7 +1,7 @@
 //! A matrix unit, and 2x2 matrix instructions, give the bits of the vectors beside them.
 
 use kvant_backend::BackendError;
-use kvant_cpu::PromptMath;
+use kvant_cpu::PrefillPrecision;
 
 use super::*;
 use crate::pairs;
@@ -72,7 +72,7 @@ fn in_halves(isa: Isa, x: &[f32], w: &[f32]) -> Want {
 fn prompts_in_bf16_are_products_of_rounded_operands() {
     for (isa, dtype) in of_bf16().flat_map(|isa| WEIGHTS.map(|dtype| (isa, dtype))) {
         let exact = CpuDevice::new(isa, 1).unwrap();
-        let device = CpuDevice::new(isa, 1).unwrap().with_prompt_math(PromptMath::Bf16).unwrap();
+        let device = CpuDevice::new(isa, 1).unwrap().with_prompt_math(PrefillPrecision::Bf16).unwrap();
         for (&n_in, (n_out, rows)) in
             widths(dtype).iter().zip([(1, 64), (33, 81), (16, 96), (70, 100), (15, 65)].into_iter().cycle())
         {
@@ -103,7 +103,7 @@ fn prompts_in_bf16_are_products_of_rounded_operands() {
 fn bf16_is_for_many_rows_and_propagates_non_finite_values() {
     for isa in of_bf16() {
         let exact = CpuDevice::new(isa, 1).unwrap();
-        let device = CpuDevice::new(isa, 1).unwrap().with_prompt_math(PromptMath::Bf16).unwrap();
+        let device = CpuDevice::new(isa, 1).unwrap().with_prompt_math(PrefillPrecision::Bf16).unwrap();
         assert!(device.info().kernels.ends_with(", prefill in bf16"), "{}", device.info().kernels);
         for dtype in [DType::F16, DType::Q8_0, DType::Q4K, DType::TQ4_1S] {
             let (w, ..) = encoded(&device, dtype, 33, 256, 62);
@@ -123,10 +123,10 @@ fn bf16_is_for_many_rows_and_propagates_non_finite_values() {
 #[test]
 fn bf16_is_rejected_without_bf16_products() {
     for isa in Isa::available().into_iter().filter(|isa| !isa.multiplies_bf16()) {
-        let error = CpuDevice::new(isa, 1).unwrap().with_prompt_math(PromptMath::Bf16).err().unwrap();
+        let error = CpuDevice::new(isa, 1).unwrap().with_prompt_math(PrefillPrecision::Bf16).err().unwrap();
         let told = error.to_string();
         assert!(matches!(error, BackendError::Setting { name: "prompt_math", .. }), "{told}");
         assert!(told.contains("matrix unit") && told.contains(isa.name()) && !told.contains('\n'), "{told}");
-        assert!(CpuDevice::new(isa, 1).unwrap().with_prompt_math(PromptMath::Exact).is_ok());
+        assert!(CpuDevice::new(isa, 1).unwrap().with_prompt_math(PrefillPrecision::Exact).is_ok());
     }
 }

@@ -8,7 +8,7 @@ use kvant_codec::DType;
 use kvant_cpu::CpuDevice;
 use kvant_gguf::Gguf;
 use kvant_kv::Policies;
-use kvant_model::Part;
+use kvant_model::LayerRange;
 
 use super::super::*;
 
@@ -31,10 +31,10 @@ fn files() -> Vec<PathBuf> {
     files
 }
 
-fn open(file: &PathBuf, has_mtp: bool) -> (Arc<dyn Loaded>, Golden) {
+fn open(file: &PathBuf, has_mtp: bool) -> (Arc<dyn LoadedModel>, Golden) {
     let gguf = Arc::new(Gguf::open(file).unwrap());
     let config = Config::from_gguf(&gguf).unwrap();
-    let whole = Part::whole(config.layers.len()).with_mtp(has_mtp);
+    let whole = LayerRange::whole(config.layers.len()).with_mtp(has_mtp);
     let model = load(CpuDevice::from_env(Some(2)).unwrap(), config, &whole, &gguf, &mut |_| ()).unwrap();
     let bytes = fs::read(file.with_extension("predictions")).unwrap();
     assert_eq!(&bytes[..4], b"KVPR");
@@ -52,13 +52,13 @@ fn open(file: &PathBuf, has_mtp: bool) -> (Arc<dyn Loaded>, Golden) {
     (model, golden)
 }
 
-fn start(model: &Arc<dyn Loaded>, dtype: DType) -> Sequence {
+fn start(model: &Arc<dyn LoadedModel>, dtype: DType) -> Sequence {
     let plan = Plan::new(&model.kv_shape(), dtype, dtype, &Policies::default()).unwrap();
-    Sequence::start(Arc::clone(model), plan, Room::Exactly(1000)).unwrap()
+    Sequence::start(Arc::clone(model), plan, ContextSize::Exactly(1000)).unwrap()
 }
 
 fn feed(sequence: &Sequence, tokens: &[u32]) {
-    let batch = [sequence.step_row(tokens.len(), Want::Last)];
+    let batch = [sequence.step_row(tokens.len(), LogitsFor::Last)];
     sequence.loaded().step(&batch, Entry::Tokens(tokens), None, None).unwrap();
 }
 
@@ -111,7 +111,7 @@ fn mtp_predictions_equal_those_of_transformers() {
                 let n = pieces.min(golden.tokens.len() - at);
                 let others: Vec<u32> = (0..5).map(|i| i * 7 % 64).collect();
                 let batch = [(&company, 5), (&sequence, n)];
-                let batch = batch.map(|(sequence, n)| sequence.step_row(n, Want::Last));
+                let batch = batch.map(|(sequence, n)| sequence.step_row(n, LogitsFor::Last));
                 let entered = [&others, &golden.tokens[at..][..n]].concat();
                 model.step(&batch, Entry::Tokens(&entered), None, None).unwrap();
                 at += n;
@@ -136,9 +136,9 @@ fn rejected_draft_tokens_do_not_affect_predictions() {
             // recomputed.
             let known = &golden.tokens[sequence.len()..at];
             let id = sequence.id();
-            model.try_on(id, known.len(), 2);
+            model.reserve_draft(id, known.len(), 2);
             feed(&sequence, &[known, &[golden.tokens[at] ^ 3, 5]].concat());
-            let left = model.cut(id, at);
+            let left = model.truncate(id, at);
             assert!(left <= at);
             let mut chain = Vec::new();
             model.predict(id, at, golden.tokens[at], &mut |token, lead| {
@@ -155,9 +155,9 @@ fn rejected_draft_tokens_do_not_affect_predictions() {
 fn the_mtp_layer_predicts_and_keeps_the_logits() {
     for file in files() {
         let [with, without] = [true, false].map(|has_mtp| open(&file, has_mtp));
-        let logits = |(model, golden): &(Arc<dyn Loaded>, Golden)| {
+        let logits = |(model, golden): &(Arc<dyn LoadedModel>, Golden)| {
             let sequence = start(model, DType::Turbo3);
-            let batch = [sequence.step_row(golden.tokens.len(), Want::Last)];
+            let batch = [sequence.step_row(golden.tokens.len(), LogitsFor::Last)];
             let logits = model.step(&batch, Entry::Tokens(&golden.tokens), None, None).unwrap().unwrap();
             let mut row = vec![f32::NAN; model.n_vocab()];
             logits.read(0, &mut row).unwrap();
@@ -201,10 +201,10 @@ fn attached_prefixes_predict_and_restored_ones_do_not() {
     let first = start(&model, DType::F16);
     model.set_root(first.id(), BlockKey::root(&[b"test"]));
     text.chunks(130).for_each(|piece| feed(&first, piece));
-    model.publish(first.id(), &text);
+    model.register_prefix(first.id(), &text);
     let second = start(&model, DType::F16);
     model.set_root(second.id(), BlockKey::root(&[b"test"]));
-    let n = model.attach(second.id(), &text, 1000);
+    let n = model.attach_prefix(second.id(), &text, 1000);
     assert!(n > 100, "{n}");
     feed(&second, &text[n..]);
     let predicted = predict(&first, 9, 3);
@@ -220,11 +220,11 @@ fn attached_prefixes_predict_and_restored_ones_do_not() {
         images.push(image);
         Ok(())
     };
-    model.images(first.id(), visit).unwrap();
+    model.pages(first.id(), visit).unwrap();
     let (plan, state) = (first.plan().clone(), model.state(first.id()));
     let restored =
         Sequence::restore(Arc::clone(&model), plan, 1000, state, &mut |i| Ok(images[i].clone())).unwrap();
     feed(&restored, &[1]);
     assert!(predict(&restored, 9, 3).is_empty());
-    restored.loaded().cut(restored.id(), 0);
+    restored.loaded().truncate(restored.id(), 0);
 }

@@ -6,7 +6,7 @@ use kvant_codec::DType;
 use kvant_cpu::CpuDevice;
 use kvant_gguf::Gguf;
 use kvant_kv::Policies;
-use kvant_model::{LayerState, Part};
+use kvant_model::{LayerRange, LayerState};
 
 use super::super::*;
 use crate::model::POCKET;
@@ -43,15 +43,15 @@ fn config(gguf: &Gguf, state: LayerState) -> Config {
     config
 }
 
-fn open(gguf: &Arc<Gguf>, state: LayerState) -> Arc<dyn Loaded> {
+fn open(gguf: &Arc<Gguf>, state: LayerState) -> Arc<dyn LoadedModel> {
     let config = config(gguf, state);
-    let whole = Part::whole(config.layers.len());
+    let whole = LayerRange::whole(config.layers.len());
     load(CpuDevice::from_env(Some(2)).unwrap(), config, &whole, gguf, &mut |_| ()).unwrap()
 }
 
-fn start(loaded: &Arc<dyn Loaded>, dtype: DType) -> Sequence {
+fn start(loaded: &Arc<dyn LoadedModel>, dtype: DType) -> Sequence {
     let plan = Plan::new(&loaded.kv_shape(), dtype, dtype, &Policies::default()).unwrap();
-    Sequence::start(Arc::clone(loaded), plan, Room::Exactly(700)).unwrap()
+    Sequence::start(Arc::clone(loaded), plan, ContextSize::Exactly(700)).unwrap()
 }
 
 /// Returns the logits of batched steps of two sequences, in chunks; the second prompt has half the
@@ -61,7 +61,7 @@ fn feed(sequences: [&Sequence; 2], chunk: usize) -> Vec<u32> {
     let mut bits = Vec::new();
     for tokens in tokens.chunks(chunk) {
         let n = tokens.len().div_ceil(2);
-        let row = |sequence: &Sequence, n| sequence.step_row(n, Want::Last);
+        let row = |sequence: &Sequence, n| sequence.step_row(n, LogitsFor::Last);
         let batch = [row(sequences[0], tokens.len()), row(sequences[1], n)];
         let entered = [tokens, &tokens[..n]].concat();
         let logits =
@@ -85,7 +85,7 @@ fn shared_kv_gives_the_logits_of_equal_own_kv() {
             let sequences = [&own, &shared].map(|model| [start(model, dtype), start(model, dtype)]);
             let [want, got] = sequences.each_ref().map(|[a, b]| feed([a, b], chunk));
             assert!(want == got, "{dtype} in chunks of {chunk}");
-            let bytes = |model: &Arc<dyn Loaded>, sequence: &Sequence| model.n_bytes(sequence.id());
+            let bytes = |model: &Arc<dyn LoadedModel>, sequence: &Sequence| model.n_bytes(sequence.id());
             let [n_own, n_shared] = [own.kv_shape(), shared.kv_shape()].map(|shape| shape.layers.len());
             assert_eq!(
                 bytes(&own, &sequences[0][0]) * n_shared,
@@ -102,7 +102,7 @@ fn a_layer_with_shared_kv_stays_with_its_owner() {
     let shared = config(&gguf, LayerState::Shared(OWNER));
     let n_layers = shared.layers.len();
     for n in 1..n_layers {
-        let [_, rest] = Part::split(n_layers, n);
+        let [_, rest] = LayerRange::split(n_layers, n);
         let device = CpuDevice::from_env(Some(1)).unwrap();
         let result = load(device, shared.clone(), &rest, &gguf, &mut |_| ()).map(|_| ());
         match n == SHARER {

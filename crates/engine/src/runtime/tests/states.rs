@@ -9,8 +9,8 @@ use kvant_codec::DType;
 use kvant_codec::random::Random;
 use kvant_cpu::{CpuDevice, CpuPage};
 use kvant_gguf::Gguf;
-use kvant_kv::{BlockKey, Cache, KvLayerShape, KvShape, Layout, Plan, Policies, Pool};
-use kvant_model::{Config, Part};
+use kvant_kv::{BlockKey, BlockPool, Cache, KvLayerShape, KvShape, Layout, Plan, Policies};
+use kvant_model::{Config, LayerRange};
 
 use super::super::load;
 
@@ -22,7 +22,7 @@ const N_CTX: usize = 6000;
 
 struct Model {
     device: CpuDevice,
-    pool: Pool<CpuPage>,
+    pool: BlockPool<CpuPage>,
     layout: Arc<Layout>,
 }
 
@@ -39,7 +39,7 @@ impl Model {
         let shape = KvShape { layers: vec![heads], states: STATES.to_vec(), statistics: None };
         let plan = Plan::new(&shape, DType::Turbo3, DType::Turbo3, &Policies::none()).unwrap();
         let device = CpuDevice::from_env(Some(1)).unwrap();
-        Self { device, pool: Pool::default(), layout: Arc::new(Layout::new(&shape, plan)) }
+        Self { device, pool: BlockPool::default(), layout: Arc::new(Layout::new(&shape, plan)) }
     }
 
     fn start(&self) -> Sequence {
@@ -69,7 +69,7 @@ impl Sequence {
     fn feed(&mut self, model: &Model, tokens: &[u32], chunk: usize) {
         let mut left = tokens;
         while !left.is_empty() {
-            let n = left.len().min(chunk).min(self.cache.most_rows());
+            let n = left.len().min(chunk).min(self.cache.max_rows());
             self.cache.reserve(&model.device, &model.pool, n).unwrap();
             for (layer, n_values) in STATES.into_iter().enumerate() {
                 let rows: Rows = self.cache.rows(0, n);
@@ -80,14 +80,14 @@ impl Sequence {
             }
             self.cache.commit(n);
             self.tokens.extend_from_slice(&left[..n]);
-            self.cache.publish(&model.pool, &self.tokens);
+            self.cache.register_prefix(&model.pool, &self.tokens);
             left = &left[n..];
         }
     }
 
     /// Truncates to at most `n` tokens; returns the tokens left.
     fn cut(&mut self, n: usize) -> usize {
-        let left = self.cache.cut(n);
+        let left = self.cache.truncate(n);
         self.tokens.truncate(left);
         left
     }
@@ -108,11 +108,11 @@ impl Sequence {
     }
 
     fn stored(&self, model: &Model) -> Self {
-        let images: Vec<_> = self.cache.images(&model.device).collect::<Result<_, _>>().unwrap();
-        assert!(images.iter().map(Vec::len).eq(self.cache.image_bytes()));
+        let images: Vec<_> = self.cache.pages(&model.device).collect::<Result<_, _>>().unwrap();
+        assert!(images.iter().map(Vec::len).eq(self.cache.page_bytes()));
         let next = &mut |index: usize| Ok::<_, kvant_kv::KvError>(images[index].clone());
         let (layout, state) = (Arc::clone(&model.layout), self.cache.state());
-        let mut cache = Cache::from_images(&model.device, &model.pool, layout, N_CTX, state, next).unwrap();
+        let mut cache = Cache::from_pages(&model.device, &model.pool, layout, N_CTX, state, next).unwrap();
         cache.set_root(BlockKey::root(&[b"states"]));
         Self { cache, tokens: self.tokens.clone() }
     }
@@ -140,7 +140,7 @@ fn recurrent_states_depend_on_the_tokens_alone() {
                     sequence.feed(&model, &text(len as u32, (len + n) as u32), chunk);
                 }
                 4 => _ = sequence.cut(below(len + 1)),
-                5 => sequence.cache.mark(),
+                5 => sequence.cache.set_checkpoint(),
                 6 => {
                     let fork = sequence.clone();
                     sequences.push(fork);
@@ -149,7 +149,7 @@ fn recurrent_states_depend_on_the_tokens_alone() {
                     let stored = sequence.stored(&model);
                     let mut attached = model.start();
                     let prefix = text(0, 5000);
-                    let n = attached.cache.attach(&model.pool, &prefix);
+                    let n = attached.cache.attach_prefix(&model.pool, &prefix);
                     assert_eq!(n % EVERY, 0);
                     attached.tokens.extend_from_slice(&prefix[..n]);
                     sequences.extend([stored, attached]);
@@ -165,7 +165,7 @@ fn truncation_returns_to_a_state_snapshot() {
     let model = Model::new();
     let mut sequence = model.start();
     sequence.feed(&model, &text(0, 2500), 300);
-    sequence.cache.mark();
+    sequence.cache.set_checkpoint();
     sequence.feed(&model, &text(2500, 2600), 100);
     let mut fork = sequence.clone();
     assert_eq!((sequence.cut(2550), fork.cut(2499)), (2500, 2 * EVERY));
@@ -186,14 +186,14 @@ fn prefixes_are_shared_at_state_snapshots() {
     first.feed(&model, &text(0, 1024 + 700), 512);
     let before = model.pool.n_bytes();
     let mut second = model.start();
-    assert_eq!(second.cache.attach(&model.pool, &text(0, 1700)), EVERY);
+    assert_eq!(second.cache.attach_prefix(&model.pool, &text(0, 1700)), EVERY);
     second.tokens = text(0, 1024);
     assert_eq!(model.pool.n_bytes(), before, "shared");
     second.check(&model, "attached");
     // The blocks are freed with the last sequence that holds them.
     drop((first, second));
     assert_eq!(model.pool.n_bytes(), 0);
-    assert_eq!(model.start().cache.attach(&model.pool, &text(0, 1700)), 0);
+    assert_eq!(model.start().cache.attach_prefix(&model.pool, &text(0, 1700)), 0);
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn a_part_of_a_model_with_states_has_layers_of_both_kinds() {
         (1, [Some("layers 0 to 0 on their own device, as none of them attends"), None]),
         (2, [None, Some("layers 2 to 3 on their own device, as none of them attends")]),
     ] {
-        for (part, want) in Part::split(4, n).iter().zip(wants) {
+        for (part, want) in LayerRange::split(4, n).iter().zip(wants) {
             let device = CpuDevice::from_env(Some(1)).unwrap();
             let result = load(device, config.clone(), part, &gguf, &mut |_| ()).map(|_| ());
             match want {

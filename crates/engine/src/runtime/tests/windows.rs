@@ -4,27 +4,27 @@ use kvant_codec::DType;
 use kvant_cpu::CpuDevice;
 use kvant_gguf::Gguf;
 use kvant_kv::Policies;
-use kvant_model::Part;
+use kvant_model::LayerRange;
 
 use super::super::*;
 use crate::model::POCKET;
 
 /// The bundled model with a sliding window of `window` tokens in every other layer.
-fn windowed(window: Option<usize>) -> Arc<dyn Loaded> {
+fn windowed(window: Option<usize>) -> Arc<dyn LoadedModel> {
     let gguf = Arc::new(Gguf::from_bytes(POCKET).unwrap());
     let mut config = Config::from_gguf(&gguf).unwrap();
     config.layers.iter_mut().step_by(2).for_each(|layer| layer.heads.window = window);
-    let whole = Part::whole(config.layers.len());
+    let whole = LayerRange::whole(config.layers.len());
     load(CpuDevice::from_env(Some(2)).unwrap(), config, &whole, &gguf, &mut |_| ()).unwrap()
 }
 
-fn start(loaded: &Arc<dyn Loaded>, dtype: DType) -> Sequence {
+fn start(loaded: &Arc<dyn LoadedModel>, dtype: DType) -> Sequence {
     start_with(loaded, dtype, &Policies::default())
 }
 
-fn start_with(loaded: &Arc<dyn Loaded>, dtype: DType, policies: &Policies) -> Sequence {
+fn start_with(loaded: &Arc<dyn LoadedModel>, dtype: DType, policies: &Policies) -> Sequence {
     let plan = Plan::new(&loaded.kv_shape(), dtype, dtype, policies).unwrap();
-    Sequence::start(Arc::clone(loaded), plan, Room::Exactly(3000)).unwrap()
+    Sequence::start(Arc::clone(loaded), plan, ContextSize::Exactly(3000)).unwrap()
 }
 
 /// Feeds tokens `from..to` in chunks; returns the last logits.
@@ -32,7 +32,7 @@ fn feed(sequence: &Sequence, from: u32, to: u32, chunk: usize) -> Vec<u32> {
     let tokens: Vec<u32> = (from..to).map(|i| i * 37 % 500).collect();
     let mut row = vec![f32::NAN; sequence.loaded().n_vocab()];
     for tokens in tokens.chunks(chunk) {
-        let batch = [sequence.step_row(tokens.len(), Want::Last)];
+        let batch = [sequence.step_row(tokens.len(), LogitsFor::Last)];
         let logits = sequence.loaded().step(&batch, Entry::Tokens(tokens), None, None).unwrap();
         logits.unwrap().read(0, &mut row).unwrap();
     }
@@ -40,13 +40,13 @@ fn feed(sequence: &Sequence, from: u32, to: u32, chunk: usize) -> Vec<u32> {
 }
 
 /// Restores a sequence from its page images.
-fn restored(model: &Arc<dyn Loaded>, sequence: &Sequence) -> Sequence {
+fn restored(model: &Arc<dyn LoadedModel>, sequence: &Sequence) -> Sequence {
     let mut images = Vec::new();
     let visit = &mut |image| {
         images.push(image);
         Ok(())
     };
-    model.images(sequence.id(), visit).unwrap();
+    model.pages(sequence.id(), visit).unwrap();
     let (plan, state) = (sequence.plan().clone(), model.state(sequence.id()));
     let next = &mut |index: usize| Ok(images[index].clone());
     Sequence::restore(Arc::clone(model), plan, 3000, state, next).unwrap()
@@ -74,7 +74,7 @@ fn windowed_layers_are_chunk_invariant_and_free_old_blocks() {
         assert!(bytes < all, "{dtype}: {bytes} of {all}");
         assert_eq!(bytes, sequence.plan().n_bytes(&model.kv_shape(), 600), "{dtype}");
         // Freed tokens must be fed again.
-        assert_eq!(model.cut(sequence.id(), 520), 0);
+        assert_eq!(model.truncate(sequence.id(), 520), 0);
         assert_eq!(feed(&sequence, 0, 600, 100), at_once, "{dtype}");
     }
 }
@@ -87,7 +87,7 @@ fn checkpoints_survive_in_memory_and_in_page_images() {
         let sequence = start(&model, DType::Turbo3);
         feed(&sequence, 0, len, 512);
         let bytes = model.n_bytes(sequence.id());
-        model.mark(sequence.id());
+        model.set_checkpoint(sequence.id());
         assert_eq!(model.n_bytes(sequence.id()), bytes, "nothing is copied yet");
         feed(&sequence, 3000, 3100, 100);
         assert_eq!(model.state(sequence.id()).mark.map(|(len, _)| len), Some(len as usize));
@@ -97,10 +97,10 @@ fn checkpoints_survive_in_memory_and_in_page_images() {
         feed(&fresh, 0, len - 1, 512);
         let want = feed(&fresh, len - 1, len + 35, 36);
         for sequence in [sequence, restored] {
-            assert_eq!(model.cut(sequence.id(), len as usize - 1), len as usize - 1);
+            assert_eq!(model.truncate(sequence.id(), len as usize - 1), len as usize - 1);
             assert_eq!(feed(&sequence, len - 1, len + 35, 5), want, "{len} tokens");
             // Truncating before the checkpoint drops it; the aligned prefix remains.
-            assert_eq!(model.cut(sequence.id(), len as usize - 5), border);
+            assert_eq!(model.truncate(sequence.id(), len as usize - 5), border);
         }
     }
 }

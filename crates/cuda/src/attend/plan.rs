@@ -1,0 +1,222 @@
+//! Plans a launch of attention: kernel, tiles and KV splits of each sequence.
+
+use bytemuck::{Pod, Zeroable};
+use kvant_backend::{AttendParams, KvLayer, KvPart, Result, Rows};
+use kvant_codec::tile::TILE;
+
+use super::prompt::Partition;
+use super::{OP, QUERIES, WARPS, decode, hopper, large_head, prompt};
+use crate::kv::{self, MemoryParams, small};
+use crate::{Context, CudaPage, DevicePtr, GpuProperties};
+
+/// Maximum number of queries of a KV head for split-KV; above it, warps share tiles.
+const FEW: usize = 32;
+
+/// The kernel that serves a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum KernelKind {
+    /// Tiles go straight from memory to the tensor cores.
+    Decode,
+    /// Split-KV: each warp takes tiles of its own.
+    Split,
+    /// Prefill: warps share tiles, in blocks of this shape.
+    Many(Partition),
+    /// Prefill on compute capability 9.0: consumer warpgroups share tiles, which producers load.
+    Warpgroups,
+    /// Warps share tiles and outputs; the field counts the 16-query tiles of a block.
+    Wide(usize),
+}
+
+impl KernelKind {
+    /// Selects the kernel for `rows` with `group` queries of a KV head of `layer` each, on
+    /// `device`.
+    pub fn of(rows: Rows, group: usize, layer: &KvLayer, device: &GpuProperties) -> Self {
+        let (queries, shared_bytes) = (rows.n * group, device.shared_per_block as usize);
+        if let Some(most) = large_head::most_tiles(layer, shared_bytes) {
+            return Self::Wide(queries.div_ceil(QUERIES).clamp(1, most));
+        }
+        match queries {
+            // This kernel processes each tile in one form, so the tokens must lie in one tile.
+            queries if queries <= decode::QUERIES && !rows.cross() => Self::Decode,
+            queries if queries <= FEW => Self::Split,
+            _ if hopper::takes(rows, layer, device.arch) => Self::Warpgroups,
+            _ => Self::Many(Partition::of(layer, shared_bytes)),
+        }
+    }
+
+    pub fn queries_per_block(self) -> usize {
+        match self {
+            Self::Decode => decode::QUERIES,
+            Self::Split => QUERIES,
+            Self::Many(cut) => cut.queries(),
+            Self::Warpgroups => hopper::QUERIES,
+            Self::Wide(tiles) => QUERIES * tiles,
+        }
+    }
+}
+
+/// `Part` of `attend.cuh`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct PartParams {
+    memory: MemoryParams,
+    balance: DevicePtr,
+    first_row: u32,
+    rows: u32,
+    start: u32,
+    window: u32,
+    windows: u32,
+    key_band: [u32; 2],
+    value_band: [u32; 2],
+    first_query: u32,
+    padded: u32,
+    first_share: u32,
+    splits: u32,
+    split_tiles: u32,
+    first_image: u32,
+    images: u32,
+}
+
+/// The sequences of a launch, and the sizes of their buffers.
+pub(super) struct Launched {
+    pub parts: Vec<PartParams>,
+    /// The first tile in 16 bit of each tile of queries after a sequence's first.
+    pub windows: Vec<u32>,
+    /// Prepared queries.
+    pub n_queries: usize,
+    /// Partial results: one per query and split.
+    pub n_shares: usize,
+    /// Unpacked tiles.
+    pub n_images: usize,
+    pub most_splits: usize,
+    /// Maximum number of queries of a KV head of a sequence.
+    pub most_queries: usize,
+    /// Maximum number of unpacked tiles of a sequence.
+    pub most_images: usize,
+}
+
+impl Launched {
+    /// Plans the sequences of one kernel, for heads of their layer with the same storage format.
+    pub fn new(
+        cx: &Context,
+        p: &AttendParams,
+        way: KernelKind,
+        heads: &[usize],
+        parts: &[&KvPart<'_, CudaPage>],
+        band: DevicePtr,
+    ) -> Result<Self> {
+        let mut all = Self {
+            parts: Vec::with_capacity(parts.len()),
+            windows: Vec::new(),
+            n_queries: 0,
+            n_shares: 0,
+            n_images: 0,
+            most_splits: 0,
+            most_queries: 0,
+            most_images: 0,
+        };
+        for part in parts {
+            all.push(cx, p, way, heads, part, band)?;
+        }
+        small(OP, "shares", all.n_shares)?;
+        Ok(all)
+    }
+
+    fn push(
+        &mut self,
+        cx: &Context,
+        p: &AttendParams,
+        way: KernelKind,
+        heads: &[usize],
+        part: &KvPart<'_, CudaPage>,
+        band: DevicePtr,
+    ) -> Result<()> {
+        let (rows, head) = (part.rows, heads[0]);
+        let queries = rows.n * (p.n_heads / p.n_kv_heads);
+        let padded = queries.next_multiple_of(way.queries_per_block());
+        let tiles = most_tiles(p, way, part, head);
+        let images = if way == KernelKind::Warpgroups { n_key_tensors(rows, part.layer, head) } else { 0 };
+        let split_tiles = match way {
+            KernelKind::Decode => {
+                let v_dim = part.layer.values(head).spec.value_dim();
+                decode::split_tiles(cx, tiles, p.n_kv_heads, v_dim)
+            }
+            KernelKind::Many(_) => {
+                prompt::split_tiles(cx, tiles, p.n_kv_heads * padded / way.queries_per_block())
+            }
+            KernelKind::Warpgroups => {
+                let heads = hopper::heads_at_once(part.layer, images, p.n_kv_heads);
+                prompt::split_tiles(cx, tiles, heads * padded / way.queries_per_block())
+            }
+            KernelKind::Split | KernelKind::Wide(_) => {
+                split_tiles(cx, tiles, p.n_kv_heads * padded / way.queries_per_block())
+            }
+        };
+        let splits = tiles.div_ceil(split_tiles);
+        let mut row_tiles = rows.start / TILE..rows.end().div_ceil(TILE);
+        let window = |tile| small(OP, "tiles", part.layer.head_window(head, tile));
+        let in_band = |stream| -> Result<[u32; 2]> {
+            let tiles = part.band_tiles(stream);
+            Ok([small(OP, "tiles", tiles.start)?, tiles.len() as u32])
+        };
+        self.parts.push(PartParams {
+            memory: MemoryParams::new(cx, part, band)?,
+            balance: kv::balance(part),
+            first_row: small(OP, "rows", rows.range().end)? - rows.n as u32,
+            rows: rows.n as u32,
+            start: small(OP, "tokens", rows.end())? - rows.n as u32,
+            window: window(row_tiles.next().unwrap_or(0))?,
+            windows: self.windows.len() as u32,
+            key_band: in_band(&part.layer.k[head])?,
+            value_band: in_band(part.layer.values(head))?,
+            first_query: small(OP, "queries", self.n_queries)?,
+            padded: padded as u32,
+            first_share: self.n_shares as u32,
+            splits: splits as u32,
+            split_tiles: split_tiles as u32,
+            first_image: small(OP, "tiles", self.n_images)?,
+            images: images as u32,
+        });
+        for tile in row_tiles {
+            self.windows.push(window(tile)?);
+        }
+        self.n_queries += heads.len() * padded;
+        self.n_shares += heads.len() * splits * padded;
+        self.n_images += heads.len() * images;
+        self.most_splits = self.most_splits.max(splits);
+        self.most_queries = self.most_queries.max(queries);
+        self.most_images = self.most_images.max(images);
+        Ok(())
+    }
+}
+
+/// Returns the tiles that tokens from position `first` to `last` attend to: `walk_of` of
+/// `attend.cuh`.
+fn walk(layer: &KvLayer, head: usize, [first, last]: [usize; 2]) -> usize {
+    let (oldest, end) = (layer.oldest(first) / TILE, last / TILE + 1);
+    let codes = layer.head_window(head, last / TILE).min(end).saturating_sub(oldest);
+    codes + end.saturating_sub(layer.head_window(head, first / TILE).max(oldest))
+}
+
+/// Returns the maximum number of tiles that a block of queries attends to.
+fn most_tiles(p: &AttendParams, way: KernelKind, part: &KvPart<'_, CudaPage>, head: usize) -> usize {
+    let (rows, group, per_block) = (part.rows, p.n_heads / p.n_kv_heads, way.queries_per_block());
+    let walk = |first_query: usize| {
+        let last_query = (first_query + per_block).min(rows.n * group) - 1;
+        walk(part.layer, head, [first_query, last_query].map(|query| rows.start + query / group))
+    };
+    (0..rows.n * group).step_by(per_block).map(walk).max().unwrap_or(0)
+}
+
+/// Returns the tiles that any token of a sequence attends to.
+pub(super) fn n_key_tensors(rows: Rows, layer: &KvLayer, head: usize) -> usize {
+    walk(layer, head, [rows.start, rows.end() - 1])
+}
+
+/// Returns the tiles per KV split: few enough that all multiprocessors have work, but several per
+/// warp.
+fn split_tiles(cx: &Context, tiles: usize, blocks: usize) -> usize {
+    let wanted = 4 * cx.gpu().properties().n_sms as usize;
+    let splits = (wanted / blocks.max(1)).max(1);
+    tiles.div_ceil(splits).max(2 * WARPS).next_multiple_of(WARPS)
+}

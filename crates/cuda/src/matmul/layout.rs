@@ -1,0 +1,205 @@
+//! Layout of weight rows in device memory.
+//!
+//! Most blocks of a file are a multiple of 4 bytes long, or of 16, and stay unchanged. Those of
+//! q8_0, q4_0, q5_0, q3_K, q6_K and iq4_nl are 2 bytes longer than that, those of mxfp4 one, of
+//! nvfp4 four and of iq4_xs eight: these bytes, scales, move behind the last block of the row, so
+//! that the codes are aligned for reads of 4 or 16 bytes. A row of blocks takes a multiple of 16
+//! bytes.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use kvant_codec::DType;
+
+use crate::memory::Block;
+use crate::{Context, CudaError, DevicePtr};
+
+/// Maximum number of threads that lay out a piece, and minimum bytes per thread.
+const MAX_THREADS: usize = 8;
+const MIN_SHARE: usize = 1 << 20;
+
+/// Matrices on the device.
+#[derive(Debug)]
+pub(crate) struct Weights {
+    block: Block,
+    /// Power of two for the conversion to f16: floats times 2^-exponent are in the range of f16,
+    /// the largest from 2^14 on and less than 2^15. 0 for the other types, which stay unchanged.
+    pub exponent: i32,
+}
+
+impl Weights {
+    /// Returns the address of the first row.
+    pub fn ptr(&self) -> DevicePtr {
+        self.block.ptr()
+    }
+}
+
+/// Exponent of the largest weight in f16, and the smallest exponent that is raised to it: nearly
+/// zero weights need not be raised all the way.
+const HALF_EXPONENT: i32 = 14;
+const LEAST_EXPONENT: i32 = -100;
+
+/// Returns the largest magnitude among the finite weights of `bytes`, as the bits of an f32; 0 for
+/// types that are not rounded to f16 directly.
+fn largest_bits(dtype: DType, bytes: &[u8]) -> u32 {
+    const INFINITE: u32 = f32::INFINITY.to_bits();
+    let finite = |bits: u32| if bits & INFINITE == INFINITE { 0 } else { bits & !(1 << 31) };
+    let most = |bits: &mut dyn Iterator<Item = u32>| bits.map(finite).fold(0, u32::max);
+    match dtype {
+        DType::F32 => most(&mut bytes.as_chunks().0.iter().map(|&float| u32::from_le_bytes(float))),
+        DType::BF16 => {
+            most(&mut bytes.as_chunks().0.iter().map(|&upper| u32::from(u16::from_le_bytes(upper)) << 16))
+        }
+        _ => 0,
+    }
+}
+
+/// Returns [`Weights::exponent`] of matrices whose largest weight has these bits.
+fn exponent_of(largest_bits: u32) -> i32 {
+    if largest_bits == 0 {
+        return 0;
+    }
+    ((largest_bits >> (f32::MANTISSA_DIGITS - 1)) as i32 - 127 - HALF_EXPONENT).max(LEAST_EXPONENT)
+}
+
+/// Returns the bytes of a block that move.
+fn moved(dtype: DType) -> Option<Range<usize>> {
+    match dtype.layout() {
+        DType::Q8_0 | DType::Q4_0 | DType::Q5_0 | DType::IQ4NL => Some(0..2),
+        DType::Q3K | DType::Q6K => Some(dtype.block_bytes() - 2..dtype.block_bytes()),
+        DType::IQ4XS => Some(0..8),
+        DType::MXFP4 => Some(0..1),
+        DType::NVFP4 => Some(0..4),
+        _ => None,
+    }
+}
+
+/// Returns the bytes of a block without those that move.
+pub(super) fn block_bytes(dtype: DType) -> usize {
+    dtype.block_bytes() - moved(dtype).map_or(0, |moved| moved.len())
+}
+
+/// Returns the bytes of `n` consecutive weights, whole blocks: those that stay, and those that
+/// move.
+pub(super) fn bytes_of(dtype: DType, n: usize) -> [usize; 2] {
+    let stays = block_bytes(dtype);
+    [stays, dtype.block_bytes() - stays].map(|bytes| bytes * n / dtype.block_len())
+}
+
+/// Returns the bytes of a row in the file.
+fn file_row_bytes(dtype: DType, n_in: usize) -> usize {
+    dtype.row_bytes(n_in).expect("rows of whole blocks")
+}
+
+/// Returns the bytes of a row of `n_in` weights, a whole number of blocks, on the device.
+pub(crate) fn row_bytes(dtype: DType, n_in: usize) -> usize {
+    let bytes = file_row_bytes(dtype, n_in);
+    if dtype.block_len() > 1 { bytes.next_multiple_of(16) } else { bytes }
+}
+
+/// Uploads the rows of a matrix `[n_out, n_in]`, as in the file. Several cores lay them out, as
+/// reading the mapped file takes most of the time.
+///
+/// # Errors
+/// [`CudaError::OutOfMemory`].
+pub(crate) fn upload(cx: &Context, dtype: DType, n_in: usize, bytes: &[u8]) -> Result<Weights, CudaError> {
+    if bytes.is_empty() {
+        return Ok(Weights { block: cx.arena().take(0)?, exponent: 0 });
+    }
+    let (from, to) = (file_row_bytes(dtype, n_in), row_bytes(dtype, n_in));
+    let n_bytes = bytes.len() / from * to;
+    let block = cx.arena().take(n_bytes)?;
+    let largest = AtomicU32::new(0);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
+    let mut fill = |offset: usize, piece: &mut [u8]| {
+        let file_rows = &bytes[offset / to * from..][..piece.len() / to * from];
+        let rows = (piece.len() / to).div_ceil(threads).max(MIN_SHARE / to);
+        std::thread::scope(|scope| {
+            for (piece, file_rows) in piece.chunks_mut(rows * to).zip(file_rows.chunks(rows * from)) {
+                let largest = &largest;
+                scope.spawn(move || {
+                    put_rows(dtype, file_rows, from, piece, to);
+                    largest.fetch_max(largest_bits(dtype, file_rows), Ordering::Relaxed);
+                });
+            }
+        });
+    };
+    cx.gpu().upload(block.ptr(), n_bytes, to, &mut fill)?;
+    Ok(Weights { block, exponent: exponent_of(largest.into_inner()) })
+}
+
+/// Lays rows of `from` bytes out as rows of `to` bytes.
+fn put_rows(dtype: DType, file_rows: &[u8], from: usize, rows: &mut [u8], to: usize) {
+    for (file_row, row) in file_rows.chunks_exact(from).zip(rows.chunks_exact_mut(to)) {
+        match moved(dtype) {
+            Some(moved) => put_row(file_row, dtype.block_bytes(), moved, row),
+            None => {
+                row[..from].copy_from_slice(file_row);
+                row[from..].fill(0);
+            }
+        }
+    }
+}
+
+/// Writes a row with the moved bytes behind its blocks, and zeros up to its end.
+fn put_row(file_row: &[u8], block_bytes: usize, moved: Range<usize>, row: &mut [u8]) {
+    let rest = block_bytes - moved.len();
+    let (codes, scales) = row.split_at_mut(file_row.len() / block_bytes * rest);
+    for (block, codes) in file_row.chunks_exact(block_bytes).zip(codes.chunks_exact_mut(rest)) {
+        codes[..moved.start].copy_from_slice(&block[..moved.start]);
+        codes[moved.start..].copy_from_slice(&block[moved.end..]);
+    }
+    let (scales, padding) = scales.split_at_mut(file_row.len() / block_bytes * moved.len());
+    for (block, to) in file_row.chunks_exact(block_bytes).zip(scales.chunks_exact_mut(moved.len())) {
+        to.copy_from_slice(&block[moved.clone()]);
+    }
+    padding.fill(0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scales_move_behind_the_blocks_and_nothing_is_lost() {
+        let mut row = [9; 16];
+        put_row(&[1, 2, 3, 4, 5, 6, 7, 8], 4, 0..2, &mut row);
+        assert_eq!(row, [3, 4, 7, 8, 1, 2, 5, 6, 0, 0, 0, 0, 0, 0, 0, 0]);
+        put_row(&[1, 2, 3, 4, 5, 6, 7, 8], 4, 2..4, &mut row[..8]);
+        assert_eq!(row[..8], [1, 2, 5, 6, 3, 4, 7, 8]);
+        put_row(&[1, 2, 3, 4, 5, 6, 7, 8], 4, 0..1, &mut row[..8]);
+        assert_eq!(row[..8], [2, 3, 4, 6, 7, 8, 1, 5]);
+    }
+
+    #[test]
+    fn the_largest_finite_weight_becomes_a_half_near_the_largest() {
+        let bytes = |weights: &[f32]| weights.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<_>>();
+        let upper = |weights: &[f32]| {
+            weights.iter().flat_map(|w| ((w.to_bits() >> 16) as u16).to_le_bytes()).collect::<Vec<_>>()
+        };
+        let cases: [(&[f32], i32); 6] = [
+            (&[0.0, -0.0], 0),
+            (&[1.0, -16384.0, 3.0], 0),
+            (&[f32::NAN, 32768.0, f32::NEG_INFINITY], 1),
+            (&[-3.0e38], 113),
+            (&[0.25, 0.375], -16),
+            (&[1e-40], -100),
+        ];
+        for (weights, want) in cases {
+            assert_eq!(exponent_of(largest_bits(DType::F32, &bytes(weights))), want, "{weights:?}");
+            if weights != [1e-40] {
+                assert_eq!(exponent_of(largest_bits(DType::BF16, &upper(weights))), want, "{weights:?}");
+            }
+        }
+        assert_eq!(largest_bits(DType::F16, &bytes(&[1e6])), 0);
+    }
+
+    #[test]
+    fn remaining_block_bytes_are_whole_words() {
+        for dtype in crate::matmul::TYPES {
+            if dtype.block_len() > 1 {
+                assert_eq!(block_bytes(dtype) % 4, 0, "{dtype}");
+            }
+        }
+    }
+}

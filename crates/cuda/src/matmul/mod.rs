@@ -1,0 +1,537 @@
+//! Matrix products with weights of any type: `y = W x + bias`.
+//!
+//! Few rows, quantized weights: `x` as signed bytes with one scale per 32, int8 products. The
+//! kernel for one row (GEMV, `one.cu`) normalizes and quantizes it on the fly, more rows
+//! (`coded.cu`) come from `quantise.cu`. The gate of a feed-forward layer is fused. Level tables
+//! are looked up; the codebooks of the rotated types become two bytes, and `x` is rotated instead
+//! of the weights.
+//!
+//! Few rows, float weights (`few.cu`): f32 throughout.
+//!
+//! Many rows (GEMM, `many.cu`): tensor cores. Weights and inputs are rounded to f16, the inputs
+//! times a power of two for each row and weights in f32 or bf16 times one for their matrix, so that
+//! none overflows or underflows; sums stay in f32. Each weight is decoded once per 128 rows, or 64.
+//! On compute capability 9.0, given enough blocks, with warpgroup MMAs (`hopper.cu`), once per 256
+//! rows, or 128.
+
+use bytemuck::{NoUninit, Pod, Zeroable};
+use kvant_backend::{Activation, BackendError};
+use kvant_codec::fields::Spec;
+use kvant_codec::{Codebook, DType, Rotation, Table};
+
+use crate::constants::Constants;
+use crate::half::{COPIES_HEADER, HALF_HEADER, WARPGROUP_ARCH, WARPGROUP_HEADER, WARPGROUP_OPTIONS};
+use crate::module::{Build, Header};
+use crate::{Context, CudaError, DevicePtr, Launch, Source, gate, rotate};
+
+mod gemv;
+mod layout;
+mod operand;
+mod skinny_q8;
+pub(crate) use layout::{Weights, upload};
+pub(crate) use operand::Operand;
+
+const HEADERS: [Header; 3] = [HALF_HEADER, SPANS, WEIGHTS_HEADER];
+const WEIGHTS_HEADER: Header = Header { name: "weights.cuh", text: include_str!("weights.cuh") };
+/// Header of the spans that assign rows to experts.
+pub(crate) const SPANS: Header = Header { name: "spans.cuh", text: include_str!("spans.cuh") };
+static FEW: Source = Source {
+    name: "few.cu",
+    text: include_str!("few.cu"),
+    headers: &HEADERS,
+    constants: few_constants,
+    options: &[],
+};
+/// The GEMM for compute capability 9.0.
+static HOPPER: Source = Source {
+    name: "hopper_many.cu",
+    text: include_str!("hopper.cu"),
+    headers: &{
+        let [half, spans, weights] = HEADERS;
+        [half, spans, weights, COPIES_HEADER, WARPGROUP_HEADER]
+    },
+    constants: || constants().whole("STEP", operand::STEP).whole("STAGES", HOPPER_STAGES as usize),
+    options: &WARPGROUP_OPTIONS,
+};
+static MANY: Source = Source {
+    name: "many.cu",
+    text: include_str!("many.cu"),
+    headers: &HEADERS,
+    constants: || constants().whole("STEP", operand::STEP).whole("PAD", PAD),
+    options: &[],
+};
+
+/// Warps of a block of the kernel for few rows and float weights, and output features of each.
+const WARPS: u32 = 8;
+const FEATURES: u32 = 2;
+/// Matrices of one launch: queries, keys and values, and one more.
+const MOST_PARTS: usize = 4;
+/// Rows that its blocks multiply at once: one variant for decoding, one for more.
+const ROWS: [u32; 2] = [1, 8];
+/// Minimum number of rows for the GEMM, which decodes weights to f16 and rounds inputs to it.
+pub(crate) const MANY_ROWS: usize = 17;
+/// Sides of the GEMM's tiles, in output features and in rows: small, for experts and where large
+/// tiles are too few, and large.
+pub(crate) const TILE: u32 = 64;
+const LARGE_TILE: u32 = 128;
+/// Output features of a tile of the compute-capability-9.0 GEMM, threads of its blocks, and stages
+/// of shared memory.
+const HOPPER_FEATURES: u32 = 128;
+const HOPPER_THREADS: u32 = 512;
+const HOPPER_STAGES: u32 = 4;
+/// Rows of the tiles of its variants, and the clocks of shared memory per step, more than those of
+/// the tensor cores.
+const HOPPER_ROWS: [(u32, u32); 2] = [(256, 1152), (128, 640)];
+/// Stages of shared memory of the other GEMM, and padding between their rows in f16.
+const STAGES: u32 = 2;
+const PAD: usize = 8;
+
+/// Types in the order of their numbers in kernels.
+pub(crate) const TYPES: [DType; 23] = [
+    DType::F32,
+    DType::F16,
+    DType::BF16,
+    DType::Q8_0,
+    DType::Q4_0,
+    DType::Q4_1,
+    DType::Q5_0,
+    DType::Q5_1,
+    DType::Q2K,
+    DType::Q3K,
+    DType::Q4K,
+    DType::Q5K,
+    DType::Q6K,
+    DType::IQ4NL,
+    DType::IQ4XS,
+    DType::MXFP4,
+    DType::NVFP4,
+    DType::IQ1,
+    DType::IQ2,
+    DType::IQ3,
+    DType::IQ3X,
+    DType::TQ3_1S,
+    DType::TQ4_1S,
+];
+
+/// Returns the constants of `weights.cuh`: the type numbers, and the bytes of their blocks without
+/// those that move.
+fn constants() -> Constants {
+    let parts = Constants::default().whole("MOST_PARTS", MOST_PARTS);
+    let types = TYPES.into_iter().zip(0..).fold(parts, |constants, (dtype, number)| {
+        let name = dtype.name().to_uppercase();
+        let constants = constants.whole(&name, number);
+        if dtype.block_len() == 1 {
+            return constants;
+        }
+        constants.whole(&format!("{name}_BYTES"), layout::block_bytes(dtype))
+    });
+    rotate::constants(types)
+}
+
+/// Returns the constants of the kernels for quantized weights.
+fn coded_constants() -> Constants {
+    gate::constants(constants())
+}
+
+fn few_constants() -> Constants {
+    constants().whole("WARPS", WARPS as usize).whole("FEATURES", FEATURES as usize)
+}
+
+/// Levels of a codebook as `(256 high + low) unit`, or of a table as `high unit`, as the kernels
+/// look them up.
+#[derive(Debug, Clone, Copy, NoUninit)]
+#[repr(C)]
+struct Levels {
+    high: [u32; 4],
+    low: [u32; 4],
+    unit: f32,
+    signs: u32,
+}
+
+/// `ProductPart` of `weights.cuh`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct PartParams {
+    w: DevicePtr,
+    bias: DevicePtr,
+    y: DevicePtr,
+    n_out: u32,
+    blocks: u32,
+    accumulate: u32,
+    unit: f32,
+}
+
+/// `ProductParams` of `weights.cuh`.
+#[derive(Clone, Copy, NoUninit)]
+#[repr(C)]
+struct KernelParams {
+    parts: [PartParams; MOST_PARTS],
+    up: DevicePtr,
+    x: DevicePtr,
+    norm: DevicePtr,
+    codes: DevicePtr,
+    scales: DevicePtr,
+    sums: DevicePtr,
+    row_bytes: u64,
+    n_parts: u32,
+    n_in: u32,
+    rows: u32,
+    eps: f32,
+    book: Levels,
+    activation: u32,
+    slots_of_row: u32,
+    up_bias: DevicePtr,
+    spans: DevicePtr,
+    order: DevicePtr,
+    expert_bytes: u64,
+}
+
+/// Assignment of rows to experts, where the weights are those of experts: the rows of the result
+/// are then *slots*, pairs of row and expert.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Picks {
+    /// Expert, first position in the order of slots, and number of slots of each block of rows,
+    /// `[n_spans, 3]`.
+    pub spans: DevicePtr,
+    pub n_spans: usize,
+    /// `[slots]`
+    pub order: DevicePtr,
+    /// Whether spans hold many slots.
+    pub is_many: bool,
+    /// Bytes from one expert's matrix to the next.
+    pub expert_bytes: usize,
+    /// Slots per row of inputs.
+    pub slots_of_row: usize,
+}
+
+/// The weights of a product and its output, shapes checked.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Product {
+    /// `[n_out, n_in]`, of type `dtype`, from [`upload`].
+    pub w: DevicePtr,
+    /// [`Weights::exponent`]
+    pub exponent: i32,
+    pub dtype: DType,
+    pub n_out: usize,
+    /// As `w`: `y = a(w x) (up x)` then, a the activation, without accumulation, where [`has_gate`]
+    /// is true.
+    pub up: Option<(DevicePtr, Activation)>,
+    /// `[n_out]`, or `[n_experts, n_out]` with picks.
+    pub bias: Option<DevicePtr>,
+    /// Bias of `up`, where both have one.
+    pub up_bias: Option<DevicePtr>,
+    /// `[rows, n_out]`
+    pub y: DevicePtr,
+    /// Add to `y` instead of overwriting it.
+    pub accumulate: bool,
+    /// For the matrices of experts, of which `w` (and that of the gate) is the first.
+    pub picks: Option<Picks>,
+}
+
+impl Product {
+    /// The product `y = w x`; the caller may change further fields.
+    pub fn new(w: &Weights, dtype: DType, n_out: usize, y: DevicePtr) -> Self {
+        let (w, exponent) = (w.ptr(), w.exponent);
+        Self {
+            w,
+            exponent,
+            dtype,
+            n_out,
+            up: None,
+            bias: None,
+            up_bias: None,
+            y,
+            accumulate: false,
+            picks: None,
+        }
+    }
+}
+
+/// Rejects weights of a type that no kernel reads, for `op`.
+pub(crate) fn check_type(op: &'static str, dtype: DType) -> Result<(), BackendError> {
+    if TYPES.contains(&dtype) {
+        return Ok(());
+    }
+    let has = TYPES.map(DType::name).join(", ");
+    Err(BackendError::Unsupported { op, wanted: dtype.to_string(), has })
+}
+
+/// Returns the bytes of a matrix `[n_out, n_in]` on the device.
+pub(crate) fn matrix_bytes(dtype: DType, [n_out, n_in]: [usize; 2]) -> usize {
+    n_out * layout::row_bytes(dtype, n_in)
+}
+
+/// Returns the names of the kernels for a weight type, of few and of many rows.
+pub(crate) fn kernel_names(dtype: DType) -> &'static str {
+    if is_coded(dtype) { "one (dp4a), coded (s8 mma), many (f16 mma)" } else { "few, many (f16 mma)" }
+}
+
+/// Returns whether products of `rows` rows with this weight type fuse a gate.
+pub(crate) fn has_gate(dtype: DType, rows: usize) -> bool {
+    is_coded(dtype) && rows < MANY_ROWS
+}
+
+fn is_coded(dtype: DType) -> bool {
+    !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+/// Returns whether the type's weights are stored rotated.
+fn is_rotated(dtype: DType) -> bool {
+    matches!(dtype, DType::TQ3_1S | DType::TQ4_1S)
+}
+
+/// Returns every variant to compile.
+pub(crate) fn builds() -> impl Iterator<Item = Build> {
+    let types = TYPES.into_iter().zip(0..).flat_map(|(dtype, number)| {
+        let build = |source, defines| Build { source, defines };
+        let few = if is_coded(dtype) {
+            let coded =
+                skinny_q8::ROWS.map(|rows| build(&skinny_q8::CODED, skinny_q8::defines(dtype, number, rows)));
+            [build(&gemv::ONE, gemv::defines(dtype, number))].into_iter().chain(coded).collect::<Vec<_>>()
+        } else {
+            ROWS.map(|rows| build(&FEW, vec![("TYPE", number), ("ROWS", rows)])).into()
+        };
+        let many = [TILE, LARGE_TILE].map(|side| build(&MANY, vec![("TYPE", number), ("SIDE", side)]));
+        let hopper = HOPPER_ROWS.map(|(rows, _)| build(&HOPPER, vec![("TYPE", number), ("ROWS", rows)]));
+        few.into_iter().chain(many).chain(hopper)
+    });
+    types.chain([Build { source: &operand::QUANTISE, defines: Vec::new() }])
+}
+
+impl Levels {
+    /// The levels of the types with a codebook or a table.
+    fn of(dtype: DType) -> Self {
+        match Spec::of(dtype) {
+            Some(Spec { table: Some(table), .. }) => Self::of_table(table),
+            _ => Self::of_book(dtype),
+        }
+    }
+
+    fn of_table(table: Table) -> Self {
+        let mut high = [0; 4];
+        for (i, level) in table.levels().iter().enumerate() {
+            high[i / 4] |= u32::from(*level as u8) << (i % 4 * 8);
+        }
+        Self { high, low: [0; 4], unit: table.unit(), signs: 0 }
+    }
+
+    fn of_book(dtype: DType) -> Self {
+        let book = if dtype == DType::TQ3_1S { Codebook::TQ3 } else { Codebook::GAUSS4 };
+        let largest = book.levels().iter().fold(0.0, |most: f32, level| most.max(level.abs()));
+        // 127 · 256: both bytes of every level fit.
+        let unit = largest / 32_512.0;
+        let (mut high, mut low) = ([0; 4], [0; 4]);
+        for (i, level) in book.levels().iter().enumerate() {
+            let code = (level / unit).round() as i32;
+            let byte = (code + 128) >> 8;
+            high[i / 4] |= u32::from(byte as u8) << (i % 4 * 8);
+            low[i / 4] |= u32::from((code - 256 * byte) as u8) << (i % 4 * 8);
+        }
+        Self { high, low, unit, signs: Rotation::tq().before() as u32 }
+    }
+}
+
+/// Multiplies the same inputs with several matrices, those of one type in one launch: the key heads
+/// alone are too few to fill a device. [`check_type`] must accept the types.
+pub(crate) fn matmuls(cx: &Context, x: &mut Operand, products: &[Product]) -> Result<(), CudaError> {
+    for (i, first) in products.iter().enumerate() {
+        if products[..i].iter().any(|p| p.dtype == first.dtype) {
+            continue;
+        }
+        let alike: Vec<_> = products[i..].iter().filter(|p| p.dtype == first.dtype).collect();
+        alike.chunks(MOST_PARTS).try_for_each(|parts| launch(cx, x, parts))?;
+    }
+    Ok(())
+}
+
+/// Multiplies. [`check_type`] must accept the type.
+pub(crate) fn matmul(cx: &Context, x: &mut Operand, p: &Product) -> Result<(), CudaError> {
+    launch(cx, x, &[p])
+}
+
+/// Queues the kernel for matrices of one type, a single one with a gate or picks.
+fn launch(cx: &Context, x: &mut Operand, products: &[&Product]) -> Result<(), CudaError> {
+    let n_out: usize = products.iter().map(|p| p.n_out).sum();
+    if x.rows == 0 || n_out == 0 {
+        return Ok(());
+    }
+    let p = products[0];
+    debug_assert!(products.len() == 1 || p.up.is_none() && p.picks.is_none(), "{products:?}");
+    let way = KernelKind::of(cx, x, p);
+    debug_assert!(p.up.is_none() || is_coded(p.dtype) && !matches!(way, KernelKind::Many), "{p:?}");
+    let number = number_of(p.dtype);
+    let dtype = ("TYPE", number);
+    let mut params = params(cx, x, p, way)?;
+    let (n_sms, shared_per_block) = (cx.gpu().properties().n_sms, cx.gpu().properties().shared_per_block);
+    let spans = |rows: u32| p.picks.map_or((x.rows as u32).div_ceil(rows), |picks| picks.n_spans as u32);
+    let blocks = |features: u32| products.iter().map(|p| (p.n_out as u32).div_ceil(features)).sum::<u32>();
+    let (kernel, features, grid, threads, shared_bytes) = match way {
+        KernelKind::One { warps, shared_bytes } => {
+            let kernel = cx.kernel_with(&gemv::ONE, &gemv::defines(p.dtype, number), "product_one")?;
+            let grid = [gemv::blocks(n_sms, spans(1), n_out as u32), spans(1), 1];
+            (kernel, 1, grid, 32 * warps, shared_bytes)
+        }
+        KernelKind::Coded { rows } => {
+            let defines = skinny_q8::defines(p.dtype, number, rows);
+            let kernel = cx.kernel_with(&skinny_q8::CODED, &defines, "product_coded")?;
+            let features = skinny_q8::FEATURES / if p.up.is_some() { 2 } else { 1 };
+            let [warps, shared_bytes] = skinny_q8::block(p.dtype, shared_per_block);
+            (kernel, features, [blocks(features), spans(rows), 1], 32 * warps, shared_bytes)
+        }
+        KernelKind::Few { rows } => {
+            let kernel = cx.kernel_with(&FEW, &[dtype, ("ROWS", rows)], "product")?;
+            let features = WARPS * FEATURES;
+            (kernel, features, [blocks(features), spans(rows), 1], 32 * WARPS, 0)
+        }
+        KernelKind::Many => match hopper_rows(cx, products, params.rows) {
+            Some(rows) => {
+                let kernel = cx.kernel_with(&HOPPER, &[dtype, ("ROWS", rows)], "product_many")?;
+                let step_bytes = (HOPPER_FEATURES + rows) * (operand::STEP * size_of::<u16>()) as u32;
+                // Each block takes tiles in turn.
+                let grid = [n_sms.min(blocks(HOPPER_FEATURES) * spans(rows)), 1, 1];
+                (kernel, HOPPER_FEATURES, grid, HOPPER_THREADS, step_bytes * HOPPER_STAGES)
+            }
+            None => {
+                let side = tile(n_sms, products, params.rows);
+                let kernel = cx.kernel_with(&MANY, &[dtype, ("SIDE", side)], "product_many")?;
+                (kernel, side, [blocks(side), spans(side), 1], 2 * side, stage_bytes(side) * STAGES)
+            }
+        },
+    };
+    params.n_parts = products.len() as u32;
+    for (part, p) in params.parts.iter_mut().zip(products) {
+        *part = part_params(p, features);
+    }
+    cx.launch(kernel, Launch { grid, block: [threads, 1, 1], shared_bytes }, &params)
+}
+
+/// The kernel to launch.
+#[derive(Debug, Clone, Copy)]
+enum KernelKind {
+    /// GEMV: one row, or rows one by one, with quantized weights.
+    One {
+        warps: u32,
+        shared_bytes: u32,
+    },
+    /// Few rows, up to `rows` at once, with quantized weights.
+    Coded {
+        rows: u32,
+    },
+    /// The same, with float weights.
+    Few {
+        rows: u32,
+    },
+    Many,
+}
+
+impl KernelKind {
+    fn of(cx: &Context, x: &Operand, p: &Product) -> Self {
+        let is_one = x.rows == 1 || p.picks.is_some();
+        if p.picks.map_or(x.rows >= MANY_ROWS, |picks| picks.is_many) {
+            return Self::Many;
+        }
+        if !is_coded(p.dtype) {
+            return Self::Few { rows: ROWS[usize::from(!is_one)] };
+        }
+        // The longest rows leave no shared memory for weights.
+        let block = gemv::block(p.dtype, x.n_in, cx.gpu().properties().shared_per_block);
+        match block.filter(|_| is_one) {
+            Some([warps, shared_bytes]) => Self::One { warps, shared_bytes },
+            None => Self::Coded { rows: skinny_q8::ROWS[usize::from(x.rows > skinny_q8::ROWS[0] as usize)] },
+        }
+    }
+}
+
+/// Returns the number of a supported type in kernels.
+fn number_of(dtype: DType) -> u32 {
+    TYPES.iter().position(|&known| known == dtype).expect("a type that is supported") as u32
+}
+
+fn part_params(p: &Product, features: u32) -> PartParams {
+    let n_out = p.n_out as u32;
+    PartParams {
+        w: p.w,
+        bias: p.bias.unwrap_or(0),
+        y: p.y,
+        n_out,
+        blocks: n_out.div_ceil(features),
+        accumulate: u32::from(p.accumulate),
+        unit: 2f32.powi(p.exponent),
+    }
+}
+
+/// Returns the side of the GEMM's tiles: large ones read and decode each weight half as often, if
+/// there are enough of them to occupy most multiprocessors. Spans of experts use small ones.
+fn tile(n_sms: u32, products: &[&Product], rows: u32) -> u32 {
+    let features = |p: &&Product| p.n_out.div_ceil(LARGE_TILE as usize);
+    let blocks = products.iter().map(features).sum::<usize>() * rows.div_ceil(LARGE_TILE) as usize;
+    let has_spans = products.iter().any(|p| p.picks.is_some());
+    let is_large = !has_spans && 4 * blocks >= 3 * n_sms as usize;
+    if is_large { LARGE_TILE } else { TILE }
+}
+
+/// Returns the rows of a tile of the compute-capability-9.0 GEMM, whose blocks take tiles in turn:
+/// those that take the fewest clocks. `None` for another kernel: there must be enough tiles, as for
+/// [`tile`].
+fn hopper_rows(cx: &Context, products: &[&Product], rows: u32) -> Option<u32> {
+    let device = cx.gpu().properties();
+    if device.arch != WARPGROUP_ARCH || products.iter().any(|p| p.picks.is_some()) {
+        return None;
+    }
+    let features: u32 = products.iter().map(|p| (p.n_out as u32).div_ceil(HOPPER_FEATURES)).sum();
+    let tiles = |of_tile| features * rows.div_ceil(of_tile);
+    let has_enough = HOPPER_ROWS.into_iter().any(|(of_tile, _)| 4 * tiles(of_tile) >= 3 * device.n_sms);
+    let clocks = |&(of_tile, clocks): &(u32, u32)| tiles(of_tile).div_ceil(device.n_sms) * clocks;
+    HOPPER_ROWS.into_iter().filter(|_| has_enough).min_by_key(clocks).map(|(of_tile, _)| of_tile)
+}
+
+/// Returns the shared memory of a stage: `Stage` of `many.cu`.
+fn stage_bytes(side: u32) -> u32 {
+    2 * side * (operand::STEP + PAD) as u32 * size_of::<u16>() as u32
+}
+
+/// Returns the kernel parameters of this product and those like it, with the inputs in the required
+/// form, without the matrices.
+fn params(cx: &Context, x: &mut Operand, p: &Product, way: KernelKind) -> Result<KernelParams, CudaError> {
+    let mut params = KernelParams {
+        parts: Zeroable::zeroed(),
+        up: p.up.map_or(0, |(up, _)| up),
+        x: x.x,
+        norm: 0,
+        codes: 0,
+        scales: 0,
+        sums: 0,
+        row_bytes: layout::row_bytes(p.dtype, x.n_in) as u64,
+        n_parts: 0,
+        n_in: x.n_in as u32,
+        rows: x.rows as u32,
+        eps: 0.0,
+        book: Levels::of(p.dtype),
+        activation: p.up.map_or(0, |(_, activation)| gate::number(activation)),
+        slots_of_row: p.picks.map_or(1, |picks| picks.slots_of_row as u32),
+        up_bias: p.up_bias.unwrap_or(0),
+        spans: p.picks.map_or(0, |picks| picks.spans),
+        order: p.picks.map_or(0, |picks| picks.order),
+        expert_bytes: p.picks.map_or(0, |picks| picks.expert_bytes as u64),
+    };
+    match way {
+        KernelKind::Many => {
+            let halves = x.halves(cx)?;
+            (params.codes, params.scales) = (halves.halves, halves.factors);
+        }
+        KernelKind::Coded { .. } => {
+            let quantised = x.quantised(cx, is_rotated(p.dtype))?;
+            (params.codes, params.scales, params.sums) = (quantised.codes, quantised.scales, quantised.sums);
+        }
+        KernelKind::Few { .. } => params.x = x.plain(cx)?,
+        KernelKind::One { .. } => {
+            if let Some(norm) = x.norm {
+                (params.norm, params.eps) = (norm.weight, norm.eps);
+            }
+        }
+    }
+    Ok(params)
+}
+
+#[cfg(test)]
+mod tests;

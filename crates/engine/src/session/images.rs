@@ -1,0 +1,60 @@
+//! Images of a session, and the M-RoPE positions of its tokens.
+
+use std::sync::Arc;
+
+use kvant_model::{LogitsFor, Position};
+
+use super::Session;
+use crate::runtime::BatchEntry;
+
+impl Session {
+    /// Returns whether the context has image tokens.
+    pub fn has_images(&self) -> bool {
+        self.tokens.iter().any(|&token| self.sequence.loaded().soft_tokens().is_soft(token))
+    }
+
+    /// Retains the image rows among `tokens`.
+    pub(super) fn keep_images(&mut self, tokens: &[u32]) {
+        // Freed rows cannot be retained.
+        for rows in self.sequence.loaded().soft_tokens().of(tokens).unwrap_or_default() {
+            if !self.images.iter().any(|shown| Arc::ptr_eq(shown, &rows)) {
+                self.images.push(rows);
+            }
+        }
+    }
+
+    /// Describes a step over `tokens` behind the cached ones. Their image rows must have been
+    /// [retained](Self::keep_shown).
+    pub(super) fn batch_entry(&self, tokens: &[u32], want: LogitsFor) -> BatchEntry {
+        BatchEntry { positions: self.positions(tokens), ..self.sequence.step_row(tokens.len(), want) }
+    }
+
+    /// Returns the M-RoPE positions of `tokens`, or `None` where they are consecutive: the
+    /// positions of an image span a plane, and the text after it continues behind its longer side.
+    fn positions(&self, tokens: &[u32]) -> Option<Arc<[Position]>> {
+        let has_axes = self.model.config().ropes.iter().any(|rope| rope.has_axes());
+        if self.images.is_empty() || !has_axes {
+            return None;
+        }
+        let (n_read, extra) = (self.sequence.len(), self.sequence.loaded().soft_tokens());
+        let read = self.tokens.iter().chain(&self.draft_tokens).take(n_read).chain(tokens);
+        let (mut next, mut first) = (0, 0);
+        let mut place = |&token: &u32| {
+            let shown =
+                extra.is_soft(token).then(|| self.images.iter().find(|rows| rows.tokens().contains(&token)));
+            if let Some(rows) = shown.flatten() {
+                if token == rows.tokens().start {
+                    first = next;
+                }
+                if let Some((place, after)) = rows.place(token, first) {
+                    next = after;
+                    return place;
+                }
+            }
+            next += 1;
+            [next - 1; 3]
+        };
+        let places: Vec<Position> = read.map(&mut place).collect();
+        Some(places[n_read..].into())
+    }
+}

@@ -1,0 +1,181 @@
+//! Speculative decoding: verifies draft tokens in one step.
+//!
+//! Rejected draft tokens are truncated from the cache. Recurrent states cannot be truncated: they
+//! return to their values before the step, and the accepted tokens become *uncommitted*: the next
+//! step recomputes them before its own. Their logits have been used already.
+
+use kvant_model::{Entry, LogitsFor};
+use kvant_text::speculative::{Guesser, MAX_DRAFT_TOKENS};
+
+use super::Session;
+use crate::Error;
+use crate::clock::Stopwatch;
+use crate::runtime::OnPrediction;
+
+/// Maximum of rows in a verification step, uncommitted tokens included: the uncommitted tokens
+/// after all but the last draft token were accepted, and one more.
+const MAX_VERIFY_ROWS: usize = 1 + MAX_DRAFT_TOKENS;
+
+/// The rows of a verification step.
+pub(crate) struct DraftStep {
+    /// All rows.
+    pub n_rows: usize,
+    /// Draft tokens among them.
+    pub n_draft_tokens: usize,
+}
+
+impl Session {
+    /// Returns draft tokens behind `next`, the token to be fed now: from prompt lookup or, where
+    /// they promise more, from the MTP layer ([`OpenOptions::mtp`](crate::OpenOptions::mtp)) or a
+    /// [draft model](crate::OpenOptions::draft). Returns as many as are worth their time, at most
+    /// `most`, often none.
+    pub fn draft<'g>(&mut self, guesser: &'g mut Guesser, next: u32, most: usize) -> &'g [u32] {
+        guesser.look_up(&self.tokens, next);
+        if self.predicts() && guesser.wants_predictions(most) {
+            let started = Stopwatch::start();
+            let n_vocab = self.model.n_vocab();
+            self.predict(next, &mut |token, lead| {
+                (token as usize) < n_vocab && guesser.predicted(token, lead, most)
+            });
+            guesser.observe_prediction_time(started.elapsed());
+        }
+        guesser.draft_tokens(most)
+    }
+
+    fn predicts(&self) -> bool {
+        self.drafter.is_some() || self.sequence.loaded().predicts()
+    }
+
+    /// Passes predictions behind `next` to `on_prediction`, one token after the other until it
+    /// returns `false`.
+    pub(super) fn predict(&mut self, next: u32, on_prediction: OnPrediction<'_>) {
+        if self.drafter.is_some() {
+            return self.with_drafter(|drafter, text| drafter.predict_behind(text, next, on_prediction));
+        }
+        self.discard_drafts();
+        let (loaded, id) = (self.sequence.loaded(), self.sequence.id());
+        loaded.predict(id, self.tokens.len(), next, on_prediction);
+    }
+
+    /// Has the draft model prefill the tokens just fed here, where there were several: a prompt.
+    pub(super) fn sync_drafter(&mut self, n_read: usize) {
+        if n_read > 1 {
+            self.with_drafter(Self::follow);
+        }
+    }
+
+    /// Passes the fed tokens to the draft model, if there is one. It affects speed alone: where its
+    /// context is full or memory runs out, the session continues without it.
+    fn with_drafter(&mut self, f: impl FnOnce(&mut Self, &[u32]) -> Result<(), Error>) {
+        if let Some(drafter) = &mut self.drafter
+            && f(drafter, &self.tokens).is_err()
+        {
+            self.drafter = None;
+        }
+    }
+
+    /// Works as [`Session::feed`] of `token` and, in the same step, verifies as many of `guesses`
+    /// as cost nothing but their rows: draft tokens that may follow it. While the tokens fed next
+    /// equal them, feeding takes no time. The session equals one that was fed `token` alone,
+    /// whatever follows.
+    ///
+    /// # Errors
+    /// As [`Session::feed`].
+    pub fn verify(&mut self, token: u32, guesses: &[u32]) -> Result<(), Error> {
+        self.queue_verify(token, guesses)?;
+        self.sequence.loaded().finish()
+    }
+
+    /// Works as [`Session::feed_ahead`] without waiting for the device.
+    pub(crate) fn queue_verify(&mut self, token: u32, guesses: &[u32]) -> Result<DraftStep, Error> {
+        if self.accept(&[token]) == 1 {
+            return Ok(DraftStep { n_rows: 0, n_draft_tokens: 0 });
+        }
+        self.check_room(&[token])?;
+        let n_owed = self.uncommitted_with(1)?.len();
+        let n = self.draft_capacity(guesses.len());
+        let mut tokens = [token; MAX_VERIFY_ROWS];
+        tokens[..n_owed].copy_from_slice(self.uncommitted());
+        tokens[n_owed + 1..][..n].copy_from_slice(&guesses[..n]);
+        let n_rows = n_owed + 1 + n;
+        self.run(&tokens[..n_rows], LogitsFor::From(n_owed), None)?;
+        self.lent = self.lent.take().map(|(logits, _)| (logits, 0));
+        self.draft_tokens.clear();
+        self.draft_tokens.extend_from_slice(&guesses[..n]);
+        self.stepped(&[token]);
+        Ok(DraftStep { n_rows, n_draft_tokens: n })
+    }
+
+    /// Returns how many of `n` draft tokens the next step may verify behind a token, after
+    /// [`Session::settle`].
+    pub(super) fn draft_capacity(&self, n: usize) -> usize {
+        // Each row beyond these costs more.
+        let most = n.min(MAX_DRAFT_TOKENS.saturating_sub(self.uncommitted().len()));
+        match most {
+            0 => 0,
+            most => {
+                self.sequence.loaded().reserve_draft(self.sequence.id(), self.uncommitted().len() + 1, most)
+            }
+        }
+    }
+
+    /// Returns the verified draft tokens that have not been fed yet: feeding them takes no step.
+    pub fn draft_tokens(&self) -> &[u32] {
+        // Discarded draft tokens are not in the cache any more.
+        if self.sequence.len() == self.tokens.len() + self.draft_tokens.len() {
+            &self.draft_tokens
+        } else {
+            &[]
+        }
+    }
+
+    /// Returns whether `token` is the next verified draft token.
+    pub fn is_drafted(&self, token: u32) -> bool {
+        self.draft_tokens().first() == Some(&token)
+    }
+
+    /// Accepts the verified draft tokens that `tokens` begin with; returns how many.
+    pub(super) fn accept(&mut self, tokens: &[u32]) -> usize {
+        let n = self.draft_tokens().iter().zip(tokens).take_while(|(ahead, token)| ahead == token).count();
+        if n > 0 {
+            self.lent = self.lent.take().map(|(logits, row)| (logits, row + n));
+            self.draft_tokens.drain(..n);
+            self.stepped(&tokens[..n]);
+        }
+        n
+    }
+
+    /// Discards the remaining draft tokens. Fed tokens keep their logits, and become uncommitted
+    /// where the cache could not keep them.
+    pub(super) fn discard_drafts(&self) {
+        if !self.draft_tokens().is_empty() {
+            self.sequence.loaded().truncate(self.sequence.id(), self.tokens.len());
+        }
+    }
+
+    /// Returns the uncommitted tokens: the last ones fed that the cache has to recompute.
+    pub(super) fn uncommitted(&self) -> &[u32] {
+        &self.tokens[self.sequence.len().min(self.tokens.len())..]
+    }
+
+    /// Discards draft tokens and returns the uncommitted tokens, to be recomputed in a step with
+    /// `n` more. Recomputes them in a step of their own where one step is too small for all.
+    pub(super) fn uncommitted_with(&self, n: usize) -> Result<&[u32], Error> {
+        self.discard_drafts();
+        if self.uncommitted().len() + n > self.sequence.most_rows() {
+            self.recommit()?;
+        }
+        Ok(self.uncommitted())
+    }
+
+    /// Recomputes the uncommitted tokens, so that the cache holds exactly the fed tokens.
+    pub(crate) fn recommit(&self) -> Result<(), Error> {
+        self.discard_drafts();
+        let owed = self.uncommitted();
+        if owed.is_empty() {
+            return Ok(());
+        }
+        let row = self.batch_entry(owed, LogitsFor::None);
+        self.sequence.loaded().step(&[row], Entry::Tokens(owed), None, None).map(|_| ())
+    }
+}

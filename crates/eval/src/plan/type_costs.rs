@@ -1,0 +1,79 @@
+//! Costs of the types of a KV tensor: the bits of each type, and its distortion. They depend on the
+//! shape of a model and its device alone.
+
+use kvant::{DType, KvLayerShape, KvShape, Model, Plan, Policies};
+use kvant_codec::Side;
+use kvant_codec::distortion::{Source, measure};
+
+use super::Goal;
+use crate::EvalError;
+
+/// Candidate types, if every device of the model supports them.
+const TYPES: [DType; 7] =
+    [DType::Turbo2, DType::Turbo2T, DType::Turbo3, DType::Turbo3T, DType::Turbo4, DType::Q4_0, DType::Q8_0];
+/// Vectors of the noise measurement per type.
+const NOISE_VECTORS: usize = 256;
+
+/// A candidate type of a KV tensor.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Price {
+    pub dtype: DType,
+    /// Bits per token of one head.
+    pub bits: f64,
+    /// Its noise relative to the quantized values.
+    pub noise: f64,
+}
+
+/// The candidate types of all KV tensors of a model.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Prices {
+    /// Layer by layer: those of a head's keys, then of its values if they are stored separately.
+    pub sides: Vec<Vec<Price>>,
+    /// K and V values of a token in all layers.
+    pub n_values: f64,
+    /// Minimum bits of a token in all layers.
+    least: f64,
+}
+
+impl Prices {
+    pub fn new(model: &Model) -> Result<Self, EvalError> {
+        let layers = model.config().kv_shape().layers;
+        let known: Vec<_> = TYPES.into_iter().filter(|&dtype| model.supports_kv_type(dtype)).collect();
+        let (mut sides, mut least) = (Vec::new(), 0.0);
+        for &layer in &layers {
+            for &side in layer.sides() {
+                let prices = known.iter().map(|&dtype| price(layer, side, dtype));
+                let prices = prices.collect::<Result<Vec<_>, EvalError>>()?;
+                let fewest = prices.iter().map(|price| price.bits).fold(f64::INFINITY, f64::min);
+                least += layer.n_kv_heads as f64 * fewest;
+                sides.push(prices);
+            }
+        }
+        let n_values = layers.iter().map(|layer| layer.values_per_token() as f64).sum();
+        Ok(Self { sides, n_values, least })
+    }
+
+    /// Rejects a budget below the minimum of all types.
+    pub fn check(&self, goal: Goal) -> Result<(), EvalError> {
+        let least = self.least / self.n_values;
+        match goal {
+            // The sum of many bit counts is inexact.
+            Goal::Bits(bits) if least > bits * (1.0 + 1e-9) => {
+                let expected = format!("{least:.3} bits or more, the fewest of any type");
+                Err(EvalError::Setting { name: "budget", expected, got: bits.to_string() })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Returns bits and noise of a type for one head's keys or values.
+fn price(layer: KvLayerShape, side: Side, dtype: DType) -> Result<Price, EvalError> {
+    let dim = if side == Side::K { layer.k_head_dim } else { layer.v_head_dim };
+    let one = KvShape::uniform(1, layer);
+    let plan = Plan::new(&one, dtype, dtype, &Policies::none()).map_err(kvant::Error::from)?;
+    let bits = plan.bits_per_value(&one);
+    let bits = if side == Side::K { bits.0 } else { bits.1 };
+    let noise = measure(dtype, dim, Source::Gaussian, NOISE_VECTORS, 1).map_err(kvant::Error::from)?.mse;
+    Ok(Price { dtype, bits: bits * dim as f64, noise })
+}

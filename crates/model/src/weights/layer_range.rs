@@ -1,0 +1,177 @@
+//! The part of a model on one device: its layers and options.
+
+use std::ops::Range;
+
+use kvant_codec::DType;
+use kvant_gguf::{Gguf, TensorInfo};
+
+use super::experts;
+use crate::retype::retyped;
+use crate::{Config, ExpertSpec, Lora, ModelError};
+
+/// A range of decoder layers on one device, with the embedding if it includes the first layer and
+/// the output if it includes the last.
+#[derive(Debug, Clone)]
+pub struct LayerRange {
+    layers: Range<usize>,
+    n_layers: usize,
+    /// Type of its matrices; `None` keeps the file's types.
+    weights: Option<DType>,
+    /// Whether its experts stay in the file.
+    pub(super) maps_experts: bool,
+    /// Whether it includes the MTP layer.
+    has_mtp: bool,
+    /// Adapters of its matrices.
+    loras: Vec<Lora>,
+}
+
+impl LayerRange {
+    /// Returns all of a model of `n_layers`.
+    pub fn whole(n_layers: usize) -> Self {
+        Self {
+            layers: 0..n_layers,
+            n_layers,
+            weights: None,
+            maps_experts: false,
+            has_mtp: false,
+            loras: Vec::new(),
+        }
+    }
+
+    /// Returns the first `n` layers, and the rest.
+    ///
+    /// # Panics
+    ///
+    /// Unless `n` is between 1 and the number of layers less one: each part needs a layer.
+    pub fn split(n_layers: usize, n: usize) -> [Self; 2] {
+        assert!(0 < n && n < n_layers, "{n} of {n_layers} layers");
+        [0..n, n..n_layers].map(|layers| Self { layers, ..Self::whole(n_layers) })
+    }
+
+    /// Sets the type of its matrices, see [`retyped`]; `None` keeps the file's types.
+    #[must_use]
+    pub fn with_weights(self, weights: Option<DType>) -> Self {
+        Self { weights, ..self }
+    }
+
+    /// Sets whether its experts stay in the file, see
+    /// [`Backend::mapped_experts`](kvant_backend::Backend::mapped_experts).
+    #[must_use]
+    pub fn with_mapped_experts(self, maps_experts: bool) -> Self {
+        Self { maps_experts, ..self }
+    }
+
+    /// Sets whether it includes the MTP layer: for a whole model whose file has one.
+    #[must_use]
+    pub fn with_mtp(self, has_mtp: bool) -> Self {
+        Self { has_mtp, ..self }
+    }
+
+    /// Sets its adapters, all of which change its matrices.
+    #[must_use]
+    pub fn with_loras(self, loras: Vec<Lora>) -> Self {
+        Self { loras, ..self }
+    }
+
+    /// Returns its adapters.
+    pub fn loras(&self) -> &[Lora] {
+        &self.loras
+    }
+
+    /// Returns whether it includes the MTP layer.
+    pub fn has_mtp(&self) -> bool {
+        self.has_mtp && self.is_first() && self.is_last()
+    }
+
+    /// Returns the MTP layer as a part by itself.
+    pub(super) fn mtp(&self) -> Self {
+        Self { layers: 0..1, n_layers: 1, has_mtp: false, ..self.clone() }
+    }
+
+    /// Returns the type of its matrices.
+    pub fn weights(&self) -> Option<DType> {
+        self.weights
+    }
+
+    /// Returns its layers.
+    pub fn layers(&self) -> Range<usize> {
+        self.layers.clone()
+    }
+
+    /// Returns whether it includes the embedding.
+    pub fn is_first(&self) -> bool {
+        self.layers.start == 0
+    }
+
+    /// Returns whether it includes the output.
+    pub fn is_last(&self) -> bool {
+        self.layers.end == self.n_layers
+    }
+
+    /// Returns the bytes of its tensors and LoRA weights; of MTP layers the first alone, if it [is
+    /// included](Self::has_mtp).
+    pub fn n_bytes(&self, gguf: &Gguf) -> usize {
+        let is_tied = gguf.find_info("output.weight").is_none();
+        let end = self.n_layers + usize::from(self.has_mtp());
+        let is_known = |info: &&TensorInfo| layer_of(&info.name).is_none_or(|layer| layer < end);
+        let own = gguf.tensors().iter().filter(|info| self.owns(&info.name, is_tied)).filter(is_known);
+        own.map(|info| self.tensor_bytes(info) + self.adapter_bytes(info)).sum()
+    }
+
+    /// Returns the bytes of the experts in its layers, and of those that decoding a token reads.
+    pub fn expert_bytes(&self, gguf: &Gguf, config: &Config) -> [usize; 2] {
+        let of_layer = |index: usize| {
+            let ExpertSpec { n, routing, .. } = config.layers[index].experts?;
+            let name = |suffix: &&str| format!("blk.{index}.{suffix}");
+            let tensors = experts::TENSORS.iter().filter_map(|suffix| gguf.find_info(&name(suffix)));
+            let all: usize = tensors.map(|info| self.tensor_bytes(info)).sum();
+            Some([all, all / n * routing.n_used])
+        };
+        let layers = self.layers().filter_map(of_layer);
+        layers.fold([0; 2], |[all, read], layer| [all + layer[0], read + layer[1]])
+    }
+
+    pub(super) fn tensor_bytes(&self, info: &TensorInfo) -> usize {
+        let dtype = self.dtype(info);
+        info.elements() / dtype.block_len() * dtype.block_bytes()
+    }
+
+    fn adapter_bytes(&self, info: &TensorInfo) -> usize {
+        self.loras.iter().map(|lora| lora.n_bytes(&info.name)).sum()
+    }
+
+    /// Returns the storage type of a tensor.
+    pub(super) fn dtype(&self, info: &TensorInfo) -> DType {
+        self.weights.map_or(info.dtype, |dtype| retyped(info, dtype))
+    }
+
+    /// Returns whether a tensor belongs to this part. Every tensor of a model belongs to one part;
+    /// an embedding that is the output matrix too, to the first and the last.
+    pub(super) fn owns(&self, name: &str, is_tied: bool) -> bool {
+        match (layer_of(name), name) {
+            // A layer beyond the model's belongs to the last part, which rejects it as unused.
+            (Some(layer), _) => self.layers.contains(&layer) || layer >= self.n_layers && self.is_last(),
+            (None, "token_embd.weight") => self.is_first() || is_tied && self.is_last(),
+            (None, _) => self.is_last(),
+        }
+    }
+}
+
+/// If some layers hold states and others K and V, each part must have both: checkpoints of a
+/// sequence cover all parts alike.
+pub(super) fn check_part(config: &Config, part: &LayerRange) -> Result<(), ModelError> {
+    let (whole, here) = (config.kv_shape(), config.kv_shape_of(part.layers()));
+    let lacks = match (whole.states.is_empty(), here.states.is_empty(), here.layers.is_empty()) {
+        (true, ..) | (_, false, false) => return Ok(()),
+        (_, true, _) => "has a recurrent state",
+        (_, _, true) => "attends",
+    };
+    let Range { start, end } = part.layers();
+    let what = format!("layers {start} to {} on their own device, as none of them {lacks}", end - 1);
+    Err(ModelError::Unsupported { what })
+}
+
+/// Returns the layer of a tensor.
+pub(super) fn layer_of(name: &str) -> Option<usize> {
+    name.strip_prefix("blk.").and_then(|rest| rest.split('.').next()?.parse().ok())
+}

@@ -1,0 +1,312 @@
+//! Options common to all generation requests: sampling, stop conditions, constraints and output
+//! fields.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kvant::{KvOptions, SamplerParams, Tokenizer};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::ServedModel;
+use super::conversation::Conversation;
+use super::error::ApiError;
+use super::fields::Fields;
+use super::loras::Wanted;
+use super::{refused, sampling};
+use crate::ServerSampling;
+use crate::constraint::OutputFormat;
+use crate::decoding::AnswerOptions;
+use crate::gbnf;
+use crate::output_parser::constraint::{Forms, ToolConstraint};
+
+/// Names of the token limit in the APIs of OpenAI, llama.cpp and ollama.
+const MAX_TOKENS: [&str; 5] =
+    ["max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict", "num_predict"];
+/// Maximum choices per prompt.
+const MOST_ANSWERS: usize = 128;
+/// Maximum top logprobs per token.
+const MOST_LOGPROBS: usize = 100;
+/// Maximum stop strings.
+const MOST_STOPS: usize = 64;
+/// Maximum `bad_words`.
+const MOST_BAD_WORDS: usize = 256;
+
+/// Options of a generation request. See the [module](self).
+#[derive(Debug, Clone)]
+pub(crate) struct GenerationRequest {
+    pub n: usize,
+    /// Maximum tokens, if given.
+    pub max_tokens: Option<usize>,
+    /// Options of each answer except `max_tokens`, which depends on the prompt.
+    pub answer: AnswerOptions,
+    /// Whether the request sets the seed.
+    pub names_seed: bool,
+    /// Output constraint.
+    pub form: Option<OutputFormat>,
+    /// Tools that the model may call.
+    pub tools: Option<ToolConstraint>,
+    /// LoRA scales and KV cache type.
+    pub wanted: Wanted,
+    pub stream: bool,
+    pub include_usage: bool,
+    pub return_progress: bool,
+    pub return_tokens: bool,
+    /// Whether the answer starts with its prompt.
+    pub echo: bool,
+    pub timings_per_token: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Bias {
+    /// OpenAI: maps a token id to its bias.
+    Map(BTreeMap<String, f64>),
+    /// llama.cpp: pairs of a token id, or a text to tokenize, and a bias or `false`.
+    Pairs(Vec<(Value, Value)>),
+}
+
+impl GenerationRequest {
+    pub fn read(fields: &Fields, defaults: &ServerSampling, hosted: &ServedModel) -> Result<Self, ApiError> {
+        let n = fields.get::<usize>("n", "a whole number")?.unwrap_or(1);
+        if !(1..=MOST_ANSWERS).contains(&n) {
+            return Err(ApiError::field("n", "a number from 1 to 128", n));
+        }
+        let limit: Option<i64> = fields.any(&MAX_TOKENS, "a whole number")?;
+        let max_tokens = match limit {
+            None | Some(-2..=-1) => None,
+            Some(n) => Some(usize::try_from(n).map_err(|_| ApiError::field("max_tokens", "0 or more", n))?),
+        };
+        let stream_options = fields.object("stream_options")?;
+        Ok(Self {
+            n,
+            max_tokens,
+            answer: answer(fields, defaults, hosted)?,
+            names_seed: sampling::seed(fields)?.is_some(),
+            form: form(fields, hosted.tokenizer())?,
+            tools: None,
+            wanted: Wanted::read(fields)?,
+            stream: fields.flag("stream")?,
+            include_usage: stream_options.flag("include_usage")?,
+            return_progress: fields.flag("return_progress")?,
+            return_tokens: fields.flag("return_tokens")? || fields.flag("return_token_ids")?,
+            echo: fields.flag("echo")?,
+            timings_per_token: fields.flag("timings_per_token")?,
+        })
+    }
+
+    /// Applies the tool constraint of a conversation.
+    pub fn hold_to(&mut self, conversation: &Conversation) {
+        self.tools = conversation.tool_constraint();
+        if let (Some(tools), Some(OutputFormat::Schema(schema))) = (&mut self.tools, &self.form) {
+            tools.value = Some(Arc::clone(schema));
+        }
+    }
+
+    /// Returns the constraints of the answer: those of the tools, unless an output format excludes
+    /// tool calls.
+    pub fn forms(&self, tools: Option<&ToolConstraint>, tokenizer: &Tokenizer) -> Forms {
+        match (tools, &self.form) {
+            (Some(tools), None | Some(OutputFormat::Schema(_))) => tools.forms(tokenizer),
+            (Some(tools), Some(_)) if tools.is_required => tools.forms(tokenizer),
+            (_, form) => Forms { now: form.clone(), later: Vec::new() },
+        }
+    }
+
+    /// Returns the seed of the answer at this index. With an explicit seed equal prompts have equal
+    /// answers; otherwise each answer of a request has its own seed.
+    pub fn seed_of(&self, index: usize) -> u64 {
+        let later = if self.names_seed { index % self.n } else { index };
+        self.answer.sampler.seed.wrapping_add(later as u64)
+    }
+
+    /// Returns the options of the answers from index `first` on, for a prompt of `n_prompt` tokens in
+    /// a context of `n_ctx`.
+    pub fn answer_to(&self, n_prompt: usize, n_ctx: usize, first: usize) -> Arc<AnswerOptions> {
+        // The last generated token is never fed.
+        let room = n_ctx - n_prompt + 1;
+        let max_tokens = self.max_tokens.map_or(room, |max| max.min(room));
+        let sampler = SamplerParams { seed: self.seed_of(first), ..self.answer.sampler };
+        Arc::new(AnswerOptions { max_tokens, sampler, ..self.answer.clone() })
+    }
+}
+
+fn answer(
+    fields: &Fields,
+    defaults: &ServerSampling,
+    hosted: &ServedModel,
+) -> Result<AnswerOptions, ApiError> {
+    refused::check(fields)?;
+    let tokenizer = hosted.tokenizer();
+    let sampler = sampling::sampler(fields, defaults)?;
+    let stop = match fields.any(&["stop", "stop_sequences"], "a text or a list of texts")? {
+        None => Vec::new(),
+        Some(OneOrMany::One(text)) => vec![text],
+        Some(OneOrMany::Many(texts)) if texts.len() > MOST_STOPS => {
+            return Err(ApiError::field("stop", "at most 64 texts", texts.len()));
+        }
+        Some(OneOrMany::Many(texts)) => texts,
+    };
+    let penalty = |name| match fields.get::<f32>(name, "a number")?.unwrap_or(0.0) {
+        penalty if (-100.0..=100.0).contains(&penalty) => Ok(penalty),
+        other => Err(ApiError::field(name, "a number from -100 to 100", other)),
+    };
+    Ok(AnswerOptions {
+        breakers: sampling::breakers(fields, sampler.dry, hosted)?,
+        sampler,
+        max_tokens: 0,
+        stop,
+        keeps_stop: fields.flag("include_stop_str_in_output")?,
+        stop_tokens: fields.get("stop_token_ids", "a list of token numbers")?.unwrap_or_default(),
+        min_tokens: fields.get("min_tokens", "a whole number")?.unwrap_or(0),
+        bad_words: bad_words(fields, tokenizer)?,
+        logprobs: logprobs(fields)?,
+        after_sampling: fields.flag("post_sampling_probs")?,
+        bias: bias(fields, tokenizer)?,
+        presence_penalty: penalty("presence_penalty")?,
+        frequency_penalty: penalty("frequency_penalty")?,
+        ignore_eos: fields.flag("ignore_eos")?,
+        reasoning_budget: None,
+        images: Vec::new(),
+        call_marks: Vec::new(),
+    })
+}
+
+/// Tokenizes `bad_words`, both at the beginning of a word and within one.
+fn bad_words(fields: &Fields, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, ApiError> {
+    let words: Vec<String> = fields.get("bad_words", "a list of texts")?.unwrap_or_default();
+    if words.len() > MOST_BAD_WORDS {
+        return Err(ApiError::field("bad_words", "at most 256 texts", words.len()));
+    }
+    let texts = words.iter().flat_map(|word| [word.clone(), format!(" {}", word.trim_start())]);
+    let tokens = texts.map(|text| tokenizer.encode(&text, kvant::Special::AsText, false));
+    let tokens =
+        tokens.collect::<Result<Vec<_>, _>>().map_err(|error| ApiError::invalid(error.to_string()))?;
+    Ok(tokens.into_iter().filter(|tokens| !tokens.is_empty()).collect())
+}
+
+/// Reads the number of top logprobs. Chat has a flag and a number, completions have a number,
+/// llama.cpp has `n_probs`.
+fn logprobs(fields: &Fields) -> Result<Option<usize>, ApiError> {
+    let most = |name, n: usize| {
+        if n > MOST_LOGPROBS { Err(ApiError::field(name, "at most 100", n)) } else { Ok(Some(n)) }
+    };
+    if let Some(n) = fields.get::<usize>("n_probs", "a whole number")?.filter(|&n| n > 0) {
+        return most("n_probs", n);
+    }
+    match fields.value("logprobs") {
+        None | Some(Value::Bool(false)) => match fields.value("top_logprobs") {
+            Some(Value::Number(n)) if n.as_u64() != Some(0) => {
+                Err(ApiError::field("logprobs", "true where top_logprobs is given", "nothing"))
+            }
+            _ => Ok(None),
+        },
+        Some(Value::Bool(true)) => {
+            most("top_logprobs", fields.get("top_logprobs", "a whole number")?.unwrap_or(0))
+        }
+        Some(_) => most("logprobs", fields.need("logprobs", "true, false or a whole number")?),
+    }
+}
+
+fn bias(fields: &Fields, tokenizer: &Tokenizer) -> Result<Vec<(u32, f32)>, ApiError> {
+    let expected = "token numbers with what is added to their logits";
+    let Some(given) = fields.get::<Bias>("logit_bias", expected)? else { return Ok(Vec::new()) };
+    // Larger values would make the logits infinite; any value beyond this bound excludes a token as
+    // surely.
+    let bounded = |bias: f32| if bias == f32::NEG_INFINITY { bias } else { bias.clamp(-1e6, 1e6) };
+    let wrong = |got: &dyn std::fmt::Display| ApiError::field("logit_bias", expected, got);
+    let known = |token: u64| match u32::try_from(token) {
+        Ok(id) if (id as usize) < tokenizer.n_vocab() => Ok(id),
+        _ => Err(ApiError::field("logit_bias", "numbers of tokens in the vocabulary", token)),
+    };
+    let pairs = match given {
+        Bias::Map(map) => map.into_iter().map(|(token, bias)| (token.into(), bias.into())).collect(),
+        Bias::Pairs(pairs) => pairs,
+    };
+    let mut biases = Vec::new();
+    for (token, bias) in pairs {
+        let bias = match &bias {
+            Value::Bool(false) => f32::NEG_INFINITY,
+            other => bounded(other.as_f64().ok_or_else(|| wrong(other))? as f32),
+        };
+        let number = token.as_u64().or_else(|| token.as_str()?.parse().ok());
+        match (number, token.as_str()) {
+            (Some(number), _) => biases.push((known(number)?, bias)),
+            (None, Some(text)) => {
+                let tokens = tokenizer.encode(text, kvant::Special::Parse, false);
+                let tokens = tokens.map_err(|error| ApiError::invalid(error.to_string()))?;
+                biases.extend(tokens.into_iter().map(|token| (token, bias)));
+            }
+            _ => return Err(wrong(&token)),
+        }
+    }
+    Ok(biases)
+}
+
+/// Reads the output constraint under any of its names.
+fn form(fields: &Fields, tokenizer: &Tokenizer) -> Result<Option<OutputFormat>, ApiError> {
+    let format = fields.object("response_format")?;
+    let form = match format.get::<String>("type", "text, json_object or json_schema")?.as_deref() {
+        None | Some("text") => None,
+        Some("json_object") => {
+            Some(format.schema("schema")?.map_or_else(OutputFormat::object, OutputFormat::schema))
+        }
+        Some("json_schema") => {
+            let schema = format.object("json_schema")?.schema("schema")?.or(format.schema("schema")?);
+            Some(OutputFormat::schema(
+                schema.ok_or_else(|| ApiError::field("schema", "a JSON schema", "nothing"))?,
+            ))
+        }
+        Some(other) => {
+            return Err(ApiError::field("response_format", "type text, json_object or json_schema", other));
+        }
+    };
+    let gbnf: Option<String> = fields.get("grammar", "a GBNF grammar")?;
+    // vLLM's current names.
+    let structured = fields.object("structured_outputs")?;
+    let gbnf = gbnf.or(structured.get("grammar", "a GBNF grammar")?);
+    let gbnf = gbnf.filter(|gbnf| !gbnf.is_empty()).map(|gbnf| {
+        let token = |text: &str| match tokenizer.encode(text, kvant::Special::Parse, false).ok()?[..] {
+            [token] => Some(token),
+            _ => None,
+        };
+        gbnf::lark(&gbnf, &token)
+            .map(OutputFormat::Lark)
+            .map_err(|error| ApiError::invalid(format!("grammar: {error}")))
+    });
+    let json = fields.schema("json_schema")?.or(fields.schema("guided_json")?).or(structured.schema("json")?);
+    let regex: Option<String> = fields.get("guided_regex", "a regular expression")?;
+    let lark: Option<String> = fields.get("guided_grammar", "a Lark grammar")?;
+    let choice: Option<Vec<String>> = fields.get("guided_choice", "a list of texts")?;
+    if let Some(tags) = structured.value("structural_tag") {
+        return Err(ApiError::field("structural_tag", "json, regex, choice, grammar or json_object", tags));
+    }
+    let json = json.or(structured.flag("json_object")?.then(|| serde_json::json!({ "type": "object" })));
+    let regex = regex.or(structured.get("regex", "a regular expression")?);
+    let choice = choice.or(structured.get("choice", "a list of texts")?);
+    let others = [
+        json.map(OutputFormat::schema),
+        regex.map(OutputFormat::Regex),
+        lark.map(OutputFormat::Lark),
+        choice.map(OutputFormat::Choice),
+        gbnf.transpose()?,
+    ];
+    let mut all = others.into_iter().flatten().chain(form);
+    match (all.next(), all.next()) {
+        (Some(_), Some(_)) => Err(ApiError::invalid("two output constraints: expected one of them")),
+        (form, _) => Ok(form),
+    }
+}
+
+/// Reads `kv_type`: one type for keys and values, or `K/V`.
+pub(super) fn kv_type(fields: &Fields) -> Result<Option<KvOptions>, ApiError> {
+    let Some(text) = fields.get::<String>("kv_type", "a KV type")? else { return Ok(None) };
+    text.parse().map(Some).map_err(|_| ApiError::field("kv_type", "a KV type, or K/V", &text))
+}

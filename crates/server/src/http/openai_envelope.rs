@@ -1,0 +1,182 @@
+//! Envelope of OpenAI's responses: id, usage, timings and cache size.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use kvant::Tokenizer;
+use serde_json::{Map, Value, json};
+
+use super::ServedModel;
+use super::fields::Fields;
+use super::generation_request::GenerationRequest;
+use super::response::{Accumulated, Chunk};
+use crate::decoding::{Logprob, TokenLogprobs, token_text};
+use crate::worker::{Progress, Times};
+
+/// Fields common to all choices and chunks of a response.
+pub(super) struct Envelope {
+    pub hosted: Arc<ServedModel>,
+    pub id: String,
+    object: &'static str,
+    created: u64,
+    model: String,
+    pub asked: GenerationRequest,
+    /// Notes on ignored parts of the request.
+    pub warnings: Vec<String>,
+}
+
+impl Envelope {
+    pub fn new(
+        hosted: &Arc<ServedModel>,
+        fields: &Fields,
+        asked: &GenerationRequest,
+        kind: (&str, &'static str),
+    ) -> Self {
+        let (prefix, object) = kind;
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        let model = fields.value("model").and_then(Value::as_str).unwrap_or(&hosted.name).to_owned();
+        let hosted = Arc::clone(hosted);
+        let (id, asked) = (super::new_id(prefix), asked.clone());
+        Self { id, hosted, object, created, model, asked, warnings: Vec::new() }
+    }
+
+    pub fn tokenizer(&self) -> &Tokenizer {
+        self.hosted.tokenizer()
+    }
+
+    /// Returns the logprobs of each token and its alternatives.
+    pub fn likelihoods(&self, likelihoods: &[TokenLogprobs]) -> Value {
+        let is_after = self.asked.answer.after_sampling;
+        let of = |of: &Logprob| {
+            let (token, bytes) = token_text(self.tokenizer(), of.token);
+            let mut told = json!({ "id": of.token, "token": token, "bytes": bytes });
+            match is_after {
+                true => told["prob"] = of.logprob.exp().into(),
+                false => told["logprob"] = of.logprob.into(),
+            }
+            told
+        };
+        let all = likelihoods.iter().map(|likelihood| {
+            let mut token = of(&likelihood.token);
+            token[if is_after { "top_probs" } else { "top_logprobs" }] =
+                likelihood.top.iter().map(of).collect();
+            token
+        });
+        all.collect()
+    }
+
+    fn object(&self, object: &str, choices: Value) -> Map<String, Value> {
+        let fields = json!({
+            "id": self.id,
+            "object": object,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": super::FINGERPRINT,
+            "choices": choices,
+        });
+        match fields {
+            Value::Object(fields) => fields,
+            _ => Map::new(),
+        }
+    }
+
+    pub fn whole(&self, choices: Vec<Value>, heard: &[Accumulated]) -> Value {
+        let mut object = self.object(self.object, choices.into());
+        object.extend(accounts(heard, self.asked.n));
+        self.add_warnings(&mut object);
+        object.into()
+    }
+
+    /// Adds the field `warnings` if there are any.
+    pub fn add_warnings(&self, object: &mut Map<String, Value>) {
+        if !self.warnings.is_empty() {
+            object.insert("warnings".to_owned(), json!(self.warnings));
+        }
+    }
+
+    pub fn chunk(&self, choice: Value) -> Map<String, Value> {
+        // Chunks of completions have the object type of the whole.
+        let object = if self.object == "chat.completion" { "chat.completion.chunk" } else { self.object };
+        self.object(object, json!([choice]))
+    }
+
+    pub fn progress(&self, progress: Progress, choice: Value, out: &mut VecDeque<Chunk>) {
+        let mut chunk = self.chunk(choice);
+        chunk.insert("prompt_progress".to_owned(), told(progress));
+        if self.asked.timings_per_token {
+            chunk.insert("timings".to_owned(), timings(&Times { prompt: progress, ..Times::default() }));
+        }
+        out.push_back(Chunk(chunk.into()));
+    }
+
+    pub fn end(&self, heard: &[Accumulated], out: &mut VecDeque<Chunk>) {
+        let is_chat = self.object == "chat.completion";
+        if self.asked.include_usage {
+            let object = if is_chat { "chat.completion.chunk" } else { self.object };
+            let mut chunk = self.object(object, json!([]));
+            chunk.extend(accounts(heard, self.asked.n));
+            out.push_back(Chunk(chunk.into()));
+        }
+    }
+}
+
+/// Returns the prefill progress.
+pub(super) fn told(progress: Progress) -> Value {
+    let Progress { total, cached, done, took } = progress;
+    json!({ "total": total, "cache": cached, "processed": done, "time_ms": took.as_millis() as u64 })
+}
+
+/// Returns usage, timings and cache size. Each prompt has `n` answers and is counted once.
+pub(super) fn accounts(heard: &[Accumulated], n: usize) -> Map<String, Value> {
+    let first = heard.first().map_or_else(Times::default, |heard| heard.times);
+    let n_said: usize = heard.iter().map(|heard| heard.times.n_generated).sum();
+    let n_thought: usize = heard.iter().map(|heard| heard.times.n_reasoning).sum();
+    let prompts = || heard.chunks(n).filter_map(|answers| answers.first()).map(|heard| heard.times.prompt);
+    let (total, cached): (usize, usize) =
+        (prompts().map(|p| p.total).sum(), prompts().map(|p| p.cached).sum());
+    let fields = json!({
+        "usage": {
+            "prompt_tokens": total,
+            "completion_tokens": n_said,
+            "total_tokens": total + n_said,
+            "prompt_tokens_details": { "cached_tokens": cached },
+            "completion_tokens_details": { "reasoning_tokens": n_thought },
+        },
+        "timings": timings(&first),
+        "kv": kv(&first),
+    });
+    match fields {
+        Value::Object(fields) => fields,
+        _ => Map::new(),
+    }
+}
+
+/// Returns the size of a cache, and its size as f16.
+pub(super) fn kv(times: &Times) -> Value {
+    json!({ "bytes": times.kv_bytes, "bytes_f16": times.kv_bytes_f16 })
+}
+
+pub(super) fn timings(times: &Times) -> Value {
+    let (read, said) = (times.prompt.done - times.prompt.cached.min(times.prompt.done), times.n_generated);
+    let [prompt, speaking] = [times.prompt.took, times.decode_time].map(|time| time.as_secs_f64());
+    let rate = |n: usize, seconds: f64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
+    // The first token comes from the prompt.
+    let decoded = said.saturating_sub(1);
+    let mut timings = json!({
+        "cache_n": times.prompt.cached,
+        "prompt_n": read,
+        "prompt_ms": prompt * 1e3,
+        "prompt_per_token_ms": prompt * 1e3 / read.max(1) as f64,
+        "prompt_per_second": rate(read, prompt),
+        "predicted_n": said,
+        "predicted_ms": speaking * 1e3,
+        "predicted_per_token_ms": speaking * 1e3 / decoded.max(1) as f64,
+        "predicted_per_second": rate(decoded, speaking),
+    });
+    if times.n_drafted > 0 {
+        timings["draft_n"] = times.n_drafted.into();
+        timings["draft_n_accepted"] = times.n_accepted.into();
+    }
+    timings
+}

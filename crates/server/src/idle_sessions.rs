@@ -1,0 +1,182 @@
+//! Idle sessions: conversations without a running request, cached as long as memory allows, since
+//! most of them continue.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+
+use kvant::{Error, KvOptions, Model, Session, TOKENS_PER_BLOCK};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::events::{Blocks, Held, Medium};
+use crate::scheduler::Cost;
+
+/// Cache options and LoRA scales of a model, with a hash: the scale factors of a plan are many
+/// numbers to compare.
+#[derive(Debug)]
+pub(crate) struct CacheSpec {
+    pub options: KvOptions,
+    /// LoRA scale of each adapter; `None` for the scales they were loaded with.
+    pub lora_scales: Option<Arc<[f32]>>,
+    /// Size of a cache, once computed.
+    cost: OnceLock<Cost>,
+    name: u64,
+}
+
+impl CacheSpec {
+    pub fn new(options: KvOptions, strengths: Option<Arc<[f32]>>) -> Arc<Self> {
+        let adapters = strengths.as_ref().map_or_else(String::new, |strengths| format!(" {strengths:?}"));
+        let name = xxh3_64(format!("{options:?}{adapters}").as_bytes());
+        Arc::new(Self { options, lora_scales: strengths, cost: OnceLock::new(), name })
+    }
+
+    /// Returns the size of a cache of the model with these options.
+    ///
+    /// # Errors
+    /// Types that the model does not support.
+    pub fn cost(&self, model: &Model) -> Result<Cost, Error> {
+        if let Some(&cost) = self.cost.get() {
+            return Ok(cost);
+        }
+        let shape = model.config().kv_shape();
+        let plan = self.options.plan(&shape)?;
+        let bytes = |n_blocks: usize| model.kv_bytes_for(&plan, n_blocks * TOKENS_PER_BLOCK);
+        let block = (bytes(16) - bytes(8)) / 8;
+        // Includes the checkpoint at the start of the answer, and the states before draft tokens.
+        let cost = Cost { fixed: bytes(8) - 8 * block + plan.bytes_aside(&shape), block };
+        Ok(*self.cost.get_or_init(|| cost))
+    }
+}
+
+/// Cache key: what two sequences must have in common to share a prefix.
+#[derive(Debug, Clone)]
+pub(crate) struct CacheKey {
+    pub spec: Arc<CacheSpec>,
+    /// Owner (API key).
+    pub owner: Option<Arc<str>>,
+}
+
+impl CacheKey {
+    /// Returns a compact form of the key.
+    pub fn names(&self) -> (u64, &str) {
+        (self.spec.name, self.owner.as_deref().unwrap_or_default())
+    }
+}
+
+impl PartialEq for CacheKey {
+    fn eq(&self, other: &Self) -> bool {
+        (self.spec.name, &self.owner) == (other.spec.name, &other.owner)
+    }
+}
+
+/// Idle session.
+pub(crate) struct IdleSession {
+    pub kind: CacheKey,
+    pub session: Session,
+    /// Whether it is a snapshot at a branch point: it remains cached when a sequence continues from
+    /// it.
+    pub is_branch: bool,
+    /// Publishes KV-block events for its blocks.
+    _held: Held,
+}
+
+impl IdleSession {
+    /// Returns the number of leading tokens it shares with `prompt`.
+    fn common(&self, prompt: &[u32]) -> usize {
+        self.session.tokens().iter().zip(prompt).take_while(|(a, b)| a == b).count()
+    }
+}
+
+/// Idle sessions of a model.
+pub(crate) struct IdleSessions {
+    /// Least recently used first.
+    idle: VecDeque<IdleSession>,
+    blocks: Blocks,
+}
+
+impl IdleSessions {
+    /// Creates an empty cache that publishes events for its blocks.
+    pub fn new(blocks: Blocks) -> Self {
+        Self { idle: VecDeque::new(), blocks }
+    }
+
+    /// Returns the number of conversations, without snapshots.
+    pub fn len(&self) -> usize {
+        self.idle.iter().filter(|idle| !idle.is_branch).count()
+    }
+
+    /// Reports whether no session can be evicted.
+    pub fn is_empty(&self) -> bool {
+        self.idle.is_empty()
+    }
+
+    /// Returns all sessions, snapshots included.
+    pub fn sessions(&self) -> impl Iterator<Item = &Session> {
+        self.idle.iter().map(|idle| &idle.session)
+    }
+
+    /// Adds a conversation. A conversation that is a prefix of it becomes redundant and is removed.
+    pub fn put(&mut self, kind: CacheKey, mut session: Session) {
+        session.release_scratch();
+        self.idle.retain(|old| {
+            old.is_branch || old.kind != kind || !session.tokens().starts_with(old.session.tokens())
+        });
+        self.push(kind, session, false);
+    }
+
+    /// Adds a snapshot of a prefix.
+    pub fn put_branch(&mut self, kind: CacheKey, mut session: Session) {
+        session.release_scratch();
+        self.idle
+            .retain(|old| !old.is_branch || old.kind != kind || session.tokens() != old.session.tokens());
+        self.push(kind, session, true);
+    }
+
+    fn push(&mut self, kind: CacheKey, session: Session, is_branch: bool) {
+        let mut held = self.blocks.hold(Medium::Device, &kind);
+        held.grow(session.tokens());
+        self.idle.push_back(IdleSession { kind, session, is_branch, _held: held });
+    }
+
+    /// Evicts the least recently used session. Blocks shared with others remain.
+    pub fn evict(&mut self) -> Option<IdleSession> {
+        self.idle.pop_front()
+    }
+
+    /// Returns the longest prefix that `prompt` shares with a session, in tokens.
+    pub fn common(&self, kind: &CacheKey, prompt: &[u32]) -> usize {
+        self.idle.iter().filter(|idle| idle.kind == *kind).map(|idle| idle.common(prompt)).max().unwrap_or(0)
+    }
+
+    /// Returns the session with the longest prefix of `prompt`, without its last token, if longer
+    /// than `least`: a conversation that the prompt continues, or else a fork that shares its
+    /// blocks, truncated to the common prefix.
+    pub fn take(&mut self, kind: &CacheKey, prompt: &[u32], least: usize) -> Option<Session> {
+        let most = prompt.len() - 1;
+        let of_kind = self.idle.iter().enumerate().filter(|(_, idle)| idle.kind == *kind);
+        let shared: Vec<_> = of_kind.map(|(index, idle)| (idle.common(prompt).min(most), index)).collect();
+        let &(common, index) = shared.iter().max()?;
+        let is_whole = |&(n, index): &(usize, usize)| n == self.idle[index].session.tokens().len();
+        let whole = shared.iter().copied().filter(is_whole).max();
+        let n_whole = whole.map_or(0, |(n, _)| n);
+        // The truncated fork may end earlier than the common prefix.
+        let cut = (common > n_whole.max(least)).then(|| {
+            let mut cut = self.idle[index].session.fork();
+            cut.keep_prefix(prompt);
+            cut
+        });
+        let cut = cut.filter(|cut| cut.tokens().len() > n_whole.max(least));
+        let (index, session) = match (cut, whole) {
+            (Some(cut), _) => (index, Some(cut)),
+            (None, Some((n, index))) if n > least => (index, None),
+            _ => return None,
+        };
+        let idle = self.idle.remove(index)?;
+        if session.is_none() && !idle.is_branch {
+            return Some(idle.session);
+        }
+        let session = session.unwrap_or_else(|| idle.session.fork());
+        // A session that is used becomes the most recently used.
+        self.idle.push_back(idle);
+        Some(session)
+    }
+}

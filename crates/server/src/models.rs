@@ -1,0 +1,307 @@
+//! Served models: one that is always loaded, and others that are loaded on demand.
+//!
+//! Each loaded model has a worker thread and an equal share of the cache budget. When the weights
+//! of another model do not fit, the least recently used idle model is unloaded first.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kvant::{KvOptions, Model, SessionOptions, TOKENS_PER_BLOCK};
+
+use crate::constraint::Grammars;
+use crate::events::Blocks;
+use crate::http::{ApiError, ServedModel};
+use crate::idle_sessions::CacheSpec;
+use crate::lanes::Lanes;
+use crate::metrics::Metrics;
+use crate::scheduler::Limits;
+use crate::store::Store;
+use crate::worker::{Status, Worker};
+use crate::{Options, ServeError, ServerSampling};
+
+/// Maximum batch tokens of a step.
+const ROWS: usize = 512;
+
+/// Maximum time for a worker to save conversations.
+const ENDING: Duration = Duration::from_secs(60);
+/// Polling interval for the end of a worker.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// Stack size of a worker thread, which walks grammars.
+const MODEL_STACK: usize = 16 << 20;
+
+/// Model that is loaded on demand, by name.
+#[derive(Clone)]
+pub struct ModelSpec {
+    /// Name of the model.
+    pub name: String,
+    /// Approximate size of its weights in bytes.
+    pub bytes: u64,
+    /// Loads the model, or returns the reason for a failure in one line.
+    pub open: Arc<dyn Fn() -> Result<Opened, String> + Send + Sync>,
+}
+
+/// Loaded model with its defaults.
+pub struct Opened {
+    /// Model.
+    pub model: Model,
+    /// Cache options of requests that set none.
+    pub kv: KvOptions,
+    /// Sampling parameters of requests that set none.
+    pub sampling: ServerSampling,
+}
+
+impl fmt::Debug for ModelSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Offer").field("name", &self.name).field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+/// Reports a panic of a worker thread, unless it is disarmed first.
+pub(crate) struct Alarm(Option<tokio::sync::mpsc::Sender<()>>);
+
+impl Alarm {
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        if let Some(broken) = self.0.take() {
+            _ = broken.try_send(());
+        }
+    }
+}
+
+/// Model with its worker thread.
+struct LoadedModel {
+    hosted: Arc<ServedModel>,
+    thread: JoinHandle<()>,
+    bytes: u64,
+    used: Instant,
+}
+
+impl LoadedModel {
+    /// Completes running requests, saves conversations and frees the memory, at the latest by
+    /// `until`.
+    fn end(self, until: Instant) {
+        let Self { hosted, thread, .. } = self;
+        let name = hosted.name.clone();
+        drop(hosted);
+        while !thread.is_finished() {
+            if Instant::now() > until {
+                tracing::error!(
+                    name,
+                    "a model's thread does not end: conversations that are not saved yet are lost"
+                );
+                return;
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        _ = thread.join();
+    }
+}
+
+/// Registry of the served models. See the [module](self).
+pub(crate) struct ModelRegistry {
+    options: Options,
+    pub metrics: Arc<Metrics>,
+    /// By index of the name; the first is the model that is always loaded.
+    loaded: Mutex<Vec<Option<LoadedModel>>>,
+    /// Held during a load: two at once might not fit.
+    loading: tokio::sync::Mutex<()>,
+    broken: tokio::sync::mpsc::Sender<()>,
+}
+
+impl ModelRegistry {
+    /// Creates the registry with `model` loaded.
+    pub fn new(
+        model: Model,
+        options: Options,
+        broken: tokio::sync::mpsc::Sender<()>,
+    ) -> Result<Self, ServeError> {
+        let metrics = Arc::new(Metrics::new());
+        let pool = Self { options, metrics, loaded: Mutex::default(), loading: Default::default(), broken };
+        let first = Opened { model, kv: pool.options.kv.clone(), sampling: pool.options.drawing };
+        let first = pool.start(pool.options.name.clone(), first)?;
+        let others = pool.options.others.iter().map(|_| None);
+        *pool.all() = std::iter::once(Some(first)).chain(others).collect();
+        Ok(pool)
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<Option<LoadedModel>>> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the names of all models, the always loaded one first.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let others = self.options.others.iter().map(|offer| offer.name.as_str());
+        std::iter::once(self.options.name.as_str()).chain(others)
+    }
+
+    /// Returns all models, with those that are loaded.
+    pub fn models(&self) -> Vec<(&str, Option<Arc<ServedModel>>)> {
+        let hosted: Vec<_> = self
+            .all()
+            .iter()
+            .map(|loaded| loaded.as_ref().map(|loaded| Arc::clone(&loaded.hosted)))
+            .collect();
+        self.names().zip(hosted).collect()
+    }
+
+    /// Returns the model that is always loaded.
+    pub fn first(&self) -> Result<Arc<ServedModel>, ApiError> {
+        self.there(0).ok_or_else(ApiError::leaving)
+    }
+
+    /// Returns the sum of the states of all loaded models.
+    pub fn status(&self) -> Status {
+        self.all().iter().flatten().map(|loaded| loaded.hosted.status()).sum()
+    }
+
+    /// Returns the model of this name, loading it on demand. A single model answers to any name.
+    pub async fn get(self: &Arc<Self>, name: Option<&str>) -> Result<Arc<ServedModel>, ApiError> {
+        let index = match name {
+            Some(name) if !self.options.others.is_empty() => self.index(name)?,
+            _ => 0,
+        };
+        if let Some(hosted) = self.there(index) {
+            return Ok(hosted);
+        }
+        // The load continues without the client: others will need the model.
+        let pool = Arc::clone(self);
+        let loaded = tokio::spawn(async move {
+            let _loading = pool.loading.lock().await;
+            match pool.there(index) {
+                Some(hosted) => Ok(hosted),
+                None => {
+                    let pool = Arc::clone(&pool);
+                    tokio::task::spawn_blocking(move || pool.load(index)).await.map_err(|_| broken())?
+                }
+            }
+        });
+        loaded.await.map_err(|_| broken())?
+    }
+
+    /// Returns the index of the model of this name, or of the model to which an adapter of this
+    /// name applies.
+    pub fn index(&self, name: &str) -> Result<usize, ApiError> {
+        let names: Vec<&str> = self.names().collect();
+        let of_adapter = || self.there(0).filter(|first| first.adapter(name).is_some()).map(|_| 0);
+        let index = names.iter().position(|known| *known == name).or_else(of_adapter);
+        index.ok_or_else(|| ApiError::unknown_model(name, &names))
+    }
+
+    fn there(&self, index: usize) -> Option<Arc<ServedModel>> {
+        let mut all = self.all();
+        let loaded = all.get_mut(index)?.as_mut()?;
+        loaded.used = Instant::now();
+        Some(Arc::clone(&loaded.hosted))
+    }
+
+    fn load(&self, index: usize) -> Result<Arc<ServedModel>, ApiError> {
+        let offer = &self.options.others[index - 1];
+        self.make_room(offer)?;
+        let started = Instant::now();
+        // Paths appear only in the log.
+        let failed = |error: &dyn fmt::Display| {
+            tracing::error!(model = offer.name, %error, "cannot be loaded");
+            ApiError::internal(format!("{} cannot be loaded: see the server's log", offer.name))
+        };
+        let opened = (offer.open)().map_err(|error| failed(&error))?;
+        let loaded = self.start(offer.name.clone(), opened).map_err(|error| failed(&error))?;
+        tracing::info!(model = offer.name, seconds = started.elapsed().as_secs_f64(), "loaded");
+        let hosted = Arc::clone(&loaded.hosted);
+        self.all()[index] = Some(loaded);
+        Ok(hosted)
+    }
+
+    /// Unloads idle models until the weights of another one fit.
+    fn make_room(&self, offer: &ModelSpec) -> Result<(), ApiError> {
+        loop {
+            let mut all = self.all();
+            let there: u64 = all.iter().flatten().map(|loaded| loaded.bytes).sum();
+            if there + offer.bytes <= self.options.weight_budget {
+                return Ok(());
+            }
+            // Every response holds its model until it has been sent.
+            let is_idle = |loaded: &LoadedModel| Arc::strong_count(&loaded.hosted) == 1;
+            let idle = all.iter_mut().skip(1).filter(|slot| slot.as_ref().is_some_and(is_idle));
+            let oldest = idle.min_by_key(|slot| slot.as_ref().map(|loaded| loaded.used));
+            let Some(oldest) = oldest.and_then(Option::take) else {
+                return Err(ApiError::no_room(&offer.name, offer.bytes, there, self.options.weight_budget));
+            };
+            drop(all);
+            tracing::info!(model = oldest.hosted.name, "unloaded");
+            oldest.end(Instant::now() + ENDING);
+        }
+    }
+
+    /// Starts the worker thread of a model.
+    fn start(&self, name: String, opened: Opened) -> Result<LoadedModel, ServeError> {
+        let (Opened { model, kv, sampling: drawing }, options) = (opened, &self.options);
+        let session = SessionOptions { n_ctx: options.n_ctx, kv: kv.clone() };
+        let n_ctx = model.session(session)?.n_ctx();
+        model.tokenizer()?;
+        // Computed from the file while it is unchanged: saved caches are named by it.
+        model.fingerprint();
+        let (share, bytes) = (1 + options.others.len(), model.weight_bytes() as u64);
+        let limits = Limits {
+            n_running: options.n_running,
+            n_waiting: options.n_waiting,
+            n_owners: options.api_keys.len().max(1),
+            n_rows: ROWS,
+            block: TOKENS_PER_BLOCK,
+            worth: TOKENS_PER_BLOCK / 2,
+            budget: options.kv_budget / share,
+        };
+        let (stored, most_waiting) = (CacheSpec::new(kv, None), limits.most_waiting());
+        // A router could not distinguish the tokens of several models.
+        let sink = options.kv_events.clone().filter(|_| options.others.is_empty());
+        let blocks = Blocks::new(sink, Arc::clone(&stored));
+        let of_it = |bytes: u64| bytes / share as u64;
+        let disk = options.kv_disk.clone().map(|(folder, bytes)| (folder, of_it(bytes)));
+        let store = Store::open(of_it(options.kv_ram), disk, &model, blocks.clone())?;
+        let status = Arc::new(Mutex::default());
+        let told = (Arc::clone(&self.metrics), Arc::clone(&status));
+        let lengths = (options.n_ctx, options.draft_max);
+        let worker = Worker::new(model.clone(), lengths, limits, (store, blocks), told);
+        let (jobs, received) = mpsc::channel();
+        let alarm = Alarm(Some(self.broken.clone()));
+        let work = move || {
+            worker.run(&received);
+            alarm.disarm();
+        };
+        let thread =
+            std::thread::Builder::new().name("model".to_owned()).stack_size(MODEL_STACK).spawn(work)?;
+        let hosted = ServedModel {
+            name,
+            n_ctx,
+            usual: stored,
+            usual_of: Mutex::default(),
+            sampling_defaults: drawing,
+            thinks: options.thinks,
+            thinking_budget: options.thinking_budget,
+            grammars: Arc::new(Grammars::new()?),
+            long_texts: Lanes::new(1, 1),
+            most_waiting,
+            model,
+            jobs,
+            status,
+        };
+        Ok(LoadedModel { hosted: Arc::new(hosted), thread, bytes, used: Instant::now() })
+    }
+
+    /// Ends all workers.
+    pub fn end(&self) {
+        let all = std::mem::take(&mut *self.all());
+        let until = Instant::now() + ENDING;
+        all.into_iter().flatten().for_each(|loaded| loaded.end(until));
+    }
+}
+
+fn broken() -> ApiError {
+    ApiError::internal("an internal error while the model was loaded")
+}

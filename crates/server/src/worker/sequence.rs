@@ -1,0 +1,191 @@
+//! Sequence of a job: its tokens, session, drafter and timing.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvant::{BatchItem, Error, Guesser, PREFIX_ALIGNMENT, Pooled, Session, TOKENS_PER_BLOCK};
+use tracing::Span;
+use xxhash_rust::xxh3::Xxh3;
+
+use super::{Event, Job, Progress, Times};
+use crate::decoding::{SequenceDecoder, TokenLogprobs, token_logprobs};
+use crate::events::{Blocks, Held, Medium};
+
+/// Maximum prompt tokens per step when all are scored: their logits are held in memory.
+const SCORED_ROWS: usize = 64;
+
+/// Sequence of a job.
+pub(super) struct Sequence {
+    pub job: Arc<Job>,
+    /// Index among all answers of the request.
+    pub index: usize,
+    pub session: Option<Session>,
+    /// Published KV blocks that other sequences can reuse.
+    held: Held,
+    /// Prompt and generated tokens. Once the prompt is read, the last token has not been fed yet.
+    pub tokens: Vec<u32>,
+    pub voice: SequenceDecoder,
+    pub guesser: Guesser,
+    /// Draft tokens that were verified, and those that were accepted.
+    pub n_drafted: usize,
+    pub n_accepted: usize,
+    /// Logprobs of the prompt tokens from the second on, as far as computed, if requested.
+    pub scored: Vec<TokenLogprobs>,
+    /// Pooling of the prompt so far, until it has been sent.
+    pub pooled: Option<Pooled>,
+    pub submitted: Instant,
+    pub progress: Progress,
+    /// Time of the first generated token.
+    pub spoke: Option<Instant>,
+    pub last_said: Instant,
+    /// Start of the client's backpressure.
+    pub unheard: Option<Instant>,
+    /// All tokens are fed, and the mask of the next token is being computed.
+    pub awaits_mask: bool,
+    pub span: Span,
+}
+
+impl Sequence {
+    pub fn new(job: Arc<Job>, index: usize) -> Self {
+        let now = Instant::now();
+        let guides = job.guides.fork();
+        let voice = SequenceDecoder::new(Arc::clone(&job.answer), guides, index);
+        let tokens = job.prompt.to_vec();
+        let progress = Progress { total: tokens.len(), ..Progress::default() };
+        Self {
+            index: job.first + index,
+            span: job.trace.answer(),
+            pooled: job.pooled.clone(),
+            job,
+            session: None,
+            held: Held::default(),
+            tokens,
+            voice,
+            guesser: Guesser::default(),
+            n_drafted: 0,
+            n_accepted: 0,
+            scored: Vec::new(),
+            submitted: now,
+            progress,
+            spoke: None,
+            last_said: now,
+            unheard: None,
+            awaits_mask: false,
+        }
+    }
+
+    /// Reports whether the batch runs without it.
+    pub fn is_held_back(&self) -> bool {
+        self.unheard.is_some() || self.awaits_mask
+    }
+
+    /// Returns the number of top logprobs per prompt token, until all have been computed.
+    pub fn scores(&self) -> Option<usize> {
+        self.job.scores.filter(|_| self.scored.len() + 1 < self.job.prompt.len())
+    }
+
+    /// Reports whether it may reuse a cached prefix: not if the output of each prompt token is
+    /// needed.
+    pub fn takes_over(&self) -> bool {
+        self.scores().is_none() && self.pooled.is_none()
+    }
+
+    /// Feeds up to `n` prompt tokens and records the logprob of each next one. Returns the number
+    /// of tokens fed.
+    pub fn score(&mut self, n: usize, top: usize) -> Result<usize, Error> {
+        let Some(session) = &mut self.session else { return Ok(0) };
+        let at = session.tokens().len();
+        let n = n.min(SCORED_ROWS).min(session.max_tokens());
+        let (prompt, scored) = (&self.job.prompt, &mut self.scored);
+        session.feed_scored(&self.tokens[at..at + n], 0, &mut |row, logits| {
+            // Logprobs computed before a preemption are not recorded again.
+            if let Some(&next) = prompt.get(at + row + 1).filter(|_| scored.len() == at + row) {
+                scored.push(token_logprobs(logits, next, top));
+            }
+        })?;
+        Ok(n)
+    }
+
+    /// Returns its next `n` tokens for its session and, in decode, at most `most_guesses` draft
+    /// tokens. Model-based drafting costs time per sequence, while the batch shares the time of a
+    /// step: it is used only when the sequence is alone. `None` without a session.
+    pub fn feed(&mut self, n: usize, most_guesses: usize, is_alone: bool) -> Option<BatchItem<'_>> {
+        let session = self.session.as_mut()?;
+        let at = session.tokens().len();
+        let tokens = &self.tokens[at..at + n];
+        let is_last = at + n == self.tokens.len();
+        let may_guess = is_last && self.spoke.is_some() && most_guesses > 0;
+        let guesses = match *tokens {
+            [token] if may_guess && !session.is_drafted(token) => match is_alone {
+                true => session.draft(&mut self.guesser, token, most_guesses),
+                false => self.guesser.draft(session.tokens(), token, most_guesses),
+            },
+            _ => &[],
+        };
+        Some(BatchItem {
+            draft_tokens: guesses,
+            pooled: self.pooled.as_mut(),
+            ..BatchItem::new(session, tokens)
+        })
+    }
+
+    pub fn times(&self) -> Times {
+        let kv = self.session.as_ref().map(Session::kv);
+        Times {
+            prompt: self.progress,
+            n_generated: self.voice.n_generated(),
+            n_reasoning: self.voice.n_reasoning(),
+            n_drafted: self.n_drafted,
+            n_accepted: self.n_accepted,
+            decode_time: self.spoke.map_or(Duration::ZERO, |spoke| self.last_said - spoke),
+            kv_bytes: kv.as_ref().map_or(0, |kv| kv.bytes),
+            kv_bytes_f16: kv.as_ref().map_or(0, |kv| kv.bytes_f16),
+        }
+    }
+
+    /// Sends an event. A disconnected client is detected elsewhere.
+    pub fn tell(&self, event: Event) {
+        _ = self.job.events.try_send(event);
+    }
+
+    /// Assigns a session.
+    pub fn set_session(&mut self, session: Session, blocks: &Blocks) {
+        self.held = blocks.hold(Medium::Device, &self.job.kind);
+        self.session = Some(session);
+        self.tell_blocks();
+    }
+
+    /// Removes the session.
+    pub fn take_session(&mut self) -> Option<Session> {
+        self.held = Held::default();
+        self.session.take()
+    }
+
+    /// Publishes KV-block events for the prefix that is reusable.
+    pub fn tell_blocks(&mut self) {
+        if let Some(session) = &self.session {
+            let tokens = session.tokens();
+            self.held.grow(&tokens[..tokens.len() / PREFIX_ALIGNMENT * PREFIX_ALIGNMENT]);
+        }
+    }
+}
+
+/// Returns the prompt tokens that may come from the prefix cache. The last token is always
+/// computed, since its logits are needed, and so is every token of a prompt whose logprobs or
+/// hidden states are requested.
+pub(super) fn shared(job: &Job) -> &[u32] {
+    let is_read_whole = job.scores.is_some() || job.pooled.is_some();
+    let most = if is_read_whole { 0 } else { job.prompt.len().saturating_sub(1) };
+    &job.prompt[..most]
+}
+
+/// Hashes each block of [`shared`] with all blocks before it and with the cache key.
+pub(super) fn blocks(job: &Job) -> Arc<[u64]> {
+    let mut hash = Xxh3::new();
+    hash.update(format!("{:?}", job.kind.names()).as_bytes());
+    let name = |block: &[u32]| {
+        block.iter().for_each(|token| hash.update(&token.to_le_bytes()));
+        hash.digest()
+    };
+    shared(job).chunks_exact(TOKENS_PER_BLOCK).map(name).collect()
+}

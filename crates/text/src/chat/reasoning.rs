@@ -1,0 +1,231 @@
+//! Incremental parser that separates a model's reasoning from its answer.
+
+const THINKS: &str = "<think>";
+/// The tag that ends reasoning.
+pub const HAS_THOUGHT: &str = "</think>";
+
+/// A piece of generated text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TextPart {
+    /// Text of the answer.
+    Text(String),
+    /// Text of the reasoning, between its tags.
+    Reasoning(String),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Only whitespace has been generated.
+    Start,
+    Thinking,
+    Speaking,
+}
+
+/// Parses streamed text into one leading reasoning section and the answer after it. Buffers a
+/// suffix that may be the beginning of a tag, and discards whitespace next to tags.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReasoningParser {
+    state: State,
+    /// Whether the parser is discarding whitespace after a tag.
+    skips_blanks: bool,
+    held: String,
+    /// Length of the whitespace prefix of the buffer, in bytes. It is not scanned again, since it
+    /// may be long.
+    blanks: usize,
+}
+
+impl ReasoningParser {
+    /// Creates a parser for a response to `prompt`, rendered from the template `source`. A template
+    /// without `</think>` implies no reasoning. A prompt may end with an open `<think>`.
+    pub fn of(source: &str, prompt: &str) -> Self {
+        let state = match source.contains(HAS_THOUGHT) {
+            true if prompt.trim_end().ends_with(THINKS) => State::Thinking,
+            true => State::Start,
+            false => State::Speaking,
+        };
+        Self { state, skips_blanks: state == State::Thinking, held: String::new(), blanks: 0 }
+    }
+
+    /// Creates a parser that treats all text as the answer.
+    pub fn none() -> Self {
+        Self { state: State::Speaking, skips_blanks: false, held: String::new(), blanks: 0 }
+    }
+
+    /// Whether a reasoning section is open.
+    pub fn is_thinking(&self) -> bool {
+        self.state == State::Thinking
+    }
+
+    /// Appends `text` and returns the pieces that are now complete.
+    pub fn push(&mut self, text: &str) -> Vec<TextPart> {
+        self.held += text;
+        let mut said = Vec::new();
+        while self.step(&mut said) {}
+        said
+    }
+
+    /// Returns the buffered text at the end of the response.
+    pub fn rest(&mut self) -> Vec<TextPart> {
+        let mut said = self.push("");
+        let held = std::mem::take(&mut self.held);
+        put(
+            &mut said,
+            if self.state == State::Thinking { TextPart::Reasoning } else { TextPart::Text },
+            held,
+        );
+        said
+    }
+
+    /// Consumes one item of the buffer. Returns whether more may follow.
+    fn step(&mut self, said: &mut Vec<TextPart>) -> bool {
+        if self.skips_blanks {
+            self.keep(first_word(&self.held, 0));
+            self.skips_blanks = self.held.is_empty();
+        }
+        match self.state {
+            State::Start => self.start(),
+            State::Thinking => {
+                let (thought, is_complete) = take_from(&mut self.held, &mut self.blanks, HAS_THOUGHT);
+                put(said, TextPart::Reasoning, thought);
+                if is_complete {
+                    (self.state, self.skips_blanks) = (State::Speaking, true);
+                }
+                is_complete
+            }
+            State::Speaking => {
+                put(said, TextPart::Text, std::mem::take(&mut self.held));
+                false
+            }
+        }
+    }
+
+    /// Decides from the beginning of the response whether it opens with reasoning.
+    fn start(&mut self) -> bool {
+        self.blanks = first_word(&self.held, self.blanks);
+        let begun = &self.held[self.blanks..];
+        if begun.starts_with(THINKS) {
+            self.keep(self.blanks + THINKS.len());
+            (self.state, self.skips_blanks) = (State::Thinking, true);
+            return true;
+        }
+        if THINKS.starts_with(begun) {
+            return false;
+        }
+        self.state = State::Speaking;
+        true
+    }
+
+    /// Discards the buffer before byte `from`.
+    fn keep(&mut self, from: usize) {
+        self.held.drain(..from);
+        self.blanks = 0;
+    }
+}
+
+/// Takes the text before `mark` together with the mark, and returns `true`. Without a mark, takes
+/// all text that cannot be the beginning of one, and returns `false`. Discards whitespace before
+/// the mark.
+pub fn take_until(held: &mut String, mark: &str) -> (String, bool) {
+    take_from(held, &mut 0, mark)
+}
+
+/// Works as [`take_until`], given that the first `blanks` bytes of the buffer are whitespace.
+/// Updates `blanks`.
+fn take_from(held: &mut String, blanks: &mut usize, mark: &str) -> (String, bool) {
+    let known = std::mem::take(blanks);
+    if let Some(at) = held[known..].find(mark) {
+        let after = held.split_off(known + at);
+        let said = std::mem::replace(held, after[mark.len()..].to_owned());
+        return (said.trim_end().to_owned(), true);
+    }
+    let word = held.len() - begun(&held[known..], mark);
+    let at = match held[known..word].trim_end().len() {
+        0 => 0,
+        len => known + len,
+    };
+    *blanks = word - at;
+    // Draining zero bytes leaves a long buffer in place.
+    (held.drain(..at).collect(), false)
+}
+
+/// Returns the length in bytes of the longest suffix of `text` that is a proper prefix of `mark`.
+pub fn begun(text: &str, mark: &str) -> usize {
+    let beginnings = mark.char_indices().map(|(at, _)| &mark[..at]);
+    beginnings.rev().find(|start| text.ends_with(start)).map_or(0, str::len)
+}
+
+/// Returns the byte offset of the first non-whitespace character at or after `from`.
+fn first_word(text: &str, from: usize) -> usize {
+    text.len() - text[from..].trim_start().len()
+}
+
+/// Appends `text` as a piece unless it is empty.
+fn put(said: &mut Vec<TextPart>, kind: fn(String) -> TextPart, text: String) {
+    if !text.is_empty() {
+        said.push(kind(text));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the reasoning and the answer, which must not depend on how the text is split.
+    fn taken_apart(source: &str, prompt: &str, text: &str) -> (String, String) {
+        let chars: Vec<char> = text.chars().collect();
+        let ways = (1..=chars.len()).map(|size| {
+            let mut thoughts = ReasoningParser::of(source, prompt);
+            let pieces = chars.chunks(size).map(|piece| thoughts.push(&piece.iter().collect::<String>()));
+            let mut all = pieces.collect::<Vec<_>>().concat();
+            all.extend(thoughts.rest());
+            let mut parts = (String::new(), String::new());
+            for said in all {
+                match said {
+                    TextPart::Reasoning(text) => parts.0 += &text,
+                    TextPart::Text(text) => parts.1 += &text,
+                }
+            }
+            parts
+        });
+        let ways: Vec<_> = ways.collect();
+        assert!(ways.iter().all(|way| *way == ways[0]), "{text:?}: {ways:?}");
+        ways[0].clone()
+    }
+
+    #[test]
+    fn reasoning_is_separated_however_the_text_is_split() {
+        let knows = "{{ '</think>' }}";
+        for (source, prompt, text, thought, answer) in [
+            (knows, "", "Hello.", "", "Hello."),
+            (knows, "", "<think>\nHm.\n</think>\n\nYes.", "Hm.", "Yes."),
+            (knows, "", " <think>Hm", "Hm", ""),
+            (knows, "", "a <think> b", "", "a <think> b"),
+            (knows, "", "<thin air", "", "<thin air"),
+            (knows, "", "<think></think>Yes. <think>No.</think>", "", "Yes. <think>No.</think>"),
+            (knows, "Go on: <think>\n", "Hm.</think>Yes.", "Hm.", "Yes."),
+            (knows, "", " \n <think>a \n b  </thin  </think> c", "a \n b  </thin", "c"),
+            (knows, "", "  <thin", "", "  <thin"),
+            (knows, "", "<think>é  \u{2003} é</</think>ü", "é  \u{2003} é</", "ü"),
+            ("", "<think>", "<think>x</think>", "", "<think>x</think>"),
+        ] {
+            let got = taken_apart(source, prompt, text);
+            assert_eq!(got, (thought.to_owned(), answer.to_owned()), "{text:?}");
+        }
+    }
+    #[test]
+    fn scanned_whitespace_is_not_scanned_again() {
+        for begins in ["", "<think>a"] {
+            let mut thoughts = ReasoningParser::of("</think>", "");
+            thoughts.push(begins);
+            for n in 1..=100 {
+                assert_eq!(thoughts.push(" "), []);
+                assert_eq!(thoughts.push("\u{2003}"), []);
+                assert_eq!(thoughts.held.len(), 4 * n);
+                assert!(thoughts.blanks + 4 > thoughts.held.len(), "{} of {}", thoughts.blanks, 4 * n);
+            }
+        }
+        let mut held = "a  <tool".to_owned();
+        assert_eq!(take_until(&mut held, "<tool_call>"), ("a".to_owned(), false));
+        assert_eq!(held, "  <tool");
+    }
+}

@@ -1,0 +1,235 @@
+//! Preprocessing: scales and tiles an image, and lays its rows out among marker tokens.
+//!
+//! Each family has its own scheme: sizes, filters and rounding follow its processor in
+//! `transformers`, markers are tokens of its vocabulary.
+
+use std::ops::Range;
+
+use crate::config::{Config, Projector};
+use crate::resize::Filter;
+use crate::{Image, VisionError};
+
+/// A preprocessed image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// Inputs of the encoder, in order.
+    pub tiles: Vec<Image>,
+    /// The prompt text in place of the image.
+    pub pieces: Vec<Piece>,
+    /// Rows per line, where the text model uses M-RoPE positions in a plane.
+    pub columns: Option<usize>,
+}
+
+/// A piece of an image's prompt text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Piece {
+    /// Text that is tokenized with the model's vocabulary, special tokens included.
+    Mark(String),
+    /// Rows of a tile.
+    Rows {
+        /// Index in [`Layout::tiles`].
+        tile: usize,
+        /// Range of the tile's rows.
+        rows: Range<usize>,
+    },
+}
+
+impl Layout {
+    /// Preprocesses an image for this encoder.
+    ///
+    /// # Errors
+    /// An image so narrow that scaling leaves no pixel.
+    pub fn new(config: &Config, picture: &Image) -> Result<Self, VisionError> {
+        match config.projector {
+            Projector::Idefics3 => in_tiles_of_idefics(config, picture),
+            Projector::InternVl => in_best_tiles(config, picture),
+            Projector::Pixtral => in_lines(config, picture),
+            Projector::Lfm2 => whole_or_in_tiles(config, picture),
+            Projector::Qwen25 | Projector::Qwen3 => whole(config, picture),
+        }
+    }
+
+    /// Returns the number of rows of all tiles.
+    pub fn n_rows(&self) -> usize {
+        let rows = |piece: &Piece| if let Piece::Rows { rows, .. } = piece { rows.len() } else { 0 };
+        self.pieces.iter().map(rows).sum()
+    }
+}
+
+/// Returns the number of rows of a tile.
+fn n_rows(config: &Config, tile: &Image) -> usize {
+    (tile.width() / config.row_pixels()) * (tile.height() / config.row_pixels())
+}
+
+fn mark(text: impl Into<String>) -> Piece {
+    Piece::Mark(text.into())
+}
+
+/// Returns all rows of a tile.
+fn rows_of(config: &Config, tiles: &[Image], tile: usize) -> Piece {
+    Piece::Rows { tile, rows: 0..n_rows(config, &tiles[tile]) }
+}
+
+/// Cuts an image into tiles, row by row; its sides are multiples of `side`.
+fn tiles_of(picture: &Image, side: usize) -> Vec<Image> {
+    let [columns, rows] = [picture.width(), picture.height()].map(|pixels| pixels / side);
+    let place = |index: usize| [index % columns * side, index / columns * side];
+    (0..columns * rows).map(|index| picture.cut(place(index), [side, side])).collect()
+}
+
+/// Rejects an image with a side of less than one pixel.
+fn check_sides(picture: &Image, sides: [usize; 2]) -> Result<[usize; 2], VisionError> {
+    if sides.contains(&0) {
+        let (width, height) = (picture.width() as u32, picture.height() as u32);
+        return Err(VisionError::Size { width, height, expected: "a wider image".to_owned() });
+    }
+    Ok(sides)
+}
+
+/// Scales the longer side to `longest_edge` and both sides to whole tiles; adds a thumbnail of the
+/// whole image as the last tile.
+fn in_tiles_of_idefics(config: &Config, picture: &Image) -> Result<Layout, VisionError> {
+    const MARK: &str = "<fake_token_around_image>";
+    const MOST_SIDE: usize = 4096;
+    let (side, longest) = (config.image_size, config.longest_edge.min(MOST_SIDE));
+    let ratio = picture.width() as f64 / picture.height() as f64;
+    let even = |pixels: f64| (pixels as usize).next_multiple_of(2).max(1);
+    let is_wide = picture.width() >= picture.height();
+    let scaled = if is_wide {
+        [longest, even(longest as f64 / ratio)]
+    } else {
+        [even(longest as f64 * ratio), longest]
+    };
+    let picture = picture.resized(scaled[0], scaled[1], Filter::Lanczos);
+    let ratio = scaled[0] as f64 / scaled[1] as f64;
+    let whole = longest.next_multiple_of(side);
+    let other = if is_wide { whole as f64 / ratio } else { whole as f64 * ratio };
+    let other = (other as usize).max(1).next_multiple_of(side);
+    let [width, height] = if is_wide { [whole, other] } else { [other, whole] };
+    let picture = picture.resized(width, height, Filter::Lanczos);
+    let mut tiles = tiles_of(&picture, side);
+    let mut pieces = Vec::new();
+    let columns = width / side;
+    if tiles.len() > 1 {
+        for tile in 0..tiles.len() {
+            let (row, column) = (tile / columns, tile % columns);
+            let line = if column == 0 && row > 0 { "\n" } else { "" };
+            pieces.push(mark(format!("{line}{MARK}<row_{}_col_{}>", row + 1, column + 1)));
+            pieces.push(rows_of(config, &tiles, tile));
+        }
+        pieces.push(mark(format!("\n\n{MARK}<global-img>")));
+        tiles.push(picture.resized(side, side, Filter::Lanczos));
+    } else {
+        pieces.push(mark(format!("{MARK}<global-img>")));
+    }
+    pieces.push(rows_of(config, &tiles, tiles.len() - 1));
+    pieces.push(mark(MARK));
+    Ok(Layout { tiles, pieces, columns: None })
+}
+
+/// Scales the image to the grid of tiles with the closest aspect ratio; adds a thumbnail where
+/// there are several tiles.
+fn in_best_tiles(config: &Config, picture: &Image) -> Result<Layout, VisionError> {
+    let side = config.image_size;
+    let [columns, rows] = best_grid(picture, side, config.tiles);
+    let mut tiles = tiles_of(&picture.resized(columns * side, rows * side, Filter::Bicubic), side);
+    if tiles.len() > 1 {
+        tiles.push(picture.resized(side, side, Filter::Bicubic));
+    }
+    let mut pieces = vec![mark("<img>")];
+    pieces.extend((0..tiles.len()).map(|tile| rows_of(config, &tiles, tile)));
+    pieces.push(mark("</img>"));
+    Ok(Layout { tiles, pieces, columns: None })
+}
+
+/// Returns the grid within the tile limits whose aspect ratio is closest to the image's. Among
+/// equals, returns the largest with at most twice the image's pixels.
+fn best_grid(picture: &Image, side: usize, [fewest, most]: [usize; 2]) -> [usize; 2] {
+    let ratio = picture.width() as f64 / picture.height() as f64;
+    let pixels = (picture.width() * picture.height()) as f64;
+    let grids = (1..=most).flat_map(|columns| (1..=most / columns).map(move |rows| [columns, rows]));
+    let mut grids: Vec<_> = grids.filter(|[columns, rows]| columns * rows >= fewest).collect();
+    grids.sort_by_key(|[columns, rows]| columns * rows);
+    let (mut best, mut least) = ([1, 1], f64::INFINITY);
+    for grid @ [columns, rows] in grids {
+        let off = (ratio - columns as f64 / rows as f64).abs();
+        if off < least || (off == least && pixels > 0.5 * (side * side * columns * rows) as f64) {
+            (best, least) = (grid, off);
+        }
+    }
+    best
+}
+
+/// Scales the image down to the maximum side and up to whole patches, with a marker behind each
+/// line of rows.
+fn in_lines(config: &Config, picture: &Image) -> Result<Layout, VisionError> {
+    let (unit, most) = (config.row_pixels(), config.image_size as f64);
+    let sides = [picture.width(), picture.height()];
+    let ratio = sides.iter().fold(1.0, |ratio, &side| f64::max(ratio, side as f64 / most));
+    let sides = check_sides(picture, sides.map(|side| (side as f64 / ratio) as usize))?;
+    let [width, height] = sides.map(|side| side.next_multiple_of(unit));
+    let tiles = vec![picture.resized(width, height, Filter::Bicubic)];
+    let (columns, lines) = (width / unit, height / unit);
+    let mut pieces = Vec::with_capacity(2 * lines);
+    for line in 0..lines {
+        pieces.push(Piece::Rows { tile: 0, rows: line * columns..(line + 1) * columns });
+        pieces.push(mark(if line + 1 < lines { "[IMG_BREAK]" } else { "[IMG_END]" }));
+    }
+    Ok(Layout { tiles, pieces, columns: None })
+}
+
+fn area([width, height]: [usize; 2]) -> usize {
+    width * height
+}
+
+/// Returns the sides of an image rounded to whole rows, at least `least`.
+fn rounded(config: &Config, picture: &Image, least: usize) -> [usize; 2] {
+    let unit = config.row_pixels();
+    let whole = |side: usize| (side as f64 / unit as f64).round_ties_even() as usize * unit;
+    [picture.width(), picture.height()].map(|side| whole(side).max(least))
+}
+
+/// Returns the rounded sides, scaled to the pixel limits of untiled images.
+fn within_bounds(config: &Config, picture: &Image) -> [usize; 2] {
+    let (unit, [fewest, most]) = (config.row_pixels(), config.pixels);
+    let sides = [picture.width(), picture.height()];
+    let small = rounded(config, picture, unit);
+    if area(small) > most {
+        let by = (area(sides) as f64 / most as f64).sqrt() * unit as f64;
+        sides.map(|side| ((side as f64 / by).floor() as usize).max(1) * unit)
+    } else if area(small) < fewest {
+        let by = (fewest as f64 / area(sides) as f64).sqrt() / unit as f64;
+        sides.map(|side| (side as f64 * by).ceil() as usize * unit)
+    } else {
+        small
+    }
+}
+
+/// Encodes the whole image without tiles, with M-RoPE positions in a plane.
+fn whole(config: &Config, picture: &Image) -> Result<Layout, VisionError> {
+    let [width, height] = within_bounds(config, picture);
+    let tiles = vec![picture.resized(width, height, Filter::Bicubic)];
+    let pieces = vec![mark("<|vision_start|>"), rows_of(config, &tiles, 0), mark("<|vision_end|>")];
+    Ok(Layout { tiles, pieces, columns: Some(width / config.row_pixels()) })
+}
+
+/// Encodes a small image whole, and a larger one in tiles with a thumbnail.
+fn whole_or_in_tiles(config: &Config, picture: &Image) -> Result<Layout, VisionError> {
+    let small = within_bounds(config, picture);
+    let whole = picture.resized(small[0], small[1], Filter::Bilinear);
+    let (mut tiles, mut pieces) = (Vec::new(), vec![mark("<|image_start|>")]);
+    if area(rounded(config, picture, config.patch_size)) > 2 * config.pixels[1] {
+        let side = config.longest_edge;
+        let [columns, rows] = best_grid(picture, side, config.tiles);
+        tiles = tiles_of(&picture.resized(columns * side, rows * side, Filter::Bilinear), side);
+        for tile in 0..tiles.len() {
+            pieces.push(mark(format!("<|img_row_{}_col_{}|>", tile / columns + 1, tile % columns + 1)));
+            pieces.push(rows_of(config, &tiles, tile));
+        }
+        pieces.push(mark("<|img_thumbnail|>"));
+    }
+    tiles.push(whole);
+    pieces.push(rows_of(config, &tiles, tiles.len() - 1));
+    pieces.push(mark("<|image_end|>"));
+    Ok(Layout { tiles, pieces, columns: None })
+}
