@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mix_is_refused_with_the_type_that_there_is() {
+    fn a_mix_is_rejected_with_its_main_type() {
         assert_eq!(weight_type("Q4_K"), Ok(DType::Q4K));
         let told = |text: &str| weight_type(text).unwrap_err();
         assert!(

@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_that_make_no_sense_are_refused_in_a_line() {
+    fn invalid_expert_counts_are_rejected_in_one_line() {
         let router = "blk.2.ffn_gate_inp.weight";
         for (arch, tensor, keys, want) in [
             (
