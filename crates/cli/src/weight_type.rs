@@ -37,7 +37,7 @@ mod tests {
         let told = |text: &str| weight_type(text).unwrap_err();
         assert!(
             told("Q4_K_M")
-                .starts_with("not a weight type (kvant quantize writes mixes; loading makes all matrices one type, such as q4_K); known: ")
+                .starts_with("not a weight type (kvant quantize writes mixes; on load all matrices get one type, such as q4_K); known: ")
         );
         for other in ["COPY", "_M", "q4_K_XL", "turbo3_M"] {
             assert!(told(other).starts_with("not a weight type; known: f32 "), "{}", told(other));

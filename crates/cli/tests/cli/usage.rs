@@ -224,7 +224,7 @@ fn wrong_usage_is_rejected_in_one_line_with_exit_code_2() {
     assert_refused(&kvant(&["run", "-m", "a.gguf", "b.gguf", "x"]), 2, &["two models", "a.gguf", "b.gguf"]);
     assert_refused(&kvant(&["run", "llama3.2:3b", "x"]), 2, &["no model 'llama3.2:3b'", "GGUF"]);
     assert_refused(&kvant(&["bench", "-p", "0", "-n", "0"]), 2, &["nothing to do", "-p", "-n"]);
-    assert_refused(&kvant(&["quantize", "out.gguf", "q4_0"]), 2, &["a model, a file to write and a type"]);
+    assert_refused(&kvant(&["quantize", "out.gguf", "q4_0"]), 2, &["a model, an output file and a type"]);
     assert_refused(&kvant(&["-m", "model.gguf"]), 2, &["kvant run -m"]);
     assert_refused(&kvant(&["fly"]), 2, &["fly"]);
 }

@@ -242,7 +242,7 @@ mod tests {
                 "llama",
                 router,
                 &[][..],
-                "llama.expert_count: expected the number of experts that 'blk.2.ffn_gate_inp.weight' chooses among, got 0",
+                "llama.expert_count: expected the number of experts in 'blk.2.ffn_gate_inp.weight', got 0",
             ),
             ("qwen3moe", "t", &[], "qwen3moe.expert_count: expected at least one expert, got 0"),
             ("qwen3moe", "t", &[("expert_count", 4)], "qwen3moe.expert_used_count"),
