@@ -19,7 +19,7 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let laws: [Law; 4] =
         [<[f32]>::to_vec, tied, |plain| with_odd(&tied(plain), &ODD[..3]), |plain| with_odd(plain, &ODD)];
     for (n, (law, offset)) in lacks.combine(&sizes, &product(&laws, &[0, 5])) {
-        the_likeliest_come_first(subject, &law(&gaussian(7, n, 3.0)), offset);
+        the_most_probable_come_first(subject, &law(&gaussian(7, n, 3.0)), offset);
     }
     logits_that_are_not_there_are_refused(subject);
     lacks
@@ -38,7 +38,7 @@ fn with_odd(logits: &[f32], odd: &[f32]) -> Vec<f32> {
     logits
 }
 
-fn the_likeliest_come_first<B: Backend>(subject: &DeviceUnderTest<B>, logits: &[f32], offset: usize) {
+fn the_most_probable_come_first<B: Backend>(subject: &DeviceUnderTest<B>, logits: &[f32], offset: usize) {
     let n = logits.len();
     let bits = |list: &[Candidate]| list.iter().map(|c| (c.id, c.logit.to_bits())).collect::<Vec<_>>();
     // The row before would win if it were read.

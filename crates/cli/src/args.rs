@@ -601,7 +601,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_layers_go_by_several_names() {
+    fn all_layers_have_several_spellings() {
         for all in ["all", "auto", "-1"] {
             assert_eq!(layers(all), Ok(usize::MAX));
         }

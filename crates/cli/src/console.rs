@@ -112,12 +112,12 @@ mod tests {
     }
 
     #[test]
-    fn lines_stay_lines_and_lose_what_a_terminal_obeys() {
+    fn lines_are_kept_without_control_characters() {
         assert_eq!(shown("one\ntwo\u{1b}[2J\n"), "one\ntwo\\u{1b}[2J\n");
     }
 
     #[test]
-    fn json_without_control_characters_means_the_same() {
+    fn escaped_json_parses_to_the_same_value() {
         let value = serde_json::json!({ "name": "a\u{1b}\u{7f}\u{9b}\n字", "list": [1, "\u{85}"] });
         for json in [value.to_string(), serde_json::to_string_pretty(&value).unwrap()] {
             let escaped = escaped(json);

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn every_variable_of_ours_that_is_named_there_is() {
+    fn every_listed_kvant_variable_exists() {
         let mut root = Cli::command();
         root.build();
         let is_ours = |name: &str| {

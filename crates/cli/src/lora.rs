@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scale_stands_behind_the_last_colon() {
+    fn a_lora_scale_follows_the_last_colon() {
         let of = |text| scaled(text).map(|Scaled { name, strength }| (name, strength));
         assert_eq!(of("a.gguf:0.5"), Ok(("a.gguf".to_owned(), 0.5)));
         assert_eq!(of("USER/REPO:Q8_0:-1"), Ok(("USER/REPO:Q8_0".to_owned(), -1.0)));
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_label_names_files_and_how_much_of_them() {
+    fn a_label_has_adapter_files_and_scales() {
         let args = LoraArgs {
             lora: vec!["folder/a.gguf".to_owned(), "b/".to_owned()],
             lora_scaled: vec![Scaled { name: "c.gguf".to_owned(), strength: 0.5 }],

@@ -138,14 +138,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn types_that_become_one_stand_together() {
+    fn types_with_one_unpacked_type_are_grouped() {
         use Packed::{Iq2S, Iq2Xs, Iq3S};
         assert_eq!(unpacked(&[Iq2Xs, Iq2S, Iq3S]), "iq2_xs, iq2_s as iq2; iq3_s as iq3");
         assert_eq!(unpacked(&[Iq3S]), "iq3_s as iq3");
     }
 
     #[test]
-    fn bytes_read_like_sizes() {
+    fn byte_counts_are_formatted_with_units() {
         assert_eq!(bytes(0), "0 B");
         assert_eq!(bytes(1023), "1023 B");
         assert_eq!(bytes(1536), "1.5 KiB");
@@ -154,13 +154,13 @@ mod tests {
     }
 
     #[test]
-    fn csv_quotes_what_needs_it() {
+    fn csv_cells_are_quoted_where_needed() {
         assert_eq!(quoted("a"), "a");
         assert_eq!(quoted("a,\"b\""), "\"a,\"\"b\"\"\"");
     }
 
     #[test]
-    fn bytes_are_read_as_people_write_them() {
+    fn byte_counts_with_units_are_parsed() {
         let cases =
             [("4096", 4096), ("8G", 8 << 30), ("512m", 512 << 20), ("1.5GiB", 3 << 29), ("2kb", 2048)];
         for (text, want) in cases {

@@ -32,12 +32,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mix_is_refused_with_the_type_that_there_is() {
+    fn a_mix_is_rejected_with_its_main_type() {
         assert_eq!(weight_type("Q4_K"), Ok(DType::Q4K));
         let told = |text: &str| weight_type(text).unwrap_err();
         assert!(
             told("Q4_K_M")
-                .starts_with("not a weight type (kvant quantize writes mixes; loading makes all matrices one type, such as q4_K); known: ")
+                .starts_with("not a weight type (kvant quantize writes mixes; on load all matrices get one type, such as q4_K); known: ")
         );
         for other in ["COPY", "_M", "q4_K_XL", "turbo3_M"] {
             assert!(told(other).starts_with("not a weight type; known: f32 "), "{}", told(other));

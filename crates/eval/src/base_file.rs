@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_coded_as_llama_cpp_does() {
+    fn rows_are_encoded_as_in_llama_cpp() {
         // Three tokens make four words of codes: padded to an even number. Computed by hand from
         // perplexity.cpp: max 16, min -0, scale 16/65535; log_sum = ln(1 + e^-8 + e^-16) =
         // 3.355e-4.

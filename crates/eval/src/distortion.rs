@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn given_vectors_are_measured_as_synthetic_ones_are() {
+    fn captured_vectors_are_measured_like_synthetic_ones() {
         let mut rows = vec![0.0; 128 * 2_000];
         Random::new(9).fill_gaussian(&mut rows, 0.3);
         let captured = Captured { law: String::new(), heads: vec![rows], side: Side::V, dim: 128, seed: 1 };
@@ -236,7 +236,7 @@ mod tests {
     /// Keys around an offset have a smaller error than such values, which have no centre, and take
     /// an eighth of a bit more.
     #[test]
-    fn codes_of_keys_are_of_what_centres_leave() {
+    fn key_codes_are_relative_to_the_block_centre() {
         let mut rows = vec![0.0; 128 * 256];
         Random::new(9).fill_gaussian(&mut rows, 0.3);
         rows.iter_mut().for_each(|x| *x += 2.0);

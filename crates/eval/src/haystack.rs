@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_join_to_the_text_they_were_cut_from() {
+    fn pieces_join_to_the_original_text() {
         for (text, pieces) in [
             (
                 "One. Two? It was 3.5 miles!\n\nThe end",

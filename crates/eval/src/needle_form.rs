@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_form_of_ones_own_is_read_and_a_bad_one_refused() {
+    fn custom_forms_are_read_and_invalid_ones_rejected() {
         let path = std::env::temp_dir().join(format!("kvant-form-{}.json", std::process::id()));
         let mut form = NeedleForm::built_in("sandwich").unwrap();
         std::fs::write(&path, serde_json::to_string(&form).unwrap()).unwrap();

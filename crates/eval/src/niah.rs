@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_question_in_a_chat_begins_as_any_conversation_does() {
+    fn chat_questions_begin_with_one_bos_token() {
         let model = begun();
         let (tokens, _) = question(&model, &options(256, true), "Some text.", &("Paris", "apple")).unwrap();
         let form = NeedleForm::built_in("secret-word").unwrap();
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_far_below_its_length_is_refused() {
+    fn a_prompt_far_below_its_length_is_rejected() {
         let model = Model::bundled(kvant::OpenOptions::default()).unwrap();
         // Without further splits, no whole piece fits.
         let haystack = Haystack::new(&model, &"word ".repeat(1000)).unwrap();

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn results_come_back_bit_for_bit_and_a_torn_line_is_dropped() {
+    fn results_are_restored_exactly_and_torn_lines_dropped() {
         let path = file("torn");
         let what = json!({"model": "m", "n_ctx": 512});
         let values = [0.1 + 0.2, 1e-300, f64::MAX, -0.0];

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_is_normalised_and_finite_or_refused() {
+    fn rows_are_normalized_or_rejected_if_not_finite() {
         let logits = [1.0, 3.0, -2.0, 3.0];
         let row = Row::new(&logits).unwrap();
         let total: f64 = (0..4).map(|i| row.log_prob(i).exp()).sum();

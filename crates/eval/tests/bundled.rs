@@ -41,7 +41,7 @@ fn means(results: &[Kld]) -> Vec<f64> {
 }
 
 #[test]
-fn the_divergence_grows_as_bits_go_and_f16_is_at_zero() {
+fn divergence_grows_with_fewer_bits_and_f16_is_zero() {
     let model = model();
     let chunks = Chunks::new(&model, TEXT, 256, Some(2)).unwrap();
     let types = ["f16", "q8_0", "turbo4", "turbo3", "turbo2"];
@@ -65,7 +65,7 @@ fn the_divergence_grows_as_bits_go_and_f16_is_at_zero() {
 }
 
 #[test]
-fn the_f16_tail_helps_as_much_however_tokens_are_fed() {
+fn the_f16_tail_is_independent_of_the_batch_size() {
     let model = model();
     let chunks = Chunks::new(&model, TEXT, 128, Some(1)).unwrap();
     let at = |tail, step| means(&measure(&model, &chunks, &[kv("turbo2", "turbo2", tail)], Some(step)))[0];
@@ -75,7 +75,7 @@ fn the_f16_tail_helps_as_much_however_tokens_are_fed() {
 }
 
 #[test]
-fn a_base_file_of_ours_gives_what_the_base_in_memory_gives() {
+fn a_base_file_equals_the_base_in_memory() {
     let (model, path) = (model(), file("base"));
     let chunks = Chunks::new(&model, TEXT, 128, Some(3)).unwrap();
     let saved = ppl_saving_base(
@@ -113,7 +113,7 @@ fn a_base_file_of_ours_gives_what_the_base_in_memory_gives() {
 }
 
 #[test]
-fn a_run_that_was_cut_short_ends_as_if_it_had_not_been() {
+fn a_resumed_run_equals_an_uninterrupted_one() {
     let (model, path) = (model(), file("state"));
     let whole = Chunks::new(&model, TEXT, 64, Some(5)).unwrap();
     let options = PplOptions { kv: kv("turbo3", "turbo3", true), step: None };
@@ -136,7 +136,7 @@ fn a_run_that_was_cut_short_ends_as_if_it_had_not_been() {
 }
 
 #[test]
-fn a_run_goes_on_with_the_weights_that_it_began_with_alone() {
+fn a_run_resumes_only_with_the_same_weights() {
     let coarse = OpenOptions { weights: Some("q4_0".parse().unwrap()), ..Default::default() };
     let (model, coarse, path) = (model(), Model::bundled(coarse).unwrap(), file("weights-state"));
     let refused = |error: EvalError| {
@@ -158,7 +158,7 @@ fn a_run_goes_on_with_the_weights_that_it_began_with_alone() {
 }
 
 #[test]
-fn a_text_shorter_than_a_chunk_is_refused() {
+fn a_text_shorter_than_a_chunk_is_rejected() {
     let error = Chunks::new(&model(), "Too short.", 512, None).unwrap_err();
     assert!(matches!(error, EvalError::ShortText { n_ctx: 512, .. }), "{error}");
     assert!(Chunks::new(&model(), TEXT, 2, None).is_err());
@@ -191,7 +191,7 @@ fn a_needle_is_found_at_every_depth() {
 }
 
 #[test]
-fn keys_and_values_of_a_model_lose_what_gaussian_vectors_do() {
+fn model_kv_distortion_matches_gaussian_vectors() {
     let model = model();
     let tokens = model.text_prompt(TEXT, kvant::Special::AsText).unwrap();
     let rows = captured(&model, &tokens[..256], 1, &mut |_| ()).unwrap();
@@ -226,7 +226,7 @@ fn each_layer_alone_costs_less_than_all_together() {
 }
 
 #[test]
-fn logits_that_are_not_numbers_are_refused_with_their_place() {
+fn non_finite_logits_are_rejected_with_their_position() {
     let good = model();
     let norm = good.gguf().tensor("output_norm.weight").unwrap().bytes.to_vec();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/assets/pocket-q8_0.gguf");
@@ -299,7 +299,7 @@ fn plans_meet_their_budget_and_certificates_are_reproducible() {
 }
 
 #[test]
-fn answers_agree_with_themselves_and_less_the_coarser_the_cache() {
+fn agreement_decreases_with_coarser_caches() {
     let model = model();
     let prompts = text_prompts(&Chunks::new(&model, TEXT, 128, Some(4)).unwrap());
     let configs = ["f16", "q8_0", "turbo2"].map(|types| kv(types, types, true)).to_vec();

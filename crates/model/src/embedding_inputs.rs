@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_end() {
+    fn soft_token_ids_are_bounded() {
         let extra = SoftTokens::new(u32::MAX as usize - 2, 1);
         let rows = |n: usize| EmbeddingInput { rows: vec![vec![0.0; n]], columns: None };
         assert!(extra.add(rows(3), None).is_none());

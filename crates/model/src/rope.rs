@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_turn_by_the_numbers_of_a_place() {
+    fn mrope_pairs_rotate_by_their_section() {
         let rope = Rope::new(Pairing::Halves, 16, 100.0, &Scaling::None, None).unwrap();
         let apart = rope.clone().with_axes([2, 3, 3], false);
         assert_eq!(apart.axes, [0, 0, 1, 1, 1, 2, 2, 2]);
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn yarn_keeps_fast_pairs_and_interpolates_slow_ones() {
+    fn yarn_preserves_fast_pairs_and_interpolates_slow_ones() {
         let scaling = |log_multiplier, whole_pairs| Scaling::Yarn {
             factor: 4.0,
             n_ctx_orig: 64,
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_turns_by_its_length_and_all_of_it_alike() {
+    fn longrope_frequencies_follow_the_context_length() {
         let divided = |by| Rope::new(Pairing::Halves, 4, 100.0, &Scaling::None, Some(&[by; 2])).unwrap();
         let (long, short) = (divided(8.0), divided(2.0));
         let rope = long.clone().beyond(32, short.clone()).scaled(1.5);
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn senseless_numbers_are_refused() {
+    fn invalid_rope_parameters_are_rejected() {
         assert!(Rope::new(Pairing::Halves, 4, 0.0, &Scaling::None, None).is_none());
         assert!(Rope::new(Pairing::Halves, 4, 1e4, &Scaling::Linear { factor: 0.0 }, None).is_none());
         assert!(Rope::new(Pairing::Halves, 4, 1e4, &Scaling::None, Some(&[1.0, 0.0])).is_none());

@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bias_that_turns_blurs_scores_and_one_that_stands_does_not() {
+    fn only_rotating_key_biases_add_noise() {
         let noise = |dim: usize| {
             let mut bias = vec![0.0; KV_HEADS * DIM];
             bias[dim] = 300.0;

@@ -241,7 +241,7 @@ fn paths_are_made_printable() {
 }
 
 #[test]
-fn unsafe_stands_only_in_its_rooms() {
+fn unsafe_occurs_only_in_its_rooms() {
     for krate in crates() {
         let room = krate.file_name().unwrap().to_str().unwrap();
         if UNSAFE_ROOMS.iter().any(|(allowed, _)| *allowed == room) {
@@ -255,7 +255,7 @@ fn unsafe_stands_only_in_its_rooms() {
 }
 
 #[test]
-fn unsafe_stands_only_in_its_files() {
+fn unsafe_occurs_only_in_its_files() {
     for (room, allowed) in UNSAFE_FILES {
         for file in sources(&root().join("crates").join(room).join("src")) {
             let text = fs::read_to_string(&file).unwrap();
@@ -266,7 +266,7 @@ fn unsafe_stands_only_in_its_files() {
 }
 
 #[test]
-fn files_fit_a_reader() {
+fn files_have_at_most_max_lines() {
     let mut written = Vec::new();
     WRITTEN_IN.iter().for_each(|dir| files(&root().join(dir), &WRITTEN_AS, &mut written));
     assert!(written.len() > 200, "only {} files were found", written.len());
@@ -286,7 +286,7 @@ fn files_fit_a_reader() {
 }
 
 #[test]
-fn files_open_by_saying_what_they_are_for() {
+fn files_begin_with_a_head_comment() {
     for file in crates().iter().flat_map(|krate| sources(krate)) {
         let text = fs::read_to_string(&file).unwrap();
         assert!(text.starts_with("//!"), "{}: begin it with //!", file.display());

@@ -39,7 +39,7 @@ fn taken_in(file: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_package_holds_what_it_is_built_from() {
+fn packages_contain_all_compiled_files() {
     let mut n_taken = 0;
     for (krate, _) in published() {
         let mut sources = Vec::new();
@@ -94,7 +94,7 @@ fn container_images_contain_every_room_and_existing_files() {
 }
 
 #[test]
-fn an_image_is_built_by_a_compiler_that_is_new_enough() {
+fn the_image_has_the_minimum_compiler_version() {
     let version = |text: &str| -> Vec<u32> { text.split('.').map(|part| part.parse().unwrap()).collect() };
     let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
     let oldest = manifest.split("rust-version = \"").nth(1).and_then(|rest| rest.split('"').next()).unwrap();

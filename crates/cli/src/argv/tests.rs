@@ -21,7 +21,7 @@ fn args(line: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn options_become_what_clap_reads() {
+fn foreign_options_become_clap_options() {
     for (typed, want) in [
         (
             &["run", "-ngl", "99", "-ctk", "q8_0"][..],
@@ -87,7 +87,7 @@ fn unsupported_options_are_rejected_with_an_alternative() {
 }
 
 #[test]
-fn a_note_is_for_those_who_wanted_something_else() {
+fn default_behaviour_gets_no_note() {
     for (typed, n_notes) in [
         (&["run", "-fa", "on"][..], 0),
         (&["run", "-fa"], 0),

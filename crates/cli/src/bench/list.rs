@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_and_ranges_read_as_llama_bench_reads_them() {
+    fn lists_and_ranges_parse_as_in_llama_bench() {
         assert_eq!(numbers("512").unwrap().0, [512]);
         assert_eq!(numbers("0,4096").unwrap().0, [0, 4096]);
         assert_eq!(numbers("1-4").unwrap().0, [1, 2, 3, 4]);

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_models_have_parameters_too() {
+    fn small_parameter_counts_are_formatted() {
         assert_eq!(params(4_630_000), "4.63 M");
         assert_eq!(params(1_543_714_304), "1.54 B");
     }

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn help_names_every_command_and_every_command_it_names_is_one() {
+    fn chat_help_lists_exactly_the_commands() {
         for line in HELP.lines().filter(|line| line.starts_with('/') && !line.starts_with("//")) {
             let usage = line.split("  ").next().unwrap_or_default();
             assert!(parse(usage).is_ok(), "{usage}");

@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_name_leads_out_of_the_folder() {
+    fn hub_names_cannot_leave_the_cache_folder() {
         assert!(check_names("0123abcd", "model.gguf").is_ok());
         assert!(check_names("0123abcd", "a/b/model.gguf").is_ok());
         for file in [

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_split_model_is_all_of_its_parts() {
+    fn a_split_model_needs_all_parts() {
         let names = ["q/m-Q4_K_M-00002-of-00002.gguf", "q/m-Q4_K_M-00001-of-00002.gguf"];
         assert_eq!(chosen(&names, "a/b").unwrap(), [names[1], names[0]]);
         assert!(chosen(&names[..1], "a/b").unwrap_err().contains("00001-of-00002"));

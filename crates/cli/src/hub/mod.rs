@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_is_a_user_a_name_and_perhaps_a_type() {
+    fn hub_ids_have_a_user_a_name_and_optionally_a_type() {
         let id = Id::parse("bartowski/Llama-3.2-1B-Instruct-GGUF:Q8_0").unwrap();
         assert_eq!(id.repo, "bartowski/Llama-3.2-1B-Instruct-GGUF");
         assert_eq!(id.quant.as_deref(), Some("Q8_0"));

@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_that_stalls_or_never_gets_further_is_given_up() {
+    fn stalled_downloads_are_aborted() {
         fn stalls(stream: &mut dyn Write) {
             _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nabc");
         }

@@ -3,7 +3,7 @@
 use crate::usage::{assert_refused, kvant};
 
 #[test]
-fn a_plan_s_factors_are_refused_where_no_plan_is_followed() {
+fn plan_factors_are_rejected_without_a_plan() {
     let unplanned = kvant(&["run", "-p", "x", "--kv-balance", "plan"]);
     let wanted = ["--kv-balance plan: no plan is in use", "kvant plan", "--kv-plan FILE"];
     assert_refused(&unplanned, 2, &wanted);

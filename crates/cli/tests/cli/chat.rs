@@ -58,7 +58,7 @@ fn exit_bye_quit_and_end_of_input_end_the_program() {
 fn lines_that_are_not_utf8_are_skipped() {
     let lines = [b"caf\xe9 \xff\n", FRANCE.as_bytes(), b"\n"].concat();
     let (said, told) = chat_with_bytes(&["-n", "8", "--temp", "0"], &lines);
-    assert!(said.contains("Paris") && told.contains("no UTF-8"), "{said}\n{told}");
+    assert!(said.contains("Paris") && told.contains("not UTF-8"), "{said}\n{told}");
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn a_first_message_may_be_given_with_the_command() {
 fn answers_have_the_requested_length_and_regenerate_differs() {
     let args = ["-n", "12", "--temp", "2", "--top-k", "0", "--min-p", "0", "--top-p", "1", "-s", "7"];
     let (out, err) = chat(&args, "/regenerate\nOnce\n/regenerate\n/stats\n");
-    assert!(err.contains("nothing was answered"), "{err}");
+    assert!(err.contains("no answer yet"), "{err}");
     assert!(err.contains("seed 7"), "{err}");
     let (again, _) = chat(&args, "Once\n/regenerate\n");
     assert_eq!(out, again, "the seed repeats a conversation");
@@ -88,7 +88,7 @@ fn answers_have_the_requested_length_and_regenerate_differs() {
 }
 
 #[test]
-fn a_system_message_is_shown_changed_and_kept_over_a_clear() {
+fn a_system_message_is_shown_changed_and_survives_clear() {
     let (_, err) = chat(&["--system-prompt", "Be brief."], "/system\n/system Be long.\n/clear\n/system\n");
     assert!(err.contains("\nBe brief.\nBe long.\n"), "{err}");
     let (_, err) = chat(
@@ -116,7 +116,7 @@ fn clear_restores_the_requested_types_after_a_load() {
         "{err}"
     );
     let (_, err) = chat(&f16, &format!("/load {file}\n"));
-    assert!(!err.contains("as asked"), "{err}");
+    assert!(!err.contains("as requested"), "{err}");
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn the_advice_for_a_full_context_works() {
 }
 
 #[test]
-fn a_shifted_context_goes_on_without_end() {
+fn a_shifted_context_continues_indefinitely() {
     let questions = format!("{FRANCE}\n").repeat(12);
     let (out, err) = chat(&["-c", "96", "--temp", "0", "--context-shift"], &format!("{questions}/kv\n"));
     assert_eq!(out.lines().filter(|line| line.contains("Paris")).count(), 12, "{out}{err}");
@@ -141,7 +141,7 @@ fn a_shifted_context_goes_on_without_end() {
 
 /// A long answer continues after older turns make room for it.
 #[test]
-fn an_answer_that_fills_the_context_goes_on_after_a_shift() {
+fn an_answer_continues_after_a_context_shift() {
     let args = ["-c", "128", "-n", "100", "--temp", "0", "--context-shift", "--log-level", "info"];
     let (_, err) =
         chat(&args, &format!("{FRANCE}\nCount to five.\nWhat color is the sky?\nTell me a story.\n/kv\n"));
@@ -150,7 +150,7 @@ fn an_answer_that_fills_the_context_goes_on_after_a_shift() {
 
 #[cfg(unix)]
 #[test]
-fn an_interrupt_ends_a_chat_that_waits_at_a_pipe() {
+fn an_interrupt_ends_a_chat_waiting_on_a_pipe() {
     use std::time::{Duration, Instant};
     let mut chat = Command::new(env!("CARGO_BIN_EXE_kvant"))
         .arg("chat")

@@ -123,7 +123,7 @@ fn unwritable_targets_are_rejected_before_the_model_is_opened() {
 
 #[cfg(unix)]
 #[test]
-fn a_rewritten_prompt_cache_stays_as_private_as_it_was() {
+fn a_rewritten_prompt_cache_keeps_its_permissions() {
     use std::os::unix::fs::{PermissionsExt, symlink};
     let dir = scratch("mode");
     let [file, link] = ["context", "link"].map(|name| dir.join(name));

@@ -172,7 +172,7 @@ fn a_folder_and_its_conversion_give_the_same_answer() {
 
 /// The text after a dot in a folder's name is no file extension.
 #[test]
-fn the_plan_of_a_folder_lies_beside_it_under_its_name() {
+fn the_plan_of_a_folder_is_beside_it_with_its_name() {
     let dir = scratch("plan");
     let folder = dir.join("Pocket-1.5");
     write_bundled(&folder);

@@ -189,7 +189,7 @@ fn missing_files_are_reported_with_those_available() {
 }
 
 #[test]
-fn a_broken_line_is_taken_up_where_it_broke() {
+fn a_broken_download_is_resumed() {
     let home = home("breaks");
     let n_bytes = bundled().len();
     let hub = Hub::serve(vec![("pocket-q8_0.gguf", bundled())], Fault::Breaks(n_bytes / 3));
@@ -213,7 +213,7 @@ fn content_with_a_wrong_checksum_is_rejected_and_deleted() {
 }
 
 #[test]
-fn every_part_of_a_split_file_is_fetched() {
+fn every_part_of_a_split_model_is_downloaded() {
     let home = home("split");
     let parts = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"];
     let hub = Hub::serve(vec![(parts[0], bundled()), (parts[1], bundled())], Fault::None);
@@ -229,7 +229,7 @@ fn every_part_of_a_split_file_is_fetched() {
 
 /// The usual form on the hub: a PEFT folder, both of whose files are downloaded.
 #[test]
-fn an_adapter_is_fetched_as_its_folder() {
+fn an_adapter_is_downloaded_as_a_folder() {
     let home = home("adapter");
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let names = ["adapter_config.json", "adapter_model.safetensors", "README.md"];

@@ -68,7 +68,7 @@ fn an_unusable_vision_encoder_is_noted_and_ignored() {
     // Two vision encoders are ambiguous.
     std::fs::copy(format!("{TESTS}/models/qwen3vl/mmproj.gguf"), folder.join("mmproj.gguf")).unwrap();
     let both = kvant(&[&["run"][..], &plain, &["--image", &wide]].concat());
-    assert_refused(&both, 2, &["several files beside the model", "--mmproj FILE takes one"]);
+    assert_refused(&both, 2, &["several vision encoders beside the model", "--mmproj FILE selects one"]);
     std::fs::remove_file(tower).unwrap();
     let output = kvant(&[&["run"][..], &plain, &["--image", &wide]].concat());
     assert!(output.status.success(), "{}", stderr(&output));

@@ -97,7 +97,7 @@ fn a_model_without_a_template_is_noted() {
 }
 
 #[test]
-fn a_prompt_far_too_long_is_refused_at_once() {
+fn an_overlong_prompt_is_rejected_immediately() {
     let file = scratch().join("spaces.txt");
     std::fs::write(&file, " ".repeat(10_000_000)).unwrap();
     let line = refusal(&["-f", file.to_str().unwrap(), "-c", "512", "--raw"], 1);

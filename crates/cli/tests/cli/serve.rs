@@ -132,10 +132,10 @@ fn the_printed_curl_command_works() {
 }
 
 #[test]
-fn an_address_open_to_others_without_a_key_is_warned_of() {
+fn a_public_address_without_a_key_prints_a_warning() {
     let warns = |args: &[&str]| {
         let server = Server::start(args);
-        server.warnings.iter().any(|line| line.contains("everyone who reaches this address"))
+        server.warnings.iter().any(|line| line.contains("anyone who reaches this address"))
     };
     assert!(warns(&["--host", "0.0.0.0"]));
     assert!(!warns(&["--host", "0.0.0.0", "--api-key", "secret"]));
@@ -154,7 +154,7 @@ fn environment_variables_of_other_programs_are_noted_once() {
     let note = "note: ignored environment variables of other programs: OLLAMA_CONTEXT_LENGTH (here KVANT_CTX_SIZE)\n";
     let told = kvant(&[]);
     assert!(told.starts_with(note) && !told.contains("OLLAMA_HOST"), "{told}");
-    assert!(!kvant(&["-c", "512"]).contains("not read"));
+    assert!(!kvant(&["-c", "512"]).contains("ignored environment"));
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn shutdown_finishes_running_requests_and_accepts_no_new_ones() {
 }
 
 #[test]
-fn a_beginning_that_was_read_before_a_restart_is_not_read_again() {
+fn prefixes_cached_before_a_restart_are_reused() {
     let kept = scratch("kept").join("kv");
     let kept = format!("{}:1G", kept.display());
     let long = "One, two, three, four. ".repeat(60);
@@ -209,7 +209,7 @@ fn a_beginning_that_was_read_before_a_restart_is_not_read_again() {
 }
 
 #[test]
-fn a_server_answers_on_when_its_model_file_is_truncated() {
+fn a_server_survives_truncation_of_its_model_file() {
     let file = scratch("truncated").join("model.gguf");
     fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("../engine/assets/pocket-q8_0.gguf"), &file).unwrap();
     let server = Server::start(&["-m", file.to_str().unwrap()]);

@@ -88,7 +88,7 @@ fn a_chat_with_unwritable_output_ends_with_one_error() {
 }
 
 #[test]
-fn a_text_without_end_is_refused_in_one_line() {
+fn an_endless_text_is_rejected_in_one_line() {
     let output = kvant(&["eval", "ppl", "-f", "/dev/zero"]);
     assert!(!output.status.success());
     assert_line("/dev/zero", &output.stderr, &["/dev/zero", "of text, got more"]);
@@ -96,7 +96,7 @@ fn a_text_without_end_is_refused_in_one_line() {
 
 #[cfg(unix)]
 #[test]
-fn a_variable_that_is_no_text_names_no_other_model() {
+fn a_non_utf8_variable_never_selects_the_default_model() {
     use std::os::unix::ffi::OsStrExt;
     for (name, args) in [("KVANT_MODEL", &["run", "-p", "hi"][..]), ("KVANT_PROMPT", &["run"])] {
         let output = command(args).env(name, std::ffi::OsStr::from_bytes(b"m\xff.gguf")).output().unwrap();
@@ -120,7 +120,7 @@ fn a_closed_pipe_ends_a_command_quietly() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_stderr_that_cannot_be_written_stops_no_work() {
+fn an_unwritable_stderr_does_not_stop_the_work() {
     for (args, code) in [
         (&["run", "-p", "hi", "-n", "2"][..], 0),
         (&["run", "-m", "/no/such/file", "-p", "hi"], 1),
@@ -135,7 +135,7 @@ fn a_stderr_that_cannot_be_written_stops_no_work() {
 }
 
 #[test]
-fn numbers_beyond_memory_or_sense_are_refused_in_one_line() {
+fn excessive_numbers_are_rejected_in_one_line() {
     let (most, model) = (usize::MAX.to_string(), bundled());
     let licence = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../LICENSE-APACHE");
     let licence = licence.to_str().unwrap();
@@ -224,7 +224,7 @@ fn write_file(path: &Path, meta: &[(&str, &str)], tensor: &str, row: usize, valu
 
 /// Sizes in a file are checked against its tensors before anything is allocated per head and layer.
 #[test]
-fn heads_and_layers_that_no_tensor_has_are_refused() {
+fn head_and_layer_counts_beyond_the_tensors_are_rejected() {
     let dir = scratch("sizes");
     let path = dir.join("sizes.gguf");
     for (key, value) in [("attention.head_count_kv", i32::MAX as u32), ("block_count", 1_000_000_000)] {
@@ -286,7 +286,7 @@ fn untrusted_text_is_printed_without_control_characters() {
 }
 
 #[test]
-fn a_line_break_in_a_path_breaks_no_line() {
+fn line_breaks_in_paths_are_escaped() {
     let dir = scratch("lines");
     let named = |name: &str| dir.join(format!("a\nerror: {name}")).to_str().unwrap().to_owned();
     let [path, out, cache, missing] = ["in.gguf", "out.gguf", "cache", "none"].map(named);
@@ -310,7 +310,7 @@ fn a_line_break_in_a_path_breaks_no_line() {
 }
 
 #[test]
-fn a_name_of_a_megabyte_gives_a_short_line() {
+fn a_megabyte_name_gives_a_short_line() {
     let dir = scratch("long");
     let (path, name) = (dir.join("long.gguf"), "x".repeat(1 << 20));
     write_file(&path, &[("general.architecture", &name)], "t", 32, 0.5);
@@ -340,7 +340,7 @@ fn substituted_types_are_reported_with_their_count() {
 }
 
 #[test]
-fn weights_that_are_no_numbers_are_refused_with_the_tensor() {
+fn nan_weights_are_rejected_with_the_tensor() {
     let dir = scratch("nan");
     let (path, out) = (dir.join("nan.gguf"), dir.join("out.gguf"));
     let (path, out) = (path.to_str().unwrap(), out.to_str().unwrap());

@@ -167,7 +167,7 @@ fn json_has_the_promised_keys() {
 }
 
 #[test]
-fn files_that_are_no_model_are_refused_in_one_line() {
+fn files_without_a_model_are_rejected_in_one_line() {
     let dir = scratch("no_model");
     let whole = fs::read(bundled()).unwrap();
     let truncated = dir.join("truncated.gguf");
@@ -192,7 +192,7 @@ fn files_that_are_no_model_are_refused_in_one_line() {
 }
 
 #[test]
-fn a_gpu_that_is_not_there_is_refused_and_auto_does_without() {
+fn a_missing_gpu_is_rejected_and_auto_uses_the_cpu() {
     // No machine has this many devices.
     let refused = kvant(&["run", "-p", "x", "--device", "cuda:9999"]);
     assert_refused(&refused, 1, &["cuda: no ", "needed: "]);
@@ -205,7 +205,7 @@ fn a_gpu_that_is_not_there_is_refused_and_auto_does_without() {
 }
 
 #[test]
-fn wrong_usage_is_refused_in_one_line_with_exit_code_2() {
+fn wrong_usage_is_rejected_in_one_line_with_exit_code_2() {
     assert_refused(&kvant(&["run", "-p", "x", "-c", "-1"]), 2, &["-1", "--ctx-size"]);
     assert_refused(&kvant(&["run", "-p", "x", "-ctk", "q9_9"]), 2, &["q9_9", "turbo3"]);
     assert_refused(&kvant(&["run", "-p", "x", "-ctv", "q6_K"]), 2, &["not a KV type"]);
@@ -224,13 +224,13 @@ fn wrong_usage_is_refused_in_one_line_with_exit_code_2() {
     assert_refused(&kvant(&["run", "-m", "a.gguf", "b.gguf", "x"]), 2, &["two models", "a.gguf", "b.gguf"]);
     assert_refused(&kvant(&["run", "llama3.2:3b", "x"]), 2, &["no model 'llama3.2:3b'", "GGUF"]);
     assert_refused(&kvant(&["bench", "-p", "0", "-n", "0"]), 2, &["nothing to do", "-p", "-n"]);
-    assert_refused(&kvant(&["quantize", "out.gguf", "q4_0"]), 2, &["a model, a file to write and a type"]);
+    assert_refused(&kvant(&["quantize", "out.gguf", "q4_0"]), 2, &["a model, an output file and a type"]);
     assert_refused(&kvant(&["-m", "model.gguf"]), 2, &["kvant run -m"]);
     assert_refused(&kvant(&["fly"]), 2, &["fly"]);
 }
 
 #[test]
-fn inputs_that_cannot_be_read_are_refused_in_one_line() {
+fn unreadable_inputs_are_rejected_in_one_line() {
     let dir = scratch("inputs");
     let latin = dir.join("latin1.txt");
     fs::write(&latin, b"caf\xe9").unwrap();
@@ -387,7 +387,7 @@ fn the_built_in_text_is_named_where_it_is_used() {
 
 #[cfg(unix)]
 #[test]
-fn an_argument_that_is_not_utf8_is_refused_in_one_line() {
+fn non_utf8_arguments_are_rejected_in_one_line() {
     use std::os::unix::ffi::OsStrExt;
     let argument = std::ffi::OsStr::from_bytes(b"caf\xe9");
     let output =
@@ -551,7 +551,7 @@ fn a_profile_lists_every_stage_of_every_depth() {
 }
 
 #[test]
-fn measurements_of_bad_input_are_refused_in_one_line() {
+fn measurements_of_invalid_input_are_rejected_in_one_line() {
     let dir = scratch("eval");
     let path = |name: &str| dir.join(name).display().to_string();
     let (short, table, base) = (path("short.txt"), path("table.txt"), path("base.dat"));

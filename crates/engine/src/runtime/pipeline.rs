@@ -422,7 +422,7 @@ mod tests {
         let sequence = start(&parts);
         let batch = [sequence.step_row(text.len(), LogitsFor::Last)];
         let error = parts.step(&batch, Entry::Tokens(&text), None, None).err().unwrap().to_string();
-        assert!(error.contains("fewer than 2 layers are on the first device"), "{error}");
+        assert!(error.contains("fewer than 2 layers on the first device"), "{error}");
     }
 
     #[test]

@@ -153,7 +153,7 @@ mod tests {
 
     /// Compares the weights with finite differences of the output.
     #[test]
-    fn weights_are_what_small_errors_do_to_the_output() {
+    fn attention_weights_match_finite_differences() {
         let (dim, n) = (2, SINK + 4);
         let wave = |i: usize| ((i * 7 % 11) as f32 - 5.0) / 4.0;
         let k: Vec<f32> = (0..dim * n).map(wave).collect();

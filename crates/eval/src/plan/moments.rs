@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_lie_where_rope_turns_them() {
+    fn pairs_follow_the_pair_order_of_rope() {
         let dims = |pairing, n_rot| all(pairing, n_rot).iter().map(|pair| pair.dims).collect::<Vec<_>>();
         assert_eq!(dims(Pairing::Halves, 4), [[0, 2], [1, 3]]);
         assert_eq!(dims(Pairing::Interleaved, 4), [[0, 1], [2, 3]]);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn turned_squares_are_those_of_rows_turned_on_one_by_one() {
+    fn averaged_squares_match_rows_rotated_one_by_one() {
         let (pairs, reach) = (all(Pairing::Halves, 4), 40);
         // One dimension has no RoPE, and the second head has other rows.
         let rows = [[1.0, 0.5, -2.0, 0.25, 3.0], [0.5, -1.0, -1.0, 2.0, 1.0]];

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_type_that_another_beats_is_never_chosen() {
+    fn dominated_types_are_never_chosen() {
         let names = |choices: &[Choice]| hull(choices).iter().map(|c| c.dtype).collect::<Vec<_>>();
         assert_eq!(names(&choices(1.0)), [DType::Turbo2, DType::Turbo3, DType::Turbo4, DType::Q8_0]);
         // A tensor without a cost stays at the fewest bits.
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn plans_that_miss_by_less_and_less_do_not_end_at_all_bits() {
+    fn converging_misses_do_not_end_at_the_widest_plan() {
         // As observed with a model: far above the prediction, the more so the lower the prediction.
         let stream = (0..31).map(|n| {
             let cost = 1e-3 * (-0.1 * f64::from(n)).exp();

@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_with_the_value_in_it_is_read_by_queries_and_as_a_value() {
+    fn shared_kv_rows_have_two_readers() {
         let shape = KvLayerShape { joint: true, ..shape() };
         let mut sums = Sums::new(shape, Vec::new(), (0.5, None));
         sums.w = vec![3.0, 1.0];
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn queries_of_a_group_add_up_and_values_have_a_mean() {
+    fn queries_of_a_group_are_summed_and_values_averaged() {
         let mut sums = sums();
         // Two tokens after the sink, with equal attention from all queries: their scores are those
         // of zero keys.

@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn every_piece_begins_as_the_model_wants_a_text_to() {
+    fn every_piece_begins_with_bos_if_the_model_adds_it() {
         let tokens: Vec<u32> = (0..10_000).collect();
         let (with, without) = (Pieces::spread(&tokens, 2048, Some(7)), Pieces::spread(&tokens, 2048, None));
         assert!(with.iter().zip(without.iter()).all(|(a, b)| a[0] == 7 && a[1..] == b[1..]));

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_gather_on_one_self_contained_page() {
+    fn all_parts_are_on_one_self_contained_page() {
         let folder = std::env::temp_dir().join(format!("kvant-report-{}", std::process::id()));
         let rows = synthetic(128, 50, 1).unwrap();
         let part = Part::Distortion(DistortionReport { about: about(), rows });

@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn places_run_from_start_to_end_and_stay_inside() {
+    fn positions_are_clamped_to_the_scale() {
         let log = Scale::Log { min: 0.01, max: 100.0 };
         assert_eq!(log.place(0.0), 0.0);
         assert!((log.place(1.0) - 0.5).abs() < 1e-12);

@@ -235,14 +235,14 @@ mod tests {
     }
 
     #[test]
-    fn experts_that_make_no_sense_are_refused_in_a_line() {
+    fn invalid_expert_counts_are_rejected_in_one_line() {
         let router = "blk.2.ffn_gate_inp.weight";
         for (arch, tensor, keys, want) in [
             (
                 "llama",
                 router,
                 &[][..],
-                "llama.expert_count: expected the number of experts that 'blk.2.ffn_gate_inp.weight' chooses among, got 0",
+                "llama.expert_count: expected the number of experts in 'blk.2.ffn_gate_inp.weight', got 0",
             ),
             ("qwen3moe", "t", &[], "qwen3moe.expert_count: expected at least one expert, got 0"),
             ("qwen3moe", "t", &[("expert_count", 4)], "qwen3moe.expert_used_count"),

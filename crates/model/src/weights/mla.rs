@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_matrix_is_transposed_by_itself() {
+    fn each_matrix_is_transposed_separately() {
         for (dtype, rows, becomes) in
             [(DType::F32, 2, DType::F32), (DType::F16, 2, DType::F16), (DType::Q8_0, 32, DType::Q8_0)]
         {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_have_their_rows_apart() {
+    fn rows_of_heads_are_disjoint() {
         assert_eq!(rows_of_heads(3, 10, 2..5).collect::<Vec<_>>(), [2..5, 12..15, 22..25]);
     }
 }
