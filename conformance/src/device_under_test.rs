@@ -6,7 +6,7 @@ use kvant_backend::{Backend, BackendError, Page, WeightSource};
 use kvant_codec::DType;
 
 use crate::Skipped;
-use crate::judge::{Want, assert_close, first_written};
+use crate::judge::{Expected, assert_close, first_written};
 
 /// Arithmetic of GEMMs with quantized weights. It determines the error bounds of GEMMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -175,7 +175,7 @@ impl<B: Backend> DeviceUnderTest<B> {
     ///
     /// As [`assert_close`].
     #[track_caller]
-    pub fn expect(&self, got: &B::Buffer, want: &[Want], what: &dyn Fn() -> String) {
+    pub fn expect(&self, got: &B::Buffer, want: &[Expected], what: &dyn Fn() -> String) {
         assert_close(&self.results(got, want.len(), what), want, what);
     }
 
@@ -221,7 +221,9 @@ impl<B: Backend> DeviceUnderTest<B> {
     #[track_caller]
     pub fn matrix(&self, source: WeightSource) -> B::Matrix {
         let case = format!("{} {}x{}", source.dtype, source.n_out, source.n_in);
-        self.device.matrix(source).unwrap_or_else(|error| panic!("{}: {error}", self.case("matrix", case)))
+        self.device
+            .upload_matrix(source)
+            .unwrap_or_else(|error| panic!("{}: {error}", self.case("matrix", case)))
     }
 
     /// Creates a matrix that is also an embedding table.
@@ -232,6 +234,6 @@ impl<B: Backend> DeviceUnderTest<B> {
     #[track_caller]
     pub fn tied(&self, source: WeightSource) -> B::Matrix {
         let case = format!("{} {}x{}", source.dtype, source.n_out, source.n_in);
-        self.device.tied(source).unwrap_or_else(|error| panic!("{}: {error}", self.case("tied", case)))
+        self.device.upload_tied(source).unwrap_or_else(|error| panic!("{}: {error}", self.case("tied", case)))
     }
 }

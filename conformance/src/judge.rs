@@ -12,14 +12,14 @@ pub fn roundings(n: usize) -> f64 {
 
 /// An expected value, and its tolerance.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Want {
+pub struct Expected {
     /// The value, in f64.
     pub value: f64,
     /// Maximum distance of a result; 0 requires the value itself.
     pub tolerance: f64,
 }
 
-impl Want {
+impl Expected {
     /// Expects exactly `value`.
     pub fn exactly(value: f32) -> Self {
         Self { value: f64::from(value), tolerance: 0.0 }
@@ -39,12 +39,12 @@ impl Want {
 
 /// Returns the fault of `got` in one sentence: the number of wrong values, the worst one's index,
 /// and both values. `None` when all are admitted.
-pub fn fault(got: &[f32], want: &[Want]) -> Option<String> {
+pub fn fault(got: &[f32], want: &[Expected]) -> Option<String> {
     if got.len() != want.len() {
         return Some(format!("{} values, want {}", got.len(), want.len()));
     }
     let wrong = || got.iter().zip(want).enumerate().filter(|(_, (got, want))| !want.admits(**got));
-    let (index, (got, Want { value, tolerance })) =
+    let (index, (got, Expected { value, tolerance })) =
         wrong().max_by(|(_, (a, x)), (_, (b, y))| x.excess(**a).total_cmp(&y.excess(**b)))?;
     let (n, all) = (wrong().count(), want.len());
     Some(format!("{n} of {all} wrong; [{index}] is {got}, want {value} within {tolerance:e}"))
@@ -61,7 +61,7 @@ pub fn first_written(got: &[f32]) -> Option<usize> {
 ///
 /// With [`fault`], if there is one.
 #[track_caller]
-pub fn assert_close(got: &[f32], want: &[Want], what: &dyn Fn() -> String) {
+pub fn assert_close(got: &[f32], want: &[Expected], what: &dyn Fn() -> String) {
     if let Some(fault) = fault(got, want) {
         panic!("{}: {fault}", what());
     }

@@ -5,7 +5,7 @@ use kvant_backend::{
 };
 use kvant_codec::Rotation;
 
-use crate::judge::{Want, roundings};
+use crate::judge::{Expected, roundings};
 
 /// Computes `x / sqrt(mean(x²) + eps) * weight` (arXiv 1910.07467).
 pub fn rms_norm(x: &[f64], weight: &[f32], eps: f32) -> Vec<f64> {
@@ -145,11 +145,11 @@ pub fn short_conv(conv: ShortConv, x: &[f32], kernel: &[f32], row: usize, c: usi
 /// by as many as its exponent counts) add up, times the largest state and value so far. A state
 /// space maps S to `keep S + t k vᵀ`, which increases no distance either, and adds a write of its
 /// own size.
-pub fn recur(heads: &StateHeads, inputs: StateInputs<&[f32]>) -> Vec<Want> {
+pub fn recur(heads: &StateHeads, inputs: StateInputs<&[f32]>) -> Vec<Expected> {
     let &StateHeads { n_k_heads, n_v_heads, k_dim, v_dim, .. } = heads;
     let n_qkv = heads.n_qkv();
     let n_rows = inputs.qkv.len() / n_qkv;
-    let mut wants = vec![Want { value: 0.0, tolerance: 0.0 }; n_rows * n_v_heads * v_dim];
+    let mut wants = vec![Expected { value: 0.0, tolerance: 0.0 }; n_rows * n_v_heads * v_dim];
     for head in 0..n_v_heads {
         let mut state = vec![vec![0.0; k_dim]; v_dim];
         let (mut off, mut largest) = (0.0, vec![0.0; v_dim]);
@@ -166,7 +166,7 @@ pub fn recur(heads: &StateHeads, inputs: StateInputs<&[f32]>) -> Vec<Want> {
             let (q, k) = (meeting(0), meeting(1));
             let of_head = |values: &[f32]| f64::from(values[row * n_v_heads + head]);
             let step = (of_head(inputs.step) + f64::from(inputs.bias[head])).exp().ln_1p();
-            let exponent = f64::from(inputs.rate[head]) * step;
+            let exponent = f64::from(inputs.decay[head]) * step;
             let keep = exponent.exp();
             off += roundings(3 * k_dim + 40) + roundings(12) * exponent.abs();
             for (column, state) in state.iter_mut().enumerate() {
@@ -185,7 +185,7 @@ pub fn recur(heads: &StateHeads, inputs: StateInputs<&[f32]>) -> Vec<Want> {
                 let sum: f64 = state.iter().zip(&q).map(|(s, q)| s * q).sum();
                 let off = scale * (off + roundings(2 * k_dim)) * largest[column] * norm_of(&q);
                 wants[(row * n_v_heads + head) * v_dim + column] =
-                    Want { value: scale * sum + past, tolerance: off + roundings(3) * past.abs() };
+                    Expected { value: scale * sum + past, tolerance: off + roundings(3) * past.abs() };
             }
         }
     }

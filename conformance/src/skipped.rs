@@ -46,13 +46,13 @@ impl Skipped {
     pub fn take<T>(&mut self, result: Result<T>, what: &dyn Fn() -> String) -> Option<T> {
         match result {
             Ok(result) => Some(result),
-            Err(error) if self.excuses(&error) => None,
+            Err(error) if self.permits_skip(&error) => None,
             Err(error) => panic!("{}: {error}", what()),
         }
     }
 
     /// Returns whether `error` permits skipping a case, and counts it.
-    pub fn excuses(&mut self, error: &BackendError) -> bool {
+    pub fn permits_skip(&mut self, error: &BackendError) -> bool {
         let BackendError::Unsupported { .. } = error else { return false };
         self.leave_out(error.to_string());
         true

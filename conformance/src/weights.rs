@@ -18,12 +18,12 @@
 //! which costs up to twice as much.
 
 use kvant_backend::WeightSource;
-use kvant_codec::fields::{Fields, Spec};
+use kvant_codec::fields::{FieldSpec, Fields};
 use kvant_codec::random::Random;
 use kvant_codec::{ByteBook, DType, decode, encode};
 
 use crate::Arithmetic;
-use crate::judge::{Want, roundings};
+use crate::judge::{Expected, roundings};
 use crate::reference::{dot, rotate};
 
 /// Columns with a common step of the activations, which are rotated together.
@@ -93,22 +93,22 @@ impl Weights {
 
     /// Returns row `index`: as decoded by the codec, within a few roundings for another order of
     /// operations.
-    pub fn row(&self, index: usize) -> Vec<Want> {
+    pub fn row(&self, index: usize) -> Vec<Expected> {
         let row = &self.rows[index];
-        let tolerances: Vec<f64> = match (&row.levels, Spec::of(self.dtype)) {
+        let tolerances: Vec<f64> = match (&row.levels, FieldSpec::of(self.dtype)) {
             (Some((levels, _)), _) => levels.chunks_exact(BLOCK).flat_map(turn_errors).collect(),
             (None, Some(_)) => row.magnitudes.iter().map(|m| roundings(4) * m).collect(),
             (None, None) => vec![0.0; self.n_in],
         };
-        row.values.iter().zip(tolerances).map(|(&value, tolerance)| Want { value, tolerance }).collect()
+        row.values.iter().zip(tolerances).map(|(&value, tolerance)| Expected { value, tolerance }).collect()
     }
 
     /// Returns the product of row `index` with `x`, one of `rows` rows, on a device of this
     /// arithmetic.
-    pub fn product(&self, index: usize, x: &Activations, rows: usize, arithmetic: Arithmetic) -> Want {
+    pub fn product(&self, index: usize, x: &Activations, rows: usize, arithmetic: Arithmetic) -> Expected {
         let row = &self.rows[index];
         let in_halves = matches!(arithmetic, Arithmetic::Halves { from } if rows >= from);
-        let in_bytes = arithmetic != Arithmetic::Float && Spec::of(self.dtype).is_some();
+        let in_bytes = arithmetic != Arithmetic::Float && FieldSpec::of(self.dtype).is_some();
         let summed = roundings(self.n_in + 7);
         let lost = match &row.levels {
             _ if in_halves => self.lost_to_halves(row, x),
@@ -130,7 +130,7 @@ impl Weights {
             _ => row.magnitudes.iter().zip(&x.most).map(|(m, x)| summed * m * x).sum(),
         };
         let of_input: f64 = row.values.iter().zip(&x.errors).map(|(w, dx)| w.abs() * dx).sum();
-        Want { value: dot(&row.values, &x.values), tolerance: lost + of_input }
+        Expected { value: dot(&row.values, &x.values), tolerance: lost + of_input }
     }
 
     fn lost_to_halves(&self, row: &Row, x: &Activations) -> f64 {
@@ -160,7 +160,7 @@ impl Row {
         decode(dtype, bytes, &mut values).expect("sizes agree");
         let values: Vec<f64> = values.into_iter().map(f64::from).collect();
         let mut row = Self { magnitudes: values.iter().map(|w| w.abs()).collect(), values, levels: None };
-        if let Some(spec) = Spec::of(dtype) {
+        if let Some(spec) = FieldSpec::of(dtype) {
             let blocks: Vec<_> =
                 bytes.chunks_exact(dtype.block_bytes()).map(|block| Fields::read(dtype, block)).collect();
             row.split_minima(spec, &blocks);
@@ -170,7 +170,7 @@ impl Row {
     }
 
     /// Adds code and minimum separately.
-    fn split_minima(&mut self, spec: Spec, blocks: &[Fields]) {
+    fn split_minima(&mut self, spec: FieldSpec, blocks: &[Fields]) {
         if !spec.has_min {
             return;
         }
@@ -182,7 +182,7 @@ impl Row {
         }
     }
 
-    fn find_levels(&mut self, spec: Spec, blocks: &[Fields]) {
+    fn find_levels(&mut self, spec: FieldSpec, blocks: &[Fields]) {
         let Some(book) = spec.book else { return };
         // Centroids are levels over the square root of 128.
         let half_step = HALF_STEP * f64::from(ByteBook::of(&book).step) * 128f64.sqrt();
@@ -250,9 +250,9 @@ impl Activations {
     }
 
     /// Creates a row from another op's results.
-    pub fn given(row: &[Want]) -> Self {
-        let [values, errors] =
-            [|want: &Want| want.value, |want: &Want| want.tolerance].map(|of| row.iter().map(of).collect());
+    pub fn given(row: &[Expected]) -> Self {
+        let [values, errors] = [|want: &Expected| want.value, |want: &Expected| want.tolerance]
+            .map(|of| row.iter().map(of).collect());
         Self::known_within(values, errors)
     }
 

@@ -72,7 +72,7 @@ pub struct Answer {
 }
 
 /// A token as the query reads it.
-struct Seen<'a> {
+struct VisibleToken<'a> {
     weight: f64,
     /// As stored, for the norms in the kernels' arithmetic.
     key: Side,
@@ -91,7 +91,7 @@ struct Side {
     in_codes: bool,
 }
 
-impl Seen<'_> {
+impl VisibleToken<'_> {
     /// Returns the maximum norm of its value.
     fn reach_of_value(&self) -> f64 {
         self.value.norm + self.value.centre
@@ -122,7 +122,7 @@ impl Answer {
             let products = q.iter().zip(&key.plain).map(|(&q, &k)| f64::from(q) * f64::from(k));
             let score = scale * products.sum::<f64>();
             scores.push(shape.soft_cap.map_or(score, |cap| soft_cap(score, cap)));
-            seen.push(Seen {
+            seen.push(VisibleToken {
                 weight: 0.0,
                 key: Side { norm: norm(&key.stored), centre: norm(&key.centre), in_codes: key_in_codes },
                 value: Side {
@@ -174,13 +174,13 @@ impl Answer {
 }
 
 /// Returns the bound of exact readers. A score is at most `reach` times the norm of its key.
-fn exact(seen: &[Seen<'_>], reach: f64) -> f64 {
+fn exact(seen: &[VisibleToken<'_>], reach: f64) -> f64 {
     let e = roundings(ROTATIONS) * reach * most(seen, |seen| seen.key.norm + seen.key.centre);
     ((2.0 * e).exp_m1() + roundings(ROTATIONS)) * most(seen, |seen| seen.reach_of_value())
 }
 
 /// Returns the variance of the output of rounding readers, summed over its dimensions.
-fn variance(tokens: &Tokens, seen: &[Seen<'_>], out: &[f64], q: &[f32], attention: Attention) -> f64 {
+fn variance(tokens: &Tokens, seen: &[VisibleToken<'_>], out: &[f64], q: &[f32], attention: Attention) -> f64 {
     let shape = &tokens.shape;
     let scale = f64::from(shape.params().scale);
     let largest = q.iter().fold(0.0f64, |most, x| most.max(f64::from(x.abs())));
@@ -189,7 +189,7 @@ fn variance(tokens: &Tokens, seen: &[Seen<'_>], out: &[f64], q: &[f32], attentio
     let lost_by_books = codebook_loss(shape.k) * norm(q).powi(2) / q.len() as f64;
     let halves = if attention == Attention::Halves { THREE_HALVES } else { 0.0 };
     let mut variance = 0.0;
-    for Seen { weight, key, value, plain, meeting } in seen {
+    for VisibleToken { weight, key, value, plain, meeting } in seen {
         let mut of_score = halves * scale.powi(2) * meeting;
         if key.in_codes {
             of_score += (scale * key.norm).powi(2) * (query_unit.powi(2) / 12.0 + lost_by_books);
@@ -218,6 +218,6 @@ fn codebook_loss(dtype: DType) -> f64 {
     }
 }
 
-fn most(seen: &[Seen<'_>], of: impl Fn(&Seen<'_>) -> f64) -> f64 {
+fn most(seen: &[VisibleToken<'_>], of: impl Fn(&VisibleToken<'_>) -> f64) -> f64 {
     seen.iter().map(of).fold(0.0, f64::max)
 }

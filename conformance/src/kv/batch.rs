@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use kvant_backend::{
-    AttendParams, Backend, CountedPage, KvLayer, KvMemory, KvPart, KvTensor, Page, PageAllocator, Place,
-    Result, Rope, Rows, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TensorSizes,
+    AttendParams, Backend, CountedPage, KvBatchEntry, KvLayer, KvMemory, KvTensor, Page, PageAllocator,
+    Result, Rope, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TensorSizes, TileLocation, TokenSpan,
 };
 use kvant_codec::Side;
 use kvant_codec::tile::TILE;
@@ -31,7 +31,7 @@ struct Sequence<'a, B: Backend> {
     layer: Arc<KvLayer>,
     memory: KvMemory<B::Page>,
     /// Rows of the last step.
-    rows: Rows,
+    rows: TokenSpan,
     /// Offset of its step tiles.
     band: usize,
     /// Factors on its rows.
@@ -66,7 +66,7 @@ impl<'a, B: Backend> Batch<'a, B> {
                 layers.len() - 1
             });
             let (layer, memory) = (Arc::clone(&layers[known].1), KvMemory::new(layers[known].2));
-            let rows = Rows { first: 0, n: 0, start: 0, coded: shape.sink_tiles };
+            let rows = TokenSpan { first: 0, n: 0, start: 0, coded: shape.sink_tiles };
             let balance = shape.balance().map(|values| balance_page(subject, &values));
             Sequence { tokens, layer, memory, rows, band: 0, balance }
         };
@@ -161,7 +161,7 @@ impl<'a, B: Backend> Batch<'a, B> {
         attend: impl FnOnce(
             &B,
             &AttendParams,
-            &[KvPart<'_, B::Page>],
+            &[KvBatchEntry<'_, B::Page>],
             &B::Buffer,
             Option<&B::Page>,
             &mut B::Buffer,
@@ -189,7 +189,7 @@ impl<'a, B: Backend> Batch<'a, B> {
             for (position, head) in product(rows.start..rows.end(), 0..shape.n_heads()) {
                 let (q, got) =
                     queries.next().zip(outs.next()).expect("a query and an output for each row and head");
-                let oldest = layer.oldest(position);
+                let oldest = layer.window_start(position);
                 let answer = Answer::new(tokens, oldest, position, head, q, self.subject.attention());
                 if let Some(fault) = answer.fault(got) {
                     panic!("{}: position {position}, head {head}: {fault}", what());
@@ -201,7 +201,7 @@ impl<'a, B: Backend> Batch<'a, B> {
     /// Releases the blocks that no later query attends to.
     pub fn forget(&mut self) {
         for Sequence { layer, memory, rows, .. } in &mut self.sequences {
-            memory.forget(layer.oldest(rows.end()) / TOKENS_PER_BLOCK);
+            memory.release_before(layer.window_start(rows.end()) / TOKENS_PER_BLOCK);
         }
     }
 
@@ -226,17 +226,17 @@ impl<'a, B: Backend> Batch<'a, B> {
 
     /// Begins a step: reserves cache and step tiles.
     fn begin(&mut self, counts: &[usize]) -> Result<()> {
-        let pages = Fresh { device: self.subject.device(), live: Arc::default() };
+        let pages = FreshAllocator { device: self.subject.device(), live: Arc::default() };
         let mut first = 0;
         for (Sequence { tokens, layer, memory, rows, .. }, &n) in self.sequences.iter_mut().zip(counts) {
             let start = rows.end();
             let tailed = layer.tensors().find(|stream| stream.spec.tail_tiles > 0);
-            let coded = tailed.map_or(tokens.shape.sink_tiles, |stream| stream.spec.coded_tiles(start));
-            *rows = Rows { first, n, start, coded };
+            let coded = tailed.map_or(tokens.shape.sink_tiles, |stream| stream.spec.n_coded_tiles(start));
+            *rows = TokenSpan { first, n, start, coded };
             first += n;
             let written = |stream: &KvTensor| {
                 stream.spec.writes(*rows).find_map(|write| match write.place {
-                    Place::Main(tile) => Some(tile / TILES_PER_BLOCK),
+                    TileLocation::Main(tile) => Some(tile / TILES_PER_BLOCK),
                     _ => None,
                 })
             };
@@ -287,18 +287,18 @@ impl<'a, B: Backend> Batch<'a, B> {
     ///
     /// With the first token that differs.
     #[track_caller]
-    pub fn assert_holds_what_was_fed(&mut self, what: &dyn Fn() -> String) {
+    pub fn assert_stored_tokens(&mut self, what: &dyn Fn() -> String) {
         for index in 0..self.sequences.len() {
             let image = self.image(index);
             let Sequence { tokens, layer, rows, .. } = &self.sequences[index];
             for (stream, record) in streams(layer, tokens) {
-                let coded = stream.spec.coded_tiles(rows.end());
+                let coded = stream.spec.n_coded_tiles(rows.end());
                 for token in 0..rows.end() {
-                    let place = stream.spec.place(token / TILE, coded);
+                    let place = stream.spec.location(token / TILE, coded);
                     let (layout, offset) = stream.locate(place);
                     let mut got = vec![f32::NAN; layout.dim()];
                     layout.get(&image.page(place)[offset..][..layout.bytes()], token % TILE, &mut got);
-                    let is_main = matches!(place, Place::Main(_));
+                    let is_main = matches!(place, TileLocation::Main(_));
                     let want = if is_main { record.main(token) } else { record.sixteen(token) };
                     assert!(
                         got == want.stored,
@@ -347,11 +347,11 @@ impl<'a, B: Backend> Batch<'a, B> {
 }
 
 impl Image {
-    fn page(&self, place: Place) -> &[u8] {
+    fn page(&self, place: TileLocation) -> &[u8] {
         match place {
-            Place::Sink(_) => &self.sink,
-            Place::Main(tile) => &self.blocks[tile / TILES_PER_BLOCK],
-            Place::Tail(_) => &self.tail,
+            TileLocation::Sink(_) => &self.sink,
+            TileLocation::Main(tile) => &self.blocks[tile / TILES_PER_BLOCK],
+            TileLocation::Tail(_) => &self.tail,
         }
     }
 }
@@ -373,15 +373,15 @@ fn balance_page<B: Backend>(subject: &DeviceUnderTest<B>, values: &[f32]) -> B::
 }
 
 /// Returns the sequences of the step as a device receives them.
-fn parts<'s, B: Backend>(sequences: &'s mut [Sequence<'_, B>]) -> Vec<KvPart<'s, B::Page>> {
+fn parts<'s, B: Backend>(sequences: &'s mut [Sequence<'_, B>]) -> Vec<KvBatchEntry<'s, B::Page>> {
     all_parts(sequences).map(|(part, _)| part).filter(|part| part.rows.n > 0).collect()
 }
 
 fn all_parts<'s, 't, B: Backend>(
     sequences: &'s mut [Sequence<'t, B>],
-) -> impl Iterator<Item = (KvPart<'s, B::Page>, &'t Tokens)> {
+) -> impl Iterator<Item = (KvBatchEntry<'s, B::Page>, &'t Tokens)> {
     sequences.iter_mut().map(|Sequence { tokens, layer, memory, rows, band, balance }| {
-        (KvPart { rows: *rows, layer, memory, band: *band, balance: balance.as_ref() }, *tokens)
+        (KvBatchEntry { rows: *rows, layer, memory, band: *band, channel_scales: balance.as_ref() }, *tokens)
     })
 }
 
@@ -391,12 +391,12 @@ fn product(a: Range<usize>, b: Range<usize>) -> impl Iterator<Item = (usize, usi
 }
 
 /// Allocates new memory for every request.
-struct Fresh<'a, B> {
+struct FreshAllocator<'a, B> {
     device: &'a B,
     live: Arc<AtomicUsize>,
 }
 
-impl<B: Backend> PageAllocator<B::Page> for Fresh<'_, B> {
+impl<B: Backend> PageAllocator<B::Page> for FreshAllocator<'_, B> {
     fn page(&self, n_bytes: usize) -> Result<CountedPage<B::Page>> {
         Ok(CountedPage::new(self.device.page(n_bytes)?, &self.live))
     }

@@ -220,7 +220,7 @@ impl Record {
     /// Returns the row of `token` as a query at `position` reads it, and whether it is quantized.
     pub fn seen(&self, position: usize, token: usize) -> (&Row, bool) {
         let tile = token / TILE;
-        if tile < self.spec.sink_tiles || tile >= self.spec.window(position / TILE) {
+        if tile < self.spec.sink_tiles || tile >= self.spec.f16_window_start(position / TILE) {
             (&self.sixteen[token], false)
         } else {
             (&self.main[token], self.spec.dtype.code().is_some())

@@ -3,7 +3,7 @@
 use kvant_backend::{Backend, Norm};
 
 use crate::DeviceUnderTest;
-use crate::judge::{Want, roundings};
+use crate::judge::{Expected, roundings};
 use crate::reference::rms_norm;
 use crate::weights::gaussian;
 
@@ -34,7 +34,7 @@ fn equals_its_equation<B: Backend>(subject: &DeviceUnderTest<B>, n: usize, rows:
     let want = |(x, normed): (&f32, f64)| {
         let value = f64::from(*x) + normed;
         let of_norm = share * normed.abs();
-        Want { value, tolerance: of_norm + roundings(1) * (value.abs() + of_norm) }
+        Expected { value, tolerance: of_norm + roundings(1) * (value.abs() + of_norm) }
     };
     subject.expect(&sum, &x.iter().zip(normed).map(want).collect::<Vec<_>>(), &what);
 }

@@ -3,7 +3,7 @@
 use kvant_backend::Backend;
 
 use crate::DeviceUnderTest;
-use crate::judge::{Want, assert_close};
+use crate::judge::{Expected, assert_close};
 use crate::weights::gaussian;
 
 /// Checks a device's buffers.
@@ -16,14 +16,14 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) {
     what_does_not_fit_is_refused(subject);
 }
 
-fn exactly(values: &[f32]) -> Vec<Want> {
-    values.iter().copied().map(Want::exactly).collect()
+fn exactly(values: &[f32]) -> Vec<Expected> {
+    values.iter().copied().map(Expected::exactly).collect()
 }
 
 fn a_new_buffer_is_zero<B: Backend>(subject: &DeviceUnderTest<B>, len: usize) {
     let buffer = subject.device().buffer(len).expect("memory for a test");
     let what = || subject.case("buffer", format_args!("{len} values"));
-    assert_close(&subject.download(&buffer, len), &vec![Want::exactly(0.0); len], &what);
+    assert_close(&subject.download(&buffer, len), &vec![Expected::exactly(0.0); len], &what);
 }
 
 fn what_is_written_is_read<B: Backend>(subject: &DeviceUnderTest<B>, len: usize) {

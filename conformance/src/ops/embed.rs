@@ -4,7 +4,7 @@ use kvant_backend::Backend;
 use kvant_codec::DType;
 
 use crate::DeviceUnderTest;
-use crate::judge::{Want, roundings};
+use crate::judge::{Expected, roundings};
 use crate::weights::Weights;
 
 /// Below, at and above panels of 16 rows.
@@ -32,13 +32,13 @@ fn rows_are_what_the_codec_decodes<B: Backend>(
     for (tokens, scale) in
         [(&[][..], 1.0), (&[last], 1.0), (&[last, 0, last, last / 2], 1.0), (&[0, last], 640_f32.sqrt())]
     {
-        let scaled = |want: Want| Want {
+        let scaled = |want: Expected| Expected {
             value: want.value * f64::from(scale),
             // A product with 1 is exact.
             tolerance: if scale == 1.0 { want.tolerance } else { scaled_tolerance(want, f64::from(scale)) },
         };
         let want = tokens.iter().flat_map(|&token| weights.row(token as usize)).map(scaled);
-        let want: Vec<Want> = want.collect();
+        let want: Vec<Expected> = want.collect();
         let mut out = subject.poisoned(want.len());
         let what = || {
             subject.case(
@@ -55,7 +55,7 @@ fn rows_are_what_the_codec_decodes<B: Backend>(
 }
 
 /// Returns the tolerance of a value of `want`, times `scale`: one more rounding.
-fn scaled_tolerance(want: Want, scale: f64) -> f64 {
+fn scaled_tolerance(want: Expected, scale: f64) -> f64 {
     scale * (want.tolerance + roundings(1) * (want.value.abs() + want.tolerance))
 }
 

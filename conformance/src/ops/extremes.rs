@@ -100,7 +100,7 @@ pub fn forgotten<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
 /// last equals attention.
 pub fn stages<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
-    let stages = subject.device().stages();
+    let stages = subject.device().attend_stages();
     if stages.is_empty() {
         return lacks;
     }

@@ -3,7 +3,7 @@
 use kvant_backend::Backend;
 
 use crate::DeviceUnderTest;
-use crate::judge::{Want, roundings};
+use crate::judge::{Expected, roundings};
 use crate::weights::gaussian;
 
 /// Roundings of `y / (1 + exp(-g))`: three of exp, six for an approximate one, a sum, a quotient;
@@ -35,8 +35,10 @@ fn equals_its_equation<B: Backend>(subject: &DeviceUnderTest<B>, rows: usize, co
     for ((got, values), gate) in got.chunks(cols).zip(values.chunks(cols)).zip(gates) {
         for (&got, &value) in got.iter().zip(values) {
             let value = f64::from(value) / (1.0 + (-f64::from(gate)).exp());
-            let want =
-                Want { value, tolerance: roundings(GATE) * value.abs() + f64::from(f32::MIN_POSITIVE) * 1e3 };
+            let want = Expected {
+                value,
+                tolerance: roundings(GATE) * value.abs() + f64::from(f32::MIN_POSITIVE) * 1e3,
+            };
             let is_kept = if gate.is_nan() { got.is_nan() } else { want.admits(got) };
             assert!(is_kept, "{}: gate {gate}: {got}, want {want:?}", what());
         }

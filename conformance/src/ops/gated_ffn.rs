@@ -4,7 +4,7 @@ use kvant_backend::{Activation, Backend, Input, Norm};
 use kvant_codec::DType;
 
 use super::project::products;
-use crate::judge::{Want, roundings};
+use crate::judge::{Expected, roundings};
 use crate::reference::activate;
 use crate::skipped::product;
 use crate::weights::{Activations, Weights, gaussian};
@@ -91,12 +91,12 @@ fn equals_its_equation<B: Backend>(
     let x: Vec<_> = x[N_IN..].chunks_exact(N_IN).map(seen).collect();
     let products = weights.map(|weights| products(weights, n_ff, &x, subject.arithmetic()));
     let (gates, ups) = (&products[0], &products[up]);
-    let want: Vec<Want> = gates.iter().zip(ups).map(|(&g, &u)| gated(activation, g, u)).collect();
+    let want: Vec<Expected> = gates.iter().zip(ups).map(|(&g, &u)| gated(activation, g, u)).collect();
     subject.expect(&y, &want, &what);
 }
 
 /// Returns `a(g) * u` of two uncertain numbers.
-pub fn gated(activation: Activation, g: Want, u: Want) -> Want {
+pub fn gated(activation: Activation, g: Expected, u: Expected) -> Expected {
     let (slope, of_z) = match activation {
         // The largest slope, at 2.4: 1.0998.
         Activation::Silu => (1.1, 0.0),
@@ -113,7 +113,7 @@ pub fn gated(activation: Activation, g: Want, u: Want) -> Want {
         Activation::Bounded => {
             let limit = f64::from(Activation::BOUNDED[1]);
             let value = 1.0 + u.value.clamp(-limit, limit);
-            Want { value, tolerance: u.tolerance + roundings(1) * value.abs() }
+            Expected { value, tolerance: u.tolerance + roundings(1) * value.abs() }
         }
         _ => u,
     };
@@ -121,7 +121,7 @@ pub fn gated(activation: Activation, g: Want, u: Want) -> Want {
     let gate_error = slope * g.tolerance + of_z;
     let value = gate * u.value;
     let tolerance = gate_error * u.value.abs() + (gate.abs() + gate_error) * u.tolerance;
-    Want { value, tolerance: tolerance + roundings(GATE) * (value.abs() + tolerance) }
+    Expected { value, tolerance: tolerance + roundings(GATE) * (value.abs() + tolerance) }
 }
 
 fn wrong_shapes_are_refused<B: Backend>(subject: &DeviceUnderTest<B>) {

@@ -88,7 +88,7 @@ fn chunks_hold_what_was_fed<B: Backend>(
 ) {
     let what = || subject.case("kv_append", format_args!("{:?} in chunks of {chunk}", tokens.shape));
     if let Some(mut batch) = lacks.take(Batch::fed(subject, tokens, tokens.len(), chunk), &what) {
-        batch.assert_holds_what_was_fed(&what);
+        batch.assert_stored_tokens(&what);
     }
 }
 
@@ -107,7 +107,7 @@ fn parts_are_what_they_are_alone<B: Backend>(
         if lacks.take(together.append(&counts), &what).is_none() {
             return;
         }
-        together.assert_holds_what_was_fed(&what);
+        together.assert_stored_tokens(&what);
         for (index, (alone, n)) in alone.iter_mut().zip(counts).enumerate() {
             alone.append(&[n]).unwrap_or_else(|error| panic!("{}: alone: {error}", what()));
             let is_same = alone.image(0) == together.image(index);
@@ -126,7 +126,7 @@ fn unlike_layers_meet_in_a_step<B: Backend>(subject: &DeviceUnderTest<B>, lacks:
     for counts in [[20, 1, 33, 7, 1], [1, 1, 1, 1, 1], [30, 40, 2, 1, 17]] {
         let what = || subject.case("kv_append", format_args!("{shape:?} with {other:?}, {counts:?} rows"));
         if lacks.take(batch.append(&counts), &what).is_some() {
-            batch.assert_holds_what_was_fed(&what);
+            batch.assert_stored_tokens(&what);
         }
     }
 }
@@ -148,7 +148,7 @@ fn bytes_do_not_depend_on_chunks<B: Backend>(
         Ok(one_by_one)
     });
     let Some(mut one_by_one) = lacks.take(fed, &what) else { return };
-    one_by_one.assert_holds_what_was_fed(&what);
+    one_by_one.assert_stored_tokens(&what);
     let Some(in_chunks) = lacks.take(Batch::fed(subject, &tokens, n, chunk), &what) else { return };
     assert!(in_chunks.image(0) == one_by_one.image(0), "{}: other bytes", what());
 }

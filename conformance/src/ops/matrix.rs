@@ -6,7 +6,7 @@ use kvant_codec::DType;
 use kvant_codec::random::Random;
 
 use crate::DeviceUnderTest;
-use crate::judge::Want;
+use crate::judge::Expected;
 use crate::weights::Weights;
 
 /// Checks that `table` and `tied` preserve their input, and that they and `matrix` accept only the
@@ -24,7 +24,7 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) {
         subject.expect_refusal(
             "matrix",
             &format!("{dtype}, a type of the cache"),
-            subject.device().matrix(source),
+            subject.device().upload_matrix(source),
         );
     }
 }
@@ -37,10 +37,10 @@ fn any_bits_are_kept<B: Backend>(subject: &DeviceUnderTest<B>, dtype: DType, n_i
     let n_bytes = n_out * dtype.row_bytes(n_in).expect("whole blocks");
     let weights = Weights::from_bytes(dtype, n_in, (0..n_bytes).map(|_| random.bits() as u8).collect());
     let tokens: Vec<u32> = (0..n_out as u32).collect();
-    let want: Vec<Want> = (0..n_out).flat_map(|row| weights.row(row)).collect();
+    let want: Vec<Expected> = (0..n_out).flat_map(|row| weights.row(row)).collect();
     let device = subject.device();
     for (op, matrix) in
-        [("tied", device.tied(weights.source(n_out))), ("table", device.table(weights.source(n_out)))]
+        [("tied", device.upload_tied(weights.source(n_out))), ("table", device.table(weights.source(n_out)))]
     {
         let what = || subject.case(op, format_args!("{dtype} {n_out}x{n_in} of random bits"));
         let matrix = matrix.unwrap_or_else(|error| panic!("{}: {error}", what()));
@@ -65,8 +65,12 @@ fn wrong_shapes_are_refused<B: Backend>(subject: &DeviceUnderTest<B>, dtype: DTy
     // The last case needs blocks of more than one value.
     for (case, n_out, n_in, n_bytes) in cases.into_iter().take(if len > 1 { 5 } else { 4 }) {
         let source = || WeightSource { dtype, n_out, n_in, bytes: vec![0; n_bytes].into() };
-        subject.expect_refusal("matrix", &format!("{dtype}, {case}"), subject.device().matrix(source()));
+        subject.expect_refusal(
+            "matrix",
+            &format!("{dtype}, {case}"),
+            subject.device().upload_matrix(source()),
+        );
         subject.expect_refusal("table", &format!("{dtype}, {case}"), subject.device().table(source()));
-        subject.expect_refusal("tied", &format!("{dtype}, {case}"), subject.device().tied(source()));
+        subject.expect_refusal("tied", &format!("{dtype}, {case}"), subject.device().upload_tied(source()));
     }
 }

@@ -1,12 +1,12 @@
 //! MoE feed-forward layer: adds the weighted outputs of the selected experts to each row.
 
 use kvant_backend::{
-    Activation, Backend, ExpertGroups, ExpertWeights, Norm, Router, Routing, Scores, WeightSource,
+    Activation, Backend, ExpertGroups, ExpertWeights, Norm, Router, RouterScores, Routing, WeightSource,
 };
 use kvant_codec::DType;
 
 use super::gated_ffn::gated;
-use crate::judge::{ROUNDING, Want, roundings};
+use crate::judge::{Expected, ROUNDING, roundings};
 use crate::skipped::product;
 use crate::weights::{Activations, Weights, gaussian};
 use crate::{DeviceUnderTest, Skipped};
@@ -39,7 +39,7 @@ struct Case {
     n_used: usize,
     rows: usize,
     law: Law,
-    scores: Scores,
+    scores: RouterScores,
     has_selection_bias: bool,
     expert_groups: Option<ExpertGroups>,
     normalises: bool,
@@ -61,7 +61,7 @@ const USUAL: Case = Case {
     n_used: 2,
     rows: 1,
     law: Law::Any,
-    scores: Scores::Softmax,
+    scores: RouterScores::Softmax,
     has_selection_bias: false,
     expert_groups: None,
     normalises: true,
@@ -75,7 +75,7 @@ const USUAL: Case = Case {
 
 /// Two experts, with weights normalized to one.
 const PLAIN: Routing =
-    Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 1.0, expert_groups: None };
+    Routing { n_used: 2, scores: RouterScores::Softmax, normalizes: true, scale: 1.0, expert_groups: None };
 
 /// Compares `expert_ffn` with its equation for any number of experts and rows, and any selection.
 pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
@@ -92,7 +92,7 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     }
     let selection_bias = [(1, true), (2, false), (17, true)];
     for ((n_experts, n_used), ((rows, has_selection_bias), scores)) in
-        lacks.combine(&CHOICES, &product(&selection_bias, &[Scores::Sigmoid, Scores::Softmax]))
+        lacks.combine(&CHOICES, &product(&selection_bias, &[RouterScores::Sigmoid, RouterScores::Softmax]))
     {
         let of = Case { n_experts, n_used, rows, scores, ..USUAL };
         equals_its_equation(subject, Case { has_selection_bias, normalises: rows > 1, ..of }, &mut lacks);
@@ -100,10 +100,10 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let expert_groups =
         [(6, 2, 3, 1), (8, 3, 4, 2), (8, 4, 8, 4), (12, 5, 2, 1), (64, 6, 8, 3), (64, 6, 32, 31)];
     let ways = [
-        (1, Scores::Softmax, false),
-        (3, Scores::Sigmoid, false),
-        (18, Scores::Sigmoid, true),
-        (19, Scores::Softmax, true),
+        (1, RouterScores::Softmax, false),
+        (3, RouterScores::Sigmoid, false),
+        (18, RouterScores::Sigmoid, true),
+        (19, RouterScores::Softmax, true),
     ];
     for ((n_experts, n_used, n, groups_used), (rows, scores, has_selection_bias)) in
         lacks.combine(&expert_groups, &ways)
@@ -189,7 +189,7 @@ impl<B: Backend> Layer<B> {
             let [n_out, n_in] = shapes[i];
             let rows = weights.iter().flat_map(|one| one[i].source(n_out).bytes.to_vec()).collect::<Vec<_>>();
             let source = WeightSource { dtype: types[i], n_out: n_experts * n_out, n_in, bytes: rows.into() };
-            subject.device().experts(source, n_experts).expect("weights of a type that devices have")
+            subject.device().upload_experts(source, n_experts).expect("weights of a type that devices have")
         });
         let biases = has_biases.then(|| {
             std::array::from_fn(|i| {
@@ -219,15 +219,15 @@ impl<B: Backend> Layer<B> {
     }
 
     /// Returns the output of expert `e` for a row, one of `rows`.
-    fn expert(&self, e: usize, x: &Activations, case: Case, subject: &DeviceUnderTest<B>) -> Vec<Want> {
+    fn expert(&self, e: usize, x: &Activations, case: Case, subject: &DeviceUnderTest<B>) -> Vec<Expected> {
         let [gate, up, down] = &self.weights[e];
         let gate = if self.is_alone { up } else { gate };
-        let product = |i: usize, weights: &Weights, n_out, x: &Activations| -> Vec<Want> {
+        let product = |i: usize, weights: &Weights, n_out, x: &Activations| -> Vec<Expected> {
             let biased = |row| {
                 let y = weights.product(row, x, case.rows, subject.arithmetic());
                 let Some(biases) = &self.biases else { return y };
                 let value = y.value + f64::from(biases[i].1[e * n_out + row]);
-                Want { value, tolerance: y.tolerance + roundings(1) * (value.abs() + y.tolerance) }
+                Expected { value, tolerance: y.tolerance + roundings(1) * (value.abs() + y.tolerance) }
             };
             (0..n_out).map(biased).collect()
         };
@@ -238,21 +238,21 @@ impl<B: Backend> Layer<B> {
 }
 
 /// Returns the selected experts of a row, and their weights.
-fn chosen(logits: &[f32], selection_bias: Option<&[f32]>, routing: Routing) -> Vec<(usize, Want)> {
+fn chosen(logits: &[f32], selection_bias: Option<&[f32]>, routing: Routing) -> Vec<(usize, Expected)> {
     let score = |e: usize| 1.0 / (1.0 + (-f64::from(logits[e])).exp());
     let share = |e: usize| f64::from(logits[e]).exp();
     let all: f64 = (0..logits.len()).map(share).sum();
     let wish = |e: usize| match (routing.scores, selection_bias) {
         // A sigmoid preserves the order of logits, if used alone.
-        (Scores::Sigmoid, None) if routing.expert_groups.is_some() => score(e),
+        (RouterScores::Sigmoid, None) if routing.expert_groups.is_some() => score(e),
         (_, None) => f64::from(logits[e]),
-        (Scores::Sigmoid, Some(by)) => score(e) + f64::from(by[e]),
-        (Scores::Softmax, Some(by)) => share(e) / all + f64::from(by[e]),
+        (RouterScores::Sigmoid, Some(by)) => score(e) + f64::from(by[e]),
+        (RouterScores::Softmax, Some(by)) => share(e) / all + f64::from(by[e]),
     };
     let mut left: Vec<usize> = (0..logits.len()).collect();
     if let Some(ExpertGroups { n, n_used }) = routing.expert_groups {
         let size = logits.len() / n;
-        let n_best = if routing.scores == Scores::Softmax { 1 } else { 2 };
+        let n_best = if routing.scores == RouterScores::Softmax { 1 } else { 2 };
         let of_group = |group: usize| {
             let best = best((group * size..(group + 1) * size).collect(), n_best.min(size), &wish);
             best.into_iter().map(wish).sum()
@@ -262,15 +262,15 @@ fn chosen(logits: &[f32], selection_bias: Option<&[f32]>, routing: Routing) -> V
     }
     let best = best(left, routing.n_used, &wish);
     match routing.scores {
-        Scores::Softmax => shares(logits, &best, routing),
-        Scores::Sigmoid => {
-            let total = if routing.normalises { best.iter().map(|&e| score(e)).sum() } else { 1.0 };
+        RouterScores::Softmax => shares(logits, &best, routing),
+        RouterScores::Sigmoid => {
+            let total = if routing.normalizes { best.iter().map(|&e| score(e)).sum() } else { 1.0 };
             // Roundings of an approximate exponential, the sum and the quotient of a score, twice;
             // of their sum, the quotient and the factor.
             let relative = 2.0 * roundings(8) + roundings(routing.n_used + 2);
             let weigh = |e: usize| {
                 let value = f64::from(routing.scale) * score(e) / total;
-                (e, Want { value, tolerance: relative * value })
+                (e, Expected { value, tolerance: relative * value })
             };
             best.into_iter().map(weigh).collect()
         }
@@ -290,10 +290,10 @@ fn best(mut of: Vec<usize>, k: usize, wish: &dyn Fn(usize) -> f64) -> Vec<usize>
 }
 
 /// Returns the experts' softmax weights.
-fn shares(logits: &[f32], best: &[usize], routing: Routing) -> Vec<(usize, Want)> {
+fn shares(logits: &[f32], best: &[usize], routing: Routing) -> Vec<(usize, Expected)> {
     let most = best.iter().map(|&e| f64::from(logits[e])).fold(f64::NEG_INFINITY, f64::max);
     let share = |e: usize| (f64::from(logits[e]) - most).exp();
-    let total: f64 = match routing.normalises {
+    let total: f64 = match routing.normalizes {
         true => best.iter().map(|&e| share(e)).sum(),
         false => (0..logits.len()).map(share).sum(),
     };
@@ -304,7 +304,7 @@ fn shares(logits: &[f32], best: &[usize], routing: Routing) -> Vec<(usize, Want)
     let relative = roundings(logits.len() + 16) + 2.0 * furthest * ROUNDING;
     let weigh = |&e: &usize| {
         let value = f64::from(routing.scale) * share(e) / total;
-        (e, Want { value, tolerance: relative * value.abs() })
+        (e, Expected { value, tolerance: relative * value.abs() })
     };
     best.iter().map(weigh).collect()
 }
@@ -325,7 +325,7 @@ fn equals_its_equation<B: Backend>(subject: &DeviceUnderTest<B>, case: Case, lac
     let what = || subject.case("expert_ffn", format_args!("{case:?}"));
     let Case { n, rows, n_used, scores, normalises, expert_groups, .. } = case;
     let layer = Layer::new(subject, case);
-    let routing = Routing { n_used, scores, normalises, scale: 1.5, expert_groups };
+    let routing = Routing { n_used, scores, normalizes: normalises, scale: 1.5, expert_groups };
     let (x, gain, logits) = (gaussian(11, rows * n, 3.0), gaussian(12, n, 3.0), logits(case));
     let weight = subject.upload(&gain);
     let norm = case.has_norm.then_some(Norm { weight: &weight, eps: EPS });
@@ -348,7 +348,7 @@ fn equals_its_equation<B: Backend>(subject: &DeviceUnderTest<B>, case: Case, lac
     let want = x.chunks_exact(n).zip(logits.chunks_exact(case.n_experts)).flat_map(|(x, logits)| {
         let row = seen(x);
         let begin = |&x: &f32| if case.goes_apart { 0.0 } else { x };
-        let mut sums: Vec<Want> = x.iter().map(begin).map(Want::exactly).collect();
+        let mut sums: Vec<Expected> = x.iter().map(begin).map(Expected::exactly).collect();
         let mut magnitudes: Vec<f64> = sums.iter().map(|sum| sum.value.abs()).collect();
         let selection_bias = layer.selection_bias.as_ref().map(|(_, values)| &values[..]);
         for (e, mut weight) in chosen(logits, selection_bias, routing) {
@@ -366,7 +366,7 @@ fn equals_its_equation<B: Backend>(subject: &DeviceUnderTest<B>, case: Case, lac
             }
         }
         // A product and a sum for each.
-        let rounded = move |(sum, magnitude): (Want, f64)| Want {
+        let rounded = move |(sum, magnitude): (Expected, f64)| Expected {
             tolerance: sum.tolerance + roundings(2 * n_used) * magnitude,
             ..sum
         };
@@ -385,7 +385,7 @@ fn a_bad_number_reaches_its_row_and_no_other<B: Backend>(
     for ((types, n, n_ff), has_selection_bias) in product(&shapes, &[false, true]) {
         let case = Case { types, n, n_ff, rows, has_selection_bias, ..USUAL };
         let layer = Layer::new(subject, case);
-        use Scores::{Sigmoid, Softmax};
+        use RouterScores::{Sigmoid, Softmax};
         for (bad, in_logits, scores, normalises) in [
             (f32::NAN, true, Softmax, true),
             (f32::NAN, true, Softmax, false),
@@ -410,7 +410,7 @@ fn a_bad_number_reaches_its_row_and_no_other<B: Backend>(
                 )
             };
             let mut y = subject.guarded(&x);
-            let routing = Routing { scores, normalises, ..PLAIN };
+            let routing = Routing { scores, normalizes: normalises, ..PLAIN };
             let (weights, logits) = (layer.borrow(Activation::Silu), subject.upload(&logits));
             let choice = layer.choice(routing, &logits);
             let result = subject.device().moe_ffn(&mut y, rows, None, choice, weights, None);
@@ -428,7 +428,7 @@ fn wrong_shapes_are_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
     let device = subject.device();
     let experts = |n_out: usize, n_in: usize, n: usize| {
         let source = WeightSource { dtype: DType::F32, n_out, n_in, bytes: vec![0; 4 * n_out * n_in].into() };
-        device.experts(source, n)
+        device.upload_experts(source, n)
     };
     subject.expect_refusal("experts", "seven rows for two", experts(7, 8, 2));
     subject.expect_refusal("experts", "none", experts(8, 8, 0));
@@ -465,7 +465,7 @@ fn wrong_shapes_are_refused<B: Backend>(subject: &DeviceUnderTest<B>) {
     let biases = Some([&nine, &nine, &five]);
     let result = ffn(plain, ExpertWeights { biases, ..weights });
     subject.expect_refusal("expert_ffn", "five biases for 24 features", result);
-    let by_sigmoid = Routing { scores: Scores::Sigmoid, ..PLAIN };
+    let by_sigmoid = Routing { scores: RouterScores::Sigmoid, ..PLAIN };
     let result = ffn(Router { routing: by_sigmoid, selection_bias: Some(&five), ..plain }, weights);
     subject.expect_refusal("expert_ffn", "selection biases of five of three experts", result);
     let result = ffn(Router { scales: Some(&five), ..plain }, weights);

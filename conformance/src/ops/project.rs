@@ -1,11 +1,11 @@
 //! GEMMs of activations with weights, and their fused prologues and epilogues.
 
 use kvant_backend::{Backend, Input, Norm, Output};
-use kvant_codec::fields::Spec;
+use kvant_codec::fields::FieldSpec;
 use kvant_codec::random::Random;
 use kvant_codec::{DType, Rotation};
 
-use crate::judge::{Want, roundings};
+use crate::judge::{Expected, roundings};
 use crate::weights::{Activations, Weights, gaussian};
 use crate::{Arithmetic, DeviceUnderTest, Skipped};
 
@@ -53,7 +53,7 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         for (number, shape) in lacks.combine(&numbers, &SHAPES) {
             products_are_sums(subject, &matrices[number], shape);
         }
-        if Spec::of(dtype).is_some() {
+        if FieldSpec::of(dtype).is_some() {
             for shape in [(17, 1), (2, 5), (15, 16), (33, 20)] {
                 bytes_lose_nothing_of_whole_numbers(subject, dtype, shape);
             }
@@ -97,7 +97,7 @@ fn bytes_lose_nothing_of_whole_numbers<B: Backend>(
     for group in x.as_chunks_mut::<32>().0 {
         group.iter_mut().for_each(|v| *v = v.max(-127.0));
         group[7] = 127.0;
-        if Spec::of(dtype).is_some_and(|spec| spec.book.is_some()) {
+        if FieldSpec::of(dtype).is_some_and(|spec| spec.book.is_some()) {
             Rotation::tq().inverse(group);
         }
     }
@@ -142,7 +142,7 @@ fn equals_sums<B: Backend>(
 }
 
 /// Returns every product of `x` with the first `n_out` rows, `[rows, n_out]`.
-pub fn products(weights: &Weights, n_out: usize, x: &[Activations], arithmetic: Arithmetic) -> Vec<Want> {
+pub fn products(weights: &Weights, n_out: usize, x: &[Activations], arithmetic: Arithmetic) -> Vec<Expected> {
     let rows = x.len();
     x.iter().flat_map(|x| (0..n_out).map(move |row| weights.product(row, x, rows, arithmetic))).collect()
 }

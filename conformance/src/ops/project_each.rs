@@ -3,7 +3,7 @@
 use kvant_backend::{Backend, Columns, WeightSource};
 use kvant_codec::DType;
 
-use crate::judge::Want;
+use crate::judge::Expected;
 use crate::skipped::product;
 use crate::weights::{Activations, Weights, gaussian};
 use crate::{DeviceUnderTest, Skipped};
@@ -27,13 +27,17 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     }
     a_bad_number_reaches_its_part_and_no_other(subject);
     let source = WeightSource { dtype: DType::F32, n_out: 6, n_in: 5, bytes: vec![0; 4 * 30].into() };
-    let w = subject.device().experts(source, 2);
+    let w = subject.device().upload_experts(source, 2);
     let w = w.unwrap_or_else(|error| panic!("{}: {error}", subject.case("experts", "two of three rows")));
     let (x, mut y) = (subject.upload(&[0.0; 20]), subject.upload(&[0.0; 17]));
     let device = subject.device();
-    subject.expect_refusal("project_each", "three rows of two", device.project_each(&x, 3, &w, &mut y));
+    subject.expect_refusal("project_each", "three rows of two", device.project_per_expert(&x, 3, &w, &mut y));
     let mut short = subject.upload(&[0.0; 11]);
-    subject.expect_refusal("project_each", "results of 12 in 11", device.project_each(&x, 2, &w, &mut short));
+    subject.expect_refusal(
+        "project_each",
+        "results of 12 in 11",
+        device.project_per_expert(&x, 2, &w, &mut short),
+    );
     lacks
 }
 
@@ -46,7 +50,7 @@ fn matrices<B: Backend>(
     let weights: Vec<_> = (0..n).map(|i| Weights::gaussian(dtype, n_out, n_in, 50 + i as u64)).collect();
     let bytes = weights.iter().flat_map(|one| one.source(n_out).bytes.to_vec()).collect::<Vec<_>>();
     let source = WeightSource { dtype, n_out: n * n_out, n_in, bytes: bytes.into() };
-    (subject.device().experts(source, n).expect("weights of a type that devices have"), weights)
+    (subject.device().upload_experts(source, n).expect("weights of a type that devices have"), weights)
 }
 
 fn equals_its_equation<B: Backend>(
@@ -60,11 +64,11 @@ fn equals_its_equation<B: Backend>(
     let (on_device, weights) = matrices(subject, dtype, shape);
     let x = gaussian(51, rows * n * n_in, 3.0);
     let mut y = subject.poisoned(rows * n * n_out);
-    let result = subject.device().project_each(&subject.upload(&x), rows, &on_device, &mut y);
+    let result = subject.device().project_per_expert(&subject.upload(&x), rows, &on_device, &mut y);
     result.unwrap_or_else(|error| panic!("{}: {error}", what()));
     let want = x.chunks_exact(n_in).enumerate().flat_map(|(i, part)| {
         let (w, part) = (&weights[i % n], Activations::new(part));
-        (0..n_out).map(|row| w.product(row, &part, rows, subject.arithmetic())).collect::<Vec<Want>>()
+        (0..n_out).map(|row| w.product(row, &part, rows, subject.arithmetic())).collect::<Vec<Expected>>()
     });
     subject.expect(&y, &want.collect::<Vec<_>>(), &what);
 }
@@ -78,7 +82,7 @@ fn a_bad_number_reaches_its_part_and_no_other<B: Backend>(subject: &DeviceUnderT
         let bad = n + 1;
         x[bad * n_in + 3] = f32::NAN;
         let mut y = subject.poisoned(rows * n * n_out);
-        let result = subject.device().project_each(&subject.upload(&x), rows, &on_device, &mut y);
+        let result = subject.device().project_per_expert(&subject.upload(&x), rows, &on_device, &mut y);
         result.unwrap_or_else(|error| panic!("{}: {error}", what()));
         for (i, y) in subject.results(&y, rows * n * n_out, &what).chunks_exact(n_out).enumerate() {
             assert!(y.iter().all(|y| y.is_finite() == (i != bad)), "{}: part {i} is {y:?}", what());

@@ -1,11 +1,11 @@
 //! Ops of recurrent layers: results are independent of chunks and of other sequences in the batch.
 
 use kvant_backend::{
-    Backend, ConvForm, Gate, KeySharing, Page, Result, Rows, ShortConv, StateHeads, StateInputs, StatePart,
-    StateRule,
+    Backend, ConvForm, Gate, KeySharing, Page, Result, ShortConv, StateBatchEntry, StateHeads, StateInputs,
+    StateRule, TokenSpan,
 };
 
-use crate::judge::{Want, assert_close, roundings};
+use crate::judge::{Expected, assert_close, roundings};
 use crate::reference;
 use crate::skipped::product;
 use crate::weights::gaussian;
@@ -43,7 +43,7 @@ pub fn gate<B: Backend>(subject: &DeviceUnderTest<B>) {
             let value = value * reference::gate(gate, g);
             // Exponentials beyond f32 give zero.
             let nothing = f64::from(f32::MIN_POSITIVE) * 1e3;
-            Want { value, tolerance: (roundings(GATE) + of_z) * value.abs() + nothing }
+            Expected { value, tolerance: (roundings(GATE) + of_z) * value.abs() + nothing }
         };
         subject.expect(&y, &values.iter().zip(&gates).map(want).collect::<Vec<_>>(), &what);
     }
@@ -75,8 +75,8 @@ pub fn short_conv<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         ("another state", usual, 2, 12),
         ("rows beyond the input", ShortConv { form: ConvForm::Gated, ..usual }, 6, 8),
     ] {
-        let rows = Rows { first: 0, n: rows, start: 0, coded: 0 };
-        let mut parts = [StatePart { rows, page: &mut page, offset: 0, n_values }];
+        let rows = TokenSpan { first: 0, n: rows, start: 0, coded: 0 };
+        let mut parts = [StateBatchEntry { rows, page: &mut page, offset: 0, n_values }];
         subject.expect_refusal("short_conv", case, device.short_conv(&mut parts, conv, &x, &x, &mut y));
     }
     lacks
@@ -110,9 +110,9 @@ pub fn recur<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
         ("a gate for two heads", usual, StateRule::GatedDeltaNet { write: &one, eps: 1e-6 }, 1, 512),
         ("a skip for two heads", usual, StateRule::Mamba2 { skip: &one }, 1, 512),
     ] {
-        let rows = Rows { first: 0, n: rows, start: 0, coded: 0 };
-        let mut parts = [StatePart { rows, page: &mut page, offset: 0, n_values }];
-        let inputs = StateInputs { qkv: &x, step: &x, bias: &x, rate: &x, rule };
+        let rows = TokenSpan { first: 0, n: rows, start: 0, coded: 0 };
+        let mut parts = [StateBatchEntry { rows, page: &mut page, offset: 0, n_values }];
+        let inputs = StateInputs { qkv: &x, step: &x, bias: &x, decay: &x, rule };
         subject.expect_refusal("recur", case, device.linear_attention(&mut parts, heads, inputs, &mut y));
     }
     lacks
@@ -163,13 +163,13 @@ impl<'a, B: Backend> States<'a, B> {
         steps: &[[usize; 2]],
         width: usize,
         what: &dyn Fn() -> String,
-        run: impl Fn(&B, &mut [StatePart<'_, B::Page>], &Step<'_, B>, &mut B::Buffer) -> Result<()>,
+        run: impl Fn(&B, &mut [StateBatchEntry<'_, B::Page>], &Step<'_, B>, &mut B::Buffer) -> Result<()>,
     ) -> Result<Fed> {
         let (mut fed, mut results) = ([0; 2], [Vec::new(), Vec::new()]);
         for step in steps {
             let (subject, total) = (self.subject, step[0] + step[1]);
             let mut y = subject.poisoned(total * width);
-            let rows = [0, 1].map(|i| Rows {
+            let rows = [0, 1].map(|i| TokenSpan {
                 first: if i == 0 { 0 } else { step[0] },
                 n: step[i],
                 start: fed[i],
@@ -179,7 +179,7 @@ impl<'a, B: Backend> States<'a, B> {
             let pages = self.pages.iter_mut().zip(rows).filter(|(_, rows)| rows.n > 0);
             let n_values = self.n_values;
             let mut parts: Vec<_> =
-                pages.map(|(page, rows)| StatePart { rows, page, offset: MARGIN, n_values }).collect();
+                pages.map(|(page, rows)| StateBatchEntry { rows, page, offset: MARGIN, n_values }).collect();
             run(subject.device(), &mut parts, &step_of, &mut y)?;
             let y = subject.results(&y, total * width, what);
             let (first, second) = y.split_at(step[0] * width);
@@ -223,7 +223,7 @@ fn convolves<B: Backend>(
     };
     let Some((got, states)) = lacks.take(feed(steps), &what) else { return };
     for (x, got) in x.iter().zip(&got) {
-        let want: Vec<Want> = (0..x.len() / conv.n_in() * channels)
+        let want: Vec<Expected> = (0..x.len() / conv.n_in() * channels)
             .map(|at| {
                 let (sum, magnitude) = reference::short_conv(conv, x, &kernel, at / channels, at % channels);
                 // The input, each product and sum.
@@ -231,12 +231,15 @@ fn convolves<B: Backend>(
                 match form {
                     ConvForm::Gated => {
                         let c = f64::from(x[at / channels * conv.n_in() + channels + at % channels]);
-                        Want { value: sum * c, tolerance: (off + roundings(1) * (sum.abs() + off)) * c.abs() }
+                        Expected {
+                            value: sum * c,
+                            tolerance: (off + roundings(1) * (sum.abs() + off)) * c.abs(),
+                        }
                     }
                     ConvForm::Silu => {
                         let value = sum * reference::gate(Gate::Sigmoid, sum);
                         // The largest slope of SiLU is 1.0998.
-                        Want { value, tolerance: 1.1 * off + roundings(GATE) * (value.abs() + off) }
+                        Expected { value, tolerance: 1.1 * off + roundings(GATE) * (value.abs() + off) }
                     }
                 }
             })
@@ -271,7 +274,7 @@ fn walks<B: Backend>(
                 true => StateRule::GatedDeltaNet { write: &write, eps },
                 false => StateRule::Mamba2 { skip: &on_skip },
             };
-            let inputs = StateInputs { qkv: &qkv, step: &step, bias: &on_bias, rate: &on_rate, rule };
+            let inputs = StateInputs { qkv: &qkv, step: &step, bias: &on_bias, decay: &on_rate, rule };
             device.linear_attention(parts, heads, inputs, y)
         })
     };
@@ -281,7 +284,7 @@ fn walks<B: Backend>(
             true => StateRule::GatedDeltaNet { write: &write[i][..], eps },
             false => StateRule::Mamba2 { skip: &skip[..] },
         };
-        let inputs = StateInputs { qkv: &qkv[i][..], step: &step[i], bias: &bias, rate: &rate, rule };
+        let inputs = StateInputs { qkv: &qkv[i][..], step: &step[i], bias: &bias, decay: &rate, rule };
         assert_close(&got[i], &reference::recur(&heads, inputs), &what);
     }
     let Some(at_once) = lacks.take(feed(STEPS[0]), &what) else { return };

@@ -3,7 +3,7 @@
 
 use kvant_backend::{Backend, Heads, Norm, Pairing, RopeParams};
 
-use crate::judge::{Want, roundings};
+use crate::judge::{Expected, roundings};
 use crate::reference::{pair, rms_norm, turn};
 use crate::skipped::product;
 use crate::weights::{gaussian, norm_error};
@@ -45,7 +45,7 @@ fn pairs_are_turned_by_their_angles<B: Backend>(subject: &DeviceUnderTest<B>, ca
     // Cosine and sine may contain any factor.
     let turns = gaussian(3, n_rows * params.n_rot / 2, 2.0);
     let angles: Vec<f32> = turns.iter().flat_map(|a| [1.25 * a.cos(), 1.25 * a.sin()]).collect();
-    let mut want: Vec<Want> = x.iter().copied().map(Want::exactly).collect();
+    let mut want: Vec<Expected> = x.iter().copied().map(Expected::exactly).collect();
     for row in 0..rows {
         let angles = &angles[row * params.n_rot..][..params.n_rot];
         for (i, head) in want[row * cols..][..cols].chunks_exact_mut(heads.dim).enumerate() {
@@ -70,7 +70,7 @@ fn pairs_are_turned_by_their_angles<B: Backend>(subject: &DeviceUnderTest<B>, ca
 
 /// Computes the expected values of a head. A norm costs each value [`norm_error`]; a rotation two
 /// products and a sum, three roundings of the terms.
-fn expect_head(head: &mut [Want], params: RopeParams, weight: Option<&[f32]>, angles: &[[f32; 2]]) {
+fn expect_head(head: &mut [Expected], params: RopeParams, weight: Option<&[f32]>, angles: &[[f32; 2]]) {
     let mut values: Vec<f64> = head.iter().map(|want| want.value).collect();
     let mut error = 0.0;
     if let Some(weight) = weight {
@@ -88,7 +88,7 @@ fn expect_head(head: &mut [Want], params: RopeParams, weight: Option<&[f32]>, an
         tolerances[b] = allowed * (before[a] * sin + before[b] * cos);
     }
     for ((want, value), tolerance) in head.iter_mut().zip(values).zip(tolerances) {
-        *want = Want { value, tolerance };
+        *want = Expected { value, tolerance };
     }
 }
 

@@ -3,7 +3,7 @@
 use kvant_backend::Backend;
 
 use crate::DeviceUnderTest;
-use crate::judge::{Want, roundings};
+use crate::judge::{Expected, roundings};
 use crate::weights::gaussian;
 
 /// Compares `scale` with its equation.
@@ -16,7 +16,7 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) {
             subject.device().scale(&mut x, len, by).unwrap_or_else(|error| panic!("{}: {error}", what()));
             let want = |x: &f32| {
                 let value = f64::from(*x) * f64::from(by);
-                Want { value, tolerance: roundings(1) * value.abs() }
+                Expected { value, tolerance: roundings(1) * value.abs() }
             };
             subject.expect(&x, &values.iter().map(want).collect::<Vec<_>>(), &what);
         }

@@ -3,7 +3,7 @@
 use kvant_backend::Backend;
 
 use crate::DeviceUnderTest;
-use crate::judge::{Want, roundings};
+use crate::judge::{Expected, roundings};
 use crate::reference;
 use crate::weights::gaussian;
 
@@ -29,7 +29,7 @@ fn equals_its_equation<B: Backend>(subject: &DeviceUnderTest<B>, len: usize, cap
     let mut x = subject.guarded(&values);
     let result = subject.device().soft_cap(&mut x, len, cap);
     result.unwrap_or_else(|error| panic!("{}: {error}", what()));
-    let want = |x: &f32| Want {
+    let want = |x: &f32| Expected {
         value: reference::soft_cap(f64::from(*x), cap),
         tolerance: roundings(TANH) * f64::from(cap),
     };

@@ -7,7 +7,7 @@ use crate::weights::gaussian;
 use crate::{DeviceUnderTest, Skipped, reference};
 
 /// Values that replace some logits.
-const ODD: [f32; 7] = [0.0, -0.0, f32::NEG_INFINITY, f32::INFINITY, f32::NAN, f32::MIN, 1.5];
+const SPECIAL_VALUES: [f32; 7] = [0.0, -0.0, f32::NEG_INFINITY, f32::INFINITY, f32::NAN, f32::MIN, 1.5];
 
 /// Transformation of the logits.
 type Law = fn(&[f32]) -> Vec<f32>;
@@ -16,8 +16,12 @@ type Law = fn(&[f32]) -> Vec<f32>;
 pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
     let sizes = [0, 1, 15, 16, 17, 255, 256, 257, 1025, 4096, 4097, 13_000];
-    let laws: [Law; 4] =
-        [<[f32]>::to_vec, tied, |plain| with_odd(&tied(plain), &ODD[..3]), |plain| with_odd(plain, &ODD)];
+    let laws: [Law; 4] = [
+        <[f32]>::to_vec,
+        tied,
+        |plain| with_odd(&tied(plain), &SPECIAL_VALUES[..3]),
+        |plain| with_odd(plain, &SPECIAL_VALUES),
+    ];
     for (n, (law, offset)) in lacks.combine(&sizes, &product(&laws, &[0, 5])) {
         the_most_probable_come_first(subject, &law(&gaussian(7, n, 3.0)), offset);
     }

@@ -14,7 +14,7 @@
 //! has no error.
 
 use kvant_codec::DType;
-use kvant_codec::distortion::{self, Source};
+use kvant_codec::distortion::{self, FileBytes};
 use kvant_codec::random::Random;
 use kvant_conformance::kv::{Batch, Shape, Tokens};
 use kvant_conformance::{Arithmetic, Attention, DeviceUnderTest};
@@ -63,7 +63,7 @@ fn loses_what_theory_gives(shape: Shape) {
                 continue;
             }
             let coded = Shape { k: dtype, v: dtype, ..shape };
-            let loss = |dim| distortion::measure(dtype, dim, Source::Gaussian, 500, 1).unwrap().mse;
+            let loss = |dim| distortion::measure(dtype, dim, FileBytes::Gaussian, 500, 1).unwrap().mse;
             let losses = [loss(shape.k_head_dim), loss(shape.v_head_dim)];
             let (mut got, mut want) = (0.0, 0.0);
             for (drawn, exact) in draws.iter().zip(&exact) {

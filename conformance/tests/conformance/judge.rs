@@ -1,7 +1,7 @@
 //! Tests of the judge: a test that cannot fail proves nothing.
 
 use kvant_backend::BackendError;
-use kvant_conformance::judge::{Want, fault, first_written};
+use kvant_conformance::judge::{Expected, fault, first_written};
 use kvant_conformance::kv::Answer;
 use kvant_conformance::{Coverage, Skipped};
 use libtest_mimic::Trial;
@@ -32,7 +32,7 @@ pub fn trials() -> Vec<Trial> {
 }
 
 fn nan_never_passes() {
-    let want = |value, tolerance| [Want { value, tolerance }];
+    let want = |value, tolerance| [Expected { value, tolerance }];
     for (got, want) in [
         (f32::NAN, want(1.0, 1.0)),
         (f32::NAN, want(f64::NAN, f64::INFINITY)),
@@ -43,12 +43,12 @@ fn nan_never_passes() {
     ] {
         assert!(fault(&[got], &want).is_some(), "{got} passed for {want:?}");
     }
-    assert_eq!(fault(&[1.5, 2.0], &[want(1.0, 0.5)[0], Want::exactly(2.0)]), None);
+    assert_eq!(fault(&[1.5, 2.0], &[want(1.0, 0.5)[0], Expected::exactly(2.0)]), None);
     assert!(fault(&[1.0], &[]).is_some(), "another length passed");
 }
 
 fn the_worst_value_is_named() {
-    let want = [1.0, 2.0, 3.0].map(|value| Want { value, tolerance: 0.25 });
+    let want = [1.0, 2.0, 3.0].map(|value| Expected { value, tolerance: 0.25 });
     let message = fault(&[1.5, 2.0, -3.0], &want).expect("two are wrong");
     for part in ["2 of 3", "[2] is -3", "want 3"] {
         assert!(message.contains(part), "{part}: {message}");
@@ -89,7 +89,7 @@ fn unsupported_cases_are_listed_and_other_errors_fail() {
         assert_eq!(reason.matches(part).count(), 1, "{part}: {reason}");
     }
     let failed = BackendError::Failed { device: "cuda:0", problem: "lost".to_owned() };
-    assert!(!lacks.excuses(&failed), "a failure was excused");
+    assert!(!lacks.permits_skip(&failed), "a failure was excused");
     assert_eq!(lacks.reason(), Some(reason));
 }
 

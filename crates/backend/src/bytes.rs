@@ -22,7 +22,7 @@ impl SharedBytes {
     ///
     /// # Panics
     /// When `range` is out of bounds.
-    pub fn part(&self, range: Range<usize>) -> Self {
+    pub fn slice(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.len(), "{range:?} of {} bytes", self.len());
         let start = self.range.start;
         Self { owner: Arc::clone(&self.owner), range: start + range.start..start + range.end }

@@ -7,7 +7,7 @@
 use crate::device::{
     Backend, Buffer, ExpertWeights, Experts, Input, Matrix, Output, Page, Result, Router, WeightSource,
 };
-use crate::{BackendError, Columns, ExpertGroups, Heads, KvPart, Norm, Rope, RopeParams};
+use crate::{BackendError, Columns, ExpertGroups, Heads, KvBatchEntry, Norm, Rope, RopeParams};
 
 /// Checks [`Backend::write`].
 pub fn check_write(dst: &impl Buffer, src: &[f32]) -> Result<()> {
@@ -233,7 +233,7 @@ pub fn check_rope<B: Buffer>(
 /// Checks the RoPE of [`Backend::rope_append`], for devices that apply it while appending;
 /// [`check_append`](crate::check_append) checks the append. Returns the number of rows.
 pub fn check_rope_append<P: Page, B: Buffer>(
-    parts: &[KvPart<'_, P>],
+    parts: &[KvBatchEntry<'_, P>],
     rope: &Rope<'_, B>,
     q: &B,
     k: &B,

@@ -5,8 +5,8 @@ use std::fmt::Debug;
 use kvant_codec::DType;
 
 use crate::{
-    Activation, AttendParams, BackendError, Candidate, Columns, Gate, Heads, KvPart, Norm, Rope, RopeParams,
-    Routing, SharedBytes, ShortConv, StateHeads, StateInputs, StatePart,
+    Activation, AttendParams, BackendError, Candidate, Columns, Gate, Heads, KvBatchEntry, Norm, Rope,
+    RopeParams, Routing, SharedBytes, ShortConv, StateBatchEntry, StateHeads, StateInputs,
 };
 
 /// A result with a [`BackendError`].
@@ -83,7 +83,7 @@ pub struct DeviceInfo {
     pub rows_are_independent: bool,
     /// Whether [`Backend::broken_row`] checks rows. Where it does not, non-finite values show in
     /// the logits.
-    pub looks_for_broken_rows: bool,
+    pub checks_finite_rows: bool,
 }
 
 /// The kernel that a device runs for one op and type, for `kvant doctor`.
@@ -254,24 +254,24 @@ pub trait Backend: Send + Sync + Sized + 'static {
     }
     /// Uploads a weight matrix for products, repacked where that pays. A device with memory of its
     /// own drops `source`.
-    fn matrix(&self, source: WeightSource) -> Result<Self::Matrix>;
+    fn upload_matrix(&self, source: WeightSource) -> Result<Self::Matrix>;
     /// Uploads a matrix for [`Backend::embed`] alone: a token embedding that is not tied to the
     /// output matrix.
     fn table(&self, source: WeightSource) -> Result<Self::Matrix> {
-        self.matrix(source)
+        self.upload_matrix(source)
     }
     /// Uploads a matrix for both products and [`Backend::embed`]: a token embedding tied to the
     /// output matrix.
-    fn tied(&self, source: WeightSource) -> Result<Self::Matrix> {
-        self.matrix(source)
+    fn upload_tied(&self, source: WeightSource) -> Result<Self::Matrix> {
+        self.upload_matrix(source)
     }
     /// Uploads `n_experts` matrices of one shape: `source` holds the rows of all of them, matrix
     /// after matrix.
-    fn experts(&self, source: WeightSource, n_experts: usize) -> Result<Self::Experts>;
+    fn upload_experts(&self, source: WeightSource, n_experts: usize) -> Result<Self::Experts>;
     /// As [`Backend::experts`], with matrices that stay in `source`, a mapped file: they use no
     /// process memory, and the selected ones are repacked at every step. Results are bit-identical.
     /// A device without support returns an error.
-    fn mapped_experts(&self, source: WeightSource, n_experts: usize) -> Result<Self::Experts> {
+    fn map_experts(&self, source: WeightSource, n_experts: usize) -> Result<Self::Experts> {
         _ = (source, n_experts);
         let (wanted, has) = ("experts that stay in the file".to_owned(), "experts in its memory".to_owned());
         Err(BackendError::Unsupported { op: "mapped_experts", wanted, has })
@@ -324,7 +324,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// Computes `y[r, i] = W[i] x[r, i]` for each matrix i of `w` `[n, n_out, n_in]` and the first
     /// `rows` rows of `x` `[rows, n, n_in]`, into `y` `[rows, n, n_out]`. Equals
     /// [`Backend::project`] of each.
-    fn project_each(
+    fn project_per_expert(
         &self,
         x: &Self::Buffer,
         rows: usize,
@@ -390,7 +390,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// Returns the first of the first `rows` rows of `x` `[rows, cols]` that contains NaN or an
     /// infinity. Always `None` on a device without [the check](DeviceInfo::looks_for_broken_rows),
     /// where it would require a synchronization.
-    fn broken_row(&self, x: &Self::Buffer, rows: usize, cols: usize) -> Result<Option<usize>>;
+    fn find_non_finite_row(&self, x: &Self::Buffer, rows: usize, cols: usize) -> Result<Option<usize>>;
 
     /// Appends the rows of each part to its KV tensors: `k` `[rows, n_kv_heads * k_head_dim]` after
     /// RoPE, `v` `[rows, n_kv_heads * v_head_dim]`, which is not read for
@@ -399,7 +399,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// The memory must have been reserved.
     fn kv_append(
         &self,
-        parts: &mut [KvPart<'_, Self::Page>],
+        parts: &mut [KvBatchEntry<'_, Self::Page>],
         k: &Self::Buffer,
         v: &Self::Buffer,
         band: Option<&mut Self::Page>,
@@ -409,7 +409,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// ops. The contents of `k` afterwards are unspecified.
     fn rope_append(
         &self,
-        parts: &mut [KvPart<'_, Self::Page>],
+        parts: &mut [KvBatchEntry<'_, Self::Page>],
         rope: &Rope<'_, Self::Buffer>,
         q: &mut Self::Buffer,
         k: &mut Self::Buffer,
@@ -437,7 +437,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn attend(
         &self,
         params: &AttendParams,
-        parts: &[KvPart<'_, Self::Page>],
+        parts: &[KvBatchEntry<'_, Self::Page>],
         q: &Self::Buffer,
         sinks: Option<&Self::Buffer>,
         band: Option<&Self::Page>,
@@ -468,7 +468,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// [`ConvForm`](crate::ConvForm) defines the input and the output.
     fn short_conv(
         &self,
-        parts: &mut [StatePart<'_, Self::Page>],
+        parts: &mut [StateBatchEntry<'_, Self::Page>],
         conv: ShortConv,
         x: &Self::Buffer,
         kernel: &Self::Buffer,
@@ -488,7 +488,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// ```
     fn linear_attention(
         &self,
-        parts: &mut [StatePart<'_, Self::Page>],
+        parts: &mut [StateBatchEntry<'_, Self::Page>],
         heads: StateHeads,
         inputs: StateInputs<&Self::Buffer>,
         y: &mut Self::Buffer,
@@ -499,7 +499,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
 
     /// Returns the stages of reading coded tiles, for measuring the cost of each: names, least
     /// reading first, the last one full attention. Empty for a device without stages.
-    fn stages(&self) -> &'static [&'static str] {
+    fn attend_stages(&self) -> &'static [&'static str] {
         &[]
     }
 
@@ -509,7 +509,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
         &self,
         stage: usize,
         params: &AttendParams,
-        parts: &[KvPart<'_, Self::Page>],
+        parts: &[KvBatchEntry<'_, Self::Page>],
         q: &Self::Buffer,
         band: Option<&Self::Page>,
         out: &mut Self::Buffer,
@@ -518,7 +518,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
         Err(BackendError::Unsupported {
             op: "attend",
             wanted: format!("stage {stage}"),
-            has: format!("{} stages", self.stages().len()),
+            has: format!("{} stages", self.attend_stages().len()),
         })
     }
 }

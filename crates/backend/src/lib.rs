@@ -8,6 +8,7 @@
 //! Devices never import each other, and `model` and `kv` never name a device.
 #![forbid(unsafe_code)]
 
+pub mod autotune;
 mod bytes;
 mod check;
 mod device;
@@ -17,7 +18,6 @@ pub mod limits;
 mod params;
 mod recurrent;
 mod table;
-pub mod trials;
 
 pub use bytes::SharedBytes;
 pub use check::{
@@ -32,16 +32,17 @@ pub use device::{
 };
 pub use error::BackendError;
 pub use kv::{
-    BalanceLayout, CountedPage, KvLayer, KvMemory, KvPart, KvTensor, KvTensorSpec, PREFIX_ALIGNMENT,
-    PageAllocator, Place, Rows, StatePart, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TensorSizes, TileRef, TileRows,
-    TileWrite, Writes, check_append, check_attend,
+    BalanceLayout, CountedPage, KvBatchEntry, KvLayer, KvMemory, KvTensor, KvTensorSpec, PREFIX_ALIGNMENT,
+    PageAllocator, StateBatchEntry, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TensorSizes, TileLocation, TileRef,
+    TileRows, TileWrite, TokenSpan, Writes, check_append, check_attend,
 };
 pub use kvant_codec::candidate::{Candidate, top_k};
 pub use params::{
-    Activation, AttendParams, Columns, ExpertGroups, Heads, Norm, Pairing, Rope, RopeParams, Routing, Scores,
+    Activation, AttendParams, Columns, ExpertGroups, Heads, Norm, Pairing, Rope, RopeParams, RouterScores,
+    Routing,
 };
 pub use recurrent::{
     ConvForm, Gate, KeySharing, ShortConv, StateHeads, StateInputs, StateRule, check_gate, check_recur,
     check_short_conv,
 };
-pub use table::decode_rows;
+pub use table::decode_embedding_rows;

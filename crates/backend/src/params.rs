@@ -55,9 +55,9 @@ pub struct Routing {
     /// Experts per row.
     pub n_used: usize,
     /// The score function.
-    pub scores: Scores,
+    pub scores: RouterScores,
     /// Whether the weights add up to `scale`.
-    pub normalises: bool,
+    pub normalizes: bool,
     /// Factor on the weights.
     pub scale: f32,
     /// Groups of experts, of which a row first selects some.
@@ -79,7 +79,7 @@ pub struct ExpertGroups {
 
 /// The score function of a router's logits `l`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scores {
+pub enum RouterScores {
     /// `p = softmax(l)` over all experts.
     Softmax,
     /// `p = 1 / (1 + exp(-l))`, each by itself (arXiv 2412.19437). Normalized weights are divided
@@ -87,7 +87,7 @@ pub enum Scores {
     Sigmoid,
 }
 
-impl Scores {
+impl RouterScores {
     /// Prevents division by zero where all scores are 0.
     pub const LEAST: f32 = 1e-20;
 }

@@ -1,7 +1,7 @@
 //! Parameters of the ops of recurrent layers, and their shape checks.
 
 use crate::device::{Buffer, Page, Result};
-use crate::{BackendError, StatePart};
+use crate::{BackendError, StateBatchEntry};
 
 /// A short convolution over the rows of a sequence, channel by channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +71,7 @@ impl StateHeads {
     /// Columns of a state that are stored together.
     pub const COLUMNS: usize = 16;
     /// The maximum of `k_dim`.
-    pub const MOST_DIMS: usize = 256;
+    pub const MAX_K_DIM: usize = 256;
 
     /// Returns the values per row of queries, keys and values.
     pub fn n_qkv(&self) -> usize {
@@ -108,7 +108,7 @@ pub struct StateInputs<T> {
     /// Bias of the step size, `[n_v_heads]`.
     pub bias: T,
     /// Decay rate per unit of step size, negative, `[n_v_heads]`.
-    pub rate: T,
+    pub decay: T,
     /// The update rule.
     pub rule: StateRule<T>,
 }
@@ -134,12 +134,12 @@ pub enum StateRule<T> {
 impl<T> StateInputs<T> {
     /// Applies `f` to each buffer.
     pub fn map<U>(self, f: impl Fn(T) -> U) -> StateInputs<U> {
-        let Self { qkv, step, bias, rate, rule } = self;
+        let Self { qkv, step, bias, decay: rate, rule } = self;
         let rule = match rule {
             StateRule::GatedDeltaNet { write, eps } => StateRule::GatedDeltaNet { write: f(write), eps },
             StateRule::Mamba2 { skip } => StateRule::Mamba2 { skip: f(skip) },
         };
-        StateInputs { qkv: f(qkv), step: f(step), bias: f(bias), rate: f(rate), rule }
+        StateInputs { qkv: f(qkv), step: f(step), bias: f(bias), decay: f(rate), rule }
     }
 }
 
@@ -163,7 +163,7 @@ pub enum Gate {
 /// # Errors
 /// [`BackendError::Shape`] that names the operand at fault.
 pub fn check_short_conv<P: Page, B: Buffer>(
-    parts: &[StatePart<'_, P>],
+    parts: &[StateBatchEntry<'_, P>],
     conv: ShortConv,
     [x, kernel, y]: [&B; 3],
 ) -> Result<()> {
@@ -186,21 +186,21 @@ pub fn check_short_conv<P: Page, B: Buffer>(
 /// # Errors
 /// As [`check_short_conv`].
 pub fn check_recur<P: Page, B: Buffer>(
-    parts: &[StatePart<'_, P>],
+    parts: &[StateBatchEntry<'_, P>],
     heads: &StateHeads,
     inputs: StateInputs<&B>,
     y: &B,
 ) -> Result<()> {
     const OP: &str = "recur";
     let &StateHeads { n_k_heads, n_v_heads, k_dim, v_dim, .. } = heads;
-    let StateInputs { qkv, step, bias, rate, rule } = inputs;
+    let StateInputs { qkv, step, bias, decay: rate, rule } = inputs;
     BackendError::check_at_least(OP, "key heads", 1, n_k_heads)?;
     BackendError::check(OP, "value heads beyond whole groups", 0, n_v_heads % n_k_heads)?;
     for dim in [k_dim, v_dim] {
         BackendError::check_at_least(OP, "size of a head", StateHeads::COLUMNS, dim)?;
         BackendError::check(OP, "values of a head beyond a multiple of 16", 0, dim % StateHeads::COLUMNS)?;
     }
-    BackendError::check_at_least(OP, "largest size of a key head", k_dim, StateHeads::MOST_DIMS)?;
+    BackendError::check_at_least(OP, "largest size of a key head", k_dim, StateHeads::MAX_K_DIM)?;
     let (of_rows, skip) = match rule {
         StateRule::GatedDeltaNet { write, .. } => (Some(write), None),
         StateRule::Mamba2 { skip } => (None, Some(skip)),
@@ -235,7 +235,7 @@ pub fn check_gate<B: Buffer>(y: &B, len: usize, gates: &B) -> Result<()> {
     BackendError::check_at_least(OP, "length of the gates", len, gates.n_values())
 }
 
-fn check_state<P: Page>(op: &'static str, part: &StatePart<'_, P>, n_values: usize) -> Result<()> {
+fn check_state<P: Page>(op: &'static str, part: &StateBatchEntry<'_, P>, n_values: usize) -> Result<()> {
     BackendError::check(op, "values of the state", n_values, part.n_values)?;
     let end = part.offset + n_values * size_of::<f32>();
     BackendError::check_at_least(op, "bytes of the states", end, part.page.n_bytes())

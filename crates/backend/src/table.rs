@@ -9,7 +9,7 @@ use crate::{BackendError, Result};
 ///
 /// # Errors
 /// [`BackendError::Unsupported`] if `rows` is `None`, and for rows that are not whole blocks.
-pub fn decode_rows(
+pub fn decode_embedding_rows(
     rows: Option<&[u8]>,
     (dtype, n_in): (DType, usize),
     tokens: &[u32],

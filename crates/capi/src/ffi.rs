@@ -21,14 +21,14 @@ pub enum KvantStatus {
 }
 
 /// Why a call failed.
-pub(crate) enum Failure {
+pub(crate) enum CallError {
     /// An error of the engine.
     Refused(kvant::Error),
     /// The faulty argument.
     Argument(String),
 }
 
-impl<E: Into<kvant::Error>> From<E> for Failure {
+impl<E: Into<kvant::Error>> From<E> for CallError {
     fn from(error: E) -> Self {
         Self::Refused(error.into())
     }
@@ -40,13 +40,13 @@ impl<E: Into<kvant::Error>> From<E> for Failure {
 /// `error` is NULL or can be written to.
 pub(crate) unsafe fn call(
     error: *mut *mut c_char,
-    work: impl FnOnce() -> Result<(), Failure>,
+    work: impl FnOnce() -> Result<(), CallError>,
 ) -> KvantStatus {
     // A panic may leave the objects of `work` half changed; the header documents the consequence.
     let (status, said) = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => (KvantStatus::Ok, None),
-        Ok(Err(Failure::Refused(why))) => (KvantStatus::Refused, Some(why.to_string())),
-        Ok(Err(Failure::Argument(why))) => (KvantStatus::Argument, Some(why)),
+        Ok(Err(CallError::Refused(why))) => (KvantStatus::Refused, Some(why.to_string())),
+        Ok(Err(CallError::Argument(why))) => (KvantStatus::Argument, Some(why)),
         Err(panic) => (KvantStatus::Fault, Some(format!("a fault of Kvant: {}", panic_text(&*panic)))),
     };
     if !error.is_null() {
@@ -76,15 +76,15 @@ pub unsafe extern "C" fn kvant_string_free(text: *mut c_char) {
     }
 }
 
-fn missing(name: &str) -> Failure {
-    Failure::Argument(format!("{name}: expected a pointer, got NULL"))
+fn missing(name: &str) -> CallError {
+    CallError::Argument(format!("{name}: expected a pointer, got NULL"))
 }
 
 /// Dereferences a pointer.
 ///
 /// # Safety
 /// `pointer` is NULL or valid for as long as the call lasts.
-pub(crate) unsafe fn borrowed<'a, T>(pointer: *const T, name: &str) -> Result<&'a T, Failure> {
+pub(crate) unsafe fn borrowed<'a, T>(pointer: *const T, name: &str) -> Result<&'a T, CallError> {
     // SAFETY: guaranteed by the caller.
     unsafe { pointer.as_ref() }.ok_or_else(|| missing(name))
 }
@@ -93,7 +93,7 @@ pub(crate) unsafe fn borrowed<'a, T>(pointer: *const T, name: &str) -> Result<&'
 ///
 /// # Safety
 /// `pointer` is NULL, or valid and exclusive for as long as the call lasts.
-pub(crate) unsafe fn changed<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut T, Failure> {
+pub(crate) unsafe fn changed<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut T, CallError> {
     // SAFETY: guaranteed by the caller.
     unsafe { pointer.as_mut() }.ok_or_else(|| missing(name))
 }
@@ -102,15 +102,15 @@ pub(crate) unsafe fn changed<'a, T>(pointer: *mut T, name: &str) -> Result<&'a m
 ///
 /// # Safety
 /// `place` is NULL or can be written to for as long as the call lasts.
-pub(crate) unsafe fn place<'a, T>(place: *mut T, name: &str) -> Result<Place<'a, T>, Failure> {
-    if place.is_null() { Err(missing(name)) } else { Ok(Place(place, std::marker::PhantomData)) }
+pub(crate) unsafe fn place<'a, T>(place: *mut T, name: &str) -> Result<OutPtr<'a, T>, CallError> {
+    if place.is_null() { Err(missing(name)) } else { Ok(OutPtr(place, std::marker::PhantomData)) }
 }
 
 /// A checked output pointer.
-pub(crate) struct Place<'a, T>(*mut T, std::marker::PhantomData<&'a mut T>);
+pub(crate) struct OutPtr<'a, T>(*mut T, std::marker::PhantomData<&'a mut T>);
 
-impl<T> Place<'_, T> {
-    pub(crate) fn put(self, value: T) {
+impl<T> OutPtr<'_, T> {
+    pub(crate) fn write(self, value: T) {
         // SAFETY: `place` made it of a pointer that is not NULL and that its caller guaranteed to
         // be writable.
         unsafe { self.0.write(value) };
@@ -121,13 +121,13 @@ impl<T> Place<'_, T> {
 ///
 /// # Safety
 /// `text` is NULL or ends with a zero, and stays for as long as the call lasts.
-pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str, Failure> {
+pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str, CallError> {
     if text.is_null() {
         return Err(missing(name));
     }
     // SAFETY: not NULL, and ends with a zero, as the caller guarantees.
     let bytes = unsafe { CStr::from_ptr(text) };
-    bytes.to_str().map_err(|error| Failure::Argument(format!("{name}: expected UTF-8: {error}")))
+    bytes.to_str().map_err(|error| CallError::Argument(format!("{name}: expected UTF-8: {error}")))
 }
 
 /// Borrows a text of the caller, or NULL.
@@ -137,7 +137,7 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str
 pub(crate) unsafe fn text_or_null<'a>(
     pointer: *const c_char,
     name: &str,
-) -> Result<Option<&'a str>, Failure> {
+) -> Result<Option<&'a str>, CallError> {
     // SAFETY: guaranteed by the caller.
     if pointer.is_null() { Ok(None) } else { unsafe { text(pointer, name) }.map(Some) }
 }
@@ -146,7 +146,7 @@ pub(crate) unsafe fn text_or_null<'a>(
 ///
 /// # Safety
 /// `values` is NULL or holds `n` values for as long as the call lasts.
-pub(crate) unsafe fn values<'a, T>(values: *const T, n: usize, name: &str) -> Result<&'a [T], Failure> {
+pub(crate) unsafe fn values<'a, T>(values: *const T, n: usize, name: &str) -> Result<&'a [T], CallError> {
     match n {
         0 => Ok(&[]),
         _ if values.is_null() => Err(missing(name)),
@@ -164,7 +164,7 @@ pub(crate) unsafe fn copy<T: Copy>(
     out: *mut T,
     capacity: usize,
     name: &str,
-) -> Result<(), Failure> {
+) -> Result<(), CallError> {
     let n = values.len().min(capacity);
     if n > 0 && out.is_null() {
         return Err(missing(name));
@@ -184,11 +184,11 @@ pub(crate) unsafe fn copy_counted<T: Copy>(
     out: *mut T,
     capacity: usize,
     name: &str,
-    n: Place<'_, usize>,
-) -> Result<(), Failure> {
+    n: OutPtr<'_, usize>,
+) -> Result<(), CallError> {
     // SAFETY: guaranteed by the caller.
     unsafe { copy(values, out, capacity, name) }?;
-    n.put(values.len());
+    n.write(values.len());
     Ok(())
 }
 
@@ -196,7 +196,7 @@ pub(crate) unsafe fn copy_counted<T: Copy>(
 mod tests {
     use super::*;
 
-    fn said(work: impl FnOnce() -> Result<(), Failure>) -> (KvantStatus, String) {
+    fn said(work: impl FnOnce() -> Result<(), CallError>) -> (KvantStatus, String) {
         let mut error = std::ptr::null_mut();
         // SAFETY: `error` is a local variable; the text is read before it is freed.
         unsafe {
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_text_with_a_zero_within_arrives_whole() {
-        let refused = said(|| Err(Failure::Argument("a\0b".to_owned())));
+        let refused = said(|| Err(CallError::Argument("a\0b".to_owned())));
         assert_eq!(refused, (KvantStatus::Argument, "a\u{FFFD}b".to_owned()));
     }
 

@@ -2,9 +2,9 @@
 
 use std::ffi::{c_char, c_void};
 
-use kvant::{Finish, GenerateOptions, SamplerParams, Stats};
+use kvant::{FinishReason, GenerateOptions, GenerationStats, SamplerParams};
 
-use crate::ffi::{Failure, call, changed, place, values};
+use crate::ffi::{CallError, call, changed, place, values};
 use crate::{KvantSession, KvantStatus};
 
 /// Options of a generation. Start from `kvant_generate_options_default`.
@@ -122,10 +122,10 @@ pub unsafe extern "C" fn kvant_session_generate(
         call(error, || {
             let prompt = values(prompt, n_prompt, "prompt")?;
             let options = options.as_ref().map_or_else(GenerateOptions::default, GenerateOptions::from);
-            let hand_over = |text: String| on_text.is_none_or(|on_text| hand_over(text, on_text, user));
+            let hand_over = |text: String| on_text.is_none_or(|on_text| call_on_text(text, on_text, user));
             let stats = generate(changed(session, "session")?, prompt, options, hand_over)?;
             if let Ok(place) = place(generated, "generated") {
-                place.put(told(stats));
+                place.write(to_c(stats));
             }
             Ok(())
         })
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn kvant_session_generate(
 ///
 /// # Safety
 /// `on_text` may be called with `user`.
-unsafe fn hand_over(
+unsafe fn call_on_text(
     mut text: String,
     on_text: unsafe extern "C" fn(*mut c_void, *const c_char, usize) -> bool,
     user: *mut c_void,
@@ -152,7 +152,7 @@ fn generate(
     prompt: &[u32],
     options: GenerateOptions,
     hand_over: impl Fn(String) -> bool,
-) -> Result<Stats, Failure> {
+) -> Result<GenerationStats, CallError> {
     let cancel = kvant::CancelFlag::default();
     let mut generation = session.0.generate_with(prompt, options, &cancel, &mut |_| ())?;
     for token in generation.by_ref() {
@@ -167,13 +167,13 @@ fn generate(
     Ok(generation.stats())
 }
 
-fn told(stats: Stats) -> KvantGenerated {
+fn to_c(stats: GenerationStats) -> KvantGenerated {
     let finish = match stats.finish {
-        Some(Finish::Stop) => KvantFinish::Stop,
-        Some(Finish::Length) => KvantFinish::Length,
-        Some(Finish::ContextFull) => KvantFinish::ContextFull,
-        Some(Finish::Cancelled) | None => KvantFinish::Cancelled,
+        Some(FinishReason::Stop) => KvantFinish::Stop,
+        Some(FinishReason::Length) => KvantFinish::Length,
+        Some(FinishReason::ContextFull) => KvantFinish::ContextFull,
+        Some(FinishReason::Cancelled) | None => KvantFinish::Cancelled,
     };
-    let (prompt_tps, decode_tps) = (stats.prompt_tps(), stats.decode_tps());
+    let (prompt_tps, decode_tps) = (stats.prefill_tps(), stats.decode_tps());
     KvantGenerated { n_prompt: stats.n_prompt, n_gen: stats.n_gen, prompt_tps, decode_tps, finish }
 }

@@ -9,7 +9,7 @@ use kvant::{
 
 use crate::KvantStatus;
 use crate::ffi::{
-    Failure, borrowed, call, copy, copy_counted, owned_text, place, text, text_or_null, values,
+    CallError, borrowed, call, copy, copy_counted, owned_text, place, text, text_or_null, values,
 };
 
 /// A loaded model.
@@ -70,7 +70,7 @@ pub struct KvantPicture {
 unsafe fn open_options(
     options: *const KvantModelOptions,
     base: &Gguf,
-) -> Result<OpenOptions<'static>, Failure> {
+) -> Result<OpenOptions<'static>, CallError> {
     // SAFETY: guaranteed by the caller.
     let Some(options) = (unsafe { options.as_ref() }) else { return Ok(OpenOptions::default()) };
     // SAFETY: a text or NULL, by the contract of this library.
@@ -88,7 +88,7 @@ unsafe fn open_options(
         mmproj: mmproj.map(|path| open_file(path).map(Arc::new)).transpose()?,
         device: device.map_or(Ok(DeviceChoice::Auto), str::parse)?,
         n_threads: Some(options.n_threads).filter(|&n| n > 0),
-        loras: loras.iter().map(open).collect::<Result<_, Failure>>()?,
+        loras: loras.iter().map(open).collect::<Result<_, CallError>>()?,
         ..Default::default()
     })
 }
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn kvant_model_open(
             let gguf = open_file(path)?;
             let options = open_options(options, &gguf)?;
             let model = Model::from_gguf(gguf, options)?;
-            place.put(Box::into_raw(Box::new(KvantModel(model))));
+            place.write(Box::into_raw(Box::new(KvantModel(model))));
             Ok(())
         })
     }
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn kvant_model_bundled(
             let gguf = Model::bundled_file()?;
             let options = open_options(options, &gguf)?;
             let model = Model::from_gguf(gguf, options)?;
-            place.put(Box::into_raw(Box::new(KvantModel(model))));
+            place.write(Box::into_raw(Box::new(KvantModel(model))));
             Ok(())
         })
     }
@@ -225,17 +225,17 @@ pub unsafe extern "C" fn kvant_model_chat_prompt(
             let said = said.map(|message| {
                 let shown = values(message.pictures, message.n_pictures, "pictures")?;
                 for picture in shown {
-                    pictures.push(model.look(values(
+                    pictures.push(model.encode_image(values(
                         picture.bytes,
                         picture.n_bytes,
                         "bytes of an image",
                     )?)?);
                 }
                 let said = Message::new(text(message.role, "role")?, text(message.content, "content")?);
-                Ok(said.with_pictures(shown.len()))
+                Ok(said.with_images(shown.len()))
             });
-            let said = said.collect::<Result<Vec<_>, Failure>>()?;
-            let all = model.chat_prompt_with(&said, &pictures)?;
+            let said = said.collect::<Result<Vec<_>, CallError>>()?;
+            let all = model.chat_prompt_with_images(&said, &pictures)?;
             copy_counted(&all, tokens, capacity, "tokens", place)
         })
     }
@@ -255,7 +255,7 @@ pub unsafe extern "C" fn kvant_model_decode(
         call(error, || {
             let place = place(text, "text")?;
             let tokens = values(tokens, n_tokens, "tokens")?;
-            place.put(owned_text(borrowed(model, "model")?.0.tokenizer()?.decode(tokens)));
+            place.write(owned_text(borrowed(model, "model")?.0.tokenizer()?.decode(tokens)));
             Ok(())
         })
     }

@@ -4,7 +4,7 @@ use std::ffi::c_char;
 
 use kvant::{DType, KvOptions, Policies, Session, SessionOptions};
 
-use crate::ffi::{Failure, borrowed, call, changed, copy, copy_counted, place, text_or_null, values};
+use crate::ffi::{CallError, borrowed, call, changed, copy, copy_counted, place, text_or_null, values};
 use crate::{KvantModel, KvantStatus};
 
 /// A conversation with a model: tokens and their KV cache.
@@ -42,7 +42,7 @@ pub struct KvantKvUse {
 
 /// # Safety
 /// `options` is NULL or valid.
-unsafe fn session_options(options: *const KvantSessionOptions) -> Result<SessionOptions, Failure> {
+unsafe fn session_options(options: *const KvantSessionOptions) -> Result<SessionOptions, CallError> {
     // SAFETY: guaranteed by the caller.
     let Some(options) = (unsafe { options.as_ref() }) else { return Ok(SessionOptions::default()) };
     let dtype = |name: Option<&str>| name.map_or(Ok(DType::F16), str::parse);
@@ -74,7 +74,7 @@ pub unsafe extern "C" fn kvant_session_new(
                 let strengths = values(options.lora_strengths, model.loras().len(), "lora_strengths")?;
                 session = session.with_lora_scales(strengths)?;
             }
-            place.put(Box::into_raw(Box::new(KvantSession(session))));
+            place.write(Box::into_raw(Box::new(KvantSession(session))));
             Ok(())
         })
     }
@@ -163,7 +163,7 @@ pub unsafe extern "C" fn kvant_session_kv(
             let place = place(kv, "kv")?;
             let kvant::KvUse { tokens, bytes, bytes_f16, bpv_k, bpv_v, .. } =
                 borrowed(session, "session")?.0.kv();
-            place.put(KvantKvUse { tokens, bytes, bytes_f16, bpv_k, bpv_v });
+            place.write(KvantKvUse { tokens, bytes, bytes_f16, bpv_k, bpv_v });
             Ok(())
         })
     }

@@ -18,7 +18,7 @@ use kvant::{
 
 use crate::failure::Failure;
 use crate::lora::LoraArgs;
-use crate::model_source::{self, PlaceArgs};
+use crate::model_source::{self, ModelSourceArgs};
 use crate::plan::{self, KvPlanArgs, with_policies};
 use crate::vision::VisionOptions;
 use crate::weight_type::weight_type;
@@ -28,7 +28,7 @@ use crate::{log, output, progress};
 #[derive(Args, Debug, Clone)]
 pub struct ModelArgs {
     #[command(flatten)]
-    pub place: PlaceArgs,
+    pub place: ModelSourceArgs,
     /// Number of threads [default: all cores]
     #[arg(short = 't', long, value_name = "N", env = "KVANT_THREADS", value_parser = positive)]
     pub threads: Option<usize>,
@@ -58,7 +58,7 @@ pub struct ModelArgs {
 
 /// Holds what a command needs of a model besides its weights.
 #[derive(Default)]
-pub struct Wanted<'a> {
+pub struct ModelRequirements<'a> {
     pub needs: Requirements,
     pub chat_template: Option<String>,
     /// Options of speculative decoding, for a command that generates.
@@ -184,7 +184,7 @@ impl DecodeArgs {
 impl ModelArgs {
     /// Loads the model, with a progress bar on a terminal.
     pub fn open(&self, quiet: bool) -> Result<Model, Failure> {
-        self.open_for(quiet, Wanted::default())
+        self.open_with(quiet, ModelRequirements::default())
     }
 
     /// Returns the same arguments with exact prefill arithmetic, for reference measurements.
@@ -193,7 +193,7 @@ impl ModelArgs {
     }
 
     /// Loads another model to the same device, with the weight types of its file.
-    pub fn open_other(&self, model: &str, quiet: bool) -> Result<Model, Failure> {
+    pub fn load_other(&self, model: &str, quiet: bool) -> Result<Model, Failure> {
         let (place, lora) = (self.place.named(model), LoraArgs::default());
         let other = Self { place, weights: None, lora, ..self.clone() };
         other.open(quiet)
@@ -201,8 +201,8 @@ impl ModelArgs {
 
     /// Loads the model as [`open`](Self::open) does and checks a command's further requirements
     /// before the weights are loaded.
-    pub fn open_for(&self, quiet: bool, wanted: Wanted<'_>) -> Result<Model, Failure> {
-        let Wanted { needs, chat_template, draft, sight } = wanted;
+    pub fn open_with(&self, quiet: bool, wanted: ModelRequirements<'_>) -> Result<Model, Failure> {
+        let ModelRequirements { needs, chat_template, draft, sight } = wanted;
         let place = self.place.source()?;
         let gguf = Arc::new(place.open(&self.place, quiet)?);
         let guesses = draft.filter(|draft| draft.draft_max != Some(0));
@@ -221,7 +221,7 @@ impl ModelArgs {
             OpenOptions { needs, chat_template: template, mtp, draft: drafts, mmproj: sees, ..options };
         let model = match Model::from_gguf(gguf.clone(), options) {
             // GPU layers were requested, but no GPU may be present.
-            Err(Error::Device(error)) if self.may_do_without_gpu() && CudaInfo::open(0).is_err() => {
+            Err(Error::Device(error)) if self.gpu_is_optional() && CudaInfo::open(0).is_err() => {
                 log::note(format_args!("-ngl: {error}; all layers are on the CPU"));
                 let (device, n_gpu_layers) = (DeviceChoice::Cpu, None);
                 let options = self.options(loras, Some(&mut tell));
@@ -238,7 +238,7 @@ impl ModelArgs {
             note_unused_gpu();
         }
         if let Some(draft) = model.draft() {
-            note_short_draft(draft.config().n_ctx_train, model.config().n_ctx_train);
+            note_draft_context(draft.config().n_ctx_train, model.config().n_ctx_train);
         }
         let [mapped, read] = model.mapped_bytes();
         if mapped > 0 {
@@ -260,7 +260,7 @@ impl ModelArgs {
     }
 
     /// Returns whether GPU layers were requested without naming a device.
-    fn may_do_without_gpu(&self) -> bool {
+    fn gpu_is_optional(&self) -> bool {
         self.device == DeviceChoice::Auto && self.n_gpu_layers.is_some_and(|n| n > 0)
     }
 
@@ -300,7 +300,7 @@ impl ModelArgs {
 }
 
 /// Notes that the draft model has the shorter context.
-fn note_short_draft(n_ctx: usize, of: usize) {
+fn note_draft_context(n_ctx: usize, of: usize) {
     if n_ctx < of {
         log::note(format_args!(
             "-md: drafts only the first {n_ctx} tokens of a conversation, the draft model's context"
@@ -350,7 +350,7 @@ impl CacheArgs {
 
     /// Returns `options` with the given plan for `model`, or with the plan beside the model where
     /// no type is named, or with the automatic choice where no plan exists.
-    pub fn resolve(&self, mut options: SessionOptions, model: &Model) -> Result<Resolved, Failure> {
+    pub fn resolve(&self, mut options: SessionOptions, model: &Model) -> Result<ResolvedCache, Failure> {
         let has_types = self.types().iter().any(Option::is_some) || self.kv_types.is_some();
         let given = self.plan.open(model)?;
         let mut auto = None;
@@ -365,7 +365,7 @@ impl CacheArgs {
                 }
                 None => {
                     auto = Some("auto, no plan".to_owned());
-                    let unnamed = KvOptions::unnamed(&model.config().kv_shape());
+                    let unnamed = KvOptions::default_for(&model.config().kv_shape());
                     let asked = self.kv_policy != Policies::default();
                     let policies = if asked { options.kv.policies } else { unnamed.policies };
                     KvOptions { policies, ..unnamed }
@@ -373,13 +373,13 @@ impl CacheArgs {
             },
         };
         options.kv = self.plan.balanced(options.kv)?;
-        Ok(Resolved { options, auto })
+        Ok(ResolvedCache { options, auto })
     }
 }
 
 /// Holds a session's options and the reason for automatic types.
 #[derive(Debug, Clone)]
-pub struct Resolved {
+pub struct ResolvedCache {
     pub options: SessionOptions,
     pub auto: Option<String>,
 }
@@ -387,7 +387,7 @@ pub struct Resolved {
 impl SamplingArgs {
     /// Returns the checked sampler settings, without the model's recommendations.
     pub fn params(&self) -> Result<SamplerParams, Failure> {
-        let params = self.said().or(&SamplerParams { seed: self.seed.number, ..Default::default() });
+        let params = self.explicit().or(&SamplerParams { seed: self.seed.number, ..Default::default() });
         params.validate().map_err(|error| Failure::Usage(error.to_string()))?;
         Ok(params)
     }
@@ -400,7 +400,7 @@ impl SamplingArgs {
             // Greedy sampling ignores all other settings.
             return Ok((params, None));
         }
-        let taken = model.recommended()?.without(&self.said());
+        let taken = model.recommended()?.without(&self.explicit());
         let params = taken.or(&params);
         params
             .validate()
@@ -408,7 +408,7 @@ impl SamplingArgs {
         Ok((params, recommended(&taken)))
     }
 
-    fn said(&self) -> SamplingDefaults {
+    fn explicit(&self) -> SamplingDefaults {
         SamplingDefaults {
             temperature: self.temp,
             top_k: self.top_k,
@@ -439,12 +439,12 @@ fn recommended(taken: &SamplingDefaults) -> Option<String> {
 
 /// Returns `policies` followed by the type table in a file.
 pub fn with_type_table(policies: Policies, path: &Path) -> Result<Policies, Failure> {
-    let text = without_mark(read_text(path)?);
+    let text = strip_bom(read_text(path)?);
     policies.with_table(&text).map_err(|error| Failure::work(printable_path(path), error))
 }
 
 /// Checks that the file at `path` can be written, before the work whose result it receives.
-pub fn check_target(path: Option<&Path>) -> Result<(), Failure> {
+pub fn check_output_path(path: Option<&Path>) -> Result<(), Failure> {
     let Some(path) = path else { return Ok(()) };
     if model_source::is_model(path) {
         return Err(Failure::work(
@@ -460,7 +460,7 @@ fn check_writable(path: &Path) -> Result<(), Failure> {
 }
 
 /// Rejects an output path that is the source model at `from` or the weights of another folder.
-pub fn check_model_target(path: &Path, from: Option<&Path>) -> Result<(), Failure> {
+pub fn check_model_output_path(path: &Path, from: Option<&Path>) -> Result<(), Failure> {
     let real = |path: &Path| path.canonicalize().ok();
     let is_same = from.is_some_and(|from| real(from).is_some_and(|from| real(path) == Some(from)));
     let refusal = |why: &str| Failure::work(printable_path(path), why);
@@ -479,7 +479,7 @@ const MAX_TEXT: u64 = 256 << 20;
 /// Reads a prompt from a file or stdin as llama.cpp does: strips the last line break and a leading
 /// byte order mark, which editors write.
 pub fn read_prompt(path: &Path) -> Result<String, Failure> {
-    let mut text = without_mark(read_text(path)?);
+    let mut text = strip_bom(read_text(path)?);
     if text.ends_with('\n') {
         text.truncate(text.len() - if text.ends_with("\r\n") { 2 } else { 1 });
     }
@@ -487,7 +487,7 @@ pub fn read_prompt(path: &Path) -> Result<String, Failure> {
 }
 
 /// Returns `text` without its byte order mark.
-pub fn without_mark(text: String) -> String {
+pub fn strip_bom(text: String) -> String {
     text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text)
 }
 
@@ -533,17 +533,17 @@ pub struct Seed {
     /// The seed.
     pub number: u64,
     /// Whether the user chose this seed.
-    pub is_chosen: bool,
+    pub is_explicit: bool,
 }
 
 /// Parses a seed; -1 generates one that is short enough to be typed again.
 fn seed(text: &str) -> Result<Seed, String> {
-    let chosen = |number| Seed { number, is_chosen: true };
+    let chosen = |number| Seed { number, is_explicit: true };
     match text {
         // Each `RandomState` has keys from the system's source of randomness.
         "-1" => {
             let number = RandomState::new().hash_one(()) & u64::from(u32::MAX);
-            Ok(Seed { number, is_chosen: false })
+            Ok(Seed { number, is_explicit: false })
         }
         _ => text
             .parse()

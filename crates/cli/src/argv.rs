@@ -60,13 +60,13 @@ struct Reader<'a> {
 }
 
 /// An option as written: with its dashes, without them, and the value after `=`.
-struct Written<'t> {
+struct WrittenOption<'t> {
     whole: &'t str,
     name: String,
     value: Option<&'t str>,
 }
 
-impl<'t> Written<'t> {
+impl<'t> WrittenOption<'t> {
     fn new(text: &'t str) -> Self {
         let (whole, value) = text.split_once('=').map_or((text, None), |(name, value)| (name, Some(value)));
         Self { whole, name: whole.trim_start_matches('-').replace('_', "-"), value }
@@ -88,7 +88,7 @@ impl Reader<'_> {
         let Some(text) = arg.to_str().filter(|_| is_dashed(&arg)).map(str::to_owned) else {
             return self.word(arg);
         };
-        let written = Written::new(&text);
+        let written = WrittenOption::new(&text);
         if let Some(known) = self.find(&written) {
             let flag = match known.get_long().filter(|_| written.is_long()) {
                 Some(_) => format!("--{}", written.name),
@@ -97,8 +97,8 @@ impl Reader<'_> {
             self.push(flag, known.get_action().takes_values(), written.value, rest);
             return Ok(false);
         }
-        if let Some(means) = self.habit(&written).filter(|_| !self.path.is_empty()) {
-            self.obey(means, &written, rest)?;
+        if let Some(means) = self.foreign_option(&written).filter(|_| !self.path.is_empty()) {
+            self.apply(means, &written, rest)?;
         } else if written.is_long() || is_name(&text) {
             return Err(self.unknown(&written));
         } else if self.attached(&text) {
@@ -110,7 +110,7 @@ impl Reader<'_> {
     }
 
     /// Returns the option of this command with this name.
-    fn find(&self, written: &Written) -> Option<&Arg> {
+    fn find(&self, written: &WrittenOption) -> Option<&Arg> {
         let mut args = self.command.get_arguments();
         if written.is_long() {
             args.find(|arg| longs(arg).any(|long| long == written.name))
@@ -129,31 +129,33 @@ impl Reader<'_> {
     }
 
     /// Returns the first meaning of a name that applies to this command.
-    fn habit(&self, written: &Written) -> Option<Meaning> {
+    fn foreign_option(&self, written: &WrittenOption) -> Option<Meaning> {
         let dashes = if written.is_long() { "--" } else { "-" };
         let name = format!("{dashes}{}", written.name);
         let mut means = foreign_flags::of(&name);
         means.find(|means| match means {
-            Meaning::Is(ours) => self.find(&Written::new(ours)).is_some(),
+            Meaning::Is(ours) => self.find(&WrittenOption::new(ours)).is_some(),
             _ => true,
         })
     }
 
-    fn obey(
+    fn apply(
         &mut self,
         means: Meaning,
-        written: &Written,
+        written: &WrittenOption,
         rest: &mut Peekable<impl Iterator<Item = OsString>>,
     ) -> Result<(), Failure> {
         match means {
             Meaning::Is(ours) => {
                 let takes = !ours.contains('=')
-                    && self.find(&Written::new(ours)).is_some_and(|arg| arg.get_action().takes_values());
+                    && self
+                        .find(&WrittenOption::new(ours))
+                        .is_some_and(|arg| arg.get_action().takes_values());
                 self.push(ours.to_owned(), takes, written.value, rest);
             }
             Meaning::Nothing { takes, why } => {
                 let value = written.value.map(str::to_owned).or_else(|| takes.next(rest));
-                if !why.is_empty() && takes.is_worth_a_note(value.as_deref()) {
+                if !why.is_empty() && takes.deserves_note(value.as_deref()) {
                     self.argv.notes.push(format!("{}: {why}", written.whole));
                 }
             }
@@ -189,8 +191,9 @@ impl Reader<'_> {
 
     fn is_ours(&self, arg: &OsStr) -> bool {
         arg.to_str().filter(|_| is_dashed(arg)).is_some_and(|text| {
-            let written = Written::new(text);
-            written.whole.len() > 1 && (self.find(&written).is_some() || self.habit(&written).is_some())
+            let written = WrittenOption::new(text);
+            written.whole.len() > 1
+                && (self.find(&written).is_some() || self.foreign_option(&written).is_some())
         })
     }
 
@@ -230,26 +233,26 @@ impl Reader<'_> {
     }
 
     /// Returns the error of an option before any command, naming a command that has it.
-    fn before_command(&self, written: &Written, run: &Command) -> Failure {
+    fn before_command(&self, written: &WrittenOption, run: &Command) -> Failure {
         let mut nothing = Argv::default();
         let (path, words) = (vec!["run"], Vec::new());
         let there = Reader { root: self.root, command: run, path, argv: &mut nothing, words };
         let whole = written.whole;
-        Failure::Usage(match (there.find(written), there.habit(written)) {
+        Failure::Usage(match (there.find(written), there.foreign_option(written)) {
             (None, None) => format!("no option {whole} before a command (see kvant --help)"),
             (None, Some(Meaning::No(why) | Meaning::Only(_, why))) => format!("{whole}: {why}"),
             _ => format!("a command comes before {whole}: kvant run {whole} ... (see kvant --help)"),
         })
     }
 
-    fn unknown(&self, written: &Written) -> Failure {
+    fn unknown(&self, written: &WrittenOption) -> Failure {
         let (whole, name) = (written.whole, self.name());
         if let Some(run) = self.root.find_subcommand("run").filter(|_| self.path.is_empty()) {
             return self.before_command(written, run);
         }
         let ours = self.command.get_arguments().flat_map(longs);
         let theirs = foreign_flags::names()
-            .filter(|name| matches!(self.habit(&Written::new(name)), Some(Meaning::Is(_))));
+            .filter(|name| matches!(self.foreign_option(&WrittenOption::new(name)), Some(Meaning::Is(_))));
         let names = ours.chain(theirs.filter_map(|name| name.strip_prefix("--")));
         let near = nearest(&written.name, names).map(|near| format!("; did you mean --{near}?"));
         Failure::Usage(format!("no option {whole} in {name}{} (see {name} --help)", near.unwrap_or_default()))
@@ -273,7 +276,7 @@ impl Arity {
 
     /// Returns whether a dropped value deserves a note: a switch that is on requests the default
     /// behaviour.
-    fn is_worth_a_note(self, value: Option<&str>) -> bool {
+    fn deserves_note(self, value: Option<&str>) -> bool {
         self != Self::Switch || value.is_some_and(|value| value.split(',').any(|one| OFF.contains(&one)))
     }
 }

@@ -12,7 +12,7 @@ use clap::Args;
 use kvant::gguf::printable;
 use kvant::{ChatTemplate, Message, RenderOptions, Requirements, Session, SessionOptions};
 
-use crate::args::{CacheArgs, DecodeArgs, ModelArgs, Resolved, SamplingArgs, Wanted};
+use crate::args::{CacheArgs, DecodeArgs, ModelArgs, ModelRequirements, ResolvedCache, SamplingArgs};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::template::TemplateArgs;
@@ -21,7 +21,7 @@ use crate::{console, output};
 use command::Input;
 use conversation::Chat;
 use input::{Lines, Read};
-use reasoning_view::Shown;
+use reasoning_view::ReasoningDisplay;
 
 /// Arguments of `kvant chat`.
 #[derive(Args, Debug)]
@@ -66,22 +66,27 @@ pub struct ChatArgs {
 
 /// Runs the command.
 pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
-    args.model.place.leave_prompt(&mut args.words)?;
+    args.model.place.split_off_prompt(&mut args.words)?;
     let first = args.prompt.clone().or_else(|| (!args.words.is_empty()).then(|| args.words.join(" ")));
     // Reports invalid settings before anything is loaded.
     args.sampling.params()?;
     let options = args.cache.session_options()?;
     let sight = Some(VisionOptions { args: &args.sight, is_needed: !args.image.is_empty() });
     let (chat_template, draft) = (args.template.source()?, Some(&args.decode.draft));
-    let wanted = Wanted { needs: Requirements::ChatTemplate, chat_template, draft, sight };
-    let model = args.model.open_for(false, wanted)?;
+    let wanted = ModelRequirements { needs: Requirements::ChatTemplate, chat_template, draft, sight };
+    let model = args.model.open_with(false, wanted)?;
     let (sampler, recommended) = args.sampling.params_for(&model)?;
     let render = render_options(model.chat_template()?, args.think)?;
-    let Resolved { options, auto } = args.cache.resolve(options, &model)?;
+    let ResolvedCache { options, auto } = args.cache.resolve(options, &model)?;
     let session = model.session(options.clone())?;
     args.cache.note_length(&session);
-    let interrupt = Interrupt::listen(stdin().is_terminal())?;
-    console::say(banner(&args.model.label(), &session, &options, [auto.as_deref(), recommended.as_deref()])?);
+    let interrupt = Interrupt::install(stdin().is_terminal())?;
+    console::eprint_line(banner(
+        &args.model.label(),
+        &session,
+        &options,
+        [auto.as_deref(), recommended.as_deref()],
+    )?);
     let mut chat = Chat {
         name: args.model.label(),
         messages: args.system_prompt.as_deref().map(Message::system).into_iter().collect(),
@@ -93,8 +98,8 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
         n_answers: 0,
         context_shift: args.context_shift,
         render,
-        thoughts: Shown::of(args.hide_thinking),
-        pictures: encode_images(&model, &args.image, false)?,
+        reasoning: ReasoningDisplay::of(args.hide_thinking),
+        images: encode_images(&model, &args.image, false)?,
         options,
         interrupt,
         session,
@@ -102,21 +107,21 @@ pub fn chat(mut args: ChatArgs) -> Result<(), Failure> {
     };
     let mut lines = Lines::open()?;
     if let Some(message) = first {
-        go_on(chat.take(Input::Message(message)))?;
+        report_turn(chat.take(Input::Message(message)))?;
     }
     loop {
         let line = match lines.next()? {
             Read::Message(line) => line,
             Read::Interrupted => {
-                console::say("(Ctrl-D or /exit ends the program)");
+                console::eprint_line("(Ctrl-D or /exit ends the program)");
                 continue;
             }
             Read::End => return Ok(()),
         };
         match command::parse(&line) {
             Ok(Input::Exit) => return Ok(()),
-            Ok(input) => go_on(chat.take(input))?,
-            Err(line) => go_on(Err(Failure::Usage(line)))?,
+            Ok(input) => report_turn(chat.take(input))?,
+            Err(line) => report_turn(Err(Failure::Usage(line)))?,
         }
     }
 }
@@ -135,11 +140,11 @@ fn render_options(template: &ChatTemplate, thinks: Option<bool>) -> Result<Rende
 }
 
 /// Prints the error of a failed turn and continues, unless the output is closed.
-fn go_on(result: Result<(), Failure>) -> Result<(), Failure> {
+fn report_turn(result: Result<(), Failure>) -> Result<(), Failure> {
     match result {
         Err(lost @ (Failure::BrokenPipe | Failure::Output(_))) => Err(lost),
         Err(failure) => {
-            failure.tell();
+            failure.print();
             Ok(())
         }
         Ok(()) => Ok(()),

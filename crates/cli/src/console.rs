@@ -21,15 +21,15 @@ pub fn results() -> StdoutLock<'static> {
 }
 
 /// Returns whether stdout is a terminal, which interprets control characters.
-pub fn is_obeyed() -> bool {
+pub fn stdout_is_terminal() -> bool {
     io::stdout().is_terminal()
 }
 
 /// Returns a model's text as it may be written: for a terminal without control characters, except
 /// line ends and tabs. A model repeats untrusted text, and a terminal would take its title, its
 /// colours or the clipboard from there. Files and pipes get the text unchanged.
-pub fn spoken(text: &str, is_obeyed: bool) -> Cow<'_, str> {
-    let is_left_out = |c: char| is_obeyed && c.is_control() && !matches!(c, '\n' | '\t');
+pub fn sanitized_output(text: &str, is_terminal: bool) -> Cow<'_, str> {
+    let is_left_out = |c: char| is_terminal && c.is_control() && !matches!(c, '\n' | '\t');
     if text.contains(is_left_out) { text.replace(is_left_out, "").into() } else { text.into() }
 }
 
@@ -49,17 +49,17 @@ pub fn flush() -> io::Result<()> {
 }
 
 /// Prints a message that is not a result to stderr: progress, notes, errors.
-pub fn say(text: impl Display) {
+pub fn eprint_line(text: impl Display) {
     let _ = writeln!(heard(), "{}", shown(&text.to_string()));
 }
 
 /// Prints one line of JSON to stderr.
-pub fn say_json(line: String) {
+pub fn eprint_json(line: String) {
     let _ = writeln!(heard(), "{}", escaped(line));
 }
 
 /// Returns whether stderr is a terminal.
-pub fn is_watched() -> bool {
+pub fn stderr_is_terminal() -> bool {
     heard().is_terminal()
 }
 
@@ -104,10 +104,10 @@ mod tests {
     fn control_characters_are_removed_for_terminals_only() {
         let said =
             "a\u{1b}]0;OWNED\u{7}\u{1b}]52;c;b3du\u{1b}\\\tb\r\n\u{9b}31m\u{85}\u{7f}\u{0}\u{8}字 é \u{200d}";
-        assert_eq!(spoken(said, true), "a]0;OWNED]52;c;b3du\\\tb\n31m字 é \u{200d}");
-        assert_eq!(spoken(said, false), said);
+        assert_eq!(sanitized_output(said, true), "a]0;OWNED]52;c;b3du\\\tb\n31m字 é \u{200d}");
+        assert_eq!(sanitized_output(said, false), said);
         let all: String = (0..0x100).filter_map(char::from_u32).collect();
-        let left: Vec<char> = spoken(&all, true).chars().filter(|c| c.is_control()).collect();
+        let left: Vec<char> = sanitized_output(&all, true).chars().filter(|c| c.is_control()).collect();
         assert_eq!(left, ['\t', '\n']);
     }
 

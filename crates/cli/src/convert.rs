@@ -8,7 +8,7 @@ use kvant::gguf::{TensorInfo, printable_path};
 use kvant::hf;
 use kvant::quantize::{self, Recipe};
 
-use crate::args::check_model_target;
+use crate::args::check_model_output_path;
 use crate::failure::Failure;
 use crate::quantize::say_types;
 use crate::{console, output, progress};
@@ -43,10 +43,10 @@ pub fn convert(args: ConvertArgs) -> Result<(), Failure> {
             format!("{}: expected a folder (kvant quantize takes GGUF files)", printable_path(&folder));
         return Err(Failure::Usage(line));
     }
-    check_model_target(&out, Some(&folder))?;
+    check_model_output_path(&out, Some(&folder))?;
     let started = Instant::now();
     let gguf = hf::open(&folder).map_err(kvant::Error::from)?;
-    let recipe = recipe.unwrap_or_else(|| quantize::usual_type(&gguf).into());
+    let recipe = recipe.unwrap_or_else(|| quantize::main_type(&gguf).into());
     let recipe = if pure { Recipe::from(recipe.dtype()) } else { recipe };
     let bar = progress::bar("converting", gguf.tensors().len() as u64, quiet);
     let written = quantize::quantize(&gguf, &out, recipe, &mut |_: &TensorInfo| {
@@ -65,5 +65,5 @@ pub fn convert(args: ConvertArgs) -> Result<(), Failure> {
 
 fn say_written(folder: &Path, out: &Path, [before, after]: &[String; 2], seconds: f64) {
     let (folder, out) = (printable_path(folder), printable_path(out));
-    console::say(format_args!("{folder}: {before} -> {out}: {after}, {seconds:.1} s"));
+    console::eprint_line(format_args!("{folder}: {before} -> {out}: {after}, {seconds:.1} s"));
 }

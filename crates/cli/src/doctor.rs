@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use kvant::gguf::{Packed, printable_path};
-use kvant::tuning::{self, Trial, Tuned, Unusable, WayTrial, cpu_name};
+use kvant::gguf::{LoadOnlyType, printable_path};
+use kvant::tuning::{self, Trial, Tuned, Unusable, VariantTrial, cpu_name};
 use kvant::{CpuInfo, DeviceChoice};
 use serde_json::{Value, json};
 
@@ -42,7 +42,7 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
     for Unusable { device, why } in tuning::unusable() {
         let of_device =
             if device == DeviceChoice::Cpu { String::new() } else { format!(" --device {device}") };
-        console::say(format_args!(
+        console::eprint_line(format_args!(
             "warning: {why}; not used (kvant doctor --tune{of_device} creates it again)"
         ));
     }
@@ -65,7 +65,7 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
             "instruction_sets": device.instruction_sets(),
             "matrix_unit": device.matrix_unit(),
             "choices": kernels,
-            "unpacked": Packed::ALL.map(Packed::name),
+            "unpacked": LoadOnlyType::ALL.map(LoadOnlyType::name),
             "gpus": gpu::reports().into_iter().map(|gpu| gpu.json).collect::<Vec<_>>(),
             "adapters": gpu::adapters().into_iter().map(|adapter| adapter.json).collect::<Vec<_>>(),
         });
@@ -86,7 +86,7 @@ pub fn doctor(args: DoctorArgs) -> Result<(), Failure> {
     }
     console::print("")?;
     output::print_rows(&kernels, Format::Md)?;
-    console::print(format_args!("\nunpacked on load: {}", output::unpacked(&Packed::ALL)))?;
+    console::print(format_args!("\nunpacked on load: {}", output::unpacked(&LoadOnlyType::ALL)))?;
     Ok(())
 }
 
@@ -100,12 +100,12 @@ fn tune(args: &DoctorArgs) -> Result<(), Failure> {
         }
     };
     output::print_rows(&rows, if args.json { Format::Json } else { Format::Md })?;
-    console::say(format_args!("saved in {}; KVANT_TUNING=off ignores it", printable_path(&path)));
+    console::eprint_line(format_args!("saved in {}; KVANT_TUNING=off ignores it", printable_path(&path)));
     Ok(())
 }
 
 fn tune_cpu(threads: Option<usize>) -> Result<(Vec<Row>, PathBuf), Failure> {
-    console::say("timing, about ten seconds; other load on this machine distorts it");
+    console::eprint_line("timing, about ten seconds; other load on this machine distorts it");
     let Tuned { trials, path } = tuning::tune(threads)?;
     let row = |trial: &Trial| {
         let number = [("number", trial.name.into()), ("value", trial.value.into())];
@@ -116,13 +116,14 @@ fn tune_cpu(threads: Option<usize>) -> Result<(Vec<Row>, PathBuf), Failure> {
 }
 
 fn tune_adapter(index: usize) -> Result<(Vec<Row>, PathBuf), Failure> {
-    console::say("compiling and timing, a minute or more; other load on this machine distorts it");
+    console::eprint_line("compiling and timing, a minute or more; other load on this machine distorts it");
     let bar = progress::bar("tuning", 1000, false);
     let tuned = tuning::tune_adapter(index, &mut |done| bar.set_position((1000.0 * done) as u64));
     bar.finish_and_clear();
     let Tuned { trials, path } = tuned?;
-    let row =
-        |trial: &WayTrial| gpu::way_cells(&trial.way).chain(outcome(trial.seconds, trial.is_taken)).collect();
+    let row = |trial: &VariantTrial| {
+        gpu::variant_cells(&trial.way).chain(outcome(trial.seconds, trial.is_selected)).collect()
+    };
     Ok((trials.iter().map(row).collect(), path))
 }
 

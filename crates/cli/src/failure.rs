@@ -34,15 +34,15 @@ impl Failure {
     }
 
     /// Prints the line.
-    pub fn tell(&self) {
+    pub fn print(&self) {
         if let Some(line) = self.line() {
-            console::say(format_args!("error: {line}"));
+            console::eprint_line(format_args!("error: {line}"));
         }
     }
 
     /// Prints the line and returns the exit code.
     pub fn report(self) -> ExitCode {
-        self.tell();
+        self.print();
         match self {
             Self::Work(_) | Self::Output(_) => ExitCode::from(1),
             Self::Usage(_) => ExitCode::from(2),

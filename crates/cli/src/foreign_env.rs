@@ -84,7 +84,7 @@ mod tests {
     use crate::Cli;
 
     /// Returns the note for a command line where these variables are set.
-    fn told(line: &str, set: &[&str]) -> Option<String> {
+    fn render(line: &str, set: &[&str]) -> Option<String> {
         let mut root = Cli::command();
         root.build();
         let matches = root.try_get_matches_from_mut(line.split(' ')).unwrap();
@@ -98,16 +98,16 @@ mod tests {
         let cache = "OLLAMA_KV_CACHE_TYPE (here KVANT_CACHE_TYPE_K, KVANT_CACHE_TYPE_V)";
         let host = "OLLAMA_HOST (here KVANT_HOST, KVANT_PORT)";
         let context = "LLAMA_ARG_CTX_SIZE (here KVANT_CTX_SIZE)";
-        assert_eq!(told("kvant serve", &all), Some(format!("{begin}; {context}; {host}; {cache}")));
+        assert_eq!(render("kvant serve", &all), Some(format!("{begin}; {context}; {host}; {cache}")));
         // `kvant run` has no host.
-        assert_eq!(told("kvant run --prompt x", &all), Some(format!("{begin}; {context}; {cache}")));
-        assert_eq!(told("kvant run Hello", &all), Some(format!("{begin}; {context}; {cache}")));
+        assert_eq!(render("kvant run --prompt x", &all), Some(format!("{begin}; {context}; {cache}")));
+        assert_eq!(render("kvant run Hello", &all), Some(format!("{begin}; {context}; {cache}")));
         // Settings of this program take precedence.
         let here = "kvant serve bundled --port 0 --cache-type-v q8_0 --ctx-size 512";
-        assert_eq!(told(here, &all), None);
-        assert_eq!(told("kvant serve", &["LLAMA_ARG_MODEL", "KVANT_MODEL"]), None);
-        assert_eq!(told("kvant completions bash", &all), None);
-        assert_eq!(told("kvant serve", &["OLLAMA_MODELS", "KVANT_HOST"]), None);
+        assert_eq!(render(here, &all), None);
+        assert_eq!(render("kvant serve", &["LLAMA_ARG_MODEL", "KVANT_MODEL"]), None);
+        assert_eq!(render("kvant completions bash", &all), None);
+        assert_eq!(render("kvant serve", &["OLLAMA_MODELS", "KVANT_HOST"]), None);
     }
 
     #[test]

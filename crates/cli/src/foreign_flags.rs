@@ -30,11 +30,11 @@ pub enum Arity {
     Switch,
 }
 
-const fn silent(takes: Arity) -> Meaning {
+const fn ignored(takes: Arity) -> Meaning {
     Meaning::Nothing { takes, why: "" }
 }
 
-const fn noted(takes: Arity, why: &'static str) -> Meaning {
+const fn ignored_with_note(takes: Arity, why: &'static str) -> Meaning {
     Meaning::Nothing { takes, why }
 }
 
@@ -46,7 +46,7 @@ const LINES: Meaning = Only(
     "chat",
     "kvant chat reads several lines: \\ at a line's end goes on, \"\"\" begins and ends a block",
 );
-const CHUNKS: Meaning = noted(Value, "prefill runs in batches of 512 tokens");
+const CHUNKS: Meaning = ignored_with_note(Value, "prefill runs in batches of 512 tokens");
 const MAPPED: &str = "weights are repacked in memory on load";
 const SPLIT: Meaning = No(
     "layers are split between one GPU and the CPU: --device cuda:N or wgpu:N selects it, -ngl N sets the number of GPU layers",
@@ -56,10 +56,14 @@ const GRAMMAR: Meaning =
     No("structured output follows the schema or grammar of a request to kvant serve; there is no flag");
 const ROPE: Meaning = No("RoPE parameters come from the model's file");
 const DRAFT_MODEL: Meaning = No("kvant run, chat and serve take a draft model");
-const DRAFT_CACHE: Meaning = noted(Value, "a draft model's KV cache is q8_0 and as long as its context");
-const DRAFT_PLACE: Meaning = noted(Value, "a draft model runs on the device and threads of the main model");
-const DRAFT: Meaning =
-    noted(Value, "the number of draft tokens adapts to the acceptance rate; --draft-max N bounds it");
+const DRAFT_CACHE: Meaning =
+    ignored_with_note(Value, "a draft model's KV cache is q8_0 and as long as its context");
+const DRAFT_PLACE: Meaning =
+    ignored_with_note(Value, "a draft model runs on the device and threads of the main model");
+const DRAFT: Meaning = ignored_with_note(
+    Value,
+    "the number of draft tokens adapts to the acceptance rate; --draft-max N bounds it",
+);
 const EMBEDDINGS: Meaning = Only("serve", "kvant serve answers /v1/embeddings");
 const RERANK: Meaning = Only("serve", "kvant serve answers /v1/rerank, with reranking models");
 const HUB: Meaning = No("this build cannot download models (feature `hub`)");
@@ -67,7 +71,7 @@ const SERVER: Meaning = No("kvant serve listens for requests");
 const THINKING: Meaning = No(
     "kvant chat shows a model's reasoning or hides it (--hide-thinking); a request to kvant serve sets reasoning_format",
 );
-const UNBOUND: Meaning = noted(Value, "the system places threads; taskset binds them");
+const UNBOUND: Meaning = ignored_with_note(Value, "the system places threads; taskset binds them");
 const ONE_CACHE: &str = "the KV cache follows its types and policies (-ctk, -ctv, --kv-policy)";
 const TEMPLATE: Meaning = No("--chat-template takes a format's name or a file, --raw the text as it is");
 
@@ -93,8 +97,8 @@ const OPTIONS: &[(&str, Meaning)] = &[
     ("--num-ctx", Is("--ctx-size")),
     ("--max-tokens", Is("--predict")),
     ("--max-model-len", Is("--ctx-size")),
-    ("--threads-batch", noted(Value, "prefill and decode use the same threads (-t)")),
-    ("-tb", noted(Value, "prefill and decode use the same threads (-t)")),
+    ("--threads-batch", ignored_with_note(Value, "prefill and decode use the same threads (-t)")),
+    ("-tb", ignored_with_note(Value, "prefill and decode use the same threads (-t)")),
     ("-dev", Is("--device")),
     ("-hf", Is("--hf-repo")),
     ("-hfr", Is("--hf-repo")),
@@ -106,22 +110,25 @@ const OPTIONS: &[(&str, Meaning)] = &[
     ("--hf-file", HUB),
     ("--offline", HUB),
     ("--lora-init-without-apply", Only("serve", "--lora-scaled FILE:0 loads an adapter with scale 0")),
-    ("--no-repack", noted(Nothing, MAPPED)),
+    ("--no-repack", ignored_with_note(Nothing, MAPPED)),
     ("--verbose", Is("--log-level=debug")),
     ("-v", Is("--log-level=debug")),
     ("--no-perf", Is("--quiet")),
     ("--log-disable", Is("--quiet")),
     ("--format", No("--json prints one object")),
     // Default behaviour, or options without a needed counterpart.
-    ("-fa", noted(Switch, "attention is always one fused pass over the KV cache as stored")),
-    ("--flash-attn", noted(Switch, "attention is always one fused pass over the KV cache as stored")),
+    ("-fa", ignored_with_note(Switch, "attention is always one fused pass over the KV cache as stored")),
+    (
+        "--flash-attn",
+        ignored_with_note(Switch, "attention is always one fused pass over the KV cache as stored"),
+    ),
     ("-b", CHUNKS),
     ("--batch-size", CHUNKS),
-    ("--mlock", noted(Nothing, "the system decides which pages stay in memory")),
-    ("--mmap", noted(Nothing, MAPPED)),
-    ("--no-mmap", noted(Nothing, MAPPED)),
-    ("-mmp", noted(Value, MAPPED)),
-    ("--numa", noted(Value, "threads are not bound to nodes; numactl binds them")),
+    ("--mlock", ignored_with_note(Nothing, "the system decides which pages stay in memory")),
+    ("--mmap", ignored_with_note(Nothing, MAPPED)),
+    ("--no-mmap", ignored_with_note(Nothing, MAPPED)),
+    ("-mmp", ignored_with_note(Value, MAPPED)),
+    ("--numa", ignored_with_note(Value, "threads are not bound to nodes; numactl binds them")),
     ("-C", UNBOUND),
     ("--cpu-mask", UNBOUND),
     ("-Cr", UNBOUND),
@@ -129,31 +136,31 @@ const OPTIONS: &[(&str, Meaning)] = &[
     ("--cpu-strict", UNBOUND),
     ("--prio", UNBOUND),
     ("--poll", UNBOUND),
-    ("--swa-full", noted(Nothing, ONE_CACHE)),
-    ("-kvu", noted(Nothing, ONE_CACHE)),
-    ("--kv-unified", noted(Nothing, ONE_CACHE)),
-    ("-dt", noted(Value, ONE_CACHE)),
-    ("--defrag-thold", noted(Value, ONE_CACHE)),
-    ("-fit", silent(Switch)),
-    ("--fit", silent(Switch)),
-    ("--log-colors", silent(Switch)),
-    ("--log-prefix", silent(Nothing)),
-    ("--log-timestamps", silent(Nothing)),
-    ("--insecure", silent(Nothing)),
-    ("--keep", noted(Value, "the system message is always kept")),
-    ("--display-prompt", noted(Nothing, "the prompt is not shown")),
-    ("--verbose-prompt", noted(Nothing, "the prompt is not shown")),
-    ("--no-display-prompt", silent(Nothing)),
-    ("--no-context-shift", silent(Nothing)),
-    ("--no-escape", silent(Nothing)),
-    ("--no-warmup", silent(Nothing)),
-    ("--warmup", silent(Nothing)),
-    ("--jinja", silent(Nothing)),
-    ("--simple-io", silent(Nothing)),
-    ("--prompt-cache-all", silent(Nothing)),
-    ("--nowordwrap", silent(Nothing)),
-    ("-co", silent(Switch)),
-    ("--color", silent(Switch)),
+    ("--swa-full", ignored_with_note(Nothing, ONE_CACHE)),
+    ("-kvu", ignored_with_note(Nothing, ONE_CACHE)),
+    ("--kv-unified", ignored_with_note(Nothing, ONE_CACHE)),
+    ("-dt", ignored_with_note(Value, ONE_CACHE)),
+    ("--defrag-thold", ignored_with_note(Value, ONE_CACHE)),
+    ("-fit", ignored(Switch)),
+    ("--fit", ignored(Switch)),
+    ("--log-colors", ignored(Switch)),
+    ("--log-prefix", ignored(Nothing)),
+    ("--log-timestamps", ignored(Nothing)),
+    ("--insecure", ignored(Nothing)),
+    ("--keep", ignored_with_note(Value, "the system message is always kept")),
+    ("--display-prompt", ignored_with_note(Nothing, "the prompt is not shown")),
+    ("--verbose-prompt", ignored_with_note(Nothing, "the prompt is not shown")),
+    ("--no-display-prompt", ignored(Nothing)),
+    ("--no-context-shift", ignored(Nothing)),
+    ("--no-escape", ignored(Nothing)),
+    ("--no-warmup", ignored(Nothing)),
+    ("--warmup", ignored(Nothing)),
+    ("--jinja", ignored(Nothing)),
+    ("--simple-io", ignored(Nothing)),
+    ("--prompt-cache-all", ignored(Nothing)),
+    ("--nowordwrap", ignored(Nothing)),
+    ("-co", ignored(Switch)),
+    ("--color", ignored(Switch)),
     // Options of another command.
     ("-cnv", CHAT),
     ("--conversation", CHAT),
@@ -252,10 +259,10 @@ const OPTIONS: &[(&str, Meaning)] = &[
     ("-np", SERVER),
     ("--n-parallel", Is("--parallel")),
     ("--parallel", SERVER),
-    ("-cb", noted(Nothing, "continuous batching is always on")),
-    ("--cont-batching", noted(Nothing, "continuous batching is always on")),
-    ("--metrics", noted(Nothing, "/metrics is always there")),
-    ("--slots", noted(Nothing, "/slots is always there")),
+    ("-cb", ignored_with_note(Nothing, "continuous batching is always on")),
+    ("--cont-batching", ignored_with_note(Nothing, "continuous batching is always on")),
+    ("--metrics", ignored_with_note(Nothing, "/metrics is always there")),
+    ("--slots", ignored_with_note(Nothing, "/slots is always there")),
     ("--cors-origins", Is("--cors-origin")),
     ("-a", Is("--alias")),
     ("--served-model-name", Is("--alias")),
@@ -303,7 +310,7 @@ const OPTIONS: &[(&str, Meaning)] = &[
     ("--draft-min", DRAFT),
     ("--draft-p-min", DRAFT),
     ("--spec-type", DRAFT),
-    ("--mtp", noted(Nothing, "MTP layers are used if the file has them")),
+    ("--mtp", ignored_with_note(Nothing, "MTP layers are used if the file has them")),
     ("-mm", Is("--mmproj")),
     ("--mmproj-url", No("--mmproj takes a file; one in the model's repository is found by itself")),
     ("-mmu", No("--mmproj takes a file; one in the model's repository is found by itself")),

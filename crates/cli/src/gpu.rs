@@ -1,6 +1,6 @@
 //! GPU section of `kvant doctor`: NVIDIA GPUs, and adapters of Vulkan, Metal and DX12.
 
-use kvant::tuning::Way;
+use kvant::tuning::AttendVariantName;
 use kvant::{CudaInfo, DeviceInfo, Error, WgpuInfo};
 use serde_json::{Value, json};
 
@@ -39,13 +39,13 @@ fn examine(index: usize) -> Result<Report, Error> {
         info.kernels,
         output::bytes(free),
         output::bytes(total),
-        unlooked(&info),
+        nan_check_warning(&info),
     );
     let json = json!({
         "device": info.name,
         "product": gpu.product(),
         "n_sms": info.n_threads,
-        "looks_for_broken_rows": info.looks_for_broken_rows,
+        "looks_for_broken_rows": info.checks_finite_rows,
         "driver": driver,
         "nvrtc": nvrtc,
         "free_bytes": free,
@@ -64,8 +64,17 @@ pub fn adapters() -> Vec<Report> {
 }
 
 fn of_adapter(adapter: WgpuInfo) -> Report {
-    let WgpuInfo { device, product, interface, driver, is_software, max_binding, features, ways, is_tuned } =
-        adapter;
+    let WgpuInfo {
+        device,
+        product,
+        interface,
+        driver,
+        is_software,
+        max_binding,
+        features,
+        variants: ways,
+        is_tuned,
+    } = adapter;
     let line = format!(
         "{device} {product} through {interface}{}, {driver}, up to {} per allocation, {}, codebook lookup {} ({})",
         if is_software { " (software on the CPU)" } else { "" },
@@ -82,14 +91,14 @@ fn of_adapter(adapter: WgpuInfo) -> Report {
         "is_software": is_software,
         "max_binding": max_binding,
         "features": features,
-        "ways": ways.iter().map(|way| Value::Object(way_cells(way).collect())).collect::<Vec<_>>(),
+        "ways": ways.iter().map(|way| Value::Object(variant_cells(way).collect())).collect::<Vec<_>>(),
         "tuned": is_tuned,
     });
     Report { line, json }
 }
 
 /// Returns the attention variant of an adapter for types with the same read path.
-pub fn way_cells(way: &Way) -> impl Iterator<Item = (String, Value)> {
+pub fn variant_cells(way: &AttendVariantName) -> impl Iterator<Item = (String, Value)> {
     let cells: [(&str, Value); 4] = [
         ("types", way.types.clone().into()),
         ("look_ups", way.look_ups.clone().into()),
@@ -100,8 +109,8 @@ pub fn way_cells(way: &Way) -> impl Iterator<Item = (String, Value)> {
 }
 
 /// Returns the warning for a device that does not check K and V rows for NaN.
-fn unlooked(info: &DeviceInfo) -> &'static str {
-    if info.looks_for_broken_rows { "" } else { "; NaN in keys and values is detected in the logits alone" }
+fn nan_check_warning(info: &DeviceInfo) -> &'static str {
+    if info.checks_finite_rows { "" } else { "; NaN in keys and values is detected in the logits alone" }
 }
 
 #[cfg(test)]
@@ -111,7 +120,7 @@ mod tests {
     #[test]
     fn a_device_without_nan_checks_is_reported() {
         let cpu = kvant::CpuInfo::open(Some(1)).unwrap().info();
-        assert_eq!(unlooked(&cpu), "");
-        assert!(unlooked(&DeviceInfo { looks_for_broken_rows: false, ..cpu }).contains("logits alone"));
+        assert_eq!(nan_check_warning(&cpu), "");
+        assert!(nan_check_warning(&DeviceInfo { checks_finite_rows: false, ..cpu }).contains("logits alone"));
     }
 }

@@ -4,14 +4,14 @@ use std::fmt;
 use std::path::PathBuf;
 
 use clap::Args;
-use kvant::gguf::{Packed, TensorInfo, Value as MetaValue, printable};
+use kvant::gguf::{LoadOnlyType, TensorInfo, Value as MetaValue, printable};
 use kvant::limits::{MAX_TOKENS, check_size};
 use kvant::{Config, DType, ExpertSpec, Gguf, KvPlan, KvShape, LayerRange, Plan, Policies};
 use serde_json::{Map, Value, json};
 
 use crate::args::with_type_table;
 use crate::failure::Failure;
-use crate::model_source::PlaceArgs;
+use crate::model_source::ModelSourceArgs;
 use crate::output::{self, Format, Row};
 use crate::plan::{self, certificate};
 use crate::{console, hints};
@@ -21,7 +21,7 @@ use crate::{console, hints};
 #[command(after_help = "Example:\n  kvant inspect bundled -c 8192")]
 pub struct InspectArgs {
     #[command(flatten)]
-    place: PlaceArgs,
+    place: ModelSourceArgs,
     /// Context size of the memory table; 0 is the model's training context [default: 0]
     #[arg(short = 'c', long, value_name = "N")]
     ctx_size: Option<usize>,
@@ -55,7 +55,7 @@ pub fn inspect(args: InspectArgs) -> Result<(), Failure> {
     // An unsupported GGUF file is still shown, without a memory table.
     let config = Config::from_gguf(&gguf).map_err(|error| error.to_string());
     let experts = config.as_ref().ok().and_then(|config| Experts::of(&gguf, config));
-    let states = config.as_ref().ok().and_then(States::of);
+    let states = config.as_ref().ok().and_then(RecurrentStates::of);
     let mtp = config.as_ref().ok().and_then(Mtp::of);
     let memory = config
         .and_then(|config| memory_table(&config.kv_shape(), n_ctx.unwrap_or(config.n_ctx_train), &policies));
@@ -140,7 +140,7 @@ impl fmt::Display for Experts {
 }
 
 /// Recurrent states of a model.
-struct States {
+struct RecurrentStates {
     n_layers: usize,
     /// Number of all layers of the model.
     of: usize,
@@ -151,16 +151,16 @@ struct States {
     every: usize,
 }
 
-impl States {
+impl RecurrentStates {
     fn of(config: &Config) -> Option<Self> {
-        let (bytes, every) = config.kv_shape().states_kept()?;
+        let (bytes, every) = config.kv_shape().state_snapshots()?;
         let mut recurrent = config.layers.iter().filter(|layer| layer.recurrence.is_some());
         let (n_layers, attend) = (recurrent.clone().count(), recurrent.any(kvant::LayerSpec::attends));
         Some(Self { n_layers, of: config.layers.len(), attend, bytes, every })
     }
 }
 
-impl fmt::Display for States {
+impl fmt::Display for RecurrentStates {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { n_layers, of, attend, bytes, every } = self;
         let place = if *attend { "beside" } else { "instead of" };
@@ -206,7 +206,7 @@ fn memory_table(shape: &KvShape, n_ctx: usize, policies: &Policies) -> Result<(u
     let pairs = DType::KV.map(|dtype| (dtype, dtype)).into_iter();
     let pairs = pairs.chain([(DType::Q8_0, DType::Turbo4), (DType::Q8_0, DType::Turbo3)]);
     // With shared K and V (MLA), both have the same type.
-    let pairs = pairs.filter(|(k, v)| k == v || !shape.layers.iter().all(|layer| layer.joint));
+    let pairs = pairs.filter(|(k, v)| k == v || !shape.layers.iter().all(|layer| layer.shared_kv));
     let rows = pairs
         .map(|(k, v)| {
             let plan = Plan::new(shape, k, v, policies).map_err(|error| hints::of_engine(&error.into()))?;
@@ -227,7 +227,7 @@ fn memory_table(shape: &KvShape, n_ctx: usize, policies: &Policies) -> Result<(u
 
 fn tensor_summary(tensors: &[TensorInfo]) -> Vec<Row> {
     let mut names: Vec<&str> = DType::ALL.iter().map(|dtype| dtype.name()).collect();
-    names.extend(Packed::ALL.into_iter().chain(Packed::NUMBERS).map(Packed::name));
+    names.extend(LoadOnlyType::ALL.into_iter().chain(LoadOnlyType::NUMBERS).map(LoadOnlyType::name));
     let types = names.into_iter().filter_map(|name| {
         let of_type = || tensors.iter().filter(move |info| type_name(info) == name);
         let bytes: usize = of_type().map(|info| info.stored_bytes).sum();
@@ -247,7 +247,7 @@ fn tensor_summary(tensors: &[TensorInfo]) -> Vec<Row> {
 
 /// Returns the name of a tensor's type in the file.
 fn type_name(info: &TensorInfo) -> &'static str {
-    info.packed.map_or(info.dtype.name(), Packed::name)
+    info.packed.map_or(info.dtype.name(), LoadOnlyType::name)
 }
 
 fn tensor_row(info: &TensorInfo) -> Row {
@@ -263,7 +263,7 @@ fn tensor_row(info: &TensorInfo) -> Row {
 fn as_json(
     gguf: &Gguf,
     experts: Option<&Experts>,
-    states: Option<&States>,
+    states: Option<&RecurrentStates>,
     mtp: Option<&Mtp>,
     memory: &Result<(usize, Vec<Row>), String>,
     plan: Option<&Result<KvPlan, String>>,

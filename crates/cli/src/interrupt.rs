@@ -21,7 +21,7 @@ pub struct Interrupt {
 
 impl Interrupt {
     /// Installs the handler; with `edits_lines`, a line editor handles the key between generations.
-    pub fn listen(edits_lines: bool) -> Result<Self, Failure> {
+    pub fn install(edits_lines: bool) -> Result<Self, Failure> {
         let interrupt = Self { cancel: CancelFlag::default(), answering: Arc::default() };
         let heard = interrupt.clone();
         let handler = move || {
@@ -38,7 +38,7 @@ impl Interrupt {
     }
 
     /// Runs `work` so that Ctrl-C cancels it.
-    pub fn during<T>(&self, work: impl FnOnce() -> T) -> T {
+    pub fn cancellable<T>(&self, work: impl FnOnce() -> T) -> T {
         self.cancel.reset();
         self.answering.store(true, Ordering::Relaxed);
         let done = work();

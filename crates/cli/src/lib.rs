@@ -93,7 +93,7 @@ pub fn main() -> ExitCode {
     // A panic is a bug in Kvant, but a user does not need its stack trace.
     set_hook(Box::new(|panic| {
         let place = panic.location().map(|l| format!(" ({}:{})", l.file(), l.line())).unwrap_or_default();
-        console::say(format_args!("error: internal error{place}; please report it"));
+        console::eprint_line(format_args!("error: internal error{place}; please report it"));
     }));
     // Beyond the process's file size limit, writes then fail as on a full disk instead of ending
     // the process.
@@ -118,8 +118,8 @@ pub fn main() -> ExitCode {
 /// The exit code if no command follows: help, the version, or invalid arguments.
 fn start() -> Result<(Cli, Option<Collector>), ExitCode> {
     let (argv, cli) = parse(std::env::args_os()).map_err(|end| match end {
-        End::Shown(help) => show(&help),
-        End::Refused(failure) => failure.report(),
+        ParseOutcome::Shown(help) => show(&help),
+        ParseOutcome::Refused(failure) => failure.report(),
     })?;
     let (collector, spans) = collector(&cli.command).map_err(Failure::report)?.unzip();
     log::start(&cli.log, spans);
@@ -144,17 +144,17 @@ fn collector(command: &Command) -> Result<Option<(Collector, log::Spans)>, Failu
 }
 
 /// Why no command runs.
-enum End {
+enum ParseOutcome {
     /// Help or the version was requested, or no arguments were given.
     Shown(clap::Error),
     /// The arguments are invalid.
     Refused(Failure),
 }
 
-fn parse(args: impl Iterator<Item = OsString>) -> Result<(argv::Argv, Cli), End> {
+fn parse(args: impl Iterator<Item = OsString>) -> Result<(argv::Argv, Cli), ParseOutcome> {
     let mut root = Cli::command();
     root.build();
-    let mut argv = argv::read(&root, args).map_err(End::Refused)?;
+    let mut argv = argv::read(&root, args).map_err(ParseOutcome::Refused)?;
     let matches = root.try_get_matches_from_mut(&argv.args);
     let parsed = matches.and_then(|matches| Ok((Cli::from_arg_matches(&matches)?, matches)));
     match parsed {
@@ -165,10 +165,10 @@ fn parse(args: impl Iterator<Item = OsString>) -> Result<(argv::Argv, Cli), End>
             Ok((argv, cli))
         }
         Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            Err(End::Shown(error))
+            Err(ParseOutcome::Shown(error))
         }
-        Err(error) if error.use_stderr() => Err(End::Refused(error.into())),
-        Err(error) => Err(End::Shown(error)),
+        Err(error) if error.use_stderr() => Err(ParseOutcome::Refused(error.into())),
+        Err(error) => Err(ParseOutcome::Shown(error)),
     }
 }
 
@@ -182,8 +182,8 @@ fn parse(args: impl Iterator<Item = OsString>) -> Result<(argv::Argv, Cli), End>
 pub fn read_arguments(args: impl Iterator<Item = OsString>) -> Result<Option<Vec<OsString>>, String> {
     match parse(args) {
         Ok((argv, _)) => Ok(Some(argv.args)),
-        Err(End::Shown(_)) => Ok(None),
-        Err(End::Refused(failure)) => Err(failure.line().unwrap_or_default()),
+        Err(ParseOutcome::Shown(_)) => Ok(None),
+        Err(ParseOutcome::Refused(failure)) => Err(failure.line().unwrap_or_default()),
     }
 }
 

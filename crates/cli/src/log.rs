@@ -64,7 +64,7 @@ pub fn start(args: &LogArgs, spans: Option<Spans>) {
     let (log, lines) = (tracing_subscriber::registry().with(spans), tracing_subscriber::fmt::layer());
     match args.log_format {
         LogFormat::Text => {
-            let lines = lines.with_writer(|| Lines(LogFormat::Text)).event_format(Plain);
+            let lines = lines.with_writer(|| Lines(LogFormat::Text)).event_format(PlainFormat);
             log.with(lines.with_filter(level)).init();
         }
         LogFormat::Json => {
@@ -81,8 +81,8 @@ impl Write for Lines {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(line).trim_end_matches('\n').to_owned();
         match self.0 {
-            LogFormat::Text => console::say(text.replace('\n', "\\n")),
-            LogFormat::Json => console::say_json(text),
+            LogFormat::Text => console::eprint_line(text.replace('\n', "\\n")),
+            LogFormat::Json => console::eprint_json(text),
         }
         Ok(line.len())
     }
@@ -98,9 +98,9 @@ pub fn note(text: impl fmt::Display) {
 }
 
 /// A line of text: `note: ...`.
-struct Plain;
+struct PlainFormat;
 
-impl<S, N> FormatEvent<S, N> for Plain
+impl<S, N> FormatEvent<S, N> for PlainFormat
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,

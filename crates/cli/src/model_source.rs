@@ -20,7 +20,7 @@ pub const BUNDLED: &str = "bundled";
 /// Arguments that select the model.
 #[allow(rustdoc::broken_intra_doc_links, reason = "the help has brackets that are no links")]
 #[derive(Args, Debug, Clone)]
-pub struct PlaceArgs {
+pub struct ModelSourceArgs {
     /// The model, as with -m
     #[arg(value_name = "MODEL")]
     word: Option<String>,
@@ -51,7 +51,7 @@ fn hub_id(text: &str) -> Result<Id, String> {
     Id::parse(text).ok_or_else(|| "expected USER/REPO or USER/REPO:QUANT".to_owned())
 }
 
-impl PlaceArgs {
+impl ModelSourceArgs {
     /// Resolves the first word in a command that takes a prompt as well: moves it to `prompt`
     /// unless it names a model.
     ///
@@ -59,7 +59,7 @@ impl PlaceArgs {
     ///
     /// A word that names a model of another program's catalogue, or a path without a model: it is
     /// no prompt.
-    pub fn leave_prompt(&mut self, prompt: &mut Vec<String>) -> Result<(), Failure> {
+    pub fn split_off_prompt(&mut self, prompt: &mut Vec<String>) -> Result<(), Failure> {
         let Some(word) = self.word.take_if(|word| ModelSource::infer(word).is_none()) else { return Ok(()) };
         if !self.is_by_flag() && (is_catalogue_name(&word) || is_path(&word)) {
             let line = format!("no model '{word}': expected {EXPECTED} (-p takes it as a prompt)");
@@ -70,7 +70,7 @@ impl PlaceArgs {
     }
 
     /// Moves the first word to `words` if `-m` names the model.
-    pub fn leave_word(&mut self, words: &mut Vec<String>) {
+    pub fn move_first_word(&mut self, words: &mut Vec<String>) {
         if self.is_by_flag()
             && let Some(word) = self.word.take()
         {
@@ -170,12 +170,12 @@ impl ModelSource {
         }
         let is_gguf = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
         let is_folder = hf::is_folder(path) || hf::is_adapter(path);
-        (text == BUNDLED || is_gguf && !text.contains('\n') || begins_as_gguf(path) || is_folder)
+        (text == BUNDLED || is_gguf && !text.contains('\n') || has_gguf_magic(path) || is_folder)
             .then(|| Self::new(text))
     }
 
     /// Returns the local path of the model, downloaded if needed; `None` for the bundled one.
-    pub fn fetch(&self, place: &PlaceArgs, quiet: bool) -> Result<Option<PathBuf>, Failure> {
+    pub fn fetch(&self, place: &ModelSourceArgs, quiet: bool) -> Result<Option<PathBuf>, Failure> {
         #[cfg(not(feature = "hub"))]
         let _ = (place, quiet);
         match self {
@@ -187,7 +187,7 @@ impl ModelSource {
     }
 
     /// Opens the model, downloaded if needed.
-    pub fn open(&self, place: &PlaceArgs, quiet: bool) -> Result<Gguf, Failure> {
+    pub fn open(&self, place: &ModelSourceArgs, quiet: bool) -> Result<Gguf, Failure> {
         match self.fetch(place, quiet)? {
             Some(path) => Ok(open_file(path)?),
             None => Ok(Model::bundled_file()?),
@@ -232,7 +232,7 @@ fn hub_model(text: &str) -> Option<Id> {
 
 /// Returns whether `path` is a model or a part of one.
 pub fn is_model(path: &Path) -> bool {
-    is_safetensors(path) || begins_as_gguf(path)
+    is_safetensors(path) || has_gguf_magic(path)
 }
 
 /// Returns whether `path` is a weight file of a Hugging Face folder.
@@ -240,7 +240,7 @@ pub fn is_safetensors(path: &Path) -> bool {
     path.is_file() && path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("safetensors"))
 }
 
-fn begins_as_gguf(path: &Path) -> bool {
+fn has_gguf_magic(path: &Path) -> bool {
     let mut magic = [0; 4];
     // Reads only from a regular file: reading from a pipe would consume its data.
     path.is_file()

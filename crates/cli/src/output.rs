@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use clap::ValueEnum;
 use kvant::Gguf;
-use kvant::gguf::{Packed, printable};
+use kvant::gguf::{LoadOnlyType, printable};
 use serde_json::{Map, Value};
 
 use crate::console;
@@ -104,17 +104,17 @@ fn quoted(cell: &str) -> String {
 /// Returns the model's types without kernels and the types that they are unpacked to on load;
 /// `None` if all have kernels.
 pub fn packed(gguf: &Gguf) -> Option<String> {
-    let is_there = |packed: &Packed| gguf.tensors().iter().any(|info| info.packed == Some(*packed));
-    let types: Vec<Packed> = Packed::ALL.into_iter().filter(is_there).collect();
+    let is_there = |packed: &LoadOnlyType| gguf.tensors().iter().any(|info| info.packed == Some(*packed));
+    let types: Vec<LoadOnlyType> = LoadOnlyType::ALL.into_iter().filter(is_there).collect();
     (!types.is_empty()).then(|| unpacked(&types))
 }
 
 /// Formats such types: `iq2_xs, iq2_s as iq2; iq3_s as iq3`.
-pub fn unpacked(types: &[Packed]) -> String {
-    let runs = types.chunk_by(|a, b| a.unpacked() == b.unpacked());
-    let tell = |run: &[Packed]| {
+pub fn unpacked(types: &[LoadOnlyType]) -> String {
+    let runs = types.chunk_by(|a, b| a.loaded_type() == b.loaded_type());
+    let tell = |run: &[LoadOnlyType]| {
         let names: Vec<&str> = run.iter().map(|packed| packed.name()).collect();
-        format!("{} as {}", names.join(", "), run[0].unpacked())
+        format!("{} as {}", names.join(", "), run[0].loaded_type())
     };
     runs.map(tell).collect::<Vec<_>>().join("; ")
 }
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn types_with_one_unpacked_type_are_grouped() {
-        use Packed::{Iq2S, Iq2Xs, Iq3S};
+        use LoadOnlyType::{Iq2S, Iq2Xs, Iq3S};
         assert_eq!(unpacked(&[Iq2Xs, Iq2S, Iq3S]), "iq2_xs, iq2_s as iq2; iq3_s as iq3");
         assert_eq!(unpacked(&[Iq3S]), "iq3_s as iq3");
     }

@@ -9,7 +9,7 @@ use kvant_eval::report::{Part, PlanReport};
 use kvant_eval::{Goal, MIXTURE, PlanOptions, Planned};
 use serde_json::json;
 
-use crate::args::{ModelArgs, Wanted, check_target, positive, read_text};
+use crate::args::{ModelArgs, ModelRequirements, check_output_path, positive, read_text};
 use crate::bench::COMMIT;
 use crate::eval::{StateArgs, Switch, about, add_to_report, check_report, follow};
 use crate::failure::Failure;
@@ -58,9 +58,9 @@ pub struct PlanArgs {
 }
 
 /// Default length of the evaluation texts, in tokens.
-const USUAL_CONTEXT: usize = 512;
+const DEFAULT_EVAL_CONTEXT: usize = 512;
 /// A plan that is calibrated at some length holds for this multiple of it.
-const HOLDS_FOR: usize = 4;
+const CONTEXT_MULTIPLE: usize = 4;
 
 fn number(text: &str) -> Result<f64, String> {
     let expected = || "expected a number above 0".to_owned();
@@ -74,7 +74,7 @@ pub fn plan(args: PlanArgs) -> Result<(), Failure> {
             "--lora: the file beside the model is its plan without adapters: expected -o FILE for this one";
         return Err(Failure::Usage(line.to_owned()));
     }
-    check_target(args.output.as_deref())?;
+    check_output_path(args.output.as_deref())?;
     check_report(args.report.as_deref())?;
     args.state.check()?;
     let text = match &args.file {
@@ -82,15 +82,18 @@ pub fn plan(args: PlanArgs) -> Result<(), Failure> {
         None => MIXTURE.to_owned(),
     };
     let quiet = args.quiet || args.json;
-    let model = args.model.open_for(quiet, Wanted { needs: Requirements::Tokenizer, ..Wanted::default() })?;
+    let model = args.model.open_with(
+        quiet,
+        ModelRequirements { needs: Requirements::Tokenizer, ..ModelRequirements::default() },
+    )?;
     let path = args.output.clone().map_or_else(|| target(&model), Ok)?;
-    check_target(Some(&path))?;
+    check_output_path(Some(&path))?;
     let bar = progress::bar("plan", 0, quiet);
     bar.enable_steady_tick(std::time::Duration::from_millis(500));
     let goal = args.budget.map_or(Goal::Kld(args.max_kld), Goal::Bits);
     let n_train = model.config().n_ctx_train;
-    let n_ctx = args.context.unwrap_or(USUAL_CONTEXT).min(n_train);
-    let reach = args.context.map_or(n_train, |n| n.saturating_mul(HOLDS_FOR).min(n_train));
+    let n_ctx = args.context.unwrap_or(DEFAULT_EVAL_CONTEXT).min(n_train);
+    let reach = args.context.map_or(n_train, |n| n.saturating_mul(CONTEXT_MULTIPLE).min(n_train));
     let options = PlanOptions { goal, n_ctx, reach, tail: args.kv_tail == Switch::On };
     let Planned { plan, frontier } =
         kvant_eval::plan(&model, &text, options, args.state.path(), &mut follow(&bar))?;
@@ -148,7 +151,7 @@ fn print(plan: &KvPlan, path: &Path, json: bool) -> Result<(), Failure> {
         return Ok(console::print_json(&object)?);
     }
     console::print(certificate(&plan.certificate))?;
-    console::say(format_args!("plan: {}", printable_path(path)));
+    console::eprint_line(format_args!("plan: {}", printable_path(path)));
     Ok(())
 }
 

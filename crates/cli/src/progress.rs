@@ -6,7 +6,7 @@ use crate::console;
 
 /// Returns a bar of `len` steps; hidden when stderr is no terminal or `quiet` is set.
 pub fn bar(label: &'static str, len: u64, quiet: bool) -> ProgressBar {
-    let hidden = quiet || !console::is_watched();
+    let hidden = quiet || !console::stderr_is_terminal();
     let target = if hidden { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
     let style =
         ProgressStyle::with_template("{prefix} {wide_bar} {percent}% {eta} {msg}").expect("a sound template");

@@ -6,9 +6,9 @@ use clap::Args;
 use kvant::gguf::{TensorInfo, printable_path};
 use kvant::quantize::{self, Recipe, TypeCount};
 
-use crate::args::check_model_target;
+use crate::args::check_model_output_path;
 use crate::failure::Failure;
-use crate::model_source::PlaceArgs;
+use crate::model_source::ModelSourceArgs;
 use crate::{console, output, progress};
 
 /// Arguments of `kvant quantize`.
@@ -18,7 +18,7 @@ use crate::{console, output, progress};
     matrices where errors cost most. q3_K, q4_K and q5_K stand for _M. --pure makes all matrices one type.")]
 pub struct QuantizeArgs {
     #[command(flatten)]
-    place: PlaceArgs,
+    place: ModelSourceArgs,
     /// GGUF file to write (replaced atomically), and the type of its weight matrices: f32 f16 bf16
     /// q8_0 q4_0 q4_1 q5_0 q5_1 q2_K q2_K_S q3_K_S q3_K_M q3_K_L q4_K_S q4_K_M q5_K_S q5_K_M q6_K
     /// iq4_nl iq4_xs mxfp4 nvfp4 tq3_1s tq4_1s
@@ -34,7 +34,7 @@ pub struct QuantizeArgs {
 
 /// Runs the command.
 pub fn quantize(mut args: QuantizeArgs) -> Result<(), Failure> {
-    args.place.leave_word(&mut args.words);
+    args.place.move_first_word(&mut args.words);
     let [out, recipe] = &args.words[..] else {
         let line = "expected exactly a model, an output file and a type".to_owned();
         return Err(Failure::Usage(line));
@@ -42,7 +42,7 @@ pub fn quantize(mut args: QuantizeArgs) -> Result<(), Failure> {
     let recipe: Recipe = recipe.parse().map_err(|error| Failure::Usage(format!("{recipe}: {error}")))?;
     let recipe = if args.pure { Recipe::from(recipe.dtype()) } else { recipe };
     let (place, out) = (args.place.source()?, Path::new(out));
-    check_model_target(out, place.path())?;
+    check_model_output_path(out, place.path())?;
     let gguf = place.open(&args.place, args.quiet)?;
     let bar = progress::bar("quantising", gguf.tensors().len() as u64, args.quiet);
     let written = quantize::quantize(&gguf, out, recipe, &mut |_: &TensorInfo| bar.inc(1))?;
@@ -50,7 +50,7 @@ pub fn quantize(mut args: QuantizeArgs) -> Result<(), Failure> {
     if !args.quiet {
         let [before, after] =
             [gguf.file_bytes(), written.n_bytes].map(|n_bytes| output::bytes(n_bytes as usize));
-        console::say(format_args!("{place}: {before} -> {}: {after}", printable_path(out)));
+        console::eprint_line(format_args!("{place}: {before} -> {}: {after}", printable_path(out)));
         say_types(&written.types);
     }
     Ok(())
@@ -60,12 +60,12 @@ pub fn quantize(mut args: QuantizeArgs) -> Result<(), Failure> {
 pub fn say_types(types: &[TypeCount]) {
     for count in types {
         let noun = if count.n == 1 { "matrix" } else { "matrices" };
-        console::say(format_args!("{}: {} {noun}{}", count.used, count.n, instead_of(count)));
+        console::eprint_line(format_args!("{}: {} {noun}{}", count.used, count.n, instead_of(count)));
     }
 }
 
 /// Returns the reason for a substituted type, if any.
-fn instead_of(TypeCount { wanted, used, .. }: &TypeCount) -> String {
+fn instead_of(TypeCount { requested: wanted, used, .. }: &TypeCount) -> String {
     if wanted == used {
         return String::new();
     }

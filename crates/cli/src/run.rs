@@ -8,13 +8,14 @@ use std::process::exit;
 use clap::Args;
 use kvant::gguf::printable;
 use kvant::{
-    CancelFlag, Error, Finish, GenerateOptions, Generation, KvUse, Message, Model, Requirements,
-    SamplerParams, Session, Special, Stats, TOKENS_PER_BLOCK, TemplateError,
+    CancelFlag, Error, FinishReason, GenerateOptions, Generation, GenerationStats, KvUse, Message, Model,
+    Requirements, SamplerParams, Session, Special, TOKENS_PER_BLOCK, TemplateError,
 };
 use serde_json::json;
 
 use crate::args::{
-    CacheArgs, DecodeArgs, ModelArgs, Resolved, SamplingArgs, Wanted, check_target, from_env, read_prompt,
+    CacheArgs, DecodeArgs, ModelArgs, ModelRequirements, ResolvedCache, SamplingArgs, check_output_path,
+    from_env, read_prompt,
 };
 use crate::failure::Failure;
 use crate::interrupt::{INTERRUPTED, Interrupt};
@@ -80,8 +81,8 @@ pub struct RunArgs {
 
 /// Runs the command.
 pub fn run(mut args: RunArgs) -> Result<(), Failure> {
-    args.model.place.leave_prompt(&mut args.words)?;
-    check_target(args.prompt_cache.as_deref())?;
+    args.model.place.split_off_prompt(&mut args.words)?;
+    check_output_path(args.prompt_cache.as_deref())?;
     let text = args.text()?;
     let mut options = args.generate_options()?;
     let session_options = args.cache.session_options()?;
@@ -90,10 +91,10 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     // Without images, no vision encoder is needed.
     let sight = (!args.image.is_empty()).then_some(VisionOptions { args: &args.sight, is_needed: true });
     let (chat_template, draft) = (args.template.source()?, Some(&args.decode.draft));
-    let model = args.model.open_for(quiet, Wanted { needs, chat_template, draft, sight })?;
+    let model = args.model.open_with(quiet, ModelRequirements { needs, chat_template, draft, sight })?;
     let (sampler, recommended) = args.sampling.params_for(&model)?;
     options.sampler = sampler;
-    let Resolved { options: session_options, auto } = args.cache.resolve(session_options, &model)?;
+    let ResolvedCache { options: session_options, auto } = args.cache.resolve(session_options, &model)?;
     let mut session = model.session(session_options)?;
     args.cache.note_length(&session);
     // By now the output of another program in the pipe has arrived.
@@ -103,10 +104,12 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
         session.load_prefix(path, &prompt)?;
     }
     // Without a context to save, Ctrl-C ends the program as usual.
-    let interrupt = args.prompt_cache.as_ref().map(|_| Interrupt::listen(false)).transpose()?;
+    let interrupt = args.prompt_cache.as_ref().map(|_| Interrupt::install(false)).transpose()?;
     let cancel = interrupt.as_ref().map_or_else(CancelFlag::default, |interrupt| interrupt.cancel.clone());
     let answered = match &interrupt {
-        Some(interrupt) => interrupt.during(|| args.answer(&mut session, &prompt, options, &cancel, quiet)),
+        Some(interrupt) => {
+            interrupt.cancellable(|| args.answer(&mut session, &prompt, options, &cancel, quiet))
+        }
         None => args.answer(&mut session, &prompt, options, &cancel, quiet),
     };
     let (answer, stats) = match answered {
@@ -114,7 +117,7 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
         Err(_) if cancel.is_cancelled() => return args.leave(&session),
         answered => answered?,
     };
-    if stats.finish == Some(Finish::ContextFull) && !quiet {
+    if stats.finish == Some(FinishReason::ContextFull) && !quiet {
         log::note(format!("the context of {} tokens is full (raise it with -c)", session.n_ctx()));
     }
     if args.json {
@@ -123,7 +126,7 @@ pub fn run(mut args: RunArgs) -> Result<(), Failure> {
     } else if !args.quiet {
         let (name, sampler) = (&args.model.label(), &sampler);
         let (auto, recommended, kv) = (auto.as_deref(), recommended.as_deref(), &session.kv());
-        console::say(Summary { name, model: &model, kv, auto, stats: &stats, sampler, recommended });
+        console::eprint_line(Summary { name, model: &model, kv, auto, stats: &stats, sampler, recommended });
     }
     if cancel.is_cancelled() {
         return args.leave(&session);
@@ -140,16 +143,18 @@ impl RunArgs {
         options: GenerateOptions,
         cancel: &CancelFlag,
         quiet: bool,
-    ) -> Result<(Answer, Stats), Failure> {
+    ) -> Result<(Answer, GenerationStats), Failure> {
         let bar = progress::bar("reading", prompt.len() as u64, quiet || prompt.len() < 512);
         let mut generation =
             session.generate_with(prompt, options, cancel, &mut |done| bar.set_position(done as u64))?;
         bar.finish_and_clear();
         let mut answer = Answer::default();
-        let (mut out, is_obeyed) = (console::results(), console::is_obeyed());
+        let (mut out, is_obeyed) = (console::results(), console::stdout_is_terminal());
         take_tokens(&mut generation, &mut answer, &mut |piece| match self.json {
             true => Ok(()),
-            false => out.write_all(console::spoken(piece, is_obeyed).as_bytes()).and_then(|()| out.flush()),
+            false => out
+                .write_all(console::sanitized_output(piece, is_obeyed).as_bytes())
+                .and_then(|()| out.flush()),
         })?;
         drop(out);
         if !self.json {
@@ -235,13 +240,13 @@ impl RunArgs {
             return Ok(session.text_prompt(text, Special::AsText)?);
         }
         let system = self.system_prompt.as_deref().map(Message::system);
-        let question = Message::user(text).with_pictures(self.image.len());
+        let question = Message::user(text).with_images(self.image.len());
         let messages: Vec<Message> = system.into_iter().chain([question]).collect();
         match &self.image[..] {
             [] => Ok(session.chat_prompt(&messages)?),
             files => {
                 let pictures = encode_images(session.model(), files, quiet)?;
-                Ok(session.model().chat_prompt_with(&messages, &pictures)?)
+                Ok(session.model().chat_prompt_with_images(&messages, &pictures)?)
             }
         }
     }
@@ -284,7 +289,7 @@ pub struct Summary<'a> {
     pub kv: &'a KvUse,
     /// Reason for automatic KV types.
     pub auto: Option<&'a str>,
-    pub stats: &'a Stats,
+    pub stats: &'a GenerationStats,
     pub sampler: &'a SamplerParams,
     /// Sampler settings that the model recommends.
     pub recommended: Option<&'a str>,
@@ -330,21 +335,21 @@ impl fmt::Display for Summary<'_> {
 }
 
 /// Returns the tok/s of prefill, if tokens were prefilled.
-fn prompt_tps(stats: &Stats) -> Option<f64> {
-    (stats.n_prompt > 0).then(|| stats.prompt_tps())
+fn prompt_tps(stats: &GenerationStats) -> Option<f64> {
+    (stats.n_prompt > 0).then(|| stats.prefill_tps())
 }
 
 /// Returns the tok/s of decode, if a token was decoded: the first is sampled from the prompt's
 /// logits.
-fn decode_tps(stats: &Stats) -> Option<f64> {
-    (stats.n_decoded > 0).then(|| stats.decode_tps())
+fn decode_tps(stats: &GenerationStats) -> Option<f64> {
+    (stats.n_decode_steps > 0).then(|| stats.decode_tps())
 }
 
 fn json_result(
     model: &Model,
     session: &Session,
     text: &str,
-    stats: &Stats,
+    stats: &GenerationStats,
     sampler: &SamplerParams,
 ) -> serde_json::Value {
     let (device, kv) = (model.device(), session.kv());
@@ -366,6 +371,6 @@ fn json_result(
             "temperature": sampler.temperature, "top_k": sampler.top_k, "top_p": sampler.top_p, "min_p": sampler.min_p,
             "repeat_penalty": sampler.repeat_penalty, "repeat_last_n": sampler.repeat_last_n,
         },
-        "finish": stats.finish.map(kvant::Finish::name),
+        "finish": stats.finish.map(kvant::FinishReason::name),
     })
 }

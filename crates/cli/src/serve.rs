@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use clap::Args;
 use kvant::{Error, Model, Pooling, Requirements, limits};
-use kvant_server::{ModelSpec, Opened, Options, ServeError, ServerSampling, serve};
+use kvant_server::{ModelSpec, OpenedModel, Options, ServeError, ServerSampling, serve};
 
-use crate::args::{CacheArgs, DraftArgs, ModelArgs, Resolved, SamplingArgs, Wanted, positive};
+use crate::args::{
+    CacheArgs, DraftArgs, ModelArgs, ModelRequirements, ResolvedCache, SamplingArgs, positive,
+};
 use crate::console;
 use crate::failure::Failure;
 use crate::model_source::ModelSource;
@@ -18,7 +20,7 @@ use crate::template::TemplateArgs;
 use crate::vision::{VisionArgs, VisionOptions};
 
 /// Default divisor of the machine's memory that KV caches may take.
-const SHARE: usize = 2;
+const MEMORY_DIVISOR: usize = 2;
 
 /// Arguments of `kvant serve`.
 #[derive(Args, Debug)]
@@ -180,7 +182,7 @@ fn named(text: &str) -> Result<(String, String), String> {
 }
 
 /// Returns the specs of the other models, which are loaded like the first one.
-fn offers(args: &ServeArgs) -> Result<Vec<ModelSpec>, Failure> {
+fn model_specs(args: &ServeArgs) -> Result<Vec<ModelSpec>, Failure> {
     let offer = |(name, file): &(String, String)| {
         let bytes = match ModelSource::new(file) {
             ModelSource::File(path) => {
@@ -192,11 +194,11 @@ fn offers(args: &ServeArgs) -> Result<Vec<ModelSpec>, Failure> {
         let (model, cache, file) = (args.model.clone(), args.cache.clone(), file.clone());
         let sampling = args.sampling.clone();
         let open = move || {
-            let model = model.open_other(&file, true)?;
+            let model = model.load_other(&file, true)?;
             let options = cache.session_options()?;
-            let Resolved { options, .. } = cache.resolve(options, &model)?;
-            let (drawing, _) = drawing(&sampling, &model)?;
-            Ok(Opened { model, kv: options.kv, sampling: drawing })
+            let ResolvedCache { options, .. } = cache.resolve(options, &model)?;
+            let (drawing, _) = sampling_defaults(&sampling, &model)?;
+            Ok(OpenedModel { model, kv: options.kv, sampling: drawing })
         };
         let told = |failure: Failure| failure.line().unwrap_or_default();
         Ok(ModelSpec { name: name.clone(), bytes, open: Arc::new(move || open().map_err(told)) })
@@ -205,9 +207,12 @@ fn offers(args: &ServeArgs) -> Result<Vec<ModelSpec>, Failure> {
 }
 
 /// Returns the sampling defaults of a model and the settings that it recommends.
-fn drawing(sampling: &SamplingArgs, model: &Model) -> Result<(ServerSampling, Option<String>), Failure> {
+fn sampling_defaults(
+    sampling: &SamplingArgs,
+    model: &Model,
+) -> Result<(ServerSampling, Option<String>), Failure> {
     let (usual, recommended) = sampling.params_for(model)?;
-    Ok((ServerSampling { usual, likeliest: sampling.params()? }, recommended))
+    Ok((ServerSampling { usual, greedy: sampling.params()? }, recommended))
 }
 
 /// Parses a folder and a number of bytes.
@@ -224,14 +229,14 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     args.sampling.params()?;
     let sight = Some(VisionOptions { args: &args.sight, is_needed: false });
     let (chat_template, draft) = (args.template.source()?, Some(&args.draft));
-    let wanted = Wanted { needs: Requirements::Tokenizer, chat_template, draft, sight };
-    let model = args.model.open_for(false, wanted)?;
-    let (drawing, recommended) = drawing(&args.sampling, &model)?;
-    let Resolved { options, auto } = args.cache.resolve(options, &model)?;
+    let wanted = ModelRequirements { needs: Requirements::Tokenizer, chat_template, draft, sight };
+    let model = args.model.open_with(false, wanted)?;
+    let (drawing, recommended) = sampling_defaults(&args.sampling, &model)?;
+    let ResolvedCache { options, auto } = args.cache.resolve(options, &model)?;
     let name = args.alias.clone().unwrap_or_else(|| args.model.name());
-    let share = limits::machine_bytes().unwrap_or(usize::MAX) / SHARE;
+    let share = limits::machine_bytes().unwrap_or(usize::MAX) / MEMORY_DIVISOR;
     let budget = args.kv_budget.unwrap_or(share);
-    let others = offers(&args)?;
+    let others = model_specs(&args)?;
     if let Some(twice) = others
         .iter()
         .enumerate()
@@ -251,7 +256,7 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
         drawing,
         thinks: args.think,
         thinking_budget: usize::try_from(args.reasoning_budget).ok(),
-        has_one_seed: args.sampling.seed.is_chosen,
+        has_one_seed: args.sampling.seed.is_explicit,
         draft_max: args.draft.draft_max,
         pooling: args.pooling,
         n_running: args.parallel,
@@ -277,12 +282,12 @@ pub fn run(args: ServeArgs) -> Result<(), Failure> {
     let ready = |address: std::net::SocketAddr| {
         if !asks_key && !address.ip().is_loopback() {
             let who = "anyone who reaches this address can use the server: --api-key requires a key";
-            console::say(format_args!("warning: {who}"));
+            console::eprint_line(format_args!("warning: {who}"));
         }
         let auto = auto.map_or_else(String::new, |why| format!(" ({why})"));
         let recommended = recommended.map_or_else(String::new, |settings| format!("{settings} | "));
         let budget = output::bytes(budget);
-        console::say(format_args!(
+        console::eprint_line(format_args!(
             "{name} on {device} | KV {kv}{auto}, up to {budget} | {recommended}{scheme}://{address}\n\
              curl {scheme}://{address}/v1/chat/completions -H 'Content-Type: application/json' -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"What is the capital of France?\"}}]}}'"
         ));

@@ -5,7 +5,7 @@ use std::path::Path;
 use clap::Args;
 use kvant::chat::{BUILTIN, builtin};
 
-use crate::args::{read_text, without_mark};
+use crate::args::{read_text, strip_bom};
 use crate::failure::Failure;
 
 /// Selects the chat template.
@@ -29,7 +29,7 @@ impl TemplateArgs {
                 names().join(" ")
             )));
         }
-        read_text(Path::new(name)).map(without_mark).map(Some)
+        read_text(Path::new(name)).map(strip_bom).map(Some)
     }
 }
 

@@ -62,7 +62,9 @@ impl VisionOptions<'_> {
         let path = match model.place.source()? {
             ModelSource::Bundled => return Ok(None),
             #[cfg(feature = "hub")]
-            ModelSource::Hub(id) => return crate::hub::fetch_sight(&id, model.place.is_offline(), quiet),
+            ModelSource::Hub(id) => {
+                return crate::hub::fetch_vision_encoder(&id, model.place.is_offline(), quiet);
+            }
             ModelSource::File(path) => path,
         };
         #[cfg(not(feature = "hub"))]
@@ -113,7 +115,7 @@ pub fn encode_images(model: &Model, files: &[PathBuf], quiet: bool) -> Result<Ve
     let bar = progress::bar("encoding", files.len() as u64, quiet || files.is_empty());
     let encode = |path: &PathBuf| {
         let bytes = fs::read(path).map_err(|error| Failure::work(printable_path(path), error))?;
-        let image = model.look(&bytes).map_err(|error| Failure::work(printable_path(path), error))?;
+        let image = model.encode_image(&bytes).map_err(|error| Failure::work(printable_path(path), error))?;
         bar.inc(1);
         Ok(image)
     };

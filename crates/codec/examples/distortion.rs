@@ -1,7 +1,7 @@
 //! Prints the distortion table of `docs/formats.md`:
 //! `cargo run --release -p kvant-codec --example distortion`.
 
-use kvant_codec::distortion::{Source, measure};
+use kvant_codec::distortion::{FileBytes, measure};
 use kvant_codec::{CodecError, DType};
 
 fn main() -> Result<(), CodecError> {
@@ -9,7 +9,7 @@ fn main() -> Result<(), CodecError> {
     println!("|---|---|---|---|---|---|---|");
     for dim in [128, 64, 80] {
         for codec in DType::KV {
-            for source in [Source::Gaussian, Source::Sphere, Source::Outliers] {
+            for source in [FileBytes::Gaussian, FileBytes::Sphere, FileBytes::Outliers] {
                 let d = measure(codec, dim, source, 20_000, 1)?;
                 let theory = d.theory_mse.map_or("".to_owned(), |t| format!("{t:.4e}"));
                 println!(

@@ -1,7 +1,7 @@
 //! Trains the tables of `src/trellis.rs`: `cargo run --release -p kvant-codec --example trellis`.
 //! Takes a minute.
 
-use kvant_codec::trellis::train::{in_steps, round, samples, train};
+use kvant_codec::trellis::train::{round, samples, to_steps, train};
 
 /// Training rounds on few samples, then on more.
 const ROUNDS: usize = 30;
@@ -14,7 +14,7 @@ fn main() {
         println!(
             "{bits} bits, mean squared error {:.5}\n{:?}",
             round(bits, &levels, &more).mse,
-            in_steps(&levels)
+            to_steps(&levels)
         );
     }
 }

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use crate::finite::{clamp, to_f16};
-use crate::{Codebook, CodecError, DType, Table, Trellis, block32, fp4, iq, iq4, kquant, tq, turbo};
+use crate::{Codebook, CodecError, DType, LevelTable, Trellis, block32, fp4, iq, iq4, kquant, tq, turbo};
 
 /// Encodes `values` into `bytes` in the byte layout of `dtype`.
 ///
@@ -16,7 +16,7 @@ use crate::{Codebook, CodecError, DType, Table, Trellis, block32, fp4, iq, iq4, 
 /// [`CodecError::BufferSize`] unless `bytes` has exactly the length of these blocks.
 pub fn encode(dtype: DType, values: &[f32], bytes: &mut [u8]) -> Result<(), CodecError> {
     check(dtype, values.len(), bytes.len())?;
-    let table = || Table::of(dtype).expect("codes of a table");
+    let table = || LevelTable::of(dtype).expect("codes of a table");
     match dtype {
         DType::F32 => pack(values, bytes, |&[v], b| *b = clamp(v, f32::MAX).to_le_bytes()),
         DType::F16 => pack(values, bytes, |&[v], b| *b = to_f16(v).to_le_bytes()),
@@ -68,7 +68,7 @@ pub fn encode(dtype: DType, values: &[f32], bytes: &mut [u8]) -> Result<(), Code
 /// As [`encode`].
 pub fn decode(dtype: DType, bytes: &[u8], values: &mut [f32]) -> Result<(), CodecError> {
     check(dtype, values.len(), bytes.len())?;
-    let table = || Table::of(dtype).expect("codes of a table");
+    let table = || LevelTable::of(dtype).expect("codes of a table");
     match dtype {
         DType::F32 => unpack(bytes, values, |&b| [f32::from_le_bytes(b)]),
         DType::F16 => unpack(bytes, values, |&b| [f16::from_le_bytes(b).to_f32()]),

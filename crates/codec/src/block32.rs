@@ -39,7 +39,7 @@ pub const Q5_0_ZERO: u8 = 16;
 
 /// A block of unsigned codes with a scale: value = (code - zero) · scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Coded {
+pub struct ScaledBlock {
     /// d of the table above.
     pub scale: f16,
     /// `[32]`.
@@ -48,7 +48,7 @@ pub struct Coded {
 
 /// A block of unsigned codes with a scale and a minimum: value = code · scale + min.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct CodedMin {
+pub struct AffineBlock {
     /// d of the table above.
     pub scale: f16,
     /// m of the table above.
@@ -68,34 +68,34 @@ fn extreme(x: &[f32; LEN]) -> f32 {
 }
 
 /// Encodes a q8_0 block; codes are offset by [`Q8_0_ZERO`].
-pub fn encode_q8_0(x: &[f32; LEN]) -> Coded {
+pub fn encode_q8_0(x: &[f32; LEN]) -> ScaledBlock {
     let x = x.map(|v| clamp(v, F16_MAX));
     let d = extreme(&x).abs() / 127.0;
     let id = inverse(d);
     let scale = to_f16(d.min(Q8_0_MAX_SCALE));
-    Coded { scale, codes: x.map(|v| ((v * id).round() as i32 + i32::from(Q8_0_ZERO)) as u8) }
+    ScaledBlock { scale, codes: x.map(|v| ((v * id).round() as i32 + i32::from(Q8_0_ZERO)) as u8) }
 }
 
 /// Encodes a block of q4_0 (`zero` = [`Q4_0_ZERO`]) or q5_0 (`zero` = [`Q5_0_ZERO`]).
-pub fn encode_centred(x: &[f32; LEN], zero: u8) -> Coded {
+pub fn encode_centred(x: &[f32; LEN], zero: u8) -> ScaledBlock {
     let x = x.map(|v| clamp(v, F16_MAX));
     let d = extreme(&x) / -f32::from(zero);
     let id = inverse(d);
     let top = 2 * zero - 1;
-    Coded { scale: to_f16(d), codes: x.map(|v| ((v * id + f32::from(zero) + 0.5) as u8).min(top)) }
+    ScaledBlock { scale: to_f16(d), codes: x.map(|v| ((v * id + f32::from(zero) + 0.5) as u8).min(top)) }
 }
 
 /// Encodes a block of q4_1 (`top` = 15) or q5_1 (`top` = 31).
-pub fn encode_min(x: &[f32; LEN], top: u8) -> CodedMin {
+pub fn encode_min(x: &[f32; LEN], top: u8) -> AffineBlock {
     let x = x.map(|v| clamp(v, F16_MAX));
     let (min, max) = x.iter().fold((f32::MAX, f32::MIN), |(lo, hi), &v| (lo.min(v), hi.max(v)));
     let d = (max - min) / f32::from(top);
     let id = inverse(d);
     let codes = x.map(|v| (((v - min) * id + 0.5) as u8).min(top));
-    CodedMin { scale: to_f16(d), min: to_f16(min), codes }
+    AffineBlock { scale: to_f16(d), min: to_f16(min), codes }
 }
 
-impl Coded {
+impl ScaledBlock {
     /// Returns the values: (code - zero) · scale.
     pub fn decode(&self, zero: u8) -> [f32; LEN] {
         let d = self.scale.to_f32();
@@ -103,7 +103,7 @@ impl Coded {
     }
 }
 
-impl CodedMin {
+impl AffineBlock {
     /// Returns the values: code · scale + min.
     pub fn decode(&self) -> [f32; LEN] {
         let (d, m) = (self.scale.to_f32(), self.min.to_f32());
@@ -144,9 +144,9 @@ pub(crate) fn pack_q8_0(x: &[f32; LEN], block: &mut [u8; 34]) {
     }
 }
 
-pub(crate) fn read_q8_0(block: &[u8; 34]) -> Coded {
+pub(crate) fn read_q8_0(block: &[u8; 34]) -> ScaledBlock {
     let codes = std::array::from_fn(|j| block[2 + j].wrapping_add(Q8_0_ZERO));
-    Coded { scale: half_at(block, 0), codes }
+    ScaledBlock { scale: half_at(block, 0), codes }
 }
 
 pub(crate) fn unpack_q8_0(block: &[u8; 34]) -> [f32; LEN] {
@@ -159,9 +159,9 @@ pub(crate) fn pack_q4_0(x: &[f32; LEN], block: &mut [u8; 18]) {
     put_nibbles(&coded.codes, &mut block[2..]);
 }
 
-pub(crate) fn read_q4_0(block: &[u8; 18]) -> Coded {
+pub(crate) fn read_q4_0(block: &[u8; 18]) -> ScaledBlock {
     let codes = std::array::from_fn(|j| nibble(&block[2..], j));
-    Coded { scale: half_at(block, 0), codes }
+    ScaledBlock { scale: half_at(block, 0), codes }
 }
 
 pub(crate) fn unpack_q4_0(block: &[u8; 18]) -> [f32; LEN] {
@@ -175,9 +175,9 @@ pub(crate) fn pack_q5_0(x: &[f32; LEN], block: &mut [u8; 22]) {
     put_nibbles(&coded.codes, &mut block[6..]);
 }
 
-pub(crate) fn read_q5_0(block: &[u8; 22]) -> Coded {
+pub(crate) fn read_q5_0(block: &[u8; 22]) -> ScaledBlock {
     let codes = std::array::from_fn(|j| nibble(&block[6..], j) | fifth_bit(&block[2..], j));
-    Coded { scale: half_at(block, 0), codes }
+    ScaledBlock { scale: half_at(block, 0), codes }
 }
 
 pub(crate) fn unpack_q5_0(block: &[u8; 22]) -> [f32; LEN] {
@@ -191,9 +191,9 @@ pub(crate) fn pack_q4_1(x: &[f32; LEN], block: &mut [u8; 20]) {
     put_nibbles(&coded.codes, &mut block[4..]);
 }
 
-pub(crate) fn read_q4_1(block: &[u8; 20]) -> CodedMin {
+pub(crate) fn read_q4_1(block: &[u8; 20]) -> AffineBlock {
     let codes = std::array::from_fn(|j| nibble(&block[4..], j));
-    CodedMin { scale: half_at(block, 0), min: half_at(block, 2), codes }
+    AffineBlock { scale: half_at(block, 0), min: half_at(block, 2), codes }
 }
 
 pub(crate) fn unpack_q4_1(block: &[u8; 20]) -> [f32; LEN] {
@@ -208,9 +208,9 @@ pub(crate) fn pack_q5_1(x: &[f32; LEN], block: &mut [u8; 24]) {
     put_nibbles(&coded.codes, &mut block[8..]);
 }
 
-pub(crate) fn read_q5_1(block: &[u8; 24]) -> CodedMin {
+pub(crate) fn read_q5_1(block: &[u8; 24]) -> AffineBlock {
     let codes = std::array::from_fn(|j| nibble(&block[8..], j) | fifth_bit(&block[4..], j));
-    CodedMin { scale: half_at(block, 0), min: half_at(block, 2), codes }
+    AffineBlock { scale: half_at(block, 0), min: half_at(block, 2), codes }
 }
 
 pub(crate) fn unpack_q5_1(block: &[u8; 24]) -> [f32; LEN] {

@@ -129,7 +129,7 @@ const TQ3_LEVELS: [f64; 8] =
 mod tests {
     use super::*;
     use crate::distortion::codebook_mse;
-    use crate::lloyd_max::Law;
+    use crate::lloyd_max::Distribution;
 
     const ALL: [Codebook; 5] =
         [Codebook::GAUSS1, Codebook::GAUSS2, Codebook::GAUSS3, Codebook::GAUSS4, Codebook::TQ3];
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn tq3_table_loses_a_little_more_than_the_minimum() {
-        let mse = codebook_mse(&Codebook::TQ3, Law::Gaussian);
+        let mse = codebook_mse(&Codebook::TQ3, Distribution::Gaussian);
         assert!((mse - 0.03545).abs() <= 5e-6, "{mse}, minimum 0.03455");
     }
 

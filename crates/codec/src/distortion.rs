@@ -34,14 +34,14 @@
 
 use std::ops::Range;
 
-use crate::lloyd_max::Law;
+use crate::lloyd_max::Distribution;
 use crate::random::Random;
 use crate::tile::{TILE, padded_dim, prepare_row, restore_row, slices};
 use crate::{Codebook, CodecError, DType, Rotation, Side, TileLayout, decode, encode, turbo};
 
 /// Distribution of the synthetic vectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Source {
+pub enum FileBytes {
     /// Independent N(0, 1/dim) coordinates: squared norm 1 on average.
     Gaussian,
     /// Uniform unit vectors.
@@ -51,7 +51,7 @@ pub enum Source {
     Outliers,
 }
 
-impl Source {
+impl FileBytes {
     /// Returns the name that tables print.
     pub const fn name(self) -> &'static str {
         match self {
@@ -62,7 +62,7 @@ impl Source {
     }
 
     /// Samples one vector.
-    fn draw(self, random: &mut Random, x: &mut [f32]) {
+    fn sample(self, random: &mut Random, x: &mut [f32]) {
         random.fill_gaussian(x, 1.0 / (x.len() as f64).sqrt());
         match self {
             Self::Gaussian => {}
@@ -85,7 +85,7 @@ pub struct Distortion {
     /// Values per vector.
     pub dim: usize,
     /// Distribution of the vectors.
-    pub source: Source,
+    pub source: FileBytes,
     /// Vectors measured.
     pub vectors: usize,
     /// Relative mean squared error.
@@ -161,7 +161,7 @@ impl RoundTrip {
 pub fn measure(
     codec: DType,
     dim: usize,
-    source: Source,
+    source: FileBytes,
     vectors: usize,
     seed: u64,
 ) -> Result<Distortion, CodecError> {
@@ -170,7 +170,7 @@ pub fn measure(
     let mut random = Random::new(seed);
     let (mut error, mut energy, mut ip) = (0.0, 0.0, 0.0);
     for _ in 0..vectors {
-        source.draw(&mut random, &mut x);
+        source.sample(&mut random, &mut x);
         random.fill_gaussian(&mut q, 1.0);
         trip.apply(&x, &mut back)?;
         energy += squared_norm(&x);
@@ -196,9 +196,9 @@ pub fn measure(
 
 /// Returns the theoretical [`Distortion::mse`]: known for turbo formats, heads without padding, and
 /// vectors without a preferred direction.
-pub fn theory_mse(codec: DType, dim: usize, source: Source) -> Option<f64> {
+pub fn theory_mse(codec: DType, dim: usize, source: FileBytes) -> Option<f64> {
     let book = turbo::codebook(codec)?;
-    let known = source != Source::Outliers && dim > 0 && padded_dim(codec, dim) == Ok(dim);
+    let known = source != FileBytes::Outliers && dim > 0 && padded_dim(codec, dim) == Ok(dim);
     // Slices are weighted by their length.
     let of_slice = |slice: Range<usize>| norm_corrected_mse(&book, slice.len()) * slice.len() as f64;
     known.then(|| slices(dim, turbo::LEN).map(of_slice).sum::<f64>() / dim as f64)
@@ -206,7 +206,7 @@ pub fn theory_mse(codec: DType, dim: usize, source: Source) -> Option<f64> {
 
 /// Returns E(t - c)² of a codebook under a distribution, per unit variance: its error before norm
 /// correction.
-pub fn codebook_mse(book: &Codebook, law: Law) -> f64 {
+pub fn codebook_mse(book: &Codebook, law: Distribution) -> f64 {
     let [mse] = law.expect(&widen(book.levels()), &widen(book.mids()), |t, c| [(t - c).powi(2)]);
     mse
 }
@@ -215,11 +215,11 @@ pub fn codebook_mse(book: &Codebook, law: Law) -> f64 {
 /// second order in 1/dim (see the module's notes).
 pub fn norm_corrected_mse(book: &Codebook, dim: usize) -> f64 {
     let (levels, mids) = (widen(book.levels()), widen(book.mids()));
-    let [m, b] = Law::Sphere { dim }.expect(&levels, &mids, |t, c| [(t - c).powi(2), c * c]);
+    let [m, b] = Distribution::Sphere { dim }.expect(&levels, &mids, |t, c| [(t - c).powi(2), c * c]);
     let mean = (m - 1.0) / b.sqrt() + 2.0 - b.sqrt();
     // Covariances of sums of e² and c² over Gaussians, less the part explained by t², since the
     // norm is fixed. Var t² = 2.
-    let [e2, c2, c4, e2c2, e2t2, c2t2] = Law::Gaussian.expect(&levels, &mids, |t, c| {
+    let [e2, c2, c4, e2c2, e2t2, c2t2] = Distribution::Gaussian.expect(&levels, &mids, |t, c| {
         let (e2, c2) = ((t - c).powi(2), c * c);
         [e2, c2, c2 * c2, e2 * c2, e2 * t * t, c2 * t * t]
     });
@@ -237,13 +237,13 @@ fn widen(table: &[f32]) -> Vec<f64> {
 
 /// Measures the relative squared error of a codebook alone, before norm correction and without an
 /// f16 scale: rotates, replaces each of the 128 coordinates by its centroid, rotates back.
-pub fn measure_codebook(book: &Codebook, source: Source, vectors: usize, seed: u64) -> f64 {
+pub fn measure_codebook(book: &Codebook, source: FileBytes, vectors: usize, seed: u64) -> f64 {
     let rotation = Rotation::kv(turbo::LEN);
     let mut random = Random::new(seed);
     let mut x = [0.0; turbo::LEN];
     let (mut error, mut energy) = (0.0, 0.0);
     for _ in 0..vectors {
-        source.draw(&mut random, &mut x);
+        source.sample(&mut random, &mut x);
         let mut y = x;
         rotation.forward(&mut y);
         let mut back = y.map(|v| book.centroids()[usize::from(book.nearest(v * (turbo::LEN as f32).sqrt()))]);
@@ -269,9 +269,9 @@ mod tests {
     #[test]
     fn codebook_error_on_gaussians_is_the_lloyd_max_error() {
         for (book, want) in BOOKS.iter().zip([0.36338, 0.11748, 0.03455, 0.00950]) {
-            let theory = codebook_mse(book, Law::Gaussian);
+            let theory = codebook_mse(book, Distribution::Gaussian);
             assert!((theory - want).abs() <= 5e-6, "{theory} {want}");
-            let got = measure_codebook(book, Source::Gaussian, 20_000, 1);
+            let got = measure_codebook(book, FileBytes::Gaussian, 20_000, 1);
             assert!((got / want - 1.0).abs() <= 0.01, "{} bits: {got}, theory {want}", book.bits());
         }
     }
@@ -280,9 +280,9 @@ mod tests {
     #[test]
     fn codebook_error_on_unit_vectors_follows_the_beta_law() {
         for (book, pinned) in BOOKS.iter().zip([0.360891, 0.116005, 0.033979, 0.009325]) {
-            let theory = codebook_mse(book, Law::Sphere { dim: 128 });
+            let theory = codebook_mse(book, Distribution::Sphere { dim: 128 });
             assert!((theory - pinned).abs() <= 5e-7, "{theory} {pinned}");
-            let got = measure_codebook(book, Source::Sphere, 20_000, 2);
+            let got = measure_codebook(book, FileBytes::Sphere, 20_000, 2);
             assert!((got / theory - 1.0).abs() <= 0.01, "{} bits: {got}, theory {theory}", book.bits());
         }
     }
@@ -310,7 +310,7 @@ mod tests {
             let (mut random, mut error) = (Random::new(3), 0.0);
             for _ in 0..20_000 {
                 let mut x = [0.0; N];
-                Source::Sphere.draw(&mut random, &mut x);
+                FileBytes::Sphere.sample(&mut random, &mut x);
                 let back = turbo::decode_rotated(&OneStep(book), &turbo::encode_rotated(&OneStep(book), &x));
                 error +=
                     x.iter().zip(&back).map(|(&x, &b)| (f64::from(x) - f64::from(b)).powi(2)).sum::<f64>();
@@ -339,12 +339,12 @@ mod tests {
             [(DType::Turbo2, 0.991, 0.983), (DType::Turbo3, 0.945, 0.904), (DType::Turbo4, 0.860, 0.796)]
         {
             for (dim, source, left, within) in [
-                (128, Source::Gaussian, of_128, 0.005),
-                (128, Source::Sphere, of_128, 0.005),
-                (256, Source::Sphere, of_128, 0.005),
+                (128, FileBytes::Gaussian, of_128, 0.005),
+                (128, FileBytes::Sphere, of_128, 0.005),
+                (256, FileBytes::Sphere, of_128, 0.005),
                 // Four times the tolerance, as terms of order 1/d² grow.
-                (64, Source::Sphere, of_64, 0.02),
-                (192, Source::Sphere, (2.0 * of_128 + of_64) / 3.0, 0.02),
+                (64, FileBytes::Sphere, of_64, 0.02),
+                (192, FileBytes::Sphere, (2.0 * of_128 + of_64) / 3.0, 0.02),
             ] {
                 let theory = theory_mse(dtype, dim, source).unwrap();
                 let d = measure(dtype, dim, source, 20_000, 3).unwrap();
@@ -368,8 +368,8 @@ mod tests {
             // Weights are not rotated.
             (DType::Q5_0, 4.0, 6.0),
         ] {
-            let plain = measure(dtype, 128, Source::Gaussian, 2_000, 5).unwrap();
-            let outliers = measure(dtype, 128, Source::Outliers, 2_000, 5).unwrap();
+            let plain = measure(dtype, 128, FileBytes::Gaussian, 2_000, 5).unwrap();
+            let outliers = measure(dtype, 128, FileBytes::Outliers, 2_000, 5).unwrap();
             let ratio = outliers.mse / plain.mse;
             assert!(least <= ratio && ratio <= most, "{dtype}: {ratio}");
         }
@@ -384,7 +384,7 @@ mod tests {
             (DType::Q8_0, 80, 10.2),
             (DType::Q5_0, 32, 5.5),
         ] {
-            assert_eq!(measure(dtype, dim, Source::Sphere, 1, 0).unwrap().bpv, want);
+            assert_eq!(measure(dtype, dim, FileBytes::Sphere, 1, 0).unwrap().bpv, want);
         }
     }
 }

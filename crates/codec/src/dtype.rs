@@ -119,7 +119,7 @@ impl DType {
     ];
 
     /// Returns the data sheet of the format.
-    pub const fn format(self) -> &'static Format {
+    pub const fn format(self) -> &'static FormatSpec {
         &FORMATS[self as usize]
     }
 
@@ -207,14 +207,14 @@ impl DType {
 
     /// Returns whether a KV cache supports the format.
     pub const fn is_kv(self) -> bool {
-        !matches!(self.format().kv, Kv::No)
+        !matches!(self.format().kv, KvEncoding::No)
     }
 
     /// Returns the KV-cache encoding; `None` for float types and for types that no cache supports.
-    pub const fn code(self) -> Option<&'static Code> {
+    pub const fn code(self) -> Option<&'static KvCode> {
         match &self.format().kv {
-            Kv::Coded(code) => Some(code),
-            Kv::No | Kv::Float => None,
+            KvEncoding::Coded(code) => Some(code),
+            KvEncoding::No | KvEncoding::Float => None,
         }
     }
 
@@ -233,7 +233,7 @@ impl DType {
 
 /// The data sheet of a format: what a new format adds here, besides its reference and its kernels.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Format {
+pub struct FormatSpec {
     /// The format.
     pub dtype: DType,
     /// The name that users type and files print.
@@ -245,23 +245,23 @@ pub struct Format {
     /// Bytes per block, scales included.
     pub block_bytes: usize,
     /// How a KV cache stores it.
-    pub kv: Kv,
+    pub kv: KvEncoding,
 }
 
 /// How a KV cache stores a format.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Kv {
+pub enum KvEncoding {
     /// Not supported.
     No,
     /// As floats.
     Float,
     /// As codes with scales.
-    Coded(Code),
+    Coded(KvCode),
 }
 
 /// KV-cache codes: each token has, for each block of dims, an f16 scale and one code per dim.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Code {
+pub struct KvCode {
     /// Bits per value.
     pub bits: usize,
     /// The values of codes, in units of the scale.
@@ -283,7 +283,7 @@ pub enum Levels {
     Trellis(Trellis),
 }
 
-impl Code {
+impl KvCode {
     /// Returns the scalar codebook, if any.
     pub const fn book(&self) -> Option<&Codebook> {
         match &self.levels {
@@ -307,48 +307,48 @@ const fn format(
     name: &'static str,
     ggml_id: Option<u32>,
     [block_len, block_bytes]: [usize; 2],
-    kv: Kv,
-) -> Format {
-    Format { dtype, name, ggml_id, block_len, block_bytes, kv }
+    kv: KvEncoding,
+) -> FormatSpec {
+    FormatSpec { dtype, name, ggml_id, block_len, block_bytes, kv }
 }
 
-const fn steps(bits: usize, zero: u8) -> Kv {
-    Kv::Coded(Code { bits, levels: Levels::Steps { zero } })
+const fn steps(bits: usize, zero: u8) -> KvEncoding {
+    KvEncoding::Coded(KvCode { bits, levels: Levels::Steps { zero } })
 }
 
-const fn book(book: Codebook) -> Kv {
-    Kv::Coded(Code { bits: book.bits() as usize, levels: Levels::Book(book) })
+const fn book(book: Codebook) -> KvEncoding {
+    KvEncoding::Coded(KvCode { bits: book.bits() as usize, levels: Levels::Book(book) })
 }
 
-const fn trellis(trellis: Trellis) -> Kv {
-    Kv::Coded(Code { bits: trellis.bits() as usize, levels: Levels::Trellis(trellis) })
+const fn trellis(trellis: Trellis) -> KvEncoding {
+    KvEncoding::Coded(KvCode { bits: trellis.bits() as usize, levels: Levels::Trellis(trellis) })
 }
 
 /// The formats, in the order of [`DType`].
-static FORMATS: [Format; 28] = [
-    format(DType::F32, "f32", Some(0), [1, 4], Kv::Float),
-    format(DType::F16, "f16", Some(1), [1, 2], Kv::Float),
-    format(DType::BF16, "bf16", Some(30), [1, 2], Kv::Float),
+static FORMATS: [FormatSpec; 28] = [
+    format(DType::F32, "f32", Some(0), [1, 4], KvEncoding::Float),
+    format(DType::F16, "f16", Some(1), [1, 2], KvEncoding::Float),
+    format(DType::BF16, "bf16", Some(30), [1, 2], KvEncoding::Float),
     format(DType::Q8_0, "q8_0", Some(8), [32, 34], steps(8, block32::Q8_0_ZERO)),
     format(DType::Q4_0, "q4_0", Some(2), [32, 18], steps(4, block32::Q4_0_ZERO)),
-    format(DType::Q4_1, "q4_1", Some(3), [32, 20], Kv::No),
-    format(DType::Q5_0, "q5_0", Some(6), [32, 22], Kv::No),
-    format(DType::Q5_1, "q5_1", Some(7), [32, 24], Kv::No),
-    format(DType::Q2K, "q2_K", Some(10), [256, 84], Kv::No),
-    format(DType::Q3K, "q3_K", Some(11), [256, 110], Kv::No),
-    format(DType::Q4K, "q4_K", Some(12), [256, 144], Kv::No),
-    format(DType::Q5K, "q5_K", Some(13), [256, 176], Kv::No),
-    format(DType::Q6K, "q6_K", Some(14), [256, 210], Kv::No),
-    format(DType::IQ4NL, "iq4_nl", Some(20), [32, 18], Kv::No),
-    format(DType::IQ4XS, "iq4_xs", Some(23), [256, 136], Kv::No),
-    format(DType::MXFP4, "mxfp4", Some(39), [32, 17], Kv::No),
-    format(DType::NVFP4, "nvfp4", Some(40), [64, 36], Kv::No),
-    format(DType::IQ1, "iq1", None, [256, 110], Kv::No),
-    format(DType::IQ2, "iq2", None, [256, 110], Kv::No),
-    format(DType::IQ3, "iq3", None, [256, 136], Kv::No),
-    format(DType::IQ3X, "iq3x", None, [256, 136], Kv::No),
-    format(DType::TQ3_1S, "tq3_1s", Some(45), [32, 16], Kv::No),
-    format(DType::TQ4_1S, "tq4_1s", Some(46), [32, 20], Kv::No),
+    format(DType::Q4_1, "q4_1", Some(3), [32, 20], KvEncoding::No),
+    format(DType::Q5_0, "q5_0", Some(6), [32, 22], KvEncoding::No),
+    format(DType::Q5_1, "q5_1", Some(7), [32, 24], KvEncoding::No),
+    format(DType::Q2K, "q2_K", Some(10), [256, 84], KvEncoding::No),
+    format(DType::Q3K, "q3_K", Some(11), [256, 110], KvEncoding::No),
+    format(DType::Q4K, "q4_K", Some(12), [256, 144], KvEncoding::No),
+    format(DType::Q5K, "q5_K", Some(13), [256, 176], KvEncoding::No),
+    format(DType::Q6K, "q6_K", Some(14), [256, 210], KvEncoding::No),
+    format(DType::IQ4NL, "iq4_nl", Some(20), [32, 18], KvEncoding::No),
+    format(DType::IQ4XS, "iq4_xs", Some(23), [256, 136], KvEncoding::No),
+    format(DType::MXFP4, "mxfp4", Some(39), [32, 17], KvEncoding::No),
+    format(DType::NVFP4, "nvfp4", Some(40), [64, 36], KvEncoding::No),
+    format(DType::IQ1, "iq1", None, [256, 110], KvEncoding::No),
+    format(DType::IQ2, "iq2", None, [256, 110], KvEncoding::No),
+    format(DType::IQ3, "iq3", None, [256, 136], KvEncoding::No),
+    format(DType::IQ3X, "iq3x", None, [256, 136], KvEncoding::No),
+    format(DType::TQ3_1S, "tq3_1s", Some(45), [32, 16], KvEncoding::No),
+    format(DType::TQ4_1S, "tq4_1s", Some(46), [32, 20], KvEncoding::No),
     format(DType::Turbo2, "turbo2", None, [128, 34], book(Codebook::GAUSS2)),
     format(DType::Turbo3, "turbo3", None, [128, 50], book(Codebook::GAUSS3)),
     format(DType::Turbo4, "turbo4", None, [128, 66], book(Codebook::GAUSS4)),

@@ -19,11 +19,11 @@ use half::f16;
 
 use crate::fp4::ByteFloat;
 use crate::kfit::{MinBlock, SymBlock};
-use crate::{Codebook, DType, Table, block32, fp4, iq, iq4, kquant, tq};
+use crate::{Codebook, DType, LevelTable, block32, fp4, iq, iq4, kquant, tq};
 
 /// The meaning of a format's fields.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Spec {
+pub struct FieldSpec {
     /// Values per block.
     pub len: usize,
     /// Bits of a code.
@@ -40,7 +40,7 @@ pub struct Spec {
     pub book: Option<Codebook>,
     /// The levels of codes in formats of unevenly spaced integers. Without `book` and `table`, a
     /// code is a number.
-    pub table: Option<Table>,
+    pub table: Option<LevelTable>,
     /// The encoding of sub-block scales that are floats; the block then has no other scale.
     pub float: Option<ByteFloat>,
 }
@@ -67,7 +67,7 @@ const Q3_ZERO: u8 = 4;
 const Q6_SCALE_ZERO: u8 = 128;
 const Q6_ZERO: u8 = 32;
 
-impl Spec {
+impl FieldSpec {
     /// Returns the meaning of the fields of `dtype`; `None` for float and cache formats, which have
     /// no fields.
     pub const fn of(dtype: DType) -> Option<Self> {
@@ -96,7 +96,7 @@ impl Spec {
             DType::NVFP4 => Some(ByteFloat::E4M3),
             _ => None,
         };
-        let (book, table) = (Self::book_of(dtype), Table::of(dtype));
+        let (book, table) = (Self::book_of(dtype), LevelTable::of(dtype));
         Some(Self { len: dtype.block_len(), bits, zero, sub_len, scale_zero, has_min, book, table, float })
     }
 
@@ -127,7 +127,7 @@ impl Fields {
     /// When [`Spec::of`] returns `None` for `dtype`, or `block` does not have its size in bytes.
     pub fn read(dtype: DType, block: &[u8]) -> Self {
         let mut fields = Self::EMPTY;
-        fields.read_again(dtype, block);
+        fields.reload(dtype, block);
         fields
     }
 
@@ -136,7 +136,7 @@ impl Fields {
     ///
     /// # Panics
     /// As [`Fields::read`].
-    pub fn read_again(&mut self, dtype: DType, block: &[u8]) {
+    pub fn reload(&mut self, dtype: DType, block: &[u8]) {
         match dtype {
             DType::Q8_0 => self.set_coded(block32::read_q8_0(sized(block))),
             DType::Q4_0 => self.set_coded(block32::read_q4_0(sized(block))),
@@ -166,9 +166,10 @@ impl Fields {
     /// When [`Spec::of`] returns `None` for `dtype`, or `out` does not have [`Spec::len`] values.
     pub fn decode(&self, dtype: DType, out: &mut [f32]) {
         let codes32 = || std::array::from_fn(|j| self.codes[j]);
-        let coded = |zero| block32::Coded { scale: self.scale, codes: codes32() }.decode(zero);
-        let coded_min = || block32::CodedMin { scale: self.scale, min: self.min, codes: codes32() }.decode();
-        let table = || Table::of(dtype).expect("codes of a table");
+        let coded = |zero| block32::ScaledBlock { scale: self.scale, codes: codes32() }.decode(zero);
+        let coded_min =
+            || block32::AffineBlock { scale: self.scale, min: self.min, codes: codes32() }.decode();
+        let table = || LevelTable::of(dtype).expect("codes of a table");
         let halves = |book| tq::decode(book, ([self.scale, self.min], codes32()));
         match dtype {
             DType::Q8_0 => out.copy_from_slice(&coded(block32::Q8_0_ZERO)),
@@ -205,12 +206,12 @@ impl Fields {
         self.sub_scales.first_chunk_mut().expect("no block has more scales")
     }
 
-    fn set_coded(&mut self, block: block32::Coded) {
+    fn set_coded(&mut self, block: block32::ScaledBlock) {
         self.scale = block.scale;
         self.codes[..block32::LEN].copy_from_slice(&block.codes);
     }
 
-    fn set_coded_min(&mut self, block: block32::CodedMin) {
+    fn set_coded_min(&mut self, block: block32::AffineBlock) {
         (self.scale, self.min) = (block.scale, block.min);
         self.codes[..block32::LEN].copy_from_slice(&block.codes);
     }
@@ -276,7 +277,7 @@ mod tests {
     fn fields_decode_as_their_block_does_and_stay_within_their_bits() {
         let mut random = Random::new(11);
         for dtype in DType::ALL {
-            let Some(spec) = Spec::of(dtype) else { continue };
+            let Some(spec) = FieldSpec::of(dtype) else { continue };
             for _ in 0..50 {
                 let block: Vec<u8> = (0..dtype.block_bytes()).map(|_| random.bits() as u8).collect();
                 let fields = Fields::read(dtype, &block);
@@ -294,7 +295,7 @@ mod tests {
     fn fields_evaluated_by_their_spec_give_the_values() {
         let mut random = Random::new(12);
         for dtype in DType::ALL {
-            let Some(spec) = Spec::of(dtype) else { continue };
+            let Some(spec) = FieldSpec::of(dtype) else { continue };
             let mut values = vec![0.0; spec.len];
             random.fill_gaussian(&mut values, 1.0);
             let mut block = vec![0; dtype.block_bytes()];

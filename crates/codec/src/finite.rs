@@ -28,7 +28,7 @@ pub fn to_f16(x: f32) -> f16 {
 ///
 /// This crate's encoder writes no such block. A file may contain some: float values, or an f16
 /// scale that is NaN or infinite.
-pub fn find_broken_block(dtype: DType, bytes: &[u8]) -> Option<usize> {
+pub fn find_non_finite_block(dtype: DType, bytes: &[u8]) -> Option<usize> {
     match dtype {
         DType::F32 => find::<4>(bytes, |v| !f32::from_le_bytes(*v).is_finite()),
         DType::F16 => find::<2>(bytes, |v| !f16::from_le_bytes(*v).is_finite()),
@@ -126,17 +126,17 @@ mod tests {
                 if random.bits().is_multiple_of(2) {
                     block.iter_mut().for_each(|byte| *byte |= 0x7f);
                 }
-                let found = find_broken_block(dtype, &block);
+                let found = find_non_finite_block(dtype, &block);
                 assert_eq!(found.is_none(), is_sound(&block), "{dtype} {block:02x?}");
                 n_broken += usize::from(found.is_some());
             }
             assert!(n_broken > 100, "{dtype}: {n_broken} of 2000");
 
             let mut bytes = vec![0; 3000 * size];
-            assert_eq!(find_broken_block(dtype, &bytes), None);
+            assert_eq!(find_non_finite_block(dtype, &bytes), None);
             bytes[2500 * size..][..size].fill(0xff);
             bytes[2999 * size..][..size].fill(0xff);
-            assert_eq!(find_broken_block(dtype, &bytes), Some(2500), "{dtype}");
+            assert_eq!(find_non_finite_block(dtype, &bytes), Some(2500), "{dtype}");
         }
     }
 }

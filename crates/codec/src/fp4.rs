@@ -27,7 +27,7 @@ use std::ops::RangeInclusive;
 
 use crate::block32::{nibble, put_nibbles};
 use crate::finite::clamp;
-use crate::table::Table;
+use crate::table::LevelTable;
 
 /// The largest value that the mxfp4 encoder writes: 2^13 · 6. Files may contain larger ones.
 pub const MXFP4_MAX: f32 = 49_152.0;
@@ -41,7 +41,7 @@ const NVFP4_SUB: usize = 16;
 const NVFP4_SUBS: usize = NVFP4_LEN / NVFP4_SUB;
 
 /// The largest E2M1.
-const MOST: f32 = 6.0;
+const E2M1_MAX: f32 = 6.0;
 
 /// A one-byte float, used for block scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,11 +87,11 @@ impl ByteFloat {
     /// smallest scale under which every value is in range.
     fn fit<const N: usize>(self, x: &[f32; N], beside: RangeInclusive<i16>) -> u8 {
         let largest = x.iter().fold(0.0f32, |most, v| most.max(v.abs()));
-        let around = i16::from(self.at_least(largest / MOST));
+        let around = i16::from(self.at_least(largest / E2M1_MAX));
         let (mut best, mut least) = (0, f64::INFINITY);
         for bits in beside.filter_map(|by| u8::try_from(around + by).ok().filter(|&bits| bits <= self.top()))
         {
-            let loss = Table::E2M1.loss(x, self.to_f32(bits) * Table::E2M1.unit());
+            let loss = LevelTable::E2M1.loss(x, self.to_f32(bits) * LevelTable::E2M1.unit());
             if loss < least {
                 (best, least) = (bits, loss);
             }
@@ -103,7 +103,9 @@ impl ByteFloat {
 /// Decodes `codes`; each of `scales` applies to an equal run of codes.
 fn decode<const N: usize>(of: ByteFloat, scales: &[u8], codes: &[u8; N]) -> [f32; N] {
     let run = N / scales.len();
-    std::array::from_fn(|j| of.to_f32(scales[j / run]) * (Table::E2M1.level(codes[j]) * Table::E2M1.unit()))
+    std::array::from_fn(|j| {
+        of.to_f32(scales[j / run]) * (LevelTable::E2M1.level(codes[j]) * LevelTable::E2M1.unit())
+    })
 }
 
 /// Decodes a block of mxfp4.
@@ -120,7 +122,7 @@ pub(crate) fn pack_mx(x: &[f32; MXFP4_LEN], block: &mut [u8; 17]) {
     let x = x.map(|v| clamp(v, MXFP4_MAX));
     block[0] = ByteFloat::E8M0.fit(&x, -1..=0);
     put_nibbles(
-        &Table::E2M1.encode(&x, ByteFloat::E8M0.to_f32(block[0]) * Table::E2M1.unit()),
+        &LevelTable::E2M1.encode(&x, ByteFloat::E8M0.to_f32(block[0]) * LevelTable::E2M1.unit()),
         &mut block[1..],
     );
 }
@@ -140,7 +142,7 @@ pub(crate) fn pack_nv(x: &[f32; NVFP4_LEN], block: &mut [u8; 36]) {
     let (subs, _) = x.as_chunks::<NVFP4_SUB>();
     for ((sub, scale), out) in subs.iter().zip(scales).zip(nibbles.chunks_exact_mut(NVFP4_SUB / 2)) {
         *scale = ByteFloat::E4M3.fit(sub, -2..=2);
-        let codes = Table::E2M1.encode(sub, ByteFloat::E4M3.to_f32(*scale) * Table::E2M1.unit());
+        let codes = LevelTable::E2M1.encode(sub, ByteFloat::E4M3.to_f32(*scale) * LevelTable::E2M1.unit());
         for (j, byte) in out.iter_mut().enumerate() {
             *byte = codes[j] | codes[j + NVFP4_SUB / 2] << 4;
         }
@@ -176,7 +178,7 @@ mod tests {
             assert_eq!(f64::from(ByteFloat::E4M3.to_f32(bits)), want, "{bits}");
             assert_eq!(ByteFloat::E4M3.to_f32(bits | 128), ByteFloat::E4M3.to_f32(bits), "{bits}");
         }
-        assert_eq!(ByteFloat::E4M3.to_f32(126) * MOST, NVFP4_MAX);
+        assert_eq!(ByteFloat::E4M3.to_f32(126) * E2M1_MAX, NVFP4_MAX);
         for (float, bits) in [(ByteFloat::E8M0, 255), (ByteFloat::E4M3, 127), (ByteFloat::E4M3, 255)] {
             assert!(float.to_f32(bits).is_nan());
         }
@@ -184,7 +186,8 @@ mod tests {
 
     #[test]
     fn representable_values_round_trip_exactly() {
-        let values: [f32; 16] = std::array::from_fn(|j| Table::E2M1.level(j as u8) * Table::E2M1.unit());
+        let values: [f32; 16] =
+            std::array::from_fn(|j| LevelTable::E2M1.level(j as u8) * LevelTable::E2M1.unit());
         for scale in [2f32.powi(-9), 0.25, 1.0, 64.0] {
             let x: [f32; NVFP4_LEN] = std::array::from_fn(|j| values[j % 16] * scale);
             let mut block = [0; 36];

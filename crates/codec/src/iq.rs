@@ -21,12 +21,12 @@
 use half::f16;
 
 use crate::iq4::{self, Block};
-use crate::{DType, Table, kquant};
+use crate::{DType, LevelTable, kquant};
 
 /// Scales per block of q3_K's layout: a sub-block has 16 values.
 const SUBS: usize = 16;
 /// A block of iq1 or iq2.
-pub(crate) type Sixteens = Block<SUBS, 16>;
+pub(crate) type TableBlock16 = Block<SUBS, 16>;
 
 /// Writes a block of iq1 to iq3x: scales from -32 to 31, one for each sub-block, and codes.
 ///
@@ -48,12 +48,12 @@ fn sized<const B: usize>(block: &mut [u8]) -> &mut [u8; B] {
 }
 
 /// Encodes a block of iq1 or iq2.
-pub(crate) fn pack(table: Table, x: &[f32; kquant::LEN], block: &mut [u8; 110]) {
-    let coded = Sixteens::fit(table, &kquant::in_range(x));
+pub(crate) fn pack(table: LevelTable, x: &[f32; kquant::LEN], block: &mut [u8; 110]) {
+    let coded = TableBlock16::fit(table, &kquant::in_range(x));
     kquant::put_q3(coded.d, &coded.scales, &coded.codes, block);
 }
 
-pub(crate) fn read(block: &[u8; 110]) -> Sixteens {
+pub(crate) fn read(block: &[u8; 110]) -> TableBlock16 {
     let (d, scales, codes) = kquant::get_q3(block);
     Block { d, scales, codes }
 }

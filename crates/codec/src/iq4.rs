@@ -24,7 +24,7 @@ use crate::block32::{Q8_0_MAX_SCALE, half_at, nibble, put_nibbles};
 use crate::finite::{F16_MAX, clamp, to_f16};
 use crate::kfit::round_signed;
 use crate::kquant;
-use crate::table::Table;
+use crate::table::LevelTable;
 
 /// Values per sub-block of iq4_xs, and per block of iq4_nl.
 pub const LEN: usize = 32;
@@ -41,7 +41,7 @@ pub(crate) struct Block<const S: usize, const N: usize> {
 }
 
 impl<const S: usize, const N: usize> Block<S, N> {
-    pub fn fit(table: Table, x: &[f32; kquant::LEN]) -> Self {
+    pub fn fit(table: LevelTable, x: &[f32; kquant::LEN]) -> Self {
         const { assert!(S * N == kquant::LEN) };
         let (subs, _) = x.as_chunks::<N>();
         let unit = f64::from(table.unit());
@@ -55,14 +55,14 @@ impl<const S: usize, const N: usize> Block<S, N> {
         coded
     }
 
-    pub fn decode(&self, table: Table) -> [f32; kquant::LEN] {
+    pub fn decode(&self, table: LevelTable) -> [f32; kquant::LEN] {
         let d = self.d.to_f32() * table.unit();
         std::array::from_fn(|v| d * f32::from(self.scales[v / N]) * table.level(self.codes[v]))
     }
 }
 
 /// Returns the value of level 1 for values in range, limited so that every level fits f16.
-fn fit<const N: usize>(table: Table, x: &[f32; N]) -> f64 {
+fn fit<const N: usize>(table: LevelTable, x: &[f32; N]) -> f64 {
     // The scale at which level 127 fits.
     let most = f64::from(Q8_0_MAX_SCALE) * 127.0 / f64::from(table.largest());
     table.fit(x).clamp(-most, most)
@@ -71,14 +71,14 @@ fn fit<const N: usize>(table: Table, x: &[f32; N]) -> f64 {
 /// Decodes a block of iq4_nl.
 pub(crate) fn decode_nl(d: f16, codes: &[u8; LEN]) -> [f32; LEN] {
     let d = d.to_f32();
-    codes.map(|code| d * Table::IQ4.level(code))
+    codes.map(|code| d * LevelTable::IQ4.level(code))
 }
 
 pub(crate) fn pack_nl(x: &[f32; LEN], block: &mut [u8; 18]) {
     let x = x.map(|v| clamp(v, F16_MAX));
-    let d = to_f16(fit(Table::IQ4, &x) as f32);
+    let d = to_f16(fit(LevelTable::IQ4, &x) as f32);
     block[..2].copy_from_slice(&d.to_le_bytes());
-    put_nibbles(&Table::IQ4.encode(&x, d.to_f32()), &mut block[2..]);
+    put_nibbles(&LevelTable::IQ4.encode(&x, d.to_f32()), &mut block[2..]);
 }
 
 pub(crate) fn read_nl(block: &[u8; 18]) -> (f16, [u8; LEN]) {
@@ -90,7 +90,7 @@ pub(crate) fn unpack_nl(block: &[u8; 18]) -> [f32; LEN] {
     decode_nl(d, &codes)
 }
 
-pub(crate) fn pack_xs(table: Table, x: &[f32; kquant::LEN], block: &mut [u8; 136]) {
+pub(crate) fn pack_xs(table: LevelTable, x: &[f32; kquant::LEN], block: &mut [u8; 136]) {
     put_xs(&Block::fit(table, &kquant::in_range(x)), block);
 }
 

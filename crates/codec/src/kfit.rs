@@ -19,7 +19,7 @@ const LANES: usize = 8;
 
 /// Sub-blocks with a range below this are constant: their steps are far below half of the smallest
 /// scale, 2^-24.
-const FLAT: f32 = 1.0 / (1u32 << 30) as f32;
+const FLAT_RANGE: f32 = 1.0 / (1u32 << 30) as f32;
 
 /// Step sizes tried around the one that spans the sub-block exactly, in codes.
 ///
@@ -66,7 +66,7 @@ impl<const S: usize> MinBlock<S> {
         for (((codes, sub), scale), min) in codes.iter_mut().zip(subs).zip(scales).zip(mins) {
             let (step, min) = (d.to_f32() * f32::from(scale), dmin.to_f32() * f32::from(min));
             if step > 0.0 {
-                *codes = sub.map(|v| whole(between((v + min) / step, 0.0, f32::from(top)))[0]);
+                *codes = sub.map(|v| round_to_int_bytes(clamp_f32((v + min) / step, 0.0, f32::from(top)))[0]);
             }
         }
         coded
@@ -92,7 +92,7 @@ impl SymBlock {
         for ((codes, sub), scale) in codes.iter_mut().zip(subs).zip(scales) {
             let step = d.to_f32() * f32::from(scale);
             if step != 0.0 {
-                *codes = sub.map(|v| whole(symmetric(v / step, f32::from(n)))[0] as i8);
+                *codes = sub.map(|v| round_to_int_bytes(symmetric(v / step, f32::from(n)))[0] as i8);
             }
         }
         coded
@@ -111,7 +111,7 @@ fn fit_with_min<const N: usize>(x: &[f32; N], top: u8) -> (f64, f64) {
     // does.
     let lo = x.iter().fold(0.0f32, |least, &v| if v < least { v } else { least });
     let hi = x.iter().fold(f32::NEG_INFINITY, |most, &v| if v > most { v } else { most });
-    if hi - lo < FLAT {
+    if hi - lo < FLAT_RANGE {
         return (0.0, f64::from(-lo));
     }
     let (top, weights) = (f32::from(top), weights(x));
@@ -127,7 +127,7 @@ fn fit_with_min<const N: usize>(x: &[f32; N], top: u8) -> (f64, f64) {
     let (mut best, mut least) = ((0.0, 0.0), f64::INFINITY);
     for (at, offset) in OFFSETS.into_iter().enumerate() {
         let inverse = (top + offset) / (hi - lo);
-        let codes = x.map(|v| nearest(between((v - lo) * inverse, 0.0, top)));
+        let codes = x.map(|v| round_ties_even(clamp_f32((v - lo) * inverse, 0.0, top)));
         if at == 0 {
             // The exact span is the fallback: least squares has no solution when all codes are
             // equal.
@@ -162,14 +162,14 @@ fn fit_with_min<const N: usize>(x: &[f32; N], top: u8) -> (f64, f64) {
 /// magnitude maps near code -`n`, which has no positive twin.
 fn fit_symmetric<const N: usize>(x: &[f32; N], n: u8) -> f64 {
     let extreme = x.iter().fold(0.0f32, |best, &v| if v.abs() > best.abs() { v } else { best });
-    if extreme.abs() < FLAT {
+    if extreme.abs() < FLAT_RANGE {
         return 0.0;
     }
     let (n, weights) = (f32::from(n), weights(x));
     let (mut best, mut most) = (0.0, 0.0);
     for offset in OFFSETS {
         let inverse = -(n + offset) / extreme;
-        let codes = x.map(|v| nearest(symmetric(v * inverse, n)));
+        let codes = x.map(|v| round_ties_even(symmetric(v * inverse, n)));
         let [xc, cc] = sums::<N, 2>(|i| {
             let weighted = weights[i] * codes[i];
             [weighted * x[i], weighted * codes[i]]
@@ -204,28 +204,28 @@ fn sums<const N: usize, const K: usize>(terms: impl Fn(usize) -> [f32; K]) -> [f
 }
 
 /// Clamps `v` to `low..=high`.
-fn between(v: f32, low: f32, high: f32) -> f32 {
+fn clamp_f32(v: f32, low: f32, high: f32) -> f32 {
     let v = if v < low { low } else { v };
     if v > high { high } else { v }
 }
 
 /// Clamps `v` to the codes -`n`..`n`.
 fn symmetric(v: f32, n: f32) -> f32 {
-    between(v, -n, n - 1.0)
+    clamp_f32(v, -n, n - 1.0)
 }
 
 /// 1.5 · 2^23: adding it to a number up to 2^22 rounds that number to an integer in its last
 /// digits.
-const LAST_DIGITS: f32 = 12_582_912.0;
+const ROUNDING_MAGIC: f32 = 12_582_912.0;
 
 /// Rounds `v` to the nearest integer, ties to even.
-fn nearest(v: f32) -> f32 {
-    (v + LAST_DIGITS) - LAST_DIGITS
+fn round_ties_even(v: f32) -> f32 {
+    (v + ROUNDING_MAGIC) - ROUNDING_MAGIC
 }
 
 /// As [`nearest`], in two's complement, low byte first.
-fn whole(v: f32) -> [u8; 4] {
-    (v + LAST_DIGITS).to_bits().to_le_bytes()
+fn round_to_int_bytes(v: f32) -> [u8; 4] {
+    (v + ROUNDING_MAGIC).to_bits().to_le_bytes()
 }
 
 /// Rounds non-negative floats to integers 0..=`top` in units of one f16.
@@ -251,9 +251,9 @@ pub(crate) fn round_signed<const S: usize>(floats: &[f64; S], n: i32) -> (f16, [
 /// Rounds `x` to the nearest f16 unit, and subnormal ones away from zero: a smaller unit would
 /// leave the largest multiple out of range, by up to half of it, or vanish altogether.
 fn unit(x: f64) -> f16 {
-    const LEAST: f64 = 1.0 / 16_777_216.0;
-    let is_subnormal = x.abs() < 1024.0 * LEAST;
-    let x = if is_subnormal { ((x / LEAST).abs().ceil() * LEAST).copysign(x) } else { x };
+    const SUM_EPSILON: f64 = 1.0 / 16_777_216.0;
+    let is_subnormal = x.abs() < 1024.0 * SUM_EPSILON;
+    let x = if is_subnormal { ((x / SUM_EPSILON).abs().ceil() * SUM_EPSILON).copysign(x) } else { x };
     to_f16(x as f32)
 }
 

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 /// A symmetric distribution of unit variance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Law {
+pub enum Distribution {
     /// N(0, 1).
     Gaussian,
     /// √dim times a coordinate of a random unit vector in `dim` dimensions: density proportional to
@@ -21,7 +21,7 @@ pub enum Law {
     },
 }
 
-impl Law {
+impl Distribution {
     /// Returns the density up to a constant factor.
     fn density(self, t: f64) -> f64 {
         match self {
@@ -130,7 +130,7 @@ fn midpoints(levels: &[f64]) -> Vec<f64> {
 ///
 /// # Panics
 /// Unless `bits` is 1 to 6.
-pub fn solve(law: Law, bits: u32) -> Solution {
+pub fn solve(law: Distribution, bits: u32) -> Solution {
     assert!((1..=6).contains(&bits), "a codebook of {bits} bits");
     let n = 1 << bits;
     let mut levels: Vec<f64> = (0..n).map(|i| (2 * i + 1 - n) as f64 * 2.5 / n as f64).collect();
@@ -160,12 +160,12 @@ mod tests {
 
     #[test]
     fn quadrature_gives_the_moments_of_both_distributions() {
-        let all = |law: Law| law.integrate(-law.end(), law.end(), |t| [1.0, t, t * t]);
-        let [m0, m1, m2] = all(Law::Gaussian);
+        let all = |law: Distribution| law.integrate(-law.end(), law.end(), |t| [1.0, t, t * t]);
+        let [m0, m1, m2] = all(Distribution::Gaussian);
         let total = std::f64::consts::TAU.sqrt();
         assert!((m0 - total).abs() <= 1e-13 && m1.abs() <= 1e-13 && (m2 - total).abs() <= 1e-13);
         for dim in [16, 64, 128, 256] {
-            let [m0, m1, m2] = all(Law::Sphere { dim });
+            let [m0, m1, m2] = all(Distribution::Sphere { dim });
             assert!(m1.abs() <= 1e-12 && (m2 / m0 - 1.0).abs() <= 1e-12, "{dim}: {}", m2 / m0 - 1.0);
         }
     }
@@ -180,7 +180,7 @@ mod tests {
             (3, 0.0345477607885036),
             (4, 0.00950100800819187),
         ] {
-            let got = solve(Law::Gaussian, bits).mse;
+            let got = solve(Distribution::Gaussian, bits).mse;
             assert!((got - want).abs() <= 1e-13, "{bits} bits: {got}");
         }
     }
@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn constants_are_the_solved_codebooks() {
         for book in [Codebook::GAUSS1, Codebook::GAUSS2, Codebook::GAUSS3, Codebook::GAUSS4] {
-            let solved = solve(Law::Gaussian, book.bits());
+            let solved = solve(Distribution::Gaussian, book.bits());
             // Half an f32 step at 2.73 is 1.2e-7.
             let tables = [(book.levels(), &solved.levels, 1.0), (book.mids(), &solved.mids, 1.0)];
             let centroids = (book.centroids(), &solved.levels, 1.0 / 128f64.sqrt());
@@ -203,7 +203,7 @@ mod tests {
 
     #[test]
     fn levels_are_symmetric_means_of_their_cells() {
-        for law in [Law::Gaussian, Law::Sphere { dim: 128 }] {
+        for law in [Distribution::Gaussian, Distribution::Sphere { dim: 128 }] {
             let s = solve(law, 4);
             for i in 0..16 {
                 assert!((s.levels[i] + s.levels[15 - i]).abs() <= 1e-12);

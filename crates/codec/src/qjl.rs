@@ -128,7 +128,7 @@ fn length(v: &[f32]) -> f64 {
 mod tests {
     use super::*;
     use crate::distortion::codebook_mse;
-    use crate::lloyd_max::Law;
+    use crate::lloyd_max::Distribution;
 
     fn unit(random: &mut Random) -> [f32; LEN] {
         let mut x = [0.0; LEN];
@@ -180,7 +180,7 @@ mod tests {
                 let error = codec.inner_product(&codec.query(&q), &codec.encode(&x)) - dot(&q, &x);
                 square += error * error / f64::from(n);
             }
-            let lost = codebook_mse(codec.book(), Law::Sphere { dim: LEN });
+            let lost = codebook_mse(codec.book(), Distribution::Sphere { dim: LEN });
             let want = lost * (std::f64::consts::FRAC_PI_2 - 1.0 / d) / d;
             // The mean of 4,000 squares: relative standard error √(2/4,000) = 2.2 %; one matrix
             // adds its own.
@@ -194,7 +194,7 @@ mod tests {
                 3 => Codebook::GAUSS3,
                 _ => Codebook::GAUSS4,
             };
-            assert!(codebook_mse(&plain, Law::Sphere { dim: LEN }) / d <= 0.4 * square);
+            assert!(codebook_mse(&plain, Distribution::Sphere { dim: LEN }) / d <= 0.4 * square);
         }
     }
 

@@ -16,37 +16,37 @@ pub const STEPS: usize = 9;
 
 /// The fixed-point unit of magnitudes: |z| sums to at most `N`, so up to 128 of them fit in 31
 /// bits.
-pub const ONE: f32 = (1 << 23) as f32;
+pub const MAGNITUDE_SCALE: f32 = (1 << 23) as f32;
 
 /// The fixed-point unit of levels: the largest centroid, 0.2415, is below 2^15.
-pub const LEVEL_ONE: f32 = (1 << 17) as f32;
+pub const LEVEL_SCALE: f32 = (1 << 17) as f32;
 
 /// Returns step `k`: 0.8 to 1.2 times the step that the norm implies.
 pub const fn step(k: usize) -> f64 {
-    (FIRST + k) as f64 / UNIT as f64
+    (FIRST_NUMERATOR + k) as f64 / STEP_DENOMINATOR as f64
 }
 
 /// Returns the factor that scales values before they are coded at step `k`.
 pub const fn factor(k: usize) -> f32 {
-    UNIT as f32 / (FIRST + k) as f32
+    STEP_DENOMINATOR as f32 / (FIRST_NUMERATOR + k) as f32
 }
 
 /// The first step, in units of 1 / [`UNIT`].
-pub const FIRST: usize = 16;
+pub const FIRST_NUMERATOR: usize = 16;
 /// Denominator of the steps: `UNIT` is the step that the norm implies.
-pub const UNIT: usize = 20;
+pub const STEP_DENOMINATOR: usize = 20;
 
 /// Returns the magnitude from which a value at step `k` takes the level above decision point `mid`,
 /// in units of 1 / [`ONE`].
 #[inline(always)]
 pub fn threshold(mid: f32, k: usize) -> i32 {
-    (f64::from(mid) * step(k) * f64::from(ONE)) as i32
+    (f64::from(mid) * step(k) * f64::from(MAGNITUDE_SCALE)) as i32
 }
 
 /// Returns a centroid in units of 1 / [`LEVEL_ONE`].
 #[inline(always)]
 pub fn level(centroid: f32) -> i32 {
-    (centroid * LEVEL_ONE) as i32
+    (centroid * LEVEL_SCALE) as i32
 }
 
 /// Returns the step at which the levels of `book`, a codebook of a symmetric distribution, have the
@@ -55,7 +55,7 @@ pub fn level(centroid: f32) -> i32 {
 pub fn best<const N: usize>(book: &Codebook, z: &[f32; N]) -> usize {
     let half = book.levels().len() / 2;
     let (mids, levels) = (&book.mids()[half..], &book.centroids()[half..]);
-    let magnitudes = z.map(|z| (z.abs() * ONE) as i32);
+    let magnitudes = z.map(|z| (z.abs() * MAGNITUDE_SCALE) as i32);
     let total: i32 = magnitudes.iter().sum();
     let (mut best, mut best_along, mut best_square) = (0, 0.0, 1.0);
     for k in 0..STEPS {

@@ -4,7 +4,7 @@ use crate::DType;
 
 /// The levels of a format's codes, in units of its scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Table {
+pub struct LevelTable {
     levels: &'static [i8; 16],
     /// The value of level 1.
     unit: f32,
@@ -17,7 +17,7 @@ pub struct Table {
 /// level.
 const TARGETS: [f32; 10] = [0.88, 0.91, 0.94, 0.97, 1.0, 1.03, 1.06, 1.09, 1.12, 1.16];
 
-impl Table {
+impl LevelTable {
     /// iq4_nl and iq4_xs: denser around 0, as weights are.
     pub const IQ4: Self = Self {
         levels: &[-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
@@ -119,7 +119,7 @@ impl Table {
     ///
     /// All values are compared with one decision point after the other, which vectorizes; the
     /// encoder spends its time here.
-    fn snap<const N: usize>(&self, x: &[f32; N], inverse: f32) -> [f32; N] {
+    fn nearest_levels<const N: usize>(&self, x: &[f32; N], inverse: f32) -> [f32; N] {
         let mut levels = [self.level(self.ascending[0]); N];
         for [middle, high] in self.steps() {
             for (level, v) in levels.iter_mut().zip(x) {
@@ -143,7 +143,7 @@ impl Table {
 
     /// Returns the sum of squared errors of `x` under a scale.
     pub(crate) fn loss<const N: usize>(&self, x: &[f32; N], scale: f32) -> f64 {
-        let levels = self.snap(x, Self::inverse(scale));
+        let levels = self.nearest_levels(x, Self::inverse(scale));
         x.iter().zip(levels).map(|(&v, level)| (f64::from(v) - f64::from(scale * level)).powi(2)).sum()
     }
 
@@ -159,7 +159,7 @@ impl Table {
         let rms = (x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / N as f64).sqrt();
         let (mut best, mut most) = (0.0, 0.0);
         for target in ends.iter().flat_map(|&end| TARGETS.map(|by| by * end)) {
-            let levels = self.snap(x, target / extreme);
+            let levels = self.nearest_levels(x, target / extreme);
             let (mut xc, mut cc) = (0.0, 0.0);
             for (&v, level) in x.iter().zip(levels) {
                 let (v, c) = (f64::from(v), f64::from(level));
@@ -184,7 +184,14 @@ mod tests {
     #[test]
     fn encode_and_snap_select_the_nearest_level() {
         let mut random = Random::new(1);
-        for table in [Table::IQ4, Table::E2M1, Table::IQ1, Table::IQ2, Table::IQ3, Table::IQ3X] {
+        for table in [
+            LevelTable::IQ4,
+            LevelTable::E2M1,
+            LevelTable::IQ1,
+            LevelTable::IQ2,
+            LevelTable::IQ3,
+            LevelTable::IQ3X,
+        ] {
             let span = table.levels().map(|level| level.unsigned_abs()).into_iter().max().unwrap();
             for _ in 0..2000 {
                 let z = (random.gaussian() * f64::from(span)) as f32;
@@ -192,14 +199,21 @@ mod tests {
                 let least = table.levels().map(far).into_iter().fold(f32::MAX, f32::min);
                 let [code] = table.encode(&[z], 1.0);
                 assert_eq!(far(table.levels()[usize::from(code)]), least, "{z}");
-                assert_eq!(table.snap(&[z], 1.0), [table.level(code)], "{z}");
+                assert_eq!(table.nearest_levels(&[z], 1.0), [table.level(code)], "{z}");
             }
         }
     }
 
     #[test]
     fn levels_are_their_own_nearest_and_ascend() {
-        for table in [Table::IQ4, Table::E2M1, Table::IQ1, Table::IQ2, Table::IQ3, Table::IQ3X] {
+        for table in [
+            LevelTable::IQ4,
+            LevelTable::E2M1,
+            LevelTable::IQ1,
+            LevelTable::IQ2,
+            LevelTable::IQ3,
+            LevelTable::IQ3X,
+        ] {
             let ascending = &table.ascending[..table.n];
             assert!(ascending.is_sorted_by(|&a, &b| table.level(a) < table.level(b)));
             for &code in ascending {

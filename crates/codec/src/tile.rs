@@ -65,7 +65,7 @@ use half::{bf16, f16};
 
 use crate::finite::{F16_MAX, clamp, to_f16};
 use crate::turbo::Book;
-use crate::{Code, CodecError, DType, Levels, Rotation, block32, dtype, turbo};
+use crate::{CodecError, DType, KvCode, Levels, Rotation, block32, dtype, turbo};
 
 /// Tokens per tile.
 pub const TILE: usize = 16;
@@ -236,7 +236,7 @@ impl TileLayout {
 
     /// Returns the blocks of a coded tile, in order; none for the float formats.
     pub fn blocks(&self) -> impl Iterator<Item = TileBlock> + Clone {
-        let most = self.dtype.code().map_or(usize::MAX, Code::most_dims);
+        let most = self.dtype.code().map_or(usize::MAX, KvCode::most_dims);
         let dim = if most == usize::MAX { 0 } else { self.dim };
         let layout = *self;
         slices(dim, most).scan(0, move |at, dims| {
@@ -324,7 +324,7 @@ impl TileLayout {
     /// Encodes one row of a block.
     fn put_block(&self, block: &mut [u8], slot: usize, x: &[f32]) {
         match self.code() {
-            Code { bits, levels: Levels::Steps { .. } } => {
+            KvCode { bits, levels: Levels::Steps { .. } } => {
                 let x = x.try_into().expect("blocks of 32 dims");
                 let coded = if *bits == 8 {
                     block32::encode_q8_0(x)
@@ -333,8 +333,8 @@ impl TileLayout {
                 };
                 self.put_codes(block, slot, coded.scale, &coded.codes);
             }
-            Code { levels: Levels::Book(book), .. } => self.put_slice(book, block, slot, x),
-            Code { levels: Levels::Trellis(trellis), .. } => self.put_slice(trellis, block, slot, x),
+            KvCode { levels: Levels::Book(book), .. } => self.put_slice(book, block, slot, x),
+            KvCode { levels: Levels::Trellis(trellis), .. } => self.put_slice(trellis, block, slot, x),
         }
     }
 
@@ -390,7 +390,7 @@ impl TileLayout {
         x: &mut [f32],
     ) {
         let indices = std::array::from_fn(|dim| self.code_at(&block[SCALE_BYTES..], slot, dim));
-        x.copy_from_slice(&turbo::decode_rotated::<N>(book, &turbo::Coded { scale, indices }));
+        x.copy_from_slice(&turbo::decode_rotated::<N>(book, &turbo::CodedSlice { scale, indices }));
     }
 
     fn check(&self, bytes: usize, slot: usize, dim: usize) {
@@ -399,7 +399,7 @@ impl TileLayout {
         assert!(dim == self.dim, "{self:?}: a row of {dim} values");
     }
 
-    fn code(&self) -> &'static Code {
+    fn code(&self) -> &'static KvCode {
         self.dtype.code().expect("float tiles have no codes")
     }
 

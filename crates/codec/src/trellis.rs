@@ -46,22 +46,22 @@ const MOST_STATES: usize = 16;
 pub const STRIDE: usize = 16;
 
 /// Values on either side of the seam that decide its state.
-pub const LEAD: usize = 16;
+pub const SEAM_OVERLAP: usize = 16;
 
 /// Encoder units per [`Trellis::STEP`].
-const FINENESS: f32 = 4.0;
+const UNITS_PER_STEP: f32 = 4.0;
 
 /// The largest magnitude of an encoder value: 16 times it fits `i16`. Slices of unit variance stay
 /// below, at 11.4 · 160.
-pub const MOST: f32 = 2047.0;
+pub const MAX_VALUE: f32 = 2047.0;
 
 /// Factors of [`Trellis::branch`]'s terms; they leave the low bits of all costs free for the
 /// predecessor state.
-pub const UNIT: [i16; 2] = [16, 64];
+pub const BRANCH_FACTORS: [i16; 2] = [16, 64];
 
 /// The cost of a state that a path may not start in: more than two steps, which reach any state,
 /// can save.
-pub const CLOSED: i32 = 1 << 28;
+pub const FORBIDDEN_COST: i32 = 1 << 28;
 
 /// A codebook with memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -101,12 +101,12 @@ impl Trellis {
     }
 
     /// Converts a value of unit variance to encoder units, quarters of a step.
-    pub fn quantise(z: f32) -> i32 {
-        (z * Self::PER_UNIT).clamp(-MOST, MOST).round_ties_even() as i32
+    pub fn quantize(z: f32) -> i32 {
+        (z * Self::PER_UNIT).clamp(-MAX_VALUE, MAX_VALUE).round_ties_even() as i32
     }
 
     /// The factor of [`Trellis::quantise`].
-    pub const PER_UNIT: f32 = 40.0 * FINENESS;
+    pub const PER_UNIT: f32 = 40.0 * UNITS_PER_STEP;
 
     /// Returns the norm of a slice, in units of its scale, from the sum of its squared levels. The
     /// sum is an integer, so that every order of summation gives the same result.
@@ -134,7 +134,7 @@ impl Trellis {
         let (bits, mut dim, mut window) = (self.bits as usize, dim, 0);
         for at in (0..WINDOW).step_by(bits) {
             window |= usize::from(indices[dim]) << at;
-            dim = dim_before(indices.len(), dim);
+            dim = previous_dim(indices.len(), dim);
         }
         self.levels[window]
     }
@@ -147,8 +147,8 @@ impl Trellis {
         for (state, cost) in costs.iter_mut().enumerate().take(self.states()) {
             let ways = (0..tags).map(|oldest| {
                 let [slope, square] = self.branch(self.window(state, oldest)).map(i32::from);
-                let so_far = before[self.before(state, oldest)] & !FREE | oldest as i32;
-                so_far + slope * (i32::from(UNIT[0]) * x) + square * i32::from(UNIT[1])
+                let so_far = before[self.before(state, oldest)] & !COST_TAG_MASK | oldest as i32;
+                so_far + slope * (i32::from(BRANCH_FACTORS[0]) * x) + square * i32::from(BRANCH_FACTORS[1])
             });
             *cost = ways.min().expect("several ways");
             came[state] = (*cost & (tags as i32 - 1)) as u8;
@@ -158,26 +158,29 @@ impl Trellis {
 
     /// Returns the cheapest state, the lowest among equals.
     fn cheapest(&self, costs: &[i32; MOST_STATES]) -> usize {
-        let tagged =
-            costs.iter().enumerate().take(self.states()).map(|(state, cost)| cost & !FREE | state as i32);
-        (tagged.min().expect("several states") & FREE) as usize
+        let tagged = costs
+            .iter()
+            .enumerate()
+            .take(self.states())
+            .map(|(state, cost)| cost & !COST_TAG_MASK | state as i32);
+        (tagged.min().expect("several states") & COST_TAG_MASK) as usize
     }
 
     /// Returns the state at the seam of the ring `x`, in sequence order: that of the cheapest path
     /// across the seam.
     fn state_at_seam(&self, x: &[i32]) -> usize {
         let mut costs = [0; MOST_STATES];
-        for &x in &x[x.len() - LEAD..] {
+        for &x in &x[x.len() - SEAM_OVERLAP..] {
             self.step(&mut costs, x);
         }
-        let behind: [_; LEAD] = std::array::from_fn(|p| self.step(&mut costs, x[p]));
+        let behind: [_; SEAM_OVERLAP] = std::array::from_fn(|p| self.step(&mut costs, x[p]));
         let back = |state, came: &[u8; MOST_STATES]| self.before(state, came[state].into());
         behind.iter().rev().fold(self.cheapest(&costs), back)
     }
 }
 
 /// Low bits of a cost, free for a tag.
-pub const FREE: i32 = MOST_STATES as i32 - 1;
+pub const COST_TAG_MASK: i32 = MOST_STATES as i32 - 1;
 
 impl Book for Trellis {
     fn bits(&self) -> u32 {
@@ -185,8 +188,8 @@ impl Book for Trellis {
     }
 
     fn indices<const N: usize>(&self, z: &[f32; N]) -> [u8; N] {
-        let x: [i32; N] = std::array::from_fn(|p| Self::quantise(z[dim_at(N, p)]));
-        self.ring(&x, self.state_at_seam(&x))
+        let x: [i32; N] = std::array::from_fn(|p| Self::quantize(z[dim_at(N, p)]));
+        self.encode_ring(&x, self.state_at_seam(&x))
     }
 
     fn values<const N: usize>(&self, indices: &[u8; N]) -> [f32; N] {
@@ -202,8 +205,8 @@ impl Book for Trellis {
 impl Trellis {
     /// Returns the indices of the cheapest ring through `x`, in sequence order, that has state
     /// `seam` at its seam.
-    fn ring<const N: usize>(&self, x: &[i32; N], seam: usize) -> [u8; N] {
-        let mut costs = [CLOSED; MOST_STATES];
+    fn encode_ring<const N: usize>(&self, x: &[i32; N], seam: usize) -> [u8; N] {
+        let mut costs = [FORBIDDEN_COST; MOST_STATES];
         costs[seam] = 0;
         let came = x.map(|x| self.step(&mut costs, x));
         let (mut state, mut indices) = (seam, [0; N]);
@@ -222,7 +225,7 @@ pub const fn dim_at(n: usize, p: usize) -> usize {
 }
 
 /// Returns the dim that precedes `dim` in the sequence of a slice of `n`.
-pub const fn dim_before(n: usize, dim: usize) -> usize {
+pub const fn previous_dim(n: usize, dim: usize) -> usize {
     if dim < STRIDE { n - STRIDE + (dim + STRIDE - 1) % STRIDE } else { dim - STRIDE }
 }
 

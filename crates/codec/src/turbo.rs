@@ -36,7 +36,7 @@
 use half::f16;
 
 use crate::finite::{F16_MAX, clamp, to_f16};
-use crate::{Code, Codebook, DType, Levels, Rotation, step};
+use crate::{Codebook, DType, KvCode, Levels, Rotation, step};
 
 /// Values per block, the widest slice.
 pub const LEN: usize = 128;
@@ -46,7 +46,7 @@ const TINY: f64 = 1e-10;
 
 /// A coded slice: indices into an ascending codebook and their scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Coded<const N: usize = LEN> {
+pub struct CodedSlice<const N: usize = LEN> {
     /// The value of one unit of [`Codebook::centroids`].
     pub scale: f16,
     /// `[N]`, each below `1 << bits`.
@@ -90,7 +90,7 @@ impl Book for Codebook {
 /// Returns the scalar codebook of a turbo format, `None` for any other format.
 pub const fn codebook(dtype: DType) -> Option<Codebook> {
     match dtype.code() {
-        Some(Code { levels: Levels::Book(book), .. }) => Some(*book),
+        Some(KvCode { levels: Levels::Book(book), .. }) => Some(*book),
         _ => None,
     }
 }
@@ -100,32 +100,32 @@ pub const fn codebook(dtype: DType) -> Option<Codebook> {
 /// The norm is summed in f64 so that it does not depend on the order of summation; a kernel that
 /// sums in f32 may choose the neighbouring index for a coordinate within a few f32 steps of a
 /// decision point.
-pub fn encode_rotated<const N: usize>(book: &impl Book, y: &[f32; N]) -> Coded<N> {
+pub fn encode_rotated<const N: usize>(book: &impl Book, y: &[f32; N]) -> CodedSlice<N> {
     let y = y.map(|v| clamp(v, F16_MAX));
     let norm = y.iter().map(|&v| f64::from(v) * f64::from(v)).sum::<f64>().sqrt();
     if norm < TINY {
-        return Coded { scale: f16::ZERO, indices: book.indices(&[0.0; N]) };
+        return CodedSlice { scale: f16::ZERO, indices: book.indices(&[0.0; N]) };
     }
     let to_unit_variance = ((N as f64).sqrt() / norm) as f32;
     let indices = book.indices(&y.map(|v| v * to_unit_variance));
-    Coded { scale: to_f16((norm / book.norm(&indices)) as f32), indices }
+    CodedSlice { scale: to_f16((norm / book.norm(&indices)) as f32), indices }
 }
 
 /// Decodes a slice, still rotated.
-pub fn decode_rotated<const N: usize>(book: &impl Book, coded: &Coded<N>) -> [f32; N] {
+pub fn decode_rotated<const N: usize>(book: &impl Book, coded: &CodedSlice<N>) -> [f32; N] {
     let scale = coded.scale.to_f32();
     book.values(&coded.indices).map(|v| v * scale)
 }
 
 /// Rotates and encodes one slice.
-pub fn encode_slice(book: &impl Book, rotation: &Rotation, x: &[f32; LEN]) -> Coded {
+pub fn encode_slice(book: &impl Book, rotation: &Rotation, x: &[f32; LEN]) -> CodedSlice {
     let mut y = x.map(|v| clamp(v, F16_MAX));
     rotation.forward(&mut y);
     encode_rotated(book, &y)
 }
 
 /// Decodes one slice and undoes the rotation.
-pub fn decode_slice(book: &impl Book, rotation: &Rotation, coded: &Coded) -> [f32; LEN] {
+pub fn decode_slice(book: &impl Book, rotation: &Rotation, coded: &CodedSlice) -> [f32; LEN] {
     let mut x = decode_rotated(book, coded);
     rotation.inverse(&mut x);
     x
@@ -142,7 +142,7 @@ pub(crate) fn unpack_block(book: &impl Book, block: &[u8]) -> [f32; LEN] {
 }
 
 /// Writes an encoded slice in the block layout of `bits` = 2, 3 or 4 (see the module's table).
-fn pack(bits: u32, coded: &Coded, block: &mut [u8]) {
+fn pack(bits: u32, coded: &CodedSlice, block: &mut [u8]) {
     let (scale, planes) = block.split_at_mut(2);
     scale.copy_from_slice(&coded.scale.to_le_bytes());
     planes.fill(0);
@@ -160,7 +160,7 @@ fn pack(bits: u32, coded: &Coded, block: &mut [u8]) {
 }
 
 /// Inverse of [`pack`].
-fn unpack(bits: u32, block: &[u8]) -> Coded {
+fn unpack(bits: u32, block: &[u8]) -> CodedSlice {
     let (scale, planes) = block.split_at(2);
     let index = |j: usize| match bits {
         2 => planes[j / 4] >> (2 * (j % 4)) & 3,
@@ -168,7 +168,7 @@ fn unpack(bits: u32, block: &[u8]) -> Coded {
         4 => planes[j / 2] >> (4 * (j % 2)) & 15,
         _ => unreachable!("turbo codebooks have 2 to 4 bits, not {bits}"),
     };
-    Coded { scale: f16::from_le_bytes([scale[0], scale[1]]), indices: std::array::from_fn(index) }
+    CodedSlice { scale: f16::from_le_bytes([scale[0], scale[1]]), indices: std::array::from_fn(index) }
 }
 
 #[cfg(test)]
@@ -256,7 +256,7 @@ mod tests {
             let book = codebook(dtype).unwrap();
             for v in [0.0, -0.0, f32::from_bits(1), 1e-12, f32::NAN] {
                 let coded = encode_rotated(&book, &[v; LEN]);
-                assert_eq!(coded, Coded { scale: f16::ZERO, indices: [index; LEN] }, "{dtype} {v}");
+                assert_eq!(coded, CodedSlice { scale: f16::ZERO, indices: [index; LEN] }, "{dtype} {v}");
             }
         }
     }

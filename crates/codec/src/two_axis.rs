@@ -56,7 +56,7 @@ impl TwoAxis {
         let mut scales = [vec![1.0; rows.len() / dim], vec![1.0; dim]];
         for _ in 0..ROUNDS {
             for axis in [Axis::Channel, Axis::Token] {
-                tile.normalise(axis, &mut scales[axis as usize]);
+                tile.normalize(axis, &mut scales[axis as usize]);
             }
         }
         let stepped = if self.side == Side::K { Axis::Channel } else { Axis::Token };
@@ -101,7 +101,7 @@ impl Tile {
 
     /// Divides each line along `axis` by its standard deviation and multiplies its scale by it.
     /// Constant lines are left unchanged.
-    fn normalise(&mut self, axis: Axis, scales: &mut [f32]) {
+    fn normalize(&mut self, axis: Axis, scales: &mut [f32]) {
         for (index, scale) in scales.iter_mut().enumerate() {
             let line = self.line(axis, index);
             let values = || self.line(axis, index).map(|at| f64::from(self.values[at]));
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
     use crate::random::Random;
 
-    fn lost(two_axis: TwoAxis, rows: &[f32], dim: usize) -> f64 {
+    fn relative_error(two_axis: TwoAxis, rows: &[f32], dim: usize) -> f64 {
         let mut back = rows.to_vec();
         back.chunks_mut(TOKENS * dim).for_each(|tile| two_axis.apply(tile, dim));
         let square = |x: f64| x * x;
@@ -168,7 +168,7 @@ mod tests {
                 assert_eq!(two_axis.bits_per_value(128, 128), f64::from(bits) + 0.375);
                 let steps = f64::from((1u32 << bits) - 1);
                 let want = (5.2 / steps).powi(2) / 12.0;
-                let got = lost(two_axis, &rows, 128);
+                let got = relative_error(two_axis, &rows, 128);
                 assert!((got / want - 1.0).abs() < most_off, "{bits} bits of {side:?}: {got} {want}");
             }
         }
@@ -186,7 +186,7 @@ mod tests {
         let mut scaled = rows.clone();
         rotated.restore(&mut scaled);
         let two_axis = TwoAxis::new(4, Side::K).unwrap();
-        let (plain, uneven) = (lost(two_axis, &rows, 64), lost(two_axis, &scaled, 64));
+        let (plain, uneven) = (relative_error(two_axis, &rows, 64), relative_error(two_axis, &scaled, 64));
         // Nearly all energy is now in the 15 values of large channel and token: their mean varies.
         assert!(uneven < 2.0 * plain, "{uneven} {plain}");
     }

@@ -8,7 +8,7 @@ mod fresh;
 use std::time::Instant;
 
 use kvant_backend::{
-    Backend, KvLayer, KvMemory, KvPart, KvTensorSpec, Result, Rows, TOKENS_PER_BLOCK, TensorSizes,
+    Backend, KvBatchEntry, KvLayer, KvMemory, KvTensorSpec, Result, TOKENS_PER_BLOCK, TensorSizes, TokenSpan,
 };
 use kvant_codec::random::Random;
 use kvant_codec::{DType, Side};
@@ -49,10 +49,10 @@ fn append(device: &CpuDevice, dtype: DType) -> Result<f64> {
     let (mut k, mut v) = (device.buffer(values.len())?, device.buffer(values.len())?);
     device.write(&mut k, &values)?;
     device.write(&mut v, &values)?;
-    let rows = Rows { first: 0, n: TOKENS, start: 0, coded: 0 };
+    let rows = TokenSpan { first: 0, n: TOKENS, start: 0, coded: 0 };
     let mut best = f64::INFINITY;
     for _ in 0..TIMES {
-        let part = KvPart { rows, layer: &layer, memory: &mut memory, band: 0, balance: None };
+        let part = KvBatchEntry { rows, layer: &layer, memory: &mut memory, band: 0, channel_scales: None };
         let began = Instant::now();
         device.kv_append(&mut [part], &k, &v, None)?;
         best = best.min(began.elapsed().as_secs_f64());

@@ -14,8 +14,8 @@ mod fresh;
 use std::time::Instant;
 
 use kvant_backend::{
-    AttendParams, Backend, KvLayer, KvMemory, KvPart, KvTensorSpec, Place, Result, Rows, TOKENS_PER_BLOCK,
-    TensorSizes,
+    AttendParams, Backend, KvBatchEntry, KvLayer, KvMemory, KvTensorSpec, Result, TOKENS_PER_BLOCK,
+    TensorSizes, TileLocation, TokenSpan,
 };
 use kvant_codec::random::Random;
 use kvant_codec::{DType, Side, TILE};
@@ -129,8 +129,8 @@ fn filled(shape: &Shape, Types(k, v): Types, tokens: usize, seed: u64) -> Filled
             })
             .collect();
         for tile in 0..tokens.div_ceil(TILE) {
-            let (layout, offset) = stream.locate(Place::Main(tile));
-            let page = memory.page_mut(Place::Main(tile));
+            let (layout, offset) = stream.locate(TileLocation::Main(tile));
+            let page = memory.page_mut(TileLocation::Main(tile));
             page.as_mut_bytes()[offset..][..layout.bytes()].copy_from_slice(&tiles[tile % DISTINCT]);
         }
     }
@@ -160,13 +160,13 @@ fn best_walk(
         scale: 1.0 / (k_head_dim as f32).sqrt(),
         soft_cap: None,
     };
-    let rows = Rows { first: 0, n: rows, start: tokens - rows, coded: 0 };
+    let rows = TokenSpan { first: 0, n: rows, start: tokens - rows, coded: 0 };
     let mut best = f64::INFINITY;
     let began = Instant::now();
     while best.is_infinite() || began.elapsed().as_secs_f64() < 3.0 {
         let walk = Instant::now();
         for (layer, memory) in layers.iter_mut() {
-            let part = KvPart { rows, layer, memory, band: 0, balance: None };
+            let part = KvBatchEntry { rows, layer, memory, band: 0, channel_scales: None };
             device.attend(&params, &[part], &q, None, None, &mut out)?;
         }
         best = best.min(walk.elapsed().as_secs_f64());

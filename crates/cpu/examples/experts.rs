@@ -9,7 +9,7 @@
 
 use std::time::Instant;
 
-use kvant_backend::{Activation, Backend, ExpertWeights, Router, Routing, Scores, WeightSource};
+use kvant_backend::{Activation, Backend, ExpertWeights, Router, RouterScores, Routing, WeightSource};
 use kvant_codec::DType;
 use kvant_codec::random::Random;
 use kvant_cpu::{CpuDevice, CpuExperts};
@@ -29,7 +29,7 @@ fn main() {
     let experts = |n_out: usize, n_in: usize| -> CpuExperts {
         let bytes = vec![0x3c; n_experts * n_out * dtype.row_bytes(n_in).expect("whole blocks")];
         let source = WeightSource { dtype, n_out: n_experts * n_out, n_in, bytes: bytes.into() };
-        device.experts(source, n_experts).expect("memory")
+        device.upload_experts(source, n_experts).expect("memory")
     };
     let layers: Vec<_> =
         (0..LAYERS).map(|_| [experts(n_ff, n), experts(n_ff, n), experts(n, n_ff)]).collect();
@@ -47,8 +47,8 @@ fn main() {
             device.write(&mut logits, &values[rows * n..]).expect("room");
             let routing = Routing {
                 n_used,
-                scores: Scores::Softmax,
-                normalises: true,
+                scores: RouterScores::Softmax,
+                normalizes: true,
                 scale: 0.0,
                 expert_groups: None,
             };

@@ -10,7 +10,7 @@
 
 use std::time::Instant;
 
-use kvant_backend::trials::median;
+use kvant_backend::autotune::median;
 use kvant_backend::{Activation, Backend, Input, Output, SharedBytes, WeightSource};
 use kvant_codec::random::Random;
 use kvant_codec::{DType, encode};
@@ -38,7 +38,7 @@ struct Layer {
 impl Layer {
     fn new((isa, math): (Isa, PrefillPrecision), threads: usize, dtype: DType) -> Self {
         let device = CpuDevice::new(isa, threads).expect("threads");
-        let device = device.with_prompt_math(math).expect("a set that multiplies bf16");
+        let device = device.with_prefill_precision(math).expect("a set that multiplies bf16");
         let matrix = |n_out, n_in| random_matrix(&device, dtype, n_out, n_in);
         let attention = [matrix(N, N), matrix(N_KV, N), matrix(N_KV, N)];
         let (out, gate, up, down) = (matrix(N, N), matrix(N_FF, N), matrix(N_FF, N), matrix(N, N_FF));
@@ -87,7 +87,7 @@ fn random_matrix(device: &CpuDevice, dtype: DType, n_out: usize, n_in: usize) ->
     encode(dtype, &values, &mut panel).expect("sizes match");
     let bytes: Vec<u8> = panel.iter().copied().cycle().take(n_out * row_bytes).collect();
     let source = WeightSource { dtype, n_out, n_in, bytes: SharedBytes::from(bytes) };
-    device.matrix(source).expect("a weight type")
+    device.upload_matrix(source).expect("a weight type")
 }
 
 fn main() {

@@ -62,7 +62,7 @@ fn matrices(
     let n = n_bytes.div_ceil(bytes.len()).max(1);
     let start = Instant::now();
     let source = || WeightSource { dtype, n_out, n_in, bytes: bytes.clone() };
-    let matrices = (0..n).map(|_| device.matrix(source()).expect("a weight type")).collect();
+    let matrices = (0..n).map(|_| device.upload_matrix(source()).expect("a weight type")).collect();
     (matrices, start.elapsed().as_secs_f64())
 }
 

@@ -38,7 +38,7 @@ pub enum MatrixUnit {
     Absent,
     /// The CPU has no matrix unit, but vector instructions for 2x2 matrix products of int8 and
     /// perhaps bf16 (`smmla`, `bfmmla`).
-    Squares {
+    MatrixProducts {
         /// Whether bf16 products exist.
         bf16: bool,
     },
@@ -54,7 +54,7 @@ impl MatrixUnit {
         #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
         return x86::find();
         #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-        I8mm::detect().map_or(Self::Absent, |_| Self::Squares { bf16: Bf16::detect().is_some() })
+        I8mm::detect().map_or(Self::Absent, |_| Self::MatrixProducts { bf16: Bf16::detect().is_some() })
     }
 }
 
@@ -63,7 +63,7 @@ impl fmt::Display for MatrixUnit {
         match self {
             Self::Usable => write!(f, "AMX, tiles of bytes and bf16"),
             Self::Absent => write!(f, "absent"),
-            Self::Squares { bf16 } => {
+            Self::MatrixProducts { bf16 } => {
                 write!(f, "none; 2x2 matrix instructions for int8{}", if *bf16 { " and bf16" } else { "" })
             }
             Self::NotEnabled => write!(f, "AMX, not used: the system does not save its tiles"),
@@ -160,7 +160,7 @@ mod tests {
             "{refused}"
         );
         assert_eq!(MatrixUnit::Absent.to_string(), "absent");
-        let [bytes, both] = [false, true].map(|bf16| MatrixUnit::Squares { bf16 }.to_string());
+        let [bytes, both] = [false, true].map(|bf16| MatrixUnit::MatrixProducts { bf16 }.to_string());
         assert_eq!(both, format!("{bytes} and bf16"));
     }
 }

@@ -7,7 +7,7 @@
 
 use kvant_backend::Heads;
 
-use crate::disjoint::Shards;
+use crate::disjoint::DisjointMut;
 use crate::vec16::{Lanes, Op, exp2, with_lanes};
 use crate::{Isa, Pool};
 
@@ -42,7 +42,7 @@ pub(crate) fn attend_bidirectional(
     let (padded, wide) = (rows.next_multiple_of(WIDEST), dim.next_multiple_of(WIDEST));
     arrange(pool, scratch, (rows, heads), [k, v]);
     let Scratch { keys, values } = &*scratch;
-    let out = Shards::new(out);
+    let out = DisjointMut::new(out);
     let items = rows.div_ceil(PER_ITEM);
     pool.for_each(heads.n * items, &|item| {
         let (head, first) = (item / items, item % items * PER_ITEM);
@@ -57,7 +57,7 @@ pub(crate) fn attend_bidirectional(
                 let scale = scale * std::f32::consts::LOG2_E;
                 query.iter_mut().zip(&q[at..at + dim]).for_each(|(to, x)| *to = x * scale);
             }
-            let few = Few {
+            let few = RowGroup {
                 rows,
                 dim,
                 queries: &queries,
@@ -84,7 +84,7 @@ fn arrange(pool: &Pool, scratch: &mut Scratch, (rows, heads): (usize, Heads), [k
         memory.clear();
         memory.resize(heads.n * len, 0.0);
     }
-    let (keys, values) = (Shards::new(&mut scratch.keys), Shards::new(&mut scratch.values));
+    let (keys, values) = (DisjointMut::new(&mut scratch.keys), DisjointMut::new(&mut scratch.values));
     pool.for_each(heads.n, &|head| {
         // SAFETY: one call of this job writes the buffers of a head.
         let (keys, values) = unsafe {
@@ -103,7 +103,7 @@ fn arrange(pool: &Pool, scratch: &mut Scratch, (rows, heads): (usize, Heads), [k
 }
 
 /// A few rows of one head.
-struct Few<'a> {
+struct RowGroup<'a> {
     rows: usize,
     dim: usize,
     /// `[ROWS, dim]`, times the factor of the scores.
@@ -117,7 +117,7 @@ struct Few<'a> {
     out: &'a mut [f32],
 }
 
-impl Op for Few<'_> {
+impl Op for RowGroup<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -140,7 +140,7 @@ fn sixteen_mut(x: &mut [f32], at: usize) -> &mut [f32; LANES] {
     x[at..].first_chunk_mut().expect("sixteen of them")
 }
 
-impl Few<'_> {
+impl RowGroup<'_> {
     /// Runs with `W` vectors side by side.
     #[inline(always)]
     fn run_wide<L: Lanes, const W: usize>(&mut self, lanes: L) {

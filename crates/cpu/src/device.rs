@@ -4,8 +4,8 @@ use std::sync::{Mutex, PoisonError};
 
 use kvant_backend::{
     Activation, AttendParams, Backend, BackendError, Candidate, Columns, DeviceInfo, ExpertWeights, Experts,
-    Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result, RopeParams, Router,
-    ShortConv, StateHeads, StateInputs, StatePart, WeightSource, check_add_normed, check_attend_all,
+    Gate, Heads, Input, KernelChoice, KvBatchEntry, Matrix, Norm, Output, Page, Result, RopeParams, Router,
+    ShortConv, StateBatchEntry, StateHeads, StateInputs, WeightSource, check_add_normed, check_attend_all,
     check_copy, check_copy_columns, check_embed, check_expert_ffn, check_gate, check_gate_rows,
     check_gated_ffn, check_layer_norm, check_project, check_project_each, check_read, check_recur,
     check_rope, check_scale, check_short_conv, check_soft_cap, check_top_k, check_write, limits,
@@ -14,7 +14,7 @@ use kvant_codec::DType;
 
 use crate::attend::Stage;
 use crate::columns::copy_columns;
-use crate::disjoint::Shards;
+use crate::disjoint::DisjointMut;
 use crate::matmul::{self, Biased, CpuExperts, CpuMatrix, ExpertFfn, Operand, Product, Scatter};
 use crate::{
     CpuBuffer, CpuPage, Isa, Pool, PrefillPrecision, Tuning, append, attend, attend_bidirectional, embed,
@@ -76,7 +76,7 @@ impl CpuDevice {
     ///
     /// # Errors
     /// [`BackendError::Setting`] for a precision that the kernel set lacks.
-    pub fn with_prompt_math(mut self, math: PrefillPrecision) -> Result<Self> {
+    pub fn with_prefill_precision(mut self, math: PrefillPrecision) -> Result<Self> {
         math.check(self.isa)?;
         self.prompt_math = math;
         self.matmul.get_mut().unwrap_or_else(PoisonError::into_inner).prompt_math = math;
@@ -111,7 +111,7 @@ fn norm_parts(norm: Norm<'_, CpuBuffer>) -> (&[f32], f32) {
 }
 
 /// Returns the values of a state.
-fn state_of<'a>(part: &'a mut StatePart<'_, CpuPage>) -> &'a mut [f32] {
+fn state_of<'a>(part: &'a mut StateBatchEntry<'_, CpuPage>) -> &'a mut [f32] {
     let bytes = part.n_values * size_of::<f32>();
     bytemuck::cast_slice_mut(&mut part.page.as_mut_bytes()[part.offset..][..bytes])
 }
@@ -131,7 +131,7 @@ impl Backend for CpuDevice {
             n_threads: self.pool.n_threads(),
             thread_unit: "threads",
             rows_are_independent: self.prompt_math == PrefillPrecision::Exact,
-            looks_for_broken_rows: true,
+            checks_finite_rows: true,
         }
     }
 
@@ -184,15 +184,15 @@ impl Backend for CpuDevice {
         Ok(())
     }
 
-    fn matrix(&self, source: WeightSource) -> Result<CpuMatrix> {
+    fn upload_matrix(&self, source: WeightSource) -> Result<CpuMatrix> {
         CpuMatrix::new(self.isa, &self.pool, source)
     }
 
-    fn experts(&self, source: WeightSource, n_experts: usize) -> Result<CpuExperts> {
+    fn upload_experts(&self, source: WeightSource, n_experts: usize) -> Result<CpuExperts> {
         CpuExperts::new(self.isa, &self.pool, source, n_experts)
     }
 
-    fn mapped_experts(&self, source: WeightSource, n_experts: usize) -> Result<CpuExperts> {
+    fn map_experts(&self, source: WeightSource, n_experts: usize) -> Result<CpuExperts> {
         CpuExperts::mapped(source, n_experts)
     }
 
@@ -225,7 +225,7 @@ impl Backend for CpuDevice {
         let products = outputs.iter_mut().map(|output| Product {
             w: output.w,
             bias: output.bias.map(CpuBuffer::as_slice),
-            y: Shards::new(output.y.as_mut_slice()),
+            y: DisjointMut::new(output.y.as_mut_slice()),
             to: Scatter::Rows(0),
             accumulate: output.accumulate,
             gate: None,
@@ -275,7 +275,13 @@ impl Backend for CpuDevice {
         matmul::moe_ffn(self.isa, &self.pool, &mut scratch, layer, x, to)
     }
 
-    fn project_each(&self, x: &CpuBuffer, rows: usize, w: &CpuExperts, y: &mut CpuBuffer) -> Result<()> {
+    fn project_per_expert(
+        &self,
+        x: &CpuBuffer,
+        rows: usize,
+        w: &CpuExperts,
+        y: &mut CpuBuffer,
+    ) -> Result<()> {
         check_project_each(x, rows, w, y)?;
         let n = rows * w.n_experts();
         let (x, y) = (&x.as_slice()[..n * w.n_in()], &mut y.as_mut_slice()[..n * w.n_out()]);
@@ -384,7 +390,7 @@ impl Backend for CpuDevice {
         Ok(())
     }
 
-    fn broken_row(&self, x: &CpuBuffer, rows: usize, cols: usize) -> Result<Option<usize>> {
+    fn find_non_finite_row(&self, x: &CpuBuffer, rows: usize, cols: usize) -> Result<Option<usize>> {
         let end = rows.saturating_mul(cols);
         BackendError::check_at_least("broken_row", "length of the buffer", end, x.len())?;
         // No early exit within a row, so that the loop vectorizes.
@@ -394,7 +400,7 @@ impl Backend for CpuDevice {
 
     fn kv_append(
         &self,
-        parts: &mut [KvPart<'_, CpuPage>],
+        parts: &mut [KvBatchEntry<'_, CpuPage>],
         k: &CpuBuffer,
         v: &CpuBuffer,
         band: Option<&mut CpuPage>,
@@ -406,7 +412,7 @@ impl Backend for CpuDevice {
     fn attend(
         &self,
         params: &AttendParams,
-        parts: &[KvPart<'_, CpuPage>],
+        parts: &[KvBatchEntry<'_, CpuPage>],
         q: &CpuBuffer,
         sinks: Option<&CpuBuffer>,
         band: Option<&CpuPage>,
@@ -419,7 +425,7 @@ impl Backend for CpuDevice {
 
     fn short_conv(
         &self,
-        parts: &mut [StatePart<'_, CpuPage>],
+        parts: &mut [StateBatchEntry<'_, CpuPage>],
         conv: ShortConv,
         x: &CpuBuffer,
         kernel: &CpuBuffer,
@@ -436,7 +442,7 @@ impl Backend for CpuDevice {
 
     fn linear_attention(
         &self,
-        parts: &mut [StatePart<'_, CpuPage>],
+        parts: &mut [StateBatchEntry<'_, CpuPage>],
         heads: StateHeads,
         inputs: StateInputs<&CpuBuffer>,
         y: &mut CpuBuffer,
@@ -446,7 +452,16 @@ impl Backend for CpuDevice {
         let scratch = &mut self.recur.lock().unwrap_or_else(PoisonError::into_inner);
         for part in parts {
             let (rows, y) = (part.rows, y.as_mut_slice());
-            linear_attention::recur(self.isa, &self.pool, scratch, &heads, rows, state_of(part), inputs, y);
+            linear_attention::linear_attention(
+                self.isa,
+                &self.pool,
+                scratch,
+                &heads,
+                rows,
+                state_of(part),
+                inputs,
+                y,
+            );
         }
         Ok(())
     }
@@ -457,7 +472,7 @@ impl Backend for CpuDevice {
         Ok(())
     }
 
-    fn stages(&self) -> &'static [&'static str] {
+    fn attend_stages(&self) -> &'static [&'static str] {
         // The scalar kernels leave no stage out.
         if self.isa == Isa::Scalar { &Stage::NAMES[Stage::NAMES.len() - 1..] } else { &Stage::NAMES }
     }
@@ -466,12 +481,12 @@ impl Backend for CpuDevice {
         &self,
         stage: usize,
         params: &AttendParams,
-        parts: &[KvPart<'_, CpuPage>],
+        parts: &[KvBatchEntry<'_, CpuPage>],
         q: &CpuBuffer,
         band: Option<&CpuPage>,
         out: &mut CpuBuffer,
     ) -> Result<()> {
-        let stage = Stage::ALL[stage + Stage::ALL.len() - self.stages().len()];
+        let stage = Stage::ALL[stage + Stage::ALL.len() - self.attend_stages().len()];
         let scratch = &mut self.attend.lock().unwrap_or_else(PoisonError::into_inner);
         let (q, out) = (q.as_slice(), out.as_mut_slice());
         attend::attend(self.isa, &self.pool, scratch, stage, params, parts, q, None, band, out)
@@ -486,14 +501,14 @@ mod tests {
     fn the_first_non_finite_row_is_found() {
         let device = CpuDevice::new(Isa::Scalar, 1).unwrap();
         let mut x = device.buffer(5 * 40).unwrap();
-        assert_eq!(device.broken_row(&x, 5, 40), Ok(None));
+        assert_eq!(device.find_non_finite_row(&x, 5, 40), Ok(None));
         for (at, broken) in [(199, f32::NEG_INFINITY), (3 * 40, f32::INFINITY), (2 * 40 + 39, f32::NAN)] {
             x.as_mut_slice()[at] = broken;
-            assert_eq!(device.broken_row(&x, 5, 40), Ok(Some(at / 40)));
-            assert_eq!(device.broken_row(&x, at / 40, 40), Ok(None), "rows beyond are not read");
+            assert_eq!(device.find_non_finite_row(&x, 5, 40), Ok(Some(at / 40)));
+            assert_eq!(device.find_non_finite_row(&x, at / 40, 40), Ok(None), "rows beyond are not read");
         }
-        assert!(device.broken_row(&x, 6, 40).is_err());
-        assert_eq!(device.broken_row(&x, 0, 0), Ok(None));
+        assert!(device.find_non_finite_row(&x, 6, 40).is_err());
+        assert_eq!(device.find_non_finite_row(&x, 0, 0), Ok(None));
     }
 
     #[test]

@@ -4,25 +4,25 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 /// A `&mut [T]` to be divided among threads.
-pub(crate) struct Shards<'a, T> {
+pub(crate) struct DisjointMut<'a, T> {
     start: *mut T,
     len: usize,
     whole: PhantomData<&'a mut [T]>,
 }
 
-impl<T> Clone for Shards<'_, T> {
+impl<T> Clone for DisjointMut<'_, T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Shards<'_, T> {}
+impl<T> Copy for DisjointMut<'_, T> {}
 
 // SAFETY: a `Shards` only hands out parts that its callers promise are disjoint, so sharing it
 // between threads is sending each of them `&mut [T]`s, which `T: Send` allows.
-unsafe impl<T: Send> Sync for Shards<'_, T> {}
+unsafe impl<T: Send> Sync for DisjointMut<'_, T> {}
 
-impl<'a, T> Shards<'a, T> {
+impl<'a, T> DisjointMut<'a, T> {
     pub(crate) fn new(whole: &'a mut [T]) -> Self {
         Self { start: whole.as_mut_ptr(), len: whole.len(), whole: PhantomData }
     }

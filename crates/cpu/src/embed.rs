@@ -2,7 +2,7 @@
 
 use kvant_backend::Matrix;
 
-use crate::disjoint::Shards;
+use crate::disjoint::DisjointMut;
 use crate::matmul::CpuMatrix;
 use crate::pool::Pool;
 
@@ -10,7 +10,7 @@ use crate::pool::Pool;
 /// `[tokens, n_embd]`. Shapes and token ids have been checked.
 pub(crate) fn embed(pool: &Pool, table: &CpuMatrix, tokens: &[u32], scale: f32, out: &mut [f32]) {
     let n_embd = table.n_in();
-    let out = Shards::new(out);
+    let out = DisjointMut::new(out);
     pool.for_each(tokens.len(), &|i| {
         // SAFETY: one call of this job writes each row.
         let row = unsafe { out.part(i * n_embd..(i + 1) * n_embd) };

@@ -2,7 +2,7 @@
 
 use kvant_backend::{Activation, Gate};
 
-use crate::disjoint::Shards;
+use crate::disjoint::DisjointMut;
 use crate::exp::exp;
 use crate::matmul::gate as activate;
 use crate::vec16::{Lanes, Op, with_lanes};
@@ -12,7 +12,7 @@ use crate::{Isa, Pool};
 /// more.
 pub(crate) fn gate_rows(pool: &Pool, y: &mut [f32], gates: &[f32], cols: usize) {
     let rows = y.len().checked_div(cols).unwrap_or(0);
-    let y = Shards::new(y);
+    let y = DisjointMut::new(y);
     pool.for_each(rows, &|row| {
         let divisor = 1.0 + exp(-gates[row]);
         // SAFETY: one call of this job writes each row.
@@ -27,7 +27,7 @@ const PIECE: usize = 1024;
 /// Multiplies each value of `y` by `gate` of the corresponding value of `gates`.
 pub(crate) fn gate(isa: Isa, pool: &Pool, y: &mut [f32], gates: &[f32], gate: Gate) {
     let len = y.len();
-    let y = Shards::new(y);
+    let y = DisjointMut::new(y);
     pool.for_each(len.div_ceil(PIECE), &|piece| {
         let piece = piece * PIECE..len.min((piece + 1) * PIECE);
         // SAFETY: one call of this job writes each chunk.
@@ -71,7 +71,7 @@ impl Op for Multiply<'_> {
 /// Multiplies each value of `x` by `by`.
 pub(crate) fn scale(pool: &Pool, x: &mut [f32], by: f32) {
     let len = x.len();
-    let x = Shards::new(x);
+    let x = DisjointMut::new(x);
     pool.for_each(len.div_ceil(PIECE), &|piece| {
         let piece = piece * PIECE..len.min((piece + 1) * PIECE);
         // SAFETY: one call of this job writes each chunk.

@@ -5,9 +5,9 @@
 //! they stay in the L1 cache: every row reads and writes them there, without rearrangement for many
 //! rows. Keys, queries and the two gates, which all columns of a head share, are prepared first.
 
-use kvant_backend::{Rows, StateHeads, StateInputs, StateRule};
+use kvant_backend::{StateHeads, StateInputs, StateRule, TokenSpan};
 
-use crate::disjoint::Shards;
+use crate::disjoint::DisjointMut;
 use crate::norm::sum_of;
 use crate::vec16::{Lanes, Op, with_lanes};
 use crate::{Isa, Pool};
@@ -29,19 +29,19 @@ pub(crate) struct Scratch {
 
 /// Processes the rows `rows` into `y`, starting from `state`. Shapes have been checked.
 #[expect(clippy::too_many_arguments, reason = "the operands of the op, and where it runs")]
-pub(crate) fn recur(
+pub(crate) fn linear_attention(
     isa: Isa,
     pool: &Pool,
     scratch: &mut Scratch,
     heads: &StateHeads,
-    rows: Rows,
+    rows: TokenSpan,
     state: &mut [f32],
     inputs: StateInputs<&[f32]>,
     y: &mut [f32],
 ) {
     prepare(pool, scratch, heads, rows, inputs);
     let Scratch { meeting, gates } = &*scratch;
-    let (state, y) = (Shards::new(state), Shards::new(y));
+    let (state, y) = (DisjointMut::new(state), DisjointMut::new(y));
     let per_head = heads.v_dim / COLUMNS;
     let items = per_head.div_ceil(BLOCKS);
     pool.for_each(heads.n_v_heads * items, &|item| {
@@ -70,12 +70,18 @@ pub(crate) fn recur(
 }
 
 /// Prepares the keys, queries and gates that all columns of a head share.
-fn prepare(pool: &Pool, scratch: &mut Scratch, heads: &StateHeads, rows: Rows, inputs: StateInputs<&[f32]>) {
+fn prepare(
+    pool: &Pool,
+    scratch: &mut Scratch,
+    heads: &StateHeads,
+    rows: TokenSpan,
+    inputs: StateInputs<&[f32]>,
+) {
     let (dim, n_v_heads) = (heads.k_dim, heads.n_v_heads);
     let n_qk = 2 * heads.n_k_heads * dim;
     scratch.meeting.resize(rows.n * n_qk, 0.0);
     scratch.gates.resize(rows.n * n_v_heads, [0.0; 2]);
-    let (meeting, gates) = (Shards::new(&mut scratch.meeting), Shards::new(&mut scratch.gates));
+    let (meeting, gates) = (DisjointMut::new(&mut scratch.meeting), DisjointMut::new(&mut scratch.gates));
     pool.for_each(rows.n, &|i| {
         let row = rows.first + i;
         let qk = &inputs.qkv[row * heads.n_qkv()..][..n_qk];
@@ -98,7 +104,7 @@ fn prepare(pool: &Pool, scratch: &mut Scratch, heads: &StateHeads, rows: Rows, i
         for (head, [keep, written]) in gates.iter_mut().enumerate() {
             let step = inputs.step[row * n_v_heads + head] + inputs.bias[head];
             let step = step.max(0.0) + (-step.abs()).exp().ln_1p();
-            *keep = (inputs.rate[head] * step).exp();
+            *keep = (inputs.decay[head] * step).exp();
             *written = match inputs.rule {
                 StateRule::GatedDeltaNet { write, .. } => {
                     1.0 / (1.0 + (-write[row * n_v_heads + head]).exp())
@@ -112,7 +118,7 @@ fn prepare(pool: &Pool, scratch: &mut Scratch, heads: &StateHeads, rows: Rows, i
 /// Some blocks of columns of a head, to be processed for all rows.
 struct Walk<'a> {
     heads: &'a StateHeads,
-    rows: Rows,
+    rows: TokenSpan,
     head: usize,
     /// Index of the first block within the head.
     first: usize,
@@ -121,7 +127,7 @@ struct Walk<'a> {
     qkv: &'a [f32],
     /// Factor of the skip connection from value to output; `None` for the delta rule.
     skip: Option<f32>,
-    y: &'a Shards<'a, f32>,
+    y: &'a DisjointMut<'a, f32>,
     /// `[blocks][k_dim][16]`
     state: &'a mut [f32],
 }
@@ -133,7 +139,7 @@ struct Row<'a> {
     /// `[blocks * 16]`
     value: &'a [f32],
     keep: f32,
-    written: f32,
+    write_gate: f32,
     skip: Option<f32>,
     y: &'a mut [f32],
 }
@@ -153,14 +159,14 @@ impl<'a> Walk<'a> {
         let at = row * n_v_heads * v_dim + at;
         // SAFETY: no other item has these columns, and each row's are taken once.
         let y = unsafe { self.y.part(at..at + width) };
-        Row { key: meeting(1), query: meeting(0), value, keep, written, skip: self.skip, y }
+        Row { key: meeting(1), query: meeting(0), value, keep, write_gate: written, skip: self.skip, y }
     }
 
     /// Evaluates the equation, column by column.
     fn run_scalar(self) {
         let dim = self.heads.k_dim;
         for i in 0..self.rows.n {
-            let Row { key, query, value, keep, written, skip, y } = self.row(i);
+            let Row { key, query, value, keep, write_gate: written, skip, y } = self.row(i);
             for (column, (value, y)) in value.iter().zip(y).enumerate() {
                 let block = &mut self.state[column / COLUMNS * dim * COLUMNS..][..dim * COLUMNS];
                 let column = || (column % COLUMNS..dim * COLUMNS).step_by(COLUMNS);
@@ -186,7 +192,7 @@ impl<'a> Walk<'a> {
         let dim = row.key.len();
         let (state, _) = state[block * dim * COLUMNS..(block + B) * dim * COLUMNS].as_chunks_mut::<COLUMNS>();
         let (values, ys) = (row.value.as_chunks::<COLUMNS>().0, row.y.as_chunks_mut::<COLUMNS>().0);
-        let (keep, written) = (lanes.splat(row.keep), lanes.splat(row.written));
+        let (keep, written) = (lanes.splat(row.keep), lanes.splat(row.write_gate));
         let (mut change, mut sums) = ([lanes.splat(0.0); B], [lanes.splat(0.0); B]);
         match row.skip {
             None => {

@@ -2,7 +2,7 @@
 //! 1607.06450), which is that of `x - mean(x)`.
 
 use crate::Pool;
-use crate::disjoint::Shards;
+use crate::disjoint::DisjointMut;
 
 /// Partial sums side by side, so that the compiler can use vectors of any width. The order of the
 /// additions is fixed, so every kernel set gives the same result.
@@ -40,7 +40,7 @@ pub(crate) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, y: &mut [f32]) {
 /// checked.
 pub(crate) fn add_normed(pool: &Pool, x: &mut [f32], y: &[f32], rows: usize, weight: &[f32], eps: f32) {
     let n = weight.len();
-    let x = Shards::new(x);
+    let x = DisjointMut::new(x);
     pool.for_each(rows, &|row| {
         let row = row * n..(row + 1) * n;
         let y = &y[row.clone()];
@@ -55,7 +55,7 @@ pub(crate) fn add_normed(pool: &Pool, x: &mut [f32], y: &[f32], rows: usize, wei
 /// Applies LayerNorm to the rows of `x` `[rows, weight.len()]`, into `y`. Shapes have been checked.
 pub(crate) fn layer_norm(pool: &Pool, x: &[f32], rows: usize, weight: &[f32], eps: f32, y: &mut [f32]) {
     let n = weight.len();
-    let y = Shards::new(y);
+    let y = DisjointMut::new(y);
     pool.for_each(rows, &|row| {
         let row = row * n..(row + 1) * n;
         let x = &x[row.clone()];

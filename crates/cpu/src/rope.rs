@@ -5,7 +5,7 @@
 
 use kvant_backend::{Heads, Pairing, RopeParams};
 
-use crate::disjoint::Shards;
+use crate::disjoint::DisjointMut;
 use crate::norm::inverse_rms;
 use crate::pool::Pool;
 
@@ -33,13 +33,13 @@ pub(crate) fn rope(
                 .for_each(|(head, weight)| norm_in_place(head, weight, eps));
         }
         for head in row.chunks_exact_mut(heads.dim) {
-            turn(&mut head[..params.n_rot], params.pairing, angles);
+            rotate_pairs(&mut head[..params.n_rot], params.pairing, angles);
         }
     };
     if params.n_rot == 0 && norm.is_none() || cols == 0 {
         return;
     }
-    let shards = Shards::new(x);
+    let shards = DisjointMut::new(x);
     let job = |r: usize| {
         // SAFETY: one call of this job writes each row.
         let x = unsafe { shards.part(r * cols..(r + 1) * cols) };
@@ -60,7 +60,7 @@ fn norm_in_place(head: &mut [f32], weight: &[f32], eps: f32) {
 }
 
 /// Rotates the pairs of `x` `[n_rot]` by `angles` `[n_rot / 2, 2]`.
-fn turn(x: &mut [f32], pairing: Pairing, angles: &[f32]) {
+fn rotate_pairs(x: &mut [f32], pairing: Pairing, angles: &[f32]) {
     let angles = angles.as_chunks::<2>().0;
     let pair = |a: &mut f32, b: &mut f32, [cos, sin]: [f32; 2]| {
         (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);

@@ -10,7 +10,7 @@ use std::ops::Range;
 use kvant_backend::{ConvForm, ShortConv};
 
 use crate::Pool;
-use crate::disjoint::Shards;
+use crate::disjoint::DisjointMut;
 use crate::exp::exp;
 
 /// Channels of a work item.
@@ -27,7 +27,7 @@ pub(crate) fn short_conv(
     y: &mut [f32],
 ) {
     let ShortConv { channels, taps, form } = conv;
-    let (state, y) = (Shards::new(state), Shards::new(y));
+    let (state, y) = (DisjointMut::new(state), DisjointMut::new(y));
     pool.for_each(channels.div_ceil(CHUNK), &|item| {
         let of_row =
             |row: usize| row * channels + item * CHUNK..row * channels + channels.min((item + 1) * CHUNK);
@@ -40,7 +40,7 @@ pub(crate) fn short_conv(
         }
         for (i, row) in rows.clone().enumerate() {
             let x = &x[row * conv.n_in()..(row + 1) * conv.n_in()];
-            enter(form, x, of_row(0), &mut ring[(i + taps - 1) % taps]);
+            conv_input(form, x, of_row(0), &mut ring[(i + taps - 1) % taps]);
             // SAFETY: as above.
             let y = unsafe { y.part(of_row(row)) };
             y.copy_from_slice(&kernel[of_row(taps)]);
@@ -50,7 +50,7 @@ pub(crate) fn short_conv(
                     *y += w * u;
                 }
             }
-            leave(form, x, of_row(1), y);
+            conv_output(form, x, of_row(1), y);
         }
         for row in 0..taps - 1 {
             // SAFETY: as above.
@@ -61,7 +61,7 @@ pub(crate) fn short_conv(
 
 /// Computes the convolution input of the row `x`, for these channels.
 #[inline(always)]
-fn enter(form: ConvForm, x: &[f32], channels: Range<usize>, entered: &mut [f32; CHUNK]) {
+fn conv_input(form: ConvForm, x: &[f32], channels: Range<usize>, entered: &mut [f32; CHUNK]) {
     match form {
         ConvForm::Gated => {
             let n = x.len() / 3;
@@ -77,7 +77,7 @@ fn enter(form: ConvForm, x: &[f32], channels: Range<usize>, entered: &mut [f32; 
 /// Applies the output gate or activation of the row `x` to `y`; `second` are these channels of its
 /// second part.
 #[inline(always)]
-fn leave(form: ConvForm, x: &[f32], second: Range<usize>, y: &mut [f32]) {
+fn conv_output(form: ConvForm, x: &[f32], second: Range<usize>, y: &mut [f32]) {
     match form {
         ConvForm::Gated => y.iter_mut().zip(&x[second]).for_each(|(y, c)| *y *= c),
         ConvForm::Silu => y.iter_mut().for_each(|y| *y /= 1.0 + exp(-*y)),

@@ -1,6 +1,6 @@
 //! Soft cap of values: `cap tanh(x / cap)` (arXiv 2408.00118).
 
-use crate::disjoint::Shards;
+use crate::disjoint::DisjointMut;
 use crate::exp::exp;
 use crate::vec16::{Lanes, Op, with_lanes};
 use crate::{Isa, Pool};
@@ -11,7 +11,7 @@ const PIECE: usize = 8 * 1024;
 /// Applies the soft cap to every value. Values that are not finite become NaN.
 pub(crate) fn soft_cap(isa: Isa, pool: &Pool, x: &mut [f32], cap: f32) {
     let len = x.len();
-    let x = Shards::new(x);
+    let x = DisjointMut::new(x);
     pool.for_each(len.div_ceil(PIECE), &|piece| {
         let piece = piece * PIECE..len.min((piece + 1) * PIECE);
         // SAFETY: one call of this job writes each chunk.

@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use kvant_backend::trials::{fastest, median};
+use kvant_backend::autotune::{fastest, median};
 use kvant_backend::{Backend, Input, Output, Result, SharedBytes, WeightSource};
 use kvant_codec::DType;
 use kvant_codec::random::Random;
@@ -46,27 +46,27 @@ pub struct Trial {
 }
 
 /// A tunable number: its name, its field, its candidates, and the rows of the work that it affects.
-struct Knob {
+struct Tunable {
     name: &'static str,
     place: fn(&mut Tuning) -> &mut usize,
     candidates: &'static [usize],
     rows: usize,
 }
 
-const KNOBS: [Knob; 3] = [
-    Knob {
+const KNOBS: [Tunable; 3] = [
+    Tunable {
         name: "prefetch",
         place: |tuning| &mut tuning.prefetch,
         candidates: &[0, 1024, 2048, 4096, 8192, 16384],
         rows: 1,
     },
-    Knob {
+    Tunable {
         name: "items_per_thread",
         place: |tuning| &mut tuning.items_per_thread,
         candidates: &[1, 2, 4, 8, 16, 32],
         rows: 1,
     },
-    Knob {
+    Tunable {
         name: "row_block",
         place: |tuning| &mut tuning.row_block,
         candidates: &[96, 192, 264, 512],
@@ -114,7 +114,7 @@ impl Tuning {
 
     /// Returns whether [`Tuning::find`] can have produced these numbers: those of a file may be
     /// arbitrary.
-    pub fn can_be_found(mut self) -> bool {
+    pub fn is_plausible(mut self) -> bool {
         KNOBS.iter().all(|knob| knob.candidates.contains((knob.place)(&mut self)))
     }
 }
@@ -133,7 +133,7 @@ impl Work {
         // Zero scales everywhere: the time of a product does not depend on its numbers.
         let bytes = SharedBytes::from(vec![0; n_out * row_bytes]);
         let source = || WeightSource { dtype: DType::Q4_0, n_out, n_in, bytes: bytes.clone() };
-        let weights = (0..MATRICES).map(|_| device.matrix(source())).collect::<Result<_>>()?;
+        let weights = (0..MATRICES).map(|_| device.upload_matrix(source())).collect::<Result<_>>()?;
         Ok(Self { device, weights })
     }
 
@@ -165,7 +165,7 @@ mod tests {
         for knob in &KNOBS {
             assert!(knob.candidates.contains((knob.place)(&mut Tuning::default())), "{}", knob.name);
         }
-        assert!(Tuning::default().can_be_found());
-        assert!(!Tuning { items_per_thread: usize::MAX, ..Default::default() }.can_be_found());
+        assert!(Tuning::default().is_plausible());
+        assert!(!Tuning { items_per_thread: usize::MAX, ..Default::default() }.is_plausible());
     }
 }

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use kvant_backend::{
-    AttendParams, Backend, BackendError, CountedPage, Input, KvLayer, KvMemory, KvPart, KvTensorSpec,
-    Matrix as _, Output, Page, PageAllocator, Rows, TOKENS_PER_BLOCK, TensorSizes, WeightSource,
+    AttendParams, Backend, BackendError, CountedPage, Input, KvBatchEntry, KvLayer, KvMemory, KvTensorSpec,
+    Matrix as _, Output, Page, PageAllocator, TOKENS_PER_BLOCK, TensorSizes, TokenSpan, WeightSource,
 };
 use kvant_codec::random::Random;
 use kvant_codec::tile::TILE;
@@ -180,8 +180,13 @@ impl Filled {
             let blocks = start / TOKENS_PER_BLOCK..rows.end().div_ceil(TOKENS_PER_BLOCK);
             let first = blocks.start.saturating_sub(1).min(filled.memory.blocks().len());
             filled.memory.reserve(first..blocks.end, false, &Fresh(device, Arc::default()))?;
-            let part =
-                KvPart { rows, layer: &filled.layer, memory: &mut filled.memory, band: 0, balance: None };
+            let part = KvBatchEntry {
+                rows,
+                layer: &filled.layer,
+                memory: &mut filled.memory,
+                band: 0,
+                channel_scales: None,
+            };
             device.kv_append(&mut [part], &keys, &values, Some(&mut filled.band))?;
         }
         Ok(filled)
@@ -189,15 +194,24 @@ impl Filled {
 
     /// Returns the `n` tokens from `start` on as a step that has just been appended. The contents
     /// of the step tiles do not affect the timing.
-    fn part(&mut self, start: usize, n: usize) -> (KvPart<'_, CudaPage>, &CudaPage) {
+    fn part(&mut self, start: usize, n: usize) -> (KvBatchEntry<'_, CudaPage>, &CudaPage) {
         let rows = rows(start, n, &self.layer);
-        (KvPart { rows, layer: &self.layer, memory: &mut self.memory, band: 0, balance: None }, &self.band)
+        (
+            KvBatchEntry {
+                rows,
+                layer: &self.layer,
+                memory: &mut self.memory,
+                band: 0,
+                channel_scales: None,
+            },
+            &self.band,
+        )
     }
 }
 
-fn rows(start: usize, n: usize, layer: &KvLayer) -> Rows {
+fn rows(start: usize, n: usize, layer: &KvLayer) -> TokenSpan {
     let coded = layer.tensors().map(|stream| stream.spec).find(|spec| spec.tail_tiles > 0);
-    Rows { first: 0, n, start, coded: coded.map_or(0, |spec| spec.coded_tiles(start)) }
+    TokenSpan { first: 0, n, start, coded: coded.map_or(0, |spec| spec.n_coded_tiles(start)) }
 }
 
 /// GEMM shapes `[n_out, n_in]` of Llama-3-8B: gate or up, attention output, down.
@@ -256,7 +270,7 @@ fn matrices(device: &CudaDevice, dtype: DType, [n_out, n_in]: [usize; 2]) -> Res
     kvant_codec::encode(dtype, &row, &mut row_code).map_err(unsupported)?;
     let bytes = row_code.repeat(n_out);
     let source = || WeightSource { dtype, n_out, n_in, bytes: bytes.clone().into() };
-    (0..ALL_BYTES.div_ceil(bytes.len())).map(|_| device.matrix(source())).collect()
+    (0..ALL_BYTES.div_ceil(bytes.len())).map(|_| device.upload_matrix(source())).collect()
 }
 
 /// Returns the seconds of one matrix product with `rows` input rows.

@@ -9,7 +9,7 @@ use crate::module::{Build, Compiler};
 use crate::{CudaError, CudaVersion, Define, DevicePtr, Gpu, KernelId, Launch, ModuleId, Source};
 
 /// Number of counters that [`Context::tickets`] returns.
-pub(crate) const MOST_TICKETS: usize = 512;
+pub(crate) const MAX_COUNTERS: usize = 512;
 
 /// A device, its compiled kernels and its memory.
 pub(crate) struct Context {
@@ -60,7 +60,7 @@ impl Context {
     /// accesses, and with its own PTX cache.
     #[cfg(test)]
     pub(crate) fn emulated(gpu: Arc<dyn Gpu>) -> Result<Self, CudaError> {
-        let compiler = Compiler::keeping_in(Some(std::env::temp_dir().join("kvant-cuda-tests")))?;
+        let compiler = Compiler::with_cache(Some(std::env::temp_dir().join("kvant-cuda-tests")))?;
         let arena = Arena::without_slabs(Arc::clone(&gpu));
         Ok(Self { gpu, compiler, loaded: Mutex::default(), arena, tickets: Mutex::default() })
     }
@@ -103,11 +103,11 @@ impl Context {
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`].
-    pub fn tickets(&self) -> Result<DevicePtr, CudaError> {
+    pub fn counters(&self) -> Result<DevicePtr, CudaError> {
         let mut tickets = self.tickets.lock().unwrap_or_else(PoisonError::into_inner);
         match &*tickets {
             Some(block) => Ok(block.ptr()),
-            None => Ok(tickets.insert(self.arena.take_zeroed(MOST_TICKETS * size_of::<u32>())?).ptr()),
+            None => Ok(tickets.insert(self.arena.take_zeroed(MAX_COUNTERS * size_of::<u32>())?).ptr()),
         }
     }
 

@@ -6,16 +6,16 @@ use std::thread;
 
 use kvant_backend::{
     Activation, AttendParams, Backend, BackendError, Buffer as _, Candidate, Columns, DeviceInfo,
-    ExpertWeights, Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result,
-    Rope, RopeParams, Router, ShortConv, StateHeads, StateInputs, StatePart, WeightSource, check_add_normed,
-    check_append, check_attend, check_copy, check_copy_columns, check_embed, check_expert_ffn, check_gate,
-    check_gate_rows, check_gated_ffn, check_layer_norm, check_project, check_project_each, check_read,
-    check_recur, check_rope, check_rope_append, check_scale, check_short_conv, check_soft_cap, check_top_k,
-    check_write,
+    ExpertWeights, Experts, Gate, Heads, Input, KernelChoice, KvBatchEntry, Matrix, Norm, Output, Page,
+    Result, Rope, RopeParams, Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, WeightSource,
+    check_add_normed, check_append, check_attend, check_copy, check_copy_columns, check_embed,
+    check_expert_ffn, check_gate, check_gate_rows, check_gated_ffn, check_layer_norm, check_project,
+    check_project_each, check_read, check_recur, check_rope, check_rope_append, check_scale,
+    check_short_conv, check_soft_cap, check_top_k, check_write,
 };
 
 use crate::driver::Driver;
-use crate::matmul::{Operand, Product};
+use crate::matmul::{MatmulArgs, Operand};
 use crate::norm::NormParts;
 use crate::rope::Turn;
 use crate::{
@@ -156,8 +156,8 @@ fn operand(input: &Input<'_, CudaDevice>, n_in: usize) -> Operand {
 }
 
 /// Describes the product `y = w x`; the caller may change further fields.
-fn product_of(op: &'static str, w: &CudaMatrix, y: DevicePtr) -> Result<Product> {
-    Ok(Product::new(w.weights(op)?, w.dtype(), w.n_out(), y))
+fn product_of(op: &'static str, w: &CudaMatrix, y: DevicePtr) -> Result<MatmulArgs> {
+    Ok(MatmulArgs::new(w.weights(op)?, w.dtype(), w.n_out(), y))
 }
 
 /// Weight and eps of a norm.
@@ -167,7 +167,7 @@ fn norm_parts(norm: Norm<'_, CudaBuffer>) -> NormParts {
 
 /// Returns the addresses of new keys and values and of the step tiles, after checking the shapes.
 fn new_rows(
-    parts: &[KvPart<'_, CudaPage>],
+    parts: &[KvBatchEntry<'_, CudaPage>],
     k: &CudaBuffer,
     v: &CudaBuffer,
     band: Option<&CudaPage>,
@@ -190,7 +190,7 @@ impl Backend for CudaDevice {
             n_threads: properties.n_sms as usize,
             thread_unit: "SMs",
             rows_are_independent: false,
-            looks_for_broken_rows: false,
+            checks_finite_rows: false,
         }
     }
 
@@ -278,7 +278,7 @@ impl Backend for CudaDevice {
         Ok(self.cx.gpu().finish()?)
     }
 
-    fn matrix(&self, source: WeightSource) -> Result<CudaMatrix> {
+    fn upload_matrix(&self, source: WeightSource) -> Result<CudaMatrix> {
         CudaMatrix::new(&self.cx, source)
     }
 
@@ -286,11 +286,11 @@ impl Backend for CudaDevice {
         CudaMatrix::table(source)
     }
 
-    fn tied(&self, source: WeightSource) -> Result<CudaMatrix> {
+    fn upload_tied(&self, source: WeightSource) -> Result<CudaMatrix> {
         CudaMatrix::tied(&self.cx, source)
     }
 
-    fn experts(&self, source: WeightSource, n_experts: usize) -> Result<CudaExperts> {
+    fn upload_experts(&self, source: WeightSource, n_experts: usize) -> Result<CudaExperts> {
         CudaExperts::new(&self.cx, source, n_experts)
     }
 
@@ -324,7 +324,7 @@ impl Backend for CudaDevice {
         let product = |output: &Output<'_, Self>| {
             let bias = output.bias.map(CudaBuffer::ptr);
             let plain = product_of(OP, output.w, output.y.ptr())?;
-            Ok(Product { bias, accumulate: output.accumulate, ..plain })
+            Ok(MatmulArgs { bias, accumulate: output.accumulate, ..plain })
         };
         let products = outputs.iter().map(product).collect::<Result<Vec<_>>>()?;
         Ok(matmul::matmuls(&self.cx, &mut x, &products)?)
@@ -343,7 +343,7 @@ impl Backend for CudaDevice {
         let mut x = operand(&input, gate.n_in());
         let up_product = product_of(OP, up, y.ptr())?;
         if gate.dtype() == up.dtype() && matmul::has_gate(gate.dtype(), x.rows) {
-            let both = Product { up: Some((up_product.w, activation)), ..product_of(OP, gate, y.ptr())? };
+            let both = MatmulArgs { up: Some((up_product.w, activation)), ..product_of(OP, gate, y.ptr())? };
             return Ok(matmul::matmul(&self.cx, &mut x, &both)?);
         }
         let len = input.rows * up.n_out();
@@ -386,7 +386,13 @@ impl Backend for CudaDevice {
         Ok(experts::moe_ffn(&self.cx, (x, to), [rows, gate.n_in()], norm, routes, layer)?)
     }
 
-    fn project_each(&self, x: &CudaBuffer, rows: usize, w: &CudaExperts, y: &mut CudaBuffer) -> Result<()> {
+    fn project_per_expert(
+        &self,
+        x: &CudaBuffer,
+        rows: usize,
+        w: &CudaExperts,
+        y: &mut CudaBuffer,
+    ) -> Result<()> {
         check_project_each(x, rows, w, y)?;
         Ok(experts::project_each(&self.cx, x.ptr(), rows, w, y.ptr())?)
     }
@@ -460,7 +466,7 @@ impl Backend for CudaDevice {
 
     fn kv_append(
         &self,
-        parts: &mut [KvPart<'_, CudaPage>],
+        parts: &mut [KvBatchEntry<'_, CudaPage>],
         k: &CudaBuffer,
         v: &CudaBuffer,
         band: Option<&mut CudaPage>,
@@ -470,7 +476,7 @@ impl Backend for CudaDevice {
 
     /// Skips the check: its result would need a synchronization in every layer, which a recorded
     /// step cannot do.
-    fn broken_row(&self, x: &CudaBuffer, rows: usize, cols: usize) -> Result<Option<usize>> {
+    fn find_non_finite_row(&self, x: &CudaBuffer, rows: usize, cols: usize) -> Result<Option<usize>> {
         let end = rows.saturating_mul(cols);
         BackendError::check_at_least("broken_row", "length of the buffer", end, x.len())?;
         Ok(None)
@@ -478,7 +484,7 @@ impl Backend for CudaDevice {
 
     fn rope_append(
         &self,
-        parts: &mut [KvPart<'_, CudaPage>],
+        parts: &mut [KvBatchEntry<'_, CudaPage>],
         rope: &Rope<'_, CudaBuffer>,
         q: &mut CudaBuffer,
         k: &mut CudaBuffer,
@@ -487,7 +493,7 @@ impl Backend for CudaDevice {
     ) -> Result<()> {
         let rows = check_rope_append(parts, rope, q, k)?;
         let turn = |norm: Option<_>| Turn::new(norm.map(norm_parts), rope.params, rope.angles.ptr());
-        let turns = append::Turns {
+        let turns = append::RopeArgs {
             k: turn(rope.k_norm),
             q: turn(rope.q_norm),
             queries: q.ptr(),
@@ -499,7 +505,7 @@ impl Backend for CudaDevice {
 
     fn short_conv(
         &self,
-        parts: &mut [StatePart<'_, CudaPage>],
+        parts: &mut [StateBatchEntry<'_, CudaPage>],
         conv: ShortConv,
         x: &CudaBuffer,
         kernel: &CudaBuffer,
@@ -515,7 +521,7 @@ impl Backend for CudaDevice {
 
     fn linear_attention(
         &self,
-        parts: &mut [StatePart<'_, CudaPage>],
+        parts: &mut [StateBatchEntry<'_, CudaPage>],
         heads: StateHeads,
         inputs: StateInputs<&CudaBuffer>,
         y: &mut CudaBuffer,
@@ -536,7 +542,7 @@ impl Backend for CudaDevice {
     fn attend(
         &self,
         params: &AttendParams,
-        parts: &[KvPart<'_, CudaPage>],
+        parts: &[KvBatchEntry<'_, CudaPage>],
         q: &CudaBuffer,
         sinks: Option<&CudaBuffer>,
         band: Option<&CudaPage>,
@@ -551,7 +557,7 @@ impl Backend for CudaDevice {
 }
 
 /// Returns the address of a state.
-fn state_of(part: &StatePart<'_, CudaPage>) -> DevicePtr {
+fn state_of(part: &StateBatchEntry<'_, CudaPage>) -> DevicePtr {
     part.page.ptr() + part.offset as DevicePtr
 }
 

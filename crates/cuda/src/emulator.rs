@@ -91,15 +91,15 @@ pub(crate) fn device(arch: u32) -> Option<CudaDevice> {
 
 /// Returns a buffer that holds `values`.
 pub(crate) fn upload(cx: &Context, values: &[f32]) -> CudaBuffer {
-    let buffer = poisoned(cx, values.len());
+    let buffer = uninitialized(cx, values.len());
     cx.gpu().write(buffer.ptr(), bytemuck::cast_slice(values)).unwrap();
     buffer
 }
 
 /// Returns a buffer of `len` values that counts as never written: a kernel that reads an unwritten
 /// value fails.
-pub(crate) fn poisoned(cx: &Context, len: usize) -> CudaBuffer {
-    CudaBuffer::uninitialised(cx.arena(), len).unwrap()
+pub(crate) fn uninitialized(cx: &Context, len: usize) -> CudaBuffer {
+    CudaBuffer::uninitialized(cx.arena(), len).unwrap()
 }
 
 /// Returns the values of a buffer, all of which have been written.

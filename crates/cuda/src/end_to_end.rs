@@ -9,7 +9,7 @@ use kvant_cpu::{CpuDevice, Isa};
 use kvant_gguf::Gguf;
 use kvant_kv::{BlockPool, Cache, KvError, Layout, Plan, Policies};
 use kvant_model::{
-    Activations, Config, Decoder, Entry, LayerRange, LogitsFor, Lora, Outputs, StepPart, Weights,
+    Activations, BatchSequence, Config, Decoder, Entry, LayerRange, LogitsFor, Lora, Outputs, Weights,
 };
 
 use crate::{CudaDevice, emulator};
@@ -53,10 +53,10 @@ impl<B: Backend> Running<B> {
 
     /// Runs a step of the first `ns.len()` sequences, `ns[i]` tokens of sequence i; returns the
     /// requested logits.
-    fn step_together(&mut self, ns: &[usize], entry: Entry<'_>, want: LogitsFor) -> Vec<f32> {
+    fn step_batch(&mut self, ns: &[usize], entry: Entry<'_>, want: LogitsFor) -> Vec<f32> {
         let Self { device, decoder, pool, caches, act, strengths, .. } = self;
         let strengths = strengths.as_ref().map(|strengths| &strengths[..]);
-        let parts = caches.iter_mut().zip(ns).map(|(cache, &n)| StepPart {
+        let parts = caches.iter_mut().zip(ns).map(|(cache, &n)| BatchSequence {
             cache,
             n,
             logits_for: want,
@@ -74,7 +74,7 @@ impl<B: Backend> Running<B> {
     }
 
     fn step(&mut self, n: usize, entry: Entry<'_>, want: LogitsFor) -> Vec<f32> {
-        self.step_together(&[n], entry, want)
+        self.step_batch(&[n], entry, want)
     }
 
     /// Returns the logits after some more tokens.
@@ -91,12 +91,12 @@ impl<B: Backend> Running<B> {
     }
 
     fn rows(&self, layer: usize, side: Side) -> Vec<f32> {
-        self.caches[0].rows_of(&self.device, layer, 0, side).unwrap()
+        self.caches[0].decoded_rows(&self.device, layer, 0, side).unwrap()
     }
 }
 
 /// Returns the model on the CPU and on the emulator; `None` without NVRTC.
-fn both(model: &str, kv: DType) -> Option<(Running<CpuDevice>, Running<CudaDevice>)> {
+fn on_cpu_and_emulator(model: &str, kv: DType) -> Option<(Running<CpuDevice>, Running<CudaDevice>)> {
     let device = emulator::device(80)?;
     Some((Running::new(cpu(), model, None, kv), Running::new(device, model, None, kv)))
 }
@@ -106,29 +106,29 @@ fn cpu() -> CpuDevice {
 }
 
 /// Returns the largest of some errors; NaN if one is NaN, wherever it stands.
-fn worst(errors: impl IntoIterator<Item = f32>) -> f32 {
+fn largest(errors: impl IntoIterator<Item = f32>) -> f32 {
     errors.into_iter().fold(0.0, |worst, error| if error > worst || error.is_nan() { error } else { worst })
 }
 
 /// Returns the largest difference; NaN if one is NaN.
 fn distance(got: &[f32], want: &[f32]) -> f32 {
     assert_eq!(got.len(), want.len());
-    worst(got.iter().zip(want).map(|(got, want)| (got - want).abs()))
+    largest(got.iter().zip(want).map(|(got, want)| (got - want).abs()))
 }
 
 #[test]
 fn a_bad_number_among_errors_is_not_forgotten() {
-    assert_eq!(worst([0.5, 2.0, 1.0]), 2.0);
+    assert_eq!(largest([0.5, 2.0, 1.0]), 2.0);
     for errors in [[f32::NAN, 0.0, 1.0], [1e9, f32::NAN, 0.0], [0.0, 1.0, f32::NAN]] {
-        assert!(worst(errors).is_nan(), "{errors:?}");
+        assert!(largest(errors).is_nan(), "{errors:?}");
     }
     assert!(distance(&[f32::INFINITY, 0.0], &[f32::INFINITY, 0.0]).is_nan());
 }
 
 /// Returns the largest difference of the logits after each chunk of tokens.
 fn largest_error(model: &str, kv: DType, pieces: &[&[u32]]) -> Option<f32> {
-    let (mut cpu, mut gpu) = both(model, kv)?;
-    Some(worst(pieces.iter().map(|&tokens| distance(&gpu.logits(tokens), &cpu.logits(tokens)))))
+    let (mut cpu, mut gpu) = on_cpu_and_emulator(model, kv)?;
+    Some(largest(pieces.iter().map(|&tokens| distance(&gpu.logits(tokens), &cpu.logits(tokens)))))
 }
 
 fn tokens(n: u32) -> Vec<u32> {
@@ -144,7 +144,7 @@ const HALVES: f32 = 2.0 * 8.0 * 3.0 / 2048.0;
 /// less, and so move the logits by proportionally less: by the ratio of the deviations.
 ///
 /// [`ByteBook`]: kvant_codec::ByteBook
-fn same_codes(model: &str, kv: DType, pieces: &[&[u32]]) -> f32 {
+fn byte_codebook_bound(model: &str, kv: DType, pieces: &[&[u32]]) -> f32 {
     // Squared errors for a variance of 1, of the bytes and of the codec (`ByteBook::of`).
     let (of_bytes, of_codec): (f32, f32) = match kv {
         DType::Turbo2 => (1e-7, 0.117),
@@ -153,7 +153,7 @@ fn same_codes(model: &str, kv: DType, pieces: &[&[u32]]) -> f32 {
         _ => return HALVES,
     };
     let [mut plain, mut coded] = [DType::F16, kv].map(|kv| Running::new(cpu(), model, None, kv));
-    let moved = worst(pieces.iter().map(|&tokens| distance(&coded.logits(tokens), &plain.logits(tokens))));
+    let moved = largest(pieces.iter().map(|&tokens| distance(&coded.logits(tokens), &plain.logits(tokens))));
     HALVES + moved * (of_bytes / of_codec).sqrt()
 }
 
@@ -172,11 +172,11 @@ fn f16_cache_logits_match_the_cpu() {
 fn hidden_states_match_the_cpu() {
     let text = tokens(21);
     for model in ["llama-h64-g8.gguf", "commandr-h64-g2.gguf"] {
-        let Some((mut cpu, mut gpu)) = both(model, DType::F16) else { return };
+        let Some((mut cpu, mut gpu)) = on_cpu_and_emulator(model, DType::F16) else { return };
         for tokens in [&text[..20], &text[20..]] {
             let (got, want) = (gpu.streams(tokens), cpu.streams(tokens));
             // The bound of logits, which are of order 3.
-            let tol = HALVES / 3.0 * worst(want.iter().map(|value| value.abs()));
+            let tol = HALVES / 3.0 * largest(want.iter().map(|value| value.abs()));
             let error = distance(&got, &want);
             assert!(error <= tol, "{model}: {error} of {tol}");
         }
@@ -257,7 +257,7 @@ fn mla_logits_match_the_cpu() {
     {
         let Some(error) = largest_error(model, kv, &pieces) else { return };
         let layers = open(model).1.layers.len() as f32 / 2.0;
-        let tol = HALVES * (layers - 1.0) + same_codes(model, kv, &pieces);
+        let tol = HALVES * (layers - 1.0) + byte_codebook_bound(model, kv, &pieces);
         assert!(error <= tol, "{model}, {}: {error} of {tol}", kv.name());
     }
 }
@@ -296,7 +296,7 @@ fn runs_together(model: &str) {
     let lengths = [20, 1, 27];
     gpu.caches = lengths.map(|_| Cache::new(Arc::clone(&gpu.layout), 128)).into();
     let prompts: Vec<_> = lengths.iter().flat_map(|&length| &text[..length]).copied().collect();
-    gpu.step_together(&lengths, Entry::Tokens(&prompts), LogitsFor::None);
+    gpu.step_batch(&lengths, Entry::Tokens(&prompts), LogitsFor::None);
     let mut alone = lengths.map(|length| {
         let mut alone = Running::new(cpu(), model, None, DType::F16);
         alone.logits(&text[..length]);
@@ -304,7 +304,7 @@ fn runs_together(model: &str) {
     });
     for step in [5, 11, 3] {
         let next = [step, step + 1, step + 2];
-        let got = gpu.step_together(&[1; 3], Entry::Tokens(&next), LogitsFor::Last);
+        let got = gpu.step_batch(&[1; 3], Entry::Tokens(&next), LogitsFor::Last);
         let got = got.chunks_exact(gpu.decoder.n_vocab());
         for ((got, alone), token) in got.zip(&mut alone).zip(next) {
             let error = distance(got, &alone.logits(&[token]));
@@ -327,7 +327,7 @@ fn quantized_cache_logits_are_close_to_the_cpu() {
         ("llama-h64-g8.gguf", DType::Turbo3),
     ] {
         let Some(error) = largest_error(model, kv, &pieces) else { return };
-        let tol = same_codes(model, kv, &pieces);
+        let tol = byte_codebook_bound(model, kv, &pieces);
         assert!(error <= tol, "{model}, {}: {error} of {tol}", kv.name());
     }
 }
@@ -346,7 +346,7 @@ fn a_prompt_leaves_the_same_codes_but_for_those_at_a_boundary() {
         ("qwen3-h192-g3.gguf", DType::Turbo2),
         ("llama-h128-g2-llama3.gguf", DType::Turbo4),
     ] {
-        let Some((mut cpu, mut gpu)) = both(model, kv) else { return };
+        let Some((mut cpu, mut gpu)) = on_cpu_and_emulator(model, kv) else { return };
         gpu.step(50, Entry::Tokens(&text[..50]), LogitsFor::None);
         cpu.step(50, Entry::Tokens(&text[..50]), LogitsFor::None);
         for side in [Side::K, Side::V] {
@@ -362,7 +362,7 @@ fn a_prompt_leaves_the_same_codes_but_for_those_at_a_boundary() {
         let cache = Cache::from_pages(&cpu.device, &cpu.pool, layout, 128, state, &mut next).unwrap();
         cpu.caches = vec![cache];
         let error = distance(&gpu.logits(&text[50..]), &cpu.logits(&text[50..]));
-        let tol = same_codes(model, kv, &[&text[..50], &text[50..]]);
+        let tol = byte_codebook_bound(model, kv, &[&text[..50], &text[50..]]);
         assert!(error <= tol, "{model}, {}: {error} of {tol}", kv.name());
     }
 }

@@ -1,6 +1,8 @@
 //! Weight matrices on the device, and the rows of a token embedding in host memory.
 
-use kvant_backend::{BackendError, Matrix, Result, SharedBytes, WeightSource, check_matrix, decode_rows};
+use kvant_backend::{
+    BackendError, Matrix, Result, SharedBytes, WeightSource, check_matrix, decode_embedding_rows,
+};
 use kvant_codec::DType;
 
 use crate::Context;
@@ -60,7 +62,7 @@ impl CudaMatrix {
 
     /// As [`decode_rows`].
     pub(crate) fn decode_rows(&self, tokens: &[u32], scale: f32, out: &mut [f32]) -> Result<()> {
-        decode_rows(self.rows.as_deref(), (self.dtype, self.n_in), tokens, scale, out)
+        decode_embedding_rows(self.rows.as_deref(), (self.dtype, self.n_in), tokens, scale, out)
     }
 }
 

@@ -28,9 +28,9 @@ const MIN_ADDRESSES: usize = 16;
 /// The allocator of device memory.
 pub(crate) struct Arena {
     gpu: Arc<dyn Gpu>,
-    classes: Mutex<HashMap<usize, Class>>,
+    classes: Mutex<HashMap<usize, SlabClass>>,
     /// Unused large scratch blocks, by size.
-    kept: Mutex<HashMap<usize, Vec<DevicePtr>>>,
+    cached_scratch: Mutex<HashMap<usize, Vec<DevicePtr>>>,
     /// Size unit of blocks.
     unit: usize,
     /// Maximum block size from slabs.
@@ -39,7 +39,7 @@ pub(crate) struct Arena {
 
 /// The slabs of one slot size, by address.
 #[derive(Default)]
-struct Class {
+struct SlabClass {
     slabs: BTreeMap<DevicePtr, Slab>,
     /// Slabs with a free slot.
     open: Vec<DevicePtr>,
@@ -61,7 +61,7 @@ impl Arena {
         Arc::new(Self {
             gpu,
             classes: Mutex::default(),
-            kept: Mutex::default(),
+            cached_scratch: Mutex::default(),
             unit: UNIT,
             max_slot: MAX_SLOT,
         })
@@ -72,7 +72,13 @@ impl Arena {
     #[cfg(test)]
     pub fn without_slabs(gpu: Arc<dyn Gpu>) -> Arc<Self> {
         // 16 bytes: the longest load of a thread.
-        Arc::new(Self { gpu, classes: Mutex::default(), kept: Mutex::default(), unit: 16, max_slot: 0 })
+        Arc::new(Self {
+            gpu,
+            classes: Mutex::default(),
+            cached_scratch: Mutex::default(),
+            unit: 16,
+            max_slot: 0,
+        })
     }
 
     /// Allocates at least `bytes` of uninitialized memory.
@@ -96,11 +102,11 @@ impl Arena {
             return self.take(bytes);
         }
         let bytes = bytes.max(UNIT).next_power_of_two();
-        let kept = locked(&self.kept).get_mut(&bytes).and_then(Vec::pop);
+        let kept = locked(&self.cached_scratch).get_mut(&bytes).and_then(Vec::pop);
         match kept {
-            Some(ptr) => Ok(Block { arena: Arc::clone(self), ptr, bytes, is_kept: true }),
+            Some(ptr) => Ok(Block { arena: Arc::clone(self), ptr, bytes, is_cached: true }),
             None => self.take(bytes).map(|mut block| {
-                block.is_kept = bytes > self.max_slot;
+                block.is_cached = bytes > self.max_slot;
                 block
             }),
         }
@@ -114,13 +120,13 @@ impl Arena {
         } else {
             locked(&self.classes).entry(bytes).or_default().take(self, bytes)?
         };
-        Ok((Block { arena: Arc::clone(self), ptr, bytes, is_kept: false }, is_zero))
+        Ok((Block { arena: Arc::clone(self), ptr, bytes, is_cached: false }, is_zero))
     }
 
     /// Allocates from the driver; frees the cached scratch blocks before it fails.
     fn alloc(&self, bytes: usize) -> Result<DevicePtr, CudaError> {
         self.gpu.alloc(bytes).or_else(|error| {
-            let kept = std::mem::take(&mut *locked(&self.kept));
+            let kept = std::mem::take(&mut *locked(&self.cached_scratch));
             if kept.is_empty() {
                 return Err(error);
             }
@@ -130,9 +136,9 @@ impl Arena {
     }
 
     fn give_back(&self, block: &Block) {
-        let Block { ptr, bytes, is_kept, .. } = *block;
+        let Block { ptr, bytes, is_cached: is_kept, .. } = *block;
         if is_kept {
-            locked(&self.kept).entry(bytes).or_default().push(ptr);
+            locked(&self.cached_scratch).entry(bytes).or_default().push(ptr);
         } else if bytes > self.max_slot {
             self.gpu.free(ptr);
         } else {
@@ -153,12 +159,12 @@ impl Drop for Arena {
         // Every block holds the arena, so no slot is in use.
         let slabs =
             locked(&self.classes).values().flat_map(|class| class.slabs.keys().copied()).collect::<Vec<_>>();
-        let kept = std::mem::take(&mut *locked(&self.kept)).into_values().flatten();
+        let kept = std::mem::take(&mut *locked(&self.cached_scratch)).into_values().flatten();
         slabs.into_iter().chain(kept).for_each(|ptr| self.gpu.free(ptr));
     }
 }
 
-impl Class {
+impl SlabClass {
     /// Returns a slot, and whether it is zero.
     fn take(&mut self, arena: &Arena, slot_bytes: usize) -> Result<(DevicePtr, bool), CudaError> {
         let n_slots = n_slots(slot_bytes);
@@ -221,7 +227,7 @@ pub(crate) struct Block {
     ptr: DevicePtr,
     bytes: usize,
     /// Whether this is large scratch memory, to be cached for the next op.
-    is_kept: bool,
+    is_cached: bool,
 }
 
 impl Block {
@@ -258,7 +264,7 @@ impl CudaBuffer {
 
     /// Creates a buffer of `len` uninitialized values.
     #[cfg(test)]
-    pub(crate) fn uninitialised(arena: &Arc<Arena>, len: usize) -> Result<Self, CudaError> {
+    pub(crate) fn uninitialized(arena: &Arc<Arena>, len: usize) -> Result<Self, CudaError> {
         Ok(Self { block: arena.take(len.saturating_mul(size_of::<f32>()))?, len })
     }
 

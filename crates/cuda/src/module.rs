@@ -70,11 +70,11 @@ impl Compiler {
     /// # Errors
     /// [`CudaError::NoNvrtc`].
     pub fn find() -> Result<Self, CudaError> {
-        Self::keeping_in(kvant_files::cache_folder().map(|folder| folder.join("cuda")))
+        Self::with_cache(kvant_files::cache_folder().map(|folder| folder.join("cuda")))
     }
 
     /// Finds the compiler; its cache is `folder`, or off.
-    pub fn keeping_in(folder: Option<PathBuf>) -> Result<Self, CudaError> {
+    pub fn with_cache(folder: Option<PathBuf>) -> Result<Self, CudaError> {
         let nvrtc = Nvrtc::find()?;
         Ok(Self { nvrtc, version: nvrtc.version()?, architectures: nvrtc.architectures()?, folder })
     }
@@ -95,8 +95,8 @@ impl Compiler {
         let options = options(source, defines, known.unwrap_or(arch));
         let constants = (source.constants)();
         let key = self.key(source, constants.text(), &options);
-        let kept = self.folder.as_deref().map(|folder| Kept::new(folder, source, &key));
-        if let Some(ptx) = kept.as_ref().and_then(Kept::read) {
+        let kept = self.folder.as_deref().map(|folder| CachedPtx::new(folder, source, &key));
+        if let Some(ptx) = kept.as_ref().and_then(CachedPtx::read) {
             return Ok(ptx);
         }
         let headers = source.headers.iter().map(|header| (header.name, header.text));
@@ -138,12 +138,12 @@ fn options(source: &Source, defines: &[Define], arch: u32) -> Vec<String> {
 
 /// The files of one compilation: the PTX, and beside it its options, constants and source, for
 /// debugging.
-struct Kept {
+struct CachedPtx {
     ptx: PathBuf,
     source: PathBuf,
 }
 
-impl Kept {
+impl CachedPtx {
     fn new(folder: &Path, source: &Source, key: &str) -> Self {
         let stem = format!("{}-{key}", source.name.trim_end_matches(".cu").replace('/', "-"));
         Self { ptx: folder.join(format!("{stem}.ptx")), source: folder.join(format!("{stem}.cu")) }
@@ -185,7 +185,7 @@ mod tests {
     /// Returns a compiler with an empty cache folder of its own, or [`or_skip`].
     fn compiler(name: &str) -> Option<Compiler> {
         let folder = std::env::temp_dir().join(format!("kvant-cuda-{name}-{}", std::process::id()));
-        or_skip(Compiler::keeping_in(Some(folder)))
+        or_skip(Compiler::with_cache(Some(folder)))
     }
 
     fn files(compiler: &Compiler) -> usize {

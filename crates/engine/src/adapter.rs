@@ -9,7 +9,7 @@ use kvant_wgpu::{AdapterReport, AttendTrial, AttendVariant, CodebookLookup, Type
 use crate::Error;
 use crate::device::WgpuInfo;
 use crate::runtime::{self, LoadedModel};
-use crate::tuning::{self, AdapterName, Kept, Way, WayTrial};
+use crate::tuning::{self, AdapterId, AttendVariantName, TuningFile, VariantTrial};
 
 /// Characters of a foreign name shown in an error.
 const MOST_SHOWN: usize = 40;
@@ -32,7 +32,17 @@ pub fn adapters() -> Result<Vec<WgpuInfo>, Error> {
         let AdapterReport { device, product, interface, driver, is_software, max_binding, features, .. } =
             report;
         let features = features.into_iter().map(str::to_owned).collect();
-        WgpuInfo { device, product, interface, driver, is_software, max_binding, features, ways, is_tuned }
+        WgpuInfo {
+            device,
+            product,
+            interface,
+            driver,
+            is_software,
+            max_binding,
+            features,
+            variants: ways,
+            is_tuned,
+        }
     };
     Ok(kvant_wgpu::adapters().into_iter().map(adapter).collect())
 }
@@ -58,19 +68,19 @@ pub(crate) fn load(
 pub(crate) fn tune(
     index: usize,
     progress: &mut dyn FnMut(f32),
-) -> Result<(AdapterName, Vec<WayTrial>), Error> {
+) -> Result<(AdapterId, Vec<VariantTrial>), Error> {
     let mut device = WgpuDevice::open(index)?;
     let trials = device.tune(progress)?;
-    let trial = |AttendTrial { class, way, seconds, is_taken }| WayTrial {
+    let trial = |AttendTrial { class, way, seconds, is_taken }| VariantTrial {
         way: named(class, way),
         seconds,
-        is_taken,
+        is_selected: is_taken,
     };
     Ok((name_of(device.report()), trials.into_iter().map(trial).collect()))
 }
 
 /// Returns the indices of adapters that cannot use their saved attention variants, and why.
-pub(crate) fn unfit(kept: &Kept) -> Vec<(usize, String)> {
+pub(crate) fn unfit(kept: &TuningFile) -> Vec<(usize, String)> {
     if kept.adapters.is_empty() {
         return Vec::new();
     }
@@ -82,25 +92,31 @@ pub(crate) fn unfit(kept: &Kept) -> Vec<(usize, String)> {
 
 /// Returns the saved attention variants of an adapter, or why it cannot use them; `None` where no
 /// variants are saved for it.
-fn tuned(report: &AdapterReport, kept: &Kept) -> Option<Result<Vec<(TypeClass, AttendVariant)>, String>> {
+fn tuned(
+    report: &AdapterReport,
+    kept: &TuningFile,
+) -> Option<Result<Vec<(TypeClass, AttendVariant)>, String>> {
     let name = name_of(report);
     let kept = kept.adapters.iter().find(|kept| kept.adapter == name)?;
-    Some(kept.ways.iter().map(|way| meant(report, way)).collect())
+    Some(kept.ways.iter().map(|way| resolve_variant(report, way)).collect())
 }
 
-fn name_of(report: &AdapterReport) -> AdapterName {
+fn name_of(report: &AdapterReport) -> AdapterId {
     let AdapterReport { product, interface, driver, .. } = report.clone();
-    AdapterName { product, interface, driver }
+    AdapterId { product, interface, driver }
 }
 
-fn named(class: TypeClass, AttendVariant { look_ups, queries, words }: AttendVariant) -> Way {
+fn named(class: TypeClass, AttendVariant { look_ups, queries, words }: AttendVariant) -> AttendVariantName {
     let look_ups = (class == TypeClass::Codebooks).then(|| look_ups.name().to_owned());
-    Way { types: class.name().to_owned(), look_ups, queries, words }
+    AttendVariantName { types: class.name().to_owned(), look_ups, queries, words }
 }
 
 /// Resolves the variant that `way` names on an adapter.
-fn meant(report: &AdapterReport, way: &Way) -> Result<(TypeClass, AttendVariant), String> {
-    let Way { types, look_ups, queries, words } = way;
+fn resolve_variant(
+    report: &AdapterReport,
+    way: &AttendVariantName,
+) -> Result<(TypeClass, AttendVariant), String> {
+    let AttendVariantName { types, look_ups, queries, words } = way;
     let class = TypeClass::ALL.into_iter().find(|class| class.name() == types);
     let class = class.ok_or_else(|| format!("unknown type class {}", printable(types, MOST_SHOWN)))?;
     let named = |name: &String| CodebookLookup::ALL.into_iter().find(|look_ups| look_ups.name() == name);
@@ -118,7 +134,7 @@ fn meant(report: &AdapterReport, way: &Way) -> Result<(TypeClass, AttendVariant)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tuning::KeptAdapter;
+    use crate::tuning::AdapterTuning;
 
     fn report(has_subgroups: bool) -> AdapterReport {
         AdapterReport {
@@ -134,8 +150,8 @@ mod tests {
         }
     }
 
-    fn kept(ways: Vec<Way>) -> Kept {
-        Kept { cpu: None, adapters: vec![KeptAdapter { adapter: name_of(&report(true)), ways }] }
+    fn load_tuning(ways: Vec<AttendVariantName>) -> TuningFile {
+        TuningFile { cpu: None, adapters: vec![AdapterTuning { adapter: name_of(&report(true)), ways }] }
     }
 
     #[test]
@@ -144,7 +160,7 @@ mod tests {
             (TypeClass::Floats, AttendVariant { queries: 8, ..AttendVariant::of_adapter(&report(true)) }),
             (TypeClass::Codebooks, AttendVariant { look_ups: CodebookLookup::Shuffle, queries: 4, words: 2 }),
         ];
-        let kept = kept(ways.map(|(class, way)| named(class, way)).into());
+        let kept = load_tuning(ways.map(|(class, way)| named(class, way)).into());
         assert_eq!(tuned(&report(true), &kept), Some(Ok(ways.into())));
         let updated = AdapterReport { driver: "its driver 2".to_owned(), ..report(true) };
         assert_eq!(tuned(&updated, &kept), None, "another driver compiles otherwise");
@@ -154,7 +170,7 @@ mod tests {
     fn unusable_saved_attention_variants_are_ignored_with_a_reason() {
         let way = |types: &str, look_ups: &str, queries| {
             let look_ups = Some(look_ups.to_owned());
-            kept(vec![Way { types: types.to_owned(), look_ups, queries, words: 1 }])
+            load_tuning(vec![AttendVariantName { types: types.to_owned(), look_ups, queries, words: 1 }])
         };
         for (kept, want) in [
             (way("codebooks", "shuffle", 4), "without subgroups"),

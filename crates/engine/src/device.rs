@@ -11,7 +11,7 @@ use kvant_gguf::Gguf;
 use kvant_model::{Config, LayerRange, Lora};
 
 use crate::runtime::{self, LayerPipeline, LoadedModel};
-use crate::tuning::Way;
+use crate::tuning::AttendVariantName;
 use crate::{CudaInfo, Error, adapter, tuning};
 
 /// The device to run on.
@@ -46,7 +46,7 @@ pub struct WgpuInfo {
     /// Optional features for kernels, such as `f16`.
     pub features: Vec<String>,
     /// The attention variant of each class of types.
-    pub ways: Vec<Way>,
+    pub variants: Vec<AttendVariantName>,
     /// Whether the variants come from tuning rather than defaults.
     pub is_tuned: bool,
 }
@@ -142,7 +142,7 @@ pub(crate) fn load(
     let open_cpu = || tuning::open_cpu(n_threads, placement.prompt_math);
     let n_layers = config.layers.len();
     let whole = placement.resolve(LayerRange::whole(n_layers));
-    let Some(gpu) = Opened::choose(placement.device()?)? else {
+    let Some(gpu) = GpuDevice::choose(placement.device()?)? else {
         return runtime::load(open_cpu()?, config, &whole, gguf, progress);
     };
     if placement.prompt_math != PrefillPrecision::Exact {
@@ -164,13 +164,13 @@ pub(crate) fn load(
 }
 
 /// A device other than the CPU.
-enum Opened {
+enum GpuDevice {
     Gpu(Box<CudaInfo>),
     /// An adapter by index, opened on load.
     Adapter(usize),
 }
 
-impl Opened {
+impl GpuDevice {
     /// Opens the chosen device; `None` for the CPU.
     fn choose(choice: DeviceChoice) -> Result<Option<Self>, Error> {
         match choice {
@@ -199,9 +199,9 @@ impl Opened {
 /// # Errors
 /// When the device cannot be opened or has too little memory to measure.
 pub fn memory_bandwidth(choice: DeviceChoice, n_threads: Option<usize>) -> Result<f64, Error> {
-    match Opened::choose(choice)? {
-        Some(Opened::Gpu(gpu)) => gpu.copy_bandwidth(),
-        Some(Opened::Adapter(index)) => Err(Error::Device(BackendError::Unsupported {
+    match GpuDevice::choose(choice)? {
+        Some(GpuDevice::Gpu(gpu)) => gpu.copy_bandwidth(),
+        Some(GpuDevice::Adapter(index)) => Err(Error::Device(BackendError::Unsupported {
             op: "memory_bandwidth",
             wanted: format!("wgpu:{index}"),
             has: "clocks for cpu and cuda:N".to_owned(),

@@ -47,7 +47,7 @@ fn unknown(got: &str) -> Error {
 /// A running pool of hidden states `[n_embd]`: the output of the last layer, normalized as before
 /// the output matrix.
 #[derive(Debug, Clone)]
-pub struct Pooled {
+pub struct HiddenStatePool {
     pooling: Pooling,
     /// Tokens pooled so far.
     n: usize,
@@ -55,7 +55,7 @@ pub struct Pooled {
     sum: Vec<f64>,
 }
 
-impl Pooled {
+impl HiddenStatePool {
     /// Creates an empty pool for hidden states of `model`.
     pub fn new(model: &Model, pooling: Pooling) -> Self {
         Self { pooling, n: 0, sum: vec![0.0; model.config().n_embd] }
@@ -63,7 +63,7 @@ impl Pooled {
 
     /// Adds the hidden states `[n_embd]` of the tokens from position `at` on. Tokens that were
     /// recomputed count once.
-    pub(crate) fn take<'s>(&mut self, at: usize, states: impl Iterator<Item = &'s [f32]>) {
+    pub(crate) fn add_states<'s>(&mut self, at: usize, states: impl Iterator<Item = &'s [f32]>) {
         for state in states.skip(self.n.saturating_sub(at)) {
             for (sum, &value) in self.sum.iter_mut().zip(state) {
                 *sum = f64::from(value) + if self.pooling == Pooling::Mean { *sum } else { 0.0 };
@@ -76,7 +76,7 @@ impl Pooled {
     ///
     /// # Errors
     /// A value that is NaN or infinite.
-    pub fn state(&self) -> Result<Vec<f32>, Error> {
+    pub fn vector(&self) -> Result<Vec<f32>, Error> {
         let n = if self.pooling == Pooling::Mean { self.n.max(1) } else { 1 };
         let state: Vec<f32> = self.sum.iter().map(|sum| (sum / n as f64) as f32).collect();
         match state.iter().position(|value| !value.is_finite()) {
@@ -91,7 +91,7 @@ impl Pooled {
     /// # Errors
     /// A value that is NaN or infinite; `dimensions` of 0 or above the hidden size.
     pub fn embedding(&self, dimensions: Option<usize>) -> Result<Vec<f32>, Error> {
-        let mut state = self.state()?;
+        let mut state = self.vector()?;
         let n = dimensions.unwrap_or(state.len());
         if n == 0 || n > state.len() {
             let expected = format!("1 to {}", state.len());
@@ -167,8 +167,8 @@ impl Model {
         texts: &[Vec<u32>],
         pooling: Pooling,
         kv: &KvOptions,
-    ) -> Result<Vec<Pooled>, Error> {
-        let mut all = vec![Pooled::new(self, pooling); texts.len()];
+    ) -> Result<Vec<HiddenStatePool>, Error> {
+        let mut all = vec![HiddenStatePool::new(self, pooling); texts.len()];
         for (texts, pooled) in texts.chunks(TEXTS_AT_ONCE).zip(all.chunks_mut(TEXTS_AT_ONCE)) {
             let session = |_| self.session(SessionOptions { n_ctx: None, kv: kv.clone() });
             let mut sessions: Vec<Session> = texts.iter().map(session).collect::<Result<_, _>>()?;
@@ -202,10 +202,10 @@ mod tests {
         Model::bundled(OpenOptions { n_threads: Some(2), ..Default::default() }).unwrap()
     }
 
-    fn pooled_alone(model: &Model, text: &str, pooling: Pooling, pieces: usize) -> Pooled {
+    fn pooled_alone(model: &Model, text: &str, pooling: Pooling, pieces: usize) -> HiddenStatePool {
         let tokens = model.embedding_tokens(text).unwrap();
         let mut session = model.session(SessionOptions::default()).unwrap();
-        let mut pooled = Pooled::new(model, pooling);
+        let mut pooled = HiddenStatePool::new(model, pooling);
         for tokens in tokens.chunks(pieces) {
             let feed = BatchItem { pooled: Some(&mut pooled), ..BatchItem::new(&mut session, tokens) };
             Session::step_batch(&mut [feed]).unwrap();
@@ -238,22 +238,22 @@ mod tests {
         let model = model();
         let tokens = model.embedding_tokens(TEXTS[2]).unwrap();
         let mut session = model.session(SessionOptions::default()).unwrap();
-        let mut mean = Pooled::new(&model, Pooling::Mean);
+        let mut mean = HiddenStatePool::new(&model, Pooling::Mean);
         let mut states: Vec<Vec<f32>> = Vec::new();
         for token in &tokens {
-            let mut last = Pooled::new(&model, Pooling::Last);
+            let mut last = HiddenStatePool::new(&model, Pooling::Last);
             let feed = BatchItem {
                 pooled: Some(&mut last),
                 ..BatchItem::new(&mut session, std::slice::from_ref(token))
             };
             Session::step_batch(&mut [feed]).unwrap();
-            states.push(last.state().unwrap());
+            states.push(last.vector().unwrap());
         }
         // As after a preemption.
         for (at, n) in [(0, 3), (0, 5), (5, tokens.len() - 5)] {
-            mean.take(at, states[at..at + n].iter().map(Vec::as_slice));
+            mean.add_states(at, states[at..at + n].iter().map(Vec::as_slice));
         }
-        for (index, got) in mean.state().unwrap().into_iter().enumerate() {
+        for (index, got) in mean.vector().unwrap().into_iter().enumerate() {
             let sum: f64 = states.iter().map(|state| f64::from(state[index])).sum();
             assert_eq!(got, (sum / tokens.len() as f64) as f32);
         }
@@ -275,12 +275,12 @@ mod tests {
 
     #[test]
     fn a_non_finite_hidden_state_is_an_error() {
-        let mut pooled = Pooled::new(&model(), Pooling::Mean);
+        let mut pooled = HiddenStatePool::new(&model(), Pooling::Mean);
         let mut state = vec![1.0; pooled.sum.len()];
         state[3] = f32::NAN;
-        pooled.take(0, [&state[..]].into_iter());
+        pooled.add_states(0, [&state[..]].into_iter());
         assert_eq!(
-            pooled.state().unwrap_err().to_string(),
+            pooled.vector().unwrap_err().to_string(),
             "the state of the text is broken: value 3 is NaN"
         );
     }

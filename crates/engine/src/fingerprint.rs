@@ -23,15 +23,15 @@ const VERSION: u32 = 1;
 /// Bytes of a tensor per work item. Part of the definition of the fingerprint.
 const PIECE: usize = 8 << 20;
 /// Bytes of tensors hashed at a time: some files generate tensors on demand.
-const TOGETHER: usize = 256 << 20;
+const BATCH_BYTES: usize = 256 << 20;
 /// Minimum age of a file before caching: a recently changed file may change again without a later
 /// modification time.
-const SETTLED: Duration = Duration::from_secs(2);
+const MIN_AGE: Duration = Duration::from_secs(2);
 
 /// Returns the fingerprint of a model, 32 hexadecimal digits, from the cache in `folder` where
 /// possible.
 pub(crate) fn find(gguf: &Gguf, folder: Option<&Path>) -> String {
-    let kept = folder.zip(files(gguf)).map(|(folder, files)| (place(folder, &files), files));
+    let kept = folder.zip(files(gguf)).map(|(folder, files)| (cache_path(folder, &files), files));
     if let Some(known) = kept.as_ref().and_then(|(path, files)| read(path, files)) {
         return known;
     }
@@ -40,7 +40,7 @@ pub(crate) fn find(gguf: &Gguf, folder: Option<&Path>) -> String {
         && files.iter().all(|file| file.is_settled)
     {
         // Without the cache file, it is computed again the next time.
-        let _ = keep(&path, Kept { version: VERSION, files, fingerprint: fingerprint.clone() });
+        let _ = store(&path, SavedFingerprint { version: VERSION, files, fingerprint: fingerprint.clone() });
     }
     fingerprint
 }
@@ -57,7 +57,7 @@ struct FileStamp {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Kept {
+struct SavedFingerprint {
     version: u32,
     files: Vec<FileStamp>,
     fingerprint: String,
@@ -67,7 +67,7 @@ struct Kept {
 fn files(gguf: &Gguf) -> Option<Vec<FileStamp>> {
     let stamp = |(path, (bytes, modified)): (Option<&Path>, (u64, Option<SystemTime>))| {
         let (path, modified) = (path?.canonicalize().ok()?, modified?);
-        let is_settled = modified.elapsed().is_ok_and(|age| age > SETTLED);
+        let is_settled = modified.elapsed().is_ok_and(|age| age > MIN_AGE);
         let modified = u64::try_from(modified.duration_since(UNIX_EPOCH).ok()?.as_nanos()).ok()?;
         Some(FileStamp { path, bytes, modified, is_settled })
     };
@@ -75,14 +75,14 @@ fn files(gguf: &Gguf) -> Option<Vec<FileStamp>> {
 }
 
 /// Returns the path of the cache file for a model with these files.
-fn place(folder: &Path, files: &[FileStamp]) -> PathBuf {
+fn cache_path(folder: &Path, files: &[FileStamp]) -> PathBuf {
     let name = files.first().map_or(0, |file| xxh3_64(file.path.as_os_str().as_encoded_bytes()));
     folder.join("fingerprints").join(format!("{name:016x}.json"))
 }
 
 /// Returns the cached fingerprint of exactly these files. Invalid cache files are ignored.
 fn read(path: &Path, files: &[FileStamp]) -> Option<String> {
-    let kept: Kept = serde_json::from_slice(&kvant_files::read(path).ok()?).ok()?;
+    let kept: SavedFingerprint = serde_json::from_slice(&kvant_files::read(path).ok()?).ok()?;
     let is_same =
         |(a, b): (&FileStamp, &FileStamp)| (&a.path, a.bytes, a.modified) == (&b.path, b.bytes, b.modified);
     let is_of_these = kept.files.len() == files.len() && kept.files.iter().zip(files).all(is_same);
@@ -90,7 +90,7 @@ fn read(path: &Path, files: &[FileStamp]) -> Option<String> {
     (kept.version == VERSION && is_of_these && is_sound).then_some(kept.fingerprint)
 }
 
-fn keep(path: &Path, kept: Kept) -> std::io::Result<()> {
+fn store(path: &Path, kept: SavedFingerprint) -> std::io::Result<()> {
     path.parent().map_or(Ok(()), std::fs::create_dir_all)?;
     kvant_files::write(path, &serde_json::to_vec_pretty(&kept)?)
 }
@@ -101,7 +101,7 @@ fn compute(gguf: &Gguf) -> u128 {
         hash.update(&(bytes.len() as u64).to_le_bytes());
         hash.update(bytes);
     };
-    let mut keys: Vec<_> = gguf.meta().iter().filter(|(key, _)| decides(key)).collect();
+    let mut keys: Vec<_> = gguf.meta().iter().filter(|(key, _)| is_hashed(key)).collect();
     keys.sort_by_key(|(key, _)| *key);
     for (key, value) in keys {
         let mut encoded = value.value_type().id().to_le_bytes().to_vec();
@@ -116,7 +116,7 @@ fn compute(gguf: &Gguf) -> u128 {
     }
     let mut left = &tensors[..];
     while !left.is_empty() {
-        let (some, others) = left.split_at(together(left));
+        let (some, others) = left.split_at(n_in_batch(left));
         left = others;
         let data: Vec<_> = some.iter().map(|info| gguf.data(info)).collect();
         let pieces: Vec<&[u8]> = data.iter().flat_map(|data| data.chunks(PIECE)).collect();
@@ -130,17 +130,17 @@ fn compute(gguf: &Gguf) -> u128 {
 }
 
 /// Returns how many of `tensors` are hashed at a time, at least one.
-fn together(tensors: &[&TensorInfo]) -> usize {
+fn n_in_batch(tensors: &[&TensorInfo]) -> usize {
     let mut n_bytes = 0;
     let fits = |info: &&&TensorInfo| {
         n_bytes += info.n_bytes;
-        n_bytes <= TOGETHER
+        n_bytes <= BATCH_BYTES
     };
     tensors.iter().take_while(fits).count().max(1)
 }
 
 /// Returns whether a metadata key affects the model's output.
-fn decides(key: &str) -> bool {
+fn is_hashed(key: &str) -> bool {
     key == "general.architecture" || !(key.starts_with("general.") || key.starts_with("split."))
 }
 
@@ -241,7 +241,7 @@ pub(crate) mod tests {
             Gguf::open(&path).unwrap()
         };
         let gguf = write(POCKET, 1000);
-        let (right, place) = (find(&gguf, cache), place(&folder, &files(&gguf).unwrap()));
+        let (right, place) = (find(&gguf, cache), cache_path(&folder, &files(&gguf).unwrap()));
         assert_eq!(find(&pocket(), None), right);
         // The cached value is trusted.
         let kept = std::fs::read_to_string(&place).unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kvant_model::ModelError;
 use kvant_text::sampler::{Sampler, SamplerParams};
-use kvant_text::speculative::Guesser;
+use kvant_text::speculative::Drafter;
 use kvant_text::tokenizer::DecodeStream;
 
 use crate::clock::Stopwatch;
@@ -59,7 +59,7 @@ pub struct Token {
 
 /// Why a generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Finish {
+pub enum FinishReason {
     /// The model sampled an end-of-generation token.
     Stop,
     /// `max_tokens` were generated.
@@ -70,7 +70,7 @@ pub enum Finish {
     Cancelled,
 }
 
-impl Finish {
+impl FinishReason {
     /// Returns `stop`, `length`, `context` or `cancelled`.
     pub fn name(self) -> &'static str {
         match self {
@@ -85,34 +85,34 @@ impl Finish {
 /// Counts and times of a generation so far. WebAssembly has no clock of its own: times and speeds
 /// are zero there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Stats {
+pub struct GenerationStats {
     /// Prompt tokens processed, without cached tokens.
     pub n_prompt: usize,
     /// Prefill time.
-    pub prompt_time: Duration,
+    pub prefill_time: Duration,
     /// Tokens generated.
     pub n_gen: usize,
     /// Decode time: forward passes and sampling.
     pub decode_time: Duration,
     /// Tokens obtained from forward passes in that time.
-    pub n_decoded: usize,
+    pub n_decode_steps: usize,
     /// Draft tokens verified.
     pub n_drafted: usize,
     /// Draft tokens accepted.
     pub n_accepted: usize,
     /// Why it ended, once it has.
-    pub finish: Option<Finish>,
+    pub finish: Option<FinishReason>,
 }
 
-impl Stats {
+impl GenerationStats {
     /// Returns the prefill speed in tok/s; 0 when no prompt token was processed.
-    pub fn prompt_tps(&self) -> f64 {
-        rate(self.n_prompt, self.prompt_time)
+    pub fn prefill_tps(&self) -> f64 {
+        rate(self.n_prompt, self.prefill_time)
     }
 
     /// Returns the decode speed in tok/s; 0 when no token was decoded.
     pub fn decode_tps(&self) -> f64 {
-        rate(self.n_decoded, self.decode_time)
+        rate(self.n_decode_steps, self.decode_time)
     }
 }
 
@@ -125,7 +125,7 @@ fn rate(n: usize, time: Duration) -> f64 {
 /// continue by hand.
 pub struct Generation<'s> {
     session: &'s mut Session,
-    course: Continuation,
+    course: GenerationState,
 }
 
 impl<'s> Generation<'s> {
@@ -136,12 +136,12 @@ impl<'s> Generation<'s> {
         cancel: &CancelFlag,
         progress: &mut dyn FnMut(usize),
     ) -> Result<Self, Error> {
-        let course = Continuation::start(session, prompt, options, cancel, progress)?;
+        let course = GenerationState::start(session, prompt, options, cancel, progress)?;
         Ok(Self { session, course })
     }
 
     /// Returns the counts and times so far.
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> GenerationStats {
         self.course.stats()
     }
 
@@ -162,9 +162,9 @@ impl Iterator for Generation<'_> {
 
 /// A generation that does not borrow its session, for callers that cannot lend it that long:
 /// bindings of other languages, many sessions at once. See [`Session::begin`].
-pub struct Continuation {
+pub struct GenerationState {
     sampler: Sampler,
-    guesser: Guesser,
+    drafter: Drafter,
     /// Maximum of draft tokens.
     draft_max: usize,
     decode: DecodeStream,
@@ -172,7 +172,7 @@ pub struct Continuation {
     cancel: CancelFlag,
     /// The token sampled last, not fed yet.
     pending: Option<u32>,
-    stats: Stats,
+    stats: GenerationStats,
 }
 
 /// Rejects an invalid prompt before the session drops any cached token.
@@ -190,7 +190,7 @@ fn check(session: &Session, prompt: &[u32], options: &GenerateOptions) -> Result
     model.tokenizer().map(|_| ())
 }
 
-impl Continuation {
+impl GenerationState {
     pub(crate) fn start(
         session: &mut Session,
         prompt: &[u32],
@@ -201,21 +201,24 @@ impl Continuation {
         check(session, prompt, &options)?;
         let sampler = session.model().sampler(options.sampler)?;
         let started = Stopwatch::start();
-        let kept = session.keep_prefix(prompt);
+        let kept = session.reuse_prefix(prompt);
         session.feed(&prompt[kept..], &mut |done| {
             progress(done);
             !cancel.is_cancelled()
         })?;
         // Another answer to the same prompt branches here.
         session.set_checkpoint();
-        let stats =
-            Stats { n_prompt: prompt.len() - kept, prompt_time: started.elapsed(), ..Stats::default() };
-        let draft_max = options.draft_max.unwrap_or_else(|| session.model().most_guesses());
-        let guesser = Guesser::default();
+        let stats = GenerationStats {
+            n_prompt: prompt.len() - kept,
+            prefill_time: started.elapsed(),
+            ..GenerationStats::default()
+        };
+        let draft_max = options.draft_max.unwrap_or_else(|| session.model().max_draft_tokens());
+        let guesser = Drafter::default();
         let decode = DecodeStream::default();
         Ok(Self {
             sampler,
-            guesser,
+            drafter: guesser,
             draft_max,
             decode,
             options,
@@ -226,7 +229,7 @@ impl Continuation {
     }
 
     /// Returns the counts and times so far.
-    pub fn stats(&self) -> Stats {
+    pub fn stats(&self) -> GenerationStats {
         self.stats
     }
 
@@ -251,40 +254,40 @@ impl Continuation {
                 None
             }
             Err(error) => {
-                self.stats.finish = Some(Finish::Cancelled);
+                self.stats.finish = Some(FinishReason::Cancelled);
                 Some(Err(error))
             }
         }
     }
 
     /// Returns the next token, or why the generation ended.
-    fn advance(&mut self, session: &mut Session) -> Result<Result<Token, Finish>, Error> {
+    fn advance(&mut self, session: &mut Session) -> Result<Result<Token, FinishReason>, Error> {
         if self.cancel.is_cancelled() {
-            return Ok(Err(Finish::Cancelled));
+            return Ok(Err(FinishReason::Cancelled));
         }
         if self.options.max_tokens.is_some_and(|max| self.stats.n_gen >= max) {
-            return Ok(Err(Finish::Length));
+            return Ok(Err(FinishReason::Length));
         }
         let id = if let Some(token) = self.pending {
             if session.tokens().len() == session.n_ctx() {
-                return Ok(Err(Finish::ContextFull));
+                return Ok(Err(FinishReason::ContextFull));
             }
             let started = Stopwatch::start();
             let n_read = self.read(session, token)?;
             self.pending = None;
             let id = session.sample(&mut self.sampler)?;
             let time = started.elapsed();
-            self.guesser.observe(id);
-            self.guesser.observe_step_time(n_read, time);
+            self.drafter.observe(id);
+            self.drafter.observe_step_time(n_read, time);
             self.stats.decode_time += time;
-            self.stats.n_decoded += 1;
+            self.stats.n_decode_steps += 1;
             id
         } else {
             session.sample(&mut self.sampler)?
         };
         let tokenizer = session.model().tokenizer()?;
         if tokenizer.is_eog(id) && !self.options.ignore_eos {
-            return Ok(Err(Finish::Stop));
+            return Ok(Err(FinishReason::Stop));
         }
         self.stats.n_gen += 1;
         self.pending = Some(id);
@@ -296,14 +299,14 @@ impl Continuation {
     fn read(&mut self, session: &mut Session, token: u32) -> Result<usize, Error> {
         if session.is_drafted(token) {
             self.stats.n_accepted += 1;
-            session.queue(&[token], &mut |_| true)?;
+            session.enqueue(&[token], &mut |_| true)?;
             return Ok(0);
         }
         // Draft tokens beyond `max_tokens` would never be sampled.
         let left = self.options.max_tokens.map_or(usize::MAX, |max| max - self.stats.n_gen - 1);
         let guesses = match self.draft_max.min(left) {
             0 => &[],
-            most => session.draft(&mut self.guesser, token, most),
+            most => session.draft(&mut self.drafter, token, most),
         };
         let trial = session.queue_verify(token, guesses)?;
         self.stats.n_drafted += trial.n_draft_tokens;

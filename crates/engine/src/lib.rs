@@ -41,7 +41,7 @@ mod plan_file;
 mod profile;
 mod prompt;
 pub mod quantize;
-mod rank;
+mod rerank;
 mod runtime;
 mod session;
 pub mod synthetic;
@@ -51,9 +51,11 @@ mod vision;
 pub use adapter::adapters;
 pub use context_file::{ContextFileError, SavedSession};
 pub use device::{CpuInfo, DeviceChoice, WgpuInfo, memory_bandwidth};
-pub use embed::{EmbedOptions, Pooled, Pooling};
+pub use embed::{EmbedOptions, HiddenStatePool, Pooling};
 pub use error::Error;
-pub use generate::{CancelFlag, Continuation, Finish, GenerateOptions, Generation, Stats, Token};
+pub use generate::{
+    CancelFlag, FinishReason, GenerateOptions, Generation, GenerationState, GenerationStats, Token,
+};
 pub use gpu::CudaInfo;
 pub use kvant_backend::{
     BackendError, DeviceInfo, KernelChoice, PREFIX_ALIGNMENT, Pairing, RopeParams, TOKENS_PER_BLOCK, limits,
@@ -70,15 +72,15 @@ pub use kvant_kv::{
 pub use kvant_model::{Config, ExpertSpec, LayerRange, LayerSpec, LogitsFor, ModelError};
 pub use kvant_text::chat::{self, ChatTemplate, Message, RenderOptions, Rendered, TemplateError};
 pub use kvant_text::sampler::{
-    Breakers, Dry, Dynatemp, Mirostat, MirostatVersion, SampleError, Sampler, SamplerParams, Xtc,
+    Dry, Dynatemp, Mirostat, MirostatVersion, SampleError, Sampler, SamplerParams, SequenceBreakers, Xtc,
 };
 pub use kvant_text::sampling_defaults::SamplingDefaults;
-pub use kvant_text::speculative::{Guesser, MAX_DRAFT_TOKENS};
+pub use kvant_text::speculative::{Drafter, MAX_DRAFT_TOKENS};
 pub use kvant_text::tokenizer::{self, DecodeStream, Special, Tokenizer};
 pub use kvant_vision::VisionError;
 pub use model::{LoraFile, Model, OpenOptions, Requirements, open_file, open_lora};
 pub use plan_file::{Certificate, KvPlan, PlanFileError, added_kld};
 pub use profile::StageTime;
-pub use rank::Scorer;
+pub use rerank::Reranker;
 pub use session::{BatchItem, KvBalance, KvOptions, KvUse, Session, SessionOptions};
 pub use vision::{EncodedImage, check_mmproj};

@@ -11,7 +11,7 @@ use kvant_gguf::{Gguf, printable_path};
 use kvant_kv::{BlockKey, Plan};
 use kvant_model::{Config, LayerRange, Lora};
 use kvant_text::chat::{ChatTemplate, TemplateError};
-use kvant_text::sampler::{Breakers, Sampler, SamplerParams};
+use kvant_text::sampler::{Sampler, SamplerParams, SequenceBreakers};
 use kvant_text::sampling_defaults::SamplingDefaults;
 use kvant_text::speculative::MAX_DRAFT_TOKENS;
 use kvant_text::tokenizer::Tokenizer;
@@ -191,9 +191,9 @@ impl Model {
     pub fn from_gguf(gguf: impl Into<Arc<Gguf>>, options: OpenOptions<'_>) -> Result<Self, Error> {
         let gguf = gguf.into();
         let mut config = Config::from_gguf(&gguf)?;
-        let (statistics, text) = beside(
+        let (statistics, text) = join(
             || config.weight_statistics(&gguf).map(Arc::new),
-            || text_side(&gguf, options.chat_template.as_deref(), options.needs),
+            || load_text(&gguf, options.chat_template.as_deref(), options.needs),
         );
         config.statistics = statistics.as_ref().ok().cloned();
         let (tokenizer, template) = text?;
@@ -231,7 +231,7 @@ impl Model {
         statistics?;
         let mut tell = |done: f32| progress(share + done * (1.0 - share));
         let draft = match options.draft {
-            Some(file) => Some(Self::drafting(draft::load(&*loaded, &file, &mut tell)?, file)),
+            Some(file) => Some(Self::as_draft(draft::load(&*loaded, &file, &mut tell)?, file)),
             None => None,
         };
         Ok(Self {
@@ -252,7 +252,7 @@ impl Model {
     }
 
     /// Wraps a draft model, which only proposes token ids.
-    fn drafting(loaded: Arc<dyn LoadedModel>, gguf: Arc<Gguf>) -> Self {
+    fn as_draft(loaded: Arc<dyn LoadedModel>, gguf: Arc<Gguf>) -> Self {
         Self {
             inner: Arc::new(Inner {
                 loaded,
@@ -355,21 +355,21 @@ impl Model {
     }
 
     /// Returns the default LoRA scale of each adapter.
-    pub fn lora_strengths(&self) -> Vec<f32> {
+    pub fn lora_scales(&self) -> Vec<f32> {
         self.loras().iter().map(|lora| lora.strength).collect()
     }
 
     /// Returns the key that precedes the first cache block of a sequence. Blocks are only looked up
     /// within one loaded model, so the plan, the RoPE variant, the LoRA scales and the owner are
     /// all that distinguishes them.
-    pub(crate) fn block_root(&self, sequence: &Sequence, owner: Option<&str>) -> BlockKey {
+    pub(crate) fn prefix_root(&self, sequence: &Sequence, owner: Option<&str>) -> BlockKey {
         let plan = sequence.plan();
         // Formatting thousands of factors as digits would take longer than the TTFT of a short
         // prompt.
         let balance: Vec<u8> =
             plan.balance.iter().flat_map(|balance| balance.values()).flat_map(f32::to_le_bytes).collect();
         let stored = Plan { notes: Vec::new(), balance: None, ..plan.clone() };
-        let turns_long = self.config().turns_long(sequence.n_ctx());
+        let turns_long = self.config().uses_long_rope(sequence.n_ctx());
         let stored = format!("{stored:?}, turned long: {turns_long}, {:?}", sequence.lora_scales());
         let parts = [Some(stored.as_bytes()), Some(&balance[..]), owner.map(str::as_bytes)];
         BlockKey::root(&parts.into_iter().flatten().collect::<Vec<_>>())
@@ -414,13 +414,13 @@ impl Model {
 
     /// Returns the default maximum of draft tokens: 0 unless the kernels are batch-invariant, so
     /// that speculation does not change the output.
-    pub fn most_guesses(&self) -> usize {
+    pub fn max_draft_tokens(&self) -> usize {
         if self.device().rows_are_independent { MAX_DRAFT_TOKENS } else { 0 }
     }
 
     /// Returns whether a drafter besides prompt lookup is loaded: an MTP layer
     /// ([`OpenOptions::mtp`]) or a draft model ([`OpenOptions::draft`]).
-    pub fn predicts(&self) -> bool {
+    pub fn has_drafter(&self) -> bool {
         self.inner.draft.is_some() || self.inner.loaded.predicts()
     }
 
@@ -463,8 +463,8 @@ impl Model {
     ///
     /// # Errors
     /// As [`Model::tokenizer`]; more text than the matcher supports.
-    pub fn breakers(&self, texts: Vec<String>) -> Result<Breakers, Error> {
-        Ok(Breakers::new(texts, Arc::clone(self.shared_tokenizer()?))?)
+    pub fn breakers(&self, texts: Vec<String>) -> Result<SequenceBreakers, Error> {
+        Ok(SequenceBreakers::new(texts, Arc::clone(self.shared_tokenizer()?))?)
     }
 
     /// Creates a sampler with these settings and, where DRY is on, the usual breakers.
@@ -476,7 +476,7 @@ impl Model {
         if !params.dry.is_on() {
             return Ok(sampler);
         }
-        Ok(sampler.with_breakers(self.breakers(Breakers::USUAL.map(str::to_owned).to_vec())?))
+        Ok(sampler.with_breakers(self.breakers(SequenceBreakers::DEFAULT.map(str::to_owned).to_vec())?))
     }
 
     /// Returns the file's chat template.
@@ -520,11 +520,11 @@ fn check_mapped(config: &Config, weights: Option<DType>) -> Result<(), Error> {
     }
 }
 
-type TextSide = (Result<Arc<Tokenizer>, String>, Result<ChatTemplate, TemplateError>);
+type TextParts = (Result<Arc<Tokenizer>, String>, Result<ChatTemplate, TemplateError>);
 
 /// Returns the tokenizer and the chat template of a file, or why they are missing; an error where
 /// they are needed.
-fn text_side(gguf: &Gguf, source: Option<&str>, needs: Requirements) -> Result<TextSide, Error> {
+fn load_text(gguf: &Gguf, source: Option<&str>, needs: Requirements) -> Result<TextParts, Error> {
     let tokenizer = match Tokenizer::from_gguf(gguf) {
         Ok(tokenizer) => Arc::new(tokenizer),
         Err(error) if needs != Requirements::Nothing => return Err(error.into()),
@@ -546,7 +546,7 @@ fn text_side(gguf: &Gguf, source: Option<&str>, needs: Requirements) -> Result<T
 
 /// Runs `first` on a thread beside `second`; sequentially where threads are unavailable, as in a
 /// browser.
-fn beside<A: Send, B>(first: impl Fn() -> A + Send + Sync, second: impl FnOnce() -> B) -> (A, B) {
+fn join<A: Send, B>(first: impl Fn() -> A + Send + Sync, second: impl FnOnce() -> B) -> (A, B) {
     thread::scope(|scope| {
         let spawned = thread::Builder::new().spawn_scoped(scope, &first);
         let b = second();

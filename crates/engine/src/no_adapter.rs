@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use kvant_backend::BackendError;
 use kvant_gguf::Gguf;
-use kvant_model::{Config, Part};
+use kvant_model::{Config, LayerRange};
 
 use crate::Error;
-use crate::device::Adapter;
-use crate::runtime::Loaded;
-use crate::tuning::{AdapterName, Kept, WayTrial};
+use crate::device::WgpuInfo;
+use crate::runtime::LoadedModel;
+use crate::tuning::{AdapterId, TuningFile, VariantTrial};
 
 fn missing() -> Error {
     let problem = "this build has no adapters of Vulkan, Metal or DX12 (feature `wgpu`)".to_owned();
@@ -20,25 +20,25 @@ fn missing() -> Error {
 ///
 /// # Errors
 /// Always.
-pub fn adapters() -> Result<Vec<Adapter>, Error> {
+pub fn adapters() -> Result<Vec<WgpuInfo>, Error> {
     Err(missing())
 }
 
 pub(crate) fn load(
     _: usize,
     _: Config,
-    _: &Part,
+    _: &LayerRange,
     _: &Arc<Gguf>,
     _: &mut dyn FnMut(f32),
-) -> Result<Arc<dyn Loaded>, Error> {
+) -> Result<Arc<dyn LoadedModel>, Error> {
     Err(missing())
 }
 
-pub(crate) fn tune(_: usize, _: &mut dyn FnMut(f32)) -> Result<(AdapterName, Vec<WayTrial>), Error> {
+pub(crate) fn tune(_: usize, _: &mut dyn FnMut(f32)) -> Result<(AdapterId, Vec<VariantTrial>), Error> {
     Err(missing())
 }
 
 /// Returns no adapters: tuning results of other builds stay saved.
-pub(crate) fn unfit(_: &Kept) -> Vec<(usize, String)> {
+pub(crate) fn unfit(_: &TuningFile) -> Vec<(usize, String)> {
     Vec::new()
 }

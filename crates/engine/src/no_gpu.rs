@@ -5,20 +5,20 @@ use std::sync::Arc;
 
 use kvant_backend::{BackendError, DeviceInfo, KernelChoice};
 use kvant_gguf::Gguf;
-use kvant_model::{Config, Part};
+use kvant_model::{Config, LayerRange};
 
-use crate::runtime::Loaded;
+use crate::runtime::LoadedModel;
 use crate::{DeviceChoice, Error};
 
 /// An NVIDIA GPU; uninhabited in this build.
-pub struct Gpu(Infallible);
+pub struct CudaInfo(Infallible);
 
 fn missing() -> Error {
     let problem = "this build has no GPU devices (feature `cuda`)".to_owned();
     BackendError::Failed { device: "cuda", problem }.into()
 }
 
-impl Gpu {
+impl CudaInfo {
     /// Returns an error for an NVIDIA GPU, and `None` for other devices.
     pub(crate) fn choose(choice: DeviceChoice) -> Result<Option<Self>, Error> {
         match choice {
@@ -30,10 +30,10 @@ impl Gpu {
     pub(crate) fn load(
         self,
         _: Config,
-        _: &Part,
+        _: &LayerRange,
         _: &Arc<Gguf>,
         _: &mut dyn FnMut(f32),
-    ) -> Result<Arc<dyn Loaded>, Error> {
+    ) -> Result<Arc<dyn LoadedModel>, Error> {
         match self.0 {}
     }
 

@@ -255,7 +255,7 @@ impl KvPlan {
         self.balance.check(shape).map_err(|error| corrupt(path, error.to_string()))?;
         let apart = |types: &Vec<HeadTypes>| types.iter().find(|types| types.k != types.v).copied();
         let mut joint =
-            self.types.iter().zip(&shape.layers).enumerate().filter(|(_, (_, layer))| layer.joint);
+            self.types.iter().zip(&shape.layers).enumerate().filter(|(_, (_, layer))| layer.shared_kv);
         if let Some((index, HeadTypes { k, v })) =
             joint.find_map(|(index, (types, _))| apart(types).map(|types| (index, types)))
         {

@@ -43,7 +43,7 @@ impl Model {
     /// does not begin with it. Rejects a text that cannot fit `n_ctx` tokens before tokenization.
     fn encode(&self, text: &str, special: Special<'_>, n_ctx: usize) -> Result<Vec<u32>, Error> {
         let tokenizer = self.tokenizer()?;
-        let fewest = tokenizer.fewest_tokens(text);
+        let fewest = tokenizer.min_tokens(text);
         if fewest > n_ctx {
             return Err(Error::TextTooLong { fewest, n_ctx });
         }
@@ -108,7 +108,7 @@ mod tests {
         for prompt in [
             |model: &Model| model.text_prompt("So it is", Special::Parse).unwrap(),
             |model: &Model| model.chat_prompt(&[Message::user("So it is")]).unwrap(),
-            |model: &Model| model.chat_prompt_with(&[Message::user("So it is")], &[]).unwrap(),
+            |model: &Model| model.chat_prompt_with_images(&[Message::user("So it is")], &[]).unwrap(),
             |model: &Model| {
                 let session = model.session(SessionOptions::default()).unwrap();
                 session.text_prompt("So it is", Special::AsText).unwrap()

@@ -5,7 +5,7 @@ mod recipe;
 use std::path::Path;
 
 use kvant_codec::DType;
-use kvant_gguf::{Gguf, GgufWriter, Packed, TensorInfo, printable_path};
+use kvant_gguf::{Gguf, GgufWriter, LoadOnlyType, TensorInfo, printable_path};
 use kvant_model::check_finite;
 use kvant_model::retype::{convert, for_rows, is_matrix};
 
@@ -26,7 +26,7 @@ pub struct Quantized {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TypeCount {
     /// The requested type.
-    pub wanted: DType,
+    pub requested: DType,
     /// The actual type; a substitute where rows are not whole blocks of `wanted`.
     pub used: DType,
     /// Number of matrices.
@@ -54,7 +54,8 @@ pub fn quantize(
     })?;
     refuse_shard(gguf, path)?;
     let wanted = recipe.types(gguf);
-    let tensors = || gguf.tensors().iter().zip(&wanted).map(|(info, wanted)| (info, becomes(info, *wanted)));
+    let tensors =
+        || gguf.tensors().iter().zip(&wanted).map(|(info, wanted)| (info, converted_type(info, *wanted)));
     let mut writer = GgufWriter::with_meta(gguf.meta())?;
     writer.set("general.quantization_version", 2_u32)?;
     writer.set("general.file_type", file_type)?;
@@ -90,16 +91,16 @@ pub fn quantize(
 }
 
 /// Returns the resulting type of a tensor with a requested type; its own type for `None`.
-fn used(info: &TensorInfo, wanted: Option<DType>) -> DType {
+fn resulting_type(info: &TensorInfo, wanted: Option<DType>) -> DType {
     wanted.map_or(info.dtype, |dtype| for_rows(info.row_len(), dtype))
 }
 
 /// Returns the type to which a tensor is converted; `None` where it is copied unchanged.
-fn becomes(info: &TensorInfo, wanted: Option<DType>) -> Option<DType> {
-    let dtype = used(info, Some(wanted?));
+fn converted_type(info: &TensorInfo, wanted: Option<DType>) -> Option<DType> {
+    let dtype = resulting_type(info, Some(wanted?));
     let is_there = match info.packed {
         None => dtype == info.dtype,
-        Some(Packed::ScaledNvfp4) => dtype == DType::NVFP4,
+        Some(LoadOnlyType::ScaledNvfp4) => dtype == DType::NVFP4,
         Some(_) => false,
     };
     (!is_there).then_some(dtype)
@@ -122,7 +123,7 @@ fn refuse_shard(gguf: &Gguf, path: &Path) -> Result<(), Error> {
 }
 
 /// Returns the type of most values of a model's matrices.
-pub fn usual_type(gguf: &Gguf) -> DType {
+pub fn main_type(gguf: &Gguf) -> DType {
     let matrices = || gguf.tensors().iter().filter(|info| is_matrix(info));
     let values =
         |dtype| -> usize { matrices().filter(|info| info.dtype == dtype).map(TensorInfo::elements).sum() };
@@ -134,14 +135,14 @@ fn counts(gguf: &Gguf, recipe: &Recipe, wanted: &[Option<DType>]) -> Vec<TypeCou
     let mut counts: Vec<TypeCount> = Vec::new();
     for (info, wanted) in gguf.tensors().iter().zip(wanted) {
         let Some(wanted) = *wanted else { continue };
-        let used = used(info, Some(wanted));
-        match counts.iter_mut().find(|count| (count.wanted, count.used) == (wanted, used)) {
+        let used = resulting_type(info, Some(wanted));
+        match counts.iter_mut().find(|count| (count.requested, count.used) == (wanted, used)) {
             Some(count) => count.n += 1,
-            None => counts.push(TypeCount { wanted, used, n: 1 }),
+            None => counts.push(TypeCount { requested: wanted, used, n: 1 }),
         }
     }
     counts.sort_by_key(|count| {
-        (count.wanted != recipe.dtype(), count.wanted, count.used != count.wanted, count.used)
+        (count.requested != recipe.dtype(), count.requested, count.used != count.requested, count.used)
     });
     counts
 }
@@ -173,7 +174,7 @@ mod tests {
 
     /// Counts as `(wanted, used, n)`.
     fn told(written: &Quantized) -> Vec<(DType, DType, usize)> {
-        written.types.iter().map(|count| (count.wanted, count.used, count.n)).collect()
+        written.types.iter().map(|count| (count.requested, count.used, count.n)).collect()
     }
 
     fn path(name: &str) -> std::path::PathBuf {
@@ -287,7 +288,7 @@ mod tests {
         quantize(&Gguf::from_bytes(bytes).unwrap(), &path, DType::Q8_0, &mut |_| ()).unwrap();
         let gguf = Gguf::open(&path).unwrap();
         let info = &gguf.tensors()[0];
-        assert_eq!((info.packed, &*gguf.stored_data(info)), (Some(Packed::I32), &numbers[..]));
+        assert_eq!((info.packed, &*gguf.stored_data(info)), (Some(LoadOnlyType::I32), &numbers[..]));
         std::fs::remove_file(path).unwrap();
     }
 
@@ -309,7 +310,7 @@ mod tests {
         quantize(&gguf, &path, DType::NVFP4, &mut |_| ()).unwrap();
         let again = Gguf::open(&path).unwrap();
         let info = &again.tensors()[0];
-        assert_eq!((info.packed, again.tensors().len()), (Some(Packed::ScaledNvfp4), 1));
+        assert_eq!((info.packed, again.tensors().len()), (Some(LoadOnlyType::ScaledNvfp4), 1));
         assert_eq!(*again.stored_data(info), block.repeat(4));
         assert_eq!(again.data(info), gguf.data(&gguf.tensors()[0]));
         quantize(&gguf, &path, DType::F32, &mut |_| ()).unwrap();

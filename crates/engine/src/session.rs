@@ -15,7 +15,7 @@ use kvant_codec::random::Random;
 use kvant_model::{EmbeddingRows, Entry, LogitsFor, OnQueries};
 use kvant_text::sampler::{SampleError, Sampler};
 
-use crate::generate::{CancelFlag, Continuation, GenerateOptions, Generation};
+use crate::generate::{CancelFlag, GenerateOptions, Generation, GenerationState};
 use crate::runtime::{ContextSize, Logits, Sequence};
 use crate::{Error, Model};
 
@@ -36,13 +36,13 @@ pub struct Session {
     /// Session of the draft model, which follows this one.
     drafter: Option<Box<Session>>,
     /// Logits of the last step, and the row that follows the last token.
-    lent: Option<(Arc<dyn Logits>, usize)>,
+    logits_loan: Option<(Arc<dyn Logits>, usize)>,
     /// That row on the host, `[n_vocab]`, once it has been read.
     row: Vec<f32>,
     /// Top-k candidates, reused between calls.
-    likeliest: Vec<Candidate>,
+    candidates: Vec<Candidate>,
     /// Whether the cache holds computed keys and values rather than random ones.
-    is_real: bool,
+    has_real_kv: bool,
     owner: Option<Arc<str>>,
     /// Rows of the images in the context, kept while they may have to be recomputed.
     images: Vec<Arc<EmbeddingRows>>,
@@ -72,8 +72,8 @@ impl Session {
         drafter: Option<Box<Self>>,
         owner: Option<Arc<str>>,
     ) -> Self {
-        let root = model.block_root(&sequence, owner.as_deref());
-        sequence.loaded().set_root(sequence.id(), root);
+        let root = model.prefix_root(&sequence, owner.as_deref());
+        sequence.loaded().set_prefix_root(sequence.id(), root);
         let (ahead, row, likeliest) = (Vec::new(), Vec::new(), Vec::new());
         let shown = Vec::new();
         Self {
@@ -82,10 +82,10 @@ impl Session {
             tokens,
             draft_tokens: ahead,
             drafter,
-            lent: None,
+            logits_loan: None,
             row,
-            likeliest,
-            is_real: true,
+            candidates: likeliest,
+            has_real_kv: true,
             owner,
             images: shown,
         }
@@ -175,22 +175,22 @@ impl Session {
     /// range, [`Error::Cancelled`], or a device error. The session keeps its previous tokens plus
     /// completed steps; after a device error, perhaps fewer tokens.
     pub fn feed(&mut self, tokens: &[u32], progress: &mut dyn FnMut(usize) -> bool) -> Result<(), Error> {
-        self.queue(tokens, progress)?;
+        self.enqueue(tokens, progress)?;
         self.sequence.loaded().finish()
     }
 
     /// Works as [`Session::feed`] without waiting for the device.
-    pub(crate) fn queue(
+    pub(crate) fn enqueue(
         &mut self,
         tokens: &[u32],
         progress: &mut dyn FnMut(usize) -> bool,
     ) -> Result<(), Error> {
-        self.check_room(tokens)?;
+        self.check_capacity(tokens)?;
         let mut left = &tokens[self.accept(tokens)..];
         if !left.is_empty() {
             self.recommit()?;
         }
-        while let Some(chunk) = self.next_chunk(&mut left) {
+        while let Some(chunk) = self.take_chunk(&mut left) {
             let last = left.is_empty();
             self.step(chunk, if last { LogitsFor::Last } else { LogitsFor::None }, None)?;
             self.sync_drafter(chunk.len());
@@ -211,9 +211,9 @@ impl Session {
             self.logits()?;
             return sampler.sample(&self.row, &self.tokens).map_err(|error| self.sample_error(error));
         };
-        let (logits, row) = self.lent.as_ref().ok_or(Error::NoLogits)?;
-        logits.top_k(*row, k, &mut self.likeliest)?;
-        sampler.sample_likeliest(&self.likeliest, &self.tokens).map_err(|error| self.sample_error(error))
+        let (logits, row) = self.logits_loan.as_ref().ok_or(Error::NoLogits)?;
+        logits.top_k(*row, k, &mut self.candidates)?;
+        sampler.sample_likeliest(&self.candidates, &self.tokens).map_err(|error| self.sample_error(error))
     }
 
     /// Works as [`Session::draw`] on logits `[n_vocab]` that `change` has edited; negative infinity
@@ -252,16 +252,16 @@ impl Session {
         from: usize,
         visit: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
-        self.check_room(tokens)?;
+        self.check_capacity(tokens)?;
         self.recommit()?;
         let mut left = tokens;
-        while let Some(chunk) = self.next_chunk(&mut left) {
+        while let Some(chunk) = self.take_chunk(&mut left) {
             let done = tokens.len() - left.len() - chunk.len();
             let first = from.saturating_sub(done).min(chunk.len());
             self.step(chunk, LogitsFor::From(first), None)?;
             for row in first..chunk.len() {
-                let (logits, _) = self.lent.take().ok_or(Error::NoLogits)?;
-                self.lent = Some((logits, row - first));
+                let (logits, _) = self.logits_loan.take().ok_or(Error::NoLogits)?;
+                self.logits_loan = Some((logits, row - first));
                 visit(done + row, self.logits()?);
             }
         }
@@ -279,7 +279,7 @@ impl Session {
         tokens: &[u32],
         tell: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
-        self.check_room(tokens)?;
+        self.check_capacity(tokens)?;
         self.recommit()?;
         check_size("tokens", tokens.len(), 1..=self.max_tokens())?;
         self.step(tokens, LogitsFor::None, Some(tell))
@@ -287,7 +287,7 @@ impl Session {
 
     /// Returns the maximum number of tokens of the next step.
     pub fn max_tokens(&self) -> usize {
-        self.sequence.most_rows()
+        self.sequence.max_step_rows()
     }
 
     /// Appends `n` tokens with random keys and values: fills a context to any depth in little time,
@@ -298,10 +298,10 @@ impl Session {
     pub fn fill_random(&mut self, n: usize, seed: u64) -> Result<(), Error> {
         let mut random = Random::new(seed);
         self.recommit()?;
-        (self.lent, self.is_real) = (None, false);
+        (self.logits_loan, self.has_real_kv) = (None, false);
         let mut left = n;
         while left > 0 {
-            let rows = self.sequence.most_rows().min(left);
+            let rows = self.sequence.max_step_rows().min(left);
             let result = self.sequence.loaded().append_random(self.sequence.id(), rows, &mut random);
             self.tokens.resize(self.sequence.len(), 0);
             result?;
@@ -316,7 +316,7 @@ impl Session {
     /// [`Error::NoLogits`] after a rewind, a fork, a restored context or a finished generation,
     /// until the next token is fed; a failed read.
     pub fn logits(&mut self) -> Result<&[f32], Error> {
-        let (logits, row) = self.lent.as_ref().ok_or(Error::NoLogits)?;
+        let (logits, row) = self.logits_loan.as_ref().ok_or(Error::NoLogits)?;
         self.row.resize(self.model.n_vocab(), 0.0);
         logits.read(*row, &mut self.row)?;
         Ok(&self.row)
@@ -328,8 +328,8 @@ impl Session {
         self.sequence().loaded().release_scratch(self.sequence.id());
         self.tokens.truncate(self.sequence.len());
         self.tokens.shrink_to_fit();
-        (self.lent, self.row) = (None, Vec::new());
-        (self.draft_tokens, self.likeliest) = (Vec::new(), Vec::new());
+        (self.logits_loan, self.row) = (None, Vec::new());
+        (self.draft_tokens, self.candidates) = (Vec::new(), Vec::new());
         if let Some(drafter) = &mut self.drafter {
             drafter.release_scratch();
         }
@@ -350,7 +350,7 @@ impl Session {
     /// Removes all tokens.
     pub fn clear(&mut self) {
         self.truncate(0);
-        self.is_real = true;
+        self.has_real_kv = true;
         self.images.clear();
     }
 
@@ -366,7 +366,7 @@ impl Session {
         let left = self.truncate(n);
         again.drain(..left);
         let mut left = &again[..];
-        while let Some(chunk) = self.next_chunk(&mut left) {
+        while let Some(chunk) = self.take_chunk(&mut left) {
             self.step(chunk, LogitsFor::None, None)?;
         }
         Ok(())
@@ -375,7 +375,7 @@ impl Session {
     /// Truncates to the first `n` tokens, or to fewer where that would need recomputation. Returns
     /// the tokens left.
     fn truncate(&mut self, n: usize) -> usize {
-        self.lent = None;
+        self.logits_loan = None;
         let left = self.sequence.loaded().truncate(self.sequence.id(), n.min(self.sequence.len()));
         self.tokens.truncate(left);
         if let Some(drafter) = &mut self.drafter {
@@ -410,10 +410,10 @@ impl Session {
             tokens: self.tokens.clone(),
             draft_tokens: Vec::new(),
             drafter: self.drafter.as_ref().map(|drafter| Box::new(drafter.fork())),
-            lent: None,
+            logits_loan: None,
             row: Vec::new(),
-            likeliest: Vec::new(),
-            is_real: self.is_real,
+            candidates: Vec::new(),
+            has_real_kv: self.has_real_kv,
             owner: self.owner.clone(),
             images: self.images.clone(),
         }
@@ -454,14 +454,14 @@ impl Session {
         options: GenerateOptions,
         cancel: &CancelFlag,
         progress: &mut dyn FnMut(usize),
-    ) -> Result<Continuation, Error> {
-        Continuation::start(self, prompt, options, cancel, progress)
+    ) -> Result<GenerationState, Error> {
+        GenerationState::start(self, prompt, options, cancel, progress)
     }
 
     /// Reuses the longest prefix of `prompt` in this cache or in those of other sessions, and drops
     /// the rest. At least one token is left to feed, so that there are logits to sample from.
     /// Returns the number of reused tokens.
-    pub fn keep_prefix(&mut self, prompt: &[u32]) -> usize {
+    pub fn reuse_prefix(&mut self, prompt: &[u32]) -> usize {
         let same = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         let kept = self.truncate(same.min(prompt.len().saturating_sub(1)));
         // Other sessions share whole blocks alone.
@@ -485,7 +485,7 @@ impl Session {
         self.sequence().loaded().set_checkpoint(self.sequence.id());
     }
 
-    fn check_room(&self, tokens: &[u32]) -> Result<(), Error> {
+    fn check_capacity(&self, tokens: &[u32]) -> Result<(), Error> {
         if tokens.is_empty() {
             return Err(Error::EmptyPrompt);
         }
@@ -497,42 +497,42 @@ impl Session {
     }
 
     /// Takes the tokens of the next step from `left`; `None` when it is empty.
-    fn next_chunk<'t>(&self, left: &mut &'t [u32]) -> Option<&'t [u32]> {
+    fn take_chunk<'t>(&self, left: &mut &'t [u32]) -> Option<&'t [u32]> {
         if left.is_empty() {
             return None;
         }
-        let (chunk, rest) = left.split_at(self.sequence.most_rows().min(left.len()));
+        let (chunk, rest) = left.split_at(self.sequence.max_step_rows().min(left.len()));
         *left = rest;
         Some(chunk)
     }
 
     fn step(&mut self, tokens: &[u32], want: LogitsFor, queries: OnQueries<'_>) -> Result<(), Error> {
         self.run(tokens, want, queries)?;
-        self.stepped(tokens);
+        self.commit_step(tokens);
         Ok(())
     }
 
     /// Runs one step over `tokens` behind the cached ones.
     fn run(&mut self, tokens: &[u32], want: LogitsFor, queries: OnQueries<'_>) -> Result<(), Error> {
-        self.lent = None;
+        self.logits_loan = None;
         self.keep_images(tokens);
         let row = self.batch_entry(tokens, want);
         let logits = self.sequence.loaded().step(&[row], Entry::Tokens(tokens), None, queries);
-        let logits = logits.map_err(|error| self.failed(error))?;
-        self.lent = logits.map(|logits| (logits, want.count(tokens.len()) - 1));
+        let logits = logits.map_err(|error| self.rollback_step(error))?;
+        self.logits_loan = logits.map(|logits| (logits, want.count(tokens.len()) - 1));
         Ok(())
     }
 
     /// Records the tokens of a completed step.
-    fn stepped(&mut self, tokens: &[u32]) {
+    fn commit_step(&mut self, tokens: &[u32]) {
         self.tokens.extend_from_slice(tokens);
-        if self.is_real {
+        if self.has_real_kv {
             self.sequence.loaded().register_prefix(self.sequence.id(), &self.tokens);
         }
     }
 
     /// Records a failed step.
-    fn failed(&mut self, error: Error) -> Error {
+    fn rollback_step(&mut self, error: Error) -> Error {
         self.tokens.truncate(self.sequence.len());
         error
     }

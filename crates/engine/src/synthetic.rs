@@ -25,10 +25,10 @@ pub struct Shape {
     /// Number of experts, experts per token, hidden size of one, and number of shared experts.
     experts: Option<[usize; 4]>,
     /// Key heads, value heads and head dimension of gated-delta-net layers: three of four layers.
-    delta: Option<[usize; 3]>,
+    gated_delta: Option<[usize; 3]>,
     /// MLA: size of the latent vector, RoPE part of a key, plain part of a key, and value head
     /// dimension. The first layer has no experts.
-    latent: Option<[usize; 4]>,
+    mla: Option<[usize; 4]>,
 }
 
 /// All shapes.
@@ -45,12 +45,12 @@ pub const SHAPES: [Shape; 13] = [
         ..shape("qwen3moe-3b", "qwen3moe", 28, 1024, 3072, (16, 4, 128), 151_936, true)
     },
     Shape {
-        delta: Some([16, 16, 128]),
+        gated_delta: Some([16, 16, 128]),
         ..shape("qwen35-2b", "qwen35", 24, 2048, 6144, (8, 2, 256), 248_320, true)
     },
     Shape {
         experts: Some([64, 6, 1408, 2]),
-        latent: Some([512, 64, 128, 128]),
+        mla: Some([512, 64, 128, 128]),
         ..shape("deepseek-v2-lite", "deepseek2", 27, 2048, 10_944, (16, 1, 576), 102_400, false)
     },
     shape("tiny", "qwen2", 4, 256, 768, (4, 2, 64), 1024, true),
@@ -58,10 +58,13 @@ pub const SHAPES: [Shape; 13] = [
         experts: Some([8, 2, 256, 0]),
         ..shape("tiny-moe", "qwen3moe", 4, 256, 768, (4, 2, 64), 1024, true)
     },
-    Shape { delta: Some([2, 4, 64]), ..shape("tiny-delta", "qwen35", 4, 256, 768, (4, 2, 64), 1024, true) },
+    Shape {
+        gated_delta: Some([2, 4, 64]),
+        ..shape("tiny-delta", "qwen35", 4, 256, 768, (4, 2, 64), 1024, true)
+    },
     Shape {
         experts: Some([8, 2, 256, 1]),
-        latent: Some([256, 32, 32, 64]),
+        mla: Some([256, 32, 32, 64]),
         ..shape("tiny-latent", "deepseek2", 4, 256, 768, (4, 1, 288), 1024, true)
     },
 ];
@@ -89,8 +92,8 @@ const fn shape(
         n_vocab,
         tied,
         experts: None,
-        delta: None,
-        latent: None,
+        gated_delta: None,
+        mla: None,
     }
 }
 
@@ -101,9 +104,9 @@ type Tensor = (String, Vec<usize>, DType);
 const PATTERN: usize = 1 << 20;
 
 /// Kernel size of the short convolution.
-const TAPS: usize = 4;
+const CONV_KERNEL: usize = 4;
 /// Interval of attention layers among recurrent ones: the last of each group attends.
-const INTERVAL: usize = 4;
+const FULL_ATTENTION_INTERVAL: usize = 4;
 
 impl Shape {
     /// Returns the shape of this name.
@@ -172,7 +175,7 @@ impl Shape {
             ("attention.head_count", self.n_heads),
             ("attention.head_count_kv", self.n_kv_heads),
             ("attention.key_length", self.head_dim),
-            ("attention.value_length", self.latent.map_or(self.head_dim, |[rank, ..]| rank)),
+            ("attention.value_length", self.mla.map_or(self.head_dim, |[rank, ..]| rank)),
         ] {
             writer.set(&key(name), size as u32)?;
         }
@@ -186,7 +189,7 @@ impl Shape {
                 writer.set(&key(name), size as u32)?;
             }
         }
-        if let Some([rank, turned, plain, value]) = self.latent {
+        if let Some([rank, turned, plain, value]) = self.mla {
             for (name, size) in [
                 ("attention.kv_lora_rank", rank),
                 ("rope.dimension_count", turned),
@@ -197,14 +200,14 @@ impl Shape {
                 writer.set(&key(name), size as u32)?;
             }
         }
-        if let Some([n_k, n_v, dim]) = self.delta {
+        if let Some([n_k, n_v, dim]) = self.gated_delta {
             for (name, size) in [
-                ("ssm.conv_kernel", TAPS),
+                ("ssm.conv_kernel", CONV_KERNEL),
                 ("ssm.state_size", dim),
                 ("ssm.group_count", n_k),
                 ("ssm.time_step_rank", n_v),
                 ("ssm.inner_size", n_v * dim),
-                ("full_attention_interval", INTERVAL),
+                ("full_attention_interval", FULL_ATTENTION_INTERVAL),
             ] {
                 writer.set(&key(name), size as u32)?;
             }
@@ -222,11 +225,11 @@ impl Shape {
         for layer in 0..self.n_layers {
             let name = |suffix: &str| format!("blk.{layer}.{suffix}");
             tensors.push(vector(name("attn_norm.weight"), self.n_embd));
-            match (self.delta, self.latent) {
-                (Some(delta), _) if (layer + 1) % INTERVAL != 0 => {
+            match (self.gated_delta, self.mla) {
+                (Some(delta), _) if (layer + 1) % FULL_ATTENTION_INTERVAL != 0 => {
                     tensors.extend(self.delta_tensors(layer, delta, dtype))
                 }
-                (_, Some(latent)) => tensors.extend(self.latent_tensors(layer, latent, dtype)),
+                (_, Some(latent)) => tensors.extend(self.mla_tensors(layer, latent, dtype)),
                 (delta, _) => tensors.extend([
                     // Queries, then their gates.
                     matrix(name("attn_q.weight"), self.n_embd, if delta.is_some() { 2 * n_q } else { n_q }),
@@ -235,13 +238,14 @@ impl Shape {
                     matrix(name("attn_output.weight"), n_q, self.n_embd),
                 ]),
             }
-            let norm = if self.delta.is_some() { "post_attention_norm.weight" } else { "ffn_norm.weight" };
+            let norm =
+                if self.gated_delta.is_some() { "post_attention_norm.weight" } else { "ffn_norm.weight" };
             tensors.push(vector(name(norm), self.n_embd));
             let through = |suffix: &str, n_ff| {
                 [("gate", self.n_embd, n_ff), ("up", self.n_embd, n_ff), ("down", n_ff, self.n_embd)]
                     .map(|(of, n_in, n_out)| matrix(name(&format!("ffn_{of}{suffix}.weight")), n_in, n_out))
             };
-            match self.experts.filter(|_| self.latent.is_none() || layer > 0) {
+            match self.experts.filter(|_| self.mla.is_none() || layer > 0) {
                 None => tensors.extend(through("", self.n_ff)),
                 Some([n, _, n_ff, n_shared]) => {
                     tensors.push((name("ffn_gate_inp.weight"), vec![self.n_embd, n], DType::F32));
@@ -253,7 +257,7 @@ impl Shape {
                     }
                 }
             }
-            let attends = self.delta.is_none() || (layer + 1) % INTERVAL == 0;
+            let attends = self.gated_delta.is_none() || (layer + 1) % FULL_ATTENTION_INTERVAL == 0;
             if attends && ["qwen3moe", "qwen35"].contains(&self.arch) {
                 tensors.extend(
                     ["attn_q_norm.weight", "attn_k_norm.weight"].map(|of| vector(name(of), self.head_dim)),
@@ -283,7 +287,7 @@ impl Shape {
             matrix("attn_gate.weight", self.n_embd, n_v * dim),
             matrix("ssm_beta.weight", self.n_embd, n_v),
             matrix("ssm_alpha.weight", self.n_embd, n_v),
-            tensor("ssm_conv1d.weight", &[TAPS, channels], DType::F32),
+            tensor("ssm_conv1d.weight", &[CONV_KERNEL, channels], DType::F32),
             vector("ssm_dt.bias", n_v),
             vector("ssm_a", n_v),
             vector("ssm_norm.weight", dim),
@@ -292,7 +296,7 @@ impl Shape {
     }
 
     /// Returns the tensors of an MLA layer, without its norms and feed-forward part.
-    fn latent_tensors(
+    fn mla_tensors(
         &self,
         layer: usize,
         [rank, turned, plain, value]: [usize; 4],

@@ -15,7 +15,7 @@ use kvant_gguf::Gguf;
 use kvant_model::{Config, EmbeddingInput, EmbeddingRows, SoftTokens};
 use kvant_text::chat::{Message, RenderOptions, Rendered};
 use kvant_text::tokenizer::{Special, Tokenizer};
-use kvant_vision::{Layout, Piece, VisionEncoder};
+use kvant_vision::{ImageLayout, ImageToken, VisionEncoder};
 
 use crate::{Error, Model, tuning};
 
@@ -131,7 +131,7 @@ impl VisionModel {
             return Ok(known);
         }
         let picture = kvant_vision::Image::decode(file)?;
-        let layout = Layout::new(self.encoder.config(), &picture)?;
+        let layout = ImageLayout::new(self.encoder.config(), &picture)?;
         let tiles = layout.tiles.iter().map(|tile| self.encoder.rows(tile)).collect::<Result<Vec<_>, _>>()?;
         let mut seen = self.cache();
         let again = seen.numbers.get(&hash).copied();
@@ -143,7 +143,7 @@ impl VisionModel {
     /// Returns the tokens of an image with these tiles.
     fn tokens(
         &self,
-        layout: &Layout,
+        layout: &ImageLayout,
         tiles: &[Vec<Vec<f32>>],
         tokenizer: &Tokenizer,
         add: impl FnOnce(EmbeddingInput) -> Option<Arc<EmbeddingRows>>,
@@ -164,8 +164,8 @@ impl VisionModel {
         let mut tokens = Vec::with_capacity(layout.n_rows() + 4 * layout.pieces.len());
         for piece in &layout.pieces {
             match piece {
-                Piece::Mark(text) => tokens.extend(tokenizer.encode(text, Special::Parse, false)?),
-                Piece::Rows { tile, rows: of_tile } => {
+                ImageToken::Mark(text) => tokens.extend(tokenizer.encode(text, Special::Parse, false)?),
+                ImageToken::Rows { tile, rows: of_tile } => {
                     let first = rows.tokens().start + firsts[*tile];
                     tokens.extend(first + of_tile.start as u32..first + of_tile.end as u32);
                 }
@@ -205,7 +205,7 @@ impl Model {
     /// # Errors
     /// A model without a vision encoder, bytes that are not an image, or an image that is too
     /// large.
-    pub fn look(&self, file: &[u8]) -> Result<EncodedImage, Error> {
+    pub fn encode_image(&self, file: &[u8]) -> Result<EncodedImage, Error> {
         self.encode_image_for(None, file)
     }
 
@@ -259,7 +259,7 @@ impl Model {
     ///
     /// # Errors
     /// As [`picture_prompt`](Self::picture_prompt).
-    pub fn chat_prompt_with(
+    pub fn chat_prompt_with_images(
         &self,
         messages: &[Message],
         pictures: &[EncodedImage],

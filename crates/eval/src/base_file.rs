@@ -411,7 +411,7 @@ mod tests {
     /// Writes a file of two chunks of 6 tokens, of which positions 3 and 4 are scored; returns the
     /// offset of its trailer.
     fn sample(path: &Path) -> (Vec<u8>, usize) {
-        files::write_whole(path, std::convert::identity, |file| {
+        files::write_atomic(path, std::convert::identity, |file| {
             let mut writer = BaseWriter::new(file, 6, 3, &[0, 1, 2, 0, 1, 2, 2, 2, 1, 1, 0, 0])?;
             let rows = [[0.5, 1.0, 2.0], [3.0, 2.0, 1.0], [-1.0, 0.0, 5.0], [2.0, 2.5, 2.25]];
             rows.iter().try_for_each(|row| writer.row(row))?;

@@ -8,7 +8,7 @@
 
 use kvant::limits::check_size;
 use kvant::{DType, KvOptions, Model, Policies};
-use kvant_codec::distortion::{RoundTrip, Source, measure};
+use kvant_codec::distortion::{FileBytes, RoundTrip, measure};
 use kvant_codec::random::Random;
 use kvant_codec::tile::{LEAST_DIMS, centre, put_centre};
 use kvant_codec::two_axis::{self, TwoAxis};
@@ -62,7 +62,7 @@ pub fn synthetic(dim: usize, vectors: usize, seed: u64) -> Result<Vec<Distortion
     check_size("dim", dim, 1..=MAX_DIM).map_err(kvant::Error::from)?;
     check_size("vectors", vectors, 1..=usize::MAX).map_err(kvant::Error::from)?;
     let mut rows = Vec::new();
-    for source in [Source::Sphere, Source::Gaussian, Source::Outliers] {
+    for source in [FileBytes::Sphere, FileBytes::Gaussian, FileBytes::Outliers] {
         for codec in DType::KV {
             let d = measure(codec, dim, source, vectors, seed)?;
             rows.push(Distortion {
@@ -225,7 +225,7 @@ mod tests {
         let captured = Captured { law: String::new(), heads: vec![rows], side: Side::V, dim: 128, seed: 1 };
         for codec in DType::KV {
             let got = captured.through(codec).unwrap();
-            let want = measure(codec, 128, Source::Gaussian, 2_000, 1).unwrap();
+            let want = measure(codec, 128, FileBytes::Gaussian, 2_000, 1).unwrap();
             assert_eq!(got.bpv, want.bpv);
             // Both are means over 256,000 values: they agree to a few per cent, q4_0's heavy tail
             // included.

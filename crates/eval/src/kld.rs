@@ -167,7 +167,7 @@ pub fn kld(
 
     progress(&step_done(&done, &configs, chunks.len(), resumed));
     let beside = if let Base::Model(other) = &base { other } else { model };
-    let mut walker = Walker::new([beside, model], chunks, options)?;
+    let mut walker = LockstepRun::new([beside, model], chunks, options)?;
     for chunk in 0..chunks.len() {
         if let Base::File(file) = &mut base {
             file.next_chunk(chunk >= resumed)?;
@@ -197,7 +197,7 @@ fn step_done(done: &[Vec<Vec<TokenScore>>], configs: &[KvConfig], total: usize, 
 }
 
 /// The sessions of a run, advanced in lockstep.
-struct Walker<'a> {
+struct LockstepRun<'a> {
     chunks: &'a Chunks,
     steps: Vec<Range<usize>>,
     f16: Session,
@@ -207,7 +207,7 @@ struct Walker<'a> {
     log_sums: Vec<f64>,
 }
 
-impl<'a> Walker<'a> {
+impl<'a> LockstepRun<'a> {
     /// The f16 session belongs to the first model.
     fn new(
         [beside, model]: [&Model; 2],

@@ -96,8 +96,8 @@ pub fn niah(
                     continue;
                 }
                 let depth = if options.depths == 1 { 0.5 } else { step as f64 / (options.depths - 1) as f64 };
-                let prompt = haystack.hide(model, options, n_ctx, depth)?;
-                let (exact, token_accuracy) = ask(&mut session, &prompt, index - 1)?;
+                let prompt = haystack.build_prompt(model, options, n_ctx, depth)?;
+                let (exact, token_accuracy) = run_questions(&mut session, &prompt, index - 1)?;
                 let (type_k, type_v) = (config.type_k.clone(), config.type_v.clone());
                 let cell = NiahCell { n_ctx, depth, type_k, type_v, exact, token_accuracy };
                 let note = format!("{}, {n_ctx} tokens, depth {:.0} %", config.name(), 100.0 * depth);
@@ -137,7 +137,7 @@ fn check(options: &NiahOptions) -> Result<(), EvalError> {
 type Questions = Vec<(Vec<u32>, usize)>;
 
 /// Runs each question of a prompt. Returns the shares of exact answers and of correct tokens.
-fn ask(session: &mut Session, questions: &Questions, cell: usize) -> Result<(f64, f64), EvalError> {
+fn run_questions(session: &mut Session, questions: &Questions, cell: usize) -> Result<(f64, f64), EvalError> {
     let (mut exact, mut right, mut all) = (0, 0, 0);
     for (tokens, answer) in questions {
         let kept = session.tokens().iter().zip(tokens).take_while(|(a, b)| a == b).count().min(answer - 1);
@@ -163,7 +163,7 @@ impl Haystack {
     /// Builds a prompt of at most `n_ctx` tokens (answer included) with needles, the first at
     /// `depth` and the others evenly spaced from there, and a question for each. Length and depth
     /// determine the section of text, the names and the words.
-    fn hide(
+    fn build_prompt(
         &self,
         model: &Model,
         options: &NiahOptions,
@@ -306,7 +306,7 @@ mod tests {
             for n_ctx in [128, 512] {
                 let cut = haystack.cut(&model, n_ctx / MOST_PART).unwrap();
                 for depth in [0.0, 0.5, 1.0] {
-                    let questions = cut.hide(&model, &options(n_ctx, false), n_ctx, depth).unwrap();
+                    let questions = cut.build_prompt(&model, &options(n_ctx, false), n_ctx, depth).unwrap();
                     let n = questions[0].0.len();
                     assert!((2 * n_ctx / 3..=n_ctx).contains(&n), "{what}: {n} of {n_ctx} tokens");
                 }
@@ -315,7 +315,7 @@ mod tests {
     }
 
     /// Returns the bundled model, modified to require a BOS token.
-    fn begun() -> Model {
+    fn bundled_with_bos() -> Model {
         let key = b"tokenizer.ggml.add_bos_token";
         let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../engine/assets/pocket-q8_0.gguf");
         let mut bytes = std::fs::read(source).unwrap();
@@ -332,7 +332,7 @@ mod tests {
 
     #[test]
     fn chat_questions_begin_with_one_bos_token() {
-        let model = begun();
+        let model = bundled_with_bos();
         let (tokens, _) = question(&model, &options(256, true), "Some text.", &("Paris", "apple")).unwrap();
         let form = NeedleForm::built_in("secret-word").unwrap();
         let asked = format!("Some text.{}", fill(&form.question, "Paris", "apple"));
@@ -346,7 +346,7 @@ mod tests {
         let model = Model::bundled(kvant::OpenOptions::default()).unwrap();
         // Without further splits, no whole piece fits.
         let haystack = Haystack::new(&model, &"word ".repeat(1000)).unwrap();
-        let error = haystack.hide(&model, &options(512, false), 512, 0.5).unwrap_err().to_string();
+        let error = haystack.build_prompt(&model, &options(512, false), 512, 0.5).unwrap_err().to_string();
         assert!(
             error.starts_with("haystack: expected a text that fills 512 tokens, got a prompt of"),
             "{error}"

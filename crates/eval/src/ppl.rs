@@ -108,7 +108,7 @@ pub fn ppl_saving_base(
     let kv = KvConfig::new(model, &options.kv, chunks.n_ctx())?;
     let mut session = chunk_eval::session(model, &options.kv, chunks.n_ctx())?;
     let mut nll = Vec::new();
-    files::write_whole(
+    files::write_atomic(
         path,
         |error| EvalError::io(path)(error),
         |file| {

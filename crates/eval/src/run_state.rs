@@ -44,7 +44,7 @@ impl<T: Serialize + DeserializeOwned> RunState<T> {
         let Some(path) = path else { return Ok((Self { kept: None, results: PhantomData }, Vec::new())) };
         let io = EvalError::io;
         let what = serde_json::to_vec(&what()).expect("a description becomes JSON");
-        let mut file = files::edit(path).map_err(io(path))?;
+        let mut file = files::open_for_update(path).map_err(io(path))?;
         let mut text = Vec::new();
         file.read_to_end(&mut text).map_err(io(path))?;
         let whole = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1);

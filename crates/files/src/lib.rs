@@ -13,7 +13,7 @@
 //! - Long computations first check that their result can be written ([`check_target`]).
 #![forbid(unsafe_code)]
 
-mod unfinished;
+mod temp_file;
 mod write;
 
 use std::fs::{self, File, Metadata, OpenOptions};
@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 
 use etcetera::BaseStrategy;
 
-pub use write::{check_target, write, write_private, write_whole};
+pub use write::{check_target, write, write_atomic, write_private};
 
 /// Opens a regular file for reading.
 ///
@@ -53,7 +53,7 @@ pub fn read(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// As [`open`].
-pub fn edit(path: impl AsRef<Path>) -> io::Result<File> {
+pub fn open_for_update(path: impl AsRef<Path>) -> io::Result<File> {
     let path = path.as_ref();
     if let Some(there) = found(path)? {
         check_regular(&there)?;

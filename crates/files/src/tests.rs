@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::*;
-use crate::unfinished::Unfinished;
+use crate::temp_file::Unfinished;
 
 /// Creates an empty folder for one test.
 fn folder(name: &str) -> PathBuf {
@@ -26,13 +26,13 @@ fn a_failed_write_leaves_the_old_file_and_nothing_else() {
     let folder = folder("failed");
     let path = folder.join("file");
     write(&path, b"old").unwrap();
-    let failed = write_whole(&path, std::convert::identity, |file| {
+    let failed = write_atomic(&path, std::convert::identity, |file| {
         io::Write::write_all(file, b"half of the n")?;
         Err::<(), _>(io::Error::from(io::ErrorKind::StorageFull))
     });
     assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::StorageFull);
     let panicked = std::panic::catch_unwind(|| {
-        write_whole(&path, std::convert::identity, |_| -> io::Result<()> { panic!("the caller's own") })
+        write_atomic(&path, std::convert::identity, |_| -> io::Result<()> { panic!("the caller's own") })
     });
     assert!(panicked.is_err());
     assert_eq!((read(&path).unwrap(), names(&folder)), (b"old".to_vec(), vec!["file".to_owned()]));
@@ -75,7 +75,7 @@ fn non_regular_files_are_rejected_and_left_unchanged() {
             let answers = [
                 open(&path).map(drop),
                 read(&path).map(drop),
-                edit(&path).map(drop),
+                open_for_update(&path).map(drop),
                 check_target(&path),
                 write(&path, b"x"),
             ];
@@ -239,7 +239,7 @@ fn a_killed_process_leaves_the_old_file() {
                 std::thread::sleep(Duration::from_secs(1));
             }
         };
-        write_whole(&path, std::convert::identity, forever).unwrap();
+        write_atomic(&path, std::convert::identity, forever).unwrap();
     }
     let folder = folder("killed");
     let path = folder.join("file");
@@ -271,8 +271,8 @@ fn a_killed_process_leaves_the_old_file() {
 fn edit_creates_missing_files_and_keeps_contents() {
     let folder = folder("edit");
     let path = folder.join("file");
-    io::Write::write_all(&mut edit(&path).unwrap(), b"12345").unwrap();
-    io::Write::write_all(&mut edit(&path).unwrap(), b"ab").unwrap();
+    io::Write::write_all(&mut open_for_update(&path).unwrap(), b"12345").unwrap();
+    io::Write::write_all(&mut open_for_update(&path).unwrap(), b"ab").unwrap();
     assert_eq!(read(&path).unwrap(), b"ab345");
     fs::remove_dir_all(&folder).unwrap();
 }

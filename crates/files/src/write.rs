@@ -4,7 +4,7 @@ use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use crate::unfinished::Unfinished;
+use crate::temp_file::Unfinished;
 use crate::{check_regular, found};
 
 /// Maximum length of a chain of symlinks, as on Linux.
@@ -23,12 +23,12 @@ const MAX_LINKS: usize = 40;
 /// # Errors
 /// Those of `write` and of the file system, as for [`check_target`]; `path` is unchanged then,
 /// except when only the sync of the folder fails.
-pub fn write_whole<T, E>(
+pub fn write_atomic<T, E>(
     path: impl AsRef<Path>,
     fail: impl Fn(io::Error) -> E,
     write: impl FnOnce(&mut BufWriter<File>) -> Result<T, E>,
 ) -> Result<T, E> {
-    write_with(path.as_ref(), ANYONE, fail, write)
+    write_with(path.as_ref(), MODE_ANY, fail, write)
 }
 
 /// Writes private data such as conversations, as [`write_whole`]: only the owner may read the file,
@@ -41,12 +41,12 @@ pub fn write_private<T, E>(
     fail: impl Fn(io::Error) -> E,
     write: impl FnOnce(&mut BufWriter<File>) -> Result<T, E>,
 ) -> Result<T, E> {
-    write_with(path.as_ref(), OWNER, fail, write)
+    write_with(path.as_ref(), MODE_PRIVATE, fail, write)
 }
 
 /// Upper bounds on the mode of a file.
-const ANYONE: u32 = 0o777;
-const OWNER: u32 = 0o600;
+const MODE_ANY: u32 = 0o777;
+const MODE_PRIVATE: u32 = 0o600;
 
 fn write_with<T, E>(
     path: &Path,
@@ -67,7 +67,7 @@ fn write_with<T, E>(
 /// # Errors
 /// As [`write_whole`].
 pub fn write(path: impl AsRef<Path>, bytes: &[u8]) -> io::Result<()> {
-    write_whole(path, std::convert::identity, |file| file.write_all(bytes))
+    write_atomic(path, std::convert::identity, |file| file.write_all(bytes))
 }
 
 /// Checks that [`write_whole`] can begin, before the computation of the data. Changes nothing.
@@ -76,7 +76,7 @@ pub fn write(path: impl AsRef<Path>, bytes: &[u8]) -> io::Result<()> {
 /// [`io::ErrorKind::InvalidInput`] if `path` is not a regular file; the system's error if the
 /// existing file is not writable, or none can be created in its folder.
 pub fn check_target(path: impl AsRef<Path>) -> io::Result<()> {
-    begin(path.as_ref(), ANYONE).map(drop)
+    begin(path.as_ref(), MODE_ANY).map(drop)
 }
 
 fn begin(path: &Path, most: u32) -> io::Result<(Target, Unfinished)> {

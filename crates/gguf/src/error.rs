@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use kvant_codec::DType;
 
-use crate::{Packed, printable, printable_path};
+use crate::{LoadOnlyType, printable, printable_path};
 
 /// Reports why a file could not be read or written: [`Problem`], [`Item`], byte offset and file.
 ///
@@ -363,7 +363,7 @@ fn in_file(file: &Option<PathBuf>) -> String {
 /// Lists the types that files may contain.
 fn types() -> String {
     let types = DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some()).map(DType::name);
-    types.chain(Packed::stored().map(Packed::name)).collect::<Vec<_>>().join(" ")
+    types.chain(LoadOnlyType::stored().map(LoadOnlyType::name)).collect::<Vec<_>>().join(" ")
 }
 
 /// Returns GGML's name, in brackets, of a type that the codec does not support; empty if GGML has

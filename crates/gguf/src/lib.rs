@@ -48,19 +48,19 @@ use std::time::SystemTime;
 use kvant_codec::DType;
 
 pub use error::{GgufError, Item, Problem};
-pub use load_only::Packed;
+pub use load_only::LoadOnlyType;
 pub use meta::{Meta, MetaIter};
 use parse::{Parsed, sorted};
 pub use printable::{printable, printable_path};
-use scaled::Scales;
-pub use source::{Source, Store};
+use scaled::TensorScales;
+pub use source::{RangeReader, Source};
 pub use value::{Array, Element, Elements, FromValue, Strings, Value, ValueType};
-use virtual_file::Described;
+use virtual_file::VirtualFile;
 pub use virtual_file::{SourceFile, TensorSource};
 pub use writer::{GgufWriter, TensorSink};
 
 /// Bytes of a stored file read first to find its head, and the maximum searched.
-const FIRST_HEAD: u64 = 8 << 20;
+const INITIAL_HEAD_BYTES: u64 = 8 << 20;
 const MOST_HEAD: u64 = 1 << 30;
 
 /// A validated GGUF model: one file, all shards of a split one, or a
@@ -72,7 +72,7 @@ pub struct Gguf {
     /// Indices of `tensors` in the order of their names.
     by_name: Vec<usize>,
     /// Source of the tensors' data, if not the shards.
-    described: Option<Described>,
+    described: Option<VirtualFile>,
 }
 
 /// One file of a model.
@@ -100,11 +100,11 @@ pub struct TensorInfo {
     /// Size of the data in bytes after loading.
     pub n_bytes: usize,
     /// The type in the file, if it is converted on loading.
-    pub packed: Option<Packed>,
+    pub packed: Option<LoadOnlyType>,
     /// Size of the data in the file.
     pub stored_bytes: usize,
     /// Per-tensor scales to apply on loading.
-    scales: Option<Scales>,
+    scales: Option<TensorScales>,
     /// Index of the file, see [`Gguf::shard_paths`].
     pub shard: usize,
     /// Offset of the record in its file.
@@ -167,15 +167,15 @@ impl Gguf {
     ///
     /// # Errors
     /// As [`Gguf::from_bytes`]. Metadata beyond 1 GiB is treated as truncated.
-    pub fn from_store(store: Box<dyn Store>) -> Result<Self, GgufError> {
-        let n = store.n_bytes().min(FIRST_HEAD);
+    pub fn from_reader(store: Box<dyn RangeReader>) -> Result<Self, GgufError> {
+        let n = store.n_bytes().min(INITIAL_HEAD_BYTES);
         let mut source = Source::stored(store, n as usize);
         let is_cut =
             |error: &GgufError| matches!(error.problem(), Problem::Truncated { .. } | Problem::Count { .. });
         let parsed = loop {
             match parse::parse_head(&source, source.n_bytes()) {
                 Err(error) if is_cut(&error) && (source.len() as u64) < source.n_bytes().min(MOST_HEAD) => {
-                    source = source.grown();
+                    source = source.read_more();
                 }
                 done => break done?,
             }

@@ -20,7 +20,7 @@ use kvant_codec::DType;
 use crate::cursor::Cursor;
 use crate::error::{Fault, Item};
 use crate::value::convert;
-use crate::{GgufError, Packed, Problem, TensorInfo, Value, ValueType};
+use crate::{GgufError, LoadOnlyType, Problem, TensorInfo, Value, ValueType};
 
 /// Maximum key length in bytes, by the specification.
 pub(crate) const MAX_KEY: u64 = 65_535;
@@ -81,7 +81,7 @@ pub(crate) fn parse_head(bytes: &[u8], file_len: u64) -> Result<Parsed, GgufErro
     let alignment = alignment(&entries, bytes)?;
     let records = (0..n_tensors).map(|n| tensor(&mut cursor, n)).collect::<Result<Vec<_>, _>>()?;
     let n_head = cursor.index();
-    let tensors = place(records, cursor.offset(), alignment, file_len)?;
+    let tensors = locate_tensors(records, cursor.offset(), alignment, file_len)?;
     Ok(Parsed { version, alignment, entries, by_key, tensors, n_head })
 }
 
@@ -182,29 +182,29 @@ pub(crate) fn check_alignment(alignment: u64) -> Result<u64, Problem> {
 
 /// The type of a tensor in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Stored {
+pub(crate) enum StoredType {
     /// A type with kernels.
     Plain(DType),
     /// A load-only type.
-    Packed(Packed),
+    Packed(LoadOnlyType),
 }
 
-impl Stored {
+impl StoredType {
     /// Returns all types that files may contain.
     fn all() -> impl Iterator<Item = Self> {
         let plain = DType::ALL.into_iter().filter(|dtype| dtype.ggml_id().is_some()).map(Self::Plain);
-        plain.chain(Packed::stored().map(Self::Packed))
+        plain.chain(LoadOnlyType::stored().map(Self::Packed))
     }
 
     fn from_ggml_id(id: u32) -> Option<Self> {
-        DType::from_ggml_id(id).map(Self::Plain).or_else(|| Packed::from_ggml_id(id).map(Self::Packed))
+        DType::from_ggml_id(id).map(Self::Plain).or_else(|| LoadOnlyType::from_ggml_id(id).map(Self::Packed))
     }
 
     /// Returns the type in the file of a parsed tensor.
     pub fn of(info: &TensorInfo) -> Self {
         match info.packed {
             None => Self::Plain(info.dtype),
-            Some(Packed::ScaledNvfp4) => Self::Plain(DType::NVFP4),
+            Some(LoadOnlyType::ScaledNvfp4) => Self::Plain(DType::NVFP4),
             Some(packed) => Self::Packed(packed),
         }
     }
@@ -235,11 +235,11 @@ impl Stored {
     pub fn dtype(self) -> DType {
         match self {
             Self::Plain(dtype) => dtype,
-            Self::Packed(packed) => packed.unpacked(),
+            Self::Packed(packed) => packed.loaded_type(),
         }
     }
 
-    fn packed(self) -> Option<Packed> {
+    fn packed(self) -> Option<LoadOnlyType> {
         match self {
             Self::Plain(_) => None,
             Self::Packed(packed) => Some(packed),
@@ -251,7 +251,7 @@ impl Stored {
 struct Record {
     name: String,
     shape: Vec<usize>,
-    stored: Stored,
+    stored: StoredType,
     n_bytes: usize,
     /// Offset of the data, relative to the data section.
     data: u64,
@@ -270,12 +270,12 @@ impl Record {
     /// may use our private ids, with any block size: after those, nothing may follow.
     fn is_last_of(&self, got: u64, alignment: u64) -> bool {
         let is_space_of = |n_bytes: u64| (n_bytes..=n_bytes.next_multiple_of(alignment)).contains(&got);
-        let is_private = matches!(self.stored, Stored::Plain(DType::TQ3_1S | DType::TQ4_1S));
-        let is_of = |stored: Stored| {
+        let is_private = matches!(self.stored, StoredType::Plain(DType::TQ3_1S | DType::TQ4_1S));
+        let is_of = |stored: StoredType| {
             let shape: Vec<u64> = self.shape.iter().map(|d| *d as u64).collect();
             checked_shape(&shape, stored).is_ok_and(|(_, n_bytes)| is_space_of(n_bytes as u64))
         };
-        is_space_of(self.n_bytes as u64) || !is_private && !Stored::all().any(is_of)
+        is_space_of(self.n_bytes as u64) || !is_private && !StoredType::all().any(is_of)
     }
 }
 
@@ -297,7 +297,7 @@ fn tensor(cursor: &mut Cursor<'_>, n: u64) -> Result<Record, GgufError> {
         }
         let type_at = *cursor;
         let id = cursor.u32()?;
-        let stored = Stored::from_ggml_id(id).ok_or_else(|| type_at.fault(Problem::TensorType { id }))?;
+        let stored = StoredType::from_ggml_id(id).ok_or_else(|| type_at.fault(Problem::TensorType { id }))?;
         let (shape, n_bytes) = checked_shape(&shape, stored).map_err(|p| shape_at.fault(p))?;
         Ok(Record { name: name.to_owned(), shape, stored, n_bytes, data: cursor.u64()?, offset })
     };
@@ -305,7 +305,7 @@ fn tensor(cursor: &mut Cursor<'_>, n: u64) -> Result<Record, GgufError> {
 }
 
 /// Returns the shape as `usize`, and the bytes of its data.
-pub(crate) fn checked_shape(shape: &[u64], stored: Stored) -> Result<(Vec<usize>, usize), Problem> {
+pub(crate) fn checked_shape(shape: &[u64], stored: StoredType) -> Result<(Vec<usize>, usize), Problem> {
     let impossible = || Problem::Shape { shape: shape.to_vec() };
     let sizes: Vec<usize> = shape
         .iter()
@@ -329,7 +329,7 @@ pub(crate) fn checked_shape(shape: &[u64], stored: Stored) -> Result<(Vec<usize>
 
 /// Validates names and extents against each other and the file, whose tensor records end at
 /// `records_end`.
-fn place(
+fn locate_tensors(
     records: Vec<Record>,
     records_end: u64,
     alignment: u64,

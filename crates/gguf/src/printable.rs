@@ -8,7 +8,7 @@ use std::path::Path;
 pub fn printable(text: &str, max: usize) -> String {
     let (mut shown, mut left) = (String::new(), max);
     for c in text.chars() {
-        let spelt = is_obeyed(c).then(|| c.escape_debug());
+        let spelt = is_control(c).then(|| c.escape_debug());
         let Some(rest) = left.checked_sub(spelt.as_ref().map_or(1, ExactSizeIterator::len)) else {
             shown += &format!("… ({} characters)", text.chars().count());
             break;
@@ -29,7 +29,7 @@ pub fn printable_path(path: &Path) -> String {
 }
 
 /// Returns whether a terminal interprets a character instead of printing it.
-fn is_obeyed(c: char) -> bool {
+fn is_control(c: char) -> bool {
     let turns =
         matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     c.is_control() || turns || matches!(c, '\u{2028}' | '\u{2029}')
@@ -43,7 +43,7 @@ mod tests {
     fn terminal_control_characters_are_escaped() {
         let hostile = "\u{1b}[31mred\u{9b}2J\u{7f}\r\n\t\0 \u{202e}abc\u{2028}";
         let shown = printable(hostile, 100);
-        assert!(!shown.chars().any(is_obeyed), "{shown:?}");
+        assert!(!shown.chars().any(is_control), "{shown:?}");
         assert_eq!(shown, r"\u{1b}[31mred\u{9b}2J\u{7f}\r\n\t\0 \u{202e}abc\u{2028}");
         for plain in ["", "Ünï→字 e\u{301} \"quoted\" C:\\x", "😀"] {
             assert_eq!(printable(plain, 100), plain);

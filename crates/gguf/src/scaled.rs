@@ -10,14 +10,14 @@ use std::collections::HashSet;
 
 use kvant_codec::DType;
 
-use crate::{Gguf, Packed, TensorInfo};
+use crate::{Gguf, LoadOnlyType, TensorInfo};
 
 /// Values converted at a time.
 const CHUNK: usize = 1 << 16;
 
 /// Location of a tensor's scales, all in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Scales {
+pub(crate) struct TensorScales {
     shard: usize,
     offset: u64,
     n: usize,
@@ -31,9 +31,9 @@ impl Gguf {
         for at in 0..self.tensors.len() {
             let Some((scales, names)) = self.scales_of(&self.tensors[at]) else { continue };
             let info = &mut self.tensors[at];
-            info.dtype = Packed::ScaledNvfp4.unpacked();
+            info.dtype = LoadOnlyType::ScaledNvfp4.loaded_type();
             info.n_bytes = info.elements() / info.dtype.block_len() * info.dtype.block_bytes();
-            info.packed = Some(Packed::ScaledNvfp4);
+            info.packed = Some(LoadOnlyType::ScaledNvfp4);
             info.scales = Some(scales);
             taken.extend(names);
         }
@@ -46,12 +46,12 @@ impl Gguf {
     }
 
     /// Returns the scales of a tensor, and the names of the tensors that they make redundant.
-    fn scales_of(&self, info: &TensorInfo) -> Option<(Scales, [String; 2])> {
+    fn scales_of(&self, info: &TensorInfo) -> Option<(TensorScales, [String; 2])> {
         let stem = info.name.strip_suffix(".weight").filter(|_| info.dtype == DType::NVFP4)?;
         let names = [format!("{stem}.scale"), format!("{stem}.input_scale")];
         let found = self.find_info(&names[0]).filter(|found| found.dtype == DType::F32)?;
         let n_matrices: usize = info.shape.iter().skip(2).product();
-        let scales = Scales { shard: found.shard, offset: found.offset, n: found.elements() };
+        let scales = TensorScales { shard: found.shard, offset: found.offset, n: found.elements() };
         let is_sound = self.values_of(scales).into_iter().all(f32::is_finite);
         (is_sound && [1, n_matrices].contains(&scales.n)).then_some((scales, names))
     }
@@ -62,15 +62,15 @@ impl Gguf {
         Some((format!("{stem}.scale"), self.values_of(info.scales?)))
     }
 
-    fn values_of(&self, scales: Scales) -> Vec<f32> {
+    fn values_of(&self, scales: TensorScales) -> Vec<f32> {
         // Validated by `parse`, as for any tensor.
         let bytes = self.shards[scales.shard].bytes.range(scales.offset, 4 * scales.n);
         bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect()
     }
 
     /// Converts blocks of nvfp4, times their scales, to q8_0.
-    pub(crate) fn scaled(&self, bytes: &[u8], scales: Scales) -> Vec<u8> {
-        let (from, to) = (DType::NVFP4, Packed::ScaledNvfp4.unpacked());
+    pub(crate) fn scaled(&self, bytes: &[u8], scales: TensorScales) -> Vec<u8> {
+        let (from, to) = (DType::NVFP4, LoadOnlyType::ScaledNvfp4.loaded_type());
         let n_values = bytes.len() / from.block_bytes() * from.block_len();
         let mut out = vec![0; n_values / to.block_len() * to.block_bytes()];
         let (matrix, matrix_out) = (bytes.len() / scales.n, out.len() / scales.n);

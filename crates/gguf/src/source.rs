@@ -20,11 +20,11 @@ enum Bytes {
     Shared(Arc<[u8]>),
     Owned(Vec<u8>),
     /// The head; other bytes are read on request.
-    Stored(Vec<u8>, Box<dyn Store>),
+    Stored(Vec<u8>, Box<dyn RangeReader>),
 }
 
 /// Reads parts of a file that is not in memory and cannot be mapped.
-pub trait Store: Send + Sync {
+pub trait RangeReader: Send + Sync {
     /// Returns the size of the file in bytes.
     fn n_bytes(&self) -> u64;
 
@@ -62,12 +62,12 @@ impl Source {
 
 impl Source {
     /// Reads the first `n` bytes of `store`; the rest is read on request.
-    pub(crate) fn stored(store: Box<dyn Store>, n: usize) -> Self {
+    pub(crate) fn stored(store: Box<dyn RangeReader>, n: usize) -> Self {
         Self(Bytes::Stored(store.read(0, n), store))
     }
 
     /// Reads at least twice as many bytes into memory, up to the whole file.
-    pub(crate) fn grown(self) -> Self {
+    pub(crate) fn read_more(self) -> Self {
         match self.0 {
             Bytes::Stored(head, store) => {
                 let n = store.n_bytes().min(2 * head.len() as u64);

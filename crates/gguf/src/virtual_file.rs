@@ -28,7 +28,7 @@ pub struct SourceFile {
 }
 
 /// Replaces the files of a model.
-pub(crate) struct Described {
+pub(crate) struct VirtualFile {
     pub files: Vec<SourceFile>,
     pub source: Box<dyn TensorSource>,
 }
@@ -40,7 +40,7 @@ impl Gguf {
     ///
     /// # Errors
     /// The same as for a real file with this head.
-    pub fn described(
+    pub fn from_virtual(
         writer: &GgufWriter,
         place: &Path,
         files: Vec<SourceFile>,
@@ -56,6 +56,6 @@ impl Gguf {
             parsed,
         };
         let gguf = Self::from_shards(vec![shard])?;
-        Ok(Self { described: Some(Described { files, source }), ..gguf })
+        Ok(Self { described: Some(VirtualFile { files, source }), ..gguf })
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use kvant_codec::DType;
 
 use crate::error::Item;
-use crate::parse::{self, ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAX_DIMS, MAX_KEY, MAX_TENSOR_NAME, Stored};
+use crate::parse::{self, ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAX_DIMS, MAX_KEY, MAX_TENSOR_NAME, StoredType};
 use crate::value::convert;
 use crate::{Element, GgufError, Meta, Problem, TensorInfo, Value, ValueType};
 
@@ -135,7 +135,7 @@ impl GgufWriter {
     /// [`Problem::NameLength`], [`Problem::Declared`], [`Problem::Dims`], [`Problem::Shape`],
     /// [`Problem::Row`], or [`Problem::NotStorable`] for the turbo formats.
     pub fn add_tensor(&mut self, name: &str, shape: &[usize], dtype: DType) -> Result<(), GgufError> {
-        self.add(name, shape, Stored::Plain(dtype))
+        self.add(name, shape, StoredType::Plain(dtype))
     }
 
     /// Adds a tensor in the type that the file of `info` has; its data is
@@ -144,10 +144,10 @@ impl GgufWriter {
     /// # Errors
     /// [`Problem::Declared`].
     pub fn add_stored(&mut self, info: &TensorInfo) -> Result<(), GgufError> {
-        self.add(&info.name, &info.shape, Stored::of(info))
+        self.add(&info.name, &info.shape, StoredType::of(info))
     }
 
-    fn add(&mut self, name: &str, shape: &[usize], stored: Stored) -> Result<(), GgufError> {
+    fn add(&mut self, name: &str, shape: &[usize], stored: StoredType) -> Result<(), GgufError> {
         let tensor = self
             .checked_tensor(name, shape, stored)
             .map_err(|problem| GgufError::new(Item::Tensor(name.to_owned()), None, problem))?;
@@ -156,7 +156,7 @@ impl GgufWriter {
         Ok(())
     }
 
-    fn checked_tensor(&self, name: &str, shape: &[usize], stored: Stored) -> Result<Tensor, Problem> {
+    fn checked_tensor(&self, name: &str, shape: &[usize], stored: StoredType) -> Result<Tensor, Problem> {
         check_name(name, MAX_TENSOR_NAME)?;
         if let Some(&first) = self.tensor_of.get(name) {
             return Err(Problem::Declared { first });
@@ -210,7 +210,7 @@ impl GgufWriter {
     ) -> Result<(), E> {
         let path = path.as_ref();
         let at_path = |e: io::Error| E::from(GgufError::of_file(path, e));
-        kvant_files::write_whole(path, at_path, |out| self.write(out, Some(path), fill))
+        kvant_files::write_atomic(path, at_path, |out| self.write(out, Some(path), fill))
     }
 
     /// Returns everything before the data section, and the length of the whole file.
@@ -283,7 +283,7 @@ impl TensorSink<'_> {
         let path = self.path;
         let fail = |problem| GgufError::new(Item::Tensor(name.to_owned()), None, problem).in_file(path);
         let Some((tensor, rest)) = self.tensors.split_first().filter(|(t, _)| t.name == name) else {
-            return Err(fail(Problem::Order { want: self.turn() }));
+            return Err(fail(Problem::Order { want: self.expected_next() }));
         };
         let want = tensor.n_bytes;
         if let Some(got) = given.filter(|got| *got != want) {
@@ -300,7 +300,7 @@ impl TensorSink<'_> {
     }
 
     /// Names the next tensor, for messages.
-    fn turn(&self) -> String {
+    fn expected_next(&self) -> String {
         self.tensors.first().map_or("the end".to_owned(), |t| format!("{:?}", t.name))
     }
 

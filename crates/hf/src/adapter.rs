@@ -14,9 +14,9 @@ use serde_json::Value;
 use crate::HfError;
 use crate::family::Family;
 use crate::folder::{Folder, Object, shown};
-use crate::recipe::{Made, Recipe, Values, Weights};
-use crate::safetensors::{Holds, Shards, Stored};
-use crate::tensor_transform::{Cut, View};
+use crate::recipe::{ConvertedTensor, Recipe, Values, Weights};
+use crate::safetensors::{ElementKind, Shards, Stored};
+use crate::tensor_transform::{Transform, View};
 use crate::tensors::{Target, full_name, targets};
 
 /// The files of an adapter: its configuration and its weights.
@@ -33,7 +33,7 @@ const SIDES: [(&str, &str); 4] = [
 ];
 
 /// Adapter features that are not supported.
-const MORE: [&str; 11] = [
+const UNSUPPORTED_KEYS: [&str; 11] = [
     "alora_invocation_tokens",
     "alpha_pattern",
     "arrow_config",
@@ -66,7 +66,7 @@ pub fn open_adapter(path: impl AsRef<Path>, base: &Gguf) -> Result<Gguf, HfError
     let why = "has no adapter_config.json: neither a GGUF file nor a PEFT adapter";
     let config = folder.json(CONFIG)?.ok_or_else(|| HfError::Folder { path: path.to_owned(), why })?;
     let config = config.object()?;
-    refuse_more(config)?;
+    reject_unsupported(config)?;
     let architecture: &str = base.meta().get(ARCHITECTURE)?;
     let family = Family::in_gguf(architecture)?;
     let shards = Shards::open_file(&folder, WEIGHTS)?;
@@ -89,11 +89,11 @@ pub fn open_adapter(path: impl AsRef<Path>, base: &Gguf) -> Result<Gguf, HfError
     }
     let files = shards.stamps().chain(folder.take_stamps()).collect();
     let weights = Weights::new(recipes.into_iter(), shards);
-    Ok(Gguf::described(&writer, path, files, Box::new(weights))?)
+    Ok(Gguf::from_virtual(&writer, path, files, Box::new(weights))?)
 }
 
 /// Rejects adapters that change a model by other means than low-rank products.
-fn refuse_more(config: Object<'_>) -> Result<(), HfError> {
+fn reject_unsupported(config: Object<'_>) -> Result<(), HfError> {
     match config.find_str("peft_type")? {
         Some("LORA") => {}
         got => return Err(config.bad("peft_type", "LORA", got.unwrap_or("nothing"))),
@@ -107,7 +107,7 @@ fn refuse_more(config: Object<'_>) -> Result<(), HfError> {
         Value::Object(map) => map.is_empty(),
         value => *value == Value::Bool(false),
     };
-    for key in MORE {
+    for key in UNSUPPORTED_KEYS {
         if let Some(value) = config.value(key).filter(|value| !is_nothing(value)) {
             return Err(config.bad(key, "nothing", shown(value)));
         }
@@ -132,7 +132,12 @@ fn alpha(config: Object<'_>, most: usize) -> Result<f32, HfError> {
 }
 
 /// Returns the GGUF name of a tensor and its recipe.
-fn tensor(name: &str, stored: &Stored, family: &Family, base: &Gguf) -> Result<(String, Made), HfError> {
+fn tensor(
+    name: &str,
+    stored: &Stored,
+    family: &Family,
+    base: &Gguf,
+) -> Result<(String, ConvertedTensor), HfError> {
     let unknown = || HfError::Unknown { name: name.to_owned(), family: family.class };
     let wrong = |expected: &str| HfError::Shape {
         name: name.to_owned(),
@@ -144,8 +149,8 @@ fn tensor(name: &str, stored: &Stored, family: &Family, base: &Gguf) -> Result<(
     let module = module.strip_prefix("base_model.model.").unwrap_or(module);
     let module = module.replacen("language_model.", "", 1);
     let found = targets(&format!("{module}.weight"), family);
-    let [Target { place, part: 0, cut: Cut::Whole }] = &found[..] else { return Err(unknown()) };
-    let (&[rows, row], Holds::Values(dtype)) = (&stored.shape[..], stored.holds) else {
+    let [Target { place, part: 0, cut: Transform::Whole }] = &found[..] else { return Err(unknown()) };
+    let (&[rows, row], ElementKind::Values(dtype)) = (&stored.shape[..], stored.holds) else {
         return Err(wrong("a matrix"));
     };
     let mut views = Vec::new();
@@ -160,10 +165,10 @@ fn tensor(name: &str, stored: &Stored, family: &Family, base: &Gguf) -> Result<(
             if heads == 0 || !rows.is_multiple_of(2 * heads as usize) {
                 return Err(wrong(&format!("rows of {heads} heads")));
             }
-            views = vec![View::neighbours(heads as usize, rows, row)];
+            views = vec![View::interleave_halves(heads as usize, rows, row)];
         }
     }
-    let made = Made {
+    let made = ConvertedTensor {
         parts: vec![stored.clone()],
         views,
         scales: None,

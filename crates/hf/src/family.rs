@@ -9,7 +9,7 @@ use hybrids::{GRANITE_EXPERTS, GRANITE4, NEMOTRON};
 
 use crate::HfError;
 use crate::folder::{Object, shown};
-use crate::tensor_transform::Cut;
+use crate::tensor_transform::Transform;
 
 /// Properties specific to the folders of a family.
 #[derive(Debug, PartialEq)]
@@ -17,9 +17,9 @@ pub(crate) struct Family {
     /// The name in `architectures`.
     pub class: &'static str,
     /// Which other families share this class.
-    pub kinds: Kinds,
+    pub kinds: ClassMembers,
     /// Whether the model is multimodal: its text model is nested, and only that is converted.
-    pub sees: bool,
+    pub is_multimodal: bool,
     /// Values that a configuration may omit but GGUF requires.
     pub defaults: &'static [(&'static str, Default)],
     /// The architecture name in GGUF, the prefix of its keys.
@@ -28,9 +28,9 @@ pub(crate) struct Family {
     /// rows of queries and keys are reordered.
     pub is_reordered: bool,
     /// Whether norms store their weight minus 1.
-    pub norms_beyond_one: bool,
+    pub norms_minus_one: bool,
     /// Whether `post_attention_layernorm` is `post_attention_norm` in GGUF, and not `ffn_norm`.
-    pub norms_after: bool,
+    pub has_post_attention_norm: bool,
     /// Epsilon of the norms: the name here and in GGUF.
     pub eps: (&'static str, &'static str),
     /// The key of the FFN width.
@@ -40,12 +40,12 @@ pub(crate) struct Family {
     /// Which layers have sliding-window attention.
     pub windows: Windows,
     /// Default fraction of a head that RoPE rotates.
-    pub turned: f64,
+    pub rotary_fraction: f64,
     /// The model with this many layers divides its attention scores by the root of hidden size /
     /// query heads.
     pub scaled_by_width: u32,
     /// Every n-th layer has no RoPE; 0 if all have it.
-    pub unturned_every: usize,
+    pub no_rope_period: usize,
     /// Default mRoPE sections: pairs of a head per image position component. Empty if GGUF readers
     /// do not require them.
     pub sections: &'static [i32],
@@ -56,7 +56,7 @@ pub(crate) struct Family {
     /// The types of its layers.
     pub layers: Layers,
     /// If the family has YaRN's `mscale` and `mscale_all_dim`: the factor on the latter in GGUF.
-    pub magnitude: Option<f64>,
+    pub yarn_mscale_factor: Option<f64>,
     /// Tensors specific to the family: the name within a layer here, the name in GGUF, and the
     /// transform.
     pub tensors: &'static [Tensor],
@@ -65,12 +65,12 @@ pub(crate) struct Family {
     /// Required string values; the conversion supports no others.
     pub words: &'static [(&'static str, &'static str)],
     /// Whether its experts may be in 4-bit blocks.
-    pub packs_experts: bool,
+    pub has_mxfp4_experts: bool,
 }
 
 /// Which families share a class name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kinds {
+pub(crate) enum ClassMembers {
     /// A single family.
     One,
     /// Attention layers only, or some state-space layers, dense or MoE.
@@ -88,7 +88,7 @@ pub(crate) enum Default {
 }
 
 /// A tensor within a layer: its name in the folder, its name in GGUF, and its transform.
-pub(crate) type Tensor = (&'static str, &'static str, Cut);
+pub(crate) type Tensor = (&'static str, &'static str, Transform);
 
 /// The layer types of a family, besides FFN layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -134,7 +134,7 @@ pub(crate) struct Experts {
 
 const THETA: &str = "rope_theta";
 const WINDOW: &str = "sliding_window";
-const NORMALISES: &str = "norm_topk_prob";
+const NORM_TOPK_PROB: &str = "norm_topk_prob";
 /// RoPE base of several families.
 const MILLION: (&str, Default) = (THETA, Default::Number(1e6));
 
@@ -156,29 +156,29 @@ const RMS_EPS: (&str, &str) = ("rms_norm_eps", "attention.layer_norm_rms_epsilon
 
 const LLAMA: Family = Family {
     class: "LlamaForCausalLM",
-    kinds: Kinds::One,
-    sees: false,
+    kinds: ClassMembers::One,
+    is_multimodal: false,
     defaults: &[],
     arch: "llama",
     is_reordered: true,
-    norms_beyond_one: false,
-    norms_after: false,
+    norms_minus_one: false,
+    has_post_attention_norm: false,
     eps: RMS_EPS,
     width: "intermediate_size",
     activations: SILU,
     windows: Windows::None,
-    turned: 1.0,
+    rotary_fraction: 1.0,
     scaled_by_width: 0,
-    unturned_every: 0,
+    no_rope_period: 0,
     sections: &[],
     factors: &[],
     experts: None,
     layers: Layers::Attending,
-    magnitude: None,
+    yarn_mscale_factor: None,
     tensors: &[],
     fixed: &[],
     words: &[],
-    packs_experts: false,
+    has_mxfp4_experts: false,
 };
 
 /// Whether a configured window is active.
@@ -192,20 +192,21 @@ const QWEN2: Family = Family {
     ..LLAMA
 };
 
-const OLMO2: Family = Family { class: "Olmo2ForCausalLM", arch: "olmo2", norms_after: true, ..QWEN2 };
+const OLMO2: Family =
+    Family { class: "Olmo2ForCausalLM", arch: "olmo2", has_post_attention_norm: true, ..QWEN2 };
 
 const EXPERTS: Experts = Experts { width: Some("moe_intermediate_size"), by_sigmoid: false };
 const BY_SIGMOID: Experts = Experts { by_sigmoid: true, ..EXPERTS };
 /// The bias that is added to router scores for expert selection.
-const CORRECTION: Tensor = ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias", Cut::Whole);
+const CORRECTION: Tensor = ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias", Transform::Whole);
 
 const GEMMA: Family =
-    Family { class: "GemmaForCausalLM", arch: "gemma", norms_beyond_one: true, activations: GELU, ..QWEN2 };
+    Family { class: "GemmaForCausalLM", arch: "gemma", norms_minus_one: true, activations: GELU, ..QWEN2 };
 
 const GEMMA3: Family = Family {
     class: "Gemma3ForCausalLM",
     arch: "gemma3",
-    norms_after: true,
+    has_post_attention_norm: true,
     defaults: &[
         ("num_attention_heads", Default::Size(8)),
         ("num_key_value_heads", Default::Size(4)),
@@ -226,32 +227,32 @@ const GEMMA4: Family = Family {
     class: "Gemma4ForCausalLM",
     arch: "gemma4",
     defaults: &[(WINDOW, Default::Size(512)), ("hidden_size_per_layer_input", Default::Size(256)), MILLION],
-    norms_beyond_one: false,
-    norms_after: true,
+    norms_minus_one: false,
+    has_post_attention_norm: true,
     windows: Windows::Named,
     factors: &[("final_logit_softcapping", "final_logit_softcapping")],
     experts: Some(EXPERTS),
     layers: Layers::OwnHeads,
     tensors: &[
-        ("layer_scalar", "layer_output_scale.weight", Cut::Whole),
-        ("per_layer_input_gate.weight", "inp_gate.weight", Cut::Whole),
-        ("per_layer_projection.weight", "proj.weight", Cut::Whole),
-        ("post_per_layer_input_norm.weight", "post_norm.weight", Cut::Whole),
-        ("router.proj.weight", "ffn_gate_inp.weight", Cut::Whole),
-        ("router.scale", "ffn_gate_inp.scale", Cut::Whole),
-        ("router.per_expert_scale", "ffn_down_exps.scale", Cut::Whole),
-        ("experts.gate_up_proj", "ffn_gate_up_exps.weight", Cut::Whole),
-        ("experts.down_proj", "ffn_down_exps.weight", Cut::Whole),
-        ("pre_feedforward_layernorm_2.weight", "pre_ffw_norm_2.weight", Cut::Whole),
-        ("post_feedforward_layernorm_1.weight", "post_ffw_norm_1.weight", Cut::Whole),
-        ("post_feedforward_layernorm_2.weight", "post_ffw_norm_2.weight", Cut::Whole),
+        ("layer_scalar", "layer_output_scale.weight", Transform::Whole),
+        ("per_layer_input_gate.weight", "inp_gate.weight", Transform::Whole),
+        ("per_layer_projection.weight", "proj.weight", Transform::Whole),
+        ("post_per_layer_input_norm.weight", "post_norm.weight", Transform::Whole),
+        ("router.proj.weight", "ffn_gate_inp.weight", Transform::Whole),
+        ("router.scale", "ffn_gate_inp.scale", Transform::Whole),
+        ("router.per_expert_scale", "ffn_down_exps.scale", Transform::Whole),
+        ("experts.gate_up_proj", "ffn_gate_up_exps.weight", Transform::Whole),
+        ("experts.down_proj", "ffn_down_exps.weight", Transform::Whole),
+        ("pre_feedforward_layernorm_2.weight", "pre_ffw_norm_2.weight", Transform::Whole),
+        ("post_feedforward_layernorm_1.weight", "post_ffw_norm_1.weight", Transform::Whole),
+        ("post_feedforward_layernorm_2.weight", "post_ffw_norm_2.weight", Transform::Whole),
     ],
     fixed: &[("attention_bias", 0.0)],
     ..GEMMA
 };
 
 const MINISTRAL3: Family =
-    Family { class: "Ministral3ForCausalLM", arch: "mistral3", magnitude: Some(1.0), ..LLAMA };
+    Family { class: "Ministral3ForCausalLM", arch: "mistral3", yarn_mscale_factor: Some(1.0), ..LLAMA };
 
 const GRANITE: Family = Family {
     class: "GraniteForCausalLM",
@@ -261,24 +262,24 @@ const GRANITE: Family = Family {
     ..LLAMA
 };
 
-const GATES: Cut = Cut::Columns { first: 0, step: 2 };
-const UPS: Cut = Cut::Columns { first: 1, step: 2 };
+const GATES: Transform = Transform::Columns { first: 0, step: 2 };
+const UPS: Transform = Transform::Columns { first: 1, step: 2 };
 const GPT_OSS_TENSORS: &[Tensor] = &[
-    ("self_attn.sinks", "attn_sinks.weight", Cut::Whole),
-    ("mlp.router.weight", "ffn_gate_inp.weight", Cut::Whole),
-    ("mlp.router.bias", "ffn_gate_inp.bias", Cut::Whole),
+    ("self_attn.sinks", "attn_sinks.weight", Transform::Whole),
+    ("mlp.router.weight", "ffn_gate_inp.weight", Transform::Whole),
+    ("mlp.router.bias", "ffn_gate_inp.bias", Transform::Whole),
     ("mlp.experts.gate_up_proj", "ffn_gate_exps.weight", GATES),
     ("mlp.experts.gate_up_proj", "ffn_up_exps.weight", UPS),
-    ("mlp.experts.down_proj", "ffn_down_exps.weight", Cut::Columns { first: 0, step: 1 }),
-    ("mlp.experts.gate_up_proj_bias", "ffn_gate_exps.bias", Cut::Biases { first: 0, step: 2 }),
-    ("mlp.experts.gate_up_proj_bias", "ffn_up_exps.bias", Cut::Biases { first: 1, step: 2 }),
-    ("mlp.experts.down_proj_bias", "ffn_down_exps.bias", Cut::Biases { first: 0, step: 1 }),
-    ("mlp.experts.gate_up_proj_blocks", "ffn_gate_exps.weight", Cut::Blocks { first: 0, step: 2 }),
-    ("mlp.experts.gate_up_proj_scales", "ffn_gate_exps.weight", Cut::Scales { first: 0, step: 2 }),
-    ("mlp.experts.gate_up_proj_blocks", "ffn_up_exps.weight", Cut::Blocks { first: 1, step: 2 }),
-    ("mlp.experts.gate_up_proj_scales", "ffn_up_exps.weight", Cut::Scales { first: 1, step: 2 }),
-    ("mlp.experts.down_proj_blocks", "ffn_down_exps.weight", Cut::Blocks { first: 0, step: 1 }),
-    ("mlp.experts.down_proj_scales", "ffn_down_exps.weight", Cut::Scales { first: 0, step: 1 }),
+    ("mlp.experts.down_proj", "ffn_down_exps.weight", Transform::Columns { first: 0, step: 1 }),
+    ("mlp.experts.gate_up_proj_bias", "ffn_gate_exps.bias", Transform::Biases { first: 0, step: 2 }),
+    ("mlp.experts.gate_up_proj_bias", "ffn_up_exps.bias", Transform::Biases { first: 1, step: 2 }),
+    ("mlp.experts.down_proj_bias", "ffn_down_exps.bias", Transform::Biases { first: 0, step: 1 }),
+    ("mlp.experts.gate_up_proj_blocks", "ffn_gate_exps.weight", Transform::Blocks { first: 0, step: 2 }),
+    ("mlp.experts.gate_up_proj_scales", "ffn_gate_exps.weight", Transform::Scales { first: 0, step: 2 }),
+    ("mlp.experts.gate_up_proj_blocks", "ffn_up_exps.weight", Transform::Blocks { first: 1, step: 2 }),
+    ("mlp.experts.gate_up_proj_scales", "ffn_up_exps.weight", Transform::Scales { first: 1, step: 2 }),
+    ("mlp.experts.down_proj_blocks", "ffn_down_exps.weight", Transform::Blocks { first: 0, step: 1 }),
+    ("mlp.experts.down_proj_scales", "ffn_down_exps.weight", Transform::Scales { first: 0, step: 1 }),
 ];
 
 const LFM2: Family = Family {
@@ -288,34 +289,34 @@ const LFM2: Family = Family {
     eps: ("norm_eps", RMS_EPS.1),
     layers: Layers::Convolving,
     tensors: &[
-        ("operator_norm.weight", "attn_norm.weight", Cut::Whole),
-        ("ffn_norm.weight", "ffn_norm.weight", Cut::Whole),
-        ("conv.conv.weight", "shortconv.conv.weight", Cut::Taps),
-        ("conv.in_proj.weight", "shortconv.in_proj.weight", Cut::Whole),
-        ("conv.out_proj.weight", "shortconv.out_proj.weight", Cut::Whole),
-        ("feed_forward.expert_bias", "exp_probs_b.bias", Cut::Whole),
+        ("operator_norm.weight", "attn_norm.weight", Transform::Whole),
+        ("ffn_norm.weight", "ffn_norm.weight", Transform::Whole),
+        ("conv.conv.weight", "shortconv.conv.weight", Transform::Taps),
+        ("conv.in_proj.weight", "shortconv.in_proj.weight", Transform::Whole),
+        ("conv.out_proj.weight", "shortconv.out_proj.weight", Transform::Whole),
+        ("feed_forward.expert_bias", "exp_probs_b.bias", Transform::Whole),
     ],
     fixed: &[("conv_bias", 0.0), ("use_expert_bias", 1.0)],
     ..QWEN2
 };
 
 const QWEN3_NEXT_TENSORS: &[Tensor] = &[
-    ("linear_attn.A_log", "ssm_a", Cut::Whole),
-    ("linear_attn.dt_bias", "ssm_dt.bias", Cut::Whole),
-    ("linear_attn.conv1d.weight", "ssm_conv1d.weight", Cut::Taps),
-    ("linear_attn.in_proj_ba.weight", "ssm_ba.weight", Cut::Whole),
-    ("linear_attn.in_proj_qkvz.weight", "attn_qkv.weight", Cut::DeltaQkv),
-    ("linear_attn.in_proj_qkvz.weight", "attn_gate.weight", Cut::DeltaGate),
-    ("linear_attn.norm.weight", "ssm_norm.weight", Cut::Whole),
-    ("linear_attn.out_proj.weight", "ssm_out.weight", Cut::Whole),
-    ("mlp.experts.gate_up_proj", "ffn_gate_exps.weight", Cut::Half(0)),
-    ("mlp.experts.gate_up_proj", "ffn_up_exps.weight", Cut::Half(1)),
-    ("mlp.experts.down_proj", "ffn_down_exps.weight", Cut::Whole),
+    ("linear_attn.A_log", "ssm_a", Transform::Whole),
+    ("linear_attn.dt_bias", "ssm_dt.bias", Transform::Whole),
+    ("linear_attn.conv1d.weight", "ssm_conv1d.weight", Transform::Taps),
+    ("linear_attn.in_proj_ba.weight", "ssm_ba.weight", Transform::Whole),
+    ("linear_attn.in_proj_qkvz.weight", "attn_qkv.weight", Transform::DeltaQkv),
+    ("linear_attn.in_proj_qkvz.weight", "attn_gate.weight", Transform::DeltaGate),
+    ("linear_attn.norm.weight", "ssm_norm.weight", Transform::Whole),
+    ("linear_attn.out_proj.weight", "ssm_out.weight", Transform::Whole),
+    ("mlp.experts.gate_up_proj", "ffn_gate_exps.weight", Transform::Half(0)),
+    ("mlp.experts.gate_up_proj", "ffn_up_exps.weight", Transform::Half(1)),
+    ("mlp.experts.down_proj", "ffn_down_exps.weight", Transform::Whole),
 ];
 
-const PER_HEAD: Cut = Cut::Tiled { behind_keys: false, per_value: false };
-const PER_VALUE: Cut = Cut::Tiled { behind_keys: false, per_value: true };
-const BEHIND_KEYS: Cut = Cut::Tiled { behind_keys: true, per_value: true };
+const PER_HEAD: Transform = Transform::Tiled { behind_keys: false, per_value: false };
+const PER_VALUE: Transform = Transform::Tiled { behind_keys: false, per_value: true };
+const BEHIND_KEYS: Transform = Transform::Tiled { behind_keys: true, per_value: true };
 const QWEN35_TENSORS: &[Tensor] = &[
     ("linear_attn.A_log", "ssm_a", PER_HEAD),
     ("linear_attn.dt_bias", "ssm_dt.bias", PER_HEAD),
@@ -324,19 +325,19 @@ const QWEN35_TENSORS: &[Tensor] = &[
     ("linear_attn.in_proj_b.weight", "ssm_beta.weight", PER_HEAD),
     ("linear_attn.in_proj_qkv.weight", "attn_qkv.weight", BEHIND_KEYS),
     ("linear_attn.in_proj_z.weight", "attn_gate.weight", PER_VALUE),
-    ("linear_attn.norm.weight", "ssm_norm.weight", Cut::Whole),
-    ("linear_attn.out_proj.weight", "ssm_out.weight", Cut::TiledColumns),
-    ("mlp.experts.gate_up_proj", "ffn_gate_exps.weight", Cut::Half(0)),
-    ("mlp.experts.gate_up_proj", "ffn_up_exps.weight", Cut::Half(1)),
-    ("mlp.experts.down_proj", "ffn_down_exps.weight", Cut::Whole),
+    ("linear_attn.norm.weight", "ssm_norm.weight", Transform::Whole),
+    ("linear_attn.out_proj.weight", "ssm_out.weight", Transform::TiledColumns),
+    ("mlp.experts.gate_up_proj", "ffn_gate_exps.weight", Transform::Half(0)),
+    ("mlp.experts.gate_up_proj", "ffn_up_exps.weight", Transform::Half(1)),
+    ("mlp.experts.down_proj", "ffn_down_exps.weight", Transform::Whole),
 ];
 
 const QWEN35: Family = Family {
     class: "Qwen3_5ForCausalLM",
     arch: "qwen35",
-    norms_beyond_one: true,
-    norms_after: true,
-    turned: 0.25,
+    norms_minus_one: true,
+    has_post_attention_norm: true,
+    rotary_fraction: 0.25,
     sections: &[11, 11, 10, 0],
     layers: Layers::Delta,
     tensors: QWEN35_TENSORS,
@@ -350,11 +351,11 @@ const DEEPSEEK: Family = Family {
     class: "",
     arch: "deepseek2",
     layers: Layers::Latent,
-    magnitude: Some(0.1),
+    yarn_mscale_factor: Some(0.1),
     experts: Some(BY_SIGMOID),
     tensors: &[
-        ("self_attn.kv_b_proj.weight", "attn_k_b.weight", Cut::LatentKeys),
-        ("self_attn.kv_b_proj.weight", "attn_v_b.weight", Cut::LatentValues),
+        ("self_attn.kv_b_proj.weight", "attn_k_b.weight", Transform::LatentKeys),
+        ("self_attn.kv_b_proj.weight", "attn_v_b.weight", Transform::LatentValues),
         CORRECTION,
     ],
     fixed: &[("rope_interleave", 1.0), ("moe_layer_freq", 1.0)],
@@ -378,7 +379,7 @@ static FAMILIES: &[Family] = &[
     Family {
         class: "Qwen3MoeForCausalLM",
         arch: "qwen3moe",
-        defaults: &[USES_WINDOW, (NORMALISES, Default::Flag(false))],
+        defaults: &[USES_WINDOW, (NORM_TOPK_PROB, Default::Flag(false))],
         experts: Some(EXPERTS),
         ..QWEN2
     },
@@ -387,21 +388,21 @@ static FAMILIES: &[Family] = &[
         class: "Gemma2ForCausalLM",
         arch: "gemma2",
         defaults: &[("query_pre_attn_scalar", Default::Size(256)), (WINDOW, Default::Size(4096))],
-        norms_after: true,
+        has_post_attention_norm: true,
         windows: Windows::Every(2),
         scaled_by_width: 46,
         factors: CAPS,
         ..GEMMA
     },
     GEMMA3,
-    Family { class: "Gemma3ForConditionalGeneration", sees: true, ..GEMMA3 },
+    Family { class: "Gemma3ForConditionalGeneration", is_multimodal: true, ..GEMMA3 },
     GEMMA4,
-    Family { class: "Gemma4ForConditionalGeneration", sees: true, ..GEMMA4 },
+    Family { class: "Gemma4ForConditionalGeneration", is_multimodal: true, ..GEMMA4 },
     Family {
         class: "SmolLM3ForCausalLM",
         arch: "smollm3",
         defaults: &[USES_WINDOW, (THETA, Default::Number(2e6))],
-        unturned_every: 4,
+        no_rope_period: 4,
         ..LLAMA
     },
     GRANITE,
@@ -414,13 +415,13 @@ static FAMILIES: &[Family] = &[
         windows: Windows::Every(4),
         ..OLMO2
     },
-    Family { class: "Glm4ForCausalLM", arch: "glm4", turned: 0.5, ..QWEN2 },
+    Family { class: "Glm4ForCausalLM", arch: "glm4", rotary_fraction: 0.5, ..QWEN2 },
     Family {
         class: "Glm4MoeForCausalLM",
         arch: "glm4moe",
-        defaults: &[(NORMALISES, Default::Flag(true)), ("first_k_dense_replace", Default::Size(1))],
-        norms_after: true,
-        turned: 0.5,
+        defaults: &[(NORM_TOPK_PROB, Default::Flag(true)), ("first_k_dense_replace", Default::Size(1))],
+        has_post_attention_norm: true,
+        rotary_fraction: 0.5,
         experts: Some(BY_SIGMOID),
         tensors: &[CORRECTION],
         ..QWEN2
@@ -432,7 +433,13 @@ static FAMILIES: &[Family] = &[
         tensors: &[CORRECTION],
         ..QWEN2
     },
-    Family { class: "SeedOssForCausalLM", arch: "seed_oss", defaults: &[], norms_after: true, ..QWEN2 },
+    Family {
+        class: "SeedOssForCausalLM",
+        arch: "seed_oss",
+        defaults: &[],
+        has_post_attention_norm: true,
+        ..QWEN2
+    },
     Family {
         class: "Ernie4_5ForCausalLM",
         arch: "ernie4_5",
@@ -445,7 +452,7 @@ static FAMILIES: &[Family] = &[
         arch: "ernie4_5-moe",
         defaults: &[(THETA, Default::Number(5e5))],
         experts: Some(EXPERTS),
-        tensors: &[("mlp.moe_statics.e_score_correction_bias", "exp_probs_b.bias", Cut::Row)],
+        tensors: &[("mlp.moe_statics.e_score_correction_bias", "exp_probs_b.bias", Transform::Row)],
         fixed: &[("use_bias", 0.0), ("moe_layer_interval", 1.0)],
         ..QWEN2
     },
@@ -453,7 +460,7 @@ static FAMILIES: &[Family] = &[
         class: "Exaone4ForCausalLM",
         arch: "exaone4",
         defaults: &[],
-        norms_after: true,
+        has_post_attention_norm: true,
         windows: Windows::Every(4),
         ..QWEN2
     },
@@ -462,7 +469,7 @@ static FAMILIES: &[Family] = &[
         arch: "olmoe",
         defaults: &[],
         experts: Some(Experts { width: None, ..EXPERTS }),
-        fixed: &[(NORMALISES, 0.0)],
+        fixed: &[(NORM_TOPK_PROB, 0.0)],
         ..QWEN2
     },
     Family {
@@ -476,7 +483,7 @@ static FAMILIES: &[Family] = &[
     Family { class: "Phi3ForCausalLM", arch: "phi3", windows: Windows::All, ..QWEN2 },
     MINISTRAL3,
     // Text models of either kind: the configuration keys specify the differences.
-    Family { class: "Mistral3ForConditionalGeneration", sees: true, ..MINISTRAL3 },
+    Family { class: "Mistral3ForConditionalGeneration", is_multimodal: true, ..MINISTRAL3 },
     Family {
         class: "CohereForCausalLM",
         arch: "command-r",
@@ -499,12 +506,12 @@ static FAMILIES: &[Family] = &[
         class: "GptOssForCausalLM",
         arch: "gpt-oss",
         defaults: &[(THETA, Default::Number(150_000.0)), (WINDOW, Default::Size(128))],
-        norms_after: true,
+        has_post_attention_norm: true,
         windows: Windows::Every(2),
         experts: Some(Experts { width: Some("intermediate_size"), ..EXPERTS }),
         tensors: GPT_OSS_TENSORS,
         fixed: &[("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)],
-        packs_experts: true,
+        has_mxfp4_experts: true,
         ..QWEN2
     },
     LFM2,
@@ -519,13 +526,13 @@ static FAMILIES: &[Family] = &[
     },
     QWEN35,
     Family { class: "Qwen3_5MoeForCausalLM", ..QWEN35_MOE },
-    Family { class: "Qwen3_5ForConditionalGeneration", sees: true, ..QWEN35 },
-    Family { class: "Qwen3_5MoeForConditionalGeneration", sees: true, ..QWEN35_MOE },
+    Family { class: "Qwen3_5ForConditionalGeneration", is_multimodal: true, ..QWEN35 },
+    Family { class: "Qwen3_5MoeForConditionalGeneration", is_multimodal: true, ..QWEN35_MOE },
     Family { class: "DeepseekV2ForCausalLM", experts: Some(EXPERTS), ..DEEPSEEK },
     Family {
         class: "DeepseekV3ForCausalLM",
         defaults: &[
-            (NORMALISES, Default::Flag(true)),
+            (NORM_TOPK_PROB, Default::Flag(true)),
             ("routed_scaling_factor", Default::Number(2.5)),
             ("n_group", Default::Size(8)),
             ("topk_group", Default::Size(4)),
@@ -534,7 +541,7 @@ static FAMILIES: &[Family] = &[
     },
     Family {
         class: "Glm4MoeLiteForCausalLM",
-        defaults: &[(NORMALISES, Default::Flag(true)), ("routed_scaling_factor", Default::Number(1.8))],
+        defaults: &[(NORM_TOPK_PROB, Default::Flag(true)), ("routed_scaling_factor", Default::Number(1.8))],
         ..DEEPSEEK
     },
 ];

@@ -117,7 +117,7 @@ impl Json {
 
 impl Json {
     /// Replaces values with those of the nested object `key`.
-    pub fn within(mut self, key: &str) -> Self {
+    pub fn with_nested(mut self, key: &str) -> Self {
         if let Value::Object(all) = &mut self.value
             && let Some(Value::Object(inner)) = all.get(key).cloned()
         {

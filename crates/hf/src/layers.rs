@@ -11,7 +11,7 @@ use crate::metadata::{Keys, Sizes};
 
 /// Sizes of multi-head latent attention (MLA).
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Latent {
+pub(crate) struct Mla {
     /// Of the latent vector.
     pub rank: usize,
     /// Of the rotated part of a key.
@@ -56,30 +56,30 @@ pub(crate) struct Space {
 
 /// The type of a layer with a single sublayer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Half {
+pub(crate) enum Sublayer {
     Space,
     Attention,
     FeedForward,
 }
 
 /// Reads the types of single-sublayer layers, from names or letters.
-pub(crate) fn halves(config: Object<'_>) -> Result<Option<Vec<Half>>, HfError> {
+pub(crate) fn sublayers(config: Object<'_>) -> Result<Option<Vec<Sublayer>>, HfError> {
     const NAMES: &str = "layers_block_type";
     const LETTERS: &str = "hybrid_override_pattern";
     if let Some(kinds) = config.find_array(NAMES)? {
         let half = |kind: &JsonValue| match kind.as_str() {
-            Some("mamba" | "linear_attention") => Ok(Half::Space),
-            Some("attention" | "full_attention") => Ok(Half::Attention),
-            Some("mlp" | "moe") => Ok(Half::FeedForward),
+            Some("mamba" | "linear_attention") => Ok(Sublayer::Space),
+            Some("attention" | "full_attention") => Ok(Sublayer::Attention),
+            Some("mlp" | "moe") => Ok(Sublayer::FeedForward),
             _ => Err(config.bad(NAMES, "linear_attention, full_attention, mlp or moe", shown(kind))),
         };
         return kinds.iter().map(half).collect::<Result<_, _>>().map(Some);
     }
     let Some(letters) = config.find_str(LETTERS)? else { return Ok(None) };
     let half = |letter: char| match letter {
-        'M' => Ok(Half::Space),
-        '*' => Ok(Half::Attention),
-        '-' | 'E' => Ok(Half::FeedForward),
+        'M' => Ok(Sublayer::Space),
+        '*' => Ok(Sublayer::Attention),
+        '-' | 'E' => Ok(Sublayer::FeedForward),
         _ => Err(config.bad(LETTERS, "letters of M, *, - and E", letter.to_string())),
     };
     letters.chars().map(half).collect::<Result<_, _>>().map(Some)
@@ -96,7 +96,7 @@ fn factor(config: Object<'_>, key: &str) -> Result<usize, HfError> {
     }
 }
 
-impl Latent {
+impl Mla {
     /// Reads the sizes of families with MLA.
     pub fn of(config: Object<'_>, family: &Family) -> Result<Option<Self>, HfError> {
         if family.layers != Layers::Latent {
@@ -127,7 +127,7 @@ impl FullHeads {
         let mut full = None;
         for (layer, kind) in kinds.iter().enumerate() {
             let own = of_layers.map(|of| of_layer(of, layer)).transpose()?.flatten();
-            let heads = windowed.told_otherwise(own, ["num_key_value_heads", "head_dim"])?;
+            let heads = windowed.overridden_by(own, ["num_key_value_heads", "head_dim"])?;
             let wanted = if kind == "full_attention" { *full.get_or_insert(heads) } else { windowed };
             if heads != wanted {
                 let expected = format!("{wanted}, as other layers of the kind {} have them", shown(kind));
@@ -135,7 +135,7 @@ impl FullHeads {
             }
         }
         let names = ["num_global_key_value_heads", "global_head_dim"];
-        let full = full.unwrap_or(windowed).told_otherwise(Some(config), names)?;
+        let full = full.unwrap_or(windowed).overridden_by(Some(config), names)?;
         if full.n_kv_heads == 0 || full.head_dim == 0 || !full.head_dim.is_multiple_of(2) {
             let expected = "KV heads of an even size in layers without a window";
             return Err(config.bad("global_head_dim", expected, full.to_string()));
@@ -144,7 +144,7 @@ impl FullHeads {
     }
 
     /// Overrides these sizes with those under the given names.
-    fn told_otherwise(self, by: Option<Object<'_>>, [n, dim]: [&str; 2]) -> Result<Self, HfError> {
+    fn overridden_by(self, by: Option<Object<'_>>, [n, dim]: [&str; 2]) -> Result<Self, HfError> {
         let Some(by) = by else { return Ok(self) };
         let size = |key, usual: usize| by.find_size(key).map(|size| size.map_or(usual, |size| size as usize));
         Ok(Self { n_kv_heads: size(n, self.n_kv_heads)?, head_dim: size(dim, self.head_dim)? })
@@ -213,9 +213,9 @@ impl Delta {
 /// Writes the FFN widths.
 pub(crate) fn write_widths(keys: &mut Keys<'_>, config: Object<'_>, family: &Family) -> Result<(), HfError> {
     let key = family.width;
-    if let Some(halves) = halves(config)?.filter(|_| family.layers == Layers::Halved) {
+    if let Some(halves) = sublayers(config)?.filter(|_| family.layers == Layers::Halved) {
         let width = config.size(family.experts.and_then(|experts| experts.width).unwrap_or(key))?;
-        let widths = halves.into_iter().map(|half| if half == Half::FeedForward { width } else { 0 });
+        let widths = halves.into_iter().map(|half| if half == Sublayer::FeedForward { width } else { 0 });
         return keys.set_array("feed_forward_length", widths);
     }
     // If all layers are MoE, a configuration may omit the dense width.
@@ -275,12 +275,12 @@ pub(crate) fn write(
 }
 
 /// Writes MLA in absorbed form: one KV head, which is the latent vector and the rotated part.
-fn write_latent(keys: &mut Keys<'_>, config: Object<'_>, latent: Latent) -> Result<(), HfError> {
+fn write_latent(keys: &mut Keys<'_>, config: Object<'_>, latent: Mla) -> Result<(), HfError> {
     keys.set("attention.head_count_kv", 1_u32)?;
     if let Some(rank) = config.find_size("q_lora_rank")? {
         keys.set("attention.q_lora_rank", rank)?;
     }
-    let Latent { rank, n_rot, k_dim, v_dim } = latent;
+    let Mla { rank, n_rot, k_dim, v_dim } = latent;
     for (key, size) in [
         ("attention.kv_lora_rank", rank),
         ("attention.key_length", rank + n_rot),
@@ -352,9 +352,11 @@ fn write_spaces(
     sizes: &Sizes,
 ) -> Result<(), HfError> {
     let attends: Vec<bool> = match family.layers {
-        Layers::Halved => {
-            halves(config)?.unwrap_or_default().into_iter().map(|half| half == Half::Attention).collect()
-        }
+        Layers::Halved => sublayers(config)?
+            .unwrap_or_default()
+            .into_iter()
+            .map(|half| half == Sublayer::Attention)
+            .collect(),
         _ => {
             let [newer, older] = ["full_attention", "attention"].map(|kind| kinds(config, kind, sizes));
             newer?.into_iter().zip(older?).map(|(newer, older)| newer || older).collect()

@@ -61,9 +61,9 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
     std::fs::metadata(path).map_err(|source| HfError::File { path: path.to_owned(), source })?;
     let mut folder = Folder::new(path);
     let config = folder.json(CONFIG)?.ok_or_else(|| no_model(path))?;
-    refuse_quantised(config.object()?)?;
+    reject_quantized(config.object()?)?;
     let family = Family::of(config.object()?)?;
-    let config = if family.sees { config.within("text_config") } else { config };
+    let config = if family.is_multimodal { config.with_nested("text_config") } else { config };
     let config = config.with_defaults(family.defaults);
     let config = config.object()?;
     let shards = Shards::open(&mut folder)?;
@@ -84,7 +84,7 @@ pub fn open(path: impl AsRef<Path>) -> Result<Gguf, HfError> {
     tokenizer::write(&mut writer, &mut folder, said, n_vocab)?;
     tensors.declare(&mut writer)?;
     let files = shards.stamps().chain(folder.take_stamps()).collect();
-    Ok(Gguf::described(&writer, path, files, Box::new(tensors.with(shards)))?)
+    Ok(Gguf::from_virtual(&writer, path, files, Box::new(tensors.with(shards)))?)
 }
 
 fn no_model(path: &Path) -> HfError {
@@ -98,10 +98,10 @@ fn no_model(path: &Path) -> HfError {
 }
 
 /// Rejects quantized weights, except the block formats that GGUF has too.
-fn refuse_quantised(config: Object<'_>) -> Result<(), HfError> {
+fn reject_quantized(config: Object<'_>) -> Result<(), HfError> {
     let Some(how) = config.find_object("quantization_config")? else { return Ok(()) };
     let method = how.find_str("quant_method")?.unwrap_or("an unnamed method");
-    if method == "mxfp4" && Family::of(config).is_ok_and(|family| family.packs_experts) {
+    if method == "mxfp4" && Family::of(config).is_ok_and(|family| family.has_mxfp4_experts) {
         return Ok(());
     }
     Err(HfError::Quantised { method: method.to_owned() })

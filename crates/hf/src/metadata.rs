@@ -6,7 +6,7 @@ use serde_json::Value as JsonValue;
 use crate::HfError;
 use crate::family::{Experts, Family, Layers, Windows};
 use crate::folder::{Object, shown};
-use crate::layers::{self, Delta, FullHeads, Latent, Space, halves};
+use crate::layers::{self, Delta, FullHeads, Mla, Space, sublayers};
 
 /// Generous limit on layers: per-layer lists are allocated before tensors are validated.
 const MAX_LAYERS: usize = 4096;
@@ -16,7 +16,7 @@ const MAX_LAYERS: usize = 4096;
 pub(crate) struct Sizes {
     pub n_layers: usize,
     /// Additional layers for multi-token prediction (MTP).
-    pub n_guessing: usize,
+    pub n_mtp_layers: usize,
     pub n_embd: usize,
     pub n_heads: usize,
     pub n_kv_heads: usize,
@@ -29,7 +29,7 @@ pub(crate) struct Sizes {
     /// Whether embedding and output matrix are tied.
     pub is_tied: Option<bool>,
     /// Of MLA layers.
-    pub latent: Option<Latent>,
+    pub latent: Option<Mla>,
     /// Of gated-delta layers.
     pub delta: Option<Delta>,
     /// Of state-space layers.
@@ -93,9 +93,9 @@ pub(crate) fn write(
         write_experts(&mut keys, config, experts, &sizes)?;
     }
     check_scale(config, family, &sizes)?;
-    check_turned(config, family, &sizes)?;
+    check_no_rope_layers(config, family, &sizes)?;
     check_fixed(config, family)?;
-    check_words(config, family)?;
+    check_required_strings(config, family)?;
     Ok(sizes)
 }
 
@@ -103,7 +103,7 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
     let size = |key: &str| config.size(key).map(|size| size as usize);
     let (n_embd, n_heads) = (size("hidden_size")?, size("num_attention_heads")?);
     let n_kv_heads = config.find_size("num_key_value_heads")?.map_or(n_heads, |n| n as usize);
-    let latent = Latent::of(config, family)?;
+    let latent = Mla::of(config, family)?;
     let head_dim = match latent {
         Some(latent) => latent.k_dim + latent.n_rot,
         None => config.find_size("head_dim")?.map_or(n_embd / n_heads, |n| n as usize),
@@ -120,7 +120,7 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
     }
     let rope = config.find_object("rope_parameters")?;
     let turned = rope.map(|rope| rope.find_float("partial_rotary_factor")).transpose()?.flatten();
-    let turned = turned.or(config.find_float("partial_rotary_factor")?).unwrap_or(family.turned);
+    let turned = turned.or(config.find_float("partial_rotary_factor")?).unwrap_or(family.rotary_fraction);
     let full = FullHeads::of(config, family, FullHeads { n_kv_heads, head_dim })?;
     let n_rot = match (latent, full) {
         (Some(latent), _) => latent.n_rot,
@@ -137,7 +137,7 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
         ));
     }
     // A list of layers determines their number if no key does.
-    let n_layers = match halves(config)?.filter(|_| family.layers == Layers::Halved) {
+    let n_layers = match sublayers(config)?.filter(|_| family.layers == Layers::Halved) {
         Some(halves) => halves.len(),
         None => size("num_hidden_layers")?,
     };
@@ -147,7 +147,9 @@ fn read_sizes(config: Object<'_>, family: &Family) -> Result<Sizes, HfError> {
     let n_experts = family.experts.map(|_| read_experts(config)).transpose()?.unwrap_or(0);
     Ok(Sizes {
         n_layers,
-        n_guessing: config.find_size("num_nextn_predict_layers")?.map_or(0, |n| (n as usize).min(MAX_LAYERS)),
+        n_mtp_layers: config
+            .find_size("num_nextn_predict_layers")?
+            .map_or(0, |n| (n as usize).min(MAX_LAYERS)),
         n_embd,
         n_heads,
         n_kv_heads,
@@ -324,8 +326,8 @@ fn check_scale(config: Object<'_>, family: &Family, sizes: &Sizes) -> Result<(),
 }
 
 /// Checks the layers without RoPE, for which GGUF has no key either.
-fn check_turned(config: Object<'_>, family: &Family, sizes: &Sizes) -> Result<(), HfError> {
-    let period = family.unturned_every;
+fn check_no_rope_layers(config: Object<'_>, family: &Family, sizes: &Sizes) -> Result<(), HfError> {
+    let period = family.no_rope_period;
     let Some(turned) = config.find_array("no_rope_layers")?.filter(|_| period > 0) else { return Ok(()) };
     let is_known =
         |(index, layer): (usize, &JsonValue)| layer.as_u64() == Some(u64::from((index + 1) % period != 0));
@@ -353,7 +355,7 @@ fn check_fixed(config: Object<'_>, family: &Family) -> Result<(), HfError> {
 }
 
 /// Checks string values that are constant within a family.
-fn check_words(config: Object<'_>, family: &Family) -> Result<(), HfError> {
+fn check_required_strings(config: Object<'_>, family: &Family) -> Result<(), HfError> {
     for (key, known) in family.words {
         let got = config.find_str(key)?;
         if got != Some(known) {

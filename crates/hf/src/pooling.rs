@@ -12,7 +12,7 @@ use crate::folder::{Folder, Object};
 const MODULES: &str = "modules.json";
 
 /// Pooling modes: flag, name and GGUF's number.
-const WAYS: [(&str, &str, u32); 3] = [
+const POOLING_MODES: [(&str, &str, u32); 3] = [
     ("pooling_mode_mean_tokens", "mean", 1),
     ("pooling_mode_cls_token", "cls", 2),
     ("pooling_mode_lasttoken", "lasttoken", 3),
@@ -32,16 +32,16 @@ pub(crate) fn write(writer: &mut GgufWriter, folder: &mut Folder, family: &Famil
                 return Err(module.bad("path", "a folder in this one", format!("\"{path}\"")));
             }
             let Some(config) = folder.json(&format!("{path}/config.json"))? else { continue };
-            return Ok(writer.set(&format!("{}.pooling_type", family.arch), way(config.object()?)?)?);
+            return Ok(writer.set(&format!("{}.pooling_type", family.arch), pooling_type(config.object()?)?)?);
         }
     }
     Ok(())
 }
 
 /// Returns the pooling mode of a module's configuration.
-fn way(config: Object<'_>) -> Result<u32, HfError> {
+fn pooling_type(config: Object<'_>) -> Result<u32, HfError> {
     let named = config.find_str("pooling_mode")?;
-    for (flag, name, number) in WAYS {
+    for (flag, name, number) in POOLING_MODES {
         if config.find_bool(flag)?.unwrap_or(named == Some(name)) {
             return Ok(number);
         }

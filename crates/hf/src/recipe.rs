@@ -6,13 +6,13 @@ use std::collections::HashMap;
 use kvant_codec::DType;
 use kvant_gguf::TensorSource;
 
-use crate::safetensors::{Holds, Shards, Stored};
+use crate::safetensors::{ElementKind, Shards, Stored};
 use crate::tensor_transform::View;
 
 /// Source of a GGUF tensor.
 pub(crate) enum Recipe {
     /// Tensors of the folder.
-    Stored(Made),
+    Stored(ConvertedTensor),
     /// A computed constant.
     Constant {
         /// In GGUF order.
@@ -23,7 +23,7 @@ pub(crate) enum Recipe {
 }
 
 /// A tensor converted from the folder.
-pub(crate) struct Made {
+pub(crate) struct ConvertedTensor {
     /// Source tensors: one, or one per expert; at least one, all of one type and shape.
     pub parts: Vec<Stored>,
     /// Views of each part; empty keeps the original order.
@@ -70,20 +70,22 @@ impl Recipe {
     }
 }
 
-impl Made {
+impl ConvertedTensor {
     /// Returns the tensor's bytes; borrows those of the file if unchanged.
     fn data<'a>(&self, shards: &'a Shards) -> Cow<'a, [u8]> {
         let stored = match &self.parts[..] {
-            [one] => taken(shards, one, &self.views),
+            [one] => viewed_bytes(shards, one, &self.views),
             parts => {
-                let all: Vec<_> = parts.iter().map(|part| taken(shards, part, &self.views)).collect();
+                let all: Vec<_> = parts.iter().map(|part| viewed_bytes(shards, part, &self.views)).collect();
                 Cow::Owned(all.concat())
             }
         };
         let from = match (&self.scales, self.parts[0].holds) {
-            (Some((scales, views)), _) => return Cow::Owned(blocks(&stored, &taken(shards, scales, views))),
-            (None, Holds::Values(from)) => from,
-            (None, Holds::Bytes) => unreachable!("bytes without scales are refused"),
+            (Some((scales, views)), _) => {
+                return Cow::Owned(blocks(&stored, &viewed_bytes(shards, scales, views)));
+            }
+            (None, ElementKind::Values(from)) => from,
+            (None, ElementKind::Bytes) => unreachable!("bytes without scales are refused"),
         };
         match from == self.dtype && self.values == Values::Kept {
             true => stored,
@@ -93,7 +95,7 @@ impl Made {
 }
 
 /// Returns the viewed values of a tensor.
-fn taken<'a>(shards: &'a Shards, part: &Stored, views: &[View]) -> Cow<'a, [u8]> {
+fn viewed_bytes<'a>(shards: &'a Shards, part: &Stored, views: &[View]) -> Cow<'a, [u8]> {
     let bytes = shards.data(part);
     if views.is_empty() {
         return Cow::Borrowed(bytes);

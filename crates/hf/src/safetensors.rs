@@ -29,7 +29,7 @@ const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
 
 /// Non-weight tensors in some files, which are computed from the configuration.
-const NO_WEIGHTS: [&str; 3] = [".rotary_emb.inv_freq", ".attn.masked_bias", ".attention.masked_bias"];
+const DERIVED_TENSORS: [&str; 3] = [".rotary_emb.inv_freq", ".attn.masked_bias", ".attention.masked_bias"];
 
 /// The tensors of a folder, in mapped files.
 pub(crate) struct Shards {
@@ -48,21 +48,21 @@ pub(crate) struct Stored {
     file: usize,
     /// Within the file.
     range: Range<usize>,
-    pub holds: Holds,
+    pub holds: ElementKind,
     /// Outermost first, none zero; a scalar has one dimension of 1.
     pub shape: Vec<usize>,
 }
 
 /// Element type of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Holds {
+pub(crate) enum ElementKind {
     /// Values of this type.
     Values(DType),
     /// Bytes: codes that are combined with other tensors.
     Bytes,
 }
 
-impl Holds {
+impl ElementKind {
     /// Bytes per element.
     pub fn size(self) -> usize {
         match self {
@@ -72,7 +72,7 @@ impl Holds {
     }
 }
 
-impl fmt::Display for Holds {
+impl fmt::Display for ElementKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Values(dtype) => dtype.fmt(f),
@@ -101,7 +101,7 @@ impl Shards {
         let mut places: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         let map = index.object("weight_map")?;
         for (name, file) in map.map {
-            let file = file.as_str().filter(|file| is_plain(file));
+            let file = file.as_str().filter(|file| is_file_name(file));
             let file = file.ok_or_else(|| map.bad(name, "the name of a file", shown(&map.map[name])))?;
             places.entry(file).or_default().insert(name);
         }
@@ -163,7 +163,7 @@ impl Shards {
 }
 
 /// Whether a name refers to a file directly in the folder.
-fn is_plain(file: &str) -> bool {
+fn is_file_name(file: &str) -> bool {
     let mut parts = Path::new(file).components();
     matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None))
 }
@@ -180,7 +180,7 @@ fn read_header(path: &Path, bytes: &[u8], file: usize) -> Result<HashMap<String,
     let fail = |name: &str, what| HfError::Tensor { path: path.to_owned(), name: name.to_owned(), what };
     let mut tensors = HashMap::new();
     header::for_each(path, &bytes[8..start], |name, record| {
-        if name != "__metadata__" && !NO_WEIGHTS.iter().any(|ending| name.ends_with(ending)) {
+        if name != "__metadata__" && !DERIVED_TENSORS.iter().any(|ending| name.ends_with(ending)) {
             let stored = read_record(record, file, start..bytes.len()).map_err(|what| fail(&name, what))?;
             tensors.insert(name, stored);
         }
@@ -207,10 +207,10 @@ fn read_record(record: &Value, file: usize, data: Range<usize>) -> Result<Stored
     let (shape, offsets) = numbers("shape").zip(numbers("data_offsets")).ok_or(TensorFault::Record)?;
     let [begin, end] = offsets[..] else { return Err(TensorFault::Record) };
     let holds = match name {
-        "F32" => Holds::Values(DType::F32),
-        "F16" => Holds::Values(DType::F16),
-        "BF16" => Holds::Values(DType::BF16),
-        "U8" => Holds::Bytes,
+        "F32" => ElementKind::Values(DType::F32),
+        "F16" => ElementKind::Values(DType::F16),
+        "BF16" => ElementKind::Values(DType::BF16),
+        "U8" => ElementKind::Bytes,
         got => return Err(TensorFault::Type { got: got.chars().take(32).collect() }),
     };
     let len = data.len() as u64;
@@ -259,7 +259,7 @@ mod tests {
         let (start, b) = (8 + header.len(), &found["b"]);
         assert_eq!(
             (b.range.clone(), b.holds, &b.shape[..]),
-            (start + 4..start + 16, Holds::Values(DType::BF16), &[2, 3][..])
+            (start + 4..start + 16, ElementKind::Values(DType::BF16), &[2, 3][..])
         );
         assert_eq!((found["a"].range.clone(), &found["a"].shape[..]), (start..start + 4, &[1][..]));
         assert_eq!(found.len(), 2);
@@ -322,9 +322,9 @@ mod tests {
 
     #[test]
     fn an_index_refers_only_to_files_of_its_folder() {
-        assert!(is_plain("model-00001-of-00002.safetensors"));
+        assert!(is_file_name("model-00001-of-00002.safetensors"));
         for file in ["../a", "/etc/passwd", "a/b", "..", ".", ""] {
-            assert!(!is_plain(file), "{file}");
+            assert!(!is_file_name(file), "{file}");
         }
     }
 }

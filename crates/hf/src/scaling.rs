@@ -38,7 +38,7 @@ pub(crate) fn write(
     let theta =
         within(rope, "rope_theta")?.flatten().or(config.find_float("rope_theta")?).unwrap_or(10_000.0);
     let alpha = within(rope, "alpha")?.flatten().filter(|alpha| *alpha > 0.0);
-    keys.set("rope.freq_base", alpha.map_or(theta, |alpha| stretched(theta, alpha, sizes.n_rot)) as f32)?;
+    keys.set("rope.freq_base", alpha.map_or(theta, |alpha| ntk_base(theta, alpha, sizes.n_rot)) as f32)?;
     if let Some(base) =
         within(windowed, "rope_theta")?.flatten().or(config.find_float("rope_local_base_freq")?)
     {
@@ -56,14 +56,16 @@ pub(crate) fn write(
         "yarn" => write_yarn(&mut keys, rope, family, sizes)?,
         "longrope" | "su" => return write_longrope(&mut keys, config, rope, sizes),
         "llama3" => return Ok(vec![(ALWAYS, divisors(rope, theta, sizes.n_rot)?)]),
-        "proportional" if sizes.full.is_some() => return Ok(vec![(ALWAYS, unturned(rope, sizes.n_rot)?)]),
+        "proportional" if sizes.full.is_some() => {
+            return Ok(vec![(ALWAYS, proportional_divisors(rope, sizes.n_rot)?)]);
+        }
         other => return Err(rope.bad("rope_type", "default, linear, yarn, longrope or llama3", other)),
     }
     Ok(Vec::new())
 }
 
 /// Returns the RoPE base that slows the slowest pair of a head by `alpha` (Hunyuan).
-fn stretched(base: f64, alpha: f64, n_rot: usize) -> f64 {
+fn ntk_base(base: f64, alpha: f64, n_rot: usize) -> f64 {
     let dim = n_rot as f64;
     base * alpha.powf(dim / (dim - 2.0).max(1.0))
 }
@@ -113,7 +115,7 @@ fn write_yarn(keys: &mut Keys<'_>, rope: Object<'_>, family: &Family, sizes: &Si
     // gpt-oss does not round the bounds of the interpolation range, others do, and GGUF has no key
     // for it.
     if let Some(rounds) = rope.find_bool("truncate")?
-        && rounds == family.packs_experts
+        && rounds == family.has_mxfp4_experts
     {
         return Err(rope.bad("truncate", format!("{}, as GGUF readers assume", !rounds), rounds.to_string()));
     }
@@ -142,11 +144,11 @@ fn write_yarn(keys: &mut Keys<'_>, rope: Object<'_>, family: &Family, sizes: &Si
 fn write_magnitude(keys: &mut Keys<'_>, rope: Object<'_>, family: &Family) -> Result<(), HfError> {
     let [one, all] = ["mscale", "mscale_all_dim"].map(|key| rope.find_float(key));
     let (one, all) = (one?, all?);
-    match (family.magnitude, all) {
+    match (family.yarn_mscale_factor, all) {
         (_, None) if one.is_none() => {}
         (Some(by), Some(all)) => {
             // GGUF has no key for `mscale`: with MLA it equals `mscale_all_dim`, else 1.
-            let known = if sharpens(family) { all } else { 1.0 };
+            let known = if scales_scores(family) { all } else { 1.0 };
             if one.is_some_and(|one| one != known) {
                 let got = one.map_or_else(String::new, |one| one.to_string());
                 return Err(rope.bad("mscale", format!("{known}, as GGUF readers assume"), got));
@@ -159,7 +161,7 @@ fn write_magnitude(keys: &mut Keys<'_>, rope: Object<'_>, family: &Family) -> Re
         }
     }
     if let Some(beta) = rope.find_float("llama_4_scaling_beta")? {
-        if family.magnitude.is_none() || sharpens(family) {
+        if family.yarn_mscale_factor.is_none() || scales_scores(family) {
             let what = format!("'llama_4_scaling_beta' in the family {}", keys.arch);
             return Err(HfError::Unsupported { path: rope.path.to_owned(), what });
         }
@@ -169,13 +171,13 @@ fn write_magnitude(keys: &mut Keys<'_>, rope: Object<'_>, family: &Family) -> Re
 }
 
 /// Whether YaRN's attention factor applies to scores instead of rotated values.
-fn sharpens(family: &Family) -> bool {
+fn scales_scores(family: &Family) -> bool {
     family.layers == Layers::Latent
 }
 
 /// Returns divisors that stop all but a fraction of the pairs of a head. The others keep the
 /// frequencies of full rotation.
-fn unturned(rope: Object<'_>, head_dim: usize) -> Result<Vec<f32>, HfError> {
+fn proportional_divisors(rope: Object<'_>, head_dim: usize) -> Result<Vec<f32>, HfError> {
     let share = rope.find_float("partial_rotary_factor")?.unwrap_or(1.0);
     if !(share > 0.0 && share <= 1.0) {
         return Err(rope.bad("partial_rotary_factor", "a share", share.to_string()));

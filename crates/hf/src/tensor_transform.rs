@@ -9,7 +9,7 @@ use crate::metadata::Sizes;
 
 /// Transform of a folder tensor; shapes are outermost first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Cut {
+pub(crate) enum Transform {
     /// The whole tensor.
     Whole,
     /// The taps of a convolution, `[channels, 1, taps]`, as `[channels, taps]`.
@@ -59,7 +59,7 @@ pub(crate) struct View {
 
 impl View {
     /// Interleaves the two halves of each head, for rows of `row` values.
-    pub fn neighbours(heads: usize, rows: usize, row: usize) -> Self {
+    pub fn interleave_halves(heads: usize, rows: usize, row: usize) -> Self {
         let dim = rows / heads;
         Self { first: 0, steps: vec![(heads, dim * row), (dim / 2, row), (2, dim / 2 * row), (row, 1)] }
     }
@@ -87,14 +87,14 @@ fn copy(bytes: &[u8], steps: &[(usize, usize)], size: usize, out: &mut Vec<u8>) 
 
 /// Shape of a transformed tensor, outermost first, and its views; empty views keep the original
 /// order.
-pub(crate) type Taken = (Vec<usize>, Vec<View>);
+pub(crate) type TransformedShape = (Vec<usize>, Vec<View>);
 
-impl Cut {
+impl Transform {
     /// Applies the transform to a tensor of this shape.
     ///
     /// # Errors
     /// A description of the expected shape.
-    pub fn of(self, shape: &[usize], sizes: &Sizes) -> Result<Taken, String> {
+    pub fn of(self, shape: &[usize], sizes: &Sizes) -> Result<TransformedShape, String> {
         let view = |first, steps: &[(usize, usize)]| View { first, steps: steps.to_vec() };
         let experts = sizes.n_experts;
         match (self, shape) {
@@ -140,7 +140,7 @@ impl Cut {
         }
     }
 
-    fn of_latent(self, rows: usize, rank: usize, sizes: &Sizes) -> Result<Taken, String> {
+    fn of_latent(self, rows: usize, rank: usize, sizes: &Sizes) -> Result<TransformedShape, String> {
         let Some(latent) = sizes.latent else { return Err("none".to_owned()) };
         let (heads, keys, values) = (sizes.n_heads, latent.k_dim, latent.v_dim);
         let per_head = keys + values;
@@ -155,7 +155,7 @@ impl Cut {
         Ok((shape.to_vec(), vec![View { first, steps }]))
     }
 
-    fn of_delta(self, rows: usize, row: usize, sizes: &Sizes) -> Result<Taken, String> {
+    fn of_delta(self, rows: usize, row: usize, sizes: &Sizes) -> Result<TransformedShape, String> {
         let Some(delta) = sizes.delta else { return Err("none".to_owned()) };
         let (heads, key, shared) = (delta.n_k_heads, delta.k_dim, delta.n_sharing() * delta.v_dim);
         let per_head = 2 * (key + shared);
@@ -178,7 +178,12 @@ impl Cut {
 
 /// Reorders rows, or single values, of value heads so that sharing heads are as many apart as there
 /// are key heads.
-fn tiled(behind_keys: bool, per_value: bool, shape: &[usize], sizes: &Sizes) -> Result<Taken, String> {
+fn tiled(
+    behind_keys: bool,
+    per_value: bool,
+    shape: &[usize],
+    sizes: &Sizes,
+) -> Result<TransformedShape, String> {
     let Some(delta) = sizes.delta else { return Err("none".to_owned()) };
     let (groups, sharing) = (delta.n_k_heads, delta.n_sharing());
     let rows = if per_value { delta.v_dim } else { 1 };
@@ -197,7 +202,7 @@ fn tiled(behind_keys: bool, per_value: bool, shape: &[usize], sizes: &Sizes) -> 
     Ok((shape, views))
 }
 
-fn tiled_columns(rows: usize, row: usize, sizes: &Sizes) -> Result<Taken, String> {
+fn tiled_columns(rows: usize, row: usize, sizes: &Sizes) -> Result<TransformedShape, String> {
     let Some(delta) = sizes.delta else { return Err("none".to_owned()) };
     let (groups, sharing, dim) = (delta.n_k_heads, delta.n_sharing(), delta.v_dim);
     if row != groups * sharing * dim {
@@ -216,7 +221,7 @@ mod tests {
         // Two heads of four rows of two bytes.
         let rows: Vec<u8> = (0..8).flat_map(|row| [row, 100 + row]).collect();
         let mut order = Vec::new();
-        View::neighbours(2, 8, 2).copy(&rows, 1, &mut order);
+        View::interleave_halves(2, 8, 2).copy(&rows, 1, &mut order);
         let firsts: Vec<u8> = order.chunks(2).map(|row| row[0]).collect();
         assert_eq!(firsts, [0, 2, 1, 3, 4, 6, 5, 7]);
         assert!(order.chunks(2).all(|row| row[1] == 100 + row[0]));

@@ -9,9 +9,9 @@ use crate::HfError;
 use crate::error::TensorFault;
 use crate::family::{Family, Layers};
 use crate::metadata::Sizes;
-use crate::recipe::{Made, Recipe, Values, Weights};
-use crate::safetensors::{Holds, Shards, Stored};
-use crate::tensor_transform::{Cut, View};
+use crate::recipe::{ConvertedTensor, Recipe, Values, Weights};
+use crate::safetensors::{ElementKind, Shards, Stored};
+use crate::tensor_transform::{Transform, View};
 
 /// GGUF names of the modules of a layer. Modules of experts have the same names in each expert.
 const MODULES: &[(&str, &str)] = &[
@@ -77,42 +77,42 @@ const SHARED_ROUTER: &str = "ffn_gate_inp_shexp";
 /// Taps of convolutions, also stored in f32.
 const TAPS: [&str; 2] = ["shortconv.conv", "ssm_conv1d"];
 /// Tensors that distinguish layer types; layers of one type have the same tensors.
-const MARKS: [&str; 3] = ["ffn_gate_inp.weight", "shortconv.out_proj.weight", "ssm_out.weight"];
+const LAYER_TYPE_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "shortconv.out_proj.weight", "ssm_out.weight"];
 /// The same for single-sublayer layers.
-const HALVED_MARKS: [&str; 3] = ["ffn_gate_inp.weight", "attn_q.weight", "ssm_out.weight"];
+const SUBLAYER_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "attn_q.weight", "ssm_out.weight"];
 /// The same if layers may share KV or use keys as values; the model loader validates which ones do.
-const OWN_HEADS_MARKS: [&str; 3] = ["ffn_gate_inp.weight", "attn_k.weight", "attn_v.weight"];
+const PER_KIND_HEADS_MARKERS: [&str; 3] = ["ffn_gate_inp.weight", "attn_k.weight", "attn_v.weight"];
 const EMBEDDING: &str = "token_embd.weight";
 const OUTPUT: &str = "output.weight";
 
 /// The tensors of a model by GGUF name: global ones first, then layer by layer.
 pub(crate) struct Tensors {
-    all: BTreeMap<Place, Recipe>,
+    all: BTreeMap<TensorKey, Recipe>,
 }
 
 /// The layer, counted from 1, and the name within it; global tensors have layer 0.
-pub(crate) type Place = (usize, String);
+pub(crate) type TensorKey = (usize, String);
 
 /// The GGUF counterpart of a folder tensor.
 pub(crate) struct Target {
-    pub place: Place,
+    pub place: TensorKey,
     /// The expert index, or 1 for scales of blocks.
     pub part: usize,
-    pub cut: Cut,
+    pub cut: Transform,
 }
 
 /// A folder tensor that makes up a GGUF tensor, or part of it.
 #[derive(Clone, Copy)]
-struct Part<'a> {
+struct SourceTensor<'a> {
     name: &'a str,
     stored: &'a Stored,
-    cut: Cut,
+    cut: Transform,
 }
 
-impl Part<'_> {
+impl SourceTensor<'_> {
     /// Whether it stacks all experts.
-    fn is_of_all_experts(&self) -> bool {
-        self.cut != Cut::Whole || self.stored.shape.len() > 2
+    fn is_stacked(&self) -> bool {
+        self.cut != Transform::Whole || self.stored.shape.len() > 2
     }
 
     fn wrong(&self, expected: String) -> HfError {
@@ -129,7 +129,7 @@ pub(crate) fn plan(shards: &Shards, family: &'static Family, sizes: &Sizes) -> R
     for (name, stored) in shards.tensors() {
         // Some files store the tied embedding twice.
         let is_twice = name.ends_with("lm_head.weight") && sizes.is_tied == Some(true);
-        if is_twice || family.sees && is_of_eyes(name) || guesses(name, family, sizes) {
+        if is_twice || family.is_multimodal && is_encoder_tensor(name) || draft_tokens(name, family, sizes) {
             continue;
         }
         let unknown = || HfError::Unknown { name: name.to_owned(), family: family.class };
@@ -138,11 +138,11 @@ pub(crate) fn plan(shards: &Shards, family: &'static Family, sizes: &Sizes) -> R
             return Err(unknown());
         }
         for Target { place, part, cut } in targets {
-            let most = if matches!(cut, Cut::Scales { .. }) { 2 } else { sizes.n_experts.max(1) };
+            let most = if matches!(cut, Transform::Scales { .. }) { 2 } else { sizes.n_experts.max(1) };
             // Modules that share a GGUF name belong to different families.
             if place.0 > sizes.n_layers
                 || part >= most
-                || found.entry(place).or_default().insert(part, Part { name, stored, cut }).is_some()
+                || found.entry(place).or_default().insert(part, SourceTensor { name, stored, cut }).is_some()
             {
                 return Err(unknown());
             }
@@ -151,15 +151,15 @@ pub(crate) fn plan(shards: &Shards, family: &'static Family, sizes: &Sizes) -> R
     check_complete(&found, family, sizes)?;
     let mut all = BTreeMap::new();
     for (place, parts) in found {
-        let parts: Vec<Part<'_>> = parts.into_values().collect();
+        let parts: Vec<SourceTensor<'_>> = parts.into_values().collect();
         check_types(&parts, shards)?;
-        all.insert(place.clone(), Recipe::Stored(made(&place.1, &parts, family, sizes)?));
+        all.insert(place.clone(), Recipe::Stored(recipe_of(&place.1, &parts, family, sizes)?));
     }
     Ok(Tensors { all })
 }
 
 /// Whether a tensor belongs to the multi-token prediction (MTP) layers, which are not converted.
-fn guesses(name: &str, family: &Family, sizes: &Sizes) -> bool {
+fn draft_tokens(name: &str, family: &Family, sizes: &Sizes) -> bool {
     if matches!(family.layers, Layers::Delta | Layers::Halved) {
         return name.starts_with("mtp.");
     }
@@ -168,11 +168,11 @@ fn guesses(name: &str, family: &Family, sizes: &Sizes) -> bool {
         return true;
     }
     let layer = name.strip_prefix("model.layers.").and_then(|rest| number(rest.split_once('.')?.0));
-    layer.is_some_and(|layer| (sizes.n_layers..sizes.n_layers + sizes.n_guessing).contains(&layer))
+    layer.is_some_and(|layer| (sizes.n_layers..sizes.n_layers + sizes.n_mtp_layers).contains(&layer))
 }
 
 /// Whether a tensor belongs to the vision or audio encoder of a multimodal model.
-fn is_of_eyes(name: &str) -> bool {
+fn is_encoder_tensor(name: &str) -> bool {
     let name = name.strip_prefix("model.").unwrap_or(name);
     let eyes = [
         "vision_tower.",
@@ -189,7 +189,7 @@ fn is_of_eyes(name: &str) -> bool {
 pub(crate) fn targets(name: &str, family: &Family) -> Vec<Target> {
     let name = match family.layers {
         Layers::Halved => &*name.replacen("backbone.", "model.", 1),
-        _ if family.sees => &*name.replacen("language_model.", "", 1),
+        _ if family.is_multimodal => &*name.replacen("language_model.", "", 1),
         // Models saved without an output head omit the prefix `model.`.
         _ if ["embed_tokens.", "layers.", "norm."].iter().any(|start| name.starts_with(start)) => {
             &*format!("model.{name}")
@@ -203,7 +203,7 @@ pub(crate) fn targets(name: &str, family: &Family) -> Vec<Target> {
     let Some((layer, name)) = of_layer else { return whole(name, family).into_iter().collect() };
     let own = family.tensors.iter().filter(|(theirs, ..)| *theirs == name).map(|(_, ours, cut)| Target {
         place: (layer, (*ours).to_owned()),
-        part: usize::from(matches!(cut, Cut::Scales { .. })),
+        part: usize::from(matches!(cut, Transform::Scales { .. })),
         cut: *cut,
     });
     let own: Vec<Target> = own.collect();
@@ -221,7 +221,7 @@ fn whole(name: &str, family: &Family) -> Option<Target> {
         "model.per_layer_projection_norm.weight" => "per_layer_proj_norm.weight",
         _ => return None,
     };
-    Some(Target { place: (0, ours.to_owned()), part: 0, cut: Cut::Whole })
+    Some(Target { place: (0, ours.to_owned()), part: 0, cut: Transform::Whole })
 }
 
 /// Returns the name of the final norm.
@@ -233,9 +233,12 @@ fn output_norm(family: &Family) -> &'static str {
 fn module(layer: usize, name: &str, family: &Family) -> Option<Target> {
     let (module, kind) = name.rsplit_once('.').filter(|(_, kind)| ["weight", "bias"].contains(kind))?;
     let target =
-        |ours: &str, part| Target { place: (layer, format!("{ours}.{kind}")), part, cut: Cut::Whole };
+        |ours: &str, part| Target { place: (layer, format!("{ours}.{kind}")), part, cut: Transform::Whole };
     if module == "post_attention_layernorm" {
-        return Some(target(if family.norms_after { "post_attention_norm" } else { "ffn_norm" }, 0));
+        return Some(target(
+            if family.has_post_attention_norm { "post_attention_norm" } else { "ffn_norm" },
+            0,
+        ));
     }
     if let Some((_, ours)) = MODULES.iter().find(|(theirs, _)| *theirs == module) {
         return Some(target(ours, 0));
@@ -252,7 +255,7 @@ fn number(text: &str) -> Option<usize> {
     (number.to_string() == text).then_some(number as usize)
 }
 
-type Found<'a> = BTreeMap<Place, BTreeMap<usize, Part<'a>>>;
+type Found<'a> = BTreeMap<TensorKey, BTreeMap<usize, SourceTensor<'a>>>;
 
 /// Rejects a model that lacks a layer, an expert, or a tensor that other layers of its type have.
 fn check_complete(found: &Found<'_>, family: &Family, sizes: &Sizes) -> Result<(), HfError> {
@@ -272,9 +275,9 @@ fn check_complete(found: &Found<'_>, family: &Family, sizes: &Sizes) -> Result<(
             .map_err(|of| missing(&format!("blk.{}.{name}", layer - 1), Some(of)))?;
     }
     let marks = match family.layers {
-        Layers::OwnHeads => OWN_HEADS_MARKS,
-        Layers::Halved => HALVED_MARKS,
-        _ => MARKS,
+        Layers::OwnHeads => PER_KIND_HEADS_MARKERS,
+        Layers::Halved => SUBLAYER_MARKERS,
+        _ => LAYER_TYPE_MARKERS,
     };
     let kind = |names: &BTreeSet<&str>| marks.map(|mark| names.contains(mark));
     let mut wanted: BTreeMap<[bool; 3], BTreeMap<&str, usize>> = BTreeMap::new();
@@ -294,14 +297,15 @@ fn check_complete(found: &Found<'_>, family: &Family, sizes: &Sizes) -> Result<(
 }
 
 /// Checks that a tensor with several parts is complete.
-fn check_parts(name: &str, parts: &BTreeMap<usize, Part<'_>>, sizes: &Sizes) -> Result<(), String> {
-    let is_packed = |part: &Part<'_>| matches!(part.cut, Cut::Blocks { .. } | Cut::Scales { .. });
+fn check_parts(name: &str, parts: &BTreeMap<usize, SourceTensor<'_>>, sizes: &Sizes) -> Result<(), String> {
+    let is_packed =
+        |part: &SourceTensor<'_>| matches!(part.cut, Transform::Blocks { .. } | Transform::Scales { .. });
     if parts.values().any(is_packed) {
         let what = ["blocks", "scales"];
         let missing = (0..2).find(|part| !parts.get(part).is_some_and(is_packed));
         return missing.map_or(Ok(()), |part| Err(format!("its {} are absent", what[part])));
     }
-    let is_whole = parts.get(&0).is_some_and(Part::is_of_all_experts);
+    let is_whole = parts.get(&0).is_some_and(SourceTensor::is_stacked);
     let is_each = name.contains("_exps.") && !name.ends_with(".scale");
     let wanted = if is_each && !is_whole { sizes.n_experts } else { 1 };
     match (0..wanted).find(|expert| !parts.contains_key(expert)) {
@@ -311,10 +315,10 @@ fn check_parts(name: &str, parts: &BTreeMap<usize, Part<'_>>, sizes: &Sizes) -> 
 }
 
 /// Checks that codes and scales are bytes and everything else values.
-fn check_types(parts: &[Part<'_>], shards: &Shards) -> Result<(), HfError> {
-    for Part { name, stored, cut } in parts {
-        let wants_bytes = matches!(cut, Cut::Blocks { .. } | Cut::Scales { .. });
-        if wants_bytes != (stored.holds == Holds::Bytes) {
+fn check_types(parts: &[SourceTensor<'_>], shards: &Shards) -> Result<(), HfError> {
+    for SourceTensor { name, stored, cut } in parts {
+        let wants_bytes = matches!(cut, Transform::Blocks { .. } | Transform::Scales { .. });
+        if wants_bytes != (stored.holds == ElementKind::Bytes) {
             let got = stored.holds.to_string();
             let what = if wants_bytes { TensorFault::Codes { got } } else { TensorFault::Type { got } };
             let (path, name) = (shards.path(stored).to_owned(), (*name).to_owned());
@@ -325,16 +329,21 @@ fn check_types(parts: &[Part<'_>], shards: &Shards) -> Result<(), HfError> {
 }
 
 /// Returns the recipe of a tensor from its parts.
-fn made(name: &str, parts: &[Part<'_>], family: &Family, sizes: &Sizes) -> Result<Made, HfError> {
+fn recipe_of(
+    name: &str,
+    parts: &[SourceTensor<'_>],
+    family: &Family,
+    sizes: &Sizes,
+) -> Result<ConvertedTensor, HfError> {
     let first = parts[0];
     let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
     let (mut shape, mut views) =
         first.cut.of(&first.stored.shape, sizes).map_err(|expected| first.wrong(expected))?;
     let of_experts = module.ends_with("_exps") && !name.ends_with(".scale");
-    if shape.len() > 2 && first.cut == Cut::Whole && !(of_experts && shape.len() == 3) {
+    if shape.len() > 2 && first.cut == Transform::Whole && !(of_experts && shape.len() == 3) {
         return Err(first.wrong("a matrix or a vector".to_owned()));
     }
-    if of_experts && first.is_of_all_experts() && shape[0] != sizes.n_experts {
+    if of_experts && first.is_stacked() && shape[0] != sizes.n_experts {
         return Err(first.wrong(format!("{} experts", sizes.n_experts)));
     }
     shape.reverse();
@@ -344,11 +353,11 @@ fn made(name: &str, parts: &[Part<'_>], family: &Family, sizes: &Sizes) -> Resul
     }
     let mut scales = None;
     let dtype = match first.stored.holds {
-        Holds::Bytes => {
+        ElementKind::Bytes => {
             scales = Some(made_scales(&parts[1], &shape, sizes)?);
             DType::MXFP4
         }
-        Holds::Values(dtype) => {
+        ElementKind::Values(dtype) => {
             check_alike(parts)?;
             dtype
         }
@@ -357,23 +366,23 @@ fn made(name: &str, parts: &[Part<'_>], family: &Family, sizes: &Sizes) -> Resul
         || [ROUTER, "ssm_norm"].contains(&module)
         || TAPS.contains(&module)
         || !name.ends_with(".weight");
-    if of_experts && !first.is_of_all_experts() {
+    if of_experts && !first.is_stacked() {
         shape.push(parts.len());
     }
     if let Some(heads) = heads(module, &first, sizes, family)?.filter(|_| family.is_reordered) {
         let (rows, row) = (first.stored.shape[0], first.stored.shape[1..].iter().product());
-        views = vec![View::neighbours(heads, rows, row)];
+        views = vec![View::interleave_halves(heads, rows, row)];
     }
     if name == EMBEDDING && shape.first() != Some(&sizes.n_embd) {
         return Err(first.wrong(format!("rows of {} values", sizes.n_embd)));
     }
     let parts = if scales.is_some() { &parts[..1] } else { parts };
-    Ok(Made {
+    Ok(ConvertedTensor {
         dtype: if is_kept { DType::F32 } else { dtype },
         values: match name {
             "ssm_a" => Values::Decay,
             "ssm_norm.weight" => Values::Kept,
-            name if family.norms_beyond_one && name.ends_with("norm.weight") => Values::BeyondOne,
+            name if family.norms_minus_one && name.ends_with("norm.weight") => Values::BeyondOne,
             _ => Values::Kept,
         },
         parts: parts.iter().map(|part| part.stored.clone()).collect(),
@@ -384,7 +393,11 @@ fn made(name: &str, parts: &[Part<'_>], family: &Family, sizes: &Sizes) -> Resul
 }
 
 /// Returns the scales of the blocks of a tensor with this shape, the row length first.
-fn made_scales(scales: &Part<'_>, shape: &[usize], sizes: &Sizes) -> Result<(Stored, Vec<View>), HfError> {
+fn made_scales(
+    scales: &SourceTensor<'_>,
+    shape: &[usize],
+    sizes: &Sizes,
+) -> Result<(Stored, Vec<View>), HfError> {
     match scales.cut.of(&scales.stored.shape, sizes) {
         Ok((of, views)) if of.iter().rev().eq(shape) => Ok((scales.stored.clone(), views)),
         _ => Err(scales.wrong("one for each block of 16 bytes".to_owned())),
@@ -392,9 +405,9 @@ fn made_scales(scales: &Part<'_>, shape: &[usize], sizes: &Sizes) -> Result<(Sto
 }
 
 /// Rejects experts of different types or shapes.
-fn check_alike(parts: &[Part<'_>]) -> Result<(), HfError> {
+fn check_alike(parts: &[SourceTensor<'_>]) -> Result<(), HfError> {
     let first = parts[0];
-    let is_alike = |part: &Part<'_>| {
+    let is_alike = |part: &SourceTensor<'_>| {
         (part.stored.holds, &part.stored.shape) == (first.stored.holds, &first.stored.shape)
     };
     match parts.iter().find(|part| !is_alike(part)) {
@@ -407,7 +420,12 @@ fn check_alike(parts: &[Part<'_>]) -> Result<(), HfError> {
 }
 
 /// Returns the number of heads in the rows of a Q or K tensor.
-fn heads(module: &str, part: &Part<'_>, sizes: &Sizes, family: &Family) -> Result<Option<usize>, HfError> {
+fn heads(
+    module: &str,
+    part: &SourceTensor<'_>,
+    sizes: &Sizes,
+    family: &Family,
+) -> Result<Option<usize>, HfError> {
     // The model loader validates the heads of each layer.
     if family.layers == Layers::OwnHeads {
         return Ok(None);
@@ -453,7 +471,7 @@ impl Tensors {
     }
 }
 
-pub(crate) fn full_name((layer, name): &Place) -> String {
+pub(crate) fn full_name((layer, name): &TensorKey) -> String {
     match layer.checked_sub(1) {
         Some(layer) => format!("blk.{layer}.{name}"),
         None => name.clone(),

@@ -43,7 +43,7 @@ pub(crate) struct Settings<'a> {
 
 /// Structural tokens in Gemma 4's output that GGUF readers treat as text: tool calls and reasoning
 /// are detected by them.
-const SEEN: [&str; 7] = [
+const TEXT_TOKENS: [&str; 7] = [
     "<|channel>",
     "<channel|>",
     "<|tool_call>",
@@ -75,7 +75,7 @@ pub(crate) fn write(
     let file = file.object()?;
     let mut vocab = Vocab::read(file, n_vocab)?;
     if said.keeps_merges {
-        let seen = SEEN.iter().filter_map(|text| vocab.id(text)).collect::<Vec<_>>();
+        let seen = TEXT_TOKENS.iter().filter_map(|text| vocab.id(text)).collect::<Vec<_>>();
         seen.into_iter().for_each(|id| vocab.kinds[id as usize] = USER_DEFINED);
     }
     let model = file.object("model")?;
@@ -290,7 +290,7 @@ struct Special<'a> {
 
 impl Special<'_> {
     fn write(&self, writer: &mut GgufWriter, file: Object<'_>, has_fallback: bool) -> Result<(), HfError> {
-        let [first, last] = around(file.value("post_processor"));
+        let [first, last] = edge_tokens(file.value("post_processor"));
         let [bos, eos, unk, pad] = ["bos", "eos", "unk", "pad"].map(|name| self.id(name));
         // No other file defines it.
         let bos = bos.or_else(|| first.id(self.vocab));
@@ -311,14 +311,14 @@ impl Special<'_> {
         let flag =
             |key: &str| Ok::<_, HfError>(self.settings.map(|all| all.find_bool(key)).transpose()?.flatten());
         let add_bos = match first {
-            Around::Token(_) => first.id(self.vocab) == bos,
-            Around::Nothing => false,
-            Around::Unsaid => flag("add_bos_token")?.unwrap_or(has_fallback),
+            EdgeToken::Token(_) => first.id(self.vocab) == bos,
+            EdgeToken::Nothing => false,
+            EdgeToken::Unsaid => flag("add_bos_token")?.unwrap_or(has_fallback),
         };
         let add_eos = match last {
-            Around::Token(_) => last.id(self.vocab) == eos,
-            Around::Nothing => false,
-            Around::Unsaid => flag("add_eos_token")?.unwrap_or(false),
+            EdgeToken::Token(_) => last.id(self.vocab) == eos,
+            EdgeToken::Nothing => false,
+            EdgeToken::Unsaid => flag("add_eos_token")?.unwrap_or(false),
         };
         writer.set("tokenizer.ggml.add_bos_token", add_bos && bos.is_some())?;
         writer.set("tokenizer.ggml.add_eos_token", add_eos && eos.is_some())?;
@@ -357,14 +357,14 @@ fn first_id(value: &Value) -> Option<u64> {
 }
 
 /// A token that the tokenizer adds before or after a text.
-enum Around<'a> {
+enum EdgeToken<'a> {
     Token(&'a str),
     Nothing,
     /// Left to another file.
     Unsaid,
 }
 
-impl Around<'_> {
+impl EdgeToken<'_> {
     fn id(&self, vocab: &Vocab) -> Option<u32> {
         match self {
             Self::Token(text) => vocab.id(text),
@@ -374,19 +374,19 @@ impl Around<'_> {
 }
 
 /// Returns the tokens that the post-processor adds before and after a text.
-fn around(processor: Option<&Value>) -> [Around<'_>; 2] {
+fn edge_tokens(processor: Option<&Value>) -> [EdgeToken<'_>; 2] {
     let all = parts(processor, "processors");
     let is = |name: &'static str| move |part: &&&Value| part.get("type").is_some_and(|kind| kind == name);
     let template = all.iter().find(is("TemplateProcessing")).and_then(|part| part.get("single")?.as_array());
     if let Some(template) = template {
         return [template.first(), template.last()].map(|part| {
             let text = part.and_then(|part| part.pointer("/SpecialToken/id")).and_then(Value::as_str);
-            text.map_or(Around::Nothing, Around::Token)
+            text.map_or(EdgeToken::Nothing, EdgeToken::Token)
         });
     }
     match all.iter().any(|part| is("ByteLevel")(&part)) {
-        true => [Around::Nothing, Around::Nothing],
-        false => [Around::Unsaid, Around::Unsaid],
+        true => [EdgeToken::Nothing, EdgeToken::Nothing],
+        false => [EdgeToken::Unsaid, EdgeToken::Unsaid],
     }
 }
 

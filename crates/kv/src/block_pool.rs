@@ -26,7 +26,7 @@ impl BlockKey {
     }
 
     /// Returns the key of the block of `tokens` after this one.
-    pub fn then(self, tokens: &[u32]) -> Self {
+    pub fn child(self, tokens: &[u32]) -> Self {
         let mut hash = Xxh3::new();
         hash.update(&self.0.to_le_bytes());
         tokens.iter().for_each(|token| hash.update(&token.to_le_bytes()));
@@ -136,8 +136,8 @@ impl<P: Page> BlockPool<P> {
     }
 
     /// Returns this pool with the device of its memory.
-    pub(crate) fn on<'a, B: Backend<Page = P>>(&'a self, backend: &'a B) -> PoolOn<'a, B> {
-        PoolOn { pool: self, backend }
+    pub(crate) fn allocator<'a, B: Backend<Page = P>>(&'a self, backend: &'a B) -> PoolAllocator<'a, B> {
+        PoolAllocator { pool: self, backend }
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<BlockKey, PrefixEntry<P>>> {
@@ -152,7 +152,7 @@ impl<P: Page> BlockPool<P> {
 
     /// Returns the block of `tokens` after `parent`, if a sequence holds it.
     pub(crate) fn find(&self, parent: BlockKey, tokens: &[u32]) -> Option<(BlockKey, PrefixHit<P>)> {
-        let key = parent.then(tokens);
+        let key = parent.child(tokens);
         let known = self.known();
         let check = self.check(tokens);
         let there = known.get(&key).filter(|known| known.parent == parent && known.check == check)?;
@@ -166,7 +166,7 @@ impl<P: Page> BlockPool<P> {
         tokens: &[u32; TOKENS_PER_BLOCK],
         entry: Entry<P>,
     ) -> BlockKey {
-        let key = parent.then(tokens);
+        let key = parent.child(tokens);
         let mut known = self.known();
         if known.len() == known.capacity() {
             known.retain(|_, known| known.is_held());
@@ -188,12 +188,12 @@ impl<P: Page> BlockPool<P> {
 }
 
 /// A pool with its device.
-pub(crate) struct PoolOn<'a, B: Backend> {
+pub(crate) struct PoolAllocator<'a, B: Backend> {
     pool: &'a BlockPool<B::Page>,
     backend: &'a B,
 }
 
-impl<B: Backend> PoolOn<'_, B> {
+impl<B: Backend> PoolAllocator<'_, B> {
     fn held(&self, n_bytes: usize, page: impl FnOnce() -> Result<B::Page>) -> Result<CountedPage<B::Page>> {
         if self.pool.n_bytes().saturating_add(n_bytes) > self.pool.budget.load(Ordering::Relaxed) {
             return Err(BackendError::OutOfMemory {
@@ -205,7 +205,7 @@ impl<B: Backend> PoolOn<'_, B> {
     }
 }
 
-impl<B: Backend> PageAllocator<B::Page> for PoolOn<'_, B> {
+impl<B: Backend> PageAllocator<B::Page> for PoolAllocator<'_, B> {
     fn page(&self, n_bytes: usize) -> Result<CountedPage<B::Page>> {
         self.held(n_bytes, || self.backend.page(n_bytes))
     }

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use kvant_backend::{
-    Backend, CountedPage, KvMemory, KvPart, Page, PageAllocator, Rows, StatePart, TOKENS_PER_BLOCK,
+    Backend, CountedPage, KvBatchEntry, KvMemory, Page, PageAllocator, StateBatchEntry, TOKENS_PER_BLOCK,
+    TokenSpan,
 };
 use kvant_codec::tile::TILE;
 
 use crate::block_pool::{BlockKey, BlockPool, Entry};
-use crate::layout::Group;
-use crate::states::States;
+use crate::layout::LayerGroup;
+use crate::recurrent_states::RecurrentStates;
 use crate::{CacheState, KvError, Layout};
 
 /// The keys and values of one sequence: blocks of 128 tokens, a sink and a tail for each group of
@@ -21,16 +22,16 @@ pub struct Cache<P: Page> {
     layout: Arc<Layout>,
     /// `[groups]`
     memory: Vec<KvMemory<P>>,
-    states: States<P>,
+    states: RecurrentStates<P>,
     /// Channel scales of each layer, `[layers]`; empty without scales, and before the first token.
-    balance: Vec<Arc<CountedPage<P>>>,
+    channel_scales: Vec<Arc<CountedPage<P>>>,
     len: usize,
     /// Tiles before this one are in the sink or the blocks.
     coded: usize,
     n_ctx: usize,
     /// Keys of the registered blocks, preceded by the root key.
     keys: Vec<BlockKey>,
-    mark: Option<Mark<P>>,
+    mark: Option<Checkpoint<P>>,
 }
 
 /// Shortest checkpointed length, from which a tail of two f16 tiles is at most a quarter of the f16
@@ -40,7 +41,7 @@ const LEAST_MARKED: usize = 8 * TILE;
 
 /// A checkpoint to truncate to: the tails and the states at that length.
 #[derive(Debug)]
-pub(crate) struct Mark<P: Page> {
+pub(crate) struct Checkpoint<P: Page> {
     pub(crate) len: usize,
     pub(crate) coded: usize,
     /// `[groups]`
@@ -48,7 +49,7 @@ pub(crate) struct Mark<P: Page> {
     pub(crate) states: Option<Arc<CountedPage<P>>>,
 }
 
-impl<P: Page> Clone for Mark<P> {
+impl<P: Page> Clone for Checkpoint<P> {
     fn clone(&self) -> Self {
         Self { tails: self.tails.clone(), states: self.states.clone(), ..*self }
     }
@@ -56,10 +57,20 @@ impl<P: Page> Clone for Mark<P> {
 
 impl<P: Page> Clone for Cache<P> {
     fn clone(&self) -> Self {
-        let Self { layout, memory, states, balance, len, coded, n_ctx, keys, mark } = self;
+        let Self { layout, memory, states, channel_scales: balance, len, coded, n_ctx, keys, mark } = self;
         let (layout, memory, states) = (Arc::clone(layout), memory.clone(), states.clone());
         let (balance, keys, mark) = (balance.clone(), keys.clone(), mark.clone());
-        Self { layout, memory, states, balance, len: *len, coded: *coded, n_ctx: *n_ctx, keys, mark }
+        Self {
+            layout,
+            memory,
+            states,
+            channel_scales: balance,
+            len: *len,
+            coded: *coded,
+            n_ctx: *n_ctx,
+            keys,
+            mark,
+        }
     }
 }
 
@@ -68,9 +79,9 @@ impl<P: Page> Cache<P> {
     /// token.
     pub fn new(layout: Arc<Layout>, n_ctx: usize) -> Self {
         let memory = layout.groups().iter().map(|group| KvMemory::new(group.sizes)).collect();
-        let coded = layout.coded_tiles(0);
-        let (states, balance, keys) = (States::default(), Vec::new(), Vec::new());
-        Self { layout, memory, states, balance, len: 0, coded, n_ctx, keys, mark: None }
+        let coded = layout.n_coded_tiles(0);
+        let (states, balance, keys) = (RecurrentStates::default(), Vec::new(), Vec::new());
+        Self { layout, memory, states, channel_scales: balance, len: 0, coded, n_ctx, keys, mark: None }
     }
 
     /// Returns what is stored, and where.
@@ -108,8 +119,13 @@ impl<P: Page> Cache<P> {
         let marked = marked.filter(|page| !is_there(page));
         // The youngest snapshot may still be the current page.
         let states = self.states.pages().skip(usize::from(self.states.is_remembered()));
-        let pages =
-            self.memory.iter().flat_map(KvMemory::pages).chain(states).chain(marked).chain(&self.balance);
+        let pages = self
+            .memory
+            .iter()
+            .flat_map(KvMemory::pages)
+            .chain(states)
+            .chain(marked)
+            .chain(&self.channel_scales);
         pages.map(|page| page.n_bytes()).sum()
     }
 
@@ -119,31 +135,31 @@ impl<P: Page> Cache<P> {
     }
 
     /// Describes the next `n` tokens, at indices from `first` of the batch.
-    pub fn rows(&self, first: usize, n: usize) -> Rows {
-        Rows { first, n, start: self.len, coded: self.coded }
+    pub fn rows(&self, first: usize, n: usize) -> TokenSpan {
+        TokenSpan { first, n, start: self.len, coded: self.coded }
     }
 
     /// Describes the last `n` stored tokens as tokens of a batch, to repeat their attention.
     ///
     /// # Panics
     /// When fewer than `n` tokens are stored.
-    pub fn last_rows(&self, n: usize) -> Rows {
-        Rows { first: 0, n, start: self.len - n, coded: self.coded }
+    pub fn last_rows(&self, n: usize) -> TokenSpan {
+        TokenSpan { first: 0, n, start: self.len - n, coded: self.coded }
     }
 
     /// Returns the KV tensors and the memory of a layer, for a step of `rows`; its share of the
     /// step tiles starts at byte `band`.
-    pub fn part(&mut self, layer: usize, rows: Rows, band: usize) -> KvPart<'_, P> {
+    pub fn part(&mut self, layer: usize, rows: TokenSpan, band: usize) -> KvBatchEntry<'_, P> {
         let memory = &mut self.memory[self.layout.group_of(layer)];
-        let balance = self.balance.get(layer).map(|page| &***page);
-        KvPart { rows, layer: self.layout.layer(layer), memory, band, balance }
+        let balance = self.channel_scales.get(layer).map(|page| &***page);
+        KvBatchEntry { rows, layer: self.layout.layer(layer), memory, band, channel_scales: balance }
     }
 
     /// Returns the state of recurrent layer `index`, for a step of `rows`.
     ///
     /// # Panics
     /// When the model has no such layer, or nothing was reserved.
-    pub fn state_part(&mut self, index: usize, rows: Rows) -> StatePart<'_, P> {
+    pub fn state_part(&mut self, index: usize, rows: TokenSpan) -> StateBatchEntry<'_, P> {
         let layout = self.layout.states().expect("a model with recurrent layers");
         self.states.part(layout, index, rows)
     }
@@ -151,7 +167,7 @@ impl<P: Page> Cache<P> {
     /// Returns the maximum number of tokens of the next step, which must not pass a snapshot of the
     /// states.
     pub fn max_rows(&self) -> usize {
-        self.layout.states().map_or(usize::MAX, |states| states.until_snapshot(self.len))
+        self.layout.states().map_or(usize::MAX, |states| states.tokens_to_snapshot(self.len))
     }
 
     /// Reserves capacity for draft tokens: returns how many of them, up to `most`, the next step
@@ -172,32 +188,32 @@ impl<P: Page> Cache<P> {
             return n;
         }
         // Without memory there are no draft tokens.
-        if self.states.remember(self.len, &pool.on(backend)).is_ok() { n } else { 0 }
+        if self.states.remember(self.len, &pool.allocator(backend)).is_ok() { n } else { 0 }
     }
 
     /// Releases memory that only draft tokens need.
     pub fn release_scratch(&mut self) {
-        self.states.forget();
+        self.states.discard_saved();
     }
 
     fn max_draft_rows(&self, known: usize, most: usize) -> usize {
         let next = self.len + known;
         let is_free = |n: &usize| {
             let (len, layout) = (next + n, &self.layout);
-            let coded = layout.coded_tiles(len);
-            let same_blocks = |group: &Group| {
-                group.n_blocks(len, coded) == group.n_blocks(next, layout.coded_tiles(next))
+            let coded = layout.n_coded_tiles(len);
+            let same_blocks = |group: &LayerGroup| {
+                group.n_blocks(len, coded) == group.n_blocks(next, layout.n_coded_tiles(next))
                     && group.oldest_block(len) == group.oldest_block(next)
             };
             // States cannot be truncated, so rejection must restore the current ones.
             let finds_back = layout.states().is_none_or(|_| {
-                let keeps = |group: &Group| group.oldest_block(len) == group.oldest_block(self.len);
-                layout.exact_cut(self.len, coded) == self.len && layout.groups().iter().all(keeps)
+                let keeps = |group: &LayerGroup| group.oldest_block(len) == group.oldest_block(self.len);
+                layout.exact_truncation(self.len, coded) == self.len && layout.groups().iter().all(keeps)
             });
             len <= self.n_ctx
                 && len - self.len <= self.max_rows()
                 && finds_back
-                && layout.exact_cut(next, coded) == next
+                && layout.exact_truncation(next, coded) == next
                 && layout.groups().iter().all(same_blocks)
         };
         // Before the first token there are no states, and without a tail the stored bits depend on
@@ -226,14 +242,14 @@ impl<P: Page> Cache<P> {
         }
         assert!(n <= self.max_rows(), "a step of {n} tokens steps over a snapshot");
         let rows = self.rows(0, n);
-        let coded = self.layout.coded_tiles(rows.end());
+        let coded = self.layout.n_coded_tiles(rows.end());
         for (group, memory) in self.layout.groups().iter().zip(&mut self.memory) {
             let end = group.n_blocks(rows.end(), coded);
             let first = group.first_block(rows).unwrap_or(end).min(end);
-            memory.reserve(first..end, group.writes_sink(rows), &pool.on(backend))?;
+            memory.reserve(first..end, group.writes_sink(rows), &pool.allocator(backend))?;
         }
         if let Some(states) = self.layout.states() {
-            self.states.reserve(states, &pool.on(backend))?;
+            self.states.reserve(states, &pool.allocator(backend))?;
         }
         self.upload_scales(backend, pool)
     }
@@ -244,16 +260,17 @@ impl<P: Page> Cache<P> {
         backend: &B,
         pool: &BlockPool<P>,
     ) -> Result<(), KvError> {
-        let Some(balance) = self.layout.plan().balance.as_ref().filter(|_| self.balance.is_empty()) else {
+        let Some(balance) = self.layout.plan().balance.as_ref().filter(|_| self.channel_scales.is_empty())
+        else {
             return Ok(());
         };
         let on_device = |index| {
             let bytes = balance.bytes(index);
-            let mut page = pool.on(backend).page(bytes.len())?;
+            let mut page = pool.allocator(backend).page(bytes.len())?;
             backend.write_page(&mut page, &bytes)?;
             Ok(Arc::new(page))
         };
-        self.balance = (0..balance.layers.len()).map(on_device).collect::<Result<_, KvError>>()?;
+        self.channel_scales = (0..balance.layers.len()).map(on_device).collect::<Result<_, KvError>>()?;
         Ok(())
     }
 
@@ -267,8 +284,8 @@ impl<P: Page> Cache<P> {
             }
         }
         if self.len == 0 {
-            self.states = States::default();
-            self.balance.clear();
+            self.states = RecurrentStates::default();
+            self.channel_scales.clear();
         }
     }
 
@@ -276,9 +293,9 @@ impl<P: Page> Cache<P> {
     /// outside every window.
     pub fn commit(&mut self, n: usize) {
         self.len += n;
-        self.coded = self.layout.coded_tiles(self.len);
+        self.coded = self.layout.n_coded_tiles(self.len);
         for (group, memory) in self.layout.groups().iter().zip(&mut self.memory) {
-            memory.forget(group.oldest_block(self.len));
+            memory.release_before(group.oldest_block(self.len));
         }
         if let Some(states) = self.layout.states() {
             self.states.commit(states, self.len);
@@ -303,7 +320,7 @@ impl<P: Page> Cache<P> {
             Some(_) => self.len > 0,
             None => self.len >= LEAST_MARKED && self.state().has_tail(),
         };
-        self.mark = is_worth_it.then(|| Mark {
+        self.mark = is_worth_it.then(|| Checkpoint {
             len: self.len,
             coded: self.coded,
             tails: self.memory.iter().map(|memory| memory.tail().cloned()).collect(),
@@ -329,7 +346,7 @@ impl<P: Page> Cache<P> {
             false => self.rewind_point(n, mark.coded),
         });
         let n = now.max(marked);
-        if n == 0 || !self.is_there(n) {
+        if n == 0 || !self.has_blocks(n) {
             self.clear();
             return 0;
         }
@@ -342,7 +359,7 @@ impl<P: Page> Cache<P> {
         }
         self.states.go_back(n, states);
         self.mark.take_if(|mark| mark.len > n);
-        (self.len, self.coded) = (n, self.coded.min(n.div_ceil(TILE)).max(self.layout.coded_tiles(0)));
+        (self.len, self.coded) = (n, self.coded.min(n.div_ceil(TILE)).max(self.layout.n_coded_tiles(0)));
         for (group, memory) in self.layout.groups().iter().zip(&mut self.memory) {
             memory.truncate(group.n_blocks(self.len, self.coded));
         }
@@ -353,15 +370,15 @@ impl<P: Page> Cache<P> {
     /// Returns the longest length up to `n` to which truncation is exact, while tiles before
     /// `coded` are coded.
     fn rewind_point(&self, n: usize, coded: usize) -> usize {
-        let is_exact = |at: &usize| *at <= n && self.layout.exact_cut(*at, coded) == *at;
+        let is_exact = |at: &usize| *at <= n && self.layout.exact_truncation(*at, coded) == *at;
         match self.layout.states() {
-            None => self.layout.exact_cut(n, coded),
+            None => self.layout.exact_truncation(n, coded),
             Some(_) => self.states.places().filter(is_exact).max().unwrap_or(0),
         }
     }
 
     /// Returns whether every block that a query after `n` tokens reads is still present.
-    fn is_there(&self, n: usize) -> bool {
+    fn has_blocks(&self, n: usize) -> bool {
         self.groups().all(|(group, memory)| {
             let coded = self.coded.min(n.div_ceil(TILE));
             let blocks = group.oldest_block(n)..group.n_blocks(n, coded);
@@ -389,22 +406,22 @@ impl<P: Page> Cache<P> {
         &mut self,
         state: CacheState,
         states: Option<Arc<CountedPage<P>>>,
-        mark: Option<Mark<P>>,
+        mark: Option<Checkpoint<P>>,
     ) {
         (self.len, self.coded, self.mark) = (state.len, state.coded, mark);
         self.states.go_back(state.len, states);
     }
 
-    pub(crate) fn states(&self) -> &States<P> {
+    pub(crate) fn states(&self) -> &RecurrentStates<P> {
         &self.states
     }
 
-    pub(crate) fn marked(&self) -> Option<&Mark<P>> {
+    pub(crate) fn marked(&self) -> Option<&Checkpoint<P>> {
         self.mark.as_ref()
     }
 
     /// Returns each group with its memory.
-    pub(crate) fn groups(&self) -> impl Iterator<Item = (&Group, &KvMemory<P>)> {
+    pub(crate) fn groups(&self) -> impl Iterator<Item = (&LayerGroup, &KvMemory<P>)> {
         self.layout.groups().iter().zip(&self.memory)
     }
 
@@ -414,7 +431,7 @@ impl<P: Page> Cache<P> {
 
     /// Sets the parent key of the first block; without it, blocks are neither registered nor looked
     /// up. A sequence with registered blocks keeps its root.
-    pub fn set_root(&mut self, root: BlockKey) {
+    pub fn set_prefix_root(&mut self, root: BlockKey) {
         if self.keys.len() <= 1 || self.is_empty() {
             self.keys = vec![root];
         }
@@ -470,12 +487,12 @@ impl<P: Page> Cache<P> {
             memory.set_sink(found[..n].last().and_then(|block| block.sinks[g].clone()));
         }
         if let Some(states) = found[..n].last().and_then(|block| block.states.clone()) {
-            self.states.attach(n * TOKENS_PER_BLOCK, states);
+            self.states.attach_prefix(n * TOKENS_PER_BLOCK, states);
         }
         keys.truncate(1 + n);
         self.keys = keys;
         self.len = n * TOKENS_PER_BLOCK;
-        self.coded = (self.len / TILE).max(self.layout.coded_tiles(0));
+        self.coded = (self.len / TILE).max(self.layout.n_coded_tiles(0));
         self.len
     }
 }

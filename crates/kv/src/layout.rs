@@ -1,6 +1,6 @@
 //! The memory layout of all KV tensors, computed once per plan and shared by its caches.
 
-use kvant_backend::{KvLayer, KvTensorSpec, PREFIX_ALIGNMENT, Rows, TOKENS_PER_BLOCK, TensorSizes};
+use kvant_backend::{KvLayer, KvTensorSpec, PREFIX_ALIGNMENT, TOKENS_PER_BLOCK, TensorSizes, TokenSpan};
 use kvant_codec::tile::{Side, TILE};
 
 use crate::{KvLayerShape, KvShape, Plan};
@@ -15,7 +15,7 @@ pub struct Layout {
     layers: Vec<KvLayer>,
     /// The group of each layer.
     group_of: Vec<usize>,
-    groups: Vec<Group>,
+    groups: Vec<LayerGroup>,
     /// Determines which tokens are in f16: any tensor with a tail, as all tails are equal.
     tailed: Option<KvTensorSpec>,
     states: Option<StateLayout>,
@@ -32,13 +32,13 @@ pub(crate) struct StateLayout {
 
 /// Layers that share blocks.
 #[derive(Debug)]
-pub(crate) struct Group {
+pub(crate) struct LayerGroup {
     /// Sliding window: the youngest tokens that a query of these layers attends to.
     window: Option<usize>,
     pub(crate) sizes: TensorSizes,
     /// One tensor of each kind: with and without a tail, with and without a sink. Together they
     /// write every location that the group writes.
-    kinds: Vec<KvTensorSpec>,
+    tensor_kinds: Vec<KvTensorSpec>,
 }
 
 impl Layout {
@@ -48,21 +48,25 @@ impl Layout {
     /// When `plan` was made for another shape.
     pub fn new(shape: &KvShape, plan: Plan) -> Self {
         assert_eq!(plan.types.len(), shape.layers.len(), "the plan belongs to another model");
-        let mut groups: Vec<Group> = Vec::new();
+        let mut groups: Vec<LayerGroup> = Vec::new();
         let (mut layers, mut group_of) = (Vec::new(), Vec::new());
         for (index, layer) in shape.layers.iter().enumerate() {
             let known = groups.iter().position(|group| group.window == layer.window);
             let group = known.unwrap_or_else(|| {
-                groups.push(Group { window: layer.window, sizes: TensorSizes::default(), kinds: Vec::new() });
+                groups.push(LayerGroup {
+                    window: layer.window,
+                    sizes: TensorSizes::default(),
+                    tensor_kinds: Vec::new(),
+                });
                 groups.len() - 1
             });
             let streams = |side| {
-                let spec = |head| plan.stream(shape, index, head, side);
+                let spec = |head| plan.kv_tensor(shape, index, head, side);
                 let heads = if layer.sides().contains(&side) { layer.n_kv_heads } else { 0 };
                 (0..heads).map(spec).collect::<Vec<_>>()
             };
             let (k, v) = (streams(Side::K), streams(Side::V));
-            let Group { sizes, kinds, .. } = &mut groups[group];
+            let LayerGroup { sizes, tensor_kinds: kinds, .. } = &mut groups[group];
             for spec in k.iter().chain(&v) {
                 let of = |spec: &KvTensorSpec| (spec.tail_tiles > 0, spec.sink_tiles);
                 if !kinds.iter().any(|kind| of(kind) == of(spec)) {
@@ -74,7 +78,8 @@ impl Layout {
             layers.push(KvLayer { scales_values, ..streams });
             group_of.push(group);
         }
-        let tailed = groups.iter().flat_map(|group| &group.kinds).find(|kind| kind.tail_tiles > 0).copied();
+        let tailed =
+            groups.iter().flat_map(|group| &group.tensor_kinds).find(|kind| kind.tail_tiles > 0).copied();
         let states = (!shape.states.is_empty()).then(|| StateLayout::new(shape));
         Self { plan, layers, group_of, groups, tailed, states }
     }
@@ -91,9 +96,9 @@ impl Layout {
 
     /// Returns the bytes that a cache of `tokens` tokens allocates; saturates at `usize::MAX`.
     pub fn n_bytes(&self, tokens: usize) -> usize {
-        let of_group = |group: &Group| {
+        let of_group = |group: &LayerGroup| {
             // A tail longer than a sliding window holds tokens that are in no block.
-            let blocks = group.n_blocks(tokens, self.coded_tiles(tokens));
+            let blocks = group.n_blocks(tokens, self.n_coded_tiles(tokens));
             let blocks = blocks.saturating_sub(group.oldest_block(tokens));
             let TensorSizes { block, sink, tail } = group.sizes;
             let sixteen = if tokens > 0 { sink.saturating_add(tail) } else { 0 };
@@ -122,21 +127,21 @@ impl Layout {
 
     /// Returns the longest length up to `n` to which truncation is exact, while tiles before
     /// `coded` are coded.
-    pub(crate) fn exact_cut(&self, n: usize, coded: usize) -> usize {
-        self.tailed.map_or(n, |spec| spec.exact_cut(n, coded))
+    pub(crate) fn exact_truncation(&self, n: usize, coded: usize) -> usize {
+        self.tailed.map_or(n, |spec| spec.exact_truncation(n, coded))
     }
 
     /// Returns whether any tensor is coded and has a tail.
-    pub(crate) fn is_tailed(&self) -> bool {
+    pub(crate) fn has_tail(&self) -> bool {
         self.tailed.is_some()
     }
 
     /// Returns the number of coded tiles after `len` tokens.
-    pub(crate) fn coded_tiles(&self, len: usize) -> usize {
-        self.tailed.map_or(0, |spec| spec.coded_tiles(len))
+    pub(crate) fn n_coded_tiles(&self, len: usize) -> usize {
+        self.tailed.map_or(0, |spec| spec.n_coded_tiles(len))
     }
 
-    pub(crate) fn groups(&self) -> &[Group] {
+    pub(crate) fn groups(&self) -> &[LayerGroup] {
         &self.groups
     }
 
@@ -147,7 +152,7 @@ impl Layout {
     /// Returns whether blocks alone represent the first `n` tokens, so that a sequence can start
     /// with them.
     pub(crate) fn is_attachable(&self, n: usize) -> bool {
-        n.is_multiple_of(TOKENS_PER_BLOCK) && self.exact_cut(n, n / TILE) == n && {
+        n.is_multiple_of(TOKENS_PER_BLOCK) && self.exact_truncation(n, n / TILE) == n && {
             let n_sink = self.tailed.map_or(0, |spec| spec.sink_tiles * TILE);
             n >= n_sink
         }
@@ -183,12 +188,12 @@ impl StateLayout {
 
     /// Returns the tokens between snapshots; a multiple of [`BORDER`], where keys and values are in
     /// blocks alone.
-    pub(crate) fn every(&self) -> usize {
+    pub(crate) fn snapshot_interval(&self) -> usize {
         self.every
     }
 
     /// Returns the tokens from `len` to the next snapshot, at least one.
-    pub(crate) fn until_snapshot(&self, len: usize) -> usize {
+    pub(crate) fn tokens_to_snapshot(&self, len: usize) -> usize {
         self.every - len % self.every
     }
 }
@@ -196,16 +201,16 @@ impl StateLayout {
 impl KvShape {
     /// Returns the bytes of a sequence's states, and the tokens between their snapshots; `None`
     /// without recurrent layers.
-    pub fn states_kept(&self) -> Option<(usize, usize)> {
+    pub fn state_snapshots(&self) -> Option<(usize, usize)> {
         let layout = (!self.states.is_empty()).then(|| StateLayout::new(self))?;
-        Some((layout.n_bytes(), layout.every()))
+        Some((layout.n_bytes(), layout.snapshot_interval()))
     }
 }
 
 /// Alignment of states in bytes, the same as that of tiles.
 const STATE_ALIGN: usize = 64;
 
-impl Group {
+impl LayerGroup {
     /// Returns the number of blocks that `len` tokens extend into, while tiles before `coded` are
     /// coded.
     pub(crate) fn n_blocks(&self, len: usize, coded: usize) -> usize {
@@ -214,7 +219,7 @@ impl Group {
             _ if coded <= kind.sink_tiles => 0,
             _ => coded * TILE,
         };
-        self.kinds.iter().map(end).max().unwrap_or(0).div_ceil(TOKENS_PER_BLOCK)
+        self.tensor_kinds.iter().map(end).max().unwrap_or(0).div_ceil(TOKENS_PER_BLOCK)
     }
 
     /// Returns the first block that a query after `len` tokens reads.
@@ -230,22 +235,22 @@ impl Group {
             _ if coded <= kind.sink_tiles => 0,
             _ => len.min(coded * TILE),
         };
-        self.kinds.iter().map(end).min().unwrap_or(0) / TOKENS_PER_BLOCK
+        self.tensor_kinds.iter().map(end).min().unwrap_or(0) / TOKENS_PER_BLOCK
     }
 
     /// Returns the first block that a step of `rows` writes; `None` when it writes none.
-    pub(crate) fn first_block(&self, rows: Rows) -> Option<usize> {
+    pub(crate) fn first_block(&self, rows: TokenSpan) -> Option<usize> {
         let first = |kind: &KvTensorSpec| {
             kind.writes(rows).find_map(|write| match write.place {
-                kvant_backend::Place::Main(tile) => Some(tile * TILE / TOKENS_PER_BLOCK),
+                kvant_backend::TileLocation::Main(tile) => Some(tile * TILE / TOKENS_PER_BLOCK),
                 _ => None,
             })
         };
-        self.kinds.iter().filter_map(first).min()
+        self.tensor_kinds.iter().filter_map(first).min()
     }
 
     /// Returns whether a step of `rows` writes to the sink.
-    pub(crate) fn writes_sink(&self, rows: Rows) -> bool {
-        self.kinds.iter().any(|kind| rows.start < kind.sink_tiles * TILE)
+    pub(crate) fn writes_sink(&self, rows: TokenSpan) -> bool {
+        self.tensor_kinds.iter().any(|kind| rows.start < kind.sink_tiles * TILE)
     }
 }

@@ -15,19 +15,19 @@
 //! got it wrong; [`Cache::reserve`] returns [`KvError::Full`] instead.
 #![forbid(unsafe_code)]
 
-mod balance;
 mod block_pool;
 mod cache;
+mod channel_scales;
 mod error;
 mod layout;
 mod plan;
 mod policy;
+mod recurrent_states;
 mod snapshot;
-mod states;
 
-pub use balance::{ChannelScales, LayerScales, WeightStatistics, balance_factors, five_digits};
 pub use block_pool::{BlockKey, BlockPool};
 pub use cache::Cache;
+pub use channel_scales::{ChannelScales, LayerScales, WeightStatistics, balance_factors, five_digits};
 pub use error::KvError;
 pub use layout::Layout;
 pub use plan::{HeadTypes, KvLayerShape, KvShape, Plan};

@@ -35,18 +35,18 @@ pub struct KvLayerShape {
     /// when `None`.
     pub window: Option<usize>,
     /// Whether values are a prefix of their keys (MLA), so that one shared-KV tensor holds both.
-    pub joint: bool,
+    pub shared_kv: bool,
 }
 
 impl KvLayerShape {
     /// Returns the values stored per token.
     pub fn values_per_token(&self) -> usize {
-        self.n_kv_heads * (self.k_head_dim + if self.joint { 0 } else { self.v_head_dim })
+        self.n_kv_heads * (self.k_head_dim + if self.shared_kv { 0 } else { self.v_head_dim })
     }
 
     /// Returns the sides with KV tensors of their own.
     pub fn sides(&self) -> &'static [Side] {
-        if self.joint { &[Side::K] } else { &[Side::K, Side::V] }
+        if self.shared_kv { &[Side::K] } else { &[Side::K, Side::V] }
     }
 
     /// Returns the query heads per KV head.
@@ -125,13 +125,13 @@ impl Plan {
         let types = shape.layers.iter().map(|layer| vec![HeadTypes { k, v }; layer.n_kv_heads]).collect();
         let mut plan = Self::of(types);
         policies.apply(shape, &mut plan)?;
-        plan.join(shape);
+        plan.unify_shared_kv(shape);
         Ok(plan)
     }
 
     /// Sets the type of values that are part of their keys to the keys' type.
-    fn join(&mut self, shape: &KvShape) {
-        let joint = shape.layers.iter().zip(&mut self.types).filter(|(layer, _)| layer.joint);
+    fn unify_shared_kv(&mut self, shape: &KvShape) {
+        let joint = shape.layers.iter().zip(&mut self.types).filter(|(layer, _)| layer.shared_kv);
         let mut left_out = None;
         for types in joint.flat_map(|(_, heads)| heads).filter(|types| types.v != types.k) {
             left_out = Some(*types);
@@ -162,10 +162,10 @@ impl Plan {
     }
 
     /// Returns the KV tensor of one head and side: the same for both sides where it is shared.
-    pub fn stream(&self, shape: &KvShape, layer: usize, head: usize, side: Side) -> KvTensorSpec {
+    pub fn kv_tensor(&self, shape: &KvShape, layer: usize, head: usize, side: Side) -> KvTensorSpec {
         let (types, layer) = (self.types[layer][head], &shape.layers[layer]);
         let spec = match side {
-            _ if layer.joint => KvTensorSpec::joint(types.k, layer.k_head_dim, layer.v_head_dim),
+            _ if layer.shared_kv => KvTensorSpec::joint(types.k, layer.k_head_dim, layer.v_head_dim),
             Side::K => KvTensorSpec::new(types.k, side, layer.k_head_dim),
             Side::V => KvTensorSpec::new(types.v, side, layer.v_head_dim),
         };
@@ -193,7 +193,7 @@ impl Plan {
     pub fn bits_per_value(&self, shape: &KvShape) -> (f64, f64) {
         let mean = |side| {
             let heads = (0..self.types.len()).flat_map(|layer| {
-                (0..self.types[layer].len()).map(move |head| self.stream(shape, layer, head, side))
+                (0..self.types[layer].len()).map(move |head| self.kv_tensor(shape, layer, head, side))
             });
             let (bits, values) = heads.fold((0, 0), |(bits, values), spec| {
                 let tiles = TILES_PER_BLOCK * spec.main_layout().bytes();

@@ -55,7 +55,7 @@ pub struct TableRule {
 pub struct Policies(pub Vec<Policy>);
 
 /// Query heads per KV head from which low-bit keys are not trusted.
-const WIDE_GROUP: usize = 6;
+const MIN_WIDE_GQA_RATIO: usize = 6;
 
 /// Default limit of the score variance of a code, in nats squared. Of the models measured, only the
 /// first layer of Qwen2.5-0.5B exceeds it at 3 bits (3.7; the next is a layer of Gemma 3 270M with
@@ -155,12 +155,12 @@ impl FromStr for Policy {
 impl Policy {
     fn apply(&self, shape: &KvShape, plan: &mut Plan) -> Result<(), KvError> {
         match self {
-            Self::AutoKeys { most } => raise_blurred_keys(shape, plan, *most),
+            Self::AutoKeys { most } => raise_sensitive_keys(shape, plan, *most),
             Self::AutoAsymmetric => {
                 let mut raised = None;
                 for (layer, heads) in shape.layers.iter().zip(&mut plan.types) {
                     for types in heads.iter_mut().filter(|types| types.k.bits_per_value() < 8.0) {
-                        if layer.gqa_ratio() >= WIDE_GROUP {
+                        if layer.gqa_ratio() >= MIN_WIDE_GQA_RATIO {
                             raised = Some((types.k, layer.gqa_ratio()));
                             types.k = DType::Q8_0;
                         }
@@ -242,10 +242,10 @@ impl fmt::Display for Policies {
 }
 
 /// Types that keys are raised to, smallest first.
-const SHARPER: [DType; 3] = [DType::Turbo3, DType::Turbo4, DType::Q8_0];
+const KEY_TYPE_LADDER: [DType; 3] = [DType::Turbo3, DType::Turbo4, DType::Q8_0];
 
 /// Raises keys whose scores a code would blur to the smallest sufficient type.
-fn raise_blurred_keys(shape: &KvShape, plan: &mut Plan, most: f64) {
+fn raise_sensitive_keys(shape: &KvShape, plan: &mut Plan, most: f64) {
     let Some(statistics) = &shape.statistics else { return };
     let (mut n, mut raised) = (0, 0);
     for (heads, noise) in plan.types.iter_mut().zip(&statistics.score_noise) {
@@ -256,7 +256,7 @@ fn raise_blurred_keys(shape: &KvShape, plan: &mut Plan, most: f64) {
                 continue;
             }
             let bits = types.k.bits_per_value();
-            let mut sharper = SHARPER.into_iter().filter(|dtype| dtype.bits_per_value() > bits);
+            let mut sharper = KEY_TYPE_LADDER.into_iter().filter(|dtype| dtype.bits_per_value() > bits);
             if let Some(dtype) = sharper.clone().find(|&dtype| !blurs(dtype)).or_else(|| sharper.next_back())
             {
                 types.k = dtype;
@@ -337,7 +337,7 @@ mod tests {
         let (k_head_dim, v_head_dim, window) = (head_dim, head_dim, None);
         KvShape::uniform(
             n_layers,
-            KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window, joint: false },
+            KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window, shared_kv: false },
         )
     }
 
@@ -411,13 +411,13 @@ mod tests {
             k_head_dim: 576,
             v_head_dim: 512,
             window: None,
-            joint: true,
+            shared_kv: true,
         };
         let (joint, f16) = (KvShape::uniform(2, layer), DType::F16);
-        let apart = KvShape::uniform(2, KvLayerShape { joint: false, ..layer });
+        let apart = KvShape::uniform(2, KvLayerShape { shared_kv: false, ..layer });
         let p = plan(&joint, DType::Turbo3, DType::Turbo3, "none");
         assert_eq!((p.type_names(), p.notes.len()), (("turbo3", "turbo3"), 0));
-        assert_eq!(p.stream(&joint, 1, 0, Side::K), p.stream(&joint, 1, 0, Side::V));
+        assert_eq!(p.kv_tensor(&joint, 1, 0, Side::K), p.kv_tensor(&joint, 1, 0, Side::V));
         // 576 of 576 + 512 values are stored.
         assert_eq!(17 * plan(&joint, f16, f16, "none").n_bytes(&joint, 1280), 9 * apart.f16_bytes(1280));
         // Policies for keys apply to both; a type for values alone is ignored with a note.
@@ -433,9 +433,9 @@ mod tests {
     #[test]
     fn sink_and_recent_are_whole_tiles_and_skip_float_tensors() {
         let p = plan(&llama(), DType::Turbo3, DType::F16, "sink:4,recent:100,alpha:1.02");
-        let k = p.stream(&llama(), 0, 0, Side::K);
+        let k = p.kv_tensor(&llama(), 0, 0, Side::K);
         assert_eq!((k.sink_tiles, k.tail_tiles, k.alpha), (1, 9, 1.02));
-        let v = p.stream(&llama(), 0, 0, Side::V);
+        let v = p.kv_tensor(&llama(), 0, 0, Side::V);
         assert_eq!((v.sink_tiles, v.tail_tiles, v.alpha), (0, 0, 1.0));
     }
 

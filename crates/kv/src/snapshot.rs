@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use kvant_backend::{Backend, Page, PageAllocator, Place};
+use kvant_backend::{Backend, Page, PageAllocator, TileLocation};
 use kvant_codec::tile::{self, Side, TILE, restore_row};
 
 use crate::block_pool::BlockPool;
-use crate::cache::Mark;
+use crate::cache::Checkpoint;
 use crate::layout::StateLayout;
 use crate::{Cache, KvError, Layout};
 
@@ -40,7 +40,7 @@ impl<P: Page> Cache<P> {
     }
 
     /// Returns every page that later steps may read.
-    fn kept(&self) -> impl Iterator<Item = &P> {
+    fn live_pages(&self) -> impl Iterator<Item = &P> {
         let pages = self.groups().flat_map(|(group, memory)| {
             let tail = memory.tail().filter(|_| self.state().has_tail());
             let f16 = memory.sink().into_iter().chain(tail);
@@ -56,14 +56,14 @@ impl<P: Page> Cache<P> {
 
     /// Returns the bytes of each of the [pages](Cache::images).
     pub fn page_bytes(&self) -> impl Iterator<Item = usize> {
-        self.kept().map(Page::n_bytes)
+        self.live_pages().map(Page::n_bytes)
     }
 
     /// Returns the bytes of every page that later steps may read: for each group the sink, the
     /// tail, and the blocks; the states of recurrent layers; then the tails and the states of the
     /// checkpoint.
     pub fn pages<B: Backend<Page = P>>(&self, backend: &B) -> impl Iterator<Item = Result<Vec<u8>, KvError>> {
-        self.kept().map(|page| {
+        self.live_pages().map(|page| {
             let mut bytes = vec![0; page.n_bytes()];
             backend.read_page(page, &mut bytes)?;
             Ok(bytes)
@@ -85,7 +85,7 @@ impl<P: Page> Cache<P> {
         next: &mut dyn FnMut(usize) -> Result<Vec<u8>, E>,
     ) -> Result<Self, E> {
         // When a model is split into parts, one part may code tokens that another does not.
-        let coded_here = |coded| if layout.is_tailed() { coded } else { layout.coded_tiles(0) };
+        let coded_here = |coded| if layout.has_tail() { coded } else { layout.n_coded_tiles(0) };
         let mark = state.mark.map(|(len, coded)| (len, coded_here(coded)));
         let state = CacheState { coded: coded_here(state.coded), mark, ..state };
         let CacheState { len, coded, mark } = state;
@@ -96,7 +96,7 @@ impl<P: Page> Cache<P> {
         for (len, coded) in std::iter::once((len, coded)).chain(mark) {
             // The lengths that a cache of so many tokens can reach: by feeding, or by truncation
             // after that.
-            let least = layout.coded_tiles(len);
+            let least = layout.n_coded_tiles(len);
             if len > state.len || coded < least || (coded > least && coded > len.div_ceil(TILE)) {
                 let what = format!("{coded} coded tiles cannot be those of {len} tokens");
                 return Err(KvError::Image { index: 0, what }.into());
@@ -110,7 +110,7 @@ impl<P: Page> Cache<P> {
                 return Err(KvError::Image { index, what }.into());
             }
             index += 1;
-            let mut page = pool.on(backend).page(n_bytes).map_err(KvError::from)?;
+            let mut page = pool.allocator(backend).page(n_bytes).map_err(KvError::from)?;
             backend.write_page(&mut page, &bytes).map_err(KvError::from)?;
             Ok::<_, E>(Arc::new(page))
         };
@@ -136,7 +136,7 @@ impl<P: Page> Cache<P> {
                 let tails =
                     sizes.map(|tail| (tail > 0).then(|| read(tail)).transpose()).collect::<Result<_, _>>()?;
                 let states = state_bytes.map(&mut read).transpose()?;
-                Some(Mark { len, coded, tails, states })
+                Some(Checkpoint { len, coded, tails, states })
             }
         };
         cache.set_state(state, states, mark);
@@ -151,7 +151,7 @@ impl<P: Page> Cache<P> {
     ///
     /// # Errors
     /// When the device cannot be read.
-    pub fn rows_of<B: Backend<Page = P>>(
+    pub fn decoded_rows<B: Backend<Page = P>>(
         &self,
         backend: &B,
         layer: usize,
@@ -164,13 +164,13 @@ impl<P: Page> Cache<P> {
             Side::V => streams.values(head),
         };
         let (spec, memory) = (&stream.spec, self.memory(layer));
-        let first = streams.oldest(self.len());
+        let first = streams.window_start(self.len());
         let dim = if side == Side::V { spec.v_head_dim() } else { spec.head_dim };
         let mut rows = vec![0.0; (self.len() - first) * dim];
         let (mut padded, mut whole) = (vec![0.0; spec.dim()], vec![0.0; spec.head_dim]);
         let mut read: (Option<&P>, Vec<u8>) = (None, Vec::new());
         for (token, row) in (first..).zip(rows.chunks_exact_mut(dim)) {
-            let place = spec.place(token / TILE, self.coded());
+            let place = spec.location(token / TILE, self.coded());
             let stored = memory.tile(stream, place);
             if !read.0.is_some_and(|page| std::ptr::eq(page, stored.page)) {
                 read = (None, vec![0; stored.page.n_bytes()]);
@@ -178,7 +178,7 @@ impl<P: Page> Cache<P> {
                 read.0 = Some(stored.page);
             }
             stored.layout.get(&read.1[stored.offset..][..stored.layout.bytes()], token % TILE, &mut padded);
-            if spec.centres && matches!(place, Place::Main(_)) {
+            if spec.centres && matches!(place, TileLocation::Main(_)) {
                 let centre = &read.1[stream.centre..][..spec.centre_bytes()];
                 padded.iter_mut().zip(tile::centre(centre)).for_each(|(v, c)| *v += c);
             }
@@ -186,7 +186,7 @@ impl<P: Page> Cache<P> {
             if let Some(balance) = &self.layout().plan().balance {
                 balance.layers[layer].undo(
                     head,
-                    if spec.joint.is_some() { Side::K } else { side },
+                    if spec.shared_kv.is_some() { Side::K } else { side },
                     &mut whole,
                 );
             }

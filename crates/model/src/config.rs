@@ -15,12 +15,12 @@ mod ropes;
 
 pub(crate) use experts::SELECTION_BIAS;
 pub use mla::Latent;
-pub use recurrence::{Recurrence, StateKind};
+pub use recurrence::{RecurrentMixer, StateKind};
 pub(crate) use ropes::DIVISORS;
 
 use crate::ModelError;
 use crate::SharedExpert;
-use crate::family::{Factors, Family, HeadNorms, NoRope, NormKind, Norms, Scale};
+use crate::family::{Factors, Family, NoRope, NormKind, Norms, QkNorm, Scale};
 use crate::rope::Rope;
 
 /// Hyper-parameters of a model.
@@ -53,7 +53,7 @@ pub struct Config {
     /// Soft cap of the logits, applied after that factor.
     pub logit_soft_cap: Option<f32>,
     /// Width of the per-layer embeddings, if the model has them (Gemma 3n and 4).
-    pub n_per_layer: Option<usize>,
+    pub per_layer_embedding_size: Option<usize>,
     /// Statistics of the layers' K and V, once [computed from the
     /// weights](Self::weight_statistics).
     pub statistics: Option<Arc<WeightStatistics>>,
@@ -67,7 +67,7 @@ pub struct LayerSpec {
     /// Where the K and V that its queries attend to are stored.
     pub state: LayerState,
     /// Recurrent token mixer with a state of fixed size, instead of attention or beside it.
-    pub recurrence: Option<Recurrence>,
+    pub recurrence: Option<RecurrentMixer>,
     /// Width of the dense feed-forward layer; in a MoE layer, of the shared expert; 0 if absent.
     pub n_ff: usize,
     /// The experts of a MoE layer.
@@ -185,7 +185,7 @@ impl Config {
         let without_heads = n_kv_heads.iter().map(|&n| n == 0).collect();
         let recurrences = recurrence::read(&keys, family, n_embd, without_heads)?;
         let windows = heads::read_windows(&keys, family, n_layers)?;
-        let (heads, latent) = match family.latent {
+        let (heads, latent) = match family.mla {
             true => {
                 mla::read(&keys, n_layers).map(|(heads, latent)| (vec![heads; n_layers], Some(latent)))?
             }
@@ -228,7 +228,7 @@ impl Config {
                 n_ff: experts.n_ff(index),
                 experts: experts.of_layer(index),
                 rope,
-                q_rope: rope + ropes.for_queries,
+                q_rope: rope + ropes.query_offset,
                 scale: scale.unwrap_or_else(|| scale_of(family.scale, n_layers, n_embd, heads)),
                 soft_cap,
                 latent,
@@ -256,7 +256,7 @@ impl Config {
             embedding_scale: 1.0,
             logit_scale: 1.0,
             logit_soft_cap,
-            n_per_layer: Some(keys.count(PER_LAYER)?).filter(|&n| n > 0),
+            per_layer_embedding_size: Some(keys.count(PER_LAYER)?).filter(|&n| n > 0),
             statistics: None,
         };
         config.read_factors(&keys)?;
@@ -267,7 +267,7 @@ impl Config {
     /// Returns the MTP layer after the last decoder layer, if the file has a supported one.
     fn find_mtp(&self, gguf: &Gguf) -> Option<LayerSpec> {
         let entry = format!("blk.{}.{EH_PROJ}", self.layers.len());
-        if !self.family.predicts_further || self.n_mtp == 0 || gguf.find_info(&entry).is_none() {
+        if !self.family.has_mtp || self.n_mtp == 0 || gguf.find_info(&entry).is_none() {
             return None;
         }
         self.layers.iter().rfind(|layer| layer.attends()).copied()
@@ -276,7 +276,7 @@ impl Config {
     /// Returns the shape of the [MTP layer](Self::mtp) as a model of its own.
     pub fn of_mtp(&self) -> Option<Self> {
         let layers = vec![self.mtp?];
-        Some(Self { layers, n_mtp: 0, mtp: None, n_per_layer: None, ..self.clone() })
+        Some(Self { layers, n_mtp: 0, mtp: None, per_layer_embedding_size: None, ..self.clone() })
     }
 
     fn read_factors(&mut self, keys: &Keys) -> Result<(), ModelError> {
@@ -308,7 +308,7 @@ impl Config {
 
     /// Returns whether a context of `n_ctx` tokens uses the long RoPE frequencies, which give other
     /// logits than the short ones.
-    pub fn turns_long(&self, n_ctx: usize) -> bool {
+    pub fn uses_long_rope(&self, n_ctx: usize) -> bool {
         self.n_ctx_short().is_some_and(|short| n_ctx > short)
     }
 
@@ -382,8 +382,8 @@ fn read_layers(keys: &Keys) -> Result<(usize, usize), ModelError> {
 /// Returns the norms of the family, without those that the file lacks.
 fn read_norms(keys: &Keys, family: &Family) -> Norms {
     match family.norms.heads {
-        HeadNorms::EachIfThere if !keys.has_tensor("attn_q_norm.weight") => {
-            Norms { heads: HeadNorms::None, ..family.norms }
+        QkNorm::EachIfThere if !keys.has_tensor("attn_q_norm.weight") => {
+            Norms { heads: QkNorm::None, ..family.norms }
         }
         _ => family.norms,
     }

@@ -11,14 +11,14 @@
 use std::sync::Arc;
 
 use kvant_backend::{
-    Backend, BackendError, Gate, Heads, Input, KvPart, Norm, Output, Page, Rope, RopeParams, Rows,
+    Backend, BackendError, Gate, Heads, Input, KvBatchEntry, Norm, Output, Page, Rope, RopeParams, TokenSpan,
 };
 use kvant_codec::random::Random;
 use kvant_kv::{BlockPool, Cache, KvShape};
 
 use crate::weights::{AnyAttention, Attention, KvWeights, Weights};
 use crate::{
-    Config, EmbeddingRows, HeadNorms, LayerSpec, LayerState, ModelError, NormKind, Position, SoftTokens,
+    Config, EmbeddingRows, LayerSpec, LayerState, ModelError, NormKind, Position, QkNorm, SoftTokens,
 };
 
 mod activations;
@@ -32,7 +32,7 @@ mod recurrent;
 
 pub use activations::Activations;
 pub use entry::Entry;
-use products::{Branch, Low, Product};
+use products::{Branch, LoraScratch, Product};
 
 /// Period of the random numbers of [`Decoder::append_random`]; odd, so that no two rows become
 /// equal.
@@ -105,7 +105,7 @@ impl LogitsFor {
 
 /// One sequence of a step.
 #[derive(Debug)]
-pub struct StepPart<'a, P: Page> {
+pub struct BatchSequence<'a, P: Page> {
     /// Its cache; the tokens are appended to it.
     pub cache: &'a mut Cache<P>,
     /// Its number of rows, at least one; rows of the first sequence come first.
@@ -202,7 +202,7 @@ impl<B: Backend> Decoder<B> {
         &self,
         backend: &B,
         pool: &BlockPool<B::Page>,
-        parts: &mut [StepPart<'_, B::Page>],
+        parts: &mut [BatchSequence<'_, B::Page>],
         act: &mut Activations<B>,
         entry: Entry<'_>,
         out: Outputs<'_, B>,
@@ -252,7 +252,7 @@ impl<B: Backend> Decoder<B> {
         &self,
         backend: &B,
         pool: &BlockPool<B::Page>,
-        parts: &mut [StepPart<'_, B::Page>],
+        parts: &mut [BatchSequence<'_, B::Page>],
         act: &mut Activations<B>,
         entry: Entry<'_>,
     ) -> Result<Vec<Arc<EmbeddingRows>>, ModelError> {
@@ -262,7 +262,7 @@ impl<B: Backend> Decoder<B> {
         }
         for (rope, (on_device, angles)) in self.config.ropes.iter().zip(&mut act.angles) {
             angles.clear();
-            for StepPart { cache, n, places, .. } in parts.iter() {
+            for BatchSequence { cache, n, places, .. } in parts.iter() {
                 match places {
                     Some(places) => rope.angles_at(cache.n_ctx(), places, angles),
                     None => rope.angles(cache.n_ctx(), cache.len(), *n, angles),
@@ -270,7 +270,7 @@ impl<B: Backend> Decoder<B> {
             }
             backend.write(on_device, angles)?;
         }
-        let n_bytes = self.place_bands(parts, &mut act.bands);
+        let n_bytes = self.place_step_tiles(parts, &mut act.bands);
         if act.band.as_ref().map_or(0, Page::n_bytes) < n_bytes {
             act.band = Some(backend.page(n_bytes)?);
         }
@@ -280,10 +280,10 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Computes the byte offset of each KV layer's step tiles; returns the bytes of all of them.
-    fn place_bands(&self, parts: &mut [StepPart<'_, B::Page>], bands: &mut Vec<usize>) -> usize {
+    fn place_step_tiles(&self, parts: &mut [BatchSequence<'_, B::Page>], bands: &mut Vec<usize>) -> usize {
         let n_kv = self.kv_layers().max().map_or(0, |last| last + 1);
         let mut n_bytes =
-            |kv| for_parts(parts, kv, 0, |parts| parts.iter().map(KvPart::band_bytes).sum::<usize>());
+            |kv| for_parts(parts, kv, 0, |parts| parts.iter().map(KvBatchEntry::band_bytes).sum::<usize>());
         let mut end = (0..n_kv).map(&mut n_bytes).max().unwrap_or(0);
         bands.clear();
         for kv in 0..n_kv {
@@ -304,7 +304,7 @@ impl<B: Backend> Decoder<B> {
         &self,
         backend: &B,
         pool: &BlockPool<B::Page>,
-        part: StepPart<'_, B::Page>,
+        part: BatchSequence<'_, B::Page>,
         act: &mut Activations<B>,
         random: &mut Random,
     ) -> Result<(), StepError> {
@@ -312,17 +312,18 @@ impl<B: Backend> Decoder<B> {
         assert!(rows <= act.max_rows, "{rows} tokens in a step of at most {}", act.max_rows);
         let parts = &mut [part];
         self.prepare(backend, pool, parts, act, Entry::Residual(&[])).map_err(StepError::Refused)?;
-        self.append_cuts(backend, parts, act, random).map_err(|error| StepError::Broken(error.into()))?;
+        self.append_random_slices(backend, parts, act, random)
+            .map_err(|error| StepError::Broken(error.into()))?;
         parts[0].cache.commit(rows);
         Ok(())
     }
 
     /// Appends K and V to each layer as random slices of one random buffer: generating all numbers
     /// would take longer than storing them.
-    fn append_cuts(
+    fn append_random_slices(
         &self,
         backend: &B,
-        parts: &mut [StepPart<'_, B::Page>],
+        parts: &mut [BatchSequence<'_, B::Page>],
         act: &mut Activations<B>,
         random: &mut Random,
     ) -> Result<(), BackendError> {
@@ -350,7 +351,7 @@ impl<B: Backend> Decoder<B> {
         &self,
         backend: &B,
         index: usize,
-        parts: &mut [StepPart<'_, B::Page>],
+        parts: &mut [BatchSequence<'_, B::Page>],
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
@@ -377,15 +378,13 @@ impl<B: Backend> Decoder<B> {
         backend: &B,
         (index, kv): (usize, usize),
         attention: &AnyAttention<B>,
-        parts: &mut [StepPart<'_, B::Page>],
+        parts: &mut [BatchSequence<'_, B::Page>],
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
         match attention {
             AnyAttention::Usual(weights) => self.attention(backend, (index, kv), weights, parts, act, rows),
-            AnyAttention::Latent(weights) => {
-                self.attend_latent(backend, (index, kv), weights, parts, act, rows)
-            }
+            AnyAttention::Latent(weights) => self.attend_mla(backend, (index, kv), weights, parts, act, rows),
         }
     }
 
@@ -396,21 +395,22 @@ impl<B: Backend> Decoder<B> {
         backend: &B,
         (index, kv): (usize, usize),
         weights: &Attention<B>,
-        parts: &mut [StepPart<'_, B::Page>],
+        parts: &mut [BatchSequence<'_, B::Page>],
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
         let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
         let (rope, heads) = (self.config.ropes[spec.rope].params, &spec.heads);
         let [angles, q_angles] = [spec.rope, spec.q_rope].map(|rope| &act.angles[rope].0);
-        let input = self.enter(backend, spec.norms.kind, &layer.attn_norm, (&act.x, &mut act.spare), rows)?;
+        let input =
+            self.normed_input(backend, spec.norms.kind, &layer.attn_norm, (&act.x, &mut act.spare), rows)?;
         let queries = Output { w: &weights.wq, bias: weights.bq.as_ref(), y: &mut act.q, accumulate: false };
         let q_heads = Heads { n: heads.n_heads, dim: heads.k_head_dim };
         let mut q_norm = self.norm(&weights.q_norm);
-        let are_together = spec.norms.heads == HeadNorms::Together;
-        let first_turned = spec.norms.heads == HeadNorms::QkNormAfterRope;
+        let are_together = spec.norms.heads == QkNorm::Together;
+        let first_turned = spec.norms.heads == QkNorm::QkNormAfterRope;
         let norm_heads = |x: &mut B::Buffer, norm: &mut Option<Norm<'_, B::Buffer>>, heads: Heads| {
-            self.normalise(backend, (x, rows, heads), norm.take(), (rope, angles))
+            self.normalize(backend, (x, rows, heads), norm.take(), (rope, angles))
         };
         let norm_row = |x: &mut B::Buffer, norm: &mut Option<Norm<'_, B::Buffer>>, dim: usize| {
             norm_heads(x, norm, Heads { n: 1, dim })
@@ -452,8 +452,8 @@ impl<B: Backend> Decoder<B> {
                 if first_turned {
                     backend.rope(q, rows, q_heads, None, rope, q_angles)?;
                     backend.rope(k, rows, k_heads, None, rope, angles)?;
-                    self.normalise(backend, (q, rows, q_heads), q_norm, (rope, angles))?;
-                    self.normalise(backend, (k, rows, k_heads), k_norm, (rope, angles))?;
+                    self.normalize(backend, (q, rows, q_heads), q_norm, (rope, angles))?;
+                    self.normalize(backend, (k, rows, k_heads), k_norm, (rope, angles))?;
                     for_parts(parts, kv, first_band, |parts| backend.kv_append(parts, k, v, band))?;
                 } else if spec.q_rope == spec.rope {
                     let rope = Rope { params: rope, angles, q_heads, k_heads, q_norm, k_norm };
@@ -491,12 +491,12 @@ impl<B: Backend> Decoder<B> {
     fn check_rows(
         &self,
         backend: &B,
-        parts: &[StepPart<'_, B::Page>],
+        parts: &[BatchSequence<'_, B::Page>],
         index: usize,
         (what, x, width): (&'static str, &B::Buffer, usize),
         rows: usize,
     ) -> Result<(), ModelError> {
-        let Some(mut row) = backend.broken_row(x, rows, width)? else { return Ok(()) };
+        let Some(mut row) = backend.find_non_finite_row(x, rows, width)? else { return Ok(()) };
         let layer = self.weights.part.layers().start + index;
         for part in parts {
             if row < part.n {
@@ -512,7 +512,7 @@ impl<B: Backend> Decoder<B> {
         &self,
         backend: &B,
         act: &mut Activations<B>,
-        parts: &[StepPart<'_, B::Page>],
+        parts: &[BatchSequence<'_, B::Page>],
         logits: &mut B::Buffer,
     ) -> Result<(), ModelError> {
         let n_embd = self.config.n_embd;
@@ -530,7 +530,7 @@ impl<B: Backend> Decoder<B> {
         let w = output.as_deref().or(embedding.as_deref()).expect("the last part has an output matrix");
         // The residual stream ends here.
         let kind = self.config.output_norm;
-        let input = self.enter(backend, kind, output_norm, (&act.spare, &mut act.x), wanted)?;
+        let input = self.normed_input(backend, kind, output_norm, (&act.spare, &mut act.x), wanted)?;
         let product = Product { input, low_rank: output_low_rank.as_deref() };
         let logits_of = Output { w, bias: None, y: &mut *logits, accumulate: false };
         self.project(backend, product, &mut [logits_of], &mut act.low)?;
@@ -561,7 +561,7 @@ impl<B: Backend> Decoder<B> {
 
     /// Returns the normalized input of a sublayer: the norm is fused into the GEMM, or its result
     /// is stored in `spare` if the GEMM cannot fuse it.
-    fn enter<'a>(
+    fn normed_input<'a>(
         &self,
         backend: &B,
         kind: NormKind,
@@ -579,7 +579,7 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Normalizes the heads of rows in place, by RoPE without rotation.
-    fn normalise(
+    fn normalize(
         &self,
         backend: &B,
         (x, rows, heads): (&mut B::Buffer, usize, Heads),
@@ -613,13 +613,13 @@ pub enum StepError {
 /// Passes the parts of a step to `f` with the K and V of index `kv`, whose step tiles begin at byte
 /// `first_band`.
 fn for_parts<P: Page, T>(
-    parts: &mut [StepPart<'_, P>],
+    parts: &mut [BatchSequence<'_, P>],
     kv: usize,
     first_band: usize,
-    f: impl FnOnce(&mut [KvPart<'_, P>]) -> T,
+    f: impl FnOnce(&mut [KvBatchEntry<'_, P>]) -> T,
 ) -> T {
     let (mut first, mut band) = (0, first_band);
-    let mut part = |part: &mut StepPart<'_, P>| -> (Rows, usize) {
+    let mut part = |part: &mut BatchSequence<'_, P>| -> (TokenSpan, usize) {
         let at = (part.cache.rows(first, part.n), band);
         first += part.n;
         band += part.cache.part(kv, at.0, 0).band_bytes();

@@ -4,7 +4,7 @@
 //! without a metadata key are here. Both yield a [`LayerSpec`](crate::LayerSpec) per layer, and no
 //! other code depends on the family.
 
-use kvant_backend::{Activation, KeySharing, Pairing, Scores};
+use kvant_backend::{Activation, KeySharing, Pairing, RouterScores};
 
 use crate::ModelError;
 
@@ -33,12 +33,12 @@ pub struct Family {
     /// Default soft caps of attention scores and logits.
     pub(crate) soft_caps: [Option<f32>; 2],
     /// Recurrent layers; `None` for attention in all layers.
-    pub(crate) recurrence: Option<RecurrenceRule>,
+    pub(crate) recurrence: Option<RecurrentFamily>,
     /// Whether the attention output is gated. The gate is a projection of the layer's input, stored
     /// in the query tensor: after each head's query rows as many gate rows.
     pub(crate) gated: bool,
     /// Whether attention is multi-head latent attention (MLA).
-    pub(crate) latent: bool,
+    pub(crate) mla: bool,
     /// Tensor of the norm before the logits.
     pub(crate) output_norm: &'static str,
     /// Whether each query head has an attention sink: a score without a value that joins its
@@ -54,7 +54,7 @@ pub struct Family {
     /// Whether full-attention layers have V = K if none of them has a V tensor.
     pub(crate) values_of_keys: bool,
     /// Whether the MTP layers after the last layer have the form of the last attention layer.
-    pub(crate) predicts_further: bool,
+    pub(crate) has_mtp: bool,
 }
 
 /// Positions of a layer's norms: on queries and keys, and before and after its two sublayers.
@@ -72,7 +72,7 @@ pub struct Norms {
     /// Post-norm: after them, before the addition to the residual stream.
     pub after: bool,
     /// QK-norm.
-    pub heads: HeadNorms,
+    pub heads: QkNorm,
     /// Norm of each V head, to a mean square of one.
     pub values: bool,
 }
@@ -88,7 +88,7 @@ pub enum NormKind {
 
 /// Kind of QK-norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HeadNorms {
+pub enum QkNorm {
     /// None.
     None,
     /// Per head, before RoPE.
@@ -101,7 +101,7 @@ pub enum HeadNorms {
     Together,
 }
 
-impl HeadNorms {
+impl QkNorm {
     /// Returns the width of the norm's weight, for heads of `dim` in rows of `row` values.
     pub(crate) fn width(self, dim: usize, row: usize) -> Option<usize> {
         match self {
@@ -139,7 +139,7 @@ pub(crate) enum Scale {
 
 /// Kind and choice of recurrent layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RecurrenceRule {
+pub(crate) enum RecurrentFamily {
     /// Short convolutions, in layers without KV heads in the file.
     ShortConv,
     /// Gated delta rule.
@@ -176,7 +176,7 @@ pub(crate) struct ExpertRule {
     /// Whether the weights of the selected experts are normalized to a sum of one.
     pub normalises: bool,
     /// Score function of the router.
-    pub scores: Scores,
+    pub scores: RouterScores,
     /// Whether a selection bias is added to softmax scores; otherwise a bias implies sigmoid
     /// scores.
     pub adds_to_softmax: bool,
@@ -244,7 +244,7 @@ const LLAMA: Family = Family {
         shared: false,
         before: true,
         after: false,
-        heads: HeadNorms::None,
+        heads: QkNorm::None,
         values: false,
     },
     factors: Factors::None,
@@ -253,7 +253,7 @@ const LLAMA: Family = Family {
     soft_caps: [None; 2],
     recurrence: None,
     gated: false,
-    latent: false,
+    mla: false,
     output_norm: "output_norm.weight",
     sinks: false,
     whole_pairs: true,
@@ -261,13 +261,13 @@ const LLAMA: Family = Family {
     experts: Some(ExpertRule { is_required: false, ..EXPERTS }),
     scale: Scale::HeadSize,
     values_of_keys: false,
-    predicts_further: false,
+    has_mtp: false,
 };
 
 /// The most common convention of MoE layers.
 const EXPERTS: ExpertRule = ExpertRule {
     normalises: true,
-    scores: Scores::Softmax,
+    scores: RouterScores::Softmax,
     adds_to_softmax: false,
     shared: SharedExpert::None,
     is_required: true,
@@ -278,34 +278,30 @@ const SHARING: ExpertRule = ExpertRule { shared: SharedExpert::Gated, ..EXPERTS 
 const SEVERAL: ExpertRule = ExpertRule { shared: SharedExpert::Several, ..EXPERTS };
 
 /// The same with sigmoid scores.
-const BY_SIGMOID: ExpertRule = ExpertRule { scores: Scores::Sigmoid, ..EXPERTS };
-const SEVERAL_BY_SIGMOID: ExpertRule = ExpertRule { scores: Scores::Sigmoid, ..SEVERAL };
+const BY_SIGMOID: ExpertRule = ExpertRule { scores: RouterScores::Sigmoid, ..EXPERTS };
+const SEVERAL_BY_SIGMOID: ExpertRule = ExpertRule { scores: RouterScores::Sigmoid, ..SEVERAL };
 
 const QWEN2: Family = Family { name: "qwen2", pairing: Pairing::Halves, experts: None, ..LLAMA };
 
-const QWEN3: Family =
-    Family { name: "qwen3", norms: Norms { heads: HeadNorms::Each, ..QWEN2.norms }, ..QWEN2 };
+const QWEN3: Family = Family { name: "qwen3", norms: Norms { heads: QkNorm::Each, ..QWEN2.norms }, ..QWEN2 };
 
 const QWEN35: Family = Family {
     name: "qwen35",
     norms: Norms { before_ffn: AFTER_ATTENTION, ..QWEN3.norms },
-    recurrence: Some(RecurrenceRule::GatedDeltaNet { sharing: KeySharing::Tiled }),
+    recurrence: Some(RecurrentFamily::GatedDeltaNet { sharing: KeySharing::Tiled }),
     gated: true,
-    predicts_further: true,
+    has_mtp: true,
     ..QWEN3
 };
 
-const HUNYUAN: Family = Family {
-    name: "hunyuan-dense",
-    norms: Norms { heads: HeadNorms::QkNormAfterRope, ..QWEN2.norms },
-    ..QWEN2
-};
+const HUNYUAN: Family =
+    Family { name: "hunyuan-dense", norms: Norms { heads: QkNorm::QkNormAfterRope, ..QWEN2.norms }, ..QWEN2 };
 
 const GEMMA: Family = Family { name: "gemma", activation: Activation::Gelu, factors: Factors::Root, ..QWEN2 };
 
 const LFM2: Family = Family {
     name: "lfm2",
-    recurrence: Some(RecurrenceRule::ShortConv),
+    recurrence: Some(RecurrentFamily::ShortConv),
     output_norm: "token_embd_norm.weight",
     ..QWEN3
 };
@@ -316,7 +312,7 @@ const NEMOTRON_H: Family = Family {
     ungated: true,
     single_sublayer: true,
     norms: Norms { before_ffn: "attn_norm.weight", ..LLAMA.norms },
-    recurrence: Some(RecurrenceRule::Mamba2 { is_beside: false }),
+    recurrence: Some(RecurrentFamily::Mamba2 { is_beside: false }),
     no_rope: NoRope::Every(1),
     experts: None,
     ..LLAMA
@@ -341,7 +337,7 @@ static FAMILIES: &[Family] = &[
     Family { name: "qwen35moe", experts: Some(SHARING), ..QWEN35 },
     Family {
         name: "qwen3next",
-        recurrence: Some(RecurrenceRule::GatedDeltaNet { sharing: KeySharing::Grouped }),
+        recurrence: Some(RecurrentFamily::GatedDeltaNet { sharing: KeySharing::Grouped }),
         experts: Some(SHARING),
         ..QWEN35
     },
@@ -356,14 +352,14 @@ static FAMILIES: &[Family] = &[
     },
     Family {
         name: "gemma3",
-        norms: Norms { after: true, heads: HeadNorms::Each, ..GEMMA.norms },
+        norms: Norms { after: true, heads: QkNorm::Each, ..GEMMA.norms },
         windows: Some(Windows { period: 6, turns: Turns::By(10_000.0), ..WINDOWS }),
         scale: Scale::WidthAt(62),
         ..GEMMA
     },
     Family {
         name: "gemma4",
-        norms: Norms { after: true, heads: HeadNorms::Each, values: true, ..GEMMA.norms },
+        norms: Norms { after: true, heads: QkNorm::Each, values: true, ..GEMMA.norms },
         windows: Some(Windows { turns: Turns::By(10_000.0), own_heads: true, ..WINDOWS }),
         scale: Scale::None,
         values_of_keys: true,
@@ -375,7 +371,7 @@ static FAMILIES: &[Family] = &[
     Family { name: "smollm3", no_rope: NoRope::Every(4), experts: None, ..LLAMA },
     Family {
         name: "olmo2",
-        norms: Norms { before: false, after: true, heads: HeadNorms::Together, ..QWEN2.norms },
+        norms: Norms { before: false, after: true, heads: QkNorm::Together, ..QWEN2.norms },
         // OLMo 3.
         windows: Some(Windows { period: 4, turns: Turns::Unscaled, ..WINDOWS }),
         ..QWEN2
@@ -401,8 +397,8 @@ static FAMILIES: &[Family] = &[
     Family { name: "lfm2moe", experts: Some(BY_SIGMOID), ..LFM2 },
     Family {
         name: "deepseek2",
-        latent: true,
-        predicts_further: true,
+        mla: true,
+        has_mtp: true,
         experts: Some(ExpertRule { normalises: false, is_required: false, ..SEVERAL }),
         ..LLAMA
     },
@@ -415,9 +411,9 @@ static FAMILIES: &[Family] = &[
     // GLM-4.5 and later.
     Family {
         name: "glm4moe",
-        norms: Norms { before_ffn: AFTER_ATTENTION, heads: HeadNorms::EachIfThere, ..QWEN2.norms },
+        norms: Norms { before_ffn: AFTER_ATTENTION, heads: QkNorm::EachIfThere, ..QWEN2.norms },
         experts: Some(SEVERAL_BY_SIGMOID),
-        predicts_further: true,
+        has_mtp: true,
         ..QWEN2
     },
     Family { name: "dots1", experts: Some(SEVERAL_BY_SIGMOID), ..QWEN3 },
@@ -437,13 +433,13 @@ static FAMILIES: &[Family] = &[
     },
     Family {
         name: "olmoe",
-        norms: Norms { heads: HeadNorms::Together, ..QWEN2.norms },
+        norms: Norms { heads: QkNorm::Together, ..QWEN2.norms },
         experts: Some(ExpertRule { normalises: false, ..EXPERTS }),
         ..QWEN2
     },
     Family {
         name: "minimax-m2",
-        norms: Norms { heads: HeadNorms::Together, ..QWEN2.norms },
+        norms: Norms { heads: QkNorm::Together, ..QWEN2.norms },
         experts: Some(BY_SIGMOID),
         ..QWEN2
     },
@@ -451,7 +447,7 @@ static FAMILIES: &[Family] = &[
     Family {
         name: "granitehybrid",
         factors: Factors::Named,
-        recurrence: Some(RecurrenceRule::Mamba2 { is_beside: false }),
+        recurrence: Some(RecurrentFamily::Mamba2 { is_beside: false }),
         no_rope: NoRope::FromFile,
         experts: Some(ExpertRule { is_required: false, ..SEVERAL }),
         ..LLAMA
@@ -460,7 +456,7 @@ static FAMILIES: &[Family] = &[
     Family {
         name: "falcon-h1",
         norms: Norms { before_ffn: "ffn_norm", ..QWEN2.norms },
-        recurrence: Some(RecurrenceRule::Mamba2 { is_beside: true }),
+        recurrence: Some(RecurrentFamily::Mamba2 { is_beside: true }),
         ..QWEN2
     },
     NEMOTRON_H,
@@ -488,7 +484,7 @@ impl Family {
 
     /// Returns whether recurrent states exist beside attention instead of replacing it.
     pub(crate) fn is_hybrid_layer(&self) -> bool {
-        self.recurrence == Some(RecurrenceRule::Mamba2 { is_beside: true })
+        self.recurrence == Some(RecurrentFamily::Mamba2 { is_beside: true })
     }
 }
 
@@ -509,7 +505,7 @@ mod tests {
             assert!(!family.values_of_keys || !family.gated, "{}", family.name);
             assert!(!family.single_sublayer || !after && !shared, "{}", family.name);
             assert!(!family.is_hybrid_layer() || !family.gated && !shared, "{}", family.name);
-            assert!(family.norms.heads != HeadNorms::QkNormAfterRope || !family.latent, "{}", family.name);
+            assert!(family.norms.heads != QkNorm::QkNormAfterRope || !family.mla, "{}", family.name);
         }
     }
 

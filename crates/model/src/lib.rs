@@ -15,11 +15,11 @@ mod rope;
 mod statistics;
 mod weights;
 
-pub use config::{Config, ExpertSpec, Latent, LayerSpec, LayerState, Recurrence};
-pub use decoder::{Activations, Decoder, Entry, LogitsFor, OnQueries, Outputs, StepError, StepPart};
+pub use config::{Config, ExpertSpec, Latent, LayerSpec, LayerState, RecurrentMixer};
+pub use decoder::{Activations, BatchSequence, Decoder, Entry, LogitsFor, OnQueries, Outputs, StepError};
 pub use embedding_inputs::{EmbeddingInput, EmbeddingRows, SoftTokens};
 pub use error::ModelError;
-pub use family::{Family, HeadNorms, NormKind, Norms, SharedExpert};
+pub use family::{Family, NormKind, Norms, QkNorm, SharedExpert};
 pub use lora::Lora;
 pub use rope::{Position, Rope, Scaling, Temperature};
 pub use weights::{LayerRange, SCORE_HEAD, Weights, check_finite, decode_values};

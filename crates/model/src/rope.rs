@@ -59,7 +59,7 @@ pub struct Rope {
     /// Angle per position, `[n_rot / 2]`.
     frequency: Vec<f64>,
     /// Frequencies of contexts up to the original length, if they differ.
-    short: Option<Short>,
+    short: Option<ShortFrequencies>,
     magnitude: f64,
     temperature: Option<Temperature>,
     /// Component of a [`Place`] that rotates each pair, if the model has M-RoPE: `[n_rot / 2]`.
@@ -72,7 +72,7 @@ pub type Position = [u32; 3];
 
 /// Frequencies of contexts up to this many tokens.
 #[derive(Debug, Clone, PartialEq)]
-struct Short {
+struct ShortFrequencies {
     frequency: Vec<f64>,
     n_ctx: usize,
 }
@@ -130,7 +130,7 @@ impl Rope {
     /// Adds the frequencies `short` for contexts of up to `n_ctx` tokens (LongRoPE, arXiv
     /// 2402.13753).
     pub fn beyond(self, n_ctx: usize, short: Self) -> Self {
-        Self { short: Some(Short { frequency: short.frequency, n_ctx }), ..self }
+        Self { short: Some(ShortFrequencies { frequency: short.frequency, n_ctx }), ..self }
     }
 
     /// Multiplies cosines and sines by `factor`.

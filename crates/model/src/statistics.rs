@@ -15,7 +15,7 @@ use std::sync::Arc;
 use kvant_gguf::{Gguf, TensorView};
 use kvant_kv::{ChannelScales, KvLayerShape, LayerScales, WeightStatistics, balance_factors};
 
-use crate::family::HeadNorms;
+use crate::family::QkNorm;
 use crate::weights::decode_vector;
 use crate::{Config, LayerSpec, LayerState, ModelError};
 
@@ -49,7 +49,7 @@ impl Config {
                 None => Moments::of(gguf, self, index)?.balance(spec),
                 // After the per-head projections of MLA, all dimensions of the latent vector count
                 // alike.
-                Some(_) => (LayerScales::none(&spec.heads), vec![0.0; spec.heads.n_kv_heads]),
+                Some(_) => (LayerScales::identity(&spec.heads), vec![0.0; spec.heads.n_kv_heads]),
             };
             balances.layers.push(balance);
             score_noise.push(noise);
@@ -124,18 +124,18 @@ impl Moments {
             shared[head / ratio * k_head_dim..].iter_mut().zip(squares).for_each(|(q, square)| *q += square);
         }
         let mut moments = Self { q: shared, k, bias };
-        moments.turn(config, spec);
+        moments.average_rope_pairs(config, spec);
         Ok(moments)
     }
 
     /// Averages both dimensions of each RoPE pair, and subtracts from the bias what the centre of a
     /// block removes.
-    fn turn(&mut self, config: &Config, spec: &LayerSpec) {
+    fn average_rope_pairs(&mut self, config: &Config, spec: &LayerSpec) {
         let rope = &config.ropes[spec.rope];
-        let is_turned_first = spec.norms.heads == HeadNorms::QkNormAfterRope;
+        let is_turned_first = spec.norms.heads == QkNorm::QkNormAfterRope;
         let heads = (0..spec.heads.n_kv_heads).map(|head| head * spec.heads.k_head_dim);
         for (i, &frequency) in rope.frequencies(config.n_ctx_train).iter().enumerate() {
-            let left_of_bias = left_by_centre(frequency);
+            let left_of_bias = residual_after_centre(frequency);
             for first in heads.clone() {
                 let [x, y] = rope.params.pair(i).map(|dim| first + dim);
                 if !is_turned_first {
@@ -172,7 +172,7 @@ impl Moments {
             f64::from(spec.scale).powi(2) * stored * read / queries / k_head_dim as f64
         };
         let noise = (0..n_kv_heads).map(noise).collect();
-        (LayerScales { k_scale, ..LayerScales::none(&spec.heads) }, noise)
+        (LayerScales { k_scale, ..LayerScales::identity(&spec.heads) }, noise)
     }
 }
 
@@ -187,7 +187,7 @@ fn factors(read: &[f64], stored: &[f64]) -> Vec<f32> {
 
 /// Returns the share of the squared vector, rotating by `frequency` per token, that remains over
 /// the block after subtracting the mean of its first tokens.
-fn left_by_centre(frequency: f64) -> f64 {
+fn residual_after_centre(frequency: f64) -> f64 {
     // A geometric sum of n rotations.
     let mean = |n: usize| {
         let (n, half) = (n as f64, frequency / 2.0);
@@ -453,7 +453,7 @@ mod tests {
         let (turning, standing) = (noise(0), noise(DIM / 2 - 1));
         assert!(turning[0] > 100.0 * plain[0] && turning[1] == plain[1], "{turning:?} {plain:?}");
         assert!(standing[0] < 2.0 * plain[0], "{standing:?} {plain:?}");
-        assert!(left_by_centre(0.0).abs() < 1e-12 && (left_by_centre(1.0) - 1.0).abs() < 0.1);
+        assert!(residual_after_centre(0.0).abs() < 1e-12 && (residual_after_centre(1.0) - 1.0).abs() < 0.1);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use kvant_backend::{Activation, Backend, SharedBytes, WeightSource, limits};
-use kvant_codec::finite::find_broken_block;
+use kvant_codec::finite::find_non_finite_block;
 use kvant_gguf::{Gguf, TensorInfo, TensorView};
 
 mod attention;
@@ -21,7 +21,7 @@ mod recurrent;
 pub(crate) use attention::{AnyAttention, Attention, KvWeights};
 pub(crate) use experts::{Beside, Experts};
 pub use layer_range::LayerRange;
-pub(crate) use low_rank::{LowRank, Ranks};
+pub(crate) use low_rank::{LowRank, RankAssignment};
 pub(crate) use mla::LatentAttention;
 pub(crate) use mtp::PairEntry;
 pub(crate) use per_layer::{PerLayer, PerLayerInputs};
@@ -96,7 +96,7 @@ pub struct Weights<B: Backend> {
     /// LoRA weights of the output matrix.
     pub(crate) output_low_rank: Option<Arc<LowRank<B>>>,
     /// Assignment of LoRA ranks to adapters, for GEMMs of one input.
-    pub(crate) ranks: Vec<Ranks>,
+    pub(crate) ranks: Vec<RankAssignment>,
     pub(crate) n_vocab: usize,
     pub(crate) n_bytes: usize,
     /// Bytes that decoding a token never reads: an embedding that is not the output matrix, and the
@@ -125,14 +125,18 @@ impl<B: Backend> Weights<B> {
         let n_vocab = gguf.tensor("token_embd.weight")?.info.rows();
         let is_tied = !loader.has("output.weight");
         let embedding = match (part.is_first(), is_tied && part.is_last()) {
-            (true, true) => Some(backend.tied(loader.source("token_embd.weight", n_embd, n_vocab)?)?),
+            (true, true) => {
+                Some(backend.upload_tied(loader.source("token_embd.weight", n_embd, n_vocab)?)?)
+            }
             (true, false) => Some(backend.table(loader.source("token_embd.weight", n_embd, n_vocab)?)?),
             (false, _) => None,
         };
         let embedding = embedding.map(Arc::new);
         let embedding_bytes = loader.n_bytes;
-        let per_layer =
-            config.n_per_layer.map(|n| loader.per_layer_inputs(config, n, n_vocab)).transpose()?;
+        let per_layer = config
+            .per_layer_embedding_size
+            .map(|n| loader.per_layer_inputs(config, n, n_vocab))
+            .transpose()?;
         let total = part.n_bytes(gguf).max(1) as f32;
         progress(loader.n_bytes as f32 / total);
         let mut layers = Vec::with_capacity(part.layers().len());
@@ -154,7 +158,7 @@ impl<B: Backend> Weights<B> {
         let (output, output_low_rank) = match (part.is_last(), is_tied) {
             (true, false) => {
                 let ([output], low_rank) = loader.group(n_embd, [RowsOf::all("output.weight", n_vocab)])?;
-                (Some(output), low_rank.map(|of| loader.of_wanted(of)))
+                (Some(output), low_rank.map(|of| loader.for_logit_rows(of)))
             }
             (true, true) if !part.is_first() => {
                 (Some(loader.matrix("token_embd.weight", n_embd, n_vocab)?), None)
@@ -206,7 +210,7 @@ struct Loader<'a, B: Backend> {
     /// Tensors that adapters change.
     adapted: HashSet<String>,
     /// Assignment of LoRA ranks, without duplicates.
-    ranks: Vec<Ranks>,
+    ranks: Vec<RankAssignment>,
 }
 
 impl<'a, B: Backend> Loader<'a, B> {
@@ -234,7 +238,7 @@ impl<'a, B: Backend> Loader<'a, B> {
             ffn: self.feed_forward(c, index)?,
             experts,
             ffn_after: self.vector_if(after, &name("post_ffw_norm.weight"))?,
-            per_layer: c.n_per_layer.map(|n| self.per_layer(c, index, n)).transpose()?,
+            per_layer: c.per_layer_embedding_size.map(|n| self.per_layer(c, index, n)).transpose()?,
             out_scale: self.optional_number(&name("layer_output_scale.weight"))?,
         })
     }
@@ -301,13 +305,13 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     fn matrix(&mut self, name: &str, n_in: usize, n_out: usize) -> Result<B::Matrix, ModelError> {
         let source = self.source(name, n_in, n_out)?;
-        Ok(self.backend.matrix(source)?)
+        Ok(self.backend.upload_matrix(source)?)
     }
 
     /// Loads the matrices of `n` experts, each `[n_out, n_in]`.
     fn stack(&mut self, name: &str, [n_in, n_out, n]: [usize; 3]) -> Result<B::Experts, ModelError> {
         let source = self.rows(name, &[n_in, n_out, n], 0..n_out * n)?;
-        Ok(self.backend.experts(source, n)?)
+        Ok(self.backend.upload_experts(source, n)?)
     }
 
     /// Returns the rows of matrices of layer `index` with these sizes: separate tensors or, if the
@@ -520,7 +524,7 @@ const SHARE: usize = 1 << 20;
 pub fn check_finite(info: &TensorInfo, bytes: &[u8]) -> Result<(), ModelError> {
     let block_bytes = info.dtype.block_bytes();
     let share = bytes.len().div_ceil(limits::n_cores()).max(SHARE).next_multiple_of(block_bytes);
-    let find = |share: &[u8]| find_broken_block(info.dtype, share);
+    let find = |share: &[u8]| find_non_finite_block(info.dtype, share);
     let broken = if bytes.len() <= share {
         find(bytes)
     } else {

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use kvant::{Continuation, Finish, Stats};
+use kvant::{FinishReason, GenerationState, GenerationStats};
 use pyo3::prelude::*;
 
 use crate::refused;
@@ -12,21 +12,21 @@ use crate::session::Session;
 #[pyclass(frozen, module = "kvant")]
 pub(crate) struct Generation {
     session: Py<Session>,
-    course: Mutex<Continuation>,
+    course: Mutex<GenerationState>,
     turn: u64,
 }
 
 impl Generation {
-    pub(crate) fn new(session: Py<Session>, course: Continuation, turn: u64) -> Self {
+    pub(crate) fn new(session: Py<Session>, course: GenerationState, turn: u64) -> Self {
         Self { session, course: Mutex::new(course), turn }
     }
 
     /// Locks the generation's state.
-    fn course(&self) -> MutexGuard<'_, Continuation> {
+    fn course(&self) -> MutexGuard<'_, GenerationState> {
         self.course.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn stats(&self, py: Python<'_>) -> Stats {
+    fn stats(&self, py: Python<'_>) -> GenerationStats {
         py.detach(|| self.course().stats())
     }
 }
@@ -54,7 +54,7 @@ impl Generation {
 
     #[getter]
     fn finish(&self, py: Python<'_>) -> Option<&'static str> {
-        self.stats(py).finish.map(Finish::name)
+        self.stats(py).finish.map(FinishReason::name)
     }
 
     #[getter]
@@ -69,7 +69,7 @@ impl Generation {
 
     #[getter]
     fn prompt_tps(&self, py: Python<'_>) -> f64 {
-        self.stats(py).prompt_tps()
+        self.stats(py).prefill_tps()
     }
 
     #[getter]

@@ -20,12 +20,12 @@ pub(crate) enum Prompt {
     #[pyo3(transparent, annotation = "a list of token ids")]
     Tokens(Vec<u32>),
     #[pyo3(transparent, annotation = "a list of messages")]
-    Messages(Vec<HashMap<String, Said>>),
+    Messages(Vec<HashMap<String, MessageValue>>),
 }
 
 /// Value of a message's key.
 #[derive(FromPyObject)]
-pub(crate) enum Said {
+pub(crate) enum MessageValue {
     #[pyo3(transparent, annotation = "str")]
     Text(String),
     #[pyo3(transparent, annotation = "a list of bytes")]
@@ -49,7 +49,7 @@ impl Prompt {
                     .iter()
                     .map(|said| message(model, said, &mut pictures))
                     .collect::<PyResult<Vec<_>>>()?;
-                model.chat_prompt_with(&messages, &pictures).map_err(refused)
+                model.chat_prompt_with_images(&messages, &pictures).map_err(refused)
             }
         }
     }
@@ -58,25 +58,27 @@ impl Prompt {
 /// Converts a message and appends its images to `pictures`.
 fn message(
     model: &Model,
-    message: &HashMap<String, Said>,
+    message: &HashMap<String, MessageValue>,
     pictures: &mut Vec<EncodedImage>,
 ) -> PyResult<Message> {
     let part = |key: &str| match message.get(key) {
-        Some(Said::Text(text)) => Ok(text),
-        Some(Said::Pictures(_)) => Err(PyTypeError::new_err(format!("{key} of a message: expected str"))),
+        Some(MessageValue::Text(text)) => Ok(text),
+        Some(MessageValue::Pictures(_)) => {
+            Err(PyTypeError::new_err(format!("{key} of a message: expected str")))
+        }
         None => Err(PyKeyError::new_err(format!("a message has a role and a content; {key} is missing"))),
     };
     let before = pictures.len();
     match message.get("images") {
-        Some(Said::Pictures(files)) => {
+        Some(MessageValue::Pictures(files)) => {
             for file in files {
-                pictures.push(model.look(file).map_err(refused)?);
+                pictures.push(model.encode_image(file).map_err(refused)?);
             }
         }
-        Some(Said::Text(_)) => {
+        Some(MessageValue::Text(_)) => {
             return Err(PyTypeError::new_err("images of a message: expected a list of bytes"));
         }
         None => {}
     }
-    Ok(Message::new(part("role")?, part("content")?).with_pictures(pictures.len() - before))
+    Ok(Message::new(part("role")?, part("content")?).with_images(pictures.len() - before))
 }

@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
-use kvant::{CancelFlag, Continuation, GenerateOptions, SamplerParams};
+use kvant::{CancelFlag, GenerateOptions, GenerationState, SamplerParams};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyModule};
 
@@ -15,18 +15,18 @@ use crate::{KvantError, refused};
 /// A conversation: tokens and their KV cache.
 #[pyclass(frozen, module = "kvant")]
 pub(crate) struct Session {
-    turns: Mutex<Turns>,
+    turns: Mutex<SharedSession>,
     /// The thread that holds the lock.
     holder: Mutex<Option<ThreadId>>,
 }
 
 /// A session and its use counter: a generation can continue while the counter is unchanged.
-pub(crate) struct Turns {
+pub(crate) struct SharedSession {
     session: kvant::Session,
     turn: u64,
 }
 
-impl Turns {
+impl SharedSession {
     /// Returns the session for the next token of the generation that began with `turn`.
     pub(crate) fn of(&mut self, turn: u64) -> PyResult<&mut kvant::Session> {
         if self.turn != turn {
@@ -38,7 +38,7 @@ impl Turns {
     }
 
     /// Returns the session for a new use, which ends earlier generations.
-    fn anew(&mut self) -> &mut kvant::Session {
+    fn begin_use(&mut self) -> &mut kvant::Session {
         self.turn += 1;
         &mut self.session
     }
@@ -46,12 +46,12 @@ impl Turns {
 
 impl Session {
     pub(crate) fn new(session: kvant::Session) -> Self {
-        Self { turns: Mutex::new(Turns { session, turn: 0 }), holder: Mutex::default() }
+        Self { turns: Mutex::new(SharedSession { session, turn: 0 }), holder: Mutex::default() }
     }
 
     /// Locks the session; the caller must have released the interpreter. A signal handler that runs
     /// within a call on the same thread would deadlock, so it gets an error.
-    pub(crate) fn lock(&self) -> PyResult<Held<'_>> {
+    pub(crate) fn lock(&self) -> PyResult<SessionGuard<'_>> {
         let me = thread::current().id();
         if *self.holder() == Some(me) {
             return Err(KvantError::new_err(
@@ -61,7 +61,7 @@ impl Session {
         let broken = |_| KvantError::new_err("an internal error of Kvant has broken this session");
         let turns = self.turns.lock().map_err(broken)?;
         *self.holder() = Some(me);
-        Ok(Held { session: self, turns })
+        Ok(SessionGuard { session: self, turns })
     }
 
     fn holder(&self) -> MutexGuard<'_, Option<ThreadId>> {
@@ -72,33 +72,33 @@ impl Session {
     fn with<T: Send>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&mut Turns) -> PyResult<T> + Send,
+        work: impl FnOnce(&mut SharedSession) -> PyResult<T> + Send,
     ) -> PyResult<T> {
         py.detach(|| work(&mut *self.lock()?))
     }
 }
 
 /// A locked session.
-pub(crate) struct Held<'s> {
+pub(crate) struct SessionGuard<'s> {
     session: &'s Session,
-    turns: MutexGuard<'s, Turns>,
+    turns: MutexGuard<'s, SharedSession>,
 }
 
-impl Deref for Held<'_> {
-    type Target = Turns;
+impl Deref for SessionGuard<'_> {
+    type Target = SharedSession;
 
-    fn deref(&self) -> &Turns {
+    fn deref(&self) -> &SharedSession {
         &self.turns
     }
 }
 
-impl DerefMut for Held<'_> {
-    fn deref_mut(&mut self) -> &mut Turns {
+impl DerefMut for SessionGuard<'_> {
+    fn deref_mut(&mut self) -> &mut SharedSession {
         &mut self.turns
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for SessionGuard<'_> {
     fn drop(&mut self) {
         *self.session.holder() = None;
     }
@@ -122,7 +122,11 @@ fn until_signal<T>(
 }
 
 /// Feeds a prompt.
-fn begin(session: &mut kvant::Session, prompt: &[u32], options: GenerateOptions) -> PyResult<Continuation> {
+fn begin(
+    session: &mut kvant::Session,
+    prompt: &[u32],
+    options: GenerateOptions,
+) -> PyResult<GenerationState> {
     until_signal(|cancel, look| session.begin(prompt, options, cancel, &mut |_| look()))
 }
 
@@ -158,7 +162,7 @@ impl Session {
         };
         let options = GenerateOptions { max_tokens, sampler, ignore_eos, ..GenerateOptions::default() };
         let (course, turn) = slf.get().with(slf.py(), |turns| {
-            let session = turns.anew();
+            let session = turns.begin_use();
             let tokens = prompt.tokens(session.model())?;
             Ok((begin(session, &tokens, options)?, turns.turn))
         })?;
@@ -167,7 +171,7 @@ impl Session {
 
     fn feed(&self, py: Python<'_>, prompt: Prompt) -> PyResult<()> {
         self.with(py, |turns| {
-            let session = turns.anew();
+            let session = turns.begin_use();
             let tokens = prompt.tokens(session.model())?;
             until_signal(|cancel, look| {
                 session.feed(&tokens, &mut |_| {
@@ -187,7 +191,7 @@ impl Session {
     }
 
     fn rewind(&self, py: Python<'_>, n_tokens: usize) -> PyResult<()> {
-        self.with(py, |turns| turns.anew().rewind(n_tokens).map_err(refused))
+        self.with(py, |turns| turns.begin_use().rewind(n_tokens).map_err(refused))
     }
 
     fn fork(&self, py: Python<'_>) -> PyResult<Self> {

@@ -5,7 +5,7 @@
 //! low-priority thread, and its first mask is computed before the request is accepted.
 
 mod cache;
-mod levels;
+mod depth;
 mod masks;
 pub(crate) mod schema;
 
@@ -20,14 +20,14 @@ use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use crate::lanes::{Lane, Lanes, Owner};
 use crate::output_parser::json_calls::CallScanner;
-use crate::priority::give_way;
+use crate::owner_limits::{Lane, Lanes, Owner};
+use crate::priority::lower_priority;
 use cache::{Cache, Key};
-use levels::TooLarge;
+use depth::TooLarge;
 pub(crate) use masks::Constraint;
-use masks::{Done, MASK_TIME, MaskThreads};
-use schema::HeldSchema;
+use masks::{ComputedMask, MASK_TIME, MaskThreads};
+use schema::SupportedSchema;
 
 /// Stack of a compiler thread: [`levels::MAX_LEVELS`] of 12 KiB each. Untouched pages use no
 /// memory.
@@ -68,20 +68,20 @@ impl OutputFormat {
     fn check(&self) -> Result<(), ConstraintError> {
         match self {
             Self::Schema(schema) => {
-                levels::check_schema(schema)?;
-                let missing = HeldSchema::of(schema).missing();
+                depth::check_schema(schema)?;
+                let missing = SupportedSchema::of(schema).missing();
                 return missing.map_or(Ok(()), |missing| Err(ConstraintError::Unheld(missing)));
             }
-            Self::Lark(lark) => levels::check_lark(lark)?,
-            Self::Regex(regex) => levels::check_bytes(regex.len())?,
-            Self::Choice(texts) => levels::check_bytes(texts.iter().map(|text| text.len() + 5).sum())?,
+            Self::Lark(lark) => depth::check_lark(lark)?,
+            Self::Regex(regex) => depth::check_bytes(regex.len())?,
+            Self::Choice(texts) => depth::check_bytes(texts.iter().map(|text| text.len() + 5).sum())?,
         }
         Ok(())
     }
 
     fn grammar(&self) -> TopLevelGrammar {
         match self {
-            Self::Schema(schema) => TopLevelGrammar::from_json_schema(with_little_space(schema)),
+            Self::Schema(schema) => TopLevelGrammar::from_json_schema(with_limited_whitespace(schema)),
             Self::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Self::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
             Self::Choice(texts) => {
@@ -98,8 +98,8 @@ const OPTIONS: &str = "x-guidance";
 /// Returns the supported part of a schema, with whitespace limited to what people write: a space,
 /// or a line break and the indentation of the next line. Small models otherwise tend to write
 /// whitespace without end.
-pub(crate) fn with_little_space(schema: &Value) -> Value {
-    let mut schema = HeldSchema::of(schema).schema;
+pub(crate) fn with_limited_whitespace(schema: &Value) -> Value {
+    let mut schema = SupportedSchema::of(schema).schema;
     if let Some(fields) = schema.as_object_mut().filter(|fields| !fields.contains_key(OPTIONS)) {
         fields.insert(OPTIONS.to_owned(), json!({ "whitespace_pattern": LITTLE_SPACE }));
     }
@@ -109,7 +109,7 @@ pub(crate) fn with_little_space(schema: &Value) -> Value {
 const LITTLE_SPACE: &str = r" |\n {0,32}";
 
 /// Returns a schema whose `oneOf` accepts one or more matching alternatives.
-fn leniently(mut schema: Value) -> Value {
+fn with_lenient_one_of(mut schema: Value) -> Value {
     if let Some(fields) = schema.as_object_mut() {
         fields.insert(OPTIONS.to_owned(), json!({ "whitespace_pattern": LITTLE_SPACE, "lenient": true }));
     }
@@ -165,7 +165,7 @@ fn in_a_line(error: &str) -> String {
 }
 
 /// Compiles constraints for one vocabulary, which is prepared on first use.
-pub(crate) struct Grammars {
+pub(crate) struct ConstraintCompiler {
     factory: OnceLock<Result<ParserFactory, String>>,
     compilers: Arc<Lanes>,
     masks: Arc<MaskThreads>,
@@ -184,7 +184,7 @@ impl Drop for EndsWithClient {
     }
 }
 
-impl Grammars {
+impl ConstraintCompiler {
     /// Creates the compiler of a model, with the threads that compute masks.
     pub fn new() -> std::io::Result<Self> {
         let compilers = Lanes::new(COMPILERS.0, COMPILERS.1);
@@ -223,8 +223,8 @@ impl Grammars {
     }
 
     /// Returns the supported part of an object schema: an unsupported part accepts any value.
-    pub async fn loosened(self: &Arc<Self>, model: &Model, schema: &Value, owner: Owner) -> Value {
-        let mut schema = leniently(HeldSchema::of(schema).schema);
+    pub async fn supported_subset(self: &Arc<Self>, model: &Model, schema: &Value, owner: Owner) -> Value {
+        let mut schema = with_lenient_one_of(SupportedSchema::of(schema).schema);
         for _ in 0..MOST_FAULTS {
             let place =
                 match self.constraint(model, OutputFormat::schema(schema.clone()), owner.clone()).await {
@@ -251,21 +251,21 @@ impl Grammars {
         model: &Model,
         form: OutputFormat,
         lane: Lane,
-    ) -> Result<(oneshot::Receiver<Compiled>, oneshot::Receiver<Done>), ConstraintError> {
+    ) -> Result<(oneshot::Receiver<Compiled>, oneshot::Receiver<ComputedMask>), ConstraintError> {
         let ((to, compiled), (to_first, first)) = (oneshot::channel(), oneshot::channel());
         let (grammars, model) = (Arc::clone(self), model.clone());
         let compile = move || {
             let _lane = lane;
             // Prepares the vocabulary first; an error is reported below.
             _ = grammars.factory(&model);
-            give_way();
+            lower_priority();
             let matcher = match grammars.compile(&model, &form) {
                 Ok(matcher) => matcher,
                 Err(error) => return drop(to.send(Err(error))),
             };
             let handle = matcher.cancellation_handle().unwrap_or_default();
             if to.send(Ok(handle)).is_ok() {
-                _ = to_first.send(Done::of(Box::new(matcher)));
+                _ = to_first.send(ComputedMask::of(Box::new(matcher)));
             }
         };
         let thread = std::thread::Builder::new().name("compiler".to_owned()).stack_size(STACK).spawn(compile);
@@ -352,7 +352,7 @@ impl Trigger {
 
     /// Reads more text. If it completes the trigger, returns the text that the guide must catch up
     /// with.
-    fn given(&mut self, text: &str) -> Option<String> {
+    fn matches(&mut self, text: &str) -> Option<String> {
         match self {
             Self::ReasoningEnd => Some(String::new()),
             Self::Text(Recent { wanted, said }) => {
@@ -394,7 +394,7 @@ impl Constraints {
     }
 
     /// Returns the active guide.
-    pub fn holding(&mut self) -> Option<&mut Constraint> {
+    pub fn active(&mut self) -> Option<&mut Constraint> {
         self.now.as_mut()
     }
 
@@ -408,16 +408,16 @@ impl Constraints {
         is_thinking: bool,
     ) -> Result<bool, ConstraintError> {
         if let Some(guide) = &mut self.now {
-            return guide.said(token);
+            return guide.consume(token);
         }
         if is_thinking {
             return Ok(false);
         }
-        let given = |(at, (cue, _)): (usize, &mut (Trigger, Constraint))| Some((at, cue.given(text)?));
+        let given = |(at, (cue, _)): (usize, &mut (Trigger, Constraint))| Some((at, cue.matches(text)?));
         let Some((at, behind)) = self.later.iter_mut().enumerate().find_map(given) else { return Ok(false) };
         let mut guide = self.later.swap_remove(at).1;
         self.later.clear();
-        let tokens = tokenizer.spell(&behind);
+        let tokens = tokenizer.encode_exact(&behind);
         // A call in a notation unknown to the guide continues without it.
         self.now = tokens.is_ok_and(|tokens| guide.catch_up(&tokens).is_ok()).then_some(guide);
         Ok(false)
@@ -425,7 +425,7 @@ impl Constraints {
 }
 
 #[cfg(test)]
-mod deepest;
+mod deep_constraints;
 
 #[cfg(test)]
 mod tests {
@@ -438,14 +438,14 @@ mod tests {
     #[test]
     fn a_cached_constraint_starts_anew_for_each_answer() {
         let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
-        let grammars = Arc::new(Grammars::new().unwrap());
+        let grammars = Arc::new(ConstraintCompiler::new().unwrap());
         let form = |n: usize| OutputFormat::Regex(format!("a{{{n}}}"));
         let a = model.tokenizer().unwrap().encode("a", Special::AsText, false).unwrap();
         let key = Key::of(&form(1), &None).unwrap();
         assert!(grammars.known.find(key).is_none());
         for _ in 0..2 {
-            assert!(grammars.constraint_blocking(&model, &form(1)).unwrap().takes(&a));
-            assert!(grammars.known.find(key).is_some_and(|guide| guide.takes(&a)));
+            assert!(grammars.constraint_blocking(&model, &form(1)).unwrap().accepts(&a));
+            assert!(grammars.known.find(key).is_some_and(|guide| guide.accepts(&a)));
         }
         // The cache separates owners, omits large constraints, and evicts the oldest.
         assert_ne!(Key::of(&form(1), &Some("key".into())), Some(key));
@@ -459,11 +459,12 @@ mod tests {
         let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
         let tokenizer = model.tokenizer().unwrap();
         let form = OutputFormat::object();
-        let guide = || Arc::new(Grammars::new().unwrap()).constraint_blocking(&model, &form).unwrap();
+        let guide =
+            || Arc::new(ConstraintCompiler::new().unwrap()).constraint_blocking(&model, &form).unwrap();
         let mut call = Constraints::later(vec![(Trigger::said("<tool_call>"), guide())]);
         let mut holds_after = |text: &str, is_thinking| {
             assert_eq!(call.said(tokenizer, 0, text, is_thinking), Ok(false));
-            call.holding().is_some()
+            call.active().is_some()
         };
         for text in ["I may write ", "<tool_", "call>", "<tool_call>"] {
             assert!(!holds_after(text, true), "{text}");
@@ -475,20 +476,20 @@ mod tests {
         // A plain call is constrained from its brace on, at any token boundary.
         let tools = [Tool { name: "f".to_owned(), parameters: json!({ "type": "object" }) }];
         let form = OutputFormat::Lark(json_calls::grammar(&tools, false));
-        let plain = Arc::new(Grammars::new().unwrap()).constraint_blocking(&model, &form).unwrap();
+        let plain = Arc::new(ConstraintCompiler::new().unwrap()).constraint_blocking(&model, &form).unwrap();
         let cue = Trigger::JsonCall(CallScanner::new(["f".to_owned()]));
         let mut call = Constraints::later(vec![(cue, plain)]);
         for text in ["Now:\n```json", "\n{\n", "  \"name\": \""] {
             assert_eq!(call.said(tokenizer, 0, text, false), Ok(false));
-            assert!(call.holding().is_none(), "{text}");
+            assert!(call.active().is_none(), "{text}");
         }
         assert_eq!(call.said(tokenizer, 0, "f\", \"arg", false), Ok(false));
         let rest = tokenizer.encode("uments\": {}}", Special::AsText, false).unwrap();
-        assert!(call.now.take().is_some_and(|guide| guide.takes(&rest)));
+        assert!(call.now.take().is_some_and(|guide| guide.accepts(&rest)));
         let mut spoken = Constraints::later(vec![(Trigger::ReasoningEnd, guide())]);
         for (is_thinking, holds) in [(true, false), (false, true)] {
             assert_eq!(spoken.said(tokenizer, 0, "a", is_thinking), Ok(false));
-            assert_eq!(spoken.fork().holding().is_some(), holds);
+            assert_eq!(spoken.fork().active().is_some(), holds);
         }
     }
 }

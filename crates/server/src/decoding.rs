@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvant::{
-    Breakers, DecodeStream, EncodedImage, Error, SampleError, Sampler, SamplerParams, Session, Tokenizer,
+    DecodeStream, EncodedImage, Error, SampleError, Sampler, SamplerParams, SequenceBreakers, Session,
+    Tokenizer,
 };
 
 use crate::constraint::{ConstraintError, Constraints};
@@ -18,13 +19,13 @@ pub(crate) struct AnswerOptions {
     /// Sampling parameters.
     pub sampler: SamplerParams,
     /// DRY sequence breakers.
-    pub breakers: Breakers,
+    pub breakers: SequenceBreakers,
     /// Maximum tokens.
     pub max_tokens: usize,
     /// Stop strings; excluded from the answer.
     pub stop: Vec<String>,
     /// Whether the stop string is included in the answer.
-    pub keeps_stop: bool,
+    pub include_stop: bool,
     /// Stop tokens; excluded from the answer.
     pub stop_tokens: Vec<u32>,
     /// Minimum tokens, unless a constraint ends the answer.
@@ -34,7 +35,7 @@ pub(crate) struct AnswerOptions {
     /// Number of top logprobs per token, if logprobs are requested.
     pub logprobs: Option<usize>,
     /// Logprobs of the sampling distribution, after all changes; otherwise those of the model.
-    pub after_sampling: bool,
+    pub post_sampling_probs: bool,
     /// Biases added to the logits of these tokens.
     pub bias: Vec<(u32, f32)>,
     /// Subtracted from the logit of a token that has been generated.
@@ -156,7 +157,7 @@ impl SequenceDecoder {
         let seed = options.sampler.seed.wrapping_add(index as u64);
         let sampler =
             Sampler::new(SamplerParams { seed, ..options.sampler }).with_breakers(options.breakers.clone());
-        let stops = Stops::new(options.stop.clone(), options.keeps_stop);
+        let stops = Stops::new(options.stop.clone(), options.include_stop);
         let decode = DecodeStream::default();
         let (thinking, said) = (options.reasoning_budget.clone(), HashMap::new());
         let (recent, untold) = (VecDeque::new(), PendingLogprobs::default());
@@ -176,13 +177,13 @@ impl SequenceDecoder {
     /// Reports whether a token can be sampled, after at most `patience`: token masks are computed
     /// on other threads.
     pub fn is_ready(&mut self, patience: Duration) -> bool {
-        self.guides.holding().is_none_or(|guide| guide.is_ready(patience))
+        self.guides.active().is_none_or(|guide| guide.is_ready(patience))
     }
 
     /// Samples the successor of the last token that `session` has read.
     pub fn sample(&mut self, session: &mut Session) -> Result<SampleResult, SamplingError> {
         let options = Arc::clone(&self.options);
-        let told = options.logprobs.filter(|_| !options.after_sampling);
+        let told = options.logprobs.filter(|_| !options.post_sampling_probs);
         let before = told.map(|_| session.logits().map(<[f32]>::to_vec)).transpose()?;
         let token = self.choose(session, &options)?;
         let tokenizer = session.model().tokenizer()?;
@@ -213,7 +214,7 @@ impl SequenceDecoder {
 
     fn choose(&mut self, session: &mut Session, options: &AnswerOptions) -> Result<u32, SamplingError> {
         // The output of a constraint contains no reasoning.
-        let is_free = self.guides.holding().is_none();
+        let is_free = self.guides.active().is_none();
         let must = self.thinking.as_ref().and_then(ReasoningBudget::forced_token).filter(|_| is_free);
         if is_free && !options.changes_logits() && must.is_none() {
             return Ok(session.sample(&mut self.sampler)?);
@@ -224,11 +225,11 @@ impl SequenceDecoder {
             }
             false => Vec::new(),
         };
-        let (said, recent, mut guide) = (&self.said, &self.recent, self.guides.holding());
+        let (said, recent, mut guide) = (&self.said, &self.recent, self.guides.active());
         let mut guided = Ok(());
         let token = session.sample_with(&mut self.sampler, &mut |logits| {
-            change(logits, options, said);
-            rule_out(logits, &ends, &options.bad_words, recent);
+            apply_penalties(logits, options, said);
+            exclude(logits, &ends, &options.bad_words, recent);
             if let Some(guide) = &mut guide {
                 guided = guide.mask(logits);
             }
@@ -296,7 +297,7 @@ impl PendingLogprobs {
 }
 
 /// Excludes tokens that would end the answer and those that would complete one of the `bad_words`.
-fn rule_out(logits: &mut [f32], ends: &[u32], bad_words: &[Vec<u32>], recent: &VecDeque<u32>) {
+fn exclude(logits: &mut [f32], ends: &[u32], bad_words: &[Vec<u32>], recent: &VecDeque<u32>) {
     let completes = |word: &&Vec<u32>| {
         let before = &word[..word.len() - 1];
         before.len() <= recent.len() && recent.iter().skip(recent.len() - before.len()).eq(before)
@@ -310,7 +311,7 @@ fn rule_out(logits: &mut [f32], ends: &[u32], bad_words: &[Vec<u32>], recent: &V
 }
 
 /// Applies biases and penalties.
-fn change(logits: &mut [f32], options: &AnswerOptions, said: &HashMap<u32, u32>) {
+fn apply_penalties(logits: &mut [f32], options: &AnswerOptions, said: &HashMap<u32, u32>) {
     for &(token, bias) in &options.bias {
         if let Some(logit) = logits.get_mut(token as usize) {
             *logit += bias;
@@ -346,8 +347,8 @@ pub(crate) fn token_logprobs(logits: &[f32], token: u32, n: usize) -> TokenLogpr
 /// sampled from.
 fn sampled_logprobs(sampler: &Sampler, token: u32, n: usize) -> TokenLogprobs {
     let logprob = |(token, chance): (u32, f64)| Logprob { token, logprob: chance.ln() as f32 };
-    let among = sampler.drawn_among().filter(|(_, chance)| *chance > 0.0);
-    let own = sampler.drawn_among().find(|(id, _)| *id == token).unwrap_or((token, 1.0));
+    let among = sampler.sampled_candidates().filter(|(_, chance)| *chance > 0.0);
+    let own = sampler.sampled_candidates().find(|(id, _)| *id == token).unwrap_or((token, 1.0));
     TokenLogprobs { token: logprob(own), top: among.take(n).map(logprob).collect() }
 }
 

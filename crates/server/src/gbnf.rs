@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use writer::Writer;
 
 /// Maximum nesting of groups.
-const DEEPEST: usize = 32;
+const MAX_GROUP_DEPTH: usize = 32;
 /// Maximum repetition operators after one item.
 const MOST_SIGNS: usize = 4;
 /// Maximum size of a grammar in bytes.
@@ -57,13 +57,13 @@ struct Reader<'a> {
     text: &'a str,
     at: usize,
     token: &'a dyn Fn(&str) -> Option<u32>,
-    places: HashMap<&'a str, usize>,
+    rule_indices: HashMap<&'a str, usize>,
     names: Vec<&'a str>,
 }
 
 impl<'a> Reader<'a> {
     fn new(text: &'a str, token: &'a dyn Fn(&str) -> Option<u32>) -> Self {
-        Self { text, at: 0, token, places: HashMap::from([("root", 0)]), names: vec!["root"] }
+        Self { text, at: 0, token, rule_indices: HashMap::from([("root", 0)]), names: vec!["root"] }
     }
 
     fn rules(mut self) -> Result<Rules, String> {
@@ -135,7 +135,7 @@ impl<'a> Reader<'a> {
     }
 
     fn place(&mut self, name: &'a str) -> usize {
-        *self.places.entry(name).or_insert_with(|| {
+        *self.rule_indices.entry(name).or_insert_with(|| {
             self.names.push(name);
             self.names.len() - 1
         })
@@ -162,7 +162,7 @@ impl<'a> Reader<'a> {
                     Item::Class { ranges: Vec::new(), is_negated: true }
                 }
                 '<' | '!' => self.a_token()?,
-                '(' if depth < DEEPEST => {
+                '(' if depth < MAX_GROUP_DEPTH => {
                     self.at += 1;
                     self.space(true);
                     let inner = self.alternatives(depth + 1)?;

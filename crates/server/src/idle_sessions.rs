@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use kvant::{Error, KvOptions, Model, Session, TOKENS_PER_BLOCK};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::events::{Blocks, Held, Medium};
+use crate::events::{BlockHolder, Blocks, Medium};
 use crate::scheduler::Cost;
 
 /// Cache options and LoRA scales of a model, with a hash: the scale factors of a plan are many
@@ -76,7 +76,7 @@ pub(crate) struct IdleSession {
     /// it.
     pub is_branch: bool,
     /// Publishes KV-block events for its blocks.
-    _held: Held,
+    _held: BlockHolder,
 }
 
 impl IdleSession {
@@ -132,7 +132,7 @@ impl IdleSessions {
     }
 
     fn push(&mut self, kind: CacheKey, session: Session, is_branch: bool) {
-        let mut held = self.blocks.hold(Medium::Device, &kind);
+        let mut held = self.blocks.register(Medium::Device, &kind);
         held.grow(session.tokens());
         self.idle.push_back(IdleSession { kind, session, is_branch, _held: held });
     }
@@ -161,7 +161,7 @@ impl IdleSessions {
         // The truncated fork may end earlier than the common prefix.
         let cut = (common > n_whole.max(least)).then(|| {
             let mut cut = self.idle[index].session.fork();
-            cut.keep_prefix(prompt);
+            cut.reuse_prefix(prompt);
             cut
         });
         let cut = cut.filter(|cut| cut.tokens().len() > n_whole.max(least));

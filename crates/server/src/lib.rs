@@ -17,11 +17,11 @@ mod events;
 mod gbnf;
 mod http;
 mod idle_sessions;
-mod lanes;
 mod listen;
 mod metrics;
 mod models;
 mod output_parser;
+mod owner_limits;
 mod priority;
 mod reasoning_budget;
 mod scheduler;
@@ -44,7 +44,7 @@ pub use crate::events::{KvEvent, KvEventSink, Medium};
 pub use crate::events::{PublishError, Publisher};
 use crate::http::{Bodies, Server};
 use crate::models::ModelRegistry;
-pub use crate::models::{ModelSpec, Opened};
+pub use crate::models::{ModelSpec, OpenedModel};
 #[cfg(feature = "tls")]
 pub use crate::tls::TlsFiles;
 
@@ -59,13 +59,13 @@ pub struct ServerSampling {
     /// For requests with no temperature or one above 0.
     pub usual: SamplerParams,
     /// For requests with temperature 0 (greedy): the model's recommended filters do not apply.
-    pub likeliest: SamplerParams,
+    pub greedy: SamplerParams,
 }
 
 impl From<SamplerParams> for ServerSampling {
     /// Uses the same parameters for all requests.
     fn from(params: SamplerParams) -> Self {
-        Self { usual: params, likeliest: params }
+        Self { usual: params, greedy: params }
     }
 }
 
@@ -228,8 +228,14 @@ pub fn serve(model: Model, options: Options, ready: impl FnOnce(SocketAddr)) -> 
     let pool = Arc::new(ModelRegistry::new(model, options.clone(), broken)?);
     let is_leaving = AtomicBool::new(false);
     let (n_asked, bodies, work) = (AtomicU64::new(0), Bodies::default(), Arc::default());
-    let server =
-        Arc::new(Server { options, pool: Arc::clone(&pool), n_requests: n_asked, bodies, is_leaving, work });
+    let server = Arc::new(Server {
+        options,
+        pool: Arc::clone(&pool),
+        n_requests: n_asked,
+        bodies,
+        is_shutting_down: is_leaving,
+        work,
+    });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let result = runtime.block_on(listen::listen(server, (cors, tls), has_broken, ready));
     // Without senders of jobs the workers end. Blocked threads of the runtime are not joined.

@@ -25,11 +25,11 @@ const CONNECTIONS: usize = 1024;
 const HEAD: Duration = Duration::from_secs(10);
 const HEAD_IN_CROWD: Duration = Duration::from_secs(1);
 /// Polling interval for the end of the last response.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Maximum time that a shutdown waits for the last responses.
 const DRAIN: Duration = Duration::from_secs(120);
 /// Pause when the system has no more sockets.
-const BREATH: Duration = Duration::from_millis(100);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Uninhabited without TLS.
 #[cfg(not(feature = "tls"))]
@@ -49,7 +49,7 @@ pub(crate) async fn listen(
     // A supervisor may send a signal as soon as the server is ready.
     let signals = Signals::listen()?;
     ready(listener.local_addr()?);
-    tell_service_manager();
+    notify_service_manager();
     let app = router(Arc::clone(&server), cors);
     let graceful = GracefulShutdown::new();
     let room = Arc::new(Semaphore::new(CONNECTIONS));
@@ -59,11 +59,11 @@ pub(crate) async fn listen(
             let head = if room.available_permits() < CONNECTIONS / 2 { HEAD_IN_CROWD } else { HEAD };
             match (listener.accept().await, permit) {
                 (Ok((stream, _)), Ok(permit)) => {
-                    talk((stream, tls.clone()), (permit, head), app.clone(), graceful.watcher())
+                    serve_connection((stream, tls.clone()), (permit, head), app.clone(), graceful.watcher())
                 }
                 (Err(error), _) => {
                     tracing::warn!(%error, "a connection cannot be accepted");
-                    tokio::time::sleep(BREATH).await;
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
                 (_, Err(_)) => return,
             }
@@ -80,7 +80,7 @@ pub(crate) async fn listen(
 }
 
 /// Serves one connection in its own task.
-fn talk(
+fn serve_connection(
     (stream, tls): (TcpStream, Option<TlsAcceptor>),
     (permit, head): (OwnedSemaphorePermit, Duration),
     app: axum::Router,
@@ -124,10 +124,10 @@ async fn serve(
 async fn end(server: Arc<Server>, mut signals: Signals) {
     signals.come().await;
     tracing::info!("shutting down: no more work is accepted");
-    server.is_leaving.store(true, Ordering::Relaxed);
+    server.is_shutting_down.store(true, Ordering::Relaxed);
     let drained = async {
         while Arc::strong_count(&server.work) > 1 {
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     };
     tokio::select! {
@@ -184,7 +184,7 @@ impl Signals {
 }
 
 /// Notifies systemd that the server is ready, if requested.
-fn tell_service_manager() {
+fn notify_service_manager() {
     #[cfg(unix)]
     if let Some(path) = std::env::var_os("NOTIFY_SOCKET") {
         let sent = std::os::unix::net::UnixDatagram::unbound()

@@ -15,11 +15,11 @@ use crate::worker::Status;
 pub(crate) struct Metrics {
     pub prompt_tokens: Counter,
     pub cached_tokens: Counter,
-    pub said_tokens: Counter,
+    pub generated_tokens: Counter,
     pub steps: Counter,
     pub finished: Counter,
     pub cancelled: Counter,
-    pub parked: Counter,
+    pub preempted: Counter,
     pub refused: Counter,
     pub first_token: Histogram,
     pub next_token: Histogram,
@@ -44,11 +44,11 @@ impl Metrics {
         let metrics = Self {
             prompt_tokens: Counter::default(),
             cached_tokens: Counter::default(),
-            said_tokens: Counter::default(),
+            generated_tokens: Counter::default(),
             steps: Counter::default(),
             finished: Counter::default(),
             cancelled: Counter::default(),
-            parked: Counter::default(),
+            preempted: Counter::default(),
             refused: Counter::default(),
             first_token: seconds(0.002, 16),
             next_token: seconds(0.001, 14),
@@ -74,14 +74,14 @@ impl Metrics {
             counter(&format!("{family}:prompt_tokens"), "Prompt tokens processed", &self.prompt_tokens);
         }
         counter("llamacpp:prompt_tokens_cached", "Prompt tokens from the prefix cache", &self.cached_tokens);
-        counter("llamacpp:tokens_predicted", "Generated tokens", &self.said_tokens);
-        counter("vllm:generation_tokens", "Generated tokens", &self.said_tokens);
+        counter("llamacpp:tokens_predicted", "Generated tokens", &self.generated_tokens);
+        counter("vllm:generation_tokens", "Generated tokens", &self.generated_tokens);
         counter("llamacpp:n_decode", "Forward passes of the model", &self.steps);
         counter("vllm:prefix_cache_hits", "Prompt tokens from the prefix cache", &self.cached_tokens);
         counter("vllm:request_success", "Completed answers", &self.finished);
         counter("kvant:requests_cancelled", "Requests cancelled by clients", &self.cancelled);
         counter("kvant:requests_refused", "Requests refused for lack of room", &self.refused);
-        counter("vllm:num_preemptions", "Preemptions", &self.parked);
+        counter("vllm:num_preemptions", "Preemptions", &self.preempted);
         let mut gauge = |name: &str, help: &str, gauge: &Gauge| registry.register(name, help, gauge.clone());
         gauge("llamacpp:requests_processing", "Running answers", &self.running);
         gauge("vllm:num_requests_running", "Running answers", &self.running);
@@ -121,7 +121,7 @@ impl Metrics {
 
 /// Converts OpenMetrics text to Prometheus' older format, where a counter has the same name in all
 /// lines and no line marks the end.
-pub(crate) fn older(text: &str) -> String {
+pub(crate) fn to_prometheus_text(text: &str) -> String {
     let is_counter = |name: &str| text.contains(&format!("# TYPE {name} counter\n"));
     let mut lines = String::with_capacity(text.len());
     for line in text.lines().filter(|line| *line != "# EOF") {
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn older_scrapers_find_each_counter_by_the_name_of_its_type() {
         let text = Metrics::new().text(&Status::default());
-        let older = older(&text);
+        let older = to_prometheus_text(&text);
         assert!(text.ends_with("# EOF\n") && !older.contains("# EOF"));
         assert!(older.contains("# TYPE llamacpp:prompt_tokens_total counter\n"), "{older}");
         assert!(older.contains("# HELP llamacpp:prompt_tokens_total Prompt"), "{older}");

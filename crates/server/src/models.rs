@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 use kvant::{KvOptions, Model, SessionOptions, TOKENS_PER_BLOCK};
 
-use crate::constraint::Grammars;
+use crate::constraint::ConstraintCompiler;
 use crate::events::Blocks;
 use crate::http::{ApiError, ServedModel};
 use crate::idle_sessions::CacheSpec;
-use crate::lanes::Lanes;
 use crate::metrics::Metrics;
+use crate::owner_limits::Lanes;
 use crate::scheduler::Limits;
 use crate::store::Store;
 use crate::worker::{Status, Worker};
@@ -25,9 +25,9 @@ use crate::{Options, ServeError, ServerSampling};
 const ROWS: usize = 512;
 
 /// Maximum time for a worker to save conversations.
-const ENDING: Duration = Duration::from_secs(60);
+const SHUTDOWN_TIME: Duration = Duration::from_secs(60);
 /// Polling interval for the end of a worker.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Stack size of a worker thread, which walks grammars.
 const MODEL_STACK: usize = 16 << 20;
 
@@ -39,11 +39,11 @@ pub struct ModelSpec {
     /// Approximate size of its weights in bytes.
     pub bytes: u64,
     /// Loads the model, or returns the reason for a failure in one line.
-    pub open: Arc<dyn Fn() -> Result<Opened, String> + Send + Sync>,
+    pub open: Arc<dyn Fn() -> Result<OpenedModel, String> + Send + Sync>,
 }
 
 /// Loaded model with its defaults.
-pub struct Opened {
+pub struct OpenedModel {
     /// Model.
     pub model: Model,
     /// Cache options of requests that set none.
@@ -59,15 +59,15 @@ impl fmt::Debug for ModelSpec {
 }
 
 /// Reports a panic of a worker thread, unless it is disarmed first.
-pub(crate) struct Alarm(Option<tokio::sync::mpsc::Sender<()>>);
+pub(crate) struct PanicGuard(Option<tokio::sync::mpsc::Sender<()>>);
 
-impl Alarm {
+impl PanicGuard {
     fn disarm(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for Alarm {
+impl Drop for PanicGuard {
     fn drop(&mut self) {
         if let Some(broken) = self.0.take() {
             _ = broken.try_send(());
@@ -98,7 +98,7 @@ impl LoadedModel {
                 );
                 return;
             }
-            std::thread::sleep(LOOK_AGAIN);
+            std::thread::sleep(POLL_INTERVAL);
         }
         _ = thread.join();
     }
@@ -124,7 +124,7 @@ impl ModelRegistry {
     ) -> Result<Self, ServeError> {
         let metrics = Arc::new(Metrics::new());
         let pool = Self { options, metrics, loaded: Mutex::default(), loading: Default::default(), broken };
-        let first = Opened { model, kv: pool.options.kv.clone(), sampling: pool.options.drawing };
+        let first = OpenedModel { model, kv: pool.options.kv.clone(), sampling: pool.options.drawing };
         let first = pool.start(pool.options.name.clone(), first)?;
         let others = pool.options.others.iter().map(|_| None);
         *pool.all() = std::iter::once(Some(first)).chain(others).collect();
@@ -153,7 +153,7 @@ impl ModelRegistry {
 
     /// Returns the model that is always loaded.
     pub fn first(&self) -> Result<Arc<ServedModel>, ApiError> {
-        self.there(0).ok_or_else(ApiError::leaving)
+        self.find_loaded(0).ok_or_else(ApiError::shutting_down)
     }
 
     /// Returns the sum of the states of all loaded models.
@@ -167,14 +167,14 @@ impl ModelRegistry {
             Some(name) if !self.options.others.is_empty() => self.index(name)?,
             _ => 0,
         };
-        if let Some(hosted) = self.there(index) {
+        if let Some(hosted) = self.find_loaded(index) {
             return Ok(hosted);
         }
         // The load continues without the client: others will need the model.
         let pool = Arc::clone(self);
         let loaded = tokio::spawn(async move {
             let _loading = pool.loading.lock().await;
-            match pool.there(index) {
+            match pool.find_loaded(index) {
                 Some(hosted) => Ok(hosted),
                 None => {
                     let pool = Arc::clone(&pool);
@@ -189,12 +189,12 @@ impl ModelRegistry {
     /// name applies.
     pub fn index(&self, name: &str) -> Result<usize, ApiError> {
         let names: Vec<&str> = self.names().collect();
-        let of_adapter = || self.there(0).filter(|first| first.adapter(name).is_some()).map(|_| 0);
+        let of_adapter = || self.find_loaded(0).filter(|first| first.adapter(name).is_some()).map(|_| 0);
         let index = names.iter().position(|known| *known == name).or_else(of_adapter);
         index.ok_or_else(|| ApiError::unknown_model(name, &names))
     }
 
-    fn there(&self, index: usize) -> Option<Arc<ServedModel>> {
+    fn find_loaded(&self, index: usize) -> Option<Arc<ServedModel>> {
         let mut all = self.all();
         let loaded = all.get_mut(index)?.as_mut()?;
         loaded.used = Instant::now();
@@ -231,17 +231,22 @@ impl ModelRegistry {
             let idle = all.iter_mut().skip(1).filter(|slot| slot.as_ref().is_some_and(is_idle));
             let oldest = idle.min_by_key(|slot| slot.as_ref().map(|loaded| loaded.used));
             let Some(oldest) = oldest.and_then(Option::take) else {
-                return Err(ApiError::no_room(&offer.name, offer.bytes, there, self.options.weight_budget));
+                return Err(ApiError::insufficient_memory(
+                    &offer.name,
+                    offer.bytes,
+                    there,
+                    self.options.weight_budget,
+                ));
             };
             drop(all);
             tracing::info!(model = oldest.hosted.name, "unloaded");
-            oldest.end(Instant::now() + ENDING);
+            oldest.end(Instant::now() + SHUTDOWN_TIME);
         }
     }
 
     /// Starts the worker thread of a model.
-    fn start(&self, name: String, opened: Opened) -> Result<LoadedModel, ServeError> {
-        let (Opened { model, kv, sampling: drawing }, options) = (opened, &self.options);
+    fn start(&self, name: String, opened: OpenedModel) -> Result<LoadedModel, ServeError> {
+        let (OpenedModel { model, kv, sampling: drawing }, options) = (opened, &self.options);
         let session = SessionOptions { n_ctx: options.n_ctx, kv: kv.clone() };
         let n_ctx = model.session(session)?.n_ctx();
         model.tokenizer()?;
@@ -254,7 +259,7 @@ impl ModelRegistry {
             n_owners: options.api_keys.len().max(1),
             n_rows: ROWS,
             block: TOKENS_PER_BLOCK,
-            worth: TOKENS_PER_BLOCK / 2,
+            min_shared_tokens: TOKENS_PER_BLOCK / 2,
             budget: options.kv_budget / share,
         };
         let (stored, most_waiting) = (CacheSpec::new(kv, None), limits.most_waiting());
@@ -269,7 +274,7 @@ impl ModelRegistry {
         let lengths = (options.n_ctx, options.draft_max);
         let worker = Worker::new(model.clone(), lengths, limits, (store, blocks), told);
         let (jobs, received) = mpsc::channel();
-        let alarm = Alarm(Some(self.broken.clone()));
+        let alarm = PanicGuard(Some(self.broken.clone()));
         let work = move || {
             worker.run(&received);
             alarm.disarm();
@@ -279,14 +284,14 @@ impl ModelRegistry {
         let hosted = ServedModel {
             name,
             n_ctx,
-            usual: stored,
-            usual_of: Mutex::default(),
+            defaults: stored,
+            defaults_of: Mutex::default(),
             sampling_defaults: drawing,
-            thinks: options.thinks,
+            enable_thinking: options.thinks,
             thinking_budget: options.thinking_budget,
-            grammars: Arc::new(Grammars::new()?),
+            grammars: Arc::new(ConstraintCompiler::new()?),
             long_texts: Lanes::new(1, 1),
-            most_waiting,
+            max_queued: most_waiting,
             model,
             jobs,
             status,
@@ -297,7 +302,7 @@ impl ModelRegistry {
     /// Ends all workers.
     pub fn end(&self) {
         let all = std::mem::take(&mut *self.all());
-        let until = Instant::now() + ENDING;
+        let until = Instant::now() + SHUTDOWN_TIME;
         all.into_iter().flatten().for_each(|loaded| loaded.end(until));
     }
 }

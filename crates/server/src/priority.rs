@@ -7,10 +7,12 @@
 use tokio::sync::oneshot;
 
 /// Runs work on a new low-priority thread. `None` if no thread can be started or the work panicked.
-pub(crate) async fn do_giving_way<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+pub(crate) async fn run_low_priority<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
     let (to, done) = oneshot::channel();
     let run = move || {
-        give_way();
+        lower_priority();
         // The receiver may have been dropped.
         _ = to.send(work());
     };
@@ -21,7 +23,7 @@ pub(crate) async fn do_giving_way<T: Send + 'static>(work: impl FnOnce() -> T + 
 /// Lowers the priority of the calling thread to a tenth of the usual share of a busy core. An idle
 /// core is used fully.
 #[cfg(target_os = "linux")]
-pub(crate) fn give_way() {
+pub(crate) fn lower_priority() {
     const NICENESS: i32 = 10;
     // A denied change only costs speed.
     if let Err(error) = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICENESS) {
@@ -31,7 +33,7 @@ pub(crate) fn give_way() {
 
 /// Other systems have priorities per process only.
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn give_way() {}
+pub(crate) fn lower_priority() {}
 
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
@@ -42,7 +44,7 @@ mod tests {
         let niceness = || rustix::process::getpriority_process(Some(rustix::thread::gettid())).unwrap();
         let before = niceness();
         let lowered = std::thread::spawn(move || {
-            give_way();
+            lower_priority();
             niceness()
         });
         assert_eq!(lowered.join().unwrap(), 10.max(before));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvant::chat::{HAS_THOUGHT, ReasoningParser};
+use kvant::chat::{ReasoningParser, THINK_CLOSE};
 use kvant::tokenizer::TokenizerError;
 use kvant::{Special, Tokenizer};
 
@@ -30,13 +30,13 @@ impl ReasoningBudget {
         budget: Option<usize>,
         tokenizer: &Tokenizer,
     ) -> Result<Self, TokenizerError> {
-        let end = tokenizer.encode(HAS_THOUGHT, Special::Parse, false)?.into();
+        let end = tokenizer.encode(THINK_CLOSE, Special::Parse, false)?.into();
         Ok(Self { thoughts, left: budget, end, n_ended: 0, n_said: 0 })
     }
 
     /// Reports whether reasoning has started and not ended.
     pub fn is_open(&self) -> bool {
-        self.thoughts.is_thinking()
+        self.thoughts.is_reasoning()
     }
 
     /// Returns the number of reasoning tokens so far.
@@ -72,9 +72,9 @@ mod tests {
     fn reasoning_is_counted_from_its_opening_mark() {
         let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
         let tokenizer = model.tokenizer().unwrap();
-        let mark = tokenizer.encode(HAS_THOUGHT, Special::Parse, false).unwrap();
+        let mark = tokenizer.encode(THINK_CLOSE, Special::Parse, false).unwrap();
         let of = |budget| {
-            ReasoningBudget::new(ReasoningParser::of(HAS_THOUGHT, ""), Some(budget), tokenizer).unwrap()
+            ReasoningBudget::new(ReasoningParser::of(THINK_CLOSE, ""), Some(budget), tokenizer).unwrap()
         };
         let mut plain = of(0);
         ["Hello", ", you"].iter().for_each(|text| plain.push(text));

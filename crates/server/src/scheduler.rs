@@ -22,22 +22,22 @@
 //!   are evicted first, then the youngest sequence is preempted. Preempted sequences resume before
 //!   new ones are admitted.
 
-mod pace;
 mod shares;
+mod step_times;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use pace::Pace;
 use shares::Shares;
+use step_times::Pace;
 
 /// Maximum average factor by which prefill may lengthen a step in which sequences decode.
 const MAX_ITL_RATIO: f64 = 2.0;
 /// The same when each other owner has [`MANY`] or more decoding sequences: a single key with many
 /// of them would leave another owner's prompts very little time.
 const MAX_ITL_RATIO_OF_MANY: f64 = 4.0;
-const MANY: usize = 8;
+const CROWDED_SEQUENCES: usize = 8;
 /// An owner's oldest prompt comes first in one step of so many, the shortest in the others.
 const OLDEST_EVERY: u64 = 4;
 
@@ -59,7 +59,7 @@ pub struct Limits {
     /// Tokens of a block.
     pub block: usize,
     /// Minimum tokens of a shared prefix that are worth a wait or a snapshot.
-    pub worth: usize,
+    pub min_shared_tokens: usize,
     /// Bytes for all caches.
     pub budget: usize,
 }
@@ -161,13 +161,13 @@ struct Sequence {
     /// Positions where other prompts diverge from this one.
     branches: BTreeSet<usize>,
     /// Tokens of the snapshot taken for it.
-    found: usize,
+    snapshot_tokens: usize,
 }
 
 impl Sequence {
     fn new(request: Request) -> Self {
         let branches = BTreeSet::new();
-        Self { request, stage: Stage::Waiting, n_tokens: 0, paused: false, branches, found: 0 }
+        Self { request, stage: Stage::Waiting, n_tokens: 0, paused: false, branches, snapshot_tokens: 0 }
     }
 
     /// Records that another prompt diverges at `at`. Of two positions closer than `worth`, the
@@ -183,7 +183,7 @@ impl Sequence {
     }
 
     /// Returns the number of prompt tokens until its end or the next branch.
-    fn stretch(&self) -> usize {
+    fn tokens_to_branch(&self) -> usize {
         let branch = self.branches.range(self.n_tokens + 1..).next();
         self.left().min(branch.map_or(usize::MAX, |at| at - self.n_tokens))
     }
@@ -293,13 +293,13 @@ impl Scheduler {
         }
         let waiting = self.counts().waiting;
         if !self.may_wait(sequence.request.owner) {
-            return Err(Refusal::Full { waiting, retry_after: self.seconds_of_waiting() });
+            return Err(Refusal::Full { waiting, retry_after: self.retry_after() });
         }
-        self.welcome(sequence.request.owner);
-        let Limits { block, worth, .. } = self.limits;
+        self.register_owner(sequence.request.owner);
+        let Limits { block, min_shared_tokens: worth, .. } = self.limits;
         let begins = |stage| matches!(stage, Stage::Waiting | Stage::Prefill);
         for other in self.sequences.values_mut().filter(|other| begins(other.stage)) {
-            let at = shared(&sequence.request, &other.request, block);
+            let at = cacheable_prompt(&sequence.request, &other.request, block);
             sequence.branch(at, worth);
             other.branch(at, worth);
         }
@@ -307,14 +307,14 @@ impl Scheduler {
     }
 
     /// Estimates the seconds until the queued prompts have been read.
-    fn seconds_of_waiting(&self) -> u64 {
+    fn retry_after(&self) -> u64 {
         let rows: usize = self.sequences.values().map(Sequence::left).sum();
         (rows as f64 * self.pace.row.unwrap_or(1e-3)).ceil().clamp(1.0, 600.0) as u64
     }
 
     /// Registers an owner. A new owner starts at the minimum of the others, so that idle time earns
     /// no credit.
-    fn welcome(&mut self, owner: u64) {
+    fn register_owner(&mut self, owner: u64) {
         let is_here = |owner: u64| self.sequences.values().any(|sequence| sequence.request.owner == owner);
         if is_here(owner) {
             return;
@@ -360,7 +360,7 @@ impl Scheduler {
 
     /// Records that a cached conversation diverges from the prompt of `id` at `at`.
     pub fn branch(&mut self, id: Id, at: usize) {
-        let worth = self.limits.worth;
+        let worth = self.limits.min_shared_tokens;
         if let Some(sequence) = self.sequences.get_mut(&id) {
             sequence.branch(at.min(sequence.request.n_shared), worth);
         }
@@ -368,7 +368,7 @@ impl Scheduler {
 
     /// Reports whether `id` has just reached a branch of its prompt and memory suffices for a
     /// snapshot, which the caller then takes.
-    pub fn leaves_copy(&mut self, id: Id, memory: Memory) -> bool {
+    pub fn takes_snapshot(&mut self, id: Id, memory: Memory) -> bool {
         let Some(sequence) = self.sequences.get(&id) else { return false };
         let (at, cost) = (sequence.n_tokens, sequence.request.cost);
         let is_branch = sequence.stage == Stage::Prefill && sequence.branches.contains(&at);
@@ -377,8 +377,8 @@ impl Scheduler {
         }
         let request = sequence.request.clone();
         for other in self.sequences.values_mut().filter(|other| other.stage == Stage::Waiting) {
-            if shared(&request, &other.request, self.limits.block) >= at {
-                other.found = other.found.max(at);
+            if cacheable_prompt(&request, &other.request, self.limits.block) >= at {
+                other.snapshot_tokens = other.snapshot_tokens.max(at);
             }
         }
         true
@@ -443,11 +443,11 @@ impl Scheduler {
             return self.make_room(memory, &shares);
         }
         let free = memory.free - needs;
-        if let Some(id) = shares.in_the_way(self, free, memory) {
+        if let Some(id) = shares.claim_victim(self, free, memory) {
             return self.preempt(id);
         }
-        let back = self.bring_back(free, memory, &shares);
-        if let Some(act) = back.or_else(|| self.take_on(free, memory, &shares)) {
+        let back = self.resume_next(free, memory, &shares);
+        if let Some(act) = back.or_else(|| self.admit_next(free, memory, &shares)) {
             return act;
         }
         let rows = self.rows();
@@ -489,7 +489,7 @@ impl Scheduler {
 
     /// Resumes the oldest preempted sequence if it fits with a spare block for each running
     /// sequence: otherwise it would soon be preempted again.
-    fn bring_back(&self, free: usize, memory: Memory, shares: &Shares) -> Option<Action> {
+    fn resume_next(&self, free: usize, memory: Memory, shares: &Shares) -> Option<Action> {
         let (&id, parked) = self.parked(shares).next()?;
         let spare: usize = self.running().map(|(_, s)| s.request.cost.block).sum();
         let has_place = self.running().count() < self.limits.n_running;
@@ -503,20 +503,21 @@ impl Scheduler {
     /// Returns the preempted sequences that may resume.
     fn parked<'a>(&'a self, shares: &'a Shares) -> impl Iterator<Item = (&'a Id, &'a Sequence)> {
         let parked = self.sequences.iter().filter(|(_, s)| s.stage == Stage::Preempted);
-        parked.filter(|(_, s)| shares.lets_in(s, self.limits.block))
+        parked.filter(|(_, s)| shares.may_start(s, self.limits.block))
     }
 
     /// Admits the next queued sequence if there is room and no preempted sequence may resume.
-    fn take_on(&self, free: usize, memory: Memory, shares: &Shares) -> Option<Action> {
+    fn admit_next(&self, free: usize, memory: Memory, shares: &Shares) -> Option<Action> {
         if self.running().count() >= self.limits.n_running || self.parked(shares).next().is_some() {
             return None;
         }
         let block = self.limits.block;
         let waiting = self.sequences.iter().filter(|(_, s)| s.stage == Stage::Waiting);
-        let ready =
-            waiting.filter(|(_, waiting)| !self.is_being_read(waiting) && shares.lets_in(waiting, block));
-        let (&id, next) = ready.min_by_key(|&(&id, s)| self.rank(id, s, |owner| owner.n_begun))?;
-        let known = self.known(next);
+        let ready = waiting.filter(|(_, waiting)| {
+            !self.is_in_prefill_elsewhere(waiting) && shares.may_start(waiting, block)
+        });
+        let (&id, next) = ready.min_by_key(|&(&id, s)| self.priority(id, s, |owner| owner.n_begun))?;
+        let known = self.running_prefix(next);
         if next.needs(0, block).saturating_sub(known / block * next.request.cost.block) <= free {
             return Some(Action::Admit(id));
         }
@@ -525,23 +526,24 @@ impl Scheduler {
 
     /// Reports whether a running prefill will soon provide a clearly longer prefix of this prompt
     /// than the cache does.
-    fn is_being_read(&self, waiting: &Sequence) -> bool {
+    fn is_in_prefill_elsewhere(&self, waiting: &Sequence) -> bool {
         let mut reading = self.running().filter(|(_, s)| s.stage == Stage::Prefill);
         reading.any(|(_, s)| {
-            let shared = shared(&waiting.request, &s.request, self.limits.block);
-            shared > s.n_tokens && shared >= waiting.found + self.limits.worth
+            let shared = cacheable_prompt(&waiting.request, &s.request, self.limits.block);
+            shared > s.n_tokens && shared >= waiting.snapshot_tokens + self.limits.min_shared_tokens
         })
     }
 
     /// Returns the number of tokens of this prompt that a running sequence has read.
-    fn known(&self, waiting: &Sequence) -> usize {
-        let known = |s: &Sequence| shared(&waiting.request, &s.request, self.limits.block).min(s.n_tokens);
+    fn running_prefix(&self, waiting: &Sequence) -> usize {
+        let known =
+            |s: &Sequence| cacheable_prompt(&waiting.request, &s.request, self.limits.block).min(s.n_tokens);
         self.running().map(|(_, s)| known(s)).max().unwrap_or(0)
     }
 
     /// Returns the priority, smallest first: the owner with the least service, then its shortest
     /// prompt, or its oldest when that is due.
-    fn rank(&self, id: Id, sequence: &Sequence, turns: impl Fn(&Owner) -> u64) -> (u64, usize, Id) {
+    fn priority(&self, id: Id, sequence: &Sequence, turns: impl Fn(&Owner) -> u64) -> (u64, usize, Id) {
         let owner = self.owners.get(&sequence.request.owner).copied().unwrap_or_default();
         let is_oldest_first = turns(&owner) % OLDEST_EVERY == OLDEST_EVERY - 1;
         (owner.n_rows, if is_oldest_first { 0 } else { sequence.left() }, id)
@@ -554,12 +556,13 @@ impl Scheduler {
         let speakers: BTreeSet<u64> = speaking.iter().map(|(_, s)| s.request.owner).collect();
         let mut rows: Vec<_> = speaking.iter().map(|&(id, _)| (id, 1)).collect();
         let reading = self.running().filter(|(_, s)| s.stage == Stage::Prefill);
-        let mut reading: Vec<_> =
-            reading.map(|(id, s)| (self.rank(id, s, |owner| owner.n_steps), s.stretch())).collect();
+        let mut reading: Vec<_> = reading
+            .map(|(id, s)| (self.priority(id, s, |owner| owner.n_steps), s.tokens_to_branch()))
+            .collect();
         reading.sort_unstable();
         let first = reading.first().and_then(|((.., id), _)| self.sequences.get(id));
         let is_crowded_out = first.is_some_and(|first| {
-            !speakers.contains(&first.request.owner) && rows.len() >= MANY * speakers.len()
+            !speakers.contains(&first.request.owner) && rows.len() >= CROWDED_SEQUENCES * speakers.len()
         });
         let gap = if is_crowded_out { MAX_ITL_RATIO_OF_MANY } else { MAX_ITL_RATIO };
         let mut room = self.pace.rows(rows.len(), self.limits.n_rows - rows.len(), gap);
@@ -576,7 +579,7 @@ impl Scheduler {
 }
 
 /// Returns the length of the common prefix of both prompts in tokens.
-fn shared(a: &Request, b: &Request, block: usize) -> usize {
+fn cacheable_prompt(a: &Request, b: &Request, block: usize) -> usize {
     let whole = block * a.blocks.iter().zip(&*b.blocks).take_while(|(a, b)| a == b).count();
     if whole == 0 {
         return 0;

@@ -8,7 +8,7 @@ use tracing::Span;
 use tracing::field::Empty;
 
 use crate::decoding::Finish;
-use crate::worker::Times;
+use crate::worker::AnswerStats;
 
 /// Creates the span of a request, as part of its sender's trace if the headers name one.
 pub(crate) fn of_request(request: &Request, id: &str) -> Span {
@@ -84,7 +84,7 @@ impl Trace {
 }
 
 /// Records the end of an answer, and the time to its first token in seconds.
-pub(crate) fn ended(span: &Span, finish: Finish, times: &Times, first: Option<f64>) {
+pub(crate) fn ended(span: &Span, finish: Finish, times: &AnswerStats, first: Option<f64>) {
     span.record("gen_ai.usage.input_tokens", times.prompt.total);
     span.record("gen_ai.usage.cache_read.input_tokens", times.prompt.cached);
     span.record("gen_ai.usage.output_tokens", times.n_generated);

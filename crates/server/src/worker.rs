@@ -1,8 +1,8 @@
 //! Worker thread of a model: executes the plan of the [scheduler](crate::scheduler) and sends
 //! events to the requests.
 
+mod pauses;
 mod sequence;
-mod waits;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvant::{Error, MAX_DRAFT_TOKENS, Model, Pooled, Session, SessionOptions};
+use kvant::{Error, HiddenStatePool, MAX_DRAFT_TOKENS, Model, Session, SessionOptions};
 use tokio::sync::mpsc::Sender;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -25,9 +25,9 @@ use crate::trace::{self, Trace};
 use sequence::Sequence;
 
 /// Interval at which paused sequences are polled for free channel capacity.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Maximum age of the published status while the worker is busy.
-const OUT_OF_DATE: Duration = Duration::from_millis(50);
+const STATUS_MAX_AGE: Duration = Duration::from_millis(50);
 /// Maximum time that a step waits for token masks: a sequence that needs more is resumed later,
 /// without delaying the others.
 const MASK_GRACE: Duration = Duration::from_millis(2);
@@ -44,16 +44,16 @@ pub(crate) struct Job {
     pub n: usize,
     pub first: usize,
     /// Answers of all jobs that share the event channel.
-    pub n_together: usize,
+    pub n_answers: usize,
     pub answer: Arc<AnswerOptions>,
     /// Constraints of the answers.
     pub guides: Constraints,
     /// Whether to report prefill progress.
-    pub tells_progress: bool,
+    pub reports_progress: bool,
     /// Number of top logprobs per prompt token, if prompt logprobs are requested.
-    pub scores: Option<usize>,
+    pub prompt_logprobs: Option<usize>,
     /// Pooling of the prompt's hidden states, for an embedding instead of answers.
-    pub pooled: Option<Pooled>,
+    pub pooled: Option<HiddenStatePool>,
     /// Request id in the log.
     pub id: Arc<str>,
     pub trace: Trace,
@@ -64,19 +64,19 @@ pub(crate) struct Job {
 #[derive(Debug)]
 pub(crate) enum Event {
     /// The job is accepted.
-    Taken,
+    Accepted,
     /// The job is refused.
     Refused(Refusal),
     /// Prefill progress.
-    Read(Progress),
+    Prefilled(Progress),
     /// Logprobs of all prompt tokens but the first, for these answers.
     Scored(Range<usize>, Arc<[TokenLogprobs]>),
     /// Pooled hidden states of the prompt, if requested.
-    Pooled(Pooled),
+    Pooled(HiddenStatePool),
     /// Token of the answer at this index.
     Token(usize, TokenOutput),
     /// End of an answer, with the text that had been withheld.
-    Ended(usize, Finish, FinalOutput, Times),
+    Ended(usize, Finish, FinalOutput, AnswerStats),
     /// End of all answers: the request is invalid, or an internal error occurred.
     Failed { why: String, is_of_request: bool },
 }
@@ -94,7 +94,7 @@ pub(crate) struct Progress {
 
 /// Counts and times of an answer, and the size of its cache.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(crate) struct Times {
+pub(crate) struct AnswerStats {
     pub prompt: Progress,
     pub n_generated: usize,
     /// Reasoning tokens.
@@ -147,7 +147,7 @@ impl std::iter::Sum for Status {
 }
 
 /// Result of feeding a batch.
-struct Fed {
+struct BatchResult {
     /// Sequences whose tokens were all fed.
     read: Vec<Id>,
     /// Tokens that went through the model, draft tokens included.
@@ -169,7 +169,7 @@ pub(crate) struct Worker {
     blocks: Blocks,
     metrics: Arc<Metrics>,
     status: Arc<Mutex<Status>>,
-    told: Instant,
+    status_published: Instant,
     /// A step ran out of memory: the scheduler counts blocks, and a cache needs more than those.
     is_short: bool,
 }
@@ -183,7 +183,7 @@ impl Worker {
         (metrics, status): (Arc<Metrics>, Arc<Mutex<Status>>),
     ) -> Self {
         model.set_kv_budget(limits.budget);
-        let draft_max = draft_max.unwrap_or_else(|| model.most_guesses());
+        let draft_max = draft_max.unwrap_or_else(|| model.max_draft_tokens());
         Self {
             model,
             n_ctx,
@@ -195,7 +195,7 @@ impl Worker {
             blocks,
             metrics,
             status,
-            told: Instant::now(),
+            status_published: Instant::now(),
             is_short: false,
         }
     }
@@ -213,7 +213,7 @@ impl Worker {
             }
             self.drop_disconnected();
             let awaits_masks = self.look_for_masks();
-            self.blocks.tell();
+            self.blocks.publish();
             let act = self.scheduler.next(self.memory());
             if act != Action::Wait {
                 self.act(act);
@@ -226,11 +226,13 @@ impl Worker {
                     Ok(job) => self.submit(job),
                     Err(_) => is_open = false,
                 },
-                (false, _) => match jobs.recv_timeout(if awaits_masks { MASK_GRACE } else { LOOK_AGAIN }) {
-                    Ok(job) => self.submit(job),
-                    Err(RecvTimeoutError::Disconnected) => std::thread::sleep(LOOK_AGAIN),
-                    Err(RecvTimeoutError::Timeout) => {}
-                },
+                (false, _) => {
+                    match jobs.recv_timeout(if awaits_masks { MASK_GRACE } else { POLL_INTERVAL }) {
+                        Ok(job) => self.submit(job),
+                        Err(RecvTimeoutError::Disconnected) => std::thread::sleep(POLL_INTERVAL),
+                        Err(RecvTimeoutError::Timeout) => {}
+                    }
+                }
             }
         }
     }
@@ -264,7 +266,7 @@ impl Worker {
         match self.scheduler.submit(request) {
             Ok(id) => {
                 let course = Sequence::new(Arc::new(job), 0);
-                course.tell(Event::Taken);
+                course.tell(Event::Accepted);
                 self.courses.insert(id, course);
             }
             Err(refusal) => {
@@ -279,7 +281,7 @@ impl Worker {
             Action::Evict => {
                 self.is_short = false;
                 if let Some(idle) = self.shelf.evict() {
-                    self.put_away_idle(&idle);
+                    self.offload_idle(&idle);
                 }
             }
             Action::Admit(id) => match self.begin(id) {
@@ -292,7 +294,7 @@ impl Worker {
             },
             Action::Preempt(id) => {
                 self.is_short = false;
-                self.metrics.parked.inc();
+                self.metrics.preempted.inc();
                 // If it cannot be offloaded, its tokens suffice to recompute it.
                 self.await_mask(id, false);
                 if let Some(course) = self.courses.get_mut(&id)
@@ -323,7 +325,7 @@ impl Worker {
         if let Some(strengths) = &stored.lora_scales {
             session = session.with_lora_scales(strengths)?;
         }
-        if course.takes_over() {
+        if course.reuses_prefix() {
             let attached = session.attach_prefix(&course.tokens);
             self.scheduler.branch(id, self.shelf.common(&course.job.kind, &course.tokens));
             if let Some(idle) = self.shelf.take(&course.job.kind, &course.tokens, attached) {
@@ -335,8 +337,8 @@ impl Worker {
         if course.progress.done == 0 {
             course.progress = Progress { cached: n, done: n, ..course.progress };
             self.metrics.cached_tokens.inc_by(n as u64);
-            if course.job.tells_progress {
-                course.tell(Event::Read(course.progress));
+            if course.job.reports_progress {
+                course.tell(Event::Prefilled(course.progress));
             }
         }
         course.set_session(session, &self.blocks);
@@ -349,7 +351,7 @@ impl Worker {
         let (scored, together): (Vec<_>, Vec<_>) = rows.iter().copied().partition(|(id, _)| is_scored(id));
         let was_short = std::mem::take(&mut self.is_short);
         let mut ran = Vec::with_capacity(rows.len());
-        let Fed { read, mut n_rows, result } = self.feed(&together);
+        let BatchResult { read, mut n_rows, result } = self.feed(&together);
         if let [(id, _)] = together[..]
             && let Some(course) = self.courses.get_mut(&id)
         {
@@ -375,13 +377,13 @@ impl Worker {
         self.scheduler.ran(&ran, took);
         let until = Instant::now() + MASK_GRACE;
         for &(id, n) in &ran {
-            if self.scheduler.leaves_copy(id, self.memory()) {
+            if self.scheduler.takes_snapshot(id, self.memory()) {
                 self.snapshot_prefix(id);
             }
             self.advance(id, n, until);
         }
         self.metrics.steps.inc();
-        if self.told.elapsed() > OUT_OF_DATE {
+        if self.status_published.elapsed() > STATUS_MAX_AGE {
             self.publish_status();
         }
     }
@@ -396,7 +398,7 @@ impl Worker {
 
     /// Feeds the tokens of several sequences in one batch, with draft tokens for decoding sequences
     /// as long as the batch is small.
-    fn feed(&mut self, rows: &[(Id, usize)]) -> Fed {
+    fn feed(&mut self, rows: &[(Id, usize)]) -> BatchResult {
         let n_of: BTreeMap<Id, usize> = rows.iter().copied().collect();
         let n_fed: usize = n_of.values().sum();
         let each = (MAX_DRAFT_TOKENS + 1).saturating_sub(n_fed) / rows.len().max(1);
@@ -426,7 +428,7 @@ impl Worker {
                 course.n_accepted += 1;
             }
         }
-        Fed { read, n_rows, result }
+        BatchResult { read, n_rows, result }
     }
 
     /// Recovers from a failed step: requests an eviction if memory ran out and, if that has been
@@ -440,7 +442,7 @@ impl Worker {
     ) -> Vec<(Id, usize)> {
         if error.is_out_of_memory() && !was_short {
             self.is_short = true;
-            rows.iter().for_each(|&(id, _)| self.took_back(id));
+            rows.iter().for_each(|&(id, _)| self.resync(id));
             return Vec::new();
         }
         if let &[(id, _)] = rows {
@@ -449,12 +451,12 @@ impl Worker {
         }
         let mut read_alone = rows.to_vec();
         read_alone.retain(|&(id, n)| match self.feed(&[(id, n)]) {
-            Fed { result: Err(error), .. } => {
+            BatchResult { result: Err(error), .. } => {
                 self.fail(id, &error);
                 false
             }
-            Fed { read, .. } if read.is_empty() => {
-                self.took_back(id);
+            BatchResult { read, .. } if read.is_empty() => {
+                self.resync(id);
                 false
             }
             _ => true,
@@ -464,7 +466,7 @@ impl Worker {
 
     /// Resynchronizes the scheduler: a failed step may have fed some tokens of a sequence, and a
     /// split model may have taken some back.
-    fn took_back(&mut self, id: Id) {
+    fn resync(&mut self, id: Id) {
         let session = self.courses.get(&id).and_then(|course| course.session.as_ref());
         self.scheduler.resumed(id, session.map_or(0, |session| session.tokens().len()));
     }
@@ -474,14 +476,14 @@ impl Worker {
     /// the others proceed.
     fn advance(&mut self, id: Id, n: usize, until: Instant) {
         let Some(course) = self.courses.get_mut(&id) else { return };
-        course.tell_blocks();
+        course.publish_blocks();
         let read = course.session.as_ref().map_or(0, |session| session.tokens().len());
-        if course.spoke.is_none() {
+        if course.first_token_at.is_none() {
             self.metrics.prompt_tokens.inc_by(n as u64);
             course.progress.done = read;
             course.progress.took = course.submitted.elapsed();
-            if course.job.tells_progress {
-                course.tell(Event::Read(course.progress));
+            if course.job.reports_progress {
+                course.tell(Event::Prefilled(course.progress));
             }
         }
         if read < course.tokens.len() {
@@ -494,13 +496,13 @@ impl Worker {
         if !course.voice.is_ready(until.saturating_duration_since(Instant::now())) {
             return self.await_mask(id, true);
         }
-        let others = if course.spoke.is_none() { 1..course.job.n } else { 0..0 };
-        if course.spoke.is_none()
+        let others = if course.first_token_at.is_none() { 1..course.job.n } else { 0..0 };
+        if course.first_token_at.is_none()
             && let Some(session) = &mut course.session
         {
             // Another answer to the same prompt starts here.
             session.set_checkpoint();
-            if course.job.scores.is_some() {
+            if course.job.prompt_logprobs.is_some() {
                 let answers = course.job.first..course.job.first + course.job.n;
                 course.tell(Event::Scored(answers, course.scored.as_slice().into()));
             }
@@ -547,7 +549,7 @@ impl Worker {
         let mut ended = None;
         match drawn {
             Some((Ok(SampleResult::Token(said, finish)), n_ctx)) => {
-                self.observe(&mut course, now);
+                self.record_latency(&mut course, now);
                 course.tokens.push(said.token);
                 course.guesser.observe(said.token);
                 course.tell(Event::Token(course.index, said));
@@ -566,27 +568,28 @@ impl Worker {
         }
     }
 
-    fn observe(&self, course: &mut Sequence, now: Instant) {
-        self.metrics.said_tokens.inc();
-        if course.spoke.is_none() {
-            course.spoke = Some(now);
+    fn record_latency(&self, course: &mut Sequence, now: Instant) {
+        self.metrics.generated_tokens.inc();
+        if course.first_token_at.is_none() {
+            course.first_token_at = Some(now);
             self.metrics.first_token.observe((now - course.submitted).as_secs_f64());
         } else {
-            self.metrics.next_token.observe((now - course.last_said).as_secs_f64());
+            self.metrics.next_token.observe((now - course.last_token_at).as_secs_f64());
         }
-        course.last_said = now;
+        course.last_token_at = now;
     }
 
     fn end(&mut self, id: Id, finish: Finish) {
         if let Some(course) = self.courses.get_mut(&id) {
             let rest = course.voice.finish();
-            let (times, first) = (course.times(), course.spoke.map(|spoke| spoke - course.submitted));
+            let (times, first) =
+                (course.times(), course.first_token_at.map(|spoke| spoke - course.submitted));
             trace::ended(&course.span, finish, &times, first.map(|first| first.as_secs_f64()));
             course.tell(Event::Ended(course.index, finish, rest, times));
             self.metrics.finished.inc();
             self.metrics.whole_answer.observe(course.submitted.elapsed().as_secs_f64());
         }
-        self.leave(id);
+        self.retire(id);
     }
 
     fn fail(&mut self, id: Id, error: &dyn std::fmt::Display) {
@@ -607,7 +610,7 @@ impl Worker {
     }
 
     /// Removes a sequence; its session becomes idle if a later request may continue it.
-    fn leave(&mut self, id: Id) {
+    fn retire(&mut self, id: Id) {
         self.scheduler.remove(id);
         if let Some(Sequence { job, session: Some(session), .. }) = self.courses.remove(&id)
             && job.pooled.is_none()
@@ -617,7 +620,7 @@ impl Worker {
     }
 
     /// Copies at branch points are not saved: other sessions hold the same tokens.
-    fn put_away_idle(&mut self, idle: &IdleSession) {
+    fn offload_idle(&mut self, idle: &IdleSession) {
         if !idle.is_branch {
             self.store.save(&idle.kind, &idle.session);
         }
@@ -625,14 +628,14 @@ impl Worker {
 
     /// Saves idle and offloaded sessions for the next start.
     fn flush_to_disk(&mut self) {
-        self.store.leave_memory();
+        self.store.flush_to_disk();
         while let Some(idle) = self.shelf.evict() {
-            self.put_away_idle(&idle);
+            self.offload_idle(&idle);
         }
     }
 
     fn publish_status(&mut self) {
-        self.told = Instant::now();
+        self.status_published = Instant::now();
         let running = || self.courses.values().filter_map(|course| course.session.as_ref()).map(Session::kv);
         let idle = || self.shelf.sessions().map(Session::kv);
         let status = Status {

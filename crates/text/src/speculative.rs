@@ -25,19 +25,19 @@ pub const MAX_DRAFT_TOKENS: usize = 7;
 const LONGEST_MATCH: usize = 32;
 
 /// Prior acceptance rates by match length: up to 1, 2, 4, 8, 16 tokens, and more.
-const EXPECTED: [f32; 6] = [0.05, 0.2, 0.4, 0.6, 0.8, 0.9];
+const PRIOR_ACCEPTANCE: [f32; 6] = [0.05, 0.2, 0.4, 0.6, 0.8, 0.9];
 
 /// Prior acceptance rates of MTP tokens by logit margin: up to 0.5, 1.5, 3, 6, and more.
-const EXPECTED_OF_LEADS: [f32; 5] = [0.4, 0.55, 0.7, 0.85, 0.95];
-const LEADS: [f32; 4] = [0.5, 1.5, 3.0, 6.0];
+const PRIOR_MTP_ACCEPTANCE: [f32; 5] = [0.4, 0.55, 0.7, 0.85, 0.95];
+const LOGIT_MARGINS: [f32; 4] = [0.5, 1.5, 3.0, 6.0];
 /// Prior acceptance rate over all MTP tokens.
-const EXPECTED_OF_ANY: f32 = 0.7;
+const PRIOR_MTP_ACCEPTANCE_ANY: f32 = 0.7;
 
 /// Number of acceptance classes.
-const N_CLASSES: usize = EXPECTED.len() + EXPECTED_OF_LEADS.len();
+const N_CLASSES: usize = PRIOR_ACCEPTANCE.len() + PRIOR_MTP_ACCEPTANCE.len();
 
 /// Weight of the latest observation in the acceptance estimates.
-const LEARNING: f32 = 1.0 / 16.0;
+const ACCEPTANCE_EMA: f32 = 1.0 / 16.0;
 
 /// Prior costs of a further row and of a prediction, relative to a step of one row.
 const ROW_COST: f32 = 0.1;
@@ -45,64 +45,64 @@ const PREDICTION_COST: f32 = 0.15;
 
 /// Number of steps without predictions after which one is requested regardless of its expected
 /// speedup.
-const PATIENCE: usize = 32;
+const MAX_STEPS_WITHOUT_PREDICTION: usize = 32;
 
 /// Draft tokens of one sequence, with estimates of acceptance and cost.
 #[derive(Debug, Clone)]
-pub struct Guesser {
+pub struct Drafter {
     /// Estimated acceptance rate of each class.
     acceptance: [f32; N_CLASSES],
     /// Estimated acceptance rate over all predictions.
     prediction_acceptance: f32,
     /// Seconds of a step of one row.
-    alone: Option<f32>,
+    base_step_seconds: Option<f32>,
     /// Cost of each further row and of a prediction, relative to a step of one row.
     row_cost: f32,
     prediction_cost: f32,
     /// Current draft tokens and the class of each.
     draft_tokens: Vec<u32>,
     classes: Vec<usize>,
-    n_drawn: usize,
+    n_scored: usize,
     /// Steps since the last prediction.
-    n_unasked: usize,
+    steps_since_prediction: usize,
     /// Time of predictions since the last step.
     predicting: Duration,
 }
 
-impl Default for Guesser {
+impl Default for Drafter {
     fn default() -> Self {
         let mut came_true = [0.0; N_CLASSES];
-        came_true[..EXPECTED.len()].copy_from_slice(&EXPECTED);
-        came_true[EXPECTED.len()..].copy_from_slice(&EXPECTED_OF_LEADS);
+        came_true[..PRIOR_ACCEPTANCE.len()].copy_from_slice(&PRIOR_ACCEPTANCE);
+        came_true[PRIOR_ACCEPTANCE.len()..].copy_from_slice(&PRIOR_MTP_ACCEPTANCE);
         Self {
             acceptance: came_true,
-            prediction_acceptance: EXPECTED_OF_ANY,
-            alone: None,
+            prediction_acceptance: PRIOR_MTP_ACCEPTANCE_ANY,
+            base_step_seconds: None,
             row_cost: ROW_COST,
             prediction_cost: PREDICTION_COST,
             draft_tokens: Vec::with_capacity(MAX_DRAFT_TOKENS),
             classes: Vec::with_capacity(MAX_DRAFT_TOKENS),
-            n_drawn: 0,
-            n_unasked: 0,
+            n_scored: 0,
+            steps_since_prediction: 0,
             predicting: Duration::ZERO,
         }
     }
 }
 
-impl Guesser {
+impl Drafter {
     /// Drafts continuations of `tokens` and `next`. Returns the prefix with the best expected
     /// throughput, at most `most` or [`MOST_GUESSES`] tokens, often none.
     pub fn draft(&mut self, tokens: &[u32], next: u32, most: usize) -> &[u32] {
-        self.look_up(tokens, next);
+        self.draft_from_lookup(tokens, next);
         self.draft_tokens(most)
     }
 
     /// Drafts the tokens that followed the longest earlier match of the text ending in `next`.
-    pub fn look_up(&mut self, tokens: &[u32], next: u32) {
-        self.forget();
+    pub fn draft_from_lookup(&mut self, tokens: &[u32], next: u32) {
+        self.clear_draft();
         let Some((at, length)) = longest_match(tokens, next) else { return };
-        let class =
-            (length.ilog2() as usize + usize::from(!length.is_power_of_two())).min(EXPECTED.len() - 1);
+        let class = (length.ilog2() as usize + usize::from(!length.is_power_of_two()))
+            .min(PRIOR_ACCEPTANCE.len() - 1);
         // Past the end of the text, the draft continues from itself, so that repetitions extend to
         // any length.
         let text = |guesses: &[u32], at: usize| match at.checked_sub(tokens.len()) {
@@ -119,27 +119,28 @@ impl Guesser {
 
     /// Whether MTP has a higher expected speedup than the [prompt lookup](Self::look_up) draft. If
     /// so, discards that draft.
-    pub fn wants_predictions(&mut self, most: usize) -> bool {
+    pub fn should_predict(&mut self, most: usize) -> bool {
         let speed = |n: usize| {
             let (tokens, _) = expected_tokens(std::iter::repeat_n(self.prediction_acceptance, n));
             tokens / (1.0 + (self.row_cost + self.prediction_cost) * n as f32)
         };
         let of_predictions = (1..=most.min(MAX_DRAFT_TOKENS)).map(speed).fold(0.0, f32::max);
-        self.n_unasked += 1;
-        let is_wanted = of_predictions > self.best_length(most).1 || most > 0 && self.n_unasked > PATIENCE;
+        self.steps_since_prediction += 1;
+        let is_wanted = of_predictions > self.best_length(most).1
+            || most > 0 && self.steps_since_prediction > MAX_STEPS_WITHOUT_PREDICTION;
         if is_wanted {
-            self.forget();
-            self.n_unasked = 0;
+            self.clear_draft();
+            self.steps_since_prediction = 0;
         }
         is_wanted
     }
 
     /// Appends a predicted token with logit margin `lead`. Returns whether a further prediction
     /// pays.
-    pub fn predicted(&mut self, token: u32, lead: f32, most: usize) -> bool {
-        let class = LEADS.iter().filter(|&&least| lead >= least).count();
+    pub fn push_prediction(&mut self, token: u32, lead: f32, most: usize) -> bool {
+        let class = LOGIT_MARGINS.iter().filter(|&&least| lead >= least).count();
         self.draft_tokens.push(token);
-        self.classes.push(EXPECTED.len() + class);
+        self.classes.push(PRIOR_ACCEPTANCE.len() + class);
         let (tokens, chance) = expected_tokens(self.classes.iter().map(|&class| self.acceptance[class]));
         let n = self.draft_tokens.len();
         let cost = 1.0 + (self.row_cost + self.prediction_cost) * n as f32;
@@ -152,25 +153,25 @@ impl Guesser {
         &self.draft_tokens[..self.best_length(most).0]
     }
 
-    fn forget(&mut self) {
+    fn clear_draft(&mut self) {
         self.draft_tokens.clear();
         self.classes.clear();
-        self.n_drawn = 0;
+        self.n_scored = 0;
     }
 
     /// Records the token sampled at the next draft position, and updates the acceptance estimates.
     pub fn observe(&mut self, token: u32) {
-        let Some(&guess) = self.draft_tokens.get(self.n_drawn) else { return };
+        let Some(&guess) = self.draft_tokens.get(self.n_scored) else { return };
         let came_true = f32::from(guess == token);
-        let class = self.classes[self.n_drawn];
-        let learn = |known: &mut f32| *known += LEARNING * (came_true - *known);
+        let class = self.classes[self.n_scored];
+        let learn = |known: &mut f32| *known += ACCEPTANCE_EMA * (came_true - *known);
         learn(&mut self.acceptance[class]);
-        if class >= EXPECTED.len() {
+        if class >= PRIOR_ACCEPTANCE.len() {
             learn(&mut self.prediction_acceptance);
         }
-        self.n_drawn += 1;
+        self.n_scored += 1;
         if guess != token {
-            self.forget();
+            self.clear_draft();
         }
     }
 
@@ -181,8 +182,8 @@ impl Guesser {
         if rows == 0 || seconds == 0.0 {
             return;
         }
-        let Some(alone) = &mut self.alone else {
-            self.alone = (rows == 1).then_some(seconds);
+        let Some(alone) = &mut self.base_step_seconds else {
+            self.base_step_seconds = (rows == 1).then_some(seconds);
             return;
         };
         if rows == 1 {
@@ -196,7 +197,8 @@ impl Guesser {
     pub fn observe_prediction_time(&mut self, time: Duration) {
         self.predicting = time;
         let seconds = time.as_secs_f32();
-        if let Some(alone) = self.alone.filter(|_| seconds > 0.0 && !self.draft_tokens.is_empty()) {
+        if let Some(alone) = self.base_step_seconds.filter(|_| seconds > 0.0 && !self.draft_tokens.is_empty())
+        {
             let cost = seconds / alone / self.draft_tokens.len() as f32;
             approach(&mut self.prediction_cost, cost.clamp(0.01, 1.0));
         }
@@ -255,39 +257,39 @@ fn longest_match(tokens: &[u32], next: u32) -> Option<(usize, usize)> {
 mod tests {
     use super::*;
 
-    fn guess(text: &[u32]) -> Vec<u32> {
+    fn draft(text: &[u32]) -> Vec<u32> {
         let (next, tokens) = text.split_last().unwrap();
-        let mut guesser = Guesser { acceptance: [1.0; N_CLASSES], ..Guesser::default() };
+        let mut guesser = Drafter { acceptance: [1.0; N_CLASSES], ..Drafter::default() };
         guesser.draft(tokens, *next, usize::MAX).to_vec()
     }
 
     #[test]
     fn the_continuation_of_the_longest_match_is_drafted() {
-        assert!(guess(&[1, 2, 3]).is_empty());
-        assert!(guess(&[7]).is_empty());
+        assert!(draft(&[1, 2, 3]).is_empty());
+        assert!(draft(&[7]).is_empty());
         // 2 was followed by 3 and 9; 1 2 only by 3.
-        assert_eq!(guess(&[1, 2, 3, 4, 5, 6, 7, 8, 2, 9, 1, 2])[..4], [3, 4, 5, 6]);
+        assert_eq!(draft(&[1, 2, 3, 4, 5, 6, 7, 8, 2, 9, 1, 2])[..4], [3, 4, 5, 6]);
         // Of two matches of equal length, the later one.
-        assert_eq!(guess(&[5, 6, 1, 5, 7, 2, 5])[..2], [7, 2]);
+        assert_eq!(draft(&[5, 6, 1, 5, 7, 2, 5])[..2], [7, 2]);
         // A match may reach back to the first token.
-        assert_eq!(guess(&[4, 8, 3, 4])[..2], [8, 3]);
+        assert_eq!(draft(&[4, 8, 3, 4])[..2], [8, 3]);
     }
 
     #[test]
     fn repetitions_are_drafted_at_any_length() {
-        assert_eq!(guess(&[3, 1, 2, 1, 2, 1]), [2, 1, 2, 1, 2, 1, 2]);
-        assert_eq!(guess(&[9, 9]), [9; MAX_DRAFT_TOKENS]);
+        assert_eq!(draft(&[3, 1, 2, 1, 2, 1]), [2, 1, 2, 1, 2, 1, 2]);
+        assert_eq!(draft(&[9, 9]), [9; MAX_DRAFT_TOKENS]);
         let long: Vec<u32> = (0..50).chain(0..50).chain(0..10).collect();
-        assert_eq!(guess(&long), [10, 11, 12, 13, 14, 15, 16]);
+        assert_eq!(draft(&long), [10, 11, 12, 13, 14, 15, 16]);
     }
 
     /// One-token matches that are never accepted stop being drafted, are still scored, and resume
     /// once accepted.
     #[test]
     fn lookup_drafts_stop_when_they_do_not_pay() {
-        let mut guesser = Guesser::default();
+        let mut guesser = Drafter::default();
         let tokens = [7, 1, 2, 3, 7];
-        let n_guesses = |guesser: &mut Guesser, drawn: u32| {
+        let n_guesses = |guesser: &mut Drafter, drawn: u32| {
             let n = guesser.draft(&tokens, 1, usize::MAX).len();
             guesser.observe(drawn);
             n
@@ -305,7 +307,7 @@ mod tests {
     #[test]
     fn row_cost_limits_the_draft_length() {
         let ms = Duration::from_millis;
-        let mut guesser = Guesser::default();
+        let mut guesser = Drafter::default();
         (0..300).for_each(|_| {
             guesser.observe_step_time(1, ms(10));
             guesser.observe_step_time(5, ms(30));
@@ -315,14 +317,14 @@ mod tests {
         assert!(guesser.draft(&[1, 2], 1, usize::MAX).is_empty());
         // A single delayed step changes the estimate little.
         guesser.observe_step_time(1, ms(1000));
-        assert!(guesser.alone.unwrap() < 0.011);
+        assert!(guesser.base_step_seconds.unwrap() < 0.011);
         (0..300).for_each(|_| guesser.observe_step_time(5, ms(10)));
         assert!(!guesser.draft(&[1, 2], 1, usize::MAX).is_empty());
         // Zero durations change no estimate.
-        let mut timeless = Guesser::default();
+        let mut timeless = Drafter::default();
         timeless.observe_step_time(1, Duration::ZERO);
         timeless.observe_step_time(3, Duration::ZERO);
-        assert_eq!((timeless.alone, timeless.row_cost), (None, ROW_COST));
+        assert_eq!((timeless.base_step_seconds, timeless.row_cost), (None, ROW_COST));
     }
 
     /// Predictions are requested while they beat prompt lookup, stop where the next one does not
@@ -331,19 +333,19 @@ mod tests {
     fn predictions_stop_when_they_do_not_pay() {
         // Requests predictions with this margin until they end. Returns how many were made and how
         // many pay.
-        fn ask(guesser: &mut Guesser, text: &[u32], lead: f32, most: usize) -> [usize; 2] {
+        fn ask(guesser: &mut Drafter, text: &[u32], lead: f32, most: usize) -> [usize; 2] {
             let (next, tokens) = text.split_last().unwrap();
-            guesser.look_up(tokens, *next);
+            guesser.draft_from_lookup(tokens, *next);
             let mut n = 0;
-            if guesser.wants_predictions(most) {
+            if guesser.should_predict(most) {
                 n = 1;
-                while guesser.predicted(7, lead, most) {
+                while guesser.push_prediction(7, lead, most) {
                     n += 1;
                 }
             }
             [n, guesser.draft_tokens(most).len()]
         }
-        let mut guesser = Guesser::default();
+        let mut guesser = Drafter::default();
         assert_eq!(ask(&mut guesser, &[1, 2], 9.0, 3), [3, 3]);
         assert_eq!(ask(&mut guesser, &[1, 2], 9.0, 0), [0, 0]);
         // A low-margin prediction is the last.
@@ -359,23 +361,23 @@ mod tests {
         }
         assert!(!asked[100..].iter().all(|&asked| asked) && asked[100..].contains(&true));
         // A prediction that takes as long as a step never pays.
-        let mut slow = Guesser::default();
+        let mut slow = Drafter::default();
         slow.observe_step_time(1, Duration::from_millis(10));
         for _ in 0..200 {
-            slow.look_up(&[1], 2);
-            slow.predicted(7, 9.0, 1);
+            slow.draft_from_lookup(&[1], 2);
+            slow.push_prediction(7, 9.0, 1);
             slow.observe_prediction_time(Duration::from_millis(10));
             // Its time is not part of the step's.
             slow.observe_step_time(1, Duration::from_millis(20));
         }
-        assert!(slow.prediction_cost > 0.9 && slow.alone.unwrap() < 0.0101, "{slow:?}");
+        assert!(slow.prediction_cost > 0.9 && slow.base_step_seconds.unwrap() < 0.0101, "{slow:?}");
         assert_eq!(ask(&mut slow, &[1, 2], 9.0, 7), [0, 0]);
     }
 
     /// Draft tokens that were not used are still scored, token by token up to the first mismatch.
     #[test]
     fn draft_tokens_are_scored_up_to_the_first_mismatch() {
-        let mut guesser = Guesser::default();
+        let mut guesser = Drafter::default();
         guesser.draft(&[1, 2, 3, 4], 1, 0);
         let before = guesser.acceptance[0];
         guesser.observe(2);

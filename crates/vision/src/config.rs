@@ -91,7 +91,7 @@ pub struct Config {
     pub pixels: [usize; 2],
     /// Interval of layers with full attention, and the side in pixels of the attention windows of
     /// the other layers (Qwen2.5-VL).
-    pub windows: Option<[usize; 2]>,
+    pub full_attention_and_window: Option<[usize; 2]>,
     /// Layers with DeepStack outputs, besides the last layer (Qwen3-VL).
     pub deep: Vec<usize>,
     pub(crate) activation: Activation,
@@ -171,7 +171,7 @@ impl Config {
                 found_or("image_min_pixels", row.saturating_mul(rows[0]))?,
                 found_or("image_max_pixels", row.saturating_mul(rows[1]))?,
             ],
-            windows,
+            full_attention_and_window: windows,
             deep: match projector {
                 Projector::Qwen3 => deep(gguf)?,
                 _ => Vec::new(),
@@ -227,7 +227,7 @@ impl Config {
         if !matches!(self.projector, Projector::Qwen25 | Projector::Qwen3) {
             fits("image_size", self.image_size, self.row_pixels())?;
         }
-        if let Some([every, side]) = self.windows
+        if let Some([every, side]) = self.full_attention_and_window
             && (every == 0 || side < self.row_pixels() || side > MOST)
         {
             let expected =

@@ -16,7 +16,7 @@ use kvant_gguf::Gguf;
 
 use crate::config::{Activation, Config, Projector};
 use crate::cpu_ops::{activate, for_rows};
-use crate::weights::{Head, Layer, Norm, NormAndBias, Weights, all_rows};
+use crate::weights::{Layer, Norm, NormAndBias, ProjectorWeights, Weights, all_rows};
 use crate::{Image, VisionError};
 
 /// A vision encoder on a device.
@@ -27,7 +27,7 @@ pub struct VisionEncoder<B: Backend> {
 }
 
 /// Buffers for the rows of one tile.
-struct Work<B: Backend> {
+struct TileBuffers<B: Backend> {
     /// Number of rows: patches, after a class token where the model has one.
     n: usize,
     /// Patches per line, and lines.
@@ -43,7 +43,7 @@ struct Work<B: Backend> {
     /// Queries, keys and values, `[n, n_embd]` each.
     qkv: [B::Buffer; 3],
     /// Output of attention.
-    attended: B::Buffer,
+    attn_out: B::Buffer,
     /// `[n, n_ff]`, twice for gated layers.
     hidden: [B::Buffer; 2],
     hidden_on_host: Vec<f32>,
@@ -76,7 +76,7 @@ impl<B: Backend> VisionEncoder<B> {
     /// A tile whose sides are not whole rows, or a failure of the device.
     pub fn rows(&self, tile: &Image) -> Result<Vec<Vec<f32>>, VisionError> {
         let (c, device) = (&self.config, &*self.device);
-        let work = &mut self.enter(tile)?;
+        let work = &mut self.embed_patches(tile)?;
         let mut stream = vec![0.0; work.n * c.n_embd];
         let mut rows = vec![Vec::new()];
         for (index, layer) in self.weights.layers.iter().enumerate() {
@@ -88,15 +88,15 @@ impl<B: Backend> VisionEncoder<B> {
             }
         }
         match &self.weights.post_norm {
-            Some(norm) => self.normalise_whole(norm, (&work.x, work.n), &mut work.normed, &mut stream)?,
+            Some(norm) => self.normalize_on_host(norm, (&work.x, work.n), &mut work.normed, &mut stream)?,
             None => device.read(&work.x, 0, &mut stream)?,
         }
-        rows[0] = self.project(&self.weights.head, &in_lines(c, work, &stream), work.grid)?;
+        rows[0] = self.project(&self.weights.projector, &in_lines(c, work, &stream), work.grid)?;
         Ok(rows)
     }
 
     /// Embeds the patches of a tile and adds their positions.
-    fn enter(&self, tile: &Image) -> Result<Work<B>, VisionError> {
+    fn embed_patches(&self, tile: &Image) -> Result<TileBuffers<B>, VisionError> {
         let (c, device) = (&self.config, &*self.device);
         let grid = [tile.width(), tile.height()].map(|pixels| pixels / c.patch_size);
         let is_whole =
@@ -115,8 +115,9 @@ impl<B: Backend> VisionEncoder<B> {
             return Err(VisionError::Size { width, height, expected });
         };
         let buffer = |columns: usize| device.buffer(n * columns);
-        let (order, windows) = in_windows(grid, c.windows.map(|[_, side]| side / c.row_pixels() * c.n_merge));
-        let mut work = Work {
+        let (order, windows) =
+            in_windows(grid, c.full_attention_and_window.map(|[_, side]| side / c.row_pixels() * c.n_merge));
+        let mut work = TileBuffers {
             n,
             grid,
             order,
@@ -124,7 +125,7 @@ impl<B: Backend> VisionEncoder<B> {
             x: buffer(c.n_embd)?,
             normed: buffer(c.n_embd)?,
             qkv: [buffer(c.n_embd)?, buffer(c.n_embd)?, buffer(c.n_embd)?],
-            attended: buffer(c.n_embd)?,
+            attn_out: buffer(c.n_embd)?,
             hidden: [buffer(c.n_ff)?, buffer(c.n_ff)?],
             hidden_on_host: vec![0.0; n * c.n_ff],
             angles: None,
@@ -143,10 +144,10 @@ impl<B: Backend> VisionEncoder<B> {
         rows.iter_mut().zip(&positions).for_each(|(x, position)| *x += position);
         device.write(&mut work.x, &rows)?;
         if let Some(norm) = &self.weights.pre_norm {
-            self.normalise_whole(norm, (&work.x, n), &mut work.normed, &mut rows)?;
+            self.normalize_on_host(norm, (&work.x, n), &mut work.normed, &mut rows)?;
             device.write(&mut work.x, &rows)?;
         }
-        if let Some((shift, _)) = turns(c.projector) {
+        if let Some((shift, _)) = rope_variant(c.projector) {
             let mut buffer = device.buffer(n * c.head_dim())?;
             device.write(&mut buffer, &angles(c.head_dim(), grid[0], &work.order, shift))?;
             work.angles = Some(buffer);
@@ -192,7 +193,7 @@ impl<B: Backend> VisionEncoder<B> {
     }
 
     /// Computes `y = norm(x)`, without the bias of a LayerNorm.
-    fn normalise(
+    fn normalize(
         &self,
         norm: &Norm<B>,
         eps: f32,
@@ -216,14 +217,14 @@ impl<B: Backend> VisionEncoder<B> {
     }
 
     /// Computes `norm(x)` on the host, with the bias of a LayerNorm.
-    fn normalise_whole(
+    fn normalize_on_host(
         &self,
         (norm, added): &NormAndBias<B>,
         (x, rows): (&B::Buffer, usize),
         spare: &mut B::Buffer,
         out: &mut [f32],
     ) -> Result<(), VisionError> {
-        self.normalise(norm, self.config.eps, (x, rows), spare)?;
+        self.normalize(norm, self.config.eps, (x, rows), spare)?;
         self.device.read(spare, 0, out)?;
         if let Some(added) = added {
             out.chunks_exact_mut(added.len())
@@ -232,14 +233,19 @@ impl<B: Backend> VisionEncoder<B> {
         Ok(())
     }
 
-    fn attention(&self, index: usize, layer: &Layer<B>, work: &mut Work<B>) -> Result<(), VisionError> {
+    fn attention(
+        &self,
+        index: usize,
+        layer: &Layer<B>,
+        work: &mut TileBuffers<B>,
+    ) -> Result<(), VisionError> {
         let (c, device, n) = (&self.config, &*self.device, work.n);
-        self.normalise(&layer.attn_norm, c.eps, (&work.x, n), &mut work.normed)?;
+        self.normalize(&layer.attn_norm, c.eps, (&work.x, n), &mut work.normed)?;
         let ([w_q, w_k, w_v], [q, k, v]) = (&layer.qkv, &mut work.qkv);
         let outputs = &mut [w_q.output(q, false), w_k.output(k, false), w_v.output(v, false)];
         device.project(all_rows(&work.normed, n), outputs)?;
         let heads = Heads { n: c.n_heads, dim: c.head_dim() };
-        if let (Some(angles), Some((_, pairing))) = (&work.angles, turns(c.projector)) {
+        if let (Some(angles), Some((_, pairing))) = (&work.angles, rope_variant(c.projector)) {
             let turned = RopeParams { pairing, n_rot: c.head_dim() };
             for x in &mut work.qkv[..2] {
                 device.rope(x, n, heads, None, turned, angles)?;
@@ -247,18 +253,18 @@ impl<B: Backend> VisionEncoder<B> {
         }
         let scale = 1.0 / (c.head_dim() as f32).sqrt();
         let all = [n];
-        let windows = match c.windows {
+        let windows = match c.full_attention_and_window {
             Some([every, _]) if !(index + 1).is_multiple_of(every) => &work.windows[..],
             _ => &all[..],
         };
-        device.attend_bidirectional(windows, heads, scale, work.qkv.each_ref(), &mut work.attended)?;
-        device.project(all_rows(&work.attended, n), &mut [layer.out.output(&mut work.x, true)])?;
+        device.attend_bidirectional(windows, heads, scale, work.qkv.each_ref(), &mut work.attn_out)?;
+        device.project(all_rows(&work.attn_out, n), &mut [layer.out.output(&mut work.x, true)])?;
         Ok(())
     }
 
-    fn feed_forward(&self, layer: &Layer<B>, work: &mut Work<B>) -> Result<(), VisionError> {
+    fn feed_forward(&self, layer: &Layer<B>, work: &mut TileBuffers<B>) -> Result<(), VisionError> {
         let (c, device, n) = (&self.config, &*self.device, work.n);
-        self.normalise(&layer.ffn_norm, c.eps, (&work.x, n), &mut work.normed)?;
+        self.normalize(&layer.ffn_norm, c.eps, (&work.x, n), &mut work.normed)?;
         let [hidden, gates] = &mut work.hidden;
         let (input, up) = (all_rows(&work.normed, n), layer.up.output(hidden, false));
         let activated = match &layer.gate {
@@ -283,7 +289,12 @@ impl<B: Backend> VisionEncoder<B> {
     }
 
     /// Projects patches `[patches, n_embd]` to rows of the text model.
-    fn project(&self, head: &Head<B>, patches: &[f32], grid: [usize; 2]) -> Result<Vec<f32>, VisionError> {
+    fn project(
+        &self,
+        head: &ProjectorWeights<B>,
+        patches: &[f32],
+        grid: [usize; 2],
+    ) -> Result<Vec<f32>, VisionError> {
         let (c, device) = (&self.config, &*self.device);
         // With a merger matrix the norm applies to patches; otherwise to concatenated neighbours.
         let mut rows = patches.to_vec();
@@ -296,18 +307,18 @@ impl<B: Backend> VisionEncoder<B> {
             let n = rows.len() / width;
             let (mut x, mut y) = (device.buffer(rows.len())?, device.buffer(rows.len())?);
             device.write(&mut x, &rows)?;
-            self.normalise(norm, *eps, (&x, n), &mut y)?;
+            self.normalize(norm, *eps, (&x, n), &mut y)?;
             device.read(&y, 0, &mut rows)?;
         }
         if let Some(merger) = &head.merger {
             rows = neighbours(&rows, grid, c.n_merge, [c.n_merge * c.n_merge, 1], c.n_embd);
-            rows = merger.through(device, &rows)?;
+            rows = merger.forward(device, &rows)?;
         }
-        rows = head.first.through(device, &rows)?;
+        rows = head.first.forward(device, &rows)?;
         if let Some(second) = &head.second {
             let width = kvant_backend::Matrix::n_out(&head.first.w);
             for_rows(&mut rows, width, limits::n_cores(), |row| activate(row, Activation::Gelu));
-            rows = second.through(device, &rows)?;
+            rows = second.forward(device, &rows)?;
         }
         Ok(rows)
     }
@@ -337,7 +348,7 @@ fn neighbours(
 }
 
 /// Reorders rows of patches line by line.
-fn in_lines<B: Backend>(c: &Config, work: &Work<B>, stream: &[f32]) -> Vec<f32> {
+fn in_lines<B: Backend>(c: &Config, work: &TileBuffers<B>, stream: &[f32]) -> Vec<f32> {
     // The class token comes first.
     let patches = &stream[(work.n - work.order.len()) * c.n_embd..];
     let mut in_lines = vec![0.0; patches.len()];
@@ -349,7 +360,7 @@ fn in_lines<B: Backend>(c: &Config, work: &Work<B>, stream: &[f32]) -> Vec<f32> 
 
 /// Returns the RoPE variant of an encoder, if it has one: the offset of the column frequencies
 /// against those of lines, in halves of a pair, and the pairing.
-fn turns(projector: Projector) -> Option<(usize, Pairing)> {
+fn rope_variant(projector: Projector) -> Option<(usize, Pairing)> {
     match projector {
         Projector::Pixtral => Some((2, Pairing::Interleaved)),
         Projector::Qwen25 | Projector::Qwen3 => Some((0, Pairing::Halves)),

@@ -88,7 +88,7 @@ impl Image {
     }
 
     /// Crops the image.
-    pub(crate) fn cut(&self, [x, y]: [usize; 2], [width, height]: [usize; 2]) -> Self {
+    pub(crate) fn crop(&self, [x, y]: [usize; 2], [width, height]: [usize; 2]) -> Self {
         let row = 3 * self.width();
         let rows = self.rgb.chunks_exact(row).skip(y).take(height);
         let rgb = rows.flat_map(|row| &row[3 * x..][..3 * width]).copied().collect();

@@ -22,4 +22,4 @@ pub use config::{Config, Projector};
 pub use encoder::VisionEncoder;
 pub use error::VisionError;
 pub use image::Image;
-pub use preprocess::{Layout, Piece};
+pub use preprocess::{ImageLayout, ImageToken};

@@ -11,18 +11,18 @@ use crate::{Image, VisionError};
 
 /// A preprocessed image.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Layout {
+pub struct ImageLayout {
     /// Inputs of the encoder, in order.
     pub tiles: Vec<Image>,
     /// The prompt text in place of the image.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<ImageToken>,
     /// Rows per line, where the text model uses M-RoPE positions in a plane.
     pub columns: Option<usize>,
 }
 
 /// A piece of an image's prompt text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Piece {
+pub enum ImageToken {
     /// Text that is tokenized with the model's vocabulary, special tokens included.
     Mark(String),
     /// Rows of a tile.
@@ -34,24 +34,25 @@ pub enum Piece {
     },
 }
 
-impl Layout {
+impl ImageLayout {
     /// Preprocesses an image for this encoder.
     ///
     /// # Errors
     /// An image so narrow that scaling leaves no pixel.
     pub fn new(config: &Config, picture: &Image) -> Result<Self, VisionError> {
         match config.projector {
-            Projector::Idefics3 => in_tiles_of_idefics(config, picture),
-            Projector::InternVl => in_best_tiles(config, picture),
-            Projector::Pixtral => in_lines(config, picture),
-            Projector::Lfm2 => whole_or_in_tiles(config, picture),
-            Projector::Qwen25 | Projector::Qwen3 => whole(config, picture),
+            Projector::Idefics3 => idefics3_layout(config, picture),
+            Projector::InternVl => internvl_layout(config, picture),
+            Projector::Pixtral => in_raster_order(config, picture),
+            Projector::Lfm2 => lfm2_layout(config, picture),
+            Projector::Qwen25 | Projector::Qwen3 => qwen_layout(config, picture),
         }
     }
 
     /// Returns the number of rows of all tiles.
     pub fn n_rows(&self) -> usize {
-        let rows = |piece: &Piece| if let Piece::Rows { rows, .. } = piece { rows.len() } else { 0 };
+        let rows =
+            |piece: &ImageToken| if let ImageToken::Rows { rows, .. } = piece { rows.len() } else { 0 };
         self.pieces.iter().map(rows).sum()
     }
 }
@@ -61,20 +62,20 @@ fn n_rows(config: &Config, tile: &Image) -> usize {
     (tile.width() / config.row_pixels()) * (tile.height() / config.row_pixels())
 }
 
-fn mark(text: impl Into<String>) -> Piece {
-    Piece::Mark(text.into())
+fn mark(text: impl Into<String>) -> ImageToken {
+    ImageToken::Mark(text.into())
 }
 
 /// Returns all rows of a tile.
-fn rows_of(config: &Config, tiles: &[Image], tile: usize) -> Piece {
-    Piece::Rows { tile, rows: 0..n_rows(config, &tiles[tile]) }
+fn rows_of(config: &Config, tiles: &[Image], tile: usize) -> ImageToken {
+    ImageToken::Rows { tile, rows: 0..n_rows(config, &tiles[tile]) }
 }
 
 /// Cuts an image into tiles, row by row; its sides are multiples of `side`.
 fn tiles_of(picture: &Image, side: usize) -> Vec<Image> {
     let [columns, rows] = [picture.width(), picture.height()].map(|pixels| pixels / side);
     let place = |index: usize| [index % columns * side, index / columns * side];
-    (0..columns * rows).map(|index| picture.cut(place(index), [side, side])).collect()
+    (0..columns * rows).map(|index| picture.crop(place(index), [side, side])).collect()
 }
 
 /// Rejects an image with a side of less than one pixel.
@@ -88,7 +89,7 @@ fn check_sides(picture: &Image, sides: [usize; 2]) -> Result<[usize; 2], VisionE
 
 /// Scales the longer side to `longest_edge` and both sides to whole tiles; adds a thumbnail of the
 /// whole image as the last tile.
-fn in_tiles_of_idefics(config: &Config, picture: &Image) -> Result<Layout, VisionError> {
+fn idefics3_layout(config: &Config, picture: &Image) -> Result<ImageLayout, VisionError> {
     const MARK: &str = "<fake_token_around_image>";
     const MOST_SIDE: usize = 4096;
     let (side, longest) = (config.image_size, config.longest_edge.min(MOST_SIDE));
@@ -124,12 +125,12 @@ fn in_tiles_of_idefics(config: &Config, picture: &Image) -> Result<Layout, Visio
     }
     pieces.push(rows_of(config, &tiles, tiles.len() - 1));
     pieces.push(mark(MARK));
-    Ok(Layout { tiles, pieces, columns: None })
+    Ok(ImageLayout { tiles, pieces, columns: None })
 }
 
 /// Scales the image to the grid of tiles with the closest aspect ratio; adds a thumbnail where
 /// there are several tiles.
-fn in_best_tiles(config: &Config, picture: &Image) -> Result<Layout, VisionError> {
+fn internvl_layout(config: &Config, picture: &Image) -> Result<ImageLayout, VisionError> {
     let side = config.image_size;
     let [columns, rows] = best_grid(picture, side, config.tiles);
     let mut tiles = tiles_of(&picture.resized(columns * side, rows * side, Filter::Bicubic), side);
@@ -139,7 +140,7 @@ fn in_best_tiles(config: &Config, picture: &Image) -> Result<Layout, VisionError
     let mut pieces = vec![mark("<img>")];
     pieces.extend((0..tiles.len()).map(|tile| rows_of(config, &tiles, tile)));
     pieces.push(mark("</img>"));
-    Ok(Layout { tiles, pieces, columns: None })
+    Ok(ImageLayout { tiles, pieces, columns: None })
 }
 
 /// Returns the grid within the tile limits whose aspect ratio is closest to the image's. Among
@@ -162,7 +163,7 @@ fn best_grid(picture: &Image, side: usize, [fewest, most]: [usize; 2]) -> [usize
 
 /// Scales the image down to the maximum side and up to whole patches, with a marker behind each
 /// line of rows.
-fn in_lines(config: &Config, picture: &Image) -> Result<Layout, VisionError> {
+fn in_raster_order(config: &Config, picture: &Image) -> Result<ImageLayout, VisionError> {
     let (unit, most) = (config.row_pixels(), config.image_size as f64);
     let sides = [picture.width(), picture.height()];
     let ratio = sides.iter().fold(1.0, |ratio, &side| f64::max(ratio, side as f64 / most));
@@ -172,10 +173,10 @@ fn in_lines(config: &Config, picture: &Image) -> Result<Layout, VisionError> {
     let (columns, lines) = (width / unit, height / unit);
     let mut pieces = Vec::with_capacity(2 * lines);
     for line in 0..lines {
-        pieces.push(Piece::Rows { tile: 0, rows: line * columns..(line + 1) * columns });
+        pieces.push(ImageToken::Rows { tile: 0, rows: line * columns..(line + 1) * columns });
         pieces.push(mark(if line + 1 < lines { "[IMG_BREAK]" } else { "[IMG_END]" }));
     }
-    Ok(Layout { tiles, pieces, columns: None })
+    Ok(ImageLayout { tiles, pieces, columns: None })
 }
 
 fn area([width, height]: [usize; 2]) -> usize {
@@ -206,15 +207,15 @@ fn within_bounds(config: &Config, picture: &Image) -> [usize; 2] {
 }
 
 /// Encodes the whole image without tiles, with M-RoPE positions in a plane.
-fn whole(config: &Config, picture: &Image) -> Result<Layout, VisionError> {
+fn qwen_layout(config: &Config, picture: &Image) -> Result<ImageLayout, VisionError> {
     let [width, height] = within_bounds(config, picture);
     let tiles = vec![picture.resized(width, height, Filter::Bicubic)];
     let pieces = vec![mark("<|vision_start|>"), rows_of(config, &tiles, 0), mark("<|vision_end|>")];
-    Ok(Layout { tiles, pieces, columns: Some(width / config.row_pixels()) })
+    Ok(ImageLayout { tiles, pieces, columns: Some(width / config.row_pixels()) })
 }
 
 /// Encodes a small image whole, and a larger one in tiles with a thumbnail.
-fn whole_or_in_tiles(config: &Config, picture: &Image) -> Result<Layout, VisionError> {
+fn lfm2_layout(config: &Config, picture: &Image) -> Result<ImageLayout, VisionError> {
     let small = within_bounds(config, picture);
     let whole = picture.resized(small[0], small[1], Filter::Bilinear);
     let (mut tiles, mut pieces) = (Vec::new(), vec![mark("<|image_start|>")]);
@@ -231,5 +232,5 @@ fn whole_or_in_tiles(config: &Config, picture: &Image) -> Result<Layout, VisionE
     tiles.push(whole);
     pieces.push(rows_of(config, &tiles, tiles.len() - 1));
     pieces.push(mark("<|image_end|>"));
-    Ok(Layout { tiles, pieces, columns: None })
+    Ok(ImageLayout { tiles, pieces, columns: None })
 }

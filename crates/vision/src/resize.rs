@@ -13,7 +13,7 @@ pub(crate) enum Filter {
 
 impl Filter {
     /// Returns the support in pixels.
-    fn reach(self) -> f64 {
+    fn support(self) -> f64 {
         match self {
             Self::Bilinear => 1.0,
             Self::Bicubic => 2.0,
@@ -25,7 +25,7 @@ impl Filter {
     fn weight(self, x: f64) -> f64 {
         let far = x.abs();
         match self {
-            _ if far >= self.reach() => 0.0,
+            _ if far >= self.support() => 0.0,
             Self::Bilinear => 1.0 - far,
             // Keys' cubic convolution, with parameter -1/2.
             Self::Bicubic if far < 1.0 => (1.5 * far - 2.5) * far * far + 1.0,
@@ -52,7 +52,7 @@ struct Taps {
 fn taps(from: usize, to: usize, filter: Filter) -> Vec<Taps> {
     let step = from as f64 / to as f64;
     let width = step.max(1.0);
-    let reach = filter.reach() * width;
+    let reach = filter.support() * width;
     let of_pixel = |pixel: usize| {
         let centre = (pixel as f64 + 0.5) * step;
         let first = (centre - reach + 0.5).max(0.0) as usize;

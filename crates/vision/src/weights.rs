@@ -23,7 +23,7 @@ impl<B: Backend> Linear<B> {
     }
 
     /// Computes `W x + b` for rows on the host.
-    pub fn through(&self, device: &B, rows: &[f32]) -> Result<Vec<f32>, BackendError> {
+    pub fn forward(&self, device: &B, rows: &[f32]) -> Result<Vec<f32>, BackendError> {
         let n = rows.len() / self.w.n_in();
         let mut out = vec![0.0; n * self.w.n_out()];
         let (mut x, mut y) = (device.buffer(rows.len())?, device.buffer(out.len())?);
@@ -58,7 +58,7 @@ pub(crate) struct Layer<B: Backend> {
 }
 
 /// Projector, from the output of the last layer to rows.
-pub(crate) struct Head<B: Backend> {
+pub(crate) struct ProjectorWeights<B: Backend> {
     /// Applied to concatenated neighbours.
     pub norm: Option<(Norm<B>, f32)>,
     /// Merges neighbours first.
@@ -80,9 +80,9 @@ pub(crate) struct Weights<B: Backend> {
     pub layers: Vec<Layer<B>>,
     /// Behind the last one.
     pub post_norm: Option<NormAndBias<B>>,
-    pub head: Head<B>,
+    pub projector: ProjectorWeights<B>,
     /// Projectors of [`Config::deep`].
-    pub deep: Vec<Head<B>>,
+    pub deep: Vec<ProjectorWeights<B>>,
 }
 
 /// A norm and its bias.
@@ -139,8 +139,9 @@ impl<B: Backend> Loader<'_, B> {
             });
         let (pre_norm, post_norm) = (pre_norm?, post_norm?);
         let layers = (0..c.n_layers).map(|index| self.layer(c, index)).collect::<Result<_, _>>()?;
-        let deep = c.deep.iter().map(|&layer| self.deep_head(c, layer)).collect::<Result<_, _>>()?;
-        Ok(Weights { patches, class, positions, pre_norm, layers, post_norm, head: self.head(c)?, deep })
+        let deep =
+            c.deep.iter().map(|&layer| self.deepstack_projector(c, layer)).collect::<Result<_, _>>()?;
+        Ok(Weights { patches, class, positions, pre_norm, layers, post_norm, projector: self.head(c)?, deep })
     }
 
     /// Loads the patch embedding of two video frames as the sum of its matrices, since both frames
@@ -159,20 +160,20 @@ impl<B: Backend> Loader<'_, B> {
             sum.iter_mut().zip(values).for_each(|(sum, x)| *sum += x);
         }
         let bytes = bytemuck::cast_slice(&sum).to_vec().into();
-        let w = self.device.matrix(WeightSource { dtype: DType::F32, n_out, n_in, bytes })?;
+        let w = self.device.upload_matrix(WeightSource { dtype: DType::F32, n_out, n_in, bytes })?;
         let bias = self.optional("v.patch_embd.bias", &[n_out])?;
         Ok(Linear { w, bias: bias.map(|bias| self.upload(&bias)).transpose()? })
     }
 
     /// Loads a DeepStack projector.
-    fn deep_head(&mut self, c: &Config, layer: usize) -> Result<Head<B>, ModelError> {
+    fn deepstack_projector(&mut self, c: &Config, layer: usize) -> Result<ProjectorWeights<B>, ModelError> {
         let name = |of: &str| format!("v.deepstack.{layer}.{of}");
         let side_by_side = c.n_embd * c.n_merge * c.n_merge;
         let (norm, added) = self.norm(&name("norm"), side_by_side)?;
         let hidden = self.find(&name("fc1.weight")).unwrap_or(c.n_embd_text);
         let first = self.linear(&name("fc1"), [side_by_side, hidden], added.as_deref(), None)?;
         let second = Some(self.linear(&name("fc2"), [hidden, c.n_embd_text], None, None)?);
-        Ok(Head { norm: Some((norm, c.eps)), merger: None, first, second })
+        Ok(ProjectorWeights { norm: Some((norm, c.eps)), merger: None, first, second })
     }
 
     fn layer(&mut self, c: &Config, index: usize) -> Result<Layer<B>, ModelError> {
@@ -210,20 +211,20 @@ impl<B: Backend> Loader<'_, B> {
         Ok(Layer { attn_norm, qkv, out, ffn_norm, gate, up, down })
     }
 
-    fn head(&mut self, c: &Config) -> Result<Head<B>, ModelError> {
+    fn head(&mut self, c: &Config) -> Result<ProjectorWeights<B>, ModelError> {
         let (n, n_text, side_by_side) = (c.n_embd, c.n_embd_text, c.n_embd * c.n_merge * c.n_merge);
         let n_hidden = |of: &Self, name: &str| of.find(name).unwrap_or(n_text);
         Ok(match c.projector {
             Projector::Idefics3 => {
                 let first = self.linear("mm.model.fc", [side_by_side, n_text], None, None)?;
-                Head { norm: None, merger: None, first, second: None }
+                ProjectorWeights { norm: None, merger: None, first, second: None }
             }
             Projector::InternVl => {
                 let (norm, added) = self.norm("mm.model.mlp.0", side_by_side)?;
                 let hidden = n_hidden(self, "mm.model.mlp.1.weight");
                 let first = self.linear("mm.model.mlp.1", [side_by_side, hidden], added.as_deref(), None)?;
                 let second = Some(self.linear("mm.model.mlp.3", [hidden, n_text], None, None)?);
-                Head { norm: Some((norm, EPS)), merger: None, first, second }
+                ProjectorWeights { norm: Some((norm, EPS)), merger: None, first, second }
             }
             Projector::Lfm2 => {
                 let normed = match self.find("mm.input_norm.weight") {
@@ -234,13 +235,13 @@ impl<B: Backend> Loader<'_, B> {
                 let hidden = n_hidden(self, "mm.1.weight");
                 let first = self.linear("mm.1", [side_by_side, hidden], added.as_deref(), None)?;
                 let second = Some(self.linear("mm.2", [hidden, n_text], None, None)?);
-                Head { norm, merger: None, first, second }
+                ProjectorWeights { norm, merger: None, first, second }
             }
             Projector::Qwen25 | Projector::Qwen3 => {
                 let hidden = n_hidden(self, "mm.0.weight");
                 let first = self.linear("mm.0", [side_by_side, hidden], None, None)?;
                 let second = Some(self.linear("mm.2", [hidden, n_text], None, None)?);
-                Head { norm: None, merger: None, first, second }
+                ProjectorWeights { norm: None, merger: None, first, second }
             }
             Projector::Pixtral => {
                 let (mut norm, mut merger) = (None, None);
@@ -253,7 +254,7 @@ impl<B: Backend> Loader<'_, B> {
                 let hidden = n_hidden(self, "mm.1.weight");
                 let first = self.linear("mm.1", [n, hidden], None, None)?;
                 let second = Some(self.linear("mm.2", [hidden, n_text], None, None)?);
-                Head { norm, merger, first, second }
+                ProjectorWeights { norm, merger, first, second }
             }
         })
     }
@@ -334,10 +335,10 @@ impl<B: Backend> Loader<'_, B> {
             (dtype, bytes) = (DType::F32, bytemuck::cast_slice(&values).to_vec());
             bias.iter_mut().flatten().zip(scale).for_each(|(bias, by)| *bias *= by);
         }
-        let w = self.device.matrix(WeightSource { dtype, n_out, n_in, bytes: bytes.into() })?;
+        let w = self.device.upload_matrix(WeightSource { dtype, n_out, n_in, bytes: bytes.into() })?;
         let mut linear = Linear { w, bias: None };
         if let Some(added) = added {
-            let through = linear.through(self.device, added)?;
+            let through = linear.forward(self.device, added)?;
             match &mut bias {
                 Some(bias) => bias.iter_mut().zip(through).for_each(|(bias, x)| *bias += x),
                 None => bias = Some(through),

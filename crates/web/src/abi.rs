@@ -9,7 +9,7 @@ use std::panic;
 
 use serde::Serialize;
 
-use kvant::gguf::Store;
+use kvant::gguf::RangeReader;
 use kvant::{Error, Gguf, Model};
 
 use crate::{Engine, WebError};
@@ -29,7 +29,7 @@ thread_local! {
     static OUTPUT: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-fn say(text: impl Into<Vec<u8>>) {
+fn set_output(text: impl Into<Vec<u8>>) {
     OUTPUT.set(text.into());
 }
 
@@ -41,7 +41,7 @@ fn call<T: Serialize>(work: impl FnOnce(&mut Instance, Vec<u8>) -> Result<T, Web
         Ok(serde_json::to_vec(&work(instance, input)?)?)
     });
     let went_well = done.is_ok();
-    say(done.unwrap_or_else(|error: WebError| error.to_string().into_bytes()));
+    set_output(done.unwrap_or_else(|error: WebError| error.to_string().into_bytes()));
     went_well
 }
 
@@ -66,20 +66,20 @@ fn room() -> usize {
 
 /// Returns the file dropped on the page; `None` without one.
 #[cfg(target_arch = "wasm32")]
-fn dropped() -> Option<Box<dyn Store>> {
+fn dropped() -> Option<Box<dyn RangeReader>> {
     crate::file::dropped()
 }
 
 /// Returns `None`: other targets have no page.
 #[cfg(not(target_arch = "wasm32"))]
-fn dropped() -> Option<Box<dyn Store>> {
+fn dropped() -> Option<Box<dyn RangeReader>> {
     None
 }
 
 /// Installs a panic hook that writes the output; must be called once, before all else.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvant_start() {
-    panic::set_hook(Box::new(|panic| say(format!("a fault of Kvant: {panic}"))));
+    panic::set_hook(Box::new(|panic| set_output(format!("a fault of Kvant: {panic}"))));
 }
 
 /// Returns the address for the `n` bytes of input of the next call, which consumes them; null
@@ -121,7 +121,7 @@ pub extern "C" fn kvant_output_len() -> usize {
 pub extern "C" fn kvant_open(on_gpu: bool) -> bool {
     call(|instance, _| {
         let gguf = match dropped() {
-            Some(file) => Gguf::from_store(file).map_err(Error::from)?,
+            Some(file) => Gguf::from_reader(file).map_err(Error::from)?,
             None => Model::bundled_file()?,
         };
         let engine = instance.engine.insert(Engine::open(gguf, room(), on_gpu)?);
@@ -138,7 +138,7 @@ pub extern "C" fn kvant_begin() -> bool {
 /// Advances the answer by a step; outputs an [`Event`](crate::Event).
 #[unsafe(no_mangle)]
 pub extern "C" fn kvant_go_on() -> bool {
-    call(|instance, _| instance.engine()?.go_on())
+    call(|instance, _| instance.engine()?.step())
 }
 
 /// Stops the answer; outputs null.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use kvant::gguf::TensorInfo;
 use kvant::{
-    CancelFlag, Continuation, DeviceChoice, Error, Finish, GenerateOptions, Gguf, KvOptions, Model,
+    CancelFlag, DeviceChoice, Error, FinishReason, GenerateOptions, GenerationState, Gguf, KvOptions, Model,
     OpenOptions, RenderOptions, Requirements, Session, SessionOptions,
 };
 use serde::Serialize;
@@ -14,9 +14,9 @@ use crate::generation_request::defaults;
 use crate::{GenerationRequest, WebError};
 
 /// Prompt tokens per call, which bounds the time until the page can respond.
-const PIECE: usize = 32;
+const PREFILL_CHUNK: usize = 32;
 /// Maximum of conversations with a cache, so that they continue without another prefill.
-const MOST_KEPT: usize = 4;
+const MAX_CONVERSATIONS: usize = 4;
 /// Tensors that stay in host memory where the others go to a GPU: single rows are looked up.
 const LOOKED_UP: [&str; 2] = ["token_embd.weight", "per_layer_token_embd.weight"];
 /// Bytes reserved for activations and allocator overhead.
@@ -29,11 +29,11 @@ pub struct Engine {
     /// Byte budget of all KV caches together.
     budget: usize,
     /// The conversations, the most recently used last; an answer runs in that one.
-    talks: Vec<Talk>,
+    conversations: Vec<Conversation>,
     answer: Option<Answer>,
 }
 
-struct Talk {
+struct Conversation {
     kv: KvOptions,
     session: Session,
 }
@@ -45,7 +45,7 @@ struct Answer {
     cached: usize,
     options: GenerateOptions,
     /// `None` during prefill.
-    course: Option<Continuation>,
+    course: Option<GenerationState>,
 }
 
 /// Description of a model for the page.
@@ -140,22 +140,22 @@ impl Engine {
         let needs = Requirements::ChatTemplate;
         let options = OpenOptions { device, n_threads: Some(1), needs, ..OpenOptions::default() };
         let model = Model::from_gguf(gguf, options)?;
-        let budget = if on_gpu { room_on_gpu()? } else { room - needed };
+        let budget = if on_gpu { gpu_budget()? } else { room - needed };
         model.set_kv_budget(budget);
-        let mut engine = Self { model, budget, talks: Vec::new(), answer: None };
+        let mut engine = Self { model, budget, conversations: Vec::new(), answer: None };
         if on_gpu {
-            engine.try_out()?;
+            engine.warm_up()?;
         }
         Ok(engine)
     }
 
     /// Generates a token, to detect kernels that a GPU rejects before the first request, and to
     /// compile the others.
-    fn try_out(&mut self) -> Result<(), WebError> {
+    fn warm_up(&mut self) -> Result<(), WebError> {
         let messages = vec![json!({ "role": "user", "content": "Hello" })];
         self.begin(&GenerationRequest { messages, max_tokens: Some(1), ..GenerationRequest::default() })?;
-        while !matches!(self.go_on()?, Event::Finished(_)) {}
-        self.talks.clear();
+        while !matches!(self.step()?, Event::Finished(_)) {}
+        self.conversations.clear();
         Ok(())
     }
 
@@ -190,10 +190,10 @@ impl Engine {
             RenderOptions { add_generation_prompt: true, now: Some(asked.now), ..RenderOptions::default() };
         let text = self.model.chat_template()?.render(&asked.messages, &render).map_err(Error::from)?;
         let prompt = self.model.rendered_prompt(&text)?;
-        let mut talk = self.take_talk(asked, &prompt)?;
+        let mut talk = self.take_conversation(asked, &prompt)?;
         let n_ctx = talk.session.n_ctx();
-        let cached = if prompt.len() <= n_ctx { talk.session.keep_prefix(&prompt) } else { 0 };
-        self.talks.push(talk);
+        let cached = if prompt.len() <= n_ctx { talk.session.reuse_prefix(&prompt) } else { 0 };
+        self.conversations.push(talk);
         if prompt.len() > n_ctx {
             return Err(Error::PromptTooLong { tokens: prompt.len(), n_ctx }.into());
         }
@@ -203,27 +203,32 @@ impl Engine {
 
     /// Takes the conversation that `prompt` continues from the list: one with the same KV types of
     /// which at least half is reused, or a new one.
-    fn take_talk(&mut self, asked: &GenerationRequest, prompt: &[u32]) -> Result<Talk, WebError> {
+    fn take_conversation(
+        &mut self,
+        asked: &GenerationRequest,
+        prompt: &[u32],
+    ) -> Result<Conversation, WebError> {
         let same =
             |session: &Session| session.tokens().iter().zip(prompt).take_while(|(a, b)| a == b).count();
         let kv = asked.kv()?;
-        let goes_on = |talk: &Talk| talk.kv == kv && 2 * same(&talk.session) >= talk.session.tokens().len();
-        let best = (0..self.talks.len()).filter(|&i| goes_on(&self.talks[i]));
-        if let Some(index) = best.max_by_key(|&i| same(&self.talks[i].session)) {
-            return Ok(self.talks.remove(index));
+        let goes_on =
+            |talk: &Conversation| talk.kv == kv && 2 * same(&talk.session) >= talk.session.tokens().len();
+        let best = (0..self.conversations.len()).filter(|&i| goes_on(&self.conversations[i]));
+        if let Some(index) = best.max_by_key(|&i| same(&self.conversations[i].session)) {
+            return Ok(self.conversations.remove(index));
         }
-        if self.talks.len() == MOST_KEPT {
-            self.talks.remove(0);
+        if self.conversations.len() == MAX_CONVERSATIONS {
+            self.conversations.remove(0);
         }
         let options = SessionOptions { kv: kv.clone(), ..SessionOptions::default() };
-        Ok(Talk { kv, session: self.model.session(options)? })
+        Ok(Conversation { kv, session: self.model.session(options)? })
     }
 
     /// Advances the answer by a step: prefills a piece of the prompt, or generates a token.
     ///
     /// # Errors
     /// No running answer, or an error of the engine, which ends the answer.
-    pub fn go_on(&mut self) -> Result<Event, WebError> {
+    pub fn step(&mut self) -> Result<Event, WebError> {
         let event = self.advance();
         if !matches!(event, Ok(Event::Read { .. } | Event::Said(_))) {
             self.answer = None;
@@ -233,14 +238,14 @@ impl Engine {
 
     fn advance(&mut self) -> Result<Event, WebError> {
         let answer = self.answer.as_mut().ok_or(WebError::NoAnswer)?;
-        let session = &mut self.talks.last_mut().ok_or(WebError::NoAnswer)?.session;
+        let session = &mut self.conversations.last_mut().ok_or(WebError::NoAnswer)?.session;
         let Answer { prompt, cached, options, course } = answer;
         let course = match course {
             Some(course) => course,
             None => {
                 let (total, cached, there) = (prompt.len(), *cached, session.tokens().len());
                 // The last token is left to the generation.
-                let piece = (total - 1).saturating_sub(there).min(PIECE);
+                let piece = (total - 1).saturating_sub(there).min(PREFILL_CHUNK);
                 if piece > 0 {
                     session.feed(&prompt[there..there + piece], &mut |_| true)?;
                     return Ok(Event::Read { total, cached, done: there + piece });
@@ -253,7 +258,7 @@ impl Engine {
             return Ok(Event::Said(token?.text));
         }
         let (stats, kv, text) = (course.stats(), session.kv(), course.finish_text());
-        let reason = if stats.finish == Some(Finish::Stop) { "stop" } else { "length" };
+        let reason = if stats.finish == Some(FinishReason::Stop) { "stop" } else { "length" };
         let (prompt, cached, said) = (prompt.len(), *cached, stats.n_gen);
         let (bytes, bytes_f16) = (kv.bytes, kv.bytes_f16);
         Ok(Event::Finished(Finished { text, reason, prompt, cached, said, bytes, bytes_f16 }))
@@ -267,8 +272,8 @@ impl Engine {
     /// Returns the sizes of the KV caches.
     pub fn kv(&self) -> Kv {
         let running = self.answer.iter().count();
-        let (idle, busy) = self.talks.split_at(self.talks.len() - running);
-        let sum = |talks: &[Talk]| {
+        let (idle, busy) = self.conversations.split_at(self.conversations.len() - running);
+        let sum = |talks: &[Conversation]| {
             let kv = talks.iter().map(|talk| talk.session.kv());
             kv.fold((0, 0), |(bytes, f16), kv| (bytes + kv.bytes, f16 + kv.bytes_f16))
         };
@@ -296,7 +301,7 @@ fn needed(gguf: &Gguf, on_gpu: bool) -> usize {
 }
 
 /// Returns the byte budget of all caches on the first adapter: its largest binding.
-fn room_on_gpu() -> Result<usize, WebError> {
+fn gpu_budget() -> Result<usize, WebError> {
     let reached = kvant::adapters()?.first().map_or(0, |adapter| adapter.max_binding);
     Ok(usize::try_from(reached).unwrap_or(usize::MAX))
 }
@@ -328,7 +333,7 @@ mod tests {
         engine.begin(asked).unwrap();
         let mut said = String::new();
         loop {
-            match engine.go_on().unwrap() {
+            match engine.step().unwrap() {
                 Event::Read { total, cached, done } => assert!(cached <= done && done < total),
                 Event::Said(text) => said += &text,
                 Event::Finished(finished) => return (said + &finished.text, finished),
@@ -382,17 +387,17 @@ mod tests {
         for word in ["one", "two", "three", "four", "five"] {
             answer(&mut engine, &asked(user(word), "turbo2"));
         }
-        assert_eq!(engine.kv().idle, MOST_KEPT);
+        assert_eq!(engine.kv().idle, MAX_CONVERSATIONS);
     }
 
     #[test]
     fn an_answer_is_stopped_and_the_next_one_begins() {
         let mut engine = engine();
         engine.begin(&asked(user("Count to five."), "turbo3")).unwrap();
-        while !matches!(engine.go_on().unwrap(), Event::Said(_)) {}
+        while !matches!(engine.step().unwrap(), Event::Said(_)) {}
         assert!(engine.kv().running_bytes > 0);
         engine.stop();
-        assert!(matches!(engine.go_on(), Err(WebError::NoAnswer)));
+        assert!(matches!(engine.step(), Err(WebError::NoAnswer)));
         let (said, _) = answer(&mut engine, &asked(user("Count to five."), "turbo3"));
         assert!(said.contains("four"), "{said}");
         let (said, finished) = answer(

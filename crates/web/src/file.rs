@@ -1,6 +1,6 @@
 //! The file dropped on the page, read in parts by the worker (`crates/web/page/worker.js`).
 
-use kvant::gguf::Store;
+use kvant::gguf::RangeReader;
 
 mod page {
     #[link(wasm_import_module = "file")]
@@ -16,12 +16,12 @@ struct File {
 }
 
 /// Returns the dropped file; `None` without one.
-pub(crate) fn dropped() -> Option<Box<dyn Store>> {
+pub(crate) fn dropped() -> Option<Box<dyn RangeReader>> {
     let n_bytes = page::size() as u64;
-    (n_bytes > 0).then(|| Box::new(File { n_bytes }) as Box<dyn Store>)
+    (n_bytes > 0).then(|| Box::new(File { n_bytes }) as Box<dyn RangeReader>)
 }
 
-impl Store for File {
+impl RangeReader for File {
     fn n_bytes(&self) -> u64 {
         self.n_bytes
     }

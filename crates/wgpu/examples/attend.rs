@@ -7,7 +7,7 @@
 //! of them alike; figures are medians of the rounds. With one row each *stage* is timed, with parts
 //! of attention left out: see `Backend::stages`.
 
-use kvant_backend::trials::median;
+use kvant_backend::autotune::median;
 use kvant_backend::{Backend, Result};
 use kvant_codec::DType;
 use kvant_wgpu::{AttendVariant, AttendWork, CodebookLookup, TypeClass, WgpuDevice};
@@ -32,7 +32,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     println!("{tokens} tokens, {rows} rows, {}", device.info().kernels);
     let works = types.iter().map(|&types| AttendWork::new(&device, types, tokens, rows));
     let mut works = works.collect::<Result<Vec<_>>>()?;
-    let stages = if rows == 1 { device.stages() } else { &[] };
+    let stages = if rows == 1 { device.attend_stages() } else { &[] };
     let mut seconds = vec![vec![Vec::new(); stages.len().max(1)]; types.len()];
     for round in 0..=rounds {
         for (work, seconds) in works.iter_mut().zip(&mut seconds) {

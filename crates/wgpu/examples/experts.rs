@@ -8,7 +8,9 @@
 
 use std::time::Instant;
 
-use kvant_backend::{Activation, Backend, ExpertWeights, Result, Router, Routing, Scores, WeightSource};
+use kvant_backend::{
+    Activation, Backend, ExpertWeights, Result, Router, RouterScores, Routing, WeightSource,
+};
 use kvant_codec::DType;
 use kvant_codec::random::Random;
 use kvant_wgpu::{WgpuBuffer, WgpuDevice, WgpuExperts};
@@ -67,7 +69,7 @@ impl Layer {
             let mut bytes = vec![0; n_experts * n_out * dtype.row_bytes(n_in).expect("rows of whole blocks")];
             kvant_codec::encode(dtype, &values, &mut bytes).expect("sizes agree");
             let source = WeightSource { dtype, n_out: n_experts * n_out, n_in, bytes: bytes.into() };
-            device.experts(source, n_experts)
+            device.upload_experts(source, n_experts)
         };
         Ok(Self([experts(n_ff, n, 1)?, experts(n_ff, n, 2)?, experts(n, n_ff, 3)?]))
     }
@@ -83,8 +85,13 @@ impl Layer {
     ) -> Result<()> {
         let [gate, up, down] = &self.0;
         let weights = ExpertWeights { activation: Activation::Silu, gate, up, down, biases: None };
-        let routing =
-            Routing { n_used, scores: Scores::Softmax, normalises: true, scale: 1.0, expert_groups: None };
+        let routing = Routing {
+            n_used,
+            scores: RouterScores::Softmax,
+            normalizes: true,
+            scale: 1.0,
+            expert_groups: None,
+        };
         let choice = Router { routing, logits, selection_bias: None, scales: None };
         device.moe_ffn(x, rows, None, choice, weights, Some(y))
     }

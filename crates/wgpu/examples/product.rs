@@ -9,7 +9,7 @@
 
 use std::time::Instant;
 
-use kvant_backend::trials::median;
+use kvant_backend::autotune::median;
 use kvant_backend::{Backend, Columns, Input, Output, Result, WeightSource};
 use kvant_codec::DType;
 use kvant_codec::random::Random;
@@ -83,7 +83,7 @@ fn case(device: &WgpuDevice, dtype: DType, [n_out, n_in]: [usize; 2]) -> Result<
     let mut bytes = vec![0; n_out * dtype.row_bytes(n_in).expect("rows of whole blocks")];
     kvant_codec::encode(dtype, &values, &mut bytes).expect("sizes agree");
     let n_bytes = bytes.len();
-    let w = device.matrix(WeightSource { dtype, n_out, n_in, bytes: bytes.into() })?;
+    let w = device.upload_matrix(WeightSource { dtype, n_out, n_in, bytes: bytes.into() })?;
     Ok(Case { dtype, w, bytes: n_bytes, from: device.buffer(n_bytes / 4)?, to: device.buffer(n_bytes / 4)? })
 }
 

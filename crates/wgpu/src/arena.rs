@@ -50,7 +50,7 @@ impl Arena {
     /// # Errors
     /// [`WgpuError::OutOfMemory`] if the device has none, or the arena would exceed the maximum
     /// binding size.
-    pub fn take(&self, bytes: usize) -> Result<usize, WgpuError> {
+    pub fn alloc(&self, bytes: usize) -> Result<usize, WgpuError> {
         let size = bytes.max(1).next_multiple_of(ALIGN);
         let mut room = self.room();
         let at = match take_first(&mut room.free, size) {
@@ -65,7 +65,7 @@ impl Arena {
     }
 
     /// Frees a range from [`Arena::take`].
-    pub fn give(&self, at: usize, bytes: usize) {
+    pub fn release(&self, at: usize, bytes: usize) {
         give_back(&mut self.room().free, at..at + bytes.max(1).next_multiple_of(ALIGN));
     }
 

@@ -33,7 +33,7 @@ fn attends(subject: &DeviceUnderTest<WgpuDevice>, shape: Shape, rows: usize) -> 
     let q = gaussian(4, rows * shape.n_heads() * shape.k_head_dim, 1.0);
     let mut batch = Batch::fed(subject, &tokens, 40 - rows, 40)?;
     batch.append(&[rows])?;
-    batch.assert_holds_what_was_fed(&what);
+    batch.assert_stored_tokens(&what);
     let got = batch.attend(&q, &what)?;
     batch.assert_answers(&q, &got, &what);
     Ok(())

@@ -4,11 +4,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kvant_backend::{
     Activation, AttendParams, Backend, BackendError, Buffer, Candidate, Columns, DeviceInfo, ExpertWeights,
-    Experts, Gate, Heads, Input, KernelChoice, KvPart, Matrix, Norm, Output, Page, Result, RopeParams,
-    Router, ShortConv, StateHeads, StateInputs, StatePart, WeightSource, check_add_normed, check_append,
-    check_attend, check_copy, check_copy_columns, check_embed, check_expert_ffn, check_gate, check_gate_rows,
-    check_gated_ffn, check_layer_norm, check_project, check_project_each, check_read, check_recur,
-    check_rope, check_scale, check_short_conv, check_soft_cap, check_top_k, check_write,
+    Experts, Gate, Heads, Input, KernelChoice, KvBatchEntry, Matrix, Norm, Output, Page, Result, RopeParams,
+    Router, ShortConv, StateBatchEntry, StateHeads, StateInputs, WeightSource, check_add_normed,
+    check_append, check_attend, check_copy, check_copy_columns, check_embed, check_expert_ffn, check_gate,
+    check_gate_rows, check_gated_ffn, check_layer_norm, check_project, check_project_each, check_read,
+    check_recur, check_rope, check_scale, check_short_conv, check_soft_cap, check_top_k, check_write,
 };
 use kvant_codec::DType;
 
@@ -51,9 +51,9 @@ impl WgpuDevice {
 
     /// Opens the first adapter with the kernel shapes of a GPU if it is software, and vice versa.
     #[cfg(test)]
-    pub(crate) fn open_mistaken() -> Result<Self> {
+    pub(crate) fn open_with_other_shapes() -> Result<Self> {
         let (mut gpu, report) = adapter::open(0, u64::MAX)?;
-        gpu.mistake_software();
+        gpu.invert_is_software();
         Self::new(gpu, report)
     }
 
@@ -136,7 +136,7 @@ impl Backend for WgpuDevice {
             n_threads: 1,
             thread_unit: "queue",
             rows_are_independent: false,
-            looks_for_broken_rows: false,
+            checks_finite_rows: false,
         }
     }
 
@@ -202,7 +202,7 @@ impl Backend for WgpuDevice {
         Ok(self.gpu.finish()?)
     }
 
-    fn matrix(&self, source: WeightSource) -> Result<WgpuMatrix> {
+    fn upload_matrix(&self, source: WeightSource) -> Result<WgpuMatrix> {
         WgpuMatrix::new(&self.gpu, source)
     }
 
@@ -210,11 +210,11 @@ impl Backend for WgpuDevice {
         WgpuMatrix::table(source)
     }
 
-    fn tied(&self, source: WeightSource) -> Result<WgpuMatrix> {
+    fn upload_tied(&self, source: WeightSource) -> Result<WgpuMatrix> {
         WgpuMatrix::tied(&self.gpu, source)
     }
 
-    fn experts(&self, source: WeightSource, n_experts: usize) -> Result<WgpuExperts> {
+    fn upload_experts(&self, source: WeightSource, n_experts: usize) -> Result<WgpuExperts> {
         WgpuExperts::new(&self.gpu, &source, n_experts)
     }
 
@@ -299,13 +299,19 @@ impl Backend for WgpuDevice {
         let biases = biases.map(|biases| biases.map(|bias| &bias.buffer));
         let layer = experts::Layer { activation, gate, up, down, biases };
         let sum = match &to {
-            Some(to) => experts::Sum { to: &to.buffer, accumulates: false },
-            None => experts::Sum { to: &x.buffer, accumulates: true },
+            Some(to) => experts::MoeOutput { to: &to.buffer, accumulates: false },
+            None => experts::MoeOutput { to: &x.buffer, accumulates: true },
         };
         experts::expert_ffn(&self.gpu, input, sum, routes, layer)
     }
 
-    fn project_each(&self, x: &WgpuBuffer, rows: usize, w: &WgpuExperts, y: &mut WgpuBuffer) -> Result<()> {
+    fn project_per_expert(
+        &self,
+        x: &WgpuBuffer,
+        rows: usize,
+        w: &WgpuExperts,
+        y: &mut WgpuBuffer,
+    ) -> Result<()> {
         check_project_each(x, rows, w, y)?;
         let (n, n_out, n_in) = (w.n_experts(), w.n_out(), w.n_in());
         for i in 0..n {
@@ -387,7 +393,7 @@ impl Backend for WgpuDevice {
     }
 
     /// Skips the check: its result would need a synchronization in every layer.
-    fn broken_row(&self, x: &WgpuBuffer, rows: usize, cols: usize) -> Result<Option<usize>> {
+    fn find_non_finite_row(&self, x: &WgpuBuffer, rows: usize, cols: usize) -> Result<Option<usize>> {
         let end = rows.saturating_mul(cols);
         BackendError::check_at_least("broken_row", "length of the buffer", end, x.n_values())?;
         Ok(None)
@@ -395,7 +401,7 @@ impl Backend for WgpuDevice {
 
     fn kv_append(
         &self,
-        parts: &mut [KvPart<'_, WgpuPage>],
+        parts: &mut [KvBatchEntry<'_, WgpuPage>],
         k: &WgpuBuffer,
         v: &WgpuBuffer,
         band: Option<&mut WgpuPage>,
@@ -408,7 +414,7 @@ impl Backend for WgpuDevice {
     fn attend(
         &self,
         params: &AttendParams,
-        parts: &[KvPart<'_, WgpuPage>],
+        parts: &[KvBatchEntry<'_, WgpuPage>],
         q: &WgpuBuffer,
         sinks: Option<&WgpuBuffer>,
         band: Option<&WgpuPage>,
@@ -422,7 +428,7 @@ impl Backend for WgpuDevice {
         attend::attend(&self.gpu, &self.arena.buffer(), whole, params, parts, band, buffers)
     }
 
-    fn stages(&self) -> &'static [&'static str] {
+    fn attend_stages(&self) -> &'static [&'static str] {
         &attend::STAGES
     }
 
@@ -430,7 +436,7 @@ impl Backend for WgpuDevice {
         &self,
         stage: usize,
         params: &AttendParams,
-        parts: &[KvPart<'_, WgpuPage>],
+        parts: &[KvBatchEntry<'_, WgpuPage>],
         q: &WgpuBuffer,
         band: Option<&WgpuPage>,
         out: &mut WgpuBuffer,
@@ -442,7 +448,7 @@ impl Backend for WgpuDevice {
 
     fn short_conv(
         &self,
-        parts: &mut [StatePart<'_, WgpuPage>],
+        parts: &mut [StateBatchEntry<'_, WgpuPage>],
         conv: ShortConv,
         x: &WgpuBuffer,
         kernel: &WgpuBuffer,
@@ -455,7 +461,7 @@ impl Backend for WgpuDevice {
 
     fn linear_attention(
         &self,
-        parts: &mut [StatePart<'_, WgpuPage>],
+        parts: &mut [StateBatchEntry<'_, WgpuPage>],
         heads: StateHeads,
         inputs: StateInputs<&WgpuBuffer>,
         y: &mut WgpuBuffer,

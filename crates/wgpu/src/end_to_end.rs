@@ -9,8 +9,8 @@ use kvant_cpu::{CpuDevice, Isa};
 use kvant_gguf::Gguf;
 use kvant_kv::{BlockPool, Cache, KvError, Layout, Plan, Policies};
 use kvant_model::{
-    Activations, Config, Decoder, Entry, LayerRange, LogitsFor, Lora, ModelError, Outputs, StepError,
-    StepPart, Weights,
+    Activations, BatchSequence, Config, Decoder, Entry, LayerRange, LogitsFor, Lora, ModelError, Outputs,
+    StepError, Weights,
 };
 
 use crate::{WgpuDevice, tests};
@@ -64,7 +64,7 @@ impl<'a, B: Backend> Running<'a, B> {
         for ((cache, &n), strengths) in caches.iter_mut().zip(ns).zip(strengths) {
             if n > 0 {
                 let strengths = strengths.as_ref().map(|strengths| &strengths[..]);
-                parts.push(StepPart {
+                parts.push(BatchSequence {
                     cache,
                     n,
                     logits_for: LogitsFor::Last,
@@ -85,7 +85,7 @@ impl<'a, B: Backend> Running<'a, B> {
     /// Returns the final hidden states of these tokens of the first sequence.
     fn streams(&mut self, tokens: &[u32]) -> Vec<f32> {
         let Self { device, decoder, pool, caches, act, .. } = self;
-        let parts = &mut [StepPart {
+        let parts = &mut [BatchSequence {
             cache: &mut caches[0],
             n: tokens.len(),
             logits_for: LogitsFor::None,
@@ -123,14 +123,14 @@ fn bound(kv: DType) -> f32 {
 }
 
 /// Tests each model of a list on one device, so that kernels are compiled once.
-fn say_the_same(models: &[(&str, DType)]) {
+fn assert_models_match_cpu(models: &[(&str, DType)]) {
     let Some(device) = tests::device() else { return };
-    models.iter().for_each(|&(model, kv)| says_the_same(&device, model, kv));
+    models.iter().for_each(|&(model, kv)| assert_matches_cpu(&device, model, kv));
 }
 
 /// Prefill of two sequences, alone and in one batch, and tokens after it: every step gives the
 /// logits of the CPU. Rounding changes neither the router's choice nor any code on these texts.
-fn says_the_same(device: &WgpuDevice, model: &str, kv: DType) {
+fn assert_matches_cpu(device: &WgpuDevice, model: &str, kv: DType) {
     let of_cpu = CpuDevice::new(Isa::Scalar, 1).unwrap();
     let mut cpu = Running::new(&of_cpu, model, kv, 2);
     let mut gpu = Running::new(device, model, kv, 2);
@@ -192,7 +192,7 @@ fn models_with_adapters() {
 
 #[test]
 fn models_of_experts() {
-    say_the_same(&[
+    assert_models_match_cpu(&[
         ("mixtral-h64-g2.gguf", DType::F32),
         ("qwen2moe-h64-g1-shared.gguf", DType::F32),
         ("qwen3moe-h64-g2-dense1.gguf", DType::F32),
@@ -202,7 +202,7 @@ fn models_of_experts() {
 
 #[test]
 fn models_with_states() {
-    say_the_same(&[
+    assert_models_match_cpu(&[
         ("lfm2-h64-g2-conv3.gguf", DType::F32),
         ("lfm2moe-h64-g2-conv3-dense1.gguf", DType::F32),
         ("qwen35-h64-g2-delta.gguf", DType::F32),
@@ -216,12 +216,15 @@ fn models_with_states() {
 
 #[test]
 fn models_with_caches_whose_codes_remember() {
-    say_the_same(&[("qwen3-h192-g3.gguf", DType::Turbo3T), ("llama-h96-g2-bias.gguf", DType::Turbo2T)]);
+    assert_models_match_cpu(&[
+        ("qwen3-h192-g3.gguf", DType::Turbo3T),
+        ("llama-h96-g2-bias.gguf", DType::Turbo2T),
+    ]);
 }
 
 #[test]
 fn models_whose_heads_meet_one_vector() {
-    say_the_same(&[
+    assert_models_match_cpu(&[
         ("deepseek2-latent512-lite.gguf", DType::F32),
         ("glm4moelite-latent128.gguf", DType::F32),
         ("deepseek3-latent192-yarn.gguf", DType::Turbo3),
@@ -238,7 +241,7 @@ fn device_loss_is_an_error_and_saved_sessions_resume() {
     let cache = &lost.caches[0];
     let (state, images) = (cache.state(), cache.pages(&device).collect::<Result<Vec<_>, _>>().unwrap());
     let want = lost.step(&[24], &text[40..]);
-    device.gpu().lose();
+    device.gpu().destroy();
     let error = lost.try_step(&[1], &[7]).unwrap_err();
     assert!(matches!(&error, ModelError::Device(BackendError::Failed { device: "wgpu", .. })), "{error:?}");
     // A lost device stays lost.

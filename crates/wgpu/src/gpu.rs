@@ -31,14 +31,14 @@ pub(crate) struct Gpu {
     limits: wgpu::Limits,
     recording: Mutex<Recording>,
     /// Reusable scratch memory of the ops.
-    pub(crate) shelf: ScratchPool,
+    pub(crate) scratch_pool: ScratchPool,
     kernels: Mutex<HashMap<KernelKey, Arc<Kernel>>>,
     /// Whether kernels run on the CPU, which changes what is fast.
     is_software: bool,
     /// The first error of the device, or its loss.
     failure: Arc<Mutex<Option<String>>>,
     /// Bound in place of a buffer that an op does not use.
-    nothing: wgpu::Buffer,
+    unused_buffer: wgpu::Buffer,
 }
 
 /// A buffer for a kernel, and the number of its binding.
@@ -63,11 +63,11 @@ impl Gpu {
             device,
             limits,
             recording,
-            shelf: ScratchPool::default(),
+            scratch_pool: ScratchPool::default(),
             kernels: Mutex::default(),
             is_software,
             failure,
-            nothing,
+            unused_buffer: nothing,
         }
     }
 
@@ -78,7 +78,7 @@ impl Gpu {
 
     /// Inverts [`Gpu::is_software`].
     #[cfg(test)]
-    pub fn mistake_software(&mut self) {
+    pub fn invert_is_software(&mut self) {
         self.is_software = !self.is_software;
     }
 
@@ -89,8 +89,8 @@ impl Gpu {
     }
 
     /// Returns a buffer of 16 bytes that no kernel reads.
-    pub fn nothing(&self) -> &wgpu::Buffer {
-        &self.nothing
+    pub fn unused_buffer(&self) -> &wgpu::Buffer {
+        &self.unused_buffer
     }
 
     /// Allocates at least `bytes` of zeroed memory, for `what`.
@@ -110,8 +110,8 @@ impl Gpu {
             return Ok(buffer);
         }
         // Cached scratch memory may be what is missing.
-        self.shelf.clear();
-        self.recording().forget_groups();
+        self.scratch_pool.clear();
+        self.recording().drop_bind_groups();
         self.try_allocate(size).ok_or(out_of_memory)
     }
 
@@ -229,7 +229,7 @@ impl Gpu {
 
     /// Destroys the device, as a driver may at any time.
     #[cfg(test)]
-    pub fn lose(&self) {
+    pub fn destroy(&self) {
         self.device.destroy();
     }
 

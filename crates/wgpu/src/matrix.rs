@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use kvant_backend::{
     BackendError, Experts, Matrix, Result, SharedBytes, WeightSource, check_experts, check_matrix,
-    decode_rows,
+    decode_embedding_rows,
 };
 use kvant_codec::DType;
 
@@ -72,7 +72,7 @@ impl WgpuMatrix {
 
     /// As [`decode_rows`].
     pub(crate) fn decode_rows(&self, tokens: &[u32], scale: f32, out: &mut [f32]) -> Result<()> {
-        decode_rows(self.rows.as_deref(), (self.dtype, self.n_in), tokens, scale, out)
+        decode_embedding_rows(self.rows.as_deref(), (self.dtype, self.n_in), tokens, scale, out)
     }
 }
 

@@ -30,7 +30,7 @@ pub struct WgpuPage {
 impl WgpuPage {
     /// Creates a zeroed page.
     pub(crate) fn new(arena: &Arc<Arena>, n_bytes: usize) -> Result<Self> {
-        let at = arena.take(n_bytes)?;
+        let at = arena.alloc(n_bytes)?;
         Ok(Self { arena: Arc::clone(arena), at, n_bytes })
     }
 
@@ -66,6 +66,6 @@ impl Page for WgpuPage {
 
 impl Drop for WgpuPage {
     fn drop(&mut self) {
-        self.arena.give(self.at, self.n_bytes);
+        self.arena.release(self.at, self.n_bytes);
     }
 }

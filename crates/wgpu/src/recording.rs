@@ -44,11 +44,11 @@ pub(crate) struct Recording {
     encoder: Option<wgpu::CommandEncoder>,
     ring: wgpu::Buffer,
     /// Data of the ring, copied at submission.
-    waiting: Vec<u8>,
+    pending: Vec<u8>,
     /// Alignment of binding offsets.
     align: usize,
     /// Staging buffer of reads; as large as the largest read so far.
-    landing: wgpu::Buffer,
+    read_buffer: wgpu::Buffer,
     /// Bind groups, and the submission count of their last use.
     groups: HashMap<Bound, (wgpu::BindGroup, u64)>,
     traffic: Traffic,
@@ -61,9 +61,9 @@ impl Recording {
             queue,
             encoder: None,
             ring: new_buffer(device, RING as u64, usage),
-            waiting: Vec::new(),
+            pending: Vec::new(),
             align: limits.min_storage_buffer_offset_alignment as usize,
-            landing: landing(device, 4096),
+            read_buffer: landing(device, 4096),
             groups: HashMap::new(),
             traffic: Traffic::default(),
         }
@@ -120,7 +120,7 @@ impl Recording {
     }
 
     /// Drops the bind groups, and so the buffers that only they hold.
-    pub fn forget_groups(&mut self) {
+    pub fn drop_bind_groups(&mut self) {
         self.groups.clear();
     }
 
@@ -180,19 +180,19 @@ impl Recording {
             return Ok(());
         }
         let len = bytes.len() as u64;
-        if self.landing.size() < len {
-            self.landing = landing(device, len);
+        if self.read_buffer.size() < len {
+            self.read_buffer = landing(device, len);
         }
-        let to = self.landing.clone();
+        let to = self.read_buffer.clone();
         self.encoder(device).copy_buffer_to_buffer(from, at as u64, &to, 0, Some(len));
         self.submit();
-        let slice = self.landing.slice(..len);
+        let slice = self.read_buffer.slice(..len);
         // An error shows when the range is read.
         slice.map_async(wgpu::MapMode::Read, |_| ());
         wait(device)?;
         let refused = |error: wgpu::MapRangeError| WgpuError::Refused(error.to_string());
         bytes.copy_from_slice(&slice.get_mapped_range().map_err(refused)?);
-        self.landing.unmap();
+        self.read_buffer.unmap();
         self.traffic.from_device += len;
         Ok(())
     }
@@ -209,25 +209,25 @@ impl Recording {
     /// Adds bytes to the ring; returns their offset.
     fn wait(&mut self, bytes: &[u8]) -> usize {
         debug_assert!(bytes.len() <= RING, "{} bytes for a ring of {RING}", bytes.len());
-        let at = self.waiting.len().next_multiple_of(self.align);
+        let at = self.pending.len().next_multiple_of(self.align);
         if at + bytes.len() > RING {
             self.submit();
             return self.wait(bytes);
         }
-        self.waiting.resize(at, 0);
-        self.waiting.extend_from_slice(bytes);
-        self.waiting.resize(self.waiting.len().next_multiple_of(4), 0);
+        self.pending.resize(at, 0);
+        self.pending.extend_from_slice(bytes);
+        self.pending.resize(self.pending.len().next_multiple_of(4), 0);
         at
     }
 
     /// Submits the recorded commands.
     fn submit(&mut self) {
         let Some(encoder) = self.encoder.take() else { return };
-        self.queue.write_buffer(&self.ring, 0, &self.waiting);
+        self.queue.write_buffer(&self.ring, 0, &self.pending);
         self.queue.submit([encoder.finish()]);
         self.traffic.submissions += 1;
-        self.traffic.to_device += self.waiting.len() as u64;
-        self.waiting.clear();
+        self.traffic.to_device += self.pending.len() as u64;
+        self.pending.clear();
         let now = self.traffic.submissions;
         self.groups.retain(|_, (_, needed)| now - *needed <= IDLE_SUBMISSIONS);
     }

@@ -44,7 +44,7 @@ impl Gpu {
             Some(size) if size <= self.max_binding() => size.max(16),
             _ => bytes,
         };
-        let mut free = self.shelf.free();
+        let mut free = self.scratch_pool.free();
         let buffer = match free.iter().rposition(|buffer| buffer.size() == size as u64) {
             Some(at) => free.remove(at),
             None => {
@@ -66,6 +66,6 @@ impl Deref for Scratch<'_> {
 
 impl Drop for Scratch<'_> {
     fn drop(&mut self) {
-        self.gpu.shelf.free().push(self.buffer.clone());
+        self.gpu.scratch_pool.free().push(self.buffer.clone());
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use kvant_backend::{
-    Activation, Backend, BackendError, ExpertWeights, Input, Norm, Output, Result, Router, Routing, Scores,
-    SharedBytes, WeightSource,
+    Activation, Backend, BackendError, ExpertWeights, Input, Norm, Output, Result, Router, RouterScores,
+    Routing, SharedBytes, WeightSource,
 };
 use kvant_codec::DType;
 
@@ -46,7 +46,7 @@ fn a_step_is_one_submission_and_brings_back_candidates_alone() {
     let (n, vocab) = (64, 5000);
     let matrix = |n_out: usize| {
         let bytes: Vec<u8> = (0..n_out * n).flat_map(|i| ((i % 13) as f32).to_le_bytes()).collect();
-        device.tied(WeightSource { dtype: DType::F32, n_out, n_in: n, bytes: bytes.into() }).unwrap()
+        device.upload_tied(WeightSource { dtype: DType::F32, n_out, n_in: n, bytes: bytes.into() }).unwrap()
     };
     let (hidden, head) = (matrix(n), matrix(vocab));
     let mut gain = device.buffer(n).unwrap();
@@ -80,7 +80,7 @@ fn a_step_is_one_submission_and_brings_back_candidates_alone() {
 fn a_step_that_does_what_the_last_one_did_makes_nothing_anew() {
     let Some(device) = device() else { return };
     let (n, vocab) = (64, 5000);
-    let [hidden, head] = [n, vocab].map(|n_out| device.matrix(rows(n_out, n)).unwrap());
+    let [hidden, head] = [n, vocab].map(|n_out| device.upload_matrix(rows(n_out, n)).unwrap());
     let [gain, mut x, mut y, mut logits] = [n, n, n, vocab].map(|len| device.buffer(len).unwrap());
     let mut made = || {
         let before = device.traffic();
@@ -165,16 +165,21 @@ fn products(device: &WgpuDevice) -> Result<Vec<f32>> {
     };
     let (mut x, bias, mut y) = (buffer(n_experts * n_in)?, buffer(n_out)?, buffer(2 * n_out)?);
     let input = Input { x: &x, norm: None, first_row: 0, rows: 2 };
-    let w = device.matrix(rows(n_out, n_in))?;
+    let w = device.upload_matrix(rows(n_out, n_in))?;
     device.project(input, &mut [Output { w: &w, bias: Some(&bias), y: &mut y, accumulate: false }])?;
     let mut each = buffer(n_out)?;
-    let experts = device.experts(rows(n_out, n_in), n_experts)?;
-    device.project_each(&x, 1, &experts, &mut each)?;
+    let experts = device.upload_experts(rows(n_out, n_in), n_experts)?;
+    device.project_per_expert(&x, 1, &experts, &mut each)?;
 
-    let down = device.experts(rows(n_experts * n_in, n_out / n_experts), n_experts)?;
+    let down = device.upload_experts(rows(n_experts * n_in, n_out / n_experts), n_experts)?;
     let biases = [buffer(n_out)?, buffer(n_out)?, buffer(n_experts * n_in)?];
-    let routing =
-        Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 1e-3, expert_groups: None };
+    let routing = Routing {
+        n_used: 2,
+        scores: RouterScores::Softmax,
+        normalizes: true,
+        scale: 1e-3,
+        expert_groups: None,
+    };
     let weights = ExpertWeights {
         activation: Activation::Silu,
         gate: &experts,
@@ -199,16 +204,16 @@ fn matrices_beyond_a_binding_are_split_by_rows() {
     let Some(device) = device() else { return };
     let narrow = WgpuDevice::open_within(0, 1 << 20).unwrap();
     assert_eq!(narrow.gpu().max_binding(), 1 << 20);
-    let matrix = narrow.matrix(rows(600, 512)).unwrap();
+    let matrix = narrow.upload_matrix(rows(600, 512)).unwrap();
     assert_eq!(matrix.slabs("project").unwrap().len(), 2);
     let (got, want) = (products(&narrow).unwrap(), products(&device).unwrap());
     assert!(got == want && got.iter().all(|y| y.is_finite()), "{got:?}, want {want:?}");
     // A row is never split.
-    assert!(matches!(narrow.matrix(rows(1, (1 << 18) + 1)), Err(BackendError::Unsupported { .. })));
+    assert!(matches!(narrow.upload_matrix(rows(1, (1 << 18) + 1)), Err(BackendError::Unsupported { .. })));
 }
 
 /// Returns whether `take` drops the rows that it is given.
-fn lets_go<T>(take: impl FnOnce(WeightSource) -> Result<T>) -> (T, bool) {
+fn drops_rows<T>(take: impl FnOnce(WeightSource) -> Result<T>) -> (T, bool) {
     let source = rows(40, 64);
     let all = 0..source.bytes.len();
     let owner = Arc::new(source.bytes.to_vec());
@@ -221,10 +226,10 @@ fn lets_go<T>(take: impl FnOnce(WeightSource) -> Result<T>) -> (T, bool) {
 #[test]
 fn rows_stay_in_host_memory_where_they_are_looked_up_alone() {
     let Some(device) = device() else { return };
-    let (matrix, is_gone) = lets_go(|source| device.matrix(source));
+    let (matrix, is_gone) = drops_rows(|source| device.upload_matrix(source));
     assert!(is_gone, "a matrix is in memory twice");
-    assert!(lets_go(|source| device.experts(source, 2)).1, "experts are in memory twice");
-    let (tied, is_gone) = lets_go(|source| device.tied(source));
+    assert!(drops_rows(|source| device.upload_experts(source, 2)).1, "experts are in memory twice");
+    let (tied, is_gone) = drops_rows(|source| device.upload_tied(source));
     assert!(!is_gone);
     let mut out = device.buffer(64).unwrap();
     device.embed(&tied, &[39], 1.0, &mut out).unwrap();

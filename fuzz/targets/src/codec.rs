@@ -1,6 +1,6 @@
 //! Target: every codec on arbitrary bytes and numbers.
 
-use kvant_codec::fields::{Fields, Spec};
+use kvant_codec::fields::{FieldSpec, Fields};
 use kvant_codec::finite::clamp;
 use kvant_codec::{DType, decode, encode};
 
@@ -57,7 +57,7 @@ fn encoded(dtype: DType, values: &[f32]) -> Vec<u8> {
 }
 
 fn fields_decode_alike(dtype: DType, bytes: &[u8], values: &[f32]) {
-    let Some(spec) = Spec::of(dtype) else { return };
+    let Some(spec) = FieldSpec::of(dtype) else { return };
     for (block, values) in bytes.chunks_exact(dtype.block_bytes()).zip(values.chunks_exact(spec.len)) {
         let mut got = vec![0.0; spec.len];
         Fields::read(dtype, block).decode(dtype, &mut got);

@@ -25,7 +25,7 @@ static SEEING: LazyLock<Model> = LazyLock::new(|| {
 ///
 /// If the property is violated.
 pub fn picture(bytes: &[u8]) -> bool {
-    match SEEING.look(bytes) {
+    match SEEING.encode_image(bytes) {
         Ok(picture) => {
             let n_rows = picture.tokens().iter().filter(|&&token| token as usize >= SEEING.n_vocab()).count();
             assert!(n_rows > 0 && n_rows.is_multiple_of(4), "{n_rows} rows of tiles of four");

@@ -38,7 +38,7 @@ pub fn tokenizer(bytes: &[u8]) -> bool {
         Err(error) => panic!("{text:?}: {error}"),
     };
     assert!(ids.iter().all(|&id| (id as usize) < tokenizer.n_vocab()));
-    assert!(ids.len() >= tokenizer.fewest_tokens(&text));
+    assert!(ids.len() >= tokenizer.min_tokens(&text));
     // BERT's vocabularies mark the unknown token, which stands for text, as control.
     let unknown = tokenizer.special().unk;
     let is_control = |&&id: &&u32| tokenizer.kind(id) == Some(TokenKind::Control) && unknown != Some(id);

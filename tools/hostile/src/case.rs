@@ -20,7 +20,7 @@ pub enum Expect {
 
 /// Destination of an output stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum Stream {
     /// A file that is checked.
     Kept,
     /// To `/dev/full`.
@@ -40,9 +40,9 @@ pub struct Case {
     /// Its stdin; `None` is closed.
     pub stdin: Option<Vec<u8>>,
     /// Destination of stdout.
-    pub stdout: End,
+    pub stdout: Stream,
     /// Destination of stderr.
-    pub stderr: End,
+    pub stderr: Stream,
     /// The expected result.
     pub expect: Expect,
     /// Names in the folder that it may create or change, with their required content on success.
@@ -60,8 +60,8 @@ impl Case {
             args: args.into_iter().map(Into::into).collect(),
             env: Vec::new(),
             stdin: Some(Vec::new()),
-            stdout: End::Kept,
-            stderr: End::Kept,
+            stdout: Stream::Kept,
+            stderr: Stream::Kept,
             expect: Expect::Either,
             outputs: Vec::new(),
             is_talk: false,

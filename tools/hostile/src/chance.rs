@@ -19,9 +19,9 @@ pub const NUMBERS: [u64; 12] = [
 ];
 
 /// Random choices of one input.
-pub struct Chance(Random);
+pub struct Choices(Random);
 
-impl Chance {
+impl Choices {
     /// Creates the choices of input `number` of a kind.
     pub fn new(kind: &str, number: usize) -> Self {
         let name = kind.bytes().fold(0x6b76_616e, |hash: u64, b| hash.wrapping_mul(31) ^ u64::from(b));

@@ -16,7 +16,7 @@ pub const MODEL: &[u8] = include_bytes!("../../../crates/engine/assets/pocket-q8
 pub const PROMPT: &str = "Once upon a time there was a fox who counted stars, one by one.";
 
 /// Sources of inputs.
-pub struct Shop {
+pub struct Fixtures {
     /// The program.
     pub binary: PathBuf,
     /// The parsed model.
@@ -38,7 +38,7 @@ pub struct Shop {
 /// Options for measurements of a short text in two chunks.
 pub const MEASURE: [&str; 8] = ["-t", "1", "-c", "32", "--chunks", "2", "-q", "-f"];
 
-impl Shop {
+impl Fixtures {
     /// Creates the files with `binary` in `beside`.
     pub fn open(binary: &Path, beside: &Path) -> io::Result<Self> {
         let gguf = Gguf::from_bytes(MODEL).map_err(io::Error::other)?;

@@ -3,7 +3,7 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use crate::chance::Chance;
+use crate::chance::Choices;
 use crate::fixtures::MODEL;
 
 /// File names that lead to other paths, or are invalid.
@@ -45,7 +45,7 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
     let (method, path) = request.split_once(' ').unwrap_or_default();
     let mut parts = path.trim_start_matches('/').splitn(2, '/');
     let number = parts.next().and_then(|number| number.parse().ok()).unwrap_or(0);
-    let chance = &mut Chance::new("lie", number);
+    let chance = &mut Choices::new("lie", number);
     let rest = parts.next().unwrap_or_default();
     let say = |stream: &mut TcpStream, status: &str, heads: &str, body: &[u8]| {
         let head = format!("HTTP/1.1 {status}\r\nConnection: close\r\n{heads}\r\n");
@@ -82,7 +82,7 @@ fn answer(mut stream: TcpStream) -> io::Result<()> {
 }
 
 /// Returns the file list of a repository.
-fn list(chance: &mut Chance) -> Vec<u8> {
+fn list(chance: &mut Choices) -> Vec<u8> {
     let quoted =
         |text: &str| format!("\"{}\"", text.replace('\u{1b}', "\\u001b").replace('\u{7}', "\\u0007"));
     let n = chance.of(&[0, 1, 1, 2, 5, 20_000]);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use kvant_gguf::Gguf;
 
-use crate::case::{Case, End, Expect};
+use crate::case::{Case, Expect, Stream};
 use crate::run::{Ended, Outcome};
 
 /// Classification of an outcome.
@@ -78,7 +78,7 @@ fn wrong_code(case: &Case, code: i32) -> Option<String> {
 /// Checks that a failure prints exactly one line that begins with `error: `, a success none, and
 /// that no line is overlong or contains control characters.
 fn wrong_lines(case: &Case, code: i32, stderr: &str) -> Option<String> {
-    if case.stderr != End::Kept {
+    if case.stderr != Stream::Kept {
         return None;
     }
     let is_help = code == 2 && stderr.contains("Usage:");

@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::case::{Case, End};
+use crate::case::{Case, Stream};
 
 /// Timeout: the bundled model answers in a fraction of a second.
 const TIME: Duration = Duration::from_secs(20);
@@ -66,8 +66,8 @@ pub fn run(case: &Case, binary: &Path, beside: &Path) -> io::Result<Outcome> {
 fn script(case: &Case) -> String {
     let closed = [
         (case.stdin.is_none(), " <&-"),
-        (case.stdout == End::Closed, " >&-"),
-        (case.stderr == End::Closed, " 2>&-"),
+        (case.stdout == Stream::Closed, " >&-"),
+        (case.stderr == Stream::Closed, " 2>&-"),
     ];
     let closed: String = closed.iter().filter(|(is, _)| *is).map(|(_, how)| *how).collect();
     format!("ulimit -v {MAPPED}; ulimit -c 0; exec \"$@\"{closed}")
@@ -79,12 +79,12 @@ fn input(case: &Case, file: &Path) -> io::Result<Stdio> {
     Ok(File::open(file)?.into())
 }
 
-fn end(end: End, file: &Path) -> io::Result<Stdio> {
+fn end(end: Stream, file: &Path) -> io::Result<Stdio> {
     let _ = fs::remove_file(file);
     Ok(match end {
-        End::Kept => File::create(file)?.into(),
-        End::Full => OpenOptions::new().write(true).open("/dev/full")?.into(),
-        End::Closed => Stdio::null(),
+        Stream::Kept => File::create(file)?.into(),
+        Stream::Full => OpenOptions::new().write(true).open("/dev/full")?.into(),
+        Stream::Closed => Stdio::null(),
     })
 }
 

@@ -22,7 +22,7 @@ const END: Duration = Duration::from_secs(30);
 /// Maximum growth of resident memory since the start, in bytes.
 const MEMORY: u64 = 512 << 20;
 /// Polling interval of an unanswered request.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Key of hostile requests.
 pub const HOSTILE: &str = "hostile";
@@ -54,14 +54,14 @@ impl Served {
             if began.elapsed() > TIME {
                 return Err(io::Error::other(format!("the server is not ready: {}", served.said())));
             }
-            sleep(LOOK);
+            sleep(POLL_INTERVAL);
         }
         served.resident = resident(served.child.id());
         Ok(served)
     }
 
     /// Sends a request, and meanwhile requests with the regular key.
-    pub fn meets(&mut self, request: &[u8]) -> io::Result<Verdict> {
+    pub fn send_hostile(&mut self, request: &[u8]) -> io::Result<Verdict> {
         let (address, request) = (self.address, request.to_vec());
         let hostile = TcpStream::connect(address)?;
         hostile.set_read_timeout(Some(TIME))?;
@@ -76,17 +76,17 @@ impl Served {
         let began = Instant::now();
         let mut verdict = None;
         while !asks.is_finished() && began.elapsed() < TIME {
-            verdict = verdict.or_else(|| self.look());
-            sleep(LOOK);
+            verdict = verdict.or_else(|| self.check_health());
+            sleep(POLL_INTERVAL);
         }
         _ = hostile.shutdown(Shutdown::Both);
         let answer = asks.join().unwrap_or_default();
-        let verdict = verdict.or_else(|| self.look());
+        let verdict = verdict.or_else(|| self.check_health());
         Ok(verdict.unwrap_or_else(|| judge(&answer, began.elapsed())))
     }
 
     /// Returns the server's fault, as observed by the regular key and the system.
-    fn look(&mut self) -> Option<Verdict> {
+    fn check_health(&mut self) -> Option<Verdict> {
         let began = Instant::now();
         let polite = self.polite();
         if let Ok(Some(status)) = self.child.try_wait() {
@@ -126,7 +126,7 @@ impl Served {
             if began.elapsed() > END {
                 return Ok(Verdict::Hang);
             }
-            sleep(LOOK);
+            sleep(POLL_INTERVAL);
         }
         let said = self.said();
         let is_broken = said.contains("panicked") || said.contains("internal error");

@@ -5,8 +5,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::chance::Chance;
-use crate::fixtures::Shop;
+use crate::chance::Choices;
+use crate::fixtures::Fixtures;
 use crate::judge::{Verdict, judge};
 use crate::kinds::{Kind, Make, MakeCase, MakeRequest, N_WEIGHTS};
 use crate::run::run;
@@ -43,7 +43,7 @@ pub fn measure(binary: &Path, n_inputs: usize, kinds: &[&Kind]) -> io::Result<bo
     let _ = fs::remove_dir_all(&kept);
     let beside = std::env::temp_dir().join(format!("kvant-hostile-{}", std::process::id()));
     fs::create_dir_all(beside.join("home"))?;
-    let result = Shop::open(&binary, &beside).and_then(|shop| {
+    let result = Fixtures::open(&binary, &beside).and_then(|shop| {
         println!("{:10} {:>8}{}", "kind", "inputs", COLUMNS.map(|name| format!("{name:>10}")).concat());
         let bench = Bench { shop: &shop, beside: &beside, kept: &kept };
         let mut is_sound = true;
@@ -51,7 +51,7 @@ pub fn measure(binary: &Path, n_inputs: usize, kinds: &[&Kind]) -> io::Result<bo
             // At least some of each kind.
             let n = (n_inputs * kind.weight).div_ceil(N_WEIGHTS);
             is_sound &= match kind.make {
-                Make::Case(make) => bench.throw(kind, make, n)?,
+                Make::Case(make) => bench.run_cases(kind, make, n)?,
                 Make::Request(make) => bench.send(kind, make, n)?,
             };
         }
@@ -63,7 +63,7 @@ pub fn measure(binary: &Path, n_inputs: usize, kinds: &[&Kind]) -> io::Result<bo
 
 /// Sources of inputs, and the folders for outputs and for failures.
 struct Bench<'a> {
-    shop: &'a Shop,
+    shop: &'a Fixtures,
     beside: &'a Path,
     kept: &'a Path,
 }
@@ -102,8 +102,8 @@ impl Bench<'_> {
         let mut tally = Tally::new(kind);
         let mut served = Served::start(&self.shop.binary, self.beside)?;
         for number in 0..n {
-            let request = make(&mut Chance::new(kind.name, number));
-            let verdict = served.meets(&request)?;
+            let request = make(&mut Choices::new(kind.name, number));
+            let verdict = served.send_hostile(&request)?;
             if !tally.count(&verdict) {
                 self.keep_request(&format!("{}-{number}", kind.name), &verdict, &request, &served)?;
                 drop(served);
@@ -129,14 +129,14 @@ impl Bench<'_> {
     }
 
     /// Runs `n` inputs of one kind, and prints its line.
-    fn throw(&self, kind: &Kind, make: MakeCase, n: usize) -> io::Result<bool> {
+    fn run_cases(&self, kind: &Kind, make: MakeCase, n: usize) -> io::Result<bool> {
         let Self { shop, beside, kept } = self;
         let mut tally = Tally::new(kind);
         for number in 0..n {
             let folder = beside.join("case");
             let _ = fs::remove_dir_all(&folder);
             fs::create_dir_all(&folder)?;
-            let case = make(&mut Chance::new(kind.name, number), shop, &folder)?;
+            let case = make(&mut Choices::new(kind.name, number), shop, &folder)?;
             let outcome = run(&case, &shop.binary, beside)?;
             let verdict = judge(&case, &outcome);
             if !tally.count(&verdict) {

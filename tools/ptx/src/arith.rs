@@ -72,7 +72,7 @@ fn approximate_exp2(x: f64) -> f64 {
 
 pub(crate) fn unary(op: Unary, ty: Ty, mode: FloatMode, a: u64) -> u64 {
     if op == Unary::Mov {
-        return ty.cut(a);
+        return ty.truncate(a);
     }
     if ty.is_float() {
         return by_halves(ty, [a], |ty, [a]| match op {
@@ -96,9 +96,9 @@ pub(crate) fn unary(op: Unary, ty: Ty, mode: FloatMode, a: u64) -> u64 {
             }
         });
     }
-    let value = ty.cut(a);
+    let value = ty.truncate(a);
     let bits = ty.bits();
-    ty.cut(match op {
+    ty.truncate(match op {
         Unary::Abs => ty.int(a).unsigned_abs() as u64,
         Unary::Neg => value.wrapping_neg(),
         Unary::Not if ty == Ty::Pred => u64::from(value == 0),
@@ -108,7 +108,7 @@ pub(crate) fn unary(op: Unary, ty: Ty, mode: FloatMode, a: u64) -> u64 {
         Unary::Brev => value.reverse_bits() >> (64 - bits),
         Unary::Bfind { shift } => {
             // The highest bit that differs from the sign.
-            let value = if ty.is_signed() && ty.int(a) < 0 { ty.cut(!value) } else { value };
+            let value = if ty.is_signed() && ty.int(a) < 0 { ty.truncate(!value) } else { value };
             match value {
                 0 => u64::from(u32::MAX),
                 value if shift => u64::from(value.leading_zeros() - (64 - bits)),
@@ -166,12 +166,12 @@ pub(crate) fn binary(op: Binary, ty: Ty, mode: FloatMode, a: u64, b: u64) -> Res
     }
     // Fast path: frequent operations without sign need no wide integers.
     match op {
-        Binary::Add if !mode.sat => return Ok(ty.cut(a.wrapping_add(b))),
-        Binary::Sub if !mode.sat => return Ok(ty.cut(a.wrapping_sub(b))),
-        Binary::MulLo => return Ok(ty.cut(a.wrapping_mul(b))),
-        Binary::And => return Ok(ty.cut(a & b)),
-        Binary::Or => return Ok(ty.cut(a | b)),
-        Binary::Xor => return Ok(ty.cut(a ^ b)),
+        Binary::Add if !mode.sat => return Ok(ty.truncate(a.wrapping_add(b))),
+        Binary::Sub if !mode.sat => return Ok(ty.truncate(a.wrapping_sub(b))),
+        Binary::MulLo => return Ok(ty.truncate(a.wrapping_mul(b))),
+        Binary::And => return Ok(ty.truncate(a & b)),
+        Binary::Or => return Ok(ty.truncate(a | b)),
+        Binary::Xor => return Ok(ty.truncate(a ^ b)),
         _ => {}
     }
     let (x, y) = (ty.int(a), ty.int(b));
@@ -198,7 +198,7 @@ pub(crate) fn binary(op: Binary, ty: Ty, mode: FloatMode, a: u64, b: u64) -> Res
         Binary::Shr => x >> distance.min(ty.bits()),
         op => unreachable!("{op:?} of integers"),
     };
-    Ok(if op == Binary::MulWide { wide(ty).cut(value as u64) } else { ty.cut(value as u64) })
+    Ok(if op == Binary::MulWide { wide(ty).truncate(value as u64) } else { ty.truncate(value as u64) })
 }
 
 /// Returns the upper half of a product. Only that of two unsigned 64-bit integers needs all of 128
@@ -236,10 +236,10 @@ pub(crate) fn ternary(op: Ternary, ty: Ty, mode: FloatMode, [a, b, c]: [u64; 3])
     let (x, y, z) = (ty.int(a), ty.int(b), ty.int(c));
     let low = |value: u64| value & 0xffff_ffff;
     match op {
-        Ternary::MadLo => ty.cut(a.wrapping_mul(b).wrapping_add(c)),
-        Ternary::MadHi => ty.cut((high(ty, x, y) + z) as u64),
-        Ternary::MadWide => wide(ty).cut((x * y + wide(ty).int(c)) as u64),
-        Ternary::Sad => ty.cut(((x - y).abs() + z) as u64),
+        Ternary::MadLo => ty.truncate(a.wrapping_mul(b).wrapping_add(c)),
+        Ternary::MadHi => ty.truncate((high(ty, x, y) + z) as u64),
+        Ternary::MadWide => wide(ty).truncate((x * y + wide(ty).int(c)) as u64),
+        Ternary::Sad => ty.truncate(((x - y).abs() + z) as u64),
         Ternary::BfeUnsigned | Ternary::BfeSigned => extract(ty, a, b, c),
         Ternary::Prmt => permute(a, b, c),
         Ternary::ShfLeft { clamp } | Ternary::ShfRight { clamp } => {
@@ -282,7 +282,7 @@ pub(crate) fn ternary(op: Ternary, ty: Ty, mode: FloatMode, [a, b, c]: [u64; 3])
 
 fn extract(ty: Ty, a: u64, pos: u64, len: u64) -> u64 {
     let (pos, len) = (pos & 0xff, len & 0xff);
-    let value = ty.cut(a);
+    let value = ty.truncate(a);
     if len == 0 {
         return 0;
     }
@@ -292,16 +292,16 @@ fn extract(ty: Ty, a: u64, pos: u64, len: u64) -> u64 {
     let negative = ty.is_signed() && value >> sign_at & 1 == 1;
     // The field ends with the value: the bits beyond are copies of the sign.
     let have = (sign_at + 1).saturating_sub(pos).min(len);
-    ty.cut(if negative && have < 64 { field | !0 << have } else { field })
+    ty.truncate(if negative && have < 64 { field | !0 << have } else { field })
 }
 
 pub(crate) fn insert(ty: Ty, [a, b, pos, len]: [u64; 4]) -> u64 {
     let (pos, len) = (pos & 0xff, len & 0xff);
     if pos >= u64::from(ty.bits()) || len == 0 {
-        return ty.cut(b);
+        return ty.truncate(b);
     }
     let mask = if len >= 64 { u64::MAX } else { (1 << len) - 1 } << pos;
-    ty.cut(b & !mask | a << pos & mask)
+    ty.truncate(b & !mask | a << pos & mask)
 }
 
 fn permute(a: u64, b: u64, selectors: u64) -> u64 {
@@ -331,7 +331,7 @@ pub(crate) fn convert(to: Ty, from: Ty, mode: FloatMode, to_integer: Option<Roun
             let (least, most) = limits(to);
             // NaN becomes 0; the conversion saturates.
             let value = if x.is_nan() { 0 } else { (x as i128).clamp(least, most) };
-            to.cut(value as u64)
+            to.truncate(value as u64)
         }
         (false, true) => {
             let x = from.int(a);
@@ -340,7 +340,7 @@ pub(crate) fn convert(to: Ty, from: Ty, mode: FloatMode, to_integer: Option<Roun
         (false, false) => {
             let (least, most) = limits(to);
             let x = from.int(a);
-            to.cut(if mode.sat { x.clamp(least, most) } else { x } as u64)
+            to.truncate(if mode.sat { x.clamp(least, most) } else { x } as u64)
         }
     }
 }
@@ -385,17 +385,17 @@ pub(crate) fn atomic(op: Atomic, ty: Ty, before: u64, a: u64, b: u64) -> u64 {
     let by = |op| binary(op, ty, mode, before, a).expect("not a division");
     match op {
         Atomic::Add => by(Binary::Add),
-        Atomic::Inc if ty.cut(before) >= ty.cut(a) => 0,
-        Atomic::Inc => ty.cut(before) + 1,
+        Atomic::Inc if ty.truncate(before) >= ty.truncate(a) => 0,
+        Atomic::Inc => ty.truncate(before) + 1,
         Atomic::Min => by(Binary::Min),
         Atomic::Max => by(Binary::Max),
         Atomic::And => by(Binary::And),
         Atomic::Or => by(Binary::Or),
         Atomic::Xor => by(Binary::Xor),
-        Atomic::Exch => ty.cut(a),
+        Atomic::Exch => ty.truncate(a),
         Atomic::Cas => {
-            if ty.cut(before) == ty.cut(a) {
-                ty.cut(b)
+            if ty.truncate(before) == ty.truncate(a) {
+                ty.truncate(b)
             } else {
                 before
             }

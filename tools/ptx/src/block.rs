@@ -16,7 +16,7 @@ pub(crate) struct Failed {
 }
 
 /// Threads of a warp that have arrived at a barrier without waiting.
-pub(crate) struct Arrived {
+pub(crate) struct BarrierArrivals {
     id: u64,
     count: u64,
     threads: usize,
@@ -49,19 +49,19 @@ pub(crate) fn run(block: &mut Block<'_>, global: &mut Global, budget: &mut u64) 
             }
             moved |= meet(&mut threads[warp], block)?;
         }
-        moved |= warpgroup::meet(&mut threads, block)?;
+        moved |= warpgroup::barrier_sync(&mut threads, block)?;
         if threads.iter().all(|thread| thread.state == State::Done) {
             return Ok(());
         }
-        moved |= pass_barrier(&mut threads, block)?;
+        moved |= release_barrier(&mut threads, block)?;
         if !moved {
-            return Err(stuck(&threads, block));
+            return Err(deadlock_fault(&threads, block));
         }
     }
 }
 
 /// Returns the fault of threads that wait for others that never arrive.
-fn stuck(threads: &[Thread], block: &Block<'_>) -> Failed {
+fn deadlock_fault(threads: &[Thread], block: &Block<'_>) -> Failed {
     let waits = |thread: &&Thread| thread.state == State::Waiting;
     let index = threads.iter().position(|thread| waits(&thread)).expect("not all are done");
     let lines = |state| threads.iter().filter(|thread| thread.state == state).count();
@@ -121,7 +121,7 @@ fn meet(warp: &mut [Thread], block: &mut Block<'_>) -> Result<bool, Failed> {
 }
 
 /// Releases the threads at a barrier of the block once all that have not ended are there.
-fn pass_barrier(threads: &mut [Thread], block: &mut Block<'_>) -> Result<bool, Failed> {
+fn release_barrier(threads: &mut [Thread], block: &mut Block<'_>) -> Result<bool, Failed> {
     let Some(index) = threads.iter().position(|thread| thread.state == State::Waiting) else {
         return Ok(false);
     };
@@ -161,7 +161,7 @@ fn pass_barrier(threads: &mut [Thread], block: &mut Block<'_>) -> Result<bool, F
         let gone_on = block.arrived.extract_if(.., |arrived| arrived.id == id).map(|arrived| arrived.known);
         let before: Vec<_> = waiting.values().map(|&moment| clocks.before(moment)).chain(gone_on).collect();
         for &warp in waiting.keys() {
-            before.iter().for_each(|known| clocks.learn(warp, known));
+            before.iter().for_each(|known| clocks.merge(warp, known));
         }
         for index in here {
             let thread = &mut threads[index];
@@ -198,7 +198,7 @@ fn together(op: &Op, warp: &mut [Thread], lanes: &[usize], block: &mut Block<'_>
         Op::Arrive { id, count } => {
             let [id, count] = [*id, *count].map(|src| warp[lanes[0]].get(block, src));
             let known = block.shared.clocks.before(warp[lanes[0]].moment);
-            block.arrived.push(Arrived { id, count, threads: lanes.len(), known });
+            block.arrived.push(BarrierArrivals { id, count, threads: lanes.len(), known });
             lanes.iter().for_each(|&lane| warp[lane].moment.block += 1);
         }
         Op::WarpBarrier(_) => lanes.iter().for_each(|&lane| warp[lane].moment.warp += 1),
@@ -288,7 +288,7 @@ fn multiply(
     let per = 4 / a_ty.bytes();
     let k = 4 * per * b.len();
     let value = |ty: Ty, register: u64, element: usize| -> f64 {
-        let part = ty.cut(register >> (element as u32 * ty.bits()));
+        let part = ty.truncate(register >> (element as u32 * ty.bits()));
         if ty.is_float() { as_float(ty, part) } else { ty.int(part) as f64 }
     };
     let (mut left, mut right) = (vec![[0.0; 64]; 16], vec![[0.0; 8]; k]);
@@ -321,7 +321,7 @@ fn multiply(
                     }
                     sum.to_bits().into()
                 }
-                _ => acc.cut((Ty::S32.int(before) + (0..k).map(product).sum::<f64>() as i128) as u64),
+                _ => acc.truncate((Ty::S32.int(before) + (0..k).map(product).sum::<f64>() as i128) as u64),
             };
             thread.set(dst, sum);
         }

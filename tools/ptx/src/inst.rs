@@ -67,7 +67,7 @@ impl Ty {
     }
 
     /// Returns the low bits of `value`.
-    pub fn cut(self, value: u64) -> u64 {
+    pub fn truncate(self, value: u64) -> u64 {
         match self.bytes() {
             8 => value,
             n => value & ((1 << (8 * n)) - 1),
@@ -76,7 +76,7 @@ impl Ty {
 
     /// Returns `value` as an integer of this type.
     pub fn int(self, value: u64) -> i128 {
-        let value = self.cut(value);
+        let value = self.truncate(value);
         let shift = 64 - self.bits();
         if self.is_signed() { i128::from(((value << shift) as i64) >> shift) } else { i128::from(value) }
     }

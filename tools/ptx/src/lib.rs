@@ -148,7 +148,7 @@ impl Grid {
 pub struct Machine {
     global: Global,
     /// Whether the last launch ran its last block first: kernels must not rely on an order.
-    runs_backwards: bool,
+    reverses_blocks: bool,
 }
 
 impl Default for Machine {
@@ -160,7 +160,7 @@ impl Default for Machine {
 impl Machine {
     /// Creates a machine without allocations.
     pub fn new() -> Self {
-        Self { global: Global::new(), runs_backwards: true }
+        Self { global: Global::new(), reverses_blocks: true }
     }
 
     /// Allocates `bytes` of memory that counts as never written, aligned to 256 bytes.
@@ -244,9 +244,9 @@ impl Machine {
         }
         let mut budget = MOST_INSTRUCTIONS;
         let n: u64 = grid.blocks.iter().map(|&n| u64::from(n)).product();
-        self.runs_backwards = !self.runs_backwards;
+        self.reverses_blocks = !self.reverses_blocks;
         self.global.begin_launch();
-        let blocks = (0..n).map(|i| if self.runs_backwards { n - 1 - i } else { i });
+        let blocks = (0..n).map(|i| if self.reverses_blocks { n - 1 - i } else { i });
         let ran = blocks.map(|i| grid.index(i)).try_for_each(|index| {
             self.global.begin_block();
             let dims = Dims { grid: grid.blocks, block: grid.threads, index };

@@ -23,7 +23,7 @@ struct Allocation {
 }
 
 /// Writer of uninitialized bytes.
-const NOBODY: u32 = 0;
+const NO_WRITER: u32 = 0;
 
 impl Allocation {
     /// Checks that these bytes are written, and not by a block that may run concurrently with
@@ -36,7 +36,7 @@ impl Allocation {
         acquired: &[u32],
     ) -> Result<(), String> {
         for (at, &writer) in bytes.clone().zip(&self.writers[bytes]) {
-            if writer == NOBODY {
+            if writer == NO_WRITER {
                 return Err(format!("byte {at} of an allocation of {} was never written", self.bytes.len()));
             }
             // Blocks run in any order, and concurrently.
@@ -89,7 +89,7 @@ impl Global {
         Self {
             allocations: BTreeMap::new(),
             next: GLOBAL_BASE,
-            block: NOBODY + 1,
+            block: NO_WRITER + 1,
             first: u32::MAX,
             released: BTreeMap::new(),
             acquired: Vec::new(),
@@ -117,7 +117,7 @@ impl Global {
 
     /// Records that the block changes the number at `address` atomically: it acquires the releases
     /// of earlier blocks there, and releases its own writes to later ones.
-    pub fn meet(&mut self, address: u64) {
+    pub fn synchronize_with(&mut self, address: u64) {
         let released = self.released.entry(address).or_default();
         self.acquired.extend_from_slice(released);
         if !self.is_unfenced {
@@ -134,7 +134,7 @@ impl Global {
         let address = self.next;
         self.next += (bytes as u64).next_multiple_of(GUARD) + GUARD;
         self.allocations
-            .insert(address, Allocation { bytes: vec![0xcd; bytes], writers: vec![NOBODY; bytes] });
+            .insert(address, Allocation { bytes: vec![0xcd; bytes], writers: vec![NO_WRITER; bytes] });
         address
     }
 
@@ -207,7 +207,7 @@ fn race(byte: usize, other: u32) -> String {
 
 /// The time of a thread between barriers of the block and of its warp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Moment {
+pub(crate) struct Time {
     pub thread: u32,
     /// Barriers of the block at which the warp has arrived.
     pub block: u32,
@@ -217,7 +217,7 @@ pub(crate) struct Moment {
     pub others: bool,
 }
 
-impl Moment {
+impl Time {
     fn warp(self) -> usize {
         self.thread as usize / 32
     }
@@ -236,19 +236,19 @@ impl Clocks {
 
     /// Returns the clock that a waiting warp acquires from a warp that arrives at a barrier at
     /// `now`.
-    pub fn before(&self, now: Moment) -> Vec<u32> {
+    pub fn before(&self, now: Time) -> Vec<u32> {
         let mut known = self.known[now.warp()].clone();
         known[now.warp()] = now.block + 1;
         known
     }
 
     /// Merges the clock `before` into that of a warp.
-    pub fn learn(&mut self, warp: usize, before: &[u32]) {
+    pub fn merge(&mut self, warp: usize, before: &[u32]) {
         self.known[warp].iter_mut().zip(before).for_each(|(known, &before)| *known = before.max(*known));
     }
 
     /// Returns whether an earlier access at `then` and one at `now` are unordered.
-    fn is_race(&self, then: Moment, now: Moment) -> bool {
+    fn is_race(&self, then: Time, now: Time) -> bool {
         match then.warp() == now.warp() {
             true => {
                 (then.thread != now.thread || then.others) && (then.block, then.warp) == (now.block, now.warp)
@@ -260,11 +260,11 @@ impl Clocks {
 
 /// Access state of a byte of shared memory.
 #[derive(Debug, Clone, Copy, Default)]
-struct Touched {
-    written: Option<Moment>,
-    read: Option<Moment>,
+struct AccessState {
+    written: Option<Time>,
+    read: Option<Time>,
     /// A reader of another warp in the same interval as `read`.
-    also_read: Option<Moment>,
+    also_read: Option<Time>,
     /// Whether the last write was atomic.
     atomic: bool,
     /// The thread whose copy to this byte is pending.
@@ -275,7 +275,7 @@ struct Touched {
     products: u32,
 }
 
-impl Touched {
+impl AccessState {
     /// Rejects an access to the target of a pending copy.
     fn settled(&self, at: usize) -> Result<(), String> {
         match self.copying {
@@ -287,7 +287,7 @@ impl Touched {
     }
 
     /// Checks that an exclusive access `now` is ordered after all earlier ones.
-    fn alone(&self, at: usize, now: Moment, clocks: &Clocks) -> Result<(), String> {
+    fn alone(&self, at: usize, now: Time, clocks: &Clocks) -> Result<(), String> {
         self.settled(at)?;
         if self.products > 0 {
             return Err(format!(
@@ -305,7 +305,7 @@ impl Touched {
     }
 
     /// Checks that the last write is ordered before a read `now`.
-    fn readable(&self, at: usize, now: Moment, clocks: &Clocks) -> Result<(), String> {
+    fn readable(&self, at: usize, now: Time, clocks: &Clocks) -> Result<(), String> {
         self.settled(at)?;
         match self.written {
             None => Err(format!("byte {at} of shared memory was never written")),
@@ -317,7 +317,7 @@ impl Touched {
         }
     }
 
-    fn read_at(&mut self, now: Moment, clocks: &Clocks) {
+    fn read_at(&mut self, now: Time, clocks: &Clocks) {
         match &mut self.read {
             Some(reader) if reader.warp() != now.warp() && clocks.is_race(*reader, now) => {
                 self.also_read = Some(now);
@@ -336,7 +336,7 @@ impl Touched {
 #[derive(Debug)]
 pub(crate) struct Shared {
     bytes: Vec<u8>,
-    touched: Vec<Touched>,
+    touched: Vec<AccessState>,
     pub clocks: Clocks,
     /// Fences for `wgmma` that each thread has passed.
     fences: Vec<u32>,
@@ -347,7 +347,7 @@ impl Shared {
     pub fn new(bytes: usize, threads: usize) -> Self {
         Self {
             bytes: vec![0xcd; bytes],
-            touched: vec![Touched::default(); bytes],
+            touched: vec![AccessState::default(); bytes],
             clocks: Clocks::new(threads.div_ceil(32)),
             fences: vec![0; threads],
         }
@@ -370,7 +370,7 @@ impl Shared {
         }
     }
 
-    pub fn load(&mut self, address: u64, out: &mut [u8], now: Moment) -> Result<(), String> {
+    pub fn load(&mut self, address: u64, out: &mut [u8], now: Time) -> Result<(), String> {
         let at = self.at(address, out.len())?;
         for (i, touched) in self.touched[at..at + out.len()].iter_mut().enumerate() {
             touched.readable(at + i, now, &self.clocks)?;
@@ -382,7 +382,7 @@ impl Shared {
 
     /// Begins the reads of a `wgmma` of warps that are at `now`: until it ends, writes there are
     /// faults.
-    pub fn begin_product(&mut self, address: u64, out: &mut [u8], now: [Moment; 4]) -> Result<(), String> {
+    pub fn begin_product(&mut self, address: u64, out: &mut [u8], now: [Time; 4]) -> Result<(), String> {
         let at = self.at(address, out.len())?;
         for (i, touched) in self.touched[at..at + out.len()].iter_mut().enumerate() {
             for now in now {
@@ -409,31 +409,31 @@ impl Shared {
         self.touched[at..at + len].iter_mut().for_each(|touched| touched.products -= 1);
     }
 
-    pub fn store(&mut self, address: u64, bytes: &[u8], now: Moment) -> Result<(), String> {
+    pub fn store(&mut self, address: u64, bytes: &[u8], now: Time) -> Result<(), String> {
         let at = self.at(address, bytes.len())?;
         for (i, touched) in self.touched[at..at + bytes.len()].iter_mut().enumerate() {
             touched.alone(at + i, now, &self.clocks)?;
             let fences = self.fences[now.thread as usize];
-            *touched = Touched { written: Some(now), fences, ..Touched::default() };
+            *touched = AccessState { written: Some(now), fences, ..AccessState::default() };
         }
         self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
 
     /// Begins a copy: until it ends, accesses to the bytes are faults.
-    pub fn begin_copy(&mut self, address: u64, len: usize, now: Moment) -> Result<(), String> {
+    pub fn begin_copy(&mut self, address: u64, len: usize, now: Time) -> Result<(), String> {
         let at = self.at(address, len)?;
         for (i, touched) in self.touched[at..at + len].iter_mut().enumerate() {
             touched.alone(at + i, now, &self.clocks)?;
-            *touched = Touched { copying: Some(now.thread), ..Touched::default() };
+            *touched = AccessState { copying: Some(now.thread), ..AccessState::default() };
         }
         Ok(())
     }
 
     /// Ends a copy: the bytes are written `now`.
-    pub fn end_copy(&mut self, address: u64, bytes: &[u8], now: Moment) -> Result<(), String> {
+    pub fn end_copy(&mut self, address: u64, bytes: &[u8], now: Time) -> Result<(), String> {
         let at = self.at(address, bytes.len())?;
-        self.touched[at..at + bytes.len()].fill(Touched::default());
+        self.touched[at..at + bytes.len()].fill(AccessState::default());
         self.store(address, bytes, now)
     }
 
@@ -442,7 +442,7 @@ impl Shared {
         &mut self,
         address: u64,
         len: usize,
-        now: Moment,
+        now: Time,
         change: impl FnOnce(u64) -> u64,
     ) -> Result<u64, String> {
         let at = self.at(address, len)?;
@@ -450,10 +450,10 @@ impl Shared {
             if touched.written.is_none() && touched.copying.is_none() {
                 return Err(format!("byte {} of shared memory was never written", at + i));
             }
-            let plain = Touched { written: touched.written.filter(|_| !touched.atomic), ..*touched };
+            let plain = AccessState { written: touched.written.filter(|_| !touched.atomic), ..*touched };
             plain.alone(at + i, now, &self.clocks)?;
             let fences = self.fences[now.thread as usize];
-            *touched = Touched { written: Some(now), atomic: true, fences, ..Touched::default() };
+            *touched = AccessState { written: Some(now), atomic: true, fences, ..AccessState::default() };
         }
         let mut value = [0; 8];
         value[..len].copy_from_slice(&self.bytes[at..at + len]);

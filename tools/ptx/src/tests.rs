@@ -318,7 +318,7 @@ fn variables_atomics_loops_and_local_memory_work() {
 
 /// Blocks pass numbers on: each adds its own, and the last to arrive, found by a counter, reads all
 /// of them.
-fn hand_over(fence: &str, cache: &str) -> Result<Vec<u32>, Fault> {
+fn exchange_sums(fence: &str, cache: &str) -> Result<Vec<u32>, Fault> {
     let body = format!(
         "mov.u32 %r2, %ctaid.x; mul.wide.u32 %rd4, %r2, 4; add.s64 %rd7, %rd3, %rd4; st.global.u32 [%rd7], %r2; {fence}
          atom.global.inc.u32 %r3, [%rd1], 2; setp.ne.u32 %p1, %r3, 2; @%p1 bra $L9; {fence}
@@ -336,9 +336,9 @@ fn hand_over(fence: &str, cache: &str) -> Result<Vec<u32>, Fault> {
 
 #[test]
 fn fenced_writes_are_visible_after_an_atomic() {
-    assert_eq!(hand_over("membar.gl;", ".cg").unwrap(), [0, 1, 2, 3]);
+    assert_eq!(exchange_sums("membar.gl;", ".cg").unwrap(), [0, 1, 2, 3]);
     for (fence, cache) in [("", ".cg"), ("membar.cta;", ".cg"), ("membar.gl;", "")] {
-        let fault = hand_over(fence, cache).unwrap_err();
+        let fault = exchange_sums(fence, cache).unwrap_err();
         assert!(fault.what.contains("written in this launch"), "{fence} {cache}: {fault}");
     }
 }

@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 
 use crate::arith;
-use crate::block::Arrived;
+use crate::block::BarrierArrivals;
 use crate::inst::{Addr, Dst, Logic, Op, Space, Special, Src, Ty};
-use crate::memory::{Access, Global, LOCAL_BASE, Moment, PARAM_BASE, SHARED_BASE, Shared};
+use crate::memory::{Access, Global, LOCAL_BASE, PARAM_BASE, SHARED_BASE, Shared, Time};
 use crate::parse::Kernel;
-use crate::warpgroup::Products;
+use crate::warpgroup::PendingWgmma;
 
 /// The state that the threads of a block share.
 pub(crate) struct Block<'a> {
@@ -16,9 +16,9 @@ pub(crate) struct Block<'a> {
     pub dims: Dims,
     pub shared: Shared,
     /// Threads that have arrived at a barrier without waiting.
-    pub arrived: Vec<Arrived>,
+    pub arrived: Vec<BarrierArrivals>,
     /// Pending `wgmma` of each warpgroup.
-    pub products: Vec<Products>,
+    pub products: Vec<PendingWgmma>,
 }
 
 /// Geometry of a launch, and the index of the block.
@@ -53,7 +53,7 @@ const UNSET: u64 = 0xcdcd_cdcd_cdcd_cdcd;
 pub(crate) struct Thread {
     pub state: State,
     pub pc: usize,
-    pub moment: Moment,
+    pub moment: Time,
     regs: Vec<u64>,
     /// Registers at the last fence for `wgmma`.
     fenced: Vec<u64>,
@@ -69,7 +69,7 @@ impl Thread {
         Self {
             state: State::Running,
             pc: 0,
-            moment: Moment { thread: index, ..Moment::default() },
+            moment: Time { thread: index, ..Time::default() },
             regs: vec![UNSET; kernel.n_regs],
             fenced: Vec::new(),
             local: vec![0; kernel.local_bytes],
@@ -206,13 +206,13 @@ impl Thread {
                 self.set(*dst, arith::pack_halves(*to, *mode, src.map(|src| self.get(block, src))));
             }
             Op::Pack(ty, dst, src) => {
-                let parts = src.iter().rev().map(|&src| ty.cut(self.get(block, src)));
+                let parts = src.iter().rev().map(|&src| ty.truncate(self.get(block, src)));
                 self.set(*dst, parts.fold(0, |joined, part| joined << ty.bits() | part));
             }
             Op::Unpack(ty, dst, src) => {
                 let value = self.get(block, *src);
                 for (i, &dst) in dst.iter().enumerate() {
-                    self.set(dst, ty.cut(value >> (i as u32 * ty.bits())));
+                    self.set(dst, ty.truncate(value >> (i as u32 * ty.bits())));
                 }
             }
             Op::Setp { compare, ty, ftz, with, dst, not, src: [a, b] } => {
@@ -234,12 +234,12 @@ impl Thread {
             }
             Op::Set { compare, ty, ftz, to, dst, src: [a, b] } => {
                 let holds = arith::compare(*compare, *ty, *ftz, self.get(block, *a), self.get(block, *b));
-                let one = if *to == Ty::F32 { u64::from(1.0_f32.to_bits()) } else { to.cut(u64::MAX) };
+                let one = if *to == Ty::F32 { u64::from(1.0_f32.to_bits()) } else { to.truncate(u64::MAX) };
                 self.set(*dst, if holds { one } else { 0 });
             }
             Op::Selp(ty, dst, [a, b], pred) => {
                 let chosen = if self.get(block, *pred) != 0 { a } else { b };
-                self.set(*dst, ty.cut(self.get(block, *chosen)));
+                self.set(*dst, ty.truncate(self.get(block, *chosen)));
             }
             Op::Ld { space, access, ty, dst, addr } => {
                 let address = self.address(block, *addr);
@@ -274,7 +274,7 @@ impl Thread {
                     let before = u64::from_le_bytes(bytes);
                     let after = change(before).to_le_bytes();
                     global.store(address, &after[..ty.bytes()], Access::Atomic)?;
-                    global.meet(address);
+                    global.synchronize_with(address);
                     before
                 };
                 self.set(*dst, before);
@@ -295,10 +295,10 @@ impl Thread {
                 self.copies.push(Copy { to, bytes: *bytes, data });
             }
             Op::CpCommit => self.groups.push_back(std::mem::take(&mut self.copies)),
-            Op::CpWait(left) => self.finish_copies(*left, block)?,
+            Op::CpWait(left) => self.wait_all_copies(*left, block)?,
             Op::CpWaitAll => {
                 self.groups.push_back(std::mem::take(&mut self.copies));
-                self.finish_copies(0, block)?;
+                self.wait_all_copies(0, block)?;
             }
             Op::Fence => global.fence(),
             Op::FenceProxy => block.shared.fence_proxy(self.moment.thread),
@@ -310,7 +310,7 @@ impl Thread {
     }
 
     /// Copies become visible only here, so that a missing wait is detected.
-    fn finish_copies(&mut self, left: usize, block: &mut Block<'_>) -> Result<(), String> {
+    fn wait_all_copies(&mut self, left: usize, block: &mut Block<'_>) -> Result<(), String> {
         while self.groups.len() > left {
             for Copy { to, bytes, data } in self.groups.pop_front().unwrap_or_default() {
                 block.shared.end_copy(to, &data[..bytes], self.moment)?;

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::block::{Failed, SUMMED, tensor_sum};
 use crate::inst::{Left, Op, Src, Wgmma};
-use crate::memory::{Moment, SHARED_BASE};
+use crate::memory::{SHARED_BASE, Time};
 use crate::thread::{Block, State, Thread};
 
 /// Threads of a warpgroup.
@@ -15,11 +15,11 @@ const THREADS: usize = 128;
 const K: usize = 16;
 const M: usize = 64;
 /// Contents of a register whose result is pending.
-const UNDER_WAY: u64 = 0x7fff_dead;
+const PENDING: u64 = 0x7fff_dead;
 
 /// Pending `wgmma` of a warpgroup.
 #[derive(Debug, Default)]
-pub(crate) struct Products {
+pub(crate) struct PendingWgmma {
     groups: VecDeque<Group>,
     /// The group that is not committed yet.
     open: Group,
@@ -35,7 +35,7 @@ struct Group {
     rows: Vec<u64>,
 }
 
-impl Products {
+impl PendingWgmma {
     /// Returns the last pending result of a register, if any.
     fn result(&self, key: (usize, u32)) -> Option<u64> {
         let groups = [&self.open].into_iter().chain(self.groups.iter().rev());
@@ -44,7 +44,7 @@ impl Products {
 }
 
 /// Executes the collective instructions of warpgroups whose threads have all arrived.
-pub(crate) fn meet(threads: &mut [Thread], block: &mut Block<'_>) -> Result<bool, Failed> {
+pub(crate) fn barrier_sync(threads: &mut [Thread], block: &mut Block<'_>) -> Result<bool, Failed> {
     let mut moved = false;
     for first in (0..threads.len()).step_by(THREADS) {
         let kernel = block.kernel;
@@ -59,7 +59,7 @@ pub(crate) fn meet(threads: &mut [Thread], block: &mut Block<'_>) -> Result<bool
         if group.iter().any(|thread| thread.state != State::Waiting || thread.pc != pc) {
             continue;
         }
-        block.products.resize_with(block.products.len().max(first / THREADS + 1), Products::default);
+        block.products.resize_with(block.products.len().max(first / THREADS + 1), PendingWgmma::default);
         let mut products = std::mem::take(&mut block.products[first / THREADS]);
         let done = together(op, group, &mut products, block);
         block.products[first / THREADS] = products;
@@ -76,7 +76,7 @@ pub(crate) fn meet(threads: &mut [Thread], block: &mut Block<'_>) -> Result<bool
 fn together(
     op: &Op,
     group: &mut [Thread],
-    products: &mut Products,
+    products: &mut PendingWgmma,
     block: &mut Block<'_>,
 ) -> Result<(), String> {
     match op {
@@ -99,7 +99,7 @@ fn together(
 fn finish(
     done: Group,
     group: &mut [Thread],
-    products: &Products,
+    products: &PendingWgmma,
     block: &mut Block<'_>,
 ) -> Result<(), String> {
     let now = |group: &[Thread], thread: usize, reg: u32| group[thread].get(block, Src::Reg(reg));
@@ -109,7 +109,7 @@ fn finish(
         }
     }
     for ((thread, reg), value) in done.results {
-        if now(group, thread, reg) != UNDER_WAY {
+        if now(group, thread, reg) != PENDING {
             return Err(format!("thread {thread} wrote a result of a product under way"));
         }
         if products.result((thread, reg)).is_none() {
@@ -172,7 +172,7 @@ impl Matrix {
 fn read(
     bits: u64,
     rows: usize,
-    now: [Moment; 4],
+    now: [Time; 4],
     open: &mut Group,
     block: &mut Block<'_>,
 ) -> Result<Vec<[f64; K]>, String> {
@@ -196,7 +196,7 @@ fn read(
 fn multiply(
     product: &Wgmma,
     group: &mut [Thread],
-    products: &mut Products,
+    products: &mut PendingWgmma,
     block: &mut Block<'_>,
 ) -> Result<(), String> {
     let now = [0, 1, 2, 3].map(|warp| group[32 * warp].moment);
@@ -229,7 +229,7 @@ fn multiply(
                 sum = tensor_sum(sum, std::array::from_fn(|i| left[row][first + i] * right[col][first + i]));
             }
             products.open.results.insert((index, reg), sum.to_bits().into());
-            thread.set_fenced(reg, UNDER_WAY);
+            thread.set_fenced(reg, PENDING);
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use kvant_codec::tile::TILE;
 
-use super::{BalanceLayout, KvPart, KvTensor};
+use super::{BalanceLayout, KvBatchEntry, KvTensor};
 use crate::device::{Page, Result};
 use crate::{AttendParams, BackendError};
 
@@ -11,7 +11,7 @@ use crate::{AttendParams, BackendError};
 ///
 /// # Errors
 /// [`BackendError::Shape`] that names the operand at fault.
-pub fn check_append<P: Page>(parts: &[KvPart<'_, P>], [k, v]: [usize; 2], band: usize) -> Result<()> {
+pub fn check_append<P: Page>(parts: &[KvBatchEntry<'_, P>], [k, v]: [usize; 2], band: usize) -> Result<()> {
     const OP: &str = "kv_append";
     for part in parts {
         let n_kv_heads = part.layer.k.len();
@@ -33,7 +33,7 @@ pub fn check_append<P: Page>(parts: &[KvPart<'_, P>], [k, v]: [usize; 2], band: 
 /// As [`check_append`].
 pub fn check_attend<P: Page>(
     p: &AttendParams,
-    parts: &[KvPart<'_, P>],
+    parts: &[KvBatchEntry<'_, P>],
     [q, out]: [usize; 2],
     sinks: Option<usize>,
     band: usize,
@@ -47,7 +47,7 @@ pub fn check_attend<P: Page>(
         if p.n_kv_heads > 0 {
             let k_head_dim = head_dim(OP, "key head size", &part.layer.k)?;
             BackendError::check(OP, "key head size", p.k_head_dim, k_head_dim)?;
-            let v_head_dim = match part.layer.is_joint() {
+            let v_head_dim = match part.layer.is_shared_kv() {
                 true => joint_dim(OP, &part.layer.k)?,
                 false => head_dim(OP, "value head size", &part.layer.v)?,
             };
@@ -67,26 +67,26 @@ pub fn check_attend<P: Page>(
     Ok(())
 }
 
-fn n_value_streams<P: Page>(part: &KvPart<'_, P>) -> usize {
-    if part.layer.is_joint() { 0 } else { part.layer.k.len() }
+fn n_value_streams<P: Page>(part: &KvBatchEntry<'_, P>) -> usize {
+    if part.layer.is_shared_kv() { 0 } else { part.layer.k.len() }
 }
 
 /// Returns the value dimension of shared-KV tensors, equal for all heads.
 fn joint_dim(op: &'static str, keys: &[KvTensor]) -> Result<usize> {
     let dim = keys.first().map_or(0, |stream| stream.spec.v_head_dim());
     for stream in keys {
-        BackendError::check(op, "value head size", dim, stream.spec.joint.unwrap_or(0))?;
+        BackendError::check(op, "value head size", dim, stream.spec.shared_kv.unwrap_or(0))?;
     }
     Ok(dim)
 }
 
-fn check_balance<P: Page>(op: &'static str, part: &KvPart<'_, P>) -> Result<()> {
-    let Some(page) = part.balance else { return Ok(()) };
+fn check_balance<P: Page>(op: &'static str, part: &KvBatchEntry<'_, P>) -> Result<()> {
+    let Some(page) = part.channel_scales else { return Ok(()) };
     let n_bytes = BalanceLayout::of(part.layer).n_values() * size_of::<f32>();
     BackendError::check_at_least(op, "bytes of the balance", n_bytes, page.n_bytes())
 }
 
-fn check_band<P: Page>(op: &'static str, part: &KvPart<'_, P>, band: usize) -> Result<()> {
+fn check_band<P: Page>(op: &'static str, part: &KvBatchEntry<'_, P>, band: usize) -> Result<()> {
     match part.band_bytes() {
         0 => Ok(()),
         bytes => BackendError::check_at_least(op, "bytes of the band", part.band + bytes, band),

@@ -2,7 +2,7 @@
 
 use kvant_codec::TileLayout;
 
-use super::{KvTensorSpec, Place, TILES_PER_BLOCK};
+use super::{KvTensorSpec, TILES_PER_BLOCK, TileLocation};
 
 /// A KV tensor with the byte offsets of its tiles in each allocation.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,15 +23,15 @@ pub struct KvTensor {
 
 impl KvTensor {
     /// Returns the layout of the tile at `place`, and its offset in its allocation.
-    pub fn locate(&self, place: Place) -> (TileLayout, usize) {
+    pub fn locate(&self, place: TileLocation) -> (TileLayout, usize) {
         let f16 = |start: usize, tile: usize| {
             let layout = self.spec.f16_layout();
             (layout, start + tile * layout.bytes())
         };
         match place {
-            Place::Sink(tile) => f16(self.sink, tile),
-            Place::Tail(tile) => f16(self.tail, tile),
-            Place::Main(tile) => {
+            TileLocation::Sink(tile) => f16(self.sink, tile),
+            TileLocation::Tail(tile) => f16(self.tail, tile),
+            TileLocation::Main(tile) => {
                 let layout = self.spec.main_layout();
                 (layout, self.main + tile % TILES_PER_BLOCK * layout.bytes())
             }
@@ -103,8 +103,8 @@ impl KvLayer {
     }
 
     /// Returns whether keys and values share one KV tensor.
-    pub fn is_joint(&self) -> bool {
-        self.k.first().is_some_and(|stream| stream.spec.joint.is_some())
+    pub fn is_shared_kv(&self) -> bool {
+        self.k.first().is_some_and(|stream| stream.spec.shared_kv.is_some())
     }
 
     /// Returns every KV tensor, keys first.
@@ -113,13 +113,13 @@ impl KvLayer {
     }
 
     /// Returns the oldest token that a query at `position` attends to.
-    pub fn oldest(&self, position: usize) -> usize {
+    pub fn window_start(&self, position: usize) -> usize {
         self.window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
 
     /// Returns the first tile that queries in tile `tile` of KV head `head` read in f16, of either
     /// side.
-    pub fn head_window(&self, head: usize, tile: usize) -> usize {
-        self.k[head].spec.window(tile).min(self.values(head).spec.window(tile))
+    pub fn head_f16_window_start(&self, head: usize, tile: usize) -> usize {
+        self.k[head].spec.f16_window_start(tile).min(self.values(head).spec.f16_window_start(tile))
     }
 }

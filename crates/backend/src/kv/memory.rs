@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvant_codec::tile::{TILE, TileLayout};
 
-use super::{KvLayer, KvTensor, Place, TILES_PER_BLOCK, TensorSizes};
+use super::{KvLayer, KvTensor, TILES_PER_BLOCK, TensorSizes, TileLocation};
 use crate::device::{Page, PageTable, Result};
 
 /// An allocation of cache memory, counted while it is alive.
@@ -29,7 +29,11 @@ impl<P: Page> CountedPage<P> {
     ///
     /// # Errors
     /// Those of `pages`.
-    pub fn own(page: &mut Option<Arc<Self>>, bytes: usize, pages: &dyn PageAllocator<P>) -> Result<bool> {
+    pub fn make_unique(
+        page: &mut Option<Arc<Self>>,
+        bytes: usize,
+        pages: &dyn PageAllocator<P>,
+    ) -> Result<bool> {
         let Some(there) = page else {
             if bytes > 0 {
                 *page = Some(Arc::new(pages.page(bytes)?));
@@ -148,16 +152,16 @@ impl<P: Page> KvMemory<P> {
     /// Those of `pages`. Existing contents are unchanged, except for copies made.
     pub fn reserve(&mut self, blocks: Range<usize>, sink: bool, pages: &dyn PageAllocator<P>) -> Result<()> {
         if sink {
-            CountedPage::own(&mut self.sink, self.sizes.sink, pages)?;
+            CountedPage::make_unique(&mut self.sink, self.sizes.sink, pages)?;
         }
-        CountedPage::own(&mut self.tail, self.sizes.tail, pages)?;
+        CountedPage::make_unique(&mut self.tail, self.sizes.tail, pages)?;
         // A sink may cover the first blocks: they are never written, but they are counted.
         for index in blocks.start.min(self.blocks.len())..blocks.end {
             if index == self.blocks.len() {
                 self.blocks.push(None);
             }
-            if CountedPage::own(&mut self.blocks[index], self.sizes.block, pages)? {
-                self.tell(index);
+            if CountedPage::make_unique(&mut self.blocks[index], self.sizes.block, pages)? {
+                self.update_table(index);
             }
         }
         Ok(())
@@ -166,7 +170,7 @@ impl<P: Page> KvMemory<P> {
     /// Appends a block.
     pub fn push(&mut self, block: Option<Arc<CountedPage<P>>>) {
         self.blocks.push(block);
-        self.tell(self.blocks.len() - 1);
+        self.update_table(self.blocks.len() - 1);
     }
 
     /// Replaces the sink by a shared one.
@@ -186,7 +190,7 @@ impl<P: Page> KvMemory<P> {
     }
 
     /// Releases the blocks before `n`, which are outside every query's window.
-    pub fn forget(&mut self, n: usize) {
+    pub fn release_before(&mut self, n: usize) {
         let n = n.min(self.blocks.len());
         // Most of them were released before.
         for block in self.blocks[..n].iter_mut().rev().take_while(|block| block.is_some()) {
@@ -203,12 +207,12 @@ impl<P: Page> KvMemory<P> {
     ///
     /// # Panics
     /// When that tile has not been written.
-    pub fn tile(&self, stream: &KvTensor, place: Place) -> TileRef<'_, P> {
+    pub fn tile(&self, stream: &KvTensor, place: TileLocation) -> TileRef<'_, P> {
         let (layout, offset) = stream.locate(place);
         let page = match place {
-            Place::Sink(_) => self.sink.as_ref(),
-            Place::Main(tile) => self.blocks[tile / TILES_PER_BLOCK].as_ref(),
-            Place::Tail(_) => self.tail.as_ref(),
+            TileLocation::Sink(_) => self.sink.as_ref(),
+            TileLocation::Main(tile) => self.blocks[tile / TILES_PER_BLOCK].as_ref(),
+            TileLocation::Tail(_) => self.tail.as_ref(),
         };
         let page = page.expect("a tile that was written");
         TileRef { layout, page, offset }
@@ -218,11 +222,11 @@ impl<P: Page> KvMemory<P> {
     ///
     /// # Panics
     /// Unless it was [reserved](KvMemory::reserve).
-    pub fn page_mut(&mut self, place: Place) -> &mut P {
+    pub fn page_mut(&mut self, place: TileLocation) -> &mut P {
         let page = match place {
-            Place::Sink(_) => &mut self.sink,
-            Place::Main(tile) => &mut self.blocks[tile / TILES_PER_BLOCK],
-            Place::Tail(_) => &mut self.tail,
+            TileLocation::Sink(_) => &mut self.sink,
+            TileLocation::Main(tile) => &mut self.blocks[tile / TILES_PER_BLOCK],
+            TileLocation::Tail(_) => &mut self.tail,
         };
         page.as_mut()
             .and_then(Arc::get_mut)
@@ -230,7 +234,7 @@ impl<P: Page> KvMemory<P> {
             .expect("memory that was reserved is there and not shared")
     }
 
-    fn tell(&mut self, index: usize) {
+    fn update_table(&mut self, index: usize) {
         if let Some(block) = &self.blocks[index] {
             self.table.set(index, block);
         }
@@ -239,7 +243,7 @@ impl<P: Page> KvMemory<P> {
 
 /// The tokens of a batch that belong to one sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rows {
+pub struct TokenSpan {
     /// Index of the first one in the batch.
     pub first: usize,
     /// Number of tokens.
@@ -250,7 +254,7 @@ pub struct Rows {
     pub coded: usize,
 }
 
-impl Rows {
+impl TokenSpan {
     /// Returns the sequence's length after the step.
     pub fn end(&self) -> usize {
         self.start + self.n
@@ -262,16 +266,16 @@ impl Rows {
     }
 
     /// Returns whether the tokens span several tiles, so that they do not all read the same tail.
-    pub fn cross(&self) -> bool {
+    pub fn spans_tiles(&self) -> bool {
         self.n > 0 && self.start / TILE != (self.end() - 1) / TILE
     }
 }
 
 /// One sequence of a step, as a recurrent layer processes it.
 #[derive(Debug)]
-pub struct StatePart<'a, P: Page> {
+pub struct StateBatchEntry<'a, P: Page> {
     /// Its tokens in the batch.
-    pub rows: Rows,
+    pub rows: TokenSpan,
     /// The page with the layer's state: zero before the first token, updated by each row.
     pub page: &'a mut P,
     /// Byte offset of the state in it.
@@ -282,9 +286,9 @@ pub struct StatePart<'a, P: Page> {
 
 /// One sequence of a step, as one attention layer processes it.
 #[derive(Debug)]
-pub struct KvPart<'a, P: Page> {
+pub struct KvBatchEntry<'a, P: Page> {
     /// Its tokens in the batch.
-    pub rows: Rows,
+    pub rows: TokenSpan,
     /// The layer's KV tensors.
     pub layer: &'a KvLayer,
     /// The sequence's memory.
@@ -292,10 +296,10 @@ pub struct KvPart<'a, P: Page> {
     /// Byte offset of its share of the step tiles.
     pub band: usize,
     /// Channel scales, in the layout of [`BalanceLayout`](super::BalanceLayout), if any.
-    pub balance: Option<&'a P>,
+    pub channel_scales: Option<&'a P>,
 }
 
-impl<P: Page> KvPart<'_, P> {
+impl<P: Page> KvBatchEntry<'_, P> {
     /// Returns the tiles of `stream` that the rows read in f16 from the step tiles; empty when the
     /// tail holds all of them.
     pub fn band_tiles(&self, stream: &KvTensor) -> Range<usize> {
@@ -317,10 +321,10 @@ impl<P: Page> KvPart<'_, P> {
 }
 
 /// See [`KvPart::band_tiles`].
-pub(super) fn band_tiles(rows: Rows, stream: &KvTensor) -> Range<usize> {
-    if stream.spec.tail_tiles == 0 || !rows.cross() {
+pub(super) fn band_tiles(rows: TokenSpan, stream: &KvTensor) -> Range<usize> {
+    if stream.spec.tail_tiles == 0 || !rows.spans_tiles() {
         return 0..0;
     }
     let end = rows.end().div_ceil(TILE);
-    stream.spec.window(rows.start / TILE).min(end)..end
+    stream.spec.f16_window_start(rows.start / TILE).min(end)..end
 }

@@ -41,18 +41,18 @@
 //!
 //! This module is arithmetic on token numbers; the device moves the bytes.
 
-mod balance;
+mod channel_scales;
 mod check;
 mod layer;
 mod memory;
 mod spec;
 mod writes;
 
-pub use balance::BalanceLayout;
+pub use channel_scales::BalanceLayout;
 pub use check::{check_append, check_attend};
 pub use layer::{KvLayer, KvTensor, TensorSizes};
-pub use memory::{CountedPage, KvMemory, KvPart, PageAllocator, Rows, StatePart, TileRef};
-pub use spec::{KvTensorSpec, PREFIX_ALIGNMENT, Place};
+pub use memory::{CountedPage, KvBatchEntry, KvMemory, PageAllocator, StateBatchEntry, TileRef, TokenSpan};
+pub use spec::{KvTensorSpec, PREFIX_ALIGNMENT, TileLocation};
 pub use writes::{TileRows, TileWrite, Writes};
 
 use kvant_codec::tile::TILE;

@@ -23,7 +23,7 @@ pub struct KvTensorSpec {
     pub head_dim: usize,
     /// For a shared-KV tensor (MLA), which holds keys and values in one: the number of leading
     /// values of a key that form its value. Its tiles have the layout of values.
-    pub joint: Option<usize>,
+    pub shared_kv: Option<usize>,
     /// Tiles of the sink: first tokens in f16.
     pub sink_tiles: usize,
     /// Tiles of the tail: youngest tokens in f16; 0 switches the tail off.
@@ -46,7 +46,7 @@ const KV_ONLY: &str = "a stream stores KV types only";
 
 /// Storage location of a tile of a KV tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum TileLocation {
     /// Tile of the sink.
     Sink(usize),
     /// Tile of the blocks, counted from token 0.
@@ -67,7 +67,17 @@ impl KvTensorSpec {
         // Every coded type has less error on rotated rows.
         let rotates = dtype.code().is_some();
         let centres = rotates && side == Side::K;
-        Self { dtype, side, head_dim, joint: None, sink_tiles: 0, tail_tiles, alpha: 1.0, rotates, centres }
+        Self {
+            dtype,
+            side,
+            head_dim,
+            shared_kv: None,
+            sink_tiles: 0,
+            tail_tiles,
+            alpha: 1.0,
+            rotates,
+            centres,
+        }
     }
 
     /// Specifies a shared-KV tensor (MLA): keys of `head_dim` values, the first `v_head_dim` of
@@ -78,18 +88,18 @@ impl KvTensorSpec {
     pub fn joint(dtype: DType, head_dim: usize, v_head_dim: usize) -> Self {
         assert!(v_head_dim <= head_dim, "a value of {v_head_dim} in a key of {head_dim}");
         let of_values = Self::new(dtype, Side::V, head_dim);
-        Self { joint: Some(v_head_dim), centres: of_values.rotates, ..of_values }
+        Self { shared_kv: Some(v_head_dim), centres: of_values.rotates, ..of_values }
     }
 
     /// Returns the true dimension of a value read from it; for a tensor of keys, the key dimension.
     pub fn v_head_dim(&self) -> usize {
-        self.joint.unwrap_or(self.head_dim)
+        self.shared_kv.unwrap_or(self.head_dim)
     }
 
     /// Returns how many of the leading stored values of a token cover its value: all of them,
     /// except where the rest of a shared key occupies slices of its own.
     pub fn value_dim(&self) -> usize {
-        let Some(v_head_dim) = self.joint else { return self.dim() };
+        let Some(v_head_dim) = self.shared_kv else { return self.dim() };
         if !self.rotates {
             return v_head_dim.next_multiple_of(LANES);
         }
@@ -119,7 +129,7 @@ impl KvTensorSpec {
 
     /// Returns the first tile that a query in tile `tile` reads in f16, apart from the sink; it
     /// reads earlier tiles as codes. Without a tail this is one beyond its own tile.
-    pub fn window(&self, tile: usize) -> usize {
+    pub fn f16_window_start(&self, tile: usize) -> usize {
         let begins = match self.tail_tiles {
             0 => tile + 1,
             // The tail of every coded tensor; a policy with a longer tail extends it over prefix
@@ -134,37 +144,37 @@ impl KvTensorSpec {
 
     /// Returns the number of tiles in the sink and the blocks after `len` tokens; later tiles are
     /// in the tail.
-    pub fn coded_tiles(&self, len: usize) -> usize {
+    pub fn n_coded_tiles(&self, len: usize) -> usize {
         match len.div_ceil(TILE) {
             0 => self.sink_tiles,
-            tiles => self.window(tiles - 1),
+            tiles => self.f16_window_start(tiles - 1),
         }
     }
 
     /// Returns the number of tokens that the blocks cover when `len` tokens are stored.
     pub fn main_end(&self, len: usize) -> usize {
-        let end = if self.tail_tiles == 0 { len } else { self.coded_tiles(len) * TILE };
+        let end = if self.tail_tiles == 0 { len } else { self.n_coded_tiles(len) * TILE };
         if end <= self.sink_tiles * TILE { 0 } else { end }
     }
 
     /// Returns the location of tile `tile` while tiles before `coded` are in the sink or the
     /// blocks.
-    pub fn place(&self, tile: usize, coded: usize) -> Place {
+    pub fn location(&self, tile: usize, coded: usize) -> TileLocation {
         if tile < self.sink_tiles {
-            Place::Sink(tile)
+            TileLocation::Sink(tile)
         } else if self.tail_tiles == 0 || tile < coded {
-            Place::Main(tile)
+            TileLocation::Main(tile)
         } else {
-            Place::Tail(tile % self.tail_tiles)
+            TileLocation::Tail(tile % self.tail_tiles)
         }
     }
 
     /// Returns the longest length up to `n` to which the cache can be truncated exactly, while
     /// tiles before `coded` are coded: every tile that the next query reads in f16 is still in f16,
     /// so that the result equals a cache never fed further.
-    pub fn exact_cut(&self, n: usize, coded: usize) -> usize {
+    pub fn exact_truncation(&self, n: usize, coded: usize) -> usize {
         let is_exact =
-            |n: usize| self.tail_tiles == 0 || self.window(n / TILE) >= coded.min(n.div_ceil(TILE));
+            |n: usize| self.tail_tiles == 0 || self.f16_window_start(n / TILE) >= coded.min(n.div_ceil(TILE));
         let border = n / PREFIX_ALIGNMENT * PREFIX_ALIGNMENT;
         [n, border].into_iter().find(|&n| is_exact(n)).unwrap_or(0)
     }

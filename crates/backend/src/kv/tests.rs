@@ -54,13 +54,13 @@ impl Page for FakePage {
 /// Records the requested sizes.
 #[derive(Default)]
 struct FakePages {
-    asked: RefCell<Vec<usize>>,
+    requested: RefCell<Vec<usize>>,
     live: Arc<AtomicUsize>,
 }
 
 impl PageAllocator<FakePage> for FakePages {
     fn page(&self, n_bytes: usize) -> Result<CountedPage<FakePage>> {
-        self.asked.borrow_mut().push(n_bytes);
+        self.requested.borrow_mut().push(n_bytes);
         Ok(CountedPage::new(FakePage::new(n_bytes), &self.live))
     }
 
@@ -84,10 +84,10 @@ impl Tokens {
 
     /// Appends `n` tokens, and checks that each of them finds every token it attends to.
     fn step(&mut self, n: usize) {
-        let rows = Rows { first: 3, n, start: self.len, coded: self.coded };
+        let rows = TokenSpan { first: 3, n, start: self.len, coded: self.coded };
         let mut band: HashMap<usize, usize> = HashMap::new();
         for write in self.spec.writes(rows) {
-            let tail = format!("{:?}", Place::Tail(write.tile % self.spec.tail_tiles.max(1)));
+            let tail = format!("{:?}", TileLocation::Tail(write.tile % self.spec.tail_tiles.max(1)));
             let place = format!("{:?}", write.place);
             for slot in write.old {
                 let token = self.slots[&(tail.clone(), slot)];
@@ -102,18 +102,18 @@ impl Tokens {
                 band.extend(write.in_band.then_some((token, token)));
             }
         }
-        (self.len, self.coded) = (rows.end(), self.spec.coded_tiles(rows.end()));
+        (self.len, self.coded) = (rows.end(), self.spec.n_coded_tiles(rows.end()));
         for position in rows.start..rows.end() {
-            let window = self.spec.window(position / TILE);
+            let window = self.spec.f16_window_start(position / TILE);
             for token in 0..=position {
                 let tile = token / TILE;
                 let place = if tile < window {
-                    self.spec.place(tile, usize::MAX)
-                } else if rows.cross() {
+                    self.spec.location(tile, usize::MAX)
+                } else if rows.spans_tiles() {
                     assert_eq!(band.get(&token), Some(&token), "{position} sees {token} in the band");
                     continue;
                 } else {
-                    self.spec.place(tile, self.coded)
+                    self.spec.location(tile, self.coded)
                 };
                 let found = self.slots.get(&(format!("{place:?}"), token % TILE));
                 assert_eq!(found, Some(&token), "{:?}: {position} looks for {token} at {place:?}", self.spec);
@@ -121,8 +121,8 @@ impl Tokens {
         }
     }
 
-    fn cut(&mut self, n: usize) -> usize {
-        let n = self.spec.exact_cut(n.min(self.len), self.coded);
+    fn truncate(&mut self, n: usize) -> usize {
+        let n = self.spec.exact_truncation(n.min(self.len), self.coded);
         (self.len, self.coded) = (n, self.coded.min(n.div_ceil(TILE)).max(self.spec.sink_tiles));
         n
     }
@@ -161,14 +161,14 @@ fn every_query_finds_its_tokens_after_truncation() {
         for cut in [0, 1, 15, 16, 17, 31, 32, 40, 500, 511, 512, 513, 560, 575, 576, 590, 599, 600] {
             let mut tokens = Tokens::new(spec);
             tokens.step(600);
-            let exact = tokens.cut(cut);
+            let exact = tokens.truncate(cut);
             assert!(
                 exact <= cut && (cut - exact < PREFIX_ALIGNMENT || spec.tail_tiles > 2),
                 "{spec:?} {cut}: {exact}"
             );
             tokens.step(1);
             tokens.step(30);
-            tokens.cut(exact + 20);
+            tokens.truncate(exact + 20);
             tokens.step(50);
         }
     }
@@ -179,16 +179,16 @@ fn every_query_finds_its_tokens_after_truncation() {
 fn the_f16_window_restarts_at_the_prefix_alignment() {
     let spec = KvTensorSpec::new(DType::Turbo2, Side::V, 128);
     for position in 0..2000 {
-        let in_16_bit = position + 1 - TILE * spec.window(position / TILE).min(position / TILE);
+        let in_16_bit = position + 1 - TILE * spec.f16_window_start(position / TILE).min(position / TILE);
         let since_border = position % PREFIX_ALIGNMENT + 1;
         assert!(
             (17..=32).contains(&in_16_bit) || in_16_bit == since_border && since_border <= 16,
             "{position}"
         );
     }
-    assert_eq!(spec.exact_cut(PREFIX_ALIGNMENT, 100), PREFIX_ALIGNMENT);
-    assert_eq!(spec.exact_cut(PREFIX_ALIGNMENT + 100, 100), PREFIX_ALIGNMENT);
-    assert_eq!(KvTensorSpec { tail_tiles: 0, ..spec }.exact_cut(77, 100), 77);
+    assert_eq!(spec.exact_truncation(PREFIX_ALIGNMENT, 100), PREFIX_ALIGNMENT);
+    assert_eq!(spec.exact_truncation(PREFIX_ALIGNMENT + 100, 100), PREFIX_ALIGNMENT);
+    assert_eq!(KvTensorSpec { tail_tiles: 0, ..spec }.exact_truncation(77, 100), 77);
 }
 
 /// For all step sizes, the centre of a block is set once, by its first coded tile, and from
@@ -201,7 +201,7 @@ fn a_centre_is_set_once_and_from_whole_tiles() {
             let mut set = Vec::new();
             for start in (0..1300).step_by(chunk) {
                 let n = chunk.min(1300 - start);
-                let rows = Rows { first: 0, n, start, coded: spec.coded_tiles(start) };
+                let rows = TokenSpan { first: 0, n, start, coded: spec.n_coded_tiles(start) };
                 for write in spec.writes(rows) {
                     let Some(tiles) = spec.centre_rows(&write, rows) else { continue };
                     for (i, TileRows { tile, old, new, first_row }) in tiles.into_iter().enumerate() {
@@ -213,7 +213,7 @@ fn a_centre_is_set_once_and_from_whole_tiles() {
                     set.push(write.tile);
                 }
             }
-            let coded = spec.coded_tiles(1300);
+            let coded = spec.n_coded_tiles(1300);
             let first = |block: usize| (block * TILES_PER_BLOCK).max(sink_tiles);
             let blocks = sink_tiles / TILES_PER_BLOCK..coded.div_ceil(TILES_PER_BLOCK);
             assert_eq!(
@@ -247,7 +247,7 @@ fn kv_tensors_are_contiguous_in_each_allocation() {
             sink += f16;
             tail += stream.spec.tail_tiles * f16;
             band += if stream.spec.tail_tiles > 0 { f16 } else { 0 };
-            let (layout, offset) = stream.locate(Place::Main(13));
+            let (layout, offset) = stream.locate(TileLocation::Main(13));
             assert_eq!(offset, stream.main + 5 * layout.bytes());
         }
         assert_eq!(layer.band_bytes, band);
@@ -269,13 +269,13 @@ fn a_shared_kv_tensor_serves_as_keys_and_values() {
     assert_eq!((keys.v_head_dim(), keys.dim()), (512, 576));
     let mut sizes = TensorSizes::default();
     let layer = KvLayer::new([keys], [], None, &mut sizes);
-    assert!(layer.is_joint() && std::ptr::eq(layer.values(0), &layer.k[0]));
+    assert!(layer.is_shared_kv() && std::ptr::eq(layer.values(0), &layer.k[0]));
     // Eight tiles of four blocks of 128 dims and one of 64, and the centre.
     assert_eq!(sizes.block, 8 * (4 * 800 + 416) + 2 * 576);
     let mut sizes = TensorSizes::default();
     let of = |side, dim| KvTensorSpec::new(DType::Turbo3, side, dim);
     let apart = KvLayer::new([of(Side::K, 576)], [of(Side::V, 512)], None, &mut sizes);
-    assert!(!apart.is_joint() && std::ptr::eq(apart.values(0), &apart.v[0]));
+    assert!(!apart.is_shared_kv() && std::ptr::eq(apart.values(0), &apart.v[0]));
     assert_eq!(sizes.block, 8 * (8 * 800 + 416) + 2 * 576);
 }
 
@@ -289,7 +289,7 @@ fn shared_memory_is_copied_on_write() {
     let fork = memory.clone();
     let before = fork.table().clone();
     memory.reserve(2..4, false, &pages).unwrap();
-    assert_eq!(*pages.asked.borrow(), [10, 20, 100, 100, 100, 100]);
+    assert_eq!(*pages.requested.borrow(), [10, 20, 100, 100, 100, 100]);
     // Sink, tail and four blocks, and copies of the tail and of block 2 only.
     assert_eq!(pages.live.load(Ordering::Relaxed), 10 + 20 + 400 + 20 + 100);
     assert_eq!(fork.table(), &before);
@@ -299,9 +299,9 @@ fn shared_memory_is_copied_on_write() {
         assert_eq!(is_same, index < 2, "block {index}");
     }
     assert_eq!(memory.pages().count(), 6);
-    memory.page_mut(Place::Main(20)).0 += 1;
+    memory.page_mut(TileLocation::Main(20)).0 += 1;
     assert_eq!(fork.blocks()[2].as_ref().unwrap().0, 100);
-    memory.forget(1);
+    memory.release_before(1);
     memory.truncate(3);
     assert_eq!((memory.blocks().len(), memory.blocks()[0].is_none(), memory.table().0.len()), (3, true, 3));
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use kvant_codec::tile::TILE;
 
-use super::{KvTensorSpec, Place, Rows, TILES_PER_BLOCK};
+use super::{KvTensorSpec, TILES_PER_BLOCK, TileLocation, TokenSpan};
 
 /// One tile to write. Its first slots come from the tail, or are unchanged; the others are new
 /// rows.
@@ -13,7 +13,7 @@ pub struct TileWrite {
     /// The tile, counted from token 0.
     pub tile: usize,
     /// Destination.
-    pub place: Place,
+    pub place: TileLocation,
     /// Slots to read from the tail; empty when they are unchanged.
     pub old: Range<usize>,
     /// Slots filled from new rows.
@@ -55,7 +55,7 @@ pub struct TileRows {
 #[derive(Debug, Clone)]
 pub struct Writes {
     spec: KvTensorSpec,
-    rows: Rows,
+    rows: TokenSpan,
     /// Tiles before this one are in the sink or the blocks after the step.
     coded: usize,
     /// The first of the step tiles.
@@ -71,17 +71,17 @@ impl KvTensorSpec {
     /// A write sets the centre if it writes the first coded tile of its block from its first slot
     /// on. In a tensor with a tail both tiles are complete then; without a tail only the rows of
     /// this step count, so that the stored bits depend on the step sizes.
-    pub fn centre_rows(&self, write: &TileWrite, rows: Rows) -> Option<[TileRows; 2]> {
+    pub fn centre_rows(&self, write: &TileWrite, rows: TokenSpan) -> Option<[TileRows; 2]> {
         let of_block = write.tile / TILES_PER_BLOCK * TILES_PER_BLOCK;
         let sets = self.centres
-            && matches!(write.place, Place::Main(_))
+            && matches!(write.place, TileLocation::Main(_))
             && write.tile == of_block.max(self.sink_tiles)
             && write.slots().start == 0;
         sets.then(|| [write.rows(), self.tile_rows(write.tile + 1, rows)])
     }
 
     /// Returns the sources of the rows of tile `tile`.
-    fn tile_rows(&self, tile: usize, rows: Rows) -> TileRows {
+    fn tile_rows(&self, tile: usize, rows: TokenSpan) -> TileRows {
         let first = tile * TILE;
         let last = (first + TILE).min(rows.end()).max(first);
         let new = rows.start.clamp(first, last) - first..last - first;
@@ -90,12 +90,12 @@ impl KvTensorSpec {
     }
 
     /// Returns the tiles that a step of `rows` writes.
-    pub fn writes(&self, rows: Rows) -> Writes {
+    pub fn writes(&self, rows: TokenSpan) -> Writes {
         let first = rows.start / TILE;
         let waiting = if self.tail_tiles > 0 { rows.coded.min(first) } else { first };
-        let crosses = self.tail_tiles > 0 && rows.cross();
-        let band = if crosses { self.window(first) } else { usize::MAX };
-        let coded = self.coded_tiles(rows.end());
+        let crosses = self.tail_tiles > 0 && rows.spans_tiles();
+        let band = if crosses { self.f16_window_start(first) } else { usize::MAX };
+        let coded = self.n_coded_tiles(rows.end());
         Writes { spec: *self, rows, coded, band, tile: waiting }
     }
 }
@@ -110,11 +110,11 @@ impl Iterator for Writes {
                 return None;
             }
             self.tile += 1;
-            let place = self.spec.place(tile, self.coded);
+            let place = self.spec.location(tile, self.coded);
             let in_band = tile >= self.band;
             let TileRows { old, new, first_row, .. } = self.spec.tile_rows(tile, self.rows);
             // Other tiles stay in the tail.
-            let old = if matches!(place, Place::Main(_)) || in_band { old } else { 0..0 };
+            let old = if matches!(place, TileLocation::Main(_)) || in_band { old } else { 0..0 };
             if old.is_empty() && new.is_empty() {
                 continue;
             }

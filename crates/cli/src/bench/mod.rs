@@ -97,7 +97,7 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
         let mut session = model.session(SessionOptions { n_ctx: Some(n_ctx), kv })?;
         for &test in &tests {
             let kv = session.kv();
-            console::say(format_args!("{}/{} {}", kv.type_k, kv.type_v, test.name()));
+            console::eprint_line(format_args!("{}/{} {}", kv.type_k, kv.type_v, test.name()));
             let measured = bench.run(&mut session, test)?;
             rows.push(rows::Measured {
                 name: &name,

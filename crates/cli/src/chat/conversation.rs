@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 
 use kvant::gguf::printable_path;
 use kvant::{
-    EncodedImage, Error, Finish, GenerateOptions, Message, Model, RenderOptions, Rendered, Session,
-    SessionOptions, Stats,
+    EncodedImage, Error, FinishReason, GenerateOptions, GenerationStats, Message, Model, RenderOptions,
+    Rendered, Session, SessionOptions,
 };
 
 use super::command::{HELP, Input};
-use super::reasoning_view::{Shown, Voice};
-use crate::args::check_target;
+use super::reasoning_view::{ReasoningDisplay, ReasoningView};
+use crate::args::check_output_path;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::run::{Answer, Summary, end_line, take_tokens};
@@ -35,16 +35,16 @@ pub struct Chat {
     /// Options of the template besides the messages.
     pub render: RenderOptions,
     /// How reasoning is displayed.
-    pub thoughts: Shown,
+    pub reasoning: ReasoningDisplay,
     pub interrupt: Interrupt,
     pub system: Option<String>,
     /// Messages since the start, or since `loaded`.
     pub messages: Vec<Message>,
     /// Images of those messages, in their order, then those for the next message.
-    pub pictures: Vec<EncodedImage>,
+    pub images: Vec<EncodedImage>,
     /// Tokens of a loaded conversation, whose messages are unknown.
     pub loaded: Option<Vec<u32>>,
-    pub last: Option<Stats>,
+    pub last: Option<GenerationStats>,
 }
 
 impl Chat {
@@ -54,27 +54,32 @@ impl Chat {
             Input::Regenerate => self.regenerate()?,
             Input::Clear => self.clear()?,
             Input::System(Some(text)) => self.set_system(text),
-            Input::System(None) => console::say(self.system.as_deref().unwrap_or("(no system message)")),
+            Input::System(None) => {
+                console::eprint_line(self.system.as_deref().unwrap_or("(no system message)"))
+            }
             Input::Stats => self.say_stats(),
             Input::Kv => self.say_kv(),
             Input::Save(file) => {
-                check_target(Some(Path::new(&file)))?;
+                check_output_path(Some(Path::new(&file)))?;
                 let bytes = self.session.save(&file)?;
                 let (tokens, size) = (self.session.tokens().len(), output::bytes(bytes as usize));
-                console::say(format_args!("{tokens} tokens in {}, {size}", printable_path(file.as_ref())));
+                console::eprint_line(format_args!(
+                    "{tokens} tokens in {}, {size}",
+                    printable_path(file.as_ref())
+                ));
             }
             Input::Load(file) => self.load(Path::new(&file))?,
             Input::Image(file) => self.show(file.into())?,
-            Input::Help => console::say(HELP),
+            Input::Help => console::eprint_line(HELP),
             Input::Exit => {}
         }
         Ok(())
     }
 
     fn answer(&mut self, question: &str) -> Result<(), Failure> {
-        let shown = self.n_shown();
-        self.messages.push(Message::user(question).with_pictures(self.pictures.len() - shown));
-        match self.speak() {
+        let shown = self.n_sent_images();
+        self.messages.push(Message::user(question).with_images(self.images.len() - shown));
+        match self.generate_answer() {
             Ok(answer) => self.messages.push(Message::assistant(answer)),
             Err(failure) => {
                 // Removes the question, so that it can be sent again.
@@ -89,8 +94,8 @@ impl Chat {
     fn show(&mut self, file: PathBuf) -> Result<(), Failure> {
         let pictures = encode_images(&self.model, &[file], false)?;
         let n_tokens: usize = pictures.iter().map(|picture| picture.tokens().len()).sum();
-        console::say(format_args!("(an image of {n_tokens} tokens, for the next message)"));
-        self.pictures.extend(pictures);
+        console::eprint_line(format_args!("(an image of {n_tokens} tokens, for the next message)"));
+        self.images.extend(pictures);
         Ok(())
     }
 
@@ -98,7 +103,7 @@ impl Chat {
         let Some(before) = self.messages.pop_if(|message| message.role == "assistant") else {
             return Err(Failure::Usage("/regenerate: no answer yet".to_owned()));
         };
-        let answer = self.speak().map(Message::assistant);
+        let answer = self.generate_answer().map(Message::assistant);
         let (answer, result) =
             answer.map_or_else(|failure| (before, Err(failure)), |answer| (answer, Ok(())));
         self.messages.push(answer);
@@ -107,14 +112,17 @@ impl Chat {
 
     /// Generates the answer to the conversation. If the context is full and context shift is on,
     /// drops the oldest turns, prefills the rest again and continues the answer.
-    fn speak(&mut self) -> Result<String, Failure> {
+    fn generate_answer(&mut self) -> Result<String, Failure> {
         let interrupt = self.interrupt.clone();
         let (mut answer, mut voice) = (Answer::default(), None);
-        interrupt.during(|| {
-            while self.speak_on(&mut answer, &mut voice)? == Some(Finish::ContextFull) {
+        interrupt.cancellable(|| {
+            while self.continue_answer(&mut answer, &mut voice)? == Some(FinishReason::ContextFull) {
                 if !(self.context_shift && self.make_room(answer.tokens.len())?) {
                     let n_ctx = self.session.n_ctx();
-                    console::say(format_args!("(the context of {n_ctx} tokens is full: {})", self.way_out()));
+                    console::eprint_line(format_args!(
+                        "(the context of {n_ctx} tokens is full: {})",
+                        self.full_context_advice()
+                    ));
                     break;
                 }
             }
@@ -127,14 +135,14 @@ impl Chat {
         Ok(answer.text)
     }
 
-    fn speak_on(
+    fn continue_answer(
         &mut self,
         answer: &mut Answer,
-        voice: &mut Option<Voice>,
-    ) -> Result<Option<Finish>, Failure> {
+        voice: &mut Option<ReasoningView>,
+    ) -> Result<Option<FinishReason>, Failure> {
         let (mut prompt, text) = self.prompt()?;
         let source = self.model.chat_template()?.source();
-        let voice = voice.get_or_insert_with(|| Voice::new(source, text.as_str(), self.thoughts));
+        let voice = voice.get_or_insert_with(|| ReasoningView::new(source, text.as_str(), self.reasoning));
         let (n_ctx, n_said) = (self.session.n_ctx(), answer.tokens.len());
         if prompt.len() + n_said > n_ctx && self.context_shift && self.make_room(n_said)? {
             prompt = self.prompt()?.0;
@@ -144,7 +152,7 @@ impl Chat {
         options.sampler.seed = options.sampler.seed.wrapping_add(self.n_answers);
         options.max_tokens = options.max_tokens.map(|max| max.saturating_sub(n_said));
         self.n_answers += 1;
-        let (cancel, way_out) = (self.interrupt.cancel.clone(), self.way_out());
+        let (cancel, way_out) = (self.interrupt.cancel.clone(), self.full_context_advice());
         let generation = self.session.generate_with(&prompt, options, &cancel, &mut |_| ());
         let mut generation = generation.map_err(|error| too_long(error, way_out))?;
         let mut out = console::results();
@@ -154,8 +162,10 @@ impl Chat {
         self.last = Some(stats);
         // A failure in the middle of an answer leaves its last token unprefilled: it belongs to the
         // saved tokens.
-        let last =
-            answer.tokens.last().filter(|_| matches!(stats.finish, Some(Finish::Length | Finish::Cancelled)));
+        let last = answer
+            .tokens
+            .last()
+            .filter(|_| matches!(stats.finish, Some(FinishReason::Length | FinishReason::Cancelled)));
         if let Some(&last) = last.filter(|_| stats.n_gen > 0 && self.session.tokens().len() < n_ctx) {
             self.session.feed(&[last], &mut |_| true)?;
         }
@@ -163,7 +173,7 @@ impl Chat {
     }
 
     /// Returns the advice for a full context.
-    fn way_out(&self) -> &'static str {
+    fn full_context_advice(&self) -> &'static str {
         if self.context_shift {
             "/clear starts anew"
         } else {
@@ -172,8 +182,8 @@ impl Chat {
     }
 
     /// Returns the number of images in the messages; the rest belong to the next message.
-    fn n_shown(&self) -> usize {
-        self.messages.iter().map(|message| message.n_pictures).sum()
+    fn n_sent_images(&self) -> usize {
+        self.messages.iter().map(|message| message.n_images).sum()
     }
 
     /// Returns the conversation's tokens and the text rendered by the template. After a load only
@@ -181,9 +191,9 @@ impl Chat {
     /// and the text after the mark is appended.
     fn prompt(&self) -> Result<(Vec<u32>, Rendered), Failure> {
         let template = self.model.chat_template()?;
-        let shown = self.n_shown();
+        let shown = self.n_sent_images();
         if shown > 0 {
-            return self.prompt_with(&self.pictures[..shown]);
+            return self.prompt_with(&self.images[..shown]);
         }
         let Some(loaded) = &self.loaded else {
             let text = template.render(&self.messages, &self.render).map_err(Error::from)?;
@@ -192,7 +202,7 @@ impl Chat {
                 true => self.model.rendered_prompt(&text),
                 false => self.session.rendered_prompt(&text),
             };
-            return Ok((prompt.map_err(|error| too_long(error, self.way_out()))?, text));
+            return Ok((prompt.map_err(|error| too_long(error, self.full_context_advice()))?, text));
         };
         let before = [Message::user("-"), Message::assistant(MARK)];
         let messages: Vec<Message> = before.into_iter().chain(self.messages.iter().cloned()).collect();
@@ -227,7 +237,7 @@ impl Chat {
             n_turns += 1;
         }
         if n_turns > 0 {
-            console::say(format_args!("(the context is full: dropped the oldest {n_turns} turns)"));
+            console::eprint_line(format_args!("(the context is full: dropped the oldest {n_turns} turns)"));
         }
         Ok(n_turns > 0)
     }
@@ -243,8 +253,8 @@ impl Chat {
         let has_two = self.messages.len() > first + 2;
         if has_two {
             let n_pictures: usize =
-                self.messages.drain(first..first + 2).map(|message| message.n_pictures).sum();
-            self.pictures.drain(..n_pictures);
+                self.messages.drain(first..first + 2).map(|message| message.n_images).sum();
+            self.images.drain(..n_pictures);
         }
         has_two
     }
@@ -253,7 +263,7 @@ impl Chat {
     fn clear(&mut self) -> Result<(), Failure> {
         self.session = self.model.session(self.options.clone())?;
         (self.loaded, self.last) = (None, None);
-        self.pictures.clear();
+        self.images.clear();
         self.messages = self.system.as_deref().map(Message::system).into_iter().collect();
         Ok(())
     }
@@ -261,7 +271,7 @@ impl Chat {
     /// Sets the system message; the conversation continues with it.
     fn set_system(&mut self, text: String) {
         if self.loaded.is_some() {
-            console::say(
+            console::eprint_line(
                 "(a loaded conversation keeps its original system message; this one applies after /clear)",
             );
         } else {
@@ -276,11 +286,15 @@ impl Chat {
         self.session = self.model.load_session(path, self.options.n_ctx)?;
         self.loaded = Some(self.session.tokens().to_vec());
         self.messages.clear();
-        self.pictures.clear();
-        console::say(format_args!("{} tokens from {}", self.session.tokens().len(), printable_path(path)));
+        self.images.clear();
+        console::eprint_line(format_args!(
+            "{} tokens from {}",
+            self.session.tokens().len(),
+            printable_path(path)
+        ));
         let kv = self.session.kv();
         if (kv.type_k, kv.type_v) != (asked.type_k, asked.type_v) {
-            console::say(format_args!(
+            console::eprint_line(format_args!(
                 "(its cache is {}/{}, not {}/{} as requested; /clear returns to those)",
                 kv.type_k, kv.type_v, asked.type_k, asked.type_v
             ));
@@ -291,7 +305,7 @@ impl Chat {
     fn say_stats(&self) {
         let sampler = &self.generate.sampler;
         let (kv, stats) = (self.session.kv(), self.last.unwrap_or_default());
-        console::say(Summary {
+        console::eprint_line(Summary {
             name: &self.name,
             model: &self.model,
             kv: &kv,
@@ -305,11 +319,11 @@ impl Chat {
     fn say_kv(&self) {
         let (kv, n_ctx) = (self.session.kv(), self.session.n_ctx());
         let (held, f16) = (output::bytes(kv.bytes), output::bytes(kv.bytes_f16));
-        console::say(format_args!(
+        console::eprint_line(format_args!(
             "{} of {n_ctx} tokens, {}/{}: {held}, as f16 {f16}",
             kv.tokens, kv.type_k, kv.type_v
         ));
-        kv.notes.iter().for_each(console::say);
+        kv.notes.iter().for_each(console::eprint_line);
     }
 }
 

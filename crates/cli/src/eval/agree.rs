@@ -7,7 +7,7 @@ use kvant::DType;
 use kvant_eval::{AgreeOptions, Agreement, Chunks, QUESTIONS, agree, question_prompts, text_prompts};
 use serde_json::Value;
 
-use super::{ConfigArgs, ResultArgs, bar, follow, length, row, text};
+use super::{ConfigArgs, OutputArgs, bar, context_length, follow, row, text};
 use crate::args::{ModelArgs, positive, read_text};
 use crate::failure::Failure;
 use crate::log;
@@ -22,7 +22,7 @@ pub struct AgreeArgs {
     #[command(flatten)]
     configs: ConfigArgs,
     #[command(flatten)]
-    results: ResultArgs,
+    results: OutputArgs,
     /// Text whose chunks are continued; - for stdin [default: built-in]
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
@@ -57,7 +57,8 @@ pub fn run(args: AgreeArgs) -> Result<(), Failure> {
     let model = args.model.open(args.results.quiet)?;
     let configs = args.configs.with_plan(configs, &model)?;
     let options = AgreeOptions { configs, most_tokens: args.predict };
-    let pieces = text_prompts(&Chunks::new(&model, &text, length(args.ctx_size, &model), Some(args.chunks))?);
+    let pieces =
+        text_prompts(&Chunks::new(&model, &text, context_length(args.ctx_size, &model), Some(args.chunks))?);
     let questions = match question_prompts(&model, asked.as_deref().unwrap_or(QUESTIONS)) {
         // The questions are the default, not a request.
         Err(error) if asked.is_none() => {

@@ -6,7 +6,7 @@ use clap::Args;
 use kvant_eval::distortion::{Distortion, SCALE_BITS, captured, lower_bound, synthetic, upper_bound};
 use kvant_eval::report::{DistortionReport, Part};
 
-use super::{ResultArgs, about, add_to_report, bar, check_report, follow, row, row_of, text};
+use super::{OutputArgs, about, add_to_report, bar, check_report, follow, row, row_of, text};
 use crate::args::{ModelArgs, positive};
 use crate::failure::Failure;
 use crate::output::Row;
@@ -18,7 +18,7 @@ pub struct DistortionArgs {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
-    results: ResultArgs,
+    results: OutputArgs,
     /// Values per synthetic vector
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = positive)]
     dim: usize,

@@ -9,8 +9,8 @@ use kvant_eval::report::{KldReport, KldRow, Part};
 use kvant_eval::{Base, BaseReader, Chunks, Kld, KldOptions, KvConfig};
 
 use super::{
-    ConfigArgs, ResultArgs, StateArgs, about, add_to_report, bar, check_report, follow, length, row, row_of,
-    text,
+    ConfigArgs, OutputArgs, StateArgs, about, add_to_report, bar, check_report, context_length, follow, row,
+    row_of, text,
 };
 use crate::args::{ModelArgs, positive};
 use crate::failure::Failure;
@@ -26,7 +26,7 @@ pub struct KldArgs {
     #[command(flatten)]
     configs: ConfigArgs,
     #[command(flatten)]
-    results: ResultArgs,
+    results: OutputArgs,
     #[command(flatten)]
     state: StateArgs,
     /// Evaluation text; - for stdin [default: built-in, without --base]
@@ -84,12 +84,12 @@ pub fn kld(args: KldArgs) -> Result<(), Failure> {
         (Some(path), _) => Base::open(path, &model)?,
         (None, Some(other)) => {
             let exact = args.model.with_exact_prompts();
-            Base::model(exact.open_other(other, args.results.quiet)?, &model)?
+            Base::model(exact.load_other(other, args.results.quiet)?, &model)?
         }
         (None, None) => Base::F16,
     };
     let in_file = base.chunks(&model, args.chunks)?;
-    let asked = args.ctx_size.map(|n| length(n, &model));
+    let asked = args.ctx_size.map(|n| context_length(n, &model));
     if let Some(in_file) = in_file.as_ref().filter(|chunks| asked.is_some_and(|n| n != chunks.n_ctx())) {
         return Err(Failure::Usage(format!("-c: the base has chunks of {} tokens", in_file.n_ctx())));
     }

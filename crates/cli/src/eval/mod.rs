@@ -80,7 +80,7 @@ fn text(file: Option<&Path>) -> Result<String, Failure> {
 }
 
 /// Resolves the length of `-c`: 0 is the model's training context.
-fn length(asked: usize, model: &Model) -> usize {
+fn context_length(asked: usize, model: &Model) -> usize {
     if asked == 0 { model.config().n_ctx_train } else { asked }
 }
 
@@ -146,7 +146,7 @@ impl ConfigArgs {
 
 /// Configures the output of results.
 #[derive(Args, Debug, Clone)]
-struct ResultArgs {
+struct OutputArgs {
     /// Output format of the table
     #[arg(short, long, value_name = "FORMAT", default_value = "md")]
     output: Format,
@@ -158,7 +158,7 @@ struct ResultArgs {
     quiet: bool,
 }
 
-impl ResultArgs {
+impl OutputArgs {
     fn format(&self) -> Format {
         if self.json { Format::Json } else { self.output }
     }
@@ -186,7 +186,7 @@ impl StateArgs {
 
     /// Checks that the file can be written, before the measurement.
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        args::check_target(self.state.as_deref())
+        args::check_output_path(self.state.as_deref())
     }
 }
 
@@ -203,7 +203,7 @@ pub(crate) fn follow(bar: &ProgressBar) -> impl FnMut(&Progress) + '_ {
     }
 }
 
-fn bar(label: &'static str, results: &ResultArgs) -> ProgressBar {
+fn bar(label: &'static str, results: &OutputArgs) -> ProgressBar {
     let bar = progress::bar(label, 0, results.quiet);
     bar.enable_steady_tick(std::time::Duration::from_millis(500));
     bar
@@ -233,7 +233,7 @@ pub(crate) fn check_report(folder: Option<&Path>) -> Result<(), Failure> {
 pub(crate) fn add_to_report(folder: Option<&Path>, part: impl FnOnce() -> Part) -> Result<(), Failure> {
     if let Some(folder) = folder {
         let page = kvant_eval::report::update(folder, &part())?;
-        console::say(format_args!("report: {}", printable_path(&page)));
+        console::eprint_line(format_args!("report: {}", printable_path(&page)));
     }
     Ok(())
 }

@@ -8,8 +8,8 @@ use kvant_eval::report::{NiahReport, Part};
 use kvant_eval::{NeedleForm, NiahCell, NiahOptions};
 
 use super::{
-    ConfigArgs, ResultArgs, StateArgs, about, add_to_report, bar, check_report, follow, length, row, row_of,
-    text,
+    ConfigArgs, OutputArgs, StateArgs, about, add_to_report, bar, check_report, context_length, follow, row,
+    row_of, text,
 };
 use crate::args::ModelArgs;
 use crate::failure::Failure;
@@ -24,7 +24,7 @@ pub struct NiahArgs {
     #[command(flatten)]
     configs: ConfigArgs,
     #[command(flatten)]
-    results: ResultArgs,
+    results: OutputArgs,
     #[command(flatten)]
     state: StateArgs,
     /// Haystack text that hides the needle; - for stdin [default: built-in]
@@ -74,7 +74,7 @@ pub fn niah(args: NiahArgs) -> Result<(), Failure> {
     let haystack = text(args.file.as_deref())?;
     let model = args.model.open(args.results.quiet)?;
     options.configs = args.configs.with_plan(options.configs, &model)?;
-    options.lengths.iter_mut().for_each(|n| *n = length(*n, &model));
+    options.lengths.iter_mut().for_each(|n| *n = context_length(*n, &model));
     let bar = bar("niah", &args.results);
     let state = args.state.path();
     let cells = kvant_eval::niah(&model, &haystack, &options, state, &mut follow(&bar))?;

@@ -7,8 +7,8 @@ use clap::Args;
 use kvant::DType;
 use kvant_eval::{Chunks, PplOptions};
 
-use super::{ConfigArgs, ResultArgs, StateArgs, bar, follow, length, row_of, text};
-use crate::args::{ModelArgs, check_target, positive};
+use super::{ConfigArgs, OutputArgs, StateArgs, bar, context_length, follow, row_of, text};
+use crate::args::{ModelArgs, check_output_path, positive};
 use crate::console;
 use crate::failure::Failure;
 use crate::output::{self, Format};
@@ -22,7 +22,7 @@ pub struct PplArgs {
     #[command(flatten)]
     configs: ConfigArgs,
     #[command(flatten)]
-    results: ResultArgs,
+    results: OutputArgs,
     #[command(flatten)]
     state: StateArgs,
     /// Evaluation text; - for stdin [default: built-in]
@@ -44,7 +44,7 @@ pub struct PplArgs {
 
 /// Runs the command.
 pub fn ppl(args: PplArgs) -> Result<(), Failure> {
-    check_target(args.save_base.as_deref())?;
+    check_output_path(args.save_base.as_deref())?;
     args.state.check()?;
     let text = text(args.file.as_deref())?;
     let configs = args.configs.configs(&[(DType::F16, DType::F16)])?;
@@ -53,7 +53,7 @@ pub fn ppl(args: PplArgs) -> Result<(), Failure> {
     }
     let model = args.model.open(args.results.quiet)?;
     let kv = args.configs.with_plan(configs, &model)?.remove(0);
-    let chunks = Chunks::new(&model, &text, length(args.ctx_size, &model), args.chunks)?;
+    let chunks = Chunks::new(&model, &text, context_length(args.ctx_size, &model), args.chunks)?;
     let options = PplOptions { kv, step: args.ubatch_size };
     let bar = bar("ppl", &args.results);
     let mut progress = follow(&bar);

@@ -49,7 +49,7 @@ impl Cache {
     /// Returns the newest known commit.
     pub fn commit(&self) -> Option<String> {
         let commit = fs::read_to_string(self.folder.join("refs/main")).ok()?;
-        Some(commit.trim().to_owned()).filter(|commit| is_plain(commit))
+        Some(commit.trim().to_owned()).filter(|commit| is_plain_file_name(commit))
     }
 
     /// Stores the commit.
@@ -76,7 +76,7 @@ impl Cache {
     }
 
     /// Downloads a file: `fetch` receives the partial file, open to append, and its size in bytes.
-    pub fn keep(
+    pub fn download(
         &self,
         commit: &str,
         file: &str,
@@ -84,7 +84,7 @@ impl Cache {
         fetch: impl FnOnce(&mut File, u64) -> Result<(), Problem>,
     ) -> Result<(), Problem> {
         check_names(commit, file)?;
-        if !is_plain(&about.etag) {
+        if !is_plain_file_name(&about.etag) {
             return Err(Problem::Failed(format!("invalid file name: {}", printable(&about.etag, 100))));
         }
         let blob = self.folder.join("blobs").join(&about.etag);
@@ -143,15 +143,15 @@ fn place(blob: &Path, link: &Path, _: usize) -> io::Result<()> {
 
 /// Rejects commit and file names of a hub that would leave the cache folder.
 pub fn check_names(commit: &str, file: &str) -> Result<(), Problem> {
-    let wrong = if is_plain(commit) { file } else { commit };
-    match is_plain(commit) && file.split('/').all(is_plain) {
+    let wrong = if is_plain_file_name(commit) { file } else { commit };
+    match is_plain_file_name(commit) && file.split('/').all(is_plain_file_name) {
         true => Ok(()),
         false => Err(Problem::Failed(format!("invalid file name: {}", printable(wrong, 100)))),
     }
 }
 
 /// Returns whether a name is a single file name without path components.
-fn is_plain(name: &str) -> bool {
+fn is_plain_file_name(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', ':', '\0'])
 }
 

@@ -73,7 +73,7 @@ pub fn fetch(id: &Id, offline: bool, quiet: bool) -> Result<PathBuf, Failure> {
 /// # Errors
 ///
 /// As [`fetch`].
-pub fn fetch_sight(id: &Id, offline: bool, quiet: bool) -> Result<Option<PathBuf>, Failure> {
+pub fn fetch_vision_encoder(id: &Id, offline: bool, quiet: bool) -> Result<Option<PathBuf>, Failure> {
     fetch_chosen(id, offline, quiet, &|names| Ok(choose::sight(names)))
 }
 
@@ -136,7 +136,7 @@ fn update(
     for file in &files {
         if !cache.has(&commit, file) {
             let about = remote.about(&commit, file)?;
-            cache.keep(&commit, file, &about, |part, from| {
+            cache.download(&commit, file, &about, |part, from| {
                 remote.fetch(&commit, file, &about, part, from, quiet)
             })?;
         }

@@ -21,7 +21,7 @@ const BUFFER: usize = 1 << 16;
 /// Timeout between parts of a body.
 const STALL: Duration = Duration::from_secs(30);
 /// Maximum size of a file whose size the hub does not state.
-const MAX_UNSAID: u64 = 16 << 20;
+const MAX_UNKNOWN_SIZE: u64 = 16 << 20;
 
 /// Why a download failed.
 #[derive(Debug)]
@@ -129,7 +129,7 @@ impl Remote {
         let mut tries = 0;
         while about.size.is_none_or(|size| done < size) {
             let tell = &mut |done| bar.set_position(done);
-            match self.fetch_on(&url, part, (&mut done, about.size.unwrap_or(MAX_UNSAID)), tell) {
+            match self.fetch_on(&url, part, (&mut done, about.size.unwrap_or(MAX_UNKNOWN_SIZE)), tell) {
                 Ok(()) if about.size.is_none() => break,
                 // A body that ends early is a broken connection.
                 Ok(()) => {}
@@ -310,7 +310,7 @@ mod tests {
         let mut part = tempfile();
         let about = About { etag: "x".to_owned(), size };
         let result = remote.fetch("c", "f", &about, &mut part, 0, true);
-        assert!(part.metadata().unwrap().len() <= MAX_UNSAID);
+        assert!(part.metadata().unwrap().len() <= MAX_UNKNOWN_SIZE);
         (
             result.map_or_else(|problem| problem.to_string(), |()| "all".to_owned()),
             connections.try_iter().count(),

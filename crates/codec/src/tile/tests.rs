@@ -92,7 +92,7 @@ fn through_the_codec(dtype: DType, row: &[f32]) -> Vec<f32> {
     fn turbo(book: &impl Book, y: &[f32]) -> Vec<f32> {
         fn back<const N: usize>(book: &impl Book, (scale, indices): (f16, Vec<u8>)) -> Vec<f32> {
             let indices = indices.try_into().unwrap();
-            turbo::decode_rotated::<N>(book, &turbo::Coded { scale, indices }).to_vec()
+            turbo::decode_rotated::<N>(book, &turbo::CodedSlice { scale, indices }).to_vec()
         }
         match y.len() {
             128 => back::<128>(book, coded_slice(book, y)),

@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use super::train::{in_steps, round, samples, train};
+use super::train::{round, samples, to_steps, train};
 use super::*;
 use crate::random::Random;
 use crate::turbo::{decode_rotated, encode_rotated};
@@ -34,7 +34,7 @@ fn loss<const N: usize>(trellis: &Trellis, values: usize) -> f64 {
 fn sequence_is_a_ring_through_all_dims() {
     for n in [32, 64, 128] {
         for p in 0..n {
-            assert_eq!(dim_before(n, dim_at(n, (p + 1) % n)), dim_at(n, p), "{p} of {n}");
+            assert_eq!(previous_dim(n, dim_at(n, (p + 1) % n)), dim_at(n, p), "{p} of {n}");
         }
         let mut dims: Vec<usize> = (0..n).map(|p| dim_at(n, p)).collect();
         assert_eq!(dims[..3], [0, 16, if n == 32 { 1 } else { 32 }]);
@@ -84,12 +84,12 @@ fn rings_are_nearly_optimal() {
         let (mut random, mut best, mut got) = (Random::new(5), 0.0, 0.0);
         for _ in 0..200 {
             let z = gaussian::<128>(&mut random);
-            let x: [i32; 128] = std::array::from_fn(|p| Trellis::quantise(z[dim_at(128, p)]));
+            let x: [i32; 128] = std::array::from_fn(|p| Trellis::quantize(z[dim_at(128, p)]));
             let error = |indices: [u8; 128]| {
                 let values = trellis.values(&indices).map(|v| v * 128f32.sqrt());
                 values.iter().zip(z).map(|(v, z)| f64::from(v - z).powi(2)).sum::<f64>()
             };
-            let all = (0..trellis.states()).map(|seam| error(trellis.ring(&x, seam)));
+            let all = (0..trellis.states()).map(|seam| error(trellis.encode_ring(&x, seam)));
             best += all.fold(f64::INFINITY, f64::min);
             got += error(trellis.indices(&z));
         }
@@ -108,7 +108,7 @@ fn tables_are_reproduced_by_training() {
         let levels = trellis.levels().map(|level| f64::from(level) * f64::from(Trellis::STEP));
         let stays = round(bits, &levels, &others);
         assert!((stays.mse / want - 1.0).abs() <= 0.015, "{bits} bits: {}, want {want}", stays.mse);
-        for (w, (was, is)) in trellis.levels().iter().zip(in_steps(&stays.levels)).enumerate() {
+        for (w, (was, is)) in trellis.levels().iter().zip(to_steps(&stays.levels)).enumerate() {
             // Allows for rounding and incomplete convergence: the outermost levels have few
             // samples.
             let within = if was.abs() > 60 { 4 } else { 2 };

@@ -36,7 +36,7 @@ pub fn samples(n: usize, seed: u64) -> Vec<f64> {
 
 /// Returns the initial levels: quantiles of the samples, stretched by 1.2, as optimal levels are
 /// further out.
-pub fn beginning(samples: &[f64]) -> Levels {
+pub fn initial_levels(samples: &[f64]) -> Levels {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
     let half: Levels = from_fn(|w| {
@@ -48,7 +48,7 @@ pub fn beginning(samples: &[f64]) -> Levels {
 
 /// Runs one round for indices of `bits` bits.
 pub fn round(bits: u32, levels: &Levels, samples: &[f64]) -> Round {
-    let windows = cheapest_walk(bits, levels, samples);
+    let windows = cheapest_path(bits, levels, samples);
     let (mut sums, mut counts, mut error) = ([0.0; LEVELS], [0.0; LEVELS], 0.0);
     for (&w, &x) in windows.iter().zip(samples) {
         sums[w] += x;
@@ -64,11 +64,11 @@ pub fn round(bits: u32, levels: &Levels, samples: &[f64]) -> Round {
 
 /// Runs `rounds` rounds from the [`beginning`].
 pub fn train(bits: u32, rounds: usize, samples: &[f64]) -> Levels {
-    (0..rounds).fold(beginning(samples), |levels, _| round(bits, &levels, samples).levels)
+    (0..rounds).fold(initial_levels(samples), |levels, _| round(bits, &levels, samples).levels)
 }
 
 /// Returns the first half of a table in units of [`Trellis::STEP`].
-pub fn in_steps(levels: &Levels) -> [i8; LEVELS / 2] {
+pub fn to_steps(levels: &Levels) -> [i8; LEVELS / 2] {
     from_fn(|w| (levels[w] / f64::from(Trellis::STEP)).round() as i8)
 }
 
@@ -78,7 +78,7 @@ fn odd(level: impl Fn(usize) -> f64) -> Levels {
 }
 
 /// Returns the windows of the path of least squared error, from any state to any state.
-fn cheapest_walk(bits: u32, levels: &Levels, samples: &[f64]) -> Vec<usize> {
+fn cheapest_path(bits: u32, levels: &Levels, samples: &[f64]) -> Vec<usize> {
     let (states, oldest_at) = (1 << (WINDOW as u32 - bits), WINDOW as u32 - bits);
     let mut costs = [0.0; MOST_STATES];
     let mut came = Vec::with_capacity(samples.len());

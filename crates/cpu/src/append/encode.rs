@@ -47,7 +47,7 @@ impl Op for Encode<'_> {
 }
 
 /// A coded format, in blocks of `N` dims.
-trait Format<const N: usize> {
+trait CodedFormat<const N: usize> {
     /// Finds the codes of a block of all rows, and returns their scales.
     fn code<L: Lanes>(lanes: L, rows: [&[f32; N]; TILE], codes: &mut [[u8; N]; TILE]) -> [f16; TILE];
 
@@ -61,7 +61,7 @@ macro_rules! format {
     ($name:ident, $([$n:ident])? $($m:literal)?, $code:expr, $pack:path) => {
         struct $name;
 
-        impl$(<const $n: usize>)? Format<{$($n)? $($m)?}> for $name {
+        impl$(<const $n: usize>)? CodedFormat<{$($n)? $($m)?}> for $name {
             #[inline(always)]
             fn code<L: Lanes>(
                 _: L,
@@ -94,12 +94,12 @@ macro_rules! with_memory {
     ($name:ident, $trellis:expr, $bits:literal, $states:literal, $pack:path) => {
         struct $name;
 
-        impl<const N: usize> Format<N> for $name {
+        impl<const N: usize> CodedFormat<N> for $name {
             #[inline(always)]
             fn code<L: Lanes>(lanes: L, rows: [&[f32; N]; TILE], codes: &mut [[u8; N]; TILE]) -> [f16; TILE] {
                 let mut norms = [0.0; TILE];
                 let values: [[f32; N]; TILE] = std::array::from_fn(|t| {
-                    let Unit { norm, values } = unit(rows[t]);
+                    let UnitVariance { norm, values } = unit(rows[t]);
                     norms[t] = norm;
                     values
                 });
@@ -120,7 +120,7 @@ with_memory!(Turbo3T, Trellis::TURBO3T, 3, 8, planes_3);
 
 impl Encode<'_> {
     #[inline(always)]
-    fn turbo<L: Lanes, F: Format<128> + Format<64> + Format<32>>(self, lanes: L) {
+    fn turbo<L: Lanes, F: CodedFormat<128> + CodedFormat<64> + CodedFormat<32>>(self, lanes: L) {
         match self.dims {
             128 => self.blocks::<L, F, 128>(lanes),
             64 => self.blocks::<L, F, 64>(lanes),
@@ -130,7 +130,7 @@ impl Encode<'_> {
     }
 
     #[inline(always)]
-    fn blocks<L: Lanes, F: Format<N>, const N: usize>(self, lanes: L) {
+    fn blocks<L: Lanes, F: CodedFormat<N>, const N: usize>(self, lanes: L) {
         let mut codes = [[0; N]; TILE];
         let block_bytes = self.out.len() / (self.dims / N);
         for (b, block) in self.out.chunks_exact_mut(block_bytes).enumerate() {
@@ -201,7 +201,7 @@ fn planes_3(codes: &[u8; GROUP], g: usize, planes: &mut [u8]) {
 }
 
 /// A slice normalized to unit variance.
-struct Unit<const N: usize> {
+struct UnitVariance<const N: usize> {
     /// Its norm; 0 for a vanishing slice, whose values are 0.
     norm: f64,
     values: [f32; N],
@@ -209,20 +209,20 @@ struct Unit<const N: usize> {
 
 /// See `kvant_codec::turbo::encode_rotated`.
 #[inline(always)]
-fn unit<const N: usize>(y: &[f32; N]) -> Unit<N> {
+fn unit<const N: usize>(y: &[f32; N]) -> UnitVariance<N> {
     let y = y.map(|v| clamp(v, F16_MAX));
     let norm = sum(y.map(|v| f64::from(v) * f64::from(v))).sqrt();
     if norm < 1e-10 {
-        return Unit { norm: 0.0, values: [0.0; N] };
+        return UnitVariance { norm: 0.0, values: [0.0; N] };
     }
     let to_unit_variance = ((N as f64).sqrt() / norm) as f32;
-    Unit { norm, values: y.map(|v| v * to_unit_variance) }
+    UnitVariance { norm, values: y.map(|v| v * to_unit_variance) }
 }
 
 /// As above.
 #[inline(always)]
 fn turbo<const N: usize>(book: &Codebook, y: &[f32; N], codes: &mut [u8; N]) -> f16 {
-    let Unit { norm, values } = unit(y);
+    let UnitVariance { norm, values } = unit(y);
     let factor = step::factor(step::best(book, &values));
     let values = values.map(|z| z * factor);
     for (codes, z) in codes.as_chunks_mut::<16>().0.iter_mut().zip(values.as_chunks::<16>().0) {

@@ -10,9 +10,9 @@
 
 use std::ops::Range;
 
-use kvant_backend::{KvPart, Result, check_append};
+use kvant_backend::{KvBatchEntry, Result, check_append};
 
-use crate::balance::{Affine, HeadBalance};
+use crate::channel_scales::{Affine, HeadScales};
 use crate::vec16::with_lanes;
 use crate::{CpuPage, Isa, Pool};
 
@@ -59,7 +59,7 @@ pub(crate) fn kv_append(
     isa: Isa,
     pool: &Pool,
     scratch: &mut Scratch,
-    parts: &mut [KvPart<'_, CpuPage>],
+    parts: &mut [KvBatchEntry<'_, CpuPage>],
     [k, v]: [&[f32]; 2],
     band: Option<&mut CpuPage>,
 ) -> Result<()> {
@@ -79,7 +79,7 @@ pub(crate) fn kv_append(
         let (rows, head_dim) = (part.rows, stream.spec.head_dim);
         let width = streams.len() * head_dim;
         let row = |row| &x[(rows.first + row) * width + head * head_dim..][..head_dim];
-        let balance = HeadBalance::of(part, head).and_then(|of| if is_key { Some(of.key) } else { of.value });
+        let balance = HeadScales::of(part, head).and_then(|of| if is_key { Some(of.key) } else { of.value });
         let source = Source { row, balance };
         with_lanes!(isa,
             lanes => slices::append(lanes, stream, rows, target, source),

@@ -1,6 +1,6 @@
 //! The reference: appends one row at a time through the codec.
 
-use kvant_backend::{KvTensor, KvTensorSpec, Place, Rows, TileRows};
+use kvant_backend::{KvTensor, KvTensorSpec, TileLocation, TileRows, TokenSpan};
 use kvant_codec::tile::{TILE, TileLayout, centre, prepare_row, put_centre};
 
 use super::Source;
@@ -9,7 +9,7 @@ use super::target::Target;
 /// Appends `rows.n` rows of `source` `[head_dim]` to one KV tensor.
 pub(super) fn append<'a>(
     stream: &KvTensor,
-    rows: Rows,
+    rows: TokenSpan,
     mut target: Target<'_>,
     source: Source<'a, impl Fn(usize) -> &'a [f32]>,
 ) {
@@ -21,7 +21,7 @@ pub(super) fn append<'a>(
             let (layout, tile) = target.band_tile(write.tile);
             all.clone().for_each(|slot| layout.put(tile, slot, &values[slot]));
         }
-        let is_coded = matches!(write.place, Place::Main(_)) && spec.dtype.code().is_some();
+        let is_coded = matches!(write.place, TileLocation::Main(_)) && spec.dtype.code().is_some();
         if is_coded && spec.centres {
             if let Some(tiles) = spec.centre_rows(&write, rows) {
                 let of_tile = |tile: TileRows| {
@@ -37,7 +37,7 @@ pub(super) fn append<'a>(
             }
         }
         let (layout, tile) = target.tile(write.place);
-        for slot in if matches!(write.place, Place::Main(_)) { all } else { write.new } {
+        for slot in if matches!(write.place, TileLocation::Main(_)) { all } else { write.new } {
             if is_coded {
                 values[slot].iter_mut().for_each(|v| *v *= spec.alpha);
             }
@@ -55,7 +55,7 @@ fn gather<'a>(
 ) -> Vec<Vec<f32>> {
     let (mut values, mut row) = (vec![vec![0.0; spec.dim()]; TILE], vec![0.0; spec.head_dim]);
     if !old.is_empty() {
-        let (layout, bytes) = target.tile(Place::Tail(tile % spec.tail_tiles));
+        let (layout, bytes) = target.tile(TileLocation::Tail(tile % spec.tail_tiles));
         old.clone().for_each(|slot| layout.get(bytes, slot, &mut values[slot]));
     }
     for (i, slot) in new.clone().enumerate() {

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use half::bf16;
-use kvant_backend::{KvTensor, KvTensorSpec, Place, Rows as StepRows, TileRows, TileWrite};
+use kvant_backend::{KvTensor, KvTensorSpec, TileLocation, TileRows, TileWrite, TokenSpan as StepRows};
 use kvant_codec::DType;
 use kvant_codec::finite::{F16_MAX, clamp};
 use kvant_codec::tile::{Side, TILE, TileLayout, slices};
@@ -15,7 +15,7 @@ use kvant_codec::tile::{Side, TILE, TileLayout, slices};
 use super::Source;
 use super::encode::Encode;
 use super::target::Target;
-use crate::vec16::{Lanes, Op, Rotate, Way};
+use crate::vec16::{Direction, Lanes, Op, Rotate};
 
 /// Maximum dims of a slice: the widest block of the rotation.
 const SLICE: usize = 128;
@@ -73,7 +73,7 @@ fn append_slice<'a, L: Lanes>(
 
     let (layout, tile) = target.tile(write.place);
     if layout.dtype().code().is_none() {
-        let slots = if matches!(write.place, Place::Main(_)) { all } else { write.new.clone() };
+        let slots = if matches!(write.place, TileLocation::Main(_)) { all } else { write.new.clone() };
         return lanes.run(StoreFloats { layout, tile, dims, slots, rows: &rows });
     }
     if spec.centres {
@@ -169,13 +169,13 @@ fn gather<'a, L: Lanes>(
     }
     let fresh = rows[new.clone()].as_flattened_mut();
     if spec.rotates {
-        lanes.run(Rotate { rows: &mut *fresh, width: SLICE, slice: 0..dims.len(), way: Way::Forward });
+        lanes.run(Rotate { rows: &mut *fresh, width: SLICE, slice: 0..dims.len(), way: Direction::Forward });
     }
     if spec.tail_tiles > 0 {
         lanes.run(RoundToF16 { rows: fresh });
     }
     if !old.is_empty() {
-        let (layout, tile) = target.tile(Place::Tail(tile % spec.tail_tiles));
+        let (layout, tile) = target.tile(TileLocation::Tail(tile % spec.tail_tiles));
         lanes.run(LoadF16 { layout, tile, dims, rows: &mut rows[old.clone()] });
     }
     rows
@@ -260,7 +260,7 @@ impl Op for StoreFloats<'_> {
 }
 
 /// A float format of `B` bytes.
-trait Format<const B: usize> {
+trait FloatFormat<const B: usize> {
     fn from<L: Lanes>(lanes: L, x: &[f32; 16]) -> [[u8; B]; 16];
 }
 
@@ -268,21 +268,21 @@ struct F16;
 struct BF16;
 struct F32;
 
-impl Format<2> for F16 {
+impl FloatFormat<2> for F16 {
     #[inline(always)]
     fn from<L: Lanes>(lanes: L, x: &[f32; 16]) -> [[u8; 2]; 16] {
         lanes.to_f16(lanes.load(x))
     }
 }
 
-impl Format<2> for BF16 {
+impl FloatFormat<2> for BF16 {
     #[inline(always)]
     fn from<L: Lanes>(_: L, x: &[f32; 16]) -> [[u8; 2]; 16] {
         x.map(|v| bf16::from_f32(v).to_le_bytes())
     }
 }
 
-impl Format<4> for F32 {
+impl FloatFormat<4> for F32 {
     #[inline(always)]
     fn from<L: Lanes>(_: L, x: &[f32; 16]) -> [[u8; 4]; 16] {
         x.map(f32::to_le_bytes)
@@ -291,7 +291,7 @@ impl Format<4> for F32 {
 
 impl StoreFloats<'_> {
     #[inline(always)]
-    fn store<L: Lanes, F: Format<B>, const B: usize>(self, lanes: L) {
+    fn store<L: Lanes, F: FloatFormat<B>, const B: usize>(self, lanes: L) {
         let width = self.layout.dim();
         let (values, _) = self.tile.as_chunks_mut::<B>();
         for slot in self.slots {

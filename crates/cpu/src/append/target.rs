@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kvant_backend::{KvPart, KvTensor, Place, Rows, TILES_PER_BLOCK};
+use kvant_backend::{KvBatchEntry, KvTensor, TILES_PER_BLOCK, TileLocation, TokenSpan};
 use kvant_codec::tile::TileLayout;
 
 use crate::CpuPage;
@@ -42,7 +42,7 @@ impl Raw {
 
 /// The allocations that one sequence writes.
 #[derive(Debug)]
-struct Bases {
+struct PageAddresses {
     sink: Raw,
     tail: Raw,
     /// Blocks from `first_block` on, as a range of the blocks of all sequences.
@@ -53,14 +53,14 @@ struct Bases {
 /// The allocations of all sequences. Reused between steps, so that decode does not allocate.
 #[derive(Debug, Default)]
 pub(super) struct Targets {
-    parts: Vec<Bases>,
+    parts: Vec<PageAddresses>,
     blocks: Vec<Raw>,
     band: Option<Raw>,
 }
 
 impl Targets {
     /// Records the address of every allocation that `parts` and their step tiles write.
-    pub(super) fn fill(&mut self, parts: &mut [KvPart<'_, CpuPage>], band: Option<&mut CpuPage>) {
+    pub(super) fn fill(&mut self, parts: &mut [KvBatchEntry<'_, CpuPage>], band: Option<&mut CpuPage>) {
         self.parts.clear();
         self.blocks.clear();
         self.band = band.map(Raw::of);
@@ -70,15 +70,19 @@ impl Targets {
             let first_block = first.unwrap_or(n_blocks);
             let from = self.blocks.len();
             for block in first_block..n_blocks {
-                self.blocks.push(Raw::of(part.memory.page_mut(Place::Main(block * TILES_PER_BLOCK))));
+                self.blocks.push(Raw::of(part.memory.page_mut(TileLocation::Main(block * TILES_PER_BLOCK))));
             }
             let writes_sink = part.layer.tensors().any(|stream| {
-                stream.spec.writes(part.rows).any(|write| matches!(write.place, Place::Sink(_)))
+                stream.spec.writes(part.rows).any(|write| matches!(write.place, TileLocation::Sink(_)))
             });
-            self.parts.push(Bases {
-                sink: if writes_sink { Raw::of(part.memory.page_mut(Place::Sink(0))) } else { Raw::NONE },
+            self.parts.push(PageAddresses {
+                sink: if writes_sink {
+                    Raw::of(part.memory.page_mut(TileLocation::Sink(0)))
+                } else {
+                    Raw::NONE
+                },
                 tail: match part.memory.tail() {
-                    Some(_) => Raw::of(part.memory.page_mut(Place::Tail(0))),
+                    Some(_) => Raw::of(part.memory.page_mut(TileLocation::Tail(0))),
                     None => Raw::NONE,
                 },
                 blocks: from..self.blocks.len(),
@@ -95,7 +99,7 @@ impl Targets {
     pub(super) unsafe fn of<'a>(
         &'a self,
         index: usize,
-        part: &'a KvPart<'_, CpuPage>,
+        part: &'a KvBatchEntry<'_, CpuPage>,
         stream: &'a KvTensor,
     ) -> Target<'a> {
         let bases = &self.parts[index];
@@ -107,9 +111,9 @@ impl Targets {
     }
 }
 
-fn first_block(stream: &KvTensor, rows: Rows) -> Option<usize> {
+fn first_block(stream: &KvTensor, rows: TokenSpan) -> Option<usize> {
     stream.spec.writes(rows).find_map(|write| match write.place {
-        Place::Main(tile) => Some(tile / TILES_PER_BLOCK),
+        TileLocation::Main(tile) => Some(tile / TILES_PER_BLOCK),
         _ => None,
     })
 }
@@ -117,20 +121,20 @@ fn first_block(stream: &KvTensor, rows: Rows) -> Option<usize> {
 /// One KV tensor of a sequence, to be written.
 pub(super) struct Target<'a> {
     stream: &'a KvTensor,
-    part: &'a KvPart<'a, CpuPage>,
-    bases: &'a Bases,
+    part: &'a KvBatchEntry<'a, CpuPage>,
+    bases: &'a PageAddresses,
     blocks: &'a [Raw],
     band: Raw,
 }
 
 impl Target<'_> {
     /// Returns the tile at `place`.
-    pub(super) fn tile(&mut self, place: Place) -> (TileLayout, &mut [u8]) {
+    pub(super) fn tile(&mut self, place: TileLocation) -> (TileLayout, &mut [u8]) {
         let (layout, offset) = self.stream.locate(place);
         let raw = match place {
-            Place::Sink(_) => self.bases.sink,
-            Place::Tail(_) => self.bases.tail,
-            Place::Main(tile) => self.blocks[tile / TILES_PER_BLOCK - self.bases.first_block],
+            TileLocation::Sink(_) => self.bases.sink,
+            TileLocation::Tail(_) => self.bases.tail,
+            TileLocation::Main(tile) => self.blocks[tile / TILES_PER_BLOCK - self.bases.first_block],
         };
         // SAFETY: the bytes belong to this KV tensor alone, which is this target's by the contract
         // of `Targets::of`.

@@ -8,7 +8,9 @@
 
 use kvant_codec::Trellis;
 use kvant_codec::tile::TILE;
-use kvant_codec::trellis::{CLOSED, FREE, LEAD, LEVELS, UNIT, WINDOW, dim_at};
+use kvant_codec::trellis::{
+    BRANCH_FACTORS, COST_TAG_MASK, FORBIDDEN_COST, LEVELS, SEAM_OVERLAP, WINDOW, dim_at,
+};
 
 use crate::vec16::Lanes;
 
@@ -21,7 +23,7 @@ pub(super) fn encode<L: Lanes, const BITS: usize, const STATES: usize, const N: 
     z: &[[f32; N]; TILE],
     codes: &mut [[u8; N]; TILE],
 ) -> [f64; TILE] {
-    let walk = Walk::<BITS, STATES>::new(trellis);
+    let walk = Viterbi::<BITS, STATES>::new(trellis);
     // `values` and `came` are in the order of the trellis sequence.
     let mut values = [[0; 64]; N];
     for (p, value) in values.iter_mut().enumerate() {
@@ -31,24 +33,24 @@ pub(super) fn encode<L: Lanes, const BITS: usize, const STATES: usize, const N: 
     let mut came = [[0; 64]; N];
 
     let mut costs = [lanes.splat_i(0); STATES];
-    for value in &values[N - LEAD..] {
+    for value in &values[N - SEAM_OVERLAP..] {
         walk.step(lanes, &mut costs, lanes.codes_8(value));
     }
-    for (value, came) in values[..LEAD].iter().zip(&mut came) {
+    for (value, came) in values[..SEAM_OVERLAP].iter().zip(&mut came) {
         lanes.store_codes(walk.step(lanes, &mut costs, lanes.codes_8(value)), came);
     }
     let mut seam = walk.cheapest(lanes, &costs);
-    for came in came[..LEAD].iter().rev() {
-        seam = walk.back(lanes, seam, lanes.codes_8(came)).0;
+    for came in came[..SEAM_OVERLAP].iter().rev() {
+        seam = walk.backtrace(lanes, seam, lanes.codes_8(came)).0;
     }
 
-    let mut costs = walk.closed_but(lanes, seam);
+    let mut costs = walk.costs_from(lanes, seam);
     for (value, came) in values.iter().zip(&mut came) {
         lanes.store_codes(walk.step(lanes, &mut costs, lanes.codes_8(value)), came);
     }
     let (mut state, mut squares) = (seam, lanes.splat_i(0));
     for (p, came) in came.iter().enumerate().rev() {
-        let (before, window) = walk.back(lanes, state, lanes.codes_8(came));
+        let (before, window) = walk.backtrace(lanes, state, lanes.codes_8(came));
         let level = lanes.and_i(lanes.look_up_64(window, &walk.magnitudes), lanes.splat_i(0xff));
         squares = lanes.dot_pairs(squares, level, level);
         let found = lanes.low_bytes(lanes.and_i(state, lanes.splat_i((1 << BITS) - 1)));
@@ -63,14 +65,14 @@ pub(super) fn encode<L: Lanes, const BITS: usize, const STATES: usize, const N: 
 }
 
 /// The trellis, in the form that the steps of all rows read.
-struct Walk<const BITS: usize, const STATES: usize> {
+struct Viterbi<const BITS: usize, const STATES: usize> {
     /// Slopes and squares of all windows, as pairs.
     branches: [i32; LEVELS],
     /// Magnitudes of all levels.
     magnitudes: [u8; LEVELS],
 }
 
-impl<const BITS: usize, const STATES: usize> Walk<BITS, STATES> {
+impl<const BITS: usize, const STATES: usize> Viterbi<BITS, STATES> {
     /// Position of the oldest bits of a window.
     const OLDEST: usize = WINDOW - BITS;
 
@@ -85,8 +87,8 @@ impl<const BITS: usize, const STATES: usize> Walk<BITS, STATES> {
     /// Returns values in the form that a step takes.
     #[inline(always)]
     fn pair<L: Lanes>(&self, lanes: L, quarters: L::Ints) -> L::Ints {
-        let low = lanes.shift_left(quarters, lanes.splat_i(UNIT[0].ilog2() as i32));
-        lanes.or_i(lanes.and_i(low, lanes.splat_i(0xffff)), lanes.splat_i(pair([0, UNIT[1]])))
+        let low = lanes.shift_left(quarters, lanes.splat_i(BRANCH_FACTORS[0].ilog2() as i32));
+        lanes.or_i(lanes.and_i(low, lanes.splat_i(0xffff)), lanes.splat_i(pair([0, BRANCH_FACTORS[1]])))
     }
 
     /// Updates the costs of all states after a value, and returns, in one word, the oldest bits
@@ -96,7 +98,7 @@ impl<const BITS: usize, const STATES: usize> Walk<BITS, STATES> {
         let mut before = *costs;
         for (state, cost) in before.iter_mut().enumerate() {
             let tag = lanes.splat_i((state >> (Self::OLDEST - BITS)) as i32);
-            *cost = lanes.or_i(lanes.and_i(*cost, lanes.splat_i(!FREE)), tag);
+            *cost = lanes.or_i(lanes.and_i(*cost, lanes.splat_i(!COST_TAG_MASK)), tag);
         }
         let mut came = lanes.splat_i(0);
         for (state, cost) in costs.iter_mut().enumerate() {
@@ -118,22 +120,23 @@ impl<const BITS: usize, const STATES: usize> Walk<BITS, STATES> {
     fn cheapest<L: Lanes>(&self, lanes: L, costs: &[L::Ints; STATES]) -> L::Ints {
         let mut least = lanes.splat_i(i32::MAX);
         for (state, &cost) in costs.iter().enumerate() {
-            let tagged = lanes.or_i(lanes.and_i(cost, lanes.splat_i(!FREE)), lanes.splat_i(state as i32));
+            let tagged =
+                lanes.or_i(lanes.and_i(cost, lanes.splat_i(!COST_TAG_MASK)), lanes.splat_i(state as i32));
             least = lanes.min_i(least, tagged);
         }
-        lanes.and_i(least, lanes.splat_i(FREE))
+        lanes.and_i(least, lanes.splat_i(COST_TAG_MASK))
     }
 
     /// Returns costs that let paths begin in these states only.
     #[inline(always)]
-    fn closed_but<L: Lanes>(&self, lanes: L, states: L::Ints) -> [L::Ints; STATES] {
+    fn costs_from<L: Lanes>(&self, lanes: L, states: L::Ints) -> [L::Ints; STATES] {
         let open = lanes.shift_left(lanes.splat_i(1), states);
         let mut costs = [open; STATES];
         for (state, cost) in costs.iter_mut().enumerate() {
             let is_open = lanes.and_i(lanes.shift_right(open, lanes.splat_i(state as i32)), lanes.splat_i(1));
             // All ones for a closed state; the mask keeps the bit of the prohibitive cost.
             let is_closed = lanes.add_i(is_open, lanes.splat_i(-1));
-            *cost = lanes.and_i(is_closed, lanes.splat_i(CLOSED));
+            *cost = lanes.and_i(is_closed, lanes.splat_i(FORBIDDEN_COST));
         }
         costs
     }
@@ -141,7 +144,7 @@ impl<const BITS: usize, const STATES: usize> Walk<BITS, STATES> {
     /// Returns the predecessors of `states`, which were reached as `came` records, and the windows
     /// of that step.
     #[inline(always)]
-    fn back<L: Lanes>(&self, lanes: L, states: L::Ints, came: L::Ints) -> (L::Ints, L::Ints) {
+    fn backtrace<L: Lanes>(&self, lanes: L, states: L::Ints, came: L::Ints) -> (L::Ints, L::Ints) {
         let mut place = states;
         for _ in 1..BITS {
             place = lanes.add_i(place, states);

@@ -9,7 +9,7 @@ use super::kernels::{MOST_QUERIES, Scores, with_n};
 use crate::vec16::{Lanes, Op};
 
 /// Computes the products of queries with a centre.
-pub(super) struct Meet<'a> {
+pub(super) struct CentreDot<'a> {
     /// `[queries][dim]`
     pub(super) queries: &'a [f32],
     /// `[dim]` in f16.
@@ -18,29 +18,29 @@ pub(super) struct Meet<'a> {
     pub(super) met: &'a mut [f32],
 }
 
-impl Meet<'_> {
+impl CentreDot<'_> {
     pub(super) fn run<L: Lanes>(self, lanes: L) {
         let (dim, centre) = (self.centre.len() / 2, self.centre.as_chunks().0);
         let sixteens = self.queries.len() / (16 * dim);
         let (queries, rest) = self.queries.split_at(16 * dim * sixteens);
         let (met, rest_met) = self.met.split_at_mut(16 * sixteens);
         for (queries, met) in queries.chunks(16 * dim).zip(met.chunks_mut(16)) {
-            lanes.run(MeetChunk::<16> { queries, centre, met });
+            lanes.run(CentreDotChunk::<16> { queries, centre, met });
         }
         let chunks = rest.chunks(MOST_QUERIES * dim);
         for (queries, met) in chunks.zip(rest_met.chunks_mut(MOST_QUERIES)) {
-            with_n!(queries.len() / dim, N => lanes.run(MeetChunk::<N> { queries, centre, met }));
+            with_n!(queries.len() / dim, N => lanes.run(CentreDotChunk::<N> { queries, centre, met }));
         }
     }
 }
 
-struct MeetChunk<'a, const N: usize> {
+struct CentreDotChunk<'a, const N: usize> {
     queries: &'a [f32],
     centre: &'a [[u8; 32]],
     met: &'a mut [f32],
 }
 
-impl<const N: usize> Op for MeetChunk<'_, N> {
+impl<const N: usize> Op for CentreDotChunk<'_, N> {
     type Output = ();
 
     #[inline(always)]
@@ -67,14 +67,14 @@ impl<const N: usize> Op for MeetChunk<'_, N> {
 }
 
 /// Adds one number per query to that query's scores of some tiles.
-pub(super) struct Shift<'a> {
+pub(super) struct AddPerQuery<'a> {
     pub(super) scores: &'a mut [Scores],
     pub(super) tiles: Range<usize>,
     /// `[queries]` or more.
     pub(super) by: &'a [f32],
 }
 
-impl Op for Shift<'_> {
+impl Op for AddPerQuery<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -284,7 +284,7 @@ impl Coding {
 /// What the codes of a type decode to: value = (code - bias) · step · scale, within half a step for
 /// scalar codebooks.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Meaning {
+pub(super) struct CodeMeaning {
     pub(super) bias: i32,
     pub(super) step: f32,
     /// Byte planes of a query that is multiplied with such keys.
@@ -293,7 +293,7 @@ pub(super) struct Meaning {
     pub(super) loss: f32,
 }
 
-impl Meaning {
+impl CodeMeaning {
     /// Returns the meaning of a coded type's codes; `None` for float types.
     pub(super) fn of(dtype: DType) -> Option<Self> {
         let code = dtype.code()?;
@@ -422,7 +422,7 @@ mod tests {
     fn expanded_codes_are_those_of_the_tile() {
         let mut random = Random::new(1);
         for dtype in DType::KV {
-            let (Some(coding), Some(meaning)) = (Coding::of(dtype), Meaning::of(dtype)) else { continue };
+            let (Some(coding), Some(meaning)) = (Coding::of(dtype), CodeMeaning::of(dtype)) else { continue };
             for side in [Side::K, Side::V] {
                 let layout = TileLayout::new(dtype, side, 224).unwrap();
                 let mut tile: Vec<u8> = (0..layout.bytes()).map(|_| random.bits() as u8).collect();

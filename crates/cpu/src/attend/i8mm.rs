@@ -8,16 +8,16 @@
 //! They take half the instructions of a dot product in every lane. A lane is a token of keys, or a
 //! dim of values; a pair of rows is two queries, or both planes of one. Two groups of a panel are
 //! arranged for the instruction once for all rows. Sums of bytes are exact in any order, and
-//! [`Take`] defines the epilogue: so the bits are those of [`kernels`](super::kernels).
+//! [`Epilogue`] defines the epilogue: so the bits are those of [`kernels`](super::kernels).
 
 #![expect(clippy::needless_range_loop, reason = "one index runs over several arrays of registers")]
 
 use super::kernels::{Bytes, MOST_QUERIES};
-use super::matrix_unit::{MatrixPath, Operands, Take};
+use super::matrix_unit::{Epilogue, MatrixPath, Operands};
 use crate::I8mm;
 use crate::matrix_unit::{Products, ROWS, Row};
 use crate::vec16::{Lanes, Op};
-use crate::vec128::{Quad, Squares};
+use crate::vec128::{MatrixProducts, Quad};
 
 /// Maximum pairs of rows that are multiplied at once: as many as leave registers for the operands.
 const MOST_PAIRS: usize = 3;
@@ -33,7 +33,7 @@ type Step = [[u8; 16]; LANE_PAIRS];
 type Half<Q> = [<Q as Quad>::Ints; LANE_PAIRS / 2];
 
 /// The matrix path of 2x2 matrix instructions.
-pub(super) struct BesideSquares {
+pub(super) struct I8mmPath {
     quad: I8mm,
     /// The arranged panel.
     steps: [Step; MOST_STEPS],
@@ -41,7 +41,7 @@ pub(super) struct BesideSquares {
     sums: [Products; 2],
 }
 
-impl MatrixPath for BesideSquares {
+impl MatrixPath for I8mmPath {
     type Proof = I8mm;
 
     // Vector kernels read the codes of fewer queries in place.
@@ -54,7 +54,7 @@ impl MatrixPath for BesideSquares {
         Self { quad, steps, sums: [[Row::ZERO; ROWS]; 2] }
     }
 
-    fn multiply<L: Lanes>(&mut self, lanes: L, of: Operands<'_>, planes: usize, take: impl Take) {
+    fn multiply<L: Lanes>(&mut self, lanes: L, of: Operands<'_>, planes: usize, take: impl Epilogue) {
         match planes {
             1 => lanes.run(Multiply::<_, 1> { by: self, of, take }),
             2 => lanes.run(Multiply::<_, 2> { by: self, of, take }),
@@ -65,12 +65,12 @@ impl MatrixPath for BesideSquares {
 
 /// Products in `P` planes. Runs on the lanes of the same token.
 struct Multiply<'a, K, const P: usize> {
-    by: &'a mut BesideSquares,
+    by: &'a mut I8mmPath,
     of: Operands<'a>,
     take: K,
 }
 
-impl<K: Take, const P: usize> Op for Multiply<'_, K, P> {
+impl<K: Epilogue, const P: usize> Op for Multiply<'_, K, P> {
     type Output = ();
 
     #[inline(always)]
@@ -153,7 +153,7 @@ impl<K, const P: usize> Multiply<'_, K, P> {
 /// Adds the products of half of the lanes with some pairs of rows. Halves, and their code, are
 /// small enough that compilers keep sums in registers.
 #[inline(always)]
-fn add<Q: Squares, const N: usize>(
+fn add<Q: MatrixProducts, const N: usize>(
     q: Q,
     sums: &mut [Half<Q>; N],
     codes: &[[u8; 16]; LANE_PAIRS / 2],

@@ -18,7 +18,7 @@ use kvant_codec::tile::{TILE, high_planes};
 use kvant_codec::{DType, Side};
 
 use super::codes::{Codes, Coding, Turbo2, Whole, with_codes};
-use super::prefetch::Ahead;
+use super::prefetch::Prefetcher;
 use super::weights::{weight_planes, weighted};
 use crate::vec16::{Lanes, Op};
 
@@ -33,7 +33,7 @@ pub(super) const MOST_QUERIES: usize = 6;
 
 /// Score of a masked token. Finite, so that a block without a visible token gives finite sums,
 /// which the first visible one (whose score is far larger) multiplies by 2^(HIDDEN - score) = 0.
-pub(super) const HIDDEN: f32 = -1e30;
+pub(super) const MASKED_SCORE: f32 = -1e30;
 
 /// Signed bytes of one plane in fours: 128 dims of a query, or the weights of a block of tokens.
 #[derive(Debug, Clone, Copy, Pod, Zeroable)]
@@ -145,7 +145,7 @@ pub(super) struct ScoreCodes<'a> {
     pub(super) tile: usize,
     pub(super) is_first: bool,
     /// Prefetcher to advance meanwhile.
-    pub(super) ahead: &'a mut Ahead,
+    pub(super) ahead: &'a mut Prefetcher,
 }
 
 impl ScoreCodes<'_> {
@@ -235,7 +235,7 @@ pub(super) struct ScoreFloats<'a> {
     pub(super) scores: &'a mut [Scores],
     pub(super) tile: usize,
     /// Prefetcher to advance meanwhile.
-    pub(super) ahead: &'a mut Ahead,
+    pub(super) ahead: &'a mut Prefetcher,
 }
 
 impl ScoreFloats<'_> {
@@ -313,7 +313,7 @@ impl Floats<64> for F32 {
 
 /// Accumulates the weighted values of some tiles, octet by octet (two columns of 16 dims each), for
 /// a chunk of queries.
-pub(super) struct MixCodes<'a> {
+pub(super) struct AccumulateCodes<'a> {
     pub(super) coding: Coding,
     /// Planes of the first tile's block, `plane_bytes` of them; the next tile's are `stride` bytes
     /// further.
@@ -339,34 +339,39 @@ pub(super) struct MixCodes<'a> {
     /// The first lane of the first octet.
     pub(super) lane: usize,
     /// Prefetcher to advance meanwhile.
-    pub(super) ahead: &'a mut Ahead,
+    pub(super) ahead: &'a mut Prefetcher,
 }
 
-impl MixCodes<'_> {
+impl AccumulateCodes<'_> {
     pub(super) fn run<L: Lanes>(mut self, lanes: L) {
         let n = self.factors.len();
         match (self.coding, self.weight_planes) {
             // Codes of another type: expanded, or reduced to its low bits
             // ([`Stage::LowBits`](super::Stage)).
-            (Coding::Whole, 1) => with_n!(n, N => lanes.run(MixChunk::<Whole, N, 1>(&mut self, PhantomData))),
+            (Coding::Whole, 1) => {
+                with_n!(n, N => lanes.run(AccumulateCodesChunk::<Whole, N, 1>(&mut self, PhantomData)))
+            }
             (Coding::Turbo2, 2) => {
-                with_n!(n, N => lanes.run(MixChunk::<Turbo2, N, 2>(&mut self, PhantomData)))
+                with_n!(n, N => lanes.run(AccumulateCodesChunk::<Turbo2, N, 2>(&mut self, PhantomData)))
             }
             (coding, _) => with_codes!(coding, C => with_n!(n, N => {
                 // Only one of the two branches is compiled.
                 if const { weight_planes::<L>(C::LOSS) == 1 } {
-                    lanes.run(MixChunk::<C, N, 1>(&mut self, PhantomData));
+                    lanes.run(AccumulateCodesChunk::<C, N, 1>(&mut self, PhantomData));
                 } else {
-                    lanes.run(MixChunk::<C, N, 2>(&mut self, PhantomData));
+                    lanes.run(AccumulateCodesChunk::<C, N, 2>(&mut self, PhantomData));
                 }
             })),
         }
     }
 }
 
-struct MixChunk<'b, 'a, C, const N: usize, const P: usize>(&'b mut MixCodes<'a>, PhantomData<C>);
+struct AccumulateCodesChunk<'b, 'a, C, const N: usize, const P: usize>(
+    &'b mut AccumulateCodes<'a>,
+    PhantomData<C>,
+);
 
-impl<C: Codes, const N: usize, const P: usize> Op for MixChunk<'_, '_, C, N, P> {
+impl<C: Codes, const N: usize, const P: usize> Op for AccumulateCodesChunk<'_, '_, C, N, P> {
     type Output = ();
 
     const MULTIPLIES_BYTES: bool = true;
@@ -374,7 +379,7 @@ impl<C: Codes, const N: usize, const P: usize> Op for MixChunk<'_, '_, C, N, P> 
 
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
-        let &mut MixCodes { planes, rows, starts, factors, ref mut out, width, lane, .. } = self.0;
+        let &mut AccumulateCodes { planes, rows, starts, factors, ref mut out, width, lane, .. } = self.0;
         let starts: &[i32; N] = starts.try_into().expect("a start per query");
         let factors: &[f32; N] = factors.try_into().expect("a factor per query");
         assert!(rows.len() == P * N && self.0.tile + self.0.tiles <= BLOCK_TILES);
@@ -431,7 +436,7 @@ impl<C: Codes, const N: usize, const P: usize> Op for MixChunk<'_, '_, C, N, P> 
 }
 
 /// Accumulates float tiles of values `[tiles][16][row_width]`, in sixteens, for a chunk of queries.
-pub(super) struct MixFloats<'a> {
+pub(super) struct AccumulateFloats<'a> {
     pub(super) dtype: DType,
     pub(super) values: &'a [u8],
     pub(super) tiles: usize,
@@ -446,19 +451,22 @@ pub(super) struct MixFloats<'a> {
     pub(super) width: usize,
     pub(super) row_width: usize,
     /// Prefetcher to advance meanwhile.
-    pub(super) ahead: &'a mut Ahead,
+    pub(super) ahead: &'a mut Prefetcher,
 }
 
-impl MixFloats<'_> {
+impl AccumulateFloats<'_> {
     pub(super) fn run<L: Lanes>(mut self, lanes: L) {
         let n = self.factors.len();
-        with_floats!(self.dtype, F, B => with_n!(n, N => lanes.run(MixFloatsChunk::<F, B, N>(&mut self, PhantomData))))
+        with_floats!(self.dtype, F, B => with_n!(n, N => lanes.run(AccumulateFloatsChunk::<F, B, N>(&mut self, PhantomData))))
     }
 }
 
-struct MixFloatsChunk<'b, 'a, F, const B: usize, const N: usize>(&'b mut MixFloats<'a>, PhantomData<F>);
+struct AccumulateFloatsChunk<'b, 'a, F, const B: usize, const N: usize>(
+    &'b mut AccumulateFloats<'a>,
+    PhantomData<F>,
+);
 
-impl<F: Floats<B>, const B: usize, const N: usize> Op for MixFloatsChunk<'_, '_, F, B, N> {
+impl<F: Floats<B>, const B: usize, const N: usize> Op for AccumulateFloatsChunk<'_, '_, F, B, N> {
     type Output = ();
 
     #[inline(always)]
@@ -474,11 +482,11 @@ impl<F: Floats<B>, const B: usize, const N: usize> Op for MixFloatsChunk<'_, '_,
     }
 }
 
-impl<F: Floats<B>, const B: usize, const N: usize> MixFloatsChunk<'_, '_, F, B, N> {
+impl<F: Floats<B>, const B: usize, const N: usize> AccumulateFloatsChunk<'_, '_, F, B, N> {
     /// Accumulates `wide` columns of 16 dims, at most `M`.
     #[inline(always)]
     fn columns<L: Lanes, const M: usize>(&mut self, lanes: L, lane: usize, wide: usize) {
-        let &mut MixFloats {
+        let &mut AccumulateFloats {
             values,
             tiles,
             p,

@@ -35,17 +35,17 @@ pub(super) trait MatrixPath {
     fn new(proof: Self::Proof) -> Self;
 
     /// Multiplies rows of `planes` planes, and passes the sums to the epilogue `take`.
-    fn multiply<L: Lanes>(&mut self, lanes: L, of: Operands<'_>, planes: usize, take: impl Take);
+    fn multiply<L: Lanes>(&mut self, lanes: L, of: Operands<'_>, planes: usize, take: impl Epilogue);
 }
 
 /// A matrix unit, with its current tile configuration.
-pub(super) struct BesideUnit<U: Unit> {
+pub(super) struct UnitPath<U: Unit> {
     unit: U,
     /// The configured number of words, and the tiles.
     tiles: Option<(usize, U::Tiles)>,
 }
 
-impl<U: Unit> BesideUnit<U> {
+impl<U: Unit> UnitPath<U> {
     /// Returns the tiles, configured for products of `words` words.
     fn tiles(&mut self, words: usize) -> &mut U::Tiles {
         if self.tiles.as_ref().is_none_or(|(configured, _)| *configured != words) {
@@ -74,7 +74,7 @@ pub(super) struct Operands<'a> {
 }
 
 /// The epilogue of a product.
-pub(super) trait Take {
+pub(super) trait Epilogue {
     /// Consumes the sums of some queries with a panel, by plane.
     fn take<L: Lanes, const P: usize>(
         &mut self,
@@ -85,7 +85,7 @@ pub(super) trait Take {
     );
 }
 
-impl<U: Unit> MatrixPath for BesideUnit<U> {
+impl<U: Unit> MatrixPath for UnitPath<U> {
     type Proof = U;
 
     const LEAST_QUERIES: usize = U::LEAST_QUERIES;
@@ -95,7 +95,7 @@ impl<U: Unit> MatrixPath for BesideUnit<U> {
         Self { unit, tiles: None }
     }
 
-    fn multiply<L: Lanes>(&mut self, lanes: L, of: Operands<'_>, planes: usize, take: impl Take) {
+    fn multiply<L: Lanes>(&mut self, lanes: L, of: Operands<'_>, planes: usize, take: impl Epilogue) {
         let words = of.groups.min(MOST_WORDS);
         let tiles = self.tiles(words);
         match (of.groups / words, planes) {
@@ -117,13 +117,13 @@ struct Multiply<'a, T, K, const H: usize, const P: usize> {
 
 /// Identifies a product.
 #[derive(Clone, Copy, Default)]
-struct Place {
+struct ProductIndex {
     panel: usize,
     first_query: usize,
     plane: usize,
 }
 
-impl<T: Tiles, K: Take, const H: usize, const P: usize> Op for Multiply<'_, T, K, H, P> {
+impl<T: Tiles, K: Epilogue, const H: usize, const P: usize> Op for Multiply<'_, T, K, H, P> {
     type Output = ();
 
     const MULTIPLIES_BYTES: bool = true;
@@ -131,7 +131,7 @@ impl<T: Tiles, K: Take, const H: usize, const P: usize> Op for Multiply<'_, T, K
     #[inline(always)]
     fn run<L: Lanes>(mut self, lanes: L) {
         let n = self.of.n_panels * self.of.queries.div_ceil(ROWS) * P;
-        let (mut begun, mut used) = (Place::default(), Place::default());
+        let (mut begun, mut used) = (ProductIndex::default(), ProductIndex::default());
         for i in (0..n + USED_AFTER).step_by(4) {
             self.step::<L, 0, 2>(lanes, n, i, &mut begun, &mut used);
             self.step::<L, 1, 3>(lanes, n, i + 1, &mut begun, &mut used);
@@ -141,7 +141,7 @@ impl<T: Tiles, K: Take, const H: usize, const P: usize> Op for Multiply<'_, T, K
     }
 }
 
-impl<T: Tiles, K: Take, const H: usize, const P: usize> Multiply<'_, T, K, H, P> {
+impl<T: Tiles, K: Epilogue, const H: usize, const P: usize> Multiply<'_, T, K, H, P> {
     /// Stores one of `n` products, starts product `i` and uses another, each where it exists.
     #[inline(always)]
     fn step<L: Lanes, const C: usize, const STORED: usize>(
@@ -149,8 +149,8 @@ impl<T: Tiles, K: Take, const H: usize, const P: usize> Multiply<'_, T, K, H, P>
         lanes: L,
         n: usize,
         i: usize,
-        begun: &mut Place,
-        used: &mut Place,
+        begun: &mut ProductIndex,
+        used: &mut ProductIndex,
     ) {
         if (STORED_AFTER..n + STORED_AFTER).contains(&i) {
             self.tiles.store::<STORED>(i - STORED_AFTER);
@@ -175,7 +175,7 @@ impl<T: Tiles, K: Take, const H: usize, const P: usize> Multiply<'_, T, K, H, P>
     /// Advances through all planes of sixteen queries with a panel, then the next panel, then the
     /// next queries.
     #[inline(always)]
-    fn advance(&self, place: &mut Place) {
+    fn advance(&self, place: &mut ProductIndex) {
         place.plane += 1;
         if place.plane == P {
             (place.plane, place.panel) = (0, place.panel + 1);
@@ -186,7 +186,7 @@ impl<T: Tiles, K: Take, const H: usize, const P: usize> Multiply<'_, T, K, H, P>
     }
 
     #[inline(always)]
-    fn begin<const C: usize>(&mut self, place: Place) {
+    fn begin<const C: usize>(&mut self, place: ProductIndex) {
         let Operands { panels, stride, rows, at, .. } = self.of;
         if P == 2 || place.panel == 0 {
             let rows = &rows[place.first_query * P + place.plane..];
@@ -232,7 +232,7 @@ pub(super) struct AddScores<'a> {
     pub(super) is_first: bool,
 }
 
-impl Take for AddScores<'_> {
+impl Epilogue for AddScores<'_> {
     #[inline(always)]
     fn take<L: Lanes, const P: usize>(
         &mut self,
@@ -258,7 +258,7 @@ impl Take for AddScores<'_> {
 
 /// Epilogue that adds to outputs, as [`MixCodes`](super::kernels::MixCodes) does, which has the
 /// same fields. A panel is a column of sixteen dims.
-pub(super) struct AddMixed<'a> {
+pub(super) struct AccumulateOutputs<'a> {
     pub(super) starts: &'a [i32],
     pub(super) factors: &'a [f32],
     pub(super) out: &'a mut [Lane],
@@ -268,7 +268,7 @@ pub(super) struct AddMixed<'a> {
     pub(super) all: &'a [Row],
 }
 
-impl Take for AddMixed<'_> {
+impl Epilogue for AccumulateOutputs<'_> {
     #[inline(always)]
     fn take<L: Lanes, const P: usize>(
         &mut self,
@@ -297,8 +297,8 @@ mod tests {
     use super::*;
     use crate::Isa;
     use crate::attend::kernels::BLOCK;
-    use crate::attend::weights::below;
-    use crate::matrix_unit::SoftUnit;
+    use crate::attend::weights::weight_offset;
+    use crate::matrix_unit::EmulatedUnit;
     use crate::vec16::run_on;
 
     const QUERIES: usize = 20;
@@ -322,9 +322,9 @@ mod tests {
             let mut out = vec![Lane([0.0; 16]); 2 * QUERIES];
             let (stride, groups, factors) = (16 * BLOCK, BLOCK / 4, &[1.0; QUERIES]);
             let of = Operands { panels, stride, n_panels: 2, groups, rows, at: 0, queries: QUERIES };
-            let take = AddMixed { starts, factors, out: &mut out, width: 2, lane: 0, all };
-            BesideUnit::new(SoftUnit).multiply(lanes, of, 1, take);
-            (out, below::<L>())
+            let take = AccumulateOutputs { starts, factors, out: &mut out, width: 2, lane: 0, all };
+            UnitPath::new(EmulatedUnit).multiply(lanes, of, 1, take);
+            (out, weight_offset::<L>())
         }
     }
 

@@ -56,7 +56,7 @@ impl Unpack<'_> {
                 C::group(lanes, octet, first + 2, Side::V),
                 C::group(lanes, octet, first + 3, Side::V),
             ];
-            let turned = lanes.turn(groups);
+            let turned = lanes.transpose(groups);
             for i in 0..4 {
                 lanes.store_codes(turned[i], &mut keys[first + i]);
                 if let Some(values) = &mut values {

@@ -71,7 +71,7 @@
 //! The tests check every variant against these variances. A query that is not finite gives an
 //! output that is NaN.
 
-use kvant_backend::{AttendParams, BackendError, KvPart, Result, check_attend};
+use kvant_backend::{AttendParams, BackendError, KvBatchEntry, Result, check_attend};
 use kvant_codec::DType;
 
 use crate::matrix_unit::NoUnit;
@@ -97,7 +97,7 @@ mod thread_state;
 mod view;
 mod weights;
 
-use matrix_unit::BesideUnit;
+use matrix_unit::UnitPath;
 pub(crate) use split::Scratch;
 pub(crate) use stage::Stage;
 
@@ -114,7 +114,7 @@ pub(crate) fn attend(
     scratch: &mut Scratch,
     stage: Stage,
     p: &AttendParams,
-    parts: &[KvPart<'_, CpuPage>],
+    parts: &[KvBatchEntry<'_, CpuPage>],
     q: &[f32],
     sinks: Option<&[f32]>,
     band: Option<&CpuPage>,
@@ -136,23 +136,23 @@ pub(crate) fn attend(
     #[cfg(target_arch = "x86_64")]
     match isa {
         Isa::Amx(amx) => {
-            run!(crate::vec16::Zmm(amx.vectors()), BesideUnit<crate::Amx>, Some(amx));
+            run!(crate::vec16::Zmm(amx.vectors()), UnitPath<crate::Amx>, Some(amx));
             return Ok(());
         }
         #[cfg(any(test, debug_assertions))]
         Isa::Soft(vectors) => {
-            run!(vectors, BesideUnit<crate::matrix_unit::SoftUnit>, Some(crate::matrix_unit::SoftUnit));
+            run!(vectors, UnitPath<crate::matrix_unit::EmulatedUnit>, Some(crate::matrix_unit::EmulatedUnit));
             return Ok(());
         }
         _ => {}
     }
     #[cfg(target_arch = "aarch64")]
     if let Isa::I8mm(token) = isa {
-        run!(crate::vec128::Quads(token), i8mm::BesideSquares, Some(token));
+        run!(crate::vec128::Quads(token), i8mm::I8mmPath, Some(token));
         return Ok(());
     }
     with_lanes!(isa,
-        lanes => run!(lanes, BesideUnit<NoUnit>, None),
+        lanes => run!(lanes, UnitPath<NoUnit>, None),
         _ => {
             if stage != Stage::All {
                 return Err(BackendError::Unsupported {

@@ -4,13 +4,13 @@
 use kvant_backend::TILES_PER_BLOCK;
 use kvant_codec::tile::TileBlock;
 
-use super::codes::{Coding, Expanded, Meaning, OCTET_DIMS};
+use super::codes::{CodeMeaning, Coding, Expanded, OCTET_DIMS};
 use super::kernels::{BLOCK_TILES, Lane};
-use super::matrix_unit::{AddMixed, AddScores, MatrixPath, Operands};
+use super::matrix_unit::{AccumulateOutputs, AddScores, MatrixPath, Operands};
 use super::planes::{COLUMNS, Planes, halves};
-use super::prefetch::Ahead;
+use super::prefetch::Prefetcher;
 use super::query::SLICE;
-use super::thread_state::Local;
+use super::thread_state::ThreadState;
 use super::view::{Block, Run};
 use super::weights::weight_planes;
 use crate::matrix_unit::{MOST_WORDS, Row};
@@ -43,7 +43,7 @@ impl Panels {
     }
 }
 
-impl Local {
+impl ThreadState {
     /// Unpacks the coded tiles of a block of tokens.
     pub(super) fn unpack<L: Lanes>(&mut self, lanes: L, keys: &Block, values: &Block) {
         // The coded tiles of a block of tokens are contiguous.
@@ -81,7 +81,7 @@ impl Local {
     }
 
     fn unpack_values<L: Lanes>(&mut self, lanes: L, coding: Coding, run: &Run) {
-        let meaning = Meaning::of(run.layout.dtype()).expect("coded tiles");
+        let meaning = CodeMeaning::of(run.layout.dtype()).expect("coded tiles");
         for TileBlock { dims, bytes: place } in &self.blocks[1] {
             let octets = dims.len() / OCTET_DIMS;
             for octet in 0..octets {
@@ -115,9 +115,9 @@ impl Local {
         beside: &mut B,
         coding: Coding,
         run: &Run,
-        ahead: &mut Ahead,
+        ahead: &mut Prefetcher,
     ) {
-        let query_planes = Meaning::of(run.layout.dtype()).expect("coded tiles").query_planes;
+        let query_planes = CodeMeaning::of(run.layout.dtype()).expect("coded tiles").query_planes;
         for (index, block) in self.blocks[0].iter().enumerate() {
             let (dims, octets) = (&block.dims, block.dims.len() / OCTET_DIMS);
             let mut codes = self.keys(coding, run, block);
@@ -152,12 +152,12 @@ impl Local {
     }
 
     /// Accumulates a run of coded values, weighted, into the outputs of some queries.
-    pub(super) fn mix_panels<L: Lanes, B: MatrixPath>(
+    pub(super) fn accumulate_panels<L: Lanes, B: MatrixPath>(
         &mut self,
         lanes: L,
         beside: &mut B,
         run: &Run,
-        ahead: &mut Ahead,
+        ahead: &mut Prefetcher,
         out: &mut [Lane],
     ) {
         let (width, halves) = (out.len() / self.active.len(), halves(run));
@@ -178,7 +178,7 @@ impl Local {
             };
             let (starts, factors, all) = (&self.starts, &self.factors, &self.panels.sums[2 * at..]);
             ahead.steps(octets * run.tiles.div_ceil(2));
-            let take = AddMixed { starts, factors, out, width, lane: 2 * at, all };
+            let take = AccumulateOutputs { starts, factors, out, width, lane: 2 * at, all };
             beside.multiply(lanes, of, planes, take);
         }
     }

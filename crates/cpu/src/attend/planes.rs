@@ -8,7 +8,7 @@ use kvant_codec::tile::SCALE_BYTES;
 use super::codes::{Coding, Expand, Expanded};
 use super::kernels::{BLOCK, BLOCK_TILES};
 use super::mla::Unpack;
-use super::thread_state::Local;
+use super::thread_state::ThreadState;
 use super::view::Run;
 use crate::vec16::Lanes;
 
@@ -99,7 +99,7 @@ pub(super) fn halves(run: &Run) -> Range<usize> {
     run.first / HALF..(run.first + run.tiles).div_ceil(HALF)
 }
 
-impl Local {
+impl ThreadState {
     /// Returns the planes to read, at the current stage, as part `index` of `parts` of a block of
     /// dims of some tiles; a part is at least an octet. The block takes `block_bytes` and begins
     /// with `bytes` in the first tile; the next are `stride` bytes further.

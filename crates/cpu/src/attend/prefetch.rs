@@ -19,7 +19,7 @@ const MOST_LINES: usize = 2 * (BLOCK_TILES + 1);
 /// with each step of the loops. A core sustains few outstanding lines: many prefetches at once
 /// stall the work behind them, and leave the memory idle later.
 #[derive(Debug)]
-pub(super) struct Ahead {
+pub(super) struct Prefetcher {
     /// Remainder of the run that is being prefetched.
     run: Lines,
     /// The runs after it, last first.
@@ -28,7 +28,7 @@ pub(super) struct Ahead {
     lines_per_step: usize,
 }
 
-impl Ahead {
+impl Prefetcher {
     /// Returns a prefetcher for all bytes of some blocks, spread over `n_steps` steps.
     pub(super) fn of<'a>(blocks: impl DoubleEndedIterator<Item = &'a Block<'a>>, n_steps: usize) -> Self {
         let mut later = [(ptr::null(), 0); MOST_LINES];
@@ -47,21 +47,21 @@ impl Ahead {
     /// Prefetches the lines of one step.
     #[inline(always)]
     pub(super) fn step(&mut self) {
-        self.ask(self.lines_per_step);
+        self.prefetch_lines(self.lines_per_step);
     }
 
     /// Prefetches the lines of several steps, for loops that do not prefetch themselves.
     pub(super) fn steps(&mut self, n: usize) {
-        self.ask(n * self.lines_per_step);
+        self.prefetch_lines(n * self.lines_per_step);
     }
 
     /// Prefetches all remaining lines.
     pub(super) fn finish(&mut self) {
-        self.ask(usize::MAX);
+        self.prefetch_lines(usize::MAX);
     }
 
     #[inline(always)]
-    fn ask(&mut self, mut lines: usize) {
+    fn prefetch_lines(&mut self, mut lines: usize) {
         while lines > 0 {
             let (at, left) = self.run;
             let n = lines.min(left);

@@ -6,11 +6,11 @@ use std::ops::Range;
 use kvant_backend::KvTensorSpec;
 use kvant_codec::tile::{TileBlock, TileLayout, slices};
 
-use super::codes::Meaning;
+use super::codes::CodeMeaning;
 use super::kernels::Bytes;
-use crate::balance::Affine;
+use crate::channel_scales::Affine;
 use crate::matrix_unit::ROWS;
-use crate::vec16::{Lanes, Op, Rotate, Way};
+use crate::vec16::{Direction, Lanes, Op, Rotate};
 
 /// Dims of one row of [`Bytes`]; no block spans two rows.
 pub(super) const SLICE: usize = 128;
@@ -55,10 +55,10 @@ impl Queries {
         self.n = self.floats.len() / dim;
         if keys.rotates {
             for slice in slices(dim, SLICE) {
-                lanes.run(Rotate { rows: &mut self.floats, width: dim, slice, way: Way::Forward });
+                lanes.run(Rotate { rows: &mut self.floats, width: dim, slice, way: Direction::Forward });
             }
         }
-        if let Some(meaning) = Meaning::of(keys.dtype) {
+        if let Some(meaning) = CodeMeaning::of(keys.dtype) {
             self.round(lanes, meaning, &keys.main_layout());
         }
     }
@@ -68,7 +68,7 @@ impl Queries {
         &self.floats[some.start * dim..some.end * dim]
     }
 
-    fn round<L: Lanes>(&mut self, lanes: L, meaning: Meaning, keys: &TileLayout) {
+    fn round<L: Lanes>(&mut self, lanes: L, meaning: CodeMeaning, keys: &TileLayout) {
         let dim = keys.dim();
         let n = self.n;
         let planes = meaning.query_planes;

@@ -1,11 +1,11 @@
 //! The reference: one token at a time, decoded by the codec, with an online softmax in f64.
 
-use kvant_backend::{AttendParams, KvPart};
+use kvant_backend::{AttendParams, KvBatchEntry};
 use kvant_codec::tile::{self, TILE, prepare_query, restore_row};
 
-use super::view::{Form, View};
-use crate::balance::HeadBalance;
-use crate::disjoint::Shards;
+use super::view::{TokenForm, View};
+use crate::channel_scales::HeadScales;
+use crate::disjoint::DisjointMut;
 use crate::{CpuPage, Pool};
 
 /// Online softmax state of one (row, query head): `out / sum` is the mean of the values so far,
@@ -21,13 +21,13 @@ struct State {
 pub(super) fn attend(
     pool: &Pool,
     p: &AttendParams,
-    parts: &[KvPart<'_, CpuPage>],
+    parts: &[KvBatchEntry<'_, CpuPage>],
     q: &[f32],
     sinks: Option<&[f32]>,
     band: Option<&CpuPage>,
     out: &mut [f32],
 ) {
-    let (group, out) = (p.n_heads / p.n_kv_heads.max(1), Shards::new(out));
+    let (group, out) = (p.n_heads / p.n_kv_heads.max(1), DisjointMut::new(out));
     for part in parts {
         let rows = part.rows;
         let tiles = rows.start / TILE..rows.end().div_ceil(TILE);
@@ -39,7 +39,7 @@ pub(super) fn attend(
                 positions.clone().flat_map(|p| (kv_head * group..(kv_head + 1) * group).map(move |h| (p, h)))
             };
             let at = |position: usize, head: usize| (rows.first + position - rows.start) * p.n_heads + head;
-            let balance = HeadBalance::of(part, kv_head);
+            let balance = HeadScales::of(part, kv_head);
             let keys = View::new(part, &part.layer.k[kv_head], band);
             let values = View::new(part, part.layer.values(kv_head), band);
             let query = |(position, head)| {
@@ -51,7 +51,7 @@ pub(super) fn attend(
             };
             let mut states: Vec<State> = queries().map(query).collect();
 
-            let oldest = |position: usize| part.layer.oldest(position);
+            let oldest = |position: usize| part.layer.window_start(position);
             let (mut key, mut value) = (vec![0.0; keys.dim()], vec![0.0; values.dim()]);
             for token in oldest(positions.start)..positions.end {
                 keys.read(tile, token, &mut key);
@@ -86,8 +86,8 @@ impl View<'_> {
 
     /// Reads the row of `token` as a query in tile `tile` sees it.
     fn read(&self, tile: usize, token: usize, row: &mut [f32]) {
-        let (in_window, tile) = (token / TILE >= self.stream.spec.window(tile), token / TILE);
-        let (layout, bytes) = self.tile(tile, if in_window { Form::Window } else { Form::Main });
+        let (in_window, tile) = (token / TILE >= self.stream.spec.f16_window_start(tile), token / TILE);
+        let (layout, bytes) = self.tile(tile, if in_window { TokenForm::Window } else { TokenForm::Main });
         layout.get(bytes, token % TILE, row);
         if layout.dtype().code().is_some()
             && let Some(centre) = self.centre(tile)

@@ -115,7 +115,7 @@ fn powers<L: Lanes>(lanes: L, scores: &mut [[f32; 16]], max: f32) -> L::Floats {
 
 /// Merges the softmax of more tokens into that of earlier ones, for 16 queries at a time: raises
 /// the maxima and adds the sums. Sets the factors on the earlier outputs and on the new weights.
-pub(super) struct Join<'a> {
+pub(super) struct MergeSoftmax<'a> {
     pub(super) max: &'a mut [[f32; 16]],
     pub(super) sum: &'a mut [[f32; 16]],
     pub(super) more_max: &'a [[f32; 16]],
@@ -124,7 +124,7 @@ pub(super) struct Join<'a> {
     pub(super) shrink: &'a mut [[f32; 16]],
 }
 
-impl Op for Join<'_> {
+impl Op for MergeSoftmax<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -144,7 +144,7 @@ impl Op for Join<'_> {
 }
 
 /// Rescales outputs to new maxima.
-pub(super) struct Keep<'a> {
+pub(super) struct RescaleOutputs<'a> {
     /// `[queries][width]`
     pub(super) out: &'a mut [Lane],
     pub(super) width: usize,
@@ -152,7 +152,7 @@ pub(super) struct Keep<'a> {
     pub(super) keep: &'a [f32],
 }
 
-impl Op for Keep<'_> {
+impl Op for RescaleOutputs<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -169,7 +169,7 @@ impl Op for Keep<'_> {
 }
 
 /// Adds the outputs of another KV split.
-pub(super) struct AddShare<'a> {
+pub(super) struct AddSplit<'a> {
     /// `[queries][width]`
     pub(super) out: &'a mut [Lane],
     pub(super) more: &'a [Lane],
@@ -178,7 +178,7 @@ pub(super) struct AddShare<'a> {
     pub(super) shrink: &'a [f32],
 }
 
-impl Op for AddShare<'_> {
+impl Op for AddSplit<'_> {
     type Output = ();
 
     #[inline(always)]

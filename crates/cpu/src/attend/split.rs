@@ -12,33 +12,33 @@ use std::f32::consts::LOG2_E;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kvant_backend::{AttendParams, KvPart};
+use kvant_backend::{AttendParams, KvBatchEntry};
 use kvant_codec::tile::{TILE, slices};
 
-use super::kernels::{BLOCK, HIDDEN, Lane};
+use super::kernels::{BLOCK, Lane, MASKED_SCORE};
 use super::matrix_unit::MatrixPath;
-use super::prefetch::Ahead;
+use super::prefetch::Prefetcher;
 use super::query::SLICE;
-use super::softmax::{AddShare, Join, Keep};
+use super::softmax::{AddSplit, MergeSoftmax, RescaleOutputs};
 use super::stage::Stage;
-use super::thread_state::Local;
-use super::view::{Block, Form, View};
-use crate::balance::HeadBalance;
-use crate::disjoint::Shards;
-use crate::vec16::{Lanes, Rotate, Way};
+use super::thread_state::ThreadState;
+use super::view::{Block, TokenForm, View};
+use crate::channel_scales::HeadScales;
+use crate::disjoint::DisjointMut;
+use crate::vec16::{Direction, Lanes, Rotate};
 use crate::{CpuPage, Pool};
 
 /// Maximum number of queries whose scores are processed together: their intermediate results stay
 /// in the L2 cache, and a matrix unit, which powers down between uses and takes 0.24 µs to wake,
 /// gets more work at once.
-pub(super) const TOGETHER: usize = 96;
+pub(super) const QUERY_GROUP: usize = 96;
 
 /// Minimum queries of a pass over the KV cache: below it, passes are not divided further for more
 /// jobs, since jobs with several KV splits hold the outputs of all their queries for every split.
 const LEAST_WALK: usize = 48;
 
 /// Tokens of a KV split.
-const SHARE: usize = 1024;
+const SPLIT_TOKENS: usize = 1024;
 
 /// Jobs per thread below which jobs are divided into KV splits.
 const JOBS_PER_THREAD: usize = 4;
@@ -47,7 +47,7 @@ const JOBS_PER_THREAD: usize = 4;
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
     /// `[threads]`
-    threads: Vec<Local>,
+    threads: Vec<ThreadState>,
     /// One per item where jobs are divided into splits, else two per thread.
     shares: Vec<KvSplit>,
     jobs: Vec<WorkItem>,
@@ -86,7 +86,7 @@ pub(super) struct AttendArgs<'a, B: MatrixPath> {
     /// The matrix path for the codes of many queries, if the set has one.
     pub(super) beside: Option<B::Proof>,
     pub(super) p: &'a AttendParams,
-    pub(super) parts: &'a [KvPart<'a, CpuPage>],
+    pub(super) parts: &'a [KvBatchEntry<'a, CpuPage>],
     pub(super) q: &'a [f32],
     /// `[n_heads]`
     pub(super) sinks: Option<&'a [f32]>,
@@ -108,14 +108,14 @@ pub(super) fn attend<L: Lanes, B: MatrixPath>(
     let n_shares = jobs.last().map_or(0, |job| job.shares.end);
     let cuts = n_threads > 1 && jobs.len() < JOBS_PER_THREAD * n_threads;
     let n_items = if cuts { n_shares } else { jobs.len() };
-    scratch.threads.resize_with(n_threads.max(scratch.threads.len()), Local::default);
+    scratch.threads.resize_with(n_threads.max(scratch.threads.len()), ThreadState::default);
     let n_kept = if cuts { n_shares } else { 2 * n_threads };
     scratch.shares.resize_with(n_kept.max(scratch.shares.len()), KvSplit::default);
     scratch.done.clear();
     scratch.done.resize_with(jobs.len(), AtomicUsize::default);
 
-    let (locals, shares) = (Shards::new(&mut scratch.threads), Shards::new(&mut scratch.shares));
-    let (done, out, next) = (&scratch.done, Shards::new(out), AtomicUsize::new(0));
+    let (locals, shares) = (DisjointMut::new(&mut scratch.threads), DisjointMut::new(&mut scratch.shares));
+    let (done, out, next) = (&scratch.done, DisjointMut::new(out), AtomicUsize::new(0));
     // Neighbouring splits go to one thread, which prefetches the next while it works on one, but
     // not so many that a delayed thread delays the others.
     let together = if cuts { (n_items / (JOBS_PER_THREAD * n_threads)).max(1) } else { 1 };
@@ -146,7 +146,7 @@ pub(super) fn attend<L: Lanes, B: MatrixPath>(
                     // them visible; no other thread accesses them.
                     let parts = unsafe { shares.part(job.shares.clone()) };
                     let (first, rest) = parts.split_first_mut().expect("at least one share");
-                    rest.iter().for_each(|other| first.join_share(lanes, other, local));
+                    rest.iter().for_each(|other| first.merge_split(lanes, other, local));
                     task.finish(lanes, first, local, &out);
                 }
             }
@@ -179,7 +179,7 @@ impl<'a, B: MatrixPath> AttendArgs<'a, B> {
                 for head in 0..self.p.n_kv_heads {
                     let queries = walk * block..n_queries.min(walk * (block + 1));
                     let mut job = WorkItem { part: index, head, queries, shares: 0..0 };
-                    job.shares = first_share..first_share + self.task(&job).n_shares();
+                    job.shares = first_share..first_share + self.task(&job).n_splits();
                     first_share = job.shares.end;
                     jobs.push(job);
                 }
@@ -191,8 +191,8 @@ impl<'a, B: MatrixPath> AttendArgs<'a, B> {
         let (part, group) = (&self.parts[job.part], self.group());
         let position = |query: usize| part.rows.start + query / group;
         let positions = position(job.queries.start)..position(job.queries.end - 1) + 1;
-        let window = |position: usize| TILE * part.layer.head_window(job.head, position / TILE);
-        let oldest = part.layer.oldest(positions.start);
+        let window = |position: usize| TILE * part.layer.head_f16_window_start(job.head, position / TILE);
+        let oldest = part.layer.window_start(positions.start);
         Task {
             call: self,
             part,
@@ -202,7 +202,7 @@ impl<'a, B: MatrixPath> AttendArgs<'a, B> {
             window: window(positions.start).max(oldest)..positions.end,
             keys: View::new(part, &part.layer.k[job.head], self.band),
             values: View::new(part, part.layer.values(job.head), self.band),
-            balance: HeadBalance::of(part, job.head),
+            balance: HeadScales::of(part, job.head),
         }
     }
 }
@@ -233,20 +233,20 @@ impl KvSplit {
         keep: &mut [[f32; 16]],
         shrink: &mut [[f32; 16]],
     ) {
-        let (max, sum) = (&mut self.max[sixteens(some)], &mut self.sum[sixteens(some)]);
-        lanes.run(Join { max, sum, more_max, more_sum, keep: &mut *keep, shrink });
+        let (max, sum) = (&mut self.max[vector_range(some)], &mut self.sum[vector_range(some)]);
+        lanes.run(MergeSoftmax { max, sum, more_max, more_sum, keep: &mut *keep, shrink });
         let width = self.width;
-        lanes.run(Keep { out: self.out(some), width, keep: keep.as_flattened() });
+        lanes.run(RescaleOutputs { out: self.out(some), width, keep: keep.as_flattened() });
     }
 
     /// Merges a later split of the same queries.
-    fn join_share<L: Lanes>(&mut self, lanes: L, other: &Self, local: &mut Local) {
-        for some in together(self.queries) {
+    fn merge_split<L: Lanes>(&mut self, lanes: L, other: &Self, local: &mut ThreadState) {
+        for some in query_groups(self.queries) {
             local.select_queries(some.clone());
-            let more = (&other.max[sixteens(&some)], &other.sum[sixteens(&some)]);
+            let more = (&other.max[vector_range(&some)], &other.sum[vector_range(&some)]);
             self.join(lanes, &some, more, &mut local.rescale_old, &mut local.rescale_new);
             let (width, more) = (self.width, &other.out[some.start * self.width..some.end * self.width]);
-            lanes.run(AddShare {
+            lanes.run(AddSplit {
                 out: self.out(&some),
                 more,
                 width,
@@ -257,19 +257,19 @@ impl KvSplit {
 }
 
 /// Returns the groups of queries that are processed together. Each begins at a multiple of sixteen.
-fn together(queries: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..queries).step_by(TOGETHER).map(move |first| first..queries.min(first + TOGETHER))
+fn query_groups(queries: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..queries).step_by(QUERY_GROUP).map(move |first| first..queries.min(first + QUERY_GROUP))
 }
 
 /// Returns the range of some queries, in sixteens.
-fn sixteens(some: &Range<usize>) -> Range<usize> {
+fn vector_range(some: &Range<usize>) -> Range<usize> {
     some.start / 16..some.end.div_ceil(16)
 }
 
 /// A job with the visible ranges of its queries.
 struct Task<'a, B: MatrixPath> {
     call: &'a AttendArgs<'a, B>,
-    part: &'a KvPart<'a, CpuPage>,
+    part: &'a KvBatchEntry<'a, CpuPage>,
     group: usize,
     job: &'a WorkItem,
     /// Tokens that some of the queries read from the blocks.
@@ -278,7 +278,7 @@ struct Task<'a, B: MatrixPath> {
     window: Range<usize>,
     keys: View<'a>,
     values: View<'a>,
-    balance: Option<HeadBalance<'a>>,
+    balance: Option<HeadScales<'a>>,
 }
 
 impl<B: MatrixPath> Task<'_, B> {
@@ -289,28 +289,32 @@ impl<B: MatrixPath> Task<'_, B> {
     }
 
     /// Returns the KV splits of the tokens in the blocks.
-    fn main_shares(&self) -> Range<usize> {
-        if self.main.is_empty() { 0..0 } else { self.main.start / SHARE..self.main.end.div_ceil(SHARE) }
+    fn main_splits(&self) -> Range<usize> {
+        if self.main.is_empty() {
+            0..0
+        } else {
+            self.main.start / SPLIT_TOKENS..self.main.end.div_ceil(SPLIT_TOKENS)
+        }
     }
 
-    fn n_shares(&self) -> usize {
-        self.main_shares().len() + usize::from(!self.window.is_empty())
+    fn n_splits(&self) -> usize {
+        self.main_splits().len() + usize::from(!self.window.is_empty())
     }
 
     /// Processes all splits in order and writes the outputs; `shares` are two states to work with.
     fn run<L: Lanes>(
         &self,
         lanes: L,
-        local: &mut Local,
+        local: &mut ThreadState,
         shares: &mut [KvSplit],
         index: usize,
-        out: &Shards<f32>,
+        out: &DisjointMut<f32>,
     ) {
         let [all, more] = shares else { unreachable!("two shares") };
         self.attend_split(lanes, local, all, index, 0, true);
-        for share in 1..self.n_shares() {
+        for share in 1..self.n_splits() {
             self.attend_split(lanes, local, more, index, share, true);
-            all.join_share(lanes, more, local);
+            all.merge_split(lanes, more, local);
         }
         self.finish(lanes, all, local, out);
     }
@@ -320,7 +324,7 @@ impl<B: MatrixPath> Task<'_, B> {
     fn attend_split<L: Lanes>(
         &self,
         lanes: L,
-        local: &mut Local,
+        local: &mut ThreadState,
         share: &mut KvSplit,
         index: usize,
         number: usize,
@@ -328,7 +332,7 @@ impl<B: MatrixPath> Task<'_, B> {
     ) {
         let p = self.call.p;
         let n = self.job.queries.len();
-        if local.is_for_another(index) {
+        if local.replace_job(index) {
             let queries = self
                 .rows()
                 .map(|(row, head)| &self.call.q[(row * p.n_heads + head) * p.k_head_dim..][..p.k_head_dim]);
@@ -337,15 +341,15 @@ impl<B: MatrixPath> Task<'_, B> {
             local.reset([&self.keys, &self.values].map(|view| &view.stream.spec));
         }
         share.reset(n, self.values.stream.spec.value_dim() / 16);
-        let main_shares = self.main_shares();
+        let main_shares = self.main_splits();
         let (form, tokens) = if number < main_shares.len() {
-            let first = (main_shares.start + number) * SHARE;
-            (Form::Main, first.max(self.main.start)..self.main.end.min(first + SHARE))
+            let first = (main_shares.start + number) * SPLIT_TOKENS;
+            (TokenForm::Main, first.max(self.main.start)..self.main.end.min(first + SPLIT_TOKENS))
         } else {
-            (Form::Window, self.window.clone())
+            (TokenForm::Window, self.window.clone())
         };
         // End of the tokens to prefetch.
-        let end = if goes_on && form == Form::Main { self.main.end } else { tokens.end };
+        let end = if goes_on && form == TokenForm::Main { self.main.end } else { tokens.end };
         let block = |view, first: usize| {
             let within = |token: usize| token.clamp(first, first + BLOCK) - first;
             let tiles = within(tokens.start) / TILE..within(end).div_ceil(TILE);
@@ -359,13 +363,13 @@ impl<B: MatrixPath> Task<'_, B> {
         local.prefetcher(lanes, &beside, n, &next[1..]).finish();
         for first in blocks.step_by(BLOCK) {
             let [keys, values] = std::mem::replace(&mut next, both(first + BLOCK));
-            self.keys.ask_for_place((first + 2 * BLOCK) / TILE);
+            self.keys.prefetch_block((first + 2 * BLOCK) / TILE);
             let mut ahead = local.prefetcher(lanes, &beside, n, &next);
             if beside.is_some() {
                 local.unpack(lanes, &keys, &values);
             }
-            for some in together(n) {
-                let seen = self.seen_by_any(&some, form);
+            for some in query_groups(n) {
+                let seen = self.visible_to_any(&some, form);
                 if seen.start < first + BLOCK && seen.end > first {
                     local.select_queries(some);
                     self.attend_block(lanes, local, share, &mut beside, [&keys, &values], &mut ahead);
@@ -379,11 +383,11 @@ impl<B: MatrixPath> Task<'_, B> {
     fn attend_block<L: Lanes>(
         &self,
         lanes: L,
-        local: &mut Local,
+        local: &mut ThreadState,
         share: &mut KvSplit,
         beside: &mut Option<B>,
         [keys, values]: [&Block; 2],
-        ahead: &mut Ahead,
+        ahead: &mut Prefetcher,
     ) {
         let (some, tiles) = (local.active.clone(), &values.tiles);
         local.score(lanes, beside, keys, ahead);
@@ -394,75 +398,77 @@ impl<B: MatrixPath> Task<'_, B> {
         if let Some(centre) = centre {
             local.dot_centre(lanes, centre.bytes);
             if !is_even {
-                local.add_met(lanes, centre.first.max(keys.tiles.start)..keys.tiles.end);
+                local.add_centre_dot(lanes, centre.first.max(keys.tiles.start)..keys.tiles.end);
             }
         }
         if let Some(cap) = soft_cap {
             local.soft_cap(lanes, cap * LOG2_E, tiles.clone());
         }
-        let (first, sure) = (TILE * keys.first, self.seen_by_all(&some, keys.form));
+        let (first, sure) = (TILE * keys.first, self.visible_to_all(&some, keys.form));
         if first < sure.start || first + TILE * tiles.end > sure.end {
-            self.hide(local, first, tiles, keys.form);
+            self.mask(local, first, tiles, keys.form);
         }
         local.softmax(lanes, tiles.clone());
         if is_even {
-            local.raise_by_met();
+            local.add_centre_dot_to_max();
         }
         share.join(lanes, &some, (&local.max, &local.sum), &mut local.rescale_old, &mut local.rescale_new);
         local.accumulate_values(lanes, beside, values, ahead, share.out(&some));
-        if let Some(centre) = centre.filter(|_| self.part.layer.is_joint()) {
+        if let Some(centre) = centre.filter(|_| self.part.layer.is_shared_kv()) {
             let tiles = centre.first.max(keys.tiles.start)..keys.tiles.end;
-            local.mix_centre(lanes, centre.bytes, tiles, share.out(&some));
+            local.accumulate_centre(lanes, centre.bytes, tiles, share.out(&some));
         }
     }
 
     /// Returns the tokens that a query at `position` sees in this form.
-    fn seen(&self, position: usize, form: Form) -> Range<usize> {
+    fn visible_range(&self, position: usize, form: TokenForm) -> Range<usize> {
         let layer = self.part.layer;
-        let (oldest, window) =
-            (layer.oldest(position), TILE * layer.head_window(self.job.head, position / TILE));
+        let (oldest, window) = (
+            layer.window_start(position),
+            TILE * layer.head_f16_window_start(self.job.head, position / TILE),
+        );
         match form {
-            Form::Main => oldest..window.min(position + 1),
-            Form::Window => window.max(oldest)..position + 1,
+            TokenForm::Main => oldest..window.min(position + 1),
+            TokenForm::Window => window.max(oldest)..position + 1,
         }
     }
 
     /// Returns the visible ranges of the first and the last of some queries in this form.
-    fn seen_by_ends(&self, some: &Range<usize>, form: Form) -> [Range<usize>; 2] {
+    fn visible_to_ends(&self, some: &Range<usize>, form: TokenForm) -> [Range<usize>; 2] {
         let position = |query: usize| self.part.rows.start + (self.job.queries.start + query) / self.group;
-        [some.start, some.end - 1].map(|query| self.seen(position(query), form))
+        [some.start, some.end - 1].map(|query| self.visible_range(position(query), form))
     }
 
     /// Returns the tokens visible to every one of some queries in this form: from the start of the
     /// last query's range to the end of the first one's.
-    fn seen_by_all(&self, some: &Range<usize>, form: Form) -> Range<usize> {
-        let [first, last] = self.seen_by_ends(some, form);
+    fn visible_to_all(&self, some: &Range<usize>, form: TokenForm) -> Range<usize> {
+        let [first, last] = self.visible_to_ends(some, form);
         last.start..first.end
     }
 
     /// Returns the range that contains all tokens visible to any of some queries in this form.
-    fn seen_by_any(&self, some: &Range<usize>, form: Form) -> Range<usize> {
-        let [first, last] = self.seen_by_ends(some, form);
+    fn visible_to_any(&self, some: &Range<usize>, form: TokenForm) -> Range<usize> {
+        let [first, last] = self.visible_to_ends(some, form);
         first.start..last.end
     }
 
     /// Masks for each query the tokens that it does not see, or not in this form. The block begins
     /// with token `first`.
-    fn hide(&self, local: &mut Local, first: usize, tiles: &Range<usize>, form: Form) {
+    fn mask(&self, local: &mut ThreadState, first: usize, tiles: &Range<usize>, form: TokenForm) {
         let (begin, end) = (tiles.start * TILE, tiles.end * TILE);
         let queries = self.job.queries.start + local.active.start..;
         for (query, scores) in queries.zip(&mut local.scores) {
-            let seen = self.seen(self.part.rows.start + query / self.group, form);
+            let seen = self.visible_range(self.part.rows.start + query / self.group, form);
             let within = |token: usize| token.saturating_sub(first).clamp(begin, end);
             let scores = scores.0.as_flattened_mut();
-            scores[begin..within(seen.start)].fill(HIDDEN);
-            scores[within(seen.end)..end].fill(HIDDEN);
+            scores[begin..within(seen.start)].fill(MASKED_SCORE);
+            scores[within(seen.end)..end].fill(MASKED_SCORE);
         }
     }
 
     /// Divides by the sums (sinks included), un-rotates, undoes the channel scales and writes the
     /// outputs.
-    fn finish<L: Lanes>(&self, lanes: L, share: &KvSplit, local: &mut Local, out: &Shards<f32>) {
+    fn finish<L: Lanes>(&self, lanes: L, share: &KvSplit, local: &mut ThreadState, out: &DisjointMut<f32>) {
         let p = self.call.p;
         let (spec, row) = (&self.values.stream.spec, &mut local.row);
         let (dim, width) = (spec.value_dim(), spec.value_dim() / 16);
@@ -475,7 +481,7 @@ impl<B: MatrixPath> Task<'_, B> {
             }
             if spec.rotates {
                 for slice in slices(dim, SLICE) {
-                    lanes.run(Rotate { rows: row, width: dim, slice, way: Way::Inverse });
+                    lanes.run(Rotate { rows: row, width: dim, slice, way: Direction::Inverse });
                 }
             }
             let at = (query_row * p.n_heads + head) * p.v_head_dim;

@@ -6,19 +6,20 @@ use std::ops::Range;
 use kvant_backend::KvTensorSpec;
 use kvant_codec::tile::{TILE, TileBlock, TileLayout};
 
-use super::centre::{Meet, Shift};
-use super::codes::{Coding, Expanded, Meaning, OCTET_DIMS};
+use super::centre::{AddPerQuery, CentreDot};
+use super::codes::{CodeMeaning, Coding, Expanded, OCTET_DIMS};
 use super::kernels::{
-    BLOCK_TILES, Bytes, Lane, MOST_QUERIES, MixCodes, MixFloats, ScoreCodes, ScoreFloats, Scores,
+    AccumulateCodes, AccumulateFloats, BLOCK_TILES, Bytes, Lane, MOST_QUERIES, ScoreCodes, ScoreFloats,
+    Scores,
 };
 use super::matrix_unit::MatrixPath;
 use super::mla::{AddCentre, ScoreRows};
 use super::panels::Panels;
 use super::planes::Planes;
-use super::prefetch::Ahead;
+use super::prefetch::Prefetcher;
 use super::query::{Queries, SLICE};
 use super::softmax::{SoftCap, Softmax};
-use super::split::TOGETHER;
+use super::split::QUERY_GROUP;
 use super::stage::Stage;
 use super::view::{Block, Run};
 use super::weights::{RoundWeights, weight_planes};
@@ -30,7 +31,7 @@ const BLOCK_OCTETS: usize = 4;
 
 /// State of one thread.
 #[derive(Debug)]
-pub(super) struct Local {
+pub(super) struct ThreadState {
     /// The job whose queries are prepared.
     job: Option<usize>,
     pub(super) queries: Queries,
@@ -74,7 +75,7 @@ pub(super) struct Local {
     pub(super) stage: Stage,
 }
 
-impl Local {
+impl ThreadState {
     /// Begins a call: queries prepared for another call are discarded.
     pub(super) fn begin(&mut self, stage: Stage) {
         (self.stage, self.job) = (stage, None);
@@ -82,7 +83,7 @@ impl Local {
 
     /// Returns whether the prepared queries are not those of job `index`, and records `index` as
     /// the prepared job.
-    pub(super) fn is_for_another(&mut self, index: usize) -> bool {
+    pub(super) fn replace_job(&mut self, index: usize) -> bool {
         self.job.replace(index) != Some(index)
     }
 
@@ -99,7 +100,7 @@ impl Local {
             blocks.extend(layout.blocks().take_while(|block| block.dims.end <= dim));
         }
         self.panels.reset([keys.dim(), values.value_dim()]);
-        self.is_joint = keys.joint.is_some();
+        self.is_joint = keys.shared_kv.is_some();
         let octets = if self.is_joint { values.value_dim().div_ceil(OCTET_DIMS) } else { 0 };
         self.unpacked.resize(octets * BLOCK_TILES, Expanded::ZERO);
         self.octets.resize((2 * BLOCK_OCTETS).max(BLOCK_TILES), Expanded::ZERO);
@@ -131,17 +132,17 @@ impl Local {
         beside: &Option<B>,
         n_queries: usize,
         next: &[Block],
-    ) -> Ahead {
+    ) -> Prefetcher {
         let n = match self.stage.fetches() {
             false => 0,
             true if self.is_joint => 1,
             true => next.len(),
         };
         let times = match beside {
-            Some(_) => n_queries.div_ceil(TOGETHER),
+            Some(_) => n_queries.div_ceil(QUERY_GROUP),
             None => n_queries.div_ceil(MOST_QUERIES) * 2 / L::WIDE,
         };
-        Ahead::of(next[..n].iter(), self.steps * times)
+        Prefetcher::of(next[..n].iter(), self.steps * times)
     }
 
     /// Scores all queries against a block of keys. Coded keys go to the matrix path, if there is
@@ -151,7 +152,7 @@ impl Local {
         lanes: L,
         beside: &mut Option<B>,
         keys: &Block,
-        ahead: &mut Ahead,
+        ahead: &mut Prefetcher,
     ) {
         let (is_joint, n) = (self.is_joint, self.scores.len());
         // Unpacked codes have room for two tiles.
@@ -182,16 +183,16 @@ impl Local {
     /// Computes the products of all queries with the centre of a block of keys.
     pub(super) fn dot_centre<L: Lanes>(&mut self, lanes: L, centre: &[u8]) {
         let queries = self.queries.of(&self.active, centre.len() / 2);
-        Meet { queries, centre, met: self.centre_dot.as_flattened_mut() }.run(lanes);
+        CentreDot { queries, centre, met: self.centre_dot.as_flattened_mut() }.run(lanes);
     }
 
     /// Adds these products to the scores of some tiles.
-    pub(super) fn add_met<L: Lanes>(&mut self, lanes: L, tiles: Range<usize>) {
-        lanes.run(Shift { scores: &mut self.scores, tiles, by: self.centre_dot.as_flattened() });
+    pub(super) fn add_centre_dot<L: Lanes>(&mut self, lanes: L, tiles: Range<usize>) {
+        lanes.run(AddPerQuery { scores: &mut self.scores, tiles, by: self.centre_dot.as_flattened() });
     }
 
     /// Adds these products to the maxima.
-    pub(super) fn raise_by_met(&mut self) {
+    pub(super) fn add_centre_dot_to_max(&mut self) {
         let met = self.centre_dot.as_flattened();
         self.max.as_flattened_mut().iter_mut().zip(met).for_each(|(max, met)| *max += met);
     }
@@ -212,7 +213,7 @@ impl Local {
         });
     }
 
-    fn score_floats<L: Lanes>(&mut self, lanes: L, run: &Run, t: usize, ahead: &mut Ahead) {
+    fn score_floats<L: Lanes>(&mut self, lanes: L, run: &Run, t: usize, ahead: &mut Prefetcher) {
         let (layout, tiles, tile) = (run.layout, run.pair(t), run.first + t);
         let chunks = self.queries.of(&self.active, layout.dim()).chunks(MOST_QUERIES * layout.dim());
         for (queries, scores) in chunks.zip(self.scores.chunks_mut(MOST_QUERIES)) {
@@ -234,11 +235,11 @@ impl Local {
         coding: Coding,
         run: &Run,
         tiles: Range<usize>,
-        ahead: &mut Ahead,
+        ahead: &mut Prefetcher,
     ) {
         let (tile, n_tiles, n) = (run.first + tiles.start, tiles.len(), self.scores.len());
         let (first, all) = (self.active.start, self.queries.n);
-        let query_planes = Meaning::of(run.layout.dtype()).expect("coded tiles").query_planes;
+        let query_planes = CodeMeaning::of(run.layout.dtype()).expect("coded tiles").query_planes;
         let of_tiles = &run.bytes[tiles.start * run.tile_bytes..];
         for (block, TileBlock { dims, bytes }) in self.blocks[0].iter().enumerate() {
             let octets = dims.len() / OCTET_DIMS;
@@ -288,22 +289,22 @@ impl Local {
         lanes: L,
         beside: &mut Option<B>,
         values: &Block,
-        ahead: &mut Ahead,
+        ahead: &mut Prefetcher,
         out: &mut [Lane],
     ) {
         for run in values.runs() {
             match Coding::of(run.layout.dtype()) {
                 Some(coding) => match beside {
-                    Some(beside) => self.mix_panels(lanes, beside, &run, ahead, out),
-                    None => self.mix_codes(lanes, coding, &run, ahead, out),
+                    Some(beside) => self.accumulate_panels(lanes, beside, &run, ahead, out),
+                    None => self.accumulate_codes(lanes, coding, &run, ahead, out),
                 },
-                None => self.mix_floats(lanes, &run, ahead, out),
+                None => self.accumulate_floats(lanes, &run, ahead, out),
             }
         }
     }
 
     /// Adds the centre of a block of a shared-KV tensor, times the weights of these tiles.
-    pub(super) fn mix_centre<L: Lanes>(
+    pub(super) fn accumulate_centre<L: Lanes>(
         &self,
         lanes: L,
         centre: &[u8],
@@ -314,14 +315,15 @@ impl Local {
         lanes.run(AddCentre { centre, p, tiles, shrink, out });
     }
 
-    fn mix_floats<L: Lanes>(&self, lanes: L, run: &Run, ahead: &mut Ahead, out: &mut [Lane]) {
+    fn accumulate_floats<L: Lanes>(&self, lanes: L, run: &Run, ahead: &mut Prefetcher, out: &mut [Lane]) {
         let (width, row_width) = (out.len() / self.scores.len(), run.layout.dim() / 16);
         let chunks =
             self.scores.chunks(MOST_QUERIES).zip(self.rescale_new.as_flattened().chunks(MOST_QUERIES));
         for ((p, factors), out) in chunks.zip(out.chunks_mut(MOST_QUERIES * width)) {
             let (values, tiles, tile, factors) = (run.bytes, run.tiles, run.first, &factors[..p.len()]);
             let dtype = run.layout.dtype();
-            MixFloats { dtype, values, tiles, p, tile, factors, out, width, row_width, ahead }.run(lanes);
+            AccumulateFloats { dtype, values, tiles, p, tile, factors, out, width, row_width, ahead }
+                .run(lanes);
         }
     }
 
@@ -329,7 +331,7 @@ impl Local {
     /// planes.
     pub(super) fn round_weights<L: Lanes>(&mut self, lanes: L, run: &Run, of_block: &[u8]) -> usize {
         let (scales, stride) = self.stage.scales(of_block, run.tile_bytes);
-        let meaning = Meaning::of(run.layout.dtype()).expect("coded tiles");
+        let meaning = CodeMeaning::of(run.layout.dtype()).expect("coded tiles");
         let planes = weight_planes::<L>(meaning.loss);
         lanes.run(RoundWeights {
             p: &self.scores,
@@ -346,12 +348,12 @@ impl Local {
         planes
     }
 
-    fn mix_codes<L: Lanes>(
+    fn accumulate_codes<L: Lanes>(
         &mut self,
         lanes: L,
         coding: Coding,
         run: &Run,
-        ahead: &mut Ahead,
+        ahead: &mut Prefetcher,
         out: &mut [Lane],
     ) {
         let n = self.scores.len();
@@ -379,7 +381,7 @@ impl Local {
                 }
                 for from in (0..n).step_by(MOST_QUERIES) {
                     let to = (from + MOST_QUERIES).min(n);
-                    MixCodes {
+                    AccumulateCodes {
                         coding: codes.coding,
                         planes: codes.planes,
                         plane_bytes: codes.plane_bytes,
@@ -404,7 +406,7 @@ impl Local {
     }
 }
 
-impl Default for Local {
+impl Default for ThreadState {
     fn default() -> Self {
         let (queries, stage) = (Queries::default(), Stage::All);
         let (scores, weights, starts, factors) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
-use kvant_backend::{CountedPage, KvPart, KvTensor, Place, TILES_PER_BLOCK};
+use kvant_backend::{CountedPage, KvBatchEntry, KvTensor, TILES_PER_BLOCK, TileLocation};
 use kvant_codec::tile::TileLayout;
 
 use crate::CpuPage;
@@ -12,7 +12,7 @@ use crate::vec16::prefetch_line;
 
 /// The form in which tokens are read that are stored in two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum TokenForm {
     /// As stored in the blocks: tokens older than the window of a query.
     Main,
     /// In 16 bit, if the KV tensor has a tail: tokens of the window.
@@ -23,7 +23,7 @@ pub(super) enum Form {
 #[derive(Clone, Copy)]
 pub(super) struct View<'a> {
     pub(super) stream: &'a KvTensor,
-    part: &'a KvPart<'a, CpuPage>,
+    part: &'a KvBatchEntry<'a, CpuPage>,
     band: &'a [u8],
     /// Range of tiles that are read from the step tiles.
     in_band: (usize, usize),
@@ -33,7 +33,7 @@ pub(super) struct View<'a> {
 
 impl<'a> View<'a> {
     pub(super) fn new(
-        part: &'a KvPart<'a, CpuPage>,
+        part: &'a KvBatchEntry<'a, CpuPage>,
         stream: &'a KvTensor,
         band: Option<&'a CpuPage>,
     ) -> Self {
@@ -51,32 +51,34 @@ impl<'a> View<'a> {
 
     /// Returns the layout and the bytes per tile of tile `tile`, the memory from this tile on, and
     /// the number of tiles there.
-    fn tiles(&self, tile: usize, form: Form) -> (TileLayout, usize, &'a [u8], usize) {
+    fn tiles(&self, tile: usize, form: TokenForm) -> (TileLayout, usize, &'a [u8], usize) {
         let coded = match form {
-            Form::Main => usize::MAX,
-            Form::Window => 0,
+            TokenForm::Main => usize::MAX,
+            TokenForm::Window => 0,
         };
         let (stream, memory) = (self.stream, &self.part.memory);
         let bytes = |page: Option<&'a Arc<CountedPage<CpuPage>>>, at: usize| {
             &page.expect("a tile that was written").as_bytes()[at..]
         };
         let (layout, f16_bytes) = self.f16;
-        match stream.spec.place(tile, coded) {
-            Place::Sink(t) => {
+        match stream.spec.location(tile, coded) {
+            TileLocation::Sink(t) => {
                 let left = stream.spec.sink_tiles - t;
                 (layout, f16_bytes, bytes(memory.sink(), stream.sink + t * f16_bytes), left)
             }
-            Place::Main(t) => {
+            TileLocation::Main(t) => {
                 let ((layout, main_bytes), slot) = (self.main, t % TILES_PER_BLOCK);
                 let block = memory.blocks()[t / TILES_PER_BLOCK].as_ref();
                 (layout, main_bytes, bytes(block, stream.main + slot * main_bytes), TILES_PER_BLOCK - slot)
             }
             // One at a time: contiguous in the step tiles, perhaps not in the ring, and the order
             // of sums must be the same.
-            Place::Tail(_) if self.in_band.0 <= tile && tile < self.in_band.1 => {
+            TileLocation::Tail(_) if self.in_band.0 <= tile && tile < self.in_band.1 => {
                 (layout, f16_bytes, &self.band[self.part.band_offset(stream, tile)..], 1)
             }
-            Place::Tail(t) => (layout, f16_bytes, bytes(memory.tail(), stream.tail + t * f16_bytes), 1),
+            TileLocation::Tail(t) => {
+                (layout, f16_bytes, bytes(memory.tail(), stream.tail + t * f16_bytes), 1)
+            }
         }
     }
 
@@ -91,14 +93,14 @@ impl<'a> View<'a> {
 
     /// Prefetches the header that locates the block with tile `tile`: it has left the cache since
     /// the last pass.
-    pub(super) fn ask_for_place(&self, tile: usize) {
+    pub(super) fn prefetch_block(&self, tile: usize) {
         if let Some(Some(block)) = self.part.memory.blocks().get(tile / TILES_PER_BLOCK) {
             prefetch_line(ptr::from_ref::<CountedPage<CpuPage>>(block).cast());
         }
     }
 
     /// Returns the bytes of one tile.
-    pub(super) fn tile(&self, tile: usize, form: Form) -> (TileLayout, &'a [u8]) {
+    pub(super) fn tile(&self, tile: usize, form: TokenForm) -> (TileLayout, &'a [u8]) {
         let (layout, tile_bytes, bytes, _) = self.tiles(tile, form);
         (layout, &bytes[..tile_bytes])
     }
@@ -135,7 +137,7 @@ pub(super) struct Block<'a> {
     view: &'a View<'a>,
     /// The first tile of the block.
     pub(super) first: usize,
-    pub(super) form: Form,
+    pub(super) form: TokenForm,
     /// The tiles, counted from the start of the block.
     pub(super) tiles: Range<usize>,
 }
@@ -152,14 +154,14 @@ pub(super) struct Centre<'a> {
 
 impl<'a> Block<'a> {
     /// Returns tiles `tiles` of the block that begins with tile `first`.
-    pub(super) fn new(view: &'a View<'a>, first: usize, tiles: Range<usize>, form: Form) -> Self {
+    pub(super) fn new(view: &'a View<'a>, first: usize, tiles: Range<usize>, form: TokenForm) -> Self {
         Self { view, first, form, tiles }
     }
 
     /// Returns the centre of its codes, if any.
     pub(super) fn centre(&self) -> Option<Centre<'a>> {
         let first = self.view.stream.spec.sink_tiles.saturating_sub(self.first);
-        let has_codes = self.form == Form::Main && self.tiles.start.max(first) < self.tiles.end;
+        let has_codes = self.form == TokenForm::Main && self.tiles.start.max(first) < self.tiles.end;
         let bytes = if has_codes { self.view.centre(self.first)? } else { return None };
         Some(Centre { bytes, first })
     }

@@ -11,18 +11,18 @@
 //!
 //! [ordered dithering]: https://en.wikipedia.org/wiki/Ordered_dithering
 
-use super::codes::Meaning;
+use super::codes::CodeMeaning;
 use super::kernels::{BLOCK, BLOCK_TILES, Bytes, Lane, Scores, joined};
 use crate::vec16::{Lanes, Op};
 
 /// Returns the offset that is subtracted from a weight of one byte when it is stored.
-pub(super) const fn below<L: Lanes>() -> i32 {
-    1 << L::BELOW_BITS
+pub(super) const fn weight_offset<L: Lanes>() -> i32 {
+    1 << L::OFFSET_BITS
 }
 
 /// Returns the largest weight of one byte.
 const fn max_unsigned<L: Lanes>() -> i32 {
-    2 * below::<L>() - 1
+    2 * weight_offset::<L>() - 1
 }
 
 /// Dither added to the weights of a block before rounding: from -1/2 to 1/2, in van der Corput
@@ -50,7 +50,7 @@ pub(super) const fn weight_planes<L: Lanes>(loss: f32) -> usize {
 #[inline(always)]
 pub(super) fn weighted<L: Lanes, const P: usize>(lanes: L, sums: [L::Ints; P], all: L::Ints) -> L::Ints {
     let sum = joined(lanes, sums);
-    if P == 2 { sum } else { lanes.add_i(sum, lanes.shift_left(all, lanes.splat_i(L::BELOW_BITS))) }
+    if P == 2 { sum } else { lanes.add_i(sum, lanes.shift_left(all, lanes.splat_i(L::OFFSET_BITS))) }
 }
 
 /// Rounds the weights of some tiles, p · scale, to integers. A NaN among `p` may give any integers;
@@ -63,7 +63,7 @@ pub(super) struct RoundWeights<'a> {
     pub(super) tiles: usize,
     /// First of the tiles within the weights.
     pub(super) tile: usize,
-    pub(super) meaning: Meaning,
+    pub(super) meaning: CodeMeaning,
     /// Factor on the weights, `[queries]`.
     pub(super) shrink: &'a [f32],
     /// Byte planes, `[queries][planes]`: high and low bytes, or the weight minus [`below`].
@@ -195,12 +195,12 @@ fn to_byte<L: Lanes>(
             to_integers(lanes, &p[t + 2], scales[t + 2], &dither[t + 2], per_unit),
             to_integers(lanes, &p[t + 3], scales[t + 3], &dither[t + 3], per_unit),
         ];
-        sum = lanes.store_below(sum, integers, row);
+        sum = lanes.store_offset(sum, integers, row);
     }
     for (row, t) in rest.iter_mut().zip(4 * n_fours..) {
         let integers = to_integers(lanes, &p[t], scales[t], &dither[t], per_unit);
         sum = lanes.add_i(sum, integers);
-        *row = lanes.low_bytes(lanes.add_i(integers, lanes.splat_i(-below::<L>())));
+        *row = lanes.low_bytes(lanes.add_i(integers, lanes.splat_i(-weight_offset::<L>())));
     }
     sum
 }
@@ -242,17 +242,17 @@ mod tests {
     /// Returns the weights of one query as integers, for values of this type with scales of 1, and
     /// their unit.
     fn rounded(isa: Isa, dtype: DType, p: &Scores) -> Option<(Vec<i32>, f32)> {
-        struct Planes(Meaning);
+        struct Planes(CodeMeaning);
         impl Op for Planes {
             type Output = (usize, i32);
 
             const MULTIPLIES_BYTES: bool = true;
 
             fn run<L: Lanes>(self, _: L) -> (usize, i32) {
-                (weight_planes::<L>(self.0.loss), below::<L>())
+                (weight_planes::<L>(self.0.loss), weight_offset::<L>())
             }
         }
-        let meaning = Meaning::of(dtype).unwrap();
+        let meaning = CodeMeaning::of(dtype).unwrap();
         let (planes, below) = run_on(isa, Planes(meaning))?;
         let scales: Vec<u8> = [0, 0x3c].repeat(16);
         let (mut rows, mut starts, mut factors) = (vec![Bytes([[0; 4]; 32]); planes], [0], [0.0]);

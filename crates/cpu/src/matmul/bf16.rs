@@ -4,7 +4,7 @@ use super::MIN_PARALLEL_VALUES;
 use super::panel::{BLOCK, Line};
 use super::quantize::rotate;
 use super::simd::{Kernel, Simd};
-use crate::disjoint::Shards;
+use crate::disjoint::DisjointMut;
 use crate::matrix_unit::ROWS;
 use crate::pool::Pool;
 
@@ -13,7 +13,7 @@ pub(super) type Block = [Line; ROWS];
 
 /// Rows in tiles of sixteen, `[tile][block]`. Missing rows and columns are zeros.
 #[derive(Default)]
-pub(crate) struct Halves {
+pub(crate) struct Bf16Rows {
     n_blocks: usize,
     blocks: Vec<Block>,
 }
@@ -26,7 +26,7 @@ pub(super) fn bf16_bits(x: f32) -> u32 {
     if x.is_nan() { 0x7fc0 } else { rounded }
 }
 
-impl Halves {
+impl Bf16Rows {
     /// Rounds the rows of `x` `[rows, n_in]`, each block rotated first if the weights are.
     pub fn fill(&mut self, simd: impl Simd, pool: &Pool, x: &[f32], n_in: usize, rotates: bool) {
         let rows = x.len() / n_in;
@@ -35,7 +35,7 @@ impl Halves {
         if self.blocks.len() < n_tiles * n_blocks {
             self.blocks.resize(n_tiles * n_blocks, [Line::ZERO; ROWS]);
         }
-        let blocks = Shards::new(&mut self.blocks);
+        let blocks = DisjointMut::new(&mut self.blocks);
         let job = |tile: usize| {
             // SAFETY: one call of this job writes each tile.
             let blocks = unsafe { blocks.part(tile * n_blocks..(tile + 1) * n_blocks) };
@@ -97,12 +97,12 @@ fn round(values: &[f32; BLOCK], rotates: bool) -> Line {
 
 /// Tiles of sixteen rows.
 #[derive(Clone, Copy)]
-pub(crate) struct HalvesTiles<'a>(&'a Halves);
+pub(crate) struct HalvesTiles<'a>(&'a Bf16Rows);
 
 impl<'a> HalvesTiles<'a> {
     /// Returns tile `index`, block by block.
     pub fn tile(self, index: usize) -> &'a [Block] {
-        let Halves { n_blocks, blocks } = self.0;
+        let Bf16Rows { n_blocks, blocks } = self.0;
         &blocks[index * n_blocks..][..*n_blocks]
     }
 }

@@ -7,7 +7,7 @@ use std::ptr;
 use kvant_backend::Activation;
 use kvant_codec::DType;
 
-use super::bf16::Halves;
+use super::bf16::Bf16Rows;
 use super::floats::Floats;
 use super::gemm::{self, Rounded, Tiles, Workspace, row_block};
 use super::kernel_set::KernelSet;
@@ -18,9 +18,9 @@ use super::partition::Partition;
 use super::quantize::{Quantised, Source};
 use super::simd::Simd;
 use super::{
-    CpuMatrix, MIN_PARALLEL_VALUES, Store, experts, gate, gemv, of_rows, rows, uses_panels, with_set,
+    CpuMatrix, MIN_PARALLEL_VALUES, WeightLayout, experts, gate, gemv, of_rows, rows, uses_panels, with_set,
 };
-use crate::disjoint::Shards;
+use crate::disjoint::DisjointMut;
 use crate::norm::rms_norm;
 use crate::{Isa, Pool, PrefillPrecision, Tuning};
 
@@ -50,7 +50,7 @@ pub(crate) struct Product<'a> {
     /// `[n_out]`.
     pub bias: Option<&'a [f32]>,
     /// `[rows, n_out]`.
-    pub y: Shards<'a, f32>,
+    pub y: DisjointMut<'a, f32>,
     pub to: Scatter<'a>,
     pub accumulate: bool,
     /// The factor on the product.
@@ -111,7 +111,7 @@ pub(super) struct Forms {
     pub rotated: Quantised,
     pub floats: Floats,
     /// In bf16, unrotated and rotated.
-    pub halves: [Halves; 2],
+    pub halves: [Bf16Rows; 2],
 }
 
 /// Returns the rows of a tile for `rows` input rows, in the set that [`of_rows`] returns.
@@ -148,7 +148,7 @@ struct Region<'a> {
 
 /// The form of the input for a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum InputForm {
     /// Unchanged.
     Rows,
     /// Tiles of f32.
@@ -163,7 +163,7 @@ pub(super) enum Form {
     RotatedHalves,
 }
 
-impl Form {
+impl InputForm {
     pub fn of(isa: Isa, dtype: DType) -> Self {
         match dtype {
             _ if !uses_panels(isa) => Self::Rows,
@@ -192,25 +192,32 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
     let isa = of_rows(isa, rows);
     let in_halves =
         scratch.prompt_math == PrefillPrecision::Bf16 && isa.multiplies_bf16() && rows > gemv::MAX_ROWS;
-    let wants =
-        |form| products.iter().flatten().any(|product| Form::of_run(isa, product.w.dtype, in_halves) == form);
+    let wants = |form| {
+        products.iter().flatten().any(|product| InputForm::of_run(isa, product.w.dtype, in_halves) == form)
+    };
     let mut x = input.x;
-    if [Form::Rows, Form::Floats, Form::Halves, Form::RotatedHalves].into_iter().any(wants) {
-        x = normalise(pool, &mut scratch.normed, input);
+    if [InputForm::Rows, InputForm::Floats, InputForm::Halves, InputForm::RotatedHalves]
+        .into_iter()
+        .any(wants)
+    {
+        x = normalize(pool, &mut scratch.normed, input);
     }
-    if wants(Form::Floats) {
+    if wants(InputForm::Floats) {
         scratch.forms.floats.fill(pool, x, input.n_in, tile_rows(isa, rows, true));
     }
-    let source = |rotates| Source { x: input.x, picks: None, n_in: input.n_in, norm: input.norm, rotates };
-    if wants(Form::Codes) {
+    let source =
+        |rotates| Source { x: input.x, row_indices: None, n_in: input.n_in, norm: input.norm, rotates };
+    if wants(InputForm::Codes) {
         scratch.forms.quantised.fill(isa, pool, source(false), tile_rows(isa, rows, false));
     }
-    if wants(Form::Rotated) {
+    if wants(InputForm::Rotated) {
         scratch.forms.rotated.fill(isa, pool, source(true), tile_rows(isa, rows, false));
     }
-    for (form, halves) in [Form::Halves, Form::RotatedHalves].into_iter().zip(&mut scratch.forms.halves) {
+    for (form, halves) in
+        [InputForm::Halves, InputForm::RotatedHalves].into_iter().zip(&mut scratch.forms.halves)
+    {
         if wants(form) {
-            let rotates = form == Form::RotatedHalves;
+            let rotates = form == InputForm::RotatedHalves;
             with_set!(
                 isa,
                 set => halves.fill(set.vectors(), pool, x, input.n_in, rotates),
@@ -222,7 +229,7 @@ fn run(isa: Isa, pool: &Pool, scratch: &mut Scratch, input: Operand<'_>, product
     let mut tiles = scratch.forms.tiles([false, true].map(|is_float| (0, tile_rows(isa, rows, is_float))));
     if in_halves {
         tiles.halves = Some(Rounded {
-            tiles: scratch.forms.halves.each_ref().map(Halves::tiles),
+            tiles: scratch.forms.halves.each_ref().map(Bf16Rows::tiles),
             of_codes: isa.has_matrix_unit(),
         });
     }
@@ -311,7 +318,7 @@ impl Region<'_> {
 /// Computes outputs by the reference, for the rows of `x` `[rows, n_in]`.
 pub(super) fn file_rows(mut outputs: Outputs<'_, '_>, x: &[f32]) {
     let w = outputs.product.w;
-    let Store::Rows(bytes) = &w.store else { unreachable!("panels for the scalar kernel set") };
+    let WeightLayout::Rows(bytes) = &w.store else { unreachable!("panels for the scalar kernel set") };
     let row_bytes = bytes.len() / w.n_out;
     for o in outputs.panels.start * PANEL..w.n_out.min(outputs.panels.end * PANEL) {
         let row = &bytes[o * row_bytes..][..row_bytes];
@@ -385,8 +392,8 @@ pub(super) fn blocked<S: KernelSet>(
             outputs.put_panels(set, row, first, panels);
         }
     });
-    if S::STREAMS {
-        set.vectors().end_streams();
+    if S::NON_TEMPORAL {
+        set.vectors().store_fence();
     }
 }
 
@@ -418,11 +425,11 @@ pub(crate) fn gated_ffn(
     y: &mut [f32],
 ) {
     let product = |w, y, gate| {
-        Some(Product { w, bias: None, y: Shards::new(y), to: Scatter::Rows(0), accumulate: false, gate })
+        Some(Product { w, bias: None, y: DisjointMut::new(y), to: Scatter::Rows(0), accumulate: false, gate })
     };
     let n_ff = up.n_out;
     let for_rows = |y: &mut [f32], gate: &(dyn Fn(usize, &mut [f32]) + Sync)| {
-        let y = Shards::new(y);
+        let y = DisjointMut::new(y);
         pool.for_each(input.rows(), &|r| {
             // SAFETY: one call of this job writes each row.
             gate(r, unsafe { y.part(r * n_ff..(r + 1) * n_ff) });
@@ -430,7 +437,7 @@ pub(crate) fn gated_ffn(
     };
     if ptr::eq(gate, up) {
         run(isa, pool, scratch, input, &[product(up, y, None), None, None, None]);
-        return for_rows(y, &|_, u| gate::gate_itself(activation, u));
+        return for_rows(y, &|_, u| gate::ungated(activation, u));
     }
     if uses_panels(isa) && gate.dtype == up.dtype {
         let gate = Some(Gating { w: gate, activation, biases: None });
@@ -447,13 +454,13 @@ pub(crate) fn gated_ffn(
 }
 
 /// Returns the rows of the operand, normalized into `normed` when a norm is given.
-pub(super) fn normalise<'a>(pool: &Pool, normed: &'a mut Vec<f32>, input: Operand<'a>) -> &'a [f32] {
+pub(super) fn normalize<'a>(pool: &Pool, normed: &'a mut Vec<f32>, input: Operand<'a>) -> &'a [f32] {
     let Some((weight, eps)) = input.norm else { return input.x };
     let (n_in, rows) = (input.n_in, input.rows());
     if normed.len() < input.x.len() {
         normed.resize(input.x.len(), 0.0);
     }
-    let out = Shards::new(normed);
+    let out = DisjointMut::new(normed);
     let job = |r: usize| {
         let row = r * n_in..(r + 1) * n_in;
         // SAFETY: one call of this job writes each row.
@@ -482,10 +489,10 @@ mod tests {
         let matrices = sizes.map(|n_panels| {
             let (n_out, n_in) = (n_panels * PANEL, 1);
             let bytes = vec![0; size_of::<f32>() * n_out * n_in].into();
-            device.matrix(WeightSource { dtype: DType::F32, n_out, n_in, bytes }).unwrap()
+            device.upload_matrix(WeightSource { dtype: DType::F32, n_out, n_in, bytes }).unwrap()
         });
         let products: Products<'_> = matrices.each_ref().map(|w| {
-            let (y, to) = (Shards::new(&mut []), Scatter::Rows(0));
+            let (y, to) = (DisjointMut::new(&mut []), Scatter::Rows(0));
             Some(Product { w, bias: None, y, to, accumulate: false, gate: None })
         });
         for n_threads in [1, 2, 3, 17] {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::MIN_PARALLEL_VALUES;
 use super::quantize::GroupTiles;
-use crate::disjoint::Shards;
+use crate::disjoint::DisjointMut;
 use crate::pool::Pool;
 
 /// f32 rows in tiles of T rows: one column of each row, then the next column. A partial tile is
@@ -56,12 +56,12 @@ impl Floats {
     }
 
     /// Returns space for tiles with `rows` rows in total.
-    fn room(&mut self, rows: usize, n_in: usize) -> Shards<'_, f32> {
+    fn room(&mut self, rows: usize, n_in: usize) -> DisjointMut<'_, f32> {
         self.n_in = n_in;
         if self.values.len() < rows * n_in {
             self.values.resize(rows * n_in, 0.0);
         }
-        Shards::new(&mut self.values)
+        DisjointMut::new(&mut self.values)
     }
 
     /// Returns the tiles of `tile_rows` rows each that begin after `at` rows of tiles.

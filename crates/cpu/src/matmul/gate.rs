@@ -38,7 +38,7 @@ pub(crate) fn gate(activation: Activation, g: &[f32], u: &mut [f32]) {
 }
 
 /// Computes `u *= a(u)` for each value.
-pub(super) fn gate_itself(activation: Activation, u: &mut [f32]) {
+pub(super) fn ungated(activation: Activation, u: &mut [f32]) {
     for u in u.chunks_mut(16) {
         let mut g = [0.0; 16];
         g[..u.len()].copy_from_slice(u);
@@ -65,7 +65,7 @@ mod tests {
     fn an_ungated_relu_squares_positive_values() {
         let mut u: Vec<f32> = (0..37).map(|i| i as f32 - 18.0).collect();
         u[3] = f32::NAN;
-        gate_itself(Activation::Relu, &mut u);
+        ungated(Activation::Relu, &mut u);
         for (i, u) in u.into_iter().enumerate() {
             let x = (i as f32 - 18.0).max(0.0);
             assert!(if i == 3 { u.is_nan() } else { u == x * x }, "{i}: {u}");

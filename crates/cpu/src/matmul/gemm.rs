@@ -22,7 +22,9 @@ use super::kernels::{
     CHUNK_BLOCKS, CHUNK_COLS, Chunk, CodesToHalves, FloatChunk, FloatsToHalves, HALVES_BLOCKS, HalvesChunk,
     HalvesPanels, MultiplyFloats, PAIR, Register, Sums, Unpack, UnpackFloats,
 };
-use super::panel::{BLOCK, Format, Line, Values, has_halves, is_float, is_rotated, with_format, with_values};
+use super::panel::{
+    BLOCK, Line, Values, WeightFormat, has_halves, is_float, is_rotated, with_format, with_values,
+};
 use super::quantize::QuantisedTiles;
 use super::simd::Simd;
 
@@ -187,7 +189,7 @@ pub(super) fn multiply_codes<S: MultiplyChunk<T>, const T: usize>(
 }
 
 /// Adds the products of some pairs to their sums.
-fn add_codes<S: MultiplyChunk<T>, F: Format, const T: usize>(
+fn add_codes<S: MultiplyChunk<T>, F: WeightFormat, const T: usize>(
     set: S,
     chunk: &mut Chunk,
     totals: &mut Totals<'_, T>,
@@ -282,7 +284,7 @@ pub(super) fn multiply_halves<S: Simd, const T: usize>(
 }
 
 /// Unpacks the blocks of a chunk from block `first` on, with scales applied.
-fn codes_to_halves<S: Simd, F: Format>(
+fn codes_to_halves<S: Simd, F: WeightFormat>(
     simd: S,
     chunk: &mut Chunk,
     panels: &[&[Line]; PAIR],

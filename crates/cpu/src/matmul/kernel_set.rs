@@ -6,12 +6,12 @@ use std::ops::Range;
 use super::bf16::HalvesTiles;
 use super::gemm::{OfPair, Pairs, Tiles, Workspace, multiply_codes, multiply_halves};
 #[cfg(target_arch = "aarch64")]
-use super::kernels::{ArrangeHalves, ArrangeSquares, MultiplySquareHalves, MultiplySquares, SQUARES_TILE};
+use super::kernels::{ArrangeBf16, ArrangeI8mm, MultiplyBfmmla, MultiplyI8mm, SQUARES_TILE};
 use super::kernels::{
     BlockCodes, Chunk, HalvesPanels, Multiply, MultiplyTiles, Register, Sums,
-    multiply_halves as multiply_halves_chunk, subs,
+    multiply_bf16 as multiply_halves_chunk, subs,
 };
-use super::panel::{Format, GROUPS};
+use super::panel::{GROUPS, WeightFormat};
 use super::quantize::Tile;
 use super::simd::Simd;
 use crate::matrix_unit::{MOST_WORDS, ROWS, Unit};
@@ -32,7 +32,7 @@ pub(super) trait KernelSet: Copy + Send + Sync {
     /// Whether chunks are [centred](super::kernels::Unpack).
     const CENTRED: bool;
     /// Whether large results are written with non-temporal stores.
-    const STREAMS: bool = false;
+    const NON_TEMPORAL: bool = false;
 
     fn vectors(self) -> Self::Simd;
 
@@ -66,7 +66,7 @@ pub(super) trait MultiplyChunk<const T: usize>: KernelSet {
     }
 
     /// Adds the products of a chunk with tiles of as many blocks to the sums of each.
-    fn multiply_chunk<'a, F: Format>(
+    fn multiply_chunk<'a, F: WeightFormat>(
         self,
         chunk: &Chunk,
         tiles: impl Iterator<Item = (&'a mut Sums<T>, Tile<'a, T>)>,
@@ -107,7 +107,7 @@ impl<S: Simd> KernelSet for S {
 }
 
 impl<S: Simd> MultiplyChunk<VECTOR_TILE> for S {
-    fn multiply_chunk<'a, F: Format>(
+    fn multiply_chunk<'a, F: WeightFormat>(
         self,
         chunk: &Chunk,
         tiles: impl Iterator<Item = (&'a mut Sums<VECTOR_TILE>, Tile<'a, VECTOR_TILE>)>,
@@ -161,13 +161,13 @@ impl KernelSet for I8mmKernels {
         // A partial tile repeats its last two rows for the missing ones; their sums are not read.
         let last = (rows.end - 1) / 2 * 2;
         let add = |chunk: &mut [HalvesPanels], sums: OfPair<'_, SQUARES_TILE>, blocks: Range<usize>| {
-            quad.run(ArrangeHalves { quad, chunk });
+            quad.run(ArrangeBf16 { quad, chunk });
             for (first, sums) in rows.clone().step_by(SQUARES_TILE).zip(sums) {
                 let rows = [first, first + 2, first + 4].map(|row| {
                     let row = row.min(last);
                     (&halves.tile(row / ROWS)[blocks.clone()], row % ROWS)
                 });
-                quad.run(MultiplySquareHalves { quad, chunk, rows, sums });
+                quad.run(MultiplyBfmmla { quad, chunk, rows, sums });
             }
         };
         multiply_halves(self.vectors(), workspace, pairs, rows.clone(), add, put);
@@ -177,16 +177,16 @@ impl KernelSet for I8mmKernels {
 #[cfg(target_arch = "aarch64")]
 impl MultiplyChunk<SQUARES_TILE> for I8mmKernels {
     fn arrange(self, codes: &mut [BlockCodes]) {
-        self.bytes.run(ArrangeSquares { quad: self.bytes, codes });
+        self.bytes.run(ArrangeI8mm { quad: self.bytes, codes });
     }
 
-    fn multiply_chunk<'a, F: Format>(
+    fn multiply_chunk<'a, F: WeightFormat>(
         self,
         chunk: &Chunk,
         tiles: impl Iterator<Item = (&'a mut Sums<SQUARES_TILE>, Tile<'a, SQUARES_TILE>)>,
     ) {
         for (sums, tile) in tiles {
-            self.bytes.run(MultiplySquares { quad: self.bytes, chunk, tile, sums, format: PhantomData::<F> });
+            self.bytes.run(MultiplyI8mm { quad: self.bytes, chunk, tile, sums, format: PhantomData::<F> });
         }
     }
 }
@@ -205,7 +205,7 @@ impl<S: Simd, U: Unit> KernelSet for AmxKernels<S, U> {
     const CENTRED: bool = true;
     /// A written line would be read from memory first, and the CPUs with such a unit are far from
     /// their last-level cache: 3 to 6 % of a layer (docs/benchmarks/2026-11-25-amx.md).
-    const STREAMS: bool = true;
+    const NON_TEMPORAL: bool = true;
 
     fn vectors(self) -> S {
         self.vectors
@@ -241,7 +241,7 @@ impl<S: Simd, U: Unit> KernelSet for AmxKernels<S, U> {
 }
 
 impl<S: Simd, U: Unit> MultiplyChunk<ROWS> for AmxKernels<S, U> {
-    fn multiply_chunk<'a, F: Format>(
+    fn multiply_chunk<'a, F: WeightFormat>(
         self,
         chunk: &Chunk,
         tiles: impl Iterator<Item = (&'a mut Sums<ROWS>, Tile<'a, ROWS>)>,

@@ -57,12 +57,12 @@ pub struct CpuMatrix {
     dtype: DType,
     n_out: usize,
     n_in: usize,
-    store: Store,
+    store: WeightLayout,
 }
 
 /// Memory layout of the weights.
 #[derive(Debug)]
-enum Store {
+enum WeightLayout {
     /// As in the file, row by row.
     Rows(SharedBytes),
     /// In panels of 16 rows.
@@ -124,8 +124,10 @@ macro_rules! with_set {
             }
             #[cfg(all(any(test, debug_assertions), target_arch = "x86_64"))]
             $crate::Isa::Soft(vectors) => {
-                let $set =
-                    $crate::matmul::kernel_set::AmxKernels { vectors, unit: $crate::matrix_unit::SoftUnit };
+                let $set = $crate::matmul::kernel_set::AmxKernels {
+                    vectors,
+                    unit: $crate::matrix_unit::EmulatedUnit,
+                };
                 $body
             }
             _ => $otherwise,
@@ -168,9 +170,9 @@ impl CpuMatrix {
         check_matrix(&source)?;
         let WeightSource { dtype, n_out, n_in, bytes } = source;
         let store = if uses_panels(isa) {
-            Store::Panels(Panels::new(pool, dtype, n_out, n_in, &bytes)?)
+            WeightLayout::Panels(Panels::new(pool, dtype, n_out, n_in, &bytes)?)
         } else {
-            Store::Rows(bytes)
+            WeightLayout::Rows(bytes)
         };
         Ok(Self { dtype, n_out, n_in, store })
     }
@@ -183,20 +185,20 @@ impl CpuMatrix {
     /// Decodes row `index` into `out` `[n_in]`.
     pub(crate) fn decode_row(&self, index: usize, out: &mut [f32]) {
         match &self.store {
-            Store::Rows(bytes) => {
+            WeightLayout::Rows(bytes) => {
                 let row_bytes = bytes.len() / self.n_out;
                 let row = &bytes[index * row_bytes..][..row_bytes];
                 kvant_codec::decode(self.dtype, row, out).expect("rows are whole blocks");
             }
-            Store::Panels(panels) => panels.decode_row(index, out),
+            WeightLayout::Panels(panels) => panels.decode_row(index, out),
         }
     }
 
     /// Returns some neighbouring panels.
     fn panels(&self, panels: Range<usize>) -> &[Line] {
         match &self.store {
-            Store::Panels(kept) => kept.panels(panels),
-            Store::Rows(_) => unreachable!("file rows for a kernel set that reads panels"),
+            WeightLayout::Panels(kept) => kept.panels(panels),
+            WeightLayout::Rows(_) => unreachable!("file rows for a kernel set that reads panels"),
         }
     }
 

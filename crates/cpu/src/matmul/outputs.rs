@@ -87,7 +87,7 @@ impl Outputs<'_, '_> {
             return (first..).zip(panels).for_each(|(panel, sums)| self.put(row, panel * PANEL, &sums.0));
         }
         assert!(self.rows.contains(&row) && self.panels.start <= first && end <= self.panels.end);
-        let streams = S::STREAMS && size_of::<f32>() * self.product.y.len() >= LEAST_STREAMED;
+        let streams = S::NON_TEMPORAL && size_of::<f32>() * self.product.y.len() >= LEAST_STREAMED;
         let y = self.outputs(row, first * PANEL..end * PANEL).as_chunks_mut().0;
         set.vectors().run(PutPanels { panels, y, accumulate: *accumulate, streams });
     }
@@ -126,7 +126,7 @@ impl<'a, I: Iterator<Item = &'a Register>> Kernel for PutPanels<'_, I> {
             for part in 0..S::PARTS {
                 let sums = simd.load_floats(&sums.0, part);
                 if self.streams {
-                    simd.stream_floats(sums, y, part);
+                    simd.store_floats_nt(sums, y, part);
                 } else {
                     simd.store_floats(sums, y, part);
                 }

@@ -23,10 +23,10 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(all(any(test, debug_assertions), target_arch = "x86_64"))]
-mod soft;
+mod emulated;
 
 #[cfg(all(any(test, debug_assertions), target_arch = "x86_64"))]
-pub(crate) use soft::SoftUnit;
+pub(crate) use emulated::EmulatedUnit;
 
 use bytemuck::{Pod, Zeroable};
 

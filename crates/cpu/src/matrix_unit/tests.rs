@@ -38,7 +38,7 @@ fn adds_products<U: Unit>(unit: U, words: usize) {
 #[test]
 fn units_add_products_of_bytes() {
     for words in [1, 4, 8, MOST_WORDS] {
-        adds_products(SoftUnit, words);
+        adds_products(EmulatedUnit, words);
         if let Some(amx) = Amx::detect() {
             adds_products(amx, words);
         }
@@ -73,7 +73,7 @@ fn units_add_products_of_halves() {
         };
         let ([rows, lines], words) = ([x, y].map(bytes), 12);
         let sums: Products = bytemuck::cast([[1.5f32; 16]; ROWS]);
-        let got = halves(SoftUnit, words, [&rows, &lines], &sums);
+        let got = halves(EmulatedUnit, words, [&rows, &lines], &sums);
         if let Some(amx) = Amx::detect() {
             assert_eq!(halves(amx, words, [&rows, &lines], &sums), got);
         }
@@ -115,7 +115,7 @@ fn halves_are_added_in_their_order_and_subnormal_ones_are_zero() {
     let subnormal = one_row([tiny / 4.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
     let difference = one_row([1.5 * tiny, -tiny, 0.0, 0.0, 0.0, 0.0]);
     for (rows, want) in [(in_order, 1.0), (subnormal, 0.0), (difference, 0.0)] {
-        assert_eq!(first(halves(SoftUnit, 3, [&rows, &ones], &zero)), want);
+        assert_eq!(first(halves(EmulatedUnit, 3, [&rows, &ones], &zero)), want);
         if let Some(amx) = Amx::detect() {
             assert_eq!(first(halves(amx, 3, [&rows, &ones], &zero)), want);
         }
@@ -125,7 +125,7 @@ fn halves_are_added_in_their_order_and_subnormal_ones_are_zero() {
 #[test]
 #[should_panic = "rows"]
 fn the_emulation_rejects_products_of_unloaded_tiles() {
-    let mut tiles = SoftUnit.open(8);
+    let mut tiles = EmulatedUnit.open(8);
     tiles.zero::<0>();
     tiles.dot_signed::<0, 4, 6>();
 }
@@ -133,6 +133,6 @@ fn the_emulation_rejects_products_of_unloaded_tiles() {
 #[test]
 #[should_panic = "configured twice"]
 fn the_emulation_rejects_a_second_configuration() {
-    let _tiles = SoftUnit.open(8);
-    let _more = SoftUnit.open(4);
+    let _tiles = EmulatedUnit.open(8);
+    let _more = EmulatedUnit.open(4);
 }

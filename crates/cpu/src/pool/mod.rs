@@ -25,9 +25,10 @@ use std::time::{Duration, Instant};
 use kvant_backend::{BackendError, Result};
 
 use self::sync::{
-    AtomicBool, AtomicU32, AtomicUsize, Builder, Condvar, JoinHandle, Mutex, MutexGuard, Ordering, keep_order,
+    AtomicBool, AtomicU32, AtomicUsize, Builder, Condvar, JoinHandle, Mutex, MutexGuard, Ordering,
+    seq_cst_fence,
 };
-use crate::disjoint::Shards;
+use crate::disjoint::DisjointMut;
 
 /// Spins before each reading of the clock; under an interpreter, each takes as long as a thousand.
 #[cfg(not(loom))]
@@ -177,7 +178,7 @@ impl Pool {
         }
         // Releases the writes above, the cell and the counters, to workers that see the new epoch.
         shared.epoch.fetch_add(1, Ordering::SeqCst);
-        keep_order();
+        seq_cst_fence();
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
             drop(shared.lock.lock().unwrap_or_else(PoisonError::into_inner));
             shared.wake.notify_all();
@@ -204,13 +205,13 @@ impl Pool {
             return (0..n).for_each(job);
         }
         let n_threads = self.n_threads();
-        self.hand_out(|thread| share(n, thread, n_threads), &|_, _, item| job(item));
+        self.run_shares(|thread| share(n, thread, n_threads), &|_, _, item| job(item));
     }
 
     /// Runs `job(thread, item)` for every item of `0 .. n_items(thread)` of every thread, on that
     /// thread or on an idle one, as [`Pool::for_each`] does; the caller divides the work.
     pub(crate) fn for_shares(&self, n_items: impl Fn(usize) -> usize, job: &(dyn Fn(usize, usize) + Sync)) {
-        self.hand_out(|thread| 0..n_items(thread), &|_, owner, item| job(owner, item));
+        self.run_shares(|thread| 0..n_items(thread), &|_, owner, item| job(owner, item));
     }
 
     /// Runs the items of [`Pool::for_shares`] as `job(state, thread, item)`, with the state of the
@@ -225,8 +226,8 @@ impl Pool {
         job: &(dyn Fn(&mut T, usize, usize) + Sync),
     ) {
         assert_eq!(states.len(), self.n_threads(), "a state for each thread");
-        let states = Shards::new(states);
-        self.hand_out(|thread| 0..n_items(thread), &|thread, owner, item| {
+        let states = DisjointMut::new(states);
+        self.run_shares(|thread| 0..n_items(thread), &|thread, owner, item| {
             // SAFETY: each number of a thread belongs to one thread of the region, which works on
             // one item at a time.
             let own = unsafe { states.part(thread..thread + 1) };
@@ -235,7 +236,7 @@ impl Pool {
     }
 
     /// Runs `job(thread, owner, item)` for every item of the share of each owner.
-    fn hand_out(&self, share: impl Fn(usize) -> Range<usize>, job: &(dyn Fn(usize, usize, usize) + Sync)) {
+    fn run_shares(&self, share: impl Fn(usize) -> Range<usize>, job: &(dyn Fn(usize, usize, usize) + Sync)) {
         let n_threads = self.n_threads();
         if n_threads == 1 {
             return share(0).for_each(|item| job(0, 0, item));
@@ -338,7 +339,7 @@ impl Shared {
         let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         // Announced before the last check: `run` reads `sleepers` after it changed the epoch.
         self.sleepers.fetch_add(1, Ordering::SeqCst);
-        keep_order();
+        seq_cst_fence();
         while !done() {
             guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }

@@ -17,7 +17,7 @@ pub(super) use std::{
 
 /// Orders a `SeqCst` write before a later read: empty, except under loom, which treats such
 /// accesses as acquire and release alone and needs a fence.
-pub(super) fn keep_order() {
+pub(super) fn seq_cst_fence() {
     #[cfg(loom)]
     fence(Ordering::SeqCst);
 }

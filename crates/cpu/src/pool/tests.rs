@@ -66,7 +66,7 @@ fn the_caller_sees_what_all_groups_have_written() {
         let pool = Pool::new(n_threads).unwrap();
         let mut written = vec![0; n_threads];
         for region in 1..=50 {
-            let shards = Shards::new(&mut written);
+            let shards = DisjointMut::new(&mut written);
             pool.run(&|thread| {
                 // SAFETY: each thread of the region has its own number.
                 unsafe { shards.part(thread..thread + 1)[0] += 1 };

@@ -24,7 +24,7 @@ pub(crate) trait Task {
 
 /// Registers as two rows of eight bytes, and their 2x2 matrix products.
 #[cfg(target_arch = "aarch64")]
-pub(crate) trait Squares: Quad {
+pub(crate) trait MatrixProducts: Quad {
     /// Adds to lane `2 i + j` the products of row `i` of `a` with row `j` of `b`, bytes signed.
     fn dot_square(self, sum: Self::Ints, a: Self::Ints, b: Self::Ints) -> Self::Ints;
     /// Adds the same, bytes of `a` unsigned.
@@ -42,7 +42,7 @@ pub(crate) trait Squares: Quad {
 
 /// Registers as two rows of four bf16, and their 2x2 matrix products.
 #[cfg(target_arch = "aarch64")]
-pub(crate) trait HalfSquares: Squares {
+pub(crate) trait Bf16MatrixProducts: MatrixProducts {
     /// Adds to lane `2 i + j` the products of row `i` of `a` with row `j` of `b`: those of the
     /// first two columns, then those of the others. Each operation rounds to odd, and subnormal
     /// inputs and results count as zero.

@@ -9,7 +9,7 @@
 use std::arch::aarch64::*;
 use std::arch::asm;
 
-use super::{HalfSquares, Quad, Squares, Task};
+use super::{Bf16MatrixProducts, MatrixProducts, Quad, Task};
 use crate::isa::{bf16, i8mm, neon};
 use crate::{Bf16, I8mm, Neon};
 
@@ -121,7 +121,7 @@ pub(crate) trait Smmla: Sdot {}
 impl Smmla for I8mm {}
 impl Smmla for Bf16 {}
 
-impl HalfSquares for Bf16 {
+impl Bf16MatrixProducts for Bf16 {
     #[inline(always)]
     fn dot_halves(self, sum: float32x4_t, a: int32x4_t, b: int32x4_t) -> float32x4_t {
         // Sound for a bf16 token: it has the instruction.
@@ -129,7 +129,7 @@ impl HalfSquares for Bf16 {
     }
 }
 
-impl<S: Smmla> Squares for S {
+impl<S: Smmla> MatrixProducts for S {
     #[inline(always)]
     fn dot_square(self, sum: int32x4_t, a: int32x4_t, b: int32x4_t) -> int32x4_t {
         // Sound for an I8MM token: it has the instruction.

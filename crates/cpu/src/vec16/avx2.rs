@@ -431,7 +431,7 @@ impl<Y: Ymm> Lanes for Y {
     }
 
     #[inline(always)]
-    fn turn(self, [a, b, c, d]: [[__m256i; 2]; 4]) -> [[__m256i; 2]; 4] {
+    fn transpose(self, [a, b, c, d]: [[__m256i; 2]; 4]) -> [[__m256i; 2]; 4] {
         // Exchanges 4x4 squares, and transposes each.
         intrinsic!({
             let square = _mm256_broadcastsi128_si256(_mm_setr_epi8(

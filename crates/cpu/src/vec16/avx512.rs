@@ -285,7 +285,7 @@ impl<W: Wide> Lanes for Zmm<W> {
     }
 
     #[inline(always)]
-    fn store_below(self, sum: __m512i, [a, b, c, d]: [__m512i; 4], x: &mut [[[i8; 4]; 4]; 4]) -> __m512i {
+    fn store_offset(self, sum: __m512i, [a, b, c, d]: [__m512i; 4], x: &mut [[[i8; 4]; 4]; 4]) -> __m512i {
         // Every quarter of the packed register holds a quarter of each operand.
         let packed = intrinsic!(_mm512_packus_epi16(_mm512_packus_epi32(a, b), _mm512_packus_epi32(c, d)));
         let order = intrinsic!(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
@@ -505,7 +505,7 @@ impl<W: Wide> Lanes for Zmm<W> {
     }
 
     #[inline(always)]
-    fn turn(self, [a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+    fn transpose(self, [a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
         // Exchanges 4x4 squares, and transposes each.
         intrinsic!({
             let square =

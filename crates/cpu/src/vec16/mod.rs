@@ -15,7 +15,7 @@ mod rotate;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx512::Zmm;
-pub(crate) use rotate::{Rotate, Way};
+pub(crate) use rotate::{Direction, Rotate};
 
 /// A kernel.
 pub(crate) trait Op {
@@ -58,7 +58,7 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     const MAX_SPLIT: i32;
     /// log2 of the offset that [`Lanes::store_below`] subtracts: the largest that `MAX_BYTE`
     /// permits.
-    const BELOW_BITS: i32 = (Self::MAX_BYTE + 1).ilog2() as i32;
+    const OFFSET_BITS: i32 = (Self::MAX_BYTE + 1).ilog2() as i32;
 
     /// Runs `op` with these target features, or with the subset that its [`Op`] constants select.
     fn run<O: Op>(self, op: O) -> O::Output;
@@ -90,10 +90,10 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     /// Stores 64 integers, from 0 to twice the offset less 1, minus that offset as signed bytes.
     /// Returns `sum` with all of them added, each to any lane.
     #[inline(always)]
-    fn store_below(self, mut sum: Self::Ints, a: [Self::Ints; 4], x: &mut [[[i8; 4]; 4]; 4]) -> Self::Ints {
+    fn store_offset(self, mut sum: Self::Ints, a: [Self::Ints; 4], x: &mut [[[i8; 4]; 4]; 4]) -> Self::Ints {
         for (&a, x) in a.iter().zip(x) {
             sum = self.add_i(sum, a);
-            *x = self.low_bytes(self.add_i(a, self.splat_i(-1 << Self::BELOW_BITS)));
+            *x = self.low_bytes(self.add_i(a, self.splat_i(-1 << Self::OFFSET_BITS)));
         }
         sum
     }
@@ -194,7 +194,7 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     fn next_lane(self, codes: Self::Ints) -> Self::Ints;
     /// Transposes the codes of a 16x16 square: byte b of lane i of group g is the code at row i,
     /// column `4 g + b`.
-    fn turn(self, groups: [Self::Ints; 4]) -> [Self::Ints; 4];
+    fn transpose(self, groups: [Self::Ints; 4]) -> [Self::Ints; 4];
     /// Stores 64 codes.
     fn store_codes(self, codes: Self::Ints, x: &mut [u8; 64]);
 

@@ -314,7 +314,7 @@ impl<Q: Quad> Lanes for Quads<Q> {
     }
 
     #[inline(always)]
-    fn turn(self, [a, b, c, d]: [Self::Ints; 4]) -> [Self::Ints; 4] {
+    fn transpose(self, [a, b, c, d]: [Self::Ints; 4]) -> [Self::Ints; 4] {
         // Exchanges 4x4 squares, and transposes each.
         let (q, turned, i) = (self.0, self.0.load_i(&TURNED), NUMBERS);
         each!(|i| {

@@ -32,7 +32,7 @@ const fn norm(len: usize) -> f32 {
 
 /// Direction of the rotation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Direction {
     Forward,
     Inverse,
 }
@@ -44,7 +44,7 @@ pub(crate) struct Rotate<'a> {
     pub(crate) width: usize,
     /// 128, 64 or 32 values of each row.
     pub(crate) slice: Range<usize>,
-    pub(crate) way: Way,
+    pub(crate) way: Direction,
 }
 
 impl Op for Rotate<'_> {
@@ -66,11 +66,11 @@ impl Rotate<'_> {
     #[inline(always)]
     fn rotate<L: Lanes, const N: usize, const R: usize>(self, lanes: L) {
         let (first, last) = match self.way {
-            Way::Forward => (
+            Direction::Forward => (
                 &const { signs(Rotation::kv(N).before(), 1.0) },
                 &const { signs(Rotation::kv(N).after(), norm(N)) },
             ),
-            Way::Inverse => (
+            Direction::Inverse => (
                 &const { signs(Rotation::kv(N).after(), 1.0) },
                 &const { signs(Rotation::kv(N).before(), norm(N)) },
             ),
@@ -130,7 +130,7 @@ mod tests {
         Random::new(1).fill_gaussian(&mut x, 3.0);
         x[5] = 1e9;
         for isa in Isa::available() {
-            for (way, slice) in [Way::Forward, Way::Inverse]
+            for (way, slice) in [Direction::Forward, Direction::Inverse]
                 .into_iter()
                 .flat_map(|way| [0..128, 32..96, 128..160].map(|slice| (way, slice)))
             {
@@ -142,8 +142,8 @@ mod tests {
                 let rotation = Rotation::kv(slice.len());
                 for row in want.chunks_exact_mut(160) {
                     match way {
-                        Way::Forward => rotation.forward(&mut row[slice.clone()]),
-                        Way::Inverse => rotation.inverse(&mut row[slice.clone()]),
+                        Direction::Forward => rotation.forward(&mut row[slice.clone()]),
+                        Direction::Inverse => rotation.inverse(&mut row[slice.clone()]),
                     }
                 }
                 assert_eq!(got, want, "{isa:?} {way:?} {slice:?}");

@@ -6,7 +6,7 @@ use kvant_conformance::weights::gaussian;
 use kvant_conformance::{Arithmetic, Attention, DeviceUnderTest};
 use kvant_cpu::{CpuDevice, Isa};
 
-use crate::pairs;
+use crate::matrix_sets;
 
 fn subject(isa: Isa, n_threads: usize) -> DeviceUnderTest<CpuDevice> {
     DeviceUnderTest::new("cpu", CpuDevice::new(isa, n_threads).unwrap(), Arithmetic::Float, Attention::Exact)
@@ -91,7 +91,7 @@ fn thousands_of_tiny_weights_beside_a_large_one_keep_their_mass() {
 fn has_the_bits_of_its_vectors(shape: Shape, n: usize, rows: usize) {
     let tokens = Tokens::gaussian(shape, n, 5);
     let q = gaussian(6, rows * shape.n_heads() * shape.k_head_dim, 1.0);
-    for sets in pairs() {
+    for sets in matrix_sets() {
         let [got, want] = sets.map(|isa| attended(&subject(isa, 1), &tokens, rows, &q));
         let same = got.iter().zip(&want).all(|(a, b)| a.to_bits() == b.to_bits());
         assert!(same, "{:?} {shape:?}, {rows} rows of {n}", sets[0]);

@@ -9,7 +9,7 @@ use kvant_cpu::Isa;
 
 /// Returns the sets with a matrix path for codes of many rows or queries, each with the set of its
 /// vectors.
-fn pairs() -> Vec<[Isa; 2]> {
+fn matrix_sets() -> Vec<[Isa; 2]> {
     let sets = Isa::available();
     let named = |name| sets.iter().copied().find(|isa| isa.name() == name);
     let pairs = [("soft", "avx2"), ("amx", "avx512vbmi"), ("i8mm", "neon")];

@@ -16,7 +16,7 @@ fn tuning_changes_no_result() {
             let mut bytes = vec![0; 70 * DType::Q4_0.row_bytes(256).unwrap()];
             kvant_codec::encode(DType::Q4_0, &values.repeat(2)[..70 * 256], &mut bytes).unwrap();
             let source = WeightSource { dtype: DType::Q4_0, n_out: 70, n_in: 256, bytes: bytes.into() };
-            let w = device.matrix(source).unwrap();
+            let w = device.upload_matrix(source).unwrap();
             let mut x = device.buffer(values.len()).unwrap();
             device.write(&mut x, &values).unwrap();
             [1, 5, 40].map(|rows| {

@@ -22,7 +22,7 @@ mod plan;
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{BackendError, BalanceLayout, KvLayer, KvPart, KvTensor, Result};
+use kvant_backend::{BackendError, BalanceLayout, KvBatchEntry, KvLayer, KvTensor, Result};
 use kvant_codec::tile::TILE;
 use kvant_codec::{Codebook, Rotation, Side, Trellis, block32, step, trellis, turbo};
 
@@ -31,13 +31,13 @@ use crate::kv::{
     self, BOOKS, MAX_HEADS, MAX_PARAMS, MAX_PARTS, MemoryParams, Offsets, SpecParams, is_same, small,
 };
 use crate::memory::Block;
-use crate::rope::{HEADS_PER_BLOCK, TURN_HEADER, Turn};
+use crate::rope::{HEADS_PER_BLOCK, ROPE_HEADER, Turn};
 use crate::rotate::words;
 use crate::{Context, CudaPage, DevicePtr, Header, Launch, Source};
 
 const HEADERS: [Header; 5] = {
     let [half, rotate, tile] = kv::HEADERS;
-    [TURN_HEADER, half, rotate, tile, Header { name: "encode.cuh", text: include_str!("encode.cuh") }]
+    [ROPE_HEADER, half, rotate, tile, Header { name: "encode.cuh", text: include_str!("encode.cuh") }]
 };
 
 /// The kernels of this op.
@@ -111,7 +111,7 @@ fn constants() -> Constants {
         .whole("NEAR", NEAR)
         .whole("N_BOOKS", BOOKS.len())
         .whole("MAX_LEVELS", MAX_LEVELS)
-        .whole("MAX_KINDS", plan::MAX_KINDS)
+        .whole("MAX_KINDS", plan::MAX_PLAN_KEYS)
         .whole("Q8_0_ZERO", block32::Q8_0_ZERO.into())
         .whole("Q4_0_ZERO", block32::Q4_0_ZERO.into())
         .float("Q8_0_MAX_SCALE", block32::Q8_0_MAX_SCALE)
@@ -135,9 +135,9 @@ fn with_steps(constants: Constants) -> Constants {
     });
     constants
         .whole("STEPS", step::STEPS)
-        .whole("FIRST_STEP", step::FIRST)
-        .whole("STEP_UNIT", step::UNIT)
-        .float("STEP_ONE", step::ONE)
+        .whole("FIRST_STEP", step::FIRST_NUMERATOR)
+        .whole("STEP_UNIT", step::STEP_DENOMINATOR)
+        .float("STEP_ONE", step::MAGNITUDE_SCALE)
         .list("STEP_THRESHOLDS", thresholds)
         .list("STEP_LEVELS", levels)
 }
@@ -149,13 +149,13 @@ fn with_trellis(constants: Constants) -> Constants {
         .whole("TRELLIS_WINDOW", trellis::WINDOW)
         .whole("TRELLIS_WINDOWS", trellis::LEVELS)
         .whole("TRELLIS_STRIDE", trellis::STRIDE)
-        .whole("TRELLIS_LEAD", trellis::LEAD)
-        .whole("TRELLIS_FREE", trellis::FREE as usize)
-        .whole("TRELLIS_CLOSED", trellis::CLOSED as usize)
-        .whole("TRELLIS_UNIT", trellis::UNIT[0] as usize)
-        .whole("TRELLIS_SQUARE_UNIT", trellis::UNIT[1] as usize)
+        .whole("TRELLIS_LEAD", trellis::SEAM_OVERLAP)
+        .whole("TRELLIS_FREE", trellis::COST_TAG_MASK as usize)
+        .whole("TRELLIS_CLOSED", trellis::FORBIDDEN_COST as usize)
+        .whole("TRELLIS_UNIT", trellis::BRANCH_FACTORS[0] as usize)
+        .whole("TRELLIS_SQUARE_UNIT", trellis::BRANCH_FACTORS[1] as usize)
         .float("TRELLIS_PER_UNIT", Trellis::PER_UNIT)
-        .float("TRELLIS_MOST", trellis::MOST)
+        .float("TRELLIS_MOST", trellis::MAX_VALUE)
         .double("TRELLIS_NORM", Trellis::norm(1))
         .list("TRELLIS_TABLES", tables.into_iter().flatten())
 }
@@ -173,7 +173,7 @@ pub(crate) struct NewRows {
 
 /// RoPE of the keys on their way into the cache, and of the queries in place.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Turns {
+pub(crate) struct RopeArgs {
     pub k: Turn,
     pub q: Turn,
     /// `[rows, n_query_heads * k_head_dim]`.
@@ -188,9 +188,9 @@ pub(crate) struct Turns {
 /// The caller has reserved the memory and checked the shapes.
 pub(crate) fn append(
     cx: &Context,
-    parts: &[KvPart<'_, CudaPage>],
+    parts: &[KvBatchEntry<'_, CudaPage>],
     rows: NewRows,
-    turns: Option<Turns>,
+    turns: Option<RopeArgs>,
 ) -> Result<()> {
     // RoPE of the queries runs once, in the launch of the first sequences and heads.
     let mut queries = turns.filter(|turns| turns.q.is_on());
@@ -216,14 +216,14 @@ fn streams_of<'a>(layer: &'a KvLayer, heads: &Range<usize>) -> impl Iterator<Ite
 
 fn launch(
     cx: &Context,
-    parts: &[KvPart<'_, CudaPage>],
+    parts: &[KvBatchEntry<'_, CudaPage>],
     heads: Range<usize>,
     rows: NewRows,
     k_turn: Option<Turn>,
-    queries: Option<Turns>,
+    queries: Option<RopeArgs>,
 ) -> Result<()> {
     let layer = parts[0].layer;
-    let list = plan::List::new(parts, &heads)?;
+    let list = plan::WritePlan::new(parts, &heads)?;
     let mut params = AppendParams::zeroed();
     let streams = streams_of(layer, &heads);
     let n_streams = streams.clone().count();

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kvant_backend::{KvPart, KvTensor, KvTensorSpec, Place, Result, TileWrite};
+use kvant_backend::{KvBatchEntry, KvTensor, KvTensorSpec, Result, TileLocation, TileWrite};
 
 use super::{OP, streams_of};
 use crate::CudaPage;
@@ -17,39 +17,39 @@ const IN_BAND: u32 = 4;
 const NEXT: u32 = 8;
 
 /// Upper bound on the kinds of KV tensors of a launch.
-pub(super) const MAX_KINDS: usize = 1 << 8;
+pub(super) const MAX_PLAN_KEYS: usize = 1 << 8;
 
 /// The fields of a spec that determine the writes of a KV tensor and its range of step tiles: sink
 /// tiles and tail tiles.
-type Kind = [usize; 2];
+type PlanKey = [usize; 2];
 
-fn kind(spec: &KvTensorSpec) -> Kind {
+fn plan_key(spec: &KvTensorSpec) -> PlanKey {
     [spec.sink_tiles, spec.tail_tiles]
 }
 
 /// The write list of a launch: for each sequence one plan per kind of KV tensor, for each plan its
 /// tiles, and the centres to set.
-pub(super) struct List {
-    kinds: Vec<Kind>,
+pub(super) struct WritePlan {
+    kinds: Vec<PlanKey>,
     entries: Vec<Entry>,
     most_chains: u32,
     first_centre: usize,
 }
 
-impl List {
+impl WritePlan {
     /// Plans a step for the KV tensors of some heads, for all sequences, which share one layer.
     ///
     /// # Errors
     /// [`Unsupported`](kvant_backend::BackendError::Unsupported) beyond 32 bits.
-    pub fn new(parts: &[KvPart<'_, CudaPage>], heads: &Range<usize>) -> Result<Self> {
+    pub fn new(parts: &[KvBatchEntry<'_, CudaPage>], heads: &Range<usize>) -> Result<Self> {
         let layer = parts[0].layer;
         let mut streams: Vec<&KvTensor> = Vec::new();
         for stream in streams_of(layer, heads) {
-            if streams.iter().all(|known| kind(&known.spec) != kind(&stream.spec)) {
+            if streams.iter().all(|known| plan_key(&known.spec) != plan_key(&stream.spec)) {
                 streams.push(stream);
             }
         }
-        let kinds = streams.iter().map(|stream| kind(&stream.spec)).collect();
+        let kinds = streams.iter().map(|stream| plan_key(&stream.spec)).collect();
         let n_plans = parts.len() * streams.len();
         let mut list = Self { kinds, entries: vec![[0; 4]; n_plans], most_chains: 0, first_centre: 0 };
         for (index, part) in parts.iter().enumerate() {
@@ -65,7 +65,7 @@ impl List {
         list.first_centre = list.entries.len();
         let specs = streams_of(layer, heads).map(|stream| &stream.spec);
         for of_part in 0..streams.len() {
-            let is_meant = |spec: &&KvTensorSpec| has_centres(spec) && kind(spec) == list.kinds[of_part];
+            let is_meant = |spec: &&KvTensorSpec| has_centres(spec) && plan_key(spec) == list.kinds[of_part];
             let Some(spec) = specs.clone().find(is_meant) else { continue };
             for (index, part) in parts.iter().enumerate() {
                 list.push_centres(spec, part, [index, of_part])?;
@@ -78,7 +78,7 @@ impl List {
     fn push_centres(
         &mut self,
         spec: &KvTensorSpec,
-        part: &KvPart<'_, CudaPage>,
+        part: &KvBatchEntry<'_, CudaPage>,
         [index, of_part]: [usize; 2],
     ) -> Result<()> {
         for write in spec.writes(part.rows) {
@@ -87,7 +87,7 @@ impl List {
             let n_rows = own.new.end + next.new.end;
             self.entries.push([
                 small(OP, "tiles", own.tile)?,
-                (index * MAX_KINDS + of_part) as u32,
+                (index * MAX_PLAN_KEYS + of_part) as u32,
                 n_rows as u32,
                 small(OP, "tokens", part.rows.end())? - part.rows.n as u32,
             ]);
@@ -102,7 +102,7 @@ impl List {
 
     /// Adds the tiles of one plan: the heads of the chains, then the others. Returns the number of
     /// chains.
-    fn push(&mut self, spec: &KvTensorSpec, part: &KvPart<'_, CudaPage>) -> Result<u32> {
+    fn push(&mut self, spec: &KvTensorSpec, part: &KvBatchEntry<'_, CudaPage>) -> Result<u32> {
         let chains = chains(spec.writes(part.rows), spec.tail_tiles);
         let n_chains = small(OP, "tiles", chains.len())?;
         let mut next = n_chains;
@@ -126,7 +126,7 @@ impl List {
 
     /// Returns the index, among the plans of a sequence, of the plan for `spec`.
     pub fn plan_of(&self, spec: &KvTensorSpec) -> u16 {
-        let index = self.kinds.iter().position(|&known| known == kind(spec));
+        let index = self.kinds.iter().position(|&known| known == plan_key(spec));
         index.expect("the kinds of all KV tensors are listed") as u16
     }
 
@@ -145,7 +145,7 @@ impl List {
 /// the next is written, run in sequence; all others are chains of one.
 fn chains(writes: impl Iterator<Item = TileWrite>, tail_tiles: usize) -> Vec<Vec<TileWrite>> {
     let ring = |write: &TileWrite| {
-        let touches = !write.old.is_empty() || matches!(write.place, Place::Tail(_));
+        let touches = !write.old.is_empty() || matches!(write.place, TileLocation::Tail(_));
         touches.then(|| write.tile % tail_tiles)
     };
     let mut chains: Vec<Vec<TileWrite>> = Vec::new();
@@ -161,9 +161,9 @@ fn chains(writes: impl Iterator<Item = TileWrite>, tail_tiles: usize) -> Vec<Vec
 
 fn entry(write: &TileWrite, next: u32) -> Result<Entry> {
     let place = match write.place {
-        Place::Sink(_) => 0,
-        Place::Main(_) => 1,
-        Place::Tail(_) => 2,
+        TileLocation::Sink(_) => 0,
+        TileLocation::Main(_) => 1,
+        TileLocation::Tail(_) => 2,
     };
     let band = if write.in_band { IN_BAND } else { 0 };
     let slots = [write.old.start, write.old.end, write.new.start, write.new.end].map(|slot| slot as u8);

@@ -15,7 +15,7 @@ fn more_heads_than_a_launch_takes_take_several() {
     let mut batch = Batch::new(&subject, &[&tokens]);
     for n in [33, 1] {
         batch.append(&[n]).unwrap();
-        batch.assert_holds_what_was_fed(&|| format!("{n} tokens of 26 heads"));
+        batch.assert_stored_tokens(&|| format!("{n} tokens of 26 heads"));
     }
 }
 
@@ -32,6 +32,6 @@ fn more_sequences_than_a_launch_takes_take_several() {
     for step in 0..4 {
         let counts: Vec<_> = (0..20).map(|i| [1 + 7 * i, 1, 20 - i, 1][step]).collect();
         batch.append(&counts).unwrap();
-        batch.assert_holds_what_was_fed(&|| format!("twenty sequences after step {step}"));
+        batch.assert_stored_tokens(&|| format!("twenty sequences after step {step}"));
     }
 }

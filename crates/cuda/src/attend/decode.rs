@@ -125,7 +125,7 @@ impl Kind {
         Ok(Self {
             types: [k.dtype, v.dtype],
             dims: [k.dim(), v.value_dim()],
-            is_joint: k.joint.is_some(),
+            is_joint: k.shared_kv.is_some(),
             specs: params,
         })
     }

@@ -41,7 +41,7 @@
 //! tokens in chunks of 512 take 2.0 ms (3.0; 1.03): there a chunk has at most 128 blocks, some of
 //! them with a few steps, and the launches before and after.
 
-use kvant_backend::{KvLayer, Result, Rows};
+use kvant_backend::{KvLayer, Result, TokenSpan};
 use kvant_codec::DType;
 use kvant_codec::tile::TILE;
 
@@ -99,7 +99,7 @@ const STAGES: usize = 3;
 const STEP: usize = 4;
 /// Bytes of unpacked tiles at a time: about twice the L2 cache of such a device, and within the
 /// memory that a device leaves free for scratch.
-const MOST_IMAGE_BYTES: usize = 96 << 20;
+const MAX_UNPACKED_BYTES: usize = 96 << 20;
 /// Registers per thread of consumers and producers: multiples of 8, whose sum over all threads fits
 /// the register file of a multiprocessor.
 const REGISTERS: [usize; 2] = [152, 56];
@@ -112,11 +112,11 @@ pub(super) const THREADS: u32 = (WARPGROUP * (TAKERS + BRINGERS)) as u32;
 
 /// Returns whether these kernels serve the heads of `layer` on compute capability `arch / 10`, and
 /// the tiles that `rows` attend to in one head fit the unpack buffer.
-pub(super) fn takes(rows: Rows, layer: &KvLayer, arch: u32) -> bool {
+pub(super) fn takes(rows: TokenSpan, layer: &KvLayer, arch: u32) -> bool {
     let is_known = |head: usize| {
         let dims = dims(layer, head);
-        let bytes = plan::n_key_tensors(rows, layer, head) * image_bytes(dims);
-        dims.iter().all(|dim| DIMS.contains(dim)) && bytes <= MOST_IMAGE_BYTES
+        let bytes = plan::n_key_tensors(rows, layer, head) * unpacked_tile_bytes(dims);
+        dims.iter().all(|dim| DIMS.contains(dim)) && bytes <= MAX_UNPACKED_BYTES
     };
     arch == WARPGROUP_ARCH && (0..layer.k.len()).all(is_known)
 }
@@ -132,21 +132,22 @@ pub(super) fn bytes([k_dim, v_dim]: [usize; 2]) -> usize {
 }
 
 /// Returns the bytes of one unpacked tile of keys and of values of these sizes.
-pub(super) fn image_bytes([k_dim, v_dim]: [usize; 2]) -> usize {
+pub(super) fn unpacked_tile_bytes([k_dim, v_dim]: [usize; 2]) -> usize {
     TILE * (k_dim + v_dim) * size_of::<u16>()
 }
 
 /// Returns how many of the sequences with `images` unpacked tiles each one launch takes:
 /// [`MAX_PARTS`] if all fit the unpack buffer, else one.
 pub(super) fn parts_at_once(layer: &KvLayer, images: impl Iterator<Item = usize>) -> usize {
-    let bytes = images.sum::<usize>() * image_bytes(dims(layer, 0));
-    if bytes <= MOST_IMAGE_BYTES { MAX_PARTS } else { 1 }
+    let bytes = images.sum::<usize>() * unpacked_tile_bytes(dims(layer, 0));
+    if bytes <= MAX_UNPACKED_BYTES { MAX_PARTS } else { 1 }
 }
 
 /// Returns how many of the `n_heads` KV heads of a layer, of `images` tiles each, are unpacked at a
 /// time: the same number in each launch, as far as possible.
 pub(super) fn heads_at_once(layer: &KvLayer, images: usize, n_heads: usize) -> usize {
-    let most = (MOST_IMAGE_BYTES / (images * image_bytes(dims(layer, 0))).max(1)).clamp(1, MAX_HEADS);
+    let most =
+        (MAX_UNPACKED_BYTES / (images * unpacked_tile_bytes(dims(layer, 0))).max(1)).clamp(1, MAX_HEADS);
     n_heads.div_ceil(n_heads.div_ceil(most))
 }
 

@@ -62,7 +62,7 @@ const MOST_TILES: usize = 2;
 pub(super) fn most_tiles(layer: &KvLayer, shared_bytes: usize) -> Option<usize> {
     let dim = layer.tensors().map(|stream| stream.spec.dim()).max().unwrap_or(0);
     let fits = |tiles: &usize| bytes([dim; 2], *tiles) <= shared_bytes;
-    (dim > MAX_NARROW || layer.is_joint()).then(|| (1..=MOST_TILES).rev().find(fits).unwrap_or(1))
+    (dim > MAX_NARROW || layer.is_shared_kv()).then(|| (1..=MOST_TILES).rev().find(fits).unwrap_or(1))
 }
 
 /// Returns the largest stored head size that fits shared memory.

@@ -68,7 +68,7 @@ use std::f32::consts::LOG2_E;
 use std::sync::LazyLock;
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{AttendParams, BackendError, BalanceLayout, KvLayer, KvPart, KvTensor, Result};
+use kvant_backend::{AttendParams, BackendError, BalanceLayout, KvBatchEntry, KvLayer, KvTensor, Result};
 use kvant_codec::finite::F16_MAX;
 use kvant_codec::tile::TILE;
 use kvant_codec::{ByteBook, DType, Rotation, Trellis, block32, turbo};
@@ -76,11 +76,11 @@ use kvant_codec::{ByteBook, DType, Rotation, Trellis, block32, turbo};
 use self::decode::Kind;
 use self::plan::{KernelKind, Launched, PartParams};
 use crate::constants::Constants;
-use crate::context::MOST_TICKETS;
+use crate::context::MAX_COUNTERS;
 use crate::kv::{self, MAX_HEADS, MAX_PARAMS, MAX_PARTS, Offsets, SpecParams, TYPES, is_same, small};
 use crate::module::Build;
 use crate::rotate::words;
-use crate::soft_cap::{BOUNDED_HEADER, rate};
+use crate::soft_cap::{SOFT_CAP_HEADER, rate};
 use crate::{Context, CudaPage, Define, DevicePtr, Header, Launch, Source};
 
 /// The kernels for up to 32 queries, and the prologue and epilogue of the others.
@@ -88,7 +88,7 @@ pub(crate) static SOURCE: Source = Source {
     name: "attend.cu",
     text: include_str!("attend.cu"),
     headers: &HEADERS,
-    constants: || constants().whole("QUERIES", QUERIES).whole("HAND_STATE", HAND_STATE),
+    constants: || constants().whole("QUERIES", QUERIES).whole("HAND_STATE", PARTIAL_STATE),
     options: &[],
 };
 
@@ -101,7 +101,7 @@ const HEADERS: [Header; 10] = {
     let apart = Header { name: "apart.cuh", text: include_str!("apart.cuh") };
     let unpack = Header { name: "unpack.cuh", text: include_str!("unpack.cuh") };
     let work = Header { name: "work.cuh", text: include_str!("work.cuh") };
-    [half, rotate, tile, BOUNDED_HEADER, look_up, attend, ends, apart, unpack, work]
+    [half, rotate, tile, SOFT_CAP_HEADER, look_up, attend, ends, apart, unpack, work]
 };
 
 const OP: &str = "attend";
@@ -111,9 +111,9 @@ const THREADS: u32 = 32 * WARPS as u32;
 /// Queries of a warp.
 const QUERIES: usize = 16;
 /// Floats that a lane passes on besides its outputs: maxima and sums of its two queries.
-const HAND_STATE: usize = 4;
+const PARTIAL_STATE: usize = 4;
 /// Score of a masked token; initial value of the maxima.
-const HIDDEN: f32 = -1e30;
+const MASKED_SCORE: f32 = -1e30;
 /// Softmax weights are powers of two up to 2^LIFT, not to 1: the largest power that f16 represents,
 /// so that as f16 they keep their precision down to 2^(-14 - LIFT). Their sum carries the same
 /// factor.
@@ -152,9 +152,9 @@ struct Common {
     values: SpecParams,
     windows: DevicePtr,
     queries: DevicePtr,
-    share: DevicePtr,
+    partial_out: DevicePtr,
     state: DevicePtr,
-    images: DevicePtr,
+    unpacked_tiles: DevicePtr,
     tickets: DevicePtr,
     n_heads: u32,
     group: u32,
@@ -183,13 +183,13 @@ struct KernelParams {
     after: [u32; 4],
 }
 
-const _: () = assert!(size_of::<KernelParams>() <= MAX_PARAMS && MAX_HEADS * MAX_PARTS <= MOST_TICKETS);
+const _: () = assert!(size_of::<KernelParams>() <= MAX_PARAMS && MAX_HEADS * MAX_PARTS <= MAX_COUNTERS);
 
 /// Returns the constants of all sources of this op.
 fn constants() -> Constants {
     kv::constants()
         .whole("WARPS", WARPS)
-        .float("HIDDEN", HIDDEN)
+        .float("HIDDEN", MASKED_SCORE)
         .float("LIFT", LIFT as f32)
         .float("LOG2_E", LOG2_E)
         .list("TRELLIS_BYTES", [Trellis::TURBO2T, Trellis::TURBO3T].into_iter().flat_map(level_words))
@@ -240,7 +240,7 @@ pub(crate) struct Rows {
 pub(crate) fn attend(
     cx: &Context,
     p: &AttendParams,
-    parts: &[KvPart<'_, CudaPage>],
+    parts: &[KvBatchEntry<'_, CudaPage>],
     rows: Rows,
 ) -> Result<()> {
     let group = p.n_heads / p.n_kv_heads.max(1);
@@ -250,15 +250,15 @@ pub(crate) fn attend(
         check(p, part.layer, shared_bytes)?;
     }
     let parts: Vec<_> = parts.iter().filter(|part| part.rows.n > 0 && p.n_kv_heads > 0).collect();
-    let way = |part: &KvPart<'_, _>| KernelKind::of(part.rows, group, part.layer, device);
+    let way = |part: &KvBatchEntry<'_, _>| KernelKind::of(part.rows, group, part.layer, device);
     let mut sorted: Vec<_> = parts.iter().map(|part| (way(part), *part)).collect();
     sorted.sort_by_key(|(way, _)| *way);
     // Sequences of one layer and kernel share launches, and so do heads of the same storage format.
     for alike in sorted.chunk_by(|(way, a), (other, b)| way == other && is_same(a.layer, b.layer)) {
         let (way, layer) = (alike[0].0, alike[0].1.layer);
         let parts: Vec<_> = alike.iter().map(|(_, part)| *part).collect();
-        for (kind, heads) in kinds(layer)? {
-            let images = |part: &&KvPart<'_, _>| plan::n_key_tensors(part.rows, layer, heads[0]);
+        for (kind, heads) in head_formats(layer)? {
+            let images = |part: &&KvBatchEntry<'_, _>| plan::n_key_tensors(part.rows, layer, heads[0]);
             let is_unpacked = way == KernelKind::Warpgroups;
             // The buffer of unpacked tiles is bounded.
             let most =
@@ -277,7 +277,7 @@ pub(crate) fn attend(
 }
 
 /// Groups the KV heads of a layer by the storage format of their tensors.
-fn kinds(layer: &KvLayer) -> Result<Vec<(Kind, Vec<usize>)>> {
+fn head_formats(layer: &KvLayer) -> Result<Vec<(Kind, Vec<usize>)>> {
     let mut kinds: Vec<(Kind, Vec<usize>)> = Vec::new();
     for (head, keys) in layer.k.iter().enumerate() {
         let kind = Kind::new([&keys.spec, &layer.values(head).spec])?;
@@ -317,18 +317,18 @@ fn launch(
     way: KernelKind,
     kind: &Kind,
     heads: &[usize],
-    parts: &[&KvPart<'_, CudaPage>],
+    parts: &[&KvBatchEntry<'_, CudaPage>],
     rows: Rows,
 ) -> Result<()> {
     let [k_dim, v_dim] = kind.dims;
     let layer = parts[0].layer;
     let launched = Launched::new(cx, p, way, heads, parts, rows.band)?;
     let on_queries = cx.scratch(launched.n_queries * k_dim * size_of::<u16>())?;
-    let on_share = cx.scratch(launched.n_shares * v_dim * size_of::<f32>())?;
-    let on_state = cx.scratch(launched.n_shares * 2 * size_of::<f32>())?;
+    let on_share = cx.scratch(launched.n_partials * v_dim * size_of::<f32>())?;
+    let on_state = cx.scratch(launched.n_partials * 2 * size_of::<f32>())?;
     // Only some launches need these buffers.
     let scratch = |bytes: usize| (bytes > 0).then(|| cx.scratch(bytes)).transpose();
-    let images = scratch(launched.n_images * hopper::image_bytes(kind.dims))?;
+    let images = scratch(launched.n_unpacked_tiles * hopper::unpacked_tile_bytes(kind.dims))?;
     let windows = scratch(size_of_val(&launched.windows[..]))?;
     if let Some(windows) = &windows {
         cx.gpu().write(windows.ptr(), bytemuck::cast_slice(&launched.windows))?;
@@ -352,10 +352,10 @@ fn launch(
             values: kind.specs[1],
             windows: windows.as_ref().map_or(0, |windows| windows.ptr()),
             queries: on_queries.ptr(),
-            share: on_share.ptr(),
+            partial_out: on_share.ptr(),
             state: on_state.ptr(),
-            images: images.as_ref().map_or(0, |images| images.ptr()),
-            tickets: cx.tickets()?,
+            unpacked_tiles: images.as_ref().map_or(0, |images| images.ptr()),
+            tickets: cx.counters()?,
             n_heads: heads.len() as u32,
             group: (p.n_heads / p.n_kv_heads) as u32,
             visible: layer.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX)),
@@ -412,7 +412,7 @@ fn launch(
 /// the exchange buffer of two warps.
 fn split_bytes([k_dim, v_dim]: [usize; 2]) -> usize {
     let halves = WARPS * TILE * k_dim.max(v_dim) + QUERIES * k_dim;
-    let hand = WARPS / 2 * 32 * (v_dim / 2 + HAND_STATE) * size_of::<f32>();
+    let hand = WARPS / 2 * 32 * (v_dim / 2 + PARTIAL_STATE) * size_of::<f32>();
     (halves * size_of::<u16>() + QUERIES * SIGHT).max(hand)
 }
 

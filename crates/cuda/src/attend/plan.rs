@@ -1,7 +1,7 @@
 //! Plans a launch of attention: kernel, tiles and KV splits of each sequence.
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{AttendParams, KvLayer, KvPart, Result, Rows};
+use kvant_backend::{AttendParams, KvBatchEntry, KvLayer, Result, TokenSpan};
 use kvant_codec::tile::TILE;
 
 use super::prompt::Partition;
@@ -30,14 +30,14 @@ pub(super) enum KernelKind {
 impl KernelKind {
     /// Selects the kernel for `rows` with `group` queries of a KV head of `layer` each, on
     /// `device`.
-    pub fn of(rows: Rows, group: usize, layer: &KvLayer, device: &GpuProperties) -> Self {
+    pub fn of(rows: TokenSpan, group: usize, layer: &KvLayer, device: &GpuProperties) -> Self {
         let (queries, shared_bytes) = (rows.n * group, device.shared_per_block as usize);
         if let Some(most) = large_head::most_tiles(layer, shared_bytes) {
             return Self::Wide(queries.div_ceil(QUERIES).clamp(1, most));
         }
         match queries {
             // This kernel processes each tile in one form, so the tokens must lie in one tile.
-            queries if queries <= decode::QUERIES && !rows.cross() => Self::Decode,
+            queries if queries <= decode::QUERIES && !rows.spans_tiles() => Self::Decode,
             queries if queries <= FEW => Self::Split,
             _ if hopper::takes(rows, layer, device.arch) => Self::Warpgroups,
             _ => Self::Many(Partition::of(layer, shared_bytes)),
@@ -70,10 +70,10 @@ pub(super) struct PartParams {
     value_band: [u32; 2],
     first_query: u32,
     padded: u32,
-    first_share: u32,
+    first_partial: u32,
     splits: u32,
     split_tiles: u32,
-    first_image: u32,
+    first_unpacked_tile: u32,
     images: u32,
 }
 
@@ -85,9 +85,9 @@ pub(super) struct Launched {
     /// Prepared queries.
     pub n_queries: usize,
     /// Partial results: one per query and split.
-    pub n_shares: usize,
+    pub n_partials: usize,
     /// Unpacked tiles.
-    pub n_images: usize,
+    pub n_unpacked_tiles: usize,
     pub most_splits: usize,
     /// Maximum number of queries of a KV head of a sequence.
     pub most_queries: usize,
@@ -102,15 +102,15 @@ impl Launched {
         p: &AttendParams,
         way: KernelKind,
         heads: &[usize],
-        parts: &[&KvPart<'_, CudaPage>],
+        parts: &[&KvBatchEntry<'_, CudaPage>],
         band: DevicePtr,
     ) -> Result<Self> {
         let mut all = Self {
             parts: Vec::with_capacity(parts.len()),
             windows: Vec::new(),
             n_queries: 0,
-            n_shares: 0,
-            n_images: 0,
+            n_partials: 0,
+            n_unpacked_tiles: 0,
             most_splits: 0,
             most_queries: 0,
             most_images: 0,
@@ -118,7 +118,7 @@ impl Launched {
         for part in parts {
             all.push(cx, p, way, heads, part, band)?;
         }
-        small(OP, "shares", all.n_shares)?;
+        small(OP, "shares", all.n_partials)?;
         Ok(all)
     }
 
@@ -128,7 +128,7 @@ impl Launched {
         p: &AttendParams,
         way: KernelKind,
         heads: &[usize],
-        part: &KvPart<'_, CudaPage>,
+        part: &KvBatchEntry<'_, CudaPage>,
         band: DevicePtr,
     ) -> Result<()> {
         let (rows, head) = (part.rows, heads[0]);
@@ -154,7 +154,7 @@ impl Launched {
         };
         let splits = tiles.div_ceil(split_tiles);
         let mut row_tiles = rows.start / TILE..rows.end().div_ceil(TILE);
-        let window = |tile| small(OP, "tiles", part.layer.head_window(head, tile));
+        let window = |tile| small(OP, "tiles", part.layer.head_f16_window_start(head, tile));
         let in_band = |stream| -> Result<[u32; 2]> {
             let tiles = part.band_tiles(stream);
             Ok([small(OP, "tiles", tiles.start)?, tiles.len() as u32])
@@ -171,18 +171,18 @@ impl Launched {
             value_band: in_band(part.layer.values(head))?,
             first_query: small(OP, "queries", self.n_queries)?,
             padded: padded as u32,
-            first_share: self.n_shares as u32,
+            first_partial: self.n_partials as u32,
             splits: splits as u32,
             split_tiles: split_tiles as u32,
-            first_image: small(OP, "tiles", self.n_images)?,
+            first_unpacked_tile: small(OP, "tiles", self.n_unpacked_tiles)?,
             images: images as u32,
         });
         for tile in row_tiles {
             self.windows.push(window(tile)?);
         }
         self.n_queries += heads.len() * padded;
-        self.n_shares += heads.len() * splits * padded;
-        self.n_images += heads.len() * images;
+        self.n_partials += heads.len() * splits * padded;
+        self.n_unpacked_tiles += heads.len() * images;
         self.most_splits = self.most_splits.max(splits);
         self.most_queries = self.most_queries.max(queries);
         self.most_images = self.most_images.max(images);
@@ -192,25 +192,25 @@ impl Launched {
 
 /// Returns the tiles that tokens from position `first` to `last` attend to: `walk_of` of
 /// `attend.cuh`.
-fn walk(layer: &KvLayer, head: usize, [first, last]: [usize; 2]) -> usize {
-    let (oldest, end) = (layer.oldest(first) / TILE, last / TILE + 1);
-    let codes = layer.head_window(head, last / TILE).min(end).saturating_sub(oldest);
-    codes + end.saturating_sub(layer.head_window(head, first / TILE).max(oldest))
+fn visible_tiles(layer: &KvLayer, head: usize, [first, last]: [usize; 2]) -> usize {
+    let (oldest, end) = (layer.window_start(first) / TILE, last / TILE + 1);
+    let codes = layer.head_f16_window_start(head, last / TILE).min(end).saturating_sub(oldest);
+    codes + end.saturating_sub(layer.head_f16_window_start(head, first / TILE).max(oldest))
 }
 
 /// Returns the maximum number of tiles that a block of queries attends to.
-fn most_tiles(p: &AttendParams, way: KernelKind, part: &KvPart<'_, CudaPage>, head: usize) -> usize {
+fn most_tiles(p: &AttendParams, way: KernelKind, part: &KvBatchEntry<'_, CudaPage>, head: usize) -> usize {
     let (rows, group, per_block) = (part.rows, p.n_heads / p.n_kv_heads, way.queries_per_block());
     let walk = |first_query: usize| {
         let last_query = (first_query + per_block).min(rows.n * group) - 1;
-        walk(part.layer, head, [first_query, last_query].map(|query| rows.start + query / group))
+        visible_tiles(part.layer, head, [first_query, last_query].map(|query| rows.start + query / group))
     };
     (0..rows.n * group).step_by(per_block).map(walk).max().unwrap_or(0)
 }
 
 /// Returns the tiles that any token of a sequence attends to.
-pub(super) fn n_key_tensors(rows: Rows, layer: &KvLayer, head: usize) -> usize {
-    walk(layer, head, [rows.start, rows.end() - 1])
+pub(super) fn n_key_tensors(rows: TokenSpan, layer: &KvLayer, head: usize) -> usize {
+    visible_tiles(layer, head, [rows.start, rows.end() - 1])
 }
 
 /// Returns the tiles per KV split: few enough that all multiprocessors have work, but several per

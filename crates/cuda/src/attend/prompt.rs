@@ -84,7 +84,7 @@ pub(super) struct Partition {
     /// Warps per block.
     warps: usize,
     /// 16-query tiles per warp.
-    sixteens: usize,
+    query_tiles: usize,
     /// Tiles that a block processes at a time.
     step: usize,
 }
@@ -102,14 +102,14 @@ impl Partition {
     fn fitting(dims: [usize; 2], shared_bytes: usize) -> Self {
         let most = if dims[1] > MOST_FOR_TWO { 1 } else { 2 };
         [(8, most, 4), (8, most, 2), (4, most, 2), (4, 1, 2)]
-            .map(|(warps, sixteens, step)| Self { warps, sixteens, step })
+            .map(|(warps, sixteens, step)| Self { warps, query_tiles: sixteens, step })
             .into_iter()
             .find(|cut| cut.bytes(dims) <= shared_bytes)
-            .unwrap_or(Self { warps: 4, sixteens: 1, step: 2 })
+            .unwrap_or(Self { warps: 4, query_tiles: 1, step: 2 })
     }
 
     pub fn queries(self) -> usize {
-        QUERIES * self.sixteens * self.warps
+        QUERIES * self.query_tiles * self.warps
     }
 
     pub fn threads(self) -> u32 {
@@ -150,7 +150,7 @@ pub(super) fn kernel(
 
 /// Returns the macros of a variant; `types` are kernel type numbers.
 fn defines(types: [u32; 2], dims: [usize; 2], is_capped: bool, cut: Partition) -> Vec<Define> {
-    let Partition { warps, sixteens, step } = cut;
+    let Partition { warps, query_tiles: sixteens, step } = cut;
     let cut = [("BLOCK_WARPS", warps), ("QUERY_TILES", sixteens), ("STEP", step)];
     let types = [("K_TYPE", types[0]), ("V_TYPE", types[1])];
     let others = super::defines(dims, is_capped).into_iter().chain(cut.map(|(name, n)| (name, n as u32)));

@@ -9,12 +9,12 @@
 
 use bytemuck::NoUninit;
 use kvant_backend::{
-    Activation, BackendError, ExpertGroups, Experts, Routing, Scores, WeightSource, check_experts,
+    Activation, BackendError, ExpertGroups, Experts, RouterScores, Routing, WeightSource, check_experts,
 };
 use kvant_codec::DType;
 
 use crate::constants::Constants;
-use crate::matmul::{self, Operand, Picks, Product, SPANS, Weights};
+use crate::matmul::{self, MatmulArgs, Operand, Picks, SPANS, Weights};
 use crate::memory::Block;
 use crate::norm::{NormParts, SUM_HEADER};
 use crate::top_k::RANK_HEADER;
@@ -25,7 +25,7 @@ pub(crate) static SOURCE: Source = Source {
     name: "experts.cu",
     text: include_str!("experts.cu"),
     headers: &[RANK_HEADER, SPANS, SUM_HEADER],
-    constants: || Constants::default().float("LEAST_SCORE", Scores::LEAST),
+    constants: || Constants::default().float("LEAST_SCORE", RouterScores::LEAST),
     options: &[],
 };
 
@@ -163,24 +163,24 @@ pub(crate) fn moe_ffn(
     let (experts, weights) = (floats(slots)?, floats(slots)?);
     choose(cx, routes, rows, experts.ptr(), weights.ptr())?;
     let n_used = routes.routing.n_used;
-    let (picks, _memory) = pick(cx, [routes.n_experts, n_used], rows, experts.ptr())?;
+    let (picks, _memory) = assign_slots(cx, [routes.n_experts, n_used], rows, experts.ptr())?;
 
     let (hidden, given) = (floats(slots * n_ff)?, floats(slots * n)?);
     let mut input = Operand::new(x, [rows, n], norm);
     let [of_gate, of_up, of_down] = layer.biases.map_or([None; 3], |biases| biases.map(Some));
-    let product = |w: &CudaExperts, bias, y, slots_of_row| Product {
+    let product = |w: &CudaExperts, bias, y, slots_of_row| MatmulArgs {
         bias,
         picks: Some(Picks {
             expert_bytes: matmul::matrix_bytes(w.dtype, [w.n_out, w.n_in]),
             slots_of_row,
             ..picks
         }),
-        ..Product::new(&w.weights, w.dtype, w.n_out, y)
+        ..MatmulArgs::new(&w.weights, w.dtype, w.n_out, y)
     };
     let Layer { activation, gate, up, down, .. } = layer;
     if gate.dtype == up.dtype && matmul::has_gate(gate.dtype, rows) {
         let gate = product(gate, of_gate, hidden.ptr(), n_used);
-        let both = Product { up: Some((up.weights.ptr(), activation)), up_bias: of_up, ..gate };
+        let both = MatmulArgs { up: Some((up.weights.ptr(), activation)), up_bias: of_up, ..gate };
         matmul::matmul(cx, &mut input, &both)?;
     } else if std::ptr::eq(gate, up) && layer.biases.is_none() {
         matmul::matmul(cx, &mut input, &product(up, None, hidden.ptr(), n_used))?;
@@ -207,7 +207,7 @@ fn choose(
     experts: DevicePtr,
     weights: DevicePtr,
 ) -> Result<(), CudaError> {
-    let Routing { n_used, scores, normalises, scale, expert_groups } = routing;
+    let Routing { n_used, scores, normalizes: normalises, scale, expert_groups } = routing;
     let ExpertGroups { n: n_expert_groups, n_used: groups_used } =
         expert_groups.unwrap_or(ExpertGroups { n: 1, n_used: 1 });
     let expert_group_size = (n_experts / n_expert_groups) as u32;
@@ -221,7 +221,7 @@ fn choose(
         weights,
         n_experts,
         n_used,
-        is_sigmoid: u32::from(scores == Scores::Sigmoid),
+        is_sigmoid: u32::from(scores == RouterScores::Sigmoid),
         normalises: u32::from(normalises),
         scale,
         n_expert_groups,
@@ -249,16 +249,16 @@ pub(crate) fn project_each(
     let params = EachParams { experts: experts.ptr(), slots: slots as u32, n: n as u32 };
     let launch = Launch::linear(params.slots.div_ceil(THREADS), THREADS);
     cx.launch(cx.kernel(&SOURCE, "in_turn")?, launch, &params)?;
-    let (picks, _memory) = pick(cx, [n, n], rows, experts.ptr())?;
+    let (picks, _memory) = assign_slots(cx, [n, n], rows, experts.ptr())?;
     let expert_bytes = matmul::matrix_bytes(w.dtype, [w.n_out, w.n_in]);
     let picks = Some(Picks { expert_bytes, ..picks });
     let mut input = Operand::new(x, [slots, w.n_in], None);
-    let product = Product { picks, ..Product::new(&w.weights, w.dtype, w.n_out, y) };
+    let product = MatmulArgs { picks, ..MatmulArgs::new(&w.weights, w.dtype, w.n_out, y) };
     matmul::matmul(cx, &mut input, &product)
 }
 
 /// Assigns slots to blocks of rows; returns the assignment and the memory that holds it.
-fn pick(
+fn assign_slots(
     cx: &Context,
     [n_experts, n_used]: [usize; 2],
     rows: usize,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::{
-    BackendError, CountedPage, KvLayer, KvPart, KvTensor, KvTensorSpec, Result, TILES_PER_BLOCK,
+    BackendError, CountedPage, KvBatchEntry, KvLayer, KvTensor, KvTensorSpec, Result, TILES_PER_BLOCK,
 };
 use kvant_codec::finite::F16_MAX;
 use kvant_codec::tile::{GROUP, SCALE_BYTES, TILE};
@@ -107,7 +107,7 @@ impl MemoryParams {
     ///
     /// # Errors
     /// When the addresses of the blocks cannot be written to the device.
-    pub fn new(cx: &Context, part: &KvPart<'_, CudaPage>, band: DevicePtr) -> Result<Self> {
+    pub fn new(cx: &Context, part: &KvBatchEntry<'_, CudaPage>, band: DevicePtr) -> Result<Self> {
         let ptr = |page: Option<&Arc<CountedPage<CudaPage>>>| page.map_or(0, |page| page.ptr());
         Ok(Self {
             blocks: part.memory.table().on_device(cx)?,
@@ -120,8 +120,8 @@ impl MemoryParams {
 
 /// Returns the address of the channel scales of `part`, in the order of
 /// [`BalanceLayout`](kvant_backend::BalanceLayout); null without channel scales.
-pub(crate) fn balance(part: &KvPart<'_, CudaPage>) -> DevicePtr {
-    part.balance.map_or(0, CudaPage::ptr)
+pub(crate) fn balance(part: &KvBatchEntry<'_, CudaPage>) -> DevicePtr {
+    part.channel_scales.map_or(0, CudaPage::ptr)
 }
 
 /// Returns the offset of some values in the channel scales; [`UNSCALED`] without values of that

@@ -16,8 +16,8 @@
 
 use bytemuck::{NoUninit, Pod, Zeroable};
 use kvant_backend::{Activation, BackendError};
-use kvant_codec::fields::Spec;
-use kvant_codec::{Codebook, DType, Rotation, Table};
+use kvant_codec::fields::FieldSpec;
+use kvant_codec::{Codebook, DType, LevelTable, Rotation};
 
 use crate::constants::Constants;
 use crate::half::{COPIES_HEADER, HALF_HEADER, WARPGROUP_ARCH, WARPGROUP_HEADER, WARPGROUP_OPTIONS};
@@ -206,7 +206,7 @@ pub(crate) struct Picks {
 
 /// The weights of a product and its output, shapes checked.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Product {
+pub(crate) struct MatmulArgs {
     /// `[n_out, n_in]`, of type `dtype`, from [`upload`].
     pub w: DevicePtr,
     /// [`Weights::exponent`]
@@ -228,7 +228,7 @@ pub(crate) struct Product {
     pub picks: Option<Picks>,
 }
 
-impl Product {
+impl MatmulArgs {
     /// The product `y = w x`; the caller may change further fields.
     pub fn new(w: &Weights, dtype: DType, n_out: usize, y: DevicePtr) -> Self {
         let (w, exponent) = (w.ptr(), w.exponent);
@@ -263,15 +263,15 @@ pub(crate) fn matrix_bytes(dtype: DType, [n_out, n_in]: [usize; 2]) -> usize {
 
 /// Returns the names of the kernels for a weight type, of few and of many rows.
 pub(crate) fn kernel_names(dtype: DType) -> &'static str {
-    if is_coded(dtype) { "one (dp4a), coded (s8 mma), many (f16 mma)" } else { "few, many (f16 mma)" }
+    if is_quantized(dtype) { "one (dp4a), coded (s8 mma), many (f16 mma)" } else { "few, many (f16 mma)" }
 }
 
 /// Returns whether products of `rows` rows with this weight type fuse a gate.
 pub(crate) fn has_gate(dtype: DType, rows: usize) -> bool {
-    is_coded(dtype) && rows < MANY_ROWS
+    is_quantized(dtype) && rows < MANY_ROWS
 }
 
-fn is_coded(dtype: DType) -> bool {
+fn is_quantized(dtype: DType) -> bool {
     !matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
@@ -284,7 +284,7 @@ fn is_rotated(dtype: DType) -> bool {
 pub(crate) fn builds() -> impl Iterator<Item = Build> {
     let types = TYPES.into_iter().zip(0..).flat_map(|(dtype, number)| {
         let build = |source, defines| Build { source, defines };
-        let few = if is_coded(dtype) {
+        let few = if is_quantized(dtype) {
             let coded =
                 skinny_q8::ROWS.map(|rows| build(&skinny_q8::CODED, skinny_q8::defines(dtype, number, rows)));
             [build(&gemv::ONE, gemv::defines(dtype, number))].into_iter().chain(coded).collect::<Vec<_>>()
@@ -295,19 +295,19 @@ pub(crate) fn builds() -> impl Iterator<Item = Build> {
         let hopper = HOPPER_ROWS.map(|(rows, _)| build(&HOPPER, vec![("TYPE", number), ("ROWS", rows)]));
         few.into_iter().chain(many).chain(hopper)
     });
-    types.chain([Build { source: &operand::QUANTISE, defines: Vec::new() }])
+    types.chain([Build { source: &operand::QUANTIZE, defines: Vec::new() }])
 }
 
 impl Levels {
     /// The levels of the types with a codebook or a table.
     fn of(dtype: DType) -> Self {
-        match Spec::of(dtype) {
-            Some(Spec { table: Some(table), .. }) => Self::of_table(table),
+        match FieldSpec::of(dtype) {
+            Some(FieldSpec { table: Some(table), .. }) => Self::of_table(table),
             _ => Self::of_book(dtype),
         }
     }
 
-    fn of_table(table: Table) -> Self {
+    fn of_table(table: LevelTable) -> Self {
         let mut high = [0; 4];
         for (i, level) in table.levels().iter().enumerate() {
             high[i / 4] |= u32::from(*level as u8) << (i % 4 * 8);
@@ -333,7 +333,7 @@ impl Levels {
 
 /// Multiplies the same inputs with several matrices, those of one type in one launch: the key heads
 /// alone are too few to fill a device. [`check_type`] must accept the types.
-pub(crate) fn matmuls(cx: &Context, x: &mut Operand, products: &[Product]) -> Result<(), CudaError> {
+pub(crate) fn matmuls(cx: &Context, x: &mut Operand, products: &[MatmulArgs]) -> Result<(), CudaError> {
     for (i, first) in products.iter().enumerate() {
         if products[..i].iter().any(|p| p.dtype == first.dtype) {
             continue;
@@ -345,12 +345,12 @@ pub(crate) fn matmuls(cx: &Context, x: &mut Operand, products: &[Product]) -> Re
 }
 
 /// Multiplies. [`check_type`] must accept the type.
-pub(crate) fn matmul(cx: &Context, x: &mut Operand, p: &Product) -> Result<(), CudaError> {
+pub(crate) fn matmul(cx: &Context, x: &mut Operand, p: &MatmulArgs) -> Result<(), CudaError> {
     launch(cx, x, &[p])
 }
 
 /// Queues the kernel for matrices of one type, a single one with a gate or picks.
-fn launch(cx: &Context, x: &mut Operand, products: &[&Product]) -> Result<(), CudaError> {
+fn launch(cx: &Context, x: &mut Operand, products: &[&MatmulArgs]) -> Result<(), CudaError> {
     let n_out: usize = products.iter().map(|p| p.n_out).sum();
     if x.rows == 0 || n_out == 0 {
         return Ok(());
@@ -358,7 +358,7 @@ fn launch(cx: &Context, x: &mut Operand, products: &[&Product]) -> Result<(), Cu
     let p = products[0];
     debug_assert!(products.len() == 1 || p.up.is_none() && p.picks.is_none(), "{products:?}");
     let way = KernelKind::of(cx, x, p);
-    debug_assert!(p.up.is_none() || is_coded(p.dtype) && !matches!(way, KernelKind::Many), "{p:?}");
+    debug_assert!(p.up.is_none() || is_quantized(p.dtype) && !matches!(way, KernelKind::Many), "{p:?}");
     let number = number_of(p.dtype);
     let dtype = ("TYPE", number);
     let mut params = params(cx, x, p, way)?;
@@ -425,12 +425,12 @@ enum KernelKind {
 }
 
 impl KernelKind {
-    fn of(cx: &Context, x: &Operand, p: &Product) -> Self {
+    fn of(cx: &Context, x: &Operand, p: &MatmulArgs) -> Self {
         let is_one = x.rows == 1 || p.picks.is_some();
         if p.picks.map_or(x.rows >= MANY_ROWS, |picks| picks.is_many) {
             return Self::Many;
         }
-        if !is_coded(p.dtype) {
+        if !is_quantized(p.dtype) {
             return Self::Few { rows: ROWS[usize::from(!is_one)] };
         }
         // The longest rows leave no shared memory for weights.
@@ -447,7 +447,7 @@ fn number_of(dtype: DType) -> u32 {
     TYPES.iter().position(|&known| known == dtype).expect("a type that is supported") as u32
 }
 
-fn part_params(p: &Product, features: u32) -> PartParams {
+fn part_params(p: &MatmulArgs, features: u32) -> PartParams {
     let n_out = p.n_out as u32;
     PartParams {
         w: p.w,
@@ -462,8 +462,8 @@ fn part_params(p: &Product, features: u32) -> PartParams {
 
 /// Returns the side of the GEMM's tiles: large ones read and decode each weight half as often, if
 /// there are enough of them to occupy most multiprocessors. Spans of experts use small ones.
-fn tile(n_sms: u32, products: &[&Product], rows: u32) -> u32 {
-    let features = |p: &&Product| p.n_out.div_ceil(LARGE_TILE as usize);
+fn tile(n_sms: u32, products: &[&MatmulArgs], rows: u32) -> u32 {
+    let features = |p: &&MatmulArgs| p.n_out.div_ceil(LARGE_TILE as usize);
     let blocks = products.iter().map(features).sum::<usize>() * rows.div_ceil(LARGE_TILE) as usize;
     let has_spans = products.iter().any(|p| p.picks.is_some());
     let is_large = !has_spans && 4 * blocks >= 3 * n_sms as usize;
@@ -473,7 +473,7 @@ fn tile(n_sms: u32, products: &[&Product], rows: u32) -> u32 {
 /// Returns the rows of a tile of the compute-capability-9.0 GEMM, whose blocks take tiles in turn:
 /// those that take the fewest clocks. `None` for another kernel: there must be enough tiles, as for
 /// [`tile`].
-fn hopper_rows(cx: &Context, products: &[&Product], rows: u32) -> Option<u32> {
+fn hopper_rows(cx: &Context, products: &[&MatmulArgs], rows: u32) -> Option<u32> {
     let device = cx.gpu().properties();
     if device.arch != WARPGROUP_ARCH || products.iter().any(|p| p.picks.is_some()) {
         return None;
@@ -492,7 +492,7 @@ fn stage_bytes(side: u32) -> u32 {
 
 /// Returns the kernel parameters of this product and those like it, with the inputs in the required
 /// form, without the matrices.
-fn params(cx: &Context, x: &mut Operand, p: &Product, way: KernelKind) -> Result<KernelParams, CudaError> {
+fn params(cx: &Context, x: &mut Operand, p: &MatmulArgs, way: KernelKind) -> Result<KernelParams, CudaError> {
     let mut params = KernelParams {
         parts: Zeroable::zeroed(),
         up: p.up.map_or(0, |(up, _)| up),

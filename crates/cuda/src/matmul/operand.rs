@@ -10,7 +10,7 @@ use crate::memory::Block;
 use crate::norm::{self, NormKind, NormParts, SUM_HEADER};
 use crate::{Context, CudaError, DevicePtr, Launch, Source, rotate};
 
-pub(super) static QUANTISE: Source = Source {
+pub(super) static QUANTIZE: Source = Source {
     name: "quantise.cu",
     text: include_str!("quantise.cu"),
     headers: &[HALF_HEADER, SUM_HEADER],
@@ -30,7 +30,7 @@ pub(super) const STEP: usize = 64;
 
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
-struct QuantiseParams {
+struct QuantizeParams {
     x: DevicePtr,
     weight: DevicePtr,
     codes: DevicePtr,
@@ -61,14 +61,14 @@ pub(crate) struct Operand {
     pub norm: Option<NormParts>,
     pub rows: usize,
     pub n_in: usize,
-    normalised: Option<Block>,
+    normalized: Option<Block>,
     halves: Option<Halves>,
-    quantised: Option<Quantised>,
-    rotated: Option<Quantised>,
+    quantized: Option<Quantized>,
+    rotated: Option<Quantized>,
 }
 
 /// Inputs in 8 bits, in groups of 32: codes `[rows, n_in]`, scales and sums `[rows, n_in / 32]`.
-pub(super) struct Quantised {
+pub(super) struct Quantized {
     _memory: Block,
     pub codes: DevicePtr,
     pub scales: DevicePtr,
@@ -86,18 +86,18 @@ pub(super) struct Halves {
 impl Operand {
     /// The operand `x` `[rows, n_in]`.
     pub fn new(x: DevicePtr, [rows, n_in]: [usize; 2], norm: Option<NormParts>) -> Self {
-        Self { x, norm, rows, n_in, normalised: None, halves: None, quantised: None, rotated: None }
+        Self { x, norm, rows, n_in, normalized: None, halves: None, quantized: None, rotated: None }
     }
 
     /// Returns the inputs in f32, `[rows, n_in]`.
     pub(super) fn plain(&mut self, cx: &Context) -> Result<DevicePtr, CudaError> {
         let Some(norm) = self.norm else { return Ok(self.x) };
-        if self.normalised.is_none() {
+        if self.normalized.is_none() {
             let block = cx.scratch(self.rows * self.n_in * size_of::<f32>())?;
             norm::norm(cx, NormKind::Rms, self.x, norm, [self.rows, self.n_in], block.ptr())?;
-            self.normalised = Some(block);
+            self.normalized = Some(block);
         }
-        Ok(self.normalised.as_ref().map_or(self.x, Block::ptr))
+        Ok(self.normalized.as_ref().map_or(self.x, Block::ptr))
     }
 
     /// Returns the inputs in f16.
@@ -110,10 +110,10 @@ impl Operand {
 
     /// Returns the inputs in 8 bits, each group rotated first where `rotates`. `n_in` is a multiple
     /// of 32.
-    pub(super) fn quantised(&mut self, cx: &Context, rotates: bool) -> Result<&Quantised, CudaError> {
-        let place = if rotates { &mut self.rotated } else { &mut self.quantised };
+    pub(super) fn quantised(&mut self, cx: &Context, rotates: bool) -> Result<&Quantized, CudaError> {
+        let place = if rotates { &mut self.rotated } else { &mut self.quantized };
         if place.is_none() {
-            *place = Some(quantise(cx, self.x, [self.rows, self.n_in], self.norm, rotates)?);
+            *place = Some(quantize(cx, self.x, [self.rows, self.n_in], self.norm, rotates)?);
         }
         Ok(place.as_ref().expect("made above"))
     }
@@ -132,23 +132,23 @@ fn to_halves(
     let (weight, eps) = norm.map_or((0, 0.0), |norm| (norm.weight, norm.eps));
     let (n_in, pitch) = (n_in as u32, pitch as u32);
     let params = HalvesParams { x, weight, halves, factors, n_in, pitch, eps, unused: 0 };
-    cx.launch(cx.kernel(&QUANTISE, "to_halves")?, Launch::linear(rows as u32, THREADS), &params)?;
+    cx.launch(cx.kernel(&QUANTIZE, "to_halves")?, Launch::linear(rows as u32, THREADS), &params)?;
     Ok(Halves { _memory: memory, halves, factors })
 }
 
-fn quantise(
+fn quantize(
     cx: &Context,
     x: DevicePtr,
     [rows, n_in]: [usize; 2],
     norm: Option<NormParts>,
     rotates: bool,
-) -> Result<Quantised, CudaError> {
+) -> Result<Quantized, CudaError> {
     let (n_codes, n_groups) = (rows * n_in, rows * n_in / GROUP);
     let memory = cx.scratch(n_codes + 2 * n_groups * size_of::<f32>())?;
     let codes = memory.ptr();
     let scales = codes + n_codes as u64;
     let sums = scales + (n_groups * size_of::<f32>()) as u64;
-    let params = QuantiseParams {
+    let params = QuantizeParams {
         x,
         weight: norm.map_or(0, |norm| norm.weight),
         codes,
@@ -161,6 +161,6 @@ fn quantise(
     };
     let pieces = ((n_in / GROUP) as u32).div_ceil(GROUPS_OF_WARP * THREADS / 32);
     let launch = Launch { grid: [rows as u32, pieces, 1], ..Launch::linear(rows as u32, THREADS) };
-    cx.launch(cx.kernel(&QUANTISE, "quantise")?, launch, &params)?;
-    Ok(Quantised { _memory: memory, codes, scales, sums })
+    cx.launch(cx.kernel(&QUANTIZE, "quantise")?, launch, &params)?;
+    Ok(Quantized { _memory: memory, codes, scales, sums })
 }

@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn blocks_of_half_the_warps_fit_where_shared_memory_is_smallest() {
-        for dtype in super::super::TYPES.into_iter().filter(|&dtype| super::super::is_coded(dtype)) {
+        for dtype in super::super::TYPES.into_iter().filter(|&dtype| super::super::is_quantized(dtype)) {
             let [warps, bytes] = block(dtype, 99 << 10);
             assert!(bytes <= 99 << 10, "{dtype}: {warps} warps, {bytes} bytes");
             assert_eq!(block(dtype, 227 << 10)[0], WARPS, "{dtype}");

@@ -25,7 +25,7 @@ fn matrix(device: &CudaDevice, dtype: DType, seed: u64, n_out: usize) -> CudaMat
     for (row, code) in w.chunks_exact(N_IN).zip(bytes.chunks_exact_mut(row_bytes)) {
         kvant_codec::encode(dtype, row, code).unwrap();
     }
-    device.matrix(WeightSource { dtype, n_out, n_in: N_IN, bytes: bytes.into() }).unwrap()
+    device.upload_matrix(WeightSource { dtype, n_out, n_in: N_IN, bytes: bytes.into() }).unwrap()
 }
 
 /// Returns the bits of the products of `x` `[rows, N_IN]` with each matrix, queued together.
@@ -164,7 +164,7 @@ fn a_row_may_be_longer_than_shared_memory() {
     let weights = gaussian(7, n_in, 0.1);
     let mut bytes = vec![0; dtype.row_bytes(n_in).unwrap()];
     kvant_codec::encode(dtype, &weights, &mut bytes).unwrap();
-    let w = device.matrix(WeightSource { dtype, n_out: 1, n_in, bytes: bytes.into() }).unwrap();
+    let w = device.upload_matrix(WeightSource { dtype, n_out: 1, n_in, bytes: bytes.into() }).unwrap();
     let x = gaussian(8, n_in, 1.0);
     let mut input = device.buffer(n_in).unwrap();
     device.write(&mut input, &x).unwrap();
@@ -209,7 +209,7 @@ fn floats_of_any_size_keep_their_precision_as_halves() {
             w.iter_mut().for_each(|w| *w = f32::from_bits(w.to_bits() & 0xffff_0000));
             let bytes: Vec<u8> = w.iter().flat_map(|&w| bytes_of(w)).collect();
             let source = WeightSource { dtype, n_out, n_in: N_IN, bytes: bytes.into() };
-            let got = project(&device, &[&device.matrix(source).unwrap()], &x).remove(0);
+            let got = project(&device, &[&device.upload_matrix(source).unwrap()], &x).remove(0);
             for (i, got) in got.into_iter().map(f32::from_bits).enumerate() {
                 let (x, w) = (&x[i / n_out * N_IN..][..N_IN], &w[i % n_out * N_IN..][..N_IN]);
                 let terms = || x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w));

@@ -92,7 +92,7 @@ mod tests {
             random.fill_gaussian(&mut x, sigma);
             random.fill_gaussian(&mut weight, 1.0);
             let (on_x, on_w) = (emulator::upload(&cx, &x), emulator::upload(&cx, &weight));
-            let y = emulator::poisoned(&cx, rows * cols);
+            let y = emulator::uninitialized(&cx, rows * cols);
             let norm = NormParts { weight: on_w.ptr(), eps: 1e-6 };
             super::norm(&cx, NormKind::Rms, on_x.ptr(), norm, [rows, cols], y.ptr()).unwrap();
             let y = emulator::download(&cx, &y);

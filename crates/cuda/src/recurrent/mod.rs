@@ -6,7 +6,7 @@
 //! for every chunking of the tokens into steps. Each sequence is a launch.
 
 use bytemuck::NoUninit;
-use kvant_backend::{ConvForm, KeySharing, Rows, ShortConv, StateHeads, StateInputs, StateRule};
+use kvant_backend::{ConvForm, KeySharing, ShortConv, StateHeads, StateInputs, StateRule, TokenSpan};
 
 use crate::constants::Constants;
 use crate::module::Build;
@@ -62,7 +62,7 @@ struct ConvParams {
 pub(crate) fn short_conv(
     cx: &Context,
     conv: ShortConv,
-    rows: Rows,
+    rows: TokenSpan,
     state: DevicePtr,
     [x, kernel, y]: [DevicePtr; 3],
 ) -> Result<(), CudaError> {
@@ -102,7 +102,7 @@ struct RecurParams {
 pub(crate) fn recur(
     cx: &Context,
     heads: &StateHeads,
-    rows: Rows,
+    rows: TokenSpan,
     state: DevicePtr,
     inputs: StateInputs<DevicePtr>,
     y: DevicePtr,
@@ -110,7 +110,7 @@ pub(crate) fn recur(
     if rows.n == 0 {
         return Ok(());
     }
-    let StateInputs { qkv, step, bias, rate, rule } = inputs;
+    let StateInputs { qkv, step, bias, decay: rate, rule } = inputs;
     let (entry, of_rule, eps) = match rule {
         StateRule::GatedDeltaNet { write, eps } => ("recur_delta", write, eps),
         StateRule::Mamba2 { skip } => ("recur_space", skip, 0.0),

@@ -15,13 +15,13 @@ use crate::{Context, CudaError, DevicePtr, Header, Launch, Source};
 pub(crate) static SOURCE: Source = Source {
     name: "rope.cu",
     text: include_str!("rope.cu"),
-    headers: &[TURN_HEADER],
+    headers: &[ROPE_HEADER],
     constants: Constants::default,
     options: &[],
 };
 
 /// RoPE of a head, for every kernel that applies it.
-pub(crate) const TURN_HEADER: Header = Header { name: "rope.cuh", text: include_str!("rope.cuh") };
+pub(crate) const ROPE_HEADER: Header = Header { name: "rope.cuh", text: include_str!("rope.cuh") };
 
 /// Heads of one block, a warp each.
 pub(crate) const HEADS_PER_BLOCK: u32 = 4;

@@ -75,7 +75,7 @@ mod tests {
             let masks = Rotation::kv(128);
             let (before, after) = (words(masks.before()), words(masks.after()));
             let run = |x: &[f32], first, last| {
-                let (on_x, on_y) = (emulator::upload(&cx, x), emulator::poisoned(&cx, x.len()));
+                let (on_x, on_y) = (emulator::upload(&cx, x), emulator::uninitialized(&cx, x.len()));
                 let params = Params { x: on_x.ptr(), y: on_y.ptr(), n: n as u32, unused: 0, first, last };
                 cx.launch(kernel, Launch::linear(3, 32), &params).unwrap();
                 emulator::download(&cx, &on_y)

@@ -8,13 +8,13 @@ use crate::constants::Constants;
 use crate::{Context, CudaError, DevicePtr, Header, Launch, Source};
 
 /// The soft cap, for kernels that apply it to their own values.
-pub(crate) const BOUNDED_HEADER: Header = Header { name: "bounded.cuh", text: include_str!("bounded.cuh") };
+pub(crate) const SOFT_CAP_HEADER: Header = Header { name: "bounded.cuh", text: include_str!("bounded.cuh") };
 
 /// The kernel of this op.
 pub(crate) static SOURCE: Source = Source {
     name: "soft_cap.cu",
     text: include_str!("soft_cap.cu"),
-    headers: &[BOUNDED_HEADER],
+    headers: &[SOFT_CAP_HEADER],
     constants: Constants::default,
     options: &[],
 };

@@ -18,7 +18,7 @@ const PRELUDE: u64 = 64;
 const ENTRY: u64 = 32;
 /// Maximum bytes of header and table: enough for more tokens than any machine has memory for. A
 /// sparse file may be as long as it declares, so the length alone bounds nothing.
-const MOST_FRONT: u64 = 1 << 28;
+const MAX_FRONT_BYTES: u64 = 1 << 28;
 
 /// Position and checksum of a section.
 #[derive(Debug, Clone, Copy)]
@@ -152,7 +152,7 @@ impl<R: Read + Seek> Reader<R> {
         let header_len = u64::from(u32_at(&prelude, 12));
         let n_sections = u64::from(u32_at(&prelude, 16));
         let data_start = PRELUDE + header_len + n_sections * ENTRY;
-        if data_start > file_len || data_start > MOST_FRONT || n_sections == 0 {
+        if data_start > file_len || data_start > MAX_FRONT_BYTES || n_sections == 0 {
             return Err(corrupt(format!("a header of {header_len} bytes, {n_sections} sections")));
         }
         let mut header = vec![0; (data_start - PRELUDE) as usize];
@@ -205,7 +205,7 @@ impl<R: Read + Seek> Reader<R> {
             .sections
             .get(index)
             .ok_or_else(|| self.corrupt(format!("section {index} is missing, there are {n}")))?;
-        let read = room(section.len).and_then(|mut bytes| {
+        let read = allocate(section.len).and_then(|mut bytes| {
             self.source.seek(SeekFrom::Start(section.offset))?;
             self.source.read_exact(&mut bytes)?;
             Ok(bytes)
@@ -219,7 +219,7 @@ impl<R: Read + Seek> Reader<R> {
 }
 
 /// Allocates a buffer of `n` bytes, if the machine has that much memory.
-fn room(n: u64) -> io::Result<Vec<u8>> {
+fn allocate(n: u64) -> io::Result<Vec<u8>> {
     let n = usize::try_from(n).unwrap_or(usize::MAX);
     if limits::machine_bytes().is_some_and(|there_are| n > there_are) {
         return Err(io::ErrorKind::OutOfMemory.into());

@@ -58,7 +58,7 @@ impl Header {
             n_tokens: state.len,
             coded_tiles: state.coded,
             mark: state.mark,
-            turns_long: model.config().turns_long(sequence.n_ctx()),
+            turns_long: model.config().uses_long_rope(sequence.n_ctx()),
             identity: identity(model, sequence.lora_scales())
                 .into_iter()
                 .map(|(name, value)| (name.to_owned(), value.into()))
@@ -106,13 +106,13 @@ impl Header {
     }
 
     /// Checks that a context of `n_ctx` tokens has the RoPE factors of the file.
-    pub(super) fn check_turned(
+    pub(super) fn check_rope_variant(
         &self,
         config: &Config,
         n_ctx: usize,
         path: &Path,
     ) -> Result<(), ContextFileError> {
-        let turns_long = config.turns_long(n_ctx);
+        let turns_long = config.uses_long_rope(n_ctx);
         if turns_long == self.turns_long {
             return Ok(());
         }
@@ -124,7 +124,7 @@ impl Header {
     }
 
     /// Returns the default context length for the file.
-    pub(super) fn usual_n_ctx(&self, config: &Config) -> usize {
+    pub(super) fn default_n_ctx(&self, config: &Config) -> usize {
         let most = if self.turns_long { None } else { config.n_ctx_short() };
         most.map_or(config.n_ctx_train, |most| most.min(config.n_ctx_train))
     }
@@ -221,7 +221,7 @@ fn heads(shape: &KvShape) -> String {
     let mut states =
         shape.states.chunk_by(|a, b| a == b).map(|run| format!("{} x state of {}", run.len(), run[0]));
     let run = |run: &[KvLayerShape]| {
-        let KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window, joint } = run[0];
+        let KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window, shared_kv: joint } = run[0];
         let window = window.map_or_else(String::new, |window| format!(" window {window}"));
         let values = if joint { format!(" with values of {v_head_dim}") } else { format!(", {v_head_dim}") };
         format!("{} x {n_heads}/{n_kv_heads} of {k_head_dim}{values}{window}", run.len())
@@ -254,7 +254,7 @@ pub(super) fn identity(model: &Model, strengths: Option<&Arc<[f32]>>) -> Vec<(&'
         ("model.fingerprint", model.compute_fingerprint()),
     ];
     if !model.loras().is_empty() {
-        let strengths = strengths.map_or_else(|| model.lora_strengths(), |strengths| strengths.to_vec());
+        let strengths = strengths.map_or_else(|| model.lora_scales(), |strengths| strengths.to_vec());
         fields.push(("model.adapters", format!("{strengths:?}")));
     }
     fields
@@ -274,10 +274,10 @@ mod tests {
             k_head_dim: 576,
             v_head_dim: 512,
             window: None,
-            joint: true,
+            shared_kv: true,
         };
         assert_eq!(heads(&KvShape::uniform(2, layer)), "2 x 16/1 of 576 with values of 512");
-        let apart = KvLayerShape { joint: false, ..layer };
+        let apart = KvLayerShape { shared_kv: false, ..layer };
         assert_eq!(heads(&KvShape::uniform(2, apart)), "2 x 16/1 of 576, 512");
     }
 }

@@ -52,7 +52,7 @@ use format::{Reader, Writer};
 use header::Header;
 
 /// Path of a [`SavedSession`] in errors.
-const IN_MEMORY: &str = "(memory)";
+const MEMORY_PATH: &str = "(memory)";
 
 /// Why a session cannot be saved or restored.
 #[derive(Debug, thiserror::Error)]
@@ -135,7 +135,7 @@ impl Session {
     /// # Errors
     /// [`Error::ContextFile`] when memory runs out, a device error.
     pub fn to_saved(&self) -> Result<SavedSession, Error> {
-        let path = Path::new(IN_MEMORY);
+        let path = Path::new(MEMORY_PATH);
         let needed = self.saved_bytes();
         let mut bytes = Vec::new();
         // A size beyond `usize` fails the allocation too.
@@ -179,14 +179,14 @@ impl Session {
     /// # Errors
     /// As [`Session::load_prefix`].
     pub fn load_saved_prefix(&mut self, saved: &SavedSession, prompt: &[u32]) -> Result<usize, Error> {
-        self.read_prefix(Reader::new(Cursor::new(&saved.0), Path::new(IN_MEMORY))?, prompt)
+        self.read_prefix(Reader::new(Cursor::new(&saved.0), Path::new(MEMORY_PATH))?, prompt)
     }
 
     fn read_prefix(&mut self, mut reader: Reader<impl Read + Seek>, prompt: &[u32]) -> Result<usize, Error> {
         let header = Header::parse(&reader)?;
         let strengths = self.sequence().lora_scales().cloned();
         header.check_identity(self.model(), strengths.as_ref(), reader.path())?;
-        header.check_turned(self.model().config(), self.n_ctx(), reader.path())?;
+        header.check_rope_variant(self.model().config(), self.n_ctx(), reader.path())?;
         header.check_plan(self.sequence().plan(), reader.path())?;
         let tokens = tokens(&mut reader, &header, self.model())?;
         let same = tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
@@ -235,8 +235,8 @@ impl Model {
         if let Some(n_ctx) = n_ctx {
             check_size("n_ctx", n_ctx, 1..=MAX_TOKENS)?;
         }
-        let n_ctx = n_ctx.unwrap_or_else(|| header.usual_n_ctx(self.config())).max(tokens.len());
-        header.check_turned(self.config(), n_ctx, reader.path())?;
+        let n_ctx = n_ctx.unwrap_or_else(|| header.default_n_ctx(self.config())).max(tokens.len());
+        header.check_rope_variant(self.config(), n_ctx, reader.path())?;
         let sequence = restore(&mut reader, self, plan, n_ctx, header.state())?;
         Session::of_sequence(self.clone(), sequence, tokens)
     }

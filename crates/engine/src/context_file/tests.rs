@@ -168,7 +168,7 @@ fn another_model_layout_rope_or_type_is_refused_by_name() {
         let mut other: serde_json::Value = serde_json::from_str(&header).unwrap();
         other["identity"][name] = "else".into();
         let forged = file("forged");
-        kvant_files::write_whole(&forged, std::convert::identity, |file| {
+        kvant_files::write_atomic(&forged, std::convert::identity, |file| {
             let mut writer = Writer::new(file, &other.to_string(), 1)?;
             writer.section(&[])?;
             writer.finish()

@@ -30,11 +30,11 @@ pub struct Recipe {
 
 /// The type of some matrices of a mix.
 #[derive(Debug, PartialEq, Eq)]
-struct Rule(Part, Layers, Models, DType);
+struct Rule(Role, Layers, Models, DType);
 
 /// Role of a matrix in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum Role {
     /// Value projection, possibly fused with queries and keys.
     Value,
     Key,
@@ -70,7 +70,7 @@ use Models::{EightExperts, Grouped, Other};
 
 /// Rules of every mix, before its own.
 const ALWAYS: [Rule; 2] =
-    [Rule(Part::Value, Layers::All, EightExperts, Q8_0), Rule(Part::Key, Layers::All, EightExperts, Q8_0)];
+    [Rule(Role::Value, Layers::All, EightExperts, Q8_0), Rule(Role::Key, Layers::All, EightExperts, Q8_0)];
 
 /// All mixes.
 static RECIPES: [Recipe; 21] = [
@@ -84,31 +84,31 @@ static RECIPES: [Recipe; 21] = [
         Q2K,
         10,
         &[
-            Rule(Part::Value, Layers::All, Grouped, Q4K),
-            Rule(Part::Value, Layers::All, Models::All, Q3K),
-            Rule(Part::Down, Layers::All, Models::All, Q3K),
-            Rule(Part::Attended, Layers::All, EightExperts, Q5K),
-            Rule(Part::Attended, Layers::All, Other, Q3K),
+            Rule(Role::Value, Layers::All, Grouped, Q4K),
+            Rule(Role::Value, Layers::All, Models::All, Q3K),
+            Rule(Role::Down, Layers::All, Models::All, Q3K),
+            Rule(Role::Attended, Layers::All, EightExperts, Q5K),
+            Rule(Role::Attended, Layers::All, Other, Q3K),
         ],
     ),
     mix(
         "q2_K_S",
         Q2K,
         21,
-        &[Rule(Part::Value, Layers::All, Grouped, Q4K), Rule(Part::Down, Layers::Part(8), Models::All, Q4K)],
+        &[Rule(Role::Value, Layers::All, Grouped, Q4K), Rule(Role::Down, Layers::Part(8), Models::All, Q4K)],
     ),
-    mix("q3_K_S", Q3K, 11, &[Rule(Part::Attended, Layers::All, EightExperts, Q5K)]),
+    mix("q3_K_S", Q3K, 11, &[Rule(Role::Attended, Layers::All, EightExperts, Q5K)]),
     mix(
         "q3_K_M",
         Q3K,
         12,
         &[
-            Rule(Part::Value, Layers::First(2), Models::All, Q5K),
-            Rule(Part::Value, Layers::All, Models::All, Q4K),
-            Rule(Part::Down, Layers::Part(16), Models::All, Q5K),
-            Rule(Part::Down, Layers::All, Models::All, Q4K),
-            Rule(Part::Attended, Layers::All, EightExperts, Q5K),
-            Rule(Part::Attended, Layers::All, Other, Q4K),
+            Rule(Role::Value, Layers::First(2), Models::All, Q5K),
+            Rule(Role::Value, Layers::All, Models::All, Q4K),
+            Rule(Role::Down, Layers::Part(16), Models::All, Q5K),
+            Rule(Role::Down, Layers::All, Models::All, Q4K),
+            Rule(Role::Attended, Layers::All, EightExperts, Q5K),
+            Rule(Role::Attended, Layers::All, Other, Q4K),
         ],
     ),
     mix(
@@ -116,9 +116,9 @@ static RECIPES: [Recipe; 21] = [
         Q3K,
         13,
         &[
-            Rule(Part::Value, Layers::All, Models::All, Q5K),
-            Rule(Part::Down, Layers::All, Models::All, Q5K),
-            Rule(Part::Attended, Layers::All, Other, Q5K),
+            Rule(Role::Value, Layers::All, Models::All, Q5K),
+            Rule(Role::Down, Layers::All, Models::All, Q5K),
+            Rule(Role::Attended, Layers::All, Other, Q5K),
         ],
     ),
     mix(
@@ -126,9 +126,9 @@ static RECIPES: [Recipe; 21] = [
         Q4K,
         14,
         &[
-            Rule(Part::Value, Layers::First(4), Models::All, Q5K),
-            Rule(Part::Down, Layers::Part(8), Models::All, Q5K),
-            Rule(Part::Attended, Layers::All, EightExperts, Q5K),
+            Rule(Role::Value, Layers::First(4), Models::All, Q5K),
+            Rule(Role::Down, Layers::Part(8), Models::All, Q5K),
+            Rule(Role::Attended, Layers::All, EightExperts, Q5K),
         ],
     ),
     mix(
@@ -136,9 +136,9 @@ static RECIPES: [Recipe; 21] = [
         Q4K,
         15,
         &[
-            Rule(Part::Value, Layers::Half, Models::All, Q6K),
-            Rule(Part::Down, Layers::Half, Models::All, Q6K),
-            Rule(Part::Attended, Layers::All, EightExperts, Q5K),
+            Rule(Role::Value, Layers::Half, Models::All, Q6K),
+            Rule(Role::Down, Layers::Half, Models::All, Q6K),
+            Rule(Role::Attended, Layers::All, EightExperts, Q5K),
         ],
     ),
     mix("q5_K_S", Q5K, 16, &[]),
@@ -147,8 +147,8 @@ static RECIPES: [Recipe; 21] = [
         Q5K,
         17,
         &[
-            Rule(Part::Value, Layers::Half, Models::All, Q6K),
-            Rule(Part::Down, Layers::Half, Models::All, Q6K),
+            Rule(Role::Value, Layers::Half, Models::All, Q6K),
+            Rule(Role::Down, Layers::Half, Models::All, Q6K),
         ],
     ),
     mix("q6_K", Q6K, 18, &[]),
@@ -163,9 +163,9 @@ static RECIPES: [Recipe; 21] = [
 ];
 
 const IQ4: [Rule; 3] = [
-    Rule(Part::Value, Layers::All, Grouped, Q5K),
-    Rule(Part::Down, Layers::Part(8), Models::All, Q5K),
-    Rule(Part::Attended, Layers::All, EightExperts, Q5K),
+    Rule(Role::Value, Layers::All, Grouped, Q5K),
+    Rule(Role::Down, Layers::Part(8), Models::All, Q5K),
+    Rule(Role::Attended, Layers::All, EightExperts, Q5K),
 ];
 
 /// Short names, resolved as in `llama-quantize`.
@@ -200,7 +200,7 @@ impl Recipe {
     /// Returns the requested type of each tensor, in the order of `gguf`, regardless of row
     /// lengths; `None` for unchanged tensors.
     pub(super) fn types(&self, gguf: &Gguf) -> Vec<Option<DType>> {
-        let facts = Facts::of(gguf);
+        let facts = ModelFacts::of(gguf);
         let name = |at: usize| gguf.tensors()[at].name.as_str();
         // Layers are counted in layer order, whatever the order in the file.
         let mut order: Vec<usize> = (0..gguf.tensors().len()).collect();
@@ -208,13 +208,13 @@ impl Recipe {
         let mut types = vec![None; order.len()];
         let mut seen = [0; 4];
         for at in order.into_iter().filter(|&at| is_matrix(&gguf.tensors()[at])) {
-            let part = Part::of(name(at));
+            let part = Role::of(name(at));
             let counted = part.map_or(0, |part| {
                 seen[part as usize] += 1;
                 seen[part as usize] - 1
             });
             // Experts may be separate tensors.
-            let counts_layers = facts.n_experts > 1 && part == Some(Part::Down);
+            let counts_layers = facts.n_experts > 1 && part == Some(Role::Down);
             let i = if counts_layers { layer(name(at)).unwrap_or_default() } else { counted };
             types[at] = Some(self.of_matrix(name(at), part, i, &facts));
         }
@@ -222,17 +222,17 @@ impl Recipe {
     }
 
     /// Returns the type of one matrix, the `i`th of its role.
-    fn of_matrix(&self, name: &str, part: Option<Part>, i: usize, facts: &Facts) -> DType {
+    fn of_matrix(&self, name: &str, part: Option<Role>, i: usize, facts: &ModelFacts) -> DType {
         let Some(rules) = self.rules else { return self.dtype };
-        if facts.gives_logits(name) {
+        if facts.is_output(name) {
             return if self.dtype == Q8_0 { Q8_0 } else { Q6K };
         }
         let Some(part) = part else { return self.dtype };
-        let n = if part == Part::Value { facts.n_values } else { facts.n_layers };
-        let holds = |rule: &&Rule| rule.0 == part && rule.1.have(i, n) && rule.2.are(facts);
+        let n = if part == Role::Value { facts.n_values } else { facts.n_layers };
+        let holds = |rule: &&Rule| rule.0 == part && rule.1.contains(i, n) && rule.2.match_model(facts);
         let dtype = ALWAYS.iter().chain(rules).find(holds).map_or(self.dtype, |rule| rule.3);
         // There the value projections have an eighth of the rows of the query projections.
-        let is_small = part == Part::Value && facts.is_70b;
+        let is_small = part == Role::Value && facts.is_70b;
         if is_small && [Q3K, Q4K].contains(&dtype) { Q5K } else { dtype }
     }
 }
@@ -271,22 +271,22 @@ impl fmt::Display for Recipe {
     }
 }
 
-impl Part {
+impl Role {
     fn of(name: &str) -> Option<Self> {
-        const NAMES: [(&str, Part); 6] = [
-            ("attn_qkv.weight", Part::Value),
-            ("attn_kv_b.weight", Part::Value),
-            ("attn_v.weight", Part::Value),
-            ("attn_k.weight", Part::Key),
-            ("attn_output.weight", Part::Attended),
-            ("ffn_down", Part::Down),
+        const NAMES: [(&str, Role); 6] = [
+            ("attn_qkv.weight", Role::Value),
+            ("attn_kv_b.weight", Role::Value),
+            ("attn_v.weight", Role::Value),
+            ("attn_k.weight", Role::Key),
+            ("attn_output.weight", Role::Attended),
+            ("ffn_down", Role::Down),
         ];
         NAMES.iter().find(|(part, _)| name.contains(part)).map(|(_, part)| *part)
     }
 }
 
 impl Layers {
-    fn have(self, i: usize, n: usize) -> bool {
+    fn contains(self, i: usize, n: usize) -> bool {
         match self {
             Self::All => true,
             Self::First(most) => i < most,
@@ -297,7 +297,7 @@ impl Layers {
 }
 
 impl Models {
-    fn are(self, facts: &Facts) -> bool {
+    fn match_model(self, facts: &ModelFacts) -> bool {
         match self {
             Self::All => true,
             Self::Grouped => facts.heads_per_kv >= 4,
@@ -308,7 +308,7 @@ impl Models {
 }
 
 /// Properties of a model that rules depend on.
-struct Facts {
+struct ModelFacts {
     n_layers: usize,
     /// Number of value projections.
     n_values: usize,
@@ -320,7 +320,7 @@ struct Facts {
     is_70b: bool,
 }
 
-impl Facts {
+impl ModelFacts {
     /// Reads the facts of a file. Missing or malformed entries count as those of a plain model:
     /// quantizing does not require a runnable one.
     fn of(gguf: &Gguf) -> Self {
@@ -334,7 +334,7 @@ impl Facts {
         let n_layers = number("block_count").unwrap_or_default();
         let n_heads = number("attention.head_count").unwrap_or_default();
         let n_kv_heads = number("attention.head_count_kv").unwrap_or(n_heads);
-        let is_value = |name: &str| Part::of(name) == Some(Part::Value);
+        let is_value = |name: &str| Role::of(name) == Some(Role::Value);
         Self {
             n_layers,
             n_values: gguf.tensors().iter().filter(|info| is_value(&info.name)).count(),
@@ -345,7 +345,7 @@ impl Facts {
         }
     }
 
-    fn gives_logits(&self, name: &str) -> bool {
+    fn is_output(&self, name: &str) -> bool {
         let is_embedding = ["token_embd.weight", "per_layer_token_embd.weight"].contains(&name);
         name == "output.weight" || self.is_tied && is_embedding
     }

@@ -4,24 +4,24 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use kvant_backend::trials::median;
+use kvant_backend::autotune::median;
 use kvant_backend::{Backend, BackendError, Candidate, DeviceInfo, KernelChoice, Page, limits};
 use kvant_codec::Side;
 use kvant_codec::random::Random;
 use kvant_gguf::Gguf;
 use kvant_kv::{BlockKey, BlockPool, Cache, CacheState, KvShape, Layout, Plan};
 use kvant_model::{
-    Activations, Config, Decoder, Entry, LayerRange, LayerSpec, LogitsFor, OnQueries, Outputs, SoftTokens,
-    StepError, StepPart, Weights,
+    Activations, BatchSequence, Config, Decoder, Entry, LayerRange, LayerSpec, LogitsFor, OnQueries, Outputs,
+    SoftTokens, StepError, Weights,
 };
 
 use super::mtp::Mtp;
-use super::{BatchEntry, ContextSize, KvCaches, LoadedModel, Logits, MAX_ROWS, OnPrediction, SequenceId};
+use super::{BatchEntry, ContextSize, KvCaches, LoadedModel, Logits, MAX_ROWS, OnDraft, SequenceId};
 use crate::Error;
 use crate::profile::StageTime;
 
 /// Device memory reserved for the scratch of ops, in bytes.
-const KEPT_FREE: usize = 256 << 20;
+const RESERVED_BYTES: usize = 256 << 20;
 
 /// A device, the weights on it, and its sequences.
 struct DeviceModel<B: Backend> {
@@ -36,13 +36,13 @@ struct State<B: Backend> {
     caches: HashMap<SequenceId, Cache<B::Page>>,
     act: Activations<B>,
     /// Buffers of logits; those without a borrower are reused.
-    logits: Vec<Arc<Lent<B>>>,
+    logits: Vec<Arc<LogitsBuffer<B>>>,
     /// The MTP layer.
     mtp: Option<Mtp<B>>,
 }
 
 /// Rows of logits `[rows, n_vocab]`.
-struct Lent<B: Backend> {
+struct LogitsBuffer<B: Backend> {
     device: Arc<B>,
     buffer: B::Buffer,
     rows: usize,
@@ -105,7 +105,7 @@ fn check_weights<B: Backend>(
 
 /// Returns the memory for weights and caches, where the device has memory of its own.
 fn usable_bytes<B: Backend>(device: &B) -> Result<Option<usize>, Error> {
-    Ok(device.free_bytes()?.map(|free| free.saturating_sub(KEPT_FREE)))
+    Ok(device.free_bytes()?.map(|free| free.saturating_sub(RESERVED_BYTES)))
 }
 
 /// Returns the largest number up to `most` for which `holds` is true, by binary search; `holds` is
@@ -120,7 +120,7 @@ fn largest(most: usize, holds: impl Fn(usize) -> bool) -> usize {
 }
 
 /// Rolls back a failed step in its caches.
-pub(super) fn take_back<'c, P: Page + 'c>(
+pub(super) fn roll_back<'c, P: Page + 'c>(
     error: StepError,
     caches: impl IntoIterator<Item = &'c mut Cache<P>>,
 ) -> Error {
@@ -191,8 +191,8 @@ impl<B: Backend> DeviceModel<B> {
 }
 
 /// One sequence of a step with its cache.
-fn part<'a, P: Page>(cache: &'a mut Cache<P>, row: &'a BatchEntry) -> StepPart<'a, P> {
-    StepPart {
+fn part<'a, P: Page>(cache: &'a mut Cache<P>, row: &'a BatchEntry) -> BatchSequence<'a, P> {
+    BatchSequence {
         cache,
         n: row.n,
         logits_for: row.logits_for,
@@ -206,7 +206,7 @@ impl<B: Backend> State<B> {
     fn parts(
         &mut self,
         batch: &[BatchEntry],
-        f: impl FnOnce(&mut [StepPart<'_, B::Page>], &mut Activations<B>),
+        f: impl FnOnce(&mut [BatchSequence<'_, B::Page>], &mut Activations<B>),
     ) {
         let known = "a sequence that was started and not released";
         // Decoding one sequence allocates nothing.
@@ -223,7 +223,7 @@ impl<B: Backend> State<B> {
     /// Returns the index of a free logits buffer for `rows` rows: the smallest that fits, or a new
     /// one.
     fn free_logits(&mut self, device: &Arc<B>, rows: usize, n_vocab: usize) -> Result<usize, Error> {
-        let fits = |lent: &mut Arc<Lent<B>>| Arc::get_mut(lent).is_some_and(|lent| lent.rows >= rows);
+        let fits = |lent: &mut Arc<LogitsBuffer<B>>| Arc::get_mut(lent).is_some_and(|lent| lent.rows >= rows);
         let fitting =
             self.logits.iter_mut().enumerate().filter_map(|(i, lent)| fits(lent).then_some((lent.rows, i)));
         if let Some((_, index)) = fitting.min() {
@@ -232,12 +232,12 @@ impl<B: Backend> State<B> {
         // Frees smaller unused buffers before allocating a larger one.
         self.logits.retain_mut(|lent| Arc::get_mut(lent).is_none());
         let buffer = device.buffer(rows * n_vocab)?;
-        self.logits.push(Arc::new(Lent { device: Arc::clone(device), buffer, rows, n_vocab }));
+        self.logits.push(Arc::new(LogitsBuffer { device: Arc::clone(device), buffer, rows, n_vocab }));
         Ok(self.logits.len() - 1)
     }
 }
 
-impl<B: Backend> Logits for Lent<B> {
+impl<B: Backend> Logits for LogitsBuffer<B> {
     fn read(&self, row: usize, out: &mut [f32]) -> Result<(), Error> {
         BackendError::check("logits", "length of the output", self.n_vocab, out.len())?;
         Ok(self.device.read(&self.buffer, row * self.n_vocab, out)?)
@@ -313,14 +313,14 @@ impl<B: Backend> LoadedModel for DeviceModel<B> {
                     entry,
                     Outputs { logits, queries: queries.map(|tell| tell as _) },
                 )
-                .map_err(|error| take_back(error, parts.iter_mut().map(|part| &mut *part.cache)));
+                .map_err(|error| roll_back(error, parts.iter_mut().map(|part| &mut *part.cache)));
         });
         state.logits.extend(logits.clone());
         let State { caches, act, mtp, .. } = state;
         if let Some(mtp) = mtp {
             match (&result, entry) {
                 (Ok(()), Entry::Tokens(tokens)) => {
-                    mtp.stepped((device, &self.pool), (decoder, act), (batch, &starts), tokens)?;
+                    mtp.commit_step((device, &self.pool), (decoder, act), (batch, &starts), tokens)?;
                 }
                 _ => batch.iter().for_each(|row| mtp.truncate(row.id, caches[&row.id].len())),
             }
@@ -348,7 +348,7 @@ impl<B: Backend> LoadedModel for DeviceModel<B> {
         self.state().mtp.is_some()
     }
 
-    fn predict(&self, id: SequenceId, at: usize, next: u32, on_prediction: OnPrediction<'_>) {
+    fn predict(&self, id: SequenceId, at: usize, next: u32, on_prediction: OnDraft<'_>) {
         self.follow(|mtp| mtp.predict((&*self.device, &self.pool), (id, at), next, on_prediction));
     }
 
@@ -359,13 +359,13 @@ impl<B: Backend> LoadedModel for DeviceModel<B> {
     fn append_random(&self, id: SequenceId, n: usize, random: &mut Random) -> Result<(), Error> {
         let State { caches, act, .. } = &mut *self.state();
         let cache = caches.get_mut(&id).expect("a sequence that was started and not released");
-        let part = StepPart { cache, n, logits_for: LogitsFor::None, lora_scales: None, places: None };
+        let part = BatchSequence { cache, n, logits_for: LogitsFor::None, lora_scales: None, places: None };
         let result = self.decoder.append_random(&*self.device, &self.pool, part, act, random);
-        result.map_err(|error| take_back(error, [cache]))
+        result.map_err(|error| roll_back(error, [cache]))
     }
 
     fn profile_attention(&self, id: SequenceId, repetitions: usize) -> Result<Vec<StageTime>, Error> {
-        let stages = self.device.stages();
+        let stages = self.device.attend_stages();
         if stages.len() < 2 {
             let DeviceInfo { name, kernels, .. } = self.info();
             let wanted = "attention in stages".to_owned();
@@ -477,9 +477,9 @@ impl<B: Backend> KvCaches for DeviceModel<B> {
         self.follow(|mtp| mtp.set_checkpoint(&*self.device, &self.pool, id));
     }
 
-    fn set_root(&self, id: SequenceId, root: BlockKey) {
-        self.with(id, |cache| cache.set_root(root));
-        self.follow(|mtp| mtp.set_root(id, root));
+    fn set_prefix_root(&self, id: SequenceId, root: BlockKey) {
+        self.with(id, |cache| cache.set_prefix_root(root));
+        self.follow(|mtp| mtp.set_prefix_root(id, root));
     }
 
     fn register_prefix(&self, id: SequenceId, tokens: &[u32]) {
@@ -495,7 +495,7 @@ impl<B: Backend> KvCaches for DeviceModel<B> {
     }
 
     fn rows(&self, id: SequenceId, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error> {
-        Ok(self.with(id, |cache| cache.rows_of(&*self.device, layer, head, side))?)
+        Ok(self.with(id, |cache| cache.decoded_rows(&*self.device, layer, head, side))?)
     }
 
     fn page_bytes(&self, id: SequenceId) -> Vec<usize> {

@@ -25,7 +25,7 @@ use crate::Error;
 use crate::profile::StageTime;
 
 pub(crate) use device_model::load;
-pub(crate) use mtp::{OnPrediction, leader};
+pub(crate) use mtp::{OnDraft, top_with_margin};
 pub(crate) use pipeline::LayerPipeline;
 pub(crate) use sequence::Sequence;
 
@@ -113,7 +113,7 @@ pub(crate) trait LoadedModel: KvCaches + Send + Sync {
     /// Passes predictions behind `next` to `on_prediction`, one token after the other until it
     /// returns `false`. `next` follows the `at` tokens of a sequence, cached or uncommitted. Does
     /// nothing without an MTP layer, or where it does not follow this sequence.
-    fn predict(&self, _id: SequenceId, _at: usize, _next: u32, _on_prediction: OnPrediction<'_>) {}
+    fn predict(&self, _id: SequenceId, _at: usize, _next: u32, _on_prediction: OnDraft<'_>) {}
     /// Waits until the device has completed all steps.
     fn finish(&self) -> Result<(), Error>;
     /// Appends `n` tokens with random keys and values.
@@ -155,7 +155,7 @@ pub(crate) trait KvCaches {
     /// See [`Cache::mark`](kvant_kv::Cache::mark).
     fn set_checkpoint(&self, id: SequenceId);
     /// See [`Cache::set_root`](kvant_kv::Cache::set_root).
-    fn set_root(&self, id: SequenceId, root: BlockKey);
+    fn set_prefix_root(&self, id: SequenceId, root: BlockKey);
     /// See [`Cache::publish`](kvant_kv::Cache::publish).
     fn register_prefix(&self, id: SequenceId, tokens: &[u32]);
     /// See [`Cache::attach`](kvant_kv::Cache::attach); attaches at most the first `most` tokens.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use kvant_backend::{Backend, Candidate, Page, TOKENS_PER_BLOCK};
 use kvant_kv::{BlockKey, BlockPool, Cache, KvShape, Layout, Plan};
-use kvant_model::{Activations, Decoder, Entry, LogitsFor, Outputs, StepPart, Weights};
+use kvant_model::{Activations, BatchSequence, Decoder, Entry, LogitsFor, Outputs, Weights};
 use kvant_text::speculative::MAX_DRAFT_TOKENS;
 
 use super::{BatchEntry, MAX_ROWS, SequenceId};
@@ -20,18 +20,18 @@ use crate::Error;
 
 /// Maximum of tokens that wait to be processed in one batch while no prediction is requested.
 /// Beyond it, all but the last [`ON_TRIAL`] are processed: those may be draft tokens.
-const MOST_WAITING: usize = 16;
-const ON_TRIAL: usize = MAX_DRAFT_TOKENS + 1;
+const MAX_PENDING: usize = 16;
+const MAX_UNVERIFIED: usize = MAX_DRAFT_TOKENS + 1;
 /// Maximum of tokens without the hidden state before them at the start of a sequence with an
 /// attached prefix: those of a block that was complete in the model's cache but not in this one.
-const MOST_WITHOUT: usize = TOKENS_PER_BLOCK;
+const MAX_WITHOUT_STATE: usize = TOKENS_PER_BLOCK;
 
 /// Receives a predicted token and the margin of its logit over the next best; returns whether to
 /// predict another one.
-pub(crate) type OnPrediction<'a> = &'a mut dyn FnMut(u32, f32) -> bool;
+pub(crate) type OnDraft<'a> = &'a mut dyn FnMut(u32, f32) -> bool;
 
 /// Returns the most probable token, and the margin of its logit over the next.
-pub(crate) fn leader(likeliest: &[Candidate]) -> (u32, f32) {
+pub(crate) fn top_with_margin(likeliest: &[Candidate]) -> (u32, f32) {
     match likeliest {
         [first, second, ..] => (first.id, first.logit - second.logit),
         [first] => (first.id, f32::INFINITY),
@@ -42,7 +42,7 @@ pub(crate) fn leader(likeliest: &[Candidate]) -> (u32, f32) {
 /// The MTP layer, and the sequences that it follows.
 pub(super) struct Mtp<B: Backend> {
     layer: Layer<B>,
-    followed: HashMap<SequenceId, Followed<B::Page>>,
+    followed: HashMap<SequenceId, MtpSequence<B::Page>>,
     /// Final hidden states of a step, `[rows, n_embd]`.
     streams: Vec<f32>,
 }
@@ -53,14 +53,14 @@ struct Layer<B: Backend> {
     act: Activations<B>,
     /// Logits of one row.
     logits: B::Buffer,
-    likeliest: Vec<Candidate>,
+    candidates: Vec<Candidate>,
 }
 
 /// The state of the layer for one sequence.
-struct Followed<P: Page> {
+struct MtpSequence<P: Page> {
     cache: Cache<P>,
     /// Tokens behind the cached ones, not processed yet.
-    waiting: Vec<u32>,
+    pending: Vec<u32>,
     /// The hidden state before each of them, and the one before the next token, `[waiting + 1,
     /// n_embd]`.
     streams: Vec<f32>,
@@ -73,7 +73,7 @@ impl<B: Backend> Mtp<B> {
         let decoder = Decoder::new(config, weights).with_soft_tokens(model.extra());
         let act = decoder.activations(device, MAX_ROWS)?;
         let logits = device.buffer(decoder.n_vocab())?;
-        let layer = Layer { decoder, act, logits, likeliest: Vec::new() };
+        let layer = Layer { decoder, act, logits, candidates: Vec::new() };
         Ok(Some(Self { layer, followed: HashMap::new(), streams: Vec::new() }))
     }
 
@@ -91,7 +91,7 @@ impl<B: Backend> Mtp<B> {
     /// Follows a sequence from its beginning.
     pub fn start(&mut self, id: SequenceId, plan: &Plan, n_ctx: usize) {
         let cache = Cache::new(Arc::new(self.layout(plan)), n_ctx);
-        self.followed.insert(id, Followed::new(cache, self.layer.n_embd()));
+        self.followed.insert(id, MtpSequence::new(cache, self.layer.n_embd()));
     }
 
     /// Copies the state of `from` to `to`.
@@ -125,7 +125,7 @@ impl<B: Backend> Mtp<B> {
     pub fn set_checkpoint(&mut self, device: &B, pool: &BlockPool<B::Page>, id: SequenceId) {
         let Self { layer, followed, .. } = self;
         let Some(one) = followed.get_mut(&id) else { return };
-        match layer.read(device, pool, one, one.waiting.len()) {
+        match layer.read(device, pool, one, one.pending.len()) {
             Ok(()) => one.cache.set_checkpoint(),
             // Out of memory, in most cases.
             Err(_) => _ = followed.remove(&id),
@@ -139,8 +139,8 @@ impl<B: Backend> Mtp<B> {
 
     /// Sets the key before the first block, see [`Cache::set_root`]; it differs from that of the
     /// model's cache.
-    pub fn set_root(&mut self, id: SequenceId, root: BlockKey) {
-        self.with(id, |cache| cache.set_root(root.then(&[])));
+    pub fn set_prefix_root(&mut self, id: SequenceId, root: BlockKey) {
+        self.with(id, |cache| cache.set_prefix_root(root.child(&[])));
     }
 
     /// Attaches the longest prefix of `tokens` that other sequences hold; the model's cache has all
@@ -150,8 +150,8 @@ impl<B: Backend> Mtp<B> {
         // Attaching always leaves the last token out.
         let held = [tokens, &[0]].concat();
         let n = followed.cache.attach_prefix(pool, &held);
-        followed.wait_without(&tokens[n..], self.layer.n_embd());
-        if tokens.len() - n > MOST_WITHOUT {
+        followed.queue_without_states(&tokens[n..], self.layer.n_embd());
+        if tokens.len() - n > MAX_WITHOUT_STATE {
             self.followed.remove(&id);
         }
     }
@@ -163,7 +163,7 @@ impl<B: Backend> Mtp<B> {
 
     /// Records a step of the model: its rows entered as `tokens`, those of each sequence at its
     /// position in `starts`.
-    pub fn stepped(
+    pub fn commit_step(
         &mut self,
         (device, pool): (&B, &BlockPool<B::Page>),
         model: (&Decoder<B>, &mut Activations<B>),
@@ -182,9 +182,11 @@ impl<B: Backend> Mtp<B> {
             first = rows.end;
             let Some(followed) = self.followed.get_mut(&row.id) else { continue };
             let streams = &self.streams[rows.start * n_embd..rows.end * n_embd];
-            let is_followed = followed.see(start, &tokens[rows], streams)
-                && match followed.waiting.len() {
-                    n if n > MOST_WAITING => self.layer.read(device, pool, followed, n - ON_TRIAL).is_ok(),
+            let is_followed = followed.record(start, &tokens[rows], streams)
+                && match followed.pending.len() {
+                    n if n > MAX_PENDING => {
+                        self.layer.read(device, pool, followed, n - MAX_UNVERIFIED).is_ok()
+                    }
                     _ => true,
                 };
             if !is_followed {
@@ -201,7 +203,7 @@ impl<B: Backend> Mtp<B> {
         (device, pool): (&B, &BlockPool<B::Page>),
         (id, at): (SequenceId, usize),
         next: u32,
-        on_prediction: OnPrediction<'_>,
+        on_prediction: OnDraft<'_>,
     ) {
         let Self { layer, followed, .. } = self;
         let Some(one) = followed.get_mut(&id).filter(|one| one.len() == at) else { return };
@@ -222,48 +224,48 @@ fn own_plan(shape: &KvShape, plan: &Plan) -> Plan {
     Plan { types: vec![types], balance: None, notes: Vec::new(), ..plan.clone() }
 }
 
-impl<P: Page> Clone for Followed<P> {
+impl<P: Page> Clone for MtpSequence<P> {
     fn clone(&self) -> Self {
-        Self { cache: self.cache.clone(), waiting: self.waiting.clone(), streams: self.streams.clone() }
+        Self { cache: self.cache.clone(), pending: self.pending.clone(), streams: self.streams.clone() }
     }
 }
 
-impl<P: Page> Followed<P> {
+impl<P: Page> MtpSequence<P> {
     fn new(cache: Cache<P>, n_embd: usize) -> Self {
-        Self { cache, waiting: Vec::new(), streams: vec![0.0; n_embd] }
+        Self { cache, pending: Vec::new(), streams: vec![0.0; n_embd] }
     }
 
     /// Returns the number of tokens of the sequence.
     fn len(&self) -> usize {
-        self.cache.len() + self.waiting.len()
+        self.cache.len() + self.pending.len()
     }
 
     /// Queues `tokens` whose hidden states are unknown.
-    fn wait_without(&mut self, tokens: &[u32], n_embd: usize) {
-        self.waiting = tokens.to_vec();
+    fn queue_without_states(&mut self, tokens: &[u32], n_embd: usize) {
+        self.pending = tokens.to_vec();
         self.streams = vec![0.0; (tokens.len() + 1) * n_embd];
     }
 
     fn cut(&mut self, n: usize, n_embd: usize) {
         match n.checked_sub(self.cache.len()) {
             Some(waiting) => {
-                self.waiting.truncate(waiting);
-                self.streams.truncate((self.waiting.len() + 1) * n_embd);
+                self.pending.truncate(waiting);
+                self.streams.truncate((self.pending.len() + 1) * n_embd);
             }
             None => {
                 self.cache.truncate(n);
-                self.wait_without(&[], n_embd);
+                self.queue_without_states(&[], n_embd);
             }
         }
     }
 
     /// Records tokens from position `start` on and their final hidden states; known ones are
     /// skipped. Returns whether they connect to the known tokens.
-    fn see(&mut self, start: usize, tokens: &[u32], streams: &[f32]) -> bool {
+    fn record(&mut self, start: usize, tokens: &[u32], streams: &[f32]) -> bool {
         let n_embd = streams.len() / tokens.len();
         let Some(known) = self.len().checked_sub(start) else { return false };
         let new = tokens.get(known..).unwrap_or_default();
-        self.waiting.extend_from_slice(new);
+        self.pending.extend_from_slice(new);
         if let Some(last) = known.checked_sub(1)
             && let Some(stream) = streams.chunks_exact(n_embd).nth(last)
         {
@@ -275,8 +277,8 @@ impl<P: Page> Followed<P> {
     }
 
     /// Removes the first `n` waiting tokens once they have been processed.
-    fn have_read(&mut self, n: usize, n_embd: usize) {
-        self.waiting.drain(..n);
+    fn drain(&mut self, n: usize, n_embd: usize) {
+        self.pending.drain(..n);
         self.streams.drain(..n * n_embd);
     }
 }
@@ -291,16 +293,16 @@ impl<B: Backend> Layer<B> {
         &mut self,
         device: &B,
         pool: &BlockPool<B::Page>,
-        followed: &mut Followed<B::Page>,
+        followed: &mut MtpSequence<B::Page>,
         n: usize,
     ) -> Result<(), Error> {
         let n_embd = self.n_embd();
-        let Followed { cache, waiting, streams } = followed;
+        let MtpSequence { cache, pending: waiting, streams } = followed;
         for (tokens, streams) in waiting[..n].chunks(MAX_ROWS).zip(streams.chunks(MAX_ROWS * n_embd)) {
             let streams = &streams[..tokens.len() * n_embd];
             self.step(device, pool, cache, (tokens, streams), LogitsFor::None)?;
         }
-        followed.have_read(n, n_embd);
+        followed.drain(n, n_embd);
         Ok(())
     }
 
@@ -308,12 +310,12 @@ impl<B: Backend> Layer<B> {
         &mut self,
         device: &B,
         pool: &BlockPool<B::Page>,
-        followed: &mut Followed<B::Page>,
+        followed: &mut MtpSequence<B::Page>,
         next: u32,
-        on_prediction: OnPrediction<'_>,
+        on_prediction: OnDraft<'_>,
     ) -> Result<(), Error> {
         let n_embd = self.n_embd();
-        let Followed { cache, waiting, streams } = followed;
+        let MtpSequence { cache, pending: waiting, streams } = followed;
         let n_most = cache.reserve_draft(device, pool, waiting.len(), MAX_DRAFT_TOKENS);
         if n_most == 0 {
             return Ok(());
@@ -337,14 +339,14 @@ impl<B: Backend> Layer<B> {
         }
         // Cached predictions derive from predicted hidden states, so they are discarded.
         cache.truncate(len);
-        followed.have_read(n_waiting, n_embd);
+        followed.drain(n_waiting, n_embd);
         Ok(())
     }
 
     /// Returns the most probable token of the last row, and the margin of its logit.
     fn likeliest(&mut self, device: &B) -> Result<(u32, f32), Error> {
-        device.top_k(&self.logits, 0, self.decoder.n_vocab(), 2, &mut self.likeliest)?;
-        Ok(leader(&self.likeliest))
+        device.top_k(&self.logits, 0, self.decoder.n_vocab(), 2, &mut self.candidates)?;
+        Ok(top_with_margin(&self.candidates))
     }
 
     fn step(
@@ -356,9 +358,10 @@ impl<B: Backend> Layer<B> {
         want: LogitsFor,
     ) -> Result<(), Error> {
         let out = Outputs::logits((want != LogitsFor::None).then_some(&mut self.logits));
-        let part = StepPart { cache, n: tokens.len(), logits_for: want, lora_scales: None, places: None };
+        let part =
+            BatchSequence { cache, n: tokens.len(), logits_for: want, lora_scales: None, places: None };
         let entry = Entry::Pairs(tokens, streams);
         let step = self.decoder.step(device, pool, &mut [part], &mut self.act, entry, out);
-        step.map_err(|error| super::device_model::take_back(error, [cache]))
+        step.map_err(|error| super::device_model::roll_back(error, [cache]))
     }
 }

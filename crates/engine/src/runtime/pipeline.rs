@@ -18,14 +18,14 @@ use crate::profile::StageTime;
 pub(crate) struct LayerPipeline {
     parts: Vec<Arc<dyn LoadedModel>>,
     /// The residual stream between two parts, `[rows, n_embd]`.
-    residual: Mutex<Vec<f32>>,
+    boundary: Mutex<Vec<f32>>,
 }
 
 impl LayerPipeline {
     /// Creates a model from its parts.
     pub fn new(parts: Vec<Arc<dyn LoadedModel>>) -> Self {
         assert!(!parts.is_empty(), "a model has at least one part");
-        Self { parts, residual: Mutex::default() }
+        Self { parts, boundary: Mutex::default() }
     }
 
     /// Iterates over the parts, each with the number of layers before it.
@@ -55,7 +55,7 @@ impl LayerPipeline {
         mut left: Option<&mut Vec<f32>>,
         mut queries: OnQueries<'_>,
     ) -> Result<Option<Arc<dyn Logits>>, Error> {
-        let mut residual = self.residual.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut residual = self.boundary.lock().unwrap_or_else(PoisonError::into_inner);
         let silent: Vec<_> =
             batch.iter().map(|row| BatchEntry { logits_for: LogitsFor::None, ..row.clone() }).collect();
         let (mut handed, mut logits) = (Vec::new(), None);
@@ -83,8 +83,14 @@ impl LoadedModel for LayerPipeline {
         let joined = |parts: Vec<String>| parts.join(" + ");
         let (name, kernels) = (joined(named.collect()), joined(kernels.collect()));
         let rows_are_independent = infos.iter().all(|info| info.rows_are_independent);
-        let looks_for_broken_rows = infos.iter().all(|info| info.looks_for_broken_rows);
-        DeviceInfo { name, kernels, rows_are_independent, looks_for_broken_rows, ..infos[0].clone() }
+        let looks_for_broken_rows = infos.iter().all(|info| info.checks_finite_rows);
+        DeviceInfo {
+            name,
+            kernels,
+            rows_are_independent,
+            checks_finite_rows: looks_for_broken_rows,
+            ..infos[0].clone()
+        }
     }
 
     fn kernel_choices(&self) -> Vec<KernelChoice> {
@@ -127,7 +133,7 @@ impl LoadedModel for LayerPipeline {
         if result.is_err() {
             // Completed parts roll back, so that all parts hold the same tokens again.
             for row in batch {
-                while let Some(least) = self.disagreement(row.id) {
+                while let Some(least) = self.shortest_if_unequal(row.id) {
                     self.parts
                         .iter()
                         .for_each(|part| _ = part.truncate(row.id, least.min(part.state(row.id).len)));
@@ -162,7 +168,7 @@ impl LoadedModel for LayerPipeline {
 
 impl LayerPipeline {
     /// Returns the minimum of the tokens that parts hold of a sequence, if the numbers differ.
-    fn disagreement(&self, id: SequenceId) -> Option<usize> {
+    fn shortest_if_unequal(&self, id: SequenceId) -> Option<usize> {
         let lens = || self.parts.iter().map(|part| part.state(id).len);
         let least = lens().min()?;
         lens().any(|len| len != least).then_some(least)
@@ -250,8 +256,8 @@ impl KvCaches for LayerPipeline {
         self.parts.iter().for_each(|part| part.set_checkpoint(id));
     }
 
-    fn set_root(&self, id: SequenceId, root: BlockKey) {
-        self.parts.iter().for_each(|part| part.set_root(id, root));
+    fn set_prefix_root(&self, id: SequenceId, root: BlockKey) {
+        self.parts.iter().for_each(|part| part.set_prefix_root(id, root));
     }
 
     fn register_prefix(&self, id: SequenceId, tokens: &[u32]) {
@@ -264,7 +270,7 @@ impl KvCaches for LayerPipeline {
         loop {
             let attached =
                 self.parts.iter().map(|part| part.attach_prefix(id, tokens, most)).min().unwrap_or(0);
-            if self.disagreement(id).is_none() {
+            if self.shortest_if_unequal(id).is_none() {
                 return attached;
             }
             self.parts.iter().for_each(|part| _ = part.truncate(id, 0));
@@ -473,10 +479,10 @@ mod tests {
         assert!(got.iter().map(|logit| logit.to_bits()).eq(want));
 
         let root = BlockKey::root(&[b"test"]);
-        a.loaded().set_root(a.id(), root);
+        a.loaded().set_prefix_root(a.id(), root);
         a.loaded().register_prefix(a.id(), &text[..550]);
         let c = start(&relay);
-        c.loaded().set_root(c.id(), root);
+        c.loaded().set_prefix_root(c.id(), root);
         assert_eq!(c.loaded().attach_prefix(c.id(), &text, usize::MAX - 1), 512);
         assert_eq!(relay.truncate(a.id(), 512), 512);
         assert_eq!(logits(&c, &text[512..540]), logits(&a, &text[512..540]));

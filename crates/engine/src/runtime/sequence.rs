@@ -93,7 +93,7 @@ impl Sequence {
     }
 
     /// Returns the maximum number of tokens of the next step.
-    pub fn most_rows(&self) -> usize {
+    pub fn max_step_rows(&self) -> usize {
         MAX_ROWS.min(self.loaded.max_rows(self.id))
     }
 

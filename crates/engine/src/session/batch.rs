@@ -4,7 +4,7 @@ use kvant_model::{Entry, LogitsFor};
 
 use super::Session;
 use crate::runtime::MAX_ROWS;
-use crate::{Error, Model, Pooled};
+use crate::{Error, HiddenStatePool, Model};
 
 /// The input of one session in a batch.
 pub struct BatchItem<'a> {
@@ -16,7 +16,7 @@ pub struct BatchItem<'a> {
     /// several tokens.
     pub draft_tokens: &'a [u32],
     /// Receives the hidden states of the tokens; such a feed has no logits and no draft tokens.
-    pub pooled: Option<&'a mut Pooled>,
+    pub pooled: Option<&'a mut HiddenStatePool>,
 }
 
 impl<'a> BatchItem<'a> {
@@ -51,7 +51,7 @@ impl Session {
                 let (expected, got) = ("sessions of one model".to_owned(), "one of another".to_owned());
                 return Err(Error::Setting { name: "sessions", expected, got });
             }
-            feed.session.check_room(feed.tokens)?;
+            feed.session.check_capacity(feed.tokens)?;
         }
         let mut read: Vec<_> = feeds.iter_mut().map(BatchItem::accept).collect();
         while let Some(batch) = next_batch(feeds, &read)? {
@@ -84,7 +84,7 @@ fn next_batch(feeds: &[BatchItem<'_>], read: &[usize]) -> Result<Option<Vec<Slot
         let left = unread((feed, read));
         if left > 0 && feed.pooled.is_some() == pools {
             let n_owed = feed.session.uncommitted_with(1)?.len();
-            let n = left.min(room.saturating_sub(n_owed)).min(feed.session.sequence.most_rows() - n_owed);
+            let n = left.min(room.saturating_sub(n_owed)).min(feed.session.sequence.max_step_rows() - n_owed);
             if n > 0 {
                 room -= n_owed + n;
                 batch.push(Slot { index, n_uncommitted: n_owed, n, n_draft_tokens: 0 });
@@ -107,7 +107,7 @@ fn step(model: &Model, feeds: &mut [BatchItem<'_>], batch: &[Slot], read: &mut [
     let pools = batch.iter().all(|share| feeds[share.index].pooled.is_some());
     for &Slot { index, n_uncommitted: n_owed, n, n_draft_tokens: n_guesses } in batch {
         let BatchItem { session, tokens, draft_tokens: guesses, .. } = &mut feeds[index];
-        session.lent = None;
+        session.logits_loan = None;
         let is_all = read[index] + n == tokens.len();
         let want = if is_all && !pools { LogitsFor::From(n_owed + n - 1) } else { LogitsFor::None };
         let first = entering.len();
@@ -127,13 +127,13 @@ fn step(model: &Model, feeds: &mut [BatchItem<'_>], batch: &[Slot], read: &mut [
         if let Ok(logits) = &result {
             if let Some(pooled) = pooled {
                 let own = states.by_ref().take(row.n).skip(n_owed);
-                pooled.take(session.tokens.len(), own);
+                pooled.add_states(session.tokens.len(), own);
             }
             session.draft_tokens.clear();
             session.draft_tokens.extend_from_slice(&guesses[..n_guesses]);
-            session.stepped(&tokens[read[index]..][..n]);
+            session.commit_step(&tokens[read[index]..][..n]);
             if row.logits_for != LogitsFor::None {
-                session.lent = logits.clone().map(|logits| (logits, next_row));
+                session.logits_loan = logits.clone().map(|logits| (logits, next_row));
                 next_row += 1 + n_guesses;
             }
             read[index] += n;

@@ -4,7 +4,7 @@ use kvant_model::LogitsFor;
 use kvant_text::speculative::MAX_DRAFT_TOKENS;
 
 use super::{Session, SessionOptions};
-use crate::runtime::{MAX_ROWS, OnPrediction, leader};
+use crate::runtime::{MAX_ROWS, OnDraft, top_with_margin};
 use crate::{Error, Model, draft};
 
 impl Session {
@@ -15,11 +15,11 @@ impl Session {
     }
 
     /// Prefills the missing tokens of `text`, at most one step of them: this bounds the delay.
-    pub(super) fn follow(&mut self, text: &[u32]) -> Result<(), Error> {
-        let lacking = self.lacking(text);
+    pub(super) fn catch_up(&mut self, text: &[u32]) -> Result<(), Error> {
+        let lacking = self.missing_tokens(text);
         match lacking.len().min(MAX_ROWS) {
             0 => Ok(()),
-            n => self.queue(&lacking[..n], &mut |_| true),
+            n => self.enqueue(&lacking[..n], &mut |_| true),
         }
     }
 
@@ -27,22 +27,22 @@ impl Session {
     /// continuation to `on_prediction`, one token after the other until it returns `false`.
     /// Computed predictions stay in the cache and are reused when accepted. Where more than a step
     /// is missing, it only [follows](Self::follow).
-    pub(super) fn predict_behind(
+    pub(super) fn draft_behind(
         &mut self,
         text: &[u32],
         next: u32,
-        on_prediction: OnPrediction<'_>,
+        on_prediction: OnDraft<'_>,
     ) -> Result<(), Error> {
-        let lacking = self.lacking(text);
+        let lacking = self.missing_tokens(text);
         if lacking.len() >= MAX_ROWS {
-            return self.follow(text);
+            return self.catch_up(text);
         }
-        self.queue(&[lacking, &[next]].concat(), &mut |_| true)?;
+        self.enqueue(&[lacking, &[next]].concat(), &mut |_| true)?;
         let most = self.sequence.loaded().reserve_draft(self.sequence.id(), 0, MAX_DRAFT_TOKENS);
         for n_read in 0.. {
-            let (logits, row) = self.lent.as_ref().ok_or(Error::NoLogits)?;
-            logits.top_k(*row, 2, &mut self.likeliest)?;
-            let (token, lead) = leader(&self.likeliest);
+            let (logits, row) = self.logits_loan.as_ref().ok_or(Error::NoLogits)?;
+            logits.top_k(*row, 2, &mut self.candidates)?;
+            let (token, lead) = top_with_margin(&self.candidates);
             if !on_prediction(token, lead) || n_read == most {
                 break;
             }
@@ -54,9 +54,9 @@ impl Session {
 
     /// Truncates to the common prefix with `text`, accepting predictions that match it, and returns
     /// the missing tokens.
-    fn lacking<'t>(&mut self, text: &'t [u32]) -> &'t [u32] {
+    fn missing_tokens<'t>(&mut self, text: &'t [u32]) -> &'t [u32] {
         if self.tokens.is_empty() || !text.starts_with(&self.tokens) {
-            self.keep_prefix(text);
+            self.reuse_prefix(text);
         }
         self.accept(&text[self.tokens.len()..]);
         self.discard_drafts();
@@ -132,7 +132,7 @@ mod tests {
                     said.push(token);
                     said.len() < wanted
                 };
-                drafter.predict_behind(&text[..at], text[at], &mut listen).unwrap();
+                drafter.draft_behind(&text[..at], text[at], &mut listen).unwrap();
                 // Behind a rejected token, predictions differ.
                 let n_true =
                     said.iter().zip(&text[at + 1..]).take_while(|(said, comes)| said == comes).count();
@@ -145,7 +145,7 @@ mod tests {
                     // Drafts for another text in between.
                     2 => {
                         let other: Vec<u32> = text[..at].iter().rev().copied().collect();
-                        drafter.predict_behind(&other, 1, &mut |_, _| below(2) == 0).unwrap();
+                        drafter.draft_behind(&other, 1, &mut |_, _| below(2) == 0).unwrap();
                         at + 1
                     }
                     _ => at + 1 + n_true,

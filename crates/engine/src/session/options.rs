@@ -39,7 +39,7 @@ pub struct KvOptions {
 
 /// Bound on the score noise of the default KV type, in nats squared: a thirtieth of the bound for
 /// an explicitly chosen type.
-const MOST_UNNAMED_NOISE: f64 = 0.08;
+const MAX_DEFAULT_NOISE: f64 = 0.08;
 
 impl KvOptions {
     /// Returns options with the same type for keys and values, and the default policies.
@@ -50,9 +50,9 @@ impl KvOptions {
     /// Returns the default options for a model of this shape: the smallest type with which no
     /// measured model loses 0.005 nats (docs/quality.md). The weights give no estimate for the
     /// latent vectors of MLA: q8_0.
-    pub fn unnamed(shape: &KvShape) -> Self {
-        let is_latent = shape.layers.iter().any(|layer| layer.joint);
-        let policies = vec![Policy::AutoKeys { most: MOST_UNNAMED_NOISE }, Policy::Sink(TILE)];
+    pub fn default_for(shape: &KvShape) -> Self {
+        let is_latent = shape.layers.iter().any(|layer| layer.shared_kv);
+        let policies = vec![Policy::AutoKeys { most: MAX_DEFAULT_NOISE }, Policy::Sink(TILE)];
         let dtype = if is_latent { DType::Q8_0 } else { DType::Turbo4 };
         Self { policies: Policies(policies), ..Self::symmetric(dtype) }
     }
@@ -155,13 +155,13 @@ mod tests {
             k_head_dim: 32,
             v_head_dim: 32,
             window: None,
-            joint: false,
+            shared_kv: false,
         };
         let of_weights = ChannelScales {
-            layers: vec![LayerScales { k_scale: vec![2.0; 32], ..LayerScales::none(&heads) }],
+            layers: vec![LayerScales { k_scale: vec![2.0; 32], ..LayerScales::identity(&heads) }],
         };
         let of_plan = Arc::new(ChannelScales {
-            layers: vec![LayerScales { k_scale: vec![3.0; 32], ..LayerScales::none(&heads) }],
+            layers: vec![LayerScales { k_scale: vec![3.0; 32], ..LayerScales::identity(&heads) }],
         });
         let statistics = |balance: ChannelScales| {
             Some(Arc::new(WeightStatistics { balance: Arc::new(balance), score_noise: vec![vec![0.0]] }))
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(plan(DType::Turbo3, KvBalance::Off, &shape).balance, None);
         // Scales would not reduce the error of floats.
         assert_eq!(plan(DType::F16, KvBalance::Weights, &shape).balance, None);
-        let even = ChannelScales { layers: vec![LayerScales::none(&heads)] };
+        let even = ChannelScales { layers: vec![LayerScales::identity(&heads)] };
         let shape = KvShape { statistics: statistics(even), ..KvShape::uniform(1, heads) };
         assert_eq!(plan(DType::Turbo3, KvBalance::Weights, &shape).balance, None);
     }

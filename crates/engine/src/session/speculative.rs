@@ -5,12 +5,12 @@
 //! step recomputes them before its own. Their logits have been used already.
 
 use kvant_model::{Entry, LogitsFor};
-use kvant_text::speculative::{Guesser, MAX_DRAFT_TOKENS};
+use kvant_text::speculative::{Drafter, MAX_DRAFT_TOKENS};
 
 use super::Session;
 use crate::Error;
 use crate::clock::Stopwatch;
-use crate::runtime::OnPrediction;
+use crate::runtime::OnDraft;
 
 /// Maximum of rows in a verification step, uncommitted tokens included: the uncommitted tokens
 /// after all but the last draft token were accepted, and one more.
@@ -29,13 +29,13 @@ impl Session {
     /// they promise more, from the MTP layer ([`OpenOptions::mtp`](crate::OpenOptions::mtp)) or a
     /// [draft model](crate::OpenOptions::draft). Returns as many as are worth their time, at most
     /// `most`, often none.
-    pub fn draft<'g>(&mut self, guesser: &'g mut Guesser, next: u32, most: usize) -> &'g [u32] {
-        guesser.look_up(&self.tokens, next);
-        if self.predicts() && guesser.wants_predictions(most) {
+    pub fn draft<'g>(&mut self, guesser: &'g mut Drafter, next: u32, most: usize) -> &'g [u32] {
+        guesser.draft_from_lookup(&self.tokens, next);
+        if self.predicts() && guesser.should_predict(most) {
             let started = Stopwatch::start();
             let n_vocab = self.model.n_vocab();
             self.predict(next, &mut |token, lead| {
-                (token as usize) < n_vocab && guesser.predicted(token, lead, most)
+                (token as usize) < n_vocab && guesser.push_prediction(token, lead, most)
             });
             guesser.observe_prediction_time(started.elapsed());
         }
@@ -48,9 +48,9 @@ impl Session {
 
     /// Passes predictions behind `next` to `on_prediction`, one token after the other until it
     /// returns `false`.
-    pub(super) fn predict(&mut self, next: u32, on_prediction: OnPrediction<'_>) {
+    pub(super) fn predict(&mut self, next: u32, on_prediction: OnDraft<'_>) {
         if self.drafter.is_some() {
-            return self.with_drafter(|drafter, text| drafter.predict_behind(text, next, on_prediction));
+            return self.with_drafter(|drafter, text| drafter.draft_behind(text, next, on_prediction));
         }
         self.discard_drafts();
         let (loaded, id) = (self.sequence.loaded(), self.sequence.id());
@@ -60,7 +60,7 @@ impl Session {
     /// Has the draft model prefill the tokens just fed here, where there were several: a prompt.
     pub(super) fn sync_drafter(&mut self, n_read: usize) {
         if n_read > 1 {
-            self.with_drafter(Self::follow);
+            self.with_drafter(Self::catch_up);
         }
     }
 
@@ -91,7 +91,7 @@ impl Session {
         if self.accept(&[token]) == 1 {
             return Ok(DraftStep { n_rows: 0, n_draft_tokens: 0 });
         }
-        self.check_room(&[token])?;
+        self.check_capacity(&[token])?;
         let n_owed = self.uncommitted_with(1)?.len();
         let n = self.draft_capacity(guesses.len());
         let mut tokens = [token; MAX_VERIFY_ROWS];
@@ -99,10 +99,10 @@ impl Session {
         tokens[n_owed + 1..][..n].copy_from_slice(&guesses[..n]);
         let n_rows = n_owed + 1 + n;
         self.run(&tokens[..n_rows], LogitsFor::From(n_owed), None)?;
-        self.lent = self.lent.take().map(|(logits, _)| (logits, 0));
+        self.logits_loan = self.logits_loan.take().map(|(logits, _)| (logits, 0));
         self.draft_tokens.clear();
         self.draft_tokens.extend_from_slice(&guesses[..n]);
-        self.stepped(&[token]);
+        self.commit_step(&[token]);
         Ok(DraftStep { n_rows, n_draft_tokens: n })
     }
 
@@ -138,9 +138,9 @@ impl Session {
     pub(super) fn accept(&mut self, tokens: &[u32]) -> usize {
         let n = self.draft_tokens().iter().zip(tokens).take_while(|(ahead, token)| ahead == token).count();
         if n > 0 {
-            self.lent = self.lent.take().map(|(logits, row)| (logits, row + n));
+            self.logits_loan = self.logits_loan.take().map(|(logits, row)| (logits, row + n));
             self.draft_tokens.drain(..n);
-            self.stepped(&tokens[..n]);
+            self.commit_step(&tokens[..n]);
         }
         n
     }
@@ -162,7 +162,7 @@ impl Session {
     /// `n` more. Recomputes them in a step of their own where one step is too small for all.
     pub(super) fn uncommitted_with(&self, n: usize) -> Result<&[u32], Error> {
         self.discard_drafts();
-        if self.uncommitted().len() + n > self.sequence.most_rows() {
+        if self.uncommitted().len() + n > self.sequence.max_step_rows() {
             self.recommit()?;
         }
         Ok(self.uncommitted())

@@ -9,15 +9,15 @@ use serde::{Deserialize, Serialize};
 /// Contents of the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Kept {
-    pub cpu: Option<KeptCpu>,
-    pub adapters: Vec<KeptAdapter>,
+pub(crate) struct TuningFile {
+    pub cpu: Option<CpuTuning>,
+    pub adapters: Vec<AdapterTuning>,
 }
 
 /// Results for a CPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct KeptCpu {
+pub(crate) struct CpuTuning {
     pub product: String,
     pub kernels: String,
     pub n_threads: usize,
@@ -26,7 +26,7 @@ pub(crate) struct KeptCpu {
     pub row_block: usize,
 }
 
-impl KeptCpu {
+impl CpuTuning {
     pub fn tuning(&self) -> Tuning {
         let Self { prefetch, items_per_thread, row_block, .. } = *self;
         Tuning { prefetch, items_per_thread, row_block }
@@ -36,7 +36,7 @@ impl KeptCpu {
 /// Identity of an adapter: another driver, or another version of it, compiles differently.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct AdapterName {
+pub(crate) struct AdapterId {
     pub product: String,
     pub interface: String,
     /// The driver and its version.
@@ -46,15 +46,15 @@ pub(crate) struct AdapterName {
 /// Results for an adapter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct KeptAdapter {
-    pub adapter: AdapterName,
-    pub ways: Vec<Way>,
+pub(crate) struct AdapterTuning {
+    pub adapter: AdapterId,
+    pub ways: Vec<AttendVariantName>,
 }
 
 /// Attention variant of an adapter for one class of KV types.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Way {
+pub struct AttendVariantName {
     /// The class: `floats`, `integers` or `codebooks`.
     pub types: String,
     /// Codebook lookup, such as `select`; for codebooks alone.
@@ -74,10 +74,10 @@ pub(crate) fn path() -> Option<PathBuf> {
 }
 
 /// Reads the file at `path`; `None` where it does not exist.
-pub(crate) fn read(path: &Path) -> io::Result<Option<Kept>> {
+pub(crate) fn read(path: &Path) -> io::Result<Option<TuningFile>> {
     match kvant_files::read(path) {
-        Ok(text) => match serde_json::from_slice::<Kept>(&text)? {
-            kept if kept.cpu.as_ref().is_none_or(|cpu| cpu.tuning().can_be_found()) => Ok(Some(kept)),
+        Ok(text) => match serde_json::from_slice::<TuningFile>(&text)? {
+            kept if kept.cpu.as_ref().is_none_or(|cpu| cpu.tuning().is_plausible()) => Ok(Some(kept)),
             _ => Err(io::Error::new(io::ErrorKind::InvalidData, "values that tuning cannot result in")),
         },
         // Without a home, or with one that is not a folder, no results are saved.

@@ -17,9 +17,9 @@ pub use kvant_cpu::Trial;
 use kvant_cpu::{CpuDevice, Isa, PrefillPrecision, Tuning};
 use kvant_gguf::printable_path;
 
-pub use file::Way;
-pub(crate) use file::{AdapterName, Kept, KeptAdapter};
-use file::{KeptCpu, path};
+pub use file::AttendVariantName;
+pub(crate) use file::{AdapterId, AdapterTuning, TuningFile};
+use file::{CpuTuning, path};
 
 use crate::{DeviceChoice, Error, adapter};
 
@@ -34,13 +34,13 @@ pub struct Tuned<T> {
 
 /// A timed attention variant of an adapter.
 #[derive(Debug, Clone, PartialEq)]
-pub struct WayTrial {
+pub struct VariantTrial {
     /// The variant.
-    pub way: Way,
+    pub way: AttendVariantName,
     /// Seconds of attention in one layer: the median of the rounds.
     pub seconds: f64,
     /// Whether it was selected.
-    pub is_taken: bool,
+    pub is_selected: bool,
 }
 
 /// Times the candidates on this machine with `n_threads` threads (all cores when `None`) and saves
@@ -55,8 +55,8 @@ pub fn tune(n_threads: Option<usize>) -> Result<Tuned<Trial>, Error> {
     let (tuning, trials) = Tuning::find(isa, n_threads)?;
     let Tuning { prefetch, items_per_thread, row_block } = tuning;
     let (product, kernels) = (cpu_name().unwrap_or_default(), isa.name().to_owned());
-    let cpu = KeptCpu { product, kernels, n_threads, prefetch, items_per_thread, row_block };
-    keep(&path, |kept| kept.cpu = Some(cpu))?;
+    let cpu = CpuTuning { product, kernels, n_threads, prefetch, items_per_thread, row_block };
+    save_tuning(&path, |kept| kept.cpu = Some(cpu))?;
     Ok(Tuned { trials, path })
 }
 
@@ -66,14 +66,14 @@ pub fn tune(n_threads: Option<usize>) -> Result<Tuned<Trial>, Error> {
 /// # Errors
 /// When the adapter does not exist, a kernel does not compile on it, memory runs out, or the file
 /// cannot be written.
-pub fn tune_adapter(index: usize, progress: &mut dyn FnMut(f32)) -> Result<Tuned<WayTrial>, Error> {
+pub fn tune_adapter(index: usize, progress: &mut dyn FnMut(f32)) -> Result<Tuned<VariantTrial>, Error> {
     let path = target()?;
     let (name, trials) = adapter::tune(index, progress)?;
-    let taken = trials.iter().filter(|trial| trial.is_taken);
+    let taken = trials.iter().filter(|trial| trial.is_selected);
     let ways = taken.map(|trial| trial.way.clone()).collect();
-    keep(&path, |kept| {
+    save_tuning(&path, |kept| {
         kept.adapters.retain(|of| of.adapter != name);
-        kept.adapters.push(KeptAdapter { adapter: name, ways });
+        kept.adapters.push(AdapterTuning { adapter: name, ways });
     })?;
     Ok(Tuned { trials, path })
 }
@@ -90,7 +90,7 @@ fn target() -> Result<PathBuf, Error> {
 }
 
 /// Changes the saved results, or starts from defaults where the file cannot be read.
-fn keep(path: &Path, change: impl FnOnce(&mut Kept)) -> Result<(), Error> {
+fn save_tuning(path: &Path, change: impl FnOnce(&mut TuningFile)) -> Result<(), Error> {
     let mut kept = file::read(path).ok().flatten().unwrap_or_default();
     change(&mut kept);
     let text = serde_json::to_string_pretty(&kept).expect("plain JSON");
@@ -129,7 +129,7 @@ pub fn unusable() -> Vec<Unusable> {
 }
 
 /// Returns the saved results; defaults where the file cannot be read.
-pub(crate) fn kept() -> Kept {
+pub(crate) fn kept() -> TuningFile {
     path().and_then(|path| file::read(&path).ok()?).unwrap_or_default()
 }
 
@@ -139,10 +139,11 @@ pub(crate) fn kept() -> Kept {
 /// # Errors
 /// When a setting cannot be applied.
 pub(crate) fn open_cpu(n_threads: Option<usize>, math: PrefillPrecision) -> Result<CpuDevice, Error> {
-    let device = CpuDevice::from_env(n_threads)?.with_prompt_math(math).map_err(|error| match error {
-        BackendError::Setting { name, expected, got } => Error::Setting { name, expected, got },
-        error => error.into(),
-    })?;
+    let device =
+        CpuDevice::from_env(n_threads)?.with_prefill_precision(math).map_err(|error| match error {
+            BackendError::Setting { name, expected, got } => Error::Setting { name, expected, got },
+            error => error.into(),
+        })?;
     let Some(kept) = kept().cpu else { return Ok(device) };
     let fits = kept.kernels == device.isa().name()
         && kept.n_threads == device.info().n_threads

@@ -9,7 +9,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kvant::{BatchItem, KvOptions, Model, Pooled, Pooling, Session, SessionOptions};
+use kvant::{BatchItem, HiddenStatePool, KvOptions, Model, Pooling, Session, SessionOptions};
 
 const TOLERANCE: f32 = 1e-4;
 
@@ -139,12 +139,12 @@ fn hidden_states_give_the_logits_of_transformers() {
         let model = session.model().clone();
         let mut at = 0;
         for n in [1, 30, 1, 11, 1, 1] {
-            let mut pooled = Pooled::new(&model, Pooling::Last);
+            let mut pooled = HiddenStatePool::new(&model, Pooling::Last);
             let tokens = &golden.tokens[at..at + n];
             let feed = BatchItem { pooled: Some(&mut pooled), ..BatchItem::new(&mut session, tokens) };
             Session::step_batch(&mut [feed]).unwrap();
             at += n;
-            let logits = logits_of(&model, &pooled.state().unwrap());
+            let logits = logits_of(&model, &pooled.vector().unwrap());
             assert_close(&logits, golden.row(at - 1), &format!("{name}, token {}", at - 1));
         }
         assert!(session.logits().is_err(), "states come without logits");

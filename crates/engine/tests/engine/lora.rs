@@ -289,7 +289,7 @@ fn caches_are_not_shared_between_lora_scales() {
     // Sessions with equal scales do, explicit or default.
     assert_eq!(session().with_lora_scales(&[0.5]).unwrap().attach_prefix(&tokens), 512);
     assert_eq!(session().with_lora_scales(&[1.0]).unwrap().attach_prefix(&tokens), 512);
-    assert_eq!(half.fork().keep_prefix(&tokens), 599);
+    assert_eq!(half.fork().reuse_prefix(&tokens), 599);
     let saved = half.to_saved().unwrap();
     let error = session().load_saved_prefix(&saved, &tokens).unwrap_err().to_string();
     assert_eq!(error, "(memory): model.adapters: expected [1.0], the file has [0.5]");

@@ -60,7 +60,7 @@ fn prompts_and_logits_are_those_of_transformers() {
         let model = open(name);
         let n_vocab = model.n_vocab();
         for of in ["wide", "tall"] {
-            let prompt = prompt(&model, &model.look(&picture(of)).unwrap());
+            let prompt = prompt(&model, &model.encode_image(&picture(of)).unwrap());
             let (tokens, placeholder, logits) = golden(name, of);
             let as_placeholder = |&token: &u32| if token as usize >= n_vocab { placeholder } else { token };
             assert_eq!(prompt.iter().map(as_placeholder).collect::<Vec<_>>(), tokens, "{name}, {of}");
@@ -86,7 +86,8 @@ fn prompts_and_logits_are_those_of_transformers() {
 fn image_rows_are_batch_invariant_tokens() {
     for name in MODELS {
         let model = open(name);
-        let [wide, tall] = ["wide", "tall"].map(|of| prompt(&model, &model.look(&picture(of)).unwrap()));
+        let [wide, tall] =
+            ["wide", "tall"].map(|of| prompt(&model, &model.encode_image(&picture(of)).unwrap()));
         let bits = |session: &mut Session| -> Vec<u32> {
             session.logits().unwrap().iter().map(|logit| logit.to_bits()).collect()
         };
@@ -121,9 +122,9 @@ fn image_rows_are_batch_invariant_tokens() {
 fn equal_images_have_equal_tokens() {
     let model = open("smolvlm");
     let [wide, tall] = ["wide", "tall"].map(picture);
-    let first = model.look(&wide).unwrap();
-    let other = model.look(&tall).unwrap();
-    assert_eq!(first.tokens(), model.look(&wide).unwrap().tokens());
+    let first = model.encode_image(&wide).unwrap();
+    let other = model.encode_image(&tall).unwrap();
+    assert_eq!(first.tokens(), model.encode_image(&wide).unwrap().tokens());
     let rows = |picture: &EncodedImage| {
         picture
             .tokens()
@@ -147,7 +148,7 @@ fn equal_images_have_equal_tokens() {
 #[test]
 fn prefixes_of_freed_images_are_not_attached() {
     let model = open("smolvlm");
-    let prompt = prompt(&model, &model.look(&picture("tall")).unwrap());
+    let prompt = prompt(&model, &model.encode_image(&picture("tall")).unwrap());
     let long = [&prompt[..50], &[7; 140]].concat();
     let mut first = session(&model, "f32");
     first.feed(&long, &mut |_| true).unwrap();
@@ -163,7 +164,7 @@ fn prefixes_of_freed_images_are_not_attached() {
 #[test]
 fn image_prompts_work_with_speculation_and_penalties() {
     let model = open("smolvlm");
-    let prompt = prompt(&model, &model.look(&picture("wide")).unwrap());
+    let prompt = prompt(&model, &model.encode_image(&picture("wide")).unwrap());
     let answer = |draft_max| {
         let sampler = SamplerParams { repeat_penalty: 1.1, ..SamplerParams::greedy() };
         let options = GenerateOptions { sampler, max_tokens: Some(24), draft_max, ..Default::default() };
@@ -177,10 +178,10 @@ fn image_prompts_work_with_speculation_and_penalties() {
 #[test]
 fn unusable_images_and_encoders_are_errors() {
     let blind = Model::bundled(OpenOptions::default()).unwrap();
-    let error = blind.look(&picture("wide")).unwrap_err().to_string();
+    let error = blind.encode_image(&picture("wide")).unwrap_err().to_string();
     assert!(error.starts_with("image: expected a model with a vision encoder"), "{error}");
     let model = open("internvl");
-    let error = model.look(b"no picture").unwrap_err().to_string();
+    let error = model.encode_image(b"no picture").unwrap_err().to_string();
     assert!(error.starts_with("not a readable image"), "{error}");
     // The vision encoder of another model.
     let mmproj = kvant::open_file(folder().join("models/smolvlm/mmproj.gguf")).unwrap();

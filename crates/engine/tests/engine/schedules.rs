@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvant::{
-    BatchItem, ChannelScales, DeviceChoice, Dry, GenerateOptions, Guesser, KvBalance, KvLayerShape,
+    BatchItem, ChannelScales, DeviceChoice, Drafter, Dry, GenerateOptions, KvBalance, KvLayerShape,
     KvOptions, LayerScales, Message, Mirostat, MirostatVersion, Model, OpenOptions, SamplerParams, Session,
     SessionOptions, Xtc,
 };
@@ -235,8 +235,8 @@ impl History<'_> {
         let Some((&token, right)) = self.next(index, 1 + n_right).split_first() else { return };
         let mut guesses = right.to_vec();
         guesses.extend(self.reference.text.iter().take(n_wrong).map(|token| token ^ 1));
-        if self.model.predicts() && self.below(2) == 0 {
-            guesses = self.sessions[index].draft(&mut Guesser::default(), token, 1 + n_right).to_vec();
+        if self.model.has_drafter() && self.below(2) == 0 {
+            guesses = self.sessions[index].draft(&mut Drafter::default(), token, 1 + n_right).to_vec();
             self.predicted += guesses.len();
         }
         let before = self.sessions[index].tokens().len();
@@ -359,7 +359,7 @@ impl History<'_> {
         // After any history, it continues like the reference.
         self.feed_all(&vec![17; self.sessions.len()]);
         self.feed_all(&vec![1; self.sessions.len()]);
-        assert_eq!(self.predicted > 0, self.model.predicts());
+        assert_eq!(self.predicted > 0, self.model.has_drafter());
         (self.attached, self.read_ahead)
     }
 }

@@ -89,11 +89,11 @@ fn a_prompt_reuses_the_longest_available_prefix() {
     feed(&mut first, &prompt);
     let mut second = empty(&model, "turbo3", "none");
     feed(&mut second, &[&prompt[..3], &text(900, 40)].concat());
-    assert_eq!(second.keep_prefix(&prompt), 1024);
+    assert_eq!(second.reuse_prefix(&prompt), 1024);
     feed(&mut second, &prompt[1024..]);
     assert_eq!(bits(&mut second), bits(&mut first));
     // The session's own prefix is longer now.
-    assert_eq!(second.keep_prefix(&prompt), 1099);
+    assert_eq!(second.reuse_prefix(&prompt), 1099);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kvant::gguf::{GgufError, GgufWriter, Packed, TensorSink};
+use kvant::gguf::{GgufError, GgufWriter, LoadOnlyType, TensorSink};
 use kvant::{DType, Gguf, Model, OpenOptions, SessionOptions, quantize};
 
 const BUNDLED: &[u8] = include_bytes!("../../assets/pocket-q8_0.gguf");
@@ -81,7 +81,7 @@ fn bytes_of(values: &[f32]) -> Vec<u8> {
 
 /// Returns the bundled model with these blocks of a type that this crate cannot write: an f32
 /// tensor of as many bytes, then patched to the shape and type.
-fn with_blocks(packed: Packed, shape: &[usize], blocks: &[u8]) -> Vec<u8> {
+fn with_blocks(packed: LoadOnlyType, shape: &[usize], blocks: &[u8]) -> Vec<u8> {
     let mut bytes = with_tensor(BUNDLED, CHANGED, &[blocks.len() / 4, 1], blocks);
     let place =
         bytes.windows(CHANGED.len()).position(|window| window == CHANGED.as_bytes()).unwrap() + CHANGED.len();
@@ -102,12 +102,12 @@ fn load_only_types_decode_to_their_values() {
     let info = bundled.find_info(CHANGED).unwrap();
     // With the offset of d, an f16.
     for (packed, scale_at) in [
-        (Packed::Tq1_0, 52),
-        (Packed::Tq2_0, 64),
-        (Packed::Iq1S, 0),
-        (Packed::Iq2Xs, 0),
-        (Packed::Iq3S, 0),
-        (Packed::Iq3Xxs, 0),
+        (LoadOnlyType::Tq1_0, 52),
+        (LoadOnlyType::Tq2_0, 64),
+        (LoadOnlyType::Iq1S, 0),
+        (LoadOnlyType::Iq2Xs, 0),
+        (LoadOnlyType::Iq3S, 0),
+        (LoadOnlyType::Iq3Xxs, 0),
     ] {
         let n_blocks = info.elements() / packed.block_len();
         let mut random = kvant_codec::random::Random::new(1);
@@ -119,10 +119,10 @@ fn load_only_types_decode_to_their_values() {
         let bytes = with_blocks(packed, &info.shape, &blocks);
         let read = Gguf::from_bytes(bytes.clone()).unwrap();
         let view = read.tensor(CHANGED).unwrap();
-        let is_so = (Some(packed), packed.unpacked(), blocks.len());
+        let is_so = (Some(packed), packed.loaded_type(), blocks.len());
         assert_eq!((view.info.packed, view.info.dtype, view.info.stored_bytes), is_so);
         let mut values = vec![0.0; info.elements()];
-        kvant_codec::decode(packed.unpacked(), &view.bytes, &mut values).unwrap();
+        kvant_codec::decode(packed.loaded_type(), &view.bytes, &mut values).unwrap();
         let floats = with_tensor(BUNDLED, CHANGED, &info.shape, &bytes_of(&values));
         let want = probabilities(&open(floats).unwrap());
         let got = probabilities(&open(bytes).unwrap());

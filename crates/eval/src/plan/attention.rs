@@ -20,7 +20,7 @@ pub(super) struct Rows<'a> {
 }
 
 /// One KV head of a layer, as its queries read it.
-pub(super) struct Met<'a> {
+pub(super) struct KvHead<'a> {
     pub k_head_dim: usize,
     pub v_head_dim: usize,
     /// Factor on scores.
@@ -52,8 +52,8 @@ impl Weights {
 }
 
 /// A KV head's rows, transposed so that all tokens are processed together.
-pub(super) struct Turned<'a> {
-    met: &'a Met<'a>,
+pub(super) struct TransposedRows<'a> {
+    met: &'a KvHead<'a>,
     /// `[k_head_dim, tokens]`
     k: Vec<f32>,
     /// As the output matrix reads them, `[v_head_dim, tokens]`.
@@ -62,8 +62,8 @@ pub(super) struct Turned<'a> {
     norms: Vec<f32>,
 }
 
-impl<'a> Turned<'a> {
-    pub fn new(met: &'a Met<'a>) -> Self {
+impl<'a> TransposedRows<'a> {
+    pub fn new(met: &'a KvHead<'a>) -> Self {
         let n = met.rows.k.len() / met.k_head_dim;
         let turn = |x: &[f32], dim: usize, by: &dyn Fn(usize) -> f32| -> Vec<f32> {
             (0..dim)
@@ -161,7 +161,7 @@ mod tests {
         let queries: Vec<f32> = (0..dim * n).map(|i| wave(i + 5)).collect();
         let w = [4.0, 0.25];
         for window in [None, Some(7)] {
-            let met = Met {
+            let met = KvHead {
                 k_head_dim: dim,
                 v_head_dim: dim,
                 scale: 0.5,
@@ -192,7 +192,8 @@ mod tests {
             };
             let mut weights = Weights::new(n);
             let mut told = Vec::new();
-            Turned::new(&met).look(queries.chunks_exact(dim), 0, &mut weights, |_, total| told.push(total));
+            TransposedRows::new(&met)
+                .look(queries.chunks_exact(dim), 0, &mut weights, |_, total| told.push(total));
             let looked_at: Vec<_> = (EVERY - 1..n).step_by(EVERY).collect();
             assert_eq!(told.len(), looked_at.len());
             for t in 0..n {

@@ -25,7 +25,7 @@ impl LayerStatistics {
     pub fn balance(&self) -> LayerScales {
         let (k_dim, v_dim) = (self.shape.k_head_dim, self.shape.v_head_dim);
         let heads = 0..self.shape.n_kv_heads;
-        let own_values = if self.shape.joint { 0..0 } else { heads.clone() };
+        let own_values = if self.shape.shared_kv { 0..0 } else { heads.clone() };
         let k_scale = heads.clone().flat_map(|head| {
             let dims = head * k_dim..(head + 1) * k_dim;
             factors(&self.q[dims.clone()], &self.k[dims])
@@ -83,7 +83,7 @@ mod tests {
             k_head_dim: 2,
             v_head_dim: 2,
             window: None,
-            joint: false,
+            shared_kv: false,
         };
         let usual = [16.0, 0.0625, 16.0, 0.0625, 0.0, 0.0, 1.0, 1e-300];
         let layer = |v: [f64; 8]| LayerStatistics {

@@ -38,7 +38,7 @@ use self::balance::{in_shares, noise, shares};
 use self::search::{Choice, Frontier};
 use self::sensitivity::{choices, difference};
 use self::statistics::Statistics;
-use self::text_splits::Text;
+use self::text_splits::SplitText;
 use self::type_costs::Prices;
 use crate::kld::{Base, Kld, KldOptions, kld};
 use crate::run_state::RunState;
@@ -77,7 +77,7 @@ const TOGETHER: usize = 2;
 /// Caches that are measured beside one run of the base.
 const AT_ONCE: usize = 24;
 /// Tokens of the evaluation.
-const JUDGED: usize = 2048;
+const EVAL_TOKENS: usize = 2048;
 
 /// A plan, and the alternatives.
 #[derive(Debug, Clone, PartialEq)]
@@ -106,9 +106,9 @@ pub fn plan(
 ) -> Result<Planned, EvalError> {
     let prices = Prices::new(model)?;
     prices.check(options.goal)?;
-    let halves = Text::new(model, text, options.n_ctx)?;
+    let halves = SplitText::new(model, text, options.n_ctx)?;
     let statistics = Statistics::gather(model, &halves.pieces(options.n_ctx), options.reach, progress)?;
-    let finder = Finder::new(model, &statistics, prices, &halves, options)?;
+    let finder = PlanSearch::new(model, &statistics, prices, &halves, options)?;
     let frontier = Frontier::new(&finder.streams(state, progress)?);
     let (plan, judged) = finder.find(&frontier)?;
     let n_values = finder.prices.n_values;
@@ -123,7 +123,7 @@ struct Group {
 }
 
 /// Inputs of the search.
-struct Finder<'a> {
+struct PlanSearch<'a> {
     model: &'a Model,
     statistics: &'a Statistics,
     balance: Arc<ChannelScales>,
@@ -137,17 +137,17 @@ struct Finder<'a> {
     noise: Cell<Option<f64>>,
 }
 
-impl<'a> Finder<'a> {
+impl<'a> PlanSearch<'a> {
     fn new(
         model: &'a Model,
         statistics: &'a Statistics,
         prices: Prices,
-        text: &Text,
+        text: &SplitText,
         options: PlanOptions,
     ) -> Result<Self, EvalError> {
         let n_ctx = options.n_ctx;
         let probed = text.chunks(model, PROBE_CTX.min(n_ctx), PROBE_CHUNKS)?;
-        let judged = text.chunks(model, n_ctx, (JUDGED / n_ctx).max(1))?;
+        let judged = text.chunks(model, n_ctx, (EVAL_TOKENS / n_ctx).max(1))?;
         let (balance, shape) = (Arc::new(statistics.balance()), model.config().kv_shape());
         Ok(Self {
             model,
@@ -282,7 +282,7 @@ impl<'a> Finder<'a> {
         let mut heads = |n: usize| types.by_ref().take(n).collect::<Vec<_>>();
         let layer = |layer: &kvant::KvLayerShape| {
             let k = heads(layer.n_kv_heads);
-            let v = if layer.joint { k.clone() } else { heads(layer.n_kv_heads) };
+            let v = if layer.shared_kv { k.clone() } else { heads(layer.n_kv_heads) };
             k.into_iter().zip(v).map(|(k, v)| HeadTypes { k, v }).collect()
         };
         let (types, balance) = (self.shape.layers.iter().map(layer).collect(), Arc::clone(&self.balance));

@@ -3,9 +3,9 @@
 use kvant::{Config, DType, KvLayerShape, KvOptions, Model, Policies, Session};
 use kvant_codec::Side;
 
-use super::attention::{Met, Rows, Turned, Weights};
+use super::attention::{KvHead, Rows, TransposedRows, Weights};
 use super::moments::{Moments, Pair, pairs};
-use super::text_splits::Pieces;
+use super::text_splits::CalibrationSplits;
 use crate::{EvalError, OnProgress, chunk_eval};
 
 /// The attention sink: the first tokens, which are unlike all others, are excluded from statistics
@@ -50,7 +50,7 @@ impl Statistics {
     /// An output matrix that cannot be read, an engine error.
     pub fn gather(
         model: &Model,
-        pieces: &Pieces,
+        pieces: &CalibrationSplits,
         reach: usize,
         progress: OnProgress<'_>,
     ) -> Result<Self, EvalError> {
@@ -116,7 +116,7 @@ fn read(model: &Model, piece: &[u32], sums: &mut [Sums]) -> Result<(), EvalError
             for (head, weights) in weights.iter_mut().enumerate() {
                 let [k, v] = rows(&session, layer, head)?;
                 let positions = (first, first + step.len());
-                sums.look(head, positions, &queries[layer], Rows { k: &k, v: &v }, weights);
+                sums.add_attention(head, positions, &queries[layer], Rows { k: &k, v: &v }, weights);
             }
         }
         left = rest;
@@ -177,7 +177,7 @@ impl Sums {
     /// Adds the attention of a step's queries, `[rows, n_heads * k_head_dim]` each, the first row
     /// at position `first`, over one head's keys and values, the last of them at position `end -
     /// 1`.
-    fn look(
+    fn add_attention(
         &mut self,
         head: usize,
         (first, end): (usize, usize),
@@ -186,7 +186,7 @@ impl Sums {
         weights: &mut Weights,
     ) {
         let KvLayerShape { n_heads, k_head_dim, v_head_dim, window, .. } = self.shape;
-        let met = Met {
+        let met = KvHead {
             k_head_dim,
             v_head_dim,
             scale: self.scale,
@@ -196,7 +196,7 @@ impl Sums {
             rows,
             w: &self.w[head * v_head_dim..][..v_head_dim],
         };
-        let keys = Turned::new(&met);
+        let keys = TransposedRows::new(&met);
         let ratio = self.shape.gqa_ratio();
         for queries in queries {
             for of_group in head * ratio..(head + 1) * ratio {
@@ -247,7 +247,7 @@ impl Sums {
     /// tokens.
     fn read(&self, reach: usize) -> Vec<f64> {
         let mut read = self.q.turned(reach);
-        let KvLayerShape { k_head_dim, v_head_dim, joint, .. } = self.shape;
+        let KvLayerShape { k_head_dim, v_head_dim, shared_kv: joint, .. } = self.shape;
         if joint {
             read.iter_mut().for_each(|q| *q *= f64::from(self.scale).powi(2));
             let of_heads = read.chunks_exact_mut(k_head_dim).zip(self.w.chunks_exact(v_head_dim));
@@ -288,7 +288,14 @@ mod tests {
     use super::*;
 
     fn shape() -> KvLayerShape {
-        KvLayerShape { n_heads: 2, n_kv_heads: 1, k_head_dim: 4, v_head_dim: 2, window: None, joint: false }
+        KvLayerShape {
+            n_heads: 2,
+            n_kv_heads: 1,
+            k_head_dim: 4,
+            v_head_dim: 2,
+            window: None,
+            shared_kv: false,
+        }
     }
 
     fn sums() -> Sums {
@@ -335,7 +342,7 @@ mod tests {
 
     #[test]
     fn shared_kv_rows_have_two_readers() {
-        let shape = KvLayerShape { joint: true, ..shape() };
+        let shape = KvLayerShape { shared_kv: true, ..shape() };
         let mut sums = Sums::new(shape, Vec::new(), (0.5, None));
         sums.w = vec![3.0, 1.0];
         sums.q.add(0, 2.0, &[2.0, 0.0, 1.0, 0.0]);
@@ -362,7 +369,7 @@ mod tests {
         let last = queries.len() - 8;
         queries[last..].copy_from_slice(&[1.0, 2.0, 0.0, 0.0, 3.0, 0.0, 0.0, 1.0]);
         let mut weights = Weights::new(n);
-        sums.look(0, (n % 4, n), &[queries], Rows { k: &k, v: &v }, &mut weights);
+        sums.add_attention(0, (n % 4, n), &[queries], Rows { k: &k, v: &v }, &mut weights);
         sums.add_values(0, &v, &weights);
         sums.n = 1.0;
         let layer = sums.finish(0);

@@ -13,9 +13,9 @@ const FEW: usize = 2;
 
 /// Independent runs of tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Pieces(Vec<Vec<u32>>);
+pub(super) struct CalibrationSplits(Vec<Vec<u32>>);
 
-impl Pieces {
+impl CalibrationSplits {
     /// Selects pieces for statistics, spread over `tokens`: short ones, and longer ones for a
     /// longer `n_ctx`. Each begins with `bos` if the model adds one, as [chunks](Chunks::input) do:
     /// without it, a model's queries and keys differ.
@@ -55,13 +55,13 @@ impl Pieces {
 
 /// A text split in two: calibration for the statistics, and evaluation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Text {
+pub(super) struct SplitText {
     seen: Vec<u32>,
     unseen: Vec<u32>,
     bos: Option<u32>,
 }
 
-impl Text {
+impl SplitText {
     /// Tokenizes `text`, which must fill a piece of `n_ctx` tokens in either half.
     pub fn new(model: &Model, text: &str, n_ctx: usize) -> Result<Self, EvalError> {
         let n_train = model.config().n_ctx_train;
@@ -78,8 +78,8 @@ impl Text {
     }
 
     /// Returns the pieces for statistics.
-    pub fn pieces(&self, n_ctx: usize) -> Pieces {
-        Pieces::spread(&self.seen, n_ctx, self.bos)
+    pub fn pieces(&self, n_ctx: usize) -> CalibrationSplits {
+        CalibrationSplits::spread(&self.seen, n_ctx, self.bos)
     }
 
     /// Returns up to `n` chunks of `n_ctx` tokens, spread over the evaluation half.
@@ -98,14 +98,16 @@ mod tests {
     #[test]
     fn pieces_are_spread_and_long_contexts_get_longer_ones() {
         let tokens: Vec<u32> = (0..10_000).collect();
-        let lens = |n_ctx| Pieces::spread(&tokens, n_ctx, None).iter().map(<[u32]>::len).collect::<Vec<_>>();
+        let lens = |n_ctx| {
+            CalibrationSplits::spread(&tokens, n_ctx, None).iter().map(<[u32]>::len).collect::<Vec<_>>()
+        };
         assert_eq!(lens(256), [256; 8]);
         assert_eq!(lens(2048), [vec![2048; 2], vec![512; 8]].concat());
-        let pieces = Pieces::spread(&tokens, 512, None);
+        let pieces = CalibrationSplits::spread(&tokens, 512, None);
         let ends = (pieces.iter().next().unwrap()[0], pieces.iter().last().unwrap()[511]);
         assert_eq!(ends, (0, 9_999));
         assert_eq!(
-            Pieces::spread(&tokens[..600], 600, None).iter().map(<[u32]>::len).collect::<Vec<_>>(),
+            CalibrationSplits::spread(&tokens[..600], 600, None).iter().map(<[u32]>::len).collect::<Vec<_>>(),
             [600, 512]
         );
     }
@@ -113,7 +115,10 @@ mod tests {
     #[test]
     fn every_piece_begins_with_bos_if_the_model_adds_it() {
         let tokens: Vec<u32> = (0..10_000).collect();
-        let (with, without) = (Pieces::spread(&tokens, 2048, Some(7)), Pieces::spread(&tokens, 2048, None));
+        let (with, without) = (
+            CalibrationSplits::spread(&tokens, 2048, Some(7)),
+            CalibrationSplits::spread(&tokens, 2048, None),
+        );
         assert!(with.iter().zip(without.iter()).all(|(a, b)| a[0] == 7 && a[1..] == b[1..]));
     }
 }

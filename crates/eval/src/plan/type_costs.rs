@@ -3,7 +3,7 @@
 
 use kvant::{DType, KvLayerShape, KvShape, Model, Plan, Policies};
 use kvant_codec::Side;
-use kvant_codec::distortion::{Source, measure};
+use kvant_codec::distortion::{FileBytes, measure};
 
 use super::Goal;
 use crate::EvalError;
@@ -74,6 +74,6 @@ fn price(layer: KvLayerShape, side: Side, dtype: DType) -> Result<Price, EvalErr
     let plan = Plan::new(&one, dtype, dtype, &Policies::none()).map_err(kvant::Error::from)?;
     let bits = plan.bits_per_value(&one);
     let bits = if side == Side::K { bits.0 } else { bits.1 };
-    let noise = measure(dtype, dim, Source::Gaussian, NOISE_VECTORS, 1).map_err(kvant::Error::from)?.mse;
+    let noise = measure(dtype, dim, FileBytes::Gaussian, NOISE_VECTORS, 1).map_err(kvant::Error::from)?.mse;
     Ok(Price { dtype, bits: bits * dim as f64, noise })
 }

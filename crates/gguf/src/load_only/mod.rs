@@ -30,7 +30,7 @@ mod unpack;
 
 /// A load-only type: stored in files, converted on loading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Packed {
+pub enum LoadOnlyType {
     /// 1.5625 bits.
     Iq1S,
     /// 1.75 bits.
@@ -66,7 +66,7 @@ pub enum Packed {
 /// Values per block of the low-bit types.
 const BLOCK: usize = 256;
 
-impl Packed {
+impl LoadOnlyType {
     /// Plain numbers, converted to f32.
     pub const NUMBERS: [Self; 5] = [Self::I8, Self::I16, Self::I32, Self::I64, Self::F64];
 
@@ -85,7 +85,7 @@ impl Packed {
     ];
 
     /// Returns the type after loading.
-    pub const fn unpacked(self) -> DType {
+    pub const fn loaded_type(self) -> DType {
         match self {
             Self::Iq1S | Self::Iq1M => DType::IQ1,
             Self::Iq2Xxs | Self::Iq2Xs | Self::Iq2S => DType::IQ2,
@@ -157,14 +157,14 @@ impl Packed {
         if Self::NUMBERS.contains(&self) {
             return number::as_f32(self, bytes);
         }
-        let (from, to) = (self.block_bytes(), self.unpacked().block_bytes());
+        let (from, to) = (self.block_bytes(), self.loaded_type().block_bytes());
         let n_blocks = bytes.len() / from;
         let mut out = vec![0; n_blocks * to];
         let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
         let each = n_blocks.div_ceil(n_threads).max(1);
         let work = |bytes: &[u8], out: &mut [u8]| {
             let blocks = bytes.chunks_exact(from).zip(out.chunks_exact_mut(to));
-            blocks.for_each(|(block, out)| self.write_out(block, out));
+            blocks.for_each(|(block, out)| self.convert(block, out));
         };
         // Some systems have no threads.
         if each >= n_blocks {
@@ -184,10 +184,10 @@ mod tests {
     use super::*;
 
     /// Returns each type with a block and its values, as computed by PyPI `gguf`.
-    fn vectors() -> Vec<(Packed, &'static [u8], Vec<f32>)> {
+    fn vectors() -> Vec<(LoadOnlyType, &'static [u8], Vec<f32>)> {
         let (mut rest, mut all) = (&include_bytes!("vectors.bin")[..], Vec::new());
         while let Some((id, data)) = rest.split_first_chunk() {
-            let packed = Packed::from_ggml_id(u32::from_le_bytes(*id)).unwrap();
+            let packed = LoadOnlyType::from_ggml_id(u32::from_le_bytes(*id)).unwrap();
             rest = data;
             for _ in 0..2 {
                 let (block, data) = rest.split_at(packed.block_bytes());
@@ -205,7 +205,7 @@ mod tests {
     fn unpacked_values_equal_those_of_gguf_py() {
         for (packed, block, want) in vectors() {
             let mut values = vec![0.0; BLOCK];
-            kvant_codec::decode(packed.unpacked(), &packed.unpack(block), &mut values).unwrap();
+            kvant_codec::decode(packed.loaded_type(), &packed.unpack(block), &mut values).unwrap();
             // Bit for bit, except for the sign of zero.
             assert_eq!(values, want, "{}", packed.name());
         }
@@ -222,9 +222,9 @@ mod tests {
 
     #[test]
     fn ids_round_trip_and_names_are_distinct_from_dtypes() {
-        for packed in Packed::ALL.into_iter().chain(Packed::NUMBERS) {
+        for packed in LoadOnlyType::ALL.into_iter().chain(LoadOnlyType::NUMBERS) {
             if let Some(id) = packed.ggml_id() {
-                assert_eq!((Packed::from_ggml_id(id), DType::from_ggml_id(id)), (Some(packed), None));
+                assert_eq!((LoadOnlyType::from_ggml_id(id), DType::from_ggml_id(id)), (Some(packed), None));
             }
             assert!(packed.name().parse::<DType>().is_err());
         }

@@ -1,15 +1,15 @@
 //! Plain numbers of types without kernels: integers, and 64-bit floats. They are converted to f32,
 //! whose 24 digits represent integers up to 16,777,216 exactly.
 
-use super::Packed;
+use super::LoadOnlyType;
 
 /// Converts numbers to f32 bytes.
-pub(super) fn as_f32(of: Packed, bytes: &[u8]) -> Vec<u8> {
+pub(super) fn as_f32(of: LoadOnlyType, bytes: &[u8]) -> Vec<u8> {
     match of {
-        Packed::I8 => each(bytes, |[byte]| f32::from(byte as i8)),
-        Packed::I16 => each(bytes, |bytes| f32::from(i16::from_le_bytes(bytes))),
-        Packed::I32 => each(bytes, |bytes| i32::from_le_bytes(bytes) as f32),
-        Packed::I64 => each(bytes, |bytes| i64::from_le_bytes(bytes) as f32),
+        LoadOnlyType::I8 => each(bytes, |[byte]| f32::from(byte as i8)),
+        LoadOnlyType::I16 => each(bytes, |bytes| f32::from(i16::from_le_bytes(bytes))),
+        LoadOnlyType::I32 => each(bytes, |bytes| i32::from_le_bytes(bytes) as f32),
+        LoadOnlyType::I64 => each(bytes, |bytes| i64::from_le_bytes(bytes) as f32),
         _ => each(bytes, |bytes| f64::from_le_bytes(bytes) as f32),
     }
 }
@@ -24,17 +24,17 @@ mod tests {
 
     #[test]
     fn numbers_convert_to_equal_f32_values() {
-        let values = |packed: Packed, bytes: &[u8]| -> Vec<f32> {
+        let values = |packed: LoadOnlyType, bytes: &[u8]| -> Vec<f32> {
             let out = packed.unpack(bytes);
             out.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
         };
         let numbers = [-3i8, 0, 127, -128];
         let want: Vec<f32> = numbers.map(f32::from).to_vec();
-        assert_eq!(values(Packed::I8, &numbers.map(|n| n as u8)), want);
-        assert_eq!(values(Packed::I16, &numbers.map(|n| i16::from(n).to_le_bytes()).concat()), want);
-        assert_eq!(values(Packed::I32, &numbers.map(|n| i32::from(n).to_le_bytes()).concat()), want);
-        assert_eq!(values(Packed::I64, &numbers.map(|n| i64::from(n).to_le_bytes()).concat()), want);
-        assert_eq!(values(Packed::F64, &numbers.map(|n| f64::from(n).to_le_bytes()).concat()), want);
-        assert_eq!(values(Packed::F64, &1e300f64.to_le_bytes()), [f32::INFINITY]);
+        assert_eq!(values(LoadOnlyType::I8, &numbers.map(|n| n as u8)), want);
+        assert_eq!(values(LoadOnlyType::I16, &numbers.map(|n| i16::from(n).to_le_bytes()).concat()), want);
+        assert_eq!(values(LoadOnlyType::I32, &numbers.map(|n| i32::from(n).to_le_bytes()).concat()), want);
+        assert_eq!(values(LoadOnlyType::I64, &numbers.map(|n| i64::from(n).to_le_bytes()).concat()), want);
+        assert_eq!(values(LoadOnlyType::F64, &numbers.map(|n| f64::from(n).to_le_bytes()).concat()), want);
+        assert_eq!(values(LoadOnlyType::F64, &1e300f64.to_le_bytes()), [f32::INFINITY]);
     }
 }

@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use half::f16;
-use kvant_codec::fields::Spec;
+use kvant_codec::fields::FieldSpec;
 use kvant_codec::iq;
 
-use super::{BLOCK, Packed};
+use super::{BLOCK, LoadOnlyType};
 
 /// The level indices of all grids, concatenated: a row is 16 bits, of 8 or 4 levels.
 static GRIDS: &[u8; 9216] = include_bytes!("grids.bin");
@@ -25,13 +25,13 @@ struct Grid(Range<usize>);
 
 impl Grid {
     /// Returns the codes of eight values: a row's levels, with the bits of `signs` above them.
-    fn eight(&self, row: usize, signs: u32) -> [u8; 8] {
+    fn codes_of_row(&self, row: usize, signs: u32) -> [u8; 8] {
         let levels = u32::from(word(&GRIDS[self.0.clone()], row));
         std::array::from_fn(|i| (levels >> (2 * i) & 3 | (signs >> i & 1) << 2) as u8)
     }
 
     /// Returns the codes of eight values from two rows of four.
-    fn twice_four(&self, rows: [usize; 2], signs: u32) -> [u8; 8] {
+    fn codes_of_two_rows(&self, rows: [usize; 2], signs: u32) -> [u8; 8] {
         let [low, high] = rows.map(|row| u32::from(word(&GRIDS[self.0.clone()], row)));
         let levels = low | high << 16;
         std::array::from_fn(|i| (levels >> (4 * i) & 7 | (signs >> i & 1) << 3) as u8)
@@ -57,22 +57,22 @@ fn double(bytes: &[u8], at: usize) -> u32 {
 }
 
 /// Expands seven sign bits to eight: the eighth makes the parity even.
-fn even(signs: u32) -> u32 {
+fn expand_signs(signs: u32) -> u32 {
     let signs = signs & 127;
     signs | (signs.count_ones() & 1) << 7
 }
 
 /// Returns the factor of a stored scale: 2s + 1.
-fn odd(scale: u8) -> i8 {
+fn scale_factor(scale: u8) -> i8 {
     2 * scale as i8 + 1
 }
 
 /// The scale and the codes of eight values.
-type Eight = (i8, [u8; 8]);
+type CodedEight = (i8, [u8; 8]);
 
-impl Packed {
+impl LoadOnlyType {
     /// Converts a block to [`Packed::unpacked`].
-    pub(super) fn write_out(self, block: &[u8], out: &mut [u8]) {
+    pub(super) fn convert(self, block: &[u8], out: &mut [u8]) {
         let rest = &block[2..];
         match self {
             Self::Iq2Xxs => self.write_codes(first(block), |i| iq2_xxs(rest, i), out),
@@ -86,9 +86,9 @@ impl Packed {
                 let bits = (0..4).fold(0, |bits, at| bits | (word(&block[48..], at) >> 12) << (4 * at));
                 self.write_codes(f16::from_bits(bits), |i| iq1_m(block, i), out);
             }
-            Self::Tq1_0 => write_thirds(tq1_0(block), &block[52..], out),
+            Self::Tq1_0 => write_ternary(tq1_0(block), &block[52..], out),
             // The code layout is that of q2_K.
-            Self::Tq2_0 => write_thirds(*block.first_chunk().expect("a block"), &block[64..], out),
+            Self::Tq2_0 => write_ternary(*block.first_chunk().expect("a block"), &block[64..], out),
             Self::ScaledNvfp4 => unreachable!("the model has its scales"),
             Self::I8 | Self::I16 | Self::I32 | Self::I64 | Self::F64 => {
                 unreachable!("plain numbers have no codes")
@@ -97,10 +97,10 @@ impl Packed {
     }
 
     /// Writes all groups of eight values, with their scales.
-    fn write_codes(self, d: f16, eight: impl Fn(usize) -> Eight, out: &mut [u8]) {
+    fn write_codes(self, d: f16, eight: impl Fn(usize) -> CodedEight, out: &mut [u8]) {
         let (mut scales, mut codes) = ([0; BLOCK / 16], [0; BLOCK]);
-        let as_type = self.unpacked();
-        let sub_len = Spec::of(as_type).expect("codes").sub_len;
+        let as_type = self.loaded_type();
+        let sub_len = FieldSpec::of(as_type).expect("codes").sub_len;
         for (i, codes) in codes.as_chunks_mut::<8>().0.iter_mut().enumerate() {
             (scales[8 * i / sub_len], *codes) = eight(i);
         }
@@ -109,7 +109,7 @@ impl Packed {
 }
 
 /// Writes three-level codes as q2_K: 0, 1 and 2 times d, less d.
-fn write_thirds(codes: [u8; BLOCK / 4], d: &[u8], out: &mut [u8]) {
+fn write_ternary(codes: [u8; BLOCK / 4], d: &[u8], out: &mut [u8]) {
     /// Scales and minima of 1.
     const ONES: [u8; BLOCK / 16] = [0x11; BLOCK / 16];
     out.copy_from_slice(&[&ONES, &codes[..], d, d].concat());
@@ -121,58 +121,64 @@ fn first(block: &[u8]) -> f16 {
 }
 
 /// Per 32 values: four rows of one byte each, then seven sign bits for each row and a 4-bit scale.
-fn iq2_xxs(codes: &[u8], i: usize) -> Eight {
+fn iq2_xxs(codes: &[u8], i: usize) -> CodedEight {
     let (group, part) = (i / 4, i % 4);
     let signs = double(codes, 2 * group + 1);
-    (odd((signs >> 28) as u8), IQ2_XXS.eight(codes[8 * group + part].into(), even(signs >> (7 * part))))
+    (
+        scale_factor((signs >> 28) as u8),
+        IQ2_XXS.codes_of_row(codes[8 * group + part].into(), expand_signs(signs >> (7 * part))),
+    )
 }
 
 /// Per 8 values: nine bits of row and seven of signs; then a 4-bit scale per 16 values.
-fn iq2_xs(codes: &[u8], i: usize) -> Eight {
+fn iq2_xs(codes: &[u8], i: usize) -> CodedEight {
     let code = word(codes, i);
-    (odd(nibble(&codes[64..], i / 2)), IQ2_XS.eight((code & 511).into(), even((code >> 9).into())))
+    (
+        scale_factor(nibble(&codes[64..], i / 2)),
+        IQ2_XS.codes_of_row((code & 511).into(), expand_signs((code >> 9).into())),
+    )
 }
 
 /// Per 8 values: a byte of row, then a byte of signs, then the upper two bits of row; then a 4-bit
 /// scale per 16 values.
-fn iq2_s(codes: &[u8], i: usize) -> Eight {
+fn iq2_s(codes: &[u8], i: usize) -> CodedEight {
     let upper = codes[64 + i / 4] >> (2 * (i % 4)) & 3;
     let row = usize::from(codes[i]) | usize::from(upper) << 8;
-    (odd(nibble(&codes[72..], i / 2)), IQ2_S.eight(row, codes[32 + i].into()))
+    (scale_factor(nibble(&codes[72..], i / 2)), IQ2_S.codes_of_row(row, codes[32 + i].into()))
 }
 
 /// Per 4 values: a byte of row; then per 32 values seven sign bits for each 8 and a 4-bit scale.
-fn iq3_xxs(codes: &[u8], i: usize) -> Eight {
+fn iq3_xxs(codes: &[u8], i: usize) -> CodedEight {
     let signs = double(&codes[64..], i / 4);
     let rows = [codes[2 * i], codes[2 * i + 1]].map(usize::from);
-    (odd((signs >> 28) as u8), IQ3_XXS.twice_four(rows, even(signs >> (7 * (i % 4)))))
+    (scale_factor((signs >> 28) as u8), IQ3_XXS.codes_of_two_rows(rows, expand_signs(signs >> (7 * (i % 4)))))
 }
 
 /// Per 4 values: a byte of row, then its upper bit, then signs; then a 4-bit scale per 32 values.
-fn iq3_s(codes: &[u8], i: usize) -> Eight {
+fn iq3_s(codes: &[u8], i: usize) -> CodedEight {
     let rows = [2 * i, 2 * i + 1].map(|at| usize::from(codes[at]) | bit(&codes[64..], at) << 8);
-    (odd(nibble(&codes[104..], i / 4)), IQ3_S.twice_four(rows, codes[72 + i].into()))
+    (scale_factor(nibble(&codes[104..], i / 4)), IQ3_S.codes_of_two_rows(rows, codes[72 + i].into()))
 }
 
 /// Per 8 values: a byte of row; then per 32 values the upper three bits of four rows, a 3-bit scale
 /// and the sign of the offset.
-fn iq1_s(codes: &[u8], i: usize) -> Eight {
+fn iq1_s(codes: &[u8], i: usize) -> CodedEight {
     let high = word(&codes[32..], i / 4);
     let row = usize::from(codes[i]) | usize::from(high >> (3 * (i % 4)) & 7) << 8;
-    (odd((high >> 12 & 7) as u8), IQ1.eight(row, all(high >> 15)))
+    (scale_factor((high >> 12 & 7) as u8), IQ1.codes_of_row(row, repeat_sign(high >> 15)))
 }
 
 /// Per 8 values: a byte of row, then a nibble of its upper three bits and the sign of the offset;
 /// then a 3-bit scale per 16 values, in words whose upper four bits belong to the block.
-fn iq1_m(codes: &[u8], i: usize) -> Eight {
+fn iq1_m(codes: &[u8], i: usize) -> CodedEight {
     let high = nibble(&codes[32..], i);
     let row = usize::from(codes[i]) | usize::from(high & 7) << 8;
     let scale = word(&codes[48..], i / 8) >> (3 * (i % 8 / 2)) & 7;
-    (odd(scale as u8), IQ1.eight(row, all(u16::from(high >> 3))))
+    (scale_factor(scale as u8), IQ1.codes_of_row(row, repeat_sign(u16::from(high >> 3))))
 }
 
 /// Repeats one sign for eight values.
-fn all(sign: u16) -> u32 {
+fn repeat_sign(sign: u16) -> u32 {
     u32::from(sign & 1) * 0xff
 }
 

@@ -39,7 +39,7 @@ fn described(writer: &GgufWriter, n_released: &Arc<AtomicUsize>) -> Result<Gguf,
     let file = |name: &str, n_bytes| SourceFile { path: PathBuf::from(name), n_bytes, modified: None };
     let files = vec![file("place/weights", 40), file("place/config", 2)];
     let source = Elsewhere { bytes: (0..20).collect(), n_released: Arc::clone(n_released) };
-    Gguf::described(writer, Path::new("place"), files, Box::new(source))
+    Gguf::from_virtual(writer, Path::new("place"), files, Box::new(source))
 }
 
 #[test]

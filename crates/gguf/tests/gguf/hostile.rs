@@ -2,7 +2,7 @@
 
 use kvant_codec::DType;
 use kvant_gguf::{
-    Array, Gguf, GgufError, GgufWriter, Item, Packed, Problem, Strings, TensorSink, Value, oracle,
+    Array, Gguf, GgufError, GgufWriter, Item, LoadOnlyType, Problem, Strings, TensorSink, Value, oracle,
 };
 
 use crate::raw::{Raw, folder, header};
@@ -552,7 +552,7 @@ fn plain_numbers_without_kernels_are_loaded_as_f32() {
         let tensor = gguf.tensor("t").unwrap();
         assert_eq!(*tensor.bytes, [-2f32, 3.0].map(f32::to_le_bytes).concat(), "{name}");
         assert_eq!((tensor.info.dtype, tensor.info.stored_bytes), (DType::F32, stored_bytes), "{name}");
-        assert_eq!(tensor.info.packed.map(Packed::name), Some(name));
+        assert_eq!(tensor.info.packed.map(LoadOnlyType::name), Some(name));
         oracle::check(&file.0);
     }
 }

@@ -1,7 +1,7 @@
 //! Per-tensor scales of nvfp4, stored as separate tensors.
 
 use kvant_codec::DType;
-use kvant_gguf::{Gguf, GgufError, GgufWriter, Packed, TensorSink};
+use kvant_gguf::{Gguf, GgufError, GgufWriter, LoadOnlyType, TensorSink};
 
 const ROWS: [usize; 3] = [64, 2, 3];
 
@@ -51,7 +51,7 @@ fn weights_are_scaled_and_scale_tensors_are_removed() {
         let names: Vec<&str> = gguf.tensors().iter().map(|info| info.name.as_str()).collect();
         assert_eq!(names, ["blk.0.ffn_up_exps.weight", "other.scale"]);
         let view = gguf.tensor(names[0]).unwrap();
-        assert_eq!((view.info.dtype, view.info.packed), (DType::Q8_0, Some(Packed::ScaledNvfp4)));
+        assert_eq!((view.info.dtype, view.info.packed), (DType::Q8_0, Some(LoadOnlyType::ScaledNvfp4)));
         assert_eq!(view.info.stored_bytes, weights().len());
         let each = plain.len() / scales.len();
         for (block, got) in values(DType::Q8_0, &view.bytes).chunks(32).enumerate() {

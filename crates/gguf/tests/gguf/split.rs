@@ -17,7 +17,7 @@ struct Shard<'a> {
     extra: Option<(&'a str, u32)>,
 }
 
-fn honest(no: u16) -> Shard<'static> {
+fn valid(no: u16) -> Shard<'static> {
     Shard { no, count: 3, tensors: 3, tensor: ["a", "b", "c"][no as usize], extra: None }
 }
 
@@ -47,7 +47,7 @@ fn bytes_of(shard: Shard<'_>) -> Vec<u8> {
 fn model(name: &str, place: u16, changed: Shard<'_>) -> PathBuf {
     let folder = folder(name);
     for no in 0..3 {
-        let shard = if no == place { changed } else { honest(no) };
+        let shard = if no == place { changed } else { valid(no) };
         std::fs::write(shard_path(&folder, no), bytes_of(shard)).unwrap();
     }
     folder
@@ -55,7 +55,7 @@ fn model(name: &str, place: u16, changed: Shard<'_>) -> PathBuf {
 
 #[test]
 fn any_shard_opens_all() {
-    let folder = model("split", 0, honest(0));
+    let folder = model("split", 0, valid(0));
     for no in 0..3 {
         let gguf = Gguf::open(shard_path(&folder, no)).unwrap();
         assert_eq!(gguf.meta().get::<u32>("answer").unwrap(), 42);
@@ -71,7 +71,7 @@ fn any_shard_opens_all() {
 
 #[test]
 fn merged_model_has_no_split_keys() {
-    let folder = model("merge", 0, honest(0));
+    let folder = model("merge", 0, valid(0));
     let gguf = Gguf::open(shard_path(&folder, 0)).unwrap();
     let mut w = GgufWriter::with_meta(gguf.meta()).unwrap();
     gguf.tensors().iter().for_each(|t| w.add_tensor(&t.name, &t.shape, t.dtype).unwrap());
@@ -87,14 +87,14 @@ fn merged_model_has_no_split_keys() {
 
 #[test]
 fn shards_that_disagree_are_refused() {
-    let b = honest(1);
+    let b = valid(1);
     // Opened from shard 0, except where shard 0 itself is wrong.
     let cases = [
         ("number", 1, Shard { no: 2, ..b }, 1, "split.no", "is 2 here, but 1 by the file's name"),
-        ("loop", 2, honest(0), 2, "split.no", "is 0 here, but 2 by the file's name"),
+        ("loop", 2, valid(0), 2, "split.no", "is 0 here, but 2 by the file's name"),
         ("count", 1, Shard { count: 4, ..b }, 1, "split.count", "is 4 here, but 3 by the first shard"),
-        ("name", 0, Shard { count: 4, ..honest(0) }, 0, "split.count", "is 4 here, but 3 by the file's name"),
-        ("endless", 0, Shard { count: 65_535, ..honest(0) }, 0, "split.count", "is 65535 here, but 3 by"),
+        ("name", 0, Shard { count: 4, ..valid(0) }, 0, "split.count", "is 4 here, but 3 by the file's name"),
+        ("endless", 0, Shard { count: 65_535, ..valid(0) }, 0, "split.count", "is 65535 here, but 3 by"),
         ("total", 1, Shard { tensors: 4, ..b }, 1, "split.tensors.count", "is 4 here, but 3 by the first"),
         (
             "key",
@@ -116,7 +116,7 @@ fn shards_that_disagree_are_refused() {
 
 #[test]
 fn tensors_missing_or_doubled_between_shards_are_refused() {
-    let folder = model("split-double", 2, Shard { tensor: "a", ..honest(2) });
+    let folder = model("split-double", 2, Shard { tensor: "a", ..valid(2) });
     let error = Gguf::open(shard_path(&folder, 1)).err().unwrap();
     assert_eq!(error.item(), Some(&Item::Tensor("a".to_owned())));
     assert_eq!(error.file(), Some(&*shard_path(&folder, 2)));
@@ -126,7 +126,7 @@ fn tensors_missing_or_doubled_between_shards_are_refused() {
 
     let folder = super::raw::folder("split-few");
     (0..3).for_each(|no| {
-        std::fs::write(shard_path(&folder, no), bytes_of(Shard { tensors: 5, ..honest(no) })).unwrap();
+        std::fs::write(shard_path(&folder, no), bytes_of(Shard { tensors: 5, ..valid(no) })).unwrap();
     });
     let error = Gguf::open(shard_path(&folder, 0)).err().unwrap().to_string();
     assert!(error.contains("is 5 here, but 3 by the shards' tensors"), "{error}");
@@ -134,7 +134,7 @@ fn tensors_missing_or_doubled_between_shards_are_refused() {
 
 #[test]
 fn shards_that_are_absent_or_broken_are_named() {
-    let folder = model("split-absent", 0, honest(0));
+    let folder = model("split-absent", 0, valid(0));
     let fail = || Gguf::open(shard_path(&folder, 0)).err().unwrap();
     let third = shard_path(&folder, 2);
     let whole = std::fs::read(&third).unwrap();
@@ -154,16 +154,16 @@ fn shards_that_are_absent_or_broken_are_named() {
 fn shard_without_its_name_is_refused() {
     let folder = folder("split-renamed");
     for name in ["model.gguf", "model-00000-of-00003.gguf", "model-00004-of-00003.gguf"] {
-        std::fs::write(folder.join(name), bytes_of(honest(0))).unwrap();
+        std::fs::write(folder.join(name), bytes_of(valid(0))).unwrap();
         let error = Gguf::open(folder.join(name)).err().unwrap().to_string();
         assert!(error.contains("named NAME-00001-of-00003.gguf"), "{error}");
     }
-    let error = Gguf::from_bytes(bytes_of(honest(0))).err().unwrap().to_string();
+    let error = Gguf::from_bytes(bytes_of(valid(0))).err().unwrap().to_string();
     assert!(error.starts_with("key \"split.count\" at byte") && error.contains("opened by path"), "{error}");
 }
 
 #[test]
 fn single_shard_of_one_is_a_whole_file() {
-    let one = Shard { count: 1, tensors: 1, ..honest(0) };
+    let one = Shard { count: 1, tensors: 1, ..valid(0) };
     assert_eq!(Gguf::from_bytes(bytes_of(one)).unwrap().tensors().len(), 1);
 }

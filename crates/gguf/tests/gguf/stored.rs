@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvant_codec::DType;
-use kvant_gguf::{Gguf, GgufError, GgufWriter, Store, TensorSink};
+use kvant_gguf::{Gguf, GgufError, GgufWriter, RangeReader, TensorSink};
 
 /// A file's bytes, and the largest offset read.
 struct Elsewhere(Vec<u8>, Arc<AtomicU64>);
 
-impl Store for Elsewhere {
+impl RangeReader for Elsewhere {
     fn n_bytes(&self) -> u64 {
         self.0.len() as u64
     }
@@ -42,7 +42,7 @@ fn a_stored_file_equals_the_file_in_memory() {
     // The first has its tensors beyond the first read, the second its metadata too.
     for (n_text, n_values) in [(100, 3 << 20), (9 << 20, 5 << 20)] {
         let (bytes, end) = (file(n_text, n_values), Arc::<AtomicU64>::default());
-        let stored = Gguf::from_store(Box::new(Elsewhere(bytes.clone(), Arc::clone(&end)))).unwrap();
+        let stored = Gguf::from_reader(Box::new(Elsewhere(bytes.clone(), Arc::clone(&end)))).unwrap();
         assert!(end.load(Ordering::Relaxed) < bytes.len() as u64, "all of it was read");
         let whole = Gguf::from_bytes(bytes).unwrap();
         assert_eq!((stored.tensors(), stored.file_bytes()), (whole.tensors(), whole.file_bytes()));
@@ -58,7 +58,7 @@ fn errors_of_a_stored_file_equal_those_in_memory() {
         [&b""[..], b"GGML", b"GGUF\x03\0\0\0", &[&b"GGUF"[..], &[0; 32]].concat(), &file(10, 10)[..90]]
     {
         let want = Gguf::from_bytes(bytes.to_vec()).err().unwrap().to_string();
-        let got = Gguf::from_store(Box::new(Elsewhere(bytes.to_vec(), Arc::default()))).err().unwrap();
+        let got = Gguf::from_reader(Box::new(Elsewhere(bytes.to_vec(), Arc::default()))).err().unwrap();
         assert_eq!(got.to_string(), want);
     }
 }

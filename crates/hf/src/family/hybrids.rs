@@ -1,47 +1,47 @@
 //! Families with state-space layers. One class may name several of them.
 
-use super::{Default, Experts, Family, GRANITE, Kinds, LLAMA, Layers, RMS_EPS, Tensor};
+use super::{ClassMembers, Default, Experts, Family, GRANITE, LLAMA, Layers, RMS_EPS, Tensor};
 use crate::HfError;
 use crate::folder::Object;
-use crate::tensor_transform::Cut;
+use crate::tensor_transform::Transform;
 
 /// State-space tensors of Granite.
 const SPACE: &[Tensor] = &[
-    ("mamba.A_log", "ssm_a", Cut::Column),
-    ("mamba.D", "ssm_d", Cut::Column),
-    ("mamba.dt_bias", "ssm_dt.bias", Cut::Whole),
-    ("mamba.conv1d.weight", "ssm_conv1d.weight", Cut::Taps),
-    ("mamba.conv1d.bias", "ssm_conv1d.bias", Cut::Whole),
-    ("mamba.in_proj.weight", "ssm_in.weight", Cut::Whole),
-    ("mamba.norm.weight", "ssm_norm.weight", Cut::Groups),
-    ("mamba.out_proj.weight", "ssm_out.weight", Cut::Whole),
+    ("mamba.A_log", "ssm_a", Transform::Column),
+    ("mamba.D", "ssm_d", Transform::Column),
+    ("mamba.dt_bias", "ssm_dt.bias", Transform::Whole),
+    ("mamba.conv1d.weight", "ssm_conv1d.weight", Transform::Taps),
+    ("mamba.conv1d.bias", "ssm_conv1d.bias", Transform::Whole),
+    ("mamba.in_proj.weight", "ssm_in.weight", Transform::Whole),
+    ("mamba.norm.weight", "ssm_norm.weight", Transform::Groups),
+    ("mamba.out_proj.weight", "ssm_out.weight", Transform::Whole),
 ];
 
 /// The shared FFN of models without experts.
 const DENSE: &[Tensor] = &[
-    ("shared_mlp.input_linear.weight", "ffn_gate.weight", Cut::Half(0)),
-    ("shared_mlp.input_linear.weight", "ffn_up.weight", Cut::Half(1)),
-    ("shared_mlp.output_linear.weight", "ffn_down.weight", Cut::Whole),
+    ("shared_mlp.input_linear.weight", "ffn_gate.weight", Transform::Half(0)),
+    ("shared_mlp.input_linear.weight", "ffn_up.weight", Transform::Half(1)),
+    ("shared_mlp.output_linear.weight", "ffn_down.weight", Transform::Whole),
 ];
 
 /// Expert tensors of Granite.
 pub(super) const GRANITE_EXPERTS: &[Tensor] = &[
-    ("block_sparse_moe.router.layer.weight", "ffn_gate_inp.weight", Cut::Whole),
-    ("block_sparse_moe.input_linear.weight", "ffn_gate_exps.weight", Cut::Half(0)),
-    ("block_sparse_moe.input_linear.weight", "ffn_up_exps.weight", Cut::Half(1)),
-    ("block_sparse_moe.output_linear.weight", "ffn_down_exps.weight", Cut::Whole),
+    ("block_sparse_moe.router.layer.weight", "ffn_gate_inp.weight", Transform::Whole),
+    ("block_sparse_moe.input_linear.weight", "ffn_gate_exps.weight", Transform::Half(0)),
+    ("block_sparse_moe.input_linear.weight", "ffn_up_exps.weight", Transform::Half(1)),
+    ("block_sparse_moe.output_linear.weight", "ffn_down_exps.weight", Transform::Whole),
 ];
 
 /// The shared expert beside them.
 const BESIDE_EXPERTS: &[Tensor] = &[
-    ("shared_mlp.input_linear.weight", "ffn_gate_shexp.weight", Cut::Half(0)),
-    ("shared_mlp.input_linear.weight", "ffn_up_shexp.weight", Cut::Half(1)),
-    ("shared_mlp.output_linear.weight", "ffn_down_shexp.weight", Cut::Whole),
+    ("shared_mlp.input_linear.weight", "ffn_gate_shexp.weight", Transform::Half(0)),
+    ("shared_mlp.input_linear.weight", "ffn_up_shexp.weight", Transform::Half(1)),
+    ("shared_mlp.output_linear.weight", "ffn_down_shexp.weight", Transform::Whole),
 ];
 
 /// Concatenates two tensor lists; `N` is the total length.
 const fn joined<const N: usize>(some: &[Tensor], others: &[Tensor]) -> [Tensor; N] {
-    let mut all = [("", "", Cut::Whole); N];
+    let mut all = [("", "", Transform::Whole); N];
     let mut i = 0;
     while i < N {
         all[i] = if i < some.len() { some[i] } else { others[i - some.len()] };
@@ -57,7 +57,7 @@ const OF_EXPERTS: [Tensor; GRANITE_EXPERTS.len() + BESIDE_EXPERTS.len()] =
 /// Granite 4 without state-space layers; the shared FFN is its only one.
 pub(super) const GRANITE4: Family = Family {
     class: "GraniteMoeHybridForCausalLM",
-    kinds: Kinds::Granite4,
+    kinds: ClassMembers::Granite4,
     defaults: &[("attention_multiplier", Default::Number(1.0)), ("num_local_experts", Default::Size(8))],
     width: "shared_intermediate_size",
     tensors: DENSE,
@@ -86,38 +86,38 @@ static GRANITE4_SPACE_OF_EXPERTS: Family = Family {
     ..GRANITE4
 };
 
-const HALVES: &[Tensor] = &[
-    ("norm.weight", "attn_norm.weight", Cut::Whole),
-    ("mixer.A_log", "ssm_a", Cut::Column),
-    ("mixer.D", "ssm_d", Cut::Column),
-    ("mixer.dt_bias", "ssm_dt.bias", Cut::Whole),
-    ("mixer.conv1d.weight", "ssm_conv1d.weight", Cut::Taps),
-    ("mixer.conv1d.bias", "ssm_conv1d.bias", Cut::Whole),
-    ("mixer.in_proj.weight", "ssm_in.weight", Cut::Whole),
-    ("mixer.norm.weight", "ssm_norm.weight", Cut::Groups),
-    ("mixer.out_proj.weight", "ssm_out.weight", Cut::Whole),
-    ("mixer.q_proj.weight", "attn_q.weight", Cut::Whole),
-    ("mixer.k_proj.weight", "attn_k.weight", Cut::Whole),
-    ("mixer.v_proj.weight", "attn_v.weight", Cut::Whole),
-    ("mixer.o_proj.weight", "attn_output.weight", Cut::Whole),
-    ("mixer.up_proj.weight", "ffn_up.weight", Cut::Whole),
-    ("mixer.down_proj.weight", "ffn_down.weight", Cut::Whole),
-    ("mixer.gate.weight", "ffn_gate_inp.weight", Cut::Whole),
-    ("mixer.gate.e_score_correction_bias", "exp_probs_b.bias", Cut::Whole),
-    ("mixer.fc1_latent_proj.weight", "ffn_latent_down.weight", Cut::Whole),
-    ("mixer.fc2_latent_proj.weight", "ffn_latent_up.weight", Cut::Whole),
-    ("mixer.shared_experts.up_proj.weight", "ffn_up_shexp.weight", Cut::Whole),
-    ("mixer.shared_experts.down_proj.weight", "ffn_down_shexp.weight", Cut::Whole),
+const NEMOTRON_TENSORS: &[Tensor] = &[
+    ("norm.weight", "attn_norm.weight", Transform::Whole),
+    ("mixer.A_log", "ssm_a", Transform::Column),
+    ("mixer.D", "ssm_d", Transform::Column),
+    ("mixer.dt_bias", "ssm_dt.bias", Transform::Whole),
+    ("mixer.conv1d.weight", "ssm_conv1d.weight", Transform::Taps),
+    ("mixer.conv1d.bias", "ssm_conv1d.bias", Transform::Whole),
+    ("mixer.in_proj.weight", "ssm_in.weight", Transform::Whole),
+    ("mixer.norm.weight", "ssm_norm.weight", Transform::Groups),
+    ("mixer.out_proj.weight", "ssm_out.weight", Transform::Whole),
+    ("mixer.q_proj.weight", "attn_q.weight", Transform::Whole),
+    ("mixer.k_proj.weight", "attn_k.weight", Transform::Whole),
+    ("mixer.v_proj.weight", "attn_v.weight", Transform::Whole),
+    ("mixer.o_proj.weight", "attn_output.weight", Transform::Whole),
+    ("mixer.up_proj.weight", "ffn_up.weight", Transform::Whole),
+    ("mixer.down_proj.weight", "ffn_down.weight", Transform::Whole),
+    ("mixer.gate.weight", "ffn_gate_inp.weight", Transform::Whole),
+    ("mixer.gate.e_score_correction_bias", "exp_probs_b.bias", Transform::Whole),
+    ("mixer.fc1_latent_proj.weight", "ffn_latent_down.weight", Transform::Whole),
+    ("mixer.fc2_latent_proj.weight", "ffn_latent_up.weight", Transform::Whole),
+    ("mixer.shared_experts.up_proj.weight", "ffn_up_shexp.weight", Transform::Whole),
+    ("mixer.shared_experts.down_proj.weight", "ffn_down_shexp.weight", Transform::Whole),
 ];
 
 pub(super) const NEMOTRON: Family = Family {
     class: "NemotronHForCausalLM",
-    kinds: Kinds::Nemotron,
+    kinds: ClassMembers::Nemotron,
     arch: "nemotron_h",
     is_reordered: false,
     eps: ("layer_norm_epsilon", RMS_EPS.1),
     layers: Layers::Halved,
-    tensors: HALVES,
+    tensors: NEMOTRON_TENSORS,
     fixed: &[
         ("use_bias", 0.0),
         ("mlp_bias", 0.0),
@@ -135,7 +135,7 @@ static NEMOTRON_OF_EXPERTS: Family = Family {
     ..NEMOTRON
 };
 
-impl Kinds {
+impl ClassMembers {
     /// Selects the family of a configuration among those of its class, of which `family` is the
     /// default.
     pub(super) fn choose(

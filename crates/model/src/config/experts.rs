@@ -1,6 +1,6 @@
 //! MoE layers: which layers have experts, and how their router selects them.
 
-use kvant_backend::{ExpertGroups, Routing, Scores};
+use kvant_backend::{ExpertGroups, RouterScores, Routing};
 
 use super::{ExpertSpec, Keys};
 use crate::ModelError;
@@ -106,7 +106,7 @@ pub(super) fn read(
     let scale = keys.positive("expert_weights_scale")?.unwrap_or(1.0);
     let n_leading = keys.count("leading_dense_block_count")?;
     let step = keys.size_or("interleave_moe_layer_step", 1)?;
-    let routing = Routing { n_used, scores, normalises, scale, expert_groups };
+    let routing = Routing { n_used, scores, normalizes: normalises, scale, expert_groups };
     if rule.shared != SharedExpert::Several {
         keys.refuse(LATENT, "experts in a latent space")?;
     }
@@ -116,18 +116,20 @@ pub(super) fn read(
 }
 
 /// Reads the router's score function, and whether its weights are normalized.
-fn read_scores(keys: &Keys, rule: ExpertRule) -> Result<(Scores, bool), ModelError> {
+fn read_scores(keys: &Keys, rule: ExpertRule) -> Result<(RouterScores, bool), ModelError> {
     const GATING: &str = "expert_gating_func";
     let normalises = keys.flag_or("expert_weights_norm", rule.normalises)?;
     match keys.count(GATING)? {
         // Unspecified: a selection bias implies sigmoid scores, unless the family adds it to a
         // softmax.
-        0 if keys.has_tensor(SELECTION_BIAS) && !rule.adds_to_softmax => Ok((Scores::Sigmoid, normalises)),
+        0 if keys.has_tensor(SELECTION_BIAS) && !rule.adds_to_softmax => {
+            Ok((RouterScores::Sigmoid, normalises))
+        }
         0 => Ok((rule.scores, normalises)),
-        1 => Ok((Scores::Softmax, normalises)),
-        2 => Ok((Scores::Sigmoid, normalises)),
+        1 => Ok((RouterScores::Softmax, normalises)),
+        2 => Ok((RouterScores::Sigmoid, normalises)),
         // A softmax over the selected experts alone.
-        3 => Ok((Scores::Softmax, true)),
+        3 => Ok((RouterScores::Softmax, true)),
         got => {
             let known = "known: 1, softmax; 2, sigmoid; 3, softmax of the selected experts";
             Err(ModelError::Unsupported { what: format!("{} {got} ({known})", keys.key(GATING)) })
@@ -161,7 +163,7 @@ fn read_groups(
 
 #[cfg(test)]
 mod tests {
-    use kvant_backend::Scores;
+    use kvant_backend::RouterScores;
     use kvant_gguf::{Gguf, GgufWriter};
 
     use crate::Config;
@@ -211,7 +213,7 @@ mod tests {
         let routing = |arch, keys: &[(&str, u32)]| {
             let keys = [&[("expert_count", 8), ("expert_used_count", 3)], keys].concat();
             let layer = config(arch, "t", &keys).unwrap().layers[0];
-            (layer.experts.unwrap().routing.normalises, layer.n_ff)
+            (layer.experts.unwrap().routing.normalizes, layer.n_ff)
         };
         assert_eq!(routing("llama", &[]), (true, 0));
         assert_eq!(routing("qwen3moe", &[]), (true, 0));
@@ -228,8 +230,8 @@ mod tests {
             let routing = config(arch, "t", &[&keys[..], &[("expert_gating_func", func)]].concat());
             routing.unwrap().layers[0].experts.unwrap().routing.scores
         };
-        for (arch, usual) in [("qwen3moe", Scores::Softmax), ("lfm2moe", Scores::Sigmoid)] {
-            let want = [usual, Scores::Softmax, Scores::Sigmoid, Scores::Softmax];
+        for (arch, usual) in [("qwen3moe", RouterScores::Softmax), ("lfm2moe", RouterScores::Sigmoid)] {
+            let want = [usual, RouterScores::Softmax, RouterScores::Sigmoid, RouterScores::Softmax];
             assert_eq!([0, 1, 2, 3].map(|func| scores(arch, func)), want, "{arch}");
         }
     }

@@ -5,7 +5,7 @@ use kvant_kv::KvLayerShape;
 
 use super::{Keys, LayerState};
 use crate::ModelError;
-use crate::family::{Family, HeadNorms, RecurrenceRule};
+use crate::family::{Family, QkNorm, RecurrentFamily};
 
 const HEADS: &str = "attention.head_count";
 const KV_HEADS: &str = "attention.head_count_kv";
@@ -77,7 +77,7 @@ pub(super) fn read_kv_heads(keys: &Keys, family: &Family, n_layers: usize) -> Re
     let of_layers = keys.of_layers(key, n_layers)?;
     let may_have_none = matches!(
         family.recurrence,
-        Some(RecurrenceRule::ShortConv | RecurrenceRule::Mamba2 { is_beside: false })
+        Some(RecurrentFamily::ShortConv | RecurrentFamily::Mamba2 { is_beside: false })
     );
     match of_layers.iter().all(|&n| n == 0) || !may_have_none && of_layers.contains(&0) {
         true if may_have_none => Err(keys.bad(key, "a layer with KV heads", 0)),
@@ -122,7 +122,7 @@ pub(super) fn read(
         }
         let [k_head_dim, v_head_dim] = if windows.layers[index] { own_dims } else { dims };
         let window = windows.length.filter(|_| windows.layers[index]);
-        let heads = KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window, joint: false };
+        let heads = KvLayerShape { n_heads, n_kv_heads, k_head_dim, v_head_dim, window, shared_kv: false };
         Ok(heads)
     };
     n_kv_heads.iter().enumerate().map(of_layer).collect()
@@ -175,8 +175,8 @@ pub(super) fn read_states(
     windows: &LayerWindows,
 ) -> Result<Vec<LayerState>, ModelError> {
     // Queries on another layer's keys are normalized before RoPE.
-    let turns_first = family.norms.heads == HeadNorms::QkNormAfterRope;
-    if family.latent || family.recurrence.is_some() || turns_first {
+    let turns_first = family.norms.heads == QkNorm::QkNormAfterRope;
+    if family.mla || family.recurrence.is_some() || turns_first {
         keys.refuse(SHARED, "shared keys and values")?;
     }
     let n_shared = keys.count(SHARED)?;

@@ -74,7 +74,7 @@ pub(super) fn read(keys: &Keys, n_layers: usize) -> Result<(KvLayerShape, Latent
         k_head_dim: rank + n_rot,
         v_head_dim: rank,
         window: None,
-        joint: true,
+        shared_kv: true,
     };
     Ok((heads, Latent { q_rank, rank, n_rot, k_dim: whole - n_rot, v_dim }))
 }

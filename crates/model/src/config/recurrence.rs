@@ -4,11 +4,11 @@ use kvant_backend::{ConvForm, KeySharing, ShortConv, StateHeads};
 
 use super::Keys;
 use crate::ModelError;
-use crate::family::{Family, RecurrenceRule};
+use crate::family::{Family, RecurrentFamily};
 
 /// Kind of a recurrent layer.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Recurrence {
+pub enum RecurrentMixer {
     /// A short convolution, gated before and after.
     ShortConv(ShortConv),
     /// Linear attention: heads with a matrix state each, whose queries, keys and values pass a
@@ -35,7 +35,7 @@ pub enum StateKind {
     Space,
 }
 
-impl Recurrence {
+impl RecurrentMixer {
     /// Returns the convolution.
     pub fn conv(&self) -> ShortConv {
         match *self {
@@ -66,16 +66,16 @@ impl Recurrence {
 }
 
 /// The recurrent layers of a model.
-pub(super) struct Recurrences {
+pub(super) struct RecurrentLayers {
     /// Kind of these layers.
-    each: Option<Recurrence>,
+    each: Option<RecurrentMixer>,
     /// Which layers are recurrent.
     layers: Vec<bool>,
 }
 
-impl Recurrences {
+impl RecurrentLayers {
     /// Returns the kind of layer `index`, if it is recurrent.
-    pub fn of_layer(&self, index: usize) -> Option<Recurrence> {
+    pub fn of_layer(&self, index: usize) -> Option<RecurrentMixer> {
         self.each.filter(|_| self.layers[index])
     }
 }
@@ -86,22 +86,22 @@ pub(super) fn read(
     family: &Family,
     n_embd: usize,
     without_heads: Vec<bool>,
-) -> Result<Recurrences, ModelError> {
+) -> Result<RecurrentLayers, ModelError> {
     match family.recurrence {
-        None => Ok(Recurrences { each: None, layers: without_heads }),
-        Some(RecurrenceRule::ShortConv) => {
+        None => Ok(RecurrentLayers { each: None, layers: without_heads }),
+        Some(RecurrentFamily::ShortConv) => {
             let taps = read_taps(keys, "shortconv.l_cache")?;
             let conv = ShortConv { channels: n_embd, taps, form: ConvForm::Gated };
-            Ok(Recurrences { each: Some(Recurrence::ShortConv(conv)), layers: without_heads })
+            Ok(RecurrentLayers { each: Some(RecurrentMixer::ShortConv(conv)), layers: without_heads })
         }
-        Some(RecurrenceRule::GatedDeltaNet { sharing }) => Ok(Recurrences {
+        Some(RecurrentFamily::GatedDeltaNet { sharing }) => Ok(RecurrentLayers {
             each: Some(read_heads(keys, StateKind::Delta, sharing)?),
             layers: read_pattern(keys, without_heads.len())?,
         }),
-        Some(RecurrenceRule::Mamba2 { is_beside }) => {
+        Some(RecurrentFamily::Mamba2 { is_beside }) => {
             let each = read_heads(keys, StateKind::Space, KeySharing::Grouped)?;
             let layers = without_heads.into_iter().map(|is| is || is_beside).collect();
-            Ok(Recurrences { each: Some(each), layers })
+            Ok(RecurrentLayers { each: Some(each), layers })
         }
     }
 }
@@ -124,7 +124,7 @@ fn read_pattern(keys: &Keys, n_layers: usize) -> Result<Vec<bool>, ModelError> {
 
 /// Reads the heads with matrix states. Files use the names of state space models: value heads are
 /// `time_step_rank`, key heads are groups.
-fn read_heads(keys: &Keys, kind: StateKind, sharing: KeySharing) -> Result<Recurrence, ModelError> {
+fn read_heads(keys: &Keys, kind: StateKind, sharing: KeySharing) -> Result<RecurrentMixer, ModelError> {
     const SIZE: &str = "ssm.state_size";
     const HEADS: &str = "ssm.time_step_rank";
     const INNER: &str = "ssm.inner_size";
@@ -138,8 +138,8 @@ fn read_heads(keys: &Keys, kind: StateKind, sharing: KeySharing) -> Result<Recur
     }
     let v_dim = inner / n_v_heads;
     for (key, dim) in [(SIZE, k_dim), (INNER, v_dim)] {
-        if dim % StateHeads::COLUMNS != 0 || dim > StateHeads::MOST_DIMS {
-            let what = format!("heads of a multiple of 16 up to {}", StateHeads::MOST_DIMS);
+        if dim % StateHeads::COLUMNS != 0 || dim > StateHeads::MAX_K_DIM {
+            let what = format!("heads of a multiple of 16 up to {}", StateHeads::MAX_K_DIM);
             return Err(keys.bad(key, &what, dim));
         }
     }
@@ -155,7 +155,7 @@ fn read_heads(keys: &Keys, kind: StateKind, sharing: KeySharing) -> Result<Recur
         taps: read_taps(keys, "ssm.conv_kernel")?,
         form: ConvForm::Silu,
     };
-    Ok(Recurrence::Heads { conv, heads, kind, eps })
+    Ok(RecurrentMixer::Heads { conv, heads, kind, eps })
 }
 
 /// Reads the kernel size (taps) of a convolution.

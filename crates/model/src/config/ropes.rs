@@ -23,12 +23,12 @@ pub(super) struct Ropes {
     /// Index of the embedding of layers without RoPE (NoPE).
     pub unturned: usize,
     /// Offset from the index of a layer's keys to that of its queries.
-    pub for_queries: usize,
+    pub query_offset: usize,
 }
 
 impl Ropes {
     fn of(first: Rope) -> Self {
-        Self { all: vec![first], windowed: 0, unturned: 0, for_queries: 0 }
+        Self { all: vec![first], windowed: 0, unturned: 0, query_offset: 0 }
     }
 }
 
@@ -54,12 +54,12 @@ pub(super) fn read(
         rope.ok_or_else(|| keys.bad(BASE, "a positive base", base))
     };
     if let Some(windows) = family.windows
-        && let Some(base) = keys.positive_or(BASE, usual_base(keys, windows)?)?
+        && let Some(base) = keys.positive_or(BASE, default_window_base(keys, windows)?)?
     {
         ropes.windowed = ropes.all.len();
         ropes.all.push(plain(
             match windows.own_heads {
-                true => read_turned(keys, "rope.dimension_count_swa", windowed_dim)?,
+                true => read_n_rot(keys, "rope.dimension_count_swa", windowed_dim)?,
                 false => n_rot,
             },
             base,
@@ -76,16 +76,16 @@ pub(super) fn read(
             let what = format!("{} with partial RoPE", keys.key(TEMPERATURE));
             return Err(ModelError::Unsupported { what });
         }
-        ropes.for_queries = ropes.all.len();
+        ropes.query_offset = ropes.all.len();
         ropes.all.extend_from_within(..);
-        let queries = ropes.all.iter_mut().skip(ropes.for_queries);
+        let queries = ropes.all.iter_mut().skip(ropes.query_offset);
         queries.for_each(|rope| *rope = rope.clone().growing(temperature));
     }
     Ok(ropes)
 }
 
 /// Returns the default base of sliding-window layers; `None` if they use that of all others.
-fn usual_base(keys: &Keys, windows: Windows) -> Result<Option<f32>, ModelError> {
+fn default_window_base(keys: &Keys, windows: Windows) -> Result<Option<f32>, ModelError> {
     Ok(match windows.turns {
         Turns::Alike => None,
         // The model may have no window.
@@ -111,7 +111,7 @@ fn read_temperature(keys: &Keys, n_ctx_train: usize) -> Result<Option<Temperatur
 }
 
 /// Reads the number of rotated values of a head.
-fn read_turned(keys: &Keys, key: &str, head_dim: usize) -> Result<usize, ModelError> {
+fn read_n_rot(keys: &Keys, key: &str, head_dim: usize) -> Result<usize, ModelError> {
     let n_rot = keys.size_or(key, head_dim)?;
     if n_rot % 2 != 0 || n_rot > head_dim {
         return Err(keys.bad(key, &format!("an even number up to {head_dim}"), n_rot));
@@ -149,7 +149,7 @@ fn read_rope(
     head_dim: usize,
     n_ctx_train: usize,
 ) -> Result<Rope, ModelError> {
-    let n_rot = read_turned(keys, "rope.dimension_count", head_dim)?;
+    let n_rot = read_n_rot(keys, "rope.dimension_count", head_dim)?;
     let theta = read_base(keys)?;
     let n_ctx_orig = keys.size_or(ORIGINAL_CONTEXT, n_ctx_train)?;
     let scaling = read_scaling(keys, family, n_ctx_orig)?;
@@ -158,9 +158,11 @@ fn read_rope(
             .ok_or_else(|| keys.bad("rope.freq_base", "a positive base and scaling factor", theta))
     };
     let rope = match read_divisors(keys, family, n_rot / 2)? {
-        Divisors::None => rope(None)?,
-        Divisors::Always(divisors) => rope(Some(&divisors))?,
-        Divisors::ByContext { long, short } => rope(Some(&long))?.beyond(n_ctx_orig, rope(Some(&short))?),
+        FrequencyDivisors::None => rope(None)?,
+        FrequencyDivisors::Always(divisors) => rope(Some(&divisors))?,
+        FrequencyDivisors::ByContext { long, short } => {
+            rope(Some(&long))?.beyond(n_ctx_orig, rope(Some(&short))?)
+        }
     };
     Ok(rope.scaled(keys.float_or("rope.scaling.attn_factor", 1.0)?))
 }
@@ -183,7 +185,7 @@ fn read_scaling(keys: &Keys, family: &Family, n_ctx_orig: usize) -> Result<Scali
             beta_slow: keys.float_or("rope.scaling.yarn_beta_slow", 1.0)?,
             // With attention scaling in the scores, RoPE's magnitude growth is undone completely.
             log_multiplier: match mla::read_rate(keys)? {
-                rate if family.latent && rate > 0.0 => 1.0,
+                rate if family.mla && rate > 0.0 => 1.0,
                 rate => rate,
             },
             whole_pairs: family.whole_pairs,
@@ -195,7 +197,7 @@ fn read_scaling(keys: &Keys, family: &Family, n_ctx_orig: usize) -> Result<Scali
 }
 
 /// Frequency divisors.
-enum Divisors {
+enum FrequencyDivisors {
     None,
     /// The same for every context.
     Always(Vec<f32>),
@@ -211,7 +213,7 @@ enum Divisors {
 pub(crate) const DIVISORS: [&str; 3] =
     ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
 
-fn read_divisors(keys: &Keys, family: &Family, n: usize) -> Result<Divisors, ModelError> {
+fn read_divisors(keys: &Keys, family: &Family, n: usize) -> Result<FrequencyDivisors, ModelError> {
     let [always, long, short] = DIVISORS;
     let has = |name: &str| keys.gguf.find_info(name).is_some();
     let read = |name| decode_vector(&keys.gguf.tensor(name)?, n);
@@ -221,8 +223,8 @@ fn read_divisors(keys: &Keys, family: &Family, n: usize) -> Result<Divisors, Mod
             let what = format!("'{always}' beside divisors by the length of the context");
             Err(ModelError::Unsupported { what })
         }
-        true => Ok(Divisors::Always(read(always)?)),
-        false if by_context => Ok(Divisors::ByContext { long: read(long)?, short: read(short)? }),
-        false => Ok(Divisors::None),
+        true => Ok(FrequencyDivisors::Always(read(always)?)),
+        false if by_context => Ok(FrequencyDivisors::ByContext { long: read(long)?, short: read(short)? }),
+        false => Ok(FrequencyDivisors::None),
     }
 }

@@ -2,8 +2,8 @@
 
 use kvant_backend::{Backend, BackendError, StateHeads};
 
-use super::{Decoder, Low};
-use crate::config::Recurrence;
+use super::{Decoder, LoraScratch};
+use crate::config::RecurrentMixer;
 use crate::weights::{FeedForward, Layer};
 use crate::{LayerSpec, ModelError, SharedExpert};
 
@@ -37,7 +37,7 @@ pub struct Activations<B: Backend> {
     pub(super) router: B::Buffer,
     /// Output of experts beside a feed-forward layer, `[rows, n_embd]`, or in their latent space,
     /// `[rows, latent]`.
-    pub(super) from_experts: B::Buffer,
+    pub(super) expert_output: B::Buffer,
     /// Latent input of the experts, `[rows, latent]`.
     pub(super) latent: B::Buffer,
     /// Gate logit of the shared expert, `[rows]`.
@@ -66,7 +66,7 @@ pub struct Activations<B: Backend> {
     /// and then the requested rows of `x`, contiguous, `[rows, n_embd]`.
     pub(super) spare: B::Buffer,
     /// Low-rank intermediates of adapters.
-    pub(super) low: Low<B>,
+    pub(super) low: LoraScratch<B>,
     /// Step tiles: f16 tiles of this step that its older rows attend to and the tail no longer
     /// holds.
     pub(super) band: Option<B::Page>,
@@ -77,7 +77,7 @@ pub struct Activations<B: Backend> {
 
 /// Returns the heads with a state of a layer.
 fn state_heads(layer: &LayerSpec) -> Option<StateHeads> {
-    layer.recurrence.as_ref().and_then(Recurrence::heads)
+    layer.recurrence.as_ref().and_then(RecurrentMixer::heads)
 }
 
 impl<B: Backend> Decoder<B> {
@@ -103,7 +103,7 @@ impl<B: Backend> Decoder<B> {
         let angles = |n_rot: usize| Ok((buffer(n_rot)?, Vec::with_capacity(max_rows * n_rot)));
         let widest = |cols: fn(&LayerSpec) -> usize| buffer(c.layers.iter().map(cols).max().unwrap_or(0));
         let given = self.weights.per_layer.as_ref().map_or(0, |of| of.projections.len());
-        let n_given = c.n_per_layer.unwrap_or(0);
+        let n_given = c.per_layer_embedding_size.unwrap_or(0);
         let shares =
             |how| c.layers.iter().any(|layer| layer.experts.is_some_and(|experts| experts.shared == how));
         let latent = c.layers.iter().filter_map(|layer| layer.experts?.latent).max().unwrap_or(0);
@@ -121,7 +121,7 @@ impl<B: Backend> Decoder<B> {
             turned_key: widest(|layer| layer.latent.map_or(0, |of| of.n_rot))?,
             hidden: widest(|layer| layer.n_ff)?,
             router: widest(|layer| layer.experts.map_or(0, |experts| experts.n))?,
-            from_experts: buffer(if shares(SharedExpert::Beside) { c.n_embd } else { latent })?,
+            expert_output: buffer(if shares(SharedExpert::Beside) { c.n_embd } else { latent })?,
             latent: buffer(latent)?,
             shared_gate: buffer(usize::from(shares(SharedExpert::Gated)))?,
             entering: widest(|layer| layer.recurrence.map_or(0, |of| of.conv().n_in()))?,
@@ -138,7 +138,7 @@ impl<B: Backend> Decoder<B> {
                 .map(|rope| angles(rope.params.n_rot))
                 .collect::<Result<_, BackendError>>()?,
             spare: buffer(c.n_embd)?,
-            low: Low::new(backend, &self.weights.ranks, max_rows)?,
+            low: LoraScratch::new(backend, &self.weights.ranks, max_rows)?,
             band: None,
             bands: Vec::new(),
         })

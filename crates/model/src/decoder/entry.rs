@@ -34,7 +34,7 @@ impl<B: Backend> Decoder<B> {
             Entry::Tokens(tokens) => {
                 let known = self.embed(backend, (tokens, extra), &mut act.x)?;
                 if let Some(weights) = &self.weights.per_layer {
-                    self.give_layers(backend, weights, &known, act)?;
+                    self.compute_per_layer_embeddings(backend, weights, &known, act)?;
                 }
             }
             Entry::Residual(x) => backend.write(&mut act.x, x)?,

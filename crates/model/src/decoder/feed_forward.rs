@@ -27,9 +27,13 @@ impl<B: Backend> Decoder<B> {
             let input = match spec.norms.shared {
                 // Attention has stored the normalized input there.
                 true => Input { x: &act.spare, norm: None, first_row: 0, rows },
-                false => {
-                    self.enter(backend, spec.norms.kind, &layer.ffn_norm, (&act.x, &mut act.spare), rows)?
-                }
+                false => self.normed_input(
+                    backend,
+                    spec.norms.kind,
+                    &layer.ffn_norm,
+                    (&act.x, &mut act.spare),
+                    rows,
+                )?,
             };
             if ffn.is_apart() {
                 let [of_gate, of_up, _] = biases.each_ref().map(Option::as_ref);
@@ -63,7 +67,7 @@ impl<B: Backend> Decoder<B> {
         }
         let Some(ffn) = &layer.ffn else { return Ok(()) };
         match layer.experts.as_ref().and_then(|experts| experts.beside.as_ref()) {
-            Some(beside) => self.add_both(backend, (layer, spec), (ffn, beside), act, rows),
+            Some(beside) => self.add_dense_and_experts(backend, (layer, spec), (ffn, beside), act, rows),
             None => {
                 let FeedForward { down, biases: [.., bias], low_rank: [_, low_rank], .. } = ffn;
                 let (bias, low_rank) = (bias.as_ref(), low_rank.as_ref());
@@ -104,7 +108,7 @@ impl<B: Backend> Decoder<B> {
         let biases = biases.as_ref().map(|biases| biases.each_ref());
         let gate = gate.as_ref().unwrap_or(up);
         let weights = ExpertWeights { activation: spec.activation, gate, up, down, biases };
-        let from_experts = &mut act.from_experts;
+        let from_experts = &mut act.expert_output;
         match &experts.latent {
             Some([_, w]) => {
                 backend.moe_ffn(&mut act.latent, rows, None, choice, weights, Some(from_experts))?;
@@ -123,7 +127,7 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Adds the sum of a dense layer and the experts beside it.
-    fn add_both(
+    fn add_dense_and_experts(
         &self,
         backend: &B,
         (layer, spec): (&Layer<B>, &LayerSpec),
@@ -139,8 +143,8 @@ impl<B: Backend> Decoder<B> {
         self.project(backend, product, &mut [output], &mut act.low)?;
         let row = Heads { n: 1, dim: self.config.n_embd };
         let rope = (self.config.ropes[spec.rope].params, &act.angles[spec.rope].0);
-        self.normalise(backend, (sum, rows, row), Some(self.normed(&beside.after_ffn)), rope)?;
-        backend.add_normed(sum, &act.from_experts, rows, self.normed(&beside.after))?;
+        self.normalize(backend, (sum, rows, row), Some(self.normed(&beside.after_ffn)), rope)?;
+        backend.add_normed(sum, &act.expert_output, rows, self.normed(&beside.after))?;
         let norm = self.norm(&layer.ffn_after).expect("the output of such a layer is normalized");
         Ok(backend.add_normed(&mut act.x, sum, rows, norm)?)
     }

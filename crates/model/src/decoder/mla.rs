@@ -2,39 +2,39 @@
 
 use kvant_backend::{Backend, Columns, Heads, Input, Output, RopeParams};
 
-use super::{Activations, Branch, Decoder, Product, StepPart, for_parts};
+use super::{Activations, BatchSequence, Branch, Decoder, Product, for_parts};
 use crate::weights::LatentAttention;
 use crate::{Latent, ModelError};
 
 impl<B: Backend> Decoder<B> {
     /// Computes `x += W_o V attention(K^T p | rope(t), c | r, c)`: projects queries into the latent
     /// space, and the attention output back.
-    pub(super) fn attend_latent(
+    pub(super) fn attend_mla(
         &self,
         backend: &B,
         (index, kv): (usize, usize),
         weights: &LatentAttention<B>,
-        parts: &mut [StepPart<'_, B::Page>],
+        parts: &mut [BatchSequence<'_, B::Page>],
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
         let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
         let latent = spec.latent.expect("a layer of latent attention");
-        self.make_latent(backend, index, (latent, weights), act, rows)?;
+        self.project_mla(backend, index, (latent, weights), act, rows)?;
         self.check_rows(backend, parts, index, ("keys", &act.k, spec.n_k()), rows)?;
         let (params, first_band) = (spec.attend_params(), act.bands[kv]);
         for_parts(parts, kv, first_band, |parts| {
             backend.kv_append(parts, &act.k, &act.v, act.band.as_mut())?;
             backend.attend(&params, parts, &act.q, None, act.band.as_ref(), &mut act.attended)
         })?;
-        backend.project_each(&act.attended, rows, &weights.from_latent, &mut act.plain)?;
+        backend.project_per_expert(&act.attended, rows, &weights.from_latent, &mut act.plain)?;
         let (w, low_rank) = (&weights.wo, weights.low_rank.output.as_ref());
         let branch = Branch { of: &act.plain, w, low_rank, bias: None, norm: &layer.attn_after };
         self.add(backend, &mut act.x, branch, (&mut act.spare, &mut act.low), rows)
     }
 
     /// Computes the queries, keys and values of layer `index`.
-    fn make_latent(
+    fn project_mla(
         &self,
         backend: &B,
         index: usize,
@@ -44,7 +44,8 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<(), ModelError> {
         let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
         let (n_heads, Latent { rank, n_rot, .. }) = (spec.heads.n_heads, latent);
-        let input = self.enter(backend, spec.norms.kind, &layer.attn_norm, (&act.x, &mut act.spare), rows)?;
+        let input =
+            self.normed_input(backend, spec.norms.kind, &layer.attn_norm, (&act.x, &mut act.spare), rows)?;
         let (c, r) = (output(&weights.latent, &mut act.v), output(&weights.turned, &mut act.turned_key));
         let [plain, turned] = &weights.queries;
         let [plain, turned] = [output(plain, &mut act.plain), output(turned, &mut act.turned)];
@@ -74,7 +75,7 @@ impl<B: Backend> Decoder<B> {
         for (x, n) in [(&mut act.turned, n_heads), (&mut act.turned_key, 1)] {
             backend.rope(x, rows, Heads { n, dim: n_rot }, None, rope, angles)?;
         }
-        backend.project_each(&act.plain, rows, &weights.to_latent, &mut act.attended)?;
+        backend.project_per_expert(&act.plain, rows, &weights.to_latent, &mut act.attended)?;
         let [front, behind] = [0, rank].map(|first| Columns { width: rank + n_rot, first });
         backend.copy_columns(&act.v, [rows, rank], &mut act.k, front)?;
         backend.copy_columns(&act.turned_key, [rows, n_rot], &mut act.k, behind)?;

@@ -70,7 +70,7 @@ impl<B: Backend> Decoder<B> {
                 let rope = (self.config.ropes[0].params, &act.angles[0].0);
                 backend.copy(&act.x, 0, &mut act.spare, 0, rows * n_embd)?;
                 let whole = Heads { n: 1, dim: n_embd };
-                self.normalise(backend, (&mut act.spare, rows, whole), Some(norm), rope)?;
+                self.normalize(backend, (&mut act.spare, rows, whole), Some(norm), rope)?;
             }
         }
         Ok(backend.read(&act.spare, rows * n_embd - out.len(), out)?)

@@ -14,7 +14,7 @@ use crate::weights::{PerLayer, PerLayerInputs};
 
 impl<B: Backend> Decoder<B> {
     /// Computes p of all layers, after the tokens' embeddings were written.
-    pub(super) fn give_layers(
+    pub(super) fn compute_per_layer_embeddings(
         &self,
         backend: &B,
         weights: &PerLayerInputs<B>,
@@ -22,7 +22,7 @@ impl<B: Backend> Decoder<B> {
         act: &mut Activations<B>,
     ) -> Result<(), ModelError> {
         let (n_layers, rows) = (act.per_layer.len(), tokens.len());
-        let Some(n) = self.config.n_per_layer else { return Ok(()) };
+        let Some(n) = self.config.per_layer_embedding_size else { return Ok(()) };
         let scale = (n as f32 / 2.0).sqrt();
         // A norm of x / c equals that of x with c² times its epsilon.
         let eps = self.config.norm_eps * self.config.n_embd as f32;
@@ -47,7 +47,7 @@ impl<B: Backend> Decoder<B> {
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
-        let Some(n) = self.config.n_per_layer else { return Ok(()) };
+        let Some(n) = self.config.per_layer_embedding_size else { return Ok(()) };
         let input = Input { x: &act.x, norm: None, first_row: 0, rows };
         let gates = Output { w: &weights.gate, bias: None, y: &mut act.narrow, accumulate: false };
         let [of_gate, of_out] = weights.low_rank.each_ref().map(Option::as_ref);

@@ -4,8 +4,8 @@ use std::iter;
 
 use kvant_backend::{Backend, BackendError, Gate, Input, Output};
 
-use super::{Decoder, StepPart};
-use crate::weights::{LowRank, Ranks, Weights};
+use super::{BatchSequence, Decoder};
+use crate::weights::{LowRank, RankAssignment, Weights};
 use crate::{Lora, ModelError};
 
 /// Inputs of GEMMs besides their matrices.
@@ -26,7 +26,7 @@ pub(super) struct Branch<'a, B: Backend> {
 }
 
 /// Low-rank intermediates of adapters.
-pub(super) struct Low<B: Backend> {
+pub(super) struct LoraScratch<B: Backend> {
     /// `D x`, `[rows, rank]`
     made: B::Buffer,
     /// Scale factors per row and rank, on the device and on the host, for each of
@@ -36,9 +36,9 @@ pub(super) struct Low<B: Backend> {
     has_factors: bool,
 }
 
-impl<B: Backend> Low<B> {
-    pub(super) fn new(backend: &B, ranks: &[Ranks], max_rows: usize) -> Result<Self, BackendError> {
-        let widths = ranks.iter().map(Ranks::len);
+impl<B: Backend> LoraScratch<B> {
+    pub(super) fn new(backend: &B, ranks: &[RankAssignment], max_rows: usize) -> Result<Self, BackendError> {
+        let widths = ranks.iter().map(RankAssignment::len);
         let buffer = |width| backend.buffer(max_rows * width);
         Ok(Self {
             made: buffer(widths.clone().max().unwrap_or(0))?,
@@ -54,10 +54,10 @@ impl<B: Backend> Low<B> {
         &mut self,
         backend: &B,
         weights: &Weights<B>,
-        parts: &[StepPart<'_, B::Page>],
+        parts: &[BatchSequence<'_, B::Page>],
     ) -> Result<(), BackendError> {
         let loras = weights.part.loras();
-        let factor = |part: &StepPart<'_, B::Page>, adapter: usize| {
+        let factor = |part: &BatchSequence<'_, B::Page>, adapter: usize| {
             let lora: &Lora = &loras[adapter];
             lora.factor(part.lora_scales.map_or(lora.scale(), |strengths| strengths[adapter]))
         };
@@ -68,7 +68,7 @@ impl<B: Backend> Low<B> {
         for ((on_device, factors), ranks) in self.factors.iter_mut().zip(&weights.ranks) {
             factors.clear();
             for part in parts {
-                let rows = if ranks.are_of_wanted { part.logits_for.count(part.n) } else { part.n };
+                let rows = if ranks.is_for_logit_rows { part.logits_for.count(part.n) } else { part.n };
                 for _ in 0..rows {
                     factors.extend(ranks.of.iter().flat_map(|&(of, n)| iter::repeat_n(factor(part, of), n)));
                 }
@@ -86,7 +86,7 @@ impl<B: Backend> Decoder<B> {
         backend: &B,
         Product { input, low_rank }: Product<'_, B>,
         outputs: &mut [Output<'_, B>],
-        low: &mut Low<B>,
+        low: &mut LoraScratch<B>,
     ) -> Result<(), BackendError> {
         let Some(LowRank { down, ups, ranks }) = low_rank else { return backend.project(input, outputs) };
         let rows = input.rows;
@@ -113,7 +113,7 @@ impl<B: Backend> Decoder<B> {
         backend: &B,
         x: &mut B::Buffer,
         Branch { of, w, low_rank, bias, norm }: Branch<'_, B>,
-        (spare, low): (&mut B::Buffer, &mut Low<B>),
+        (spare, low): (&mut B::Buffer, &mut LoraScratch<B>),
         rows: usize,
     ) -> Result<(), ModelError> {
         let product = Product { input: Input { x: of, norm: None, first_row: 0, rows }, low_rank };

@@ -1,12 +1,12 @@
 //! Recurrent layers: short convolutions and linear attention.
 
 use kvant_backend::{
-    Backend, Gate, Heads, Norm, Output, Page, Pairing, RopeParams, StateInputs, StatePart, StateRule,
+    Backend, Gate, Heads, Norm, Output, Page, Pairing, RopeParams, StateBatchEntry, StateInputs, StateRule,
 };
 
-use super::{Activations, Branch, Decoder, Product, StepPart};
+use super::{Activations, BatchSequence, Branch, Decoder, Product};
 use crate::ModelError;
-use crate::config::{Recurrence, StateKind};
+use crate::config::{RecurrentMixer, StateKind};
 use crate::weights::{HeadWeights, Recurrent, RuleWeights};
 
 impl<B: Backend> Decoder<B> {
@@ -17,12 +17,13 @@ impl<B: Backend> Decoder<B> {
         backend: &B,
         index: usize,
         weights: &Recurrent<B>,
-        parts: &[StepPart<'_, B::Page>],
+        parts: &[BatchSequence<'_, B::Page>],
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
         let (layer, spec) = (&self.weights.layers[index], &self.layers()[index]);
-        let input = self.enter(backend, spec.norms.kind, &layer.attn_norm, (&act.x, &mut act.spare), rows)?;
+        let input =
+            self.normed_input(backend, spec.norms.kind, &layer.attn_norm, (&act.x, &mut act.spare), rows)?;
         let output = |w, y| Output { w, bias: None, y, accumulate: false };
         let into = output(&weights.into, &mut act.entering);
         let product = Product { input, low_rank: weights.low_rank[0].as_ref() };
@@ -51,7 +52,7 @@ impl<B: Backend> Decoder<B> {
         backend: &B,
         (index, first): (usize, usize),
         weights: &Recurrent<B>,
-        parts: &mut [StepPart<'_, B::Page>],
+        parts: &mut [BatchSequence<'_, B::Page>],
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
@@ -72,19 +73,19 @@ impl<B: Backend> Decoder<B> {
     fn linear_attention(
         &self,
         backend: &B,
-        (recurrence, state): (Recurrence, usize),
+        (recurrence, state): (RecurrentMixer, usize),
         weights: &HeadWeights<B>,
-        parts: &mut [StepPart<'_, B::Page>],
+        parts: &mut [BatchSequence<'_, B::Page>],
         act: &mut Activations<B>,
         rows: usize,
     ) -> Result<(), ModelError> {
-        let Recurrence::Heads { heads, kind, eps, .. } = recurrence else { return Ok(()) };
+        let RecurrentMixer::Heads { heads, kind, eps, .. } = recurrence else { return Ok(()) };
         let rule = match &weights.rule {
             RuleWeights::Delta { .. } => StateRule::GatedDeltaNet { write: &act.writes, eps },
             RuleWeights::Space { skip } => StateRule::Mamba2 { skip },
         };
         let HeadWeights { bias, rate, norm, .. } = weights;
-        let inputs = StateInputs { qkv: &act.convolved, step: &act.steps, bias, rate, rule };
+        let inputs = StateInputs { qkv: &act.convolved, step: &act.steps, bias, decay: rate, rule };
         let (y, gates, n_out) = (&mut act.attended, &act.gates, heads.n_out());
         for_states(parts, state, |parts| backend.linear_attention(parts, heads, inputs, y))?;
         let normalise = |y: &mut B::Buffer, heads: Heads| match norm {
@@ -110,9 +111,9 @@ impl<B: Backend> Decoder<B> {
 
 /// Passes the parts of a step to `f` with their states of index `index`.
 fn for_states<P: Page, T>(
-    parts: &mut [StepPart<'_, P>],
+    parts: &mut [BatchSequence<'_, P>],
     index: usize,
-    f: impl FnOnce(&mut [StatePart<'_, P>]) -> T,
+    f: impl FnOnce(&mut [StateBatchEntry<'_, P>]) -> T,
 ) -> T {
     match parts {
         // Decoding one sequence allocates no memory.

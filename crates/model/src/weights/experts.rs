@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use kvant_backend::{Backend, WeightSource};
-use kvant_gguf::{Packed, TensorInfo};
+use kvant_gguf::{LoadOnlyType, TensorInfo};
 
 use super::Loader;
 use crate::config::SELECTION_BIAS;
@@ -122,7 +122,7 @@ impl<B: Backend> Loader<'_, B> {
     ) -> Result<Option<B::Buffer>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.ffn_down_exps.{suffix}");
         // In nvfp4 they are part of the matrix scales.
-        let is_scaled = |info: &TensorInfo| info.packed == Some(Packed::ScaledNvfp4);
+        let is_scaled = |info: &TensorInfo| info.packed == Some(LoadOnlyType::ScaledNvfp4);
         let scales = name("scale");
         match shared == SharedExpert::Beside && !self.gguf.find_info(&name("weight")).is_some_and(is_scaled) {
             true => self.vector(&scales, n).map(Some),
@@ -178,7 +178,7 @@ impl<B: Backend> Loader<'_, B> {
         }
         let [_, n_out, n] = shape;
         let source = self.rows(name, &shape, 0..n_out * n)?;
-        Ok(self.backend.mapped_experts(source, n)?)
+        Ok(self.backend.map_experts(source, n)?)
     }
 
     /// Loads `n` matrices, each a range of rows of an expert's matrix in the file, `[n_out, n_in]`.
@@ -200,6 +200,8 @@ impl<B: Backend> Loader<'_, B> {
             all.extend_from_slice(&source.bytes);
         }
         let dtype = dtype.expect("a MoE layer has experts");
-        Ok(self.backend.experts(WeightSource { dtype, n_out: n * rows.len(), n_in, bytes: all.into() }, n)?)
+        Ok(self
+            .backend
+            .upload_experts(WeightSource { dtype, n_out: n * rows.len(), n_in, bytes: all.into() }, n)?)
     }
 }

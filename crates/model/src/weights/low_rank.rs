@@ -26,14 +26,14 @@ pub(crate) struct LowRank<B: Backend> {
 
 /// Assignment of LoRA ranks to adapters, for GEMMs of one input.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Ranks {
+pub(crate) struct RankAssignment {
     /// Consecutive `(adapter, number of ranks)`.
     pub(crate) of: Vec<(usize, usize)>,
     /// Whether the GEMMs process only the rows with requested logits.
-    pub(crate) are_of_wanted: bool,
+    pub(crate) is_for_logit_rows: bool,
 }
 
-impl Ranks {
+impl RankAssignment {
     /// Returns the total number of ranks.
     pub(crate) fn len(&self) -> usize {
         self.of.iter().map(|(_, n)| n).sum()
@@ -93,7 +93,7 @@ impl<B: Backend> Loader<'_, B> {
             if source.dtype.block_len() > 1 && n_in.is_multiple_of(DType::Q8_0.block_len()) {
                 dtype = DType::Q8_0;
             }
-            matrices.push(self.backend.matrix(source)?);
+            matrices.push(self.backend.upload_matrix(source)?);
         }
         let low_rank = self.added(n_in, &rows, dtype)?;
         Ok((matrices.try_into().unwrap_or_else(|_| unreachable!("a matrix for each")), low_rank))
@@ -106,7 +106,7 @@ impl<B: Backend> Loader<'_, B> {
         rows: &[RowsOf],
         dtype: DType,
     ) -> Result<Option<LowRank<B>>, ModelError> {
-        let places = self.places(rows)?;
+        let places = self.rank_slots(rows)?;
         let Some(last) = places.last() else { return Ok(None) };
         let rank = last.ranks.end.next_multiple_of(STEP);
         let mut down: Vec<f32> = places.iter().flat_map(|place| &place.pair.a).copied().collect();
@@ -126,7 +126,7 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     /// Returns the changes of the tensors of these rows, with consecutive ranks.
-    fn places(&self, rows: &[RowsOf]) -> Result<Vec<Place>, ModelError> {
+    fn rank_slots(&self, rows: &[RowsOf]) -> Result<Vec<Place>, ModelError> {
         let mut places: Vec<Place> = Vec::new();
         for (adapter, lora) in self.part.loras().iter().enumerate() {
             let first = places.len();
@@ -146,7 +146,7 @@ impl<B: Backend> Loader<'_, B> {
     /// Returns the index of the rank assignment of these changes, padded with zeros to `rank`.
     fn ranks_of(&mut self, places: &[Place], rank: usize) -> usize {
         let of = places.iter().map(|place| (place.adapter, place.ranks.len())).collect();
-        let mut ranks = Ranks { of, are_of_wanted: false };
+        let mut ranks = RankAssignment { of, is_for_logit_rows: false };
         let filled = rank - ranks.len();
         ranks.of.extend(places.last().map(|last| (last.adapter, filled)));
         self.ranks.iter().position(|other| *other == ranks).unwrap_or_else(|| {
@@ -156,8 +156,8 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     /// Returns the same for a GEMM on the rows with requested logits.
-    pub(super) fn of_wanted(&mut self, low_rank: LowRank<B>) -> LowRank<B> {
-        let ranks = Ranks { are_of_wanted: true, ..self.ranks[low_rank.ranks].clone() };
+    pub(super) fn for_logit_rows(&mut self, low_rank: LowRank<B>) -> LowRank<B> {
+        let ranks = RankAssignment { is_for_logit_rows: true, ..self.ranks[low_rank.ranks].clone() };
         self.ranks.push(ranks);
         LowRank { ranks: self.ranks.len() - 1, ..low_rank }
     }
@@ -168,7 +168,7 @@ impl<B: Backend> Loader<'_, B> {
         kvant_codec::encode(dtype, values, &mut bytes).expect("as many bytes as there are values");
         self.n_bytes += bytes.len();
         let source = WeightSource { dtype, n_out: values.len() / n_in, n_in, bytes: bytes.into() };
-        Ok(self.backend.matrix(source)?)
+        Ok(self.backend.upload_matrix(source)?)
     }
 
     /// Rejects adapters that change a tensor of this part without LoRA support.

@@ -109,9 +109,9 @@ impl<B: Backend> Loader<'_, B> {
         let whole = k_dim + v_dim;
         let some = |part| RowsOf::some(both.clone(), n * whole, rows_of_heads(n, whole, part));
         let source = self.source_of(&some(0..k_dim), rank)?;
-        let to_latent = self.backend.experts(transposed(&source, [n, k_dim, rank], &both)?, n)?;
+        let to_latent = self.backend.upload_experts(transposed(&source, [n, k_dim, rank], &both)?, n)?;
         let source = self.source_of(&some(k_dim..whole), rank)?;
-        Ok([to_latent, self.backend.experts(source, n)?])
+        Ok([to_latent, self.backend.upload_experts(source, n)?])
     }
 }
 

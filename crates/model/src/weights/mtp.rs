@@ -66,7 +66,7 @@ impl<B: Backend> Weights<B> {
         let output_norm = loader.scaled_vector(&norm, n_embd, config.logit_scale)?;
         let [own_embedding, own_output] = OWN.map(|(own, of)| (name(own), of));
         let embedding = loader.own(own_embedding, n_embd, self.n_vocab, B::table)?;
-        let output = loader.own(own_output, n_embd, self.n_vocab, B::matrix)?;
+        let output = loader.own(own_output, n_embd, self.n_vocab, B::upload_matrix)?;
         loader.refuse_unused(|name| layer_of(name) == Some(index))?;
         let (n_bytes, ranks) = (loader.n_bytes, loader.ranks);
         let output_low_rank = match &output {
@@ -113,7 +113,12 @@ impl<B: Backend> Loader<'_, B> {
         let half = |columns: Range<usize>| {
             let rows = bytes.chunks_exact(row_bytes).flat_map(|row| &row[columns.clone()]);
             let bytes: Vec<u8> = rows.copied().collect();
-            self.backend.matrix(WeightSource { dtype, n_out: n_embd, n_in: n_embd, bytes: bytes.into() })
+            self.backend.upload_matrix(WeightSource {
+                dtype,
+                n_out: n_embd,
+                n_in: n_embd,
+                bytes: bytes.into(),
+            })
         };
         Ok([half(0..row_bytes / 2)?, half(row_bytes / 2..row_bytes)?])
     }

@@ -56,7 +56,7 @@ impl<B: Backend> Loader<'_, B> {
         let table = self.backend.table(WeightSource { n_out, n_in: n, ..source })?;
         let projections = (0..n_layers).map(|layer| {
             let source = self.rows(PROJECTION, &[c.n_embd, n_layers * n], layer * n..(layer + 1) * n)?;
-            Ok(self.backend.matrix(source)?)
+            Ok(self.backend.upload_matrix(source)?)
         });
         let projections = projections.collect::<Result<_, ModelError>>()?;
         let norm = self.scaled_vector("per_layer_proj_norm.weight", n, std::f32::consts::FRAC_1_SQRT_2)?;

@@ -7,7 +7,7 @@ use kvant_backend::{Backend, KeySharing, ShortConv, StateHeads};
 
 use super::low_rank::RowsOf;
 use super::{Loader, LowRank, layer_of};
-use crate::config::{Recurrence, StateKind};
+use crate::config::{RecurrentMixer, StateKind};
 use crate::{Config, ModelError};
 
 /// A recurrent layer. Matrices are `[n_out, n_in]`.
@@ -60,27 +60,27 @@ impl<B: Backend> Loader<'_, B> {
         &mut self,
         c: &Config,
         index: usize,
-        recurrence: Recurrence,
+        recurrence: RecurrentMixer,
     ) -> Result<Recurrent<B>, ModelError> {
         let name = |suffix: &str| format!("blk.{index}.{suffix}");
         let n_out = recurrence.n_out();
         let (into, kernel, heads, of_input) = match recurrence {
-            Recurrence::ShortConv(conv) => {
+            RecurrentMixer::ShortConv(conv) => {
                 let into = RowsOf::all(name("shortconv.in_proj.weight"), conv.n_in());
                 let ([into], of_input) = self.group(c.n_embd, [into])?;
                 let kernel = self.kernel(&name("shortconv.conv"), conv, 0..conv.channels, false)?;
                 (into, kernel, None, of_input)
             }
-            Recurrence::Heads { conv, heads, kind: StateKind::Delta, .. } => {
+            RecurrentMixer::Heads { conv, heads, kind: StateKind::Delta, .. } => {
                 self.delta(c, index, conv, heads)?
             }
-            Recurrence::Heads { conv, heads, kind: StateKind::Space, .. } => {
+            RecurrentMixer::Heads { conv, heads, kind: StateKind::Space, .. } => {
                 self.space(c, index, conv, heads)?
             }
         };
         let out = match recurrence {
-            Recurrence::ShortConv(_) => "shortconv.out_proj.weight",
-            Recurrence::Heads { .. } => "ssm_out.weight",
+            RecurrentMixer::ShortConv(_) => "shortconv.out_proj.weight",
+            RecurrentMixer::Heads { .. } => "ssm_out.weight",
         };
         let ([out], of_output) = self.group(n_out, [RowsOf::all(name(out), c.n_embd)])?;
         Ok(Recurrent { into, kernel, heads, out, low_rank: [of_input, of_output] })

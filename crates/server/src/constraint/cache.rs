@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::{Constraint, OutputFormat};
-use crate::lanes::Owner;
+use crate::owner_limits::Owner;
 
 /// Maximum cached constraints of all owners together.
 const MAX_FORMS: usize = 16;

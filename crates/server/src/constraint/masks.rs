@@ -14,8 +14,8 @@ use llguidance::toktrie::SimpleVob;
 use llguidance::{CancellationHandle, Matcher};
 
 use super::{ConstraintError, in_a_line};
-use crate::lanes::Owner;
-use crate::priority::give_way;
+use crate::owner_limits::Owner;
+use crate::priority::lower_priority;
 
 /// Maximum time of a mask.
 pub(super) const MASK_TIME: Duration = Duration::from_secs(2);
@@ -27,22 +27,22 @@ const THREADS: usize = 2;
 const STACK: usize = 16 << 20;
 
 /// Mask to be computed, and its receiver.
-struct Work {
+struct MaskJob {
     matcher: Box<Matcher>,
     owner: Owner,
     /// Start of the computation.
     began: Arc<OnceLock<Instant>>,
-    to: SyncSender<Done>,
+    to: SyncSender<ComputedMask>,
 }
 
 /// Computed mask.
-pub(super) struct Done {
+pub(super) struct ComputedMask {
     matcher: Box<Matcher>,
     mask: Result<SimpleVob, ConstraintError>,
     took: Duration,
 }
 
-impl Done {
+impl ComputedMask {
     /// Computes the token mask.
     pub fn of(mut matcher: Box<Matcher>) -> Self {
         let began = Instant::now();
@@ -61,7 +61,7 @@ struct Queue {
 
 #[derive(Default)]
 struct State {
-    waiting: VecDeque<Work>,
+    waiting: VecDeque<MaskJob>,
     /// Owners whose masks are being computed.
     busy: Vec<Owner>,
     is_closed: bool,
@@ -73,7 +73,7 @@ impl Queue {
     }
 
     /// Waits for the first mask of an owner without a busy thread.
-    fn take(&self) -> Option<Work> {
+    fn take(&self) -> Option<MaskJob> {
         let mut state = self.state();
         loop {
             if state.is_closed {
@@ -89,10 +89,10 @@ impl Queue {
     }
 
     fn work(&self) {
-        while let Some(Work { matcher, owner, began, to }) = self.take() {
+        while let Some(MaskJob { matcher, owner, began, to }) = self.take() {
             _ = began.set(Instant::now());
             // The receiver may have been dropped.
-            _ = to.send(Done::of(matcher));
+            _ = to.send(ComputedMask::of(matcher));
             self.state().busy.retain(|busy| *busy != owner);
             self.changed.notify_all();
         }
@@ -113,7 +113,7 @@ impl MaskThreads {
             let (quick, slow) = (Arc::clone(&threads.quick), Arc::clone(&threads.slow));
             thread().spawn(move || quick.work())?;
             thread().spawn(move || {
-                give_way();
+                lower_priority();
                 slow.work();
             })?;
         }
@@ -121,7 +121,7 @@ impl MaskThreads {
     }
 
     /// Queues work by the duration of the previous mask.
-    fn send(&self, work: Work, took: Duration) {
+    fn send(&self, work: MaskJob, took: Duration) {
         let queue = if took > QUICK { &self.slow } else { &self.quick };
         queue.state().waiting.push_back(work);
         queue.changed.notify_one();
@@ -150,7 +150,7 @@ enum Mask {
     There(Box<Matcher>, SimpleVob),
     /// The lock is never taken: it only makes a shared job with this guide `Sync`.
     Coming {
-        done: Mutex<Receiver<Done>>,
+        done: Mutex<Receiver<ComputedMask>>,
         began: Arc<OnceLock<Instant>>,
         cancels: Option<CancellationHandle>,
     },
@@ -159,7 +159,11 @@ enum Mask {
 
 impl Constraint {
     /// Creates a guide in its initial state, with its first mask.
-    pub(super) fn new(first: Done, owner: Owner, threads: Arc<MaskThreads>) -> Result<Self, ConstraintError> {
+    pub(super) fn new(
+        first: ComputedMask,
+        owner: Owner,
+        threads: Arc<MaskThreads>,
+    ) -> Result<Self, ConstraintError> {
         let mask = Mask::There(first.matcher, first.mask?);
         Ok(Self { mask, took: first.took, owner, threads })
     }
@@ -178,11 +182,13 @@ impl Constraint {
         let Mask::Coming { done, began, cancels } = &mut self.mask else { return true };
         let done = done.get_mut().unwrap_or_else(PoisonError::into_inner);
         self.mask = match done.recv_timeout(patience) {
-            Ok(Done { matcher, mask, took }) => {
+            Ok(ComputedMask { matcher, mask, took }) => {
                 self.took = took;
                 mask.map_or_else(Mask::Failed, |mask| Mask::There(matcher, mask))
             }
-            Err(RecvTimeoutError::Disconnected) => Mask::Failed(ConstraintError::Wrong(AWAY.to_owned())),
+            Err(RecvTimeoutError::Disconnected) => {
+                Mask::Failed(ConstraintError::Wrong(THREADS_ENDED.to_owned()))
+            }
             Err(RecvTimeoutError::Timeout) => {
                 if began.get().is_none_or(|began| began.elapsed() < MASK_TIME) {
                     return false;
@@ -200,7 +206,7 @@ impl Constraint {
         let mask = match &self.mask {
             Mask::There(_, mask) => mask,
             Mask::Failed(error) => return Err(error.clone()),
-            Mask::Coming { .. } => return Err(ConstraintError::Wrong(AWAY.to_owned())),
+            Mask::Coming { .. } => return Err(ConstraintError::Wrong(THREADS_ENDED.to_owned())),
         };
         for (id, logit) in logits.iter_mut().enumerate() {
             if id >= mask.len() || !mask.is_allowed(id as u32) {
@@ -215,11 +221,11 @@ impl Constraint {
     ///
     /// This takes a small part of the time of the previous mask, which covered this token and all
     /// others.
-    pub fn said(&mut self, token: u32) -> Result<bool, ConstraintError> {
-        let away = Mask::Failed(ConstraintError::Wrong(AWAY.to_owned()));
+    pub fn consume(&mut self, token: u32) -> Result<bool, ConstraintError> {
+        let away = Mask::Failed(ConstraintError::Wrong(THREADS_ENDED.to_owned()));
         let mut matcher = match std::mem::replace(&mut self.mask, away) {
             Mask::There(matcher, _) => matcher,
-            _ => return Err(ConstraintError::Wrong(AWAY.to_owned())),
+            _ => return Err(ConstraintError::Wrong(THREADS_ENDED.to_owned())),
         };
         matcher
             .consume_token(token)
@@ -230,25 +236,25 @@ impl Constraint {
         let ((to, done), began) = (sync_channel(1), Arc::default());
         let cancels = matcher.cancellation_handle();
         self.mask = Mask::Coming { done: Mutex::new(done), began: Arc::clone(&began), cancels };
-        self.threads.send(Work { matcher, owner: self.owner.clone(), began, to }, self.took);
+        self.threads.send(MaskJob { matcher, owner: self.owner.clone(), began, to }, self.took);
         Ok(false)
     }
 
     /// Consumes tokens that were generated before the guide became active.
     pub fn catch_up(&mut self, tokens: &[u32]) -> Result<(), ConstraintError> {
         let Mask::There(matcher, _) = &mut self.mask else {
-            return Err(ConstraintError::Wrong(AWAY.to_owned()));
+            return Err(ConstraintError::Wrong(THREADS_ENDED.to_owned()));
         };
         let Some((&last, before)) = tokens.split_last() else { return Ok(()) };
         matcher
             .consume_tokens(before)
             .map_err(|error| ConstraintError::Wrong(in_a_line(&error.to_string())))?;
-        self.said(last).map(|_| ())
+        self.consume(last).map(|_| ())
     }
 
     /// Reports whether these tokens are a complete answer.
     #[cfg(test)]
-    pub fn takes(mut self, tokens: &[u32]) -> bool {
+    pub fn accepts(mut self, tokens: &[u32]) -> bool {
         while !self.is_ready(MASK_TIME) {}
         let Mask::There(matcher, _) = &mut self.mask else { panic!("a mask is being computed") };
         tokens.iter().all(|&token| {
@@ -266,4 +272,4 @@ impl Drop for Constraint {
     }
 }
 
-const AWAY: &str = "the thread of the masks has ended";
+const THREADS_ENDED: &str = "the thread of the masks has ended";

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use super::OPTIONS;
 
 /// JSON Schema keywords without support. They are dropped if their value forbids nothing.
-const UNHELD: [&str; 18] = [
+const UNSUPPORTED: [&str; 18] = [
     "not",
     "uniqueItems",
     "contains",
@@ -44,11 +44,11 @@ pub(crate) const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 /// Largest integer up to which each is an `f64`.
 const EXACT: u64 = 1 << 53;
 /// Largest `f64` below 2^63, the limit of the integers of `llguidance`.
-const FARTHEST: i64 = i64::MAX - 1023;
+const MAX_INTEGER: i64 = i64::MAX - 1023;
 
 /// Part of a schema that does not constrain answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Lost {
+pub(crate) struct UnsupportedPart {
     /// JSON pointer; empty for the whole schema.
     pub place: String,
     pub keyword: String,
@@ -58,7 +58,7 @@ pub(crate) struct Lost {
     pub is_note: bool,
 }
 
-impl fmt::Display for Lost {
+impl fmt::Display for UnsupportedPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { place, keyword, value, .. } = self;
         match value {
@@ -75,12 +75,12 @@ pub(super) fn at(place: &str) -> String {
 
 /// Supported part of a schema, and what was dropped.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct HeldSchema {
+pub(crate) struct SupportedSchema {
     pub schema: Value,
-    pub lost: Vec<Lost>,
+    pub lost: Vec<UnsupportedPart>,
 }
 
-impl HeldSchema {
+impl SupportedSchema {
     /// Returns the supported part of `schema`.
     pub fn of(schema: &Value) -> Self {
         let mut lost = Vec::new();
@@ -99,8 +99,8 @@ impl HeldSchema {
     }
 }
 
-fn listed<'l>(lost: impl Iterator<Item = &'l Lost>) -> Option<String> {
-    let texts: Vec<String> = lost.map(Lost::to_string).collect();
+fn listed<'l>(lost: impl Iterator<Item = &'l UnsupportedPart>) -> Option<String> {
+    let texts: Vec<String> = lost.map(UnsupportedPart::to_string).collect();
     (!texts.is_empty()).then(|| texts.join(", "))
 }
 
@@ -172,7 +172,7 @@ fn kind(keyword: &str) -> Option<Kind> {
 /// Preprocessor of a schema.
 struct Reader<'r> {
     place: String,
-    lost: &'r mut Vec<Lost>,
+    lost: &'r mut Vec<UnsupportedPart>,
 }
 
 impl Reader<'_> {
@@ -228,7 +228,7 @@ impl Reader<'_> {
                 None
             }
             _ if BOUNDS.contains(&keyword) => self.bound(keyword, value),
-            _ if UNHELD.contains(&keyword) => {
+            _ if UNSUPPORTED.contains(&keyword) => {
                 if !forbids_nothing(keyword, value) {
                     self.lose(keyword, None, false);
                 }
@@ -245,7 +245,7 @@ impl Reader<'_> {
 
     fn lose(&mut self, keyword: &str, value: Option<&Value>, is_note: bool) {
         let (place, value) = (self.place.clone(), value.map(Value::to_string));
-        self.lost.push(Lost { place, keyword: keyword.to_owned(), value, is_note });
+        self.lost.push(UnsupportedPart { place, keyword: keyword.to_owned(), value, is_note });
     }
 
     /// Tightens a bound to the next number that an `f64` represents, so that answers are within the
@@ -255,17 +255,17 @@ impl Reader<'_> {
         let Some(whole) = whole(value) else {
             return match value.as_f64() {
                 // Out of reach on the side that it bounds.
-                Some(far) if far.abs() >= FARTHEST as f64 && (far < 0.0) == is_lower => {
-                    Some(if is_lower { -FARTHEST } else { FARTHEST }.into())
+                Some(far) if far.abs() >= MAX_INTEGER as f64 && (far < 0.0) == is_lower => {
+                    Some(if is_lower { -MAX_INTEGER } else { MAX_INTEGER }.into())
                 }
-                Some(far) if far.abs() >= FARTHEST as f64 => {
+                Some(far) if far.abs() >= MAX_INTEGER as f64 => {
                     self.lose(keyword, Some(value), false);
                     None
                 }
                 _ => Some(value.clone()),
             };
         };
-        let (least, most) = (-i128::from(FARTHEST), i128::from(FARTHEST));
+        let (least, most) = (-i128::from(MAX_INTEGER), i128::from(MAX_INTEGER));
         if (is_lower && whole > most) || (!is_lower && whole < least) {
             self.lose(keyword, Some(value), false);
             return None;
@@ -299,8 +299,8 @@ fn is_exact(value: &Value) -> bool {
         Value::Array(items) => items.iter().all(is_exact),
         Value::Object(fields) => fields.values().all(is_exact),
         other => match whole(other) {
-            Some(whole) => whole.abs() < i128::from(FARTHEST) && whole as f64 as i128 == whole,
-            None => other.as_f64().is_none_or(|number| number.abs() < FARTHEST as f64),
+            Some(whole) => whole.abs() < i128::from(MAX_INTEGER) && whole as f64 as i128 == whole,
+            None => other.as_f64().is_none_or(|number| number.abs() < MAX_INTEGER as f64),
         },
     }
 }

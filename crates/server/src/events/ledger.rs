@@ -11,7 +11,7 @@ use super::{KvEvent, Medium};
 
 /// Distinguishes blocks with equal tokens but different cache keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Root {
+pub(super) struct KeySeed {
     pub seed: u64,
     pub extra: Option<Arc<[String]>>,
 }
@@ -19,7 +19,7 @@ pub(super) struct Root {
 #[derive(Debug)]
 struct Block {
     holders: usize,
-    is_told: bool,
+    is_published: bool,
     parent: Option<u64>,
     /// Number of preceding blocks.
     depth: usize,
@@ -40,7 +40,7 @@ pub(super) struct Ledger {
 impl Ledger {
     /// Adds a holder to the complete blocks of `tokens`. `held` lists those it holds already and
     /// receives the others.
-    pub fn hold(&mut self, medium: Medium, root: &Root, held: &mut Vec<u64>, tokens: &[u32]) {
+    pub fn hold(&mut self, medium: Medium, root: &KeySeed, held: &mut Vec<u64>, tokens: &[u32]) {
         let (whole, _) = tokens.as_chunks::<TOKENS_PER_BLOCK>();
         for (depth, tokens) in whole.iter().enumerate().skip(held.len()) {
             let parent = held.last().copied();
@@ -50,7 +50,7 @@ impl Ledger {
             let name = hash.digest();
             let block = self.blocks.entry((medium, name)).or_insert_with(|| Block {
                 holders: 0,
-                is_told: false,
+                is_published: false,
                 parent,
                 depth,
                 extra: root.extra.clone(),
@@ -84,7 +84,7 @@ impl Ledger {
         let mut events = Vec::new();
         for key in &touched {
             if let Some(block) = self.blocks.get(key).filter(|block| block.holders == 0) {
-                if block.is_told {
+                if block.is_published {
                     gone.push((block.depth, *key));
                 }
                 self.blocks.remove(key);
@@ -99,10 +99,10 @@ impl Ledger {
             }
         }
         for (medium, name) in touched {
-            let Some(block) = self.blocks.get_mut(&(medium, name)).filter(|block| !block.is_told) else {
+            let Some(block) = self.blocks.get_mut(&(medium, name)).filter(|block| !block.is_published) else {
                 continue;
             };
-            block.is_told = true;
+            block.is_published = true;
             let new = std::mem::take(&mut block.tokens);
             match events.last_mut() {
                 // Same conversation, directly after the previous block.
@@ -143,9 +143,9 @@ mod tests {
 
     /// Router model that sees events only.
     #[derive(Default)]
-    struct Router(BTreeMap<(Medium, u64), (Option<u64>, Vec<u32>)>);
+    struct RouterModel(BTreeMap<(Medium, u64), (Option<u64>, Vec<u32>)>);
 
-    impl Router {
+    impl RouterModel {
         fn hear(&mut self, event: KvEvent) {
             match event {
                 KvEvent::Stored { blocks, mut parent, tokens, medium, .. } => {
@@ -204,10 +204,10 @@ mod tests {
 
     #[test]
     fn events_reconstruct_exactly_the_blocks_that_are_held() {
-        let root = Root { seed: 1, extra: None };
+        let root = KeySeed { seed: 1, extra: None };
         for seed in 0..200 {
             let mut dice = Dice(seed);
-            let (mut ledger, mut router) = (Ledger::default(), Router::default());
+            let (mut ledger, mut router) = (Ledger::default(), RouterModel::default());
             let mut holders: Vec<(Medium, Vec<u32>, Vec<u64>)> = Vec::new();
             for _ in 0..60 {
                 match dice.throw(5) {
@@ -250,8 +250,10 @@ mod tests {
     fn consecutive_blocks_are_one_event_and_owners_differ_in_hash() {
         let text: Vec<u32> = (0..300).collect();
         let mut ledger = Ledger::default();
-        let roots =
-            [Root { seed: 1, extra: None }, Root { seed: 2, extra: Some(Arc::from(["owner".to_owned()])) }];
+        let roots = [
+            KeySeed { seed: 1, extra: None },
+            KeySeed { seed: 2, extra: Some(Arc::from(["owner".to_owned()])) },
+        ];
         let mut names = Vec::new();
         for root in &roots {
             let mut held = Vec::new();

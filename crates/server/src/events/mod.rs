@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::idle_sessions::{CacheKey, CacheSpec};
-use ledger::{Ledger, Root};
+use ledger::{KeySeed, Ledger};
 #[cfg(feature = "kv-events")]
 pub use publisher::{PublishError, Publisher};
 
@@ -115,14 +115,14 @@ impl Blocks {
     }
 
     /// Registers a conversation that holds no blocks yet.
-    pub fn hold(&self, medium: Medium, kind: &CacheKey) -> Held {
-        let Some(shared) = &self.0 else { return Held::default() };
+    pub fn register(&self, medium: Medium, kind: &CacheKey) -> BlockHolder {
+        let Some(shared) = &self.0 else { return BlockHolder::default() };
         let root = shared.root(kind);
-        Held(Some(Holding { shared: Arc::clone(shared), medium, root, blocks: Vec::new() }))
+        BlockHolder(Some(Holding { shared: Arc::clone(shared), medium, root, blocks: Vec::new() }))
     }
 
     /// Publishes the changes since the last call.
-    pub fn tell(&self) {
+    pub fn publish(&self) {
         if let Some(shared) = &self.0 {
             let changes = shared.ledger().changes();
             if !changes.is_empty() {
@@ -137,7 +137,7 @@ impl Shared {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn root(&self, kind: &CacheKey) -> Root {
+    fn root(&self, kind: &CacheKey) -> KeySeed {
         let mut hash = Xxh3::new();
         hash.update(&kind.names().0.to_le_bytes());
         let owner = kind.owner.as_ref().map(|owner| self.secret.hash_one(owner));
@@ -147,22 +147,22 @@ impl Shared {
         let strengths = kind.spec.lora_scales.as_ref().map(|strengths| format!("adapters {strengths:?}"));
         let owner = owner.map(|owner| format!("{owner:016x}"));
         let extra: Vec<String> = owner.into_iter().chain(types).chain(strengths).collect();
-        Root { seed: hash.digest(), extra: (!extra.is_empty()).then(|| extra.into()) }
+        KeySeed { seed: hash.digest(), extra: (!extra.is_empty()).then(|| extra.into()) }
     }
 }
 
 struct Holding {
     shared: Arc<Shared>,
     medium: Medium,
-    root: Root,
+    root: KeySeed,
     blocks: Vec<u64>,
 }
 
 /// Blocks of a conversation, released on drop.
 #[derive(Default)]
-pub(crate) struct Held(Option<Holding>);
+pub(crate) struct BlockHolder(Option<Holding>);
 
-impl Held {
+impl BlockHolder {
     /// Adds the complete blocks of these tokens, which extend those held so far.
     pub fn grow(&mut self, tokens: &[u32]) {
         if let Some(Holding { shared, medium, root, blocks }) = &mut self.0 {
@@ -171,7 +171,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for BlockHolder {
     fn drop(&mut self) {
         if let Some(Holding { shared, medium, blocks, .. }) = &self.0 {
             shared.ledger().release(*medium, blocks);

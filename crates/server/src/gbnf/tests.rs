@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kvant::{Model, OpenOptions, Special};
 
 use super::*;
-use crate::constraint::{Grammars, OutputFormat};
+use crate::constraint::{ConstraintCompiler, OutputFormat};
 
 /// Returns the positions where an `item` may end that starts at one of `from`: a reference matcher
 /// for GBNF, character by character.
@@ -107,7 +107,7 @@ list ::= "- " [a-z]* "\n" list?"#,
 #[test]
 fn converted_grammars_accept_the_same_texts() {
     let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() }).unwrap();
-    let (tokenizer, grammars) = (model.tokenizer().unwrap(), Arc::new(Grammars::new().unwrap()));
+    let (tokenizer, grammars) = (model.tokenizer().unwrap(), Arc::new(ConstraintCompiler::new().unwrap()));
     let none = |_: &str| None;
     for (grammar, texts) in CASES {
         let rules = Reader::new(grammar, &none).rules().unwrap();
@@ -125,7 +125,7 @@ fn converted_grammars_accept_the_same_texts() {
             let guide = grammars.constraint_blocking(&model, &OutputFormat::Lark(lark.clone()));
             let guide = guide.unwrap_or_else(|error| panic!("{grammar}: {error}\n{lark}"));
             let tokens = tokenizer.encode(text, Special::AsText, false).unwrap();
-            assert_eq!(guide.takes(&tokens), expected, "{text:?} of {grammar}\n{lark}");
+            assert_eq!(guide.accepts(&tokens), expected, "{text:?} of {grammar}\n{lark}");
             n_passed += usize::from(expected);
         }
         assert!(n_passed > 0 && n_passed < texts.len(), "{grammar}");

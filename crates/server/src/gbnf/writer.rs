@@ -11,7 +11,7 @@ const LONGEST: usize = 20_000;
 pub(super) struct Writer<'a> {
     rules: &'a Rules,
     /// Regular expression of each rule that has one.
-    words: Vec<Option<Word>>,
+    words: Vec<Option<Lexeme>>,
     /// Lexemes by their regular expression, and in order.
     places: HashMap<String, usize>,
     named: Vec<String>,
@@ -19,7 +19,7 @@ pub(super) struct Writer<'a> {
 
 /// Regular expression of a lexeme.
 #[derive(Debug, Clone)]
-struct Word {
+struct Lexeme {
     regex: String,
     /// Matches the empty text.
     may_be_nothing: bool,
@@ -27,7 +27,7 @@ struct Word {
     is_nothing: bool,
 }
 
-impl Word {
+impl Lexeme {
     /// Returns the concatenation with `next`, or `None` if it is too long.
     fn then(mut self, next: &Self) -> Option<Self> {
         self.regex += &next.regex;
@@ -77,7 +77,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Returns the regular expression of alternatives, if all have one.
-    fn any(&self, all: &[Vec<Item>]) -> Option<Word> {
+    fn any(&self, all: &[Vec<Item>]) -> Option<Lexeme> {
         let mut words = all
             .iter()
             .map(|items| items.iter().try_fold(nothing(), |word, item| word.then(&self.word(item)?)));
@@ -85,10 +85,10 @@ impl<'a> Writer<'a> {
         words.try_fold(first, |word, next| word.or(&next?))
     }
 
-    fn word(&self, item: &Item) -> Option<Word> {
+    fn word(&self, item: &Item) -> Option<Lexeme> {
         match item {
             Item::Class { ranges, is_negated } => {
-                Some(Word { regex: class(ranges, *is_negated), may_be_nothing: false, is_nothing: false })
+                Some(Lexeme { regex: class(ranges, *is_negated), may_be_nothing: false, is_nothing: false })
             }
             Item::Rule(place) => self.words[*place].clone(),
             Item::Any(all) => Some(self.any(all)?.whole()),
@@ -135,7 +135,7 @@ impl<'a> Writer<'a> {
     /// Returns a sequence, with adjacent lexemes merged as far as possible.
     fn sequence(&mut self, items: &[Item]) -> String {
         let mut parts: Vec<String> = Vec::new();
-        let mut open: Option<Word> = None;
+        let mut open: Option<Lexeme> = None;
         for item in items {
             let word = self.word(item);
             let joined = word.as_ref().and_then(|word| open.clone().unwrap_or_else(nothing).then(word));
@@ -172,7 +172,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    fn name_of(&mut self, word: Word) -> String {
+    fn name_of(&mut self, word: Lexeme) -> String {
         if word.is_nothing {
             return "\"\"".to_owned();
         }
@@ -185,8 +185,8 @@ impl<'a> Writer<'a> {
     }
 }
 
-fn nothing() -> Word {
-    Word { regex: String::new(), may_be_nothing: true, is_nothing: true }
+fn nothing() -> Lexeme {
+    Lexeme { regex: String::new(), may_be_nothing: true, is_nothing: true }
 }
 
 fn rule_name(place: usize) -> String {

@@ -12,9 +12,9 @@ use serde_json::{Map, Value, json};
 use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::foreign;
-use super::refused;
 use super::response::{Accumulated, ApiFormat, Chunk, Delta, Framing};
+use super::unknown_blocks;
+use super::unsupported;
 use super::{Caller, Server, new_id};
 use crate::decoding::Finish;
 use crate::output_parser::{Call, OutputParser, Part};
@@ -32,8 +32,8 @@ pub(super) async fn messages(
     let hosted = server.hosted(&fields).await?;
     fields.need::<u64>("max_tokens", "a whole number")?;
     let model = fields.get("model", "a name")?.unwrap_or_else(|| hosted.name.clone());
-    refused::check_messages(&fields)?;
-    let fields = translated(&fields)?;
+    unsupported::check_messages(&fields)?;
+    let fields = to_openai(&fields)?;
     let (asked, Opening { tokens, speech, .. }) =
         hosted.open(&fields, &server.sampling_defaults(&hosted), &caller).await?;
     let (id, n_prompt) = (new_id("msg"), tokens.len());
@@ -59,13 +59,13 @@ pub(super) async fn count_tokens(
     fields: Fields,
 ) -> Result<Json<Value>, ApiError> {
     let hosted = server.hosted(&fields).await?;
-    let conversation = hosted.conversation(&translated(&fields)?)?;
+    let conversation = hosted.conversation(&to_openai(&fields)?)?;
     let Opening { tokens, .. } = hosted.opening(conversation, &caller).await?;
     Ok(Json(json!({ "input_tokens": tokens.len() })))
 }
 
 /// Translates a request to OpenAI's API.
-fn translated(fields: &Fields) -> Result<Fields, ApiError> {
+fn to_openai(fields: &Fields) -> Result<Fields, ApiError> {
     let mut into = Map::new();
     const SAME: [&str; 10] = [
         "max_tokens",
@@ -173,8 +173,8 @@ fn message(given: &Value) -> Result<Vec<Value>, ApiError> {
                 "tool_call_id": block["tool_use_id"],
                 "content": block["content"],
             })),
-            _ if content.is_empty() => text.push(foreign::as_text(block)?),
-            _ => content.push(json!({ "type": "text", "text": foreign::as_text(block)? })),
+            _ if content.is_empty() => text.push(unknown_blocks::as_text(block)?),
+            _ => content.push(json!({ "type": "text", "text": unknown_blocks::as_text(block)? })),
         }
     }
     if !text.is_empty() || !content.is_empty() || !calls.is_empty() || messages.is_empty() {

@@ -21,15 +21,15 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::error::{ApiError, shortened};
 use super::{Caller, Server};
-use crate::lanes::{Lanes, Owner};
-use crate::priority::do_giving_way;
+use crate::owner_limits::{Lanes, Owner};
+use crate::priority::run_low_priority;
 
 /// A body that takes longer to arrive is slow.
 const AT_ONCE: Duration = Duration::from_millis(250);
 /// Maximum slow bodies at once: a quarter of all connections.
 const MAX_SLOW: usize = 256;
 /// Maximum time until a body starts, and the bytes per second required after that.
-const TO_BEGIN: Duration = Duration::from_secs(10);
+const START_TIMEOUT: Duration = Duration::from_secs(10);
 const MIN_PACE: f64 = 16.0 * 1024.0;
 /// Maximum size of a body in bytes: a prompt of a million token ids.
 pub(super) const MAX_BYTES: usize = 32 << 20;
@@ -40,9 +40,9 @@ const MAX_TAKEN: usize = 8 * MAX_BYTES;
 /// Bodies up to this size are parsed at once and need no budget.
 const SMALL: usize = 16 << 10;
 /// Budget of all larger bodies in progress, in bytes.
-const ROOM: usize = 128 << 20;
+const BODY_BUDGET: usize = 128 << 20;
 /// Maximum time that a body waits for budget.
-const ROOM_TIME: Duration = Duration::from_secs(5);
+const BUDGET_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Bytes of a refused body per second of delay before the response, and the maximum delay.
 const REFUSED_PACE: f64 = 1024.0 * 1024.0;
@@ -53,22 +53,27 @@ pub(crate) struct Bodies {
     room: Arc<Semaphore>,
     slow: Arc<Semaphore>,
     readers: Arc<Lanes>,
-    refused: Arc<Lanes>,
+    upload_delay: Arc<Lanes>,
 }
 
 impl Default for Bodies {
     fn default() -> Self {
         let permits = |n| Arc::new(Semaphore::new(n));
         let refused = Lanes::new(usize::MAX, 1);
-        Self { room: permits(ROOM), slow: permits(MAX_SLOW), readers: Lanes::new(2, 1), refused }
+        Self {
+            room: permits(BODY_BUDGET),
+            slow: permits(MAX_SLOW),
+            readers: Lanes::new(2, 1),
+            upload_delay: refused,
+        }
     }
 }
 
 /// Budget of a body, held until its request has been accepted.
-pub(crate) type Held = Option<Arc<OwnedSemaphorePermit>>;
+pub(crate) type BodyPermit = Option<Arc<OwnedSemaphorePermit>>;
 
 /// Body with any JSON value.
-pub(crate) struct Body(pub Value, pub Held);
+pub(crate) struct Body(pub Value, pub BodyPermit);
 
 impl FromRequest<Arc<Server>> for Body {
     type Rejection = ApiError;
@@ -77,12 +82,12 @@ impl FromRequest<Arc<Server>> for Body {
         let bodies = &server.bodies;
         let request = bodies.refuse_if_large(request).await?;
         let caller = request.extensions().get::<Caller>().cloned();
-        let is_packed = is_packed(&request)?;
+        let is_packed = is_gzip(&request)?;
         let (mut bytes, mut held) = bodies.receive(request.into_body()).await?;
         caller.iter().for_each(|caller| caller.n_bytes.store(bytes.len(), Ordering::Relaxed));
         let owner = caller.and_then(|caller| caller.owner);
         if is_packed {
-            bytes = bodies.unpack(bytes, &owner).await?;
+            bytes = bodies.decompress(bytes, &owner).await?;
             bodies.take_room(bytes.len(), &mut held).await?;
         }
         let value = bodies.read(bytes, &owner).await?;
@@ -113,8 +118,8 @@ impl Bodies {
             return Ok(());
         }
         let more = Arc::clone(&self.room).acquire_many_owned(more as u32);
-        let more = timeout(ROOM_TIME, more).await.map_err(|_| ApiError::busy(ROOM))?;
-        let more = more.map_err(|_| ApiError::leaving())?;
+        let more = timeout(BUDGET_TIMEOUT, more).await.map_err(|_| ApiError::busy(BODY_BUDGET))?;
+        let more = more.map_err(|_| ApiError::shutting_down())?;
         match held {
             Some(held) => held.merge(more),
             None => *held = Some(more),
@@ -123,7 +128,7 @@ impl Bodies {
     }
 
     /// Decompresses a gzip body, with the same size limit.
-    async fn unpack(&self, bytes: Vec<u8>, owner: &Owner) -> Result<Vec<u8>, ApiError> {
+    async fn decompress(&self, bytes: Vec<u8>, owner: &Owner) -> Result<Vec<u8>, ApiError> {
         let lane = self.readers.enter(owner).await;
         let unpack = move || {
             let _lane = lane;
@@ -135,13 +140,13 @@ impl Bodies {
             }
             Ok(unpacked)
         };
-        let unpacked = do_giving_way(unpack).await;
+        let unpacked = run_low_priority(unpack).await;
         unpacked.ok_or_else(|| ApiError::internal("an internal error while the body was unpacked"))?
     }
 
-    fn arriving(&self, body: Sent) -> Arriving {
+    fn arriving(&self, body: Sent) -> Upload {
         let (parts, slow) = (body.into_data_stream(), Arc::clone(&self.slow));
-        Arriving { parts, began: Instant::now(), n_bytes: 0, slow, is_slow: None }
+        Upload { parts, began: Instant::now(), n_bytes: 0, slow, is_slow: None }
     }
 
     /// Rejects a body whose declared size is too large. Most clients read the response only after
@@ -161,7 +166,7 @@ impl Bodies {
     /// at once would occupy the threads that others wait for.
     pub async fn hold_refused(&self, n_bytes: usize, owner: &Owner) {
         if n_bytes > SMALL {
-            let _lane = self.refused.enter(owner).await;
+            let _lane = self.upload_delay.enter(owner).await;
             sleep(REFUSED_TIME.min(Duration::from_secs_f64(n_bytes as f64 / REFUSED_PACE))).await;
         }
     }
@@ -175,13 +180,13 @@ impl Bodies {
             let _lane = lane;
             value(&bytes)
         };
-        let read = do_giving_way(read).await;
+        let read = run_low_priority(read).await;
         read.ok_or_else(|| ApiError::internal("an internal error while the body was read"))?
     }
 }
 
 /// Reports whether a body is compressed with gzip.
-fn is_packed(request: &Request) -> Result<bool, ApiError> {
+fn is_gzip(request: &Request) -> Result<bool, ApiError> {
     let encoding = request.headers().get(header::CONTENT_ENCODING).map(|value| value.to_str().unwrap_or("?"));
     match encoding.map(str::to_ascii_lowercase).as_deref() {
         None | Some("identity") => Ok(false),
@@ -194,7 +199,7 @@ fn is_packed(request: &Request) -> Result<bool, ApiError> {
 }
 
 /// Body being received.
-struct Arriving {
+struct Upload {
     parts: BodyDataStream,
     began: Instant,
     n_bytes: usize,
@@ -203,10 +208,10 @@ struct Arriving {
     is_slow: Option<OwnedSemaphorePermit>,
 }
 
-impl Arriving {
+impl Upload {
     /// Returns the deadline of the next chunk.
     fn deadline(&self) -> Instant {
-        self.began + TO_BEGIN + Duration::from_secs_f64(self.n_bytes as f64 / MIN_PACE)
+        self.began + START_TIMEOUT + Duration::from_secs_f64(self.n_bytes as f64 / MIN_PACE)
     }
 
     /// Returns the next chunk, as long as the body maintains the minimum rate.
@@ -214,8 +219,9 @@ impl Arriving {
         let mut next = timeout_at(self.began + AT_ONCE, self.parts.next()).await;
         if next.is_err() {
             if self.is_slow.is_none() {
-                self.is_slow =
-                    Some(Arc::clone(&self.slow).try_acquire_owned().map_err(|_| ApiError::crowded())?);
+                self.is_slow = Some(
+                    Arc::clone(&self.slow).try_acquire_owned().map_err(|_| ApiError::too_many_uploads())?,
+                );
             }
             next = timeout_at(self.deadline(), self.parts.next()).await;
         }
@@ -266,11 +272,11 @@ mod tests {
     fn the_deadline_of_a_body_grows_with_its_received_bytes() {
         let bodies = Bodies::default();
         let after = |n_bytes: usize| {
-            let arriving = Arriving { n_bytes, ..bodies.arriving(Sent::empty()) };
+            let arriving = Upload { n_bytes, ..bodies.arriving(Sent::empty()) };
             arriving.deadline() - arriving.began
         };
-        assert_eq!(after(0), TO_BEGIN);
-        assert_eq!(after(16 << 10), TO_BEGIN + Duration::from_secs(1));
+        assert_eq!(after(0), START_TIMEOUT);
+        assert_eq!(after(16 << 10), START_TIMEOUT + Duration::from_secs(1));
         // An image of 4 MB at 30 KiB/s takes 137 s.
         assert!(after(4_000_000) > Duration::from_secs(137));
     }

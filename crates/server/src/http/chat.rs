@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::openai_envelope::{Envelope, accounts, timings};
-use super::refused;
+use super::openai_envelope::{Envelope, timings, usage_fields};
 use super::response::{Accumulated, ApiFormat, Chunk, Delta};
+use super::unsupported;
 use super::{Caller, Server, new_id};
 use crate::decoding::{Finish, TokenLogprobs};
 use crate::output_parser::{Call, OutputParser, Part};
@@ -25,7 +25,7 @@ pub(super) async fn chat(
     fields: Fields,
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
-    refused::check_chat(&fields)?;
+    unsupported::check_chat(&fields)?;
     let (asked, Opening { tokens, speech, .. }) =
         hosted.open(&fields, &server.sampling_defaults(&hosted), &caller).await?;
     let head = Envelope::new(&hosted, &fields, &asked, ("chatcmpl", "chat.completion"));
@@ -174,7 +174,7 @@ impl ApiFormat for Chat {
             let reason = finish(reason, n_calls);
             let choice = json!({ "index": piece.index, "delta": {}, "finish_reason": reason });
             let mut chunk = self.head.chunk(choice);
-            chunk.extend(accounts(std::slice::from_ref(piece.heard), 1));
+            chunk.extend(usage_fields(std::slice::from_ref(piece.heard), 1));
             // Usage has its own chunk, sent only on request.
             chunk.remove("usage");
             out.push_back(Chunk(chunk.into()));

@@ -11,10 +11,10 @@ use serde_json::{Map, Value, json};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::generation_request::GenerationRequest;
-use super::openai_envelope::{Envelope, accounts};
+use super::openai_envelope::{Envelope, usage_fields};
 use super::prompt::{Prompt, prompts};
-use super::refused;
 use super::response::{Accumulated, ApiFormat, Chunk, Delta};
+use super::unsupported;
 use super::{Caller, Server};
 use crate::decoding::{Finish, TokenLogprobs, token_key, token_text};
 use crate::worker::Progress;
@@ -26,7 +26,7 @@ pub(super) async fn completions(
     fields: Fields,
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
-    refused::check_completions(&fields)?;
+    unsupported::check_completions(&fields)?;
     let asked = GenerationRequest::read(&fields, &server.sampling_defaults(&hosted), &hosted)?;
     if fields.value("suffix").is_some_and(|value| value != "") {
         return Err(ApiError::field("suffix", "nothing: /infill fills gaps", "a value"));
@@ -76,7 +76,7 @@ impl Completion {
     /// prompt has no logprob.
     fn logprobs<'a>(
         &self,
-        likelihoods: impl Iterator<Item = (u32, Option<&'a TokenLogprobs>)>,
+        logprobs: impl Iterator<Item = (u32, Option<&'a TokenLogprobs>)>,
         before: usize,
     ) -> Value {
         if !self.tells_logprobs() {
@@ -86,7 +86,7 @@ impl Completion {
         let key = |token: u32| token_key(self.head.tokenizer(), token);
         let (mut at, mut tokens, mut offsets) = (before, Vec::new(), Vec::new());
         let (mut chosen, mut tops) = (Vec::new(), Vec::new());
-        for (token, likelihood) in likelihoods {
+        for (token, likelihood) in logprobs {
             let text_of = text(token);
             offsets.push(at);
             at += text_of.chars().count();
@@ -169,7 +169,7 @@ impl ApiFormat for Completion {
         }
         let mut chunk = self.head.chunk(choice);
         if piece.finish.is_some() {
-            chunk.extend(accounts(std::slice::from_ref(piece.heard), 1));
+            chunk.extend(usage_fields(std::slice::from_ref(piece.heard), 1));
             chunk.remove("usage");
         }
         out.push_back(Chunk(chunk.into()));

@@ -9,14 +9,14 @@ use super::fields::{Fields, text_bytes};
 use super::history;
 use crate::output_parser::OutputParser;
 use crate::output_parser::constraint::ToolConstraint;
-use crate::output_parser::tool_calls::{Format, Tool, described, format_of};
+use crate::output_parser::tool_calls::{Format, Tool, format_of, tool_instructions};
 use crate::reasoning_budget::ReasoningBudget;
 
 /// Conversation of a request.
 pub(crate) struct Conversation {
     messages: Vec<Value>,
     /// Image files of the messages, in order.
-    pictures: Vec<Vec<u8>>,
+    images: Vec<Vec<u8>>,
     options: RenderOptions,
     /// Tool instructions for a template without tool support.
     instructions: Option<String>,
@@ -90,14 +90,14 @@ impl Conversation {
         if !tools.is_empty() {
             match template.contains("tools") {
                 true => options.tools = Some(described_tools.into()),
-                false => instructions = Some(described(&described_tools)),
+                false => instructions = Some(tool_instructions(&described_tools)),
             }
         }
         // Small models that are forced to call a tool repeat the call until the token limit.
         let calls_several = choice == Choice::Auto && !template.contains(SINGLE_CALLS);
         Ok(Self {
             messages,
-            pictures,
+            images: pictures,
             options,
             instructions,
             tools: (!tools.is_empty()).then_some((format, tools)),
@@ -144,13 +144,13 @@ impl Conversation {
         mut look: impl FnMut(&[u8]) -> Result<EncodedImage, ApiError>,
     ) -> Result<Opening, ApiError> {
         let template = model.chat_template()?;
-        if !self.pictures.is_empty() && !model.supports_images() {
+        if !self.images.is_empty() && !model.supports_images() {
             let expected = "parts of type text (this model has no vision encoder: no mmproj file was given)";
             return Err(ApiError::field("content", expected, "an image"));
         }
-        let mut pictures = Vec::with_capacity(self.pictures.len());
+        let mut pictures = Vec::with_capacity(self.images.len());
         let mut n_tokens = 0;
-        for file in &self.pictures {
+        for file in &self.images {
             let picture = look(file)?;
             n_tokens += picture.tokens().len();
             if n_tokens > n_ctx {

@@ -12,13 +12,13 @@ use axum::{Extension, Json};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
-use kvant::Pooled;
+use kvant::HiddenStatePool;
 use serde::Serialize;
 use tokio::sync::mpsc::channel;
 
 use super::error::ApiError;
 use super::fields::Fields;
-use super::loras::Wanted;
+use super::loras::ModelOptions;
 use super::prompt::{Purpose, texts};
 use super::{Caller, ServedModel, Server};
 use crate::constraint::Constraints;
@@ -32,7 +32,7 @@ const AT_ONCE: usize = 32;
 /// Embeddings of the texts of a request.
 pub(super) struct Embedded {
     /// Pooled hidden states of each text.
-    pooled: Vec<Pooled>,
+    pooled: Vec<HiddenStatePool>,
     /// Dimensions of the returned vectors, if the request sets them.
     dimensions: Option<usize>,
     /// Tokens of all texts.
@@ -68,7 +68,7 @@ impl Server {
         caller: &Caller,
     ) -> Result<Embedded, ApiError> {
         let pooling = self.options.pooling.map_or_else(|| hosted.model.pooling(), Ok)?;
-        let empty = Pooled::new(&hosted.model, pooling);
+        let empty = HiddenStatePool::new(&hosted.model, pooling);
         let dimensions = fields.get("dimensions", "a whole number")?;
         // Rejects too many dimensions before any text is read.
         empty.embedding(dimensions)?;
@@ -83,12 +83,12 @@ impl ServedModel {
     pub(super) async fn pooled(
         &self,
         texts: Vec<Vec<u32>>,
-        empty: &Pooled,
+        empty: &HiddenStatePool,
         fields: &Fields,
         caller: &Caller,
-    ) -> Result<Vec<Pooled>, ApiError> {
+    ) -> Result<Vec<HiddenStatePool>, ApiError> {
         self.check(&texts)?;
-        let stored = self.stored(&Wanted::read(fields)?, &caller.owner)?;
+        let stored = self.stored(&ModelOptions::read(fields)?, &caller.owner)?;
         let kind = CacheKey { spec: stored, owner: caller.owner.clone() };
         let read = |text: Vec<u32>| self.states(text, empty.clone(), kind.clone(), caller);
         stream::iter(texts).map(read).buffered(AT_ONCE).try_collect().await
@@ -98,27 +98,27 @@ impl ServedModel {
     async fn states(
         &self,
         text: Vec<u32>,
-        pooled: Pooled,
+        pooled: HiddenStatePool,
         kind: CacheKey,
         caller: &Caller,
-    ) -> Result<Pooled, ApiError> {
+    ) -> Result<HiddenStatePool, ApiError> {
         let (events, mut received) = channel(2 * EVENTS_OF_ANSWER);
         let job = Job {
             prompt: text.into(),
             kind,
             n: 1,
             first: 0,
-            n_together: 1,
+            n_answers: 1,
             answer: Arc::default(),
             guides: Constraints::default(),
-            tells_progress: false,
-            scores: None,
+            reports_progress: false,
+            prompt_logprobs: None,
             pooled: Some(pooled),
             id: Arc::clone(&caller.id),
             trace: Trace::here(&self.name, "embeddings"),
             events,
         };
-        self.jobs.send(job).map_err(|_| ApiError::leaving())?;
+        self.jobs.send(job).map_err(|_| ApiError::shutting_down())?;
         loop {
             match received.recv().await {
                 Some(Event::Pooled(pooled)) => return Ok(pooled),
@@ -130,7 +130,7 @@ impl ServedModel {
                     return Err(ApiError::internal("the text outgrew the memory for caches"));
                 }
                 Some(_) => {}
-                None => return Err(ApiError::leaving()),
+                None => return Err(ApiError::shutting_down()),
             }
         }
     }
@@ -218,7 +218,7 @@ pub(super) async fn embedding(
     };
     let embedded = server.embed_all(&hosted, name, &fields, &caller).await?;
     let vectors = match is_raw {
-        true => embedded.pooled.iter().map(Pooled::state).collect::<Result<_, _>>()?,
+        true => embedded.pooled.iter().map(HiddenStatePool::vector).collect::<Result<_, _>>()?,
         false => embedded.vectors()?,
     };
     let item = |(index, vector)| Native { index, embedding: [vector] };

@@ -47,7 +47,7 @@ impl ApiError {
     }
 
     /// Returns an error for a model that does not fit beside those in use.
-    pub fn no_room(name: &str, needed: u64, there: u64, budget: u64) -> Self {
+    pub fn insufficient_memory(name: &str, needed: u64, there: u64, budget: u64) -> Self {
         let message = format!(
             "{name} takes {needed} bytes, models that are in use take {there}, all together may take {budget}"
         );
@@ -66,7 +66,7 @@ impl ApiError {
     }
 
     /// Returns an error for a body beyond the limit of concurrent uploads.
-    pub fn crowded() -> Self {
+    pub fn too_many_uploads() -> Self {
         Self::unavailable("too many requests are on their way here: try again", 5)
     }
 
@@ -81,7 +81,7 @@ impl ApiError {
     }
 
     /// Returns an error for requests during shutdown.
-    pub fn leaving() -> Self {
+    pub fn shutting_down() -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", "the server is shutting down")
     }
 
@@ -160,7 +160,7 @@ impl ApiError {
     }
 
     /// Returns the response with this body.
-    pub fn answered(self, body: Value) -> Response {
+    pub fn into_response_with(self, body: Value) -> Response {
         let mut response = (self.status, Json(body)).into_response();
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
@@ -190,6 +190,6 @@ pub(super) fn panicked(fault: Box<dyn Any + Send>) -> Response {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let body = json!({ "type": "error", "error": self.object() });
-        self.answered(body)
+        self.into_response_with(body)
     }
 }

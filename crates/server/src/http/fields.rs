@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::Server;
-use super::body::{Body, Held};
+use super::body::{Body, BodyPermit};
 use super::error::ApiError;
 
 /// JSON object. A null field counts as absent.
@@ -15,7 +15,7 @@ use super::error::ApiError;
 pub(crate) struct Fields {
     map: Map<String, Value>,
     /// Memory budget of the body, released with the fields.
-    _held: Held,
+    _held: BodyPermit,
 }
 
 /// Truncates a value for an error message.

@@ -8,7 +8,7 @@ use super::fields::Fields;
 
 /// FIM tokens of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct GapTokens {
+pub(super) struct FimTokens {
     /// Precedes the prefix.
     before: u32,
     /// Precedes the suffix.
@@ -19,7 +19,7 @@ pub(super) struct GapTokens {
     file: Option<u32>,
 }
 
-impl GapTokens {
+impl FimTokens {
     /// Returns the FIM tokens of a model: by the keys of newer files, of older files, or by the
     /// names of the best known models.
     pub fn of(model: &Model) -> Option<Self> {
@@ -93,7 +93,7 @@ impl FimRequest {
     /// one is the most recently edited; prefix and suffix are never truncated.
     pub fn prompt(
         &self,
-        tokens: &GapTokens,
+        tokens: &FimTokens,
         bos: Option<u32>,
         n_ctx: usize,
         encode: impl Fn(&str) -> Result<Vec<u32>, ApiError>,
@@ -130,7 +130,7 @@ mod tests {
         FimRequest::read(&Fields::new(map))
     }
 
-    const TOKENS: GapTokens = GapTokens { before: 1001, behind: 1002, middle: 1003, file: Some(1004) };
+    const TOKENS: FimTokens = FimTokens { before: 1001, behind: 1002, middle: 1003, file: Some(1004) };
 
     /// Encodes each byte as a token.
     fn bytes(text: &str) -> Result<Vec<u32>, ApiError> {

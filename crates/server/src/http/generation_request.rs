@@ -12,13 +12,13 @@ use super::ServedModel;
 use super::conversation::Conversation;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::loras::Wanted;
-use super::{refused, sampling};
+use super::loras::ModelOptions;
+use super::{sampling, unsupported};
 use crate::ServerSampling;
 use crate::constraint::OutputFormat;
 use crate::decoding::AnswerOptions;
 use crate::gbnf;
-use crate::output_parser::constraint::{Forms, ToolConstraint};
+use crate::output_parser::constraint::{FormatSet, ToolConstraint};
 
 /// Names of the token limit in the APIs of OpenAI, llama.cpp and ollama.
 const MAX_TOKENS: [&str; 5] =
@@ -41,13 +41,13 @@ pub(crate) struct GenerationRequest {
     /// Options of each answer except `max_tokens`, which depends on the prompt.
     pub answer: AnswerOptions,
     /// Whether the request sets the seed.
-    pub names_seed: bool,
+    pub has_seed: bool,
     /// Output constraint.
     pub form: Option<OutputFormat>,
     /// Tools that the model may call.
     pub tools: Option<ToolConstraint>,
     /// LoRA scales and KV cache type.
-    pub wanted: Wanted,
+    pub wanted: ModelOptions,
     pub stream: bool,
     pub include_usage: bool,
     pub return_progress: bool,
@@ -89,10 +89,10 @@ impl GenerationRequest {
             n,
             max_tokens,
             answer: answer(fields, defaults, hosted)?,
-            names_seed: sampling::seed(fields)?.is_some(),
+            has_seed: sampling::seed(fields)?.is_some(),
             form: form(fields, hosted.tokenizer())?,
             tools: None,
-            wanted: Wanted::read(fields)?,
+            wanted: ModelOptions::read(fields)?,
             stream: fields.flag("stream")?,
             include_usage: stream_options.flag("include_usage")?,
             return_progress: fields.flag("return_progress")?,
@@ -103,7 +103,7 @@ impl GenerationRequest {
     }
 
     /// Applies the tool constraint of a conversation.
-    pub fn hold_to(&mut self, conversation: &Conversation) {
+    pub fn apply_tools(&mut self, conversation: &Conversation) {
         self.tools = conversation.tool_constraint();
         if let (Some(tools), Some(OutputFormat::Schema(schema))) = (&mut self.tools, &self.form) {
             tools.value = Some(Arc::clone(schema));
@@ -112,18 +112,18 @@ impl GenerationRequest {
 
     /// Returns the constraints of the answer: those of the tools, unless an output format excludes
     /// tool calls.
-    pub fn forms(&self, tools: Option<&ToolConstraint>, tokenizer: &Tokenizer) -> Forms {
+    pub fn forms(&self, tools: Option<&ToolConstraint>, tokenizer: &Tokenizer) -> FormatSet {
         match (tools, &self.form) {
             (Some(tools), None | Some(OutputFormat::Schema(_))) => tools.forms(tokenizer),
             (Some(tools), Some(_)) if tools.is_required => tools.forms(tokenizer),
-            (_, form) => Forms { now: form.clone(), later: Vec::new() },
+            (_, form) => FormatSet { now: form.clone(), later: Vec::new() },
         }
     }
 
     /// Returns the seed of the answer at this index. With an explicit seed equal prompts have equal
     /// answers; otherwise each answer of a request has its own seed.
     pub fn seed_of(&self, index: usize) -> u64 {
-        let later = if self.names_seed { index % self.n } else { index };
+        let later = if self.has_seed { index % self.n } else { index };
         self.answer.sampler.seed.wrapping_add(later as u64)
     }
 
@@ -143,7 +143,7 @@ fn answer(
     defaults: &ServerSampling,
     hosted: &ServedModel,
 ) -> Result<AnswerOptions, ApiError> {
-    refused::check(fields)?;
+    unsupported::check(fields)?;
     let tokenizer = hosted.tokenizer();
     let sampler = sampling::sampler(fields, defaults)?;
     let stop = match fields.any(&["stop", "stop_sequences"], "a text or a list of texts")? {
@@ -163,12 +163,12 @@ fn answer(
         sampler,
         max_tokens: 0,
         stop,
-        keeps_stop: fields.flag("include_stop_str_in_output")?,
+        include_stop: fields.flag("include_stop_str_in_output")?,
         stop_tokens: fields.get("stop_token_ids", "a list of token numbers")?.unwrap_or_default(),
         min_tokens: fields.get("min_tokens", "a whole number")?.unwrap_or(0),
         bad_words: bad_words(fields, tokenizer)?,
         logprobs: logprobs(fields)?,
-        after_sampling: fields.flag("post_sampling_probs")?,
+        post_sampling_probs: fields.flag("post_sampling_probs")?,
         bias: bias(fields, tokenizer)?,
         presence_penalty: penalty("presence_penalty")?,
         frequency_penalty: penalty("frequency_penalty")?,

@@ -11,7 +11,7 @@ use crate::output_parser::tool_calls::Format;
 pub(super) fn message(
     mut message: Map<String, Value>,
     format: &Format,
-    pictures: &mut Vec<Vec<u8>>,
+    images: &mut Vec<Vec<u8>>,
 ) -> Result<Value, ApiError> {
     let role = message.get("role").and_then(Value::as_str).unwrap_or_default();
     if role.is_empty() {
@@ -24,7 +24,7 @@ pub(super) fn message(
     let content = match message.remove("content").unwrap_or_default() {
         text @ Value::String(_) => text,
         Value::Null => "".into(),
-        Value::Array(parts) => content(&parts, pictures)?,
+        Value::Array(parts) => content(&parts, images)?,
         other => return Err(ApiError::field("content", "a text or a list of parts", other)),
     };
     message.insert("content".to_owned(), content);
@@ -38,7 +38,7 @@ pub(super) fn message(
             }
             if let Some(Value::Object(function)) = call.get_mut("function") {
                 let given = function.remove("arguments").unwrap_or_default();
-                function.insert("arguments".to_owned(), arguments(given, format.wants_text()));
+                function.insert("arguments".to_owned(), arguments(given, format.expects_text()));
             }
         }
     }

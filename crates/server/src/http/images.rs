@@ -6,7 +6,7 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::foreign;
+use super::unknown_blocks;
 
 /// Maximum images of a conversation.
 const MOST: usize = 128;
@@ -33,7 +33,7 @@ pub(super) fn content(parts: &[Value], pictures: &mut Vec<Vec<u8>>) -> Result<Va
                 pictures.push(file(part)?);
                 content.push(json!({ "type": "image" }));
             }
-            _ => add_text(&mut content, &foreign::as_text(part)?),
+            _ => add_text(&mut content, &unknown_blocks::as_text(part)?),
         }
     }
     if pictures.len() > before {

@@ -11,14 +11,14 @@ use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
 use super::fields::Fields;
-use super::fim::{FimRequest, GapTokens};
+use super::fim::{FimRequest, FimTokens};
 use super::generation_request::GenerationRequest;
-use super::openai_envelope::{Envelope, kv, timings, told};
+use super::openai_envelope::{Envelope, kv, progress_json, timings};
 use super::prompt::{Prompt, prompts};
 use super::response::{Accumulated, ApiFormat, Chunk, Delta, Framing};
 use super::{Caller, Server, sampling};
 use crate::decoding::{Finish, token_text};
-use crate::worker::{Progress, Times};
+use crate::worker::{AnswerStats, Progress};
 
 /// Continues a text.
 pub(super) async fn completion(
@@ -42,12 +42,12 @@ pub(super) async fn infill(
     let hosted = server.hosted(&fields).await?;
     let asked = GenerationRequest::read(&fields, &server.sampling_defaults(&hosted), &hosted)?;
     let gap = FimRequest::read(&fields)?;
-    let known = GapTokens::of(&hosted.model).ok_or_else(|| {
+    let known = FimTokens::of(&hosted.model).ok_or_else(|| {
         ApiError::invalid("this model does not support fill-in-the-middle: its vocabulary has no tokens for prefix and suffix")
     })?;
     let n_ctx = hosted.n_ctx;
     let tokens = hosted
-        .tokens(gap.n_bytes(), move |model, _| {
+        .tokenize(gap.n_bytes(), move |model, _| {
             let tokenizer = model.tokenizer()?;
             let encode = |text: &str| {
                 let tokens = tokenizer.encode(text, Special::AsText, false);
@@ -97,7 +97,7 @@ impl Native {
             "stop": answer.stop,
             "ignore_eos": answer.ignore_eos,
             "n_probs": answer.logprobs.unwrap_or(0),
-            "post_sampling_probs": answer.after_sampling,
+            "post_sampling_probs": answer.post_sampling_probs,
             "stream": asked.stream,
             // Decay of the adaptive target, which is never set.
             "adaptive_decay": 0.0,
@@ -105,7 +105,7 @@ impl Native {
         if answer.sampler.dry.is_on() {
             settings["dry_sequence_breakers"] = json!(answer.breakers.texts());
         }
-        for (name, off) in super::refused::SAMPLERS {
+        for (name, off) in super::unsupported::SAMPLERS {
             settings[name] = off.into();
         }
         for (name, value) in sampling::told(&answer.sampler) {
@@ -171,10 +171,10 @@ impl ApiFormat for Native {
 
     fn progress(&mut self, progress: Progress, out: &mut VecDeque<Chunk>) {
         let mut piece = json!({
-            "index": 0, "content": "", "tokens": [], "stop": false, "prompt_progress": told(progress),
+            "index": 0, "content": "", "tokens": [], "stop": false, "prompt_progress": progress_json(progress),
         });
         if self.head.asked.timings_per_token {
-            piece["timings"] = timings(&Times { prompt: progress, ..Times::default() });
+            piece["timings"] = timings(&AnswerStats { prompt: progress, ..AnswerStats::default() });
         }
         out.push_back(Chunk(piece));
     }

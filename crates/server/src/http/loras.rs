@@ -17,7 +17,7 @@ use super::generation_request::kv_type;
 use super::origin::refuse_unless_json;
 use super::{Caller, ServedModel, Server};
 use crate::idle_sessions::CacheSpec;
-use crate::lanes::Owner;
+use crate::owner_limits::Owner;
 
 /// LoRA adapter by number, and its scale.
 #[derive(Debug, Clone, Deserialize)]
@@ -32,7 +32,7 @@ const FORM: &str = "a list of {\"id\": number, \"scale\": number}";
 
 /// Model options of a request.
 #[derive(Debug, Clone)]
-pub(crate) struct Wanted {
+pub(crate) struct ModelOptions {
     /// KV cache type.
     kv: Option<KvOptions>,
     /// LoRA scales; adapters not listed get 0.
@@ -41,7 +41,7 @@ pub(crate) struct Wanted {
     model: Option<String>,
 }
 
-impl Wanted {
+impl ModelOptions {
     pub fn read(fields: &Fields) -> Result<Self, ApiError> {
         let (scales, model) = (fields.get("lora", FORM)?, fields.get("model", "a name")?);
         Ok(Self { kv: kv_type(fields)?, scales, model })
@@ -50,8 +50,8 @@ impl Wanted {
 
 impl ServedModel {
     /// Returns the cache options of a request of `owner`.
-    pub(super) fn stored(&self, wanted: &Wanted, owner: &Owner) -> Result<Arc<CacheSpec>, ApiError> {
-        let Wanted { kv, scales, model } = wanted;
+    pub(super) fn stored(&self, wanted: &ModelOptions, owner: &Owner) -> Result<Arc<CacheSpec>, ApiError> {
+        let ModelOptions { kv, scales, model } = wanted;
         let usual = self.usual(owner);
         let strengths = match (scales, model) {
             (Some(scales), _) => Some(self.strengths(scales)?),
@@ -71,8 +71,8 @@ impl ServedModel {
 
     /// Returns the defaults of an owner, as set by requests with its key.
     pub(super) fn usual(&self, owner: &Owner) -> Arc<CacheSpec> {
-        let set = self.usual_of.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(set.get(owner).unwrap_or(&self.usual))
+        let set = self.defaults_of.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(set.get(owner).unwrap_or(&self.defaults))
     }
 
     /// Returns the adapter of this name; `name:latest` is `name`, as ollama's clients write it.
@@ -92,7 +92,7 @@ impl ServedModel {
 
     /// Returns the scale of each adapter for these cache options.
     fn strengths_of(&self, stored: &CacheSpec) -> Arc<[f32]> {
-        stored.lora_scales.clone().unwrap_or_else(|| self.model.lora_strengths().into())
+        stored.lora_scales.clone().unwrap_or_else(|| self.model.lora_scales().into())
     }
 
     /// Returns the scale of each adapter from a list; adapters not listed get 0.
@@ -139,10 +139,10 @@ pub(super) async fn set(
     let scales = Vec::<Scale>::deserialize(&body)
         .map_err(|_| ApiError::field("lora", FORM, super::fields::short(&body)))?;
     let strengths = hosted.strengths(&scales)?;
-    let stored = CacheSpec::new(hosted.usual.options.clone(), Some(strengths));
-    let mut set = hosted.usual_of.lock().unwrap_or_else(PoisonError::into_inner);
+    let stored = CacheSpec::new(hosted.defaults.options.clone(), Some(strengths));
+    let mut set = hosted.defaults_of.lock().unwrap_or_else(PoisonError::into_inner);
     // Requests whose scales equal the defaults share their cache.
-    if hosted.strengths_of(&stored) == hosted.strengths_of(&hosted.usual) {
+    if hosted.strengths_of(&stored) == hosted.strengths_of(&hosted.defaults) {
         set.remove(&caller.owner);
     } else {
         set.insert(caller.owner, stored);

@@ -5,14 +5,13 @@ mod anthropic;
 mod body;
 mod chat;
 mod completions;
+mod constraints;
 mod conversation;
 mod embeddings;
 mod error;
 mod fields;
 mod fim;
-mod foreign;
 mod generation_request;
-mod held;
 mod history;
 mod images;
 mod llama_cpp;
@@ -21,7 +20,6 @@ mod ollama;
 mod openai_envelope;
 mod origin;
 mod prompt;
-mod refused;
 mod request_id;
 mod rerank;
 mod response;
@@ -29,6 +27,8 @@ mod responses;
 mod sampling;
 mod status;
 mod tokenize;
+mod unknown_blocks;
+mod unsupported;
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -49,23 +49,23 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::CorsLayer;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::constraint::Grammars;
+use crate::constraint::ConstraintCompiler;
 use crate::idle_sessions::{CacheKey, CacheSpec};
-use crate::lanes::{Lanes, Owner};
 use crate::models::ModelRegistry;
-use crate::priority::do_giving_way;
+use crate::owner_limits::{Lanes, Owner};
+use crate::priority::run_low_priority;
 use crate::trace::Trace;
 use crate::worker::{EVENTS_OF_ANSWER, Job, Status};
 use crate::{Options, ServerSampling};
 pub(crate) use body::Bodies;
+use constraints::RequestConstraints;
 use conversation::{Conversation, Opening};
 pub(crate) use error::ApiError;
 use fields::Fields;
 use generation_request::GenerationRequest;
-use held::Held;
 use request_id::RequestId;
 pub(crate) use request_id::cors;
-use response::{ApiFormat, Listener};
+use response::{ApiFormat, ResponseStream};
 
 /// `system_fingerprint` of every response, in the format of llama.cpp's builds: clients expect a
 /// leading `b`.
@@ -85,20 +85,20 @@ pub(crate) struct ServedModel {
     /// Maximum tokens of a conversation.
     pub n_ctx: usize,
     /// Cache options of requests that set none.
-    pub usual: Arc<CacheSpec>,
+    pub defaults: Arc<CacheSpec>,
     /// The same for API keys that have changed their LoRA scales.
-    pub usual_of: Mutex<HashMap<Owner, Arc<CacheSpec>>>,
+    pub defaults_of: Mutex<HashMap<Owner, Arc<CacheSpec>>>,
     /// Sampling parameters of requests that set none.
     pub sampling_defaults: ServerSampling,
     /// Value of the template's `enable_thinking` for requests that set none.
-    pub thinks: Option<bool>,
+    pub enable_thinking: Option<bool>,
     /// Maximum reasoning tokens of requests that set none.
     pub thinking_budget: Option<usize>,
-    pub grammars: Arc<Grammars>,
+    pub grammars: Arc<ConstraintCompiler>,
     /// Serializes tokenization of long texts.
     pub long_texts: Arc<Lanes>,
     /// Maximum prompts of one API key in the queue.
-    pub most_waiting: usize,
+    pub max_queued: usize,
     pub jobs: Sender<Job>,
     pub status: Arc<Mutex<Status>>,
 }
@@ -112,7 +112,7 @@ pub(crate) struct Server {
     /// Memory budget and limits that request bodies share.
     pub bodies: Bodies,
     /// The server is shutting down and accepts no more work.
-    pub is_leaving: AtomicBool,
+    pub is_shutting_down: AtomicBool,
     /// Cloned by every response until it has been sent: the count is the work in progress.
     pub work: Arc<()>,
 }
@@ -131,9 +131,9 @@ pub(crate) struct Caller {
 }
 
 /// Connection of a request whose work runs on another thread.
-pub(crate) struct Client(Weak<()>);
+pub(crate) struct ClientAlive(Weak<()>);
 
-impl Client {
+impl ClientAlive {
     /// Fails once the client has disconnected: the remaining work has no receiver.
     fn check(&self) -> Result<(), ApiError> {
         if self.0.strong_count() > 0 { Ok(()) } else { Err(ApiError::invalid("the client has gone")) }
@@ -153,7 +153,7 @@ impl Server {
     /// Returns the sampling parameters of a request that sets none, with a seed of its own unless
     /// the seed is fixed.
     fn sampling_defaults(&self, hosted: &ServedModel) -> ServerSampling {
-        let ServerSampling { usual, likeliest } = hosted.sampling_defaults;
+        let ServerSampling { usual, greedy: likeliest } = hosted.sampling_defaults;
         if self.options.has_one_seed {
             return hosted.sampling_defaults;
         }
@@ -164,7 +164,7 @@ impl Server {
             let seed = xxh3_64_with_seed(&n.to_le_bytes(), params.seed) >> 33;
             SamplerParams { seed, ..params }
         };
-        ServerSampling { usual: own(usual), likeliest: own(likeliest) }
+        ServerSampling { usual: own(usual), greedy: own(likeliest) }
     }
 
     /// Returns the model that a request names.
@@ -191,7 +191,7 @@ impl ServedModel {
 
     /// Reads the conversation of a request.
     pub fn conversation(&self, fields: &Fields) -> Result<Conversation, ApiError> {
-        let usual = (self.thinks, self.thinking_budget);
+        let usual = (self.enable_thinking, self.thinking_budget);
         Conversation::read(fields, self.model.chat_template()?, usual)
     }
 
@@ -201,10 +201,10 @@ impl ServedModel {
 
     /// Runs tokenization of at most `n_bytes` bytes on a blocking thread without delaying other
     /// requests, and stops when the client disconnects.
-    pub async fn tokens<T: Send + 'static>(
+    pub async fn tokenize<T: Send + 'static>(
         &self,
         n_bytes: usize,
-        work: impl FnOnce(&Model, &Client) -> Result<T, ApiError> + Send + 'static,
+        work: impl FnOnce(&Model, &ClientAlive) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         if n_bytes > MAX_TEXT {
             return Err(body::too_large("bytes of text", MAX_TEXT, n_bytes));
@@ -212,11 +212,11 @@ impl ServedModel {
         let lane = if n_bytes > LONG_TEXT { Some(self.long_texts.enter(&None).await) } else { None };
         // Dropped with this future, which ends when the client disconnects.
         let is_here = Arc::new(());
-        let (model, client) = (self.model.clone(), Client(Arc::downgrade(&is_here)));
+        let (model, client) = (self.model.clone(), ClientAlive(Arc::downgrade(&is_here)));
         let done = match lane {
             None => tokio::task::spawn_blocking(move || work(&model, &client)).await.ok(),
             Some(lane) => {
-                do_giving_way(move || {
+                run_low_priority(move || {
                     let _lane = lane;
                     work(&model, &client)
                 })
@@ -228,12 +228,12 @@ impl ServedModel {
 
     /// Tokenizes a text that may contain special tokens.
     async fn text_tokens(&self, text: String) -> Result<Vec<u32>, ApiError> {
-        self.tokens(text.len(), move |model, _| Ok(model.text_prompt(&text, Special::Parse)?)).await
+        self.tokenize(text.len(), move |model, _| Ok(model.text_prompt(&text, Special::Parse)?)).await
     }
 
     /// Tokenizes a text for an embedding.
     async fn embedding_tokens(&self, text: String) -> Result<Vec<u32>, ApiError> {
-        self.tokens(text.len(), move |model, _| Ok(model.embedding_tokens(&text)?)).await
+        self.tokenize(text.len(), move |model, _| Ok(model.embedding_tokens(&text)?)).await
     }
 
     /// Reads the request for the next turn of a conversation and renders its prompt.
@@ -245,7 +245,7 @@ impl ServedModel {
     ) -> Result<(GenerationRequest, Opening), ApiError> {
         let mut asked = GenerationRequest::read(fields, defaults, self)?;
         let conversation = self.conversation(fields)?;
-        asked.hold_to(&conversation);
+        asked.apply_tools(&conversation);
         asked.answer.call_marks = conversation.call_marks(self.tokenizer());
         let mut opening = self.opening(conversation, caller).await?;
         asked.answer.reasoning_budget = opening.thinking.take();
@@ -256,13 +256,13 @@ impl ServedModel {
     /// Renders the prompt of the next turn of a conversation.
     pub async fn opening(&self, conversation: Conversation, caller: &Caller) -> Result<Opening, ApiError> {
         let (owner, n_ctx, n_bytes) = (caller.owner.clone(), self.n_ctx, conversation.n_bytes());
-        let open = move |model: &Model, client: &Client| {
+        let open = move |model: &Model, client: &ClientAlive| {
             conversation.open(model, n_ctx, |file| {
                 client.check()?;
                 Ok(model.encode_image_for(owner.as_deref(), file)?)
             })
         };
-        self.tokens(n_bytes, open).await
+        self.tokenize(n_bytes, open).await
     }
 
     /// Rejects empty prompts and prompts that exceed the context.
@@ -292,7 +292,7 @@ impl ServedModel {
         let (events, received) = channel(EVENTS_AHEAD + EVENTS_OF_ANSWER * n_answers);
         let n_jobs = prompts.len();
         self.check(&prompts)?;
-        let Held { guides, warnings } = self.held(asked, caller).await?;
+        let RequestConstraints { guides, warnings } = self.held(asked, caller).await?;
         format.warn(warnings);
         let stored = self.stored(&asked.wanted, &caller.owner)?;
         for (index, prompt) in prompts.into_iter().enumerate() {
@@ -304,18 +304,18 @@ impl ServedModel {
                 guides: guides.fork(),
                 n: asked.n,
                 first,
-                n_together: n_answers,
-                tells_progress: asked.stream && (asked.return_progress || F::TELLS_PROGRESS),
-                scores: asked.answer.logprobs.filter(|_| asked.echo),
+                n_answers,
+                reports_progress: asked.stream && (asked.return_progress || F::TELLS_PROGRESS),
+                prompt_logprobs: asked.answer.logprobs.filter(|_| asked.echo),
                 pooled: None,
                 id: Arc::clone(&caller.id),
                 trace: Trace::here(&self.name, "text_completion"),
                 events: events.clone(),
             };
-            self.jobs.send(job).map_err(|_| ApiError::leaving())?;
+            self.jobs.send(job).map_err(|_| ApiError::shutting_down())?;
         }
         drop(events);
-        let listener = Listener::new(received, n_jobs, n_answers, format, held).await?;
+        let listener = ResponseStream::new(received, n_jobs, n_answers, format, held).await?;
         if asked.stream { Ok(listener.stream()) } else { listener.whole().await }
     }
 }
@@ -421,8 +421,8 @@ async fn admit(State(server): State<Arc<Server>>, mut request: Request, next: Ne
     // Counted as work before the shutdown flag is read, so that no request is admitted after the
     // last check.
     let work = Arc::clone(&server.work);
-    if !is_open && request.method() == Method::POST && server.is_leaving.load(Ordering::Relaxed) {
-        return ApiError::leaving().into_response();
+    if !is_open && request.method() == Method::POST && server.is_shutting_down.load(Ordering::Relaxed) {
+        return ApiError::shutting_down().into_response();
     }
     let id = request.extensions().get::<RequestId>().map_or_else(|| "".into(), |id| Arc::clone(&id.0));
     let n_bytes = Arc::default();

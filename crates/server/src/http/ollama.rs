@@ -18,27 +18,27 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::fim::GapTokens;
+use super::fim::FimTokens;
 use super::generation_request::GenerationRequest;
 use super::response::{Accumulated, ApiFormat, Chunk, Delta, Framing};
-use super::{Caller, ServedModel, Server, refused, sampling};
+use super::{Caller, ServedModel, Server, sampling, unsupported};
 use crate::decoding::Finish;
 use crate::output_parser::{Call, OutputParser, Part};
-use crate::worker::Times;
+use crate::worker::AnswerStats;
 
 /// Error in ollama's format.
-pub(super) struct Told(ApiError);
+pub(super) struct OllamaError(ApiError);
 
-impl From<ApiError> for Told {
+impl From<ApiError> for OllamaError {
     fn from(error: ApiError) -> Self {
         Self(error)
     }
 }
 
-impl IntoResponse for Told {
+impl IntoResponse for OllamaError {
     fn into_response(self) -> Response {
         let message = self.0.message().to_owned();
-        self.0.answered(json!({ "error": message }))
+        self.0.into_response_with(json!({ "error": message }))
     }
 }
 
@@ -88,9 +88,9 @@ pub(super) async fn running(State(server): State<Arc<Server>>) -> Json<Value> {
 }
 
 /// Rejects changes of models: they are fixed when the server starts.
-pub(super) async fn unchangeable() -> Told {
+pub(super) async fn unchangeable() -> OllamaError {
     let message = "models are those that kvant serve was started with: -m, -hf or --also names them";
-    Told(ApiError::new(StatusCode::NOT_IMPLEMENTED, "not_supported_error", message))
+    OllamaError(ApiError::new(StatusCode::NOT_IMPLEMENTED, "not_supported_error", message))
 }
 
 /// Returns 64 hexadecimal digits: clients truncate them to twelve without a check.
@@ -116,7 +116,7 @@ fn details(hosted: Option<&ServedModel>) -> Value {
 pub(super) async fn show(
     State(server): State<Arc<Server>>,
     fields: Result<Fields, ApiError>,
-) -> Result<Json<Value>, Told> {
+) -> Result<Json<Value>, OllamaError> {
     let hosted = hosted(&server, &fields?).await?;
     let meta = hosted.model.gguf().meta();
     let text = |key: &str| meta.find::<&str>(key).ok().flatten().unwrap_or_default().to_owned();
@@ -144,7 +144,7 @@ fn capabilities(model: &Model) -> Vec<&'static str> {
         ("tools", !template.is_empty()),
         ("thinking", ReasoningParser::of(&template, "") != ReasoningParser::none()),
         ("vision", model.supports_images()),
-        ("insert", GapTokens::of(model).is_some()),
+        ("insert", FimTokens::of(model).is_some()),
     ]
     .into_iter()
     .filter_map(|(name, can)| can.then_some(name))
@@ -162,14 +162,14 @@ pub(super) async fn chat(
     State(server): State<Arc<Server>>,
     Extension(caller): Extension<Caller>,
     fields: Result<Fields, ApiError>,
-) -> Result<Response, Told> {
+) -> Result<Response, OllamaError> {
     let fields = fields?;
     let hosted = hosted(&server, &fields).await?;
     let messages: Vec<Value> = fields.get("messages", "a list of messages")?.unwrap_or_default();
     if messages.is_empty() {
         return Ok(loaded(&hosted, json!({ "message": { "role": "assistant", "content": "" } })));
     }
-    let mut into = translated(&fields)?;
+    let mut into = to_openai(&fields)?;
     let messages = messages.into_iter().map(message).collect::<Result<Vec<_>, _>>()?;
     into.insert("messages".to_owned(), messages.into());
     if let Some(tools) = fields.value("tools") {
@@ -185,7 +185,7 @@ pub(super) async fn generate(
     State(server): State<Arc<Server>>,
     Extension(caller): Extension<Caller>,
     fields: Result<Fields, ApiError>,
-) -> Result<Response, Told> {
+) -> Result<Response, OllamaError> {
     let fields = fields?;
     let hosted = hosted(&server, &fields).await?;
     for name in ["suffix", "template", "context"] {
@@ -198,7 +198,7 @@ pub(super) async fn generate(
     if prompt.is_empty() {
         return Ok(loaded(&hosted, json!({ "response": "" })));
     }
-    let mut into = translated(&fields)?;
+    let mut into = to_openai(&fields)?;
     let (asked, tokens, speech) = if fields.flag("raw")? {
         let asked = GenerationRequest::read(&Fields::new(into), &server.sampling_defaults(&hosted), &hosted)?;
         let tokens = hosted.text_tokens(prompt).await?;
@@ -232,7 +232,7 @@ pub(super) async fn embed(
     State(server): State<Arc<Server>>,
     Extension(caller): Extension<Caller>,
     fields: Result<Fields, ApiError>,
-) -> Result<Response, Told> {
+) -> Result<Response, OllamaError> {
     let (fields, started) = (fields?, Instant::now());
     let hosted = hosted(&server, &fields).await?;
     let embedded = server.embed_all(&hosted, "input", &fields, &caller).await?;
@@ -256,7 +256,7 @@ pub(super) async fn embeddings(
     State(server): State<Arc<Server>>,
     Extension(caller): Extension<Caller>,
     fields: Result<Fields, ApiError>,
-) -> Result<Response, Told> {
+) -> Result<Response, OllamaError> {
     let fields = fields?;
     let hosted = hosted(&server, &fields).await?;
     let text: String = fields.need("prompt", "a text")?;
@@ -276,12 +276,12 @@ fn loaded(hosted: &ServedModel, mut said: Value) -> Response {
 }
 
 /// Translates the options of a request to OpenAI's API, without messages and prompt.
-fn translated(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
+fn to_openai(fields: &Fields) -> Result<Map<String, Value>, ApiError> {
     // Options with equal names in both APIs.
     const NAMES: [&str; 5] = ["seed", "stop", "presence_penalty", "frequency_penalty", "num_predict"];
-    refused::check_ollama(fields)?;
+    unsupported::check_ollama(fields)?;
     let (options, mut into) = (fields.object("options")?, Map::new());
-    let missing = refused::SAMPLERS.map(|(name, _)| name);
+    let missing = unsupported::SAMPLERS.map(|(name, _)| name);
     for name in NAMES.into_iter().chain(sampling::NAMES).chain(missing) {
         if let Some(value) = options.value(name) {
             into.insert(name.to_owned(), value.clone());
@@ -433,7 +433,7 @@ impl Ollama {
 }
 
 /// Returns token counts and their durations in nanoseconds.
-fn durations(times: &Times) -> Map<String, Value> {
+fn durations(times: &AnswerStats) -> Map<String, Value> {
     let nanoseconds = |time: Duration| time.as_nanos() as u64;
     let fields = [
         ("total_duration", nanoseconds(times.prompt.took + times.decode_time)),

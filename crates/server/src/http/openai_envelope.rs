@@ -12,7 +12,7 @@ use super::fields::Fields;
 use super::generation_request::GenerationRequest;
 use super::response::{Accumulated, Chunk};
 use crate::decoding::{Logprob, TokenLogprobs, token_text};
-use crate::worker::{Progress, Times};
+use crate::worker::{AnswerStats, Progress};
 
 /// Fields common to all choices and chunks of a response.
 pub(super) struct Envelope {
@@ -47,7 +47,7 @@ impl Envelope {
 
     /// Returns the logprobs of each token and its alternatives.
     pub fn likelihoods(&self, likelihoods: &[TokenLogprobs]) -> Value {
-        let is_after = self.asked.answer.after_sampling;
+        let is_after = self.asked.answer.post_sampling_probs;
         let of = |of: &Logprob| {
             let (token, bytes) = token_text(self.tokenizer(), of.token);
             let mut told = json!({ "id": of.token, "token": token, "bytes": bytes });
@@ -83,7 +83,7 @@ impl Envelope {
 
     pub fn whole(&self, choices: Vec<Value>, heard: &[Accumulated]) -> Value {
         let mut object = self.object(self.object, choices.into());
-        object.extend(accounts(heard, self.asked.n));
+        object.extend(usage_fields(heard, self.asked.n));
         self.add_warnings(&mut object);
         object.into()
     }
@@ -103,9 +103,12 @@ impl Envelope {
 
     pub fn progress(&self, progress: Progress, choice: Value, out: &mut VecDeque<Chunk>) {
         let mut chunk = self.chunk(choice);
-        chunk.insert("prompt_progress".to_owned(), told(progress));
+        chunk.insert("prompt_progress".to_owned(), progress_json(progress));
         if self.asked.timings_per_token {
-            chunk.insert("timings".to_owned(), timings(&Times { prompt: progress, ..Times::default() }));
+            chunk.insert(
+                "timings".to_owned(),
+                timings(&AnswerStats { prompt: progress, ..AnswerStats::default() }),
+            );
         }
         out.push_back(Chunk(chunk.into()));
     }
@@ -115,21 +118,21 @@ impl Envelope {
         if self.asked.include_usage {
             let object = if is_chat { "chat.completion.chunk" } else { self.object };
             let mut chunk = self.object(object, json!([]));
-            chunk.extend(accounts(heard, self.asked.n));
+            chunk.extend(usage_fields(heard, self.asked.n));
             out.push_back(Chunk(chunk.into()));
         }
     }
 }
 
 /// Returns the prefill progress.
-pub(super) fn told(progress: Progress) -> Value {
+pub(super) fn progress_json(progress: Progress) -> Value {
     let Progress { total, cached, done, took } = progress;
     json!({ "total": total, "cache": cached, "processed": done, "time_ms": took.as_millis() as u64 })
 }
 
 /// Returns usage, timings and cache size. Each prompt has `n` answers and is counted once.
-pub(super) fn accounts(heard: &[Accumulated], n: usize) -> Map<String, Value> {
-    let first = heard.first().map_or_else(Times::default, |heard| heard.times);
+pub(super) fn usage_fields(heard: &[Accumulated], n: usize) -> Map<String, Value> {
+    let first = heard.first().map_or_else(AnswerStats::default, |heard| heard.times);
     let n_said: usize = heard.iter().map(|heard| heard.times.n_generated).sum();
     let n_thought: usize = heard.iter().map(|heard| heard.times.n_reasoning).sum();
     let prompts = || heard.chunks(n).filter_map(|answers| answers.first()).map(|heard| heard.times.prompt);
@@ -153,11 +156,11 @@ pub(super) fn accounts(heard: &[Accumulated], n: usize) -> Map<String, Value> {
 }
 
 /// Returns the size of a cache, and its size as f16.
-pub(super) fn kv(times: &Times) -> Value {
+pub(super) fn kv(times: &AnswerStats) -> Value {
     json!({ "bytes": times.kv_bytes, "bytes_f16": times.kv_bytes_f16 })
 }
 
-pub(super) fn timings(times: &Times) -> Value {
+pub(super) fn timings(times: &AnswerStats) -> Value {
     let (read, said) = (times.prompt.done - times.prompt.cached.min(times.prompt.done), times.n_generated);
     let [prompt, speaking] = [times.prompt.took, times.decode_time].map(|time| time.as_secs_f64());
     let rate = |n: usize, seconds: f64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };

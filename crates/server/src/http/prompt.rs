@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::error::ApiError;
 use super::fields::{Fields, text_bytes};
-use super::{Client, ServedModel};
+use super::{ClientAlive, ServedModel};
 
 const EXPECTED: &str = "a text, a list of token numbers and texts, or a list of those";
 /// Maximum prompts of a request, as in OpenAI's API.
@@ -31,10 +31,10 @@ pub(super) enum Purpose {
 /// Returns the prompts of a generation request, at most as many as fit in the queue.
 pub(super) async fn prompts(hosted: &ServedModel, fields: &Fields) -> Result<Vec<Prompt>, ApiError> {
     if let Some(Value::Array(items)) = fields.value("prompt")
-        && items.len() > hosted.most_waiting
+        && items.len() > hosted.max_queued
         && !items.iter().any(Value::is_number)
     {
-        let expected = format!("at most {} texts (as many as may wait: --queue)", hosted.most_waiting);
+        let expected = format!("at most {} texts (as many as may wait: --queue)", hosted.max_queued);
         return Err(ApiError::field("prompt", &expected, items.len()));
     }
     texts(hosted, fields, "prompt", Purpose::Continue).await
@@ -53,7 +53,7 @@ pub(super) async fn texts(
         Value::Array(items) => items.iter().map(text_bytes).max().unwrap_or(0),
         other => text_bytes(other),
     };
-    hosted.tokens(longest, move |model, client| Texts { model, name, purpose }.all(client, &given)).await
+    hosted.tokenize(longest, move |model, client| Texts { model, name, purpose }.all(client, &given)).await
 }
 
 /// Tokenization of the texts in a field.
@@ -65,7 +65,7 @@ struct Texts<'a> {
 
 impl Texts<'_> {
     /// Reads a list of numbers, or of numbers and texts, as one prompt; any other list as several.
-    fn all(&self, client: &Client, given: &Value) -> Result<Vec<Prompt>, ApiError> {
+    fn all(&self, client: &ClientAlive, given: &Value) -> Result<Vec<Prompt>, ApiError> {
         match given {
             Value::Array(items) if !items.iter().any(Value::is_number) && !items.is_empty() => {
                 if items.len() > MOST_PROMPTS {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::{Extension, Json};
-use kvant::{Pooled, Pooling};
+use kvant::{HiddenStatePool, Pooling};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
@@ -30,7 +30,7 @@ pub(super) async fn rerank(
     let longest = query.len() + documents.iter().map(String::len).max().unwrap_or(0);
     let (put, asked) = (scorer.clone(), documents.clone());
     let prompts = hosted
-        .tokens(longest, move |model, client| {
+        .tokenize(longest, move |model, client| {
             let read = |document: &String| {
                 client.check()?;
                 Ok(put.prompt(model, &query, document)?)
@@ -39,9 +39,9 @@ pub(super) async fn rerank(
         })
         .await?;
     let n_tokens: usize = prompts.iter().map(Vec::len).sum();
-    let empty = Pooled::new(&hosted.model, Pooling::Last);
+    let empty = HiddenStatePool::new(&hosted.model, Pooling::Last);
     let pooled = hosted.pooled(prompts, &empty, &fields, &caller).await?;
-    let score = |pooled: &Pooled| Ok(scorer.score(&pooled.state()?));
+    let score = |pooled: &HiddenStatePool| Ok(scorer.score(&pooled.vector()?));
     let scores = pooled.iter().map(score).collect::<Result<Vec<f32>, ApiError>>()?;
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));

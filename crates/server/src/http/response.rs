@@ -16,7 +16,7 @@ use tokio::sync::mpsc::Receiver;
 
 use super::error::ApiError;
 use crate::decoding::{FinalOutput, Finish, TokenLogprobs, TokenOutput};
-use crate::worker::{Event, Progress, Times};
+use crate::worker::{AnswerStats, Event, Progress};
 
 /// Interval of keep-alive comments in an idle stream, so that clients and proxies do not close the
 /// connection.
@@ -31,7 +31,7 @@ pub(crate) struct Accumulated {
     /// Logprobs of all prompt tokens but the first, if requested.
     pub prompt: Arc<[TokenLogprobs]>,
     pub finish: Option<Finish>,
-    pub times: Times,
+    pub times: AnswerStats,
 }
 
 /// New output of the answer at this index.
@@ -101,7 +101,7 @@ pub(crate) trait ApiFormat: Send + 'static {
 }
 
 /// Receives the events of one or several jobs that share a channel.
-pub(crate) struct Listener<F> {
+pub(crate) struct ResponseStream<F> {
     events: Receiver<Event>,
     /// Events received before all jobs were accepted.
     early: VecDeque<Event>,
@@ -112,7 +112,7 @@ pub(crate) struct Listener<F> {
     _held: Box<dyn Send>,
 }
 
-impl<F: ApiFormat> Listener<F> {
+impl<F: ApiFormat> ResponseStream<F> {
     /// Waits until all jobs are accepted; each contributes its part of the `n_answers`.
     ///
     /// # Errors
@@ -127,14 +127,14 @@ impl<F: ApiFormat> Listener<F> {
         let (mut early, mut n_taken) = (VecDeque::new(), 0);
         while n_taken < n_jobs {
             match events.recv().await {
-                Some(Event::Taken) => n_taken += 1,
+                Some(Event::Accepted) => n_taken += 1,
                 Some(Event::Refused(refusal)) => return Err(refusal.into()),
                 Some(Event::Failed { why, is_of_request }) => {
                     return Err(ApiError::failed(why, is_of_request));
                 }
                 // The first jobs may produce output before the last one is accepted.
                 Some(event) => early.push_back(event),
-                None => return Err(ApiError::leaving()),
+                None => return Err(ApiError::shutting_down()),
             }
         }
         let heard = vec![Accumulated::default(); n_answers];
@@ -152,8 +152,8 @@ impl<F: ApiFormat> Listener<F> {
     /// event.
     fn receive(&mut self, event: Option<Event>, out: &mut VecDeque<Chunk>) -> Result<bool, ApiError> {
         match event {
-            Some(Event::Taken | Event::Pooled(_)) => {}
-            Some(Event::Read(progress)) => self.format.progress(progress, out),
+            Some(Event::Accepted | Event::Pooled(_)) => {}
+            Some(Event::Prefilled(progress)) => self.format.progress(progress, out),
             Some(Event::Scored(answers, likelihoods)) => {
                 for index in answers {
                     self.heard[index].prompt = Arc::clone(&likelihoods);
@@ -177,7 +177,7 @@ impl<F: ApiFormat> Listener<F> {
             }
             Some(Event::Refused(refusal)) => return Err(refusal.into()),
             Some(Event::Failed { why, is_of_request }) => return Err(ApiError::failed(why, is_of_request)),
-            None => return Err(ApiError::leaving()),
+            None => return Err(ApiError::shutting_down()),
         }
         Ok(true)
     }
@@ -233,7 +233,10 @@ enum Stage {
 }
 
 /// Returns the stream of values to send; `None` is the end mark.
-fn sent<F: ApiFormat>(listener: Listener<F>, out: VecDeque<Chunk>) -> impl Stream<Item = Option<Chunk>> {
+fn sent<F: ApiFormat>(
+    listener: ResponseStream<F>,
+    out: VecDeque<Chunk>,
+) -> impl Stream<Item = Option<Chunk>> {
     unfold((listener, out, Stage::Open), |(mut listener, mut out, mut stage)| async move {
         loop {
             if let Some(sent) = out.pop_front() {
@@ -282,16 +285,20 @@ mod tests {
     fn a_job_may_produce_output_before_the_last_is_accepted() {
         let (events, received) = channel(16);
         let said = |text: &str| TokenOutput { token: 1, text: text.to_owned(), logprobs: Vec::new() };
-        let ended = |index| Event::Ended(index, Finish::Stop, FinalOutput::default(), Times::default());
-        for event in
-            [Event::Taken, Event::Token(0, said("a")), ended(0), Event::Taken, Event::Token(1, said("b"))]
-        {
+        let ended = |index| Event::Ended(index, Finish::Stop, FinalOutput::default(), AnswerStats::default());
+        for event in [
+            Event::Accepted,
+            Event::Token(0, said("a")),
+            ended(0),
+            Event::Accepted,
+            Event::Token(1, said("b")),
+        ] {
             events.try_send(event).unwrap();
         }
         events.try_send(ended(1)).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let answer = runtime.block_on(async {
-            let listener = Listener::new(received, 2, 2, Texts, ()).await.unwrap();
+            let listener = ResponseStream::new(received, 2, 2, Texts, ()).await.unwrap();
             listener.whole().await.unwrap()
         });
         assert_eq!(answer.status(), 200);

@@ -13,9 +13,9 @@ use serde_json::{Map, Value, json};
 use super::conversation::Opening;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::foreign;
-use super::refused;
 use super::response::{Accumulated, ApiFormat, Chunk, Delta, Framing};
+use super::unknown_blocks;
+use super::unsupported;
 use super::{Caller, Server, new_id};
 use crate::decoding::Finish;
 use crate::output_parser::{Call, OutputParser, Part};
@@ -26,9 +26,9 @@ pub(super) async fn responses(
     fields: Fields,
 ) -> Result<Response, ApiError> {
     let hosted = server.hosted(&fields).await?;
-    refused::check_responses(&fields)?;
+    unsupported::check_responses(&fields)?;
     let model = fields.get("model", "a name")?.unwrap_or_else(|| hosted.name.clone());
-    let words = translated(&fields)?;
+    let words = to_openai(&fields)?;
     let (asked, Opening { tokens, speech, .. }) =
         hosted.open(&words, &server.sampling_defaults(&hosted), &caller).await?;
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
@@ -38,7 +38,7 @@ pub(super) async fn responses(
 }
 
 /// Translates a request to the chat API.
-fn translated(fields: &Fields) -> Result<Fields, ApiError> {
+fn to_openai(fields: &Fields) -> Result<Fields, ApiError> {
     let mut into = Map::new();
     const SAME: [&str; 10] = [
         "max_output_tokens",
@@ -106,7 +106,7 @@ fn item(given: &Value) -> Result<Option<Value>, ApiError> {
             json!({ "role": "tool", "tool_call_id": given["call_id"], "content": given["output"] })
         }
         "reasoning" => return Ok(None),
-        _ => foreign::item(given)?,
+        _ => unknown_blocks::item(given)?,
     }))
 }
 
@@ -117,13 +117,13 @@ struct Responses {
     request: Fields,
     speech: OutputParser,
     /// Output items so far; the last one may grow.
-    items: Vec<Item>,
+    items: Vec<OutputItem>,
     /// Number of events sent.
     number: u64,
 }
 
 /// Output item of a response.
-struct Item {
+struct OutputItem {
     id: String,
     content: Content,
 }
@@ -134,7 +134,7 @@ enum Content {
     Call(Call),
 }
 
-impl Item {
+impl OutputItem {
     fn new(content: Content) -> Self {
         let prefix = match content {
             Content::Text(_) => "msg",
@@ -230,7 +230,7 @@ impl Responses {
     /// Starts an item.
     fn open(&mut self, content: Content, out: &mut VecDeque<Chunk>) {
         self.close(out);
-        let (index, item) = (self.items.len(), Item::new(content));
+        let (index, item) = (self.items.len(), OutputItem::new(content));
         let added = match &item.content {
             Content::Text(_) => json!({
                 "type": "message", "id": item.id, "status": "in_progress", "role": "assistant", "content": [],

@@ -1,6 +1,6 @@
 //! Sampling fields, by llama.cpp's names.
 
-use kvant::{Breakers, Dry, Dynatemp, Mirostat, MirostatVersion, SamplerParams, Xtc};
+use kvant::{Dry, Dynatemp, Mirostat, MirostatVersion, SamplerParams, SequenceBreakers, Xtc};
 use serde_json::{Map, Value, json};
 
 use super::ServedModel;
@@ -46,7 +46,7 @@ pub(super) fn sampler(fields: &Fields, defaults: &ServerSampling) -> Result<Samp
     };
     // Negative values mean 0, as in llama.cpp.
     let temperature = number("temperature")?.map(|temperature| temperature.max(0.0));
-    let usual = if temperature == Some(0.0) { &defaults.likeliest } else { &defaults.usual };
+    let usual = if temperature == Some(0.0) { &defaults.greedy } else { &defaults.usual };
     let sampler = SamplerParams {
         temperature: temperature.unwrap_or(usual.temperature),
         dynatemp: Dynatemp {
@@ -99,10 +99,14 @@ pub(super) fn seed(fields: &Fields) -> Result<Option<u64>, ApiError> {
 }
 
 /// Returns the DRY sequence breakers of a request, or the default ones.
-pub(super) fn breakers(fields: &Fields, dry: Dry, hosted: &ServedModel) -> Result<Breakers, ApiError> {
+pub(super) fn breakers(
+    fields: &Fields,
+    dry: Dry,
+    hosted: &ServedModel,
+) -> Result<SequenceBreakers, ApiError> {
     let name = "dry_sequence_breakers";
     let given: Option<Vec<String>> = fields.get(name, "a list of texts")?;
-    let texts = given.unwrap_or_else(|| Breakers::USUAL.map(str::to_owned).to_vec());
+    let texts = given.unwrap_or_else(|| SequenceBreakers::DEFAULT.map(str::to_owned).to_vec());
     if texts.len() > MOST_BREAKERS {
         return Err(ApiError::field(name, "at most 64 texts", texts.len()));
     }
@@ -110,7 +114,7 @@ pub(super) fn breakers(fields: &Fields, dry: Dry, hosted: &ServedModel) -> Resul
         return Err(ApiError::field(name, "texts of 1 to 256 bytes", short(&json!(text))));
     }
     if !dry.is_on() {
-        return Ok(Breakers::default());
+        return Ok(SequenceBreakers::default());
     }
     hosted.model.breakers(texts).map_err(|error| ApiError::invalid(error.to_string()))
 }

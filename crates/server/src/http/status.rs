@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::error::ApiError;
 use super::{FINGERPRINT, ServedModel, Server, sampling};
 use crate::decoding::token_text;
-use crate::metrics::older;
+use crate::metrics::to_prometheus_text;
 
 /// Chat page in one file that loads nothing else. Its parts are shared with the serverless page in
 /// crates/web.
@@ -44,8 +44,8 @@ pub(super) async fn live() -> Json<Value> {
 
 /// Reports whether work is accepted.
 pub(super) async fn health(State(server): State<Arc<Server>>) -> Result<Json<Value>, ApiError> {
-    if server.is_leaving.load(Ordering::Relaxed) {
-        return Err(ApiError::leaving());
+    if server.is_shutting_down.load(Ordering::Relaxed) {
+        return Err(ApiError::shutting_down());
     }
     Ok(Json(json!({ "status": "ok" })))
 }
@@ -58,7 +58,7 @@ pub(super) async fn metrics(State(server): State<Arc<Server>>, headers: HeaderMa
     let accepted = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let is_new = accepted.contains("openmetrics");
     let text = server.pool.metrics.text(&server.pool.status());
-    let text = if is_new { text } else { older(&text) };
+    let text = if is_new { text } else { to_prometheus_text(&text) };
     ([(header::CONTENT_TYPE, if is_new { NEW } else { OLD })], text)
 }
 
@@ -77,7 +77,7 @@ pub(super) async fn model(
     let Path(id) = id.map_err(|error| ApiError::invalid(error.body_text()))?;
     let index = server.pool.index(&id)?;
     let models = server.pool.models();
-    let (name, hosted) = models.get(index).ok_or_else(ApiError::leaving)?;
+    let (name, hosted) = models.get(index).ok_or_else(ApiError::shutting_down)?;
     let adapter = hosted.as_deref().and_then(|hosted| adapter_cards(hosted).nth(hosted.adapter(&id)?));
     Ok(Json(adapter.unwrap_or_else(|| card(name, hosted.as_deref()))))
 }
@@ -190,7 +190,7 @@ pub(super) async fn kv(State(server): State<Arc<Server>>) -> Result<Json<Value>,
 
 /// Returns the names of the key and value types: `mixed` if they differ by layer or head.
 fn types(hosted: &ServedModel) -> [&'static str; 2] {
-    let kv = &hosted.usual.options;
+    let kv = &hosted.defaults.options;
     let (k, v) = kv
         .plan(&hosted.model.config().kv_shape())
         .map_or((kv.k.name(), kv.v.name()), |plan| plan.type_names());

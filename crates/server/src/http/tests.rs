@@ -21,7 +21,14 @@ fn server() -> Arc<Server> {
     let pool = Arc::new(ModelRegistry::new(model, options.clone(), channel(1).0).unwrap());
     let (n_asked, is_leaving) = (AtomicU64::new(0), AtomicBool::new(false));
     let bodies = Bodies::default();
-    Arc::new(Server { options, pool, n_requests: n_asked, bodies, is_leaving, work: Arc::default() })
+    Arc::new(Server {
+        options,
+        pool,
+        n_requests: n_asked,
+        bodies,
+        is_shutting_down: is_leaving,
+        work: Arc::default(),
+    })
 }
 
 #[test]
@@ -59,7 +66,7 @@ fn tokenization_ends_with_its_client_and_long_texts_are_refused() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
         let (to, ended) = tokio::sync::oneshot::channel();
-        let work = move |_: &Model, client: &Client| {
+        let work = move |_: &Model, client: &ClientAlive| {
             while client.check().is_ok() {
                 std::thread::sleep(std::time::Duration::from_millis(1));
             }
@@ -67,11 +74,11 @@ fn tokenization_ends_with_its_client_and_long_texts_are_refused() {
             client.check()
         };
         let minute = std::time::Duration::from_secs(60);
-        let given_up = tokio::time::timeout(minute / 1000, hosted.tokens(1, work)).await;
+        let given_up = tokio::time::timeout(minute / 1000, hosted.tokenize(1, work)).await;
         assert!(given_up.is_err());
         tokio::time::timeout(minute, ended).await.unwrap().unwrap();
-        let error = hosted.tokens(MAX_TEXT + 1, |_, client| client.check()).await.unwrap_err();
+        let error = hosted.tokenize(MAX_TEXT + 1, |_, client| client.check()).await.unwrap_err();
         assert_eq!(error.object()["code"], 413);
-        hosted.tokens(MAX_TEXT, |_, client| client.check()).await.unwrap();
+        hosted.tokenize(MAX_TEXT, |_, client| client.check()).await.unwrap();
     });
 }

@@ -28,7 +28,7 @@ pub(super) async fn tokenize(
     };
     let pieces = fields.flag("with_pieces")?;
     let tokens = hosted
-        .tokens(text.len(), move |model, _| {
+        .tokenize(text.len(), move |model, _| {
             let tokens = model.tokenizer()?.encode(&text, special, adds);
             tokens.map_err(|error| ApiError::invalid(error.to_string()))
         })
@@ -96,6 +96,6 @@ pub(super) async fn apply_template(
 ) -> Result<Json<Value>, ApiError> {
     let hosted = server.hosted(&fields).await?;
     let conversation = hosted.conversation(&fields)?;
-    let text = hosted.tokens(conversation.n_bytes(), move |model, _| conversation.text(model)).await?;
+    let text = hosted.tokenize(conversation.n_bytes(), move |model, _| conversation.text(model)).await?;
     Ok(Json(json!({ "prompt": text })))
 }

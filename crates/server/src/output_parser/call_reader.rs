@@ -4,14 +4,14 @@
 //! Arguments that are a JSON object are forwarded verbatim, digit by digit. Arguments in separate
 //! marks are assembled to one object.
 
-use kvant::chat::begun;
+use kvant::chat::partial_match_len;
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::json_calls::{Miss, open_object};
+use super::json_calls::{NoMatch, open_object};
 use super::tool_calls::{Format, Style, Tool, is_text};
-use super::{Part, put};
+use super::{Part, push_text};
 
 /// Parser of one call.
 #[derive(Debug, Clone, PartialEq)]
@@ -19,7 +19,7 @@ pub(super) struct CallReader {
     style: Style,
     /// Text after all values of [`Style::Pairs`].
     closes: &'static str,
-    place: Place,
+    place: Position,
     name: String,
     /// Braces around the arguments: a model may double them.
     n_braces: usize,
@@ -27,7 +27,7 @@ pub(super) struct CallReader {
 
 /// Position of the parser in a call.
 #[derive(Debug, Clone, PartialEq)]
-enum Place {
+enum Position {
     /// Before the arguments.
     Head,
     /// In an object of arguments.
@@ -84,7 +84,7 @@ impl CallReader {
         Self {
             style: format.style,
             closes: format.closes,
-            place: Place::Head,
+            place: Position::Head,
             name: String::new(),
             n_braces: 1,
         }
@@ -93,18 +93,18 @@ impl CallReader {
     /// Creates a parser of a call that is a plain JSON object.
     pub fn plain() -> Self {
         let style = Style::Object { before: "", arguments: "arguments" };
-        Self { style, closes: "", place: Place::Head, name: String::new(), n_braces: 1 }
+        Self { style, closes: "", place: Position::Head, name: String::new(), n_braces: 1 }
     }
 
     /// Consumes text from the beginning of `held`. Returns whether the call has ended.
     pub fn read(&mut self, held: &mut String, tools: &[Tool], parts: &mut Vec<Part>) -> bool {
         loop {
             let step = match &self.place {
-                Place::Head => self.head(held, parts),
-                Place::Arguments(_) => self.arguments(held, parts),
-                Place::Tail(_) => self.tail(held),
-                Place::Between(_) => self.between(held, tools, parts),
-                Place::Value(_) => self.value(held, parts),
+                Position::Head => self.head(held, parts),
+                Position::Arguments(_) => self.arguments(held, parts),
+                Position::Tail(_) => self.tail(held),
+                Position::Between(_) => self.between(held, tools, parts),
+                Position::Value(_) => self.value(held, parts),
             };
             match step {
                 Step::Wait => return false,
@@ -116,17 +116,17 @@ impl CallReader {
 
     /// Parses the rest of a call that the end of the answer truncates, with its arguments so far.
     /// Returns whether its tool is known.
-    pub fn cut(&self, held: &str, parts: &mut Vec<Part>) -> bool {
+    pub fn finish_truncated(&self, held: &str, parts: &mut Vec<Part>) -> bool {
         match &self.place {
-            Place::Head => {
+            Position::Head => {
                 let Some((name, arguments)) = self.cut_head(held) else { return false };
                 begin(parts, name);
-                put(parts, Part::Arguments, &arguments);
+                push_text(parts, Part::Arguments, &arguments);
             }
-            Place::Value(OpenValue { is_text: true, has_begun: true, .. })
+            Position::Value(OpenValue { is_text: true, has_begun: true, .. })
                 if !self.marks().value[1].starts_with(held.trim_start()) =>
             {
-                put(parts, Part::Arguments, &inside(held));
+                push_text(parts, Part::Arguments, &json_escaped(held));
             }
             _ => {}
         }
@@ -142,9 +142,9 @@ impl CallReader {
                 self.n_braces = if text.starts_with("{{") { 2 } else { 1 };
                 match open_object(text) {
                     Ok((name, rest)) if rest.starts_with('{') => (name, rest),
-                    Ok((_, "")) | Err(Miss::Undecided) => return Step::Wait,
-                    Ok(_) | Err(Miss::NoCall) => {
-                        let Some(rest) = whole(text, parts) else { return Step::Wait };
+                    Ok((_, "")) | Err(NoMatch::Undecided) => return Step::Wait,
+                    Ok(_) | Err(NoMatch::NoCall) => {
+                        let Some(rest) = resolve_references(text, parts) else { return Step::Wait };
                         *held = rest.to_owned();
                         return Step::Done;
                     }
@@ -159,7 +159,7 @@ impl CallReader {
                     other => {
                         let Some((value, rest)) = raw(other) else { return Step::Wait };
                         begin(parts, name.trim().to_owned());
-                        put(parts, Part::Arguments, &object_in(value));
+                        push_text(parts, Part::Arguments, &object_in(value));
                         *held = rest.to_owned();
                         return Step::Done;
                     }
@@ -178,14 +178,14 @@ impl CallReader {
             }
         };
         self.place = match self.style {
-            Style::Object { .. } | Style::Named { .. } => Place::Arguments(Nesting::default()),
-            Style::Function | Style::Pairs => Place::Between(0),
+            Style::Object { .. } | Style::Named { .. } => Position::Arguments(Nesting::default()),
+            Style::Function | Style::Pairs => Position::Between(0),
         };
         self.name.clone_from(&name);
         *held = rest.to_owned();
         begin(parts, name);
-        if matches!(self.place, Place::Between(_)) {
-            put(parts, Part::Arguments, "{");
+        if matches!(self.place, Position::Between(_)) {
+            push_text(parts, Part::Arguments, "{");
         }
         Step::Again
     }
@@ -209,14 +209,14 @@ impl CallReader {
 
     /// Forwards the available text of an object.
     fn arguments(&mut self, held: &mut String, parts: &mut Vec<Part>) -> Step {
-        let Place::Arguments(nesting) = &mut self.place else { return Step::Done };
+        let Position::Arguments(nesting) = &mut self.place else { return Step::Done };
         let end = nesting.end(held);
         let rest = held.split_off(end.unwrap_or(held.len()));
-        put(parts, Part::Arguments, &std::mem::replace(held, rest));
+        push_text(parts, Part::Arguments, &std::mem::replace(held, rest));
         match (end, self.style) {
             (None, _) => Step::Wait,
             (Some(_), Style::Object { .. }) => {
-                self.place = Place::Tail(Tail { n_open: self.n_braces, fields: None });
+                self.place = Position::Tail(Tail { n_open: self.n_braces, fields: None });
                 Step::Again
             }
             (Some(_), _) => Step::Done,
@@ -225,7 +225,7 @@ impl CallReader {
 
     /// Skips the rest of the objects around the arguments. A model may omit a closing brace.
     fn tail(&mut self, held: &mut String) -> Step {
-        let Place::Tail(Tail { n_open, fields }) = &mut self.place else { return Step::Done };
+        let Position::Tail(Tail { n_open, fields }) = &mut self.place else { return Step::Done };
         let end = match (&mut *fields, held.trim_start().chars().next()) {
             (Some(nesting), _) => nesting.end(held),
             (None, None) => return Step::Wait,
@@ -246,7 +246,7 @@ impl CallReader {
 
     /// Parses up to the next value, or the end of all.
     fn between(&mut self, held: &mut String, tools: &[Tool], parts: &mut Vec<Part>) -> Step {
-        let Place::Between(index) = self.place else { return Step::Done };
+        let Position::Between(index) = self.place else { return Step::Done };
         let marks = self.marks();
         // Text between values is ignored.
         let Some(at) = held.find('<') else {
@@ -258,7 +258,7 @@ impl CallReader {
             if self.style == Style::Function {
                 held.drain(..marks.ends.len());
             }
-            put(parts, Part::Arguments, "}");
+            push_text(parts, Part::Arguments, "}");
             return Step::Done;
         }
         let Some(text) = held.strip_prefix(marks.key[0]) else {
@@ -273,14 +273,14 @@ impl CallReader {
         let key = key.trim().to_owned();
         let is_text = is_text(tools, &self.name, &key);
         *held = rest.to_owned();
-        self.place = Place::Value(OpenValue { key, index, is_text, has_begun: false });
+        self.place = Position::Value(OpenValue { key, index, is_text, has_begun: false });
         Step::Again
     }
 
     /// Forwards the available text of a string value, or all of another value.
     fn value(&mut self, held: &mut String, parts: &mut Vec<Part>) -> Step {
         let (in_lines, mark) = (self.marks().in_lines, self.marks().value[1]);
-        let Place::Value(value) = &mut self.place else { return Step::Done };
+        let Position::Value(value) = &mut self.place else { return Step::Done };
         let key =
             || format!("{}{}:", if value.index > 0 { "," } else { "" }, Value::from(value.key.as_str()));
         if value.is_text && !value.has_begun {
@@ -290,7 +290,7 @@ impl CallReader {
             if in_lines && held.starts_with('\n') {
                 held.drain(..1);
             }
-            put(parts, Part::Arguments, &format!("{}\"", key()));
+            push_text(parts, Part::Arguments, &format!("{}\"", key()));
             value.has_begun = true;
         }
         let end = held.find(mark);
@@ -302,24 +302,24 @@ impl CallReader {
                 Ok(json) => json.get().to_owned(),
                 Err(_) => Value::from(text).to_string(),
             };
-            put(parts, Part::Arguments, &(key() + &json));
+            push_text(parts, Part::Arguments, &(key() + &json));
             held.drain(..end + mark.len());
-            self.place = Place::Between(value.index + 1);
+            self.place = Position::Between(value.index + 1);
             return Step::Again;
         }
         let Some(end) = end else {
             // The last line break belongs to the mark if the mark follows it.
-            let begun = held.len() - begun(held, mark);
+            let begun = held.len() - partial_match_len(held, mark);
             let sure =
                 if in_lines { held[..begun].strip_suffix('\n').map_or(begun, str::len) } else { begun };
-            put(parts, Part::Arguments, inside(&held.drain(..sure).collect::<String>()).as_str());
+            push_text(parts, Part::Arguments, json_escaped(&held.drain(..sure).collect::<String>()).as_str());
             return Step::Wait;
         };
         let text =
             if in_lines { held[..end].strip_suffix('\n').unwrap_or(&held[..end]) } else { &held[..end] };
-        put(parts, Part::Arguments, &format!("{}\"", inside(text)));
+        push_text(parts, Part::Arguments, &format!("{}\"", json_escaped(text)));
         held.drain(..end + mark.len());
-        self.place = Place::Between(value.index + 1);
+        self.place = Position::Between(value.index + 1);
         Step::Again
     }
 
@@ -375,7 +375,7 @@ impl Nesting {
 
 /// Parses a call object whose keys are in another order, or that has no arguments. `None` if it is
 /// incomplete.
-fn whole<'t>(text: &'t str, parts: &mut Vec<Part>) -> Option<&'t str> {
+fn resolve_references<'t>(text: &'t str, parts: &mut Vec<Part>) -> Option<&'t str> {
     #[derive(Deserialize)]
     struct Plain<'a> {
         name: String,
@@ -387,7 +387,7 @@ fn whole<'t>(text: &'t str, parts: &mut Vec<Part>) -> Option<&'t str> {
     let rest = if inner.is_some() { rest.trim_start().strip_prefix('}')? } else { rest };
     let Plain { name, arguments } = serde_json::from_str(object.get()).ok()?;
     begin(parts, name);
-    put(parts, Part::Arguments, &arguments.map_or("{}".to_owned(), object_in));
+    push_text(parts, Part::Arguments, &arguments.map_or("{}".to_owned(), object_in));
     Some(rest)
 }
 
@@ -412,7 +412,7 @@ fn begin(parts: &mut Vec<Part>, name: String) {
 }
 
 /// Returns a text escaped for JSON, without the quotes.
-fn inside(text: &str) -> String {
+fn json_escaped(text: &str) -> String {
     let quoted = Value::from(text).to_string();
     quoted[1..quoted.len() - 1].to_owned()
 }
@@ -519,7 +519,9 @@ mod tests {
         ] {
             let (mut reader, mut held, mut parts) =
                 (CallReader::new(format_of(template)), text.to_owned(), Vec::new());
-            assert!(!reader.read(&mut held, &tools(), &mut parts) && reader.cut(&held, &mut parts));
+            assert!(
+                !reader.read(&mut held, &tools(), &mut parts) && reader.finish_truncated(&held, &mut parts)
+            );
             let want = [Part::Call("write".to_owned()), Part::Arguments(r#"{"n":1,"path":"ab"#.to_owned())];
             assert_eq!(parts, want);
         }

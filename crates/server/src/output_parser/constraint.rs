@@ -22,7 +22,7 @@ pub(crate) struct ToolConstraint {
 }
 
 /// Output formats of a constraint.
-pub(crate) struct Forms {
+pub(crate) struct FormatSet {
     /// Applies from the beginning of the answer.
     pub now: Option<OutputFormat>,
     /// The first whose trigger occurs applies from there on.
@@ -32,7 +32,7 @@ pub(crate) struct Forms {
 impl ToolConstraint {
     /// Returns the output formats. A required call takes precedence over a value; with optional
     /// calls either is an answer, and without a value so is any text.
-    pub fn forms(&self, tokenizer: &Tokenizer) -> Forms {
+    pub fn forms(&self, tokenizer: &Tokenizer) -> FormatSet {
         let Self { format, tools, parallel, .. } = self;
         let now = match &self.value {
             _ if self.is_required => Some(format.grammar(tools, false, *parallel, tokenizer)),
@@ -40,7 +40,7 @@ impl ToolConstraint {
             None => None,
         };
         if let Some(lark) = now {
-            return Forms { now: Some(OutputFormat::Lark(lark)), later: Vec::new() };
+            return FormatSet { now: Some(OutputFormat::Lark(lark)), later: Vec::new() };
         }
         let scanner = CallScanner::new(tools.iter().map(|tool| tool.name.clone()));
         let own = (!format.only_first).then(|| {
@@ -50,7 +50,7 @@ impl ToolConstraint {
             )
         });
         let plain = (Trigger::JsonCall(scanner), OutputFormat::Lark(json_calls::grammar(tools, *parallel)));
-        Forms { now: None, later: own.into_iter().chain([plain]).collect() }
+        FormatSet { now: None, later: own.into_iter().chain([plain]).collect() }
     }
 
     /// Replaces the schema of the arguments of the tool at `index`.

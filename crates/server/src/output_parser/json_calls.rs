@@ -11,7 +11,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::tool_calls::{Tool, quoted};
-use crate::constraint::with_little_space;
+use crate::constraint::with_limited_whitespace;
 
 /// Tags that models write around calls.
 const TAGS: [&str; 5] = ["tool_call", "tools", "tool", "function_call", "function"];
@@ -47,7 +47,7 @@ pub(crate) struct OpenCall {
 
 /// Reason why a text opens no call.
 #[derive(Debug, PartialEq)]
-pub(super) enum Miss {
+pub(super) enum NoMatch {
     /// More text decides.
     Undecided,
     NoCall,
@@ -71,8 +71,8 @@ impl CallScanner {
                         scanned.call = Some(call);
                         return scanned;
                     }
-                    Err(Miss::Undecided) => return scanned,
-                    Err(Miss::NoCall) => self.at_line_start = false,
+                    Err(NoMatch::Undecided) => return scanned,
+                    Err(NoMatch::NoCall) => self.at_line_start = false,
                 }
             }
             // An empty line may be part of the opening of a call, so the text before it is released
@@ -97,8 +97,8 @@ impl CallScanner {
     pub fn reads_again(&self, text: &str) -> Option<bool> {
         match opening(text, &self.names) {
             Ok(_) => Some(true),
-            Err(Miss::NoCall) => Some(false),
-            Err(Miss::Undecided) => None,
+            Err(NoMatch::NoCall) => Some(false),
+            Err(NoMatch::Undecided) => None,
         }
     }
 }
@@ -118,14 +118,15 @@ pub(crate) fn grammar(tools: &[Tool], parallel: bool) -> String {
     let either = |i: usize| format!("json_call_{i} | \"{{\" json_call_{i} \"}}\"");
     lark += &(0..tools.len()).map(either).collect::<Vec<_>>().join(" | ");
     for (i, tool) in tools.iter().enumerate() {
-        let (name, schema) = (quoted(&json!(tool.name).to_string()), with_little_space(&tool.parameters));
+        let (name, schema) =
+            (quoted(&json!(tool.name).to_string()), with_limited_whitespace(&tool.parameters));
         _ = write!(lark, "\njson_call_{i}: json_head {name} WS? json_key %json {schema} WS? \"}}\"");
     }
     lark
 }
 
 /// Returns the call that `text` opens.
-fn opening(text: &str, names: &[String]) -> Result<OpenCall, Miss> {
+fn opening(text: &str, names: &[String]) -> Result<OpenCall, NoMatch> {
     let mut cursor = Cursor(text.trim_start());
     let closes = cursor.enclosure()?;
     cursor.skip_blanks();
@@ -135,19 +136,19 @@ fn opening(text: &str, names: &[String]) -> Result<OpenCall, Miss> {
     }
     let object = cursor.0.to_owned();
     cursor.head()?;
-    let mut miss = Miss::NoCall;
+    let mut miss = NoMatch::NoCall;
     for name in names {
         match cursor.clone().expect(&json!(name).to_string()) {
             Ok(()) => return Ok(OpenCall { object, closes }),
-            Err(Miss::Undecided) => miss = Miss::Undecided,
-            Err(Miss::NoCall) => {}
+            Err(NoMatch::Undecided) => miss = NoMatch::Undecided,
+            Err(NoMatch::NoCall) => {}
         }
     }
     Err(miss)
 }
 
 /// Returns the tool name of a call object, and the text that starts with its arguments.
-pub(super) fn open_object(text: &str) -> Result<(String, &str), Miss> {
+pub(super) fn open_object(text: &str) -> Result<(String, &str), NoMatch> {
     let mut cursor = Cursor(text);
     cursor.head()?;
     let name = cursor.name()?;
@@ -157,8 +158,8 @@ pub(super) fn open_object(text: &str) -> Result<(String, &str), Miss> {
     match (cursor.token("\"arguments\"", ":"), other.token("\"parameters\"", ":")) {
         (Ok(()), _) => Ok((name, cursor.0)),
         (_, Ok(())) => Ok((name, other.0)),
-        (Err(Miss::Undecided), _) | (_, Err(Miss::Undecided)) => Err(Miss::Undecided),
-        _ => Err(Miss::NoCall),
+        (Err(NoMatch::Undecided), _) | (_, Err(NoMatch::Undecided)) => Err(NoMatch::Undecided),
+        _ => Err(NoMatch::NoCall),
     }
 }
 
@@ -181,29 +182,29 @@ impl Cursor<'_> {
     }
 
     /// Consumes `wanted`.
-    fn expect(&mut self, wanted: &str) -> Result<(), Miss> {
+    fn expect(&mut self, wanted: &str) -> Result<(), NoMatch> {
         match self.0.strip_prefix(wanted) {
             Some(rest) => {
                 self.0 = rest;
                 Ok(())
             }
-            None if wanted.starts_with(self.0) => Err(Miss::Undecided),
-            None => Err(Miss::NoCall),
+            None if wanted.starts_with(self.0) => Err(NoMatch::Undecided),
+            None => Err(NoMatch::NoCall),
         }
     }
 
     /// Consumes the opening of a fence or tags and returns its closing mark.
-    fn enclosure(&mut self) -> Result<String, Miss> {
+    fn enclosure(&mut self) -> Result<String, NoMatch> {
         if self.0.is_empty() {
-            return Err(Miss::Undecided);
+            return Err(NoMatch::Undecided);
         }
         if self.0.starts_with('`') {
             self.expect("```")?;
             let is_language = |c: char| c.is_ascii_alphanumeric() || c == '_';
             let rest = self.0.trim_start_matches(is_language);
             match rest {
-                _ if self.0.len() - rest.len() > MAX_LANGUAGE => return Err(Miss::NoCall),
-                "" => return Err(Miss::Undecided),
+                _ if self.0.len() - rest.len() > MAX_LANGUAGE => return Err(NoMatch::NoCall),
+                "" => return Err(NoMatch::Undecided),
                 rest => self.0 = rest,
             }
             return Ok("```".to_owned());
@@ -215,12 +216,12 @@ impl Cursor<'_> {
         if !self.0.starts_with('<') {
             return Ok(String::new());
         }
-        let mut miss = Miss::NoCall;
+        let mut miss = NoMatch::NoCall;
         for tag in TAGS {
             match self.expect(&format!("<{tag}>")) {
                 Ok(()) => return Ok(format!("</{tag}>")),
-                Err(Miss::Undecided) => miss = Miss::Undecided,
-                Err(Miss::NoCall) => {}
+                Err(NoMatch::Undecided) => miss = NoMatch::Undecided,
+                Err(NoMatch::NoCall) => {}
             }
         }
         Err(miss)
@@ -228,34 +229,34 @@ impl Cursor<'_> {
 
     /// Consumes the object up to the name of its tool: `{"name":`, optionally preceded by
     /// `"type": "function"`.
-    fn head(&mut self) -> Result<(), Miss> {
+    fn head(&mut self) -> Result<(), NoMatch> {
         self.expect("{")?;
         self.0 = self.0.strip_prefix('{').unwrap_or(self.0);
         self.skip_blanks();
         let mut typed = self.clone();
         match typed.token("\"type\"", ":").and_then(|()| typed.token("\"function\"", ",")) {
             Ok(()) => *self = typed,
-            Err(Miss::Undecided) => return Err(Miss::Undecided),
-            Err(Miss::NoCall) => {}
+            Err(NoMatch::Undecided) => return Err(NoMatch::Undecided),
+            Err(NoMatch::NoCall) => {}
         }
         self.token("\"name\"", ":")
     }
 
     /// Consumes a quoted name and the whitespace after it.
-    fn name(&mut self) -> Result<String, Miss> {
+    fn name(&mut self) -> Result<String, NoMatch> {
         let mut names = serde_json::Deserializer::from_str(self.0).into_iter::<String>();
         match names.next() {
             Some(Ok(name)) => {
                 self.0 = self.0[names.byte_offset()..].trim_start();
                 Ok(name)
             }
-            Some(Err(error)) if !error.is_eof() => Err(Miss::NoCall),
-            _ => Err(Miss::Undecided),
+            Some(Err(error)) if !error.is_eof() => Err(NoMatch::NoCall),
+            _ => Err(NoMatch::Undecided),
         }
     }
 
     /// Consumes a quoted text, the mark after it and the whitespace around that.
-    fn token(&mut self, token: &str, mark: &str) -> Result<(), Miss> {
+    fn token(&mut self, token: &str, mark: &str) -> Result<(), NoMatch> {
         self.expect(token)?;
         self.skip_blanks();
         self.expect(mark)?;
@@ -269,7 +270,7 @@ mod tests {
     use kvant::Special;
 
     use super::*;
-    use crate::constraint::{Grammars, OutputFormat};
+    use crate::constraint::{ConstraintCompiler, OutputFormat};
 
     fn scanner() -> CallScanner {
         CallScanner::new(["add".to_owned(), "add_all".to_owned()])
@@ -353,11 +354,12 @@ mod tests {
         let tools =
             ["add", "add_all"].map(|name| Tool { name: name.to_owned(), parameters: parameters.clone() });
         let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
-        let (tokenizer, grammars) = (model.tokenizer().unwrap(), Arc::new(Grammars::new().unwrap()));
+        let (tokenizer, grammars) =
+            (model.tokenizer().unwrap(), Arc::new(ConstraintCompiler::new().unwrap()));
         let takes = |text: &str, parallel: bool| {
             let form = OutputFormat::Lark(grammar(&tools, parallel));
             let tokens = tokenizer.encode(text, Special::AsText, false).unwrap();
-            grammars.constraint_blocking(&model, &form).unwrap().takes(&tokens)
+            grammars.constraint_blocking(&model, &form).unwrap().accepts(&tokens)
         };
         let one = r#"{"name": "add", "arguments": {"a": 1}}"#;
         let printed = "{\n  \"name\": \"add_all\",\n  \"arguments\": {\n    \"a\": 1\n  }\n}";

@@ -10,7 +10,7 @@ use call_reader::CallReader;
 use json_calls::{CallScanner, OpenCall, Scanned};
 use kvant::chat::{ReasoningParser, TextPart, take_until};
 use serde_json::{Value, json};
-use tool_calls::{Behind, Format, Tool};
+use tool_calls::{AfterCall, Format, Tool};
 
 /// Part of the output.
 #[derive(Debug, Clone, PartialEq)]
@@ -91,7 +91,7 @@ impl OutputParser {
     /// Parses more text and returns the parts that it completes.
     pub fn push(&mut self, text: &str) -> Vec<Part> {
         let said = self.thoughts.push(text);
-        self.take_apart(said)
+        self.parse_parts(said)
     }
 
     /// Parses a whole answer: each call has at most one part of arguments.
@@ -101,11 +101,11 @@ impl OutputParser {
         parts
     }
 
-    fn take_apart(&mut self, said: Vec<TextPart>) -> Vec<Part> {
+    fn parse_parts(&mut self, said: Vec<TextPart>) -> Vec<Part> {
         let mut parts = Vec::new();
         for said in said {
             match said {
-                TextPart::Reasoning(thought) => put(&mut parts, Part::Reasoning, &thought),
+                TextPart::Reasoning(thought) => push_text(&mut parts, Part::Reasoning, &thought),
                 TextPart::Text(text) => {
                     self.held += &text;
                     while self.step(&mut parts) {}
@@ -118,30 +118,30 @@ impl OutputParser {
     /// Returns the withheld parts at the end. A truncated call has its arguments so far.
     pub fn rest(&mut self) -> Vec<Part> {
         let said = self.thoughts.rest();
-        let mut parts = self.take_apart(said);
+        let mut parts = self.parse_parts(said);
         let held = std::mem::take(&mut self.held);
         let Some(offer) = &mut self.offer else {
-            put(&mut parts, Part::Text, &held);
+            push_text(&mut parts, Part::Text, &held);
             return parts;
         };
         let trimmed = held.trim();
         match &mut self.state {
-            State::Text => put(&mut parts, Part::Text, &(offer.scanner.rest() + &held)),
+            State::Text => push_text(&mut parts, Part::Text, &(offer.scanner.rest() + &held)),
             State::Call(reader) => {
-                if !reader.cut(&held, &mut parts) {
-                    put(&mut parts, Part::Text, &format!("{}{held}", offer.format.opens));
+                if !reader.finish_truncated(&held, &mut parts) {
+                    push_text(&mut parts, Part::Text, &format!("{}{held}", offer.format.opens));
                 }
             }
             // The withheld text is a mark that the end has truncated.
             State::AfterCall => {}
             State::JsonCall(reader) => {
-                if !reader.cut(&held, &mut parts) {
-                    put(&mut parts, Part::Text, &held);
+                if !reader.finish_truncated(&held, &mut parts) {
+                    push_text(&mut parts, Part::Text, &held);
                 }
             }
             State::AfterJsonCall => {
                 let is_mark = offer.closes.starts_with(trimmed) || ["]", ",", ";"].contains(&trimmed);
-                put(&mut parts, Part::Text, if is_mark { "" } else { trimmed });
+                push_text(&mut parts, Part::Text, if is_mark { "" } else { trimmed });
             }
         }
         parts
@@ -150,7 +150,7 @@ impl OutputParser {
     /// Consumes one element of the withheld text. Reports whether more may follow.
     fn step(&mut self, parts: &mut Vec<Part>) -> bool {
         let Some(offer) = &mut self.offer else {
-            put(parts, Part::Text, &std::mem::take(&mut self.held));
+            push_text(parts, Part::Text, &std::mem::take(&mut self.held));
             return false;
         };
         match &mut self.state {
@@ -161,7 +161,7 @@ impl OutputParser {
                     false => take_until(&mut self.held, offer.format.opens),
                 };
                 let Scanned { text, call } = offer.scanner.push(&text);
-                put(parts, Part::Text, &text);
+                push_text(parts, Part::Text, &text);
                 if let Some(OpenCall { object, closes }) = call {
                     let mark = if opens_call { offer.format.opens } else { "" };
                     self.held = object + mark + &self.held;
@@ -169,7 +169,7 @@ impl OutputParser {
                     return true;
                 }
                 if opens_call {
-                    put(parts, Part::Text, offer.scanner.rest().trim_end());
+                    push_text(parts, Part::Text, offer.scanner.rest().trim_end());
                     self.state = State::Call(CallReader::new(offer.format));
                 }
                 opens_call
@@ -184,8 +184,8 @@ impl OutputParser {
             State::AfterCall => {
                 let (state, rest) = match offer.format.behind(&self.held) {
                     None => return false,
-                    Some(Behind::Call(rest)) => (State::Call(CallReader::new(offer.format)), rest),
-                    Some(Behind::Text(rest)) => (State::Text, rest),
+                    Some(AfterCall::Call(rest)) => (State::Call(CallReader::new(offer.format)), rest),
+                    Some(AfterCall::Text(rest)) => (State::Text, rest),
                 };
                 (self.held, self.state) = (rest.to_owned(), state);
                 true
@@ -234,7 +234,7 @@ impl OutputParser {
 }
 
 /// Appends a part of text, unless it is empty.
-fn put(parts: &mut Vec<Part>, part: fn(String) -> Part, text: &str) {
+fn push_text(parts: &mut Vec<Part>, part: fn(String) -> Part, text: &str) {
     if !text.is_empty() {
         extend(parts, vec![part(text.to_owned())]);
     }

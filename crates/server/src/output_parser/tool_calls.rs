@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::{json_calls, marks};
 use crate::constraint::schema::DEFINITIONS;
-use crate::constraint::with_little_space;
+use crate::constraint::with_limited_whitespace;
 
 /// Tool call format of a model family, recognized by texts of its chat template.
 #[derive(Debug, PartialEq)]
@@ -130,7 +130,7 @@ static FORMATS: &[Format] = &[
 ];
 
 /// Text after a call.
-pub(super) enum Behind<'t> {
+pub(super) enum AfterCall<'t> {
     /// Another call, after its opening mark.
     Call(&'t str),
     Text(&'t str),
@@ -151,7 +151,7 @@ pub(crate) fn format_of(template: &str) -> &'static Format {
 }
 
 /// Returns tool instructions for a system message, for models whose template has no tool support.
-pub(crate) fn described(tools: &[Value]) -> String {
+pub(crate) fn tool_instructions(tools: &[Value]) -> String {
     let mut text = "You may call functions to help with the question. The functions are described in <tools></tools>:\n<tools>"
         .to_owned();
     for tool in tools {
@@ -182,7 +182,7 @@ impl Format {
     }
 
     /// Reports whether the template expects arguments as a string instead of an object.
-    pub fn wants_text(&self) -> bool {
+    pub fn expects_text(&self) -> bool {
         self.name == "deepseek r1"
     }
 
@@ -215,14 +215,14 @@ impl Format {
         let named = |name: &str, lark: String| lark.replacen("start:", &format!("{name}:"), 1);
         let calls = named("calls", self.grammar(tools, false, parallel, tokenizer));
         let plain = named("json_calls", json_calls::grammar(tools, parallel));
-        let value = with_little_space(schema);
+        let value = with_limited_whitespace(schema);
         format!("start: value | calls | json_calls\nvalue: %json {value}\n{calls}\n{plain}")
     }
 
     /// Returns the grammar of a call of one tool; `mark` converts texts with special tokens to
     /// Lark.
     fn call(&self, i: usize, tool: &Tool, mark: &dyn Fn(&str) -> String) -> String {
-        let schema = with_little_space(&tool.parameters);
+        let schema = with_limited_whitespace(&tool.parameters);
         match self.style {
             Style::Object { before, arguments } => {
                 // A brace that already opens the call is not repeated.
@@ -271,7 +271,7 @@ impl Format {
                     write!(rules, "\n{name}: {head} {text}\n{text}[suffix={ends}]: /(?s:.*)/")
                 }
                 Written::Json => {
-                    write!(rules, "\n{name}: {head} %json {} {tail}", with_little_space(&schema))
+                    write!(rules, "\n{name}: {head} %json {} {tail}", with_limited_whitespace(&schema))
                 }
             };
         }
@@ -291,7 +291,7 @@ impl Format {
     }
 
     /// Returns the text after a call. `None` while more text decides.
-    pub(super) fn behind<'t>(&self, text: &'t str) -> Option<Behind<'t>> {
+    pub(super) fn behind<'t>(&self, text: &'t str) -> Option<AfterCall<'t>> {
         let mut rest = text.trim_start();
         for mark in [self.closes.trim(), self.ends.trim()].into_iter().filter(|mark| !mark.is_empty()) {
             match rest.strip_prefix(mark) {
@@ -302,9 +302,9 @@ impl Format {
         }
         let next = self.next.trim();
         match rest.strip_prefix(next) {
-            Some(call) => Some(Behind::Call(call)),
+            Some(call) => Some(AfterCall::Call(call)),
             None if next.starts_with(rest) => None,
-            None => Some(Behind::Text(rest)),
+            None => Some(AfterCall::Text(rest)),
         }
     }
 }
@@ -370,7 +370,7 @@ mod tests {
     use kvant::{ChatTemplate, RenderOptions, Special};
 
     use super::*;
-    use crate::constraint::{Grammars, OutputFormat};
+    use crate::constraint::{ConstraintCompiler, OutputFormat};
     use crate::output_parser::call_reader::CallReader;
     use crate::output_parser::{Call, Part};
 
@@ -383,7 +383,7 @@ mod tests {
         }
         let [Part::Call(name), Part::Arguments(arguments)] = &parts[..] else { panic!("{parts:?}") };
         let rest = format.behind(&held).map_or("", |behind| match behind {
-            Behind::Call(rest) | Behind::Text(rest) => rest,
+            AfterCall::Call(rest) | AfterCall::Text(rest) => rest,
         });
         Some((Call { name: name.clone(), arguments: arguments.clone() }, rest.to_owned()))
     }
@@ -513,7 +513,8 @@ mod tests {
         });
         let tools = [Tool { name: "f".to_owned(), parameters }];
         let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
-        let (tokenizer, grammars) = (model.tokenizer().unwrap(), Arc::new(Grammars::new().unwrap()));
+        let (tokenizer, grammars) =
+            (model.tokenizer().unwrap(), Arc::new(ConstraintCompiler::new().unwrap()));
         for format in FORMATS.iter().filter(|format| matches!(format.style, Style::Function | Style::Pairs)) {
             let form = OutputFormat::Lark(format.grammar(&tools, true, false, tokenizer));
             let call = |[unit, kind, level]: [&str; 3]| {
@@ -540,7 +541,7 @@ mod tests {
             };
             let takes = |text: &str| {
                 let tokens = tokenizer.encode(text, Special::AsText, false).unwrap();
-                grammars.constraint_blocking(&model, &form).unwrap().takes(&tokens)
+                grammars.constraint_blocking(&model, &form).unwrap().accepts(&tokens)
             };
             let text = call(["F", "7", "\"2\""]);
             assert!(takes(&text) && takes(&call(["C", "", "1"])), "{}: {text}", format.name);

@@ -10,17 +10,17 @@ use super::{Id, Limits, Memory, Scheduler, Sequence, Stage};
 
 /// Resources of an owner.
 #[derive(Debug, Clone, Copy, Default)]
-struct Held {
-    places: usize,
+struct Usage {
+    slots: usize,
     bytes: usize,
 }
 
 /// Shares of all owners. See the [module](self).
 #[derive(Debug)]
 pub(super) struct Shares {
-    held: BTreeMap<u64, Held>,
+    held: BTreeMap<u64, Usage>,
     /// Even share of each owner.
-    each: Held,
+    each: Usage,
     /// Owner that claims its share, and the bytes it needs.
     claim: Option<(u64, usize)>,
 }
@@ -28,16 +28,16 @@ pub(super) struct Shares {
 impl Shares {
     pub fn of(scheduler: &Scheduler) -> Self {
         let limits = &scheduler.limits;
-        let mut held: BTreeMap<u64, Held> = BTreeMap::new();
+        let mut held: BTreeMap<u64, Usage> = BTreeMap::new();
         for sequence in scheduler.sequences.values() {
             let held = held.entry(sequence.request.owner).or_default();
             if sequence.is_running() {
-                held.places += 1;
+                held.slots += 1;
                 held.bytes += sequence.bytes(sequence.n_tokens, limits.block);
             }
         }
         let n = held.len().max(1);
-        let each = Held { places: (limits.n_running / n).max(1), bytes: limits.budget / n };
+        let each = Usage { slots: (limits.n_running / n).max(1), bytes: limits.budget / n };
         let mut shares = Self { held, each, claim: None };
         if n > 1 {
             let mut waiting = scheduler.sequences.values().filter(|s| s.stage == Stage::Waiting);
@@ -50,21 +50,21 @@ impl Shares {
     /// Reports whether a sequence fits in the rest of its owner's share.
     fn has_room(&self, sequence: &Sequence, block: usize) -> bool {
         let held = self.held.get(&sequence.request.owner).copied().unwrap_or_default();
-        held.places < self.each.places && held.bytes + sequence.needs(0, block) <= self.each.bytes
+        held.slots < self.each.slots && held.bytes + sequence.needs(0, block) <= self.each.bytes
     }
 
     /// Reports whether a sequence may start or resume: not beyond its owner's share while another
     /// owner claims its own.
-    pub fn lets_in(&self, sequence: &Sequence, block: usize) -> bool {
+    pub fn may_start(&self, sequence: &Sequence, block: usize) -> bool {
         self.claim.is_none_or(|(owner, _)| owner == sequence.request.owner) || self.has_room(sequence, block)
     }
 
     /// Returns the youngest sequence of an owner above its share, to be preempted for the claim.
-    pub fn in_the_way(&self, scheduler: &Scheduler, free: usize, memory: Memory) -> Option<Id> {
+    pub fn claim_victim(&self, scheduler: &Scheduler, free: usize, memory: Memory) -> Option<Id> {
         let (_, needed) = self.claim?;
         let is_full = scheduler.running().count() >= scheduler.limits.n_running;
-        let is_over = |held: &Held| match is_full {
-            true => held.places > self.each.places,
+        let is_over = |held: &Usage| match is_full {
+            true => held.slots > self.each.slots,
             false => held.bytes > self.each.bytes,
         };
         if !is_full && (needed <= free || memory.can_evict) {
@@ -80,8 +80,8 @@ impl Shares {
     }
 
     /// Returns the youngest running sequence of an owner that satisfies `is_over` and has others.
-    fn youngest(&self, scheduler: &Scheduler, is_over: impl Fn(&Held) -> bool) -> Option<Id> {
-        let over = |owner: &u64| self.held.get(owner).is_some_and(|held| held.places > 1 && is_over(held));
+    fn youngest(&self, scheduler: &Scheduler, is_over: impl Fn(&Usage) -> bool) -> Option<Id> {
+        let over = |owner: &u64| self.held.get(owner).is_some_and(|held| held.slots > 1 && is_over(held));
         scheduler.running().rev().find(|(_, s)| over(&s.request.owner)).map(|(id, _)| id)
     }
 }

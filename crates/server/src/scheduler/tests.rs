@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use kvant_codec::random::Random;
 
-use super::pace::{LEAST_ROWS, LONGEST_STEP};
+use super::step_times::{LEAST_ROWS, LONGEST_STEP};
 use super::*;
 
 const BLOCK: usize = 4;
@@ -86,7 +86,7 @@ impl Engine {
             n_owners: 3,
             n_rows: 32,
             block: BLOCK,
-            worth: BLOCK / 2,
+            min_shared_tokens: BLOCK / 2,
             budget,
         };
         Self {
@@ -216,7 +216,7 @@ impl Engine {
         }
         assert_eq!(n_spoke, n_ready, "a decoding sequence runs in every step");
         for &(id, _) in rows {
-            if self.scheduler.leaves_copy(id, self.memory()) {
+            if self.scheduler.takes_snapshot(id, self.memory()) {
                 self.idle.extend(self.jobs[&id].cache.clone());
             }
         }

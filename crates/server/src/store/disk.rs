@@ -17,7 +17,7 @@ use crate::events::{Blocks, Medium};
 use crate::idle_sessions::CacheKey;
 
 /// File extension.
-const ENDING: &str = "kvctx";
+const SHUTDOWN_TIME: &str = "kvctx";
 
 /// Disk tier of a model.
 pub(super) struct Disk {
@@ -60,13 +60,13 @@ impl Disk {
         if needed > self.tier.budget() || self.tier.has(hash, tokens) {
             return;
         }
-        while let Some(beginning) = self.tier.take_beginning(hash, tokens) {
+        while let Some(beginning) = self.tier.take_prefix(hash, tokens) {
             remove(beginning);
         }
         self.make_room(needed);
         let mut text = Xxh3::new();
         tokens.iter().for_each(|token| text.update(&token.to_le_bytes()));
-        let path = self.folder.join(format!("{hash:016x}-{:016x}.{ENDING}", text.digest()));
+        let path = self.folder.join(format!("{hash:016x}-{:016x}.{SHUTDOWN_TIME}", text.digest()));
         match write(&path) {
             Ok(bytes) => {
                 let mut kept =
@@ -116,7 +116,7 @@ impl OffloadedSession<PathBuf> {
     pub fn tell(&mut self, blocks: &Blocks, kind: &CacheKey) {
         let Self { tokens, held, .. } = self;
         held.get_or_insert_with(|| {
-            let mut held = blocks.hold(Medium::Disk, kind);
+            let mut held = blocks.register(Medium::Disk, kind);
             held.grow(tokens);
             held
         });
@@ -130,7 +130,7 @@ fn remove(kept: OffloadedSession<PathBuf>) {
 
 /// Reads a file of an earlier process, if it belongs to this model.
 fn read(path: &Path, model: &Model) -> Option<OffloadedSession<PathBuf>> {
-    let name = path.file_name()?.to_str()?.strip_suffix(ENDING)?.strip_suffix('.')?;
+    let name = path.file_name()?.to_str()?.strip_suffix(SHUTDOWN_TIME)?.strip_suffix('.')?;
     let kind = u64::from_str_radix(name.split_once('-')?.0, 16).ok()?;
     let bytes = fs::metadata(path).ok()?.len();
     keep_private(path);

@@ -21,7 +21,7 @@ use ram::{InRam, Ram};
 use tier::OffloadedSession;
 
 /// Minimum tokens that are worth saving or loading.
-const LEAST: usize = 128;
+const MIN_TOKENS: usize = 128;
 
 /// Used and maximum bytes of each tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -82,12 +82,12 @@ impl Store {
         let is_kept =
             self.ram.has(hash, tokens) || self.disk.as_ref().is_some_and(|disk| disk.tier.has(hash, tokens));
         // Ids of image tokens are meaningless in a file.
-        if tokens.len() < LEAST || is_kept || session.has_images() {
+        if tokens.len() < MIN_TOKENS || is_kept || session.has_images() {
             return;
         }
         // A prefix on disk outlives the process, and is removed when the longer conversation is
         // written there.
-        while self.ram.take_beginning(hash, tokens).is_some() {}
+        while self.ram.take_prefix(hash, tokens).is_some() {}
         match self.ram.room_for(session) {
             Some(needed) => {
                 while !self.ram.fits(needed)
@@ -117,7 +117,7 @@ impl Store {
 
     /// Loads the longest saved prefix of `tokens` into `session`, if it is long enough.
     pub fn load(&mut self, session: &mut Session, kind: &CacheKey, tokens: &[u32]) {
-        let least = session.tokens().len() + LEAST;
+        let least = session.tokens().len() + MIN_TOKENS;
         let hash = self.hash(kind);
         let is_worth_it = |(n, _): &(usize, usize)| *n >= least;
         let in_ram = self.ram.longest(hash, tokens).filter(is_worth_it);
@@ -136,7 +136,7 @@ impl Store {
 
     /// Moves conversations from host memory to disk, where later ones go as well: the process or
     /// the model is about to end.
-    pub fn leave_memory(&mut self) {
+    pub fn flush_to_disk(&mut self) {
         while let Some(oldest) = self.ram.pop() {
             self.move_to_disk(&oldest);
         }

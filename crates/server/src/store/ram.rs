@@ -34,7 +34,7 @@ impl Ram {
         match session.to_saved() {
             Ok(saved) => {
                 let tokens = session.tokens().to_vec();
-                let mut held = blocks.hold(Medium::Ram, kind);
+                let mut held = blocks.register(Medium::Ram, kind);
                 held.grow(&tokens);
                 let place = InRam { saved, kind: kind.clone() };
                 self.push(OffloadedSession { kind: hash, tokens, bytes, place, held: Some(held) });

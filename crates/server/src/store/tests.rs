@@ -210,7 +210,7 @@ fn sessions_that_exceed_memory_move_to_disk() {
         // prefix.
         store.save(&test.kind, &sessions[0]);
         assert_eq!((store.ram.iter().count(), files(&folder)), (1, 3));
-        store.leave_memory();
+        store.flush_to_disk();
         assert_eq!((store.ram.iter().count(), files(&folder)), (0, 3));
         store.save(&test.kind, &sessions[4]);
         assert_eq!((store.ram.iter().count(), files(&folder)), (0, 4), "there is no memory any more");

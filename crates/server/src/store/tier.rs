@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::events::Held;
+use crate::events::BlockHolder;
 
 /// Saved conversation.
 pub(super) struct OffloadedSession<P> {
@@ -13,7 +13,7 @@ pub(super) struct OffloadedSession<P> {
     /// Location: in memory, or the path of a file.
     pub place: P,
     /// Publishes KV-block events for its blocks, once its owner is known.
-    pub held: Option<Held>,
+    pub held: Option<BlockHolder>,
 }
 
 impl<P> OffloadedSession<P> {
@@ -75,7 +75,7 @@ impl<P> Tier<P> {
     }
 
     /// Removes a conversation that is a prefix of `tokens`: it is redundant once those are saved.
-    pub fn take_beginning(&mut self, kind: u64, tokens: &[u32]) -> Option<OffloadedSession<P>> {
+    pub fn take_prefix(&mut self, kind: u64, tokens: &[u32]) -> Option<OffloadedSession<P>> {
         let is_beginning = |kept: &OffloadedSession<P>| kept.kind == kind && tokens.starts_with(&kept.tokens);
         self.kept.iter().position(is_beginning).and_then(|index| self.take(index))
     }

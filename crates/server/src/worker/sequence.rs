@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvant::{BatchItem, Error, Guesser, PREFIX_ALIGNMENT, Pooled, Session, TOKENS_PER_BLOCK};
+use kvant::{BatchItem, Drafter, Error, HiddenStatePool, PREFIX_ALIGNMENT, Session, TOKENS_PER_BLOCK};
 use tracing::Span;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{Event, Job, Progress, Times};
+use super::{AnswerStats, Event, Job, Progress};
 use crate::decoding::{SequenceDecoder, TokenLogprobs, token_logprobs};
-use crate::events::{Blocks, Held, Medium};
+use crate::events::{BlockHolder, Blocks, Medium};
 
 /// Maximum prompt tokens per step when all are scored: their logits are held in memory.
-const SCORED_ROWS: usize = 64;
+const MAX_SCORED_TOKENS: usize = 64;
 
 /// Sequence of a job.
 pub(super) struct Sequence {
@@ -21,25 +21,25 @@ pub(super) struct Sequence {
     pub index: usize,
     pub session: Option<Session>,
     /// Published KV blocks that other sequences can reuse.
-    held: Held,
+    held: BlockHolder,
     /// Prompt and generated tokens. Once the prompt is read, the last token has not been fed yet.
     pub tokens: Vec<u32>,
     pub voice: SequenceDecoder,
-    pub guesser: Guesser,
+    pub guesser: Drafter,
     /// Draft tokens that were verified, and those that were accepted.
     pub n_drafted: usize,
     pub n_accepted: usize,
     /// Logprobs of the prompt tokens from the second on, as far as computed, if requested.
     pub scored: Vec<TokenLogprobs>,
     /// Pooling of the prompt so far, until it has been sent.
-    pub pooled: Option<Pooled>,
+    pub pooled: Option<HiddenStatePool>,
     pub submitted: Instant,
     pub progress: Progress,
     /// Time of the first generated token.
-    pub spoke: Option<Instant>,
-    pub last_said: Instant,
+    pub first_token_at: Option<Instant>,
+    pub last_token_at: Instant,
     /// Start of the client's backpressure.
-    pub unheard: Option<Instant>,
+    pub backpressure_since: Option<Instant>,
     /// All tokens are fed, and the mask of the next token is being computed.
     pub awaits_mask: bool,
     pub span: Span,
@@ -58,35 +58,35 @@ impl Sequence {
             pooled: job.pooled.clone(),
             job,
             session: None,
-            held: Held::default(),
+            held: BlockHolder::default(),
             tokens,
             voice,
-            guesser: Guesser::default(),
+            guesser: Drafter::default(),
             n_drafted: 0,
             n_accepted: 0,
             scored: Vec::new(),
             submitted: now,
             progress,
-            spoke: None,
-            last_said: now,
-            unheard: None,
+            first_token_at: None,
+            last_token_at: now,
+            backpressure_since: None,
             awaits_mask: false,
         }
     }
 
     /// Reports whether the batch runs without it.
-    pub fn is_held_back(&self) -> bool {
-        self.unheard.is_some() || self.awaits_mask
+    pub fn is_paused(&self) -> bool {
+        self.backpressure_since.is_some() || self.awaits_mask
     }
 
     /// Returns the number of top logprobs per prompt token, until all have been computed.
     pub fn scores(&self) -> Option<usize> {
-        self.job.scores.filter(|_| self.scored.len() + 1 < self.job.prompt.len())
+        self.job.prompt_logprobs.filter(|_| self.scored.len() + 1 < self.job.prompt.len())
     }
 
     /// Reports whether it may reuse a cached prefix: not if the output of each prompt token is
     /// needed.
-    pub fn takes_over(&self) -> bool {
+    pub fn reuses_prefix(&self) -> bool {
         self.scores().is_none() && self.pooled.is_none()
     }
 
@@ -95,7 +95,7 @@ impl Sequence {
     pub fn score(&mut self, n: usize, top: usize) -> Result<usize, Error> {
         let Some(session) = &mut self.session else { return Ok(0) };
         let at = session.tokens().len();
-        let n = n.min(SCORED_ROWS).min(session.max_tokens());
+        let n = n.min(MAX_SCORED_TOKENS).min(session.max_tokens());
         let (prompt, scored) = (&self.job.prompt, &mut self.scored);
         session.feed_scored(&self.tokens[at..at + n], 0, &mut |row, logits| {
             // Logprobs computed before a preemption are not recorded again.
@@ -114,7 +114,7 @@ impl Sequence {
         let at = session.tokens().len();
         let tokens = &self.tokens[at..at + n];
         let is_last = at + n == self.tokens.len();
-        let may_guess = is_last && self.spoke.is_some() && most_guesses > 0;
+        let may_guess = is_last && self.first_token_at.is_some() && most_guesses > 0;
         let guesses = match *tokens {
             [token] if may_guess && !session.is_drafted(token) => match is_alone {
                 true => session.draft(&mut self.guesser, token, most_guesses),
@@ -129,15 +129,15 @@ impl Sequence {
         })
     }
 
-    pub fn times(&self) -> Times {
+    pub fn times(&self) -> AnswerStats {
         let kv = self.session.as_ref().map(Session::kv);
-        Times {
+        AnswerStats {
             prompt: self.progress,
             n_generated: self.voice.n_generated(),
             n_reasoning: self.voice.n_reasoning(),
             n_drafted: self.n_drafted,
             n_accepted: self.n_accepted,
-            decode_time: self.spoke.map_or(Duration::ZERO, |spoke| self.last_said - spoke),
+            decode_time: self.first_token_at.map_or(Duration::ZERO, |spoke| self.last_token_at - spoke),
             kv_bytes: kv.as_ref().map_or(0, |kv| kv.bytes),
             kv_bytes_f16: kv.as_ref().map_or(0, |kv| kv.bytes_f16),
         }
@@ -150,19 +150,19 @@ impl Sequence {
 
     /// Assigns a session.
     pub fn set_session(&mut self, session: Session, blocks: &Blocks) {
-        self.held = blocks.hold(Medium::Device, &self.job.kind);
+        self.held = blocks.register(Medium::Device, &self.job.kind);
         self.session = Some(session);
-        self.tell_blocks();
+        self.publish_blocks();
     }
 
     /// Removes the session.
     pub fn take_session(&mut self) -> Option<Session> {
-        self.held = Held::default();
+        self.held = BlockHolder::default();
         self.session.take()
     }
 
     /// Publishes KV-block events for the prefix that is reusable.
-    pub fn tell_blocks(&mut self) {
+    pub fn publish_blocks(&mut self) {
         if let Some(session) = &self.session {
             let tokens = session.tokens();
             self.held.grow(&tokens[..tokens.len() / PREFIX_ALIGNMENT * PREFIX_ALIGNMENT]);
@@ -174,7 +174,7 @@ impl Sequence {
 /// computed, since its logits are needed, and so is every token of a prompt whose logprobs or
 /// hidden states are requested.
 pub(super) fn shared(job: &Job) -> &[u32] {
-    let is_read_whole = job.scores.is_some() || job.pooled.is_some();
+    let is_read_whole = job.prompt_logprobs.is_some() || job.pooled.is_some();
     let most = if is_read_whole { 0 } else { job.prompt.len().saturating_sub(1) };
     &job.prompt[..most]
 }

@@ -23,14 +23,14 @@ fn a_slow_client_of_several_prompts_receives_every_event() {
     for first in 0..n_jobs {
         let job = Job {
             prompt: [1, 2 + first as u32].into(),
-            kind: CacheKey { spec: Arc::clone(&hosted.usual), owner: None },
+            kind: CacheKey { spec: Arc::clone(&hosted.defaults), owner: None },
             n: 1,
             first,
-            n_together: n_jobs,
+            n_answers: n_jobs,
             answer: Arc::clone(&answer),
             guides: Constraints::default(),
-            tells_progress: true,
-            scores: None,
+            reports_progress: true,
+            prompt_logprobs: None,
             pooled: None,
             id: "".into(),
             trace: Trace::here("pocket", "text_completion"),

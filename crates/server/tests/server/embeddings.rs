@@ -160,7 +160,7 @@ fn reranked_documents_have_the_scores_of_the_library() {
     let model = scorer();
     let documents = &texts()[..40];
     let borrowed: Vec<&str> = documents.iter().map(String::as_str).collect();
-    let expected = model.rank("Which text", &borrowed, &options().kv).unwrap();
+    let expected = model.rerank("Which text", &borrowed, &options().kv).unwrap();
     let client = Client::at(serve_model(model, options()));
     let body = json!({ "query": "Which text", "documents": documents, "return_documents": true });
     let answer = ask(&client, "/v1/rerank", &body);

@@ -343,7 +343,7 @@ fn a_shutdown_completes_while_threads_are_busy() {
         let server = Process::start(&folder, "");
         let (answer, _) = server.ask(1);
         let hostile = |beginning| {
-            let grammar = crate::walls::ambiguous(1900, beginning);
+            let grammar = crate::hardening::ambiguous(1900, beginning);
             let body = json!({ "prompt": "x", "max_tokens": 200, "guided_grammar": grammar });
             server.client.send("/v1/completions", &body)
         };

@@ -109,7 +109,7 @@ fn native(client: &Client, body: &Value) -> Value {
 #[test]
 fn greedy_requests_ignore_the_recommended_sampling() {
     let usual = SamplerParams { top_k: 7, repeat_penalty: 1.5, ..Default::default() };
-    let drawing = ServerSampling { usual, likeliest: SamplerParams::default() };
+    let drawing = ServerSampling { usual, greedy: SamplerParams::default() };
     let client = start(Options { drawing, ..options() });
     let penalty = |more: Value| {
         let mut ask = json!({ "prompt": "Once upon a time", "n_predict": 1 });

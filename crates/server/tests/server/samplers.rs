@@ -22,7 +22,7 @@ fn plain() -> Value {
 }
 
 /// Returns the sampling probabilities of a token, in descending order.
-fn law(client: &Client, more: &Value) -> Vec<f64> {
+fn probabilities(client: &Client, more: &Value) -> Vec<f64> {
     let body = with(with(plain(), &json!({ "n_probs": 100, "post_sampling_probs": true })), more);
     let answer = ask(client, &body);
     let top = answer["completion_probabilities"][0]["top_probs"].as_array().unwrap();
@@ -38,30 +38,33 @@ fn assert_law(got: &[f64], want: &[f64]) {
 #[test]
 fn every_sampler_of_llama_cpp_changes_the_probabilities() {
     let client = start(options());
-    let usual = law(&client, &json!({}));
+    let usual = probabilities(&client, &json!({}));
     assert!(usual.len() == 5 && (usual.iter().sum::<f64>() - 1.0).abs() < 1e-4, "{usual:?}");
     for off in [
         json!({ "typical_p": 1, "top_n_sigma": -1, "xtc_probability": 0, "dynatemp_range": 0, "dry_multiplier": 0, "mirostat": 0 }),
         json!({ "xtc_probability": 1, "xtc_threshold": 0.6 }),
         json!({ "mirostat_tau": -3, "dry_base": 0, "dynatemp_exponent": -1 }),
     ] {
-        assert_eq!(law(&client, &off), usual, "{off}");
+        assert_eq!(probabilities(&client, &off), usual, "{off}");
     }
-    assert_law(&law(&client, &json!({ "typical_p": 0 })), &[1.0]);
-    assert_law(&law(&client, &json!({ "top_n_sigma": 1e-6 })), &[1.0]);
+    assert_law(&probabilities(&client, &json!({ "typical_p": 0 })), &[1.0]);
+    assert_law(&probabilities(&client, &json!({ "top_n_sigma": 1e-6 })), &[1.0]);
     // From the second token on, as the first is above the threshold.
     let threshold = (usual[1] + usual[2]) / 2.0;
     let left: f64 = usual[1..].iter().sum();
     let without_first: Vec<f64> = usual[1..].iter().map(|p| p / left).collect();
-    assert_law(&law(&client, &json!({ "xtc_probability": 1, "xtc_threshold": threshold })), &without_first);
+    assert_law(
+        &probabilities(&client, &json!({ "xtc_probability": 1, "xtc_threshold": threshold })),
+        &without_first,
+    );
     // Temperature 1.5 at any entropy.
     let flat: Vec<f64> = usual.iter().map(|p| p.powf(1.0 / 1.5)).collect();
     let flat: Vec<f64> = flat.iter().map(|p| p / flat.iter().sum::<f64>()).collect();
-    assert_law(&law(&client, &json!({ "dynatemp_range": 0.5, "dynatemp_exponent": 0 })), &flat);
+    assert_law(&probabilities(&client, &json!({ "dynatemp_range": 0.5, "dynatemp_exponent": 0 })), &flat);
     // Mirostat uses no top-k.
-    assert_law(&law(&client, &json!({ "mirostat": 2, "mirostat_tau": 0 })), &[1.0]);
+    assert_law(&probabilities(&client, &json!({ "mirostat": 2, "mirostat_tau": 0 })), &[1.0]);
     for version in [1, 2] {
-        let many = law(&client, &json!({ "mirostat": version, "mirostat_tau": 20 }));
+        let many = probabilities(&client, &json!({ "mirostat": version, "mirostat_tau": 20 }));
         assert!(many.len() > 5, "{version}: {many:?}");
     }
 }
@@ -77,7 +80,7 @@ fn lowered(client: &Client, middle: &str, more: &Value) -> f64 {
     let (a, b, c) = (token("the"), token(middle), token("and"));
     let odds = |multiplier: f64| {
         let settings = json!({ "prompt": [a, b, c, a, b], "logit_bias": [[c, 20.0]], "dry_multiplier": multiplier, "top_k": 0 });
-        let likeliest = law(client, &with(settings, more))[0];
+        let likeliest = probabilities(client, &with(settings, more))[0];
         (likeliest / (1.0 - likeliest)).ln()
     };
     odds(0.0) - odds(5.0)

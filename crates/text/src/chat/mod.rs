@@ -12,7 +12,7 @@
 
 mod builtin;
 mod error;
-mod pictures;
+mod images;
 mod reasoning;
 
 #[cfg(test)]
@@ -31,10 +31,10 @@ use serde_json::{Value as Json, json};
 
 pub use builtin::{BUILTIN, builtin};
 pub use error::{Line, TemplateError};
-use pictures::in_parts;
-pub use reasoning::{HAS_THOUGHT, ReasoningParser, TextPart, begun, take_until};
+use images::in_parts;
+pub use reasoning::{ReasoningParser, THINK_CLOSE, TextPart, partial_match_len, take_until};
 
-use crate::jinja::{Given, Template};
+use crate::jinja::{Inputs, Template};
 use crate::tokenizer::{Special, Tokenizer};
 
 /// One turn of a conversation.
@@ -45,13 +45,13 @@ pub struct Message {
     /// The text of the message.
     pub content: String,
     /// The number of images that precede the text.
-    pub n_pictures: usize,
+    pub n_images: usize,
 }
 
 /// Serializes the content as a string or, with images, as a list of parts.
 impl Serialize for Message {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { role, content, n_pictures } = self;
+        let Self { role, content, n_images: n_pictures } = self;
         let content = match *n_pictures {
             0 => json!(content),
             n => {
@@ -66,13 +66,13 @@ impl Serialize for Message {
 impl Message {
     /// Creates a message of any role.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Message { role: role.into(), content: content.into(), n_pictures: 0 }
+        Message { role: role.into(), content: content.into(), n_images: 0 }
     }
 
     /// Places `n_pictures` images before the text.
     #[must_use]
-    pub fn with_pictures(self, n_pictures: usize) -> Self {
-        Self { n_pictures, ..self }
+    pub fn with_images(self, n_pictures: usize) -> Self {
+        Self { n_images: n_pictures, ..self }
     }
 
     /// Creates a system message.
@@ -280,7 +280,7 @@ impl ChatTemplate {
     fn render_any(&self, mut messages: Json, options: &RenderOptions) -> Result<Rendered, TemplateError> {
         let last = messages.as_array().and_then(|messages| messages.last()).and_then(final_text);
         let last = last.filter(|_| options.continue_final_message);
-        if let Some(messages) = messages.as_array_mut().filter(|_| self.wants_parts()) {
+        if let Some(messages) = messages.as_array_mut().filter(|_| self.reads_parts_only()) {
             messages.iter_mut().for_each(|message| *message = in_parts(message));
         }
         let rendered = self.render_as_given(messages, options)?;
@@ -291,7 +291,7 @@ impl ChatTemplate {
     }
 
     /// Probes whether the template ignores string content but renders the text of a list of parts.
-    fn wants_parts(&self) -> bool {
+    fn reads_parts_only(&self) -> bool {
         const SAID: &str = "KvantSaysThis";
         *self.wants_parts.get_or_init(|| {
             let options = RenderOptions { now: Some(0), ..RenderOptions::default() };
@@ -319,7 +319,7 @@ impl ChatTemplate {
             [("datetime", json!(now)), ("functions", json!(tools))]
         });
         let extra = options.extra.iter().map(|(name, value)| (name.as_str(), value.clone()));
-        let given = Given { own, said: extra.chain(of_makers.into_iter().flatten()).chain(said).collect() };
+        let given = Inputs { own, said: extra.chain(of_makers.into_iter().flatten()).chain(said).collect() };
         let (text, own) = self.template.render(&given, options.now()).map_err(TemplateError::render)?;
         Ok(Rendered { text, own })
     }

@@ -1,8 +1,8 @@
 //! Incremental parser that separates a model's reasoning from its answer.
 
-const THINKS: &str = "<think>";
+const THINK_OPEN: &str = "<think>";
 /// The tag that ends reasoning.
-pub const HAS_THOUGHT: &str = "</think>";
+pub const THINK_CLOSE: &str = "</think>";
 
 /// A piece of generated text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,38 +27,38 @@ enum State {
 pub struct ReasoningParser {
     state: State,
     /// Whether the parser is discarding whitespace after a tag.
-    skips_blanks: bool,
-    held: String,
+    skips_whitespace: bool,
+    buffer: String,
     /// Length of the whitespace prefix of the buffer, in bytes. It is not scanned again, since it
     /// may be long.
-    blanks: usize,
+    n_whitespace: usize,
 }
 
 impl ReasoningParser {
     /// Creates a parser for a response to `prompt`, rendered from the template `source`. A template
     /// without `</think>` implies no reasoning. A prompt may end with an open `<think>`.
     pub fn of(source: &str, prompt: &str) -> Self {
-        let state = match source.contains(HAS_THOUGHT) {
-            true if prompt.trim_end().ends_with(THINKS) => State::Thinking,
+        let state = match source.contains(THINK_CLOSE) {
+            true if prompt.trim_end().ends_with(THINK_OPEN) => State::Thinking,
             true => State::Start,
             false => State::Speaking,
         };
-        Self { state, skips_blanks: state == State::Thinking, held: String::new(), blanks: 0 }
+        Self { state, skips_whitespace: state == State::Thinking, buffer: String::new(), n_whitespace: 0 }
     }
 
     /// Creates a parser that treats all text as the answer.
     pub fn none() -> Self {
-        Self { state: State::Speaking, skips_blanks: false, held: String::new(), blanks: 0 }
+        Self { state: State::Speaking, skips_whitespace: false, buffer: String::new(), n_whitespace: 0 }
     }
 
     /// Whether a reasoning section is open.
-    pub fn is_thinking(&self) -> bool {
+    pub fn is_reasoning(&self) -> bool {
         self.state == State::Thinking
     }
 
     /// Appends `text` and returns the pieces that are now complete.
     pub fn push(&mut self, text: &str) -> Vec<TextPart> {
-        self.held += text;
+        self.buffer += text;
         let mut said = Vec::new();
         while self.step(&mut said) {}
         said
@@ -67,7 +67,7 @@ impl ReasoningParser {
     /// Returns the buffered text at the end of the response.
     pub fn rest(&mut self) -> Vec<TextPart> {
         let mut said = self.push("");
-        let held = std::mem::take(&mut self.held);
+        let held = std::mem::take(&mut self.buffer);
         put(
             &mut said,
             if self.state == State::Thinking { TextPart::Reasoning } else { TextPart::Text },
@@ -78,22 +78,22 @@ impl ReasoningParser {
 
     /// Consumes one item of the buffer. Returns whether more may follow.
     fn step(&mut self, said: &mut Vec<TextPart>) -> bool {
-        if self.skips_blanks {
-            self.keep(first_word(&self.held, 0));
-            self.skips_blanks = self.held.is_empty();
+        if self.skips_whitespace {
+            self.keep(skip_whitespace(&self.buffer, 0));
+            self.skips_whitespace = self.buffer.is_empty();
         }
         match self.state {
             State::Start => self.start(),
             State::Thinking => {
-                let (thought, is_complete) = take_from(&mut self.held, &mut self.blanks, HAS_THOUGHT);
+                let (thought, is_complete) = take_from(&mut self.buffer, &mut self.n_whitespace, THINK_CLOSE);
                 put(said, TextPart::Reasoning, thought);
                 if is_complete {
-                    (self.state, self.skips_blanks) = (State::Speaking, true);
+                    (self.state, self.skips_whitespace) = (State::Speaking, true);
                 }
                 is_complete
             }
             State::Speaking => {
-                put(said, TextPart::Text, std::mem::take(&mut self.held));
+                put(said, TextPart::Text, std::mem::take(&mut self.buffer));
                 false
             }
         }
@@ -101,14 +101,14 @@ impl ReasoningParser {
 
     /// Decides from the beginning of the response whether it opens with reasoning.
     fn start(&mut self) -> bool {
-        self.blanks = first_word(&self.held, self.blanks);
-        let begun = &self.held[self.blanks..];
-        if begun.starts_with(THINKS) {
-            self.keep(self.blanks + THINKS.len());
-            (self.state, self.skips_blanks) = (State::Thinking, true);
+        self.n_whitespace = skip_whitespace(&self.buffer, self.n_whitespace);
+        let begun = &self.buffer[self.n_whitespace..];
+        if begun.starts_with(THINK_OPEN) {
+            self.keep(self.n_whitespace + THINK_OPEN.len());
+            (self.state, self.skips_whitespace) = (State::Thinking, true);
             return true;
         }
-        if THINKS.starts_with(begun) {
+        if THINK_OPEN.starts_with(begun) {
             return false;
         }
         self.state = State::Speaking;
@@ -117,8 +117,8 @@ impl ReasoningParser {
 
     /// Discards the buffer before byte `from`.
     fn keep(&mut self, from: usize) {
-        self.held.drain(..from);
-        self.blanks = 0;
+        self.buffer.drain(..from);
+        self.n_whitespace = 0;
     }
 }
 
@@ -138,7 +138,7 @@ fn take_from(held: &mut String, blanks: &mut usize, mark: &str) -> (String, bool
         let said = std::mem::replace(held, after[mark.len()..].to_owned());
         return (said.trim_end().to_owned(), true);
     }
-    let word = held.len() - begun(&held[known..], mark);
+    let word = held.len() - partial_match_len(&held[known..], mark);
     let at = match held[known..word].trim_end().len() {
         0 => 0,
         len => known + len,
@@ -149,13 +149,13 @@ fn take_from(held: &mut String, blanks: &mut usize, mark: &str) -> (String, bool
 }
 
 /// Returns the length in bytes of the longest suffix of `text` that is a proper prefix of `mark`.
-pub fn begun(text: &str, mark: &str) -> usize {
+pub fn partial_match_len(text: &str, mark: &str) -> usize {
     let beginnings = mark.char_indices().map(|(at, _)| &mark[..at]);
     beginnings.rev().find(|start| text.ends_with(start)).map_or(0, str::len)
 }
 
 /// Returns the byte offset of the first non-whitespace character at or after `from`.
-fn first_word(text: &str, from: usize) -> usize {
+fn skip_whitespace(text: &str, from: usize) -> usize {
     text.len() - text[from..].trim_start().len()
 }
 
@@ -220,8 +220,13 @@ mod tests {
             for n in 1..=100 {
                 assert_eq!(thoughts.push(" "), []);
                 assert_eq!(thoughts.push("\u{2003}"), []);
-                assert_eq!(thoughts.held.len(), 4 * n);
-                assert!(thoughts.blanks + 4 > thoughts.held.len(), "{} of {}", thoughts.blanks, 4 * n);
+                assert_eq!(thoughts.buffer.len(), 4 * n);
+                assert!(
+                    thoughts.n_whitespace + 4 > thoughts.buffer.len(),
+                    "{} of {}",
+                    thoughts.n_whitespace,
+                    4 * n
+                );
             }
         }
         let mut held = "a  <tool".to_owned();

@@ -8,7 +8,7 @@ use super::{Fault, ops};
 type Result<T> = std::result::Result<T, Fault>;
 
 /// The methods that mutate a list.
-pub(super) const CHANGES: [&str; 3] = ["append", "extend", "pop"];
+pub(super) const MUTATORS: [&str; 3] = ["append", "extend", "pop"];
 
 impl Target {
     /// Whether `expr` reads this target.
@@ -57,7 +57,12 @@ impl Interpreter {
     /// Evaluates `target = first op ...`, where `first` is the target itself. The target releases a
     /// text that is about to be replaced, so that it grows in place. Otherwise templates that build
     /// a conversation message by message would copy it each time.
-    pub(super) fn grown(&mut self, target: &Target, first: &Expr, rest: &[(Op, Expr)]) -> Result<Value> {
+    pub(super) fn eval_append(
+        &mut self,
+        target: &Target,
+        first: &Expr,
+        rest: &[(Op, Expr)],
+    ) -> Result<Value> {
         let mut value = self.eval(first)?;
         let rest: Vec<_> =
             rest.iter().map(|(op, right)| Ok((*op, self.eval(right)?))).collect::<Result<_>>()?;
@@ -82,21 +87,21 @@ impl Interpreter {
             (Expr::Name(name), [Post::Attr(attr)]) => Target::Attr(name.clone(), attr.clone()),
             _ => return Err(Fault::failed(format!("'{name}' can change only lists of variables"))),
         };
-        let place = self.holder(&target);
+        let place = self.storage(&target);
         let Some(Value::List(list)) = place.map(|place| std::mem::replace(place, Value::Undefined)) else {
             return Err(Fault::failed(format!("'{name}' can change only lists of variables")));
         };
         let mut items = Items::of(list)?;
-        let given = self.change_items(&mut items, name, args)?;
+        let given = self.mutate_items(&mut items, name, args)?;
         let changed = items.finish()?;
-        if let Some(place) = self.holder(&target) {
+        if let Some(place) = self.storage(&target) {
             *place = changed;
         }
         Ok(given)
     }
 
     /// Mutates `items` and returns the result of the method.
-    fn change_items(&self, items: &mut Items, name: &str, mut args: CallArgs) -> Result<Value> {
+    fn mutate_items(&self, items: &mut Items, name: &str, mut args: CallArgs) -> Result<Value> {
         let given = match name {
             "append" => {
                 items.push(args.need(0, "object")?)?;
@@ -119,7 +124,7 @@ impl Interpreter {
     }
 
     /// Returns the storage of `target` in any scope.
-    fn holder(&mut self, target: &Target) -> Option<&mut Value> {
+    fn storage(&mut self, target: &Target) -> Option<&mut Value> {
         match target {
             Target::Name(name) => self.variable(name),
             target => self.place(target),

@@ -8,8 +8,8 @@ use hashbrown::HashMap;
 use jiff::civil::DateTime;
 
 use super::ast::{Args, Cmp, Expr, Filter, For, MacroDef, Post, Stmt, StmtKind};
-use super::limits::Meter;
-use super::text::{Draft, Text};
+use super::limits::Budget;
+use super::text::{Text, TextBuilder};
 use super::value::{Closure, Entries, Function, Items, List, Loop, Value};
 use super::{Fault, Located, assign, methods, ops, repr, time};
 
@@ -73,7 +73,7 @@ impl CallArgs {
 
 /// The state of a render.
 pub(super) struct Interpreter {
-    pub(super) meter: Rc<Meter>,
+    pub(super) meter: Rc<Budget>,
     globals: Scope,
     /// Variables of the template itself.
     root: Scope,
@@ -87,7 +87,7 @@ pub(super) struct Interpreter {
 }
 
 impl Interpreter {
-    pub(super) fn new(meter: Rc<Meter>, globals: Scope, now: DateTime) -> Self {
+    pub(super) fn new(meter: Rc<Budget>, globals: Scope, now: DateTime) -> Self {
         let (root, scopes, namespaces) = (Scope::new(), Vec::new(), Vec::new());
         Interpreter { meter, globals, root, scopes, namespaces, now, depth: 0, line: 1 }
     }
@@ -95,14 +95,17 @@ impl Interpreter {
     /// Renders `body`.
     pub(super) fn run(mut self, body: &[Stmt]) -> std::result::Result<(String, Vec<Range<usize>>), Located> {
         match self.capture(|me, out| me.body(body, out)) {
-            Ok((text, _)) => Ok(text.into_own()),
+            Ok((text, _)) => Ok(text.into_trusted()),
             Err(fault) => Err((fault, self.line)),
         }
     }
 
     /// Returns the text that `write` emits, and its effect on the enclosing loop.
-    fn capture(&mut self, write: impl FnOnce(&mut Self, &mut Draft) -> Result<Flow>) -> Result<(Text, Flow)> {
-        let mut out = Draft::new(&self.meter);
+    fn capture(
+        &mut self,
+        write: impl FnOnce(&mut Self, &mut TextBuilder) -> Result<Flow>,
+    ) -> Result<(Text, Flow)> {
+        let mut out = TextBuilder::new(&self.meter);
         let flow = write(self, &mut out)?;
         Ok((out.finish()?, flow))
     }
@@ -147,7 +150,7 @@ impl Interpreter {
         self.scope().insert(name.to_owned(), value);
     }
 
-    fn body(&mut self, body: &[Stmt], out: &mut Draft) -> Result<Flow> {
+    fn body(&mut self, body: &[Stmt], out: &mut TextBuilder) -> Result<Flow> {
         self.deeper(|me| {
             for stmt in body {
                 me.line = stmt.line;
@@ -160,7 +163,7 @@ impl Interpreter {
         })
     }
 
-    fn statement(&mut self, stmt: &StmtKind, out: &mut Draft) -> Result<Flow> {
+    fn statement(&mut self, stmt: &StmtKind, out: &mut TextBuilder) -> Result<Flow> {
         self.meter.work(1)?;
         match stmt {
             StmtKind::Data(text) => out.own(text)?,
@@ -182,7 +185,7 @@ impl Interpreter {
             }
             StmtKind::Set(target, expr) => {
                 let value = match expr {
-                    Expr::Chain(first, rest) if target.is(first) => self.grown(target, first, rest)?,
+                    Expr::Chain(first, rest) if target.is(first) => self.eval_append(target, first, rest)?,
                     _ => self.eval(expr)?,
                 };
                 self.assign(target, value)?;
@@ -230,7 +233,13 @@ impl Interpreter {
         Ok(Flow::Next)
     }
 
-    fn for_each(&mut self, each: &Arc<For>, over: &Value, depth: usize, out: &mut Draft) -> Result<Flow> {
+    fn for_each(
+        &mut self,
+        each: &Arc<For>,
+        over: &Value,
+        depth: usize,
+        out: &mut TextBuilder,
+    ) -> Result<Flow> {
         let mut list = ops::list(over, &self.meter)?;
         let again = each.is_recursive.then(|| (Arc::clone(each), self.scopes.len()));
         if let Some(only_if) = &each.only_if {
@@ -320,7 +329,7 @@ impl Interpreter {
                 me.line = *line;
                 for (i, post) in posts.iter().enumerate() {
                     value = match (post, &value) {
-                        (Post::Method(name, args), Value::List(_)) if assign::CHANGES.contains(&&**name) => {
+                        (Post::Method(name, args), Value::List(_)) if assign::MUTATORS.contains(&&**name) => {
                             drop(value);
                             me.change(base, &posts[..i], name, args)?
                         }
@@ -467,7 +476,7 @@ impl Interpreter {
                 let format = repr::str(&args.need(0, "format")?, &self.meter)?;
                 let format = format.as_str();
                 self.meter.read(format.len())?;
-                let mut out = Draft::new(&self.meter);
+                let mut out = TextBuilder::new(&self.meter);
                 time::strftime(format, self.now, &mut out)?;
                 Ok(Value::Text(out.finish()?))
             }

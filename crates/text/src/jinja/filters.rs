@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use super::Fault;
 use super::eval::{CallArgs, Interpreter};
 use super::repr::{self, JsonStyle};
-use super::text::{Draft, Text};
+use super::text::{Text, TextBuilder};
 use super::value::{Entries, Items, List, Value};
 use super::{layout, methods, ops, printf};
 
@@ -212,7 +212,7 @@ impl Interpreter {
         };
         let sort_keys = take(3, "sort_keys").is_some_and(|v| v.is_true());
         args.finish(4)?;
-        let mut out = Draft::new(&self.meter);
+        let mut out = TextBuilder::new(&self.meter);
         JsonStyle { ensure_ascii, indent, separators, sort_keys }.write(value, 0, &mut out, &self.meter)?;
         Ok(Value::Text(out.finish()?))
     }
@@ -447,13 +447,13 @@ fn number_filter(
     name: &str,
     value: &Value,
     mut args: CallArgs,
-    meter: &super::limits::Meter,
+    meter: &super::limits::Budget,
 ) -> Result<Value> {
     meter.work(1)?;
     let told = match value {
         Value::Text(text) => {
             meter.read(text.len())?;
-            let text = &without_marks(text.as_str().trim());
+            let text = &without_digit_separators(text.as_str().trim());
             text.parse::<i64>().map(|n| Value::Int(n.into())).or_else(|_| text.parse().map(Value::Float)).ok()
         }
         _ if value.as_float().is_some() => Some(value.clone()),
@@ -506,7 +506,7 @@ fn number_filter(
 }
 
 /// Removes the `_` that Python allows between two digits of a number.
-fn without_marks(text: &str) -> String {
+fn without_digit_separators(text: &str) -> String {
     let bytes = text.as_bytes();
     let is_digit = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_digit);
     let goes = |at: usize| bytes[at] == b'_' && at > 0 && is_digit(at - 1) && is_digit(at + 1);
@@ -559,7 +559,7 @@ fn sorted(
 
 /// Indents every line except the first (unless `first`) by `width`; empty lines only if `blank`.
 fn indent(text: &Text, width: &Text, first: bool, blank: bool) -> Result<Text> {
-    let mut out = Draft::new(text.meter());
+    let mut out = TextBuilder::new(text.meter());
     // Jinja appends a newline before splitting, so a text that ends with one has an empty line
     // after it.
     let all = text.as_str();

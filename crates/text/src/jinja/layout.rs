@@ -2,7 +2,7 @@
 
 use super::Fault;
 use super::eval::{CallArgs, Interpreter};
-use super::text::{Draft, Text};
+use super::text::{Text, TextBuilder};
 use super::value::{List, Value};
 
 type Result<T> = std::result::Result<T, Fault>;
@@ -26,7 +26,7 @@ pub(super) fn justify(how: &str, text: &Text, width: &Value, fill: Option<&Text>
         // Python puts the odd fill character on the left in fields of odd width.
         _ => pad / 2 + (pad & width & 1),
     };
-    let mut out = Draft::new(meter);
+    let mut out = TextBuilder::new(meter);
     for _ in 0..before {
         out.push_text(fill)?;
     }
@@ -41,7 +41,7 @@ pub(super) fn justify(how: &str, text: &Text, width: &Value, fill: Option<&Text>
 pub(super) fn fill_zeros(text: &Text, width: &Value) -> Result<Text> {
     let pad = self::width(width, "zfill")?.saturating_sub(n_chars(text)?);
     let sign = usize::from(text.as_str().starts_with(['-', '+']));
-    let mut out = Draft::new(text.meter());
+    let mut out = TextBuilder::new(text.meter());
     out.push_part(text, 0..sign)?;
     for _ in 0..pad {
         out.own("0")?;
@@ -77,7 +77,7 @@ pub(super) fn n_words(text: &Text) -> Result<Value> {
 /// `'{} {name}'.format(...)`; fields with more than a name are rejected.
 pub(super) fn format(text: &Text, mut args: CallArgs, me: &Interpreter) -> Result<Value> {
     let (all, meter) = (text.as_str(), text.meter());
-    let (mut out, mut at, mut n_unnamed) = (Draft::new(meter), 0, 0);
+    let (mut out, mut at, mut n_unnamed) = (TextBuilder::new(meter), 0, 0);
     while let Some(brace) = all[at..].find(['{', '}']).map(|found| at + found) {
         meter.work(1)?;
         out.push_part(text, at..brace)?;
@@ -129,7 +129,7 @@ impl Interpreter {
         }
         let cut = all.char_indices().nth(length - n_end).map_or(all.len(), |(at, _)| at);
         let kept = if cuts_words { cut } else { all[..cut].rfind(' ').unwrap_or(cut) };
-        let mut out = Draft::new(&self.meter);
+        let mut out = TextBuilder::new(&self.meter);
         out.push_part(text, 0..kept)?;
         out.push_text(&end)?;
         out.finish()

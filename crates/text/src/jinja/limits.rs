@@ -19,15 +19,15 @@ const WRITTEN_PER_STEP: usize = 256;
 
 /// The remaining budget. Every value of a render holds its share and returns it when dropped.
 #[derive(Debug)]
-pub(super) struct Meter {
+pub(super) struct Budget {
     steps: Cell<u64>,
     bytes: Cell<usize>,
 }
 
-impl Meter {
+impl Budget {
     /// Creates a meter without a byte limit, for loading the inputs.
     pub(super) fn new() -> Rc<Self> {
-        Rc::new(Meter { steps: Cell::new(MAX_STEPS), bytes: Cell::new(usize::MAX / 2) })
+        Rc::new(Budget { steps: Cell::new(MAX_STEPS), bytes: Cell::new(usize::MAX / 2) })
     }
 
     /// Starts the limits. The bytes held until now are the conversation: they do not count against
@@ -60,15 +60,15 @@ impl Meter {
 
 /// A share of a meter's bytes.
 #[derive(Debug)]
-pub(super) struct Held {
-    meter: Rc<Meter>,
+pub(super) struct ByteReservation {
+    meter: Rc<Budget>,
     bytes: usize,
 }
 
-impl Held {
+impl ByteReservation {
     /// Creates a share of no bytes.
-    pub(super) fn none(meter: &Rc<Meter>) -> Self {
-        Held { meter: Rc::clone(meter), bytes: 0 }
+    pub(super) fn none(meter: &Rc<Budget>) -> Self {
+        ByteReservation { meter: Rc::clone(meter), bytes: 0 }
     }
 
     /// Reserves `bytes` more, about to be written.
@@ -92,12 +92,12 @@ impl Held {
     }
 
     /// Returns the meter of this share.
-    pub(super) fn meter(&self) -> &Rc<Meter> {
+    pub(super) fn meter(&self) -> &Rc<Budget> {
         &self.meter
     }
 }
 
-impl Drop for Held {
+impl Drop for ByteReservation {
     fn drop(&mut self) {
         self.meter.bytes.set(self.meter.bytes.get().saturating_add(self.bytes));
     }

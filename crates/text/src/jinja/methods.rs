@@ -5,9 +5,9 @@ use std::rc::Rc;
 
 use super::Fault;
 use super::eval::{CallArgs, Interpreter};
-use super::limits::Meter;
+use super::limits::Budget;
 use super::repr;
-use super::text::{Draft, Text};
+use super::text::{Text, TextBuilder};
 use super::value::{Items, List, Value};
 use super::{eval, layout, ops};
 
@@ -211,8 +211,8 @@ pub(super) fn limit(n: i128) -> usize {
 }
 
 /// Joins the items with `between`.
-pub(super) fn join(between: &Text, list: &List, meter: &Rc<Meter>) -> Result<Value> {
-    let mut out = Draft::new(meter);
+pub(super) fn join(between: &Text, list: &List, meter: &Rc<Budget>) -> Result<Value> {
+    let mut out = TextBuilder::new(meter);
     for (i, item) in list.items().iter().enumerate() {
         if i > 0 {
             out.push_text(between)?;
@@ -246,7 +246,7 @@ pub(super) fn cased(how: &str, text: &Text, ends: fn(char) -> bool) -> Result<Te
         "lower" => return text.map(str::to_lowercase),
         _ => {}
     }
-    let mut out = Draft::new(text.meter());
+    let mut out = TextBuilder::new(text.meter());
     let mut begins = true;
     for (c, said) in text.chars() {
         let changed: String = if begins { c.to_uppercase().collect() } else { c.to_lowercase().collect() };
@@ -337,7 +337,7 @@ fn map_method(
     map: &super::value::Map,
     name: &str,
     mut args: CallArgs,
-    meter: &Rc<Meter>,
+    meter: &Rc<Budget>,
 ) -> Result<Option<Value>> {
     let entries = map.entries();
     let value = match name {
@@ -360,7 +360,7 @@ fn map_method(
     Ok(Some(value))
 }
 
-fn list_method(list: &List, name: &str, mut args: eval::CallArgs, meter: &Meter) -> Result<Value> {
+fn list_method(list: &List, name: &str, mut args: eval::CallArgs, meter: &Budget) -> Result<Value> {
     let wanted = args.need(0, "value")?;
     args.finish(1)?;
     let mut n = 0;

@@ -50,7 +50,7 @@ pub(crate) use value::MAX_NESTING;
 
 use ast::Body;
 use eval::Interpreter;
-use limits::Meter;
+use limits::Budget;
 use value::Value;
 
 /// Maximum size of a template in bytes; the longest known has 40 thousand.
@@ -88,7 +88,7 @@ pub(crate) struct Template(Arc<Body>);
 
 /// Inputs of a template: named values.
 #[derive(Debug, Default)]
-pub(crate) struct Given<'a> {
+pub(crate) struct Inputs<'a> {
     /// Text of the application, tracked as template text.
     pub(crate) own: Vec<(&'a str, &'a str)>,
     /// Untrusted input: messages, tools and others. Earlier entries hide later ones of the same
@@ -116,17 +116,17 @@ impl Template {
     /// Any [`Fault`].
     pub(crate) fn render(
         &self,
-        given: &Given<'_>,
+        given: &Inputs<'_>,
         now: DateTime,
     ) -> Result<(String, Vec<Range<usize>>), Located> {
-        let meter = Meter::new();
+        let meter = Budget::new();
         let globals = globals(&meter, given).map_err(|fault| (fault, 1))?;
         meter.begin();
         Interpreter::new(Rc::clone(&meter), globals, now).run(&self.0)
     }
 }
 
-fn globals(meter: &Rc<Meter>, given: &Given<'_>) -> Result<eval::Scope, Fault> {
+fn globals(meter: &Rc<Budget>, given: &Inputs<'_>) -> Result<eval::Scope, Fault> {
     let mut globals =
         eval::Scope::from(eval::FUNCTIONS.map(|(name, f)| (name.to_owned(), Value::Function(f))));
     for (name, text) in &given.own {

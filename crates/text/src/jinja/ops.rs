@@ -5,8 +5,8 @@ use std::rc::Rc;
 use super::Fault;
 use super::ast::{Cmp, Op};
 use super::eval::CallArgs;
-use super::limits::Meter;
-use super::text::{Draft, Text};
+use super::limits::Budget;
+use super::text::{Text, TextBuilder};
 use super::value::{Items, List, Loop, Value};
 use super::{printf, repr};
 
@@ -14,7 +14,7 @@ type Result<T> = std::result::Result<T, Fault>;
 
 /// Returns the items of an iterable: items, keys or characters. `none` and undefined values are
 /// empty.
-pub(super) fn list(value: &Value, meter: &Rc<Meter>) -> Result<List> {
+pub(super) fn list(value: &Value, meter: &Rc<Budget>) -> Result<List> {
     let made = match value {
         Value::List(list) => return Ok(list.clone()),
         Value::Undefined | Value::None => Items::new(meter).finish()?,
@@ -28,7 +28,7 @@ pub(super) fn list(value: &Value, meter: &Rc<Meter>) -> Result<List> {
     }
 }
 
-fn char_text(meter: &Rc<Meter>, c: char, said: bool) -> Result<Value> {
+fn char_text(meter: &Rc<Budget>, c: char, said: bool) -> Result<Value> {
     Ok(Value::Text(Text::new(meter, c.encode_utf8(&mut [0; 4]), said)?))
 }
 
@@ -39,7 +39,7 @@ pub(super) fn parts<'a>(text: &Text, parts: impl IntoIterator<Item = &'a str>) -
 }
 
 /// `left op right`
-pub(super) fn binary(op: Op, left: Value, right: &Value, meter: &Rc<Meter>) -> Result<Value> {
+pub(super) fn binary(op: Op, left: Value, right: &Value, meter: &Rc<Budget>) -> Result<Value> {
     meter.work(1)?;
     match (op, left, right) {
         (Op::Concat, left, _) => concat(left, right, meter),
@@ -57,11 +57,11 @@ pub(super) fn binary(op: Op, left: Value, right: &Value, meter: &Rc<Meter>) -> R
 }
 
 /// Concatenates both as text. Appends in place if the left text is not shared.
-fn concat(left: Value, right: &Value, meter: &Rc<Meter>) -> Result<Value> {
+fn concat(left: Value, right: &Value, meter: &Rc<Budget>) -> Result<Value> {
     let mut out = match left {
-        Value::Text(text) => Draft::of(text)?,
+        Value::Text(text) => TextBuilder::of(text)?,
         left => {
-            let mut out = Draft::new(meter);
+            let mut out = TextBuilder::new(meter);
             repr::print(&left, &mut out, meter)?;
             out
         }
@@ -70,15 +70,15 @@ fn concat(left: Value, right: &Value, meter: &Rc<Meter>) -> Result<Value> {
     Ok(Value::Text(out.finish()?))
 }
 
-fn repeat_text(text: &Text, n: &Value, meter: &Rc<Meter>) -> Result<Value> {
-    let mut out = Draft::new(meter);
+fn repeat_text(text: &Text, n: &Value, meter: &Rc<Budget>) -> Result<Value> {
+    let mut out = TextBuilder::new(meter);
     for _ in 0..times(n, text.len())? {
         out.push_text(text)?;
     }
     Ok(Value::Text(out.finish()?))
 }
 
-fn repeat_list(list: &List, n: &Value, meter: &Rc<Meter>) -> Result<Value> {
+fn repeat_list(list: &List, n: &Value, meter: &Rc<Budget>) -> Result<Value> {
     let times = times(n, list.items().len())?;
     let all = (0..times).flat_map(|_| list.items());
     List::collect(meter, all.map(|item| Ok(item.clone())))
@@ -157,7 +157,7 @@ pub(super) fn minus(value: &Value) -> Result<Value> {
 }
 
 /// Whether `left cmp right` holds.
-pub(super) fn compare(cmp: Cmp, left: &Value, right: &Value, meter: &Rc<Meter>) -> Result<bool> {
+pub(super) fn compare(cmp: Cmp, left: &Value, right: &Value, meter: &Rc<Budget>) -> Result<bool> {
     Ok(match cmp {
         Cmp::Eq => left.equals(right, meter)?,
         Cmp::Ne => !left.equals(right, meter)?,
@@ -171,7 +171,7 @@ pub(super) fn compare(cmp: Cmp, left: &Value, right: &Value, meter: &Rc<Meter>) 
 }
 
 /// Whether `item in all`.
-pub(super) fn contains(all: &Value, item: &Value, meter: &Rc<Meter>) -> Result<bool> {
+pub(super) fn contains(all: &Value, item: &Value, meter: &Rc<Budget>) -> Result<bool> {
     Ok(match (all, item) {
         (Value::Text(all), Value::Text(item)) => {
             meter.read(all.len())?;
@@ -192,7 +192,7 @@ pub(super) fn contains(all: &Value, item: &Value, meter: &Rc<Meter>) -> Result<b
 }
 
 /// `value[key]`; undefined if absent.
-pub(super) fn item(value: &Value, key: &Value, meter: &Rc<Meter>) -> Result<Value> {
+pub(super) fn item(value: &Value, key: &Value, meter: &Rc<Budget>) -> Result<Value> {
     let found = match (value, key.as_int()) {
         (Value::Undefined, _) => return Err(Fault::failed("cannot read an item of an undefined value")),
         (Value::Map(map), _) => map.get(key, meter)?,
@@ -215,7 +215,7 @@ pub(super) fn place(at: i128, n: usize) -> Option<usize> {
 }
 
 /// `value[start:stop:step]`
-pub(super) fn slice(value: &Value, parts: [Option<Value>; 3], meter: &Rc<Meter>) -> Result<Value> {
+pub(super) fn slice(value: &Value, parts: [Option<Value>; 3], meter: &Rc<Budget>) -> Result<Value> {
     let number = |part: &Option<Value>| match part {
         None | Some(Value::None) => Ok(None),
         Some(value) => value
@@ -240,7 +240,7 @@ pub(super) fn slice(value: &Value, parts: [Option<Value>; 3], meter: &Rc<Meter>)
             }
             meter.work(n)?;
             let chars: Vec<(char, bool)> = text.chars().collect();
-            let mut out = Draft::new(meter);
+            let mut out = TextBuilder::new(meter);
             for at in steps(start, stop, step, n) {
                 out.push(chars[at].0.encode_utf8(&mut [0; 4]), chars[at].1)?;
             }
@@ -279,7 +279,7 @@ fn steps(start: Option<i64>, stop: Option<i64>, step: i64, n: usize) -> impl Ite
 }
 
 /// `range(stop)`, `range(start, stop)` or `range(start, stop, step)`.
-pub(super) fn range(args: CallArgs, meter: &Rc<Meter>) -> Result<Value> {
+pub(super) fn range(args: CallArgs, meter: &Rc<Budget>) -> Result<Value> {
     let mut numbers = Vec::new();
     for value in &args.positional {
         let n = value.as_int().and_then(|n| i64::try_from(n).ok());

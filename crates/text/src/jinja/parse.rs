@@ -351,7 +351,7 @@ impl Parser {
         while self.skip_name("or") {
             terms.push(self.and()?);
         }
-        Ok(one_or(terms, Expr::Or))
+        Ok(single_or(terms, Expr::Or))
     }
 
     fn and(&mut self) -> Result<Expr> {
@@ -359,7 +359,7 @@ impl Parser {
         while self.skip_name("and") {
             terms.push(self.not()?);
         }
-        Ok(one_or(terms, Expr::And))
+        Ok(single_or(terms, Expr::And))
     }
 
     fn not(&mut self) -> Result<Expr> {
@@ -621,7 +621,7 @@ impl Parser {
 }
 
 /// Returns the only term, or applies `join` to several.
-fn one_or(mut terms: Vec<Expr>, join: fn(Vec<Expr>) -> Expr) -> Expr {
+fn single_or(mut terms: Vec<Expr>, join: fn(Vec<Expr>) -> Expr) -> Expr {
     match (terms.len(), terms.pop()) {
         (1, Some(term)) => term,
         (_, last) => {

@@ -6,9 +6,9 @@ use std::rc::Rc;
 use std::str::CharIndices;
 
 use super::Fault;
-use super::limits::Meter;
+use super::limits::Budget;
 use super::repr;
-use super::text::{Draft, Text};
+use super::text::{Text, TextBuilder};
 use super::value::{List, Map, Shape, Value};
 
 type Result<T> = std::result::Result<T, Fault>;
@@ -51,7 +51,7 @@ impl Values {
         next.ok_or_else(|| Fault::failed("not enough values for a format"))
     }
 
-    fn named(&self, name: &str, meter: &Meter) -> Result<Value> {
+    fn named(&self, name: &str, meter: &Budget) -> Result<Value> {
         let Self::Named { map, .. } = self else {
             return Err(Fault::failed("a format with names expects a mapping"));
         };
@@ -80,11 +80,11 @@ struct Spec {
 }
 
 /// `template % value`
-pub(super) fn format(template: &Text, value: &Value, meter: &Rc<Meter>) -> Result<Value> {
+pub(super) fn format(template: &Text, value: &Value, meter: &Rc<Budget>) -> Result<Value> {
     let all = template.as_str();
     meter.read(all.len())?;
     let mut values = Values::of(value);
-    let mut out = Draft::new(meter);
+    let mut out = TextBuilder::new(meter);
     let mut chars = all.char_indices().peekable();
     let mut at = 0;
     while let Some((percent, c)) = chars.next() {
@@ -171,7 +171,7 @@ fn within(width: u128) -> Result<usize> {
 }
 
 impl Spec {
-    fn write(&self, letter: char, value: &Value, out: &mut Draft, meter: &Rc<Meter>) -> Result<()> {
+    fn write(&self, letter: char, value: &Value, out: &mut TextBuilder, meter: &Rc<Budget>) -> Result<()> {
         let text = match letter {
             's' => repr::str(value, meter)?,
             'r' | 'a' => {
@@ -195,7 +195,7 @@ impl Spec {
         if self.left { out.own(&pad) } else { Ok(()) }
     }
 
-    fn whole(&self, letter: char, value: &Value, out: &mut Draft) -> Result<()> {
+    fn whole(&self, letter: char, value: &Value, out: &mut TextBuilder) -> Result<()> {
         let is_decimal = matches!(letter, 'd' | 'i' | 'u');
         let whole = match value {
             // Truncates towards zero, as `int` does.
@@ -219,7 +219,7 @@ impl Spec {
         self.number(whole < 0, &prefix, &(zeros + &digits), true, out)
     }
 
-    fn float(&self, letter: char, value: &Value, out: &mut Draft) -> Result<()> {
+    fn float(&self, letter: char, value: &Value, out: &mut TextBuilder) -> Result<()> {
         let x = value.as_float();
         let x =
             x.ok_or_else(|| Fault::failed(format!("'%{letter}' expects a number, got {}", value.kind())))?;
@@ -278,7 +278,14 @@ impl Spec {
         if self.alternate && !digits.contains('.') { digits + "." } else { digits }
     }
 
-    fn number(&self, minus: bool, prefix: &str, digits: &str, may_pad: bool, out: &mut Draft) -> Result<()> {
+    fn number(
+        &self,
+        minus: bool,
+        prefix: &str,
+        digits: &str,
+        may_pad: bool,
+        out: &mut TextBuilder,
+    ) -> Result<()> {
         let sign = match (minus, self.plus, self.blank) {
             (true, ..) => "-",
             (_, true, _) => "+",
@@ -300,7 +307,7 @@ impl Spec {
 }
 
 /// Returns a character, or the character of a code point.
-fn one_character(value: &Value, meter: &Rc<Meter>) -> Result<Text> {
+fn one_character(value: &Value, meter: &Rc<Budget>) -> Result<Text> {
     let wrong = || Fault::failed("'%c' expects a character, or its number");
     if let Value::Text(text) = value {
         let mut chars = text.as_str().chars();

@@ -6,22 +6,22 @@ use std::sync::LazyLock;
 use regex_automata::meta::Regex;
 
 use super::Fault;
-use super::limits::Meter;
-use super::text::{Draft, Text};
+use super::limits::Budget;
+use super::text::{Text, TextBuilder};
 use super::value::{Shape, Value};
 
 /// `str(value)`, as Jinja prints it: text is unquoted at the top level and quoted inside.
-pub(super) fn str(value: &Value, meter: &std::rc::Rc<Meter>) -> Result<Text, Fault> {
+pub(super) fn str(value: &Value, meter: &std::rc::Rc<Budget>) -> Result<Text, Fault> {
     if let Value::Text(text) = value {
         return Ok(text.clone());
     }
-    let mut out = Draft::new(meter);
+    let mut out = TextBuilder::new(meter);
     print(value, &mut out, meter)?;
     out.finish()
 }
 
 /// Appends `str(value)`.
-pub(super) fn print(value: &Value, out: &mut Draft, meter: &Meter) -> Result<(), Fault> {
+pub(super) fn print(value: &Value, out: &mut TextBuilder, meter: &Budget) -> Result<(), Fault> {
     match value {
         Value::Text(text) => out.push_text(text),
         Value::Undefined => Ok(()),
@@ -30,14 +30,14 @@ pub(super) fn print(value: &Value, out: &mut Draft, meter: &Meter) -> Result<(),
 }
 
 /// `repr(value)`
-pub(super) fn quoted(value: &Value, meter: &std::rc::Rc<Meter>) -> Result<Text, Fault> {
-    let mut out = Draft::new(meter);
+pub(super) fn quoted(value: &Value, meter: &std::rc::Rc<Budget>) -> Result<Text, Fault> {
+    let mut out = TextBuilder::new(meter);
     repr(value, &mut out, meter)?;
     out.finish()
 }
 
 /// Appends `repr(value)`. Values are nested at most [`super::value::MAX_NESTING`] deep.
-fn repr(value: &Value, out: &mut Draft, meter: &Meter) -> Result<(), Fault> {
+fn repr(value: &Value, out: &mut TextBuilder, meter: &Budget) -> Result<(), Fault> {
     meter.work(1)?;
     match value {
         Value::Undefined => out.own("Undefined"),
@@ -118,7 +118,7 @@ fn is_printable(c: char) -> bool {
 }
 
 /// Appends a Python string literal.
-fn quote(text: &Text, out: &mut Draft, meter: &Meter) -> Result<(), Fault> {
+fn quote(text: &Text, out: &mut TextBuilder, meter: &Budget) -> Result<(), Fault> {
     // Characters beyond ASCII require a table lookup.
     meter.work(text.as_str().bytes().filter(|&byte| byte >= 0xc0).count())?;
     let mark = if text.as_str().contains('\'') && !text.as_str().contains('"') { '"' } else { '\'' };
@@ -140,8 +140,8 @@ fn quote(text: &Text, out: &mut Draft, meter: &Meter) -> Result<(), Fault> {
 }
 
 /// Appends `text`, with each character replaced where `escape` returns a replacement.
-fn escaped(text: &Text, escape: impl Fn(char) -> Option<String>, out: &mut Draft) -> Result<(), Fault> {
-    for (piece, said) in text.stretches(0..text.len()) {
+fn escaped(text: &Text, escape: impl Fn(char) -> Option<String>, out: &mut TextBuilder) -> Result<(), Fault> {
+    for (piece, said) in text.pieces(0..text.len()) {
         let mut plain = 0;
         for (i, c) in piece.char_indices() {
             if let Some(other) = escape(c) {
@@ -171,8 +171,8 @@ impl JsonStyle {
         &self,
         value: &Value,
         level: usize,
-        out: &mut Draft,
-        meter: &Meter,
+        out: &mut TextBuilder,
+        meter: &Budget,
     ) -> Result<(), Fault> {
         meter.work(1)?;
         match value {
@@ -220,14 +220,14 @@ impl JsonStyle {
     }
 
     /// Appends the separator, except before the first item, and a new line if indenting.
-    fn between(&self, first: bool, level: usize, out: &mut Draft) -> Result<(), Fault> {
+    fn between(&self, first: bool, level: usize, out: &mut TextBuilder) -> Result<(), Fault> {
         if !first {
             out.push_text(&self.separators.0)?;
         }
         self.line(level, out)
     }
 
-    fn line(&self, level: usize, out: &mut Draft) -> Result<(), Fault> {
+    fn line(&self, level: usize, out: &mut TextBuilder) -> Result<(), Fault> {
         let Some(indent) = &self.indent else { return Ok(()) };
         out.own("\n")?;
         for _ in 0..level {
@@ -236,14 +236,14 @@ impl JsonStyle {
         Ok(())
     }
 
-    fn close(&self, empty: bool, level: usize, bracket: &str, out: &mut Draft) -> Result<(), Fault> {
+    fn close(&self, empty: bool, level: usize, bracket: &str, out: &mut TextBuilder) -> Result<(), Fault> {
         if !empty {
             self.line(level, out)?;
         }
         out.own(bracket)
     }
 
-    fn key(&self, key: &Value, out: &mut Draft) -> Result<(), Fault> {
+    fn key(&self, key: &Value, out: &mut TextBuilder) -> Result<(), Fault> {
         let word = match key {
             Value::Text(text) => return self.string(text, out),
             Value::None => "null".to_owned(),
@@ -255,7 +255,7 @@ impl JsonStyle {
         out.own(&format!("\"{word}\""))
     }
 
-    fn string(&self, text: &Text, out: &mut Draft) -> Result<(), Fault> {
+    fn string(&self, text: &Text, out: &mut TextBuilder) -> Result<(), Fault> {
         let escape = |c: char| match c {
             '"' => Some("\\\"".to_owned()),
             '\\' => Some("\\\\".to_owned()),

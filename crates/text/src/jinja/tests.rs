@@ -14,7 +14,7 @@ pub(super) fn marked(source: &str) -> Result<String, Fault> {
         ("map", json!({"k": "v", "role": "user"})),
         ("message", json!({"role": "<|end|>", "n": 3, "f": 1e16, "content": " hi\nyou "})),
     ];
-    let given = Given { own: vec![("bos", "<s>")], said };
+    let given = Inputs { own: vec![("bos", "<s>")], said };
     let now = jiff::civil::date(2026, 1, 2).at(3, 4, 5, 0);
     let template = Template::parse(source).map_err(|(fault, _)| fault)?;
     let (text, own) = template.render(&given, now).map_err(|(fault, _)| fault)?;
@@ -141,7 +141,7 @@ fn expressions_and_statements_have_jinjas_semantics() {
 #[test]
 fn text_grown_message_by_message_takes_linear_time() {
     let messages: Vec<_> = (0..20_000).map(|i| json!({"content": format!("{i:0200}")})).collect();
-    let given = Given { own: Vec::new(), said: vec![("messages", json!(messages))] };
+    let given = Inputs { own: Vec::new(), said: vec![("messages", json!(messages))] };
     for source in [
         "{% set ns = namespace(out='') %}{% for m in messages %}{% set ns.out = ns.out ~ '<s>' ~ m.content ~ '\n' %}\
          {% if not ns.out.endswith('\n') %}no{% endif %}{% endfor %}{{ ns.out }}",
@@ -296,7 +296,7 @@ fn failures_are_reported_with_their_line() {
         ("{% break %}", 1, "tag 'break'"),
     ] {
         let rendered = Template::parse(source)
-            .and_then(|template| template.render(&Given::default(), jiff::civil::DateTime::default()));
+            .and_then(|template| template.render(&Inputs::default(), jiff::civil::DateTime::default()));
         match rendered {
             Err((Fault::Failed(message), at)) => {
                 assert!(message.contains(want) && at == line, "{source}: line {at}: {message}");

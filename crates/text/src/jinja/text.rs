@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use super::Fault;
-use super::limits::{Held, Meter};
+use super::limits::{Budget, ByteReservation};
 
 /// Bytes of a text besides its characters: its counters and allocator overhead.
 const OVERHEAD: usize = 96;
@@ -20,13 +20,13 @@ struct Buf {
     /// Offsets that alternate from template to input text and back, in ascending order; the first
     /// change is to input.
     flips: Vec<usize>,
-    held: Held,
+    buffer: ByteReservation,
 }
 
 impl Text {
     /// Copies `text`, as input or template text.
-    pub(super) fn new(meter: &Rc<Meter>, text: &str, said: bool) -> Result<Self, Fault> {
-        let mut draft = Draft::new(meter);
+    pub(super) fn new(meter: &Rc<Budget>, text: &str, said: bool) -> Result<Self, Fault> {
+        let mut draft = TextBuilder::new(meter);
         draft.push(text, said)?;
         draft.finish()
     }
@@ -44,12 +44,12 @@ impl Text {
         Rc::ptr_eq(&self.0, &other.0)
     }
 
-    pub(super) fn meter(&self) -> &Rc<Meter> {
-        self.0.held.meter()
+    pub(super) fn meter(&self) -> &Rc<Budget> {
+        self.0.buffer.meter()
     }
 
     /// Returns the pieces of `range` in order, each with whether it is input.
-    pub(super) fn stretches(&self, range: Range<usize>) -> impl Iterator<Item = (&str, bool)> {
+    pub(super) fn pieces(&self, range: Range<usize>) -> impl Iterator<Item = (&str, bool)> {
         let Buf { text, flips, .. } = &*self.0;
         let mut at = range.start;
         let mut next = flips.partition_point(|&flip| flip <= at);
@@ -67,7 +67,7 @@ impl Text {
         if range == (0..self.len()) {
             return Ok(self.clone());
         }
-        let mut draft = Draft::new(self.meter());
+        let mut draft = TextBuilder::new(self.meter());
         draft.push_part(self, range)?;
         draft.finish()
     }
@@ -83,8 +83,8 @@ impl Text {
 
     /// Applies `change` to each piece.
     pub(super) fn map(&self, mut change: impl FnMut(&str) -> String) -> Result<Self, Fault> {
-        let mut draft = Draft::new(self.meter());
-        for (piece, said) in self.stretches(0..self.len()) {
+        let mut draft = TextBuilder::new(self.meter());
+        for (piece, said) in self.pieces(0..self.len()) {
             self.meter().read(piece.len())?;
             draft.push(&change(piece), said)?;
         }
@@ -93,13 +93,13 @@ impl Text {
 
     /// Returns the characters, each with whether it is input.
     pub(super) fn chars(&self) -> impl Iterator<Item = (char, bool)> {
-        self.stretches(0..self.len()).flat_map(|(piece, said)| piece.chars().map(move |c| (c, said)))
+        self.pieces(0..self.len()).flat_map(|(piece, said)| piece.chars().map(move |c| (c, said)))
     }
 
     /// Replaces every `old` by `new`, at most `limit` times. An empty `old` matches between all
     /// characters.
     pub(super) fn replace(&self, old: &str, new: &Text, limit: usize) -> Result<Self, Fault> {
-        let mut draft = Draft::new(self.meter());
+        let mut draft = TextBuilder::new(self.meter());
         self.meter().read(self.len())?;
         let mut at = 0;
         for (found, _) in self.as_str().match_indices(old).take(limit) {
@@ -112,10 +112,10 @@ impl Text {
     }
 
     /// Returns the text and the ranges of template text.
-    pub(super) fn into_own(self) -> (String, Vec<Range<usize>>) {
+    pub(super) fn into_trusted(self) -> (String, Vec<Range<usize>>) {
         let mut own = Vec::new();
         let mut at = 0;
-        for (piece, said) in self.stretches(0..self.len()) {
+        for (piece, said) in self.pieces(0..self.len()) {
             if !said {
                 own.push(at..at + piece.len());
             }
@@ -128,11 +128,11 @@ impl Text {
 
 /// A text under construction.
 #[derive(Debug)]
-pub(super) struct Draft(Buf);
+pub(super) struct TextBuilder(Buf);
 
-impl Draft {
-    pub(super) fn new(meter: &Rc<Meter>) -> Self {
-        Draft(Buf { text: String::new(), flips: Vec::new(), held: Held::none(meter) })
+impl TextBuilder {
+    pub(super) fn new(meter: &Rc<Budget>) -> Self {
+        TextBuilder(Buf { text: String::new(), flips: Vec::new(), buffer: ByteReservation::none(meter) })
     }
 
     /// Continues a text: `text` itself if not shared, else a copy.
@@ -140,12 +140,12 @@ impl Draft {
         match Rc::try_unwrap(text.0) {
             Ok(mut buf) => {
                 // `finish` reserves it again.
-                buf.held.shrink(OVERHEAD);
-                Ok(Draft(buf))
+                buf.buffer.shrink(OVERHEAD);
+                Ok(TextBuilder(buf))
             }
             Err(shared) => {
-                let mut draft = Draft::new(shared.held.meter());
-                draft.0.held.grow(shared.text.len() + shared.flips.len() * size_of::<usize>())?;
+                let mut draft = TextBuilder::new(shared.buffer.meter());
+                draft.0.buffer.grow(shared.text.len() + shared.flips.len() * size_of::<usize>())?;
                 draft.0.text.push_str(&shared.text);
                 draft.0.flips.extend_from_slice(&shared.flips);
                 Ok(draft)
@@ -155,7 +155,7 @@ impl Draft {
 
     /// Appends a piece.
     pub(super) fn push(&mut self, piece: &str, said: bool) -> Result<(), Fault> {
-        let Buf { text, flips, held } = &mut self.0;
+        let Buf { text, flips, buffer: held } = &mut self.0;
         if piece.is_empty() {
             return Ok(());
         }
@@ -180,7 +180,7 @@ impl Draft {
 
     /// Appends a part of a text.
     pub(super) fn push_part(&mut self, text: &Text, range: Range<usize>) -> Result<(), Fault> {
-        for (piece, said) in text.stretches(range) {
+        for (piece, said) in text.pieces(range) {
             self.push(piece, said)?;
         }
         Ok(())
@@ -188,7 +188,7 @@ impl Draft {
 
     /// Completes the text.
     pub(super) fn finish(mut self) -> Result<Text, Fault> {
-        self.0.held.grow(OVERHEAD)?;
+        self.0.buffer.grow(OVERHEAD)?;
         Ok(Text(Rc::new(self.0)))
     }
 }

@@ -4,13 +4,13 @@ use jiff::civil::DateTime;
 use jiff::fmt::strtime;
 
 use super::Fault;
-use super::text::Draft;
+use super::text::TextBuilder;
 
 /// Directives that jiff and Python format alike.
 const COMMON: &str = "aAbBhCdDeFgGHIjklmMnpPRStTuUVwWyY%";
 
 /// Appends `now` formatted by `format`. Unknown directives are written literally.
-pub(super) fn strftime(format: &str, now: DateTime, out: &mut Draft) -> Result<(), Fault> {
+pub(super) fn strftime(format: &str, now: DateTime, out: &mut TextBuilder) -> Result<(), Fault> {
     let mut rest = format;
     while let Some(at) = rest.find('%') {
         out.own(&rest[..at])?;
@@ -67,7 +67,7 @@ mod tests {
             ("%", "%"),
             ("é%-", "é%-"),
         ] {
-            let mut out = Draft::new(&crate::jinja::limits::Meter::new());
+            let mut out = TextBuilder::new(&crate::jinja::limits::Budget::new());
             strftime(format, now, &mut out).unwrap();
             assert_eq!(out.finish().unwrap().as_str(), want, "{format}");
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Fault;
 use super::ast::{For, MacroDef};
-use super::limits::{Held, Meter};
+use super::limits::{Budget, ByteReservation};
 use super::text::Text;
 
 /// Maximum nesting of values; a conversation's tools have a dozen levels. Functions over values may
@@ -47,7 +47,7 @@ pub(super) struct Loop {
     pub(super) depth: usize,
     /// For a `recursive` loop, its definition and the number of scopes around it.
     pub(super) again: Option<(Arc<For>, usize)>,
-    _held: Held,
+    _held: ByteReservation,
 }
 
 impl Loop {
@@ -58,7 +58,7 @@ impl Loop {
         depth: usize,
         again: Option<(Arc<For>, usize)>,
     ) -> Result<Value, Fault> {
-        let mut held = Held::none(list.0.held.meter());
+        let mut held = ByteReservation::none(list.0.held.meter());
         held.grow(size_of::<Self>())?;
         Ok(Value::Loop(Rc::new(Loop { list: list.clone(), at, depth, again, _held: held })))
     }
@@ -80,17 +80,17 @@ pub(super) struct Closure {
     pub(super) def: Arc<MacroDef>,
     pub(super) around: Vec<(String, Value)>,
     nesting: usize,
-    _held: Held,
+    _held: ByteReservation,
 }
 
 impl Closure {
     /// Creates a macro as a value.
     pub(super) fn value(
-        meter: &Rc<Meter>,
+        meter: &Rc<Budget>,
         def: &Arc<MacroDef>,
         around: Vec<(String, Value)>,
     ) -> Result<Value, Fault> {
-        let mut held = Held::none(meter);
+        let mut held = ByteReservation::none(meter);
         held.grow(size_of::<Self>() + around.iter().map(|(name, _)| ENTRY + name.len()).sum::<usize>())?;
         let nesting = nested(around.iter().map(|(_, value)| value))?;
         Ok(Value::Macro(Rc::new(Closure { def: Arc::clone(def), around, nesting, _held: held })))
@@ -123,12 +123,12 @@ pub(super) struct Items {
     items: Vec<Value>,
     shape: Shape,
     nesting: usize,
-    held: Held,
+    held: ByteReservation,
 }
 
 impl Items {
-    pub(super) fn new(meter: &Rc<Meter>) -> Self {
-        Items { items: Vec::new(), shape: Shape::List, nesting: 0, held: Held::none(meter) }
+    pub(super) fn new(meter: &Rc<Budget>) -> Self {
+        Items { items: Vec::new(), shape: Shape::List, nesting: 0, held: ByteReservation::none(meter) }
     }
 
     pub(super) fn push(&mut self, value: Value) -> Result<(), Fault> {
@@ -147,7 +147,7 @@ impl Items {
                 Ok(items)
             }
             Err(shared) => {
-                let mut held = Held::none(shared.held.meter());
+                let mut held = ByteReservation::none(shared.held.meter());
                 held.grow(shared.items.len() * ITEM)?;
                 Ok(Items { items: shared.items.clone(), shape: shared.shape, nesting: shared.nesting, held })
             }
@@ -174,7 +174,7 @@ impl Items {
 impl List {
     /// Creates a list of `values`.
     pub(super) fn collect(
-        meter: &Rc<Meter>,
+        meter: &Rc<Budget>,
         values: impl IntoIterator<Item = Result<Value, Fault>>,
     ) -> Result<Value, Fault> {
         let mut items = Items::new(meter);
@@ -186,7 +186,7 @@ impl List {
 
     /// Creates a tuple of `values`.
     pub(super) fn tuple(
-        meter: &Rc<Meter>,
+        meter: &Rc<Budget>,
         values: impl IntoIterator<Item = Result<Value, Fault>>,
     ) -> Result<Value, Fault> {
         let mut items = Items { shape: Shape::Tuple, ..Items::new(meter) };
@@ -197,7 +197,7 @@ impl List {
     }
 
     /// Creates a group of `groupby`.
-    pub(super) fn group(meter: &Rc<Meter>, grouper: Value, list: Value) -> Result<Value, Fault> {
+    pub(super) fn group(meter: &Rc<Budget>, grouper: Value, list: Value) -> Result<Value, Fault> {
         let mut items = Items { shape: Shape::Group, ..Items::new(meter) };
         items.push(grouper)?;
         items.push(list)?;
@@ -229,12 +229,12 @@ pub(super) struct Map(Rc<Entries>);
 pub(super) struct Entries {
     entries: Vec<(Value, Value)>,
     nesting: usize,
-    held: Held,
+    held: ByteReservation,
 }
 
 impl Entries {
-    pub(super) fn new(meter: &Rc<Meter>) -> Self {
-        Entries { entries: Vec::new(), nesting: 0, held: Held::none(meter) }
+    pub(super) fn new(meter: &Rc<Budget>) -> Self {
+        Entries { entries: Vec::new(), nesting: 0, held: ByteReservation::none(meter) }
     }
 
     /// Sets `key`, at its old position if present.
@@ -252,7 +252,7 @@ impl Entries {
         Ok(())
     }
 
-    pub(super) fn get(&self, key: &Value, meter: &Meter) -> Result<Option<&Value>, Fault> {
+    pub(super) fn get(&self, key: &Value, meter: &Budget) -> Result<Option<&Value>, Fault> {
         for (other, value) in &self.entries {
             if other.equals(key, meter)? {
                 return Ok(Some(value));
@@ -262,7 +262,7 @@ impl Entries {
     }
 
     /// Returns the value of a text key.
-    pub(super) fn get_str(&self, key: &str, meter: &Meter) -> Result<Option<&Value>, Fault> {
+    pub(super) fn get_str(&self, key: &str, meter: &Budget) -> Result<Option<&Value>, Fault> {
         meter.work(1 + self.entries.len() / 4)?;
         let is_it = |other: &Value| matches!(other, Value::Text(text) if text.as_str() == key);
         Ok(self.entries.iter().find(|(other, _)| is_it(other)).map(|(_, value)| value))
@@ -285,14 +285,14 @@ impl Map {
         &self.0.entries
     }
 
-    pub(super) fn get(&self, key: &Value, meter: &Meter) -> Result<Option<Value>, Fault> {
+    pub(super) fn get(&self, key: &Value, meter: &Budget) -> Result<Option<Value>, Fault> {
         match key {
             Value::Text(text) => self.get_str(text.as_str(), meter),
             _ => Ok(self.0.get(key, meter)?.cloned()),
         }
     }
 
-    pub(super) fn get_str(&self, key: &str, meter: &Meter) -> Result<Option<Value>, Fault> {
+    pub(super) fn get_str(&self, key: &str, meter: &Budget) -> Result<Option<Value>, Fault> {
         Ok(self.0.get_str(key, meter)?.cloned())
     }
 }
@@ -312,7 +312,7 @@ fn nested<'a>(values: impl IntoIterator<Item = &'a Value>) -> Result<usize, Faul
 
 impl Value {
     /// Converts a JSON value; every text counts as input, except [`ROLES`].
-    pub(super) fn said(meter: &Rc<Meter>, json: &serde_json::Value) -> Result<Value, Fault> {
+    pub(super) fn said(meter: &Rc<Budget>, json: &serde_json::Value) -> Result<Value, Fault> {
         use serde_json::Value as Json;
         Ok(match json {
             Json::Null => Value::None,
@@ -339,7 +339,7 @@ impl Value {
     }
 
     /// Creates template text.
-    pub(super) fn own(meter: &Rc<Meter>, text: &str) -> Result<Value, Fault> {
+    pub(super) fn own(meter: &Rc<Budget>, text: &str) -> Result<Value, Fault> {
         Ok(Value::Text(Text::new(meter, text, false)?))
     }
 
@@ -395,7 +395,7 @@ impl Value {
     }
 
     /// Python's `==`.
-    pub(super) fn equals(&self, other: &Value, meter: &Meter) -> Result<bool, Fault> {
+    pub(super) fn equals(&self, other: &Value, meter: &Budget) -> Result<bool, Fault> {
         meter.work(1)?;
         Ok(match (self, other) {
             (Value::Undefined, Value::Undefined) | (Value::None, Value::None) => true,
@@ -441,7 +441,7 @@ impl Value {
     }
 
     /// Python's order: of numbers, of texts, of lists.
-    pub(super) fn compare(&self, other: &Value, meter: &Meter) -> Result<Ordering, Fault> {
+    pub(super) fn compare(&self, other: &Value, meter: &Budget) -> Result<Ordering, Fault> {
         meter.work(1)?;
         match (self, other) {
             (Value::Text(a), Value::Text(b)) => {

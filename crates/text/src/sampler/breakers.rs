@@ -12,7 +12,7 @@ use crate::tokenizer::{Tokenizer, TokenizerError};
 /// Sequence breakers, searched in the bytes of the tokens regardless of token boundaries. Empty by
 /// default.
 #[derive(Clone, Default)]
-pub struct Breakers(Option<Arc<Inner>>);
+pub struct SequenceBreakers(Option<Arc<Inner>>);
 
 struct Inner {
     texts: Vec<String>,
@@ -21,9 +21,9 @@ struct Inner {
     tokenizer: Arc<Tokenizer>,
 }
 
-impl Breakers {
+impl SequenceBreakers {
     /// llama.cpp's default sequence breakers.
-    pub const USUAL: [&'static str; 4] = ["\n", ":", "\"", "*"];
+    pub const DEFAULT: [&'static str; 4] = ["\n", ":", "\"", "*"];
 
     /// Prepares the search for `texts` in the bytes of the tokens of `tokenizer`. Empty texts never
     /// match.
@@ -48,7 +48,7 @@ impl Breakers {
     }
 
     /// Whether `token` alone contains a breaker.
-    pub(super) fn is_within(&self, token: u32) -> bool {
+    pub(super) fn contains_breaker(&self, token: u32) -> bool {
         self.0.as_ref().is_some_and(|inner| inner.last_end(&[token]).is_some())
     }
 }
@@ -71,14 +71,14 @@ impl Inner {
     }
 }
 
-impl PartialEq for Breakers {
+impl PartialEq for SequenceBreakers {
     /// Compares the texts alone.
     fn eq(&self, other: &Self) -> bool {
         self.texts() == other.texts()
     }
 }
 
-impl fmt::Debug for Breakers {
+impl fmt::Debug for SequenceBreakers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Breakers").field(&self.texts()).finish()
     }

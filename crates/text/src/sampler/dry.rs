@@ -4,7 +4,7 @@
 
 use kvant_codec::candidate::Candidate;
 
-use super::breakers::Breakers;
+use super::breakers::SequenceBreakers;
 
 /// Settings of DRY.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -28,7 +28,7 @@ impl Default for Dry {
 
 /// A token that would extend a repetition, and the length of that repetition.
 #[derive(Debug, Clone, Copy)]
-struct Continued {
+struct Continuation {
     token: u32,
     length: usize,
 }
@@ -38,7 +38,7 @@ struct Continued {
 pub(super) struct Scratch {
     /// For each distance, the number of last tokens that equal those at that distance before them.
     matches: Vec<usize>,
-    continued: Vec<Continued>,
+    continued: Vec<Continuation>,
 }
 
 impl Dry {
@@ -50,7 +50,7 @@ impl Dry {
     /// Penalizes `candidates` that would extend a repetition in `tokens`, oldest first.
     pub(super) fn apply(
         &self,
-        breakers: &Breakers,
+        breakers: &SequenceBreakers,
         tokens: &[u32],
         candidates: &mut [Candidate],
         scratch: &mut Scratch,
@@ -66,12 +66,12 @@ impl Dry {
         continued.extend(scratch.matches.iter().enumerate().skip(1).filter_map(|(distance, &length)| {
             let length = length.min(most);
             let token = tokens[tokens.len() - distance];
-            (length >= self.allowed_length).then_some(Continued { token, length })
+            (length >= self.allowed_length).then_some(Continuation { token, length })
         }));
         // Keep the longest repetition per token, and drop sequence breakers.
         continued.sort_unstable_by(|a, b| a.token.cmp(&b.token).then(b.length.cmp(&a.length)));
         continued.dedup_by_key(|continued| continued.token);
-        continued.retain(|continued| !breakers.is_within(continued.token));
+        continued.retain(|continued| !breakers.contains_breaker(continued.token));
         if continued.is_empty() {
             return;
         }

@@ -34,7 +34,7 @@ mod xtc;
 
 use kvant_codec::candidate::Candidate;
 
-pub use breakers::Breakers;
+pub use breakers::SequenceBreakers;
 pub use dry::Dry;
 pub use dynatemp::Dynatemp;
 pub use mirostat::{Mirostat, MirostatVersion};
@@ -50,7 +50,7 @@ use typical::Typicality;
 #[derive(Debug, Clone)]
 pub struct Sampler {
     params: SamplerParams,
-    breakers: Breakers,
+    breakers: SequenceBreakers,
     rng: Xoshiro256,
     /// The largest surprise, in bits, that Mirostat allows next.
     mu: f64,
@@ -71,7 +71,7 @@ impl Sampler {
             rng: Xoshiro256::new(params.seed),
             mu: params.mirostat.first_mu(),
             params,
-            breakers: Breakers::default(),
+            breakers: SequenceBreakers::default(),
             candidates: Vec::new(),
             weights: Vec::new(),
             recent: Vec::new(),
@@ -82,7 +82,7 @@ impl Sampler {
 
     /// Sets the sequence breakers of DRY.
     #[must_use]
-    pub fn with_breakers(self, breakers: Breakers) -> Self {
+    pub fn with_breakers(self, breakers: SequenceBreakers) -> Self {
         Self { breakers, ..self }
     }
 
@@ -136,7 +136,7 @@ impl Sampler {
     }
 
     /// Returns the candidates of the last sample, likeliest first, each with its probability.
-    pub fn drawn_among(&self) -> impl ExactSizeIterator<Item = (u32, f64)> {
+    pub fn sampled_candidates(&self) -> impl ExactSizeIterator<Item = (u32, f64)> {
         let total: f64 = self.weights.iter().sum();
         self.candidates
             .iter()
@@ -150,7 +150,7 @@ impl Sampler {
             return Err(SampleError::NotANumber { id: bad.id, got: bad.logit });
         }
         let n_vocab = self.candidates.len();
-        self.penalise(recent);
+        self.apply_repeat_penalty(recent);
         if self.params.dry.is_on() {
             self.params.dry.apply(&self.breakers, recent, &mut self.candidates, &mut self.repetitions);
         }
@@ -160,7 +160,7 @@ impl Sampler {
             return Ok(self.take(best));
         }
         if self.params.mirostat.version != MirostatVersion::Off {
-            return Ok(self.draw_for_target(best, n_vocab));
+            return Ok(self.sample_mirostat(best, n_vocab));
         }
         self.keep(best)?;
         let SamplerParams { temperature, dynatemp, .. } = self.params;
@@ -201,7 +201,7 @@ impl Sampler {
     }
 
     /// Samples with Mirostat from a vocabulary of `n_vocab` tokens, and updates `mu`.
-    fn draw_for_target(&mut self, best: Candidate, n_vocab: usize) -> u32 {
+    fn sample_mirostat(&mut self, best: Candidate, n_vocab: usize) -> u32 {
         let SamplerParams { temperature, dynatemp, mirostat, .. } = self.params;
         let temperature = dynatemp.temperature(temperature, &self.candidates);
         if temperature == 0.0 {
@@ -210,13 +210,13 @@ impl Sampler {
         let scale = Scale { best: f64::from(best.logit), temperature };
         mirostat.apply(self.mu, scale, n_vocab, &mut self.candidates);
         let id = self.draw(temperature);
-        let probability = self.drawn_among().find(|(of, _)| *of == id).map_or(1.0, |(_, p)| p);
+        let probability = self.sampled_candidates().find(|(of, _)| *of == id).map_or(1.0, |(_, p)| p);
         self.mu = mirostat.next_mu(self.mu, probability);
         id
     }
 
     /// Applies the repeat penalty to each recent token.
-    fn penalise(&mut self, recent: &[u32]) {
+    fn apply_repeat_penalty(&mut self, recent: &[u32]) {
         let SamplerParams { repeat_penalty, repeat_last_n, .. } = self.params;
         if repeat_penalty == 1.0 {
             return;

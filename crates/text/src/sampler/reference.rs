@@ -6,9 +6,9 @@ use super::rng::Xoshiro256;
 use super::*;
 
 /// Tokens with their logits, likeliest first.
-type Law = Vec<(u32, f64)>;
+type Distribution = Vec<(u32, f64)>;
 
-fn probabilities(law: &Law, temperature: f64) -> Vec<f64> {
+fn probabilities(law: &Distribution, temperature: f64) -> Vec<f64> {
     let best = law.iter().map(|(_, logit)| *logit).fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = law.iter().map(|(_, logit)| ((logit - best) / temperature).exp()).collect();
     let total: f64 = weights.iter().sum();
@@ -29,10 +29,10 @@ fn longest_repeat(tokens: &[u32], next: u32) -> Option<usize> {
     (0..tokens.len()).rev().find(is_repeated)
 }
 
-fn penalised(params: &SamplerParams, logits: &[f32], tokens: &[u32]) -> Law {
+fn penalised(params: &SamplerParams, logits: &[f32], tokens: &[u32]) -> Distribution {
     let recent = &tokens[tokens.len().saturating_sub(params.repeat_last_n)..];
     let window = &tokens[tokens.len().saturating_sub(params.dry.last_n)..];
-    let mut law: Law = Vec::new();
+    let mut law: Distribution = Vec::new();
     for (id, &logit) in logits.iter().enumerate().filter(|(_, logit)| **logit > f32::NEG_INFINITY) {
         let (id, mut logit, penalty) = (id as u32, f64::from(logit), f64::from(params.repeat_penalty));
         if recent.contains(&id) {
@@ -49,14 +49,14 @@ fn penalised(params: &SamplerParams, logits: &[f32], tokens: &[u32]) -> Law {
     law
 }
 
-fn without_outliers(law: Law, n: f64) -> Law {
+fn without_outliers(law: Distribution, n: f64) -> Distribution {
     let mean = law.iter().map(|(_, logit)| logit).sum::<f64>() / law.len() as f64;
     let variance = law.iter().map(|(_, logit)| (logit - mean).powi(2)).sum::<f64>() / law.len() as f64;
     let best = law[0].1;
     law.into_iter().filter(|(_, logit)| best - logit <= n * variance.sqrt()).collect()
 }
 
-fn typical(law: Law, p: f64) -> Law {
+fn typical(law: Distribution, p: f64) -> Distribution {
     let chances = probabilities(&law, 1.0);
     let entropy: f64 = chances.iter().map(|p| if *p > 0.0 { -p * p.ln() } else { 0.0 }).sum();
     let mut order: Vec<usize> = (0..law.len()).collect();
@@ -74,13 +74,13 @@ fn typical(law: Law, p: f64) -> Law {
     kept
 }
 
-fn top_p(law: Law, p: f64) -> Law {
+fn top_p(law: Distribution, p: f64) -> Distribution {
     let chances = probabilities(&law, 1.0);
     let before = |i: usize| chances[..i].iter().sum::<f64>();
     (0..law.len()).filter(|&i| i == 0 || before(i) < p).map(|i| law[i]).collect()
 }
 
-fn dynamic(params: &SamplerParams, law: &Law) -> f64 {
+fn dynamic(params: &SamplerParams, law: &Distribution) -> f64 {
     let (usual, range) = (f64::from(params.temperature), f64::from(params.dynatemp.range));
     if range == 0.0 || law.len() < 2 {
         return usual;
@@ -91,7 +91,7 @@ fn dynamic(params: &SamplerParams, law: &Law) -> f64 {
     low + (usual + range - low) * share
 }
 
-fn truncated(params: &SamplerParams, mut law: Law, chance: f64) -> Law {
+fn truncated(params: &SamplerParams, mut law: Distribution, chance: f64) -> Distribution {
     if params.top_n_sigma > 0.0 {
         law = without_outliers(law, f64::from(params.top_n_sigma));
     }
@@ -115,7 +115,7 @@ fn truncated(params: &SamplerParams, mut law: Law, chance: f64) -> Law {
 }
 
 /// Keeps the likeliest tokens that Mirostat allows for a vocabulary of `n` tokens.
-fn targeted(params: &SamplerParams, law: Law, temperature: f64, mu: f64, n: usize) -> Law {
+fn targeted(params: &SamplerParams, law: Distribution, temperature: f64, mu: f64, n: usize) -> Distribution {
     let chances = probabilities(&law, temperature);
     let kept = match params.mirostat.version {
         MirostatVersion::Off => law.len(),
@@ -199,7 +199,7 @@ fn every_sample_matches_the_reference_chain() {
             };
             let want = probabilities(&law, temperature);
             let drawn = sampler.sample(&logits, &tokens).unwrap();
-            let got: Vec<(u32, f64)> = sampler.drawn_among().collect();
+            let got: Vec<(u32, f64)> = sampler.sampled_candidates().collect();
             let ids = |law: &[(u32, f64)]| law.iter().map(|(id, _)| *id).collect::<Vec<_>>();
             assert_eq!(ids(&got), ids(&law), "{params:?}, step {step}");
             for ((id, got), want) in got.iter().zip(&want) {

@@ -1,6 +1,6 @@
 //! Each sampler stage on distributions that can be verified by hand.
 
-use super::tests::{OFF, assert_law, logits};
+use super::tests::{OFF, assert_distribution, logits};
 use super::*;
 use crate::tokenizer::{Tokenizer, TokenizerModel, VocabData};
 
@@ -15,18 +15,18 @@ fn likeliest(params: SamplerParams, logits: &[f32], tokens: &[u32]) -> u32 {
 fn typical_keeps_tokens_of_mean_surprise() {
     let l = logits(&[0.5, 0.25, 0.125, 0.125]);
     let typical = |typical_p| SamplerParams { typical_p, ..OFF };
-    assert_law(typical(0.0), &l, &[], &[0.0, 1.0, 0.0, 0.0]);
-    assert_law(typical(0.24), &l, &[], &[0.0, 1.0, 0.0, 0.0]);
-    assert_law(typical(0.26), &l, &[], &[2.0 / 3.0, 1.0 / 3.0, 0.0, 0.0]);
-    assert_law(typical(0.8), &l, &[], &[4.0 / 7.0, 2.0 / 7.0, 1.0 / 7.0, 0.0]);
-    assert_law(typical(1.0), &l, &[], &[0.5, 0.25, 0.125, 0.125]);
+    assert_distribution(typical(0.0), &l, &[], &[0.0, 1.0, 0.0, 0.0]);
+    assert_distribution(typical(0.24), &l, &[], &[0.0, 1.0, 0.0, 0.0]);
+    assert_distribution(typical(0.26), &l, &[], &[2.0 / 3.0, 1.0 / 3.0, 0.0, 0.0]);
+    assert_distribution(typical(0.8), &l, &[], &[4.0 / 7.0, 2.0 / 7.0, 1.0 / 7.0, 0.0]);
+    assert_distribution(typical(1.0), &l, &[], &[0.5, 0.25, 0.125, 0.125]);
     // Min-p is relative to the likeliest remaining token, which is also the greedy one.
-    assert_law(SamplerParams { min_p: 0.9, ..typical(0.1) }, &l, &[], &[0.0, 1.0, 0.0, 0.0]);
+    assert_distribution(SamplerParams { min_p: 0.9, ..typical(0.1) }, &l, &[], &[0.0, 1.0, 0.0, 0.0]);
     assert_eq!(likeliest(typical(0.1), &l, &[]), 1);
     // An excluded token, one with a very low logit, a single token.
     let far = [f32::NEG_INFINITY, 0.0, -1e30];
-    assert_law(typical(0.5), &far, &[], &[0.0, 1.0, 0.0]);
-    assert_law(typical(0.0), &[3.0], &[], &[1.0]);
+    assert_distribution(typical(0.5), &far, &[], &[0.0, 1.0, 0.0]);
+    assert_distribution(typical(0.0), &[3.0], &[], &[1.0]);
 }
 
 #[test]
@@ -35,15 +35,15 @@ fn top_n_sigma_keeps_tokens_near_the_largest_logit() {
     // Mean 2, standard deviation 1.63; excluded tokens do not count.
     let l = [0.0, 2.0, 4.0, f32::NEG_INFINITY];
     let weights = [1.0, 2f64.exp(), 4f64.exp()];
-    assert_law(sigma(1.0), &l, &[], &[0.0, 0.0, 1.0, 0.0]);
+    assert_distribution(sigma(1.0), &l, &[], &[0.0, 0.0, 1.0, 0.0]);
     let two = weights[1] + weights[2];
-    assert_law(sigma(1.3), &l, &[], &[0.0, weights[1] / two, weights[2] / two, 0.0]);
+    assert_distribution(sigma(1.3), &l, &[], &[0.0, weights[1] / two, weights[2] / two, 0.0]);
     let all = weights.iter().sum::<f64>();
     for off in [0.0, -1.0] {
-        assert_law(sigma(off), &l, &[], &[1.0 / all, weights[1] / all, weights[2] / all, 0.0]);
+        assert_distribution(sigma(off), &l, &[], &[1.0 / all, weights[1] / all, weights[2] / all, 0.0]);
     }
-    assert_law(sigma(0.5), &[1.0, 1.0], &[], &[0.5, 0.5]);
-    assert_law(sigma(0.5), &[1.0], &[], &[1.0]);
+    assert_distribution(sigma(0.5), &[1.0, 1.0], &[], &[0.5, 0.5]);
+    assert_distribution(sigma(0.5), &[1.0], &[], &[1.0]);
 }
 
 #[test]
@@ -51,19 +51,19 @@ fn xtc_removes_likely_tokens_but_the_last_at_its_rate() {
     let l = logits(&[0.4, 0.3, 0.2, 0.1]);
     let xtc = |probability, threshold| SamplerParams { xtc: Xtc { probability, threshold }, ..OFF };
     let (whole, cut) = ([0.4, 0.3, 0.2, 0.1], [0.0, 0.0, 2.0 / 3.0, 1.0 / 3.0]);
-    assert_law(xtc(1.0, 0.15), &l, &[], &cut);
-    assert_law(xtc(0.0, 0.15), &l, &[], &whole);
+    assert_distribution(xtc(1.0, 0.15), &l, &[], &cut);
+    assert_distribution(xtc(0.0, 0.15), &l, &[], &whole);
     let mixed: Vec<f64> = whole.iter().zip(cut).map(|(whole, cut)| 0.75 * whole + 0.25 * cut).collect();
-    assert_law(xtc(0.25, 0.15), &l, &[], &mixed);
+    assert_distribution(xtc(0.25, 0.15), &l, &[], &mixed);
     // One likely token, none, and a threshold that no two tokens can reach.
-    assert_law(xtc(1.0, 0.35), &l, &[], &whole);
-    assert_law(xtc(1.0, 0.45), &l, &[], &whole);
-    assert_law(xtc(1.0, 0.51), &l, &[], &whole);
-    assert_law(xtc(1.0, 0.0), &l, &[], &[0.0, 0.0, 0.0, 1.0]);
-    assert_law(xtc(1.0, 0.0), &[2.0, f32::NEG_INFINITY], &[], &[1.0, 0.0]);
+    assert_distribution(xtc(1.0, 0.35), &l, &[], &whole);
+    assert_distribution(xtc(1.0, 0.45), &l, &[], &whole);
+    assert_distribution(xtc(1.0, 0.51), &l, &[], &whole);
+    assert_distribution(xtc(1.0, 0.0), &l, &[], &[0.0, 0.0, 0.0, 1.0]);
+    assert_distribution(xtc(1.0, 0.0), &[2.0, f32::NEG_INFINITY], &[], &[1.0, 0.0]);
     // XTC follows min-p and precedes the temperature.
     let behind = SamplerParams { min_p: 0.4, ..xtc(1.0, 0.0) };
-    assert_law(behind, &l, &[], &[0.0, 0.0, 1.0, 0.0]);
+    assert_distribution(behind, &l, &[], &[0.0, 0.0, 1.0, 0.0]);
     assert_eq!(likeliest(xtc(1.0, 0.15), &l, &[]), 2);
 }
 
@@ -76,16 +76,16 @@ fn the_dynamic_temperature_follows_the_entropy() {
         let weight = 0.25f64.powf(1.0 / temperature);
         [1.0 / (1.0 + weight), weight / (1.0 + weight)]
     };
-    assert_law(dynamic(0.5, 1.0), &l, &[], &at(1.2219));
-    assert_law(dynamic(0.5, 2.0), &l, &[], &at(0.5 + 0.7219 * 0.7219));
-    assert_law(dynamic(0.5, 0.0), &l, &[], &at(1.5));
-    assert_law(dynamic(0.0, 0.0), &l, &[], &at(1.0));
+    assert_distribution(dynamic(0.5, 1.0), &l, &[], &at(1.2219));
+    assert_distribution(dynamic(0.5, 2.0), &l, &[], &at(0.5 + 0.7219 * 0.7219));
+    assert_distribution(dynamic(0.5, 0.0), &l, &[], &at(1.5));
+    assert_distribution(dynamic(0.0, 0.0), &l, &[], &at(1.0));
     // The lower end is clamped to 0. A range above 0 also varies a temperature of 0.
-    assert_law(dynamic(3.0, 1.0), &l, &[], &at(4.0 * 0.7219));
-    assert_law(SamplerParams { temperature: 0.0, ..dynamic(2.0, 1.0) }, &l, &[], &at(2.0 * 0.7219));
+    assert_distribution(dynamic(3.0, 1.0), &l, &[], &at(4.0 * 0.7219));
+    assert_distribution(SamplerParams { temperature: 0.0, ..dynamic(2.0, 1.0) }, &l, &[], &at(2.0 * 0.7219));
     // Zero entropy, a single token.
-    assert_law(dynamic(2.0, 1.0), &[0.0, -1e30], &[], &[1.0, 0.0]);
-    assert_law(dynamic(2.0, 1.0), &[0.0], &[], &[1.0]);
+    assert_distribution(dynamic(2.0, 1.0), &[0.0, -1e30], &[], &[1.0, 0.0]);
+    assert_distribution(dynamic(2.0, 1.0), &[0.0], &[], &[1.0]);
 }
 
 fn mirostat(version: MirostatVersion, tau: f32, eta: f32) -> SamplerParams {
@@ -97,26 +97,26 @@ fn mirostat_2_keeps_tokens_of_little_surprise_and_learns() {
     let v2 = |tau, eta| mirostat(MirostatVersion::V2, tau, eta);
     let l = logits(&[0.15, 0.3, 0.5, 0.05]);
     // At most 2 bits: 1.7 and 1, not 2.7.
-    assert_law(v2(1.0, 0.0), &l, &[], &[0.0, 0.375, 0.625, 0.0]);
+    assert_distribution(v2(1.0, 0.0), &l, &[], &[0.0, 0.375, 0.625, 0.0]);
     // All truncating stages are disabled. The temperature applies first: 0.25, 0.09, 0.0225 and
     // 0.0025 of their sum, of which one has at most 2 bits, and two at most 2.2.
     let others =
         SamplerParams { top_k: 1, top_p: 0.1, min_p: 0.9, typical_p: 0.1, top_n_sigma: 0.1, ..v2(1.0, 0.0) };
-    assert_law(others, &l, &[], &[0.0, 0.375, 0.625, 0.0]);
+    assert_distribution(others, &l, &[], &[0.0, 0.375, 0.625, 0.0]);
     let cold = |tau| SamplerParams { temperature: 0.5, ..v2(tau, 0.0) };
-    assert_law(cold(1.0), &l, &[], &[0.0, 0.0, 1.0, 0.0]);
-    assert_law(cold(1.1), &l, &[], &[0.0, 0.09 / 0.34, 0.25 / 0.34, 0.0]);
+    assert_distribution(cold(1.0), &l, &[], &[0.0, 0.0, 1.0, 0.0]);
+    assert_distribution(cold(1.1), &l, &[], &[0.0, 0.09 / 0.34, 0.25 / 0.34, 0.0]);
     // A threshold that excludes all tokens leaves the likeliest, or the lower id of equals.
-    assert_law(v2(0.0, 0.0), &l, &[], &[0.0, 0.0, 1.0, 0.0]);
-    assert_law(v2(0.0, 0.0), &[1.0, 1.0], &[], &[1.0, 0.0]);
-    assert_law(v2(f32::MAX, 0.0), &logits(&[0.5, 0.5]), &[], &[0.5, 0.5]);
-    assert_law(v2(3.0, 1.0), &[0.0], &[], &[1.0]);
+    assert_distribution(v2(0.0, 0.0), &l, &[], &[0.0, 0.0, 1.0, 0.0]);
+    assert_distribution(v2(0.0, 0.0), &[1.0, 1.0], &[], &[1.0, 0.0]);
+    assert_distribution(v2(f32::MAX, 0.0), &logits(&[0.5, 0.5]), &[], &[0.5, 0.5]);
+    assert_distribution(v2(3.0, 1.0), &[0.0], &[], &[1.0]);
     // From 1 bit on, which allows 0.5 alone, each token of 1 bit raises `mu` by half a bit: 0.3
     // enters with the third sample, at 2 bits.
     let mut sampler = Sampler::new(v2(0.5, 1.0));
     let mut kept = || {
         sampler.sample(&l, &[]).unwrap();
-        sampler.drawn_among().count()
+        sampler.sampled_candidates().count()
     };
     assert_eq!([kept(), kept(), kept()], [1, 1, 2]);
     assert_eq!(likeliest(v2(9.0, 0.1), &l, &[]), 2);
@@ -127,7 +127,7 @@ fn mirostat_1_keeps_as_many_as_zipfs_law_predicts() {
     let kept = |tau, weights: &[f64]| {
         let mut sampler = Sampler::new(mirostat(MirostatVersion::V1, tau, 0.0));
         sampler.sample(&logits(weights), &[]).unwrap();
-        sampler.drawn_among().count()
+        sampler.sampled_candidates().count()
     };
     // s = 1, where k is 2^mu / ln n: 4 / 2.08 and 16 / 2.08.
     let zipf: Vec<f64> = (1..=8).map(|rank| 1.0 / f64::from(rank)).collect();
@@ -164,7 +164,7 @@ fn dry_penalizes_tokens_that_extend_a_repetition() {
     let lowered = |tokens: &[u32], settings| {
         let mut sampler = Sampler::new(dry(settings));
         sampler.sample(&[0.0, 0.0], tokens).unwrap();
-        let chance = |of| sampler.drawn_among().find(|(id, _)| *id == of).unwrap().1;
+        let chance = |of| sampler.sampled_candidates().find(|(id, _)| *id == of).unwrap().1;
         (chance(0) / chance(1)).ln()
     };
     let close = |got: f64, want: f64| assert!((got - want).abs() < 1e-6, "{got} {want}");
@@ -183,12 +183,12 @@ fn dry_penalizes_tokens_that_extend_a_repetition() {
 
 /// a, b, a line break, a line break after an a, half a two-byte character, its other half, "<",
 /// "/>", ":".
-fn breakers(texts: &[&str]) -> Breakers {
+fn breakers(texts: &[&str]) -> SequenceBreakers {
     let tokens = ["a", "b", "Ċ", "aĊ", "Ã", "©", "<", "/>", ":"];
     let mut data = VocabData::new(TokenizerModel::Gpt2, tokens.map(Into::into).to_vec());
     data.merges = Some(Vec::new());
     let texts = texts.iter().map(|&text| text.to_owned()).collect();
-    Breakers::new(texts, Tokenizer::new(data).unwrap().into()).unwrap()
+    SequenceBreakers::new(texts, Tokenizer::new(data).unwrap().into()).unwrap()
 }
 
 #[test]

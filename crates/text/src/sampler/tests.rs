@@ -38,7 +38,7 @@ fn frequencies(params: SamplerParams, logits: &[f32], recent: &[u32], n: usize) 
 
 /// Each frequency is within 5 standard deviations of its probability; impossible tokens never
 /// occur.
-pub(super) fn assert_law(params: SamplerParams, logits: &[f32], recent: &[u32], want: &[f64]) {
+pub(super) fn assert_distribution(params: SamplerParams, logits: &[f32], recent: &[u32], want: &[f64]) {
     let n = 20_000;
     let got = frequencies(params, logits, recent, n);
     for (g, w) in got.iter().zip(want) {
@@ -49,37 +49,42 @@ pub(super) fn assert_law(params: SamplerParams, logits: &[f32], recent: &[u32], 
 
 #[test]
 fn without_filters_samples_follow_the_softmax() {
-    assert_law(OFF, &logits(&[0.5, 0.2, 0.25, 0.05]), &[], &[0.5, 0.2, 0.25, 0.05]);
+    assert_distribution(OFF, &logits(&[0.5, 0.2, 0.25, 0.05]), &[], &[0.5, 0.2, 0.25, 0.05]);
     let shifted: Vec<f32> = logits(&[0.5, 0.5]).iter().map(|l| l + 1e4).collect();
-    assert_law(OFF, &shifted, &[], &[0.5, 0.5]);
+    assert_distribution(OFF, &shifted, &[], &[0.5, 0.5]);
 }
 
 #[test]
 fn each_filter_keeps_the_tokens_of_its_definition() {
     let l = logits(&[0.1, 0.4, 0.2, 0.3]);
-    assert_law(SamplerParams { top_k: 2, ..OFF }, &l, &[], &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
+    assert_distribution(SamplerParams { top_k: 2, ..OFF }, &l, &[], &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
     // 0.4 + 0.3 reaches 0.6; 0.4 alone does not.
-    assert_law(SamplerParams { top_p: 0.6, ..OFF }, &l, &[], &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
-    assert_law(SamplerParams { top_p: 0.0, ..OFF }, &l, &[], &[0.0, 1.0, 0.0, 0.0]);
+    assert_distribution(SamplerParams { top_p: 0.6, ..OFF }, &l, &[], &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
+    assert_distribution(SamplerParams { top_p: 0.0, ..OFF }, &l, &[], &[0.0, 1.0, 0.0, 0.0]);
     // 0.4 of 0.4 is 0.16, so 0.2 stays and 0.1 is removed.
-    assert_law(SamplerParams { min_p: 0.4, ..OFF }, &l, &[], &[0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0]);
+    assert_distribution(
+        SamplerParams { min_p: 0.4, ..OFF },
+        &l,
+        &[],
+        &[0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0],
+    );
     // Top-p uses the probabilities that top-k left: 4/9 + 3/9 reaches 0.75.
     let both = SamplerParams { top_k: 3, top_p: 0.75, ..OFF };
-    assert_law(both, &l, &[], &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
+    assert_distribution(both, &l, &[], &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
     // Min-p must not change the probabilities of top-p: 0.4 + 0.3 < 0.75 of all four.
     let both = SamplerParams { top_p: 0.75, min_p: 0.4, ..OFF };
-    assert_law(both, &l, &[], &[0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0]);
+    assert_distribution(both, &l, &[], &[0.0, 4.0 / 9.0, 2.0 / 9.0, 3.0 / 9.0]);
 }
 
 #[test]
 fn temperature_comes_after_the_filters() {
     let l = logits(&[0.64, 0.36]);
     // Square roots: 0.8 and 0.6.
-    assert_law(SamplerParams { temperature: 2.0, ..OFF }, &l, &[], &[8.0 / 14.0, 6.0 / 14.0]);
+    assert_distribution(SamplerParams { temperature: 2.0, ..OFF }, &l, &[], &[8.0 / 14.0, 6.0 / 14.0]);
     let hot = SamplerParams { temperature: 1e30, top_p: 0.6, ..OFF };
-    assert_law(hot, &l, &[], &[1.0, 0.0]);
+    assert_distribution(hot, &l, &[], &[1.0, 0.0]);
     let cold = SamplerParams { temperature: 1e-30, ..OFF };
-    assert_law(cold, &l, &[], &[1.0, 0.0]);
+    assert_distribution(cold, &l, &[], &[1.0, 0.0]);
 }
 
 #[test]
@@ -88,13 +93,13 @@ fn candidates_of_a_sample_have_their_probabilities() {
     let params = SamplerParams { temperature: 0.5, top_k: 2, ..SamplerParams::default() };
     let mut sampler = Sampler::new(params);
     let drawn = sampler.sample(&logits, &[]).unwrap();
-    let among: Vec<(u32, f64)> = sampler.drawn_among().collect();
+    let among: Vec<(u32, f64)> = sampler.sampled_candidates().collect();
     assert_eq!(among.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [0, 2]);
     assert!((among[0].1 - 0.25 / 0.34).abs() < 1e-6 && (among[1].1 - 0.09 / 0.34).abs() < 1e-6, "{among:?}");
     assert!(among.iter().any(|(id, _)| *id == drawn));
     let mut greedy = Sampler::new(SamplerParams::greedy());
     greedy.sample(&logits, &[]).unwrap();
-    assert_eq!(greedy.drawn_among().collect::<Vec<_>>(), [(0, 1.0)]);
+    assert_eq!(greedy.sampled_candidates().collect::<Vec<_>>(), [(0, 1.0)]);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::error::{MergeFault, TokenizerError};
 use super::merge::{Joined, Merger, NONE};
 use super::model::TokenizerModel;
 use super::pre::PreTokenizer;
-use super::split_points::Seams;
+use super::split_points::SplitPoints;
 use super::vocab::Vocab;
 
 /// Merge rules, pre-tokenizer and initial symbols.
@@ -28,7 +28,7 @@ pub(super) struct Bpe {
 enum Start {
     Bytes,
     /// Characters; words are split where no merge can cross.
-    Chars(Seams),
+    Chars(SplitPoints),
 }
 
 fn key(left: u32, right: u32) -> u64 {
@@ -54,7 +54,7 @@ impl Bpe {
             let skip = merge.chars().next().map_or(0, char::len_utf8);
             let at = merge[skip..].find(' ').ok_or_else(|| fault(MergeFault::NoSpace))? + skip;
             let mut half = |text: &str, unknown| {
-                bytes::spelt(model, text, &mut key_bytes);
+                bytes::decode_spelling(model, text, &mut key_bytes);
                 vocab.find(&key_bytes).ok_or_else(|| fault(unknown))
             };
             let left = half(&merge[..at], MergeFault::LeftUnknown)?;
@@ -69,7 +69,7 @@ impl Bpe {
         }
         let start = match model {
             TokenizerModel::Gpt2 => Start::Bytes,
-            _ => Start::Chars(Seams::new(vocab)),
+            _ => Start::Chars(SplitPoints::new(vocab)),
         };
         Ok(Bpe { pre, merges: table, start })
     }

@@ -38,7 +38,7 @@ pub(super) const SPACE_MARK: char = '\u{2581}';
 
 /// Decodes the text of a normal token into its bytes: from GPT-2's alphabet, or with space marks.
 /// Text with a character outside of the alphabet is taken literally.
-pub(super) fn spelt(model: TokenizerModel, text: &str, out: &mut Vec<u8>) {
+pub(super) fn decode_spelling(model: TokenizerModel, text: &str, out: &mut Vec<u8>) {
     out.clear();
     if model == TokenizerModel::Gpt2 {
         let all = text.chars().all(|c| byte_of(c).map(|b| out.push(b)).is_some());
@@ -78,11 +78,11 @@ mod tests {
         }
         assert_eq!(seen, [1; 256]);
         let mut out = Vec::new();
-        spelt(TokenizerModel::Gpt2, "ĠhelloĊ", &mut out);
+        decode_spelling(TokenizerModel::Gpt2, "ĠhelloĊ", &mut out);
         assert_eq!(out, b" hello\n");
-        spelt(TokenizerModel::Gpt2, "日Ġ", &mut out);
+        decode_spelling(TokenizerModel::Gpt2, "日Ġ", &mut out);
         assert_eq!(out, "日Ġ".as_bytes());
-        spelt(TokenizerModel::Llama, "▁▁aĠ▁", &mut out);
+        decode_spelling(TokenizerModel::Llama, "▁▁aĠ▁", &mut out);
         assert_eq!(out, "  aĠ ".as_bytes());
     }
 

@@ -6,7 +6,7 @@ use super::bytes;
 use super::error::TokenizerError;
 use super::merge::Merger;
 use super::model::TokenizerModel;
-use super::special::Part;
+use super::special::Segment;
 use super::{Method, Special, Tokenizer};
 
 impl Tokenizer {
@@ -53,7 +53,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
-    pub fn spell(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+    pub fn encode_exact(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         check_size(text)?;
         let mut encoding = Encoding::new(self, text);
         encoding.after_special = false;
@@ -74,8 +74,8 @@ impl Tokenizer {
         let mut own_left = own;
         for part in self.partitions.given.parts(text, own) {
             match part {
-                Part::Token(id) => encoding.token(id),
-                Part::Text(range) => {
+                Segment::Token(id) => encoding.token(id),
+                Segment::Text(range) => {
                     let own = within(text, &range, &mut own_left);
                     encoding.piece(&text[range], &own)?;
                 }
@@ -151,8 +151,8 @@ impl<'t> Encoding<'t> {
         let normalized = normalizer.apply(text, own);
         for part in partition.parts(&normalized.text, &normalized.ranges) {
             match part {
-                Part::Token(id) => self.token(id),
-                Part::Text(range) => self.stretch(&normalized.text[range])?,
+                Segment::Token(id) => self.token(id),
+                Segment::Text(range) => self.stretch(&normalized.text[range])?,
             }
         }
         Ok(())

@@ -155,7 +155,7 @@ impl Tokenizer {
 
     /// Returns a lower bound on the number of tokens of `text` without encoding it: the count if
     /// every token were as long as the longest of the vocabulary. 0 if text may be dropped.
-    pub fn fewest_tokens(&self, text: &str) -> usize {
+    pub fn min_tokens(&self, text: &str) -> usize {
         let shrink = self.normalizer.max_shrink(text);
         let Some(shrink) = shrink.filter(|_| self.model != TokenizerModel::Bert && !self.partitions.strip())
         else {
@@ -175,7 +175,7 @@ impl Tokenizer {
     ///
     /// For tokens that arrive one by one, or from within a text, use [`DecodeStream`].
     pub fn decode(&self, ids: &[u32]) -> String {
-        self.text_of(ids.iter().copied().filter(|&id| self.vocab.is_shown(id)))
+        self.text_of(ids.iter().copied().filter(|&id| self.vocab.is_visible(id)))
     }
 
     /// Works as [`decode`](Self::decode), including the text of control and unknown tokens.
@@ -204,7 +204,7 @@ impl Tokenizer {
 
     /// Returns the token with exactly this text, as in the file.
     pub fn token_id(&self, text: &str) -> Option<u32> {
-        self.vocab.find_spelt(self.model, text)
+        self.vocab.find_exact(self.model, text)
     }
 
     /// Returns the kind of a token; `None` for an id out of range.

@@ -28,12 +28,12 @@ enum Tail {
 use Tail::{Gap, Space};
 
 /// One splitting step: a pattern and its tail.
-type Cut = (&'static str, Tail);
+type SplitPattern = (&'static str, Tail);
 
 /// A family of pre-tokenizers: its names, splitting steps and implied settings.
 struct Family {
     names: &'static [&'static str],
-    cuts: &'static [Cut],
+    cuts: &'static [SplitPattern],
     /// A word that is a token is taken whole, even if no chain of merges leads to it.
     whole_words: bool,
     /// Text starts with BOS unless the file specifies otherwise.
@@ -47,50 +47,50 @@ const NFC: &[&str] =
     &["qwen2", "qwen35", "deepseek-r1-qwen", "command-r", "olmo", "mpt", "stablelm2", "hunyuan"];
 
 /// Creates a family without implied settings.
-const fn plain(names: &'static [&'static str], cuts: &'static [Cut]) -> Family {
+const fn plain(names: &'static [&'static str], cuts: &'static [SplitPattern]) -> Family {
     Family { names, cuts, whole_words: false, add_bos: false }
 }
 
-const GPT2: Cut = (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+", Space);
-const DIGIT: Cut = (r"\p{N}", Gap);
-const DIGITS_3: Cut = (r"\p{N}{1,3}", Gap);
-const LINES: Cut = (r"[^\n]+|\n+", Gap);
-const LLAMA3: Cut = (
+const GPT2: SplitPattern = (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+", Space);
+const DIGIT: SplitPattern = (r"\p{N}", Gap);
+const DIGITS_3: SplitPattern = (r"\p{N}{1,3}", Gap);
+const LINES: SplitPattern = (r"[^\n]+|\n+", Gap);
+const LLAMA3: SplitPattern = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+",
     Space,
 );
-const QWEN2: Cut = (
+const QWEN2: SplitPattern = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+",
     Space,
 );
-const QWEN35: Cut = (
+const QWEN35: SplitPattern = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+",
     Space,
 );
-const DEEPSEEK3: Cut = (
+const DEEPSEEK3: SplitPattern = (
     r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+"##,
     Space,
 );
-const TEKKEN: Cut = (
+const TEKKEN: SplitPattern = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+",
     Space,
 );
-const GPT4O: Cut = (
+const GPT4O: SplitPattern = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+",
     Space,
 );
-const KIMI_K2: Cut = (
+const KIMI_K2: SplitPattern = (
     r"\p{Han}+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+",
     Space,
 );
-const BLOOM: Cut = (r" ?[^(\s|.,!?…。，、।۔،)]+", Gap);
+const BLOOM: SplitPattern = (r" ?[^(\s|.,!?…。，、।۔،)]+", Gap);
 /// The scripts that DeepSeek's first models count as letters, verbatim.
-const DEEPSEEK_LETTERS: Cut = (
+const DEEPSEEK_LETTERS: SplitPattern = (
     r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+",
     Gap,
 );
-const DEEPSEEK_PUNCTUATION: Cut = (r"\s?[!-/:-~！-／：-～‘-‟　-。]+", Gap);
-const DEEPSEEK_CJK: Cut = (r"[一-龥ࠀ-一가-퟿]+", Gap);
+const DEEPSEEK_PUNCTUATION: SplitPattern = (r"\s?[!-/:-~！-／：-～‘-‟　-。]+", Gap);
+const DEEPSEEK_CJK: SplitPattern = (r"[一-龥ࠀ-一가-퟿]+", Gap);
 
 /// All families. The first, `default`, applies to a file without a name, as in llama.cpp.
 const FAMILIES: &[Family] = &[
@@ -229,7 +229,7 @@ impl PreTokenizer {
             let known = FAMILIES.iter().flat_map(|f| f.names).copied().collect();
             return Err(TokenizerError::UnknownPre { got: name.to_owned(), known });
         };
-        let compile = |&(pattern, tail): &Cut| {
+        let compile = |&(pattern, tail): &SplitPattern| {
             let patterns: &[&str] = match tail {
                 Gap => &[pattern],
                 Space => &[pattern, r"\s+"],

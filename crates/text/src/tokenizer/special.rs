@@ -14,7 +14,7 @@ use super::vocab::{SpecialIds, TokenKind, Vocab};
 
 /// A piece of a text.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum Segment {
     /// Plain text.
     Text(Range<usize>),
     /// A special token's text.
@@ -49,9 +49,8 @@ impl AddedTokens {
 
     /// Returns the properties of Phi-3, which llama.cpp's files omit.
     pub(super) fn phi3(vocab: &Vocab) -> Self {
-        let strips = |id: &u32| {
-            is_special(vocab, *id) && !KEEPS_SPACE_AFTER.contains(&vocab.text(*id).unwrap_or_default())
-        };
+        let strips =
+            |id: &u32| is_special(vocab, *id) && !NO_RSTRIP.contains(&vocab.text(*id).unwrap_or_default());
         Self { rstrip: (0..vocab.len() as u32).filter(strips).collect(), ..Self::default() }
     }
 
@@ -71,7 +70,7 @@ impl AddedTokens {
 }
 
 /// Phi-3's special tokens that do not absorb the whitespace after them.
-const KEEPS_SPACE_AFTER: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
+const NO_RSTRIP: [&str; 3] = ["<unk>", "<s>", "<|endoftext|>"];
 
 fn is_special(vocab: &Vocab, id: u32) -> bool {
     use TokenKind::{Control, Unknown, UserDefined};
@@ -123,7 +122,7 @@ impl Partitions {
 
 /// A token to match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Wanted {
+struct MatchRule {
     id: u32,
     lstrip: bool,
     rstrip: bool,
@@ -134,12 +133,12 @@ struct Wanted {
 #[derive(Debug, Clone)]
 struct Finder {
     automaton: AhoCorasick,
-    tokens: Vec<Wanted>,
+    tokens: Vec<MatchRule>,
 }
 
 impl Finder {
     /// `texts` has the text of each token.
-    fn new(tokens: Vec<Wanted>, texts: &[Cow<'_, str>]) -> Result<Self, TokenizerError> {
+    fn new(tokens: Vec<MatchRule>, texts: &[Cow<'_, str>]) -> Result<Self, TokenizerError> {
         let automaton = AhoCorasick::builder()
             .match_kind(MatchKind::LeftmostLongest)
             // By default the crate builds a DFA for few tokens, in time quadratic in their length.
@@ -155,7 +154,7 @@ impl Finder {
             text.get(range.clone())?;
             let found = self.automaton.find(Input::new(text).range(range.clone()))?;
             let token = self.tokens[found.pattern().as_usize()];
-            if !token.single_word || is_alone(text, found.range()) {
+            if !token.single_word || is_whole_word(text, found.range()) {
                 return Some(Found { token, range: found.range() });
             }
             range.start = found.end();
@@ -164,7 +163,7 @@ impl Finder {
 }
 
 /// Whether a range of `text` is delimited by non-word characters.
-fn is_alone(text: &str, range: Range<usize>) -> bool {
+fn is_whole_word(text: &str, range: Range<usize>) -> bool {
     static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\w").expect("a class of characters"));
     let is_word = |c: char| WORD.is_match(&*c.encode_utf8(&mut [0; 4]));
     !text[..range.start].ends_with(is_word) && !text[range.end..].starts_with(is_word)
@@ -188,7 +187,7 @@ impl Partition {
                 .filter(|(_, text)| !text.is_empty())
                 .unzip();
             let has = |list: &[u32], id: u32| list.binary_search(&id).is_ok();
-            let token = |id| Wanted {
+            let token = |id| MatchRule {
                 id,
                 lstrip: has(&added.lstrip, id),
                 rstrip: has(&added.rstrip, id),
@@ -204,7 +203,7 @@ impl Partition {
 
     /// Splits `text` at its special tokens: at all that lie wholly within one of the ascending
     /// ranges `own`, and at user-defined ones anywhere.
-    pub(super) fn parts(&self, text: &str, own: &[Range<usize>]) -> Vec<Part> {
+    pub(super) fn parts(&self, text: &str, own: &[Range<usize>]) -> Vec<Segment> {
         let mut parts = Vec::new();
         let (mut at, mut own) = (0, own);
         let mut anywhere = self.user_defined.find(text, 0..text.len());
@@ -213,9 +212,9 @@ impl Partition {
             let before = &text[at..range.start];
             let before = if token.lstrip { before.trim_end() } else { before };
             if !before.is_empty() {
-                parts.push(Part::Text(at..at + before.len()));
+                parts.push(Segment::Text(at..at + before.len()));
             }
-            parts.push(Part::Token(token.id));
+            parts.push(Segment::Token(token.id));
             at = range.end;
             if token.rstrip {
                 at = text.len() - text[at..].trim_start().len();
@@ -229,7 +228,7 @@ impl Partition {
             }
         }
         if at < text.len() {
-            parts.push(Part::Text(at..text.len()));
+            parts.push(Segment::Text(at..text.len()));
         }
         parts
     }
@@ -251,7 +250,7 @@ impl Partition {
 /// A token and the range of its text.
 #[derive(Debug, Clone)]
 struct Found {
-    token: Wanted,
+    token: MatchRule,
     range: Range<usize>,
 }
 
@@ -263,7 +262,7 @@ fn earlier(a: &Option<Found>, b: &Option<Found>) -> Option<Found> {
 
 /// Texts that end a turn or a sequence, by model family, turns first. Files do not always mark
 /// them.
-const ENDS: &[&str] = &[
+const EOG_TEXTS: &[&str] = &[
     "<|eot_id|>",
     "<|im_end|>",
     "<|end|>",
@@ -276,7 +275,7 @@ const ENDS: &[&str] = &[
 
 /// Texts that end a turn in some vocabularies and are plain text in others (`</s>` is an HTML tag):
 /// they count only if the file marks them as special.
-const ENDS_IF_SPECIAL: &[&str] = &["<EOT>", "_<EOT>", "[EOT]", "[EOS]", "</s>", "<eos>", "[e~["];
+const EOG_TEXTS_IF_SPECIAL: &[&str] = &["<EOT>", "_<EOT>", "[EOT]", "[EOS]", "</s>", "<eos>", "[e~["];
 
 /// Padding tokens of fill-in-the-middle models.
 const FIM_PADS: &[&str] = &["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"];
@@ -298,10 +297,10 @@ pub(super) fn end_of_generation(
     vocab: &mut Vocab,
     special: &mut SpecialIds,
 ) -> Vec<u32> {
-    let find = |text: &&str| vocab.find_spelt(model, text);
+    let find = |text: &&str| vocab.find_exact(model, text);
     let marked = |id: &u32| matches!(vocab.kind(*id), Some(TokenKind::Control | TokenKind::UserDefined));
-    let mut eog: Vec<u32> = ENDS.iter().filter_map(find).collect();
-    eog.extend(ENDS_IF_SPECIAL.iter().filter_map(find).filter(marked));
+    let mut eog: Vec<u32> = EOG_TEXTS.iter().filter_map(find).collect();
+    eog.extend(EOG_TEXTS_IF_SPECIAL.iter().filter_map(find).filter(marked));
     special.eot = special.eot.or(eog.first().copied());
     special.eom = special.eom.or(find(&"<|eom_id|>"));
     eog.extend(PAUSES.iter().filter_map(find));
@@ -332,15 +331,15 @@ pub(super) fn end_of_generation(
 /// In gpt-oss's and Solar's formats `<|end|>` closes one message of several, and generation
 /// continues.
 fn keep_harmony_end(model: TokenizerModel, vocab: &mut Vocab, special: &SpecialIds, eog: &mut Vec<u32>) {
-    let has = |text: &str| vocab.find_spelt(model, text).is_some_and(|id| eog.contains(&id));
+    let has = |text: &str| vocab.find_exact(model, text).is_some_and(|id| eog.contains(&id));
     let goes_on = (has("<|return|>") && has("<|call|>")) || (has("<|calls|>") && has("<|flush|>"));
-    let end = vocab.find_spelt(model, "<|end|>").filter(|&id| special.eos != Some(id));
+    let end = vocab.find_exact(model, "<|end|>").filter(|&id| special.eos != Some(id));
     if let (true, Some(end)) = (goes_on, end) {
         eog.retain(|&id| id != end);
     }
     // Channel marks are part of the output, but message text must not produce them.
     for text in ["<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"] {
-        if let (true, Some(id)) = (goes_on, vocab.find_spelt(model, text)) {
+        if let (true, Some(id)) = (goes_on, vocab.find_exact(model, text)) {
             vocab.set_kind(id, TokenKind::Control);
             vocab.show(id);
         }
@@ -355,7 +354,7 @@ mod tests {
     fn words_are_letters_marks_digits_and_joiners() {
         let alone = |before: &str, behind: &str| {
             let text = format!("{before}it{behind}");
-            is_alone(&text, before.len()..before.len() + 2)
+            is_whole_word(&text, before.len()..before.len() + 2)
         };
         for c in ["a", "\u{e9}", "\u{301}", "\u{344}", "\u{93f}", "1", "_", "\u{200d}", "\u{4f60}"] {
             assert!(!alone(c, "") && !alone("", c) && alone(&format!("{c}."), &format!("-{c}")), "{c:?}");

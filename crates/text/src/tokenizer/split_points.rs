@@ -11,14 +11,14 @@ const BITS: u32 = 22;
 
 /// The pairs of characters that are adjacent in some token. False positives only make splits rarer.
 #[derive(Debug, Clone)]
-pub(super) struct Seams {
+pub(super) struct SplitPoints {
     /// One bit for the hash of each pair.
     pairs: Vec<u64>,
 }
 
-impl Seams {
+impl SplitPoints {
     pub(super) fn new(vocab: &Vocab) -> Self {
-        let mut seams = Seams { pairs: vec![0; 1 << (BITS - 6)] };
+        let mut seams = SplitPoints { pairs: vec![0; 1 << (BITS - 6)] };
         for id in (0..vocab.len() as u32).filter(|&id| vocab.is_text(id)) {
             // Encoding starts from characters, so tokens that are not UTF-8 never result from it.
             let text = vocab.bytes(id).and_then(|bytes| std::str::from_utf8(bytes).ok()).unwrap_or_default();

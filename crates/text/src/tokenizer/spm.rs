@@ -7,7 +7,7 @@
 
 use super::error::TokenizerError;
 use super::merge::{Joined, Merger, NONE};
-use super::split_points::Seams;
+use super::split_points::SplitPoints;
 use super::vocab::{TokenKind, Vocab};
 
 /// Merge priorities by token score.
@@ -15,7 +15,7 @@ use super::vocab::{TokenKind, Vocab};
 pub(super) struct Spm {
     /// Priority of each token, lower for a higher score  [n_vocab]
     keys: Vec<u32>,
-    seams: Seams,
+    seams: SplitPoints,
     /// The unknown token, for vocabularies without byte tokens.
     unk: Option<u32>,
 }
@@ -34,7 +34,7 @@ impl Spm {
             return Err(TokenizerError::Score { id: id as u32, got: scores[id] });
         }
         let keys = scores.into_iter().map(descending).collect();
-        Ok(Spm { keys, seams: Seams::new(vocab), unk })
+        Ok(Spm { keys, seams: SplitPoints::new(vocab), unk })
     }
 
     /// Appends the tokens of `text`, which holds no special tokens, to `out`.

@@ -32,7 +32,11 @@ impl DecodeStream {
     /// Decodes one token and returns the characters that it completes, possibly none. An id outside
     /// of the vocabulary writes nothing.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> String {
-        if tokenizer.vocab.is_shown(id) { self.push_bytes(tokenizer.token_bytes(id)) } else { String::new() }
+        if tokenizer.vocab.is_visible(id) {
+            self.push_bytes(tokenizer.token_bytes(id))
+        } else {
+            String::new()
+        }
     }
 
     /// Ends the stream: returns U+FFFD for an incomplete character, or nothing.

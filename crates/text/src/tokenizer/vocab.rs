@@ -168,7 +168,7 @@ pub(super) struct Vocab {
     /// The token of each single byte, if any.
     pub(super) byte_ids: [Option<u32>; 256],
     /// Control tokens whose text is part of the output.
-    shown: Vec<u32>,
+    visible: Vec<u32>,
 }
 
 impl Vocab {
@@ -199,7 +199,7 @@ impl Vocab {
             hasher: DefaultHashBuilder::default(),
             byte_ids: [None; 256],
             texts: Vec::new(),
-            shown: Vec::new(),
+            visible: Vec::new(),
         };
         vocab.bounds.push(0);
         for (id, text) in tokens.iter().enumerate() {
@@ -237,7 +237,7 @@ impl Vocab {
                 return Err(TokenizerError::ByteToken { id, text: text.to_owned() });
             }
             (TokenKind::Normal | TokenKind::Unused, _) => {
-                bytes::spelt(model, text, &mut key);
+                bytes::decode_spelling(model, text, &mut key);
                 self.arena.extend_from_slice(&key);
             }
             _ => self.arena.extend_from_slice(text.as_bytes()),
@@ -304,12 +304,12 @@ impl Vocab {
 
     /// Includes the text of a control token in the output.
     pub(super) fn show(&mut self, id: u32) {
-        self.shown.push(id);
+        self.visible.push(id);
     }
 
     /// Whether the output includes the text of this token.
-    pub(super) fn is_shown(&self, id: u32) -> bool {
-        self.is_text(id) || self.shown.contains(&id)
+    pub(super) fn is_visible(&self, id: u32) -> bool {
+        self.is_text(id) || self.visible.contains(&id)
     }
 
     /// Returns the bytes that the token writes; `None` for an id out of range.
@@ -334,9 +334,9 @@ impl Vocab {
     }
 
     /// Returns the token of exactly this text, as in the file.
-    pub(super) fn find_spelt(&self, model: TokenizerModel, text: &str) -> Option<u32> {
+    pub(super) fn find_exact(&self, model: TokenizerModel, text: &str) -> Option<u32> {
         let mut key = Vec::with_capacity(text.len());
-        bytes::spelt(model, text, &mut key);
+        bytes::decode_spelling(model, text, &mut key);
         // A special token's text is not encoded in the alphabet of the others.
         [key.as_slice(), text.as_bytes()]
             .into_iter()

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kvant_cpu::CpuDevice;
 use kvant_gguf::Gguf;
-use kvant_vision::{Image, Layout, Piece, VisionEncoder};
+use kvant_vision::{Image, ImageLayout, ImageToken, VisionEncoder};
 
 /// Maximum error of rows, for values with a deviation of up to 1: f32 sums in another order.
 const ROWS: f32 = 2e-5;
@@ -59,7 +59,7 @@ fn for_each(check: impl Fn(&str, &VisionEncoder<CpuDevice>, &Image, &Golden)) {
 #[test]
 fn preprocessing_equals_that_of_transformers() {
     for_each(|name, tower, picture, golden| {
-        let (config, layout) = (tower.config(), Layout::new(tower.config(), picture).unwrap());
+        let (config, layout) = (tower.config(), ImageLayout::new(tower.config(), picture).unwrap());
         let sides: Vec<_> = layout.tiles.iter().map(|tile| [tile.width(), tile.height()]).collect();
         assert_eq!(sides, golden.tiles.iter().map(|(sides, _)| *sides).collect::<Vec<_>>(), "{name}");
         for (tile, (sides, values)) in layout.tiles.iter().zip(&golden.tiles) {
@@ -89,11 +89,11 @@ fn encoder_rows_equal_those_of_transformers() {
             let tile = Image::from_rgb(*width as u32, *height as u32, rgb).unwrap();
             rows.push(tower.rows(&tile).unwrap());
         }
-        let layout = Layout::new(config, picture).unwrap();
+        let layout = ImageLayout::new(config, picture).unwrap();
         let width = config.n_embd_text;
         let mut got: Vec<f32> = Vec::new();
         for piece in &layout.pieces {
-            let Piece::Rows { tile, rows: of_tile } = piece else { continue };
+            let ImageToken::Rows { tile, rows: of_tile } = piece else { continue };
             for row in of_tile.clone() {
                 // DeepStack rows come behind.
                 rows[*tile].iter().for_each(|part| got.extend(&part[row * width..(row + 1) * width]));

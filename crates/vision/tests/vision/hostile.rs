@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kvant_cpu::CpuDevice;
 use kvant_gguf::{Gguf, GgufError, GgufWriter, TensorSink, Value};
-use kvant_vision::{Image, Layout, VisionEncoder, VisionError};
+use kvant_vision::{Image, ImageLayout, VisionEncoder, VisionError};
 
 const MODELS: [&str; 7] = ["smolvlm", "internvl", "pixtral", "mistral3", "lfm2vl", "qwen25vl", "qwen3vl"];
 
@@ -34,7 +34,7 @@ fn rewritten(gguf: &Gguf, set: impl FnOnce(&mut GgufWriter), without: &str) -> G
 /// Encodes an image; returns the number of its rows.
 fn look(gguf: &Gguf, device: &Arc<CpuDevice>, picture: &Image) -> Result<usize, VisionError> {
     let tower = VisionEncoder::load(gguf, Arc::clone(device))?;
-    let layout = Layout::new(tower.config(), picture)?;
+    let layout = ImageLayout::new(tower.config(), picture)?;
     // The first tile suffices: faulty numbers can produce many tiles.
     tower.rows(&layout.tiles[0])?;
     Ok(layout.n_rows())
@@ -107,7 +107,7 @@ fn images_of_any_shape_are_encoded_or_refused() {
         for [width, height] in [[1, 1], [1, 2000], [2000, 1], [31, 33], [640, 480], [3, 700]] {
             let rgb = (0..3 * width * height).map(|i| (i * 7 % 251) as u8).collect();
             let picture = Image::from_rgb(width as u32, height as u32, rgb).unwrap();
-            match Layout::new(tower.config(), &picture) {
+            match ImageLayout::new(tower.config(), &picture) {
                 Ok(layout) => {
                     assert!(layout.n_rows() > 0, "{name}, {width} x {height}");
                     let rows = tower.rows(&layout.tiles[layout.tiles.len() - 1]).unwrap();

@@ -5,7 +5,7 @@
 //! has the last of them, and every sixteenth the second.
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{BalanceLayout, KvPart, KvTensor, Place, Result, TileRows, TileWrite};
+use kvant_backend::{BalanceLayout, KvBatchEntry, KvTensor, Result, TileLocation, TileRows, TileWrite};
 use kvant_codec::tile::{Side, TILE};
 use kvant_codec::{Codebook, DType, Rotation, Trellis, block32, finite, step, trellis};
 
@@ -111,7 +111,7 @@ fn with_books(constants: Constants) -> Constants {
     let mids = BOOKS.iter().flat_map(|book| book.mids().iter().copied().chain([f32::MAX; 16]).take(16));
     constants
         .whole("STEPS", step::STEPS)
-        .float("STEP_ONE", step::ONE)
+        .float("STEP_ONE", step::MAGNITUDE_SCALE)
         .wholes("STEP_THRESHOLDS", &thresholds.collect::<Vec<_>>())
         .wholes("STEP_LEVELS", &levels.collect::<Vec<_>>())
         .floats("STEP_FACTORS", &(0..step::STEPS).map(step::factor).collect::<Vec<_>>())
@@ -127,14 +127,14 @@ fn with_trellises(constants: Constants) -> Constants {
         .whole("TRELLIS_WINDOW", trellis::WINDOW)
         .whole("TRELLIS_WINDOWS", trellis::LEVELS)
         .whole("TRELLIS_STRIDE", trellis::STRIDE)
-        .whole("TRELLIS_LEAD", trellis::LEAD)
+        .whole("TRELLIS_LEAD", trellis::SEAM_OVERLAP)
         .whole("MOST_STATES", tables.map(|trellis| trellis.states()).into_iter().max().unwrap_or(0))
-        .integer("TRELLIS_FREE", trellis::FREE)
-        .integer("TRELLIS_CLOSED", trellis::CLOSED)
-        .integer("TRELLIS_UNIT", trellis::UNIT[0].into())
-        .integer("TRELLIS_SQUARE_UNIT", trellis::UNIT[1].into())
+        .integer("TRELLIS_FREE", trellis::COST_TAG_MASK)
+        .integer("TRELLIS_CLOSED", trellis::FORBIDDEN_COST)
+        .integer("TRELLIS_UNIT", trellis::BRANCH_FACTORS[0].into())
+        .integer("TRELLIS_SQUARE_UNIT", trellis::BRANCH_FACTORS[1].into())
         .float("TRELLIS_PER_UNIT", Trellis::PER_UNIT)
-        .float("TRELLIS_MOST", trellis::MOST)
+        .float("TRELLIS_MOST", trellis::MAX_VALUE)
         .wholes("TRELLIS_TABLES", &levels.collect::<Vec<_>>())
 }
 
@@ -157,7 +157,7 @@ struct Lists {
 pub(crate) fn append(
     gpu: &Gpu,
     arena: &wgpu::Buffer,
-    parts: &[KvPart<'_, WgpuPage>],
+    parts: &[KvBatchEntry<'_, WgpuPage>],
     [k, v]: [&wgpu::Buffer; 2],
     band: Option<&WgpuPage>,
 ) -> Result<()> {
@@ -184,7 +184,7 @@ impl Lists {
     /// Adds the writes of a step to one KV tensor.
     fn push(
         &mut self,
-        part: &KvPart<'_, WgpuPage>,
+        part: &KvBatchEntry<'_, WgpuPage>,
         stream: &KvTensor,
         head: usize,
         band: Option<&WgpuPage>,
@@ -194,8 +194,8 @@ impl Lists {
         for write in spec.writes(part.rows) {
             let tail = tail(part, stream, &write.rows());
             let centre = match write.place {
-                Place::Main(tile) if has_centres(spec) => {
-                    let block = part.memory.tile(stream, Place::Main(tile)).page;
+                TileLocation::Main(tile) if has_centres(spec) => {
+                    let block = part.memory.tile(stream, TileLocation::Main(tile)).page;
                     word(block.at() + stream.centre)
                 }
                 _ => NONE,
@@ -216,13 +216,13 @@ impl Lists {
             let all = Write { tail, centre, ..placed(common, part, &write.rows()) };
             let tile = part.memory.tile(stream, write.place);
             let tile_at = word(tile.page.at() + tile.offset);
-            let in_tail = matches!(write.place, Place::Tail(_));
+            let in_tail = matches!(write.place, TileLocation::Tail(_));
             let band = match band {
                 Some(page) if write.in_band => word(page.at() + part.band_offset(stream, write.tile)),
                 _ => NONE,
             };
             if !in_tail || band != NONE {
-                let dtype = if matches!(write.place, Place::Main(_)) { all.dtype } else { F16 };
+                let dtype = if matches!(write.place, TileLocation::Main(_)) { all.dtype } else { F16 };
                 let tile = if in_tail { NONE } else { tile_at };
                 self.first.push(Write { tile, band, dtype, ..all });
             }
@@ -241,12 +241,12 @@ const F16: u32 = {
 };
 
 /// Returns the fields shared by all writes to a KV tensor.
-fn common(part: &KvPart<'_, WgpuPage>, stream: &KvTensor, head: usize) -> Result<Write> {
+fn common(part: &KvBatchEntry<'_, WgpuPage>, stream: &KvTensor, head: usize) -> Result<Write> {
     let spec = &stream.spec;
     let of = BalanceLayout::of(part.layer);
     let (column, n_heads) = (head * spec.head_dim, part.layer.k.len());
     // Shared-KV tensors store keys, in tiles with the layout of values.
-    let of_keys = spec.side == Side::K || spec.joint.is_some();
+    let of_keys = spec.side == Side::K || spec.shared_kv.is_some();
     let [scale, shift] = match of_keys {
         true => [balance(part, of.key.start + column), NONE],
         false if of.scales_values() => {
@@ -276,7 +276,7 @@ fn common(part: &KvPart<'_, WgpuPage>, stream: &KvTensor, head: usize) -> Result
 }
 
 /// Returns `common` with the slots of a tile.
-fn placed(common: Write, part: &KvPart<'_, WgpuPage>, rows: &TileRows) -> Write {
+fn placed(common: Write, part: &KvBatchEntry<'_, WgpuPage>, rows: &TileRows) -> Write {
     Write {
         old: slots(&rows.old),
         new_slots: slots(&rows.new),
@@ -291,11 +291,11 @@ fn new_rows(all: Write, write: &TileWrite) -> Write {
 }
 
 /// Returns the position of the tile in the tail, if slots of it are there.
-fn tail(part: &KvPart<'_, WgpuPage>, stream: &KvTensor, rows: &TileRows) -> u32 {
+fn tail(part: &KvBatchEntry<'_, WgpuPage>, stream: &KvTensor, rows: &TileRows) -> u32 {
     if rows.old.is_empty() {
         return NONE;
     }
-    let tile = part.memory.tile(stream, Place::Tail(rows.tile % stream.spec.tail_tiles));
+    let tile = part.memory.tile(stream, TileLocation::Tail(rows.tile % stream.spec.tail_tiles));
     word(tile.page.at() + tile.offset)
 }
 

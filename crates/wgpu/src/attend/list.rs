@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use kvant_backend::{BackendError, BalanceLayout, KvLayer, KvPart, KvTensor, Result};
+use kvant_backend::{BackendError, BalanceLayout, KvBatchEntry, KvLayer, KvTensor, Result};
 use kvant_codec::tile::{Side, TILE};
 
 use super::kernels::{Kind, MOST_DIMS};
@@ -29,16 +29,16 @@ impl List {
     /// # Errors
     /// [`BackendError::Unsupported`] for types and heads without kernels.
     pub fn new(
-        parts: &[KvPart<'_, WgpuPage>],
+        parts: &[KvBatchEntry<'_, WgpuPage>],
         group: usize,
         slots: usize,
         band: Option<&WgpuPage>,
     ) -> Result<Self> {
-        let positions = |part: &KvPart<'_, WgpuPage>| part.rows.start..part.rows.end();
+        let positions = |part: &KvBatchEntry<'_, WgpuPage>| part.rows.start..part.rows.end();
         let (mut words, mut first_span, mut end_span) = (Vec::new(), usize::MAX, 0);
         for (index, part) in parts.iter().enumerate() {
             for (row, position) in part.rows.range().zip(positions(part)) {
-                let oldest = part.layer.oldest(position);
+                let oldest = part.layer.window_start(position);
                 words.extend([row, position, oldest, index].map(|n| n as u32));
                 first_span = first_span.min(oldest / SPAN);
                 end_span = end_span.max(position / SPAN + 1);
@@ -56,7 +56,7 @@ impl List {
         let (jobs, windows_at) = ((words.len() - jobs_at) / 3, words.len());
         for part in parts {
             for position in positions(part) {
-                let window = |stream: &KvTensor| stream.spec.window(position / TILE) as u32;
+                let window = |stream: &KvTensor| stream.spec.f16_window_start(position / TILE) as u32;
                 let heads = (0..part.layer.k.len()).map(|head| streams(part.layer, head).map(window));
                 words.extend(heads.flatten());
             }
@@ -92,14 +92,14 @@ fn streams(layer: &KvLayer, head: usize) -> [&KvTensor; 2] {
 }
 
 /// Returns the offsets of the channel scales of queries of a KV head, and of their shifts.
-fn of_keys(part: &KvPart<'_, WgpuPage>, head: usize) -> [u32; 2] {
+fn of_keys(part: &KvBatchEntry<'_, WgpuPage>, head: usize) -> [u32; 2] {
     let query = BalanceLayout::of(part.layer).query.start;
     [balance(part, query + head * part.layer.k[head].spec.head_dim), NONE]
 }
 
 /// Returns the offsets of the channel scales of outputs of a KV head, and of their shifts. Outputs
 /// of shared-KV tensors have the scales of queries.
-fn of_values(part: &KvPart<'_, WgpuPage>, head: usize) -> [u32; 2] {
+fn of_values(part: &KvBatchEntry<'_, WgpuPage>, head: usize) -> [u32; 2] {
     let Some(stream) = part.layer.v.get(head) else { return of_keys(part, head) };
     let (of, column) = (BalanceLayout::of(part.layer), head * stream.spec.head_dim);
     match of.scales_values() {
@@ -113,7 +113,7 @@ pub const STREAM: usize = 18;
 
 /// Returns the words of `Stream` of `list.wgsl`.
 fn stream_words(
-    part: &KvPart<'_, WgpuPage>,
+    part: &KvBatchEntry<'_, WgpuPage>,
     stream: &KvTensor,
     band: Option<&WgpuPage>,
     blocks_at: usize,

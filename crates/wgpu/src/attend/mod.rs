@@ -8,7 +8,7 @@ mod variants;
 mod work;
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{AttendParams, KvPart, Result};
+use kvant_backend::{AttendParams, KvBatchEntry, Result};
 
 pub(crate) use kernels::STAGES;
 #[cfg(test)]
@@ -26,7 +26,7 @@ const OP: &str = "attend";
 /// Tokens of a span (KV split), which one workgroup attends to.
 const SPAN: usize = 1024;
 /// Maximum bytes of partial results; more rows take several launches.
-const LEFT_BYTES: usize = 32 << 20;
+const MAX_PARTIAL_BYTES: usize = 32 << 20;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -69,7 +69,7 @@ pub(crate) fn attend(
     arena: &wgpu::Buffer,
     (ways, stage): ([AttendVariant; 3], usize),
     params: &AttendParams,
-    parts: &[KvPart<'_, WgpuPage>],
+    parts: &[KvBatchEntry<'_, WgpuPage>],
     band: Option<&WgpuPage>,
     Buffers { q, sinks, out }: Buffers<'_>,
 ) -> Result<()> {
@@ -112,7 +112,7 @@ pub(crate) fn attend(
     let queries_of_job = params.n_kv_heads * slots;
     let [prepared_of_job, left_of_job] =
         [query_values, spans * part_values].map(|values| queries_of_job * values * size_of::<f32>());
-    let room = LEFT_BYTES.min(gpu.max_binding());
+    let room = MAX_PARTIAL_BYTES.min(gpu.max_binding());
     let at_once = (room / left_of_job.max(prepared_of_job)).clamp(1, list.jobs);
     let prepared = gpu.scratch(at_once * prepared_of_job, "rotated queries")?;
     let left = gpu.scratch(at_once * left_of_job, "partial results of attention")?;
@@ -122,7 +122,7 @@ pub(crate) fn attend(
         let numbers = Params { jobs: jobs as u32, first_job: first as u32, ..numbers };
         let each_query = groups(jobs * queries_of_job, 1);
         gpu.launch(&prepare, each_query, &numbers, &list.words, &[(1, q), (2, prepared), (3, arena)])?;
-        let sinks = sinks.unwrap_or(gpu.nothing());
+        let sinks = sinks.unwrap_or(gpu.unused_buffer());
         for kernel in &kernels {
             let each_job = groups(jobs * params.n_kv_heads, spans);
             let bindings = [(1, prepared), (2, sinks), (3, arena), (5, left)];

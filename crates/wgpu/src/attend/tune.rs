@@ -5,7 +5,7 @@
 //! fastest of these with more queries, whose kernels take long to compile.
 
 use kvant_backend::Result;
-use kvant_backend::trials::{fastest, median};
+use kvant_backend::autotune::{fastest, median};
 use kvant_codec::DType;
 
 use super::work::AttendWork;

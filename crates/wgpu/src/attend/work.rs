@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
 
 use kvant_backend::{
-    AttendParams, Backend, CountedPage, KvLayer, KvMemory, KvPart, KvTensorSpec, Page, PageAllocator, Place,
-    Result, Rows, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TensorSizes,
+    AttendParams, Backend, CountedPage, KvBatchEntry, KvLayer, KvMemory, KvTensorSpec, Page, PageAllocator,
+    Result, TILES_PER_BLOCK, TOKENS_PER_BLOCK, TensorSizes, TileLocation, TokenSpan,
 };
 use kvant_codec::random::Random;
 use kvant_codec::{DType, Side, TILE};
@@ -23,7 +23,7 @@ const DISTINCT: usize = 31;
 /// Qwen2.5-1.5B: 2 KV heads of 128, 6 query heads each. Keys and values are random tiles, repeated.
 pub struct AttendWork {
     params: AttendParams,
-    rows: Rows,
+    rows: TokenSpan,
     layer: KvLayer,
     memory: KvMemory<WgpuPage>,
     q: WgpuBuffer,
@@ -50,7 +50,7 @@ impl AttendWork {
             scale: 1.0 / (HEAD_DIM as f32).sqrt(),
             soft_cap: None,
         };
-        let rows = Rows { first: 0, n: n_rows, start: tokens - n_rows, coded: 0 };
+        let rows = TokenSpan { first: 0, n: n_rows, start: tokens - n_rows, coded: 0 };
         let (layer, memory) = filled(device, [k, v], tokens)?;
         Ok(Self { params, rows, layer, memory, q, out })
     }
@@ -71,7 +71,7 @@ impl AttendWork {
         device.finish()?;
         let started = Instant::now();
         for _ in 0..launches {
-            let part = KvPart { rows: *rows, layer, memory, band: 0, balance: None };
+            let part = KvBatchEntry { rows: *rows, layer, memory, band: 0, channel_scales: None };
             match stage {
                 Some(stage) => device.attend_staged(stage, params, &[part], q, None, out)?,
                 None => device.attend(params, &[part], q, None, None, out)?,
@@ -112,11 +112,11 @@ fn filled(device: &WgpuDevice, [k, v]: [DType; 2], tokens: usize) -> Result<(KvL
         .collect();
     for block in 0..blocks {
         let first = block * TILES_PER_BLOCK;
-        let page = memory.page_mut(Place::Main(first));
+        let page = memory.page_mut(TileLocation::Main(first));
         let mut bytes = vec![0; page.n_bytes()];
         for (stream, tiles) in layer.tensors().zip(&tiles) {
             for tile in first..first + TILES_PER_BLOCK {
-                let (layout, offset) = stream.locate(Place::Main(tile));
+                let (layout, offset) = stream.locate(TileLocation::Main(tile));
                 bytes[offset..][..layout.bytes()].copy_from_slice(&tiles[tile % DISTINCT]);
             }
         }

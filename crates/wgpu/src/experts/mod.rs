@@ -5,7 +5,7 @@
 //! host, which launches the same kernels for any selection.
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{Activation, BackendError, ExpertGroups, Experts, Result, Routing, Scores};
+use kvant_backend::{Activation, BackendError, ExpertGroups, Experts, Result, RouterScores, Routing};
 
 use crate::constants::Constants;
 use crate::elementwise::{self, NUMBERS};
@@ -20,7 +20,7 @@ pub(crate) static CHOOSE: Source = Source {
     parts: &[NUMBERS, RANK, Part { name: "experts.wgsl", text: include_str!("experts.wgsl") }],
     constants: || {
         let constants = Constants::default().whole("THREADS", 32).whole("MOST_GROUPS", MOST_GROUPS);
-        constants.float("LEAST_SCORE", Scores::LEAST)
+        constants.float("LEAST_SCORE", RouterScores::LEAST)
     },
 };
 
@@ -85,7 +85,7 @@ pub(crate) struct Layer<'a> {
 
 /// Destination of the summed outputs, `[rows, n]`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Sum<'a> {
+pub(crate) struct MoeOutput<'a> {
     pub to: &'a wgpu::Buffer,
     /// Whether to add to the destination.
     pub accumulates: bool,
@@ -95,7 +95,7 @@ pub(crate) struct Sum<'a> {
 pub(crate) fn expert_ffn(
     gpu: &Gpu,
     input: Operand<'_>,
-    sum: Sum<'_>,
+    sum: MoeOutput<'_>,
     routes: Routes<'_>,
     layer: Layer<'_>,
 ) -> Result<()> {
@@ -111,7 +111,7 @@ pub(crate) fn expert_ffn(
     let picks = Picks { experts: &experts, slots, of_row: n_used, order: order.as_ref() };
     let product = |w: &WgpuExperts, picks, x: &mut Operand<'_>, y: &wgpu::Buffer, bias| {
         let weights = Weights { slabs: &w.slabs, dtype: w.dtype, first: 0, n_out: w.n_out(), n_in: w.n_in() };
-        matmul::chosen(gpu, weights, picks, x, y, bias)
+        matmul::expert_products(gpu, weights, picks, x, y, bias)
     };
     let (gates, hidden) = (floats(slots * n_ff, "gates")?, floats(slots * n_ff, "hidden activations")?);
     let mut input = input.in_order(picks.order, n_used);
@@ -122,7 +122,7 @@ pub(crate) fn expert_ffn(
     let hidden = Rows { buffer: &hidden, first: 0, stride: n_ff };
     let mut hidden = Operand::new(gpu, hidden, [slots, n_ff], None).in_order(picks.order, 1);
     product(down, Picks { of_row: 1, ..picks }, &mut hidden, &given, of_down)?;
-    Ok(join(gpu, [&given, &shares], [rows, n, n_used], sum)?)
+    Ok(combine_warps(gpu, [&given, &shares], [rows, n, n_used], sum)?)
 }
 
 /// Runs the router: experts and their weights, `[slots]` each.
@@ -144,8 +144,8 @@ fn choose(
         rows: rows as u32,
         n_experts: n_experts as u32,
         n_used: routing.n_used as u32,
-        is_sigmoid: u32::from(routing.scores == Scores::Sigmoid),
-        normalises: routing.normalises.into(),
+        is_sigmoid: u32::from(routing.scores == RouterScores::Sigmoid),
+        normalises: routing.normalizes.into(),
         has_selection_bias: selection_bias.is_some().into(),
         has_scales: scales.is_some().into(),
         n_expert_groups: n as u32,
@@ -154,17 +154,17 @@ fn choose(
         not_a_number: f32::NAN.to_bits(),
     };
     let kernel = gpu.kernel(&CHOOSE, "choose")?;
-    let [selection_bias, scales] = [selection_bias, scales].map(|of| of.unwrap_or(gpu.nothing()));
+    let [selection_bias, scales] = [selection_bias, scales].map(|of| of.unwrap_or(gpu.unused_buffer()));
     let bindings = [(1, logits), (2, selection_bias), (3, scales), (4, experts), (5, shares)];
     Ok(gpu.launch::<_, u32>(&kernel, groups(rows, 1), &params, &[], &bindings)?)
 }
 
 /// Computes `x += Σ share y` (or `x = ..`) over the slots of each row.
-fn join(
+fn combine_warps(
     gpu: &Gpu,
     [given, shares]: [&wgpu::Buffer; 2],
     [rows, n, n_used]: [usize; 3],
-    Sum { to, accumulates }: Sum<'_>,
+    MoeOutput { to, accumulates }: MoeOutput<'_>,
 ) -> std::result::Result<(), WgpuError> {
     let [n_values, n, n_used] = [rows * n, n, n_used].map(|n| n as u32);
     let params = JoinParams { n_values, n, n_used, accumulates: accumulates.into() };

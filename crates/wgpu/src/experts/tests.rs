@@ -1,8 +1,8 @@
 //! Rows of a prefill compared with each of them alone.
 
-use kvant_backend::{Activation, Backend, ExpertWeights, Norm, Router, Routing, Scores, WeightSource};
+use kvant_backend::{Activation, Backend, ExpertWeights, Norm, Router, RouterScores, Routing, WeightSource};
 use kvant_codec::DType;
-use kvant_codec::fields::Spec;
+use kvant_codec::fields::FieldSpec;
 use kvant_conformance::weights::{Weights, gaussian};
 
 use crate::{WgpuBuffer, WgpuDevice, WgpuExperts, tests};
@@ -24,7 +24,7 @@ impl<'a> Layer<'a> {
     fn new(device: &'a WgpuDevice, dtype: DType, [n, n_ff]: [usize; 2]) -> Self {
         let experts = |n_out: usize, n_in: usize, seed| {
             let rows = Weights::gaussian(dtype, EXPERTS * n_out, n_in, seed).source(EXPERTS * n_out);
-            device.experts(WeightSource { dtype, ..rows }, EXPERTS).unwrap()
+            device.upload_experts(WeightSource { dtype, ..rows }, EXPERTS).unwrap()
         };
         let weights = [experts(n_ff, n, 1), experts(n_ff, n, 2), experts(n, n_ff, 3)];
         let biases = [n_ff, n_ff, n].map(|n_out| upload(device, &gaussian(4, EXPERTS * n_out, 1.0)));
@@ -36,8 +36,8 @@ impl<'a> Layer<'a> {
         let Self { device, n, weights: [gate, up, down], biases, gain } = self;
         let routing = Routing {
             n_used: USED,
-            scores: Scores::Softmax,
-            normalises: true,
+            scores: RouterScores::Softmax,
+            normalizes: true,
             scale: 1.0,
             expert_groups: None,
         };
@@ -65,10 +65,10 @@ fn upload(device: &WgpuDevice, values: &[f32]) -> WgpuBuffer {
 #[test]
 fn rows_of_a_prompt_have_the_bits_that_they_have_alone() {
     let Some(device) = tests::device() else { return };
-    let mistaken = WgpuDevice::open_mistaken().unwrap();
+    let mistaken = WgpuDevice::open_with_other_shapes().unwrap();
     let rows = 13;
     for dtype in DType::weights() {
-        let shape = if Spec::of(dtype).is_some() { [512, 256] } else { [255, 70] };
+        let shape = if FieldSpec::of(dtype).is_some() { [512, 256] } else { [255, 70] };
         let [n, n_ff] = shape.map(|n| n / dtype.block_len() * dtype.block_len());
         let x = gaussian(6, rows * n, 1.0);
         let by_chance = gaussian(7, rows * EXPERTS, 2.0);

@@ -1,6 +1,6 @@
 //! The KV tensors of a layer as kernel parameters.
 
-use kvant_backend::{BackendError, KvPart, KvTensorSpec, Result};
+use kvant_backend::{BackendError, KvBatchEntry, KvTensorSpec, Result};
 use kvant_codec::tile::{SCALE_BYTES, TILE};
 use kvant_codec::{DType, block32};
 
@@ -71,6 +71,6 @@ pub(crate) fn word(at: usize) -> u32 {
 
 /// Returns the word offset of value `value` of the channel scales of `part`; [`NONE`] without
 /// channel scales.
-pub(crate) fn balance(part: &KvPart<'_, WgpuPage>, value: usize) -> u32 {
-    part.balance.map_or(NONE, |page| word(page.at() + size_of::<f32>() * value))
+pub(crate) fn balance(part: &KvBatchEntry<'_, WgpuPage>, value: usize) -> u32 {
+    part.channel_scales.map_or(NONE, |page| word(page.at() + size_of::<f32>() * value))
 }

@@ -37,7 +37,7 @@
 use std::ops::Range;
 
 use kvant_codec::DType;
-use kvant_codec::fields::{Fields, Spec};
+use kvant_codec::fields::{FieldSpec, Fields};
 
 /// Rows of a panel.
 pub(crate) const PANEL: usize = 32;
@@ -57,7 +57,7 @@ const BITS: usize = 2;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
     /// Separate bytes of a unit.
-    pub apart: usize,
+    pub separate: usize,
     /// Vectors of a unit: scales, and the start of each plane.
     pub pairs: usize,
     pub bits: usize,
@@ -69,7 +69,7 @@ pub(super) struct Layout {
 impl Layout {
     /// Returns the layout of `dtype`; `None` for floats.
     pub fn of(dtype: DType) -> Option<Self> {
-        let spec = Spec::of(dtype)?;
+        let spec = FieldSpec::of(dtype)?;
         let (apart, scales) = match dtype.layout() {
             DType::Q4_1 | DType::Q5_1 | DType::TQ3_1S | DType::TQ4_1S => (0, 2),
             DType::Q2K => (4, 1),
@@ -86,12 +86,12 @@ impl Layout {
             _ => (0, 0, 1),
         };
         let bits = scales + n_pairs;
-        Some(Self { apart, pairs: scales, bits, groups: bits + n_bits, group })
+        Some(Self { separate: apart, pairs: scales, bits, groups: bits + n_bits, group })
     }
 
     /// Returns the vectors of the separate data of a row of `n_in` columns.
     fn apart_vectors(self, n_in: usize) -> usize {
-        (n_in.div_ceil(UNIT) * self.apart).div_ceil(VECTOR_BYTES)
+        (n_in.div_ceil(UNIT) * self.separate).div_ceil(VECTOR_BYTES)
     }
 
     /// Returns the vectors of a whole unit.
@@ -123,7 +123,7 @@ pub(crate) fn put_panels(dtype: DType, n_in: usize, rows: &[u8], row_bytes: usiz
     for (rows, panel) in of_panels {
         let n = rows.len() / row_bytes;
         for (r, bytes) in rows.chunks_exact(row_bytes).enumerate() {
-            match (Layout::of(dtype), Spec::of(dtype)) {
+            match (Layout::of(dtype), FieldSpec::of(dtype)) {
                 (Some(layout), Some(spec)) => put_row(dtype, layout, spec, n_in, bytes, &mut row),
                 _ => put_bytes(bytes, bytemuck::cast_slice_mut(&mut row)),
             }
@@ -141,7 +141,14 @@ fn put_bytes(bytes: &[u8], row: &mut [u8]) {
 }
 
 /// Writes a quantized row.
-fn put_row(dtype: DType, layout: Layout, spec: Spec, n_in: usize, bytes: &[u8], row: &mut [[u32; VECTOR]]) {
+fn put_row(
+    dtype: DType,
+    layout: Layout,
+    spec: FieldSpec,
+    n_in: usize,
+    bytes: &[u8],
+    row: &mut [[u32; VECTOR]],
+) {
     row.fill([0; VECTOR]);
     let (apart, units) = row.split_at_mut(layout.apart_vectors(n_in));
     let apart: &mut [u8] = bytemuck::cast_slice_mut(apart);
@@ -157,15 +164,15 @@ fn put_row(dtype: DType, layout: Layout, spec: Spec, n_in: usize, bytes: &[u8], 
             for (from, place) in pieces(dtype) {
                 let n = from.len();
                 match place {
-                    Place::Apart { of_block } => {
-                        apart[u * layout.apart + b * of_block..][..n].copy_from_slice(&block[from]);
+                    Destination::Apart { of_block } => {
+                        apart[u * layout.separate + b * of_block..][..n].copy_from_slice(&block[from]);
                     }
-                    Place::Scales { at, of_block } => {
+                    Destination::Scales { at, of_block } => {
                         scales[at + b * of_block..][..n].copy_from_slice(&block[from]);
                     }
                 }
             }
-            fields.read_again(dtype, block);
+            fields.reload(dtype, block);
             for (g, group) in fields.codes[..spec.len].as_chunks::<GROUP>().0.iter().enumerate() {
                 put_codes(layout, spec.bits, b * spec.len / GROUP + g, group, codes);
             }
@@ -175,15 +182,15 @@ fn put_row(dtype: DType, layout: Layout, spec: Spec, n_in: usize, bytes: &[u8], 
 
 /// Destination of the bytes of a block other than codes; the field is the stride between the blocks
 /// of a unit.
-enum Place {
+enum Destination {
     Apart { of_block: usize },
     Scales { at: usize, of_block: usize },
 }
 
-fn pieces(dtype: DType) -> Vec<(Range<usize>, Place)> {
-    let halves = |at| Place::Scales { at, of_block: 2 };
-    let scales = |of_block| Place::Scales { at: 0, of_block };
-    let apart = |of_block| Place::Apart { of_block };
+fn pieces(dtype: DType) -> Vec<(Range<usize>, Destination)> {
+    let halves = |at| Destination::Scales { at, of_block: 2 };
+    let scales = |of_block| Destination::Scales { at: 0, of_block };
+    let apart = |of_block| Destination::Apart { of_block };
     match dtype.layout() {
         DType::Q4_1 | DType::Q5_1 | DType::TQ3_1S | DType::TQ4_1S => {
             vec![(0..2, halves(0)), (2..4, halves(VECTOR_BYTES))]
@@ -233,7 +240,7 @@ mod tests {
     #[test]
     fn planes_hold_every_code() {
         for dtype in DType::ALL {
-            let (Some(layout), Some(spec)) = (Layout::of(dtype), Spec::of(dtype)) else { continue };
+            let (Some(layout), Some(spec)) = (Layout::of(dtype), FieldSpec::of(dtype)) else { continue };
             let mut planes = vec![0; VECTOR * (layout.unit_vectors() - layout.pairs)];
             let code = |g: usize, i: usize| (37 * (32 * g + i) % (1 << spec.bits)) as u8;
             for g in 0..GROUPS {
@@ -286,7 +293,7 @@ mod tests {
             (DType::TQ4_1S, 160, 160),
         ] {
             let layout = Layout::of(dtype).unwrap();
-            assert_eq!(16 * layout.unit_vectors() + layout.apart, bytes, "{dtype}");
+            assert_eq!(16 * layout.unit_vectors() + layout.separate, bytes, "{dtype}");
             assert_eq!(dtype.row_bytes(UNIT).unwrap(), in_file, "{dtype}");
         }
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use bytemuck::{Pod, Zeroable};
 use kvant_backend::Activation;
 use kvant_codec::codebook::SIGMA_128;
-use kvant_codec::fields::Spec;
+use kvant_codec::fields::FieldSpec;
 use kvant_codec::{ByteBook, DType};
 
 use crate::constants::Constants;
@@ -106,12 +106,12 @@ impl Shape {
     }
 
     /// Returns the outputs that a thread writes, and a workgroup.
-    fn made(self) -> usize {
+    fn outputs_per_thread(self) -> usize {
         if self.has_gate { self.outputs / 2 } else { self.outputs }
     }
 
     fn group_outputs(self) -> usize {
-        PANEL * self.made()
+        PANEL * self.outputs_per_thread()
     }
 
     /// Returns the kernel for weights of `dtype`.
@@ -131,9 +131,9 @@ impl Shape {
             .whole("OUTPUTS", outputs)
             .whole("SLICES", slices)
             .flag("HAS_GATE", has_gate)
-            .whole("MADE", self.made())
+            .whole("MADE", self.outputs_per_thread())
             .whole("SHARED", ((slices - 1) * outputs * rows).max(1));
-        let (Some(layout), Some(spec)) = (Layout::of(dtype), Spec::of(dtype)) else {
+        let (Some(layout), Some(spec)) = (Layout::of(dtype), FieldSpec::of(dtype)) else {
             let columns = VECTOR_BYTES / dtype.block_bytes();
             return constants.whole("COLUMNS", columns).whole("QUADS", columns / 4);
         };
@@ -141,7 +141,7 @@ impl Shape {
         let word = |bytes: &[i8; 4]| u32::from_le_bytes(bytes.map(|byte| byte as u8));
         let words = table.unwrap_or_default();
         constants
-            .whole("APART", layout.apart)
+            .whole("APART", layout.separate)
             .whole("PAIRS_AT", layout.pairs)
             .whole("BITS_AT", layout.bits)
             .whole("GROUPS_AT", layout.groups)
@@ -156,7 +156,7 @@ impl Shape {
 }
 
 /// Returns the levels of codes that are indices, and their unit in the scale.
-fn table(spec: Spec) -> (Option<[i8; 16]>, f32) {
+fn table(spec: FieldSpec) -> (Option<[i8; 16]>, f32) {
     match (spec.book, spec.table) {
         (Some(book), _) => {
             let book = ByteBook::of(&book);
@@ -233,7 +233,7 @@ pub(crate) fn product(
         let bindings = [
             (1, x.buffer),
             (2, &slab.buffer),
-            (3, bias.unwrap_or(gpu.nothing())),
+            (3, bias.unwrap_or(gpu.unused_buffer())),
             (4, y.buffer),
             (6, &slab.buffer),
         ];
@@ -266,7 +266,8 @@ pub(crate) fn gated(
             activation: activation as u32,
             ..params(&gate, slab, x)
         };
-        let bindings = [(1, x.buffer), (2, &slab.buffer), (3, gpu.nothing()), (4, y), (6, &of_up.buffer)];
+        let bindings =
+            [(1, x.buffer), (2, &slab.buffer), (3, gpu.unused_buffer()), (4, y), (6, &of_up.buffer)];
         let grid = groups(n_out.div_ceil(shape.group_outputs()), rows.div_ceil(shape.rows));
         gpu.launch::<_, u32>(&kernel, grid, &params, &[], &bindings)?;
     }
@@ -289,7 +290,7 @@ pub(crate) struct Picks<'a> {
 ///
 /// `x` has `slots / of_row` rows, or with an order the rows of [`Operand::in_order`]; `y` is
 /// `[slots, n_out]`, from its start. `w.n_out` counts rows of one expert.
-pub(crate) fn chosen(
+pub(crate) fn expert_products(
     gpu: &Gpu,
     w: Weights<'_>,
     picks: Picks<'_>,
@@ -314,11 +315,11 @@ pub(crate) fn chosen(
         let bindings = [
             (1, x.buffer),
             (2, &slab.buffer),
-            (3, bias.unwrap_or(gpu.nothing())),
+            (3, bias.unwrap_or(gpu.unused_buffer())),
             (4, y),
             (5, experts),
             (6, &slab.buffer),
-            (7, order.map_or(gpu.nothing(), |order| &order.list)),
+            (7, order.map_or(gpu.unused_buffer(), |order| &order.list)),
         ];
         let grid = groups(blocks * w.n_out.div_ceil(shape.group_outputs()), 1);
         gpu.launch::<_, u32>(&kernel, grid, &params, &[], &bindings)?;
@@ -328,7 +329,7 @@ pub(crate) fn chosen(
 
 /// Returns the rows in the form that weights of `dtype` require.
 fn operand<'a>(dtype: DType, x: &'a mut Operand<'_>) -> Result<Vectors<'a>, WgpuError> {
-    match Spec::of(dtype) {
+    match FieldSpec::of(dtype) {
         Some(spec) => x.rounded(spec.book.is_some()),
         None => x.floats(),
     }

@@ -130,8 +130,8 @@ impl<'a> Operand<'a> {
     fn made(&self, name: &'static str, bytes: usize) -> Result<Scratch<'a>, WgpuError> {
         let gpu = self.gpu;
         let to = gpu.scratch(bytes, "operands of products")?;
-        let (weight, eps) = self.norm.unwrap_or((gpu.nothing(), 0.0));
-        let (order, slots_of_row) = self.order.unwrap_or((gpu.nothing(), 0));
+        let (weight, eps) = self.norm.unwrap_or((gpu.unused_buffer(), 0.0));
+        let (order, slots_of_row) = self.order.unwrap_or((gpu.unused_buffer(), 0));
         let params = Params {
             rows: self.rows as u32,
             n: self.n as u32,

@@ -2,7 +2,7 @@
 
 use kvant_backend::{Backend, Buffer, Input, Norm, Output, WeightSource};
 use kvant_codec::DType;
-use kvant_codec::fields::Spec;
+use kvant_codec::fields::FieldSpec;
 use kvant_conformance::weights::{Weights, gaussian};
 use kvant_cpu::{CpuDevice, Isa};
 
@@ -26,7 +26,7 @@ fn project<B: Backend>(
     let mut y = device.buffer(rows * n_out).unwrap();
     let norm = has_norm.then_some(Norm { weight: &gain, eps: 1e-5 });
     let input = Input { x: &x, norm, first_row: 0, rows };
-    let w = device.matrix(source).unwrap();
+    let w = device.upload_matrix(source).unwrap();
     device.project(input, &mut [Output { w: &w, bias: None, y: &mut y, accumulate: false }]).unwrap();
     let mut values = vec![f32::NAN; y.n_values()];
     device.read(&y, 0, &mut values).unwrap();
@@ -57,7 +57,7 @@ fn codes_meet_activations_rounded_as_on_the_cpu() {
     let cpu = CpuDevice::new(isa, 1).unwrap();
     let (n_in, n_out) = (768, 40);
     let tol = 192.0 / (1 << 24) as f32 * 4.0;
-    for dtype in DType::ALL.into_iter().filter(|dtype| Spec::of(*dtype).is_some()) {
+    for dtype in DType::ALL.into_iter().filter(|dtype| FieldSpec::of(*dtype).is_some()) {
         let weights = Weights::gaussian(dtype, n_out, n_in, 3);
         for (rows, has_norm) in [(1, false), (1, true), (9, false), (9, true)] {
             let [x, gain] = [rows, 1].map(|rows| gaussian(4, rows * n_in, 1.0));
@@ -74,11 +74,11 @@ fn codes_meet_activations_rounded_as_on_the_cpu() {
 #[test]
 fn products_are_the_same_in_every_shape() {
     let Some(device) = tests::device() else { return };
-    let mistaken = WgpuDevice::open_mistaken().unwrap();
+    let mistaken = WgpuDevice::open_with_other_shapes().unwrap();
     let (n_out, rows) = (70, 11);
     for dtype in DType::weights() {
-        let n_in =
-            (if Spec::of(dtype).is_some() { 1280 } else { 1279 }) / dtype.block_len() * dtype.block_len();
+        let n_in = (if FieldSpec::of(dtype).is_some() { 1280 } else { 1279 }) / dtype.block_len()
+            * dtype.block_len();
         let weights = Weights::gaussian(dtype, n_out, n_in, 3);
         let [x, gain] = [rows, 1].map(|rows| gaussian(4, rows * n_in, 1.0));
         let all = [&device, &mistaken].map(|device| {

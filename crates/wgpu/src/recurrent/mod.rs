@@ -6,7 +6,7 @@
 //! same bits for every chunking of the tokens into steps. Each sequence is a launch, or a few.
 
 use bytemuck::{Pod, Zeroable};
-use kvant_backend::{ConvForm, KeySharing, ShortConv, StateHeads, StateInputs, StatePart, StateRule};
+use kvant_backend::{ConvForm, KeySharing, ShortConv, StateBatchEntry, StateHeads, StateInputs, StateRule};
 
 use crate::constants::Constants;
 use crate::elementwise::NUMBERS;
@@ -21,7 +21,7 @@ pub(crate) static SOURCE: Source = Source {
             .whole("CHANNELS", CHANNELS)
             .whole("COLUMNS", StateHeads::COLUMNS)
             .whole("THREADS", THREADS)
-            .whole("MOST_EACH", StateHeads::MOST_DIMS * StateHeads::COLUMNS / THREADS)
+            .whole("MOST_EACH", StateHeads::MAX_K_DIM * StateHeads::COLUMNS / THREADS)
     },
 };
 
@@ -32,7 +32,7 @@ const CHANNELS: usize = 64;
 const ROWS: usize = 256;
 
 /// Divides the rows of a sequence into launches; yields them with the arena word of its state.
-fn pieces(part: &StatePart<'_, WgpuPage>) -> impl Iterator<Item = ([u32; 2], u32)> {
+fn pieces(part: &StateBatchEntry<'_, WgpuPage>) -> impl Iterator<Item = ([u32; 2], u32)> {
     let (rows, state_at) = (part.rows.range(), word(part.page.at() + part.offset));
     let piece = move |first| [first, ROWS.min(rows.end - first)].map(|n| n as u32);
     part.rows.range().step_by(ROWS).map(move |first| (piece(first), state_at))
@@ -56,7 +56,7 @@ struct ConvParams {
 pub(crate) fn short_conv(
     gpu: &Gpu,
     arena: &wgpu::Buffer,
-    parts: &[StatePart<'_, WgpuPage>],
+    parts: &[StateBatchEntry<'_, WgpuPage>],
     conv: ShortConv,
     [x, kernel, y]: [&wgpu::Buffer; 3],
 ) -> Result<(), WgpuError> {
@@ -96,12 +96,12 @@ struct RecurParams {
 pub(crate) fn recur(
     gpu: &Gpu,
     arena: &wgpu::Buffer,
-    parts: &[StatePart<'_, WgpuPage>],
+    parts: &[StateBatchEntry<'_, WgpuPage>],
     heads: &StateHeads,
     inputs: StateInputs<&WgpuBuffer>,
     y: &wgpu::Buffer,
 ) -> Result<(), WgpuError> {
-    let StateInputs { qkv, step, bias, rate, rule } = inputs.map(|buffer| &buffer.buffer);
+    let StateInputs { qkv, step, bias, decay: rate, rule } = inputs.map(|buffer| &buffer.buffer);
     let (is_delta, of_rule, eps) = match rule {
         StateRule::GatedDeltaNet { write, eps } => (true, write, eps),
         StateRule::Mamba2 { skip } => (false, skip, 0.0),

@@ -37,7 +37,7 @@ pub(crate) fn rope(
     angles: &wgpu::Buffer,
 ) -> Result<(), WgpuError> {
     let kernel = gpu.kernel(&SOURCE, "rope")?;
-    let (weight, eps) = norm.map_or((gpu.nothing(), 0.0), |(weight, eps)| (&weight.buffer, eps));
+    let (weight, eps) = norm.map_or((gpu.unused_buffer(), 0.0), |(weight, eps)| (&weight.buffer, eps));
     let has_own_weights = norm.is_some_and(|(weight, _)| weight.n_values() > heads.dim);
     let params = Params {
         rows: rows as u32,

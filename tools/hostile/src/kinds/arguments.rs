@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 
 use crate::case::{Case, Expect};
-use crate::chance::Chance;
-use crate::fixtures::Shop;
+use crate::chance::Choices;
+use crate::fixtures::Fixtures;
 
 /// Values: numbers out of every range, and non-numbers. None requests much feasible work.
 const VALUES: [&str; 44] = [
@@ -181,7 +181,7 @@ fn bounds(command: &[&str]) -> &'static [&'static str] {
     }
 }
 
-fn value(chance: &mut Chance) -> OsString {
+fn value(chance: &mut Choices) -> OsString {
     match chance.below(12) {
         0 => OsString::from_vec(
             [&b"\xff\xfe"[..], &chance.bytes(8)].concat().into_iter().filter(|&b| b != 0).collect(),
@@ -192,7 +192,7 @@ fn value(chance: &mut Chance) -> OsString {
 }
 
 /// Creates a command with a few options and words of any value.
-pub fn arguments(chance: &mut Chance, _: &Shop, folder: &Path) -> io::Result<Case> {
+pub fn arguments(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<Case> {
     let command = chance.of(&COMMANDS);
     let mut case = Case::new(folder, command.iter().copied());
     let mut own = Vec::new();
@@ -277,7 +277,7 @@ const FOREIGN: [&str; 12] = [
 ];
 
 /// Creates one or two variables of any value.
-pub fn variables(chance: &mut Chance, _: &Shop, folder: &Path) -> io::Result<Case> {
+pub fn variables(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<Case> {
     let is_foreign = chance.one_in(3);
     let names: &[&str] = if is_foreign { &FOREIGN } else { &VARIABLES };
     let mut case = match chance.below(4) {

@@ -4,8 +4,8 @@ use std::io;
 use std::path::Path;
 
 use crate::case::Case;
-use crate::chance::Chance;
-use crate::fixtures::Shop;
+use crate::chance::Choices;
+use crate::fixtures::Fixtures;
 
 const LINES: [&[u8]; 26] = [
     b"hi",
@@ -37,7 +37,7 @@ const LINES: [&[u8]; 26] = [
 ];
 
 /// Creates some lines, the last one terminated or not.
-pub fn talk(chance: &mut Chance, _: &Shop, folder: &Path) -> io::Result<Case> {
+pub fn talk(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<Case> {
     let mut lines = Vec::new();
     for _ in 0..chance.below(12) {
         lines.extend_from_slice(chance.of(&LINES));

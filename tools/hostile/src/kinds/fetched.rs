@@ -4,11 +4,11 @@ use std::io;
 use std::path::Path;
 
 use crate::case::Case;
-use crate::chance::Chance;
-use crate::fixtures::Shop;
+use crate::chance::Choices;
+use crate::fixtures::Fixtures;
 
 /// Creates a case with a hub id.
-pub fn fetched(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<Case> {
+pub fn fetched(chance: &mut Choices, shop: &Fixtures, folder: &Path) -> io::Result<Case> {
     let name = chance.of(&["someone/m", "someone/m:q8_0", "someone/m:q2_k"]);
     let mut case = Case::new(folder, ["run", "-t", "1", "-n", "1", "-p", "hi", "--quiet", "-hf", name]);
     let endpoint = format!("http://127.0.0.1:{}/{}", shop.hub, chance.below(1 << 30));

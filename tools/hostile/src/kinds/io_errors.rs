@@ -6,16 +6,16 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
-use crate::case::{Case, End, Expect};
-use crate::chance::Chance;
-use crate::fixtures::{Shop, text};
+use crate::case::{Case, Expect, Stream};
+use crate::chance::Choices;
+use crate::fixtures::{Fixtures, text};
 
 /// Creates a case with a closed or full stream, or an invalid path.
-pub fn ends(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<Case> {
+pub fn ends(chance: &mut Choices, shop: &Fixtures, folder: &Path) -> io::Result<Case> {
     if chance.one_in(2) { closed(chance, folder) } else { no_place(chance, shop, folder) }
 }
 
-fn closed(chance: &mut Chance, folder: &Path) -> io::Result<Case> {
+fn closed(chance: &mut Choices, folder: &Path) -> io::Result<Case> {
     let mut case = match chance.below(9) {
         0 => Case::new(folder, ["doctor"]),
         1 => Case::new(folder, ["inspect", "bundled"]),
@@ -29,18 +29,18 @@ fn closed(chance: &mut Chance, folder: &Path) -> io::Result<Case> {
         _ => Case::new(folder, ["run", "-p", "hi", "-n", "2"]),
     };
     let is_chat = case.args.first().is_some_and(|arg| arg == "chat");
-    let all = [End::Kept, End::Full, End::Closed];
+    let all = [Stream::Kept, Stream::Full, Stream::Closed];
     (case.stdout, case.stderr) = (chance.of(&all), chance.of(&all));
     if chance.one_in(3) {
         case.stdin = None;
     }
     case.is_talk = is_chat;
-    let is_full = case.stdout == End::Full && !is_chat;
+    let is_full = case.stdout == Stream::Full && !is_chat;
     Ok(if is_full { case.expect(Expect::Refused) } else { case })
 }
 
 /// Creates a special file named `given`, or returns an invalid name.
-fn place(chance: &mut Chance, folder: &Path) -> io::Result<String> {
+fn place(chance: &mut Choices, folder: &Path) -> io::Result<String> {
     let given = folder.join("given");
     let made = |program: &str, args: &[&str]| Command::new(program).args(args).arg(&given).status();
     match chance.below(10) {
@@ -62,7 +62,7 @@ fn place(chance: &mut Chance, folder: &Path) -> io::Result<String> {
     Ok("given".to_owned())
 }
 
-fn no_place(chance: &mut Chance, _: &Shop, folder: &Path) -> io::Result<Case> {
+fn no_place(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<Case> {
     let place = &place(chance, folder)?;
     let ppl = ["eval", "ppl", "-f", "text", "-c", "32", "--chunks", "1", "-t", "1"];
     let case = match chance.below(10) {

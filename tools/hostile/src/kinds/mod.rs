@@ -14,8 +14,8 @@ use std::io;
 use std::path::Path;
 
 use crate::case::Case;
-use crate::chance::Chance;
-use crate::fixtures::Shop;
+use crate::chance::Choices;
+use crate::fixtures::Fixtures;
 
 /// A kind of inputs.
 pub struct Kind {
@@ -35,8 +35,8 @@ pub enum Make {
     Request(MakeRequest),
 }
 
-pub type MakeCase = fn(&mut Chance, &Shop, &Path) -> io::Result<Case>;
-pub type MakeRequest = fn(&mut Chance) -> Vec<u8>;
+pub type MakeCase = fn(&mut Choices, &Fixtures, &Path) -> io::Result<Case>;
+pub type MakeRequest = fn(&mut Choices) -> Vec<u8>;
 
 use Make::{Case as Command, Request};
 

@@ -7,11 +7,11 @@ use kvant_codec::DType;
 use kvant_gguf::{GgufError, GgufWriter, TensorInfo, Value};
 
 use crate::case::{Case, Expect};
-use crate::chance::{Chance, NUMBERS};
-use crate::fixtures::{MODEL, Shop};
+use crate::chance::{Choices, NUMBERS};
+use crate::fixtures::{Fixtures, MODEL};
 
 /// Returns a command that reads a model.
-fn command(chance: &mut Chance, folder: &Path, name: &str) -> Case {
+fn command(chance: &mut Choices, folder: &Path, name: &str) -> Case {
     let run = ["run", name, "-p", "hi", "-n", "2", "-c", "64", "-t", "1", "--seed", "1"];
     match chance.below(8) {
         0 => Case::new(folder, ["inspect", name, "-v"]),
@@ -29,7 +29,7 @@ fn command(chance: &mut Chance, folder: &Path, name: &str) -> Case {
 }
 
 /// Creates the bundled model with changed bytes, or truncated, or another file under its name.
-pub fn changed(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<Case> {
+pub fn changed(chance: &mut Choices, shop: &Fixtures, folder: &Path) -> io::Result<Case> {
     let head = shop.gguf.tensors().iter().map(|info| info.offset).min().unwrap_or(0) as usize;
     let mut bytes = MODEL.to_vec();
     let mut name = "model.gguf";
@@ -60,7 +60,7 @@ pub fn changed(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<Ca
     command(chance, folder, name).expect(expect).file(name, bytes)
 }
 
-fn mutated(chance: &mut Chance, bytes: &mut Vec<u8>, from: usize, until: usize) -> Expect {
+fn mutated(chance: &mut Choices, bytes: &mut Vec<u8>, from: usize, until: usize) -> Expect {
     let mut part = bytes[from..until].to_vec();
     chance.mutate(&mut part, until - from);
     bytes.splice(from..until, part);
@@ -68,7 +68,7 @@ fn mutated(chance: &mut Chance, bytes: &mut Vec<u8>, from: usize, until: usize) 
 }
 
 /// Creates the bundled model with NaN or an infinity in a tensor.
-pub fn no_numbers(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<Case> {
+pub fn no_numbers(chance: &mut Choices, shop: &Fixtures, folder: &Path) -> io::Result<Case> {
     let mut bytes = MODEL.to_vec();
     let breakable = |info: &&TensorInfo| matches!(info.dtype, DType::F32 | DType::F16 | DType::Q8_0);
     let tensors: Vec<_> = shop.gguf.tensors().iter().filter(breakable).collect();
@@ -93,7 +93,7 @@ pub fn no_numbers(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result
 }
 
 /// Creates the bundled model with one or more changed keys.
-pub fn metadata(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<Case> {
+pub fn metadata(chance: &mut Choices, shop: &Fixtures, folder: &Path) -> io::Result<Case> {
     let mut writer = GgufWriter::with_meta(shop.gguf.meta()).map_err(io::Error::other)?;
     let keys: Vec<&str> = shop.gguf.meta().iter().map(|(key, _)| key).collect();
     for _ in 0..=chance.below(3) {
@@ -145,7 +145,7 @@ pub const STRANGE: [&str; 8] = [
     "qwen2",
 ];
 
-fn set(chance: &mut Chance, writer: &mut GgufWriter, key: &str) -> Result<(), GgufError> {
+fn set(chance: &mut Choices, writer: &mut GgufWriter, key: &str) -> Result<(), GgufError> {
     let number = chance.of(&NUMBERS);
     match chance.below(10) {
         0 => writer.set(key, number as u32),

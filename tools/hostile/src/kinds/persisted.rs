@@ -4,11 +4,11 @@ use std::io;
 use std::path::Path;
 
 use crate::case::{Case, Expect};
-use crate::chance::Chance;
-use crate::fixtures::{MEASURE, PROMPT, Shop, text};
+use crate::chance::Choices;
+use crate::fixtures::{Fixtures, MEASURE, PROMPT, text};
 
 /// Modifies a file: some bytes, its end, or all of it.
-fn spoil(chance: &mut Chance, bytes: &mut Vec<u8>) {
+fn corrupt(chance: &mut Choices, bytes: &mut Vec<u8>) {
     let until = bytes.len();
     match chance.below(6) {
         0 => bytes.truncate(chance.below(until)),
@@ -20,12 +20,12 @@ fn spoil(chance: &mut Chance, bytes: &mut Vec<u8>) {
 }
 
 /// Creates a case with a context file, for `run` or a conversation.
-pub fn context(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<Case> {
+pub fn context(chance: &mut Choices, shop: &Fixtures, folder: &Path) -> io::Result<Case> {
     let (kv, sound) = &shop.contexts[chance.below(shop.contexts.len())];
     let mut bytes = sound.clone();
     let is_spoilt = !chance.one_in(8);
     if is_spoilt {
-        spoil(chance, &mut bytes);
+        corrupt(chance, &mut bytes);
     }
     if chance.one_in(5) {
         let chat = ["chat", "-n", "1", "-t", "1", "-c", "256"];
@@ -39,18 +39,18 @@ pub fn context(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<Ca
 }
 
 /// Creates a case with base logits, finished steps, or a tuning file.
-pub fn measured(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<Case> {
+pub fn measured(chance: &mut Choices, shop: &Fixtures, folder: &Path) -> io::Result<Case> {
     match chance.below(5) {
         0 | 1 => {
             let mut bytes = shop.base.clone();
-            spoil(chance, &mut bytes);
+            corrupt(chance, &mut bytes);
             let eval = ["eval", "kld", "-t", "1", "-q", "-ctk", "turbo4", "--base", "base"];
             Case::new(folder, eval).expect(Expect::Refused).file("base", bytes)
         }
         2 | 3 => {
             let (command, sound) = &shop.states[chance.below(shop.states.len())];
             let mut bytes = sound.clone();
-            spoil(chance, &mut bytes);
+            corrupt(chance, &mut bytes);
             let eval = [&["eval", command][..], &MEASURE, &["text", "--state", "state"]].concat();
             let types: &[&str] = if *command == "kld" { &["-ctk", "turbo3"] } else { &[] };
             // An unfinished last line of a killed run is measured again; all other changes must be

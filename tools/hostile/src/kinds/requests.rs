@@ -1,13 +1,13 @@
 //! Requests to a server: schemas, bodies and headers that crash, block or fill one.
 
-use crate::chance::Chance;
+use crate::chance::Choices;
 use crate::served::{HOSTILE, post};
 
 /// Beginnings of bodies with a short answer, to which schemas are added.
 const CHAT: &str = r#""messages":[{"role":"user","content":"hi"}],"max_tokens":3"#;
 
 /// Creates a request of any kind.
-pub fn request(chance: &mut Chance) -> Vec<u8> {
+pub fn request(chance: &mut Choices) -> Vec<u8> {
     match chance.below(8) {
         0 | 1 => schema(chance),
         2 | 3 => grammar(chance),
@@ -18,13 +18,13 @@ pub fn request(chance: &mut Chance) -> Vec<u8> {
 }
 
 /// Returns a depth: few levels, many, or enough to overflow a stack.
-fn many(chance: &mut Chance, most: usize) -> usize {
+fn many(chance: &mut Choices, most: usize) -> usize {
     let most = chance.of(&[8, 300, most]);
     1 + chance.below(most)
 }
 
 /// Creates a deep, wide or cyclic JSON schema, in each request format.
-fn schema(chance: &mut Chance) -> Vec<u8> {
+fn schema(chance: &mut Choices) -> Vec<u8> {
     let n = many(chance, 1500);
     let schema = match chance.below(6) {
         0 => "{\"items\":".repeat(n) + "{}" + &"}".repeat(n),
@@ -59,7 +59,7 @@ fn schema(chance: &mut Chance) -> Vec<u8> {
 }
 
 /// Creates definitions that each refer to the next, some deeply nested.
-fn links(chance: &mut Chance, n: usize) -> String {
+fn links(chance: &mut Choices, n: usize) -> String {
     let depth = chance.of(&[0, 1, 40, 110]);
     let link = |i: usize| {
         let next = if i + 1 < n { i + 1 } else { chance.below(n) };
@@ -70,7 +70,7 @@ fn links(chance: &mut Chance, n: usize) -> String {
 }
 
 /// Creates a grammar of mutually recursive rules, or with many alternatives.
-fn grammar(chance: &mut Chance) -> Vec<u8> {
+fn grammar(chance: &mut Choices) -> Vec<u8> {
     let n = many(chance, 5000);
     let is_lark = chance.one_in(2);
     let (start, is) = if is_lark { ("start", ": ") } else { ("root", " ::= ") };
@@ -107,7 +107,7 @@ fn json(text: &str) -> String {
 }
 
 /// Creates a body of many small values, or one long text.
-fn values(chance: &mut Chance) -> Vec<u8> {
+fn values(chance: &mut Choices) -> Vec<u8> {
     let n_bytes = chance.of(&[1 << 10, 1 << 16, 1 << 20, 8 << 20, 31 << 20]);
     let of = |one: &str| one.repeat(n_bytes / one.len());
     let path =
@@ -127,7 +127,7 @@ fn values(chance: &mut Chance) -> Vec<u8> {
 }
 
 /// Creates a modified small body.
-fn fields(chance: &mut Chance) -> Vec<u8> {
+fn fields(chance: &mut Choices) -> Vec<u8> {
     let number =
         chance.of(&["-1", "1e308", "-1e-308", "9007199254740993", "null", "true", "\"x\"", "[]", "{}"]);
     let field = chance.of(&[
@@ -169,7 +169,7 @@ fn fields(chance: &mut Chance) -> Vec<u8> {
 }
 
 /// Creates a modified header, or an endless one.
-fn head(chance: &mut Chance) -> Vec<u8> {
+fn head(chance: &mut Choices) -> Vec<u8> {
     let mut request = post("/v1/completions", HOSTILE, br#"{"prompt":"hi","max_tokens":1}"#);
     match chance.below(4) {
         0 => format!("GET /{} HTTP/1.1\r\nHost: localhost\r\n\r\n", "a".repeat(many(chance, 1 << 20)))

@@ -4,8 +4,8 @@ use std::io;
 use std::path::Path;
 
 use crate::case::Case;
-use crate::chance::Chance;
-use crate::fixtures::Shop;
+use crate::chance::Choices;
+use crate::fixtures::Fixtures;
 
 /// Pieces of templates, `@` for another piece.
 const PIECES: [&str; 30] = [
@@ -54,7 +54,7 @@ const NESTED: [(&str, &str); 8] = [
 ];
 
 /// Creates a template from pieces, or by changing the model's; the message is harmless.
-pub fn template(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<Case> {
+pub fn template(chance: &mut Choices, shop: &Fixtures, folder: &Path) -> io::Result<Case> {
     let own = shop.gguf.meta().get::<&str>("tokenizer.chat_template").unwrap_or_default();
     let bytes = match chance.below(5) {
         0 => nested(chance).into_bytes(),
@@ -79,7 +79,7 @@ pub fn template(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<C
     case.file("template", bytes)
 }
 
-fn nested(chance: &mut Chance) -> String {
+fn nested(chance: &mut Choices) -> String {
     let (open, close) = chance.of(&NESTED);
     let n = chance.of(&[10, 100, 1000, 100_000]);
     let middle = format!("{}1{}", open.repeat(n), close.repeat(n));
@@ -89,7 +89,7 @@ fn nested(chance: &mut Chance) -> String {
     }
 }
 
-fn grown(chance: &mut Chance, depth: usize) -> String {
+fn grown(chance: &mut Choices, depth: usize) -> String {
     let piece = chance.of(&PIECES);
     let mut parts = piece.split('@');
     let mut text = parts.next().unwrap_or_default().to_owned();

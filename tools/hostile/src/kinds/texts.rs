@@ -6,8 +6,8 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 
 use crate::case::{Case, Expect};
-use crate::chance::Chance;
-use crate::fixtures::Shop;
+use crate::chance::Choices;
+use crate::fixtures::Fixtures;
 
 /// Edge cases of tokenizers and terminals.
 const PIECES: [&str; 16] = [
@@ -30,7 +30,7 @@ const PIECES: [&str; 16] = [
 ];
 
 /// Returns text of up to two million characters, and whether it is valid UTF-8.
-fn written(chance: &mut Chance) -> (Vec<u8>, bool) {
+fn written(chance: &mut Choices) -> (Vec<u8>, bool) {
     let piece = chance.of(&PIECES);
     match chance.below(6) {
         0 => (piece.repeat(2_000_000 / piece.len()).into_bytes(), true),
@@ -49,7 +49,7 @@ fn written(chance: &mut Chance) -> (Vec<u8>, bool) {
 }
 
 /// Creates a text input.
-pub fn text(chance: &mut Chance, _: &Shop, folder: &Path) -> io::Result<Case> {
+pub fn text(chance: &mut Choices, _: &Fixtures, folder: &Path) -> io::Result<Case> {
     let (bytes, is_text) = written(chance);
     let run = ["run", "-n", "1", "-t", "1", "-c", "512"];
     let case = match chance.below(9) {
@@ -68,7 +68,7 @@ pub fn text(chance: &mut Chance, _: &Shop, folder: &Path) -> io::Result<Case> {
 
 /// Creates special tokens in a message: each must become several text tokens, never the special
 /// token.
-pub fn special(chance: &mut Chance, shop: &Shop, folder: &Path) -> io::Result<Case> {
+pub fn special(chance: &mut Choices, shop: &Fixtures, folder: &Path) -> io::Result<Case> {
     let n = 1 + chance.below(5);
     let mut text = "x".to_owned();
     (0..n).for_each(|_| {

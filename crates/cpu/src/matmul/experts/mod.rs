@@ -17,9 +17,9 @@
 //! the first product, whose results are disjoint, and of all experts, one after the other, in the
 //! second, whose results are summed.
 
-mod choose;
-mod each;
+mod per_slice;
 mod route;
+mod select;
 
 use std::ops::Range;
 use std::ptr;
@@ -27,7 +27,7 @@ use std::ptr;
 use kvant_backend::{Activation, BackendError, Experts, Routing, WeightSource, check_experts};
 
 use super::dispatch::{
-    Form, Forms, Gating, Operand, Product, Scatter, blocked, file_rows, for_threads, normalise,
+    Forms, Gating, InputForm, Operand, Product, Scatter, blocked, file_rows, for_threads, normalize,
     panels_of_pairs, tile_rows,
 };
 use super::gemm::{MAX_PAIRS, Workspace, row_block};
@@ -36,10 +36,10 @@ use super::kernels::PAIR;
 use super::panel::Panels;
 use super::partition::Partition;
 use super::quantize::{GroupTiles, Source};
-use super::{CpuMatrix, Store, dispatch, gate, gemv, of_rows, uses_panels, with_set};
-use crate::disjoint::Shards;
+use super::{CpuMatrix, WeightLayout, dispatch, gate, gemv, of_rows, uses_panels, with_set};
+use crate::disjoint::DisjointMut;
 use crate::{Isa, Pool, Tuning};
-pub(crate) use each::project_each;
+pub(crate) use per_slice::project_each;
 use route::{Group, Routes};
 
 /// The weight matrices of experts, all of one shape and type.
@@ -62,7 +62,7 @@ impl CpuExperts {
         n_experts: usize,
     ) -> Result<Self, BackendError> {
         let there = Self::mapped(source, n_experts)?;
-        let laid_out = there.laid_out(isa, pool, 0..n_experts)?;
+        let laid_out = there.packed(isa, pool, 0..n_experts)?;
         Ok(laid_out.map_or(there, |matrices| Self { matrices }))
     }
 
@@ -74,14 +74,14 @@ impl CpuExperts {
         let n_out = check_experts(&source, n_experts)?;
         let WeightSource { dtype, n_in, bytes, .. } = source;
         let len = bytes.len() / n_experts;
-        let part = |e: usize| Store::Rows(bytes.part(e * len..(e + 1) * len));
+        let part = |e: usize| WeightLayout::Rows(bytes.slice(e * len..(e + 1) * len));
         let matrix = |e: usize| CpuMatrix { dtype, n_out, n_in, store: part(e) };
         Ok(Self { matrices: (0..n_experts).map(matrix).collect() })
     }
 
     /// Returns these experts packed for the kernels of `isa`; `None` if they already have the
     /// layout of its kernels.
-    fn laid_out(
+    fn packed(
         &self,
         isa: Isa,
         pool: &Pool,
@@ -91,13 +91,13 @@ impl CpuExperts {
             return Ok(None);
         }
         let rows = experts.map(|e| match &self.matrices[e].store {
-            Store::Rows(bytes) => Some(&bytes[..]),
-            Store::Panels(_) => None,
+            WeightLayout::Rows(bytes) => Some(&bytes[..]),
+            WeightLayout::Panels(_) => None,
         });
         let Some(rows) = rows.collect::<Option<Vec<_>>>() else { return Ok(None) };
         let CpuMatrix { dtype, n_out, n_in, .. } = *self.any();
         let all = Panels::several(pool, dtype, [n_out, n_in], &rows)?;
-        let matrix = |panels| CpuMatrix { dtype, n_out, n_in, store: Store::Panels(panels) };
+        let matrix = |panels| CpuMatrix { dtype, n_out, n_in, store: WeightLayout::Panels(panels) };
         Ok(Some(all.into_iter().map(matrix).collect()))
     }
 
@@ -202,13 +202,13 @@ pub(crate) fn moe_ffn(
     let dispatch::Scratch { tuning, normed, forms, workspaces, experts: own, .. } = scratch;
     let Scratch { routes, tiles, picked, gates, hidden } = own;
     routes.choose(choice, gate.w.n_experts());
-    let lay = |of: Biased<'_>| of.w.laid_out(isa, pool, routes.groups.iter().map(|group| group.expert));
+    let lay = |of: Biased<'_>| of.w.packed(isa, pool, routes.groups.iter().map(|group| group.expert));
     let is_alone = ptr::eq(gate.w, up.w) && up.bias.is_none();
     let laid_out = [if is_alone { None } else { lay(gate)? }, lay(up)?, lay(down)?];
     let [gate, up, down] =
         [0, 1, 2].map(|i| Biased { laid_out: laid_out[i].as_deref(), ..[gate, up, down][i] });
-    let tiles = lay_out(isa, tiles, &routes.groups);
-    let stage = Stage { isa, pool, tuning: *tuning, groups: &routes.groups, tiles };
+    let tiles = tile_positions(isa, tiles, &routes.groups);
+    let stage = MoeStage { isa, pool, tuning: *tuning, groups: &routes.groups, tiles };
     let workspaces = for_threads(workspaces, pool);
     let n_hidden = routes.rows.len() * gate.w.n_out();
     grow(hidden, n_hidden);
@@ -216,21 +216,21 @@ pub(crate) fn moe_ffn(
     let input = Operand { x, n_in: gate.w.n_in(), norm };
     stage.pick(forms, [gate.w, up.w], input, &routes.rows, normed, picked);
     if is_alone {
-        stage.apart(forms, workspaces, picked, up, None, hidden);
-        stage.for_slots(&mut hidden[..n_hidden], up.w.n_out(), |_, u| gate::gate_itself(activation, u));
+        stage.project_slots(forms, workspaces, picked, up, None, hidden);
+        stage.for_slots(&mut hidden[..n_hidden], up.w.n_out(), |_, u| gate::ungated(activation, u));
     } else if uses_panels(isa) && gate.w.any().dtype == up.w.any().dtype {
-        stage.apart(forms, workspaces, picked, up, Some((gate, activation)), hidden);
+        stage.project_slots(forms, workspaces, picked, up, Some((gate, activation)), hidden);
     } else {
         grow(gates, n_hidden);
-        stage.apart(forms, workspaces, picked, gate, None, gates);
-        stage.apart(forms, workspaces, picked, up, None, hidden);
+        stage.project_slots(forms, workspaces, picked, gate, None, gates);
+        stage.project_slots(forms, workspaces, picked, up, None, hidden);
         let n_ff = gate.w.n_out();
         stage.for_slots(&mut hidden[..n_hidden], n_ff, |slot, u| {
             gate::gate(activation, &gates[slot * n_ff..(slot + 1) * n_ff], u);
         });
     }
     let source =
-        Source { x: &hidden[..n_hidden], picks: None, n_in: down.w.n_in(), norm: None, rotates: false };
+        Source { x: &hidden[..n_hidden], row_indices: None, n_in: down.w.n_in(), norm: None, rotates: false };
     stage.fill(forms, [down.w, down.w], source, hidden);
     let sum = match to {
         Some(to) => {
@@ -239,12 +239,16 @@ pub(crate) fn moe_ffn(
         }
         None => x,
     };
-    stage.joined(forms, workspaces, hidden, down, (&routes.rows, &routes.weights), sum);
+    stage.combine_slots(forms, workspaces, hidden, down, (&routes.rows, &routes.weights), sum);
     Ok(())
 }
 
 /// Returns the positions of the tiles of each group; see [`Scratch::tiles`].
-fn lay_out<'a>(isa: Isa, tiles: &'a mut [Vec<GroupTiles>; 2], groups: &[Group]) -> [&'a [GroupTiles]; 2] {
+fn tile_positions<'a>(
+    isa: Isa,
+    tiles: &'a mut [Vec<GroupTiles>; 2],
+    groups: &[Group],
+) -> [&'a [GroupTiles]; 2] {
     for (tiles, is_float) in tiles.iter_mut().zip([false, true]) {
         tiles.clear();
         for Group { slots, .. } in groups {
@@ -264,7 +268,7 @@ fn grow(values: &mut Vec<f32>, len: usize) {
 }
 
 /// Shared state of both products of a layer.
-struct Stage<'a> {
+struct MoeStage<'a> {
     isa: Isa,
     pool: &'a Pool,
     tuning: Tuning,
@@ -273,7 +277,7 @@ struct Stage<'a> {
     tiles: [&'a [GroupTiles]; 2],
 }
 
-impl Stage<'_> {
+impl MoeStage<'_> {
     /// Converts the rows of `input` of each group to the forms that these weights require.
     fn pick(
         &self,
@@ -285,36 +289,36 @@ impl Stage<'_> {
         picked: &mut Vec<f32>,
     ) {
         let Operand { x, n_in, norm } = input;
-        if self.wants(weights, Form::Rows) || self.wants(weights, Form::Floats) {
-            let x = normalise(self.pool, normed, input);
+        if self.wants(weights, InputForm::Rows) || self.wants(weights, InputForm::Floats) {
+            let x = normalize(self.pool, normed, input);
             picked.clear();
             rows.iter().for_each(|&row| picked.extend_from_slice(&x[row as usize * n_in..][..n_in]));
         }
-        self.fill(forms, weights, Source { x, picks: Some(rows), n_in, norm, rotates: false }, picked);
+        self.fill(forms, weights, Source { x, row_indices: Some(rows), n_in, norm, rotates: false }, picked);
     }
 
     /// Fills the tiles that these weights require, from `source` or from its rows in f32,
     /// `[slots, n_in]`.
     fn fill(&self, forms: &mut Forms, weights: [&CpuExperts; 2], source: Source<'_>, rows: &[f32]) {
         let (isa, pool, [codes, floats]) = (self.isa, self.pool, self.tiles);
-        if self.wants(weights, Form::Floats) {
+        if self.wants(weights, InputForm::Floats) {
             forms.floats.fill_groups(pool, rows, source.n_in, floats);
         }
-        if self.wants(weights, Form::Codes) {
+        if self.wants(weights, InputForm::Codes) {
             forms.quantised.fill_groups(isa, pool, source, codes);
         }
-        if self.wants(weights, Form::Rotated) {
+        if self.wants(weights, InputForm::Rotated) {
             forms.rotated.fill_groups(isa, pool, Source { rotates: true, ..source }, codes);
         }
     }
 
-    fn wants(&self, weights: [&CpuExperts; 2], form: Form) -> bool {
-        weights.iter().any(|weights| Form::of(self.isa, weights.any().dtype) == form)
+    fn wants(&self, weights: [&CpuExperts; 2], form: InputForm) -> bool {
+        weights.iter().any(|weights| InputForm::of(self.isa, weights.any().dtype) == form)
     }
 
     /// Computes `y = W x + b`, `[slots, n_out]`, each slot with its expert's matrix; or
     /// `y = a(G x + c) * (W x + b)` with a gate.
-    fn apart(
+    fn project_slots(
         &self,
         forms: &Forms,
         workspaces: &mut [Workspace],
@@ -326,7 +330,7 @@ impl Stage<'_> {
         let n_panels = up.w.any().n_panels();
         let cut = self.cut(self.per_item(self.groups.len() * n_panels));
         let of_thread = |thread| cut.n_items_of(self.groups.len(), n_panels, thread);
-        let y = Shards::new(y);
+        let y = DisjointMut::new(y);
         self.pool.for_shares_with(workspaces, of_thread, &|workspace, thread, item| {
             let (index, panels) = cut.panels_of(n_panels, thread, item);
             let Group { expert, slots } = &self.groups[index];
@@ -345,7 +349,7 @@ impl Stage<'_> {
 
     /// Computes `y[row] += factor (W x + b)` for the row and the factor of each slot, with its
     /// expert's matrix.
-    fn joined(
+    fn combine_slots(
         &self,
         forms: &Forms,
         workspaces: &mut [Workspace],
@@ -355,9 +359,9 @@ impl Stage<'_> {
         y: &mut [f32],
     ) {
         let n_panels = down.w.any().n_panels();
-        let cut = self.cut(self.per_item(n_panels).max(self.least_run(n_panels)));
+        let cut = self.cut(self.per_item(n_panels).max(self.min_run(n_panels)));
         let of_thread = |thread| cut.n_items(n_panels, thread);
-        let y = Shards::new(y);
+        let y = DisjointMut::new(y);
         self.pool.for_shares_with(workspaces, of_thread, &|workspace, thread, item| {
             let panels = cut.panels(n_panels, thread, item);
             for (index, Group { expert, slots }) in self.groups.iter().enumerate() {
@@ -374,7 +378,7 @@ impl Stage<'_> {
     /// Runs `job` on each slot of `u`, `[slots, n]`.
     fn for_slots(&self, u: &mut [f32], n: usize, job: impl Fn(usize, &mut [f32]) + Sync) {
         let slots = u.len() / n.max(1);
-        let u = Shards::new(u);
+        let u = DisjointMut::new(u);
         self.pool.for_each(slots, &|slot| {
             // SAFETY: one call of this job writes each slot.
             job(slot, unsafe { u.part(slot * n..(slot + 1) * n) });
@@ -395,7 +399,7 @@ impl Stage<'_> {
     /// Returns the minimum panels of an item that processes them for one expert after the other:
     /// each run of them begins with lines that are not prefetched, so that runs are long where rows
     /// are few and memory bandwidth is the bound.
-    fn least_run(&self, n_panels: usize) -> usize {
+    fn min_run(&self, n_panels: usize) -> usize {
         let are_few = self.groups.iter().all(|group| group.slots.len() <= gemv::MAX_ROWS);
         if are_few { n_panels.div_ceil(2 * self.pool.n_threads()) } else { 1 }
     }

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use kvant_backend::{Candidate, Routing, Scores};
+use kvant_backend::{Candidate, RouterScores, Routing};
 
 use super::Choice;
-use super::choose::{Chooser, most_of, sigmoid};
+use super::select::{ExpertSelector, max_logit, sigmoid};
 use crate::exp::exp;
 
 /// The rows of a step, grouped by their experts.
@@ -18,8 +18,8 @@ pub(super) struct Routes {
     /// The experts with at least one row, in ascending order.
     pub groups: Vec<Group>,
     /// Expert and router weight for each row, `[rows, n_used]`.
-    chosen: Vec<(u32, f32)>,
-    chooser: Chooser,
+    selected: Vec<(u32, f32)>,
+    chooser: ExpertSelector,
     /// The next free slot of each expert.
     next: Vec<usize>,
 }
@@ -35,17 +35,17 @@ impl Routes {
     /// Routes the rows among `n_experts` experts.
     pub fn choose(&mut self, choice: Choice<'_>, n_experts: usize) {
         let Choice { routing, logits, selection_bias, scales } = choice;
-        self.chosen.clear();
+        self.selected.clear();
         for row in logits.chunks_exact(n_experts) {
             let best = self.chooser.choose(row, selection_bias, routing);
-            weigh(row, best, routing, &mut self.chosen);
+            add_weights(row, best, routing, &mut self.selected);
         }
         if let Some(scales) = scales {
-            self.chosen.iter_mut().for_each(|(expert, weight)| *weight *= scales[*expert as usize]);
+            self.selected.iter_mut().for_each(|(expert, weight)| *weight *= scales[*expert as usize]);
         }
         self.next.clear();
         self.next.resize(n_experts, 0);
-        self.chosen.iter().for_each(|&(expert, _)| self.next[expert as usize] += 1);
+        self.selected.iter().for_each(|&(expert, _)| self.next[expert as usize] += 1);
         self.groups.clear();
         let mut end = 0;
         for (expert, next) in self.next.iter_mut().enumerate() {
@@ -57,7 +57,7 @@ impl Routes {
         }
         self.rows.resize(end, 0);
         self.weights.resize(end, 0.0);
-        for (i, &(expert, weight)) in self.chosen.iter().enumerate() {
+        for (i, &(expert, weight)) in self.selected.iter().enumerate() {
             let slot = self.next[expert as usize];
             self.next[expert as usize] += 1;
             (self.rows[slot], self.weights[slot]) = ((i / routing.n_used) as u32, weight);
@@ -66,7 +66,7 @@ impl Routes {
 
     /// Routes slice i of every one of `rows` rows of `n` slices to matrix i: a slot's row is the
     /// index of its slice.
-    pub fn choose_parts(&mut self, rows: usize, n: usize) {
+    pub fn route_slices(&mut self, rows: usize, n: usize) {
         let slots = |expert| expert * rows..(expert + 1) * rows;
         self.groups.clear();
         self.groups.extend((0..n).filter(|_| rows > 0).map(|expert| Group { expert, slots: slots(expert) }));
@@ -76,13 +76,13 @@ impl Routes {
 }
 
 /// Appends the experts of a row, `best` of its `logits`, with their weights.
-fn weigh(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &mut Vec<(u32, f32)>) {
+fn add_weights(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &mut Vec<(u32, f32)>) {
     match routing.scores {
-        Scores::Softmax => weigh_shares(logits, best, routing, chosen),
-        Scores::Sigmoid => {
+        RouterScores::Softmax => add_softmax_weights(logits, best, routing, chosen),
+        RouterScores::Sigmoid => {
             let score = |best: &Candidate| sigmoid(best.logit);
-            let total = match routing.normalises {
-                true => best.iter().map(score).sum::<f32>() + Scores::LEAST,
+            let total = match routing.normalizes {
+                true => best.iter().map(score).sum::<f32>() + RouterScores::LEAST,
                 false => 1.0,
             };
             chosen.extend(best.iter().map(|best| (best.id, routing.scale * (score(best) / total))));
@@ -92,10 +92,10 @@ fn weigh(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &mut Vec<
 
 /// Does the work of [`weigh`] for a softmax, which is NaN for all experts if a logit is NaN or
 /// infinite.
-fn weigh_shares(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &mut Vec<(u32, f32)>) {
-    let most = most_of(logits);
+fn add_softmax_weights(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &mut Vec<(u32, f32)>) {
+    let most = max_logit(logits);
     let share = |logit: f32| exp(logit - most);
-    let total: f32 = match routing.normalises {
+    let total: f32 = match routing.normalizes {
         true => best.iter().map(|best| share(best.logit)).sum(),
         false => logits.iter().map(|&logit| share(logit)).sum(),
     };
@@ -106,8 +106,13 @@ fn weigh_shares(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &m
 mod tests {
     use super::*;
 
-    const USUAL: Routing =
-        Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 2.0, expert_groups: None };
+    const USUAL: Routing = Routing {
+        n_used: 2,
+        scores: RouterScores::Softmax,
+        normalizes: true,
+        scale: 2.0,
+        expert_groups: None,
+    };
 
     fn choice(logits: &[f32], routing: Routing) -> Choice<'_> {
         Choice { routing, logits, selection_bias: None, scales: None }
@@ -115,7 +120,7 @@ mod tests {
 
     fn routes(logits: &[f32], n_experts: usize, n_used: usize, normalises: bool) -> Routes {
         let mut routes = Routes::default();
-        routes.choose(choice(logits, Routing { n_used, normalises, ..USUAL }), n_experts);
+        routes.choose(choice(logits, Routing { n_used, normalizes: normalises, ..USUAL }), n_experts);
         routes
     }
 
@@ -156,7 +161,7 @@ mod tests {
         let logits = [0.25, 0.5, 0.75, 0.125].map(|p: f32| (p / (1.0 - p)).ln());
         let mut routes = Routes::default();
         for (normalises, total) in [(false, 1.0), (true, 0.375)] {
-            let routing = Routing { normalises, scores: Scores::Sigmoid, ..USUAL };
+            let routing = Routing { normalizes: normalises, scores: RouterScores::Sigmoid, ..USUAL };
             let selection_bias = Some(&[0.5, -0.5, -0.5, 0.5][..]);
             routes.choose(Choice { selection_bias, ..choice(&logits, routing) }, 4);
             assert_eq!(groups(&routes), [(0, &[0][..]), (3, &[0])]);
@@ -165,7 +170,7 @@ mod tests {
             }
         }
         // A selection bias of zeros changes nothing.
-        let routing = Routing { scores: Scores::Sigmoid, ..USUAL };
+        let routing = Routing { scores: RouterScores::Sigmoid, ..USUAL };
         routes.choose(Choice { selection_bias: Some(&[0.0; 4]), ..choice(&logits, routing) }, 4);
         let weights = routes.weights.clone();
         routes.choose(choice(&logits, routing), 4);

@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use super::prefetch::prefetch;
 use super::unpack::{Scales, Stored, unpack};
 use super::{Chunk, PAIR, Register, Sums, place};
-use crate::matmul::panel::{BLOCK, Format, GROUPS, Line};
+use crate::matmul::panel::{BLOCK, GROUPS, Line, WeightFormat};
 use crate::matmul::quantize::Tile;
 use crate::matmul::simd::{Kernel, MAX_ACROSS, MAX_PARTS, Simd};
 
@@ -18,19 +18,19 @@ const MAX_SUBS: usize = 2;
 
 /// Returns the number of sub-blocks of a block.
 #[inline(always)]
-pub(in crate::matmul) fn subs<F: Format>() -> usize {
+pub(in crate::matmul) fn subs<F: WeightFormat>() -> usize {
     BLOCK / F::SPEC.sub_len
 }
 
 /// Returns the number of groups whose products are added before they are widened.
 #[inline(always)]
-fn short_groups<S: Simd, F: Format>() -> usize {
+fn short_groups<S: Simd, F: WeightFormat>() -> usize {
     S::groups_in_short_sum::<F>().min(GROUPS / subs::<F>())
 }
 
 /// Returns the index of a tile's activation sums for sub-block `sub` of a block.
 #[inline(always)]
-pub(super) fn which<F: Format>(sub: usize) -> usize {
+pub(super) fn which<F: WeightFormat>(sub: usize) -> usize {
     let n = GROUPS / subs::<F>();
     which_groups(sub * n, n)
 }
@@ -60,7 +60,7 @@ struct Unit<'a> {
     first: usize,
 }
 
-impl<F: Format, const T: usize> Kernel for Gemv<'_, F, T> {
+impl<F: WeightFormat, const T: usize> Kernel for Gemv<'_, F, T> {
     type Output = [Register; T];
 
     #[inline(always)]
@@ -91,7 +91,7 @@ impl<F: Format, const T: usize> Kernel for Gemv<'_, F, T> {
 
 /// Adds the products of a part of a unit.
 #[inline(always)]
-fn add_unit<S: Simd, F: Format, const T: usize>(
+fn add_unit<S: Simd, F: WeightFormat, const T: usize>(
     simd: S,
     unit: Unit<'_>,
     tile: Tile<'_, T>,
@@ -143,7 +143,7 @@ pub(in crate::matmul) struct Multiply<'a, F, const T: usize> {
     pub format: PhantomData<F>,
 }
 
-impl<F: Format, const T: usize> Kernel for Multiply<'_, F, T> {
+impl<F: WeightFormat, const T: usize> Kernel for Multiply<'_, F, T> {
     type Output = ();
 
     #[inline(always)]
@@ -156,7 +156,7 @@ impl<F: Format, const T: usize> Kernel for Multiply<'_, F, T> {
 
 /// Adds the products of registers `first ..` of each group, as many as are held at once.
 #[inline(always)]
-fn multiply<S: Simd, F: Format, const T: usize>(
+fn multiply<S: Simd, F: WeightFormat, const T: usize>(
     simd: S,
     chunk: &Chunk,
     tile: Tile<'_, T>,

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use super::codes::subs;
 use super::{CHUNK_BLOCKS, CHUNK_COLS, Chunk, FloatChunk, PAIR, Sums};
 use crate::matmul::bf16::{Block, bf16_bits};
-use crate::matmul::panel::{BLOCK, Format, GROUPS, Line};
+use crate::matmul::panel::{BLOCK, GROUPS, Line, WeightFormat};
 use crate::matmul::simd::{Kernel, Simd};
 use crate::matrix_unit::{ROWS, Tiles};
 
@@ -39,7 +39,7 @@ pub(in crate::matmul) struct CodesToHalves<'a, F> {
     pub format: PhantomData<F>,
 }
 
-impl<F: Format> Kernel for CodesToHalves<'_, F> {
+impl<F: WeightFormat> Kernel for CodesToHalves<'_, F> {
     type Output = ();
 
     #[inline(always)]
@@ -97,7 +97,7 @@ impl Kernel for FloatsToHalves<'_> {
 ///
 /// Multiplies two tiles of activations with two panels: four loads for four products, and sums stay
 /// in the unit over the chunk.
-pub(in crate::matmul) fn multiply_halves<'a, T: Tiles>(
+pub(in crate::matmul) fn multiply_bf16<'a, T: Tiles>(
     unit: &mut T,
     chunk: &[HalvesPanels],
     mut tiles: impl Iterator<Item = (&'a mut Sums<ROWS>, &'a [Block])>,

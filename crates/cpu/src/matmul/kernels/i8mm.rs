@@ -15,9 +15,9 @@ use std::marker::PhantomData;
 
 use super::codes::{subs, which};
 use super::{BlockCodes, CHUNK_BLOCKS, Chunk, PAIR, Register, Sums};
-use crate::matmul::panel::{Format, GROUPS, Line};
+use crate::matmul::panel::{GROUPS, Line, WeightFormat};
 use crate::matmul::quantize::Tile;
-use crate::vec128::{Quad, Squares, Task};
+use crate::vec128::{MatrixProducts, Quad, Task};
 
 /// Rows of a tile of activations: with four pairs of rows of weights, as many sums as 32 registers
 /// hold beside the operands.
@@ -33,12 +33,12 @@ const STEPS: usize = GROUPS / 2;
 
 /// Arranges the two groups of each step (a word of each row in either) for the instruction: both
 /// words row by row, eight rows in the first line and eight in the second.
-pub(in crate::matmul) struct ArrangeSquares<'a, Q> {
+pub(in crate::matmul) struct ArrangeI8mm<'a, Q> {
     pub quad: Q,
     pub codes: &'a mut [BlockCodes],
 }
 
-impl<Q: Squares> Task for ArrangeSquares<'_, Q> {
+impl<Q: MatrixProducts> Task for ArrangeI8mm<'_, Q> {
     type Output = ();
 
     #[inline(always)]
@@ -54,7 +54,7 @@ impl<Q: Squares> Task for ArrangeSquares<'_, Q> {
 
 /// Arranges two words of each row, contiguous within a line, for the instruction.
 #[inline(always)]
-pub(super) fn to_squares<Q: Squares>(q: Q, [first, second]: [&Line; 2]) -> [Line; 2] {
+pub(super) fn to_squares<Q: MatrixProducts>(q: Q, [first, second]: [&Line; 2]) -> [Line; 2] {
     let mut squares = [[0; 16]; 2 * W_PAIRS];
     for i in 0..W_PAIRS {
         let [low, high] =
@@ -65,9 +65,9 @@ pub(super) fn to_squares<Q: Squares>(q: Q, [first, second]: [&Line; 2]) -> [Line
     bytemuck::cast(squares)
 }
 
-/// Adds the products of a chunk, centred and [arranged](ArrangeSquares), with a tile of as many
+/// Adds the products of a chunk, centred and [arranged](ArrangeI8mm), with a tile of as many
 /// blocks to `sums`.
-pub(in crate::matmul) struct MultiplySquares<'a, Q, F> {
+pub(in crate::matmul) struct MultiplyI8mm<'a, Q, F> {
     pub quad: Q,
     pub chunk: &'a Chunk,
     pub tile: Tile<'a, SQUARES_TILE>,
@@ -80,7 +80,7 @@ type TileSquares<Q> = [[[<Q as Quad>::Ints; X_PAIRS]; STEPS]; CHUNK_BLOCKS];
 /// Sums of a tile with eight rows of weights, `[pair of rows][pair of rows of weights]`.
 pub(super) type Totals<Q> = [[<Q as Quad>::Floats; W_PAIRS]; X_PAIRS];
 
-impl<Q: Squares, F: Format> Task for MultiplySquares<'_, Q, F> {
+impl<Q: MatrixProducts, F: WeightFormat> Task for MultiplyI8mm<'_, Q, F> {
     type Output = ();
 
     #[inline(always)]
@@ -96,7 +96,7 @@ impl<Q: Squares, F: Format> Task for MultiplySquares<'_, Q, F> {
     }
 }
 
-impl<Q: Squares, F: Format> MultiplySquares<'_, Q, F> {
+impl<Q: MatrixProducts, F: WeightFormat> MultiplyI8mm<'_, Q, F> {
     #[inline(always)]
     fn tile_squares(&self) -> TileSquares<Q> {
         let q = self.quad;
@@ -155,7 +155,7 @@ impl<Q: Squares, F: Format> MultiplySquares<'_, Q, F> {
 
 /// Loads the sums of a panel that its part `part` adds to.
 #[inline(always)]
-pub(super) fn fetch<Q: Squares>(q: Q, sums: &[Register; SQUARES_TILE], part: usize) -> Totals<Q> {
+pub(super) fn fetch<Q: MatrixProducts>(q: Q, sums: &[Register; SQUARES_TILE], part: usize) -> Totals<Q> {
     let mut totals = [[q.splat(0.0); W_PAIRS]; X_PAIRS];
     for (rows, totals) in sums.as_chunks::<2>().0.iter().zip(&mut totals) {
         for two in 0..W_PAIRS / 2 {
@@ -168,7 +168,12 @@ pub(super) fn fetch<Q: Squares>(q: Q, sums: &[Register; SQUARES_TILE], part: usi
 
 /// Stores these sums.
 #[inline(always)]
-pub(super) fn put<Q: Squares>(q: Q, sums: &mut [Register; SQUARES_TILE], part: usize, totals: Totals<Q>) {
+pub(super) fn put<Q: MatrixProducts>(
+    q: Q,
+    sums: &mut [Register; SQUARES_TILE],
+    part: usize,
+    totals: Totals<Q>,
+) {
     for ([first, second], totals) in sums.as_chunks_mut().0.iter_mut().zip(totals) {
         for two in 0..W_PAIRS / 2 {
             let [a, b] = halves(q, totals[2 * two], totals[2 * two + 1]);
@@ -178,15 +183,15 @@ pub(super) fn put<Q: Squares>(q: Q, sums: &mut [Register; SQUARES_TILE], part: u
     }
 }
 
-/// Returns the halves as [`Squares::halves`] does.
+/// Returns the halves as [`MatrixProducts::halves`] does.
 #[inline(always)]
-fn halves<Q: Squares>(q: Q, a: Q::Floats, b: Q::Floats) -> [Q::Floats; 2] {
+fn halves<Q: MatrixProducts>(q: Q, a: Q::Floats, b: Q::Floats) -> [Q::Floats; 2] {
     q.halves(q.bits(a), q.bits(b)).map(|x| q.of_bits(x))
 }
 
 /// Returns the values of part `part` of a panel's rows in the 2x2 layout: those of two rows, twice.
 #[inline(always)]
-fn of_part<Q: Squares>(q: Q, values: &Register, part: usize) -> [Q::Floats; W_PAIRS] {
+fn of_part<Q: MatrixProducts>(q: Q, values: &Register, part: usize) -> [Q::Floats; W_PAIRS] {
     let mut out = [q.splat(0.0); W_PAIRS];
     for two in 0..W_PAIRS / 2 {
         let four = q.load(&values.0.as_chunks().0[2 * part + two]);
@@ -198,7 +203,7 @@ fn of_part<Q: Squares>(q: Q, values: &Register, part: usize) -> [Q::Floats; W_PA
 /// Returns the values of a tile's rows in the 2x2 layout: that of a row twice, then that of the
 /// next.
 #[inline(always)]
-fn in_pairs<Q: Squares>(q: Q, values: &[f32; SQUARES_TILE]) -> [Q::Floats; X_PAIRS] {
+fn in_pairs<Q: MatrixProducts>(q: Q, values: &[f32; SQUARES_TILE]) -> [Q::Floats; X_PAIRS] {
     let [low, high] =
         [values.first_chunk(), values.last_chunk()].map(|four| q.bits(q.load(four.expect("six"))));
     let ([a, b], [_, c]) = (q.interleave(low, low), q.interleave(high, high));

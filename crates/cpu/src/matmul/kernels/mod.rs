@@ -1,13 +1,13 @@
 //! Products of panels, written once over [`Simd`](super::simd::Simd).
 
+#[cfg(target_arch = "aarch64")]
+mod bfmmla;
 mod codes;
 mod floats;
 mod halves;
 #[cfg(target_arch = "aarch64")]
 mod i8mm;
 mod prefetch;
-#[cfg(target_arch = "aarch64")]
-mod square_halves;
 mod tiles;
 mod unpack;
 
@@ -18,15 +18,15 @@ use super::gate;
 use super::panel::{GROUPS, Line, PANEL};
 use super::simd::{Kernel, Simd};
 
+#[cfg(target_arch = "aarch64")]
+pub(super) use bfmmla::{ArrangeBf16, MultiplyBfmmla};
 pub(super) use codes::{Gemv, Multiply, subs};
 pub(super) use floats::{GemvFloats, MultiplyFloats, UnpackFloats};
 pub(super) use halves::{
-    CodesToHalves, FloatsToHalves, HALVES_BLOCKS, HalvesChunk, HalvesPanels, multiply_halves,
+    CodesToHalves, FloatsToHalves, HALVES_BLOCKS, HalvesChunk, HalvesPanels, multiply_bf16,
 };
 #[cfg(target_arch = "aarch64")]
-pub(super) use i8mm::{ArrangeSquares, MultiplySquares, SQUARES_TILE};
-#[cfg(target_arch = "aarch64")]
-pub(super) use square_halves::{ArrangeHalves, MultiplySquareHalves};
+pub(super) use i8mm::{ArrangeI8mm, MultiplyI8mm, SQUARES_TILE};
 pub(super) use tiles::MultiplyTiles;
 pub(super) use unpack::Unpack;
 

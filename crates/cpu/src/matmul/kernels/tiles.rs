@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use super::codes::{subs, which};
 use super::{CHUNK_BLOCKS, Chunk, PAIR, Sums};
-use crate::matmul::panel::{Format, GROUPS, Line};
+use crate::matmul::panel::{GROUPS, Line, WeightFormat};
 use crate::matmul::quantize::{Codes, Tile};
 use crate::matmul::simd::{Kernel, MAX_PARTS, Simd};
 use crate::matrix_unit::{Products, ROWS, SLOTS, Tiles};
@@ -39,7 +39,7 @@ pub(in crate::matmul) struct MultiplyTiles<'a, F, U> {
 /// The sums of a panel with a tile.
 type Totals<S> = [[<S as Simd>::Floats; ROWS]; MAX_PARTS];
 
-impl<F: Format, U: Tiles> Kernel for MultiplyTiles<'_, F, U> {
+impl<F: WeightFormat, U: Tiles> Kernel for MultiplyTiles<'_, F, U> {
     type Output = ();
 
     #[inline(always)]
@@ -53,7 +53,7 @@ impl<F: Format, U: Tiles> Kernel for MultiplyTiles<'_, F, U> {
     }
 }
 
-impl<F: Format, U: Tiles> MultiplyTiles<'_, F, U> {
+impl<F: WeightFormat, U: Tiles> MultiplyTiles<'_, F, U> {
     /// Runs all steps. `WHOLE` for a whole chunk: then the number of steps is a constant, and
     /// bounds checks vanish.
     #[inline(always)]
@@ -197,7 +197,12 @@ struct Factors<'a, S: Simd> {
 
 impl<'a, S: Simd> Factors<'a, S> {
     #[inline(always)]
-    fn new<F: Format, U: Tiles>(simd: S, of: &MultiplyTiles<'a, F, U>, panel: usize, step: usize) -> Self {
+    fn new<F: WeightFormat, U: Tiles>(
+        simd: S,
+        of: &MultiplyTiles<'a, F, U>,
+        panel: usize,
+        step: usize,
+    ) -> Self {
         let (block, sub) = (step / subs::<F>(), step % subs::<F>());
         let (chunk, tile) = (of.chunk, of.tile);
         let [mut scale, mut lifted, mut min] = [[simd.splat(0.0); MAX_PARTS]; 3];
@@ -219,7 +224,7 @@ impl<'a, S: Simd> Factors<'a, S> {
 
     /// Adds the scaled sums of some rows, and the contribution of the minimum.
     #[inline(always)]
-    fn add<F: Format>(&self, simd: S, sums: &Products, rows: Range<usize>, totals: &mut Totals<S>) {
+    fn add<F: WeightFormat>(&self, simd: S, sums: &Products, rows: Range<usize>, totals: &mut Totals<S>) {
         for part in 0..S::PARTS {
             for t in rows.clone() {
                 let sum = simd.load(&sums[t].0, part);

@@ -9,12 +9,12 @@ use kvant_codec::fp4::ByteFloat;
 
 use super::Chunk;
 use super::prefetch::prefetch;
-use crate::matmul::panel::{BLOCK, Format, GROUPS, Line};
+use crate::matmul::panel::{BLOCK, GROUPS, Line, WeightFormat};
 use crate::matmul::simd::{Kernel, Simd};
 
 /// Returns the factors of 32 columns, one register per group: codes, or their values in a table.
 #[inline(always)]
-pub(super) fn unpack<S: Simd, F: Format>(simd: S, lines: &[Line], part: usize) -> [S::Ints; GROUPS] {
+pub(super) fn unpack<S: Simd, F: WeightFormat>(simd: S, lines: &[Line], part: usize) -> [S::Ints; GROUPS] {
     let mut groups = codes::<S, F>(simd, &lines[..F::LAYOUT.block], part);
     if let Some(table) = F::TABLE {
         for g in 0..GROUPS {
@@ -26,7 +26,7 @@ pub(super) fn unpack<S: Simd, F: Format>(simd: S, lines: &[Line], part: usize) -
 
 /// Returns the codes of 32 columns, one register per group.
 #[inline(always)]
-fn codes<S: Simd, F: Format>(simd: S, lines: &[Line], part: usize) -> [S::Ints; GROUPS] {
+fn codes<S: Simd, F: WeightFormat>(simd: S, lines: &[Line], part: usize) -> [S::Ints; GROUPS] {
     match F::SPEC.bits {
         2 => fields(simd, lines, part, 2),
         3 => {
@@ -82,14 +82,14 @@ impl Stored {
 
     /// Reads the header of a unit, if its scales share bytes.
     #[inline(always)]
-    pub(super) fn read<S: Simd, F: Format>(&mut self, simd: S, header: &[Line]) {
+    pub(super) fn read<S: Simd, F: WeightFormat>(&mut self, simd: S, header: &[Line]) {
         for part in 0..S::PARTS {
             self.read_part::<S, F>(simd, &header[..F::LAYOUT.header], part);
         }
     }
 
     #[inline(always)]
-    fn read_part<S: Simd, F: Format>(&mut self, simd: S, header: &[Line], part: usize) {
+    fn read_part<S: Simd, F: WeightFormat>(&mut self, simd: S, header: &[Line], part: usize) {
         let Self { scales, mins } = self;
         match F::DTYPE.layout() {
             DType::Q2K => {
@@ -131,7 +131,7 @@ pub(super) struct Scales<'a, S: Simd> {
 
 impl<'a, S: Simd> Scales<'a, S> {
     #[inline(always)]
-    pub(super) fn new<F: Format>(simd: S, header: &'a [Line], stored: &'a Stored, part: usize) -> Self {
+    pub(super) fn new<F: WeightFormat>(simd: S, header: &'a [Line], stored: &'a Stored, part: usize) -> Self {
         let header = &header[..F::LAYOUT.header];
         // The f16 units of a super-block; other formats do not read them.
         let units = &header[F::LAYOUT.header - 1].0;
@@ -142,7 +142,7 @@ impl<'a, S: Simd> Scales<'a, S> {
 
     /// Returns the scale of sub-block `s`.
     #[inline(always)]
-    pub(super) fn scale<F: Format>(&self, simd: S, s: usize) -> S::Floats {
+    pub(super) fn scale<F: WeightFormat>(&self, simd: S, s: usize) -> S::Floats {
         let factor = simd.splat(F::SCALE_FACTOR);
         if F::SPEC.book.is_some() {
             return simd.mul(simd.load_f16(&self.header[s / 2].0, s % 2, self.part), factor);
@@ -167,7 +167,7 @@ impl<'a, S: Simd> Scales<'a, S> {
 
     /// Returns the contribution of the minimum of sub-block `s`, for formats with a minimum.
     #[inline(always)]
-    pub(super) fn min<F: Format>(&self, simd: S, s: usize) -> S::Floats {
+    pub(super) fn min<F: WeightFormat>(&self, simd: S, s: usize) -> S::Floats {
         if F::SPEC.len == BLOCK {
             return simd.load_f16(&self.header[1].0, s % 2, self.part);
         }
@@ -186,7 +186,7 @@ pub(in crate::matmul) struct Unpack<'a, F> {
     pub format: PhantomData<F>,
 }
 
-impl<F: Format> Kernel for Unpack<'_, F> {
+impl<F: WeightFormat> Kernel for Unpack<'_, F> {
     type Output = ();
 
     #[inline(always)]

@@ -66,15 +66,15 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use kvant_backend::BackendError;
 use kvant_codec::codebook::SIGMA_128;
-use kvant_codec::fields::{Fields, Spec};
+use kvant_codec::fields::{FieldSpec, Fields};
 use kvant_codec::fp4::ByteFloat;
-use kvant_codec::{ByteBook, DType, Table};
+use kvant_codec::{ByteBook, DType, LevelTable};
 
 pub(crate) use lines::Line;
 use lines::Lines;
 
 use super::partition::Partition;
-use crate::disjoint::Shards;
+use crate::disjoint::DisjointMut;
 use crate::pool::Pool;
 
 /// Weight rows of a panel.
@@ -87,9 +87,9 @@ pub(crate) const GROUPS: usize = 8;
 pub(crate) const QUAD: usize = 4;
 
 /// A coded weight format, as a type, so that kernels are compiled for each.
-pub(crate) trait Format {
+pub(crate) trait WeightFormat {
     const DTYPE: DType;
-    const SPEC: Spec = Spec::of(Self::DTYPE).expect("a coded weight format");
+    const SPEC: FieldSpec = FieldSpec::of(Self::DTYPE).expect("a coded weight format");
     const LAYOUT: Layout = Layout::of(Self::SPEC);
     /// Lookup table of the factors, for codes that are indices.
     const TABLE: Option<Factors> = Factors::of(Self::SPEC);
@@ -129,7 +129,7 @@ pub(crate) struct Factors {
 }
 
 impl Factors {
-    const fn of(spec: Spec) -> Option<Self> {
+    const fn of(spec: FieldSpec) -> Option<Self> {
         match (spec.book, spec.table) {
             (Some(book), _) => {
                 let book = ByteBook::of(&book);
@@ -148,7 +148,7 @@ impl Factors {
     }
 
     /// Uses as few bits as hold the levels: products of fewer bits are cheaper.
-    const fn of_table(table: Table, unit: f32) -> Self {
+    const fn of_table(table: LevelTable, unit: f32) -> Self {
         let bits = (u8::BITS - table.largest().leading_zeros() + 1) as usize;
         let (mut bytes, mut i) = ([0; 16], 0);
         while i < 16 {
@@ -162,7 +162,7 @@ impl Factors {
 macro_rules! formats {
     ($($name:ident),*) => {$(
         pub(crate) struct $name;
-        impl Format for $name {
+        impl WeightFormat for $name {
             const DTYPE: DType = DType::$name;
         }
     )*};
@@ -315,7 +315,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    pub const fn of(spec: Spec) -> Self {
+    pub const fn of(spec: FieldSpec) -> Self {
         let (unit, header) = match (spec.len, spec.bits) {
             // Byte scales fill a line.
             _ if spec.float.is_some() => (4 * spec.sub_len, 1),
@@ -340,7 +340,7 @@ impl Layout {
 
 /// Returns whether weights of this type are rotated, and require rotated activations.
 pub(crate) fn is_rotated(dtype: DType) -> bool {
-    Spec::book_of(dtype).is_some()
+    FieldSpec::book_of(dtype).is_some()
 }
 
 /// Returns whether weights of this type may be multiplied in bf16, coded ones if `of_codes`. f32
@@ -398,7 +398,7 @@ impl Panels {
         let n_lines = n_lines.ok_or(BackendError::OutOfMemory { bytes: usize::MAX, what: "weights" })?;
         let mut lines = Lines::zeroed(n_lines)?;
         let row_bytes = matrices.first().map_or(0, |rows| rows.len() / n_out.max(1));
-        let panels = Shards::new(lines.as_mut_slice());
+        let panels = DisjointMut::new(lines.as_mut_slice());
         let cut = Partition { n_threads: pool.n_threads(), per_item: 1 };
         pool.for_shares(|thread| cut.n_items_of(n, n_panels, thread), &|thread, item| {
             let (matrix, at) = cut.panels_of(n_panels, thread, item);
@@ -438,7 +438,7 @@ impl Panels {
             DType::F16 => (0..).zip(out).for_each(|(col, v)| *v = f16::from_bits(half(col)).to_f32()),
             DType::BF16 => (0..).zip(out).for_each(|(col, v)| *v = bf16::from_bits(half(col)).to_f32()),
             dtype => {
-                let spec = Spec::of(dtype).expect("panels are coded or float");
+                let spec = FieldSpec::of(dtype).expect("panels are coded or float");
                 for (index, out) in out.chunks_exact_mut(spec.len).enumerate() {
                     get_fields(dtype, spec, panel, row, index, self.n_in).decode(dtype, out);
                 }
@@ -449,7 +449,7 @@ impl Panels {
 
 /// Returns the lines of a panel of rows of `n_in` weights.
 fn panel_lines(dtype: DType, n_in: usize) -> usize {
-    match Spec::of(dtype) {
+    match FieldSpec::of(dtype) {
         Some(spec) => Layout::of(spec).panel_lines(n_in),
         None => (n_in * dtype.block_bytes() * PANEL).div_ceil(64),
     }
@@ -470,7 +470,7 @@ pub(crate) fn split<const P: usize>(panels: &[Line]) -> [&[Line]; P] {
 /// Fills a zeroed panel from at most 16 rows.
 fn put_panel(dtype: DType, n_in: usize, rows: &[u8], row_bytes: usize, panel: &mut [Line]) {
     let row = |r: usize| rows.get(r * row_bytes..(r + 1) * row_bytes);
-    match Spec::of(dtype) {
+    match FieldSpec::of(dtype) {
         Some(spec) => put_coded(dtype, spec, row, n_in, panel),
         None if dtype == DType::F32 => put_floats::<4>(row, panel),
         None => put_floats::<2>(row, panel),
@@ -479,7 +479,7 @@ fn put_panel(dtype: DType, n_in: usize, rows: &[u8], row_bytes: usize, panel: &m
 
 /// Returns the lines of the unit that holds block `index` of a row, and the block's index within
 /// it.
-fn unit_of(layout: Layout, spec: Spec, index: usize, n_in: usize) -> (Range<usize>, usize) {
+fn unit_of(layout: Layout, spec: FieldSpec, index: usize, n_in: usize) -> (Range<usize>, usize) {
     let per_unit = layout.unit / spec.len;
     let (unit, slot) = (index / per_unit, index % per_unit);
     let cols = layout.unit.min(n_in - unit * layout.unit);
@@ -490,7 +490,7 @@ fn unit_of(layout: Layout, spec: Spec, index: usize, n_in: usize) -> (Range<usiz
 /// Fills a zeroed panel from the rows that exist.
 fn put_coded<'a>(
     dtype: DType,
-    spec: Spec,
+    spec: FieldSpec,
     row: impl Fn(usize) -> Option<&'a [u8]>,
     n_in: usize,
     panel: &mut [Line],
@@ -500,7 +500,7 @@ fn put_coded<'a>(
     for index in 0..n_in / spec.len {
         for (r, fields) in fields.iter_mut().enumerate() {
             if let Some(row) = row(r) {
-                fields.read_again(dtype, &row[index * dtype.block_bytes()..][..dtype.block_bytes()]);
+                fields.reload(dtype, &row[index * dtype.block_bytes()..][..dtype.block_bytes()]);
             }
         }
         let (unit, slot) = unit_of(layout, spec, index, n_in);
@@ -517,7 +517,14 @@ fn put_coded<'a>(
 }
 
 /// Returns the fields of block `index` of row `row`.
-fn get_fields(dtype: DType, spec: Spec, panel: &[Line], row: usize, index: usize, n_in: usize) -> Fields {
+fn get_fields(
+    dtype: DType,
+    spec: FieldSpec,
+    panel: &[Line],
+    row: usize,
+    index: usize,
+    n_in: usize,
+) -> Fields {
     let layout = Layout::of(spec);
     let (unit, slot) = unit_of(layout, spec, index, n_in);
     let (header, codes) = panel[unit].split_at(layout.header);
@@ -563,7 +570,7 @@ mod tests {
                     let bytes: Vec<u8> = (0..n_out * row_bytes).map(|_| random.bits() as u8).collect();
                     let panels = Panels::new(&pool, dtype, n_out, n_in, &bytes).unwrap();
                     for (r, row) in bytes.chunks_exact(row_bytes).enumerate() {
-                        if let Some(spec) = Spec::of(dtype) {
+                        if let Some(spec) = FieldSpec::of(dtype) {
                             for (b, block) in row.chunks_exact(dtype.block_bytes()).enumerate() {
                                 let panel = panels.panel(r / PANEL);
                                 let got = get_fields(dtype, spec, panel, r % PANEL, b, n_in);

@@ -27,7 +27,7 @@ use bytemuck::{Pod, Zeroable};
 use kvant_codec::Rotation;
 
 use crate::Isa;
-use crate::disjoint::Shards;
+use crate::disjoint::DisjointMut;
 use crate::norm::inverse_rms;
 use crate::pool::Pool;
 
@@ -105,7 +105,7 @@ pub(super) struct Source<'a> {
     /// `[rows, n_in]`, `n_in` a multiple of 32.
     pub x: &'a [f32],
     /// Indices of the rows that fill the tiles, in order; `None` for all.
-    pub picks: Option<&'a [u32]>,
+    pub row_indices: Option<&'a [u32]>,
     pub n_in: usize,
     /// Weight `[n_in]` and eps.
     pub norm: Option<(&'a [f32], f32)>,
@@ -125,7 +125,7 @@ impl<'a> Source<'a> {
 
     #[inline(always)]
     fn row_of(&self, t: usize) -> Option<&'a [f32]> {
-        let row = match self.picks {
+        let row = match self.row_indices {
             Some(picks) => *picks.get(t)? as usize,
             None => t,
         };
@@ -134,13 +134,13 @@ impl<'a> Source<'a> {
 
     /// Returns the number of rows that fill the tiles.
     fn rows(&self) -> usize {
-        self.picks.map_or(self.x.len() / self.n_in, <[u32]>::len)
+        self.row_indices.map_or(self.x.len() / self.n_in, <[u32]>::len)
     }
 
     /// Returns some of the rows.
     fn part(&self, rows: Range<usize>) -> Self {
-        match self.picks {
-            Some(picks) => Self { picks: Some(&picks[rows]), ..*self },
+        match self.row_indices {
+            Some(picks) => Self { row_indices: Some(&picks[rows]), ..*self },
             None => Self { x: &self.x[rows.start * self.n_in..rows.end * self.n_in], ..*self },
         }
     }
@@ -285,10 +285,10 @@ impl Quantised {
         grow(&mut self.weighted, len * SUMS);
         Planes {
             n_blocks: self.n_blocks,
-            codes: Shards::new(&mut self.codes),
-            scales: Shards::new(&mut self.scales),
-            neg_sums: Shards::new(&mut self.neg_sums),
-            weighted: Shards::new(&mut self.weighted),
+            codes: DisjointMut::new(&mut self.codes),
+            scales: DisjointMut::new(&mut self.scales),
+            neg_sums: DisjointMut::new(&mut self.neg_sums),
+            weighted: DisjointMut::new(&mut self.weighted),
         }
     }
 
@@ -331,10 +331,10 @@ impl GroupTiles {
 /// The buffers of a [`Quantised`] that several threads write.
 struct Planes<'a> {
     n_blocks: usize,
-    codes: Shards<'a, Codes>,
-    scales: Shards<'a, f32>,
-    neg_sums: Shards<'a, i32>,
-    weighted: Shards<'a, f32>,
+    codes: DisjointMut<'a, Codes>,
+    scales: DisjointMut<'a, f32>,
+    neg_sums: DisjointMut<'a, i32>,
+    weighted: DisjointMut<'a, f32>,
 }
 
 impl Planes<'_> {
@@ -449,7 +449,7 @@ mod tests {
         let norms = [None, Some((&gain[..], 1e-5))];
         for (norm, rotates) in norms.into_iter().flat_map(|norm| [(norm, false), (norm, true)]) {
             for tile_rows in [1, 2, 4, 6, 8] {
-                let source = Source { x: &x, picks: None, n_in: 96, norm, rotates };
+                let source = Source { x: &x, row_indices: None, n_in: 96, norm, rotates };
                 let fill = |isa| {
                     let mut quantised = Quantised::default();
                     quantised.fill(isa, &pool, source, tile_rows);
@@ -462,7 +462,7 @@ mod tests {
             }
         }
         let mut quantised = Quantised::default();
-        let source = Source { x: &x, picks: None, n_in: 96, norm: None, rotates: false };
+        let source = Source { x: &x, row_indices: None, n_in: 96, norm: None, rotates: false };
         quantised.fill(Isa::Scalar, &pool, source, 1);
         let steps = |row| quantised.tiles(0, 1).tile::<1>(row).scales;
         assert_eq!(steps(0)[..2], [[0.0], [0.0]]);

@@ -24,7 +24,7 @@ use std::arch::x86_64::*;
 
 use super::{Kernel, Simd};
 use crate::isa::{Avx2, AvxVnni, avx_vnni, avx2};
-use crate::matmul::panel::{BLOCK, Format, GROUPS, PANEL};
+use crate::matmul::panel::{BLOCK, GROUPS, PANEL, WeightFormat};
 
 /// Wraps an intrinsic: the token proves its instructions.
 macro_rules! intrinsic {
@@ -40,11 +40,11 @@ macro_rules! intrinsic {
 /// [`Simd`].
 pub(crate) trait Ymm: Copy + Send + Sync {
     fn run_kernel<K: Kernel>(self, kernel: K) -> K::Output;
-    fn across<F: Format>() -> usize;
-    fn groups<F: Format>() -> usize;
-    fn first<F: Format>(self, neg_sum: i32) -> __m256i;
-    fn begin<F: Format>(self, sum: __m256i, neg_sum: i32) -> __m256i;
-    fn add_products<F: Format>(self, short: __m256i, w: __m256i, x: __m256i) -> __m256i;
+    fn across<F: WeightFormat>() -> usize;
+    fn groups<F: WeightFormat>() -> usize;
+    fn first<F: WeightFormat>(self, neg_sum: i32) -> __m256i;
+    fn begin<F: WeightFormat>(self, sum: __m256i, neg_sum: i32) -> __m256i;
+    fn add_products<F: WeightFormat>(self, short: __m256i, w: __m256i, x: __m256i) -> __m256i;
     fn end(self, sum: __m256i, short: __m256i) -> __m256i;
 }
 
@@ -53,7 +53,7 @@ const HALF: usize = GROUPS / 2;
 
 /// Returns the number of groups whose products fit in 16 bits after subtracting those with the code
 /// of zero.
-const fn most_groups<F: Format>() -> usize {
+const fn most_groups<F: WeightFormat>() -> usize {
     let zero = F::FACTOR_ZERO as usize;
     let above = (1 << F::FACTOR_BITS) - 1 - zero;
     i16::MAX as usize / (2 * 127 * if zero > above { zero } else { above })
@@ -61,7 +61,7 @@ const fn most_groups<F: Format>() -> usize {
 
 /// Returns whether short sums subtract the excess of the code of zero: activations are summed for
 /// half a block and for a whole one.
-const fn has_zero_in_short_sums<F: Format>() -> bool {
+const fn has_zero_in_short_sums<F: WeightFormat>() -> bool {
     most_groups::<F>() >= HALF
 }
 
@@ -80,14 +80,14 @@ impl Ymm for Avx2 {
     /// Two if registers hold their short sums and little else: not with a minimum for each half of
     /// a block.
     #[inline(always)]
-    fn across<F: Format>() -> usize {
+    fn across<F: WeightFormat>() -> usize {
         let has_two_minima = F::SPEC.has_min && F::SPEC.sub_len < BLOCK;
         if most_groups::<F>() >= GROUPS && !has_two_minima { 2 } else { 1 }
     }
 
     /// Follows the table above.
     #[inline(always)]
-    fn groups<F: Format>() -> usize {
+    fn groups<F: WeightFormat>() -> usize {
         match most_groups::<F>() {
             GROUPS.. => GROUPS,
             HALF.. => HALF,
@@ -96,7 +96,7 @@ impl Ymm for Avx2 {
     }
 
     #[inline(always)]
-    fn first<F: Format>(self, neg_sum: i32) -> __m256i {
+    fn first<F: WeightFormat>(self, neg_sum: i32) -> __m256i {
         intrinsic!({
             if F::FACTOR_BITS == 8 || has_zero_in_short_sums::<F>() {
                 return _mm256_setzero_si256();
@@ -106,7 +106,7 @@ impl Ymm for Avx2 {
     }
 
     #[inline(always)]
-    fn begin<F: Format>(self, _: __m256i, neg_sum: i32) -> __m256i {
+    fn begin<F: WeightFormat>(self, _: __m256i, neg_sum: i32) -> __m256i {
         intrinsic!({
             if F::FACTOR_ZERO == 0 || !has_zero_in_short_sums::<F>() {
                 return _mm256_setzero_si256();
@@ -118,7 +118,7 @@ impl Ymm for Avx2 {
     }
 
     #[inline(always)]
-    fn add_products<F: Format>(self, short: __m256i, w: __m256i, x: __m256i) -> __m256i {
+    fn add_products<F: WeightFormat>(self, short: __m256i, w: __m256i, x: __m256i) -> __m256i {
         intrinsic!({
             let products = if F::FACTOR_BITS == 8 {
                 // The stored code is the signed one plus 128: its top bit flipped.
@@ -151,27 +151,27 @@ impl Ymm for AvxVnni {
     }
 
     #[inline(always)]
-    fn across<F: Format>() -> usize {
+    fn across<F: WeightFormat>() -> usize {
         2
     }
 
     #[inline(always)]
-    fn groups<F: Format>() -> usize {
+    fn groups<F: WeightFormat>() -> usize {
         usize::MAX
     }
 
     #[inline(always)]
-    fn first<F: Format>(self, neg_sum: i32) -> __m256i {
+    fn first<F: WeightFormat>(self, neg_sum: i32) -> __m256i {
         intrinsic!(_mm256_set1_epi32(neg_sum * i32::from(F::FACTOR_ZERO)))
     }
 
     #[inline(always)]
-    fn begin<F: Format>(self, sum: __m256i, _: i32) -> __m256i {
+    fn begin<F: WeightFormat>(self, sum: __m256i, _: i32) -> __m256i {
         sum
     }
 
     #[inline(always)]
-    fn add_products<F: Format>(self, short: __m256i, w: __m256i, x: __m256i) -> __m256i {
+    fn add_products<F: WeightFormat>(self, short: __m256i, w: __m256i, x: __m256i) -> __m256i {
         // SAFETY: the token proves AVX-VNNI.
         unsafe { _mm256_dpbusd_avx_epi32(short, w, x) }
     }
@@ -326,27 +326,27 @@ impl<Y: Ymm> Simd for Y {
     }
 
     #[inline(always)]
-    fn across<F: Format>() -> usize {
+    fn across<F: WeightFormat>() -> usize {
         Y::across::<F>()
     }
 
     #[inline(always)]
-    fn groups_in_short_sum<F: Format>() -> usize {
+    fn groups_in_short_sum<F: WeightFormat>() -> usize {
         Y::groups::<F>()
     }
 
     #[inline(always)]
-    fn start<F: Format>(self, neg_sum: i32) -> __m256i {
+    fn start<F: WeightFormat>(self, neg_sum: i32) -> __m256i {
         self.first::<F>(neg_sum)
     }
 
     #[inline(always)]
-    fn short<F: Format>(self, sum: __m256i, neg_sum: i32) -> __m256i {
+    fn short<F: WeightFormat>(self, sum: __m256i, neg_sum: i32) -> __m256i {
         self.begin::<F>(sum, neg_sum)
     }
 
     #[inline(always)]
-    fn dot<F: Format>(self, short: __m256i, w: __m256i, x: __m256i) -> __m256i {
+    fn dot<F: WeightFormat>(self, short: __m256i, w: __m256i, x: __m256i) -> __m256i {
         self.add_products::<F>(short, w, x)
     }
 

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use super::{Kernel, Simd};
 use crate::isa::{Avx512, avx512};
-use crate::matmul::panel::{Format, PANEL};
+use crate::matmul::panel::{PANEL, WeightFormat};
 
 /// Between 2^23 and 2^24 the last bit of a float counts ones: 2^22 of them are on either side.
 const LIFT: f32 = 12_582_912.0;
@@ -97,7 +97,7 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn stream_floats(self, a: __m512, x: &mut [f32; PANEL], part: usize) {
+    fn store_floats_nt(self, a: __m512, x: &mut [f32; PANEL], part: usize) {
         let to = x.as_mut_ptr();
         if to.addr().is_multiple_of(64) {
             // SAFETY: as of `intrinsic`; the one instruction that needs alignment has it.
@@ -108,7 +108,7 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn end_streams(self) {
+    fn store_fence(self) {
         intrinsic!(_mm_sfence())
     }
 
@@ -196,18 +196,18 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn across<F: Format>() -> usize {
+    fn across<F: WeightFormat>() -> usize {
         2
     }
 
     /// `vpdpbusd` adds four products in 32 bits.
     #[inline(always)]
-    fn groups_in_short_sum<F: Format>() -> usize {
+    fn groups_in_short_sum<F: WeightFormat>() -> usize {
         usize::MAX
     }
 
     #[inline(always)]
-    fn start<F: Format>(self, neg_sum: i32) -> __m512i {
+    fn start<F: WeightFormat>(self, neg_sum: i32) -> __m512i {
         // A power of two in every format: a shift costs less than a product.
         let zero = u32::from(F::FACTOR_ZERO);
         let by = if zero == 0 { return self.splat_i(0) } else { zero.trailing_zeros() };
@@ -215,12 +215,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn short<F: Format>(self, sum: __m512i, _: i32) -> __m512i {
+    fn short<F: WeightFormat>(self, sum: __m512i, _: i32) -> __m512i {
         sum
     }
 
     #[inline(always)]
-    fn dot<F: Format>(self, short: __m512i, w: __m512i, x: __m512i) -> __m512i {
+    fn dot<F: WeightFormat>(self, short: __m512i, w: __m512i, x: __m512i) -> __m512i {
         intrinsic!(_mm512_dpbusd_epi32(short, w, x))
     }
 

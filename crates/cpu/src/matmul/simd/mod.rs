@@ -11,7 +11,7 @@ mod avx512;
 #[cfg(not(target_arch = "x86_64"))]
 mod quads;
 
-use super::panel::{Format, PANEL};
+use super::panel::{PANEL, WeightFormat};
 
 /// Maximum registers of a line, or of sixteen floats.
 pub(super) const MAX_PARTS: usize = 2;
@@ -65,12 +65,12 @@ pub(super) trait Simd: Copy + Send + Sync {
     /// Does the work of [`Simd::store_floats`] past the caches, where there is an instruction for
     /// it and `x` begins a line. Other threads see it after [`Simd::end_streams`].
     #[inline(always)]
-    fn stream_floats(self, a: Self::Floats, x: &mut [f32; PANEL], part: usize) {
+    fn store_floats_nt(self, a: Self::Floats, x: &mut [f32; PANEL], part: usize) {
         self.store_floats(a, x, part);
     }
     /// Orders non-temporal stores before later stores.
     #[inline(always)]
-    fn end_streams(self) {}
+    fn store_fence(self) {}
     /// Loads the f16 of half `half` of a line.
     fn load_f16(self, line: &[u8; 64], half: usize, part: usize) -> Self::Floats;
     /// Loads the bf16 of half `half` of a line.
@@ -103,18 +103,18 @@ pub(super) trait Simd: Copy + Send + Sync {
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
     /// Returns the registers of codes of a format that a GEMM holds at once.
-    fn across<F: Format>() -> usize;
+    fn across<F: WeightFormat>() -> usize;
     /// Returns the number of groups whose products one short sum takes.
-    fn groups_in_short_sum<F: Format>() -> usize;
+    fn groups_in_short_sum<F: WeightFormat>() -> usize;
     /// Returns the start of a sum: the excess of the code of zero, subtracted, if the products
     /// contain it and short sums do not subtract it. `neg_sum` is minus the sum of the activations,
     /// see [`Tile`](super::quantise::Tile).
-    fn start<F: Format>(self, neg_sum: i32) -> Self::Ints;
+    fn start<F: WeightFormat>(self, neg_sum: i32) -> Self::Ints;
     /// Starts a short sum, to be added to `sum`. `neg_sum` is that of its groups if they fill half
     /// a block or all of it.
-    fn short<F: Format>(self, sum: Self::Ints, neg_sum: i32) -> Self::Ints;
+    fn short<F: WeightFormat>(self, sum: Self::Ints, neg_sum: i32) -> Self::Ints;
     /// Adds the products of the factors `w` (unsigned bytes) and `x` (signed ones) to a short sum.
-    fn dot<F: Format>(self, short: Self::Ints, w: Self::Ints, x: Self::Ints) -> Self::Ints;
+    fn dot<F: WeightFormat>(self, short: Self::Ints, w: Self::Ints, x: Self::Ints) -> Self::Ints;
     /// Returns `sum` plus the short sum that was started for it.
     fn widen(self, sum: Self::Ints, short: Self::Ints) -> Self::Ints;
 }

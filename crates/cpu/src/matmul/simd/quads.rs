@@ -4,7 +4,7 @@
 //! top bit is flipped, which makes them signed, so that no zero is subtracted.
 
 use super::{Kernel, Simd};
-use crate::matmul::panel::{Format, PANEL};
+use crate::matmul::panel::{PANEL, WeightFormat};
 use crate::vec128::{Quad, Quads, Task};
 
 /// Applies the same operation to both registers.
@@ -167,29 +167,29 @@ impl<Q: Quad> Simd for Quads<Q> {
     }
 
     #[inline(always)]
-    fn across<F: Format>() -> usize {
+    fn across<F: WeightFormat>() -> usize {
         1
     }
 
     /// Adds four products in 32 bits.
     #[inline(always)]
-    fn groups_in_short_sum<F: Format>() -> usize {
+    fn groups_in_short_sum<F: WeightFormat>() -> usize {
         usize::MAX
     }
 
     #[inline(always)]
-    fn start<F: Format>(self, neg_sum: i32) -> Self::Ints {
+    fn start<F: WeightFormat>(self, neg_sum: i32) -> Self::Ints {
         let zero = if F::FACTOR_BITS == 8 { 0 } else { i32::from(F::FACTOR_ZERO) };
         self.splat_i(neg_sum * zero)
     }
 
     #[inline(always)]
-    fn short<F: Format>(self, sum: Self::Ints, _: i32) -> Self::Ints {
+    fn short<F: WeightFormat>(self, sum: Self::Ints, _: i32) -> Self::Ints {
         sum
     }
 
     #[inline(always)]
-    fn dot<F: Format>(self, short: Self::Ints, w: Self::Ints, x: Self::Ints) -> Self::Ints {
+    fn dot<F: WeightFormat>(self, short: Self::Ints, w: Self::Ints, x: Self::Ints) -> Self::Ints {
         let q = self.0;
         pair!(|short, w, x| {
             let signed = if F::FACTOR_BITS == 8 { q.xor_i(w, q.splat_bytes(128)) } else { w };

@@ -1,7 +1,7 @@
 //! Batch invariance of MoE layers: the expert output of a row does not depend on the other rows of
 //! the batch, on their experts, or on the threads.
 
-use kvant_backend::{ExpertWeights, Router, Routing, Scores};
+use kvant_backend::{ExpertWeights, Router, RouterScores, Routing};
 use kvant_cpu::CpuExperts;
 
 use super::*;
@@ -21,7 +21,7 @@ struct Case {
 
 impl Case {
     fn new(device: &CpuDevice, types: [DType; 3], n: usize, n_ff: usize) -> Self {
-        Self::taken(types, n, n_ff, &|source| device.experts(source, N_EXPERTS).unwrap())
+        Self::taken(types, n, n_ff, &|source| device.upload_experts(source, N_EXPERTS).unwrap())
     }
 
     /// Builds a case with experts that `take` creates.
@@ -54,8 +54,13 @@ impl Case {
         let activation = Activation::Silu;
         let weights = ExpertWeights { activation, gate, up, down, biases: None };
         let norm = Some(Norm { weight: &self.gain, eps: 1e-5 });
-        let routing =
-            Routing { n_used: 2, scores: Scores::Softmax, normalises: true, scale: 1.0, expert_groups: None };
+        let routing = Routing {
+            n_used: 2,
+            scores: RouterScores::Softmax,
+            normalizes: true,
+            scale: 1.0,
+            expert_groups: None,
+        };
         let choice = Router { routing, logits: &logits, selection_bias: None, scales: None };
         device.moe_ffn(&mut x, rows, norm, choice, weights, None).unwrap();
         x.as_slice().iter().map(|x| x.to_bits()).collect()
@@ -70,7 +75,7 @@ fn experts_that_stay_in_the_file_give_the_same_bits() {
             let device = CpuDevice::new(isa, 2).unwrap();
             let kept = Case::new(&device, types, 256, 256);
             let mapped =
-                Case::taken(types, 256, 256, &|source| device.mapped_experts(source, N_EXPERTS).unwrap());
+                Case::taken(types, 256, 256, &|source| device.map_experts(source, N_EXPERTS).unwrap());
             for rows in [1, 3, MOST] {
                 assert_eq!(
                     mapped.run(&device, 0, rows),

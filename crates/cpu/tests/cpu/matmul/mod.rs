@@ -1,11 +1,11 @@
 //! Compares every product with sums in f64 over weights that the codec decodes.
 
-mod company;
+mod batch_invariance;
 mod experts;
 mod unit;
 
 use kvant_backend::{Activation, Backend, Input, Matrix, Norm, Output, WeightSource};
-use kvant_codec::fields::{Fields, Spec};
+use kvant_codec::fields::{FieldSpec, Fields};
 use kvant_codec::random::Random;
 use kvant_codec::{ByteBook, DType, Rotation, decode, encode};
 use kvant_cpu::{CpuBuffer, CpuDevice, CpuMatrix, Isa};
@@ -55,7 +55,7 @@ fn encoded(
     encode(dtype, &values, &mut bytes).unwrap();
     decode(dtype, &bytes, &mut values).unwrap();
     let source = WeightSource { dtype, n_out, n_in, bytes: bytes.clone().into() };
-    (device.matrix(source).unwrap(), values, bytes)
+    (device.upload_matrix(source).unwrap(), values, bytes)
 }
 
 fn buffer(values: &[f32]) -> CpuBuffer {
@@ -129,7 +129,7 @@ fn uses_panels(isa: Isa) -> bool {
 
 /// Returns whether weights of this type are rotated, and require rotated activations.
 fn is_rotated(dtype: DType) -> bool {
-    Spec::book_of(dtype).is_some()
+    FieldSpec::book_of(dtype).is_some()
 }
 
 /// Returns the activations of coded kernels: steps of each block of 32, 127 of which are its
@@ -151,8 +151,8 @@ fn quantised(x: &[f32], rotates: bool) -> (Vec<f32>, Vec<f32>) {
 
 /// Returns the weights of a row as the kernels of the device multiply them: those of the rotated
 /// formats in panels are rotated, and their levels are rounded to bytes.
-fn seen_weights(isa: Isa, dtype: DType, row: &[u8], weights: &[f32]) -> Vec<f32> {
-    let spec = Spec::of(dtype).filter(|spec| uses_panels(isa) && spec.book.is_some());
+fn effective_weights(isa: Isa, dtype: DType, row: &[u8], weights: &[f32]) -> Vec<f32> {
+    let spec = FieldSpec::of(dtype).filter(|spec| uses_panels(isa) && spec.book.is_some());
     let Some((spec, book)) = spec.and_then(|spec| Some((spec, spec.book?))) else { return weights.to_vec() };
     let bytes = ByteBook::of(&book);
     let unit = bytes.step * 128f32.sqrt();
@@ -170,7 +170,7 @@ fn seen_weights(isa: Isa, dtype: DType, row: &[u8], weights: &[f32]) -> Vec<f32>
 /// Returns the sum of the magnitudes that a coded kernel adds for each weight: of its code and,
 /// separately, of its minimum.
 fn magnitudes(dtype: DType, row: &[u8], weights: &[f32]) -> Vec<f32> {
-    let Some(spec) = Spec::of(dtype) else { return weights.iter().map(|w| w.abs()).collect() };
+    let Some(spec) = FieldSpec::of(dtype) else { return weights.iter().map(|w| w.abs()).collect() };
     let blocks = row.chunks_exact(dtype.block_bytes()).zip(weights.chunks_exact(spec.len));
     let magnitudes = blocks.flat_map(|(block, weights)| {
         let fields = Fields::read(dtype, block);
@@ -190,7 +190,7 @@ fn magnitudes(dtype: DType, row: &[u8], weights: &[f32]) -> Vec<f32> {
 /// Products of codes are summed exactly. Then each sub-block's sum is scaled and added in f32, at
 /// most two terms, one rounding each, after at most five roundings of scales and steps:
 /// `n / 16 · 2 + 5` roundings, fewer than `n + 7`.
-fn wanted(weights: &[f32], magnitudes: &[f32], x: &[f32]) -> Want {
+fn expected(weights: &[f32], magnitudes: &[f32], x: &[f32]) -> Want {
     let dot = |w: &[f32]| -> f64 { w.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x)).sum() };
     let magnitude: f64 = magnitudes.iter().zip(x).map(|(&w, &x)| f64::from(w) * f64::from(x.abs())).sum();
     let roundings = (weights.len() + 7) as f64;
@@ -210,7 +210,7 @@ fn every_kernel_set_equals_sums_in_f64_of_its_own_arithmetic() {
                     let row_bytes = bytes.len() / n_out;
                     let seen_rows = bytes.chunks_exact(row_bytes).zip(weights.chunks_exact(n_in)).map(
                         |(row, weights)| {
-                            let weights = seen_weights(device.isa(), dtype, row, weights);
+                            let weights = effective_weights(device.isa(), dtype, row, weights);
                             let magnitudes = magnitudes(dtype, row, &weights);
                             (weights, magnitudes)
                         },
@@ -219,7 +219,7 @@ fn every_kernel_set_equals_sums_in_f64_of_its_own_arithmetic() {
                     for (r, x) in x.chunks(n_in).enumerate() {
                         let seen = if in_8_bits { quantised(x, is_rotated(dtype)).1 } else { x.to_vec() };
                         for (o, (weights, magnitudes)) in seen_rows.iter().enumerate() {
-                            let want = wanted(weights, magnitudes, &seen);
+                            let want = expected(weights, magnitudes, &seen);
                             assert_within(y.as_slice()[r * n_out + o], want, &|| {
                                 format!(
                                     "{} {dtype} {n_out}x{n_in}, row {r} of {rows}, out {o}",
@@ -248,9 +248,9 @@ fn activations_in_8_bits_cost_at_most_half_a_step_of_each() {
                 let steps = quantised(x, is_rotated(dtype)).0;
                 for o in 0..n_out {
                     let (row, weights) = (&bytes[o * row_bytes..][..row_bytes], &weights[o * n_in..][..n_in]);
-                    let mut want = wanted(weights, &magnitudes(dtype, row, weights), x);
+                    let mut want = expected(weights, &magnitudes(dtype, row, weights), x);
                     if is_in_8_bits(device.isa(), dtype) {
-                        let seen = seen_weights(device.isa(), dtype, row, weights);
+                        let seen = effective_weights(device.isa(), dtype, row, weights);
                         // Half a step, and the rounding of the step.
                         let half = |i: usize| f64::from(steps[i / 32]) * 0.500_1;
                         let halves = seen.iter().enumerate().map(|(i, &w)| half(i) * f64::from(w.abs()));
@@ -272,7 +272,7 @@ fn activations_in_8_bits_cost_at_most_half_a_step_of_each() {
 /// largest, and of ten butterflies of the codec and five of the kernel, an addition each, of 32
 /// values.
 fn rotated_bound(dtype: DType, row: &[u8], weights: &[f32], x: &[f32]) -> f64 {
-    let spec = Spec::of(dtype).expect("a rotated format has fields");
+    let spec = FieldSpec::of(dtype).expect("a rotated format has fields");
     let largest = spec.book.map_or(0.0, |book| book.levels().iter().fold(0f32, |max, l| max.max(l.abs())));
     let blocks = row.chunks_exact(dtype.block_bytes()).zip(weights.chunks_exact(32)).zip(x.chunks_exact(32));
     let bounds = blocks.map(|((block, weights), x)| {
@@ -331,7 +331,7 @@ fn extreme_codes_and_activations_do_not_saturate() {
                 let mut weights = vec![0.0; n_out * n_in];
                 decode(dtype, &bytes, &mut weights).unwrap();
                 let source = WeightSource { dtype, n_out, n_in, bytes: bytes.clone().into() };
-                let w = device.matrix(source).unwrap();
+                let w = device.upload_matrix(source).unwrap();
                 for rows in [1, 9] {
                     let mut x = vec![sign * 127.0; rows * n_in];
                     if is_rotated(dtype) {
@@ -343,8 +343,8 @@ fn extreme_codes_and_activations_do_not_saturate() {
                         x[..n_in].to_vec()
                     };
                     let row = &bytes[..dtype.row_bytes(n_in).unwrap()];
-                    let weights = seen_weights(device.isa(), dtype, row, &weights[..n_in]);
-                    let want = wanted(&weights, &magnitudes(dtype, row, &weights), &seen);
+                    let weights = effective_weights(device.isa(), dtype, row, &weights[..n_in]);
+                    let want = expected(&weights, &magnitudes(dtype, row, &weights), &seen);
                     for &y in project(&device, &w, &x).as_slice() {
                         assert_within(y, want, &|| {
                             format!(
@@ -453,10 +453,10 @@ fn wrong_shapes_are_refused() {
     let device = CpuDevice::new(Isa::Scalar, 2).unwrap();
     let source =
         |dtype, n_out, n_in, len: usize| WeightSource { dtype, n_out, n_in, bytes: vec![0; len].into() };
-    assert!(device.matrix(source(DType::Q4_0, 2, 33, 36)).is_err());
-    assert!(device.matrix(source(DType::Q4_0, 2, 32, 35)).is_err());
-    assert!(device.matrix(source(DType::F32, 2, 0, 0)).is_err());
-    assert!(device.matrix(source(DType::Turbo3, 1, 128, 50)).is_err());
+    assert!(device.upload_matrix(source(DType::Q4_0, 2, 33, 36)).is_err());
+    assert!(device.upload_matrix(source(DType::Q4_0, 2, 32, 35)).is_err());
+    assert!(device.upload_matrix(source(DType::F32, 2, 0, 0)).is_err());
+    assert!(device.upload_matrix(source(DType::Turbo3, 1, 128, 50)).is_err());
 
     let (w, ..) = encoded(&device, DType::F32, 4, 8, 12);
     let (other, ..) = encoded(&device, DType::F32, 4, 9, 12);

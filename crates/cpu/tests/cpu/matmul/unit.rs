@@ -4,7 +4,7 @@ use kvant_backend::BackendError;
 use kvant_cpu::PrefillPrecision;
 
 use super::*;
-use crate::pairs;
+use crate::matrix_sets;
 
 /// Returns the sets that multiply bf16.
 fn of_bf16() -> impl Iterator<Item = Isa> {
@@ -13,7 +13,7 @@ fn of_bf16() -> impl Iterator<Item = Isa> {
 
 #[test]
 fn matrix_gemms_give_the_bits_of_vectors() {
-    for (sets, dtype) in pairs().into_iter().flat_map(|sets| WEIGHTS.map(|dtype| (sets, dtype))) {
+    for (sets, dtype) in matrix_sets().into_iter().flat_map(|sets| WEIGHTS.map(|dtype| (sets, dtype))) {
         let devices = sets.map(|isa| CpuDevice::new(isa, 2).unwrap());
         // A block alone, a chunk and a block, and panels that are odd in number and partial.
         let block = dtype.block_len().max(32);
@@ -34,7 +34,7 @@ fn matrix_gemms_give_the_bits_of_vectors() {
 
 #[test]
 fn a_nan_row_stays_nan_and_affects_no_other_row() {
-    for device in pairs().into_iter().map(|[isa, _]| CpuDevice::new(isa, 1).unwrap()) {
+    for device in matrix_sets().into_iter().map(|[isa, _]| CpuDevice::new(isa, 1).unwrap()) {
         for dtype in [DType::Q4_0, DType::Q4K, DType::Q6K, DType::MXFP4, DType::TQ4_1S] {
             let (w, ..) = encoded(&device, dtype, 33, 256, 52);
             let mut x = gaussian(53, 70 * 256, 1.0);
@@ -72,7 +72,7 @@ fn in_halves(isa: Isa, x: &[f32], w: &[f32]) -> Want {
 fn prompts_in_bf16_are_products_of_rounded_operands() {
     for (isa, dtype) in of_bf16().flat_map(|isa| WEIGHTS.map(|dtype| (isa, dtype))) {
         let exact = CpuDevice::new(isa, 1).unwrap();
-        let device = CpuDevice::new(isa, 1).unwrap().with_prompt_math(PrefillPrecision::Bf16).unwrap();
+        let device = CpuDevice::new(isa, 1).unwrap().with_prefill_precision(PrefillPrecision::Bf16).unwrap();
         for (&n_in, (n_out, rows)) in
             widths(dtype).iter().zip([(1, 64), (33, 81), (16, 96), (70, 100), (15, 65)].into_iter().cycle())
         {
@@ -89,7 +89,7 @@ fn prompts_in_bf16_are_products_of_rounded_operands() {
             }
             let row_bytes = dtype.row_bytes(n_in).unwrap();
             for (o, row) in weights.chunks_exact(n_in).enumerate() {
-                let seen = seen_weights(isa, dtype, &bytes[o * row_bytes..][..row_bytes], row);
+                let seen = effective_weights(isa, dtype, &bytes[o * row_bytes..][..row_bytes], row);
                 for (r, x) in turned.chunks_exact(n_in).enumerate() {
                     let what = || format!("{isa:?} {dtype} {n_out}x{n_in}, {rows} rows, row {r} output {o}");
                     assert_within(got.as_slice()[r * n_out + o], in_halves(isa, x, &seen), &what);
@@ -103,7 +103,7 @@ fn prompts_in_bf16_are_products_of_rounded_operands() {
 fn bf16_is_for_many_rows_and_propagates_non_finite_values() {
     for isa in of_bf16() {
         let exact = CpuDevice::new(isa, 1).unwrap();
-        let device = CpuDevice::new(isa, 1).unwrap().with_prompt_math(PrefillPrecision::Bf16).unwrap();
+        let device = CpuDevice::new(isa, 1).unwrap().with_prefill_precision(PrefillPrecision::Bf16).unwrap();
         assert!(device.info().kernels.ends_with(", prefill in bf16"), "{}", device.info().kernels);
         for dtype in [DType::F16, DType::Q8_0, DType::Q4K, DType::TQ4_1S] {
             let (w, ..) = encoded(&device, dtype, 33, 256, 62);
@@ -123,10 +123,11 @@ fn bf16_is_for_many_rows_and_propagates_non_finite_values() {
 #[test]
 fn bf16_is_rejected_without_bf16_products() {
     for isa in Isa::available().into_iter().filter(|isa| !isa.multiplies_bf16()) {
-        let error = CpuDevice::new(isa, 1).unwrap().with_prompt_math(PrefillPrecision::Bf16).err().unwrap();
+        let error =
+            CpuDevice::new(isa, 1).unwrap().with_prefill_precision(PrefillPrecision::Bf16).err().unwrap();
         let told = error.to_string();
         assert!(matches!(error, BackendError::Setting { name: "prompt_math", .. }), "{told}");
         assert!(told.contains("matrix unit") && told.contains(isa.name()) && !told.contains('\n'), "{told}");
-        assert!(CpuDevice::new(isa, 1).unwrap().with_prompt_math(PrefillPrecision::Exact).is_ok());
+        assert!(CpuDevice::new(isa, 1).unwrap().with_prefill_precision(PrefillPrecision::Exact).is_ok());
     }
 }

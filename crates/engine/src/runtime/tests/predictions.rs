@@ -199,11 +199,11 @@ fn attached_prefixes_predict_and_restored_ones_do_not() {
     let (model, golden) = open(&files()[0], true);
     let text: Vec<u32> = golden.tokens.iter().cycle().copied().take(400).collect();
     let first = start(&model, DType::F16);
-    model.set_root(first.id(), BlockKey::root(&[b"test"]));
+    model.set_prefix_root(first.id(), BlockKey::root(&[b"test"]));
     text.chunks(130).for_each(|piece| feed(&first, piece));
     model.register_prefix(first.id(), &text);
     let second = start(&model, DType::F16);
-    model.set_root(second.id(), BlockKey::root(&[b"test"]));
+    model.set_prefix_root(second.id(), BlockKey::root(&[b"test"]));
     let n = model.attach_prefix(second.id(), &text, 1000);
     assert!(n > 100, "{n}");
     feed(&second, &text[n..]);

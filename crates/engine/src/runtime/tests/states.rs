@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use kvant_backend::Rows;
+use kvant_backend::TokenSpan;
 use kvant_codec::DType;
 use kvant_codec::random::Random;
 use kvant_cpu::{CpuDevice, CpuPage};
@@ -34,7 +34,7 @@ impl Model {
             k_head_dim: 64,
             v_head_dim: 64,
             window: None,
-            joint: false,
+            shared_kv: false,
         };
         let shape = KvShape { layers: vec![heads], states: STATES.to_vec(), statistics: None };
         let plan = Plan::new(&shape, DType::Turbo3, DType::Turbo3, &Policies::none()).unwrap();
@@ -44,7 +44,7 @@ impl Model {
 
     fn start(&self) -> Sequence {
         let mut cache = Cache::new(Arc::clone(&self.layout), N_CTX);
-        cache.set_root(BlockKey::root(&[b"states"]));
+        cache.set_prefix_root(BlockKey::root(&[b"states"]));
         Sequence { cache, tokens: Vec::new() }
     }
 }
@@ -72,7 +72,7 @@ impl Sequence {
             let n = left.len().min(chunk).min(self.cache.max_rows());
             self.cache.reserve(&model.device, &model.pool, n).unwrap();
             for (layer, n_values) in STATES.into_iter().enumerate() {
-                let rows: Rows = self.cache.rows(0, n);
+                let rows: TokenSpan = self.cache.rows(0, n);
                 let part = self.cache.state_part(layer, rows);
                 assert_eq!((part.n_values, part.rows.n), (n_values, n));
                 let state = &mut part.page.as_mut_bytes()[part.offset..][..4 * n_values];
@@ -113,7 +113,7 @@ impl Sequence {
         let next = &mut |index: usize| Ok::<_, kvant_kv::KvError>(images[index].clone());
         let (layout, state) = (Arc::clone(&model.layout), self.cache.state());
         let mut cache = Cache::from_pages(&model.device, &model.pool, layout, N_CTX, state, next).unwrap();
-        cache.set_root(BlockKey::root(&[b"states"]));
+        cache.set_prefix_root(BlockKey::root(&[b"states"]));
         Self { cache, tokens: self.tokens.clone() }
     }
 }

@@ -198,7 +198,7 @@ fn sharded_folders_load_and_quantize_as_one_model() {
     assert_ne!(logits(&written), whole);
     // A copy in types other than the file's is the same model under another name.
     let copy = scratch.0.join("f16.gguf");
-    assert_eq!(quantize::usual_type(model.gguf()), DType::F16);
+    assert_eq!(quantize::main_type(model.gguf()), DType::F16);
     quantize::quantize(model.gguf(), &copy, DType::F16, &mut |_| ()).unwrap();
     assert_eq!(Model::open_with(&copy, options(None)).unwrap().fingerprint(), model.fingerprint());
 }

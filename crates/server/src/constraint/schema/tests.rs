@@ -6,7 +6,7 @@ use kvant::{Model, OpenOptions, Special};
 use serde_json::json;
 
 use super::*;
-use crate::constraint::{ConstraintError, Grammars, OutputFormat};
+use crate::constraint::{ConstraintCompiler, ConstraintError, OutputFormat};
 
 fn model() -> Model {
     Model::bundled(OpenOptions::default()).unwrap()
@@ -42,11 +42,11 @@ fn unsupported_parts_are_dropped_and_reported() {
         (json!({ "minimum": u64::MAX }), json!({}), Some("minimum 18446744073709551615")),
         (json!(true), json!(true), None),
     ] {
-        let found = HeldSchema::of(&schema);
+        let found = SupportedSchema::of(&schema);
         assert_eq!((&found.schema, found.missing().as_deref()), (&held, missing), "{schema}");
         assert_eq!(found.notes(), None);
         // The remaining schema is fully supported.
-        assert_eq!(HeldSchema::of(&held).lost, []);
+        assert_eq!(SupportedSchema::of(&held).lost, []);
     }
 }
 
@@ -57,7 +57,7 @@ fn unknown_formats_are_annotations() {
         "b": { "type": "string", "format": "date" },
         "c": { "type": "integer", "format": "int64" },
     } });
-    let held = HeldSchema::of(&schema);
+    let held = SupportedSchema::of(&schema);
     assert_eq!(held.notes().as_deref(), Some("format \"color\" at /properties/a"));
     assert_eq!(held.missing(), None);
     let want = json!({ "properties": {
@@ -70,7 +70,7 @@ fn unknown_formats_are_annotations() {
 /// from them are accepted.
 #[test]
 fn bounds_beyond_the_range_of_f64_are_respected() {
-    let (model, grammars) = (model(), Arc::new(Grammars::new().unwrap()));
+    let (model, grammars) = (model(), Arc::new(ConstraintCompiler::new().unwrap()));
     let tokenizer = model.tokenizer().unwrap();
     let mut state = 7_u64;
     let mut random = || {
@@ -93,7 +93,7 @@ fn bounds_beyond_the_range_of_f64_are_respected() {
         let form = OutputFormat::schema(schema.clone());
         let takes = |number: i128| {
             let tokens = tokenizer.encode(&number.to_string(), Special::AsText, false).unwrap();
-            grammars.constraint_blocking(&model, &form).unwrap().takes(&tokens)
+            grammars.constraint_blocking(&model, &form).unwrap().accepts(&tokens)
         };
         let (low, high) = (i128::from(low), i128::from(high));
         // Beyond 2^53 up to 1,024 integers lie between two adjacent `f64`.
@@ -113,7 +113,7 @@ fn bounds_beyond_the_range_of_f64_are_respected() {
 
 #[test]
 fn errors_state_their_location_in_plain_words() {
-    let (model, grammars) = (model(), Arc::new(Grammars::new().unwrap()));
+    let (model, grammars) = (model(), Arc::new(ConstraintCompiler::new().unwrap()));
     let within = |part: Value| {
         json!({ "type": "object", "properties": {
             "good": { "type": "string" },
@@ -154,7 +154,7 @@ fn errors_state_their_location_in_plain_words() {
 
 #[test]
 fn the_supported_part_of_a_schema_is_enforced() {
-    let (model, grammars) = (model(), Arc::new(Grammars::new().unwrap()));
+    let (model, grammars) = (model(), Arc::new(ConstraintCompiler::new().unwrap()));
     let tokenizer = model.tokenizer().unwrap();
     let either = |key: &str| json!({ "type": "object", "properties": { key: { "type": "string" } }, "required": [key] });
     let schema = json!({
@@ -169,10 +169,10 @@ fn the_supported_part_of_a_schema_is_enforced() {
         "additionalProperties": false,
     });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    let part = runtime.block_on(grammars.loosened(&model, &schema, None));
+    let part = runtime.block_on(grammars.supported_subset(&model, &schema, None));
     let takes = |text: &str| {
         let tokens = tokenizer.encode(text, Special::AsText, false).unwrap();
-        grammars.constraint_blocking(&model, &OutputFormat::schema(part.clone())).unwrap().takes(&tokens)
+        grammars.constraint_blocking(&model, &OutputFormat::schema(part.clone())).unwrap().accepts(&tokens)
     };
     assert!(takes(r#"{"a": "a", "b": 1, "c": {"y": "z"}, "d": [1, 1]}"#));
     assert!(!takes(r#"{"a": "a", "b": "1", "c": {"y": "z"}, "d": [1, 1]}"#));
@@ -180,7 +180,7 @@ fn the_supported_part_of_a_schema_is_enforced() {
     assert!(!takes(r#"{"a": "a", "b": 1, "c": {"y": 1}, "d": ["1"]}"#));
     // An invalid schema accepts any object.
     assert_eq!(
-        runtime.block_on(grammars.loosened(&model, &json!({ "type": "objec" }), None)),
+        runtime.block_on(grammars.supported_subset(&model, &json!({ "type": "objec" }), None)),
         json!({ "type": "object" })
     );
 }

@@ -130,11 +130,12 @@ fn spelling_neither_normalizes_nor_adds_a_space_prefix() {
     data.normalizer = normalizer(&["nfc"]);
     let t = Tokenizer::new(data).unwrap();
     let text = "e\u{301}<s>\u{e9}";
-    let bytes: Vec<u8> = t.spell(text).unwrap().iter().flat_map(|&id| t.token_bytes(id).to_vec()).collect();
+    let bytes: Vec<u8> =
+        t.encode_exact(text).unwrap().iter().flat_map(|&id| t.token_bytes(id).to_vec()).collect();
     assert_eq!(bytes, text.as_bytes());
-    assert!(!t.spell(text).unwrap().contains(&257));
+    assert!(!t.encode_exact(text).unwrap().contains(&257));
     let t = Tokenizer::new(sentence_piece(&[("▁", -1.0), ("a", -2.0), ("▁a", -3.0)])).unwrap();
-    assert_eq!((t.spell("a").unwrap(), t.spell(" a").unwrap()), (vec![4], vec![5]));
+    assert_eq!((t.encode_exact("a").unwrap(), t.encode_exact(" a").unwrap()), (vec![4], vec![5]));
 }
 
 #[test]

@@ -80,7 +80,7 @@ pub fn five_digits(x: f64) -> f32 {
 
 impl LayerScales {
     /// Returns the identity scales.
-    pub fn none(heads: &KvLayerShape) -> Self {
+    pub fn identity(heads: &KvLayerShape) -> Self {
         let n_k = heads.n_kv_heads * heads.k_head_dim;
         let n_v = heads.values_per_token() - n_k;
         Self { k_scale: vec![1.0; n_k], v_scale: vec![1.0; n_v], v_centre: vec![0.0; n_v] }
@@ -249,7 +249,7 @@ mod tests {
             k_head_dim: 8,
             v_head_dim: 4,
             window: None,
-            joint: false,
+            shared_kv: false,
         };
         let shape = KvShape::uniform(2, layer);
         let fits = LayerScales { k_scale: vec![2.0; 16], v_scale: vec![0.5; 8], v_centre: vec![-3.0; 8] };

@@ -7,7 +7,7 @@ use super::{EVENTS_OF_ANSWER, Worker};
 use crate::scheduler::Id;
 
 /// A client whose channel stays full for this long counts as disconnected.
-const PATIENCE: Duration = Duration::from_secs(60);
+const BACKPRESSURE_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Worker {
     /// Cancels the sequences of disconnected clients and pauses those whose channel is full.
@@ -15,19 +15,20 @@ impl Worker {
         let mut gone = Vec::new();
         for (&id, course) in &mut self.courses {
             // Each answer of the channel may emit all its events before the next check.
-            let is_heard = course.job.events.capacity() >= EVENTS_OF_ANSWER * course.job.n_together;
-            if is_heard != course.unheard.is_none() {
-                course.unheard = (!is_heard).then(Instant::now);
-                self.scheduler.pause(id, course.is_held_back());
+            let is_heard = course.job.events.capacity() >= EVENTS_OF_ANSWER * course.job.n_answers;
+            if is_heard != course.backpressure_since.is_none() {
+                course.backpressure_since = (!is_heard).then(Instant::now);
+                self.scheduler.pause(id, course.is_paused());
             }
-            if course.job.events.is_closed() || course.unheard.is_some_and(|since| since.elapsed() > PATIENCE)
+            if course.job.events.is_closed()
+                || course.backpressure_since.is_some_and(|since| since.elapsed() > BACKPRESSURE_TIMEOUT)
             {
                 gone.push(id);
             }
         }
         for id in gone {
             self.metrics.cancelled.inc();
-            self.leave(id);
+            self.retire(id);
         }
     }
 
@@ -53,7 +54,7 @@ impl Worker {
     pub(super) fn await_mask(&mut self, id: Id, awaits: bool) {
         if let Some(course) = self.courses.get_mut(&id) {
             course.awaits_mask = awaits;
-            self.scheduler.pause(id, course.is_held_back());
+            self.scheduler.pause(id, course.is_paused());
         }
     }
 }

@@ -5,14 +5,14 @@ use serde_json::Value;
 use super::error::{ApiError, shortened};
 use super::generation_request::GenerationRequest;
 use super::{Caller, ServedModel};
-use crate::constraint::schema::HeldSchema;
+use crate::constraint::schema::SupportedSchema;
 use crate::constraint::{ConstraintError, Constraints, OutputFormat, Trigger};
-use crate::output_parser::constraint::{Forms, ToolConstraint};
+use crate::output_parser::constraint::{FormatSet, ToolConstraint};
 use crate::output_parser::tool_calls::Tool;
 use crate::reasoning_budget::ReasoningBudget;
 
 /// Guides, and warnings for the client.
-pub(super) struct Held {
+pub(super) struct RequestConstraints {
     pub guides: Constraints,
     pub warnings: Vec<String>,
 }
@@ -22,22 +22,30 @@ impl ServedModel {
     ///
     /// # Errors
     /// A constraint without support, or a required tool with such a schema.
-    pub(super) async fn held(&self, asked: &GenerationRequest, caller: &Caller) -> Result<Held, ApiError> {
+    pub(super) async fn held(
+        &self,
+        asked: &GenerationRequest,
+        caller: &Caller,
+    ) -> Result<RequestConstraints, ApiError> {
         let held = self.held_with_warnings(asked, caller).await?;
         held.warnings.iter().for_each(|warning| tracing::warn!(id = %caller.id, "{warning}"));
         Ok(held)
     }
 
-    async fn held_with_warnings(&self, asked: &GenerationRequest, caller: &Caller) -> Result<Held, ApiError> {
+    async fn held_with_warnings(
+        &self,
+        asked: &GenerationRequest,
+        caller: &Caller,
+    ) -> Result<RequestConstraints, ApiError> {
         let mut warnings = notes(asked);
         let Some(mut tools) = asked.tools.clone() else {
-            return Ok(Held { guides: self.guides(asked, None, caller).await?, warnings });
+            return Ok(RequestConstraints { guides: self.guides(asked, None, caller).await?, warnings });
         };
-        let is_whole = |tool: &Tool| HeldSchema::of(&tool.parameters).missing().is_none();
+        let is_whole = |tool: &Tool| SupportedSchema::of(&tool.parameters).missing().is_none();
         if tools.tools.iter().all(is_whole)
             && let Ok(guides) = self.guides(asked, Some(&tools), caller).await
         {
-            return Ok(Held { guides, warnings });
+            return Ok(RequestConstraints { guides, warnings });
         }
         // A tool with an unsupported schema leaves the others constrained.
         for index in 0..tools.tools.len() {
@@ -51,19 +59,22 @@ impl ServedModel {
                 return Err(ApiError::invalid(shortened(&why)));
             }
             let owner = caller.owner.clone();
-            tools.set_schema(index, self.grammars.loosened(&self.model, &tool.parameters, owner).await);
+            tools.set_schema(
+                index,
+                self.grammars.supported_subset(&self.model, &tool.parameters, owner).await,
+            );
             let why = format!(
                 "the arguments of the tool '{name}' are not constrained to all of their schema: {error}"
             );
             warnings.push(shortened(&why));
         }
         match self.guides(asked, Some(&tools), caller).await {
-            Ok(guides) => Ok(Held { guides, warnings }),
+            Ok(guides) => Ok(RequestConstraints { guides, warnings }),
             Err(error) if tools.is_required || tools.value.is_some() => Err(error.into()),
             // Unconstrained calls are still parsed.
             Err(error) => {
                 warnings.push(format!("calls cannot be constrained to their schemas: {error}"));
-                Ok(Held { guides: Constraints::default(), warnings })
+                Ok(RequestConstraints { guides: Constraints::default(), warnings })
             }
         }
     }
@@ -80,7 +91,7 @@ impl ServedModel {
         };
         // The constraint applies after the reasoning.
         let is_thinking = asked.answer.reasoning_budget.as_ref().is_some_and(ReasoningBudget::is_open);
-        let Forms { now, later } = asked.forms(tools, self.tokenizer());
+        let FormatSet { now, later } = asked.forms(tools, self.tokenizer());
         if let Some(form) = now {
             let guide = guide(form).await?;
             return Ok(if is_thinking {
@@ -106,11 +117,11 @@ impl ServedModel {
 fn notes(asked: &GenerationRequest) -> Vec<String> {
     let tools = asked.tools.iter().flat_map(|tools| &tools.tools);
     let of_tools = tools.filter_map(|tool| {
-        let notes = HeldSchema::of(&tool.parameters).notes()?;
+        let notes = SupportedSchema::of(&tool.parameters).notes()?;
         Some(shortened(&format!("the arguments of the tool '{}' are not constrained to {notes}", tool.name)))
     });
     let of_answer = match &asked.form {
-        Some(OutputFormat::Schema(schema)) => HeldSchema::of(schema).notes(),
+        Some(OutputFormat::Schema(schema)) => SupportedSchema::of(schema).notes(),
         _ => None,
     };
     of_tools

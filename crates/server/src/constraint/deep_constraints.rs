@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use super::levels::{MAX_LEVELS, MAX_PROPERTIES};
-use super::{ConstraintError, Grammars, OutputFormat};
+use super::depth::{MAX_LEVELS, MAX_PROPERTIES};
+use super::{ConstraintCompiler, ConstraintError, OutputFormat};
 
 const ARRAY: (&str, &str) = ("array", "items");
 const OBJECT: (&str, &str) = ("object", "additionalProperties");
@@ -53,7 +53,7 @@ fn forms(levels: usize) -> Vec<(&'static str, OutputFormat)> {
 #[test]
 fn the_deepest_constraints_compile_and_deeper_ones_are_refused() {
     let model = kvant::Model::bundled(kvant::OpenOptions::default()).unwrap();
-    let grammars = Arc::new(Grammars::new().unwrap());
+    let grammars = Arc::new(ConstraintCompiler::new().unwrap());
     for (name, form) in forms(MAX_LEVELS) {
         let mut guide =
             grammars.constraint_blocking(&model, &form).unwrap_or_else(|error| panic!("{name}: {error}"));

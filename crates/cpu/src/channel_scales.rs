@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use kvant_backend::{BalanceLayout, KvPart};
+use kvant_backend::{BalanceLayout, KvBatchEntry};
 
 use crate::CpuPage;
 
@@ -29,7 +29,7 @@ impl Affine<'_> {
 }
 
 /// The channel scales of one KV head.
-pub(crate) struct HeadBalance<'a> {
+pub(crate) struct HeadScales<'a> {
     pub(crate) key: Affine<'a>,
     pub(crate) query: Affine<'a>,
     /// `None` where values are unscaled.
@@ -38,10 +38,10 @@ pub(crate) struct HeadBalance<'a> {
     pub(crate) out: Option<Affine<'a>>,
 }
 
-impl<'a> HeadBalance<'a> {
+impl<'a> HeadScales<'a> {
     /// Returns the scales of head `head` of `part`, if any.
-    pub(crate) fn of(part: &KvPart<'a, CpuPage>, head: usize) -> Option<Self> {
-        let values: &'a [f32] = bytemuck::cast_slice(part.balance?.as_bytes());
+    pub(crate) fn of(part: &KvBatchEntry<'a, CpuPage>, head: usize) -> Option<Self> {
+        let values: &'a [f32] = bytemuck::cast_slice(part.channel_scales?.as_bytes());
         let layout = BalanceLayout::of(part.layer);
         let scales_values = layout.scales_values();
         let k = part.layer.k[head].spec.head_dim;

@@ -12,7 +12,7 @@ thread_local! {
 
 /// Works beside any vectors.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct SoftUnit;
+pub(crate) struct EmulatedUnit;
 
 /// Tiles in memory; `None` until they are loaded.
 pub(crate) struct SoftTiles {
@@ -24,7 +24,7 @@ pub(crate) struct SoftTiles {
     slots: [Option<Products>; SLOTS],
 }
 
-impl Unit for SoftUnit {
+impl Unit for EmulatedUnit {
     type Tiles = SoftTiles;
 
     const LEAST_QUERIES: usize = 1;

@@ -1,21 +1,21 @@
 //! The router of a MoE layer: top-k selection of experts.
 
-use kvant_backend::{Candidate, ExpertGroups, Routing, Scores, top_k};
+use kvant_backend::{Candidate, ExpertGroups, RouterScores, Routing, top_k};
 
 use crate::exp::exp;
 
 /// Selects experts for one row after the other. Buffers are reused between rows.
 #[derive(Default)]
-pub(super) struct Chooser {
+pub(super) struct ExpertSelector {
     best: Vec<Candidate>,
     /// Selection scores, where these are not the logits: of all experts, of each group, of the
     /// experts in selected groups.
-    wishes: [Vec<f32>; 3],
+    selection_scores: [Vec<f32>; 3],
     /// The selected groups, in ascending order.
     expert_groups: Vec<usize>,
 }
 
-impl Chooser {
+impl ExpertSelector {
     /// Returns the experts of a row from its `logits` and selection bias `[n_experts]`, best first,
     /// each with its logit.
     pub fn choose(
@@ -24,7 +24,7 @@ impl Chooser {
         selection_bias: Option<&[f32]>,
         routing: Routing,
     ) -> &[Candidate] {
-        let Self { best, wishes: [of_experts, of_groups, left], expert_groups: chosen } = self;
+        let Self { best, selection_scores: [of_experts, of_groups, left], expert_groups: chosen } = self;
         if (selection_bias, routing.expert_groups) == (None, None) {
             // A sigmoid preserves their order.
             top_k(logits, routing.n_used, best);
@@ -32,9 +32,9 @@ impl Chooser {
         }
         of_experts.clear();
         match (routing.scores, selection_bias) {
-            (Scores::Softmax, None) => of_experts.extend_from_slice(logits),
-            (Scores::Softmax, Some(selection_bias)) => {
-                let most = most_of(logits);
+            (RouterScores::Softmax, None) => of_experts.extend_from_slice(logits),
+            (RouterScores::Softmax, Some(selection_bias)) => {
+                let most = max_logit(logits);
                 of_experts.extend(logits.iter().map(|&logit| exp(logit - most)));
                 let total: f32 = of_experts.iter().sum();
                 of_experts
@@ -42,8 +42,8 @@ impl Chooser {
                     .zip(selection_bias)
                     .for_each(|(share, by)| *share = *share / total + by);
             }
-            (Scores::Sigmoid, None) => of_experts.extend(logits.iter().map(|&logit| sigmoid(logit))),
-            (Scores::Sigmoid, Some(selection_bias)) => {
+            (RouterScores::Sigmoid, None) => of_experts.extend(logits.iter().map(|&logit| sigmoid(logit))),
+            (RouterScores::Sigmoid, Some(selection_bias)) => {
                 of_experts.extend(logits.iter().zip(selection_bias).map(|(&logit, by)| sigmoid(logit) + by));
             }
         }
@@ -53,7 +53,7 @@ impl Chooser {
             return best;
         };
         let size = of_experts.len() / n;
-        let n_best = if routing.scores == Scores::Softmax { 1 } else { 2 };
+        let n_best = if routing.scores == RouterScores::Softmax { 1 } else { 2 };
         of_groups.clear();
         for group in of_experts.chunks_exact(size) {
             top_k(group, n_best, best);
@@ -75,7 +75,7 @@ impl Chooser {
 }
 
 /// Returns the largest logit; NaN if one is NaN or infinite.
-pub(super) fn most_of(logits: &[f32]) -> f32 {
+pub(super) fn max_logit(logits: &[f32]) -> f32 {
     let bad = |most: f32| if most == f32::INFINITY { f32::NAN } else { most };
     let most = |most: f32, &logit: &f32| if logit > most || logit.is_nan() { logit } else { most };
     bad(logits.iter().fold(f32::NEG_INFINITY, most))
@@ -98,33 +98,33 @@ mod tests {
         let selection_bias = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0];
         let chosen = |scores, selection_bias, n_used, expert_groups| {
             let expert_groups = Some(ExpertGroups { n: 3, n_used: expert_groups });
-            let routing = Routing { n_used, scores, normalises: true, scale: 1.0, expert_groups };
-            let mut chooser = Chooser::default();
+            let routing = Routing { n_used, scores, normalizes: true, scale: 1.0, expert_groups };
+            let mut chooser = ExpertSelector::default();
             let best = chooser.choose(&logits, selection_bias, routing);
             assert!(best.iter().all(|best| best.logit == logits[best.id as usize]));
             best.iter().map(|best| best.id).collect::<Vec<_>>()
         };
-        assert_eq!(chosen(Scores::Softmax, None, 3, 1), [8, 7, 6]);
-        assert_eq!(chosen(Scores::Softmax, None, 3, 2), [8, 0, 7]);
-        assert_eq!(chosen(Scores::Softmax, Some(&selection_bias[..]), 3, 1), [0, 1, 2]);
-        assert_eq!(chosen(Scores::Sigmoid, None, 3, 1), [8, 7, 6]);
-        assert_eq!(chosen(Scores::Sigmoid, Some(&selection_bias[..]), 3, 1), [3, 4, 5]);
-        assert_eq!(chosen(Scores::Sigmoid, Some(&selection_bias[..]), 4, 2), [0, 3, 4, 5]);
+        assert_eq!(chosen(RouterScores::Softmax, None, 3, 1), [8, 7, 6]);
+        assert_eq!(chosen(RouterScores::Softmax, None, 3, 2), [8, 0, 7]);
+        assert_eq!(chosen(RouterScores::Softmax, Some(&selection_bias[..]), 3, 1), [0, 1, 2]);
+        assert_eq!(chosen(RouterScores::Sigmoid, None, 3, 1), [8, 7, 6]);
+        assert_eq!(chosen(RouterScores::Sigmoid, Some(&selection_bias[..]), 3, 1), [3, 4, 5]);
+        assert_eq!(chosen(RouterScores::Sigmoid, Some(&selection_bias[..]), 4, 2), [0, 3, 4, 5]);
         // Selecting all groups equals no groups.
-        assert_eq!(chosen(Scores::Sigmoid, Some(&selection_bias[..]), 4, 3), [0, 3, 4, 7]);
+        assert_eq!(chosen(RouterScores::Sigmoid, Some(&selection_bias[..]), 4, 3), [0, 3, 4, 7]);
     }
 
     #[test]
     fn a_non_finite_logit_is_selected_from_any_group() {
-        for (scores, bad) in [(Scores::Softmax, f32::NAN), (Scores::Softmax, f32::INFINITY)]
+        for (scores, bad) in [(RouterScores::Softmax, f32::NAN), (RouterScores::Softmax, f32::INFINITY)]
             .into_iter()
-            .chain([(Scores::Sigmoid, f32::NAN), (Scores::Sigmoid, f32::INFINITY)])
+            .chain([(RouterScores::Sigmoid, f32::NAN), (RouterScores::Sigmoid, f32::INFINITY)])
         {
             let mut logits = [9.0; 8];
             logits[5] = bad;
             let expert_groups = Some(ExpertGroups { n: 4, n_used: 1 });
-            let routing = Routing { n_used: 2, scores, normalises: true, scale: 1.0, expert_groups };
-            let mut chooser = Chooser::default();
+            let routing = Routing { n_used: 2, scores, normalizes: true, scale: 1.0, expert_groups };
+            let mut chooser = ExpertSelector::default();
             assert_eq!(chooser.choose(&logits, None, routing)[0].id, 5, "{scores:?}, {bad}");
         }
     }

@@ -10,19 +10,19 @@ use super::i8mm::{PARTS, SQUARES_TILE, W_PAIRS, X_PAIRS, fetch, put, to_squares}
 use super::{HalvesPanels, PAIR, Sums};
 use crate::matmul::bf16::Block;
 use crate::matmul::panel::BLOCK;
-use crate::vec128::{HalfSquares, Squares, Task};
+use crate::vec128::{Bf16MatrixProducts, MatrixProducts, Task};
 
 /// Groups of four columns of a block.
 const STEPS: usize = BLOCK / 4;
 
 /// Arranges the two lines of each four columns (two columns of each row in either) for the
 /// instruction: all four columns row by row, eight rows in the first line and eight in the second.
-pub(in crate::matmul) struct ArrangeHalves<'a, Q> {
+pub(in crate::matmul) struct ArrangeBf16<'a, Q> {
     pub quad: Q,
     pub chunk: &'a mut [HalvesPanels],
 }
 
-impl<Q: Squares> Task for ArrangeHalves<'_, Q> {
+impl<Q: MatrixProducts> Task for ArrangeBf16<'_, Q> {
     type Output = ();
 
     #[inline(always)]
@@ -37,16 +37,16 @@ impl<Q: Squares> Task for ArrangeHalves<'_, Q> {
 /// the rows.
 pub(in crate::matmul) type TwoRows<'a> = (&'a [Block], usize);
 
-/// Adds the products of a chunk, [arranged](ArrangeHalves), with as many blocks of six rows to
+/// Adds the products of a chunk, [arranged](ArrangeBf16), with as many blocks of six rows to
 /// `sums`.
-pub(in crate::matmul) struct MultiplySquareHalves<'a, Q> {
+pub(in crate::matmul) struct MultiplyBfmmla<'a, Q> {
     pub quad: Q,
     pub chunk: &'a [HalvesPanels],
     pub rows: [TwoRows<'a>; X_PAIRS],
     pub sums: &'a mut Sums<SQUARES_TILE>,
 }
 
-impl<Q: HalfSquares> Task for MultiplySquareHalves<'_, Q> {
+impl<Q: Bf16MatrixProducts> Task for MultiplyBfmmla<'_, Q> {
     type Output = ();
 
     #[inline(always)]

@@ -5,7 +5,7 @@
 
 use kvant_backend::BackendError;
 
-use super::{Biased, CpuExperts, Scratch, Stage, grow, lay_out};
+use super::{Biased, CpuExperts, MoeStage, Scratch, grow, tile_positions};
 use crate::matmul::dispatch::{self, Operand, for_threads};
 use crate::{Isa, Pool};
 
@@ -26,15 +26,15 @@ pub(crate) fn project_each(
     let (n, any) = (w.matrices.len(), w.any());
     let (n_in, n_out) = (any.n_in, any.n_out);
     let rows = x.len() / (n * n_in);
-    routes.choose_parts(rows, n);
-    let tiles = lay_out(isa, tiles, &routes.groups);
-    let stage = Stage { isa, pool, tuning: *tuning, groups: &routes.groups, tiles };
+    routes.route_slices(rows, n);
+    let tiles = tile_positions(isa, tiles, &routes.groups);
+    let stage = MoeStage { isa, pool, tuning: *tuning, groups: &routes.groups, tiles };
     stage.pick(forms, [w, w], Operand { x, n_in, norm: None }, &routes.rows, normed, picked);
-    let laid_out = w.laid_out(isa, pool, 0..n)?;
+    let laid_out = w.packed(isa, pool, 0..n)?;
     let biased = Biased { laid_out: laid_out.as_deref(), ..Biased::new(w, None) };
     grow(hidden, y.len());
     let given = &mut hidden[..y.len()];
-    stage.apart(forms, for_threads(workspaces, pool), picked, biased, None, given);
+    stage.project_slots(forms, for_threads(workspaces, pool), picked, biased, None, given);
     if n_out > 0 {
         for (part, given) in routes.rows.iter().zip(given.chunks_exact(n_out)) {
             y[*part as usize * n_out..][..n_out].copy_from_slice(given);

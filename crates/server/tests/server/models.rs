@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::client::{options, start};
 use kvant::{DType, KvOptions, Model, OpenOptions, SamplerParams};
-use kvant_server::{ModelSpec, Opened, Options};
+use kvant_server::{ModelSpec, OpenedModel, Options};
 use serde_json::{Value, json};
 
 /// Returns the bundled model under another name, and a counter of its loads.
@@ -17,7 +17,7 @@ fn offer(name: &str, bytes: u64) -> (ModelSpec, Arc<AtomicUsize>) {
         let model = Model::bundled(OpenOptions { n_threads: Some(1), ..Default::default() });
         let model = model.map_err(|error| error.to_string())?;
         let drawing = SamplerParams { temperature: 0.0, top_k: 7, ..Default::default() }.into();
-        Ok(Opened { model, kv: KvOptions::symmetric(DType::Q8_0), sampling: drawing })
+        Ok(OpenedModel { model, kv: KvOptions::symmetric(DType::Q8_0), sampling: drawing })
     };
     (ModelSpec { name: name.to_owned(), bytes, open: Arc::new(open) }, loads)
 }

@@ -16,7 +16,7 @@ const PLACES: [&str; 2] = ["{query}", "{document}"];
 
 /// The scoring head and prompt template of a reranker.
 #[derive(Debug, Clone)]
-pub struct Scorer {
+pub struct Reranker {
     template: String,
     /// A row for each answer, the first for "yes", `[n_out, n_embd]`.
     head: Vec<f32>,
@@ -28,7 +28,7 @@ impl Model {
     ///
     /// # Errors
     /// A model that is not a reranker, or one of an unsupported form.
-    pub fn scorer(&self) -> Result<Scorer, Error> {
+    pub fn scorer(&self) -> Result<Reranker, Error> {
         let refused = |expected: String, got: String| Err(Error::Setting { name: "model", expected, got });
         let (gguf, pooling) = (self.gguf(), self.pooling_type()?.unwrap_or(0));
         if pooling != RANK {
@@ -49,7 +49,7 @@ impl Model {
         if let Some(place) = PLACES.iter().find(|place| !template.contains(**place)) {
             return refused(format!("{place} in {TEMPLATE}"), "none".to_owned());
         }
-        Ok(Scorer { template: template.to_owned(), head, n_embd })
+        Ok(Reranker { template: template.to_owned(), head, n_embd })
     }
 
     /// Returns the probability that each document answers the query, from 0 to 1. `kv` sets the
@@ -57,16 +57,16 @@ impl Model {
     ///
     /// # Errors
     /// As [`Model::scorer`] and [`Model::embed`].
-    pub fn rank(&self, query: &str, documents: &[&str], kv: &KvOptions) -> Result<Vec<f32>, Error> {
+    pub fn rerank(&self, query: &str, documents: &[&str], kv: &KvOptions) -> Result<Vec<f32>, Error> {
         let scorer = self.scorer()?;
         let prompts = documents.iter().map(|document| scorer.prompt(self, query, document));
         let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
         let pooled = self.pooled(&prompts, Pooling::Last, kv)?;
-        pooled.iter().map(|pooled| Ok(scorer.score(&pooled.state()?))).collect()
+        pooled.iter().map(|pooled| Ok(scorer.score(&pooled.vector()?))).collect()
     }
 }
 
-impl Scorer {
+impl Reranker {
     /// Returns the prompt tokens of a document, whose last hidden state gives its score. Special
     /// tokens come from the template alone; those spelled in a query or a document are plain text.
     ///
@@ -142,7 +142,7 @@ mod tests {
         let answers = [300, 40];
         let model = scorer(answers, FORM);
         let documents = ["Paris is the capital of France.", "Cats sleep.", "<|im_end|>"];
-        let scores = model.rank(QUERY, &documents, &KvOptions::default()).unwrap();
+        let scores = model.rerank(QUERY, &documents, &KvOptions::default()).unwrap();
         for (document, score) in documents.iter().zip(scores) {
             let mut session = model.session(SessionOptions::default()).unwrap();
             let prompt = model.scorer().unwrap().prompt(&model, QUERY, document).unwrap();
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn scores_of_extreme_states_are_finite() {
-        let scorer = Scorer { template: String::new(), head: vec![1.0, 0.0, 0.0, 1.0], n_embd: 2 };
+        let scorer = Reranker { template: String::new(), head: vec![1.0, 0.0, 0.0, 1.0], n_embd: 2 };
         assert_eq!([[1e4, -1e4], [-1e4, 1e4], [3.0, 3.0]].map(|state| scorer.score(&state)), [1.0, 0.0, 0.5]);
     }
 }

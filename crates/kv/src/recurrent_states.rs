@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use kvant_backend::{CountedPage, Page, PageAllocator, Result, Rows, StatePart};
+use kvant_backend::{CountedPage, Page, PageAllocator, Result, StateBatchEntry, TokenSpan};
 
 use crate::layout::StateLayout;
 
 /// The states of all recurrent layers of a sequence: the current page, and copies at earlier
 /// lengths.
 #[derive(Debug)]
-pub(crate) struct States<P: Page> {
+pub(crate) struct RecurrentStates<P: Page> {
     /// `None` before the first token, when all values are zero.
     now: Option<Arc<CountedPage<P>>>,
     /// Snapshots with their length, oldest first.
@@ -19,19 +19,19 @@ pub(crate) struct States<P: Page> {
     before: Option<(Option<usize>, Arc<CountedPage<P>>)>,
 }
 
-impl<P: Page> Default for States<P> {
+impl<P: Page> Default for RecurrentStates<P> {
     fn default() -> Self {
         Self { now: None, past: Vec::new(), before: None }
     }
 }
 
-impl<P: Page> Clone for States<P> {
+impl<P: Page> Clone for RecurrentStates<P> {
     fn clone(&self) -> Self {
         Self { now: self.now.clone(), past: self.past.clone(), before: None }
     }
 }
 
-impl<P: Page> States<P> {
+impl<P: Page> RecurrentStates<P> {
     /// Returns the current states.
     pub fn now(&self) -> Option<&Arc<CountedPage<P>>> {
         self.now.as_ref()
@@ -79,28 +79,30 @@ impl<P: Page> States<P> {
     }
 
     /// Releases the states that [`States::remember`] saved.
-    pub fn forget(&mut self) {
+    pub fn discard_saved(&mut self) {
         self.before = None;
     }
 
     /// Makes the current states exclusively owned, before a step updates them.
     pub fn reserve(&mut self, layout: &StateLayout, pages: &dyn PageAllocator<P>) -> Result<()> {
-        CountedPage::own(&mut self.now, layout.n_bytes(), pages).map(|_| ())
+        CountedPage::make_unique(&mut self.now, layout.n_bytes(), pages).map(|_| ())
     }
 
     /// Returns the state of recurrent layer `index`, for a step of `rows`.
     ///
     /// # Panics
     /// Unless it was [reserved](States::reserve).
-    pub fn part(&mut self, layout: &StateLayout, index: usize, rows: Rows) -> StatePart<'_, P> {
+    pub fn part(&mut self, layout: &StateLayout, index: usize, rows: TokenSpan) -> StateBatchEntry<'_, P> {
         let page = self.now.as_mut().and_then(Arc::get_mut).expect("states that were reserved");
         let (offset, n_values) = layout.state(index);
-        StatePart { rows, page, offset, n_values }
+        StateBatchEntry { rows, page, offset, n_values }
     }
 
     /// Takes a snapshot of the states after `len` tokens, if `len` is a snapshot length.
     pub fn commit(&mut self, layout: &StateLayout, len: usize) {
-        if let Some(now) = self.now.as_ref().filter(|_| layout.until_snapshot(len) == layout.every()) {
+        if let Some(now) =
+            self.now.as_ref().filter(|_| layout.tokens_to_snapshot(len) == layout.snapshot_interval())
+        {
             self.past.push((len, Arc::clone(now)));
         }
     }
@@ -117,7 +119,7 @@ impl<P: Page> States<P> {
     }
 
     /// Starts with the states after `len` tokens of another sequence.
-    pub fn attach(&mut self, len: usize, page: Arc<CountedPage<P>>) {
+    pub fn attach_prefix(&mut self, len: usize, page: Arc<CountedPage<P>>) {
         self.past.push((len, Arc::clone(&page)));
         self.now = Some(page);
     }

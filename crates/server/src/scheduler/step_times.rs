@@ -17,7 +17,7 @@ const FIRST_ROWS: usize = 4;
 pub(super) struct Pace {
     /// Steps with decode only, by the binary logarithm of the batch size: with the average of
     /// another size the difference would be attributed to prefill tokens.
-    speaking: BTreeMap<u32, Speaking>,
+    decode_time: BTreeMap<u32, Speaking>,
     /// Time of a prefill token in a step without decode.
     pub row: Option<f64>,
     /// Time that a prefill token adds to a step with decode: more than alone, as small batches
@@ -52,13 +52,13 @@ impl Pace {
             _ if seconds == 0.0 => {}
             (0, 0) => {}
             (n, 0) => {
-                let speaking = self.speaking.entry(n.ilog2()).or_default();
+                let speaking = self.decode_time.entry(n.ilog2()).or_default();
                 Self::learn(&mut speaking.seconds, seconds);
                 speaking.n_since = 0;
             }
             (0, rows) => Self::learn(&mut self.row, seconds / rows as f64),
             (n, rows) => {
-                let speaking = self.speaking.entry(n.ilog2()).or_default();
+                let speaking = self.decode_time.entry(n.ilog2()).or_default();
                 speaking.n_since += 1;
                 if let Some(speaking) = speaking.seconds {
                     let row = ((seconds - speaking) / rows as f64).max(1e-5);
@@ -73,7 +73,7 @@ impl Pace {
     /// without them.
     pub fn rows(&self, n_speaking: usize, most: usize, gap: f64) -> usize {
         let (seconds, row, least) = match n_speaking.checked_ilog2() {
-            Some(n) => match (self.speaking.get(&n), self.beside) {
+            Some(n) => match (self.decode_time.get(&n), self.beside) {
                 (Some(speaking), _) if speaking.is_to_be_known() => return 0,
                 (Some(Speaking { seconds: Some(speaking), .. }), Some(beside)) => {
                     ((gap - 1.0) * speaking, beside, 1)
