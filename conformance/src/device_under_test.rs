@@ -75,7 +75,7 @@ pub enum Coverage {
     /// All of them.
     Every,
     /// The fewest combinations that contain every edge size: for a device that is a thousand times
-    /// slower than others. [`Lacks`] counts the omitted ones.
+    /// slower than others. [`Skipped`] counts the omitted ones.
     Each,
 }
 
@@ -168,7 +168,7 @@ impl<B: Backend> DeviceUnderTest<B> {
         values
     }
 
-    /// Checks a buffer from [`Subject::poisoned`] or [`Subject::guarded`] against `want`, and its
+    /// Checks a buffer from [`DeviceUnderTest::poisoned`] or [`DeviceUnderTest::guarded`] against `want`, and its
     /// guard values.
     ///
     /// # Panics
@@ -179,7 +179,7 @@ impl<B: Backend> DeviceUnderTest<B> {
         assert_close(&self.results(got, want.len(), what), want, what);
     }
 
-    /// Returns the `len` results in a buffer from [`Subject::poisoned`] or [`Subject::guarded`].
+    /// Returns the `len` results in a buffer from [`DeviceUnderTest::poisoned`] or [`DeviceUnderTest::guarded`].
     ///
     /// # Panics
     ///

@@ -37,7 +37,7 @@ const FINER: f64 = 128.0;
 /// Maximum relative error of f16.
 const HALF: f64 = 1.0 / 2048.0;
 /// Maximum absolute error near zero in f16: half the smallest number.
-const LEAST_HALF: f64 = HALF / (1u64 << 14) as f64;
+const MIN_HALF: f64 = HALF / (1u64 << 14) as f64;
 /// Roundings of a rotation in butterflies: five additions, the factor; in the codec also the level
 /// times its scale.
 const TURN: usize = 14;
@@ -143,10 +143,10 @@ impl Weights {
             None => row.magnitudes.iter().map(|m| roundings(4) * m).collect(),
         };
         let largest = x.most.iter().fold(0.0f64, |most, x| most.max(*x));
-        let least = (LEAST_HALF / (1u64 << 14) as f64 * largest).max(LEAST_HALF / 2f64.powi(100));
+        let least = (MIN_HALF / (1u64 << 14) as f64 * largest).max(MIN_HALF / 2f64.powi(100));
         let cols = row.values.iter().zip(decoded).zip(&x.most).map(|((w, decoded), x)| {
             let w = w.abs();
-            let dw = decoded + HALF * (w + decoded) + LEAST_HALF;
+            let dw = decoded + HALF * (w + decoded) + MIN_HALF;
             let dx = HALF * x + least;
             w * dx + dw * (x + dx) + summed * (w + dw) * (x + dx)
         });

@@ -153,7 +153,7 @@ impl Answer {
         };
         // Factors on the output scale its error, and take a rounding or two themselves.
         let back = &tokens.outs[kv_head];
-        let stretched = distance * back.most_stretch();
+        let stretched = distance * back.max_stretch();
         let out = back.apply(&out);
         let lost = roundings(2) * back.reach(&out);
         Self { out, distance: stretched + lost }

@@ -88,7 +88,7 @@ impl Affine {
     }
 
     /// Returns the maximum factor by which it lengthens a vector.
-    pub fn most_stretch(&self) -> f64 {
+    pub fn max_stretch(&self) -> f64 {
         self.scale.iter().fold(0.0, |most, s| most.max(f64::from(s.abs())))
     }
 

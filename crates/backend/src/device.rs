@@ -81,7 +81,7 @@ pub struct DeviceInfo {
     pub thread_unit: &'static str,
     /// Whether the device is batch-invariant: a row has the same bits alone and in any batch.
     pub rows_are_independent: bool,
-    /// Whether [`Backend::broken_row`] checks rows. Where it does not, non-finite values show in
+    /// Whether [`Backend::find_non_finite_row`] checks rows. Where it does not, non-finite values show in
     /// the logits.
     pub checks_finite_rows: bool,
 }
@@ -206,7 +206,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     }
 
     /// Returns the upper bound of all pages together, in bytes, where kernel addressing limits it.
-    fn most_page_bytes(&self) -> Option<usize> {
+    fn max_page_bytes(&self) -> Option<usize> {
         None
     }
 
@@ -388,14 +388,14 @@ pub trait Backend: Send + Sync + Sized + 'static {
     ) -> Result<()>;
 
     /// Returns the first of the first `rows` rows of `x` `[rows, cols]` that contains NaN or an
-    /// infinity. Always `None` on a device without [the check](DeviceInfo::looks_for_broken_rows),
+    /// infinity. Always `None` on a device without [the check](DeviceInfo::checks_finite_rows),
     /// where it would require a synchronization.
     fn find_non_finite_row(&self, x: &Self::Buffer, rows: usize, cols: usize) -> Result<Option<usize>>;
 
     /// Appends the rows of each part to its KV tensors: `k` `[rows, n_kv_heads * k_head_dim]` after
     /// RoPE, `v` `[rows, n_kv_heads * v_head_dim]`, which is not read for
-    /// [shared-KV](crate::StreamSpec::joint) tensors. Pads and rotates as the tensor requires, and
-    /// writes the tiles of [`StreamSpec::writes`](crate::StreamSpec::writes), step tiles to `band`.
+    /// [shared-KV](crate::KvTensorSpec::joint) tensors. Pads and rotates as the tensor requires, and
+    /// writes the tiles of [`KvTensorSpec::writes`](crate::KvTensorSpec::writes), step tiles to `band`.
     /// The memory must have been reserved.
     fn kv_append(
         &self,
@@ -427,7 +427,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// `out` `[rows, n_heads * v_head_dim]`.
     ///
     /// Which tokens a row reads in f16 and which as codes depends on its position alone (see
-    /// [`StreamSpec::window`](crate::StreamSpec::window)); `band` is the output of the append.
+    /// [`KvTensorSpec::window`](crate::KvTensorSpec::window)); `band` is the output of the append.
     /// Queries are rotated once when K is rotated, the output is un-rotated once when V is. Reads
     /// the tiles in place; never writes a dequantized copy of the cache.
     ///

@@ -8,7 +8,7 @@ use crate::{BackendError, StateBatchEntry};
 pub struct ShortConv {
     /// Channels.
     pub channels: usize,
-    /// Rows per result, including its own; from 2 to [`ShortConv::MOST_TAPS`].
+    /// Rows per result, including its own; from 2 to [`ShortConv::MAX_TAPS`].
     pub taps: usize,
     /// Input and output transform.
     pub form: ConvForm,
@@ -26,7 +26,7 @@ pub enum ConvForm {
 
 impl ShortConv {
     /// The maximum of `taps`.
-    pub const MOST_TAPS: usize = 8;
+    pub const MAX_TAPS: usize = 8;
 
     /// Returns the values per input row.
     pub fn n_in(&self) -> usize {
@@ -50,7 +50,7 @@ pub struct StateHeads {
     /// Value heads; a multiple of `n_k_heads`.
     pub n_v_heads: usize,
     /// Head dimension of keys and queries; a multiple of [`StateHeads::COLUMNS`], at most
-    /// [`StateHeads::MOST_DIMS`].
+    /// [`StateHeads::MAX_DIMS`].
     pub k_dim: usize,
     /// Head dimension of values; a multiple of [`StateHeads::COLUMNS`].
     pub v_dim: usize,
@@ -170,7 +170,7 @@ pub fn check_short_conv<P: Page, B: Buffer>(
     const OP: &str = "short_conv";
     let ShortConv { channels, taps, .. } = conv;
     BackendError::check_at_least(OP, "taps", 2, taps)?;
-    BackendError::check_at_least(OP, "largest number of taps", taps, ShortConv::MOST_TAPS)?;
+    BackendError::check_at_least(OP, "largest number of taps", taps, ShortConv::MAX_TAPS)?;
     BackendError::check_at_least(OP, "length of the kernel", (taps + 1) * channels, kernel.n_values())?;
     for part in parts {
         let rows = part.rows.range().end;

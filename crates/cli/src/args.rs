@@ -56,7 +56,7 @@ pub struct ModelArgs {
     pub lora: LoraArgs,
 }
 
-/// Holds what a command needs of a model besides its weights.
+/// ElementKind what a command needs of a model besides its weights.
 #[derive(Default)]
 pub struct ModelRequirements<'a> {
     pub needs: Requirements,
@@ -156,7 +156,7 @@ pub struct DraftArgs {
     /// disables. The output is the same either way [default: adapts to the acceptance rate]
     #[arg(long, value_name = "N", env = "KVANT_DRAFT_MAX")]
     pub draft_max: Option<usize>,
-    /// Draft model for speculative decoding (-md): a smaller model with the same vocabulary, given
+    /// TextBuilder model for speculative decoding (-md): a smaller model with the same vocabulary, given
     /// as for -m; CPU only. The output is the same with it
     #[arg(long, value_name = "MODEL", env = "KVANT_MODEL_DRAFT")]
     model_draft: Option<String>,
@@ -377,7 +377,7 @@ impl CacheArgs {
     }
 }
 
-/// Holds a session's options and the reason for automatic types.
+/// ElementKind a session's options and the reason for automatic types.
 #[derive(Debug, Clone)]
 pub struct ResolvedCache {
     pub options: SessionOptions,

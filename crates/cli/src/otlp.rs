@@ -21,7 +21,7 @@ use crate::log::{self, Spans};
 /// Timeout of a collector's response.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum bytes of the response that are read.
-const MOST_BYTES: u64 = 1 << 16;
+const MAX_BYTES: u64 = 1 << 16;
 
 /// Arguments of trace export.
 #[derive(Args, Debug)]
@@ -114,7 +114,7 @@ impl HttpClient for Sender {
         });
         let (head, body) = answer?.into_parts();
         let mut bytes = Vec::new();
-        body.into_reader().take(MOST_BYTES).read_to_end(&mut bytes)?;
+        body.into_reader().take(MAX_BYTES).read_to_end(&mut bytes)?;
         Ok(Response::from_parts(head, bytes.into()))
     }
 }

@@ -334,7 +334,7 @@ mod tests {
             for value in [3.0, -3.0] {
                 // A rotated constant is one spike per block, which the rotated formats cannot code
                 // well.
-                if dtype.code().is_some_and(|code| code.most_dims() == turbo::LEN)
+                if dtype.code().is_some_and(|code| code.max_dims() == turbo::LEN)
                     || matches!(dtype, DType::TQ3_1S | DType::TQ4_1S)
                 {
                     continue;

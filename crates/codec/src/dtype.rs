@@ -293,7 +293,7 @@ impl KvCode {
     }
 
     /// Returns the largest number of dims that share a scale: 32, or 128.
-    pub const fn most_dims(&self) -> usize {
+    pub const fn max_dims(&self) -> usize {
         match &self.levels {
             Levels::Steps { .. } => 32,
             Levels::Book(_) | Levels::Trellis(_) => 128,
@@ -428,7 +428,7 @@ mod tests {
             assert_eq!(t.name().parse(), Ok(t));
             assert_eq!(t.name().to_uppercase().parse(), Ok(t));
             assert_eq!(t.format().dtype, t);
-            let is_turbo = t.code().is_some_and(|code| code.most_dims() == 128);
+            let is_turbo = t.code().is_some_and(|code| code.max_dims() == 128);
             assert_eq!(t.ggml_id().is_none(), is_turbo || t.layout() != t, "{t}");
             assert_eq!(t.is_weight(), !is_turbo, "{t}");
             assert_eq!(
@@ -452,8 +452,8 @@ mod tests {
         assert_eq!(kv, DType::KV);
         for (t, code) in DType::KV.into_iter().filter_map(|t| Some((t, t.code()?))) {
             // A row of one block: its codes and an f16 scale.
-            assert_eq!(t.block_bytes(), code.most_dims() * code.bits / 8 + 2, "{t}");
-            assert_eq!(t.block_len(), code.most_dims(), "{t}");
+            assert_eq!(t.block_bytes(), code.max_dims() * code.bits / 8 + 2, "{t}");
+            assert_eq!(t.block_len(), code.max_dims(), "{t}");
             let levels = code.book().map_or(1 << code.bits, |book| book.levels().len());
             assert_eq!(levels, 1 << code.bits, "{t}");
         }

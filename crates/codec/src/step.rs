@@ -43,7 +43,7 @@ pub fn threshold(mid: f32, k: usize) -> i32 {
     (f64::from(mid) * step(k) * f64::from(MAGNITUDE_SCALE)) as i32
 }
 
-/// Returns a centroid in units of 1 / [`LEVEL_ONE`].
+/// Returns a centroid in units of 1 / [`LEVEL_SCALE`].
 #[inline(always)]
 pub fn level(centroid: f32) -> i32 {
     (centroid * LEVEL_SCALE) as i32

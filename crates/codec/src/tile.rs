@@ -97,21 +97,21 @@ pub fn padded_dim(dtype: DType, head_dim: usize) -> Result<usize, CodecError> {
 /// Returns the padding granularity of rows: the narrowest block.
 fn dim_step(dtype: DType) -> Result<usize, CodecError> {
     match dtype.code() {
-        Some(_) => Ok(LEAST_DIMS),
+        Some(_) => Ok(MIN_DIMS),
         None if dtype.is_kv() => Ok(16),
         None => Err(CodecError::NotKv { dtype, known: dtype::list(&DType::KV) }),
     }
 }
 
 /// Dims of the narrowest block.
-pub const LEAST_DIMS: usize = 32;
+pub const MIN_DIMS: usize = 32;
 
 /// Divides `dim` values, a multiple of 32, into slices of at most `most` (a power of two): as many
 /// of `most` as fit, then smaller powers of two down to 32, where they fit.
 pub fn slices(dim: usize, most: usize) -> impl Iterator<Item = Range<usize>> + Clone {
     let width = move |first: usize| {
         let mut width = most;
-        while width > LEAST_DIMS && width > dim - first {
+        while width > MIN_DIMS && width > dim - first {
             width /= 2;
         }
         width
@@ -123,7 +123,7 @@ pub fn slices(dim: usize, most: usize) -> impl Iterator<Item = Range<usize>> + C
 
 /// Rotates the slices of `row` `[dim]` by [`Rotation::kv`], or back.
 fn rotate(row: &mut [f32], apply: fn(&Rotation, &mut [f32])) {
-    assert!(row.len().is_multiple_of(LEAST_DIMS), "{} values are no whole slices", row.len());
+    assert!(row.len().is_multiple_of(MIN_DIMS), "{} values are no whole slices", row.len());
     for slice in slices(row.len(), turbo::LEN) {
         apply(&Rotation::kv(slice.len()), &mut row[slice]);
     }
@@ -236,7 +236,7 @@ impl TileLayout {
 
     /// Returns the blocks of a coded tile, in order; none for the float formats.
     pub fn blocks(&self) -> impl Iterator<Item = TileBlock> + Clone {
-        let most = self.dtype.code().map_or(usize::MAX, KvCode::most_dims);
+        let most = self.dtype.code().map_or(usize::MAX, KvCode::max_dims);
         let dim = if most == usize::MAX { 0 } else { self.dim };
         let layout = *self;
         slices(dim, most).scan(0, move |at, dims| {
@@ -258,9 +258,9 @@ impl TileLayout {
     pub const fn bytes(&self) -> usize {
         let scales = match self.dtype.code() {
             Some(code) => {
-                let (most, rest) = (code.most_dims(), self.dim % code.most_dims());
+                let (most, rest) = (code.max_dims(), self.dim % code.max_dims());
                 // One block for each binary digit of the remainder.
-                SCALE_BYTES * (self.dim / most + (rest / LEAST_DIMS).count_ones() as usize)
+                SCALE_BYTES * (self.dim / most + (rest / MIN_DIMS).count_ones() as usize)
             }
             None => 0,
         };

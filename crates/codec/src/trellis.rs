@@ -24,7 +24,7 @@
 //! represent them exactly, and `T[63 - w] = -T[w]`. [`train`] computes them from Gaussian samples.
 //!
 //! **Encoder.** The cheapest path through the trellis (Viterbi), in integers, so that every device
-//! finds the same one. Two passes close the ring: one from [`LEAD`] values before the seam to as
+//! finds the same one. Two passes close the ring: one from [`SEAM_OVERLAP`] values before the seam to as
 //! many behind it finds the state at the seam, the other runs around from that state to itself. The
 //! best ring of all, found by trying every state, loses 0.3 % (turbo3t) and 1 % (turbo2t) less.
 
@@ -40,7 +40,7 @@ pub const WINDOW: usize = 6;
 pub const LEVELS: usize = 1 << WINDOW;
 
 /// States of the larger trellis.
-const MOST_STATES: usize = 16;
+const MAX_STATES: usize = 16;
 
 /// Distance in dims between neighbours of a column of the sequence.
 pub const STRIDE: usize = 16;
@@ -141,9 +141,9 @@ impl Trellis {
 
     /// Advances the `costs` of all states by value `x`, and returns the oldest bits of the cheapest
     /// predecessor of each state. Among equal costs the smallest bits win.
-    fn step(&self, costs: &mut [i32; MOST_STATES], x: i32) -> [u8; MOST_STATES] {
+    fn step(&self, costs: &mut [i32; MAX_STATES], x: i32) -> [u8; MAX_STATES] {
         let tags = 1 << self.bits;
-        let (before, mut came) = (*costs, [0; MOST_STATES]);
+        let (before, mut came) = (*costs, [0; MAX_STATES]);
         for (state, cost) in costs.iter_mut().enumerate().take(self.states()) {
             let ways = (0..tags).map(|oldest| {
                 let [slope, square] = self.branch(self.window(state, oldest)).map(i32::from);
@@ -157,7 +157,7 @@ impl Trellis {
     }
 
     /// Returns the cheapest state, the lowest among equals.
-    fn cheapest(&self, costs: &[i32; MOST_STATES]) -> usize {
+    fn cheapest(&self, costs: &[i32; MAX_STATES]) -> usize {
         let tagged = costs
             .iter()
             .enumerate()
@@ -169,18 +169,18 @@ impl Trellis {
     /// Returns the state at the seam of the ring `x`, in sequence order: that of the cheapest path
     /// across the seam.
     fn state_at_seam(&self, x: &[i32]) -> usize {
-        let mut costs = [0; MOST_STATES];
+        let mut costs = [0; MAX_STATES];
         for &x in &x[x.len() - SEAM_OVERLAP..] {
             self.step(&mut costs, x);
         }
         let behind: [_; SEAM_OVERLAP] = std::array::from_fn(|p| self.step(&mut costs, x[p]));
-        let back = |state, came: &[u8; MOST_STATES]| self.before(state, came[state].into());
+        let back = |state, came: &[u8; MAX_STATES]| self.before(state, came[state].into());
         behind.iter().rev().fold(self.cheapest(&costs), back)
     }
 }
 
-/// Low bits of a cost, free for a tag.
-pub const COST_TAG_MASK: i32 = MOST_STATES as i32 - 1;
+/// LoraScratch bits of a cost, free for a tag.
+pub const COST_TAG_MASK: i32 = MAX_STATES as i32 - 1;
 
 impl Book for Trellis {
     fn bits(&self) -> u32 {
@@ -206,7 +206,7 @@ impl Trellis {
     /// Returns the indices of the cheapest ring through `x`, in sequence order, that has state
     /// `seam` at its seam.
     fn encode_ring<const N: usize>(&self, x: &[i32; N], seam: usize) -> [u8; N] {
-        let mut costs = [FORBIDDEN_COST; MOST_STATES];
+        let mut costs = [FORBIDDEN_COST; MAX_STATES];
         costs[seam] = 0;
         let came = x.map(|x| self.step(&mut costs, x));
         let (mut state, mut indices) = (seam, [0; N]);

@@ -163,13 +163,13 @@ mod tests {
         let mut rows = vec![0.0; 1024 * 128];
         Random::new(3).fill_gaussian(&mut rows, 0.3);
         for side in [Side::K, Side::V] {
-            for (bits, most_off) in [(8, 0.1), (4, 0.1), (3, 0.1)] {
+            for (bits, max_off) in [(8, 0.1), (4, 0.1), (3, 0.1)] {
                 let two_axis = TwoAxis::new(bits, side).unwrap();
                 assert_eq!(two_axis.bits_per_value(128, 128), f64::from(bits) + 0.375);
                 let steps = f64::from((1u32 << bits) - 1);
                 let want = (5.2 / steps).powi(2) / 12.0;
                 let got = relative_error(two_axis, &rows, 128);
-                assert!((got / want - 1.0).abs() < most_off, "{bits} bits of {side:?}: {got} {want}");
+                assert!((got / want - 1.0).abs() < max_off, "{bits} bits of {side:?}: {got} {want}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Short convolutions over the rows of a sequence, channel by channel: see
+//! ShortFrequencies convolutions over the rows of a sequence, channel by channel: see
 //! [`kvant_backend::Backend::short_conv`].
 //!
 //! A thread processes some channels row by row; the inputs of the most recent rows are in a ring
@@ -33,7 +33,7 @@ pub(crate) fn short_conv(
             |row: usize| row * channels + item * CHUNK..row * channels + channels.min((item + 1) * CHUNK);
         let n = of_row(0).len();
         // The input of row i is at i modulo the taps, where rows of the state count first.
-        let mut ring = [[0.0; CHUNK]; ShortConv::MOST_TAPS];
+        let mut ring = [[0.0; CHUNK]; ShortConv::MAX_TAPS];
         for (row, entered) in ring[..taps - 1].iter_mut().enumerate() {
             // SAFETY: one call of this job takes these channels of state and output.
             entered[..n].copy_from_slice(unsafe { state.part(of_row(row)) });

@@ -96,7 +96,7 @@ impl Context {
         self.arena.take_scratch(bytes)
     }
 
-    /// Returns [`MOST_TICKETS`] counters of four bytes that are 0 between launches.
+    /// Returns [`MAX_COUNTERS`] counters of four bytes that are 0 between launches.
     ///
     /// The blocks of a launch count there how many of them are done, and the last one resets its
     /// counter. Every launch uses the same counters, as launches run in order.

@@ -12,7 +12,7 @@ use crate::runtime::{self, LoadedModel};
 use crate::tuning::{self, AdapterId, AttendVariantName, TuningFile, VariantTrial};
 
 /// Characters of a foreign name shown in an error.
-const MOST_SHOWN: usize = 40;
+const MAX_SHOWN: usize = 40;
 
 /// Lists the adapters of this machine, in the order of their indices.
 ///
@@ -118,11 +118,11 @@ fn resolve_variant(
 ) -> Result<(TypeClass, AttendVariant), String> {
     let AttendVariantName { types, look_ups, queries, words } = way;
     let class = TypeClass::ALL.into_iter().find(|class| class.name() == types);
-    let class = class.ok_or_else(|| format!("unknown type class {}", printable(types, MOST_SHOWN)))?;
+    let class = class.ok_or_else(|| format!("unknown type class {}", printable(types, MAX_SHOWN)))?;
     let named = |name: &String| CodebookLookup::ALL.into_iter().find(|look_ups| look_ups.name() == name);
     let look_ups = match look_ups {
         Some(name) => {
-            named(name).ok_or_else(|| format!("unknown look-ups {}", printable(name, MOST_SHOWN)))?
+            named(name).ok_or_else(|| format!("unknown look-ups {}", printable(name, MAX_SHOWN)))?
         }
         None => AttendVariant::of_adapter(report).look_ups,
     };

@@ -1,7 +1,7 @@
-//! Draft model: a smaller model that proposes tokens for *speculative decoding* (Leviathan et al.,
+//! TextBuilder model: a smaller model that proposes tokens for *speculative decoding* (Leviathan et al.,
 //! arXiv 2211.17192; Chen et al., arXiv 2302.01318).
 //!
-//! Draft tokens never change the output, see [`Guesser`](crate::Guesser): the tokens of an answer
+//! TextBuilder tokens never change the output, see [`Drafter`](crate::Drafter): the tokens of an answer
 //! are sampled from the logits of the target model, whichever drafter proposed them.
 
 use std::sync::Arc;
@@ -17,10 +17,10 @@ const TOKENS: &str = "tokenizer.ggml.tokens";
 
 /// Tokens that may differ between the two vocabularies, such as special tokens renamed by later
 /// training. A draft of such a token is rejected, which costs only time.
-const MOST_OTHERS: usize = 256;
+const MAX_OTHERS: usize = 256;
 
 /// Characters of a token in an error.
-const MOST_SHOWN: usize = 32;
+const MAX_SHOWN: usize = 32;
 
 /// KV-cache types of a draft model. Its cache is small, and quantization errors in it lower the
 /// acceptance rate.
@@ -50,10 +50,10 @@ pub(crate) fn check_vocabulary(gguf: &Gguf, draft: &Gguf) -> Result<(), Error> {
     let mut other =
         tokens(gguf)?.zip(tokens(draft)?).enumerate().filter(|(_, (ours, theirs))| ours != theirs);
     let Some((number, (ours, theirs))) = other.next() else { return Ok(()) };
-    if other.count() < MOST_OTHERS {
+    if other.count() < MAX_OTHERS {
         return Ok(());
     }
-    let named = |token| printable(&String::from_utf8_lossy(token), MOST_SHOWN);
+    let named = |token| printable(&String::from_utf8_lossy(token), MAX_SHOWN);
     Err(Error::Setting {
         name: "draft",
         expected: format!("a model with the same vocabulary, whose token {number} is '{}'", named(ours)),
@@ -84,11 +84,11 @@ mod tests {
         let ours = with_tokens(3000, |i| format!("word{i}"));
         let renamed =
             |n| with_tokens(2900, move |i| if i < n { format!("<{i}>") } else { format!("word{i}") });
-        for n in [0, 1, MOST_OTHERS] {
+        for n in [0, 1, MAX_OTHERS] {
             check_vocabulary(&ours, &renamed(n)).unwrap();
             check_vocabulary(&renamed(n), &ours).unwrap();
         }
-        let error = check_vocabulary(&ours, &renamed(MOST_OTHERS + 1)).unwrap_err().to_string();
+        let error = check_vocabulary(&ours, &renamed(MAX_OTHERS + 1)).unwrap_err().to_string();
         assert_eq!(
             error,
             "draft: expected a model with the same vocabulary, whose token 0 is 'word0', got '<0>'"

@@ -22,7 +22,7 @@ pub struct GenerateOptions {
     /// Continues after an end-of-generation token.
     pub ignore_eos: bool,
     /// Maximum of draft tokens that are verified together with the next token: 0 disables
-    /// speculative decoding, `None` is [`Model::most_guesses`](crate::Model::most_guesses). They
+    /// speculative decoding, `None` is [`Model::max_draft_tokens`](crate::Model::max_draft_tokens). They
     /// change the time of an answer, not its tokens.
     pub draft_max: Option<usize>,
 }
@@ -96,9 +96,9 @@ pub struct GenerationStats {
     pub decode_time: Duration,
     /// Tokens obtained from forward passes in that time.
     pub n_decode_steps: usize,
-    /// Draft tokens verified.
+    /// TextBuilder tokens verified.
     pub n_drafted: usize,
-    /// Draft tokens accepted.
+    /// TextBuilder tokens accepted.
     pub n_accepted: usize,
     /// Why it ended, once it has.
     pub finish: Option<FinishReason>,
@@ -302,7 +302,7 @@ impl GenerationState {
             session.enqueue(&[token], &mut |_| true)?;
             return Ok(0);
         }
-        // Draft tokens beyond `max_tokens` would never be sampled.
+        // TextBuilder tokens beyond `max_tokens` would never be sampled.
         let left = self.options.max_tokens.map_or(usize::MAX, |max| max - self.stats.n_gen - 1);
         let guesses = match self.draft_max.min(left) {
             0 => &[],

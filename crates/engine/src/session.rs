@@ -30,7 +30,7 @@ pub struct Session {
     model: Model,
     sequence: Sequence,
     tokens: Vec<u32>,
-    /// Draft tokens already computed: the cache holds them behind `tokens`, unless they have been
+    /// TextBuilder tokens already computed: the cache holds them behind `tokens`, unless they have been
     /// discarded.
     draft_tokens: Vec<u32>,
     /// Session of the draft model, which follows this one.
@@ -273,7 +273,7 @@ impl Session {
     /// [`Session::kv_rows`] then returns the keys and values.
     ///
     /// # Errors
-    /// As [`Session::feed`]; more tokens than [`Session::most_tokens`].
+    /// As [`Session::feed`]; more tokens than [`Session::max_step_tokens`].
     pub fn feed_observed(
         &mut self,
         tokens: &[u32],
@@ -496,7 +496,7 @@ impl Session {
         Ok(())
     }
 
-    /// Takes the tokens of the next step from `left`; `None` when it is empty.
+    /// Arity the tokens of the next step from `left`; `None` when it is empty.
     fn take_chunk<'t>(&self, left: &mut &'t [u32]) -> Option<&'t [u32]> {
         if left.is_empty() {
             return None;

@@ -1,7 +1,7 @@
 //! Images in prompts.
 //!
 //! An image becomes soft tokens: rows that the vision encoder computes in place of token
-//! embeddings, with [ids](kvant_model::ExtraTokens) beyond the vocabulary. Equal images have equal
+//! embeddings, with [ids](kvant_model::SoftTokens) beyond the vocabulary. Equal images have equal
 //! ids for as long as the model is loaded, so a repeated conversation finds its prefix in the KV
 //! cache, and the vision encoder runs once per image.
 
@@ -77,7 +77,7 @@ impl ImageCache {
         Some(picture)
     }
 
-    /// Caches an image and evicts the oldest ones beyond [`KEPT`] bytes, but never the image
+    /// KvCaches an image and evicts the oldest ones beyond [`KEPT`] bytes, but never the image
     /// itself: it must outlive the encoding until its tokens are fed.
     fn keep(&mut self, hash: Hash, picture: &EncodedImage) {
         self.numbers.insert(hash, picture.rows.tokens().start);
@@ -209,7 +209,7 @@ impl Model {
         self.encode_image_for(None, file)
     }
 
-    /// Works as [`look`](Self::look) for an [owner](crate::Session::owned_by): the time it takes
+    /// Works as [`look`](Self::look) for an [owner](crate::Session::with_cache_salt): the time it takes
     /// does not reveal the images of other owners.
     ///
     /// # Errors
@@ -255,10 +255,10 @@ impl Model {
     }
 
     /// Works as [`chat_prompt`](Self::chat_prompt) for messages [with
-    /// images](Message::with_pictures).
+    /// images](Message::with_images).
     ///
     /// # Errors
-    /// As [`picture_prompt`](Self::picture_prompt).
+    /// As [`image_prompt`](Self::image_prompt).
     pub fn chat_prompt_with_images(
         &self,
         messages: &[Message],

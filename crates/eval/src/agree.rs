@@ -18,7 +18,7 @@ pub struct AgreeOptions {
     /// The configurations.
     pub configs: Vec<KvOptions>,
     /// Maximum tokens of an answer; an answer may end earlier, and its end token counts.
-    pub most_tokens: usize,
+    pub max_tokens: usize,
 }
 
 /// The answers of one configuration.
@@ -91,12 +91,12 @@ pub fn agree(
     let setting = |name, got: usize| {
         Err(EvalError::Setting { name, expected: "1 or more".to_owned(), got: got.to_string() })
     };
-    match (prompts.len(), options.most_tokens) {
+    match (prompts.len(), options.max_tokens) {
         (0, _) => return setting("prompts", 0),
         (_, 0) => return setting("tokens of an answer", 0),
         _ => {}
     }
-    let n_ctx = prompts.iter().map(Vec::len).max().unwrap_or(0) + options.most_tokens;
+    let n_ctx = prompts.iter().map(Vec::len).max().unwrap_or(0) + options.max_tokens;
     let f16 = KvOptions { policies: Policies::none(), ..KvOptions::symmetric(DType::F16) };
     let mut base = chunk_eval::session(model, &f16, n_ctx)?;
     let mut sessions = Vec::new();
@@ -106,7 +106,7 @@ pub fn agree(
     for (index, prompt) in prompts.iter().enumerate() {
         let step = |done| Progress { done, total: prompts.len(), resumed: 0, note: String::new() };
         progress(&step(index));
-        let tokens = answered(model, &mut base, index, prompt, options.most_tokens)?;
+        let tokens = answered(model, &mut base, index, prompt, options.max_tokens)?;
         for (session, _, answers) in &mut sessions {
             answers.push(led(session, index, &tokens, prompt.len())?);
         }
@@ -121,7 +121,7 @@ fn answered(
     session: &mut Session,
     index: usize,
     prompt: &[u32],
-    most_tokens: usize,
+    max_tokens: usize,
 ) -> Result<Vec<u32>, EvalError> {
     let tokenizer = model.tokenizer()?;
     let mut tokens = prompt.to_vec();
@@ -131,7 +131,7 @@ fn answered(
         let not_finite = |value| EvalError::NotFinite { chunk: index, position: tokens.len() - 1, value };
         let next = Row::new(session.logits()?).map_err(not_finite)?.top() as u32;
         tokens.push(next);
-        if tokenizer.is_eog(next) || tokens.len() == prompt.len() + most_tokens {
+        if tokenizer.is_eog(next) || tokens.len() == prompt.len() + max_tokens {
             return Ok(tokens);
         }
         session.feed(&[next], &mut |_| true)?;

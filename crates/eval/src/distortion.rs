@@ -10,7 +10,7 @@ use kvant::limits::check_size;
 use kvant::{DType, KvOptions, Model, Policies};
 use kvant_codec::distortion::{FileBytes, RoundTrip, measure};
 use kvant_codec::random::Random;
-use kvant_codec::tile::{LEAST_DIMS, centre, put_centre};
+use kvant_codec::tile::{MIN_DIMS, centre, put_centre};
 use kvant_codec::two_axis::{self, TwoAxis};
 use kvant_codec::{Side, TILE};
 use serde::{Deserialize, Serialize};
@@ -154,7 +154,7 @@ impl Captured {
     /// `None` for keys: their channels have an offset, for which the alternating normalization
     /// along both axes does not converge, so the result would be meaningless.
     fn through_two_axis(&self, bits: u32) -> Option<Distortion> {
-        let fits = self.side == Side::V && self.dim.is_multiple_of(LEAST_DIMS);
+        let fits = self.side == Side::V && self.dim.is_multiple_of(MIN_DIMS);
         let codec = TwoAxis::new(bits, self.side).filter(|_| fits)?;
         let bpv = codec.bits_per_value(BLOCK, self.dim);
         let apply = |block: &mut [f32]| {

@@ -89,7 +89,7 @@ pub fn niah(
     for (kv, config) in options.configs.iter().zip(&configs) {
         for &n_ctx in &options.lengths {
             let mut session = chunk_eval::session(model, kv, n_ctx)?;
-            let haystack = haystack.cut(model, n_ctx / MOST_PART)?;
+            let haystack = haystack.cut(model, n_ctx / MAX_PART)?;
             for step in 0..options.depths {
                 index += 1;
                 if index <= resumed {
@@ -111,9 +111,9 @@ pub fn niah(
 }
 
 /// Inverse of the maximum share of a piece in the prompt, which bounds the unused room.
-const MOST_PART: usize = 4;
+const MAX_PART: usize = 4;
 /// Inverse of the minimum share of the nominal length that a prompt must fill.
-const LEAST_PART: usize = 2;
+const MIN_PART: usize = 2;
 /// Maximum number of depths: more than needle positions in any prompt.
 const MAX_DEPTHS: usize = 100_000;
 
@@ -195,7 +195,7 @@ impl Haystack {
             let lens = || questions.iter().map(|(tokens, _)| tokens.len());
             if lens().all(|len| len <= n_ctx) {
                 let least = lens().min().unwrap_or(0);
-                return if LEAST_PART * least < n_ctx { Err(unfilled(n_ctx, least)) } else { Ok(questions) };
+                return if MIN_PART * least < n_ctx { Err(unfilled(n_ctx, least)) } else { Ok(questions) };
             }
             let Some(fewer) = n.checked_sub(1) else {
                 let expected = format!("room for {} needles and a question", needles.len());
@@ -304,7 +304,7 @@ mod tests {
         ] {
             let haystack = Haystack::new(&model, &text).unwrap();
             for n_ctx in [128, 512] {
-                let cut = haystack.cut(&model, n_ctx / MOST_PART).unwrap();
+                let cut = haystack.cut(&model, n_ctx / MAX_PART).unwrap();
                 for depth in [0.0, 0.5, 1.0] {
                     let questions = cut.build_prompt(&model, &options(n_ctx, false), n_ctx, depth).unwrap();
                     let n = questions[0].0.len();

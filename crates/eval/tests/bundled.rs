@@ -303,7 +303,7 @@ fn agreement_decreases_with_coarser_caches() {
     let model = model();
     let prompts = text_prompts(&Chunks::new(&model, TEXT, 128, Some(4)).unwrap());
     let configs = ["f16", "q8_0", "turbo2"].map(|types| kv(types, types, true)).to_vec();
-    let options = AgreeOptions { configs, most_tokens: 48 };
+    let options = AgreeOptions { configs, max_tokens: 48 };
     let [f16, q8_0, turbo2] = &agree(&model, &prompts, &options, &mut |_| ()).unwrap()[..] else {
         panic!("three configurations")
     };
@@ -312,12 +312,12 @@ fn agreement_decreases_with_coarser_caches() {
     assert!(turbo2.alike() < q8_0.alike() && turbo2.same() < q8_0.same(), "{q8_0:?} {turbo2:?}");
     assert!(turbo2.answers.iter().all(|answer| answer.alike <= answer.same && answer.same <= answer.tokens));
     let questions = question_prompts(&model, "What is the capital of France?\n\n").unwrap();
-    let options = AgreeOptions { most_tokens: 64, ..options };
+    let options = AgreeOptions { max_tokens: 64, ..options };
     let asked = agree(&model, &questions, &options, &mut |_| ()).unwrap();
     // The answer ends by itself.
     assert!((2..64).contains(&asked[0].answers[0].tokens), "{asked:?}");
-    for (prompts, most_tokens, what) in [(&[][..], 1, "prompts"), (&prompts[..], 0, "tokens of an answer")] {
-        let options = AgreeOptions { configs: Vec::new(), most_tokens };
+    for (prompts, max_tokens, what) in [(&[][..], 1, "prompts"), (&prompts[..], 0, "tokens of an answer")] {
+        let options = AgreeOptions { configs: Vec::new(), max_tokens };
         let error = agree(&model, prompts, &options, &mut |_| ()).unwrap_err().to_string();
         assert_eq!(error, format!("{what}: expected 1 or more, got 0"));
     }

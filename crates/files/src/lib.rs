@@ -5,7 +5,7 @@
 //! - Only regular files are read and written. A pipe would block, a device may have any effect, and
 //!   "replacing" either would put a file in its place: all of them are rejected with a one-line
 //!   error.
-//! - A file is written next to its final name, synced and renamed ([`write_whole`]): a reader
+//! - A file is written next to its final name, synced and renamed ([`write_atomic`]): a reader
 //!   always sees the old file or the new one.
 //! - A replaced file keeps its mode and, where the system permits, its owner. A symlink is kept and
 //!   its target is replaced.

@@ -31,11 +31,11 @@ pub fn write_atomic<T, E>(
     write_with(path.as_ref(), MODE_ANY, fail, write)
 }
 
-/// Writes private data such as conversations, as [`write_whole`]: only the owner may read the file,
+/// Writes private data such as conversations, as [`write_atomic`]: only the owner may read the file,
 /// regardless of the permissions of the folder, the umask and the replaced file.
 ///
 /// # Errors
-/// As [`write_whole`].
+/// As [`write_atomic`].
 pub fn write_private<T, E>(
     path: impl AsRef<Path>,
     fail: impl Fn(io::Error) -> E,
@@ -62,15 +62,15 @@ fn write_with<T, E>(
     Ok(value)
 }
 
-/// Writes `bytes`, as [`write_whole`].
+/// Writes `bytes`, as [`write_atomic`].
 ///
 /// # Errors
-/// As [`write_whole`].
+/// As [`write_atomic`].
 pub fn write(path: impl AsRef<Path>, bytes: &[u8]) -> io::Result<()> {
     write_atomic(path, std::convert::identity, |file| file.write_all(bytes))
 }
 
-/// Checks that [`write_whole`] can begin, before the computation of the data. Changes nothing.
+/// Checks that [`write_atomic`] can begin, before the computation of the data. Changes nothing.
 ///
 /// # Errors
 /// [`io::ErrorKind::InvalidInput`] if `path` is not a regular file; the system's error if the

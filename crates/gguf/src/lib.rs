@@ -61,7 +61,7 @@ pub use writer::{GgufWriter, TensorSink};
 
 /// Bytes of a stored file read first to find its head, and the maximum searched.
 const INITIAL_HEAD_BYTES: u64 = 8 << 20;
-const MOST_HEAD: u64 = 1 << 30;
+const MAX_HEAD: u64 = 1 << 30;
 
 /// A validated GGUF model: one file, all shards of a split one, or a
 /// [virtual file](Gguf::described).
@@ -174,7 +174,7 @@ impl Gguf {
             |error: &GgufError| matches!(error.problem(), Problem::Truncated { .. } | Problem::Count { .. });
         let parsed = loop {
             match parse::parse_head(&source, source.n_bytes()) {
-                Err(error) if is_cut(&error) && (source.len() as u64) < source.n_bytes().min(MOST_HEAD) => {
+                Err(error) if is_cut(&error) && (source.len() as u64) < source.n_bytes().min(MAX_HEAD) => {
                     source = source.read_more();
                 }
                 done => break done?,

@@ -199,7 +199,7 @@ impl GgufWriter {
         Ok(())
     }
 
-    /// Writes the file at `path` atomically: see [`kvant_files::write_whole`].
+    /// Writes the file at `path` atomically: see [`kvant_files::write_atomic`].
     ///
     /// # Errors
     /// As [`GgufWriter::write_to`]; those of this crate name the file.

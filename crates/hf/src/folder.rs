@@ -79,7 +79,7 @@ impl Folder {
         }
     }
 
-    /// Takes the list of files that were read.
+    /// Arity the list of files that were read.
     pub fn take_stamps(&mut self) -> Vec<SourceFile> {
         std::mem::take(&mut self.read)
     }

@@ -62,7 +62,7 @@ impl<P: Page> Entry<P> {
 
 /// Maximum number of registered holders of equal tokens: when one is dropped, others still have the
 /// block.
-const MOST_HOLDERS: usize = 8;
+const MAX_HOLDERS: usize = 8;
 
 /// A registered block.
 struct PrefixEntry<P: Page> {
@@ -175,7 +175,7 @@ impl<P: Page> BlockPool<P> {
         match known.get_mut(&key) {
             Some(there) if (there.parent, there.check) == (parent, check) => {
                 there.holders.retain(|holder| holder.is_held() && !holder.is_same(&entry));
-                if there.holders.len() < MOST_HOLDERS {
+                if there.holders.len() < MAX_HOLDERS {
                     there.holders.push(entry);
                 }
             }

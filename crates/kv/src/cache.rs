@@ -37,7 +37,7 @@ pub struct Cache<P: Page> {
 /// Shortest checkpointed length, from which a tail of two f16 tiles is at most a quarter of the f16
 /// size. Without a checkpoint, up to 511 tokens are recomputed when an answer is regenerated or its
 /// reasoning is dropped: ten seconds on a laptop with an 8B model.
-const LEAST_MARKED: usize = 8 * TILE;
+const MIN_MARKED: usize = 8 * TILE;
 
 /// A checkpoint to truncate to: the tails and the states at that length.
 #[derive(Debug)]
@@ -229,7 +229,7 @@ impl<P: Page> Cache<P> {
     /// Stored tokens are unchanged, and [`Cache::unreserve`] releases what was allocated so far.
     ///
     /// # Panics
-    /// When `n` is more than [`Cache::most_rows`].
+    /// When `n` is more than [`Cache::max_step_rows`].
     pub fn reserve<B: Backend<Page = P>>(
         &mut self,
         backend: &B,
@@ -310,7 +310,7 @@ impl<P: Page> Cache<P> {
         self.keys.extend(root);
     }
 
-    /// Takes a checkpoint of the current length, which replaces the previous one: [`Cache::cut`]
+    /// Arity a checkpoint of the current length, which replaces the previous one: [`Cache::cut`]
     /// can truncate to it, or to the tokens just before it, without recomputation.
     ///
     /// It costs a copy of the tails and states once more tokens follow. Fewer than 128 tokens are
@@ -318,7 +318,7 @@ impl<P: Page> Cache<P> {
     pub fn set_checkpoint(&mut self) {
         let is_worth_it = match self.states.now() {
             Some(_) => self.len > 0,
-            None => self.len >= LEAST_MARKED && self.state().has_tail(),
+            None => self.len >= MIN_MARKED && self.state().has_tail(),
         };
         self.mark = is_worth_it.then(|| Checkpoint {
             len: self.len,

@@ -47,7 +47,7 @@ pub struct WeightStatistics {
 
 /// The largest ratio of a head's factors to their geometric mean: statistics of few tokens justify
 /// no more, and values stay within f16.
-const MOST_APART: f64 = 64.0;
+const MAX_APART: f64 = 64.0;
 
 /// Returns `(read / stored)^(1/4)` for each dim, normalized to a geometric mean of 1, as a common
 /// factor has no effect. Dims that are not stored or not read, or whose statistics are not finite,
@@ -68,7 +68,7 @@ pub fn balance_factors(read: &[f64], stored: &[f64]) -> Vec<f32> {
     let sound = || logs.iter().flatten();
     let mean = sound().sum::<f64>() / sound().count().max(1) as f64;
     let factor = |log: &Option<f64>| {
-        log.map_or(1.0, |log| five_digits((log - mean).exp().clamp(1.0 / MOST_APART, MOST_APART)))
+        log.map_or(1.0, |log| five_digits((log - mean).exp().clamp(1.0 / MAX_APART, MAX_APART)))
     };
     logs.iter().map(factor).collect()
 }
@@ -115,7 +115,7 @@ fn padded(n_bytes: usize) -> usize {
 }
 
 /// The largest allowed factor; larger ones would lose values at one end of f16.
-const MOST_SCALE: f32 = 1024.0;
+const MAX_SCALE: f32 = 1024.0;
 
 impl ChannelScales {
     /// Checks the scales against the shape of a model.
@@ -140,7 +140,7 @@ impl ChannelScales {
                 return error(format!("layer {index}: expected {n} {what}, got {}", got.len()));
             }
             let factors = k_scale.iter().chain(v_scale);
-            if let Some(bad) = factors.copied().find(|x| !(1.0 / MOST_SCALE..=MOST_SCALE).contains(x)) {
+            if let Some(bad) = factors.copied().find(|x| !(1.0 / MAX_SCALE..=MAX_SCALE).contains(x)) {
                 return error(format!("layer {index}: expected factors of 1/1024 to 1024, got {bad}"));
             }
             if let Some(bad) = v_centre.iter().copied().find(|x| !(-F16_MAX..=F16_MAX).contains(x)) {

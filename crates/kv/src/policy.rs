@@ -60,7 +60,7 @@ const MIN_WIDE_GQA_RATIO: usize = 6;
 /// Default limit of the score variance of a code, in nats squared. Of the models measured, only the
 /// first layer of Qwen2.5-0.5B exceeds it at 3 bits (3.7; the next is a layer of Gemma 3 270M with
 /// 2.1, which loses nothing by it): that layer alone caused three quarters of all the divergence.
-const MOST_SCORE_NOISE: f64 = 2.5;
+const MAX_SCORE_NOISE: f64 = 2.5;
 
 /// Syntax of policies.
 const POLICY_SYNTAX: &str = "none, or a comma list of auto-keys[:NOISE], auto-asymmetric, boundary[:FIRST[,LAST]], sink:N, recent:N, alpha:X";
@@ -70,7 +70,7 @@ impl Default for Policies {
     /// from any position, so its coding error affects every query; one f16 tile is the cheapest
     /// improvement available.
     fn default() -> Self {
-        Self(vec![Policy::AutoKeys { most: MOST_SCORE_NOISE }, Policy::Sink(TILE)])
+        Self(vec![Policy::AutoKeys { most: MAX_SCORE_NOISE }, Policy::Sink(TILE)])
     }
 }
 
@@ -135,7 +135,7 @@ impl FromStr for Policy {
         let args: Vec<&str> = parts.collect();
         let count = |arg: &str| arg.parse::<usize>().map_err(|_| error());
         match (name, args.as_slice()) {
-            ("auto-keys", []) => Ok(Self::AutoKeys { most: MOST_SCORE_NOISE }),
+            ("auto-keys", []) => Ok(Self::AutoKeys { most: MAX_SCORE_NOISE }),
             ("auto-keys", [x]) => {
                 let most = x.parse().ok().filter(|most: &f64| *most >= 0.0 && most.is_finite());
                 most.map(|most| Self::AutoKeys { most }).ok_or_else(error)
@@ -227,7 +227,7 @@ impl fmt::Display for Policies {
         for (i, policy) in self.0.iter().enumerate() {
             f.write_str(if i == 0 { "" } else { "," })?;
             match policy {
-                Policy::AutoKeys { most: MOST_SCORE_NOISE } => f.write_str("auto-keys"),
+                Policy::AutoKeys { most: MAX_SCORE_NOISE } => f.write_str("auto-keys"),
                 Policy::AutoKeys { most } => write!(f, "auto-keys:{most}"),
                 Policy::AutoAsymmetric => f.write_str("auto-asymmetric"),
                 Policy::Boundary { first, last } => write!(f, "boundary:{first},{last}"),

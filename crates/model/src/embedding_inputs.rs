@@ -68,7 +68,7 @@ impl std::fmt::Debug for EmbeddingRows {
     }
 }
 
-/// The soft tokens of a model. Holders of [`ExtraRows`] keep the rows alive, and their ids are
+/// The soft tokens of a model. Holders of [`EmbeddingRows`] keep the rows alive, and their ids are
 /// valid for as long.
 pub struct SoftTokens {
     n_embd: usize,
@@ -145,7 +145,7 @@ impl SoftTokens {
 }
 
 /// Returns the runs of soft tokens among `tokens`, as `(index of the first, its rows)`, from the
-/// result of [`ExtraTokens::of`]; with `depth`, the runs with rows to add after that many layers,
+/// result of [`SoftTokens::of`]; with `depth`, the runs with rows to add after that many layers,
 /// and these rows.
 pub(crate) fn runs<'a>(
     tokens: &'a [u32],

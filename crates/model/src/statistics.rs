@@ -22,7 +22,7 @@ use crate::{Config, LayerSpec, LayerState, ModelError};
 /// Maximum share of the quantization noise that factors must leave to be used. Its prediction from
 /// weights alone is off by some percent: SmolLM2's heads have 0.94 to 1, and using all their
 /// factors costs it a tenth of its quality; Qwen2.5's and Gemma 3's have 0.1 to 0.8.
-const MOST_LEFT: f64 = 0.75;
+const MAX_LEFT: f64 = 0.75;
 
 /// Maximum columns per span.
 const SPAN: usize = 256;
@@ -181,7 +181,7 @@ impl Moments {
 fn factors(read: &[f64], stored: &[f64]) -> Vec<f32> {
     let sum = |values: &[f64]| values.iter().sum::<f64>();
     let best: f64 = read.iter().zip(stored).map(|(read, stored)| (read * stored).sqrt()).sum();
-    let is_worth_it = best * best < MOST_LEFT * sum(read) * sum(stored);
+    let is_worth_it = best * best < MAX_LEFT * sum(read) * sum(stored);
     if is_worth_it { balance_factors(read, stored) } else { vec![1.0; read.len()] }
 }
 
@@ -251,7 +251,7 @@ impl<'a> Layer<'a> {
     }
 
     /// Returns the square of a row times the gains, from some of its spans.
-    fn row_square(&self, rows: &RowsIn<'_>, row: usize, most_spans: usize) -> Result<f64, ModelError> {
+    fn row_square(&self, rows: &RowsIn<'_>, row: usize, max_spans: usize) -> Result<f64, ModelError> {
         let RowsIn { ref tensor, first, n_in } = *rows;
         let (dtype, row) = (tensor.info.dtype, first + row);
         let span = span_of(n_in, dtype.block_len());
@@ -265,7 +265,7 @@ impl<'a> Layer<'a> {
             }
         })?;
         let (mut sum, mut values) = (0.0, vec![0.0; span]);
-        let n = most_spans.min(spans);
+        let n = max_spans.min(spans);
         for i in 0..n {
             let at = (row + i * spans / n) % spans;
             let bytes = &bytes[at * (row_bytes / spans)..(at + 1) * (row_bytes / spans)];

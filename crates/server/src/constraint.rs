@@ -38,7 +38,7 @@ const COMPILERS: (usize, usize) = (3, 2);
 const COMPILE_TIME: Duration = Duration::from_secs(30);
 
 /// Maximum parts of a schema that are dropped one by one.
-const MOST_FAULTS: usize = 8;
+const MAX_FAULTS: usize = 8;
 
 /// Output format of an answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -195,7 +195,7 @@ impl ConstraintCompiler {
     /// Returns a guide for answers of this format, for a request of `owner`.
     ///
     /// # Errors
-    /// [`FormError`].
+    /// [`ConstraintError`].
     pub async fn constraint(
         self: &Arc<Self>,
         model: &Model,
@@ -225,7 +225,7 @@ impl ConstraintCompiler {
     /// Returns the supported part of an object schema: an unsupported part accepts any value.
     pub async fn supported_subset(self: &Arc<Self>, model: &Model, schema: &Value, owner: Owner) -> Value {
         let mut schema = with_lenient_one_of(SupportedSchema::of(schema).schema);
-        for _ in 0..MOST_FAULTS {
+        for _ in 0..MAX_FAULTS {
             let place =
                 match self.constraint(model, OutputFormat::schema(schema.clone()), owner.clone()).await {
                     Ok(_) => return schema,
@@ -367,7 +367,7 @@ impl Trigger {
     }
 }
 
-/// Guides of an answer.
+/// Constraints of an answer.
 #[derive(Default)]
 pub(crate) struct Constraints {
     now: Option<Constraint>,

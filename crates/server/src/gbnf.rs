@@ -17,11 +17,11 @@ use writer::Writer;
 /// Maximum nesting of groups.
 const MAX_GROUP_DEPTH: usize = 32;
 /// Maximum repetition operators after one item.
-const MOST_SIGNS: usize = 4;
+const MAX_SIGNS: usize = 4;
 /// Maximum size of a grammar in bytes.
 const LARGEST: usize = 256 << 10;
 /// Maximum repetition count.
-const MOST_TIMES: u32 = 2000;
+const MAX_TIMES: u32 = 2000;
 
 /// Element of a rule.
 #[derive(Debug, Clone, PartialEq)]
@@ -185,7 +185,7 @@ impl<'a> Reader<'a> {
     }
 
     fn repeated(&mut self, mut item: Item, depth: usize) -> Result<Item, String> {
-        for _ in 0..=MOST_SIGNS {
+        for _ in 0..=MAX_SIGNS {
             let (least, most) = match self.rest().chars().next() {
                 Some('*') => (0, None),
                 Some('+') => (1, None),
@@ -220,7 +220,7 @@ impl<'a> Reader<'a> {
     fn number(&mut self) -> Result<u32, String> {
         let rest = self.rest();
         let length = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
-        let number = rest[..length].parse().ok().filter(|&n| n <= MOST_TIMES);
+        let number = rest[..length].parse().ok().filter(|&n| n <= MAX_TIMES);
         let number = number.ok_or_else(|| self.wrong("a number up to 2000"))?;
         self.at += length;
         Ok(number)

@@ -262,7 +262,7 @@ impl ModelRegistry {
             min_shared_tokens: TOKENS_PER_BLOCK / 2,
             budget: options.kv_budget / share,
         };
-        let (stored, most_waiting) = (CacheSpec::new(kv, None), limits.most_waiting());
+        let (stored, max_waiting) = (CacheSpec::new(kv, None), limits.max_waiting());
         // A router could not distinguish the tokens of several models.
         let sink = options.kv_events.clone().filter(|_| options.others.is_empty());
         let blocks = Blocks::new(sink, Arc::clone(&stored));
@@ -291,7 +291,7 @@ impl ModelRegistry {
             thinking_budget: options.thinking_budget,
             grammars: Arc::new(ConstraintCompiler::new()?),
             long_texts: Lanes::new(1, 1),
-            max_queued: most_waiting,
+            max_queued: max_waiting,
             model,
             jobs,
             status,

@@ -99,7 +99,7 @@ pub(crate) struct AnswerStats {
     pub n_generated: usize,
     /// Reasoning tokens.
     pub n_reasoning: usize,
-    /// Draft tokens that were verified, and those that were accepted.
+    /// TextBuilder tokens that were verified, and those that were accepted.
     pub n_drafted: usize,
     pub n_accepted: usize,
     pub decode_time: Duration,
@@ -111,7 +111,7 @@ pub(crate) struct AnswerStats {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Status {
     pub counts: Counts,
-    /// Idle sessions.
+    /// IdleSession sessions.
     pub idle: usize,
     /// Bytes of all caches; shared blocks count once.
     pub kv_bytes: usize,
@@ -402,11 +402,11 @@ impl Worker {
         let n_of: BTreeMap<Id, usize> = rows.iter().copied().collect();
         let n_fed: usize = n_of.values().sum();
         let each = (MAX_DRAFT_TOKENS + 1).saturating_sub(n_fed) / rows.len().max(1);
-        let most_guesses = each.min(self.draft_max);
+        let max_draft_tokens = each.min(self.draft_max);
         let (mut feeds, mut ends) = (Vec::with_capacity(rows.len()), Vec::with_capacity(rows.len()));
         for (&id, course) in &mut self.courses {
             let Some(&n) = n_of.get(&id) else { continue };
-            if let Some(feed) = course.feed(n, most_guesses, rows.len() == 1) {
+            if let Some(feed) = course.feed(n, max_draft_tokens, rows.len() == 1) {
                 let is_foreseen = matches!(*feed.tokens, [token] if feed.session.is_drafted(token));
                 ends.push((id, feed.session.tokens().len() + n, if is_foreseen { 0 } else { n }));
                 feeds.push(feed);
@@ -432,7 +432,7 @@ impl Worker {
     }
 
     /// Recovers from a failed step: requests an eviction if memory ran out and, if that has been
-    /// tried already or the error is another one, ends the sequences at fault. To find those among
+    /// tried already or the error is another one, ends the sequences at fault. Scatter find those among
     /// several, it feeds one sequence after the other. Returns the tokens that were fed.
     fn recover_from_failed_step(
         &mut self,

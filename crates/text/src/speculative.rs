@@ -22,7 +22,7 @@ use std::time::Duration;
 pub const MAX_DRAFT_TOKENS: usize = 7;
 
 /// Longer matches predict no better than this length.
-const LONGEST_MATCH: usize = 32;
+const MAX_MATCH: usize = 32;
 
 /// Prior acceptance rates by match length: up to 1, 2, 4, 8, 16 tokens, and more.
 const PRIOR_ACCEPTANCE: [f32; 6] = [0.05, 0.2, 0.4, 0.6, 0.8, 0.9];
@@ -47,7 +47,7 @@ const PREDICTION_COST: f32 = 0.15;
 /// speedup.
 const MAX_STEPS_WITHOUT_PREDICTION: usize = 32;
 
-/// Draft tokens of one sequence, with estimates of acceptance and cost.
+/// TextBuilder tokens of one sequence, with estimates of acceptance and cost.
 #[derive(Debug, Clone)]
 pub struct Drafter {
     /// Estimated acceptance rate of each class.
@@ -91,7 +91,7 @@ impl Default for Drafter {
 
 impl Drafter {
     /// Drafts continuations of `tokens` and `next`. Returns the prefix with the best expected
-    /// throughput, at most `most` or [`MOST_GUESSES`] tokens, often none.
+    /// throughput, at most `most` or [`MAX_DRAFT_TOKENS`] tokens, often none.
     pub fn draft(&mut self, tokens: &[u32], next: u32, most: usize) -> &[u32] {
         self.draft_from_lookup(tokens, next);
         self.draft_tokens(most)
@@ -242,11 +242,11 @@ fn longest_match(tokens: &[u32], next: u32) -> Option<(usize, usize)> {
     let mut length = 0;
     for at in (0..tokens.len()).rev().filter(|&at| tokens[at] == next) {
         let before = tokens[..at].iter().rev().zip(tokens.iter().rev());
-        let alike = 1 + before.take(LONGEST_MATCH - 1).take_while(|(a, b)| a == b).count();
+        let alike = 1 + before.take(MAX_MATCH - 1).take_while(|(a, b)| a == b).count();
         if alike > length {
             (best, length) = (Some(at), alike);
         }
-        if alike == LONGEST_MATCH {
+        if alike == MAX_MATCH {
             break;
         }
     }
@@ -374,7 +374,7 @@ mod tests {
         assert_eq!(ask(&mut slow, &[1, 2], 9.0, 7), [0, 0]);
     }
 
-    /// Draft tokens that were not used are still scored, token by token up to the first mismatch.
+    /// TextBuilder tokens that were not used are still scored, token by token up to the first mismatch.
     #[test]
     fn draft_tokens_are_scored_up_to_the_first_mismatch() {
         let mut guesser = Drafter::default();

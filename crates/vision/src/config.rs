@@ -195,7 +195,7 @@ impl Config {
     fn check(&self) -> Result<(), ModelError> {
         const MOST: usize = 1 << 16;
         // Of all tiles of an image.
-        const MOST_PIXELS: usize = 1 << 26;
+        const MAX_PIXELS: usize = 1 << 26;
         let sizes = [
             ("image_size", self.image_size),
             ("patch_size", self.patch_size),
@@ -260,8 +260,8 @@ impl Config {
             Projector::Qwen25 | Projector::Qwen3 => (self.row_pixels(), 1),
             Projector::Lfm2 => (self.longest_edge, self.tiles[1]),
         };
-        if side.saturating_mul(side).saturating_mul(of_tiles) > MOST_PIXELS {
-            let expected = format!("sides with which all tiles have {MOST_PIXELS} pixels at most");
+        if side.saturating_mul(side).saturating_mul(of_tiles) > MAX_PIXELS {
+            let expected = format!("sides with which all tiles have {MAX_PIXELS} pixels at most");
             return Err(value(
                 "clip.vision.image_size",
                 &expected,

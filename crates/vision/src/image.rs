@@ -8,8 +8,8 @@ use crate::VisionError;
 use crate::resize::{Filter, resize};
 
 /// Maximum pixels of a side, and of a whole image.
-const MOST_SIDE: u32 = 1 << 15;
-const MOST_PIXELS: u64 = 1 << 26;
+const MAX_SIDE: u32 = 1 << 15;
+const MAX_PIXELS: u64 = 1 << 26;
 
 /// An image in memory.
 #[derive(Clone, PartialEq, Eq)]
@@ -34,13 +34,13 @@ impl Image {
         let mut decoder = reader.into_decoder().map_err(broken)?;
         let (width, height) = decoder.dimensions();
         let is_small =
-            width <= MOST_SIDE && height <= MOST_SIDE && u64::from(width) * u64::from(height) <= MOST_PIXELS;
+            width <= MAX_SIDE && height <= MAX_SIDE && u64::from(width) * u64::from(height) <= MAX_PIXELS;
         if !is_small {
-            let expected = format!("{MOST_PIXELS} pixels at most, {MOST_SIDE} a side");
+            let expected = format!("{MAX_PIXELS} pixels at most, {MAX_SIDE} a side");
             return Err(VisionError::Size { width, height, expected });
         }
         let mut limits = Limits::default();
-        limits.max_alloc = Some(16 * MOST_PIXELS);
+        limits.max_alloc = Some(16 * MAX_PIXELS);
         decoder.set_limits(limits).map_err(broken)?;
         let turned = decoder.orientation().map_err(broken)?;
         let mut image = DynamicImage::from_decoder(decoder).map_err(broken)?;

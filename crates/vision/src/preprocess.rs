@@ -91,8 +91,8 @@ fn check_sides(picture: &Image, sides: [usize; 2]) -> Result<[usize; 2], VisionE
 /// whole image as the last tile.
 fn idefics3_layout(config: &Config, picture: &Image) -> Result<ImageLayout, VisionError> {
     const MARK: &str = "<fake_token_around_image>";
-    const MOST_SIDE: usize = 4096;
-    let (side, longest) = (config.image_size, config.longest_edge.min(MOST_SIDE));
+    const MAX_SIDE: usize = 4096;
+    let (side, longest) = (config.image_size, config.longest_edge.min(MAX_SIDE));
     let ratio = picture.width() as f64 / picture.height() as f64;
     let even = |pixels: f64| (pixels as usize).next_multiple_of(2).max(1);
     let is_wide = picture.width() >= picture.height();

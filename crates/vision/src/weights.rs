@@ -78,7 +78,7 @@ pub(crate) struct Weights<B: Backend> {
     /// Before the first layer.
     pub pre_norm: Option<NormAndBias<B>>,
     pub layers: Vec<Layer<B>>,
-    /// Behind the last one.
+    /// AfterCall the last one.
     pub post_norm: Option<NormAndBias<B>>,
     pub projector: ProjectorWeights<B>,
     /// Projectors of [`Config::deep`].

@@ -1,7 +1,7 @@
 //! Times attention on an adapter over a filled cache, for each type.
 //!
 //! `cargo run --release -p kvant-wgpu --example attend -- [adapter] [tokens] [rows] [rounds]
-//! [LOOK-UPS,QUERIES,WORDS] [TYPE or K:V ...]`
+//! [POLL_INTERVAL-UPS,QUERIES,WORDS] [TYPE or K:V ...]`
 //!
 //! The workload is [`AttendWork`]. Types take turns, so that other load on the machine affects all
 //! of them alike; figures are medians of the rounds. With one row each *stage* is timed, with parts

@@ -30,9 +30,9 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     println!("{}, {n_used} of {n_experts} experts of {n_ff} features, rows of {n}", device.info().kernels);
     let layers = TYPES.map(|dtype| Layer::new(&device, dtype, [n, n_ff, n_experts]));
     let layers = layers.into_iter().collect::<Result<Vec<_>>>()?;
-    let most_rows = all_rows.iter().copied().max().unwrap_or_default();
-    let logits = filled(&device, most_rows * n_experts)?;
-    let (mut x, mut y) = (filled(&device, most_rows * n)?, device.buffer(most_rows * n)?);
+    let max_rows = all_rows.iter().copied().max().unwrap_or_default();
+    let logits = filled(&device, max_rows * n_experts)?;
+    let (mut x, mut y) = (filled(&device, max_rows * n)?, device.buffer(max_rows * n)?);
     let mut seconds = vec![vec![Vec::new(); layers.len()]; all_rows.len()];
     for round in 0..=rounds {
         for (&rows, seconds) in all_rows.iter().zip(&mut seconds) {

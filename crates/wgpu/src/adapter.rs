@@ -4,7 +4,7 @@ use crate::WgpuError;
 use crate::gpu::{Gpu, ready};
 
 /// Maximum share, in percent, of the device memory that the system grants this program.
-const MOST_OF_BUDGET: u8 = 95;
+const MAX_OF_BUDGET: u8 = 95;
 
 /// Description of an adapter, for `kvant doctor` and errors.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,8 +38,8 @@ pub fn adapters() -> Vec<AdapterReport> {
     (0..).zip(&adapters).map(|(index, adapter)| report(index, adapter)).collect()
 }
 
-/// Opens adapter `index`, with bindings of at most `most_bytes` or the adapter's limit.
-pub(crate) fn open(index: usize, most_bytes: u64) -> Result<(Gpu, AdapterReport), WgpuError> {
+/// Opens adapter `index`, with bindings of at most `max_bytes` or the adapter's limit.
+pub(crate) fn open(index: usize, max_bytes: u64) -> Result<(Gpu, AdapterReport), WgpuError> {
     let adapters = all();
     let Some(adapter) = adapters.get(index) else {
         let has = match adapters.len() {
@@ -51,7 +51,7 @@ pub(crate) fn open(index: usize, most_bytes: u64) -> Result<(Gpu, AdapterReport)
     let report = report(index, adapter);
     let mut required_limits = adapter.limits();
     required_limits.max_storage_buffer_binding_size =
-        required_limits.max_storage_buffer_binding_size.min(most_bytes);
+        required_limits.max_storage_buffer_binding_size.min(max_bytes);
     // For kernels that also have a variant without subgroups.
     let required_features = match report.has_subgroups {
         true => wgpu::Features::SUBGROUP,
@@ -78,7 +78,7 @@ fn all() -> Vec<wgpu::Adapter> {
     descriptor.flags = wgpu::InstanceFlags::empty();
     // Stays within the memory that the system grants this program: otherwise other programs, or the
     // screen, would stall.
-    descriptor.memory_budget_thresholds.for_resource_creation = Some(MOST_OF_BUDGET);
+    descriptor.memory_budget_thresholds.for_resource_creation = Some(MAX_OF_BUDGET);
     let instance = wgpu::Instance::new(descriptor);
     ready(instance.enumerate_adapters(wgpu::Backends::all()))
 }

@@ -41,7 +41,7 @@ impl Arena {
     }
 
     /// Returns the maximum size.
-    pub fn most_bytes(&self) -> usize {
+    pub fn max_bytes(&self) -> usize {
         self.gpu.max_binding() / ALIGN * ALIGN
     }
 
@@ -71,7 +71,7 @@ impl Arena {
 
     fn grow(&self, room: &mut FreeSpan, size: usize) -> Result<(), WgpuError> {
         let old = room.buffer.size() as usize;
-        let most = self.most_bytes();
+        let most = self.max_bytes();
         let least = old.saturating_add(size);
         if least > most {
             return Err(WgpuError::OutOfMemory { bytes: least, what: WHAT });
@@ -92,7 +92,7 @@ impl Arena {
 /// Purpose of the memory, in errors.
 const WHAT: &str = "the cache, which is one binding of a kernel on this device";
 
-/// Takes `size` bytes of the first range that is large enough.
+/// Arity `size` bytes of the first range that is large enough.
 fn take_first(free: &mut Vec<Range<usize>>, size: usize) -> Option<usize> {
     let index = free.iter().position(|range| range.len() >= size)?;
     let at = free[index].start;

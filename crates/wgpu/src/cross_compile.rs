@@ -27,9 +27,9 @@ static PLAIN: [&Source; 11] = [
 
 /// Default limits of WebGPU: invocations of a workgroup, bytes of workgroup memory, buffers of an
 /// entry point.
-const MOST_INVOCATIONS: u32 = 256;
-const MOST_SHARED_BYTES: u32 = 16_384;
-const MOST_BUFFERS: usize = 8;
+const MAX_INVOCATIONS: u32 = 256;
+const MAX_SHARED_BYTES: u32 = 16_384;
+const MAX_BUFFERS: usize = 8;
 
 /// Returns every source, and every variant of those that have several.
 pub(crate) fn sources() -> impl Iterator<Item = (&'static Source, Constants)> {
@@ -103,12 +103,12 @@ fn no_kernel_asks_for_more_than_every_gpu_has() {
                 .sum();
             let buffers = used(|space| matches!(space, AddressSpace::Storage { .. })).count();
             assert!(
-                (1..=MOST_INVOCATIONS).contains(&invocations),
+                (1..=MAX_INVOCATIONS).contains(&invocations),
                 "{}: {invocations} invocations",
                 entry.name
             );
-            assert!(shared <= MOST_SHARED_BYTES, "{}: {shared} bytes are shared", entry.name);
-            assert!(buffers <= MOST_BUFFERS, "{}: {buffers} buffers", entry.name);
+            assert!(shared <= MAX_SHARED_BYTES, "{}: {shared} bytes are shared", entry.name);
+            assert!(buffers <= MAX_BUFFERS, "{}: {buffers} buffers", entry.name);
             n_kernels += 1;
         }
     }

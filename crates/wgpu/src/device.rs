@@ -43,9 +43,9 @@ impl WgpuDevice {
         Self::open_within(index, u64::MAX)
     }
 
-    /// As [`WgpuDevice::open`], with bindings of at most `most_bytes`.
-    pub(crate) fn open_within(index: usize, most_bytes: u64) -> Result<Self> {
-        let (gpu, report) = adapter::open(index, most_bytes)?;
+    /// As [`WgpuDevice::open`], with bindings of at most `max_bytes`.
+    pub(crate) fn open_within(index: usize, max_bytes: u64) -> Result<Self> {
+        let (gpu, report) = adapter::open(index, max_bytes)?;
         Self::new(gpu, report)
     }
 
@@ -153,8 +153,8 @@ impl Backend for WgpuDevice {
         Ok(self.report.has_own_memory.then(|| self.gpu.free_bytes()).transpose()?)
     }
 
-    fn most_page_bytes(&self) -> Option<usize> {
-        Some(self.arena.most_bytes())
+    fn max_page_bytes(&self) -> Option<usize> {
+        Some(self.arena.max_bytes())
     }
 
     fn buffer(&self, len: usize) -> Result<WgpuBuffer> {

@@ -19,7 +19,7 @@ use crate::shader::{self, Kernel, Source};
 const LARGEST_PIECE: u64 = 4 << 30;
 const SMALLEST_PIECE: usize = 64 << 20;
 /// Maximum number of successful probes.
-const MOST_PIECES: usize = 256;
+const MAX_PIECES: usize = 256;
 
 /// The address of a source, the name of an entry point and the numbers of a variant.
 type KernelKey = (usize, &'static str, Vec<u32>);
@@ -124,7 +124,7 @@ impl Gpu {
     pub fn free_bytes(&self) -> Result<usize, WgpuError> {
         let mut asked = Vec::new();
         let mut piece = self.limits.max_buffer_size.min(LARGEST_PIECE) as usize / 4 * 4;
-        while piece >= SMALLEST_PIECE && asked.len() < MOST_PIECES {
+        while piece >= SMALLEST_PIECE && asked.len() < MAX_PIECES {
             match self.try_allocate(piece) {
                 Some(buffer) => asked.push(buffer),
                 None => piece = piece / 8 * 4,

@@ -247,5 +247,5 @@ fn probing_free_memory_releases_its_allocations() {
     device.finish().unwrap();
     // Shared memory has no measurable bound.
     assert_eq!(device.free_bytes().unwrap().is_some(), device.report().has_own_memory);
-    assert_eq!(device.most_page_bytes(), Some(gpu.max_binding() / 64 * 64));
+    assert_eq!(device.max_page_bytes(), Some(gpu.max_binding() / 64 * 64));
 }

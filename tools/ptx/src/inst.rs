@@ -197,7 +197,7 @@ pub(crate) enum Ternary {
     MadHi,
     MadWide,
     Fma,
-    /// Sum of absolute differences.
+    /// MoeOutput of absolute differences.
     Sad,
     BfeUnsigned,
     BfeSigned,

@@ -50,7 +50,7 @@ use parse::Kernel;
 use thread::{Block, Dims};
 
 /// Instruction budget of a launch: far more than any test needs.
-const MOST_INSTRUCTIONS: u64 = 20_000_000_000;
+const MAX_INSTRUCTIONS: u64 = 20_000_000_000;
 
 /// PTX that cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -113,27 +113,27 @@ pub struct Grid {
 }
 
 /// Maximum blocks in x, y and z, maximum threads in x, y and z, and maximum threads of a block.
-const MOST_BLOCKS: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
-const MOST_THREADS: [u32; 3] = [1024, 1024, 64];
-const MOST_OF_BLOCK: u32 = 1024;
+const MAX_BLOCKS: [u32; 3] = [i32::MAX as u32, 65_535, 65_535];
+const MAX_THREADS: [u32; 3] = [1024, 1024, 64];
+const MAX_OF_BLOCK: u32 = 1024;
 /// Maximum static shared memory of a block.
-const MOST_STATIC_BYTES: usize = 48 * 1024;
+const MAX_STATIC_BYTES: usize = 48 * 1024;
 
 impl Grid {
     /// Describes the limit of compute capability 5.0 and later that the launch exceeds, if any.
     fn beyond_limits(&self, kernel: &Kernel) -> Option<String> {
         let Self { blocks, threads, .. } = *self;
         let within = |n: [u32; 3], most: [u32; 3]| n.iter().zip(most).all(|(&n, most)| 0 < n && n <= most);
-        if !within(blocks, MOST_BLOCKS) || !within(threads, MOST_THREADS) {
+        if !within(blocks, MAX_BLOCKS) || !within(threads, MAX_THREADS) {
             return Some(format!("blocks {blocks:?} of threads {threads:?}"));
         }
         let n: u32 = threads.iter().product();
-        let most = kernel.most_threads.unwrap_or(MOST_OF_BLOCK);
+        let most = kernel.max_threads.unwrap_or(MAX_OF_BLOCK);
         if n > most {
             return Some(format!("blocks of {n} threads, compiled for {most}"));
         }
         let bytes = kernel.shared_bytes;
-        (bytes > MOST_STATIC_BYTES).then(|| format!("{bytes} bytes of static shared memory"))
+        (bytes > MAX_STATIC_BYTES).then(|| format!("{bytes} bytes of static shared memory"))
     }
 
     /// Returns the index of block number `i`.
@@ -242,7 +242,7 @@ impl Machine {
         if let Some(what) = grid.beyond_limits(found) {
             return Err(fault(what));
         }
-        let mut budget = MOST_INSTRUCTIONS;
+        let mut budget = MAX_INSTRUCTIONS;
         let n: u64 = grid.blocks.iter().map(|&n| u64::from(n)).product();
         self.reverses_blocks = !self.reverses_blocks;
         self.global.begin_launch();

@@ -25,7 +25,7 @@ pub(crate) struct Kernel {
     /// Offset of the dynamic shared memory of a launch.
     pub dynamic_at: usize,
     /// `.maxntid`: maximum threads of a block.
-    pub most_threads: Option<u32>,
+    pub max_threads: Option<u32>,
     pub local_bytes: usize,
 }
 
@@ -146,7 +146,7 @@ fn alignment(text: &str) -> usize {
 }
 
 /// Parses `.maxntid x, y, z` among the directives behind the parameters; returns the product.
-fn most_threads(text: &str) -> Option<u32> {
+fn max_threads(text: &str) -> Option<u32> {
     let numbers = text.split_once(".maxntid")?.1.split('.').next()?;
     numbers.split(',').map(|n| n.trim().parse::<u32>().ok()).product()
 }
@@ -241,7 +241,7 @@ impl Body {
             param_bytes,
             shared_bytes: 0,
             dynamic_at: 0,
-            most_threads: most_threads(limits),
+            max_threads: max_threads(limits),
             local_bytes: 0,
         };
         let body = Self {

@@ -44,7 +44,7 @@ impl KvTensor {
 pub struct KvLayer {
     /// Keys, `[n_kv_heads]`.
     pub k: Vec<KvTensor>,
-    /// Values, `[n_kv_heads]`; empty where key tensors are [shared](StreamSpec::joint) with values
+    /// Values, `[n_kv_heads]`; empty where key tensors are [shared](KvTensorSpec::joint) with values
     /// (MLA).
     pub v: Vec<KvTensor>,
     /// Sliding window: the number of youngest tokens that a query attends to, itself included;

@@ -320,7 +320,7 @@ impl<P: Page> KvBatchEntry<'_, P> {
     }
 }
 
-/// See [`KvPart::band_tiles`].
+/// See [`KvBatchEntry::band_tiles`].
 pub(super) fn band_tiles(rows: TokenSpan, stream: &KvTensor) -> Range<usize> {
     if stream.spec.tail_tiles == 0 || !rows.spans_tiles() {
         return 0..0;

@@ -12,12 +12,12 @@
 //!
 //! What a query at position p reads in f16 depends on p alone, not on the step sizes. It reads the
 //! sink and the youngest tiles up to its own tile, p / 16, in f16 (two tiles unless a policy sets
-//! more), and all others as codes ([`StreamSpec::window`]). The f16 window never reaches back over
+//! more), and all others as codes ([`KvTensorSpec::window`]). The f16 window never reaches back over
 //! a multiple of [`BORDER`] tokens, the prefix alignment: there the cache consists of codes alone,
 //! so another sequence can share a prefix of that length unchanged.
 //!
 //! Where values are a prefix of their keys (MLA), one *shared-KV* tensor serves as both
-//! ([`StreamSpec::joint`]).
+//! ([`KvTensorSpec::joint`]).
 //!
 //! A tensor of an uncoded type (f32, f16, bf16), or with its tail switched off, has no window:
 //! tokens are written to their slot in the blocks at once.
@@ -30,14 +30,14 @@
 //! A step appends rows and computes attention for each of them. Where rows of one sequence span
 //! several tiles, the older rows read tokens in f16 that have left the tail by the time the last
 //! row is written. The *step tiles* hold these: f16 tiles of the step, written by the append and
-//! read by the attention after it ([`KvPart::band_tiles`]).
+//! read by the attention after it ([`KvBatchEntry::band_tiles`]).
 //!
 //! # Memory
 //!
 //! A *KV block* is the main tiles of 128 tokens of all KV tensors of a layer group, one allocation;
-//! the sink and the tail of these tensors are one more each. [`KvMemory`] holds them, [`KvStream`]
+//! the sink and the tail of these tensors are one more each. [`KvMemory`] holds them, [`KvTensor`]
 //! gives the offsets of a tensor in them. Recurrent layers have a state of fixed size instead,
-//! which every row updates ([`StatePart`]).
+//! which every row updates ([`StateBatchEntry`]).
 //!
 //! This module is arithmetic on token numbers; the device moves the bytes.
 

@@ -33,7 +33,7 @@ pub struct KvTensorSpec {
     /// Whether rows are rotated before they are stored, in all tiles.
     pub rotates: bool,
     /// Whether the *centre* of a block is subtracted from its rows before coding: the mean of its
-    /// [first tokens](StreamSpec::centre_rows), in f16, stored in the block. Keys drift slowly
+    /// [first tokens](KvTensorSpec::centre_rows), in f16, stored in the block. Keys drift slowly
     /// around an offset that is half of their energy; a score needs only `q . centre` in addition,
     /// one number for each query and block.
     pub centres: bool,
@@ -84,7 +84,7 @@ impl KvTensorSpec {
     /// which are the value. As with keys, centres are subtracted before coding.
     ///
     /// # Panics
-    /// As [`StreamSpec::new`], and when the value is longer than the key.
+    /// As [`KvTensorSpec::new`], and when the value is longer than the key.
     pub fn joint(dtype: DType, head_dim: usize, v_head_dim: usize) -> Self {
         assert!(v_head_dim <= head_dim, "a value of {v_head_dim} in a key of {head_dim}");
         let of_values = Self::new(dtype, Side::V, head_dim);

@@ -56,7 +56,7 @@ pub fn run(args: AgreeArgs) -> Result<(), Failure> {
     let asked = args.questions.as_deref().map(read_text).transpose()?;
     let model = args.model.open(args.results.quiet)?;
     let configs = args.configs.with_plan(configs, &model)?;
-    let options = AgreeOptions { configs, most_tokens: args.predict };
+    let options = AgreeOptions { configs, max_tokens: args.predict };
     let pieces =
         text_prompts(&Chunks::new(&model, &text, context_length(args.ctx_size, &model), Some(args.chunks))?);
     let questions = match question_prompts(&model, asked.as_deref().unwrap_or(QUESTIONS)) {

@@ -8,7 +8,7 @@
 
 use std::array::from_fn;
 
-use super::{LEVELS, MOST_STATES, Trellis, WINDOW};
+use super::{LEVELS, MAX_STATES, Trellis, WINDOW};
 use crate::random::Random;
 
 /// Window w starts with the level of rank `w · STRIDE + SHIFT` mod 64; the shift makes the table
@@ -80,10 +80,10 @@ fn odd(level: impl Fn(usize) -> f64) -> Levels {
 /// Returns the windows of the path of least squared error, from any state to any state.
 fn cheapest_path(bits: u32, levels: &Levels, samples: &[f64]) -> Vec<usize> {
     let (states, oldest_at) = (1 << (WINDOW as u32 - bits), WINDOW as u32 - bits);
-    let mut costs = [0.0; MOST_STATES];
+    let mut costs = [0.0; MAX_STATES];
     let mut came = Vec::with_capacity(samples.len());
     for &x in samples {
-        let (before, mut windows) = (costs, [0; MOST_STATES]);
+        let (before, mut windows) = (costs, [0; MAX_STATES]);
         for state in 0..states {
             let ways = (0..1 << bits).map(|oldest| state | oldest << oldest_at);
             let way = ways.map(|w: usize| (before[w >> bits] + (x - levels[w]).powi(2), w));

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::kernels::{MOST_QUERIES, Scores, with_n};
+use super::kernels::{MAX_QUERIES, Scores, with_n};
 use crate::vec16::{Lanes, Op};
 
 /// Computes the products of queries with a centre.
@@ -27,8 +27,8 @@ impl CentreDot<'_> {
         for (queries, met) in queries.chunks(16 * dim).zip(met.chunks_mut(16)) {
             lanes.run(CentreDotChunk::<16> { queries, centre, met });
         }
-        let chunks = rest.chunks(MOST_QUERIES * dim);
-        for (queries, met) in chunks.zip(rest_met.chunks_mut(MOST_QUERIES)) {
+        let chunks = rest.chunks(MAX_QUERIES * dim);
+        for (queries, met) in chunks.zip(rest_met.chunks_mut(MAX_QUERIES)) {
             with_n!(queries.len() / dim, N => lanes.run(CentreDotChunk::<N> { queries, centre, met }));
         }
     }

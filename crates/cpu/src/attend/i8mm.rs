@@ -12,7 +12,7 @@
 
 #![expect(clippy::needless_range_loop, reason = "one index runs over several arrays of registers")]
 
-use super::kernels::{Bytes, MOST_QUERIES};
+use super::kernels::{Bytes, MAX_QUERIES};
 use super::matrix_unit::{Epilogue, MatrixPath, Operands};
 use crate::I8mm;
 use crate::matrix_unit::{Products, ROWS, Row};
@@ -20,11 +20,11 @@ use crate::vec16::{Lanes, Op};
 use crate::vec128::{MatrixProducts, Quad};
 
 /// Maximum pairs of rows that are multiplied at once: as many as leave registers for the operands.
-const MOST_PAIRS: usize = 3;
+const MAX_PAIRS: usize = 3;
 /// Pairs of lanes.
 const LANE_PAIRS: usize = 8;
 /// Pairs of groups of the widest panel.
-const MOST_STEPS: usize = 16;
+const MAX_STEPS: usize = 16;
 
 /// Sixteen lanes, eight bytes of each.
 type Step = [[u8; 16]; LANE_PAIRS];
@@ -36,7 +36,7 @@ type Half<Q> = [<Q as Quad>::Ints; LANE_PAIRS / 2];
 pub(super) struct I8mmPath {
     quad: I8mm,
     /// The arranged panel.
-    steps: [Step; MOST_STEPS],
+    steps: [Step; MAX_STEPS],
     /// Sums of some queries, by plane.
     sums: [Products; 2],
 }
@@ -45,12 +45,12 @@ impl MatrixPath for I8mmPath {
     type Proof = I8mm;
 
     // Vector kernels read the codes of fewer queries in place.
-    const LEAST_QUERIES: usize = MOST_QUERIES + 1;
+    const MIN_QUERIES: usize = MAX_QUERIES + 1;
     // As for the vector kernels: from here on, unpacking a tile costs little beside reading it.
     const QUERIES: usize = 48;
 
     fn new(quad: I8mm) -> Self {
-        let steps = [[[0; 16]; LANE_PAIRS]; MOST_STEPS];
+        let steps = [[[0; 16]; LANE_PAIRS]; MAX_STEPS];
         Self { quad, steps, sums: [[Row::ZERO; ROWS]; 2] }
     }
 
@@ -78,7 +78,7 @@ impl<K: Epilogue, const P: usize> Op for Multiply<'_, K, P> {
         let Operands { panels, stride, n_panels, groups, rows, queries, .. } = self.of;
         for panel in 0..n_panels {
             self.arrange(&panels[panel * stride..].as_chunks().0[..groups]);
-            let at_once = 2 * MOST_PAIRS / P;
+            let at_once = 2 * MAX_PAIRS / P;
             for first in (0..queries).step_by(at_once) {
                 let some = first..queries.min(first + at_once);
                 let rows = &rows[first * P..];
@@ -115,8 +115,8 @@ impl<K, const P: usize> Multiply<'_, K, P> {
     #[inline(always)]
     fn multiply<const N: usize>(&mut self, rows: &[Bytes]) {
         let (q, n_steps, first) = (self.by.quad, self.of.groups / 2, self.of.at / 2);
-        assert!(n_steps <= MOST_STEPS && first + n_steps <= MOST_STEPS);
-        let mut operands = [[&[[0; 8]; MOST_STEPS]; 2]; N];
+        assert!(n_steps <= MAX_STEPS && first + n_steps <= MAX_STEPS);
+        let mut operands = [[&[[0; 8]; MAX_STEPS]; 2]; N];
         for (pair, rows) in operands.iter_mut().zip(rows.as_chunks::<2>().0) {
             *pair = rows.each_ref().map(bytemuck::cast_ref);
         }

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use super::kernels::{BLOCK_TILES, Bytes, Lane, Scores, joined};
 use super::weights::weighted;
-use crate::matrix_unit::{MOST_WORDS, Products, ROWS, Row, Tiles, Unit};
+use crate::matrix_unit::{MAX_WORDS, Products, ROWS, Row, Tiles, Unit};
 use crate::vec16::{Lanes, Op};
 
 /// Products between the start of sums and their store, and between the start and their use.
@@ -28,7 +28,7 @@ pub(super) trait MatrixPath {
     type Proof: Copy + Send + Sync;
 
     /// Minimum queries for which it is used.
-    const LEAST_QUERIES: usize;
+    const MIN_QUERIES: usize;
     /// Maximum queries that share one pass over the tokens.
     const QUERIES: usize;
 
@@ -88,7 +88,7 @@ pub(super) trait Epilogue {
 impl<U: Unit> MatrixPath for UnitPath<U> {
     type Proof = U;
 
-    const LEAST_QUERIES: usize = U::LEAST_QUERIES;
+    const MIN_QUERIES: usize = U::MIN_QUERIES;
     const QUERIES: usize = U::QUERIES;
 
     fn new(unit: U) -> Self {
@@ -96,7 +96,7 @@ impl<U: Unit> MatrixPath for UnitPath<U> {
     }
 
     fn multiply<L: Lanes>(&mut self, lanes: L, of: Operands<'_>, planes: usize, take: impl Epilogue) {
-        let words = of.groups.min(MOST_WORDS);
+        let words = of.groups.min(MAX_WORDS);
         let tiles = self.tiles(words);
         match (of.groups / words, planes) {
             (1, 1) => lanes.run(Multiply::<_, _, 1, 1> { tiles, of, take }),
@@ -193,7 +193,7 @@ impl<T: Tiles, K: Epilogue, const H: usize, const P: usize> Multiply<'_, T, K, H
             let (bytes, stride) = (&bytemuck::cast_slice(rows)[4 * at..], P * size_of::<Bytes>());
             self.tiles.load_rows::<4>(bytes, stride);
             if H == 2 {
-                self.tiles.load_rows::<5>(&bytes[4 * MOST_WORDS..], stride);
+                self.tiles.load_rows::<5>(&bytes[4 * MAX_WORDS..], stride);
             }
         }
         let lines = &panels[place.panel * stride..];
@@ -204,7 +204,7 @@ impl<T: Tiles, K: Epilogue, const H: usize, const P: usize> Multiply<'_, T, K, H
         self.tiles.dot_unsigned::<C, 4, 6>();
         if H == 2 {
             if place.plane == 0 {
-                self.tiles.load_lines::<7>(&lines[MOST_WORDS * LINE..], LINE);
+                self.tiles.load_lines::<7>(&lines[MAX_WORDS * LINE..], LINE);
             }
             self.tiles.dot_unsigned::<C, 5, 7>();
         }
@@ -256,7 +256,7 @@ impl Epilogue for AddScores<'_> {
     }
 }
 
-/// Epilogue that adds to outputs, as [`MixCodes`](super::kernels::MixCodes) does, which has the
+/// Epilogue that adds to outputs, as [`AccumulateCodes`](super::kernels::AccumulateCodes) does, which has the
 /// same fields. A panel is a column of sixteen dims.
 pub(super) struct AccumulateOutputs<'a> {
     pub(super) starts: &'a [i32],

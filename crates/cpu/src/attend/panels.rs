@@ -13,7 +13,7 @@ use super::query::SLICE;
 use super::thread_state::ThreadState;
 use super::view::{Block, Run};
 use super::weights::weight_planes;
-use crate::matrix_unit::{MOST_WORDS, Row};
+use crate::matrix_unit::{MAX_WORDS, Row};
 use crate::vec16::{Lanes, Op};
 
 /// Bytes of a line of codes.
@@ -100,7 +100,7 @@ impl ThreadState {
                     {
                         let halves = halves(run);
                         let groups =
-                            &bytemuck::cast_slice(column)[MOST_WORDS * halves.start..MOST_WORDS * halves.end];
+                            &bytemuck::cast_slice(column)[MAX_WORDS * halves.start..MAX_WORDS * halves.end];
                         lanes.run(SumCodes { groups, sums });
                     }
                 }
@@ -168,12 +168,12 @@ impl ThreadState {
             let columns: &[u8] =
                 bytemuck::cast_slice(&self.panels.values[at * COLUMNS..][..octets * COLUMNS]);
             let of = Operands {
-                panels: &columns[MOST_WORDS * LINE * halves.start..],
+                panels: &columns[MAX_WORDS * LINE * halves.start..],
                 stride: COLUMN_BYTES,
                 n_panels: 2 * octets,
-                groups: MOST_WORDS * halves.len(),
+                groups: MAX_WORDS * halves.len(),
                 rows: &self.weights,
-                at: MOST_WORDS * halves.start,
+                at: MAX_WORDS * halves.start,
                 queries: self.active.len(),
             };
             let (starts, factors, all) = (&self.starts, &self.factors, &self.panels.sums[2 * at..]);

@@ -13,7 +13,7 @@ const LINE: usize = 64;
 type Lines = (*const u8, usize);
 
 /// Maximum number of runs: those of a block of keys and a block of values, and their centres.
-const MOST_LINES: usize = 2 * (BLOCK_TILES + 1);
+const MAX_LINES: usize = 2 * (BLOCK_TILES + 1);
 
 /// The bytes that a thread reads next, prefetched while it works on the current block, a few lines
 /// with each step of the loops. A core sustains few outstanding lines: many prefetches at once
@@ -23,7 +23,7 @@ pub(super) struct Prefetcher {
     /// Remainder of the run that is being prefetched.
     run: Lines,
     /// The runs after it, last first.
-    later: [Lines; MOST_LINES],
+    later: [Lines; MAX_LINES],
     n_later: usize,
     lines_per_step: usize,
 }
@@ -31,7 +31,7 @@ pub(super) struct Prefetcher {
 impl Prefetcher {
     /// Returns a prefetcher for all bytes of some blocks, spread over `n_steps` steps.
     pub(super) fn of<'a>(blocks: impl DoubleEndedIterator<Item = &'a Block<'a>>, n_steps: usize) -> Self {
-        let mut later = [(ptr::null(), 0); MOST_LINES];
+        let mut later = [(ptr::null(), 0); MAX_LINES];
         let (mut n_later, mut n_lines) = (0, 0);
         for block in blocks.rev() {
             let centre = block.centre().map(|centre| centre.bytes);

@@ -35,7 +35,7 @@ pub(super) const QUERY_GROUP: usize = 96;
 
 /// Minimum queries of a pass over the KV cache: below it, passes are not divided further for more
 /// jobs, since jobs with several KV splits hold the outputs of all their queries for every split.
-const LEAST_WALK: usize = 48;
+const MIN_WALK: usize = 48;
 
 /// Tokens of a KV split.
 const SPLIT_TOKENS: usize = 1024;
@@ -169,8 +169,8 @@ impl<'a, B: MatrixPath> AttendArgs<'a, B> {
             blocks.sum::<usize>() * self.p.n_kv_heads
         };
         let mut walk = B::QUERIES;
-        while n_threads > 1 && walk > LEAST_WALK && n_jobs(walk) < JOBS_PER_THREAD * n_threads {
-            walk = (walk / 2).max(LEAST_WALK);
+        while n_threads > 1 && walk > MIN_WALK && n_jobs(walk) < JOBS_PER_THREAD * n_threads {
+            walk = (walk / 2).max(MIN_WALK);
         }
         let mut first_share = 0;
         for (index, part) in self.parts.iter().enumerate() {
@@ -355,7 +355,7 @@ impl<B: MatrixPath> Task<'_, B> {
             let tiles = within(tokens.start) / TILE..within(end).div_ceil(TILE);
             Block::new(view, first / TILE, tiles, form)
         };
-        let mut beside = self.call.beside.filter(|_| n >= B::LEAST_QUERIES).map(B::new);
+        let mut beside = self.call.beside.filter(|_| n >= B::MIN_QUERIES).map(B::new);
         let blocks = tokens.start / BLOCK * BLOCK..tokens.end;
         let both = |first: usize| [block(&self.keys, first), block(&self.values, first)];
         let mut next = both(blocks.start);

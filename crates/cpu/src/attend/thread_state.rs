@@ -9,8 +9,7 @@ use kvant_codec::tile::{TILE, TileBlock, TileLayout};
 use super::centre::{AddPerQuery, CentreDot};
 use super::codes::{CodeMeaning, Coding, Expanded, OCTET_DIMS};
 use super::kernels::{
-    AccumulateCodes, AccumulateFloats, BLOCK_TILES, Bytes, Lane, MOST_QUERIES, ScoreCodes, ScoreFloats,
-    Scores,
+    AccumulateCodes, AccumulateFloats, BLOCK_TILES, Bytes, Lane, MAX_QUERIES, ScoreCodes, ScoreFloats, Scores,
 };
 use super::matrix_unit::MatrixPath;
 use super::mla::{AddCentre, ScoreRows};
@@ -140,7 +139,7 @@ impl ThreadState {
         };
         let times = match beside {
             Some(_) => n_queries.div_ceil(QUERY_GROUP),
-            None => n_queries.div_ceil(MOST_QUERIES) * 2 / L::WIDE,
+            None => n_queries.div_ceil(MAX_QUERIES) * 2 / L::WIDE,
         };
         Prefetcher::of(next[..n].iter(), self.steps * times)
     }
@@ -156,7 +155,7 @@ impl ThreadState {
     ) {
         let (is_joint, n) = (self.is_joint, self.scores.len());
         // Unpacked codes have room for two tiles.
-        let is_unpacked = |coding| is_joint || n > MOST_QUERIES && coding != Coding::Whole;
+        let is_unpacked = |coding| is_joint || n > MAX_QUERIES && coding != Coding::Whole;
         for run in keys.runs() {
             let coding = Coding::of(run.layout.dtype());
             if let (Some(coding), Some(beside)) = (coding, &mut *beside) {
@@ -215,15 +214,15 @@ impl ThreadState {
 
     fn score_floats<L: Lanes>(&mut self, lanes: L, run: &Run, t: usize, ahead: &mut Prefetcher) {
         let (layout, tiles, tile) = (run.layout, run.pair(t), run.first + t);
-        let chunks = self.queries.of(&self.active, layout.dim()).chunks(MOST_QUERIES * layout.dim());
-        for (queries, scores) in chunks.zip(self.scores.chunks_mut(MOST_QUERIES)) {
+        let chunks = self.queries.of(&self.active, layout.dim()).chunks(MAX_QUERIES * layout.dim());
+        for (queries, scores) in chunks.zip(self.scores.chunks_mut(MAX_QUERIES)) {
             ScoreFloats { dtype: layout.dtype(), tiles, queries, scores, tile, ahead }.run(lanes);
         }
     }
 
     fn score_rows<L: Lanes>(&mut self, lanes: L, layout: TileLayout, rows: &[u8], tile: usize) {
-        let chunks = self.queries.of(&self.active, layout.dim()).chunks(MOST_QUERIES * layout.dim());
-        for (queries, scores) in chunks.zip(self.scores.chunks_mut(MOST_QUERIES)) {
+        let chunks = self.queries.of(&self.active, layout.dim()).chunks(MAX_QUERIES * layout.dim());
+        for (queries, scores) in chunks.zip(self.scores.chunks_mut(MAX_QUERIES)) {
             ScoreRows { dtype: layout.dtype(), rows, queries, scores, tile }.run(lanes);
         }
     }
@@ -246,7 +245,7 @@ impl ThreadState {
             let of_block = &of_tiles[bytes.start..];
             let (scales, scale_stride) = self.stage.scales(of_block, run.tile_bytes);
             let mut codes = self.staged(coding, of_block, bytes.len(), (run.tile_bytes, n_tiles), (0, 1));
-            if self.is_joint || n > MOST_QUERIES && codes.coding != Coding::Whole {
+            if self.is_joint || n > MAX_QUERIES && codes.coding != Coding::Whole {
                 let at = dims.start / OCTET_DIMS * BLOCK_TILES + tile;
                 let values = self.unpacked.get_mut(at..).unwrap_or_default();
                 let values = self.is_joint.then_some(values);
@@ -254,8 +253,8 @@ impl ThreadState {
                 codes = Planes::expanded(&self.octets, octets);
             }
             let slice = dims.start / SLICE;
-            for from in (0..n).step_by(MOST_QUERIES) {
-                let to = (from + MOST_QUERIES).min(n);
+            for from in (0..n).step_by(MAX_QUERIES) {
+                let to = (from + MAX_QUERIES).min(n);
                 let chunk = block * all + first + from..block * all + first + to;
                 let query = slice * all + first + from;
                 ScoreCodes {
@@ -317,9 +316,8 @@ impl ThreadState {
 
     fn accumulate_floats<L: Lanes>(&self, lanes: L, run: &Run, ahead: &mut Prefetcher, out: &mut [Lane]) {
         let (width, row_width) = (out.len() / self.scores.len(), run.layout.dim() / 16);
-        let chunks =
-            self.scores.chunks(MOST_QUERIES).zip(self.rescale_new.as_flattened().chunks(MOST_QUERIES));
-        for ((p, factors), out) in chunks.zip(out.chunks_mut(MOST_QUERIES * width)) {
+        let chunks = self.scores.chunks(MAX_QUERIES).zip(self.rescale_new.as_flattened().chunks(MAX_QUERIES));
+        for ((p, factors), out) in chunks.zip(out.chunks_mut(MAX_QUERIES * width)) {
             let (values, tiles, tile, factors) = (run.bytes, run.tiles, run.first, &factors[..p.len()]);
             let dtype = run.layout.dtype();
             AccumulateFloats { dtype, values, tiles, p, tile, factors, out, width, row_width, ahead }
@@ -364,7 +362,7 @@ impl ThreadState {
             let planes = self.round_weights(lanes, run, bytes);
             let octets = dims.len() / OCTET_DIMS;
             // Unpacked codes have room for one octet.
-            let together = if self.is_joint || n > MOST_QUERIES { 1 } else { octets };
+            let together = if self.is_joint || n > MAX_QUERIES { 1 } else { octets };
             for octet in (0..octets).step_by(together) {
                 let at = dims.start / OCTET_DIMS + octet;
                 let part = (octet / together, octets / together);
@@ -373,14 +371,14 @@ impl ThreadState {
                     // Unpacked when the block was scored.
                     codes = Planes::expanded(&self.unpacked[at * BLOCK_TILES + run.first..][..run.tiles], 1);
                 }
-                if n > MOST_QUERIES && codes.coding != Coding::Whole {
+                if n > MAX_QUERIES && codes.coding != Coding::Whole {
                     for (t, out) in self.octets.iter_mut().enumerate().take(run.tiles) {
                         lanes.run(codes.expand(t, out.halves()));
                     }
                     codes = Planes::expanded(&self.octets, 1);
                 }
-                for from in (0..n).step_by(MOST_QUERIES) {
-                    let to = (from + MOST_QUERIES).min(n);
+                for from in (0..n).step_by(MAX_QUERIES) {
+                    let to = (from + MAX_QUERIES).min(n);
                     AccumulateCodes {
                         coding: codes.coding,
                         planes: codes.planes,

@@ -1,4 +1,4 @@
-//! Activations in bf16 for GEMMs, see [`PromptMath::Bf16`](crate::PromptMath::Bf16).
+//! Activations in bf16 for GEMMs, see [`PrefillPrecision::Bf16`](crate::PrefillPrecision::Bf16).
 
 use super::MIN_PARALLEL_VALUES;
 use super::panel::{BLOCK, Line};

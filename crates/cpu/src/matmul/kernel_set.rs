@@ -14,7 +14,7 @@ use super::kernels::{
 use super::panel::{GROUPS, WeightFormat};
 use super::quantize::Tile;
 use super::simd::Simd;
-use crate::matrix_unit::{MOST_WORDS, ROWS, Unit};
+use crate::matrix_unit::{MAX_WORDS, ROWS, Unit};
 #[cfg(target_arch = "aarch64")]
 use crate::vec128::{Quad, Quads};
 
@@ -230,7 +230,7 @@ impl<S: Simd, U: Unit> KernelSet for AmxKernels<S, U> {
         rows: Range<usize>,
         put: impl FnMut(Range<usize>, &mut [Register]),
     ) {
-        let mut unit = self.unit.open(MOST_WORDS);
+        let mut unit = self.unit.open(MAX_WORDS);
         let first = rows.start / ROWS;
         let add = move |chunk: &mut [HalvesPanels], sums: OfPair<'_, ROWS>, blocks: Range<usize>| {
             let tiles = (first..).map(|tile| &halves.tile(tile)[blocks.clone()]);

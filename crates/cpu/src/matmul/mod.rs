@@ -12,7 +12,7 @@
 //!
 //! Experts ([`experts`]) take the same paths, each with the rows routed to it.
 //!
-//! With [`PromptMath::Bf16`](crate::PromptMath::Bf16), a matrix unit computes GEMMs in bf16
+//! With [`PrefillPrecision::Bf16`](crate::PrefillPrecision::Bf16), a matrix unit computes GEMMs in bf16
 //! ([`halves`]), except for experts and f32 weights; 2x2 matrix instructions do so for f16 and bf16
 //! weights.
 //!
@@ -77,12 +77,12 @@ fn uses_panels(isa: Isa) -> bool {
 /// Minimum rows that a matrix unit multiplies. Fewer leave most of the unit idle: from 32 on it is
 /// faster for all weights, with 9 to 24 rows vectors are as fast or faster
 /// (docs/benchmarks/2026-11-25-amx.md).
-const LEAST_UNIT_ROWS: usize = 32;
+const MIN_UNIT_ROWS: usize = 32;
 
 /// Returns the kernel set that multiplies `rows` rows.
 fn of_rows(isa: Isa, rows: usize) -> Isa {
     match isa {
-        Isa::Amx(_) if rows < LEAST_UNIT_ROWS => isa.of_vectors(),
+        Isa::Amx(_) if rows < MIN_UNIT_ROWS => isa.of_vectors(),
         isa => isa,
     }
 }
@@ -160,7 +160,7 @@ pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
 }
 
 impl CpuMatrix {
-    /// Takes the weights of `source`, packed for the kernels of `isa`.
+    /// Arity the weights of `source`, packed for the kernels of `isa`.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] for a type or row length that no kernel reads,

@@ -10,7 +10,7 @@ use super::simd::{Kernel, Simd};
 
 /// Size in bytes from which on a result bypasses the caches, in sets with non-temporal stores: no
 /// L2 cache holds it until it is read.
-const LEAST_STREAMED: usize = 2 << 20;
+const MIN_STREAMED: usize = 2 << 20;
 
 impl<'a> Product<'a> {
     /// Returns the outputs of some panels for some rows, to write.
@@ -87,7 +87,7 @@ impl Outputs<'_, '_> {
             return (first..).zip(panels).for_each(|(panel, sums)| self.put(row, panel * PANEL, &sums.0));
         }
         assert!(self.rows.contains(&row) && self.panels.start <= first && end <= self.panels.end);
-        let streams = S::NON_TEMPORAL && size_of::<f32>() * self.product.y.len() >= LEAST_STREAMED;
+        let streams = S::NON_TEMPORAL && size_of::<f32>() * self.product.y.len() >= MIN_STREAMED;
         let y = self.outputs(row, first * PANEL..end * PANEL).as_chunks_mut().0;
         set.vectors().run(PutPanels { panels, y, accumulate: *accumulate, streams });
     }

@@ -4,7 +4,7 @@
 use std::arch::asm;
 use std::marker::PhantomData;
 
-use super::{MOST_WORDS, Products, ROWS, Row, SLOTS, Tiles, Unit};
+use super::{MAX_WORDS, Products, ROWS, Row, SLOTS, Tiles, Unit};
 use crate::isa::Amx;
 
 /// The operand of `ldtilecfg`.
@@ -39,14 +39,14 @@ impl Unit for Amx {
     /// Two tiles of rows, as for the weights of a product: fewer leave much of the unit idle, and
     /// vectors share unpacked codes as well. (Measured with products,
     /// docs/benchmarks/2026-11-22-amx.md; not with attention.)
-    const LEAST_QUERIES: usize = 2 * ROWS;
+    const MIN_QUERIES: usize = 2 * ROWS;
     // Codes are unpacked, and loaded from a distant cache, once for all of them
     // (docs/benchmarks/2026-11-25-amx.md).
     const QUERIES: usize = 384;
 
     #[inline]
     fn open(self, words: usize) -> AmxTiles {
-        assert!((1..=MOST_WORDS).contains(&words), "{words} words");
+        assert!((1..=MAX_WORDS).contains(&words), "{words} words");
         let config = Config::new(words);
         // SAFETY: the token proves the instruction and the system's permission; it reads 64 bytes,
         // a valid configuration.

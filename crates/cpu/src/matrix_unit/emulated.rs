@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 
-use super::{MOST_WORDS, Products, ROWS, SLOTS, Tiles, Unit};
+use super::{MAX_WORDS, Products, ROWS, SLOTS, Tiles, Unit};
 
 thread_local! {
     /// Whether the tiles of this thread are configured.
@@ -20,18 +20,18 @@ pub(crate) struct SoftTiles {
     /// Integers, or the bits of floats.
     sums: [Option<[[i32; 16]; ROWS]>; 4],
     rows: [Option<[[u8; 64]; ROWS]>; 2],
-    lines: [Option<[[u8; 64]; MOST_WORDS]>; 2],
+    lines: [Option<[[u8; 64]; MAX_WORDS]>; 2],
     slots: [Option<Products>; SLOTS],
 }
 
 impl Unit for EmulatedUnit {
     type Tiles = SoftTiles;
 
-    const LEAST_QUERIES: usize = 1;
+    const MIN_QUERIES: usize = 1;
     const QUERIES: usize = 112;
 
     fn open(self, words: usize) -> SoftTiles {
-        assert!((1..=MOST_WORDS).contains(&words), "{words} words");
+        assert!((1..=MAX_WORDS).contains(&words), "{words} words");
         assert!(!IS_OPEN.replace(true), "configured twice");
         SoftTiles { words, sums: [None; 4], rows: [None; 2], lines: [None; 2], slots: [None; SLOTS] }
     }
@@ -76,7 +76,7 @@ impl Tiles for SoftTiles {
     }
 
     fn load_lines<const B: usize>(&mut self, bytes: &[u8], stride: usize) {
-        let mut tile = [[0; 64]; MOST_WORDS];
+        let mut tile = [[0; 64]; MAX_WORDS];
         for (w, line) in tile[..self.words].iter_mut().enumerate() {
             line.copy_from_slice(&bytes[w * stride..][..64]);
         }

@@ -33,7 +33,7 @@ use bytemuck::{Pod, Zeroable};
 /// Rows of a tile.
 pub(crate) const ROWS: usize = 16;
 /// Maximum words of a row, and lines of sixteen columns.
-pub(crate) const MOST_WORDS: usize = 16;
+pub(crate) const MAX_WORDS: usize = 16;
 /// Sums in flight at once.
 pub(crate) const SLOTS: usize = 4;
 
@@ -55,12 +55,12 @@ pub(crate) trait Unit: Copy + Send + Sync {
     type Tiles: Tiles;
 
     /// Minimum queries for which attention uses the unit.
-    const LEAST_QUERIES: usize;
+    const MIN_QUERIES: usize;
     /// Maximum queries that share one pass of attention over the tokens.
     const QUERIES: usize;
 
     /// Configures the tiles of this thread for products of `words` words at once (at most
-    /// [`MOST_WORDS`]), until the returned value is dropped. A thread has one configuration at a
+    /// [`MAX_WORDS`]), until the returned value is dropped. A thread has one configuration at a
     /// time.
     fn open(self, words: usize) -> Self::Tiles;
 }
@@ -102,7 +102,7 @@ pub(crate) enum NoUnit {}
 impl Unit for NoUnit {
     type Tiles = Self;
 
-    const LEAST_QUERIES: usize = usize::MAX;
+    const MIN_QUERIES: usize = usize::MAX;
     // With so many, unpacking a tile costs little beside reading it.
     const QUERIES: usize = 48;
 

@@ -12,7 +12,7 @@ fn bytes(len: usize, seed: usize) -> Vec<u8> {
 
 /// Compares products of so many words, signed and then unsigned, with the definition.
 fn adds_products<U: Unit>(unit: U, words: usize) {
-    let (rows, lines) = (bytes(ROWS * STRIDE, 3), bytes(MOST_WORDS * STRIDE, 11));
+    let (rows, lines) = (bytes(ROWS * STRIDE, 3), bytes(MAX_WORDS * STRIDE, 11));
     let mut tiles = unit.open(words);
     tiles.load_rows::<4>(&rows, STRIDE);
     tiles.load_lines::<7>(&lines, STRIDE);
@@ -37,7 +37,7 @@ fn adds_products<U: Unit>(unit: U, words: usize) {
 
 #[test]
 fn units_add_products_of_bytes() {
-    for words in [1, 4, 8, MOST_WORDS] {
+    for words in [1, 4, 8, MAX_WORDS] {
         adds_products(EmulatedUnit, words);
         if let Some(amx) = Amx::detect() {
             adds_products(amx, words);

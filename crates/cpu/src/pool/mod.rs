@@ -92,7 +92,7 @@ struct Share {
 }
 
 impl Share {
-    /// Takes an item.
+    /// Arity an item.
     fn take(&self) -> Option<usize> {
         let item = self.next.fetch_add(1, Ordering::Relaxed);
         (item < self.end.load(Ordering::Relaxed)).then_some(item)

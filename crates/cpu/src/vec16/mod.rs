@@ -56,7 +56,7 @@ pub(crate) trait Lanes: Copy + Send + Sync {
     const MAX_BYTE: i32;
     /// Largest magnitude of an integer that splits in two bytes for [`Lanes::dot`].
     const MAX_SPLIT: i32;
-    /// log2 of the offset that [`Lanes::store_below`] subtracts: the largest that `MAX_BYTE`
+    /// log2 of the offset that [`Lanes::store_offset`] subtracts: the largest that `MAX_BYTE`
     /// permits.
     const OFFSET_BITS: i32 = (Self::MAX_BYTE + 1).ilog2() as i32;
 

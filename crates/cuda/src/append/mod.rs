@@ -1,7 +1,7 @@
 //! Appends keys and values to the KV cache.
 //!
 //! One launch applies RoPE to keys and queries, channel scales, zero padding and the Hadamard
-//! rotation, and encodes into the tiles that [`StreamSpec::writes`] lists, for up to [`MAX_PARTS`]
+//! rotation, and encodes into the tiles that [`KvTensorSpec::writes`] lists, for up to [`MAX_PARTS`]
 //! sequences and [`MAX_HEADS`] KV heads.
 //!
 //! The host plans the writes and passes them as a list. The list of a decode step travels in the
@@ -15,7 +15,7 @@
 //! Trellis codes (turbo2t, turbo3t) are found by a Viterbi search through the values of a slice in
 //! sequence; its states are the lanes of the warp that holds the row.
 //!
-//! [`StreamSpec::writes`]: kvant_backend::StreamSpec::writes
+//! [`KvTensorSpec::writes`]: kvant_backend::KvTensorSpec::writes
 
 mod plan;
 
@@ -259,7 +259,7 @@ fn launch(
     params.n_streams = n_streams as u32;
     let head_dim = |streams: &[KvTensor]| streams.get(heads.start).map_or(0, |s| s.spec.head_dim as u32);
     params.head_dims = [head_dim(&layer.k), head_dim(&layer.v)];
-    params.chains = list.most_chains();
+    params.chains = list.max_chains();
     let balance = BalanceLayout::of(layer);
     for (to, from) in params.balance_at.iter_mut().zip([balance.key, balance.value, balance.value_shift]) {
         *to = kv::begin(OP, &from)?;
@@ -278,7 +278,7 @@ fn launch(
         let launch = Launch { grid, block: [32 * HEADS_PER_BLOCK, 1, 1], shared_bytes: 0 };
         cx.launch(cx.kernel(&SOURCE, "centres")?, launch, &params)?;
     }
-    let mut blocks = parts.len() * n_streams * list.most_chains() as usize;
+    let mut blocks = parts.len() * n_streams * list.max_chains() as usize;
     if let Some(turns) = queries {
         (params.q_turn, params.q) = (turns.q, turns.queries);
         (params.rows, params.n_query_heads) = (turns.rows as u32, turns.n_query_heads as u32);

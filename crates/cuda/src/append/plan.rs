@@ -32,7 +32,7 @@ fn plan_key(spec: &KvTensorSpec) -> PlanKey {
 pub(super) struct WritePlan {
     kinds: Vec<PlanKey>,
     entries: Vec<Entry>,
-    most_chains: u32,
+    max_chains: u32,
     first_centre: usize,
 }
 
@@ -51,7 +51,7 @@ impl WritePlan {
         }
         let kinds = streams.iter().map(|stream| plan_key(&stream.spec)).collect();
         let n_plans = parts.len() * streams.len();
-        let mut list = Self { kinds, entries: vec![[0; 4]; n_plans], most_chains: 0, first_centre: 0 };
+        let mut list = Self { kinds, entries: vec![[0; 4]; n_plans], max_chains: 0, first_centre: 0 };
         for (index, part) in parts.iter().enumerate() {
             for (of_part, stream) in streams.iter().enumerate() {
                 let first = small(OP, "tiles", list.entries.len())?;
@@ -59,7 +59,7 @@ impl WritePlan {
                 let chains = list.push(&stream.spec, part)?;
                 list.entries[index * streams.len() + of_part] =
                     [first, chains, small(OP, "tiles", band.start)?, band.len() as u32];
-                list.most_chains = list.most_chains.max(chains);
+                list.max_chains = list.max_chains.max(chains);
             }
         }
         list.first_centre = list.entries.len();
@@ -136,8 +136,8 @@ impl WritePlan {
     }
 
     /// Returns the maximum number of chains of a plan.
-    pub fn most_chains(&self) -> u32 {
-        self.most_chains
+    pub fn max_chains(&self) -> u32 {
+        self.max_chains
     }
 }
 

@@ -111,7 +111,7 @@ __device__ inline float sum_of_four(float x) {
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-__device__ inline float most_of_four(float x) {
+__device__ inline float max_of_four(float x) {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }

@@ -55,18 +55,18 @@ static SOURCE: Source = Source {
 };
 
 /// Maximum 16-query tiles of a block: the outputs of more do not stay in registers.
-const MOST_TILES: usize = 2;
+const MAX_TILES: usize = 2;
 
 /// Returns the maximum 16-query tiles of a block with `shared_bytes` of shared memory; `None` where
 /// the heads of `layer` do not need this kernel.
-pub(super) fn most_tiles(layer: &KvLayer, shared_bytes: usize) -> Option<usize> {
+pub(super) fn max_tiles(layer: &KvLayer, shared_bytes: usize) -> Option<usize> {
     let dim = layer.tensors().map(|stream| stream.spec.dim()).max().unwrap_or(0);
     let fits = |tiles: &usize| bytes([dim; 2], *tiles) <= shared_bytes;
-    (dim > MAX_NARROW || layer.is_shared_kv()).then(|| (1..=MOST_TILES).rev().find(fits).unwrap_or(1))
+    (dim > MAX_NARROW || layer.is_shared_kv()).then(|| (1..=MAX_TILES).rev().find(fits).unwrap_or(1))
 }
 
 /// Returns the largest stored head size that fits shared memory.
-pub(super) fn most_dim(shared_bytes: usize) -> usize {
+pub(super) fn max_dim(shared_bytes: usize) -> usize {
     let per_dim = bytes([1; 2], 1) - bytes([0; 2], 1);
     shared_bytes.saturating_sub(bytes([0; 2], 1)) / per_dim / QUERIES * QUERIES
 }
@@ -97,7 +97,7 @@ fn defines(dims: [usize; 2], is_capped: bool, is_joint: bool, tiles: usize) -> [
 /// Returns the variants that are compiled ahead of time: the latent vectors of DeepSeek's models,
 /// and the largest heads of Gemma's. Other variants are compiled on first use.
 pub(super) fn builds() -> impl Iterator<Item = Build> {
-    [([576, 512], true, 1), ([576, 512], true, MOST_TILES), ([512, 512], false, 1)]
+    [([576, 512], true, 1), ([576, 512], true, MAX_TILES), ([512, 512], false, 1)]
         .map(|(dims, is_joint, tiles)| Build {
             source: &SOURCE,
             defines: defines(dims, false, is_joint, tiles).to_vec(),

@@ -292,7 +292,7 @@ fn head_formats(layer: &KvLayer) -> Result<Vec<(Kind, Vec<usize>)>> {
 /// Rejects formats that no kernel reads.
 fn check(p: &AttendParams, layer: &KvLayer, shared_bytes: usize) -> Result<()> {
     let unsupported = |wanted, has| Err(BackendError::Unsupported { op: OP, wanted, has });
-    let most = large_head::most_dim(shared_bytes).max(MAX_NARROW);
+    let most = large_head::max_dim(shared_bytes).max(MAX_NARROW);
     for stream in layer.tensors() {
         let dim = stream.spec.dim();
         if dim > most {
@@ -391,7 +391,7 @@ fn launch(
         let launch = Launch { grid, block: [threads, 1, 1], shared_bytes: shared_bytes as u32 };
         Ok(cx.launch(kernel, launch, &params)?)
     };
-    let (splits, most) = (launched.most_splits, launched.most_queries);
+    let (splits, most) = (launched.max_splits, launched.max_queries);
     let (name, threads, shared_bytes) = match way {
         KernelKind::Decode => return decode::launch(cx, &params, kind, is_capped, [splits, slots]),
         KernelKind::Split => ("attend_split", THREADS, split_bytes(kind.dims)),
@@ -402,7 +402,7 @@ fn launch(
     let blocks = most.div_ceil(way.queries_per_block());
     start("prepare_queries", [(blocks * way.queries_per_block()).div_ceil(WARPS), slots, 1], THREADS, 0)?;
     if way == KernelKind::Warpgroups {
-        start("unpack_tiles", [launched.most_images.div_ceil(WARPS), 2, slots], THREADS, 0)?;
+        start("unpack_tiles", [launched.max_images.div_ceil(WARPS), 2, slots], THREADS, 0)?;
     }
     start(name, [splits, blocks, slots], threads, shared_bytes)?;
     start("combine", [most.div_ceil(WARPS), slots, 1], THREADS, 0)

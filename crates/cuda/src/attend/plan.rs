@@ -32,7 +32,7 @@ impl KernelKind {
     /// `device`.
     pub fn of(rows: TokenSpan, group: usize, layer: &KvLayer, device: &GpuProperties) -> Self {
         let (queries, shared_bytes) = (rows.n * group, device.shared_per_block as usize);
-        if let Some(most) = large_head::most_tiles(layer, shared_bytes) {
+        if let Some(most) = large_head::max_tiles(layer, shared_bytes) {
             return Self::Wide(queries.div_ceil(QUERIES).clamp(1, most));
         }
         match queries {
@@ -88,11 +88,11 @@ pub(super) struct Launched {
     pub n_partials: usize,
     /// Unpacked tiles.
     pub n_unpacked_tiles: usize,
-    pub most_splits: usize,
+    pub max_splits: usize,
     /// Maximum number of queries of a KV head of a sequence.
-    pub most_queries: usize,
+    pub max_queries: usize,
     /// Maximum number of unpacked tiles of a sequence.
-    pub most_images: usize,
+    pub max_images: usize,
 }
 
 impl Launched {
@@ -111,9 +111,9 @@ impl Launched {
             n_queries: 0,
             n_partials: 0,
             n_unpacked_tiles: 0,
-            most_splits: 0,
-            most_queries: 0,
-            most_images: 0,
+            max_splits: 0,
+            max_queries: 0,
+            max_images: 0,
         };
         for part in parts {
             all.push(cx, p, way, heads, part, band)?;
@@ -134,7 +134,7 @@ impl Launched {
         let (rows, head) = (part.rows, heads[0]);
         let queries = rows.n * (p.n_heads / p.n_kv_heads);
         let padded = queries.next_multiple_of(way.queries_per_block());
-        let tiles = most_tiles(p, way, part, head);
+        let tiles = max_tiles(p, way, part, head);
         let images = if way == KernelKind::Warpgroups { n_key_tensors(rows, part.layer, head) } else { 0 };
         let split_tiles = match way {
             KernelKind::Decode => {
@@ -183,9 +183,9 @@ impl Launched {
         self.n_queries += heads.len() * padded;
         self.n_partials += heads.len() * splits * padded;
         self.n_unpacked_tiles += heads.len() * images;
-        self.most_splits = self.most_splits.max(splits);
-        self.most_queries = self.most_queries.max(queries);
-        self.most_images = self.most_images.max(images);
+        self.max_splits = self.max_splits.max(splits);
+        self.max_queries = self.max_queries.max(queries);
+        self.max_images = self.max_images.max(images);
         Ok(())
     }
 }
@@ -199,7 +199,7 @@ fn visible_tiles(layer: &KvLayer, head: usize, [first, last]: [usize; 2]) -> usi
 }
 
 /// Returns the maximum number of tiles that a block of queries attends to.
-fn most_tiles(p: &AttendParams, way: KernelKind, part: &KvBatchEntry<'_, CudaPage>, head: usize) -> usize {
+fn max_tiles(p: &AttendParams, way: KernelKind, part: &KvBatchEntry<'_, CudaPage>, head: usize) -> usize {
     let (rows, group, per_block) = (part.rows, p.n_heads / p.n_kv_heads, way.queries_per_block());
     let walk = |first_query: usize| {
         let last_query = (first_query + per_block).min(rows.n * group) - 1;

@@ -32,7 +32,7 @@
 //! queries, heads of 128, each scheduler of a multiprocessor has 512 MMAs `mma.m16n8k16` of 6.5
 //! clocks, 3,328, and shared memory transfers 360,448 bytes in 2,816. Two warps issue 1,035
 //! instructions each to process a step (1,240 over floats, whose softmax is interleaved with the
-//! MMAs), 140 more where a maximum rises, and 130 each to find their tile. To unpack one they
+//! MMAs), 140 more where a maximum rises, and 130 each to find their tile. Scatter unpack one they
 //! issue, keys and values, per value:
 //!
 //! | f16 | q8_0 | q4_0 | turbo2 | turbo3 | turbo4 | turbo2t | turbo3t |
@@ -70,13 +70,13 @@ static SOURCE: Source = Source {
 };
 
 /// Largest stored value size at which the outputs of two 16-query tiles stay in registers.
-const MOST_FOR_TWO: usize = 128;
+const MAX_FOR_TWO: usize = 128;
 
 /// Cost of one more KV split, in tiles that a block could process in that time: its queries and
 /// first step must arrive before any MMA, and its outputs, 4 bytes each, go to memory and back.
 const SPLIT_COST: usize = 16;
 /// Minimum tiles of a split; splits are multiples of it.
-const LEAST_TILES: usize = 8;
+const MIN_TILES: usize = 8;
 
 /// Shape of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -100,7 +100,7 @@ impl Partition {
     /// Returns the largest shape that fits, for heads of these sizes. The last fits on every device
     /// with the tensor cores that the kernel needs.
     fn fitting(dims: [usize; 2], shared_bytes: usize) -> Self {
-        let most = if dims[1] > MOST_FOR_TWO { 1 } else { 2 };
+        let most = if dims[1] > MAX_FOR_TWO { 1 } else { 2 };
         [(8, most, 4), (8, most, 2), (4, most, 2), (4, 1, 2)]
             .map(|(warps, sixteens, step)| Self { warps, query_tiles: sixteens, step })
             .into_iter()
@@ -127,8 +127,8 @@ impl Partition {
 /// without splits: as many splits as finish first, with one block per multiprocessor.
 pub(super) fn split_tiles(cx: &Context, tiles: usize, blocks: usize) -> usize {
     let n_sms = cx.gpu().properties().n_sms as usize;
-    let most = tiles.div_ceil(LEAST_TILES).min(4 * n_sms).max(1);
-    let of = |splits: usize| tiles.div_ceil(splits).max(1).next_multiple_of(LEAST_TILES);
+    let most = tiles.div_ceil(MIN_TILES).min(4 * n_sms).max(1);
+    let of = |splits: usize| tiles.div_ceil(splits).max(1).next_multiple_of(MIN_TILES);
     let ends = |splits: &usize| {
         let each = of(*splits);
         (blocks * tiles.div_ceil(each)).div_ceil(n_sms) * (each + SPLIT_COST)

@@ -161,7 +161,7 @@ __device__ void load_span(const Book& book, const u8* span, u32 first, const u16
 // Unpacks a quantized tile. In heads of many spans they share one copy of the code.
 template <bool KEYS, u32 DIM, u32 TYPE>
 __device__ void load_coded(const Book& book, const u8* tile, const u16* centre, u16* to, u32 lane) {
-    if constexpr (DIM % LEAST_DIMS == 0) {
+    if constexpr (DIM % MIN_DIMS == 0) {
         constexpr u32 MOST = is_turbo(TYPE) ? TURBO_DIMS : BLOCK32_DIMS, SPANS = DIM > 2 * SPAN ? DIM / SPAN * SPAN : 0;
 #pragma unroll 1
         for (u32 first = 0; first < SPANS; first += SPAN) {

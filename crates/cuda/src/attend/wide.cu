@@ -63,7 +63,7 @@ __device__ void hide(const Common& c, float s[QUERY_TILES][2][4], u32 first_toke
                     most = fmaxf(most, x);
                 }
             }
-            most = most_of_four(most);
+            most = max_of_four(most);
             if (lane % 4 == 0) maxima[QUERIES * g + lane / 4 + 8 * half] = most;
         }
     }

@@ -112,7 +112,7 @@ __device__ void soften(Work<SIXTEENS>& w, const Scores<SIXTEENS, TILES>& s, Weig
             float most = HIDDEN;
 #pragma unroll
             for (u32 i = 0; i < 4 * TILES; i++) most = fmaxf(most, s[g][i / 4][i / 2 % 2][2 * half + i % 2]);
-            float before = w.max[g][half], max = fmaxf(before, most_of_four(most));
+            float before = w.max[g][half], max = fmaxf(before, max_of_four(most));
             rise[g][half] = before - max, w.max[g][half] = max;
             is_raised |= max != before;
         }

@@ -112,7 +112,7 @@ extern "C" __global__ void choose(const __grid_constant__ ChooseParams p) {
         else if (p.normalises) total += expf(logits[expert] - most);
     }
     if (p.is_sigmoid) {
-        total = p.normalises ? total + LEAST_SCORE : 1.0f;
+        total = p.normalises ? total + MIN_SCORE : 1.0f;
     } else if (!p.normalises) {
         for (u32 e = lane; e < p.n_experts; e += 32) total += expf(logits[e] - most);
         total = add_over_warp(total);

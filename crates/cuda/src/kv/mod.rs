@@ -164,7 +164,7 @@ pub(crate) fn constants() -> Constants {
         .whole("SCALE_BYTES", SCALE_BYTES)
         .whole("BLOCK32_DIMS", block32::LEN)
         .whole("TURBO_DIMS", turbo::LEN)
-        .whole("LEAST_DIMS", block32::LEN)
+        .whole("MIN_DIMS", block32::LEN)
         .whole("Q8_0_GROUP", group_bytes(DType::Q8_0))
         .whole("TURBO2_GROUP", group_bytes(DType::Turbo2))
         .whole("TURBO3_GROUP", group_bytes(DType::Turbo3))

@@ -83,12 +83,12 @@ __host__ __device__ constexpr Dims block_at(u32 type, u32 dim, u32 at) {
     u32 most = is_turbo(type) ? TURBO_DIMS : BLOCK32_DIMS;
     u32 index = dim / most, first = index * most;
     if (at < first) return {at / most, at / most * most, most};
-    for (u32 n = most / 2; n > LEAST_DIMS; n /= 2) {
+    for (u32 n = most / 2; n > MIN_DIMS; n /= 2) {
         if (!(dim & n)) continue;
         if (at < first + n) return {index, first, n};
         index++, first += n;
     }
-    return {index, first, LEAST_DIMS};
+    return {index, first, MIN_DIMS};
 }
 
 // Returns the blocks of `dim` dims, a multiple of 32.

@@ -11,12 +11,12 @@ pub(super) static ONE: Source = Source {
     name: "one.cu",
     text: include_str!("one.cu"),
     headers: &[HALF_HEADER, gate::HEADER, SPANS, SUM_HEADER, WEIGHTS_HEADER, COPIES_HEADER],
-    constants: || coded_constants().whole("MOST_WARPS", MOST_WARPS as usize),
+    constants: || coded_constants().whole("MAX_WARPS", MAX_WARPS as usize),
     options: &[],
 };
 
 /// Maximum number of warps of a block, where shared memory suffices for their rings.
-const MOST_WARPS: u32 = 32;
+const MAX_WARPS: u32 = 32;
 /// Weights of a step of a warp.
 const STEP: usize = 2048;
 /// Maximum bytes of the rings of a block, in flight or being read, where a ring has more than two
@@ -37,7 +37,7 @@ fn stage_bytes(dtype: DType) -> usize {
 
 /// Returns the steps of a warp's ring: one is read, the others are in flight.
 fn stages(dtype: DType) -> u32 {
-    (RINGS_BYTES / (MOST_WARPS as usize * stage_bytes(dtype))).clamp(2, 8) as u32
+    (RINGS_BYTES / (MAX_WARPS as usize * stage_bytes(dtype))).clamp(2, 8) as u32
 }
 
 /// Returns the warps and the dynamic shared memory of a block, where a row of `n_in` inputs fits
@@ -47,7 +47,7 @@ pub(super) fn block(dtype: DType, n_in: usize, shared_per_block: u32) -> Option<
     // Codes, a scale, and the factor of minimums.
     let row = (n_in.next_multiple_of(STEP) / GROUP * (GROUP + 2 * size_of::<f32>())) as u32;
     let ring = stages(dtype) * stage_bytes(dtype) as u32;
-    let warps = (shared_per_block.saturating_sub(RESERVED + row) / ring).min(MOST_WARPS);
+    let warps = (shared_per_block.saturating_sub(RESERVED + row) / ring).min(MAX_WARPS);
     (warps > 0).then_some([warps, row + warps * ring])
 }
 

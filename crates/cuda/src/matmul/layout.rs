@@ -37,7 +37,7 @@ impl Weights {
 /// Exponent of the largest weight in f16, and the smallest exponent that is raised to it: nearly
 /// zero weights need not be raised all the way.
 const HALF_EXPONENT: i32 = 14;
-const LEAST_EXPONENT: i32 = -100;
+const MIN_EXPONENT: i32 = -100;
 
 /// Returns the largest magnitude among the finite weights of `bytes`, as the bits of an f32; 0 for
 /// types that are not rounded to f16 directly.
@@ -59,7 +59,7 @@ fn exponent_of(largest_bits: u32) -> i32 {
     if largest_bits == 0 {
         return 0;
     }
-    ((largest_bits >> (f32::MANTISSA_DIGITS - 1)) as i32 - 127 - HALF_EXPONENT).max(LEAST_EXPONENT)
+    ((largest_bits >> (f32::MANTISSA_DIGITS - 1)) as i32 - 127 - HALF_EXPONENT).max(MIN_EXPONENT)
 }
 
 /// Returns the bytes of a block that move.

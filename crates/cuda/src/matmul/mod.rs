@@ -65,7 +65,7 @@ static MANY: Source = Source {
 const WARPS: u32 = 8;
 const FEATURES: u32 = 2;
 /// Matrices of one launch: queries, keys and values, and one more.
-const MOST_PARTS: usize = 4;
+const MAX_PARTS: usize = 4;
 /// Rows that its blocks multiply at once: one variant for decoding, one for more.
 const ROWS: [u32; 2] = [1, 8];
 /// Minimum number of rows for the GEMM, which decodes weights to f16 and rounds inputs to it.
@@ -116,7 +116,7 @@ pub(crate) const TYPES: [DType; 23] = [
 /// Returns the constants of `weights.cuh`: the type numbers, and the bytes of their blocks without
 /// those that move.
 fn constants() -> Constants {
-    let parts = Constants::default().whole("MOST_PARTS", MOST_PARTS);
+    let parts = Constants::default().whole("MAX_PARTS", MAX_PARTS);
     let types = TYPES.into_iter().zip(0..).fold(parts, |constants, (dtype, number)| {
         let name = dtype.name().to_uppercase();
         let constants = constants.whole(&name, number);
@@ -165,7 +165,7 @@ struct PartParams {
 #[derive(Clone, Copy, NoUninit)]
 #[repr(C)]
 struct KernelParams {
-    parts: [PartParams; MOST_PARTS],
+    parts: [PartParams; MAX_PARTS],
     up: DevicePtr,
     x: DevicePtr,
     norm: DevicePtr,
@@ -339,7 +339,7 @@ pub(crate) fn matmuls(cx: &Context, x: &mut Operand, products: &[MatmulArgs]) ->
             continue;
         }
         let alike: Vec<_> = products[i..].iter().filter(|p| p.dtype == first.dtype).collect();
-        alike.chunks(MOST_PARTS).try_for_each(|parts| launch(cx, x, parts))?;
+        alike.chunks(MAX_PARTS).try_for_each(|parts| launch(cx, x, parts))?;
     }
     Ok(())
 }

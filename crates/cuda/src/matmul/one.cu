@@ -278,8 +278,8 @@ __device__ __forceinline__ float norm_factor(const ProductParams& p, const float
     return 1.0f / sqrtf(sum / (float)p.n_in + p.eps);
 }
 
-extern "C" __global__ void __launch_bounds__(MOST_WARPS * 32, 1) product_one(const __grid_constant__ ProductParams p) {
-    __shared__ float of_warps[MOST_WARPS];
+extern "C" __global__ void __launch_bounds__(MAX_WARPS * 32, 1) product_one(const __grid_constant__ ProductParams p) {
+    __shared__ float of_warps[MAX_WARPS];
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     // The previous kernel selects the experts, so their weights cannot be loaded before it ends.
     if (p.spans) wait_for_kernel_before();

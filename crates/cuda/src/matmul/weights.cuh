@@ -379,7 +379,7 @@ struct ProductPart {
 
 // The parameter of every kernel that multiplies with these weights.
 struct ProductParams {
-    ProductPart parts[MOST_PARTS];
+    ProductPart parts[MAX_PARTS];
     const u8* up;        // null, or as w of the only part: y = a(w x) (up x) then, a the activation
     const float* x;      // [rows, n_in]
     const float* norm;   // null, or [n_in]: x / sqrt(mean(x^2) + eps) * norm in place of x

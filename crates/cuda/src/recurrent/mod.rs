@@ -19,7 +19,7 @@ static SOURCE: Source = Source {
     text: include_str!("recurrent.cu"),
     headers: &[SUM_HEADER],
     constants: || {
-        let constants = Constants::default().whole("MOST_TAPS", ShortConv::MOST_TAPS);
+        let constants = Constants::default().whole("MAX_TAPS", ShortConv::MAX_TAPS);
         constants.whole("COLUMNS", StateHeads::COLUMNS).whole("THREADS", THREADS as usize)
     },
     options: &[],

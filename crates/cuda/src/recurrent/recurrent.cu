@@ -22,25 +22,25 @@ struct ConvParams {
 extern "C" __global__ void __launch_bounds__(THREADS) short_conv(const __grid_constant__ ConvParams p) {
     unsigned c = blockIdx.x * THREADS + threadIdx.x, n = p.channels;
     if (c >= n) return;
-    unsigned before = MOST_TAPS - p.taps;  // missing taps
-    float entered[MOST_TAPS], weights[MOST_TAPS], bias = p.kernel[(size_t)p.taps * n + c];
+    unsigned before = MAX_TAPS - p.taps;  // missing taps
+    float entered[MAX_TAPS], weights[MAX_TAPS], bias = p.kernel[(size_t)p.taps * n + c];
 #pragma unroll
-    for (unsigned j = 0; j < MOST_TAPS; j++) {
+    for (unsigned j = 0; j < MAX_TAPS; j++) {
         weights[j] = j < before ? 0.0f : p.kernel[(size_t)(j - before) * n + c];
         entered[j] = j <= before ? 0.0f : p.state[(size_t)(j - before - 1) * n + c];
     }
     for (unsigned row = p.first_row; row < p.first_row + p.rows; row++) {
         const float* x = p.x + (size_t)row * n * (p.is_gated ? 3 : 1) + c;
 #pragma unroll
-        for (unsigned j = 1; j < MOST_TAPS; j++) entered[j - 1] = j <= before ? 0.0f : entered[j];
-        entered[MOST_TAPS - 1] = p.is_gated ? x[0] * x[2 * n] : x[0];
+        for (unsigned j = 1; j < MAX_TAPS; j++) entered[j - 1] = j <= before ? 0.0f : entered[j];
+        entered[MAX_TAPS - 1] = p.is_gated ? x[0] * x[2 * n] : x[0];
         float sum = bias;
 #pragma unroll
-        for (unsigned j = 0; j < MOST_TAPS; j++) sum += weights[j] * entered[j];
+        for (unsigned j = 0; j < MAX_TAPS; j++) sum += weights[j] * entered[j];
         p.y[(size_t)row * n + c] = p.is_gated ? sum * x[n] : sum / (1.0f + expf(-sum));
     }
 #pragma unroll
-    for (unsigned j = 1; j < MOST_TAPS; j++) {
+    for (unsigned j = 1; j < MAX_TAPS; j++) {
         if (j > before) p.state[(size_t)(j - before - 1) * n + c] = entered[j];
     }
 }

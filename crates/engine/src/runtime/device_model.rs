@@ -169,7 +169,7 @@ impl<B: Backend> DeviceModel<B> {
     fn fit(&self, plan: &mut Plan, room: ContextSize) -> Result<usize, Error> {
         let (ContextSize::Exactly(wanted) | ContextSize::UpTo(wanted)) = room;
         let free = usable_bytes(&*self.device)?.or_else(limits::machine_bytes);
-        let usable = [free, self.device.most_page_bytes()].into_iter().flatten().min();
+        let usable = [free, self.device.max_page_bytes()].into_iter().flatten().min();
         let usable = usable.unwrap_or(isize::MAX as usize);
         let n_bytes = self.sizes(plan);
         let needed = n_bytes(wanted);

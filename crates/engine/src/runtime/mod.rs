@@ -44,9 +44,9 @@ pub(crate) struct BatchEntry {
     pub n: usize,
     /// Rows whose logits are computed.
     pub logits_for: LogitsFor,
-    /// See [`StepPart::strengths`](kvant_model::StepPart::strengths).
+    /// See [`BatchSequence::strengths`](kvant_model::BatchSequence::strengths).
     pub lora_scales: Option<Arc<[f32]>>,
-    /// See [`StepPart::places`](kvant_model::StepPart::places).
+    /// See [`BatchSequence::places`](kvant_model::BatchSequence::places).
     pub positions: Option<Arc<[Position]>>,
 }
 
@@ -127,7 +127,7 @@ pub(crate) trait KvCaches {
     /// Starts an empty sequence. Returns its context length, and the plan with notes on changes.
     fn start(&self, id: SequenceId, plan: Plan, room: ContextSize) -> Result<(usize, Plan), Error>;
     /// Restores a sequence from page images; `next` returns each by its index in the order of
-    /// [`Caches::images`].
+    /// [`KvCaches::images`].
     fn restore(
         &self,
         id: SequenceId,
@@ -144,9 +144,9 @@ pub(crate) trait KvCaches {
     fn state(&self, id: SequenceId) -> CacheState;
     /// Sets the context length, which stays at least the number of stored tokens.
     fn set_n_ctx(&self, id: SequenceId, n_ctx: usize);
-    /// See [`Cache::most_rows`](kvant_kv::Cache::most_rows).
+    /// See [`Cache::max_step_rows`](kvant_kv::Cache::max_step_rows).
     fn max_rows(&self, id: SequenceId) -> usize;
-    /// See [`Cache::try_on`](kvant_kv::Cache::try_on).
+    /// See [`Cache::reserve_draft`](kvant_kv::Cache::reserve_draft).
     fn reserve_draft(&self, id: SequenceId, known: usize, most: usize) -> usize;
     /// See [`Cache::rest`](kvant_kv::Cache::rest).
     fn release_scratch(&self, id: SequenceId);
@@ -154,7 +154,7 @@ pub(crate) trait KvCaches {
     fn truncate(&self, id: SequenceId, n: usize) -> usize;
     /// See [`Cache::mark`](kvant_kv::Cache::mark).
     fn set_checkpoint(&self, id: SequenceId);
-    /// See [`Cache::set_root`](kvant_kv::Cache::set_root).
+    /// See [`Cache::set_prefix_root`](kvant_kv::Cache::set_prefix_root).
     fn set_prefix_root(&self, id: SequenceId, root: BlockKey);
     /// See [`Cache::publish`](kvant_kv::Cache::publish).
     fn register_prefix(&self, id: SequenceId, tokens: &[u32]);
@@ -162,7 +162,7 @@ pub(crate) trait KvCaches {
     fn attach_prefix(&self, id: SequenceId, tokens: &[u32], most: usize) -> usize;
     /// Returns the decoded keys or values of one head, `[tokens, head_dim]`.
     fn rows(&self, id: SequenceId, layer: usize, head: usize, side: Side) -> Result<Vec<f32>, Error>;
-    /// Returns the bytes of each page image of [`Caches::images`].
+    /// Returns the bytes of each page image of [`KvCaches::images`].
     fn page_bytes(&self, id: SequenceId) -> Vec<usize>;
     /// Passes a byte image of every page of a sequence to `visit`.
     fn pages(&self, id: SequenceId, visit: &mut dyn FnMut(Vec<u8>) -> Result<(), Error>)

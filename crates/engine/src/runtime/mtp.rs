@@ -19,7 +19,7 @@ use super::{BatchEntry, MAX_ROWS, SequenceId};
 use crate::Error;
 
 /// Maximum of tokens that wait to be processed in one batch while no prediction is requested.
-/// Beyond it, all but the last [`ON_TRIAL`] are processed: those may be draft tokens.
+/// Beyond it, all but the last [`MAX_UNVERIFIED`] are processed: those may be draft tokens.
 const MAX_PENDING: usize = 16;
 const MAX_UNVERIFIED: usize = MAX_DRAFT_TOKENS + 1;
 /// Maximum of tokens without the hidden state before them at the start of a sequence with an
@@ -137,7 +137,7 @@ impl<B: Backend> Mtp<B> {
         self.with(id, |cache| cache.register_prefix(pool, tokens));
     }
 
-    /// Sets the key before the first block, see [`Cache::set_root`]; it differs from that of the
+    /// Sets the key before the first block, see [`Cache::set_prefix_root`]; it differs from that of the
     /// model's cache.
     pub fn set_prefix_root(&mut self, id: SequenceId, root: BlockKey) {
         self.with(id, |cache| cache.set_prefix_root(root.child(&[])));

@@ -33,7 +33,7 @@ impl Sequence {
         Ok(Self { loaded, id, plan: Arc::new(plan), n_ctx, strengths: None })
     }
 
-    /// See [`Caches::restore`](super::Caches::restore).
+    /// See [`KvCaches::restore`](super::KvCaches::restore).
     pub fn restore(
         loaded: Arc<dyn LoadedModel>,
         plan: Plan,

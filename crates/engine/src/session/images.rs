@@ -24,7 +24,7 @@ impl Session {
     }
 
     /// Describes a step over `tokens` behind the cached ones. Their image rows must have been
-    /// [retained](Self::keep_shown).
+    /// [retained](Self::keep_images).
     pub(super) fn batch_entry(&self, tokens: &[u32], want: LogitsFor) -> BatchEntry {
         BatchEntry { positions: self.positions(tokens), ..self.sequence.step_row(tokens.len(), want) }
     }

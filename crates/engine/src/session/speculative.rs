@@ -20,7 +20,7 @@ const MAX_VERIFY_ROWS: usize = 1 + MAX_DRAFT_TOKENS;
 pub(crate) struct DraftStep {
     /// All rows.
     pub n_rows: usize,
-    /// Draft tokens among them.
+    /// TextBuilder tokens among them.
     pub n_draft_tokens: usize,
 }
 

@@ -17,7 +17,7 @@ use kvant_codec::random::Random;
 /// Tokens of every text: past a prefix boundary of 512 and the block after it.
 const N_TEXT: usize = 700;
 /// Maximum number of sessions in a history.
-const MOST_SESSIONS: usize = 8;
+const MAX_SESSIONS: usize = 8;
 
 /// A KV cache under test: types of keys and values, policies, and whether channel scales and
 /// centres apply. (Without a tail, the stored codes depend on how tokens are fed.)
@@ -149,9 +149,9 @@ struct History<'a> {
     told: Vec<String>,
     /// Tokens in attached prefixes.
     attached: usize,
-    /// Draft tokens verified.
+    /// TextBuilder tokens verified.
     read_ahead: usize,
-    /// Draft tokens predicted by the model itself.
+    /// TextBuilder tokens predicted by the model itself.
     predicted: usize,
 }
 
@@ -175,8 +175,8 @@ impl History<'_> {
     }
 
     fn add(&mut self, session: Session) {
-        if self.sessions.len() == MOST_SESSIONS {
-            let index = self.below(MOST_SESSIONS);
+        if self.sessions.len() == MAX_SESSIONS {
+            let index = self.below(MAX_SESSIONS);
             self.sessions.swap_remove(index);
             self.told.push(format!("drop {index}"));
         }
@@ -208,7 +208,7 @@ impl History<'_> {
     fn feed_all(&mut self, sizes: &[usize]) {
         let tokens: Vec<_> = (0..sizes.len()).map(|index| self.next(index, sizes[index]).to_vec()).collect();
         self.told.push(format!("together {:?}", tokens.iter().map(Vec::len).collect::<Vec<_>>()));
-        // Draft tokens for some, right or wrong: they count where a single token is fed.
+        // TextBuilder tokens for some, right or wrong: they count where a single token is fed.
         let guesses: Vec<_> = (0..sizes.len())
             .map(|index| {
                 let (right, wrong) = (self.below(4), self.below(3));

@@ -12,7 +12,7 @@
 use kvant::DType;
 
 /// Maximum number of plans measured for a goal.
-const MOST_TRIES: usize = 5;
+const MAX_TRIES: usize = 5;
 /// A plan this close to its goal is accepted.
 const CLOSE: f64 = 0.85;
 /// Target after a missed goal, as a share of it.
@@ -131,7 +131,7 @@ impl Frontier {
         let (mut least, mut met) = (0, self.len());
         let (mut n, mut last) = (self.within_cost(goal), None::<(f64, f64)>);
         let mut best = None::<(f64, T)>;
-        for left in (0..MOST_TRIES).rev() {
+        for left in (0..MAX_TRIES).rev() {
             let (cost, measured) = measure(n)?;
             let is_met = cost <= goal;
             // A plan that meets the goal is smaller than the earlier ones that did.
@@ -271,7 +271,7 @@ mod tests {
                 let fewest = (0..=widest).find(|&n| cost(n) <= goal).unwrap();
                 let (found, measured) = meeting(&frontier, goal, cost);
                 let told = format!("law {index}, goal {goal}: {found} of {measured:?}, fewest {fewest}");
-                assert!(cost(found) <= goal && measured.len() <= MOST_TRIES, "{told}");
+                assert!(cost(found) <= goal && measured.len() <= MAX_TRIES, "{told}");
                 // At most half of the allowed cost is unused, unless a step is that large.
                 assert!(cost(found) >= 0.5 * goal || found == fewest, "{told}");
                 if index == 0 {

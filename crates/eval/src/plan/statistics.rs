@@ -32,7 +32,7 @@ pub(super) struct LayerStatistics {
     /// Mean squares of the keys after RoPE less the centre of their page, `[n_kv_heads *
     /// k_head_dim]`.
     pub k: Vec<f64>,
-    /// Means of the values, `[n_kv_heads * v_head_dim]`.
+    /// Meaning of the values, `[n_kv_heads * v_head_dim]`.
     pub v_mean: Vec<f64>,
     /// Their variances, `[n_kv_heads * v_head_dim]`.
     pub v: Vec<f64>,

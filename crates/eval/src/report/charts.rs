@@ -94,8 +94,8 @@ pub(super) fn by_layer(report: &KldReport) -> String {
 /// as dots, each layer of a model as faint ones.
 pub(super) fn distortion(rows: &[Distortion]) -> String {
     let rows: Vec<&Distortion> = rows.iter().filter(|row| row.bpv < 12.0 && row.mse > 0.0).collect();
-    let most_bits = rows.iter().map(|row| row.bpv).fold(5.0, f64::max);
-    let x = Scale::Linear { min: 1.0, max: most_bits.ceil() };
+    let max_bits = rows.iter().map(|row| row.bpv).fold(5.0, f64::max);
+    let x = Scale::Linear { min: 1.0, max: max_bits.ceil() };
     let y = Scale::decades(rows.iter().map(|row| row.mse));
     let mut plot = Plot::new(
         (560.0, 360.0),
@@ -106,7 +106,7 @@ pub(super) fn distortion(rows: &[Distortion]) -> String {
     // A curve leaves the frame where its error is below the range: clamping would bend it.
     let floor = rows.iter().map(|row| row.mse).fold(f64::INFINITY, f64::min).log10().floor();
     let curve = |bound: fn(f64) -> f64| -> Vec<(f64, f64)> {
-        let bits = (0..=200).map(|i| 1.0 + (most_bits.ceil() - 1.0) * f64::from(i) / 200.0);
+        let bits = (0..=200).map(|i| 1.0 + (max_bits.ceil() - 1.0) * f64::from(i) / 200.0);
         bits.map(|bits| (bits, bound(bits))).filter(|&(_, mse)| mse >= 10f64.powf(floor)).collect()
     };
     let (lower, upper) = (curve(lower_bound), curve(|bits| upper_bound(bits - SCALE_BITS)));

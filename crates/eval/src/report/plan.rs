@@ -57,7 +57,7 @@ fn cells(types: HeadTypes, layer: KvLayerShape) -> Result<[PlanCell; 2], EvalErr
 }
 
 /// Bits per value of the strongest colour.
-const MOST_BITS: f64 = 8.5;
+const MAX_BITS: f64 = 8.5;
 
 /// Plots the bits of every head: K and V of each, down, in every layer, across.
 pub(super) fn heat_map(report: &PlanReport) -> String {
@@ -84,7 +84,7 @@ pub(super) fn heat_map(report: &PlanReport) -> String {
 }
 
 fn cell(table: &mut String, layer: usize, PlanCell { dtype, bits }: &PlanCell) -> std::fmt::Result {
-    let heat = 0.05 + 0.75 * (bits / MOST_BITS).clamp(0.0, 1.0);
+    let heat = 0.05 + 0.75 * (bits / MAX_BITS).clamp(0.0, 1.0);
     write!(
         table,
         "<td class=\"cell bits\" style=\"background:rgb(var(--heat) / {heat:.2})\" \

@@ -161,8 +161,8 @@ fn read_heads(keys: &Keys, kind: StateKind, sharing: KeySharing) -> Result<Recur
 /// Reads the kernel size (taps) of a convolution.
 fn read_taps(keys: &Keys, key: &str) -> Result<usize, ModelError> {
     let taps = keys.size(key)?;
-    if (2..=ShortConv::MOST_TAPS).contains(&taps) {
+    if (2..=ShortConv::MAX_TAPS).contains(&taps) {
         return Ok(taps);
     }
-    Err(keys.bad(key, &format!("a kernel of 2 to {}", ShortConv::MOST_TAPS), taps))
+    Err(keys.bad(key, &format!("a kernel of 2 to {}", ShortConv::MAX_TAPS), taps))
 }

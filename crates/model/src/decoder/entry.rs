@@ -12,7 +12,7 @@ use crate::{EmbeddingRows, ModelError};
 /// Input of a step.
 #[derive(Debug, Clone, Copy)]
 pub enum Entry<'a> {
-    /// Tokens, in the first part; [soft tokens](crate::ExtraTokens) too.
+    /// Tokens, in the first part; [soft tokens](crate::SoftTokens) too.
     Tokens(&'a [u32]),
     /// The residual stream after the previous part's layers, `[rows, n_embd]`.
     Residual(&'a [f32]),

@@ -55,7 +55,7 @@ impl LayerRange {
     }
 
     /// Sets whether its experts stay in the file, see
-    /// [`Backend::mapped_experts`](kvant_backend::Backend::mapped_experts).
+    /// [`Backend::map_experts`](kvant_backend::Backend::map_experts).
     #[must_use]
     pub fn with_mapped_experts(self, maps_experts: bool) -> Self {
         Self { maps_experts, ..self }

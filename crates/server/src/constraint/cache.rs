@@ -14,7 +14,7 @@ const MAX_FORMS: usize = 16;
 /// Maximum size of the text of a cached constraint in bytes: its compiled form is a small multiple.
 const MAX_BYTES: usize = 64 << 10;
 
-/// Guides in their initial state, least recently used first.
+/// Constraints in their initial state, least recently used first.
 #[derive(Default)]
 pub(super) struct Cache(Mutex<VecDeque<(Key, Constraint)>>);
 

@@ -94,8 +94,8 @@ impl<'a> Writer<'a> {
             Item::Any(all) => Some(self.any(all)?.whole()),
             Item::Times(item, least, most) => {
                 let mut word = self.word(item)?.whole();
-                let most_text = most.map_or_else(String::new, |most| most.to_string());
-                _ = write!(word.regex, "{{{least},{most_text}}}");
+                let max_text = most.map_or_else(String::new, |most| most.to_string());
+                _ = write!(word.regex, "{{{least},{max_text}}}");
                 word.may_be_nothing |= *least == 0;
                 word.is_nothing |= *most == Some(0);
                 Some(word.whole())

@@ -11,7 +11,7 @@ use crate::output_parser::constraint::{FormatSet, ToolConstraint};
 use crate::output_parser::tool_calls::Tool;
 use crate::reasoning_budget::ReasoningBudget;
 
-/// Guides, and warnings for the client.
+/// Constraints, and warnings for the client.
 pub(super) struct RequestConstraints {
     pub guides: Constraints,
     pub warnings: Vec<String>,

@@ -24,13 +24,13 @@ use crate::output_parser::constraint::{FormatSet, ToolConstraint};
 const MAX_TOKENS: [&str; 5] =
     ["max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict", "num_predict"];
 /// Maximum choices per prompt.
-const MOST_ANSWERS: usize = 128;
+const MAX_ANSWERS: usize = 128;
 /// Maximum top logprobs per token.
-const MOST_LOGPROBS: usize = 100;
+const MAX_LOGPROBS: usize = 100;
 /// Maximum stop strings.
-const MOST_STOPS: usize = 64;
+const MAX_STOPS: usize = 64;
 /// Maximum `bad_words`.
-const MOST_BAD_WORDS: usize = 256;
+const MAX_BAD_WORDS: usize = 256;
 
 /// Options of a generation request. See the [module](self).
 #[derive(Debug, Clone)]
@@ -76,7 +76,7 @@ enum Bias {
 impl GenerationRequest {
     pub fn read(fields: &Fields, defaults: &ServerSampling, hosted: &ServedModel) -> Result<Self, ApiError> {
         let n = fields.get::<usize>("n", "a whole number")?.unwrap_or(1);
-        if !(1..=MOST_ANSWERS).contains(&n) {
+        if !(1..=MAX_ANSWERS).contains(&n) {
             return Err(ApiError::field("n", "a number from 1 to 128", n));
         }
         let limit: Option<i64> = fields.any(&MAX_TOKENS, "a whole number")?;
@@ -149,7 +149,7 @@ fn answer(
     let stop = match fields.any(&["stop", "stop_sequences"], "a text or a list of texts")? {
         None => Vec::new(),
         Some(OneOrMany::One(text)) => vec![text],
-        Some(OneOrMany::Many(texts)) if texts.len() > MOST_STOPS => {
+        Some(OneOrMany::Many(texts)) if texts.len() > MAX_STOPS => {
             return Err(ApiError::field("stop", "at most 64 texts", texts.len()));
         }
         Some(OneOrMany::Many(texts)) => texts,
@@ -182,7 +182,7 @@ fn answer(
 /// Tokenizes `bad_words`, both at the beginning of a word and within one.
 fn bad_words(fields: &Fields, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, ApiError> {
     let words: Vec<String> = fields.get("bad_words", "a list of texts")?.unwrap_or_default();
-    if words.len() > MOST_BAD_WORDS {
+    if words.len() > MAX_BAD_WORDS {
         return Err(ApiError::field("bad_words", "at most 256 texts", words.len()));
     }
     let texts = words.iter().flat_map(|word| [word.clone(), format!(" {}", word.trim_start())]);
@@ -196,7 +196,7 @@ fn bad_words(fields: &Fields, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, Ap
 /// llama.cpp has `n_probs`.
 fn logprobs(fields: &Fields) -> Result<Option<usize>, ApiError> {
     let most = |name, n: usize| {
-        if n > MOST_LOGPROBS { Err(ApiError::field(name, "at most 100", n)) } else { Ok(Some(n)) }
+        if n > MAX_LOGPROBS { Err(ApiError::field(name, "at most 100", n)) } else { Ok(Some(n)) }
     };
     if let Some(n) = fields.get::<usize>("n_probs", "a whole number")?.filter(|&n| n > 0) {
         return most("n_probs", n);

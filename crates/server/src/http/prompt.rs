@@ -9,7 +9,7 @@ use super::{ClientAlive, ServedModel};
 
 const EXPECTED: &str = "a text, a list of token numbers and texts, or a list of those";
 /// Maximum prompts of a request, as in OpenAI's API.
-pub(super) const MOST_PROMPTS: usize = 2048;
+pub(super) const MAX_PROMPTS: usize = 2048;
 
 /// Prompt of an answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,7 +68,7 @@ impl Texts<'_> {
     fn all(&self, client: &ClientAlive, given: &Value) -> Result<Vec<Prompt>, ApiError> {
         match given {
             Value::Array(items) if !items.iter().any(Value::is_number) && !items.is_empty() => {
-                if items.len() > MOST_PROMPTS {
+                if items.len() > MAX_PROMPTS {
                     return Err(ApiError::field(self.name, "at most 2048 texts", items.len()));
                 }
                 items.iter().map(|item| client.check().and_then(|()| self.prompt(item))).collect()

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::fields::Fields;
-use super::prompt::MOST_PROMPTS;
+use super::prompt::MAX_PROMPTS;
 use super::{Caller, Server};
 
 const EXPECTED: &str = "a list of texts, at least one and at most 2048";
@@ -66,7 +66,7 @@ pub(super) async fn rerank(
 /// Reads texts, or objects with a `text`.
 fn documents(fields: &Fields, name: &'static str) -> Result<Vec<String>, ApiError> {
     let given: Vec<Value> = fields.need(name, EXPECTED)?;
-    if given.is_empty() || given.len() > MOST_PROMPTS {
+    if given.is_empty() || given.len() > MAX_PROMPTS {
         return Err(ApiError::field(name, EXPECTED, given.len()));
     }
     let text = |document: &Value| {

@@ -33,8 +33,8 @@ pub(super) const NAMES: [&str; 20] = [
 ];
 
 /// Maximum sequence breakers, and the maximum bytes of one.
-const MOST_BREAKERS: usize = 64;
-const LONGEST_BREAKER: usize = 256;
+const MAX_BREAKERS: usize = 64;
+const MAX_BREAKER: usize = 256;
 
 /// Reads the sampling parameters of a request, with `defaults` for missing fields.
 pub(super) fn sampler(fields: &Fields, defaults: &ServerSampling) -> Result<SamplerParams, ApiError> {
@@ -107,10 +107,10 @@ pub(super) fn breakers(
     let name = "dry_sequence_breakers";
     let given: Option<Vec<String>> = fields.get(name, "a list of texts")?;
     let texts = given.unwrap_or_else(|| SequenceBreakers::DEFAULT.map(str::to_owned).to_vec());
-    if texts.len() > MOST_BREAKERS {
+    if texts.len() > MAX_BREAKERS {
         return Err(ApiError::field(name, "at most 64 texts", texts.len()));
     }
-    if let Some(text) = texts.iter().find(|text| !(1..=LONGEST_BREAKER).contains(&text.len())) {
+    if let Some(text) = texts.iter().find(|text| !(1..=MAX_BREAKER).contains(&text.len())) {
         return Err(ApiError::field(name, "texts of 1 to 256 bytes", short(&json!(text))));
     }
     if !dry.is_on() {

@@ -317,13 +317,13 @@ pub(super) fn is_text(tools: &[Tool], name: &str, key: &str) -> bool {
 }
 
 /// Maximum length of a chain of references, which may be cyclic.
-const MOST_REFERENCES: usize = 8;
+const MAX_REFERENCES: usize = 8;
 
 /// Returns a property's schema, with the definitions of the tool's schema that it may refer to; a
 /// schema that is only a reference is replaced by its target.
 fn whole(schema: &Value, parameters: &Value) -> Value {
     let mut schema = schema.clone();
-    for _ in 0..MOST_REFERENCES {
+    for _ in 0..MAX_REFERENCES {
         let path = schema["$ref"].as_str().and_then(|path| path.strip_prefix('#'));
         let Some(meant) = path.and_then(|path| parameters.pointer(path)) else { break };
         schema = meant.clone();

@@ -112,7 +112,7 @@ impl Limits {
     }
 
     /// Returns the maximum queued sequences of one owner.
-    pub fn most_waiting(&self) -> usize {
+    pub fn max_waiting(&self) -> usize {
         self.own_queue() + self.shared_queue()
     }
 }

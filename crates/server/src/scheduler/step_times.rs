@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 const SPEAK_EVERY: u32 = 32;
 /// Target duration of a step without decode, in seconds: bounds the time until a new request is
 /// noticed.
-pub(super) const LONGEST_STEP: f64 = 0.1;
+pub(super) const MAX_STEP: f64 = 0.1;
 /// Minimum prefill tokens of a step without decode: with fewer, reading the weights dominates.
-pub(super) const LEAST_ROWS: usize = 16;
+pub(super) const MIN_ROWS: usize = 16;
 /// Prefill tokens beside decode before any measurement.
 const FIRST_ROWS: usize = 4;
 
@@ -81,8 +81,8 @@ impl Pace {
                 _ => return FIRST_ROWS.min(most),
             },
             None => match self.row.filter(|&row| row > 0.0) {
-                Some(row) => (LONGEST_STEP, row, LEAST_ROWS),
-                None => return most.min(8 * LEAST_ROWS),
+                Some(row) => (MAX_STEP, row, MIN_ROWS),
+                None => return most.min(8 * MIN_ROWS),
             },
         };
         ((seconds / row) as usize).max(least).min(most)
@@ -126,7 +126,7 @@ mod tests {
         let mut slow = Pace::default();
         slow.ran(0, 10, 10.0);
         slow.ran(1, 0, 0.5);
-        assert_eq!((slow.rows(1, 500, GAP), slow.rows(0, 500, GAP)), (FIRST_ROWS, LEAST_ROWS));
+        assert_eq!((slow.rows(1, 500, GAP), slow.rows(0, 500, GAP)), (FIRST_ROWS, MIN_ROWS));
         slow.ran(1, 4, 4.5);
         assert_eq!(slow.rows(1, 500, GAP), 1);
     }

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use kvant_codec::random::Random;
 
-use super::step_times::{LEAST_ROWS, LONGEST_STEP};
+use super::step_times::{MAX_STEP, MIN_ROWS};
 use super::*;
 
 const BLOCK: usize = 4;
@@ -475,7 +475,7 @@ fn distinct(random: &mut Random, n_tokens: usize) -> Vec<u64> {
 /// Returns the longest step: a new prompt waits for the end of one, and its last tokens share one
 /// with others.
 fn longest_step(engine: &Engine) -> Duration {
-    Duration::from_secs_f64(LONGEST_STEP).max(engine.step + engine.row * LEAST_ROWS as u32)
+    Duration::from_secs_f64(MAX_STEP).max(engine.step + engine.row * MIN_ROWS as u32)
 }
 
 /// Acts until `prompt` has been answered. Returns the duration.

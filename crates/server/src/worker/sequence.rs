@@ -26,7 +26,7 @@ pub(super) struct Sequence {
     pub tokens: Vec<u32>,
     pub voice: SequenceDecoder,
     pub guesser: Drafter,
-    /// Draft tokens that were verified, and those that were accepted.
+    /// TextBuilder tokens that were verified, and those that were accepted.
     pub n_drafted: usize,
     pub n_accepted: usize,
     /// Logprobs of the prompt tokens from the second on, as far as computed, if requested.
@@ -106,19 +106,19 @@ impl Sequence {
         Ok(n)
     }
 
-    /// Returns its next `n` tokens for its session and, in decode, at most `most_guesses` draft
+    /// Returns its next `n` tokens for its session and, in decode, at most `max_draft_tokens` draft
     /// tokens. Model-based drafting costs time per sequence, while the batch shares the time of a
     /// step: it is used only when the sequence is alone. `None` without a session.
-    pub fn feed(&mut self, n: usize, most_guesses: usize, is_alone: bool) -> Option<BatchItem<'_>> {
+    pub fn feed(&mut self, n: usize, max_draft_tokens: usize, is_alone: bool) -> Option<BatchItem<'_>> {
         let session = self.session.as_mut()?;
         let at = session.tokens().len();
         let tokens = &self.tokens[at..at + n];
         let is_last = at + n == self.tokens.len();
-        let may_guess = is_last && self.first_token_at.is_some() && most_guesses > 0;
+        let may_draft = is_last && self.first_token_at.is_some() && max_draft_tokens > 0;
         let guesses = match *tokens {
-            [token] if may_guess && !session.is_drafted(token) => match is_alone {
-                true => session.draft(&mut self.guesser, token, most_guesses),
-                false => self.guesser.draft(session.tokens(), token, most_guesses),
+            [token] if may_draft && !session.is_drafted(token) => match is_alone {
+                true => session.draft(&mut self.guesser, token, max_draft_tokens),
+                false => self.guesser.draft(session.tokens(), token, max_draft_tokens),
             },
             _ => &[],
         };

@@ -52,7 +52,7 @@ impl Budget {
     /// Spends the steps of scanning `bytes`.
     ///
     /// # Errors
-    /// As [`Meter::work`].
+    /// As [`Budget::work`].
     pub(super) fn read(&self, bytes: usize) -> Result<(), Fault> {
         self.work(1 + bytes / BYTES_PER_STEP)
     }

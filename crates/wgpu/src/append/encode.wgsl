@@ -127,7 +127,7 @@ fn encode_block32(dtype: u32, first: u32) -> u32 {
     var d = extreme * -0.125f;
     if dtype == Q8_0 {
         d = 0.0f;
-        if abs(extreme) >= LEAST_NORMAL { d = ratio(abs(extreme), 127.0f); }
+        if abs(extreme) >= MIN_NORMAL { d = ratio(abs(extreme), 127.0f); }
     }
     let scale = to_half(select(d, min(d, Q8_0_MAX_SCALE), dtype == Q8_0));
     var inverse = 0.0f;

@@ -88,7 +88,7 @@ fn constants() -> Constants {
         .whole("Q4_0_ZERO", block32::Q4_0_ZERO.into())
         .float("Q8_0_MAX_SCALE", block32::Q8_0_MAX_SCALE)
         .float("HALF_MAX", finite::F16_MAX)
-        .float("LEAST_NORMAL", f32::MIN_POSITIVE)
+        .float("MIN_NORMAL", f32::MIN_POSITIVE)
 }
 
 /// Adds the constants of the turbo encoder.
@@ -128,7 +128,7 @@ fn with_trellises(constants: Constants) -> Constants {
         .whole("TRELLIS_WINDOWS", trellis::LEVELS)
         .whole("TRELLIS_STRIDE", trellis::STRIDE)
         .whole("TRELLIS_LEAD", trellis::SEAM_OVERLAP)
-        .whole("MOST_STATES", tables.map(|trellis| trellis.states()).into_iter().max().unwrap_or(0))
+        .whole("MAX_STATES", tables.map(|trellis| trellis.states()).into_iter().max().unwrap_or(0))
         .integer("TRELLIS_FREE", trellis::COST_TAG_MASK)
         .integer("TRELLIS_CLOSED", trellis::FORBIDDEN_COST)
         .integer("TRELLIS_UNIT", trellis::BRANCH_FACTORS[0].into())

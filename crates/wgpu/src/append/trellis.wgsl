@@ -5,7 +5,7 @@
 var<private> steps: array<i32, 128>;
 // Survivors of each step: the oldest bits of the minimum-cost path to each state.
 var<private> came: array<u32, 128>;
-var<private> costs: array<i32, MOST_STATES>;
+var<private> costs: array<i32, MAX_STATES>;
 
 fn bits_of(book: u32) -> u32 { return 2u + book; }
 // Bits of state: those of a window that a step remembers.
@@ -60,7 +60,7 @@ fn window_of(book: u32, tags: u32, state: u32) -> u32 {
 // Returns the state at which the ring of the tail-biting trellis is cut: the one at the seam on the
 // minimum-cost path across it.
 fn seam(book: u32, n: u32) -> u32 {
-    for (var state = 0u; state < MOST_STATES; state++) { costs[state] = 0; }
+    for (var state = 0u; state < MAX_STATES; state++) { costs[state] = 0; }
     for (var p = n - TRELLIS_LEAD; p < n; p++) { _ = step_through(book, steps[p]); }
     for (var p = 0u; p < TRELLIS_LEAD; p++) { came[p] = step_through(book, steps[p]); }
     var least = 0x7fffffff;
@@ -80,7 +80,7 @@ fn encode_trellis(book: u32, n: u32) -> u32 {
         steps[p] = i32(round(clamp(row[dim_at(n, p)] * TRELLIS_PER_UNIT, -TRELLIS_MOST, TRELLIS_MOST)));
     }
     var state = seam(book, n);
-    for (var other = 0u; other < MOST_STATES; other++) { costs[other] = select(TRELLIS_CLOSED, 0, other == state); }
+    for (var other = 0u; other < MAX_STATES; other++) { costs[other] = select(TRELLIS_CLOSED, 0, other == state); }
     for (var p = 0u; p < n; p++) { came[p] = step_through(book, steps[p]); }
     var squares = 0u;
     for (var p = n; p > 0u; p--) {

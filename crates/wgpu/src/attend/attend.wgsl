@@ -103,7 +103,7 @@ fn score_codes(
 ) {
     var index = 0u;
     for (var at = 0u; at < keys.dim;) {
-        let n = slice_at(keys.dim, at, most_dims(K_TYPE));
+        let n = slice_at(keys.dim, at, max_dims(K_TYPE));
         let block = place + block_word(K_TYPE, index, at);
         var sums = Sums();
         for (var step = 0u; step < n / 4u; step++) {

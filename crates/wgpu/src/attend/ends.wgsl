@@ -58,18 +58,18 @@ fn join_spans(
     var most = left[first * p.part_values];
     for (var span = first + 1u; span <= last; span++) { most = max(most, left[span * p.part_values]); }
     var total = 0.0f;
-    var acc = array<f32, MOST_EACH>();
+    var acc = array<f32, MAX_EACH>();
     for (var span = first; span <= last; span++) {
         let at = span * p.part_values;
         let weight = exponential(left[at] - most);
         total += left[at + 1u] * weight;
-        for (var k = 0u; k < MOST_EACH; k++) {
+        for (var k = 0u; k < MAX_EACH; k++) {
             let d = thread + k * THREADS;
             if d >= values.value_dim { break; }
             acc[k] += left[at + SUMS + d] * weight;
         }
     }
-    for (var k = 0u; k < MOST_EACH; k++) {
+    for (var k = 0u; k < MAX_EACH; k++) {
         let d = thread + k * THREADS;
         if d < values.value_dim { vector[d] = acc[k] / total; }
     }

@@ -10,7 +10,7 @@ use kvant_codec::{Codebook, Rotation, Trellis, block32, trellis};
 
 use super::list::STREAM;
 #[cfg(test)]
-use super::variants::MOST_SLOTS;
+use super::variants::MAX_SLOTS;
 use super::variants::{AttendVariant, CodebookLookup};
 use super::{OP, SPAN};
 use crate::constants::Constants;
@@ -24,9 +24,9 @@ pub const SUMS: usize = 2;
 /// Threads of a workgroup that prepares queries or outputs.
 const THREADS: usize = 128;
 /// Maximum dims that each of these threads sums.
-const MOST_EACH: usize = 5;
+const MAX_EACH: usize = 5;
 /// Maximum stored head size.
-pub const MOST_DIMS: usize = MOST_EACH * THREADS;
+pub const MAX_DIMS: usize = MAX_EACH * THREADS;
 
 const LIST: Part = Part { name: "list.wgsl", text: include_str!("list.wgsl") };
 const READ: Part = Part { name: "read.wgsl", text: include_str!("read.wgsl") };
@@ -146,8 +146,8 @@ fn constants_of_ends() -> Constants {
         .vector("SIGNS_BEFORE", words(masks.before()))
         .vector("SIGNS_AFTER", words(masks.after()))
         .whole("THREADS", THREADS)
-        .whole("MOST_EACH", MOST_EACH)
-        .whole("MOST_DIMS", MOST_DIMS)
+        .whole("MAX_EACH", MAX_EACH)
+        .whole("MAX_DIMS", MAX_DIMS)
 }
 
 fn constants() -> Constants {
@@ -196,7 +196,7 @@ pub(crate) fn variants() -> Vec<(&'static Source, Constants)> {
         Kind { types, is_joint, has_centres: dtypes[0].code().is_some(), each }
     };
     let ways =
-        CodebookLookup::ALL.into_iter().flat_map(|look_ups| [(look_ups, 1, 4), (look_ups, 4, MOST_SLOTS)]);
+        CodebookLookup::ALL.into_iter().flat_map(|look_ups| [(look_ups, 1, 4), (look_ups, 4, MAX_SLOTS)]);
     let of_types = ways.flat_map(|(look_ups, words, slots)| {
         let kinds = kv::TYPES.map(|dtype| kind([dtype; 2], false, 1));
         let joint = [kind([DType::Turbo3; 2], true, 5), kind([DType::F16; 2], true, 4)];

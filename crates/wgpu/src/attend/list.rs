@@ -5,7 +5,7 @@ use std::ops::Range;
 use kvant_backend::{BackendError, BalanceLayout, KvBatchEntry, KvLayer, KvTensor, Result};
 use kvant_codec::tile::{Side, TILE};
 
-use super::kernels::{Kind, MOST_DIMS};
+use super::kernels::{Kind, MAX_DIMS};
 use super::{OP, SPAN};
 use crate::WgpuPage;
 use crate::kv::{NONE, balance, has_centres, number, word};
@@ -19,7 +19,7 @@ pub struct List {
     pub jobs_at: usize,
     pub windows_at: usize,
     pub streams_at: usize,
-    /// Kinds of the KV tensors, without duplicates.
+    /// ClassMembers of the KV tensors, without duplicates.
     pub kinds: Vec<Kind>,
 }
 
@@ -120,11 +120,11 @@ fn stream_words(
     [factors, shifts]: [u32; 2],
 ) -> Result<[u32; STREAM]> {
     let spec = &stream.spec;
-    if spec.dim() > MOST_DIMS {
+    if spec.dim() > MAX_DIMS {
         return Err(BackendError::Unsupported {
             op: OP,
             wanted: format!("heads of {}", spec.head_dim),
-            has: format!("heads of up to {MOST_DIMS}"),
+            has: format!("heads of up to {MAX_DIMS}"),
         });
     }
     let tiles = part.band_tiles(stream);

@@ -20,7 +20,7 @@ pub use work::AttendWork;
 use crate::{Gpu, WgpuPage, groups};
 use kernels::SUMS;
 use list::List;
-use variants::MOST_SLOTS;
+use variants::MAX_SLOTS;
 
 const OP: &str = "attend";
 /// Tokens of a span (KV split), which one workgroup attends to.
@@ -77,11 +77,11 @@ pub(crate) fn attend(
         return Ok(());
     }
     let group = params.n_heads / params.n_kv_heads;
-    let most_queries = parts.iter().map(|part| part.rows.n * group).max().unwrap_or(0);
+    let max_queries = parts.iter().map(|part| part.rows.n * group).max().unwrap_or(0);
     let streams = || parts.iter().flat_map(|part| part.layer.tensors());
     let class = streams().map(|stream| TypeClass::of(stream.spec.dtype)).max().unwrap_or(TypeClass::Floats);
     let way = ways[class as usize];
-    let slots = way.queries.min(most_queries.next_power_of_two()).clamp(4, MOST_SLOTS);
+    let slots = way.queries.min(max_queries.next_power_of_two()).clamp(4, MAX_SLOTS);
     let list = List::new(parts, group, slots, band)?;
     let query_values = 1 + streams().map(|stream| stream.spec.dim()).max().unwrap_or(0);
     let part_values = SUMS + streams().map(|stream| stream.spec.value_dim()).max().unwrap_or(0);

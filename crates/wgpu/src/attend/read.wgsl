@@ -129,13 +129,13 @@ fn four_floats(dtype: u32, place: u32, row: u32, lane: u32, is_spread: bool) -> 
     return vec4<f32>(two_at(dtype, place, row + 4u * lane), two_at(dtype, place, row + 4u * lane + 2u));
 }
 
-fn most_dims(dtype: u32) -> u32 {
+fn max_dims(dtype: u32) -> u32 {
     return select(32u, 128u, is_turbo(dtype));
 }
 
 // Returns the slice of dim `d`: its dims, its first dim, its number.
 fn slice_with(dtype: u32, dim: u32, d: u32) -> vec3<u32> {
-    let most = most_dims(dtype);
+    let most = max_dims(dtype);
     var index = d / most;
     var at = index * most;
     var n = slice_at(dim, at, most);

@@ -10,7 +10,7 @@ use super::OP;
 use crate::AdapterReport;
 
 /// Maximum queries of a job.
-pub const MOST_SLOTS: usize = 8;
+pub const MAX_SLOTS: usize = 8;
 
 /// How codes of the turbo types are converted to levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,9 +84,9 @@ impl TypeClass {
 pub struct AttendVariant {
     /// How codes are converted to levels.
     pub look_ups: CodebookLookup,
-    /// Maximum queries that share unpacked codes: one of [`AttendWays::QUERIES`].
+    /// Maximum queries that share unpacked codes: one of [`AttendVariant::QUERIES`].
     pub queries: usize,
-    /// Words of codes that a thread reads at a time: one of [`AttendWays::WORDS`].
+    /// Words of codes that a thread reads at a time: one of [`AttendVariant::WORDS`].
     pub words: usize,
 }
 
@@ -99,7 +99,7 @@ impl fmt::Display for AttendVariant {
 
 impl AttendVariant {
     /// Supported values of `queries`.
-    pub const QUERIES: [usize; 2] = [4, MOST_SLOTS];
+    pub const QUERIES: [usize; 2] = [4, MAX_SLOTS];
     /// Supported values of `words`.
     pub const WORDS: [usize; 3] = [1, 2, 4];
 
@@ -126,7 +126,7 @@ impl AttendVariant {
         Err(BackendError::Unsupported {
             op: OP,
             wanted: format!("{} look-ups for {queries} queries, {words} words at a time", look_ups.name()),
-            has: format!("4 or {MOST_SLOTS} queries, 1, 2 or 4 words{subgroups}"),
+            has: format!("4 or {MAX_SLOTS} queries, 1, 2 or 4 words{subgroups}"),
         })
     }
 }

@@ -9,7 +9,7 @@ struct ChooseParams {
     normalises: u32,
     has_selection_bias: u32,
     has_scales: u32,
-    n_expert_groups: u32,   // at most MOST_GROUPS
+    n_expert_groups: u32,   // at most MAX_GROUPS
     groups_used: u32,
     scale: f32,
     not_a_number: u32,      // the bits of NaN, which WGSL has no literal for
@@ -25,8 +25,8 @@ struct ChooseParams {
 
 var<workgroup> sums: array<f32, THREADS>;
 // Keys of groups of experts.
-var<workgroup> group_keys: array<u32, MOST_GROUPS>;
-var<workgroup> is_open: array<u32, MOST_GROUPS>;
+var<workgroup> group_keys: array<u32, MAX_GROUPS>;
+var<workgroup> is_open: array<u32, MAX_GROUPS>;
 
 fn sigmoid(x: f32) -> f32 {
     return 1.0f / (1.0f + exponential(-x));
@@ -154,7 +154,7 @@ fn choose(
         sums[thread] = 0.0f;
     }
     if p.is_sigmoid != 0u {
-        total = select(1.0f, total + LEAST_SCORE, p.normalises != 0u);
+        total = select(1.0f, total + MIN_SCORE, p.normalises != 0u);
     } else if p.normalises == 0u {
         for (var e = thread; e < p.n_experts; e += THREADS) { sums[thread] += exponential(logits[first + e] - most); }
         workgroupBarrier();

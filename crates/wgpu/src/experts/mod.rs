@@ -19,8 +19,8 @@ mod tests;
 pub(crate) static CHOOSE: Source = Source {
     parts: &[NUMBERS, RANK, Part { name: "experts.wgsl", text: include_str!("experts.wgsl") }],
     constants: || {
-        let constants = Constants::default().whole("THREADS", 32).whole("MOST_GROUPS", MOST_GROUPS);
-        constants.float("LEAST_SCORE", RouterScores::LEAST)
+        let constants = Constants::default().whole("THREADS", 32).whole("MAX_GROUPS", MAX_GROUPS);
+        constants.float("MIN_SCORE", RouterScores::LEAST)
     },
 };
 
@@ -30,7 +30,7 @@ pub(crate) static JOIN: Source = Source {
 };
 
 /// Maximum number of expert groups.
-const MOST_GROUPS: usize = 64;
+const MAX_GROUPS: usize = 64;
 /// Threads of a workgroup that sums the outputs of experts, one value each.
 const JOINING: usize = 64;
 
@@ -133,11 +133,11 @@ fn choose(
     [experts, shares]: [&wgpu::Buffer; 2],
 ) -> Result<()> {
     let ExpertGroups { n, n_used } = routing.expert_groups.unwrap_or(ExpertGroups { n: 1, n_used: 1 });
-    if n > MOST_GROUPS {
+    if n > MAX_GROUPS {
         return Err(BackendError::Unsupported {
             op: "expert_ffn",
             wanted: format!("{n} expert groups"),
-            has: format!("up to {MOST_GROUPS}"),
+            has: format!("up to {MAX_GROUPS}"),
         });
     }
     let params = ChooseParams {

@@ -49,7 +49,7 @@ pub(crate) fn constants() -> Constants {
     types
         .whole("TILE", TILE)
         .whole("SCALE_WORDS", SCALE_BYTES / 4)
-        .whole("LEAST_DIMS", block32::LEN)
+        .whole("MIN_DIMS", block32::LEN)
         .float("HALF_UNIT", 1.0 / (1 << 24) as f32)
 }
 

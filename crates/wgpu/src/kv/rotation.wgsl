@@ -1,7 +1,7 @@
 // The signed Hadamard rotation of a vector in workgroup memory: as many slices of 128 as fit, then
 // one of 64 and one of 32 where they do.
 
-var<workgroup> vector: array<f32, MOST_DIMS>;
+var<workgroup> vector: array<f32, MAX_DIMS>;
 
 // Returns the dims of the slice of dim `d` of `dim`, and its first dim.
 fn slice_of(dim: u32, d: u32) -> vec2<u32> {
@@ -28,7 +28,7 @@ fn rotate(dim: u32, first: vec4<u32>, last: vec4<u32>, thread: u32) {
     }
     workgroupBarrier();
     for (var h = 1u; h < 128u; h *= 2u) {
-        for (var pair = thread; pair < MOST_DIMS / 2u; pair += THREADS) {
+        for (var pair = thread; pair < MAX_DIMS / 2u; pair += THREADS) {
             let i = pair / h * 2u * h + pair % h;
             if i >= dim || slice_of(dim, i).x <= h { continue; }
             let a = vector[i];

@@ -34,7 +34,7 @@ fn code_bits(dtype: u32) -> u32 {
 // `most`.
 fn slice_at(dim: u32, at: u32, most: u32) -> u32 {
     var n = most;
-    while n > LEAST_DIMS && n > dim - at { n /= 2u; }
+    while n > MIN_DIMS && n > dim - at { n /= 2u; }
     return min(n, dim - at);
 }
 

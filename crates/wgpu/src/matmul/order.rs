@@ -14,15 +14,15 @@ pub(crate) static SOURCE: Source = Source {
     parts: &[Part { name: "order.wgsl", text: include_str!("order.wgsl") }],
     constants: || {
         let constants = Constants::default().whole("THREADS", 256).whole("NONE", NONE as usize);
-        constants.whole("MOST_EXPERTS", MOST_EXPERTS)
+        constants.whole("MAX_EXPERTS", MAX_EXPERTS)
     },
 };
 
 /// Maximum number of experts whose slots are ordered: a workgroup shares a counter for each.
-const MOST_EXPERTS: usize = 2048;
+const MAX_EXPERTS: usize = 2048;
 /// Minimum number of slots per expert for an order: with fewer, most experts fill only a part of a
 /// block.
-const LEAST_SLOTS: usize = 2;
+const MIN_SLOTS: usize = 2;
 
 /// Slots in blocks, each of one expert, as many as a thread has rows.
 #[derive(Debug)]
@@ -51,11 +51,11 @@ impl<'a> Order<'a> {
         slots: usize,
         n_experts: usize,
     ) -> Result<Option<Self>, WgpuError> {
-        if slots < LEAST_SLOTS * n_experts || n_experts > MOST_EXPERTS {
+        if slots < MIN_SLOTS * n_experts || n_experts > MAX_EXPERTS {
             return Ok(None);
         }
         let block = Shape::of_block(gpu).rows;
-        let places = most_blocks(slots, n_experts, block) * block;
+        let places = max_blocks(slots, n_experts, block) * block;
         let list = gpu.scratch(places * size_of::<u32>(), "slots of experts")?;
         let [slots, n_experts, of_list, block] = [slots, n_experts, places, block].map(|n| n as u32);
         let params = Params { slots, n_experts, places: of_list, block };
@@ -67,7 +67,7 @@ impl<'a> Order<'a> {
 
 /// Returns the maximum number of blocks of `slots`, at least as many as there are experts: the last
 /// block of every expert may hold a single slot.
-fn most_blocks(slots: usize, n_experts: usize, block: usize) -> usize {
+fn max_blocks(slots: usize, n_experts: usize, block: usize) -> usize {
     (slots + (block - 1) * n_experts) / block
 }
 
@@ -82,7 +82,7 @@ mod tests {
         for block in [1, 4, 8] {
             let ways = (0..=12).flat_map(|a| (0..=12 - a).map(move |b| [a, b, 12 - a - b]));
             let most = ways.map(|n| n.iter().map(|n: &usize| n.div_ceil(block)).sum::<usize>()).max();
-            assert_eq!(most, Some(most_blocks(12, 3, block)), "blocks of {block}");
+            assert_eq!(most, Some(max_blocks(12, 3, block)), "blocks of {block}");
         }
     }
 }

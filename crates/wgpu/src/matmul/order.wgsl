@@ -4,7 +4,7 @@
 
 struct Params {
     slots: u32,
-    n_experts: u32,  // at most MOST_EXPERTS
+    n_experts: u32,  // at most MAX_EXPERTS
     places: u32,     // length of the list: enough for any selection
     block: u32,      // slots of a block
 }
@@ -14,7 +14,7 @@ struct Params {
 @group(0) @binding(2) var<storage, read_write> order: array<u32>;  // [places]: slots
 
 // For each expert: its number of slots, then the position of the next one. Initially zero.
-var<workgroup> next: array<atomic<u32>, MOST_EXPERTS>;
+var<workgroup> next: array<atomic<u32>, MAX_EXPERTS>;
 
 // A single workgroup.
 @compute @workgroup_size(THREADS)

@@ -16,12 +16,12 @@ use crate::{Gpu, Part, Source, WgpuBuffer, WgpuError, WgpuPage, groups};
 pub(crate) static SOURCE: Source = Source {
     parts: &[NUMBERS, Part { name: "recurrent.wgsl", text: include_str!("recurrent.wgsl") }],
     constants: || {
-        let constants = Constants::default().whole("MOST_TAPS", ShortConv::MOST_TAPS);
+        let constants = Constants::default().whole("MAX_TAPS", ShortConv::MAX_TAPS);
         constants
             .whole("CHANNELS", CHANNELS)
             .whole("COLUMNS", StateHeads::COLUMNS)
             .whole("THREADS", THREADS)
-            .whole("MOST_EACH", StateHeads::MAX_K_DIM * StateHeads::COLUMNS / THREADS)
+            .whole("MAX_EACH", StateHeads::MAX_K_DIM * StateHeads::COLUMNS / THREADS)
     },
 };
 

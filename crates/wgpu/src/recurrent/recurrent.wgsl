@@ -46,8 +46,8 @@ fn short_conv(@builtin(global_invocation_id) id: vec3<u32>, @builtin(num_workgro
     let n = conv.channels;
     let c = id.x + id.y * groups.x * CHANNELS;
     if c >= n { return; }
-    var entered = array<f32, MOST_TAPS>();
-    var weights = array<f32, MOST_TAPS>();
+    var entered = array<f32, MAX_TAPS>();
+    var weights = array<f32, MAX_TAPS>();
     for (var j = 0u; j < conv.taps; j++) { weights[j] = kernel[j * n + c]; }
     // Shifted by one, as every row begins by shifting.
     for (var j = 1u; j < conv.taps; j++) { entered[j] = bitcast<f32>(arena[conv.state_at + (j - 1u) * n + c]); }
@@ -88,9 +88,9 @@ fn recur(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
     let at = group.x * COLUMNS + column;
     let state = p.state_at + group.x * p.k_dim * COLUMNS + column;
     let n = p.k_dim / EACH;
-    var s = array<f32, MOST_EACH>();
-    var q = array<f32, MOST_EACH>();
-    var k = array<f32, MOST_EACH>();
+    var s = array<f32, MAX_EACH>();
+    var q = array<f32, MAX_EACH>();
+    var k = array<f32, MAX_EACH>();
     for (var m = 0u; m < n; m++) { s[m] = bitcast<f32>(arena[state + (part + EACH * m) * COLUMNS]); }
     for (var row = p.first_row; row < p.first_row + p.rows; row++) {
         let of_row = row * (n_qk + n_out);

@@ -1,4 +1,4 @@
-//! Kinds of hostile inputs. Each derives input number n from a generator's choices.
+//! ClassMembers of hostile inputs. Each derives input number n from a generator's choices.
 
 mod arguments;
 mod chat;

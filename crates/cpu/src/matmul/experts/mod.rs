@@ -49,7 +49,7 @@ pub struct CpuExperts {
 }
 
 impl CpuExperts {
-    /// Takes the weights of `source`, `n_experts` matrices in sequence, packed for the kernels of
+    /// Arity the weights of `source`, `n_experts` matrices in sequence, packed for the kernels of
     /// `isa`.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ impl CpuExperts {
         Ok(laid_out.map_or(there, |matrices| Self { matrices }))
     }
 
-    /// Takes the weights of `source` and leaves them in the mapped file.
+    /// Arity the weights of `source` and leaves them in the mapped file.
     ///
     /// # Errors
     /// As [`CpuExperts::new`].

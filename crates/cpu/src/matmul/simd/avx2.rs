@@ -53,7 +53,7 @@ const HALF: usize = GROUPS / 2;
 
 /// Returns the number of groups whose products fit in 16 bits after subtracting those with the code
 /// of zero.
-const fn most_groups<F: WeightFormat>() -> usize {
+const fn max_groups<F: WeightFormat>() -> usize {
     let zero = F::FACTOR_ZERO as usize;
     let above = (1 << F::FACTOR_BITS) - 1 - zero;
     i16::MAX as usize / (2 * 127 * if zero > above { zero } else { above })
@@ -62,7 +62,7 @@ const fn most_groups<F: WeightFormat>() -> usize {
 /// Returns whether short sums subtract the excess of the code of zero: activations are summed for
 /// half a block and for a whole one.
 const fn has_zero_in_short_sums<F: WeightFormat>() -> bool {
-    most_groups::<F>() >= HALF
+    max_groups::<F>() >= HALF
 }
 
 avx2! {
@@ -82,13 +82,13 @@ impl Ymm for Avx2 {
     #[inline(always)]
     fn across<F: WeightFormat>() -> usize {
         let has_two_minima = F::SPEC.has_min && F::SPEC.sub_len < BLOCK;
-        if most_groups::<F>() >= GROUPS && !has_two_minima { 2 } else { 1 }
+        if max_groups::<F>() >= GROUPS && !has_two_minima { 2 } else { 1 }
     }
 
     /// Follows the table above.
     #[inline(always)]
     fn groups<F: WeightFormat>() -> usize {
-        match most_groups::<F>() {
+        match max_groups::<F>() {
             GROUPS.. => GROUPS,
             HALF.. => HALF,
             _ => 1,

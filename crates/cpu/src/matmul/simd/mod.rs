@@ -63,7 +63,7 @@ pub(super) trait Simd: Copy + Send + Sync {
     fn load_floats(self, x: &[f32; PANEL], part: usize) -> Self::Floats;
     fn store_floats(self, a: Self::Floats, x: &mut [f32; PANEL], part: usize);
     /// Does the work of [`Simd::store_floats`] past the caches, where there is an instruction for
-    /// it and `x` begins a line. Other threads see it after [`Simd::end_streams`].
+    /// it and `x` begins a line. Other threads see it after [`Simd::store_fence`].
     #[inline(always)]
     fn store_floats_nt(self, a: Self::Floats, x: &mut [f32; PANEL], part: usize) {
         self.store_floats(a, x, part);

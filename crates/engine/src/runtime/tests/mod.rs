@@ -1,4 +1,4 @@
-//! Caches of layers of every kind, through cache and device.
+//! KvCaches of layers of every kind, through cache and device.
 
 mod predictions;
 mod shared;
