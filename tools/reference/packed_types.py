@@ -2,9 +2,9 @@
 """Writes the grids of GGUF's load-only types, and blocks of them with the values that PyPI `gguf`
 decodes.
 
-crates/gguf/src/packed/grids.bin    the level indices of each grid, consecutively, the first in the lowest bits: two bits
+crates/gguf/src/load_only/grids.bin    the level indices of each grid, consecutively, the first in the lowest bits: two bits
                                     each for iq2_xxs, iq2_xs, iq2_s and iq1 (whose levels are three), four for iq3_xxs and iq3_s
-crates/gguf/src/packed/vectors.bin  for each type its GGUF id (u32), and twice a block and its 256
+crates/gguf/src/load_only/vectors.bin  for each type its GGUF id (u32), and twice a block and its 256
 values (f32), little-endian
 """
 

@@ -273,7 +273,7 @@ impl Session {
     /// [`Session::kv_rows`] then returns the keys and values.
     ///
     /// # Errors
-    /// As [`Session::feed`]; more tokens than [`Session::max_step_tokens`].
+    /// As [`Session::feed`]; more tokens than [`Session::max_tokens`].
     pub fn feed_observed(
         &mut self,
         tokens: &[u32],

@@ -6,7 +6,7 @@
 //! the squares of that norm's gains. RoPE rotates two dimensions into each other, so both have the
 //! mean of the two. Values get no factors: rows of W_v and columns of W_o of real models are so
 //! even that factors would leave 0.88 to 1.00 of the noise
-//! (docs/benchmarks/2026-11-27-balance-from-weights.md).
+//! (docs/benchmarks/2026-11-27-channel-scales.md).
 //!
 //! Sums over many columns hardly change when some are omitted: some columns of each row are enough.
 
