@@ -168,8 +168,8 @@ impl<B: Backend> DeviceUnderTest<B> {
         values
     }
 
-    /// Checks a buffer from [`DeviceUnderTest::poisoned`] or [`DeviceUnderTest::guarded`] against `want`, and its
-    /// guard values.
+    /// Checks a buffer from [`DeviceUnderTest::poisoned`] or [`DeviceUnderTest::guarded`] against
+    /// `want`, and its guard values.
     ///
     /// # Panics
     ///
@@ -179,7 +179,8 @@ impl<B: Backend> DeviceUnderTest<B> {
         assert_close(&self.results(got, want.len(), what), want, what);
     }
 
-    /// Returns the `len` results in a buffer from [`DeviceUnderTest::poisoned`] or [`DeviceUnderTest::guarded`].
+    /// Returns the `len` results in a buffer from [`DeviceUnderTest::poisoned`] or
+    /// [`DeviceUnderTest::guarded`].
     ///
     /// # Panics
     ///

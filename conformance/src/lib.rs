@@ -9,9 +9,9 @@
 //! | [`weights`] | matrices of every weight type, and their error bounds |
 //! | `ops` | one suite per op: edge sizes, poisoned outputs, rejections |
 //!
-//! A device is wrapped in a [`DeviceUnderTest`] and runs all [`suites`]. `tests/conformance/devices.rs`
-//! lists the devices that need only this machine; a device whose emulator is in its own tests runs
-//! the same suites from there, as `crates/cuda` does.
+//! A device is wrapped in a [`DeviceUnderTest`] and runs all [`suites`].
+//! `tests/conformance/devices.rs` lists the devices that need only this machine; a device whose
+//! emulator is in its own tests runs the same suites from there, as `crates/cuda` does.
 //!
 //! A device need not support every cache shape, and an interpreter need not run every combination
 //! of sizes ([`Coverage`]): cases rejected with

@@ -10,7 +10,7 @@ use crate::weights::gaussian;
 const EPS: f32 = 1e-5;
 /// `(n, rows)`: below, at and above registers and thread blocks.
 const SHAPES: [(usize, usize); 6] = [(1, 1), (31, 3), (256, 2), (257, 1), (640, 9), (1536, 70)];
-/// Meaning of the rows, with a spread of 3: from zero to one that dominates the row.
+/// Means of the rows, with a spread of 3: from zero to one that dominates the row.
 const MEANS: [f32; 3] = [0.0, -2.0, 300.0];
 
 /// Compares `layer_norm` with its equation.

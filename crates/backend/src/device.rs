@@ -81,8 +81,8 @@ pub struct DeviceInfo {
     pub thread_unit: &'static str,
     /// Whether the device is batch-invariant: a row has the same bits alone and in any batch.
     pub rows_are_independent: bool,
-    /// Whether [`Backend::find_non_finite_row`] checks rows. Where it does not, non-finite values show in
-    /// the logits.
+    /// Whether [`Backend::find_non_finite_row`] checks rows. Where it does not, non-finite values
+    /// show in the logits.
     pub checks_finite_rows: bool,
 }
 
@@ -394,9 +394,9 @@ pub trait Backend: Send + Sync + Sized + 'static {
 
     /// Appends the rows of each part to its KV tensors: `k` `[rows, n_kv_heads * k_head_dim]` after
     /// RoPE, `v` `[rows, n_kv_heads * v_head_dim]`, which is not read for
-    /// [shared-KV](crate::KvTensorSpec::joint) tensors. Pads and rotates as the tensor requires, and
-    /// writes the tiles of [`KvTensorSpec::writes`](crate::KvTensorSpec::writes), step tiles to `band`.
-    /// The memory must have been reserved.
+    /// [shared-KV](crate::KvTensorSpec::joint) tensors. Pads and rotates as the tensor requires,
+    /// and writes the tiles of [`KvTensorSpec::writes`](crate::KvTensorSpec::writes), step tiles to
+    /// `band`. The memory must have been reserved.
     fn kv_append(
         &self,
         parts: &mut [KvBatchEntry<'_, Self::Page>],

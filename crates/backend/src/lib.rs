@@ -2,8 +2,8 @@
 //!
 //! A model calls the ops of a [`Backend`] eagerly, one after the other, without a graph. The KV
 //! cache (crate `kvant-kv`) decides *where* each token of each head is stored; a device only
-//! encodes rows into tiles and reads tiles during attention. [`KvBatchEntry`] connects both: the rows of
-//! one sequence, the KV tensors of one layer and their memory.
+//! encodes rows into tiles and reads tiles during attention. [`KvBatchEntry`] connects both: the
+//! rows of one sequence, the KV tensors of one layer and their memory.
 //!
 //! Devices never import each other, and `model` and `kv` never name a device.
 #![forbid(unsafe_code)]

@@ -81,7 +81,7 @@ typedef struct {
   const uint8_t *bytes;
   // Number of bytes.
   size_t n_bytes;
-} kvant_picture;
+} kvant_image;
 
 // A message of a conversation.
 typedef struct {
@@ -89,11 +89,11 @@ typedef struct {
   const char *role;
   // Text of the message.
   const char *content;
-  // Images before the text, `n_pictures` of them, for a model with a vision encoder; NULL is
+  // Images before the text, `n_images` of them, for a model with a vision encoder; NULL is
   // none.
-  const kvant_picture *pictures;
+  const kvant_image *images;
   // Number of images.
-  size_t n_pictures;
+  size_t n_images;
 } kvant_message;
 
 // Options of a session. Zeroes are the defaults.

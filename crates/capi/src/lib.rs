@@ -21,7 +21,7 @@ pub use generate::{
     kvant_session_generate,
 };
 pub use model::{
-    KvantLora, KvantMessage, KvantModel, KvantModelOptions, KvantPicture, kvant_model_bundled,
+    KvantImage, KvantLora, KvantMessage, KvantModel, KvantModelOptions, kvant_model_bundled,
     kvant_model_chat_prompt, kvant_model_decode, kvant_model_free, kvant_model_n_vocab, kvant_model_open,
     kvant_model_text_prompt,
 };

@@ -47,16 +47,16 @@ pub struct KvantMessage {
     pub role: *const c_char,
     /// Text of the message.
     pub content: *const c_char,
-    /// Images before the text, `n_pictures` of them, for a model with a vision encoder; NULL is
+    /// Images before the text, `n_images` of them, for a model with a vision encoder; NULL is
     /// none.
-    pub pictures: *const KvantPicture,
+    pub images: *const KvantImage,
     /// Number of images.
-    pub n_pictures: usize,
+    pub n_images: usize,
 }
 
 /// An image as a PNG, JPEG, WebP, GIF or BMP file.
 #[repr(C)]
-pub struct KvantPicture {
+pub struct KvantImage {
     /// The bytes of the file.
     pub bytes: *const u8,
     /// Number of bytes.
@@ -221,13 +221,13 @@ pub unsafe extern "C" fn kvant_model_chat_prompt(
             let place = place(n_tokens, "n_tokens")?;
             let model = &borrowed(model, "model")?.0;
             let said = values(messages, n_messages, "messages")?.iter();
-            let mut pictures = Vec::new();
+            let mut images = Vec::new();
             let said = said.map(|message| {
-                let shown = values(message.pictures, message.n_pictures, "pictures")?;
-                for picture in shown {
-                    pictures.push(model.encode_image(values(
-                        picture.bytes,
-                        picture.n_bytes,
+                let shown = values(message.images, message.n_images, "images")?;
+                for image in shown {
+                    images.push(model.encode_image(values(
+                        image.bytes,
+                        image.n_bytes,
                         "bytes of an image",
                     )?)?);
                 }
@@ -235,7 +235,7 @@ pub unsafe extern "C" fn kvant_model_chat_prompt(
                 Ok(said.with_images(shown.len()))
             });
             let said = said.collect::<Result<Vec<_>, CallError>>()?;
-            let all = model.chat_prompt_with_images(&said, &pictures)?;
+            let all = model.chat_prompt_with_images(&said, &images)?;
             copy_counted(&all, tokens, capacity, "tokens", place)
         })
     }

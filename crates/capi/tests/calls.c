@@ -209,9 +209,9 @@ static void a_vision_model_encodes_an_image(char *paths[3]) {
     static uint8_t bytes[1 << 16];
     FILE *file = fopen(paths[2], "rb");
     HOLDS(file != NULL);
-    kvant_picture picture = {.bytes = bytes, .n_bytes = fread(bytes, 1, sizeof bytes, file)};
+    kvant_image image = {.bytes = bytes, .n_bytes = fread(bytes, 1, sizeof bytes, file)};
     fclose(file);
-    kvant_message message = {.role = "user", .content = "What?", .pictures = &picture, .n_pictures = 1};
+    kvant_message message = {.role = "user", .content = "What?", .images = &image, .n_images = 1};
     uint32_t prompt[256];
     size_t n_shown = 0, n_said = 0;
     HOLDS(kvant_model_chat_prompt(seeing, &message, 1, prompt, 256, &n_shown, &error) == KVANT_STATUS_OK);
@@ -220,9 +220,9 @@ static void a_vision_model_encodes_an_image(char *paths[3]) {
     HOLDS(kvant_session_new(seeing, NULL, &session, &error) == KVANT_STATUS_OK);
     HOLDS(kvant_session_feed(session, prompt, n_shown, &error) == KVANT_STATUS_OK);
     kvant_session_free(session);
-    picture.n_bytes = 8;
+    image.n_bytes = 8;
     HOLDS(refused(kvant_model_chat_prompt(seeing, &message, 1, NULL, 0, &n_said, &error), KVANT_STATUS_REFUSED, "not a readable image"));
-    message.n_pictures = 0;
+    message.n_images = 0;
     HOLDS(kvant_model_chat_prompt(seeing, &message, 1, NULL, 0, &n_said, &error) == KVANT_STATUS_OK);
     HOLDS(n_shown > n_said + 28);
     kvant_model_free(seeing);

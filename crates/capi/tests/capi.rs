@@ -36,7 +36,7 @@ fn run(program: &Path, args: &[&str]) -> (Option<i32>, String, String) {
 #[test]
 fn the_header_matches_the_code() {
     let config = cbindgen::Config::from_file(here("cbindgen.toml")).unwrap();
-    let sources = ["src/border.rs", "src/model.rs", "src/session.rs", "src/generate.rs"];
+    let sources = ["src/ffi.rs", "src/model.rs", "src/session.rs", "src/generate.rs"];
     let builder = sources.iter().fold(cbindgen::Builder::new(), |made, file| made.with_src(here(file)));
     let mut said = Vec::new();
     builder.with_config(config).generate().unwrap().write(&mut said);
@@ -69,7 +69,7 @@ fn every_call_works_from_c() {
         "engine/tests/adapters/llama-h64-g8",
         "vision/tests/models/smolvlm/text.gguf",
         "vision/tests/models/smolvlm/mmproj.gguf",
-        "vision/tests/pictures/wide.png",
+        "vision/tests/images/wide.png",
     ];
     let files = files.map(|path| here("..").join(path));
     let paths = files.each_ref().map(|path| path.to_str().unwrap());

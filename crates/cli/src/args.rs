@@ -56,7 +56,7 @@ pub struct ModelArgs {
     pub lora: LoraArgs,
 }
 
-/// ElementKind what a command needs of a model besides its weights.
+/// Holds what a command needs of a model besides its weights.
 #[derive(Default)]
 pub struct ModelRequirements<'a> {
     pub needs: Requirements,
@@ -156,7 +156,7 @@ pub struct DraftArgs {
     /// disables. The output is the same either way [default: adapts to the acceptance rate]
     #[arg(long, value_name = "N", env = "KVANT_DRAFT_MAX")]
     pub draft_max: Option<usize>,
-    /// TextBuilder model for speculative decoding (-md): a smaller model with the same vocabulary, given
+    /// Draft model for speculative decoding (-md): a smaller model with the same vocabulary, given
     /// as for -m; CPU only. The output is the same with it
     #[arg(long, value_name = "MODEL", env = "KVANT_MODEL_DRAFT")]
     model_draft: Option<String>,
@@ -205,9 +205,9 @@ impl ModelArgs {
         let ModelRequirements { needs, chat_template, draft, sight } = wanted;
         let place = self.place.source()?;
         let gguf = Arc::new(place.open(&self.place, quiet)?);
-        let guesses = draft.filter(|draft| draft.draft_max != Some(0));
-        let mtp = guesses.is_some();
-        let draft = guesses.and_then(|draft| draft.model_draft.as_ref());
+        let draft_tokens = draft.filter(|draft| draft.draft_max != Some(0));
+        let mtp = draft_tokens.is_some();
+        let draft = draft_tokens.and_then(|draft| draft.model_draft.as_ref());
         let draft = draft.map(|name| self.open_file(name, quiet).map(Arc::new)).transpose()?;
         let loras = self.lora.open(self, &gguf, quiet)?;
         let mmproj = sight.map(|sight| sight.open(self, &gguf, quiet)).transpose()?.flatten();
@@ -377,7 +377,7 @@ impl CacheArgs {
     }
 }
 
-/// ElementKind a session's options and the reason for automatic types.
+/// Holds a session's options and the reason for automatic types.
 #[derive(Debug, Clone)]
 pub struct ResolvedCache {
     pub options: SessionOptions,

@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::foreign_flags::{self, Arity, Meaning};
 use crate::model_source::ModelSource;
 
-/// ElementKind the arguments for clap and the notes to print first.
+/// Holds the arguments for clap and the notes to print first.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Argv {
     /// The program's name and its arguments.
@@ -264,7 +264,7 @@ impl Reader<'_> {
 }
 
 impl Arity {
-    /// Arity the value from the following arguments, where one follows.
+    /// Takes the value from the following arguments, where one follows.
     fn next(self, rest: &mut Peekable<impl Iterator<Item = OsString>>) -> Option<String> {
         let value = match self {
             Self::Nothing => None,

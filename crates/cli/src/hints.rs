@@ -24,7 +24,7 @@ pub fn of_engine(error: &Error) -> String {
         Error::Model(ModelError::Adapter) | Error::Hf(HfError::Adapter { .. }) => {
             format!("{error} (--lora takes it, beside the model)")
         }
-        Error::Model(ModelError::Tower) => format!("{error} (--mmproj takes it, beside the model)"),
+        Error::Model(ModelError::Encoder) => format!("{error} (--mmproj takes it, beside the model)"),
         Error::WeightMemory { fitting: 0, .. } => format!("{error} (-ngl 0 runs all layers on the CPU)"),
         Error::WeightMemory { fitting, .. } => {
             format!("{error} (-ngl {fitting}, or fewer, which leaves more memory for the cache)")

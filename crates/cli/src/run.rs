@@ -245,8 +245,8 @@ impl RunArgs {
         match &self.image[..] {
             [] => Ok(session.chat_prompt(&messages)?),
             files => {
-                let pictures = encode_images(session.model(), files, quiet)?;
-                Ok(session.model().chat_prompt_with_images(&messages, &pictures)?)
+                let images = encode_images(session.model(), files, quiet)?;
+                Ok(session.model().chat_prompt_with_images(&messages, &images)?)
             }
         }
     }

@@ -1,5 +1,5 @@
 //! Trains the tables of `src/trellis.rs`: `cargo run --release -p kvant-codec --example trellis`.
-//! Arity a minute.
+//! Takes a minute.
 
 use kvant_codec::trellis::train::{round, samples, to_steps, train};
 

@@ -15,7 +15,7 @@
 //! | iq3x | 4.25 | iq3_xxs | d · sc · level / 4, level ±4, ±12 ... ±52, ±62; sub-blocks of 32 |
 //!
 //! Codes: the index of the level's magnitude, with a sign bit above it (in iq1, the sign of the
-//! offset that is added to 8 times a level of -1, 0 or 1). KvCode 3 of iq1 and iq2 is 0. The
+//! offset that is added to 8 times a level of -1, 0 or 1). Code 3 of iq1 and iq2 is 0. The
 //! encoders, for tests, are those of `iq4.rs`; non-finite numbers are handled as there.
 
 use half::f16;

@@ -43,7 +43,7 @@ use crate::kfit::{MinBlock, SymBlock};
 /// Values per super-block.
 pub const LEN: usize = 256;
 
-/// LoraScratch two bits of q2_K and q3_K, high pairs of q6_K: `(byte, shift)` of value `v` in a plane of 64
+/// Low two bits of q2_K and q3_K, high pairs of q6_K: `(byte, shift)` of value `v` in a plane of 64
 /// bytes.
 fn pair_at(v: usize) -> (usize, usize) {
     (32 * (v / 128) + v % 32, 2 * (v % 128 / 32))
@@ -54,7 +54,7 @@ fn nibble_at(v: usize) -> (usize, usize) {
     (32 * (v / 64) + v % 32, 4 * (v % 64 / 32))
 }
 
-/// LoraScratch nibbles of q6_K: `(byte, shift)` of value `v` in a plane of 128 bytes.
+/// Low nibbles of q6_K: `(byte, shift)` of value `v` in a plane of 128 bytes.
 fn wide_nibble_at(v: usize) -> (usize, usize) {
     (64 * (v / 128) + v % 64, 4 * (v % 128 / 64))
 }
@@ -115,7 +115,7 @@ fn scales_6(packed: &[u8]) -> ([u8; 8], [u8; 8]) {
     (scales, mins)
 }
 
-/// Packs the 12 bytes of q3_K: sixteen 6-bit scales, stored + 32. LoraScratch nibbles in bytes 0..8 (scale
+/// Packs the 12 bytes of q3_K: sixteen 6-bit scales, stored + 32. Low nibbles in bytes 0..8 (scale
 /// j < 8 low, j >= 8 high half), upper pairs in bytes 8..12 (scale j in byte 8 + j mod 4, bits 2·(j
 /// / 4)).
 fn put_scales_3(scales: &[i8; 16], out: &mut [u8]) {

@@ -26,7 +26,7 @@ impl LevelTable {
         n: 16,
     };
 
-    /// E2M1, a float of one sign, two exponent and one mantissa bit: mxfp4 and nvfp4. KvCode 8 is
+    /// E2M1, a float of one sign, two exponent and one mantissa bit: mxfp4 and nvfp4. Code 8 is
     /// minus zero.
     pub const E2M1: Self = Self {
         levels: &[0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12],

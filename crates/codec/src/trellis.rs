@@ -24,9 +24,10 @@
 //! represent them exactly, and `T[63 - w] = -T[w]`. [`train`] computes them from Gaussian samples.
 //!
 //! **Encoder.** The cheapest path through the trellis (Viterbi), in integers, so that every device
-//! finds the same one. Two passes close the ring: one from [`SEAM_OVERLAP`] values before the seam to as
-//! many behind it finds the state at the seam, the other runs around from that state to itself. The
-//! best ring of all, found by trying every state, loses 0.3 % (turbo3t) and 1 % (turbo2t) less.
+//! finds the same one. Two passes close the ring: one from [`SEAM_OVERLAP`] values before the seam
+//! to as many behind it finds the state at the seam, the other runs around from that state to
+//! itself. The best ring of all, found by trying every state, loses 0.3 % (turbo3t) and 1 %
+//! (turbo2t) less.
 
 use crate::codebook::SIGMA_128;
 use crate::turbo::Book;
@@ -179,7 +180,7 @@ impl Trellis {
     }
 }
 
-/// LoraScratch bits of a cost, free for a tag.
+/// Low bits of a cost, free for a tag.
 pub const COST_TAG_MASK: i32 = MAX_STATES as i32 - 1;
 
 impl Book for Trellis {

@@ -1,4 +1,4 @@
-//! ShortFrequencies convolutions over the rows of a sequence, channel by channel: see
+//! Short convolutions over the rows of a sequence, channel by channel: see
 //! [`kvant_backend::Backend::short_conv`].
 //!
 //! A thread processes some channels row by row; the inputs of the most recent rows are in a ring

@@ -145,7 +145,7 @@ impl Gpu for Emulator {
         unit: usize,
         fill: &mut dyn FnMut(usize, &mut [u8]),
     ) -> Result<(), CudaError> {
-        // CalibrationSplits of one unit: the `fill` closure cannot rely on larger ones.
+        // Pieces of one unit: the `fill` closure cannot rely on larger ones.
         let mut piece = vec![0xa5; unit];
         for offset in (0..n_bytes).step_by(unit.max(1)) {
             fill(offset, &mut piece);

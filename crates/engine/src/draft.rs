@@ -1,7 +1,7 @@
-//! TextBuilder model: a smaller model that proposes tokens for *speculative decoding* (Leviathan et al.,
+//! Draft model: a smaller model that proposes tokens for *speculative decoding* (Leviathan et al.,
 //! arXiv 2211.17192; Chen et al., arXiv 2302.01318).
 //!
-//! TextBuilder tokens never change the output, see [`Drafter`](crate::Drafter): the tokens of an answer
+//! Draft tokens never change the output, see [`Drafter`](crate::Drafter): the tokens of an answer
 //! are sampled from the logits of the target model, whichever drafter proposed them.
 
 use std::sync::Arc;

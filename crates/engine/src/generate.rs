@@ -22,8 +22,8 @@ pub struct GenerateOptions {
     /// Continues after an end-of-generation token.
     pub ignore_eos: bool,
     /// Maximum of draft tokens that are verified together with the next token: 0 disables
-    /// speculative decoding, `None` is [`Model::max_draft_tokens`](crate::Model::max_draft_tokens). They
-    /// change the time of an answer, not its tokens.
+    /// speculative decoding, `None` is [`Model::max_draft_tokens`](crate::Model::max_draft_tokens).
+    /// They change the time of an answer, not its tokens.
     pub draft_max: Option<usize>,
 }
 
@@ -96,9 +96,9 @@ pub struct GenerationStats {
     pub decode_time: Duration,
     /// Tokens obtained from forward passes in that time.
     pub n_decode_steps: usize,
-    /// TextBuilder tokens verified.
+    /// Draft tokens verified.
     pub n_drafted: usize,
-    /// TextBuilder tokens accepted.
+    /// Draft tokens accepted.
     pub n_accepted: usize,
     /// Why it ended, once it has.
     pub finish: Option<FinishReason>,
@@ -214,11 +214,11 @@ impl GenerationState {
             ..GenerationStats::default()
         };
         let draft_max = options.draft_max.unwrap_or_else(|| session.model().max_draft_tokens());
-        let guesser = Drafter::default();
+        let drafter = Drafter::default();
         let decode = DecodeStream::default();
         Ok(Self {
             sampler,
-            drafter: guesser,
+            drafter,
             draft_max,
             decode,
             options,
@@ -302,13 +302,13 @@ impl GenerationState {
             session.enqueue(&[token], &mut |_| true)?;
             return Ok(0);
         }
-        // TextBuilder tokens beyond `max_tokens` would never be sampled.
+        // Draft tokens beyond `max_tokens` would never be sampled.
         let left = self.options.max_tokens.map_or(usize::MAX, |max| max - self.stats.n_gen - 1);
-        let guesses = match self.draft_max.min(left) {
+        let draft_tokens = match self.draft_max.min(left) {
             0 => &[],
             most => session.draft(&mut self.drafter, token, most),
         };
-        let trial = session.queue_verify(token, guesses)?;
+        let trial = session.queue_verify(token, draft_tokens)?;
         self.stats.n_drafted += trial.n_draft_tokens;
         Ok(trial.n_rows)
     }

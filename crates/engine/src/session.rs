@@ -30,7 +30,7 @@ pub struct Session {
     model: Model,
     sequence: Sequence,
     tokens: Vec<u32>,
-    /// TextBuilder tokens already computed: the cache holds them behind `tokens`, unless they have been
+    /// Draft tokens already computed: the cache holds them behind `tokens`, unless they have been
     /// discarded.
     draft_tokens: Vec<u32>,
     /// Session of the draft model, which follows this one.
@@ -496,7 +496,7 @@ impl Session {
         Ok(())
     }
 
-    /// Arity the tokens of the next step from `left`; `None` when it is empty.
+    /// Takes the tokens of the next step from `left`; `None` when it is empty.
     fn take_chunk<'t>(&self, left: &mut &'t [u32]) -> Option<&'t [u32]> {
         if left.is_empty() {
             return None;

@@ -72,17 +72,17 @@ impl ImageCache {
     fn find(&mut self, hash: Hash) -> Option<EncodedImage> {
         let at = self.recent.iter().position(|(known, _)| *known == hash)?;
         let found = self.recent.remove(at)?;
-        let picture = found.1.clone();
+        let image = found.1.clone();
         self.recent.push_back(found);
-        Some(picture)
+        Some(image)
     }
 
-    /// KvCaches an image and evicts the oldest ones beyond [`KEPT`] bytes, but never the image
+    /// Caches an image and evicts the oldest ones beyond [`KEPT`] bytes, but never the image
     /// itself: it must outlive the encoding until its tokens are fed.
-    fn keep(&mut self, hash: Hash, picture: &EncodedImage) {
-        self.numbers.insert(hash, picture.rows.tokens().start);
-        self.recent.push_back((hash, picture.clone()));
-        let mut n_bytes: usize = self.recent.iter().map(|(_, picture)| picture.rows.n_bytes()).sum();
+    fn keep(&mut self, hash: Hash, image: &EncodedImage) {
+        self.numbers.insert(hash, image.rows.tokens().start);
+        self.recent.push_back((hash, image.clone()));
+        let mut n_bytes: usize = self.recent.iter().map(|(_, image)| image.rows.n_bytes()).sum();
         while n_bytes > MAX_CACHED
             && self.recent.len() > 1
             && let Some((_, oldest)) = self.recent.pop_front()
@@ -95,12 +95,12 @@ impl ImageCache {
 impl VisionModel {
     /// Loads the vision encoder in a file, for a model of this configuration.
     pub fn load(gguf: &Gguf, n_threads: Option<usize>, config: &Config) -> Result<Self, Error> {
-        let tower =
+        let encoder =
             VisionEncoder::load(gguf, Arc::new(tuning::open_cpu(n_threads, PrefillPrecision::Exact)?))?;
-        check_width(tower.config().n_embd_text, config.n_embd)?;
+        check_width(encoder.config().n_embd_text, config.n_embd)?;
         let hashes = [RandomState::new(), RandomState::new()];
         let n_bytes = gguf.tensors().iter().map(|info| info.n_bytes).sum();
-        Ok(Self { encoder: tower, n_bytes, hashes, cache: Mutex::default(), encoding: Mutex::default() })
+        Ok(Self { encoder, n_bytes, hashes, cache: Mutex::default(), encoding: Mutex::default() })
     }
 
     /// Returns the bytes of its weights, in the file's types.
@@ -130,14 +130,14 @@ impl VisionModel {
         if let Some(known) = self.cache().find(hash) {
             return Ok(known);
         }
-        let picture = kvant_vision::Image::decode(file)?;
-        let layout = ImageLayout::new(self.encoder.config(), &picture)?;
+        let image = kvant_vision::Image::decode(file)?;
+        let layout = ImageLayout::new(self.encoder.config(), &image)?;
         let tiles = layout.tiles.iter().map(|tile| self.encoder.rows(tile)).collect::<Result<Vec<_>, _>>()?;
         let mut seen = self.cache();
         let again = seen.numbers.get(&hash).copied();
-        let picture = self.tokens(&layout, &tiles, tokenizer, |given| extra.add(given, again))?;
-        seen.keep(hash, &picture);
-        Ok(picture)
+        let image = self.tokens(&layout, &tiles, tokenizer, |given| extra.add(given, again))?;
+        seen.keep(hash, &image);
+        Ok(image)
     }
 
     /// Returns the tokens of an image with these tiles.
@@ -209,8 +209,8 @@ impl Model {
         self.encode_image_for(None, file)
     }
 
-    /// Works as [`look`](Self::look) for an [owner](crate::Session::with_cache_salt): the time it takes
-    /// does not reveal the images of other owners.
+    /// Works as [`look`](Self::look) for an [owner](crate::Session::with_cache_salt): the time it
+    /// takes does not reveal the images of other owners.
     ///
     /// # Errors
     /// As there.
@@ -225,7 +225,7 @@ impl Model {
 
     /// Returns the text and the tokens of a conversation with images in the model's own chat
     /// format. Messages have the form that chat templates read: an image is a content part
-    /// `{"type": "image"}`, and `pictures` holds the images in conversation order.
+    /// `{"type": "image"}`, and `images` holds the images in conversation order.
     ///
     /// # Errors
     /// When there is no template, the template rejects the conversation or drops images, or the
@@ -234,12 +234,12 @@ impl Model {
         &self,
         messages: &[serde_json::Value],
         options: &RenderOptions,
-        pictures: &[EncodedImage],
+        images: &[EncodedImage],
     ) -> Result<(Rendered, Vec<u32>), Error> {
         let mark = self.sight().map_or("", |sight| sight.encoder.config().projector.mark());
-        let (text, parts) = self.chat_template()?.render_pictures(messages, options, mark)?;
-        if parts.len() != pictures.len() + 1 {
-            let (expected, got) = (format!("{} images", parts.len() - 1), pictures.len().to_string());
+        let (text, parts) = self.chat_template()?.render_images(messages, options, mark)?;
+        if parts.len() != images.len() + 1 {
+            let (expected, got) = (format!("{} images", parts.len() - 1), images.len().to_string());
             return Err(Error::Setting { name: "images", expected, got });
         }
         let mut tokens = Vec::new();
@@ -249,7 +249,7 @@ impl Model {
                 0 => tokenizer.encode_prompt(part.as_str(), part.special())?,
                 _ => tokenizer.encode(part.as_str(), part.special(), false)?,
             });
-            tokens.extend(pictures.get(index).into_iter().flat_map(EncodedImage::tokens));
+            tokens.extend(images.get(index).into_iter().flat_map(EncodedImage::tokens));
         }
         Ok((text, tokens))
     }
@@ -262,10 +262,10 @@ impl Model {
     pub fn chat_prompt_with_images(
         &self,
         messages: &[Message],
-        pictures: &[EncodedImage],
+        images: &[EncodedImage],
     ) -> Result<Vec<u32>, Error> {
         let options = RenderOptions { add_generation_prompt: true, ..Default::default() };
         let messages: Vec<_> = messages.iter().map(|message| serde_json::json!(message)).collect();
-        Ok(self.image_prompt(&messages, &options, pictures)?.1)
+        Ok(self.image_prompt(&messages, &options, images)?.1)
     }
 }

@@ -31,8 +31,8 @@ pub fn write_atomic<T, E>(
     write_with(path.as_ref(), MODE_ANY, fail, write)
 }
 
-/// Writes private data such as conversations, as [`write_atomic`]: only the owner may read the file,
-/// regardless of the permissions of the folder, the umask and the replaced file.
+/// Writes private data such as conversations, as [`write_atomic`]: only the owner may read the
+/// file, regardless of the permissions of the folder, the umask and the replaced file.
 ///
 /// # Errors
 /// As [`write_atomic`].

@@ -1,4 +1,4 @@
-//! LoraScratch-rank adapters as PEFT saves them (LoRA, arXiv 2106.09685), described as the GGUF files of
+//! Low-rank adapters as PEFT saves them (LoRA, arXiv 2106.09685), described as the GGUF files of
 //! `convert_lora_to_gguf.py`.
 //!
 //! `A` and `B` of a module are stored under its name, `base_model.model.NAME.lora_A.weight`. The

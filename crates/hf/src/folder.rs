@@ -79,7 +79,7 @@ impl Folder {
         }
     }
 
-    /// Arity the list of files that were read.
+    /// Takes the list of files that were read.
     pub fn take_stamps(&mut self) -> Vec<SourceFile> {
         std::mem::take(&mut self.read)
     }

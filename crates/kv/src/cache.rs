@@ -310,7 +310,7 @@ impl<P: Page> Cache<P> {
         self.keys.extend(root);
     }
 
-    /// Arity a checkpoint of the current length, which replaces the previous one: [`Cache::cut`]
+    /// Takes a checkpoint of the current length, which replaces the previous one: [`Cache::cut`]
     /// can truncate to it, or to the tokens just before it, without recomputation.
     ///
     /// It costs a copy of the tails and states once more tokens follow. Fewer than 128 tokens are

@@ -113,8 +113,8 @@ impl Layout {
     }
 
     /// Returns the additional bytes of a checkpoint ([`Cache::mark`](crate::Cache::mark)) after
-    /// more tokens follow, and of draft tokens ([`Cache::reserve_draft`](crate::Cache::reserve_draft)): a copy of
-    /// the states for each.
+    /// more tokens follow, and of draft tokens
+    /// ([`Cache::reserve_draft`](crate::Cache::reserve_draft)): a copy of the states for each.
     pub fn bytes_aside(&self) -> usize {
         let states = self.states.as_ref().map_or(0, |states| states.n_bytes().saturating_mul(2));
         self.groups.iter().map(|group| group.sizes.tail).fold(states, usize::saturating_add)

@@ -98,7 +98,7 @@ impl<P: Page> RecurrentStates<P> {
         StateBatchEntry { rows, page, offset, n_values }
     }
 
-    /// Arity a snapshot of the states after `len` tokens, if `len` is a snapshot length.
+    /// Takes a snapshot of the states after `len` tokens, if `len` is a snapshot length.
     pub fn commit(&mut self, layout: &StateLayout, len: usize) {
         if let Some(now) =
             self.now.as_ref().filter(|_| layout.tokens_to_snapshot(len) == layout.snapshot_interval())

@@ -171,7 +171,7 @@ impl Config {
             return Err(ModelError::Adapter);
         }
         if arch == "clip" {
-            return Err(ModelError::Tower);
+            return Err(ModelError::Encoder);
         }
         let family = Family::named(arch)?;
         let keys = Keys { gguf, arch };

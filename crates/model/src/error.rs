@@ -25,7 +25,7 @@ pub enum ModelError {
     Adapter,
     /// The file is a vision encoder, not a language model.
     #[error("a vision encoder, which is not a language model")]
-    Tower,
+    Encoder,
     /// A feature of the architecture that is not implemented.
     #[error("not supported yet: {}", printable(.what, 256))]
     Unsupported {

@@ -140,7 +140,7 @@ pub(crate) enum Scale {
 /// Kind and choice of recurrent layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RecurrentFamily {
-    /// ShortFrequencies convolutions, in layers without KV heads in the file.
+    /// Short convolutions, in layers without KV heads in the file.
     ShortConv,
     /// Gated delta rule.
     GatedDeltaNet {

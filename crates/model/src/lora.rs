@@ -1,4 +1,4 @@
-//! LoraScratch-rank adapters (LoRA, arXiv 2106.09685): the changes of a fine-tuned model to matrices of its
+//! Low-rank adapters (LoRA, arXiv 2106.09685): the changes of a fine-tuned model to matrices of its
 //! base model.
 //!
 //! ```text

@@ -29,7 +29,7 @@ pub(crate) enum MessageValue {
     #[pyo3(transparent, annotation = "str")]
     Text(String),
     #[pyo3(transparent, annotation = "a list of bytes")]
-    Pictures(Vec<PyBackedBytes>),
+    Images(Vec<PyBackedBytes>),
 }
 
 impl Prompt {
@@ -44,35 +44,35 @@ impl Prompt {
             Self::Tokens(tokens) => Ok(tokens),
             Self::Text(text) => model.text_prompt(&text, Special::AsText).map_err(refused),
             Self::Messages(messages) => {
-                let mut pictures = Vec::new();
+                let mut images = Vec::new();
                 let messages = messages
                     .iter()
-                    .map(|said| message(model, said, &mut pictures))
+                    .map(|said| message(model, said, &mut images))
                     .collect::<PyResult<Vec<_>>>()?;
-                model.chat_prompt_with_images(&messages, &pictures).map_err(refused)
+                model.chat_prompt_with_images(&messages, &images).map_err(refused)
             }
         }
     }
 }
 
-/// Converts a message and appends its images to `pictures`.
+/// Converts a message and appends its images to `images`.
 fn message(
     model: &Model,
     message: &HashMap<String, MessageValue>,
-    pictures: &mut Vec<EncodedImage>,
+    images: &mut Vec<EncodedImage>,
 ) -> PyResult<Message> {
     let part = |key: &str| match message.get(key) {
         Some(MessageValue::Text(text)) => Ok(text),
-        Some(MessageValue::Pictures(_)) => {
+        Some(MessageValue::Images(_)) => {
             Err(PyTypeError::new_err(format!("{key} of a message: expected str")))
         }
         None => Err(PyKeyError::new_err(format!("a message has a role and a content; {key} is missing"))),
     };
-    let before = pictures.len();
+    let before = images.len();
     match message.get("images") {
-        Some(MessageValue::Pictures(files)) => {
+        Some(MessageValue::Images(files)) => {
             for file in files {
-                pictures.push(model.encode_image(file).map_err(refused)?);
+                images.push(model.encode_image(file).map_err(refused)?);
             }
         }
         Some(MessageValue::Text(_)) => {
@@ -80,5 +80,5 @@ fn message(
         }
         None => {}
     }
-    Ok(Message::new(part("role")?, part("content")?).with_images(pictures.len() - before))
+    Ok(Message::new(part("role")?, part("content")?).with_images(images.len() - before))
 }

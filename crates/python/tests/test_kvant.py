@@ -128,7 +128,7 @@ class Sessions(unittest.TestCase):
         folder = CRATES / "vision/tests"
         model = folder / "models/smolvlm/text.gguf"
         seeing = kvant.Model.open(model, n_threads=1, mmproj=model.with_name("mmproj.gguf"))
-        wide, tall = ((folder / f"pictures/{name}.png").read_bytes() for name in ("wide", "tall"))
+        wide, tall = ((folder / f"images/{name}.png").read_bytes() for name in ("wide", "tall"))
 
         def tokens(images, of=seeing):
             return of.tokens([{"role": "user", "content": "What?", "images": images}])

@@ -124,7 +124,7 @@ pub(crate) struct TokenOutput {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct FinalOutput {
     pub text: String,
-    pub likelihoods: Vec<TokenLogprobs>,
+    pub logprobs: Vec<TokenLogprobs>,
 }
 
 /// Result of a sampling step.
@@ -191,7 +191,7 @@ impl SequenceDecoder {
             return Ok(SampleResult::End);
         }
         self.n_said += 1;
-        let likelihood = options.logprobs.map(|n| match before {
+        let logprob = options.logprobs.map(|n| match before {
             Some(logits) => token_logprobs(&logits, token, n),
             None => sampled_logprobs(&self.sampler, token, n),
         });
@@ -204,12 +204,12 @@ impl SequenceDecoder {
         }
         let is_thinking = self.thinking.as_ref().is_some_and(ReasoningBudget::is_open);
         let is_complete = self.guides.said(tokenizer, token, &text, is_thinking)?;
-        self.untold.push(likelihood, text.len());
+        self.untold.push(logprob, text.len());
         let (text, stopped) = self.stops.push(&text);
-        let likelihoods = self.untold.release(text.len(), stopped.is_some());
+        let logprobs = self.untold.release(text.len(), stopped.is_some());
         let ended = stopped.map(Finish::Word).or(is_complete.then_some(Finish::Stop));
         let finish = ended.or((self.n_said >= options.max_tokens).then_some(Finish::Length));
-        Ok(SampleResult::Token(TokenOutput { token, text, logprobs: likelihoods }, finish))
+        Ok(SampleResult::Token(TokenOutput { token, text, logprobs }, finish))
     }
 
     fn choose(&mut self, session: &mut Session, options: &AnswerOptions) -> Result<u32, SamplingError> {
@@ -253,7 +253,7 @@ impl SequenceDecoder {
         let text = self.decode.flush();
         let (text, stopped) = self.stops.push(&text);
         let text = if stopped.is_some() { text } else { text + &self.stops.rest() };
-        FinalOutput { text, likelihoods: std::mem::take(&mut self.untold).likelihoods() }
+        FinalOutput { text, logprobs: std::mem::take(&mut self.untold).logprobs() }
     }
 }
 
@@ -269,10 +269,10 @@ struct PendingLogprobs {
 
 impl PendingLogprobs {
     /// Adds a generated token whose text has `n` bytes.
-    fn push(&mut self, likelihood: Option<TokenLogprobs>, n: usize) {
+    fn push(&mut self, logprob: Option<TokenLogprobs>, n: usize) {
         let text = self.n_said..self.n_said + n;
         self.n_said = text.end;
-        self.logprobs.extend(likelihood.map(|likelihood| (text, likelihood)));
+        self.logprobs.extend(logprob.map(|logprob| (text, logprob)));
     }
 
     /// Returns the logprobs of the tokens covered by `n` more final bytes. After the last ones no
@@ -284,15 +284,15 @@ impl PendingLogprobs {
             text.end <= n_told || (are_last && text.start < n_told)
         };
         let n = self.logprobs.iter().take_while(is_told).count();
-        let told = self.logprobs.drain(..n).map(|(_, likelihood)| likelihood).collect();
+        let told = self.logprobs.drain(..n).map(|(_, logprob)| logprob).collect();
         if are_last {
             self.logprobs.clear();
         }
         told
     }
 
-    fn likelihoods(self) -> Vec<TokenLogprobs> {
-        self.logprobs.into_iter().map(|(_, likelihood)| likelihood).collect()
+    fn logprobs(self) -> Vec<TokenLogprobs> {
+        self.logprobs.into_iter().map(|(_, logprob)| logprob).collect()
     }
 }
 
@@ -468,11 +468,11 @@ mod tests {
             told.push(tokens(untold.release(text.len(), stopped.is_some())));
         }
         assert_eq!(told, [vec![0], vec![1], vec![], vec![2, 3], vec![], vec![4]]);
-        assert!(untold.likelihoods().is_empty());
+        assert!(untold.logprobs().is_empty());
         let mut untold = PendingLogprobs::default();
         untold.push(Some(of(7)), 1);
         assert_eq!(tokens(untold.release(0, false)), [0; 0]);
-        assert_eq!(tokens(untold.likelihoods()), [7]);
+        assert_eq!(tokens(untold.logprobs()), [7]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! IdleSession sessions: conversations without a running request, cached as long as memory allows, since
+//! Idle sessions: conversations without a running request, cached as long as memory allows, since
 //! most of them continue.
 
 use std::collections::VecDeque;
@@ -68,7 +68,7 @@ impl PartialEq for CacheKey {
     }
 }
 
-/// IdleSession session.
+/// Idle session.
 pub(crate) struct IdleSession {
     pub kind: CacheKey,
     pub session: Session,
@@ -86,7 +86,7 @@ impl IdleSession {
     }
 }
 
-/// IdleSession sessions of a model.
+/// Idle sessions of a model.
 pub(crate) struct IdleSessions {
     /// Least recently used first.
     idle: VecDeque<IdleSession>,

@@ -7,7 +7,7 @@
 //! response is assembled.
 //!
 //! ```text
-//! http -> Job -> worker { scheduler, sessions, shelf } -> Event -> reply
+//! http -> Job -> worker { scheduler, sessions, idle } -> Event -> reply
 //! ```
 #![forbid(unsafe_code)]
 

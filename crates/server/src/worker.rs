@@ -3,6 +3,7 @@
 
 mod pauses;
 mod sequence;
+mod status;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -19,10 +20,11 @@ use crate::decoding::{AnswerOptions, FinalOutput, Finish, SampleResult, TokenLog
 use crate::events::Blocks;
 use crate::idle_sessions::{CacheKey, IdleSession, IdleSessions};
 use crate::metrics::Metrics;
-use crate::scheduler::{Action, Counts, Id, Limits, Memory, Refusal, Request, Scheduler};
-use crate::store::{Store, StoreUse};
+use crate::scheduler::{Action, Id, Limits, Memory, Refusal, Request, Scheduler};
+use crate::store::Store;
 use crate::trace::{self, Trace};
 use sequence::Sequence;
+pub(crate) use status::Status;
 
 /// Interval at which paused sequences are polled for free channel capacity.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -99,51 +101,12 @@ pub(crate) struct AnswerStats {
     pub n_generated: usize,
     /// Reasoning tokens.
     pub n_reasoning: usize,
-    /// TextBuilder tokens that were verified, and those that were accepted.
+    /// Draft tokens that were verified, and those that were accepted.
     pub n_drafted: usize,
     pub n_accepted: usize,
     pub decode_time: Duration,
     pub kv_bytes: usize,
     pub kv_bytes_f16: usize,
-}
-
-/// State of a worker as of its last step.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Status {
-    pub counts: Counts,
-    /// IdleSession sessions.
-    pub idle: usize,
-    /// Bytes of all caches; shared blocks count once.
-    pub kv_bytes: usize,
-    /// Bytes of running sequences; shared blocks count for each.
-    pub running_bytes: usize,
-    /// Bytes of idle sessions; shared blocks count for each.
-    pub idle_bytes: usize,
-    /// Tokens of running sequences.
-    pub tokens: usize,
-    /// Bytes that unshared f16 caches of the running sequences, and of the idle ones, would need.
-    pub running_bytes_f16: usize,
-    pub idle_bytes_f16: usize,
-    pub budget: usize,
-    /// Offloaded sessions.
-    pub store: StoreUse,
-}
-
-impl std::iter::Sum for Status {
-    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
-        all.fold(Self::default(), |a, b| Self {
-            counts: a.counts + b.counts,
-            idle: a.idle + b.idle,
-            kv_bytes: a.kv_bytes + b.kv_bytes,
-            running_bytes: a.running_bytes + b.running_bytes,
-            idle_bytes: a.idle_bytes + b.idle_bytes,
-            tokens: a.tokens + b.tokens,
-            running_bytes_f16: a.running_bytes_f16 + b.running_bytes_f16,
-            idle_bytes_f16: a.idle_bytes_f16 + b.idle_bytes_f16,
-            budget: a.budget + b.budget,
-            store: a.store + b.store,
-        })
-    }
 }
 
 /// Result of feeding a batch.
@@ -163,7 +126,7 @@ pub(crate) struct Worker {
     draft_max: usize,
     scheduler: Scheduler,
     courses: BTreeMap<Id, Sequence>,
-    shelf: IdleSessions,
+    idle: IdleSessions,
     /// Offload tier for conversations that exceed the memory.
     store: Store,
     blocks: Blocks,
@@ -190,7 +153,7 @@ impl Worker {
             draft_max,
             scheduler: Scheduler::new(limits),
             courses: BTreeMap::new(),
-            shelf: IdleSessions::new(blocks.clone()),
+            idle: IdleSessions::new(blocks.clone()),
             store,
             blocks,
             metrics,
@@ -239,7 +202,7 @@ impl Worker {
 
     fn memory(&self) -> Memory {
         let free = self.scheduler.limits().budget.saturating_sub(self.model.kv_bytes());
-        Memory { free, can_evict: !self.shelf.is_empty(), is_short: self.is_short }
+        Memory { free, can_evict: !self.idle.is_empty(), is_short: self.is_short }
     }
 
     fn submit(&mut self, job: Job) {
@@ -280,7 +243,7 @@ impl Worker {
         match act {
             Action::Evict => {
                 self.is_short = false;
-                if let Some(idle) = self.shelf.evict() {
+                if let Some(idle) = self.idle.evict() {
                     self.offload_idle(&idle);
                 }
             }
@@ -327,8 +290,8 @@ impl Worker {
         }
         if course.reuses_prefix() {
             let attached = session.attach_prefix(&course.tokens);
-            self.scheduler.branch(id, self.shelf.common(&course.job.kind, &course.tokens));
-            if let Some(idle) = self.shelf.take(&course.job.kind, &course.tokens, attached) {
+            self.scheduler.branch(id, self.idle.common(&course.job.kind, &course.tokens));
+            if let Some(idle) = self.idle.take(&course.job.kind, &course.tokens, attached) {
                 session = idle;
             }
             self.store.load(&mut session, &course.job.kind, &course.tokens);
@@ -355,7 +318,7 @@ impl Worker {
         if let [(id, _)] = together[..]
             && let Some(course) = self.courses.get_mut(&id)
         {
-            course.guesser.observe_step_time(n_rows, started.elapsed());
+            course.drafter.observe_step_time(n_rows, started.elapsed());
         }
         // Of several steps some may have completed.
         let (read, left): (Vec<_>, Vec<_>) = together.into_iter().partition(|(id, _)| read.contains(id));
@@ -392,7 +355,7 @@ impl Worker {
     /// it.
     fn snapshot_prefix(&mut self, id: Id) {
         if let Some(Sequence { job, session: Some(session), .. }) = self.courses.get(&id) {
-            self.shelf.put_branch(job.kind.clone(), session.fork());
+            self.idle.put_branch(job.kind.clone(), session.fork());
         }
     }
 
@@ -407,8 +370,8 @@ impl Worker {
         for (&id, course) in &mut self.courses {
             let Some(&n) = n_of.get(&id) else { continue };
             if let Some(feed) = course.feed(n, max_draft_tokens, rows.len() == 1) {
-                let is_foreseen = matches!(*feed.tokens, [token] if feed.session.is_drafted(token));
-                ends.push((id, feed.session.tokens().len() + n, if is_foreseen { 0 } else { n }));
+                let is_drafted = matches!(*feed.tokens, [token] if feed.session.is_drafted(token));
+                ends.push((id, feed.session.tokens().len() + n, if is_drafted { 0 } else { n }));
                 feeds.push(feed);
             }
         }
@@ -432,7 +395,7 @@ impl Worker {
     }
 
     /// Recovers from a failed step: requests an eviction if memory ran out and, if that has been
-    /// tried already or the error is another one, ends the sequences at fault. Scatter find those among
+    /// tried already or the error is another one, ends the sequences at fault. To find those among
     /// several, it feeds one sequence after the other. Returns the tokens that were fed.
     fn recover_from_failed_step(
         &mut self,
@@ -551,7 +514,7 @@ impl Worker {
             Some((Ok(SampleResult::Token(said, finish)), n_ctx)) => {
                 self.record_latency(&mut course, now);
                 course.tokens.push(said.token);
-                course.guesser.observe(said.token);
+                course.drafter.observe(said.token);
                 course.tell(Event::Token(course.index, said));
                 ended = finish.or((course.tokens.len() > n_ctx).then_some(Finish::Length));
             }
@@ -615,7 +578,7 @@ impl Worker {
         if let Some(Sequence { job, session: Some(session), .. }) = self.courses.remove(&id)
             && job.pooled.is_none()
         {
-            self.shelf.put(job.kind.clone(), session);
+            self.idle.put(job.kind.clone(), session);
         }
     }
 
@@ -629,7 +592,7 @@ impl Worker {
     /// Saves idle and offloaded sessions for the next start.
     fn flush_to_disk(&mut self) {
         self.store.flush_to_disk();
-        while let Some(idle) = self.shelf.evict() {
+        while let Some(idle) = self.idle.evict() {
             self.offload_idle(&idle);
         }
     }
@@ -637,10 +600,10 @@ impl Worker {
     fn publish_status(&mut self) {
         self.status_published = Instant::now();
         let running = || self.courses.values().filter_map(|course| course.session.as_ref()).map(Session::kv);
-        let idle = || self.shelf.sessions().map(Session::kv);
+        let idle = || self.idle.sessions().map(Session::kv);
         let status = Status {
             counts: self.scheduler.counts(),
-            idle: self.shelf.len(),
+            idle: self.idle.len(),
             kv_bytes: self.model.kv_bytes(),
             running_bytes: running().map(|kv| kv.bytes).sum(),
             idle_bytes: idle().map(|kv| kv.bytes).sum(),

@@ -47,7 +47,7 @@ const PREDICTION_COST: f32 = 0.15;
 /// speedup.
 const MAX_STEPS_WITHOUT_PREDICTION: usize = 32;
 
-/// TextBuilder tokens of one sequence, with estimates of acceptance and cost.
+/// Draft tokens of one sequence, with estimates of acceptance and cost.
 #[derive(Debug, Clone)]
 pub struct Drafter {
     /// Estimated acceptance rate of each class.
@@ -105,14 +105,14 @@ impl Drafter {
             .min(PRIOR_ACCEPTANCE.len() - 1);
         // Past the end of the text, the draft continues from itself, so that repetitions extend to
         // any length.
-        let text = |guesses: &[u32], at: usize| match at.checked_sub(tokens.len()) {
+        let text = |draft_tokens: &[u32], at: usize| match at.checked_sub(tokens.len()) {
             None => tokens[at],
             Some(0) => next,
-            Some(beyond) => guesses[beyond - 1],
+            Some(beyond) => draft_tokens[beyond - 1],
         };
         for i in 0..MAX_DRAFT_TOKENS {
-            let guess = text(&self.draft_tokens, at + 1 + i);
-            self.draft_tokens.push(guess);
+            let draft_token = text(&self.draft_tokens, at + 1 + i);
+            self.draft_tokens.push(draft_token);
             self.classes.push(class);
         }
     }
@@ -161,8 +161,8 @@ impl Drafter {
 
     /// Records the token sampled at the next draft position, and updates the acceptance estimates.
     pub fn observe(&mut self, token: u32) {
-        let Some(&guess) = self.draft_tokens.get(self.n_scored) else { return };
-        let came_true = f32::from(guess == token);
+        let Some(&draft_token) = self.draft_tokens.get(self.n_scored) else { return };
+        let came_true = f32::from(draft_token == token);
         let class = self.classes[self.n_scored];
         let learn = |known: &mut f32| *known += ACCEPTANCE_EMA * (came_true - *known);
         learn(&mut self.acceptance[class]);
@@ -170,7 +170,7 @@ impl Drafter {
             learn(&mut self.prediction_acceptance);
         }
         self.n_scored += 1;
-        if guess != token {
+        if draft_token != token {
             self.clear_draft();
         }
     }
@@ -259,8 +259,8 @@ mod tests {
 
     fn draft(text: &[u32]) -> Vec<u32> {
         let (next, tokens) = text.split_last().unwrap();
-        let mut guesser = Drafter { acceptance: [1.0; N_CLASSES], ..Drafter::default() };
-        guesser.draft(tokens, *next, usize::MAX).to_vec()
+        let mut drafter = Drafter { acceptance: [1.0; N_CLASSES], ..Drafter::default() };
+        drafter.draft(tokens, *next, usize::MAX).to_vec()
     }
 
     #[test]
@@ -287,19 +287,19 @@ mod tests {
     /// once accepted.
     #[test]
     fn lookup_drafts_stop_when_they_do_not_pay() {
-        let mut guesser = Drafter::default();
+        let mut drafter = Drafter::default();
         let tokens = [7, 1, 2, 3, 7];
-        let n_guesses = |guesser: &mut Drafter, drawn: u32| {
-            let n = guesser.draft(&tokens, 1, usize::MAX).len();
-            guesser.observe(drawn);
+        let n_draft_tokens = |drafter: &mut Drafter, drawn: u32| {
+            let n = drafter.draft(&tokens, 1, usize::MAX).len();
+            drafter.observe(drawn);
             n
         };
-        assert!(n_guesses(&mut guesser, 9) > 0);
-        (0..40).for_each(|_| _ = n_guesses(&mut guesser, 9));
-        assert_eq!(n_guesses(&mut guesser, 9), 0);
-        (0..60).for_each(|_| _ = n_guesses(&mut guesser, 2));
-        assert_eq!(n_guesses(&mut guesser, 2), MAX_DRAFT_TOKENS);
-        assert_eq!(guesser.draft(&tokens, 1, 3).len(), 3);
+        assert!(n_draft_tokens(&mut drafter, 9) > 0);
+        (0..40).for_each(|_| _ = n_draft_tokens(&mut drafter, 9));
+        assert_eq!(n_draft_tokens(&mut drafter, 9), 0);
+        (0..60).for_each(|_| _ = n_draft_tokens(&mut drafter, 2));
+        assert_eq!(n_draft_tokens(&mut drafter, 2), MAX_DRAFT_TOKENS);
+        assert_eq!(drafter.draft(&tokens, 1, 3).len(), 3);
     }
 
     /// If a row costs half a step, a draft token needs a higher acceptance rate than if it costs
@@ -307,19 +307,19 @@ mod tests {
     #[test]
     fn row_cost_limits_the_draft_length() {
         let ms = Duration::from_millis;
-        let mut guesser = Drafter::default();
+        let mut drafter = Drafter::default();
         (0..300).for_each(|_| {
-            guesser.observe_step_time(1, ms(10));
-            guesser.observe_step_time(5, ms(30));
+            drafter.observe_step_time(1, ms(10));
+            drafter.observe_step_time(5, ms(30));
         });
-        assert!((guesser.row_cost - 0.5).abs() < 0.03, "{}", guesser.row_cost);
-        guesser.acceptance = [0.3; N_CLASSES];
-        assert!(guesser.draft(&[1, 2], 1, usize::MAX).is_empty());
+        assert!((drafter.row_cost - 0.5).abs() < 0.03, "{}", drafter.row_cost);
+        drafter.acceptance = [0.3; N_CLASSES];
+        assert!(drafter.draft(&[1, 2], 1, usize::MAX).is_empty());
         // A single delayed step changes the estimate little.
-        guesser.observe_step_time(1, ms(1000));
-        assert!(guesser.base_step_seconds.unwrap() < 0.011);
-        (0..300).for_each(|_| guesser.observe_step_time(5, ms(10)));
-        assert!(!guesser.draft(&[1, 2], 1, usize::MAX).is_empty());
+        drafter.observe_step_time(1, ms(1000));
+        assert!(drafter.base_step_seconds.unwrap() < 0.011);
+        (0..300).for_each(|_| drafter.observe_step_time(5, ms(10)));
+        assert!(!drafter.draft(&[1, 2], 1, usize::MAX).is_empty());
         // Zero durations change no estimate.
         let mut timeless = Drafter::default();
         timeless.observe_step_time(1, Duration::ZERO);
@@ -333,31 +333,31 @@ mod tests {
     fn predictions_stop_when_they_do_not_pay() {
         // Requests predictions with this margin until they end. Returns how many were made and how
         // many pay.
-        fn ask(guesser: &mut Drafter, text: &[u32], lead: f32, most: usize) -> [usize; 2] {
+        fn ask(drafter: &mut Drafter, text: &[u32], lead: f32, most: usize) -> [usize; 2] {
             let (next, tokens) = text.split_last().unwrap();
-            guesser.draft_from_lookup(tokens, *next);
+            drafter.draft_from_lookup(tokens, *next);
             let mut n = 0;
-            if guesser.should_predict(most) {
+            if drafter.should_predict(most) {
                 n = 1;
-                while guesser.push_prediction(7, lead, most) {
+                while drafter.push_prediction(7, lead, most) {
                     n += 1;
                 }
             }
-            [n, guesser.draft_tokens(most).len()]
+            [n, drafter.draft_tokens(most).len()]
         }
-        let mut guesser = Drafter::default();
-        assert_eq!(ask(&mut guesser, &[1, 2], 9.0, 3), [3, 3]);
-        assert_eq!(ask(&mut guesser, &[1, 2], 9.0, 0), [0, 0]);
+        let mut drafter = Drafter::default();
+        assert_eq!(ask(&mut drafter, &[1, 2], 9.0, 3), [3, 3]);
+        assert_eq!(ask(&mut drafter, &[1, 2], 9.0, 0), [0, 0]);
         // A low-margin prediction is the last.
-        assert_eq!(ask(&mut guesser, &[1, 2], 0.1, 7)[0], 1);
+        assert_eq!(ask(&mut drafter, &[1, 2], 0.1, 7)[0], 1);
         // Repetitive text favours prompt lookup.
         let repeated: Vec<u32> = (0..20).chain(0..20).collect();
-        assert_eq!(ask(&mut guesser, &repeated, 9.0, 7), [0, 7]);
+        assert_eq!(ask(&mut drafter, &repeated, 9.0, 7), [0, 7]);
         // Predictions that are never accepted stop and are retried.
         let mut asked = Vec::new();
         for _ in 0..200 {
-            asked.push(ask(&mut guesser, &[1, 2], 9.0, 7)[0] > 0);
-            guesser.observe(8);
+            asked.push(ask(&mut drafter, &[1, 2], 9.0, 7)[0] > 0);
+            drafter.observe(8);
         }
         assert!(!asked[100..].iter().all(|&asked| asked) && asked[100..].contains(&true));
         // A prediction that takes as long as a step never pays.
@@ -374,17 +374,17 @@ mod tests {
         assert_eq!(ask(&mut slow, &[1, 2], 9.0, 7), [0, 0]);
     }
 
-    /// TextBuilder tokens that were not used are still scored, token by token up to the first mismatch.
+    /// Draft tokens that were not used are still scored, token by token up to the first mismatch.
     #[test]
     fn draft_tokens_are_scored_up_to_the_first_mismatch() {
-        let mut guesser = Drafter::default();
-        guesser.draft(&[1, 2, 3, 4], 1, 0);
-        let before = guesser.acceptance[0];
-        guesser.observe(2);
-        let once = guesser.acceptance[0];
-        guesser.observe(9);
-        let wrong = guesser.acceptance[0];
-        guesser.observe(4);
-        assert!(once > before && wrong < once && guesser.acceptance[0] == wrong);
+        let mut drafter = Drafter::default();
+        drafter.draft(&[1, 2, 3, 4], 1, 0);
+        let before = drafter.acceptance[0];
+        drafter.observe(2);
+        let once = drafter.acceptance[0];
+        drafter.observe(9);
+        let wrong = drafter.acceptance[0];
+        drafter.observe(4);
+        assert!(once > before && wrong < once && drafter.acceptance[0] == wrong);
     }
 }

@@ -12,7 +12,7 @@ pub enum VisionError {
     Model(#[from] ModelError),
     /// The bytes are not an image.
     #[error("not a readable image (PNG, JPEG, WebP, GIF or BMP): {}", printable(.why, 128))]
-    Picture {
+    Image {
         /// The decoder's message.
         why: String,
     },

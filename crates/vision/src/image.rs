@@ -28,9 +28,9 @@ impl Image {
     /// Bytes that are not an image, and an image of more than 64 million pixels, which is not
     /// decoded.
     pub fn decode(bytes: &[u8]) -> Result<Self, VisionError> {
-        let broken = |error: image::ImageError| VisionError::Picture { why: error.to_string() };
+        let broken = |error: image::ImageError| VisionError::Image { why: error.to_string() };
         let reader = ImageReader::new(Cursor::new(bytes)).with_guessed_format();
-        let reader = reader.map_err(|error| VisionError::Picture { why: error.to_string() })?;
+        let reader = reader.map_err(|error| VisionError::Image { why: error.to_string() })?;
         let mut decoder = reader.into_decoder().map_err(broken)?;
         let (width, height) = decoder.dimensions();
         let is_small =
@@ -104,6 +104,6 @@ fn on_white([r, g, b, alpha]: [u8; 4]) -> [u8; 3] {
 
 impl std::fmt::Debug for Image {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Picture {{ {} x {} }}", self.width, self.height)
+        write!(f, "Image {{ {} x {} }}", self.width, self.height)
     }
 }

@@ -1,6 +1,6 @@
 //! Vision encoders: images as soft tokens of a language model.
 //!
-//! A [`Tower`] is a vision encoder from llama.cpp's file `mmproj-*.gguf`: a bidirectional
+//! A [`Encoder`] is a vision encoder from llama.cpp's file `mmproj-*.gguf`: a bidirectional
 //! transformer over the patches of an image, and a projector that maps its outputs to rows as wide
 //! as the hidden size of the text model. [`Layout::new`] preprocesses an image as in training, and
 //! places marker tokens of the vocabulary around and between its rows.

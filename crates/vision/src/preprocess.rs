@@ -39,13 +39,13 @@ impl ImageLayout {
     ///
     /// # Errors
     /// An image so narrow that scaling leaves no pixel.
-    pub fn new(config: &Config, picture: &Image) -> Result<Self, VisionError> {
+    pub fn new(config: &Config, image: &Image) -> Result<Self, VisionError> {
         match config.projector {
-            Projector::Idefics3 => idefics3_layout(config, picture),
-            Projector::InternVl => internvl_layout(config, picture),
-            Projector::Pixtral => in_raster_order(config, picture),
-            Projector::Lfm2 => lfm2_layout(config, picture),
-            Projector::Qwen25 | Projector::Qwen3 => qwen_layout(config, picture),
+            Projector::Idefics3 => idefics3_layout(config, image),
+            Projector::InternVl => internvl_layout(config, image),
+            Projector::Pixtral => in_raster_order(config, image),
+            Projector::Lfm2 => lfm2_layout(config, image),
+            Projector::Qwen25 | Projector::Qwen3 => qwen_layout(config, image),
         }
     }
 
@@ -72,16 +72,16 @@ fn rows_of(config: &Config, tiles: &[Image], tile: usize) -> ImageToken {
 }
 
 /// Cuts an image into tiles, row by row; its sides are multiples of `side`.
-fn tiles_of(picture: &Image, side: usize) -> Vec<Image> {
-    let [columns, rows] = [picture.width(), picture.height()].map(|pixels| pixels / side);
+fn tiles_of(image: &Image, side: usize) -> Vec<Image> {
+    let [columns, rows] = [image.width(), image.height()].map(|pixels| pixels / side);
     let place = |index: usize| [index % columns * side, index / columns * side];
-    (0..columns * rows).map(|index| picture.crop(place(index), [side, side])).collect()
+    (0..columns * rows).map(|index| image.crop(place(index), [side, side])).collect()
 }
 
 /// Rejects an image with a side of less than one pixel.
-fn check_sides(picture: &Image, sides: [usize; 2]) -> Result<[usize; 2], VisionError> {
+fn check_sides(image: &Image, sides: [usize; 2]) -> Result<[usize; 2], VisionError> {
     if sides.contains(&0) {
-        let (width, height) = (picture.width() as u32, picture.height() as u32);
+        let (width, height) = (image.width() as u32, image.height() as u32);
         return Err(VisionError::Size { width, height, expected: "a wider image".to_owned() });
     }
     Ok(sides)
@@ -89,26 +89,26 @@ fn check_sides(picture: &Image, sides: [usize; 2]) -> Result<[usize; 2], VisionE
 
 /// Scales the longer side to `longest_edge` and both sides to whole tiles; adds a thumbnail of the
 /// whole image as the last tile.
-fn idefics3_layout(config: &Config, picture: &Image) -> Result<ImageLayout, VisionError> {
+fn idefics3_layout(config: &Config, image: &Image) -> Result<ImageLayout, VisionError> {
     const MARK: &str = "<fake_token_around_image>";
     const MAX_SIDE: usize = 4096;
     let (side, longest) = (config.image_size, config.longest_edge.min(MAX_SIDE));
-    let ratio = picture.width() as f64 / picture.height() as f64;
+    let ratio = image.width() as f64 / image.height() as f64;
     let even = |pixels: f64| (pixels as usize).next_multiple_of(2).max(1);
-    let is_wide = picture.width() >= picture.height();
+    let is_wide = image.width() >= image.height();
     let scaled = if is_wide {
         [longest, even(longest as f64 / ratio)]
     } else {
         [even(longest as f64 * ratio), longest]
     };
-    let picture = picture.resized(scaled[0], scaled[1], Filter::Lanczos);
+    let image = image.resized(scaled[0], scaled[1], Filter::Lanczos);
     let ratio = scaled[0] as f64 / scaled[1] as f64;
     let whole = longest.next_multiple_of(side);
     let other = if is_wide { whole as f64 / ratio } else { whole as f64 * ratio };
     let other = (other as usize).max(1).next_multiple_of(side);
     let [width, height] = if is_wide { [whole, other] } else { [other, whole] };
-    let picture = picture.resized(width, height, Filter::Lanczos);
-    let mut tiles = tiles_of(&picture, side);
+    let image = image.resized(width, height, Filter::Lanczos);
+    let mut tiles = tiles_of(&image, side);
     let mut pieces = Vec::new();
     let columns = width / side;
     if tiles.len() > 1 {
@@ -119,7 +119,7 @@ fn idefics3_layout(config: &Config, picture: &Image) -> Result<ImageLayout, Visi
             pieces.push(rows_of(config, &tiles, tile));
         }
         pieces.push(mark(format!("\n\n{MARK}<global-img>")));
-        tiles.push(picture.resized(side, side, Filter::Lanczos));
+        tiles.push(image.resized(side, side, Filter::Lanczos));
     } else {
         pieces.push(mark(format!("{MARK}<global-img>")));
     }
@@ -130,12 +130,12 @@ fn idefics3_layout(config: &Config, picture: &Image) -> Result<ImageLayout, Visi
 
 /// Scales the image to the grid of tiles with the closest aspect ratio; adds a thumbnail where
 /// there are several tiles.
-fn internvl_layout(config: &Config, picture: &Image) -> Result<ImageLayout, VisionError> {
+fn internvl_layout(config: &Config, image: &Image) -> Result<ImageLayout, VisionError> {
     let side = config.image_size;
-    let [columns, rows] = best_grid(picture, side, config.tiles);
-    let mut tiles = tiles_of(&picture.resized(columns * side, rows * side, Filter::Bicubic), side);
+    let [columns, rows] = best_grid(image, side, config.tiles);
+    let mut tiles = tiles_of(&image.resized(columns * side, rows * side, Filter::Bicubic), side);
     if tiles.len() > 1 {
-        tiles.push(picture.resized(side, side, Filter::Bicubic));
+        tiles.push(image.resized(side, side, Filter::Bicubic));
     }
     let mut pieces = vec![mark("<img>")];
     pieces.extend((0..tiles.len()).map(|tile| rows_of(config, &tiles, tile)));
@@ -145,9 +145,9 @@ fn internvl_layout(config: &Config, picture: &Image) -> Result<ImageLayout, Visi
 
 /// Returns the grid within the tile limits whose aspect ratio is closest to the image's. Among
 /// equals, returns the largest with at most twice the image's pixels.
-fn best_grid(picture: &Image, side: usize, [fewest, most]: [usize; 2]) -> [usize; 2] {
-    let ratio = picture.width() as f64 / picture.height() as f64;
-    let pixels = (picture.width() * picture.height()) as f64;
+fn best_grid(image: &Image, side: usize, [fewest, most]: [usize; 2]) -> [usize; 2] {
+    let ratio = image.width() as f64 / image.height() as f64;
+    let pixels = (image.width() * image.height()) as f64;
     let grids = (1..=most).flat_map(|columns| (1..=most / columns).map(move |rows| [columns, rows]));
     let mut grids: Vec<_> = grids.filter(|[columns, rows]| columns * rows >= fewest).collect();
     grids.sort_by_key(|[columns, rows]| columns * rows);
@@ -163,13 +163,13 @@ fn best_grid(picture: &Image, side: usize, [fewest, most]: [usize; 2]) -> [usize
 
 /// Scales the image down to the maximum side and up to whole patches, with a marker behind each
 /// line of rows.
-fn in_raster_order(config: &Config, picture: &Image) -> Result<ImageLayout, VisionError> {
+fn in_raster_order(config: &Config, image: &Image) -> Result<ImageLayout, VisionError> {
     let (unit, most) = (config.row_pixels(), config.image_size as f64);
-    let sides = [picture.width(), picture.height()];
+    let sides = [image.width(), image.height()];
     let ratio = sides.iter().fold(1.0, |ratio, &side| f64::max(ratio, side as f64 / most));
-    let sides = check_sides(picture, sides.map(|side| (side as f64 / ratio) as usize))?;
+    let sides = check_sides(image, sides.map(|side| (side as f64 / ratio) as usize))?;
     let [width, height] = sides.map(|side| side.next_multiple_of(unit));
-    let tiles = vec![picture.resized(width, height, Filter::Bicubic)];
+    let tiles = vec![image.resized(width, height, Filter::Bicubic)];
     let (columns, lines) = (width / unit, height / unit);
     let mut pieces = Vec::with_capacity(2 * lines);
     for line in 0..lines {
@@ -184,17 +184,17 @@ fn area([width, height]: [usize; 2]) -> usize {
 }
 
 /// Returns the sides of an image rounded to whole rows, at least `least`.
-fn rounded(config: &Config, picture: &Image, least: usize) -> [usize; 2] {
+fn rounded(config: &Config, image: &Image, least: usize) -> [usize; 2] {
     let unit = config.row_pixels();
     let whole = |side: usize| (side as f64 / unit as f64).round_ties_even() as usize * unit;
-    [picture.width(), picture.height()].map(|side| whole(side).max(least))
+    [image.width(), image.height()].map(|side| whole(side).max(least))
 }
 
 /// Returns the rounded sides, scaled to the pixel limits of untiled images.
-fn within_bounds(config: &Config, picture: &Image) -> [usize; 2] {
+fn within_bounds(config: &Config, image: &Image) -> [usize; 2] {
     let (unit, [fewest, most]) = (config.row_pixels(), config.pixels);
-    let sides = [picture.width(), picture.height()];
-    let small = rounded(config, picture, unit);
+    let sides = [image.width(), image.height()];
+    let small = rounded(config, image, unit);
     if area(small) > most {
         let by = (area(sides) as f64 / most as f64).sqrt() * unit as f64;
         sides.map(|side| ((side as f64 / by).floor() as usize).max(1) * unit)
@@ -207,22 +207,22 @@ fn within_bounds(config: &Config, picture: &Image) -> [usize; 2] {
 }
 
 /// Encodes the whole image without tiles, with M-RoPE positions in a plane.
-fn qwen_layout(config: &Config, picture: &Image) -> Result<ImageLayout, VisionError> {
-    let [width, height] = within_bounds(config, picture);
-    let tiles = vec![picture.resized(width, height, Filter::Bicubic)];
+fn qwen_layout(config: &Config, image: &Image) -> Result<ImageLayout, VisionError> {
+    let [width, height] = within_bounds(config, image);
+    let tiles = vec![image.resized(width, height, Filter::Bicubic)];
     let pieces = vec![mark("<|vision_start|>"), rows_of(config, &tiles, 0), mark("<|vision_end|>")];
     Ok(ImageLayout { tiles, pieces, columns: Some(width / config.row_pixels()) })
 }
 
 /// Encodes a small image whole, and a larger one in tiles with a thumbnail.
-fn lfm2_layout(config: &Config, picture: &Image) -> Result<ImageLayout, VisionError> {
-    let small = within_bounds(config, picture);
-    let whole = picture.resized(small[0], small[1], Filter::Bilinear);
+fn lfm2_layout(config: &Config, image: &Image) -> Result<ImageLayout, VisionError> {
+    let small = within_bounds(config, image);
+    let whole = image.resized(small[0], small[1], Filter::Bilinear);
     let (mut tiles, mut pieces) = (Vec::new(), vec![mark("<|image_start|>")]);
-    if area(rounded(config, picture, config.patch_size)) > 2 * config.pixels[1] {
+    if area(rounded(config, image, config.patch_size)) > 2 * config.pixels[1] {
         let side = config.longest_edge;
-        let [columns, rows] = best_grid(picture, side, config.tiles);
-        tiles = tiles_of(&picture.resized(columns * side, rows * side, Filter::Bilinear), side);
+        let [columns, rows] = best_grid(image, side, config.tiles);
+        tiles = tiles_of(&image.resized(columns * side, rows * side, Filter::Bilinear), side);
         for tile in 0..tiles.len() {
             pieces.push(mark(format!("<|img_row_{}_col_{}|>", tile / columns + 1, tile % columns + 1)));
             pieces.push(rows_of(config, &tiles, tile));

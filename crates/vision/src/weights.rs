@@ -78,7 +78,7 @@ pub(crate) struct Weights<B: Backend> {
     /// Before the first layer.
     pub pre_norm: Option<NormAndBias<B>>,
     pub layers: Vec<Layer<B>>,
-    /// AfterCall the last one.
+    /// Behind the last one.
     pub post_norm: Option<NormAndBias<B>>,
     pub projector: ProjectorWeights<B>,
     /// Projectors of [`Config::deep`].
@@ -94,7 +94,7 @@ const EPS: f32 = 1e-5;
 impl<B: Backend> Weights<B> {
     pub fn load(gguf: &Gguf, config: &Config, device: &B) -> Result<Self, ModelError> {
         let mut loader = Loader { gguf, device, used: HashSet::new() };
-        let weights = loader.tower(config)?;
+        let weights = loader.encoder(config)?;
         let is_ours = |name: &str| name.starts_with("v.") || name.starts_with("mm.");
         let mut unused = gguf.tensors().iter().filter(|info| !loader.used.contains(&info.name));
         match unused.find(|info| is_ours(&info.name)) {
@@ -112,7 +112,7 @@ struct Loader<'a, B: Backend> {
 }
 
 impl<B: Backend> Loader<'_, B> {
-    fn tower(&mut self, c: &Config) -> Result<Weights<B>, ModelError> {
+    fn encoder(&mut self, c: &Config) -> Result<Weights<B>, ModelError> {
         let pixels = 3 * c.patch_size * c.patch_size;
         let patches = match c.projector {
             Projector::Qwen25 | Projector::Qwen3 => self.patches_of_frames([pixels, c.n_embd])?,

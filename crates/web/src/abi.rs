@@ -129,7 +129,8 @@ pub extern "C" fn kvant_open(on_gpu: bool) -> bool {
     })
 }
 
-/// Begins an answer to the [`GenerationRequest`](crate::GenerationRequest) of the input; outputs null.
+/// Begins an answer to the [`GenerationRequest`](crate::GenerationRequest) of the input; outputs
+/// null.
 #[unsafe(no_mangle)]
 pub extern "C" fn kvant_begin() -> bool {
     call(|instance, json| instance.engine()?.begin(&serde_json::from_slice(&json)?))

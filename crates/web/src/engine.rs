@@ -118,7 +118,7 @@ pub struct Kv {
     pub idle_bytes: usize,
     /// Bytes of f16 caches of the same tokens.
     pub idle_bytes_f16: usize,
-    /// IdleSession conversations.
+    /// Idle conversations.
     pub idle: usize,
     /// Byte budget.
     pub budget: usize,
@@ -201,7 +201,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Arity the conversation that `prompt` continues from the list: one with the same KV types of
+    /// Takes the conversation that `prompt` continues from the list: one with the same KV types of
     /// which at least half is reused, or a new one.
     fn take_conversation(
         &mut self,

@@ -92,7 +92,7 @@ impl Arena {
 /// Purpose of the memory, in errors.
 const WHAT: &str = "the cache, which is one binding of a kernel on this device";
 
-/// Arity `size` bytes of the first range that is large enough.
+/// Takes `size` bytes of the first range that is large enough.
 fn take_first(free: &mut Vec<Range<usize>>, size: usize) -> Option<usize> {
     let index = free.iter().position(|range| range.len() >= size)?;
     let at = free[index].start;

@@ -7,8 +7,8 @@ mod base;
 mod codec;
 mod context;
 mod http;
+mod image;
 mod mutate;
-mod picture;
 mod runner;
 mod template;
 mod tokenizer;
@@ -20,8 +20,8 @@ pub use base::base;
 pub use codec::codec;
 pub use context::context;
 pub use http::http;
+pub use image::image;
 pub use mutate::Mutator;
-pub use picture::picture;
 pub use runner::{Tried, run};
 pub use template::template;
 pub use tokenizer::tokenizer;
@@ -50,7 +50,7 @@ pub const TARGETS: [Target; 9] = [
     Target { name: "template", check: template, seeds: template::seeds },
     Target { name: "base", check: base, seeds: base::seeds },
     Target { name: "arguments", check: arguments, seeds: arguments::seeds },
-    Target { name: "picture", check: picture, seeds: picture::seeds },
+    Target { name: "image", check: image, seeds: image::seeds },
     Target { name: "http", check: http, seeds: http::seeds },
 ];
 

@@ -23,7 +23,7 @@ pub enum Expect {
 pub enum Stream {
     /// A file that is checked.
     Kept,
-    /// Scatter `/dev/full`.
+    /// To `/dev/full`.
     Full,
     /// Closed.
     Closed,

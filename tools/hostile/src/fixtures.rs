@@ -91,7 +91,7 @@ impl Fixtures {
 
 /// Returns enough words for two chunks.
 pub fn text() -> Vec<u8> {
-    "The quick brown fox jumps over the lazy dog, and nobody minds it at all. ".repeat(12).into_bytes()
+    "The quick brown fox jumps over the lazy dog, and no one minds it at all. ".repeat(12).into_bytes()
 }
 
 fn control_tokens(gguf: &Gguf) -> Vec<String> {

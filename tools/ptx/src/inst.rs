@@ -197,7 +197,7 @@ pub(crate) enum Ternary {
     MadHi,
     MadWide,
     Fma,
-    /// MoeOutput of absolute differences.
+    /// Sum of absolute differences.
     Sad,
     BfeUnsigned,
     BfeSigned,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// PageAddresses of the memory spaces among generic addresses. Only global memory lies above 4 GiB, so
+/// Bases of the memory spaces among generic addresses. Only global memory lies above 4 GiB, so
 /// shared addresses fit 32 bits, and an address is the same in its own space and in the generic
 /// one.
 pub(crate) const SHARED_BASE: u64 = 0x1000_0000;
@@ -18,7 +18,7 @@ const GUARD: u64 = 256;
 struct Allocation {
     bytes: Vec<u8>,
     /// The last writer of each byte: the number of a block, counted over all launches, or
-    /// [`NOBODY`].
+    /// [`NO_WRITER`].
     writers: Vec<u32>,
 }
 

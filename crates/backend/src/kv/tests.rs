@@ -270,7 +270,7 @@ fn a_shared_kv_tensor_serves_as_keys_and_values() {
     let mut sizes = TensorSizes::default();
     let layer = KvLayer::new([keys], [], None, &mut sizes);
     assert!(layer.is_shared_kv() && std::ptr::eq(layer.values(0), &layer.k[0]));
-    // CodedEight tiles of four blocks of 128 dims and one of 64, and the centre.
+    // Eight tiles of four blocks of 128 dims and one of 64, and the centre.
     assert_eq!(sizes.block, 8 * (4 * 800 + 416) + 2 * 576);
     let mut sizes = TensorSizes::default();
     let of = |side, dim| KvTensorSpec::new(DType::Turbo3, side, dim);

@@ -92,10 +92,10 @@ impl Chat {
 
     /// Encodes an image for the next message.
     fn show(&mut self, file: PathBuf) -> Result<(), Failure> {
-        let pictures = encode_images(&self.model, &[file], false)?;
-        let n_tokens: usize = pictures.iter().map(|picture| picture.tokens().len()).sum();
+        let images = encode_images(&self.model, &[file], false)?;
+        let n_tokens: usize = images.iter().map(|image| image.tokens().len()).sum();
         console::eprint_line(format_args!("(an image of {n_tokens} tokens, for the next message)"));
-        self.images.extend(pictures);
+        self.images.extend(images);
         Ok(())
     }
 
@@ -218,13 +218,13 @@ impl Chat {
     }
 
     /// Returns the same for a conversation with images.
-    fn prompt_with(&self, pictures: &[EncodedImage]) -> Result<(Vec<u32>, Rendered), Failure> {
+    fn prompt_with(&self, images: &[EncodedImage]) -> Result<(Vec<u32>, Rendered), Failure> {
         if self.loaded.is_some() {
             let line = "a loaded conversation takes no images; /clear starts one that does";
             return Err(Failure::Work(line.to_owned()));
         }
         let messages: Vec<_> = self.messages.iter().map(|message| serde_json::json!(message)).collect();
-        let (text, tokens) = self.model.image_prompt(&messages, &self.render, pictures)?;
+        let (text, tokens) = self.model.image_prompt(&messages, &self.render, images)?;
         Ok((tokens, text))
     }
 
@@ -252,9 +252,8 @@ impl Chat {
         let first = usize::from(self.messages.first().is_some_and(|message| message.role == "system"));
         let has_two = self.messages.len() > first + 2;
         if has_two {
-            let n_pictures: usize =
-                self.messages.drain(first..first + 2).map(|message| message.n_images).sum();
-            self.images.drain(..n_pictures);
+            let n_images: usize = self.messages.drain(first..first + 2).map(|message| message.n_images).sum();
+            self.images.drain(..n_images);
         }
         has_two
     }

@@ -47,10 +47,10 @@ pub fn files(names: &[String], id: &Id) -> Result<Vec<String>, Problem> {
 /// the encoder's training precision.
 pub fn sight(names: &[String]) -> Vec<String> {
     const TYPES: [&str; 4] = ["f16", "bf16", "q8_0", "f32"];
-    let mut towers: Vec<_> = names.iter().filter(|name| is_vision_tensor(name)).collect();
-    towers
+    let mut encoders: Vec<_> = names.iter().filter(|name| is_vision_tensor(name)).collect();
+    encoders
         .sort_by_key(|name| (TYPES.iter().position(|of| names_type(name, of)).unwrap_or(TYPES.len()), *name));
-    towers.into_iter().take(1).cloned().collect()
+    encoders.into_iter().take(1).cloned().collect()
 }
 
 /// Returns whether a name contains a type's name as a whole word, case-insensitively.

@@ -100,7 +100,7 @@ fn every_example_of_every_help_runs_in_an_empty_folder() {
 #[test]
 fn every_command_of_the_readme_runs_in_an_empty_folder() {
     let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md")).unwrap();
-    // KvCode blocks without a language contain shell commands.
+    // Code blocks without a language contain shell commands.
     let blocks = readme.split("\n```").enumerate().filter(|(i, block)| i % 2 == 1 && block.starts_with('\n'));
     let lines: Vec<&str> =
         blocks.flat_map(|(_, block)| block.lines()).filter(|line| !line.is_empty()).collect();

@@ -180,8 +180,8 @@ fn missing_files_are_reported_with_those_available() {
     let hub = Hub::serve(vec![("pocket-q8_0.gguf", bundled())], Fault::None);
     let line = refused(&hub.kvant(&home, &run(&["-hf", "someone/Pocket-GGUF:q2_k"])));
     assert!(line.contains("someone/Pocket-GGUF:q2_k: no such file; there is pocket-q8_0.gguf"), "{line}");
-    let line = refused(&hub.kvant(&home, &run(&["nobody/nothing"])));
-    assert!(line.contains("nobody/nothing: ") && line.contains("HF_TOKEN"), "{line}");
+    let line = refused(&hub.kvant(&home, &run(&["no-user/nothing"])));
+    assert!(line.contains("no-user/nothing: ") && line.contains("HF_TOKEN"), "{line}");
     let line = refused(&hub.kvant(&home, &run(&["-hf", REPO, "--offline"])));
     assert!(line.contains("offline"), "{line}");
     let line = refused(&kvant("http://127.0.0.1:1", &home, &run(&["-hf", REPO])));

@@ -9,8 +9,8 @@ mod help;
 #[cfg(unix)]
 mod hostile;
 mod hub;
+mod images;
 mod lora;
-mod pictures;
 mod prompts;
 mod quantize;
 mod serve;

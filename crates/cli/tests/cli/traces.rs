@@ -72,8 +72,8 @@ fn requests_are_exported_in_the_trace_of_their_client() {
 
 #[test]
 fn an_unreachable_collector_is_noted_and_ignored() {
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let server = Server::start(&["--otlp-endpoint", &format!("http://{nobody}")]);
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let server = Server::start(&["--otlp-endpoint", &format!("http://{closed}")]);
     assert!(server.ask(QUESTION).contains("Paris"));
     assert!(server.end().success());
 }

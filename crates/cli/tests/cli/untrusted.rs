@@ -158,7 +158,7 @@ fn excessive_numbers_are_rejected_in_one_line() {
             1,
             &["--kv-policy recent", "2147483647"],
         ),
-        (with(&[&run[..], &turbo].concat(), &["sink:2147483647"]), 1, &["wanted for the cache"]),
+        (with(&[&run[..], &turbo].concat(), &["sink:2147483647"]), 1, &["needed for the cache"]),
         (with(&run, &["-t", &most]), 1, &["-t: expected 1 to "]),
         (with(&run, &["-t", "5000"]), 1, &["-t: expected 1 to ", "got 5000"]),
         (with(&["doctor", "-t"], &[&most]), 1, &["-t: expected 1 to "]),

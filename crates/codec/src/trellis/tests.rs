@@ -69,7 +69,7 @@ fn levels_depend_on_the_last_six_bits_and_nothing_else() {
 
 #[test]
 fn error_is_a_third_below_a_codebooks_at_every_slice_width() {
-    // Meaning over 200,000 values: relative standard error 0.4 %.
+    // Means over 200,000 values: relative standard error 0.4 %.
     for (trellis, want) in BOTH.iter().zip([[0.0801, 0.0798, 0.0788], [0.0216, 0.0212, 0.0206]]) {
         let got = [loss::<128>(trellis, 200_000), loss::<64>(trellis, 200_000), loss::<32>(trellis, 200_000)];
         for (got, want) in got.into_iter().zip(want) {

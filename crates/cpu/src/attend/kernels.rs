@@ -32,7 +32,8 @@ pub(super) const BLOCK_TILES: usize = BLOCK / TILE;
 pub(super) const MAX_QUERIES: usize = 6;
 
 /// Score of a masked token. Finite, so that a block without a visible token gives finite sums,
-/// which the first visible one (whose score is far larger) multiplies by 2^(MASKED_SCORE - score) = 0.
+/// which the first visible one (whose score is far larger) multiplies by 2^(MASKED_SCORE - score) =
+/// 0.
 pub(super) const MASKED_SCORE: f32 = -1e30;
 
 /// Signed bytes of one plane in fours: 128 dims of a query, or the weights of a block of tokens.

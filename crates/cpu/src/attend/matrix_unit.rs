@@ -256,8 +256,8 @@ impl Epilogue for AddScores<'_> {
     }
 }
 
-/// Epilogue that adds to outputs, as [`AccumulateCodes`](super::kernels::AccumulateCodes) does, which has the
-/// same fields. A panel is a column of sixteen dims.
+/// Epilogue that adds to outputs, as [`AccumulateCodes`](super::kernels::AccumulateCodes) does,
+/// which has the same fields. A panel is a column of sixteen dims.
 pub(super) struct AccumulateOutputs<'a> {
     pub(super) starts: &'a [i32],
     pub(super) factors: &'a [f32],

@@ -87,7 +87,7 @@ impl ScoreRows<'_> {
 struct ScoreRowsChunk<'b, 'a, F, const B: usize, const N: usize>(&'b mut ScoreRows<'a>, PhantomData<F>);
 
 /// Maximum number of rows that are multiplied at once.
-const MOST_ROWS: usize = 4;
+const MAX_ROWS: usize = 4;
 
 impl<F: Floats<B>, const B: usize, const N: usize> Op for ScoreRowsChunk<'_, '_, F, B, N> {
     type Output = ();
@@ -95,7 +95,7 @@ impl<F: Floats<B>, const B: usize, const N: usize> Op for ScoreRowsChunk<'_, '_,
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         // As many as leave registers for the sums of six queries.
-        let together = if L::WIDE == 2 { MOST_ROWS } else { 1 };
+        let together = if L::WIDE == 2 { MAX_ROWS } else { 1 };
         let &mut ScoreRows { rows, queries, ref mut scores, tile, .. } = self.0;
         let scores: &mut [Scores; N] = (&mut **scores).try_into().expect("scores of each query");
         let queries = queries.as_chunks::<16>().0;
@@ -103,7 +103,7 @@ impl<F: Floats<B>, const B: usize, const N: usize> Op for ScoreRowsChunk<'_, '_,
         let queries: [&[[f32; 16]]; N] = std::array::from_fn(|n| &queries[n * width..(n + 1) * width]);
         let rows = &rows.as_chunks::<B>().0[..TILE * width];
         for first in (0..TILE).step_by(together) {
-            let mut sums = [[lanes.splat(0.0); N]; MOST_ROWS];
+            let mut sums = [[lanes.splat(0.0); N]; MAX_ROWS];
             for i in 0..width {
                 for m in 0..together {
                     let x = F::load(lanes, &rows[(first + m) * width + i]);

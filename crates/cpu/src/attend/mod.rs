@@ -39,8 +39,8 @@
 //! A shared-KV tensor (MLA) is read once: codes unpacked for its values are transposed for the
 //! scores (`joint`), and the weighted centres are added to the outputs.
 //!
-//! For many queries, a matrix unit ([`crate::matrix_unit`]) or 2x2 matrix instructions ([`crate::vec128`])
-//! may compute the integer products of steps 1 and 3, with the same bits.
+//! For many queries, a matrix unit ([`crate::matrix_unit`]) or 2x2 matrix instructions
+//! ([`crate::vec128`]) may compute the integer products of steps 1 and 3, with the same bits.
 //!
 //! Float tiles (f16 sink and tail among them) take steps 1 and 3 in f32. Work is divided over KV
 //! heads, blocks of queries and, when those are few, KV splits, merged in token order: results do

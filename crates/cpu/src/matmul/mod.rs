@@ -7,14 +7,14 @@
 //! | 1 to 8 | panels | [`skinny`]: GEMV, every panel is read once and multiplied with all rows |
 //! | more | panels | [`gemm`]: panels are unpacked in chunks and multiplied with blocks of rows |
 //!
-//! For coded weights, a matrix unit ([`crate::matrix_unit`]) or 2x2 matrix instructions ([`crate::vec128`])
-//! may compute GEMMs, with the same bits.
+//! For coded weights, a matrix unit ([`crate::matrix_unit`]) or 2x2 matrix instructions
+//! ([`crate::vec128`]) may compute GEMMs, with the same bits.
 //!
 //! Experts ([`experts`]) take the same paths, each with the rows routed to it.
 //!
-//! With [`PrefillPrecision::Bf16`](crate::PrefillPrecision::Bf16), a matrix unit computes GEMMs in bf16
-//! ([`halves`]), except for experts and f32 weights; 2x2 matrix instructions do so for f16 and bf16
-//! weights.
+//! With [`PrefillPrecision::Bf16`](crate::PrefillPrecision::Bf16), a matrix unit computes GEMMs in
+//! bf16 ([`halves`]), except for experts and f32 weights; 2x2 matrix instructions do so for f16 and
+//! bf16 weights.
 //!
 //! Coded panels are multiplied with activations in 8 bits ([`quantise`]), rotated if the weights
 //! are; float panels and file rows with activations in f32.
@@ -160,7 +160,7 @@ pub(crate) fn kernel_name(isa: Isa, dtype: DType) -> String {
 }
 
 impl CpuMatrix {
-    /// Arity the weights of `source`, packed for the kernels of `isa`.
+    /// Takes the weights of `source`, packed for the kernels of `isa`.
     ///
     /// # Errors
     /// [`BackendError::Unsupported`] for a type or row length that no kernel reads,

@@ -92,7 +92,7 @@ struct Share {
 }
 
 impl Share {
-    /// Arity an item.
+    /// Takes an item.
     fn take(&self) -> Option<usize> {
         let item = self.next.fetch_add(1, Ordering::Relaxed);
         (item < self.end.load(Ordering::Relaxed)).then_some(item)

@@ -30,7 +30,7 @@ const NUMBERS: [usize; 4] = [0, 1, 2, 3];
 
 /// Byte permutation that transposes a 4x4 square.
 const TURNED: [u8; 16] = [0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15];
-/// CodedEight times the first byte, then eight times the second; and the bit of each byte that is
+/// Eight times the first byte, then eight times the second; and the bit of each byte that is
 /// tested.
 const EIGHTHS: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1];
 const BITS: [u8; 16] = [1, 2, 4, 8, 16, 32, 64, 128, 1, 2, 4, 8, 16, 32, 64, 128];

@@ -1,8 +1,8 @@
 //! Appends keys and values to the KV cache.
 //!
 //! One launch applies RoPE to keys and queries, channel scales, zero padding and the Hadamard
-//! rotation, and encodes into the tiles that [`KvTensorSpec::writes`] lists, for up to [`MAX_PARTS`]
-//! sequences and [`MAX_HEADS`] KV heads.
+//! rotation, and encodes into the tiles that [`KvTensorSpec::writes`] lists, for up to
+//! [`MAX_PARTS`] sequences and [`MAX_HEADS`] KV heads.
 //!
 //! The host plans the writes and passes them as a list. The list of a decode step travels in the
 //! kernel parameters, so that a recorded step copies nothing; the list of a prefill is copied to

@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_split(const __grid_
         bound<1, 1>(p.c, s);
         hide<1, 1>(p.c, s, shared.sights, index * TILE, is_main, lane);
         Weights<1, 1> weights;
-        soften<1, 1>(w, s, weights);
+        online_softmax<1, 1>(w, s, weights);
         finish_copies();
         __syncwarp();
         if (is_coded(value.type)) {

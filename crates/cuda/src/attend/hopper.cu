@@ -164,7 +164,7 @@ __device__ void take_all(const Common& c, const Range& range, const Stage* stage
     for (u32 step = 0;; step++) {
         bound<1, STEP>(c, s);
         hide_step(c, range, range.begin + STEP * step, s, sights, lane, warp);
-        soften<1, STEP>(w, s, weights);
+        online_softmax<1, STEP>(w, s, weights);
         u32 stage = step % STAGES, next = (step + 1) % STAGES;
         if (step + 1 == steps) {
             pin(operands), pin(out);

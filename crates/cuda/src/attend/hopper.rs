@@ -5,8 +5,8 @@
 //! order of the MMA operands. Queries of 512 tokens are ten and more blocks for a KV head, each of
 //! which would unpack all tiles again: a warp takes 930 instructions for a tile of turbo3's keys
 //! and one of its values, in sequence, and on an H200 that was three quarters of the time. The
-//! memory is bounded ([`MAX_UNPACKED_BYTES`]): KV heads take turns, and a single head that needs more
-//! uses [`prompt`](super::prompt).
+//! memory is bounded ([`MAX_UNPACKED_BYTES`]): KV heads take turns, and a single head that needs
+//! more uses [`prompt`](super::prompt).
 //!
 //! A block has three consumer warpgroups of 64 queries each and one producer warpgroup that copies.
 //! They iterate over steps of 64 tokens, four tiles of keys and four of values, through three

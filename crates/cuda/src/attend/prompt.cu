@@ -78,7 +78,7 @@ __device__ void take(const Common& c, const Range& range, u32 i, const u16* keys
     bound<QUERY_TILES, TILES>(c, s);
     hide<QUERY_TILES, TILES>(c, s, sights, first_token, is_main, lane);
     Weights<QUERY_TILES, TILES> weights;
-    soften<QUERY_TILES, TILES>(w, s, weights);
+    online_softmax<QUERY_TILES, TILES>(w, s, weights);
     if (is_coded(V_TYPE) && is_coded(range.values.type(index, is_main))) {
         mix<QUERY_TILES, TILES, false>(w, values, weights, lane);
     } else {

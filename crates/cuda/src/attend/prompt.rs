@@ -32,7 +32,7 @@
 //! queries, heads of 128, each scheduler of a multiprocessor has 512 MMAs `mma.m16n8k16` of 6.5
 //! clocks, 3,328, and shared memory transfers 360,448 bytes in 2,816. Two warps issue 1,035
 //! instructions each to process a step (1,240 over floats, whose softmax is interleaved with the
-//! MMAs), 140 more where a maximum rises, and 130 each to find their tile. Scatter unpack one they
+//! MMAs), 140 more where a maximum rises, and 130 each to find their tile. To unpack one they
 //! issue, keys and values, per value:
 //!
 //! | f16 | q8_0 | q4_0 | turbo2 | turbo3 | turbo4 | turbo2t | turbo3t |

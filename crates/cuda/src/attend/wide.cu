@@ -71,7 +71,7 @@ __device__ void hide(const Common& c, float s[QUERY_TILES][2][4], u32 first_toke
 
 // Turns the scores of a warp's tile into softmax weights relative to the new maximum of all warps,
 // leaves them for these, and rescales the earlier sums to that maximum.
-__device__ void soften(Work& w, const float s[QUERY_TILES][2][4], Shared& shared, u32 lane, u32 warp) {
+__device__ void online_softmax(Work& w, const float s[QUERY_TILES][2][4], Shared& shared, u32 lane, u32 warp) {
 #pragma unroll
     for (u32 g = 0; g < QUERY_TILES; g++) {
 #pragma unroll
@@ -209,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_wide(const __grid_c
         hide(p.c, s, first_token, is_main, sights, shared.of_warps[warp], lane);
         finish_copies();
         __syncthreads();
-        soften(w, s, shared, lane, warp);
+        online_softmax(w, s, shared, lane, warp);
         __syncthreads();
         for (u32 i = 0; i < WARPS && step + i < end; i++) {
             Tile value = values.tile(walk.tile(step + i), walk.is_main(step + i));

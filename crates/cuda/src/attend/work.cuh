@@ -102,7 +102,7 @@ using Weights = u32[SIXTEENS][TILES][4];
 // Turns scores into softmax weights relative to the new maxima, and rescales the earlier sums to
 // these.
 template <u32 SIXTEENS, u32 TILES>
-__device__ void soften(Work<SIXTEENS>& w, const Scores<SIXTEENS, TILES>& s, Weights<SIXTEENS, TILES>& weights) {
+__device__ void online_softmax(Work<SIXTEENS>& w, const Scores<SIXTEENS, TILES>& s, Weights<SIXTEENS, TILES>& weights) {
     float rise[SIXTEENS][2];
     bool is_raised = false;
 #pragma unroll

@@ -1,4 +1,4 @@
-//! ShortFrequencies names of integers, f16 and MMA instructions, for every kernel: NVRTC comes without
+//! Short names of integers, f16 and MMA instructions, for every kernel: NVRTC comes without
 //! headers.
 
 use crate::Header;

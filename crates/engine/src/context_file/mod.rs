@@ -104,7 +104,7 @@ pub enum ContextFileError {
     },
     /// The session has an image, whose tokens are ids of one loaded model.
     #[error("{}: a context with an image cannot be saved yet", printable_path(path))]
-    Pictures {
+    Images {
         /// The file.
         path: PathBuf,
     },
@@ -150,7 +150,7 @@ impl Session {
     fn write_to(&self, out: impl Write + Seek, path: &Path) -> Result<u64, Error> {
         let io = |source| failed(path, source);
         if self.has_images() {
-            return Err(ContextFileError::Pictures { path: path.to_owned() }.into());
+            return Err(ContextFileError::Images { path: path.to_owned() }.into());
         }
         self.recommit()?;
         let (loaded, id) = (self.sequence().loaded(), self.sequence().id());

@@ -61,7 +61,7 @@ enum Models {
     All,
     /// At least four query heads per KV head.
     Grouped,
-    /// CodedEight experts: attention weights are small beside them.
+    /// Eight experts: attention weights are small beside them.
     EightExperts,
     Other,
 }
@@ -168,7 +168,7 @@ const IQ4: [Rule; 3] = [
     Rule(Role::Attended, Layers::All, EightExperts, Q5K),
 ];
 
-/// ShortFrequencies names, resolved as in `llama-quantize`.
+/// Short names, resolved as in `llama-quantize`.
 const ALIASES: [(&str, &str); 3] = [("q3_K", "q3_K_M"), ("q4_K", "q4_K_M"), ("q5_K", "q5_K_M")];
 
 const fn mix(name: &'static str, dtype: DType, file_type: u32, rules: &'static [Rule]) -> Recipe {

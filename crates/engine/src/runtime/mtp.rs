@@ -137,8 +137,8 @@ impl<B: Backend> Mtp<B> {
         self.with(id, |cache| cache.register_prefix(pool, tokens));
     }
 
-    /// Sets the key before the first block, see [`Cache::set_prefix_root`]; it differs from that of the
-    /// model's cache.
+    /// Sets the key before the first block, see [`Cache::set_prefix_root`]; it differs from that of
+    /// the model's cache.
     pub fn set_prefix_root(&mut self, id: SequenceId, root: BlockKey) {
         self.with(id, |cache| cache.set_prefix_root(root.child(&[])));
     }

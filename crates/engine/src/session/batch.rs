@@ -12,7 +12,7 @@ pub struct BatchItem<'a> {
     pub session: &'a mut Session,
     /// Tokens to append, at least one.
     pub tokens: &'a [u32],
-    /// TextBuilder tokens to verify behind a single token, as in [`Session::feed_ahead`]; ignored behind
+    /// Draft tokens to verify behind a single token, as in [`Session::feed_ahead`]; ignored behind
     /// several tokens.
     pub draft_tokens: &'a [u32],
     /// Receives the hidden states of the tokens; such a feed has no logits and no draft tokens.
@@ -92,9 +92,9 @@ fn next_batch(feeds: &[BatchItem<'_>], read: &[usize]) -> Result<Option<Vec<Slot
         }
     }
     for share in &mut batch {
-        let BatchItem { session, tokens, draft_tokens: guesses, .. } = &feeds[share.index];
+        let BatchItem { session, tokens, draft_tokens, .. } = &feeds[share.index];
         if tokens.len() == 1 && !pools {
-            share.n_draft_tokens = session.draft_capacity(guesses.len().min(room));
+            share.n_draft_tokens = session.draft_capacity(draft_tokens.len().min(room));
             room -= share.n_draft_tokens;
         }
     }
@@ -105,15 +105,15 @@ fn next_batch(feeds: &[BatchItem<'_>], read: &[usize]) -> Result<Option<Vec<Slot
 fn step(model: &Model, feeds: &mut [BatchItem<'_>], batch: &[Slot], read: &mut [usize]) -> Result<(), Error> {
     let (mut rows, mut entering) = (Vec::new(), Vec::new());
     let pools = batch.iter().all(|share| feeds[share.index].pooled.is_some());
-    for &Slot { index, n_uncommitted: n_owed, n, n_draft_tokens: n_guesses } in batch {
-        let BatchItem { session, tokens, draft_tokens: guesses, .. } = &mut feeds[index];
+    for &Slot { index, n_uncommitted: n_owed, n, n_draft_tokens } in batch {
+        let BatchItem { session, tokens, draft_tokens, .. } = &mut feeds[index];
         session.logits_loan = None;
         let is_all = read[index] + n == tokens.len();
         let want = if is_all && !pools { LogitsFor::From(n_owed + n - 1) } else { LogitsFor::None };
         let first = entering.len();
         entering.extend_from_slice(session.uncommitted());
         entering.extend_from_slice(&tokens[read[index]..][..n]);
-        entering.extend_from_slice(&guesses[..n_guesses]);
+        entering.extend_from_slice(&draft_tokens[..n_draft_tokens]);
         session.keep_images(&entering[first..]);
         rows.push(session.batch_entry(&entering[first..], want));
     }
@@ -121,20 +121,19 @@ fn step(model: &Model, feeds: &mut [BatchItem<'_>], batch: &[Slot], read: &mut [
     let result = model.loaded().step(&rows, Entry::Tokens(&entering), pools.then_some(&mut left), None);
     let mut states = left.chunks_exact(model.config().n_embd.max(1));
     let (mut next_row, is_alone) = (0, feeds.len() == 1);
-    for (&Slot { index, n_uncommitted: n_owed, n, n_draft_tokens: n_guesses }, row) in batch.iter().zip(&rows)
-    {
-        let BatchItem { session, tokens, draft_tokens: guesses, pooled } = &mut feeds[index];
+    for (&Slot { index, n_uncommitted: n_owed, n, n_draft_tokens }, row) in batch.iter().zip(&rows) {
+        let BatchItem { session, tokens, draft_tokens, pooled } = &mut feeds[index];
         if let Ok(logits) = &result {
             if let Some(pooled) = pooled {
                 let own = states.by_ref().take(row.n).skip(n_owed);
                 pooled.add_states(session.tokens.len(), own);
             }
             session.draft_tokens.clear();
-            session.draft_tokens.extend_from_slice(&guesses[..n_guesses]);
+            session.draft_tokens.extend_from_slice(&draft_tokens[..n_draft_tokens]);
             session.commit_step(&tokens[read[index]..][..n]);
             if row.logits_for != LogitsFor::None {
                 session.logits_loan = logits.clone().map(|logits| (logits, next_row));
-                next_row += 1 + n_guesses;
+                next_row += 1 + n_draft_tokens;
             }
             read[index] += n;
             // A prefill of the draft model here would delay the other sessions of a batch.

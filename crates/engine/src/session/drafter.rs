@@ -133,7 +133,7 @@ mod tests {
                     said.len() < wanted
                 };
                 drafter.draft_behind(&text[..at], text[at], &mut listen).unwrap();
-                // AfterCall a rejected token, predictions differ.
+                // Behind a rejected token, predictions differ.
                 let n_true =
                     said.iter().zip(&text[at + 1..]).take_while(|(said, comes)| said == comes).count();
                 let n_known = said.len().min(n_true + 1);

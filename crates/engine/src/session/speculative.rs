@@ -20,7 +20,7 @@ const MAX_VERIFY_ROWS: usize = 1 + MAX_DRAFT_TOKENS;
 pub(crate) struct DraftStep {
     /// All rows.
     pub n_rows: usize,
-    /// TextBuilder tokens among them.
+    /// Draft tokens among them.
     pub n_draft_tokens: usize,
 }
 
@@ -29,17 +29,17 @@ impl Session {
     /// they promise more, from the MTP layer ([`OpenOptions::mtp`](crate::OpenOptions::mtp)) or a
     /// [draft model](crate::OpenOptions::draft). Returns as many as are worth their time, at most
     /// `most`, often none.
-    pub fn draft<'g>(&mut self, guesser: &'g mut Drafter, next: u32, most: usize) -> &'g [u32] {
-        guesser.draft_from_lookup(&self.tokens, next);
-        if self.predicts() && guesser.should_predict(most) {
+    pub fn draft<'g>(&mut self, drafter: &'g mut Drafter, next: u32, most: usize) -> &'g [u32] {
+        drafter.draft_from_lookup(&self.tokens, next);
+        if self.predicts() && drafter.should_predict(most) {
             let started = Stopwatch::start();
             let n_vocab = self.model.n_vocab();
             self.predict(next, &mut |token, lead| {
-                (token as usize) < n_vocab && guesser.push_prediction(token, lead, most)
+                (token as usize) < n_vocab && drafter.push_prediction(token, lead, most)
             });
-            guesser.observe_prediction_time(started.elapsed());
+            drafter.observe_prediction_time(started.elapsed());
         }
-        guesser.draft_tokens(most)
+        drafter.draft_tokens(most)
     }
 
     fn predicts(&self) -> bool {
@@ -74,34 +74,34 @@ impl Session {
         }
     }
 
-    /// Works as [`Session::feed`] of `token` and, in the same step, verifies as many of `guesses`
-    /// as cost nothing but their rows: draft tokens that may follow it. While the tokens fed next
-    /// equal them, feeding takes no time. The session equals one that was fed `token` alone,
-    /// whatever follows.
+    /// Works as [`Session::feed`] of `token` and, in the same step, verifies as many of
+    /// `draft_tokens` as cost nothing but their rows: draft tokens that may follow it. While the
+    /// tokens fed next equal them, feeding takes no time. The session equals one that was fed
+    /// `token` alone, whatever follows.
     ///
     /// # Errors
     /// As [`Session::feed`].
-    pub fn verify(&mut self, token: u32, guesses: &[u32]) -> Result<(), Error> {
-        self.queue_verify(token, guesses)?;
+    pub fn verify(&mut self, token: u32, draft_tokens: &[u32]) -> Result<(), Error> {
+        self.queue_verify(token, draft_tokens)?;
         self.sequence.loaded().finish()
     }
 
     /// Works as [`Session::feed_ahead`] without waiting for the device.
-    pub(crate) fn queue_verify(&mut self, token: u32, guesses: &[u32]) -> Result<DraftStep, Error> {
+    pub(crate) fn queue_verify(&mut self, token: u32, draft_tokens: &[u32]) -> Result<DraftStep, Error> {
         if self.accept(&[token]) == 1 {
             return Ok(DraftStep { n_rows: 0, n_draft_tokens: 0 });
         }
         self.check_capacity(&[token])?;
         let n_owed = self.uncommitted_with(1)?.len();
-        let n = self.draft_capacity(guesses.len());
+        let n = self.draft_capacity(draft_tokens.len());
         let mut tokens = [token; MAX_VERIFY_ROWS];
         tokens[..n_owed].copy_from_slice(self.uncommitted());
-        tokens[n_owed + 1..][..n].copy_from_slice(&guesses[..n]);
+        tokens[n_owed + 1..][..n].copy_from_slice(&draft_tokens[..n]);
         let n_rows = n_owed + 1 + n;
         self.run(&tokens[..n_rows], LogitsFor::From(n_owed), None)?;
         self.logits_loan = self.logits_loan.take().map(|(logits, _)| (logits, 0));
         self.draft_tokens.clear();
-        self.draft_tokens.extend_from_slice(&guesses[..n]);
+        self.draft_tokens.extend_from_slice(&draft_tokens[..n]);
         self.commit_step(&[token]);
         Ok(DraftStep { n_rows, n_draft_tokens: n })
     }

@@ -453,7 +453,7 @@ fn mla_stores_the_latent_vector_once() {
         assert_eq!(f32.kv().bytes, n_layers * 256 * whole * 4, "{name}: two blocks of 128 tokens");
         assert_eq!((other.kv().bytes, rows(&other, Side::V)), (f32.kv().bytes, values), "{name}");
         assert_eq!((other.kv().type_v, f32.kv().notes.len()), ("f32", 0), "{name}");
-        assert!(other.kv().notes.iter().any(|note| note.contains("turbo3 of values is not used")), "{name}");
+        assert!(other.kv().notes.iter().any(|note| note.contains("turbo3 for values is ignored")), "{name}");
     }
 }
 

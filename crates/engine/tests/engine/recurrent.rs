@@ -225,8 +225,8 @@ fn faulty_recurrent_files_are_refused_with_one_line() {
 /// MTP layers are left out unless requested.
 #[test]
 fn mtp_layers_are_not_run_by_default() {
-    let guessing = ("qwen35.nextn_predict_layers", Value::U32(1));
-    let gguf = changed(QWEN35, &[guessing], "");
+    let drafting = ("qwen35.nextn_predict_layers", Value::U32(1));
+    let gguf = changed(QWEN35, &[drafting], "");
     let said = LayerRange::whole(3).n_bytes(&gguf);
     assert!(said < LayerRange::whole(4).n_bytes(&gguf));
     let model = open(gguf, 1).unwrap();

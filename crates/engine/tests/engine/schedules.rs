@@ -149,9 +149,9 @@ struct History<'a> {
     told: Vec<String>,
     /// Tokens in attached prefixes.
     attached: usize,
-    /// TextBuilder tokens verified.
+    /// Draft tokens verified.
     read_ahead: usize,
-    /// TextBuilder tokens predicted by the model itself.
+    /// Draft tokens predicted by the model itself.
     predicted: usize,
 }
 
@@ -208,8 +208,8 @@ impl History<'_> {
     fn feed_all(&mut self, sizes: &[usize]) {
         let tokens: Vec<_> = (0..sizes.len()).map(|index| self.next(index, sizes[index]).to_vec()).collect();
         self.told.push(format!("together {:?}", tokens.iter().map(Vec::len).collect::<Vec<_>>()));
-        // TextBuilder tokens for some, right or wrong: they count where a single token is fed.
-        let guesses: Vec<_> = (0..sizes.len())
+        // Draft tokens for some, right or wrong: they count where a single token is fed.
+        let draft_tokens: Vec<_> = (0..sizes.len())
             .map(|index| {
                 let (right, wrong) = (self.below(4), self.below(3));
                 let from = self.sessions[index].tokens().len() + tokens[index].len();
@@ -217,9 +217,9 @@ impl History<'_> {
                 [right, &self.reference.text[..wrong]].concat()
             })
             .collect();
-        let each = self.sessions.iter_mut().zip(&tokens).zip(&guesses);
-        let feeds = each.map(|((session, tokens), guesses)| BatchItem {
-            draft_tokens: guesses,
+        let each = self.sessions.iter_mut().zip(&tokens).zip(&draft_tokens);
+        let feeds = each.map(|((session, tokens), draft_tokens)| BatchItem {
+            draft_tokens,
             ..BatchItem::new(session, tokens)
         });
         let mut feeds: Vec<_> = feeds.filter(|feed| !feed.tokens.is_empty()).collect();
@@ -233,14 +233,14 @@ impl History<'_> {
         let index = self.below(self.sessions.len());
         let (n_right, n_wrong) = (self.below(8), self.below(4));
         let Some((&token, right)) = self.next(index, 1 + n_right).split_first() else { return };
-        let mut guesses = right.to_vec();
-        guesses.extend(self.reference.text.iter().take(n_wrong).map(|token| token ^ 1));
+        let mut draft_tokens = right.to_vec();
+        draft_tokens.extend(self.reference.text.iter().take(n_wrong).map(|token| token ^ 1));
         if self.model.has_drafter() && self.below(2) == 0 {
-            guesses = self.sessions[index].draft(&mut Drafter::default(), token, 1 + n_right).to_vec();
-            self.predicted += guesses.len();
+            draft_tokens = self.sessions[index].draft(&mut Drafter::default(), token, 1 + n_right).to_vec();
+            self.predicted += draft_tokens.len();
         }
         let before = self.sessions[index].tokens().len();
-        self.sessions[index].verify(token, &guesses).unwrap();
+        self.sessions[index].verify(token, &draft_tokens).unwrap();
         self.told.push(format!(
             "{index} at {before} drafts {n_right} right and {n_wrong} wrong tokens, verifies {}",
             self.sessions[index].draft_tokens().len()
@@ -255,9 +255,9 @@ impl History<'_> {
                 1 => self.sessions[index].verify(token, &[1, 2, 3]).unwrap(),
                 2 => {
                     let session = &mut self.sessions[index];
-                    let (tokens, guesses) = ([token], [1, 2]);
+                    let (tokens, draft_tokens) = ([token], [1, 2]);
                     Session::step_batch(&mut [BatchItem {
-                        draft_tokens: &guesses,
+                        draft_tokens: &draft_tokens,
                         ..BatchItem::new(session, &tokens)
                     }])
                     .unwrap();
@@ -523,11 +523,11 @@ fn draft_tokens_change_no_token() {
                 assert_eq!((cached.len(), session.kv().tokens), (prompt.len() + n - 1, prompt.len() + n - 1));
                 (ids, cached, stats.n_drafted, stats.n_accepted)
             };
-            let (plain, guessed, few) = (answer(Some(0)), answer(None), answer(Some(2)));
+            let (plain, drafted, few) = (answer(Some(0)), answer(None), answer(Some(2)));
             assert_eq!((plain.2, plain.3), (0, 0));
-            assert_eq!((&guessed.0, &guessed.1), (&plain.0, &plain.1), "{case:?}, {sampler:?}");
+            assert_eq!((&drafted.0, &drafted.1), (&plain.0, &plain.1), "{case:?}, {sampler:?}");
             assert_eq!((&few.0, &few.1), (&plain.0, &plain.1), "{case:?}, {sampler:?}, two at most");
-            assert!(guessed.3 > 0 && guessed.3 <= guessed.2, "{} of {} accepted", guessed.3, guessed.2);
+            assert!(drafted.3 > 0 && drafted.3 <= drafted.2, "{} of {} accepted", drafted.3, drafted.2);
         }
     }
 }

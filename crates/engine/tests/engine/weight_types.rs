@@ -85,7 +85,7 @@ fn with_blocks(packed: LoadOnlyType, shape: &[usize], blocks: &[u8]) -> Vec<u8> 
     let mut bytes = with_tensor(BUNDLED, CHANGED, &[blocks.len() / 4, 1], blocks);
     let place =
         bytes.windows(CHANGED.len()).position(|window| window == CHANGED.as_bytes()).unwrap() + CHANGED.len();
-    // AfterCall the name: the number of dimensions, the dimensions, the type.
+    // Behind the name: the number of dimensions, the dimensions, the type.
     for (at, size) in shape.iter().enumerate() {
         bytes[place + 4 + 8 * at..][..8].copy_from_slice(&(*size as u64).to_le_bytes());
     }

@@ -74,7 +74,7 @@ const PROBE_CTX: usize = 256;
 const PROBE_CHUNKS: usize = 2;
 /// Layers whose keys, or values, are measured together.
 const TOGETHER: usize = 2;
-/// KvCaches that are measured beside one run of the base.
+/// Caches that are measured beside one run of the base.
 const AT_ONCE: usize = 24;
 /// Tokens of the evaluation.
 const EVAL_TOKENS: usize = 2048;

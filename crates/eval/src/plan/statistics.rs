@@ -25,14 +25,15 @@ pub(super) struct Statistics {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct LayerStatistics {
     pub shape: KvLayerShape,
-    /// Mean squares of the queries after RoPE, summed over those that share a KV head, `[n_kv_heads
-    /// * k_head_dim]`, averaged over positions. If values are a prefix of their keys, these
-    /// dimensions include the readers of the values, both as the effect of an error on the output.
+    /// Mean squares of the queries after RoPE, summed over those that share a KV head,
+    /// `[n_kv_heads * k_head_dim]`, averaged over positions. If values are a prefix of their keys,
+    /// these dimensions include the readers of the values, both as the effect of an error on the
+    /// output.
     pub q: Vec<f64>,
-    /// Mean squares of the keys after RoPE less the centre of their page, `[n_kv_heads *
-    /// k_head_dim]`.
+    /// Mean squares of the keys after RoPE less the centre of their page,
+    /// `[n_kv_heads * k_head_dim]`.
     pub k: Vec<f64>,
-    /// Meaning of the values, `[n_kv_heads * v_head_dim]`.
+    /// Means of the values, `[n_kv_heads * v_head_dim]`.
     pub v_mean: Vec<f64>,
     /// Their variances, `[n_kv_heads * v_head_dim]`.
     pub v: Vec<f64>,

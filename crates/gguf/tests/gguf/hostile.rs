@@ -363,7 +363,7 @@ fn misplaced_tensor_data_is_refused() {
 
 #[test]
 fn private_types_are_read_only_where_their_block_size_fits() {
-    // CodedEight blocks of 32: 128 or 160 bytes; other block sizes fill another number of alignment
+    // Eight blocks of 32: 128 or 160 bytes; other block sizes fill another number of alignment
     // units.
     let file = |type_id, next: u64| header(2, 0).tensor("a", &[256], type_id, 0).tensor("b", &[8], F32, next);
     for (type_id, size) in [(TQ3_1S, 128), (TQ4_1S, 160)] {

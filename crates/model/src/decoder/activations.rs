@@ -65,7 +65,7 @@ pub struct Activations<B: Backend> {
     /// Normalized input of a sublayer whose GEMM cannot fuse the norm; a branch before its norm;
     /// and then the requested rows of `x`, contiguous, `[rows, n_embd]`.
     pub(super) spare: B::Buffer,
-    /// LoraScratch-rank intermediates of adapters.
+    /// Low-rank intermediates of adapters.
     pub(super) low: LoraScratch<B>,
     /// Step tiles: f16 tiles of this step that its older rows attend to and the tail no longer
     /// holds.

@@ -25,7 +25,7 @@ pub(super) struct Branch<'a, B: Backend> {
     pub(super) norm: &'a Option<B::Buffer>,
 }
 
-/// LoraScratch-rank intermediates of adapters.
+/// Low-rank intermediates of adapters.
 pub(super) struct LoraScratch<B: Backend> {
     /// `D x`, `[rows, rank]`
     made: B::Buffer,

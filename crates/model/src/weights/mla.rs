@@ -12,7 +12,7 @@ use crate::{Config, Latent, ModelError};
 
 /// Weights of MLA. Matrices are `[n_out, n_in]`, per-head ones `[n_heads, n_out, n_in]`.
 pub(crate) struct LatentAttention<B: Backend> {
-    /// LoraScratch-rank query input, `[q_rank, n_embd]`, and its norm; `None` if queries are projected from
+    /// Low-rank query input, `[q_rank, n_embd]`, and its norm; `None` if queries are projected from
     /// the layer's input.
     pub(crate) of_queries: Option<(B::Matrix, B::Buffer)>,
     /// Query parts without and with RoPE, `[n_heads * k_dim, ..]` and `[n_heads * n_rot, ..]`.

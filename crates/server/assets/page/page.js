@@ -121,7 +121,7 @@ function remove(talk) {
   for (const run of runs.values()) if (run.talk === talk) run.abort.abort();
   talks.delete(talk.id);
   localStorage.removeItem(KEY + talk.id);
-  if (talk === current) open(new Talk(), false);
+  if (talk === current) open(new Conversation(), false);
   showList();
   notice(`Deleted: ${talk.title}`, 'Undo', () => {
     talks.set(talk.id, talk);
@@ -270,7 +270,7 @@ function wireList() {
   };
   $('menu').addEventListener('click', () => drawer(!document.body.classList.contains('open')));
   $('shade').addEventListener('click', () => drawer(false));
-  $('new').addEventListener('click', () => open(new Talk()));
+  $('new').addEventListener('click', () => open(new Conversation()));
   $('file').addEventListener('change', async () => { await importFiles($('file').files); $('file').value = ''; });
   $('foot').append(
     iconButton('in', 'Import conversations', () => $('file').click()),
@@ -299,7 +299,7 @@ function start() {
   document.addEventListener('visibilitychange', poll);
   addEventListener('pagehide', () => runs.forEach(run => keepTalk(run.talk)));
   addEventListener('storage', changedElsewhere);
-  open(talks.get(recall('kvant.open')) ?? new Talk(), matchMedia('(pointer: fine)').matches);
+  open(talks.get(recall('kvant.open')) ?? new Conversation(), matchMedia('(pointer: fine)').matches);
   grow($('input'));
   poll();
 }

@@ -136,7 +136,7 @@ mod tests {
             medium: Medium::Device,
             extra: None,
         };
-        let of_somebody = KvEvent::Stored {
+        let salted = KvEvent::Stored {
             blocks: vec![6],
             parent: None,
             tokens: vec![128; 16],
@@ -148,7 +148,7 @@ mod tests {
         let expected = "93cb3ff80000000000009499ab426c6f636b53746f72656492cf010203040506070805cd012c9201ce00011170cc80c0a3475055c0c099\
             ab426c6f636b53746f7265649106c0dc0010cc80cc80cc80cc80cc80cc80cc80cc80cc80cc80cc80cc80cc80cc80cc80cc80cc80c0a444\
             49534bc09191a2616293ac426c6f636b52656d6f7665649105a44449534b91b0416c6c426c6f636b73436c656172656400";
-        let written = batch(1.5, &[stored, of_somebody, removed, KvEvent::Cleared]);
+        let written = batch(1.5, &[stored, salted, removed, KvEvent::Cleared]);
         let hex: String = written.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hex, expected);
     }

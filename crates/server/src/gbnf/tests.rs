@@ -68,7 +68,7 @@ number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1
 ws ::= | " " | "\n" [ \t]{0,20}
 "#;
 
-/// ConstraintCompiler, with texts of which some are accepted.
+/// Grammars, with texts of which some are accepted.
 const CASES: [(&str, &[&str]); 9] = [
     (r#"root ::= "a"{3,3}"#, &["aaa", "aa", "aaaa", "b", ""]),
     (r#"root ::= ("ab" | "a" "c")+ [^x-z]? "#, &["ab", "acab", "abab!", "abz", "a", "acc", "abx"]),

@@ -80,17 +80,17 @@ impl Answer {
 }
 
 impl Chat {
-    fn logprobs(&self, likelihoods: &[TokenLogprobs]) -> Value {
+    fn logprobs(&self, logprobs: &[TokenLogprobs]) -> Value {
         if self.head.asked.answer.logprobs.is_none() {
             return Value::Null;
         }
-        json!({ "content": self.head.likelihoods(likelihoods) })
+        json!({ "content": self.head.logprobs(logprobs) })
     }
 
     fn chunk(&self, piece: &Delta<'_>, delta: &Value) -> Value {
         let mut choice = json!({ "index": piece.index, "delta": delta, "finish_reason": null });
-        if !piece.likelihoods.is_empty() {
-            choice["logprobs"] = self.logprobs(piece.likelihoods);
+        if !piece.logprobs.is_empty() {
+            choice["logprobs"] = self.logprobs(piece.logprobs);
         }
         if self.head.asked.return_tokens {
             choice["token_ids"] = json!(piece.token.as_slice());
@@ -160,14 +160,14 @@ impl ApiFormat for Chat {
         }
         let mut deltas: Vec<Value> = parts.into_iter().map(|part| answer.delta(part)).collect();
         let tells_token = self.head.asked.return_tokens && piece.token.is_some();
-        if deltas.is_empty() && (!piece.likelihoods.is_empty() || tells_token) {
+        if deltas.is_empty() && (!piece.logprobs.is_empty() || tells_token) {
             deltas.push(json!({ "content": "" }));
         }
         let n_calls = answer.n_calls;
         let chunks = deltas.iter().enumerate().map(|(i, delta)| {
             // The first chunk of a token carries its id and logprobs.
-            let likelihoods = if i == 0 { piece.likelihoods } else { &[] };
-            self.chunk(&Delta { likelihoods, token: piece.token.filter(|_| i == 0), ..*piece }, delta)
+            let logprobs = if i == 0 { piece.logprobs } else { &[] };
+            self.chunk(&Delta { logprobs, token: piece.token.filter(|_| i == 0), ..*piece }, delta)
         });
         out.extend(chunks.map(Chunk).collect::<Vec<_>>());
         if let Some(reason) = piece.finish {
@@ -191,7 +191,7 @@ impl ApiFormat for Chat {
             let mut choice = json!({
                 "index": index,
                 "message": message,
-                "logprobs": self.logprobs(&heard.likelihoods),
+                "logprobs": self.logprobs(&heard.logprobs),
                 "finish_reason": heard.finish.map(|reason| finish(reason, n_calls)),
             });
             if self.head.asked.return_tokens {

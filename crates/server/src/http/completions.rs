@@ -86,13 +86,13 @@ impl Completion {
         let key = |token: u32| token_key(self.head.tokenizer(), token);
         let (mut at, mut tokens, mut offsets) = (before, Vec::new(), Vec::new());
         let (mut chosen, mut tops) = (Vec::new(), Vec::new());
-        for (token, likelihood) in logprobs {
+        for (token, logprob) in logprobs {
             let text_of = text(token);
             offsets.push(at);
             at += text_of.chars().count();
             tokens.push(text_of);
-            chosen.push(likelihood.map(|of| of.token.logprob));
-            tops.push(likelihood.map(|of| {
+            chosen.push(logprob.map(|of| of.token.logprob));
+            tops.push(logprob.map(|of| {
                 let mut likeliest = Map::new();
                 for top in &of.top {
                     // Two tokens may have the same text: the more probable one comes first and is
@@ -112,17 +112,17 @@ impl Completion {
 }
 
 /// Returns generated tokens with their logprobs.
-fn said(likelihoods: &[TokenLogprobs]) -> impl Iterator<Item = (u32, Option<&TokenLogprobs>)> {
-    likelihoods.iter().map(|likelihood| (likelihood.token.token, Some(likelihood)))
+fn said(logprobs: &[TokenLogprobs]) -> impl Iterator<Item = (u32, Option<&TokenLogprobs>)> {
+    logprobs.iter().map(|logprob| (logprob.token.token, Some(logprob)))
 }
 
 /// Returns prompt tokens with the logprobs of all but the first.
 fn read<'a>(
     prompt: &'a Prompt,
-    likelihoods: &'a [TokenLogprobs],
+    logprobs: &'a [TokenLogprobs],
 ) -> impl Iterator<Item = (u32, Option<&'a TokenLogprobs>)> {
     let first = prompt.tokens.first().map(|&token| (token, None));
-    first.into_iter().chain(said(likelihoods))
+    first.into_iter().chain(said(logprobs))
 }
 
 impl ApiFormat for Completion {
@@ -151,17 +151,17 @@ impl ApiFormat for Completion {
     }
 
     fn delta(&mut self, piece: &Delta<'_>, out: &mut VecDeque<Chunk>) {
-        let likelihoods = piece.likelihoods;
+        let logprobs = piece.logprobs;
         let tells_token = self.head.asked.return_tokens && piece.token.is_some();
-        if piece.text.is_empty() && likelihoods.is_empty() && piece.finish.is_none() && !tells_token {
+        if piece.text.is_empty() && logprobs.is_empty() && piece.finish.is_none() && !tells_token {
             return;
         }
-        let text = |likelihood: &TokenLogprobs| token_text(self.head.tokenizer(), likelihood.token.token).0;
-        let n_chars: usize = likelihoods.iter().map(|likelihood| text(likelihood).chars().count()).sum();
-        let echoed = self.prompt(piece.index).filter(|_| !likelihoods.is_empty());
+        let text = |logprob: &TokenLogprobs| token_text(self.head.tokenizer(), logprob.token.token).0;
+        let n_chars: usize = logprobs.iter().map(|logprob| text(logprob).chars().count()).sum();
+        let echoed = self.prompt(piece.index).filter(|_| !logprobs.is_empty());
         let before = self.n_told[piece.index] + echoed.map_or(0, |prompt| prompt.text.chars().count());
         self.n_told[piece.index] += n_chars;
-        let logprobs = self.logprobs(said(likelihoods), before);
+        let logprobs = self.logprobs(said(logprobs), before);
         let mut choice = self.choice(piece.index, piece.text, &logprobs, piece.finish);
         // Otherwise the whole response contains them.
         if self.head.asked.stream {
@@ -184,10 +184,10 @@ impl ApiFormat for Completion {
         for (index, heard) in heard.iter().enumerate() {
             let (text, logprobs) = match self.prompt(index) {
                 Some(prompt) => {
-                    let all = read(prompt, &heard.prompt).chain(said(&heard.likelihoods));
+                    let all = read(prompt, &heard.prompt).chain(said(&heard.logprobs));
                     (format!("{}{}", prompt.text, heard.text), self.logprobs(all, 0))
                 }
-                None => (heard.text.clone(), self.logprobs(said(&heard.likelihoods), 0)),
+                None => (heard.text.clone(), self.logprobs(said(&heard.logprobs), 0)),
             };
             let mut choice = self.choice(index, &text, &logprobs, heard.finish);
             self.tell_tokens(&mut choice, index, &heard.tokens);

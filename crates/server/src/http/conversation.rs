@@ -45,7 +45,7 @@ enum Choice {
 pub(crate) struct Opening {
     pub tokens: Vec<u32>,
     /// Images of the prompt's image tokens.
-    pub pictures: Vec<EncodedImage>,
+    pub images: Vec<EncodedImage>,
     pub speech: OutputParser,
     /// Detects the end of reasoning and enforces its budget.
     pub thinking: Option<ReasoningBudget>,
@@ -66,10 +66,10 @@ impl Conversation {
         let (described_tools, tools, choice) = offered(fields)?;
         let template = template.for_tools(!tools.is_empty()).map_err(kvant::Error::from)?.source();
         let format = format_of(template);
-        let mut pictures = Vec::new();
+        let mut images = Vec::new();
         let messages = given
             .into_iter()
-            .map(|given| history::message(given, format, &mut pictures))
+            .map(|given| history::message(given, format, &mut images))
             .collect::<Result<Vec<_>, _>>()?;
         let budget = budget(fields)?.unwrap_or(usual.1);
         // With a budget of 0 the template disables reasoning.
@@ -97,7 +97,7 @@ impl Conversation {
         let calls_several = choice == Choice::Auto && !template.contains(SINGLE_CALLS);
         Ok(Self {
             messages,
-            images: pictures,
+            images,
             options,
             instructions,
             tools: (!tools.is_empty()).then_some((format, tools)),
@@ -148,17 +148,17 @@ impl Conversation {
             let expected = "parts of type text (this model has no vision encoder: no mmproj file was given)";
             return Err(ApiError::field("content", expected, "an image"));
         }
-        let mut pictures = Vec::with_capacity(self.images.len());
+        let mut images = Vec::with_capacity(self.images.len());
         let mut n_tokens = 0;
         for file in &self.images {
-            let picture = look(file)?;
-            n_tokens += picture.tokens().len();
+            let image = look(file)?;
+            n_tokens += image.tokens().len();
             if n_tokens > n_ctx {
                 return Err(ApiError::too_long(n_tokens, n_ctx));
             }
-            pictures.push(picture);
+            images.push(image);
         }
-        let render = |messages: &[Value]| model.image_prompt(messages, &self.options, &pictures);
+        let render = |messages: &[Value]| model.image_prompt(messages, &self.options, &images);
         let (rendered, tokens) = self.with_instructions(render)?;
         let template = template.for_tools(self.tools.is_some()).map_err(kvant::Error::from)?;
         let thoughts = ReasoningParser::of(template.source(), rendered.as_str());
@@ -168,7 +168,7 @@ impl Conversation {
             .transpose()
             .map_err(kvant::Error::from)?;
         let thoughts = if self.splits_thoughts { thoughts } else { ReasoningParser::none() };
-        Ok(Opening { tokens, pictures, speech: OutputParser::new(thoughts, self.tools.clone()), thinking })
+        Ok(Opening { tokens, images, speech: OutputParser::new(thoughts, self.tools.clone()), thinking })
     }
 
     /// Returns control tokens whose text is part of the answer when tools may be called.

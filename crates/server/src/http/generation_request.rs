@@ -127,8 +127,8 @@ impl GenerationRequest {
         self.answer.sampler.seed.wrapping_add(later as u64)
     }
 
-    /// Returns the options of the answers from index `first` on, for a prompt of `n_prompt` tokens in
-    /// a context of `n_ctx`.
+    /// Returns the options of the answers from index `first` on, for a prompt of `n_prompt` tokens
+    /// in a context of `n_ctx`.
     pub fn answer_to(&self, n_prompt: usize, n_ctx: usize, first: usize) -> Arc<AnswerOptions> {
         // The last generated token is never fed.
         let room = n_ctx - n_prompt + 1;

@@ -18,25 +18,25 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 );
 
 /// Converts a list of content parts to a text or, with images, to a list for templates; the image
-/// files are appended to `pictures`.
-pub(super) fn content(parts: &[Value], pictures: &mut Vec<Vec<u8>>) -> Result<Value, ApiError> {
-    let before = pictures.len();
+/// files are appended to `images`.
+pub(super) fn content(parts: &[Value], images: &mut Vec<Vec<u8>>) -> Result<Value, ApiError> {
+    let before = images.len();
     let mut content: Vec<Value> = Vec::new();
     for part in parts {
         let kind = part["type"].as_str().unwrap_or("none");
         match (kind, part["text"].as_str()) {
             ("text" | "input_text" | "output_text", Some(text)) => add_text(&mut content, text),
             ("image_url" | "input_image" | "image", _) => {
-                if pictures.len() == MOST {
+                if images.len() == MOST {
                     return Err(ApiError::field("content", "at most 128 images", "more"));
                 }
-                pictures.push(file(part)?);
+                images.push(file(part)?);
                 content.push(json!({ "type": "image" }));
             }
             _ => add_text(&mut content, &unknown_blocks::as_text(part)?),
         }
     }
-    if pictures.len() > before {
+    if images.len() > before {
         return Ok(content.into());
     }
     Ok(content.first().map_or_else(|| "".into(), |part| part["text"].clone()))
@@ -81,9 +81,9 @@ mod tests {
     use super::*;
 
     fn read(parts: Value) -> Result<(Value, Vec<Vec<u8>>), String> {
-        let mut pictures = Vec::new();
-        let content = content(parts.as_array().unwrap(), &mut pictures);
-        content.map(|content| (content, pictures)).map_err(|error| error.message().to_owned())
+        let mut images = Vec::new();
+        let content = content(parts.as_array().unwrap(), &mut images);
+        content.map(|content| (content, images)).map_err(|error| error.message().to_owned())
     }
 
     #[test]

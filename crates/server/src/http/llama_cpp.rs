@@ -197,8 +197,8 @@ impl ApiFormat for Native {
             "tokens_predicted": piece.heard.tokens.len(),
             "tokens_evaluated": self.prompts[piece.index / self.head.asked.n].len(),
         });
-        if !piece.likelihoods.is_empty() {
-            said["completion_probabilities"] = self.head.likelihoods(piece.likelihoods);
+        if !piece.logprobs.is_empty() {
+            said["completion_probabilities"] = self.head.logprobs(piece.logprobs);
         }
         if self.head.asked.timings_per_token {
             said["timings"] = timings(times);
@@ -212,7 +212,7 @@ impl ApiFormat for Native {
         let answers = heard.iter().enumerate().map(|(index, heard)| {
             let mut ended = self.ended(index, heard);
             if self.head.asked.answer.logprobs.is_some() {
-                let probabilities = self.head.likelihoods(&heard.likelihoods);
+                let probabilities = self.head.logprobs(&heard.logprobs);
                 ended.insert("completion_probabilities".to_owned(), probabilities);
             }
             self.chosen(ended)

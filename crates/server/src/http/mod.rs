@@ -249,7 +249,7 @@ impl ServedModel {
         asked.answer.call_marks = conversation.call_marks(self.tokenizer());
         let mut opening = self.opening(conversation, caller).await?;
         asked.answer.reasoning_budget = opening.thinking.take();
-        asked.answer.images = std::mem::take(&mut opening.pictures);
+        asked.answer.images = std::mem::take(&mut opening.images);
         Ok((asked, opening))
     }
 

@@ -393,7 +393,7 @@ impl Ollama {
         }
     }
 
-    /// Arity the output received since the last line.
+    /// Takes the output received since the last line.
     fn take(&mut self) -> Map<String, Value> {
         let (said, thought, calls) = (
             std::mem::take(&mut self.said),

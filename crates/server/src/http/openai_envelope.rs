@@ -46,7 +46,7 @@ impl Envelope {
     }
 
     /// Returns the logprobs of each token and its alternatives.
-    pub fn likelihoods(&self, likelihoods: &[TokenLogprobs]) -> Value {
+    pub fn logprobs(&self, logprobs: &[TokenLogprobs]) -> Value {
         let is_after = self.asked.answer.post_sampling_probs;
         let of = |of: &Logprob| {
             let (token, bytes) = token_text(self.tokenizer(), of.token);
@@ -57,10 +57,9 @@ impl Envelope {
             }
             told
         };
-        let all = likelihoods.iter().map(|likelihood| {
-            let mut token = of(&likelihood.token);
-            token[if is_after { "top_probs" } else { "top_logprobs" }] =
-                likelihood.top.iter().map(of).collect();
+        let all = logprobs.iter().map(|logprob| {
+            let mut token = of(&logprob.token);
+            token[if is_after { "top_probs" } else { "top_logprobs" }] = logprob.top.iter().map(of).collect();
             token
         });
         all.collect()

@@ -27,7 +27,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 pub(crate) struct Accumulated {
     pub text: String,
     pub tokens: Vec<u32>,
-    pub likelihoods: Vec<TokenLogprobs>,
+    pub logprobs: Vec<TokenLogprobs>,
     /// Logprobs of all prompt tokens but the first, if requested.
     pub prompt: Arc<[TokenLogprobs]>,
     pub finish: Option<Finish>,
@@ -41,7 +41,7 @@ pub(crate) struct Delta<'a> {
     pub text: &'a str,
     pub token: Option<u32>,
     /// Logprobs of the tokens whose text is final with this output.
-    pub likelihoods: &'a [TokenLogprobs],
+    pub logprobs: &'a [TokenLogprobs],
     pub finish: Option<Finish>,
     pub heard: &'a Accumulated,
 }
@@ -154,20 +154,20 @@ impl<F: ApiFormat> ResponseStream<F> {
         match event {
             Some(Event::Accepted | Event::Pooled(_)) => {}
             Some(Event::Prefilled(progress)) => self.format.progress(progress, out),
-            Some(Event::Scored(answers, likelihoods)) => {
+            Some(Event::Scored(answers, logprobs)) => {
                 for index in answers {
-                    self.heard[index].prompt = Arc::clone(&likelihoods);
+                    self.heard[index].prompt = Arc::clone(&logprobs);
                     self.format.scored(index, &self.heard[index], out);
                 }
             }
             Some(Event::Token(index, said)) => self.said(index, &said, out),
-            Some(Event::Ended(index, finish, FinalOutput { text, likelihoods }, times)) => {
+            Some(Event::Ended(index, finish, FinalOutput { text, logprobs }, times)) => {
                 let heard = &mut self.heard[index];
                 heard.text += &text;
-                heard.likelihoods.extend(likelihoods.clone());
+                heard.logprobs.extend(logprobs.clone());
                 (heard.finish, heard.times) = (Some(finish), times);
-                let (token, likelihoods, finish) = (None, &likelihoods[..], Some(finish));
-                let piece = Delta { index, text: &text, token, likelihoods, finish, heard };
+                let (token, logprobs, finish) = (None, &logprobs[..], Some(finish));
+                let piece = Delta { index, text: &text, token, logprobs, finish, heard };
                 self.format.delta(&piece, out);
                 self.n_ended += 1;
                 if self.n_ended == self.heard.len() {
@@ -186,9 +186,9 @@ impl<F: ApiFormat> ResponseStream<F> {
         let heard = &mut self.heard[index];
         heard.text += &said.text;
         heard.tokens.push(said.token);
-        heard.likelihoods.extend(said.logprobs.iter().cloned());
-        let (text, token, likelihoods) = (said.text.as_str(), Some(said.token), &said.logprobs[..]);
-        self.format.delta(&Delta { index, text, token, likelihoods, finish: None, heard }, out);
+        heard.logprobs.extend(said.logprobs.iter().cloned());
+        let (text, token, logprobs) = (said.text.as_str(), Some(said.token), &said.logprobs[..]);
+        self.format.delta(&Delta { index, text, token, logprobs, finish: None, heard }, out);
     }
 
     /// Returns one response with all answers, once the last one has ended.

@@ -27,7 +27,7 @@ const PAGE: &str = concat!(
     "<script type=\"module\">\n",
     include_str!("../../assets/page/parts.js"),
     include_str!("../../assets/page/markdown.js"),
-    include_str!("../../assets/page/talks.js"),
+    include_str!("../../assets/page/conversations.js"),
     include_str!("../../assets/page/server.js"),
     include_str!("../../assets/page/answers.js"),
     include_str!("../../assets/page/page.js"),

@@ -39,7 +39,7 @@ enum Position {
     Value(OpenValue),
 }
 
-/// FinalOutput of the objects around the arguments.
+/// Rest of the objects around the arguments.
 #[derive(Debug, Clone, PartialEq)]
 struct Tail {
     /// Braces to be closed.

@@ -172,7 +172,7 @@ pub(super) fn cut_object(text: &str) -> Option<(String, String)> {
     Some((name, arguments.to_owned()))
 }
 
-/// FinalOutput of a text.
+/// Rest of a text.
 #[derive(Clone)]
 struct Cursor<'t>(&'t str);
 

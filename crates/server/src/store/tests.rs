@@ -94,7 +94,7 @@ fn check(store: &Store) {
 fn saved_sessions_are_restored_bitwise_after_a_restart() {
     let (test, folder) = (Test::new(), folder("again"));
     let text = text(700, 1);
-    let other = CacheKey { owner: Some("somebody".into()), ..test.kind.clone() };
+    let other = CacheKey { owner: Some("alice".into()), ..test.kind.clone() };
     let disk = Some((&*folder, 1 << 30));
     {
         let mut store = test.store(0, disk);
@@ -122,7 +122,7 @@ fn a_session_offloaded_to_memory_continues_bitwise() {
     let test = Test::new();
     let text = text(700, 1);
     let mut store = test.store(1 << 30, None);
-    let other = CacheKey { owner: Some("somebody".into()), ..test.kind.clone() };
+    let other = CacheKey { owner: Some("alice".into()), ..test.kind.clone() };
     let mut never = test.read(&text[..550]);
     // Saved repeatedly: during prefill, at an alignment boundary and after it.
     for (from, to) in [(0, 130), (130, 512), (512, 550)] {
@@ -259,7 +259,7 @@ fn a_corrupt_file_is_not_used_and_is_removed() {
     bytes[last] ^= 1;
     fs::write(&path, bytes).unwrap();
     fs::write(folder.join("0123-4567.kvctx"), b"KVANTCTX, but no more").unwrap();
-    fs::write(folder.join("notes.txt"), b"of somebody").unwrap();
+    fs::write(folder.join("notes.txt"), b"of a user").unwrap();
     let mut store = test.store(0, disk);
     let n_kept = |store: &Store| store.disk.iter().flat_map(|disk| disk.tier.iter()).count();
     assert_eq!(n_kept(&store), 1);

@@ -25,8 +25,8 @@ pub(super) struct Sequence {
     /// Prompt and generated tokens. Once the prompt is read, the last token has not been fed yet.
     pub tokens: Vec<u32>,
     pub voice: SequenceDecoder,
-    pub guesser: Drafter,
-    /// TextBuilder tokens that were verified, and those that were accepted.
+    pub drafter: Drafter,
+    /// Draft tokens that were verified, and those that were accepted.
     pub n_drafted: usize,
     pub n_accepted: usize,
     /// Logprobs of the prompt tokens from the second on, as far as computed, if requested.
@@ -61,7 +61,7 @@ impl Sequence {
             held: BlockHolder::default(),
             tokens,
             voice,
-            guesser: Drafter::default(),
+            drafter: Drafter::default(),
             n_drafted: 0,
             n_accepted: 0,
             scored: Vec::new(),
@@ -115,18 +115,14 @@ impl Sequence {
         let tokens = &self.tokens[at..at + n];
         let is_last = at + n == self.tokens.len();
         let may_draft = is_last && self.first_token_at.is_some() && max_draft_tokens > 0;
-        let guesses = match *tokens {
+        let draft_tokens = match *tokens {
             [token] if may_draft && !session.is_drafted(token) => match is_alone {
-                true => session.draft(&mut self.guesser, token, max_draft_tokens),
-                false => self.guesser.draft(session.tokens(), token, max_draft_tokens),
+                true => session.draft(&mut self.drafter, token, max_draft_tokens),
+                false => self.drafter.draft(session.tokens(), token, max_draft_tokens),
             },
             _ => &[],
         };
-        Some(BatchItem {
-            draft_tokens: guesses,
-            pooled: self.pooled.as_mut(),
-            ..BatchItem::new(session, tokens)
-        })
+        Some(BatchItem { draft_tokens, pooled: self.pooled.as_mut(), ..BatchItem::new(session, tokens) })
     }
 
     pub fn times(&self) -> AnswerStats {

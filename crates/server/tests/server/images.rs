@@ -22,7 +22,7 @@ fn start(sees: bool) -> Client {
 }
 
 fn base64(name: &str) -> String {
-    STANDARD.encode(std::fs::read(folder().join(format!("pictures/{name}.png"))).unwrap())
+    STANDARD.encode(std::fs::read(folder().join(format!("images/{name}.png"))).unwrap())
 }
 
 fn part(name: &str) -> Value {
@@ -41,7 +41,7 @@ fn chat(client: &Client, content: Value) -> Value {
     answer
 }
 
-/// Token counts of `transformers`' processor: `tools/reference/pictures.py`.
+/// Token counts of `transformers`' processor: `tools/reference/images.py`.
 const N_WIDE: u64 = 87;
 const N_TALL: u64 = 88;
 

@@ -207,7 +207,7 @@ fn an_adapter_is_selected_by_name_like_a_model() {
     let others = vec![ModelSpec {
         name: "other".to_owned(),
         bytes: 0,
-        open: Arc::new(|| unreachable!("nobody asks")),
+        open: Arc::new(|| unreachable!("it is never loaded")),
     }];
     for options in [options(), Options { others, ..options() }] {
         let client = start_with(open(), [0.0, 0.0], options);

@@ -598,17 +598,17 @@ fn draft_tokens_change_no_answer() {
         json!({ "prompt": [list, "Once upon a time", list], "n_predict": 60, "temperature": 0, "ignore_eos": true }),
         json!({ "prompt": "Colours: ", "n_predict": 120, "temperature": 0.5, "seed": 2, "json_schema": form }),
     ] {
-        let [plain, guessed, drafted] = clients.each_ref().map(|client| {
+        let [plain, default, drafted] = clients.each_ref().map(|client| {
             let (status, answer) = client.post("/completion", &body);
             assert_eq!(status, 200, "{answer}");
             answer.as_array().cloned().unwrap_or_else(|| vec![answer])
         });
         let texts = |answers: &[Value]| answers.iter().map(|one| one["content"].clone()).collect::<Vec<_>>();
         assert!(plain.iter().all(|one| one["timings"].get("draft_n").is_none()));
-        for guessed in [guessed, drafted] {
-            assert_eq!(texts(&guessed), texts(&plain), "{body}");
+        for drafted in [default, drafted] {
+            assert_eq!(texts(&drafted), texts(&plain), "{body}");
             let count =
-                |name: &str| guessed.iter().filter_map(|one| one["timings"][name].as_u64()).sum::<u64>();
+                |name: &str| drafted.iter().filter_map(|one| one["timings"][name].as_u64()).sum::<u64>();
             let (read, accepted) = (count("draft_n"), count("draft_n_accepted"));
             assert!(accepted <= read, "{accepted} of {read}");
             assert!(accepted > 0 || body["temperature"] == 1.5, "{body}: no draft token of {read} accepted");

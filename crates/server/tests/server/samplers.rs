@@ -98,7 +98,7 @@ fn dry_lowers_what_repeats_the_prompt_and_stops_at_its_breakers() {
     is(lowered("of", json!({ "dry_penalty_last_n": 4 })), 0.0);
     is(lowered("of", json!({ "dry_penalty_last_n": -1 })), 5.0);
     is(lowered("of", json!({ "dry_sequence_breakers": ["f"] })), 0.0);
-    // SequenceBreakers of two tokens.
+    // Breakers of two tokens.
     is(lowered("of", json!({ "dry_sequence_breakers": ["heo"] })), 0.0);
     is(lowered("of", json!({ "dry_sequence_breakers": ["hexo"] })), 5.0);
     // The default breakers, and none.
@@ -241,7 +241,7 @@ fn each_answer_of_a_request_has_its_own_sampler_state() {
     }
 }
 
-/// TextBuilder tokens are accepted during sampling, and preempted requests resume with their state.
+/// Draft tokens are accepted during sampling, and preempted requests resume with their state.
 #[test]
 fn drafts_and_preemption_keep_the_sampler_state() {
     let body = |i: usize, more: &Value| {

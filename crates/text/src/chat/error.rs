@@ -50,7 +50,7 @@ pub enum TemplateError {
     FinalMessage,
     /// The template drops images or writes them more than once.
     #[error("the chat template writes {got} of {wanted} images of this conversation")]
-    Pictures {
+    Images {
         /// Images in the conversation.
         wanted: usize,
         /// Images in the rendered text.

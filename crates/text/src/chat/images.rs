@@ -17,14 +17,14 @@ impl ChatTemplate {
     /// model's family write.
     ///
     /// # Errors
-    /// As [`ChatTemplate::render`]; [`TemplateError::Pictures`] if the template drops images.
-    pub fn render_pictures(
+    /// As [`ChatTemplate::render`]; [`TemplateError::Images`] if the template drops images.
+    pub fn render_images(
         &self,
         messages: &[Json],
         options: &RenderOptions,
         mark: &str,
     ) -> Result<(Rendered, Vec<Rendered>), TemplateError> {
-        let wanted = messages.iter().map(n_pictures).sum();
+        let wanted = messages.iter().map(n_images).sum();
         if wanted == 0 {
             let rendered = self.render(messages, options)?;
             return Ok((rendered.clone(), vec![rendered]));
@@ -35,13 +35,13 @@ impl ChatTemplate {
                 return Ok((rendered, parts));
             }
         }
-        let hidden = format!("<picture-{:016x}{:016x}>", random(), random());
+        let hidden = format!("<image-{:016x}{:016x}>", random(), random());
         let flat: Vec<Json> = messages.iter().map(|message| flat(message, &hidden)).collect();
         let rendered = self.render(&flat, options)?;
         let parts = rendered.split(&hidden, false);
         match parts.len() - 1 {
             got if got == wanted => Ok((rendered, parts)),
-            got => Err(TemplateError::Pictures { wanted, got }),
+            got => Err(TemplateError::Images { wanted, got }),
         }
     }
 }
@@ -51,19 +51,19 @@ fn random() -> u64 {
     RandomState::new().hash_one(0)
 }
 
-fn is_picture(part: &Json) -> bool {
+fn is_image(part: &Json) -> bool {
     part["type"] == "image"
 }
 
-fn n_pictures(message: &Json) -> usize {
+fn n_images(message: &Json) -> usize {
     let parts = message["content"].as_array();
-    parts.map_or(0, |parts| parts.iter().filter(|part| is_picture(part)).count())
+    parts.map_or(0, |parts| parts.iter().filter(|part| is_image(part)).count())
 }
 
 /// Flattens the message to text, with `mark` for each image.
 fn flat(message: &Json, mark: &str) -> Json {
     let Some(parts) = message["content"].as_array() else { return message.clone() };
-    let text = |part: &Json| match is_picture(part) {
+    let text = |part: &Json| match is_image(part) {
         true => format!("{mark}\n"),
         false => part["text"].as_str().unwrap_or_default().to_owned(),
     };
@@ -113,15 +113,15 @@ mod tests {
     fn render(source: &str, content: Json) -> Result<(Rendered, Vec<String>), TemplateError> {
         let template = ChatTemplate::new(source, "", "").unwrap();
         let messages = [json!({ "role": "user", "content": content })];
-        let (whole, parts) = template.render_pictures(&messages, &RenderOptions::default(), "<image>")?;
+        let (whole, parts) = template.render_images(&messages, &RenderOptions::default(), "<image>")?;
         Ok((whole, parts.iter().map(ToString::to_string).collect()))
     }
 
     #[test]
     fn images_split_the_text_where_the_template_puts_them() {
-        let picture = || json!({ "type": "image" });
+        let image = || json!({ "type": "image" });
         let said = |text: &str| json!({ "type": "text", "text": text });
-        let content = json!([picture(), said("a <image> b"), picture(), said("c")]);
+        let content = json!([image(), said("a <image> b"), image(), said("c")]);
         let (whole, parts) = render(IN_PARTS, content.clone()).unwrap();
         assert_eq!(whole.as_str(), "user:<image>a <image> b<image>c\n");
         assert_eq!(parts, ["user:", "a <image> b", "c\n"]);
@@ -140,6 +140,6 @@ mod tests {
     fn a_template_that_drops_images_is_an_error() {
         let content = json!([{ "type": "image" }, { "type": "text", "text": "x" }]);
         let error = render("{{ messages|length }}", content).unwrap_err();
-        assert!(matches!(error, TemplateError::Pictures { wanted: 1, got: 0 }), "{error}");
+        assert!(matches!(error, TemplateError::Images { wanted: 1, got: 0 }), "{error}");
     }
 }

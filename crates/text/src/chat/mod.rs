@@ -51,12 +51,12 @@ pub struct Message {
 /// Serializes the content as a string or, with images, as a list of parts.
 impl Serialize for Message {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { role, content, n_images: n_pictures } = self;
-        let content = match *n_pictures {
+        let Self { role, content, n_images } = self;
+        let content = match *n_images {
             0 => json!(content),
             n => {
-                let pictures = repeat_n(json!({ "type": "image" }), n);
-                pictures.chain([json!({ "type": "text", "text": content })]).collect()
+                let images = repeat_n(json!({ "type": "image" }), n);
+                images.chain([json!({ "type": "text", "text": content })]).collect()
             }
         };
         json!({ "role": role, "content": content }).serialize(serializer)
@@ -69,10 +69,10 @@ impl Message {
         Message { role: role.into(), content: content.into(), n_images: 0 }
     }
 
-    /// Places `n_pictures` images before the text.
+    /// Places `n_images` images before the text.
     #[must_use]
-    pub fn with_images(self, n_pictures: usize) -> Self {
-        Self { n_images: n_pictures, ..self }
+    pub fn with_images(self, n_images: usize) -> Self {
+        Self { n_images, ..self }
     }
 
     /// Creates a system message.

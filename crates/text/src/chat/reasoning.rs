@@ -122,7 +122,7 @@ impl ReasoningParser {
     }
 }
 
-/// Arity the text before `mark` together with the mark, and returns `true`. Without a mark, takes
+/// Takes the text before `mark` together with the mark, and returns `true`. Without a mark, takes
 /// all text that cannot be the beginning of one, and returns `false`. Discards whitespace before
 /// the mark.
 pub fn take_until(held: &mut String, mark: &str) -> (String, bool) {

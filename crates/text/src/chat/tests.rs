@@ -8,7 +8,7 @@ use super::*;
 use crate::tokenizer::{TokenizerModel, VocabData};
 
 /// An empty conversation.
-const NOBODY: &[Message] = &[];
+const NO_MESSAGES: &[Message] = &[];
 
 /// Outputs of `transformers` for every shared template: see `tools/reference/chat_templates.py`.
 const GOLDEN: &str = include_str!("../../tests/fixtures/chat_templates.json");
@@ -125,7 +125,7 @@ fn tojson_is_pythons() {
     let show = |filter: &str| {
         let template = ChatTemplate::new(&format!("{{{{ tools[0] | {filter} }}}}"), "", "").unwrap();
         let options = RenderOptions { tools: Some(tools.clone()), ..Default::default() };
-        template.render(NOBODY, &options).unwrap().to_string()
+        template.render(NO_MESSAGES, &options).unwrap().to_string()
     };
     let plain = r#"{"b": "<é & '\"🚀>", "a": [1, 2.5, true, null, {}, []]}"#;
     assert_eq!(show("tojson"), plain);
@@ -189,7 +189,7 @@ fn chatml_is_the_fallback_if_the_vocabulary_has_its_tokens() {
     assert!(matches!(ChatTemplate::from_gguf(&gguf, &tokenizer), Err(TemplateError::Missing)));
     let (gguf, tokenizer) = file(&["<BOS>", "<|im_start|>"], Some("{{ bos_token }}{{ eos_token }}"));
     let template = ChatTemplate::from_gguf(&gguf, &tokenizer).unwrap();
-    assert_eq!(template.render(NOBODY, &options).unwrap().as_str(), "<BOS>");
+    assert_eq!(template.render(NO_MESSAGES, &options).unwrap().as_str(), "<BOS>");
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn conversations_with_tools_use_the_tool_use_template() {
     assert_eq!((both.source(), both.for_tools(false).unwrap().source()), ("usual", "usual"));
     // Conversations with images select the same template.
     let options = RenderOptions { tools: tools(), ..RenderOptions::default() };
-    let (text, _) = both.render_pictures(&[json!({ "role": "user", "content": "x" })], &options, "").unwrap();
+    let (text, _) = both.render_images(&[json!({ "role": "user", "content": "x" })], &options, "").unwrap();
     assert_eq!(text.as_str(), "<BOS>1");
     let alone = with(&[(".tool_use", "tools")]).unwrap();
     assert_eq!(

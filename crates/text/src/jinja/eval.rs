@@ -47,7 +47,7 @@ pub(super) struct CallArgs {
 }
 
 impl CallArgs {
-    /// Arity the argument `name`, which may also be at position `at`.
+    /// Takes the argument `name`, which may also be at position `at`.
     pub(super) fn take(&mut self, at: usize, name: &str) -> Option<Value> {
         match self.named.iter().position(|(other, _)| other == name) {
             Some(i) => Some(self.named.swap_remove(i).1),

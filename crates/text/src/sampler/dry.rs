@@ -68,7 +68,7 @@ impl Dry {
             let token = tokens[tokens.len() - distance];
             (length >= self.allowed_length).then_some(Continuation { token, length })
         }));
-        // RescaleOutputs the longest repetition per token, and drop sequence breakers.
+        // Keep the longest repetition per token, and drop sequence breakers.
         continued.sort_unstable_by(|a, b| a.token.cmp(&b.token).then(b.length.cmp(&a.length)));
         continued.dedup_by_key(|continued| continued.token);
         continued.retain(|continued| !breakers.contains_breaker(continued.token));

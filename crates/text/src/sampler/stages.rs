@@ -209,7 +209,7 @@ fn breakers_end_repetitions_across_token_boundaries() {
     assert_eq!(after(&["\n"], &[2, 0, 0, 1, 2, 0, 0]), 0);
     // A breaker before the repetition, not within it.
     assert_eq!(after(&["\n"], &[4, 0, 1, 2, 4, 0]), 0);
-    // SequenceBreakers of several tokens, of half characters, the last of several, nested ones.
+    // Breakers of several tokens, of half characters, the last of several, nested ones.
     assert_eq!(after(&["</>"], &[0, 6, 7, 0, 1, 0, 6, 7, 0]), 1);
     assert_eq!(after(&["</>"], &[0, 6, 0, 7, 1, 0, 6, 0, 7]), 0);
     assert_eq!(after(&["é"], &[0, 4, 5, 0, 1, 0, 4, 5, 0]), 1);

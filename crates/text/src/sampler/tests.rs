@@ -111,7 +111,7 @@ fn greedy_takes_the_likeliest_and_the_lower_id_of_equals() {
 }
 
 #[test]
-fn repeat_penalty_lowers_recent_tokens_once_and_only_in_its_window() {
+fn repeat_penalty_lowers_each_token_of_its_window_once() {
     let params = SamplerParams { temperature: 0.0, repeat_penalty: 2.0, repeat_last_n: 2, ..OFF };
     let mut s = Sampler::new(params);
     // 4 / 2 < 3. The penalty applies once although the token occurred twice: 4 / 4 would be below

@@ -5,7 +5,7 @@
 //! lowest key is joined, leftmost first among equals, until no rule applies. Symbols form a linked
 //! list and pairs a priority queue. Long words are repetitive (10 MB of spaces), so their pairs
 //! have few keys. They wait in one bucket per key, ordered by position, and a word of n symbols
-//! costs about n. ShortFrequencies words use a heap.
+//! costs about n. Short words use a heap.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

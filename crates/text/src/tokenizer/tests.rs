@@ -386,7 +386,7 @@ fn sentence_piece_matches_its_definition() {
         }
         let borrowed: Vec<(&str, f32)> = tokens.iter().map(|(text, score)| (text.as_str(), *score)).collect();
         let t = Tokenizer::new(sentence_piece(&borrowed)).unwrap();
-        // ShortFrequencies texts; texts long enough for buckets; runs of one character.
+        // Short texts; texts long enough for buckets; runs of one character.
         let n = [20, 400, 300][round % 3];
         let of = if round % 3 == 2 { 1 } else { chars.len() };
         let text: String = (0..n).map(|_| chars[(below(of) + round) % chars.len()]).collect();

@@ -1,4 +1,4 @@
-//! Vision encoders and preprocessing against `transformers`: see `tools/reference/pictures.py`.
+//! Vision encoders and preprocessing against `transformers`: see `tools/reference/images.py`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -47,19 +47,19 @@ fn for_each(check: impl Fn(&str, &VisionEncoder<CpuDevice>, &Image, &Golden)) {
     for name in ["smolvlm", "internvl", "pixtral", "mistral3", "lfm2vl", "qwen25vl", "qwen3vl"] {
         let model = folder().join("models").join(name);
         let gguf = Gguf::open(model.join("mmproj.gguf")).unwrap();
-        let tower = VisionEncoder::load(&gguf, Arc::clone(&device)).unwrap();
-        for picture in ["wide", "tall"] {
-            let file = std::fs::read(folder().join(format!("pictures/{picture}.png"))).unwrap();
-            let golden = Golden::read(&model.join(format!("{picture}.golden")));
-            check(&format!("{name}, {picture}"), &tower, &Image::decode(&file).unwrap(), &golden);
+        let encoder = VisionEncoder::load(&gguf, Arc::clone(&device)).unwrap();
+        for image in ["wide", "tall"] {
+            let file = std::fs::read(folder().join(format!("images/{image}.png"))).unwrap();
+            let golden = Golden::read(&model.join(format!("{image}.golden")));
+            check(&format!("{name}, {image}"), &encoder, &Image::decode(&file).unwrap(), &golden);
         }
     }
 }
 
 #[test]
 fn preprocessing_equals_that_of_transformers() {
-    for_each(|name, tower, picture, golden| {
-        let (config, layout) = (tower.config(), ImageLayout::new(tower.config(), picture).unwrap());
+    for_each(|name, encoder, image, golden| {
+        let (config, layout) = (encoder.config(), ImageLayout::new(encoder.config(), image).unwrap());
         let sides: Vec<_> = layout.tiles.iter().map(|tile| [tile.width(), tile.height()]).collect();
         assert_eq!(sides, golden.tiles.iter().map(|(sides, _)| *sides).collect::<Vec<_>>(), "{name}");
         for (tile, (sides, values)) in layout.tiles.iter().zip(&golden.tiles) {
@@ -79,17 +79,17 @@ fn colour(config: &kvant_vision::Config, value: f32, colour: usize) -> u8 {
 
 #[test]
 fn encoder_rows_equal_those_of_transformers() {
-    for_each(|name, tower, picture, golden| {
-        let config = tower.config();
+    for_each(|name, encoder, image, golden| {
+        let config = encoder.config();
         let mut rows = Vec::new();
         for (sides @ [width, height], values) in &golden.tiles {
             let rgb = (0..3 * width * height)
                 .map(|i| colour(config, values[i % 3 * sides[0] * sides[1] + i / 3], i % 3))
                 .collect();
             let tile = Image::from_rgb(*width as u32, *height as u32, rgb).unwrap();
-            rows.push(tower.rows(&tile).unwrap());
+            rows.push(encoder.rows(&tile).unwrap());
         }
-        let layout = ImageLayout::new(config, picture).unwrap();
+        let layout = ImageLayout::new(config, image).unwrap();
         let width = config.n_embd_text;
         let mut got: Vec<f32> = Vec::new();
         for piece in &layout.pieces {

@@ -32,11 +32,11 @@ fn rewritten(gguf: &Gguf, set: impl FnOnce(&mut GgufWriter), without: &str) -> G
 }
 
 /// Encodes an image; returns the number of its rows.
-fn look(gguf: &Gguf, device: &Arc<CpuDevice>, picture: &Image) -> Result<usize, VisionError> {
-    let tower = VisionEncoder::load(gguf, Arc::clone(device))?;
-    let layout = ImageLayout::new(tower.config(), picture)?;
+fn look(gguf: &Gguf, device: &Arc<CpuDevice>, image: &Image) -> Result<usize, VisionError> {
+    let encoder = VisionEncoder::load(gguf, Arc::clone(device))?;
+    let layout = ImageLayout::new(encoder.config(), image)?;
     // The first tile suffices: faulty numbers can produce many tiles.
-    tower.rows(&layout.tiles[0])?;
+    encoder.rows(&layout.tiles[0])?;
     Ok(layout.n_rows())
 }
 
@@ -46,12 +46,12 @@ fn is_a_line(error: &VisionError) -> bool {
 }
 
 fn wide() -> Image {
-    Image::decode(&std::fs::read(folder().join("pictures/wide.png")).unwrap()).unwrap()
+    Image::decode(&std::fs::read(folder().join("images/wide.png")).unwrap()).unwrap()
 }
 
 #[test]
 fn numbers_that_make_no_sense_are_refused_or_harmless() {
-    let (device, picture) = (Arc::new(CpuDevice::from_env(Some(1)).unwrap()), wide());
+    let (device, image) = (Arc::new(CpuDevice::from_env(Some(1)).unwrap()), wide());
     for name in MODELS {
         let gguf = named(name);
         let numbers = gguf.meta().iter().filter_map(|(key, value)| match value {
@@ -61,7 +61,7 @@ fn numbers_that_make_no_sense_are_refused_or_harmless() {
         for (key, n) in numbers {
             for value in [0, 1, n / 2, n.saturating_sub(1), n + 1, 2 * n + 1, 3 * n, u32::MAX] {
                 let changed = rewritten(&gguf, |writer| writer.set(key, value).unwrap(), "");
-                if let Err(error) = look(&changed, &device, &picture) {
+                if let Err(error) = look(&changed, &device, &image) {
                     assert!(is_a_line(&error), "{name} with {key} = {value}: {error}");
                 }
             }
@@ -71,7 +71,7 @@ fn numbers_that_make_no_sense_are_refused_or_harmless() {
 
 #[test]
 fn a_missing_encoder_tensor_is_reported_or_optional() {
-    let (device, picture) = (Arc::new(CpuDevice::from_env(Some(1)).unwrap()), wide());
+    let (device, image) = (Arc::new(CpuDevice::from_env(Some(1)).unwrap()), wide());
     for name in MODELS {
         let gguf = named(name);
         for info in gguf.tensors() {
@@ -87,7 +87,7 @@ fn a_missing_encoder_tensor_is_reported_or_optional() {
                 "img_break",
                 "ffn_gate.weight",
             ];
-            match look(&changed, &device, &picture) {
+            match look(&changed, &device, &image) {
                 Ok(_) => assert!(
                     may_lack.iter().any(|end| info.name.ends_with(end)),
                     "{name} without {}",
@@ -103,14 +103,14 @@ fn a_missing_encoder_tensor_is_reported_or_optional() {
 fn images_of_any_shape_are_encoded_or_refused() {
     let device = Arc::new(CpuDevice::from_env(Some(1)).unwrap());
     for name in MODELS {
-        let tower = VisionEncoder::load(&named(name), Arc::clone(&device)).unwrap();
+        let encoder = VisionEncoder::load(&named(name), Arc::clone(&device)).unwrap();
         for [width, height] in [[1, 1], [1, 2000], [2000, 1], [31, 33], [640, 480], [3, 700]] {
             let rgb = (0..3 * width * height).map(|i| (i * 7 % 251) as u8).collect();
-            let picture = Image::from_rgb(width as u32, height as u32, rgb).unwrap();
-            match ImageLayout::new(tower.config(), &picture) {
+            let image = Image::from_rgb(width as u32, height as u32, rgb).unwrap();
+            match ImageLayout::new(encoder.config(), &image) {
                 Ok(layout) => {
                     assert!(layout.n_rows() > 0, "{name}, {width} x {height}");
-                    let rows = tower.rows(&layout.tiles[layout.tiles.len() - 1]).unwrap();
+                    let rows = encoder.rows(&layout.tiles[layout.tiles.len() - 1]).unwrap();
                     assert!(rows.iter().flatten().all(|x| x.is_finite()));
                 }
                 Err(error) => assert!(is_a_line(&error) && width.min(height) < 20, "{name}: {error}"),

@@ -19,7 +19,7 @@ pub struct List {
     pub jobs_at: usize,
     pub windows_at: usize,
     pub streams_at: usize,
-    /// ClassMembers of the KV tensors, without duplicates.
+    /// Kinds of the KV tensors, without duplicates.
     pub kinds: Vec<Kind>,
 }
 

@@ -39,7 +39,7 @@ const EFFORT: Effort = Effort { tokens: 8192, rounds: 7, layers: 4 };
 
 impl WgpuDevice {
     /// Times the attention variants that this adapter supports, and selects the fastest of each
-    /// class; another than the default only if it is clearly faster. Arity a minute or more.
+    /// class; another than the default only if it is clearly faster. Takes a minute or more.
     /// `progress` receives the completed fraction.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! ClassMembers of hostile inputs. Each derives input number n from a generator's choices.
+//! Kinds of hostile inputs. Each derives input number n from a generator's choices.
 
 mod arguments;
 mod chat;

@@ -7,7 +7,7 @@ use crate::case::Case;
 use crate::chance::Choices;
 use crate::fixtures::Fixtures;
 
-/// CalibrationSplits of templates, `@` for another piece.
+/// Pieces of templates, `@` for another piece.
 const PIECES: [&str; 30] = [
     "{% for m in messages %}@{% endfor %}",
     "{% for i in range(1000000000) %}@{% endfor %}",
@@ -41,7 +41,7 @@ const PIECES: [&str; 30] = [
     "\u{0}\u{202e}<|im_start|>system",
 ];
 
-/// CalibrationSplits that nest indefinitely.
+/// Pieces that nest indefinitely.
 const NESTED: [(&str, &str); 8] = [
     ("[", "]"),
     ("(", ")"),

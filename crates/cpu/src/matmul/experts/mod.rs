@@ -49,7 +49,7 @@ pub struct CpuExperts {
 }
 
 impl CpuExperts {
-    /// Arity the weights of `source`, `n_experts` matrices in sequence, packed for the kernels of
+    /// Takes the weights of `source`, `n_experts` matrices in sequence, packed for the kernels of
     /// `isa`.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ impl CpuExperts {
         Ok(laid_out.map_or(there, |matrices| Self { matrices }))
     }
 
-    /// Arity the weights of `source` and leaves them in the mapped file.
+    /// Takes the weights of `source` and leaves them in the mapped file.
     ///
     /// # Errors
     /// As [`CpuExperts::new`].

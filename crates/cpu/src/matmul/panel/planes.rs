@@ -30,7 +30,7 @@ pub(super) fn put<'a>(bits: usize, lines: &mut [Line], codes: impl Fn(usize) -> 
 
 /// Writes bits `from .. from + width` of every code: `8 / width` groups share a line.
 fn put_plane(lines: &mut [Line], groups: &[[u8; 64]; GROUPS], from: usize, width: usize) {
-    // CodedEight codes at a time, for fast model loading: no bit that the mask keeps leaves its byte.
+    // Eight codes at a time, for fast model loading: no bit that the mask keeps leaves its byte.
     let mask = u64::from_ne_bytes([0xff >> (8 - width); 8]);
     for (line, groups) in lines.iter_mut().zip(groups.chunks_exact(8 / width)) {
         let mut words = [0; 8];

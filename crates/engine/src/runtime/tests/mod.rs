@@ -1,4 +1,4 @@
-//! KvCaches of layers of every kind, through cache and device.
+//! Caches of layers of every kind, through cache and device.
 
 mod predictions;
 mod shared;

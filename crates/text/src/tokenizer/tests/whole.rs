@@ -34,7 +34,7 @@ fn write_bytes(writer: &mut GgufWriter, pre: &str) {
 }
 
 #[test]
-fn pre_tokenizer_names_imply_nfc_unless_the_file_has_a_normalizer() {
+fn pre_tokenizers_imply_nfc_unless_a_normalizer_is_given() {
     let n = |pre: &str, words: Option<&[&str]>| {
         let gguf = file(|writer| {
             write_bytes(writer, pre);

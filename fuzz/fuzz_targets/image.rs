@@ -2,5 +2,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
-    kvant_fuzz_targets::picture(bytes);
+    kvant_fuzz_targets::image(bytes);
 });

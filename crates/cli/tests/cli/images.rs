@@ -14,16 +14,16 @@ fn run(more: &[&str]) -> std::process::Output {
 
 #[test]
 fn an_image_precedes_the_prompt() {
-    let picture = |name: &str| format!("{TESTS}/pictures/{name}.png");
+    let image = |name: &str| format!("{TESTS}/images/{name}.png");
     let n_prompt = |more: &[&str]| {
         let output = run(more);
         assert!(output.status.success(), "{}", stderr(&output));
         json(&output)["n_prompt"].as_u64().unwrap()
     };
     // The vision encoder is the file beside the model named mmproj.
-    let (wide, tall) = (picture("wide"), picture("tall"));
+    let (wide, tall) = (image("wide"), image("tall"));
     let blind = n_prompt(&[]);
-    let [one, other] = [&wide, &tall].map(|picture| n_prompt(&["--image", picture]));
+    let [one, other] = [&wide, &tall].map(|image| n_prompt(&["--image", image]));
     assert!(one > blind + 28 && other > blind + 28, "{blind} {one} {other}");
     let mmproj = format!("{TESTS}/models/smolvlm/mmproj.gguf");
     let both = n_prompt(&["--image", &format!("{wide},{tall}"), "--mmproj", &mmproj]);
@@ -33,15 +33,15 @@ fn an_image_precedes_the_prompt() {
 
 #[test]
 fn unusable_images_are_rejected_with_the_reason() {
-    let wide = format!("{TESTS}/pictures/wide.png");
+    let wide = format!("{TESTS}/images/wide.png");
     let refused = |more: &[&str], line: &str| assert_refused(&run(more), 1, &[line]);
     refused(&["--image", "/nowhere.png"], "/nowhere.png");
     refused(&["--image", &format!("{TESTS}/models/smolvlm/wide.golden")], "not a readable image");
     let other = format!("{TESTS}/models/smolvlm/text.gguf");
     refused(&["--image", &wide, "--mmproj", &other], "general.architecture: expected clip");
-    let tower = format!("{TESTS}/models/smolvlm/mmproj.gguf");
+    let encoder = format!("{TESTS}/models/smolvlm/mmproj.gguf");
     let line = "a vision encoder, which is not a language model (--mmproj takes it, beside the model)";
-    assert_refused(&kvant(&["run", "-m", &tower, "Hi"]), 1, &[line]);
+    assert_refused(&kvant(&["run", "-m", &encoder, "Hi"]), 1, &[line]);
     assert_refused(&kvant(&["run", "Hi", "--image", &wide]), 2, &["expected --mmproj FILE"]);
     assert_refused(&run(&["--image", &wide, "--no-mmproj"]), 2, &["expected --mmproj FILE"]);
     assert_refused(&run(&["--image", &wide, "--raw"]), 2, &["--raw"]);
@@ -56,9 +56,9 @@ fn an_unusable_vision_encoder_is_noted_and_ignored() {
     std::fs::create_dir_all(&folder).unwrap();
     let model = folder.join("model.gguf");
     std::fs::copy(format!("{TESTS}/models/qwen3vl/text.gguf"), &model).unwrap();
-    let tower = folder.join("mmproj-other.gguf");
-    std::fs::copy(format!("{TESTS}/models/smolvlm/mmproj.gguf"), &tower).unwrap();
-    let (model, wide) = (model.to_str().unwrap(), format!("{TESTS}/pictures/wide.png"));
+    let encoder = folder.join("mmproj-other.gguf");
+    std::fs::copy(format!("{TESTS}/models/smolvlm/mmproj.gguf"), &encoder).unwrap();
+    let (model, wide) = (model.to_str().unwrap(), format!("{TESTS}/images/wide.png"));
     let plain = ["-m", model, "-n", "2", "--temp", "0", "--device", "cpu", "-p", "Hi"];
     let line = "mmproj: expected the vision encoder of this model, with rows of 64 values, got rows of 128";
     let output = kvant(&[&["chat"][..], &plain].concat());
@@ -69,7 +69,7 @@ fn an_unusable_vision_encoder_is_noted_and_ignored() {
     std::fs::copy(format!("{TESTS}/models/qwen3vl/mmproj.gguf"), folder.join("mmproj.gguf")).unwrap();
     let both = kvant(&[&["run"][..], &plain, &["--image", &wide]].concat());
     assert_refused(&both, 2, &["several vision encoders beside the model", "--mmproj FILE selects one"]);
-    std::fs::remove_file(tower).unwrap();
+    std::fs::remove_file(encoder).unwrap();
     let output = kvant(&[&["run"][..], &plain, &["--image", &wide]].concat());
     assert!(output.status.success(), "{}", stderr(&output));
 }

@@ -1,7 +1,7 @@
 """Tests and times Kvant on a GPU in one run, and writes a report.
 
-    python3 tools/card/report.py --out report
-    python3 tools/card/report.py --out report --device wgpu:0 --minutes 30
+    python3 tools/gpu-report/report.py --out report
+    python3 tools/gpu-report/report.py --out report --device wgpu:0 --minutes 30
 
 The most informative steps come first, so that ten minutes (`--minutes 9`) are useful: correctness
 (the doctor, the conformance suites in a process each, answers and logits compared with the CPU's),

@@ -1,4 +1,4 @@
-//! Vision models against `transformers`: see `tools/reference/pictures.py`.
+//! Vision models against `transformers`: see `tools/reference/images.py`.
 //!
 //! Tolerance: 1e-4 on logits of order 1 to 10, as for text-only models (`golden.rs`).
 
@@ -18,8 +18,8 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../vision/tests")
 }
 
-fn picture(name: &str) -> Vec<u8> {
-    std::fs::read(folder().join(format!("pictures/{name}.png"))).unwrap()
+fn image(name: &str) -> Vec<u8> {
+    std::fs::read(folder().join(format!("images/{name}.png"))).unwrap()
 }
 
 fn open(name: &str) -> Model {
@@ -35,17 +35,17 @@ fn session(model: &Model, kv: &str) -> Session {
 }
 
 /// Returns the prompt of the golden files.
-fn prompt(model: &Model, picture: &EncodedImage) -> Vec<u32> {
+fn prompt(model: &Model, image: &EncodedImage) -> Vec<u32> {
     let said = |text: &str| json!({ "type": "text", "text": text });
     let content = json!([said("See "), { "type": "image" }, said("and say what it is.")]);
     let messages = [json!({ "role": "user", "content": content })];
     let options = RenderOptions { add_generation_prompt: true, ..Default::default() };
-    model.image_prompt(&messages, &options, std::slice::from_ref(picture)).unwrap().1
+    model.image_prompt(&messages, &options, std::slice::from_ref(image)).unwrap().1
 }
 
 /// Returns the tokens, the token that stands for image rows, and logits `[tokens, n_vocab]`.
-fn golden(name: &str, picture: &str) -> (Vec<u32>, u32, Vec<f32>) {
-    let file = std::fs::read(folder().join(format!("models/{name}/{picture}.golden"))).unwrap();
+fn golden(name: &str, image: &str) -> (Vec<u32>, u32, Vec<f32>) {
+    let file = std::fs::read(folder().join(format!("models/{name}/{image}.golden"))).unwrap();
     assert_eq!(&file[..4], b"KVPI");
     let words: Vec<u32> =
         file[4..].chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect();
@@ -60,7 +60,7 @@ fn prompts_and_logits_are_those_of_transformers() {
         let model = open(name);
         let n_vocab = model.n_vocab();
         for of in ["wide", "tall"] {
-            let prompt = prompt(&model, &model.encode_image(&picture(of)).unwrap());
+            let prompt = prompt(&model, &model.encode_image(&image(of)).unwrap());
             let (tokens, placeholder, logits) = golden(name, of);
             let as_placeholder = |&token: &u32| if token as usize >= n_vocab { placeholder } else { token };
             assert_eq!(prompt.iter().map(as_placeholder).collect::<Vec<_>>(), tokens, "{name}, {of}");
@@ -87,7 +87,7 @@ fn image_rows_are_batch_invariant_tokens() {
     for name in MODELS {
         let model = open(name);
         let [wide, tall] =
-            ["wide", "tall"].map(|of| prompt(&model, &model.encode_image(&picture(of)).unwrap()));
+            ["wide", "tall"].map(|of| prompt(&model, &model.encode_image(&image(of)).unwrap()));
         let bits = |session: &mut Session| -> Vec<u32> {
             session.logits().unwrap().iter().map(|logit| logit.to_bits()).collect()
         };
@@ -121,17 +121,12 @@ fn image_rows_are_batch_invariant_tokens() {
 #[test]
 fn equal_images_have_equal_tokens() {
     let model = open("smolvlm");
-    let [wide, tall] = ["wide", "tall"].map(picture);
+    let [wide, tall] = ["wide", "tall"].map(image);
     let first = model.encode_image(&wide).unwrap();
     let other = model.encode_image(&tall).unwrap();
     assert_eq!(first.tokens(), model.encode_image(&wide).unwrap().tokens());
-    let rows = |picture: &EncodedImage| {
-        picture
-            .tokens()
-            .iter()
-            .filter(|&&token| token as usize >= model.n_vocab())
-            .copied()
-            .collect::<Vec<_>>()
+    let rows = |image: &EncodedImage| {
+        image.tokens().iter().filter(|&&token| token as usize >= model.n_vocab()).copied().collect::<Vec<_>>()
     };
     assert!(rows(&first).iter().all(|row| !rows(&other).contains(row)));
     // Another owner's equal image has other ids.
@@ -148,7 +143,7 @@ fn equal_images_have_equal_tokens() {
 #[test]
 fn prefixes_of_freed_images_are_not_attached() {
     let model = open("smolvlm");
-    let prompt = prompt(&model, &model.encode_image(&picture("tall")).unwrap());
+    let prompt = prompt(&model, &model.encode_image(&image("tall")).unwrap());
     let long = [&prompt[..50], &[7; 140]].concat();
     let mut first = session(&model, "f32");
     first.feed(&long, &mut |_| true).unwrap();
@@ -164,7 +159,7 @@ fn prefixes_of_freed_images_are_not_attached() {
 #[test]
 fn image_prompts_work_with_speculation_and_penalties() {
     let model = open("smolvlm");
-    let prompt = prompt(&model, &model.encode_image(&picture("wide")).unwrap());
+    let prompt = prompt(&model, &model.encode_image(&image("wide")).unwrap());
     let answer = |draft_max| {
         let sampler = SamplerParams { repeat_penalty: 1.1, ..SamplerParams::greedy() };
         let options = GenerateOptions { sampler, max_tokens: Some(24), draft_max, ..Default::default() };
@@ -178,10 +173,10 @@ fn image_prompts_work_with_speculation_and_penalties() {
 #[test]
 fn unusable_images_and_encoders_are_errors() {
     let blind = Model::bundled(OpenOptions::default()).unwrap();
-    let error = blind.encode_image(&picture("wide")).unwrap_err().to_string();
+    let error = blind.encode_image(&image("wide")).unwrap_err().to_string();
     assert!(error.starts_with("image: expected a model with a vision encoder"), "{error}");
     let model = open("internvl");
-    let error = model.encode_image(b"no picture").unwrap_err().to_string();
+    let error = model.encode_image(b"no image").unwrap_err().to_string();
     assert!(error.starts_with("not a readable image"), "{error}");
     // The vision encoder of another model.
     let mmproj = kvant::open_file(folder().join("models/smolvlm/mmproj.gguf")).unwrap();

@@ -3,7 +3,7 @@
    overwritten. Each node records which of its children is selected, and which are shown beside that
    one. */
 
-class Talk {
+class Conversation {
   constructor({ id = newId(), title = '', created = Date.now(), updated = created } = {}) {
     Object.assign(this, { id, title, created, updated });
     this.root = { id: '', kids: [], pick: '', beside: [] };
@@ -47,7 +47,7 @@ class Talk {
   static from(json) {
     const given = typed(json, 'id title', 'created updated');
     if (!/^[\w-]{1,64}$/.test(given.id ?? '') || !Array.isArray(json.nodes)) throw new Error('a conversation has an id and nodes');
-    const talk = new Talk(given);
+    const talk = new Conversation(given);
     for (const node of json.nodes) talk.read(node);
     for (const node of [json, ...json.nodes]) {
       const here = talk.nodes.get(node === json ? '' : node.id);
@@ -79,7 +79,7 @@ function typed(object, texts, numbers = '') {
 const KEY = 'kvant.talk.';
 const talks = new Map();
 const settings = { temperature: '', top_p: '', max_tokens: '', seed: '', system: '', key: '', theme: '', kv: '' };
-let current = new Talk();
+let current = new Conversation();
 
 function recall(key, otherwise) {
   try { return JSON.parse(localStorage.getItem(key)) ?? otherwise; } catch { return otherwise; }
@@ -109,7 +109,7 @@ function keepSoon(talk) {
 
 function loadTalk(key) {
   try {
-    const talk = Talk.from(recall(key));
+    const talk = Conversation.from(recall(key));
     // An answer without a request was interrupted.
     for (const node of talk.nodes.values()) {
       if (node.role === 'assistant') node.end ||= 'stopped';
@@ -124,7 +124,7 @@ function changedElsewhere({ key, newValue }) {
   const id = key?.startsWith(KEY) && key.slice(KEY.length);
   if (!id || [...runs.values()].some(run => run.talk.id === id)) return;
   newValue ? loadTalk(key) : talks.delete(id);
-  if (id === current.id) open(talks.get(id) ?? new Talk(), false);
+  if (id === current.id) open(talks.get(id) ?? new Conversation(), false);
   showList();
 }
 
@@ -141,7 +141,7 @@ const exportAll = () => exportTalks([...talks.values()], 'kvant-conversations');
     id. */
 function importTalk(talk) {
   const here = talks.get(talk.id);
-  if (here && JSON.stringify(Talk.from(here.toJSON())) === JSON.stringify(talk)) return here;
+  if (here && JSON.stringify(Conversation.from(here.toJSON())) === JSON.stringify(talk)) return here;
   if (here) talk.id = newId();
   talks.set(talk.id, talk);
   keepTalk(talk);
@@ -153,7 +153,7 @@ async function importFiles(files) {
     try {
       const { format, conversations } = JSON.parse(await file.text());
       if (format !== 'kvant-conversations' || !Array.isArray(conversations)) throw new Error('no conversations of Kvant');
-      const read = conversations.map(Talk.from).map(importTalk);
+      const read = conversations.map(Conversation.from).map(importTalk);
       if (read.length) open(read[0]);
       notice(`${plural(read.length, 'conversation')} imported.`);
     } catch (error) {

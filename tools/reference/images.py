@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Creates tiny random vision models, and the outputs of `transformers` for two images.
 
-Writes to `crates/vision/tests`: `pictures/wide.png` and `tall.png`, and for every model of SIGHTS
+Writes to `crates/vision/tests`: `images/wide.png` and `tall.png`, and for every model of SIGHTS
 that is made by default, or for the named ones, in `models/NAME`
 
 text.gguf      the text model by the conventions of llama.cpp's converter, as `make_fixtures.py` writes those, with a vocabulary:
@@ -42,7 +42,7 @@ import torch
 import transformers as hf
 from make_fixtures import MAX_ROUNDING_ERROR, MIN_EFFECT, build_model, stored_tensors, to_interleaved, write_file, write_metadata
 from PIL import Image, ImageDraw, ImageOps
-from sights import SIGHTS, Sight, Text
+from vision_models import SIGHTS, Sight, Text
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -374,9 +374,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     pictures = {name: draw(*size) for name, size in SIZES.items()}
-    (args.out / "pictures").mkdir(parents=True, exist_ok=True)
+    (args.out / "images").mkdir(parents=True, exist_ok=True)
     for name, picture in pictures.items():
-        picture.save(args.out / f"pictures/{name}.png")
+        picture.save(args.out / f"images/{name}.png")
     for sight in SIGHTS:
         if args.names and sight.name not in args.names:
             continue

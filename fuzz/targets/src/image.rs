@@ -24,10 +24,10 @@ static SEEING: LazyLock<Model> = LazyLock::new(|| {
 /// # Panics
 ///
 /// If the property is violated.
-pub fn picture(bytes: &[u8]) -> bool {
+pub fn image(bytes: &[u8]) -> bool {
     match SEEING.encode_image(bytes) {
-        Ok(picture) => {
-            let n_rows = picture.tokens().iter().filter(|&&token| token as usize >= SEEING.n_vocab()).count();
+        Ok(image) => {
+            let n_rows = image.tokens().iter().filter(|&&token| token as usize >= SEEING.n_vocab()).count();
             assert!(n_rows > 0 && n_rows.is_multiple_of(4), "{n_rows} rows of tiles of four");
             true
         }
@@ -42,11 +42,11 @@ pub fn picture(bytes: &[u8]) -> bool {
 /// Returns one file of each format.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let files: [&[u8]; 5] = [
-        include_bytes!("../../seeds/picture/small.png"),
-        include_bytes!("../../seeds/picture/small.jpg"),
-        include_bytes!("../../seeds/picture/small.webp"),
-        include_bytes!("../../seeds/picture/small.gif"),
-        include_bytes!("../../seeds/picture/small.bmp"),
+        include_bytes!("../../seeds/image/small.png"),
+        include_bytes!("../../seeds/image/small.jpg"),
+        include_bytes!("../../seeds/image/small.webp"),
+        include_bytes!("../../seeds/image/small.gif"),
+        include_bytes!("../../seeds/image/small.bmp"),
     ];
     files.map(<[u8]>::to_vec).to_vec()
 }

@@ -1,4 +1,4 @@
-"""Vision models of `pictures.py`: sizes, marks, chat templates and processors."""
+"""Vision models of `images.py`: sizes, marks, chat templates and processors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
