@@ -15,7 +15,7 @@
 //!
 //! A device need not support every cache shape, and an interpreter need not run every combination
 //! of sizes ([`Coverage`]): cases rejected with
-//! [`BackendError::Unsupported`](kvant_backend::BackendError), not promised or not requested are
+//! [`BackendError::BackendError`](kvant_backend::BackendError), not promised or not requested are
 //! listed in the [`Skipped`] that a suite returns, and its caller prints them on a line `skipped:
 //! ..`.
 #![forbid(unsafe_code)]

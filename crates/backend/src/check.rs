@@ -33,7 +33,7 @@ pub fn check_top_k(logits: &impl Buffer, offset: usize, n_vocab: usize) -> Resul
     BackendError::check_at_least("top_k", "length of the buffer", end, logits.n_values())
 }
 
-/// Checks [`Backend::matrix`] and [`Backend::table`].
+/// Checks [`Backend::upload_matrix`] and [`Backend::table`].
 ///
 /// # Errors
 /// [`BackendError::Unsupported`] for a type that only caches support and for rows that are not
@@ -53,7 +53,7 @@ pub fn check_matrix(source: &WeightSource) -> Result<()> {
     BackendError::check(OP, "bytes of the weights", n_out.saturating_mul(row_bytes), bytes.len())
 }
 
-/// Checks [`Backend::experts`], including [`check_matrix`] of all rows together. Returns the rows
+/// Checks [`Backend::upload_experts`], including [`check_matrix`] of all rows together. Returns the rows
 /// per expert.
 pub fn check_experts(source: &WeightSource, n_experts: usize) -> Result<usize> {
     const OP: &str = "experts";
@@ -102,7 +102,7 @@ pub fn check_gated_ffn<B: Backend>(
     check_output(OP, input.rows, up, y)
 }
 
-/// Checks [`Backend::expert_ffn`].
+/// Checks [`Backend::moe_ffn`].
 pub fn check_expert_ffn<B: Backend>(
     x: &B::Buffer,
     rows: usize,
@@ -147,7 +147,7 @@ pub fn check_expert_ffn<B: Backend>(
     BackendError::check_at_least(OP, "length of the logits", n_logits, logits.n_values())
 }
 
-/// Checks [`Backend::project_each`].
+/// Checks [`Backend::project_per_expert`].
 pub fn check_project_each<E: Experts, B: Buffer>(x: &B, rows: usize, w: &E, y: &B) -> Result<()> {
     const OP: &str = "project_each";
     let n = rows.saturating_mul(w.n_experts());
@@ -193,7 +193,7 @@ pub fn check_soft_cap(x: &impl Buffer, len: usize) -> Result<()> {
     BackendError::check_at_least("soft_cap", "length of the buffer", len, x.n_values())
 }
 
-/// Checks [`Backend::attend_all`].
+/// Checks [`Backend::attend_bidirectional`].
 pub fn check_attend_all(rows: usize, heads: Heads, buffers: [&impl Buffer; 4]) -> Result<()> {
     const OP: &str = "attend_all";
     BackendError::check_at_least(OP, "values of a head", 1, heads.dim)?;

@@ -268,7 +268,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// Uploads `n_experts` matrices of one shape: `source` holds the rows of all of them, matrix
     /// after matrix.
     fn upload_experts(&self, source: WeightSource, n_experts: usize) -> Result<Self::Experts>;
-    /// As [`Backend::experts`], with matrices that stay in `source`, a mapped file: they use no
+    /// As [`Backend::upload_experts`], with matrices that stay in `source`, a mapped file: they use no
     /// process memory, and the selected ones are repacked at every step. Results are bit-identical.
     /// A device without support returns an error.
     fn map_experts(&self, source: WeightSource, n_experts: usize) -> Result<Self::Experts> {
@@ -284,7 +284,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     fn write_page(&self, page: &mut Self::Page, src: &[u8]) -> Result<()>;
 
     /// Looks up rows of `table` `[n_vocab, n_embd]`, uploaded by [`Backend::table`] or
-    /// [`Backend::tied`], into `out` `[tokens, n_embd]`, each value times `scale`.
+    /// [`Backend::upload_tied`], into `out` `[tokens, n_embd]`, each value times `scale`.
     fn embed(&self, table: &Self::Matrix, tokens: &[u32], scale: f32, out: &mut Self::Buffer) -> Result<()>;
 
     /// Computes every product of `outputs` on the same input. Equals `rms_norm` into a scratch
@@ -427,7 +427,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// `out` `[rows, n_heads * v_head_dim]`.
     ///
     /// Which tokens a row reads in f16 and which as codes depends on its position alone (see
-    /// [`KvTensorSpec::window`](crate::KvTensorSpec::window)); `band` is the output of the append.
+    /// [`KvTensorSpec::f16_window_start`](crate::KvTensorSpec::f16_window_start)); `band` is the output of the append.
     /// Queries are rotated once when K is rotated, the output is un-rotated once when V is. Reads
     /// the tiles in place; never writes a dequantized copy of the cache.
     ///
@@ -504,7 +504,7 @@ pub trait Backend: Send + Sync + Sized + 'static {
     }
 
     /// Computes [`Backend::attend`] without sinks and without the work that stage `stage` of
-    /// [`Backend::stages`] omits; only the last stage gives meaningful results.
+    /// [`Backend::attend_stages`] omits; only the last stage gives meaningful results.
     fn attend_staged(
         &self,
         stage: usize,

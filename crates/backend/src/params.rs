@@ -48,7 +48,7 @@ impl Activation {
 /// The router's logits `l` give scores `p`; the `n_used` experts of the largest scores are
 /// selected, ties by lower index. A selected expert e has weight `scale p[e]`, or
 /// `scale p[e] / Σ p` over the selected ones where `normalises`. With
-/// [a selection bias](crate::Choice::selection_bias), `p + bias` selects experts, and p gives their
+/// [a selection bias](crate::Router::selection_bias), `p + bias` selects experts, and p gives their
 /// weights. A logit of NaN or positive infinity makes the weights NaN, so that callers notice it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Routing {
@@ -83,13 +83,13 @@ pub enum RouterScores {
     /// `p = softmax(l)` over all experts.
     Softmax,
     /// `p = 1 / (1 + exp(-l))`, each by itself (arXiv 2412.19437). Normalized weights are divided
-    /// by the sum plus [`Scores::LEAST`].
+    /// by the sum plus [`RouterScores::SUM_EPSILON`].
     Sigmoid,
 }
 
 impl RouterScores {
     /// Prevents division by zero where all scores are 0.
-    pub const LEAST: f32 = 1e-20;
+    pub const SUM_EPSILON: f32 = 1e-20;
 }
 
 /// How the last dimension of a buffer splits into heads.

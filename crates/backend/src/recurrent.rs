@@ -50,7 +50,7 @@ pub struct StateHeads {
     /// Value heads; a multiple of `n_k_heads`.
     pub n_v_heads: usize,
     /// Head dimension of keys and queries; a multiple of [`StateHeads::COLUMNS`], at most
-    /// [`StateHeads::MAX_DIMS`].
+    /// [`StateHeads::MAX_K_DIM`].
     pub k_dim: usize,
     /// Head dimension of values; a multiple of [`StateHeads::COLUMNS`].
     pub v_dim: usize,
@@ -181,7 +181,7 @@ pub fn check_short_conv<P: Page, B: Buffer>(
     Ok(())
 }
 
-/// Checks [`Backend::recur`](crate::Backend::recur).
+/// Checks [`Backend::linear_attention`](crate::Backend::linear_attention).
 ///
 /// # Errors
 /// As [`check_short_conv`].

@@ -13,7 +13,7 @@
 //! # Theory
 //!
 //! A vector without a preferred direction, rotated and scaled to unit variance, has coordinates t
-//! of [`Law::Sphere`]. Coded as c(t), its error is M = E(t - c)² ([`codebook_mse`]). turbo then
+//! of [`Distribution::Sphere`]. Coded as c(t), its error is M = E(t - c)² ([`codebook_mse`]). turbo then
 //! rescales c to the norm of t: with B = |c|²/d, the error of one vector is exactly
 //!
 //! ```text

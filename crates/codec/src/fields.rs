@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Codes are unsigned as stored; q8_0 codes are offset by [`block32::Q8_0_ZERO`], q6_K scales
-//! (signed in the file) by 128. `zero`, `sc_zero` and the levels are in [`Spec`].
+//! (signed in the file) by 128. `zero`, `sc_zero` and the levels are in [`FieldSpec`].
 
 use half::f16;
 
@@ -56,7 +56,7 @@ pub struct Fields {
     pub sub_scales: [u8; 16],
     /// `sm` of each sub-block.
     pub sub_mins: [u8; 16],
-    /// Codes of the first [`Spec::len`] values.
+    /// Codes of the first [`FieldSpec::len`] values.
     pub codes: [u8; kquant::LEN],
 }
 
@@ -124,7 +124,7 @@ impl Fields {
     /// Reads the fields of one block of `dtype`.
     ///
     /// # Panics
-    /// When [`Spec::of`] returns `None` for `dtype`, or `block` does not have its size in bytes.
+    /// When [`FieldSpec::of`] returns `None` for `dtype`, or `block` does not have its size in bytes.
     pub fn read(dtype: DType, block: &[u8]) -> Self {
         let mut fields = Self::EMPTY;
         fields.reload(dtype, block);
@@ -163,7 +163,7 @@ impl Fields {
     /// read from.
     ///
     /// # Panics
-    /// When [`Spec::of`] returns `None` for `dtype`, or `out` does not have [`Spec::len`] values.
+    /// When [`FieldSpec::of`] returns `None` for `dtype`, or `out` does not have [`FieldSpec::len`] values.
     pub fn decode(&self, dtype: DType, out: &mut [f32]) {
         let codes32 = || std::array::from_fn(|j| self.codes[j]);
         let coded = |zero| block32::ScaledBlock { scale: self.scale, codes: codes32() }.decode(zero);

@@ -5,7 +5,7 @@
 //! and signs: 1.6 to 3.4 bits per value, but a memory look-up per row, which is too slow for
 //! kernels. The number of levels is small, however; storing the code of level and sign for each
 //! value loses nothing. The block layouts are those of q3_K and iq4_xs
-//! ([`DType::layout`](crate::DType::layout)), and a [`Table`] gives the level of a code.
+//! ([`DType::layout`](crate::DType::layout)), and a [`LevelTable`] gives the level of a code.
 //!
 //! | format | bits per value | file types | value |
 //! |---|---|---|---|

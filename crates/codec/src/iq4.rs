@@ -5,7 +5,7 @@
 //! | iq4_nl | 18 | 4.5 | d · level(code), 32 values |
 //! | iq4_xs | 136 | 4.25 | d · sc · level(code), 256 values in 8 sub-blocks of 32, sc -32..=31 |
 //!
-//! Levels: [`Table::IQ4`]. Layouts (little endian), with v the index of the value:
+//! Levels: [`LevelTable::IQ4`]. Layouts (little endian), with v the index of the value:
 //!
 //! ```text
 //! iq4_nl   d f16, 16 bytes: value j low nibble, value j + 16 high nibble of byte j

@@ -31,13 +31,13 @@ pub const fn factor(k: usize) -> f32 {
     STEP_DENOMINATOR as f32 / (FIRST_NUMERATOR + k) as f32
 }
 
-/// The first step, in units of 1 / [`UNIT`].
+/// The first step, in units of 1 / [`STEP_DENOMINATOR`].
 pub const FIRST_NUMERATOR: usize = 16;
 /// Denominator of the steps: `UNIT` is the step that the norm implies.
 pub const STEP_DENOMINATOR: usize = 20;
 
 /// Returns the magnitude from which a value at step `k` takes the level above decision point `mid`,
-/// in units of 1 / [`ONE`].
+/// in units of 1 / [`MAGNITUDE_SCALE`].
 #[inline(always)]
 pub fn threshold(mid: f32, k: usize) -> i32 {
     (f64::from(mid) * step(k) * f64::from(MAGNITUDE_SCALE)) as i32

@@ -94,7 +94,7 @@ impl Trellis {
     }
 
     /// Returns the branch metric of a step that ends in `window`: the factors of the
-    /// [`Trellis::quantise`]d value times `UNIT[0]`, and of `UNIT[1]`. The metric is 64 (level -
+    /// [`Trellis::quantize`]d value times `UNIT[0]`, and of `UNIT[1]`. The metric is 64 (level -
     /// value)², less a term common to all steps.
     pub const fn branch(&self, window: usize) -> [i16; 2] {
         let level = self.levels[window] as i16;
@@ -106,7 +106,7 @@ impl Trellis {
         (z * Self::PER_UNIT).clamp(-MAX_VALUE, MAX_VALUE).round_ties_even() as i32
     }
 
-    /// The factor of [`Trellis::quantise`].
+    /// The factor of [`Trellis::quantize`].
     pub const PER_UNIT: f32 = 40.0 * UNITS_PER_STEP;
 
     /// Returns the norm of a slice, in units of its scale, from the sum of its squared levels. The

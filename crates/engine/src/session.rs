@@ -216,11 +216,11 @@ impl Session {
         sampler.sample_likeliest(&self.candidates, &self.tokens).map_err(|error| self.sample_error(error))
     }
 
-    /// Works as [`Session::draw`] on logits `[n_vocab]` that `change` has edited; negative infinity
+    /// Works as [`Session::sample`] on logits `[n_vocab]` that `change` has edited; negative infinity
     /// excludes a token.
     ///
     /// # Errors
-    /// As [`Session::draw`].
+    /// As [`Session::sample`].
     pub fn sample_with(
         &mut self,
         sampler: &mut Sampler,

@@ -209,7 +209,7 @@ impl Model {
         self.encode_image_for(None, file)
     }
 
-    /// Works as [`look`](Self::look) for an [owner](crate::Session::with_cache_salt): the time it
+    /// Works as [`encode_image`](Self::encode_image) for an [owner](crate::Session::with_cache_salt): the time it
     /// takes does not reveal the images of other owners.
     ///
     /// # Errors

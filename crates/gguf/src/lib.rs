@@ -64,7 +64,7 @@ const INITIAL_HEAD_BYTES: u64 = 8 << 20;
 const MAX_HEAD: u64 = 1 << 30;
 
 /// A validated GGUF model: one file, all shards of a split one, or a
-/// [virtual file](Gguf::described).
+/// [virtual file](Gguf::from_virtual).
 pub struct Gguf {
     /// At least one; the first holds the metadata.
     shards: Vec<Shard>,
@@ -284,7 +284,7 @@ impl Gguf {
         self.shards[0].parsed.alignment
     }
 
-    /// Returns the path of the (first) file, or the place of a [virtual](Gguf::described) one;
+    /// Returns the path of the (first) file, or the place of a [virtual](Gguf::from_virtual) one;
     /// `None` for a file in memory.
     pub fn path(&self) -> Option<&Path> {
         self.shards[0].path.as_deref()

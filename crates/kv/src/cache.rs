@@ -173,7 +173,7 @@ impl<P: Page> Cache<P> {
     /// Reserves capacity for draft tokens: returns how many of them, up to `most`, the next step
     /// may store behind the next `known` tokens.
     ///
-    /// [Truncation](Cache::cut) to any of them, or to the known tokens alone, is exact without
+    /// [Truncation](Cache::truncate) to any of them, or to the known tokens alone, is exact without
     /// recomputation, and they take no memory beyond that of the known tokens. With recurrent
     /// states such a truncation restores the current states, which this call saves.
     pub fn reserve_draft<B: Backend<Page = P>>(
@@ -229,7 +229,7 @@ impl<P: Page> Cache<P> {
     /// Stored tokens are unchanged, and [`Cache::unreserve`] releases what was allocated so far.
     ///
     /// # Panics
-    /// When `n` is more than [`Cache::max_step_rows`].
+    /// When `n` is more than [`Cache::max_rows`].
     pub fn reserve<B: Backend<Page = P>>(
         &mut self,
         backend: &B,
@@ -310,7 +310,7 @@ impl<P: Page> Cache<P> {
         self.keys.extend(root);
     }
 
-    /// Takes a checkpoint of the current length, which replaces the previous one: [`Cache::cut`]
+    /// Takes a checkpoint of the current length, which replaces the previous one: [`Cache::truncate`]
     /// can truncate to it, or to the tokens just before it, without recomputation.
     ///
     /// It costs a copy of the tails and states once more tokens follow. Fewer than 128 tokens are
@@ -387,7 +387,7 @@ impl<P: Page> Cache<P> {
     }
 
     /// Discards a failed step. The tail may have been overwritten, so that more tokens may be lost:
-    /// see [`Cache::cut`]. Returns the tokens left.
+    /// see [`Cache::truncate`]. Returns the tokens left.
     pub fn undo_step(&mut self) -> usize {
         // Treats everything as coded, so that only a length which needs nothing of the tail is
         // exact.

@@ -45,7 +45,7 @@ pub enum KvError {
     /// A saved page that does not fit the cache.
     #[error("page {index}: {what}")]
     Image {
-        /// Index of the page, in the order of [`Cache::images`](crate::Cache::images).
+        /// Index of the page, in the order of [`Cache::pages`](crate::Cache::pages).
         index: usize,
         /// The problem, with expected and got.
         what: String,

@@ -112,7 +112,7 @@ impl Layout {
         self.groups.iter().map(of_group).fold(of_states, usize::saturating_add).saturating_add(of_balance)
     }
 
-    /// Returns the additional bytes of a checkpoint ([`Cache::mark`](crate::Cache::mark)) after
+    /// Returns the additional bytes of a checkpoint ([`Cache::set_checkpoint`](crate::Cache::set_checkpoint)) after
     /// more tokens follow, and of draft tokens
     /// ([`Cache::reserve_draft`](crate::Cache::reserve_draft)): a copy of the states for each.
     pub fn bytes_aside(&self) -> usize {

@@ -3,11 +3,11 @@
 //!
 //! A [`Plan`] defines what is stored (types per KV layer, head and side, f16 sink and recent
 //! window), a [`Layout`] where; a [`Cache`] holds the blocks of a sequence, which a device appends
-//! to and attends over, layer by layer; a [`Pool`] counts the blocks, limits them to a budget and
+//! to and attends over, layer by layer; a [`BlockPool`] counts the blocks, limits them to a budget and
 //! finds those that another sequence already holds. Layer always means the ordinal among layers
 //! with a cache, not the model's layer number.
 //!
-//! [`Cache::n_bytes`] reports the bytes allocated for one cache, [`Pool::n_bytes`] for all caches
+//! [`Cache::n_bytes`] reports the bytes allocated for one cache, [`BlockPool::n_bytes`] for all caches
 //! together.
 //!
 //! A full context returns an error: there is no context shift. Shifting would require un-rotating,

@@ -30,7 +30,7 @@ impl CacheState {
 }
 
 impl<P: Page> Cache<P> {
-    /// Returns the state that [`Cache::images`] does not contain.
+    /// Returns the state that [`Cache::pages`] does not contain.
     pub fn state(&self) -> CacheState {
         CacheState {
             len: self.len(),
@@ -54,7 +54,7 @@ impl<P: Page> Cache<P> {
         pages.chain(states).chain(marked).map(|page| &***page)
     }
 
-    /// Returns the bytes of each of the [pages](Cache::images).
+    /// Returns the bytes of each of the [pages](Cache::pages).
     pub fn page_bytes(&self) -> impl Iterator<Item = usize> {
         self.live_pages().map(Page::n_bytes)
     }
@@ -71,7 +71,7 @@ impl<P: Page> Cache<P> {
     }
 
     /// Restores a cache from the pages of another. `next` is called in the order of
-    /// [`Cache::images`] with the expected number of bytes.
+    /// [`Cache::pages`] with the expected number of bytes.
     ///
     /// # Errors
     /// [`KvError::Image`] when the state or a page does not fit the layout, [`KvError::Full`] when

@@ -117,7 +117,7 @@ impl Drafter {
         }
     }
 
-    /// Whether MTP has a higher expected speedup than the [prompt lookup](Self::look_up) draft. If
+    /// Whether MTP has a higher expected speedup than the [prompt lookup](Self::draft_from_lookup) draft. If
     /// so, discards that draft.
     pub fn should_predict(&mut self, most: usize) -> bool {
         let speed = |n: usize| {

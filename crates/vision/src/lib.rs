@@ -1,8 +1,8 @@
 //! Vision encoders: images as soft tokens of a language model.
 //!
-//! A [`Encoder`] is a vision encoder from llama.cpp's file `mmproj-*.gguf`: a bidirectional
+//! A [`VisionEncoder`] is a vision encoder from llama.cpp's file `mmproj-*.gguf`: a bidirectional
 //! transformer over the patches of an image, and a projector that maps its outputs to rows as wide
-//! as the hidden size of the text model. [`Layout::new`] preprocesses an image as in training, and
+//! as the hidden size of the text model. [`ImageLayout::new`] preprocesses an image as in training, and
 //! places marker tokens of the vocabulary around and between its rows.
 //!
 //! Matrix products run on a device, as those of the text model do; the operations between them run

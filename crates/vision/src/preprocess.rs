@@ -27,7 +27,7 @@ pub enum ImageToken {
     Mark(String),
     /// Rows of a tile.
     Rows {
-        /// Index in [`Layout::tiles`].
+        /// Index in [`ImageLayout::tiles`].
         tile: usize,
         /// Range of the tile's rows.
         rows: Range<usize>,

@@ -257,8 +257,8 @@ pub(crate) fn new_buffer(device: &wgpu::Device, size: u64, usage: wgpu::BufferUs
 /// Returns a grid of `n` workgroups in its first two dimensions, each within the limits of every
 /// adapter, and of `depth` in its third. Kernels skip those beyond `n`.
 pub(crate) fn groups(n: usize, depth: usize) -> [u32; 3] {
-    const MOST: usize = 32_768;
-    [n.min(MOST) as u32, n.div_ceil(MOST) as u32, depth as u32]
+    const MAX_GROUPS: usize = 32_768;
+    [n.min(MAX_GROUPS) as u32, n.div_ceil(MAX_GROUPS) as u32, depth as u32]
 }
 
 /// Returns the output of `future`. The futures of wgpu are ready at once outside of a browser.

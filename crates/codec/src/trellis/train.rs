@@ -62,7 +62,7 @@ pub fn round(bits: u32, levels: &Levels, samples: &[f64]) -> Round {
     Round { levels: odd(mean), mse: error / samples.len() as f64 }
 }
 
-/// Runs `rounds` rounds from the [`beginning`].
+/// Runs `rounds` rounds from the [`initial_levels`].
 pub fn train(bits: u32, rounds: usize, samples: &[f64]) -> Levels {
     (0..rounds).fold(initial_levels(samples), |levels, _| round(bits, &levels, samples).levels)
 }

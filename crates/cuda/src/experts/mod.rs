@@ -25,7 +25,7 @@ pub(crate) static SOURCE: Source = Source {
     name: "experts.cu",
     text: include_str!("experts.cu"),
     headers: &[RANK_HEADER, SPANS, SUM_HEADER],
-    constants: || Constants::default().float("MIN_SCORE", RouterScores::LEAST),
+    constants: || Constants::default().float("MIN_SCORE", RouterScores::SUM_EPSILON),
     options: &[],
 };
 

@@ -12,7 +12,7 @@ pub struct BatchItem<'a> {
     pub session: &'a mut Session,
     /// Tokens to append, at least one.
     pub tokens: &'a [u32],
-    /// Draft tokens to verify behind a single token, as in [`Session::feed_ahead`]; ignored behind
+    /// Draft tokens to verify behind a single token, as in [`Session::verify`]; ignored behind
     /// several tokens.
     pub draft_tokens: &'a [u32],
     /// Receives the hidden states of the tokens; such a feed has no logits and no draft tokens.

@@ -42,7 +42,7 @@ impl Latent {
 }
 
 /// Maximum head size.
-const MOST: usize = 1024;
+const MAX_HEAD_SIZE: usize = 1024;
 
 /// Reads and checks the MLA keys of a file. Newer files give the head sizes under separate names,
 /// beside those of the cached vectors.
@@ -56,15 +56,15 @@ pub(super) fn read(keys: &Keys, n_layers: usize) -> Result<(KvLayerShape, Latent
     let (v_key, v_dim) = size("attention.value_length_mla", "attention.value_length");
     let (whole, v_dim) = (whole?, v_dim?);
     for (key, dim) in [(k_key, whole), (v_key, v_dim)] {
-        if dim > MOST {
-            return Err(keys.bad(key, &format!("a head size up to {MOST}"), dim));
+        if dim > MAX_HEAD_SIZE {
+            return Err(keys.bad(key, &format!("a head size up to {MAX_HEAD_SIZE}"), dim));
         }
     }
     if n_rot % 2 != 0 || n_rot >= whole {
         return Err(keys.bad(TURNED, &format!("an even number below {whole}"), n_rot));
     }
-    if rank % 2 != 0 || rank.saturating_add(n_rot) > MOST {
-        return Err(keys.bad(RANK, &format!("an even number up to {}", MOST - n_rot), rank));
+    if rank % 2 != 0 || rank.saturating_add(n_rot) > MAX_HEAD_SIZE {
+        return Err(keys.bad(RANK, &format!("an even number up to {}", MAX_HEAD_SIZE - n_rot), rank));
     }
     keys.refuse_positive(super::ropes::TEMPERATURE, "scores that grow with the position")?;
     let q_rank = Some(keys.count("attention.q_lora_rank")?).filter(|&rank| rank > 0);

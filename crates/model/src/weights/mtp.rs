@@ -32,7 +32,7 @@ const HEAD_NORM: &str = "nextn.shared_head_norm.weight";
 impl<B: Backend> Weights<B> {
     /// Loads the MTP layer after the last layer; embedding and output matrix are the model's, whose
     /// weights these are, unless the layer has others. `None` if the file has no such layer, or
-    /// [the part excludes it](super::Part::has_mtp).
+    /// [the part excludes it](super::LayerRange::has_mtp).
     ///
     /// # Errors
     ///

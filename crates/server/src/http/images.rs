@@ -9,7 +9,7 @@ use super::error::ApiError;
 use super::unknown_blocks;
 
 /// Maximum images of a conversation.
-const MOST: usize = 128;
+const MAX_IMAGES: usize = 128;
 
 /// Accepts padding or none: clients send both.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -27,7 +27,7 @@ pub(super) fn content(parts: &[Value], images: &mut Vec<Vec<u8>>) -> Result<Valu
         match (kind, part["text"].as_str()) {
             ("text" | "input_text" | "output_text", Some(text)) => add_text(&mut content, text),
             ("image_url" | "input_image" | "image", _) => {
-                if images.len() == MOST {
+                if images.len() == MAX_IMAGES {
                     return Err(ApiError::field("content", "at most 128 images", "more"));
                 }
                 images.push(file(part)?);
@@ -120,7 +120,7 @@ mod tests {
             let error = read(json!([part])).unwrap_err();
             assert!(error.contains(line), "{error}");
         }
-        let many = vec![json!({ "type": "image_url", "image_url": "data:;base64,AA" }); MOST + 1];
+        let many = vec![json!({ "type": "image_url", "image_url": "data:;base64,AA" }); MAX_IMAGES + 1];
         assert!(read(many.into()).unwrap_err().contains("at most 128 images"));
     }
 }

@@ -213,7 +213,7 @@ fn finish_scores(
             let at = (4u * word + i) * QUADS + x;
             var s = select((*of_half)[at], (*of_main)[at] + (*of_centre)[x], is_main(keys, tile, (*seen).k_window[x])) * scale;
             let is_seen = (vec4<u32>(token) >= (*seen).oldest[x]) & (vec4<u32>(token) <= (*seen).position[x]);
-            s = select(vec4<f32>(LEAST), s, is_seen);
+            s = select(vec4<f32>(MIN_F32), s, is_seen);
             weights[token % TOKENS * QUADS + x] = s;
             (*most)[x] = max((*most)[x], s);
         }
@@ -225,14 +225,14 @@ fn bent(s: vec4<f32>, cap: f32) -> vec4<f32> {
     if cap <= 0.0f { return s; }
     let x = s / cap;
     let t = vec4<f32>(hyperbolic_tangent(x.x), hyperbolic_tangent(x.y), hyperbolic_tangent(x.z), hyperbolic_tangent(x.w));
-    return select(cap * t, s, s == vec4<f32>(LEAST));
+    return select(cap * t, s, s == vec4<f32>(MIN_F32));
 }
 
 // Returns e^(s - most); 0 for masked scores.
 fn weight_of(s: vec4<f32>, most: vec4<f32>) -> vec4<f32> {
     let d = s - most;
     let weight = vec4<f32>(exponential(d.x), exponential(d.y), exponential(d.z), exponential(d.w));
-    return select(weight, vec4<f32>(), s == vec4<f32>(LEAST));
+    return select(weight, vec4<f32>(), s == vec4<f32>(MIN_F32));
 }
 
 // Adds the weighted values of the quantized tile at `place` for the thread's dims, for queries that
@@ -315,7 +315,7 @@ fn largest_of(v: vec4<u32>) -> u32 {
 // where its tokens begin in this span.
 fn look(unit: u32, slot: u32, span: u32) {
     let q = query_at(unit, slot);
-    var sink = LEAST;
+    var sink = MIN_F32;
     if p.has_sinks != 0u && q.is_there && q.oldest / (TOKENS * CHUNKS_PER_SPAN) == span { sink = sinks[q.head]; }
     of_queries[slot] = q.oldest;
     of_queries[4u * QUADS + slot] = q.position;
@@ -358,7 +358,7 @@ fn attend(
         seen.v_window[x] = kept(12u * QUADS + 4u * x);
         most[x] = bitcast<vec4<f32>>(kept(16u * QUADS + 4u * x));
         // A sink is a score without a value.
-        total[x] = select(vec4<f32>(1.0f), vec4<f32>(0.0f), most[x] == vec4<f32>(LEAST));
+        total[x] = select(vec4<f32>(1.0f), vec4<f32>(0.0f), most[x] == vec4<f32>(MIN_F32));
         oldest = min(oldest, least(seen.oldest[x]));
         position = max(position, largest_of(seen.position[x]));
         k_windows = vec2<u32>(min(k_windows.x, least(seen.k_window[x])), max(k_windows.y, largest_of(seen.k_window[x])));
@@ -405,7 +405,7 @@ fn attend(
             score_floats(F16, keys, half_place(keys, there), queries_at, first, &of_half);
         }
         var largest = PerQuery();
-        for (var x = 0u; x < QUADS; x++) { largest[x] = vec4<f32>(LEAST); }
+        for (var x = 0u; x < QUADS; x++) { largest[x] = vec4<f32>(MIN_F32); }
         finish_scores(0u, first, tile, scale, keys, &seen, &of_main, &of_half, &of_centre, &largest);
         if WORDS > 1u { finish_scores(1u, first, tile, scale, keys, &seen, &of_main, &of_half, &of_centre, &largest); }
         if WORDS > 2u {
@@ -417,7 +417,7 @@ fn attend(
 
         var older = PerQuery();
         for (var x = 0u; x < QUADS; x++) {
-            var new_most = vec4<f32>(LEAST);
+            var new_most = vec4<f32>(MIN_F32);
             for (var other = 0u; other < LANES; other++) { new_most = max(new_most, mosts[other * QUADS + x]); }
             new_most = max(most[x], bent(new_most, cap));
             older[x] = weight_of(most[x], new_most);

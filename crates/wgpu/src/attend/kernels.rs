@@ -169,7 +169,7 @@ fn constants() -> Constants {
         .floats("TRELLIS_LEVELS", &trellis_levels.collect::<Vec<_>>())
         .float("Q8_0_ZERO", block32::Q8_0_ZERO.into())
         .float("Q4_0_ZERO", block32::Q4_0_ZERO.into())
-        .float("LEAST", f32::MIN)
+        .float("MIN_F32", f32::MIN)
         .whole("NO_CODES", 0)
         .whole("ONLY_KEYS", 2)
         .whole("ONLY_VALUES", 3)

@@ -62,7 +62,7 @@ impl AttendWork {
     }
 
     /// Returns the seconds of attention on `device`, on which this was created, or of its stage
-    /// `stage` ([`Backend::stages`]), `launches` times in one submission.
+    /// `stage` ([`Backend::attend_stages`]), `launches` times in one submission.
     ///
     /// # Errors
     /// Those of [`Backend::attend`].

@@ -20,7 +20,7 @@ pub(crate) static CHOOSE: Source = Source {
     parts: &[NUMBERS, RANK, Part { name: "experts.wgsl", text: include_str!("experts.wgsl") }],
     constants: || {
         let constants = Constants::default().whole("THREADS", 32).whole("MAX_GROUPS", MAX_GROUPS);
-        constants.float("MIN_SCORE", RouterScores::LEAST)
+        constants.float("MIN_SCORE", RouterScores::SUM_EPSILON)
     },
 };
 

@@ -82,7 +82,7 @@ fn add_weights(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &mu
         RouterScores::Sigmoid => {
             let score = |best: &Candidate| sigmoid(best.logit);
             let total = match routing.normalizes {
-                true => best.iter().map(score).sum::<f32>() + RouterScores::LEAST,
+                true => best.iter().map(score).sum::<f32>() + RouterScores::SUM_EPSILON,
                 false => 1.0,
             };
             chosen.extend(best.iter().map(|best| (best.id, routing.scale * (score(best) / total))));
