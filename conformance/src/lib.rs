@@ -15,7 +15,7 @@
 //!
 //! A device need not support every cache shape, and an interpreter need not run every combination
 //! of sizes ([`Coverage`]): cases rejected with
-//! [`BackendError::BackendError`](kvant_backend::BackendError), not promised or not requested are
+//! [`BackendError::Unsupported`](kvant_backend::BackendError), not promised or not requested are
 //! listed in the [`Skipped`] that a suite returns, and its caller prints them on a line `skipped:
 //! ..`.
 #![forbid(unsafe_code)]
@@ -86,7 +86,7 @@ list! {
     "attend_capped": ops::attend::capped,
     "attend_sinks": ops::attend::sinks,
     "attend_joint": ops::attend::joint,
-    "attend_company": ops::batch_invariance::run,
+    "attend_batch_invariance": ops::batch_invariance::run,
     "attend_sizes": ops::extremes::sizes,
     "attend_clipped": ops::extremes::clipped,
     "attend_bad_queries": ops::extremes::bad_queries,

@@ -136,8 +136,8 @@ pub fn short_conv(conv: ShortConv, x: &[f32], kernel: &[f32], row: usize, c: usi
     terms.fold((bias, bias.abs()), |(sum, magnitude), term| (sum + term, magnitude + term.abs()))
 }
 
-/// Computes [`Backend::linear_attention`](kvant_backend::Backend::linear_attention) for each of the first rows of a
-/// sequence, `[rows, n_v_heads * v_dim]`.
+/// Computes [`Backend::linear_attention`](kvant_backend::Backend::linear_attention) for each of the
+/// first rows of a sequence, `[rows, n_v_heads * v_dim]`.
 ///
 /// With the delta rule, a row maps a state S to `keep (I - write k kᵀ) S + write k vᵀ` with k of
 /// length one and both gates from 0 to 1, which increases no distance between two states: the

@@ -77,7 +77,7 @@ const USUAL: Case = Case {
 const PLAIN: Routing =
     Routing { n_used: 2, scores: RouterScores::Softmax, normalizes: true, scale: 1.0, expert_groups: None };
 
-/// Compares `expert_ffn` with its equation for any number of experts and rows, and any selection.
+/// Compares `moe_ffn` with its equation for any number of experts and rows, and any selection.
 pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     let mut lacks = subject.lacks();
     let laws = [Law::Any, Law::Last, Law::Alike];
@@ -128,7 +128,7 @@ pub fn run<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     lacks
 }
 
-/// Compares `expert_ffn` with its equation for weights of every type.
+/// Compares `moe_ffn` with its equation for weights of every type.
 pub fn types<B: Backend>(subject: &DeviceUnderTest<B>) -> Skipped {
     use DType::{BF16, F16, F32, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, TQ3_1S, TQ4_1S};
     let mut lacks = subject.lacks();

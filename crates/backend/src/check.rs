@@ -53,8 +53,8 @@ pub fn check_matrix(source: &WeightSource) -> Result<()> {
     BackendError::check(OP, "bytes of the weights", n_out.saturating_mul(row_bytes), bytes.len())
 }
 
-/// Checks [`Backend::upload_experts`], including [`check_matrix`] of all rows together. Returns the rows
-/// per expert.
+/// Checks [`Backend::upload_experts`], including [`check_matrix`] of all rows together. Returns the
+/// rows per expert.
 pub fn check_experts(source: &WeightSource, n_experts: usize) -> Result<usize> {
     const OP: &str = "experts";
     check_matrix(source)?;

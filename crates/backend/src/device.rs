@@ -268,9 +268,9 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// Uploads `n_experts` matrices of one shape: `source` holds the rows of all of them, matrix
     /// after matrix.
     fn upload_experts(&self, source: WeightSource, n_experts: usize) -> Result<Self::Experts>;
-    /// As [`Backend::upload_experts`], with matrices that stay in `source`, a mapped file: they use no
-    /// process memory, and the selected ones are repacked at every step. Results are bit-identical.
-    /// A device without support returns an error.
+    /// As [`Backend::upload_experts`], with matrices that stay in `source`, a mapped file: they use
+    /// no process memory, and the selected ones are repacked at every step. Results are
+    /// bit-identical. A device without support returns an error.
     fn map_experts(&self, source: WeightSource, n_experts: usize) -> Result<Self::Experts> {
         _ = (source, n_experts);
         let (wanted, has) = ("experts that stay in the file".to_owned(), "experts in its memory".to_owned());
@@ -427,9 +427,9 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// `out` `[rows, n_heads * v_head_dim]`.
     ///
     /// Which tokens a row reads in f16 and which as codes depends on its position alone (see
-    /// [`KvTensorSpec::f16_window_start`](crate::KvTensorSpec::f16_window_start)); `band` is the output of the append.
-    /// Queries are rotated once when K is rotated, the output is un-rotated once when V is. Reads
-    /// the tiles in place; never writes a dequantized copy of the cache.
+    /// [`KvTensorSpec::f16_window_start`](crate::KvTensorSpec::f16_window_start)); `band` is the
+    /// output of the append. Queries are rotated once when K is rotated, the output is un-rotated
+    /// once when V is. Reads the tiles in place; never writes a dequantized copy of the cache.
     ///
     /// With `sinks` `[n_heads]`, the softmax of a head has one more score, its sink, without a
     /// value: weights add up to less than one (gpt-oss; arXiv 2309.17453 gives the reason). A sink

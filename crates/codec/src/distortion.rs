@@ -13,8 +13,8 @@
 //! # Theory
 //!
 //! A vector without a preferred direction, rotated and scaled to unit variance, has coordinates t
-//! of [`Distribution::Sphere`]. Coded as c(t), its error is M = E(t - c)² ([`codebook_mse`]). turbo then
-//! rescales c to the norm of t: with B = |c|²/d, the error of one vector is exactly
+//! of [`Distribution::Sphere`]. Coded as c(t), its error is M = E(t - c)² ([`codebook_mse`]). turbo
+//! then rescales c to the norm of t: with B = |c|²/d, the error of one vector is exactly
 //!
 //! ```text
 //! |t - c/√B|² / d = 2 - √B - (1 - M)/√B

@@ -124,7 +124,8 @@ impl Fields {
     /// Reads the fields of one block of `dtype`.
     ///
     /// # Panics
-    /// When [`FieldSpec::of`] returns `None` for `dtype`, or `block` does not have its size in bytes.
+    /// When [`FieldSpec::of`] returns `None` for `dtype`, or `block` does not have its size in
+    /// bytes.
     pub fn read(dtype: DType, block: &[u8]) -> Self {
         let mut fields = Self::EMPTY;
         fields.reload(dtype, block);
@@ -163,7 +164,8 @@ impl Fields {
     /// read from.
     ///
     /// # Panics
-    /// When [`FieldSpec::of`] returns `None` for `dtype`, or `out` does not have [`FieldSpec::len`] values.
+    /// When [`FieldSpec::of`] returns `None` for `dtype`, or `out` does not have [`FieldSpec::len`]
+    /// values.
     pub fn decode(&self, dtype: DType, out: &mut [f32]) {
         let codes32 = || std::array::from_fn(|j| self.codes[j]);
         let coded = |zero| block32::ScaledBlock { scale: self.scale, codes: codes32() }.decode(zero);

@@ -111,7 +111,7 @@ tests! {
     attend_capped: 80,
     attend_sinks: 80,
     attend_joint: 80,
-    attend_company: 80,
+    attend_batch_invariance: 80,
     attend_sizes: 80,
     attend_clipped: 80,
     attend_bad_queries: 80,

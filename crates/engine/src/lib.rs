@@ -1,5 +1,7 @@
 //! Runs large language models on a compressed KV cache.
 //!
+//! # Chat
+//!
 //! ```
 //! use kvant::{GenerateOptions, KvOptions, Message, Model, SamplerParams, SessionOptions};
 //!
@@ -22,6 +24,107 @@
 //! A [`Model`] is cheap to clone and serves any number of [`Session`]s; a session owns one KV
 //! cache. Weights, cache types and the device are chosen once; [`Model::device`] reports the device
 //! and kernels in use.
+//!
+//! | task | items |
+//! |---|---|
+//! | load | [`Model::open`], [`Model::bundled`], [`OpenOptions`], [`DeviceChoice`], [`LoraFile`] |
+//! | KV cache | [`KvOptions`], [`DType`], [`Policy`], [`KvPlan`], [`KvBalance`], [`Session::kv`] |
+//! | chat | [`Message`], [`Model::chat_prompt`], [`ChatTemplate`], [`RenderOptions`] |
+//! | generate | [`Session::generate`], [`GenerateOptions`], [`SamplerParams`], [`CancelFlag`] |
+//! | token by token | [`Session::feed`], [`Session::sample`], [`Session::logits`], [`Sampler`] |
+//! | batch | [`Session::step_batch`], [`BatchItem`], [`Session::fork`], [`Session::rewind`] |
+//! | speculative decoding | [`Drafter`], [`Session::draft`], [`Session::verify`] |
+//! | files | [`Session::save`], [`Model::load_session`], [`SavedSession`] |
+//! | embeddings, reranking | [`Model::embed`], [`EmbedOptions`], [`Reranker`] |
+//! | vision | [`Model::encode_image`], [`EncodedImage`], [`Model::chat_prompt_with_images`] |
+//! | measurements | [`Session::feed_scored`], [`Session::feed_observed`], [`Session::kv_rows`] |
+//!
+//! # Stream
+//!
+//! [`Session::generate`] yields text as it is decoded; a [`CancelFlag`] ends it from another
+//! thread.
+//!
+//! ```
+//! # fn main() -> Result<(), kvant::Error> {
+//! # let model = kvant::Model::bundled(Default::default())?;
+//! let mut session = model.session(Default::default())?;
+//! let prompt = model.tokenizer()?.encode_exact("Once upon a time")?;
+//! let options = kvant::GenerateOptions { max_tokens: Some(8), ..Default::default() };
+//! let mut generation = session.generate(&prompt, options)?;
+//! for token in generation.by_ref() {
+//!     print!("{}", token?.text);
+//! }
+//! println!(" ({:.0} tok/s)", generation.stats().decode_tps());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Batch
+//!
+//! One pass over the weights serves many sessions, prefill beside decode; the bits of each do not
+//! depend on the others.
+//!
+//! ```
+//! use kvant::{BatchItem, Sampler, SamplerParams, Session};
+//! # fn main() -> Result<(), kvant::Error> {
+//! # let model = kvant::Model::bundled(Default::default())?;
+//! let tokenizer = model.tokenizer()?;
+//! let mut sessions = [model.session(Default::default())?, model.session(Default::default())?];
+//! let prompts = [tokenizer.encode_exact("The sun is")?, tokenizer.encode_exact("One, two,")?];
+//! let items = sessions.iter_mut().zip(&prompts);
+//! let items = items.map(|(session, prompt)| BatchItem::new(session, prompt));
+//! Session::step_batch(&mut items.collect::<Vec<_>>())?;
+//! let mut sampler = Sampler::new(SamplerParams::greedy());
+//! for session in &mut sessions {
+//!     println!("{}", tokenizer.decode(&[session.sample(&mut sampler)?]));
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Save and restore
+//!
+//! A context file holds the tokens and the cache, bit for bit.
+//!
+//! ```
+//! # fn main() -> Result<(), kvant::Error> {
+//! # let model = kvant::Model::bundled(Default::default())?;
+//! # let path = std::env::temp_dir().join(format!("kvant-guide-{}.kvctx", std::process::id()));
+//! let mut session = model.session(Default::default())?;
+//! session.feed(&model.tokenizer()?.encode_exact("A long text")?, &mut |_| true)?;
+//! session.save(&path)?;
+//! let restored = model.load_session(&path, None)?;
+//! assert_eq!(restored.tokens(), session.tokens());
+//! # std::fs::remove_file(path).unwrap();
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Embeddings
+//!
+//! ```
+//! # fn main() -> Result<(), kvant::Error> {
+//! # let model = kvant::Model::bundled(Default::default())?;
+//! let vectors = model.embed(&["a cat", "a dog"], &Default::default())?;
+//! let cosine: f32 = vectors[0].iter().zip(&vectors[1]).map(|(a, b)| a * b).sum();
+//! println!("{cosine:.2}");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Vision
+//!
+//! ```no_run
+//! use kvant::{Message, Model, OpenOptions};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mmproj = Some(kvant::open_file("mmproj.gguf")?.into());
+//! let model = Model::open_with("model.gguf", OpenOptions { mmproj, ..Default::default() })?;
+//! let image = model.encode_image(&std::fs::read("photo.jpg")?)?;
+//! let message = Message::user("What is this?").with_images(1);
+//! let prompt = model.chat_prompt_with_images(&[message], &[image])?;
+//! # Ok(())
+//! # }
+//! ```
 #![forbid(unsafe_code)]
 
 #[cfg_attr(not(feature = "wgpu"), path = "no_adapter.rs")]

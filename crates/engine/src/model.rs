@@ -56,8 +56,8 @@ pub struct OpenOptions<'a> {
     pub draft: Option<Arc<Gguf>>,
     /// LoRA adapters, applied together.
     pub loras: Vec<LoraFile>,
-    /// The file of the vision encoder, llama.cpp's `mmproj-*.gguf`: see [`Model::encode_image`]. It runs on
-    /// the CPU.
+    /// The file of the vision encoder, llama.cpp's `mmproj-*.gguf`: see [`Model::encode_image`]. It
+    /// runs on the CPU.
     pub mmproj: Option<Arc<Gguf>>,
     /// A chat template to use instead of the file's own.
     pub chat_template: Option<String>,

@@ -216,8 +216,8 @@ impl Session {
         sampler.sample_likeliest(&self.candidates, &self.tokens).map_err(|error| self.sample_error(error))
     }
 
-    /// Works as [`Session::sample`] on logits `[n_vocab]` that `change` has edited; negative infinity
-    /// excludes a token.
+    /// Works as [`Session::sample`] on logits `[n_vocab]` that `change` has edited; negative
+    /// infinity excludes a token.
     ///
     /// # Errors
     /// As [`Session::sample`].

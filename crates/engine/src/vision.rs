@@ -209,8 +209,9 @@ impl Model {
         self.encode_image_for(None, file)
     }
 
-    /// Works as [`encode_image`](Self::encode_image) for an [owner](crate::Session::with_cache_salt): the time it
-    /// takes does not reveal the images of other owners.
+    /// Works as [`encode_image`](Self::encode_image) for an
+    /// [owner](crate::Session::with_cache_salt): the time it takes does not reveal the images of
+    /// other owners.
     ///
     /// # Errors
     /// As there.

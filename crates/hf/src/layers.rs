@@ -86,13 +86,13 @@ pub(crate) fn sublayers(config: Object<'_>) -> Result<Option<Vec<Sublayer>>, HfE
 }
 
 /// Limit of sizes that are multiplied with each other: a thousand times that of any model.
-const MOST: u32 = 1 << 20;
+const MAX_SIZE: u32 = 1 << 20;
 
 /// Reads a size that is multiplied with others.
 fn factor(config: Object<'_>, key: &str) -> Result<usize, HfError> {
     match config.size(key)? {
-        size if size <= MOST => Ok(size as usize),
-        size => Err(config.bad(key, format!("1 to {MOST}"), size.to_string())),
+        size if size <= MAX_SIZE => Ok(size as usize),
+        size => Err(config.bad(key, format!("1 to {MAX_SIZE}"), size.to_string())),
     }
 }
 

@@ -310,8 +310,9 @@ impl<P: Page> Cache<P> {
         self.keys.extend(root);
     }
 
-    /// Takes a checkpoint of the current length, which replaces the previous one: [`Cache::truncate`]
-    /// can truncate to it, or to the tokens just before it, without recomputation.
+    /// Takes a checkpoint of the current length, which replaces the previous one:
+    /// [`Cache::truncate`] can truncate to it, or to the tokens just before it, without
+    /// recomputation.
     ///
     /// It costs a copy of the tails and states once more tokens follow. Fewer than 128 tokens are
     /// not checkpointed, unless there are states: recomputing these takes long.

@@ -112,9 +112,10 @@ impl Layout {
         self.groups.iter().map(of_group).fold(of_states, usize::saturating_add).saturating_add(of_balance)
     }
 
-    /// Returns the additional bytes of a checkpoint ([`Cache::set_checkpoint`](crate::Cache::set_checkpoint)) after
-    /// more tokens follow, and of draft tokens
-    /// ([`Cache::reserve_draft`](crate::Cache::reserve_draft)): a copy of the states for each.
+    /// Returns the additional bytes of a checkpoint
+    /// ([`Cache::set_checkpoint`](crate::Cache::set_checkpoint)) after more tokens follow, and of
+    /// draft tokens ([`Cache::reserve_draft`](crate::Cache::reserve_draft)): a copy of the states
+    /// for each.
     pub fn bytes_aside(&self) -> usize {
         let states = self.states.as_ref().map_or(0, |states| states.n_bytes().saturating_mul(2));
         self.groups.iter().map(|group| group.sizes.tail).fold(states, usize::saturating_add)

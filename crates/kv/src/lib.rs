@@ -3,12 +3,12 @@
 //!
 //! A [`Plan`] defines what is stored (types per KV layer, head and side, f16 sink and recent
 //! window), a [`Layout`] where; a [`Cache`] holds the blocks of a sequence, which a device appends
-//! to and attends over, layer by layer; a [`BlockPool`] counts the blocks, limits them to a budget and
-//! finds those that another sequence already holds. Layer always means the ordinal among layers
+//! to and attends over, layer by layer; a [`BlockPool`] counts the blocks, limits them to a budget
+//! and finds those that another sequence already holds. Layer always means the ordinal among layers
 //! with a cache, not the model's layer number.
 //!
-//! [`Cache::n_bytes`] reports the bytes allocated for one cache, [`BlockPool::n_bytes`] for all caches
-//! together.
+//! [`Cache::n_bytes`] reports the bytes allocated for one cache, [`BlockPool::n_bytes`] for all
+//! caches together.
 //!
 //! A full context returns an error: there is no context shift. Shifting would require un-rotating,
 //! re-applying RoPE and re-encoding every key, and every system that tried it on a rotated cache

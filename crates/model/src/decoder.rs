@@ -112,8 +112,8 @@ pub struct BatchSequence<'a, P: Page> {
     pub n: usize,
     /// Which of them get logits.
     pub logits_for: LogitsFor,
-    /// Scale of each [adapter](crate::LayerRange::with_loras) for this sequence; the loaded scales when
-    /// `None`.
+    /// Scale of each [adapter](crate::LayerRange::with_loras) for this sequence; the loaded scales
+    /// when `None`.
     pub lora_scales: Option<&'a [f32]>,
     /// Positions of its rows, for models with M-RoPE; consecutive positions when `None`.
     pub places: Option<&'a [Position]>,
@@ -187,7 +187,8 @@ impl<B: Backend> Decoder<B> {
 
     /// Runs the layers on the entry: the rows of all `parts` in order, each appended to its cache.
     /// Writes the logits of the requested rows of all parts, in order, to `out`. If the last layer
-    /// is on another device, no logits can be requested, and [`Decoder::hidden_states`] returns its input.
+    /// is on another device, no logits can be requested, and [`Decoder::hidden_states`] returns its
+    /// input.
     ///
     /// # Errors
     ///
@@ -541,7 +542,8 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Copies the hidden states of the last step's `rows` rows to `out` `[rows, n_embd]`: the input
-    /// of the next part of the model or, in the last part, the [final hidden states](Self::final_hidden).
+    /// of the next part of the model or, in the last part, the [final hidden
+    /// states](Self::final_hidden).
     ///
     /// # Errors
     ///

@@ -117,8 +117,8 @@ impl Drafter {
         }
     }
 
-    /// Whether MTP has a higher expected speedup than the [prompt lookup](Self::draft_from_lookup) draft. If
-    /// so, discards that draft.
+    /// Whether MTP has a higher expected speedup than the [prompt lookup](Self::draft_from_lookup)
+    /// draft. If so, discards that draft.
     pub fn should_predict(&mut self, most: usize) -> bool {
         let speed = |n: usize| {
             let (tokens, _) = expected_tokens(std::iter::repeat_n(self.prediction_acceptance, n));

@@ -2,8 +2,8 @@
 //!
 //! A [`VisionEncoder`] is a vision encoder from llama.cpp's file `mmproj-*.gguf`: a bidirectional
 //! transformer over the patches of an image, and a projector that maps its outputs to rows as wide
-//! as the hidden size of the text model. [`ImageLayout::new`] preprocesses an image as in training, and
-//! places marker tokens of the vocabulary around and between its rows.
+//! as the hidden size of the text model. [`ImageLayout::new`] preprocesses an image as in training,
+//! and places marker tokens of the vocabulary around and between its rows.
 //!
 //! Matrix products run on a device, as those of the text model do; the operations between them run
 //! on the host, as they take a small part of the time.

@@ -174,7 +174,7 @@ tests! {
     attend_capped,
     attend_sinks,
     attend_joint,
-    attend_company,
+    attend_batch_invariance,
     attend_sizes,
     attend_clipped,
     attend_bad_queries,

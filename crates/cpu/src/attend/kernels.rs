@@ -348,7 +348,7 @@ impl AccumulateCodes<'_> {
         let n = self.factors.len();
         match (self.coding, self.weight_planes) {
             // Codes of another type: expanded, or reduced to its low bits
-            // ([`Stage::Stage`](super::Stage)).
+            // ([`Stage::LowBits`](super::Stage)).
             (Coding::Whole, 1) => {
                 with_n!(n, N => lanes.run(AccumulateCodesChunk::<Whole, N, 1>(&mut self, PhantomData)))
             }

@@ -38,7 +38,7 @@ static DITHER: [Lane; BLOCK_TILES] = {
 };
 
 /// Returns the number of byte planes of weights for values with this
-/// [`Codes::Codes`](super::codes::Codes): one where rounding to it costs at most a twentieth of the
+/// [`Codes::LOSS`](super::codes::Codes): one where rounding to it costs at most a twentieth of the
 /// loss of the codes of the largest weight's value, with all others of a block anywhere between two
 /// units, where dithering is off by 1/6 unit² in the mean.
 pub(super) const fn weight_planes<L: Lanes>(loss: f32) -> usize {

@@ -162,14 +162,14 @@ __device__ void load_span(const Book& book, const u8* span, u32 first, const u16
 template <bool KEYS, u32 DIM, u32 TYPE>
 __device__ void load_coded(const Book& book, const u8* tile, const u16* centre, u16* to, u32 lane) {
     if constexpr (DIM % MIN_DIMS == 0) {
-        constexpr u32 MOST = is_turbo(TYPE) ? TURBO_DIMS : BLOCK32_DIMS, SPANS = DIM > 2 * SPAN ? DIM / SPAN * SPAN : 0;
+        constexpr u32 MAX_DIMS = is_turbo(TYPE) ? TURBO_DIMS : BLOCK32_DIMS, SPANS = DIM > 2 * SPAN ? DIM / SPAN * SPAN : 0;
 #pragma unroll 1
         for (u32 first = 0; first < SPANS; first += SPAN) {
-            const u8* span = tile + block_byte(TYPE, first / MOST, first);
+            const u8* span = tile + block_byte(TYPE, first / MAX_DIMS, first);
             load_span<KEYS, DIM, TYPE, SPAN>(book, span, first, centre, to, lane);
         }
         if constexpr (DIM > SPANS) {
-            const u8* span = tile + block_byte(TYPE, SPANS / MOST, SPANS);
+            const u8* span = tile + block_byte(TYPE, SPANS / MAX_DIMS, SPANS);
             load_span<KEYS, DIM, TYPE, DIM - SPANS>(book, span, SPANS, centre, to, lane);
         }
     }

@@ -16,8 +16,8 @@ pub enum Entry<'a> {
     Tokens(&'a [u32]),
     /// The residual stream after the previous part's layers, `[rows, n_embd]`.
     Residual(&'a [f32]),
-    /// Tokens, each with the [final hidden state](Decoder::final_hidden) of the previous token `[rows,
-    /// n_embd]`: the input of an MTP layer.
+    /// Tokens, each with the [final hidden state](Decoder::final_hidden) of the previous token
+    /// `[rows, n_embd]`: the input of an MTP layer.
     Pairs(&'a [u32], &'a [f32]),
 }
 

@@ -47,7 +47,7 @@ impl Register {
 }
 
 /// Codes of 32 columns of two panels, one to a byte, `[group][panel]`, or in the order of
-/// [`MultiplyChunk::MultiplyChunk`](super::set::MultiplyChunk).
+/// [`MultiplyChunk::arrange`](super::kernel_set::MultiplyChunk).
 pub(super) type BlockCodes = [[Line; PAIR]; GROUPS];
 
 /// Codes and scales of some columns of two panels.
