@@ -75,7 +75,7 @@ def ask(url, schema, seed, way):
         url + "/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=120) as answer:
+        with urllib.request.urlopen(request, timeout=900) as answer:
             answer = json.load(answer)
     except urllib.error.HTTPError as error:
         message = json.load(error)["error"]["message"]
