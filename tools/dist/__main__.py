@@ -42,7 +42,8 @@ def make(target, args):
     built = build.build_binary(target, args.target_dir)
     build.stage(target, built, stage, symbols)
     packages.write_archives(target, stage, symbols, args.out)
-    build.build_wheel(target, args.target_dir, stage, args.out)
+    if "wheel" not in args.without:
+        build.build_wheel(target, args.target_dir, stage, args.out)
     writers = [("dpkg-deb", target.deb, packages.write_deb), ("rpmbuild", target.rpm, packages.write_rpm), ("npm", target.npm, packages.write_npm)]
     for program, architecture, write in writers:
         if not architecture or program in args.without:
@@ -56,7 +57,7 @@ def main():
     parser = argparse.ArgumentParser(prog="tools/dist", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="targets of targets.toml; this machine's by default")
     parser.add_argument("--collect", action="store_true", help="make nothing but manifests, checksums and SBOM")
-    parser.add_argument("--without", action="append", default=[], choices=["dpkg-deb", "rpmbuild", "npm", "sbom"], help="leave packages out")
+    parser.add_argument("--without", action="append", default=[], choices=["wheel", "dpkg-deb", "rpmbuild", "npm", "sbom"], help="leave packages out")
     parser.add_argument("--out", type=pathlib.Path, default=FOLDER / "packages")
     parser.add_argument("--target-dir", type=pathlib.Path, default=FOLDER / "target", help="folder of compiled crates")
     args = parser.parse_args()

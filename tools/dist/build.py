@@ -109,8 +109,9 @@ def split_symbols(target, built, stage, symbols):
     sysroot = pathlib.Path(output("rustc", "--print", "sysroot").strip())
     objcopy = sysroot / "lib/rustlib" / host() / "bin/rust-objcopy"
     debug = symbols / "kvant.debug"
-    run(objcopy, "--only-keep-debug", built, debug)
-    run(objcopy, "--strip-all", f"--add-gnu-debuglink={debug}", built, program)
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(sysroot / "lib")}
+    run(objcopy, "--only-keep-debug", built, debug, env=environment)
+    run(objcopy, "--strip-all", f"--add-gnu-debuglink={debug}", built, program, env=environment)
     if (dwp := built.with_suffix(".dwp")).exists():
         shutil.copy2(dwp, symbols / "kvant.dwp")
 
