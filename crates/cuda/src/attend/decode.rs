@@ -70,7 +70,7 @@
 //! Possible improvements: scales of values that join the softmax weights as powers of two, with a
 //! maximum of their own (half of the f16 operations, 17 % of turbo3's instructions); signs of
 //! turbo4's keys as f16 signs, since its levels are symmetric (12 % of its integer instructions);
-//! tiles that arrive by copies to shared memory, as weights do in `one.cu`, which leaves registers
+//! tiles that arrive by copies to shared memory, as weights do in `gemv.cu`, which leaves registers
 //! for more warps.
 
 use kvant_backend::{KvTensorSpec, Result};

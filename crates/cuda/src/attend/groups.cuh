@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "ends.cuh"
+#include "prologue_epilogue.cuh"
 
 template <u32 I>
 __device__ inline u32 word(const uint4& v) {

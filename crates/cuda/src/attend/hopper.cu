@@ -6,7 +6,7 @@
 
 #define EIGHTS_TOGETHER
 #include "copies.cuh"
-#include "turn.cuh"
+#include "transpose.cuh"
 #include "warpgroup.cuh"
 #include "work.cuh"
 

@@ -55,7 +55,7 @@ use crate::{Context, Define, Header, KernelId, Source};
 /// Headers that only these kernels include.
 const HOPPER_HEADERS: [Header; HEADERS.len() + 3] = {
     let [half, rotate, tile, bounded, look_up, attend, ends, apart, unpack, work] = HEADERS;
-    let turn = Header { name: "turn.cuh", text: include_str!("turn.cuh") };
+    let turn = Header { name: "transpose.cuh", text: include_str!("transpose.cuh") };
     [
         half,
         rotate,

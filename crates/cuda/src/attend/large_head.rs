@@ -47,8 +47,8 @@ use crate::{Context, Define, KernelId, Source};
 
 /// The kernels for large heads and shared-KV tensors.
 static SOURCE: Source = Source {
-    name: "wide.cu",
-    text: include_str!("wide.cu"),
+    name: "large_head.cu",
+    text: include_str!("large_head.cu"),
     headers: &HEADERS,
     constants: || constants().whole("QUERIES", QUERIES),
     options: &[],
@@ -71,7 +71,7 @@ pub(super) fn max_dim(shared_bytes: usize) -> usize {
     shared_bytes.saturating_sub(bytes([0; 2], 1)) / per_dim / QUERIES * QUERIES
 }
 
-/// Returns the shared memory of a block for these head sizes: `Shared` of `wide.cu`.
+/// Returns the shared memory of a block for these head sizes: `Shared` of `large_head.cu`.
 pub(super) fn bytes([k_dim, v_dim]: [usize; 2], tiles: usize) -> usize {
     let queries = QUERIES * tiles;
     let halves = WARPS * TILE * k_dim.max(v_dim) + queries * k_dim + queries * WARPS * TILE;

@@ -37,7 +37,7 @@
 //! 32 others use split-KV over blocks and over the four warps of a block (flash-decoding); many
 //! share unpacked tiles among up to eight warps ([`prompt`]), on compute capability 9.0 in heads of
 //! 64 and 128 among three warpgroups ([`hopper`]). Heads beyond 256, and shared-KV tensors (MLA),
-//! take a kernel whose warps share outputs too ([`wide`]).
+//! take a kernel whose warps share outputs too ([`large_head`]).
 //!
 //! Attention is batch invariant: the split depends on the tokens of its own sequence alone, and
 //! partial results are combined in a fixed order, so the results have the same bits whatever else
@@ -47,10 +47,10 @@
 //!
 //! # Budget
 //!
-//! [`decode`], [`prompt`], [`hopper`] and [`wide`] state their bounds, counted in the machine code
-//! that ptxas 13.0 makes for 9.0, and their times on an H100. The kernel for up to 32 queries takes
-//! 167 registers for heads of 128, so that three blocks of four warps run on a multiprocessor, and
-//! 255 for heads of 256, two blocks; none are spilled.
+//! [`decode`], [`prompt`], [`hopper`] and [`large_head`] state their bounds, counted in the machine
+//! code that ptxas 13.0 makes for 9.0, and their times on an H100. The kernel for up to 32 queries
+//! takes 167 registers for heads of 128, so that three blocks of four warps run on a
+//! multiprocessor, and 255 for heads of 256, two blocks; none are spilled.
 //!
 //! # Error
 //!
@@ -97,8 +97,8 @@ const HEADERS: [Header; 10] = {
     let [half, rotate, tile] = kv::HEADERS;
     let attend = Header { name: "attend.cuh", text: include_str!("attend.cuh") };
     let look_up = Header { name: "look_up.cuh", text: include_str!("look_up.cuh") };
-    let ends = Header { name: "ends.cuh", text: include_str!("ends.cuh") };
-    let apart = Header { name: "apart.cuh", text: include_str!("apart.cuh") };
+    let ends = Header { name: "prologue_epilogue.cuh", text: include_str!("prologue_epilogue.cuh") };
+    let apart = Header { name: "split_epilogue.cuh", text: include_str!("split_epilogue.cuh") };
     let unpack = Header { name: "unpack.cuh", text: include_str!("unpack.cuh") };
     let work = Header { name: "work.cuh", text: include_str!("work.cuh") };
     [half, rotate, tile, SOFT_CAP_HEADER, look_up, attend, ends, apart, unpack, work]

@@ -13,7 +13,7 @@
 
 #pragma once
 
-#include "apart.cuh"
+#include "split_epilogue.cuh"
 
 // Returns the index of the f16 of a token and a dim, in rows of `dims`, which are tokens.
 __device__ inline u32 in_tokens(u32 dims, u32 token, u32 dim) {

@@ -4,7 +4,7 @@
 
 #include "constants.cuh"
 #include "rank.cuh"
-#include "spans.cuh"
+#include "expert_tiles.cuh"
 #include "sum.cuh"
 
 struct ChooseParams {

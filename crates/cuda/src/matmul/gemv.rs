@@ -1,4 +1,4 @@
-//! Compiles and launches the GEMV kernel (`one.cu`).
+//! Compiles and launches the GEMV kernel (`gemv.cu`).
 
 use kvant_codec::DType;
 
@@ -8,8 +8,8 @@ use crate::norm::SUM_HEADER;
 use crate::{Define, Source, gate};
 
 pub(super) static ONE: Source = Source {
-    name: "one.cu",
-    text: include_str!("one.cu"),
+    name: "gemv.cu",
+    text: include_str!("gemv.cu"),
     headers: &[HALF_HEADER, gate::HEADER, SPANS, SUM_HEADER, WEIGHTS_HEADER, COPIES_HEADER],
     constants: || coded_constants().whole("MAX_WARPS", MAX_WARPS as usize),
     options: &[],

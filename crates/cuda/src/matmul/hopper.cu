@@ -11,9 +11,9 @@
 //
 // Both operands have rows of 128 bytes in the swizzle that the MMAs require; eight threads that
 // store together have no bank conflicts. Sums are f32, over the inputs in order: a row has the same
-// bits for either ROWS; whether hardware gives them the bits of many.cu is not known.
+// bits for either ROWS; whether hardware gives them the bits of gemm.cu is not known.
 //
-// An H100 takes 138 us for 512 rows of [14336, 4096] with q4_0, 435 TFLOP/s (many.cu 222, cuBLAS
+// An H100 takes 138 us for 512 rows of [14336, 4096] with q4_0, 435 TFLOP/s (gemm.cu 222, cuBLAS
 // with f16 664), 54 us for [4096, 4096] and 196 us for [4096, 14336], where 128 blocks have a tile
 // each. By count, of 256 rows a step takes the tensor cores of a multiprocessor 1,024 clocks, and
 // shared memory 1,152 (96 KB read, 48 KB written); of 128 rows 512 and 640.

@@ -1,14 +1,14 @@
 //! Matrix products with weights of any type: `y = W x + bias`.
 //!
 //! Few rows, quantized weights: `x` as signed bytes with one scale per 32, int8 products. The
-//! kernel for one row (GEMV, `one.cu`) normalizes and quantizes it on the fly, more rows
-//! (`coded.cu`) come from `quantise.cu`. The gate of a feed-forward layer is fused. Level tables
-//! are looked up; the codebooks of the rotated types become two bytes, and `x` is rotated instead
-//! of the weights.
+//! kernel for one row (GEMV, `gemv.cu`) normalizes and quantizes it on the fly, more rows
+//! (`skinny_q8.cu`) come from `quantize.cu`. The gate of a feed-forward layer is fused. Level
+//! tables are looked up; the codebooks of the rotated types become two bytes, and `x` is rotated
+//! instead of the weights.
 //!
-//! Few rows, float weights (`few.cu`): f32 throughout.
+//! Few rows, float weights (`skinny_f32.cu`): f32 throughout.
 //!
-//! Many rows (GEMM, `many.cu`): tensor cores. Weights and inputs are rounded to f16, the inputs
+//! Many rows (GEMM, `gemm.cu`): tensor cores. Weights and inputs are rounded to f16, the inputs
 //! times a power of two for each row and weights in f32 or bf16 times one for their matrix, so that
 //! none overflows or underflows; sums stay in f32. Each weight is decoded once per 128 rows, or 64.
 //! On compute capability 9.0, given enough blocks, with warpgroup MMAs (`hopper.cu`), once per 256
@@ -34,17 +34,17 @@ pub(crate) use operand::Operand;
 const HEADERS: [Header; 3] = [HALF_HEADER, SPANS, WEIGHTS_HEADER];
 const WEIGHTS_HEADER: Header = Header { name: "weights.cuh", text: include_str!("weights.cuh") };
 /// Header of the spans that assign rows to experts.
-pub(crate) const SPANS: Header = Header { name: "spans.cuh", text: include_str!("spans.cuh") };
+pub(crate) const SPANS: Header = Header { name: "expert_tiles.cuh", text: include_str!("expert_tiles.cuh") };
 static FEW: Source = Source {
-    name: "few.cu",
-    text: include_str!("few.cu"),
+    name: "skinny_f32.cu",
+    text: include_str!("skinny_f32.cu"),
     headers: &HEADERS,
     constants: few_constants,
     options: &[],
 };
 /// The GEMM for compute capability 9.0.
 static HOPPER: Source = Source {
-    name: "hopper_many.cu",
+    name: "hopper_gemm.cu",
     text: include_str!("hopper.cu"),
     headers: &{
         let [half, spans, weights] = HEADERS;
@@ -54,8 +54,8 @@ static HOPPER: Source = Source {
     options: &WARPGROUP_OPTIONS,
 };
 static MANY: Source = Source {
-    name: "many.cu",
-    text: include_str!("many.cu"),
+    name: "gemm.cu",
+    text: include_str!("gemm.cu"),
     headers: &HEADERS,
     constants: || constants().whole("STEP", operand::STEP).whole("PAD", PAD),
     options: &[],
@@ -485,7 +485,7 @@ fn hopper_rows(cx: &Context, products: &[&MatmulArgs], rows: u32) -> Option<u32>
     HOPPER_ROWS.into_iter().filter(|_| has_enough).min_by_key(clocks).map(|(of_tile, _)| of_tile)
 }
 
-/// Returns the shared memory of a stage: `Stage` of `many.cu`.
+/// Returns the shared memory of a stage: `Stage` of `gemm.cu`.
 fn stage_bytes(side: u32) -> u32 {
     2 * side * (operand::STEP + PAD) as u32 * size_of::<u16>() as u32
 }

@@ -11,8 +11,8 @@ use crate::norm::{self, NormKind, NormParts, SUM_HEADER};
 use crate::{Context, CudaError, DevicePtr, Launch, Source, rotate};
 
 pub(super) static QUANTIZE: Source = Source {
-    name: "quantise.cu",
-    text: include_str!("quantise.cu"),
+    name: "quantize.cu",
+    text: include_str!("quantize.cu"),
     headers: &[HALF_HEADER, SUM_HEADER],
     constants: || rotate::constants(Constants::default()).whole("THREADS", THREADS as usize),
     options: &[],

@@ -1,12 +1,12 @@
 // Reads 32 consecutive weights of any type (crates/codec/src/{block32,kquant,iq4,fp4,tq}.rs have
-// the layouts). TYPE is one of the type numbers of product/mod.rs.
+// the layouts). TYPE is one of the type numbers of matmul/mod.rs.
 //
 // Where they would misalign the codes, scales are moved behind the last block of the row
 // (layout.rs), so that the rest is aligned for reads of words, or of 16 bytes.
 
 #include "constants.cuh"
 #include "half.cuh"
-#include "spans.cuh"
+#include "expert_tiles.cuh"
 
 #define IS_FLOAT (TYPE == F32 || TYPE == F16 || TYPE == BF16)
 #define IS_ROTATED (TYPE == TQ3_1S || TYPE == TQ4_1S)

@@ -1,5 +1,5 @@
 // Attention for heads whose queries and outputs exceed the registers of a warp, and over shared-KV
-// tensors (MLA). wide.rs describes the method.
+// tensors (MLA). large_head.rs describes the method.
 //
 // Macros: K_DIM, V_DIM (stored values per token, multiples of 16), CAPPED (soft cap on the scores),
 // JOINT (whether values are the first V_DIM of their keys), QUERY_TILES (16-query tiles of a

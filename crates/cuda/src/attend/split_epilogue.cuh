@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "ends.cuh"
+#include "prologue_epilogue.cuh"
 
 // Prepares the queries: one warp per query, blocks of WARPS. Grid: queries, KV heads of all
 // sequences.

@@ -11,7 +11,7 @@
 // (mma.m16n8k32), and the integer results by the scales of weights and inputs. Where the halves of
 // a group have separate scales they are multiplied separately (m16n8k16).
 //
-// quantise.cu quantizes the rows; one.cu is the kernel for a single row. The kernel is batch
+// quantize.cu quantizes the rows; gemv.cu is the kernel for a single row. The kernel is batch
 // invariant: the result of a row does not depend on the others.
 //
 // Counted in the machine code for compute capability 9.0 (ptxas 13.0), a warp, 32 features and 64
