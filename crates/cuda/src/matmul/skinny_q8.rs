@@ -2,15 +2,15 @@
 
 use kvant_codec::DType;
 
-use super::{SPANS, WEIGHTS_HEADER, coded_constants, is_rotated, layout};
+use super::{EXPERT_TILES_HEADER, WEIGHTS_HEADER, is_rotated, layout, quantized_constants};
 use crate::half::{COPIES_HEADER, HALF_HEADER};
 use crate::{Define, Source, gate};
 
-pub(super) static CODED: Source = Source {
+pub(super) static SOURCE: Source = Source {
     name: "skinny_q8.cu",
     text: include_str!("skinny_q8.cu"),
-    headers: &[HALF_HEADER, gate::HEADER, SPANS, WEIGHTS_HEADER, COPIES_HEADER],
-    constants: || coded_constants().whole("WARPS", WARPS as usize),
+    headers: &[HALF_HEADER, gate::HEADER, EXPERT_TILES_HEADER, WEIGHTS_HEADER, COPIES_HEADER],
+    constants: || quantized_constants().whole("WARPS", WARPS as usize),
     options: &[],
 };
 
