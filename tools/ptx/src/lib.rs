@@ -257,7 +257,7 @@ impl Machine {
                 dims,
                 shared: Shared::new(found.dynamic_at + grid.shared_bytes, n_threads as usize),
                 arrived: Vec::new(),
-                products: Vec::new(),
+                pending_wgmma: Vec::new(),
             };
             block::run(&mut block, &mut self.global, &mut budget).map_err(|failed| Fault {
                 kernel: kernel.to_owned(),
