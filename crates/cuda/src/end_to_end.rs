@@ -38,11 +38,11 @@ fn open(model: &str) -> (Arc<Gguf>, Config) {
 }
 
 impl<B: Backend> Running<B> {
-    fn new(device: B, model: &str, part: Option<&LayerRange>, kv: DType) -> Self {
+    fn new(device: B, model: &str, layers: Option<&LayerRange>, kv: DType) -> Self {
         let (gguf, config) = open(model);
         let all_layers = LayerRange::whole(config.layers.len());
         let weights =
-            Weights::load(&gguf, &config, part.unwrap_or(&all_layers), &device, &mut |_| ()).unwrap();
+            Weights::load(&gguf, &config, layers.unwrap_or(&all_layers), &device, &mut |_| ()).unwrap();
         let decoder = Decoder::new(config, weights);
         let shape = decoder.kv_shape();
         let plan = Plan::new(&shape, kv, kv, &Policies::default()).unwrap();
@@ -192,10 +192,10 @@ fn lora_logits_match_the_cpu() {
         let (gguf, config) = open(model);
         let adapter = Arc::new(fixture(&format!("adapters/{model}")));
         let lora = Lora::new(adapter, 0.5, &gguf).unwrap();
-        let part = LayerRange::whole(config.layers.len()).with_loras(vec![lora]);
+        let layers = LayerRange::whole(config.layers.len()).with_loras(vec![lora]);
         let Some(device) = emulator::device(80) else { return };
-        let mut cpu = Running::new(cpu(), model, Some(&part), DType::F16);
-        let mut gpu = Running::new(device, model, Some(&part), DType::F16);
+        let mut cpu = Running::new(cpu(), model, Some(&layers), DType::F16);
+        let mut gpu = Running::new(device, model, Some(&layers), DType::F16);
         let mut plain = Running::new(self::cpu(), model, None, DType::F16);
         for (tokens, lora_scales) in
             [(&text[..20], None), (&text[20..36], Some([0.3])), (&text[36..], Some([1.0]))]
@@ -354,8 +354,8 @@ fn a_prompt_leaves_the_same_codes_but_for_those_at_a_boundary() {
             let (got, want) = (gpu.rows(0, side), cpu.rows(0, side));
             let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| v * v).sum::<f32>().sqrt();
             let error_norm = norm(&mut got.iter().zip(&want).map(|(got, want)| got - want));
-            let share = error_norm / norm(&mut want.iter().copied());
-            assert!(share <= 0.03, "{model}, {}, {side:?}: {share}", kv.name());
+            let relative_error = error_norm / norm(&mut want.iter().copied());
+            assert!(relative_error <= 0.03, "{model}, {}, {side:?}: {relative_error}", kv.name());
         }
         let pages: Vec<_> = gpu.caches[0].pages(&gpu.device).map(|page| page.unwrap()).collect();
         let (layout, state) = (Arc::clone(&cpu.layout), gpu.caches[0].state());
