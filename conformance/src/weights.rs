@@ -248,8 +248,8 @@ impl Activations {
     /// it) and two factors: eight roundings.
     pub fn normalized(x: &[f32], weight: &[f32], eps: f32) -> Self {
         let x: Vec<f64> = x.iter().copied().map(f64::from).collect();
-        let (values, share) = (crate::reference::rms_norm(&x, weight, eps), norm_error(x.len()));
-        let errors = values.iter().map(|v| share * v.abs()).collect();
+        let (values, relative) = (crate::reference::rms_norm(&x, weight, eps), norm_error(x.len()));
+        let errors = values.iter().map(|v| relative * v.abs()).collect();
         Self::known_within(values, errors)
     }
 

@@ -48,11 +48,12 @@ fn expected_row(row: &[f64], gain: &[f32]) -> Vec<Expected> {
     let error = |v: f64| mean_error + roundings(1) * ((v - mean).abs() + mean_error);
     let variance = row.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n + f64::from(EPS);
     let squares_error = row.iter().map(|&v| (2.0 * (v - mean).abs() + error(v)) * error(v)).sum::<f64>() / n;
-    let share = squares_error / variance + roundings(row.len() + 6);
+    let relative = squares_error / variance + roundings(row.len() + 6);
     let values = layer_norm(row, gain, EPS).into_iter().zip(row).zip(gain);
     let want = |((value, &v), &w): ((f64, &f64), &f32)| Expected {
         value,
-        tolerance: share * value.abs() + (1.0 + share) * error(v) * f64::from(w).abs() / variance.sqrt(),
+        tolerance: relative * value.abs()
+            + (1.0 + relative) * error(v) * f64::from(w).abs() / variance.sqrt(),
     };
     values.map(want).collect()
 }

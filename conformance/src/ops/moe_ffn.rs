@@ -240,14 +240,14 @@ impl<B: Backend> Layer<B> {
 /// Returns the selected experts of a row, and their weights.
 fn chosen(logits: &[f32], selection_bias: Option<&[f32]>, routing: Routing) -> Vec<(usize, Expected)> {
     let score = |e: usize| 1.0 / (1.0 + (-f64::from(logits[e])).exp());
-    let share = |e: usize| f64::from(logits[e]).exp();
-    let all: f64 = (0..logits.len()).map(share).sum();
+    let exponential = |e: usize| f64::from(logits[e]).exp();
+    let all: f64 = (0..logits.len()).map(exponential).sum();
     let selection_score = |e: usize| match (routing.scores, selection_bias) {
         // A sigmoid preserves the order of logits, if used alone.
         (RouterScores::Sigmoid, None) if routing.expert_groups.is_some() => score(e),
         (_, None) => f64::from(logits[e]),
         (RouterScores::Sigmoid, Some(by)) => score(e) + f64::from(by[e]),
-        (RouterScores::Softmax, Some(by)) => share(e) / all + f64::from(by[e]),
+        (RouterScores::Softmax, Some(by)) => exponential(e) / all + f64::from(by[e]),
     };
     let mut candidates: Vec<usize> = (0..logits.len()).collect();
     if let Some(ExpertGroups { n, n_used }) = routing.expert_groups {
@@ -292,10 +292,10 @@ fn best(mut of: Vec<usize>, k: usize, selection_score: &dyn Fn(usize) -> f64) ->
 /// Returns the experts' softmax weights.
 fn shares(logits: &[f32], best: &[usize], routing: Routing) -> Vec<(usize, Expected)> {
     let max_logit = best.iter().map(|&e| f64::from(logits[e])).fold(f64::NEG_INFINITY, f64::max);
-    let share = |e: usize| (f64::from(logits[e]) - max_logit).exp();
+    let exponential = |e: usize| (f64::from(logits[e]) - max_logit).exp();
     let total: f64 = match routing.normalizes {
-        true => best.iter().map(|&e| share(e)).sum(),
-        false => (0..logits.len()).map(share).sum(),
+        true => best.iter().map(|&e| exponential(e)).sum(),
+        false => (0..logits.len()).map(exponential).sum(),
     };
     // A rounding of `l - max_logit` changes its exponential by as much times that, above and below
     // the line; in addition six of an approximate exponential twice, the sum, a quotient of three
@@ -303,7 +303,7 @@ fn shares(logits: &[f32], best: &[usize], routing: Routing) -> Vec<(usize, Expec
     let furthest = logits.iter().map(|&logit| (max_logit - f64::from(logit)).abs()).fold(0.0, f64::max);
     let relative = roundings(logits.len() + 16) + 2.0 * furthest * ROUNDING;
     let weigh = |&e: &usize| {
-        let value = f64::from(routing.scale) * share(e) / total;
+        let value = f64::from(routing.scale) * exponential(e) / total;
         (e, Expected { value, tolerance: relative * value.abs() })
     };
     best.iter().map(weigh).collect()
