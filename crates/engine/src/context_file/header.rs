@@ -125,8 +125,8 @@ impl Header {
 
     /// Returns the default context length for the file.
     pub(super) fn default_n_ctx(&self, config: &Config) -> usize {
-        let most = if self.turns_long { None } else { config.n_ctx_short() };
-        most.map_or(config.n_ctx_train, |most| most.min(config.n_ctx_train))
+        let max = if self.turns_long { None } else { config.n_ctx_short() };
+        max.map_or(config.n_ctx_train, |max| max.min(config.n_ctx_train))
     }
 
     /// Checks that the file's cache has the plan `plan`.
