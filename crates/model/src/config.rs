@@ -425,8 +425,8 @@ impl Keys<'_> {
 
     /// Returns whether any layer has a tensor of this name.
     fn has_tensor(&self, name: &str) -> bool {
-        let is_it = |rest: &str| rest.split_once('.').is_some_and(|(_, rest)| rest == name);
-        self.gguf.tensors().iter().any(|info| info.name.strip_prefix("blk.").is_some_and(is_it))
+        let matches = |rest: &str| rest.split_once('.').is_some_and(|(_, rest)| rest == name);
+        self.gguf.tensors().iter().any(|info| info.name.strip_prefix("blk.").is_some_and(matches))
     }
 
     /// Reads a size from 1 to 2³¹.

@@ -174,7 +174,7 @@ pub(crate) enum NoRope {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ExpertRule {
     /// Whether the weights of the selected experts are normalized to a sum of one.
-    pub normalises: bool,
+    pub normalizes: bool,
     /// Score function of the router.
     pub scores: RouterScores,
     /// Whether a selection bias is added to softmax scores; otherwise a bias implies sigmoid
@@ -266,7 +266,7 @@ const LLAMA: Family = Family {
 
 /// The most common convention of MoE layers.
 const EXPERTS: ExpertRule = ExpertRule {
-    normalises: true,
+    normalizes: true,
     scores: RouterScores::Softmax,
     adds_to_softmax: false,
     shared: SharedExpert::None,
@@ -331,7 +331,7 @@ static FAMILIES: &[Family] = &[
     LLAMA,
     QWEN2,
     QWEN3,
-    Family { name: "qwen2moe", experts: Some(ExpertRule { normalises: false, ..SHARING }), ..QWEN2 },
+    Family { name: "qwen2moe", experts: Some(ExpertRule { normalizes: false, ..SHARING }), ..QWEN2 },
     Family { name: "qwen3moe", experts: Some(EXPERTS), ..QWEN3 },
     QWEN35,
     Family { name: "qwen35moe", experts: Some(SHARING), ..QWEN35 },
@@ -399,7 +399,7 @@ static FAMILIES: &[Family] = &[
         name: "deepseek2",
         mla: true,
         has_mtp: true,
-        experts: Some(ExpertRule { normalises: false, is_required: false, ..SEVERAL }),
+        experts: Some(ExpertRule { normalizes: false, is_required: false, ..SEVERAL }),
         ..LLAMA
     },
     Family { name: "phi3", windows: Some(WINDOWS), ..QWEN2 },
@@ -434,7 +434,7 @@ static FAMILIES: &[Family] = &[
     Family {
         name: "olmoe",
         norms: Norms { heads: QkNorm::Together, ..QWEN2.norms },
-        experts: Some(ExpertRule { normalises: false, ..EXPERTS }),
+        experts: Some(ExpertRule { normalizes: false, ..EXPERTS }),
         ..QWEN2
     },
     Family {
