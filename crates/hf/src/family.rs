@@ -615,9 +615,9 @@ mod tests {
             ("Qwen4ForCausalLM", "Qwen"),
             ("BertModel", ""),
         ] {
-            let told = Family::named(name).unwrap_err().to_string();
-            assert!(told.starts_with(&format!("architecture '{name}' is not supported")), "{told}");
-            assert!(told.contains(&format!("most similar: {nearest}")), "{told}");
+            let error = Family::named(name).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("architecture '{name}' is not supported")), "{error}");
+            assert!(error.contains(&format!("most similar: {nearest}")), "{error}");
         }
     }
 }

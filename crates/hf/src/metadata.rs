@@ -259,8 +259,8 @@ fn write_experts(
             keys.set(ours, size)?;
         }
     }
-    if let Some(normalises) = config.find_bool("norm_topk_prob")? {
-        keys.set("expert_weights_norm", normalises)?;
+    if let Some(normalizes) = config.find_bool("norm_topk_prob")? {
+        keys.set("expert_weights_norm", normalizes)?;
     }
     if let Some(factor) = config.find_float("routed_scaling_factor")? {
         keys.set("expert_weights_scale", factor as f32)?;
