@@ -8,14 +8,14 @@ use std::path::Path;
 pub fn printable(text: &str, max: usize) -> String {
     let (mut shown, mut left) = (String::new(), max);
     for c in text.chars() {
-        let spelt = is_control(c).then(|| c.escape_debug());
-        let Some(rest) = left.checked_sub(spelt.as_ref().map_or(1, ExactSizeIterator::len)) else {
+        let escaped = is_control(c).then(|| c.escape_debug());
+        let Some(rest) = left.checked_sub(escaped.as_ref().map_or(1, ExactSizeIterator::len)) else {
             shown += &format!("… ({} characters)", text.chars().count());
             break;
         };
         left = rest;
-        match spelt {
-            Some(spelt) => shown.extend(spelt),
+        match escaped {
+            Some(escaped) => shown.extend(escaped),
             None => shown.push(c),
         }
     }
