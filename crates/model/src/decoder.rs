@@ -410,7 +410,7 @@ impl<B: Backend> Decoder<B> {
         let q_heads = Heads { n: heads.n_heads, dim: heads.k_head_dim };
         let mut q_norm = self.norm(&weights.q_norm);
         let are_together = spec.norms.heads == QkNorm::Together;
-        let first_turned = spec.norms.heads == QkNorm::QkNormAfterRope;
+        let norms_after_rope = spec.norms.heads == QkNorm::QkNormAfterRope;
         let norm_heads = |x: &mut B::Buffer, norm: &mut Option<Norm<'_, B::Buffer>>, heads: Heads| {
             self.normalize(backend, (x, rows, heads), norm.take(), (rope, angles))
         };
@@ -451,7 +451,7 @@ impl<B: Backend> Decoder<B> {
                 let v_heads = Heads { n: heads.n_kv_heads, dim: heads.v_head_dim };
                 norm_heads(&mut act.v, &mut self.norm(v_norm), v_heads)?;
                 let (q, k, v, band) = (&mut act.q, &mut act.k, &act.v, act.band.as_mut());
-                if first_turned {
+                if norms_after_rope {
                     backend.rope(q, rows, q_heads, None, rope, q_angles)?;
                     backend.rope(k, rows, k_heads, None, rope, angles)?;
                     self.normalize(backend, (q, rows, q_heads), q_norm, (rope, angles))?;

@@ -208,7 +208,7 @@ pub(crate) struct Windows {
     /// Default window length in tokens; unlimited when `None`.
     pub length: Option<usize>,
     /// Default RoPE of sliding-window layers, if the file has no base for them.
-    pub turns: Turns,
+    pub rope: WindowRope,
     /// Whether sliding-window layers have their own head size and rotate as many values as the file
     /// gives, while full-attention layers rotate as many as their frequency divisors
     /// (`rope_freqs.weight`) leave.
@@ -217,7 +217,7 @@ pub(crate) struct Windows {
 
 /// RoPE of sliding-window layers.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Turns {
+pub(crate) enum WindowRope {
     /// The same as other layers.
     Alike,
     /// The base of other layers, without their context extension.
@@ -227,7 +227,7 @@ pub(crate) enum Turns {
 }
 
 /// A window in every layer, unless the file differs.
-const WINDOWS: Windows = Windows { period: 0, length: None, turns: Turns::Alike, own_heads: false };
+const WINDOWS: Windows = Windows { period: 0, length: None, rope: WindowRope::Alike, own_heads: false };
 
 /// Name of the norm before the feed-forward layer in some files.
 const AFTER_ATTENTION: &str = "post_attention_norm.weight";
@@ -353,14 +353,14 @@ static FAMILIES: &[Family] = &[
     Family {
         name: "gemma3",
         norms: Norms { after: true, heads: QkNorm::Each, ..GEMMA.norms },
-        windows: Some(Windows { period: 6, turns: Turns::By(10_000.0), ..WINDOWS }),
+        windows: Some(Windows { period: 6, rope: WindowRope::By(10_000.0), ..WINDOWS }),
         scale: Scale::WidthAt(62),
         ..GEMMA
     },
     Family {
         name: "gemma4",
         norms: Norms { after: true, heads: QkNorm::Each, values: true, ..GEMMA.norms },
-        windows: Some(Windows { turns: Turns::By(10_000.0), own_heads: true, ..WINDOWS }),
+        windows: Some(Windows { rope: WindowRope::By(10_000.0), own_heads: true, ..WINDOWS }),
         scale: Scale::None,
         values_of_keys: true,
         experts: Some(ExpertRule { shared: SharedExpert::Beside, is_required: false, ..EXPERTS }),
@@ -373,7 +373,7 @@ static FAMILIES: &[Family] = &[
         name: "olmo2",
         norms: Norms { before: false, after: true, heads: QkNorm::Together, ..QWEN2.norms },
         // OLMo 3.
-        windows: Some(Windows { period: 4, turns: Turns::Unscaled, ..WINDOWS }),
+        windows: Some(Windows { period: 4, rope: WindowRope::Unscaled, ..WINDOWS }),
         ..QWEN2
     },
     Family { name: "mistral3", experts: None, ..LLAMA },
@@ -470,8 +470,8 @@ impl Family {
     ///
     /// [`ModelError::Architecture`] with the most similar known name.
     pub(crate) fn named(name: &str) -> Result<&'static Self, ModelError> {
-        let likeness = |family: &&Self| strsim::jaro_winkler(family.name, name);
-        let nearest = FAMILIES.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+        let similarity = |family: &&Self| strsim::jaro_winkler(family.name, name);
+        let nearest = FAMILIES.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
         match nearest {
             Some(family) if family.name == name => Ok(family),
             nearest => Err(ModelError::Architecture {

@@ -175,8 +175,8 @@ pub(super) fn read_states(
     windows: &LayerWindows,
 ) -> Result<Vec<LayerState>, ModelError> {
     // Queries on another layer's keys are normalized before RoPE.
-    let turns_first = family.norms.heads == QkNorm::QkNormAfterRope;
-    if family.mla || family.recurrence.is_some() || turns_first {
+    let norms_after_rope = family.norms.heads == QkNorm::QkNormAfterRope;
+    if family.mla || family.recurrence.is_some() || norms_after_rope {
         keys.refuse(SHARED, "shared keys and values")?;
     }
     let n_shared = keys.count(SHARED)?;

@@ -91,8 +91,8 @@ impl<B: Backend> Decoder<B> {
         let normalize = |y: &mut B::Buffer, heads: Heads| match norm {
             // Norm without rotation.
             Some(weight) => {
-                let unturned = RopeParams { pairing: Pairing::Halves, n_rot: 0 };
-                backend.rope(y, rows, heads, Some(Norm { weight, eps }), unturned, gates)
+                let no_rope = RopeParams { pairing: Pairing::Halves, n_rot: 0 };
+                backend.rope(y, rows, heads, Some(Norm { weight, eps }), no_rope, gates)
             }
             None => Ok(()),
         };
