@@ -197,8 +197,8 @@ impl Model {
         );
         config.statistics = statistics.as_ref().ok().cloned();
         let (tokenizer, template) = text?;
-        let mut silent = |_| ();
-        let progress = options.progress.unwrap_or(&mut silent);
+        let mut ignore = |_| ();
+        let progress = options.progress.unwrap_or(&mut ignore);
         let weights = options.weights.map(weight_type).transpose()?;
         if options.maps_experts {
             check_mapped(&config, weights)?;
@@ -369,8 +369,8 @@ impl Model {
         let balance: Vec<u8> =
             plan.balance.iter().flat_map(|balance| balance.values()).flat_map(f32::to_le_bytes).collect();
         let stored = Plan { notes: Vec::new(), balance: None, ..plan.clone() };
-        let turns_long = self.config().uses_long_rope(sequence.n_ctx());
-        let stored = format!("{stored:?}, turned long: {turns_long}, {:?}", sequence.lora_scales());
+        let uses_long_rope = self.config().uses_long_rope(sequence.n_ctx());
+        let stored = format!("{stored:?}, turned long: {uses_long_rope}, {:?}", sequence.lora_scales());
         let parts = [Some(stored.as_bytes()), Some(&balance[..]), owner.map(str::as_bytes)];
         BlockKey::root(&parts.into_iter().flatten().collect::<Vec<_>>())
     }

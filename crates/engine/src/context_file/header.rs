@@ -112,15 +112,15 @@ impl Header {
         n_ctx: usize,
         path: &Path,
     ) -> Result<(), ContextFileError> {
-        let turns_long = config.uses_long_rope(n_ctx);
-        if turns_long == self.turns_long {
+        let uses_long_rope = config.uses_long_rope(n_ctx);
+        if uses_long_rope == self.turns_long {
             return Ok(());
         }
         let n = config.n_ctx_short().unwrap_or(0);
         let of = |is_long: bool| {
             format!("those of a context of {} {n} tokens", if is_long { "more than" } else { "up to" })
         };
-        Err(mismatch(path, "rope.frequencies", of(turns_long), &of(self.turns_long)))
+        Err(mismatch(path, "rope.frequencies", of(uses_long_rope), &of(self.turns_long)))
     }
 
     /// Returns the default context length for the file.

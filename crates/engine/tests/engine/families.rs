@@ -148,9 +148,8 @@ fn a_sliding_window_of_0_is_off() {
     // The global layer has no RoPE, the others do.
     for model in [none, wide, narrow] {
         let config = model.config();
-        let turned: Vec<_> =
-            config.layers.iter().map(|layer| config.ropes[layer.rope].params.n_rot).collect();
-        assert_eq!(turned, [64, 64, 64, 0]);
+        let n_rot: Vec<_> = config.layers.iter().map(|layer| config.ropes[layer.rope].params.n_rot).collect();
+        assert_eq!(n_rot, [64, 64, 64, 0]);
     }
 }
 

@@ -172,8 +172,8 @@ fn image_prompts_work_with_speculation_and_penalties() {
 
 #[test]
 fn unusable_images_and_encoders_are_errors() {
-    let blind = Model::bundled(OpenOptions::default()).unwrap();
-    let error = blind.encode_image(&image("wide")).unwrap_err().to_string();
+    let text_only = Model::bundled(OpenOptions::default()).unwrap();
+    let error = text_only.encode_image(&image("wide")).unwrap_err().to_string();
     assert!(error.starts_with("image: expected a model with a vision encoder"), "{error}");
     let model = open("internvl");
     let error = model.encode_image(b"no image").unwrap_err().to_string();
