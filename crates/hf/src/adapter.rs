@@ -102,13 +102,13 @@ fn reject_unsupported(config: Object<'_>) -> Result<(), HfError> {
         None | Some("none") => {}
         Some(got) => return Err(config.bad("bias", "none", got)),
     }
-    let is_nothing = |value: &Value| match value {
+    let is_empty = |value: &Value| match value {
         Value::Array(list) => list.is_empty(),
         Value::Object(map) => map.is_empty(),
         value => *value == Value::Bool(false),
     };
     for key in UNSUPPORTED_KEYS {
-        if let Some(value) = config.value(key).filter(|value| !is_nothing(value)) {
+        if let Some(value) = config.value(key).filter(|value| !is_empty(value)) {
             return Err(config.bad(key, "nothing", shown(value)));
         }
     }

@@ -572,8 +572,8 @@ impl Family {
     }
 
     fn nearest(name: &str, of: fn(&Self) -> &'static str) -> Option<&'static Self> {
-        let likeness = |family: &&Self| strsim::jaro_winkler(of(family), name);
-        FAMILIES.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)))
+        let similarity = |family: &&Self| strsim::jaro_winkler(of(family), name);
+        FAMILIES.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)))
     }
 
     fn named(name: &str) -> Result<&'static Self, HfError> {

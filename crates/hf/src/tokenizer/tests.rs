@@ -151,9 +151,10 @@ fn byte_level_keeps_merges_and_bos_eos_settings() {
     assert_eq!(get::<&str>(&gguf, "chat_template"), "a");
     let [config, tokenizer, settings] = files;
     // A separate file has priority; a post-processor that adds nothing overrides the settings.
-    let mut silent = tokenizer.clone();
-    silent.1["post_processor"] = json!({"type": "ByteLevel"});
-    let gguf = keys(&[config.clone(), silent, settings, ("chat_template.jinja", json!("b"))], 4).unwrap();
+    let mut without_added = tokenizer.clone();
+    without_added.1["post_processor"] = json!({"type": "ByteLevel"});
+    let gguf =
+        keys(&[config.clone(), without_added, settings, ("chat_template.jinja", json!("b"))], 4).unwrap();
     assert_eq!(get::<&str>(&gguf, "chat_template"), "b");
     assert!(!get::<bool>(&gguf, "ggml.add_bos_token"));
     let several = json!([{"name": "default", "template": "c"}, {"name": "tool_use", "template": "d"}]);
