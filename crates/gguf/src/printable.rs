@@ -30,9 +30,9 @@ pub fn printable_path(path: &Path) -> String {
 
 /// Returns whether a terminal interprets a character instead of printing it.
 fn is_control(c: char) -> bool {
-    let turns =
+    let is_bidirectional =
         matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-    c.is_control() || turns || matches!(c, '\u{2028}' | '\u{2029}')
+    c.is_control() || is_bidirectional || matches!(c, '\u{2028}' | '\u{2029}')
 }
 
 #[cfg(test)]
