@@ -126,13 +126,13 @@ impl Drafter {
         };
         let of_predictions = (1..=most.min(MAX_DRAFT_TOKENS)).map(speed).fold(0.0, f32::max);
         self.steps_since_prediction += 1;
-        let is_wanted = of_predictions > self.best_length(most).1
+        let should_predict = of_predictions > self.best_length(most).1
             || most > 0 && self.steps_since_prediction > MAX_STEPS_WITHOUT_PREDICTION;
-        if is_wanted {
+        if should_predict {
             self.clear_draft();
             self.steps_since_prediction = 0;
         }
-        is_wanted
+        should_predict
     }
 
     /// Appends a predicted token with logit margin `lead`. Returns whether a further prediction
@@ -333,7 +333,7 @@ mod tests {
     fn predictions_stop_when_they_do_not_pay() {
         // Requests predictions with this margin until they end. Returns how many were made and how
         // many pay.
-        fn ask(drafter: &mut Drafter, text: &[u32], lead: f32, most: usize) -> [usize; 2] {
+        fn draft_counts(drafter: &mut Drafter, text: &[u32], lead: f32, most: usize) -> [usize; 2] {
             let (next, tokens) = text.split_last().unwrap();
             drafter.draft_from_lookup(tokens, *next);
             let mut n = 0;
@@ -346,20 +346,20 @@ mod tests {
             [n, drafter.draft_tokens(most).len()]
         }
         let mut drafter = Drafter::default();
-        assert_eq!(ask(&mut drafter, &[1, 2], 9.0, 3), [3, 3]);
-        assert_eq!(ask(&mut drafter, &[1, 2], 9.0, 0), [0, 0]);
+        assert_eq!(draft_counts(&mut drafter, &[1, 2], 9.0, 3), [3, 3]);
+        assert_eq!(draft_counts(&mut drafter, &[1, 2], 9.0, 0), [0, 0]);
         // A low-margin prediction is the last.
-        assert_eq!(ask(&mut drafter, &[1, 2], 0.1, 7)[0], 1);
+        assert_eq!(draft_counts(&mut drafter, &[1, 2], 0.1, 7)[0], 1);
         // Repetitive text favours prompt lookup.
         let repeated: Vec<u32> = (0..20).chain(0..20).collect();
-        assert_eq!(ask(&mut drafter, &repeated, 9.0, 7), [0, 7]);
+        assert_eq!(draft_counts(&mut drafter, &repeated, 9.0, 7), [0, 7]);
         // Predictions that are never accepted stop and are retried.
-        let mut asked = Vec::new();
+        let mut predicted = Vec::new();
         for _ in 0..200 {
-            asked.push(ask(&mut drafter, &[1, 2], 9.0, 7)[0] > 0);
+            predicted.push(draft_counts(&mut drafter, &[1, 2], 9.0, 7)[0] > 0);
             drafter.observe(8);
         }
-        assert!(!asked[100..].iter().all(|&asked| asked) && asked[100..].contains(&true));
+        assert!(!predicted[100..].iter().all(|&predicted| predicted) && predicted[100..].contains(&true));
         // A prediction that takes as long as a step never pays.
         let mut slow = Drafter::default();
         slow.observe_step_time(1, Duration::from_millis(10));
@@ -371,7 +371,7 @@ mod tests {
             slow.observe_step_time(1, Duration::from_millis(20));
         }
         assert!(slow.prediction_cost > 0.9 && slow.base_step_seconds.unwrap() < 0.0101, "{slow:?}");
-        assert_eq!(ask(&mut slow, &[1, 2], 9.0, 7), [0, 0]);
+        assert_eq!(draft_counts(&mut slow, &[1, 2], 9.0, 7), [0, 0]);
     }
 
     /// Draft tokens that were not used are still scored, token by token up to the first mismatch.

@@ -235,19 +235,19 @@ fn each_sampler_has_a_state_of_its_own() {
         ..OFF
     };
     for params in [params, SamplerParams { mirostat: Mirostat::default(), ..params }] {
-        let say = |sampler: &mut Sampler, tokens: &mut Vec<u32>, n: usize| {
+        let sample = |sampler: &mut Sampler, tokens: &mut Vec<u32>, n: usize| {
             (0..n).for_each(|_| tokens.push(sampler.sample(&l, tokens).unwrap()));
         };
         let (mut whole, mut tokens) = (Sampler::new(params), vec![1]);
-        say(&mut whole, &mut tokens, 40);
-        let (mut parts, mut said) = (Sampler::new(params), vec![1]);
-        say(&mut parts, &mut said, 15);
+        sample(&mut whole, &mut tokens, 40);
+        let (mut parts, mut in_parts) = (Sampler::new(params), vec![1]);
+        sample(&mut parts, &mut in_parts, 15);
         let mut other = Sampler::new(params);
-        say(&mut other, &mut vec![2], 7);
+        sample(&mut other, &mut vec![2], 7);
         let mut copy = parts.clone();
-        let mut again = said.clone();
-        say(&mut parts, &mut said, 25);
-        say(&mut copy, &mut again, 25);
-        assert_eq!((&said, &again), (&tokens, &tokens));
+        let mut again = in_parts.clone();
+        sample(&mut parts, &mut in_parts, 25);
+        sample(&mut copy, &mut again, 25);
+        assert_eq!((&in_parts, &again), (&tokens, &tokens));
     }
 }
