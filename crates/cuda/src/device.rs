@@ -189,7 +189,7 @@ impl Backend for CudaDevice {
             kernels: format!("{}, sm_{}", properties.name, properties.arch),
             n_threads: properties.n_sms as usize,
             thread_unit: "SMs",
-            rows_are_independent: false,
+            is_batch_invariant: false,
             checks_finite_rows: false,
         }
     }

@@ -415,7 +415,7 @@ impl Model {
     /// Returns the default maximum of draft tokens: 0 unless the kernels are batch-invariant, so
     /// that speculation does not change the output.
     pub fn max_draft_tokens(&self) -> usize {
-        if self.device().rows_are_independent { MAX_DRAFT_TOKENS } else { 0 }
+        if self.device().is_batch_invariant { MAX_DRAFT_TOKENS } else { 0 }
     }
 
     /// Returns whether a drafter besides prompt lookup is loaded: an MTP layer

@@ -71,7 +71,7 @@ fn load_with<B: Backend>(
     check_weights(&*device, part, config.layers.len(), gguf)?;
     let weights = Weights::load(gguf, &config, part, &*device, progress)?;
     // Speculative decoding needs batch invariance.
-    let mtp = match device.info().rows_are_independent {
+    let mtp = match device.info().is_batch_invariant {
         true => weights.load_mtp(gguf, &config, &*device)?,
         false => None,
     };

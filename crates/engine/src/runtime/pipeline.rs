@@ -83,9 +83,9 @@ impl LoadedModel for LayerPipeline {
         let kernels = infos.iter().map(|info| info.kernels.clone());
         let joined = |parts: Vec<String>| parts.join(" + ");
         let (name, kernels) = (joined(named.collect()), joined(kernels.collect()));
-        let rows_are_independent = infos.iter().all(|info| info.rows_are_independent);
+        let is_batch_invariant = infos.iter().all(|info| info.is_batch_invariant);
         let checks_finite_rows = infos.iter().all(|info| info.checks_finite_rows);
-        DeviceInfo { name, kernels, rows_are_independent, checks_finite_rows, ..infos[0].clone() }
+        DeviceInfo { name, kernels, is_batch_invariant, checks_finite_rows, ..infos[0].clone() }
     }
 
     fn kernel_choices(&self) -> Vec<KernelChoice> {
