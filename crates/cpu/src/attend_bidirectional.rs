@@ -268,7 +268,7 @@ mod tests {
                 values
             };
             let (q, k, v) = (values(), values(), values());
-            let wanted = reference(shape, [&q, &k, &v]);
+            let want = reference(shape, [&q, &k, &v]);
             for isa in Isa::available() {
                 let run = |n_threads| {
                     let mut out = vec![f32::NAN; q.len()];
@@ -278,9 +278,9 @@ mod tests {
                 };
                 let got = run(1);
                 assert_eq!(got, run(3), "{isa:?}");
-                for (got, wanted) in got.iter().zip(&wanted) {
-                    let off = (f64::from(*got) - wanted).abs();
-                    assert!(off < 2e-5, "{isa:?}, {rows} rows of {n} x {dim}: {got}, {wanted}");
+                for (got, want) in got.iter().zip(&want) {
+                    let off = (f64::from(*got) - want).abs();
+                    assert!(off < 2e-5, "{isa:?}, {rows} rows of {n} x {dim}: {got}, {want}");
                 }
             }
         }

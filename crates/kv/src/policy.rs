@@ -315,10 +315,11 @@ impl TableRule {
                 return Err(KvError::Table { line: self.line, what });
             }
         }
-        let hits = |wanted: Option<usize>, index: usize| wanted.is_none_or(|wanted| wanted == index);
-        let layers = plan.types.iter_mut().enumerate().filter(|(layer, _)| hits(self.layer, *layer));
+        let selects =
+            |selected: Option<usize>, index: usize| selected.is_none_or(|selected| selected == index);
+        let layers = plan.types.iter_mut().enumerate().filter(|(layer, _)| selects(self.layer, *layer));
         let heads = layers.flat_map(|(_, heads)| heads.iter_mut().enumerate());
-        for (_, types) in heads.filter(|(head, _)| hits(self.head, *head)) {
+        for (_, types) in heads.filter(|(head, _)| selects(self.head, *head)) {
             types.k = self.k.unwrap_or(types.k);
             types.v = self.v.unwrap_or(types.v);
         }

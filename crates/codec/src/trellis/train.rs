@@ -93,7 +93,7 @@ fn cheapest_path(bits: u32, levels: &Levels, samples: &[f64]) -> Vec<usize> {
         came.push(windows);
     }
     let mut state = (0..states).min_by(|&a, &b| costs[a].total_cmp(&costs[b])).expect("several states");
-    let mut walk: Vec<usize> = came
+    let mut path: Vec<usize> = came
         .iter()
         .rev()
         .map(|windows| {
@@ -102,6 +102,6 @@ fn cheapest_path(bits: u32, levels: &Levels, samples: &[f64]) -> Vec<usize> {
             window
         })
         .collect();
-    walk.reverse();
-    walk
+    path.reverse();
+    path
 }

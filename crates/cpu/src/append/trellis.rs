@@ -23,35 +23,35 @@ pub(super) fn encode<L: Lanes, const BITS: usize, const STATES: usize, const N: 
     z: &[[f32; N]; TILE],
     codes: &mut [[u8; N]; TILE],
 ) -> [f64; TILE] {
-    let walk = Viterbi::<BITS, STATES>::new(trellis);
+    let viterbi = Viterbi::<BITS, STATES>::new(trellis);
     // `values` and `came` are in the order of the trellis sequence.
     let mut values = [[0; 64]; N];
     for (p, value) in values.iter_mut().enumerate() {
         let z: [f32; TILE] = std::array::from_fn(|t| z[t][dim_at(N, p)] * Trellis::PER_UNIT);
-        lanes.store_codes(walk.pair(lanes, lanes.round(lanes.load(&z))), value);
+        lanes.store_codes(viterbi.pair(lanes, lanes.round(lanes.load(&z))), value);
     }
     let mut came = [[0; 64]; N];
 
     let mut costs = [lanes.splat_i(0); STATES];
     for value in &values[N - SEAM_OVERLAP..] {
-        walk.step(lanes, &mut costs, lanes.codes_8(value));
+        viterbi.step(lanes, &mut costs, lanes.codes_8(value));
     }
     for (value, came) in values[..SEAM_OVERLAP].iter().zip(&mut came) {
-        lanes.store_codes(walk.step(lanes, &mut costs, lanes.codes_8(value)), came);
+        lanes.store_codes(viterbi.step(lanes, &mut costs, lanes.codes_8(value)), came);
     }
-    let mut seam = walk.cheapest(lanes, &costs);
+    let mut seam = viterbi.cheapest(lanes, &costs);
     for came in came[..SEAM_OVERLAP].iter().rev() {
-        seam = walk.backtrace(lanes, seam, lanes.codes_8(came)).0;
+        seam = viterbi.backtrace(lanes, seam, lanes.codes_8(came)).0;
     }
 
-    let mut costs = walk.costs_from(lanes, seam);
+    let mut costs = viterbi.costs_from(lanes, seam);
     for (value, came) in values.iter().zip(&mut came) {
-        lanes.store_codes(walk.step(lanes, &mut costs, lanes.codes_8(value)), came);
+        lanes.store_codes(viterbi.step(lanes, &mut costs, lanes.codes_8(value)), came);
     }
     let (mut state, mut squares) = (seam, lanes.splat_i(0));
     for (p, came) in came.iter().enumerate().rev() {
-        let (before, window) = walk.backtrace(lanes, state, lanes.codes_8(came));
-        let level = lanes.and_i(lanes.look_up_64(window, &walk.magnitudes), lanes.splat_i(0xff));
+        let (before, window) = viterbi.backtrace(lanes, state, lanes.codes_8(came));
+        let level = lanes.and_i(lanes.look_up_64(window, &viterbi.magnitudes), lanes.splat_i(0xff));
         squares = lanes.dot_pairs(squares, level, level);
         let found = lanes.low_bytes(lanes.and_i(state, lanes.splat_i((1 << BITS) - 1)));
         for (codes, &code) in codes.iter_mut().zip(found.as_flattened()) {

@@ -35,7 +35,7 @@ pub(super) const QUERY_GROUP: usize = 96;
 
 /// Minimum queries of a pass over the KV cache: below it, passes are not divided further for more
 /// jobs, since jobs with several KV splits hold the outputs of all their queries for every split.
-const MIN_WALK: usize = 48;
+const MIN_QUERIES_PER_JOB: usize = 48;
 
 /// Tokens of a KV split.
 const SPLIT_TOKENS: usize = 1024;
@@ -90,7 +90,7 @@ pub(super) struct AttendArgs<'a, B: MatrixPath> {
     pub(super) q: &'a [f32],
     /// `[n_heads]`
     pub(super) sinks: Option<&'a [f32]>,
-    pub(super) band: Option<&'a CpuPage>,
+    pub(super) step_tiles: Option<&'a CpuPage>,
 }
 
 /// See [`super::attend`], which has checked the shapes.
@@ -164,20 +164,23 @@ impl<'a, B: MatrixPath> AttendArgs<'a, B> {
     /// first, so that the threads finish together.
     fn cut(&self, n_threads: usize, jobs: &mut Vec<WorkItem>) {
         jobs.clear();
-        let n_jobs = |walk: usize| {
-            let blocks = self.parts.iter().map(|part| (part.rows.n * self.group()).div_ceil(walk));
+        let n_jobs = |queries_per_job: usize| {
+            let blocks = self.parts.iter().map(|part| (part.rows.n * self.group()).div_ceil(queries_per_job));
             blocks.sum::<usize>() * self.p.n_kv_heads
         };
-        let mut walk = B::QUERIES;
-        while n_threads > 1 && walk > MIN_WALK && n_jobs(walk) < JOBS_PER_THREAD * n_threads {
-            walk = (walk / 2).max(MIN_WALK);
+        let mut queries_per_job = B::QUERIES;
+        while n_threads > 1
+            && queries_per_job > MIN_QUERIES_PER_JOB
+            && n_jobs(queries_per_job) < JOBS_PER_THREAD * n_threads
+        {
+            queries_per_job = (queries_per_job / 2).max(MIN_QUERIES_PER_JOB);
         }
         let mut first_share = 0;
         for (index, part) in self.parts.iter().enumerate() {
             let n_queries = part.rows.n * self.group();
-            for block in (0..n_queries.div_ceil(walk)).rev() {
+            for block in (0..n_queries.div_ceil(queries_per_job)).rev() {
                 for head in 0..self.p.n_kv_heads {
-                    let queries = walk * block..n_queries.min(walk * (block + 1));
+                    let queries = queries_per_job * block..n_queries.min(queries_per_job * (block + 1));
                     let mut job = WorkItem { part: index, head, queries, shares: 0..0 };
                     job.shares = first_share..first_share + self.task(&job).n_splits();
                     first_share = job.shares.end;
@@ -200,8 +203,8 @@ impl<'a, B: MatrixPath> AttendArgs<'a, B> {
             job,
             main: oldest..window(positions.end - 1).min(positions.end),
             window: window(positions.start).max(oldest)..positions.end,
-            keys: View::new(part, &part.layer.k[job.head], self.band),
-            values: View::new(part, part.layer.values(job.head), self.band),
+            keys: View::new(part, &part.layer.k[job.head], self.step_tiles),
+            values: View::new(part, part.layer.values(job.head), self.step_tiles),
             balance: HeadScales::of(part, job.head),
         }
     }

@@ -16,7 +16,7 @@
 //! bf16 ([`halves`]), except for experts and f32 weights; 2x2 matrix instructions do so for f16 and
 //! bf16 weights.
 //!
-//! Coded panels are multiplied with activations in 8 bits ([`quantise`]), rotated if the weights
+//! Coded panels are multiplied with activations in 8 bits ([`quantize`]), rotated if the weights
 //! are; float panels and file rows with activations in f32.
 
 mod bf16;

@@ -126,10 +126,10 @@ impl Pool {
         n_threads: usize,
         spawn: impl Fn(String, Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>,
     ) -> Result<Self> {
-        let wanted = n_threads.max(1);
+        let n_threads = n_threads.max(1);
         let shared = Arc::new(Shared {
             epoch: AtomicU32::new(0),
-            pending: (1..wanted).step_by(GROUP).map(|_| Counter::default()).collect(),
+            pending: (1..n_threads).step_by(GROUP).map(|_| Counter::default()).collect(),
             sleepers: AtomicUsize::new(0),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -137,14 +137,18 @@ impl Pool {
             lock: Mutex::new(()),
             wake: Condvar::new(),
         });
-        let shares = (0..wanted).map(|_| Share::default()).collect();
+        let shares = (0..n_threads).map(|_| Share::default()).collect();
         let mut pool = Self { shared, workers: Vec::new(), region: Mutex::new(()), shares };
-        for index in 1..wanted {
+        for index in 1..n_threads {
             let shared = Arc::clone(&pool.shared);
             match spawn(format!("kvant-{index}"), Box::new(move || work(&shared, index))) {
                 Ok(worker) => pool.workers.push(worker),
                 Err(error) => {
-                    return Err(BackendError::Threads { wanted, started: index, problem: error.to_string() });
+                    return Err(BackendError::Threads {
+                        requested: n_threads,
+                        started: index,
+                        problem: error.to_string(),
+                    });
                 }
             }
         }
