@@ -129,7 +129,7 @@ pub(crate) fn attend(
     )?;
     macro_rules! run {
         ($lanes:expr, $Path:ty, $proof:expr) => {{
-            let call = split::AttendArgs::<$Path> { beside: $proof, p, parts, q, sinks, step_tiles };
+            let call = split::AttendArgs::<$Path> { proof: $proof, p, parts, q, sinks, step_tiles };
             split::attend($lanes, pool, scratch, stage, &call, out)
         }};
     }

@@ -84,7 +84,7 @@ struct KvSplit {
 /// The arguments of a call, shared by all threads.
 pub(super) struct AttendArgs<'a, B: MatrixPath> {
     /// The matrix path for the codes of many queries, if the set has one.
-    pub(super) beside: Option<B::Proof>,
+    pub(super) proof: Option<B::Proof>,
     pub(super) p: &'a AttendParams,
     pub(super) parts: &'a [KvBatchEntry<'a, CpuPage>],
     pub(super) q: &'a [f32],
@@ -358,27 +358,27 @@ impl<B: MatrixPath> Task<'_, B> {
             let tiles = within(tokens.start) / TILE..within(end).div_ceil(TILE);
             Block::new(view, first / TILE, tiles, form)
         };
-        let mut beside = self.call.beside.filter(|_| n >= B::MIN_QUERIES).map(B::new);
+        let mut path = self.call.proof.filter(|_| n >= B::MIN_QUERIES).map(B::new);
         let blocks = tokens.start / BLOCK * BLOCK..tokens.end;
         let both = |first: usize| [block(&self.keys, first), block(&self.values, first)];
         let mut next = both(blocks.start);
         // The first values are not prefetched yet, unless this thread had the previous split.
-        local.prefetcher(lanes, &beside, n, &next[1..]).finish();
+        local.prefetcher(lanes, &path, n, &next[1..]).finish();
         for first in blocks.step_by(BLOCK) {
             let [keys, values] = std::mem::replace(&mut next, both(first + BLOCK));
             self.keys.prefetch_block((first + 2 * BLOCK) / TILE);
-            let mut ahead = local.prefetcher(lanes, &beside, n, &next);
-            if beside.is_some() {
+            let mut prefetcher = local.prefetcher(lanes, &path, n, &next);
+            if path.is_some() {
                 local.unpack(lanes, &keys, &values);
             }
             for some in query_groups(n) {
                 let seen = self.visible_to_any(&some, form);
                 if seen.start < first + BLOCK && seen.end > first {
                     local.select_queries(some);
-                    self.attend_block(lanes, local, share, &mut beside, [&keys, &values], &mut ahead);
+                    self.attend_block(lanes, local, share, &mut path, [&keys, &values], &mut prefetcher);
                 }
             }
-            ahead.finish();
+            prefetcher.finish();
         }
     }
 
@@ -388,12 +388,12 @@ impl<B: MatrixPath> Task<'_, B> {
         lanes: L,
         local: &mut ThreadState,
         share: &mut KvSplit,
-        beside: &mut Option<B>,
+        path: &mut Option<B>,
         [keys, values]: [&Block; 2],
-        ahead: &mut Prefetcher,
+        prefetcher: &mut Prefetcher,
     ) {
         let (some, tiles) = (local.active.clone(), &values.tiles);
-        local.score(lanes, beside, keys, ahead);
+        local.score(lanes, path, keys, prefetcher);
         // Where `q · centre` applies to all scores of a block, adding it to their maximum suffices;
         // with a soft cap it must be added to the scores.
         let (centre, soft_cap) = (keys.centre(), self.call.p.soft_cap);
@@ -416,7 +416,7 @@ impl<B: MatrixPath> Task<'_, B> {
             local.add_centre_dot_to_max();
         }
         share.join(lanes, &some, (&local.max, &local.sum), &mut local.rescale_old, &mut local.rescale_new);
-        local.accumulate_values(lanes, beside, values, ahead, share.out(&some));
+        local.accumulate_values(lanes, path, values, prefetcher, share.out(&some));
         if let Some(centre) = centre.filter(|_| self.part.layer.is_shared_kv()) {
             let tiles = centre.first.max(keys.tiles.start)..keys.tiles.end;
             local.accumulate_centre(lanes, centre.bytes, tiles, share.out(&some));
