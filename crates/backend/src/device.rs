@@ -427,9 +427,10 @@ pub trait Backend: Send + Sync + Sized + 'static {
     /// `out` `[rows, n_heads * v_head_dim]`.
     ///
     /// Which tokens a row reads in f16 and which as codes depends on its position alone (see
-    /// [`KvTensorSpec::f16_window_start`](crate::KvTensorSpec::f16_window_start)); `step_tiles` is the
-    /// output of the append. Queries are rotated once when K is rotated, the output is un-rotated
-    /// once when V is. Reads the tiles in place; never writes a dequantized copy of the cache.
+    /// [`KvTensorSpec::f16_window_start`](crate::KvTensorSpec::f16_window_start)); `step_tiles` is
+    /// the output of the append. Queries are rotated once when K is rotated, the output is
+    /// un-rotated once when V is. Reads the tiles in place; never writes a dequantized copy of the
+    /// cache.
     ///
     /// With `sinks` `[n_heads]`, the softmax of a head has one more score, its sink, without a
     /// value: weights add up to less than one (gpt-oss; arXiv 2309.17453 gives the reason). A sink

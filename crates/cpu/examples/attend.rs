@@ -162,8 +162,8 @@ fn best_pass(
     };
     let rows = TokenSpan { first: 0, n: rows, start: tokens - rows, coded: 0 };
     let mut best = f64::INFINITY;
-    let began = Instant::now();
-    while best.is_infinite() || began.elapsed().as_secs_f64() < 3.0 {
+    let start = Instant::now();
+    while best.is_infinite() || start.elapsed().as_secs_f64() < 3.0 {
         let pass_start = Instant::now();
         for (layer, memory) in layers.iter_mut() {
             let part = KvBatchEntry { rows, layer, memory, band: 0, channel_scales: None };

@@ -449,8 +449,8 @@ mod tests {
                 assert_eq!(error.to_string(), format!("{name}: expected 0 to {MAX_TOKENS}, got {n}"));
             }
         }
-        let most = format!("sink:{MAX_TOKENS},recent:{MAX_TOKENS}");
-        let p = plan(&llama(), DType::Turbo3, DType::Turbo3, &most);
+        let policy = format!("sink:{MAX_TOKENS},recent:{MAX_TOKENS}");
+        let p = plan(&llama(), DType::Turbo3, DType::Turbo3, &policy);
         // Keys and values of four heads of 64 in four layers, in f16.
         assert!(p.n_bytes(&llama(), 1) >= 2 * MAX_TOKENS * (2 * 4 * 64 * 4) * 2);
         let p = plan(&llama(), DType::F16, DType::F16, &format!("boundary:{0},{0}", usize::MAX));

@@ -73,7 +73,7 @@ impl Softmax<'_> {
         for (scores, (max, sum)) in sixteens.iter_mut().zip(results) {
             let mut lane = [lanes.splat(f32::NEG_INFINITY); 16];
             for (lane, scores) in lane.iter_mut().zip(&*scores) {
-                *lane = most(lanes, &scores.0[tiles.clone()]);
+                *lane = max_of(lanes, &scores.0[tiles.clone()]);
             }
             lanes.store(lanes.largest_of_each(lane), max);
             for ((lane, scores), &max) in lane.iter_mut().zip(scores).zip(&*max) {
@@ -83,7 +83,7 @@ impl Softmax<'_> {
         }
         // Two loops, so that the latency of one query's maximum does not stall the next query.
         for (scores, max) in rest.iter().zip(&mut *max) {
-            *max = lanes.largest(most(lanes, &scores.0[tiles.clone()]));
+            *max = lanes.largest(max_of(lanes, &scores.0[tiles.clone()]));
         }
         for ((scores, &mut max), sum) in rest.iter_mut().zip(max).zip(sum) {
             *sum = lanes.sum(powers(lanes, &mut scores.0[tiles.clone()], max));
@@ -93,12 +93,12 @@ impl Softmax<'_> {
 
 /// Returns the largest scores of a query, lane by lane.
 #[inline(always)]
-fn most<L: Lanes>(lanes: L, scores: &[[f32; 16]]) -> L::Floats {
-    let mut most = lanes.splat(f32::NEG_INFINITY);
+fn max_of<L: Lanes>(lanes: L, scores: &[[f32; 16]]) -> L::Floats {
+    let mut max = lanes.splat(f32::NEG_INFINITY);
     for tile in scores {
-        most = lanes.max(lanes.load(tile), most);
+        max = lanes.max(lanes.load(tile), max);
     }
-    most
+    max
 }
 
 /// Replaces the scores of a query by 2^(score - max); returns their sums, lane by lane.

@@ -47,11 +47,11 @@ const fn whole_tiles<S: KernelSet>() -> usize {
     rows
 }
 
-/// Returns the rows per row block for `rows` rows: at most `most` and the size of a workspace, and
-/// for at least `least` blocks where there are enough tiles.
-pub(super) fn row_block<S: KernelSet>(rows: usize, most: usize, least: usize) -> usize {
+/// Returns the rows per row block for `rows` rows: at most `max_rows` and the size of a workspace,
+/// and for at least `min_blocks` blocks where there are enough tiles.
+pub(super) fn row_block<S: KernelSet>(rows: usize, max_rows: usize, min_blocks: usize) -> usize {
     let whole_tiles = const { whole_tiles::<S>() };
-    let n_blocks = rows.div_ceil(most.clamp(whole_tiles, MAX_ROW_BLOCK)).max(least);
+    let n_blocks = rows.div_ceil(max_rows.clamp(whole_tiles, MAX_ROW_BLOCK)).max(min_blocks);
     rows.div_ceil(n_blocks).next_multiple_of(whole_tiles)
 }
 

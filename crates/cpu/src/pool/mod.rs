@@ -187,18 +187,18 @@ impl Pool {
             drop(shared.lock.lock().unwrap_or_else(PoisonError::into_inner));
             shared.wake.notify_all();
         }
-        let mine = catch_unwind(AssertUnwindSafe(|| job(0)));
+        let own_result = catch_unwind(AssertUnwindSafe(|| job(0)));
         // Every subtraction releases, and the later ones are read-modify-writes, which continue its
         // release sequence: acquiring the final 0 of a group acquires the writes of the whole
         // group.
         for pending in &shared.pending {
             wait(|| pending.0.load(Ordering::Acquire) == 0, None);
         }
-        let theirs = shared.panicked.swap(false, Ordering::Relaxed);
-        if let Err(panic) = mine {
+        let worker_panicked = shared.panicked.swap(false, Ordering::Relaxed);
+        if let Err(panic) = own_result {
             resume_unwind(panic);
         }
-        assert!(!theirs, "a worker thread panicked");
+        assert!(!worker_panicked, "a worker thread panicked");
     }
 
     /// Runs `job(item)` for every item of `0 .. n`. Each thread works through its own share in

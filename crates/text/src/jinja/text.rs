@@ -9,8 +9,8 @@ use super::limits::{Budget, ByteReservation};
 /// Bytes of a text besides its characters: its counters and allocator overhead.
 const OVERHEAD: usize = 96;
 
-/// Text in which every byte is either template text or input text (`is_input`): part of a message, a
-/// tool or any other input. Every operation preserves this, so it holds for the rendered output.
+/// Text in which every byte is either template text or input text (`is_input`): part of a message,
+/// a tool or any other input. Every operation preserves this, so it holds for the rendered output.
 #[derive(Debug, Clone)]
 pub(super) struct Text(Rc<Buf>);
 

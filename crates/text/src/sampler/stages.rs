@@ -176,9 +176,9 @@ fn dry_penalizes_tokens_that_extend_a_repetition() {
     close(lowered(&[1, 1, 1, 1], Dry { base: 1.0, ..DRY }), 0.2);
     close(lowered(&[0, 1], Dry { allowed_length: 0, ..DRY }), 0.2);
     // An unbounded penalty, and a token that is excluded or the only one.
-    let most = Dry { multiplier: f32::MAX, base: f32::MAX, ..DRY };
-    assert_eq!(after(most, &[1, 2, 3, 1, 2]), 0);
-    assert_eq!(likeliest(dry(most), &[f32::NEG_INFINITY, f32::NEG_INFINITY, 1.0], &[2, 2, 2, 2, 2]), 2);
+    let max = Dry { multiplier: f32::MAX, base: f32::MAX, ..DRY };
+    assert_eq!(after(max, &[1, 2, 3, 1, 2]), 0);
+    assert_eq!(likeliest(dry(max), &[f32::NEG_INFINITY, f32::NEG_INFINITY, 1.0], &[2, 2, 2, 2, 2]), 2);
 }
 
 /// a, b, a line break, a line break after an a, half a two-byte character, its other half, "<",

@@ -61,9 +61,9 @@ impl CpuExperts {
         source: WeightSource,
         n_experts: usize,
     ) -> Result<Self, BackendError> {
-        let there = Self::mapped(source, n_experts)?;
-        let laid_out = there.packed(isa, pool, 0..n_experts)?;
-        Ok(laid_out.map_or(there, |matrices| Self { matrices }))
+        let mapped = Self::mapped(source, n_experts)?;
+        let laid_out = mapped.packed(isa, pool, 0..n_experts)?;
+        Ok(laid_out.map_or(mapped, |matrices| Self { matrices }))
     }
 
     /// Takes the weights of `source` and leaves them in the mapped file.

@@ -93,8 +93,8 @@ fn add_weights(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &mu
 /// Does the work of [`weigh`] for a softmax, which is NaN for all experts if a logit is NaN or
 /// infinite.
 fn add_softmax_weights(logits: &[f32], best: &[Candidate], routing: Routing, chosen: &mut Vec<(u32, f32)>) {
-    let most = max_logit(logits);
-    let share = |logit: f32| exp(logit - most);
+    let max = max_logit(logits);
+    let share = |logit: f32| exp(logit - max);
     let total: f32 = match routing.normalizes {
         true => best.iter().map(|best| share(best.logit)).sum(),
         false => logits.iter().map(|&logit| share(logit)).sum(),
