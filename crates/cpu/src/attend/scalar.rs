@@ -113,9 +113,9 @@ impl State {
     /// Rescales all weights to `score`, if that is the new maximum.
     fn raise(&mut self, score: f64) {
         if score > self.max {
-            let shrink = (self.max - score).exp();
-            self.sum *= shrink;
-            self.out.iter_mut().for_each(|o| *o *= shrink);
+            let rescale_old = (self.max - score).exp();
+            self.sum *= rescale_old;
+            self.out.iter_mut().for_each(|o| *o *= rescale_old);
             self.max = score;
         }
     }

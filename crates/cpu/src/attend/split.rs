@@ -227,19 +227,19 @@ impl KvSplit {
     }
 
     /// Merges maxima and sums of some queries, and rescales their outputs to the new maxima. Leaves
-    /// in `shrink` the factors for the outputs that belong to the merged state.
+    /// in `rescale_new` the factors for the outputs that belong to the merged state.
     fn join<L: Lanes>(
         &mut self,
         lanes: L,
         some: &Range<usize>,
         (more_max, more_sum): (&[[f32; 16]], &[[f32; 16]]),
-        keep: &mut [[f32; 16]],
-        shrink: &mut [[f32; 16]],
+        rescale_old: &mut [[f32; 16]],
+        rescale_new: &mut [[f32; 16]],
     ) {
         let (max, sum) = (&mut self.max[vector_range(some)], &mut self.sum[vector_range(some)]);
-        lanes.run(MergeSoftmax { max, sum, more_max, more_sum, keep: &mut *keep, shrink });
+        lanes.run(MergeSoftmax { max, sum, more_max, more_sum, rescale_old: &mut *rescale_old, rescale_new });
         let width = self.width;
-        lanes.run(RescaleOutputs { out: self.out(some), width, keep: keep.as_flattened() });
+        lanes.run(RescaleOutputs { out: self.out(some), width, rescale_old: rescale_old.as_flattened() });
     }
 
     /// Merges a later split of the same queries.
@@ -253,7 +253,7 @@ impl KvSplit {
                 out: self.out(&some),
                 more,
                 width,
-                shrink: local.rescale_new.as_flattened(),
+                rescale_new: local.rescale_new.as_flattened(),
             });
         }
     }
@@ -504,6 +504,6 @@ impl<B: MatrixPath> Task<'_, B> {
 fn with_sink(max: f32, sum: f32, sink: f32) -> f32 {
     let sink = sink * LOG2_E;
     let top = max.max(sink);
-    let shrink = (max - top).exp2();
-    shrink / (sum * shrink + (sink - top).exp2())
+    let rescale = (max - top).exp2();
+    rescale / (sum * rescale + (sink - top).exp2())
 }

@@ -310,8 +310,8 @@ impl ThreadState {
         tiles: Range<usize>,
         out: &mut [Lane],
     ) {
-        let (p, shrink) = (&self.scores, self.rescale_new.as_flattened());
-        lanes.run(AddCentre { centre, p, tiles, shrink, out });
+        let (p, rescale_new) = (&self.scores, self.rescale_new.as_flattened());
+        lanes.run(AddCentre { centre, p, tiles, rescale_new, out });
     }
 
     fn accumulate_floats<L: Lanes>(
@@ -344,7 +344,7 @@ impl ThreadState {
             tiles: run.tiles,
             tile: run.first,
             meaning,
-            shrink: self.rescale_new.as_flattened(),
+            rescale_new: self.rescale_new.as_flattened(),
             rows: &mut self.weights[..planes * self.scores.len()],
             starts: &mut self.starts,
             factors: &mut self.factors,

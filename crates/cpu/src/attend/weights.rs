@@ -65,7 +65,7 @@ pub(super) struct RoundWeights<'a> {
     pub(super) tile: usize,
     pub(super) meaning: CodeMeaning,
     /// Factor on the weights, `[queries]`.
-    pub(super) shrink: &'a [f32],
+    pub(super) rescale_new: &'a [f32],
     /// Byte planes, `[queries][planes]`: high and low bytes, or the weight minus [`below`].
     pub(super) rows: &'a mut [Bytes],
     /// `-bias · Σ integers`, `[queries]`.
@@ -129,7 +129,7 @@ impl RoundWeights<'_> {
             let sums = lanes.sum_i_of_each(sums);
             for m in 0..16 {
                 self.starts[16 * i + m] = sums[m].wrapping_mul(bias);
-                self.factors[16 * i + m] = heaviest[m] * step * self.shrink[16 * i + m];
+                self.factors[16 * i + m] = heaviest[m] * step * self.rescale_new[16 * i + m];
             }
         }
         for (i, p) in (n..).zip(rest) {
@@ -137,7 +137,7 @@ impl RoundWeights<'_> {
             let max = lanes.largest(heaviest(lanes, p, sizes));
             let sum = lanes.sum_i(to_bytes(lanes, p, scales, tile, per_unit(max), &mut rows[i]));
             self.starts[i] = sum.wrapping_mul(bias);
-            self.factors[i] = max * step * self.shrink[i];
+            self.factors[i] = max * step * self.rescale_new[i];
         }
     }
 }
@@ -257,10 +257,20 @@ mod tests {
         let scales: Vec<u8> = [0, 0x3c].repeat(16);
         let (mut rows, mut starts, mut factors) = (vec![Bytes([[0; 4]; 32]); planes], [0], [0.0]);
         let (p, scales, rows_of) = (std::slice::from_ref(p), &scales, &mut rows);
-        let (tiles, tile, stride, shrink) = (BLOCK_TILES, 0, 0, &[1.0]);
+        let (tiles, tile, stride, rescale_new) = (BLOCK_TILES, 0, 0, &[1.0]);
         let (starts, factors) = (&mut starts, &mut factors);
-        let round =
-            RoundWeights { p, scales, stride, tiles, tile, meaning, shrink, rows: rows_of, starts, factors };
+        let round = RoundWeights {
+            p,
+            scales,
+            stride,
+            tiles,
+            tile,
+            meaning,
+            rescale_new,
+            rows: rows_of,
+            starts,
+            factors,
+        };
         run_on(isa, round)?;
         let bytes =
             |row: &Bytes| row.0.as_flattened().iter().map(|&byte| i32::from(byte)).collect::<Vec<_>>();
