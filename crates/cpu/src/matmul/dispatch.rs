@@ -481,7 +481,7 @@ mod tests {
     use super::*;
     use crate::CpuDevice;
 
-    /// The slice that it has packed: see [`Cut`].
+    /// The slice that it has packed: see [`Partition`].
     #[test]
     fn a_thread_has_its_slice_of_every_product_of_a_region() {
         let device = CpuDevice::new(Isa::Scalar, 1).unwrap();

@@ -4,7 +4,7 @@
 //! | rows | weights | path |
 //! |---|---|---|
 //! | any | as in the file | [`rows`]: the reference, which the scalar kernel set runs |
-//! | 1 to 8 | panels | [`skinny`]: GEMV, every panel is read once and multiplied with all rows |
+//! | 1 to 8 | panels | [`gemv`]: GEMV, every panel is read once and multiplied with all rows |
 //! | more | panels | [`gemm`]: panels are unpacked in chunks and multiplied with blocks of rows |
 //!
 //! For coded weights, a matrix unit ([`crate::matrix_unit`]) or 2x2 matrix instructions
